@@ -1,0 +1,293 @@
+"""Claims: what the sources say, what we measured, and the verdict between them.
+
+One ledger per notebook, ``NN_chapter.yml``, written before the measurement. Each claim has
+
+- ``id``: ``NN.some_name``; ``statement`` in our words; ``source``: where the source says it
+  (citation keys as in the bibliography); ``cell``: the name of the notebook cell that checks it;
+- ``published``: the source's value, if it gives one; ``measure``: what we measure, with its unit;
+- ``range``: the values the measure can take, if bounded;
+- ``sigmas``: how many spreads on either side of the value must also meet the criterion;
+- ``tiers``: for each tier the claim applies to, an ordered map from verdict to criterion. The
+  first criterion that holds decides; if none does, the verdict is ``not reproduced``;
+- ``tolerance``: where the bounds come from.
+
+A criterion is ``"> a"``, ``">= a"``, ``"< a"``, ``"<= a"`` or ``"a .. b"`` (both ends included).
+A claim whose criteria cannot fail is refused. ``check`` writes the result with its provenance
+as JSON and prints one stable line.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import IclError, unknown
+from ..files import read_json, write_json
+
+ROOT = Path(__file__).parent
+VERDICTS = ("reproduced", "partly", "corrected", "not reproduced", "not run")
+DECIDABLE = ("reproduced", "partly", "corrected")
+VERSIONED = ("iclutils", "torch", "transformers", "transformer-lens", "numpy")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One line of the ledger."""
+
+    id: str
+    statement: str
+    source: str
+    measure: str
+    cell: str
+    tiers: dict[str, dict[str, str]]
+    tolerance: str
+    published: float | str | None = None
+    range: tuple[float, float] = (-math.inf, math.inf)
+    sigmas: float = 0.0
+
+    @property
+    def chapter(self) -> str:
+        """Number of the chapter, the part of the id before the dot."""
+        return self.id.split(".")[0]
+
+    def verdict(self, tier: str, value: float, spread: float = 0.0) -> str:
+        """Verdict on a measured value.
+
+        Raises:
+            IclError: if the claim says nothing about the tier, or the value is not a number or
+                outside the claim's range.
+        """
+        if tier not in self.tiers:
+            raise unknown(f"tier of claim {self.id}", tier, self.tiers)
+        if not math.isfinite(value) or not math.isfinite(spread):
+            raise IclError(f"{self.id}: measured {value} ± {spread}, which is not a number.")
+        if not self.range[0] <= value <= self.range[1]:
+            raise IclError(f"{self.id}: measured {value}, outside its range {self.range}.")
+        ends = (value - self.sigmas * spread, value, value + self.sigmas * spread)
+        for verdict, criterion in self.tiers[tier].items():
+            if all(_criterion(criterion)(end) for end in ends):
+                return verdict
+        return "not reproduced"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measurement and its provenance."""
+
+    id: str
+    verdict: str
+    value: float
+    spread: float
+    count: int
+    tier: str
+    model: str
+    seed: int
+    device: str
+    versions: dict[str, str]
+    python: str
+    commit: str
+    date: str
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+def chapters() -> list[str]:
+    """Names of the chapters that have a ledger, such as ``01_gpt2_induction``."""
+    return sorted(path.stem for path in ROOT.glob("*.yml"))
+
+
+@cache
+def ledger(chapter: str | None = None) -> dict[str, Claim]:
+    """Claims by id, of one chapter (name or number) or of all.
+
+    Raises:
+        IclError: if the chapter is unknown or its ledger is malformed.
+    """
+    if chapter is None:
+        return {k: v for name in chapters() for k, v in ledger(name).items()}
+    names = [name for name in chapters() if chapter in (name, name.split("_")[0])]
+    if not names:
+        raise unknown("chapter", chapter, chapters())
+    return read_ledger(ROOT / f"{names[0]}.yml")
+
+
+def read_ledger(path: Path) -> dict[str, Claim]:
+    """Read and check one ledger file.
+
+    Raises:
+        IclError: if an entry lacks a field, has an unknown one, repeats an id, or cannot fail.
+    """
+    claims: dict[str, Claim] = {}
+    try:
+        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise IclError(f"{path.name} is not valid YAML: {error}") from error
+    for entry in entries:
+        try:
+            if "range" in entry:
+                entry["range"] = tuple(float(x) for x in entry["range"])
+            claim = Claim(**entry)
+        except TypeError as error:
+            raise IclError(f"{path.name}, claim {entry.get('id')!r}: {error}.") from error
+        if claim.id in claims:
+            raise IclError(f"{path.name} has two claims {claim.id!r}.")
+        if claim.chapter != path.stem.split("_")[0]:
+            raise IclError(f"{claim.id!r} does not belong in {path.name}.")
+        _refuse_if_it_cannot_fail(claim)
+        claims[claim.id] = claim
+    return claims
+
+
+def check(
+    claim_id: str,
+    value: float,
+    *,
+    tier: str,
+    model: str,
+    seed: int,
+    device: str = "cpu",
+    spread: float = 0.0,
+    count: int = 1,
+    **detail: Any,
+) -> Result:
+    """Judge a measured value, write the result as JSON, print ``verdict  id``.
+
+    Args:
+        claim_id: id in the ledger.
+        value: the measurement.
+        tier, model, seed, device: where it comes from.
+        spread: standard error or standard deviation over ``count`` repetitions.
+        count: number of repetitions behind value and spread.
+        detail: anything else worth keeping, JSON-serialisable.
+
+    Raises:
+        IclError: if the claim is unknown or does not apply to the tier, or the value is not a
+            number.
+    """
+    known = ledger()
+    if claim_id not in known:
+        raise unknown("claim", claim_id, known)
+    claim = known[claim_id]
+    verdict = claim.verdict(tier, float(value), float(spread))
+    result = Result(
+        id=claim_id,
+        verdict=verdict,
+        value=float(value),
+        spread=float(spread),
+        count=count,
+        tier=tier,
+        model=model,
+        seed=seed,
+        device=device,
+        versions={name: metadata.version(name) for name in VERSIONED},
+        python=platform.python_version(),
+        commit=commit(),
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        detail=detail,
+    )
+    write_json(results_folder() / tier / f"{claim_id}.json", asdict(result))
+    print(f"{verdict:<15} {claim_id}")
+    return result
+
+
+def results_folder() -> Path:
+    """Where results are written: ``$ICLUTILS_RESULTS``, or ``_build/results`` of the checkout,
+    or ``iclutils-results`` in the current folder (an installed package, as on Colab)."""
+    given = os.environ.get("ICLUTILS_RESULTS")
+    if given:
+        return Path(given)
+    checkout = ROOT.parents[1]
+    if (checkout / "_toc.yml").is_file():
+        return checkout / "_build" / "results"
+    return Path.cwd() / "iclutils-results"
+
+
+def result_folders() -> list[Path]:
+    """Folders of results, the committed ones first: those of the checkout, then the latest run's."""
+    return [ROOT.parents[1] / "book" / "results", results_folder()]
+
+
+def read_results(*folders: Path) -> dict[tuple[str, str], Result]:
+    """Results by (tier, claim id); where folders overlap, the later one wins.
+
+    Raises:
+        IclError: if a file is not a result, or names a claim that is not in the ledger.
+    """
+    found: dict[tuple[str, str], Result] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*/*.json")):
+            try:
+                result = Result(**read_json(path))
+            except TypeError as error:
+                raise IclError(f"{path} is not a result ({error}). Delete it.") from error
+            if result.id not in ledger():
+                raise IclError(f"{path}: claim {result.id!r} is no longer in the ledger.")
+            found[result.tier, result.id] = result
+    return found
+
+
+@cache
+def commit() -> str:
+    """Commit of the checkout, with ``+`` if the package differs from it; ``""`` outside one."""
+    git = ["git", "-C", str(ROOT)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        dirty = subprocess.run([*git, "status", "--porcelain", ".."], capture_output=True)
+    except OSError:
+        return ""
+    return head.stdout.strip() + ("+" if dirty.stdout else "") if head.returncode == 0 else ""
+
+
+def _criterion(text: str) -> Callable[[float], bool]:
+    """Compile one criterion."""
+    number = r"(-?\d+(?:\.\d*)?(?:e-?\d+)?)"
+    between = re.fullmatch(rf"{number} \.\. {number}", text.strip())
+    if between:
+        low, high = map(float, between.groups())
+        return lambda x: low <= x <= high
+    compare = re.fullmatch(rf"(<=|>=|<|>) {number}", text.strip())
+    if not compare:
+        raise IclError(
+            f"Criterion {text!r} is not one of '> a', '>= a', '< a', '<= a', 'a .. b'."
+        )
+    bound = float(compare.group(2))
+    return {
+        "<": lambda x: x < bound,
+        "<=": lambda x: x <= bound,
+        ">": lambda x: x > bound,
+        ">=": lambda x: x >= bound,
+    }[compare.group(1)]
+
+
+def _refuse_if_it_cannot_fail(claim: Claim) -> None:
+    """A criterion must be false for some value the measure can take, and true for another."""
+    if not claim.tiers or not claim.tolerance:
+        raise IclError(f"{claim.id}: a claim needs tiers with criteria, and says where they come from.")
+    for tier, criteria in claim.tiers.items():
+        if not criteria:
+            raise IclError(f"{claim.id}, {tier}: no criterion, so the claim cannot fail.")
+        low, high = claim.range
+        probes = [low, high, -1e300, 1e300]
+        for text in criteria.values():
+            for bound in map(float, re.findall(r"-?\d+(?:\.\d*)?(?:e-?\d+)?", text)):
+                step = max(abs(bound), 1.0) * 1e-6
+                probes += [bound, bound - step, bound + step]
+        possible = [p for p in probes if low <= p <= high and math.isfinite(p)]
+        for verdict, text in criteria.items():
+            if verdict not in DECIDABLE:
+                raise unknown(f"verdict in {claim.id}", verdict, DECIDABLE)
+            if not any(map(_criterion(text), possible)):
+                raise IclError(f"{claim.id}, {tier}: {verdict} {text!r} can never hold.")
+        if not any(not any(_criterion(t)(p) for t in criteria.values()) for p in possible):
+            raise IclError(f"{claim.id}, {tier}: some criterion always holds: it cannot fail.")

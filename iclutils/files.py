@@ -1,0 +1,96 @@
+"""Files that are either whole or not there: atomic writes and checksums."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .errors import IclError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path`` and rename it onto ``path`` on success.
+
+    An interruption leaves the old file (or none) and no temporary behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON to ``path`` atomically."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        IclError: if the file is not valid JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise IclError(f"{path} is not valid JSON ({error}). Delete it and run again.") from error
+
+
+def sha256(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_sums(folder: Path) -> None:
+    """Write ``SHA256SUMS`` for every file under ``folder`` (the format ``sha256sum -c`` reads)."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "SHA256SUMS")
+    lines = [f"{sha256(p)}  {p.relative_to(folder).as_posix()}\n" for p in files]
+    write_text(folder / "SHA256SUMS", "".join(lines))
+
+
+def check_sums(folder: Path, names: list[str], cure: str) -> None:
+    """Compare files with the checksums that ``folder/SHA256SUMS`` records.
+
+    Args:
+        folder: the folder that holds ``SHA256SUMS``.
+        names: paths relative to ``folder``, each of which must be listed and match.
+        cure: what the reader should do when one does not; ends the error message.
+
+    Raises:
+        IclError: if a file is missing, not listed, or has changed.
+    """
+    listing = folder / "SHA256SUMS"
+    if not listing.is_file():
+        raise IclError(f"{folder} has no SHA256SUMS. {cure}")
+    sums = {}
+    for line in listing.read_text(encoding="utf-8").splitlines():
+        digest, _, name = line.partition("  ")
+        sums[name] = digest
+    for name in names:
+        path = folder / name
+        if not path.is_file():
+            raise IclError(f"{path} is missing. {cure}")
+        if name not in sums:
+            raise IclError(f"{path} is not listed in {listing}. {cure}")
+        if sha256(path) != sums[name]:
+            raise IclError(f"{path} does not match its recorded SHA-256: it is damaged. {cure}")

@@ -1,0 +1,177 @@
+"""Interventions: change what one component writes, and see what follows.
+
+A component is a set of attention heads (their ``z``, before ``W_O``) or a set of whole MLP
+layers. Its output is replaced at every position by zero, by its mean over the batch and the
+positions, or by what it computes on *other* sequences of the same shape (resample). Zero is off
+the model's usual path and can hurt for that reason alone; resample keeps the statistics and
+removes the content. ``direct_k_input`` patches a single edge: one head's write into another
+head's key input, and nothing else (path patching; Wang et al. 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .errors import IclError, unknown
+from .models import TransformerBridge, cached, check_tokens
+
+Head = tuple[int, int]
+How = Literal["zero", "mean", "resample"]
+Hook = tuple[str, Callable[..., Tensor]]
+Tokens = Int[Tensor, "batch pos"]
+
+
+def z_name(layer: int) -> str:
+    """Hook of the heads' outputs before ``W_O``: (batch, pos, head, d_head)."""
+    return f"blocks.{layer}.attn.hook_z"
+
+
+def mlp_name(layer: int) -> str:
+    """Hook of the MLP layer's output: (batch, pos, d_model)."""
+    return f"blocks.{layer}.hook_mlp_out"
+
+
+def pattern_name(layer: int) -> str:
+    """Hook of the attention patterns: (batch, head, dest, src)."""
+    return f"blocks.{layer}.attn.hook_pattern"
+
+
+def head_ablation(
+    model: TransformerBridge, tokens: Tokens, heads: Iterable[Head], how: How, other: Tokens
+) -> list[Hook]:
+    """Hooks that ablate heads.
+
+    Args:
+        model: the model.
+        tokens: the sequences to be run.
+        heads: (layer, head) pairs.
+        how: ``"zero"``, ``"mean"`` or ``"resample"``.
+        other: sequences of the same shape, the source of resampled activations.
+
+    Raises:
+        IclError: if a head does not exist, ``how`` is unknown or the shapes differ.
+    """
+    chosen: dict[int, list[int]] = {}
+    for layer, head in heads:
+        if not (0 <= layer < model.cfg.n_layers and 0 <= head < model.cfg.n_heads):
+            raise IclError(
+                f"There is no head {layer}.{head}: the model has {model.cfg.n_layers} layers of "
+                f"{model.cfg.n_heads} heads, counted from 0."
+            )
+        chosen.setdefault(layer, []).append(head)
+    values = _replacements(model, tokens, [z_name(layer) for layer in chosen], how, other)
+
+    def hook_for(layer: int) -> Hook:
+        def replace(z: Tensor, hook: object) -> Tensor:
+            z = z.clone()
+            z[:, :, chosen[layer]] = values[z_name(layer)].expand_as(z)[:, :, chosen[layer]]
+            return z
+
+        return z_name(layer), replace
+
+    return [hook_for(layer) for layer in chosen]
+
+
+def mlp_ablation(
+    model: TransformerBridge, tokens: Tokens, layers: Iterable[int], how: How, other: Tokens
+) -> list[Hook]:
+    """Hooks that ablate whole MLP layers at every position; arguments as in ``head_ablation``.
+
+    Raises:
+        IclError: if a layer does not exist, ``how`` is unknown or the shapes differ.
+    """
+    layers = list(layers)
+    for layer in layers:
+        if not 0 <= layer < model.cfg.n_layers:
+            raise IclError(f"There is no layer {layer}: the model has {model.cfg.n_layers}.")
+    values = _replacements(model, tokens, [mlp_name(layer) for layer in layers], how, other)
+
+    def hook_for(layer: int) -> Hook:
+        def replace(out: Tensor, hook: object) -> Tensor:
+            return values[mlp_name(layer)].expand_as(out)
+
+        return mlp_name(layer), replace
+
+    return [hook_for(layer) for layer in layers]
+
+
+def run(
+    model: TransformerBridge, tokens: Tokens, hooks: Sequence[Hook], watch: Sequence[str] = ()
+) -> tuple[Float[Tensor, "batch pos vocab"], dict[str, Tensor]]:
+    """One forward pass under ``hooks``: logits, and the activations named in ``watch``.
+
+    Raises:
+        IclError: if the tokens do not fit the model.
+    """
+    check_tokens(model, tokens)
+    seen: dict[str, Tensor] = {}
+
+    def keep(value: Tensor, hook: object) -> Tensor:
+        seen[hook.name] = value  # type: ignore[attr-defined]
+        return value
+
+    with torch.no_grad():
+        out = model.run_with_hooks(tokens, fwd_hooks=[*hooks, *((name, keep) for name in watch)])
+    return out, seen
+
+
+def direct_k_input(
+    model: TransformerBridge, tokens: Tokens, source: Head, target: Head, other: Tokens
+) -> Float[Tensor, "batch dest src"]:
+    """Attention pattern of ``target`` after patching only ``source`` -> its key input.
+
+    The source head's write is replaced by its write on ``other`` in the copy of the residual
+    stream that the target head's keys read. Queries, values and every other reader keep the
+    clean one, so a change of the pattern is K-composition and nothing else.
+
+    Raises:
+        IclError: if the target is not in a later layer, or the model cannot fork its inputs.
+    """
+    (l1, h1), (l2, h2) = source, target
+    if l2 <= l1:
+        raise IclError(f"No path from {l1}.{h1} to {l2}.{h2}: the target must be in a later layer.")
+    if not hasattr(model, "set_use_split_qkv_input"):
+        raise IclError("This model cannot fork the inputs of queries, keys and values.")
+    name = z_name(l1)
+    _, clean = cached(model, tokens, [name])
+    _, foreign = cached(model, other, [name])
+    change = (foreign[name][:, :, h1] - clean[name][:, :, h1]) @ model.W_O[l1, h1]
+
+    def shift(resid: Tensor, hook: object) -> Tensor:
+        resid = resid.clone()
+        resid[:, :, h2] += change
+        return resid
+
+    before = model.cfg.use_split_qkv_input
+    model.set_use_split_qkv_input(True)
+    try:
+        _, seen = run(
+            model, tokens, [(f"blocks.{l2}.attn.hook_k_input", shift)], [pattern_name(l2)]
+        )
+    finally:
+        model.set_use_split_qkv_input(before)
+    return seen[pattern_name(l2)][:, h2]
+
+
+def _replacements(
+    model: TransformerBridge, tokens: Tokens, names: list[str], how: How, other: Tokens
+) -> dict[str, Tensor]:
+    if how == "zero":
+        return {name: torch.zeros((), device=tokens.device) for name in names}
+    if how == "mean":
+        _, cache = cached(model, tokens, names)
+        return {name: cache[name].mean((0, 1), keepdim=True) for name in names}
+    if how == "resample":
+        if other.shape != tokens.shape:
+            raise IclError(
+                f"Resampling needs sequences of the same shape; got {tuple(other.shape)} "
+                f"for {tuple(tokens.shape)}."
+            )
+        _, cache = cached(model, other, names)
+        return {name: cache[name] for name in names}
+    raise unknown("ablation", how, ["zero", "mean", "resample"])

@@ -1,0 +1,239 @@
+"""Models: one way in, whatever their source.
+
+``load`` gives a TransformerLens ``TransformerBridge`` from the shipped zoo, from a local Hugging
+Face folder, or from the hub at a pinned commit. Every model it returns computes in float32 with
+eager attention, is in evaluation mode with frozen weights, and exposes its attention patterns,
+attention scores and residual stream for reading, editing and gradients under the hook names of
+TransformerLens (``blocks.3.attn.hook_pattern``, ``blocks.3.hook_resid_pre``, ...).
+
+This module is the only one that imports TransformerLens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformer_lens import ActivationCache, FactoredMatrix, head_detector
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+
+from . import zoo
+from .errors import IclError, unknown
+from .files import check_sums, sha256
+
+__all__ = [
+    "HUB",
+    "ActivationCache",
+    "FactoredMatrix",
+    "TransformerBridge",
+    "cached",
+    "check_tokens",
+    "head_detector",
+    "load",
+    "logits",
+]
+
+logging.disable_progress_bar()
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A published model, pinned: repository, 40-hex commit, SHA-256 of the files we read."""
+
+    repo: str
+    revision: str
+    sha256: dict[str, str]
+
+
+HUB = {
+    "gpt2": HubModel(
+        "openai-community/gpt2",
+        "607a30d783dfa663caf39e06633721c8d4cfcd7e",
+        {
+            "config.json": "0daed7749b4f02b8f76240d5444551d7b08712dab4d0adb8239c56ba823bb7b4",
+            "model.safetensors": "248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707",
+            "vocab.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+            "merges.txt": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+        },
+    )
+}
+
+
+def load(
+    name_or_path: str | Path,
+    *,
+    step: int | None = None,
+    revision: str | None = None,
+    device: str | torch.device = "cpu",
+) -> TransformerBridge:
+    """Load a model, ready to be looked into.
+
+    Args:
+        name_or_path: a zoo name (``"induction-0"``), a Hugging Face folder on disk, a name in
+            ``HUB`` (``"gpt2"``), or any ``owner/name`` of the hub together with ``revision``.
+        step: for a zoo model, one of its training checkpoints; the final one if omitted.
+        revision: full 40-hex commit of a hub repository; only for models not in ``HUB``.
+        device: where to put it.
+
+    Raises:
+        IclError: if the model, step or revision is unknown; if a file is missing, damaged or
+            not safetensors; if the hub cannot be reached; if the model hides its attention.
+    """
+    name = str(name_or_path)
+    if name in zoo.names():
+        folder = zoo.folder(name, step)
+    elif step is not None:
+        raise IclError(f"Only zoo models have training steps, and {name!r} is not one of them.")
+    elif Path(name).is_dir():
+        folder = Path(name)
+        if (folder / "SHA256SUMS").is_file():
+            listed = [p.name for p in folder.glob("*.safetensors")] + ["config.json"]
+            check_sums(folder, listed, "Copy the folder again.")
+    else:
+        folder = _fetch(name, revision)
+    bridge = _boot(folder, name, device)
+    bridge.eval().requires_grad_(False)
+    if "blocks.0.attn.hook_pattern" not in _hooks_that_fire(bridge):
+        raise IclError(
+            f"{name!r} does not expose attention patterns, so this package cannot look into it. "
+            "Use a decoder model with softmax attention, such as GPT-2."
+        )
+    return bridge
+
+
+def check_tokens(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> None:
+    """Refuse token ids the model cannot read.
+
+    Raises:
+        IclError: if the sequence is longer than the context or an id is outside the vocabulary.
+    """
+    length, limit = tokens.shape[1], model.cfg.n_ctx
+    if length > limit:
+        raise IclError(
+            f"The sequence has {length} tokens and the model reads at most {limit}: "
+            "use shorter segments or a model with a longer context."
+        )
+    if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < model.cfg.d_vocab:
+        raise IclError(
+            f"Token ids must lie in 0..{model.cfg.d_vocab - 1}; got "
+            f"{int(tokens.min())}..{int(tokens.max())}. Was another model's tokenizer used?"
+        )
+
+
+def logits(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch pos vocab"]:
+    """Next-token logits, without gradients.
+
+    Raises:
+        IclError: if the tokens do not fit the model.
+    """
+    check_tokens(model, tokens)
+    with torch.no_grad():
+        return model(tokens)
+
+
+def cached(
+    model: TransformerBridge,
+    tokens: Int[Tensor, "batch pos"],
+    names: Callable[[str], bool] | Iterable[str],
+) -> tuple[Float[Tensor, "batch pos vocab"], ActivationCache]:
+    """Logits and the named activations of one forward pass, without gradients.
+
+    Raises:
+        IclError: if the tokens do not fit the model.
+    """
+    check_tokens(model, tokens)
+    wanted = names if callable(names) else set(names).__contains__
+    with torch.no_grad():
+        return model.run_with_cache(tokens, names_filter=wanted)
+
+
+def _fetch(name: str, revision: str | None) -> Path:
+    """Download (or find in the cache) one pinned hub repository and verify it."""
+    known = HUB.get(name)
+    if known is None and "/" not in name:
+        raise unknown("model", name, [*zoo.names(), *HUB, "a folder on disk", "owner/name"])
+    if Path(name).suffix or name.startswith((".", "/", "~")):
+        raise IclError(f"There is no folder {name!r}.")
+    if known is None and not re.fullmatch(r"[0-9a-f]{40}", revision or ""):
+        raise IclError(
+            f"Hub models are pinned: load({name!r}, revision=...) needs the full 40-hex commit "
+            f"(it is shown under 'Files and versions' on the model's page); got {revision!r}."
+        )
+    if known is not None and revision not in (None, known.revision):
+        raise IclError(f"{name!r} is pinned to revision {known.revision}; leave revision out.")
+    spec = known or HubModel(name, str(revision), {})
+    patterns = list(spec.sha256) or ["*.json", "*.safetensors", "*.txt", "*.model"]
+    try:
+        folder = Path(
+            snapshot_download(spec.repo, revision=spec.revision, allow_patterns=patterns)
+        )
+    except Exception as error:  # the hub client raises many unrelated types
+        raise IclError(
+            f"Could not fetch {spec.repo} at {spec.revision[:12]} from the hub "
+            f"({type(error).__name__}). Connect to the network and run again, "
+            "or pass a folder that holds the model, or stay with the mini tier."
+        ) from error
+    for file, digest in spec.sha256.items():
+        path = folder / file
+        if not path.is_file() or sha256(path) != digest:
+            raise IclError(
+                f"{path} is missing or does not match its pinned SHA-256. "
+                "Delete that file and run again to download it anew."
+            )
+    return folder
+
+
+def _boot(folder: Path, name: str, device: str | torch.device) -> TransformerBridge:
+    if not (folder / "config.json").is_file():
+        raise IclError(f"{folder} has no config.json: it is not a Hugging Face model folder.")
+    if not any(folder.glob("*.safetensors")):
+        raise IclError(
+            f"{folder} has no .safetensors weights. Pickled weights are not loaded, because "
+            "unpickling runs code: save the model with save_pretrained(..., "
+            "safe_serialization=True)."
+        )
+    try:
+        network = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+        words = any((folder / f).is_file() for f in ("tokenizer.json", "vocab.json"))
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if words else None
+        return TransformerBridge.boot_transformers(
+            str(folder), hf_model=network, tokenizer=tokenizer, device=device
+        )
+    except Exception as error:  # damaged files and unsupported architectures alike
+        first = str(error).strip().split("\n")[0]
+        raise IclError(
+            f"{name!r} could not be loaded: {type(error).__name__}: {first}. If its files are "
+            "whole, its architecture is one that TransformerLens does not support."
+        ) from error
+
+
+def _hooks_that_fire(bridge: TransformerBridge) -> set[str]:
+    """Names of the hooks that a forward pass of two tokens reaches."""
+    tokens = torch.zeros(1, 2, dtype=torch.long, device=bridge.cfg.device)
+    with torch.no_grad():
+        _, cache = bridge.run_with_cache(tokens)
+    return {name for name, value in cache.items() if isinstance(value, Tensor)}
+
+
+def factored_ov(model: TransformerBridge, layer: int, head: int) -> Any:
+    """The head's ``W_E W_V W_O W_U``, kept as two thin factors (Elhage et al. 2021)."""
+    left = model.W_E @ model.W_V[layer, head]
+    right = model.W_O[layer, head] @ model.W_U
+    return FactoredMatrix(left, right)

@@ -1,0 +1,127 @@
+"""The session: what every notebook starts with.
+
+``book = iclutils.begin(tier, model, seed, device)`` checks the parameters, fixes the seeds, says
+what will run where, and gives the notebook its sizes (``book.tier``), its models
+(``book.models``), generators for its random draws (``book.generator``) and its claim check
+(``book.check``).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import claims, models, tiers
+from .errors import IclError, unknown
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run of one notebook."""
+
+    tier: tiers.Tier
+    own_model: str
+    seed: int
+    device: str
+
+    def models(self, chapter: str) -> tuple[str, ...]:
+        """The reader's own model if there is one, else the tier's for that chapter."""
+        return (self.own_model,) if self.own_model else self.tier.models(chapter)
+
+    def generator(self, purpose: str, draw: int = 0) -> torch.Generator:
+        """A random generator (CPU) of its own for each purpose, draw and seed."""
+        mixed = zlib.crc32(f"{purpose}/{draw}/{self.seed}".encode())
+        return torch.Generator().manual_seed(mixed)
+
+    def load(self, name: str, **options: Any) -> models.TransformerBridge:
+        """``models.load`` onto this session's device."""
+        return models.load(name, device=self.device, **options)
+
+    def check(
+        self, claim_id: str, value: float, *, spread: float = 0.0, count: int = 1, **detail: Any
+    ) -> None:
+        """Judge a measured value against its claim; on the reader's own model, only report it.
+
+        Raises:
+            IclError: if the claim is unknown, or the value is not a number.
+        """
+        known = claims.ledger()
+        if claim_id not in known:
+            raise unknown("claim", claim_id, known)
+        claim = known[claim_id]
+        if self.own_model:
+            print(f"{'measured':<15} {claim_id} = {float(value):.4g} ({claim.measure})")
+            return
+        if self.tier.name not in claim.tiers:
+            print(f"{'no claim':<15} {claim_id} at the {self.tier.name} tier")
+            return
+        claims.check(
+            claim_id,
+            value,
+            tier=self.tier.name,
+            model=", ".join(self.tier.models(claim.chapter)),
+            seed=self.seed,
+            device=self.device,
+            spread=spread,
+            count=count,
+            **detail,
+        )
+
+
+def begin(
+    tier: str = "mini", model: str = "", seed: int = 0, device: str = "auto"
+) -> Session:
+    """Start a notebook.
+
+    Args:
+        tier: ``"mini"`` or ``"paper"``.
+        model: a model of the reader's own (a folder, ``"gpt2"``, ``"owner/name"``), or ``""``
+            for those of the tier.
+        seed: seed of every random draw.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+
+    Raises:
+        IclError: if the tier is unknown, the seed is no natural number, or the device is not
+            there.
+    """
+    chosen = tiers.get(tier)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise IclError(f"seed must be a natural number; got {seed!r}.")
+    paper = tiers.TIERS["paper"]
+    if model and model in paper.induction.models:
+        chosen, model = paper, ""
+    where = _device(chosen.device if device == "auto" else device)
+    torch.manual_seed(seed)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    what = model or "the tier's own models"
+    print(f"In-Context Learning, Taken Apart: {chosen.name} tier, {what}, seed {seed}, {where}")
+    return Session(chosen, model, seed, where)
+
+
+def progress() -> bool:
+    """Whether to show progress bars: not where output is compared (``ICLUTILS_PROGRESS=0``)."""
+    return os.environ.get("ICLUTILS_PROGRESS", "1") != "0"
+
+
+def on_colab() -> bool:
+    """Whether this is Google Colab."""
+    return "google.colab" in sys.modules or Path("/content/sample_data").is_dir()
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "mps":
+        raise IclError("Apple's mps gives wrong attention silently; use device='cpu'.")
+    if name not in ("cpu", "cuda"):
+        raise IclError(f"Unknown device {name!r}. Use 'auto', 'cpu' or 'cuda'.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise IclError("device='cuda', but no CUDA GPU is visible. Use device='cpu' or 'auto'.")
+    return name

@@ -1,0 +1,1 @@
+"""Tasks: samplers and prompt builders. They return data (tokens, positions), never measurements."""
