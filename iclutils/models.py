@@ -15,15 +15,17 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from jaxtyping import Float, Int
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from transformer_lens import ActivationCache, FactoredMatrix, head_detector
 from transformer_lens.model_bridge import TransformerBridge
-from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, logging
 
 from . import zoo
 from .errors import IclError, unknown
@@ -73,6 +75,7 @@ def load(
     step: int | None = None,
     revision: str | None = None,
     device: str | torch.device = "cpu",
+    fold: bool = False,
 ) -> TransformerBridge:
     """Load a model, ready to be looked into.
 
@@ -82,6 +85,8 @@ def load(
         step: for a zoo model, one of its training checkpoints; the final one if omitted.
         revision: full 40-hex commit of a hub repository; only for models not in ``HUB``.
         device: where to put it.
+        fold: fold LayerNorm scales into the weights and centre what writes to the residual
+            stream (same predictions, other weights), for lenses that read weights.
 
     Raises:
         IclError: if the model, step or revision is unknown; if a file is missing, damaged or
@@ -106,6 +111,9 @@ def load(
             f"{name!r} does not expose attention patterns, so this package cannot look into it. "
             "Use a decoder model with softmax attention, such as GPT-2."
         )
+    if fold:
+        bridge.enable_compatibility_mode(disable_warnings=True)
+        bridge.requires_grad_(False)
     return bridge
 
 
@@ -174,9 +182,7 @@ def _fetch(name: str, revision: str | None) -> Path:
     spec = known or HubModel(name, str(revision), {})
     patterns = list(spec.sha256) or ["*.json", "*.safetensors", "*.txt", "*.model"]
     try:
-        folder = Path(
-            snapshot_download(spec.repo, revision=spec.revision, allow_patterns=patterns)
-        )
+        folder = Path(snapshot_download(spec.repo, revision=spec.revision, allow_patterns=patterns))
     except Exception as error:  # the hub client raises many unrelated types
         raise IclError(
             f"Could not fetch {spec.repo} at {spec.revision[:12]} from the hub "
@@ -212,7 +218,11 @@ def _boot(folder: Path, name: str, device: str | torch.device) -> TransformerBri
             trust_remote_code=False,
         )
         words = any((folder / f).is_file() for f in ("tokenizer.json", "vocab.json"))
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True) if words else None
+        tokenizer = (
+            AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            if words
+            else _numbers(network.config.vocab_size, network.config.bos_token_id)
+        )
         return TransformerBridge.boot_transformers(
             str(folder), hf_model=network, tokenizer=tokenizer, device=device
         )
@@ -224,16 +234,17 @@ def _boot(folder: Path, name: str, device: str | torch.device) -> TransformerBri
         ) from error
 
 
+def _numbers(size: int, bos: int | None) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model without words: token i is written ``"i"``."""
+    words = Tokenizer(WordLevel({str(i): i for i in range(size)}, unk_token=str(bos or 0)))
+    words.pre_tokenizer = Whitespace()
+    # TransformerLens takes BOS from EOS; a BOS given here it would look for on disk.
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=str(bos or 0))
+
+
 def _hooks_that_fire(bridge: TransformerBridge) -> set[str]:
     """Names of the hooks that a forward pass of two tokens reaches."""
     tokens = torch.zeros(1, 2, dtype=torch.long, device=bridge.cfg.device)
     with torch.no_grad():
         _, cache = bridge.run_with_cache(tokens)
     return {name for name, value in cache.items() if isinstance(value, Tensor)}
-
-
-def factored_ov(model: TransformerBridge, layer: int, head: int) -> Any:
-    """The head's ``W_E W_V W_O W_U``, kept as two thin factors (Elhage et al. 2021)."""
-    left = model.W_E @ model.W_V[layer, head]
-    right = model.W_O[layer, head] @ model.W_U
-    return FactoredMatrix(left, right)

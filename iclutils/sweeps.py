@@ -32,11 +32,11 @@ READOUT_ROWS = 512  # rows of logits held at once: 512 x 50,257 floats are 100 M
 class Rows:
     """The (patch, position) pairs that a layer of patches can change."""
 
-    patch: Int[Tensor, "rows"]
-    position: Int[Tensor, "rows"]
+    patch: Int[Tensor, rows]
+    position: Int[Tensor, rows]
     count: int
 
-    def keep(self, mask: Bool[Tensor, "rows"]) -> Rows:
+    def keep(self, mask: Bool[Tensor, rows]) -> Rows:
         """Only the rows under ``mask``."""
         return Rows(self.patch[mask], self.position[mask], self.count)
 
@@ -85,7 +85,7 @@ def mlp_position_sweep(
 def head_sweep(
     model: TransformerBridge,
     tokens: Int[Tensor, "1 pos"],
-    scored: Int[Tensor, "entry"],
+    scored: Int[Tensor, entry],
     mean: Float[Tensor, "layer head d_head"] | None = None,
 ) -> Float[Tensor, "layer head entry"]:
     """Ablate every head of the model, one at a time: change of log p at ``scored``, in nats.
@@ -130,7 +130,7 @@ class _Clean:
     """What one clean forward pass leaves behind, and whether the engine can reproduce it."""
 
     def __init__(
-        self, model: TransformerBridge, tokens: Int[Tensor, "1 pos"], scored: Int[Tensor, "entry"]
+        self, model: TransformerBridge, tokens: Int[Tensor, "1 pos"], scored: Int[Tensor, entry]
     ) -> None:
         parts = ("hook_resid_mid", "hook_resid_post", "hook_mlp_out", "hook_resid_pre")
         heads = ("attn.hook_z", "attn.hook_q", "attn.hook_k", "attn.hook_v")
@@ -169,7 +169,7 @@ def _resume(
     layer: int,
     rows: Rows,
     resid: Float[Tensor, "rows d_model"],
-    dirty: Bool[Tensor, "rows"],
+    dirty: Bool[Tensor, rows],
 ) -> Float[Tensor, "patch entry"]:
     """Go on from the input of ``layer`` and return log p at the scored entries.
 
@@ -205,7 +205,7 @@ def _patched_keys_values(
     layer: int,
     rows: Rows,
     resid: Float[Tensor, "rows d_model"],
-    dirty: Bool[Tensor, "rows"],
+    dirty: Bool[Tensor, rows],
 ) -> tuple[Tensor, Tensor]:
     """Keys and values of every patch: (patch, pos, head, d_head), clean where nothing changed."""
     width = int(rows.position.max()) + 1

@@ -44,9 +44,7 @@ class Doubled:
         return slice(self.length + 1, 2 * self.length)
 
 
-def doubled(
-    count: int, length: int, vocab: int, bos: int, generator: Generator
-) -> Doubled:
+def doubled(count: int, length: int, vocab: int, bos: int, generator: Generator) -> Doubled:
     """Sample doubled sequences (Olsson et al. 2022; seed note 003).
 
     Args:

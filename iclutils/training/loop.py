@@ -161,7 +161,9 @@ def _checkpoint(network: GPT2LMHeadModel, work: Path, step: int, wanted: tuple[i
     fresh = work / f".step-{step:05d}.tmp"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    half = {n: t.half().contiguous() for n, t in network.state_dict().items() if n != "lm_head.weight"}
+    half = {
+        n: t.half().contiguous() for n, t in network.state_dict().items() if n != "lm_head.weight"
+    }
     save_file(half, fresh / "model.safetensors", metadata={"format": "pt"})
     network.config.to_json_file(fresh / "config.json")
     shutil.rmtree(folder, ignore_errors=True)

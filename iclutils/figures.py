@@ -1,0 +1,180 @@
+"""Figures: they draw arrays and never see a model.
+
+Colours come from the Okabe-Ito palette (safe for colour-blind readers) and from ``viridis`` and
+``RdBu``, which keep their order in grey. The ground is white, so that figures read the same on
+light and dark pages. Alternative text stands beside the cell that draws (its metadata), where
+the book and the tests look for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import torch
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b"
+COLOURS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", "#56B4E9")
+STYLE = {
+    "figure.dpi": 100,
+    "savefig.dpi": 100,
+    "figure.facecolor": "white",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "legend.frameon": False,
+}
+
+
+def canvas(columns: int = 1, width: float = 7.0, height: float = 3.2) -> tuple[Figure, list[Axes]]:
+    """A figure with ``columns`` axes side by side, in the book's style."""
+    plt.rcParams.update(STYLE)
+    figure, axes = plt.subplots(
+        1, columns, figsize=(width, height), layout="constrained", squeeze=False
+    )
+    return figure, list(axes[0])
+
+
+def halves(
+    mean: Float[Tensor, entry], se: Float[Tensor, entry], length: int, uniform: float
+) -> Figure:
+    """Log-probability of the next token by position, the two copies in two colours.
+
+    ``uniform`` is the log-probability of guessing evenly.
+    """
+    figure, (axes,) = canvas()
+    entry = torch.arange(len(mean))
+    spans = {"first copy": slice(0, length), "second copy": slice(length, 2 * length)}
+    for (name, span), colour in zip(spans.items(), (BLUE, ORANGE), strict=True):
+        axes.errorbar(
+            entry[span], mean[span], se[span], fmt="o-", ms=3, lw=1, color=colour, label=name
+        )
+    axes.axhline(uniform, color=GREY, ls="--", lw=1, label="even guess")
+    axes.set(xlabel="prediction entry (about the next token)", ylabel="log p, nats")
+    axes.legend(loc="center left")
+    return figure
+
+
+def head_maps(
+    scores: Mapping[str, Float[Tensor, "layer head"]], low: float = 0.0, high: float = 1.0
+) -> Figure:
+    """One layer x head map per score, on one scale; values are written in when they fit."""
+    figure, axes = canvas(len(scores), width=2.4 * len(scores) + 0.6, height=2.6)
+    for ax, (name, values) in zip(axes, scores.items(), strict=True):
+        image = ax.imshow(values, vmin=low, vmax=high, cmap="viridis", aspect="auto")
+        ax.set(title=name, xlabel="head", xticks=range(values.shape[1]))
+        ax.set_yticks(range(values.shape[0]))
+        if values.numel() <= 16:
+            middle = (low + high) / 2
+            for (row, column), value in _cells(values):
+                ink = "black" if value > middle else "white"
+                ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, size=8)
+    axes[0].set_ylabel("layer")
+    figure.colorbar(image, ax=axes)
+    return figure
+
+
+def patterns(named: Mapping[str, Float[Tensor, "dest src"]]) -> Figure:
+    """Attention patterns side by side: destination down, source across."""
+    figure, axes = canvas(len(named), width=3.4 * len(named), height=3.4)
+    for ax, (name, pattern) in zip(axes, named.items(), strict=True):
+        ax.imshow(pattern, vmin=0, vmax=1, cmap="viridis")
+        ax.set(title=name, xlabel="source position")
+    axes[0].set_ylabel("destination position")
+    return figure
+
+
+def profile(named: Mapping[str, Float[Tensor, distance]], marks: Mapping[str, int]) -> Figure:
+    """Mean attention by distance back, one line per head, with marked distances."""
+    figure, (axes,) = canvas()
+    for (name, values), colour in zip(named.items(), COLOURS, strict=False):
+        axes.plot(values, "o-", ms=3, lw=1, color=colour, label=name)
+    for (name, where), style in zip(marks.items(), ("--", ":"), strict=False):
+        axes.axvline(where, color=GREY, ls=style, lw=1, label=name)
+    axes.set(xlabel="distance back", ylabel="mean attention")
+    axes.legend(loc="upper center")
+    return figure
+
+
+def position_map(values: Float[Tensor, "layer position"], start: int, label: str) -> Figure:
+    """Effect of a patch by layer and position, zero in the middle of the scale."""
+    figure, (axes,) = canvas(height=2.2)
+    reach = float(values.abs().max()) or 1.0
+    image = axes.imshow(
+        values,
+        vmin=-reach,
+        vmax=reach,
+        cmap="RdBu_r",
+        aspect="auto",
+        extent=(start - 0.5, start + values.shape[1] - 0.5, values.shape[0] - 0.5, -0.5),
+    )
+    axes.set(xlabel="patched position", ylabel="layer", yticks=range(values.shape[0]))
+    figure.colorbar(image, label=label)
+    return figure
+
+
+def bars(
+    groups: Mapping[str, Sequence[tuple[float, float]]],
+    labels: Sequence[str],
+    ylabel: str,
+    line: float | None = None,
+) -> Figure:
+    """Grouped bars with error bars: ``groups`` maps a series to (value, error) per label."""
+    figure, (axes,) = canvas()
+    width = 0.8 / len(groups)
+    where = torch.arange(len(labels), dtype=torch.float)
+    for i, (name, pairs) in enumerate(groups.items()):
+        values, errors = zip(*pairs, strict=True)
+        shift = (i - (len(groups) - 1) / 2) * width
+        axes.bar(where + shift, values, width, yerr=errors, color=COLOURS[i], label=name, capsize=2)
+    if line is not None:
+        axes.axhline(line, color=GREY, ls="--", lw=1)
+    axes.axhline(0, color="black", lw=0.5)
+    axes.set(ylabel=ylabel, xticks=where, xticklabels=labels)
+    if len(groups) > 1:
+        axes.legend()
+    return figure
+
+
+def curves(
+    panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]],
+    xlabel: str,
+    log_x: bool = False,
+    marks: Sequence[float] = (),
+) -> Figure:
+    """One panel per quantity, one line per series: (x, y)."""
+    figure, axes = canvas(len(panels), width=3.2 * len(panels), height=2.8)
+    for ax, (title, lines) in zip(axes, panels.items(), strict=True):
+        for (name, (x, y)), colour in zip(lines.items(), COLOURS, strict=False):
+            ax.plot(x, y, "o-", ms=3, lw=1, color=colour, label=name)
+        for mark in marks:
+            ax.axvline(mark, color=GREY, ls=":", lw=1)
+        if log_x:
+            ax.set_xscale("symlog", linthresh=100)
+        ax.set(title=title, xlabel=xlabel)
+    axes[0].legend()
+    return figure
+
+
+def null_histogram(
+    null: Mapping[str, Sequence[float]], found: Mapping[str, float], xlabel: str
+) -> Figure:
+    """Histograms of null distributions and vertical lines for what was found."""
+    figure, (axes,) = canvas(height=2.6)
+    for (name, values), colour in zip(null.items(), (GREY, "#b0b0b0"), strict=False):
+        axes.hist(values, bins=24, color=colour, alpha=0.7, label=name)
+    for (name, value), colour in zip(found.items(), COLOURS, strict=False):
+        axes.axvline(value, color=colour, lw=2, label=name)
+    axes.set(xlabel=xlabel, ylabel="head pairs")
+    axes.legend()
+    return figure
+
+
+def _cells(values: Tensor) -> list[tuple[tuple[int, int], float]]:
+    rows, columns = values.shape
+    return [((r, c), float(values[r, c])) for r in range(rows) for c in range(columns)]

@@ -1,0 +1,38 @@
+"""Training: one recipe per zoo model, one small loop for all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import unknown
+from .induction import recipe as induction_recipe
+from .loop import Recipe
+from .loop import train as train_recipe
+
+_RECIPES = {f"induction-{seed}": (induction_recipe, seed) for seed in range(3)}
+
+
+def names() -> list[str]:
+    """Names of the models that can be trained."""
+    return list(_RECIPES)
+
+
+def recipe(name: str) -> Recipe:
+    """The recipe of that name.
+
+    Raises:
+        IclError: if there is none.
+    """
+    if name not in _RECIPES:
+        raise unknown("recipe", name, _RECIPES)
+    build, seed = _RECIPES[name]
+    return build(seed)
+
+
+def train(name: str, work: Path, progress: bool = True) -> Path:
+    """Train, or go on training, the named model in the folder ``work``.
+
+    Raises:
+        IclError: if there is no such recipe, or training fails (see ``loop.train``).
+    """
+    return train_recipe(recipe(name), work, progress)
