@@ -18,7 +18,7 @@ from .files import read_json, write_text
 ADDRESS = ""  # for example "https://github.com/OWNER/REPOSITORY"
 TAG = f"v{metadata.version('iclutils')}"  # the release that Colab installs
 
-_LOCAL = '''\
+_LOCAL = """\
 # Set-up: the same cell in every notebook.
 import importlib.util
 
@@ -27,9 +27,9 @@ if importlib.util.find_spec("iclutils") is None:
 
 import iclutils
 
-book = iclutils.begin(tier=tier, model=model, seed=seed, device=device)'''
+book = iclutils.begin(tier=tier, model=model, seed=seed, device=device)"""
 
-_PUBLIC = '''\
+_PUBLIC = """\
 # Set-up: the same cell in every notebook. On Colab it installs iclutils at a release.
 import importlib.util
 
@@ -38,7 +38,7 @@ if importlib.util.find_spec("iclutils") is None:
 
 import iclutils
 
-book = iclutils.begin(tier=tier, model=model, seed=seed, device=device)'''
+book = iclutils.begin(tier=tier, model=model, seed=seed, device=device)"""
 
 
 def set_up_cell(address: str = ADDRESS) -> str:

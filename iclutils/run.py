@@ -116,9 +116,9 @@ def run_chapter(
     record = place / f"{name}.json"
     wanted = [] if own else [k for k, c in claims.ledger(name).items() if tier in c.tiers]
     missing = [k for k in wanted if not (results / tier / f"{k}.json").is_file()]
-    if not force and not missing and output.is_file() and record.is_file():
-        if read_json(record) == stamp:
-            return Done(name, output, results, fresh=False)
+    whole = output.is_file() and record.is_file() and not missing
+    if whole and not force and read_json(record) == stamp:
+        return Done(name, output, results, fresh=False)
     record.unlink(missing_ok=True)
     partial = place / f"{name}.partial.ipynb"
     partial.parent.mkdir(parents=True, exist_ok=True)

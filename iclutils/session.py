@@ -74,9 +74,7 @@ class Session:
         )
 
 
-def begin(
-    tier: str = "mini", model: str = "", seed: int = 0, device: str = "auto"
-) -> Session:
+def begin(tier: str = "mini", model: str = "", seed: int = 0, device: str = "auto") -> Session:
     """Start a notebook.
 
     Args:

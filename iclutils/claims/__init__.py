@@ -214,7 +214,7 @@ def results_folder() -> Path:
 
 
 def result_folders() -> list[Path]:
-    """Folders of results, the committed ones first: those of the checkout, then the latest run's."""
+    """Folders of results: those committed in the checkout, then those of the latest run."""
     return [ROOT.parents[1] / "book" / "results", results_folder()]
 
 
@@ -258,9 +258,7 @@ def _criterion(text: str) -> Callable[[float], bool]:
         return lambda x: low <= x <= high
     compare = re.fullmatch(rf"(<=|>=|<|>) {number}", text.strip())
     if not compare:
-        raise IclError(
-            f"Criterion {text!r} is not one of '> a', '>= a', '< a', '<= a', 'a .. b'."
-        )
+        raise IclError(f"Criterion {text!r} is not one of '> a', '>= a', '< a', '<= a', 'a .. b'.")
     bound = float(compare.group(2))
     return {
         "<": lambda x: x < bound,
@@ -273,7 +271,7 @@ def _criterion(text: str) -> Callable[[float], bool]:
 def _refuse_if_it_cannot_fail(claim: Claim) -> None:
     """A criterion must be false for some value the measure can take, and true for another."""
     if not claim.tiers or not claim.tolerance:
-        raise IclError(f"{claim.id}: a claim needs tiers with criteria, and says where they come from.")
+        raise IclError(f"{claim.id}: a claim needs criteria for some tier, and a tolerance.")
     for tier, criteria in claim.tiers.items():
         if not criteria:
             raise IclError(f"{claim.id}, {tier}: no criterion, so the claim cannot fail.")
