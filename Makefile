@@ -1,0 +1,78 @@
+# The two main jobs are `make book` and `make test`; `make help` lists the rest.
+# Everything runs in .venv, which is made on first use. Dependencies: pyproject.toml, only there.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+# Any Python from 3.11 on. To choose one: make book PYTHON=/path/to/python
+PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if \
+  $(shell $(p) -c 'import sys; print(int(sys.version_info >= (3, 11)))' 2>/dev/null | grep 1),$(p))))
+
+BIN := .venv/bin
+READY := .venv/.stamp
+# Tests never reach for the hub; what they need is shipped or made on the spot.
+OFFLINE := HF_HUB_OFFLINE=1
+NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/sanitize.cfg notebooks
+CHAPTER ?= all
+TIER ?= mini
+
+.PHONY: help setup book test lint format types unit notebooks accept train run bench zip clean
+
+help:  ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## make .venv and install everything into it
+
+book: $(READY)  ## run what changed, check the claims, build the HTML, print the scorecard
+	@$(BIN)/python -m iclutils book
+
+test: lint types  ## everything: lint, types, unit tests, notebooks, book build, browser
+	@$(OFFLINE) $(BIN)/python -m pytest tests $(NBVAL) $(ARGS)
+
+lint: $(READY)  ## ruff: style and format, nothing is changed
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+format: $(READY)  ## ruff: fix style and format in place
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+types: $(READY)  ## mypy
+	@$(BIN)/mypy
+
+unit: $(READY)  ## unit and property tests alone: make unit ARGS="-k claims"
+	@$(OFFLINE) $(BIN)/python -m pytest -m "not slow and not browser" $(ARGS)
+
+notebooks: $(READY)  ## nbval alone: run the notebooks and compare with what is committed
+	@$(OFFLINE) $(BIN)/python -m pytest $(NBVAL) $(ARGS)
+
+accept: $(READY)  ## make the last mini run the committed one (look at git diff first)
+	@$(BIN)/python -m iclutils accept
+
+train: $(READY)  ## rebuild a zoo model: make train NAME=induction-0 (no NAME: list them)
+	@$(BIN)/python -m iclutils train $(NAME)
+
+run: $(READY)  ## run chapters: make run CHAPTER=01 TIER=paper
+	@$(BIN)/python -m iclutils run $(CHAPTER) --tier $(TIER)
+
+bench: $(READY)  ## speed: each fast path against the plain loop, equal outputs asserted
+	@for program in benchmarks/*.py; do $(OFFLINE) $(BIN)/python $$program || exit 1; done
+
+zip: book  ## pack the built HTML into _build/, to be read offline
+	@$(BIN)/python -c "import shutil; from importlib.metadata import version as v; \
+	print(shutil.make_archive('_build/icl-taken-apart-' + v('iclutils'), 'zip', '_build/html'))"
+
+clean:  ## remove everything built; .venv stays
+	rm -rf _build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The stamp is removed first and written last, so an interrupted installation is started afresh.
+$(READY): pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then \
+	  echo "error: Python 3.11 or newer is needed, and none was found. Install it, or name it:" \
+	    "make $(or $(MAKECMDGOALS),book) PYTHON=/path/to/python" >&2; exit 2; fi
+	@if [ -f $@ ]; then rm $@; else $(PYTHON) -m venv --clear .venv; fi
+	@echo "installing into .venv (some minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[book,dev]"
+	@touch $@
