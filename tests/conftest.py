@@ -1,0 +1,43 @@
+"""Fixtures that several test modules share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub's client
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def shared() -> Path:
+    """Offline stand-ins for the hub, optional: a folder beside the checkout."""
+    folder = ROOT.parent / "shared" / "hub"
+    if not folder.is_dir():
+        pytest.skip("needs the offline stand-ins for the hub in ../shared/hub")
+    return folder
+
+
+@pytest.fixture
+def make_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """``make_ledger("90_demo", text)`` writes a ledger; only such ledgers exist in the test."""
+    from iclutils import claims
+
+    folder = tmp_path / "package" / "claims"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(claims, "ROOT", folder)
+    monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "results"))
+    claims.ledger.cache_clear()
+
+    def make(name: str, text: str) -> Path:
+        path = folder / f"{name}.yml"
+        path.write_text(text, encoding="utf-8")
+        claims.ledger.cache_clear()
+        return path
+
+    yield make
+    claims.ledger.cache_clear()

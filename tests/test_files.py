@@ -1,0 +1,165 @@
+"""Files are whole or not there; checksums notice every kind of damage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from iclutils.errors import IclError, unknown
+from iclutils.files import check_sums, read_json, replacing, sha256, write_json, write_sums
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+CURE = "Copy it again."
+FILES = Path(sys.modules["iclutils.files"].__file__ or "")
+
+
+@given(value=JSON)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_json_round_trip(tmp_path: Path, value: object) -> None:
+    write_json(tmp_path / "value.json", value)
+    assert read_json(tmp_path / "value.json") == value
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), {1, 2}])
+def test_what_json_cannot_hold_leaves_the_old_file(tmp_path: Path, bad: object) -> None:
+    path = tmp_path / "value.json"
+    write_json(path, {"old": 1})
+    with pytest.raises((ValueError, TypeError)):
+        write_json(path, {"new": bad})
+    assert read_json(path) == {"old": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("old")
+
+    def write_half() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("half of the new")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_half()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_file_appears_only_when_complete(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "text.txt"
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert not path.exists()
+        assert temporary.parent == path.parent, "a rename is atomic only within a file system"
+    assert path.read_text() == "new"
+
+
+def test_a_killed_process_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "value.json"
+    write_json(path, {"old": 1})
+    # The module is run by its path: no need to import the whole package in the process.
+    program = f"""
+import os, pathlib, signal, sys, types
+sys.modules["pkg"] = types.ModuleType("pkg"); sys.modules["pkg"].__path__ = [{str(FILES.parent)!r}]
+from pkg.files import replacing
+with replacing(pathlib.Path({str(path)!r})) as temporary:
+    temporary.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert read_json(path) == {"old": 1}
+    write_json(path, {"new": 2})  # what the killed process left behind is not in the way
+    assert read_json(path) == {"new": 2}
+
+
+def test_broken_json_says_which_file_and_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "half.json"
+    path.write_text('{"value": 1')
+    with pytest.raises(IclError, match=r"half\.json is not valid JSON.*Delete it"):
+        read_json(path)
+
+
+def test_sha256_of_a_known_text(tmp_path: Path) -> None:
+    path = tmp_path / "abc"
+    path.write_bytes(b"abc")  # the example of FIPS 180-4
+    assert sha256(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "model"
+    (place / "sub").mkdir(parents=True)
+    (place / "weights").write_bytes(b"\x00\x01")
+    (place / "sub" / "log").write_text("loss 1\n")
+    write_sums(place)
+    return place
+
+
+def test_whole_files_pass(folder: Path) -> None:
+    check_sums(folder, ["weights", "sub/log"], CURE)
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs the program sha256sum")
+def test_sums_are_in_the_format_of_sha256sum(folder: Path) -> None:
+    done = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=folder, capture_output=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "weights").write_bytes(b"\x00\x02"), "does not match"),
+        (lambda f: (f / "weights").unlink(), "is missing"),
+        (lambda f: (f / "SHA256SUMS").write_text(""), "is not listed"),
+        (lambda f: (f / "SHA256SUMS").unlink(), "has no SHA256SUMS"),
+    ],
+)
+def test_damage_is_named_with_its_cure(
+    folder: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(folder)
+    with pytest.raises(IclError, match=f"{message}.*{CURE}"):
+        check_sums(folder, ["weights"], CURE)
+
+
+@given(position=st.integers(0, 199), change=st.integers(1, 255))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+def test_every_changed_byte_is_noticed(tmp_path: Path, position: int, change: int) -> None:
+    content = bytearray(range(200))
+    path = tmp_path / "weights"
+    path.write_bytes(content)
+    write_sums(tmp_path)
+    content[position] ^= change
+    path.write_bytes(content)
+    with pytest.raises(IclError, match="damaged"):
+        check_sums(tmp_path, ["weights"], CURE)
+
+
+def test_unknown_names_the_nearest() -> None:
+    message = str(unknown("tier", "papr", ["mini", "paper"]))
+    assert message == "Unknown tier 'papr'. Did you mean 'paper'? Known: mini, paper."
+    assert str(unknown("tier", "x", [])) == "Unknown tier 'x'. Known: none."
+
+
+def test_json_is_readable_by_others(tmp_path: Path) -> None:
+    write_json(tmp_path / "v.json", {"é": 1.5})
+    assert json.loads((tmp_path / "v.json").read_bytes()) == {"é": 1.5}
+    assert (tmp_path / "v.json").stat().st_mode & 0o044, "others may read it"
