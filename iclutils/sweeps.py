@@ -55,8 +55,8 @@ def mlp_position_sweep(
         length: L.
 
     Returns:
-        For each layer and p = L .. 2L-1, the change of log p at prediction entries
-        L+1 .. 2L-1 (those a repetition announces); a negative number means the patch hurts.
+        For each layer and p = L .. 2L-1, the change of log p at prediction entries L .. 2L-1;
+        a negative number means the patch hurts. Entry L is the one that no repetition announces.
 
     Raises:
         IclError: if ``tokens`` is not one doubled sequence of that length.
@@ -64,11 +64,10 @@ def mlp_position_sweep(
     if tokens.shape != (1, 2 * length + 1):
         raise IclError(f"Need one sequence of {2 * length + 1} tokens; got {tuple(tokens.shape)}.")
     positions = torch.arange(length, 2 * length, device=tokens.device)
-    scored = torch.arange(length + 1, 2 * length, device=tokens.device)
-    clean = _Clean(model, tokens, scored)
+    clean = _Clean(model, tokens, positions)
     if not clean.plain:
-        return _slow_mlp_sweep(model, tokens, positions, scored, length)
-    last = int(scored[-1])
+        return _slow_mlp_sweep(model, tokens, positions, length)
+    last = int(positions[-1])
     reach = torch.arange(last + 1, device=tokens.device)
     patch, position = torch.nonzero(reach[None] >= positions[:, None], as_tuple=True)
     rows = Rows(patch, position, len(positions))
@@ -259,13 +258,13 @@ def _log_prob(model: TransformerBridge, tokens: Tensor, scored: Tensor, hooks: l
 
 
 def _slow_mlp_sweep(
-    model: TransformerBridge, tokens: Tensor, positions: Tensor, scored: Tensor, length: int
+    model: TransformerBridge, tokens: Tensor, positions: Tensor, length: int
 ) -> Tensor:
     """The straightforward loop: one hooked forward pass per layer and position."""
     names = [mlp_name(layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
-    clean = _log_prob(model, tokens, scored, [])
-    out = torch.zeros(model.cfg.n_layers, len(positions), len(scored), device=tokens.device)
+    clean = _log_prob(model, tokens, positions, [])
+    out = torch.zeros(model.cfg.n_layers, len(positions), len(positions), device=tokens.device)
     for layer, name in enumerate(names):
         for i, p in enumerate(positions.tolist()):
 
@@ -274,7 +273,7 @@ def _slow_mlp_sweep(
                 value[:, p] = cache[name][:, p - length]
                 return value
 
-            out[layer, i] = _log_prob(model, tokens, scored, [(name, patch)]) - clean
+            out[layer, i] = _log_prob(model, tokens, positions, [(name, patch)]) - clean
     return out
 
 

@@ -16,7 +16,6 @@ class Induction:
     sequences: int  # doubled sequences behind every mean
     draws: int  # independent batches of sequences, for spreads
     pairs: int  # random head pairs in the null of the QK-matching circuit
-    sweep_length: int  # L of the position sweep
 
 
 @dataclass(frozen=True)
@@ -38,18 +37,17 @@ TIERS = {
         device="cpu",
         induction=Induction(
             models=("induction-0", "induction-1", "induction-2"),
-            length=50,
-            sequences=32,
+            length=30,
+            sequences=64,
             draws=5,
             pairs=100,
-            sweep_length=50,
         ),
     ),
     "paper": Tier(
         name="paper",
         device="auto",
         induction=Induction(
-            models=("gpt2",), length=50, sequences=32, draws=5, pairs=200, sweep_length=50
+            models=("gpt2",), length=50, sequences=32, draws=5, pairs=200
         ),
     ),
 }

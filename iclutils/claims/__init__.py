@@ -33,12 +33,14 @@ from typing import Any
 
 import yaml
 
+from .. import tiers
 from ..errors import IclError, unknown
 from ..files import read_json, write_json
 
 ROOT = Path(__file__).parent
 VERDICTS = ("reproduced", "partly", "corrected", "not reproduced", "not run")
 DECIDABLE = ("reproduced", "partly", "corrected")
+NUMBER = r"-?\d+(?:\.\d*)?(?:e-?\d+)?"
 VERSIONED = ("iclutils", "torch", "transformers", "transformer-lens", "numpy")
 
 
@@ -75,7 +77,9 @@ class Claim:
             raise IclError(f"{self.id}: measured {value} ± {spread}, which is not a number.")
         if not self.range[0] <= value <= self.range[1]:
             raise IclError(f"{self.id}: measured {value}, outside its range {self.range}.")
-        ends = (value - self.sigmas * spread, value, value + self.sigmas * spread)
+        low, high = self.range  # no repetition can lie outside
+        reach = self.sigmas * spread
+        ends = (max(low, value - reach), value, min(high, value + reach))
         for verdict, criterion in self.tiers[tier].items():
             if all(_criterion(criterion)(end) for end in ends):
                 return verdict
@@ -133,18 +137,26 @@ def read_ledger(path: Path) -> dict[str, Claim]:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise IclError(f"{path.name} is not valid YAML: {error}") from error
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise IclError(f"{path.name} is not a list of claims, each a map of fields.")
     for entry in entries:
         try:
             if "range" in entry:
-                entry["range"] = tuple(float(x) for x in entry["range"])
+                low, high = map(float, entry["range"])
+                entry["range"] = (low, high)
+            for name in ("published", "sigmas"):  # YAML reads "2" as an integer
+                if isinstance(entry.get(name), int):
+                    entry[name] = float(entry[name])
             claim = Claim(**entry)
-        except TypeError as error:
+            if claim.id in claims:
+                raise IclError(f"{path.name} has two claims {claim.id!r}.")
+            if claim.chapter != path.stem.split("_")[0]:
+                raise IclError(f"{claim.id!r} does not belong in {path.name}.")
+            _refuse_if_it_cannot_fail(claim)
+        except IclError:
+            raise
+        except (TypeError, ValueError, AttributeError) as error:
             raise IclError(f"{path.name}, claim {entry.get('id')!r}: {error}.") from error
-        if claim.id in claims:
-            raise IclError(f"{path.name} has two claims {claim.id!r}.")
-        if claim.chapter != path.stem.split("_")[0]:
-            raise IclError(f"{claim.id!r} does not belong in {path.name}.")
-        _refuse_if_it_cannot_fail(claim)
         claims[claim.id] = claim
     return claims
 
@@ -232,7 +244,9 @@ def read_results(*folders: Path) -> dict[tuple[str, str], Result]:
             except TypeError as error:
                 raise IclError(f"{path} is not a result ({error}). Delete it.") from error
             if result.id not in ledger():
-                raise IclError(f"{path}: claim {result.id!r} is no longer in the ledger.")
+                raise IclError(
+                    f"{path}: claim {result.id!r} is no longer in the ledger. Delete it."
+                )
             found[result.tier, result.id] = result
     return found
 
@@ -251,12 +265,13 @@ def commit() -> str:
 
 def _criterion(text: str) -> Callable[[float], bool]:
     """Compile one criterion."""
-    number = r"(-?\d+(?:\.\d*)?(?:e-?\d+)?)"
-    between = re.fullmatch(rf"{number} \.\. {number}", text.strip())
+    if not isinstance(text, str):
+        raise IclError(f"Criterion {text!r} is not text: put it in quotation marks.")
+    between = re.fullmatch(rf"({NUMBER}) \.\. ({NUMBER})", text.strip())
     if between:
         low, high = map(float, between.groups())
         return lambda x: low <= x <= high
-    compare = re.fullmatch(rf"(<=|>=|<|>) {number}", text.strip())
+    compare = re.fullmatch(rf"(<=|>=|<|>) ({NUMBER})", text.strip())
     if not compare:
         raise IclError(f"Criterion {text!r} is not one of '> a', '>= a', '< a', '<= a', 'a .. b'.")
     bound = float(compare.group(2))
@@ -269,23 +284,27 @@ def _criterion(text: str) -> Callable[[float], bool]:
 
 
 def _refuse_if_it_cannot_fail(claim: Claim) -> None:
-    """A criterion must be false for some value the measure can take, and true for another."""
+    """Each verdict, ``not reproduced`` too, must be that of some value the measure can take."""
     if not claim.tiers or not claim.tolerance:
         raise IclError(f"{claim.id}: a claim needs criteria for some tier, and a tolerance.")
     for tier, criteria in claim.tiers.items():
+        if tier not in tiers.TIERS:
+            raise unknown(f"tier in {claim.id}", tier, tiers.TIERS)
         if not criteria:
             raise IclError(f"{claim.id}, {tier}: no criterion, so the claim cannot fail.")
         low, high = claim.range
         probes = [low, high, -1e300, 1e300]
-        for text in criteria.values():
-            for bound in map(float, re.findall(r"-?\d+(?:\.\d*)?(?:e-?\d+)?", text)):
-                step = max(abs(bound), 1.0) * 1e-6
-                probes += [bound, bound - step, bound + step]
-        possible = [p for p in probes if low <= p <= high and math.isfinite(p)]
         for verdict, text in criteria.items():
             if verdict not in DECIDABLE:
                 raise unknown(f"verdict in {claim.id}", verdict, DECIDABLE)
-            if not any(map(_criterion(text), possible)):
-                raise IclError(f"{claim.id}, {tier}: {verdict} {text!r} can never hold.")
-        if not any(not any(_criterion(t)(p) for t in criteria.values()) for p in possible):
+            _criterion(text)
+            for bound in map(float, re.findall(NUMBER, text)):
+                step = max(abs(bound), 1.0) * 1e-6
+                probes += [bound, bound - step, bound + step]
+        possible = [p for p in probes if low <= p <= high and math.isfinite(p)]
+        reached = {claim.verdict(tier, p) for p in possible}
+        for verdict, text in criteria.items():
+            if verdict not in reached:
+                raise IclError(f"{claim.id}, {tier}: {verdict} {text!r} can never decide.")
+        if "not reproduced" not in reached:
             raise IclError(f"{claim.id}, {tier}: some criterion always holds: it cannot fail.")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -30,14 +30,14 @@ from ..errors import IclError
 from ..files import replacing, write_sums, write_text
 
 SAVE_EVERY = 500
-Batch = tuple[Int[Tensor, "batch pos"], Float[Tensor, "batch next"]]
+Batch = tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch next"]]
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Everything that decides a model's weights.
 
-    ``batch(step)`` gives token ids and a weight for each next-token prediction;
+    ``batch(step)`` gives token ids and the position each input token is embedded at;
     ``held_out(network)`` gives numbers for the log; ``card`` is the model card's text.
     """
 
@@ -130,10 +130,9 @@ def _step(
 ) -> float:
     for group in optimizer.param_groups:
         group["lr"] = recipe.rate(step)
-    tokens, weights = recipe.batch(step)
-    scores = network(tokens[:, :-1], use_cache=False).logits
-    each = functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-    loss = (each * weights.flatten()).sum() / weights.sum()
+    tokens, positions = recipe.batch(step)
+    scores = network(tokens[:, :-1], position_ids=positions, use_cache=False).logits
+    loss = functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
     if not torch.isfinite(loss):
         raise IclError(f"{recipe.name}: the loss is {loss.item()} at step {step}: lower the rate.")
     optimizer.zero_grad()
