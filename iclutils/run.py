@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import papermill
+from nbclient.exceptions import DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
 from . import claims, tiers
@@ -133,7 +134,12 @@ def run_chapter(
             )
     except PapermillExecutionError as error:
         raise IclError(
-            f"Chapter {name} stopped in cell {error.cell_index}: {error.ename}: {error.evalue}\n"
+            f"Chapter {name} stopped in cell [{error.exec_count}]: {error.ename}: {error.evalue}\n"
+            f"The cells up to there are in {partial}; results already checked are kept."
+        ) from error
+    except DeadKernelError as error:
+        raise IclError(
+            f"Chapter {name} stopped: its kernel died, most likely because memory ran out. "
             f"The cells up to there are in {partial}; results already checked are kept."
         ) from error
     with replacing(output) as temporary:
