@@ -63,8 +63,14 @@ def launch_options(address: str = ADDRESS) -> dict[str, object]:
 
 
 def apply(root: Path, address: str = ADDRESS) -> list[Path]:
-    """Write the address into the files that store it; return those that changed."""
+    """Write the address into the files that store it; return those that changed.
+
+    Raises:
+        IclError: if the address is malformed or ``root`` is no checkout.
+    """
     launch_options(address)
+    if not (root / "CITATION.cff").is_file():
+        raise IclError(f"{root} has no CITATION.cff. Run this at the top of the checkout.")
     wanted = {path: _notebook(path, address) for path in sorted(root.glob("notebooks/*.ipynb"))}
     wanted[root / "CITATION.cff"] = _citation(root / "CITATION.cff", address)
     changed = [path for path, text in wanted.items() if path.read_text(encoding="utf-8") != text]

@@ -1,0 +1,97 @@
+"""The public address is set in one place; what needs it has it, or leaves it out."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from iclutils import address
+from iclutils.errors import IclError
+
+ROOT = Path(__file__).parents[1]
+PUBLIC = "https://example.org/owner/repository"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with a citation and one notebook, as they are without an address."""
+    shutil.copy(ROOT / "CITATION.cff", tmp_path)
+    (tmp_path / "notebooks").mkdir()
+    cells = [
+        {"cell_type": "code", "metadata": {"tags": ["set-up"]}, "source": ["old"], "outputs": [1]},
+        {"cell_type": "code", "metadata": {}, "source": ["1 + 1"], "outputs": []},
+    ]
+    text = json.dumps({"cells": cells, "metadata": {}, "nbformat": 4})
+    (tmp_path / "notebooks" / "90_demo.ipynb").write_text(text)
+    return tmp_path
+
+
+def cells(checkout: Path) -> list[dict]:
+    return json.loads((checkout / "notebooks" / "90_demo.ipynb").read_text())["cells"]
+
+
+def test_what_is_stored_in_files_is_up_to_date(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "CITATION.cff", tmp_path)
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
+    assert address.apply(tmp_path) == [], "run: python -m iclutils address"
+
+
+def test_without_an_address_there_is_nothing_dead(checkout: Path) -> None:
+    address.apply(checkout, "")
+    assert address.launch_options("") == {}
+    assert "repository-code" not in (checkout / "CITATION.cff").read_text()
+    setup = "".join(cells(checkout)[0]["source"])
+    assert setup == address.set_up_cell("")
+    assert "pip install" not in setup
+    assert "http" not in setup
+
+
+def test_an_address_reaches_every_file_once(checkout: Path) -> None:
+    changed = {path.name for path in address.apply(checkout, PUBLIC)}
+    assert changed == {"CITATION.cff", "90_demo.ipynb"}
+    assert address.apply(checkout, PUBLIC) == [], "the second time nothing changes"
+    citation = yaml.safe_load((checkout / "CITATION.cff").read_text())
+    assert citation["repository-code"] == PUBLIC
+    setup = "".join(cells(checkout)[0]["source"])
+    assert f'%pip install -q "iclutils @ git+{PUBLIC}@{address.TAG}"' in setup
+    assert cells(checkout)[1]["source"] == ["1 + 1"]
+    assert cells(checkout)[0]["outputs"] == [1], "only the source of the cell is written"
+    assert address.launch_options(PUBLIC)["repository_url"] == PUBLIC
+
+
+def test_the_way_back(checkout: Path) -> None:
+    address.apply(checkout, "")
+    before = {path: path.read_bytes() for path in checkout.rglob("*") if path.is_file()}
+    address.apply(checkout, PUBLIC)
+    address.apply(checkout, "")
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["example.org/owner/repository", "https://example.org/owner", f"{PUBLIC}/", f"{PUBLIC}.git?x"],
+)
+def test_a_malformed_address_is_refused_and_nothing_is_written(checkout: Path, bad: str) -> None:
+    before = (checkout / "CITATION.cff").read_bytes()
+    with pytest.raises(IclError, match="not of the form https://HOST/OWNER/REPOSITORY"):
+        address.apply(checkout, bad)
+    assert (checkout / "CITATION.cff").read_bytes() == before
+
+
+@pytest.mark.parametrize("where", ["", PUBLIC])
+def test_the_set_up_cell_is_python_and_passes_every_parameter(where: str) -> None:
+    source = re.sub(r"^(\s*)%pip.*$", r"\1pass", address.set_up_cell(where), flags=re.MULTILINE)
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    begin = next(c for c in calls if ast.unparse(c.func) == "iclutils.begin")
+    assert {k.arg for k in begin.keywords} == {"tier", "model", "seed", "device"}
+
+
+def test_the_tag_is_that_of_the_version() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    assert f'version = "{address.TAG.removeprefix("v")}"' in project

@@ -1,0 +1,151 @@
+"""The command line: each mistake is one line on stderr and status 2."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from iclutils import __main__, claims, run, training, zoo
+from iclutils.__main__ import main
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = ["run", "train", "claims", "models", "book", "accept", "address"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here may write into the checkout."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "results"))
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, dict]]:
+    """The runs that the command line asks for, without running them."""
+    calls: list[tuple[str, dict]] = []
+
+    def pretend(chapter: str, given: dict, build: Path, *, force: bool = False) -> run.Done:
+        calls.append((chapter, given | ({"force": True} if force else {})))
+        return run.Done(chapter, tmp_path / "out.ipynb", tmp_path, fresh=not force)
+
+    monkeypatch.setattr(run, "run_chapter", pretend)
+    monkeypatch.setattr(run, "chapters", lambda: ["90_demo", "91_other"])
+    return calls
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"iclutils {command}" in capsys.readouterr().out
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert all(f"\n    {command} " in out for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "99"], "Unknown chapter '99'"),
+        (["run", "01", "-p", "seed"], "-p takes NAME=VALUE; got 'seed'"),
+        (["train", "induction-9"], "Unknown recipe 'induction-9'. Did you mean 'induction-"),
+        (["claims", "99"], "Unknown chapter '99'"),
+        (["book"], "Run this in the checkout"),
+        (["accept"], "Run this in the checkout"),
+        (["address"], "CITATION.cff"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_an_unknown_command_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["runn"])
+    assert stop.value.code == 2
+
+
+def test_options_become_parameters_of_their_type(ran: list) -> None:
+    options = ["--tier", "paper", "--seed", "3", "-p", "weight=0.5", "-p", "name=a b", "--force"]
+    assert main(["run", "90", *options]) == 0
+    expected = {"tier": "paper", "seed": 3, "weight": 0.5, "name": "a b", "force": True}
+    assert ran == [("90", expected)]
+
+
+def test_all_runs_every_chapter_in_order(ran: list, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run"]) == 0
+    assert ran == [("90_demo", {}), ("91_other", {})]
+    assert capsys.readouterr().out.count("ran: ") == 2
+
+
+def test_an_interruption_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "run_chapter", interrupt)
+    assert main(["run", "01"]) == 130
+    assert "run again to continue" in capsys.readouterr().err
+
+
+def test_train_lists_its_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train"]) == 0
+    assert capsys.readouterr().out.split() == training.names()
+
+
+def test_models_lists_the_zoo_and_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    out = capsys.readouterr().out
+    for name in [*zoo.names(), "gpt2"]:
+        assert any(line.split()[0] == name for line in out.splitlines()), name
+
+
+def test_claims_lists_each_claim_at_each_tier(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claims"]) == 0
+    listed = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    expected = [f"{tier:<6} {it.id}" for it in claims.ledger().values() for tier in it.tiers]
+    assert len(listed) == len(expected)
+    for line, wanted in zip(listed, expected, strict=True):
+        assert wanted in line
+        assert line.startswith(claims.VERDICTS)
+
+
+def test_address_writes_the_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(ROOT / "CITATION.cff", tmp_path)
+    with (tmp_path / "CITATION.cff").open("a") as citation:
+        citation.write('repository-code: "https://example.org/stale/one"\n')
+    assert main(["address"]) == 0
+    assert f"updated {tmp_path / 'CITATION.cff'}" in capsys.readouterr().out
+    assert "stale" not in (tmp_path / "CITATION.cff").read_text()
+    assert main(["address"]) == 0
+    assert capsys.readouterr().out == "", "nothing is left to do"
+
+
+@pytest.mark.slow
+def test_the_module_is_the_command_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "iclutils", "run", "99"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: Unknown chapter '99'")
+
+
+def test_the_build_folder_is_ignored_by_git() -> None:
+    assert f"{__main__.BUILD}/" in (ROOT / ".gitignore").read_text().splitlines()
