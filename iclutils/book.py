@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,8 @@ def make(root: Path, build: Path) -> str:
         IclError: if ``root`` is no checkout, a chapter fails, a verdict differs from the
             committed one, or the HTML does not build without a warning.
     """
-    done = [run.run_chapter(name, {}, _checkout(root, build)) for name in run.chapters()]
+    _refuse_elsewhere(root)
+    done = [run.run_chapter(name, {}, build) for name in run.chapters()]
     differences = changed(root / "book/results/mini", build / "results/mini")
     if differences:
         lines = "\n  ".join(differences)
@@ -62,15 +61,15 @@ def accept(root: Path, build: Path) -> list[Path]:
     Raises:
         IclError: if ``root`` is no checkout, or a chapter was edited or never run since.
     """
-    _checkout(root, build)
+    _refuse_elsewhere(root)
     wanted: dict[Path, Any] = {}
     for name in run.chapters():
         path = root / "notebooks" / f"{name}.ipynb"
         wanted[path] = executed(path, build / "run/mini" / path.name)
     folder = root / "book/results/mini"
-    for (tier, name), result in claims.read_results(build / "results").items():
-        if tier == "mini":
-            wanted[folder / f"{name}.json"] = asdict(result)
+    for name, claim in claims.ledger().items():
+        if "mini" in claim.tiers:
+            wanted[folder / f"{name}.json"] = read_json(build / "results/mini" / f"{name}.json")
     updated = [path for path, value in wanted.items() if not _stands(path, value)]
     for path in updated:
         write_json(path, wanted[path])
@@ -192,7 +191,6 @@ def render(source: Path, build: Path) -> Path:
     options = ["build", str(source), "--path-output", str(build), "-n", "-W", "--keep-going", "-q"]
     outcome = subprocess.run(
         [sys.executable, "-c", command, *options],
-        env=os.environ | {"NO_COLOR": "1", "PYTHONPATH": str(run.ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",
@@ -227,8 +225,8 @@ def _stamp(source: Path) -> dict[str, str]:
 
 def _complaint(log: str) -> str:
     """The warnings and errors of a build's log, or its end if it has none."""
-    lines = log.splitlines()
-    return "\n".join([x for x in lines if re.search("WARNING|ERROR|error", x)] or lines[-30:])
+    lines = re.sub(r"\x1b\[[\d;]*m", "", log).splitlines()
+    return "\n".join([x for x in lines if re.search("WARNING:|ERROR:|Error:", x)] or lines[-30:])
 
 
 def _sync(folder: Path, wanted: dict[str, bytes]) -> None:
@@ -257,8 +255,6 @@ def _source(cell: dict[str, Any]) -> tuple[str, str]:
     return cell["cell_type"], "".join(cell["source"])
 
 
-def _checkout(root: Path, build: Path) -> Path:
-    """The build folder, if ``root`` is the checkout that this package runs from."""
+def _refuse_elsewhere(root: Path) -> None:
     if root.resolve() != run.ROOT.resolve() or not (root / "_toc.yml").is_file():
         raise IclError(f"Run this in the checkout that iclutils is installed from: {run.ROOT}")
-    return build

@@ -6,11 +6,11 @@ Data and text only. The book's extension makes a page of it, ``make book`` print
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from . import claims
+from . import claims, tiers
 from .claims import VERDICTS, Claim, Result
 
 MINUS = "\N{MINUS SIGN}"
@@ -45,7 +45,8 @@ def rows(results: Mapping[tuple[str, str], Result], chapter: str | None = None) 
     return [
         Row(claim, tier, results.get((tier, claim.id)))
         for claim in claims.ledger(chapter).values()
-        for tier in claim.tiers
+        for tier in tiers.TIERS
+        if tier in claim.tiers
     ]
 
 
@@ -78,10 +79,11 @@ def published(claim: Claim) -> str:
 
 def counts(table: Iterable[Row]) -> dict[tuple[str, str], Counter[str]]:
     """Number of rows of each verdict, by (chapter, tier)."""
-    found: dict[tuple[str, str], Counter[str]] = {}
+    found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for row in table:
-        found.setdefault((row.claim.chapter, row.tier), Counter())[row.verdict] += 1
-    return found
+        found[row.claim.chapter, row.tier][row.verdict] += 1
+    order = list(tiers.TIERS)
+    return dict(sorted(found.items(), key=lambda item: (item[0][0], order.index(item[0][1]))))
 
 
 def text(table: list[Row]) -> str:

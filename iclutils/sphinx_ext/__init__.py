@@ -55,7 +55,7 @@ def _configure(app: Sphinx, config: Config) -> None:
     theme = dict(config.html_theme_options)
     for name in ("repository_url", "repository_branch", "path_to_docs", "launch_buttons"):
         theme.pop(name, None)  # Jupyter Book's own defaults point at Jupyter Book
-    config.html_theme_options = theme | options
+    config.html_theme_options = theme | {"navbar_persistent": []} | options
     config.mathjax_path = MATHJAX
 
 

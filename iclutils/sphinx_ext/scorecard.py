@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +13,6 @@ from .. import claims, scorecard
 from ..claims import VERDICTS, Claim, Result
 from ..scorecard import Row
 from . import shown
-
-_KEY = re.compile(r"\b[a-z]+(?:19|20)\d\d[a-z]*\b")
 
 
 class Scorecard(SphinxDirective):
@@ -56,7 +53,7 @@ class Scorecard(SphinxDirective):
         for row in rows:
             cells = [self.statement(row, again=row.claim.id == before)]
             cells += [
-                [self.inline(_cite(row.claim.source))],
+                [self.inline(row.claim.source)],
                 [_text(scorecard.published(row.claim))],
             ]
             cells += [[_text(row.value)], self.tier(row), [_badge(row.verdict)]]
@@ -89,11 +86,16 @@ class Scorecard(SphinxDirective):
         stems = [name for name in claims.chapters() if name.split("_")[0] == claim.chapter]
         if f"notebooks/{stems[0]}" not in self.env.found_docs:
             return name
-        reference = addnodes.pending_xref("", name, refdomain="std", reftype="ref")
-        reference.update_basic_atts({"refexplicit": True, "refwarn": True})
-        reference["reftarget"] = f"{claim.chapter}-{claim.cell}"
-        reference["refdoc"] = self.env.docname
-        return reference
+        return addnodes.pending_xref(
+            "",
+            name,
+            refdomain="std",
+            reftype="ref",
+            reftarget=f"{claim.chapter}-{claim.cell}",
+            refdoc=self.env.docname,
+            refexplicit=True,
+            refwarn=True,
+        )
 
     def tier(self, row: Row) -> list[nodes.Node]:
         """The tier, and which run below the number comes from."""
@@ -137,11 +139,6 @@ def _run(result: Result) -> tuple[str, ...]:
         (result.commit[:10] + "+" * result.commit.endswith("+")) or "none",
         f"python {result.python}, {versions}",
     )
-
-
-def _cite(source: str) -> str:
-    """Bibliography keys in the text as citations."""
-    return source if "{cite" in source else _KEY.sub(r"{cite:t}`\g<0>`", source)
 
 
 def _text(text: str) -> nodes.paragraph:
