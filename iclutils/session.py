@@ -44,7 +44,7 @@ class Session:
         return models.load(name, device=self.device, **options)
 
     def check(
-        self, claim_id: str, value: float, *, spread: float = 0.0, count: int = 1, **detail: Any
+        self, claim_id: str, value: float, spread: float = 0.0, *, count: int = 1, **detail: Any
     ) -> None:
         """Judge a measured value against its claim; on the reader's own model, only report it.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
+
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -53,6 +54,9 @@ def mean_se(values: Float[Tensor, sample]) -> tuple[float, float]:
     return values.mean().item(), (values.std() / len(values) ** 0.5).item()
 
 
-def worst(values: list[float], high_is_good: bool = True) -> float:
-    """The least favourable of several seeds."""
-    return float(torch.tensor(values).min() if high_is_good else torch.tensor(values).max())
+def worst(
+    seeds: Mapping[str, tuple[float, float]], high_is_good: bool = True
+) -> tuple[float, float]:
+    """(value, spread) of the least favourable of several seeds."""
+    pick = min if high_is_good else max
+    return pick(seeds.values(), key=lambda pair: pair[0])

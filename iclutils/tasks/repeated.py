@@ -44,7 +44,14 @@ class Doubled:
         return slice(self.length + 1, 2 * self.length)
 
 
-def doubled(count: int, length: int, vocab: int, bos: int, generator: Generator) -> Doubled:
+def doubled(
+    count: int,
+    length: int,
+    vocab: int,
+    bos: int,
+    generator: Generator,
+    distinct: bool = False,
+) -> Doubled:
     """Sample doubled sequences (Olsson et al. 2022; seed note 003).
 
     Args:
@@ -53,13 +60,20 @@ def doubled(count: int, length: int, vocab: int, bos: int, generator: Generator)
         vocab: vocabulary size; tokens are uniform over it, BOS left out.
         bos: id of the first token.
         generator: source of randomness.
+        distinct: draw the tokens of a copy without replacement, so that nothing repeats by chance.
 
     Raises:
-        IclError: if ``length`` is below 2 or ``count`` below 1.
+        IclError: if ``length`` is below 2, ``count`` below 1, or there are too few distinct tokens.
     """
     if length < 2 or count < 1:
         raise IclError(f"Need length >= 2 and count >= 1; got length={length}, count={count}.")
-    copy = _uniform((count, length), vocab, bos, generator)
+    if distinct and length > vocab - 1:
+        raise IclError(f"There are no {length} distinct tokens in a vocabulary of {vocab}.")
+    if distinct:
+        order = torch.rand(count, vocab - 1, generator=generator).argsort(-1)[:, :length]
+        copy = _around(order, bos)
+    else:
+        copy = _uniform((count, length), vocab, bos, generator)
     first = torch.full((count, 1), bos)
     return Doubled(torch.cat([first, copy, copy], 1), length)
 
@@ -87,5 +101,9 @@ def markov_chain(vocab: int, sharpness: float, seed: int) -> Float[Tensor, "voca
 
 def _uniform(shape: tuple[int, int], vocab: int, bos: int, generator: Generator) -> Tensor:
     """Uniform ids over the vocabulary without ``bos``."""
-    drawn = torch.randint(0, vocab - 1, shape, generator=generator)
+    return _around(torch.randint(0, vocab - 1, shape, generator=generator), bos)
+
+
+def _around(drawn: Tensor, bos: int) -> Tensor:
+    """Ids 0 .. vocab-2 moved so that ``bos`` is skipped."""
     return drawn + (drawn >= bos).long()

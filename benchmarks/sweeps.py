@@ -1,0 +1,181 @@
+"""How much faster the sweeps are than the straightforward loop, on a GPT-2-small shape.
+
+Both ways run in one process on the same random weights and tokens; their results must agree to
+1e-5 nats or the benchmark stops. Next to the measured ratio stands the bound: the multiply-adds
+of the loop divided by those that no exact method can avoid. The naive loop is what the seed note
+does, one hooked full forward pass per patch; ``--every`` times only every n-th of its patches
+(interleaved with nothing else) and scales up, while the fast way is always timed whole.
+
+    python benchmarks/sweeps.py                 # a few minutes on 2 cores
+    python benchmarks/sweeps.py --every 10      # quicker, still checks the sampled patches
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch
+from tqdm.auto import tqdm
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from iclutils import sweeps
+from iclutils.interventions import Hook, mlp_name, run, z_name
+from iclutils.lenses.prediction import log_prob
+from iclutils.models import TransformerBridge, cached, load
+from iclutils.tasks.repeated import doubled
+
+LENGTH = 50
+TOLERANCE = 1e-5
+
+
+def model_of_shape() -> TransformerBridge:
+    """GPT-2 small with random weights, through a folder, as a reader's model would come."""
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
+        return load(folder)
+
+
+def loop(
+    model: TransformerBridge, tokens: torch.Tensor, hooks: list[Hook], entries: torch.Tensor
+) -> tuple[list[torch.Tensor], list[float]]:
+    """Log p at ``entries`` and seconds for one hooked full forward pass per hook."""
+    values, seconds = [], []
+    for hook in tqdm(hooks, desc="naive loop"):
+        began = time.perf_counter()
+        scores, _ = run(model, tokens, [hook])
+        values.append(log_prob(scores, tokens)[0, entries])
+        seconds.append(time.perf_counter() - began)
+    return values, seconds
+
+
+def position_hooks(model: TransformerBridge, tokens: torch.Tensor) -> list[Hook]:
+    """The seed note's patch at every layer and position, in the sweep's order."""
+    names = [mlp_name(layer) for layer in range(model.cfg.n_layers)]
+    _, cache = cached(model, tokens, names)
+
+    def patch(name: str, p: int) -> Hook:
+        def replace(value: torch.Tensor, hook: object) -> torch.Tensor:
+            value = value.clone()
+            value[:, p] = cache[name][:, p - LENGTH]
+            return value
+
+        return name, replace
+
+    return [patch(name, p) for name in names for p in range(LENGTH, 2 * LENGTH)]
+
+
+def head_hooks(model: TransformerBridge) -> list[Hook]:
+    """Zero ablation of every head."""
+
+    def drop(layer: int, head: int) -> Hook:
+        def replace(z: torch.Tensor, hook: object) -> torch.Tensor:
+            z = z.clone()
+            z[:, :, head] = 0
+            return z
+
+        return z_name(layer), replace
+
+    heads = range(model.cfg.n_heads)
+    return [drop(layer, head) for layer in range(model.cfg.n_layers) for head in heads]
+
+
+def bound(model: TransformerBridge, sweep: str) -> float:
+    """Multiply-adds of the loop over those that must be redone (matrix products with weights).
+
+    Per position a block costs 4 d^2 + 2 d d_mlp and the unembedding d V. A patch at (layer,
+    position) leaves the later positions of the later layers, and the scored predictions.
+    """
+    cfg = model.cfg
+    size = 2 * LENGTH + 1
+    block = 4 * cfg.d_model**2 + 2 * cfg.d_model * cfg.d_mlp
+    readout = cfg.d_model * cfg.d_vocab
+    patches = cfg.n_layers * (LENGTH if sweep == "positions" else cfg.n_heads)
+    naive = patches * size * (cfg.n_layers * block + readout)
+    needed = 0
+    for layer in range(cfg.n_layers):
+        later = cfg.n_layers - 1 - layer
+        if sweep == "positions":
+            for p in range(LENGTH, 2 * LENGTH):
+                needed += (2 * LENGTH - p) * later * block
+                needed += (2 * LENGTH - p if later else 1) * readout
+        else:
+            mlp = 2 * cfg.d_model * cfg.d_mlp
+            whole, scored = 2 * LENGTH, LENGTH - 1
+            rows = whole if later else scored
+            inner = max(later - 1, 0) * whole * block
+            last = (2 * cfg.d_model**2 * whole + (block - 2 * cfg.d_model**2) * scored) * bool(
+                later
+            )
+            needed += cfg.n_heads * (rows * mlp + inner + last + scored * readout)
+    return naive / needed
+
+
+def compare(
+    name: str,
+    fast: Callable[[], torch.Tensor],
+    model: TransformerBridge,
+    tokens: torch.Tensor,
+    hooks: list[Hook],
+    entries: torch.Tensor,
+    every: int,
+    repeats: int,
+) -> None:
+    """Run both ways, check that they agree, print the ratio and the bound."""
+    fast()  # burn-in
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        changes = fast().flatten(0, 1)
+        seconds.append(time.perf_counter() - began)
+    clean, _ = run(model, tokens, [])
+    base = log_prob(clean, tokens)[0, entries]
+    loop(model, tokens, hooks[:3], entries)  # burn-in
+    values, each = loop(model, tokens, hooks[::every], entries)
+    gap = (torch.stack(values) - base - changes[::every]).abs().max().item()
+    if gap > TOLERANCE:
+        raise SystemExit(f"{name}: the two ways differ by {gap:.1e} nats, more than {TOLERANCE}")
+    naive, quick = statistics.mean(each) * len(hooks), statistics.median(seconds)
+    print(
+        f"{name}: loop {naive:.1f} s ({len(values)} of {len(hooks)} patches timed), "
+        f"sweep {quick:.1f} s (median of {repeats}, {min(seconds):.1f}..{max(seconds):.1f}): "
+        f"{naive / quick:.1f} times faster; bound by multiply-adds {bound(model, name):.1f}; "
+        f"largest difference {gap:.0e} nats"
+    )
+
+
+def main() -> None:
+    """Run both comparisons."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=int, default=1, help="time every n-th patch of the loop")
+    parser.add_argument("--repeats", type=int, default=3, help="repetitions of the fast way")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    model = model_of_shape()
+    task = doubled(1, LENGTH, model.cfg.d_vocab, 50256, torch.Generator().manual_seed(0))
+    note = torch.arange(LENGTH, 2 * LENGTH)
+    clean = torch.arange(LENGTH + 1, 2 * LENGTH)
+    common = {"model": model, "tokens": task.tokens, "every": given.every, "repeats": given.repeats}
+    compare(
+        "positions",
+        lambda: sweeps.mlp_position_sweep(model, task.tokens, LENGTH),
+        hooks=position_hooks(model, task.tokens),
+        entries=note,
+        **common,
+    )
+    compare(
+        "heads",
+        lambda: sweeps.head_sweep(model, task.tokens, clean),
+        hooks=head_hooks(model),
+        entries=clean,
+        **common,
+    )
+
+
+if __name__ == "__main__":
+    main()

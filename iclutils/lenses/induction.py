@@ -1,0 +1,177 @@
+"""The induction circuit: find it, cut it, watch it grow.
+
+An induction head attends from a token to what *followed* its earlier copy. It can only do so if
+something before it has written, at each position, which token came before: a previous-token head
+in an earlier layer, read through the induction head's keys (K-composition; Elhage et al. 2021).
+``find`` picks the pair by its patterns; ``cause`` tests it by cutting; ``emergence`` follows it
+over training checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from ..errors import IclError
+from ..interventions import Head, direct_k_input, head_ablation, pattern_name, run
+from ..models import TransformerBridge
+from ..tasks.repeated import Doubled, doubled, repeated
+from .attention import head_scores, prefix_matching, strongest
+from .prediction import icl_score, log_prob, predict
+
+LABEL = 0.4  # threshold in use for calling a head by a role (ARENA 2023)
+
+
+@dataclass(frozen=True)
+class Circuit:
+    """Heads by role, as (layer, head)."""
+
+    previous: Head
+    induction: Head
+    all_induction: tuple[Head, ...]
+
+    def others(self, model: TransformerBridge) -> list[Head]:
+        """Every head without a role here."""
+        heads = [(la, h) for la in range(model.cfg.n_layers) for h in range(model.cfg.n_heads)]
+        return [h for h in heads if h not in (self.previous, self.induction, *self.all_induction)]
+
+    def below(self, model: TransformerBridge) -> list[Head]:
+        """Heads in layers before the induction head, other than the previous-token head."""
+        heads = [(la, h) for la in range(self.induction[0]) for h in range(model.cfg.n_heads)]
+        return [h for h in heads if h != self.previous]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Prefix matching of the induction head, per sequence, before and after each cut."""
+
+    before: Float[Tensor, batch]
+    without_previous: Float[Tensor, batch]
+    without_path: Float[Tensor, batch]
+    without_other: dict[Head, Float[Tensor, batch]]
+
+
+def sample(
+    model: TransformerBridge,
+    count: int,
+    length: int,
+    generator: Generator,
+    distinct: bool = False,
+) -> Doubled:
+    """Doubled sequences over the model's own vocabulary (see ``tasks.repeated.doubled``).
+
+    Raises:
+        IclError: if the model has no BOS token or the sequences exceed its context.
+    """
+    bos = model.cfg.bos_token_id
+    if bos is None:
+        raise IclError("This model names no BOS token; give doubled() one yourself.")
+    if 2 * length + 1 > model.cfg.n_ctx:
+        raise IclError(
+            f"L = {length} needs {2 * length + 1} positions and the model has "
+            f"{model.cfg.n_ctx}: use L <= {(model.cfg.n_ctx - 1) // 2}."
+        )
+    batch = doubled(count, length, model.cfg.d_vocab, bos, generator, distinct)
+    return Doubled(batch.tokens.to(model.cfg.device), length)
+
+
+def find(model: TransformerBridge, batch: Doubled) -> Circuit:
+    """The strongest induction head, and the strongest previous-token head in a layer below it.
+
+    Raises:
+        IclError: if the model has a single layer, where no such pair can exist.
+    """
+    if model.cfg.n_layers < 2:
+        raise IclError("An induction circuit needs two attention layers; this model has one.")
+    scores = {k: v.mean(0) for k, v in head_scores(model, batch.tokens, batch.length).items()}
+    prefix = scores["prefix"].clone()
+    prefix[0] = 0  # nothing below layer 0 could feed a head there
+    induction = strongest(prefix)
+    heads = torch.nonzero(prefix > LABEL).tolist() or [list(induction)]
+    return Circuit(
+        previous=strongest(scores["previous"][: induction[0]]),
+        induction=induction,
+        all_induction=tuple((la, h) for la, h in heads),
+    )
+
+
+def cause(model: TransformerBridge, batch: Doubled, circuit: Circuit, other: Doubled) -> Cause:
+    """Cut the circuit in three ways and measure the induction head's prefix matching.
+
+    Mean-ablate the previous-token head; patch only its write into the induction head's keys with
+    its write on ``other``; mean-ablate each other head below (the control).
+
+    Raises:
+        IclError: if the two batches differ in shape.
+    """
+    layer, head = circuit.induction
+    watch = [pattern_name(layer)]
+
+    def matching(cut: Sequence[Head]) -> Tensor:
+        hooks = head_ablation(model, batch.tokens, cut, "mean", other.tokens)
+        _, seen = run(model, batch.tokens, hooks, watch)
+        return prefix_matching(seen[watch[0]][:, head], batch.length)
+
+    path = direct_k_input(model, batch.tokens, circuit.previous, circuit.induction, other.tokens)
+    return Cause(
+        before=matching([]),
+        without_previous=matching([circuit.previous]),
+        without_path=prefix_matching(path, batch.length),
+        without_other={h: matching([h]) for h in circuit.below(model)},
+    )
+
+
+def clean_loss(
+    model: TransformerBridge, batch: Doubled, hooks: Sequence[tuple[str, Callable[..., Tensor]]]
+) -> Float[Tensor, batch]:
+    """Loss (nats) on the clean second copy of each sequence, under hooks."""
+    scores, _ = run(model, batch.tokens, hooks)
+    return -log_prob(scores, batch.tokens)[:, batch.clean_half].mean(1)
+
+
+def random_sets(heads: Sequence[Head], size: int, count: int, generator: Generator) -> list:
+    """``count`` random sets of ``size`` heads (all heads where fewer exist)."""
+    size = min(size, len(heads))
+    draws = [torch.randperm(len(heads), generator=generator)[:size] for _ in range(count)]
+    return [[heads[i] for i in draw.tolist()] for draw in draws]
+
+
+def emergence(model: TransformerBridge, batch: Doubled, generator: Generator) -> dict[str, float]:
+    """One checkpoint's state: best scores, loss, accuracy, in-context-learning score.
+
+    The in-context-learning score compares entries 10 and 50 of segments of 15 tokens repeated
+    four times (Olsson et al. 2022 compare tokens 50 and 500 of texts).
+    """
+    scores = {k: v.mean(0) for k, v in head_scores(model, batch.tokens, batch.length).items()}
+    log_probs, right = predict(model, batch.tokens)
+    bos, count = model.cfg.bos_token_id, len(batch.tokens)
+    long = repeated(count, 15, 4, model.cfg.d_vocab, bos, generator).to(batch.tokens.device)
+    icl = icl_score(predict(model, long)[0], early=10, late=50)
+    return {
+        "prefix": scores["prefix"].max().item(),
+        "previous": scores["previous"].max().item(),
+        "loss": -log_probs[:, batch.clean_half].mean().item(),
+        "accuracy": right[:, batch.clean_half].float().mean().item(),
+        "icl": icl.mean().item(),
+    }
+
+
+def width_of_rise(steps: Sequence[int], values: Sequence[float], low: float, high: float) -> float:
+    """Share of training between the first reach of ``low`` and of ``high`` x the final value.
+
+    Crossings are interpolated linearly between checkpoints.
+    """
+    return (_crossing(steps, values, high) - _crossing(steps, values, low)) / steps[-1]
+
+
+def _crossing(steps: Sequence[int], values: Sequence[float], share: float) -> float:
+    goal = share * values[-1]
+    for i in range(1, len(values)):
+        if values[i] >= goal > values[i - 1]:
+            part = (goal - values[i - 1]) / (values[i] - values[i - 1])
+            return steps[i - 1] + part * (steps[i] - steps[i - 1])
+    return float(steps[0])
