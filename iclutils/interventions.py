@@ -24,6 +24,7 @@ Head = tuple[int, int]
 How = Literal["zero", "mean", "resample"]
 Hook = tuple[str, Callable[..., Tensor]]
 Tokens = Int[Tensor, "batch pos"]
+Other = Int[Tensor, "other_batch other_pos"]  # must match; a mismatch is refused with a cure
 
 
 def z_name(layer: int) -> str:
@@ -42,7 +43,7 @@ def pattern_name(layer: int) -> str:
 
 
 def head_ablation(
-    model: TransformerBridge, tokens: Tokens, heads: Iterable[Head], how: How, other: Tokens
+    model: TransformerBridge, tokens: Tokens, heads: Iterable[Head], how: How, other: Other
 ) -> list[Hook]:
     """Hooks that ablate heads.
 
@@ -78,7 +79,7 @@ def head_ablation(
 
 
 def mlp_ablation(
-    model: TransformerBridge, tokens: Tokens, layers: Iterable[int], how: How, other: Tokens
+    model: TransformerBridge, tokens: Tokens, layers: Iterable[int], how: How, other: Other
 ) -> list[Hook]:
     """Hooks that ablate whole MLP layers at every position; arguments as in ``head_ablation``.
 
@@ -111,17 +112,20 @@ def run(
     check_tokens(model, tokens)
     seen: dict[str, Tensor] = {}
 
-    def keep(value: Tensor, hook: object) -> Tensor:
-        seen[hook.name] = value  # type: ignore[attr-defined]
-        return value
+    def keep(name: str) -> Hook:
+        def store(value: Tensor, hook: object) -> Tensor:
+            seen[name] = value  # under the name asked for: hook.name may be another alias
+            return value
+
+        return name, store
 
     with torch.no_grad():
-        out = model.run_with_hooks(tokens, fwd_hooks=[*hooks, *((name, keep) for name in watch)])
+        out = model.run_with_hooks(tokens, fwd_hooks=[*hooks, *map(keep, watch)])
     return out, seen
 
 
 def direct_k_input(
-    model: TransformerBridge, tokens: Tokens, source: Head, target: Head, other: Tokens
+    model: TransformerBridge, tokens: Tokens, source: Head, target: Head, other: Other
 ) -> Float[Tensor, "batch dest src"]:
     """Attention pattern of ``target`` after patching only ``source`` -> its key input.
 
@@ -130,13 +134,15 @@ def direct_k_input(
     clean one, so a change of the pattern is K-composition and nothing else.
 
     Raises:
-        IclError: if the target is not in a later layer, or the model cannot fork its inputs.
+        IclError: if the target is not in a later layer, the shapes differ, or the model cannot
+            fork its inputs.
     """
     (l1, h1), (l2, h2) = source, target
     if l2 <= l1:
         raise IclError(f"No path from {l1}.{h1} to {l2}.{h2}: the target must be in a later layer.")
     if not hasattr(model, "set_use_split_qkv_input"):
         raise IclError("This model cannot fork the inputs of queries, keys and values.")
+    _same_shape(tokens, other)
     name = z_name(l1)
     _, clean = cached(model, tokens, [name])
     _, foreign = cached(model, other, [name])
@@ -159,7 +165,7 @@ def direct_k_input(
 
 
 def _replacements(
-    model: TransformerBridge, tokens: Tokens, names: list[str], how: How, other: Tokens
+    model: TransformerBridge, tokens: Tokens, names: list[str], how: How, other: Other
 ) -> dict[str, Tensor]:
     if how == "zero":
         return {name: torch.zeros((), device=tokens.device) for name in names}
@@ -167,11 +173,15 @@ def _replacements(
         _, cache = cached(model, tokens, names)
         return {name: cache[name].mean((0, 1), keepdim=True) for name in names}
     if how == "resample":
-        if other.shape != tokens.shape:
-            raise IclError(
-                f"Resampling needs sequences of the same shape; got {tuple(other.shape)} "
-                f"for {tuple(tokens.shape)}."
-            )
+        _same_shape(tokens, other)
         _, cache = cached(model, other, names)
         return {name: cache[name] for name in names}
     raise unknown("ablation", how, ["zero", "mean", "resample"])
+
+
+def _same_shape(tokens: Tokens, other: Other) -> None:
+    if other.shape != tokens.shape:
+        raise IclError(
+            f"Resampling needs sequences of the same shape; got {tuple(other.shape)} "
+            f"for {tuple(tokens.shape)}."
+        )

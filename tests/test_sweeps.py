@@ -1,0 +1,120 @@
+"""The fast sweeps against the straightforward loop of hooked forward passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny import BOS, VOCAB, tiny_gpt2
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+from iclutils import IclError, models, sweeps
+from iclutils.interventions import mlp_name, run, z_name
+from iclutils.lenses.prediction import log_prob
+from iclutils.models import TransformerBridge, cached
+from iclutils.tasks.repeated import doubled
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
+    return tiny_gpt2(tmp_path_factory.mktemp("tiny"))
+
+
+def one(length: int, seed: int) -> torch.Tensor:
+    return doubled(1, length, VOCAB, BOS, torch.Generator().manual_seed(seed)).tokens
+
+
+def loop_positions(model: TransformerBridge, tokens: torch.Tensor, length: int) -> torch.Tensor:
+    names = [mlp_name(layer) for layer in range(model.cfg.n_layers)]
+    _, cache = cached(model, tokens, names)
+    clean = log_prob(run(model, tokens, [])[0], tokens)[0]
+    rows = []
+    for name in names:
+        for p in range(length, 2 * length):
+
+            def patch(out: torch.Tensor, hook: object, p: int = p, name: str = name):
+                out = out.clone()
+                out[0, p] = cache[name][0, p - length]
+                return out
+
+            rows.append(log_prob(run(model, tokens, [(name, patch)])[0], tokens)[0] - clean)
+    return torch.stack(rows)[:, length : 2 * length].reshape(len(names), length, length)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(length=st.integers(2, 14), seed=st.integers(0, 3))
+def test_the_position_sweep_equals_the_loop(
+    model: TransformerBridge, length: int, seed: int
+) -> None:
+    tokens = one(length, seed)
+    got = sweeps.mlp_position_sweep(model, tokens, length)
+    expected = loop_positions(model, tokens, length)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
+    assert expected.abs().max() > 1e-2, "the patches have no effect to compare"
+
+
+def test_a_patch_reaches_no_earlier_prediction(model: TransformerBridge) -> None:
+    change = sweeps.mlp_position_sweep(model, one(10, 0), 10)
+    entry, position = torch.arange(10)[None], torch.arange(10)[:, None]
+    assert not change[:, entry.expand(10, 10) < position].any()
+    assert not change[-1][entry != position].any(), "a last-layer patch touches one prediction"
+
+
+@pytest.mark.parametrize("with_mean", [False, True])
+def test_the_head_sweep_equals_the_loop(model: TransformerBridge, with_mean: bool) -> None:
+    tokens, scored = one(12, 1), torch.arange(13, 24)
+    fill = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(0)) if with_mean else None
+    got = sweeps.head_sweep(model, tokens, scored, fill)
+    clean = log_prob(run(model, tokens, [])[0], tokens)[0, scored]
+    for layer in range(3):
+        for head in range(4):
+
+            def drop(z: torch.Tensor, hook: object, layer: int = layer, head: int = head):
+                z = z.clone()
+                z[:, :, head] = 0 if fill is None else fill[layer, head]
+                return z
+
+            after = log_prob(run(model, tokens, [(z_name(layer), drop)])[0], tokens)[0, scored]
+            torch.testing.assert_close(got[layer, head], after - clean, atol=2e-5, rtol=1e-4)
+    assert got.abs().max() > 1e-2
+
+
+def test_gappy_entries_are_scored_too(model: TransformerBridge) -> None:
+    tokens = one(12, 2)
+    whole = sweeps.head_sweep(model, tokens, torch.arange(13, 24))
+    some = sweeps.head_sweep(model, tokens, torch.tensor([14, 15, 20]))
+    torch.testing.assert_close(some, whole[..., [1, 2, 7]], atol=1e-5, rtol=1e-4)
+
+
+def test_other_architectures_take_the_slow_way_and_agree(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=48,
+        use_parallel_residual=False,
+        initializer_range=0.3,
+        bos_token_id=BOS,
+    )
+    GPTNeoXForCausalLM(config).save_pretrained(tmp_path)
+    rotary = models.load(tmp_path)
+    tokens = one(8, 0)
+    assert not sweeps._Clean(rotary, tokens, torch.arange(8, 16)).plain
+    got = sweeps.mlp_position_sweep(rotary, tokens, 8)
+    torch.testing.assert_close(got, loop_positions(rotary, tokens, 8), atol=1e-5, rtol=1e-4)
+    heads = sweeps.head_sweep(rotary, tokens, torch.arange(9, 16))
+    assert heads.shape == (2, 4, 7)
+    assert heads.abs().max() > 1e-3
+
+
+def test_wrong_shapes_are_refused(model: TransformerBridge) -> None:
+    with pytest.raises(IclError, match="Need one sequence of 21 tokens"):
+        sweeps.mlp_position_sweep(model, one(9, 0), 10)
+    with pytest.raises(IclError, match="entries that predict one of its tokens"):
+        sweeps.head_sweep(model, one(9, 0), torch.tensor([18]))

@@ -1,0 +1,127 @@
+"""Weight scores against dense matrices in float64, which the package never forms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import save_gpt2, tiny_gpt2
+from transformers import GPT2LMHeadModel
+
+from iclutils import IclError, models
+from iclutils.lenses import weights
+
+
+def dense(network: GPT2LMHeadModel, layer: int, head: int) -> dict[str, torch.Tensor]:
+    """One head's matrices, straight from the Hugging Face weights, in float64."""
+    block = network.transformer.h[layer].attn
+    width, size = network.config.n_embd, network.config.n_embd // network.config.n_head
+    w = block.c_attn.weight.detach().double()
+    part = slice(head * size, (head + 1) * size)
+    q, k, v = (w[:, i * width : (i + 1) * width][:, part] for i in range(3))
+    return {"Q": q, "K": k, "V": v, "O": block.c_proj.weight.detach().double()[part]}
+
+
+def test_copying_equals_the_eigenvalues_of_the_dense_matrix(tmp_path: Path) -> None:
+    network = save_gpt2(tmp_path)
+    scores = weights.copying_scores(models.load(tmp_path))
+    embedding = network.transformer.wte.weight.detach().double()
+    for layer, head in [(0, 0), (1, 3), (2, 2)]:
+        w = dense(network, layer, head)
+        values = torch.linalg.eigvals(embedding @ w["V"] @ w["O"] @ embedding.T)
+        expected = values.sum().real / values.abs().sum()
+        assert scores[layer, head].item() == pytest.approx(expected.item(), abs=1e-3)
+
+
+def test_a_head_that_copies_scores_one_and_its_opposite_minus_one(tmp_path: Path) -> None:
+    network = save_gpt2(tmp_path)
+    attention = network.transformer.h[1].attn
+    with torch.no_grad():
+        attention.c_proj.weight[:8] = attention.c_attn.weight[:, 64:72].T
+        attention.c_proj.weight[8:16] = -attention.c_attn.weight[:, 72:80].T
+    network.save_pretrained(tmp_path)
+    scores = weights.copying_scores(models.load(tmp_path))
+    assert scores[1, 0] == pytest.approx(1, abs=1e-4)
+    assert scores[1, 1] == pytest.approx(-1, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Q", "K", "V"])
+def test_composition_equals_elhages_formula(tmp_path: Path, kind: str) -> None:
+    network = save_gpt2(tmp_path)
+    scores = weights.composition_scores(models.load(tmp_path), kind)  # type: ignore[arg-type]
+    first, second = dense(network, 0, 1), dense(network, 2, 3)
+    ov = first["V"] @ first["O"]
+    reads = {
+        "Q": second["Q"] @ second["K"].T,
+        "K": second["K"] @ second["Q"].T,
+        "V": second["V"] @ second["O"],
+    }[kind]
+    expected = (ov @ reads).norm() / (ov.norm() * reads.norm())
+    assert scores[0, 1, 2, 3].item() == pytest.approx(expected.item(), rel=1e-4)
+    assert not scores[2, :, 2].any()
+    assert not scores[1, :, 0].any()
+
+
+def test_the_random_baseline_equals_dense_products() -> None:
+    got = weights.composition_baseline(24, 6, torch.Generator().manual_seed(3), draws=400)
+    generator = torch.Generator().manual_seed(8)
+    scores = []
+    for _ in range(400):
+        draw = [
+            torch.rand(s, generator=generator, dtype=torch.float64) * 2 - 1
+            for s in [(24, 6), (6, 24), (24, 6), (6, 24)]
+        ]
+        a, b = draw[0] @ draw[1], draw[2] @ draw[3]
+        scores.append((a @ b).norm() / (a.norm() * b.norm()))
+    expected = torch.stack(scores)
+    # two independent samples of 400: their means differ by less than five standard errors
+    error = (2 / 400) ** 0.5 * expected.std()
+    assert got[0] == pytest.approx(expected.mean().item(), abs=5 * error.item())
+    assert got[1] == pytest.approx(expected.std().item(), rel=0.3)
+
+
+@pytest.mark.parametrize("embedding", ["tokens", "effective"])
+def test_qk_matching_equals_the_dense_matrix(tmp_path: Path, embedding: str) -> None:
+    network = save_gpt2(tmp_path, vocab_size=700, bos_token_id=699, eos_token_id=699)
+    model = models.load(tmp_path)
+    words = network.transformer.wte.weight.detach()
+    block = network.transformer.h[0]
+    with torch.no_grad():
+        after = words + block.mlp(block.ln_2(words)) if embedding == "effective" else words
+    first, second = dense(network, 1, 2), dense(network, 2, 0)
+    q = after.double() @ second["Q"]
+    k = after.double() @ first["V"] @ first["O"] @ second["K"]
+    m = q @ k.T
+    own = torch.arange(700)
+    expected = [(m.argmax(axis) == own).double().mean().item() for axis in (1, 0)]
+    got = weights.qk_matching(model, (1, 2), (2, 0), embedding)  # type: ignore[arg-type]
+    assert got == pytest.approx(tuple(expected), abs=2 / 700)
+
+
+@given(st.integers(1, 1200), st.integers(0, 3))
+def test_own_is_best_in_chunks_equals_all_at_once(size: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows, columns = (torch.randn(size, 4, generator=generator) for _ in range(2))
+    whole = ((rows @ columns.T).argmax(1) == torch.arange(size)).float().mean().item()
+    assert weights.own_is_best(rows, columns) == pytest.approx(whole, abs=1.5 / size)
+
+
+def test_orthogonal_rows_match_themselves() -> None:
+    eye = torch.eye(30)
+    assert weights.own_is_best(eye, eye) == 1
+    assert weights.own_is_best(eye, eye.roll(1, 0)) == 0
+
+
+def test_an_induction_head_must_be_above_the_head_it_reads(tmp_path: Path) -> None:
+    model = tiny_gpt2(tmp_path)
+    with pytest.raises(IclError, match="must be in a later layer"):
+        weights.qk_matching(model, (1, 0), (1, 2))
+
+
+def test_pairs_go_upwards(tmp_path: Path) -> None:
+    pairs = weights.head_pairs(tiny_gpt2(tmp_path))
+    assert len(pairs) == len(set(pairs)) == 4 * 4 * 3
+    assert all(a[0] < b[0] for a, b in pairs)
