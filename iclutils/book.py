@@ -22,7 +22,7 @@ from . import address, claims, run, scorecard
 from .errors import IclError
 from .files import read_json, replacing, write_json
 
-PAGES = ("_config.yml", "_toc.yml", "CHANGELOG.md")  # beside book/ and the notebooks
+SETTINGS = ("_config.yml", "_toc.yml")
 BUILDERS = ("jupyter-book", "sphinx", "sphinx-book-theme", "myst-nb", "sphinx-mathjax-offline")
 
 
@@ -132,7 +132,7 @@ def stage(root: Path, build: Path, done: list[run.Done]) -> Path:
             it ran.
     """
     fresh = {f"notebooks/{item.chapter}.ipynb": item.notebook for item in done}
-    wanted = {name: (root / name).read_bytes() for name in PAGES if (root / name).is_file()}
+    wanted = {name: (root / name).read_bytes() for name in SETTINGS}
     for path in sorted((root / "book").rglob("*")):
         if path.is_file():
             wanted[path.relative_to(root).as_posix()] = path.read_bytes()
@@ -210,7 +210,7 @@ def _stamp(source: Path) -> dict[str, str]:
     """Hashes of what the HTML depends on: ``text`` of pages and results, and the ``frame``."""
     from . import sphinx_ext, zoo
 
-    framing = [source / name for name in ("_config.yml", "_toc.yml")]
+    framing = [source / name for name in SETTINGS]
     framing += sorted((source / "book/_static").rglob("*.*"))
     framing += sorted(Path(sphinx_ext.__file__).parent.glob("*.py"))
     framing += [Path(module.__file__ or "") for module in (address, claims, scorecard)]

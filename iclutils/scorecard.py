@@ -52,21 +52,20 @@ def rows(results: Mapping[tuple[str, str], Result], chapter: str | None = None) 
 
 def number(value: float, spread: float = 0.0) -> str:
     """A number for a reader: three digits, or as many as the spread lets stand."""
-    if value == 0 and not spread:
+    largest = max(abs(value), spread)
+    if not largest:
         return "0"
-    size = math.floor(math.log10(abs(value))) if value else math.floor(math.log10(spread))
+    size = math.floor(math.log10(largest))
     if size < -3 or size > 6:
         power = f"10{str(size).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
         shown = number(value / 10**size, spread / 10**size)
         return f"({shown}) × {power}" if "±" in shown else f"{shown} × {power}"
-    decimals = max(0, 2 - size)
-    if spread:
-        # One digit of the spread, but never more than four digits of the value.
-        decimals = min(max(0, -math.floor(math.log10(spread))), max(0, 3 - size))
-    text = f"{value:.{decimals}f}"
-    if spread and float(f"{spread:.{decimals}f}"):
-        text += f" ± {spread:.{decimals}f}"
-    return text.replace("-", MINUS)
+    decimals, margin = max(0, 2 - size), ""
+    if spread:  # one digit of the spread, but never more than four of the value
+        fine = max(0, min(-math.floor(math.log10(spread)), 3 - size))
+        if float(f"{spread:.{fine}f}"):
+            decimals, margin = fine, f" ± {spread:.{fine}f}"
+    return f"{value:.{decimals}f}{margin}".replace("-", MINUS)
 
 
 def published(claim: Claim) -> str:

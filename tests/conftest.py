@@ -41,3 +41,16 @@ def make_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
     yield make
     claims.ledger.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def site() -> Path:
+    """The built HTML of the committed book; kept between sessions, built again when it changed."""
+    from filelock import FileLock
+
+    from iclutils import book
+
+    build = ROOT / "_build" / "test-book"
+    build.mkdir(parents=True, exist_ok=True)
+    with FileLock(build / ".lock"):  # one build, even where several processes test
+        return book.render(book.stage(ROOT, build, []), build).parent

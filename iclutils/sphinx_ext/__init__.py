@@ -49,13 +49,9 @@ def setup(app: Sphinx) -> ExtensionMetadata:
 def _configure(app: Sphinx, config: Config) -> None:
     """Set what the YAML file cannot know: launch buttons, and MathJax on this disk."""
     try:
-        options = address.launch_options()
+        config.html_theme_options.update(address.launch_options())
     except IclError as error:
         raise ConfigError(str(error)) from error
-    theme = dict(config.html_theme_options)
-    for name in ("repository_url", "repository_branch", "path_to_docs", "launch_buttons"):
-        theme.pop(name, None)  # Jupyter Book's own defaults point at Jupyter Book
-    config.html_theme_options = theme | {"navbar_persistent": []} | options
     config.mathjax_path = MATHJAX
 
 
@@ -74,7 +70,10 @@ class ModelCards(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Parse the cards in place."""
         shown.use(self.env)
-        cards = [_one_level_down(zoo.read_card(name)) for name in zoo.names()]
+        try:
+            cards = [_one_level_down(zoo.read_card(name)) for name in zoo.names()]
+        except IclError as error:
+            raise self.error(str(error)) from error
         lines = "\n\n".join(cards or ["No model is shipped yet."]).splitlines()
         container = nodes.Element()
         self.state.nested_parse(StringList(lines), 0, container, match_titles=True)

@@ -11,6 +11,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from .. import claims, scorecard
 from ..claims import VERDICTS, Claim, Result
+from ..errors import IclError
 from ..scorecard import Row
 from . import shown
 
@@ -21,7 +22,10 @@ class Scorecard(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Build the tables."""
         shown.use(self.env)
-        rows = scorecard.rows(shown.results(self.env))
+        try:
+            rows = scorecard.rows(shown.results(self.env))
+        except IclError as error:
+            raise self.error(str(error)) from error
         if not rows:
             return [nodes.paragraph("", "No claims yet.")]
         self.runs = sorted({_run(row.result) for row in rows if row.result})

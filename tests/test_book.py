@@ -1,0 +1,342 @@
+"""The book: its built pages, and how they are made."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from test_scorecard import LEDGER
+
+from iclutils import book, claims, run, scorecard
+from iclutils.errors import IclError
+from iclutils.files import read_json, write_json
+
+ROOT = Path(__file__).parents[1]
+
+
+class Page(HTMLParser):
+    """The tags of one page: ``tags["img"]`` is a list of attributes; and the inline scripts."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.tags: dict[str, list[dict[str, str]]] = defaultdict(list)
+        self.scripts: list[str] = []
+        self.ids: set[str] = set()
+        self.repeated: set[str] = set()
+        self._inside = False
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.tags[tag].append(found)
+        if "id" in found:
+            (self.repeated if found["id"] in self.ids else self.ids).add(found["id"])
+        self._inside = tag == "script"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.scripts.append(data)
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[str, Page]:
+    """Every page of the built book, by its path."""
+    found = {path.relative_to(site).as_posix(): Page(path) for path in site.rglob("*.html")}
+    return {name: page for name, page in found.items() if not name.startswith("_static/")}
+
+
+# The built pages.
+
+
+def test_every_page_is_in_the_contents_and_built(pages: dict[str, Page]) -> None:
+    listed = book.pages(ROOT)
+    assert len(listed) == len(set(listed))
+    written = {f"book/{path.stem}" for path in (ROOT / "book").glob("*.md")}
+    written |= {f"notebooks/{name}" for name in run.chapters()}
+    assert written == set(listed)
+    assert {f"{name}.html" for name in listed} <= set(pages)
+
+
+def test_no_page_takes_anything_from_the_network(site: Path, pages: dict[str, Page]) -> None:
+    sources = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
+    for name, page in pages.items():
+        for tag, attribute in sources.items():
+            for found in page.tags[tag]:
+                target = urlsplit(found.get(attribute, ""))
+                assert target.scheme in ("", "data"), f"{name}: <{tag} {attribute}={target}>"
+                assert not target.netloc, f"{name}: <{tag} {attribute}={target}>"
+        for script in page.scripts:
+            assert "http:" not in script, f"{name}: {script}"
+            assert "https:" not in script, f"{name}: {script}"
+    for path in site.rglob("*.css"):
+        text = path.read_text(encoding="utf-8")
+        assert "url(http" not in text.replace('"', "").replace("'", ""), path
+        assert not re.search(r"@import[^;]*//", text), path
+
+
+def test_every_image_says_what_it_shows(pages: dict[str, Page]) -> None:
+    for name, page in pages.items():
+        for image in page.tags["img"]:
+            said = image.get("alt", "").strip()
+            assert said, f"{name}: {image.get('src')} has no alternative text"
+            # Without one, the file's own name is put there.
+            assert not said.endswith((".png", ".svg", ".jpg")), f"{name}: {said}"
+
+
+def test_links_between_pages_lead_somewhere(site: Path, pages: dict[str, Page]) -> None:
+    for name, page in pages.items():
+        for link in page.tags["a"]:
+            target = urlsplit(link.get("href", "#"))
+            if target.scheme or target.netloc:
+                assert target.scheme in ("http", "https", "mailto"), f"{name}: {link}"
+                continue
+            path = site / Path(name).parent / unquote(target.path) if target.path else page.path
+            assert path.is_file(), f"{name}: {link['href']}"
+            other = pages.get(os.path.relpath(path, site).replace(os.sep, "/"))
+            if target.fragment and other:
+                assert unquote(target.fragment) in other.ids, f"{name}: {link['href']}"
+
+
+def test_no_button_leads_to_a_repository_that_is_not_there(pages: dict[str, Page]) -> None:
+    for name, page in pages.items():
+        for link in page.tags["a"]:
+            for dead in ("colab", "mybinder", "/edit/", "/issues/new", "executablebooks"):
+                assert dead not in link.get("href", "").partition("#")[0], f"{name}: {link}"
+
+
+def test_the_scorecard_has_one_row_for_each_claim_and_tier(pages: dict[str, Page]) -> None:
+    page = pages["book/scorecard.html"]
+    rows = [found["id"] for found in page.tags["p"] if found.get("class") == "claim-id"]
+    wanted = {
+        f"claim-{claim.id}-{tier}".replace(".", "-").replace("_", "-")
+        for claim in claims.ledger().values()
+        for tier in claim.tiers
+    }
+    assert len(rows) == len(wanted)
+    assert set(rows) == wanted
+    assert not page.repeated
+
+
+def test_the_scorecard_agrees_with_the_committed_results(site: Path) -> None:
+    table = scorecard.rows(claims.read_results(ROOT / "book/results"))
+    html = (site / "book/scorecard.html").read_text(encoding="utf-8")
+    for verdict in claims.VERDICTS:
+        wanted = sum(row.verdict == verdict for row in table)
+        assert html.count(f'verdict-{verdict.replace(" ", "-")}">{verdict}<') == wanted
+
+
+def test_the_pages_are_light(site: Path) -> None:
+    assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 20e6
+
+
+# How they are made.
+
+
+@pytest.fixture
+def checkout(
+    tmp_path: Path, make_ledger: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A checkout with one chapter, its ledger and no results; the build folder is ``_build``."""
+    root = tmp_path / "checkout"
+    make_ledger("90_demo", LEDGER)
+    (root / "book").mkdir(parents=True)
+    (root / "_config.yml").write_text("title: Demo\n")
+    (root / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/intro\nchapters:\n  - file: notebooks/90_demo\n"
+    )
+    (root / "book/intro.md").write_text("# Intro\n")
+    cells = [
+        {"cell_type": "markdown", "id": "title", "metadata": {}, "source": ["# Demo"]},
+        code("first", "1 + 1", tags=["kept"]),
+        code("second", ["book.check(\n", "    2)"]),
+    ]
+    notebook = {"cells": cells, "metadata": {"own": 1}, "nbformat": 4, "nbformat_minor": 5}
+    write_json(root / "notebooks/90_demo.ipynb", notebook)
+    monkeypatch.setattr(run, "ROOT", root)
+    monkeypatch.setattr(run, "NOTEBOOKS", root / "notebooks")
+    monkeypatch.setenv("ICLUTILS_RESULTS", str(root / "_build/results"))
+    return root
+
+
+def code(name: str, source: str | list[str], **metadata: object) -> dict[str, object]:
+    """A code cell that was not run."""
+    return {
+        "cell_type": "code",
+        "id": name,
+        "metadata": metadata,
+        "source": source,
+        "execution_count": None,
+        "outputs": [],
+    }
+
+
+def ran(root: Path, value: float, shown: str = "2") -> run.Done:
+    """Leave behind what a run of the chapter would."""
+    for claim in ("90.first", "90.second"):
+        claims.check(claim, value, tier="mini", model="m", seed=0)
+    notebook = read_json(root / "notebooks/90_demo.ipynb")
+    for number, cell in enumerate(notebook["cells"][1:], 1):
+        cell["execution_count"] = number
+        cell["metadata"]["papermill"] = {"duration": 0.1}
+        cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": [shown]}]
+    notebook["metadata"]["papermill"] = {"version": "2"}
+    place = root / "_build/run/mini/90_demo.ipynb"
+    write_json(place, notebook)
+    return run.Done("90_demo", place, root / "_build/results", fresh=True)
+
+
+def test_accept_takes_outputs_and_results_and_nothing_else(checkout: Path) -> None:
+    ran(checkout, 2.0)
+    updated = book.accept(checkout, checkout / "_build")
+    assert [path.relative_to(checkout).as_posix() for path in updated] == [
+        "notebooks/90_demo.ipynb",
+        "book/results/mini/90.first.json",
+        "book/results/mini/90.second.json",
+    ]
+    text = (checkout / "notebooks/90_demo.ipynb").read_text()
+    assert text.endswith("}\n")
+    assert "papermill" not in text
+    notebook = json.loads(text)
+    assert [cell["id"] for cell in notebook["cells"]] == ["title", "first", "second"]
+    assert notebook["cells"][1]["metadata"] == {"tags": ["kept"]}
+    assert notebook["cells"][2]["outputs"][0]["text"] == ["2"]
+    assert [cell.get("execution_count") for cell in notebook["cells"]] == [None, 1, 2]
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
+    assert book.accept(checkout, checkout / "_build") == []
+
+
+def test_accept_leaves_a_result_that_differs_in_date_and_commit_only(checkout: Path) -> None:
+    ran(checkout, 2.0)
+    book.accept(checkout, checkout / "_build")
+    path = checkout / "book/results/mini/90.first.json"
+    write_json(path, read_json(path) | {"date": "2020-01-01", "commit": "0" * 40})
+    assert book.accept(checkout, checkout / "_build") == []
+    # But a run of a committed package replaces one of a changed package.
+    write_json(path, read_json(path) | {"commit": "0" * 40 + "+"})
+    assert book.accept(checkout, checkout / "_build") == [path]
+
+
+def test_accept_removes_results_of_claims_that_are_gone(checkout: Path) -> None:
+    ran(checkout, 2.0)
+    book.accept(checkout, checkout / "_build")
+    stale = checkout / "book/results/mini/90.renamed.json"
+    write_json(stale, read_json(stale.with_name("90.first.json")) | {"id": "90.renamed"})
+    assert book.changed(stale.parent, checkout / "_build/results/mini") == [
+        "90.renamed: reproduced -> no longer measured"
+    ]
+    assert book.accept(checkout, checkout / "_build") == [stale]
+    assert not stale.exists()
+
+
+def test_accept_refuses_a_notebook_that_was_edited_or_never_run(checkout: Path) -> None:
+    with pytest.raises(IclError, match=r"has not been run. Run: make book"):
+        book.accept(checkout, checkout / "_build")
+    ran(checkout, 2.0)
+    path = checkout / "notebooks/90_demo.ipynb"
+    notebook = read_json(path)
+    notebook["cells"][1]["source"] = "1 + 2"
+    write_json(path, notebook)
+    with pytest.raises(IclError, match=r"was edited since its last run. Run: make book"):
+        book.accept(checkout, checkout / "_build")
+
+
+def test_a_verdict_that_changed_stops_the_book(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = checkout / "_build"
+    value = 2.0
+    monkeypatch.setattr(run, "run_chapter", lambda *_: ran(checkout, value))
+    monkeypatch.setattr(book, "render", lambda source, _: source / "_config.yml")
+    printed = book.make(checkout, build)  # nothing is committed yet
+    assert printed.startswith(scorecard.text(scorecard.rows({})).splitlines()[0])
+    book.accept(checkout, build)
+    assert book.make(checkout, build) == printed
+    assert printed.splitlines()[-1].startswith("The book: file://")
+    value = 0.5
+    with pytest.raises(IclError) as error:
+        book.make(checkout, build)
+    assert "90.first: reproduced -> partly" in str(error.value)
+    assert "90.second: corrected -> not reproduced" in str(error.value)
+    assert "make accept" in str(error.value)
+    # A committed result that someone tampered with is no better.
+    value = 2.0
+    path = checkout / "book/results/mini/90.first.json"
+    write_json(path, read_json(path) | {"verdict": "not reproduced"})
+    with pytest.raises(IclError, match=r"90\.first: not reproduced -> reproduced"):
+        book.make(checkout, build)
+
+
+def test_stage_takes_fresh_outputs_and_touches_only_what_differs(checkout: Path) -> None:
+    build = checkout / "_build"
+    write_json(checkout / "book/results/paper/90.first.json", {"old": 1})
+    staged = book.stage(checkout, build, [])
+    assert read_json(staged / "notebooks/90_demo.ipynb")["cells"][1]["outputs"] == []
+    before = {path: path.stat().st_mtime_ns for path in staged.rglob("*.*") if path.is_file()}
+    done = ran(checkout, 2.0, shown="fresh")
+    (staged / "book/left_over.md").write_text("# Old\n")
+    book.stage(checkout, build, [done])
+    after = {path: path.stat().st_mtime_ns for path in staged.rglob("*.*") if path.is_file()}
+    changed = {
+        path.relative_to(staged).as_posix() for path in after if after[path] != before.get(path)
+    }
+    assert changed == {
+        "notebooks/90_demo.ipynb",
+        "book/results/mini/90.first.json",
+        "book/results/mini/90.second.json",
+    }
+    assert set(before) < set(after)
+    assert "fresh" in (staged / "notebooks/90_demo.ipynb").read_text()
+    assert "papermill" not in (staged / "notebooks/90_demo.ipynb").read_text()
+
+
+def test_stage_refuses_contents_that_name_a_missing_page(checkout: Path) -> None:
+    (checkout / "book/intro.md").unlink()
+    with pytest.raises(IclError, match=r"_toc.yml names book/intro, but there is no such"):
+        book.stage(checkout, checkout / "_build", [])
+
+
+def test_elsewhere_than_in_the_checkout_is_refused(checkout: Path, tmp_path: Path) -> None:
+    for act in (book.make, book.accept):
+        with pytest.raises(IclError, match="Run this in the checkout"):
+            act(tmp_path, tmp_path / "_build")
+
+
+@pytest.mark.slow
+def test_a_warning_fails_the_build_and_is_not_forgotten(checkout: Path) -> None:
+    """Sphinx itself passes the second time: it does not read an unchanged page again."""
+    build = checkout / "_build"
+    for name in ("_config.yml", "book/references.bib", "book/_static"):
+        source, target = ROOT / name, checkout / name
+        if source.is_dir():
+            shutil.copytree(source, target)
+        else:
+            shutil.copyfile(source, target)
+    (checkout / "_toc.yml").write_text("format: jb-book\nroot: book/intro\n")
+    (checkout / "book/intro.md").write_text("# Intro\n\n{doc}`missing` and {measured}`90.x`\n")
+    for _ in range(2):
+        with pytest.raises(IclError, match=r"did not build:\n(.|\n)*intro.md:3: WARNING") as error:
+            book.render(book.stage(checkout, build, []), build)
+        assert "unknown document: 'missing'" in str(error.value)
+        assert "Unknown claim '90.x'" in str(error.value)
+    assert not (build / "html").exists()
+    (checkout / "book/intro.md").write_text(
+        "# Intro\n\nRight {cite}`xiang2024`.\n\n```{bibliography}\n```\n"
+    )
+    index = book.render(book.stage(checkout, build, []), build)
+    assert "Right" in (index.parent / "book/intro.html").read_text()
+    # Nothing changed: nothing is built.
+    index.with_name("mark").touch()
+    assert book.render(book.stage(checkout, build, []), build) == index
+    assert index.with_name("mark").exists()
