@@ -55,14 +55,11 @@ class Scorecard(SphinxDirective):
         head = ["Claim", "Source", "Published", "Ours", "Tier", "Verdict"]
         body, before = [], ""
         for row in rows:
-            cells = [self.statement(row, again=row.claim.id == before)]
-            cells += [
-                [self.inline(row.claim.source)],
-                [_text(scorecard.published(row.claim))],
-            ]
-            cells += [[_text(row.value)], self.tier(row), [_badge(row.verdict)]]
-            body.append(cells)
-            before = row.claim.id
+            claim, again = row.claim, row.claim.id == before
+            cells = [self.statement(row, again), [] if again else [self.inline(claim.source)]]
+            cells += [[_text(scorecard.published(claim))], [_text(row.value)]]
+            body.append([*cells, self.tier(row), [_badge(row.verdict)]])
+            before = claim.id
         return [_table(head, body, "scorecard", stub=True)]
 
     def statement(self, row: Row, again: bool) -> list[nodes.Node]:
@@ -72,7 +69,7 @@ class Scorecard(SphinxDirective):
         title = nodes.paragraph("", "", self.link(claim), ids=[name], classes=["claim-id"])
         self.state.document.note_explicit_target(title, title)
         said = [] if again else [self.inline(claim.statement)]
-        rules = [f"{verdict} if {rule}" for verdict, rule in claim.tiers[row.tier].items()]
+        rules = [f"{verdict} if {_words(rule)}" for verdict, rule in claim.tiers[row.tier].items()]
         judged = nodes.bullet_list()
         for line in (
             f"Measured: {claim.measure}",
@@ -143,6 +140,16 @@ def _run(result: Result) -> tuple[str, ...]:
         (result.commit[:10] + "+" * result.commit.endswith("+")) or "none",
         f"python {result.python}, {versions}",
     )
+
+
+def _words(criterion: str) -> str:
+    """A criterion of the ledger in words."""
+    low, between, high = criterion.replace("-", scorecard.MINUS).partition(" .. ")
+    if between:
+        return f"between {low} and {high}"
+    for sign, word in (("<=", "at most"), (">=", "at least"), ("<", "below"), (">", "above")):
+        low = low.replace(sign, word)
+    return low
 
 
 def _text(text: str) -> nodes.paragraph:
