@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b"
+Line = tuple[Sequence[float | int], Sequence[float]]
 COLOURS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", "#56B4E9")
 STYLE = {
     "figure.dpi": 100,
@@ -142,7 +143,7 @@ def bars(
 
 
 def curves(
-    panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]],
+    panels: Mapping[str, Mapping[str, Line]],
     xlabel: str,
     log_x: bool = False,
     marks: Sequence[float] = (),

@@ -1,4 +1,4 @@
-"""Tiers: the sizes of everything a chapter does, on a laptop (``mini``) and on a GPU (``paper``)."""
+"""Tiers: the sizes of all that a chapter does, on a laptop (``mini``), on a GPU (``paper``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Induction:
     models: tuple[str, ...]  # the first is the one the figures show
     length: int  # L, tokens in one copy
     sequences: int  # doubled sequences behind every mean
-    draws: int  # independent batches of sequences, for spreads
+    sweeps: int  # sequences behind the position sweep
     pairs: int  # random head pairs in the null of the QK-matching circuit
 
 
@@ -39,16 +39,14 @@ TIERS = {
             models=("induction-0", "induction-1", "induction-2"),
             length=30,
             sequences=64,
-            draws=5,
+            sweeps=16,
             pairs=100,
         ),
     ),
     "paper": Tier(
         name="paper",
         device="auto",
-        induction=Induction(
-            models=("gpt2",), length=50, sequences=32, draws=5, pairs=200
-        ),
+        induction=Induction(models=("gpt2",), length=50, sequences=32, sweeps=4, pairs=200),
     ),
 }
 

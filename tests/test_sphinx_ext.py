@@ -140,10 +140,10 @@ def test_the_scorecard_shows_everything_and_leads_to_the_cell(tiny: Tiny) -> Non
         ["claim-90-first-paper"],
         ["claim-90-second-mini"],
     ]
-    assert re.search(r"It is big.* Xia24 .*−13.898 .*0.50 ± 0.01 .*mini .*run 1 .*partly", plain[0])
+    assert re.search(r"It is big.*−13.898 .* Xia24 .*0.50 ± 0.01 .*mini .*run 1 .*partly", plain[0])
     assert "reproduced if above 1; partly if above 0; else not reproduced" in plain[0].lower()
     assert re.search(r"−13.898 .*not run .*paper .*not run", plain[1])
-    assert re.search(r"It is round.*no figure .*not run .*mini .*not run", plain[2])
+    assert re.search(r"It is round.*no figure .*a bar of ours .*not run .*mini .*not run", plain[2])
     assert all('href="notebooks/90_demo.html#start"' in row for row in rows)
     assert "verdict-partly" in rows[0]
     assert "verdict-not-run" in rows[1]

@@ -130,6 +130,7 @@ def _step(
 ) -> float:
     for group in optimizer.param_groups:
         group["lr"] = recipe.rate(step)
+    torch.manual_seed(recipe.seed * 1_000_003 + step)  # dropout, if any, depends on the step alone
     tokens, positions = recipe.batch(step)
     scores = network(tokens[:, :-1], position_ids=positions, use_cache=False).logits
     loss = functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())

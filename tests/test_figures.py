@@ -1,0 +1,79 @@
+"""Figures draw what they are given, in the book's style."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from matplotlib.colors import to_rgb
+
+from iclutils import figures
+
+mpl.use("Agg")
+
+
+@pytest.fixture(autouse=True)
+def _close() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+def test_halves_draws_both_copies_and_the_even_guess() -> None:
+    mean, se = -torch.arange(8.0), torch.full((8,), 0.1)
+    axes = figures.halves(mean, se, 4, -6.2).axes[0]
+    drawn = {line.get_label(): line for line in axes.get_lines()}
+    assert list(drawn["even guess"].get_ydata()) == [-6.2, -6.2]
+    points = [c.lines[0].get_ydata().tolist() for c in axes.containers]
+    assert points == [[0, -1, -2, -3], [-4, -5, -6, -7]]
+
+
+def test_head_maps_share_one_scale_and_write_their_values() -> None:
+    scores = torch.tensor([[0.25, 0.75], [0.5, 1.0]])
+    figure = figures.head_maps({"a": scores, "b": 1 - scores})
+    images = [ax.images[0] for ax in figure.axes[:2]]
+    assert [i.get_clim() for i in images] == [(0, 1), (0, 1)]
+    assert torch.equal(torch.tensor(images[0].get_array()), scores)
+    assert [t.get_text() for t in figure.axes[0].texts] == ["0.25", "0.75", "0.50", "1.00"]
+
+
+def test_a_position_map_has_zero_in_the_middle_and_true_positions() -> None:
+    values = torch.tensor([[0.0, 2.0, -1.0]])
+    image = figures.position_map(values, 30, "x").axes[0].images[0]
+    assert image.get_clim() == (-2, 2)
+    assert image.get_extent() == [29.5, 32.5, 0.5, -0.5]
+    figures.position_map(torch.zeros(1, 3), 0, "nothing happened")
+
+
+def test_bars_carry_values_and_errors() -> None:
+    axes = figures.bars({"a": [(1.0, 0.1), (2.0, 0.2)], "b": [(3.0, 0), (4.0, 0)]}, "xy", "y").axes[
+        0
+    ]
+    heights = [
+        [p.get_height() for p in c.patches] for c in axes.containers if hasattr(c, "patches")
+    ]
+    assert heights == [[1, 2], [3, 4]]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["x", "y"]
+
+
+def test_curves_profiles_patterns_and_nulls_draw_their_arrays() -> None:
+    panel = figures.curves({"t": {"a": ([0, 100], [1.0, 2.0])}}, "step", log_x=True)
+    assert list(panel.axes[0].get_lines()[0].get_ydata()) == [1.0, 2.0]
+    lines = figures.profile({"h": torch.tensor([0.1, 0.9])}, {"here": 1}).axes[0].get_lines()
+    assert list(lines[1].get_xdata()) == [1, 1]
+    pattern = torch.eye(3)
+    drawn = figures.patterns({"p": pattern}).axes[0].images[0].get_array()
+    assert torch.equal(torch.tensor(drawn), pattern)
+    null = figures.null_histogram({"other": [0.0, 0.0, 1.0]}, {"found": 0.5}, "x").axes[0]
+    assert sum(p.get_height() for p in null.patches) == 3
+
+
+def test_colours_differ_in_grey_too() -> None:
+    def grey(colour: str) -> float:
+        r, g, b = to_rgb(colour)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    assert abs(grey(figures.BLUE) - grey(figures.ORANGE)) > 0.04
+    assert len(set(figures.COLOURS)) == len(figures.COLOURS)

@@ -1,0 +1,133 @@
+"""The induction lens on a circuit whose answer is known because we wired it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import save_gpt2, save_hand_built, tiny_gpt2
+
+from iclutils import IclError, models
+from iclutils.lenses import attention, induction, prediction, weights
+from iclutils.models import TransformerBridge
+from iclutils.tasks.repeated import Doubled
+
+LENGTH = 12
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[TransformerBridge, Doubled, Doubled]:
+    folder = tmp_path_factory.mktemp("built")
+    save_hand_built(folder)
+    model = models.load(folder)
+    batch, other = (induction.sample(model, 8, LENGTH, seeded(s), distinct=True) for s in (0, 1))
+    return model, batch, other
+
+
+def test_the_wired_circuit_predicts_the_second_copy(built: tuple) -> None:
+    model, batch, _ = built
+    _, right = prediction.predict(model, batch.tokens)
+    assert right[:, batch.clean_half].float().mean() == 1
+    assert right[:, batch.first_half].float().mean() < 0.2
+
+
+def test_the_wired_heads_are_found(built: tuple) -> None:
+    model, batch, _ = built
+    circuit = induction.find(model, batch)
+    assert circuit == induction.Circuit((0, 0), (1, 0), ((1, 0),))
+    assert circuit.others(model) == [(0, 1), (1, 1)]
+    assert circuit.below(model) == [(0, 1)]
+    scores = {k: v.mean(0) for k, v in attention.head_scores(model, batch.tokens, LENGTH).items()}
+    assert scores["prefix"][1, 0] > 0.99
+    assert scores["previous"][0, 0] > 0.99
+    assert scores["duplicate"][1, 0] < 0.01
+
+
+def test_the_wired_weights_score_as_they_must(built: tuple) -> None:
+    model, _, _ = built
+    copying = weights.copying_scores(model)
+    assert copying[1, 0] == pytest.approx(1, abs=1e-5)
+    pair = (0, 0), (1, 0)
+    assert weights.qk_matching(model, *pair) == (1.0, 1.0)
+    k, q, v = (weights.composition_scores(model, kind)[0, 0, 1, 0] for kind in "KQV")
+    assert k > 0.1
+    assert max(q.item(), v.item()) < 1e-6
+
+
+def test_cutting_the_wire_is_what_stops_it(built: tuple) -> None:
+    model, batch, other = built
+    cut = induction.cause(model, batch, induction.find(model, batch), other)
+    assert cut.before.min() > 0.99
+    assert cut.without_path.max() < 0.2
+    assert cut.without_previous.max() < 0.2
+    assert set(cut.without_other) == {(0, 1)}
+    torch.testing.assert_close(cut.without_other[0, 1], cut.before)
+
+
+def test_the_loss_rises_without_the_head_and_not_without_an_idle_one(built: tuple) -> None:
+    model, batch, other = built
+    before = induction.clean_loss(model, batch, [])
+    log_p, _ = prediction.predict(model, batch.tokens)
+    torch.testing.assert_close(before, -log_p[:, batch.clean_half].mean(1))
+    rise = {}
+    for head in [(1, 0), (1, 1)]:
+        hooks = induction.head_ablation(model, batch.tokens, [head], "zero", other.tokens)
+        rise[head] = (induction.clean_loss(model, batch, hooks) - before).mean().item()
+    assert rise[1, 0] > 1
+    assert rise[1, 1] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_model_without_a_circuit_still_gets_an_answer(tmp_path: Path) -> None:
+    model = tiny_gpt2(tmp_path)
+    batch = induction.sample(model, 4, 10, seeded(0))
+    circuit = induction.find(model, batch)
+    assert circuit.previous[0] < circuit.induction[0]
+    assert circuit.all_induction == (circuit.induction,), "below the threshold: the best one"
+
+
+def test_one_layer_is_refused(tmp_path: Path) -> None:
+    model = tiny_gpt2(tmp_path, n_layer=1)
+    with pytest.raises(IclError, match="needs two attention layers"):
+        induction.find(model, induction.sample(model, 2, 8, seeded(0)))
+
+
+def test_sequences_beyond_the_context_say_how_long_they_may_be(tmp_path: Path) -> None:
+    save_gpt2(tmp_path)
+    model = models.load(tmp_path)
+    with pytest.raises(
+        IclError, match="needs 49 positions and the model has 48: use L <= 23"
+    ):
+        induction.sample(model, 1, 24, seeded(0))
+
+
+def test_random_sets_are_sets_of_the_given_heads() -> None:
+    heads = [(0, h) for h in range(6)]
+    sets = induction.random_sets(heads, 3, 5, seeded(0))
+    assert len(sets) == 5
+    assert all(len(set(s)) == 3 and set(s) <= set(heads) for s in sets)
+    assert induction.random_sets(heads[:2], 4, 1, seeded(0)) in ([heads[:2]], [heads[1::-1]])
+
+
+def test_the_width_of_a_straight_rise() -> None:
+    assert induction.width_of_rise([0, 50, 100], [0.0, 0.5, 1.0], 0.1, 0.8) == pytest.approx(0.7)
+    sudden = induction.width_of_rise([0, 10, 20, 100], [0.0, 0.0, 1.0, 1.0], 0.1, 0.8)
+    assert sudden == pytest.approx(0.07)
+
+
+def test_emergence_reports_what_the_other_lenses_measure(built: tuple) -> None:
+    folder_model, _, _ = built
+    if folder_model.cfg.n_ctx < 61:
+        with pytest.raises(IclError, match="reads at most"):
+            induction.emergence(folder_model, built[1], seeded(0))
+    model = models.load("induction-1")
+    batch = induction.sample(model, 8, 30, seeded(0))
+    state = induction.emergence(model, batch, seeded(1))
+    log_p, right = prediction.predict(model, batch.tokens)
+    assert state["loss"] == pytest.approx(-log_p[:, batch.clean_half].mean().item())
+    assert state["accuracy"] == pytest.approx(right[:, batch.clean_half].float().mean().item())
+    assert state["icl"] < -1

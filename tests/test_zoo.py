@@ -1,0 +1,83 @@
+"""The shipped models: whole, documented, and as good as they were meant to be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from iclutils import IclError, models, zoo
+from iclutils.files import check_sums
+from iclutils.lenses import attention, induction, prediction
+
+BARS = {"accuracy": 0.97, "prefix": 0.80, "previous": 0.70}
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_every_file_matches_its_checksum(name: str) -> None:
+    folder = zoo.ROOT / name
+    files = [p for p in folder.rglob("*") if p.is_file() and p.name != "SHA256SUMS"]
+    check_sums(folder, [p.relative_to(folder).as_posix() for p in files], "")
+    assert "__pycache__" not in {p.name for p in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_cards_and_logs_are_there(name: str) -> None:
+    card = zoo.read_card(name)
+    for needed in ("Data", "Training", "Rebuild", "Limits", "Licence"):
+        assert f"**{needed}**" in card
+    log = (zoo.ROOT / name / "training.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in log]
+    assert rows[-1]["step"] == zoo.steps(name)[-1]
+    assert rows[-1]["loss"] < rows[0]["loss"]
+
+
+@pytest.mark.parametrize("name", [n for n in zoo.names() if n.startswith("induction-")])
+def test_the_bars_are_met_by_every_seed(name: str) -> None:
+    """Fresh sequences, another seed than the chapter's."""
+    model = models.load(name)
+    batch = induction.sample(model, 64, 30, torch.Generator().manual_seed(4242))
+    _, right = prediction.predict(model, batch.tokens)
+    scores = {k: v.mean(0) for k, v in attention.head_scores(model, batch.tokens, 30).items()}
+    assert right[:, batch.clean_half].float().mean() >= BARS["accuracy"]
+    assert scores["prefix"].max() >= BARS["prefix"]
+    assert scores["previous"].max() >= BARS["previous"]
+
+
+def test_steps_are_ordered_and_about_a_dozen() -> None:
+    for name in zoo.names():
+        steps = zoo.steps(name)
+        assert steps == sorted(steps)
+        assert steps[0] == 0
+        assert 10 <= len(steps) <= 16
+
+
+def test_unknown_names_and_steps_are_refused() -> None:
+    with pytest.raises(IclError, match=r"Unknown zoo model 'induction'\. Did you mean 'induction-"):
+        zoo.steps("induction")
+    with pytest.raises(IclError, match="Unknown training step of induction-0 7"):
+        zoo.folder("induction-0", 7)
+    with pytest.raises(IclError, match="Unknown zoo model"):
+        zoo.read_card("nobody")
+
+
+def test_missing_and_damaged_checkpoints_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(zoo.ROOT / "induction-0", tmp_path / "induction-0")
+    monkeypatch.setattr(zoo, "ROOT", tmp_path)
+    final = tmp_path / "induction-0" / f"step-{zoo.steps('induction-0')[-1]:05d}"
+    weights = final / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+    cure = "python -m iclutils train induction-0"
+    with pytest.raises(IclError, match=f"damaged.*{cure}"):
+        models.load("induction-0")
+    weights.unlink()
+    with pytest.raises(IclError, match=f"is missing.*{cure}"):
+        models.load("induction-0")
+    (tmp_path / "induction-0" / "README.md").unlink()
+    with pytest.raises(IclError, match="no model card"):
+        zoo.read_card("induction-0")
