@@ -131,7 +131,7 @@ def test_the_scorecard_shows_everything_and_leads_to_the_cell(tiny: Tiny) -> Non
     tiny.measure("90.first", 0.5, spread=0.01)
     html, warnings = tiny.build()
     assert warnings == ""
-    assert "2 claims, judged 3 times: 1 partly, 2 not run." in html
+    assert "2 claims in 3 rows, one for each tier: 1 partly, 2 not run." in html
     body = html.split('<table class="scorecard', 2)[2].split("</table>")[0]
     rows = re.findall(r"<tr.*?</tr>", body, re.DOTALL)[1:]
     plain = [re.sub(r"<.*?>|\s+", " ", row) for row in rows]

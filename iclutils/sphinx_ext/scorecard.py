@@ -42,7 +42,7 @@ class Scorecard(SphinxDirective):
         tally = {verdict: sum(row.verdict == verdict for row in rows) for verdict in VERDICTS}
         listed = ", ".join(f"{count} {verdict}" for verdict, count in tally.items() if count)
         number = len({row.claim.id for row in rows})
-        yield nodes.paragraph("", f"{number} claims, judged {len(rows)} times: {listed}.")
+        yield nodes.paragraph("", f"{number} claims in {len(rows)} rows, one for each tier: {listed}.")
         body = [
             [[_text(cell)] for cell in (chapter, tier, *(str(found[v]) for v in VERDICTS))]
             for (chapter, tier), found in scorecard.counts(rows).items()
@@ -52,13 +52,13 @@ class Scorecard(SphinxDirective):
 
     def chapter(self, rows: list[Row]) -> list[nodes.Node]:
         """The table of one chapter."""
-        head = ["Claim", "Source", "Published", "Ours", "Tier", "Verdict"]
+        head = ["Claim", "Published", "Ours", "Tier", "Verdict"]
         body, before = [], ""
         for row in rows:
             claim, again = row.claim, row.claim.id == before
-            cells = [self.statement(row, again), [] if again else [self.inline(claim.source)]]
-            cells += [[_text(scorecard.published(claim))], [_text(row.value)]]
-            body.append([*cells, self.tier(row), [_badge(row.verdict)]])
+            source = [] if again else [self.inline(claim.source)]
+            cells = [self.statement(row, again), [_text(scorecard.published(claim)), *source]]
+            body.append([*cells, [_text(row.value)], self.tier(row), [_badge(row.verdict)]])
             before = claim.id
         return [_table(head, body, "scorecard", stub=True)]
 
