@@ -42,7 +42,9 @@ class Scorecard(SphinxDirective):
         tally = {verdict: sum(row.verdict == verdict for row in rows) for verdict in VERDICTS}
         listed = ", ".join(f"{count} {verdict}" for verdict, count in tally.items() if count)
         number = len({row.claim.id for row in rows})
-        yield nodes.paragraph("", f"{number} claims in {len(rows)} rows, one for each tier: {listed}.")
+        yield nodes.paragraph(
+            "", f"{number} claims in {len(rows)} rows, one for each tier: {listed}."
+        )
         body = [
             [[_text(cell)] for cell in (chapter, tier, *(str(found[v]) for v in VERDICTS))]
             for (chapter, tier), found in scorecard.counts(rows).items()
