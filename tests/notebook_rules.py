@@ -1,0 +1,195 @@
+"""What every committed notebook must satisfy, as one function that lists the faults.
+
+nbval compares outputs; it says nothing about a cell that was never run. These rules see to it
+that there is something to compare, and that it is fit to be compared and to be read.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from iclutils.address import set_up_cell
+from iclutils.claims import DECIDABLE, Claim
+
+IGNORED = {"nbval-ignore-output", "nbval-skip"}
+MARKERS = ("NBVAL_IGNORE_OUTPUT", "NBVAL_SKIP", "PYTEST_VALIDATE_IGNORE_OUTPUT")
+TEXT = ("text/plain", "text/markdown", "text/latex")
+PATH = re.compile(
+    r"(?<![\w./:-])/(?:home|Users|root|tmp|work|mnt|opt|usr|var|private|content)/|\b[A-Z]:\\\w"
+)
+FLOAT = re.compile(r"(?<![\w.])[-+−]?(\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?(?!\d|\.\d)", re.I)
+CLAIM = re.compile(r"\d\d\.[a-z]\w*")
+LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=\s*$", re.MULTILINE)
+VERDICT = re.compile(rf"^({'|'.join((*DECIDABLE, 'not reproduced'))}) +(\d\d\.\w+)$", re.MULTILINE)
+Notebook = dict[str, Any]
+
+
+def source(cell: dict[str, Any]) -> str:
+    return "".join(cell["source"])
+
+
+def tags(cell: dict[str, Any]) -> set[str]:
+    return set(cell["metadata"].get("tags", []))
+
+
+def code(notebook: Notebook) -> list[dict[str, Any]]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def is_checked(cell: dict[str, Any]) -> bool:
+    """Whether nbval compares the outputs of this cell."""
+    return not tags(cell) & IGNORED and not any(marker in source(cell) for marker in MARKERS)
+
+
+def printed(cell: dict[str, Any]) -> str:
+    """All text a cell shows."""
+    parts = []
+    for output in cell["outputs"]:
+        parts.append("".join(output.get("text", "")))
+        parts += ["".join(output.get("data", {}).get(kind, "")) for kind in TEXT]
+    return "\n".join(parts)
+
+
+def tree(cell: dict[str, Any]) -> ast.Module:
+    """Syntax tree of a cell, IPython's magics left out."""
+    return ast.parse(re.sub(r"^(\s*)[%!].*$", r"\1pass", source(cell), flags=re.MULTILINE))
+
+
+def claim_ids(cell: dict[str, Any]) -> set[str]:
+    """Every claim that the code names."""
+    texts = (n.value for n in ast.walk(tree(cell)) if isinstance(n, ast.Constant))
+    return {text for text in texts if isinstance(text, str) and CLAIM.fullmatch(text)}
+
+
+def verdicts(notebook: Notebook) -> dict[str, str]:
+    """The committed verdict of every claim, as the notebook shows it."""
+    lines = (line for cell in code(notebook) for line in VERDICT.findall(printed(cell)))
+    return {claim: verdict for verdict, claim in lines}
+
+
+def digits(number: str) -> int:
+    """Significant digits of a decimal number, ``0.00120`` has three."""
+    mantissa = re.split("e", number, flags=re.I)[0]
+    return len(re.sub(r"\D", "", mantissa).lstrip("0"))
+
+
+def faults(notebook: Notebook, chapter: str, ledger: dict[str, Claim]) -> list[str]:
+    """Everything that is wrong with a notebook; ``chapter`` is its number."""
+    return [
+        *_frame(notebook),
+        *_execution(notebook),
+        *(fault for cell in code(notebook) for fault in _outputs(cell)),
+        *(fault for cell in code(notebook) for fault in _functions(cell)),
+        *_claims(notebook, chapter, ledger),
+        *_text(notebook),
+    ]
+
+
+def _frame(notebook: Notebook) -> Iterator[str]:
+    first = notebook["cells"][0]
+    if first["cell_type"] != "markdown" or not source(first).lstrip().startswith("# "):
+        yield "the first cell is not the title"
+    cells = code(notebook)
+    for place, tag in enumerate(("parameters", "set-up")):
+        if [tag in tags(cell) for cell in cells].count(True) != 1 or tag not in tags(cells[place]):
+            yield f"code cell {place + 1} must be the only one tagged {tag}"
+            return
+    if source(cells[1]) != set_up_cell():
+        yield "the set-up cell is not the shared one: run python -m iclutils address"
+    before = notebook["cells"][0]
+    for cell in notebook["cells"]:
+        story = cell["cell_type"] == "code" and not tags(cell) & {"parameters", "set-up"}
+        if story and before["cell_type"] != "markdown":
+            yield f"no sentence before the cell {_name(cell)}"
+        before = cell
+
+
+def _execution(notebook: Notebook) -> Iterator[str]:
+    counts = [cell["execution_count"] for cell in code(notebook)]
+    if counts != list(range(1, len(counts) + 1)):
+        yield f"the cells were not all run once, in order: {counts}"
+    for cell in code(notebook):
+        calls = [n.func for n in ast.walk(tree(cell)) if isinstance(n, ast.Call)]
+        shows = any(ast.unparse(call) in ("print", "book.check") for call in calls)
+        defines = any(isinstance(n, ast.FunctionDef) for n in ast.walk(tree(cell)))
+        if shows and not defines and not cell["outputs"]:
+            yield f"no output in the cell {_name(cell)}"
+
+
+def _outputs(cell: dict[str, Any]) -> Iterator[str]:
+    alt = cell["metadata"].get("mystnb", {}).get("image", {}).get("alt", "")
+    for output in cell["outputs"]:
+        kinds = set(output.get("data", {}))
+        if output["output_type"] == "error":
+            yield f"an error in the cell {_name(cell)}"
+        if output.get("name") == "stderr":
+            yield f"text on stderr in the cell {_name(cell)}"
+        if any(kind.startswith("image/") and kind != "image/png" for kind in kinds):
+            yield f"an image that is not PNG in the cell {_name(cell)}"
+        if any(kind.startswith("image/") for kind in kinds) and len(alt.split()) < 5:
+            yield f"no alt text, or too short, for the image of the cell {_name(cell)}"
+        if is_checked(cell) and kinds & {"text/html", "application/javascript"}:
+            yield f"HTML in the checked cell {_name(cell)}"
+    if is_checked(cell):
+        for match in FLOAT.finditer(printed(cell)):
+            if digits(match.group(1)) > 4:
+                yield f"the raw number {match.group()} in the checked cell {_name(cell)}"
+
+
+def _functions(cell: dict[str, Any]) -> Iterator[str]:
+    if "lesson" in tags(cell):
+        return
+    for node in ast.walk(tree(cell)):
+        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if named and (node.end_lineno or 0) - node.lineno + 1 > 10:
+            yield f"{node.name} has more than ten lines: move it to iclutils, or tag it lesson"
+
+
+def _claims(notebook: Notebook, chapter: str, ledger: dict[str, Claim]) -> Iterator[str]:
+    labels = [label for cell in notebook["cells"] for label in _labels(cell)]
+    for label in sorted({label for label in labels if labels.count(label) > 1}):
+        yield f"two targets ({label})="
+    where, named = "", dict[str, set[str]]()
+    wanted = {f"{chapter}-{claim.cell}" for claim in ledger.values()}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            where = next((label for label in reversed(_labels(cell)) if label in wanted), where)
+        else:
+            for claim in claim_ids(cell):
+                named.setdefault(claim, set()).add(where)
+    for claim in sorted(set(named) - set(ledger)):
+        yield f"{claim} is not in the ledger"
+    shown = verdicts(notebook)
+    for name, claim in ledger.items():
+        label = f"{chapter}-{claim.cell}"
+        if label not in labels:
+            yield f"{name}: no markdown cell has the target ({label})="
+        elif name in named and label not in named[name]:
+            yield f"{name} is checked after {sorted(named[name])}, not after ({label})="
+        if name not in named:
+            yield f"{name} is never checked"
+        if "mini" in claim.tiers and name not in shown:
+            yield f"{name} has no verdict in the outputs"
+
+
+def _labels(cell: dict[str, Any]) -> list[str]:
+    return LABEL.findall(source(cell)) if cell["cell_type"] == "markdown" else []
+
+
+def _text(notebook: Notebook) -> Iterator[str]:
+    for cell in notebook["cells"]:
+        text = source(cell) + (printed(cell) if cell["cell_type"] == "code" else "")
+        for match in PATH.finditer(text):
+            yield f"an absolute path in the cell {_name(cell)}: {match.group()}"
+    size = len(json.dumps(notebook, indent=1, ensure_ascii=False).encode())
+    if size >= 1_000_000:
+        yield f"{size / 1e6:.2f} MB, the limit is 1 MB"
+
+
+def _name(cell: dict[str, Any]) -> str:
+    first = source(cell).strip().split("\n")[0]
+    return f"[{cell.get('execution_count') or ' '}] {first[:60]!r}"

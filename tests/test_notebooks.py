@@ -1,0 +1,342 @@
+"""The committed notebooks: fit to be compared, true to the ledger, and nbval would notice.
+
+``make test`` runs nbval itself over ``notebooks/`` in the same pytest call. Here are the rules
+that nbval does not know (``notebook_rules``), a stand-in that breaks each of them in turn, and
+the proof that a changed number makes nbval fail.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbval.plugin import get_sanitize_patterns
+from notebook_rules import FLOAT, Notebook, code, digits, faults, verdicts
+
+from iclutils import claims
+from iclutils.address import set_up_cell
+from iclutils.claims import Claim
+from iclutils.files import read_json
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").rglob("*.ipynb"))
+CHAPTERS = [path for path in NOTEBOOKS if re.match(r"\d\d_", path.name)]
+SANITIZE = ROOT / "tests" / "sanitize.cfg"
+
+
+def name(path: Path) -> str:
+    return path.stem
+
+
+# The committed notebooks
+
+
+def test_there_are_notebooks() -> None:
+    assert NOTEBOOKS
+
+
+def test_every_ledger_has_its_notebook() -> None:
+    assert set(claims.chapters()) <= {path.stem for path in CHAPTERS}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_a_notebook_has_no_faults(path: Path) -> None:
+    ledger = claims.ledger(path.stem) if path.stem in claims.chapters() else {}
+    assert faults(read_json(path), path.stem[:2], ledger) == []
+    assert path.stat().st_size < 1_000_000
+    nbformat.validate(nbformat.read(path, as_version=4))
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=name)
+def test_printed_verdicts_are_those_of_the_committed_results(path: Path) -> None:
+    folder = ROOT / "book" / "results" / "mini"
+    ledger = claims.ledger(path.stem)
+    results = claims.read_results(folder.parent)
+    stored = {key: r for (tier, key), r in results.items() if tier == "mini" and key in ledger}
+    assert {key: r.verdict for key, r in stored.items()} == verdicts(read_json(path))
+    for key, result in stored.items():
+        judged = ledger[key].verdict("mini", result.value, result.spread)
+        assert judged == result.verdict, f"{key}: the ledger has changed since; run make accept"
+
+
+def test_results_of_every_tier_still_follow_from_the_ledger() -> None:
+    for (tier, key), result in claims.read_results(ROOT / "book" / "results").items():
+        assert claims.ledger()[key].verdict(tier, result.value, result.spread) == result.verdict
+
+
+# The rules themselves: a sound stand-in, and every way to break it
+
+
+def cell(kind: str, source: str, count: int | None = None, **more: object) -> dict:
+    made = {"cell_type": kind, "metadata": {}, "source": source} | more
+    return made | {"execution_count": count, "outputs": more.get("outputs", [])}
+
+
+def stream(text: str, stream: str = "stdout") -> dict:
+    return {"output_type": "stream", "name": stream, "text": text}
+
+
+def shown(**data: str) -> dict:
+    kinds = {kind.replace("_", "/"): value for kind, value in data.items()}
+    return {"output_type": "display_data", "metadata": {}, "data": kinds}
+
+
+@pytest.fixture
+def ledger() -> dict[str, Claim]:
+    tiers = {"mini": {"reproduced": ">= 0.8"}}
+    common = {"statement": "S.", "source": "s", "measure": "m", "tolerance": "t", "tiers": tiers}
+    ids = {"90.score": "score", "90.rank": "rank"}
+    return {key: Claim(id=key, cell=where, **common) for key, where in ids.items()}  # type: ignore
+
+
+@pytest.fixture
+def sound() -> Notebook:
+    alt = {"mystnb": {"image": {"alt": "A heat map with one bright cell at layer 2, head 3."}}}
+    figure = shown(image_png="iVBORw0KGgo=", text_plain="<Figure size 640x480 with 1 Axes>")
+    check = 'book.check("90.score", value)'
+    return {
+        "cells": [
+            cell("markdown", "# A chapter"),
+            cell("code", 'tier = "mini"', 1, metadata={"tags": ["parameters"]}),
+            cell("code", set_up_cell(), 2, metadata={"tags": ["set-up"]}, outputs=[stream("on\n")]),
+            cell("markdown", "(90-score)=\n## Score\nHow high is it?"),
+            cell("code", check, 3, outputs=[stream("reproduced      90.score\n")]),
+            cell("markdown", "(90-rank)=\n## Rank\nAnd which rank?"),
+            cell("code", 'book.check("90.rank", rank)', 4, outputs=[stream("partly  90.rank\n")]),
+            cell("markdown", "The picture:"),
+            cell("code", "figures.heads(scores)", 5, metadata=alt, outputs=[figure]),
+        ],
+        "metadata": {},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+
+
+def test_the_stand_in_is_sound(sound: Notebook, ledger: dict[str, Claim]) -> None:
+    assert faults(sound, "90", ledger) == []
+
+
+def put(number: int, **changes: object) -> Callable[[Notebook], object]:
+    """Changes the cell of that number."""
+    return lambda notebook: notebook["cells"][number].update(changes)
+
+
+def clear(notebook: Notebook) -> None:
+    for each in code(notebook):
+        each.update(outputs=[], execution_count=None)
+
+
+def clear_outputs_only(notebook: Notebook) -> None:
+    for each in code(notebook):
+        each.update(outputs=[])
+
+
+def tag(number: int, *tags: str) -> Callable[[Notebook], object]:
+    return put(number, metadata={"tags": [*tags]})
+
+
+def swap_checks(notebook: Notebook) -> None:
+    one, other = notebook["cells"][4], notebook["cells"][6]
+    one["source"], other["source"] = other["source"], one["source"]
+
+
+LONG = "def f(x):\n" + "    x += 1\n" * 9 + "    return x"
+BREAKS: dict[str, tuple[Callable[[Notebook], object], str]] = {
+    "all cleared": (clear, "not all run once"),
+    "outputs cleared": (clear_outputs_only, "no output in the cell"),
+    "one unrun": (put(4, execution_count=None), "not all run once"),
+    "run twice": (put(8, execution_count=6), "not all run once"),
+    "out of order": (lambda n: n["cells"].insert(3, n["cells"].pop(6)), "not all run once"),
+    "no title": (lambda n: n["cells"].pop(0), "first cell is not the title"),
+    "no parameters": (tag(1), "tagged parameters"),
+    "two parameters": (tag(4, "parameters"), "tagged parameters"),
+    "set-up first": (lambda n: n["cells"].insert(1, n["cells"].pop(2)), "tagged parameters"),
+    "other set-up": (put(2, source="import iclutils"), "the shared one"),
+    "no sentence": (lambda n: n["cells"].pop(7), "no sentence"),
+    "an error": (
+        put(8, outputs=[{"output_type": "error", "ename": "E", "evalue": "", "traceback": []}]),
+        "an error in",
+    ),
+    "stderr": (put(8, outputs=[stream("warning", "stderr")]), "stderr"),
+    "no alt text": (put(8, metadata={}), "no alt text"),
+    "idle alt text": (put(8, metadata={"mystnb": {"image": {"alt": "A figure"}}}), "too short"),
+    "SVG": (put(8, outputs=[shown(**{"image_svg+xml": "<svg/>"})]), "not PNG"),
+    "HTML": (put(8, outputs=[shown(text_html="<b>1</b>")]), "HTML in"),
+    "a raw float": (put(8, outputs=[stream("score 0.81234\n")]), "raw number 0.81234"),
+    "a raw result": (put(8, outputs=[shown(text_plain="1.2345e-07")]), "raw number 1.2345e-07"),
+    "a path in code": (put(8, source='open("/home/me/model")'), "absolute path"),
+    "a path in text": (put(7, source="See C:\\models:"), "absolute path"),
+    "a path in output": (put(8, outputs=[stream("saved /tmp/x\n")]), "absolute path"),
+    "a long function": (put(8, source=LONG), "more than ten lines"),
+    "too large": (put(7, source="long " * 200_000), "the limit is 1 MB"),
+    "a stranger": (put(8, source='book.check("90.scoer", 1)'), "90.scoer is not in the ledger"),
+    "one unchecked": (put(4, source="pass"), "90.score is never checked"),
+    "no verdict": (put(4, outputs=[stream("fine\n")]), "90.score has no verdict"),
+    "no target": (put(3, source="## Score"), "90.score: no markdown cell has the target (90-"),
+    "two targets": (put(7, source="(90-score)=\nThe picture:"), "two targets (90-score)"),
+    "wrong place": (swap_checks, "90.score is checked after ['90-rank'], not after (90-score)="),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BREAKS)
+def test_every_break_is_found(what: str, sound: Notebook, ledger: dict[str, Claim]) -> None:
+    change, message = BREAKS[what]
+    broken = copy.deepcopy(sound)
+    change(broken)
+    found = faults(broken, "90", ledger)
+    assert any(message in fault for fault in found), found
+
+
+@pytest.mark.parametrize(
+    ("number", "changes"),
+    [
+        (8, {"source": LONG, "metadata": {"tags": ["lesson"]}, "outputs": []}),
+        (8, {"metadata": {"tags": ["nbval-ignore-output"]}, "outputs": [shown(text_html="<b>")]}),
+        (8, {"metadata": {"tags": ["nbval-ignore-output"]}, "outputs": [stream("0.123456")]}),
+        (7, {"source": "Divide a/b, read `run/mini/x`, see https://example.org/home/page."}),
+        (4, {"outputs": [stream("reproduced 90.score\nheads 2.1 and 3.4, 0.8123, 50257, 2.13.0")]}),
+    ],
+)
+def test_what_is_allowed(
+    number: int, changes: dict, sound: Notebook, ledger: dict[str, Claim]
+) -> None:
+    sound["cells"][number].update(changes)
+    assert faults(sound, "90", ledger) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.123", 3),
+        ("0.00120", 3),
+        ("-13.898", 5),
+        ("1.5e-07", 2),
+        ("12.", 2),
+        ("0.12345.", 5),
+        ("0.12345s", 5),
+        (".5", 1),
+        ("tensor(0.12345)", 5),
+    ],
+)
+def test_significant_digits(text: str, expected: int) -> None:
+    match = FLOAT.search(text)
+    assert match
+    assert digits(match.group(1)) == expected
+
+
+# nbval notices: a changed number, a changed verdict, a changed measurement
+
+LEDGER = """\
+- {id: 90.score, statement: S., source: s, measure: m, cell: score, range: [0, 1],
+   tolerance: t, tiers: {mini: {reproduced: ">= 0.8", partly: ">= 0.5"}}}
+"""
+CHECKED = """\
+import pathlib
+from iclutils import claims
+claims.ROOT = pathlib.Path("claims")
+result = claims.check("90.score", {value}, tier="mini", model="m", seed=0)"""
+
+
+def small(value: float = 0.9, heads: str = "6 heads\n", verdict: str = "reproduced") -> Notebook:
+    """A notebook that prints a number and a verdict."""
+    cells = [
+        cell("code", 'print(2 * 3, "heads")', 1, outputs=[stream(heads)]),
+        cell("code", CHECKED.format(value=value), 2, outputs=[stream(f"{verdict:<15} 90.score\n")]),
+    ]
+    return {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
+
+
+def start_of_the_real_one() -> tuple[Notebook, Notebook]:
+    """The first chapter up to its set-up cell, as committed and with a digit changed."""
+    real = read_json(CHAPTERS[0])
+    end = real["cells"].index(code(real)[1]) + 1
+    real["cells"] = real["cells"][:end]
+    changed = copy.deepcopy(real)
+    output = changed["cells"][-1]["outputs"][0]
+    before = "".join(output["text"])
+    output["text"] = re.sub(r"\d", lambda m: str((int(m.group()) + 1) % 10), before, count=1)
+    assert output["text"] != before
+    return real, changed
+
+
+@pytest.fixture(scope="module")
+def nbval(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bool]]:
+    """Runs nbval over the notebooks below: for each, whether each cell passed."""
+    folder = tmp_path_factory.mktemp("nbval")
+    (folder / "claims").mkdir()
+    (folder / "claims" / "90_demo.yml").write_text(LEDGER)
+    cleared = small(value=0.7, heads="7 heads\n")
+    clear(cleared)
+    notebooks = {
+        "sound": small(),
+        "number": small(heads="7 heads\n"),
+        "verdict": small(verdict="partly"),
+        "measured": small(value=0.7),
+        "cleared": cleared,
+    }
+    if CHAPTERS:
+        notebooks["real"], notebooks["real_changed"] = start_of_the_real_one()
+    for stem, notebook in notebooks.items():
+        (folder / f"{stem}.ipynb").write_text(json.dumps(notebook))
+    options = ["--nbval", "--nbval-current-env", "--nbval-sanitize-with", str(SANITIZE)]
+    plain = ["-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"]
+    environment = {"ICLUTILS_RESULTS": str(folder / "results"), "ICLUTILS_PROGRESS": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *plain, *options, "--junitxml=out.xml", "."],
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    passed: dict[str, list[bool]] = {}
+    for case in xml.parse(folder / "out.xml").iter("testcase"):
+        stem = case.attrib["classname"].removesuffix(".ipynb").split(".")[-1]
+        stem = stem or case.attrib["name"]
+        passed.setdefault(stem, []).append(case.find("failure") is None)
+    return passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stem", "passed"),
+    [
+        ("sound", [True, True]),
+        ("number", [False, True]),  # a printed number
+        ("verdict", [True, False]),  # a committed verdict
+        ("measured", [True, False]),  # a measurement that crosses its criterion
+        ("cleared", [True, True]),  # nbval alone is blind here: hence the rules above
+        ("real", [True, True]),
+        ("real_changed", [True, False]),
+    ],
+)
+def test_nbval_fails_where_something_changed(
+    nbval: dict[str, list[bool]], stem: str, passed: list[bool]
+) -> None:
+    assert nbval[stem] == passed
+
+
+def test_nbval_reads_every_section_of_the_sanitize_file() -> None:
+    text = SANITIZE.read_text()
+    sections = re.findall(r"^\[(.+)\]$", text, re.MULTILINE)
+    read = get_sanitize_patterns(text)
+    assert len(read) == len(sections) == len(set(read)) == text.count("regex:")
+    for pattern, _ in read:
+        assert re.compile(pattern).search("") is None, f"{pattern!r} matches everywhere"
+
+
+def test_sanitizing_touches_no_verdict_and_no_number() -> None:
+    lines = [f"{v:<15} 01.some_claim" for v in claims.VERDICTS]
+    lines += ["3.5 of 10 heads", "-13.898", "accuracy 0.93 ± 0.01"]
+    for pattern, replacement in get_sanitize_patterns(SANITIZE.read_text()):
+        for line in lines:
+            assert re.sub(pattern, replacement, line) == line
