@@ -1,0 +1,340 @@
+"""The files around the package: they parse, agree with each other and name nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import iclutils
+from iclutils.address import ADDRESS
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+DEPENDENCIES = [
+    *PROJECT["project"]["dependencies"],
+    *(d for extra in PROJECT["project"]["optional-dependencies"].values() for d in extra),
+]
+TARGETS = [
+    *("help", "setup", "book", "test", "lint", "format", "types", "unit", "notebooks"),
+    *("accept", "train", "run", "bench", "zip", "clean"),
+]
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[\s\[<>=!~;@]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+
+def tracked() -> list[Path]:
+    """Files that git tracks, or, outside a checkout, a skip."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True
+    )
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def text_files() -> dict[str, str]:
+    found = {}
+    for path in tracked():
+        try:
+            found[path.relative_to(ROOT).as_posix()] = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+    return found
+
+
+# Dependencies and versions
+
+
+def test_no_dependency_is_named_twice() -> None:
+    names = [name_of(dependency) for dependency in DEPENDENCIES]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_conda_installs_from_pyproject_and_names_nothing_itself() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    plain = [d for d in environment["dependencies"] if isinstance(d, str)]
+    pip = next(d["pip"] for d in environment["dependencies"] if isinstance(d, dict))
+    assert {name_of(d) for d in plain} == {"python", "pip"}
+    assert f"python{PROJECT['project']['requires-python']}" in plain
+    assert pip == ["-e .[book,dev]"]
+    assert set(PROJECT["project"]["optional-dependencies"]) == {"book", "dev"}
+
+
+def test_no_other_file_installs_a_package_by_name() -> None:
+    known = {name_of(dependency) for dependency in DEPENDENCIES}
+    for name, text in text_files().items():
+        if name.startswith("tests/"):
+            continue
+        for line in re.findall(r"^[^#\n]*pip install (.+)$", text, re.MULTILINE):
+            words = [word.strip("\"'`") for word in line.split() if not word.startswith("-")]
+            assert not {name_of(word) for word in words} & known, f"{name}: {line}"
+
+
+def test_the_pinned_stack_is_inside_its_bounds() -> None:
+    bounds = {name_of(d): d for d in DEPENDENCIES}
+    assert "<5" in bounds["transformer-lens"]
+    assert "<2" in bounds["jupyter-book"]
+    assert not any("://" in d or "@" in d for d in DEPENDENCIES), "no direct addresses"
+
+
+def test_versions_agree() -> None:
+    version = PROJECT["project"]["version"]
+    assert iclutils.__version__ == version, "installed from another version: make setup"
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert str(citation["version"]) == version
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert "## Unreleased" in changelog or f"## {version}" in changelog
+
+
+def test_python_bounds_agree() -> None:
+    assert PROJECT["project"]["requires-python"] == ">=3.11"
+    assert PROJECT["tool"]["ruff"]["target-version"] == "py311"
+    assert PROJECT["tool"]["mypy"]["python_version"] == "3.11"
+    assert "sys.version_info >= (3, 11)" in (ROOT / "Makefile").read_text()
+
+
+# Citation, pre-commit, dev container
+
+
+def test_the_citation_is_valid() -> None:
+    program = Path(sys.executable).with_name("cffconvert")
+    done = subprocess.run([program, "--validate"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert ("repository-code" in citation) == bool(ADDRESS)
+
+
+def test_commit_hooks_fetch_nothing() -> None:
+    repos = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [repo["repo"] for repo in repos] == ["local"]
+    hooks = [hook for repo in repos for hook in repo["hooks"]]
+    assert {hook["language"] for hook in hooks} == {"system"}
+    for tool in ("ruff check", "ruff format --check", "mypy"):
+        assert any(hook["entry"].startswith(f".venv/bin/{tool}") for hook in hooks), tool
+
+
+def test_the_dev_container_sets_up_by_make() -> None:
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert container["postCreateCommand"] == "make setup"
+
+
+# Workflows
+
+
+def jobs(path: Path) -> dict[str, dict]:
+    return yaml.safe_load(path.read_text())["jobs"]
+
+
+def steps(path: Path) -> list[dict]:
+    return [step for job in jobs(path).values() for step in job["steps"]]
+
+
+def test_there_are_four_workflows() -> None:
+    assert [path.stem for path in WORKFLOWS] == ["ci", "colab", "gpu", "publish"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_is_pinned_and_has_least_rights(path: Path) -> None:
+    text = path.read_text()
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow[True], "YAML reads the key 'on' as true"
+    for step in steps(path):
+        assert ("uses" in step) != ("run" in step)
+        if "uses" in step:
+            assert re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"]), step["uses"]
+        if step.get("uses", "").startswith("actions/checkout@"):
+            assert step["with"]["persist-credentials"] is False
+        # What others can choose (titles, branch names, inputs) reaches a shell only through env.
+        assert "${{" not in step.get("run", ""), step["run"]
+    assert set(re.findall(r"secrets\.(\w+)", text)) <= {"GITHUB_TOKEN"}
+    for job in jobs(path).values():
+        writes = {k for k, v in job.get("permissions", {}).items() if v == "write"}
+        assert not writes or not any("setup" in step.get("run", "") for step in job["steps"])
+
+
+def test_every_workflow_says_what_gates() -> None:
+    for path in WORKFLOWS:
+        assert re.search(r"# .*(gate|decides)", path.read_text(), re.IGNORECASE), path.name
+
+
+def commands(stem: str) -> str:
+    path = ROOT / ".github" / "workflows" / f"{stem}.yml"
+    return "\n".join(step["run"] for step in steps(path) if "run" in step)
+
+
+def test_workflows_run_what_the_readme_names() -> None:
+    assert ".ci/run" in commands("ci")
+    assert '-m iclutils run "$CHAPTER" --tier paper' in commands("gpu")
+    assert "-m papermill" in commands("colab")
+    assert "make zip" in commands("publish")
+    assert (ROOT / ".ci" / "run").read_text().rstrip().endswith("exec make test")
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    readme = (ROOT / "README.md").read_text()
+    assert "`make test`" in readme
+    assert "`make book`" in readme
+
+
+# The Makefile
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A folder with the Makefile alone."""
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def make(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")} | environment
+    return subprocess.run(
+        ["make", *arguments], cwd=folder, env=clean, capture_output=True, text=True
+    )
+
+
+def test_help_is_the_default_and_lists_every_target(bare: Path) -> None:
+    listed = re.findall(r"^  make (\S+) +\S", make(bare).stdout, re.MULTILINE)
+    assert listed == TARGETS
+    declared = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert declared
+    assert declared.group(1).split() == TARGETS
+
+
+def test_without_a_new_enough_python_there_is_one_clear_error(bare: Path) -> None:
+    done = make(bare, "book", "PYTHON=")
+    assert done.returncode != 0
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert "Python 3.11 or newer is needed" in errors[0]
+    assert "make book PYTHON=" in errors[0]
+
+
+def fake_python(folder: Path) -> Path:
+    """A python that only notes what it is asked to install, and fails if FAIL is set."""
+    program = folder / "python"
+    program.write_text(
+        "#!/bin/sh\n"
+        f'echo "$@" >> {folder}/calls\n'
+        'if [ "$1 $2" = "-m venv" ]; then mkdir -p .venv/bin; cp "$0" .venv/bin/python; fi\n'
+        'if [ "$2" = pip ] && [ -n "$FAIL" ]; then exit 1; fi\n'
+    )
+    program.chmod(0o755)
+    return program
+
+
+def test_installation_is_done_once_and_redone_after_an_interruption(bare: Path) -> None:
+    python = f"PYTHON={fake_python(bare)}"
+
+    def installs() -> int:
+        calls = (bare / "calls").read_text() if (bare / "calls").exists() else ""
+        return calls.count("-m pip install")
+
+    assert make(bare, "setup", python, FAIL="yes").returncode != 0
+    assert not (bare / ".venv" / ".stamp").exists()
+    assert make(bare, "setup", python).returncode == 0
+    assert installs() == 2
+    assert (bare / "calls").read_text().count("-m venv --clear") == 2, "a broken one starts afresh"
+    assert make(bare, "setup", python).returncode == 0
+    assert installs() == 2, "the second call installs nothing"
+    later = (bare / ".venv" / ".stamp").stat().st_mtime + 10
+    os.utime(bare / "pyproject.toml", (later, later))
+    assert make(bare, "setup", python, FAIL="yes").returncode != 0
+    assert not (bare / ".venv" / ".stamp").exists(), "an update that failed is not taken for done"
+
+
+def test_the_test_target_ends_with_one_pytest_call_offline(bare: Path) -> None:
+    (bare / ".venv").mkdir()
+    stamp = bare / ".venv" / ".stamp"
+    stamp.touch()
+    later = stamp.stat().st_mtime + 10
+    os.utime(stamp, (later, later))
+    lines = make(bare, "--dry-run", "test").stdout.strip().splitlines()
+    calls = [line for line in lines if "pytest" in line]
+    assert len(calls) == 1
+    assert calls[0].startswith("HF_HUB_OFFLINE=1 ")
+    assert "--nbval " in calls[0]
+    assert "-m pytest tests " in calls[0]
+    place = lines.index(calls[0])
+    assert not [line for line in lines[place + 1 :] if not line.startswith(" ")]
+    assert any("ruff check" in line for line in lines[:place])
+    assert any("ruff format --check" in line for line in lines[:place])
+    assert any("mypy" in line for line in lines[:place])
+
+
+# Everything that is tracked
+
+ELSEWHERE = re.compile(r"(?<![\w./:-])/(?:home|Users|root|work|mnt)/\w")
+
+
+def test_no_absolute_path_of_a_machine_is_tracked() -> None:
+    for name, text in text_files().items():
+        if name in ("tests/notebook_rules.py", "tests/test_notebooks.py"):
+            continue  # they name such paths in order to refuse them
+        for line in text.splitlines():
+            assert not ELSEWHERE.search(line[:2000]), f"{name}: {line[:200]}"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        (r"^\s*(import|from) (pickle|dill|joblib)\b", "pickles run code when they are opened"),
+        (r"\btorch\.(load|save)\(", "weights are safetensors"),
+        (r"HookedTransformer\b", "TransformerLens 4 has the bridge instead"),
+        (r"trust_remote_code=True", "code from the hub is not run"),
+        (r"allow_pickle=True", "pickles run code when they are opened"),
+    ],
+)
+def test_code_does_not(pattern: str, why: str) -> None:
+    for name, text in text_files().items():
+        if name.startswith(("iclutils/", "notebooks/", "benchmarks/")):
+            assert not re.search(pattern, text, re.MULTILINE), f"{name}: {why}"
+
+
+def test_only_one_module_imports_transformer_lens() -> None:
+    importers = {
+        name
+        for name, text in text_files().items()
+        if name.startswith(("iclutils/", "notebooks/"))
+        and re.search(r"(?:^|\")\s*(?:import|from) transformer_lens\b", text, re.MULTILINE)
+    }
+    assert importers == {"iclutils/models.py"}
+
+
+def test_no_weights_but_safetensors() -> None:
+    suffixes = {path.suffix for path in tracked()}
+    assert not suffixes & {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".h5"}
+
+
+def test_links_in_the_top_files_lead_somewhere() -> None:
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text()):
+            assert target.startswith("https://") or (ROOT / target).exists(), f"{name}: {target}"
+
+
+def test_files_that_are_named_exist() -> None:
+    for name in ("README.md", "CONTRIBUTING.md"):
+        text = (ROOT / name).read_text()
+        for word in re.findall(r"`((?:notebooks|book|iclutils|tests)/[\w./]+)`", text):
+            assert (ROOT / word).exists() or "NN" in word, f"{name} names {word}"
+
+
+def test_commands_that_are_named_exist() -> None:
+    for name in ("README.md", "CONTRIBUTING.md", "book/how_to_run.md"):
+        quoted = set(re.findall(r"`make ([a-z]+)", (ROOT / name).read_text()))
+        assert quoted <= set(TARGETS), f"{name}: {sorted(quoted - set(TARGETS))}"
+        assert quoted, f"{name} names no command"
