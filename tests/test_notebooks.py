@@ -51,7 +51,8 @@ def test_every_ledger_has_its_notebook() -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
 def test_a_notebook_has_no_faults(path: Path) -> None:
     ledger = claims.ledger(path.stem) if path.stem in claims.chapters() else {}
-    assert faults(read_json(path), path.stem[:2], ledger) == []
+    found = faults(read_json(path), path.stem[:2], ledger)
+    assert not found, "\n".join([f"{len(found)} faults", *found])
     assert path.stat().st_size < 1_000_000
     nbformat.validate(nbformat.read(path, as_version=4))
 
