@@ -163,7 +163,7 @@ def main() -> None:
     common = {"model": model, "tokens": task.tokens, "every": given.every, "repeats": given.repeats}
     compare(
         "positions",
-        lambda: sweeps.mlp_position_sweep(model, task.tokens, LENGTH),
+        lambda: sweeps.mlp_position_sweep(model, task.tokens, note, note - LENGTH, note),
         hooks=position_hooks(model, task.tokens),
         entries=note,
         **common,

@@ -9,6 +9,7 @@ the book and the tests look for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b"
 Line = tuple[Sequence[float | int], Sequence[float]]
 COLOURS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", "#56B4E9")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "figure.dpi": 100,
     "savefig.dpi": 100,
     "figure.facecolor": "white",
@@ -42,7 +43,7 @@ def canvas(columns: int = 1, width: float = 7.0, height: float = 3.2) -> tuple[F
 
 
 def halves(
-    mean: Float[Tensor, entry], se: Float[Tensor, entry], length: int, uniform: float
+    mean: Float[Tensor, "entry"], se: Float[Tensor, "entry"], length: int, uniform: float
 ) -> Figure:
     """Log-probability of the next token by position, the two copies in two colours.
 
@@ -90,7 +91,7 @@ def patterns(named: Mapping[str, Float[Tensor, "dest src"]]) -> Figure:
     return figure
 
 
-def profile(named: Mapping[str, Float[Tensor, distance]], marks: Mapping[str, int]) -> Figure:
+def profile(named: Mapping[str, Float[Tensor, "distance"]], marks: Mapping[str, int]) -> Figure:
     """Mean attention by distance back, one line per head, with marked distances."""
     figure, (axes,) = canvas()
     for (name, values), colour in zip(named.items(), COLOURS, strict=False):

@@ -36,6 +36,7 @@ __all__ = [
     "ActivationCache",
     "FactoredMatrix",
     "TransformerBridge",
+    "bos",
     "cached",
     "check_tokens",
     "head_detector",
@@ -115,6 +116,18 @@ def load(
         bridge.enable_compatibility_mode(disable_warnings=True)
         bridge.requires_grad_(False)
     return bridge
+
+
+def bos(model: TransformerBridge) -> int:
+    """Id of the beginning-of-sequence token.
+
+    Raises:
+        IclError: if the model names none.
+    """
+    token = getattr(model.cfg, "bos_token_id", None)
+    if token is None:
+        raise IclError("This model names no BOS token in its config.json; add bos_token_id.")
+    return int(token)
 
 
 def check_tokens(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> None:

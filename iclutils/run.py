@@ -29,6 +29,9 @@ from .files import read_json, replacing, write_json
 PACKAGE = Path(__file__).parent
 ROOT = PACKAGE.parent
 NOTEBOOKS = ROOT / "notebooks"
+NOT_IN_NOTEBOOKS = frozenset(
+    ("__main__.py", "address.py", "book.py", "run.py", "scorecard.py", "sphinx_ext", "training")
+)
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ def run_chapter(
                 parameters=given,
                 cwd=str(NOTEBOOKS),
                 progress_bar={"desc": name} if progress else False,
+                extra_arguments=["--IPKernelApp.log_level=40"],  # no warnings in the bar
             )
     except PapermillExecutionError as error:
         raise IclError(
@@ -153,13 +157,14 @@ def run_chapter(
 
 
 def _fingerprint(notebook: Path) -> str:
-    """Hash of everything a run depends on: sources, ledgers, model checksums, versions."""
+    """Hash of all that a run depends on: sources, ledgers, model checksums, versions."""
     digest = hashlib.sha256()
     for cell in read_json(notebook)["cells"]:
         digest.update("".join(cell["source"]).encode())
     for pattern in ("**/*.py", "claims/*.yml", "zoo/*/SHA256SUMS"):
         for path in sorted(PACKAGE.glob(pattern)):
-            digest.update(path.read_bytes())
+            if path.relative_to(PACKAGE).parts[0] not in NOT_IN_NOTEBOOKS:
+                digest.update(path.read_bytes())
     for package in claims.VERSIONED:
         digest.update(f"{package}={metadata.version(package)}".encode())
     return digest.hexdigest()

@@ -32,48 +32,53 @@ READOUT_ROWS = 512  # rows of logits held at once: 512 x 50,257 floats are 100 M
 class Rows:
     """The (patch, position) pairs that a layer of patches can change."""
 
-    patch: Int[Tensor, rows]
-    position: Int[Tensor, rows]
+    patch: Int[Tensor, "rows"]
+    position: Int[Tensor, "rows"]
     count: int
 
-    def keep(self, mask: Bool[Tensor, rows]) -> Rows:
+    def keep(self, mask: Bool[Tensor, "rows"]) -> Rows:
         """Only the rows under ``mask``."""
         return Rows(self.patch[mask], self.position[mask], self.count)
 
 
 def mlp_position_sweep(
-    model: TransformerBridge, tokens: Int[Tensor, "1 pos"], length: int
+    model: TransformerBridge,
+    tokens: Int[Tensor, "one pos"],
+    positions: Int[Tensor, "position"],
+    sources: Int[Tensor, "position"],
+    scored: Int[Tensor, "entry"],
 ) -> Float[Tensor, "layer position entry"]:
-    """The seed note's patch, everywhere: change of log p, in nats.
+    """Swap MLP outputs between positions, at every layer: change of log p, in nats.
 
-    For every layer and every position p in [L, 2L) alone, the MLP's output at p is replaced by
-    its own output at p-L, in the same sequence.
+    For every layer, and every position alone, the MLP's output there is replaced by its clean
+    output at the source position of the same sequence. The seed note's patch has positions
+    L .. 2L-1 of a doubled sequence and the sources L before them.
 
     Args:
         model: the model.
-        tokens: one doubled sequence.
-        length: L.
+        tokens: one sequence.
+        positions: where to patch.
+        sources: where each patch is taken from, one per position.
+        scored: prediction entries to read (entry i is about token i + 1), increasing.
 
     Returns:
-        For each layer and p = L .. 2L-1, the change of log p at prediction entries L .. 2L-1;
-        a negative number means the patch hurts. Entry L is the one that no repetition announces.
+        Change of log p for each layer, position and entry; negative where the patch hurts.
 
     Raises:
-        IclError: if ``tokens`` is not one doubled sequence of that length.
+        IclError: if there is not exactly one sequence, or an index lies outside it.
     """
-    if tokens.shape != (1, 2 * length + 1):
-        raise IclError(f"Need one sequence of {2 * length + 1} tokens; got {tuple(tokens.shape)}.")
-    positions = torch.arange(length, 2 * length, device=tokens.device)
-    clean = _Clean(model, tokens, positions)
+    _check(tokens, scored)
+    if len(positions) != len(sources) or not bool(_inside(torch.cat([positions, sources]), tokens)):
+        raise IclError("Need one source per position, and both inside the sequence.")
+    clean = _Clean(model, tokens, scored)
     if not clean.plain:
-        return _slow_mlp_sweep(model, tokens, positions, length)
-    last = int(positions[-1])
-    reach = torch.arange(last + 1, device=tokens.device)
+        return _slow_mlp_sweep(model, tokens, positions, sources, scored)
+    reach = torch.arange(int(scored[-1]) + 1, device=tokens.device)
     patch, position = torch.nonzero(reach[None] >= positions[:, None], as_tuple=True)
     rows = Rows(patch, position, len(positions))
     layers = []
     for layer in range(model.cfg.n_layers):
-        moved = clean.mlp_out[layer][positions - length] - clean.mlp_out[layer][positions]
+        moved = clean.mlp_out[layer][sources] - clean.mlp_out[layer][positions]
         resid = clean.resid_post[layer][position].clone()
         struck = position == positions[patch]
         resid[struck] += moved[patch[struck]]
@@ -83,8 +88,8 @@ def mlp_position_sweep(
 
 def head_sweep(
     model: TransformerBridge,
-    tokens: Int[Tensor, "1 pos"],
-    scored: Int[Tensor, entry],
+    tokens: Int[Tensor, "one pos"],
+    scored: Int[Tensor, "entry"],
     mean: Float[Tensor, "layer head d_head"] | None = None,
 ) -> Float[Tensor, "layer head entry"]:
     """Ablate every head of the model, one at a time: change of log p at ``scored``, in nats.
@@ -98,8 +103,7 @@ def head_sweep(
     Raises:
         IclError: if there is not exactly one sequence, or an entry predicts beyond its end.
     """
-    if tokens.shape[0] != 1 or int(scored[-1]) > tokens.shape[1] - 2:
-        raise IclError("Need one sequence, and entries that predict one of its tokens.")
+    _check(tokens, scored)
     n_layers, n_heads = model.cfg.n_layers, model.cfg.n_heads
     fill = torch.zeros(n_layers, n_heads, model.cfg.d_head, device=tokens.device)
     fill = fill if mean is None else mean
@@ -125,11 +129,20 @@ def head_sweep(
     return torch.stack(layers)
 
 
+def _inside(index: Tensor, tokens: Tensor) -> Tensor:
+    return ((index >= 0) & (index < tokens.shape[1])).all()
+
+
+def _check(tokens: Tensor, scored: Tensor) -> None:
+    if tokens.shape[0] != 1 or not bool(_inside(scored + 1, tokens)):
+        raise IclError("Need one sequence, and entries that predict one of its tokens.")
+
+
 class _Clean:
     """What one clean forward pass leaves behind, and whether the engine can reproduce it."""
 
     def __init__(
-        self, model: TransformerBridge, tokens: Int[Tensor, "1 pos"], scored: Int[Tensor, entry]
+        self, model: TransformerBridge, tokens: Int[Tensor, "one pos"], scored: Int[Tensor, "entry"]
     ) -> None:
         parts = ("hook_resid_mid", "hook_resid_post", "hook_mlp_out", "hook_resid_pre")
         heads = ("attn.hook_z", "attn.hook_q", "attn.hook_k", "attn.hook_v")
@@ -168,7 +181,7 @@ def _resume(
     layer: int,
     rows: Rows,
     resid: Float[Tensor, "rows d_model"],
-    dirty: Bool[Tensor, rows],
+    dirty: Bool[Tensor, "rows"],
 ) -> Float[Tensor, "patch entry"]:
     """Go on from the input of ``layer`` and return log p at the scored entries.
 
@@ -204,7 +217,7 @@ def _patched_keys_values(
     layer: int,
     rows: Rows,
     resid: Float[Tensor, "rows d_model"],
-    dirty: Bool[Tensor, rows],
+    dirty: Bool[Tensor, "rows"],
 ) -> tuple[Tensor, Tensor]:
     """Keys and values of every patch: (patch, pos, head, d_head), clean where nothing changed."""
     width = int(rows.position.max()) + 1
@@ -258,22 +271,28 @@ def _log_prob(model: TransformerBridge, tokens: Tensor, scored: Tensor, hooks: l
 
 
 def _slow_mlp_sweep(
-    model: TransformerBridge, tokens: Tensor, positions: Tensor, length: int
+    model: TransformerBridge, tokens: Tensor, positions: Tensor, sources: Tensor, scored: Tensor
 ) -> Tensor:
     """The straightforward loop: one hooked forward pass per layer and position."""
     names = [mlp_name(layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
-    clean = _log_prob(model, tokens, positions, [])
-    out = torch.zeros(model.cfg.n_layers, len(positions), len(positions), device=tokens.device)
+    clean = _log_prob(model, tokens, scored, [])
+    out = torch.zeros(len(names), len(positions), len(scored), device=tokens.device)
     for layer, name in enumerate(names):
-        for i, p in enumerate(positions.tolist()):
+        for i, (p, source) in enumerate(zip(positions, sources, strict=True)):
 
-            def patch(value: Tensor, hook: object, p: int = p, name: str = name) -> Tensor:
+            def patch(
+                value: Tensor,
+                hook: object,
+                p: Tensor = p,
+                source: Tensor = source,
+                name: str = name,
+            ) -> Tensor:
                 value = value.clone()
-                value[:, p] = cache[name][:, p - length]
+                value[:, p] = cache[name][:, source]
                 return value
 
-            out[layer, i] = _log_prob(model, tokens, positions, [(name, patch)]) - clean
+            out[layer, i] = _log_prob(model, tokens, scored, [(name, patch)]) - clean
     return out
 
 

@@ -99,9 +99,7 @@ def test_one_layer_is_refused(tmp_path: Path) -> None:
 def test_sequences_beyond_the_context_say_how_long_they_may_be(tmp_path: Path) -> None:
     save_gpt2(tmp_path)
     model = models.load(tmp_path)
-    with pytest.raises(
-        IclError, match="needs 49 positions and the model has 48: use L <= 23"
-    ):
+    with pytest.raises(IclError, match="needs 49 positions and the model has 48: use L <= 23"):
         induction.sample(model, 1, 24, seeded(0))
 
 

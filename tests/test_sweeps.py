@@ -27,6 +27,12 @@ def one(length: int, seed: int) -> torch.Tensor:
     return doubled(1, length, VOCAB, BOS, torch.Generator().manual_seed(seed)).tokens
 
 
+def note_sweep(model: TransformerBridge, tokens: torch.Tensor, length: int) -> torch.Tensor:
+    """The seed note's patch: positions L .. 2L-1 from those L before."""
+    note = torch.arange(length, 2 * length)
+    return sweeps.mlp_position_sweep(model, tokens, note, note - length, note)
+
+
 def loop_positions(model: TransformerBridge, tokens: torch.Tensor, length: int) -> torch.Tensor:
     names = [mlp_name(layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
@@ -50,14 +56,14 @@ def test_the_position_sweep_equals_the_loop(
     model: TransformerBridge, length: int, seed: int
 ) -> None:
     tokens = one(length, seed)
-    got = sweeps.mlp_position_sweep(model, tokens, length)
+    got = note_sweep(model, tokens, length)
     expected = loop_positions(model, tokens, length)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
     assert expected.abs().max() > 1e-2, "the patches have no effect to compare"
 
 
 def test_a_patch_reaches_no_earlier_prediction(model: TransformerBridge) -> None:
-    change = sweeps.mlp_position_sweep(model, one(10, 0), 10)
+    change = note_sweep(model, one(10, 0), 10)
     entry, position = torch.arange(10)[None], torch.arange(10)[:, None]
     assert not change[:, entry.expand(10, 10) < position].any()
     assert not change[-1][entry != position].any(), "a last-layer patch touches one prediction"
@@ -106,15 +112,28 @@ def test_other_architectures_take_the_slow_way_and_agree(tmp_path: Path) -> None
     rotary = models.load(tmp_path)
     tokens = one(8, 0)
     assert not sweeps._Clean(rotary, tokens, torch.arange(8, 16)).plain
-    got = sweeps.mlp_position_sweep(rotary, tokens, 8)
+    got = note_sweep(rotary, tokens, 8)
     torch.testing.assert_close(got, loop_positions(rotary, tokens, 8), atol=1e-5, rtol=1e-4)
     heads = sweeps.head_sweep(rotary, tokens, torch.arange(9, 16))
     assert heads.shape == (2, 4, 7)
     assert heads.abs().max() > 1e-3
 
 
+def test_any_source_can_be_patched_anywhere(model: TransformerBridge) -> None:
+    tokens, positions = one(8, 3), torch.tensor([9, 12, 3])
+    sources, scored = torch.tensor([0, 5, 14]), torch.tensor([4, 9, 15])
+    got = sweeps.mlp_position_sweep(model, tokens, positions, sources, scored)
+    slow = sweeps._slow_mlp_sweep(model, tokens, positions, sources, scored)
+    torch.testing.assert_close(got, slow, atol=2e-5, rtol=1e-4)
+    assert not got[:, 1, :2].any(), "a patch at 12 cannot touch entries 4 and 9"
+
+
 def test_wrong_shapes_are_refused(model: TransformerBridge) -> None:
-    with pytest.raises(IclError, match="Need one sequence of 21 tokens"):
-        sweeps.mlp_position_sweep(model, one(9, 0), 10)
+    with pytest.raises(IclError, match="both inside the sequence"):
+        sweeps.mlp_position_sweep(
+            model, one(9, 0), torch.tensor([19]), torch.tensor([3]), torch.tensor([4])
+        )
+    with pytest.raises(IclError, match="entries that predict one of its tokens"):
+        note_sweep(model, one(9, 0).repeat(2, 1), 9)
     with pytest.raises(IclError, match="entries that predict one of its tokens"):
         sweeps.head_sweep(model, one(9, 0), torch.tensor([18]))

@@ -47,12 +47,12 @@ def test_the_bars_are_met_by_every_seed(name: str) -> None:
     assert scores["previous"].max() >= BARS["previous"]
 
 
-def test_steps_are_ordered_and_about_a_dozen() -> None:
+def test_steps_are_ordered_and_about_a_dozen_where_training_is_shown() -> None:
     for name in zoo.names():
         steps = zoo.steps(name)
         assert steps == sorted(steps)
         assert steps[0] == 0
-        assert 10 <= len(steps) <= 16
+        assert len(steps) >= (10 if name.startswith("induction-") else 2)
 
 
 def test_unknown_names_and_steps_are_refused() -> None:

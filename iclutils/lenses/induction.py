@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from ..errors import IclError
 from ..interventions import Head, direct_k_input, head_ablation, pattern_name, run
-from ..models import TransformerBridge
+from ..models import TransformerBridge, bos
 from ..tasks.repeated import Doubled, doubled, repeated
 from .attention import head_scores, prefix_matching, strongest
 from .prediction import icl_score, log_prob, predict
@@ -49,10 +49,10 @@ class Circuit:
 class Cause:
     """Prefix matching of the induction head, per sequence, before and after each cut."""
 
-    before: Float[Tensor, batch]
-    without_previous: Float[Tensor, batch]
-    without_path: Float[Tensor, batch]
-    without_other: dict[Head, Float[Tensor, batch]]
+    before: Float[Tensor, "batch"]
+    without_previous: Float[Tensor, "batch"]
+    without_path: Float[Tensor, "batch"]
+    without_other: dict[Head, Float[Tensor, "batch"]]
 
 
 def sample(
@@ -67,15 +67,12 @@ def sample(
     Raises:
         IclError: if the model has no BOS token or the sequences exceed its context.
     """
-    bos = model.cfg.bos_token_id
-    if bos is None:
-        raise IclError("This model names no BOS token; give doubled() one yourself.")
     if 2 * length + 1 > model.cfg.n_ctx:
         raise IclError(
             f"L = {length} needs {2 * length + 1} positions and the model has "
             f"{model.cfg.n_ctx}: use L <= {(model.cfg.n_ctx - 1) // 2}."
         )
-    batch = doubled(count, length, model.cfg.d_vocab, bos, generator, distinct)
+    batch = doubled(count, length, model.cfg.d_vocab, bos(model), generator, distinct)
     return Doubled(batch.tokens.to(model.cfg.device), length)
 
 
@@ -127,7 +124,7 @@ def cause(model: TransformerBridge, batch: Doubled, circuit: Circuit, other: Dou
 
 def clean_loss(
     model: TransformerBridge, batch: Doubled, hooks: Sequence[tuple[str, Callable[..., Tensor]]]
-) -> Float[Tensor, batch]:
+) -> Float[Tensor, "batch"]:
     """Loss (nats) on the clean second copy of each sequence, under hooks."""
     scores, _ = run(model, batch.tokens, hooks)
     return -log_prob(scores, batch.tokens)[:, batch.clean_half].mean(1)
@@ -148,8 +145,8 @@ def emergence(model: TransformerBridge, batch: Doubled, generator: Generator) ->
     """
     scores = {k: v.mean(0) for k, v in head_scores(model, batch.tokens, batch.length).items()}
     log_probs, right = predict(model, batch.tokens)
-    bos, count = model.cfg.bos_token_id, len(batch.tokens)
-    long = repeated(count, 15, 4, model.cfg.d_vocab, bos, generator).to(batch.tokens.device)
+    long = repeated(len(batch.tokens), 15, 4, model.cfg.d_vocab, bos(model), generator)
+    long = long.to(batch.tokens.device)
     icl = icl_score(predict(model, long)[0], early=10, late=50)
     return {
         "prefix": scores["prefix"].max().item(),

@@ -39,7 +39,7 @@ def predict(
 
 def icl_score(
     log_probs: Float[Tensor, "batch entry"], early: int, late: int
-) -> Float[Tensor, batch]:
+) -> Float[Tensor, "batch"]:
     """In-context-learning score: loss at entry ``late`` minus loss at entry ``early``, in nats.
 
     Negative when context helps. Olsson et al. 2022 take the 50th and 500th token of texts.
@@ -47,7 +47,7 @@ def icl_score(
     return log_probs[:, early] - log_probs[:, late]
 
 
-def mean_se(values: Float[Tensor, sample]) -> tuple[float, float]:
+def mean_se(values: Float[Tensor, "sample"]) -> tuple[float, float]:
     """Mean and standard error over independent samples."""
     if len(values) < 2:
         return values.mean().item(), 0.0

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import unknown
-from .induction import recipe as induction_recipe
+from .induction import detour
+from .induction import recipe as induction
 from .loop import Recipe
 from .loop import train as train_recipe
 
-_RECIPES = {f"induction-{seed}": (induction_recipe, seed) for seed in range(3)}
+_RECIPES = {f"induction-{seed}": (induction, seed) for seed in range(3)} | {"detour": (detour, 2)}
 
 
 def names() -> list[str]:

@@ -1,17 +1,26 @@
-"""Recipe ``induction-N``: a two-layer GPT-2 that learns to copy what repeats.
+"""Recipes ``induction-N`` and ``detour``: a two-layer GPT-2 that learns to copy what repeats.
 
-Data: BOS, then a random segment of 3 to 32 tokens, repeated until the sequence is full. Half of
+Data: BOS, then a random segment of 12 to 32 tokens, repeated until the sequence is full. Half of
 the sequences draw the segment uniformly, half from a fixed random Markov chain, so that there
-are bigram statistics to learn as well. Three choices matter, each found by measurement:
+are bigram statistics to learn as well. Five choices matter, each found by measurement:
 
 - every sequence starts at a random position embedding (0 .. 32). Without this, absolute
   positions let the model store pairs of neighbours far away from where they stand, and it
   predicts the second copy with hardly any prefix matching;
 - the Markov half speeds the appearance of induction heads several times;
-- wide heads (32) make the previous-token head sharp.
+- wide heads (32) make the previous-token head sharp;
+- position embeddings start as sinusoids (and are then trained), which makes one step back easy
+  to find at every position at once;
+- segments of fewer than 12 tokens reward copying *any* recent token, which holds induction up.
+  With segments from 3 tokens on, about a third of the seeds sit on that plateau for a thousand
+  steps and then find a detour: they look two back to match and one back to copy, attend L-2 back,
+  and predict as well with no prefix matching at all. ``detour`` is such a seed (from random
+  position embeddings), kept because it shows what a score can miss.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -21,23 +30,46 @@ from .loop import Batch, Recipe
 
 VOCAB, BOS = 512, 511
 LENGTH, SHIFTS = 64, 33
-SEGMENT = 3, 32
+LONGEST = 32
 BATCH = 32
-CHECKPOINTS = (0, 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1300, 2000, 3500, 6000)
+CHECKPOINTS = (0, 100, 200, 300, 400, 450, 500, 550, 600, 700, 850, 1000, 1500, 2500, 4000)
+DETOUR_CHECKPOINTS = (0, 500, 1000, 1300, 2000, 6000)
 
 
 def recipe(seed: int) -> Recipe:
-    """The recipe of one seed; seed and step decide the data, the seed alone the Markov chain."""
+    """``induction-N``; seed and step decide the data, the seed alone the Markov chain."""
+    finds = "grows a previous-token head and induction heads"
+    return _recipe(f"induction-{seed}", seed, CHECKPOINTS, 12, _sinusoids, "sinusoids", finds)
+
+
+def detour(seed: int) -> Recipe:
+    """``detour``: segments from 3 tokens on, random positions, a seed that takes the detour."""
+    finds = (
+        "does so without induction heads: its\n"
+        "heads match two back, copy one back, and attend one place too late"
+    )
+    return _recipe("detour", seed, DETOUR_CHECKPOINTS, 3, _as_it_is, "random values", finds)
+
+
+def _recipe(
+    name: str,
+    seed: int,
+    checkpoints: tuple[int, ...],
+    shortest: int,
+    prepare: Callable[[GPT2LMHeadModel], None],
+    positions: str,
+    finds: str,
+) -> Recipe:
     chain = markov_chain(VOCAB - 1, 2.0, seed=1000 + seed)
 
     def batch(step: int) -> Batch:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        tokens = _sample(chain, generator)
+        tokens = _sample(chain, shortest, generator)
         shift = torch.randint(0, SHIFTS, (BATCH, 1), generator=generator)
         return tokens, torch.arange(LENGTH - 1) + shift
 
     return Recipe(
-        name=f"induction-{seed}",
+        name=name,
         seed=seed,
         config=GPT2Config(
             vocab_size=VOCAB,
@@ -54,19 +86,41 @@ def recipe(seed: int) -> Recipe:
             use_cache=False,
         ),
         batch=batch,
-        steps=CHECKPOINTS[-1],
-        checkpoints=CHECKPOINTS,
+        steps=checkpoints[-1],
+        checkpoints=checkpoints,
         held_out=_held_out,
-        card=_CARD.format(seed=seed),
+        card=_CARD.format(
+            name=name,
+            seed=seed,
+            steps=checkpoints[-1],
+            shortest=shortest,
+            positions=positions,
+            finds=finds,
+        ),
+        prepare=prepare,
     )
 
 
-def _sample(chain: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _as_it_is(network: GPT2LMHeadModel) -> None:
+    """Leave the initial weights alone."""
+
+
+def _sinusoids(network: GPT2LMHeadModel) -> None:
+    """Start the position embeddings as sinusoids of wavelengths 2 pi .. 200 pi, amplitude .05."""
+    weight = network.transformer.wpe.weight
+    place = torch.arange(weight.shape[0])[:, None]
+    angle = place * 100.0 ** (-torch.arange(0, weight.shape[1], 2) / weight.shape[1])
+    with torch.no_grad():
+        weight[:, 0::2] = 0.05 * torch.sin(angle)
+        weight[:, 1::2] = 0.05 * torch.cos(angle)
+
+
+def _sample(chain: torch.Tensor, shortest: int, generator: torch.Generator) -> torch.Tensor:
     """One batch of token ids: (BATCH, LENGTH)."""
-    period = torch.randint(SEGMENT[0], SEGMENT[1] + 1, (BATCH, 1), generator=generator)
-    segment = torch.randint(0, VOCAB - 1, (BATCH, SEGMENT[1]), generator=generator)
-    draw = torch.rand(BATCH // 2, SEGMENT[1], 1, generator=generator)
-    for t in range(1, SEGMENT[1]):
+    period = torch.randint(shortest, LONGEST + 1, (BATCH, 1), generator=generator)
+    segment = torch.randint(0, VOCAB - 1, (BATCH, LONGEST), generator=generator)
+    draw = torch.rand(BATCH // 2, LONGEST, 1, generator=generator)
+    for t in range(1, LONGEST):
         rows = chain[segment[: BATCH // 2, t - 1]]
         found = torch.searchsorted(rows, draw[:, t].contiguous())[:, 0]
         segment[: BATCH // 2, t] = found.clamp_max(VOCAB - 2)
@@ -86,20 +140,19 @@ def _held_out(network: GPT2LMHeadModel) -> dict[str, float]:
 
 
 _CARD = """\
-# induction-{seed}
+# {name}
 
 A GPT-2-architecture model of 2 layers (4 heads of 32, width 128, MLP 256, vocabulary 512 with
 BOS = 511, 96 positions) trained from scratch by the recipe `iclutils.training.induction`, seed
-{seed}, to be looked into: it learns to copy what repeats, and grows a previous-token head and
-induction heads.
+{seed}, to be looked into: it learns to copy what repeats, and {finds}.
 
-- **Data**: synthetic. Random segments of 3 to 32 tokens repeated to 64; half uniform, half from
-  a fixed random Markov chain. No text, no personal data.
-- **Training**: 6000 steps of 32 sequences, AdamW (betas .9, .98; weight decay .01 on matrices),
-  peak rate 1e-3, 100 warm-up steps, cosine to 5 %, clipping at 1. `training.jsonl` is the log,
-  `step-*` are checkpoints along the way.
+- **Data**: synthetic. Random segments of {shortest} to 32 tokens repeated to 64; half uniform,
+  half from a fixed random Markov chain. No text, no personal data.
+- **Training**: {steps} steps of 32 sequences, position embeddings starting as {positions},
+  AdamW (betas .9, .98; weight decay .01 on matrices), peak rate 1e-3, 100 warm-up steps, cosine
+  to 5 %, clipping at 1. `training.jsonl` is the log, `step-*` are checkpoints along the way.
 - **Storage**: weights in half precision (safetensors), computed in single.
-- **Rebuild**: `python -m iclutils train induction-{seed}`. The same machine and versions give
+- **Rebuild**: `python -m iclutils train {name}`. The same machine and versions give
   the same weights bit for bit, also after an interruption; others give a different model of the
   same kind.
 - **Limits**: it knows no language. Sequences longer than 96 tokens are refused; positions

@@ -38,7 +38,8 @@ class Recipe:
     """Everything that decides a model's weights.
 
     ``batch(step)`` gives token ids and the position each input token is embedded at;
-    ``held_out(network)`` gives numbers for the log; ``card`` is the model card's text.
+    ``held_out(network)`` gives numbers for the log; ``card`` is the model card's text;
+    ``prepare(network)`` may change the initial weights.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Recipe:
     checkpoints: tuple[int, ...]
     held_out: Callable[[GPT2LMHeadModel], dict[str, float]]
     card: str
+    prepare: Callable[[GPT2LMHeadModel], None] = lambda network: None
     peak_rate: float = 1e-3
     warmup: int = 100
     floor: float = 0.05
@@ -97,6 +99,7 @@ def train(recipe: Recipe, work: Path, progress: bool = True) -> Path:
 def _run(recipe: Recipe, work: Path, progress: bool) -> None:
     torch.manual_seed(recipe.seed)
     network = GPT2LMHeadModel(recipe.config).train()
+    recipe.prepare(network)
     optimizer = _optimizer(network, recipe)
     log = work / "training.jsonl"
     start = _resume(work / "resume.safetensors", recipe, network, optimizer)
