@@ -164,13 +164,14 @@ def curves(
 
 
 def null_histogram(
-    null: Mapping[str, Sequence[float]], found: Mapping[str, float], xlabel: str
+    groups: Mapping[str, Sequence[float]], found: Mapping[str, float], xlabel: str
 ) -> Figure:
-    """Histograms of null distributions and vertical lines for what was found."""
+    """Histograms of a null distribution and others on common bins, lines for single values."""
     figure, (axes,) = canvas(height=2.6)
-    for (name, values), colour in zip(null.items(), (GREY, "#b0b0b0"), strict=False):
-        axes.hist(values, bins=24, color=colour, alpha=0.7, label=name)
-    for (name, value), colour in zip(found.items(), COLOURS, strict=False):
+    top = max(max(values) for values in groups.values()) or 1.0
+    for (name, values), colour in zip(groups.items(), (GREY, BLUE, GREEN), strict=False):
+        axes.hist(values, bins=24, range=(0, top), color=colour, alpha=0.7, label=name)
+    for (name, value), colour in zip(found.items(), (ORANGE, PINK), strict=False):
         axes.axvline(value, color=colour, lw=2, label=name)
     axes.set(xlabel=xlabel, ylabel="head pairs")
     axes.legend()

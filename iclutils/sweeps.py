@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
@@ -117,7 +118,8 @@ def head_sweep(
     layers = []
     for layer in range(n_layers):
         change = fill[layer][:, None] - clean.z[layer][:width].transpose(0, 1)
-        write = torch.einsum("hpd,hdm->hpm", change, model.W_O[layer]).flatten(0, 1)
+        write = einsum(change, model.W_O[layer], "head pos d, head d model -> head pos model")
+        write = rearrange(write, "head pos model -> (head pos) model")
         here, middle = rows, clean.resid_mid[layer][position] + write
         if layer == n_layers - 1:
             mask = torch.isin(position, scored)
@@ -249,13 +251,13 @@ def _project(
 ) -> Float[Tensor, "rows head d_head"]:
     normal = model.blocks[layer].ln1(resid[None])
     flat = getattr(model.blocks[layer].attn, name)(normal)
-    return flat.reshape(len(resid), model.cfg.n_heads, model.cfg.d_head)
+    return rearrange(flat[0], "rows (head d) -> rows head d", head=model.cfg.n_heads)
 
 
 def _attention_out(
     model: TransformerBridge, layer: int, z: Float[Tensor, "rows head d_head"]
 ) -> Float[Tensor, "rows d_model"]:
-    return model.blocks[layer].attn.o(z.flatten(1)[None])[0]
+    return model.blocks[layer].attn.o(rearrange(z, "rows head d -> 1 rows (head d)"))[0]
 
 
 def _mlp(

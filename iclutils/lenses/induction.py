@@ -33,16 +33,22 @@ class Circuit:
     previous: Head
     induction: Head
     all_induction: tuple[Head, ...]
+    all_previous: tuple[Head, ...]
 
     def others(self, model: TransformerBridge) -> list[Head]:
         """Every head without a role here."""
         heads = [(la, h) for la in range(model.cfg.n_layers) for h in range(model.cfg.n_heads)]
-        return [h for h in heads if h not in (self.previous, self.induction, *self.all_induction)]
+        named = {self.previous, self.induction, *self.all_induction, *self.all_previous}
+        return [h for h in heads if h not in named]
 
     def below(self, model: TransformerBridge) -> list[Head]:
-        """Heads in layers before the induction head, other than the previous-token head."""
+        """Heads in layers before the induction head that are no previous-token heads."""
         heads = [(la, h) for la in range(self.induction[0]) for h in range(model.cfg.n_heads)]
-        return [h for h in heads if h != self.previous]
+        return [h for h in heads if h not in self.all_previous]
+
+    def pairs(self) -> list[tuple[Head, Head]]:
+        """Every previous-token head with every induction head above it."""
+        return [(a, b) for a in self.all_previous for b in self.all_induction if a[0] < b[0]]
 
 
 @dataclass(frozen=True)
@@ -88,12 +94,17 @@ def find(model: TransformerBridge, batch: Doubled) -> Circuit:
     prefix = scores["prefix"].clone()
     prefix[0] = 0  # nothing below layer 0 could feed a head there
     induction = strongest(prefix)
-    heads = torch.nonzero(prefix > LABEL).tolist() or [list(induction)]
+    below = scores["previous"][: induction[0]]
     return Circuit(
-        previous=strongest(scores["previous"][: induction[0]]),
+        previous=strongest(below),
         induction=induction,
-        all_induction=tuple((la, h) for la, h in heads),
+        all_induction=_labelled(prefix) or (induction,),
+        all_previous=_labelled(below) or (strongest(below),),
     )
+
+
+def _labelled(scores: Float[Tensor, "layer head"]) -> tuple[Head, ...]:
+    return tuple((la, h) for la, h in torch.nonzero(scores > LABEL).tolist())
 
 
 def cause(model: TransformerBridge, batch: Doubled, circuit: Circuit, other: Doubled) -> Cause:
