@@ -4,7 +4,7 @@ A component is a set of attention heads (their ``z``, before ``W_O``) or a set o
 layers. Its output is replaced at every position by zero, by its mean over the batch and the
 positions, or by what it computes on *other* sequences of the same shape (resample). Zero is off
 the model's usual path and can hurt for that reason alone; resample keeps the statistics and
-removes the content. ``direct_k_input`` patches a single edge: one head's write into another
+removes the content. ``direct_k_input`` patches single edges: some heads' writes into another
 head's key input, and nothing else (path patching; Wang et al. 2022).
 """
 
@@ -125,43 +125,48 @@ def run(
 
 
 def direct_k_input(
-    model: TransformerBridge, tokens: Tokens, source: Head, target: Head, other: Other
+    model: TransformerBridge, tokens: Tokens, sources: Iterable[Head], target: Head, other: Other
 ) -> Float[Tensor, "batch dest src"]:
-    """Attention pattern of ``target`` after patching only ``source`` -> its key input.
+    """Attention pattern of ``target`` after patching only ``sources`` -> its key input.
 
-    The source head's write is replaced by its write on ``other`` in the copy of the residual
-    stream that the target head's keys read. Queries, values and every other reader keep the
-    clean one, so a change of the pattern is K-composition and nothing else.
+    What the source heads write is replaced by what they write on ``other`` in the copy of the
+    residual stream that the target head's keys read. Queries, values and every other reader keep
+    the clean one, so a change of the pattern is K-composition and nothing else.
 
     Raises:
         IclError: if the target is not in a later layer, the shapes differ, or the model cannot
             fork its inputs.
     """
-    (l1, h1), (l2, h2) = source, target
-    if l2 <= l1:
-        raise IclError(f"No path from {l1}.{h1} to {l2}.{h2}: the target must be in a later layer.")
+    sources, (layer, head) = list(sources), target
+    for la, h in sources:
+        if la >= layer:
+            raise IclError(
+                f"No path from {la}.{h} to {layer}.{head}: the target must be in a later layer."
+            )
     if not hasattr(model, "set_use_split_qkv_input"):
         raise IclError("This model cannot fork the inputs of queries, keys and values.")
     _same_shape(tokens, other)
-    name = z_name(l1)
-    _, clean = cached(model, tokens, [name])
-    _, foreign = cached(model, other, [name])
-    change = (foreign[name][:, :, h1] - clean[name][:, :, h1]) @ model.W_O[l1, h1]
+    names = {z_name(la) for la, _ in sources}
+    (_, clean), (_, foreign) = cached(model, tokens, names), cached(model, other, names)
+    change = sum(
+        (foreign[z_name(la)][:, :, h] - clean[z_name(la)][:, :, h]) @ model.W_O[la, h]
+        for la, h in sources
+    )
 
     def shift(resid: Tensor, hook: object) -> Tensor:
         resid = resid.clone()
-        resid[:, :, h2] += change
+        resid[:, :, head] += change
         return resid
 
     before = model.cfg.use_split_qkv_input
     model.set_use_split_qkv_input(True)
     try:
         _, seen = run(
-            model, tokens, [(f"blocks.{l2}.attn.hook_k_input", shift)], [pattern_name(l2)]
+            model, tokens, [(f"blocks.{layer}.attn.hook_k_input", shift)], [pattern_name(layer)]
         )
     finally:
         model.set_use_split_qkv_input(before)
-    return seen[pattern_name(l2)][:, h2]
+    return seen[pattern_name(layer)][:, head]
 
 
 def _replacements(

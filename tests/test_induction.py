@@ -66,6 +66,8 @@ def test_cutting_the_wire_is_what_stops_it(built: tuple) -> None:
     assert cut.before.min() > 0.99
     assert cut.without_path.max() < 0.2
     assert cut.without_previous.max() < 0.2
+    torch.testing.assert_close(cut.without_all_previous, cut.without_previous)
+    torch.testing.assert_close(cut.without_all_paths, cut.without_path)
     assert set(cut.without_other) == {(0, 1)}
     torch.testing.assert_close(cut.without_other[0, 1], cut.before)
 

@@ -108,7 +108,7 @@ def test_the_path_into_keys_equals_a_recomputed_pattern(tmp_path: Path) -> None:
     hidden = torch.ones(9, 9).triu(1).bool()
     expected = scores.masked_fill(hidden, -torch.inf).softmax(-1)
 
-    got = direct_k_input(model, x, (l1, h1), (l2, h2), other)
+    got = direct_k_input(model, x, [(l1, h1)], (l2, h2), other)
     torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=1e-3)
     before = models.cached(model, x, [pattern_name(l2)])[1][pattern_name(l2)][:, h2]
     assert (got - before).abs().max() > 1e-2, "the test's patch has no effect to compare"
@@ -119,7 +119,7 @@ def test_the_path_into_keys_equals_a_recomputed_pattern(tmp_path: Path) -> None:
 def test_patching_a_path_with_itself_changes_nothing(tmp_path: Path) -> None:
     model, x = tiny_gpt2(tmp_path), tokens(2, 9)
     _, cache = models.cached(model, x, [pattern_name(1)])
-    same = direct_k_input(model, x, (0, 0), (1, 3), x)
+    same = direct_k_input(model, x, [(0, 0), (0, 2)], (1, 3), x)
     torch.testing.assert_close(same, cache[pattern_name(1)][:, 3], atol=1e-6, rtol=1e-5)
 
 
@@ -132,7 +132,7 @@ def test_patching_a_path_with_itself_changes_nothing(tmp_path: Path) -> None:
             lambda m, x: head_ablation(m, x, [(0, 0)], "resample", x[:1]),
             "sequences of the same shape",
         ),
-        (lambda m, x: direct_k_input(m, x, (1, 0), (1, 1), x), "must be in a later layer"),
+        (lambda m, x: direct_k_input(m, x, [(1, 0)], (1, 1), x), "must be in a later layer"),
         (lambda m, x: run(m, tokens(1, 49), []), "reads at most 48"),
     ],
 )

@@ -58,6 +58,8 @@ class Cause:
     before: Float[Tensor, "batch"]
     without_previous: Float[Tensor, "batch"]
     without_path: Float[Tensor, "batch"]
+    without_all_previous: Float[Tensor, "batch"]
+    without_all_paths: Float[Tensor, "batch"]
     without_other: dict[Head, Float[Tensor, "batch"]]
 
 
@@ -108,10 +110,11 @@ def _labelled(scores: Float[Tensor, "layer head"]) -> tuple[Head, ...]:
 
 
 def cause(model: TransformerBridge, batch: Doubled, circuit: Circuit, other: Doubled) -> Cause:
-    """Cut the circuit in three ways and measure the induction head's prefix matching.
+    """Cut the circuit and measure what remains of the induction head's prefix matching.
 
     Mean-ablate the previous-token head; patch only its write into the induction head's keys with
-    its write on ``other``; mean-ablate each other head below (the control).
+    its write on ``other``; both again for all previous-token heads at once; mean-ablate each
+    other head below (the control).
 
     Raises:
         IclError: if the two batches differ in shape.
@@ -119,17 +122,22 @@ def cause(model: TransformerBridge, batch: Doubled, circuit: Circuit, other: Dou
     layer, head = circuit.induction
     watch = [pattern_name(layer)]
 
-    def matching(cut: Sequence[Head]) -> Tensor:
+    def ablated(cut: Sequence[Head]) -> Tensor:
         hooks = head_ablation(model, batch.tokens, cut, "mean", other.tokens)
         _, seen = run(model, batch.tokens, hooks, watch)
         return prefix_matching(seen[watch[0]][:, head], batch.length)
 
-    path = direct_k_input(model, batch.tokens, circuit.previous, circuit.induction, other.tokens)
+    def patched(cut: Sequence[Head]) -> Tensor:
+        pattern = direct_k_input(model, batch.tokens, cut, circuit.induction, other.tokens)
+        return prefix_matching(pattern, batch.length)
+
     return Cause(
-        before=matching([]),
-        without_previous=matching([circuit.previous]),
-        without_path=prefix_matching(path, batch.length),
-        without_other={h: matching([h]) for h in circuit.below(model)},
+        before=ablated([]),
+        without_previous=ablated([circuit.previous]),
+        without_path=patched([circuit.previous]),
+        without_all_previous=ablated(circuit.all_previous),
+        without_all_paths=patched(circuit.all_previous),
+        without_other={h: ablated([h]) for h in circuit.below(model)},
     )
 
 
