@@ -108,6 +108,18 @@ def test_olssons_evaluator_sums_over_all_earlier_followers() -> None:
     torch.testing.assert_close(got, total / queries)
 
 
+def test_olssons_evaluator_reads_every_head(tmp_path: Path) -> None:
+    model = tiny_gpt2(tmp_path)
+    tokens = repeated(2, 5, 4, 60, 59, torch.Generator().manual_seed(0))
+    scores = attention.olsson_scores(model, tokens)
+    _, cache = cached(model, tokens, ["blocks.1.attn.hook_pattern"])
+    assert scores.shape == (2, 3, 4)
+    followers = [(q, k + 1) for q in range(6, 21) for k in range(q - 5, 0, -5)]
+    total = sum(cache["pattern", 1][0, 2, q, k] for q, k in followers) / 15
+    if len(set(tokens[0, 1:6].tolist())) == 5:  # no chance repeats: followers is complete
+        torch.testing.assert_close(scores[0, 1, 2], total)
+
+
 def test_olssons_evaluator_refuses_what_never_repeats() -> None:
     tokens = torch.arange(6)[None]
     with pytest.raises(IclError, match="nothing to match"):

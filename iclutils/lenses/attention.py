@@ -136,6 +136,19 @@ def head_scores(
     return {name: torch.stack([row[name] for row in layers], 1) for name in layers[0]}
 
 
+def olsson_scores(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch layer head"]:
+    """Olsson's evaluator for every head (see ``olsson_prefix_matching``).
+
+    Raises:
+        IclError: if the tokens do not fit the model or never repeat.
+    """
+    _, cache = cached(model, tokens, lambda name: name.endswith("attn.hook_pattern"))
+    layers = range(model.cfg.n_layers)
+    return torch.stack([olsson_prefix_matching(cache["pattern", la], tokens) for la in layers], 1)
+
+
 def uniform_baselines(length: int) -> dict[str, float]:
     """Each score of ``head_scores`` for a head that attends evenly."""
     even = uniform_pattern(2 * length + 1)
