@@ -116,8 +116,8 @@ def test_olssons_evaluator_reads_every_head(tmp_path: Path) -> None:
     assert scores.shape == (2, 3, 4)
     followers = [(q, k + 1) for q in range(6, 21) for k in range(q - 5, 0, -5)]
     total = sum(cache["pattern", 1][0, 2, q, k] for q, k in followers) / 15
-    if len(set(tokens[0, 1:6].tolist())) == 5:  # no chance repeats: followers is complete
-        torch.testing.assert_close(scores[0, 1, 2], total)
+    assert len(set(tokens[0, 1:6].tolist())) == 5, "a chance repeat: followers is incomplete"
+    torch.testing.assert_close(scores[0, 1, 2], total)
 
 
 def test_olssons_evaluator_refuses_what_never_repeats() -> None:
