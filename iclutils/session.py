@@ -99,7 +99,7 @@ def begin(tier: str = "mini", model: str = "", seed: int = 0, device: str = "aut
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     what = model or "the tier's own models"
-    print(f"In-Context Learning, Taken Apart: {chosen.name} tier, {what}, seed {seed}, {where}")
+    print(f"{chosen.name} tier, {what}, seed {seed}, {where}")
     return Session(chosen, model, seed, where)
 
 

@@ -35,7 +35,7 @@ def test_beginning_says_what_runs_where(capsys: pytest.CaptureFixture[str]) -> N
     book = iclutils.begin(seed=4)
     assert (book.tier.name, book.seed, book.device) == ("mini", 4, "cpu")
     assert capsys.readouterr().out == (
-        "In-Context Learning, Taken Apart: mini tier, the tier's own models, seed 4, cpu\n"
+        "mini tier, the tier's own models, seed 4, cpu\n"
     )
 
 
