@@ -13,7 +13,7 @@ import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 
@@ -44,7 +44,13 @@ class Session:
         return models.load(name, device=self.device, **options)
 
     def check(
-        self, claim_id: str, value: float, spread: float = 0.0, *, count: int = 1, **detail: Any
+        self,
+        claim_id: str,
+        value: SupportsFloat,
+        spread: float = 0.0,
+        *,
+        count: int = 1,
+        **detail: Any,
     ) -> None:
         """Judge a measured value against its claim; on the reader's own model, only report it.
 
@@ -63,7 +69,7 @@ class Session:
             return
         claims.check(
             claim_id,
-            value,
+            float(value),
             tier=self.tier.name,
             model=", ".join(self.tier.models(claim.chapter)),
             seed=self.seed,

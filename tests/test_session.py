@@ -34,9 +34,7 @@ def score(make_ledger: Callable[..., Path]) -> None:
 def test_beginning_says_what_runs_where(capsys: pytest.CaptureFixture[str]) -> None:
     book = iclutils.begin(seed=4)
     assert (book.tier.name, book.seed, book.device) == ("mini", 4, "cpu")
-    assert capsys.readouterr().out == (
-        "mini tier, the tier's own models, seed 4, cpu\n"
-    )
+    assert capsys.readouterr().out == ("mini tier, the tier's own models, seed 4, cpu\n")
 
 
 def test_a_model_of_the_paper_tier_means_that_tier(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from ..errors import unknown
 from .induction import detour
-from .induction import recipe as induction
+from .induction import recipe as copying
 from .loop import Recipe
 from .loop import train as train_recipe
 
-_RECIPES = {f"induction-{seed}": (induction, seed) for seed in range(3)} | {"detour": (detour, 2)}
+_RECIPES = {f"induction-{seed}": (copying, seed) for seed in range(3)} | {"detour": (detour, 2)}
 
 
 def names() -> list[str]:
