@@ -149,9 +149,14 @@ def curves(
     log_x: bool = False,
     marks: Sequence[float] = (),
 ) -> Figure:
-    """One panel per quantity, one line per series: (x, y)."""
-    figure, axes = canvas(len(panels), width=3.2 * len(panels), height=2.8)
-    for ax, (title, lines) in zip(axes, panels.items(), strict=True):
+    """One panel per quantity, two in a row, one line per series: (x, y)."""
+    rows = (len(panels) + 1) // 2
+    plt.rcParams.update(STYLE)
+    figure, grid = plt.subplots(rows, 2, figsize=(7, 2.6 * rows), layout="constrained")
+    axes = list(grid.flat)
+    for ax in axes[len(panels) :]:
+        ax.set_visible(False)
+    for ax, (title, lines) in zip(axes, panels.items(), strict=False):
         for (name, (x, y)), colour in zip(lines.items(), COLOURS, strict=False):
             ax.plot(x, y, "o-", ms=3, lw=1, color=colour, label=name)
         for mark in marks:
