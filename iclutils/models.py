@@ -82,7 +82,8 @@ def load(
 
     Args:
         name_or_path: a zoo name (``"induction-0"``), a Hugging Face folder on disk, a name in
-            ``HUB`` (``"gpt2"``), or any ``owner/name`` of the hub together with ``revision``.
+            ``HUB`` (``"gpt2"``), or any ``owner/name`` of the hub together with ``revision``,
+            also written ``owner/name@revision``.
         step: for a zoo model, one of its training checkpoints; the final one if omitted.
         revision: full 40-hex commit of a hub repository; only for models not in ``HUB``.
         device: where to put it.
@@ -104,7 +105,8 @@ def load(
             listed = [p.name for p in folder.glob("*.safetensors")] + ["config.json"]
             check_sums(folder, listed, "Copy the folder again.")
     else:
-        folder = _fetch(name, revision)
+        repo, _, pinned = name.partition("@")
+        folder = _fetch(repo, pinned or revision)
     bridge = _boot(folder, name, device)
     bridge.eval().requires_grad_(False)
     if "blocks.0.attn.hook_pattern" not in _hooks_that_fire(bridge):
@@ -187,8 +189,9 @@ def _fetch(name: str, revision: str | None) -> Path:
         raise IclError(f"There is no folder {name!r}.")
     if known is None and not re.fullmatch(r"[0-9a-f]{40}", revision or ""):
         raise IclError(
-            f"Hub models are pinned: load({name!r}, revision=...) needs the full 40-hex commit "
-            f"(it is shown under 'Files and versions' on the model's page); got {revision!r}."
+            f"{name!r} is no folder on disk, and a hub model must be pinned: write "
+            f"{name}@COMMIT with the full 40-hex commit, which its page shows under 'Files and "
+            f"versions'; got {revision!r}."
         )
     if known is not None and revision not in (None, known.revision):
         raise IclError(f"{name!r} is pinned to revision {known.revision}; leave revision out.")

@@ -88,8 +88,8 @@ def check_parameters(notebook: Path, given: dict[str, Any]) -> dict[str, Any]:
             raise unknown(f"parameter of {notebook.stem}", name, known)
         if type(value) is not type(known[name]):
             raise IclError(
-                f"Parameter {name} of {notebook.stem} is a {type(known[name]).__name__} "
-                f"(default {known[name]!r}); got {value!r}, a {type(value).__name__}."
+                f"Parameter {name} of {notebook.stem} must be of type {type(known[name]).__name__} "
+                f"(default {known[name]!r}); got {value!r}, of type {type(value).__name__}."
             )
     return known | given
 

@@ -161,8 +161,10 @@ def test_an_offline_hub_cache_without_the_model_is_one_clear_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(IclError, match="Could not fetch"):
-        models.load("owner/name", revision="a" * 40)
+    for call in ({"revision": "a" * 40}, {}):
+        name = "owner/name" if call else "owner/name@" + "a" * 40
+        with pytest.raises(IclError, match="Could not fetch owner/name at aaaaaaaaaaaa"):
+            models.load(name, **call)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +173,7 @@ def test_an_offline_hub_cache_without_the_model_is_one_clear_error(
         (lambda: models.load("gtp2"), "Unknown model 'gtp2'. Did you mean 'gpt2'"),
         (lambda: models.load("owner/name"), "full 40-hex commit"),
         (lambda: models.load("owner/name", revision="main"), "full 40-hex commit"),
+        (lambda: models.load("owner/name@main"), "full 40-hex commit.*got 'main'"),
         (lambda: models.load("gpt2", revision="a" * 40), "is pinned to revision"),
         (lambda: models.load("gpt2", step=3), "Only zoo models have training steps"),
         (lambda: models.load("./no/such/folder"), "There is no folder"),
