@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import BOS, CONTEXT, VOCAB, save_gpt2, tiny_gpt2, tokens
+from tiny import BOS, CONTEXT, VOCAB, save_gpt2, save_neox, tiny_gpt2, tokens
 from transformers import (
     GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
     MambaConfig,
     MambaForCausalLM,
 )
@@ -39,16 +37,7 @@ def test_patterns_scores_and_residual_can_be_edited_and_have_gradients(
     if kind == "gpt2":
         bridge = tiny_gpt2(tmp_path)
     else:
-        torch.manual_seed(0)
-        config = GPTNeoXConfig(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=64,
-            max_position_embeddings=CONTEXT,
-        )
-        GPTNeoXForCausalLM(config).save_pretrained(tmp_path)
+        save_neox(tmp_path)
         bridge = models.load(tmp_path)
     x = tokens(2, 12)
     plain = models.logits(bridge, x)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny import BOS, VOCAB, tiny_gpt2
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+from tiny import BOS, VOCAB, save_neox, tiny_gpt2
 
 from iclutils import IclError, models, sweeps
 from iclutils.interventions import mlp_name, run, z_name
@@ -96,19 +95,7 @@ def test_gappy_entries_are_scored_too(model: TransformerBridge) -> None:
 
 
 def test_other_architectures_take_the_slow_way_and_agree(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    config = GPTNeoXConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=48,
-        use_parallel_residual=False,
-        initializer_range=0.3,
-        bos_token_id=BOS,
-    )
-    GPTNeoXForCausalLM(config).save_pretrained(tmp_path)
+    save_neox(tmp_path)
     rotary = models.load(tmp_path)
     tokens = one(8, 0)
     assert not sweeps._Clean(rotary, tokens, torch.arange(8, 16)).plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from iclutils.models import TransformerBridge, load
 
@@ -35,6 +35,23 @@ def save_gpt2(folder: Path, seed: int = 0, **changes: int) -> GPT2LMHeadModel:
                 parameter.add_(0.3 * torch.randn_like(parameter))
     network.save_pretrained(folder)
     return network
+
+
+def save_neox(folder: Path) -> None:
+    """Write a small random GPT-NeoX: rotary positions, which the sweeps leave to the loop."""
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=CONTEXT,
+        use_parallel_residual=False,
+        initializer_range=0.3,
+        bos_token_id=BOS,
+    )
+    GPTNeoXForCausalLM(config).save_pretrained(folder)
 
 
 def tiny_gpt2(folder: Path, **changes: int) -> TransformerBridge:
