@@ -112,6 +112,9 @@ def run_chapter(
     name = resolve(chapter)
     source = NOTEBOOKS / f"{name}.ipynb"
     values = check_parameters(source, given)
+    # Only what differs is injected: naming a default must give the committed notebook's cells.
+    defaults = parameters_of(source)
+    given = {name: value for name, value in given.items() if value != defaults[name]}
     tier = tiers.get(values.get("tier", "mini")).name
     own = bool(values.get("model"))
     place = build / "run" / ("own" if own else tier)

@@ -103,7 +103,9 @@ def test_an_unknown_parameter_names_the_nearest(book: Book) -> None:
 def test_a_parameter_of_another_type_is_refused(book: Book, given: dict[str, object]) -> None:
     book.add("90_demo")
     name, value = next(iter(given.items()))
-    with pytest.raises(IclError, match=rf"Parameter {name} of 90_demo is a .*; got {value!r}, a"):
+    with pytest.raises(
+        IclError, match=rf"Parameter {name} of 90_demo must be of type .*; got {value!r}, of"
+    ):
         book.run("90", **given)
     assert book.ran() == []
 
@@ -289,3 +291,21 @@ __main__.main(["run", "all"])
     assert not book.run("90").fresh, "what was finished is not run again"
     assert book.run("91").fresh
     assert book.ran() == ["90_demo", "91_other"]
+
+
+def test_naming_a_default_injects_nothing(book: Book) -> None:
+    book.add("90_demo")
+    plain = book.run("90")
+    named = run.run_chapter("90", {"seed": 0, "tier": "mini"}, book.build, progress=False)
+    assert not named.fresh, "it is the same run"
+    other = book.run("90", seed=3)
+    injected = [
+        cell
+        for cell in read_json(other.notebook)["cells"]
+        if "injected-parameters" in cell["metadata"].get("tags", [])
+    ]
+    assert len(injected) == 1
+    forced = run.run_chapter("90", {"seed": 0}, book.build, progress=False, force=True)
+    counts = [c.get("execution_count") for c in read_json(forced.notebook)["cells"]]
+    assert counts == [1, 2]
+    assert plain.notebook == forced.notebook
