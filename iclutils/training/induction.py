@@ -12,10 +12,10 @@ are bigram statistics to learn as well. Five choices matter, each found by measu
 - position embeddings start as sinusoids (and are then trained), which makes one step back easy
   to find at every position at once;
 - segments of fewer than 12 tokens reward copying *any* recent token, which holds induction up.
-  With segments from 3 tokens on, about a third of the seeds sit on that plateau for a thousand
-  steps and then find a detour: they look two back to match and one back to copy, attend L-2 back,
-  and predict as well with no prefix matching at all. ``detour`` is such a seed (from random
-  position embeddings), kept because it shows what a score can miss.
+  With segments from 3 tokens on, two of nine runs sat on that plateau for a thousand steps and
+  then found a detour: they attend L-2 back and predict as well with no prefix matching at all.
+  ``detour`` is one of them (from random position embeddings), kept because it shows what a score
+  can miss.
 """
 
 from __future__ import annotations
