@@ -147,7 +147,6 @@ def curves(
     panels: Mapping[str, Mapping[str, Line]],
     xlabel: str,
     log_x: bool = False,
-    marks: Sequence[float] = (),
 ) -> Figure:
     """One panel per quantity, two in a row, one line per series: (x, y)."""
     rows = (len(panels) + 1) // 2
@@ -159,8 +158,6 @@ def curves(
     for ax, (title, lines) in zip(axes, panels.items(), strict=False):
         for (name, (x, y)), colour in zip(lines.items(), COLOURS, strict=False):
             ax.plot(x, y, "o-", ms=3, lw=1, color=colour, label=name)
-        for mark in marks:
-            ax.axvline(mark, color=GREY, ls=":", lw=1)
         if log_x:
             ax.set_xscale("symlog", linthresh=100)
         ax.set(title=title, xlabel=xlabel)

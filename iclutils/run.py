@@ -130,7 +130,7 @@ def run_chapter(
     partial = place / f"{name}.partial.ipynb"
     partial.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _environment(ICLUTILS_RESULTS=str(results.resolve()), ICLUTILS_PROGRESS="0"):
+        with _environment(ICLUTILS_RESULTS=str(results.resolve())):
             papermill.execute_notebook(
                 str(source),
                 str(partial),

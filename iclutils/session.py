@@ -8,11 +8,8 @@ what will run where, and gives the notebook its sizes (``book.tier``), its model
 
 from __future__ import annotations
 
-import os
-import sys
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, SupportsFloat
 
 import torch
@@ -107,16 +104,6 @@ def begin(tier: str = "mini", model: str = "", seed: int = 0, device: str = "aut
     what = model or "the tier's own models"
     print(f"{chosen.name} tier, {what}, seed {seed}, {where}")
     return Session(chosen, model, seed, where)
-
-
-def progress() -> bool:
-    """Whether to show progress bars: not where output is compared (``ICLUTILS_PROGRESS=0``)."""
-    return os.environ.get("ICLUTILS_PROGRESS", "1") != "0"
-
-
-def on_colab() -> bool:
-    """Whether this is Google Colab."""
-    return "google.colab" in sys.modules or Path("/content/sample_data").is_dir()
 
 
 def _device(name: str) -> str:

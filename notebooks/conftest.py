@@ -12,9 +12,8 @@ RESULTS = tempfile.TemporaryDirectory(prefix="iclutils-")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Generator[None, None, None]:
-    """A kernel starts with its first cell: no bars, no results kept."""
+    """A kernel starts with its first cell: no hub, no results kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
-        patch.setenv("ICLUTILS_PROGRESS", "0")
         patch.setenv("ICLUTILS_RESULTS", RESULTS.name)
         return (yield)

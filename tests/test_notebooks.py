@@ -290,7 +290,7 @@ def nbval(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bool]]:
         (folder / f"{stem}.ipynb").write_text(json.dumps(notebook))
     options = ["--nbval", "--nbval-current-env", "--nbval-sanitize-with", str(SANITIZE)]
     plain = ["-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"]
-    environment = {"ICLUTILS_RESULTS": str(folder / "results"), "ICLUTILS_PROGRESS": "0"}
+    environment = {"ICLUTILS_RESULTS": str(folder / "results")}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *plain, *options, "--junitxml=out.xml", "."],
         cwd=folder,

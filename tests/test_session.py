@@ -10,7 +10,7 @@ import torch
 import yaml
 
 import iclutils
-from iclutils import claims, session, tiers
+from iclutils import claims, tiers
 from iclutils.errors import IclError
 from iclutils.files import read_json
 
@@ -133,17 +133,6 @@ def test_an_unknown_claim_is_an_error_on_every_model(tmp_path: Path) -> None:
     for model in ("", str(tmp_path)):
         with pytest.raises(IclError, match=r"Unknown claim '01\.scor'\. Did you mean '01\.score'"):
             iclutils.begin(model=model).check("01.scor", 0.9)
-
-
-@pytest.mark.parametrize(("value", "shown"), [(None, True), ("1", True), ("0", False)])
-def test_progress_is_switched_off_by_the_environment(
-    monkeypatch: pytest.MonkeyPatch, value: str | None, shown: bool
-) -> None:
-    if value is None:
-        monkeypatch.delenv("ICLUTILS_PROGRESS", raising=False)
-    else:
-        monkeypatch.setenv("ICLUTILS_PROGRESS", value)
-    assert session.progress() is shown
 
 
 def test_every_chapter_with_a_ledger_has_models_at_every_tier() -> None:
