@@ -14,6 +14,8 @@ BIN := .venv/bin
 READY := .venv/.stamp
 # Tests never reach for the hub; what they need is shipped or made on the spot.
 OFFLINE := HF_HUB_OFFLINE=1
+# Its own font list: one that names the fonts of a deleted environment makes figures complain.
+export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 300 \
   --nbval-sanitize-with tests/sanitize.cfg notebooks
 CHAPTER ?= all

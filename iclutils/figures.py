@@ -8,6 +8,7 @@ the book and the tests look for it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
+
+# A stale font list names fonts that are gone; the figures then use another, without a word.
+logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b"
 Line = tuple[Sequence[float | int], Sequence[float]]
