@@ -185,7 +185,7 @@ def _fetch(name: str, revision: str | None) -> Path:
     known = HUB.get(name)
     if known is None and "/" not in name:
         raise unknown("model", name, [*zoo.names(), *HUB, "a folder on disk", "owner/name"])
-    if Path(name).suffix or name.startswith((".", "/", "~")):
+    if name.startswith((".", "/", "~")):
         raise IclError(f"There is no folder {name!r}.")
     if known is None and not re.fullmatch(r"[0-9a-f]{40}", revision or ""):
         raise IclError(

@@ -162,6 +162,7 @@ def test_an_offline_hub_cache_without_the_model_is_one_clear_error(
         (lambda: models.load("gtp2"), "Unknown model 'gtp2'. Did you mean 'gpt2'"),
         (lambda: models.load("owner/name"), "full 40-hex commit"),
         (lambda: models.load("owner/name", revision="main"), "full 40-hex commit"),
+        (lambda: models.load("owner/name-1.4b"), "full 40-hex commit"),
         (lambda: models.load("owner/name@main"), "full 40-hex commit.*got 'main'"),
         (lambda: models.load("gpt2", revision="a" * 40), "is pinned to revision"),
         (lambda: models.load("gpt2", step=3), "Only zoo models have training steps"),
