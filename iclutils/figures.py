@@ -37,13 +37,15 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def canvas(columns: int = 1, width: float = 7.0, height: float = 3.2) -> tuple[Figure, list[Axes]]:
-    """A figure with ``columns`` axes side by side, in the book's style."""
+def canvas(
+    columns: int = 1, width: float = 7.0, height: float = 3.2, rows: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """A figure in the book's style with ``rows`` of ``columns`` axes, row by row."""
     plt.rcParams.update(STYLE)
     figure, axes = plt.subplots(
-        1, columns, figsize=(width, height), layout="constrained", squeeze=False
+        rows, columns, figsize=(width, height), layout="constrained", squeeze=False
     )
-    return figure, list(axes[0])
+    return figure, list(axes.flat)
 
 
 def halves(
@@ -154,9 +156,7 @@ def curves(
 ) -> Figure:
     """One panel per quantity, two in a row, one line per series: (x, y)."""
     rows = (len(panels) + 1) // 2
-    plt.rcParams.update(STYLE)
-    figure, grid = plt.subplots(rows, 2, figsize=(7, 2.6 * rows), layout="constrained")
-    axes = list(grid.flat)
+    figure, axes = canvas(2, height=2.6 * rows, rows=rows)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     for ax, (title, lines) in zip(axes, panels.items(), strict=False):
