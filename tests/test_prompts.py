@@ -1,0 +1,60 @@
+"""The common shape of classification prompts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from random_prompts import BOS, CUE, prompts_strategy, random_prompts
+
+from iclutils.errors import IclError
+from iclutils.tasks.prompts import Prompts, Role, class_logits, correct
+
+
+@given(prompts_strategy())
+def test_positions_hold_what_they_say(prompts: Prompts) -> None:
+    prompts.check()
+    rows = torch.arange(len(prompts))
+    assert (prompts.tokens[rows, prompts.target] == CUE).all()
+    assert (prompts.tokens.gather(1, prompts.cue_pos) == CUE).all()
+    assert (prompts.roles.gather(1, prompts.label_pos) == Role.LABEL).all()
+    assert (prompts.tokens[:, 0] == BOS).all()
+    assert (prompts.kept.sum(-1) == prompts.target + 1).all()
+
+
+def test_a_slice_loses_the_padding_that_all_have() -> None:
+    prompts = random_prompts(count=8, longest=9)
+    order = prompts.target.argsort()
+    short = prompts[order[:2]]
+    assert short.tokens.shape[1] == int(prompts.target[order[1]]) + 1
+    assert len(short) == 2
+    short.check()
+
+
+def test_probabilities_are_over_the_classes_alone() -> None:
+    prompts = random_prompts(count=2, classes=3)
+    logits = torch.zeros(2, 40)
+    logits[:, 0] = 100.0  # a word that is no label
+    logits[0, prompts.label_words[0, 1]] = 3.0
+    logits[1, prompts.label_words[1, 2]] = 3.0
+    assert class_logits(prompts, logits).argmax(-1).tolist() == [1, 2]
+    assert correct(prompts, logits).tolist() == [
+        int(prompts.gold[0]) == 1,
+        int(prompts.gold[1]) == 2,
+    ]
+
+
+def test_contradictions_are_refused() -> None:
+    prompts = random_prompts(count=2, classes=3)
+    words = prompts.label_words.clone()
+    words[0, 1] = words[0, 0]
+    with pytest.raises(IclError, match="share a label word"):
+        replace(prompts, label_words=words).check()
+    with pytest.raises(IclError, match="no demonstration"):
+        replace(prompts, demo_class=torch.zeros_like(prompts.demo_class)).check()
+    with pytest.raises(IclError, match="does not hold"):
+        replace(prompts, label_pos=prompts.label_pos - 1).check()
+    with pytest.raises(IclError, match="last token"):
+        replace(prompts, target=prompts.target - 1).check()
