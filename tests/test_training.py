@@ -29,7 +29,7 @@ def recipe(batch: object = None, steps: int = STEPS) -> loop.Recipe:
     def sample(step: int) -> loop.Batch:
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(0, 20, (4, 9), generator=generator)
-        return tokens, torch.arange(8).expand(4, 8)
+        return loop.Batch(tokens, torch.arange(8).expand(4, 8))
 
     config = GPT2Config(
         vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=19
@@ -116,7 +116,7 @@ def test_the_first_step_is_the_one_torch_takes(tmp_path: Path) -> None:
     loop.train(one, tmp_path, progress=False)
     torch.manual_seed(one.seed)
     network = GPT2LMHeadModel(one.config).train()
-    tokens, positions = one.batch(1)
+    tokens, positions, _ = one.batch(1)
     loss = network(tokens[:, :-1], position_ids=positions, labels=None).logits.log_softmax(-1)
     picked = loss.gather(-1, tokens[:, 1:, None]).mean()
     (-picked).backward()
@@ -197,9 +197,9 @@ def test_recipes_and_zoo_agree() -> None:
 
 
 def test_the_induction_data_repeat_and_depend_on_step_and_seed() -> None:
-    tokens, positions = training.recipe("induction-0").batch(7)
-    again, _ = training.recipe("induction-0").batch(7)
-    other, _ = training.recipe("induction-1").batch(7)
+    tokens, positions, _ = training.recipe("induction-0").batch(7)
+    again, *_ = training.recipe("induction-0").batch(7)
+    other, *_ = training.recipe("induction-1").batch(7)
     assert torch.equal(tokens, again)
     assert not torch.equal(tokens, other)
     assert tokens.shape == (induction.BATCH, induction.LENGTH)

@@ -92,6 +92,14 @@ def repeated(
     return torch.cat([torch.full((count, 1), bos), segment.repeat(1, times)], 1)
 
 
+def tiled(
+    segment: Int[Tensor, "batch longest"], period: Int[Tensor, "batch 1"], length: int, bos: int
+) -> Int[Tensor, "batch pos"]:
+    """BOS, then the first ``period`` tokens of each segment over and over, ``length`` in all."""
+    repeat = segment.gather(1, torch.arange(length - 1)[None] % period)
+    return torch.cat([torch.full((len(segment), 1), bos), repeat], 1)
+
+
 def markov_chain(vocab: int, sharpness: float, seed: int) -> Float[Tensor, "vocab vocab"]:
     """Cumulative rows of a fixed random transition matrix, softmax(sharpness x normal)."""
     generator = torch.Generator().manual_seed(seed)

@@ -5,12 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import unknown
+from .anchors import deep, uncopied
+from .anchors import recipe as classifying
 from .induction import detour
 from .induction import recipe as copying
 from .loop import Recipe
 from .loop import train as train_recipe
 
-_RECIPES = {f"induction-{seed}": (copying, seed) for seed in range(3)} | {"detour": (detour, 2)}
+_RECIPES = (
+    {f"induction-{seed}": (copying, seed) for seed in range(3)}
+    | {"detour": (detour, 2)}
+    | {f"anchors-{seed}": (classifying, seed) for seed in range(3)}
+    | {"anchors-deep": (deep, 0), "anchors-uncopied": (uncopied, 0)}
+)
 
 
 def names() -> list[str]:

@@ -25,8 +25,8 @@ from collections.abc import Callable
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from ..tasks.repeated import doubled, markov_chain
-from .loop import Batch, Recipe
+from ..tasks.repeated import doubled, markov_chain, tiled
+from .loop import Batch, Recipe, sinusoidal_positions
 
 VOCAB, BOS = 512, 511
 LENGTH, SHIFTS = 64, 33
@@ -39,7 +39,9 @@ DETOUR_CHECKPOINTS = (0, 500, 1000, 1300, 2000, 6000)
 def recipe(seed: int) -> Recipe:
     """``induction-N``; seed and step decide the data, the seed alone the Markov chain."""
     finds = "grows a previous-token head and induction heads"
-    return _recipe(f"induction-{seed}", seed, CHECKPOINTS, 12, _sinusoids, "sinusoids", finds)
+    return _recipe(
+        f"induction-{seed}", seed, CHECKPOINTS, 12, sinusoidal_positions, "sinusoids", finds
+    )
 
 
 def detour(seed: int) -> Recipe:
@@ -66,7 +68,7 @@ def _recipe(
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         tokens = _sample(chain, shortest, generator)
         shift = torch.randint(0, SHIFTS, (BATCH, 1), generator=generator)
-        return tokens, torch.arange(LENGTH - 1) + shift
+        return Batch(tokens, torch.arange(LENGTH - 1) + shift)
 
     return Recipe(
         name=name,
@@ -105,16 +107,6 @@ def _as_it_is(network: GPT2LMHeadModel) -> None:
     """Leave the initial weights alone."""
 
 
-def _sinusoids(network: GPT2LMHeadModel) -> None:
-    """Start the position embeddings as sinusoids of wavelengths 2 pi .. 200 pi, amplitude .05."""
-    weight = network.transformer.wpe.weight
-    place = torch.arange(weight.shape[0])[:, None]
-    angle = place * 100.0 ** (-torch.arange(0, weight.shape[1], 2) / weight.shape[1])
-    with torch.no_grad():
-        weight[:, 0::2] = 0.05 * torch.sin(angle)
-        weight[:, 1::2] = 0.05 * torch.cos(angle)
-
-
 def _sample(chain: torch.Tensor, shortest: int, generator: torch.Generator) -> torch.Tensor:
     """One batch of token ids: (BATCH, LENGTH)."""
     period = torch.randint(shortest, LONGEST + 1, (BATCH, 1), generator=generator)
@@ -124,8 +116,7 @@ def _sample(chain: torch.Tensor, shortest: int, generator: torch.Generator) -> t
         rows = chain[segment[: BATCH // 2, t - 1]]
         found = torch.searchsorted(rows, draw[:, t].contiguous())[:, 0]
         segment[: BATCH // 2, t] = found.clamp_max(VOCAB - 2)
-    repeat = segment.gather(1, torch.arange(LENGTH - 1)[None] % period)
-    return torch.cat([torch.full((BATCH, 1), BOS), repeat], 1)
+    return tiled(segment, period, LENGTH, BOS)
 
 
 def _held_out(network: GPT2LMHeadModel) -> dict[str, float]:

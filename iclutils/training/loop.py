@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -30,16 +30,25 @@ from ..errors import IclError
 from ..files import replacing, write_sums, write_text
 
 SAVE_EVERY = 500
-Batch = tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch next"]]
+
+
+class Batch(NamedTuple):
+    """Token ids, the position each input token is embedded at, and what each prediction counts.
+
+    ``weights[:, i]`` belongs to the prediction of token ``i + 1``; without them all count alike.
+    """
+
+    tokens: Int[Tensor, "batch pos"]
+    positions: Int[Tensor, "batch next"]
+    weights: Float[Tensor, "batch next"] | None = None
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Everything that decides a model's weights.
 
-    ``batch(step)`` gives token ids and the position each input token is embedded at;
-    ``held_out(network)`` gives numbers for the log; ``card`` is the model card's text;
-    ``prepare(network)`` may change the initial weights.
+    ``batch(step)`` gives the data of that step; ``held_out(network)`` gives numbers for the log;
+    ``card`` is the model card's text; ``prepare(network)`` may change the initial weights.
     """
 
     name: str
@@ -63,6 +72,16 @@ class Recipe:
         warm = min(1.0, step / self.warmup)
         cosine = 0.5 * (1 + math.cos(math.pi * step / self.steps))
         return self.peak_rate * warm * (self.floor + (1 - self.floor) * cosine)
+
+
+def sinusoidal_positions(network: GPT2LMHeadModel) -> None:
+    """Start the position embeddings as sinusoids of wavelengths 2 pi .. 200 pi, amplitude .05."""
+    weight = network.transformer.wpe.weight
+    place = torch.arange(weight.shape[0])[:, None]
+    angle = place * 100.0 ** (-torch.arange(0, weight.shape[1], 2) / weight.shape[1])
+    with torch.no_grad():
+        weight[:, 0::2] = 0.05 * torch.sin(angle)
+        weight[:, 1::2] = 0.05 * torch.cos(angle)
 
 
 def train(recipe: Recipe, work: Path, progress: bool = True) -> Path:
@@ -134,9 +153,9 @@ def _step(
     for group in optimizer.param_groups:
         group["lr"] = recipe.rate(step)
     torch.manual_seed(recipe.seed * 1_000_003 + step)  # dropout, if any, depends on the step alone
-    tokens, positions = recipe.batch(step)
-    scores = network(tokens[:, :-1], position_ids=positions, use_cache=False).logits
-    loss = functional.cross_entropy(scores.flatten(0, 1), tokens[:, 1:].flatten())
+    batch = recipe.batch(step)
+    scores = network(batch.tokens[:, :-1], position_ids=batch.positions, use_cache=False).logits
+    loss = _loss(scores, batch)
     if not torch.isfinite(loss):
         raise IclError(f"{recipe.name}: the loss is {loss.item()} at step {step}: lower the rate.")
     optimizer.zero_grad()
@@ -144,6 +163,15 @@ def _step(
     torch.nn.utils.clip_grad_norm_(network.parameters(), recipe.clip)
     optimizer.step()
     return loss.item()
+
+
+def _loss(scores: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy of the next token, in nats, over the predictions that count."""
+    truth = batch.tokens[:, 1:].flatten()
+    if batch.weights is None:
+        return functional.cross_entropy(scores.flatten(0, 1), truth)
+    each = functional.cross_entropy(scores.flatten(0, 1), truth, reduction="none")
+    return (each * batch.weights.flatten()).sum() / batch.weights.sum()
 
 
 def _optimizer(network: GPT2LMHeadModel, recipe: Recipe) -> torch.optim.AdamW:

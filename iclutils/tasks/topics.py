@@ -1,0 +1,288 @@
+"""In-context classification of made-up topics: only the context can tell which label is meant.
+
+The vocabulary has 12 topics of 8 words, in 4 families of 3 (siblings), 16 fillers and 8 label
+words. In every prompt a few topics are drawn, each gets a label word drawn at random, and texts
+are noisy: part filler, part words of sibling topics, part words of any topic. Weights alone
+cannot know the label, so chance is one over the number of classes; ``word_overlap`` is what
+counting common words gives, and ``ideal`` is Bayes' rule with the generative model known.
+
+A prompt is ``BOS text : label text : label .. query :``. Half of the words could be any tokens;
+they have names so that a reader can read the figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+
+from ..errors import IclError
+from .prompts import Prompts, Role
+
+FAMILIES = {
+    "animals": {
+        "birds": "robin sparrow falcon heron finch gull crane wren",
+        "fish": "trout salmon herring cod carp eel tuna perch",
+        "insects": "beetle wasp cricket moth ant hornet gnat locust",
+    },
+    "food": {
+        "fruit": "apple pear plum cherry fig melon grape lemon",
+        "baking": "bread bun crust dough pastry scone muffin wafer",
+        "dairy": "milk butter cheese cream yogurt curd whey custard",
+    },
+    "craft": {
+        "metal": "anvil rivet chisel forge solder bolt wrench hinge",
+        "cloth": "wool silk linen thread loom denim felt velvet",
+        "paper": "ink quill folio envelope ledger pulp stamp scroll",
+    },
+    "outdoors": {
+        "weather": "rain hail storm frost fog thunder breeze drizzle",
+        "water": "river brook lake pond delta harbour tide spring",
+        "terrain": "hill cliff valley ridge canyon plateau dune gorge",
+    },
+}
+FILLERS = "the a of and to in it is was on with that for as at by"
+LABELS = "Alpha Bravo Cedar Dover Ember Flint Grove Haven"
+
+TOPICS = [name for family in FAMILIES.values() for name in family]
+_WORDS = [
+    word for family in FAMILIES.values() for words in family.values() for word in words.split()
+]
+NAMES = [*_WORDS, *FILLERS.split(), *LABELS.split(), ":", "<bos>"]
+PER_TOPIC, SIBLINGS = 8, 3
+FIRST_FILLER = len(_WORDS)
+FIRST_LABEL = FIRST_FILLER + len(FILLERS.split())
+CUE, BOS, VOCAB = len(NAMES) - 2, len(NAMES) - 1, len(NAMES)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """How texts are drawn: length in tokens, and the share of each kind of word.
+
+    Each token is a filler with probability ``filler``; else a word of the text's own topic
+    (``own``), of a sibling topic (``sibling``), or of any topic (the rest). ``same`` is the share
+    of the own-topic words that are one and the same word for each topic: easy texts, for training.
+    """
+
+    shortest: int = 4
+    longest: int = 12
+    filler: float = 0.33
+    own: float = 0.7
+    sibling: float = 0.2
+    same: float = 0.0
+
+    def __post_init__(self) -> None:
+        shares = (self.filler, self.own, self.sibling, self.same)
+        if not 1 <= self.shortest <= self.longest:
+            raise IclError(f"Need 1 <= shortest <= longest; got {self.shortest}, {self.longest}.")
+        if min(shares) < 0 or max(shares) > 1 or self.own + self.sibling > 1 + 1e-9:
+            raise IclError(f"Shares must be probabilities and own + sibling at most 1; got {self}.")
+
+    def eased(self, difficulty: float) -> Texts:
+        """The same, easier: difficulty 0 is one fixed word per topic, 1 is the full task."""
+        return replace(
+            self,
+            shortest=max(1, round(self.shortest * difficulty)),
+            longest=max(1, round(self.longest * difficulty)),
+            filler=self.filler * difficulty,
+            own=1 - (1 - self.own) * difficulty,
+            sibling=self.sibling * difficulty,
+            same=max(0.0, 1 - 2 * difficulty),
+        )
+
+
+FULL = Texts()
+
+
+def sample(
+    count: int,
+    generator: Generator,
+    *,
+    shots: int = 1,
+    classes: int = 4,
+    texts: Texts = FULL,
+    shared: bool = False,
+    topics: Int[Tensor, "drawn cls"] | None = None,
+) -> Prompts:
+    """Prompts of ``shots`` demonstrations per class, in random order, and a query.
+
+    Args:
+        count: number of prompts.
+        generator: source of randomness.
+        shots: demonstrations per class.
+        classes: number of classes.
+        texts: how texts are drawn.
+        shared: all prompts have the same demonstrations; only the queries differ.
+        topics: topic of every class, for each prompt or (one row) for all; drawn if omitted.
+
+    Raises:
+        IclError: if a number is below 1, there are too few topics or label words, or the given
+            topics do not fit.
+    """
+    labels = len(LABELS.split())
+    if min(count, shots) < 1 or not 2 <= classes <= min(len(TOPICS), labels):
+        raise IclError(
+            f"Need count and shots of at least 1 and 2 to {labels} classes; "
+            f"got count={count}, shots={shots}, classes={classes}."
+        )
+    sets = 1 if shared else count
+    if topics is None:
+        topics = _choose(sets, len(TOPICS), classes, generator)
+    if topics.shape[1] != classes or topics.shape[0] not in (1, sets):
+        raise IclError(
+            f"topics must have {classes} columns, and 1 or {sets} rows; got {tuple(topics.shape)}."
+        )
+    topics = topics.expand(sets, -1)
+    words = FIRST_LABEL + _choose(sets, labels, classes, generator)
+    order = _choose(sets, classes * shots, classes * shots, generator) % classes
+    demos, sizes = _draw(topics, order, texts, generator)
+    demos, sizes, topics, words, order = (
+        part.expand(count, *part.shape[1:]) for part in (demos, sizes, topics, words, order)
+    )
+    gold = torch.randint(0, classes, (count, 1), generator=generator)
+    query, size = _draw(topics, gold, texts, generator)
+    shown = torch.cat([order, gold], 1)
+    tokens, cue = assemble(
+        torch.cat([demos, query], 1), torch.cat([sizes, size], 1), words.gather(1, shown)
+    )
+    target, label_pos = cue[:, -1], cue[:, :-1] + 1
+    tokens = tokens[:, : int(target.max()) + 1].clone()
+    place = torch.arange(tokens.shape[1])
+    roles = torch.full_like(tokens, Role.TEXT)
+    roles[:, 0] = Role.FORMAT
+    roles.scatter_(1, cue[:, :-1], Role.FORMAT).scatter_(1, label_pos, Role.LABEL)
+    roles[place > label_pos[:, -1:]] = Role.QUERY
+    roles[place > target[:, None]] = Role.PAD
+    tokens[roles == Role.PAD] = BOS
+    return Prompts(tokens, roles, target, label_pos, cue[:, :-1], order, gold[:, 0], words)
+
+
+def stream(
+    count: int, examples: int, generator: Generator, *, classes: int = 4, texts: Texts = FULL
+) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch example"]]:
+    """Training sequences of labelled examples and their cue positions.
+
+    The first examples show every class once, in random order; the others are of any class, so
+    their labels can be told from the context.
+
+    Raises:
+        IclError: if there are not more examples than classes.
+    """
+    if examples <= classes:
+        raise IclError(f"Need more examples than classes; got {examples} and {classes}.")
+    topics = _choose(count, len(TOPICS), classes, generator)
+    words = FIRST_LABEL + _choose(count, len(LABELS.split()), classes, generator)
+    first = _choose(count, classes, classes, generator)
+    rest = torch.randint(0, classes, (count, examples - classes), generator=generator)
+    shown = torch.cat([first, rest], 1)
+    drawn, sizes = _draw(topics, shown, texts, generator)
+    return assemble(drawn, sizes, words.gather(1, shown))
+
+
+def assemble(
+    texts: Int[Tensor, "batch example longest"],
+    sizes: Int[Tensor, "batch example"],
+    labels: Int[Tensor, "batch example"],
+) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch example"]]:
+    """``BOS text : label text : label ..``, padded with BOS, and the positions of the cues.
+
+    Of each text the first ``sizes`` tokens count.
+    """
+    ends = (sizes + 2).cumsum(1)
+    start = 1 + ends - (sizes + 2)
+    length = 1 + int(ends[:, -1].max())
+    tokens = torch.full((len(texts), length + 1), BOS)  # the last column takes what is cut off
+    inside = torch.arange(texts.shape[2])
+    place = torch.where(inside < sizes[..., None], start[..., None] + inside, length)
+    tokens.scatter_(1, place.flatten(1), texts.flatten(1))
+    cue = start + sizes
+    tokens.scatter_(1, cue, torch.full_like(cue, CUE)).scatter_(1, cue + 1, labels)
+    return tokens[:, :length], cue
+
+
+def word_overlap(prompts: Prompts) -> Float[Tensor, "batch cls"]:
+    """Topic words that the query has in common with each class's texts, counted with repeats."""
+    demo, query = _counts(prompts)
+    common = torch.minimum(demo[..., :FIRST_FILLER], query[:, None, :FIRST_FILLER])
+    return common.sum(-1)
+
+
+def ideal(prompts: Prompts, texts: Texts = FULL) -> Float[Tensor, "batch cls"]:
+    """Probability of each class by Bayes' rule: topics unknown, everything else known.
+
+    Sums over every assignment of distinct topics to the classes.
+    """
+    demo, query = _counts(prompts)
+    log_p = word_probabilities(texts).log()  # (topic, word)
+    width = log_p.shape[1]
+    shown = demo[..., :width] @ log_p.T  # (batch, class, topic)
+    asked = query[:, :width] @ log_p.T  # (batch, topic)
+    assign = torch.tensor(list(permutations(range(len(TOPICS)), prompts.classes)))
+    prior = sum(shown[:, c][:, assign[:, c]] for c in range(prompts.classes))
+    joint = [torch.logsumexp(prior + asked[:, assign[:, c]], 1) for c in range(prompts.classes)]
+    return torch.stack(joint, 1).softmax(-1)
+
+
+def word_probabilities(texts: Texts) -> Float[Tensor, "topic word"]:
+    """Probability of every word (topic words, then fillers) in a text of each topic."""
+    topic = torch.arange(len(TOPICS))
+    word_topic = torch.arange(FIRST_FILLER) // PER_TOPIC
+    same_topic = topic[:, None] == word_topic
+    sibling = (topic[:, None] // SIBLINGS == word_topic // SIBLINGS) & ~same_topic
+    anything = (1 - texts.own - texts.sibling) / FIRST_FILLER
+    head = (torch.arange(FIRST_FILLER) % PER_TOPIC == 0).float() * texts.same
+    own = (head + (1 - texts.same) / PER_TOPIC) * texts.own
+    p = same_topic * own + sibling * texts.sibling / (SIBLINGS - 1) / PER_TOPIC + anything
+    fillers = FIRST_LABEL - FIRST_FILLER
+    return torch.cat(
+        [p * (1 - texts.filler), torch.full((len(TOPICS), fillers), texts.filler / fillers)], 1
+    )
+
+
+def best(scores: Float[Tensor, "batch cls"], generator: Generator) -> Int[Tensor, "batch"]:
+    """Class of the highest score; ties are broken at random."""
+    top = scores == scores.max(-1, keepdim=True).values
+    return (top * torch.rand(scores.shape, generator=generator)).argmax(-1)
+
+
+def _choose(rows: int, total: int, wanted: int, generator: Generator) -> Tensor:
+    """``wanted`` different numbers below ``total`` in each row."""
+    return torch.rand(rows, total, generator=generator).argsort(1)[:, :wanted]
+
+
+def _draw(
+    topics: Tensor, classes: Tensor, texts: Texts, generator: Generator
+) -> tuple[Tensor, Tensor]:
+    """Texts (batch, example, longest) of the given classes, and their lengths."""
+    sizes = torch.randint(
+        texts.shortest, texts.longest + 1, tuple(classes.shape), generator=generator
+    )
+    shape = (*classes.shape, int(sizes.max()))
+    own = topics.gather(1, classes)[..., None].expand(shape)
+    step = torch.randint(1, SIBLINGS, shape, generator=generator)
+    sibling = own // SIBLINGS * SIBLINGS + (own % SIBLINGS + step) % SIBLINGS
+    anything = torch.randint(0, len(TOPICS), shape, generator=generator)
+    kind = torch.rand(shape, generator=generator)
+    topic = torch.where(
+        kind < texts.own, own, torch.where(kind < texts.own + texts.sibling, sibling, anything)
+    )
+    which = torch.randint(0, PER_TOPIC, shape, generator=generator)
+    head = (torch.rand(shape, generator=generator) < texts.same) & (kind < texts.own)
+    word = topic * PER_TOPIC + torch.where(head, 0, which)
+    filler = torch.randint(FIRST_FILLER, FIRST_LABEL, shape, generator=generator)
+    return torch.where(torch.rand(shape, generator=generator) < texts.filler, filler, word), sizes
+
+
+def _counts(prompts: Prompts) -> tuple[Tensor, Tensor]:
+    """How often each word stands in each class's demonstrations, and in the query."""
+    one_hot = torch.nn.functional.one_hot(prompts.tokens, VOCAB).float()
+    place = torch.arange(prompts.tokens.shape[1])
+    demo = (place[None, :, None] > prompts.label_pos[:, None]).sum(-1)  # (batch, pos)
+    demo = demo.clamp_max(prompts.demo_class.shape[1] - 1)
+    text = (prompts.roles == Role.TEXT)[..., None] * one_hot
+    cls = torch.nn.functional.one_hot(prompts.demo_class.gather(1, demo), prompts.classes).float()
+    asked = (prompts.roles == Role.QUERY) & (place < prompts.target[:, None])
+    return torch.einsum("bpc,bpv->bcv", cls, text), (asked[..., None] * one_hot).sum(1)
