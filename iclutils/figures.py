@@ -184,6 +184,60 @@ def null_histogram(
     return figure
 
 
+def flow(
+    words: Sequence[str], edges: Sequence[Mapping[str, Sequence[tuple[int, int, float]]]]
+) -> Figure:
+    """Which token feeds which, layer by layer: the prompt across, depth upwards.
+
+    ``edges[layer]`` maps a kind of flow to (destination, source, weight); an edge rises from its
+    source below the layer to its destination above it, the wider the stronger.
+    """
+    figure, (axes,) = canvas(width=max(7.0, 0.2 * len(words)), height=1.0 + 1.1 * len(edges))
+    kinds = list(dict.fromkeys(kind for layer in edges for kind in layer))
+    colour = dict(zip(kinds, (BLUE, ORANGE, GREY), strict=False))
+    top = max((w for layer in edges for found in layer.values() for *_, w in found), default=1.0)
+    for depth, layer in enumerate(edges):
+        for kind, found in layer.items():
+            for to, source, weight in found:
+                axes.plot(
+                    (source, to),
+                    (depth, depth + 1),
+                    color=colour[kind],
+                    alpha=0.75,
+                    lw=5 * weight / top,
+                )
+    for kind in kinds:
+        axes.plot([], [], color=colour[kind], lw=3, label=kind)
+    for height in range(len(edges) + 1):
+        axes.plot(range(len(words)), [height] * len(words), ".", color="black", ms=2)
+    axes.set_xticks(range(len(words)), words, rotation=90, size=8)
+    middles = [depth + 0.5 for depth in range(len(edges))]
+    axes.set_yticks(middles, [f"layer {depth}" for depth in range(len(edges))])
+    axes.tick_params(length=0)
+    figure.legend(loc="outside upper center", ncols=len(kinds))
+    return figure
+
+
+def matrices(
+    named: Mapping[str, Float[Tensor, "row column"]], labels: Sequence[str], low: float, high: float
+) -> Figure:
+    """Square matrices side by side on one scale, values written in, the diagonal left out."""
+    figure, axes = canvas(len(named), width=3.2 * len(named) + 0.6, height=3.2)
+    for ax, (name, values) in zip(axes, named.items(), strict=True):
+        shown = values.clone().float()
+        shown.fill_diagonal_(float("nan"))
+        image = ax.imshow(shown, vmin=low, vmax=high, cmap="viridis")
+        for (row, column), value in _cells(shown):
+            if row != column:
+                ink = "black" if value > (low + high) / 2 else "white"
+                ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, size=8)
+        ax.set(title=name)
+        ax.set_xticks(range(len(labels)), labels, rotation=45, ha="right", size=8)
+        ax.set_yticks(range(len(labels)), labels, size=8)
+    figure.colorbar(image, ax=axes)
+    return figure
+
+
 def _cells(values: Tensor) -> list[tuple[tuple[int, int], float]]:
     rows, columns = values.shape
     return [((r, c), float(values[r, c])) for r in range(rows) for c in range(columns)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from random_prompts import BOS, CUE, prompts_strategy, random_prompts
 
 from iclutils.errors import IclError
-from iclutils.tasks.prompts import Prompts, Role, class_logits, correct
+from iclutils.tasks.prompts import Prompts, Role, class_logits, correct, join
 
 
 @given(prompts_strategy())
@@ -58,3 +58,18 @@ def test_contradictions_are_refused() -> None:
         replace(prompts, label_pos=prompts.label_pos - 1).check()
     with pytest.raises(IclError, match="last token"):
         replace(prompts, target=prompts.target - 1).check()
+
+
+def test_joined_prompts_are_the_same_prompts() -> None:
+    parts = [random_prompts(seed, count=2, longest=longest) for seed, longest in ((0, 2), (1, 9))]
+    whole = join(parts)
+    whole.check()
+    assert len(whole) == 4
+    for part, rows in zip(parts, (slice(0, 2), slice(2, 4)), strict=True):
+        again = whole[rows]
+        kept = part.kept[:, : again.tokens.shape[1]]
+        assert torch.equal(again.roles, part.roles[:, : kept.shape[1]])
+        assert torch.equal(again.tokens[kept], part.tokens[:, : kept.shape[1]][kept])
+        assert torch.equal(again.target, part.target)
+    with pytest.raises(IclError, match="one shape"):
+        join([parts[0], random_prompts(classes=4)])

@@ -9,12 +9,14 @@ right; nothing before the padding can see it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from ..errors import IclError
 
@@ -104,6 +106,36 @@ class Prompts:
         last = self.kept.sum(-1) - 1
         if not bool((self.target == last).all()):
             raise IclError("The target must be the last token of each prompt.")
+
+
+def join(parts: Sequence[Prompts]) -> Prompts:
+    """Several batches as one, padded to the longest.
+
+    Raises:
+        IclError: if they differ in the number of demonstrations or classes.
+    """
+    shapes = {(p.label_pos.shape[1], p.classes) for p in parts}
+    if len(shapes) != 1:
+        raise IclError(f"Only prompts of one shape can be joined; got {sorted(shapes)}.")
+    longest = max(p.tokens.shape[1] for p in parts)
+    pad = {"tokens": 0, "roles": int(Role.PAD)}
+    return Prompts(
+        **{
+            field.name: torch.cat(
+                [
+                    functional.pad(
+                        getattr(p, field.name),
+                        (0, longest - p.tokens.shape[1]),
+                        value=pad[field.name],
+                    )
+                    if field.name in pad
+                    else getattr(p, field.name)
+                    for p in parts
+                ]
+            )
+            for field in fields(Prompts)
+        }
+    )
 
 
 def class_logits(
