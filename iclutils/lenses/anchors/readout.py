@@ -7,16 +7,19 @@ are never made. Padding on the right comes after the target, which cannot see it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from ...errors import IclError
 from ...interventions import Hook
 from ...models import TransformerBridge, check_tokens
 from ...tasks.prompts import Prompts
+
+MANY = 8  # from so many batches on, a progress bar is shown
 
 
 def check(model: TransformerBridge, prompts: Prompts) -> None:
@@ -35,6 +38,22 @@ def check(model: TransformerBridge, prompts: Prompts) -> None:
         )
 
 
+def batches(prompts: Prompts, batch_size: int | None, what: str) -> Iterator[slice]:
+    """Rows of ``prompts``, ``batch_size`` at a time; all at once if it is None.
+
+    ``what`` names the work on the progress bar.
+
+    Raises:
+        IclError: if the batch size is not positive.
+    """
+    size = max(len(prompts), 1) if batch_size is None else batch_size
+    if size < 1:
+        raise IclError(f"batch_size must be at least 1; got {batch_size}.")
+    starts = range(0, len(prompts), size)
+    for start in tqdm(starts, desc=what, leave=False, disable=len(starts) < MANY):
+        yield slice(start, start + size)
+
+
 def at_target(prompts: Prompts) -> Hook:
     """Hook that hands the unembedding the target's row of every prompt: (batch, 1, d_model)."""
     rows = torch.arange(len(prompts), device=prompts.tokens.device)
@@ -46,14 +65,30 @@ def at_target(prompts: Prompts) -> Hook:
 
 
 def target_logits(
-    model: TransformerBridge, prompts: Prompts, hooks: Sequence[Hook] = ()
+    model: TransformerBridge,
+    prompts: Prompts,
+    hooks: Sequence[Hook] = (),
+    batch_size: int | None = None,
 ) -> Float[Tensor, "batch vocab"]:
     """Next-token logits at the target, under ``hooks``, without gradients.
 
+    Args:
+        model: the model.
+        prompts: the prompts.
+        hooks: hooks of the whole batch.
+        batch_size: prompts per forward pass, only without hooks; all if omitted.
+
     Raises:
-        IclError: if the model cannot read or answer the prompts (see ``check``).
+        IclError: if the model cannot read or answer the prompts (see ``check``), or hooks are
+            to be shared by several batches.
     """
     check(model, prompts)
+    if hooks and batch_size is not None:
+        raise IclError("Hooks are made for one batch: leave batch_size out, or run the batches.")
+    parts = []
     with torch.no_grad():
-        out = model.run_with_hooks(prompts.tokens, fwd_hooks=[*hooks, at_target(prompts)])
-    return out[:, 0]
+        for rows in batches(prompts, batch_size, "logits"):
+            part = prompts[rows]
+            out = model.run_with_hooks(part.tokens, fwd_hooks=[*hooks, at_target(part)])
+            parts.append(out[:, 0])
+    return torch.cat(parts)

@@ -1,0 +1,140 @@
+"""What saliency costs, in plain forward passes, and against the placeholder-gradient method.
+
+On the shape of GPT-2 small with random weights, for a batch of prompts of different lengths:
+
+- **forward**: the saliency of the batch against one plain forward pass of the same batch through
+  the same model, without gradients;
+- **placeholder**: against the method of the paper's code, with parameter gradients on: every
+  attention pattern is multiplied by a tensor of ones that requires a gradient, one prompt at a
+  time, and the gradient of the ones is read after ``backward``.
+
+All three run interleaved in one process, after burn-in; medians over the repeats. The saliencies
+of both methods must agree or the benchmark stops.
+
+    python benchmarks/saliency.py               # about two minutes on 2 cores
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from iclutils.interventions import Hook, pattern_name
+from iclutils.lenses.anchors.saliency import saliency
+from iclutils.models import TransformerBridge, load
+from iclutils.tasks.prompts import Prompts, Role, class_logits
+
+CLASSES = 4
+TOLERANCE = 1e-4  # of the largest saliency of a layer: float32, different order of sums
+
+
+def model_of_shape() -> TransformerBridge:
+    """GPT-2 small with random weights, through a folder, as a reader's model would come."""
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
+        return load(folder)
+
+
+def random_batch(count: int, shortest: int, longest: int, vocab: int) -> Prompts:
+    """Prompts of random tokens with one demonstration per class; only the positions matter."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.linspace(shortest, longest, count).round().long()
+    tokens = torch.randint(0, vocab, (count, longest), generator=generator)
+    place = torch.arange(longest)
+    step = (lengths - 1) // (CLASSES + 1)
+    label_pos = step[:, None] * torch.arange(1, CLASSES + 1)
+    words = torch.arange(CLASSES).expand(count, CLASSES)
+    tokens.scatter_(1, label_pos, words)
+    prompts = Prompts(
+        tokens=tokens,
+        roles=torch.where(place < lengths[:, None], int(Role.TEXT), int(Role.PAD)),
+        target=lengths - 1,
+        label_pos=label_pos,
+        cue_pos=label_pos - 1,
+        demo_class=words,
+        gold=torch.randint(0, CLASSES, (count,), generator=generator),
+        label_words=words,
+    )
+    prompts.check()
+    return prompts
+
+
+def placeholder(model: TransformerBridge, prompts: Prompts) -> torch.Tensor:
+    """The paper's method: ones that require a gradient, parameter gradients on, batch size 1."""
+    size = prompts.tokens.shape[1]
+    out = torch.zeros(len(prompts), model.cfg.n_layers, size, size)
+    model.requires_grad_(True)
+    for row in range(len(prompts)):
+        one = prompts[row : row + 1]
+        ones: list[torch.Tensor] = []
+
+        def multiply(pattern: torch.Tensor, hook: object, ones: list = ones) -> torch.Tensor:
+            ones.append(torch.ones_like(pattern, requires_grad=True))
+            return pattern * ones[-1]
+
+        hooks: list[Hook] = [(pattern_name(la), multiply) for la in range(model.cfg.n_layers)]
+        scores = model.run_with_hooks(one.tokens, fwd_hooks=hooks)[:, int(one.target[0])]
+        functional.cross_entropy(class_logits(one, scores), one.gold).backward()
+        width = one.tokens.shape[1]
+        for layer, factor in enumerate(ones):
+            out[row, layer, :width, :width] = factor.grad[0].sum(0).abs()
+        model.zero_grad(set_to_none=True)
+    model.requires_grad_(False)
+    return out
+
+
+def plain(model: TransformerBridge, prompts: Prompts) -> torch.Tensor:
+    """One forward pass, nothing else."""
+    with torch.no_grad():
+        return model(prompts.tokens)
+
+
+def main() -> None:
+    """Time the three ways and print their ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=8, help="prompts in the batch")
+    parser.add_argument("--shortest", type=int, default=64, help="tokens of the shortest prompt")
+    parser.add_argument("--longest", type=int, default=128, help="tokens of the longest")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    model = model_of_shape()
+    prompts = random_batch(given.count, given.shortest, given.longest, model.cfg.d_vocab)
+    ways: dict[str, Callable[[TransformerBridge, Prompts], torch.Tensor]] = {
+        "forward": plain,
+        "saliency": saliency,
+        "placeholder": placeholder,
+    }
+    first = {name: way(model, prompts) for name, way in ways.items()}  # burn-in
+    ours, theirs = first["saliency"], first["placeholder"]
+    gap = ((ours - theirs).abs().amax((-2, -1)) / theirs.amax((-2, -1))).max().item()
+    if gap > TOLERANCE:
+        raise SystemExit(f"the two saliencies differ by {gap:.1e} of the largest: {TOLERANCE}")
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(given.repeats):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way(model, prompts)
+            seconds[name].append(time.perf_counter() - began)
+    each = {name: statistics.median(values) for name, values in seconds.items()}
+    for name, values in seconds.items():
+        spread = f"{min(values):.2f}..{max(values):.2f}"
+        print(f"{name}: {each[name]:.2f} s for {len(prompts)} prompts ({spread})")
+    print(
+        f"saliency costs {each['saliency'] / each['forward']:.2f} plain forward passes; it is "
+        f"{each['placeholder'] / each['saliency']:.1f} times faster than the placeholder method; "
+        f"largest difference {gap:.0e} of the layer's largest saliency"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Saliency: which token feeds which, and how much the answer's loss hangs on it.
+
+The saliency of an edge is its attention times the gradient of the loss with respect to it,
+``I_l[i, j] = |sum over heads of A[i, j] * dL/dA[i, j]|`` for destination i and source j, where L
+is the cross-entropy of the softmax over the label words at the target against the gold class,
+in nats. To first order it is the change of the loss if the edge were scaled (Michel et al. 2019
+use the same product for whole heads). Summed over the edges of one kind and divided by their
+number it gives the paper's three curves:
+
+- ``S_wp``: from everything before a label word into the label word,
+- ``S_pq``: from the label words into the target,
+- ``S_ww``: all other edges.
+
+Source: Wang et al. 2023, section 2.1, equations 1 to 4. The text averages over heads where
+formula and code sum, a constant factor; its footnote takes absolute values inside the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from ...errors import IclError, unknown
+from ...interventions import Hook, pattern_name
+from ...models import TransformerBridge
+from ...tasks.prompts import Prompts, class_logits
+from .readout import at_target, batches, check
+
+KINDS = ("wp", "pq", "ww")
+Heads = Literal["sum", "sum_of_abs", "mean"]
+
+
+class Edge(NamedTuple):
+    """One strong edge: at ``dest``, the layer reads from ``src``."""
+
+    layer: int
+    dest: int
+    src: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Saliency by kind of edge, in the order of ``KINDS``.
+
+    Attributes:
+        total: saliency summed over the edges of a kind, in nats.
+        count: number of those edges.
+    """
+
+    total: Float[Tensor, "batch layer kind"]
+    count: Int[Tensor, "batch kind"]
+
+    @property
+    def mean(self) -> Float[Tensor, "batch layer kind"]:
+        """S_wp, S_pq and S_ww: saliency per edge; NaN where a prompt has no edge of the kind."""
+        return self.total / self.count[:, None]
+
+    @property
+    def relative(self) -> Float[Tensor, "layer kind"]:
+        """S averaged over the prompts, as shares that sum to 1 in every layer (figure 3)."""
+        return _shares(self.mean)
+
+    @property
+    def relative_total(self) -> Float[Tensor, "layer kind"]:
+        """The same shares of the summed flow: how much flows, not how much per edge."""
+        return _shares(self.total)
+
+
+def saliency(
+    model: TransformerBridge,
+    prompts: Prompts,
+    heads: Heads = "sum",
+    batch_size: int | None = None,
+) -> Float[Tensor, "batch layer dest src"]:
+    """Saliency of every edge, in nats, from one forward and one backward pass.
+
+    No gradient of a parameter is taken, and none below the attention of the first layer. The
+    diagonal is left in; ``flow`` leaves it out. Padding has none.
+
+    Args:
+        model: the model.
+        prompts: the prompts.
+        heads: ``"sum"``, the absolute value of the sum over heads (formula and code);
+            ``"sum_of_abs"``, the sum of absolute values (footnote); ``"mean"``, the first
+            divided by the number of heads (text).
+        batch_size: prompts per pass; all if omitted.
+
+    Raises:
+        IclError: if the model cannot read or answer the prompts, or ``heads`` is unknown.
+    """
+    _check(model, prompts, heads)
+    size = prompts.tokens.shape[1]
+    out = torch.zeros(len(prompts), model.cfg.n_layers, size, size, device=prompts.tokens.device)
+    for rows in batches(prompts, batch_size, "saliency"):
+        part = _one_pass(model, prompts[rows], heads)
+        width = part.shape[-1]
+        out = out.to(part.dtype)
+        out[rows, :, :width, :width] = part
+    return out
+
+
+def measure(
+    model: TransformerBridge,
+    prompts: Prompts,
+    heads: Heads = "sum",
+    batch_size: int | None = None,
+) -> Flow:
+    """``flow`` of the ``saliency`` of prompts, without keeping it: arguments as there.
+
+    Raises:
+        IclError: if the model cannot read or answer the prompts, or ``heads`` is unknown.
+    """
+    _check(model, prompts, heads)
+    parts = []
+    for rows in batches(prompts, batch_size, "saliency"):
+        part = prompts[rows]
+        parts.append(flow(_one_pass(model, part, heads), part))
+    return Flow(torch.cat([p.total for p in parts]), torch.cat([p.count for p in parts]))
+
+
+def edge_kinds(prompts: Prompts) -> Bool[Tensor, "batch kind dest src"]:
+    """Which edges are of which kind, in the order of ``KINDS``.
+
+    Together they are all edges from an earlier to a later position up to the target q, so their
+    numbers are sum of p_k, K and the rest of q (q + 1) / 2. Sources of a label word are all
+    earlier positions, other labels and formatting included, as in the paper's code.
+    """
+    size = prompts.tokens.shape[1]
+    place = torch.arange(size, device=prompts.tokens.device)
+    label = torch.zeros_like(prompts.tokens, dtype=torch.bool).scatter(1, prompts.label_pos, True)
+    asked = place == prompts.target[:, None]
+    before = place[:, None] > place
+    inside = before & (place <= prompts.target[:, None])[:, :, None]
+    into_label = inside & label[:, :, None]
+    into_target = inside & asked[:, :, None] & label[:, None, :]
+    return torch.stack([into_label, into_target, inside & ~into_label & ~into_target], 1)
+
+
+def flow(importance: Float[Tensor, "batch layer dest src"], prompts: Prompts) -> Flow:
+    """Sum the saliency of ``prompts`` over the edges of each kind.
+
+    Raises:
+        IclError: if the importance is not that of these prompts.
+    """
+    if importance.shape[0] != len(prompts) or importance.shape[-1] != prompts.tokens.shape[1]:
+        raise IclError(
+            f"Saliency of shape {tuple(importance.shape)} does not belong to {len(prompts)} "
+            f"prompts of {prompts.tokens.shape[1]} tokens."
+        )
+    kinds = edge_kinds(prompts)
+    # One kind at a time and multiplied out, so that small shares keep their digits.
+    total = [(importance * kinds[:, None, kind]).sum((-2, -1)) for kind in range(len(KINDS))]
+    return Flow(torch.stack(total, -1), kinds.sum((-2, -1)))
+
+
+def strongest_edges(importance: Float[Tensor, "layer dest src"], count: int) -> list[list[Edge]]:
+    """The ``count`` strongest edges of every layer of one prompt, strongest first.
+
+    The diagonal is left out, and so is what has no saliency at all: a layer may have fewer.
+
+    Raises:
+        IclError: if the count is not positive.
+    """
+    if count < 1:
+        raise IclError(f"Ask for at least one edge a layer; got {count}.")
+    size = importance.shape[-1]
+    best = importance.tril(-1).flatten(1).topk(min(count, size * size))
+    return [
+        [
+            Edge(layer, index // size, index % size, weight)
+            for weight, index in zip(weights, indices, strict=True)
+            if weight > 0
+        ]
+        for layer, (weights, indices) in enumerate(
+            zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        )
+    ]
+
+
+def _check(model: TransformerBridge, prompts: Prompts, heads: str) -> None:
+    check(model, prompts)
+    if heads not in ("sum", "sum_of_abs", "mean"):
+        raise unknown("way to join heads", heads, ["sum", "sum_of_abs", "mean"])
+
+
+def _shares(sizes: Float[Tensor, "batch layer kind"]) -> Float[Tensor, "layer kind"]:
+    mean = sizes.mean(0)
+    return mean / mean.sum(-1, keepdim=True)
+
+
+def _one_pass(
+    model: TransformerBridge, prompts: Prompts, heads: Heads
+) -> Float[Tensor, "batch layer dest src"]:
+    """Saliency of one batch; each layer's heads are joined while the gradient passes by."""
+    done: dict[int, Tensor] = {}
+    start: list[Tensor] = []
+
+    def hook_for(layer: int) -> Hook:
+        def watch(pattern: Tensor, hook: object) -> Tensor:
+            if layer == 0:
+                pattern = pattern.detach().requires_grad_()
+                start.append(pattern)
+            held = pattern.detach()
+
+            def join(gradient: Tensor) -> None:
+                product = gradient.detach() * held
+                joined = product.abs().sum(1) if heads == "sum_of_abs" else product.sum(1).abs()
+                done[layer] = joined / product.shape[1] if heads == "mean" else joined
+
+            pattern.register_hook(join)
+            return pattern
+
+        return pattern_name(layer), watch
+
+    layers = range(model.cfg.n_layers)
+    with torch.enable_grad():
+        scores = model.run_with_hooks(
+            prompts.tokens, fwd_hooks=[*map(hook_for, layers), at_target(prompts)]
+        )[:, 0]
+        # Summed over the prompts, so the gradient of each is its own.
+        loss = functional.cross_entropy(
+            class_logits(prompts, scores), prompts.gold, reduction="sum"
+        )
+        torch.autograd.grad(loss, start)
+    # Emptied, because the model holds on to its last patterns and they to this dictionary.
+    return torch.stack([done.pop(layer) for layer in layers], 1)
