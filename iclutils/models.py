@@ -25,7 +25,13 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from transformer_lens import ActivationCache, FactoredMatrix, head_detector
 from transformer_lens.model_bridge import TransformerBridge
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, logging
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    logging,
+)
 
 from . import zoo
 from .errors import IclError, unknown
@@ -42,6 +48,7 @@ __all__ = [
     "head_detector",
     "load",
     "logits",
+    "tokenizer",
 ]
 
 logging.disable_progress_bar()
@@ -66,8 +73,20 @@ HUB = {
             "vocab.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
             "merges.txt": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
         },
-    )
+    ),
+    "gpt2-xl": HubModel(
+        "openai-community/gpt2-xl",
+        "15ea56dee5df4983c59b2538573817e1667135e2",
+        {
+            "config.json": "be48115d52314bc27327e160bf10197760db02ea689d10adb24db4102edf7a8a",
+            "model.safetensors": "0f8b28eb05a8075f48b61b6f35332978c74fc7763fa9fb4051a1c30511736a6a",
+            "vocab.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+            "merges.txt": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+        },
+    ),
 }
+# GPT-J is no entry, because the SHA-256 of its safetensors weights could not be confirmed; they
+# are at load("EleutherAI/gpt-j-6b@f3f428825b6fc4c087af475ea729ac652edeee33").
 
 
 def load(
@@ -130,6 +149,20 @@ def bos(model: TransformerBridge) -> int:
     if token is None:
         raise IclError("This model names no BOS token in its config.json; add bos_token_id.")
     return int(token)
+
+
+def tokenizer(model: TransformerBridge) -> PreTrainedTokenizerBase:
+    """The model's Hugging Face tokenizer, for text with positions.
+
+    TransformerLens sets it to begin every text with BOS, which Hugging Face does not do for
+    GPT-2: call it with ``add_special_tokens=False`` where none is wanted.
+
+    Raises:
+        IclError: if the model has none.
+    """
+    if model.tokenizer is None:
+        raise IclError("This model has no tokenizer: put its tokenizer.json beside its weights.")
+    return model.tokenizer
 
 
 def check_tokens(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> None:
