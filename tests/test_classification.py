@@ -1,0 +1,396 @@
+"""Few-shot prompts: the published templates, selections and positions."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import save_gpt2
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from iclutils import IclError, models
+from iclutils.tasks.classification import (
+    TASKS,
+    Task,
+    build,
+    demonstrations,
+    demonstrations_per_query,
+    evaluation_rows,
+    label_tokens,
+    write,
+)
+from iclutils.tasks.datasets import SOURCES, load
+from iclutils.tasks.prompts import Prompts, Role
+
+# Sub-tokens, as published with GPT-2; typed in, not computed.
+FIRST = {
+    "sst2": [36183, 33733],
+    "ag_news": [2159, 7092, 7320, 8987],
+    "trec": [2275, 20885, 12489, 7755, 13397, 7913],
+    "emoc": [12691, 14628, 14668, 31900],
+}
+CUE_IDS = {"sst2": 14832, "ag_news": 14906, "trec": 24361, "emoc": 41099}
+ANSWER_IDS = {"sst2": [31837, 3681], "ag_news": [33706], "emoc": [10161, 9650]}
+
+WORDS = ["Review", "Sentiment", ":", "Negative", "Positive", "Neutral", "\n"] + [
+    f"w{i}" for i in range(9)
+]
+POSITIVE, NEGATIVE, NEWLINE, COLON = 4, 3, 6, 2
+
+
+def words(**changes: object) -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words; a space belongs to the word after it, a newline is one word."""
+    vocabulary = {word: i for i, word in enumerate(WORDS)} | {"?": len(WORDS), "END": 99}
+    core = Tokenizer(WordLevel(vocabulary, unk_token="?"))
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\n|:"), "isolated"),
+            pre_tokenizers.Split(" ", "removed"),
+        ]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="?", eos_token="END", **changes)
+
+
+TASK = Task("words", "Review:", "Sentiment:", (" Negative", " Positive"), SOURCES["sst2"])
+SHOWN = [("w1 w2", 1), ("w3", 0)]
+
+
+@pytest.fixture
+def gpt2(shared: Path) -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(shared / "gpt2-tokenizer", local_files_only=True)
+
+
+def check_against_words(prompts: Prompts, tokenizer: PreTrainedTokenizerFast, task: Task) -> None:
+    """Every position, found again from the decoded tokens alone."""
+    for n in range(len(prompts)):
+        q = int(prompts.target[n])
+        tokens = prompts.tokens[n, : q + 1].tolist()
+        assert tokenizer.decode(tokens[q]) == ":"
+        for d, p in enumerate(prompts.label_pos[n].tolist()):
+            word = task.label_words[int(prompts.demo_class[n, d])]
+            assert int(prompts.cue_pos[n, d]) == p - 1
+            end = p
+            while prompts.roles[n, end] == Role.LABEL:
+                end += 1
+            assert tokenizer.decode(tokens[p:end]).strip() == word.strip()
+            assert tokenizer.decode(tokens[p - 1]) == ":"
+            assert tokenizer.decode(tokens[end]) == "\n"
+            assert prompts.roles[n, p - 1] == prompts.roles[n, end] == Role.FORMAT
+        assert (prompts.roles[n, q + 1 :] == Role.PAD).all()
+
+
+# Tokens and positions
+
+
+@pytest.mark.shared
+def test_the_golden_prompt(gpt2: PreTrainedTokenizerFast) -> None:
+    """Positions that the released code finds in this prompt."""
+    shown = [("a great movie", 1), ("awful film", 0)]
+    text = write(TASKS["sst2"], shown, "fine work here")
+    assert text == (
+        "Review: a great movie\nSentiment: Positive\nReview: awful film\nSentiment: Negative\n"
+        "Review: fine work here\nSentiment:"
+    )
+    prompts, kept = build(TASKS["sst2"], gpt2, [shown], [("fine work here", 1)], context=1024)
+    assert kept == [0]
+    assert prompts.tokens.shape == (1, 30)
+    assert prompts.tokens[0].tolist() == gpt2(text)["input_ids"]
+    assert prompts.label_pos.tolist() == [[9, 19]]
+    assert prompts.demo_class.tolist() == [[1, 0]]
+    assert prompts.cue_pos.tolist() == [[8, 18]]
+    assert prompts.target.tolist() == [29]
+    assert prompts.gold.tolist() == [1]
+    assert prompts.label_words.tolist() == [[36183, 33733]]
+    roles = prompts.roles[0]
+    kept_tokens = ((roles == Role.FORMAT) | (roles == Role.LABEL)).nonzero()[:, 0].tolist()
+    assert kept_tokens == [0, 1, *range(5, 13), *range(15, 21)]
+    assert (roles == Role.QUERY).nonzero()[:, 0].tolist() == list(range(21, 30))
+    assert (roles == Role.LABEL).nonzero()[:, 0].tolist() == [9, 19]
+
+
+@pytest.mark.shared
+def test_label_tokens_and_templates_are_the_published_ones(gpt2: PreTrainedTokenizerFast) -> None:
+    for name, task in TASKS.items():
+        assert label_tokens(task, gpt2).tolist() == FIRST[name]
+        assert gpt2(task.cue)["input_ids"] == [CUE_IDS[name], 25]
+        if name in ANSWER_IDS:
+            assert gpt2(task.answer_cue)["input_ids"] == [*ANSWER_IDS[name], 25]
+    assert gpt2(TASKS["trec"].answer_cue)["input_ids"] == [33706, 5994, 25]
+
+
+@pytest.mark.shared
+def test_a_label_word_of_three_sub_tokens(gpt2: PreTrainedTokenizerFast) -> None:
+    shown = [(f"question {c} ?", c) for c in (3, 0, 5, 1, 4, 2)]
+    prompts, _ = build(TASKS["trec"], gpt2, [shown], [("Who ?", 3)], context=1024)
+    p = int(prompts.label_pos[0, 1])
+    assert prompts.tokens[0, p : p + 3].tolist() == [2275, 4679, 47625]
+    assert (prompts.roles[0, p : p + 3] == Role.LABEL).all()
+    assert int((prompts.roles == Role.LABEL).sum()) == 8
+    check_against_words(prompts, gpt2, TASKS["trec"])
+
+
+HARD = [
+    "ends in a space ",
+    " begins with one",
+    "two  spaces , ends in three   ",
+    "crème brûlée — 日本 🙂",
+    ": punctuation first",
+    "Sentiment: Positive",
+    "a line\nbreak\n\n",
+    "'s",
+]
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("text", HARD)
+def test_hard_texts_are_tokenised_as_the_whole_string(
+    gpt2: PreTrainedTokenizerFast, text: str
+) -> None:
+    shown = [(text, 1), ("plain", 0), (text, 0)]
+    prompts, _ = build(TASKS["sst2"], gpt2, [shown], [(text, 0)], context=1024)
+    assert prompts.tokens[0].tolist() == gpt2(write(TASKS["sst2"], shown, text))["input_ids"]
+    check_against_words(prompts, gpt2, TASKS["sst2"])
+    bodies = prompts.tokens[0][prompts.roles[0] == Role.TEXT]
+    assert gpt2.decode(bodies.tolist()) == f" {text} plain {text}"
+
+
+def test_whole_words_need_no_files() -> None:
+    prompts, kept = build(TASK, words(), [SHOWN, SHOWN], [("w4", 0), ("w5 w6 w7", 1)], context=99)
+    assert kept == [0, 1]
+    f, t, label, q, pad = Role.FORMAT, Role.TEXT, Role.LABEL, Role.QUERY, Role.PAD
+    shown = [f, f, t, t, f, f, f, label, f, f, f, t, f, f, f, label, f]
+    assert prompts.roles.tolist() == [
+        [*shown, *[q] * 6, pad, pad],
+        [*shown, *[q] * 8],
+    ]
+    assert prompts.label_pos.tolist() == [[7, 15]] * 2
+    assert prompts.tokens[0, [7, 15]].tolist() == [POSITIVE, NEGATIVE]
+    assert prompts.tokens[0, [8, 16]].tolist() == [NEWLINE, NEWLINE]
+    assert prompts.tokens[0, prompts.cue_pos[0]].tolist() == [COLON, COLON]
+    assert prompts.target.tolist() == [22, 24]
+    assert (prompts.tokens[0, 23:] == 99).all()  # padded with the end token
+
+
+lengths = st.lists(st.integers(1, 5), min_size=1, max_size=3)
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 1)), min_size=0, max_size=6), lengths)
+def test_positions_for_any_lengths(shots: list[tuple[int, int]], queries: list[int]) -> None:
+    """Counted by hand: a demonstration of k words has k + 7 tokens, the query k + 5."""
+    shots = [*shots, (1, 0), (2, 1)]
+    shown = [(" ".join(f"w{i}" for i in range(k)), c) for k, c in shots]
+    rows = [("w0 " * k, 1) for k in queries]
+    prompts, _ = build(TASK, words(), [shown] * len(rows), rows, context=200)
+    ends = np.cumsum([k + 7 for k, _ in shots])
+    assert prompts.label_pos.tolist() == [(ends - 2).tolist()] * len(rows)
+    assert prompts.demo_class.tolist() == [[c for _, c in shots]] * len(rows)
+    assert prompts.target.tolist() == [ends[-1] + k + 5 - 1 for k in queries]
+    assert ((prompts.roles == Role.TEXT).sum(-1) == sum(k for k, _ in shots)).all()
+    assert ((prompts.roles == Role.QUERY).sum(-1) == torch.tensor(queries) + 5).all()
+    check_against_words(prompts, words(), TASK)
+
+
+# What is refused
+
+
+def test_over_long_prompts_are_refused_or_dropped_never_cut() -> None:
+    queries = [("w4", 0), ("w5 " * 20, 1), ("w6", 1)]
+    shown = [SHOWN] * 3
+    with pytest.raises(IclError, match=r"1 of 3 .*longer than the 30 .*2 demonstr.* has 42.*drop"):
+        build(TASK, words(), shown, queries, context=30)
+    prompts, kept = build(TASK, words(), shown, queries, context=30, over_long="drop")
+    assert kept == [0, 2]
+    assert prompts.gold.tolist() == [0, 1]
+    assert prompts.tokens.shape == (2, 23)
+    exact, kept = build(TASK, words(), shown, queries, context=42)
+    assert len(exact) == 3
+    with pytest.raises(IclError, match="3 of 3 prompts are longer than the 10 tokens"):
+        build(TASK, words(), shown, queries, context=10, over_long="drop")
+
+
+def labelled(*label_words: str) -> Task:
+    return Task("words", "Review:", "Sentiment:", label_words, SOURCES["sst2"])
+
+
+@pytest.mark.parametrize(
+    ("task", "shown", "query", "message"),
+    [
+        (labelled(" Negative", " Negative w1"), SHOWN, ("w1", 0), "begin with the same sub-token"),
+        (labelled(" Negative", " Great"), SHOWN, ("w1", 0), "' Great' is not in the vocabulary"),
+        (labelled(" Negative", ""), SHOWN, ("w1", 0), "'' is not in the vocabulary"),
+        (TASK, SHOWN, ("w1", 2), r"Query 0 has class 2; the classes of words are 0..1"),
+        (TASK, SHOWN, ("w1", -1), "Query 0 has class -1"),
+        (TASK, [*SHOWN, ("w1", 7)], ("w1", 0), "Demonstration 2 of query 0 has class 7"),
+        (TASK, SHOWN, (" ", 0), "Query 0 has a blank text"),
+        (TASK, [("", 0), ("w1", 1)], ("w1", 0), "Demonstration 0 of query 0 has a blank text"),
+        (TASK, SHOWN[:1], ("w1", 0), "Some class has no demonstration"),
+    ],
+)
+def test_bad_prompts_say_what_is_wrong(task: Task, shown: list, query: tuple, message: str) -> None:
+    with pytest.raises(IclError, match=message):
+        build(task, words(), [shown], [query], context=99)
+
+
+def test_uneven_demonstrations_are_refused() -> None:
+    with pytest.raises(IclError, match="one list of demonstrations per query"):
+        build(TASK, words(), [SHOWN], [("w1", 0)] * 2, context=99)
+    with pytest.raises(IclError, match="at least one query"):
+        build(TASK, words(), [], [], context=99)
+    with pytest.raises(IclError, match="same number of demonstrations"):
+        build(TASK, words(), [SHOWN, SHOWN * 2], [("w1", 0)] * 2, context=99)
+
+
+def test_a_tokenizer_that_merges_labels_is_refused() -> None:
+    """One that takes a cue and its label word for one word, and one that takes whole lines."""
+    vocabulary = {"Review: w1\nSentiment: Negative\n": 0, "?": 1, " Negative": 2, " Positive": 3}
+    whole = Tokenizer(WordLevel(vocabulary, unk_token="?"))
+    with pytest.raises(IclError, match="merges the label word ' Negative'"):
+        build(
+            TASK,
+            PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="?"),
+            [[("w1", 0), ("w1", 1)]],
+            [("w1", 0)],
+            context=99,
+        )
+
+
+def test_a_model_without_words_has_no_label_words(tmp_path: Path) -> None:
+    save_gpt2(tmp_path)
+    numbers = models.tokenizer(models.load(tmp_path))
+    with pytest.raises(IclError, match="not in the vocabulary of this model's tokenizer"):
+        label_tokens(TASKS["sst2"], numbers)
+
+
+# Selection
+
+
+def by_hand(labels: list[int], shots: int, more: int, seed: int) -> tuple[list[int], list[int]]:
+    """The same rows by ranks: the j-th row of its class in the shuffled order."""
+    order = np.arange(len(labels))
+    np.random.RandomState(seed).shuffle(order)
+    shuffled = np.array(labels)[order]
+    rank = np.array([(shuffled[:i] == c).sum() for i, c in enumerate(shuffled)])
+    between = (rank >= shots) & (rank < shots + more)
+    return order[rank < shots].tolist(), order[between].tolist()
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=40),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.integers(0, 99),
+)
+def test_demonstrations_are_the_first_of_each_class_met(
+    labels: list[int], shots: int, more: int, seed: int
+) -> None:
+    labels = [*labels, *[0, 1, 2] * 5]
+    rows = [("text", label) for label in labels]
+    state = np.random.get_state()[1].tolist()  # noqa: NPY002
+    assert demonstrations(rows, 3, shots, seed, more) == by_hand(labels, shots, more, seed)
+    assert np.random.get_state()[1].tolist() == state  # noqa: NPY002
+
+
+def test_the_shuffle_is_the_one_of_the_global_generator() -> None:
+    """As the released code does it: seed the global generator, shuffle a list in place."""
+    rows = [("text", i % 2) for i in range(50)]
+    saved = np.random.get_state()  # noqa: NPY002
+    np.random.seed(42)  # noqa: NPY002
+    order = list(range(50))
+    np.random.shuffle(order)  # noqa: NPY002
+    np.random.set_state(saved)  # noqa: NPY002
+    even = next(i for i in order if i % 2 == 0)
+    odd = next(i for i in order if i % 2 == 1)
+    assert demonstrations(rows, 2, 1, 42)[0] == sorted([even, odd], key=order.index)
+
+
+def test_demonstrations_per_query_are_drawn_class_by_class() -> None:
+    labels = [2, 0, 1, 0, 2, 1, 1, 0]
+    rows = [("text", label) for label in labels]
+    sets = demonstrations_per_query(rows, 3, 2, seed=43, queries=5)
+    generator = np.random.RandomState(43)
+    order = np.random.default_rng(43).permutation(6)
+    for drawn in sets:
+        # A choice with replacement is a draw of uniform places in the list of the class's rows.
+        plain = [
+            [i for i, label in enumerate(labels) if label == c][place]
+            for c in range(3)
+            for place in generator.randint(0, labels.count(c), 2)
+        ]
+        assert drawn == [plain[i] for i in order]
+    assert len({tuple(labels[i] for i in drawn) for drawn in sets}) == 1
+    assert len({tuple(drawn) for drawn in sets}) > 1
+
+
+def test_test_rows_are_those_of_the_datasets_library() -> None:
+    library = pytest.importorskip("datasets", reason="needs the library whose shuffle is compared")
+    for count, seed in ((7, 42), (60, 46)):
+        plain = library.Dataset.from_dict({"row": list(range(count))}).shuffle(seed=seed)
+        assert evaluation_rows(count, seed) == list(plain["row"])
+    assert evaluation_rows(60, 46, 10) == evaluation_rows(60, 46)[:10]
+    assert len(evaluation_rows(7600, 42)) == 1000
+    assert sorted(evaluation_rows(872, 42)) == list(range(872))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda rows: demonstrations(rows, 3, 1, 42), "Class 2 has 0 rows and 1 are needed"),
+        (lambda rows: demonstrations(rows, 2, 1, 42, 4), "Class 1 has 2 rows and 5 are needed"),
+        (lambda rows: demonstrations(rows, 1, 1, 42), r"class 1; there are the classes 0..0"),
+        (lambda rows: demonstrations(rows, 2, 0, 42), "at least one demonstration per class"),
+        (lambda rows: demonstrations_per_query(rows, 3, 1, 42, 2), "Class 2 has 0 rows"),
+        (lambda rows: demonstrations_per_query(rows, 2, 0, 42, 2), "at least one demonstration"),
+    ],
+)
+def test_impossible_selections_say_what_is_missing(call: object, message: str) -> None:
+    rows = [("text", 0)] * 6 + [("text", 1)] * 2
+    with pytest.raises(IclError, match=message):
+        call(rows)  # type: ignore[operator]
+
+
+# The paper's path, whole
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("files", [["tokenizer.json", "tokenizer_config.json"], ["merges.txt"]])
+def test_real_rows_through_a_random_gpt2(shared: Path, tmp_path: Path, files: list[str]) -> None:
+    """Rows, selection, prompts and a forward pass, with either form of the real tokenizer."""
+    save_gpt2(
+        tmp_path,
+        vocab_size=50257,
+        n_positions=1024,
+        n_layer=2,
+        bos_token_id=50256,
+        eos_token_id=50256,
+        initializer_range=0.02,
+    )
+    for file in ("vocab.json", *files):
+        shutil.copy(shared / "gpt2-tokenizer" / file, tmp_path)
+    model = models.load(tmp_path)
+    tokenizer = models.tokenizer(model)
+    for name in ("sst2", "trec", "ag_news"):
+        task = TASKS[name]
+        train, test = (load(name, split, shared / "datasets") for split in ("train", "test"))
+        classes = len(task.label_words)
+        chosen, extra = demonstrations(train, classes, 1, 42, more=4)
+        assert len(chosen) == classes
+        assert len(extra) == 4 * classes
+        queries = [test[i] for i in evaluation_rows(len(test), 42, 2)]
+        apart = demonstrations_per_query(train, classes, 1, 42, len(queries))
+        for sets in ([chosen] * len(queries), apart):
+            shown = [[train[i] for i in rows] for rows in sets]
+            prompts, kept = build(task, tokenizer, shown, queries, context=model.cfg.n_ctx)
+            assert kept == [0, 1]
+            assert int(prompts.tokens[0, 0]) == CUE_IDS[name]  # nothing before it
+            assert prompts.label_words.tolist() == [FIRST[name]] * 2
+            check_against_words(prompts, tokenizer, task)
+        logits = models.logits(model, prompts.tokens)
+        assert logits.shape == (*prompts.tokens.shape, 50257)
+        assert torch.isfinite(logits).all()
