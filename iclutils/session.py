@@ -20,7 +20,11 @@ from .errors import IclError, unknown
 
 @dataclass(frozen=True)
 class Session:
-    """One run of one notebook."""
+    """One run of one notebook.
+
+    ``own_model`` is the model that the reader named, if any. Claims are judged where it is one
+    of the tier's models for the chapter; of any other the measurements are only reported.
+    """
 
     tier: tiers.Tier
     own_model: str
@@ -58,7 +62,7 @@ class Session:
         if claim_id not in known:
             raise unknown("claim", claim_id, known)
         claim = known[claim_id]
-        if self.own_model:
+        if self.own_model not in ("", *self.tier.models(claim.chapter)):
             print(f"{'measured':<15} {claim_id} = {float(value):.4g} ({claim.measure})")
             return
         if self.tier.name not in claim.tiers:
@@ -68,7 +72,7 @@ class Session:
             claim_id,
             float(value),
             tier=self.tier.name,
-            model=", ".join(self.tier.models(claim.chapter)),
+            model=", ".join(self.models(claim.chapter)),
             seed=self.seed,
             device=self.device,
             spread=spread,
@@ -94,9 +98,8 @@ def begin(tier: str = "mini", model: str = "", seed: int = 0, device: str = "aut
     chosen = tiers.get(tier)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise IclError(f"seed must be a natural number; got {seed!r}.")
-    paper = tiers.TIERS["paper"]
-    if model and model in paper.induction.models:
-        chosen, model = paper, ""
+    if model in models.HUB:  # a published model: the sizes and claims of the paper tier
+        chosen = tiers.TIERS["paper"]
     where = _device(chosen.device if device == "auto" else device)
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -19,16 +19,35 @@ class Induction:
 
 
 @dataclass(frozen=True)
+class Anchors:
+    """Sizes of chapter 02."""
+
+    models: tuple[str, ...]  # the first is the one the figures show
+    control: str  # the model that never learned to copy, if there is one
+    tasks: tuple[str, ...]
+    prompts: int  # behind every mean of accuracy or loyalty
+    salient: int  # prompts behind the saliency of a layer
+    many_shots: int  # demonstrations per class, where several are compared with one
+    layers: int  # first and last layers that are isolated
+    sets: int  # demonstration sets behind re-weighting and error diagnosis
+    queries: int  # on each of them
+    rehearsed: int  # training queries per class for the re-weighting
+    batch: int  # training queries in a step of the re-weighting
+    together: int | None = None  # prompts in a forward pass; None: all
+
+
+@dataclass(frozen=True)
 class Tier:
     """One tier: a name and the sizes of each chapter."""
 
     name: str
     device: str
     induction: Induction
+    anchors: Anchors
 
     def models(self, chapter: str) -> tuple[str, ...]:
         """Names of the models that a chapter (by number) looks at."""
-        return {"01": self.induction.models}[chapter]
+        return {"01": self.induction.models, "02": self.anchors.models}[chapter]
 
 
 TIERS = {
@@ -42,11 +61,38 @@ TIERS = {
             sweeps=16,
             pairs=100,
         ),
+        anchors=Anchors(
+            models=("anchors-0", "anchors-1", "anchors-2", "anchors-deep"),
+            control="anchors-uncopied",
+            tasks=("topics",),
+            prompts=400,
+            salient=128,
+            many_shots=4,
+            layers=2,
+            sets=12,
+            queries=100,
+            rehearsed=16,
+            batch=16,
+        ),
     ),
     "paper": Tier(
         name="paper",
         device="auto",
         induction=Induction(models=("gpt2",), length=50, sequences=32, sweeps=4, pairs=200),
+        anchors=Anchors(
+            models=("gpt2-xl", "EleutherAI/gpt-j-6b@f3f428825b6fc4c087af475ea729ac652edeee33"),
+            control="",
+            tasks=("sst2", "trec", "ag_news", "emoc"),
+            prompts=5000,
+            salient=1000,
+            many_shots=5,
+            layers=5,
+            sets=5,
+            queries=500,
+            rehearsed=4,
+            batch=1,
+            together=8,
+        ),
     ),
 }
 

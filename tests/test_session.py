@@ -39,7 +39,7 @@ def test_beginning_says_what_runs_where(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_model_of_the_paper_tier_means_that_tier(capsys: pytest.CaptureFixture[str]) -> None:
     book = iclutils.begin(model="gpt2", device="cpu")
-    assert (book.tier.name, book.own_model) == ("paper", "")
+    assert (book.tier.name, book.own_model) == ("paper", "gpt2")
     assert "gpt2" in book.models("01")
     assert "paper tier" in capsys.readouterr().out
 

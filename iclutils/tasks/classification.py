@@ -40,6 +40,7 @@ class Task:
         answer_cue: what stands before a label word.
         label_words: one word per class, by class id, with the space before it.
         source: where its rows come from.
+        most_shots: demonstrations per class that fit the context (paper, table 1).
     """
 
     title: str
@@ -47,6 +48,7 @@ class Task:
     answer_cue: str
     label_words: tuple[str, ...]
     source: Source
+    most_shots: int = 5
 
 
 TASKS = {
@@ -64,6 +66,7 @@ TASKS = {
         "Answer:",
         (" World", " Sports", " Business", " Technology"),
         SOURCES["ag_news"],
+        most_shots=3,
     ),
     "emoc": Task(
         "EmoC", "Dialogue:", "Emotion:", (" Others", " Happy", " Sad", " Angry"), SOURCES["emoc"]

@@ -260,7 +260,7 @@ def _draw(
     sizes = torch.randint(
         texts.shortest, texts.longest + 1, tuple(classes.shape), generator=generator
     )
-    shape = (*classes.shape, int(sizes.max()))
+    shape = (*classes.shape, texts.longest)
     own = topics.gather(1, classes)[..., None].expand(shape)
     step = torch.randint(1, SIBLINGS, shape, generator=generator)
     sibling = own // SIBLINGS * SIBLINGS + (own % SIBLINGS + step) % SIBLINGS

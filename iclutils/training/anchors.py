@@ -2,10 +2,11 @@
 
 One run in two stages. For the first 600 steps the model only learns to copy: BOS and a random
 segment that repeats, as in chapter 01. From then on most batches are in-context classification
-of made-up topics (``iclutils.tasks.topics``), and a fifth goes on with copying. The texts grow
+of made-up topics (``iclutils.tasks.topics``), and a tenth goes on with copying. The texts grow
 from one fixed word per topic to the full task over 1500 steps; three batches in ten revisit an
-easier stage. Sequences show 5 to 17 examples, so that one to four demonstrations per class, near
-and far, all occur; the loss counts the label words that the context can tell.
+easier stage. Sequences show 5 to 17 examples, short sequences more often, so that
+one to four demonstrations per class, near and far, all occur; the loss counts the label words
+that the context can tell.
 
 Two choices matter, found by measurement. Without the copying stage classification stays at
 chance (``anchors-uncopied`` is that control: same model, same data, no copying). And positions:
@@ -25,12 +26,12 @@ from ..tasks.repeated import tiled
 from .loop import Batch, Recipe, sinusoidal_positions
 
 CONTEXT = 256
-STEPS, COPYING, EASING, SPREADING = 3000, 600, 1500, 600
+STEPS, COPYING, EASING, SPREADING = 5000, 600, 1500, 600
 COPIED, SHORTEST = 64, 12  # length of a copying sequence, its shortest period
 TOKENS = 4096  # tokens in a batch, about
-COPY_SHARE, REVISIT_SHARE = 0.2, 0.3
+COPY_SHARE, REVISIT_SHARE = 0.1, 0.3
 MOST_EXAMPLES = 17
-CHECKPOINTS = (0, 200, 400, 500, 600, 700, 800, 1000, 1300, 1700, 2100, 3000)
+CHECKPOINTS = (0, 200, 300, 400, 500, 600, 800, 1000, 1300, 1700, 2300, 3300, 5000)
 
 
 def recipe(seed: int) -> Recipe:
@@ -108,7 +109,8 @@ def _copying(generator: Generator) -> tuple[Tensor, Tensor]:
 
 def _classifying(difficulty: float, generator: Generator) -> tuple[Tensor, Tensor]:
     """Labelled examples; the labels from the fifth example on count."""
-    examples = int(torch.randint(5, MOST_EXAMPLES + 1, (), generator=generator))
+    few = torch.rand((), generator=generator).item() ** 2  # short sequences twice as often as long
+    examples = 5 + int(few * (MOST_EXAMPLES - 4))
     texts = topics.FULL.eased(difficulty)
     size = (texts.shortest + texts.longest) // 2 + 2
     count = TOKENS // (examples * size)
@@ -134,7 +136,7 @@ def _held_out(network: GPT2LMHeadModel) -> dict[str, float]:
 
 def _card(name: str, seed: int, layers: int, copying: bool) -> str:
     first = (
-        f"{COPYING} steps of copying alone, then classification with a fifth of copying"
+        f"{COPYING} steps of copying alone, then classification with a tenth of copying"
         if copying
         else "classification alone: the control, which stays at chance"
     )

@@ -1,0 +1,143 @@
+"""Made-up topics: texts follow their stated probabilities, prompts say where everything is."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from iclutils import IclError
+from iclutils.tasks import topics
+from iclutils.tasks.prompts import Role
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_the_vocabulary_has_a_name_for_every_token_and_none_twice() -> None:
+    assert len(set(topics.NAMES)) == topics.VOCAB == 122
+    assert topics.NAMES[topics.CUE] == ":"
+    assert topics.NAMES[topics.FIRST_LABEL] == "Alpha"
+    assert topics.NAMES[topics.FIRST_FILLER] == "the"
+    assert len(topics.TOPICS) * topics.PER_TOPIC == topics.FIRST_FILLER
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    count=st.integers(1, 4),
+    shots=st.integers(1, 4),
+    classes=st.integers(2, 5),
+    shared=st.booleans(),
+)
+def test_prompts_are_what_they_say(
+    seed: int, count: int, shots: int, classes: int, shared: bool
+) -> None:
+    asked = topics.sample(count, generator(seed), shots=shots, classes=classes, shared=shared)
+    asked.check()
+    rows = torch.arange(count)
+    assert (asked.tokens[rows, asked.target] == topics.CUE).all()
+    assert (asked.tokens.gather(1, asked.cue_pos) == topics.CUE).all()
+    assert (asked.of_class().sum(1) == shots).all()
+    assert (asked.tokens[:, 0] == topics.BOS).all()
+    words = asked.tokens < topics.FIRST_LABEL
+    inside = torch.arange(asked.tokens.shape[1]) < asked.target[:, None]
+    assert torch.equal(words, (asked.roles == Role.TEXT) | ((asked.roles == Role.QUERY) & inside))
+    lengths = asked.cue_pos - torch.cat([rows[:, None] * 0, asked.label_pos[:, :-1]], 1) - 1
+    assert int(lengths.min()) >= 4
+    assert int(lengths.max()) <= 12
+    if shared:
+        head = int(asked.label_pos[0, -1]) + 1
+        assert (asked.tokens[:, :head] == asked.tokens[:1, :head]).all()
+
+
+def test_the_same_seed_gives_the_same_prompts() -> None:
+    first, again, other = (topics.sample(3, generator(s)).tokens for s in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("texts", [topics.FULL, topics.FULL.eased(0.3), topics.FULL.eased(0.0)])
+def test_words_come_as_often_as_their_stated_probability(texts: topics.Texts) -> None:
+    p = topics.word_probabilities(texts)
+    assert torch.allclose(p.sum(1), torch.ones(12))
+    chosen = torch.tensor([[3, 7]])
+    asked = topics.sample(3000, generator(), classes=2, texts=texts, topics=chosen)
+    is_query = (asked.roles == Role.QUERY) & (asked.tokens < topics.FIRST_LABEL)
+    words = asked.tokens[asked.gold == 1][is_query[asked.gold == 1]]
+    counted = torch.bincount(words, minlength=topics.FIRST_LABEL).double()
+    expected = p[7].double() / p[7].double().sum() * counted.sum()
+    assert (counted[expected == 0] == 0).all()
+    assert chisquare(counted[expected > 0], expected[expected > 0]).pvalue > 1e-3
+
+
+def test_the_ideal_observer_is_bayes_rule_by_brute_force() -> None:
+    asked = topics.sample(5, generator(3), classes=2, shots=2)
+    found = topics.ideal(asked)
+    p = topics.word_probabilities(topics.FULL).double()
+    for row in range(5):
+        starts = [0, *asked.label_pos[row].tolist()]
+        total = torch.zeros(2, dtype=torch.float64)
+        for assigned in permutations(range(12), 2):
+            joint = torch.ones((), dtype=torch.float64)
+            for demo, cls in enumerate(asked.demo_class[row].tolist()):
+                text = asked.tokens[row, starts[demo] + 1 : asked.cue_pos[row, demo]]
+                joint = joint * p[assigned[cls], text].prod()
+            query = asked.tokens[row, starts[-1] + 1 : asked.target[row]]
+            total += joint * torch.stack([p[assigned[c], query].prod() for c in range(2)])
+        assert torch.allclose(found[row].double(), total / total.sum(), atol=1e-5)
+
+
+def test_word_overlap_counts_common_topic_words_and_no_fillers() -> None:
+    asked = topics.sample(20, generator(5), shots=2)
+    found = topics.word_overlap(asked)
+    for row in range(20):
+        starts = [0, *asked.label_pos[row].tolist()]
+        query = asked.tokens[row, starts[-1] + 1 : asked.target[row]].tolist()
+        for cls in range(4):
+            shown: list[int] = []
+            for demo in (asked.demo_class[row] == cls).nonzero()[:, 0].tolist():
+                shown += asked.tokens[row, starts[demo] + 1 : asked.cue_pos[row, demo]].tolist()
+            common = sum(min(query.count(w), shown.count(w)) for w in set(query) if w < 96)
+            assert found[row, cls] == common
+
+
+def test_ties_are_broken_at_random_and_never_against_the_best() -> None:
+    scores = torch.tensor([[1.0, 1.0, 0.0]]).expand(200, 3)
+    chosen = topics.best(scores, generator())
+    assert set(chosen.tolist()) == {0, 1}
+    assert 60 < int((chosen == 0).sum()) < 140
+
+
+def test_training_streams_show_every_class_before_any_comes_again() -> None:
+    tokens, cue = topics.stream(50, 7, generator())
+    labels = tokens.gather(1, cue + 1)
+    assert (tokens.gather(1, cue) == topics.CUE).all()
+    assert all(len(set(row[:4])) == 4 and set(row) == set(row[:4]) for row in labels.tolist())
+    with pytest.raises(IclError, match="more examples than classes"):
+        topics.stream(1, 4, generator())
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        ({"count": 0}, "at least 1"),
+        ({"classes": 9}, "2 to 8 classes"),
+        ({"classes": 1}, "2 to 8 classes"),
+        ({"topics": torch.zeros(3, 4, dtype=torch.long)}, "1 or 2 rows"),
+    ],
+)
+def test_bad_requests_are_refused(given_: dict[str, object], message: str) -> None:
+    with pytest.raises(IclError, match=message):
+        topics.sample(given_.pop("count", 2), generator(), **given_)  # type: ignore[arg-type]
+
+
+def test_impossible_texts_are_refused() -> None:
+    with pytest.raises(IclError, match="shortest"):
+        topics.Texts(shortest=5, longest=4)
+    with pytest.raises(IclError, match="probabilities"):
+        topics.Texts(own=0.9, sibling=0.2)
