@@ -1,0 +1,177 @@
+"""Compression: answer a query from a few of the demonstrations' tokens.
+
+The demonstrations are read once. Of all that they leave behind, one key and one value per layer
+and token, only what stands at the anchors is kept (label words and formatting), and the query is
+answered from that. What was kept goes on standing at its original position, and so does the query
+with ``offset=True``; with ``offset=False`` the query starts at position 0, as the script released
+with the paper does for GPT-2 XL. With everything kept and the offset on, the answer is the one of
+the whole prompt. ``Keep`` masks are made here; ``memory`` reads with them, ``speed`` counts and
+measures what they save.
+
+Source: Wang et al. 2023, section 3.2, Table 2 and footnote 6, and their released code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...errors import IclError
+from ...models import TransformerBridge
+from ...tasks.prompts import Prompts, Role, class_logits
+from .memory import (
+    Keep,
+    answer,
+    demonstrations,
+    packed,
+    remember,
+    same_shape,
+    shares_demonstrations,
+)
+
+Rule = Callable[[Prompts], Keep]
+
+
+def everything(prompts: Prompts) -> Keep:
+    """Keep all demonstration tokens: plain prefix caching, and the exactness test."""
+    return demonstrations(prompts)
+
+
+def nothing(prompts: Prompts) -> Keep:
+    """Keep no demonstration token: the query alone."""
+    return torch.zeros_like(demonstrations(prompts))
+
+
+def hidden_anchor(prompts: Prompts) -> Keep:
+    """Hidden_anchor: formatting and label words, all their sub-tokens."""
+    return (prompts.roles == Role.FORMAT) | (prompts.roles == Role.LABEL)
+
+
+def label_only(prompts: Prompts) -> Keep:
+    """Label words without the formatting (footnote 6 of the paper)."""
+    return prompts.roles == Role.LABEL
+
+
+def hidden_random(prompts: Prompts, generator: torch.Generator) -> Keep:
+    """Hidden_random: formatting, and in place of each label word random text before it.
+
+    A label word of k sub-tokens gives way to k tokens of its own demonstration's text, drawn
+    without replacement; where the text has fewer, to all of them (ours: the paper has no such
+    case). A label is never kept. Every row has its own draw.
+    """
+    roles, device = prompts.roles, prompts.roles.device
+    place = torch.arange(roles.shape[1], device=device)
+    begun = (prompts.label_pos[:, :, None] <= place).sum(1)  # label words begun so far
+    # On the generator's device, so that the draw does not depend on where the model is.
+    priority = torch.rand(roles.shape, generator=generator, device=generator.device).to(device)
+    keep = roles == Role.FORMAT
+    for demo in range(prompts.label_pos.shape[1]):
+        wanted = ((roles == Role.LABEL) & (begun == demo + 1)).sum(1, keepdim=True)
+        text = (roles == Role.TEXT) & (begun == demo)
+        rank = priority.masked_fill(~text, torch.inf).argsort(1).argsort(1)
+        keep |= text & (rank < wanted)
+    return keep
+
+
+def text_anchor(prompts: Prompts) -> Prompts:
+    """Text_anchor: the prompts without their demonstrations' texts, to be read from scratch.
+
+    Formatting, label words and query are the same tokens; positions start again at 0.
+    """
+    return compact(prompts, prompts.kept & (prompts.roles != Role.TEXT))
+
+
+def compact(prompts: Prompts, keep: Keep) -> Prompts:
+    """Prompts of the tokens in ``keep`` alone, moved together.
+
+    Raises:
+        IclError: if a label word, a cue or the target is not kept.
+    """
+    same_shape(prompts, keep)
+    needed = torch.cat([prompts.label_pos, prompts.cue_pos, prompts.target[:, None]], 1)
+    if not bool(keep.gather(1, needed).all()):
+        raise IclError("A prompt without its label words, cues or target is none: keep them.")
+    index, held = packed(keep)
+    moved = keep.cumsum(1) - 1
+    padding = int(prompts.tokens[~prompts.kept][0]) if bool((~prompts.kept).any()) else 0
+    return replace(
+        prompts,
+        tokens=prompts.tokens.gather(1, index).masked_fill(~held, padding),
+        roles=prompts.roles.gather(1, index).masked_fill(~held, int(Role.PAD)),
+        target=moved.gather(1, prompts.target[:, None])[:, 0],
+        label_pos=moved.gather(1, prompts.label_pos),
+        cue_pos=moved.gather(1, prompts.cue_pos),
+    )
+
+
+def compress(
+    model: TransformerBridge,
+    prompts: Prompts,
+    rule: Rule,
+    offset: bool = True,
+    batch_size: int | None = None,
+) -> Float[Tensor, "batch vocab"]:
+    """Logits at the target after compression by ``rule``; shared demonstrations are read once.
+
+    Args:
+        model: the model.
+        prompts: the prompts.
+        rule: makes the mask of what is kept, for example ``hidden_anchor``.
+        offset: as for ``memory.answer``.
+        batch_size: prompts per forward pass over queries; all if omitted.
+
+    Raises:
+        IclError: as ``remember`` and ``answer``.
+    """
+    shown = prompts[:1] if shares_demonstrations(prompts) else prompts
+    return answer(model, remember(model, shown, rule(shown)), prompts, offset, batch_size)
+
+
+def hidden_random_top(
+    model: TransformerBridge,
+    prompts: Prompts,
+    whole: Float[Tensor, "batch vocab"],
+    generator: torch.Generator,
+    draws: int = 20,
+    union: bool = False,
+    offset: bool = True,
+    batch_size: int | None = None,
+) -> tuple[Float[Tensor, "batch vocab"], Float[Tensor, "draw"]]:
+    """Hidden_random-top: of several draws, the one with the highest label loyalty.
+
+    Args:
+        model: the model.
+        prompts: the prompts.
+        whole: logits of the uncompressed prompts, which loyalty compares with.
+        generator: for the draws.
+        draws: how many.
+        union: what the released code does: its mask is never cleared, so a draw also keeps the
+            random tokens of all draws before it, which favours this control.
+        offset: as for ``memory.answer``.
+        batch_size: prompts per forward pass over queries; all if omitted.
+
+    Returns:
+        Logits of the best draw, and the label loyalty of every draw.
+
+    Raises:
+        IclError: as ``remember`` and ``answer``, or if there is no draw.
+    """
+    if draws < 1:
+        raise IclError(f"Draw at least once; got draws={draws}.")
+    shown = prompts[:1] if shares_demonstrations(prompts) else prompts
+    full = remember(model, shown, everything(shown))
+    before = class_logits(prompts, whole).argmax(-1)
+    mask = nothing(shown)
+    outputs, loyalty = [], []
+    for _ in range(draws):
+        drawn = hidden_random(shown, generator)
+        mask = mask | drawn if union else drawn
+        memory = full.keep(mask[:, : full.held.shape[1]])
+        outputs.append(answer(model, memory, prompts, offset, batch_size))
+        loyalty.append((class_logits(prompts, outputs[-1]).argmax(-1) == before).float().mean())
+    scores = torch.stack(loyalty)
+    return outputs[int(scores.argmax())], scores

@@ -1,0 +1,314 @@
+"""Tests of compression: exactness, what is kept, and what the query can see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_prompts import prompts_strategy, random_prompts
+from tiny import BOS, CONTEXT, VOCAB, save_gpt2, save_neox
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2TokenizerFast,
+    GPTJConfig,
+    GPTJForCausalLM,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+)
+
+from iclutils.errors import IclError
+from iclutils.lenses.anchors import compression, memory, speed
+from iclutils.lenses.anchors.readout import target_logits
+from iclutils.models import TransformerBridge, load
+from iclutils.tasks.prompts import Prompts, Role
+
+SMALL = {"vocab_size": VOCAB, "initializer_range": 0.3, "bos_token_id": BOS, "eos_token_id": BOS}
+
+
+@pytest.fixture(scope="module", params=["gpt2", "neox", "gptj"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """Learned positions; rotary ones; rotary ones in a model whose attention cannot be edited."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "gpt2":
+        save_gpt2(folder, n_positions=96)
+    elif request.param == "neox":
+        save_neox(folder)
+    else:
+        torch.manual_seed(0)
+        shape = {"n_positions": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
+        GPTJForCausalLM(GPTJConfig(**shape, **SMALL)).save_pretrained(folder)
+    return load(folder)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
+    """A context long enough for every random prompt."""
+    folder = tmp_path_factory.mktemp("long")
+    save_gpt2(folder, n_positions=128)
+    return load(folder)
+
+
+def golden() -> Prompts:
+    """Demonstrations "a great movie" (Positive) and "awful film" (Negative), 30 GPT-2 tokens."""
+    cue = [198, 31837, 3681, 25]  # newline, "Sent", "iment", ":"
+    first = [14832, 25, 257, 1049, 3807, *cue, 33733, 198]
+    second = [14832, 25, 12659, 2646, *cue, 36183, 198]
+    query = [14832, 25, 3734, 670, 994, *cue]
+    fmt, text, label = int(Role.FORMAT), int(Role.TEXT), int(Role.LABEL)
+    roles = [fmt] * 2 + [text] * 3 + [fmt] * 4 + [label] + [fmt]
+    roles += [fmt] * 2 + [text] * 2 + [fmt] * 4 + [label] + [fmt]
+    roles += [int(Role.QUERY)] * len(query)
+    prompts = Prompts(
+        tokens=torch.tensor([first + second + query]),
+        roles=torch.tensor([roles]),
+        target=torch.tensor([29]),
+        label_pos=torch.tensor([[9, 19]]),
+        cue_pos=torch.tensor([[8, 18]]),
+        demo_class=torch.tensor([[1, 0]]),
+        gold=torch.tensor([1]),
+        label_words=torch.tensor([[36183, 33733]]),
+    )
+    prompts.check()
+    return prompts
+
+
+def cut(model: TransformerBridge, prompts: Prompts, keep: torch.Tensor) -> torch.Tensor:
+    """Independent truth: the whole prompt, the query's edges to what is not kept cut."""
+    query = prompts.roles == Role.QUERY
+    dropped = memory.demonstrations(prompts) & ~keep
+    edges = (query[:, :, None] & dropped[:, None, :])[:, None]
+
+    def forbid(scores: torch.Tensor, hook: object) -> torch.Tensor:
+        return scores.masked_fill(edges, torch.finfo(scores.dtype).min)
+
+    names = [f"blocks.{layer}.attn.hook_attn_scores" for layer in range(model.cfg.n_layers)]
+    return target_logits(model, prompts, [(name, forbid) for name in names])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_everything_with_offset_is_the_whole_prompt(model, shared: bool) -> None:
+    prompts = random_prompts(3, count=5, shots=2, shared=shared)
+    whole = target_logits(model, prompts)
+    again = compression.compress(model, prompts, compression.everything)
+    torch.testing.assert_close(again, whole, atol=1e-5, rtol=1e-5)
+    chunked = compression.compress(model, prompts, compression.everything, batch_size=2)
+    torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-5)
+
+
+@given(prompts=prompts_strategy(), seed=st.integers(0, 99))
+@settings(max_examples=7, deadline=None)
+def test_answers_equal_cut_edges_whatever_the_padding(gpt2, prompts: Prompts, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    keep = memory.demonstrations(prompts) & (torch.rand(prompts.tokens.shape) < 0.5)
+    masks = [keep, compression.hidden_anchor(prompts), compression.label_only(prompts)]
+    masks += [compression.nothing(prompts), compression.hidden_random(prompts, generator)]
+    for mask in masks:
+        got = memory.answer(gpt2, memory.remember(gpt2, prompts, mask), prompts)
+        torch.testing.assert_close(got, cut(gpt2, prompts, mask), atol=2e-5, rtol=1e-5)
+    one = prompts[:1]
+    alone = memory.answer(
+        gpt2, memory.remember(gpt2, one, masks[1][:1, : one.tokens.shape[1]]), one
+    )
+    got = memory.answer(gpt2, memory.remember(gpt2, prompts, masks[1]), prompts)[:1]
+    torch.testing.assert_close(alone, got, atol=1e-5, rtol=1e-5)
+
+
+def test_offset_is_the_query_moved(tmp_path: Path) -> None:
+    network = save_gpt2(tmp_path).eval()
+    model = load(tmp_path)
+    prompts = random_prompts(0, count=1)
+    size = int(memory.demonstrations(prompts).sum())
+    query = prompts.tokens[:, size:]
+    got = compression.compress(model, prompts, compression.nothing, offset=False)
+    with torch.no_grad():
+        torch.testing.assert_close(got, network(query).logits[:, -1], atol=1e-5, rtol=1e-5)
+        moved = network(query, position_ids=size + torch.arange(query.shape[1])[None]).logits
+    got = compression.compress(model, prompts, compression.nothing, offset=True)
+    torch.testing.assert_close(got, moved[:, -1], atol=1e-5, rtol=1e-5)
+    assert (
+        got - compression.compress(model, prompts, compression.nothing, False)
+    ).abs().max() > 0.1
+
+
+def test_rotary_query_alone_does_not_feel_the_offset(tmp_path: Path) -> None:
+    save_neox(tmp_path)
+    model = load(tmp_path)
+    prompts = random_prompts(0, count=3)
+    both = False, True
+    near, far = (compression.compress(model, prompts, compression.nothing, o) for o in both)
+    torch.testing.assert_close(near, far, atol=1e-5, rtol=1e-5)
+    near, far = (compression.compress(model, prompts, compression.hidden_anchor, o) for o in both)
+    assert (near - far).abs().max() > 0.01
+
+
+def test_golden_prompt() -> None:
+    prompts = golden()
+    kept = compression.hidden_anchor(prompts)[0].nonzero()[:, 0].tolist()
+    assert kept == [0, 1, *range(5, 13), *range(15, 21)]
+    assert int(memory.demonstrations(prompts).sum()) == 21
+    assert compression.label_only(prompts)[0].nonzero()[:, 0].tolist() == [9, 19]
+    text = compression.text_anchor(prompts)
+    text.check()
+    assert text.label_pos.tolist() == [[6, 14]]
+    assert text.target.tolist() == [24]
+
+
+@pytest.mark.shared
+def test_text_anchor_is_the_formatting_written_out(shared: Path) -> None:
+    folders = [p.parent for p in shared.rglob("merges.txt")]
+    if not folders:
+        pytest.skip("no tokenizer of GPT-2 among the stand-ins")
+    tokenizer = GPT2TokenizerFast.from_pretrained(folders[0])
+    shown = "Review:\nSentiment: Positive\nReview:\nSentiment: Negative\n"
+    written = shown + "Review: fine work here\nSentiment:"
+    assert compression.text_anchor(golden()).tokens[0].tolist() == tokenizer(written).input_ids
+
+
+@given(prompts=prompts_strategy(), seed=st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+def test_hidden_random_replaces_labels_by_their_own_text(prompts: Prompts, seed: int) -> None:
+    keep = compression.hidden_random(prompts, torch.Generator().manual_seed(seed))
+    same = compression.hidden_random(prompts, torch.Generator().manual_seed(seed))
+    assert torch.equal(keep, same)
+    for row in range(len(prompts)):
+        begin = 0
+        for end in prompts.label_pos[row].tolist():
+            inside = torch.zeros_like(keep[row])
+            inside[begin:end] = True
+            drawn = keep[row] & inside & (prompts.roles[row] != Role.FORMAT)
+            assert int(drawn.sum()) == 1
+            assert bool((prompts.roles[row][drawn] == Role.TEXT).all())
+            begin = end + 1
+    assert bool(keep[prompts.roles == Role.FORMAT].all())
+    assert not bool((keep & (prompts.roles > Role.FORMAT)).any())
+
+
+def test_hidden_random_with_long_labels_and_little_text() -> None:
+    prompts = golden()
+    roles = prompts.roles.clone()
+    roles[0, 10] = Role.LABEL  # a label word of two sub-tokens
+    roles[0, 13] = Role.FORMAT  # and a text of one token, with a label word of two
+    roles[0, 20] = Role.LABEL
+    keep = compression.hidden_random(replace(prompts, roles=roles), torch.Generator())
+    drawn = (keep & (roles == Role.TEXT))[0].nonzero()[:, 0].tolist()
+    assert len(drawn) == 3
+    assert drawn[-1] == 14
+    assert not bool(keep[0, [9, 10, 19, 20]].any())
+
+
+def test_hidden_random_top(gpt2) -> None:
+    prompts = random_prompts(2, count=8, shared=True, longest=6)
+    whole = target_logits(gpt2, prompts)
+    best, loyalty = compression.hidden_random_top(
+        gpt2, prompts, whole, torch.Generator().manual_seed(0), draws=5
+    )
+    generator = torch.Generator().manual_seed(0)
+    outputs = [
+        compression.compress(gpt2, prompts, lambda p: compression.hidden_random(p, generator))
+        for _ in range(5)
+    ]
+    words = prompts.label_words[0]
+    before = whole[:, words].argmax(1)
+    expected = [(out[:, words].argmax(1) == before).float().mean().item() for out in outputs]
+    assert loyalty.tolist() == pytest.approx(expected)
+    torch.testing.assert_close(best, outputs[int(torch.tensor(expected).argmax())])
+
+
+def test_union_of_many_draws_keeps_all_text(gpt2) -> None:
+    prompts = random_prompts(2, count=4, longest=3)
+    whole = target_logits(gpt2, prompts)
+    _, loyalty = compression.hidden_random_top(
+        gpt2, prompts, whole, torch.Generator().manual_seed(0), draws=25, union=True
+    )
+    all_text = memory.demonstrations(prompts) & (prompts.roles != Role.LABEL)
+    out = memory.answer(gpt2, memory.remember(gpt2, prompts, all_text), prompts)
+    same = out.gather(1, prompts.label_words).argmax(1) == whole.gather(
+        1, prompts.label_words
+    ).argmax(1)
+    assert loyalty[-1].item() == pytest.approx(same.float().mean().item())
+
+
+def test_shared_demonstrations_are_noticed(gpt2) -> None:
+    assert memory.shares_demonstrations(random_prompts(1, count=4, shared=True))
+    assert not memory.shares_demonstrations(random_prompts(1, count=4))
+    prompts = random_prompts(1, count=4, shared=True)
+    one = memory.remember(gpt2, prompts[:1], compression.hidden_anchor(prompts[:1]))
+    each = memory.remember(gpt2, prompts, compression.hidden_anchor(prompts))
+    torch.testing.assert_close(
+        memory.answer(gpt2, one, prompts), memory.answer(gpt2, each, prompts)
+    )
+
+
+def test_bad_input(gpt2, tmp_path: Path) -> None:
+    prompts, other = random_prompts(1, count=2), random_prompts(2, count=2)
+    held = memory.remember(gpt2, prompts, compression.everything(prompts))
+    with pytest.raises(IclError, match="other demonstrations"):
+        memory.answer(gpt2, held, other)
+    with pytest.raises(IclError, match="other demonstrations"):
+        memory.answer(gpt2, memory.remember(gpt2, prompts[:1], prompts[:1].roles <= 2), prompts)
+    with pytest.raises(IclError, match="query"):
+        memory.remember(gpt2, prompts, prompts.kept)
+    with pytest.raises(IclError, match="shape"):
+        memory.remember(gpt2, prompts, prompts.kept[:, 1:])
+    with pytest.raises(IclError, match="label words"):
+        compression.compact(prompts, prompts.roles == Role.FORMAT)
+    whole = target_logits(gpt2, prompts)
+    with pytest.raises(IclError, match="at least once"):
+        compression.hidden_random_top(gpt2, prompts, whole, torch.Generator(), draws=0)
+    with pytest.raises(IclError, match="share their"):
+        speed.seconds(gpt2, prompts)
+    bloom = BloomConfig(hidden_size=32, n_layer=2, n_head=4, **SMALL)
+    BloomForCausalLM(bloom).save_pretrained(tmp_path / "bloom")
+    with pytest.raises(IclError, match="no explicit positions"):
+        compression.compress(load(tmp_path / "bloom"), prompts, compression.everything)
+    neo = GPTNeoConfig(
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        max_position_embeddings=CONTEXT,
+        attention_types=[[["global", "local"], 1]],
+        window_size=8,
+        **SMALL,
+    )
+    GPTNeoForCausalLM(neo).save_pretrained(tmp_path / "neo")
+    with pytest.raises(IclError, match="sliding window"):
+        compression.compress(load(tmp_path / "neo"), prompts, compression.everything)
+
+
+def test_too_long_for_the_context(tmp_path: Path) -> None:
+    save_gpt2(tmp_path, n_positions=8)
+    prompts = random_prompts(1, count=2)
+    with pytest.raises(IclError, match="at most 8"):
+        compression.compress(load(tmp_path), prompts, compression.hidden_anchor)
+
+
+def test_work_counts_every_product(gpt2) -> None:
+    d, mlp, vocab, layers = 32, 48, VOCAB, 3
+    by_hand = layers * (4 * d * d + 2 * d * mlp) + layers * 2 * d * (5 + 1) + d * vocab
+    assert speed.work(gpt2, 1, 5) == by_hand
+    # Feeding tokens one at a time is the same work, but for the unembedding of each.
+    steps = sum(speed.work(gpt2, 1, before) for before in range(7))
+    assert steps - 6 * d * vocab == speed.work(gpt2, 7)
+
+
+def test_costs_count_tokens(gpt2) -> None:
+    cost = speed.costs(gpt2, golden(), compression.hidden_anchor(golden()))
+    assert {name: (each.fed, each.memory) for name, each in cost.items()} == {
+        "re-encoded": (30, 0),
+        "prefix": (9, 21),
+        "compressed": (9, 16),
+    }
+    adds = [each.multiply_adds for each in cost.values()]
+    assert adds == sorted(adds, reverse=True)
+
+
+def test_seconds_has_the_three_ways(gpt2) -> None:
+    prompts = random_prompts(1, count=3, shared=True)
+    taken = speed.seconds(gpt2, prompts, batch=2, repeats=1)
+    assert list(taken) == ["re-encoded", "prefix", "compressed"]
+    assert all(value > 0 for value in taken.values())
