@@ -1,0 +1,224 @@
+"""Tests of the error diagnosis, against scikit-learn, SciPy and closed forms."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_prompts import random_prompts
+from scipy.stats import kstest, spearmanr
+from sklearn.decomposition import PCA
+from sklearn.metrics import roc_auc_score
+from tiny import save_gpt2, save_neox
+
+from iclutils.errors import IclError
+from iclutils.lenses.anchors import confusion
+from iclutils.lenses.anchors.readout import target_logits
+from iclutils.models import cached, load
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_known_distances() -> None:
+    # Queries vary by 3, 2 and 1 along the axes and not at all along the fourth.
+    width, away = torch.tensor([3.0, 2.0, 1.0, 0.0]), 5.0
+    queries = torch.cat([torch.diag(width), -torch.diag(width)]) + away
+    keys = torch.tensor([[0.0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 9]])
+    sigma = width / 2  # two of eight rows are +-width, so the standard deviation is half
+    distances = confusion.key_distances(queries, keys, directions=4)
+    assert distances[0, 1].item() == pytest.approx(sigma[0].item(), abs=1e-5)
+    assert distances[0, 2].item() == pytest.approx(sigma[1].item(), abs=1e-5)
+    assert distances[1, 2].item() == pytest.approx(math.hypot(1.5, 1.0), abs=1e-5)
+    assert distances[0, 3].item() == pytest.approx(0, abs=1e-5)  # where no query looks
+    first = confusion.key_distances(queries, keys, directions=1)
+    assert first[0, 2].item() == pytest.approx(0, abs=1e-5)
+    relative = confusion.predicted_confusion(queries, keys, directions=4)
+    assert relative.diagonal().tolist() == [1, 1, 1, 1]
+    assert relative[1, 2].item() == pytest.approx(1)
+
+
+@given(seed=st.integers(0, 999), directions=st.integers(1, 6))
+@settings(max_examples=25, deadline=None)
+def test_directions_are_scikit_learns(seed: int, directions: int) -> None:
+    queries = noise(30, 8, seed=seed)
+    pca = PCA(directions).fit(queries.numpy())
+    basis, sigma = confusion.principal_directions(queries, directions)
+    overlap = (basis @ torch.tensor(pca.components_).mT).abs()
+    torch.testing.assert_close(overlap, torch.eye(directions), atol=1e-4, rtol=0)
+    projected = queries @ basis.mT
+    torch.testing.assert_close(sigma, projected.std(0, correction=0), atol=1e-4, rtol=1e-4)
+    _, singular = confusion.principal_directions(queries, directions, "singular")
+    torch.testing.assert_close(singular, torch.tensor(pca.singular_values_), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(singular / sigma, torch.full((directions,), math.sqrt(30)))
+
+
+def test_the_two_scales_cancel_and_layers_are_independent() -> None:
+    queries, keys = noise(3, 20, 8), noise(3, 5, 8, seed=1)
+    ours = confusion.predicted_confusion(queries, keys, 6, "std")
+    theirs = confusion.predicted_confusion(queries, keys, 6, "singular")
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(ours[1], confusion.predicted_confusion(queries[1], keys[1], 6))
+    torch.testing.assert_close(ours, ours.mT)
+    # A shift of all queries or of all keys changes nothing.
+    moved = confusion.predicted_confusion(queries + 3, keys - 2, 6)
+    torch.testing.assert_close(ours, moved, atol=1e-4, rtol=1e-4)
+
+
+@given(seed=st.integers(0, 999), classes=st.integers(2, 5))
+@settings(max_examples=25, deadline=None)
+def test_auc_is_scikit_learns(seed: int, classes: int) -> None:
+    scores = (3 * noise(40, classes, seed=seed)).round().double()  # with exact ties
+    gold = torch.arange(40) % classes
+    auc = confusion.actual_confusion(scores, gold)
+    assert auc.diagonal().tolist() == [1] * classes
+    for i in range(classes):
+        for j in range(i):
+            rows = (gold == i) | (gold == j)
+            p = scores.softmax(1)
+            share = (p[:, i] / (p[:, i] + p[:, j])).round(decimals=9)[rows]
+            expected = roc_auc_score(gold[rows] == i, share)
+            assert auc[i, j].item() == pytest.approx(expected, abs=1e-9)
+            assert auc[i, j] == auc[j, i]
+
+
+def test_auc_of_an_absent_class_is_nan() -> None:
+    auc = confusion.actual_confusion(noise(10, 3), torch.arange(10) % 2)
+    assert auc.isnan().tolist() == [[False, False, True], [False, False, True], [True, True, False]]
+    perfect = confusion.actual_confusion(torch.eye(3)[torch.arange(9) % 3], torch.arange(9) % 3)
+    assert torch.equal(perfect, torch.ones(3, 3))
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+def test_queries_and_keys_are_the_models(rotary: bool, tmp_path: Path) -> None:
+    (save_neox if rotary else save_gpt2)(tmp_path)
+    model = load(tmp_path)
+    prompts = random_prompts(1, count=4, shots=1)
+    queries, keys, logits = confusion.queries_and_keys(model, prompts, batch_size=3)
+    torch.testing.assert_close(logits, target_logits(model, prompts), atol=1e-5, rtol=1e-5)
+    names = [f"blocks.1.attn.hook_{name}" for name in "qk"]
+    _, cache = cached(model, prompts.tokens, names)
+    q = prompts.target[2]
+    expected = cache[names[0]][2, q].flatten()
+    torch.testing.assert_close(queries[1, 2], expected, atol=1e-5, rtol=1e-5)
+    for demo, c in enumerate(prompts.demo_class[2].tolist()):
+        expected = cache[names[1]][2, prompts.label_pos[2, demo]].flatten()
+        torch.testing.assert_close(keys[1, 2, c], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_rotation_does_not_enter(tmp_path: Path) -> None:
+    # In the first layer of a rotary model a key is its token's, wherever the token stands; with
+    # learned positions it is not.
+    save_neox(tmp_path / "rotary")
+    save_gpt2(tmp_path / "learned")
+    prompts = random_prompts(1, count=12)
+    gap = {}
+    for name in ("rotary", "learned"):
+        _, keys, _ = confusion.queries_and_keys(load(tmp_path / name), prompts)
+        words = prompts.label_words.flatten()
+        flat = keys[0].flatten(0, 1)
+        same = words[:, None] == words
+        gap[name] = ((flat[:, None] - flat).norm(dim=-1) * same).max()
+    assert gap["rotary"] < 1e-4
+    assert gap["learned"] > 0.1
+
+
+def test_several_shots_are_averaged(tmp_path: Path) -> None:
+    save_gpt2(tmp_path, n_positions=96)
+    model = load(tmp_path)
+    prompts = random_prompts(1, count=2, classes=2, shots=3)
+    _, keys, _ = confusion.queries_and_keys(model, prompts)
+    _, cache = cached(model, prompts.tokens, ["blocks.0.attn.hook_k"])
+    places = prompts.label_pos[0][prompts.demo_class[0] == 1]
+    expected = cache["blocks.0.attn.hook_k"][0, places].flatten(1).mean(0)
+    torch.testing.assert_close(keys[0, 0, 1], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_diagnose_puts_it_together(tmp_path: Path) -> None:
+    save_gpt2(tmp_path)
+    model = load(tmp_path)
+    prompts = random_prompts(1, count=16, shared=True)
+    predicted, actual = confusion.diagnose(model, prompts, directions=5)
+    assert predicted.shape == (3, 3, 3)
+    assert actual.shape == (3, 3)
+    _, keys, _ = confusion.queries_and_keys(model, prompts)
+    torch.testing.assert_close(keys[:, 0], keys[:, -1], atol=1e-5, rtol=1e-5)
+
+
+def test_rho_is_spearmans_and_the_null_is_enumerated() -> None:
+    one, other = noise(4, 4), noise(4, 4, seed=1)
+    one, other = one + one.T, other + other.T
+    found = confusion.rank_correlation(one, other)
+    i, j = torch.tril_indices(4, 4, -1)
+    assert found.rho == pytest.approx(spearmanr(one[i, j], other[i, j]).statistic)
+    assert found.exact
+    assert len(found.null) == 24
+    null = []
+    for order in permutations(range(4)):
+        moved = one[list(order)][:, list(order)]
+        null.append(spearmanr(moved[i, j], other[i, j]).statistic)
+    assert sorted(found.null) == pytest.approx(sorted(null))
+    assert found.p_value == pytest.approx(sum(v >= found.rho - 1e-9 for v in null) / 24)
+    itself = confusion.rank_correlation(one, one)
+    assert itself.rho == pytest.approx(1)
+    assert itself.p_value == pytest.approx(1 / 24)
+
+
+def test_several_sets_are_averaged() -> None:
+    one, other = noise(6, 4, 4), noise(6, 4, 4, seed=1)
+    one, other = one + one.mT, other + other.mT
+    found = confusion.rank_correlation(one, other, draws=200)
+    each = [confusion.rank_correlation(a, b).rho for a, b in zip(one, other, strict=True)]
+    assert found.rho == pytest.approx(sum(each) / 6)
+    assert not found.exact
+    assert len(found.null) == 200
+    assert confusion.rank_correlation(one, other, 200).p_value == found.p_value
+    agreed = confusion.rank_correlation(one, one, draws=200)
+    assert agreed.p_value == pytest.approx(1 / 201)
+
+
+@pytest.mark.parametrize("sets", [1, 3])
+def test_p_values_are_uniform_where_there_is_nothing(sets: int) -> None:
+    values = []
+    for seed in range(200):
+        one, other = noise(sets, 5, 5, seed=seed), noise(sets, 5, 5, seed=seed + 1000)
+        found = confusion.rank_correlation(one + one.mT, other + other.mT, draws=150)
+        values.append(found.p_value)
+    assert kstest(values, "uniform").pvalue > 0.01
+
+
+def test_undefined_pairs() -> None:
+    one, other = noise(4, 4), noise(4, 4, seed=1)
+    one, other = one + one.T, other + other.T
+    other[3, 0] = other[0, 3] = torch.nan
+    i, j = torch.tril_indices(4, 4, -1)
+    known = ~other[i, j].isnan()
+    expected = spearmanr(one[i, j][known], other[i, j][known]).statistic
+    assert confusion.rank_correlation(one, other).rho == pytest.approx(expected)
+    two = confusion.rank_correlation(torch.ones(2, 2), torch.ones(2, 2))
+    assert math.isnan(two.rho)
+    assert math.isnan(two.p_value)
+    same = confusion.predicted_confusion(noise(20, 4), torch.ones(3, 4), 2)
+    assert bool(same[0, 1].isnan())
+
+
+def test_bad_input() -> None:
+    with pytest.raises(IclError, match="at most 4 directions"):
+        confusion.principal_directions(noise(5, 8), 5)
+    with pytest.raises(IclError, match="at most 0 directions"):
+        confusion.principal_directions(noise(1, 8), 1)
+    with pytest.raises(IclError, match="same shape"):
+        confusion.rank_correlation(torch.ones(3, 3), torch.ones(2, 3, 3))
+
+
+def test_directions_without_variance_count_for_nothing() -> None:
+    flat = noise(30, 8) * torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0])
+    keys = noise(4, 8, seed=1)
+    few = confusion.key_distances(flat, keys, 3)
+    torch.testing.assert_close(few, confusion.key_distances(flat, keys, 8), atol=1e-5, rtol=1e-5)
