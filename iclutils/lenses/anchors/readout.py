@@ -26,9 +26,11 @@ def check(model: TransformerBridge, prompts: Prompts) -> None:
     """Refuse prompts that the model cannot read or answer.
 
     Raises:
-        IclError: if a prompt is longer than the context, or a token or a label word is outside
-            the vocabulary.
+        IclError: if there is none, a prompt is longer than the context, or a token or a label
+            word is outside the vocabulary.
     """
+    if not len(prompts):
+        raise IclError("There are no prompts: give at least one.")
     check_tokens(model, prompts.tokens)
     low, high = int(prompts.label_words.min()), int(prompts.label_words.max())
     if not 0 <= low <= high < model.cfg.d_vocab:
@@ -46,7 +48,7 @@ def batches(prompts: Prompts, batch_size: int | None, what: str) -> Iterator[sli
     Raises:
         IclError: if the batch size is not positive.
     """
-    size = max(len(prompts), 1) if batch_size is None else batch_size
+    size = len(prompts) if batch_size is None else batch_size
     if size < 1:
         raise IclError(f"batch_size must be at least 1; got {batch_size}.")
     starts = range(0, len(prompts), size)

@@ -18,7 +18,7 @@ formula and code sum, a constant factor; its footnote takes absolute values insi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -32,7 +32,7 @@ from ...tasks.prompts import Prompts, class_logits
 from .readout import at_target, batches, check
 
 KINDS = ("wp", "pq", "ww")
-Heads = Literal["sum", "sum_of_abs", "mean"]
+HEADS = ("sum", "sum_of_abs", "mean")
 
 
 class Edge(NamedTuple):
@@ -75,7 +75,7 @@ class Flow:
 def saliency(
     model: TransformerBridge,
     prompts: Prompts,
-    heads: Heads = "sum",
+    heads: str = "sum",
     batch_size: int | None = None,
 ) -> Float[Tensor, "batch layer dest src"]:
     """Saliency of every edge, in nats, from one forward and one backward pass.
@@ -95,20 +95,18 @@ def saliency(
         IclError: if the model cannot read or answer the prompts, or ``heads`` is unknown.
     """
     _check(model, prompts, heads)
-    size = prompts.tokens.shape[1]
-    out = torch.zeros(len(prompts), model.cfg.n_layers, size, size, device=prompts.tokens.device)
+    size, parts = prompts.tokens.shape[1], []
     for rows in batches(prompts, batch_size, "saliency"):
         part = _one_pass(model, prompts[rows], heads)
-        width = part.shape[-1]
-        out = out.to(part.dtype)
-        out[rows, :, :width, :width] = part
-    return out
+        short = size - part.shape[-1]
+        parts.append(functional.pad(part, (0, short, 0, short)))
+    return torch.cat(parts)
 
 
 def measure(
     model: TransformerBridge,
     prompts: Prompts,
-    heads: Heads = "sum",
+    heads: str = "sum",
     batch_size: int | None = None,
 ) -> Flow:
     """``flow`` of the ``saliency`` of prompts, without keeping it: arguments as there.
@@ -185,8 +183,8 @@ def strongest_edges(importance: Float[Tensor, "layer dest src"], count: int) -> 
 
 def _check(model: TransformerBridge, prompts: Prompts, heads: str) -> None:
     check(model, prompts)
-    if heads not in ("sum", "sum_of_abs", "mean"):
-        raise unknown("way to join heads", heads, ["sum", "sum_of_abs", "mean"])
+    if heads not in HEADS:
+        raise unknown("way to join heads", heads, HEADS)
 
 
 def _shares(sizes: Float[Tensor, "batch layer kind"]) -> Float[Tensor, "layer kind"]:
@@ -195,7 +193,7 @@ def _shares(sizes: Float[Tensor, "batch layer kind"]) -> Float[Tensor, "layer ki
 
 
 def _one_pass(
-    model: TransformerBridge, prompts: Prompts, heads: Heads
+    model: TransformerBridge, prompts: Prompts, heads: str
 ) -> Float[Tensor, "batch layer dest src"]:
     """Saliency of one batch; each layer's heads are joined while the gradient passes by."""
     done: dict[int, Tensor] = {}

@@ -1,0 +1,169 @@
+"""Extraction: attention by hand, AUC against counted pairs and scikit-learn, undefined cases."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import isnan
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_prompts import random_prompts
+from sklearn.metrics import roc_auc_score
+from tiny import save_neox, tiny_gpt2
+
+from iclutils import IclError
+from iclutils.interventions import pattern_name
+from iclutils.lenses.anchors.extraction import (
+    auc,
+    auc_by_layer,
+    cumulative,
+    label_attention,
+    scrambled,
+)
+from iclutils.lenses.anchors.readout import target_logits
+from iclutils.models import TransformerBridge, cached, load
+from iclutils.tasks.prompts import class_logits
+
+
+@pytest.fixture(scope="module", params=["gpt2", "neox"])
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> TransformerBridge:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    if request.param == "gpt2":
+        return tiny_gpt2(folder)
+    save_neox(folder)
+    return load(folder)
+
+
+@pytest.mark.parametrize("shots", [1, 2])
+def test_attention_is_summed_over_heads_and_demonstrations(
+    model: TransformerBridge, shots: int
+) -> None:
+    prompts = random_prompts(count=5, classes=3, shots=shots, longest=3)
+    found, predicted = label_attention(model, prompts, batch_size=2)
+    layers = range(model.cfg.n_layers)
+    _, cache = cached(model, prompts.tokens, {pattern_name(layer) for layer in layers})
+    expected = torch.zeros(5, len(layers), 3)
+    for row, q in enumerate(prompts.target.tolist()):
+        for layer in layers:
+            for p, c in zip(prompts.label_pos[row], prompts.demo_class[row], strict=True):
+                expected[row, layer, c] += cache["pattern", layer][row, :, q, p].sum()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    choice = class_logits(prompts, target_logits(model, prompts)).argmax(-1)
+    assert torch.equal(predicted, choice)
+    assert auc_by_layer(found, predicted).shape == (len(layers),)
+
+
+def by_pairs(scores: list[float], positive: list[bool]) -> float:
+    """AUC as it is defined: how often a positive row outscores a negative one; ties count half."""
+    yes = [s for s, p in zip(scores, positive, strict=True) if p]
+    no = [s for s, p in zip(scores, positive, strict=True) if not p]
+    wins = sum((a > b) + 0.5 * (a == b) for a in yes for b in no)
+    return wins / (len(yes) * len(no))
+
+
+def by_hand(scores: torch.Tensor, predicted: torch.Tensor) -> float:
+    """The rule of the paper's code, by counting pairs."""
+    classes = sorted(set(predicted.tolist()))
+    if len(classes) == 2:
+        return by_pairs(scores[:, classes[1]].tolist(), (predicted == classes[1]).tolist())
+    shares = scores / scores[:, classes].sum(-1, keepdim=True)
+    areas = []
+    for a, b in combinations(classes, 2):
+        rows = (predicted == a) | (predicted == b)
+        for one in (a, b):
+            areas.append(by_pairs(shares[rows, one].tolist(), (predicted[rows] == one).tolist()))
+    return sum(areas) / len(areas)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    classes=st.integers(2, 5),
+    rows=st.integers(4, 30),
+    seed=st.integers(0, 1000),
+    coarse=st.booleans(),
+)
+def test_auc_counts_pairs(classes: int, rows: int, seed: int, coarse: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(rows, classes, generator=generator, dtype=torch.float64) + 0.1
+    if coarse:  # ties; integers, so that shares tie exactly too
+        scores = torch.randint(1, 3, (rows, classes), generator=generator).double()
+    predicted = torch.randint(0, classes, (rows,), generator=generator)
+    if len(predicted.unique()) == 1:
+        assert isnan(auc(scores, predicted))
+    else:
+        assert auc(scores, predicted) == pytest.approx(by_hand(scores, predicted), abs=1e-12)
+
+
+def test_auc_is_scikit_learns() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(50, 4, generator=generator, dtype=torch.float64)
+    predicted = torch.arange(50) % 4
+    shares = (scores / scores.sum(-1, keepdim=True)).numpy()
+    expected = roc_auc_score(predicted.numpy(), shares, multi_class="ovo", average="macro")
+    assert auc(scores, predicted) == pytest.approx(expected, abs=1e-12)
+    two = predicted % 2
+    expected = roc_auc_score(two.numpy(), scores[:, 1].numpy())
+    assert auc(scores[:, :2], two) == pytest.approx(expected, abs=1e-12)
+
+
+def test_auc_of_known_cases() -> None:
+    predicted = torch.tensor([0, 0, 1, 1])
+    right = torch.tensor([[9.0, 1], [9, 2], [1, 3], [1, 4]])
+    assert auc(right, predicted) == 1
+    assert auc(right, 1 - predicted) == 0
+    assert auc(torch.ones(4, 2), predicted) == 0.5
+    raw = torch.tensor([[0.0, 1], [0, 2], [9, 3], [9, 4]])
+    assert auc(raw, predicted) == 1  # the raw score of the second class, not its share
+    three = torch.tensor([0, 1, 2])
+    assert auc(torch.eye(3), three) == 1
+    assert auc(torch.zeros(3, 3), three) == 0.5  # no attention at all counts as even
+
+
+def test_a_class_never_predicted_is_left_out() -> None:
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.rand(40, 4, generator=generator, dtype=torch.float64)
+    predicted = torch.tensor([0, 1, 3])[torch.arange(40) % 3]
+    without = auc(scores[:, [0, 1, 3]], torch.arange(40) % 3)
+    assert auc(scores, predicted) == without
+    assert auc(scores, predicted) == pytest.approx(by_hand(scores, predicted), abs=1e-12)
+    two = torch.tensor([1, 3])[torch.arange(40) % 2]
+    assert auc(scores, two) == auc(scores[:, [1, 3]], torch.arange(40) % 2)
+
+
+def test_undefined_areas_are_nan() -> None:
+    scores = torch.rand(5, 3)
+    assert isnan(auc(scores, torch.full((5,), 2)))
+    layers = auc_by_layer(scores[:, None].expand(5, 4, 3), torch.zeros(5, dtype=torch.long))
+    assert bool(layers.isnan().all())
+    assert bool(cumulative(layers).isnan().all())
+    assert bool(cumulative(torch.full((4,), 0.5)).isnan().all())
+
+
+def test_r_gathers_what_is_above_chance() -> None:
+    found = cumulative(torch.tensor([0.5, 0.75, 0.25, 1.0]))
+    assert found.tolist() == [0, 0.5, 0, 1]
+
+
+def test_the_scrambled_reading_by_hand() -> None:
+    """Two layers, three classes; the entry of layer l and class c is written lc."""
+    attention = torch.tensor([[[0.0, 1, 2], [10, 11, 12]]])
+    # Stored class by class: 00 10 01 11 02 12. Read as two rows of three.
+    assert scrambled(attention).tolist() == [[[0, 10, 1], [11, 2, 12]]]
+    square = torch.rand(3, 4, 4)
+    assert torch.equal(scrambled(square), square.transpose(1, 2))
+
+
+def test_wrong_input_is_refused(model: TransformerBridge) -> None:
+    with pytest.raises(IclError, match="rows of scores"):
+        auc(torch.ones(3, 2), torch.zeros(2, dtype=torch.long))
+    with pytest.raises(IclError, match="no column"):
+        auc(torch.ones(2, 2), torch.tensor([0, 2]))
+    with pytest.raises(IclError, match="finite"):
+        auc(torch.tensor([[1.0, float("nan")], [1, 1]]), torch.tensor([0, 1]))
+    with pytest.raises(IclError, match="reads at most"):
+        label_attention(model, random_prompts(classes=5, shots=3, longest=5))
