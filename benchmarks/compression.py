@@ -1,0 +1,105 @@
+"""How much faster queries are answered from a memory of shared demonstrations.
+
+On GPT-2 small's shape with random weights, three ways to answer N queries on the same
+demonstrations: re-encode the whole prompt for each query, one at a time (the paper's baseline);
+re-use keys and values of all demonstration tokens (plain prefix caching, the fair baseline); and
+of label words and formatting alone. The first two must give the same predictions and logits to
+1e-3, or the benchmark stops. Reading the demonstrations once is not counted, and all ways compute
+logits at the target only. Beside the seconds stand what does not depend on the machine: tokens
+fed, tokens remembered, and multiply-adds.
+
+    python benchmarks/compression.py            # a few minutes on 2 cores
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from iclutils.lenses.anchors import speed
+from iclutils.lenses.anchors.compression import compress, everything, hidden_anchor
+from iclutils.lenses.anchors.readout import target_logits
+from iclutils.models import TransformerBridge, load
+from iclutils.tasks.prompts import Prompts, Role
+
+TOLERANCE = 1e-3
+SHAPES = {  # name: (classes, text tokens of a demonstration, tokens of a query)
+    "AG News lengths: 4 demonstrations, 152 tokens; query 37": (4, 31, 37),
+    "SST-2 lengths: 2 demonstrations, 18 tokens; query 19": (2, 2, 19),
+    "long demonstrations: 8, 240 tokens; query 16": (8, 23, 16),
+}
+
+
+def model_of_shape() -> TransformerBridge:
+    """GPT-2 small with random weights, through a folder, as a reader's model would come."""
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
+        return load(folder)
+
+
+def random_prompts(count: int, classes: int, text: int, query: int, seed: int = 0) -> Prompts:
+    """Prompts of random tokens that share one demonstration per class.
+
+    A demonstration is two tokens of formatting, a text, three of formatting, a label word and a
+    newline: 7 + text tokens.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    size = 7 + text
+    shown = torch.randint(0, 50257, (1, classes * size), generator=draw).expand(count, -1)
+    asked = torch.randint(0, 50257, (count, query), generator=draw)
+    one = [Role.FORMAT] * 2 + [Role.TEXT] * text + [Role.FORMAT] * 3 + [Role.LABEL, Role.FORMAT]
+    roles = torch.tensor([*one * classes, *[Role.QUERY] * query]).expand(count, -1)
+    label = torch.arange(classes).expand(count, -1) * size + text + 5
+    prompts = Prompts(
+        tokens=torch.cat([shown, asked], 1),
+        roles=roles,
+        target=torch.full((count,), classes * size + query - 1),
+        label_pos=label,
+        cue_pos=label - 1,
+        demo_class=torch.arange(classes).expand(count, -1),
+        gold=torch.zeros(count, dtype=torch.long),
+        label_words=shown.gather(1, label),
+    )
+    prompts.check()
+    return prompts
+
+
+def main() -> None:
+    """Time every shape, one query at a time and in batches."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--queries", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    model = model_of_shape()
+    for name, (classes, text, query) in SHAPES.items():
+        prompts = random_prompts(given.queries, classes, text, query)
+        whole = target_logits(model, prompts)
+        again = compress(model, prompts, everything)
+        gap = (whole - again).abs().max().item()
+        same = bool((whole.argmax(-1) == again.argmax(-1)).all())
+        if not same or gap > TOLERANCE:
+            raise SystemExit(f"{name}: predictions differ, or logits by {gap:.1e}")
+        print(f"{name} (same predictions, logits within {gap:.0e})")
+        counted = speed.costs(model, prompts, hidden_anchor(prompts))
+        alone = speed.seconds(model, prompts, batch=1, repeats=given.repeats)
+        batched = speed.seconds(model, prompts, batch=given.queries, repeats=given.repeats)
+        baseline = alone["re-encoded"]
+        for way, cost in counted.items():
+            adds = counted["re-encoded"].multiply_adds / cost.multiply_adds
+            print(
+                f"  {way:10}  fed {cost.fed:3.0f}  remembered {cost.memory:3.0f}  "
+                f"multiply-adds {cost.multiply_adds / 1e9:5.2f} G, {adds:4.1f} times fewer;  "
+                f"one at a time {alone[way] * 1e3:6.1f} ms, {baseline / alone[way]:4.1f} times "
+                f"faster;  all {given.queries} at once {batched[way] * 1e3:6.1f} ms, "
+                f"{baseline / batched[way]:4.1f} times faster"
+            )
+
+
+if __name__ == "__main__":
+    main()
