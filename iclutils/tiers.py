@@ -32,7 +32,9 @@ class Anchors:
     sets: int  # demonstration sets behind re-weighting and error diagnosis
     queries: int  # on each of them
     rehearsed: int  # training queries per class for the re-weighting
-    batch: int  # training queries in a step of the re-weighting
+    batch: int | None  # training queries in a step of the re-weighting; None: all
+    epochs: int
+    rate: float
     together: int | None = None  # prompts in a forward pass; None: all
 
 
@@ -69,10 +71,12 @@ TIERS = {
             salient=128,
             many_shots=4,
             layers=2,
-            sets=12,
-            queries=100,
+            sets=8,
+            queries=200,
             rehearsed=16,
-            batch=16,
+            batch=None,
+            epochs=60,
+            rate=0.02,
         ),
     ),
     "paper": Tier(
@@ -80,7 +84,7 @@ TIERS = {
         device="auto",
         induction=Induction(models=("gpt2",), length=50, sequences=32, sweeps=4, pairs=200),
         anchors=Anchors(
-            models=("gpt2-xl", "EleutherAI/gpt-j-6b@f3f428825b6fc4c087af475ea729ac652edeee33"),
+            models=("gpt2-xl",),
             control="",
             tasks=("sst2", "trec", "ag_news", "emoc"),
             prompts=5000,
@@ -91,6 +95,8 @@ TIERS = {
             queries=500,
             rehearsed=4,
             batch=1,
+            epochs=10,
+            rate=0.01,
             together=8,
         ),
     ),

@@ -42,23 +42,23 @@ class Topics:
 
     generator: Callable[[str, int], Generator]
     device: str
-    texts: topics.Texts = topics.FULL
 
     def evaluation(self, count: int, shots: int = 1) -> Prompts:
         """See ``Source``."""
         generator = self.generator("evaluation", shots)
-        return topics.sample(count, generator, shots=shots, texts=self.texts).to(self.device)
+        return topics.sample(count, generator, shots=shots).to(self.device)
 
     def varied(self, count: int) -> Prompts:
         """See ``Source``."""
         generator = self.generator("varied", 0)
-        return topics.sample(count, generator, texts=self.texts).to(self.device)
+        return topics.sample(count, generator).to(self.device)
 
     def fixed(self, draw: int, count: int, rehearsed: int = 0) -> tuple[Prompts, Prompts | None]:
-        """See ``Source``; training queries are of random classes, four times ``rehearsed``."""
+        """See ``Source``; the texts are the hard ones, so that there are errors to mend and to
+        explain, and the training queries, four times ``rehearsed``, are of random classes."""
         more = 4 * rehearsed
         generator = self.generator("fixed", draw)
-        both = topics.sample(count + more, generator, shared=True, texts=self.texts)
+        both = topics.sample(count + more, generator, shared=True, texts=topics.HARD)
         both = both.to(self.device)
         return both[slice(0, count)], both[slice(count, None)] if more else None
 

@@ -95,6 +95,7 @@ class Texts:
 
 
 FULL = Texts()
+HARD = Texts(filler=0.6)  # so few topic words that errors are common
 
 
 def sample(
@@ -161,12 +162,18 @@ def sample(
 
 
 def stream(
-    count: int, examples: int, generator: Generator, *, classes: int = 4, texts: Texts = FULL
+    count: int,
+    examples: int,
+    generator: Generator,
+    *,
+    classes: int = 4,
+    texts: Texts = FULL,
+    cues: bool = True,
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch example"]]:
-    """Training sequences of labelled examples and their cue positions.
+    """Training sequences of labelled examples, and the positions that announce their labels.
 
     The first examples show every class once, in random order; the others are of any class, so
-    their labels can be told from the context.
+    their labels can be told from the context. Without ``cues`` a label follows its text at once.
 
     Raises:
         IclError: if there are not more examples than classes.
@@ -179,28 +186,31 @@ def stream(
     rest = torch.randint(0, classes, (count, examples - classes), generator=generator)
     shown = torch.cat([first, rest], 1)
     drawn, sizes = _draw(topics, shown, texts, generator)
-    return assemble(drawn, sizes, words.gather(1, shown))
+    return assemble(drawn, sizes, words.gather(1, shown), cues)
 
 
 def assemble(
     texts: Int[Tensor, "batch example longest"],
     sizes: Int[Tensor, "batch example"],
     labels: Int[Tensor, "batch example"],
+    cues: bool = True,
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch example"]]:
-    """``BOS text : label text : label ..``, padded with BOS, and the positions of the cues.
+    """``BOS text : label text : label ..``, padded with BOS, and the positions before the labels.
 
     Of each text the first ``sizes`` tokens count.
     """
-    ends = (sizes + 2).cumsum(1)
-    start = 1 + ends - (sizes + 2)
+    ends = (sizes + 1 + cues).cumsum(1)
+    start = 1 + ends - (sizes + 1 + cues)
     length = 1 + int(ends[:, -1].max())
     tokens = torch.full((len(texts), length + 1), BOS)  # the last column takes what is cut off
     inside = torch.arange(texts.shape[2])
     place = torch.where(inside < sizes[..., None], start[..., None] + inside, length)
     tokens.scatter_(1, place.flatten(1), texts.flatten(1))
-    cue = start + sizes
-    tokens.scatter_(1, cue, torch.full_like(cue, CUE)).scatter_(1, cue + 1, labels)
-    return tokens[:, :length], cue
+    label = start + sizes + cues
+    if cues:
+        tokens.scatter_(1, label - 1, torch.full_like(label, CUE))
+    tokens.scatter_(1, label, labels)
+    return tokens[:, :length], label - 1
 
 
 def word_overlap(prompts: Prompts) -> Float[Tensor, "batch cls"]:
