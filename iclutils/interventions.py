@@ -143,8 +143,6 @@ def direct_k_input(
             raise IclError(
                 f"No path from {la}.{h} to {layer}.{head}: the target must be in a later layer."
             )
-    if not hasattr(model, "set_use_split_qkv_input"):
-        raise IclError("This model cannot fork the inputs of queries, keys and values.")
     _same_shape(tokens, other)
     names = {z_name(la) for la, _ in sources}
     (_, clean), (_, foreign) = cached(model, tokens, names), cached(model, other, names)
@@ -159,7 +157,13 @@ def direct_k_input(
         return resid
 
     before = model.cfg.use_split_qkv_input
-    model.set_use_split_qkv_input(True)
+    try:
+        model.set_use_split_qkv_input(True)
+    except (AttributeError, NotImplementedError) as error:
+        raise IclError(
+            "This model cannot fork the inputs of queries, keys and values: use one like GPT-2, "
+            "GPT-NeoX or Llama."
+        ) from error
     try:
         _, seen = run(
             model, tokens, [(f"blocks.{layer}.attn.hook_k_input", shift)], [pattern_name(layer)]

@@ -4,7 +4,8 @@
 Face folder, or from the hub at a pinned commit. Every model it returns computes in float32 with
 eager attention, is in evaluation mode with frozen weights, and exposes its attention patterns,
 attention scores and residual stream for reading, editing and gradients under the hook names of
-TransformerLens (``blocks.3.attn.hook_pattern``, ``blocks.3.hook_resid_pre``, ...).
+TransformerLens (``blocks.3.attn.hook_pattern``, ``blocks.3.hook_resid_pre``, ...). Of some
+architectures patterns and scores can only be read; ``editable`` tells them apart.
 
 This module is the only one that imports TransformerLens.
 """
@@ -12,9 +13,11 @@ This module is the only one that imports TransformerLens.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from huggingface_hub import snapshot_download
@@ -45,6 +48,7 @@ __all__ = [
     "bos",
     "cached",
     "check_tokens",
+    "editable",
     "head_detector",
     "load",
     "logits",
@@ -52,6 +56,8 @@ __all__ = [
 ]
 
 logging.disable_progress_bar()
+
+_EDITABLE: WeakKeyDictionary[TransformerBridge, bool] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -163,6 +169,34 @@ def tokenizer(model: TransformerBridge) -> PreTrainedTokenizerBase:
     if model.tokenizer is None:
         raise IclError("This model has no tokenizer: put its tokenizer.json beside its weights.")
     return model.tokenizer
+
+
+def editable(model: TransformerBridge) -> bool:
+    """Whether an edit of attention patterns, or of the scores before them, changes the output.
+
+    Some architectures (GPT-J, GPT-Neo and OPT are) compute attention on their own, and
+    TransformerLens shows what it was afterwards: edits are lost, and no gradient comes back.
+    Measured at layer 0 on two tokens, once for each model: NaN put in must come out.
+    """
+    if model not in _EDITABLE:
+        shown: list[Tensor] = []
+
+        def spoil(value: Tensor, hook: object) -> Tensor:
+            return torch.full_like(value, torch.nan)
+
+        def keep(value: Tensor, hook: object) -> Tensor:
+            shown.append(value)
+            return value
+
+        tokens = torch.zeros(1, 2, dtype=torch.long, device=model.cfg.device)
+        scores, pattern = "blocks.0.attn.hook_attn_scores", "blocks.0.attn.hook_pattern"
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the edits that are lost
+            model.run_with_hooks(tokens, fwd_hooks=[(scores, spoil), (pattern, keep)])
+            out = model.run_with_hooks(tokens, fwd_hooks=[(pattern, spoil)])
+        no_rows = not bool(shown[0].sum() > 0)  # NaN or, after folding, 0
+        _EDITABLE[model] = no_rows and bool(out.isnan().any())
+    return _EDITABLE[model]
 
 
 def check_tokens(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> None:

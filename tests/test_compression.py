@@ -10,13 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_prompts import prompts_strategy, random_prompts
-from tiny import BOS, CONTEXT, VOCAB, save_gpt2, save_neox
+from tiny import BOS, CONTEXT, VOCAB, save_gpt2, save_gptj, save_neox
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
     GPT2TokenizerFast,
-    GPTJConfig,
-    GPTJForCausalLM,
     GPTNeoConfig,
     GPTNeoForCausalLM,
 )
@@ -39,9 +37,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     elif request.param == "neox":
         save_neox(folder)
     else:
-        torch.manual_seed(0)
-        shape = {"n_positions": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
-        GPTJForCausalLM(GPTJConfig(**shape, **SMALL)).save_pretrained(folder)
+        save_gptj(folder)
     return load(folder)
 
 

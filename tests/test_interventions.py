@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import save_gpt2, tiny_gpt2, tokens
+from tiny import save_gpt2, save_gptj, tiny_gpt2, tokens
 from transformers import GPT2LMHeadModel
 
 from iclutils import IclError, models
@@ -121,6 +121,13 @@ def test_patching_a_path_with_itself_changes_nothing(tmp_path: Path) -> None:
     _, cache = models.cached(model, x, [pattern_name(1)])
     same = direct_k_input(model, x, [(0, 0), (0, 2)], (1, 3), x)
     torch.testing.assert_close(same, cache[pattern_name(1)][:, 3], atol=1e-6, rtol=1e-5)
+
+
+def test_a_model_that_cannot_fork_its_inputs_is_refused(tmp_path: Path) -> None:
+    save_gptj(tmp_path)
+    model, x = models.load(tmp_path), tokens(2, 9)
+    with pytest.raises(IclError, match=r"cannot fork the inputs.*use one like GPT-2"):
+        direct_k_input(model, x, [(0, 0)], (1, 3), x)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_prompts import prompts_strategy, random_prompts
-from tiny import save_neox, tiny_gpt2
+from tiny import save_gptj, save_neox, tiny_gpt2
 
 from iclutils import IclError
 from iclutils.interventions import pattern_name, run
@@ -210,3 +210,51 @@ def test_wrong_input_is_refused(gpt2: TransformerBridge, neox: TransformerBridge
         isolation(gpt2, prompts, [0], prompts.label_pos[:1])
     with pytest.raises(IclError, match="reads at most"):
         isolated_logits(neox, random_prompts(classes=5, shots=3, longest=5), [0])
+
+
+@given(prompts_strategy())
+def test_a_window_cuts_the_next_tokens_off_from_the_same_sources(prompts: Prompts) -> None:
+    cut = cut_edges(prompts, prompts.label_pos, window=2)
+    size = prompts.tokens.shape[1]
+    for row, places in enumerate(prompts.label_pos.tolist()):
+        expected = torch.zeros(size, size, dtype=torch.bool)
+        for place in places:
+            expected[place : place + 3, :place] = True
+        assert torch.equal(cut[row], expected)
+
+
+def test_without_a_window_only_the_label_words_are_cut_off(model: TransformerBridge) -> None:
+    prompts = random_prompts(seed=3)
+    plain = isolated_logits(model, prompts, [0])
+    assert torch.equal(isolated_logits(model, prompts, [0], window=0), plain)
+    assert (isolated_logits(model, prompts, [0], window=1) - plain).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_window_reaches_the_attention(model: TransformerBridge, how: str) -> None:
+    """Row p + 1 keeps p and itself, which stand inside the window, and loses all before p."""
+    prompts = random_prompts(seed=2, count=1)
+    name = pattern_name(0)
+    _, clean = run(model, prompts.tokens, [], [name])
+    hooks = isolation(model, prompts, [0], how=how, window=1)
+    _, cut = run(model, prompts.tokens, hooks, [name])
+    for p in prompts.label_pos[0].tolist():
+        row = cut[name][0, :, p + 1]
+        assert not row[:, :p].any()
+        kept = clean[name][0, :, p + 1, p : p + 2]
+        share = kept / kept.sum(-1, keepdim=True) if how == "pre-softmax" else kept
+        torch.testing.assert_close(row[:, p : p + 2], share, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_attention_that_cannot_be_edited_is_refused(tmp_path: Path, how: str) -> None:
+    """Without the refusal every prediction would be loyal, and nothing would show why."""
+    save_gptj(tmp_path)
+    model, prompts = load(tmp_path), random_prompts()
+    with pytest.raises(IclError, match=r"after using it.*Use a model like GPT-2"):
+        isolation(model, prompts, [0], how=how)
+    with pytest.raises(IclError, match="after using it"):
+        isolated_logits(model, prompts, [0], how=how)
+    with pytest.raises(IclError, match="after using it"):
+        next(layer_sweep(model, prompts, how=how))
+    assert target_logits(model, prompts).shape[0] == len(prompts)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from tiny import BOS, CONTEXT, VOCAB, save_gpt2, save_neox, tiny_gpt2, tokens
+from tiny import BOS, CONTEXT, VOCAB, save_gpt2, save_gptj, save_neox, tiny_gpt2, tokens
 from transformers import (
     GPT2LMHeadModel,
     MambaConfig,
@@ -55,6 +57,55 @@ def test_patterns_scores_and_residual_can_be_edited_and_have_gradients(
         assert gradient is not None
         assert torch.isfinite(gradient).all()
         assert gradient.abs().max() > 0, f"no gradient reaches {name}"
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_whose_attention_can_be_edited_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fold: bool
+) -> None:
+    """The same answer as an edit in the open: does halving the attention change anything?"""
+    savers = {"gpt2": save_gpt2, "neox": save_neox, "gptj": save_gptj}
+    found, seen = {}, {}
+    x = tokens(1, 6)
+    for name, save in savers.items():
+        save(tmp_path / name)
+        bridge = models.load(tmp_path / name, fold=fold and name != "gptj")
+        plain = models.logits(bridge, x)
+        found[name] = models.editable(bridge)
+        torch.testing.assert_close(models.logits(bridge, x), plain, msg="the probe left a trace")
+        hook = "blocks.0.attn.hook_pattern", lambda value, hook: value / 2
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            out = bridge.run_with_hooks(x, fwd_hooks=[hook])
+        seen[name] = not torch.equal(out, plain)
+    assert found == seen == {"gpt2": True, "neox": True, "gptj": False}
+    monkeypatch.setattr(type(bridge), "run_with_hooks", None)
+    assert not models.editable(bridge), "measured once, then remembered"
+
+
+@pytest.mark.parametrize("name", ["hook_pattern", "hook_attn_scores"])
+def test_editable_means_patterns_and_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A model on which one of the two edits is lost."""
+    bridge = tiny_gpt2(tmp_path)
+    assert models.editable(bridge)
+    honest, other = bridge.run_with_hooks, models.load(tmp_path)
+
+    def forgetful(x: torch.Tensor, fwd_hooks: list) -> torch.Tensor:
+        def lost(edit: Callable) -> Callable:
+            def run(value: torch.Tensor, hook: object) -> torch.Tensor:
+                edit(value, hook)
+                return value
+
+            return run
+
+        return honest(
+            x, fwd_hooks=[(at, lost(edit) if at.endswith(name) else edit) for at, edit in fwd_hooks]
+        )
+
+    monkeypatch.setattr(other, "run_with_hooks", forgetful)
+    assert not models.editable(other)
 
 
 def test_the_gradient_of_a_pattern_is_right(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from random_prompts import prompts_strategy, random_prompts
-from tiny import CONTEXT, VOCAB, save_neox, tiny_gpt2
+from tiny import CONTEXT, VOCAB, save_gptj, save_neox, tiny_gpt2
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
@@ -18,6 +18,7 @@ from iclutils.interventions import pattern_name
 from iclutils.lenses.anchors.readout import target_logits
 from iclutils.lenses.anchors.saliency import (
     HEADS,
+    attention_and_gradient,
     edge_kinds,
     flow,
     measure,
@@ -78,6 +79,24 @@ def test_it_equals_retained_gradients(folders: dict[str, Path], name: str, heads
     if name == "gpt2":  # rotary models compute their rotations in float32 all the same
         exact = saliency(load(folders[name]).double(), prompts, heads)
         torch.testing.assert_close(exact, expected, atol=1e-9, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "neox"])
+def test_attention_and_gradient_are_its_two_factors(folders: dict[str, Path], name: str) -> None:
+    prompts = random_prompts(seed=3, count=4)
+    model = load(folders[name])
+    attention, gradient = attention_and_gradient(model, prompts)
+    product = by_retained_gradients(folders[name], prompts)
+    assert attention.shape == product.shape
+    torch.testing.assert_close((attention * gradient).double(), product, atol=2e-6, rtol=2e-5)
+    network = AutoModelForCausalLM.from_pretrained(folders[name], attn_implementation="eager")
+    with torch.no_grad():
+        patterns = torch.stack(network(prompts.tokens, output_attentions=True).attentions, 1)
+    torch.testing.assert_close(attention, patterns, atol=1e-5, rtol=1e-4)
+    joined = (attention * gradient).sum(2).abs()
+    torch.testing.assert_close(joined, saliency(model, prompts), atol=1e-6, rtol=1e-5)
+    assert not attention.requires_grad
+    assert not gradient.requires_grad
 
 
 def test_it_equals_finite_differences_of_the_loss(folders: dict[str, Path]) -> None:
@@ -232,3 +251,11 @@ def test_wrong_input_is_refused(folders: dict[str, Path], model: TransformerBrid
     empty = Prompts(**{name: value[:0] for name, value in vars(prompts).items()})
     with pytest.raises(IclError, match="no prompts"):
         saliency(model, empty)
+
+
+def test_attention_that_passes_no_gradient_on_is_refused(tmp_path: Path) -> None:
+    save_gptj(tmp_path)
+    unfit, prompts = load(tmp_path), random_prompts()
+    for ask in (saliency, measure, attention_and_gradient):
+        with pytest.raises(IclError, match=r"after using it.*Use a model like GPT-2.*compression"):
+            ask(unfit, prompts)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+)
 
 from iclutils.models import TransformerBridge, load
 
@@ -52,6 +59,23 @@ def save_neox(folder: Path) -> None:
         bos_token_id=BOS,
     )
     GPTNeoXForCausalLM(config).save_pretrained(folder)
+
+
+def save_gptj(folder: Path) -> None:
+    """Write a small random GPT-J: its attention can be read, but not edited."""
+    torch.manual_seed(0)
+    config = GPTJConfig(
+        vocab_size=VOCAB,
+        n_positions=96,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        rotary_dim=4,
+        initializer_range=0.3,
+        bos_token_id=BOS,
+        eos_token_id=BOS,
+    )
+    GPTJForCausalLM(config).save_pretrained(folder)
 
 
 def tiny_gpt2(folder: Path, **changes: int) -> TransformerBridge:

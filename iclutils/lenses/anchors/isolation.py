@@ -26,7 +26,7 @@ from ...errors import IclError, unknown
 from ...interventions import Hook, pattern_name
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts, class_logits
-from .readout import batches, check, target_logits
+from .readout import batches, check, check_editable, target_logits
 
 HOWS = ("pre-softmax", "zeroed")
 CUT = -10_000.0  # score of a cut edge, as in the paper's code; its exponential is 0 in float32
@@ -62,6 +62,7 @@ def isolation(
     layers: Iterable[int],
     positions: Positions | Sequence[Positions] | None = None,
     how: str = "pre-softmax",
+    window: int = 0,
 ) -> list[Hook]:
     """Hooks that isolate positions in ``layers``.
 
@@ -72,11 +73,14 @@ def isolation(
         positions: what to isolate in each prompt, one tensor for all layers or one per layer in
             the order of ``layers``; the label words if omitted.
         how: ``"pre-softmax"`` (code) or ``"zeroed"`` (text, no renormalisation).
+        window: how many tokens after each position are cut off from the same sources as well;
+            the released code has the parameter and always leaves it at 0.
 
     Raises:
         IclError: if a layer or position does not exist, the numbers of layers and positions
-            differ, or ``how`` is unknown.
+            differ, ``how`` is unknown, or the model's attention cannot be edited.
     """
+    check_editable(model)
     layers = list(layers)
     for layer in layers:
         if not 0 <= layer < model.cfg.n_layers:
@@ -89,7 +93,7 @@ def isolation(
         raise IclError(f"Got positions for {len(each)} layers, but {len(layers)} layers.")
 
     def hook_for(layer: int, where: Positions) -> Hook:
-        cut = cut_edges(prompts, where)[:, None]
+        cut = cut_edges(prompts, where, window)[:, None]
 
         def edit(values: Tensor, hook: object) -> Tensor:
             return values.masked_fill(cut, CUT if how == "pre-softmax" else 0.0)
@@ -99,8 +103,12 @@ def isolation(
     return [hook_for(*pair) for pair in zip(layers, each, strict=True)]
 
 
-def cut_edges(prompts: Prompts, positions: Positions) -> Bool[Tensor, "batch dest src"]:
+def cut_edges(
+    prompts: Prompts, positions: Positions, window: int = 0
+) -> Bool[Tensor, "batch dest src"]:
     """The edges that isolation cuts: from everything before a position into it.
+
+    With a window, also from there into the ``window`` tokens after it.
 
     Raises:
         IclError: if there is not one row of positions per prompt, or one lies outside.
@@ -109,9 +117,10 @@ def cut_edges(prompts: Prompts, positions: Positions) -> Bool[Tensor, "batch des
     inside = bool(((positions >= 0) & (positions < size)).all())
     if len(positions) != len(prompts) or not inside:
         raise IclError("Need one row of positions per prompt, all of them inside the prompt.")
-    rows = torch.zeros_like(prompts.tokens, dtype=torch.bool).scatter(1, positions, True)
-    before = torch.ones(size, size, dtype=torch.bool, device=rows.device).tril(-1)
-    return rows[:, :, None] & before
+    place = torch.arange(size, device=positions.device)
+    first = positions[..., None]
+    rows = (place >= first) & (place <= first + window)  # (batch, k, dest)
+    return (rows[..., None] & (place < first)[:, :, None]).any(1)
 
 
 def random_positions(
@@ -151,6 +160,7 @@ def isolated_logits(
     layers: Iterable[int],
     positions: Positions | Sequence[Positions] | None = None,
     how: str = "pre-softmax",
+    window: int = 0,
     batch_size: int | None = None,
 ) -> Float[Tensor, "batch vocab"]:
     """Logits at the target under ``isolation``; arguments as there.
@@ -166,7 +176,7 @@ def isolated_logits(
     for rows in batches(prompts, batch_size, "isolation"):
         some = chosen[rows] if isinstance(chosen, Tensor) else [where[rows] for where in chosen]
         part = prompts[rows]
-        hooks = isolation(model, part, layers, some, how)
+        hooks = isolation(model, part, layers, some, how, window)
         parts.append(target_logits(model, part, hooks))
     return torch.cat(parts)
 
@@ -186,7 +196,7 @@ def layer_sweep(
         IclError: if the model cannot read or answer the prompts, or cannot be isolated so.
     """
     for layer in range(model.cfg.n_layers):
-        yield isolated_logits(model, prompts, [layer], positions, how, batch_size)
+        yield isolated_logits(model, prompts, [layer], positions, how, batch_size=batch_size)
 
 
 def label_loyalty(

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from ...errors import IclError
 from ...interventions import Hook
-from ...models import TransformerBridge, check_tokens
+from ...models import TransformerBridge, check_tokens, editable
 from ...tasks.prompts import Prompts
 
 MANY = 8  # from so many batches on, a progress bar is shown
@@ -37,6 +37,21 @@ def check(model: TransformerBridge, prompts: Prompts) -> None:
         raise IclError(
             f"Label words must lie in the model's vocabulary, 0..{model.cfg.d_vocab - 1}; got "
             f"{low}..{high}. Was another model's tokenizer used?"
+        )
+
+
+def check_editable(model: TransformerBridge) -> None:
+    """Refuse a model whose attention can be read but not edited (see ``models.editable``).
+
+    Raises:
+        IclError: if edits of the attention would be lost.
+    """
+    if not editable(model):
+        raise IclError(
+            "This model shows its attention only after using it, so editing the attention, or a "
+            "gradient through it, would silently come to nothing. Use a model like GPT-2, "
+            "GPT-NeoX or Llama; compression and re-weighting work on this one, because they edit "
+            "keys and values."
         )
 
 

@@ -17,6 +17,7 @@ formula and code sum, a constant factor; its footnote takes absolute values insi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from ...errors import IclError, unknown
 from ...interventions import Hook, pattern_name
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts, class_logits
-from .readout import at_target, batches, check
+from .readout import at_target, batches, check, check_editable
 
 KINDS = ("wp", "pq", "ww")
 HEADS = ("sum", "sum_of_abs", "mean")
@@ -92,7 +93,8 @@ def saliency(
         batch_size: prompts per pass; all if omitted.
 
     Raises:
-        IclError: if the model cannot read or answer the prompts, or ``heads`` is unknown.
+        IclError: if the model cannot read or answer the prompts, its attention passes no gradient
+            on, or ``heads`` is unknown.
     """
     _check(model, prompts, heads)
     size, parts = prompts.tokens.shape[1], []
@@ -112,7 +114,8 @@ def measure(
     """``flow`` of the ``saliency`` of prompts, without keeping it: arguments as there.
 
     Raises:
-        IclError: if the model cannot read or answer the prompts, or ``heads`` is unknown.
+        IclError: if the model cannot read or answer the prompts, its attention passes no gradient
+            on, or ``heads`` is unknown.
     """
     _check(model, prompts, heads)
     parts = []
@@ -120,6 +123,31 @@ def measure(
         part = prompts[rows]
         parts.append(flow(_one_pass(model, part, heads), part))
     return Flow(torch.cat([p.total for p in parts]), torch.cat([p.count for p in parts]))
+
+
+def attention_and_gradient(
+    model: TransformerBridge, prompts: Prompts
+) -> tuple[Float[Tensor, "batch layer head dest src"], Float[Tensor, "batch layer head dest src"]]:
+    """The two factors of saliency, A and dL/dA, head by head; for few prompts, they are large.
+
+    Raises:
+        IclError: if the model cannot read or answer the prompts, or its attention passes no
+            gradient on.
+    """
+    _check(model, prompts)
+    held: dict[int, Tensor] = {}
+    gradients: dict[int, Tensor] = {}
+
+    def take(layer: int, pattern: Tensor, gradient: Tensor) -> None:
+        held[layer], gradients[layer] = pattern, gradient.detach()
+
+    _backward(model, prompts, take)
+    layers = range(model.cfg.n_layers)
+    # Emptied, because the model holds on to its last patterns and they to these dictionaries.
+    attention, gradient = (
+        torch.stack([part.pop(layer) for layer in layers], 1) for part in (held, gradients)
+    )
+    return attention, gradient
 
 
 def edge_kinds(prompts: Prompts) -> Bool[Tensor, "batch kind dest src"]:
@@ -181,8 +209,9 @@ def strongest_edges(importance: Float[Tensor, "layer dest src"], count: int) -> 
     ]
 
 
-def _check(model: TransformerBridge, prompts: Prompts, heads: str) -> None:
+def _check(model: TransformerBridge, prompts: Prompts, heads: str = "sum") -> None:
     check(model, prompts)
+    check_editable(model)
     if heads not in HEADS:
         raise unknown("way to join heads", heads, HEADS)
 
@@ -197,6 +226,21 @@ def _one_pass(
 ) -> Float[Tensor, "batch layer dest src"]:
     """Saliency of one batch; each layer's heads are joined while the gradient passes by."""
     done: dict[int, Tensor] = {}
+
+    def join(layer: int, pattern: Tensor, gradient: Tensor) -> None:
+        product = gradient.detach() * pattern
+        joined = product.abs().sum(1) if heads == "sum_of_abs" else product.sum(1).abs()
+        done[layer] = joined / product.shape[1] if heads == "mean" else joined
+
+    _backward(model, prompts, join)
+    # Emptied, because the model holds on to its last patterns and they to this dictionary.
+    return torch.stack([done.pop(layer) for layer in range(model.cfg.n_layers)], 1)
+
+
+def _backward(
+    model: TransformerBridge, prompts: Prompts, take: Callable[[int, Tensor, Tensor], None]
+) -> None:
+    """Run forward and backward, handing over each layer's pattern and its gradient."""
     start: list[Tensor] = []
 
     def hook_for(layer: int) -> Hook:
@@ -205,13 +249,7 @@ def _one_pass(
                 pattern = pattern.detach().requires_grad_()
                 start.append(pattern)
             held = pattern.detach()
-
-            def join(gradient: Tensor) -> None:
-                product = gradient.detach() * held
-                joined = product.abs().sum(1) if heads == "sum_of_abs" else product.sum(1).abs()
-                done[layer] = joined / product.shape[1] if heads == "mean" else joined
-
-            pattern.register_hook(join)
+            pattern.register_hook(lambda gradient: take(layer, held, gradient))
             return pattern
 
         return pattern_name(layer), watch
@@ -226,5 +264,3 @@ def _one_pass(
             class_logits(prompts, scores), prompts.gold, reduction="sum"
         )
         torch.autograd.grad(loss, start)
-    # Emptied, because the model holds on to its last patterns and they to this dictionary.
-    return torch.stack([done.pop(layer) for layer in layers], 1)
