@@ -41,3 +41,45 @@ def test_the_worst_seed_depends_on_what_is_good() -> None:
     seeds = {"a": (0.9, 0.1), "b": (0.7, 0.2), "c": (0.8, 0.3)}
     assert prediction.worst(seeds) == (0.7, 0.2)
     assert prediction.worst(seeds, high_is_good=False) == (0.9, 0.1)
+
+
+DRAWS = 4000  # the bootstrap's own relative error is 1 / sqrt(2 DRAWS), 1.1 %
+
+
+def test_the_bootstrap_of_a_mean_has_the_textbooks_error() -> None:
+    values = torch.randn(50, generator=torch.Generator().manual_seed(0)).exp()
+    generator = torch.Generator().manual_seed(1)
+    value, se = prediction.bootstrap(values, lambda mean: mean, generator, DRAWS)
+    assert value == pytest.approx(statistics.fmean(values.tolist()), rel=1e-6)
+    expected = statistics.pstdev(values.tolist()) / 50**0.5
+    assert se == pytest.approx(expected, rel=0.06)
+
+
+def test_the_bootstrap_of_a_ratio_has_the_error_of_the_delta_method() -> None:
+    """The parts of a ratio are drawn together: with correlated parts that matters."""
+    draw = torch.randn(400, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    top = 3 + draw[:, 0]
+    pair = torch.stack([top, 2 + 0.5 * draw[:, 0] + 0.1 * draw[:, 1]], 1)
+    generator = torch.Generator().manual_seed(1)
+    value, se = prediction.bootstrap(pair, lambda mean: mean[0] / mean[1], generator, DRAWS)
+    (a, b), n = pair.mean(0).tolist(), len(pair)
+    (aa, ab), (_, bb) = torch.cov(pair.T).tolist()
+    ratio = a / b
+    assert value == pytest.approx(ratio)
+    expected = ((aa - 2 * ratio * ab + ratio**2 * bb) / n) ** 0.5 / b
+    apart = ((aa + ratio**2 * bb) / n) ** 0.5 / b
+    assert apart > 1.5 * expected
+    assert se == pytest.approx(expected, rel=0.06)
+
+
+def test_the_bootstrap_depends_on_its_generator_alone() -> None:
+    values = torch.rand(20, generator=torch.Generator().manual_seed(0))
+
+    def ask(seed: int) -> tuple[float, float]:
+        generator = torch.Generator().manual_seed(seed)
+        return prediction.bootstrap(values, lambda mean: mean.square(), generator)
+
+    state = torch.get_rng_state()
+    assert ask(3) == ask(3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert ask(3)[1] != ask(4)[1]

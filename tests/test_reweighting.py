@@ -155,6 +155,54 @@ def test_sets_are_fitted_as_if_alone(gpt2) -> None:
     torch.testing.assert_close(got[:3], first, atol=1e-5, rtol=1e-5)
 
 
+def test_comparing_is_fitting_and_scoring_twice(gpt2, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scored through hooks, with the fits and the words that were really used."""
+    prompts = random_prompts(2, count=60, shared=True)
+    train, test = prompts[:24], prompts[24:]
+    fits: list[tuple[torch.Tensor | None, torch.Tensor]] = []
+    honest = reweighting.fit
+
+    def noted(model, rows, generator, positions, *settings) -> reweighting.Fit:
+        assert rows is train
+        assert settings == (15, None, 0.2)
+        fitted = honest(model, rows, generator, positions, *settings)
+        fits.append((positions, fitted.beta))
+        return fitted
+
+    monkeypatch.setattr(reweighting, "fit", noted)
+    generator = torch.Generator().manual_seed(5)
+    gain = reweighting.compare(gpt2, train, test, generator, epochs=15, batch=None, lr=0.2)
+    (none, anchors), (words, control) = fits
+    assert none is None
+    assert words is not None
+    width = int(test.label_pos.max()) + 1
+    assert torch.equal(train.tokens[:, :width], test.tokens[:1, :width].expand(len(train), -1))
+    assert (test.roles.gather(1, words.expand(len(test), -1)) == Role.TEXT).all()
+    fresh = honest(gpt2, train, torch.Generator(), None, 15, None, 0.2)
+    torch.testing.assert_close(anchors, fresh.beta, atol=1e-4, rtol=1e-3)
+
+    def share(logits: torch.Tensor) -> float:
+        chosen = logits.gather(1, test.label_words).argmax(-1).tolist()
+        pairs = zip(chosen, test.gold.tolist(), strict=True)
+        return sum(c == g for c, g in pairs) / len(test)
+
+    with torch.no_grad():
+        plain = gpt2(test.tokens)[torch.arange(len(test)), test.target]
+    before = share(plain)
+    assert gain.before == pytest.approx(before)
+    with_anchors = share(by_hooks(gpt2, test, anchors, test.label_pos))
+    assert gain.anchors == pytest.approx(with_anchors - before)
+    with_words = share(by_hooks(gpt2, test, control, words.expand(len(test), -1)))
+    assert gain.control == pytest.approx(with_words - before)
+    assert len({0.0, gain.anchors, gain.control}) == 3, "nothing to tell apart"
+
+
+def test_comparing_needs_the_same_demonstrations(gpt2) -> None:
+    first, second = (random_prompts(seed, count=3, shared=True) for seed in (1, 2))
+    with pytest.raises(IclError, match="same demonstrations"):
+        reweighting.compare(gpt2, first, second, torch.Generator())
+
+
 def test_random_positions_are_text() -> None:
     generator = torch.Generator().manual_seed(0)
     for shared in (True, False):

@@ -139,3 +139,25 @@ def test_every_chapter_with_a_ledger_has_models_at_every_tier() -> None:
     for name in claims.chapters():
         for tier in tiers.TIERS.values():
             assert tier.models(name[:2]), f"{name} at the {tier.name} tier"
+
+
+def test_a_published_model_is_judged_where_it_belongs_and_reported_elsewhere(
+    make_ledger: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for chapter in ("01", "02"):
+        entry = ENTRY | {"id": f"{chapter}.score", "tiers": {"paper": {"reproduced": ">= 0.8"}}}
+        make_ledger(f"{chapter}_demo", yaml.safe_dump([entry]))
+    for model, home, away in (("gpt2", "01", "02"), ("gpt2-xl", "02", "01")):
+        stored = tmp_path / "results" / "paper"
+        assert not (stored / f"{home}.score.json").exists()
+        book = iclutils.begin(model=model, device="cpu")
+        assert book.models(home) == book.models(away) == (model,)
+        kept = {p.name: p.read_bytes() for p in stored.glob("*")}
+        capsys.readouterr()
+        book.check(f"{away}.score", 0.25)
+        said = capsys.readouterr().out
+        assert said == f"measured        {away}.score = 0.25 (score, a fraction)\n"
+        assert {p.name: p.read_bytes() for p in stored.glob("*")} == kept
+        book.check(f"{home}.score", 0.9)
+        assert capsys.readouterr().out == f"reproduced      {home}.score\n"
+        assert read_json(stored / f"{home}.score.json")["model"] == model

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ..models import TransformerBridge, logits
 
@@ -52,6 +53,23 @@ def mean_se(values: Float[Tensor, "sample"]) -> tuple[float, float]:
     if len(values) < 2:
         return values.mean().item(), 0.0
     return values.mean().item(), (values.std() / len(values) ** 0.5).item()
+
+
+def bootstrap(
+    samples: Float[Tensor, "sample *rest"],
+    of: Callable[[Float[Tensor, "*rest"]], Float[Tensor, ""]],
+    generator: Generator,
+    draws: int = 200,
+) -> tuple[float, float]:
+    """A function of the mean over samples, and its standard error.
+
+    For what is no mean itself, such as a ratio of means: the samples are drawn anew, with
+    replacement, ``draws`` times (Efron 1979).
+    """
+    count = len(samples)
+    pick = torch.randint(0, count, (draws, count), generator=generator)
+    again = torch.stack([of(samples[rows].mean(0)) for rows in pick])
+    return of(samples.mean(0)).item(), again.std().item()
 
 
 def worst(

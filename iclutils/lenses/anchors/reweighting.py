@@ -28,9 +28,9 @@ from torch.nn.functional import cross_entropy
 
 from ...errors import IclError
 from ...models import TransformerBridge
-from ...tasks.prompts import Prompts, Role, class_logits
+from ...tasks.prompts import Prompts, Role, class_logits, correct, join
 from .memory import States, remembers, resume, shares_demonstrations
-from .readout import batches, check
+from .readout import batches, check, target_logits
 
 Beta = Float[Tensor, "*set layer head cls"]
 Positions = Int[Tensor, "rows demo"]
@@ -49,6 +49,15 @@ class Fit:
 
     beta: Float[Tensor, "*set layer head cls"]
     losses: Float[Tensor, "epoch"]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Accuracy before re-weighting, and what is gained by re-weighting anchors and random words."""
+
+    before: float
+    anchors: float
+    control: float
 
 
 @dataclass(frozen=True)
@@ -241,6 +250,40 @@ def apply(
         with torch.no_grad():
             parts.append(prepare(model, prompts[rows], mine).logits(every[member[rows]]))
     return torch.cat(parts)
+
+
+def compare(
+    model: TransformerBridge,
+    train: Prompts,
+    test: Prompts,
+    generator: torch.Generator,
+    epochs: int = 10,
+    batch: int | None = 1,
+    lr: float = 0.01,
+) -> Gain:
+    """Fit on ``train``, score on ``test``, once for the anchors and once for random words.
+
+    Args:
+        model: the model.
+        train: training queries and ``test``'s demonstrations.
+        test: other queries on the same demonstrations.
+        generator: for the shuffling and the control's words.
+        epochs: as for ``fit``.
+        batch: as for ``fit``.
+        lr: as for ``fit``.
+
+    Raises:
+        IclError: as ``fit`` and ``random_positions``, or if the demonstrations differ.
+    """
+    if not shares_demonstrations(join([train, test])):
+        raise IclError("train and test must all have the same demonstrations, only other queries.")
+    words = random_positions(train, generator)[:1]
+    right = [correct(test, target_logits(model, test))]
+    for where in (None, words):
+        beta = fit(model, train, generator, where, epochs, batch, lr).beta
+        right.append(correct(test, apply(model, test, beta, where)))
+    before, *after = (hits.float().mean().item() for hits in right)
+    return Gain(before, *(share - before for share in after))
 
 
 def losses_of(prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch"]:

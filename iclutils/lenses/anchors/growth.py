@@ -1,0 +1,92 @@
+"""Growth: copying heads and label anchors in one model, and at which training step each is there.
+
+Copying is measured as in chapter 01, on random tokens shown twice; classification and the
+aggregation into label words on prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ...errors import IclError
+from ...interventions import Head, head_ablation
+from ...models import TransformerBridge
+from ...tasks.prompts import Prompts, correct
+from ...tasks.repeated import Doubled
+from ..attention import head_scores
+from ..prediction import predict
+from .extraction import auc_by_layer, label_attention
+from .isolation import first_layers, isolated_logits, label_loyalty
+from .readout import target_logits
+
+
+@dataclass(frozen=True)
+class State:
+    """What a model can do at one step of its training; shares and scores from 0 to 1.
+
+    Attributes:
+        copying: accuracy on the second copy of random tokens.
+        prefix: prefix-matching score of the best head.
+        accuracy: share of prompts classified right.
+        aggregation: share of the predictions that change when the label words are isolated in
+            the first layers.
+        extraction: the highest AUC of a layer (``extraction.auc``); NaN if undefined.
+    """
+
+    copying: float
+    prefix: float
+    accuracy: float
+    aggregation: float
+    extraction: float
+
+
+def state(model: TransformerBridge, prompts: Prompts, copied: Doubled, layers: int) -> State:
+    """Measure one checkpoint; ``layers`` is how many first layers are isolated.
+
+    Raises:
+        IclError: if the prompts or the doubled tokens do not fit the model.
+    """
+    _, right = predict(model, copied.tokens)
+    scores = head_scores(model, copied.tokens, copied.length)
+    clean = target_logits(model, prompts)
+    cut = isolated_logits(model, prompts, first_layers(model, layers))
+    attention, predicted = label_attention(model, prompts)
+    return State(
+        copying=right[:, copied.clean_half].float().mean().item(),
+        prefix=scores["prefix"].mean(0).max().item(),
+        accuracy=correct(prompts, clean).float().mean().item(),
+        aggregation=1 - label_loyalty(prompts, cut, clean).float().mean().item(),
+        extraction=float(auc_by_layer(attention, predicted).max()),
+    )
+
+
+def copying_heads(model: TransformerBridge, copied: Doubled, count: int) -> list[Head]:
+    """The ``count`` heads with the highest clean prefix-matching score, best first.
+
+    Raises:
+        IclError: if there are not so many heads, or the tokens do not fit the model.
+    """
+    prefix: Float[Tensor, "layer head"] = head_scores(model, copied.tokens, copied.length)[
+        "prefix"
+    ].mean(0)
+    if not 1 <= count <= prefix.numel():
+        raise IclError(f"The model has {prefix.numel()} heads; got count={count}.")
+    best = prefix.flatten().topk(count).indices.tolist()
+    return [divmod(index, prefix.shape[1]) for index in best]
+
+
+def without_heads(
+    model: TransformerBridge, prompts: Prompts, heads: list[Head]
+) -> Bool[Tensor, "batch"]:
+    """Which prompts are classified right when ``heads`` write their mean instead.
+
+    The mean is over the prompts and their positions, padding included.
+
+    Raises:
+        IclError: if a head does not exist or the prompts do not fit the model.
+    """
+    hooks = head_ablation(model, prompts.tokens, heads, "mean", prompts.tokens)
+    return correct(prompts, target_logits(model, prompts, hooks))
