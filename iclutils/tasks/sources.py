@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Generator
 from transformers import PreTrainedTokenizerBase
@@ -22,6 +22,7 @@ from .prompts import Prompts, join
 PAPER_SEED, PAPER_SEEDS = 42, 5  # seeds 42 .. 46 (Wang et al. 2023, section 2.1)
 
 
+@runtime_checkable
 class Source(Protocol):
     """Where prompts come from."""
 

@@ -1,0 +1,304 @@
+"""Sources of prompts: which rows, which demonstrations, read off the tokens alone."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny import save_gpt2
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+import iclutils
+from iclutils import IclError, models
+from iclutils.models import TransformerBridge
+from iclutils.tasks import datasets, topics
+from iclutils.tasks.prompts import Prompts, Role
+from iclutils.tasks.sources import Source, Topics, open_source, suited
+
+TRAIN, TEST, LONG = 60, 30, 7  # rows; test row LONG is longer than the context
+LABELS = {
+    "sst2": ["Negative", "Positive"],
+    "ag_news": ["World", "Sports", "Business", "Technology"],
+}
+WORDS = ["Review", "Sentiment", "Article", "Answer", ":", "\n", *LABELS["sst2"], *LABELS["ag_news"]]
+WORDS += [f"train{i}" for i in range(TRAIN)] + [f"test{i}" for i in range(TEST)]
+
+
+def generator(purpose: str, draw: int) -> torch.Generator:
+    return iclutils.begin(seed=3).generator(purpose, draw)
+
+
+def rows(name: str, split: str) -> list[tuple[str, int]]:
+    """Row 4 of the training split has the text ``train4``, so a prompt says which rows it shows."""
+    classes = len(LABELS[name])
+    if split == "train":
+        return [(f"train{i}", (i + i * i // 5) % classes) for i in range(TRAIN)]
+    return [(f"test{i} " * (200 if i == LONG else 1), i % classes) for i in range(TEST)]
+
+
+def demonstrations(name: str, seed: int, shots: int, more: int = 0) -> tuple[list[int], list[int]]:
+    """As the released code chooses them: shuffle all rows, walk once, take the first of each."""
+    order = list(range(TRAIN))
+    np.random.RandomState(seed).shuffle(order)
+    label = [c for _, c in rows(name, "train")]
+    place = {i: [j for j in order if label[j] == label[i]].index(i) for i in order}
+    first = [i for i in order if place[i] < shots]
+    return first, [i for i in order if shots <= place[i] < shots + more]
+
+
+def queries(seed: int, count: int) -> list[int]:
+    """As Hugging Face's ``shuffle(seed)``; the row that is too long is left out."""
+    return [i for i in np.random.default_rng(seed).permutation(TEST)[:count] if i != LONG]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
+    """A small model that reads whole words."""
+    folder: Path = tmp_path_factory.mktemp("words")
+    core = Tokenizer(WordLevel({word: i for i, word in enumerate([*WORDS, "?"])}, unk_token="?"))
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"\n|:"), "isolated"), pre_tokenizers.Split(" ", "removed")]
+    )
+    size, end = len(WORDS) + 1, len(WORDS)
+    save_gpt2(
+        folder, vocab_size=size, n_positions=128, n_layer=1, bos_token_id=end, eos_token_id=end
+    )
+    words = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="?", eos_token="?")
+    words.save_pretrained(folder)
+    return models.load(folder)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
+    """A model with the vocabulary of the made-up topics."""
+    folder: Path = tmp_path_factory.mktemp("topics")
+    end = topics.VOCAB - 1
+    save_gpt2(folder, vocab_size=topics.VOCAB, n_layer=1, bos_token_id=end, eos_token_id=end)
+    return models.load(folder)
+
+
+@pytest.fixture
+def hand_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "load", rows)
+
+
+def read(prompts: Prompts) -> list[tuple[list[str], list[str], str]]:
+    """(texts shown, label words shown, text asked) of every prompt, from its tokens."""
+    prompts.check()
+    found = []
+    for ids, q, places in zip(
+        prompts.tokens.tolist(), prompts.target, prompts.label_pos, strict=True
+    ):
+        words = [WORDS[i] for i in ids[: int(q) + 1]]
+        texts = [word for word in words if word.startswith(("train", "test"))]
+        found.append((texts[:-1], [words[p] for p in places.tolist()], texts[-1]))
+    return found
+
+
+def names(split: str, ids: list[int]) -> list[str]:
+    return [f"{split}{i}" for i in ids]
+
+
+# Text
+
+
+@pytest.mark.usefixtures("hand_made")
+@pytest.mark.parametrize(("seed", "first"), [(0, 42), (1, 47)])
+def test_five_demonstration_sets_of_the_paper_are_evaluated(
+    model: TransformerBridge, seed: int, first: int
+) -> None:
+    source = open_source("sst2", model, generator, seed)
+    found = read(source.evaluation(38, shots=2))
+    expected = []
+    for s in range(first, first + 5):
+        shown, _ = demonstrations("sst2", s, 2)
+        labels = [LABELS["sst2"][rows("sst2", "train")[i][1]] for i in shown]
+        expected += [(names("train", shown), labels, text) for text in names("test", queries(s, 8))]
+    assert found == expected
+    assert 38 <= len(found) <= 40
+    gold = [rows("sst2", "test")[int(text[4:])][1] for *_, text in found]
+    assert source.evaluation(38, shots=2).gold.tolist() == gold
+
+
+@pytest.mark.usefixtures("hand_made")
+def test_no_more_shots_than_the_paper_could_fit(model: TransformerBridge) -> None:
+    (shown, _, _), *_ = read(open_source("ag_news", model, generator).evaluation(5, shots=5))
+    assert shown == names("train", demonstrations("ag_news", 42, 3)[0])
+    assert len(shown) == 12
+
+
+@pytest.mark.usefixtures("hand_made")
+def test_varied_prompts_have_demonstrations_of_their_own(model: TransformerBridge) -> None:
+    found = read(open_source("ag_news", model, generator).varied(20))
+    assert [text for *_, text in found] == names("test", queries(42, 20))
+    assert len({tuple(shown) for shown, _, _ in found}) > 10
+    assert len({tuple(labels) for _, labels, _ in found}) == 1, "one order of labels for all"
+    for shown, labels, _ in found:
+        truth = [LABELS["ag_news"][rows("ag_news", "train")[int(t[5:])][1]] for t in shown]
+        assert labels == truth
+    everything = open_source("ag_news", model, generator).varied(1000)
+    assert len(everything) == TEST - 1, "all rows but the one that is too long"
+
+
+@pytest.mark.usefixtures("hand_made")
+@pytest.mark.parametrize("draw", [0, 1, 4])
+def test_rehearsal_shares_the_demonstrations_and_repeats_none(
+    model: TransformerBridge, draw: int
+) -> None:
+    asked, trained = open_source("ag_news", model, generator).fixed(draw, 9, rehearsed=3)
+    assert trained is not None
+    shown, others = demonstrations("ag_news", 42 + draw, 1, 3)
+    first, second = read(asked), read(trained)
+    assert {tuple(texts) for texts, _, _ in first + second} == {tuple(names("train", shown))}
+    assert [text for *_, text in first] == names("test", queries(42 + draw, 9))
+    assert [text for *_, text in second] == names("train", others)
+    assert not set(others) & set(shown)
+    assert Counter(trained.gold.tolist()) == {c: 3 for c in range(4)}
+    assert trained.gold.tolist() == [rows("ag_news", "train")[i][1] for i in others]
+    again, nothing = open_source("ag_news", model, generator).fixed(draw, 9)
+    assert nothing is None
+    assert torch.equal(again.tokens, asked.tokens)
+
+
+@pytest.mark.shared
+def test_real_rows_and_the_real_tokenizer(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompts decode to the texts of the rows, written out by hand."""
+    monkeypatch.setenv("ICLUTILS_DATA", str(shared / "datasets"))
+    end = 50256
+    save_gpt2(
+        tmp_path,
+        vocab_size=end + 1,
+        n_positions=1024,
+        n_layer=1,
+        bos_token_id=end,
+        eos_token_id=end,
+    )
+    for file in ("vocab.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(shared / "gpt2-tokenizer" / file, tmp_path)
+    model = models.load(tmp_path)
+    words = models.tokenizer(model)
+    kinds = ["Abbreviation", "Entity", "Description", "Person", "Location", "Number"]
+    source = open_source("trec", model, generator)
+    train, test = (datasets.load("trec", split) for split in ("train", "test"))  # type: ignore[arg-type]
+    asked, trained = source.fixed(2, 4, rehearsed=2)
+    assert trained is not None
+    order = list(range(len(train)))
+    np.random.RandomState(44).shuffle(order)
+    met: Counter[int] = Counter()
+    head, others = "", []
+    for text, c in (train[i] for i in order):
+        met[c] += 1
+        if met[c] == 1:
+            head += f"Question: {text}\nAnswer Type: {kinds[c]}\n"
+        elif met[c] <= 3:
+            others.append((text, c))
+    picked = np.random.default_rng(44).permutation(len(test))[:4]
+    for prompts, expected in ((asked, [test[i] for i in picked]), (trained, others)):
+        assert len(prompts) == len(expected)
+        assert prompts.gold.tolist() == [c for _, c in expected]
+        for ids, q, (text, _) in zip(prompts.tokens, prompts.target, expected, strict=True):
+            written = words.decode(ids[: int(q) + 1].tolist())
+            assert written == f"{head}Question: {text}\nAnswer Type:"
+    both = source.evaluation(10), source.varied(3)
+    assert [len(prompts) for prompts in both] == [10, 3]
+    assert all(torch.isfinite(models.logits(model, prompts.tokens)).all() for prompts in both[1:])
+
+
+# Made-up topics
+
+
+@pytest.fixture
+def made_up(plain: TransformerBridge) -> Source:
+    return open_source("topics", plain, generator)
+
+
+def heads(prompts: Prompts) -> list[list[int]]:
+    """Tokens of the demonstrations of every prompt."""
+    ends = (prompts.label_pos[:, -1] + 1).tolist()
+    return [row[:end] for row, end in zip(prompts.tokens.tolist(), ends, strict=True)]
+
+
+def test_topics_vary_from_prompt_to_prompt(made_up: Source) -> None:
+    assert isinstance(made_up, Topics)
+    evaluated, varied = made_up.evaluation(20, shots=2), made_up.varied(20)
+    for prompts, shots in ((evaluated, 2), (varied, 1)):
+        prompts.check()
+        assert len(prompts) == 20
+        assert prompts.label_pos.shape[1] == 4 * shots
+        assert len({tuple(head) for head in heads(prompts)}) == 20
+    assert heads(made_up.evaluation(20)) != heads(varied)
+    assert torch.equal(made_up.evaluation(20, shots=2).tokens, evaluated.tokens)
+    assert torch.equal(made_up.varied(20).tokens, varied.tokens)
+
+
+def test_the_seed_of_the_session_gives_other_topics(plain: TransformerBridge) -> None:
+    one, two = (open_source("topics", plain, iclutils.begin(seed=s).generator) for s in (0, 1))
+    assert not torch.equal(one.varied(5).tokens, two.varied(5).tokens)
+
+
+def test_topics_to_rehearse_share_the_demonstrations(made_up: Source) -> None:
+    sets = []
+    for draw in range(3):
+        asked, trained = made_up.fixed(draw, 10, rehearsed=5)
+        assert trained is not None
+        assert (len(asked), len(trained)) == (10, 20)
+        asked.check()
+        trained.check()
+        common = heads(asked) + heads(trained)
+        assert all(head == common[0] for head in common)
+        assert asked.demo_class.unique(dim=0).shape[0] == 1
+        tails = [
+            tuple(row[len(common[0]) : q + 1])
+            for prompts in (asked, trained)
+            for row, q in zip(prompts.tokens.tolist(), prompts.target.tolist(), strict=True)
+        ]
+        assert len(set(tails)) == 30, "thirty other queries"
+        sets.append(common[0])
+    assert all(a != b for a, b in pairwise(sets))
+    assert made_up.fixed(0, 10)[1] is None
+
+
+# What is refused
+
+
+def test_which_tasks_suit_a_model(model: TransformerBridge, plain: TransformerBridge) -> None:
+    paper = ("sst2", "trec")
+    assert suited(plain, "", ("topics",)) == ("topics",)
+    assert suited(model, "", ("topics",)) == ("sst2",)
+    assert suited(model, "", paper) == paper
+    assert suited(model, "trec, ag_news", paper) == ("trec", "ag_news")
+    assert suited(plain, "sst2", ("topics",)) == ("sst2",)
+    with pytest.raises(IclError, match=r"Unknown task 'sst'\. Did you mean 'sst2'"):
+        suited(model, "trec,sst", paper)
+
+
+def test_tasks_that_a_model_cannot_read_are_refused(
+    model: TransformerBridge, plain: TransformerBridge
+) -> None:
+    with pytest.raises(IclError, match=r"Unknown task 'topic'\. Did you mean 'topics'"):
+        open_source("topic", plain, generator)
+    size = model.cfg.d_vocab
+    with pytest.raises(IclError, match=rf"has {size} tokens, the made-up topics 122.*sst2, trec"):
+        open_source("topics", model, generator)
+
+
+@pytest.mark.usefixtures("hand_made")
+def test_a_model_without_words_cannot_be_asked_for_text(plain: TransformerBridge) -> None:
+    with pytest.raises(IclError, match="not in the vocabulary of this model's tokenizer"):
+        open_source("sst2", plain, generator).varied(3)
+
+
+def test_roles_of_topics_are_whole(made_up: Source) -> None:
+    """Every token of a prompt has one role, padding only behind the target."""
+    prompts = made_up.varied(10)
+    place = torch.arange(prompts.tokens.shape[1])
+    assert torch.equal(prompts.roles == Role.PAD, place > prompts.target[:, None])
