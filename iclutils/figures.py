@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 # A stale font list names fonts that are gone; the figures then use another, without a word.
@@ -145,7 +146,7 @@ def bars(
     axes.axhline(0, color="black", lw=0.5)
     axes.set(ylabel=ylabel, xticks=where, xticklabels=labels)
     if len(groups) > 1:
-        axes.legend()
+        figure.legend(loc="outside upper center", ncols=len(groups))
     return figure
 
 
@@ -155,8 +156,9 @@ def curves(
     log_x: bool = False,
 ) -> Figure:
     """One panel per quantity, two in a row, one line per series: (x, y)."""
+    columns = min(2, len(panels))
     rows = (len(panels) + 1) // 2
-    figure, axes = canvas(2, height=2.6 * rows, rows=rows)
+    figure, axes = canvas(columns, height=2.6 * rows, rows=rows)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     for ax, (title, lines) in zip(axes, panels.items(), strict=False):
@@ -164,6 +166,8 @@ def curves(
             ax.plot(x, y, "o-", ms=3, lw=1, color=colour, label=name)
         if log_x:
             ax.set_xscale("symlog", linthresh=100)
+        else:
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set(title=title, xlabel=xlabel)
     axes[0].legend()
     return figure

@@ -162,16 +162,16 @@ def test_comparing_is_fitting_and_scoring_twice(gpt2, monkeypatch: pytest.Monkey
     fits: list[tuple[torch.Tensor | None, torch.Tensor]] = []
     honest = reweighting.fit
 
-    def noted(model, rows, generator, positions, *settings) -> reweighting.Fit:
-        assert rows is train
+    def noted(model, rows, generator, positions, *settings, sets) -> reweighting.Fit:
+        assert torch.equal(rows.tokens, train.tokens)
         assert settings == (15, None, 0.2)
-        fitted = honest(model, rows, generator, positions, *settings)
-        fits.append((positions, fitted.beta))
+        fitted = honest(model, rows, generator, positions, *settings, sets=sets)
+        fits.append((positions if positions is None else positions[:1], fitted.beta[0]))
         return fitted
 
     monkeypatch.setattr(reweighting, "fit", noted)
     generator = torch.Generator().manual_seed(5)
-    gain = reweighting.compare(gpt2, train, test, generator, epochs=15, batch=None, lr=0.2)
+    (gain,) = reweighting.compare(gpt2, [(train, test)], generator, epochs=15, batch=None, lr=0.2)
     (none, anchors), (words, control) = fits
     assert none is None
     assert words is not None
@@ -197,10 +197,26 @@ def test_comparing_is_fitting_and_scoring_twice(gpt2, monkeypatch: pytest.Monkey
     assert len({0.0, gain.anchors, gain.control}) == 3, "nothing to tell apart"
 
 
+def test_sets_compared_together_are_as_if_compared_alone(gpt2) -> None:
+    pairs = []
+    for seed in (3, 4):
+        both = random_prompts(seed, count=20, shared=True)
+        pairs.append((both[slice(0, 8)], both[slice(8, None)]))
+    options = {"epochs": 10, "batch": None, "lr": 0.3}
+    generator = torch.Generator()
+    whole = reweighting.compare(gpt2, pairs, generator.manual_seed(6), **options)
+    alone = [
+        reweighting.compare(gpt2, [pair], generator.manual_seed(6), **options)[0] for pair in pairs
+    ]
+    assert [g.before for g in whole] == [g.before for g in alone]
+    assert [g.anchors for g in whole] == pytest.approx([g.anchors for g in alone])
+    assert len({g.before for g in whole} | {g.anchors for g in whole}) > 1, "nothing to tell apart"
+
+
 def test_comparing_needs_the_same_demonstrations(gpt2) -> None:
     first, second = (random_prompts(seed, count=3, shared=True) for seed in (1, 2))
     with pytest.raises(IclError, match="same demonstrations"):
-        reweighting.compare(gpt2, first, second, torch.Generator())
+        reweighting.compare(gpt2, [(first, second)], torch.Generator())
 
 
 def test_random_positions_are_text() -> None:

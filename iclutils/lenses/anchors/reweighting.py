@@ -19,6 +19,7 @@ Source: Wang et al. 2023, section 3.1, appendices G and H.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -254,36 +255,52 @@ def apply(
 
 def compare(
     model: TransformerBridge,
-    train: Prompts,
-    test: Prompts,
+    pairs: Sequence[tuple[Prompts, Prompts]],
     generator: torch.Generator,
     epochs: int = 10,
     batch: int | None = 1,
     lr: float = 0.01,
-) -> Gain:
-    """Fit on ``train``, score on ``test``, once for the anchors and once for random words.
+) -> list[Gain]:
+    """Fit and score on sets of demonstrations, once for anchors and once for random words.
+
+    With ``batch=None`` all sets are fitted in one go, each with a beta of its own.
 
     Args:
         model: the model.
-        train: training queries and ``test``'s demonstrations.
-        test: other queries on the same demonstrations.
+        pairs: for each set its training prompts and other queries to score it on.
         generator: for the shuffling and the control's words.
         epochs: as for ``fit``.
         batch: as for ``fit``.
         lr: as for ``fit``.
 
     Raises:
-        IclError: as ``fit`` and ``random_positions``, or if the demonstrations differ.
+        IclError: as ``fit`` and ``random_positions``, or if the demonstrations of a pair differ.
     """
-    if not shares_demonstrations(join([train, test])):
+    if batch is not None and len(pairs) > 1:
+        each = [compare(model, [pair], generator, epochs, batch, lr) for pair in pairs]
+        return [gain for gains in each for gain in gains]
+    if not all(shares_demonstrations(join(list(pair))) for pair in pairs):
         raise IclError("train and test must all have the same demonstrations, only other queries.")
-    words = random_positions(train, generator)[:1]
+    (train, mine), (test, theirs) = map(_numbered, zip(*pairs, strict=True))
+    words = torch.cat([random_positions(first, generator)[:1] for first, _ in pairs])
     right = [correct(test, target_logits(model, test))]
     for where in (None, words):
-        beta = fit(model, train, generator, where, epochs, batch, lr).beta
-        right.append(correct(test, apply(model, test, beta, where)))
-    before, *after = (hits.float().mean().item() for hits in right)
-    return Gain(before, *(share - before for share in after))
+        at = [None, None] if where is None else [where[mine], where[theirs]]
+        if batch is None:
+            beta = fit(model, train, generator, at[0], epochs, None, lr, sets=mine).beta
+            right.append(correct(test, apply(model, test, beta, at[1], sets=theirs)))
+        else:
+            beta = fit(model, train, generator, at[0], epochs, batch, lr).beta
+            right.append(correct(test, apply(model, test, beta, at[1])))
+    shares = [[r[theirs == n].float().mean().item() for r in right] for n in range(len(pairs))]
+    return [Gain(start, own - start, other - start) for start, own, other in shares]
+
+
+def _numbered(parts: Sequence[Prompts]) -> tuple[Prompts, Int[Tensor, "batch"]]:
+    """Several batches as one, and which each prompt is from."""
+    sizes = torch.tensor([len(part) for part in parts])
+    member = torch.arange(len(parts)).repeat_interleave(sizes)
+    return join(parts), member.to(parts[0].tokens.device)
 
 
 def losses_of(prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch"]:
