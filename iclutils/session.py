@@ -8,6 +8,7 @@ what will run where, and gives the notebook its sizes (``book.tier``), its model
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
@@ -55,13 +56,19 @@ class Session:
     ) -> None:
         """Judge a measured value against its claim; on the reader's own model, only report it.
 
+        A value that is undefined for this model (NaN, for example the AUC of a model that always
+        predicts one class) is said to be so and left out of the results.
+
         Raises:
-            IclError: if the claim is unknown, or the value is not a number.
+            IclError: if the claim is unknown, or the value is infinite or outside its range.
         """
         known = claims.ledger()
         if claim_id not in known:
             raise unknown("claim", claim_id, known)
         claim = known[claim_id]
+        if math.isnan(float(value)):
+            print(f"{'undefined':<15} {claim_id}")
+            return
         if self.own_model not in ("", *self.tier.models(claim.chapter)):
             print(f"{'measured':<15} {claim_id} = {float(value):.4g} ({claim.measure})")
             return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Hashable, Mapping
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -73,8 +74,12 @@ def bootstrap(
 
 
 def worst(
-    seeds: Mapping[str, tuple[float, float]], high_is_good: bool = True
+    seeds: Mapping[Hashable, tuple[float, float]], high_is_good: bool = True
 ) -> tuple[float, float]:
-    """(value, spread) of the least favourable of several seeds."""
+    """(value, spread) of the least favourable of several cases.
+
+    Undefined values (NaN) are passed over, unless there is no other.
+    """
     pick = min if high_is_good else max
-    return pick(seeds.values(), key=lambda pair: pair[0])
+    defined = [pair for pair in seeds.values() if not math.isnan(pair[0])]
+    return pick(defined or seeds.values(), key=lambda pair: pair[0])

@@ -1,13 +1,14 @@
 """In-context classification of made-up topics: only the context can tell which label is meant.
 
 The vocabulary has 12 topics of 8 words, in 4 families of 3 (siblings), 16 fillers and 8 label
-words. In every prompt a few topics are drawn, each gets a label word drawn at random, and texts
-are noisy: part filler, part words of sibling topics, part words of any topic. Weights alone
-cannot know the label, so chance is one over the number of classes; ``word_overlap`` is what
-counting common words gives, and ``ideal`` is Bayes' rule with the generative model known.
+words. In every prompt a few topics are drawn, and as many label words, always the same ones, are
+dealt out to them at random, as a text data set has always the same labels. Texts are noisy: part
+filler, part words of sibling topics, part words of any topic. Weights alone cannot know the
+label, so chance is one over the number of classes; ``word_overlap`` is what counting common words
+gives, and ``ideal`` is Bayes' rule with the generative model known.
 
-A prompt is ``BOS text : label text : label .. query :``. Half of the words could be any tokens;
-they have names so that a reader can read the figures.
+A prompt is ``BOS text : label text : label .. query :``. The words could be any tokens; they
+have names so that a reader can read the figures.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ class Texts:
 
     shortest: int = 4
     longest: int = 12
-    filler: float = 0.33
-    own: float = 0.7
-    sibling: float = 0.2
+    filler: float = 0.3
+    own: float = 0.8
+    sibling: float = 0.15
     same: float = 0.0
 
     def __post_init__(self) -> None:
@@ -137,7 +138,7 @@ def sample(
             f"topics must have {classes} columns, and 1 or {sets} rows; got {tuple(topics.shape)}."
         )
     topics = topics.expand(sets, -1)
-    words = FIRST_LABEL + _choose(sets, labels, classes, generator)
+    words = FIRST_LABEL + _choose(sets, classes, classes, generator)
     order = _choose(sets, classes * shots, classes * shots, generator) % classes
     demos, sizes = _draw(topics, order, texts, generator)
     demos, sizes, topics, words, order = (
@@ -181,7 +182,7 @@ def stream(
     if examples <= classes:
         raise IclError(f"Need more examples than classes; got {examples} and {classes}.")
     topics = _choose(count, len(TOPICS), classes, generator)
-    words = FIRST_LABEL + _choose(count, len(LABELS.split()), classes, generator)
+    words = FIRST_LABEL + _choose(count, classes, classes, generator)
     first = _choose(count, classes, classes, generator)
     rest = torch.randint(0, classes, (count, examples - classes), generator=generator)
     shown = torch.cat([first, rest], 1)

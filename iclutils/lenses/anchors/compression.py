@@ -32,6 +32,7 @@ from .memory import (
     same_shape,
     shares_demonstrations,
 )
+from .readout import batches
 
 Rule = Callable[[Prompts], Keep]
 
@@ -122,13 +123,20 @@ def compress(
         prompts: the prompts.
         rule: makes the mask of what is kept, for example ``hidden_anchor``.
         offset: as for ``memory.answer``.
-        batch_size: prompts per forward pass over queries; all if omitted.
+        batch_size: prompts per forward pass (over queries alone, where the demonstrations are
+            shared); all if omitted.
 
     Raises:
         IclError: as ``remember`` and ``answer``.
     """
-    shown = prompts[:1] if shares_demonstrations(prompts) else prompts
-    return answer(model, remember(model, shown, rule(shown)), prompts, offset, batch_size)
+    if shares_demonstrations(prompts):
+        shown = prompts[:1]
+        return answer(model, remember(model, shown, rule(shown)), prompts, offset, batch_size)
+    parts = []
+    for rows in batches(prompts, batch_size, "compression"):
+        part = prompts[rows]
+        parts.append(answer(model, remember(model, part, rule(part)), part, offset))
+    return torch.cat(parts)
 
 
 def hidden_random_top(
@@ -162,16 +170,31 @@ def hidden_random_top(
     """
     if draws < 1:
         raise IclError(f"Draw at least once; got draws={draws}.")
-    shown = prompts[:1] if shares_demonstrations(prompts) else prompts
-    full = remember(model, shown, everything(shown))
-    before = class_logits(prompts, whole).argmax(-1)
-    mask = nothing(shown)
-    outputs, loyalty = [], []
+    shared = shares_demonstrations(prompts)
+    shown = prompts[:1] if shared else prompts
+    mask, masks = nothing(shown), []
     for _ in range(draws):
         drawn = hidden_random(shown, generator)
         mask = mask | drawn if union else drawn
-        memory = full.keep(mask[:, : full.held.shape[1]])
-        outputs.append(answer(model, memory, prompts, offset, batch_size))
-        loyalty.append((class_logits(prompts, outputs[-1]).argmax(-1) == before).float().mean())
-    scores = torch.stack(loyalty)
-    return outputs[int(scores.argmax())], scores
+        masks.append(mask)
+    before = class_logits(prompts, whole).argmax(-1)
+    loyal = torch.zeros(draws, device=before.device)
+    parts = [slice(0, len(prompts))]
+    if not shared:
+        parts = list(batches(prompts, batch_size, "random words"))
+    for rows in parts:
+        part = prompts[rows]
+        head = part[:1] if shared else part
+        full = remember(model, head, everything(head))
+        for draw, mask in enumerate(masks):
+            own = mask if shared else mask[rows]
+            memory = full.keep(own[:, : full.held.shape[1]])
+            logits = answer(model, memory, part, offset, batch_size)
+            loyal[draw] += (class_logits(part, logits).argmax(-1) == before[rows]).sum()
+    best, lucky = masks[int(loyal.argmax())], []
+    for rows in parts:
+        part = prompts[rows]
+        head, own = (part[:1], best) if shared else (part, best[rows])
+        memory = remember(model, head, own[:, : head.tokens.shape[1]])
+        lucky.append(answer(model, memory, part, offset, batch_size))
+    return torch.cat(lucky), loyal / len(prompts)

@@ -260,6 +260,7 @@ def compare(
     epochs: int = 10,
     batch: int | None = 1,
     lr: float = 0.01,
+    batch_size: int | None = None,
 ) -> list[Gain]:
     """Fit and score on sets of demonstrations, once for anchors and once for random words.
 
@@ -272,26 +273,28 @@ def compare(
         epochs: as for ``fit``.
         batch: as for ``fit``.
         lr: as for ``fit``.
+        batch_size: prompts scored in a forward pass; all if omitted.
 
     Raises:
         IclError: as ``fit`` and ``random_positions``, or if the demonstrations of a pair differ.
     """
     if batch is not None and len(pairs) > 1:
-        each = [compare(model, [pair], generator, epochs, batch, lr) for pair in pairs]
+        each = [compare(model, [pair], generator, epochs, batch, lr, batch_size) for pair in pairs]
         return [gain for gains in each for gain in gains]
     if not all(shares_demonstrations(join(list(pair))) for pair in pairs):
         raise IclError("train and test must all have the same demonstrations, only other queries.")
     (train, mine), (test, theirs) = map(_numbered, zip(*pairs, strict=True))
     words = torch.cat([random_positions(first, generator)[:1] for first, _ in pairs])
-    right = [correct(test, target_logits(model, test))]
+    right = [correct(test, target_logits(model, test, batch_size=batch_size))]
     for where in (None, words):
         at = [None, None] if where is None else [where[mine], where[theirs]]
         if batch is None:
             beta = fit(model, train, generator, at[0], epochs, None, lr, sets=mine).beta
-            right.append(correct(test, apply(model, test, beta, at[1], sets=theirs)))
+            logits = apply(model, test, beta, at[1], batch_size, sets=theirs)
         else:
             beta = fit(model, train, generator, at[0], epochs, batch, lr).beta
-            right.append(correct(test, apply(model, test, beta, at[1])))
+            logits = apply(model, test, beta, at[1], batch_size)
+        right.append(correct(test, logits))
     shares = [[r[theirs == n].float().mean().item() for r in right] for n in range(len(pairs))]
     return [Gain(start, own - start, other - start) for start, own, other in shares]
 
