@@ -83,3 +83,11 @@ def test_the_bootstrap_depends_on_its_generator_alone() -> None:
     assert ask(3) == ask(3)
     assert torch.equal(torch.get_rng_state(), state)
     assert ask(3)[1] != ask(4)[1]
+
+
+def test_the_worst_passes_over_what_is_undefined() -> None:
+    seeds = {"a": (0.5, 0.1), "b": (float("nan"), 0.0), "c": (0.2, 0.3)}
+    assert prediction.worst(seeds) == (0.2, 0.3)
+    assert prediction.worst(seeds, high_is_good=False) == (0.5, 0.1)
+    value, _ = prediction.worst({"b": seeds["b"]})
+    assert value != value

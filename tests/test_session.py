@@ -161,3 +161,14 @@ def test_a_published_model_is_judged_where_it_belongs_and_reported_elsewhere(
         book.check(f"{home}.score", 0.9)
         assert capsys.readouterr().out == f"reproduced      {home}.score\n"
         assert read_json(stored / f"{home}.score.json")["model"] == model
+
+
+def test_an_undefined_value_is_said_to_be_so_and_not_kept(
+    score: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "results"))
+    book = iclutils.begin()
+    monkeypatch.setattr(type(book.tier), "models", lambda self, chapter: ("demo",))
+    book.check(ENTRY["id"], float("nan"))
+    assert capsys.readouterr().out.splitlines()[-1] == f"undefined       {ENTRY['id']}"
+    assert not (tmp_path / "results").exists()

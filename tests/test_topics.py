@@ -61,7 +61,9 @@ def test_the_same_seed_gives_the_same_prompts() -> None:
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("texts", [topics.FULL, topics.FULL.eased(0.3), topics.FULL.eased(0.0)])
+@pytest.mark.parametrize(
+    "texts", [topics.FULL, topics.HARD, topics.FULL.eased(0.3), topics.FULL.eased(0.0)]
+)
 def test_words_come_as_often_as_their_stated_probability(texts: topics.Texts) -> None:
     p = topics.word_probabilities(texts)
     assert torch.allclose(p.sum(1), torch.ones(12))
@@ -72,7 +74,8 @@ def test_words_come_as_often_as_their_stated_probability(texts: topics.Texts) ->
     counted = torch.bincount(words, minlength=topics.FIRST_LABEL).double()
     expected = p[7].double() / p[7].double().sum() * counted.sum()
     assert (counted[expected == 0] == 0).all()
-    assert chisquare(counted[expected > 0], expected[expected > 0]).pvalue > 1e-3
+    if (expected > 0).sum() > 1:  # else every word is the one there is, which line above shows
+        assert chisquare(counted[expected > 0], expected[expected > 0]).pvalue > 1e-3
 
 
 def test_the_ideal_observer_is_bayes_rule_by_brute_force() -> None:

@@ -12,6 +12,10 @@ import torch
 from iclutils import IclError, models, zoo
 from iclutils.files import check_sums
 from iclutils.lenses import attention, induction, prediction
+from iclutils.lenses.anchors import saliency
+from iclutils.lenses.anchors.readout import target_logits
+from iclutils.tasks import topics
+from iclutils.tasks.prompts import correct
 
 BARS = {"accuracy": 0.97, "prefix": 0.80, "previous": 0.70}
 
@@ -47,12 +51,32 @@ def test_the_bars_are_met_by_every_seed(name: str) -> None:
     assert scores["previous"].max() >= BARS["previous"]
 
 
+@pytest.mark.parametrize("name", ["anchors-0", "anchors-1", "anchors-2", "anchors-deep"])
+def test_anchors_meet_their_bars(name: str) -> None:
+    """Fresh prompts: one-shot accuracy, and where the saliency flows in the first and deep layers."""
+    model = models.load(name)
+    asked = topics.sample(1000, torch.Generator().manual_seed(4242))
+    logits = target_logits(model, asked, batch_size=250)
+    assert correct(asked, logits).float().mean() >= 0.90
+    into, read, other = saliency.measure(model, asked[:256]).relative.unbind(-1)
+    assert into[0] > max(read[0], other[0])
+    deep = slice(model.cfg.n_layers // 2, None)
+    assert (read[deep] > torch.maximum(into, other)[deep]).all()
+
+
+def test_the_control_without_copying_stays_at_chance() -> None:
+    model = models.load("anchors-uncopied")
+    asked = topics.sample(500, torch.Generator().manual_seed(4242))
+    share = correct(asked, target_logits(model, asked, batch_size=250)).float().mean()
+    assert 0.15 < share < 0.35
+
+
 def test_steps_are_ordered_and_about_a_dozen_where_training_is_shown() -> None:
     for name in zoo.names():
         steps = zoo.steps(name)
         assert steps == sorted(steps)
         assert steps[0] == 0
-        assert len(steps) >= (10 if name.startswith("induction-") else 2)
+        assert len(steps) >= (2 if name in ("detour", "anchors-uncopied") else 10)
 
 
 def test_unknown_names_and_steps_are_refused() -> None:
