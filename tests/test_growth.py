@@ -222,3 +222,27 @@ def test_what_cannot_be_measured_is_refused(plain: Built) -> None:
         growth.state(model, foreign, copied, 1)
     with pytest.raises(IclError, match="Label words must lie in"):
         growth.without_heads(model, foreign, [(0, 0)])
+
+
+def test_label_reading_is_the_attention_to_the_predicted_class(plain: Built) -> None:
+    model, network, prompts, _ = plain
+    with torch.no_grad():
+        out = network(prompts.tokens, output_attentions=True)
+    expected = torch.zeros(model.cfg.n_layers, model.cfg.n_heads)
+    for row in range(len(prompts)):
+        q = int(prompts.target[row])
+        predicted = int(out.logits[row, q, prompts.label_words[row]].argmax())
+        for place, cls in zip(
+            prompts.label_pos[row].tolist(), prompts.demo_class[row].tolist(), strict=True
+        ):
+            if cls == predicted:
+                expected += torch.stack([a[row, :, q, place] for a in out.attentions])
+    found = growth.label_reading(model, prompts)
+    torch.testing.assert_close(found, expected / len(prompts), atol=1e-5, rtol=1e-4)
+
+
+def test_the_best_copying_head_has_the_highest_prefix_score(wired: Built) -> None:
+    model, _, _, copied = wired
+    scores = growth.prefix_scores(model, copied)
+    layer, head = growth.copying_heads(model, copied, 1)[0]
+    assert scores[layer, head] == scores.max() > 0.9

@@ -53,7 +53,7 @@ def test_the_bars_are_met_by_every_seed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["anchors-0", "anchors-1", "anchors-2", "anchors-deep"])
 def test_anchors_meet_their_bars(name: str) -> None:
-    """Fresh prompts: one-shot accuracy, and where the saliency flows in the first and deep layers."""
+    """Fresh prompts: one-shot accuracy, and where saliency flows in the first and deep layers."""
     model = models.load(name)
     asked = topics.sample(1000, torch.Generator().manual_seed(4242))
     logits = target_logits(model, asked, batch_size=250)

@@ -33,7 +33,7 @@ COPIED, SHORTEST = 64, 12  # length of a copying sequence, its shortest period
 TOKENS = 2048  # tokens in a batch, about
 COPY_SHARE, REVISIT_SHARE = 0.1, 0.3
 MOST_EXAMPLES = 17
-CHECKPOINTS = (0, 200, 300, 400, 500, 600, 750, 900, 1050, 1200, 1500, 2000, 2500, 3000)
+CHECKPOINTS = (0, 200, 300, 400, 500, 600, 900, 1050, 1200, 1500, 2000, 3000)
 
 
 def recipe(seed: int) -> Recipe:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...errors import IclError
 from ...interventions import Head, head_ablation
-from ...models import TransformerBridge
-from ...tasks.prompts import Prompts, correct
+from ...models import TransformerBridge, cached
+from ...tasks.prompts import Prompts, class_logits, correct
 from ...tasks.repeated import Doubled
 from ..attention import head_scores
 from ..prediction import predict
@@ -50,17 +51,25 @@ def state(model: TransformerBridge, prompts: Prompts, copied: Doubled, layers: i
         IclError: if the prompts or the doubled tokens do not fit the model.
     """
     _, right = predict(model, copied.tokens)
-    scores = head_scores(model, copied.tokens, copied.length)
     clean = target_logits(model, prompts)
     cut = isolated_logits(model, prompts, first_layers(model, layers))
     attention, predicted = label_attention(model, prompts)
     return State(
         copying=right[:, copied.clean_half].float().mean().item(),
-        prefix=scores["prefix"].mean(0).max().item(),
+        prefix=prefix_scores(model, copied).max().item(),
         accuracy=correct(prompts, clean).float().mean().item(),
         aggregation=1 - label_loyalty(prompts, cut, clean).float().mean().item(),
         extraction=float(auc_by_layer(attention, predicted).max()),
     )
+
+
+def prefix_scores(model: TransformerBridge, copied: Doubled) -> Float[Tensor, "layer head"]:
+    """Clean prefix-matching score of every head on tokens shown twice (chapter 01).
+
+    Raises:
+        IclError: if the tokens do not fit the model.
+    """
+    return head_scores(model, copied.tokens, copied.length)["prefix"].mean(0)
 
 
 def copying_heads(model: TransformerBridge, copied: Doubled, count: int) -> list[Head]:
@@ -69,13 +78,29 @@ def copying_heads(model: TransformerBridge, copied: Doubled, count: int) -> list
     Raises:
         IclError: if there are not so many heads, or the tokens do not fit the model.
     """
-    prefix: Float[Tensor, "layer head"] = head_scores(model, copied.tokens, copied.length)[
-        "prefix"
-    ].mean(0)
+    prefix = prefix_scores(model, copied)
     if not 1 <= count <= prefix.numel():
         raise IclError(f"The model has {prefix.numel()} heads; got count={count}.")
     best = prefix.flatten().topk(count).indices.tolist()
     return [divmod(index, prefix.shape[1]) for index in best]
+
+
+def label_reading(model: TransformerBridge, prompts: Prompts) -> Float[Tensor, "layer head"]:
+    """Mean attention of every head from the target to the label words of the predicted class.
+
+    Raises:
+        IclError: if the prompts do not fit the model.
+    """
+    logits, cache = cached(model, prompts.tokens, lambda name: name.endswith("attn.hook_pattern"))
+    each = torch.arange(len(prompts), device=prompts.tokens.device)
+    predicted = class_logits(prompts, logits[each, prompts.target]).argmax(-1)
+    shown = (prompts.demo_class == predicted[:, None])[:, None].float()  # (batch, 1, demo)
+    rows = []
+    for layer in range(model.cfg.n_layers):
+        row = cache["pattern", layer][each, :, prompts.target]  # (batch, head, src)
+        places = prompts.label_pos[:, None].expand(-1, row.shape[1], -1)
+        rows.append((row.gather(2, places) * shown).sum(-1).mean(0))
+    return torch.stack(rows)
 
 
 def without_heads(
