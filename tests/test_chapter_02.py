@@ -44,7 +44,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
             salient=6,
             many_shots=2,
             sets=2,
-            queries=12,
+            queries=24,
             rehearsed=2,
             epochs=1,
         )
@@ -61,7 +61,7 @@ def text_model(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         n_positions=1024,
         n_layer=6,
         n_head=2,
-        n_embd=16,
+        n_embd=32,
         bos_token_id=50256,
         eos_token_id=50256,
     )

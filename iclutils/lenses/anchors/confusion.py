@@ -42,7 +42,8 @@ class Correlation:
     """Rank correlation of two confusion matrices, and what chance would give.
 
     Attributes:
-        rho: Spearman's, over pairs of classes, averaged over the sets; NaN if undefined.
+        rho: Spearman's, over pairs of classes, averaged over the sets that have something to
+            rank; NaN if none has.
         p_value: how often a relabelling does at least as well (one-sided); NaN if rho is.
         null: rho of every relabelling.
         exact: whether ``null`` holds all relabellings rather than random ones.
@@ -222,7 +223,8 @@ def rank_correlation(
     Entries of a matrix are not independent, so the null permutes classes, rows and columns
     together (Mantel 1967), of ``predicted``; for several sets of demonstrations independently in
     each, and rho is the mean over the sets. A single set of few classes is enumerated. Pairs that
-    are NaN in ``actual`` are left out. Positive is agreement: near keys, low AUC.
+    are NaN in ``actual`` are left out, and so are sets with nothing to rank (all pairs alike);
+    rho is NaN if no set is left. Positive is agreement: near keys, low AUC.
 
     Args:
         predicted: from ``predicted_confusion``.
@@ -249,8 +251,12 @@ def rank_correlation(
             orders = np.array(list(permutations(range(classes))))
         else:
             orders = rng.permuted(np.tile(np.arange(classes), (draws, 1)), axis=1)
-        rhos.append(_spearman(one, other, np.arange(classes)[None])[0])
-        nulls.append(_spearman(one, other, orders))
+        rho = _spearman(one, other, np.arange(classes)[None])[0]
+        if not np.isnan(rho):
+            rhos.append(rho)
+            nulls.append(_spearman(one, other, orders))
+    if not rhos:
+        return Correlation(math.nan, math.nan, np.zeros(0), exact)
     rho, null = float(np.mean(rhos)), np.mean(nulls, axis=0)
     as_good = int((null >= rho - 1e-9).sum())
     p_value = as_good / len(null) if exact else (1 + as_good) / (1 + len(null))
