@@ -19,7 +19,6 @@ from ...tasks.prompts import Prompts, class_logits, correct
 from ...tasks.repeated import Doubled
 from ..attention import head_scores
 from ..prediction import predict
-from .extraction import auc_by_layer, label_attention
 from .isolation import first_layers, isolated_logits, label_loyalty
 from .readout import target_logits
 
@@ -34,14 +33,12 @@ class State:
         accuracy: share of prompts classified right.
         aggregation: share of the predictions that change when the label words are isolated in
             the first layers.
-        extraction: the highest AUC of a layer (``extraction.auc``); NaN if undefined.
     """
 
     copying: float
     prefix: float
     accuracy: float
     aggregation: float
-    extraction: float
 
 
 def state(model: TransformerBridge, prompts: Prompts, copied: Doubled, layers: int) -> State:
@@ -53,13 +50,11 @@ def state(model: TransformerBridge, prompts: Prompts, copied: Doubled, layers: i
     _, right = predict(model, copied.tokens)
     clean = target_logits(model, prompts)
     cut = isolated_logits(model, prompts, first_layers(model, layers))
-    attention, predicted = label_attention(model, prompts)
     return State(
         copying=right[:, copied.clean_half].float().mean().item(),
         prefix=prefix_scores(model, copied).max().item(),
         accuracy=correct(prompts, clean).float().mean().item(),
         aggregation=1 - label_loyalty(prompts, cut, clean).float().mean().item(),
-        extraction=float(auc_by_layer(attention, predicted).max()),
     )
 
 
