@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
-from math import isnan
 from pathlib import Path
 
 import pytest
@@ -91,33 +89,6 @@ def isolated_classes(network: GPT2LMHeadModel, prompts: Prompts, layers: int) ->
     return found
 
 
-def aucs(network: GPT2LMHeadModel, prompts: Prompts, predicted: list[int]) -> list[float]:
-    """One-against-one AUC of every layer, counted pair of prompts by pair of prompts."""
-    with torch.no_grad():
-        patterns = network(prompts.tokens, output_attentions=True).attentions
-    areas = []
-    present = sorted(set(predicted))
-    for pattern in patterns:
-        seen = []
-        for row, q in enumerate(prompts.target.tolist()):
-            total = [0.0] * prompts.classes
-            places, shown = prompts.label_pos[row].tolist(), prompts.demo_class[row].tolist()
-            for p, c in zip(places, shown, strict=True):
-                total[c] += pattern[row, :, q, p].double().sum().item()
-            seen.append([total[c] / sum(total[k] for k in present) for c in present])
-        each = []
-        for pair in combinations(range(len(present)), 2):
-            for a, b in (pair, pair[::-1]):
-                high, low = (
-                    [s[a] for s, c in zip(seen, predicted, strict=True) if c == present[k]]
-                    for k in (a, b)
-                )
-                wins = [(x > y) + (x == y) / 2 for x in high for y in low]
-                each.append(sum(wins) / len(wins))
-        areas.append(sum(each) / len(each))
-    return areas
-
-
 def prefix_scores(network: GPT2LMHeadModel, copied: Doubled) -> torch.Tensor:
     """Mean attention of the second copy's tokens to what followed the first: (layer, head)."""
     with torch.no_grad():
@@ -142,7 +113,6 @@ def test_the_state_is_what_plain_passes_say(plain: Built, layers: int) -> None:
     changed = sum(a != b for a, b in zip(clean, cut, strict=True)) / len(clean)
     assert found.aggregation == pytest.approx(changed)
     assert len(set(clean)) == 3
-    assert found.extraction == pytest.approx(max(aucs(network, prompts, clean)), abs=1e-3)
 
 
 def test_the_wired_circuit_copies_and_the_random_weights_do_not(plain: Built, wired: Built) -> None:
@@ -151,13 +121,6 @@ def test_the_wired_circuit_copies_and_the_random_weights_do_not(plain: Built, wi
     assert found.prefix > 0.99
     assert other.copying < 0.2
     assert other.prefix < 0.5
-
-
-def test_one_class_alone_leaves_extraction_undefined(plain: Built) -> None:
-    model, network, prompts, copied = plain
-    chosen = torch.tensor(classes(network, prompts)) == 0
-    same = prompts[chosen.nonzero()[:, 0]]
-    assert isnan(growth.state(model, same, copied, 1).extraction)
 
 
 def test_copying_heads_are_those_of_the_circuit(plain: Built, wired: Built) -> None:
