@@ -169,7 +169,8 @@ def curves(
         else:
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set(title=title, xlabel=xlabel)
-    axes[0].legend()
+    names = axes[0].get_legend_handles_labels()
+    figure.legend(*names, loc="outside upper center", ncols=4)
     return figure
 
 
