@@ -9,6 +9,7 @@ the book and the tests look for it.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -79,10 +80,7 @@ def head_maps(
         ax.set(title=name, xlabel="head", xticks=range(values.shape[1]))
         ax.set_yticks(range(values.shape[0]))
         if values.numel() <= 16:
-            middle = (low + high) / 2
-            for (row, column), value in _cells(values):
-                ink = "black" if value > middle else "white"
-                ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, size=8)
+            _write_in(ax, values, (low + high) / 2)
     axes[0].set_ylabel("layer")
     figure.colorbar(image, ax=axes)
     return figure
@@ -232,10 +230,7 @@ def matrices(
         shown = values.clone().float()
         shown.fill_diagonal_(float("nan"))
         image = ax.imshow(shown, vmin=low, vmax=high, cmap="viridis")
-        for (row, column), value in _cells(shown):
-            if row != column:
-                ink = "black" if value > (low + high) / 2 else "white"
-                ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, size=8)
+        _write_in(ax, shown, (low + high) / 2)
         ax.set(title=name)
         ax.set_xticks(range(len(labels)), labels, rotation=45, ha="right", size=8)
         ax.set_yticks(range(len(labels)), labels, size=8)
@@ -243,6 +238,10 @@ def matrices(
     return figure
 
 
-def _cells(values: Tensor) -> list[tuple[tuple[int, int], float]]:
-    rows, columns = values.shape
-    return [((r, c), float(values[r, c])) for r in range(rows) for c in range(columns)]
+def _write_in(ax: Axes, values: Tensor, middle: float) -> None:
+    """Write every value into its cell, in ink that shows; NaN is left out."""
+    for row, line in enumerate(values.tolist()):
+        for column, value in enumerate(line):
+            if not math.isnan(value):
+                ink = "black" if value > middle else "white"
+                ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, size=8)

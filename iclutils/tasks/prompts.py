@@ -149,6 +149,11 @@ def class_logits(
     return logits.gather(1, prompts.label_words)
 
 
+def predicted_class(prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Int[Tensor, "batch"]:
+    """Class of the likeliest label word at the target."""
+    return class_logits(prompts, logits).argmax(-1)
+
+
 def correct(prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Bool[Tensor, "batch"]:
     """Whether the likeliest label word is the query's."""
-    return class_logits(prompts, logits).argmax(-1) == prompts.gold
+    return predicted_class(prompts, logits) == prompts.gold

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...models import TransformerBridge
-from ...tasks.prompts import Prompts, Role, class_logits
+from ...tasks.prompts import Prompts, Role
+from .isolation import label_loyalty
 from .memory import (
     Keep,
     answer,
@@ -177,8 +178,7 @@ def hidden_random_top(
         drawn = hidden_random(shown, generator)
         mask = mask | drawn if union else drawn
         masks.append(mask)
-    before = class_logits(prompts, whole).argmax(-1)
-    loyal = torch.zeros(draws, device=before.device)
+    loyal = torch.zeros(draws, device=whole.device)
     parts = [slice(0, len(prompts))]
     if not shared:
         parts = list(batches(prompts, batch_size, "random words"))
@@ -190,7 +190,7 @@ def hidden_random_top(
             own = mask if shared else mask[rows]
             memory = full.keep(own[:, : full.held.shape[1]])
             logits = answer(model, memory, part, offset, batch_size)
-            loyal[draw] += (class_logits(part, logits).argmax(-1) == before[rows]).sum()
+            loyal[draw] += label_loyalty(part, logits, whole[rows]).sum()
     best, lucky = masks[int(loyal.argmax())], []
     for rows in parts:
         part = prompts[rows]

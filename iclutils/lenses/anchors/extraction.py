@@ -22,7 +22,7 @@ from torch import Tensor
 from ...errors import IclError
 from ...interventions import Hook, pattern_name
 from ...models import TransformerBridge
-from ...tasks.prompts import Prompts, class_logits
+from ...tasks.prompts import Prompts, predicted_class
 from .readout import batches, check, target_logits
 
 Predicted = Int[Tensor, "rows"]  # one per row of scores; a mismatch is refused with a cure
@@ -49,7 +49,7 @@ def label_attention(
         part = prompts[rows]
         layers: dict[int, Tensor] = {}
         hooks = [_watch(part, layer, layers) for layer in range(model.cfg.n_layers)]
-        predicted.append(class_logits(part, target_logits(model, part, hooks)).argmax(-1))
+        predicted.append(predicted_class(part, target_logits(model, part, hooks)))
         seen.append(torch.stack([layers[layer] for layer in range(model.cfg.n_layers)], 1))
     return torch.cat(seen), torch.cat(predicted)
 

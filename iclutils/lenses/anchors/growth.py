@@ -15,7 +15,7 @@ from torch import Tensor
 from ...errors import IclError
 from ...interventions import Head, head_ablation
 from ...models import TransformerBridge, cached
-from ...tasks.prompts import Prompts, class_logits, correct
+from ...tasks.prompts import Prompts, correct, predicted_class
 from ...tasks.repeated import Doubled
 from ..attention import head_scores
 from ..prediction import predict
@@ -88,7 +88,7 @@ def label_reading(model: TransformerBridge, prompts: Prompts) -> Float[Tensor, "
     """
     logits, cache = cached(model, prompts.tokens, lambda name: name.endswith("attn.hook_pattern"))
     each = torch.arange(len(prompts), device=prompts.tokens.device)
-    predicted = class_logits(prompts, logits[each, prompts.target]).argmax(-1)
+    predicted = predicted_class(prompts, logits[each, prompts.target])
     shown = (prompts.demo_class == predicted[:, None])[:, None].float()  # (batch, 1, demo)
     rows = []
     for layer in range(model.cfg.n_layers):

@@ -25,7 +25,7 @@ from torch import Tensor
 from ...errors import IclError, unknown
 from ...interventions import Hook, pattern_name
 from ...models import TransformerBridge
-from ...tasks.prompts import Prompts, class_logits
+from ...tasks.prompts import Prompts, predicted_class
 from .readout import batches, check, check_editable, target_logits
 
 HOWS = ("pre-softmax", "zeroed")
@@ -205,8 +205,7 @@ def label_loyalty(
     clean: Float[Tensor, "batch vocab"],
 ) -> Bool[Tensor, "batch"]:
     """Whether the changed model predicts the same class as the unmodified one."""
-    ours, theirs = (class_logits(prompts, logits).argmax(-1) for logits in (changed, clean))
-    return ours == theirs
+    return predicted_class(prompts, changed) == predicted_class(prompts, clean)
 
 
 def word_loyalty(
