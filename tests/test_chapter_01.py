@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import pytest
+from run_cells import run_cells
 from tiny import save_gpt2
 
 from iclutils import IclError, claims, models, tiers
-from iclutils.files import read_json, sha256
+from iclutils.files import sha256
 from iclutils.run import NOTEBOOKS
 
 NOTEBOOK = NOTEBOOKS / "01_gpt2_induction.ipynb"
@@ -24,11 +19,8 @@ PAPER = {name for name, claim in claims.ledger("01").items() if "paper" in claim
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "results"))
-    mpl.use("Agg")
-    yield
-    plt.close("all")
 
 
 @pytest.fixture
@@ -57,25 +49,12 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def run_cells(**parameters: Any) -> str:
-    """Execute the notebook's code here, with other parameters; return what it prints."""
-    space: dict[str, Any] = {}
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        for cell in read_json(NOTEBOOK)["cells"]:
-            if cell["cell_type"] == "code":
-                exec("".join(cell["source"]), space)
-                if "parameters" in cell["metadata"].get("tags", []):
-                    space.update(parameters, device="cpu")
-    return out.getvalue()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("parameters", [{"tier": "paper"}, {"model": "gpt2"}], ids=str)
 def test_the_paper_tier_checks_every_claim(
     stand_in: Path, tmp_path: Path, parameters: dict[str, str]
 ) -> None:
-    printed = run_cells(**parameters)
+    printed = run_cells(NOTEBOOK, **parameters)
     assert printed.startswith("paper tier, ")
     written = {p.stem: json.loads(p.read_text()) for p in (tmp_path / "results/paper").iterdir()}
     assert set(written) == PAPER
@@ -90,7 +69,7 @@ def test_the_paper_tier_checks_every_claim(
 @pytest.mark.slow
 def test_a_readers_own_model_gets_numbers_and_no_verdicts(tmp_path: Path) -> None:
     save_gpt2(tmp_path / "own", n_positions=80, vocab_size=90, bos_token_id=89, eos_token_id=89)
-    printed = run_cells(model=str(tmp_path / "own"))
+    printed = run_cells(NOTEBOOK, model=str(tmp_path / "own"))
     assert "measured        01.prefix_best = " in printed
     assert not any(printed.count(verdict) for verdict in ("reproduced", "corrected", "partly"))
     assert not (tmp_path / "results").exists()
@@ -99,4 +78,4 @@ def test_a_readers_own_model_gets_numbers_and_no_verdicts(tmp_path: Path) -> Non
 def test_a_model_with_too_short_a_context_says_so(tmp_path: Path) -> None:
     save_gpt2(tmp_path / "own", n_positions=40)
     with pytest.raises(IclError, match="L = 30 needs 61 positions and the model has 40"):
-        run_cells(model=str(tmp_path / "own"))
+        run_cells(NOTEBOOK, model=str(tmp_path / "own"))

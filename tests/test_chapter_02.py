@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
-import matplotlib.pyplot as plt
 import pytest
+from run_cells import run_cells
 from tiny import save_gpt2
 
 from iclutils import IclError, claims, models, tiers
-from iclutils.files import read_json, sha256
+from iclutils.files import sha256
 from iclutils.run import NOTEBOOKS
 
 NOTEBOOK = NOTEBOOKS / "02_label_anchors.ipynb"
@@ -25,11 +20,8 @@ PAPER = {name for name, claim in claims.ledger("02").items() if "paper" in claim
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "results"))
-    mpl.use("Agg")
-    yield
-    plt.close("all")
 
 
 @pytest.fixture
@@ -71,20 +63,6 @@ def text_model(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return folder
 
 
-def run_cells(**parameters: Any) -> str:
-    """Execute the notebook's code here, with other parameters; return what it prints."""
-    space: dict[str, Any] = {}
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        for cell in read_json(NOTEBOOK)["cells"]:
-            if cell["cell_type"] == "code":
-                exec("".join(cell["source"]), space)
-                plt.close("all")
-                if "parameters" in cell["metadata"].get("tags", []):
-                    space.update(parameters, device="cpu")
-    return out.getvalue()
-
-
 @pytest.mark.slow
 @pytest.mark.shared
 def test_the_paper_tier_runs_offline_on_real_rows(
@@ -94,7 +72,7 @@ def test_the_paper_tier_runs_offline_on_real_rows(
     stand_in = models.HubModel("openai-community/stand-in", "0" * 40, files)
     monkeypatch.setitem(models.HUB, "gpt2-xl", stand_in)
     monkeypatch.setattr(models, "snapshot_download", lambda *_, **__: str(text_model))
-    printed = run_cells(tier="paper", tasks="sst2,trec,ag_news")
+    printed = run_cells(NOTEBOOK, tier="paper", tasks="sst2,trec,ag_news")
     assert printed.startswith("paper tier, ")
     written = {p.stem: json.loads(p.read_text()) for p in (tmp_path / "results/paper").iterdir()}
     undefined = {line.split()[1] for line in printed.splitlines() if line.startswith("undefined")}
@@ -114,7 +92,7 @@ def test_the_paper_tier_runs_offline_on_real_rows(
 def test_a_readers_own_text_model_gets_numbers_and_no_verdicts(
     small: None, text_model: Path, tmp_path: Path
 ) -> None:
-    printed = run_cells(model=str(text_model))
+    printed = run_cells(NOTEBOOK, model=str(text_model))
     assert "sst2" in printed
     assert "measured        02.hidden_anchor = " in printed
     assert not any(printed.count(verdict) for verdict in ("reproduced", "corrected", "partly"))
@@ -124,6 +102,6 @@ def test_a_readers_own_text_model_gets_numbers_and_no_verdicts(
 def test_topics_need_their_own_vocabulary(tmp_path: Path) -> None:
     save_gpt2(tmp_path / "own", n_positions=80, vocab_size=90, bos_token_id=89, eos_token_id=89)
     with pytest.raises(IclError, match="choose a text task"):
-        run_cells(model=str(tmp_path / "own"), tasks="topics")
+        run_cells(NOTEBOOK, model=str(tmp_path / "own"), tasks="topics")
     with pytest.raises(IclError, match=r"Unknown task 'sst3'\. Did you mean 'sst2'"):
-        run_cells(model=str(tmp_path / "own"), tasks="sst3")
+        run_cells(NOTEBOOK, model=str(tmp_path / "own"), tasks="sst3")
