@@ -18,23 +18,23 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from iclutils import IclError, models, training, zoo
 from iclutils.files import sha256
-from iclutils.training import induction, loop
+from iclutils.training import induction, language, loop
 
 STEPS = 12
 
 
-def recipe(batch: object = None, steps: int = STEPS) -> loop.Recipe:
+def recipe(batch: object = None, steps: int = STEPS) -> language.LanguageRecipe:
     """A recipe of seconds: the real loop on a very small model."""
 
-    def sample(step: int) -> loop.Batch:
+    def sample(step: int) -> language.Batch:
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(0, 20, (4, 9), generator=generator)
-        return loop.Batch(tokens, torch.arange(8).expand(4, 8))
+        return language.Batch(tokens, torch.arange(8).expand(4, 8))
 
     config = GPT2Config(
         vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=19
     )
-    return loop.Recipe(
+    return language.LanguageRecipe(
         name="toy",
         seed=0,
         config=config,
@@ -78,7 +78,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(
     plain = recipe().batch
     calls: list[int] = []
 
-    def stops(step: int) -> loop.Batch:
+    def stops(step: int) -> language.Batch:
         if step == 10 and not calls.count(10):
             calls.append(step)
             raise KeyboardInterrupt
@@ -101,7 +101,7 @@ def test_a_finished_training_is_left_alone(tmp_path: Path) -> None:
     work = loop.train(recipe(), tmp_path, progress=False)
     before = digests(work)
 
-    def never(step: int) -> loop.Batch:
+    def never(step: int) -> language.Batch:
         raise AssertionError("trained again")
 
     loop.train(replace(recipe(), batch=never), work, progress=False)
@@ -149,7 +149,7 @@ def test_a_foreign_resume_file_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(loop, "SAVE_EVERY", 4)
     plain = recipe().batch
 
-    def stops(step: int) -> loop.Batch:
+    def stops(step: int) -> language.Batch:
         if step == 6:
             raise KeyboardInterrupt
         return plain(step)

@@ -25,7 +25,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from ..tasks import prompts, topics
 from ..tasks.repeated import tiled
-from .loop import Batch, Recipe, sinusoidal_positions
+from .language import Batch, LanguageRecipe, sinusoidal_positions
 
 CONTEXT = 256
 STEPS, COPYING, PAIRS, EASING, SPREADING = 3000, 600, 300, 1200, 600
@@ -36,24 +36,24 @@ MOST_EXAMPLES = 17
 CHECKPOINTS = (0, 200, 300, 400, 500, 600, 900, 1050, 1200, 1500, 2000, 3000)
 
 
-def recipe(seed: int) -> Recipe:
+def recipe(seed: int) -> LanguageRecipe:
     """``anchors-N``: four layers."""
     return _recipe(f"anchors-{seed}", seed, 4, CHECKPOINTS, copying=True)
 
 
-def deep(seed: int) -> Recipe:
+def deep(seed: int) -> LanguageRecipe:
     """``anchors-deep``: six layers."""
     return _recipe("anchors-deep", seed, 6, CHECKPOINTS, copying=True)
 
 
-def uncopied(seed: int) -> Recipe:
+def uncopied(seed: int) -> LanguageRecipe:
     """``anchors-uncopied``: the control, which never learns to copy."""
     return _recipe("anchors-uncopied", seed, 4, (0, STEPS), copying=False)
 
 
 def _recipe(
     name: str, seed: int, layers: int, checkpoints: tuple[int, ...], copying: bool
-) -> Recipe:
+) -> LanguageRecipe:
     first = COPYING if copying else 0
 
     def batch(step: int) -> Batch:
@@ -70,7 +70,7 @@ def _recipe(
         shift = torch.randint(0, reach + 1, (len(tokens), 1), generator=generator)
         return Batch(tokens, torch.arange(tokens.shape[1] - 1) + shift, weights)
 
-    return Recipe(
+    return LanguageRecipe(
         name=name,
         seed=seed,
         config=GPT2Config(

@@ -26,7 +26,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from ..tasks.repeated import doubled, markov_chain, tiled
-from .loop import Batch, Recipe, sinusoidal_positions
+from .language import Batch, LanguageRecipe, sinusoidal_positions
 
 VOCAB, BOS = 512, 511
 LENGTH, SHIFTS = 64, 33
@@ -36,7 +36,7 @@ CHECKPOINTS = (0, 100, 200, 300, 400, 450, 500, 550, 600, 700, 850, 1000, 1500, 
 DETOUR_CHECKPOINTS = (0, 500, 1000, 1300, 2000, 6000)
 
 
-def recipe(seed: int) -> Recipe:
+def recipe(seed: int) -> LanguageRecipe:
     """``induction-N``; seed and step decide the data, the seed alone the Markov chain."""
     finds = "grows a previous-token head and induction heads"
     return _recipe(
@@ -44,7 +44,7 @@ def recipe(seed: int) -> Recipe:
     )
 
 
-def detour(seed: int) -> Recipe:
+def detour(seed: int) -> LanguageRecipe:
     """``detour``: segments from 3 tokens on, random positions, a seed that takes the detour."""
     finds = (
         "does so without induction heads: its\n"
@@ -61,7 +61,7 @@ def _recipe(
     prepare: Callable[[GPT2LMHeadModel], None],
     positions: str,
     finds: str,
-) -> Recipe:
+) -> LanguageRecipe:
     chain = markov_chain(VOCAB - 1, 2.0, seed=1000 + seed)
 
     def batch(step: int) -> Batch:
@@ -70,7 +70,7 @@ def _recipe(
         shift = torch.randint(0, SHIFTS, (BATCH, 1), generator=generator)
         return Batch(tokens, torch.arange(LENGTH - 1) + shift)
 
-    return Recipe(
+    return LanguageRecipe(
         name=name,
         seed=seed,
         config=GPT2Config(

@@ -1,0 +1,1 @@
+"""What a learner of regressions computes: textbook algorithms, distances to them, probes."""

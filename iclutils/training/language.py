@@ -1,0 +1,87 @@
+"""Recipes whose model is a GPT-2 that predicts the next token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from .loop import Recipe
+
+
+class Batch(NamedTuple):
+    """Token ids, the position each input token is embedded at, and what each prediction counts.
+
+    ``weights[:, i]`` belongs to the prediction of token ``i + 1``; without them all count alike.
+    """
+
+    tokens: Int[Tensor, "batch pos"]
+    positions: Int[Tensor, "batch next"]
+    weights: Float[Tensor, "batch next"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageRecipe(Recipe):
+    """``batch(step)`` gives the data of that step; ``prepare`` may change the initial weights."""
+
+    config: GPT2Config
+    batch: Callable[[int], Batch]
+    prepare: Callable[[GPT2LMHeadModel], None] = lambda network: None
+    weight_decay: float = 0.01
+
+    def network(self) -> GPT2LMHeadModel:
+        """A GPT-2 of that configuration, drawn from the seed."""
+        torch.manual_seed(self.seed)
+        network = GPT2LMHeadModel(self.config)
+        self.prepare(network)
+        return network
+
+    def loss(self, network: nn.Module, step: int) -> Tensor:
+        """Cross-entropy of the next token, in nats, over the predictions that count."""
+        batch = self.batch(step)
+        before, truth = batch.tokens[:, :-1], batch.tokens[:, 1:].flatten()
+        scores = network(before, position_ids=batch.positions, use_cache=False).logits
+        if batch.weights is None:
+            return functional.cross_entropy(scores.flatten(0, 1), truth)
+        each = functional.cross_entropy(scores.flatten(0, 1), truth, reduction="none")
+        return (each * batch.weights.flatten()).sum() / batch.weights.sum()
+
+    def optimizers(self, network: nn.Module) -> list[Optimizer]:
+        """AdamW, with weight decay on matrices alone."""
+        matrices = [p for p in network.parameters() if p.ndim > 1]
+        vectors = [p for p in network.parameters() if p.ndim <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": self.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        return [torch.optim.AdamW(groups, lr=self.peak_rate, betas=(0.9, 0.98), fused=True)]
+
+    def save(self, network: nn.Module, folder: Path) -> None:
+        """A Hugging Face folder."""
+        state = network.state_dict()
+        half = {n: t.half().contiguous() for n, t in state.items() if n != "lm_head.weight"}
+        save_file(half, folder / "model.safetensors", metadata={"format": "pt"})
+        self.config.to_json_file(folder / "config.json")
+
+
+def sinusoidal_positions(network: GPT2LMHeadModel) -> None:
+    """Start the position embeddings as sinusoids of wavelengths 2 pi .. 200 pi, amplitude .05."""
+    network.transformer.wpe.weight.data.copy_(
+        0.05 * sinusoids(*network.transformer.wpe.weight.shape)
+    )
+
+
+def sinusoids(length: int, width: int) -> Float[Tensor, "length width"]:
+    """Sine and cosine of each position, in turn, at wavelengths from 2 pi to 200 pi."""
+    place = torch.arange(length)[:, None]
+    angle = place * 100.0 ** (-torch.arange(0, width, 2) / width)
+    return torch.stack([torch.sin(angle), torch.cos(angle)], -1).flatten(1)
