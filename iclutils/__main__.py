@@ -40,10 +40,13 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--force", action="store_true", help="run even if up to date")
     run.set_defaults(act=_run)
 
-    train = commands.add_parser("train", help="rebuild a zoo model: train induction-0")
-    train.add_argument("name", nargs="?", help="name of the recipe; lists them if omitted")
+    train = commands.add_parser("train", help="rebuild zoo models: train induction-0")
+    train.add_argument("name", nargs="?", help="a recipe, or several: 'regression-one-*'")
     train.add_argument("--out", type=Path, help="folder (default _build/train/NAME)")
     train.add_argument("--quiet", action="store_true", help="no progress bar")
+    train.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    train.add_argument("--jobs", type=int, help="of several, how many at a time (all cores)")
+    train.add_argument("--cluster", default="", help="address of a Dask scheduler, for several")
     train.set_defaults(act=_train)
 
     claims = commands.add_parser("claims", help="print the ledger with the latest verdicts")
@@ -88,14 +91,23 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _train(given: argparse.Namespace) -> int:
-    from . import training
+    from . import training, zoo
+    from .training import sweep
 
     if given.name is None:
-        print("\n".join(training.names()))
+        print("\n".join(training.all_names()))
         return 0
-    out = given.out or BUILD / "train" / given.name
-    training.train(given.name, out, progress=not given.quiet)
-    print(f"{out} holds the model. To ship it, copy it to iclutils/zoo/{given.name}.")
+    names = training.matching(given.name)
+    if len(names) > 1:
+        out = given.out or zoo.trained()
+        recipes = [training.recipe(name, given.device) for name in names]
+        with sweep.on_cluster(given.cluster):
+            folders = sweep.sweep(recipes, out, given.jobs)
+        print("\n".join(map(str, folders)))
+        return 0
+    out = given.out or zoo.trained() / names[0]
+    training.train(names[0], out, progress=not given.quiet, device=given.device)
+    print(f"{out} holds the model. To ship it, copy it to iclutils/zoo/{names[0]}.")
     return 0
 
 

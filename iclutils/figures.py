@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -18,6 +19,7 @@ import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
@@ -130,8 +132,12 @@ def bars(
     labels: Sequence[str],
     ylabel: str,
     line: float | None = None,
+    log_y: bool = False,
 ) -> Figure:
-    """Grouped bars with error bars: ``groups`` maps a series to (value, error) per label."""
+    """Grouped bars with error bars: ``groups`` maps a series to (value, error) per label.
+
+    On a logarithmic scale the bars start at its lower end, which says nothing: read their tops.
+    """
     figure, (axes,) = canvas()
     width = 0.8 / len(groups)
     where = torch.arange(len(labels), dtype=torch.float)
@@ -143,6 +149,10 @@ def bars(
         axes.axhline(line, color=GREY, ls="--", lw=1)
     axes.axhline(0, color="black", lw=0.5)
     axes.set(ylabel=ylabel, xticks=where, xticklabels=labels)
+    if log_y:
+        axes.set_yscale("log")
+    if max(map(len, labels)) * len(labels) > 90:
+        axes.set_xticks(where, labels, rotation=40, ha="right")
     if len(groups) > 1:
         figure.legend(loc="outside upper center", ncols=len(groups))
     return figure
@@ -152,23 +162,34 @@ def curves(
     panels: Mapping[str, Mapping[str, Line]],
     xlabel: str,
     log_x: bool = False,
+    log_y: bool = False,
 ) -> Figure:
-    """One panel per quantity, two in a row, one line per series: (x, y)."""
+    """One panel per quantity, two in a row, one line per series: (x, y).
+
+    Panels whose series have the same names share one legend.
+    """
     columns = min(2, len(panels))
     rows = (len(panels) + 1) // 2
     figure, axes = canvas(columns, height=2.6 * rows, rows=rows)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     for ax, (title, lines) in zip(axes, panels.items(), strict=False):
-        for (name, (x, y)), colour in zip(lines.items(), COLOURS, strict=False):
+        for (name, (x, y)), colour in zip(lines.items(), cycle(COLOURS), strict=False):
             ax.plot(x, y, "o-", ms=3, lw=1, color=colour, label=name)
+        if log_y:
+            ax.set_yscale("log")
         if log_x:
             ax.set_xscale("symlog", linthresh=100)
         else:
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set(title=title, xlabel=xlabel)
-    names = axes[0].get_legend_handles_labels()
-    figure.legend(*names, loc="outside upper center", ncols=4)
+    series = [list(lines) for lines in panels.values()]
+    if all(set(names) <= set(series[0]) for names in series):
+        names = axes[0].get_legend_handles_labels()
+        figure.legend(*names, loc="outside upper center", ncols=4)
+    else:
+        for ax in axes[: len(panels)]:
+            ax.legend(fontsize=8)
     return figure
 
 
@@ -235,6 +256,29 @@ def matrices(
         ax.set_xticks(range(len(labels)), labels, rotation=45, ha="right", size=8)
         ax.set_yticks(range(len(labels)), labels, size=8)
     figure.colorbar(image, ax=axes)
+    return figure
+
+
+def tables(
+    named: Mapping[str, Float[Tensor, "row column"]], rows: Sequence[str], columns: Sequence[str]
+) -> Figure:
+    """Positive tables side by side, each on a logarithmic scale of its own, values written in.
+
+    The smallest entry of every column is framed.
+    """
+    figure, axes = canvas(len(named), width=3.6 * len(named), height=3.2)
+    for ax, (name, values) in zip(axes, named.items(), strict=True):
+        ax.imshow(values.log(), cmap="viridis", aspect="auto")
+        middle = float((values.log().min() + values.log().max()) / 2)
+        for column, best in enumerate(values.argmin(0).tolist()):
+            ax.add_patch(Rectangle((column - 0.5, best - 0.5), 1, 1, fill=False, ec=ORANGE, lw=3))
+            for row, value in enumerate(values[:, column].tolist()):
+                ink = "black" if math.log(value) > middle else "white"
+                text = f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+                ax.text(column, row, text, ha="center", va="center", color=ink, size=7)
+        ax.set(title=name)
+        ax.set_xticks(range(len(columns)), columns)
+        ax.set_yticks(range(len(rows)), rows)
     return figure
 
 

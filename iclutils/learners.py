@@ -10,18 +10,21 @@ itself passes through each LayerNorm, and a head is ``width / heads**2`` wide.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from . import zoo
 from .errors import IclError
+from .files import read_json, write_json
 
 Format = Literal["one", "two"]
 
@@ -62,6 +65,7 @@ class Learners(nn.Module):
         if shape.head < 1 or shape.width % shape.heads:
             raise IclError(f"A width of {shape.width} cannot be cut into {shape.heads} heads.")
         self.shape, self.seeds = shape, tuple(seeds)
+        self.tasks: list[dict[str, Any]] = []  # what each member was trained on, if it was
         sources = [torch.Generator().manual_seed(seed) for seed in seeds]
 
         def draw(*size: int, fan: int) -> nn.Parameter:
@@ -90,7 +94,13 @@ class Learners(nn.Module):
     def forward(
         self, xs: Float[Tensor, "member batch n d"], ys: Float[Tensor, "member batch n"]
     ) -> Float[Tensor, "member_out batch n"]:
-        """The prediction of each y from the pairs before it and its own x."""
+        """The prediction of each y from the pairs before it and its own x.
+
+        The same contexts go to every member if their ``member`` axis has length 1.
+
+        Raises:
+            IclError: if the dimension or the number of pairs does not fit, or a value is NaN.
+        """
         resid = self.resid(xs, ys)[-1]
         if self.shape.block == "standard":
             resid = _norm(resid, self.norm)
@@ -100,7 +110,12 @@ class Learners(nn.Module):
     def resid(
         self, xs: Float[Tensor, "member batch n d"], ys: Float[Tensor, "member batch n"]
     ) -> list[Float[Tensor, "member_out batch pos width"]]:
-        """The residual stream: embedding, then after each block."""
+        """The residual stream: embedding, then after each block.
+
+        Raises:
+            IclError: as ``forward``.
+        """
+        self._check(xs, ys)
         tokens = as_tokens(xs, ys, self.shape.format)
         tokens = tokens.expand(len(self.seeds), *tokens.shape[1:])
         x = _linear(tokens, self.read_in) + self.positions[:, None, : tokens.shape[2]]
@@ -110,14 +125,28 @@ class Learners(nn.Module):
             stream.append(x)
         return stream
 
-    def save(self, folder: Path, tasks: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Write ``config.json`` and half-precision weights; ``tasks`` says what each learned."""
+    def _check(self, xs: Tensor, ys: Tensor) -> None:
+        members, pairs, dim = xs.shape[0], *xs.shape[2:]
+        if dim != self.shape.dim:
+            raise IclError(f"These learners read x of {self.shape.dim} dimensions; got {dim}.")
+        if not 1 <= pairs <= self.shape.pairs:
+            raise IclError(
+                f"These learners read 1 to {self.shape.pairs} pairs, the last without its y; "
+                f"got {pairs}. Cut the contexts, or train with longer ones."
+            )
+        if members not in (1, len(self.seeds)):
+            raise IclError(f"Give contexts for 1 or for all {len(self.seeds)} members.")
+        if not (xs.isfinite().all() and ys[..., :-1].isfinite().all()):
+            raise IclError("The contexts hold NaN or infinite numbers: leave those pairs out.")
+
+    def save(self, folder: Path) -> None:
+        """Write ``config.json`` and half-precision weights."""
         half = {name: p.detach().half().contiguous() for name, p in self.named_parameters()}
         save_file(half, folder / "model.safetensors", metadata={"format": "pt"})
         known = {"model_type": "learners", "shape": asdict(self.shape), "seeds": self.seeds}
-        write_json(folder / "config.json", known | {"tasks": [dict(task) for task in tasks]})
+        write_json(folder / "config.json", known | {"tasks": self.tasks})
 
-    def _block(self, x: Tensor, block: nn.ModuleDict) -> Tensor:
+    def _block(self, x: Tensor, block: Any) -> Tensor:
         released = self.shape.block == "released"
         seen = _norm(x, block["norm_1"])
         x = (seen if released else x) + self._attention(seen, block)
@@ -125,7 +154,7 @@ class Learners(nn.Module):
         hidden = functional.gelu(_linear(seen, block["up"]), approximate="tanh")
         return (seen if released else x) + _linear(hidden, block["down"])
 
-    def _attention(self, x: Tensor, block: nn.ModuleDict) -> Tensor:
+    def _attention(self, x: Tensor, block: Any) -> Tensor:
         member, batch, pos, _ = x.shape
         qkv = _linear(x, block["qkv"]).view(member * batch, pos, 3, self.shape.heads, -1)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
@@ -133,13 +162,13 @@ class Learners(nn.Module):
         return _linear(mixed.transpose(1, 2).reshape(member, batch, pos, -1), block["out"])
 
 
-def _linear(x: Tensor, at: nn.ParameterDict) -> Tensor:
+def _linear(x: Tensor, at: Any) -> Tensor:
     member, batch, pos, width = x.shape
     flat = torch.baddbmm(at["bias"], x.reshape(member, batch * pos, width), at["weight"])
     return flat.view(member, batch, pos, -1)
 
 
-def _norm(x: Tensor, at: nn.ParameterDict) -> Tensor:
+def _norm(x: Tensor, at: Any) -> Tensor:
     flat = functional.layer_norm(x, x.shape[-1:])
     return flat * at["weight"][:, None] + at["bias"][:, None]
 
@@ -160,3 +189,44 @@ def as_tokens(
     x_tokens = torch.cat([torch.zeros_like(ys[..., None]), xs], -1)
     y_tokens = torch.cat([ys[..., None], torch.zeros_like(xs)], -1)
     return torch.stack([x_tokens, y_tokens], -2).flatten(-3, -2)[..., :-1, :]
+
+
+def load(
+    name_or_path: str | Path, *, step: int | None = None, device: str | torch.device = "cpu"
+) -> Learners:
+    """Load learners, frozen, ready to be looked into.
+
+    Args:
+        name_or_path: a shipped name (``"regression-d8"``), the name of one that was trained here
+            (``python -m iclutils train NAME``), or a folder that ``Learners.save`` wrote.
+        step: of a name, one of its training checkpoints; the final one if omitted.
+        device: where to put them.
+
+    Raises:
+        IclError: if there are none of that name or step, or a file is missing or damaged.
+    """
+    name = str(name_or_path)
+    if name in zoo.names():
+        folder = zoo.folder(name, step)
+    elif name in zoo.names(zoo.trained()):
+        folder = zoo.folder(name, step, zoo.trained())
+    elif Path(name).is_dir() and step is None:
+        folder = Path(name)
+    else:
+        raise IclError(
+            f"There are no learners {name!r}: not shipped, not in {zoo.trained()}, and no folder. "
+            f"If a recipe has that name, train them: python -m iclutils train {name}"
+        )
+    try:
+        known = read_json(folder / "config.json")
+        shape, seeds = Shape(**known["shape"]), known["seeds"]
+        network = Learners(shape, seeds)
+        network.tasks = [dict(task) for task in known["tasks"]]
+        network.load_state_dict(load_file(folder / "model.safetensors"))
+    except (OSError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        first = str(error).strip().split("\n")[0]
+        raise IclError(
+            f"{folder} does not hold learners ({type(error).__name__}: {first}). Models that "
+            "read tokens are loaded with iclutils.models.load."
+        ) from error
+    return network.to(device).eval().requires_grad_(False)

@@ -38,7 +38,7 @@ from transformers import (
 
 from . import zoo
 from .errors import IclError, unknown
-from .files import check_sums, sha256
+from .files import check_sums, read_json, sha256
 
 __all__ = [
     "HUB",
@@ -122,6 +122,8 @@ def load(
     name = str(name_or_path)
     if name in zoo.names():
         folder = zoo.folder(name, step)
+        if read_json(folder / "config.json").get("model_type") == "learners":
+            raise IclError(f"{name!r} reads no tokens: load it with iclutils.learners.load.")
     elif step is not None:
         raise IclError(f"Only zoo models have training steps, and {name!r} is not one of them.")
     elif Path(name).is_dir():

@@ -15,7 +15,7 @@ from typing import Any, SupportsFloat
 
 import torch
 
-from . import claims, models, tiers
+from . import claims, learners, models, tiers
 from .errors import IclError, unknown
 
 
@@ -44,6 +44,10 @@ class Session:
     def load(self, name: str, **options: Any) -> models.TransformerBridge:
         """``models.load`` onto this session's device."""
         return models.load(name, device=self.device, **options)
+
+    def learners(self, name: str, **options: Any) -> learners.Learners:
+        """``learners.load`` onto this session's device."""
+        return learners.load(name, device=self.device, **options)
 
     def check(
         self,

@@ -39,6 +39,23 @@ class Anchors:
 
 
 @dataclass(frozen=True)
+class Regression:
+    """Sizes of chapter 03. The names are those of learners, which know their shape and task."""
+
+    models: tuple[str, ...]  # without noise, as good as they get; the first is in the figures
+    noise: str  # a member for each of the paper's four ratios of noise and prior
+    depth: tuple[str, ...]  # of both formats, if both were trained
+    width: tuple[str, ...]
+    dims: tuple[str, ...]  # in other dimensions
+    probed: tuple[str, ...]  # the first is the one of the figures
+    contexts: int  # behind every mean distance
+    fitted: int  # contexts with implicit weights
+    queries: int  # fresh queries in each of them
+    probe_contexts: int
+    probe_steps: int
+
+
+@dataclass(frozen=True)
 class Tier:
     """One tier: a name and the sizes of each chapter."""
 
@@ -46,10 +63,15 @@ class Tier:
     device: str
     induction: Induction
     anchors: Anchors
+    regression: Regression
 
     def models(self, chapter: str) -> tuple[str, ...]:
         """Names of the models that a chapter (by number) looks at."""
-        return {"01": self.induction.models, "02": self.anchors.models}[chapter]
+        return {
+            "01": self.induction.models,
+            "02": self.anchors.models,
+            "03": self.regression.models,
+        }[chapter]
 
 
 TIERS = {
@@ -78,6 +100,19 @@ TIERS = {
             epochs=20,
             rate=0.06,
         ),
+        regression=Regression(
+            models=("regression-d8",),
+            noise="regression-noise",
+            depth=tuple(f"regression-{form}-L{n}" for form in ("two", "one") for n in (1, 2, 4, 8)),
+            width=tuple(f"regression-w{n}" for n in (8, 16, 32, 64, 128)),
+            dims=("regression-d2", "regression-one-L8"),
+            probed=("regression-two-L8", "regression-two-L2", "regression-one-L8"),
+            contexts=2000,
+            fitted=100,
+            queries=64,
+            probe_contexts=4096,
+            probe_steps=300,
+        ),
     ),
     "paper": Tier(
         name="paper",
@@ -98,6 +133,22 @@ TIERS = {
             epochs=10,
             rate=0.01,
             together=8,
+        ),
+        regression=Regression(
+            models=("regression-paper-d8",),
+            noise="regression-paper-noise",
+            depth=(
+                *(f"regression-paper-L{n}" for n in (1, 2, 4, 8, 12)),
+                "regression-paper-d8",
+            ),
+            width=tuple(f"regression-paper-w{n}" for n in (16, 32, 64, 256)),
+            dims=("regression-paper-d20",),
+            probed=("regression-paper-d8",),
+            contexts=4000,
+            fitted=200,
+            queries=64,
+            probe_contexts=20000,
+            probe_steps=2000,
         ),
     ),
 }

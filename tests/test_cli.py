@@ -107,7 +107,7 @@ def test_an_interruption_says_how_to_go_on(
 
 def test_train_lists_its_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train"]) == 0
-    assert capsys.readouterr().out.split() == training.names()
+    assert capsys.readouterr().out.split() == training.all_names()
 
 
 def test_models_lists_the_zoo_and_the_hub(capsys: pytest.CaptureFixture[str]) -> None:

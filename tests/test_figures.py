@@ -102,3 +102,28 @@ def test_matrices_write_all_but_the_diagonal_and_leave_their_input_alone() -> No
     assert [t.get_text() for t in figure.axes[0].texts] == ["0.20", "0.70"]
     assert [ax.images[0].get_clim() for ax in figure.axes[:2]] == [(0, 1), (0, 1)]
     assert values[0, 0] == 1
+
+
+def test_tables_frame_the_smallest_entry_of_every_column() -> None:
+    values = torch.tensor([[1e-5, 2.0, 3e-3], [4e-4, 1e-1, 5e-3]])
+    (axes,) = figures.tables({"ours": values}, ["a", "b"], ["x", "y", "z"]).axes
+    assert [patch.get_xy() for patch in axes.patches] == [(-0.5, -0.5), (0.5, 0.5), (1.5, -0.5)]
+    assert [text.get_text() for text in axes.texts] == [
+        *("1.0e-5", "4.0e-4", "2.0e0", "1.0e-1", "3.0e-3", "5.0e-3")
+    ]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
+
+
+def test_panels_with_other_series_have_legends_of_their_own() -> None:
+    line = ([1, 2], [0.1, 10.0])
+    same = figures.curves({"p": {"a": line}, "q": {"a": line}}, "x", log_y=True)
+    assert len(same.legends) == 1
+    assert same.axes[1].get_yscale() == "log"
+    other = figures.curves({"p": {"a": line}, "q": {"b": line}}, "x")
+    assert not other.legends
+    assert [ax.get_legend().get_texts()[0].get_text() for ax in other.axes] == ["a", "b"]
+    many = figures.curves({"p": {str(i): line for i in range(8)}}, "x")
+    assert len(many.axes[0].get_lines()) == 8, "a series beyond the colours is drawn as well"
+    slanted = figures.bars({"": [(1.0, 0.0)] * 10}, ["a long label"] * 10, "y", log_y=True).axes[0]
+    assert slanted.get_yscale() == "log"
+    assert slanted.get_xticklabels()[0].get_rotation() == 40

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
 from pathlib import Path
 
 from ..errors import unknown
+from . import regression
 from .anchors import deep, uncopied
 from .anchors import recipe as classifying
 from .induction import detour
@@ -12,7 +14,7 @@ from .induction import recipe as copying
 from .loop import Recipe
 from .loop import train as train_recipe
 
-_RECIPES = (
+_LANGUAGE = (
     {f"induction-{seed}": (copying, seed) for seed in range(3)}
     | {"detour": (detour, 2)}
     | {f"anchors-{seed}": (classifying, seed) for seed in range(3)}
@@ -21,26 +23,45 @@ _RECIPES = (
 
 
 def names() -> list[str]:
-    """Names of the models that can be trained."""
-    return list(_RECIPES)
+    """Names of the shipped models, each of which can be trained again."""
+    return [*_LANGUAGE, *regression.SHIPPED]
 
 
-def recipe(name: str) -> Recipe:
-    """The recipe of that name.
+def all_names() -> list[str]:
+    """Names of all recipes: the shipped models, and those of paper size, which need a GPU."""
+    return [*names(), *regression.PAPER]
+
+
+def matching(pattern: str) -> list[str]:
+    """The recipes whose names match, such as ``regression-one-L*``.
+
+    Raises:
+        IclError: if none does.
+    """
+    found = [name for name in all_names() if fnmatch(name, pattern)]
+    if not found:
+        raise unknown("recipe", pattern, all_names())
+    return found
+
+
+def recipe(name: str, device: str = "cpu") -> Recipe:
+    """The recipe of that name; ``device`` is for learners of regression, the rest use the CPU.
 
     Raises:
         IclError: if there is none.
     """
-    if name not in _RECIPES:
-        raise unknown("recipe", name, _RECIPES)
-    build, seed = _RECIPES[name]
+    if name in (*regression.SHIPPED, *regression.PAPER):
+        return regression.recipe(name, device)
+    if name not in _LANGUAGE:
+        raise unknown("recipe", name, all_names())
+    build, seed = _LANGUAGE[name]
     return build(seed)
 
 
-def train(name: str, work: Path, progress: bool = True) -> Path:
+def train(name: str, work: Path, progress: bool = True, device: str = "cpu") -> Path:
     """Train, or go on training, the named model in the folder ``work``.
 
     Raises:
         IclError: if there is no such recipe, or training fails (see ``loop.train``).
     """
-    return train_recipe(recipe(name), work, progress)
+    return train_recipe(recipe(name, device), work, progress)

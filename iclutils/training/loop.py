@@ -49,6 +49,7 @@ class Recipe(ABC):
     floor: float = 0.05
     clip: float = 1.0
     log_every: int = 250
+    device: str = "cpu"
 
     @abstractmethod
     def network(self) -> nn.Module:
@@ -65,6 +66,10 @@ class Recipe(ABC):
     @abstractmethod
     def save(self, network: nn.Module, folder: Path) -> None:
         """Write configuration and weights, in half precision, into an empty folder."""
+
+    def operations(self) -> float:
+        """Floating-point operations of a step, for the log; 0 where nobody counted them."""
+        return 0.0
 
     def clip_gradients(self, network: nn.Module) -> None:
         """Bring the norm of the gradient down to ``clip``, if it is larger."""
@@ -109,7 +114,7 @@ def train(recipe: Recipe, work: Path, progress: bool = True) -> Path:
 
 
 def _run(recipe: Recipe, work: Path, progress: bool) -> None:
-    network = recipe.network().train()
+    network = recipe.network().to(recipe.device).train()
     optimizers = recipe.optimizers(network)
     log = work / "training.jsonl"
     start = _resume(work / "resume.safetensors", recipe, network, optimizers)
@@ -117,15 +122,21 @@ def _run(recipe: Recipe, work: Path, progress: bool) -> None:
     if start == 0:
         _checkpoint(recipe, network, work, 0)
     began, seconds = time.process_time(), rows[-1]["cpu_seconds"] if rows else 0.0
+    since, behind = time.perf_counter(), start
     bar = tqdm(total=recipe.steps, initial=start, desc=recipe.name, disable=not progress)
     recent: list[float] = []
     for step in range(start + 1, recipe.steps + 1):
-        recent.append(_step(network, optimizers, recipe, step))
+        recent.append(take_step(network, optimizers, recipe, step))
         if step % recipe.log_every == 0 or step == recipe.steps:
             spent = seconds + time.process_time() - began
             row: dict[str, Any] = {"step": step, "loss": round(sum(recent) / len(recent), 5)}
             row |= {k: round(v, 5) for k, v in recipe.held_out(network.eval()).items()}
-            rows.append(row | {"cpu_seconds": round(spent, 1)})
+            pace = (step - behind) / (time.perf_counter() - since)
+            row |= {"cpu_seconds": round(spent, 1), "steps_per_second": round(pace, 2)}
+            if recipe.operations():
+                row["teraflops"] = round(pace * recipe.operations() / 1e12, 4)
+            rows.append(row)
+            since, behind = time.perf_counter(), step
             network.train()
             recent = []
             write_text(log, "".join(json.dumps(r) + "\n" for r in rows))
@@ -137,7 +148,12 @@ def _run(recipe: Recipe, work: Path, progress: bool) -> None:
     bar.close()
 
 
-def _step(network: nn.Module, optimizers: list[Optimizer], recipe: Recipe, step: int) -> float:
+def take_step(network: nn.Module, optimizers: list[Optimizer], recipe: Recipe, step: int) -> float:
+    """Take one training step and return its loss.
+
+    Raises:
+        IclError: if the loss is not a number.
+    """
     rate = recipe.rate(step)
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["lr"] = rate * group.get("scale", 1.0)

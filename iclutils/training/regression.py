@@ -15,10 +15,10 @@ would still gain is another question, which the checkpoints and the log are ther
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
@@ -43,33 +43,46 @@ class RegressionRecipe(Recipe):
     seeds: tuple[int, ...]
     tasks: tuple[Task, ...]
     batch: int = 64
-    scale: float = 5 / 3  # rate of Muon, over that of AdamW
+    scale: float = 5 / 3  # rate of Muon, over that of AdamW; 0 for AdamW alone
+    mixed: bool = False  # the blocks' products in bfloat16
 
     def network(self) -> Learners:
         """Learners drawn from their seeds, positions as sinusoids."""
         network = Learners(self.shape, self.seeds)
-        network.positions.data[:] = 0.3 * sinusoids(*network.positions.shape[1:])
+        network.tasks = [asdict(task) for task in self.tasks]
+        if self.shape.block == "standard":
+            network.positions.data[:] = 0.3 * sinusoids(*network.positions.shape[1:])
         return network
+
+    def operations(self) -> float:
+        """Six for each weight in a product and each token; products of attention besides."""
+        shape, inner = self.shape, self.shape.head * self.shape.heads
+        weights = shape.layers * shape.width * (4 * inner + 8 * shape.width)
+        mixing = shape.layers * 2 * inner * shape.places
+        return 6.0 * (weights + mixing) * shape.places * self.batch * len(self.seeds)
 
     def loss(self, network: nn.Module, step: int) -> Tensor:
         """Mean squared error of every prediction, summed over the members."""
         drawn = []
         for seed, task in zip(self.seeds, self.tasks, strict=True):
-            source = Generator().manual_seed(seed * 1_000_003 + step)
+            source = Generator(self.device).manual_seed(seed * 1_000_003 + step)
             drawn.append(sample(task, self.batch, self.shape.pairs, source))
         xs, ys = (torch.stack([getattr(d, part) for d in drawn]) for part in ("xs", "ys"))
-        return (network(xs, ys) - ys).square().mean((1, 2)).sum()
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.mixed):
+            predicted = network(xs, ys)
+        return (predicted.float() - ys).square().mean((1, 2)).sum()
 
     def optimizers(self, network: nn.Module) -> list[Optimizer]:
         """Muon on the matrices of the blocks, AdamW without decay on the rest."""
         named = dict(network.named_parameters())
         inside = {n for n, p in named.items() if n.startswith("blocks.") and p.shape[1] > 1}
+        inside = inside if self.scale else set()
         matrices = {"params": [named[n] for n in named if n in inside], "scale": self.scale}
         rest = [p for n, p in named.items() if n not in inside]
         adam = torch.optim.AdamW(
             rest, lr=self.peak_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
         )
-        return [Muon([matrices], lr=self.peak_rate), adam]
+        return [Muon([matrices], lr=self.peak_rate), adam] if inside else [adam]
 
     def clip_gradients(self, network: nn.Module) -> None:
         """Each member by itself, so that it trains as it would alone."""
@@ -82,16 +95,21 @@ class RegressionRecipe(Recipe):
     def save(self, network: nn.Module, folder: Path) -> None:
         """A folder of ``learners.load``."""
         assert isinstance(network, Learners)
-        network.save(folder, [vars(task) for task in self.tasks])
+        network.save(folder)
 
 
-def held_out(tasks: tuple[Task, ...], pairs: int) -> Callable[[Learners], dict[str, float]]:
+def held_out(
+    tasks: Sequence[Task], pairs: int, device: str = "cpu"
+) -> Callable[[Learners], dict[str, float]]:
     """Squared distance to the best predictor over d, mean over prefixes, for each member."""
-    drawn = [sample(t, HELD_OUT, pairs, Generator().manual_seed(77_777)) for t in tasks]
-    best = torch.stack([ridge(d.xs, d.ys, t.ridge) for d, t in zip(drawn, tasks, strict=True)])
-    xs, ys = torch.stack([d.xs for d in drawn]), torch.stack([d.ys for d in drawn])
 
     def measure(network: Learners) -> dict[str, float]:
+        drawn = [sample(t, HELD_OUT, pairs, Generator().manual_seed(77_777)) for t in tasks]
+        found = [ridge(d.xs, d.ys, t.ridge) for d, t in zip(drawn, tasks, strict=True)]
+        best = torch.stack(found).to(device)
+        xs, ys = (
+            torch.stack([getattr(d, part) for d in drawn]).to(device) for part in ("xs", "ys")
+        )
         with torch.no_grad():
             apart = (network(xs, ys) - best).square()[:, :, 1:].mean((1, 2)) / tasks[0].dim
         return {f"spd_best_{i}": value for i, value in enumerate(apart.tolist())}
@@ -99,62 +117,141 @@ def held_out(tasks: tuple[Task, ...], pairs: int) -> Callable[[Learners], dict[s
     return measure
 
 
-def headline(name: str) -> RegressionRecipe:
-    """``regression-d8``: no noise, eight layers, three seeds."""
-    return _recipe(name, 8, "one", 8, 64, range(3), steps=8000)
+def recipe(name: str, device: str = "cpu") -> RegressionRecipe:
+    """The recipe of a name in ``SHIPPED`` or ``PAPER``."""
+    return (PAPER[name] if name in PAPER else SHIPPED[name])(name, device)
 
 
-def noise(name: str) -> RegressionRecipe:
-    """``regression-noise``: the paper's four ratios of noise and prior."""
-    tasks = tuple(Task(8, noise=noise, prior=prior) for noise, prior in NOISES)
-    return _recipe(name, 8, "one", 8, 64, range(4), steps=7000, tasks=tasks)
-
-
-def depth(name: str) -> RegressionRecipe:
-    """``regression-one-L4`` and the like: depth and format, d = 4, three seeds."""
-    _, form, layers = name.split("-")
-    count = int(layers[1:])
-    form_: Literal["one", "two"] = "one" if form == "one" else "two"
-    extra = (500, 1000, 2000) if count == 8 and form == "two" else ()
-    return _recipe(name, 4, form_, count, 32, range(3), steps=6000, extra=extra)
-
-
-def width(name: str) -> RegressionRecipe:
-    """``regression-w16`` and the like: width, d = 8, four layers."""
-    return _recipe(name, 8, "one", 4, int(name.split("-w")[1]), range(1), steps=6000)
-
-
-def plane(name: str) -> RegressionRecipe:
-    """``regression-d2``: two dimensions, four layers, three seeds."""
-    return _recipe(name, 2, "one", 4, 32, range(3), steps=4000)
-
-
-def _recipe(
+def group(
     name: str,
-    dim: int,
-    form: Format,
-    layers: int,
-    wide: int,
-    seeds: range,
+    device: str,
+    shape: Shape,
+    members: Sequence[tuple[int, Task]],
     *,
     steps: int,
-    tasks: tuple[Task, ...] = (),
     extra: tuple[int, ...] = (),
+    **changes: Any,
 ) -> RegressionRecipe:
-    tasks = tasks or (Task(dim),) * len(seeds)
-    pairs = 2 * dim + 1
-    return RegressionRecipe(
+    """A recipe for (seed, task) members of one shape; ``extra`` are checkpoints on the way."""
+    seeds, tasks = zip(*members, strict=True)
+    plan = RegressionRecipe(
         name=name,
-        seed=0,
-        shape=Shape(dim, pairs, form, layers, wide, 2),
-        seeds=tuple(seeds),
+        seed=seeds[0],
+        device=device,
+        shape=shape,
+        seeds=seeds,
         tasks=tasks,
         steps=steps,
         checkpoints=(*extra, steps),
-        held_out=held_out(tasks, pairs),
+        held_out=held_out(tasks, shape.pairs, device),
         card="",
-        peak_rate=6e-3,
-        warmup=steps // 20,
-        floor=0.02,
-        log_every=250,
+        **{"peak_rate": 6e-3, "warmup": max(1, steps // 20), "floor": 0.02} | changes,
     )
+    return replace(plan, card=_card(plan))
+
+
+def _mini(
+    dim: int,
+    form: Format,
+    layers: int,
+    width: int,
+    tasks: Sequence[Task],
+    steps: int,
+    extra: tuple[int, ...] = (),
+) -> Callable[[str, str], RegressionRecipe]:
+    shape = Shape(dim, 2 * dim + 1, form, layers, width, heads=2)
+    return lambda name, device: group(
+        name, device, shape, list(enumerate(tasks)), steps=steps, extra=extra
+    )
+
+
+def _paper(
+    layers: int = 16, width: int = 512, tasks: Sequence[Task] = (Task(8),)
+) -> Callable[[str, str], RegressionRecipe]:
+    """Akyurek et al. 2023, table 1: their block, format, rate, and half a million steps."""
+    shape = Shape(tasks[0].dim, 41, "two", layers, width, 4, "released")
+    steps = 500_000
+    return lambda name, device: group(
+        name,
+        device,
+        shape,
+        list(enumerate(tasks)),
+        steps=steps,
+        scale=0.0,
+        mixed=device == "cuda",
+        peak_rate=1e-4,
+        warmup=steps // 5,
+        floor=0.0,
+        log_every=1000,
+    )
+
+
+_NOISY = tuple(Task(8, noise=noise, prior=prior) for noise, prior in NOISES)
+SHIPPED = {
+    "regression-d8": _mini(8, "one", 8, 64, [Task(8)] * 3, 8000),
+    "regression-noise": _mini(8, "one", 8, 64, _NOISY, 7000),
+    "regression-d2": _mini(2, "one", 4, 32, [Task(2)] * 3, 4000),
+    **{
+        f"regression-one-L{layers}": _mini(4, "one", layers, 32, [Task(4)] * 3, 4000)
+        for layers in (1, 2, 4, 8)
+    },
+    **{
+        f"regression-two-L{layers}": _mini(4, "two", layers, 32, [Task(4)] * 3, 4000)
+        for layers in (1, 2, 4)
+    },
+    "regression-two-L8": _mini(4, "two", 8, 32, [Task(4)] * 3, 4000, extra=(250, 500, 1000)),
+    **{
+        f"regression-w{width}": _mini(8, "one", 4, width, [Task(8)], 4000)
+        for width in (8, 16, 32, 64, 128)
+    },
+}
+PAPER = {
+    "regression-paper-d8": _paper(),
+    "regression-paper-d20": _paper(tasks=[Task(20)]),
+    "regression-paper-noise": _paper(tasks=_NOISY),
+    **{f"regression-paper-L{layers}": _paper(layers) for layers in (1, 2, 4, 8, 12)},
+    **{f"regression-paper-w{width}": _paper(width=width) for width in (16, 32, 64, 256)},
+}
+
+
+def _card(plan: RegressionRecipe) -> str:
+    shape, tasks = plan.shape, plan.tasks
+    noisy = (
+        "; ".join(f"noise {t.noise:g}, prior {t.prior:g}" for t in tasks) if tasks[0].noise else ""
+    )
+    return _CARD.format(
+        name=plan.name,
+        count="One network" if len(tasks) == 1 else f"{len(tasks)} networks",
+        layers=f"{shape.layers} layer{'s' * (shape.layers > 1)}",
+        shape=shape,
+        tokens="one token for each pair"
+        if shape.format == "one"
+        else "x and y as tokens of their own",
+        noise=noisy or "no noise",
+        plan=plan,
+        optimiser="Muon on the matrices of the blocks, AdamW on the rest"
+        if plan.scale
+        else "AdamW",
+        seeds=", ".join(map(str, plan.seeds)),
+    )
+
+
+_TOKENS = {"one": "one token for each pair", "two": "x and y as tokens of their own"}
+_CARD = """\
+# {name}
+
+{count} of {layers} (width {shape.width}, {shape.heads} heads, block `{shape.block}`), trained from
+scratch by the recipe `iclutils.training.regression` to predict y from x and the pairs before it:
+linear regression in context, {shape.dim} dimensions, {tokens}.
+
+- **Data**: synthetic. x and w normal, a new w for every context of {shape.pairs} pairs; {noise}.
+  No text, no personal data.
+- **Training**: {plan.steps} steps of {plan.batch} contexts, {optimiser}, peak rate
+  {plan.peak_rate:g}, {plan.warmup} warm-up steps, cosine to {plan.floor:.0%}, clipping at
+  {plan.clip:g}; seeds {seeds}. `training.jsonl` is the log.
+- **Storage**: weights in half precision (safetensors), computed in single.
+- **Rebuild**: `python -m iclutils train {name}`. The same machine and versions give the same
+  weights bit for bit, also after an interruption; others give different ones of the same kind.
+- **Limits**: it does nothing but this regression. Longer contexts are refused.
+- **Licence**: MIT, as the package.
+"""

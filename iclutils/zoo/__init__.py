@@ -1,12 +1,14 @@
 """The zoo: small models that our own recipes trained and this package ships.
 
-Each model is a Hugging Face folder (``config.json``, ``model.safetensors``) with the log of its
+Each model is a folder (``config.json``, ``model.safetensors``: a Hugging Face GPT-2, or learners
+of regression) with the log of its
 training, a model card and checksums; checkpoints along its training are folders inside it named
 ``step-00500``. Weights are stored in half precision and computed in single.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ..errors import IclError, unknown
@@ -15,39 +17,61 @@ from ..files import check_sums
 ROOT = Path(__file__).parent
 
 
-def names() -> list[str]:
-    """Names of the shipped models."""
-    return sorted(p.parent.name for p in ROOT.glob("*/SHA256SUMS"))
+def trained() -> Path:
+    """Where ``python -m iclutils train`` puts models: ``$ICLUTILS_TRAINED``, or ``_build/train``
+    of the checkout, or ``iclutils-trained`` in the current folder (an installed package)."""
+    given, checkout = os.environ.get("ICLUTILS_TRAINED"), ROOT.parents[1]
+    if given:
+        return Path(given)
+    return (
+        checkout / "_build/train" if (checkout / "_toc.yml").is_file() else Path("iclutils-trained")
+    )
 
 
-def steps(name: str) -> list[int]:
+def names(root: Path = ROOT) -> list[str]:
+    """Names of the shipped models, or of the finished ones in another folder."""
+    return sorted(p.parent.name for p in root.glob("*/SHA256SUMS"))
+
+
+def steps(name: str, root: Path = ROOT) -> list[int]:
     """Training steps of which a checkpoint is shipped, in order (the final one is the last).
 
     Raises:
         IclError: if there is no such model.
     """
-    if name not in names():
-        raise unknown("zoo model", name, names())
-    return sorted(int(p.name.removeprefix("step-")) for p in (ROOT / name).glob("step-*"))
+    if name not in names(root):
+        raise unknown("zoo model", name, names(root))
+    return sorted(int(p.name.removeprefix("step-")) for p in (root / name).glob("step-*"))
 
 
-def folder(name: str, step: int | None = None) -> Path:
+def folder(name: str, step: int | None = None, root: Path = ROOT) -> Path:
     """Folder of one checkpoint, its checksums verified.
 
     Raises:
         IclError: if the model or step is unknown, or a file is missing or damaged.
     """
-    known = steps(name)
+    known = steps(name, root)
     step = known[-1] if step is None else step
     if step not in known:
         raise unknown(f"training step of {name}", step, known)
     inside = f"step-{step:05d}"
     check_sums(
-        ROOT / name,
+        root / name,
         [f"{inside}/config.json", f"{inside}/model.safetensors"],
         f"Reinstall the package, or rebuild the model with: python -m iclutils train {name}",
     )
-    return ROOT / name / inside
+    return root / name / inside
+
+
+def log(name: str) -> Path:
+    """The log of a training, shipped or made here: a line of JSON for every few steps.
+
+    Raises:
+        IclError: if there is no such model.
+    """
+    root = ROOT if name in names() else trained()
+    steps(name, root)
+    return root / name / "training.jsonl"
 
 
 def read_card(name: str) -> str:

@@ -1,0 +1,92 @@
+"""Several small learners trained as one batched program, against one after the other.
+
+Both ways take the same training steps (data, loss, gradients, clipping, both optimisers) from
+the same weights, in one process; the losses of all members must agree to 1e-4 after them, or the
+benchmark stops. The ways take turns, and the median of the turns counts.
+
+    python benchmarks/ensembles.py --threads 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+from tqdm.auto import tqdm
+
+from iclutils.learners import Shape
+from iclutils.tasks.regression import Task
+from iclutils.training.loop import take_step
+from iclutils.training.regression import RegressionRecipe, group
+
+MEMBERS = 8
+# (d, layers, width, contexts in a batch)
+SIZES = [(2, 1, 16, 16), (2, 2, 32, 16), (4, 2, 32, 64), (4, 4, 64, 64), (8, 8, 64, 64)]
+TOLERANCE = 1e-4
+
+
+def recipe(size: tuple[int, int, int, int], seeds: list[int]) -> RegressionRecipe:
+    """A recipe of that size with a member for each seed."""
+    dim, layers, width, batch = size
+    shape = Shape(dim, 2 * dim + 1, "one", layers, width, 2)
+    members = [(seed, Task(dim)) for seed in seeds]
+    return group("bench", "cpu", shape, members, steps=1000, batch=batch, log_every=1000)
+
+
+class Run:
+    """One training that can be taken further; ``losses`` are summed over its members."""
+
+    def __init__(self, plan: RegressionRecipe) -> None:
+        self.plan, self.network = plan, plan.network().train()
+        self.optimizers = plan.optimizers(self.network)
+        self.done = 0
+
+    def go(self, steps: int) -> float:
+        """Take that many steps; the loss of the last."""
+        for _ in range(steps):
+            self.done += 1
+            loss = take_step(self.network, self.optimizers, self.plan, self.done)
+        return loss
+
+
+def compare(size: tuple[int, int, int, int], turns: int, steps: int) -> None:
+    """Print one line: seconds per step of all members, both ways, and the ratio."""
+    together = Run(recipe(size, list(range(MEMBERS))))
+    alone = [Run(recipe(size, [seed])) for seed in range(MEMBERS)]
+    seconds: dict[str, list[float]] = {"together": [], "one by one": []}
+    for turn in tqdm(range(turns + 1), desc=str(size), leave=False):
+        began = time.perf_counter()
+        joint = together.go(steps)
+        between = time.perf_counter()
+        apart = sum(run.go(steps) for run in alone)
+        ended = time.perf_counter()
+        if turn == 0:  # warm-up, and the check: later, rounding has had time to grow
+            if abs(joint - apart) > TOLERANCE * abs(apart):
+                raise SystemExit(f"{size}: the losses differ, {joint} and {apart}")
+            continue
+        seconds["together"].append(between - began)
+        seconds["one by one"].append(ended - between)
+    fast, slow = (1000 * statistics.median(times) / steps for times in seconds.values())
+    dim, layers, width, batch = size
+    print(
+        f"d {dim}, {layers} layers, width {width:3}, batch {batch:3}: together {fast:7.1f} ms, "
+        f"one by one {slow:7.1f} ms, ratio {slow / fast:.2f}"
+    )
+
+
+def main() -> None:
+    """Run all sizes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    for size in SIZES:
+        compare(size, given.turns, given.steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Sweeps of trainings: the same on any backend, and nothing finished is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import joblib
+import pytest
+from test_training import digests
+
+from iclutils import IclError, __main__, learners, training
+from iclutils.learners import Shape
+from iclutils.tasks.regression import Task
+from iclutils.training import regression, sweep
+
+NAMES = ["deep", "plain", "noisy", "wide"]
+
+
+def plan(name: str, steps: int = 60) -> regression.RegressionRecipe:
+    """A small recipe; by its name deeper, noisier or wider than the plain one."""
+    shape = Shape(2, 5, "one", 2 if name == "deep" else 1, 16 if name == "wide" else 8, 2)
+    task = Task(2, noise=0.5 if name == "noisy" else 0.0)
+    return regression.group(name, "cpu", shape, [(0, task), (5, task)], steps=steps)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the same sweep, one training after the other in this process."""
+    out = tmp_path_factory.mktemp("alone")
+    sweep.sweep([plan(name) for name in NAMES], out, jobs=1)
+    return out
+
+
+@pytest.fixture
+def cluster() -> Iterator[object]:
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    ) as started:
+        yield started
+
+
+@pytest.mark.slow
+def test_processes_give_the_bits_of_one_after_the_other(alone: Path, tmp_path: Path) -> None:
+    folders = sweep.sweep([plan(name) for name in NAMES], tmp_path, jobs=2)
+    assert [folder.name for folder in folders] == NAMES
+    assert digests(tmp_path) == digests(alone)
+    assert len(set(digests(alone).values())) == len(NAMES)
+    assert learners.load(folders[2] / "step-00060").tasks[1]["noise"] == 0.5
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_gives_the_same_and_survives_a_killed_worker(
+    alone: Path, tmp_path: Path, cluster: object
+) -> None:
+    """A worker dies under its training: the others finish, and the sweep ends with all bits."""
+    import threading
+
+    from distributed import Client
+
+    long = [*(plan(name) for name in NAMES), plan("long", steps=1500)]
+    sweep.sweep(long[-1:], alone.parent / "long", jobs=1)
+    killed: list[int] = []
+    with Client(cluster) as client:
+        workers = client.run(os.getpid)
+
+        def kill() -> None:
+            while not (tmp_path / "long" / "resume.safetensors").is_file():
+                time.sleep(0.02)
+            busy = [a for a, tasks in client.processing().items() if tasks]
+            for address in busy:
+                killed.append(workers[address])
+                os.kill(workers[address], signal.SIGKILL)
+
+        watcher = threading.Thread(target=kill)
+        watcher.start()
+        with joblib.parallel_config("dask"):
+            sweep.sweep(long, tmp_path)
+        watcher.join()
+    assert killed
+    expected = digests(alone) | digests(alone.parent / "long")
+    assert digests(tmp_path) == expected
+
+
+@pytest.mark.slow
+def test_a_sweep_started_again_trains_only_what_is_missing(tmp_path: Path) -> None:
+    recipes = [plan(name, steps=8) for name in NAMES]
+    sweep.sweep(recipes[:2], tmp_path, jobs=1)
+    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
+    sweep.sweep(recipes, tmp_path, jobs=1)
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(NAMES)
+
+
+def test_one_that_fails_costs_only_itself(tmp_path: Path) -> None:
+    bad = replace(plan("plain", steps=8), peak_rate=1e38)
+    with pytest.raises(IclError, match=r"1 of 2 trainings failed: plain: the loss is"):
+        sweep.sweep([bad, plan("deep", steps=8)], tmp_path, jobs=1)
+    assert (tmp_path / "deep" / "SHA256SUMS").is_file()
+    assert not (tmp_path / "plain" / "SHA256SUMS").exists()
+
+
+def test_names_must_differ(tmp_path: Path) -> None:
+    with pytest.raises(IclError, match="same name"):
+        sweep.sweep([plan("plain"), plan("plain")], tmp_path)
+
+
+def test_a_cluster_that_does_not_answer_is_one_clear_error() -> None:
+    with pytest.raises(IclError, match="No Dask scheduler answers at nonsense://x"):
+        sweep.on_cluster("nonsense://x")
+
+
+def test_the_command_takes_a_pattern(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert training.matching("regression-one-L*") == [f"regression-one-L{n}" for n in (1, 2, 4, 8)]
+    with pytest.raises(IclError, match="Unknown recipe 'regression-three-"):
+        training.matching("regression-three-*")
+    monkeypatch.setattr(training, "recipe", lambda name, device: plan(name, steps=4))
+    command = ["train", "regression-paper-L*", "--out", str(tmp_path), "--jobs", "1"]
+    assert __main__.main(command) == 0
+    assert {p.name for p in tmp_path.iterdir()} == set(training.matching("regression-paper-L*"))
+    assert "regression-paper-L12" in capsys.readouterr().out
