@@ -1,0 +1,333 @@
+"""Constructions: blocks in Hugging Face's GPT-2, primitives and programs against NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import pad
+from transformers import GPT2Config, GPT2Model
+
+from iclutils import IclError
+from iclutils.lenses.constructions.block import Block, Gelu
+from iclutils.lenses.constructions.formulas import gradient_steps, sherman_morrison
+from iclutils.lenses.constructions.gradient import gradient_program
+from iclutils.lenses.constructions.layout import Numerics
+from iclutils.lenses.constructions.program import Program
+from iclutils.lenses.constructions.ridge import ridge_program
+
+DOUBLE, SINGLE = torch.float64, torch.float32
+SHORT = Numerics(2, 0.1, 1e6, balanced=True)
+PROGRAMS = {
+    "gradient": lambda d, n, numerics: gradient_program(d, n, 0.05, 0.3, numerics),
+    "inverse": lambda d, n, numerics: ridge_program(d, n, 0.5, "inverse", numerics),
+    "gain": lambda d, n, numerics: ridge_program(d, n, 0.5, "gain", numerics),
+}
+every_program = pytest.mark.parametrize("name", PROGRAMS)
+
+
+def contexts(dim: int, pairs: int, count: int = 8, seed: int = 0) -> tuple:
+    source = torch.Generator().manual_seed(seed)
+    xs = torch.randn(count, pairs, dim, generator=source, dtype=DOUBLE)
+    return xs, torch.randn(count, pairs, generator=source, dtype=DOUBLE)
+
+
+def by_steps(xs: torch.Tensor, ys: torch.Tensor, rate: float, penalty: float) -> np.ndarray:
+    """w' = w - 2α (x (xᵀw) - x y + λ w), written out; row n holds w after n steps."""
+    out = np.zeros(xs.shape)
+    for b in range(len(xs)):
+        for n in range(xs.shape[1] - 1):
+            x, y, w = xs[b, n].numpy(), float(ys[b, n]), out[b, n]
+            out[b, n + 1] = w - 2 * rate * (np.outer(x, x) @ w - x * y + penalty * w)
+    return out
+
+
+def by_solving(xs: torch.Tensor, ys: torch.Tensor, penalty: float) -> np.ndarray:
+    """(λI + XᵀX)⁻¹ Xᵀy of the first n pairs in row n."""
+    out = np.zeros(xs.shape)
+    for b in range(len(xs)):
+        for n in range(1, xs.shape[1]):
+            x, y = xs[b, :n].numpy(), ys[b, :n].numpy()
+            gram = x.T @ x + penalty * np.eye(x.shape[1])
+            out[b, n] = np.linalg.solve(gram, x.T @ y)
+    return out
+
+
+def truth(name: str, xs: torch.Tensor, ys: torch.Tensor) -> np.ndarray:
+    return by_steps(xs, ys, 0.05, 0.3) if name == "gradient" else by_solving(xs, ys, 0.5)
+
+
+def worst(program: Program, name: str, xs: torch.Tensor, ys: torch.Tensor) -> float:
+    expected = (truth(name, xs, ys) * xs.numpy()).sum(-1)
+    return float(np.abs(program(xs, ys).double().numpy() - expected).max())
+
+
+def gpt2(blocks: list[Block], pos: int) -> GPT2Model:
+    """Hugging Face's GPT-2 with these blocks; neurons that are missing get weights of 0."""
+    width, inner = len(blocks[0].weights["ln_1.bias"]), max(block.hidden for block in blocks)
+    config = GPT2Config(
+        vocab_size=2,
+        n_positions=pos,
+        n_embd=width,
+        n_layer=len(blocks),
+        n_head=blocks[0].heads,
+        n_inner=inner,
+        activation_function=blocks[0].gelu,
+    )
+    model = GPT2Model(config).double().eval()
+    state = model.state_dict()
+    state["wpe.weight"] = torch.zeros(pos, width, dtype=DOUBLE)
+    for layer, block in enumerate(blocks):
+        grown = dict(block.weights)
+        more = inner - block.hidden
+        for key in ("mlp.c_fc.weight", "mlp.c_fc.bias"):
+            grown[key] = pad(grown[key], (0, more))
+        grown["mlp.c_proj.weight"] = pad(grown["mlp.c_proj.weight"], (0, 0, 0, more))
+        for key, weight in grown.items():
+            assert state[f"h.{layer}.{key}"].shape == weight.shape
+            state[f"h.{layer}.{key}"] = weight
+    model.load_state_dict(state)
+    return model
+
+
+@pytest.mark.parametrize("gelu", ["gelu", "gelu_new"])
+@every_program
+def test_gpt2_runs_the_program(name: str, gelu: Gelu) -> None:
+    xs, ys = contexts(2, 4)
+    program = PROGRAMS[name](2, 3, replace(SHORT, gelu=gelu))
+    streams = program.stream(xs, ys)
+    model = gpt2(list(program.blocks), streams[0].shape[1])
+    with torch.no_grad():
+        found = model(inputs_embeds=streams[0], output_hidden_states=True).hidden_states
+    assert len(found) == len(streams) == len(program.blocks) + 1
+    unit = program.layout.field_unit
+    for theirs, ours in zip(found[:-1], streams[:-1], strict=True):  # the last one has a norm more
+        torch.testing.assert_close(theirs / unit, ours / unit, atol=1e-7, rtol=1e-9)
+
+
+def test_random_blocks_are_those_of_gpt2() -> None:
+    source = torch.Generator().manual_seed(0)
+    blocks = []
+    for _ in range(2):
+        state = GPT2Model(
+            GPT2Config(vocab_size=2, n_positions=7, n_embd=12, n_layer=1, n_head=3)
+        ).state_dict()
+        weights = {
+            key[4:]: torch.randn(value.shape, generator=source, dtype=DOUBLE)
+            for key, value in state.items()
+            if key.startswith("h.0.")
+        }
+        blocks.append(Block(weights, heads=3))
+    x = torch.randn(5, 7, 12, generator=source, dtype=DOUBLE)
+    with torch.no_grad():
+        found = gpt2(blocks, 7)(inputs_embeds=x, output_hidden_states=True).hidden_states[1]
+    torch.testing.assert_close(blocks[0](x), found)
+
+
+# The tolerances below: the long stencils are at their best scale, where rounding decides; they are
+# five times the worst of twenty seeds, rounded up.
+@pytest.mark.parametrize(
+    ("name", "dim", "examples", "double", "single"),
+    [
+        ("gradient", 1, 1, 2e-13, 2e-5),
+        ("gradient", 4, 1, 1e-12, 5e-5),
+        ("gradient", 3, 6, 1e-12, 5e-5),
+        ("inverse", 2, 1, 5e-10, 1e-3),
+        ("inverse", 3, 4, 5e-10, 1e-3),
+        ("gain", 1, 3, 5e-11, 1e-4),
+        ("gain", 3, 4, 2e-10, 1e-4),
+        ("gain", 4, 8, 5e-10, 2e-4),
+    ],
+)
+def test_programs_predict_as_the_formula(
+    name: str, dim: int, examples: int, double: float, single: float
+) -> None:
+    xs, ys = contexts(dim, examples + 1)
+    for dtype, bound in ((DOUBLE, double), (SINGLE, single)):
+        program = PROGRAMS[name](dim, examples, Numerics.improved(dtype)).to(dtype)
+        assert program(xs, ys).dtype == dtype
+        assert worst(program, name, xs, ys) < bound
+
+
+def test_eight_dimensions_and_sixteen_examples() -> None:
+    xs, ys = contexts(8, 17, count=2)
+    for dtype, bound in ((DOUBLE, 1e-9), (SINGLE, 1e-3)):
+        program = PROGRAMS["gain"](8, 16, Numerics.improved(dtype)).to(dtype)
+        assert worst(program, "gain", xs, ys) < bound
+
+
+@every_program
+def test_a_program_reads_shorter_contexts(name: str) -> None:
+    program = PROGRAMS[name](2, 4, Numerics.improved(DOUBLE))
+    for pairs in range(1, 6):
+        xs, ys = contexts(2, pairs)
+        assert worst(program, name, xs, ys) < 1e-8
+    found = program(xs, ys)
+    torch.testing.assert_close(program(xs[0], ys[0]), found[0], atol=1e-9, rtol=0)  # no batch
+    torch.testing.assert_close(program(xs[None], ys[None]), found[None], atol=1e-9, rtol=0)
+
+
+@every_program
+def test_the_error_falls_as_the_order_says(name: str) -> None:
+    """Halving ε divides the error of the paper's product by 4, and that of two steps by 16."""
+    xs, ys = (part / 2 for part in contexts(2, 3))
+    for numerics, factor in (
+        (Numerics(0, 4e-3, 1e8, balanced=False), 4),
+        (Numerics(1, 4e-3, 1e8, balanced=True), 4),
+        (Numerics(2, 4e-2, 1e8, balanced=True), 16),
+    ):
+        errors = [
+            worst(PROGRAMS[name](2, 2, replace(numerics, eps=eps)), name, xs, ys)
+            for eps in (numerics.eps, numerics.eps / 2)
+        ]
+        assert errors[0] / errors[1] == pytest.approx(factor, rel=0.05)
+
+
+def test_the_state_of_ridge_after_each_example() -> None:
+    dim, examples, penalty = 3, 4, 0.5
+    xs, ys = contexts(dim, examples + 1)
+    gain = ridge_program(dim, examples, penalty, "gain")
+    inverse = ridge_program(dim, examples, penalty, "inverse")
+    weights, expected = by_solving(xs, ys, penalty), []
+    for n in range(examples + 1):
+        gram = xs[:, :n].mT.numpy() @ xs[:, :n].numpy() + penalty * np.eye(dim)
+        expected.append(np.linalg.inv(gram))
+    upper = np.triu_indices(dim)
+    streams = gain.stream(xs, ys), inverse.stream(xs, ys)
+    for n in range(examples + 1):
+        for column in range(2 * n + 1, 2 * examples + 2):  # x_{n+1} and what comes after it
+            at = streams[0][4 * n][:, column]
+            shrunk = penalty * expected[n] - np.eye(dim)
+            kept = gain.layout.value(at, "matrix").numpy()
+            np.testing.assert_allclose(kept, shrunk[:, *upper], atol=1e-8)
+            kept = gain.layout.value(at, "weights").numpy()
+            np.testing.assert_allclose(kept, weights[:, n], atol=1e-8)
+            at = streams[1][4 * n][:, column]
+            kept = inverse.layout.value(at, "matrix").reshape(-1, dim, dim).numpy()
+            np.testing.assert_allclose(kept, expected[n] - np.eye(dim) / penalty, atol=1e-8)
+            kept = inverse.layout.value(at, "sum").numpy()
+            moment = np.einsum("bnd,bn->bd", xs[:, :n].numpy(), ys[:, :n].numpy())
+            np.testing.assert_allclose(kept, moment, atol=1e-8)
+
+
+def test_the_state_of_the_gradient_after_each_step() -> None:
+    xs, ys = contexts(3, 5)
+    program = gradient_program(3, 4, 0.05, 0.3)
+    expected, streams = by_steps(xs, ys, 0.05, 0.3), program.stream(xs, ys)
+    for n in range(5):
+        kept = program.layout.value(streams[2 * n][:, 2 * n + 1 :], "weights").numpy()
+        wanted = np.broadcast_to(expected[:, n, None], kept.shape)
+        np.testing.assert_allclose(kept, wanted, atol=1e-11)
+
+
+@every_program
+def test_later_tokens_never_change_earlier_ones(name: str) -> None:
+    program = PROGRAMS[name](2, 4, SHORT)
+    xs, ys = contexts(2, 5)
+    before = program.stream(xs, ys)
+    for pair in range(5):
+        other_x, other_y = xs.clone(), ys.clone()
+        other_y[:, pair:] += 1
+        other_x[:, pair + 1 :] -= 2
+        for ours, theirs in zip(before, program.stream(other_x, other_y), strict=True):
+            assert torch.equal(ours[:, : 2 * pair + 2], theirs[:, : 2 * pair + 2])
+    assert not torch.equal(before[-1], program.stream(xs + 1, ys)[-1])
+
+
+def differences(values: list[int], times: int) -> set[int]:
+    return set(np.diff(values, times).tolist())
+
+
+@pytest.mark.parametrize("numerics", [SHORT, Numerics.paper(DOUBLE), Numerics.improved(DOUBLE)])
+@pytest.mark.parametrize(
+    ("name", "power", "per_example", "extra"),
+    [("gradient", 1, 2, 1), ("inverse", 2, 4, 2), ("gain", 2, 4, 1)],
+)
+def test_sizes(name: str, power: int, per_example: int, extra: int, numerics: Numerics) -> None:
+    """Width and neurons are polynomials in d; the layers grow with n, by the same for each."""
+    grown = [PROGRAMS[name](dim, 2, numerics) for dim in range(5, 10)]
+    assert differences([program.layout.width for program in grown], power + 1) == {0}
+    assert max(differences([program.layout.width for program in grown], power)) > 0
+    assert differences([program.hidden for program in grown], power + 1) == {0}
+    for count in (1, 2, 5):
+        program = PROGRAMS[name](5, count, numerics)
+        assert program.examples == count
+        assert len(program.blocks) == per_example * count + extra
+        assert (program.per_example, program.extra) == (per_example, extra)
+        assert (program.layout.width, program.hidden) == (grown[0].layout.width, grown[0].hidden)
+    assert {len(program.blocks) for program in grown} == {2 * per_example + extra}
+
+
+def test_the_largest_weight_is_counted_over_everything() -> None:
+    for numerics, bound in ((Numerics.improved(DOUBLE), 1e4), (Numerics.improved(SINGLE), 300)):
+        program = ridge_program(4, 3, 1.0, numerics=numerics)
+        parts = [program.embedding, program.layout.places, program.read_out]
+        for block in program.blocks:
+            parts += list(block.weights.values())
+        assert program.largest == max(float(part.abs().max()) for part in parts) < bound
+    assert gradient_program(4, 1, 0.05, 0.0, Numerics.paper(DOUBLE)).largest > 1e10
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    dim=st.integers(1, 6),
+    pairs=st.integers(1, 12),
+    penalty=st.floats(0.1, 10),
+    seed=st.integers(0, 99),
+)
+def test_the_formulas_are_ridge_and_descent(
+    dim: int, pairs: int, penalty: float, seed: int
+) -> None:
+    xs, ys = contexts(dim, pairs, 2, seed)
+    expected = (by_solving(xs, ys, penalty) * xs.numpy()).sum(-1)
+    np.testing.assert_allclose(sherman_morrison(xs, ys, penalty).numpy(), expected, atol=1e-8)
+    expected = (by_steps(xs, ys, 0.01, penalty) * xs.numpy()).sum(-1)
+    np.testing.assert_allclose(gradient_steps(xs, ys, 0.01, penalty).numpy(), expected, atol=1e-9)
+
+
+def test_wrong_programs_are_refused() -> None:
+    for dim, examples in ((0, 1), (1, 0), (-1, 2)):
+        with pytest.raises(IclError, match="d ≥ 1 and n ≥ 1"):
+            gradient_program(dim, examples, 0.1)
+        with pytest.raises(IclError, match="d ≥ 1 and n ≥ 1"):
+            ridge_program(dim, examples, 1.0)
+    for penalty in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(IclError, match="penalty λ"):
+            ridge_program(2, 2, penalty)
+    for penalty in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(IclError, match="penalty λ"):
+            gradient_program(2, 2, 0.1, penalty)
+    for rate in (0.0, -1.0, float("nan")):
+        with pytest.raises(IclError, match="rate"):
+            gradient_program(2, 2, rate)
+    for eps in (0.0, -0.1, float("nan"), float("inf")):
+        with pytest.raises(IclError, match="ε"):
+            Numerics(1, eps, 1e6, balanced=True)
+    with pytest.raises(IclError, match="order"):
+        Numerics(-1, 0.1, 1e6, balanced=True)
+    with pytest.raises(IclError, match="ratio"):
+        Numerics(1, 0.1, 0.0, balanced=True)
+
+
+@every_program
+def test_wrong_contexts_are_refused(name: str) -> None:
+    program = PROGRAMS[name](2, 2, SHORT)
+    xs, ys = contexts(2, 3)
+    with pytest.raises(IclError, match="inputs of 2 numbers, not 3"):
+        program(torch.cat([xs, xs[..., :1]], -1), ys)
+    with pytest.raises(IclError, match="one y for each x"):
+        program(xs, ys[:, :2])
+    with pytest.raises(IclError, match="1 to 3 pairs"):
+        program(*contexts(2, 4))
+    with pytest.raises(IclError, match="1 to 3 pairs"):
+        program(xs[:, :0], ys[:, :0])
+    for value in (float("nan"), float("inf")):
+        for part in (0, 1):
+            bad = [xs.clone(), ys.clone()]
+            bad[part][0, 0] = value
+            with pytest.raises(IclError, match="not finite"):
+                program(*bad)

@@ -1,0 +1,210 @@
+"""Primitives: mov, mul, div and aff on random streams, against NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iclutils import IclError
+from iclutils.lenses.constructions.block import Block, Gelu
+from iclutils.lenses.constructions.layout import Layout, Numerics
+from iclutils.lenses.constructions.primitives import aff, assemble, div, mov, mul, products
+
+FINE = Numerics.improved(torch.float64)
+PLAIN = Numerics(0, 1e-5, 1e8, balanced=False)
+FIELDS = {"a": 3, "b": 2, "c": 4}
+seeds = st.integers(0, 999)
+
+
+def layout(numerics: Numerics = FINE, columns: int = 6, heads: int = 2) -> Layout:
+    return Layout(FIELDS, columns, heads, numerics)
+
+
+def filled(plan: Layout, seed: int, batch: int = 4) -> torch.Tensor:
+    """A stream whose fields are random, but 0 in the start token."""
+    source = torch.Generator().manual_seed(seed)
+    values = torch.randn(batch, plan.columns, 9, generator=source, dtype=torch.float64)
+    values[:, 0] = 0
+    rows = torch.cat([plan.pick(name) for name in FIELDS])
+    return plan.places + plan.field_unit * values @ rows
+
+
+def with_divisor(plan: Layout, stream: torch.Tensor, by: float) -> torch.Tensor:
+    """The same stream with ``by`` in the first channel of b, save in the start token."""
+    row = plan.pick("b")[:1]
+    stream = stream.clone()
+    stream[:, 1:] += (plan.field_unit * by - stream[:, 1:] @ row.T) * row
+    return stream
+
+
+def fields(plan: Layout, stream: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {name: plan.value(stream, name) for name in FIELDS}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    columns=st.integers(3, 60),
+    place=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    seed=seeds,
+    single=st.booleans(),
+    plain=st.booleans(),
+)
+def test_mov_copies_one_column(
+    columns: int, place: tuple[float, float], seed: int, single: bool, plain: bool
+) -> None:
+    """From s to t, or to every column from s on: whatever else there is stays as it was."""
+    source, target = sorted(1 + int(part * (columns - 2)) for part in place)
+    plan = layout(PLAIN if plain else FINE, columns)
+    stream = filled(plan, seed)
+    head = mov(plan, plan.pick("a"), plan.pick("c")[:3], source, target if single else None)
+    before, after = fields(plan, stream), fields(plan, assemble(plan, [head])(stream))
+    expected = before["c"].clone()
+    reached = slice(target, target + 1) if single else slice(source, None)
+    expected[:, reached, :3] += before["a"][:, source : source + 1]
+    for name, wanted in (before | {"c": expected}).items():
+        torch.testing.assert_close(after[name], wanted, atol=1e-6 if plain else 1e-9, rtol=0)
+
+
+def test_two_heads_move_side_by_side() -> None:
+    plan = layout()
+    stream = filled(plan, 0)
+    turned = plan.pick("a")[:2] * 3 - plan.pick("b")
+    first = mov(plan, turned, plan.pick("b"), 2)
+    second = mov(plan, plan.pick("c"), -plan.pick("c"), 4, 4)
+    before, after = fields(plan, stream), fields(plan, assemble(plan, [first, second])(stream))
+    wanted = before["b"].clone()
+    wanted[:, 2:] += (3 * before["a"][..., :2] - before["b"])[:, 2:3]
+    torch.testing.assert_close(after["b"], wanted, atol=1e-10, rtol=0)
+    wanted = before["c"].clone()
+    wanted[:, 4] = 0
+    torch.testing.assert_close(after["c"], wanted, atol=1e-10, rtol=0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    a=st.integers(1, 3), b=st.integers(1, 3), c=st.integers(1, 3), seed=seeds, plain=st.booleans()
+)
+def test_mul_multiplies_matrices(a: int, b: int, c: int, seed: int, plain: bool) -> None:
+    sizes = {"left": a * b, "right": b * c, "out": a * c}
+    plan = Layout(sizes, 4, 1, PLAIN if plain else FINE)
+    source = torch.Generator().manual_seed(seed)
+    left = torch.randn(3, a, b, generator=source, dtype=torch.float64)
+    right = torch.randn(3, b, c, generator=source, dtype=torch.float64)
+    rows = torch.cat([plan.pick("left"), plan.pick("right")])
+    values = torch.cat([left.flatten(1), right.flatten(1)], 1)
+    stream = plan.places[1:] + plan.field_unit * values @ rows
+    neurons = mul(
+        plan,
+        plan.pick("left").view(a, b, -1),
+        plan.pick("right").view(b, c, -1),
+        plan.pick("out").view(a, c, -1),
+    )
+    found = plan.value(assemble(plan, (), [neurons])(stream[None])[0], "out").view(3, a, c)
+    expected = np.einsum("nab,nbc->nac", left.numpy(), right.numpy())
+    np.testing.assert_allclose(found.numpy(), expected, atol=2e-8 if plain else 1e-11)
+
+
+@pytest.mark.parametrize("gelu", ["gelu", "gelu_new"])
+def test_the_size_of_factors_only_scales_them(gelu: Gelu) -> None:
+    """Factors of size 1000 are no worse, relatively, than those of size 1, if it is said."""
+    numerics = replace(FINE, gelu=gelu)
+    plan = Layout({"in": 2, "out": 1}, 2, 1, numerics)
+    values = torch.tensor([[1.5e3, -0.02], [-700.0, 0.05]]).double()
+    stream = plan.places[1:] + plan.field_unit * values @ plan.pick("in")
+    rows = plan.pick("in")
+    neurons = products(plan, rows[:1], rows[1:], plan.pick("out"), (1e3, 0.05))
+    found = plan.value(assemble(plan, (), [neurons])(stream[None])[0], "out")
+    torch.testing.assert_close(found[:, 0], values.prod(1), rtol=1e-6, atol=0)  # |x|² / 8 ratio²
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=seeds, gelu=st.sampled_from(["gelu", "gelu_new"]), plain=st.booleans())
+def test_aff_is_an_affine_map(seed: int, gelu: Gelu, plain: bool) -> None:
+    plan = layout(replace(PLAIN if plain else FINE, gelu=gelu))
+    source = torch.Generator().manual_seed(seed)
+    w1 = torch.randn(4, 3, generator=source, dtype=torch.float64)
+    w2 = torch.randn(4, 2, generator=source, dtype=torch.float64)
+    shift = torch.randn(4, generator=source, dtype=torch.float64)
+    stream = filled(plan, seed)
+    before = fields(plan, stream)
+    neurons = aff(plan, w1 @ plan.pick("a") + w2 @ plan.pick("b"), plan.pick("c"), shift)
+    after = fields(plan, assemble(plan, (), [neurons])(stream))
+    wanted = before["a"] @ w1.T + before["b"] @ w2.T + shift
+    torch.testing.assert_close(
+        after["c"] - before["c"], wanted, atol=1e-6 if plain else 1e-10, rtol=0
+    )
+    for name in ("a", "b"):
+        torch.testing.assert_close(after[name], before[name])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    by=st.floats(0.3, 50),
+    sign=st.sampled_from([1, -1]),
+    column=st.integers(1, 5),
+    seed=seeds,
+    plain=st.booleans(),
+)
+def test_div_divides_by_the_absolute_value(
+    by: float, sign: int, column: int, seed: int, plain: bool
+) -> None:
+    plan = layout(PLAIN if plain else FINE)
+    stream = with_divisor(plan, filled(plan, seed), by * sign)
+    before = fields(plan, stream)
+    head, neurons = div(plan, plan.pick("a"), plan.pick("b")[:1], plan.pick("c")[:3], column)
+    after = fields(plan, assemble(plan, [head], [neurons])(stream))
+    wanted = before["c"].clone()
+    wanted[..., :3] += before["a"]
+    wanted[:, column, :3] += before["a"][:, column] * (1 / by - 1)
+    # A LayerNorm's own epsilon shifts a quotient by 1e-5 width / (8 ratio), relatively.
+    torch.testing.assert_close(after["c"], wanted, atol=1e-6 if plain else 1e-9, rtol=0)
+
+
+def test_a_divided_column_is_found_and_read_divided() -> None:
+    plan = layout()
+    stream = with_divisor(plan, filled(plan, 3), 5.0)
+    head, _ = div(plan, plan.pick("a"), plan.pick("b")[:1], plan.pick("c")[:3], 2)
+    fetch = mov(plan, plan.pick("a"), plan.pick("c")[:3], 2, 4)
+    grown = assemble(plan, [head])(stream)
+    after = plan.value(assemble(plan, [fetch])(grown), "c")
+    wanted = plan.value(stream, "c")[:, 4, :3] + plan.value(stream, "a")[:, 2] / 5
+    torch.testing.assert_close(after[:, 4, :3], wanted, atol=1e-9, rtol=0)
+
+
+def test_wrong_primitives_are_refused() -> None:
+    plan = layout()
+    a, c = plan.pick("a"), plan.pick("c")
+    with pytest.raises(IclError, match="cannot read column 4"):
+        mov(plan, a, a, 4, 2)
+    for column in (0, 6):
+        with pytest.raises(IclError, match=r"1\.\.5"):
+            mov(plan, a, a, column)
+    with pytest.raises(IclError, match="Did you mean 'a'"):
+        plan.pick("aa")
+    with pytest.raises(IclError, match="do not give"):
+        mul(plan, a[None], c[:, None], a[:1][None])
+    for size in (0.0, -1.0, float("nan")):
+        with pytest.raises(IclError, match="sizes"):
+            products(plan, a, a, a, (1.0, size))
+    with pytest.raises(IclError, match="3 heads"):
+        assemble(plan, [mov(plan, a, a, 1)] * 3)
+    every = torch.cat([plan.pick(name) for name in FIELDS])
+    with pytest.raises(IclError, match="too small"):
+        assemble(layout(heads=3), [mov(layout(heads=3), every, every, 1)])
+    with pytest.raises(IclError, match="start token"):
+        Layout(FIELDS, 1, 1, FINE)
+
+
+def test_a_block_is_what_gpt2_stores() -> None:
+    plan = layout()
+    block = assemble(plan, [mov(plan, plan.pick("a"), plan.pick("a"), 1)])
+    assert isinstance(block, Block)
+    assert block.to(torch.float32).weights["ln_1.weight"].dtype == torch.float32
+    assert plan.width == 18
+    assert block.weights["attn.c_attn.weight"].shape == (18, 54)
+    assert block.largest == max(float(part.abs().max()) for part in block.weights.values())
