@@ -43,7 +43,7 @@ class Regression:
     """Sizes of chapter 03. The names are those of learners, which know their shape and task."""
 
     models: tuple[str, ...]  # without noise, as good as they get; the first is in the figures
-    noise: str  # a member for each of the paper's four ratios of noise and prior
+    noise: tuple[str, ...]  # a member for each of the paper's ratios; later ones replace earlier
     depth: tuple[str, ...]  # of both formats, if both were trained
     width: tuple[str, ...]
     dims: tuple[str, ...]  # in other dimensions
@@ -102,16 +102,16 @@ TIERS = {
         ),
         regression=Regression(
             models=("regression-d8",),
-            noise="regression-noise",
+            noise=("regression-noise", "regression-noise-long"),
             depth=tuple(f"regression-{form}-L{n}" for form in ("two", "one") for n in (1, 2, 4, 8)),
             width=tuple(f"regression-w{n}" for n in (8, 16, 32, 64, 128)),
             dims=("regression-d2", "regression-one-L8"),
             probed=("regression-two-L8", "regression-two-L2", "regression-one-L8"),
             contexts=2000,
-            fitted=100,
-            queries=64,
-            probe_contexts=4096,
-            probe_steps=300,
+            fitted=32,
+            queries=48,
+            probe_contexts=5120,
+            probe_steps=400,
         ),
     ),
     "paper": Tier(
@@ -136,7 +136,7 @@ TIERS = {
         ),
         regression=Regression(
             models=("regression-paper-d8",),
-            noise="regression-paper-noise",
+            noise=("regression-paper-noise",),
             depth=(
                 *(f"regression-paper-L{n}" for n in (1, 2, 4, 8, 12)),
                 "regression-paper-d8",
@@ -147,7 +147,7 @@ TIERS = {
             contexts=4000,
             fitted=200,
             queries=64,
-            probe_contexts=20000,
+            probe_contexts=4096,
             probe_steps=2000,
         ),
     ),

@@ -18,6 +18,7 @@ from iclutils.lenses.regression.probe_inputs import (
     least_squares,
     moment,
     places,
+    prepare,
     shuffled,
 )
 from iclutils.lenses.regression.probes import (
@@ -334,3 +335,14 @@ def test_wrong_input_is_refused() -> None:
         hidden_states([net], xs[:, :3, :1], ys[:, :3])
     with pytest.raises(IclError, match="one depth"):
         hidden_states([], xs, ys)
+
+
+def test_prepare_gives_states_up_to_the_query_and_targets_of_the_pairs_before() -> None:
+    shape = Shape(2, 5, "two", 1, 8, 2)
+    drawn = sample(Task(2), 6, 4, torch.Generator().manual_seed(0))
+    states, targets = prepare([Learners(shape, [0]), Learners(shape, [1, 2])], drawn)
+    assert states.shape == (3, 2, 6, 2 * 3 + 1, 8)
+    xs, ys = drawn.xs[:, :3].numpy(), drawn.ys[:, :3].numpy()
+    np.testing.assert_allclose(targets[0], np.einsum("bnd,bn->bd", xs, ys), atol=1e-5)
+    expected = [np.linalg.lstsq(x, y, rcond=None)[0] for x, y in zip(xs, ys, strict=True)]
+    np.testing.assert_allclose(targets[1], expected, atol=1e-3)

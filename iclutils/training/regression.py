@@ -190,6 +190,7 @@ _NOISY = tuple(Task(8, noise=noise, prior=prior) for noise, prior in NOISES)
 SHIPPED = {
     "regression-d8": _mini(8, "one", 8, 64, [Task(8)] * 3, 8000),
     "regression-noise": _mini(8, "one", 8, 64, _NOISY, 7000),
+    "regression-noise-long": _mini(8, "one", 8, 64, _NOISY[:1], 14000),
     "regression-d2": _mini(2, "one", 4, 32, [Task(2)] * 3, 4000),
     **{
         f"regression-one-L{layers}": _mini(4, "one", layers, 32, [Task(4)] * 3, 4000)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...learners import Format, Learners
+from ...tasks.regression import Contexts
 
 States = Float[Tensor, "net layer batch pos width"]
 Targets = Float[Tensor, "target contexts d"]  # of the same contexts; a mismatch gets a cure
@@ -86,6 +87,18 @@ def shuffled(targets: Targets, generator: torch.Generator) -> Targets:
     moved = torch.empty_like(targets)
     moved[:, order] = targets[:, order.roll(1)]
     return moved
+
+
+def prepare(networks: Sequence[Learners], contexts: Contexts) -> tuple[States, Targets]:
+    """What a probe needs: states up to the last x, and XᵀY and OLS of the pairs before it.
+
+    Raises:
+        IclError: as ``hidden_states``, and if a context has a single pair.
+    """
+    xs, ys = contexts.xs, contexts.ys
+    n = xs.shape[-2] - 1
+    targets = torch.stack([moment(xs, ys, n), least_squares(xs, ys, n)])
+    return hidden_states(networks, xs, ys), targets
 
 
 def check(states: Tensor, targets: Targets, batch: int, held_out: int, least: int) -> None:

@@ -1,0 +1,462 @@
+"""Algorithms at every prefix: scikit-learn, closed forms, loops by hand, symmetries, edge cases."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from math import inf, nan
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import Lasso, LassoLars, LinearRegression, Ridge
+from sklearn.neighbors import KNeighborsRegressor
+
+from iclutils import IclError
+from iclutils.lenses.regression.algorithms import (
+    Linear,
+    averaging_weights,
+    bayes_weights,
+    gd_weights,
+    knn,
+    lasso_weights,
+    ols,
+    ols_weights,
+    predictions,
+    released_gd_weights,
+    released_sgd_weights,
+    ridge,
+    ridge_weights,
+    sgd_weights,
+    tuned_rate,
+)
+from iclutils.lenses.regression.bank import bank
+from iclutils.tasks.regression import Task, half_subspace, sample
+
+WEIGHTS: dict[str, Callable] = {
+    "ols": ols_weights,
+    "ridge": partial(ridge_weights, penalty=0.3),
+    "bayes": partial(bayes_weights, noise=0.5, prior=2.0),
+    "gd": partial(gd_weights, rate=0.02),
+    "gd, steps": partial(gd_weights, rate=0.01, steps=7, penalty=0.1),
+    "sgd": partial(sgd_weights, rate=0.03, penalty=0.2),
+    "released gd": partial(released_gd_weights, rate=0.01, penalty=0.1),
+    "released sgd": partial(released_sgd_weights, rate=0.03),
+    "averaging": averaging_weights,
+    "lasso": partial(lasso_weights, penalty=0.1),
+}
+shapes = given(seed=st.integers(0, 10_000), dim=st.integers(1, 7), pairs=st.integers(1, 12))
+
+
+def data(
+    seed: int, pairs: int, dim: int, count: int = 3, noise: float = 0.3
+) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    place = {"generator": generator, "dtype": torch.float64}
+    xs = torch.randn(count, pairs, dim, **place)
+    ys = (xs @ torch.randn(count, dim, 1, **place))[..., 0]
+    return xs, ys + noise * torch.randn(count, pairs, **place)
+
+
+def by_fits(make: Callable, xs: torch.Tensor, ys: torch.Tensor) -> torch.Tensor:
+    """One estimator of scikit-learn for each context and prefix."""
+    found = torch.zeros_like(ys)
+    for b in range(len(xs)):
+        for n in range(1, xs.shape[1]):
+            fitted = make(n).fit(xs[b, :n].numpy(), ys[b, :n].numpy())
+            found[b, n] = fitted.predict(xs[b, n : n + 1].numpy())[0]
+    return found
+
+
+@pytest.mark.parametrize(("pairs", "dim"), [(40, 20), (17, 8), (5, 8), (1, 3), (12, 1)])
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_least_squares_are_scikit_learns(pairs: int, dim: int, noise: float) -> None:
+    xs, ys = data(pairs, pairs, dim, noise=noise)
+    expected = by_fits(lambda n: LinearRegression(fit_intercept=False), xs, ys)
+    torch.testing.assert_close(ols(xs, ys), expected, atol=1e-8, rtol=1e-8)
+    for penalty in (1e-6, 1 / 64, 0.5, 16.0):
+        model = partial(Ridge, penalty, fit_intercept=False, solver="svd")
+        expected = by_fits(lambda n, model=model: model(), xs, ys)
+        torch.testing.assert_close(ridge(xs, ys, penalty), expected, atol=1e-8, rtol=1e-8)
+
+
+@settings(max_examples=60, deadline=None)
+@shapes
+def test_weights_solve_their_equations(seed: int, dim: int, pairs: int) -> None:
+    """By the definition, prefix by prefix: X⁺y and (XᵀX + λI)⁻¹Xᵀy."""
+    xs, ys = data(seed, pairs, dim)
+    found, strict = ols_weights(xs, ys), ridge_weights(xs, ys, 0.3)
+    assert not bool(found[:, 0].any())
+    for n in range(1, pairs):
+        x, y = xs[:, :n], ys[:, :n, None]
+        expected = (torch.linalg.pinv(x) @ y)[..., 0]
+        torch.testing.assert_close(found[:, n], expected, rtol=1e-6, atol=1e-6)
+        gram = x.mT @ x + 0.3 * torch.eye(dim).double()
+        expected = torch.linalg.solve(gram, x.mT @ y)[..., 0]
+        torch.testing.assert_close(strict[:, n], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_nearly_singular_contexts_keep_their_digits() -> None:
+    """The first d pairs have a condition of up to 1e12; scikit-learn's own error grows with it."""
+    xs, ys = data(0, 14, 6, count=6, noise=0.0)
+    for row in range(6):
+        xs[row, 3] = xs[row, 2] + 10.0 ** (-2 * row - 2) * xs[row, 3]
+    weights = data(1, 1, 6, count=6)[0]
+    ys = (xs * weights).sum(-1)
+    found = ols_weights(xs, ys)
+    miss = (found[:, 6:] - weights).abs().amax((1, 2))
+    assert bool((miss < 1e-11 + 1e-14 * 10.0 ** (2 * torch.arange(6) + 2)).all())  # ~ condition
+    residual = ((xs[:, None] @ found[..., None])[..., 0] - ys[:, None]).tril(-1)
+    assert residual.abs().max() < 1e-10  # every prefix fits its pairs, at any condition
+
+
+def test_a_bad_start_leaves_no_trace() -> None:
+    """Nearly dependent first pairs, labels with noise: later prefixes are well determined."""
+    xs, ys = data(1, 14, 6, count=20)
+    xs[:, 3] = xs[:, 2] + 1e-9 * xs[:, 3]
+    found = ols_weights(xs, ys)
+    for n in (8, 13):
+        for b in range(20):
+            expected = np.linalg.lstsq(xs[b, :n].numpy(), ys[b, :n].numpy(), rcond=None)[0]
+            torch.testing.assert_close(
+                found[b, n], torch.from_numpy(expected), atol=1e-10, rtol=1e-10
+            )
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda xs: xs.index_copy(1, torch.tensor([2, 5]), xs[:, [0, 0]]),  # repeated inputs
+        lambda xs: xs.index_fill(1, torch.tensor([0, 3]), 0.0),  # inputs of zero
+        lambda xs: xs.index_fill(2, torch.tensor([1, 4]), 0.0),  # coordinates of zero
+        lambda xs: xs * 0,
+        lambda xs: xs[:, :, :1] * torch.arange(1.0, 7).double(),  # rank one
+        lambda xs: torch.cat([xs[:1], xs[1:] * 0], 0),  # one context is well
+    ],
+    ids=["repeated", "zero", "coordinates", "nothing", "rank one", "mixed"],
+)
+@pytest.mark.parametrize("pairs", [4, 10])
+def test_singular_systems_have_the_min_norm_solution(spoil: Callable, pairs: int) -> None:
+    xs, ys = data(3, max(pairs, 6), 6)
+    xs, ys = spoil(xs)[:, :pairs], ys[:, :pairs]
+    found = ols_weights(xs, ys)
+    for n in range(1, pairs):
+        for b in range(3):
+            expected = torch.from_numpy(
+                np.linalg.lstsq(xs[b, :n].numpy(), ys[b, :n].numpy(), rcond=1e-12)[0]
+            )
+            torch.testing.assert_close(found[b, n], expected, atol=1e-8, rtol=1e-8)
+    assert torch.equal(ridge(xs, ys, 0.0), ols(xs, ys))
+    assert bool(torch.isfinite(ridge(xs, ys, 1e-3)).all())
+
+
+def test_rank_is_decided_at_the_precision_of_the_data() -> None:
+    """Inputs of a subspace in float32 stick out of it by rounding, which must not be fitted."""
+    plain = sample(Task(8, noise=0.5), 20, 16, torch.Generator().manual_seed(0))
+    half = half_subspace(plain, torch.Generator().manual_seed(1))
+    found = ols_weights(half.xs, half.ys)
+    expected = (
+        torch.linalg.pinv(half.xs[:, :15].double(), rtol=1e-4) @ half.ys[:, :15, None].double()
+    )
+    torch.testing.assert_close(found[:, 15], expected[..., 0], atol=1e-4, rtol=1e-4)
+    assert found.dtype == torch.float64
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_turning_the_inputs_turns_the_weights(seed: int) -> None:
+    """Of all but the lasso and what clips, which know the axes."""
+    xs, ys = data(seed, 9, 4)
+    turn = torch.linalg.qr(data(seed + 1, 4, 4, count=1)[0][0]).Q
+    for name in ("ols", "ridge", "bayes", "gd", "gd, steps", "sgd", "averaging"):
+        plain, turned = WEIGHTS[name](xs, ys), WEIGHTS[name](xs @ turn, ys)
+        torch.testing.assert_close(plain @ turn, turned, atol=1e-5, rtol=1e-5)
+    for power in (0.0, 1.0, 2.0):
+        torch.testing.assert_close(knn(xs, ys, 3, power), knn(xs @ turn, ys, 3, power))
+
+
+@pytest.mark.parametrize("name", list(WEIGHTS))
+def test_a_prefix_knows_nothing_of_later_pairs_or_other_contexts(name: str) -> None:
+    xs, ys = data(5, 10, 4, count=6)
+    whole = WEIGHTS[name](xs, ys)
+    assert not bool(whole[:, 0].any())
+    for n in (1, 3, 6):
+        part = WEIGHTS[name](xs[:, : n + 1], ys[:, : n + 1])
+        torch.testing.assert_close(part[:, n], whole[:, n], atol=1e-8, rtol=1e-8)
+    alone = torch.stack([WEIGHTS[name](x, y) for x, y in zip(xs, ys, strict=True)])
+    torch.testing.assert_close(alone, whole, atol=1e-8, rtol=1e-8)
+    folded = WEIGHTS[name](xs.unflatten(0, (2, 3)), ys.unflatten(0, (2, 3)))
+    torch.testing.assert_close(folded.flatten(0, 1), whole, atol=1e-8, rtol=1e-8)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_the_order_of_pairs_matters_to_sgd_alone(seed: int) -> None:
+    xs, ys = data(seed, 9, 4)
+    shuffled = torch.randperm(8, generator=torch.Generator().manual_seed(seed))
+    order = torch.cat([shuffled, torch.tensor([8])])
+    for name, weights in WEIGHTS.items():
+        plain, mixed = weights(xs, ys)[:, 8], weights(xs[:, order], ys[:, order])[:, 8]
+        same = torch.allclose(plain, mixed, atol=1e-6, rtol=1e-6)
+        moved = not torch.equal(order, torch.arange(9))
+        assert same == (not moved or name not in ("sgd", "released sgd", "released gd"))
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000), pairs=st.sampled_from([4, 6, 12]))
+def test_ridge_becomes_min_norm_ols(seed: int, pairs: int) -> None:
+    xs, ys = data(seed, pairs, 6)
+    limit = ols_weights(xs, ys)
+    assume(limit.abs().max() < 1e3)
+    gaps = [(ridge_weights(xs, ys, p) - limit).abs().max() for p in (1e-2, 1e-4, 1e-6, 1e-8)]
+    assert gaps[-1] < 1e-2
+    assert all(later <= before for before, later in pairwise(gaps))
+    # and with an endless penalty, one step of gradient descent, scaled
+    torch.testing.assert_close(
+        1e9 * ridge_weights(xs, ys, 1e9), gd_weights(xs, ys, 0.5), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_gradient_descent_by_autograd() -> None:
+    xs, ys = data(0, 8, 3)
+    rate, penalty = torch.linspace(0.01, 0.03, 8).double(), 0.4
+    for steps in (1, 2, 5):
+        found = gd_weights(xs, ys, rate, steps, penalty)
+        for n in range(8):
+            w = torch.zeros(3, 3, dtype=torch.float64, requires_grad=True)
+            for _ in range(steps):
+                error = (xs[:, :n] @ w[..., None])[..., 0] - ys[:, :n]
+                loss = error.square().sum() + penalty * w.square().sum()
+                (slope,) = torch.autograd.grad(loss, w)
+                w = (w - rate[n] * slope).detach().requires_grad_()
+            torch.testing.assert_close(found[:, n], w.detach())
+    # the closed form of one step, and the limit of many
+    moment = torch.einsum("bnd,bn->bd", xs[:, :7], ys[:, :7])
+    torch.testing.assert_close(gd_weights(xs, ys, 0.02)[:, 7], 2 * 0.02 * moment)
+    torch.testing.assert_close(gd_weights(xs, ys, 0.01, 5000)[:, 7], ols_weights(xs, ys)[:, 7])
+    torch.testing.assert_close(averaging_weights(xs, ys)[:, 7], moment / 7)
+
+
+def sgd_by_hand(
+    xs: torch.Tensor, ys: torch.Tensor, rate: float, penalty: float, clip: float, growing: bool
+) -> torch.Tensor:
+    """One context, number by number."""
+    w = [0.0] * xs.shape[1]
+    rows = [list(w)]
+    for n in range(len(xs) - 1):
+        slope = [2 * penalty * v for v in w]
+        for i in range(0 if growing else n, n + 1):
+            error = sum(a * b for a, b in zip(w, xs[i].tolist(), strict=True)) - float(ys[i])
+            slope = [s + 2 * error * a for s, a in zip(slope, xs[i].tolist(), strict=True)]
+        w = [v - rate * min(max(s, -clip), clip) for v, s in zip(w, slope, strict=True)]
+        rows.append(list(w))
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("rate", "penalty"), [(0.03, 0.0), (0.03, 0.5), (0.3, 0.0), (0.5, 2.0)])
+def test_stochastic_descent_by_hand(rate: float, penalty: float) -> None:
+    """Rates and penalties where 1 - 2 rate penalty is 1, between 0 and 1, and below 0."""
+    xs, ys = data(2, 9, 3)
+    ys = ys * 4  # far enough for the clip to act
+    for b in range(3):
+        case = xs[b], ys[b]
+        found = sgd_weights(*case, rate, penalty)
+        torch.testing.assert_close(found, sgd_by_hand(*case, rate, penalty, inf, False))
+        found = released_sgd_weights(*case, rate, penalty)
+        torch.testing.assert_close(found, sgd_by_hand(*case, rate, penalty, 20, False))
+        found = released_gd_weights(*case, rate, penalty)
+        torch.testing.assert_close(found, sgd_by_hand(*case, rate, penalty, 20, True))
+    plain, clipped = sgd_weights(xs, ys, rate), released_sgd_weights(xs, ys, rate)
+    assert (plain - clipped).abs().max() > 1e-3
+
+
+def test_the_released_gd_is_not_one_step() -> None:
+    xs, ys = data(0, 20, 8, count=200, noise=0.0)
+    gap = predictions(released_gd_weights(xs, ys, 0.02) - gd_weights(xs, ys, 0.02), xs)
+    assert gap[:, 14].square().mean() / 8 > 0.05
+    small = released_gd_weights(xs, ys / 100, 0.02) - gd_weights(xs, ys / 100, 0.02)
+    torch.testing.assert_close(small[:, 1], torch.zeros(200, 8).double())  # one pair, no clip
+
+
+def test_a_tuned_rate_has_the_least_risk() -> None:
+    """|w - w*|² over many tasks against rates around it, with and without noise."""
+    for noise in (0.0, 1.5):
+        task = sample(Task(4, noise), 100_000, 9, torch.Generator().manual_seed(0))
+        unit = gd_weights(task.xs, task.ys, 0.5)  # XᵀY
+        truth = task.weights.double()[:, None]
+        best = (unit * truth).sum(-1).mean(0) / unit.square().sum(-1).mean(0).clamp(min=1e-9)
+        expected = 2 * tuned_rate(9, 4, noise**2)
+        torch.testing.assert_close(best[1:], expected[1:], rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5, 50])
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+def test_neighbours_are_scikit_learns(k: int, power: float) -> None:
+    def weigh(distance: np.ndarray) -> np.ndarray:
+        return distance**-power
+
+    xs, ys = data(1, 12, 3)
+    expected = by_fits(lambda n: KNeighborsRegressor(min(k, n), weights=weigh), xs, ys)
+    torch.testing.assert_close(knn(xs, ys, k, power), expected)
+    if power == 1:
+        expected = by_fits(lambda n: KNeighborsRegressor(min(k, n), weights="distance"), xs, ys)
+        torch.testing.assert_close(knn(xs, ys, k, power), expected)
+
+
+def test_a_neighbour_at_the_query_decides() -> None:
+    xs = torch.tensor([[0.0], [1.0], [0.0], [0.0], [5.0]]).double()
+    ys = torch.tensor([1.0, 10.0, 3.0, 0.0, 0.0]).double()
+    assert knn(xs, ys, 3, 2.0)[2] == 1  # the pair at 0 alone
+    assert knn(xs, ys, 3, 1.0)[3] == 2  # the two pairs at 0, evenly
+    assert knn(xs, ys, 3, 0.0)[3] == pytest.approx(14 / 3)
+    tiny = torch.tensor([[0.0], [1e-100], [3e-100]], dtype=torch.float64)
+    assert knn(tiny, torch.tensor([1.0, 4.0, 0.0]).double(), 2, 2.0)[2] == pytest.approx(
+        (1 / 9 + 4 / 4) / (1 / 9 + 1 / 4)
+    )
+
+
+@pytest.mark.parametrize("penalty", [1e-3, 0.03, 0.3, 30.0])
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_lasso_is_scikit_learns(penalty: float, noise: float) -> None:
+    xs, ys = data(4, 14, 6, count=8, noise=noise)
+    expected = by_fits(lambda n: LassoLars(penalty, fit_intercept=False, max_iter=10_000), xs, ys)
+    found = lasso_weights(xs, ys, penalty)
+    torch.testing.assert_close(predictions(found, xs), expected, atol=1e-7, rtol=1e-7)
+    for n in range(1, 14):
+        for b in range(8):
+            x, y = xs[b, :n].numpy(), ys[b, :n].numpy()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # coordinate descent may stop early; ours may not
+                other = Lasso(penalty, fit_intercept=False, tol=1e-12, max_iter=5000).fit(x, y)
+
+            def loss(w: np.ndarray, x: np.ndarray = x, y: np.ndarray = y) -> float:
+                return ((y - x @ w) ** 2).mean() / 2 + penalty * np.abs(w).sum()
+
+            assert loss(found[b, n].numpy()) <= loss(other.coef_) + 1e-12
+
+
+def test_lasso_with_repeated_and_empty_coordinates() -> None:
+    xs, ys = data(0, 9, 5)
+    xs[..., 1], xs[..., 3] = xs[..., 0], 0
+    found = lasso_weights(xs, ys, 0.05)
+    assert not bool(found[..., 3].any())
+    merged = torch.cat([found[..., :1] + found[..., 1:2], found[..., [2, 4]]], -1)
+    expected = lasso_weights(xs[..., [0, 2, 4]], ys, 0.05)
+    torch.testing.assert_close(merged, expected, atol=1e-8, rtol=1e-8)
+
+
+def test_reference_errors_and_distances() -> None:
+    """d = 8 without noise: E(OLS - y)² / d = 1 - n/d, and SPD / d to OLS as measured before."""
+    task = sample(Task(8), 20_000, 15, torch.Generator().manual_seed(0))
+    best = ols(task.xs, task.ys)
+    risk = (best - task.ys).square().mean(0) / 8
+    expected = (1 - torch.arange(15).double() / 8).clamp(min=0)
+    torch.testing.assert_close(risk, expected, atol=0.02, rtol=0)
+    table = {
+        4: (0.0013, 0.355, 0.258),
+        7: (0.028, 0.639, 0.494),
+        8: (0.072, 0.732, 0.577),
+        14: (0.0011, 0.566, 0.395),
+    }
+    others = [ridge(task.xs, task.ys, 0.1)]
+    others += [predictions(gd_weights(task.xs, task.ys, a), task.xs) for a in (0.01, 0.02)]
+    for n, row in table.items():
+        for other, value in zip(others, row, strict=True):
+            found = float((other - best)[:, n].square().mean() / 8)
+            assert found == pytest.approx(value, rel=0.1)
+
+
+@pytest.mark.parametrize(("noise", "prior"), [(0.0, 1.0), (0.5, 1.0), (1.0, 0.5)])
+def test_bayes_has_the_least_risk(noise: float, prior: float) -> None:
+    """Of the whole bank, at every prefix, and the risk is what its own posterior says."""
+    task = sample(Task(4, noise, prior), 5_000, 9, torch.Generator().manual_seed(1))
+    clean = (task.xs * task.weights[:, None]).sum(-1).double()
+    weights = bayes_weights(task.xs, task.ys, noise, prior)
+    bayes = (predictions(weights, task.xs) - clean).square()
+    for name, algorithm in bank("wide", (noise / prior) ** 2).items():
+        excess = (algorithm(task.xs, task.ys) - clean).square() - bayes
+        slack = 4 * excess.std(0) / len(excess) ** 0.5
+        assert bool((excess.mean(0) >= -slack - 1e-9).all()), name
+    if noise:
+        xs = task.xs[:, :6].double()
+        precision = xs.mT @ xs / noise**2 + torch.eye(4).double() / prior**2
+        expected = torch.linalg.inv(precision).diagonal(dim1=-2, dim2=-1).sum(-1).mean()
+        found = (weights[:, 6] - task.weights.double()).square().sum(-1).mean()
+        assert float(found) == pytest.approx(float(expected), rel=0.05)
+
+
+def test_banks() -> None:
+    xs, ys = data(0, 9, 4)
+    for which in ("wide", "paper", "released"):
+        found = bank(which)
+        tables = {name: algorithm(xs, ys) for name, algorithm in found.items()}
+        for name, algorithm in found.items():
+            assert tables[name].shape == ys.shape
+            assert isinstance(algorithm, Linear) == ("NN" not in name)
+        rows = list(tables.values())
+        assert not any(torch.equal(a, b) for i, a in enumerate(rows) for b in rows[:i])
+    wide = bank()
+    for text, value in (("1/64", 1 / 64), ("4/9", 4 / 9), ("16", 16.0)):
+        assert torch.equal(wide[f"ridge {text}"](xs, ys), ridge(xs, ys, value))
+    assert torch.equal(wide["3-NN 1/r²"](xs, ys), knn(xs, ys, 3, 2.0))
+    assert torch.equal(bank("released")["5-NN 1/r"](xs, ys), knn(xs, ys, 5, 1.0))
+    expected = predictions(gd_weights(xs, ys, tuned_rate(9, 4, 0.25), 4), xs)
+    assert torch.equal(bank("wide", 0.25)["GD best, 4 steps"](xs, ys), expected)
+    with pytest.raises(IclError, match="Did you mean 'paper'"):
+        bank("papers")
+    with pytest.raises(IclError, match="at least 0"):
+        bank("wide", -1.0)
+
+
+@pytest.mark.parametrize("algorithm", [*WEIGHTS.values(), knn], ids=[*WEIGHTS, "knn"])
+def test_wrong_pairs_are_refused(algorithm: Callable) -> None:
+    xs, ys = data(0, 6, 3)
+    for labels in (ys[:, :5], ys[:2], ys[0], ys[..., None]):
+        with pytest.raises(IclError, match="Need xs of"):
+            algorithm(xs, labels)
+    with pytest.raises(IclError, match="at least one pair"):
+        algorithm(xs[:, :0], ys[:, :0])
+    for bad in (nan, inf):
+        spoilt = xs.clone()
+        spoilt[1, 2, 0] = bad
+        with pytest.raises(IclError, match="finite"):
+            algorithm(spoilt, ys)
+        with pytest.raises(IclError, match="finite"):
+            algorithm(xs, spoilt[..., 0])
+
+
+@pytest.mark.parametrize("bad", [-0.1, nan, inf])
+def test_wrong_settings_are_refused(bad: float) -> None:
+    xs, ys = data(0, 6, 3)
+    for call in (
+        lambda: ridge(xs, ys, bad),
+        lambda: bayes_weights(xs, ys, bad, 1.0),
+        lambda: bayes_weights(xs, ys, 0.5, bad),
+        lambda: gd_weights(xs, ys, bad),
+        lambda: gd_weights(xs, ys, 0.1, 2, bad),
+        lambda: gd_weights(xs, ys, torch.tensor([0.1] * 5 + [bad])),
+        lambda: sgd_weights(xs, ys, bad),
+        lambda: sgd_weights(xs, ys, 0.1, bad),
+        lambda: released_gd_weights(xs, ys, bad),
+        lambda: released_sgd_weights(xs, ys, 0.1, bad),
+        lambda: lasso_weights(xs, ys, bad),
+        lambda: knn(xs, ys, 3, bad),
+    ):
+        with pytest.raises(IclError, match="finite"):
+            call()
+
+
+def test_counts_out_of_range_are_refused() -> None:
+    xs, ys = data(0, 6, 3)
+    with pytest.raises(IclError, match="neighbour"):
+        knn(xs, ys, 0)
+    with pytest.raises(IclError, match="one step"):
+        gd_weights(xs, ys, 0.1, 0)
+    with pytest.raises(IclError, match="above 0"):
+        lasso_weights(xs, ys, 0.0)
+    with pytest.raises(IclError, match="one for each prefix"):
+        gd_weights(xs, ys, torch.full((5,), 0.1))
