@@ -77,5 +77,5 @@ $(READY): pyproject.toml
 	    "make $(or $(MAKECMDGOALS),book) PYTHON=/path/to/python" >&2; exit 2; fi
 	@if [ -f $@ ]; then rm $@; else $(PYTHON) -m venv --clear .venv; fi
 	@echo "installing into .venv (some minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[book,dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[book,cluster,dev]"
 	@touch $@

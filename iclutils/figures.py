@@ -166,7 +166,8 @@ def curves(
 ) -> Figure:
     """One panel per quantity, two in a row, one line per series: (x, y).
 
-    Panels whose series have the same names share one legend.
+    Panels whose series have the same names share one legend. A logarithmic x axis that starts at
+    0 (training steps) is linear up to 100.
     """
     columns = min(2, len(panels))
     rows = (len(panels) + 1) // 2
@@ -178,10 +179,12 @@ def curves(
             ax.plot(x, y, "o-", ms=3, lw=1, color=colour, label=name)
         if log_y:
             ax.set_yscale("log")
-        if log_x:
+        if log_x and min(min(x) for x, _ in lines.values()) > 0:
+            ax.set_xscale("log")
+        elif log_x:
             ax.set_xscale("symlog", linthresh=100)
         else:
-            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+            ax.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
         ax.set(title=title, xlabel=xlabel)
     series = [list(lines) for lines in panels.values()]
     if all(set(names) <= set(series[0]) for names in series):

@@ -53,7 +53,7 @@ class Session:
         self,
         claim_id: str,
         value: SupportsFloat,
-        spread: float = 0.0,
+        spread: SupportsFloat = 0.0,
         *,
         count: int = 1,
         **detail: Any,
@@ -86,7 +86,7 @@ class Session:
             model=", ".join(self.models(claim.chapter)),
             seed=self.seed,
             device=self.device,
-            spread=spread,
+            spread=float(spread),
             count=count,
             **detail,
         )

@@ -42,7 +42,7 @@ class Anchors:
 class Regression:
     """Sizes of chapter 03. The names are those of learners, which know their shape and task."""
 
-    models: tuple[str, ...]  # without noise, as good as they get; the first is in the figures
+    models: tuple[str, ...]  # without noise; the last is the one that was trained longest
     noise: tuple[str, ...]  # a member for each of the paper's ratios; later ones replace earlier
     depth: tuple[str, ...]  # of both formats, if both were trained
     width: tuple[str, ...]
@@ -101,7 +101,7 @@ TIERS = {
             rate=0.06,
         ),
         regression=Regression(
-            models=("regression-d8",),
+            models=("regression-d8", "regression-d8-long"),
             noise=("regression-noise", "regression-noise-long"),
             depth=tuple(f"regression-{form}-L{n}" for form in ("two", "one") for n in (1, 2, 4, 8)),
             width=tuple(f"regression-w{n}" for n in (8, 16, 32, 64, 128)),

@@ -13,6 +13,7 @@ from sklearn.metrics import r2_score
 
 from iclutils import IclError
 from iclutils.learners import Learners, Shape
+from iclutils.lenses.regression import distances
 from iclutils.lenses.regression.algorithms import (
     Linear,
     gd_weights,
@@ -295,3 +296,23 @@ def test_wrong_contexts_are_refused() -> None:
         ask(lambda xs, ys: ys[..., :-1], task.xs, task.ys)
     with pytest.raises(IclError, match="NaN"):
         ask(lambda xs, ys: ys * nan, task.xs, task.ys)
+
+
+def test_together_has_the_members_of_all() -> None:
+    nets = [Learners(Shape(2, 4, "one", 1, 8, 2), seeds) for seeds in ([0, 1], [2])]
+    drawn = sample(Task(2), 5, 4, torch.Generator().manual_seed(0))
+    found = distances.ask(distances.together([*nets, ols]), drawn.xs, drawn.ys)
+    assert found.shape == (4, 5, 4)
+    torch.testing.assert_close(found[2], distances.ask(nets[1], drawn.xs, drawn.ys)[0])
+    torch.testing.assert_close(found[3], ols(drawn.xs, drawn.ys))
+
+
+def test_a_margin_is_the_difference_of_two_distances_context_by_context() -> None:
+    source = torch.Generator().manual_seed(3)
+    learner, near, far = torch.randn(3, 50, 6, generator=source, dtype=torch.float64)
+    found = distances.margin(learner, near, far, 4, slice(1, 4))
+    gap = ((learner - far) ** 2 - (learner - near) ** 2)[:, 1:4].mean(1) / 4
+    assert found.mean.item() == pytest.approx(gap.mean().item())
+    assert found.error.item() == pytest.approx((gap.std() / 50**0.5).item())
+    both = [distances.mspd(learner, g, 4, slice(1, 4)).mean for g in (far, near)]
+    assert found.mean.item() == pytest.approx((both[0] - both[1]).item())

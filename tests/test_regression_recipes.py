@@ -82,7 +82,7 @@ def test_the_log_tells_distance_pace_and_work(tmp_path: Path) -> None:
     loop.train(base, tmp_path, progress=False)
     rows = [json.loads(line) for line in (tmp_path / "training.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [50, 100, 150, 200]
-    assert rows[-1]["spd_best_0"] < 0.8 * rows[0]["spd_best_0"]
+    assert rows[-1]["spd_best_0"] < rows[0]["spd_best_0"] - 0.05
     assert all(row["steps_per_second"] > 0 for row in rows)
     assert "teraflops" in rows[0]
 

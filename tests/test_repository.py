@@ -69,7 +69,7 @@ def test_conda_installs_from_pyproject_and_names_nothing_itself() -> None:
     assert {name_of(d) for d in plain} == {"python", "pip"}
     assert f"python{PROJECT['project']['requires-python']}" in plain
     assert pip == ["-e .[book,dev]"]
-    assert set(PROJECT["project"]["optional-dependencies"]) == {"book", "dev"}
+    assert set(PROJECT["project"]["optional-dependencies"]) == {"book", "cluster", "dev"}
 
 
 def test_no_other_file_installs_a_package_by_name() -> None:
@@ -292,7 +292,8 @@ def test_no_absolute_path_of_a_machine_is_tracked() -> None:
 @pytest.mark.parametrize(
     ("pattern", "why"),
     [
-        (r"^\s*(import|from) (pickle|dill|joblib)\b", "pickles run code when they are opened"),
+        (r"^\s*(import|from) (pickle|dill)\b", "pickles run code when they are opened"),
+        (r"\bjoblib\.(load|dump)\(|from joblib import.*\bload\b", "joblib's files are pickles"),
         (r"\btorch\.(load|save)\(", "weights are safetensors"),
         (r"HookedTransformer\b", "TransformerLens 4 has the bridge instead"),
         (r"trust_remote_code=True", "code from the hub is not run"),

@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from iclutils import IclError, models, zoo
+from iclutils import IclError, learners, models, zoo
 from iclutils.files import check_sums
 from iclutils.lenses import attention, induction, prediction
 from iclutils.lenses.anchors import saliency
 from iclutils.lenses.anchors.readout import target_logits
+from iclutils.lenses.regression import algorithms, distances
 from iclutils.tasks import topics
 from iclutils.tasks.prompts import correct
+from iclutils.tasks.regression import Task, sample
 
+PENALTIES = (0.0, 1 / 16, 1 / 9, 1 / 4, 4 / 9)
 BARS = {"accuracy": 0.97, "prefix": 0.80, "previous": 0.70}
 
 
@@ -71,10 +74,38 @@ def test_the_control_without_copying_stays_at_chance() -> None:
     assert 0.15 < share < 0.35
 
 
+def test_learners_meet_their_bars() -> None:
+    """Fresh contexts: least squares without noise, ridge with it; under 15 MB in all."""
+    best = {}
+    for name in ("regression-d8", "regression-d8-long"):
+        drawn = sample(Task(8), 2000, 17, torch.Generator().manual_seed(4242))
+        found = distances.ask(learners.load(name), drawn.xs, drawn.ys)
+        apart = distances.spd(found, algorithms.ols(drawn.xs, drawn.ys), 8).mean
+        away = [n for n in range(1, 17) if abs(n - 8) > 2]
+        best[name] = apart[:, away].max(1).values.min().item()
+    assert min(best.values()) <= 0.01
+    nearest = {}
+    for name in ("regression-noise", "regression-noise-long"):
+        net = learners.load(name)
+        for i, task in enumerate(Task(**t) for t in net.tasks):
+            drawn = sample(task, 2000, 17, torch.Generator().manual_seed(4242))
+            found = distances.ask(net, drawn.xs, drawn.ys)[i]
+            rows = {p: algorithms.ridge(drawn.xs, drawn.ys, p) for p in PENALTIES}
+            away = {p: distances.mspd(found, g, 8).mean.item() for p, g in rows.items()}
+            nearest[task.ridge] = min(away, key=away.__getitem__)
+    assert len(nearest) == 4
+    hits = [abs(ratio - found) < 1e-6 for ratio, found in nearest.items()]
+    assert sum(hits) >= 3, "with the learner of no noise, or without it, four of five are wanted"
+    files = [p for p in zoo.ROOT.glob("regression-*/**/*") if p.is_file()]
+    assert sum(p.stat().st_size for p in files) < 15_000_000
+
+
 def test_steps_are_ordered_and_about_a_dozen_where_training_is_shown() -> None:
     for name in zoo.names():
         steps = zoo.steps(name)
         assert steps == sorted(steps)
+        if name.startswith("regression-"):
+            continue  # only the last step, and three on the way of regression-two-L8
         assert steps[0] == 0
         assert len(steps) >= (2 if name in ("detour", "anchors-uncopied") else 10)
 

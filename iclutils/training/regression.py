@@ -98,23 +98,24 @@ class RegressionRecipe(Recipe):
         network.save(folder)
 
 
-def held_out(
-    tasks: Sequence[Task], pairs: int, device: str = "cpu"
-) -> Callable[[Learners], dict[str, float]]:
-    """Squared distance to the best predictor over d, mean over prefixes, for each member."""
+@dataclass(frozen=True)
+class HeldOut:
+    """For the log: squared distance to the best predictor over d, mean over prefixes."""
 
-    def measure(network: Learners) -> dict[str, float]:
-        drawn = [sample(t, HELD_OUT, pairs, Generator().manual_seed(77_777)) for t in tasks]
-        found = [ridge(d.xs, d.ys, t.ridge) for d, t in zip(drawn, tasks, strict=True)]
-        best = torch.stack(found).to(device)
-        xs, ys = (
-            torch.stack([getattr(d, part) for d in drawn]).to(device) for part in ("xs", "ys")
-        )
+    tasks: tuple[Task, ...]
+    pairs: int
+    device: str
+
+    def __call__(self, network: Learners) -> dict[str, float]:
+        """One number for each member, on contexts that are always the same."""
+        source = Generator()
+        drawn = [sample(t, HELD_OUT, self.pairs, source.manual_seed(77_777)) for t in self.tasks]
+        found = [ridge(d.xs, d.ys, t.ridge) for d, t in zip(drawn, self.tasks, strict=True)]
+        xs, ys = (torch.stack([getattr(d, part) for d in drawn]) for part in ("xs", "ys"))
         with torch.no_grad():
-            apart = (network(xs, ys) - best).square()[:, :, 1:].mean((1, 2)) / tasks[0].dim
+            answers = network(xs.to(self.device), ys.to(self.device)).cpu()
+        apart = (answers - torch.stack(found)).square()[:, :, 1:].mean((1, 2)) / self.tasks[0].dim
         return {f"spd_best_{i}": value for i, value in enumerate(apart.tolist())}
-
-    return measure
 
 
 def recipe(name: str, device: str = "cpu") -> RegressionRecipe:
@@ -143,7 +144,7 @@ def group(
         tasks=tasks,
         steps=steps,
         checkpoints=(*extra, steps),
-        held_out=held_out(tasks, shape.pairs, device),
+        held_out=HeldOut(tasks, shape.pairs, device),
         card="",
         **{"peak_rate": 6e-3, "warmup": max(1, steps // 20), "floor": 0.02} | changes,
     )
@@ -189,6 +190,7 @@ def _paper(
 _NOISY = tuple(Task(8, noise=noise, prior=prior) for noise, prior in NOISES)
 SHIPPED = {
     "regression-d8": _mini(8, "one", 8, 64, [Task(8)] * 3, 8000),
+    "regression-d8-long": _mini(8, "one", 8, 64, [Task(8)], 16000),
     "regression-noise": _mini(8, "one", 8, 64, _NOISY, 7000),
     "regression-noise-long": _mini(8, "one", 8, 64, _NOISY[:1], 14000),
     "regression-d2": _mini(2, "one", 4, 32, [Task(2)] * 3, 4000),

@@ -28,12 +28,12 @@ def trained() -> Path:
     )
 
 
-def names(root: Path = ROOT) -> list[str]:
+def names(root: Path | None = None) -> list[str]:
     """Names of the shipped models, or of the finished ones in another folder."""
-    return sorted(p.parent.name for p in root.glob("*/SHA256SUMS"))
+    return sorted(p.parent.name for p in (root or ROOT).glob("*/SHA256SUMS"))
 
 
-def steps(name: str, root: Path = ROOT) -> list[int]:
+def steps(name: str, root: Path | None = None) -> list[int]:
     """Training steps of which a checkpoint is shipped, in order (the final one is the last).
 
     Raises:
@@ -41,15 +41,16 @@ def steps(name: str, root: Path = ROOT) -> list[int]:
     """
     if name not in names(root):
         raise unknown("zoo model", name, names(root))
-    return sorted(int(p.name.removeprefix("step-")) for p in (root / name).glob("step-*"))
+    return sorted(int(p.name.removeprefix("step-")) for p in ((root or ROOT) / name).glob("step-*"))
 
 
-def folder(name: str, step: int | None = None, root: Path = ROOT) -> Path:
+def folder(name: str, step: int | None = None, root: Path | None = None) -> Path:
     """Folder of one checkpoint, its checksums verified.
 
     Raises:
         IclError: if the model or step is unknown, or a file is missing or damaged.
     """
+    root = root or ROOT
     known = steps(name, root)
     step = known[-1] if step is None else step
     if step not in known:

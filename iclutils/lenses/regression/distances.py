@@ -16,7 +16,7 @@ with each other, not with means.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,6 +68,16 @@ def ask(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
             f"{tuple(found.shape)}."
         )
     return _finite(found)
+
+
+def together(learners: Sequence[Predictor]) -> Predictor:
+    """One predictor with the members of all of them, in order."""
+
+    def predictor(xs: Tensor, ys: Tensor) -> Tensor:
+        found = [ask(learner, xs, ys) for learner in learners]
+        return torch.cat([f if f.ndim > ys.ndim else f[None] for f in found])
+
+    return predictor
 
 
 def ask_queries(predictor: Predictor, queried: Queried) -> Tensor:
