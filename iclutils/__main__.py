@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("name", nargs="?", help="a recipe, or several: 'regression-one-*'")
     train.add_argument("--out", type=Path, help="folder (default _build/train/NAME)")
     train.add_argument("--quiet", action="store_true", help="no progress bar")
-    train.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    train.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
     train.add_argument("--jobs", type=int, help="of several, how many at a time (all cores)")
     train.add_argument("--cluster", default="", help="address of a Dask scheduler, for several")
     train.set_defaults(act=_train)
@@ -92,21 +92,23 @@ def _run(given: argparse.Namespace) -> int:
 
 def _train(given: argparse.Namespace) -> int:
     from . import training, zoo
+    from .session import resolve_device
     from .training import sweep
 
     if given.name is None:
         print("\n".join(training.all_names()))
         return 0
     names = training.matching(given.name)
+    device = resolve_device(given.device)
     if len(names) > 1:
         out = given.out or zoo.trained()
-        recipes = [training.recipe(name, given.device) for name in names]
+        recipes = [training.recipe(name, device) for name in names]
         with sweep.on_cluster(given.cluster):
             folders = sweep.sweep(recipes, out, given.jobs)
         print("\n".join(map(str, folders)))
         return 0
     out = given.out or zoo.trained() / names[0]
-    training.train(names[0], out, progress=not given.quiet, device=given.device)
+    training.train(names[0], out, progress=not given.quiet, device=device)
     print(f"{out} holds the model. To ship it, copy it to iclutils/zoo/{names[0]}.")
     return 0
 

@@ -111,7 +111,7 @@ def begin(tier: str = "mini", model: str = "", seed: int = 0, device: str = "aut
         raise IclError(f"seed must be a natural number; got {seed!r}.")
     if model in models.HUB:  # a published model: the sizes and claims of the paper tier
         chosen = tiers.TIERS["paper"]
-    where = _device(chosen.device if device == "auto" else device)
+    where = resolve_device(chosen.device if device == "auto" else device)
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
@@ -120,7 +120,12 @@ def begin(tier: str = "mini", model: str = "", seed: int = 0, device: str = "aut
     return Session(chosen, model, seed, where)
 
 
-def _device(name: str) -> str:
+def resolve_device(name: str) -> str:
+    """The device of that name, ``auto`` being a CUDA GPU if there is one.
+
+    Raises:
+        IclError: if it is unknown, unreliable or not there.
+    """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "mps":

@@ -57,6 +57,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["run", "99"], "Unknown chapter '99'"),
         (["run", "01", "-p", "seed"], "-p takes NAME=VALUE; got 'seed'"),
+        (["train", "regression-d2", "--device", "tpu"], "Unknown device 'tpu'"),
         (["train", "induction-9"], "Unknown recipe 'induction-9'. Did you mean 'induction-"),
         (["claims", "99"], "Unknown chapter '99'"),
         (["book"], "Run this in the checkout"),

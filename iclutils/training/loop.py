@@ -210,7 +210,8 @@ def _resume(path: Path, recipe: Recipe, network: nn.Module, optimizers: list[Opt
                 named[name].data.copy_(stream.get_tensor(stored))
             else:
                 key, _, name = name.partition(".")
-                held[named[name]].state[named[name]][key] = stream.get_tensor(stored)
+                value = stream.get_tensor(stored).to(named[name].device)
+                held[named[name]].state[named[name]][key] = value
     return int(described["step"])
 
 
