@@ -147,10 +147,12 @@ def bars(
         axes.bar(where + shift, values, width, yerr=errors, color=COLOURS[i], label=name, capsize=2)
     if line is not None:
         axes.axhline(line, color=GREY, ls="--", lw=1)
-    axes.axhline(0, color="black", lw=0.5)
     axes.set(ylabel=ylabel, xticks=where, xticklabels=labels)
     if log_y:
-        axes.set_yscale("log")
+        least = min(value for pairs in groups.values() for value, _ in pairs)
+        axes.set(yscale="log", ylim=(least / 2, None))
+    else:
+        axes.axhline(0, color="black", lw=0.5)
     if max(map(len, labels)) * len(labels) > 90:
         axes.set_xticks(where, labels, rotation=40, ha="right")
     if len(groups) > 1:
@@ -184,7 +186,7 @@ def curves(
         elif log_x:
             ax.set_xscale("symlog", linthresh=100)
         else:
-            ax.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+            ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         ax.set(title=title, xlabel=xlabel)
     series = [list(lines) for lines in panels.values()]
     if all(set(names) <= set(series[0]) for names in series):
