@@ -38,12 +38,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cluster() -> Iterator[object]:
+    """Two workers. Dask tells this process, too, to use one thread; later tests should not."""
     from distributed import LocalCluster
 
+    before = dict(os.environ)
     with LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
     ) as started:
         yield started
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.mark.slow
