@@ -32,6 +32,15 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def output_folder(checkout: Path, variable: str, inside: str, outside: str) -> Path:
+    """Where outputs of one kind go: ``$variable``, else ``inside`` the checkout, or, where the
+    package is installed without one (as on Colab), ``outside`` in the current folder."""
+    given = os.environ.get(variable)
+    if given:
+        return Path(given)
+    return checkout / inside if (checkout / "_toc.yml").is_file() else Path.cwd() / outside
+
+
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` to ``path`` atomically."""
     with replacing(path) as temporary:

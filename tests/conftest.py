@@ -23,6 +23,12 @@ def shared() -> Path:
 
 
 @pytest.fixture
+def results_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What claims are judged to be goes to a folder of the test, not to the checkout."""
+    monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "results"))
+
+
+@pytest.fixture
 def make_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
     """``make_ledger("90_demo", text)`` writes a ledger; only such ledgers exist in the test."""
     from iclutils import claims

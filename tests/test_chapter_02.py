@@ -17,11 +17,7 @@ from iclutils.run import NOTEBOOKS
 
 NOTEBOOK = NOTEBOOKS / "02_label_anchors.ipynb"
 PAPER = {name for name, claim in claims.ledger("02").items() if "paper" in claim.tiers}
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "results"))
+pytestmark = pytest.mark.usefixtures("results_elsewhere")
 
 
 @pytest.fixture

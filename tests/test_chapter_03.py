@@ -17,11 +17,7 @@ from iclutils.training import loop, regression
 
 NOTEBOOK = NOTEBOOKS / "03_ridge_ols.ipynb"
 PAPER = {name for name, claim in claims.ledger("03").items() if "paper" in claim.tiers}
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "results"))
+pytestmark = pytest.mark.usefixtures("results_elsewhere")
 
 
 @pytest.fixture

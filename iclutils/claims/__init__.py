@@ -19,7 +19,6 @@ as JSON and prints one stable line.
 from __future__ import annotations
 
 import math
-import os
 import platform
 import re
 import subprocess
@@ -35,7 +34,7 @@ import yaml
 
 from .. import tiers
 from ..errors import IclError, unknown
-from ..files import read_json, write_json
+from ..files import output_folder, read_json, write_json
 
 ROOT = Path(__file__).parent
 VERDICTS = ("reproduced", "partly", "corrected", "not reproduced", "not run")
@@ -216,13 +215,7 @@ def check(
 def results_folder() -> Path:
     """Where results are written: ``$ICLUTILS_RESULTS``, or ``_build/results`` of the checkout,
     or ``iclutils-results`` in the current folder (an installed package, as on Colab)."""
-    given = os.environ.get("ICLUTILS_RESULTS")
-    if given:
-        return Path(given)
-    checkout = ROOT.parents[1]
-    if (checkout / "_toc.yml").is_file():
-        return checkout / "_build" / "results"
-    return Path.cwd() / "iclutils-results"
+    return output_folder(ROOT.parents[1], "ICLUTILS_RESULTS", "_build/results", "iclutils-results")
 
 
 def result_folders() -> list[Path]:

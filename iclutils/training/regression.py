@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,9 @@ class RegressionRecipe(Recipe):
 
     def loss(self, network: nn.Module, step: int) -> Tensor:
         """Mean squared error of every prediction, summed over the members."""
-        drawn = []
-        for seed, task in zip(self.seeds, self.tasks, strict=True):
-            source = Generator(self.device).manual_seed(seed * 1_000_003 + step)
-            drawn.append(sample(task, self.batch, self.shape.pairs, source))
-        xs, ys = (torch.stack([getattr(d, part) for d in drawn]) for part in ("xs", "ys"))
+        source = Generator(self.device)
+        starts = [seed * 1_000_003 + step for seed in self.seeds]
+        xs, ys = _draw(self.tasks, starts, self.batch, self.shape.pairs, source)
         with torch.autocast(self.device, torch.bfloat16, enabled=self.mixed):
             predicted = network(xs, ys)
         return (predicted.float() - ys).square().mean((1, 2)).sum()
@@ -108,19 +107,35 @@ class HeldOut:
 
     def __call__(self, network: Learners) -> dict[str, float]:
         """One number for each member, on contexts that are always the same."""
-        source = Generator()
-        drawn = [sample(t, HELD_OUT, self.pairs, source.manual_seed(77_777)) for t in self.tasks]
-        found = [ridge(d.xs, d.ys, t.ridge) for d, t in zip(drawn, self.tasks, strict=True)]
-        xs, ys = (torch.stack([getattr(d, part) for d in drawn]) for part in ("xs", "ys"))
+        xs, ys, best = self._contexts
         with torch.no_grad():
             answers = network(xs.to(self.device), ys.to(self.device)).cpu()
-        apart = (answers - torch.stack(found)).square()[:, :, 1:].mean((1, 2)) / self.tasks[0].dim
+        apart = (answers - best).square()[:, :, 1:].mean((1, 2)) / self.tasks[0].dim
         return {f"spd_best_{i}": value for i, value in enumerate(apart.tolist())}
+
+    @cached_property
+    def _contexts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, labels and the best predictions, for each member's task."""
+        starts = [77_777] * len(self.tasks)
+        xs, ys = _draw(self.tasks, starts, HELD_OUT, self.pairs, Generator())
+        best = [ridge(x, y, t.ridge) for x, y, t in zip(xs, ys, self.tasks, strict=True)]
+        return xs, ys, torch.stack(best)
+
+
+def _draw(
+    tasks: Sequence[Task], starts: Sequence[int], contexts: int, pairs: int, source: Generator
+) -> tuple[Tensor, Tensor]:
+    """xs (member, context, n, d) and ys of every task, each drawn from a start of its own."""
+    drawn = [
+        sample(task, contexts, pairs, source.manual_seed(start))
+        for task, start in zip(tasks, starts, strict=True)
+    ]
+    return torch.stack([d.xs for d in drawn]), torch.stack([d.ys for d in drawn])
 
 
 def recipe(name: str, device: str = "cpu") -> RegressionRecipe:
     """The recipe of a name in ``SHIPPED`` or ``PAPER``."""
-    return (PAPER[name] if name in PAPER else SHIPPED[name])(name, device)
+    return (SHIPPED | PAPER)[name](name, device)
 
 
 def group(
@@ -219,17 +234,13 @@ PAPER = {
 
 def _card(plan: RegressionRecipe) -> str:
     shape, tasks = plan.shape, plan.tasks
-    noisy = (
-        "; ".join(f"noise {t.noise:g}, prior {t.prior:g}" for t in tasks) if tasks[0].noise else ""
-    )
+    noisy = "; ".join(f"noise {t.noise:g}, prior {t.prior:g}" for t in tasks if t.noise)
     return _CARD.format(
         name=plan.name,
         count="One network" if len(tasks) == 1 else f"{len(tasks)} networks",
         layers=f"{shape.layers} layer{'s' * (shape.layers > 1)}",
         shape=shape,
-        tokens="one token for each pair"
-        if shape.format == "one"
-        else "x and y as tokens of their own",
+        tokens=_TOKENS[shape.format],
         noise=noisy or "no noise",
         plan=plan,
         optimiser="Muon on the matrices of the blocks, AdamW on the rest"

@@ -1,18 +1,17 @@
 """The zoo: small models that our own recipes trained and this package ships.
 
 Each model is a folder (``config.json``, ``model.safetensors``: a Hugging Face GPT-2, or learners
-of regression) with the log of its
-training, a model card and checksums; checkpoints along its training are folders inside it named
-``step-00500``. Weights are stored in half precision and computed in single.
+of regression) with the log of its training, a model card and checksums; checkpoints along its
+training are folders inside it named ``step-00500``. Weights are stored in half precision and
+computed in single.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ..errors import IclError, unknown
-from ..files import check_sums
+from ..files import check_sums, output_folder
 
 ROOT = Path(__file__).parent
 
@@ -20,12 +19,7 @@ ROOT = Path(__file__).parent
 def trained() -> Path:
     """Where ``python -m iclutils train`` puts models: ``$ICLUTILS_TRAINED``, or ``_build/train``
     of the checkout, or ``iclutils-trained`` in the current folder (an installed package)."""
-    given, checkout = os.environ.get("ICLUTILS_TRAINED"), ROOT.parents[1]
-    if given:
-        return Path(given)
-    return (
-        checkout / "_build/train" if (checkout / "_toc.yml").is_file() else Path("iclutils-trained")
-    )
+    return output_folder(ROOT.parents[1], "ICLUTILS_TRAINED", "_build/train", "iclutils-trained")
 
 
 def names(root: Path | None = None) -> list[str]:
