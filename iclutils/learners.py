@@ -205,18 +205,7 @@ def load(
     Raises:
         IclError: if there are none of that name or step, or a file is missing or damaged.
     """
-    name = str(name_or_path)
-    if name in zoo.names():
-        folder = zoo.folder(name, step)
-    elif name in zoo.names(zoo.trained()):
-        folder = zoo.folder(name, step, zoo.trained())
-    elif Path(name).is_dir() and step is None:
-        folder = Path(name)
-    else:
-        raise IclError(
-            f"There are no learners {name!r}: not shipped, not in {zoo.trained()}, and no folder. "
-            f"If a recipe has that name, train them: python -m iclutils train {name}"
-        )
+    folder = zoo.find(name_or_path, step)
     try:
         known = read_json(folder / "config.json")
         shape, seeds = Shape(**known["shape"]), known["seeds"]

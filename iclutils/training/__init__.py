@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from ..errors import unknown
-from . import regression
+from . import regression, solvers
 from .anchors import deep, uncopied
 from .anchors import recipe as classifying
 from .induction import detour
@@ -24,12 +24,12 @@ _LANGUAGE = (
 
 def names() -> list[str]:
     """Names of the shipped models, each of which can be trained again."""
-    return [*_LANGUAGE, *regression.SHIPPED]
+    return [*_LANGUAGE, *regression.SHIPPED, *solvers.SHIPPED]
 
 
 def all_names() -> list[str]:
     """Names of all recipes: the shipped models, and those of paper size, which need a GPU."""
-    return [*names(), *regression.PAPER]
+    return [*names(), *regression.PAPER, *solvers.PAPER]
 
 
 def matching(pattern: str) -> list[str]:
@@ -45,13 +45,14 @@ def matching(pattern: str) -> list[str]:
 
 
 def recipe(name: str, device: str = "cpu") -> Recipe:
-    """The recipe of that name; ``device`` is for learners of regression, the rest use the CPU.
+    """The recipe of that name; ``device`` is for regressions, the rest use the CPU.
 
     Raises:
         IclError: if there is none.
     """
-    if name in (*regression.SHIPPED, *regression.PAPER):
-        return regression.recipe(name, device)
+    for kind in (regression, solvers):
+        if name in kind.SHIPPED | kind.PAPER:
+            return kind.recipe(name, device)
     if name not in _LANGUAGE:
         raise unknown("recipe", name, all_names())
     build, seed = _LANGUAGE[name]

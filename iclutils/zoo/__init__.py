@@ -58,6 +58,24 @@ def folder(name: str, step: int | None = None, root: Path | None = None) -> Path
     return root / name / inside
 
 
+def find(name_or_path: str | Path, step: int | None = None) -> Path:
+    """Folder of a shipped model, of one that was trained here, or the folder that is named.
+
+    Raises:
+        IclError: if there is none, or its step is unknown, or a file is missing or damaged.
+    """
+    name = str(name_or_path)
+    for root in (ROOT, trained()):
+        if name in names(root):
+            return folder(name, step, root)
+    if Path(name).is_dir() and step is None:
+        return Path(name)
+    raise IclError(
+        f"There is no model {name!r}: not shipped, not in {trained()}, and no folder. "
+        f"If a recipe has that name, train it: python -m iclutils train {name}"
+    )
+
+
 def log(name: str) -> Path:
     """The log of a training, shipped or made here: a line of JSON for every few steps.
 

@@ -1,0 +1,88 @@
+"""Functions to learn in context, beyond a linear one of isotropic inputs.
+
+A ``Problem`` draws contexts of a regression task, may stretch its inputs along the axes, and may
+bend its labels by a link: y = link(w·x). ``Waves`` are sine waves of random amplitude and phase.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import IclError, unknown
+from .regression import Contexts, Task, relabelled, sample
+
+LINKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "linear": lambda z: z,
+    "sine": lambda z: z.sin(),
+    "exponential": lambda z: (z / 2).exp(),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Contexts of ``task``, inputs times ``scales``, labels through ``link``.
+
+    The link ``linear`` leaves y = w·x; the others are taken of z = w·x / sqrt(d): sin(z) and
+    exp(z/2), our choice of {cite}`ren2024`'s trigonometric and exponential tasks. The noise of the
+    task is added after the link.
+
+    Raises:
+        IclError: if the link is unknown, or the scales are not d positive numbers.
+    """
+
+    task: Task
+    link: str = "linear"
+    scales: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.link not in LINKS:
+            raise unknown("link", self.link, LINKS)
+        positive = all(0 < scale < math.inf for scale in self.scales)
+        if self.scales and (len(self.scales) != self.dim or not positive):
+            raise IclError(f"Need {self.dim} positive scales or none; got {self.scales}.")
+
+    @property
+    def dim(self) -> int:
+        """d, of the inputs."""
+        return self.task.dim
+
+    def sample(self, contexts: int, pairs: int, generator: torch.Generator) -> Contexts:
+        """Draw contexts, on the device of the generator.
+
+        Raises:
+            IclError: as ``tasks.regression.sample``.
+        """
+        drawn = sample(self.task, contexts, pairs, generator)
+        if self.scales:
+            drawn = relabelled(drawn, drawn.xs * torch.tensor(self.scales, device=drawn.xs.device))
+        if self.link == "linear":
+            return drawn
+        straight = (drawn.xs * drawn.weights[:, None]).sum(-1)
+        bent = LINKS[self.link](straight / math.sqrt(self.dim))
+        return Contexts(drawn.xs, bent + drawn.ys - straight, drawn.weights)
+
+
+@dataclass(frozen=True)
+class Waves:
+    """y = a sin(x + φ), x ~ U(-5, 5), a ~ U(.1, .5), φ ~ U(0, π) ({cite}`vonoswald2023`).
+
+    The released code draws a and φ from one key, so that φ follows from a: ``tied``. The
+    ``weights`` of the contexts hold the amplitude.
+    """
+
+    tied: bool = False
+    dim: int = 1
+
+    def sample(self, contexts: int, pairs: int, generator: torch.Generator) -> Contexts:
+        """Draw contexts, on the device of the generator."""
+        place: dict[str, Any] = {"generator": generator, "device": generator.device}
+        xs = torch.rand(contexts, pairs, 1, **place) * 10 - 5
+        first, second = torch.rand(2, contexts, 1, **place)
+        amplitude, phase = 0.1 + 0.4 * first, math.pi * (first if self.tied else second)
+        return Contexts(xs, amplitude * (xs[..., 0] + phase).sin(), amplitude)
