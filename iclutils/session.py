@@ -15,7 +15,7 @@ from typing import Any, SupportsFloat
 
 import torch
 
-from . import claims, learners, models, tiers
+from . import claims, learners, models, solvers, tiers
 from .errors import IclError, unknown
 
 
@@ -48,6 +48,10 @@ class Session:
     def learners(self, name: str, **options: Any) -> learners.Learners:
         """``learners.load`` onto this session's device."""
         return learners.load(name, device=self.device, **options)
+
+    def solvers(self, name: str, **options: Any) -> solvers.Solvers:
+        """``solvers.load`` onto this session's device."""
+        return solvers.load(name, device=self.device, **options)
 
     def check(
         self,

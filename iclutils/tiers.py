@@ -56,6 +56,19 @@ class Regression:
 
 
 @dataclass(frozen=True)
+class Duality:
+    """Sizes of chapter 04. Solvers not named here are the shipped ones at every tier."""
+
+    transformers: tuple[str, ...]  # whose heads are taken as dual models
+    depth: tuple[str, ...]  # solvers of one layer, two and five
+    shared: tuple[str, ...]  # of two and five layers that share their weights
+    contexts: int  # behind every loss and every alignment
+    tuned: int  # contexts on which rates are tuned
+    draws: int  # of random features, and of random queries, keys and values
+    prompts: int  # to every transformer
+
+
+@dataclass(frozen=True)
 class Tier:
     """One tier: a name and the sizes of each chapter."""
 
@@ -64,6 +77,7 @@ class Tier:
     induction: Induction
     anchors: Anchors
     regression: Regression
+    duality: Duality
 
     def models(self, chapter: str) -> tuple[str, ...]:
         """Names of the models that a chapter (by number) looks at."""
@@ -71,6 +85,7 @@ class Tier:
             "01": self.induction.models,
             "02": self.anchors.models,
             "03": self.regression.models,
+            "04": self.duality.transformers,
         }[chapter]
 
 
@@ -113,6 +128,18 @@ TIERS = {
             probe_contexts=5120,
             probe_steps=400,
         ),
+        duality=Duality(
+            transformers=(
+                *("induction-0", "induction-1", "induction-2"),
+                *("anchors-0", "anchors-1", "anchors-2"),
+            ),
+            depth=("lsa-1", "lsa-2", "lsa-5"),
+            shared=("lsa-2-shared", "lsa-5-shared"),
+            contexts=10_000,
+            tuned=10_000,
+            draws=100,
+            prompts=200,
+        ),
     ),
     "paper": Tier(
         name="paper",
@@ -149,6 +176,15 @@ TIERS = {
             queries=64,
             probe_contexts=4096,
             probe_steps=2000,
+        ),
+        duality=Duality(
+            transformers=("gpt2",),
+            depth=("lsa-paper-1", "lsa-paper-2", "lsa-paper-5"),
+            shared=("lsa-paper-2-shared", "lsa-paper-5-shared"),
+            contexts=100_000,
+            tuned=20_000,
+            draws=200,
+            prompts=500,
         ),
     ),
 }

@@ -186,7 +186,7 @@ def test_recipes_and_zoo_agree() -> None:
     for name in training.names():
         plan = training.recipe(name)
         if not isinstance(plan, language.LanguageRecipe):
-            continue  # test_regression_recipes has the learners
+            continue  # test_regression_recipes and test_solver_recipes have them
         assert list(plan.checkpoints) == zoo.steps(name)
         config = models.load(name).cfg
         assert (config.n_layers, config.n_heads, config.d_vocab, config.n_ctx) == (

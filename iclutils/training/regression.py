@@ -29,7 +29,7 @@ from ..learners import Format, Learners, Shape
 from ..lenses.regression.algorithms import ridge
 from ..tasks.regression import Task, sample
 from .language import sinusoids
-from .loop import Recipe
+from .loop import Recipe, clip_members
 from .muon import Muon
 
 HELD_OUT = 512  # contexts behind a line of the log
@@ -84,12 +84,8 @@ class RegressionRecipe(Recipe):
         return [Muon([matrices], lr=self.peak_rate), adam] if inside else [adam]
 
     def clip_gradients(self, network: nn.Module) -> None:
-        """Each member by itself, so that it trains as it would alone."""
-        gradients = [p.grad for p in network.parameters() if p.grad is not None]
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)
-        share = self.clip / norms.clamp(min=self.clip)
-        for gradient in gradients:
-            gradient.mul_(share.view(-1, *[1] * (gradient.ndim - 1)))
+        """Each member by itself."""
+        clip_members(network, self.clip)
 
     def save(self, network: nn.Module, folder: Path) -> None:
         """A folder of ``learners.load``."""

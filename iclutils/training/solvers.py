@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ..solvers import Shape, Solvers
 from ..tasks.functions import LINKS, Problem, Waves
 from ..tasks.regression import Task
-from .loop import Recipe
+from .loop import Recipe, clip_members
 
 HELD_OUT = 4000  # contexts behind a line of the log
 Data = Problem | Waves
@@ -57,12 +57,8 @@ class SolverRecipe(Recipe):
         return [torch.optim.Adam(network.parameters(), lr=self.peak_rate, betas=(0.9, 0.98))]
 
     def clip_gradients(self, network: nn.Module) -> None:
-        """Each member by itself, so that it trains as it would alone."""
-        gradients = [p.grad for p in network.parameters() if p.grad is not None]
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)
-        share = self.clip / norms.clamp(min=self.clip)
-        for gradient in gradients:
-            gradient.mul_(share.view(-1, *[1] * (gradient.ndim - 1)))
+        """Each member by itself."""
+        clip_members(network, self.clip)
 
     def save(self, network: nn.Module, folder: Path) -> None:
         """A folder of ``solvers.load``."""
