@@ -127,6 +127,21 @@ def position_map(values: Float[Tensor, "layer position"], start: int, label: str
     return figure
 
 
+def signed(
+    named: Mapping[str, Float[Tensor, "row column"]], xlabel: str, ylabel: str, columns: int = 4
+) -> Figure:
+    """Maps side by side, zero in the middle of a scale that they share."""
+    rows = math.ceil(len(named) / columns)
+    figure, axes = canvas(columns, width=7.6, height=2.5 * rows, rows=rows)
+    reach = max(float(values.abs().max()) for values in named.values()) or 1.0
+    for ax, (name, values) in zip(axes, named.items(), strict=False):
+        image = ax.imshow(values, vmin=-reach, vmax=reach, cmap="RdBu_r")
+        ax.set(title=name, xlabel=xlabel)
+    axes[0].set_ylabel(ylabel)
+    figure.colorbar(image, ax=axes)
+    return figure
+
+
 def bars(
     groups: Mapping[str, Sequence[tuple[float, float]]],
     labels: Sequence[str],
@@ -162,11 +177,13 @@ def bars(
 
 def curves(
     panels: Mapping[str, Mapping[str, Line]],
-    xlabel: str,
+    xlabel: str | Sequence[str],
     log_x: bool = False,
     log_y: bool = False,
 ) -> Figure:
     """One panel per quantity, two in a row, one line per series: (x, y).
+
+    ``xlabel`` is one for all, or one for each.
 
     Panels whose series have the same names share one legend. A logarithmic x axis that starts at
     0 (training steps) is linear up to 100.
@@ -176,7 +193,8 @@ def curves(
     figure, axes = canvas(columns, height=2.6 * rows, rows=rows)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
-    for ax, (title, lines) in zip(axes, panels.items(), strict=False):
+    below = [xlabel] * len(panels) if isinstance(xlabel, str) else xlabel
+    for ax, (title, lines), under in zip(axes, panels.items(), below, strict=False):
         for (name, (x, y)), colour in zip(lines.items(), cycle(COLOURS), strict=False):
             ax.plot(x, y, "o-", ms=3, lw=1, color=colour, label=name)
         if log_y:
@@ -187,7 +205,7 @@ def curves(
             ax.set_xscale("symlog", linthresh=100)
         else:
             ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        ax.set(title=title, xlabel=xlabel)
+        ax.set(title=title, xlabel=under)
     series = [list(lines) for lines in panels.values()]
     if all(set(names) <= set(series[0]) for names in series):
         names = axes[0].get_legend_handles_labels()

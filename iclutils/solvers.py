@@ -47,6 +47,7 @@ class Shape:
     separate: bool = False  # x and y are tokens of their own
     norm: bool = False  # LayerNorm before attention
     hidden: int = 0  # neurons of an MLP before attention; 0 for none
+    clip: float = 0.0  # channels are kept within this after every layer; 0 for no bound
     width: int = 0  # channels after a linear map of the tokens; 0 for no such map
     variant: Literal["plain", "regularised", "values", "both", "negatives"] = "plain"
     strength: float = 0.0  # of the variant: α if regularised, β with negatives
@@ -175,8 +176,9 @@ class Solvers(nn.Module):
         stream = [x]
         for number in range(self.shape.layers):
             x = self._transformed(x, number)
-            stream.append(x + self._attention(self._normed(x, number), number))
-            x = stream[-1]
+            x = x + self._attention(self._normed(x, number), number)
+            x = x.clamp(-self.shape.clip, self.shape.clip) if self.shape.clip else x
+            stream.append(x)
         return stream
 
     def layer(self, number: int = 0) -> Layer:
@@ -199,7 +201,7 @@ class Solvers(nn.Module):
         key = self._augmented(torch.einsum(split, x[..., :keys, :], layer.key), "keys")
         value = self._augmented(torch.einsum(split, x[..., :keys, :], layer.value), "values")
         count = x.shape[-2] - 1
-        weight = torch.ones(keys, device=x.device)
+        weight = x.new_ones(keys)
         if shape.variant == "regularised":
             weight[count:] = 1 - shape.strength
         if shape.variant == "negatives":

@@ -66,6 +66,7 @@ class Duality:
     tuned: int  # contexts on which rates are tuned
     draws: int  # of random features, and of random queries, keys and values
     prompts: int  # to every transformer
+    labels: str  # where those that do not know the made-up topics get labelled examples from
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ TIERS = {
             tuned=10_000,
             draws=100,
             prompts=200,
+            labels="topics",
         ),
     ),
     "paper": Tier(
@@ -185,6 +187,7 @@ TIERS = {
             tuned=20_000,
             draws=200,
             prompts=500,
+            labels="sst2",
         ),
     ),
 }

@@ -80,7 +80,13 @@ class Waves:
     dim: int = 1
 
     def sample(self, contexts: int, pairs: int, generator: torch.Generator) -> Contexts:
-        """Draw contexts, on the device of the generator."""
+        """Draw contexts, on the device of the generator.
+
+        Raises:
+            IclError: if ``contexts`` or ``pairs`` is below 1.
+        """
+        if contexts < 1 or pairs < 1:
+            raise IclError(f"Need at least 1 context and 1 pair; got {contexts} and {pairs}.")
         place: dict[str, Any] = {"generator": generator, "device": generator.device}
         xs = torch.rand(contexts, pairs, 1, **place) * 10 - 5
         first, second = torch.rand(2, contexts, 1, **place)

@@ -185,9 +185,9 @@ _OURS = _SOFT | {"sees_query": True}
 SHIPPED = {
     "lsa-1": _linear(3000, seeds=5, extra=ALONG),
     "lsa-2": _linear(8000, extra=ALONG, layers=2),
-    "lsa-5": _linear(8000, extra=ALONG, layers=5),
+    "lsa-5": _linear(8000, extra=ALONG, layers=5, clip=10.0),
     "lsa-2-shared": _linear(8000, extra=ALONG, layers=2, shared=True),
-    "lsa-5-shared": _linear(8000, extra=ALONG, layers=5, shared=True),
+    "lsa-5-shared": _linear(24000, extra=ALONG, layers=5, shared=True, clip=10.0),
     "lsa-softmax": _linear(4000, **_SOFT),
     "lsa-softmax-2-heads": _linear(4000, heads=2, **_SOFT),
     "lsa-norm": _linear(4000, norm=True),
@@ -205,9 +205,9 @@ SHIPPED = {
 PAPER = {
     "lsa-paper-1": _paper(),
     "lsa-paper-2": _paper(layers=2),
-    "lsa-paper-5": _paper(layers=5),
+    "lsa-paper-5": _paper(layers=5, clip=10.0),
     "lsa-paper-2-shared": _paper(layers=2, shared=True),
-    "lsa-paper-5-shared": _paper(layers=5, shared=True),
+    "lsa-paper-5-shared": _paper(layers=5, shared=True, clip=10.0),
 }
 
 

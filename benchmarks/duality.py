@@ -1,0 +1,130 @@
+"""How much faster the dual models of all heads and queries are at once than one by one.
+
+One attention layer of the shape of GPT-2 small: 12 heads of 64, 256 tokens, of which the first
+three quarters are demonstrations; every position is a query and sees what is before it. Start and
+step of all heads and queries (``contrastive.dual_step``) are compared with two loops over heads
+and queries:
+
+- **stable**: the same log-domain kernels, one query at a time, in torch;
+- **note**: the formula as it is written, exp and sums in numpy, with no care for overflow.
+
+In float64, the precision of the identities, and in float32, that of the model; all in one
+process, in turns, medians over the repeats. Start and step of all ways must agree to 1e-5 of the
+largest, or the benchmark stops. The loops take their time in calls, the batched way in products:
+it computes the whole square of scores where the loops compute the half that is seen.
+
+    python benchmarks/duality.py --threads 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from iclutils.lenses.duality.contrastive import dual_step
+
+TOLERANCE = 1e-5
+SCORE = 2.0  # standard deviation of q·k / sqrt(d)
+
+
+def layer(heads: int, width: int, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys and values (head, pos, width), and which tokens are demonstrations."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(heads, size, width, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
+    return SCORE * query, key, value, torch.arange(size) < 3 * size // 4
+
+
+def batched(query: Tensor, key: Tensor, value: Tensor, demos: Tensor) -> tuple[Tensor, Tensor]:
+    """All heads and queries at once."""
+    size = query.shape[1]
+    lower = torch.ones(size, size, dtype=torch.bool).tril()
+    found = dual_step(query, key, value, demos, lower)
+    return found.start, found.step
+
+
+def stable(query: Tensor, key: Tensor, value: Tensor, demos: Tensor) -> tuple[Tensor, Tensor]:
+    """One head and query at a time, kernels in the log domain."""
+    start, step = torch.zeros_like(value), torch.zeros_like(value)
+    for head in range(len(query)):
+        for place in range(query.shape[1]):
+            seen = slice(0, place + 1)
+            score = key[head, seen] @ query[head, place] / math.sqrt(query.shape[-1])
+            weight = (score - score.logsumexp(0)).exp()
+            shown = weight * demos[seen]
+            start[head, place] = (weight - shown) @ value[head, seen]
+            step[head, place] = shown @ value[head, seen]
+    return start, step
+
+
+def note(query: Tensor, key: Tensor, value: Tensor, demos: Tensor) -> tuple[Tensor, Tensor]:
+    """One head and query at a time, D and both sums as the formula has them."""
+    q, k, v, shown = (part.numpy() for part in (query, key, value, demos))
+    start, step = np.zeros_like(v), np.zeros_like(v)
+    for head in range(len(q)):
+        for place in range(q.shape[1]):
+            seen = slice(0, place + 1)
+            kernel = np.exp(k[head, seen] @ q[head, place] / math.sqrt(q.shape[-1]))
+            total, mine = kernel.sum(), shown[seen]
+            start[head, place] = kernel[~mine] @ v[head, seen][~mine] / total
+            step[head, place] = kernel[mine] @ v[head, seen][mine] / total
+    return torch.from_numpy(start), torch.from_numpy(step)
+
+
+WAYS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "batched": batched,
+    "stable loop": stable,
+    "note's loop": note,
+}
+
+
+def compare(parts: list[Tensor], repeats: int) -> None:
+    """Print one line for each way."""
+    first = {name: way(*parts) for name, way in WAYS.items()}  # burn-in
+    gaps = {}
+    for name, found in first.items():
+        pairs = zip(first["batched"], found, strict=True)
+        gaps[name] = max(((a - b).abs().max() / a.abs().max()).item() for a, b in pairs)
+        if not gaps[name] <= TOLERANCE:
+            raise SystemExit(f"{name} differs by {gaps[name]:.1e} of the largest: {TOLERANCE}")
+    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
+    for _ in range(repeats):
+        for name, way in WAYS.items():
+            began = time.perf_counter()
+            way(*parts)
+            seconds[name].append(time.perf_counter() - began)
+    each = {name: statistics.median(values) for name, values in seconds.items()}
+    for name, values in seconds.items():
+        print(
+            f"  {name}: {1e3 * each[name]:.1f} ms "
+            f"({1e3 * min(values):.1f}..{1e3 * max(values):.1f}), "
+            f"{each[name] / each['batched']:.1f} times the batched way, {gaps[name]:.0e} apart"
+        )
+
+
+def main() -> None:
+    """Time the ways in both precisions."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--width", type=int, default=64, help="of a head")
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    parts = layer(given.heads, given.width, given.tokens)
+    for dtype in (torch.float64, torch.float32):
+        print(f"{dtype}, {given.heads} heads, {given.tokens} queries")
+        compare([part.to(dtype) for part in parts[:3]] + [parts[3]], given.repeats)
+
+
+if __name__ == "__main__":
+    main()
