@@ -28,9 +28,16 @@ from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 from transformer_lens import ActivationCache, FactoredMatrix, head_detector
 from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.tools.analysis.logit_lens import logit_lens
+from transformer_lens.tools.analysis.projection_kernel import (
+    orthonormal_subspace,
+    projection_kernel,
+    random_projection_kernel_moments,
+)
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
     logging,
@@ -51,8 +58,14 @@ __all__ = [
     "editable",
     "head_detector",
     "load",
+    "logit_lens",
     "logits",
+    "orthonormal_subspace",
+    "projection_kernel",
+    "random_projection_kernel_moments",
+    "rebuilt",
     "tokenizer",
+    "untrained",
 ]
 
 logging.disable_progress_bar()
@@ -119,6 +132,58 @@ def load(
         IclError: if the model, step or revision is unknown; if a file is missing, damaged or
             not safetensors; if the hub cannot be reached; if the model hides its attention.
     """
+    folder, name = _found(name_or_path, step, revision)
+    return _ready(_boot(folder, name, device), name, fold)
+
+
+def rebuilt(
+    name_or_path: str | Path,
+    edit: Callable[[PreTrainedModel], None],
+    *,
+    step: int | None = None,
+    revision: str | None = None,
+    device: str | torch.device = "cpu",
+) -> TransformerBridge:
+    """The model with its weights changed: ``edit`` gets its Hugging Face network, in place.
+
+    For heads turned, pruned or tuned; arguments and errors as in ``load``.
+    """
+    folder, name = _found(name_or_path, step, revision)
+
+    def change(network: PreTrainedModel) -> PreTrainedModel:
+        with torch.no_grad():
+            edit(network)
+        return network
+
+    return _ready(_boot(folder, name, device, change), name, False)
+
+
+def untrained(
+    name_or_path: str | Path,
+    seed: int,
+    *,
+    step: int | None = None,
+    revision: str | None = None,
+    device: str | torch.device = "cpu",
+) -> TransformerBridge:
+    """A model of the same shape with random weights: the null that no training gives.
+
+    Arguments and errors as in ``load``.
+    """
+    folder, name = _found(name_or_path, step, revision)
+
+    def change(network: PreTrainedModel) -> PreTrainedModel:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return AutoModelForCausalLM.from_config(
+                network.config, dtype=torch.float32, attn_implementation="eager"
+            )
+
+    return _ready(_boot(folder, name, device, change), name, False)
+
+
+def _found(name_or_path: str | Path, step: int | None, revision: str | None) -> tuple[Path, str]:
+    """The folder that holds a model, and the name it was asked for by."""
     name = str(name_or_path)
     if name in zoo.names():
         folder = zoo.folder(name, step)
@@ -134,7 +199,11 @@ def load(
     else:
         repo, _, pinned = name.partition("@")
         folder = _fetch(repo, pinned or revision)
-    bridge = _boot(folder, name, device)
+    return folder, name
+
+
+def _ready(bridge: TransformerBridge, name: str, fold: bool) -> TransformerBridge:
+    """Frozen, in evaluation mode, with its attention in sight, or refused."""
     bridge.eval().requires_grad_(False)
     if "blocks.0.attn.hook_pattern" not in _hooks_that_fire(bridge):
         raise IclError(
@@ -284,7 +353,12 @@ def _fetch(name: str, revision: str | None) -> Path:
     return folder
 
 
-def _boot(folder: Path, name: str, device: str | torch.device) -> TransformerBridge:
+def _boot(
+    folder: Path,
+    name: str,
+    device: str | torch.device,
+    change: Callable[[PreTrainedModel], PreTrainedModel] = lambda network: network,
+) -> TransformerBridge:
     if not (folder / "config.json").is_file():
         raise IclError(f"{folder} has no config.json: it is not a Hugging Face model folder.")
     if not any(folder.glob("*.safetensors")):
@@ -309,7 +383,7 @@ def _boot(folder: Path, name: str, device: str | torch.device) -> TransformerBri
             else _numbers(network.config.vocab_size, network.config.bos_token_id)
         )
         return TransformerBridge.boot_transformers(
-            str(folder), hf_model=network, tokenizer=tokenizer, device=device
+            str(folder), hf_model=change(network), tokenizer=tokenizer, device=device
         )
     except Exception as error:  # damaged files and unsupported architectures alike
         first = str(error).strip().split("\n")[0]

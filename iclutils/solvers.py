@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
@@ -26,10 +26,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from . import zoo
-from .errors import IclError
+from .errors import IclError, unknown
 from .files import read_json, write_json
 
 Kind = Literal["linear", "softmax"]
+Variant = Literal["plain", "regularised", "values", "both", "negatives"]
+Labels = Float[Tensor, "ys_member ys_batch ys_n"]  # a mismatch is refused with a cure
 POSITIONS = 10  # channels that tell positions apart, where x and y are tokens of their own
 
 
@@ -49,16 +51,25 @@ class Shape:
     hidden: int = 0  # neurons of an MLP before attention; 0 for none
     clip: float = 0.0  # channels are kept within this after every layer; 0 for no bound
     width: int = 0  # channels after a linear map of the tokens; 0 for no such map
-    variant: Literal["plain", "regularised", "values", "both", "negatives"] = "plain"
+    variant: Variant = "plain"
     strength: float = 0.0  # of the variant: α if regularised, β with negatives
 
     def __post_init__(self) -> None:
         if min(self.dim, self.pairs, self.layers, self.heads) < 1:
             raise IclError(f"A solver needs sizes of at least 1; got {self}.")
+        for name in self.attention:
+            if name not in get_args(Kind):
+                raise unknown("kind of attention", name, get_args(Kind))
+        if self.variant not in get_args(Variant):
+            raise unknown("variant", self.variant, get_args(Variant))
+        if not 0 <= self.clip < math.inf:
+            raise IclError(f"clip is a bound above 0, or 0 for none; got {self.clip}.")
         if len(self.attention) not in (1, self.layers):
             raise IclError(f"Name one kind of attention, or one for each of {self.layers} layers.")
         if self.variant != "plain" and (self.layers > 1 or self.attention[0] != "softmax"):
             raise IclError("The variants are made for a single softmax layer.")
+        if self.variant == "regularised" and not self.sees_query:
+            raise IclError("Regularisation weakens the query's own key: set sees_query=True.")
         if self.variant == "negatives" and self.pairs < 2:
             raise IclError("Negative samples need at least two pairs.")
 
@@ -146,7 +157,7 @@ class Solvers(nn.Module):
         self.others = nn.ParameterDict(others)
 
     def forward(
-        self, xs: Float[Tensor, "member batch n d"], ys: Float[Tensor, "member batch n"]
+        self, xs: Float[Tensor, "member batch n d"], ys: Labels
     ) -> Float[Tensor, "member_out batch"]:
         """The predicted y of the last x; the last y is not read.
 
@@ -161,7 +172,7 @@ class Solvers(nn.Module):
         return -last[..., self.shape.dim]
 
     def resid(
-        self, xs: Float[Tensor, "member batch n d"], ys: Float[Tensor, "member batch n"]
+        self, xs: Float[Tensor, "member batch n d"], ys: Labels
     ) -> list[Float[Tensor, "member_out batch pos channel"]]:
         """The tokens before the first layer, and after each.
 
@@ -235,6 +246,10 @@ class Solvers(nn.Module):
 
     def _check(self, xs: Tensor, ys: Tensor) -> None:
         members, pairs, dim = xs.shape[0], *xs.shape[2:]
+        if ys.shape != xs.shape[:-1]:
+            raise IclError(
+                f"Need a y for each of {tuple(xs.shape[:-1])} xs; got {tuple(ys.shape)}."
+            )
         if dim != self.shape.dim:
             raise IclError(f"These solvers read x of {self.shape.dim} dimensions; got {dim}.")
         if pairs < 2:

@@ -148,7 +148,7 @@ def test_what_is_saved_comes_back_in_half_precision(tmp_path: Path) -> None:
 
 
 def test_bad_files_are_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(IclError, match=r"no learners 'regression-d9'.*train them: python -m"):
+    with pytest.raises(IclError, match=r"no model 'regression-d9'.*train it: python -m"):
         learners.load("regression-d9")
     Learners(SMALL, [0]).save(tmp_path)
     weights = tmp_path / "model.safetensors"

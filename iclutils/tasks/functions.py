@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -72,12 +72,11 @@ class Problem:
 class Waves:
     """y = a sin(x + φ), x ~ U(-5, 5), a ~ U(.1, .5), φ ~ U(0, π) ({cite}`vonoswald2023`).
 
-    The released code draws a and φ from one key, so that φ follows from a: ``tied``. The
-    ``weights`` of the contexts hold the amplitude.
+    The released code draws a and φ from one key, so that φ follows from a; here they are
+    independent. The ``weights`` of the contexts hold the amplitude.
     """
 
-    tied: bool = False
-    dim: int = 1
+    dim: int = field(default=1, init=False)
 
     def sample(self, contexts: int, pairs: int, generator: torch.Generator) -> Contexts:
         """Draw contexts, on the device of the generator.
@@ -90,5 +89,5 @@ class Waves:
         place: dict[str, Any] = {"generator": generator, "device": generator.device}
         xs = torch.rand(contexts, pairs, 1, **place) * 10 - 5
         first, second = torch.rand(2, contexts, 1, **place)
-        amplitude, phase = 0.1 + 0.4 * first, math.pi * (first if self.tied else second)
+        amplitude, phase = 0.1 + 0.4 * first, math.pi * second
         return Contexts(xs, amplitude * (xs[..., 0] + phase).sin(), amplitude)

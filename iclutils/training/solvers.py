@@ -8,7 +8,7 @@ and x in U(-1/2, 1/2); steps and batch are fewer at the mini tier. Our rate fall
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -220,11 +220,23 @@ def _card(plan: SolverRecipe) -> str:
         count=f"{len(plan.seeds)} networks",
         layers=f"{shape.layers} layer{'s' * (shape.layers > 1)}",
         kinds=kinds,
-        shape=shape,
-        data="; ".join(dict.fromkeys(map(str, plan.data))),
+        shape=_told(shape),
+        data="; ".join(dict.fromkeys(map(_told, plan.data))),
         plan=plan,
         seeds=seeds,
     )
+
+
+def _told(given: Any) -> str:
+    """The fields that are not at their defaults, in words."""
+    if isinstance(given, tuple):
+        return (" then " if isinstance(given[0], str) else " / ").join(map(str, given))
+    if not is_dataclass(given):
+        return str(given)
+    known = [(f.name, getattr(given, f.name)) for f in fields(given) if f.init]
+    defaults = {f.name: f.default for f in fields(given)}
+    told = ", ".join(f"{n} {_told(v)}" for n, v in known if v != defaults[n])
+    return f"{type(given).__name__} ({told})" if told else type(given).__name__
 
 
 _CARD = """\
@@ -233,8 +245,8 @@ _CARD = """\
 {count} of {layers} of {kinds} attention, trained from scratch by the recipe
 `iclutils.training.solvers` to answer one query of a regression from the pairs in its context.
 
-- **Shape**: `{shape}`.
-- **Data**: synthetic, a new function for every context. `{data}`. No text, no personal data.
+- **Shape**: {shape}.
+- **Data**: synthetic, a new function for every context. {data}. No text, no personal data.
 - **Training**: {plan.steps} steps of {plan.batch} contexts, Adam, peak rate {plan.peak_rate:g},
   {plan.warmup} warm-up steps, cosine to {plan.floor:.0%}, clipping at {plan.clip:g}, initial
   scale {plan.scale:g}; seeds {seeds}. `training.jsonl` is the log.

@@ -1,9 +1,9 @@
 """The zoo: small models that our own recipes trained and this package ships.
 
 Each model is a folder (``config.json``, ``model.safetensors``: a Hugging Face GPT-2, or learners
-and solvers of regressions) with the log of its training, a model card and checksums; checkpoints along its
-training are folders inside it named ``step-00500``. Weights are stored in half precision,
-those of solvers in single, and computed in single.
+and solvers of regressions) with the log of its training, a model card and checksums; checkpoints
+along its training are folders inside it named ``step-00500``. Weights are stored in half
+precision, those of solvers in single, and computed in single.
 """
 
 from __future__ import annotations

@@ -1,0 +1,148 @@
+"""Wires, by hooks: what a writer writes, one reader's input changed, parts removed.
+
+The plain way, one forward pass for each question, on every model whose inputs can be forked. The
+fast ways of the other modules must agree with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ...errors import IclError
+from ...interventions import Hook, How, head_ablation, mlp_ablation, mlp_name, z_name
+from ...models import ActivationCache, TransformerBridge, cached
+from .behaviour import Behaviour, read
+from .graph import CHANNELS, Edge, Node
+
+
+def write_name(writer: Node) -> str:
+    """Hook that holds what a writer writes; a head's is its ``z``, before ``W_O``."""
+    if writer.kind == "embed":
+        return "blocks.0.hook_resid_pre"
+    return z_name(writer.layer) if writer.kind == "head" else mlp_name(writer.layer)
+
+
+def read_name(model: TransformerBridge, reader: Node) -> str:
+    """Hook that holds what a reader reads, before its LayerNorm (see ``forked``)."""
+    if reader.kind == "logits":
+        return f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
+    if reader.kind == "mlp_in":
+        return f"blocks.{reader.layer}.hook_mlp_in"
+    return f"blocks.{reader.layer}.attn.hook_{reader.kind}_input"
+
+
+def written(
+    model: TransformerBridge, cache: ActivationCache | Mapping[str, Tensor], writer: Node
+) -> Float[Tensor, "batch pos d_model"]:
+    """What a writer adds to the residual stream, from a cache; biases after W_O belong to none."""
+    value = cache[write_name(writer)]
+    if writer.kind == "head":
+        return value[:, :, writer.head] @ model.W_O[writer.layer, writer.head]
+    return value
+
+
+def writes(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"], writers: Iterable[Node]
+) -> dict[Node, Float[Tensor, "batch pos d_model"]]:
+    """What each of ``writers`` writes on ``tokens``.
+
+    Raises:
+        IclError: if the tokens do not fit the model.
+    """
+    writers = list(writers)
+    _, cache = cached(model, tokens, {write_name(w) for w in writers})
+    return {w: written(model, cache, w) for w in writers}
+
+
+@contextmanager
+def forked(model: TransformerBridge) -> Iterator[None]:
+    """Give every head a query, key and value input of its own, to be changed one by one.
+
+    Raises:
+        IclError: if the model cannot.
+    """
+    before = model.cfg.use_split_qkv_input, model.cfg.use_hook_mlp_in
+    try:
+        model.set_use_split_qkv_input(True)
+        model.set_use_hook_mlp_in(True)
+    except (AttributeError, NotImplementedError) as error:
+        raise IclError(
+            "This model cannot fork the inputs of queries, keys and values: use one like GPT-2, "
+            "GPT-NeoX or Llama."
+        ) from error
+    try:
+        yield
+    finally:
+        model.set_use_split_qkv_input(before[0])
+        model.set_use_hook_mlp_in(before[1])
+
+
+def shifts(
+    model: TransformerBridge, changes: Mapping[Node, Float[Tensor, "batch pos d_model"]]
+) -> list[Hook]:
+    """Hooks that add a change to what each reader reads, and to nothing else; run in ``forked``."""
+
+    def hook_for(reader: Node, change: Tensor) -> Hook:
+        def add(value: Tensor, hook: object) -> Tensor:
+            if reader.kind not in CHANNELS:
+                return value + change
+            value = value.clone()
+            value[:, :, reader.head] += change
+            return value
+
+        return read_name(model, reader), add
+
+    return [hook_for(reader, change) for reader, change in changes.items()]
+
+
+def patched(
+    model: TransformerBridge, behaviour: Behaviour, edges: Sequence[Edge]
+) -> Float[Tensor, "batch"]:
+    """Score when these wires carry what their writers write on the corrupt sequence, in nats.
+
+    The writers' values come from the clean and the corrupt run; every other wire carries what the
+    run itself brings, so whatever lies after a patched reader is computed anew.
+
+    Raises:
+        IclError: if the model cannot fork its inputs.
+    """
+    writers = {u for u, _ in edges}
+    clean = writes(model, behaviour.clean, writers)
+    corrupt = writes(model, behaviour.corrupt, writers)
+    changes: dict[Node, Tensor] = {}
+    for writer, reader in edges:
+        change = corrupt[writer] - clean[writer]
+        changes[reader] = changes[reader] + change if reader in changes else change
+    with forked(model):
+        return behaviour.score(read(model, behaviour, shifts(model, changes)))
+
+
+def removed(
+    model: TransformerBridge,
+    behaviour: Behaviour,
+    sets: Sequence[Iterable[Node]],
+    how: How = "resample",
+) -> Float[Tensor, "set batch"]:
+    """Score without each set of heads and MLP layers, in nats.
+
+    ``how``: ``"resample"`` gives them what they compute on the corrupt sequence, ``"mean"`` their
+    mean over the batch and its positions, ``"zero"`` nothing.
+
+    Raises:
+        IclError: if a node is neither head nor MLP layer, or ``how`` is unknown.
+    """
+    out = []
+    for chosen in map(list, sets):
+        if any(n.kind not in ("head", "mlp") for n in chosen):
+            raise IclError("Only heads and MLP layers can be removed.")
+        heads = [(n.layer, n.head) for n in chosen if n.kind == "head"]
+        layers = [n.layer for n in chosen if n.kind == "mlp"]
+        hooks = head_ablation(model, behaviour.clean, heads, how, behaviour.corrupt)
+        hooks += mlp_ablation(model, behaviour.clean, layers, how, behaviour.corrupt)
+        out.append(behaviour.score(read(model, behaviour, hooks)))
+    return torch.stack(out)

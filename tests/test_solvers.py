@@ -1,0 +1,398 @@
+"""Solvers: loops in numpy, torch's own softmax attention, symmetries, members, files, bad input."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from math import inf, nan
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import erf
+from torch.nn.functional import layer_norm, scaled_dot_product_attention
+
+from iclutils import IclError
+from iclutils.files import read_json, write_json
+from iclutils.solvers import Layer, Shape, Solvers, as_tokens, attend, load, positions
+
+TIGHT = {"atol": 1e-10, "rtol": 1e-10}
+SHAPES = {
+    "linear": Shape(3, 5),
+    "deep": Shape(3, 5, layers=3, heads=2, attention=("linear", "softmax", "linear")),
+    "recurrent": Shape(3, 5, layers=3, heads=2, shared=True),
+    "softmax": Shape(3, 5, heads=2, attention=("softmax",), sees_query=True),
+    "separate": Shape(3, 5, layers=2, attention=("softmax", "linear"), separate=True),
+    "norm": Shape(3, 5, layers=2, norm=True),
+    "clip": Shape(3, 5, layers=3, clip=2.0),
+    "mlp": Shape(3, 5, layers=2, hidden=7, width=6),
+    "all": Shape(3, 5, layers=2, heads=2, shared=True, norm=True, hidden=7, width=6, separate=True),
+    "regularised": Shape(
+        3, 5, heads=2, attention=("softmax",), sees_query=True, variant="regularised", strength=0.4
+    ),
+    "negatives": Shape(
+        3, 5, heads=2, attention=("softmax",), sees_query=True, variant="negatives", strength=0.3
+    ),
+    "values": Shape(3, 5, heads=2, attention=("softmax",), variant="values"),
+    "both": Shape(3, 5, heads=2, attention=("softmax",), sees_query=True, variant="both"),
+}
+every_shape = pytest.mark.parametrize("name", SHAPES)
+
+
+def some(seed: int, *sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, generator=source, dtype=torch.float64) for size in sizes]
+
+
+def random(shape: Shape, seeds: tuple[int, ...] = (0, 1), scale: float = 1.0) -> Solvers:
+    """Large weights everywhere, LayerNorm's too, so that nothing hides."""
+    network = Solvers(shape, seeds, scale).double().requires_grad_(False)
+    for name in ("gain", "shift"):
+        if name in network.others:
+            network.others[name] += torch.stack(
+                [some(seed, network.others[name].shape[1:])[0] for seed in seeds]
+            )
+    return network
+
+
+# Against loops -----------------------------------------------------------------------------------
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return x * (1 + erf(x / math.sqrt(2))) / 2
+
+
+def tokens_by_hand(xs: np.ndarray, ys: np.ndarray, separate: bool) -> np.ndarray:
+    """Of one context, one by one."""
+    rows = []
+    last = len(xs) - 1
+    for i in range(len(xs)):
+        y = 0.0 if i == last else ys[i]
+        if separate:
+            rows.append([*xs[i], 0.0])
+            if i < last:
+                rows.append([*np.zeros(xs.shape[1]), y])
+        else:
+            rows.append([*xs[i], y])
+    if separate:
+        for place, row in enumerate(rows):
+            for k in range(5):
+                angle = place / 10000 ** (2 * k / 10)
+                row += [math.sin(angle), math.cos(angle)]
+    return np.array(rows)
+
+
+def answer_by_hand(network: Solvers, member: int, xs: np.ndarray, ys: np.ndarray) -> float:
+    """The answer of one member for one context, head by head, query by query, key by key."""
+    shape = network.shape
+    part = {name: p[member].numpy() for name, p in network.attention.items()}
+    other = {name: p[member].numpy() for name, p in network.others.items()}
+    e = tokens_by_hand(xs, ys, shape.separate)
+    e = e @ other["read_in"] if shape.width else e
+    demos = len(e) - 1
+    keys = demos + shape.sees_query
+    kinds = shape.attention if len(shape.attention) > 1 else shape.attention * shape.layers
+    for number in range(shape.layers):
+        at = 0 if shape.shared else number
+        if shape.hidden:
+            e = e + gelu(e @ other["up"][at] + other["bias"][at, 0]) @ other["down"][at]
+        seen = e
+        if shape.norm:
+            seen = (e - e.mean(-1, keepdims=True)) / np.sqrt(e.var(-1, keepdims=True) + 1e-5)
+            seen = seen * other["gain"][at] + other["shift"][at]
+        added = np.zeros_like(e)
+        for head in range(shape.heads):
+            w = {name: p[at, head] for name, p in part.items()}
+            key = [seen[i] @ w["key"] for i in range(keys)]
+            value = [seen[i] @ w["value"] for i in range(keys)]
+            if shape.variant in ("values", "both"):
+                up, down = other["values_up"], other["values_down"]
+                value = [v + gelu(v @ up) @ down for v in value]
+            if shape.variant == "both":
+                key = [k + gelu(k @ other["keys_up"]) @ other["keys_down"] for k in key]
+            if shape.variant == "negatives":
+                mixed = []
+                for i in range(demos):
+                    rest = [value[k] for k in range(demos) if k != i]
+                    mixed.append(value[i] - shape.strength * np.mean(rest, 0))
+                value = mixed + value[demos:]
+            for j in range(len(e)):
+                scores = np.array([seen[j] @ w["query"] @ key[i] for i in range(keys)])
+                if kinds[number] == "softmax":
+                    scores = np.exp(scores / math.sqrt(len(key[0])))
+                    scores = scores / scores.sum()
+                for i in range(keys):
+                    own = shape.variant == "regularised" and i == demos
+                    share = 1 - shape.strength if own else 1.0
+                    added[j] += share * scores[i] * value[i] @ w["out"]
+        e = e + added
+        e = np.clip(e, -shape.clip, shape.clip) if shape.clip else e
+    return float(e[-1] @ other["read_out"][:, 0]) if shape.width else -float(e[-1, shape.dim])
+
+
+@every_shape
+def test_answers_are_those_of_loops(name: str) -> None:
+    xs, ys = some(1, (2, 3, 6, 3), (2, 3, 6))
+    network = random(SHAPES[name])
+    close = 1e-5 if network.shape.separate else 1e-9  # positions are in single precision
+    found = network(xs, ys)
+    assert found.shape == (2, 3)
+    for member in range(2):
+        for b in range(3):
+            expected = answer_by_hand(network, member, xs[member, b].numpy(), ys[member, b].numpy())
+            assert float(found[member, b]) == pytest.approx(expected, rel=close, abs=close)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    pos=st.integers(1, 6),
+    channels=st.integers(1, 5),
+    heads=st.integers(1, 3),
+    inner=st.integers(1, 4),
+    batch=st.integers(1, 3),
+)
+def test_attention_is_a_sum_over_keys(
+    seed: int, pos: int, channels: int, heads: int, inner: int, batch: int
+) -> None:
+    keys = 1 + seed % pos
+    square = (heads, channels, inner)
+    tokens, *parts = some(
+        seed, (batch, pos, channels), square, square, square, (heads, inner, channels)
+    )
+    layer = Layer(*parts)
+    found, soft = attend(tokens, layer, keys).numpy(), attend(tokens, layer, keys, "softmax")
+    e = tokens.numpy()
+    for b in range(batch):
+        for j in range(pos):
+            total = np.zeros(channels)
+            for h in range(heads):
+                query, key, value, out = (part[h].numpy() for part in parts)
+                for i in range(keys):
+                    score = (e[b, j] @ query) @ (e[b, i] @ key)
+                    total += score * (e[b, i] @ value) @ out
+            np.testing.assert_allclose(found[b, j], total, rtol=1e-9, atol=1e-9)
+    seen = tokens[:, None, :keys]
+    torchs = scaled_dot_product_attention(
+        tokens[:, None] @ layer.query, seen @ layer.key, seen @ layer.value
+    )
+    torch.testing.assert_close(soft, (torchs @ layer.out).sum(1), **TIGHT)
+
+
+def test_layer_norm_is_torchs() -> None:
+    network = random(Shape(3, 5, norm=True))
+    xs, ys = some(2, (1, 4, 6, 3), (1, 4, 6))
+    before, after = network.resid(xs, ys)
+    for member in range(2):
+        gain, shift = (network.others[name][member, 0] for name in ("gain", "shift"))
+        normed = layer_norm(before[member], (4,), gain, shift)
+        layer = Layer(*(part[member] for part in network.layer()))
+        expected = before[member] + attend(normed, layer, 5)
+        torch.testing.assert_close(after[member], expected, **TIGHT)
+
+
+def test_tokens() -> None:
+    xs, ys = some(3, (2, 2, 4, 3), (2, 2, 4))
+    ys[..., -1] = nan
+    for separate in (False, True):
+        found = as_tokens(xs, ys, separate)
+        assert found.shape == ((2, 2, 7, 14) if separate else (2, 2, 4, 4))
+        for a in range(2):
+            for b in range(2):
+                expected = tokens_by_hand(xs[a, b].numpy(), ys[a, b].numpy(), separate)
+                np.testing.assert_allclose(found[a, b], expected, atol=1e-6)
+    table = positions(40)
+    assert table.shape == (40, 10)
+    assert torch.pdist(table).min() > 0.5  # all positions differ clearly
+
+
+# Symmetries --------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), name=st.sampled_from(sorted(SHAPES)))
+def test_order_and_the_querys_label(seed: int, name: str) -> None:
+    """The pairs are a set where x and y share a token, and not where positions are read."""
+    xs, ys = some(seed, (1, 4, 6, 3), (1, 4, 6))
+    network = random(SHAPES[name])
+    found = network(xs, ys)
+    order = [1, 2, 3, 4, 0, 5]
+    turned = network(xs[:, :, order], ys[:, :, order])
+    if network.shape.separate:
+        assert (turned - found).abs().max() > 1e-6
+    else:
+        torch.testing.assert_close(turned, found, **TIGHT)
+    for label in (0.0, 1e9, nan, inf):
+        ys[..., -1] = label
+        assert torch.equal(network(xs, ys), found)
+
+
+@every_shape
+def test_members_do_not_know_of_each_other(name: str) -> None:
+    """A member answers as it does alone, and as its seed says, for shared and own contexts."""
+    xs, ys = some(4, (3, 4, 6, 3), (3, 4, 6))
+    whole = random(SHAPES[name], (0, 5, 1))
+    together, same = whole(xs, ys), whole(xs[:1], ys[:1])
+    assert same.shape == (3, 4)
+    for place, seed in enumerate((0, 5, 1)):
+        alone = random(SHAPES[name], (seed,))
+        one = slice(place, place + 1)
+        torch.testing.assert_close(together[one], alone(xs[one], ys[one]), **TIGHT)
+        torch.testing.assert_close(same[one], alone(xs[:1], ys[:1]), **TIGHT)
+    assert (same[0] - same[1]).abs().max() > 1e-6
+
+
+@every_shape
+def test_gradients_stay_with_their_member_and_context(name: str) -> None:
+    xs, ys = some(5, (2, 4, 6, 3), (2, 4, 6))
+    network = random(SHAPES[name]).requires_grad_(True)
+    xs.requires_grad_()
+    network(xs, ys)[1, 2].backward()
+    assert xs.grad is not None
+    assert torch.equal(xs.grad.flatten(2).any(-1), torch.tensor([[0] * 4, [0, 0, 1, 0]]).bool())
+    for parameter in network.parameters():
+        assert parameter.grad is not None
+        assert not parameter.grad[0].any()
+    used = [parameter.grad[1].any() for parameter in network.parameters()]
+    assert all(used)
+
+
+def test_the_query_is_a_key_only_if_asked() -> None:
+    """A context whose pairs write nothing: what is left is the query's own."""
+    for kind in ("linear", "softmax"):
+        blind = Shape(3, 5, attention=(kind,))
+        network, seeing = random(blind), random(replace(blind, sees_query=True))
+        xs, ys = some(6, (1, 4, 6, 3), (1, 4, 6))
+        assert (network(xs, ys) - seeing(xs, ys)).abs().max() > 1e-3
+        if kind == "linear":
+            xs[:, :, :-1], ys[:, :, :-1] = 0, 0
+            assert not network(xs, ys).any()
+            assert seeing(xs, ys).all()
+
+
+def test_shared_layers() -> None:
+    """One set of weights, however deep; unshared layers with the same weights agree."""
+    shape = SHAPES["recurrent"]
+    network, apart = random(shape), random(replace(shape, shared=False))
+    for name, part in network.attention.items():
+        assert part.shape[1] == 1
+        apart.attention[name].copy_(part.expand(-1, 3, -1, -1, -1))
+    xs, ys = some(7, (1, 4, 6, 3), (1, 4, 6))
+    torch.testing.assert_close(network(xs, ys), apart(xs, ys), **TIGHT)
+    once = random(replace(shape, layers=1))
+    for name, part in network.attention.items():
+        once.attention[name].copy_(part)
+    torch.testing.assert_close(network.resid(xs, ys)[1], once.resid(xs, ys)[1], **TIGHT)
+    assert len(network.resid(xs, ys)) == 4
+    for first, second in zip(network.layer(0), network.layer(2), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_variants_of_no_strength_are_plain() -> None:
+    xs, ys = some(8, (1, 4, 6, 3), (1, 4, 6))
+    for name in ("regularised", "negatives"):
+        shape = SHAPES[name]
+        plain = random(replace(shape, variant="plain", strength=0.0))(xs, ys)
+        torch.testing.assert_close(random(replace(shape, strength=0.0))(xs, ys), plain, **TIGHT)
+        assert (random(shape)(xs, ys) - plain).abs().max() > 1e-3
+
+
+def test_weights_start_as_said() -> None:
+    """Normal, of standard deviation scale / sqrt(channels · layers); LayerNorm starts plain."""
+    network = Solvers(Shape(30, 5, layers=4, heads=2, norm=True), (0, 1), scale=0.5)
+    for part in network.attention.values():
+        assert part.shape == (2, 4, 2, 31, 31)
+        assert float(part.detach().std()) == pytest.approx(0.5 / math.sqrt(31 * 4), rel=0.03)
+    assert bool((network.others["gain"] == 1).all())
+    assert not network.others["shift"].any()
+    again = Solvers(network.shape, (1,), scale=0.5)
+    assert torch.equal(again.attention["key"][0], network.attention["key"][1])
+
+
+# Files and bad input -----------------------------------------------------------------------------
+
+
+@every_shape
+def test_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    network = Solvers(SHAPES[name], (3, 4), scale=1.0)
+    network.tasks = [{"kind": "Waves", "tied": True}, {"kind": "Waves", "tied": False}]
+    network.save(tmp_path)
+    found = load(tmp_path)
+    assert (found.shape, found.seeds, found.tasks) == (network.shape, (3, 4), network.tasks)
+    xs, ys = (part.float() for part in some(9, (1, 4, 6, 3), (1, 4, 6)))
+    assert torch.equal(found(xs, ys), network(xs, ys))
+    assert not found.training
+    assert not any(p.requires_grad for p in found.parameters())
+
+
+def test_damaged_folders_are_refused(tmp_path: Path) -> None:
+    Solvers(Shape(3, 5), (0,)).save(tmp_path)
+    known = read_json(tmp_path / "config.json")
+    broken = [
+        known | {"shape": known["shape"] | {"dim": 4}},
+        known | {"shape": known["shape"] | {"colour": 4}},
+        known | {"shape": known["shape"] | {"dim": 0}},
+        {"seeds": [0]},
+    ]
+    for config in broken:
+        write_json(tmp_path / "config.json", config)
+        with pytest.raises(IclError):
+            load(tmp_path)
+    write_json(tmp_path / "config.json", known)
+    load(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(IclError, match="does not hold solvers"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(IclError, match="does not hold solvers"):
+        load(tmp_path)
+    with pytest.raises(IclError):
+        load("no-solvers-of-this-name")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dim": 0}, "sizes of at least 1"),
+        ({"pairs": 0}, "sizes of at least 1"),
+        ({"layers": 0}, "sizes of at least 1"),
+        ({"heads": 0}, "sizes of at least 1"),
+        ({"layers": 3, "attention": ("linear", "softmax")}, "one for each of 3 layers"),
+        ({"attention": ()}, "one for each of 1 layers"),
+        ({"variant": "values"}, "single softmax layer"),
+        ({"variant": "both", "layers": 2, "attention": ("softmax",)}, "single softmax layer"),
+        ({"variant": "negatives", "pairs": 1, "attention": ("softmax",)}, "at least two pairs"),
+    ],
+)
+def test_shapes_that_cannot_be(change: dict, message: str) -> None:
+    with pytest.raises(IclError, match=message):
+        replace(Shape(3, 5), **change)
+
+
+def test_contexts_that_do_not_fit() -> None:
+    network = random(Shape(3, 5), (0, 1, 2))
+    xs, ys = some(0, (1, 4, 6, 3), (1, 4, 6))
+    cases = [
+        (xs[..., :2], ys, "x of 3 dimensions; got 2"),
+        (xs[:, :, :1], ys[:, :, :1], "no pair"),
+        (xs.expand(2, -1, -1, -1), ys.expand(2, -1, -1), "for 1 or for all 3 members"),
+    ]
+    for value in (nan, inf):
+        spoilt = xs.clone()
+        spoilt[0, 1, 2, 0] = value
+        cases += [(spoilt, ys, "NaN or infinite"), (xs, spoilt[..., 0], "NaN or infinite")]
+    for bad_xs, bad_ys, message in cases:
+        with pytest.raises(IclError, match=message):
+            network(bad_xs, bad_ys)
+
+
+def test_other_numbers_of_pairs_are_read() -> None:
+    """A solver of N = 5 may be asked with more or fewer pairs."""
+    network = random(Shape(3, 5))
+    for pairs in (1, 9):
+        xs, ys = some(0, (1, 4, pairs + 1, 3), (1, 4, pairs + 1))
+        expected = answer_by_hand(network, 1, xs[0, 2].numpy(), ys[0, 2].numpy())
+        assert float(network(xs, ys)[1, 2]) == pytest.approx(expected)
