@@ -129,9 +129,9 @@ def _models(given: argparse.Namespace) -> int:
     from . import models, zoo
 
     for name in zoo.names():
-        print(f"{name:<16} shipped; training steps {', '.join(map(str, zoo.steps(name)))}")
+        print(f"{name:<22} shipped; training steps {', '.join(map(str, zoo.steps(name)))}")
     for name, spec in models.HUB.items():
-        print(f"{name:<16} hub: {spec.repo} at {spec.revision}")
+        print(f"{name:<22} hub: {spec.repo} at {spec.revision}")
     print("Also: any Hugging Face folder on disk, and owner/name with revision=<40-hex commit>.")
     return 0
 

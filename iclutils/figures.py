@@ -27,7 +27,8 @@ from torch import Tensor
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b"
-Line = tuple[Sequence[float | int], Sequence[float]]
+Values = Sequence[float] | Sequence[int] | Float[Tensor, "point"]
+Line = tuple[Values, Values]
 COLOURS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", "#56B4E9")
 STYLE: dict[Any, Any] = {
     "figure.dpi": 100,

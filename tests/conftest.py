@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,20 @@ def shared() -> Path:
     folder = ROOT.parent / "shared" / "hub"
     if not folder.is_dir():
         pytest.skip("needs the offline stand-ins for the hub in ../shared/hub")
+    return folder
+
+
+@pytest.fixture
+def text_model(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A random checkpoint with the real tokenizer, in the hub's format, and the real rows."""
+    from tiny import save_gpt2  # it imports the hub's client
+
+    folder = tmp_path / "hub"
+    sizes = {"vocab_size": 50257, "n_positions": 1024, "n_layer": 6, "n_head": 2, "n_embd": 32}
+    save_gpt2(folder, **sizes, bos_token_id=50256, eos_token_id=50256)
+    for path in (shared / "gpt2-tokenizer").iterdir():
+        shutil.copy(path, folder / path.name)
+    monkeypatch.setenv("ICLUTILS_DATA", str(shared / "datasets"))
     return folder
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,26 +36,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
             epochs=1,
         )
         monkeypatch.setitem(tiers.TIERS, name, replace(tier, anchors=sizes))
-
-
-@pytest.fixture
-def text_model(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A random checkpoint with the real tokenizer, in the hub's format, and the real rows."""
-    folder = tmp_path / "hub"
-    save_gpt2(
-        folder,
-        vocab_size=50257,
-        n_positions=1024,
-        n_layer=6,
-        n_head=2,
-        n_embd=32,
-        bos_token_id=50256,
-        eos_token_id=50256,
-    )
-    for path in (shared / "gpt2-tokenizer").iterdir():
-        shutil.copy(path, folder / path.name)
-    monkeypatch.setenv("ICLUTILS_DATA", str(shared / "datasets"))
-    return folder
 
 
 @pytest.mark.slow

@@ -28,11 +28,15 @@ def names(root: Path | None = None) -> list[str]:
 
 
 def steps(name: str, root: Path | None = None) -> list[int]:
-    """Training steps of which a checkpoint is shipped, in order (the final one is the last).
+    """Training steps of which there is a checkpoint, in order (the final one is the last).
+
+    Of a shipped model, or one that was trained here, unless a folder of models is given.
 
     Raises:
         IclError: if there is no such model.
     """
+    if root is None and name not in names() and name in names(trained()):
+        root = trained()
     if name not in names(root):
         raise unknown("zoo model", name, names(root))
     return sorted(int(p.name.removeprefix("step-")) for p in ((root or ROOT) / name).glob("step-*"))
