@@ -187,7 +187,7 @@ SHIPPED = {
     "lsa-2": _linear(8000, extra=ALONG, layers=2),
     "lsa-5": _linear(8000, extra=ALONG, layers=5, clip=10.0),
     "lsa-2-shared": _linear(8000, extra=ALONG, layers=2, shared=True),
-    "lsa-5-shared": _linear(24000, extra=ALONG, layers=5, shared=True, clip=10.0),
+    "lsa-5-shared": _linear(8000, extra=ALONG, layers=5, shared=True, clip=10.0),
     "lsa-softmax": _linear(4000, **_SOFT),
     "lsa-softmax-2-heads": _linear(4000, heads=2, **_SOFT),
     "lsa-norm": _linear(4000, norm=True),
