@@ -32,12 +32,13 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def output_folder(checkout: Path, variable: str, inside: str, outside: str) -> Path:
-    """Where outputs of one kind go: ``$variable``, else ``inside`` the checkout, or, where the
-    package is installed without one (as on Colab), ``outside`` in the current folder."""
+def output_folder(part: Path, variable: str, inside: str, outside: str) -> Path:
+    """Where outputs of one ``part`` of the package (its folder) go: ``$variable``, else ``inside``
+    the checkout, or, where there is none (as on Colab), ``outside`` in the current folder."""
     given = os.environ.get(variable)
     if given:
         return Path(given)
+    checkout = part.resolve().parents[1]
     return checkout / inside if (checkout / "_toc.yml").is_file() else Path.cwd() / outside
 
 

@@ -215,7 +215,7 @@ def check(
 def results_folder() -> Path:
     """Where results are written: ``$ICLUTILS_RESULTS``, or ``_build/results`` of the checkout,
     or ``iclutils-results`` in the current folder (an installed package, as on Colab)."""
-    return output_folder(ROOT.parents[1], "ICLUTILS_RESULTS", "_build/results", "iclutils-results")
+    return output_folder(ROOT, "ICLUTILS_RESULTS", "_build/results", "iclutils-results")
 
 
 def result_folders() -> list[Path]:

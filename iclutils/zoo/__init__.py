@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent
 def trained() -> Path:
     """Where ``python -m iclutils train`` puts models: ``$ICLUTILS_TRAINED``, or ``_build/train``
     of the checkout, or ``iclutils-trained`` in the current folder (an installed package)."""
-    return output_folder(ROOT.parents[1], "ICLUTILS_TRAINED", "_build/train", "iclutils-trained")
+    return output_folder(ROOT, "ICLUTILS_TRAINED", "_build/train", "iclutils-trained")
 
 
 def names(root: Path | None = None) -> list[str]:
