@@ -129,17 +129,38 @@ def position_map(values: Float[Tensor, "layer position"], start: int, label: str
 
 
 def signed(
-    named: Mapping[str, Float[Tensor, "row column"]], xlabel: str, ylabel: str, columns: int = 4
+    named: Mapping[str, Float[Tensor, "row column"]],
+    xlabel: str,
+    ylabel: str,
+    columns: int = 4,
+    rows_named: Sequence[str] = (),
+    columns_named: Sequence[str] = (),
 ) -> Figure:
     """Maps side by side, zero in the middle of a scale that they share."""
     rows = math.ceil(len(named) / columns)
-    figure, axes = canvas(columns, width=7.6, height=2.5 * rows, rows=rows)
+    height = 2.5 if columns > 1 else 3.6
+    figure, axes = canvas(columns, width=7.6, height=height * rows, rows=rows)
     reach = max(float(values.abs().max()) for values in named.values()) or 1.0
     for ax, (name, values) in zip(axes, named.items(), strict=False):
         image = ax.imshow(values, vmin=-reach, vmax=reach, cmap="RdBu_r")
         ax.set(title=name, xlabel=xlabel)
+        if rows_named:
+            ax.set_yticks(range(len(rows_named)), rows_named)
+        if columns_named:
+            ax.set_xticks(range(len(columns_named)), columns_named, rotation=45, ha="right")
     axes[0].set_ylabel(ylabel)
     figure.colorbar(image, ax=axes)
+    return figure
+
+
+def scatter(panels: Mapping[str, tuple[Values, Values]], xlabel: str, ylabel: str) -> Figure:
+    """Points against the line of equality, one panel for each series."""
+    figure, axes = canvas(len(panels), width=3.5 * len(panels), height=3.2)
+    for ax, (name, (x, y)) in zip(axes, panels.items(), strict=True):
+        ax.axline((0, 0), slope=1, color=GREY, lw=1, ls="--")
+        ax.plot(x, y, "o", ms=3, color=BLUE)
+        ax.set(title=name, xlabel=xlabel)
+    axes[0].set_ylabel(ylabel)
     return figure
 
 
@@ -301,7 +322,8 @@ def tables(
                 text = f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
                 ax.text(column, row, text, ha="center", va="center", color=ink, size=7)
         ax.set(title=name)
-        ax.set_xticks(range(len(columns)), columns)
+        long = max(len(str(name)) for name in columns) > 5
+        ax.set_xticks(range(len(columns)), columns, rotation=30 if long else 0)
         ax.set_yticks(range(len(rows)), rows)
     return figure
 

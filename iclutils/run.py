@@ -130,7 +130,7 @@ def run_chapter(
     partial = place / f"{name}.partial.ipynb"
     partial.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _environment(ICLUTILS_RESULTS=str(results.resolve())):
+        with _environment(ICLUTILS_RESULTS=str(results.resolve()), ICLUTILS_QUIET="1"):
             papermill.execute_notebook(
                 str(source),
                 str(partial),

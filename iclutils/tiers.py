@@ -70,6 +70,27 @@ class Duality:
 
 
 @dataclass(frozen=True)
+class Circuits:
+    """Sizes of chapter 05. The first model is the guide; an empty name or 0 leaves a part out."""
+
+    models: tuple[str, ...]  # seeds of the guide
+    deeper: str  # the guide's recipe, deeper
+    others: tuple[str, ...]  # seeds of another recipe, for what recurs by name
+    control: str  # a model that does not copy
+    exception: str  # a model that copies by another circuit
+    length: int  # L, tokens of one copy
+    sequences: int  # behind wires, removals and circuits
+    patterned: int  # behind scores of patterns
+    influenced: int  # behind expected influence
+    draws: int  # replacements of a token
+    untrained: int  # models behind thresholds, and as many held out
+    history: int  # sequences behind each checkpoint
+    cases: int  # broken cases, healthy ones and held-out ones, each
+    tuned: int  # steps of training after pruning
+    narrow: bool  # softmax over the tokens of the sequence alone, for speed
+
+
+@dataclass(frozen=True)
 class Tier:
     """One tier: a name and the sizes of each chapter."""
 
@@ -79,6 +100,7 @@ class Tier:
     anchors: Anchors
     regression: Regression
     duality: Duality
+    circuits: Circuits
 
     def models(self, chapter: str) -> tuple[str, ...]:
         """Names of the models that a chapter (by number) looks at."""
@@ -87,6 +109,7 @@ class Tier:
             "02": self.anchors.models,
             "03": self.regression.models,
             "04": self.duality.transformers,
+            "05": self.circuits.models,
         }[chapter]
 
 
@@ -142,6 +165,23 @@ TIERS = {
             prompts=200,
             labels="topics",
         ),
+        circuits=Circuits(
+            models=("anchors-0", "anchors-1", "anchors-2"),
+            deeper="anchors-deep",
+            others=("induction-0", "induction-1", "induction-2"),
+            control="anchors-uncopied",
+            exception="detour",
+            length=20,
+            sequences=16,
+            patterned=64,
+            influenced=12,
+            draws=16,
+            untrained=5,
+            history=24,
+            cases=48,
+            tuned=30,
+            narrow=False,
+        ),
     ),
     "paper": Tier(
         name="paper",
@@ -188,6 +228,23 @@ TIERS = {
             draws=200,
             prompts=500,
             labels="sst2",
+        ),
+        circuits=Circuits(
+            models=("gpt2",),
+            deeper="",
+            others=(),
+            control="",
+            exception="",
+            length=25,
+            sequences=8,
+            patterned=32,
+            influenced=4,
+            draws=16,
+            untrained=2,
+            history=0,
+            cases=32,
+            tuned=0,
+            narrow=True,
         ),
     ),
 }

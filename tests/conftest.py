@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub's client
+os.environ["ICLUTILS_QUIET"] = "1"  # as the runner does: bars depend on the machine's speed
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,14 +12,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from ...errors import IclError
 from ...interventions import Hook
 from ...models import TransformerBridge, check_tokens, editable
+from ...progress import bar
 from ...tasks.prompts import Prompts
-
-MANY = 8  # from so many batches on, a progress bar is shown
 
 
 def check(model: TransformerBridge, prompts: Prompts) -> None:
@@ -67,7 +65,7 @@ def batches(prompts: Prompts, batch_size: int | None, what: str) -> Iterator[sli
     if size < 1:
         raise IclError(f"batch_size must be at least 1; got {batch_size}.")
     starts = range(0, len(prompts), size)
-    for start in tqdm(starts, desc=what, leave=False, disable=len(starts) < MANY):
+    for start in bar(starts, what):
         yield slice(start, start + size)
 
 

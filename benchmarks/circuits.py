@@ -1,0 +1,154 @@
+"""How much faster all wires between heads are at once than one hooked forward pass each.
+
+The loop is TransformerLens' ``get_act_patch_direct_path_all_sources``: one forward pass with
+forked inputs for every pair of heads. ``--every`` runs it for every n-th writing head only, in
+turns with the fast way (``paths.pairs``), and scales up; the fast way is always timed whole, with
+the clean and corrupt passes that it needs. Both run in one process on the same weights and
+tokens, and the score of every sequence must agree to 1e-5 nats or the benchmark stops. Times are
+CPU seconds of all threads, so that a busy machine does not matter.
+
+Four cases: the shipped guide (anchors-0: 16 sequences of 41 tokens) and the shape of GPT-2 small
+(random weights, 51 tokens), each with the last entry scored and with the whole second copy. Next
+to the ratio stands the bound: the multiply-adds of the loop over those that must be redone. Where
+the second copy is scored over 50,257 tokens the unembedding alone, which both must do, leaves a
+bound below 3; on the guide one pass is mostly overhead, so the ratio may exceed the bound.
+
+    python benchmarks/circuits.py --threads 1 --every 50
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from argparse import Namespace
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from transformer_lens.patching import get_act_patch_direct_path
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from iclutils.lenses.circuits import paths
+from iclutils.lenses.circuits.behaviour import Behaviour, ends, repeating
+from iclutils.lenses.circuits.engine import FEW
+from iclutils.models import TransformerBridge, cached, load
+
+TOLERANCE = 1e-5
+
+
+def small(layers: int) -> TransformerBridge:
+    """GPT-2 small with random weights, through a folder, as a reader's model would come."""
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        GPT2LMHeadModel(GPT2Config(n_layer=layers)).save_pretrained(folder)
+        return load(folder)
+
+
+def last_entry(behaviour: Behaviour) -> Behaviour:
+    """Only the last entry scored."""
+    return replace(behaviour, at=behaviour.at[:, -1:], answer=behaviour.answer[:, -1:], source=None)
+
+
+def loop(
+    model: TransformerBridge, behaviour: Behaviour, channel: str, source: tuple[int, int]
+) -> tuple[Tensor, float]:
+    """Score of every sequence for every later head, (pair, batch), and CPU seconds for a pass."""
+    names = {f"blocks.{layer}.attn.hook_z" for layer in range(model.cfg.n_layers)}
+    _, clean = cached(model, behaviour.clean, names)
+    _, corrupt = cached(model, behaviour.corrupt, names)
+    rows = torch.arange(len(behaviour))[:, None]
+    kept: list[Tensor] = []
+
+    def score(logits: Tensor) -> Tensor:
+        kept.append(behaviour.score(logits[rows, behaviour.at]))
+        return kept[-1].mean()
+
+    began = time.process_time()
+    with torch.no_grad():  # it puts the writes of its second cache into runs of these tokens
+        get_act_patch_direct_path(
+            model, behaviour.clean, corrupt, clean, score, *source, channel, verbose=False
+        )
+    return torch.stack(kept), (time.process_time() - began) / len(kept)
+
+
+def bound(model: TransformerBridge, behaviour: Behaviour) -> float:
+    """Multiply-adds of the loop over those that must be redone (matrix products with weights).
+
+    Per position a block costs 4 d^2 + 2 d d_mlp and the unembedding d V. A patched key input
+    leaves the head's keys and output, the MLP of its layer, the later layers, and the readout.
+    """
+    cfg, size, entries = model.cfg, behaviour.clean.shape[1], behaviour.at.shape[1]
+    reach = int(behaviour.at.max()) + 1
+    square, mlp = cfg.d_model**2, 2 * cfg.d_model * cfg.d_mlp
+    readout = cfg.d_model * cfg.d_vocab
+    naive = needed = 0
+    for reader in range(1, cfg.n_layers):
+        pairs = reader * cfg.n_heads**2
+        later = cfg.n_layers - 1 - reader
+        rows = reach if later else entries
+        one = 2 * reach * cfg.d_model * cfg.d_head + rows * mlp
+        if later:
+            keys = 0 if entries <= FEW else 2 * square * reach
+            last = keys + (4 if entries <= FEW else 2) * square * entries + mlp * entries
+            one += (later - 1) * reach * (4 * square + mlp) + last
+        needed += pairs * (one + entries * readout)
+        naive += pairs * size * (cfg.n_layers * (4 * square + mlp) + readout)
+    return naive / needed
+
+
+def compare(name: str, model: TransformerBridge, behaviour: Behaviour, given: Namespace) -> None:
+    """Run both ways in turns, check that they agree, print the ratio and the bound."""
+    layers, heads = model.cfg.n_layers, model.cfg.n_heads
+    clean, _ = ends(model, behaviour)
+    pairs = heads**2 * layers * (layers - 1) // 2
+    sources = [(layer, head) for layer in range(layers - 1) for head in range(heads)]
+    paths.pairs(model, behaviour, "k")  # burn-in
+    loop(model, behaviour, "k", sources[-1])
+    fast, slow, gap = [], [], 0.0
+    for number, source in enumerate(sources[:: given.every]):
+        if number < given.repeats:
+            began = time.process_time()
+            found = paths.pairs(model, behaviour, "k")
+            fast.append(time.process_time() - began)
+        scores, each = loop(model, behaviour, "k", source)
+        slow.append(each)
+        lost = found[source][source[0] + 1 :].flatten(0, 1)
+        gap = max(gap, float((clean - scores - lost).abs().max()))
+    if gap > TOLERANCE:
+        raise SystemExit(f"{name}: the two ways differ by {gap:.1e} nats, more than {TOLERANCE}")
+    naive, quick = statistics.median(slow) * pairs, statistics.median(fast)
+    print(
+        f"{name}: loop {naive:.1f} CPU s ({len(slow)} of {len(sources)} writing heads timed, "
+        f"{pairs} pairs), fast {quick:.2f} s (median of {len(fast)}): "
+        f"{naive / quick:.1f} times faster; bound by multiply-adds {bound(model, behaviour):.1f}; "
+        f"largest difference {gap:.0e} nats",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Run all four comparisons."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--every", type=int, default=1, help="run every n-th writing head's loop")
+    parser.add_argument("--repeats", type=int, default=3, help="repetitions of the fast way")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only", choices=["guide", "small"], help="one of the two models")
+    parser.add_argument("--layers", type=int, default=12, help="of the small model; fewer: faster")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    cases = {
+        "guide": (lambda: load("anchors-0"), 16, 20),
+        "small": (lambda: small(given.layers), 1, 25),
+    }
+    for name, (make, count, length) in cases.items():
+        if given.only in (None, name):
+            model = make()
+            whole = repeating(model, count, length, torch.Generator().manual_seed(0))
+            compare(f"{name}, last entry", model, last_entry(whole), given)
+            compare(f"{name}, second copy", model, whole, given)
+
+
+if __name__ == "__main__":
+    main()

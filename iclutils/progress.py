@@ -1,0 +1,22 @@
+"""Progress: one kind of bar for everything that may take longer than two seconds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from tqdm.auto import tqdm
+
+Item = TypeVar("Item")
+PATIENCE = 2.0  # seconds of work before a bar is shown
+
+
+def bar(items: Iterable[Item] | None = None, what: str = "", total: int | None = None) -> Any:
+    """Go through ``items`` and show how far one is, once it takes longer than ``PATIENCE``.
+
+    It leaves nothing behind, and shows nothing where ``$ICLUTILS_QUIET`` is set, as the runner of
+    the chapters does, so that a page does not depend on the speed of a machine.
+    """
+    quiet = bool(os.environ.get("ICLUTILS_QUIET"))
+    return tqdm(items, desc=what, total=total, leave=False, delay=PATIENCE, disable=quiet)

@@ -1,0 +1,168 @@
+"""The induction pair: found wherever it is wired, paths against hooks, the rule by brute force."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import save_neox, tiny_gpt2
+from wired import save_wired
+
+from iclutils import IclError
+from iclutils.interventions import direct_k_input
+from iclutils.lenses.attention import head_scores, prefix_matching
+from iclutils.lenses.circuits import behaviour, pair, wires
+from iclutils.lenses.circuits.graph import Node, all_heads, head
+from iclutils.lenses.induction import sample
+from iclutils.models import TransformerBridge, load
+from iclutils.tasks.repeated import Doubled
+
+PLACES = [
+    ((0, 0), (1, 1), 2, "fresh"),
+    ((0, 1), (2, 0), 3, "shuffled"),
+    ((1, 0), (2, 1), 3, "fresh"),
+]
+LENGTH = 11
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def batches(
+    model: TransformerBridge, count: int = 8, length: int = LENGTH, corruption: str = "fresh"
+) -> tuple[behaviour.Behaviour, Doubled, Doubled]:
+    made = behaviour.repeating(model, count, length, generator(), corruption)
+    return made, Doubled(made.clean, length), Doubled(made.corrupt, length)
+
+
+@pytest.mark.parametrize(("previous", "induction", "layers", "corruption"), PLACES)
+def test_wired_pair_is_found(
+    tmp_path: Path,
+    previous: tuple[int, int],
+    induction: tuple[int, int],
+    layers: int,
+    corruption: str,
+) -> None:
+    """Catches heads in another order, a path into queries or values, and a wrong distance."""
+    save_wired(tmp_path, (previous,), (induction,), layers)
+    model = load(tmp_path)
+    made, batch, other = batches(model, corruption=corruption)
+    found = pair.find(model, batch, other, generator(), load(tmp_path, fold=True))
+    assert (found.previous, found.induction) == (head(*previous), head(*induction))
+    assert found.layer_distance == induction[0] - previous[0]
+    assert found.wires == ((head(*previous), Node("k", *induction)),)
+    assert found.prefix[0] > 0.8
+    assert found.previous_score[0] > 0.9 > 0.1 > found.duplicate_score[0]
+    assert found.drop[0] > 0.9
+    clean, corrupt = behaviour.ends(model, made)
+    lost = clean - wires.patched(model, made, found.wires)
+    assert found.loss[0] == pytest.approx(float(lost.sum() / (clean - corrupt).sum()), abs=1e-4)
+    assert found.loss[0] > 0.9
+    assert found.copying > 0.9
+    assert found.k_composition > 2
+    drops = pair.path_drops(model, batch, other, [found.induction]).mean(-1)[:, 0]
+    idle = [i for i, node in enumerate(all_heads(model)) if node != found.previous]
+    assert drops[idle].abs().max() < 1e-3
+
+
+def test_back_ups_share_the_wires(tmp_path: Path) -> None:
+    """Two heads per role: single paths are weak, all of them together carry everything."""
+    save_wired(tmp_path, ((0, 0), (0, 1)), ((1, 0), (1, 2)), heads=3)
+    model = load(tmp_path)
+    _, batch, other = batches(model)
+    found = pair.find(model, batch, other, generator())
+    keys = {(u, v) for u in (head(0, 0), head(0, 1)) for v in (Node("k", 1, 0), Node("k", 1, 2))}
+    assert set(found.wires) == keys
+    assert found.drop[0] < 0.5
+    assert found.loss[0] > 0.9
+    assert math.isnan(found.copying)
+    assert math.isnan(found.k_composition)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "neox"])
+def test_paths_against_hooks(tmp_path: Path, kind: str) -> None:
+    """One hooked pass per pair; catches stale LayerNorm, a wrong mask, scale or key bias."""
+    if kind == "gpt2":
+        model = tiny_gpt2(tmp_path)
+    else:
+        save_neox(tmp_path)
+        model = load(tmp_path)
+    _, batch, other = batches(model, 3, 7)
+    targets = [head(model.cfg.n_layers - 1, 2), head(0, 1)]
+    got = pair.path_drops(model, batch, other, targets)
+    prefix = head_scores(model, batch.tokens, 7)["prefix"]
+    assert got.shape == (len(all_heads(model)), 2, 3)
+    for u, node in enumerate(all_heads(model)):
+        for v, target in enumerate(targets):
+            if node.layer >= target.layer:
+                assert got[u, v].abs().max() == 0
+                continue
+            place = (target.layer, target.head)
+            before = prefix[:, target.layer, target.head]
+            changed = direct_k_input(
+                model, batch.tokens, [(node.layer, node.head)], place, other.tokens
+            )
+            lost = (before - prefix_matching(changed, 7)) / before.mean()
+            torch.testing.assert_close(got[u, v], lost, atol=1e-5, rtol=1e-4)
+
+
+def test_chunks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_gpt2(tmp_path)
+    _, batch, other = batches(model, 3, 7)
+    whole = pair.path_drops(model, batch, other, [head(2, 0)])
+    monkeypatch.setattr(pair, "ROWS", 1)
+    torch.testing.assert_close(pair.path_drops(model, batch, other, [head(2, 0)]), whole)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10**6), st.integers(1, 14), st.integers(1, 6))
+def test_ideal_rule_by_brute_force(seed: int, size: int, vocab: int) -> None:
+    """The formula position by position; catches a shift, BOS as a match, a missing count."""
+    ids = torch.randint(0, vocab, (2, size), generator=generator(seed))
+    attention, prediction = pair.ideal_attention(ids), pair.ideal_prediction(ids, vocab)
+    for row, x in enumerate(ids.tolist()):
+        for t in range(size):
+            hits = [s for s in range(2, t + 1) if x[s - 1] == x[t]]
+            expected = [(s in hits) / max(len(hits), 1) for s in range(size)]
+            assert attention[row, t].tolist() == pytest.approx(expected)
+            spoken = [sum(a for s, a in enumerate(expected) if x[s] == v) for v in range(vocab)]
+            assert prediction[row, t].tolist() == pytest.approx(spoken)
+
+
+def test_wired_model_follows_the_rule(tmp_path: Path) -> None:
+    save_wired(tmp_path)
+    model = load(tmp_path)
+    made, *_ = batches(model)
+    rows = torch.arange(len(made))[:, None]
+    ideal = pair.ideal_prediction(made.clean, model.cfg.d_vocab)[rows, made.at]
+    assert bool((behaviour.read(model, made).argmax(-1) == ideal.argmax(-1)).all())
+    assert bool((ideal.argmax(-1) == made.answer).all())
+
+
+def test_by_score() -> None:
+    scores = torch.tensor([[0.1, 0.6], [0.2, 0.3], [0.9, 0.0]])
+    assert pair.by_score(scores, 2) == head(0, 1)
+    assert pair.by_score(scores, 3) == head(2, 0)
+    with pytest.raises(IclError, match="no layer below"):
+        pair.by_score(scores, 0)
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    model = tiny_gpt2(tmp_path / "one", n_layer=1)
+    _, batch, other = batches(model, 3, 7)
+    with pytest.raises(IclError, match="two attention layers"):
+        pair.find(model, batch, other, generator())
+    assert pair.path_drops(model, batch, other, [head(0, 1)]).abs().max() == 0
+    model = tiny_gpt2(tmp_path / "three")
+    with pytest.raises(IclError, match="heads of this model"):
+        pair.path_drops(model, batch, other, [head(3, 0)])
+    short = sample(model, 2, 7, generator())
+    with pytest.raises(IclError, match="shape"):
+        pair.path_drops(model, batch, short, [head(2, 0)])
+    with pytest.raises(IclError, match="nothing away"):
+        pair.find(model, batch, batch, generator())
