@@ -76,9 +76,14 @@ def halves(
 def head_maps(
     scores: Mapping[str, Float[Tensor, "layer head"]], low: float = 0.0, high: float = 1.0
 ) -> Figure:
-    """One layer x head map per score, on one scale; values are written in when they fit."""
-    figure, axes = canvas(len(scores), width=2.4 * len(scores) + 0.6, height=2.6)
-    for ax, (name, values) in zip(axes, scores.items(), strict=True):
+    """One layer x head map per score, on one scale, at most five in a row.
+
+    Values are written in when they fit.
+    """
+    rows = math.ceil(len(scores) / 5)
+    columns = math.ceil(len(scores) / rows)
+    figure, axes = canvas(columns, width=2.4 * columns + 0.6, height=2.6 * rows, rows=rows)
+    for ax, (name, values) in zip(axes, scores.items(), strict=False):
         image = ax.imshow(values, vmin=low, vmax=high, cmap="viridis", aspect="auto")
         ax.set(title=name, xlabel="head", xticks=range(values.shape[1]))
         ax.set_yticks(range(values.shape[0]))
