@@ -39,7 +39,7 @@ class Behaviour:
     """
 
     clean: Int[Tensor, "batch pos"]
-    corrupt: Int[Tensor, "batch pos"]
+    corrupt: Int[Tensor, "corrupt_batch corrupt_pos"]  # a mismatch is refused with a cure
     at: Int[Tensor, "batch entry"]
     answer: Int[Tensor, "batch entry"]
     source: Int[Tensor, "batch entry"] | None = None
