@@ -176,3 +176,20 @@ def test_significance_by_enumeration() -> None:
     reference = torch.randn(400, 3, generator=seeded(), dtype=torch.float64) * 2 + 5
     z = significance.robust_z(reference, reference)
     assert z.std().item() == pytest.approx(1, abs=0.15)
+
+
+def test_a_strong_item_hides_others_in_one_step_and_not_in_several() -> None:
+    """One item of 50 standard errors, one of 6, and 200 of noise; alarms stay below the rate."""
+    values = torch.randn(202, 16, generator=seeded(), dtype=torch.float64)
+    values[0] += 50
+    values[1] += 3
+    once = significance.largest_by_chance(values, seeded(1))
+    bar = significance.stepwise(values, seeded(1))
+    means = values.mean(1).abs()
+    assert means[1] < once
+    assert (means > bar).nonzero().flatten().tolist() == [0, 1]
+    alarms = 0
+    for seed in range(40):
+        noise = torch.randn(30, 16, generator=seeded(seed), dtype=torch.float64)
+        alarms += bool((noise.mean(1).abs() > significance.stepwise(noise, seeded(seed))).any())
+    assert alarms <= 6

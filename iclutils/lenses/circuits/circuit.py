@@ -24,7 +24,7 @@ from ...models import TransformerBridge
 from ...progress import bar
 from .behaviour import Behaviour, read, share
 from .graph import CHANNELS, Edge, Graph, Node, of
-from .significance import largest_by_chance
+from .significance import stepwise
 from .wires import forked, read_name, write_name, writes
 
 ROWS = 16_384  # rows of d_model held at once: (circuit, sequence, writer, position)
@@ -262,19 +262,12 @@ def threshold(
 ) -> float:
     """The largest |mean effect| of any wire that chance alone reaches once in twenty times.
 
-    Step by step (Westfall and Young 1993): what is above the threshold is set aside and chance is
-    asked again about the rest, or else a single strong wire, flipped, would hide all others.
+    Step by step (``significance.stepwise``).
 
     Raises:
         IclError: if there are fewer than six sequences.
     """
-    rest = effects[exists.to(effects.device)]
-    while True:
-        bar = largest_by_chance(rest, generator)
-        below = rest.mean(-1).abs() <= bar
-        if bool(below.all()) or not bool(below.any()):
-            return bar
-        rest = rest[below]
+    return stepwise(effects[exists.to(effects.device)], generator)
 
 
 def above(effects: Float[Tensor, "writer reader batch"], exists: Wires, threshold: float) -> Wires:

@@ -27,7 +27,7 @@ from ...models import TransformerBridge, cached
 from ...progress import bar
 from .behaviour import Behaviour, read
 from .graph import Node, head, of
-from .significance import largest_by_chance
+from .significance import stepwise
 from .subspaces import Overlap
 from .wires import write_name, written
 
@@ -143,8 +143,9 @@ def serial(
     """Which heads feed which: ``[l1, h1, l2, h2]``, true only where l1 < l2.
 
     The mean effect of the patched path is larger than the largest that chance gives among all of
-    them (sign flips over sequences, family-wise 5 %), *and* the composition of the weights is more
-    than two standard deviations above random heads (``baseline``: their mean and deviation).
+    them (sign flips over sequences, family-wise 5 %, step by step), *and* the composition of the
+    weights is more than two standard deviations above random heads (``baseline``: their mean and
+    deviation).
 
     Raises:
         IclError: if the shapes differ or there are fewer than six sequences.
@@ -156,7 +157,7 @@ def serial(
     later = (layer[:, None] < layer)[:, None, :, None].expand(-1, heads, -1, heads)
     if not bool(later.any()):
         return later
-    least = largest_by_chance(path_effects[later], generator)
+    least = stepwise(path_effects[later], generator)
     above = composition.to(path_effects.device) > baseline[0] + 2 * baseline[1]
     return later & above & (path_effects.mean(-1).abs() > least)
 
