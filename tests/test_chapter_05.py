@@ -66,7 +66,7 @@ def test_the_paper_tier_runs_on_a_model_that_has_no_circuit(
     assert set(written) | undefined == PAPER - GPT2 - BREAKS
     assert "left out: a model that does not do it has nothing to break" in printed
     # random weights have no circuit: the claims can fail, and do
-    for name in ("05.behaviour_accuracy", "05.behaviour_gap", "05.pair_causal"):
+    for name in ("05.behaviour_accuracy", "05.behaviour_gap", "05.pair_formula"):
         assert written[name]["verdict"] == "not reproduced", name
     # what holds for any weights
     assert written["05.flow_forward"]["verdict"] == "reproduced"
