@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from . import zoo
 from .errors import IclError
-from .files import read_json, write_json
+from .networks import restore, store
 
 Format = Literal["one", "two"]
 
@@ -141,10 +139,7 @@ class Learners(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write ``config.json`` and half-precision weights."""
-        half = {name: p.detach().half().contiguous() for name, p in self.named_parameters()}
-        save_file(half, folder / "model.safetensors", metadata={"format": "pt"})
-        known = {"model_type": "learners", "shape": asdict(self.shape), "seeds": self.seeds}
-        write_json(folder / "config.json", known | {"tasks": self.tasks})
+        store(self, folder, "learners", torch.float16)
 
     def _block(self, x: Tensor, block: Any) -> Tensor:
         released = self.shape.block == "released"
@@ -205,17 +200,10 @@ def load(
     Raises:
         IclError: if there are none of that name or step, or a file is missing or damaged.
     """
-    folder = zoo.find(name_or_path, step)
-    try:
-        known = read_json(folder / "config.json")
-        shape, seeds = Shape(**known["shape"]), known["seeds"]
-        network = Learners(shape, seeds)
-        network.tasks = [dict(task) for task in known["tasks"]]
-        network.load_state_dict(load_file(folder / "model.safetensors"))
-    except (OSError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        first = str(error).strip().split("\n")[0]
-        raise IclError(
-            f"{folder} does not hold learners ({type(error).__name__}: {first}). Models that "
-            "read tokens are loaded with iclutils.models.load."
-        ) from error
-    return network.to(device).eval().requires_grad_(False)
+    return restore(
+        zoo.find(name_or_path, step),
+        lambda shape, seeds: Learners(Shape(**shape), seeds),
+        "learners",
+        "Models that read tokens are loaded with iclutils.models.load.",
+        device,
+    )

@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from . import zoo
 from .errors import IclError, unknown
-from .files import read_json, write_json
+from .networks import restore, store
 
 Kind = Literal["linear", "softmax"]
 Variant = Literal["plain", "regularised", "values", "both", "negatives"]
@@ -261,10 +259,7 @@ class Solvers(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write ``config.json`` and single-precision weights; they are few."""
-        weights = {name: p.detach().contiguous() for name, p in self.named_parameters()}
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        known = {"model_type": "solvers", "shape": asdict(self.shape), "seeds": self.seeds}
-        write_json(folder / "config.json", known | {"tasks": self.tasks})
+        store(self, folder, "solvers", torch.float32)
 
 
 def as_tokens(
@@ -306,17 +301,13 @@ def load(
     Raises:
         IclError: if there are none of that name or step, or a file is missing or damaged.
     """
-    folder = zoo.find(name_or_path, step)
-    try:
-        known = read_json(folder / "config.json")
-        given = known["shape"] | {"attention": tuple(known["shape"]["attention"])}
-        network = Solvers(Shape(**given), known["seeds"])
-        network.tasks = [dict(task) for task in known["tasks"]]
-        network.load_state_dict(load_file(folder / "model.safetensors"))
-    except (OSError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        first = str(error).strip().split("\n")[0]
-        raise IclError(
-            f"{folder} does not hold solvers ({type(error).__name__}: {first}). Learners are "
-            "loaded with iclutils.learners.load, models that read tokens with iclutils.models.load."
-        ) from error
-    return network.to(device).eval().requires_grad_(False)
+    return restore(
+        zoo.find(name_or_path, step),
+        lambda shape, seeds: Solvers(
+            Shape(**shape | {"attention": tuple(shape["attention"])}), seeds
+        ),
+        "solvers",
+        "Learners are loaded with iclutils.learners.load, models that read tokens with "
+        "iclutils.models.load.",
+        device,
+    )

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,24 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the offline stand-ins for the hub in ../shared/hub")
     return folder
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A small random GPT-2."""
+    from tiny import tiny_gpt2  # it imports the hub's client
+
+    return tiny_gpt2(tmp_path_factory.mktemp("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def neox(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A small random GPT-NeoX, with rotary positions."""
+    from tiny import load, save_neox
+
+    folder = tmp_path_factory.mktemp("neox")
+    save_neox(folder)
+    return load(folder)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
-from tiny import BOS, VOCAB, save_gptj, save_neox, tiny_gpt2, tokens
+from tiny import BOS, VOCAB, save_gptj, tiny_gpt2, tokens
 from transformers import LlamaConfig, LlamaForCausalLM
 from wired import save_wired
 
@@ -19,18 +19,6 @@ from iclutils.lenses.attention import uniform_pattern
 from iclutils.lenses.circuits import attention_flow as flow
 from iclutils.lenses.circuits.behaviour import Behaviour, ends, read, repeating, share
 from iclutils.models import TransformerBridge, cached, load
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
-    return tiny_gpt2(tmp_path_factory.mktemp("gpt2"))
-
-
-@pytest.fixture(scope="module")
-def neox(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
-    folder: Path = tmp_path_factory.mktemp("neox")
-    save_neox(folder)
-    return load(folder)
 
 
 @pytest.fixture(params=["gpt2", "neox"])

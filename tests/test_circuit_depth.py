@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax, rel_entr
 from sklearn.linear_model import Ridge
-from tiny import save_neox, tiny_gpt2, tokens
+from tiny import tokens
 from wired import save_wired
 
 from iclutils import IclError
@@ -34,18 +34,6 @@ from iclutils.models import TransformerBridge, load
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
-    return tiny_gpt2(tmp_path_factory.mktemp("gpt2"))
-
-
-@pytest.fixture(scope="module")
-def neox(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
-    folder: Path = tmp_path_factory.mktemp("neox")
-    save_neox(folder)
-    return load(folder)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import save_gpt2, save_gptj, save_neox, tiny_gpt2
+from tiny import save_gpt2, save_gptj
 
 from iclutils import IclError
 from iclutils.interventions import head_ablation, pattern_name, z_name
@@ -21,18 +21,6 @@ from iclutils.lenses.circuits.wires import forked, shifts, writes
 from iclutils.models import TransformerBridge, load, rebuilt
 
 FAST = {"deadline": None, "max_examples": 25}
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
-    return tiny_gpt2(tmp_path_factory.mktemp("gpt2"))
-
-
-@pytest.fixture(scope="module")
-def neox(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
-    folder: Path = tmp_path_factory.mktemp("neox")
-    save_neox(folder)
-    return load(folder)
 
 
 @pytest.fixture(params=["gpt2", "neox"])

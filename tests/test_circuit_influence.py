@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax, rel_entr
-from tiny import BOS, VOCAB, save_gptj, save_neox, tiny_gpt2, tokens
+from tiny import BOS, VOCAB, save_gptj, tokens
 from transformer_lens.config import TransformerBridgeConfig
 from wired import save_wired
 
@@ -30,18 +30,6 @@ from iclutils.models import TransformerBridge, load
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
-    return tiny_gpt2(tmp_path_factory.mktemp("gpt2"))
-
-
-@pytest.fixture(scope="module")
-def neox(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
-    folder: Path = tmp_path_factory.mktemp("neox")
-    save_neox(folder)
-    return load(folder)
 
 
 @pytest.fixture(params=["gpt2", "neox"])

@@ -169,18 +169,6 @@ def take_step(network: nn.Module, optimizers: list[Optimizer], recipe: Recipe, s
     return loss.item()
 
 
-def clip_members(network: nn.Module, clip: float) -> None:
-    """Clip the gradient of each member by itself, so that it trains as it would alone.
-
-    The first axis of every parameter counts the members.
-    """
-    gradients = [p.grad for p in network.parameters() if p.grad is not None]
-    norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)
-    share = clip / norms.clamp(min=clip)
-    for gradient in gradients:
-        gradient.mul_(share.view(-1, *[1] * (gradient.ndim - 1)))
-
-
 def _checkpoint(recipe: Recipe, network: nn.Module, work: Path, step: int) -> None:
     """Save the weights as a folder, if this step is wanted."""
     if step not in recipe.checkpoints:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from ..learners import Format, Learners, Shape
 from ..lenses.regression.algorithms import ridge
 from ..tasks.regression import Task, sample
 from .language import sinusoids
-from .loop import Recipe, clip_members
+from .loop import Recipe
+from .members import clip_each, draw_each
 from .muon import Muon
 
 HELD_OUT = 512  # contexts behind a line of the log
@@ -85,7 +86,7 @@ class RegressionRecipe(Recipe):
 
     def clip_gradients(self, network: nn.Module) -> None:
         """Each member by itself."""
-        clip_members(network, self.clip)
+        clip_each(network, self.clip)
 
     def save(self, network: nn.Module, folder: Path) -> None:
         """A folder of ``learners.load``."""
@@ -121,12 +122,7 @@ class HeldOut:
 def _draw(
     tasks: Sequence[Task], starts: Sequence[int], contexts: int, pairs: int, source: Generator
 ) -> tuple[Tensor, Tensor]:
-    """xs (member, context, n, d) and ys of every task, each drawn from a start of its own."""
-    drawn = [
-        sample(task, contexts, pairs, source.manual_seed(start))
-        for task, start in zip(tasks, starts, strict=True)
-    ]
-    return torch.stack([d.xs for d in drawn]), torch.stack([d.ys for d in drawn])
+    return draw_each([partial(sample, t, contexts, pairs) for t in tasks], starts, source)
 
 
 def recipe(name: str, device: str = "cpu") -> RegressionRecipe:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch.optim import Optimizer
 from ..solvers import Shape, Solvers
 from ..tasks.functions import LINKS, Problem, Waves
 from ..tasks.regression import Task
-from .loop import Recipe, clip_members
+from .loop import Recipe
+from .members import clip_each, draw_each
 
 HELD_OUT = 4000  # contexts behind a line of the log
 Data = Problem | Waves
@@ -49,7 +51,7 @@ class SolverRecipe(Recipe):
         """Half the mean squared error of the answers, summed over the members."""
         starts = [seed * 1_000_003 + step for seed in self.seeds]
         source = Generator(self.device)
-        xs, ys = draw(self.data, starts, self.batch, self.shape.pairs, source)
+        xs, ys = _draw(self.data, starts, self.batch, self.shape.pairs, source)
         return _errors(network(xs, ys), ys).sum()
 
     def optimizers(self, network: nn.Module) -> list[Optimizer]:
@@ -58,7 +60,7 @@ class SolverRecipe(Recipe):
 
     def clip_gradients(self, network: nn.Module) -> None:
         """Each member by itself."""
-        clip_members(network, self.clip)
+        clip_each(network, self.clip)
 
     def save(self, network: nn.Module, folder: Path) -> None:
         """A folder of ``solvers.load``."""
@@ -76,26 +78,27 @@ class HeldOut:
 
     def __call__(self, network: Solvers) -> dict[str, float]:
         """One number for each member."""
-        starts = [77_777] * len(self.data)
-        xs, ys = draw(self.data, starts, HELD_OUT, self.pairs, Generator())
+        xs, ys = self._contexts
         with torch.no_grad():
             found = _errors(network(xs.to(self.device), ys.to(self.device)).cpu(), ys)
         return {f"loss_{i}": value for i, value in enumerate(found.tolist())}
+
+    @cached_property
+    def _contexts(self) -> tuple[Tensor, Tensor]:
+        starts = [77_777] * len(self.data)
+        return _draw(self.data, starts, HELD_OUT, self.pairs, Generator())
 
 
 def _errors(answers: Tensor, ys: Tensor) -> Tensor:
     return 0.5 * (answers - ys[..., -1]).square().mean(-1)
 
 
-def draw(
+def _draw(
     data: Sequence[Data], starts: Sequence[int], contexts: int, pairs: int, source: Generator
 ) -> tuple[Tensor, Tensor]:
-    """xs (member, context, n, d) and ys of N pairs and a query, each from a start of its own."""
-    drawn = [
-        one.sample(contexts, pairs + 1, source.manual_seed(start))
-        for one, start in zip(data, starts, strict=True)
-    ]
-    return torch.stack([d.xs for d in drawn]), torch.stack([d.ys for d in drawn])
+    """N pairs and a query."""
+    samplers = [partial(one.sample, contexts, pairs + 1) for one in data]
+    return draw_each(samplers, starts, source)
 
 
 def recipe(name: str, device: str = "cpu") -> SolverRecipe:

@@ -42,7 +42,7 @@ def written(
     """What a writer adds to the residual stream, from a cache; biases after W_O belong to none."""
     value = cache[write_name(writer)]
     if writer.kind == "head":
-        return value[:, :, writer.head] @ model.W_O[writer.layer, writer.head]
+        return value[:, :, writer.head] @ model.blocks[writer.layer].attn.W_O[writer.head]
     return value
 
 
