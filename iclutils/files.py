@@ -1,4 +1,11 @@
-"""Files that are either whole or not there: atomic writes and checksums."""
+"""Files that are either whole or not there: atomic writes and checksums.
+
+Example:
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from iclutils import files
+    >>> folder = Path(tempfile.mkdtemp())
+"""
 
 from __future__ import annotations
 
@@ -19,6 +26,13 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` and rename it onto ``path`` on success.
 
     An interruption leaves the old file (or none) and no temporary behind.
+
+    Example:
+        >>> with files.replacing(folder / "a.txt") as temporary:
+        ...     _ = temporary.write_text("whole")
+        ...
+        >>> (folder / "a.txt").read_text()
+        'whole'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -34,7 +48,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def output_folder(part: Path, variable: str, inside: str, outside: str) -> Path:
     """Where outputs of one ``part`` of the package (its folder) go: ``$variable``, else ``inside``
-    the checkout, or, where there is none (as on Colab), ``outside`` in the current folder."""
+    the checkout, or, where there is none (as on Colab), ``outside`` in the current folder.
+
+    Example:
+        >>> files.output_folder(folder, "ICLUTILS_NOT_SET", "_build", "elsewhere").name
+        'elsewhere'
+    """
     given = os.environ.get(variable)
     if given:
         return Path(given)
@@ -43,13 +62,25 @@ def output_folder(part: Path, variable: str, inside: str, outside: str) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` atomically."""
+    """Write ``text`` to ``path`` atomically.
+
+    Example:
+        >>> files.write_text(folder / "b.txt", "text")
+        >>> (folder / "b.txt").read_text()
+        'text'
+    """
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as indented JSON to ``path`` atomically."""
+    """Write ``value`` as indented JSON to ``path`` atomically.
+
+    Example:
+        >>> files.write_json(folder / "c.json", {"value": 1})
+        >>> files.read_json(folder / "c.json")
+        {'value': 1}
+    """
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -58,6 +89,11 @@ def read_json(path: Path) -> Any:
 
     Raises:
         IclError: if the file is not valid JSON.
+
+    Example:
+        >>> files.write_text(folder / "d.json", "[1, 2]")
+        >>> files.read_json(folder / "d.json")
+        [1, 2]
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -66,13 +102,27 @@ def read_json(path: Path) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's bytes."""
+    """Hex SHA-256 of a file's bytes.
+
+    Example:
+        >>> files.write_text(folder / "e.txt", "")
+        >>> files.sha256(folder / "e.txt")[:12]
+        'e3b0c44298fc'
+    """
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_sums(folder: Path) -> None:
-    """Write ``SHA256SUMS`` for every file under ``folder`` (the format ``sha256sum -c`` reads)."""
+    """Write ``SHA256SUMS`` for every file under ``folder`` (the format ``sha256sum -c`` reads).
+
+    Example:
+        >>> one = Path(tempfile.mkdtemp())
+        >>> files.write_text(one / "f.txt", "")
+        >>> files.write_sums(one)
+        >>> (one / "SHA256SUMS").read_text().split()[1]
+        'f.txt'
+    """
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "SHA256SUMS")
     lines = [f"{sha256(p)}  {p.relative_to(folder).as_posix()}\n" for p in files]
     write_text(folder / "SHA256SUMS", "".join(lines))
@@ -88,6 +138,12 @@ def check_sums(folder: Path, names: list[str], cure: str) -> None:
 
     Raises:
         IclError: if a file is missing, not listed, or has changed.
+
+    Example:
+        >>> one = Path(tempfile.mkdtemp())
+        >>> files.write_text(one / "g.txt", "")
+        >>> files.write_sums(one)
+        >>> files.check_sums(one, ["g.txt"], cure="Fetch it again.")
     """
     listing = folder / "SHA256SUMS"
     if not listing.is_file():

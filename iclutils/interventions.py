@@ -6,6 +6,15 @@ positions, or by what it computes on *other* sequences of the same shape (resamp
 the model's usual path and can hurt for that reason alone; resample keeps the statistics and
 removes the content. ``direct_k_input`` patches single edges: some heads' writes into another
 head's key input, and nothing else (path patching; Wang et al. 2022).
+
+Example:
+    >>> import torch
+    >>> from iclutils import interventions, models
+    >>> from iclutils.lenses import induction
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> task = induction.sample(net, 4, 20, generator)
+    >>> other = induction.sample(net, 4, 20, generator).tokens
 """
 
 from __future__ import annotations
@@ -28,17 +37,32 @@ Other = Int[Tensor, "other_batch other_pos"]  # must match; a mismatch is refuse
 
 
 def z_name(layer: int) -> str:
-    """Hook of the heads' outputs before ``W_O``: (batch, pos, head, d_head)."""
+    """Hook of the heads' outputs before ``W_O``: (batch, pos, head, d_head).
+
+    Example:
+        >>> interventions.z_name(1)
+        'blocks.1.attn.hook_z'
+    """
     return f"blocks.{layer}.attn.hook_z"
 
 
 def mlp_name(layer: int) -> str:
-    """Hook of the MLP layer's output: (batch, pos, d_model)."""
+    """Hook of the MLP layer's output: (batch, pos, d_model).
+
+    Example:
+        >>> interventions.mlp_name(0)
+        'blocks.0.hook_mlp_out'
+    """
     return f"blocks.{layer}.hook_mlp_out"
 
 
 def pattern_name(layer: int) -> str:
-    """Hook of the attention patterns: (batch, head, dest, src)."""
+    """Hook of the attention patterns: (batch, head, dest, src).
+
+    Example:
+        >>> interventions.pattern_name(0)
+        'blocks.0.attn.hook_pattern'
+    """
     return f"blocks.{layer}.attn.hook_pattern"
 
 
@@ -56,6 +80,13 @@ def head_ablation(
 
     Raises:
         IclError: if a head does not exist, ``how`` is unknown or the shapes differ.
+
+    Example:
+        >>> heads = induction.find(net, task).all_induction
+        >>> hooks = interventions.head_ablation(net, task.tokens, heads, "mean", other)
+        >>> before, after = (induction.clean_loss(net, task, h).mean() for h in ([], hooks))
+        >>> bool(after - before > 1)
+        True
     """
     chosen: dict[int, list[int]] = {}
     for layer, head in heads:
@@ -85,6 +116,11 @@ def mlp_ablation(
 
     Raises:
         IclError: if a layer does not exist, ``how`` is unknown or the shapes differ.
+
+    Example:
+        >>> hooks = interventions.mlp_ablation(net, task.tokens, [0], "zero", other)
+        >>> [name for name, _ in hooks]
+        ['blocks.0.hook_mlp_out']
     """
     layers = list(layers)
     for layer in layers:
@@ -108,6 +144,12 @@ def run(
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> name = interventions.pattern_name(1)
+        >>> logits, seen = interventions.run(net, task.tokens, [], watch=[name])
+        >>> seen[name].shape
+        torch.Size([4, 4, 41, 41])
     """
     check_tokens(model, tokens)
     seen: dict[str, Tensor] = {}
@@ -136,6 +178,13 @@ def direct_k_input(
     Raises:
         IclError: if the target is not in a later layer, the shapes differ, or the model cannot
             fork its inputs.
+
+    Example:
+        >>> found = induction.find(net, task)
+        >>> sources, target = found.all_previous, found.induction
+        >>> pattern = interventions.direct_k_input(net, task.tokens, sources, target, other)
+        >>> pattern.sum(-1).round(decimals=3).unique()
+        tensor([1.])
     """
     sources, (layer, head) = list(sources), target
     for la, h in sources:

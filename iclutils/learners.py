@@ -5,6 +5,10 @@ were trained on; every weight has a leading axis for the member, and all run as 
 program. Two blocks are offered: ``standard`` (pre-norm, as GPT-2) and ``released``, the block of
 the code released with Akyurek et al. 2023, which differs from their Eq. 4: the residual stream
 itself passes through each LayerNorm, and a head is ``width / heads**2`` wide.
+
+Example:
+    >>> import torch
+    >>> from iclutils import learners
 """
 
 from __future__ import annotations
@@ -176,6 +180,12 @@ def as_tokens(
     In the format ``one`` token i is (x_i, x_{i-1}, y_{i-1}), and the first has zeros for the pair
     before it. In the format ``two``, the paper's, (0, x_i) and (y_i, 0) take turns; the last y is
     left out.
+
+    Example:
+        >>> xs, ys = torch.tensor([[1.0], [2.0]]), torch.tensor([5.0, 6.0])
+        >>> learners.as_tokens(xs, ys, "one")
+        tensor([[1., 0., 0.],
+                [2., 1., 5.]])
     """
     if form == "one":
         pairs = torch.cat([xs, ys[..., None]], -1)
@@ -199,6 +209,12 @@ def load(
 
     Raises:
         IclError: if there are none of that name or step, or a file is missing or damaged.
+
+    Example:
+        >>> nets = learners.load("regression-d8")
+        >>> xs, ys = torch.randn(1, 3, 5, 8), torch.randn(1, 3, 5)
+        >>> nets(xs, ys).shape[1:]
+        torch.Size([3, 5])
     """
     return restore(
         zoo.find(name_or_path, step),

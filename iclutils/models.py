@@ -8,10 +8,17 @@ TransformerLens (``blocks.3.attn.hook_pattern``, ``blocks.3.hook_resid_pre``, ..
 architectures patterns and scores can only be read; ``editable`` tells them apart.
 
 This module is the only one that imports TransformerLens.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> net = models.load("induction-0")
+    >>> tokens = torch.tensor([[models.bos(net), 5, 6, 7, 5, 6]])
 """
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -22,11 +29,12 @@ from weakref import WeakKeyDictionary
 import torch
 from huggingface_hub import snapshot_download
 from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
-from transformer_lens import ActivationCache, FactoredMatrix, head_detector
+from transformer_lens import ActivationCache, head_detector
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.tools.analysis.logit_lens import logit_lens
 from transformer_lens.tools.analysis.projection_kernel import (
@@ -50,7 +58,6 @@ from .files import check_sums, read_json, sha256
 __all__ = [
     "HUB",
     "ActivationCache",
-    "FactoredMatrix",
     "TransformerBridge",
     "bos",
     "cached",
@@ -64,8 +71,10 @@ __all__ = [
     "projection_kernel",
     "random_projection_kernel_moments",
     "rebuilt",
+    "size",
     "tokenizer",
     "untrained",
+    "words",
 ]
 
 logging.disable_progress_bar()
@@ -131,6 +140,10 @@ def load(
     Raises:
         IclError: if the model, step or revision is unknown; if a file is missing, damaged or
             not safetensors; if the hub cannot be reached; if the model hides its attention.
+
+    Example:
+        >>> net.cfg.n_layers, net.cfg.n_heads
+        (2, 4)
     """
     folder, name = _found(name_or_path, step, revision)
     return _ready(_boot(folder, name, device), name, fold)
@@ -147,6 +160,15 @@ def rebuilt(
     """The model with its weights changed: ``edit`` gets its Hugging Face network, in place.
 
     For heads turned, pruned or tuned; arguments and errors as in ``load``.
+
+    Example:
+        >>> def silence(network):
+        ...     network.transformer.wte.weight.data.zero_()
+        ...
+        >>> changed = models.rebuilt("induction-0", silence)
+        >>> spread = [models.logits(m, tokens).std().item() for m in (changed, net)]
+        >>> spread[0] < spread[1] / 10
+        True
     """
     folder, name = _found(name_or_path, step, revision)
 
@@ -169,6 +191,11 @@ def untrained(
     """A model of the same shape with random weights: the null that no training gives.
 
     Arguments and errors as in ``load``.
+
+    Example:
+        >>> null = models.untrained("induction-0", seed=1)
+        >>> null.cfg.n_layers == net.cfg.n_layers
+        True
     """
     folder, name = _found(name_or_path, step, revision)
 
@@ -216,11 +243,37 @@ def _ready(bridge: TransformerBridge, name: str, fold: bool) -> TransformerBridg
     return bridge
 
 
+def size(name_or_path: str | Path, *, revision: str | None = None) -> int:
+    """Bytes of a model's weights in memory, in single precision; only their headers are read.
+
+    Raises:
+        IclError: as ``load``, if there is no such model or its weights are damaged.
+
+    Example:
+        >>> models.size("induction-0") // 1000
+        1372
+    """
+    folder, name = _found(name_or_path, None, revision)
+    count = 0
+    for path in folder.glob("*.safetensors"):
+        try:
+            with safe_open(path, "pt") as held:
+                names = list(held.keys())
+                count += sum(math.prod(held.get_slice(name).get_shape()) for name in names)
+        except (SafetensorError, OSError) as error:
+            raise IclError(f"{name!r} is damaged: {path.name}: {error}. Copy it again.") from error
+    return 4 * count
+
+
 def bos(model: TransformerBridge) -> int:
     """Id of the beginning-of-sequence token.
 
     Raises:
         IclError: if the model names none.
+
+    Example:
+        >>> models.bos(net) < net.cfg.d_vocab
+        True
     """
     token = getattr(model.cfg, "bos_token_id", None)
     if token is None:
@@ -236,10 +289,33 @@ def tokenizer(model: TransformerBridge) -> PreTrainedTokenizerBase:
 
     Raises:
         IclError: if the model has none.
+
+    Example:
+        >>> models.tokenizer(net).bos_token_id == models.bos(net)
+        True
     """
     if model.tokenizer is None:
         raise IclError("This model has no tokenizer: put its tokenizer.json beside its weights.")
     return model.tokenizer
+
+
+def words(model: TransformerBridge) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model that reads text.
+
+    Raises:
+        IclError: if it has none, or (as our small models) one that knows numbers alone.
+
+    Example:
+        >>> try:
+        ...     models.words(net)
+        ... except ValueError as error:
+        ...     print(str(error)[:24])
+        This model reads no text
+    """
+    found = tokenizer(model)
+    if all(word == str(token) for word, token in found.get_vocab().items()):
+        raise IclError("This model reads no text: put its tokenizer.json beside its weights.")
+    return found
 
 
 def editable(model: TransformerBridge) -> bool:
@@ -248,6 +324,10 @@ def editable(model: TransformerBridge) -> bool:
     Some architectures (GPT-J, GPT-Neo and OPT are) compute attention on their own, and
     TransformerLens shows what it was afterwards: edits are lost, and no gradient comes back.
     Measured at layer 0 on two tokens, once for each model: NaN put in must come out.
+
+    Example:
+        >>> models.editable(net)
+        True
     """
     if model not in _EDITABLE:
         shown: list[Tensor] = []
@@ -275,6 +355,9 @@ def check_tokens(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> 
 
     Raises:
         IclError: if the sequence is longer than the context or an id is outside the vocabulary.
+
+    Example:
+        >>> models.check_tokens(net, tokens)
     """
     length, limit = tokens.shape[1], model.cfg.n_ctx
     if length > limit:
@@ -296,6 +379,10 @@ def logits(
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> models.logits(net, tokens).argmax(-1)[0, -1]
+        tensor(7)
     """
     check_tokens(model, tokens)
     with torch.no_grad():
@@ -311,6 +398,11 @@ def cached(
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> _, cache = models.cached(net, tokens, ["blocks.0.attn.hook_pattern"])
+        >>> cache["pattern", 0].sum(-1).round(decimals=4).unique()
+        tensor([1.])
     """
     check_tokens(model, tokens)
     wanted = names if callable(names) else set(names).__contains__

@@ -1,4 +1,13 @@
-"""Networks that read pairs of numbers: how ``learners`` and ``solvers`` are stored and restored."""
+"""Networks that read pairs of numbers: how ``learners`` and ``solvers`` are stored and restored.
+
+Example:
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import torch
+    >>> from iclutils import learners, networks
+    >>> net = learners.load("regression-d2")
+    >>> folder = Path(tempfile.mkdtemp())
+"""
 
 from __future__ import annotations
 
@@ -19,7 +28,13 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def store(network: Any, folder: Path, kind: str, dtype: torch.dtype) -> None:
-    """Write ``config.json`` and the weights; the network has a shape, seeds and tasks."""
+    """Write ``config.json`` and the weights; the network has a shape, seeds and tasks.
+
+    Example:
+        >>> networks.store(net, folder, "learners", torch.float32)
+        >>> sorted(path.name for path in folder.iterdir())
+        ['config.json', 'model.safetensors']
+    """
     weights = {n: p.detach().to(dtype).contiguous() for n, p in network.named_parameters()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     known = {"model_type": kind, "shape": asdict(network.shape), "seeds": network.seeds}
@@ -37,6 +52,13 @@ def restore(
 
     Raises:
         IclError: if the folder holds something else; ``otherwise`` says where that is read.
+
+    Example:
+        >>> net.save(folder)
+        >>> build = lambda shape, seeds: learners.Learners(learners.Shape(**shape), seeds)
+        >>> same = networks.restore(folder, build, "learners", "Train them.", "cpu")
+        >>> same.shape == net.shape
+        True
     """
     try:
         known = read_json(folder / "config.json")

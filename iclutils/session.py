@@ -4,19 +4,27 @@
 what will run where, and gives the notebook its sizes (``book.tier``), its models
 (``book.models``), generators for its random draws (``book.generator``) and its claim check
 (``book.check``).
+
+Example:
+    >>> import iclutils
+    >>> from iclutils import session
 """
 
 from __future__ import annotations
 
+import atexit
 import math
+import os
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, SupportsFloat
 
 import torch
 
-from . import claims, learners, models, solvers, tiers
+from . import claims, learners, machine, models, solvers, tiers
 from .errors import IclError, unknown
+from .files import write_json
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,12 @@ def begin(tier: str = "mini", model: str = "", seed: int = 0, device: str = "aut
     Raises:
         IclError: if the tier is unknown, the seed is no natural number, or the device is not
             there.
+
+    Example:
+        >>> book = iclutils.begin("mini", seed=3, device="cpu")
+        mini tier, the tier's own models, seed 3, cpu
+        >>> book.tier.name, book.models("01")[0]
+        ('mini', 'induction-0')
     """
     chosen = tiers.get(tier)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -119,6 +133,8 @@ def begin(tier: str = "mini", model: str = "", seed: int = 0, device: str = "aut
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    if noted := os.environ.get("ICLUTILS_PEAK"):  # the runner asks how much memory it took
+        atexit.register(lambda: write_json(Path(noted), machine.peak()))
     what = model or "the tier's own models"
     print(f"{chosen.name} tier, {what}, seed {seed}, {where}")
     return Session(chosen, model, seed, where)
@@ -129,6 +145,10 @@ def resolve_device(name: str) -> str:
 
     Raises:
         IclError: if it is unknown, unreliable or not there.
+
+    Example:
+        >>> session.resolve_device("cpu")
+        'cpu'
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

@@ -8,6 +8,10 @@ does.
 
 As in ``learners``, several members of one shape, differing in seed or data, have weights with a
 leading member axis and run as one batched program.
+
+Example:
+    >>> import torch
+    >>> from iclutils import solvers
 """
 
 from __future__ import annotations
@@ -106,6 +110,13 @@ def attend(
 
     ``linear``: a is the inner product, neither scaled nor normalised. ``softmax``: the usual one,
     scaled by the square root of the inner width.
+
+    Example:
+        >>> eye = torch.eye(2)[None]
+        >>> layer = solvers.Layer(eye, eye, eye, eye)
+        >>> solvers.attend(torch.tensor([[[1.0, 0.0], [2.0, 0.0]]]), layer, keys=1)
+        tensor([[[1., 0.],
+                 [2., 0.]]])
     """
     split = "...btc,...hck->...bhtk"
     seen = tokens[..., :keys, :]
@@ -269,6 +280,12 @@ def as_tokens(
 
     Joint: (x_i, y_i). Separate: (x_i, 0) and (0, y_i) take turns, the query's x last, and ten
     channels more hold sines and cosines of the position.
+
+    Example:
+        >>> xs, ys = torch.tensor([[1.0], [2.0]]), torch.tensor([5.0, 6.0])
+        >>> solvers.as_tokens(xs, ys)
+        tensor([[1., 5.],
+                [2., 0.]])
     """
     labels = torch.cat([ys[..., :-1], torch.zeros_like(ys[..., -1:])], -1)[..., None]
     if not separate:
@@ -281,7 +298,12 @@ def as_tokens(
 
 
 def positions(count: int) -> Float[Tensor, "pos channel"]:
-    """Sines and cosines of the position, at five frequencies."""
+    """Sines and cosines of the position, at five frequencies.
+
+    Example:
+        >>> solvers.positions(3)[0, :2]
+        tensor([0., 1.])
+    """
     rates = 10000.0 ** (-torch.arange(0, POSITIONS, 2) / POSITIONS)
     angles = torch.arange(count)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
@@ -300,6 +322,12 @@ def load(
 
     Raises:
         IclError: if there are none of that name or step, or a file is missing or damaged.
+
+    Example:
+        >>> nets = solvers.load("lsa-1")
+        >>> xs, ys = torch.randn(1, 4, 11, 10), torch.randn(1, 4, 11)
+        >>> nets(xs, ys).shape
+        torch.Size([5, 4])
     """
     return restore(
         zoo.find(name_or_path, step),

@@ -10,6 +10,14 @@ rounding error (``benchmarks/`` asserts it and states the ratio).
 The engine knows one attention: softmax(q k / sqrt(d_head)) v with positions added to the
 embedding, as in GPT-2. It checks itself against the model on the clean prompt and falls back to
 hooked forward passes where they disagree (rotary positions, grouped heads, ...).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models, sweeps
+    >>> from iclutils.lenses import induction
+    >>> net = models.load("induction-0")
+    >>> task = induction.sample(net, 1, 10, torch.Generator().manual_seed(0))
+    >>> entries = torch.arange(11, 20)
 """
 
 from __future__ import annotations
@@ -25,6 +33,7 @@ from torch.nn import functional
 from .errors import IclError
 from .interventions import mlp_name, run, z_name
 from .models import TransformerBridge, cached
+from .progress import bar
 
 READOUT_ROWS = 512  # rows of logits held at once: 512 x 50,257 floats are 100 MB
 
@@ -67,6 +76,12 @@ def mlp_position_sweep(
 
     Raises:
         IclError: if there is not exactly one sequence, or an index lies outside it.
+
+    Example:
+        >>> positions = torch.arange(10, 20)
+        >>> same = sweeps.mlp_position_sweep(net, task.tokens, positions, positions, entries)
+        >>> same.abs().max() < 1e-5
+        tensor(True)
     """
     _check(tokens, scored)
     if len(positions) != len(sources) or not bool(_inside(torch.cat([positions, sources]), tokens)):
@@ -78,7 +93,7 @@ def mlp_position_sweep(
     patch, position = torch.nonzero(reach[None] >= positions[:, None], as_tuple=True)
     rows = Rows(patch, position, len(positions))
     layers = []
-    for layer in range(model.cfg.n_layers):
+    for layer in bar(range(model.cfg.n_layers), "layers"):
         moved = clean.mlp_out[layer][sources] - clean.mlp_out[layer][positions]
         resid = clean.resid_post[layer][position].clone()
         struck = position == positions[patch]
@@ -103,6 +118,11 @@ def head_sweep(
 
     Raises:
         IclError: if there is not exactly one sequence, or an entry predicts beyond its end.
+
+    Example:
+        >>> change = sweeps.head_sweep(net, task.tokens, entries)
+        >>> change.shape
+        torch.Size([2, 4, 9])
     """
     _check(tokens, scored)
     n_layers, n_heads = model.cfg.n_layers, model.cfg.n_heads
@@ -116,7 +136,7 @@ def head_sweep(
     position = torch.arange(width, device=tokens.device).repeat(n_heads)
     rows = Rows(patch, position, n_heads)
     layers = []
-    for layer in range(n_layers):
+    for layer in bar(range(n_layers), "layers"):
         change = fill[layer][:, None] - clean.z[layer][:width].transpose(0, 1)
         write = einsum(change, model.W_O[layer], "head pos d, head d model -> head pos model")
         write = rearrange(write, "head pos model -> (head pos) model")
@@ -280,7 +300,7 @@ def _slow_mlp_sweep(
     _, cache = cached(model, tokens, names)
     clean = _log_prob(model, tokens, scored, [])
     out = torch.zeros(len(names), len(positions), len(scored), device=tokens.device)
-    for layer, name in enumerate(names):
+    for layer, name in enumerate(bar(names, "layers")):
         for i, (p, source) in enumerate(zip(positions, sources, strict=True)):
 
             def patch(
@@ -304,7 +324,7 @@ def _slow_head_sweep(
     """The straightforward loop: one hooked forward pass per head."""
     clean = _log_prob(model, tokens, scored, [])
     out = torch.zeros(*fill.shape[:2], len(scored), device=tokens.device)
-    for layer in range(model.cfg.n_layers):
+    for layer in bar(range(model.cfg.n_layers), "layers"):
         for head in range(model.cfg.n_heads):
 
             def drop(z: Tensor, hook: object, layer: int = layer, head: int = head) -> Tensor:

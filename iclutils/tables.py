@@ -1,6 +1,9 @@
 """Tables that a reader can search, in a notebook or on a page, without a server or a library.
 
 Without scripts the table is there all the same, and the field to search in is not.
+
+Example:
+    >>> from iclutils import tables
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Tiers: the sizes of all that a chapter does, on a laptop (``mini``), on a GPU (``paper``)."""
+"""Tiers: the sizes of all that a chapter does, on a laptop (``mini``), on a GPU (``paper``).
+
+Example:
+    >>> from iclutils import tiers
+"""
 
 from __future__ import annotations
 
@@ -255,6 +259,10 @@ def get(name: str) -> Tier:
 
     Raises:
         IclError: if there is none.
+
+    Example:
+        >>> tiers.get("mini").induction.models[0]
+        'induction-0'
     """
     if name not in TIERS:
         raise unknown("tier", name, TIERS)

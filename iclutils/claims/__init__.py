@@ -14,6 +14,9 @@ One ledger per notebook, ``NN_chapter.yml``, written before the measurement. Eac
 A criterion is ``"> a"``, ``">= a"``, ``"< a"``, ``"<= a"`` or ``"a .. b"`` (both ends included).
 A claim whose criteria cannot fail is refused. ``check`` writes the result with its provenance
 as JSON and prints one stable line.
+
+Example:
+    >>> from iclutils import claims
 """
 
 from __future__ import annotations
@@ -106,7 +109,12 @@ class Result:
 
 
 def chapters() -> list[str]:
-    """Names of the chapters that have a ledger, such as ``01_gpt2_induction``."""
+    """Names of the chapters that have a ledger, such as ``01_gpt2_induction``.
+
+    Example:
+        >>> claims.chapters()[0]
+        '01_gpt2_induction'
+    """
     return sorted(path.stem for path in ROOT.glob("*.yml"))
 
 
@@ -116,6 +124,10 @@ def ledger(chapter: str | None = None) -> dict[str, Claim]:
 
     Raises:
         IclError: if the chapter is unknown or its ledger is malformed.
+
+    Example:
+        >>> claims.ledger("01")["01.offset"].cell
+        'offset'
     """
     if chapter is None:
         return {k: v for name in chapters() for k, v in ledger(name).items()}
@@ -130,6 +142,11 @@ def read_ledger(path: Path) -> dict[str, Claim]:
 
     Raises:
         IclError: if an entry lacks a field, has an unknown one, repeats an id, or cannot fail.
+
+    Example:
+        >>> path = claims.ROOT / "01_gpt2_induction.yml"
+        >>> claims.read_ledger(path) == claims.ledger("01")
+        True
     """
     claims: dict[str, Claim] = {}
     try:
@@ -185,6 +202,12 @@ def check(
     Raises:
         IclError: if the claim is unknown or does not apply to the tier, or the value is not a
             number.
+
+    Example:
+        >>> result = claims.check("01.offset", 0.9, tier="mini", model="demo", seed=0, spread=0.01)
+        corrected       01.offset
+        >>> result.verdict
+        'corrected'
     """
     known = ledger()
     if claim_id not in known:
@@ -214,12 +237,22 @@ def check(
 
 def results_folder() -> Path:
     """Where results are written: ``$ICLUTILS_RESULTS``, or ``_build/results`` of the checkout,
-    or ``iclutils-results`` in the current folder (an installed package, as on Colab)."""
+    or ``iclutils-results`` in the current folder (an installed package, as on Colab).
+
+    Example:
+        >>> claims.results_folder().is_absolute()
+        True
+    """
     return output_folder(ROOT, "ICLUTILS_RESULTS", "_build/results", "iclutils-results")
 
 
 def result_folders() -> list[Path]:
-    """Folders of results: those committed in the checkout, then those of the latest run."""
+    """Folders of results: those committed in the checkout, then those of the latest run.
+
+    Example:
+        >>> claims.result_folders()[-1] == claims.results_folder()
+        True
+    """
     return [ROOT.parents[1] / "book" / "results", results_folder()]
 
 
@@ -228,6 +261,11 @@ def read_results(*folders: Path) -> dict[tuple[str, str], Result]:
 
     Raises:
         IclError: if a file is not a result, or names a claim that is not in the ledger.
+
+    Example:
+        >>> results = claims.read_results(*claims.result_folders())
+        >>> all(claim == result.id for (tier, claim), result in results.items())
+        True
     """
     found: dict[tuple[str, str], Result] = {}
     for folder in folders:
@@ -246,7 +284,12 @@ def read_results(*folders: Path) -> dict[tuple[str, str], Result]:
 
 @cache
 def commit() -> str:
-    """Commit of the checkout, with ``+`` if the package differs from it; ``""`` outside one."""
+    """Commit of the checkout, with ``+`` if the package differs from it; ``""`` outside one.
+
+    Example:
+        >>> set(claims.commit()) <= set("0123456789abcdef+")
+        True
+    """
     git = ["git", "-C", str(ROOT)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)

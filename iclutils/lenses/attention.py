@@ -7,6 +7,14 @@ attention evenly already scores that much. Attention is not contribution: a high
 a head looks, not that the look matters (see ``iclutils.interventions`` for that).
 
 Sources: Elhage et al. 2021; Olsson et al. 2022 (prefix matching); seed note 003 (stripe).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses import attention, induction
+    >>> net = models.load("induction-0")
+    >>> task = induction.sample(net, 8, 10, torch.Generator().manual_seed(0))
+    >>> even = attention.uniform_pattern(21)
 """
 
 from __future__ import annotations
@@ -23,23 +31,45 @@ Score = Float[Tensor, "*lead"]
 
 
 def uniform_pattern(size: int) -> Float[Tensor, "dest src"]:
-    """Causal attention spread evenly: row q gives 1/(q+1) to each of its q+1 sources."""
+    """Causal attention spread evenly: row q gives 1/(q+1) to each of its q+1 sources.
+
+    Example:
+        >>> attention.uniform_pattern(3)
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.5000, 0.5000, 0.0000],
+                [0.3333, 0.3333, 0.3333]])
+    """
     lower = torch.ones(size, size).tril()
     return lower / lower.sum(-1, keepdim=True)
 
 
 def previous_token(pattern: Pattern) -> Score:
-    """Mean of A[q, q-1] over q >= 1."""
+    """Mean of A[q, q-1] over q >= 1.
+
+    Example:
+        >>> round(attention.previous_token(attention.uniform_pattern(3)).item(), 4)
+        0.4167
+    """
     return pattern.diagonal(-1, -2, -1).mean(-1)
 
 
 def current_token(pattern: Pattern) -> Score:
-    """Mean of A[q, q]."""
+    """Mean of A[q, q].
+
+    Example:
+        >>> round(attention.current_token(attention.uniform_pattern(3)).item(), 4)
+        0.6111
+    """
     return pattern.diagonal(0, -2, -1).mean(-1)
 
 
 def first_token(pattern: Pattern) -> Score:
-    """Mean of A[q, 0]: the attention sink."""
+    """Mean of A[q, 0]: the attention sink.
+
+    Example:
+        >>> round(attention.first_token(attention.uniform_pattern(3)).item(), 4)
+        0.6111
+    """
     return pattern[..., 0].mean(-1)
 
 
@@ -48,6 +78,10 @@ def back(pattern: Pattern, length: int, distance: int) -> Score:
 
     Raises:
         IclError: if the pattern is not that of a doubled sequence, or the distance leaves it.
+
+    Example:
+        >>> attention.back(torch.eye(21), length=10, distance=0)
+        tensor(1.)
     """
     if pattern.shape[-1] != 2 * length + 1:
         raise IclError(
@@ -61,12 +95,23 @@ def back(pattern: Pattern, length: int, distance: int) -> Score:
 
 
 def prefix_matching(pattern: Pattern, length: int) -> Score:
-    """Clean prefix-matching score: attention L-1 back, to what followed the earlier copy."""
+    """Clean prefix-matching score: attention L-1 back, to what followed the earlier copy.
+
+    Example:
+        >>> perfect = torch.eye(21).roll(-9, 1)
+        >>> attention.prefix_matching(perfect, length=10)
+        tensor(1.)
+    """
     return back(pattern, length, length - 1)
 
 
 def duplicate_token(pattern: Pattern, length: int) -> Score:
-    """Attention L back, to the earlier copy of the current token itself."""
+    """Attention L back, to the earlier copy of the current token itself.
+
+    Example:
+        >>> round(attention.duplicate_token(even, length=10).item(), 3)
+        0.063
+    """
     return back(pattern, length, length)
 
 
@@ -75,12 +120,21 @@ def stripe(pattern: Pattern, length: int) -> Score:
 
     It has L+2 entries: the L of ``prefix_matching``, and (L-1, 0) and (L, 1), where nothing has
     been repeated yet.
+
+    Example:
+        >>> round(attention.stripe(even, length=10).item(), 3)
+        0.068
     """
     return pattern.diagonal(1 - length, -2, -1).mean(-1)
 
 
 def distance_profile(pattern: Pattern, length: int) -> Float[Tensor, "*lead distance"]:
-    """Mean attention of the second copy at each distance back, 0 .. L+1."""
+    """Mean attention of the second copy at each distance back, 0 .. L+1.
+
+    Example:
+        >>> attention.distance_profile(even, length=10).shape
+        torch.Size([12])
+    """
     return torch.stack([back(pattern, length, d) for d in range(length + 2)], -1)
 
 
@@ -95,6 +149,12 @@ def olsson_prefix_matching(
 
     Raises:
         IclError: if nothing in a sequence is ever repeated.
+
+    Example:
+        >>> tokens = torch.tensor([[0, 5, 6, 7, 5, 6, 7]])
+        >>> pattern = attention.uniform_pattern(7)[None, None]
+        >>> attention.olsson_prefix_matching(pattern, tokens).round(decimals=3)
+        tensor([[0.1700]])
     """
     same = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
     same[:, :, 0] = False
@@ -118,6 +178,11 @@ def head_scores(
 
     Raises:
         IclError: if the tokens do not fit the model or are not doubled sequences.
+
+    Example:
+        >>> scores = attention.head_scores(net, task.tokens, 10)
+        >>> scores["prefix"].mean(0).max() > 0.5
+        tensor(True)
     """
     _, cache = cached(model, tokens, lambda name: name.endswith("attn.hook_pattern"))
     layers: list[dict[str, Tensor]] = []
@@ -143,6 +208,10 @@ def olsson_scores(
 
     Raises:
         IclError: if the tokens do not fit the model or never repeat.
+
+    Example:
+        >>> attention.olsson_scores(net, task.tokens).shape
+        torch.Size([8, 2, 4])
     """
     _, cache = cached(model, tokens, lambda name: name.endswith("attn.hook_pattern"))
     layers = range(model.cfg.n_layers)
@@ -150,7 +219,13 @@ def olsson_scores(
 
 
 def uniform_baselines(length: int) -> dict[str, float]:
-    """Each score of ``head_scores`` for a head that attends evenly."""
+    """Each score of ``head_scores`` for a head that attends evenly.
+
+    Example:
+        >>> even = attention.uniform_baselines(50)
+        >>> round(even["previous"], 4), round(even["first"], 4)
+        (0.042, 0.0515)
+    """
     even = uniform_pattern(2 * length + 1)
     return {
         "previous": previous_token(even).item(),
@@ -172,6 +247,10 @@ def detector_scores(
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> sorted(attention.detector_scores(net, task.tokens[:1]))
+        ['duplicate', 'prefix', 'previous']
     """
     _, cache = cached(model, tokens, lambda name: name.endswith("attn.hook_pattern"))
     wanted = {
@@ -196,5 +275,10 @@ def detector_scores(
 
 
 def strongest(scores: Float[Tensor, "layer head"]) -> tuple[int, int]:
-    """(layer, head) of the largest score."""
+    """(layer, head) of the largest score.
+
+    Example:
+        >>> attention.strongest(torch.tensor([[0.1, 0.2], [0.9, 0.3]]))
+        (1, 0)
+    """
     return divmod(int(scores.argmax()), scores.shape[1])

@@ -5,11 +5,18 @@ something before it has written, at each position, which token came before: a pr
 in an earlier layer, read through the induction head's keys (K-composition; Elhage et al. 2021).
 ``find`` picks the pair by its patterns; ``cause`` tests it by cutting; ``emergence`` follows it
 over training checkpoints.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses import induction
+    >>> net = models.load("induction-0")
+    >>> task = induction.sample(net, 8, 20, torch.Generator().manual_seed(0))
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +26,7 @@ from torch import Generator, Tensor
 from ..errors import IclError
 from ..interventions import Head, direct_k_input, head_ablation, pattern_name, run
 from ..models import TransformerBridge, bos
+from ..progress import bar
 from ..tasks.repeated import Doubled, doubled, repeated
 from .attention import head_scores, prefix_matching, strongest
 from .prediction import icl_score, log_prob, predict
@@ -74,6 +82,10 @@ def sample(
 
     Raises:
         IclError: if the model has no BOS token or the sequences exceed its context.
+
+    Example:
+        >>> task.tokens.shape, bool((task.tokens[:, 1:21] == task.tokens[:, 21:]).all())
+        (torch.Size([8, 41]), True)
     """
     if 2 * length + 1 > model.cfg.n_ctx:
         raise IclError(
@@ -89,10 +101,30 @@ def find(model: TransformerBridge, batch: Doubled) -> Circuit:
 
     Raises:
         IclError: if the model has a single layer, where no such pair can exist.
+
+    Example:
+        >>> found = induction.find(net, task)
+        >>> found.previous[0] < found.induction[0]
+        True
     """
-    if model.cfg.n_layers < 2:
+    scores = head_scores(model, batch.tokens, batch.length)
+    return roles({name: values.mean(0) for name, values in scores.items()})
+
+
+def roles(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Circuit:
+    """Heads by role from their mean scores (``head_scores``), as in ``find``.
+
+    Raises:
+        IclError: as ``find``.
+
+    Example:
+        >>> looked = attention.head_scores(net, task.tokens, task.length)
+        >>> means = {name: values.mean(0) for name, values in looked.items()}
+        >>> induction.roles(means) == induction.find(net, task)
+        True
+    """
+    if len(scores["prefix"]) < 2:
         raise IclError("An induction circuit needs two attention layers; this model has one.")
-    scores = {k: v.mean(0) for k, v in head_scores(model, batch.tokens, batch.length).items()}
     prefix = scores["prefix"].clone()
     prefix[0] = 0  # nothing below layer 0 could feed a head there
     induction = strongest(prefix)
@@ -118,6 +150,12 @@ def cause(model: TransformerBridge, batch: Doubled, circuit: Circuit, other: Dou
 
     Raises:
         IclError: if the two batches differ in shape.
+
+    Example:
+        >>> other = induction.sample(net, 8, 20, torch.Generator().manual_seed(1))
+        >>> cut = induction.cause(net, task, induction.find(net, task), other)
+        >>> bool(cut.without_all_previous.mean() < cut.before.mean() / 2)
+        True
     """
     layer, head = circuit.induction
     watch = [pattern_name(layer)]
@@ -137,20 +175,32 @@ def cause(model: TransformerBridge, batch: Doubled, circuit: Circuit, other: Dou
         without_path=patched([circuit.previous]),
         without_all_previous=ablated(circuit.all_previous),
         without_all_paths=patched(circuit.all_previous),
-        without_other={h: ablated([h]) for h in circuit.below(model)},
+        without_other={h: ablated([h]) for h in bar(circuit.below(model), "other heads")},
     )
 
 
 def clean_loss(
     model: TransformerBridge, batch: Doubled, hooks: Sequence[tuple[str, Callable[..., Tensor]]]
 ) -> Float[Tensor, "batch"]:
-    """Loss (nats) on the clean second copy of each sequence, under hooks."""
+    """Loss (nats) on the clean second copy of each sequence, under hooks.
+
+    Example:
+        >>> bool(induction.clean_loss(net, task, []).mean() < 0.5)
+        True
+    """
     scores, _ = run(model, batch.tokens, hooks)
     return -log_prob(scores, batch.tokens)[:, batch.clean_half].mean(1)
 
 
 def random_sets(heads: Sequence[Head], size: int, count: int, generator: Generator) -> list:
-    """``count`` random sets of ``size`` heads (all heads where fewer exist)."""
+    """``count`` random sets of ``size`` heads (all heads where fewer exist).
+
+    Example:
+        >>> heads = [(0, 0), (0, 1), (1, 0)]
+        >>> sets = induction.random_sets(heads, 2, 4, torch.Generator().manual_seed(0))
+        >>> [len(set(one)) for one in sets]
+        [2, 2, 2, 2]
+    """
     size = min(size, len(heads))
     draws = [torch.randperm(len(heads), generator=generator)[:size] for _ in range(count)]
     return [[heads[i] for i in draw.tolist()] for draw in draws]
@@ -161,6 +211,11 @@ def emergence(model: TransformerBridge, batch: Doubled, generator: Generator) ->
 
     The in-context-learning score compares entries 10 and 50 of segments of 15 tokens repeated
     four times (Olsson et al. 2022 compare tokens 50 and 500 of texts).
+
+    Example:
+        >>> state = induction.emergence(net, task, torch.Generator().manual_seed(1))
+        >>> state["icl"] < 0
+        True
     """
     scores = {k: v.mean(0) for k, v in head_scores(model, batch.tokens, batch.length).items()}
     log_probs, right = predict(model, batch.tokens)
@@ -180,6 +235,10 @@ def width_of_rise(steps: Sequence[int], values: Sequence[float], low: float, hig
     """Share of training between the first reach of ``low`` and of ``high`` x the final value.
 
     Crossings are interpolated linearly between checkpoints.
+
+    Example:
+        >>> induction.width_of_rise([0, 100, 200], [0.0, 0.0, 1.0], low=0.1, high=0.8)
+        0.35
     """
     return (_crossing(steps, values, high) - _crossing(steps, values, low)) / steps[-1]
 

@@ -1,4 +1,13 @@
-"""What a model predicts, position by position: log-probability and accuracy of the next token."""
+"""What a model predicts, position by position: log-probability and accuracy of the next token.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses import induction, prediction
+    >>> scores = torch.zeros(1, 3, 4)
+    >>> scores[0, 0, 2] = 2.0
+    >>> tokens = torch.tensor([[0, 2, 1]])
+"""
 
 from __future__ import annotations
 
@@ -15,7 +24,12 @@ from ..models import TransformerBridge, logits
 def log_prob(
     scores: Float[Tensor, "batch pos vocab"], tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch entry"]:
-    """log p of each next token, in nats; entry i is about token i + 1, so there are pos - 1."""
+    """log p of each next token, in nats; entry i is about token i + 1, so there are pos - 1.
+
+    Example:
+        >>> prediction.log_prob(scores, tokens).round(decimals=2)
+        tensor([[-0.3400, -1.3900]])
+    """
     chosen = tokens[:, 1:, None]
     return scores[:, :-1].gather(-1, chosen)[..., 0] - scores[:, :-1].logsumexp(-1)
 
@@ -23,7 +37,12 @@ def log_prob(
 def hits(
     scores: Float[Tensor, "batch pos vocab"], tokens: Int[Tensor, "batch pos"]
 ) -> Bool[Tensor, "batch entry"]:
-    """Whether the most probable next token is the true one."""
+    """Whether the most probable next token is the true one.
+
+    Example:
+        >>> prediction.hits(scores, torch.tensor([[0, 2, 0]]))
+        tensor([[True, True]])
+    """
     return scores[:, :-1].argmax(-1) == tokens[:, 1:]
 
 
@@ -34,6 +53,13 @@ def predict(
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> net = models.load("induction-0")
+        >>> task = induction.sample(net, 8, 20, torch.Generator().manual_seed(0))
+        >>> _, right = prediction.predict(net, task.tokens)
+        >>> bool(right[:, task.clean_half].float().mean() > 0.9)
+        True
     """
     scores = logits(model, tokens)
     return log_prob(scores, tokens), hits(scores, tokens)
@@ -45,12 +71,22 @@ def icl_score(
     """In-context-learning score: loss at entry ``late`` minus loss at entry ``early``, in nats.
 
     Negative when context helps. Olsson et al. 2022 take the 50th and 500th token of texts.
+
+    Example:
+        >>> losses = torch.tensor([[4.0, 3.0, 1.0]])
+        >>> prediction.icl_score(-losses, early=0, late=2)
+        tensor([-3.])
     """
     return log_probs[:, early] - log_probs[:, late]
 
 
 def mean_se(values: Float[Tensor, "sample"]) -> tuple[float, float]:
-    """Mean and standard error over independent samples."""
+    """Mean and standard error over independent samples.
+
+    Example:
+        >>> prediction.mean_se(torch.tensor([1.0, 3.0]))
+        (2.0, 1.0)
+    """
     if len(values) < 2:
         return values.mean().item(), 0.0
     return values.mean().item(), (values.std() / len(values) ** 0.5).item()
@@ -66,6 +102,13 @@ def bootstrap(
 
     For what is no mean itself, such as a ratio of means: the samples are drawn anew, with
     replacement, ``draws`` times (Efron 1979).
+
+    Example:
+        >>> samples = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> ratio = lambda mean: mean[0] / mean[1]
+        >>> value, spread = prediction.bootstrap(samples, ratio, torch.Generator().manual_seed(0))
+        >>> round(value, 3), 0 < spread < 0.2
+        (0.667, True)
     """
     count = len(samples)
     pick = torch.randint(0, count, (draws, count), generator=generator)
@@ -79,6 +122,10 @@ def worst(
     """(value, spread) of the least favourable of several cases.
 
     Undefined values (NaN) are passed over, unless there is no other.
+
+    Example:
+        >>> prediction.worst({"seed 0": (0.9, 0.01), "seed 1": (0.7, 0.02)})
+        (0.7, 0.02)
     """
     pick = min if high_is_good else max
     defined = [pair for pair in seeds.values() if not math.isnan(pair[0])]

@@ -6,6 +6,14 @@ residual stream, and what writes to it is centred, as in the original Transforme
 
 Conventions: row vectors, ``resid @ W``; ``W_QK = W_Q W_K^T`` and ``W_OV = W_V W_O``.
 Sources: Elhage et al. 2021 (copying, composition); ARENA 2023 (baseline, top-1); seed note 003.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses import induction, weights
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> found = induction.find(net, induction.sample(net, 8, 20, generator))
 """
 
 from __future__ import annotations
@@ -18,7 +26,7 @@ from torch import Generator, Tensor
 
 from ..errors import IclError
 from ..interventions import Head
-from ..models import FactoredMatrix, TransformerBridge
+from ..models import TransformerBridge
 
 Embedding = Literal["tokens", "effective"]
 CHUNK = 512  # queries compared with all keys at once: 512 x 50,257 floats are 100 MB
@@ -28,17 +36,18 @@ def copying_scores(model: TransformerBridge) -> Float[Tensor, "layer head"]:
     """OV copying score, sum(eigenvalues) / sum(|eigenvalues|) of ``W_E W_V W_O W_U``.
 
     +1: attending to a token raises its own logit, for every direction; 0: as often as not.
-    The matrix is vocabulary x vocabulary of rank d_head; only its d_head x d_head core is formed.
+    The matrix is vocabulary x vocabulary of rank d_head. AB and BA have the same eigenvalues but
+    for zeros, so those of the d_head x d_head matrix ``W_O (W_U W_E) W_V`` are enough, and what
+    stands in brackets is the same for all heads.
+
+    Example:
+        >>> weights.copying_scores(net)[found.induction] > 0.5
+        tensor(True)
     """
-    shape = model.cfg.n_layers, model.cfg.n_heads
-    scores = torch.zeros(shape)
-    for layer in range(shape[0]):
-        for head in range(shape[1]):
-            reads = model.W_E @ model.W_V[layer, head]
-            writes = model.W_O[layer, head] @ model.W_U
-            values = FactoredMatrix(reads, writes).eigenvalues
-            scores[layer, head] = (values.sum().real / values.abs().sum()).cpu()
-    return scores
+    unembed_embed = model.W_U @ model.W_E
+    core = (model.W_O @ unembed_embed @ model.W_V).double()
+    values = torch.linalg.eigvals(core)
+    return (values.sum(-1).real / values.abs().sum(-1)).float().cpu()
 
 
 def composition_scores(
@@ -48,6 +57,10 @@ def composition_scores(
 
     Index [l1, h1, l2, h2]; zero unless l1 < l2. Frobenius norms. Subtract
     ``composition_baseline`` before calling a value large. Computed by TransformerLens.
+
+    Example:
+        >>> weights.composition_scores(net, "K")[1].abs().max()
+        tensor(0.)
     """
     return model.all_composition_scores(kind).scores
 
@@ -58,6 +71,11 @@ def composition_baseline(
     """Mean and standard deviation of the composition score of random heads of the same shape.
 
     Factors have uniform entries, as Kaiming initialisation gives; the score ignores their scale.
+
+    Example:
+        >>> mean, spread = weights.composition_baseline(64, 16, generator, draws=20)
+        >>> bool(0 < spread < mean < 1)
+        True
     """
 
     def factor(rows: int, columns: int) -> Tensor:
@@ -98,6 +116,11 @@ def qk_matching(
 
     Raises:
         IclError: if the induction head is not in a later layer than the previous-token head.
+
+    Example:
+        >>> matched, above_chance = weights.qk_matching(net, found.previous, found.induction)
+        >>> matched > 0.5
+        True
     """
     (l1, h1), (l2, h2) = previous, induction
     if l2 <= l1:
@@ -112,14 +135,25 @@ def qk_matching(
 def own_is_best(
     rows: Float[Tensor, "vocab d_head"], columns: Float[Tensor, "vocab d_head"]
 ) -> float:
-    """Fraction of i with ``argmax_j rows_i . columns_j == i``, never forming all products."""
+    """Fraction of i with ``argmax_j rows_i . columns_j == i``, never forming all products.
+
+    Example:
+        >>> round(weights.own_is_best(torch.eye(5), torch.eye(5).flip(0)), 2)
+        0.2
+    """
     own = torch.arange(len(rows), device=rows.device)
     best = [(part @ columns.T).argmax(-1) for part in rows.split(CHUNK)]
     return (torch.cat(best) == own).float().mean().item()
 
 
 def head_pairs(model: TransformerBridge) -> list[tuple[Head, Head]]:
-    """All pairs of heads of which the second is in a later layer."""
+    """All pairs of heads of which the second is in a later layer.
+
+    Example:
+        >>> pairs = weights.head_pairs(net)
+        >>> len(pairs), pairs[0]
+        (16, ((0, 0), (1, 0)))
+    """
     heads = [(la, h) for la in range(model.cfg.n_layers) for h in range(model.cfg.n_heads)]
     return [(a, b) for a in heads for b in heads if a[0] < b[0]]
 

@@ -1,4 +1,4 @@
-"""Few-shot text classification as in Wang et al. 2023 (arXiv 2305.14160, §2.1, App. A).
+r"""Few-shot text classification as in Wang et al. 2023 (arXiv 2305.14160, §2.1, App. A).
 
 A prompt is written as ``cue text, newline, answer cue, label word`` for each demonstration and
 the same without a label word for the query, joined by newlines::
@@ -11,6 +11,18 @@ the same without a label word for the query, joined by newlines::
 ``demonstrations`` and its kin choose rows as the released code does, number for number;
 ``build`` writes the prompts and says where in them everything stands. Nothing is prepended (the
 code runs GPT-2 without BOS) and nothing is ever cut off.
+
+Example:
+    >>> from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    >>> from transformers import PreTrainedTokenizerFast
+    >>> from iclutils.tasks import classification
+    >>> words = "? Review : \n Sentiment Negative Positive dull fine bad great".split(" ")
+    >>> core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="?"))
+    >>> cut = (Regex(r"\n|:"), "isolated"), (" ", "removed")
+    >>> core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(*one) for one in cut])
+    >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="?", eos_token="?")
+    >>> task = classification.TASKS["sst2"]
+    >>> rows = [("dull", 0), ("fine", 1), ("bad", 0), ("great", 1)]
 """
 
 from __future__ import annotations
@@ -39,7 +51,7 @@ class Task:
         cue: what stands before a text.
         answer_cue: what stands before a label word.
         label_words: one word per class, by class id, with the space before it.
-        source: where its rows come from.
+        source: where its rows come from, if they are those of a data set.
         most_shots: demonstrations per class that fit the context (paper, table 1).
     """
 
@@ -47,7 +59,7 @@ class Task:
     cue: str
     answer_cue: str
     label_words: tuple[str, ...]
-    source: Source
+    source: Source | None = None
     most_shots: int = 5
 
 
@@ -89,6 +101,11 @@ def demonstrations(
 
     Raises:
         IclError: if a class has too few rows, a class id is out of range, or ``shots`` is below 1.
+
+    Example:
+        >>> shown, more = classification.demonstrations(rows, classes=2, shots=1, seed=42)
+        >>> sorted(rows[i][1] for i in shown), more
+        ([0, 1], [])
     """
     _check_supply(rows, classes, shots, shots + more)
     order = list(range(len(rows)))
@@ -118,6 +135,11 @@ def demonstrations_per_query(
 
     Raises:
         IclError: if a class has no rows, a class id is out of range, or ``shots`` is below 1.
+
+    Example:
+        >>> drawn = classification.demonstrations_per_query(rows, 2, shots=1, seed=42, queries=3)
+        >>> [sorted(rows[i][1] for i in one) for one in drawn]
+        [[0, 1], [0, 1], [0, 1]]
     """
     _check_supply(rows, classes, shots, 1)
     labels = np.array([label for _, label in rows])
@@ -136,6 +158,10 @@ def evaluation_rows(count: int, seed: int, limit: int = 1000) -> list[int]:
 
     The order is that of ``Dataset.shuffle(seed)`` in Hugging Face's ``datasets``, which the
     released code calls.
+
+    Example:
+        >>> sorted(classification.evaluation_rows(4, seed=42))
+        [0, 1, 2, 3]
     """
     return np.random.default_rng(seed).permutation(count)[:limit].tolist()
 
@@ -145,6 +171,10 @@ def label_tokens(task: Task, tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, 
 
     Raises:
         IclError: if a label word is not in the vocabulary or two begin with the same sub-token.
+
+    Example:
+        >>> classification.label_tokens(task, tokenizer)
+        tensor([5, 6])
     """
     core = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     missing = {tokenizer.unk_token, getattr(core, "unk_token", None), None}
@@ -167,7 +197,15 @@ def label_tokens(task: Task, tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, 
 
 
 def write(task: Task, shown: Sequence[Row], query: str) -> str:
-    """The prompt as text: demonstrations, then the query without a label word."""
+    """The prompt as text: demonstrations, then the query without a label word.
+
+    Example:
+        >>> print(classification.write(task, [("dull", 0)], "great"))
+        Review: dull
+        Sentiment: Negative
+        Review: great
+        Sentiment:
+    """
     return "".join(piece for piece, _ in _pieces(task, shown, query))
 
 
@@ -203,6 +241,11 @@ def build(
         IclError: if a prompt is too long (or, when dropping, each of them); if a text is blank, a
             class id out of range, a class not shown, or the numbers of demonstrations differ; if
             a label word is unknown, shared by two classes, or merged with what is around it.
+
+    Example:
+        >>> asked, kept = classification.build(task, tokenizer, [rows[:2]], rows[3:], context=50)
+        >>> [words[token] for token in asked.tokens[0, asked.label_pos[0]]]
+        ['Negative', 'Positive']
     """
     if len(shown) != len(queries) or not queries:
         raise IclError(

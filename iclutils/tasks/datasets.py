@@ -12,6 +12,12 @@ TREC is a trap. An older loading script called its column ``label-coarse`` and n
 classes DESC ENTY ABBR HUM NUM LOC, the newer ``coarse_label`` ABBR ENTY DESC HUM LOC NUM; label
 words given in one order are wrong in the other, and nothing fails. So the old column is refused,
 and class names and class counts are checked.
+
+Example:
+    >>> import json
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from iclutils.tasks import datasets
 """
 
 from __future__ import annotations
@@ -124,7 +130,7 @@ SOURCES = {
 
 
 def load(name: str, split: Split, folder: str | Path | None = None) -> list[Row]:
-    """All rows of one split, in the order of the data set.
+    r"""All rows of one split, in the order of the data set.
 
     Args:
         name: a name in ``SOURCES``.
@@ -135,6 +141,13 @@ def load(name: str, split: Split, folder: str | Path | None = None) -> list[Row]
     Raises:
         IclError: if the name is unknown, the hub cannot be reached, or the data are missing,
             damaged, or written in another way than expected.
+
+    Example:
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> lines = [{"sentence": "dull", "label": 0}, {"sentence": "great", "label": 1}]
+        >>> _ = (folder / "sst2.test.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        >>> datasets.load("sst2", "test", folder)
+        [('dull', 0), ('great', 1)]
     """
     if name not in SOURCES:
         raise unknown("data set", name, SOURCES)

@@ -2,6 +2,9 @@
 
 A ``Problem`` draws contexts of a regression task, may stretch its inputs along the axes, and may
 bend its labels by a link: y = link(w·x). ``Waves`` are sine waves of random amplitude and phase.
+
+Example:
+    >>> from iclutils.tasks import functions
 """
 
 from __future__ import annotations

@@ -5,6 +5,13 @@ word, the query in the cue alone. Positions are data that a prompt's builder ret
 again by searching the text, so the lenses work alike on made-up topics and on real text, with
 any template and any number of demonstrations. Prompts of different lengths are padded on the
 right; nothing before the padding can see it.
+
+Example:
+    >>> import torch
+    >>> from iclutils.tasks import prompts, topics
+    >>> asked = topics.sample(3, torch.Generator().manual_seed(0), classes=2)
+    >>> scores = torch.zeros(3, len(topics.NAMES))
+    >>> scores[:, asked.label_words[0, 0]] = 1.0
 """
 
 from __future__ import annotations
@@ -113,6 +120,10 @@ def join(parts: Sequence[Prompts]) -> Prompts:
 
     Raises:
         IclError: if they differ in the number of demonstrations or classes.
+
+    Example:
+        >>> len(prompts.join([asked, asked]))
+        6
     """
     shapes = {(p.label_pos.shape[1], p.classes) for p in parts}
     if len(shapes) != 1:
@@ -145,15 +156,29 @@ def class_logits(
 
     The label probabilities of Wang et al. 2023 are normalised over the classes, not over the
     vocabulary.
+
+    Example:
+        >>> prompts.class_logits(asked, scores)[0]
+        tensor([1., 0.])
     """
     return logits.gather(1, prompts.label_words)
 
 
 def predicted_class(prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Int[Tensor, "batch"]:
-    """Class of the likeliest label word at the target."""
+    """Class of the likeliest label word at the target.
+
+    Example:
+        >>> prompts.predicted_class(asked, scores)[0]
+        tensor(0)
+    """
     return class_logits(prompts, logits).argmax(-1)
 
 
 def correct(prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Bool[Tensor, "batch"]:
-    """Whether the likeliest label word is the query's."""
+    """Whether the likeliest label word is the query's.
+
+    Example:
+        >>> bool((prompts.correct(asked, scores)[0] == (asked.gold[0] == 0)))
+        True
+    """
     return predicted_class(prompts, logits) == prompts.gold

@@ -13,6 +13,12 @@ A *law* is a string that says how one coordinate is drawn.
 The shifts, for evaluation, follow {cite}`garg2022`. Those that change the whole context give
 ``Contexts``. Those that set a query apart from its context give ``Queried``, because the query of
 one prefix would be a pair of the next.
+
+Example:
+    >>> import torch
+    >>> from iclutils.tasks import regression
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> drawn = regression.sample(regression.Task(4), 500, 3, generator)
 """
 
 from __future__ import annotations
@@ -86,6 +92,10 @@ def sample(
 
     Raises:
         IclError: if ``contexts`` or ``pairs`` is below 1 or ``dims`` not within 1 .. d.
+
+    Example:
+        >>> torch.allclose(drawn.ys, (drawn.xs * drawn.weights[:, None]).sum(-1), atol=1e-5)
+        True
     """
     if contexts < 1 or pairs < 1:
         raise IclError(f"Need at least 1 context and 1 pair; got {contexts} and {pairs}.")
@@ -106,6 +116,10 @@ def draw(law: str, shape: tuple[int, ...], generator: torch.Generator) -> Float[
     Raises:
         IclError: if the law is unknown, a number in it is none, or it asks for more coordinates
             than the last axis has.
+
+    Example:
+        >>> bool(regression.draw("uniform", (100,), generator).abs().max() <= 1.8)
+        True
     """
     place: dict[str, Any] = {"generator": generator, "device": generator.device}
     if "," in law:
@@ -185,19 +199,35 @@ GARG = Curriculum(dims=Ramp(5, 20, 1, 2000), pairs=Ramp(11, 41, 2, 2000))  # lin
 
 
 def relabelled(contexts: Contexts, xs: Float[Tensor, "*batch n d"]) -> Contexts:
-    """The same weights and the same noise at other inputs."""
+    """The same weights and the same noise at other inputs.
+
+    Example:
+        >>> same = regression.relabelled(drawn, drawn.xs)
+        >>> torch.allclose(same.ys, drawn.ys, atol=1e-5)
+        True
+    """
     weights = contexts.weights[..., None, :]
     noise = contexts.ys - (contexts.xs * weights).sum(-1)
     return Contexts(xs, (xs * weights).sum(-1) + noise, contexts.weights)
 
 
 def scaled_inputs(contexts: Contexts, factor: float) -> Contexts:
-    """Inputs times ``factor``; w and noise stay, so w·x grows with x."""
+    """Inputs times ``factor``; w and noise stay, so w·x grows with x.
+
+    Example:
+        >>> regression.scaled_inputs(drawn, 2.0).xs[0, 0, 0] / drawn.xs[0, 0, 0]
+        tensor(2.)
+    """
     return relabelled(contexts, contexts.xs * factor)
 
 
 def scaled_outputs(contexts: Contexts, factor: float) -> Contexts:
-    """Labels times ``factor``, and with them the weights and the noise."""
+    """Labels times ``factor``, and with them the weights and the noise.
+
+    Example:
+        >>> regression.scaled_outputs(drawn, 3.0).ys[0, 0] / drawn.ys[0, 0]
+        tensor(3.)
+    """
     return Contexts(contexts.xs, contexts.ys * factor, contexts.weights * factor)
 
 
@@ -207,6 +237,11 @@ def skewed(contexts: Contexts, generator: torch.Generator) -> Contexts:
     The squares of the factors sum to d, so E|x|² stays what it was. They are the eigenvalues of
     the map that is applied; those of the covariance are their squares. {cite}`garg2022` turns
     once for all contexts.
+
+    Example:
+        >>> turned = regression.skewed(drawn, generator)
+        >>> turned.xs.square().sum(-1).mean().round()
+        tensor(4.)
     """
     return _stretched(contexts, 1 / (torch.arange(contexts.xs.shape[-1]) + 1.0), generator)
 
@@ -218,6 +253,11 @@ def half_subspace(contexts: Contexts, generator: torch.Generator) -> Contexts:
 
     Raises:
         IclError: if d is below 2.
+
+    Example:
+        >>> flat = regression.half_subspace(drawn, generator)
+        >>> torch.linalg.matrix_rank(flat.xs[0])
+        tensor(2)
     """
     dim = contexts.xs.shape[-1]
     if dim < 2:
@@ -267,6 +307,11 @@ def quadrants(contexts: Contexts, generator: torch.Generator, query: str) -> Que
 
     Raises:
         IclError: if ``query`` is neither of the two.
+
+    Example:
+        >>> asked = regression.quadrants(drawn, generator, "opposite")
+        >>> bool((asked.queries[0, 0].sign() == -asked.contexts.xs[0, 0].sign()).all())
+        True
     """
     if query not in ("opposite", "random"):
         raise unknown("quadrant of a query", query, ["opposite", "random"])
@@ -285,6 +330,11 @@ def orthogonal(contexts: Contexts) -> Queried:
 
     Raises:
         IclError: if an x lies in the span of those before it.
+
+    Example:
+        >>> asked = regression.orthogonal(drawn)
+        >>> bool((asked.queries[:, 1] * asked.contexts.xs[:, 0]).sum(-1).abs().max() < 1e-4)
+        True
     """
     most = min(contexts.xs.shape[-2:])
     cut = Contexts(contexts.xs[..., :most, :], contexts.ys[..., :most], contexts.weights)
@@ -297,7 +347,13 @@ def orthogonal(contexts: Contexts) -> Queried:
 
 
 def seen(contexts: Contexts, generator: torch.Generator) -> Queried:
-    """Queries equal to one of the xs before them, at random; the first keeps its own x."""
+    """Queries equal to one of the xs before them, at random; the first keeps its own x.
+
+    Example:
+        >>> asked = regression.seen(drawn, generator)
+        >>> bool((asked.queries[:, 1] == drawn.xs[:, 0]).all())
+        True
+    """
     count = contexts.ys.shape[-1]
     place = torch.rand(contexts.ys.shape, generator=generator, device=generator.device)
     before = torch.arange(count, device=place.device)

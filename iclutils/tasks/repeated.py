@@ -8,6 +8,11 @@ the current token before. Entry ``i`` of the next-token predictions is about tok
 - ``second_half``: entries ``L .. 2L-1``, as the note takes it. Its first entry asks for ``r_1``
   after ``r_L``, which no repetition has announced;
 - ``clean_half``: entries ``L+1 .. 2L-1``, those that a repetition announces.
+
+Example:
+    >>> import torch
+    >>> from iclutils.tasks import repeated
+    >>> generator = torch.Generator().manual_seed(0)
 """
 
 from __future__ import annotations
@@ -64,6 +69,11 @@ def doubled(
 
     Raises:
         IclError: if ``length`` is below 2, ``count`` below 1, or there are too few distinct tokens.
+
+    Example:
+        >>> task = repeated.doubled(2, 3, vocab=50, bos=0, generator=generator)
+        >>> task.tokens.shape, bool((task.tokens[:, 1:4] == task.tokens[:, 4:]).all())
+        (torch.Size([2, 7]), True)
     """
     if length < 2 or count < 1:
         raise IclError(f"Need length >= 2 and count >= 1; got length={length}, count={count}.")
@@ -85,6 +95,11 @@ def repeated(
 
     Raises:
         IclError: if ``length``, ``times`` or ``count`` is below 1.
+
+    Example:
+        >>> tokens = repeated.repeated(1, 2, 3, vocab=50, bos=0, generator=generator)[0]
+        >>> len(tokens), len(set(tokens[1:].tolist())) <= 2
+        (7, True)
     """
     if min(length, times, count) < 1:
         raise IclError("Need count, length and times of at least 1.")
@@ -95,13 +110,23 @@ def repeated(
 def tiled(
     segment: Int[Tensor, "batch longest"], period: Int[Tensor, "batch 1"], length: int, bos: int
 ) -> Int[Tensor, "batch pos"]:
-    """BOS, then the first ``period`` tokens of each segment over and over, ``length`` in all."""
+    """BOS, then the first ``period`` tokens of each segment over and over, ``length`` in all.
+
+    Example:
+        >>> repeated.tiled(torch.tensor([[7, 8, 9]]), torch.tensor([[2]]), length=6, bos=0)
+        tensor([[0, 7, 8, 7, 8, 7]])
+    """
     repeat = segment.gather(1, torch.arange(length - 1)[None] % period)
     return torch.cat([torch.full((len(segment), 1), bos), repeat], 1)
 
 
 def markov_chain(vocab: int, sharpness: float, seed: int) -> Float[Tensor, "vocab vocab"]:
-    """Cumulative rows of a fixed random transition matrix, softmax(sharpness x normal)."""
+    """Cumulative rows of a fixed random transition matrix, softmax(sharpness x normal).
+
+    Example:
+        >>> repeated.markov_chain(5, sharpness=1.0, seed=0)[:, -1].round(decimals=3)
+        tensor([1., 1., 1., 1., 1.])
+    """
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(vocab, vocab, generator=generator)
     return torch.softmax(sharpness * scores, -1).cumsum(-1)

@@ -2,6 +2,14 @@
 
 A chapter asks a source for prompts and need not know where they come from. ``open_source`` knows
 the made-up topics (``"topics"``) and the text data sets of ``iclutils.tasks.classification``.
+
+Example:
+    >>> import iclutils
+    >>> from iclutils import models
+    >>> from iclutils.tasks import sources
+    >>> net = models.load("anchors-0")
+    >>> book = iclutils.begin(device="cpu")
+    mini tier, the tier's own models, seed 0, cpu
 """
 
 from __future__ import annotations
@@ -126,6 +134,10 @@ def suited(model: TransformerBridge, asked: str, usual: tuple[str, ...]) -> tupl
 
     Raises:
         IclError: if there is no such task.
+
+    Example:
+        >>> sources.suited(net, "", ("topics",))
+        ('topics',)
     """
     if asked:
         names = tuple(name.strip() for name in asked.split(","))
@@ -151,6 +163,11 @@ def open_source(
 
     Raises:
         IclError: if the task is unknown or needs another vocabulary, or its data cannot be had.
+
+    Example:
+        >>> source = sources.open_source("topics", net, book.generator)
+        >>> len(source.evaluation(5, 1))
+        5
     """
     device = str(model.cfg.device)
     if task == "topics":

@@ -9,6 +9,12 @@ gives, and ``ideal`` is Bayes' rule with the generative model known.
 
 A prompt is ``BOS text : label text : label .. query :``. The words could be any tokens; they
 have names so that a reader can read the figures.
+
+Example:
+    >>> import torch
+    >>> from iclutils.tasks import topics
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> asked = topics.sample(200, generator, classes=2)
 """
 
 from __future__ import annotations
@@ -123,6 +129,10 @@ def sample(
     Raises:
         IclError: if a number is below 1, there are too few topics or label words, or the given
             topics do not fit.
+
+    Example:
+        >>> topics.sample(2, generator, shots=2, classes=3).demo_class.sort(-1).values[0]
+        tensor([0, 0, 1, 1, 2, 2])
     """
     labels = len(LABELS.split())
     if min(count, shots) < 1 or not 2 <= classes <= min(len(TOPICS), labels):
@@ -178,6 +188,11 @@ def stream(
 
     Raises:
         IclError: if there are not more examples than classes.
+
+    Example:
+        >>> tokens, before = topics.stream(2, 6, generator)
+        >>> topics.NAMES[tokens[0, before[0, 0]]]
+        ':'
     """
     if examples <= classes:
         raise IclError(f"Need more examples than classes; got {examples} and {classes}.")
@@ -199,6 +214,13 @@ def assemble(
     """``BOS text : label text : label ..``, padded with BOS, and the positions before the labels.
 
     Of each text the first ``sizes`` tokens count.
+
+    Example:
+        >>> words, sizes = torch.tensor([[[1, 2], [3, 4]]]), torch.tensor([[2, 1]])
+        >>> labels = torch.tensor([[topics.FIRST_LABEL, topics.FIRST_LABEL + 1]])
+        >>> tokens, before = topics.assemble(words, sizes, labels)
+        >>> [topics.NAMES[token] for token in tokens[0]][:5]
+        ['<bos>', 'sparrow', 'falcon', ':', 'Alpha']
     """
     ends = (sizes + 1 + cues).cumsum(1)
     start = 1 + ends - (sizes + 1 + cues)
@@ -215,7 +237,12 @@ def assemble(
 
 
 def word_overlap(prompts: Prompts) -> Float[Tensor, "batch cls"]:
-    """Topic words that the query has in common with each class's texts, counted with repeats."""
+    """Topic words that the query has in common with each class's texts, counted with repeats.
+
+    Example:
+        >>> topics.word_overlap(asked).shape
+        torch.Size([200, 2])
+    """
     demo, query = _counts(prompts)
     common = torch.minimum(demo[..., :FIRST_FILLER], query[:, None, :FIRST_FILLER])
     return common.sum(-1)
@@ -225,6 +252,10 @@ def ideal(prompts: Prompts, texts: Texts = FULL) -> Float[Tensor, "batch cls"]:
     """Probability of each class by Bayes' rule: topics unknown, everything else known.
 
     Sums over every assignment of distinct topics to the classes.
+
+    Example:
+        >>> bool(((topics.ideal(asked).argmax(-1) == asked.gold).double().mean() > 0.7))
+        True
     """
     demo, query = _counts(prompts)
     log_p = word_probabilities(texts).log()  # (topic, word)
@@ -238,7 +269,12 @@ def ideal(prompts: Prompts, texts: Texts = FULL) -> Float[Tensor, "batch cls"]:
 
 
 def word_probabilities(texts: Texts) -> Float[Tensor, "topic word"]:
-    """Probability of every word (topic words, then fillers) in a text of each topic."""
+    """Probability of every word (topic words, then fillers) in a text of each topic.
+
+    Example:
+        >>> topics.word_probabilities(topics.FULL).sum(-1).round(decimals=4).unique()
+        tensor([1.])
+    """
     topic = torch.arange(len(TOPICS))
     word_topic = torch.arange(FIRST_FILLER) // PER_TOPIC
     same_topic = topic[:, None] == word_topic
@@ -254,7 +290,12 @@ def word_probabilities(texts: Texts) -> Float[Tensor, "topic word"]:
 
 
 def best(scores: Float[Tensor, "batch cls"], generator: Generator) -> Int[Tensor, "batch"]:
-    """Class of the highest score; ties are broken at random."""
+    """Class of the highest score; ties are broken at random.
+
+    Example:
+        >>> topics.best(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), generator)
+        tensor([1, 0])
+    """
     top = scores == scores.max(-1, keepdim=True).values
     return (top * torch.rand(scores.shape, generator=generator)).argmax(-1)
 

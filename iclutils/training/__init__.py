@@ -1,4 +1,9 @@
-"""Training: one recipe per zoo model, one small loop for all."""
+"""Training: one recipe per zoo model, one small loop for all.
+
+Example:
+    >>> from pathlib import Path
+    >>> from iclutils import training
+"""
 
 from __future__ import annotations
 
@@ -23,12 +28,22 @@ _LANGUAGE = (
 
 
 def names() -> list[str]:
-    """Names of the shipped models, each of which can be trained again."""
+    """Names of the shipped models, each of which can be trained again.
+
+    Example:
+        >>> "induction-0" in training.names()
+        True
+    """
     return [*_LANGUAGE, *regression.SHIPPED, *solvers.SHIPPED]
 
 
 def all_names() -> list[str]:
-    """Names of all recipes: the shipped models, and those of paper size, which need a GPU."""
+    """Names of all recipes: the shipped models, and those of paper size, which need a GPU.
+
+    Example:
+        >>> set(training.names()) < set(training.all_names())
+        True
+    """
     return [*names(), *regression.PAPER, *solvers.PAPER]
 
 
@@ -37,6 +52,10 @@ def matching(pattern: str) -> list[str]:
 
     Raises:
         IclError: if none does.
+
+    Example:
+        >>> training.matching("induction-*")
+        ['induction-0', 'induction-1', 'induction-2']
     """
     found = [name for name in all_names() if fnmatch(name, pattern)]
     if not found:
@@ -49,6 +68,10 @@ def recipe(name: str, device: str = "cpu") -> Recipe:
 
     Raises:
         IclError: if there is none.
+
+    Example:
+        >>> training.recipe("induction-0").seed
+        0
     """
     for kind in (regression, solvers):
         if name in kind.SHIPPED | kind.PAPER:
@@ -64,5 +87,12 @@ def train(name: str, work: Path, progress: bool = True, device: str = "cpu") -> 
 
     Raises:
         IclError: if there is no such recipe, or training fails (see ``loop.train``).
+
+    Example:
+        >>> try:
+        ...     training.train("induction-9", Path("anywhere"))
+        ... except ValueError as error:
+        ...     print(str(error)[:28])
+        Unknown recipe 'induction-9'
     """
     return train_recipe(recipe(name, device), work, progress)

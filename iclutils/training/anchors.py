@@ -15,6 +15,9 @@ the whole context; shifted from the start, copying did not emerge in time, and n
 prompts longer than those copied stayed out of reach. And wide heads: with heads of 16 two layers
 had to share the look one token back, so that label words gathered their texts in the second layer
 as much as in the first; with heads of 32 one layer does it.
+
+Example:
+    >>> from iclutils.training import anchors
 """
 
 from __future__ import annotations
@@ -37,17 +40,32 @@ CHECKPOINTS = (0, 200, 300, 400, 500, 600, 900, 1050, 1200, 1500, 2000, 3000)
 
 
 def recipe(seed: int) -> LanguageRecipe:
-    """``anchors-N``: four layers."""
+    """``anchors-N``: four layers.
+
+    Example:
+        >>> anchors.recipe(0).config.n_layer
+        4
+    """
     return _recipe(f"anchors-{seed}", seed, 4, CHECKPOINTS, copying=True)
 
 
 def deep(seed: int) -> LanguageRecipe:
-    """``anchors-deep``: six layers."""
+    """``anchors-deep``: six layers.
+
+    Example:
+        >>> anchors.deep(0).config.n_layer
+        6
+    """
     return _recipe("anchors-deep", seed, 6, CHECKPOINTS, copying=True)
 
 
 def uncopied(seed: int) -> LanguageRecipe:
-    """``anchors-uncopied``: the control, which never learns to copy."""
+    """``anchors-uncopied``: the control, which never learns to copy.
+
+    Example:
+        >>> anchors.uncopied(0).name
+        'anchors-uncopied'
+    """
     return _recipe("anchors-uncopied", seed, 4, (0, STEPS), copying=False)
 
 

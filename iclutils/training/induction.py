@@ -16,6 +16,9 @@ are bigram statistics to learn as well. Five choices matter, each found by measu
   then found a detour: they attend L-2 back and predict as well with no prefix matching at all.
   ``detour`` is one of them (from random position embeddings), kept because it shows what a score
   can miss.
+
+Example:
+    >>> from iclutils.training import induction
 """
 
 from __future__ import annotations
@@ -37,7 +40,13 @@ DETOUR_CHECKPOINTS = (0, 500, 1000, 1300, 2000, 6000)
 
 
 def recipe(seed: int) -> LanguageRecipe:
-    """``induction-N``; seed and step decide the data, the seed alone the Markov chain."""
+    """``induction-N``; seed and step decide the data, the seed alone the Markov chain.
+
+    Example:
+        >>> made = induction.recipe(0)
+        >>> made.config.n_layer, made.steps == made.checkpoints[-1]
+        (2, True)
+    """
     finds = "grows a previous-token head and induction heads"
     return _recipe(
         f"induction-{seed}", seed, CHECKPOINTS, 12, sinusoidal_positions, "sinusoids", finds
@@ -45,7 +54,12 @@ def recipe(seed: int) -> LanguageRecipe:
 
 
 def detour(seed: int) -> LanguageRecipe:
-    """``detour``: segments from 3 tokens on, random positions, a seed that takes the detour."""
+    """``detour``: segments from 3 tokens on, random positions, a seed that takes the detour.
+
+    Example:
+        >>> induction.detour(2).name
+        'detour'
+    """
     finds = (
         "does so without induction heads: its\n"
         "heads match two back, copy one back, and attend one place too late"

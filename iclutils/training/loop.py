@@ -4,6 +4,16 @@ It is deterministic (one thread, explicit generators: the data of step *s* depen
 on *s* alone), writes checkpoints atomically, and resumes after an interruption with the same
 result bit for bit, because weights and optimiser state are saved together and nothing else is
 carried from step to step. Nothing is pickled: the resume file is safetensors.
+
+Example:
+    >>> import tempfile
+    >>> import torch
+    >>> from pathlib import Path
+    >>> from iclutils.learners import Shape
+    >>> from iclutils.tasks.regression import Task
+    >>> from iclutils.training import loop, regression
+    >>> small = Shape(dim=1, pairs=3, format="one", layers=1, width=4, heads=1)
+    >>> made = regression.group("small", "cpu", small, [(0, Task(1))], steps=3)
 """
 
 from __future__ import annotations
@@ -97,6 +107,11 @@ def train(recipe: Recipe, work: Path, progress: bool = True) -> Path:
 
     Raises:
         IclError: if the loss stops being a number, or the resume file belongs to another recipe.
+
+    Example:
+        >>> folder = loop.train(made, Path(tempfile.mkdtemp()), progress=False)
+        >>> sorted(path.name for path in folder.iterdir())[:2]
+        ['README.md', 'SHA256SUMS']
     """
     if (work / "SHA256SUMS").is_file():
         return work
@@ -153,6 +168,12 @@ def take_step(network: nn.Module, optimizers: list[Optimizer], recipe: Recipe, s
 
     Raises:
         IclError: if the loss is not a number.
+
+    Example:
+        >>> network = made.network()
+        >>> loss = loop.take_step(network, made.optimizers(network), made, step=0)
+        >>> 0 < loss < 10
+        True
     """
     rate = recipe.rate(step)
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):

@@ -1,4 +1,9 @@
-"""Muon for stacks of matrices: momentum, made orthogonal, as the step of every matrix at once."""
+"""Muon for stacks of matrices: momentum, made orthogonal, as the step of every matrix at once.
+
+Example:
+    >>> import torch
+    >>> from iclutils.training import muon
+"""
 
 from __future__ import annotations
 
@@ -41,7 +46,14 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Float[Tensor, "*stack a b"]) -> Float[Tensor, "*stack a b"]:
-    """The same singular vectors, all singular values near 1 (Newton-Schulz, five rounds)."""
+    """The same singular vectors, all singular values near 1 (Newton-Schulz, five rounds).
+
+    Example:
+        >>> matrix = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+        >>> values = torch.linalg.svdvals(muon.orthogonal(matrix).float())
+        >>> bool(((values > 0.5) & (values < 1.5)).all())
+        True
+    """
     a, b, c = QUINTIC
     wide = matrix.shape[-2] <= matrix.shape[-1]
     x = matrix if wide else matrix.mT

@@ -11,6 +11,12 @@ as in the released code of Akyurek et al. 2023. Three choices matter, each found
 
 The rate falls to nearly nothing, so that the end of every log is flat; whether longer training
 would still gain is another question, which the checkpoints and the log are there to answer.
+
+Example:
+    >>> from iclutils.learners import Shape
+    >>> from iclutils.tasks.regression import Task
+    >>> from iclutils.training import regression
+    >>> small = Shape(dim=1, pairs=3, format="one", layers=1, width=4, heads=1)
 """
 
 from __future__ import annotations
@@ -126,7 +132,12 @@ def _draw(
 
 
 def recipe(name: str, device: str = "cpu") -> RegressionRecipe:
-    """The recipe of a name in ``SHIPPED`` or ``PAPER``."""
+    """The recipe of a name in ``SHIPPED`` or ``PAPER``.
+
+    Example:
+        >>> regression.recipe("regression-d8").shape.dim
+        8
+    """
     return (SHIPPED | PAPER)[name](name, device)
 
 
@@ -140,7 +151,13 @@ def group(
     extra: tuple[int, ...] = (),
     **changes: Any,
 ) -> RegressionRecipe:
-    """A recipe for (seed, task) members of one shape; ``extra`` are checkpoints on the way."""
+    """A recipe for (seed, task) members of one shape; ``extra`` are checkpoints on the way.
+
+    Example:
+        >>> made = regression.group("small", "cpu", small, [(0, Task(1)), (1, Task(1))], steps=3)
+        >>> made.seeds
+        (0, 1)
+    """
     seeds, tasks = zip(*members, strict=True)
     plan = RegressionRecipe(
         name=name,

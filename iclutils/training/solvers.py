@@ -3,6 +3,10 @@
 As {cite}`vonoswald2023` trains them: fresh contexts at every step, half the squared error of the
 query's answer, Adam with the gradient's norm held low. Sizes of the data are theirs, d = N = 10
 and x in U(-1/2, 1/2); steps and batch are fewer at the mini tier. Our rate falls along a cosine.
+
+Example:
+    >>> from iclutils.solvers import Shape
+    >>> from iclutils.training import solvers
 """
 
 from __future__ import annotations
@@ -102,7 +106,12 @@ def _draw(
 
 
 def recipe(name: str, device: str = "cpu") -> SolverRecipe:
-    """The recipe of a name in ``SHIPPED`` or ``PAPER``."""
+    """The recipe of a name in ``SHIPPED`` or ``PAPER``.
+
+    Example:
+        >>> solvers.recipe("lsa-1").shape.layers
+        1
+    """
     return (SHIPPED | PAPER)[name](name, device)
 
 
@@ -116,7 +125,13 @@ def group(
     extra: tuple[int, ...] = (),
     **changes: Any,
 ) -> SolverRecipe:
-    """A recipe for (seed, data) members of one shape; ``extra`` are checkpoints on the way."""
+    """A recipe for (seed, data) members of one shape; ``extra`` are checkpoints on the way.
+
+    Example:
+        >>> made = solvers.group("small", "cpu", Shape(10, 10), [(7, solvers.ISOTROPIC)], steps=3)
+        >>> made.seeds
+        (7,)
+    """
     seeds, data = zip(*members, strict=True)
     plan = SolverRecipe(
         name=name,

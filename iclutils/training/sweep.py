@@ -3,6 +3,9 @@
 Each recipe is one task with a folder of its own. A finished folder is left alone and an
 interrupted one continued, so that a sweep can be stopped, killed and started again: what was
 done is not done twice. On a cluster all workers must see the folder.
+
+Example:
+    >>> from iclutils.training import regression, sweep
 """
 
 from __future__ import annotations
@@ -35,6 +38,16 @@ def sweep(recipes: Sequence[Recipe], out: Path, jobs: int | None = None) -> list
     Raises:
         IclError: if two recipes share a name, or, after all others have been finished, if some
             failed; the message names them.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from iclutils.learners import Shape
+        >>> from iclutils.tasks.regression import Task
+        >>> small = Shape(dim=1, pairs=3, format="one", layers=1, width=4, heads=1)
+        >>> made = regression.group("small", "cpu", small, [(0, Task(1))], steps=2)
+        >>> [folder.name for folder in sweep.sweep([made], Path(tempfile.mkdtemp()), jobs=1)]
+        ['small']
     """
     names = [recipe.name for recipe in recipes]
     if len(set(names)) < len(names):
@@ -52,6 +65,12 @@ def on_cluster(scheduler: str) -> AbstractContextManager[object]:
 
     Raises:
         IclError: if Dask is not installed or nobody answers there.
+
+    Example:
+        >>> with sweep.on_cluster(""):
+        ...     print("on this machine")
+        ...
+        on this machine
     """
     if not scheduler:
         return nullcontext()

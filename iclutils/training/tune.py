@@ -1,4 +1,12 @@
-"""Fine-tuning a finished network with its own recipe, on data that it has not seen."""
+"""Fine-tuning a finished network with its own recipe, on data that it has not seen.
+
+Example:
+    >>> from iclutils.learners import Shape
+    >>> from iclutils.tasks.regression import Task
+    >>> from iclutils.training import regression, tune
+    >>> small = Shape(dim=1, pairs=3, format="one", layers=1, width=4, heads=1)
+    >>> made = regression.group("small", "cpu", small, [(0, Task(1))], steps=3)
+"""
 
 from __future__ import annotations
 
@@ -34,6 +42,10 @@ def tune(
 
     Raises:
         IclError: if there is no step to take, or the loss stops being a number.
+
+    Example:
+        >>> len(tune.tune(made.network(), made, steps=2, rate=1e-3))
+        2
     """
     if steps < 1:
         raise IclError(f"Tuning needs at least one step; got {steps}.")

@@ -4,6 +4,10 @@ Each model is a folder (``config.json``, ``model.safetensors``: a Hugging Face G
 and solvers of regressions) with the log of its training, a model card and checksums; checkpoints
 along its training are folders inside it named ``step-00500``. Weights are stored in half
 precision, those of solvers in single, and computed in single.
+
+Example:
+    >>> from pathlib import Path
+    >>> from iclutils import zoo
 """
 
 from __future__ import annotations
@@ -18,12 +22,22 @@ ROOT = Path(__file__).parent
 
 def trained() -> Path:
     """Where ``python -m iclutils train`` puts models: ``$ICLUTILS_TRAINED``, or ``_build/train``
-    of the checkout, or ``iclutils-trained`` in the current folder (an installed package)."""
+    of the checkout, or ``iclutils-trained`` in the current folder (an installed package).
+
+    Example:
+        >>> zoo.trained().name in ("train", "iclutils-trained")
+        True
+    """
     return output_folder(ROOT, "ICLUTILS_TRAINED", "_build/train", "iclutils-trained")
 
 
 def names(root: Path | None = None) -> list[str]:
-    """Names of the shipped models, or of the finished ones in another folder."""
+    """Names of the shipped models, or of the finished ones in another folder.
+
+    Example:
+        >>> "induction-0" in zoo.names()
+        True
+    """
     return sorted(p.parent.name for p in (root or ROOT).glob("*/SHA256SUMS"))
 
 
@@ -34,6 +48,11 @@ def steps(name: str, root: Path | None = None) -> list[int]:
 
     Raises:
         IclError: if there is no such model.
+
+    Example:
+        >>> steps = zoo.steps("induction-0")
+        >>> steps[0], steps == sorted(steps)
+        (0, True)
     """
     if root is None and name not in names() and name in names(trained()):
         root = trained()
@@ -47,6 +66,10 @@ def folder(name: str, step: int | None = None, root: Path | None = None) -> Path
 
     Raises:
         IclError: if the model or step is unknown, or a file is missing or damaged.
+
+    Example:
+        >>> sorted(path.name for path in zoo.folder("induction-0").iterdir())
+        ['config.json', 'model.safetensors']
     """
     root = root or ROOT
     known = steps(name, root)
@@ -67,6 +90,10 @@ def find(name_or_path: str | Path, step: int | None = None) -> Path:
 
     Raises:
         IclError: if there is none, or its step is unknown, or a file is missing or damaged.
+
+    Example:
+        >>> zoo.find("induction-0") == zoo.folder("induction-0")
+        True
     """
     name = str(name_or_path)
     for root in (ROOT, trained()):
@@ -85,6 +112,10 @@ def log(name: str) -> Path:
 
     Raises:
         IclError: if there is no such model.
+
+    Example:
+        >>> zoo.log("induction-0").suffix
+        '.jsonl'
     """
     root = ROOT if name in names() else trained()
     steps(name, root)
@@ -96,6 +127,10 @@ def read_card(name: str) -> str:
 
     Raises:
         IclError: if there is no such model.
+
+    Example:
+        >>> "# induction-0" in zoo.read_card("induction-0")
+        True
     """
     if name not in names():
         raise unknown("zoo model", name, names())

@@ -9,6 +9,17 @@ the whole prompt. ``Keep`` masks are made here; ``memory`` reads with them, ``sp
 measures what they save.
 
 Source: Wang et al. 2023, section 3.2, Table 2 and footnote 6, and their released code.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.anchors import compression, memory
+    >>> from iclutils.lenses.anchors.readout import target_logits
+    >>> from iclutils.tasks import topics
+    >>> net = models.load("anchors-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> asked = topics.sample(8, generator, classes=2, shared=True)
+    >>> whole = target_logits(net, asked)
 """
 
 from __future__ import annotations
@@ -22,6 +33,7 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...models import TransformerBridge
+from ...progress import bar
 from ...tasks.prompts import Prompts, Role
 from .isolation import label_loyalty
 from .memory import (
@@ -39,22 +51,42 @@ Rule = Callable[[Prompts], Keep]
 
 
 def everything(prompts: Prompts) -> Keep:
-    """Keep all demonstration tokens: plain prefix caching, and the exactness test."""
+    """Keep all demonstration tokens: plain prefix caching, and the exactness test.
+
+    Example:
+        >>> torch.equal(compression.everything(asked), memory.demonstrations(asked))
+        True
+    """
     return demonstrations(prompts)
 
 
 def nothing(prompts: Prompts) -> Keep:
-    """Keep no demonstration token: the query alone."""
+    """Keep no demonstration token: the query alone.
+
+    Example:
+        >>> compression.nothing(asked).sum()
+        tensor(0)
+    """
     return torch.zeros_like(demonstrations(prompts))
 
 
 def hidden_anchor(prompts: Prompts) -> Keep:
-    """Hidden_anchor: formatting and label words, all their sub-tokens."""
+    """Hidden_anchor: formatting and label words, all their sub-tokens.
+
+    Example:
+        >>> bool(compression.hidden_anchor(asked).gather(1, asked.label_pos).all())
+        True
+    """
     return (prompts.roles == Role.FORMAT) | (prompts.roles == Role.LABEL)
 
 
 def label_only(prompts: Prompts) -> Keep:
-    """Label words without the formatting (footnote 6 of the paper)."""
+    """Label words without the formatting (footnote 6 of the paper).
+
+    Example:
+        >>> compression.label_only(asked).sum(-1)[0]
+        tensor(2)
+    """
     return prompts.roles == Role.LABEL
 
 
@@ -64,6 +96,11 @@ def hidden_random(prompts: Prompts, generator: torch.Generator) -> Keep:
     A label word of k sub-tokens gives way to k tokens of its own demonstration's text, drawn
     without replacement; where the text has fewer, to all of them (ours: the paper has no such
     case). A label is never kept. Every row has its own draw.
+
+    Example:
+        >>> kept = compression.hidden_random(asked, generator)
+        >>> bool(kept.gather(1, asked.label_pos).any())
+        False
     """
     roles, device = prompts.roles, prompts.roles.device
     place = torch.arange(roles.shape[1], device=device)
@@ -83,6 +120,10 @@ def text_anchor(prompts: Prompts) -> Prompts:
     """Text_anchor: the prompts without their demonstrations' texts, to be read from scratch.
 
     Formatting, label words and query are the same tokens; positions start again at 0.
+
+    Example:
+        >>> compression.text_anchor(asked).tokens.shape[1] < asked.tokens.shape[1]
+        True
     """
     return compact(prompts, prompts.kept & (prompts.roles != Role.TEXT))
 
@@ -92,6 +133,11 @@ def compact(prompts: Prompts, keep: Keep) -> Prompts:
 
     Raises:
         IclError: if a label word, a cue or the target is not kept.
+
+    Example:
+        >>> keep = torch.ones_like(asked.tokens, dtype=torch.bool)
+        >>> bool((compression.compact(asked, keep).gold == asked.gold).all())
+        True
     """
     same_shape(prompts, keep)
     needed = torch.cat([prompts.label_pos, prompts.cue_pos, prompts.target[:, None]], 1)
@@ -129,6 +175,11 @@ def compress(
 
     Raises:
         IclError: as ``remember`` and ``answer``.
+
+    Example:
+        >>> exact = compression.compress(net, asked, compression.everything)
+        >>> bool((exact - whole).abs().max() < 1e-3)
+        True
     """
     if shares_demonstrations(prompts):
         shown = prompts[:1]
@@ -168,6 +219,11 @@ def hidden_random_top(
 
     Raises:
         IclError: as ``remember`` and ``answer``, or if there is no draw.
+
+    Example:
+        >>> _, loyalty = compression.hidden_random_top(net, asked, whole, generator, draws=2)
+        >>> bool(((loyalty >= 0) & (loyalty <= 1)).all())
+        True
     """
     if draws < 1:
         raise IclError(f"Draw at least once; got draws={draws}.")
@@ -186,7 +242,7 @@ def hidden_random_top(
         part = prompts[rows]
         head = part[:1] if shared else part
         full = remember(model, head, everything(head))
-        for draw, mask in enumerate(masks):
+        for draw, mask in enumerate(bar(masks, "draws")):
             own = mask if shared else mask[rows]
             memory = full.keep(own[:, : full.held.shape[1]])
             logits = answer(model, memory, part, offset, batch_size)

@@ -11,6 +11,16 @@ where from. So two label words are not held to be different because one stands f
 
 Source: Wang et al. 2023, section 3.3, appendices J and K. The rank correlation and its null are
 ours: the paper compares by eye.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.anchors import confusion
+    >>> from iclutils.tasks import topics
+    >>> net = models.load("anchors-0")
+    >>> asked = topics.sample(40, torch.Generator().manual_seed(0), shared=True)
+    >>> queries = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.1], [0.0, -0.1]])
+    >>> keys = torch.tensor([[0.0, 0.0], [4.0, 0.0], [3.0, 0.0]])
 """
 
 from __future__ import annotations
@@ -71,6 +81,11 @@ def queries_and_keys(
 
     Raises:
         IclError: if the model cannot read or answer the prompts, or hides its queries and keys.
+
+    Example:
+        >>> q, k, _ = confusion.queries_and_keys(net, asked)
+        >>> q.shape[0] == net.cfg.n_layers, k.shape[2] == asked.classes
+        (True, True)
     """
     check(model, prompts)
     layers = range(model.cfg.n_layers)
@@ -119,6 +134,11 @@ def principal_directions(
     Raises:
         IclError: if M is more than the queries can span, or the scale is unknown. (Directions in
             which the queries happen not to vary have sigma = 0 and count for nothing.)
+
+    Example:
+        >>> directions, scale = confusion.principal_directions(queries, directions=2)
+        >>> directions[0].abs(), bool(scale[0] > scale[1])
+        (tensor([1., 0.]), True)
     """
     count, width = queries.shape[-2:]
     most = min(count - 1, width)
@@ -148,6 +168,13 @@ def key_distances(
 
     Raises:
         IclError: as ``principal_directions``.
+
+    Example:
+        >>> distance = confusion.key_distances(queries, keys, directions=1)
+        >>> (distance / distance.max()).round(decimals=3)
+        tensor([[0.0000, 1.0000, 0.7500],
+                [1.0000, 0.0000, 0.2500],
+                [0.7500, 0.2500, 0.0000]])
     """
     basis, sigma = principal_directions(queries, directions, scale)
     projected = keys @ basis.mT * sigma[..., None, :]
@@ -166,6 +193,12 @@ def predicted_confusion(
 
     Raises:
         IclError: as ``principal_directions``.
+
+    Example:
+        >>> confusion.predicted_confusion(queries, keys, directions=1).round(decimals=3)
+        tensor([[1.0000, 1.0000, 0.7500],
+                [1.0000, 1.0000, 0.2500],
+                [0.7500, 0.2500, 1.0000]])
     """
     distances = key_distances(queries, keys, directions, scale)
     relative = distances / distances.amax((-2, -1), keepdim=True)
@@ -184,6 +217,12 @@ def actual_confusion(
     Args:
         scores: log-probabilities of the classes, or their logits.
         gold: class of every prompt.
+
+    Example:
+        >>> scores, gold = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
+        >>> confusion.actual_confusion(scores, gold)
+        tensor([[1., 1.],
+                [1., 1.]])
     """
     classes = scores.shape[1]
     auc = scores.new_full((classes, classes), torch.nan, dtype=torch.float64)
@@ -206,6 +245,11 @@ def diagnose(
 
     Raises:
         IclError: as ``queries_and_keys`` and ``principal_directions``.
+
+    Example:
+        >>> predicted, actual = confusion.diagnose(net, asked)
+        >>> predicted.shape[1:] == actual.shape
+        True
     """
     queries, keys, logits = queries_and_keys(model, prompts, batch_size)
     predicted = predicted_confusion(queries, keys[:, 0], directions)
@@ -234,6 +278,12 @@ def rank_correlation(
 
     Raises:
         IclError: if the shapes differ or ``draws`` is not positive.
+
+    Example:
+        >>> matrix = torch.rand(4, 4, generator=torch.Generator().manual_seed(0))
+        >>> matrix = matrix + matrix.T
+        >>> round(confusion.rank_correlation(matrix, matrix).rho, 3)
+        1.0
     """
     if predicted.shape != actual.shape or draws < 1:
         raise IclError(

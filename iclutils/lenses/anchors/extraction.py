@@ -10,6 +10,15 @@ The score is a correlation with the model's own prediction, not with the right a
 layer that repeats what an earlier one decided scores just as high.
 
 Source: Wang et al. 2023, section 2.3, equations 5 and 6, and appendix E.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.anchors import extraction
+    >>> from iclutils.tasks import topics
+    >>> net = models.load("anchors-0")
+    >>> asked = topics.sample(40, torch.Generator().manual_seed(0), classes=2)
+    >>> attention, predicted = extraction.label_attention(net, asked)
 """
 
 from __future__ import annotations
@@ -42,6 +51,10 @@ def label_attention(
 
     Raises:
         IclError: if the model cannot read or answer the prompts.
+
+    Example:
+        >>> attention.shape[1:], bool((attention >= 0).all())
+        (torch.Size([4, 2]), True)
     """
     check(model, prompts)
     seen, predicted = [], []
@@ -81,6 +94,10 @@ def auc(scores: Float[Tensor, "batch cls"], predicted: Predicted) -> float:
     Raises:
         IclError: if the shapes differ, a predicted class has no column, or a score is negative
             or not a number.
+
+    Example:
+        >>> extraction.auc(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1]))
+        1.0
     """
     if len(scores) != len(predicted):
         raise IclError(f"Got {len(scores)} rows of scores for {len(predicted)} predictions.")
@@ -107,6 +124,11 @@ def auc_by_layer(
 
     Raises:
         IclError: as ``auc``.
+
+    Example:
+        >>> aucs = extraction.auc_by_layer(attention, predicted)
+        >>> len(aucs) == net.cfg.n_layers, bool(((aucs >= 0) & (aucs <= 1)).all())
+        (True, True)
     """
     values = [auc(attention[:, layer], predicted) for layer in range(attention.shape[1])]
     return torch.tensor(values, dtype=torch.float64)
@@ -116,6 +138,10 @@ def cumulative(aucs: Float[Tensor, "layer"]) -> Float[Tensor, "layer"]:
     """R_l: share of all AUC above chance that the layers up to l hold; R of the last is 1.
 
     Average AUCs over seeds and data sets first. NaN where they are, or if they sum to chance.
+
+    Example:
+        >>> extraction.cumulative(torch.tensor([0.5, 0.6, 0.8])).round(decimals=2)
+        tensor([0.0000, 0.2500, 1.0000])
     """
     above = aucs - 0.5
     total = above.sum()
@@ -131,6 +157,10 @@ def scrambled(attention: Float[Tensor, "batch layer cls"]) -> Float[Tensor, "bat
     demonstrations; the notebook unpacks it as (layer, class) when there is one per class. So
     "layer l, class c" holds entry l C + c of the class-major list, mostly of another layer; the
     first and the last are always right. Kept to show what the slip does to the curves.
+
+    Example:
+        >>> bool((extraction.scrambled(attention)[:, 0, 0] == attention[:, 0, 0]).all())
+        True
     """
     batch, layers, classes = attention.shape
     return attention.transpose(1, 2).reshape(batch, layers, classes)

@@ -2,6 +2,17 @@
 
 Copying is measured as in chapter 01, on random tokens shown twice; classification and the
 aggregation into label words on prompts.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses import induction
+    >>> from iclutils.lenses.anchors import growth
+    >>> from iclutils.tasks import topics
+    >>> net = models.load("anchors-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> asked = topics.sample(20, generator, classes=2)
+    >>> copied = induction.sample(net, 4, 20, generator)
 """
 
 from __future__ import annotations
@@ -46,6 +57,11 @@ def state(model: TransformerBridge, prompts: Prompts, copied: Doubled, layers: i
 
     Raises:
         IclError: if the prompts or the doubled tokens do not fit the model.
+
+    Example:
+        >>> measured = growth.state(net, asked, copied, layers=2)
+        >>> measured.copying > 0.5
+        True
     """
     _, right = predict(model, copied.tokens)
     clean = target_logits(model, prompts)
@@ -63,6 +79,10 @@ def prefix_scores(model: TransformerBridge, copied: Doubled) -> Float[Tensor, "l
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> growth.prefix_scores(net, copied).max() > 0.5
+        tensor(True)
     """
     return head_scores(model, copied.tokens, copied.length)["prefix"].mean(0)
 
@@ -72,6 +92,12 @@ def copying_heads(model: TransformerBridge, copied: Doubled, count: int) -> list
 
     Raises:
         IclError: if there are not so many heads, or the tokens do not fit the model.
+
+    Example:
+        >>> scores = growth.prefix_scores(net, copied)
+        >>> best = growth.copying_heads(net, copied, 2)
+        >>> bool(scores[best[0]] == scores.max())
+        True
     """
     prefix = prefix_scores(model, copied)
     if not 1 <= count <= prefix.numel():
@@ -85,6 +111,10 @@ def label_reading(model: TransformerBridge, prompts: Prompts) -> Float[Tensor, "
 
     Raises:
         IclError: if the prompts do not fit the model.
+
+    Example:
+        >>> growth.label_reading(net, asked).shape == (net.cfg.n_layers, net.cfg.n_heads)
+        True
     """
     logits, cache = cached(model, prompts.tokens, lambda name: name.endswith("attn.hook_pattern"))
     each = torch.arange(len(prompts), device=prompts.tokens.device)
@@ -107,6 +137,10 @@ def without_heads(
 
     Raises:
         IclError: if a head does not exist or the prompts do not fit the model.
+
+    Example:
+        >>> growth.without_heads(net, asked, growth.copying_heads(net, copied, 2)).shape
+        torch.Size([20])
     """
     hooks = head_ablation(model, prompts.tokens, heads, "mean", prompts.tokens)
     return correct(prompts, target_logits(model, prompts, hooks))

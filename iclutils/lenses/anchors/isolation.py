@@ -12,6 +12,17 @@ keeps only the mass A[p, p]. Isolating the last layer alone never changes the pr
 after it reads what the label words write there.
 
 Source: Wang et al. 2023, section 2.2, figure 4 (released code: window 0, independent draws).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.anchors import isolation
+    >>> from iclutils.lenses.anchors.readout import target_logits
+    >>> from iclutils.tasks import topics
+    >>> net = models.load("anchors-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> asked = topics.sample(8, generator, classes=2)
+    >>> whole = target_logits(net, asked)
 """
 
 from __future__ import annotations
@@ -34,7 +45,12 @@ Positions = Int[Tensor, "batch isolated"]
 
 
 def scores_name(layer: int) -> str:
-    """Hook of the attention scores before the softmax: (batch, head, dest, src)."""
+    """Hook of the attention scores before the softmax: (batch, head, dest, src).
+
+    Example:
+        >>> isolation.scores_name(0)
+        'blocks.0.attn.hook_attn_scores'
+    """
     return f"blocks.{layer}.attn.hook_attn_scores"
 
 
@@ -43,6 +59,10 @@ def first_layers(model: TransformerBridge, count: int) -> range:
 
     Raises:
         IclError: if the model has fewer.
+
+    Example:
+        >>> isolation.first_layers(net, 2)
+        range(0, 2)
     """
     return range(_count(model, count))
 
@@ -52,6 +72,10 @@ def last_layers(model: TransformerBridge, count: int) -> range:
 
     Raises:
         IclError: if the model has fewer.
+
+    Example:
+        >>> list(isolation.last_layers(net, 1)) == [net.cfg.n_layers - 1]
+        True
     """
     return range(model.cfg.n_layers - _count(model, count), model.cfg.n_layers)
 
@@ -79,6 +103,11 @@ def isolation(
     Raises:
         IclError: if a layer or position does not exist, the numbers of layers and positions
             differ, ``how`` is unknown, or the model's attention cannot be edited.
+
+    Example:
+        >>> hooks = isolation.isolation(net, asked, layers=[0])
+        >>> [name for name, _ in hooks]
+        ['blocks.0.attn.hook_attn_scores']
     """
     check_editable(model)
     layers = list(layers)
@@ -112,6 +141,11 @@ def cut_edges(
 
     Raises:
         IclError: if there is not one row of positions per prompt, or one lies outside.
+
+    Example:
+        >>> cut = isolation.cut_edges(asked, asked.label_pos)
+        >>> int(cut[0].sum()) == int(asked.label_pos[0].sum())
+        True
     """
     size = prompts.tokens.shape[1]
     inside = bool(((positions >= 0) & (positions < size)).all())
@@ -139,6 +173,11 @@ def random_positions(
 
     Raises:
         IclError: if a prompt has too few other tokens.
+
+    Example:
+        >>> drawn = isolation.random_positions(asked, generator)
+        >>> drawn.shape == asked.label_pos.shape
+        True
     """
     count = prompts.label_pos.shape[1] if count is None else count
     tokens, labels = prompts.tokens.cpu(), prompts.label_pos.cpu()
@@ -169,6 +208,11 @@ def isolated_logits(
 
     Raises:
         IclError: if the model cannot read or answer the prompts, or cannot be isolated so.
+
+    Example:
+        >>> changed = isolation.isolated_logits(net, asked, layers=[])
+        >>> bool((changed - whole).abs().max() < 1e-4)
+        True
     """
     check(model, prompts)
     layers, chosen = list(layers), prompts.label_pos if positions is None else positions
@@ -194,6 +238,10 @@ def layer_sweep(
 
     Raises:
         IclError: if the model cannot read or answer the prompts, or cannot be isolated so.
+
+    Example:
+        >>> len(list(isolation.layer_sweep(net, asked))) == net.cfg.n_layers
+        True
     """
     for layer in range(model.cfg.n_layers):
         yield isolated_logits(model, prompts, [layer], positions, how, batch_size=batch_size)
@@ -204,7 +252,12 @@ def label_loyalty(
     changed: Float[Tensor, "batch vocab"],
     clean: Float[Tensor, "batch vocab"],
 ) -> Bool[Tensor, "batch"]:
-    """Whether the changed model predicts the same class as the unmodified one."""
+    """Whether the changed model predicts the same class as the unmodified one.
+
+    Example:
+        >>> bool(isolation.label_loyalty(asked, whole, whole).all())
+        True
+    """
     return predicted_class(prompts, changed) == predicted_class(prompts, clean)
 
 
@@ -217,6 +270,10 @@ def word_loyalty(
 
     Raises:
         IclError: if k is not between 1 and the size of the vocabulary.
+
+    Example:
+        >>> isolation.word_loyalty(whole[:2], whole[:2], k=5)
+        tensor([1., 1.])
     """
     if not 1 <= k <= clean.shape[-1]:
         raise IclError(f"k must lie in 1..{clean.shape[-1]}, the vocabulary; got {k}.")

@@ -3,6 +3,16 @@
 Reading a prompt leaves one key and one value per token, layer and head; later tokens see earlier
 ones through nothing else. ``remember`` reads demonstrations and keeps some of these, ``answer``
 reads a query with them. What is kept stands at its original position.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.anchors import memory
+    >>> from iclutils.lenses.anchors.readout import target_logits
+    >>> from iclutils.tasks import topics
+    >>> net = models.load("anchors-0")
+    >>> asked = topics.sample(4, torch.Generator().manual_seed(0), classes=2, shared=True)
+    >>> keep = memory.demonstrations(asked)
 """
 
 from __future__ import annotations
@@ -25,12 +35,22 @@ States = tuple[Float[Tensor, "rows kv_head mem d_head"], ...]
 
 
 def demonstrations(prompts: Prompts) -> Keep:
-    """Which tokens belong to the demonstrations: all before the query."""
+    """Which tokens belong to the demonstrations: all before the query.
+
+    Example:
+        >>> bool(keep[0, 0]), bool(keep[0, asked.target[0]])
+        (True, False)
+    """
     return prompts.roles <= Role.LABEL
 
 
 def shares_demonstrations(prompts: Prompts) -> bool:
-    """Whether all prompts begin with the same demonstrations, so that one memory serves all."""
+    """Whether all prompts begin with the same demonstrations, so that one memory serves all.
+
+    Example:
+        >>> memory.shares_demonstrations(asked)
+        True
+    """
     mine = demonstrations(prompts)
     if not bool((mine == mine[:1]).all()):
         return False
@@ -91,6 +111,11 @@ def remember(model: TransformerBridge, prompts: Prompts, keep: Keep) -> Memory:
     Raises:
         IclError: if the model cannot read the prompts, ``keep`` has another shape or holds a
             token of the query, or the model has no memory that can be cut (see ``remembers``).
+
+    Example:
+        >>> held = memory.remember(net, asked[:1], keep[:1])
+        >>> len(held.keys) == net.cfg.n_layers
+        True
     """
     check(model, prompts)
     same_shape(prompts, keep)
@@ -125,6 +150,12 @@ def answer(
 
     Raises:
         IclError: if the model cannot read the prompts or the memory is of other demonstrations.
+
+    Example:
+        >>> held = memory.remember(net, asked[:1], keep[:1])
+        >>> answered = memory.answer(net, held, asked)
+        >>> bool((answered - target_logits(net, asked)).abs().max() < 1e-3)
+        True
     """
     check(model, prompts)
     mine = demonstrations(prompts)
@@ -161,6 +192,11 @@ def remembers(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> tup
     Raises:
         IclError: if the model gives its tokens no explicit positions, or attends to a sliding
             window: entries of its memory cannot be dropped without moving the rest.
+
+    Example:
+        >>> keys, values = memory.remembers(net, asked.tokens)
+        >>> keys[0].shape == values[0].shape
+        True
     """
     network = model.original_model
     if "position_ids" not in inspect.signature(network.forward).parameters:
@@ -204,6 +240,14 @@ def resume(
         fed: which of them are real.
         positions: the position that each is to stand at.
         last: index in ``tokens`` of the one whose next-token logits are returned.
+
+    Example:
+        >>> keys, values = memory.remembers(net, asked.tokens[:1, :3])
+        >>> held, fed = torch.ones(1, 3, dtype=torch.bool), torch.ones(1, 1, dtype=torch.bool)
+        >>> last, at = torch.tensor([0]), torch.tensor([[3]])
+        >>> resumed = memory.resume(net, keys, values, held, asked.tokens[:1, 3:4], fed, at, last)
+        >>> bool((resumed - models.logits(net, asked.tokens[:1, :4])[:, 3]).abs().max() < 1e-3)
+        True
     """
     rows = torch.arange(len(tokens), device=tokens.device)
     cache = None
@@ -227,13 +271,26 @@ def resume(
 
 
 def packed(mask: Bool[Tensor, "batch pos"]) -> tuple[Tensor, Tensor]:
-    """Indices of the true entries of every row, moved to its front, and which of them are real."""
+    """Indices of the true entries of every row, moved to its front, and which of them are real.
+
+    Example:
+        >>> memory.packed(torch.tensor([[False, True, True]]))[0]
+        tensor([[1, 2]])
+    """
     size = mask.sum(1)
     index = (~mask).long().argsort(dim=1, stable=True)[:, : int(size.max())]
     return index, torch.arange(index.shape[1], device=mask.device) < size[:, None]
 
 
 def same_shape(prompts: Prompts, keep: Keep) -> None:
+    """Refuse a mask that is not one of these prompts' tokens.
+
+    Raises:
+        IclError: if its shape is another.
+
+    Example:
+        >>> memory.same_shape(asked, keep)
+    """
     if keep.shape != prompts.tokens.shape:
         raise IclError(
             f"keep must have the shape of the tokens, {tuple(prompts.tokens.shape)}; got "

@@ -3,6 +3,14 @@
 The unembedding is the widest product of a small model, and a prompt needs one row of it. A hook
 before it keeps only the target's row of the residual stream, so logits of the other positions
 are never made. Padding on the right comes after the target, which cannot see it.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.anchors import readout
+    >>> from iclutils.tasks import topics
+    >>> net = models.load("anchors-0")
+    >>> asked = topics.sample(6, torch.Generator().manual_seed(0), classes=2)
 """
 
 from __future__ import annotations
@@ -26,6 +34,9 @@ def check(model: TransformerBridge, prompts: Prompts) -> None:
     Raises:
         IclError: if there is none, a prompt is longer than the context, or a token or a label
             word is outside the vocabulary.
+
+    Example:
+        >>> readout.check(net, asked)
     """
     if not len(prompts):
         raise IclError("There are no prompts: give at least one.")
@@ -43,6 +54,9 @@ def check_editable(model: TransformerBridge) -> None:
 
     Raises:
         IclError: if edits of the attention would be lost.
+
+    Example:
+        >>> readout.check_editable(net)
     """
     if not editable(model):
         raise IclError(
@@ -60,6 +74,10 @@ def batches(prompts: Prompts, batch_size: int | None, what: str) -> Iterator[sli
 
     Raises:
         IclError: if the batch size is not positive.
+
+    Example:
+        >>> list(readout.batches(asked, 4, "reading"))
+        [slice(0, 4, None), slice(4, 8, None)]
     """
     size = len(prompts) if batch_size is None else batch_size
     if size < 1:
@@ -70,7 +88,13 @@ def batches(prompts: Prompts, batch_size: int | None, what: str) -> Iterator[sli
 
 
 def at_target(prompts: Prompts) -> Hook:
-    """Hook that hands the unembedding the target's row of every prompt: (batch, 1, d_model)."""
+    """Hook that hands the unembedding the target's row of every prompt: (batch, 1, d_model).
+
+    Example:
+        >>> name, _ = readout.at_target(asked)
+        >>> name
+        'unembed.hook_in'
+    """
     rows = torch.arange(len(prompts), device=prompts.tokens.device)
 
     def narrow(resid: Tensor, hook: object) -> Tensor:
@@ -96,6 +120,12 @@ def target_logits(
     Raises:
         IclError: if the model cannot read or answer the prompts (see ``check``), or hooks are
             to be shared by several batches.
+
+    Example:
+        >>> logits = readout.target_logits(net, asked)
+        >>> full = models.logits(net, asked.tokens)[torch.arange(6), asked.target]
+        >>> bool((logits - full).abs().max() < 1e-4)
+        True
     """
     check(model, prompts)
     if hooks and batch_size is not None:

@@ -15,6 +15,17 @@ one demonstration per class only). Several sets of demonstrations, each with a b
 can be fitted at once (ours): Adam works entry by entry, so the fits do not meet.
 
 Source: Wang et al. 2023, section 3.1, appendices G and H.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.anchors import reweighting
+    >>> from iclutils.lenses.anchors.readout import target_logits
+    >>> from iclutils.tasks import topics
+    >>> net = models.load("anchors-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> both = topics.sample(8, generator, classes=2, shared=True)
+    >>> train, test = both[torch.arange(4)], both[torch.arange(4, 8)]
 """
 
 from __future__ import annotations
@@ -29,6 +40,7 @@ from torch.nn.functional import cross_entropy
 
 from ...errors import IclError
 from ...models import TransformerBridge
+from ...progress import bar
 from ...tasks.prompts import Prompts, Role, class_logits, correct, join
 from .memory import States, remembers, resume, shares_demonstrations
 from .readout import batches, check, target_logits
@@ -125,6 +137,11 @@ def prepare(
     Raises:
         IclError: if the model cannot read or answer the prompts, its heads share keys and
             values, or a position is not before the target.
+
+    Example:
+        >>> step = reweighting.prepare(net, train)
+        >>> len(step.keys) == net.cfg.n_layers
+        True
     """
     check(model, prompts)
     if positions is None:
@@ -182,6 +199,11 @@ def fit(
     Raises:
         IclError: as ``prepare``, or if there is nothing to train on, or if sets are to be fitted
             row by row.
+
+    Example:
+        >>> found = reweighting.fit(net, train, generator, epochs=2)
+        >>> found.beta.shape == (net.cfg.n_layers, net.cfg.n_heads, 2)
+        True
     """
     if epochs < 1 or (batch is not None and batch < 1) or not len(prompts):
         raise IclError("Fit on at least one prompt, for at least one epoch, one row a step.")
@@ -200,7 +222,7 @@ def fit(
     beta = torch.zeros(shape, device=device, requires_grad=True)
     adam = torch.optim.Adam([beta], lr=lr, betas=betas)
     losses = []
-    for _ in range(epochs):
+    for _ in bar(range(epochs), "epochs"):
         total = 0.0
         order = torch.randperm(len(prompts), generator=generator, device=generator.device)
         for rows in order.to(device).split(batch or len(prompts)):
@@ -236,6 +258,12 @@ def apply(
 
     Raises:
         IclError: as ``prepare``, or if ``beta`` is not of this model and these classes.
+
+    Example:
+        >>> zero = torch.zeros(net.cfg.n_layers, net.cfg.n_heads, 2)
+        >>> same = reweighting.apply(net, test, zero)
+        >>> bool((same - target_logits(net, test)).abs().max() < 1e-3)
+        True
     """
     shape = (model.cfg.n_layers, model.cfg.n_heads, prompts.classes)
     member = torch.zeros_like(prompts.target) if sets is None else sets.to(prompts.target.device)
@@ -277,6 +305,11 @@ def compare(
 
     Raises:
         IclError: as ``fit`` and ``random_positions``, or if the demonstrations of a pair differ.
+
+    Example:
+        >>> gains = reweighting.compare(net, [(train, test)], generator, epochs=1)
+        >>> 0 <= gains[0].anchors <= 1
+        True
     """
     if batch is not None and len(pairs) > 1:
         each = [compare(model, [pair], generator, epochs, batch, lr, batch_size) for pair in pairs]
@@ -307,7 +340,13 @@ def _numbered(parts: Sequence[Prompts]) -> tuple[Prompts, Int[Tensor, "batch"]]:
 
 
 def losses_of(prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch"]:
-    """Cross-entropy (nats) of the gold class under the softmax over the label words."""
+    """Cross-entropy (nats) of the gold class under the softmax over the label words.
+
+    Example:
+        >>> logits = torch.zeros(4, net.cfg.d_vocab)
+        >>> reweighting.losses_of(train, logits)[0].round(decimals=3)
+        tensor(0.6930)
+    """
     return cross_entropy(class_logits(prompts, logits), prompts.gold, reduction="none")
 
 
@@ -319,6 +358,10 @@ def random_positions(prompts: Prompts, generator: torch.Generator) -> Int[Tensor
 
     Raises:
         IclError: if the demonstrations have fewer text tokens than label words.
+
+    Example:
+        >>> reweighting.random_positions(train, generator).shape == train.label_pos.shape
+        True
     """
     shared = shares_demonstrations(prompts)
     text = (prompts.roles[:1] if shared else prompts.roles) == Role.TEXT

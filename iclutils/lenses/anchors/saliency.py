@@ -13,6 +13,15 @@ number it gives the paper's three curves:
 
 Source: Wang et al. 2023, section 2.1, equations 1 to 4. The text averages over heads where
 formula and code sum, a constant factor; its footnote takes absolute values inside the sum.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.anchors import saliency
+    >>> from iclutils.tasks import topics
+    >>> net = models.load("anchors-0")
+    >>> asked = topics.sample(4, torch.Generator().manual_seed(0), classes=2)
+    >>> importance = saliency.saliency(net, asked)
 """
 
 from __future__ import annotations
@@ -95,6 +104,10 @@ def saliency(
     Raises:
         IclError: if the model cannot read or answer the prompts, its attention passes no gradient
             on, or ``heads`` is unknown.
+
+    Example:
+        >>> bool((importance >= 0).all()), importance.shape[1] == net.cfg.n_layers
+        (True, True)
     """
     _check(model, prompts, heads)
     size, parts = prompts.tokens.shape[1], []
@@ -116,6 +129,11 @@ def measure(
     Raises:
         IclError: if the model cannot read or answer the prompts, its attention passes no gradient
             on, or ``heads`` is unknown.
+
+    Example:
+        >>> found = saliency.measure(net, asked)
+        >>> bool((found.total >= 0).all())
+        True
     """
     _check(model, prompts, heads)
     parts = []
@@ -133,6 +151,11 @@ def attention_and_gradient(
     Raises:
         IclError: if the model cannot read or answer the prompts, or its attention passes no
             gradient on.
+
+    Example:
+        >>> a, gradient = saliency.attention_and_gradient(net, asked)
+        >>> bool(((a * gradient).sum(2).abs() - importance).abs().max() < 1e-5)
+        True
     """
     _check(model, prompts)
     held: dict[int, Tensor] = {}
@@ -156,6 +179,12 @@ def edge_kinds(prompts: Prompts) -> Bool[Tensor, "batch kind dest src"]:
     Together they are all edges from an earlier to a later position up to the target q, so their
     numbers are sum of p_k, K and the rest of q (q + 1) / 2. Sources of a label word are all
     earlier positions, other labels and formatting included, as in the paper's code.
+
+    Example:
+        >>> edges = saliency.edge_kinds(asked).sum((0, 2, 3)).double() / len(asked)
+        >>> count = saliency.flow(importance, asked).count.double().mean(0)
+        >>> torch.equal(edges, count)
+        True
     """
     size = prompts.tokens.shape[1]
     place = torch.arange(size, device=prompts.tokens.device)
@@ -173,6 +202,11 @@ def flow(importance: Float[Tensor, "batch layer dest src"], prompts: Prompts) ->
 
     Raises:
         IclError: if the importance is not that of these prompts.
+
+    Example:
+        >>> found = saliency.flow(importance, asked)
+        >>> found.mean.shape == found.total.shape
+        True
     """
     if importance.shape[0] != len(prompts) or importance.shape[-1] != prompts.tokens.shape[1]:
         raise IclError(
@@ -192,6 +226,11 @@ def strongest_edges(importance: Float[Tensor, "layer dest src"], count: int) -> 
 
     Raises:
         IclError: if the count is not positive.
+
+    Example:
+        >>> best = saliency.strongest_edges(importance[0], 1)
+        >>> best[0][0].src < best[0][0].dest
+        True
     """
     if count < 1:
         raise IclError(f"Ask for at least one edge a layer; got {count}.")

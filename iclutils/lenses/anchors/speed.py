@@ -6,6 +6,14 @@ does: the fair baseline), or of the anchors alone. Counts are the same on every 
 are not.
 
 Source: Wang et al. 2023, section 3.2, Tables 3 and 6.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.anchors import compression, speed
+    >>> from iclutils.tasks import topics
+    >>> net = models.load("anchors-0")
+    >>> asked = topics.sample(4, torch.Generator().manual_seed(0), classes=2, shared=True)
 """
 
 from __future__ import annotations
@@ -20,6 +28,7 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...models import TransformerBridge
+from ...progress import bar
 from ...tasks.prompts import Prompts
 from .compression import Rule, everything, hidden_anchor
 from .memory import Keep, answer, demonstrations, remember, same_shape, shares_demonstrations
@@ -46,6 +55,10 @@ def work(model: TransformerBridge, fed: int, memory: int = 0) -> int:
 
     Weights, attention scores and weighted values (causal entries only), and one row of the
     unembedding.
+
+    Example:
+        >>> speed.work(net, fed=20) > speed.work(net, fed=5, memory=15)
+        True
     """
     cfg = model.cfg
     inner = cfg.n_heads * cfg.d_head
@@ -61,6 +74,11 @@ def costs(model: TransformerBridge, prompts: Prompts, keep: Keep) -> dict[str, C
 
     Raises:
         IclError: if ``keep`` has another shape.
+
+    Example:
+        >>> found = speed.costs(net, asked, compression.hidden_anchor(asked))
+        >>> found["compressed"].memory < found["prefix"].memory
+        True
     """
     same_shape(prompts, keep)
     shown = demonstrations(prompts).sum(1).tolist()
@@ -95,6 +113,11 @@ def seconds(
 
     Raises:
         IclError: if the prompts do not share their demonstrations, or as ``remember``.
+
+    Example:
+        >>> taken = speed.seconds(net, asked, repeats=1)
+        >>> sorted(taken)
+        ['compressed', 'prefix', 're-encoded']
     """
     if not shares_demonstrations(prompts):
         raise IclError("A speed-up needs prompts that share their demonstrations.")
@@ -107,7 +130,7 @@ def seconds(
         "compressed": lambda chunk: answer(model, small, chunk),
     }
     taken: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(warm_up + repeats):
+    for turn in bar(range(warm_up + repeats), "turns"):
         for name, way in ways.items():
             _finish(prompts.tokens.device)
             began = time.perf_counter()

@@ -4,6 +4,14 @@ Three ways to ask attention where a prediction comes from. ``rollout`` multiplie
 all layers (Abnar and Zuidema 2020), ``norm_weighted`` gives each edge the size of what it writes
 (Kobayashi et al. 2020), ``knockout`` forbids edges and measures what is lost (Geva et al. 2023).
 Only the last one intervenes.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import attention_flow, behaviour
+    >>> net = models.load("induction-0")
+    >>> task = behaviour.repeating(net, 2, 5, torch.Generator().manual_seed(0))
+    >>> patterns = attention_flow.mean_patterns(net, task.clean)
 """
 
 from __future__ import annotations
@@ -18,6 +26,7 @@ from torch import Tensor
 from ...errors import IclError
 from ...interventions import Hook, pattern_name
 from ...models import TransformerBridge, cached
+from ...progress import bar
 from ..anchors.isolation import CUT, scores_name
 from ..anchors.readout import check_editable
 from .behaviour import Behaviour
@@ -32,6 +41,10 @@ def mean_patterns(
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> patterns.sum(-1).round(decimals=3).unique()
+        tensor([1.])
     """
     names = [pattern_name(layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
@@ -44,6 +57,10 @@ def rollout(
     """Attention rolled out: the product over layers of half attention, half residual stream.
 
     Rows sum to 1, as those of the patterns do. (Abnar and Zuidema 2020, section 3.)
+
+    Example:
+        >>> attention_flow.rollout(patterns).sum(-1).round(decimals=3).unique()
+        tensor([1.])
     """
     size = patterns.shape[-1]
     out = torch.eye(size, device=patterns.device, dtype=patterns.dtype)
@@ -62,6 +79,11 @@ def carried(
 
     Raises:
         IclError: if the layer does not exist or the tokens do not fit the model.
+
+    Example:
+        >>> rows = torch.cat(list(attention_flow.carried(net, task.clean, layer=0)))
+        >>> rows.shape[:2]
+        torch.Size([2, 4])
     """
     pattern, moved = _pattern_and_writes(model, tokens, layer)
     size, heads = tokens.shape[1], model.cfg.n_heads
@@ -79,10 +101,14 @@ def norm_weighted(
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> bool((attention_flow.norm_weighted(net, task.clean) >= 0).all())
+        True
     """
     layers = [
         torch.cat([part.sum(1).norm(dim=-1) for part in carried(model, tokens, layer)])
-        for layer in range(model.cfg.n_layers)
+        for layer in bar(range(model.cfg.n_layers), "layers")
     ]
     return torch.stack(layers, 1)
 
@@ -94,6 +120,10 @@ def head_norms(
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> attention_flow.head_norms(net, task.clean).shape[1:3]
+        torch.Size([2, 4])
     """
     layers = []
     for layer in range(model.cfg.n_layers):
@@ -123,6 +153,11 @@ def knockout(
     Raises:
         IclError: if an edge or layer does not exist, an edge looks forward, a position would have
             nothing left to attend to, or the model's attention cannot be edited.
+
+    Example:
+        >>> hooks = attention_flow.knockout(net, task, task.at, task.source)
+        >>> [name for name, _ in hooks]
+        ['blocks.0.attn.hook_attn_scores', 'blocks.1.attn.hook_attn_scores']
     """
     check_editable(model)
     cut = cut_edges(behaviour.clean, dest, src)[:, None]
@@ -143,6 +178,11 @@ def cut_edges(
 
     Raises:
         IclError: if an edge does not exist, looks forward, or is the last of its row.
+
+    Example:
+        >>> dest, src = torch.tensor([[3]]), torch.tensor([[1]])
+        >>> attention_flow.cut_edges(task.clean[:1], dest, src).nonzero()
+        tensor([[0, 3, 1]])
     """
     count, size = tokens.shape
     if dest.shape != src.shape or len(dest) != count:
@@ -162,7 +202,12 @@ def cut_edges(
 def at_entries(
     values: Float[Tensor, "batch dest src"], at: Int[Tensor, "batch entry"]
 ) -> Float[Tensor, "batch entry src"]:
-    """The rows of the scored positions."""
+    """The rows of the scored positions.
+
+    Example:
+        >>> attention_flow.at_entries(patterns[:, 0], task.at).shape[:2] == task.at.shape
+        True
+    """
     return values[torch.arange(len(values), device=values.device)[:, None], at]
 
 
@@ -174,6 +219,11 @@ def rank_agreement(
     """Spearman's rank correlation over the positions before each entry, mean over entries.
 
     NaN where either is the same at all positions (or there are fewer than two) in every entry.
+
+    Example:
+        >>> rows = attention_flow.at_entries(patterns[:, 0], task.at)
+        >>> attention_flow.rank_agreement(rows, 2 * rows, task.at).round(decimals=3)
+        tensor([1., 1.])
     """
     rows = []
     for x, y, places in zip(a.double().cpu(), b.double().cpu(), at.tolist(), strict=True):

@@ -7,6 +7,14 @@ saturated: a prediction that is nearly certain has next to no gradient. Gradient
 run, or averaged over runs between the two, see more.
 
 Sources: Nanda 2023 and Syed et al. 2023 (edge attribution); Hanna et al. 2024 (averaged).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import attribution, behaviour, graph
+    >>> net = models.load("induction-0")
+    >>> task = behaviour.repeating(net, 4, 5, torch.Generator().manual_seed(0))
+    >>> exists = graph.of(net).exists
 """
 
 from __future__ import annotations
@@ -49,6 +57,11 @@ def estimate(
     Raises:
         IclError: if ``at`` is unknown, ``steps`` is not positive, the tokens do not fit the
             model, its attention passes no gradient on, or it cannot fork its inputs.
+
+    Example:
+        >>> found = attribution.estimate(net, task).mean(-1)
+        >>> bool((found[~exists] == 0).all())
+        True
     """
     if at not in ("clean", "corrupt"):
         raise unknown("end of the path", at, ["clean", "corrupt"])
@@ -137,6 +150,11 @@ def agreement(
 
     Raises:
         IclError: if there are fewer than two wires.
+
+    Example:
+        >>> effects = torch.rand(exists.shape, generator=torch.Generator().manual_seed(0)) * exists
+        >>> round(attribution.agreement(effects, effects, exists).rank, 3)
+        1.0
     """
     ours, truth = (v.detach().cpu().double()[exists.cpu()] for v in (estimated, exact))
     if len(truth) < 2:

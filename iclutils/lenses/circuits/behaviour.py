@@ -4,6 +4,15 @@ Every sequence comes twice. On the *clean* one the answer can be told, on the *c
 cannot, and the two differ in nothing else that matters: same length, same scored positions, same
 right answers. The score is the mean log-probability of the right answers, in nats, one number per
 sequence; ``choices`` narrows the softmax to a few tokens.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour
+    >>> from iclutils.tasks import topics
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> task = behaviour.repeating(net, 8, 6, generator)
 """
 
 from __future__ import annotations
@@ -98,6 +107,10 @@ def read(
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> behaviour.read(net, task).shape[:2] == task.at.shape
+        True
     """
     tokens = behaviour.corrupt if corrupt else behaviour.clean
     check_tokens(model, tokens)
@@ -117,6 +130,11 @@ def ends(
 
     Raises:
         IclError: if the two are the same, so that there is nothing to explain.
+
+    Example:
+        >>> clean, corrupt = behaviour.ends(net, task)
+        >>> bool(clean.mean() > corrupt.mean() + 1)
+        True
     """
     clean = behaviour.score(read(model, behaviour))
     corrupt = behaviour.score(read(model, behaviour, corrupt=True))
@@ -133,7 +151,13 @@ def share(
     clean: Float[Tensor, "batch"],
     corrupt: Float[Tensor, "batch"],
 ) -> Float[Tensor, "*item"]:
-    """Nats lost as a share of what the corruption takes: mean over mean; 0 nothing, 1 all."""
+    """Nats lost as a share of what the corruption takes: mean over mean; 0 nothing, 1 all.
+
+    Example:
+        >>> lost = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+        >>> behaviour.share(lost, clean=torch.zeros(2), corrupt=-2 * torch.ones(2))
+        tensor([0.0000, 0.5000])
+    """
     return lost.mean(-1) / (clean - corrupt).mean()
 
 
@@ -158,6 +182,10 @@ def repeating(
 
     Raises:
         IclError: if the corruption is unknown or the sequences do not fit the model.
+
+    Example:
+        >>> bool((task.clean[:, 7:] == task.corrupt[:, 7:]).all())
+        True
     """
     if corruption not in ("fresh", "shuffled"):
         raise unknown("corruption", corruption, ["fresh", "shuffled"])
@@ -188,6 +216,11 @@ def classifying(prompts: Prompts) -> Behaviour:
 
     Raises:
         IclError: if the prompts contradict themselves or show a class several times.
+
+    Example:
+        >>> named = behaviour.classifying(topics.sample(3, generator, classes=2))
+        >>> (named.clean != named.corrupt).sum(-1)
+        tensor([2, 2, 2])
     """
     prompts.check()
     if prompts.label_pos.shape[1] != prompts.classes:
@@ -210,6 +243,11 @@ def one_token(
     """The same sequences, corrupt at one position alone and scored at one entry alone.
 
     The token there is drawn anew, uniform over the others of the vocabulary. For key paths.
+
+    Example:
+        >>> one = behaviour.one_token(task, 2, entry=0, generator=generator, vocab=net.cfg.d_vocab)
+        >>> (one.clean != one.corrupt).sum(-1)
+        tensor([1, 1, 1, 1, 1, 1, 1, 1])
     """
     step = torch.randint(1, vocab, (len(behaviour),), generator=generator)
     corrupt = behaviour.clean.clone()

@@ -7,6 +7,18 @@ is *complete* if without it nothing is left, and *minimal* if each of its wires 
 
 Sources: Wang et al. 2022, sections 3 and 4 (the three words, on nodes); Goldowsky-Dill et al.
 2023 and Conmy et al. 2023 (on wires).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour, circuit, graph
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> task = behaviour.repeating(net, 6, 5, generator)
+    >>> clean, corrupt = behaviour.ends(net, task)
+    >>> wires = graph.of(net)
+    >>> everything = wires.exists
+    >>> ranking = circuit.ranked(everything.double(), wires)
 """
 
 from __future__ import annotations
@@ -44,6 +56,11 @@ def run(
     Raises:
         IclError: if there is no circuit, one holds a wire that the model does not have, or the
             model cannot fork its inputs.
+
+    Example:
+        >>> scores = circuit.run(net, task, torch.stack([everything, ~everything & everything]))
+        >>> torch.allclose(scores, torch.stack([clean, corrupt]), atol=1e-3)
+        True
     """
     graph = of(model)
     _check(kept, graph.exists)
@@ -128,12 +145,21 @@ def faithfulness(
     """Share of the gap that a circuit keeps, mean over mean: 0 as the corrupt run, 1 as the clean.
 
     May leave [0, 1]. NaN or infinite if there is no gap (``behaviour.ends`` refuses that).
+
+    Example:
+        >>> circuit.faithfulness(torch.stack([corrupt, clean]), clean, corrupt)
+        tensor([0., 1.])
     """
     return share(scores - corrupt, clean, corrupt)
 
 
 def ranked(values: Float[Tensor, "writer reader"], graph: Graph) -> list[Edge]:
-    """All wires by |value|, largest first; equal ones in the order of the graph."""
+    """All wires by |value|, largest first; equal ones in the order of the graph.
+
+    Example:
+        >>> len(ranking) == int(everything.sum())
+        True
+    """
     places = graph.exists.nonzero()
     sizes = values.cpu()[graph.exists].abs()
     order = sizes.sort(descending=True, stable=True).indices
@@ -147,6 +173,11 @@ def curve(
 
     Raises:
         IclError: if a size is negative or above the length of the ranking, or as ``run``.
+
+    Example:
+        >>> scores = circuit.curve(net, task, ranking, [0, len(ranking)])
+        >>> torch.allclose(scores[0], corrupt, atol=1e-3)
+        True
     """
     for size in sizes:
         if not 0 <= size <= len(ranking):
@@ -167,6 +198,10 @@ def smallest(sizes: Sequence[int], share: Float[Tensor, "size"], bar: float = 0.
 
     Raises:
         IclError: if there is not one share for each size.
+
+    Example:
+        >>> circuit.smallest([1, 2, 4], torch.tensor([0.95, 0.5, 0.93]))
+        4
     """
     if len(sizes) != len(share):
         raise IclError(f"Got {len(share)} shares for {len(sizes)} sizes.")
@@ -179,7 +214,12 @@ def smallest(sizes: Sequence[int], share: Float[Tensor, "size"], bar: float = 0.
 
 
 def complement(kept: Wires, exists: Wires) -> Wires:
-    """All other wires."""
+    """All other wires.
+
+    Example:
+        >>> bool((circuit.complement(everything, everything)).any())
+        False
+    """
     return exists & ~kept
 
 
@@ -190,6 +230,11 @@ def completeness(
 
     Raises:
         IclError: as ``run``.
+
+    Example:
+        >>> without_all = circuit.completeness(net, task, everything)
+        >>> torch.allclose(without_all, corrupt, atol=1e-3)
+        True
     """
     _check(kept[None], of(model).exists)
     return run(model, behaviour, complement(kept.cpu(), of(model).exists)[None])[0]
@@ -204,6 +249,11 @@ def minimality(
 
     Raises:
         IclError: if the circuit has no wire, or as ``run``.
+
+    Example:
+        >>> first = wires.mask(ranking[:2])
+        >>> len(circuit.minimality(net, task, first))
+        2
     """
     places = kept.cpu().nonzero()
     if not len(places):
@@ -221,6 +271,10 @@ def random_circuits(
 
     Raises:
         IclError: if there are not so many wires.
+
+    Example:
+        >>> circuit.random_circuits(everything, 3, 2, generator).sum((1, 2))
+        tensor([3, 3])
     """
     places = exists.cpu().nonzero()
     if not 0 <= size <= len(places):
@@ -241,6 +295,11 @@ def pair_wires(graph: Graph, previous: Sequence[Node], induction: Sequence[Node]
 
     Raises:
         IclError: if no previous-token head comes before an induction head, or a head is unknown.
+
+    Example:
+        >>> pair = circuit.pair_wires(wires, [graph.head(0, 1)], [graph.head(1, 2)])
+        >>> len(pair) > 3
+        True
     """
     embed, logits = Node("embed"), Node("logits")
     between = [
@@ -266,10 +325,21 @@ def threshold(
 
     Raises:
         IclError: if there are fewer than six sequences.
+
+    Example:
+        >>> effects = torch.randn(*everything.shape, 8, generator=generator)
+        >>> circuit.threshold(effects, everything, generator) > 0
+        True
     """
     return stepwise(effects[exists.to(effects.device)], generator)
 
 
 def above(effects: Float[Tensor, "writer reader batch"], exists: Wires, threshold: float) -> Wires:
-    """The wires whose mean effect, of either sign, is above a threshold."""
+    """The wires whose mean effect, of either sign, is above a threshold.
+
+    Example:
+        >>> effects = torch.zeros(*everything.shape, 8)
+        >>> bool(circuit.above(effects, everything, 0.5).any())
+        False
+    """
     return exists & (effects.mean(-1).abs() > threshold).to(exists.device)

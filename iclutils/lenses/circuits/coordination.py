@@ -9,6 +9,14 @@ Interaction, D(a, b) - D(a) - D(b) with D the nats lost without a head: below 0 
 (either removal breaks it), about 0 for independent heads, above 0 for back-ups. It is the
 interaction index of two players in a cooperative game; back-up heads: Wang et al. 2022, McGrath et
 al. 2023. Which heads are alike is another question, for ``similarity``.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour, coordination, graph, subspaces
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> task = behaviour.repeating(net, 4, 5, generator)
 """
 
 from __future__ import annotations
@@ -59,6 +67,11 @@ def interactions(
 
     Raises:
         IclError: if there is no group, a node is neither head nor MLP layer, or ``how`` is unknown.
+
+    Example:
+        >>> found = coordination.interactions(net, task, [[graph.head(0, 0)], [graph.head(1, 0)]])
+        >>> torch.allclose(found.joint, found.joint.transpose(0, 1))
+        True
     """
     if not groups or any(n.kind not in ("head", "mlp") for group in groups for n in group):
         raise IclError("Give at least one group, of heads and MLP layers alone.")
@@ -86,6 +99,10 @@ def same_layer(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> fl
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> coordination.same_layer(net, task.clean) < 1e-4
+        True
     """
     layers, heads = model.cfg.n_layers, model.cfg.n_heads
     _, clean = cached(model, tokens, [z_name(layer) for layer in range(layers)])
@@ -116,6 +133,10 @@ def direct_logits(model: TransformerBridge, behaviour: Behaviour) -> Float[Tenso
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> coordination.direct_logits(net, task).shape == (len(graph.of(net).writers), 4)
+        True
     """
     writers = of(model).writers
     wanted = {*map(write_name, writers), "ln_final.hook_scale"}
@@ -149,6 +170,12 @@ def serial(
 
     Raises:
         IclError: if the shapes differ or there are fewer than six sequences.
+
+    Example:
+        >>> effects, composition = torch.zeros(2, 1, 2, 1, 8), torch.zeros(2, 1, 2, 1)
+        >>> effects[0, 0, 1, 0], composition[0, 0, 1, 0] = 1.0, 0.5
+        >>> coordination.serial(effects, composition, (0.1, 0.05), generator).nonzero()
+        tensor([[0, 0, 1, 0]])
     """
     if path_effects.shape[:-1] != composition.shape:
         raise IclError("Need path effects and composition scores of the same heads.")
@@ -188,6 +215,14 @@ def kinds(
 
     Raises:
         IclError: if they are not all about the same heads.
+
+    Example:
+        >>> feeds, zero = torch.zeros(2, 4, 2, 4, dtype=torch.bool), torch.zeros(8, 8, 4)
+        >>> feeds[0, 1, 1, 2] = True
+        >>> spaces = subspaces.output_overlap(net)
+        >>> named = coordination.kinds(feeds, zero, 1.0, spaces, torch.zeros(8, 4))
+        >>> "serial" in named[graph.head(0, 1), graph.head(1, 2)]
+        True
     """
     layers, heads = feeds.shape[:2]
     nodes = [head(layer, index) for layer in range(layers) for index in range(heads)]

@@ -4,6 +4,14 @@
 unembedding (logit lens, nostalgebraist 2020), or through a translator for each depth first (tuned
 lens, Belrose et al. 2023). ``gravity`` is the mean layer of causal effects, weighted by their
 size: where a behaviour is done, not where it can be read.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour, depth, graph
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> task = behaviour.repeating(net, 4, 6, generator)
 """
 
 from __future__ import annotations
@@ -17,6 +25,7 @@ from torch import Generator, Tensor
 
 from ...errors import IclError
 from ...models import TransformerBridge, cached, logit_lens
+from ...progress import bar
 from .behaviour import Behaviour, read
 from .graph import Node
 
@@ -48,6 +57,10 @@ def depths(
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> len(depth.depths(net, task.clean)) == net.cfg.n_layers + 1
+        True
     """
     _, cache = cached(model, tokens, _names(model))
     return [cache[name] for name in _names(model)]
@@ -66,13 +79,18 @@ def lens(
     Raises:
         IclError: if the tokens do not fit the model, or no final LayerNorm and unembedding alone
             read its last layer.
+
+    Example:
+        >>> read = depth.lens(net, task)
+        >>> bool(read.kl[-1].max() < 1e-4), bool(read.log_p[-1].mean() > read.log_p[0].mean())
+        (True, True)
     """
     final = read(model, behaviour).log_softmax(-1)
     _, cache = cached(model, behaviour.clean, _names(model))
     asked, where = behaviour.at.unique(return_inverse=True)
     rows = torch.arange(len(behaviour), device=behaviour.at.device)[:, None]
     kl, log_p, rank = [], [], []
-    for depth in range(model.cfg.n_layers + 1):
+    for depth in bar(range(model.cfg.n_layers + 1), "depths"):
         try:
             seen = logit_lens(
                 cache, layers=[depth], positions=asked.tolist(), lens=translate, chunk_size=256
@@ -99,6 +117,11 @@ def by_layer(effects: Effects, nodes: Sequence[Node], layers: int) -> Float[Tens
 
     Raises:
         IclError: if there is not one effect per node, or a node is in no layer.
+
+    Example:
+        >>> nodes = [graph.head(0, 0), graph.head(1, 0), graph.Node("mlp", 1)]
+        >>> depth.by_layer(torch.tensor([[1.0, 3.0], [-1.0, -1.0], [0.5, 0.5]]), nodes, layers=2)
+        tensor([2.0000, 1.5000])
     """
     if len(nodes) != len(effects):
         raise IclError(f"Got {len(effects)} effects for {len(nodes)} nodes.")
@@ -109,7 +132,12 @@ def by_layer(effects: Effects, nodes: Sequence[Node], layers: int) -> Float[Tens
 
 
 def gravity(sizes: Float[Tensor, "layer"]) -> float:
-    """Mean layer, weighted by the size of its effects; NaN if there is none at all."""
+    """Mean layer, weighted by the size of its effects; NaN if there is none at all.
+
+    Example:
+        >>> depth.gravity(torch.tensor([1.0, 3.0]))
+        0.75
+    """
     layer = torch.arange(len(sizes), device=sizes.device, dtype=sizes.dtype)
     return float((layer * sizes).sum() / sizes.sum())
 
@@ -118,6 +146,10 @@ def upper_share(sizes: Float[Tensor, "layer"]) -> float:
     """Share of the effects that lies in the upper half of the layers; NaN if there is none.
 
     Of an odd number of layers the middle one counts half.
+
+    Example:
+        >>> depth.upper_share(torch.tensor([1.0, 3.0]))
+        0.75
     """
     count = len(sizes)
     upper = sizes[(count + 1) // 2 :].sum() + (count % 2) * 0.5 * sizes[count // 2]
@@ -136,6 +168,12 @@ def gravity_difference(
 
     By bootstrap over the sequences of both, each drawn anew on its own (Efron 1979). Errors as in
     ``by_layer``.
+
+    Example:
+        >>> nodes = [graph.head(0, 0), graph.head(1, 0)]
+        >>> low, high = torch.tensor([[[1.0], [0.0]], [[0.0], [1.0]]])
+        >>> depth.gravity_difference(high, low, nodes, 2, generator)[0]
+        1.0
     """
 
     def again(effects: Tensor) -> Tensor:

@@ -3,6 +3,18 @@
 An anomaly is no problem yet: whatever reads from a broken component is anomalous too. Here a
 component is a problem if it is anomalous *on healthy inputs* and if giving it back its healthy
 output brings the score back. The healthy model on the same sequences is needed for both.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour, diagnosis, faults, graph, vitals
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> task, other = (behaviour.repeating(net, 8, 6, generator) for _ in range(2))
+    >>> broken = faults.Fault("sink", (graph.head(1, 0),))
+    >>> hooks = faults.plant(net, task, [broken])
+    >>> clouds = vitals.usual(net, other)
+    >>> healthy = vitals.vitals(net, task, clouds)
 """
 
 from __future__ import annotations
@@ -63,6 +75,12 @@ def anomalies(
 
     Raises:
         IclError: if there is no case, fewer than eight healthy ones, or the rate is not in (0, 1).
+
+    Example:
+        >>> seen = vitals.vitals(net, task, clouds, hooks)
+        >>> found = diagnosis.anomalies(seen, healthy)
+        >>> found.found.shape[-1] == len(vitals.items(net))
+        True
     """
     if not len(cases):
         raise IclError("There is no case to diagnose.")
@@ -82,6 +100,12 @@ def confirm(
 
     Raises:
         IclError: if a node is neither a head nor an MLP layer of the model.
+
+    Example:
+        >>> back = diagnosis.confirm(net, task, hooks, [[graph.head(1, 0)]])
+        >>> without = diagnosis.confirm(net, task, [], [[graph.head(1, 0)]])
+        >>> without.abs().max() < 1e-4
+        tensor(True)
     """
     sets = [list(nodes) for nodes in sets]
     if any(node not in components(model) for nodes in sets for node in nodes):
@@ -162,6 +186,11 @@ def explain(
 
     Raises:
         IclError: if nothing was lost, so that nothing can be brought back.
+
+    Example:
+        >>> named = diagnosis.explain(net, task, hooks, clouds, healthy)
+        >>> [p.component for p in named if p.confirmed][:1]
+        [Node(kind='head', layer=1, head=0)]
     """
     lost = score(model, behaviour) - score(model, behaviour, hooks)
     if abs(float(lost.mean())) < CONSTANT:

@@ -2,6 +2,14 @@
 
 Faults, their confirmation and their repair are all made of these three. Edits compose in the order
 of the list of hooks; sequences outside ``rows`` keep every bit.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour, edits, graph
+    >>> net = models.load("induction-0")
+    >>> task = behaviour.repeating(net, 4, 6, torch.Generator().manual_seed(0))
+    >>> head = graph.head(1, 0)
 """
 
 from __future__ import annotations
@@ -27,12 +35,24 @@ Sources = Mapping[Node, Int[Tensor, "batch pos"]]  # where single heads should l
 
 
 def pattern_edit(head: Node, edit: Edit, rows: Rows | None = None) -> Hook:
-    """Hook that changes what a head attends to: ``edit`` gets (batch, dest, src)."""
+    """Hook that changes what a head attends to: ``edit`` gets (batch, dest, src).
+
+    Example:
+        >>> name, _ = edits.pattern_edit(head, torch.zeros_like)
+        >>> name
+        'blocks.1.attn.hook_pattern'
+    """
     return pattern_name(head.layer), _one(lambda v: v[:, head.head], edit, rows)
 
 
 def output_edit(head: Node, edit: Edit, rows: Rows | None = None) -> Hook:
-    """Hook that changes what a head puts out before W_O: ``edit`` gets (batch, pos, d_head)."""
+    """Hook that changes what a head puts out before W_O: ``edit`` gets (batch, pos, d_head).
+
+    Example:
+        >>> name, _ = edits.output_edit(head, torch.zeros_like)
+        >>> name
+        'blocks.1.attn.hook_z'
+    """
     return z_name(head.layer), _one(lambda v: v[:, :, head.head], edit, rows)
 
 
@@ -50,7 +70,12 @@ def _one(part: Edit, edit: Edit, rows: Rows | None) -> Callable[..., Tensor]:
 def length(
     z: Float[Tensor, "*lead d_head"], out: Float[Tensor, "d_head d_model"]
 ) -> Float[Tensor, "*lead"]:
-    """Length of what a head writes, ||z W_O||, without writing it."""
+    """Length of what a head writes, ||z W_O||, without writing it.
+
+    Example:
+        >>> edits.length(torch.tensor([3.0, 4.0]), torch.eye(2))
+        tensor(5.)
+    """
     return ((z @ (out @ out.T)) * z).sum(-1).clamp(min=0).sqrt()
 
 
@@ -63,6 +88,11 @@ def expected(
 
     Raises:
         IclError: if a head's sources are not given for every position.
+
+    Example:
+        >>> at, source = edits.expected(task, head)
+        >>> torch.equal(at, task.at), torch.equal(source, task.source)
+        (True, True)
     """
     if sources and head in sources:
         source = sources[head]
@@ -73,7 +103,15 @@ def expected(
 
 
 def force(head: Node, at: Int[Tensor, "batch dest"], source: Int[Tensor, "batch dest"]) -> Hook:
-    """Hook that makes a head attend at these positions to ``source``, and to nothing else."""
+    """Hook that makes a head attend at these positions to ``source``, and to nothing else.
+
+    Example:
+        >>> hooks = [edits.force(head, task.at, task.source)]
+        >>> _, seen = edits.observe(net, task, hooks, ["blocks.1.attn.hook_pattern"])
+        >>> pattern = seen["blocks.1.attn.hook_pattern"][0, 0]
+        >>> pattern[task.at[0], task.source[0]].unique()
+        tensor([1.])
+    """
 
     def edit(pattern: Tensor) -> Tensor:
         batch = torch.arange(len(pattern), device=pattern.device)[:, None]
@@ -95,6 +133,12 @@ def set_length(
 
     The mean length of what it writes at the scored positions becomes ``wanted``; with
     ``only_down`` shorter writes stay as they are.
+
+    Example:
+        >>> hook = edits.set_length(net, task, head, wanted=0.0)
+        >>> _, seen = edits.observe(net, task, [hook], ["blocks.1.attn.hook_z"])
+        >>> seen["blocks.1.attn.hook_z"][:, :, 0].abs().max()
+        tensor(0.)
     """
     out = model.W_O[head.layer, head.head]
 
@@ -153,7 +197,12 @@ class WireEdit:
 
 
 def needs_fork(hooks: Iterable[Hook]) -> bool:
-    """Whether some hook changes the input of one reader alone."""
+    """Whether some hook changes the input of one reader alone.
+
+    Example:
+        >>> edits.needs_fork([edits.pattern_edit(head, torch.zeros_like)])
+        False
+    """
     ends = ("hook_q_input", "hook_k_input", "hook_v_input", "hook_mlp_in")
     return any(name.endswith(ends) for name, _ in hooks)
 
@@ -171,6 +220,11 @@ def observe(
 
     Raises:
         IclError: if the tokens do not fit the model, or its inputs cannot be forked.
+
+    Example:
+        >>> logits, _ = edits.observe(net, task)
+        >>> torch.allclose(logits, behaviour.read(net, task), atol=1e-4)
+        True
     """
     seen: dict[str, Tensor] = {}
 
@@ -189,7 +243,13 @@ def observe(
 def score(
     model: TransformerBridge, behaviour: Behaviour, hooks: Sequence[Hook] = ()
 ) -> Float[Tensor, "batch"]:
-    """Score under ``hooks``, in nats."""
+    """Score under ``hooks``, in nats.
+
+    Example:
+        >>> clean, _ = behaviour.ends(net, task)
+        >>> torch.allclose(edits.score(net, task), clean, atol=1e-4)
+        True
+    """
     return behaviour.score(observe(model, behaviour, hooks)[0])
 
 
@@ -200,7 +260,13 @@ def carried(
     edges: Iterable[Edge],
     corrupt: bool = False,
 ) -> dict[Edge, Float[Tensor, "batch pos d_model"]]:
-    """What wires carry in a run under ``hooks``: what is written, as other edits leave it."""
+    """What wires carry in a run under ``hooks``: what is written, as other edits leave it.
+
+    Example:
+        >>> wire = (graph.head(0, 0), graph.of(net).readers[-1])
+        >>> edits.carried(net, task, [], [wire])[wire].shape[:2] == task.clean.shape
+        True
+    """
     edges = list(edges)
     _, seen = observe(model, behaviour, hooks, {write_name(u) for u, _ in edges}, corrupt)
     out = {}
@@ -216,6 +282,11 @@ def healthy_inputs(model: TransformerBridge, behaviour: Behaviour) -> list[Hook]
 
     Every fault then shows where it sits and nowhere else, all in one run, whose score means
     nothing.
+
+    Example:
+        >>> hooks = edits.healthy_inputs(net, task)
+        >>> bool((edits.score(net, task, hooks) - edits.score(net, task)).abs().max() < 1e-3)
+        True
     """
     layers = model.cfg.n_layers
     names = [f"blocks.{la}.hook_resid_pre" for la in range(layers)]

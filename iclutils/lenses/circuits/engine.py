@@ -10,6 +10,15 @@ softmax((W_K q) . x) needs the inputs x alone.
 The engine knows one attention: softmax(q k / sqrt(d_head)) v with positions added to the
 embedding, one part after the other, as in GPT-2. ``Clean.plain`` says whether that is what the
 model does; what is not plain goes by hooks (``wires``).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour, engine
+    >>> net = models.load("induction-0")
+    >>> task = behaviour.repeating(net, 2, 5, torch.Generator().manual_seed(0))
+    >>> clean = engine.Clean(net, task)
+    >>> start = clean.resid_pre[0][None]
 """
 
 from __future__ import annotations
@@ -127,7 +136,13 @@ class Clean:
 def attention(
     clean: Clean, layer: int, resid: Float[Tensor, "patch batch pos d_model"]
 ) -> Float[Tensor, "patch batch asked d_model"]:
-    """What all heads of a layer write, biases included, where it is asked for."""
+    """What all heads of a layer write, biases included, where it is asked for.
+
+    Example:
+        >>> written = engine.attention(clean, 0, start)
+        >>> torch.allclose(start + written, clean.resid_mid[0][None], atol=1e-3)
+        True
+    """
     attn, heads = clean.model.blocks[layer].attn, clean.graph.heads
     normal = _through(clean.model.blocks[layer].ln1, resid)
 
@@ -167,6 +182,10 @@ def head_change(
         layer, head: which head.
         channels: which of ``q``, ``k`` and ``v`` read the shifted residual stream.
         shift: what is added to it, before the LayerNorm.
+
+    Example:
+        >>> engine.head_change(clean, 0, 1, "qkv", torch.zeros_like(start)).abs().max() < 1e-6
+        tensor(True)
     """
     attn = clean.model.blocks[layer].attn
     normal = _through(clean.model.blocks[layer].ln1, clean.resid_pre[layer] + shift)
@@ -188,7 +207,13 @@ def head_change(
 def mlp(
     clean: Clean, layer: int, middle: Float[Tensor, "patch batch asked d_model"]
 ) -> Float[Tensor, "patch batch asked d_model"]:
-    """What the MLP of a layer writes."""
+    """What the MLP of a layer writes.
+
+    Example:
+        >>> written = engine.mlp(clean, 0, clean.resid_mid[0][None])
+        >>> torch.allclose(written[0], clean.mlp_out[0], atol=1e-3)
+        True
+    """
     block = clean.model.blocks[layer]
     return _through(block.mlp, _through(block.ln2, middle))
 
@@ -199,6 +224,10 @@ def resume(
     """Go on from the input of ``layer`` to the score, in nats.
 
     ``resid`` holds all positions; after the last layer, the scored ones.
+
+    Example:
+        >>> torch.allclose(engine.resume(clean, 0, start)[0], clean.score, atol=1e-3)
+        True
     """
     for block in range(layer, clean.graph.layers):
         middle = clean.asked(block, resid) + attention(clean, block, resid)
@@ -212,6 +241,11 @@ def readout(
     """The score, in nats, from the last residual stream at scored positions.
 
     With ``choices``, only their columns of the unembedding are multiplied.
+
+    Example:
+        >>> last = clean.pick(clean.resid_post)[None]
+        >>> torch.allclose(engine.readout(clean, last)[0], clean.score, atol=1e-3)
+        True
     """
     behaviour, model = clean.behaviour, clean.model
     normal = _through(model.ln_final, resid)

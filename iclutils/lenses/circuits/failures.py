@@ -2,6 +2,19 @@
 
 Thresholds come from healthy cases, a wrong case without any flag stays *unknown*, and a flag is a
 suspicion until undoing what it says brings the score back (``confirm``).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour, failures, faults, graph, symptoms
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> usual = behaviour.repeating(net, 40, 8, generator)
+    >>> task = behaviour.repeating(net, 4, 8, generator)
+    >>> heads = graph.all_heads(net)
+    >>> reference = symptoms.Reference.from_healthy(symptoms.symptoms(net, usual, heads))
+    >>> hooks = faults.plant(net, task, [faults.Fault("sink", (graph.head(1, 0),))])
+    >>> seen = symptoms.symptoms(net, task, heads, hooks=hooks)
 """
 
 from __future__ import annotations
@@ -95,6 +108,11 @@ def flags(
 
     Raises:
         IclError: if heads or wires differ from those of the reference, or a role is empty.
+
+    Example:
+        >>> found = failures.flags(seen, reference)
+        >>> found.heads[:, heads.index(graph.head(1, 0)), faults.KINDS.index("sink")]
+        tensor([True, True, True, True])
     """
     if (seen.heads, seen.wires) != (reference.of.heads, reference.of.wires):
         raise IclError("Take the symptoms of cases and of the reference at the same places.")
@@ -147,6 +165,11 @@ def confirm(
 
     Raises:
         IclError: if the kind is unknown, or heads, wires, reference or sources are missing.
+
+    Example:
+        >>> back = failures.confirm(net, task, hooks, "sink", [graph.head(1, 0)])
+        >>> back.round(decimals=2)
+        tensor([1., 1., 1., 1.])
     """
     undo = _undo(model, behaviour, hooks, kind, list(heads), list(wires), reference, sources)
     sick, healthy = score(model, behaviour, hooks), score(model, behaviour)
@@ -209,6 +232,10 @@ def suspect(
 
     Raises:
         IclError: if attention cannot be edited or inputs cannot be forked.
+
+    Example:
+        >>> failures.suspect(net, task, hooks, seen, reference)[graph.head(1, 0)]
+        'sink'
     """
     heads, wires = seen.heads, seen.wires
     own = [*hooks, *healthy_inputs(model, behaviour)]
@@ -273,6 +300,12 @@ def rates(flagged: Bool[Tensor, "case kind"], planted: Bool[Tensor, "row kind"])
 
     Raises:
         IclError: if the shapes differ.
+
+    Example:
+        >>> flagged = torch.tensor([[True, False], [False, False]])
+        >>> failures.rates(flagged, torch.tensor([[True, False], [False, True]])).detection
+        tensor([[1., 0.],
+                [0., 0.]], dtype=torch.float64)
     """
     if flagged.shape != planted.shape:
         raise IclError("Say for every case and kind whether it was planted.")
@@ -282,7 +315,12 @@ def rates(flagged: Bool[Tensor, "case kind"], planted: Bool[Tensor, "row kind"])
 
 
 def first_match(flagged: Bool[Tensor, "case kind"]) -> list[str]:
-    """The note's answer: the first of its four questions with a yes, else ``unknown``."""
+    """The note's answer: the first of its four questions with a yes, else ``unknown``.
+
+    Example:
+        >>> failures.first_match(torch.zeros(2, len(faults.KINDS), dtype=torch.bool))
+        ['unknown', 'unknown']
+    """
     hit = flagged.any(1).tolist()
     first = flagged.int().argmax(1).tolist()
     return [NOTE[KINDS[f]] if h else "unknown" for h, f in zip(hit, first, strict=True)]
@@ -293,6 +331,10 @@ def note_file(kinds: Iterable[str]) -> dict[str, list[int]]:
 
     Raises:
         KeyError: if a case is ``unknown``, as in the note.
+
+    Example:
+        >>> failures.note_file(["path_interruption", "overactivation"])["path_interruption"]
+        [0]
     """
     failures: dict[str, list[int]] = {name: [] for name in dict.fromkeys(NOTE.values())}
     for case, kind in enumerate(kinds):

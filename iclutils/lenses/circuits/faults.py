@@ -11,6 +11,14 @@ Five kinds, after the four of the note (attention can collapse in two ways):
 
 A strength of 1 is all of it, 0 is none, bit for bit. Collapse of full strength keeps nothing of a
 row, so no change of temperature can bring it back. ``damage_mlp`` is of no such kind.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour, edits, faults, graph
+    >>> net = models.load("induction-0")
+    >>> task = behaviour.repeating(net, 8, 8, torch.Generator().manual_seed(0))
+    >>> pattern = torch.eye(3)[None]
 """
 
 from __future__ import annotations
@@ -93,6 +101,12 @@ def plant(
     Raises:
         IclError: if a head or wire does not exist, a wire is cut twice, or the model's attention
             cannot be edited.
+
+    Example:
+        >>> broken = faults.Fault("even", tuple(graph.head(1, h) for h in range(4)))
+        >>> hooks = faults.plant(net, task, [broken])
+        >>> bool(edits.score(net, task, hooks).mean() < edits.score(net, task).mean() - 1)
+        True
     """
     known = graph.all_heads(model)
     everyone = torch.ones(len(behaviour), dtype=torch.bool, device=behaviour.clean.device)
@@ -132,19 +146,34 @@ def _hooks(model: TransformerBridge, behaviour: Behaviour, fault: Fault, rows: R
 
 
 def evenly(pattern: Float[Tensor, "batch dest src"]) -> Float[Tensor, "batch dest src"]:
-    """Every row spread over all it may see."""
+    """Every row spread over all it may see.
+
+    Example:
+        >>> faults.evenly(pattern)[0, -1].round(decimals=3)
+        tensor([0.3330, 0.3330, 0.3330])
+    """
     return uniform_pattern(pattern.shape[-1]).to(pattern).expand_as(pattern)
 
 
 def at_first(pattern: Float[Tensor, "batch dest src"]) -> Float[Tensor, "batch dest src"]:
-    """Every row on the first token."""
+    """Every row on the first token.
+
+    Example:
+        >>> faults.at_first(pattern)[0, -1]
+        tensor([1., 0., 0.])
+    """
     out = torch.zeros_like(pattern)
     out[..., 0] = 1
     return out
 
 
 def one_earlier(pattern: Float[Tensor, "batch dest src"]) -> Float[Tensor, "batch dest src"]:
-    """Every row moved one source towards the start; what would fall off stays at the first."""
+    """Every row moved one source towards the start; what would fall off stays at the first.
+
+    Example:
+        >>> faults.one_earlier(pattern)[0, -1]
+        tensor([0., 1., 0.])
+    """
     out = pattern.roll(-1, -1)
     out[..., -1] = 0
     out[..., 0] += pattern[..., 0]
@@ -158,6 +187,12 @@ def damage_mlp(layer: int, noise: float, generator: Generator) -> Callable[[PreT
     """For ``models.rebuilt``: normal noise of this standard deviation on an MLP layer's weights.
 
     An error that is none of the kinds. The edit raises IclError if there is no such layer.
+
+    Example:
+        >>> edit = faults.damage_mlp(0, noise=0.1, generator=torch.Generator().manual_seed(0))
+        >>> worse = models.rebuilt("induction-0", edit)
+        >>> bool((models.logits(worse, task.clean) != models.logits(net, task.clean)).any())
+        True
     """
 
     def edit(network: PreTrainedModel) -> None:

@@ -5,6 +5,11 @@ query, key and value input of every head, the input of every MLP layer, and the 
 runs from a writer to every later reader, at all positions at once. The order is fixed, so that a
 tensor (writer, reader) means the same everywhere: ``embed``, then for each layer its heads and its
 MLP; for each layer the queries of its heads, their keys, their values and the MLP; then ``logits``.
+
+Example:
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import graph
+    >>> net = models.load("induction-0")
 """
 
 from __future__ import annotations
@@ -43,7 +48,12 @@ Edge = tuple[Node, Node]
 
 
 def head(layer: int, index: int) -> Node:
-    """The writer that head ``layer.index`` is."""
+    """The writer that head ``layer.index`` is.
+
+    Example:
+        >>> str(graph.head(1, 3))
+        '1.3'
+    """
     return Node("head", layer, index)
 
 
@@ -126,11 +136,22 @@ class Graph:
 
 
 def of(model: TransformerBridge) -> Graph:
-    """The graph of a model."""
+    """The graph of a model.
+
+    Example:
+        >>> wires = graph.of(net)
+        >>> len(wires.edges()) == int(wires.exists.sum())
+        True
+    """
     cfg = model.cfg
     return Graph(cfg.n_layers, cfg.n_heads, bool(getattr(cfg, "parallel_attn_mlp", False)))
 
 
 def all_heads(model: TransformerBridge) -> list[Node]:
-    """Every head, as a writer."""
+    """Every head, as a writer.
+
+    Example:
+        >>> len(graph.all_heads(net))
+        8
+    """
     return [n for n in of(model).writers if n.kind == "head"]

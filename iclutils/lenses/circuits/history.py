@@ -7,6 +7,13 @@ change is one only below it. Where a model does not show the behaviour there is 
 nothing that could be stable: such intervals are *absent*.
 
 Sources: seed note 004, section 7.2 (phases, without floor or absence); Tigges et al. 2024.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.circuits import history
+    >>> values = torch.tensor([[3.0, 3.0], [2.0, 2.0], [0.0, 0.0]])
+    >>> similar, floors = torch.tensor([0.2, 0.9, 0.9]), torch.tensor([0.5, 0.5, 0.5])
+    >>> present = torch.tensor([True, True, True, True])
 """
 
 from __future__ import annotations
@@ -59,6 +66,10 @@ def similarity(
 
     Raises:
         IclError: if they have not the same items, or there are fewer than two or than ``size``.
+
+    Example:
+        >>> history.similarity(values, values, size=2)
+        Likeness(jaccard=1.0, rank=1.0)
     """
     if len(first) != len(second) or len(first) < 2:
         raise IclError(f"Need the same items, two at least; got {len(first)} and {len(second)}.")
@@ -84,6 +95,10 @@ def floor(
 
     Raises:
         IclError: if there are fewer than two sequences or than ``size`` items.
+
+    Example:
+        >>> history.floor(values, 2, torch.Generator().manual_seed(0), draws=20)
+        1.0
     """
     count = values.shape[1]
     if count < 2:
@@ -112,6 +127,10 @@ def kinds(
 
     Raises:
         IclError: if the numbers of intervals and checkpoints do not fit.
+
+    Example:
+        >>> history.kinds(similar, floors, present)
+        ['unstable', 'stable', 'stable']
     """
     if not len(similar) == len(floors) == len(present) - 1:
         raise IclError(
@@ -137,7 +156,13 @@ def phases(
     present: Bool[Tensor, "checkpoint"],
     shortest: int = 2,
 ) -> list[Phase]:
-    """The runs of intervals of one kind, in order; arguments and errors as in ``kinds``."""
+    """The runs of intervals of one kind, in order; arguments and errors as in ``kinds``.
+
+    Example:
+        >>> found = history.phases(similar, floors, present)
+        >>> [(phase.kind, phase.first, phase.last) for phase in found]
+        [('unstable', 0, 0), ('stable', 1, 2)]
+    """
     out, start = [], 0
     for kind, run in groupby(kinds(similar, floors, present, shortest)):
         count = len(list(run))
@@ -155,6 +180,10 @@ def rise(values: Sequence[float], low: float = 0.1, high: float = 0.8) -> Rise:
 
     Raises:
         IclError: if there are fewer than two checkpoints or the final value is not positive.
+
+    Example:
+        >>> history.rise([0.0, 0.05, 0.9, 1.0]).within
+        tensor([False,  True, False])
     """
     if len(values) < 2 or not values[-1] > 0:
         raise IclError("A rise needs two checkpoints at least and a final value above 0.")

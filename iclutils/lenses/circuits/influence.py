@@ -12,6 +12,14 @@ reads its own text; what is measured here are the tokens it reads.
 Source: occlusion (Zeiler and Fergus 2014; Li et al. 2016), with the replacement averaged out and
 a divergence of predictions in place of a norm of logits, which the softmax ignores in part
 (``note_influence`` and ``raised`` show it).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour, influence
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> task = behaviour.repeating(net, 2, 5, generator)
 """
 
 from __future__ import annotations
@@ -93,6 +101,11 @@ def influence(
     Raises:
         IclError: if the tokens do not fit the model, an entry or position lies outside, an
             answer is missing, there are fewer than two draws, or nothing can be drawn.
+
+    Example:
+        >>> found = influence.influence(net, task.clean, task.at, task.answer, generator, draws=2)
+        >>> bool((found.kl[~found.kl.isnan()] > -1e-5).all())
+        True
     """
     if answer.shape != at.shape:
         raise IclError("Give one answer for each entry: answer and at must have one shape.")
@@ -128,6 +141,10 @@ def future_influence(
 
     Raises:
         IclError: if the tokens do not fit the model, or are fewer than two in a row.
+
+    Example:
+        >>> influence.future_influence(net, task.clean, generator).max() < 1e-4
+        tensor(True)
     """
     if not len(tokens) or tokens.shape[1] < 2:
         raise IclError("Give at least one sequence of at least two tokens.")
@@ -158,6 +175,10 @@ def note_influence(
 
     The replacement is any token, the original among them. NaN from the entry's own position on,
     which the note leaves out. Other arguments and errors as in ``influence``.
+
+    Example:
+        >>> influence.note_influence(net, task.clean, task.at, generator, draws=2).shape[:2]
+        torch.Size([2, 2])
     """
     if draws < 1:
         raise IclError(f"Give at least one draw; got {draws}.")
@@ -179,6 +200,13 @@ def raised(model: TransformerBridge, generator: Generator) -> Hook:
 
     All logits of a position are raised by one number, a random linear function of them (and so of
     the final residual stream) that is as large as a typical logit. No softmax can tell.
+
+    Example:
+        >>> twin = influence.raised(net, generator)
+        >>> logits = net.run_with_hooks(task.clean, fwd_hooks=[twin])
+        >>> same = models.logits(net, task.clean).softmax(-1)
+        >>> bool((logits.softmax(-1) - same).abs().max() < 1e-3)
+        True
     """
     size = model.cfg.d_vocab
     weight = torch.randn(size, generator=generator) / size**0.5
@@ -200,6 +228,11 @@ def replacements(
 
     Raises:
         IclError: if ``unigram`` is no distribution over the vocabulary, or nothing is left.
+
+    Example:
+        >>> drawn = influence.replacements(net, task.clean, generator, draws=3)
+        >>> bool((drawn == task.clean).any())
+        False
     """
     size = model.cfg.d_vocab
     if unigram is None:

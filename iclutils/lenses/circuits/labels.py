@@ -8,6 +8,19 @@ highest score that there is, so no head can be told from it by looking even. Its
 
 Thresholds replace those of seed note 004, section 5.2 (.7, .5, .6). Patterns depend on what is
 read: labels belong to a head *and* a kind of sequence.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import labels, patterns
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> null = models.untrained("induction-0", seed=1)
+    >>> net = models.load("induction-0")
+    >>> tokens = torch.randint(1, net.cfg.d_vocab, (32, 6), generator=generator).repeat(1, 2)
+    >>> nulls = labels.null_scores([null], tokens)
+    >>> limits = labels.thresholds([nulls], patterns.even_scores(tokens))
+    >>> scores = patterns.every_score(net, tokens)
+    >>> given = labels.labels(scores, limits)
 """
 
 from __future__ import annotations
@@ -36,6 +49,10 @@ def null_scores(
 
     Raises:
         IclError: if there is no model, or the tokens do not fit one.
+
+    Example:
+        >>> sorted(nulls) == sorted(patterns.SCORES)
+        True
     """
     if not models:
         raise IclError("The null needs at least one untrained model.")
@@ -53,6 +70,10 @@ def shuffled_scores(
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> "induction" in labels.shuffled_scores(net, tokens, generator)
+        True
     """
     count, size = tokens.shape
     order = torch.rand(count, size - 1, generator=generator).argsort(-1).to(tokens.device)
@@ -72,6 +93,10 @@ def thresholds(
 
     Raises:
         IclError: if alpha is not between 0 and 1.
+
+    Example:
+        >>> 0 < limits["induction"] < 1
+        True
     """
     if not 0 < alpha < 1:
         raise IclError(f"alpha must lie between 0 and 1; got {alpha}.")
@@ -91,6 +116,10 @@ def labels(scores: Scores, limits: Mapping[str, float]) -> Bool[Tensor, "layer h
 
     Raises:
         IclError: if there are fewer than 30 sequences.
+
+    Example:
+        >>> given.shape == (2, 4, len(patterns.SCORES))
+        True
     """
     count = len(scores[SCORES[0]])
     if count < FEWEST:
@@ -106,13 +135,25 @@ def labels(scores: Scores, limits: Mapping[str, float]) -> Bool[Tensor, "layer h
 
 
 def excess(scores: Scores, limits: Mapping[str, float]) -> Float[Tensor, "layer head label"]:
-    """Calibrated scores: 0 at the threshold, 1 at the most there is; NaN where undefined."""
+    """Calibrated scores: 0 at the threshold, 1 at the most there is; NaN where undefined.
+
+    Example:
+        >>> calibrated = labels.excess(scores, limits)[..., patterns.SCORES.index("induction")]
+        >>> bool((calibrated[given[..., patterns.SCORES.index("induction")]] > 0).all())
+        True
+    """
     each = [(scores[n].double().nanmean(0) - limits[n]) / (1 - limits[n]) for n in SCORES]
     return torch.stack(each, -1)
 
 
 def false_alarms(given: Bool[Tensor, "layer head label"], limits: Mapping[str, float]) -> float:
-    """Share of the labels that could be given which these heads (untrained ones) have."""
+    """Share of the labels that could be given which these heads (untrained ones) have.
+
+    Example:
+        >>> alarms = labels.labels(patterns.every_score(null, tokens), limits)
+        >>> labels.false_alarms(alarms, limits) < 0.1
+        True
+    """
     possible = [i for i, name in enumerate(SCORES) if not isnan(limits[name])]
     return given[..., possible].double().mean().item()
 
@@ -123,6 +164,10 @@ def likeness(
     """Mean Jaccard similarity of the labels of a head on two kinds of sequences.
 
     Over the heads that have a label on at least one; NaN if none has.
+
+    Example:
+        >>> labels.likeness(given, given)
+        1.0
     """
     both, either = (first & second).sum(-1), (first | second).sum(-1)
     return (both[either > 0] / either[either > 0]).double().mean().item()
@@ -137,6 +182,11 @@ def rows(
     """The table of heads, one row for each: every score beside its threshold, labels, ``more``.
 
     ``more``: further columns, such as ``removal`` and ``direct`` (effects in nats and logits).
+
+    Example:
+        >>> table = labels.rows(scores, limits, given)
+        >>> len(table)
+        8
     """
     means = {name: scores[name].double().nanmean(0) for name in SCORES}
     table: list[dict[str, object]] = []

@@ -7,6 +7,16 @@ similarities is largest (Kuhn 1955), and the pairs compared with random ones.
 The best matching of any matrix beats random ones *on that matrix*, noise included: four by four
 random numbers in four layers already give four standard deviations. So match on one measure and
 take the ``excess`` on another, or on other data.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import matching
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> tokens = torch.randint(1, net.cfg.d_vocab, (4, 12), generator=generator)
+    >>> profiles = matching.profiles(net, tokens)
+    >>> alike = matching.similarity(profiles, profiles)
 """
 
 from __future__ import annotations
@@ -41,6 +51,10 @@ def profiles(
 
     Raises:
         IclError: if the tokens do not fit the model or there is a single position.
+
+    Example:
+        >>> len(profiles) == net.cfg.n_layers * net.cfg.n_heads
+        True
     """
     if tokens.shape[1] < 2:
         raise IclError("A profile of attention needs sequences of at least two tokens.")
@@ -80,6 +94,10 @@ def similarity(
 
     Raises:
         IclError: if the profiles have not the same features.
+
+    Example:
+        >>> alike.diagonal().round(decimals=3).unique()
+        tensor([1.], dtype=torch.float64)
     """
     if a.shape[1] != b.shape[1]:
         raise IclError("Profiles compare only on sequences of one length: make them as long.")
@@ -96,6 +114,11 @@ def cka_across(
 
     Raises:
         IclError: if there are not as many rows in both.
+
+    Example:
+        >>> writes = torch.randn(2, 30, 4, generator=generator)
+        >>> matching.cka_across(writes, 2 * writes).diagonal().round(decimals=3)
+        tensor([1., 1.], dtype=torch.float64)
     """
     if a.shape[1] != b.shape[1]:
         raise IclError(f"Rows must be the same tokens; got {a.shape[1]} and {b.shape[1]} of them.")
@@ -106,12 +129,22 @@ def cka_across(
 
 
 def layer_of(layers: int, heads: int) -> Int[Tensor, "head"]:
-    """The layer of every head, in the order of ``profiles``: groups to match within."""
+    """The layer of every head, in the order of ``profiles``: groups to match within.
+
+    Example:
+        >>> matching.layer_of(2, 2)
+        tensor([0, 0, 1, 1])
+    """
     return torch.arange(layers).repeat_interleave(heads)
 
 
 def depth(layer: int, layers: int) -> float:
-    """How deep a layer lies, (layer + 1/2) / layers, to compare models of different depth."""
+    """How deep a layer lies, (layer + 1/2) / layers, to compare models of different depth.
+
+    Example:
+        >>> matching.depth(0, layers=2)
+        0.25
+    """
     return (layer + 0.5) / layers
 
 
@@ -122,6 +155,10 @@ def match(similarity: Float[Tensor, "a b"], within: Groups | None = None) -> lis
 
     Raises:
         IclError: if a similarity is not finite, or the groups do not fit or have none in common.
+
+    Example:
+        >>> matching.match(torch.tensor([[0.1, 0.9], [0.8, 0.2]]))
+        [(0, 1), (1, 0)]
     """
     if not bool(similarity.isfinite().all()):
         raise IclError("A similarity is not finite: leave heads out that write or see nothing.")
@@ -147,6 +184,11 @@ def excess(
 
     Raises:
         IclError: if nothing is matched, or the groups do not fit or have none in common.
+
+    Example:
+        >>> above, spread = matching.excess(alike, matching.match(alike), generator)
+        >>> above > 0
+        True
     """
     if not matching:
         raise IclError("Nothing is matched: give at least one pair.")

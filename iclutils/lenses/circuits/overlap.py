@@ -3,6 +3,10 @@
 Sets of names mean something only where the names do: within one model, or as the question whether
 names carry over from one model to another. Two sets drawn at random share something as well, the
 more the larger they are, so every overlap comes with its null: the hypergeometric distribution.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.circuits import overlap
 """
 
 from __future__ import annotations
@@ -26,6 +30,10 @@ def top(values: Float[Tensor, "item"], size: int) -> frozenset[int]:
 
     Raises:
         IclError: if the size is not between 1 and the number of items.
+
+    Example:
+        >>> overlap.top(torch.tensor([0.1, 0.9, 0.5]), 2)
+        frozenset({1, 2})
     """
     if not 1 <= size <= len(values):
         raise IclError(f"Cannot take the best {size} of {len(values)} items.")
@@ -38,6 +46,10 @@ def jaccard(a: Set[Item], b: Set[Item]) -> float:
 
     Raises:
         IclError: if a set is empty.
+
+    Example:
+        >>> overlap.jaccard({1, 2}, {2, 3}) == 1 / 3
+        True
     """
     _check(len(a), len(b))
     return len(a & b) / len(a | b)
@@ -51,6 +63,10 @@ def expected_jaccard(size: int, of: int, other: int | None = None) -> float:
 
     Raises:
         IclError: if a size is not between 1 and ``of``.
+
+    Example:
+        >>> overlap.expected_jaccard(1, of=2)
+        0.5
     """
     other = size if other is None else other
     _check(size, other, of)
@@ -63,6 +79,10 @@ def overlap_p(a: Set[Item], b: Set[Item], of: int) -> float:
 
     Raises:
         IclError: if a set is empty or larger than ``of``.
+
+    Example:
+        >>> overlap.overlap_p({0}, {0}, of=4)
+        0.25
     """
     _check(len(a), len(b), of)
     return float(hypergeom.sf(len(a & b) - 1, of, len(a), len(b)))
@@ -80,6 +100,10 @@ def recurring(sets: Sequence[Set[Item]], least: int) -> Recurring:
 
     Raises:
         IclError: if ``least`` is not between 1 and the number of sets.
+
+    Example:
+        >>> overlap.recurring([{"a", "b"}, {"a"}, {"a", "c"}], least=3).stable
+        frozenset({'a'})
     """
     if not 1 <= least <= len(sets):
         raise IclError(f"Nothing can be in {least} of {len(sets)} sets.")

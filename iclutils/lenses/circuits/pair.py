@@ -5,6 +5,16 @@ second's prefix matching that is lost when the first one's write into the second
 nothing else, is what it would be on other sequences (path patching; Wang et al. 2022). ``ideal_*``
 is the rule that the pair stands for: attend to what followed earlier occurrences of the current
 token, predict what is there (Elhage et al. 2021; Olsson et al. 2022).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses import induction
+    >>> from iclutils.lenses.circuits import graph, pair
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> batch, other = (induction.sample(net, 6, 8, generator) for _ in range(2))
+    >>> tokens = torch.tensor([[0, 5, 6, 5]])
 """
 
 from __future__ import annotations
@@ -91,6 +101,11 @@ def path_drops(
 
     Raises:
         IclError: if there is no such head, the shapes differ, or the model cannot fork its inputs.
+
+    Example:
+        >>> drops = pair.path_drops(net, batch, other, [graph.head(1, 0)])
+        >>> drops.shape
+        torch.Size([8, 1, 6])
     """
     heads = all_heads(model)
     if any(node not in heads for node in induction):
@@ -129,6 +144,11 @@ def find(
     Raises:
         IclError: if the model has one layer, the shapes differ, the corrupt sequences are
             predicted as well as the clean ones, or the model cannot fork its inputs.
+
+    Example:
+        >>> found = pair.find(net, batch, other, generator)
+        >>> found.layer_distance
+        1
     """
     if model.cfg.n_layers < 2:
         raise IclError("An induction pair needs two attention layers; this model has one.")
@@ -162,6 +182,10 @@ def by_score(previous: Float[Tensor, "layer head"], induction_layer: int) -> Nod
 
     Raises:
         IclError: if nothing is below.
+
+    Example:
+        >>> pair.by_score(torch.tensor([[0.1, 0.9], [0.2, 0.3]]), induction_layer=1)
+        Node(kind='head', layer=0, head=1)
     """
     if not 0 < induction_layer <= len(previous):
         raise IclError(f"There is no layer below {induction_layer} to choose a head from.")
@@ -172,6 +196,10 @@ def ideal_attention(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch de
     """a_t(s) = [x_{s-1} = x_t] / number of such s: even over what followed the current token.
 
     Rows without a match are 0. The first token is no match for any.
+
+    Example:
+        >>> pair.ideal_attention(tokens)[0, 3]
+        tensor([0., 0., 1., 0.])
     """
     follows = repeats(tokens).roll(1, -1).float()
     return follows / follows.sum(-1, keepdim=True).clamp_min(1)
@@ -180,7 +208,12 @@ def ideal_attention(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch de
 def ideal_prediction(
     tokens: Int[Tensor, "batch pos"], vocab: int
 ) -> Float[Tensor, "batch pos vocab"]:
-    """p(x_{t+1} = v) = sum over s of a_t(s) [x_s = v]; 0 for every v where nothing matches."""
+    """p(x_{t+1} = v) = sum over s of a_t(s) [x_s = v]; 0 for every v where nothing matches.
+
+    Example:
+        >>> pair.ideal_prediction(tokens, vocab=8)[0, 3].argmax()
+        tensor(6)
+    """
     attention = ideal_attention(tokens)
     out = attention.new_zeros(*tokens.shape, vocab)
     return out.scatter_add_(-1, tokens[:, None].expand_as(attention), attention)

@@ -5,6 +5,15 @@ writes on the corrupt sequence and everything after its reader is computed anew 
 section 3; Goldowsky-Dill et al. 2023). ``wires.patched`` is the same, one forward pass for each
 wire; here the clean pass is shared, layers before the reader are skipped, and of the reader's
 layer only what reads is redone (``engine``). Models that the engine does not know go by hooks.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour, graph, paths
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> task = behaviour.repeating(net, 2, 5, generator)
+    >>> exists = graph.of(net).exists
 """
 
 from __future__ import annotations
@@ -38,6 +47,11 @@ def effects(
     Raises:
         IclError: if there is no such wire, the tokens do not fit the model, or the model has no
             wires that can be patched.
+
+    Example:
+        >>> found = paths.effects(net, task).mean(-1)
+        >>> bool((found[~exists] == 0).all())
+        True
     """
     clean = Clean(model, behaviour)
     graph = clean.graph
@@ -67,6 +81,10 @@ def pairs(
     Raises:
         IclError: if a channel is unknown, the tokens do not fit the model, or the model has no
             wires that can be patched.
+
+    Example:
+        >>> paths.pairs(net, task, "k")[1].abs().max()
+        tensor(0.)
     """
     if not channels or not set(channels) <= set(CHANNELS):
         raise unknown("channel", channels, CHANNELS)
@@ -93,6 +111,10 @@ def layer_flow(
 
     Raises:
         IclError: if the tokens do not fit the model, or it has no wires that can be patched.
+
+    Example:
+        >>> paths.layer_flow(net, task).shape == (net.cfg.n_layers + 1, net.cfg.n_layers + 1, 2)
+        True
     """
     clean = Clean(model, behaviour)
     graph, layers = clean.graph, clean.graph.layers
@@ -116,6 +138,11 @@ def sampled_difference(
 
     Raises:
         IclError: if ``count`` is not positive.
+
+    Example:
+        >>> found = paths.effects(net, task)
+        >>> paths.sampled_difference(net, task, found, 2, generator) < 1e-3
+        True
     """
     if count < 1:
         raise IclError(f"Compare at least one wire; got {count}.")
@@ -135,6 +162,10 @@ def backward_flow(model: TransformerBridge, behaviour: Behaviour) -> float:
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> paths.backward_flow(net, task) < 1e-4
+        True
     """
     layers, heads = range(model.cfg.n_layers), range(model.cfg.n_heads)
     tokens, other = behaviour.clean, behaviour.corrupt

@@ -12,6 +12,14 @@ definition in the literature; ours is the entropy of the mass in the distance ba
 three: 1 if all scales get the same. ``duplicate``: to earlier occurrences of the current token.
 ``induction``: to what followed them (Olsson et al. 2022); these two are averaged over the rows
 whose token occurred before, the first token never counts, and they are NaN where nothing repeats.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import patterns
+    >>> net = models.load("induction-0")
+    >>> tokens = torch.tensor([[models.bos(net), 5, 6, 7, 5, 6]])
+    >>> even = torch.ones(6, 6).tril() / torch.arange(1, 7)[:, None]
 """
 
 from __future__ import annotations
@@ -45,6 +53,11 @@ def score(
 
     Raises:
         IclError: if patterns and tokens differ in shape or are shorter than three tokens.
+
+    Example:
+        >>> scores = patterns.score(torch.eye(6)[None, None], tokens)
+        >>> scores["current"], scores["previous"]
+        (tensor([[1.]]), tensor([[0.]]))
     """
     size = tokens.shape[1]
     if pattern.shape[0] != len(tokens) or pattern.shape[-2:] != (size, size):
@@ -79,6 +92,10 @@ def every_score(
 
     Raises:
         IclError: if the tokens do not fit the model or are shorter than three.
+
+    Example:
+        >>> patterns.every_score(net, tokens)["previous"].shape
+        torch.Size([1, 2, 4])
     """
     found: dict[int, dict[str, Tensor]] = {}
 
@@ -99,6 +116,11 @@ def even_scores(tokens: Int[Tensor, "batch pos"]) -> dict[str, Float[Tensor, "ba
 
     Raises:
         IclError: if the sequences are shorter than three tokens.
+
+    Example:
+        >>> scored = patterns.score(even[None, None], tokens)["even"][0]
+        >>> torch.allclose(patterns.even_scores(tokens)["even"], scored)
+        True
     """
     even = uniform_pattern(tokens.shape[1]).to(tokens.device)
     scores = score(even.expand(len(tokens), 1, -1, -1), tokens)
@@ -106,14 +128,25 @@ def even_scores(tokens: Int[Tensor, "batch pos"]) -> dict[str, Float[Tensor, "ba
 
 
 def repeats(tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch dest src"]:
-    """Which earlier positions hold the same token; the first position never counts."""
+    """Which earlier positions hold the same token; the first position never counts.
+
+    Example:
+        >>> patterns.repeats(tokens)[0].nonzero()
+        tensor([[4, 1],
+                [5, 2]])
+    """
     same = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
     same[:, :, 0] = False
     return same
 
 
 def hierarchical(pattern: Float[Tensor, "*lead dest src"]) -> Float[Tensor, "*lead"]:
-    """Entropy over dyadic distance bands, relative to equal mass in each (our definition)."""
+    """Entropy over dyadic distance bands, relative to equal mass in each (our definition).
+
+    Example:
+        >>> patterns.hierarchical(torch.eye(6)) < patterns.hierarchical(even)
+        tensor(True)
+    """
     # The exponent of a distance is its band: 0 -> 0, 1 -> 1, 2 and 3 -> 2, 4 to 7 -> 3, ..
     band = torch.frexp(_back(pattern).clamp_min(0).float()).exponent.long()
     member = torch.nn.functional.one_hot(band).to(pattern)
@@ -127,6 +160,10 @@ def distance(pattern: Float[Tensor, "*lead dest src"]) -> Float[Tensor, "*lead"]
 
     Over all rows together, so that a row that gives the first token nearly all counts nearly
     nothing; NaN where the first token gets everything.
+
+    Example:
+        >>> patterns.distance(torch.eye(6))
+        tensor(0.)
     """
     rest = pattern[..., 1:, 1:]
     return (rest * _back(rest)).sum((-2, -1)) / rest.sum((-2, -1))
@@ -138,6 +175,10 @@ def note_label(pattern: Float[Tensor, "dest src"]) -> str:
     Its scores are not defined there. Diagonal, "adjacent tokens": attention to the previous and
     the current token together. Uniform: one minus the total variation distance from even
     attention. Hierarchical: ours. There is no branch for the induction pattern of its table.
+
+    Example:
+        >>> patterns.note_label(torch.eye(6))
+        'diagonal'
     """
     adjacent = pattern.diagonal(-1).mean() + pattern.diagonal()[1:].mean()
     apart = (pattern - uniform_pattern(len(pattern)).to(pattern)).abs().sum(-1) / 2
@@ -153,6 +194,10 @@ def note_labels(model: TransformerBridge, tokens: Int[Tensor, "one pos"]) -> lis
 
     Raises:
         IclError: if there is not exactly one sequence of at least three tokens.
+
+    Example:
+        >>> len(patterns.note_labels(net, tokens)) == net.cfg.n_layers
+        True
     """
     if len(tokens) != 1 or tokens.shape[1] < 3:
         raise IclError("The note's rules read one sequence, of at least three tokens.")
@@ -180,6 +225,10 @@ def ahead(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> float:
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> patterns.ahead(net, tokens)
+        0.0
     """
     names = [pattern_name(layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
@@ -193,6 +242,10 @@ def every_distance(
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> patterns.every_distance(net, tokens).shape
+        torch.Size([1, 2, 4])
     """
     names = [pattern_name(layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)

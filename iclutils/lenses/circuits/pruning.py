@@ -3,6 +3,12 @@
 For ``models.rebuilt``. The value columns of a pruned head and its rows of the output matrix are
 zero, so it writes nothing, and no gradient reaches either: training leaves it pruned
 (``training.tune``).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import graph, pruning
+    >>> net = models.load("induction-0")
 """
 
 from __future__ import annotations
@@ -26,6 +32,11 @@ def prune(network: nn.Module, heads: Iterable[Node]) -> None:
 
     Raises:
         IclError: if the network is no GPT-2, or there is no such head.
+
+    Example:
+        >>> without = models.rebuilt("induction-0", lambda m: pruning.prune(m, [graph.head(1, 0)]))
+        >>> without.W_V[1, 0].abs().max()
+        tensor(0.)
     """
     if not isinstance(network, GPT2LMHeadModel):
         raise IclError("Only models with the architecture of GPT-2 can be pruned.")
@@ -61,6 +72,10 @@ def cost(model: TransformerBridge, length: int, removed: int = 0) -> int:
 
     Raises:
         IclError: if more heads are removed than there are.
+
+    Example:
+        >>> pruning.cost(net, length=10, removed=4) < pruning.cost(net, length=10)
+        True
     """
     cfg = model.cfg
     left = cfg.n_layers * cfg.n_heads - removed

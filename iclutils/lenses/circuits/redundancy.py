@@ -5,6 +5,14 @@ heads one at a time misleads where heads stand in for each other, so a set is re
 gradients tell what a small change would do, not what removal does. Sources: Michel et al. 2019,
 section 2 (gradient importance, heads one at a time); Bhojanapalli et al. 2020 (rank of a head);
 Roy and Vetterli 2007 (effective rank).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour, graph, redundancy
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> task = behaviour.repeating(net, 4, 6, generator)
 """
 
 from __future__ import annotations
@@ -32,6 +40,10 @@ def importance(model: TransformerBridge, behaviour: Behaviour) -> Float[Tensor, 
 
     Raises:
         IclError: if the tokens do not fit the model, or its attention passes no gradient.
+
+    Example:
+        >>> bool((redundancy.importance(net, task) >= 0).all())
+        True
     """
     check_editable(model)
     check_tokens(model, behaviour.clean)
@@ -60,6 +72,12 @@ def joint(
 
     Raises:
         IclError: if a node is neither head nor MLP layer, or ``how`` is unknown.
+
+    Example:
+        >>> heads = [graph.head(1, h) for h in range(4)]
+        >>> together, alone = redundancy.joint(net, task, heads)
+        >>> bool(together.mean() > 1)
+        True
     """
     nodes = list(nodes)
     clean = behaviour.score(read(model, behaviour))
@@ -74,6 +92,10 @@ def redundant(losses: Float[Tensor, "*item batch"], bar: float = 0.01) -> Bool[T
 
     Raises:
         IclError: if there are fewer than two sequences.
+
+    Example:
+        >>> redundancy.redundant(torch.tensor([[0.0, 0.0], [1.0, 1.2]]))
+        tensor([ True, False])
     """
     count = losses.shape[-1]
     if count < 2:
@@ -86,6 +108,10 @@ def fraction(losses: Float[Tensor, "*item batch"], bar: float = 0.01) -> float:
 
     Raises:
         IclError: as ``redundant``.
+
+    Example:
+        >>> redundancy.fraction(torch.tensor([[0.0, 0.0], [1.0, 1.2]]))
+        0.5
     """
     return redundant(losses, bar).float().mean().item()
 
@@ -99,6 +125,11 @@ def ranks(outputs: Float[Tensor, "*item sample width"]) -> Float[Tensor, "*item"
 
     Raises:
         IclError: if there are fewer than two samples.
+
+    Example:
+        >>> flat = torch.randn(50, 1, generator=generator) * torch.tensor([1.0, 2.0, 3.0])
+        >>> redundancy.ranks(flat).round(decimals=2)
+        tensor(1., dtype=torch.float64)
     """
     if outputs.shape[-2] < 2:
         raise IclError(f"A rank needs at least two samples; got {outputs.shape[-2]}.")
@@ -112,6 +143,10 @@ def weight_ranks(model: TransformerBridge) -> Float[Tensor, "layer head"]:
 
     Raises:
         IclError: if query heads share values.
+
+    Example:
+        >>> bool((redundancy.weight_ranks(net) <= net.cfg.d_head).all())
+        True
     """
     values, outputs = model.W_V.detach(), model.W_O.detach()
     if values.shape[:2] != outputs.shape[:2]:
@@ -172,6 +207,11 @@ def advice(
         width: of a head.
         trigger: prune if more than this share of the heads is spared.
         full: widen if the rank of a head is above this share of its width.
+
+    Example:
+        >>> spared, rank = torch.tensor([[True, False]]), torch.tensor([[8.0, 8.0]])
+        >>> [a.kind for a in redundancy.advice(spared, rank, width=8)]
+        ['prune', 'widen']
     """
     saturated = rank > full * width
     found = {"prune": spared if spared.float().mean() > trigger else spared & False}

@@ -6,6 +6,17 @@ nothing that a temperature or a mask could bring out.
 
 Sources of the fixes: temperature (Zhai et al. 2023), rows steered from outside (PASTA; Zhang et
 al. 2024), ablation or scaling of what over-fires (Wang et al. 2022, negative name movers).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour, faults, graph, repair
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> fitting, held = (behaviour.repeating(net, 8, 8, generator) for _ in range(2))
+    >>> heads = tuple(graph.head(1, h) for h in range(4))
+    >>> hooks = faults.plant(net, fitting, [faults.Fault("sink", heads, strength=0.5)])
+    >>> row = torch.tensor([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.3, 0.2]]])
 """
 
 from __future__ import annotations
@@ -20,6 +31,7 @@ from torch import Tensor
 from ...errors import IclError, unknown
 from ...interventions import Hook
 from ...models import TransformerBridge
+from ...progress import bar
 from .behaviour import Behaviour
 from .edits import Sources, WireEdit, expected, force, pattern_edit, score, set_length
 from .graph import Edge, Node
@@ -81,13 +93,23 @@ class Repair:
 
 
 def sharpened(pattern: Pattern, temperature: float) -> Pattern:
-    """Rows of attention whose scores are multiplied by ``temperature``."""
+    """Rows of attention whose scores are multiplied by ``temperature``.
+
+    Example:
+        >>> repair.sharpened(row, 2.0)[0, 2].round(decimals=3)
+        tensor([0.6580, 0.2370, 0.1050])
+    """
     powers = (pattern / pattern.amax(-1, keepdim=True)).pow(temperature)
     return powers / powers.sum(-1, keepdim=True)
 
 
 def without_first(pattern: Pattern) -> Pattern:
-    """Rows without the first token; those that hold nothing else stay as they are."""
+    """Rows without the first token; those that hold nothing else stay as they are.
+
+    Example:
+        >>> repair.without_first(row)[0, 2]
+        tensor([0.0000, 0.6000, 0.4000])
+    """
     rest = pattern.clone()
     rest[..., 0] = 0
     mass = rest.sum(-1, keepdim=True)
@@ -95,7 +117,12 @@ def without_first(pattern: Pattern) -> Pattern:
 
 
 def one_later(pattern: Pattern) -> Pattern:
-    """Every row moved one source towards its own position; what is there stays there."""
+    """Every row moved one source towards its own position; what is there stays there.
+
+    Example:
+        >>> repair.one_later(row)[0, 2]
+        tensor([0.0000, 0.5000, 0.5000])
+    """
     out = pattern.roll(1, -1)
     out[..., 0] = 0
     own = pattern.diagonal(0, -2, -1)
@@ -127,6 +154,11 @@ def repair(
 
     Raises:
         IclError: if the kind is unknown, or what it needs is missing.
+
+    Example:
+        >>> fix = repair.repair(net, "sink", fitting, hooks, heads=heads)
+        >>> fix.kind
+        'sink'
     """
     if kind not in SUGGESTED:
         raise unknown("failure", kind, SUGGESTED)
@@ -146,7 +178,7 @@ def repair(
     if len(choices) == 1:
         return first
     return max(
-        choices,
+        bar(choices, "amounts"),
         key=lambda fix: float(
             score(model, fitting, [*hooks, *fix.hooks(model, fitting, sources)]).mean()
         ),
@@ -180,6 +212,13 @@ def evaluate(
 
     Raises:
         IclError: if some of the sequences were fitted on.
+
+    Example:
+        >>> fix = repair.repair(net, "sink", fitting, hooks, heads=heads)
+        >>> planted = faults.plant(net, held, [faults.Fault("sink", heads, strength=0.5)])
+        >>> outcome = repair.evaluate(net, held, planted, fix)
+        >>> bool(outcome.after.mean() > outcome.before.mean())
+        True
     """
     same = behaviour.clean.shape[1] == fix.fitted_on.shape[1]
     if same and bool((behaviour.clean[:, None] == fix.fitted_on).all(-1).any()):

@@ -3,6 +3,12 @@
 p-values from draws count the observation itself among them, ``(1 + draws as extreme) / (1 +
 draws)``, so none is ever 0. Sources: Benjamini and Hochberg 1995; Westfall and Young 1993 (the
 largest of many as null); Iglewicz and Hoaglin 1993 (robust z).
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.circuits import significance
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> effects = torch.stack([torch.ones(8), torch.tensor([1.0, -1.0] * 4)])
 """
 
 from __future__ import annotations
@@ -24,6 +30,10 @@ def empirical_p(
 
     Raises:
         IclError: if there is no draw.
+
+    Example:
+        >>> significance.empirical_p(torch.tensor(5.0), torch.arange(4.0))
+        tensor(0.2000)
     """
     if not len(null):
         raise IclError("A null needs at least one draw.")
@@ -35,6 +45,10 @@ def discoveries(p: Float[Tensor, "*item"], rate: float = 0.05) -> Bool[Tensor, "
 
     Raises:
         IclError: if the rate is not between 0 and 1.
+
+    Example:
+        >>> significance.discoveries(torch.tensor([0.001, 0.02, 0.9]))
+        tensor([ True,  True, False])
     """
     if not 0 < rate < 1:
         raise IclError(f"The false-discovery rate must lie between 0 and 1; got {rate}.")
@@ -43,7 +57,12 @@ def discoveries(p: Float[Tensor, "*item"], rate: float = 0.05) -> Bool[Tensor, "
 
 
 def signs(count: int, draws: int, generator: Generator) -> Float[Tensor, "draw sample"]:
-    """Random signs, one for each sample and draw."""
+    """Random signs, one for each sample and draw.
+
+    Example:
+        >>> significance.signs(3, 10, generator).abs().unique()
+        tensor([1.])
+    """
     return torch.randint(0, 2, (draws, count), generator=generator) * 2.0 - 1.0
 
 
@@ -54,6 +73,10 @@ def sign_flip_p(
 
     Raises:
         IclError: if there are fewer than six samples, with which 5 % cannot be reached.
+
+    Example:
+        >>> significance.sign_flip_p(effects, generator, draws=500) < 0.05
+        tensor([ True, False])
     """
     flipped = _flipped(effects, generator, draws)
     return empirical_p(effects.mean(-1).abs(), flipped.abs())
@@ -72,6 +95,10 @@ def largest_by_chance(
 
     Raises:
         IclError: if there are fewer than six samples.
+
+    Example:
+        >>> significance.largest_by_chance(effects, generator, draws=200) <= 1
+        True
     """
     flipped = _flipped(effects, generator, draws).abs().reshape(draws, -1)
     return float(flipped.amax(1).quantile(1 - alpha))
@@ -94,6 +121,10 @@ def stepwise(effects: Float[Tensor, "item sample"], generator: Generator) -> flo
 
     Raises:
         IclError: as ``largest_by_chance``.
+
+    Example:
+        >>> significance.stepwise(torch.randn(5, 8, generator=generator), generator) > 0
+        True
     """
     while True:
         bar = largest_by_chance(effects, generator)
@@ -111,6 +142,12 @@ def robust_z(
     Raises:
         IclError: if the reference has fewer than eight samples. Where it does not vary at all,
             any difference is infinite and none is 0.
+
+    Example:
+        >>> reference = torch.arange(9.0)[:, None]
+        >>> significance.robust_z(torch.tensor([[4.0], [100.0]]), reference).round(decimals=1)
+        tensor([[ 0.0000],
+                [32.4000]])
     """
     if len(reference) < 8:
         raise IclError(f"A reference needs at least eight samples; got {len(reference)}.")

@@ -5,6 +5,16 @@ The correlation of two heads' activations (seed note 004, section 4.1) means not
 be taken where heads write: centred kernel alignment (CKA) of their outputs (Kornblith et al.
 2019), overlap of their output spaces (``subspaces``), or where they look: divergence of their
 attention (Clark et al. 2019).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import similarity
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> tokens = torch.randint(1, net.cfg.d_vocab, (3, 10), generator=generator)
+    >>> turned = similarity.rotation(net.cfg.d_head, generator)
+    >>> x = torch.randn(30, net.cfg.d_head, generator=generator)
 """
 
 from __future__ import annotations
@@ -19,6 +29,7 @@ from transformers import GPT2LMHeadModel, PreTrainedModel
 from ...errors import IclError
 from ...interventions import z_name
 from ...models import TransformerBridge, cached
+from ...progress import bar
 
 MOST = 2048  # rows of outputs kept
 
@@ -32,6 +43,10 @@ def outputs(
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> similarity.outputs(net, tokens).shape[:3]
+        torch.Size([2, 4, 27])
     """
     layers = range(model.cfg.n_layers)
     _, cache = cached(model, tokens, [z_name(layer) for layer in layers])
@@ -55,6 +70,10 @@ def note_correlation(
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> similarity.note_correlation(net, tokens).diagonal(0, -2, -1).round(decimals=3).unique()
+        tensor([1.], dtype=torch.float64)
     """
     names = [z_name(layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
@@ -64,7 +83,12 @@ def note_correlation(
 
 
 def rotation(size: int, generator: Generator) -> Float[Tensor, "size size"]:
-    """A random orthogonal matrix."""
+    """A random orthogonal matrix.
+
+    Example:
+        >>> torch.allclose(turned @ turned.T, torch.eye(len(turned)), atol=1e-5)
+        True
+    """
     return torch.linalg.qr(torch.randn(size, size, generator=generator)).Q
 
 
@@ -77,6 +101,11 @@ def turn(
 
     Raises:
         IclError: if the network is no GPT-2, has no such head, or R is no rotation of its width.
+
+    Example:
+        >>> same = models.rebuilt("induction-0", lambda m: similarity.turn(m, 1, 0, turned))
+        >>> bool((models.logits(same, tokens) - models.logits(net, tokens)).abs().max() < 1e-2)
+        True
     """
     if not isinstance(network, GPT2LMHeadModel) or not 0 <= layer < len(network.transformer.h):
         raise IclError(f"Only a GPT-2 with a layer {layer} can be turned there.")
@@ -105,6 +134,10 @@ def cka(x: Float[Tensor, "sample a"], y: Float[Tensor, "other_sample b"]) -> flo
 
     Raises:
         IclError: if the two do not have the same samples.
+
+    Example:
+        >>> round(similarity.cka(x, 3 * x @ turned), 4)
+        1.0
     """
     if len(x) != len(y):
         raise IclError(f"CKA compares the same samples; got {len(x)} and {len(y)}.")
@@ -114,18 +147,29 @@ def cka(x: Float[Tensor, "sample a"], y: Float[Tensor, "other_sample b"]) -> flo
 
 
 def cka_matrix(outputs: Float[Tensor, "head sample d_model"]) -> Float[Tensor, "head head"]:
-    """CKA of every pair of heads; NaN for a head that always writes the same."""
+    """CKA of every pair of heads; NaN for a head that always writes the same.
+
+    Example:
+        >>> similarity.cka_matrix(torch.stack([x, x @ turned])).round(decimals=3)
+        tensor([[1., 1.],
+                [1., 1.]], dtype=torch.float64)
+    """
     return _aligned(_reduced(outputs))
 
 
 def cka_null(
     outputs: Float[Tensor, "head sample d_model"], generator: Generator, draws: int = 20
 ) -> Float[Tensor, "draw head head"]:
-    """The same with every head's rows in an order of its own: what unrelated heads would have."""
+    """The same with every head's rows in an order of its own: what unrelated heads would have.
+
+    Example:
+        >>> similarity.cka_null(torch.stack([x, x]), generator, draws=2)[:, 0, 1] < 0.9
+        tensor([True, True])
+    """
     reduced = _reduced(outputs)
     heads, count = reduced.shape[:2]
     out = []
-    for _ in range(draws):
+    for _ in bar(range(draws), "draws"):
         order = torch.rand(heads, count, generator=generator).argsort(-1).to(reduced.device)
         out.append(_aligned(reduced.gather(1, order[..., None].expand_as(reduced))))
     return torch.stack(out)
@@ -138,6 +182,11 @@ def attention_divergence(
 
     Raises:
         IclError: if the patterns differ in shape.
+
+    Example:
+        >>> itself, first = torch.eye(4), torch.eye(4)[:1].repeat(4, 1)
+        >>> [similarity.attention_divergence(itself, other) for other in (itself, first)]
+        [tensor(0.), tensor(1.)]
     """
     if first.shape != second.shape:
         raise IclError("Patterns to compare must have the same shape.")

@@ -4,6 +4,11 @@ A head can only write into the row space of its ``W_O``. The projection kernel o
 is the sum of the squared cosines of their principal angles: 0 if no direction is shared, d_head if
 all are. Two random spaces overlap too, so it is read against their mean and deviation. Computed by
 TransformerLens.
+
+Example:
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import graph, subspaces
+    >>> net = models.load("induction-0")
 """
 
 from __future__ import annotations
@@ -44,6 +49,11 @@ def output_overlap(model: TransformerBridge, heads: Sequence[Node] | None = None
 
     Raises:
         IclError: if one is not a head of this model.
+
+    Example:
+        >>> found = subspaces.output_overlap(net, [graph.head(0, 0), graph.head(1, 0)])
+        >>> found.kernel.shape
+        torch.Size([2, 2])
     """
     known = all_heads(model)
     heads = known if heads is None else list(heads)

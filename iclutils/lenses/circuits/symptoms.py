@@ -2,6 +2,13 @@
 
 A case is one sequence; what is seen at several scored positions is averaged over them. Whether a
 number is unusual is asked of a ``Reference``: the same numbers of healthy cases solved correctly.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour, graph, symptoms
+    >>> net = models.load("induction-0")
+    >>> task = behaviour.repeating(net, 4, 6, torch.Generator().manual_seed(0))
 """
 
 from __future__ import annotations
@@ -16,6 +23,7 @@ from torch import Tensor
 from ...errors import IclError
 from ...interventions import Hook, pattern_name, z_name
 from ...models import TransformerBridge
+from ...progress import bar
 from .behaviour import Behaviour
 from .edits import Sources, carried, expected, length, observe
 from .graph import Edge, Node
@@ -146,6 +154,11 @@ def symptoms(
 
     Raises:
         IclError: if no head is given or one does not exist, or inputs cannot be forked for wires.
+
+    Example:
+        >>> seen = symptoms.symptoms(net, task, graph.all_heads(net))
+        >>> seen.entropy.shape
+        torch.Size([4, 8])
     """
     heads = tuple(heads)
     for node in heads:
@@ -179,7 +192,12 @@ def symptoms(
 
 
 def values_name(layer: int) -> str:
-    """Hook of the values: (batch, pos, key head, d_head)."""
+    """Hook of the values: (batch, pos, key head, d_head).
+
+    Example:
+        >>> symptoms.values_name(1)
+        'blocks.1.attn.hook_v'
+    """
     return f"blocks.{layer}.attn.hook_v"
 
 
@@ -221,7 +239,13 @@ def _of_head(
 def entropy(
     rows: Float[Tensor, "case entry *head src"], at: Int[Tensor, "case entry"]
 ) -> Float[Tensor, "case entry *head"]:
-    """Entropy of rows of attention over that of even attention; 0 at the first position."""
+    """Entropy of rows of attention over that of even attention; 0 at the first position.
+
+    Example:
+        >>> rows = torch.full((1, 1, 4), 0.25)
+        >>> symptoms.entropy(rows, torch.tensor([[3]])).round(decimals=3)
+        tensor([[1.]])
+    """
     most = torch.log(at + 1.0).clamp(min=1e-9)
     value = torch.special.entr(rows).sum(-1)
     return value / most.reshape(*most.shape, *[1] * (value.dim() - 2)).to(value)
@@ -234,14 +258,24 @@ def _norm(sizes: Tensor) -> Tensor:
 def through(
     model: TransformerBridge, write: Float[Tensor, "*lead d_model"]
 ) -> Float[Tensor, "*lead d_model"]:
-    """A write behind the last LayerNorm, but for its scale (no centring in RMS norm)."""
+    """A write behind the last LayerNorm, but for its scale (no centring in RMS norm).
+
+    Example:
+        >>> symptoms.through(net, torch.zeros(net.cfg.d_model)).abs().max()
+        tensor(0.)
+    """
     if "RMS" not in str(model.cfg.normalization_type):
         write = write - write.mean(-1, keepdim=True)
     return write * model.ln_final.weight
 
 
 def towards(model: TransformerBridge, behaviour: Behaviour) -> Float[Tensor, "case entry d_model"]:
-    """The direction of the answer's logit over the mean of all tokens (or choices)."""
+    """The direction of the answer's logit over the mean of all tokens (or choices).
+
+    Example:
+        >>> symptoms.towards(net, task).shape[:2] == task.at.shape
+        True
+    """
     words = model.W_U.T
     if behaviour.choices is None:
         return words[behaviour.answer] - words.mean(0)
@@ -268,7 +302,7 @@ def _effects(
     clean = carried(model, behaviour, hooks, wires)
     corrupt = carried(model, behaviour, hooks, wires, corrupt=True)
     lost = []
-    for edge in wires:
+    for edge in bar(wires, "wires"):
         shift = shifts(model, {edge[1]: corrupt[edge] - clean[edge]})
         logits, _ = observe(model, behaviour, [*hooks, *shift])
         lost.append(score - behaviour.score(logits))

@@ -7,6 +7,14 @@ can be read at a depth, not what later layers do with it.
 Source: Belrose et al. 2023, section 3. Each depth starts at the identity, as there, or at the
 least-squares map to the final residual stream, in closed form, whichever reads better; so few
 steps are needed, and on the training rows no depth reads worse than the logit lens.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour, tuned
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> tokens = behaviour.repeating(net, 16, 10, generator).clean
 """
 
 from __future__ import annotations
@@ -19,6 +27,7 @@ from torch import Generator, Tensor
 
 from ...errors import IclError
 from ...models import TransformerBridge
+from ...progress import bar
 from .depth import depths
 
 RIDGE = 1e-2  # of the mean variance of a residual stream's dimension
@@ -73,6 +82,11 @@ def fit(
     Raises:
         IclError: if the tokens do not fit the model, or there are fewer positions than dimensions
             of its residual stream.
+
+    Example:
+        >>> found = tuned.fit(net, tokens, generator, steps=2)
+        >>> bool((found.kl <= found.kl_start + 1e-6).all())
+        True
     """
     if at is None:
         at = torch.arange(1, tokens.shape[1], device=tokens.device).expand(len(tokens), -1)
@@ -93,7 +107,7 @@ def fit(
     with torch.enable_grad():
         weight.requires_grad_(), bias.requires_grad_()
         adam = torch.optim.Adam([weight, bias], lr=rate)
-        for _ in range(steps):
+        for _ in bar(range(steps), "steps"):
             pick = torch.randint(0, rows, (together,), generator=generator).to(tokens.device)
             adam.zero_grad()
             _kl(model, lower[:, pick], final[pick], weight, bias).mean(1).sum().backward()
@@ -114,6 +128,12 @@ def least_squares(
     """Affine maps x W + b nearest to ``target``, each as near to the identity as ridge makes it.
 
     Ridge regression of target - x on x, with a penalty of ``RIDGE`` times the mean variance.
+
+    Example:
+        >>> x = torch.randn(1, 200, 3, generator=generator)
+        >>> weight, bias = tuned.least_squares(x, 2 * x[0] + 1)
+        >>> bool((weight[0].diagonal() > 1.9).all())
+        True
     """
     weights, biases = [], []
     for x in inputs:

@@ -4,6 +4,14 @@ Four for a head, three for an MLP layer, at the scored positions: length of what
 direct effect on the answer, the distance of its mean write from the usual one (Mahalanobis, with
 the shrinkage of Ledoit and Wolf 2004, because there are fewer cases than dimensions), and for
 heads the entropy of attention.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.circuits import behaviour, vitals
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> fitted, task = (behaviour.repeating(net, 8, 6, generator) for _ in range(2))
 """
 
 from __future__ import annotations
@@ -66,12 +74,22 @@ class Cloud:
 
 
 def components(model: TransformerBridge) -> list[Node]:
-    """Every head and MLP layer, in order of depth."""
+    """Every head and MLP layer, in order of depth.
+
+    Example:
+        >>> [str(node) for node in vitals.components(net)][:5]
+        ['0.0', '0.1', '0.2', '0.3', 'mlp 0']
+    """
     return [n for n in graph.of(model).writers if n.kind != "embed"]
 
 
 def items(model: TransformerBridge) -> list[Item]:
-    """What each column of ``vitals`` is."""
+    """What each column of ``vitals`` is.
+
+    Example:
+        >>> len(vitals.items(net)) > len(vitals.components(net))
+        True
+    """
     return [
         (node, measure)
         for node in components(model)
@@ -87,6 +105,11 @@ def usual(model: TransformerBridge, behaviour: Behaviour) -> dict[Node, Cloud]:
 
     Raises:
         IclError: if there are fewer than eight sequences.
+
+    Example:
+        >>> clouds = vitals.usual(net, fitted)
+        >>> list(clouds) == vitals.components(net)
+        True
     """
     writes, _, _ = _run(model, behaviour, ())
     return {node: Cloud.fit(write.mean(1)) for node, write in writes.items()}
@@ -98,7 +121,13 @@ def vitals(
     clouds: dict[Node, Cloud],
     hooks: Sequence[Hook] = (),
 ) -> Float[Tensor, "case item"]:
-    """The vital signs of every case under ``hooks``, in float64; columns as in ``items``."""
+    """The vital signs of every case under ``hooks``, in float64; columns as in ``items``.
+
+    Example:
+        >>> signs = vitals.vitals(net, task, vitals.usual(net, fitted))
+        >>> signs.shape == (8, len(vitals.items(net)))
+        True
+    """
     writes, rows, scale = _run(model, behaviour, hooks)
     toward = towards(model, behaviour)
     columns = []

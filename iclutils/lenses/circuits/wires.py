@@ -2,6 +2,15 @@
 
 The plain way, one forward pass for each question, on every model whose inputs can be forked. The
 fast ways of the other modules must agree with it.
+
+Example:
+    >>> import torch
+    >>> from iclutils import interventions, models
+    >>> from iclutils.lenses.circuits import behaviour, graph, wires
+    >>> net = models.load("induction-0")
+    >>> task = behaviour.repeating(net, 4, 6, torch.Generator().manual_seed(0))
+    >>> clean, corrupt = behaviour.ends(net, task)
+    >>> writer, reader = graph.head(0, 0), graph.of(net).readers[-1]
 """
 
 from __future__ import annotations
@@ -16,19 +25,30 @@ from torch import Tensor
 from ...errors import IclError
 from ...interventions import Hook, How, head_ablation, mlp_ablation, mlp_name, z_name
 from ...models import ActivationCache, TransformerBridge, cached
+from ...progress import bar
 from .behaviour import Behaviour, read
 from .graph import CHANNELS, Edge, Node
 
 
 def write_name(writer: Node) -> str:
-    """Hook that holds what a writer writes; a head's is its ``z``, before ``W_O``."""
+    """Hook that holds what a writer writes; a head's is its ``z``, before ``W_O``.
+
+    Example:
+        >>> wires.write_name(writer)
+        'blocks.0.attn.hook_z'
+    """
     if writer.kind == "embed":
         return "blocks.0.hook_resid_pre"
     return z_name(writer.layer) if writer.kind == "head" else mlp_name(writer.layer)
 
 
 def read_name(model: TransformerBridge, reader: Node) -> str:
-    """Hook that holds what a reader reads, before its LayerNorm (see ``forked``)."""
+    """Hook that holds what a reader reads, before its LayerNorm (see ``forked``).
+
+    Example:
+        >>> wires.read_name(net, graph.Node("k", 1, 0))
+        'blocks.1.attn.hook_k_input'
+    """
     if reader.kind == "logits":
         return f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
     if reader.kind == "mlp_in":
@@ -39,7 +59,14 @@ def read_name(model: TransformerBridge, reader: Node) -> str:
 def written(
     model: TransformerBridge, cache: ActivationCache | Mapping[str, Tensor], writer: Node
 ) -> Float[Tensor, "batch pos d_model"]:
-    """What a writer adds to the residual stream, from a cache; biases after W_O belong to none."""
+    """What a writer adds to the residual stream, from a cache; biases after W_O belong to none.
+
+    Example:
+        >>> _, cache = models.cached(net, task.clean, [wires.write_name(writer)])
+        >>> found = wires.writes(net, task.clean, [writer])[writer]
+        >>> torch.allclose(wires.written(net, cache, writer), found)
+        True
+    """
     value = cache[write_name(writer)]
     if writer.kind == "head":
         return value[:, :, writer.head] @ model.blocks[writer.layer].attn.W_O[writer.head]
@@ -53,6 +80,10 @@ def writes(
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> list(wires.writes(net, task.clean, [writer])) == [writer]
+        True
     """
     writers = list(writers)
     _, cache = cached(model, tokens, {write_name(w) for w in writers})
@@ -65,6 +96,13 @@ def forked(model: TransformerBridge) -> Iterator[None]:
 
     Raises:
         IclError: if the model cannot.
+
+    Example:
+        >>> with wires.forked(net):
+        ...     inside = net.cfg.use_split_qkv_input
+        ...
+        >>> inside
+        True
     """
     before = model.cfg.use_split_qkv_input, model.cfg.use_hook_mlp_in
     if getattr(model.cfg, "n_key_value_heads", None) not in (None, model.cfg.n_heads):
@@ -90,7 +128,16 @@ def forked(model: TransformerBridge) -> Iterator[None]:
 def shifts(
     model: TransformerBridge, changes: Mapping[Node, Float[Tensor, "batch pos d_model"]]
 ) -> list[Hook]:
-    """Hooks that add a change to what each reader reads, and to nothing else; run in ``forked``."""
+    """Hooks that add a change to what each reader reads, and to nothing else; run in ``forked``.
+
+    Example:
+        >>> nothing = torch.zeros(4, task.clean.shape[1], net.cfg.d_model)
+        >>> with wires.forked(net):
+        ...     logits, _ = interventions.run(net, task.clean, wires.shifts(net, {reader: nothing}))
+        ...
+        >>> torch.allclose(logits, models.logits(net, task.clean), atol=1e-3)
+        True
+    """
 
     def hook_for(reader: Node, change: Tensor) -> Hook:
         def add(value: Tensor, hook: object) -> Tensor:
@@ -115,6 +162,10 @@ def patched(
 
     Raises:
         IclError: if the model cannot fork its inputs.
+
+    Example:
+        >>> torch.allclose(wires.patched(net, task, []), clean, atol=1e-3)
+        True
     """
     writers = {u for u, _ in edges}
     clean = writes(model, behaviour.clean, writers)
@@ -140,9 +191,14 @@ def removed(
 
     Raises:
         IclError: if a node is neither head nor MLP layer, or ``how`` is unknown.
+
+    Example:
+        >>> induction = [graph.head(1, h) for h in range(4)]
+        >>> bool(wires.removed(net, task, [induction])[0].mean() < clean.mean() - 1)
+        True
     """
     out = []
-    for chosen in map(list, sets):
+    for chosen in map(list, bar(sets, "sets")):
         if any(n.kind not in ("head", "mlp") for n in chosen):
             raise IclError("Only heads and MLP layers can be removed.")
         heads = [(n.layer, n.head) for n in chosen if n.kind == "head"]

@@ -1,6 +1,12 @@
 """Formulas: what the constructions compute, written plainly, in the precision of the data.
 
 They show what the precision alone costs. The measure of truth is ``regression.algorithms``.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.constructions import formulas
+    >>> xs = torch.tensor([[1.0], [1.0], [1.0]], dtype=torch.float64)
+    >>> ys = torch.tensor([2.0, 2.0, 2.0], dtype=torch.float64)
 """
 
 from __future__ import annotations
@@ -13,7 +19,12 @@ from torch import Tensor
 def gradient_steps(
     xs: Float[Tensor, "*batch n d"], ys: Float[Tensor, "*batch n"], rate: float, penalty: float
 ) -> Float[Tensor, "*batch n"]:
-    """Prediction of each y after a step on each pair before it: w - 2α (x (xᵀw - y) + λ w)."""
+    """Prediction of each y after a step on each pair before it: w - 2α (x (xᵀw - y) + λ w).
+
+    Example:
+        >>> formulas.gradient_steps(xs, ys, rate=0.25, penalty=0.0)
+        tensor([0.0000, 1.0000, 1.5000], dtype=torch.float64)
+    """
     weights = torch.zeros_like(xs[..., 0, :])
     out = []
     for x, y in zip(xs.unbind(-2), ys.unbind(-1), strict=True):
@@ -25,7 +36,12 @@ def gradient_steps(
 def sherman_morrison(
     xs: Float[Tensor, "*batch n d"], ys: Float[Tensor, "*batch n"], penalty: float
 ) -> Float[Tensor, "*batch n"]:
-    """Prediction of each y by A⁻¹b, with A⁻¹ updated by each pair before it from I/λ."""
+    """Prediction of each y by A⁻¹b, with A⁻¹ updated by each pair before it from I/λ.
+
+    Example:
+        >>> formulas.sherman_morrison(xs, ys, penalty=1.0).round(decimals=3)
+        tensor([0.0000, 1.0000, 1.3330], dtype=torch.float64)
+    """
     inverse = torch.eye(xs.shape[-1], dtype=xs.dtype, device=xs.device) / penalty
     moment = torch.zeros_like(xs[..., 0, :])
     out = []

@@ -2,6 +2,11 @@
 
 Source: Akyurek et al. 2023 {cite}`akyurek2023`, theorem 1. The step on an example (x, y) is
 ``w' = w - 2α (x (xᵀw) - x y + λ w)``, from w = 0.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.constructions import formulas, gradient
+    >>> from iclutils.tasks import regression
 """
 
 from __future__ import annotations
@@ -40,6 +45,14 @@ def gradient_program(
 
     Raises:
         IclError: if a size is below one, the rate is not positive, or the penalty negative.
+
+    Example:
+        >>> drawn = regression.sample(regression.Task(2), 3, 3, torch.Generator().manual_seed(0))
+        >>> xs, ys = drawn.xs.double(), drawn.ys.double()
+        >>> program = gradient.gradient_program(dim=2, examples=2, rate=0.03).to(torch.float64)
+        >>> wanted = formulas.gradient_steps(xs, ys, rate=0.03, penalty=0.0)
+        >>> bool((program(xs, ys) - wanted).abs().max() < 1e-4)
+        True
     """
     check(dim, examples, rate=rate)
     if not (math.isfinite(penalty) and penalty >= 0):

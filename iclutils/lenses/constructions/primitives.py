@@ -5,6 +5,15 @@
 ``Layout``. Writing adds to the stream: to overwrite, also write the old value with a minus.
 
 Source: Akyurek et al. 2023 {cite}`akyurek2023`, lemma 1, set anew from the algebra.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.constructions.layout import Layout, Numerics
+    >>> from iclutils.lenses.constructions import primitives
+    >>> plan = Layout({"a": 1, "b": 1, "c": 1}, 4, 1, Numerics.improved(torch.float64))
+    >>> a, b, c = (plan.pick(name) for name in "abc")
+    >>> values = torch.tensor([[0.0, 0, 0], [3, 2, 0], [5, 4, 0], [1, 1, 0]]).double()
+    >>> stream = plan.places + plan.field_unit * values[None] @ torch.cat([a, b, c])
 """
 
 from __future__ import annotations
@@ -57,6 +66,12 @@ def mov(
 
     Raises:
         IclError: if there is no such column, or the source lies behind the target.
+
+    Example:
+        >>> copy = primitives.mov(plan, a, c, source=1)
+        >>> after = primitives.assemble(plan, [copy])(stream)
+        >>> plan.value(after, "c")[0, :, 0].round(decimals=3)
+        tensor([0., 3., 3., 3.], dtype=torch.float64)
     """
     if target is not None and source > target:
         raise IclError(f"Column {target} cannot read column {source}, which comes after it.")
@@ -104,6 +119,12 @@ def products(
 
     Raises:
         IclError: if a size is not positive.
+
+    Example:
+        >>> times = primitives.products(plan, a, b, c)
+        >>> after = primitives.assemble(plan, neurons=[times])(stream)
+        >>> plan.value(after, "c")[0, 1:3, 0].round(decimals=1)
+        tensor([ 6., 20.], dtype=torch.float64)
     """
     if not all(math.isfinite(size) and size > 0 for size in sizes):
         raise IclError(f"The sizes of factors must be positive, not {sizes}.")
@@ -126,6 +147,12 @@ def mul(
 
     Raises:
         IclError: as ``products``, or if the shapes do not fit.
+
+    Example:
+        >>> times = primitives.mul(plan, a[None], b[None], c[None])
+        >>> after = primitives.assemble(plan, neurons=[times])(stream)
+        >>> plan.value(after, "c")[0, 1:3, 0].round(decimals=1)
+        tensor([ 6., 20.], dtype=torch.float64)
     """
     (a, b, width), (rows, c, _) = left.shape, right.shape
     if rows != b or write.shape[:2] != (a, c):
@@ -146,6 +173,12 @@ def aff(
     """Add what is read, a linear map of fields, plus ``shift``; G(z) - G(-z) is z, exactly.
 
     W₁ a + W₂ b is ``W1 @ layout.pick("a") + W2 @ layout.pick("b")`` as ``read``.
+
+    Example:
+        >>> double = primitives.aff(plan, 2 * a, c)
+        >>> after = primitives.assemble(plan, neurons=[double])(stream)
+        >>> plan.value(after, "c")[0, 1:3, 0].round(decimals=3)
+        tensor([ 6., 10.], dtype=torch.float64)
     """
     into, out, _ = _share(layout.reading(read), write * layout.field_unit)
     added = torch.zeros_like(write) if shift is None else shift[:, None].to(write) * write
@@ -168,6 +201,12 @@ def div(
 
     Raises:
         IclError: if there is no such column.
+
+    Example:
+        >>> head, neurons = primitives.div(plan, a, b, c, column=2)
+        >>> after = primitives.assemble(plan, [head], [neurons])(stream)
+        >>> plan.value(after, "c")[0, 2, 0].round(decimals=2)
+        tensor(1.2500, dtype=torch.float64)
     """
     less = by - layout.where[2:]
     return mov(layout, less, layout.address(column), column, column), aff(layout, read, write)
@@ -178,6 +217,11 @@ def assemble(layout: Layout, heads: Sequence[Head] = (), neurons: Sequence[Neuro
 
     Raises:
         IclError: if there are more heads than the layout has, or one reads more than fits.
+
+    Example:
+        >>> nothing = primitives.assemble(plan)
+        >>> bool((nothing(stream) - stream).abs().max() < 1e-12)
+        True
     """
     width, size = layout.width, layout.width // layout.heads
     if len(heads) > layout.heads:

@@ -1,4 +1,8 @@
-"""Program: a whole transformer whose weights are set by hand, which reads a context of pairs."""
+"""Program: a whole transformer whose weights are set by hand, which reads a context of pairs.
+
+Example:
+    >>> from iclutils.lenses.constructions import program
+"""
 
 from __future__ import annotations
 
@@ -120,7 +124,12 @@ class Program:
 
 
 def columns(examples: int) -> int:
-    """Columns of a program: start, a pair for each example, and a query."""
+    """Columns of a program: start, a pair for each example, and a query.
+
+    Example:
+        >>> program.columns(3)
+        8
+    """
     return 2 * examples + 2
 
 
@@ -129,6 +138,13 @@ def check(dim: int, examples: int, **positive: float) -> None:
 
     Raises:
         IclError: if a size is below one, or a number is not positive and finite.
+
+    Example:
+        >>> try:
+        ...     program.check(dim=0, examples=2)
+        ... except ValueError as error:
+        ...     print(error)
+        A program needs d ≥ 1 and n ≥ 1, not d = 0 and n = 2.
     """
     if dim < 1 or examples < 1:
         raise IclError(f"A program needs d ≥ 1 and n ≥ 1, not d = {dim} and n = {examples}.")

@@ -2,6 +2,11 @@
 
 Source: Akyurek et al. 2023 {cite}`akyurek2023`, theorem 2, by the formula of Sherman and Morrison:
 with A = λI + Σ xxᵀ, ``(A + xxᵀ)⁻¹ = A⁻¹ - A⁻¹x (A⁻¹x)ᵀ / (1 + xᵀA⁻¹x)``.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.constructions import formulas, ridge
+    >>> from iclutils.tasks import regression
 """
 
 from __future__ import annotations
@@ -55,6 +60,14 @@ def ridge_program(
 
     Raises:
         IclError: if a size is below one, the penalty is not positive, or the form is unknown.
+
+    Example:
+        >>> drawn = regression.sample(regression.Task(2), 3, 3, torch.Generator().manual_seed(0))
+        >>> xs, ys = drawn.xs.double(), drawn.ys.double()
+        >>> program = ridge.ridge_program(dim=2, examples=2, penalty=1.0).to(torch.float64)
+        >>> wanted = formulas.sherman_morrison(xs, ys, penalty=1.0)
+        >>> bool((program(xs, ys) - wanted).abs().max() < 1e-3)
+        True
     """
     check(dim, examples, **{"penalty λ": penalty})
     if form not in FORMS:

@@ -10,6 +10,10 @@ the digits are lost. The longer central differences of the textbooks (error of o
 steps) lose few, with an ε of a twentieth.
 
 Source: Akyurek et al. 2023 {cite}`akyurek2023`, lemma 1, for the first; finite differences.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.constructions import stencils
 """
 
 from __future__ import annotations
@@ -42,6 +46,10 @@ def stencil(order: int, eps: float) -> Stencil:
 
     Raises:
         IclError: if the order is negative, or ε is not a positive number.
+
+    Example:
+        >>> [len(stencils.stencil(order, 0.1).out) for order in (0, 1, 2)]
+        [3, 4, 8]
     """
     if order < 0:
         raise IclError(f"The order of a stencil is 0 (the paper's) or more, not {order}.")
@@ -76,6 +84,11 @@ def leading_error(
 
     Raises:
         IclError: as ``stencil``.
+
+    Example:
+        >>> one = torch.ones((), dtype=torch.float64)
+        >>> stencils.leading_error(0, 0.1, one, one).round(decimals=4)
+        tensor(-0.0117, dtype=torch.float64)
     """
     stencil(order, eps)
     if order == 0:
@@ -94,6 +107,10 @@ def best_eps(order: int, dtype: torch.dtype) -> float:
 
     Raises:
         IclError: if the order is negative.
+
+    Example:
+        >>> stencils.best_eps(0, torch.float32) > stencils.best_eps(0, torch.float64)
+        True
     """
     large = torch.tensor(4.0, dtype=torch.float64)
     points = stencil(order, 1.0)

@@ -2,6 +2,13 @@
 
 After rotation where positions are rotary. Scores are q·k / sqrt(d_head): where they are not,
 the model is refused.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses.duality import activations
+    >>> net = models.load("induction-0")
+    >>> tokens = torch.tensor([[models.bos(net), 5, 6, 7, 5, 6]])
 """
 
 from __future__ import annotations
@@ -41,6 +48,11 @@ def read_heads(
     Raises:
         IclError: if the tokens do not fit the model, a layer does not exist, the model's attention
             cannot be edited, or its scores are not q·k / sqrt(d_head) of what it shows.
+
+    Example:
+        >>> layers = list(activations.read_heads(net, tokens))
+        >>> len(layers) == net.cfg.n_layers, layers[0].z.shape[:3]
+        (True, torch.Size([1, 4, 6]))
     """
     check_tokens(model, tokens)
     check_editable(model)

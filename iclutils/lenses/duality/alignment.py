@@ -4,6 +4,17 @@ A predictor is a ``Solvers``, or any function of contexts (xs, ys) that returns 
 their queries, (batch,) or (member, batch). The measures are those of {cite}`vonoswald2023`,
 section 3 and appendix: answers, the sensitivity of an answer to the query's x, interpolated
 weights, and losses of contexts unlike those of training.
+
+Example:
+    >>> import torch
+    >>> from iclutils import solvers
+    >>> from iclutils.lenses.duality import alignment, construction, descent
+    >>> from iclutils.tasks import regression
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> drawn = regression.sample(regression.Task(10, inputs="uniform"), 32, 11, generator)
+    >>> xs, ys = drawn.xs, drawn.ys
+    >>> net = solvers.load("lsa-1")
+    >>> step = descent.predictor([1.0])
 """
 
 from __future__ import annotations
@@ -17,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from ...errors import IclError, unknown
+from ...progress import bar
 from ...solvers import Solvers
 from ...tasks.regression import Contexts, scaled_inputs, scaled_outputs
 
@@ -32,6 +44,10 @@ def answers(
 
     Raises:
         IclError: if the shapes do not fit, or the answers are not finite or of another shape.
+
+    Example:
+        >>> alignment.answers(net, xs, ys).shape
+        torch.Size([5, 32])
     """
     with torch.no_grad():
         return _asked(predictor, *_given(predictor, xs, ys))
@@ -46,6 +62,10 @@ def sensitivity(
 
     Raises:
         IclError: as ``answers``.
+
+    Example:
+        >>> alignment.sensitivity(step, xs, ys).shape
+        torch.Size([1, 32, 10])
     """
     xs, ys = _given(predictor, xs, ys)
     members = len(predictor.seeds) if isinstance(predictor, Solvers) else 1
@@ -76,6 +96,10 @@ def alignment(
 
     Raises:
         IclError: as ``answers``, and if both have several members, but not as many.
+
+    Example:
+        >>> alignment.alignment(step, step, xs, ys).cosine.round(decimals=4)
+        tensor([1.], dtype=torch.float64)
     """
     both = (predictor, reference)
     found, other = (answers(one, xs, ys).double() for one in both)
@@ -94,7 +118,12 @@ def alignment(
 
 
 def half_squares(found: Float[Tensor, "member batch"], ys: Labels) -> Float[Tensor, "member"]:
-    """The loss: half the mean squared error of the answers, against the last y."""
+    """The loss: half the mean squared error of the answers, against the last y.
+
+    Example:
+        >>> alignment.half_squares(ys[None, :, -1] + 2, ys).round(decimals=3)
+        tensor([2.])
+    """
     return 0.5 * (found - ys[..., -1]).square().mean(-1)
 
 
@@ -117,13 +146,18 @@ def under_shift(
 
     Raises:
         IclError: as ``answers``, and if the kind is unknown or a factor not positive.
+
+    Example:
+        >>> found = alignment.under_shift({"step": step}, drawn, [1.0, 2.0], "weights")["step"][0]
+        >>> torch.allclose(found[0], found[1])
+        True
     """
     if kind not in SHIFTS:
         raise unknown("shift", kind, SHIFTS)
     if not factors or not all(0 < factor < float("inf") for factor in factors):
         raise IclError(f"Need at least one factor, all finite and above 0; got {list(factors)}.")
     rows: dict[str, list[Tensor]] = {name: [] for name in predictors}
-    for factor in factors:
+    for factor in bar(factors, "factors"):
         moved = SHIFTS[kind](contexts, factor)
         for name, predictor in predictors.items():
             found = answers(predictor, moved.xs, moved.ys).double()
@@ -136,6 +170,11 @@ def with_noise(contexts: Contexts, count: int, generator: torch.Generator) -> Co
 
     Raises:
         IclError: if there are not that many pairs.
+
+    Example:
+        >>> noisy = alignment.with_noise(drawn, 3, generator)
+        >>> int((noisy.ys != ys)[0].sum())
+        3
     """
     pairs = contexts.ys.shape[-1] - 1
     if not 0 <= count <= pairs:
@@ -163,6 +202,10 @@ def products(network: Solvers, layer: int = 0) -> Products:
 
     Raises:
         IclError: if there is no such layer.
+
+    Example:
+        >>> alignment.products(net).kq.shape
+        torch.Size([5, 1, 11, 11])
     """
     if not 0 <= layer < network.shape.layers:
         raise IclError(f"Layers are 0 .. {network.shape.layers - 1}; asked for {layer}.")
@@ -186,6 +229,11 @@ def off_pattern(network: Solvers, layer: int = 0, pattern: str = "gradient") -> 
 
     Raises:
         IclError: if there is no such layer or pattern, or the tokens are not (x, y).
+
+    Example:
+        >>> made = construction.constructed(solvers.Shape(10, 10), [1.0])
+        >>> alignment.off_pattern(made).kq
+        tensor([[0.]])
     """
     if pattern not in ("gradient", "plus", "diagonal"):
         raise unknown("pattern", pattern, ["gradient", "plus", "diagonal"])
@@ -206,6 +254,11 @@ def step_matrix(network: Solvers, layer: int = 0) -> Float[Tensor, "member d d"]
 
     Raises:
         IclError: if there is no such layer, or it is not linear attention over tokens (x, y).
+
+    Example:
+        >>> made = construction.constructed(solvers.Shape(3, 10), [0.5])
+        >>> alignment.step_matrix(made)[0].diagonal().round(decimals=3)
+        tensor([0.5000, 0.5000, 0.5000])
     """
     kq, pv = _of_pairs(network, layer)
     if network.shape.kinds[layer] != "linear":
@@ -229,6 +282,12 @@ def interpolate(network: Solvers, reference: Solvers, share: float) -> Solvers:
     Raises:
         IclError: if the solvers are of another kind or do not fit each other, the share is out
             of range, or the diagonal's mean is 0.
+
+    Example:
+        >>> made = construction.constructed(solvers.Shape(10, 10), [1.0])
+        >>> half = alignment.interpolate(made, made, 0.5)
+        >>> torch.allclose(half(xs[None], ys[None]), made(xs[None], ys[None]), atol=1e-5)
+        True
     """
     if not 0 <= share <= 1:
         raise IclError(f"A share is within 0 .. 1; got {share}.")

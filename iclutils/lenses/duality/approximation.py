@@ -1,4 +1,11 @@
-"""Approximation: how far attention by features is from softmax attention."""
+"""Approximation: how far attention by features is from softmax attention.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.duality import approximation
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> queries, keys, values = torch.randn(3, 2, 6, 4, generator=generator).double()
+"""
 
 from __future__ import annotations
 
@@ -10,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...errors import IclError, unknown
+from ...progress import bar
 from .features import (
     Keys,
     Queries,
@@ -62,6 +70,11 @@ def kernel_error(
 
     Raises:
         IclError: if the method is unknown, draws nothing where it should, or sizes do not fit.
+
+    Example:
+        >>> few = approximation.kernel_error(queries, keys, values, [0, 8], method="taylor")
+        >>> bool(few.median[0, 1] < few.median[0, 0])
+        True
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
@@ -70,7 +83,7 @@ def kernel_error(
     if not (sizes and scales):
         raise IclError("Give at least one size and one scale.")
     rows = []
-    for scale in scales:
+    for scale in bar(scales, "scales"):
         q, k = scale * queries, scale * keys
         exact = attention(q, k, values)
         total = log_normaliser(q, k) if exact_normaliser else None

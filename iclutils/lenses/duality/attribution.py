@@ -3,6 +3,14 @@
 Everything that writes to the residual stream at the query reaches the logit through ``W_O`` (the
 heads), the final norm, whose scale is held fixed, and the unembedding. So the logit is a sum of
 parts. What a head feeds to later layers counts for those: ``removal`` measures that.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses import induction
+    >>> from iclutils.lenses.duality import attribution, heads
+    >>> net = models.load("induction-0")
+    >>> task = induction.sample(net, 2, 10, torch.Generator().manual_seed(0))
 """
 
 from __future__ import annotations
@@ -63,6 +71,13 @@ def direct(
     Raises:
         IclError: as ``dual_heads``; if an answer does not fit, or the model's final norm or
             residual stream is not of the usual kind, so that the parts do not sum to the logit.
+
+    Example:
+        >>> tokens, answer = task.tokens[:, :-1], task.tokens[:, -1]
+        >>> mask = heads.first_copy(task)[:, :-1]
+        >>> found = attribution.direct(net, tokens, mask, answer)
+        >>> found.step.shape[1:] == (net.cfg.n_layers, net.cfg.n_heads)
+        True
     """
     _, at, _ = checked(tokens, demonstrations, at)
     check_answers(model, tokens, answer, against)

@@ -13,6 +13,17 @@ a constant, in the features of all heads side by side, and W' is one step on the
 The gates are those of the answer *after* the step: M is known only once the answer is. With the
 gates of W_0's answer (``early``) the identity is broken, and by how much can be measured.
 Derivation ours, after the extension in {cite}`ren2024`.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.duality import blocks
+    >>> from iclutils.solvers import Layer
+    >>> eye = torch.eye(2, dtype=torch.float64)[None]
+    >>> flat = torch.zeros(2, 1, dtype=torch.float64)
+    >>> zero = torch.zeros(2, dtype=torch.float64)
+    >>> block = blocks.Block(Layer(eye, eye, eye, eye), flat, zero[:1], flat.T, zero)
+    >>> tokens = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    >>> demos = torch.tensor([True, True, False])
 """
 
 from __future__ import annotations
@@ -88,6 +99,12 @@ def dual_block(
 
     Raises:
         IclError: if shapes do not fit, and as ``contrastive.dual_step``.
+
+    Example:
+        >>> halves = blocks.dual_block(tokens, block, demos)
+        >>> none = blocks.dual_block(tokens, block, ~demos & demos)
+        >>> torch.allclose(halves.start + halves.step, none.start + none.step)
+        True
     """
     queries, keys, values = heads(tokens, block)
     chosen = checked_demos(demos, tokens)[..., None, :]
@@ -112,6 +129,10 @@ def dual_stack(
 
     Raises:
         IclError: as ``dual_block``.
+
+    Example:
+        >>> len(blocks.dual_stack(tokens, [block, block], demos))
+        2
     """
     found = []
     for block in blocks:
@@ -137,6 +158,11 @@ def layer_model(
 
     Raises:
         IclError: as ``dual_block``.
+
+    Example:
+        >>> found = blocks.layer_model(tokens, block, demos)
+        >>> found.constant.shape
+        torch.Size([2])
     """
     queries, keys, values = heads(tokens, block)
     chosen = checked_demos(demos, tokens)[..., None, :]
@@ -156,6 +182,11 @@ def heads(
 
     Raises:
         IclError: if the tokens have another number of channels than the layer.
+
+    Example:
+        >>> queries, keys, values = blocks.heads(tokens, block)
+        >>> queries.shape
+        torch.Size([1, 3, 2])
     """
     layer = block.attention
     if tokens.shape[-1] != layer.query.shape[-2] or tokens.shape[-1] != block.up.shape[0]:

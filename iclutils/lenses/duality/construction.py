@@ -7,6 +7,14 @@ answer is the query's y-block times -1.
 
 The *note* that this chapter starts from has P = -η/n and (x_q, +W_0 x_q), read as it is. One
 layer gives the same answer. But it adds +ΔW x_i to the labels, and a second layer goes astray.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.duality import construction, descent
+    >>> from iclutils.solvers import Shape
+    >>> xs = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
+    >>> ys = torch.tensor([2.0, 4.0, 0.0], dtype=torch.float64)
+    >>> layer = construction.gradient_layer(dim=1, rate=0.1, pairs=2)
 """
 
 from __future__ import annotations
@@ -43,6 +51,11 @@ def gradient_layer(
 
     Raises:
         IclError: if a size is below 1, the rate not finite, or W_0 not o x d.
+
+    Example:
+        >>> stream = construction.run(construction.tokens(xs, ys), [layer])
+        >>> construction.readout(stream[-1], dim=1)
+        tensor([1.5000], dtype=torch.float64)
     """
     return _layer(dim, rate, pairs, start, outputs, 0.0)
 
@@ -59,6 +72,12 @@ def plus_layer(
 
     Raises:
         IclError: as ``gradient_layer``.
+
+    Example:
+        >>> plus = construction.plus_layer(dim=1, rate=0.1, pairs=2, gamma=0.05)
+        >>> stream = construction.run(construction.tokens(xs, ys), [plus])
+        >>> construction.readout(stream[-1], dim=1)
+        tensor([1.5000], dtype=torch.float64)
     """
     return _layer(dim, rate, pairs, start, outputs, gamma)
 
@@ -74,6 +93,12 @@ def note_layer(
 
     Raises:
         IclError: as ``gradient_layer``.
+
+    Example:
+        >>> layer = construction.note_layer(dim=1, rate=0.1, pairs=2)
+        >>> stream = construction.run(construction.tokens(xs, ys, convention="note"), [layer])
+        >>> construction.readout(stream[-1], dim=1, convention="note")
+        tensor([1.5000], dtype=torch.float64)
     """
     return _layer(dim, -rate, pairs, start, outputs, 0.0)
 
@@ -89,6 +114,13 @@ def note_layer_as_written(
 
     Raises:
         IclError: if n is not d + o, and as ``gradient_layer``.
+
+    Example:
+        >>> try:
+        ...     construction.note_layer_as_written(dim=3, rate=0.1, pairs=2)
+        ... except ValueError as error:
+        ...     print(type(error).__name__)
+        IclError
     """
     layer = _layer(dim, 1.0, pairs, start, outputs, 0.0)
     channels = dim + outputs
@@ -118,6 +150,12 @@ def tokens(
 
     Raises:
         IclError: as ``descent.descend``, and if the convention is unknown.
+
+    Example:
+        >>> construction.tokens(xs, ys)
+        tensor([[1., 2.],
+                [2., 4.],
+                [3., 0.]], dtype=torch.float64)
     """
     _, query, labels = checked(xs, ys)
     first = initial(start, labels.shape[-1], xs)
@@ -132,6 +170,10 @@ def run(
 
     Raises:
         IclError: if a layer is made for another number of channels.
+
+    Example:
+        >>> construction.run(construction.tokens(xs, ys), [layer, layer]).shape
+        torch.Size([3, 3, 2])
     """
     flat = given.reshape(-1, *given.shape[-2:])
     stream = [flat]
@@ -153,6 +195,11 @@ def readout(
 
     Raises:
         IclError: if the convention is unknown.
+
+    Example:
+        >>> stream = torch.tensor([[1.0, 2.0], [3.0, -1.5]], dtype=torch.float64)
+        >>> construction.readout(stream, dim=1)
+        tensor([1.5000], dtype=torch.float64)
     """
     return _sign(convention) * stream[..., -1, dim:]
 
@@ -172,6 +219,11 @@ def stacked(
     Raises:
         IclError: as ``descent.descend``, if the convention is unknown, or it is the note's and
             there are gammas.
+
+    Example:
+        >>> steps = descent.descend(xs, ys, [0.1, 0.1]).predictions
+        >>> torch.allclose(construction.stacked(xs, ys, [0.1, 0.1]), steps)
+        True
     """
     pairs, _, labels = checked(xs, ys)
     etas, squeezes = settings(rates, gammas)
@@ -206,6 +258,11 @@ def constructed(
     Raises:
         IclError: if the shape has anything that the construction has no use for, or the numbers
             of rates and gammas do not fit its layers.
+
+    Example:
+        >>> made = construction.constructed(Shape(1, 2), [0.1], dtype=torch.float64)
+        >>> made(xs[None, None], ys[None, None]).round(decimals=3)
+        tensor([[1.5000]], dtype=torch.float64)
     """
     etas, squeezes = settings(rates, gammas)
     if set(shape.attention) != {"linear"} or _more(shape):

@@ -18,6 +18,16 @@ step of the size η is all there is. D_q depends on q, so each query has a model
 W is held by its coefficients on the pairs (v_i, k_i), so no features are needed. Exponents are
 shifted by log D_q. Shapes as in ``features``; ``demos`` (…, key) are the keys of D. Without one,
 the step is 0.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.duality import contrastive
+    >>> from iclutils.lenses.duality.features import attention
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> keys, values = torch.randn(2, 5, 3, generator=generator).double()
+    >>> queries = torch.randn(4, 3, generator=generator).double()
+    >>> demos = torch.tensor([True, True, True, False, False])
+    >>> before = contrastive.start(queries[0], keys, values, demos)
 """
 
 from __future__ import annotations
@@ -63,6 +73,11 @@ def dual_step(
 
     Raises:
         IclError: if shapes do not fit, a number is not finite, or a query has no key at all.
+
+    Example:
+        >>> found = contrastive.dual_step(queries, keys, values, demos)
+        >>> torch.allclose(found.start + found.step, attention(queries, keys, values))
+        True
     """
     exponent = scores(queries, keys, allowed)
     total = exponent.logsumexp(-1)
@@ -122,6 +137,11 @@ def start(query: Query, keys: Keys, values: Values, demos: Demos) -> Dual:
 
     Raises:
         IclError: as ``dual_step``.
+
+    Example:
+        >>> after = before.stepped(demos)(queries[:1])
+        >>> torch.allclose(after, attention(queries[:1], keys, values))
+        True
     """
     if query.shape[:-1] != keys.shape[:-2]:
         raise IclError(
@@ -148,6 +168,11 @@ def path(query: Query, keys: Keys, values: Values, demos: Demos, rate: float = 1
 
     Raises:
         IclError: as ``dual_step``, and if a loss is beyond the largest number of the type.
+
+    Example:
+        >>> walked = contrastive.path(queries[0], keys, values, demos)
+        >>> torch.allclose(walked.predictions[-1], attention(queries, keys, values)[0])
+        True
     """
     model = start(query, keys, values, demos)
     chosen = checked_demos(demos, keys)
@@ -175,6 +200,11 @@ def alignment(model: Dual) -> Alignment:
 
     Raises:
         IclError: as a call of the model.
+
+    Example:
+        >>> was, now = (contrastive.alignment(m).inner for m in (before, before.stepped(demos)))
+        >>> bool(now[demos].sum() > was[demos].sum())
+        True
     """
     near = scores(model.keys, model.keys)
     top = near.amax(-1, keepdim=True)
@@ -190,6 +220,10 @@ def borrowed_normaliser(
 
     Both models have the same pairs (with a causal mask, give queries that see the same keys);
     they differ by D alone, so the relative error is the same for every value.
+
+    Example:
+        >>> contrastive.borrowed_normaliser(queries, keys).diagonal().max() < 1e-12
+        tensor(True)
     """
     total = log_normaliser(queries, keys, allowed)
     return (total[..., :, None] - total[..., None, :]).expm1().abs()
@@ -206,6 +240,10 @@ def info_nce_loss(
 
     Raises:
         IclError: if the temperature is not positive, and as a call of the model.
+
+    Example:
+        >>> bool(contrastive.info_nce_loss(before, demos) > 0)
+        True
     """
     chosen = checked_demos(demos, model.keys)
     likely = _similarities(model, chosen, temperature).diagonal(dim1=-2, dim2=-1)
@@ -224,6 +262,11 @@ def info_nce_values(
 
     Raises:
         IclError: as ``info_nce_loss``.
+
+    Example:
+        >>> changed = contrastive.info_nce_values(before, demos)
+        >>> torch.equal(changed[3:], values[3:])
+        True
     """
     chosen = checked_demos(demos, model.keys)
     mean = _similarities(model, chosen, temperature).exp() @ model.values
@@ -244,6 +287,10 @@ def checked_demos(demos: Demos, keys: Keys) -> Bool[Tensor, "*batch key"]:
 
     Raises:
         IclError: if it does not fit.
+
+    Example:
+        >>> contrastive.checked_demos(demos, keys)
+        tensor([ True,  True,  True, False, False])
     """
     try:
         return demos.expand(keys.shape[:-1])

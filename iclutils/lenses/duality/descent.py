@@ -4,6 +4,12 @@ A context is N pairs and, last, the query, whose y is never read. The loss of W 
 1/(2N) Σ_i |W x_i - y_i|² over the pairs; a step of GD at the rate η is W -= (η/N) Σ_i (W x_i - y_i)
 x_iᵀ. GD++ ({cite}`vonoswald2023`) also maps every x, the query's too, by I - γ Σ_i x_i x_iᵀ. What a
 setting costs is half the mean squared error of the query's answer.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.duality import descent
+    >>> xs = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
+    >>> ys = torch.tensor([2.0, 4.0, 0.0], dtype=torch.float64)
 """
 
 from __future__ import annotations
@@ -52,6 +58,10 @@ def descend(
 
     Raises:
         IclError: if the shapes do not fit, there is no pair, or a number is not finite.
+
+    Example:
+        >>> descent.descend(xs, ys, rates=[0.4]).predictions
+        tensor([0., 6.], dtype=torch.float64)
     """
     pairs, query, y = checked(xs, ys)
     etas, squeezes = settings(rates, gammas)
@@ -78,7 +88,12 @@ def descend(
 def predictor(
     rates: Settings, gammas: Settings | None = None
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """The answers of the last step from 0, as a function of (xs, ys)."""
+    """The answers of the last step from 0, as a function of (xs, ys).
+
+    Example:
+        >>> descent.predictor([0.4])(xs, ys)
+        tensor(6., dtype=torch.float64)
+    """
     return lambda xs, ys: descend(xs, ys, rates, gammas).predictions[-1]
 
 
@@ -89,6 +104,10 @@ def spectrum(xs: Float[Tensor, "*batch n d"], gammas: Settings) -> Float[Tensor,
 
     Raises:
         IclError: as ``descend``.
+
+    Example:
+        >>> descent.spectrum(xs, gammas=[0.1])[:, 0]
+        tensor([2.5000, 0.6250], dtype=torch.float64)
     """
     pairs, _, _ = checked(xs, torch.zeros_like(xs[..., 0]))
     count = pairs.shape[-2]
@@ -106,6 +125,11 @@ def checked(xs: Float[Tensor, "*batch n d"], ys: Labels) -> tuple[Tensor, Tensor
 
     Raises:
         IclError: as ``descend``.
+
+    Example:
+        >>> pairs, query, labels = descent.checked(xs, ys)
+        >>> query
+        tensor([3.], dtype=torch.float64)
     """
     if xs.ndim < 2 or ys.shape[: xs.ndim - 1] != xs.shape[:-1] or ys.ndim > xs.ndim:
         raise IclError(
@@ -125,6 +149,10 @@ def settings(rates: Settings, gammas: Settings | None) -> tuple[list[float], lis
 
     Raises:
         IclError: if their numbers differ, or one is not finite.
+
+    Example:
+        >>> descent.settings([0.1, 0.2], None)
+        ([0.1, 0.2], [0.0, 0.0])
     """
     etas = [float(rate) for rate in rates]
     squeezes = [0.0] * len(etas) if gammas is None else [float(gamma) for gamma in gammas]
@@ -140,6 +168,10 @@ def initial(start: Tensor | None, outputs: int, xs: Tensor) -> Tensor:
 
     Raises:
         IclError: if it is not o x d.
+
+    Example:
+        >>> descent.initial(None, 1, xs)
+        tensor([[0.]], dtype=torch.float64)
     """
     shape = (outputs, xs.shape[-1])
     if start is None:

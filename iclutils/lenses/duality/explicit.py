@@ -2,6 +2,10 @@
 
 Nothing here knows a closed form. Features are the Taylor ones, so that answers are those of
 attention up to the truncated series (``features.needed_degree``). For a few small contexts.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.duality import explicit
 """
 
 from __future__ import annotations
@@ -26,6 +30,11 @@ def descend(
 
     Raises:
         IclError: if there is no step.
+
+    Example:
+        >>> matrix = torch.tensor([[3.0]])
+        >>> explicit.descend(lambda w: (w**2).sum() / 2, matrix, rate=0.5)
+        tensor([[1.5000]])
     """
     if steps < 1:
         raise IclError(f"Gradient descent takes at least one step; got {steps}.")
@@ -75,6 +84,15 @@ def learnt(
 
     Raises:
         IclError: as ``contrastive.start`` and ``features.taylor``.
+
+    Example:
+        >>> from iclutils.lenses.duality.features import attention
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> keys, values = torch.randn(2, 4, 2, generator=generator).double()
+        >>> query, demos = torch.ones(2).double(), torch.tensor([True, True, True, False])
+        >>> said = explicit.learnt(query, keys, values, demos, degree=20)
+        >>> torch.allclose(said, attention(query[None], keys, values)[0])
+        True
     """
     model = start(query, keys, values, demos)
     chosen = checked_demos(demos, keys)
@@ -104,6 +122,13 @@ def learnt(
 
 
 def others(demos: Bool[Tensor, "*batch key"]) -> Bool[Tensor, "*batch key key"]:
-    """Row i: all demonstrations but i."""
+    """Row i: all demonstrations but i.
+
+    Example:
+        >>> explicit.others(torch.tensor([True, True, False])).int()
+        tensor([[0, 1, 0],
+                [1, 0, 0],
+                [1, 1, 0]], dtype=torch.int32)
+    """
     alone = torch.eye(demos.shape[-1], dtype=torch.bool, device=demos.device)
     return demos[..., None, :] & ~alone

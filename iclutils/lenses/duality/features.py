@@ -13,6 +13,14 @@ Shapes: queries (*batch, query, channel), keys (*batch, key, channel), values (*
 ``allowed`` (…, query, key) tells which keys a query may look at; all, if omitted. An ``IclError``
 is raised by all functions that take them if shapes do not fit, a number is not finite, or a query
 has no key at all.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.duality import features
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> keys, values = torch.randn(2, 5, 4, generator=generator).double()
+    >>> queries = torch.randn(3, 4, generator=generator).double()
+    >>> softmax = ((queries @ keys.T) / 2).softmax(-1) @ values
 """
 
 from __future__ import annotations
@@ -34,14 +42,24 @@ MOST = 200_000  # Taylor features; beyond, they would not fit in memory for a co
 
 
 def scaled(z: Float[Tensor, "*batch channel"]) -> Float[Tensor, "*batch channel"]:
-    """z / d^(1/4), so that inner products of such are k·q / √d."""
+    """z / d^(1/4), so that inner products of such are k·q / √d.
+
+    Example:
+        >>> features.scaled(torch.ones(16))[0]
+        tensor(0.5000)
+    """
     return z / z.shape[-1] ** 0.25
 
 
 def scores(
     queries: Queries, keys: Keys, allowed: Allowed | None = None
 ) -> Float[Tensor, "*batch query key"]:
-    """k·q / √d, the logarithm of the kernel; -inf where a query may not look."""
+    """k·q / √d, the logarithm of the kernel; -inf where a query may not look.
+
+    Example:
+        >>> torch.allclose(features.scores(queries, keys), queries @ keys.T / 2)
+        True
+    """
     if (
         queries.ndim < 2
         or queries.shape[:-2] != keys.shape[:-2]
@@ -78,6 +96,10 @@ def checked_values(keys: Tensor, values: Tensor) -> Tensor:
 
     Raises:
         IclError: otherwise.
+
+    Example:
+        >>> features.checked_values(keys, values).shape
+        torch.Size([5, 4])
     """
     if values.shape[:-1] != keys.shape[:-1]:
         raise IclError(
@@ -92,14 +114,25 @@ def checked_values(keys: Tensor, values: Tensor) -> Tensor:
 def attention(
     queries: Queries, keys: Keys, values: Values, allowed: Allowed | None = None
 ) -> Float[Tensor, "*batch query value"]:
-    """Softmax attention, exact: Σ_i v_i exp(k_i·q/√d) / D_q, its exponents shifted by log D_q."""
+    """Softmax attention, exact: Σ_i v_i exp(k_i·q/√d) / D_q, its exponents shifted by log D_q.
+
+    Example:
+        >>> torch.allclose(features.attention(queries, keys, values), softmax)
+        True
+    """
     return scores(queries, keys, allowed).softmax(-1) @ checked_values(keys, values)
 
 
 def log_normaliser(
     queries: Queries, keys: Keys, allowed: Allowed | None = None
 ) -> Float[Tensor, "*batch query"]:
-    """log D_q = log Σ_i exp(k_i·q/√d). It is different for every query."""
+    """log D_q = log Σ_i exp(k_i·q/√d). It is different for every query.
+
+    Example:
+        >>> log_d = features.log_normaliser(queries, keys)
+        >>> torch.allclose(log_d, (queries @ keys.T / 2).logsumexp(-1))
+        True
+    """
     return scores(queries, keys, allowed).logsumexp(-1)
 
 
@@ -110,6 +143,12 @@ def gaussian_attention(
 
     The kernel is exp(k·q) exp(-|k|²/2) exp(-|q|²/2). The query's norm cancels in the quotient, the
     keys' norms do not: it is softmax attention if and only if all keys have one norm.
+
+    Example:
+        >>> same = torch.nn.functional.normalize(keys, dim=-1)
+        >>> by_gauss = features.gaussian_attention(queries, same, values)
+        >>> torch.allclose(by_gauss, features.attention(queries, same, values))
+        True
     """
     norms = scaled(keys).square().sum(-1)[..., None, :]
     weights = (scores(queries, keys, allowed) - norms / 2).softmax(-1)
@@ -124,6 +163,11 @@ def taylor(z: Float[Tensor, "*batch channel"], degree: int) -> Float[Tensor, "*b
 
     Raises:
         IclError: if the degree is negative, or there would be more than 200 000 features.
+
+    Example:
+        >>> z = torch.tensor([1.0], dtype=torch.float64)
+        >>> (features.taylor(z, 2) ** 2).sum()
+        tensor(2.5000, dtype=torch.float64)
     """
     dim = z.shape[-1]
     if degree < 0:
@@ -155,6 +199,10 @@ def needed_degree(largest: float, tolerance: float = 1e-12) -> int:
 
     Raises:
         IclError: if ``largest`` is not finite, or no degree up to 1000 is enough.
+
+    Example:
+        >>> features.needed_degree(1.0), features.needed_degree(10.0)
+        (15, 52)
     """
     if not (0 <= largest < math.inf and tolerance > 0):
         raise IclError(f"Need a finite largest score and a tolerance; got {largest}, {tolerance}.")
@@ -195,6 +243,11 @@ def directions(
 
     Raises:
         IclError: if a size is below 1, or ``signed=False`` without ``orthogonal``.
+
+    Example:
+        >>> omega = features.directions(4, 4, generator, orthogonal=True)
+        >>> (omega @ omega.T).round(decimals=6).count_nonzero()
+        tensor(4)
     """
     if min(count, dim, 1 if draws is None else draws) < 1:
         raise IclError(f"Need sizes of at least 1; got count={count}, dim={dim}, draws={draws}.")
@@ -225,6 +278,12 @@ def positive_random(
 
     Raises:
         IclError: if the directions have another number of channels.
+
+    Example:
+        >>> z = torch.zeros(1, 4, dtype=torch.float64)
+        >>> omega = features.directions(8, 4, generator)
+        >>> features.positive_random(z, omega).exp().square().sum()
+        tensor(1.0000, dtype=torch.float64)
     """
     if directions.shape[-1] != z.shape[-1]:
         raise IclError(
@@ -243,6 +302,11 @@ def log_kernel(
 
     A product of matrices, each token's largest feature put to 1. Where no feature is large for
     both, and that product is lost below the smallest numbers, the slow sum of exponentials.
+
+    Example:
+        >>> q = features.positive_random(queries, features.directions(16, 4, generator))
+        >>> features.log_kernel(q, q).shape
+        torch.Size([3, 3])
     """
     top_query, top_key = queries.amax(-1, keepdim=True), keys.amax(-1, keepdim=True)
     found = (queries - top_query).exp() @ (keys - top_key).exp().mT
@@ -272,6 +336,11 @@ def feature_attention(
         values: to be mixed.
         logarithms: the features are given by their logarithms (``positive_random``).
         normaliser: log D_q, if exact (``log_normaliser``); from the features if omitted.
+
+    Example:
+        >>> q, k = (features.taylor(features.scaled(z), 24) for z in (queries, keys))
+        >>> torch.allclose(features.feature_attention(q, k, values), softmax)
+        True
     """
     if logarithms:
         exponent = log_kernel(queries, keys)

@@ -4,6 +4,15 @@
 and n keys span n + 1 dimensions, so as many features have all their inner products
 exp(a·b / sqrt(d)), and a step of gradient descent in them is one in the space of all features.
 Computed in float64.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.duality import gram
+    >>> from iclutils.lenses.duality.features import attention
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> keys, values = torch.randn(2, 5, 3, generator=generator).double()
+    >>> query = torch.randn(3, generator=generator).double()
+    >>> demos = torch.tensor([True, True, True, False, False])
 """
 
 from __future__ import annotations
@@ -59,6 +68,11 @@ def learned(
     Raises:
         IclError: if shapes do not fit, a number is not finite, the query may look at no key, the
             rate is not positive, or products leave the range of float64.
+
+    Example:
+        >>> found = gram.learned(query, keys, values, demos, torch.ones(5, dtype=torch.bool))
+        >>> torch.allclose(found.after, attention(query[None], keys, values)[0])
+        True
     """
     if not rate > 0:
         raise IclError(f"A learning rate must be above 0; got {rate}.")
@@ -108,6 +122,11 @@ def features(
         exp(-a) φ(q), exp(-b) φ(k), and b - a. So k·q / sqrt(d) is the log of their product plus
         a + b, and a similarity of a W that was made with D in these features is exp(a - b) of
         the true one. a is half of |q|² / sqrt(d), b that of the longest key.
+
+    Example:
+        >>> q, k, shift = gram.features(query, keys)
+        >>> bool(q.abs().max() <= 1 + 1e-9), k.shape[0]
+        (True, 5)
     """
     q, k = query.double(), keys.double()
     root = math.sqrt(query.shape[-1])

@@ -8,6 +8,17 @@ compared with the model's own z. Which tokens are demonstrations is a mask: ``fi
 it for doubled sequences, ``demonstration_tokens`` for few-shot prompts.
 
 How much of the prediction the steps carry: ``attribution`` (directly), ``removal`` (causally).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses import induction
+    >>> from iclutils.lenses.duality import heads
+    >>> from iclutils.tasks import topics
+    >>> net = models.load("induction-0")
+    >>> task = induction.sample(net, 2, 10, torch.Generator().manual_seed(0))
+    >>> mask = heads.first_copy(task)
+    >>> asked = topics.sample(2, torch.Generator().manual_seed(0), classes=2)
 """
 
 from __future__ import annotations
@@ -21,6 +32,7 @@ from torch import Tensor
 from ...errors import IclError
 from ...interventions import Head
 from ...models import TransformerBridge, bos
+from ...progress import bar
 from ...tasks.prompts import Prompts, Role
 from ...tasks.repeated import Doubled
 from ..anchors.memory import demonstrations
@@ -48,7 +60,12 @@ class DualHeads(NamedTuple):
 
 
 def first_copy(batch: Doubled) -> Bool[Tensor, "batch pos"]:
-    """The demonstrations of a doubled sequence: its first copy, without BOS."""
+    """The demonstrations of a doubled sequence: its first copy, without BOS.
+
+    Example:
+        >>> mask[0].nonzero()[[0, -1], 0]
+        tensor([ 1, 10])
+    """
     place = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     return ((place >= 1) & (place <= batch.length)).expand(batch.tokens.shape)
 
@@ -59,6 +76,11 @@ def demonstration_tokens(
     """The demonstrations of few-shot prompts: all before the query, BOS left out if there is one.
 
     BOS shows nothing, and takes much attention where a head has nothing to look for.
+
+    Example:
+        >>> reader = models.load("anchors-0")
+        >>> heads.demonstration_tokens(reader, asked)[0, :2]
+        tensor([False,  True])
     """
     mine = demonstrations(prompts)
     first = getattr(model.cfg, "bos_token_id", None)
@@ -73,6 +95,10 @@ def demonstration_of(prompts: Prompts) -> Int[Tensor, "batch pos"]:
     """Number of the demonstration that each token belongs to; the query's, too, have the last.
 
     A demonstration ends with the last sub-token of its label word.
+
+    Example:
+        >>> heads.demonstration_of(asked)[0].max() + 1 == asked.label_pos.shape[1]
+        tensor(True)
     """
     place = torch.arange(prompts.tokens.shape[1], device=prompts.tokens.device)
     begun = (prompts.label_pos[:, :, None] <= place).sum(1)
@@ -96,10 +122,15 @@ def dual_heads(
 
     Raises:
         IclError: as ``read_heads``, or if the mask or the positions do not fit the tokens.
+
+    Example:
+        >>> found = heads.dual_heads(net, task.tokens, mask)
+        >>> bool((found.start + found.step - found.z).abs().max() < 1e-3)
+        True
     """
     shown, at, seen = checked(tokens, demonstrations, at)
     parts = []
-    for layer in read_heads(model, tokens):
+    for layer in bar(read_heads(model, tokens), "layers", model.cfg.n_layers):
         query, z = pick(layer.query, at)[:, :, None], pick(layer.z, at)
         ones = torch.ones_like(layer.value[..., :1])  # a value of 1 gathers the attention
         values = torch.cat([layer.value, ones], -1)
@@ -135,6 +166,12 @@ def path_of_head(
 
     Raises:
         IclError: as ``dual_heads``, or if the head does not exist or the groups do not fit.
+
+    Example:
+        >>> walked = heads.path_of_head(net, task.tokens, mask, head=(1, 0))
+        >>> found = heads.dual_heads(net, task.tokens, mask)
+        >>> bool((walked[:, -1] - found.z[:, 1, 0]).abs().max() < 1e-3)
+        True
     """
     shown, at, seen = checked(tokens, demonstrations, at)
     query, key, value = _of_head(model, tokens, head, at)
@@ -177,6 +214,11 @@ def step_of_head(
 
     Raises:
         IclError: as ``dual_heads``, or if the head does not exist or float64 does not suffice.
+
+    Example:
+        >>> found = heads.step_of_head(net, task.tokens, mask, head=(1, 0))
+        >>> found.after.shape
+        torch.Size([2, 32])
     """
     shown, at, seen = checked(tokens, demonstrations, at)
     query, key, value = _of_head(model, tokens, head, at)
@@ -204,6 +246,11 @@ def alignment_of_head(
 
     Raises:
         IclError: as ``step_of_head``.
+
+    Example:
+        >>> before, after = heads.alignment_of_head(net, task.tokens, mask, head=(1, 0))
+        >>> bool((after.inner.nansum(-1) > before.inner.nansum(-1)).all())
+        True
     """
     shown, at, seen = checked(tokens, demonstrations, at)
     query, key, value = _of_head(model, tokens, head, at)
@@ -223,6 +270,11 @@ def checked(tokens: Tokens, demonstrations: Mask, at: Place) -> tuple[Tensor, Te
 
     Raises:
         IclError: if the mask is not bool or not of the tokens' shape, or a position is outside.
+
+    Example:
+        >>> _, at, seen = heads.checked(task.tokens, mask, None)
+        >>> at, bool(seen.all())
+        (tensor([20, 20]), True)
     """
     if demonstrations.dtype != torch.bool or demonstrations.shape != tokens.shape:
         raise IclError(
@@ -238,7 +290,13 @@ def checked(tokens: Tokens, demonstrations: Mask, at: Place) -> tuple[Tensor, Te
 
 
 def pick(states: Float[Tensor, "batch head pos d"], at: Tensor) -> Float[Tensor, "batch head d"]:
-    """Every prompt's row at its own position."""
+    """Every prompt's row at its own position.
+
+    Example:
+        >>> states = torch.arange(6.0).view(1, 1, 3, 2)
+        >>> heads.pick(states, torch.tensor([1]))
+        tensor([[[2., 3.]]])
+    """
     return states[torch.arange(len(states), device=states.device), :, at]
 
 
@@ -247,6 +305,10 @@ def check_head(model: TransformerBridge, head: Head) -> Head:
 
     Raises:
         IclError: if there is no such head.
+
+    Example:
+        >>> heads.check_head(net, (1, 0))
+        (1, 0)
     """
     if not (0 <= head[0] < model.cfg.n_layers and 0 <= head[1] < model.cfg.n_heads):
         raise IclError(

@@ -7,6 +7,12 @@ To first order in the scores, softmax attention over n keys is
 the mean value and a linear attention of centred values and keys: one step of gradient descent on
 least squares, with an intercept, at the rate 1/√d (``descent``: the pairs are the centred (k_i,
 v_i)). What is left out is of second order in the scores.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.duality import features, linearised
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> queries, keys, values = torch.randn(3, 4, 2, generator=generator).double()
 """
 
 from __future__ import annotations
@@ -27,6 +33,12 @@ def linearised(queries: Queries, keys: Keys, values: Values) -> Float[Tensor, "*
 
     Raises:
         IclError: as ``features.attention``.
+
+    Example:
+        >>> small = 1e-4 * queries
+        >>> exact = features.attention(small, keys, values)
+        >>> torch.allclose(linearised.linearised(small, keys, values), exact, atol=1e-6)
+        True
     """
     mean = checked_values(keys, values).mean(-2, keepdim=True)
     exponent = scores(queries, keys)
@@ -51,6 +63,11 @@ def linearisation_error(
 
     Raises:
         IclError: if there is no scale, and as ``features.attention``.
+
+    Example:
+        >>> found = linearised.linearisation_error(queries, keys, values, [0.01, 1.0])
+        >>> bool(found.error[0] < found.error[1])
+        True
     """
     if not scales:
         raise IclError("Give at least one scale.")

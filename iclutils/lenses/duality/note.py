@@ -4,6 +4,14 @@ Each function takes what ``contrastive.dual_step`` takes, for one slip alone, an
 that ``errors`` can tell what the slip costs (``as_written`` has three at once). Where a formula
 has no size, it is read in the nearest way that has one, and the function says so. Here
 v_i = W_V h_i is what attention mixes.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.duality import contrastive, features, note
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> queries, keys, values = torch.randn(3, 5, 3, generator=generator).double()
+    >>> demos = torch.tensor([True, True, True, False, False])
+    >>> halves = contrastive.dual_step(queries, keys, values, demos)
 """
 
 from __future__ import annotations
@@ -24,7 +32,13 @@ Reading = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def minimised(
     queries: Queries, keys: Keys, values: Values, demos: Demos
 ) -> Float[Tensor, "*batch query value"]:
-    """The similarity ⟨v_i, Wφ(k_i)⟩ is minimised: the step has the other sign, W_0 - ΔW."""
+    """The similarity ⟨v_i, Wφ(k_i)⟩ is minimised: the step has the other sign, W_0 - ΔW.
+
+    Example:
+        >>> read = note.minimised(queries, keys, values, demos)
+        >>> torch.allclose(read, halves.start - halves.step)
+        True
+    """
     first, step, _ = dual_step(queries, keys, values, demos)
     return first - step
 
@@ -32,7 +46,13 @@ def minimised(
 def averaged(
     queries: Queries, keys: Keys, values: Values, demos: Demos
 ) -> Float[Tensor, "*batch query value"]:
-    """The step carries 1/n, which softmax attention does not have: D_q is in its place."""
+    """The step carries 1/n, which softmax attention does not have: D_q is in its place.
+
+    Example:
+        >>> read = note.averaged(queries, keys, values, demos)
+        >>> torch.allclose(read, halves.start + halves.step / 3)
+        True
+    """
     first, step, _ = dual_step(queries, keys, values, demos)
     return first + step / checked_demos(demos, keys).sum(-1).clamp(min=1)[..., None, None]
 
@@ -40,7 +60,14 @@ def averaged(
 def normalised_twice(
     queries: Queries, keys: Keys, values: Values, demos: Demos
 ) -> Float[Tensor, "*batch query value"]:
-    """P holds D⁻¹ and stands before a softmax, which has divided by D already: ΔW φ(q) / D_q."""
+    """P holds D⁻¹ and stands before a softmax, which has divided by D already: ΔW φ(q) / D_q.
+
+    Example:
+        >>> d = features.log_normaliser(queries, keys).exp()[:, None]
+        >>> read = note.normalised_twice(queries, keys, values, demos)
+        >>> torch.allclose(read, halves.start + halves.step / d)
+        True
+    """
     first, step, total = dual_step(queries, keys, values, demos)
     return first + step * (-total[..., None]).exp()
 
@@ -48,7 +75,12 @@ def normalised_twice(
 def as_written(
     queries: Queries, keys: Keys, values: Values, demos: Demos
 ) -> Float[Tensor, "*batch query value"]:
-    """W_0 φ(q) + P V M softmax(Kᵀq/√d) with P = -(1/n) D⁻¹: the three slips above at once."""
+    """W_0 φ(q) + P V M softmax(Kᵀq/√d) with P = -(1/n) D⁻¹: the three slips above at once.
+
+    Example:
+        >>> note.as_written(queries, keys, values, demos).shape
+        torch.Size([5, 3])
+    """
     first, step, total = dual_step(queries, keys, values, demos)
     count = checked_demos(demos, keys).sum(-1).clamp(min=1)[..., None, None]
     return first - step * (-total[..., None]).exp() / count
@@ -63,6 +95,11 @@ def wrong_side(
 
     Raises:
         IclError: if there are not as many queries as keys: then the product has no size.
+
+    Example:
+        >>> read = note.wrong_side(queries, keys, values, demos)
+        >>> torch.allclose(read, features.attention(queries, keys, values))
+        False
     """
     if queries.shape[-2] != keys.shape[-2]:
         raise IclError(
@@ -76,7 +113,13 @@ def wrong_side(
 def gaussian(
     queries: Queries, keys: Keys, values: Values, demos: Demos
 ) -> Float[Tensor, "*batch query value"]:
-    """The kernel of softmax is called Gaussian; it is the exponential of the inner product."""
+    """The kernel of softmax is called Gaussian; it is the exponential of the inner product.
+
+    Example:
+        >>> read = note.gaussian(queries, keys, values, demos)
+        >>> torch.allclose(read, features.gaussian_attention(queries, keys, values))
+        True
+    """
     return gaussian_attention(queries, keys, values)
 
 
@@ -90,6 +133,11 @@ def mapped_twice(
 
     Raises:
         IclError: if exp(k·q/√d) overflows, as it does long before softmax attention would.
+
+    Example:
+        >>> read = note.mapped_twice(queries, keys, values, demos)
+        >>> torch.allclose(read, features.attention(queries, keys, values))
+        False
     """
     twice = scores(queries, keys).exp() / keys.shape[-1] ** 0.5
     if not bool(twice.isfinite().all()):
@@ -101,7 +149,13 @@ def start_not_mapped(
     queries: Queries, keys: Keys, values: Values, demos: Demos
 ) -> Float[Tensor, "*batch query value"]:
     """W_0 x where W_0 φ(x) is needed. W_0 does not fit x; read as its part of degree 1,
-    (1/D_q) Σ_T v_j k_j·q/√d."""
+    (1/D_q) Σ_T v_j k_j·q/√d.
+
+    Example:
+        >>> read = note.start_not_mapped(queries, keys, values, demos)
+        >>> torch.allclose(read, features.attention(queries, keys, values))
+        False
+    """
     _, step, total = dual_step(queries, keys, values, demos)
     linear = scores(queries, keys) * (-total[..., None]).exp()
     return (linear * ~checked_demos(demos, keys)[..., None, :]) @ values + step
@@ -126,6 +180,10 @@ def errors(
 
     Raises:
         IclError: as ``dual_step``, ``wrong_side`` and ``mapped_twice``.
+
+    Example:
+        >>> sorted(note.errors(queries, keys, values, demos))[:2]
+        ['as written', 'averaged']
     """
     exact = attention(queries, keys, values)
     size = exact.norm(dim=-1).clamp(min=torch.finfo(exact.dtype).tiny)

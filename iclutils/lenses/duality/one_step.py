@@ -4,6 +4,10 @@ Contexts of N pairs, their inputs centred with covariance S; w ~ N(0, W), y = w�
 One step from 0, with a matrix A in the place of the rate, answers x_qᵀ A (1/N) Σ_i x_i y_i. Half
 its expected squared error is ½ [tr(S A M Aᵀ) - 2 tr(A S W S) + tr(S W) + noise²], where M is
 E[Ŝ W Ŝ] + (noise²/N) S and Ŝ = (1/N) Σ_i x_i x_iᵀ. So A = W S M⁻¹ is best.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.duality import one_step
 """
 
 from __future__ import annotations
@@ -36,6 +40,11 @@ def one_step_optimum(
 
     Raises:
         IclError: if a size is below 1, or the moments are those of no law.
+
+    Example:
+        >>> best = one_step.one_step_optimum(dim=1, pairs=1, variance=1.0, fourth=3.0)
+        >>> round(best.rate, 4)
+        0.3333
     """
     if dim < 1:
         raise IclError(f"x needs a dimension of at least 1; got {dim}.")
@@ -72,6 +81,12 @@ def preconditioner(
 
     Raises:
         IclError: if the shapes do not fit, or the moments are those of no law.
+
+    Example:
+        >>> even = one_step.preconditioner(torch.ones(2), torch.full((2,), 3.0), pairs=10)
+        >>> best = one_step.one_step_optimum(dim=2, pairs=10, variance=1.0, fourth=3.0)
+        >>> torch.allclose(even.matrix, best.rate * torch.eye(2, dtype=even.matrix.dtype))
+        True
     """
     s, m = variances.double(), fourths.double()
     if s.shape != m.shape:
@@ -99,6 +114,11 @@ def gaussian_preconditioner(
 
     Raises:
         IclError: if the shapes do not fit, or S or W is not symmetric and positive definite.
+
+    Example:
+        >>> one_step.gaussian_preconditioner(torch.eye(2), pairs=1).matrix.round(decimals=3)
+        tensor([[0.2500, 0.0000],
+                [0.0000, 0.2500]], dtype=torch.float64)
     """
     s = covariance.double()
     _positive(s, "covariance")

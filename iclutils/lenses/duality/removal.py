@@ -4,6 +4,16 @@
 demonstrations, or, renormalised, hides the demonstrations from the heads. The same for the start.
 With the MLPs held at their values of the unchanged run, the effect that is left does not pass
 through them.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.lenses import induction
+    >>> from iclutils.lenses.duality import heads, removal
+    >>> net = models.load("induction-0")
+    >>> task = induction.sample(net, 8, 10, torch.Generator().manual_seed(0))
+    >>> tokens, answer = task.tokens[:, :-1], task.tokens[:, -1]
+    >>> mask = heads.first_copy(task)[:, :-1]
 """
 
 from __future__ import annotations
@@ -18,6 +28,7 @@ from torch import Tensor
 from ...errors import IclError, unknown
 from ...interventions import Head, Hook, mlp_name, pattern_name
 from ...models import TransformerBridge, cached
+from ...progress import bar
 from ..anchors.isolation import CUT, scores_name
 from ..anchors.readout import check_editable
 from .heads import Mask, Place, Tokens, check_head, checked
@@ -34,7 +45,12 @@ class Answers(NamedTuple):
 
 
 def after(demonstrations: Bool[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
-    """All positions after the last demonstration; where there is none, all positions."""
+    """All positions after the last demonstration; where there is none, all positions.
+
+    Example:
+        >>> removal.after(mask)[0].nonzero()[0]
+        tensor([11])
+    """
     return demonstrations.flip(1).long().cumsum(1).flip(1) == 0
 
 
@@ -62,6 +78,12 @@ def removal(
     Raises:
         IclError: if the mask or rows do not fit, a head does not exist, the part is unknown, the
             model's attention cannot be edited, or nothing is left to renormalise.
+
+    Example:
+        >>> hooks = removal.removal(net, tokens, mask)
+        >>> whole = removal.answers(net, tokens, answer).log_prob.mean()
+        >>> bool(removal.answers(net, tokens, answer, hooks=hooks).log_prob.mean() < whole - 1)
+        True
     """
     check_editable(model)
     shown, _, _ = checked(tokens, demonstrations, None)
@@ -102,6 +124,10 @@ def frozen_mlps(model: TransformerBridge, tokens: Tokens) -> list[Hook]:
 
     Raises:
         IclError: if the tokens do not fit the model.
+
+    Example:
+        >>> len(removal.frozen_mlps(net, tokens)) == net.cfg.n_layers
+        True
     """
     names = [mlp_name(layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
@@ -136,6 +162,10 @@ def answers(
 
     Raises:
         IclError: if the positions, answers or choices do not fit.
+
+    Example:
+        >>> removal.answers(net, tokens, answer).right.float().mean() > 0.7
+        tensor(True)
     """
     _, at, _ = checked(tokens, torch.zeros_like(tokens, dtype=torch.bool), at)
     check_answers(model, tokens, answer, choices)
@@ -188,6 +218,11 @@ def carried(
 
     Raises:
         IclError: as ``removal`` and ``answers``.
+
+    Example:
+        >>> found = removal.carried(net, tokens, mask, answer)
+        >>> [name for name in sorted(found) if "," not in name]
+        ['no start', 'no step', 'whole']
     """
     shown, at, _ = checked(tokens, demonstrations, at)
     if rows is None:
@@ -195,7 +230,7 @@ def carried(
     chosen = None if heads is None else list(heads)
     held = frozen_mlps(model, tokens)
     found = {"whole": answers(model, tokens, answer, choices, at)}
-    for part in PARTS:
+    for part in bar(PARTS, "parts"):
         plain = removal(model, tokens, shown, part, chosen, rows)
         for name, hooks in ((f"no {part}", plain), (f"no {part}, MLPs held", [*plain, *held])):
             found[name] = answers(model, tokens, answer, choices, at, hooks)
@@ -213,6 +248,9 @@ def check_answers(
 
     Raises:
         IclError: if their number is not that of the prompts, or they are outside the vocabulary.
+
+    Example:
+        >>> removal.check_answers(net, tokens, answer, None)
     """
     if answer.shape != tokens.shape[:1]:
         raise IclError(f"Need one answer for each of {len(tokens)} prompts.")

@@ -3,6 +3,13 @@
 In the axes of Σ x_i x_iᵀ a step of either is one of numbers. With λ the eigenvalues of Σ x_i x_iᵀ/N
 and b those of Σ x_i y_i/N, both as they were, W += η t² (b - λ W), and t, what the steps have made
 of x, becomes t (1 - γ N λ t²). So a trial costs little.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.duality import descent, tuning
+    >>> from iclutils.tasks import regression
+    >>> drawn = regression.sample(regression.Task(2), 50, 5, torch.Generator().manual_seed(0))
+    >>> xs, ys = drawn.xs.double(), drawn.ys.double()
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...errors import IclError
+from ...progress import bar
 from .descent import checked
 
 
@@ -49,6 +57,12 @@ def tune(
 
     Raises:
         IclError: as ``descend``, and if there is no step, or even a small one does harm.
+
+    Example:
+        >>> found = tuning.tune(1, xs, ys)
+        >>> wrong = (descent.predictor(2 * found.rates)(xs, ys) - ys[:, -1]).square().mean() / 2
+        >>> bool(found.loss < wrong)
+        True
     """
     if steps < 1:
         raise IclError(f"Gradient descent takes at least one step; got {steps}.")
@@ -57,7 +71,7 @@ def tune(
     given = _in_axes(xs.double(), ys.double())
     point = torch.stack([given.first_rate().log(), torch.tensor(0.13).double().log()])[: 1 + plus]
     own = point[:1]
-    for k in range(1, steps + 1):
+    for k in bar(range(1, steps + 1), "steps"):
         point = _descended(given, point, k, plus, True)
         if not shared:
             part = given.part(1000)

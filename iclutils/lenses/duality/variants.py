@@ -14,6 +14,14 @@ section 4; the derivations are ours), each a change of attention:
   (β/|N_i|) Σ_{N_i} v_j)·W φ(k_i). It is linear in W again, so the bracket takes the place of v_i.
 
 Shapes as in ``features``. ``explicit.learnt`` takes the steps with autograd instead.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.duality import contrastive, features, variants
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> queries, keys, values = torch.randn(3, 5, 3, generator=generator).double()
+    >>> demos = torch.tensor([True, True, True, False, False])
+    >>> plain = features.attention(queries, keys, values)
 """
 
 from __future__ import annotations
@@ -48,6 +56,10 @@ def regularised(
 
     Raises:
         IclError: if there is no step or α is not finite, and as ``contrastive.dual_step``.
+
+    Example:
+        >>> torch.allclose(variants.regularised(queries, keys, values, demos, alpha=0.0), plain)
+        True
     """
     if steps < 1 or not math.isfinite(alpha):
         raise IclError(f"Need at least one step and a finite α; got {steps} steps and {alpha}.")
@@ -69,6 +81,12 @@ def regularised_limit(
 
     Raises:
         IclError: if α is not positive (then there is no minimum), and as ``regularised``.
+
+    Example:
+        >>> halves = contrastive.dual_step(queries, keys, values, demos)
+        >>> limit = variants.regularised_limit(queries, keys, values, demos, alpha=0.5)
+        >>> torch.allclose(limit, halves.step / 0.5)
+        True
     """
     if not 0 < alpha < math.inf:
         raise IclError(f"The regularised loss has a minimum only for α > 0; got {alpha}.")
@@ -87,6 +105,11 @@ def augmented(
 
     Raises:
         IclError: as ``features.attention``, also if g_1 or g_2 changes the number of keys.
+
+    Example:
+        >>> double = variants.augmented(queries, keys, values, on_values=lambda v: 2 * v)
+        >>> torch.allclose(double, 2 * plain)
+        True
     """
     key = keys if on_keys is None else on_keys(keys)
     value = values if on_values is None else on_values(values)
@@ -112,6 +135,11 @@ def contrasted(
 
     Raises:
         IclError: if shapes do not fit or β is not finite.
+
+    Example:
+        >>> contrasted = variants.contrasted(keys, torch.ones(5, 3).double(), demos, beta=1.0)
+        >>> contrasted[:, 0]
+        tensor([0., 0., 0., 1., 1.], dtype=torch.float64)
     """
     if not math.isfinite(beta):
         raise IclError(f"β must be finite; got {beta}.")
@@ -143,5 +171,9 @@ def negative_samples(
 
     Raises:
         IclError: as ``contrasted`` and ``features.attention``.
+
+    Example:
+        >>> torch.allclose(variants.negative_samples(queries, keys, values, demos, beta=0.0), plain)
+        True
     """
     return attention(queries, keys, contrasted(keys, values, demos, beta, negatives), allowed)

@@ -10,6 +10,12 @@ comes with squares; so learning rates are absolute and depend on n and d. Where 
 ({cite}`akyurek2023`) and its released code differ, the paper has the plain name and the code the
 name ``released_...``. An ``IclError`` is raised by all of them if ys does not fit xs, there is no
 pair, or a number is not finite; and if a penalty, rate or count is out of range.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.regression import algorithms
+    >>> xs = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> ys = torch.tensor([2.0, 3.0, 5.0])
 """
 
 from __future__ import annotations
@@ -34,7 +40,12 @@ CLIP = 20.0  # the released code keeps every entry of a gradient within this
 def predictions(
     weights: Float[Tensor, "*batch n d"], xs: Float[Tensor, "*batch n d"]
 ) -> Float[Tensor, "*batch n"]:
-    """w_n · x_n for the weights of every prefix."""
+    """w_n · x_n for the weights of every prefix.
+
+    Example:
+        >>> algorithms.predictions(torch.ones(3, 2), xs)
+        tensor([1., 1., 2.], dtype=torch.float64)
+    """
     return (weights * xs.double()).sum(-1)
 
 
@@ -43,6 +54,10 @@ def checked(xs: Float[Tensor, "*batch n d"], ys: Labels) -> tuple[Tensor, Tensor
 
     Raises:
         IclError: as said above.
+
+    Example:
+        >>> algorithms.checked(xs, ys)[0].dtype
+        torch.float64
     """
     if xs.ndim < 2 or xs.shape[:-1] != ys.shape:
         raise IclError(
@@ -62,6 +77,12 @@ def ols_weights(xs: Float[Tensor, "*batch n d"], ys: Labels) -> Float[Tensor, "*
     The rank is decided at the precision of the data as given: singular values below max(n, d)
     times the machine epsilon of their type, relative to the largest, count as 0. So repeated
     pairs, zero inputs and inputs of a subspace have a defined answer.
+
+    Example:
+        >>> algorithms.ols_weights(xs, ys)
+        tensor([[0., 0.],
+                [2., 0.],
+                [2., 3.]], dtype=torch.float64)
     """
     cut = torch.finfo(xs.dtype).eps * max(xs.shape[-2:], default=1)
     x, y = checked(xs, ys)
@@ -72,7 +93,14 @@ def ols_weights(xs: Float[Tensor, "*batch n d"], ys: Labels) -> Float[Tensor, "*
 def ridge_weights(
     xs: Float[Tensor, "*batch n d"], ys: Labels, penalty: float
 ) -> Float[Tensor, "*batch n d"]:
-    """Ridge regression, (XᵀX + penalty I)⁻¹ Xᵀy; without a penalty, min-norm least squares."""
+    """Ridge regression, (XᵀX + penalty I)⁻¹ Xᵀy; without a penalty, min-norm least squares.
+
+    Example:
+        >>> algorithms.ridge_weights(xs, ys, penalty=1.0)
+        tensor([[0.0000, 0.0000],
+                [1.0000, 0.0000],
+                [1.0000, 1.5000]], dtype=torch.float64)
+    """
     _at_least(penalty, 0.0, "A ridge penalty")
     if penalty == 0:
         return ols_weights(xs, ys)
@@ -87,6 +115,11 @@ def bayes_weights(
     """Posterior mean of w ~ N(0, prior² I) given y = w·x + N(0, noise²): ridge (noise/prior)².
 
     No predictor has a smaller expected squared error, if the noise and the prior are these.
+
+    Example:
+        >>> bayes = algorithms.bayes_weights(xs, ys, noise=1.0, prior=2.0)
+        >>> torch.allclose(bayes, algorithms.ridge_weights(xs, ys, penalty=0.25))
+        True
     """
     _at_least(noise, 0.0, "Noise")
     _above(prior, "A prior")
@@ -110,6 +143,12 @@ def gd_weights(
         rate: one for all prefixes, or entry n for the prefix of n pairs (``tuned_rate``).
         steps: how many.
         penalty: λ.
+
+    Example:
+        >>> algorithms.gd_weights(xs, ys, rate=0.25)
+        tensor([[0.0000, 0.0000],
+                [1.0000, 0.0000],
+                [1.0000, 1.5000]], dtype=torch.float64)
     """
     if steps < 1:
         raise IclError(f"Gradient descent takes at least one step; got {steps}.")
@@ -132,6 +171,10 @@ def tuned_rate(pairs: int, dim: int, ratio: float = 0.0) -> Float[Tensor, "n"]:
 
     They are 1 / (2 (n + d + 1 + noise²/prior²)) for x ~ N(0, I) and w ~ N(0, prior² I): with
     a = 2 rate, E|aXᵀy - w|² is a parabola in a, and E tr(G²) = n d (n + d + 1).
+
+    Example:
+        >>> [round(1 / rate.item()) for rate in algorithms.tuned_rate(3, dim=2)]
+        [6, 8, 10]
     """
     return 0.5 / (torch.arange(pairs, dtype=torch.float64) + dim + 1 + ratio)
 
@@ -143,6 +186,12 @@ def sgd_weights(
 
     No loop: with q = 1 - 2 rate λ the errors e_n = y_n - w_n·x_n solve the triangular system
     e_n + 2 rate Σ_{i<n} q^(n-1-i) (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i.
+
+    Example:
+        >>> algorithms.sgd_weights(xs, ys, rate=0.25)
+        tensor([[0.0000, 0.0000],
+                [1.0000, 0.0000],
+                [1.0000, 1.5000]], dtype=torch.float64)
     """
     _above(rate, "A learning rate")
     _at_least(penalty, 0.0, "A penalty")
@@ -159,7 +208,14 @@ def sgd_weights(
 def released_sgd_weights(
     xs: Float[Tensor, "*batch n d"], ys: Labels, rate: float, penalty: float = 0.0
 ) -> Float[Tensor, "*batch n d"]:
-    """As ``sgd_weights``, with every entry of a gradient kept within ±20."""
+    """As ``sgd_weights``, with every entry of a gradient kept within ±20.
+
+    Example:
+        >>> algorithms.released_sgd_weights(xs, ys, rate=0.25)
+        tensor([[0.0000, 0.0000],
+                [1.0000, 0.0000],
+                [1.0000, 1.5000]], dtype=torch.float64)
+    """
     return _released(xs, ys, rate, penalty, growing=False)
 
 
@@ -169,6 +225,12 @@ def released_gd_weights(
     """What the released code runs as GD: n steps, step i on the first i + 1 pairs, within ±20.
 
     It starts from 0 for each prefix, and as a step never sees later pairs, one run serves all.
+
+    Example:
+        >>> algorithms.released_gd_weights(xs, ys, rate=0.25)
+        tensor([[0.0000, 0.0000],
+                [1.0000, 0.0000],
+                [1.5000, 1.5000]], dtype=torch.float64)
     """
     return _released(xs, ys, rate, penalty, growing=True)
 
@@ -188,7 +250,14 @@ def _released(xs: Tensor, ys: Tensor, rate: float, penalty: float, growing: bool
 
 
 def averaging_weights(xs: Float[Tensor, "*batch n d"], ys: Labels) -> Float[Tensor, "*batch n d"]:
-    """The mean of x y ({cite}`garg2022`): one step of GD at the rate 1 / (2n)."""
+    """The mean of x y ({cite}`garg2022`): one step of GD at the rate 1 / (2n).
+
+    Example:
+        >>> algorithms.averaging_weights(xs, ys)
+        tensor([[0.0000, 0.0000],
+                [2.0000, 0.0000],
+                [1.0000, 1.5000]], dtype=torch.float64)
+    """
     x, y = checked(xs, ys)
     count = torch.arange(y.shape[-1], dtype=x.dtype, device=x.device).clamp(min=1)
     return before(x * y[..., None]) / count[:, None]
@@ -201,6 +270,12 @@ def lasso_weights(
 
     Raises:
         IclError: as said above, and if it cannot be solved (see ``lasso_from_moments``).
+
+    Example:
+        >>> algorithms.lasso_weights(xs, ys, penalty=0.5)
+        tensor([[0.0000, 0.0000],
+                [1.5000, 0.0000],
+                [1.0000, 2.0000]], dtype=torch.float64)
     """
     _above(penalty, "The lasso's penalty")
     x, y = checked(xs, ys)
@@ -222,6 +297,10 @@ def knn(
 
     Raises:
         IclError: if k is below 1 or the power negative, and as said above.
+
+    Example:
+        >>> algorithms.knn(xs, ys, k=1)
+        tensor([0., 2., 2.], dtype=torch.float64)
     """
     if k < 1:
         raise IclError(f"k-NN needs at least one neighbour; got k={k}.")
@@ -237,12 +316,22 @@ def knn(
 
 
 def ols(xs: Float[Tensor, "*batch n d"], ys: Labels) -> Float[Tensor, "*batch n"]:
-    """Predictions of ``ols_weights``."""
+    """Predictions of ``ols_weights``.
+
+    Example:
+        >>> algorithms.ols(xs, ys)
+        tensor([0., 0., 5.], dtype=torch.float64)
+    """
     return predictions(ols_weights(xs, ys), xs)
 
 
 def ridge(xs: Float[Tensor, "*batch n d"], ys: Labels, penalty: float) -> Float[Tensor, "*batch n"]:
-    """Predictions of ``ridge_weights``."""
+    """Predictions of ``ridge_weights``.
+
+    Example:
+        >>> algorithms.ridge(xs, ys, penalty=1.0).round(decimals=2)
+        tensor([0.0000, 0.0000, 2.5000], dtype=torch.float64)
+    """
     return predictions(ridge_weights(xs, ys, penalty), xs)
 
 

@@ -1,4 +1,8 @@
-"""The textbook algorithms that a learner is compared with, by name."""
+"""The textbook algorithms that a learner is compared with, by name.
+
+Example:
+    >>> from iclutils.lenses.regression import bank
+"""
 
 from __future__ import annotations
 
@@ -39,6 +43,10 @@ def bank(which: str = "wide", ratio: float = 0.0) -> dict[str, Predictor]:
 
     Raises:
         IclError: if there is no such bank, or the ratio is negative.
+
+    Example:
+        >>> [name for name in bank.bank("paper") if "GD" in name]
+        ['GD 0.01', 'GD 0.02', 'SGD 0.01', 'SGD 0.03']
     """
     if which not in ("wide", "paper", "released"):
         raise unknown("bank", which, ["wide", "paper", "released"])

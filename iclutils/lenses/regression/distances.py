@@ -12,6 +12,15 @@ Means need care where labels are noisy: the error of OLS has no finite mean at n
 d + 1 pairs, so the mean SPD to OLS there is whatever the worst contexts of the sample are. Each
 result carries a median beside the mean. It measures the typical context: to compare algorithms
 with each other, not with means.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.regression import algorithms, distances
+    >>> from iclutils.tasks import regression
+    >>> drawn = regression.sample(regression.Task(3), 64, 6, torch.Generator().manual_seed(0))
+    >>> xs, ys = drawn.xs.double(), drawn.ys.double()
+    >>> ols = algorithms.ols(xs, ys)[None]
+    >>> ridge = algorithms.ridge(xs, ys, penalty=1.0)
 """
 
 from __future__ import annotations
@@ -26,6 +35,7 @@ from torch import Tensor
 
 from ...errors import IclError, unknown
 from ...learners import Learners
+from ...progress import bar
 from ...tasks.regression import Contexts, Queried
 from .algorithms import Linear, Predictor, predictions
 
@@ -41,7 +51,12 @@ class Spread(NamedTuple):
 
 
 def spread(values: Float[Tensor, "*member batch"]) -> Spread:
-    """Mean, standard error (NaN for a single context) and median over the last axis."""
+    """Mean, standard error (NaN for a single context) and median over the last axis.
+
+    Example:
+        >>> distances.spread(torch.tensor([[1.0, 2.0, 6.0]])).median
+        tensor([2.])
+    """
     count = values.shape[-1]
     error = values.std(-1) / count**0.5 if count > 1 else torch.full_like(values[..., 0], torch.nan)
     return Spread(values.mean(-1), error, values.quantile(0.5, -1))
@@ -55,6 +70,10 @@ def ask(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
     Raises:
         IclError: if the learner cannot read contexts of this length or dimension, or its
             predictions have another shape or are not finite.
+
+    Example:
+        >>> bool((distances.ask(algorithms.ols, xs, ys) == ols[0]).all())
+        True
     """
     if isinstance(predictor, Learners):
         xs, ys = xs.to(predictor.positions), ys.to(predictor.positions)
@@ -71,7 +90,15 @@ def ask(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
 
 
 def together(learners: Sequence[Predictor]) -> Predictor:
-    """One predictor with the members of all of them, in order."""
+    """One predictor with the members of all of them, in order.
+
+    Example:
+        >>> from iclutils import learners
+        >>> net = learners.load("regression-d8")
+        >>> twice = distances.together([net, net])
+        >>> len(twice(torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 2))) == 2 * len(net.seeds)
+        False
+    """
 
     def predictor(xs: Tensor, ys: Tensor) -> Tensor:
         found = [ask(learner, xs, ys) for learner in learners]
@@ -85,12 +112,18 @@ def ask_queries(predictor: Predictor, queried: Queried) -> Tensor:
 
     Raises:
         IclError: as ``ask``.
+
+    Example:
+        >>> seen = regression.seen(drawn, torch.Generator().manual_seed(0))
+        >>> told = distances.ask_queries(algorithms.ols, seen)
+        >>> bool(((told - seen.answers)[..., 1] ** 2 < 1e-6).all())
+        True
     """
     contexts, queries = queried
     if isinstance(predictor, Linear):
         return predictions(predictor.weights(contexts.xs, contexts.ys), queries)
     rows = []
-    for n in range(queries.shape[-2]):
+    for n in bar(range(queries.shape[-2]), "prefixes"):
         at = queried.at(n)
         rows.append(ask(predictor, at.xs, at.ys)[..., -1])
     return torch.stack(rows, -1)
@@ -106,6 +139,10 @@ def spd(first: Float[Tensor, "*member batch n"], second: Rows, dim: int) -> Spre
 
     Raises:
         IclError: if the shapes do not fit or a prediction is not finite.
+
+    Example:
+        >>> distances.spd(ols, ys, dim=3).mean[0, -1] < 1e-6
+        tensor(True)
     """
     return spread(_squares(first, second, dim).mT)
 
@@ -115,6 +152,10 @@ def under_determined(dim: int) -> slice:
 
     Raises:
         IclError: for d = 1, where there are none.
+
+    Example:
+        >>> distances.under_determined(3)
+        slice(1, 3, None)
     """
     if dim < 2:
         raise IclError("With one dimension a single pair decides; there is no such region.")
@@ -130,6 +171,10 @@ def mspd(
 
     Raises:
         IclError: as ``spd``, and if the contexts do not cover the region.
+
+    Example:
+        >>> distances.mspd(ols, ridge, dim=3).mean > distances.mspd(ols, ols[0], dim=3).mean
+        tensor([True])
     """
     region = under_determined(dim) if region is None else region
     return spread(_in_region(_squares(first, second, dim), region).mean(-1))
@@ -148,6 +193,10 @@ def margin(
 
     Raises:
         IclError: as ``mspd``.
+
+    Example:
+        >>> distances.margin(ols, near=ols[0], far=ridge, dim=3).mean > 0
+        tensor([True])
     """
     region = under_determined(dim) if region is None else region
     gap = _squares(learner, far, dim) - _squares(learner, near, dim)
@@ -195,6 +244,12 @@ def implicit_weights(
 
     Raises:
         IclError: as ``ask``, and if there are too few queries for a fit.
+
+    Example:
+        >>> queries = torch.randn(64, 8, 3, generator=torch.Generator().manual_seed(1))
+        >>> found = distances.implicit_weights(algorithms.ols, drawn, queries)
+        >>> bool((found.weights - drawn.weights).abs().max() < 1e-3)
+        True
     """
     batch, count, dim = queries.shape
     if count <= dim + intercept:
@@ -205,7 +260,7 @@ def implicit_weights(
             f"once; got {tuple(contexts.xs.shape)} and {at_once}."
         )
     rows = []
-    for some in torch.arange(batch).split(at_once or batch):
+    for some in bar(torch.arange(batch).split(at_once or batch), "contexts"):
         pairs = contexts.xs[some, None].expand(-1, count, -1, -1)
         xs = torch.cat([pairs, queries[some, :, None].to(pairs)], -2).flatten(0, 1)
         ys = torch.nn.functional.pad(contexts.ys[some], (0, 1))  # the last is never read
@@ -228,6 +283,10 @@ def ilwd(first: Float[Tensor, "*member batch d"], second: Rows) -> Spread:
 
     Raises:
         IclError: if the shapes do not fit or a weight is not finite.
+
+    Example:
+        >>> distances.ilwd(drawn.weights[None], drawn.weights + 1).mean
+        tensor([1.0000], dtype=torch.float64)
     """
     return spread(_squares(first, second, first.shape[-1]).sum(-1))
 
@@ -239,6 +298,10 @@ def released_r2(
 
     It tells how good the predictions are, not how linear: a perfectly linear learner that has
     not found w scores low. All entries count as one sample.
+
+    Example:
+        >>> distances.released_r2(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
+        1.0
     """
     total = (labels - labels.mean()).square().sum()
     return float(1 - (labels - found).square().sum() / total)
@@ -281,13 +344,19 @@ def nearest(
     Raises:
         IclError: as ``mspd``, and if the bank is empty, the statistic unknown, or there are no
             resamples.
+
+    Example:
+        >>> bank, generator = {"ols": ols[0], "ridge": ridge}, torch.Generator().manual_seed(0)
+        >>> distances.nearest(ols, bank, dim=3, generator=generator, resamples=20).winners
+        ['ols']
     """
     if not bank or resamples < 1:
         raise IclError("Need at least one algorithm and one resample.")
     if statistic not in ("mean", "median"):
         raise unknown("statistic", statistic, ["mean", "median"])
     region = under_determined(dim) if region is None else region
-    each = [_in_region(_squares(learner, row, dim), region).mean(-1) for row in bank.values()]
+    rows = bar(bank.values(), "algorithms")
+    each = [_in_region(_squares(learner, row, dim), region).mean(-1) for row in rows]
     table = torch.stack(each, -2)  # (*member, algorithm, batch)
     batch = table.shape[-1]
 

@@ -1,4 +1,9 @@
-"""The lasso, many problems at once, from their Gram matrices."""
+"""The lasso, many problems at once, from their Gram matrices.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.regression import lasso
+"""
 
 from __future__ import annotations
 
@@ -27,6 +32,11 @@ def lasso_from_moments(
 
     Raises:
         IclError: if that check fails or a path does not end.
+
+    Example:
+        >>> grams, moments = torch.eye(2).double()[None], torch.tensor([[3.0, 0.5]]).double()
+        >>> lasso.lasso_from_moments(grams, moments, torch.tensor([1.0]).double())
+        tensor([[2., 0.]], dtype=torch.float64)
     """
     weights, sign = torch.zeros_like(moments), torch.zeros_like(moments)
     level = moments.abs().amax(-1, keepdim=True)

@@ -12,6 +12,12 @@ with λ = 1 in other coordinates: with v = X_d w the first d pairs say v ≈ y_d
 the rows of X_rest X_d⁻¹. Where the first d pairs are nearly dependent this loses digits; those
 contexts are first turned into the space they span, and if that does not help, solved prefix by
 prefix with a singular value decomposition.
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.regression import least_squares
+    >>> xs = torch.tensor([[[1.0], [2.0], [3.0]]], dtype=torch.float64)
+    >>> ys = torch.tensor([[2.0, 4.0, 9.0]], dtype=torch.float64)
 """
 
 from __future__ import annotations
@@ -30,6 +36,10 @@ def ridge_at_every_prefix(
     """Entry n: (XᵀX + penalty I)⁻¹ Xᵀy of the pairs 0 .. n-1; ``penalty`` must be positive.
 
     Both tensors in float64. Time grows with the cube of n and not with d.
+
+    Example:
+        >>> least_squares.ridge_at_every_prefix(xs, ys, penalty=1.0)[0, :, 0].round(decimals=3)
+        tensor([0.0000, 1.0000, 1.6670], dtype=torch.float64)
     """
     root = penalty**0.5
     pairs, dim = xs.shape[-2:]
@@ -48,6 +58,10 @@ def ols_at_every_prefix(
         xs: in float64.
         ys: in float64.
         cut: singular values of at most ``cut`` times the largest count as 0.
+
+    Example:
+        >>> least_squares.ols_at_every_prefix(xs, ys, cut=1e-9)[0, :, 0]
+        tensor([0., 2., 2.], dtype=torch.float64)
     """
     weights, well = _well_conditioned(xs, ys, cut)
     if bool(well.all()):
@@ -57,7 +71,12 @@ def ols_at_every_prefix(
 
 
 def before(terms: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
-    """Entry n: the sum of the entries 0 .. n-1."""
+    """Entry n: the sum of the entries 0 .. n-1.
+
+    Example:
+        >>> least_squares.before(xs)[0, :, 0]
+        tensor([0., 1., 3.], dtype=torch.float64)
+    """
     return torch.cat([torch.zeros_like(terms[..., :1, :]), terms[..., :-1, :].cumsum(-2)], -2)
 
 

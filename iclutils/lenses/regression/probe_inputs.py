@@ -1,6 +1,14 @@
 """What probes are given: hidden states of frozen networks, and the targets to find in them.
 
 Source: Akyurek et al. 2023, section 5. {cite}`akyurek2023`
+
+Example:
+    >>> import torch
+    >>> from iclutils import learners
+    >>> from iclutils.lenses.regression import probe_inputs
+    >>> from iclutils.tasks import regression
+    >>> net = learners.load("regression-d8")
+    >>> drawn = regression.sample(regression.Task(8), 8, 3, torch.Generator().manual_seed(0))
 """
 
 from __future__ import annotations
@@ -32,6 +40,10 @@ def hidden_states(
 
     Raises:
         IclError: if the networks differ in depth, width or format, or cannot read the contexts.
+
+    Example:
+        >>> probe_inputs.hidden_states([net], drawn.xs, drawn.ys).shape[2]
+        8
     """
     if len({(net.shape.layers, net.shape.width, net.shape.format) for net in networks}) != 1:
         raise IclError("Probe networks of one depth, width and format at a time.")
@@ -49,7 +61,12 @@ def hidden_states(
 
 
 def places(form: Format, n: int) -> int:
-    """Positions of a context up to the query x_{n+1}: what a probe may read after n pairs."""
+    """Positions of a context up to the query x_{n+1}: what a probe may read after n pairs.
+
+    Example:
+        >>> probe_inputs.places("one", 3), probe_inputs.places("two", 3)
+        (4, 7)
+    """
     return 2 * n + 1 if form == "two" else n + 1
 
 
@@ -60,6 +77,11 @@ def moment(
 
     Raises:
         IclError: if the context does not have n pairs.
+
+    Example:
+        >>> xs, ys = torch.tensor([[[1.0], [2.0], [9.0]]]), torch.tensor([[3.0, 4.0, 9.0]])
+        >>> probe_inputs.moment(xs, ys, n=2)
+        tensor([[11.]])
     """
     xs, ys = _first(xs, ys, n)
     return (xs * ys[..., None]).sum(-2)
@@ -74,6 +96,11 @@ def least_squares(
 
     Raises:
         IclError: if the context does not have n pairs.
+
+    Example:
+        >>> xs, ys = torch.tensor([[[1.0], [2.0], [9.0]]]), torch.tensor([[3.0, 6.0, 9.0]])
+        >>> probe_inputs.least_squares(xs, ys, n=2)
+        tensor([[3.]])
     """
     xs, ys = _first(xs, ys, n)
     inverse = torch.linalg.pinv(xs.double(), rtol=1e-10)
@@ -81,7 +108,13 @@ def least_squares(
 
 
 def shuffled(targets: Targets, generator: torch.Generator) -> Targets:
-    """Every target moved to another context: a probe of these should have an error of 1."""
+    """Every target moved to another context: a probe of these should have an error of 1.
+
+    Example:
+        >>> targets, generator = torch.arange(4.0)[None, :, None], torch.Generator().manual_seed(0)
+        >>> sorted(probe_inputs.shuffled(targets, generator).flatten().tolist())
+        [0.0, 1.0, 2.0, 3.0]
+    """
     order = torch.randperm(targets.shape[1], generator=generator, device=generator.device)
     order = order.to(targets.device)
     moved = torch.empty_like(targets)
@@ -94,6 +127,11 @@ def prepare(networks: Sequence[Learners], contexts: Contexts) -> tuple[States, T
 
     Raises:
         IclError: as ``hidden_states``, and if a context has a single pair.
+
+    Example:
+        >>> states, targets = probe_inputs.prepare([net], drawn)
+        >>> targets.shape
+        torch.Size([2, 8, 8])
     """
     xs, ys = contexts.xs, contexts.ys
     n = xs.shape[-2] - 1
@@ -102,7 +140,12 @@ def prepare(networks: Sequence[Learners], contexts: Contexts) -> tuple[States, T
 
 
 def check(states: Tensor, targets: Targets, batch: int, held_out: int, least: int) -> None:
-    """Refuse what cannot be probed; ``least`` contexts cannot even fix a probe."""
+    """Refuse what cannot be probed; ``least`` contexts cannot even fix a probe.
+
+    Example:
+        >>> states, targets = probe_inputs.prepare([net], drawn)
+        >>> probe_inputs.check(states, targets, batch=8, held_out=3, least=1)
+    """
     if targets.shape[1] != batch:
         raise IclError(f"Got targets of {targets.shape[1]} contexts for states of {batch}.")
     if held_out < 2 or batch - held_out <= least:

@@ -16,6 +16,12 @@ All layers, networks and targets train side by side as one program; none sees th
 Source: Akyurek et al. 2023, section 5 and appendix E. They train with Adam at a rate of 1e-3, for
 longer; the control there is a network trained on one fixed weight vector, which any network given
 to ``hidden_states`` can be. {cite}`akyurek2023`
+
+Example:
+    >>> import torch
+    >>> from iclutils.lenses.regression import probes
+    >>> states = torch.randn(1, 2, 96, 3, 4, generator=torch.Generator().manual_seed(0))
+    >>> targets = states[0, 1, :, 2, :2][None]
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ from torch.nn import functional
 
 from ...errors import IclError
 from ...learners import Format
+from ...progress import bar
 from .probe_inputs import States, Targets, check
 
 Kind = Literal["linear", "mlp"]
@@ -84,6 +91,12 @@ def fit(
     Raises:
         IclError: if shapes do not fit, something is not finite, a target is constant, or there
             are too few contexts to fit or to judge a probe.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> found = probes.fit(states, targets, "linear", 32, generator, steps=60, batch_size=32)
+        >>> found.error[0, :, 0].argmin()
+        tensor(1)
     """
     net, layer, batch, pos, width = states.shape
     check(states, targets, batch, held_out, width + pos)
@@ -128,6 +141,10 @@ def linear_exact(
 
     Raises:
         IclError: as ``fit``, or if the penalty is negative.
+
+    Example:
+        >>> probes.linear_exact(states[0, 1, :, 2], targets, held_out=32) < 1e-6
+        tensor([True])
     """
     if penalty < 0:
         raise IclError(f"The penalty must not be negative; got {penalty}.")
@@ -157,6 +174,10 @@ def released(
 
     Raises:
         IclError: as ``linear_exact``.
+
+    Example:
+        >>> probes.released(states, targets[0], held_out=32).argmin()
+        tensor(1)
     """
     return linear_exact(states[..., -1, :], weights[None], held_out)[..., 0]
 
@@ -175,6 +196,12 @@ def decodable(found: Probed, trained: int, form: Format) -> Decodable:
 
     Raises:
         IclError: if one of both groups is empty.
+
+    Example:
+        >>> error = torch.tensor([[[0.9], [0.1]], [[0.9], [0.8]]])
+        >>> found = probes.Probed(error, error, torch.full((2, 2, 1, 3), 1 / 3))
+        >>> probes.decodable(found, trained=1, form="one").best
+        tensor([1])
     """
     if not 0 < trained < len(found.error):
         raise IclError(f"Of {len(found.error)} networks {trained} cannot be the trained ones.")
@@ -192,6 +219,10 @@ def onset(
 
     Raises:
         IclError: if the share is not in (0, 1].
+
+    Example:
+        >>> probes.onset(torch.tensor([[1.0], [0.9], [0.2], [0.1]]))
+        tensor([2])
     """
     if not 0 < share <= 1:
         raise IclError(f"The share of the fall lies in (0, 1]; got {share}.")
@@ -255,7 +286,7 @@ def _train(
     adam = torch.optim.Adam([maps, {"params": [probes.scores], "lr": rates[1]}], fused=True)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
     order: list[int] = []
-    for _ in range(steps):
+    for _ in bar(range(steps), "steps"):
         if not order:
             drawn = torch.randperm(len(parts), generator=generator, device=generator.device)
             order = drawn.tolist()

@@ -1,0 +1,57 @@
+"""What takes long shows how far it is; what is to be quiet shows nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny import tokens
+
+from iclutils import progress, sweeps
+from iclutils.lenses.circuits import behaviour, depth, graph, wires
+from iclutils.lenses.regression import algorithms, distances
+from iclutils.tasks import regression
+
+
+def task(model: Any) -> behaviour.Behaviour:
+    return behaviour.repeating(model, 6, 2, torch.Generator().manual_seed(0))
+
+
+def ask_queries(model: Any) -> None:
+    source = torch.Generator().manual_seed(0)
+    drawn = regression.sample(regression.Task(2), 3, 4, source)
+    distances.ask_queries(algorithms.ols, regression.seen(drawn, source))
+
+
+LONG: dict[str, Callable[[Any], object]] = {
+    "layers": lambda m: sweeps.head_sweep(m, tokens(1, 8), torch.arange(3, 6)),
+    "sets": lambda m: wires.removed(m, task(m), [[graph.head(0, 0)], [graph.head(0, 1)]]),
+    "depths": lambda m: depth.lens(m, task(m)),
+    "prefixes": ask_queries,
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_a_lens_shows_how_far_it_is(
+    what: str, gpt2: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.delenv("ICLUTILS_QUIET")
+    LONG[what](gpt2)
+    assert f"{what}: 100%" in capsys.readouterr().err
+
+
+def test_a_bar_appears_where_it_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    assert list(progress.bar([1, 2], "things")) == [1, 2]
+    assert capsys.readouterr().err == "", "all is quiet here"
+    monkeypatch.delenv("ICLUTILS_QUIET")
+    assert list(progress.bar([1, 2], "things")) == [1, 2]
+    assert "things" in capsys.readouterr().err
+    monkeypatch.setattr(progress, "PATIENCE", 60.0)
+    assert list(progress.bar([1, 2], "things")) == [1, 2]
+    assert capsys.readouterr().err == "", "short work shows none"
