@@ -1,8 +1,11 @@
 """The repository's public address, set here and nowhere else.
 
-There is none yet. Everything that needs it (launch buttons, edit links, the set-up cell of the
-notebooks, CITATION.cff) asks this module, and leaves the thing out while ``ADDRESS`` is empty.
-After changing it, ``python -m iclutils address`` rewrites what is stored in files.
+There is none yet. Everything that needs it (launch buttons, links to the repository, the set-up
+cell of the notebooks, CITATION.cff) asks this module, and leaves the thing out while ``ADDRESS``
+is empty. After changing it, ``python -m iclutils address`` rewrites what is stored in files.
+
+Launch buttons lead to the notebooks of the release that the set-up cell installs, so that the two
+belong together whatever happened since on the main branch.
 """
 
 from __future__ import annotations
@@ -18,32 +21,55 @@ from .files import read_json, write_text
 ADDRESS = ""  # for example "https://github.com/OWNER/REPOSITORY"
 TAG = f"v{metadata.version('iclutils')}"  # the release that Colab installs
 
-_LOCAL = """\
+_BEGIN = """
+
+import iclutils
+
+book = iclutils.begin(tier=tier, model=model, seed=seed, device=device)"""
+
+_LOCAL = (
+    """\
 # Set-up: the same cell in every notebook.
 import importlib.util
 
 if importlib.util.find_spec("iclutils") is None:
-    raise SystemExit("iclutils is not installed: see 'How to run this book'.")
+    raise SystemExit("iclutils is not installed: see 'How to run this book'.")"""
+    + _BEGIN
+)
 
-import iclutils
-
-book = iclutils.begin(tier=tier, model=model, seed=seed, device=device)"""
-
-_PUBLIC = """\
-# Set-up: the same cell in every notebook. On Colab it installs iclutils at a release.
+# torch and numpy are named in the same call, so that pip has to refuse rather than replace them.
+_PUBLIC = (
+    """\
+# Set-up: the same cell in every notebook. Where iclutils is missing, as on
+# Colab, it is installed; the torch and numpy that are there are kept.
 import importlib.util
+import re
+import subprocess
+import sys
+import time
+from importlib.metadata import version
 
 if importlib.util.find_spec("iclutils") is None:
-    %pip install -q "iclutils @ git+{address}@{tag}"
+    release = "git+{address}@{tag}"
+    kept = [f"{{name}}=={{version(name)}}" for name in ("torch", "numpy")]
+    pip = [sys.executable, "-m", "pip", "install", release, *kept]
+    start = time.monotonic()
+    done = subprocess.run(pip, capture_output=True, text=True)
+    if done.returncode:
+        why = r"(?:ERROR|fatal|error): (?!sub).*|.*depends on.*|.*requested.*"
+        said = re.findall(why, done.stdout + done.stderr)
+        head = "iclutils was not installed (see 'How to run this book'):"
+        raise SystemExit("\\n".join([head, *said]))
+    importlib.invalidate_caches()
+    spent = time.monotonic() - start
+    print(f"installed {{release}} in {{spent:.0f}} s; kept {{', '.join(kept)}}")"""
+    + _BEGIN
+)
 
-import iclutils
 
-book = iclutils.begin(tier=tier, model=model, seed=seed, device=device)"""
-
-
-def set_up_cell(address: str = ADDRESS) -> str:
+def set_up_cell(address: str = ADDRESS, tag: str = TAG) -> str:
     """Source of the set-up cell."""
-    return _PUBLIC.format(address=address, tag=TAG) if address else _LOCAL
+    return _PUBLIC.format(address=address, tag=tag) if address else _LOCAL
 
 
 def launch_options(address: str = ADDRESS) -> dict[str, object]:
@@ -52,18 +78,24 @@ def launch_options(address: str = ADDRESS) -> dict[str, object]:
         return {}
     if not re.fullmatch(r"https://[\w.-]+/[\w.-]+/[\w.-]+", address):
         raise IclError(f"{address!r} is not of the form https://HOST/OWNER/REPOSITORY.")
-    return {
+    options: dict[str, object] = {
         "repository_url": address,
-        "repository_branch": "main",
+        "repository_branch": TAG,
         "use_repository_button": True,
         "use_issues_button": True,
-        "use_edit_page_button": True,
-        "launch_buttons": {"colab_url": "https://colab.research.google.com"},
     }
+    if address.startswith("https://github.com/"):  # Colab opens notebooks of no other host
+        options["launch_buttons"] = {"colab_url": "https://colab.research.google.com"}
+    return options
 
 
-def apply(root: Path, address: str = ADDRESS) -> list[Path]:
+def apply(root: Path, address: str = ADDRESS, tag: str = TAG) -> list[Path]:
     """Write the address into the files that store it; return those that changed.
+
+    Args:
+        root: the checkout.
+        address: of the repository, or ``""``.
+        tag: what the set-up cell installs: a tag, or a commit, of the repository.
 
     Raises:
         IclError: if the address is malformed or ``root`` is no checkout.
@@ -71,7 +103,9 @@ def apply(root: Path, address: str = ADDRESS) -> list[Path]:
     launch_options(address)
     if not (root / "CITATION.cff").is_file():
         raise IclError(f"{root} has no CITATION.cff. Run this at the top of the checkout.")
-    wanted = {path: _notebook(path, address) for path in sorted(root.glob("notebooks/*.ipynb"))}
+    wanted = {
+        path: _notebook(path, address, tag) for path in sorted(root.glob("notebooks/**/*.ipynb"))
+    }
     wanted[root / "CITATION.cff"] = _citation(root / "CITATION.cff", address)
     changed = [path for path, text in wanted.items() if path.read_text(encoding="utf-8") != text]
     for path in changed:
@@ -79,11 +113,11 @@ def apply(root: Path, address: str = ADDRESS) -> list[Path]:
     return changed
 
 
-def _notebook(path: Path, address: str) -> str:
+def _notebook(path: Path, address: str, tag: str) -> str:
     notebook = read_json(path)
     for cell in notebook["cells"]:
         if "set-up" in cell["metadata"].get("tags", []):
-            cell["source"] = set_up_cell(address).splitlines(keepends=True)
+            cell["source"] = set_up_cell(address, tag).splitlines(keepends=True)
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 

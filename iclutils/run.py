@@ -2,7 +2,13 @@
 
 papermill only warns about an unknown parameter and takes any type; here both are errors. A
 chapter whose notebook, parameters, package and models have not changed since its last
-successful run is not run again. Outputs appear only when complete.
+successful run is not run again. Outputs appear only when complete. How long a run took, and on
+what machine, is written beside its results, for the status page.
+
+Example:
+    >>> from pathlib import Path
+    >>> from iclutils import run
+    >>> notebook = run.NOTEBOOKS / "01_gpt2_induction.ipynb"
 """
 
 from __future__ import annotations
@@ -10,10 +16,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,30 +30,41 @@ import papermill
 from nbclient.exceptions import DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
-from . import claims, tiers
+from . import claims, machine, tiers
 from .errors import IclError, unknown
 from .files import read_json, replacing, write_json
+from .progress import say
 
 PACKAGE = Path(__file__).parent
 ROOT = PACKAGE.parent
 NOTEBOOKS = ROOT / "notebooks"
 NOT_IN_NOTEBOOKS = frozenset(
-    ("__main__.py", "address.py", "book.py", "run.py", "scorecard.py", "sphinx_ext", "training")
-)
+    ("__main__.py", "address.py", "book.py", "commands.py", "coursework", "doctor.py", "machine.py",
+     "pdf.py", "run.py", "scorecard.py", "sphinx_ext", "training")
+)  # fmt: skip
+
+MEMORIES = (("memory", "memory"), ("gpu", "GPU memory"))  # as a record has them, and a reader
+UNKNOWN = {"memory": 0.0, "gpu": 0.0}
 
 
 @dataclass(frozen=True)
 class Done:
-    """Where a chapter's run left its notebook and its results."""
+    """Where a chapter's run left its notebook, its results and its record."""
 
     chapter: str
     notebook: Path
     results: Path
+    record: Path
     fresh: bool
 
 
 def chapters() -> list[str]:
-    """Chapters that can be run, in order."""
+    """Chapters that can be run, in order.
+
+    Example:
+        >>> run.chapters()[-1]
+        '05_attention_circuits'
+    """
     return sorted(path.stem for path in NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 
 
@@ -54,6 +73,10 @@ def resolve(chapter: str) -> str:
 
     Raises:
         IclError: if there is none.
+
+    Example:
+        >>> run.resolve("01")
+        '01_gpt2_induction'
     """
     for name in chapters():
         if chapter in (name, name.split("_")[0]):
@@ -66,6 +89,10 @@ def parameters_of(notebook: Path) -> dict[str, Any]:
 
     Raises:
         IclError: if a default is not a plain literal.
+
+    Example:
+        >>> run.parameters_of(notebook)
+        {'tier': 'mini', 'model': '', 'seed': 0, 'device': 'auto'}
     """
     found = {}
     for name, info in papermill.inspect_notebook(str(notebook)).items():
@@ -81,6 +108,10 @@ def check_parameters(notebook: Path, given: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         IclError: if one is unknown or of another type than the default.
+
+    Example:
+        >>> run.check_parameters(notebook, {"seed": 3})["seed"]
+        3
     """
     known = parameters_of(notebook)
     for name, value in given.items():
@@ -102,12 +133,20 @@ def run_chapter(
     Args:
         chapter: name or number.
         given: parameters that differ from the notebook's defaults.
-        build: folder for outputs: ``run/TIER/`` for notebooks, ``results/TIER/`` for JSON.
+        build: folder for outputs: ``run/TIER/`` for notebooks, ``results/TIER/`` for JSON,
+            ``runs/TIER/`` for time and machine.
         progress: show a bar over the cells.
         force: run even if up to date.
 
     Raises:
         IclError: if a parameter is wrong, a cell fails, or a claim of the tier was not checked.
+
+    Example:
+        >>> try:
+        ...     run.run_chapter("01", {"tier": 3}, Path("_build"))
+        ... except ValueError as error:
+        ...     print(str(error)[:55])
+        Parameter tier of 01_gpt2_induction must be of type str
     """
     name = resolve(chapter)
     source = NOTEBOOKS / f"{name}.ipynb"
@@ -117,20 +156,29 @@ def run_chapter(
     given = {name: value for name, value in given.items() if value != defaults[name]}
     tier = tiers.get(values.get("tier", "mini")).name
     own = bool(values.get("model"))
-    place = build / "run" / ("own" if own else tier)
+    kind = "own" if own else tier
+    place = build / "run" / kind
     output, results = place / f"{name}.ipynb", build / "results"
+    done = Done(name, output, results, build / "runs" / kind / f"{name}.json", fresh=False)
     stamp = {"inputs": _fingerprint(source), "parameters": values}
-    record = place / f"{name}.json"
-    wanted = [] if own else [k for k, c in claims.ledger(name).items() if tier in c.tiers]
+    finished = place / f"{name}.json"
+    ledger = claims.ledger(name) if name in claims.chapters() and not own else {}
+    wanted = [claim.id for claim in ledger.values() if tier in claim.tiers]
     missing = [k for k in wanted if not (results / tier / f"{k}.json").is_file()]
-    whole = output.is_file() and record.is_file() and not missing
-    if whole and not force and read_json(record) == stamp:
-        return Done(name, output, results, fresh=False)
-    record.unlink(missing_ok=True)
+    whole = output.is_file() and done.record.is_file() and finished.is_file() and not missing
+    if whole and not force and read_json(finished) == stamp:
+        return done
+    finished.unlink(missing_ok=True)
     partial = place / f"{name}.partial.ipynb"
     partial.parent.mkdir(parents=True, exist_ok=True)
+    peak = (place / f"{name}.peak.json").resolve()
+    peak.unlink(missing_ok=True)
+    if progress:
+        say(cost(name, kind, build / "runs", ROOT / "book" / "runs"))
     try:
-        with _environment(ICLUTILS_RESULTS=str(results.resolve()), ICLUTILS_QUIET="1"):
+        with _environment(
+            ICLUTILS_RESULTS=str(results.resolve()), ICLUTILS_QUIET="1", ICLUTILS_PEAK=str(peak)
+        ):
             papermill.execute_notebook(
                 str(source),
                 str(partial),
@@ -155,8 +203,52 @@ def run_chapter(
     missing = [k for k in wanted if not (results / tier / f"{k}.json").is_file()]
     if missing:
         raise IclError(f"Chapter {name} did not check these claims: {', '.join(missing)}.")
-    write_json(record, stamp)
-    return Done(name, output, results, fresh=True)
+    held = read_json(peak) if peak.is_file() else UNKNOWN
+    write_json(done.record, _record(name, tier, read_json(output), held))
+    peak.unlink(missing_ok=True)
+    write_json(finished, stamp)
+    return replace(done, fresh=True)
+
+
+def cost(chapter: str, kind: str, *folders: Path) -> str:
+    """Time and memory of a run, for the reader to know before it starts, from its last record.
+
+    Args:
+        chapter: full name.
+        kind: tier, or ``"own"`` for a reader's own model.
+        folders: where records are, the first that has one decides.
+    """
+    for folder in folders:
+        path = folder / kind / f"{chapter}.json"
+        if path.is_file():
+            last = read_json(path)
+            there = last["machine"]
+            parts = [f"about {max(1, round(last['seconds'] / 60))} min"]
+            parts += [
+                f"{last['peak_gib'][k]:g} GiB of {what}"
+                for k, what in MEMORIES
+                if last["peak_gib"][k]
+            ]
+            where = there["gpu"] or f"{there['cores']} cores"
+            return f"{chapter} ({kind}): {', '.join(parts)}, if as last time, on {where}"
+    return f"{chapter} ({kind}): no run is recorded, so its time and memory are not known"
+
+
+def _record(
+    chapter: str, tier: str, notebook: dict[str, Any], peak: dict[str, float]
+) -> dict[str, Any]:
+    """What the status page says about a run, from the notebook that papermill left."""
+    return {
+        "chapter": chapter,
+        "tier": tier,
+        "seconds": round(notebook["metadata"]["papermill"]["duration"], 1),
+        "peak_gib": peak,
+        "machine": machine.describe(),
+        "versions": {name: metadata.version(name) for name in claims.VERSIONED},
+        "python": platform.python_version(),
+        "commit": claims.commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
 
 
 def _fingerprint(notebook: Path) -> str:

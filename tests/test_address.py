@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from iclutils import address
 from iclutils.errors import IclError
 
 ROOT = Path(__file__).parents[1]
-PUBLIC = "https://example.org/owner/repository"
+PUBLIC = "https://github.com/owner/repository"
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_an_address_reaches_every_file_once(checkout: Path) -> None:
     citation = yaml.safe_load((checkout / "CITATION.cff").read_text())
     assert citation["repository-code"] == PUBLIC
     setup = "".join(cells(checkout)[0]["source"])
-    assert f'%pip install -q "iclutils @ git+{PUBLIC}@{address.TAG}"' in setup
+    assert f'release = "git+{PUBLIC}@{address.TAG}"' in setup
     assert cells(checkout)[1]["source"] == ["1 + 1"]
     assert cells(checkout)[0]["outputs"] == [1], "only the source of the cell is written"
     assert address.launch_options(PUBLIC)["repository_url"] == PUBLIC
@@ -86,10 +85,34 @@ def test_a_malformed_address_is_refused_and_nothing_is_written(checkout: Path, b
 
 @pytest.mark.parametrize("where", ["", PUBLIC])
 def test_the_set_up_cell_is_python_and_passes_every_parameter(where: str) -> None:
-    source = re.sub(r"^(\s*)%pip.*$", r"\1pass", address.set_up_cell(where), flags=re.MULTILINE)
+    source = address.set_up_cell(where)
+    assert max(map(len, source.splitlines())) <= 79
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     begin = next(c for c in calls if ast.unparse(c.func) == "iclutils.begin")
     assert {k.arg for k in begin.keywords} == {"tier", "model", "seed", "device"}
+
+
+def test_both_forms_differ_only_in_what_happens_where_it_is_missing() -> None:
+    local, public = (address.set_up_cell(where).split("\n\n") for where in ("", PUBLIC))
+    assert len(local) == len(public) == 4
+    assert [a == b for a, b in zip(local, public, strict=True)] == [False, False, True, True]
+    condition = 'if importlib.util.find_spec("iclutils") is None:\n'
+    assert local[1].startswith(condition)
+    assert public[1].startswith(condition)
+    assert "subprocess" not in local[0] + local[1]
+
+
+def test_a_notebook_is_launched_at_the_release_that_it_installs() -> None:
+    options = address.launch_options(PUBLIC)
+    assert options["repository_branch"] == address.TAG
+    assert f"@{address.TAG}" in address.set_up_cell(PUBLIC)
+    assert "launch_buttons" in options
+    assert "launch_buttons" not in address.launch_options("https://example.org/owner/repository")
+
+
+def test_a_commit_can_take_the_place_of_the_release(checkout: Path) -> None:
+    address.apply(checkout, PUBLIC, "0123abc")
+    assert f'"git+{PUBLIC}@0123abc"' in "".join(cells(checkout)[0]["source"])
 
 
 def test_the_tag_is_that_of_the_version() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,7 +16,7 @@ from iclutils import __main__, claims, run, training, zoo
 from iclutils.__main__ import main
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ["run", "train", "claims", "models", "book", "accept", "address"]
+COMMANDS = __main__._parser()[1]
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +33,9 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, dict
 
     def pretend(chapter: str, given: dict, build: Path, *, force: bool = False) -> run.Done:
         calls.append((chapter, given | ({"force": True} if force else {})))
-        return run.Done(chapter, tmp_path / "out.ipynb", tmp_path, fresh=not force)
+        return run.Done(
+            chapter, tmp_path / "out.ipynb", tmp_path, tmp_path / "x.json", fresh=not force
+        )
 
     monkeypatch.setattr(run, "run_chapter", pretend)
     monkeypatch.setattr(run, "chapters", lambda: ["90_demo", "91_other"])
@@ -42,23 +47,50 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
     assert stop.value.code == 0
-    assert f"iclutils {command}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"usage: python -m iclutils {command}" in shown
+    examples = shown.partition("\nexamples:\n")[2].splitlines()
+    assert examples
+    assert all(line.startswith(f"  python -m iclutils {command}") for line in examples)
 
 
-def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
+def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
     out = capsys.readouterr().out
-    assert all(f"\n    {command} " in out for command in COMMANDS)
+    listed = re.findall(r"^    (\w+)\s+\S.*$", out, re.MULTILINE)
+    assert listed == COMMANDS, "each with a line of its own"
+    assert {"doctor", "run", "claims", "models", "train"} <= set(COMMANDS)
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == out
+
+
+def examples() -> list[list[str]]:
+    """The words of every example that a help text shows."""
+    parser, commands = __main__._parser()
+    choices = next(a.choices for a in parser._actions if isinstance(a.choices, dict))
+    shown = "\n".join([parser.epilog or "", *(choices[name].epilog or "" for name in commands)])
+    lines = re.findall(r"^  python -m iclutils ?(.*)$", shown, re.MULTILINE)
+    return [shlex.split(line) for line in lines]
+
+
+@pytest.mark.parametrize("words", examples(), ids=" ".join)
+def test_every_example_is_one_that_is_understood(words: list[str]) -> None:
+    parser, _ = __main__._parser()
+    assert callable(parser.parse_args(words).act)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["runn"], "Unknown command 'runn'. Did you mean 'run'? Known: doctor, run,"),
         (["run", "99"], "Unknown chapter '99'"),
         (["run", "01", "-p", "seed"], "-p takes NAME=VALUE; got 'seed'"),
         (["train", "regression-d2", "--device", "tpu"], "Unknown device 'tpu'"),
         (["train", "induction-9"], "Unknown recipe 'induction-9'. Did you mean 'induction-"),
+        (["train", "lsa-1", "--jobs", "2"], "--jobs and --cluster are for several recipes"),
+        (["train", "lsa-1", "--cluster", "tcp://x:1"], "'lsa-1' names one. Leave them out"),
         (["claims", "99"], "Unknown chapter '99'"),
         (["book"], "Run this in the checkout"),
         (["accept"], "Run this in the checkout"),
@@ -74,12 +106,6 @@ def test_a_mistake_is_one_line_and_status_2(
     assert captured.err.startswith("error: ")
     assert message in captured.err
     assert "Traceback" not in captured.err
-
-
-def test_an_unknown_command_is_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["runn"])
-    assert stop.value.code == 2
 
 
 def test_options_become_parameters_of_their_type(ran: list) -> None:
@@ -109,6 +135,21 @@ def test_an_interruption_says_how_to_go_on(
 def test_train_lists_its_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train"]) == 0
     assert capsys.readouterr().out.split() == training.all_names()
+
+
+def test_a_training_says_what_it_costs_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.delenv("ICLUTILS_QUIET")
+    monkeypatch.setattr(training, "train", lambda *_, **__: print("trains"))
+    assert main(["train", "lsa-1", "--out", str(tmp_path)]) == 0
+    said, then, *_ = capsys.readouterr().out.splitlines()
+    steps = json.loads(zoo.log("lsa-1").read_text().splitlines()[-1])["step"]
+    assert said.startswith(f"lsa-1: {steps} steps, about ")
+    assert "as it took for the shipped model" in said
+    assert then == "trains"
+    assert main(["train", "lsa-1", "--out", str(tmp_path), "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith("trains")
 
 
 def test_models_lists_the_zoo_and_the_hub(capsys: pytest.CaptureFixture[str]) -> None:

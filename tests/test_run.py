@@ -6,20 +6,23 @@ The notebooks here are tiny stand-ins whose cells write a result as ``claims.che
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import nbformat
 import pytest
 import yaml
 
-from iclutils import claims, run
+from iclutils import claims, machine, run
 from iclutils.errors import IclError
-from iclutils.files import read_json
+from iclutils.files import read_json, write_json
+from iclutils.sphinx_ext import status
 
 PARAMETERS = 'tier = "mini"\nmodel = ""\nseed = 0\nweight = 0.5\n'
 CHECK = """
@@ -155,6 +158,72 @@ def test_a_run_leaves_notebook_and_results_and_is_not_repeated(book: Book) -> No
     assert not list(book.build.rglob("*.partial.ipynb"))
 
 
+def test_a_run_records_the_memory_that_it_took(book: Book) -> None:
+    begin = "import iclutils; iclutils.begin(tier, model, seed, 'cpu')"
+    book.add("90_demo", begin, "held = bytearray(2**30); held[::4096] = b'x' * 2**18")
+    peak = read_json(book.run("90").record)["peak_gib"]
+    assert 1.0 < peak["memory"] < 8.0
+    assert peak["gpu"] == 0.0
+    book.add("91_other", "pass")  # it does not begin, and so does not say
+    assert read_json(book.run("91").record)["peak_gib"] == run.UNKNOWN
+    assert not list(book.build.rglob("*.peak.json"))
+
+
+def test_what_a_run_costs_is_said_before_it(tmp_path: Path) -> None:
+    record = {
+        "seconds": 185.0,
+        "peak_gib": {"memory": 2.4, "gpu": 0.0},
+        "machine": {"cpu": "A Chip", "cores": 2, "memory_gib": 8, "gpu": ""},
+    }
+    own, committed = tmp_path / "own", tmp_path / "committed"
+    assert "are not known" in run.cost("90_demo", "mini", own, committed)
+    write_json(committed / "mini" / "90_demo.json", record)
+    said = run.cost("90_demo", "mini", own, committed)
+    assert said == "90_demo (mini): about 3 min, 2.4 GiB of memory, if as last time, on 2 cores"
+    larger = {"peak_gib": {"memory": 9.0, "gpu": 40.0}, "machine": {"cores": 8, "gpu": "A GPU"}}
+    write_json(own / "mini" / "90_demo.json", record | larger)
+    said = run.cost("90_demo", "mini", own, committed)
+    assert said.endswith("9 GiB of memory, 40 GiB of GPU memory, if as last time, on A GPU")
+    assert "are not known" in run.cost("90_demo", "paper", own, committed)
+
+
+def test_the_cost_is_printed_only_of_what_runs(
+    book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ICLUTILS_QUIET")
+    book.add("90_demo", "pass")
+    run.run_chapter("90", {}, book.build)
+    assert "90_demo (mini): no run is recorded" in capsys.readouterr().out
+    run.run_chapter("90", {}, book.build)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_records_its_time_and_its_machine(book: Book) -> None:
+    book.add("90_demo", "import time; time.sleep(0.5)")
+    done = book.run("90")
+    assert done.record == book.build / "runs" / "mini" / "90_demo.json"
+    record = read_json(done.record)
+    assert set(record) == status.FIELDS
+    assert (record["chapter"], record["tier"]) == ("90_demo", "mini")
+    assert record["seconds"] >= 0.5
+    assert record["machine"] == machine.describe()
+    assert record["versions"]["torch"] == metadata.version("torch")
+    assert record["python"] == platform.python_version()
+    # Without its record a run does not count as done; the reader's own model has one of its own.
+    done.record.unlink()
+    assert book.run("90").fresh
+    before = done.record.read_bytes()
+    assert book.run("90", model="my/folder").record.parent.name == "own"
+    assert done.record.read_bytes() == before
+
+
+def test_a_chapter_without_claims_runs_too(book: Book) -> None:
+    book.add("90_demo", check=False)
+    (claims.ROOT / "90_demo.yml").unlink()
+    assert book.run("90").fresh
+    assert not book.run("90").fresh
+
+
 def test_changes_are_noticed(book: Book, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "fake"
     (package / "zoo" / "model").mkdir(parents=True)
@@ -264,10 +333,10 @@ def test_a_killed_run_continues_where_it_stopped(book: Book, tmp_path: Path) -> 
     book.add("91_other", wait)
     program = f"""
 import pathlib
-from iclutils import claims, run, __main__
+from iclutils import claims, commands, run, __main__
 run.NOTEBOOKS = pathlib.Path({str(book.notebooks)!r})
 claims.ROOT = pathlib.Path({str(claims.ROOT)!r})
-__main__.BUILD = pathlib.Path({str(book.build)!r})
+commands.BUILD = pathlib.Path({str(book.build)!r})
 __main__.main(["run", "all"])
 """
     process = subprocess.Popen(
