@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +24,16 @@ from .errors import IclError
 from .files import read_json, replacing, write_json
 
 SETTINGS = ("_config.yml", "_toc.yml")
-BUILDERS = ("jupyter-book", "sphinx", "sphinx-book-theme", "myst-nb", "sphinx-mathjax-offline")
+SHOWN = ("CHANGELOG.md", "CITATION.cff")  # pages of the book show them
+VOLATILE = ("date", "commit", "seconds", "peak_gib")  # what differs between two runs of the same
+BUILDERS = (
+    "jupyter-book",
+    "sphinx",
+    "sphinx-book-theme",
+    "myst-nb",
+    "sphinx-mathjax-offline",
+    "vl-convert-python",
+)
 
 
 def make(root: Path, build: Path) -> str:
@@ -53,7 +63,8 @@ def make(root: Path, build: Path) -> str:
 
 def accept(root: Path, build: Path) -> list[Path]:
     """Make the last mini run the committed one: outputs into ``notebooks/``, results into
-    ``book/results/mini``. A result that differs in date and commit only stays as it is.
+    ``book/results/mini``, time and machine into ``book/runs/mini``. What differs in date, commit
+    and seconds only stays as it is.
 
     Returns:
         The files that changed.
@@ -66,6 +77,10 @@ def accept(root: Path, build: Path) -> list[Path]:
     for name in run.chapters():
         path = root / "notebooks" / f"{name}.ipynb"
         wanted[path] = executed(path, build / "run/mini" / path.name)
+        record = f"runs/mini/{name}.json"
+        if not (build / record).is_file():
+            raise IclError(f"{path.name} has no record of its last run. Run: make book")
+        wanted[root / "book" / record] = read_json(build / record)
     folder = root / "book/results/mini"
     for name, claim in claims.ledger().items():
         if "mini" in claim.tiers:
@@ -73,7 +88,8 @@ def accept(root: Path, build: Path) -> list[Path]:
     updated = [path for path, value in wanted.items() if not _stands(path, value)]
     for path in updated:
         write_json(path, wanted[path])
-    gone = [path for path in sorted(folder.glob("*.json")) if path not in wanted]
+    kept = [*folder.glob("*.json"), *(root / "book/runs/mini").glob("*.json")]
+    gone = [path for path in sorted(kept) if path not in wanted]
     for path in gone:
         path.unlink()
     return [*updated, *gone]
@@ -125,7 +141,8 @@ def stage(root: Path, build: Path, done: list[run.Done]) -> Path:
     Args:
         root: the checkout: pages, committed notebooks and committed results.
         build: the build folder.
-        done: fresh runs; their notebooks and results take the place of the committed ones.
+        done: fresh runs; their notebooks, results and records take the place of the committed
+            ones.
 
     Raises:
         IclError: if a page of the table of contents is missing, or a chapter was edited while
@@ -133,6 +150,7 @@ def stage(root: Path, build: Path, done: list[run.Done]) -> Path:
     """
     fresh = {f"notebooks/{item.chapter}.ipynb": item.notebook for item in done}
     wanted = {name: (root / name).read_bytes() for name in SETTINGS}
+    wanted |= {name: (root / name).read_bytes() for name in SHOWN if (root / name).is_file()}
     for path in sorted((root / "book").rglob("*")):
         if path.is_file():
             wanted[path.relative_to(root).as_posix()] = path.read_bytes()
@@ -148,6 +166,8 @@ def stage(root: Path, build: Path, done: list[run.Done]) -> Path:
         for path in sorted(folder.glob("*/*.json")):
             if path.stem in claims.ledger():
                 wanted[f"book/results/{path.parent.name}/{path.name}"] = path.read_bytes()
+    for path in [item.record for item in done]:
+        wanted[f"book/runs/{path.parent.name}/{path.name}"] = path.read_bytes()
     _sync(build / "src", wanted)
     return build / "src"
 
@@ -206,16 +226,38 @@ def render(source: Path, build: Path) -> Path:
     return html / "index.html"
 
 
+def pack(build: Path) -> Path:
+    """Pack the built HTML into one zip file, under a folder of the archive's name.
+
+    Returns:
+        The file, beside the HTML. Any browser opens its ``index.html``, without a network.
+
+    Raises:
+        IclError: if the HTML was not built.
+    """
+    html, name = build / "html", f"icl-taken-apart-{metadata.version('iclutils')}"
+    if not (html / "index.html").is_file():
+        raise IclError(f"There is no book in {html}. Run: make book")
+    with (
+        replacing(build / f"{name}.zip") as temporary,
+        zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for path in sorted(html.rglob("*")):
+            archive.write(path, Path(name, path.relative_to(html)))
+    return build / f"{name}.zip"
+
+
 def _stamp(source: Path) -> dict[str, str]:
     """Hashes of what the HTML depends on: ``text`` of pages and results, and the ``frame``."""
     from . import sphinx_ext, zoo
 
     framing = [source / name for name in SETTINGS]
     framing += sorted((source / "book/_static").rglob("*.*"))
-    framing += sorted(Path(sphinx_ext.__file__).parent.glob("*.py"))
+    framing += sorted(Path(sphinx_ext.__file__).parent.glob("*.*"))
     framing += [Path(module.__file__ or "") for module in (address, claims, scorecard)]
     texts = [path for path in sorted(source.rglob("*")) if path.is_file()]
     texts += [*sorted(claims.ROOT.glob("*.yml")), *sorted(zoo.ROOT.glob("*/README.md"))]
+    texts += sorted(run.PACKAGE.rglob("*.py"))  # the reference is made from them
     frame = hashlib.sha256(b"".join(path.read_bytes() for path in framing))
     frame.update(repr([metadata.version(name) for name in BUILDERS]).encode())
     frame.update("\n".join(str(path) for path in texts).encode())
@@ -242,12 +284,12 @@ def _sync(folder: Path, wanted: dict[str, bytes]) -> None:
 
 
 def _stands(path: Path, value: Any) -> bool:
-    """Whether a committed file already says this; date and clean commit do not count."""
+    """Whether a committed file already says this; date, seconds and clean commit do not count."""
     if not path.is_file():
         return False
     before = read_json(path)
     if path.suffix == ".json" and not before["commit"].endswith("+"):
-        value = value | {key: before[key] for key in ("date", "commit")}
+        value = value | {key: before[key] for key in VOLATILE if key in before}
     return before == value
 
 

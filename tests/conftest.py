@@ -95,3 +95,28 @@ def site() -> Path:
     build.mkdir(parents=True, exist_ok=True)
     with FileLock(build / ".lock"):  # one build, even where several processes test
         return book.render(book.stage(ROOT, build, []), build).parent
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """An installed browser, without a network."""
+    from reader import FLAGS, NAMES
+
+    program = next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        pytest.skip(f"no browser is installed: looked for {', '.join(NAMES)}")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def reader(browser: Any, site: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A tab with the options that the test gives as its parameter."""
+    from reader import Reader
+
+    context = browser.new_context(**getattr(request, "param", {}))
+    yield Reader(context.new_page(), site)
+    context.close()

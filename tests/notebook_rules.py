@@ -14,6 +14,7 @@ from typing import Any
 
 from iclutils.address import set_up_cell
 from iclutils.claims import DECIDABLE, Claim
+from iclutils.explorer import MIME
 
 IGNORED = {"nbval-ignore-output", "nbval-skip"}
 MARKERS = ("NBVAL_IGNORE_OUTPUT", "NBVAL_SKIP", "PYTEST_VALIDATE_IGNORE_OUTPUT")
@@ -134,6 +135,8 @@ def _outputs(cell: dict[str, Any]) -> Iterator[str]:
             yield f"no alt text, or too short, for the image of the cell {_name(cell)}"
         if is_checked(cell) and kinds & {"text/html", "application/javascript"}:
             yield f"HTML in the checked cell {_name(cell)}"
+        if MIME in kinds and (is_checked(cell) or "image/png" not in kinds):
+            yield f"an explorer that is checked, or has no still picture: the cell {_name(cell)}"
     if is_checked(cell):
         for match in FLOAT.finditer(printed(cell)):
             if digits(match.group(1)) > 4:

@@ -63,7 +63,9 @@ def pages(site: Path) -> dict[str, Page]:
 def test_every_page_is_in_the_contents_and_built(pages: dict[str, Page]) -> None:
     listed = book.pages(ROOT)
     assert len(listed) == len(set(listed))
-    written = {f"book/{path.stem}" for path in (ROOT / "book").glob("*.md")}
+    written = {
+        path.relative_to(ROOT).with_suffix("").as_posix() for path in (ROOT / "book").rglob("*.md")
+    }
     written |= {f"notebooks/{name}" for name in run.chapters()}
     assert written == set(listed)
     assert {f"{name}.html" for name in listed} <= set(pages)
@@ -182,6 +184,10 @@ def code(name: str, source: str | list[str], **metadata: object) -> dict[str, ob
     }
 
 
+RECORD = {"chapter": "90_demo", "machine": {"cores": 2}, "seconds": 1.5, "date": "2026-01-01",
+          "commit": "1" * 40}  # fmt: skip
+
+
 def ran(root: Path, value: float, shown: str = "2") -> run.Done:
     """Leave behind what a run of the chapter would."""
     for claim in ("90.first", "90.second"):
@@ -194,7 +200,9 @@ def ran(root: Path, value: float, shown: str = "2") -> run.Done:
     notebook["metadata"]["papermill"] = {"version": "2"}
     place = root / "_build/run/mini/90_demo.ipynb"
     write_json(place, notebook)
-    return run.Done("90_demo", place, root / "_build/results", fresh=True)
+    record = root / "_build/runs/mini/90_demo.json"
+    write_json(record, RECORD)
+    return run.Done("90_demo", place, root / "_build/results", record, fresh=True)
 
 
 def test_accept_takes_outputs_and_results_and_nothing_else(checkout: Path) -> None:
@@ -202,6 +210,7 @@ def test_accept_takes_outputs_and_results_and_nothing_else(checkout: Path) -> No
     updated = book.accept(checkout, checkout / "_build")
     assert [path.relative_to(checkout).as_posix() for path in updated] == [
         "notebooks/90_demo.ipynb",
+        "book/runs/mini/90_demo.json",
         "book/results/mini/90.first.json",
         "book/results/mini/90.second.json",
     ]
@@ -226,6 +235,24 @@ def test_accept_leaves_a_result_that_differs_in_date_and_commit_only(checkout: P
     # But a run of a committed package replaces one of a changed package.
     write_json(path, read_json(path) | {"commit": "0" * 40 + "+"})
     assert book.accept(checkout, checkout / "_build") == [path]
+
+
+def test_accept_keeps_the_record_of_a_run_until_more_than_its_time_differs(checkout: Path) -> None:
+    ran(checkout, 2.0)
+    book.accept(checkout, checkout / "_build")
+    path = checkout / "book/runs/mini/90_demo.json"
+    assert read_json(path) == RECORD
+    fresh = checkout / "_build/runs/mini/90_demo.json"
+    write_json(fresh, RECORD | {"seconds": 9.0, "date": "2026-02-02", "commit": "2" * 40})
+    assert book.accept(checkout, checkout / "_build") == []
+    write_json(fresh, RECORD | {"machine": {"cores": 4}})
+    assert book.accept(checkout, checkout / "_build") == [path]
+    stale = path.with_name("91_gone.json")
+    write_json(stale, RECORD)
+    assert book.accept(checkout, checkout / "_build") == [stale]
+    fresh.unlink()
+    with pytest.raises(IclError, match=r"90_demo.ipynb has no record of its last run"):
+        book.accept(checkout, checkout / "_build")
 
 
 def test_accept_removes_results_of_claims_that_are_gone(checkout: Path) -> None:
@@ -295,10 +322,14 @@ def test_stage_takes_fresh_outputs_and_touches_only_what_differs(checkout: Path)
         "notebooks/90_demo.ipynb",
         "book/results/mini/90.first.json",
         "book/results/mini/90.second.json",
+        "book/runs/mini/90_demo.json",
     }
     assert set(before) < set(after)
     assert "fresh" in (staged / "notebooks/90_demo.ipynb").read_text()
     assert "papermill" not in (staged / "notebooks/90_demo.ipynb").read_text()
+    # What the pages show of the checkout's own files comes along.
+    (checkout / "CHANGELOG.md").write_text("# Changelog\n")
+    assert (book.stage(checkout, build, []) / "CHANGELOG.md").read_text() == "# Changelog\n"
 
 
 def test_stage_refuses_contents_that_name_a_missing_page(checkout: Path) -> None:

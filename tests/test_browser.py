@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from reader import Reader
 
 from iclutils import book
 
 pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND",  # no name resolves: there is no network
-)
 # Contrast of an element's text against the first opaque ground behind it, as WCAG defines it.
 CONTRAST = """
 element => {
@@ -42,47 +31,23 @@ element => {
 """
 
 
-class Reader:
-    """A browser tab that notes every request that leaves the disk and every error."""
-
-    def __init__(self, tab: Any, site: Path) -> None:
-        self.tab, self.site = tab, site
-        self.left: list[str] = []
-        self.errors: list[str] = []
-        tab.on("request", lambda request: self._note(request.url))
-        tab.on("pageerror", lambda error: self.errors.append(str(error)))
-        tab.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
-
-    def _note(self, url: str) -> None:
-        if not url.startswith(("file:", "data:", "blob:")):
-            self.left.append(url)
-
-    def open(self, name: str) -> Any:
-        """Open a page of the book; return the tab."""
-        path, _, query = name.partition("?")
-        address = (self.site / f"{path}.html").as_uri() + (f"?{query}" if query else "")
-        self.tab.goto(address, wait_until="load")
-        return self.tab
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    program = next(filter(None, map(shutil.which, NAMES)), None)
-    if program is None:
-        pytest.skip(f"no browser is installed: looked for {', '.join(NAMES)}")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def reader(browser: Any, site: Path, request: pytest.FixtureRequest) -> Iterator[Reader]:
-    """A tab with the options that the test gives as its parameter."""
-    context = browser.new_context(**getattr(request, "param", {}))
-    yield Reader(context.new_page(), site)
-    context.close()
+# What sticks out of the screen and out of no part that can be scrolled, so that nobody sees it.
+CUT_OFF = """
+() => {
+  const scrolled = new Map([[null, false]]);
+  const scrolls = node => {
+    if (!scrolled.has(node)) {
+      const own = ["auto", "scroll"].includes(getComputedStyle(node).overflowX) &&
+        node.getBoundingClientRect().right <= innerWidth + 1;
+      scrolled.set(node, own || scrolls(node.parentElement));
+    }
+    return scrolled.get(node);
+  };
+  return [...document.querySelectorAll("article :not(svg *, mjx-assistive-mml *)")].filter(e =>
+    e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1 &&
+    !e.closest("mjx-assistive-mml") && !scrolls(e)).map(e => e.outerHTML.slice(0, 120));
+}
+"""
 
 
 def test_no_page_leaves_the_disk_or_reports_an_error(reader: Reader) -> None:
@@ -164,6 +129,7 @@ def test_no_page_is_wider_than_a_phone(reader: Reader) -> None:
         tab = reader.open(name)
         tab.wait_for_timeout(150)
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390, name
+        assert tab.evaluate(CUT_OFF) == [], name
     tab = reader.open("book/scorecard")
     table = tab.locator("table.scorecard").first
     assert table.evaluate("t => t.scrollWidth > t.parentElement.clientWidth"), "nothing to scroll"
@@ -186,3 +152,35 @@ def test_a_claim_leads_to_the_cell_and_says_how_it_is_judged(reader: Reader) -> 
     tab.locator("table.scorecard .claim-id a").first.click()
     tab.wait_for_url("**/notebooks/*.html#*")
     assert tab.evaluate("document.querySelector(decodeURIComponent(location.hash)) !== null")
+
+
+def test_the_packed_book_works_wherever_it_is_unpacked(
+    browser: Any, site: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "html").symlink_to(site)
+    packed = book.pack(tmp_path)
+    folder = tmp_path / "Bücher & mehr, 100 %"
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall(folder)
+    (unpacked,) = folder.iterdir()
+    assert unpacked.name == packed.stem
+    context = browser.new_context(offline=True)
+    reader = Reader(context.new_page(), unpacked)
+    tab = reader.open("index")
+    tab.wait_for_url("**/book/intro.html")
+    assert tab.locator("article h1").is_visible()
+    fonts = "document.fonts.ready.then(all => [...all].map(font => font.status))"
+    assert "loaded" in tab.evaluate(fonts)  # the signs of the buttons are letters of a font
+    assert "error" not in tab.evaluate(fonts)
+    assert tab.evaluate("document.styleSheets.length") > 5
+    tab = reader.open("notebooks/03_ridge_ols")
+    tab.wait_for_selector("mjx-container svg")
+    images = "[...document.images].every(image => image.complete && image.naturalWidth)"
+    tab.wait_for_function(images)
+    tab.keyboard.press("Control+k")
+    tab.keyboard.type("duplicate-token")
+    tab.keyboard.press("Enter")
+    tab.locator("#search-results li a", has_text="Notation").first.click()
+    tab.wait_for_url("**/book/notation.html*")
+    assert (reader.left, reader.errors) == ([], [])
+    context.close()

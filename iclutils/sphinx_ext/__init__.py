@@ -1,13 +1,19 @@
 """Sphinx extension of the book: numbers from the results, and no request to any network.
 
-- ``{scorecard}``: all claims with the source's figure, ours, verdict and provenance;
+- ``{scorecard}``: all claims with the source's figure, ours, verdict and provenance, and a filter;
+- ``{verdicts}``: how many rows have which verdict, as links into the scorecard;
+- ``{status}``: the last run of each notebook; ``{citation}``: how to cite the book;
+- ``{chapterfigure} NN-section``: a figure of a chapter with its text;
 - ``{measured}`01.name```, with ``.field`` and ``@tier`` if wanted: a number from the results;
 - ``{published}`01.name```: the source's figure;
-- ``{modelcards}``: the cards of the shipped models.
+- ``{modelcards}``: the cards of the shipped models;
+- ``{api}``: the reference of modules, from their docstrings;
+- ``{messages}``: every message of an error, and the page that explains it.
 
 Results are read from ``book/results/TIER/CLAIM.json`` of the tree that is built. A claim that is
 not in the ledger is a warning, which ``-W`` makes an error. MathJax is copied from an installed
-package into the pages, and launch buttons come from ``iclutils.address``.
+package into the pages, and launch buttons come from ``iclutils.address``. Claims that a chapter
+prints lead to their rows of the scorecard, and every page describes itself in its head.
 """
 
 from __future__ import annotations
@@ -27,21 +33,34 @@ from sphinx.util.typing import ExtensionMetadata
 
 from .. import address, zoo
 from ..errors import IclError
-from . import shown
+from . import access, api, chapters, explorer, meta, scorecard, shown
+from .citation import Citation
+from .messages import Messages
 from .roles import Measured, Published
-from .scorecard import Scorecard
+from .status import Status
 
 MATHJAX = "mathjax/tex-svg.js"  # SVG output needs no fonts, so it also works from disk
 
 
 def setup(app: Sphinx) -> ExtensionMetadata:
     """Register everything above."""
-    app.add_directive("scorecard", Scorecard)
+    app.add_directive("scorecard", scorecard.Scorecard)
+    app.add_directive("verdicts", scorecard.Verdicts)
+    app.add_directive("status", Status)
+    app.add_directive("citation", Citation)
+    app.add_directive("chapterfigure", chapters.ChapterFigure)
     app.add_directive("modelcards", ModelCards)
+    app.add_directive("messages", Messages)
     app.add_role("measured", Measured())
     app.add_role("published", Published())
     app.connect("config-inited", _configure, priority=100)
     shown.connect(app)
+    explorer.connect(app)
+    api.connect(app)
+    app.connect("doctree-read", chapters.link_claims)
+    app.connect("html-page-context", scorecard.load_script)
+    app.connect("html-page-context", meta.describe)
+    app.connect("html-page-context", access.mend)
     app.connect("build-finished", _copy_mathjax)
     return {"version": metadata.version("iclutils"), "parallel_read_safe": True}
 

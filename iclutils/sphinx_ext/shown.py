@@ -40,8 +40,8 @@ def _folder(env: BuildEnvironment) -> Path:
 
 
 def _digest(env: BuildEnvironment) -> str:
-    """Hash of everything that our directives and roles show."""
-    files = [*claims.ROOT.glob("*.yml"), *_folder(env).glob("*/*.json")]
+    """Hash of everything that our directives and roles show: ``results``, ``runs`` and so on."""
+    files = [*claims.ROOT.glob("*.yml"), *_folder(env).parent.glob("r*/*/*.json")]
     files += [*zoo.ROOT.glob("*/README.md"), *Path(__file__).parent.glob("*.py")]
     digest = hashlib.sha256()
     for path in sorted([*files, Path(scorecard.__file__)]):

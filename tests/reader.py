@@ -1,0 +1,41 @@
+"""A browser tab on the built pages, and how the browser is started: with no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND",  # no name resolves: there is no network
+)
+
+
+class Reader:
+    """A browser tab that notes every request that leaves the disk and every error."""
+
+    def __init__(self, tab: Any, site: Path) -> None:
+        self.tab, self.site = tab, site
+        self.left: list[str] = []
+        self.errors: list[str] = []
+        tab.on("request", lambda request: self._note(request.url))
+        tab.on("pageerror", lambda error: self.errors.append(str(error)))
+        tab.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
+
+    def _note(self, url: str) -> None:
+        if not url.startswith(("file:", "data:", "blob:")):
+            self.left.append(url)
+
+    def open(self, name: str) -> Any:
+        """Open a page of the book; return the tab."""
+        path, _, query = name.partition("?")
+        address = (self.site / f"{path}.html").as_uri() + (f"?{query}" if query else "")
+        self.tab.goto(address, wait_until="load")
+        return self.tab

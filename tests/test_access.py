@@ -1,0 +1,328 @@
+"""Everyone can use the pages: by eye, ear, keyboard or finger, in light and dark, on paper."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reader import Reader
+
+from iclutils import book, pdf
+from iclutils.errors import IclError
+
+pytestmark = pytest.mark.browser
+
+ROOT = Path(__file__).parents[1]
+WIDTHS = {"desktop": 1280, "phone": 390}
+# Nothing moves or fades any more, formulas are set, and what was folded is open.
+SETTLE = """
+async () => {
+  const still = document.createElement("style");
+  const none = "{ animation: none !important; transition: none !important }";
+  still.textContent = `*, ::before, ::after ${none}`;
+  document.head.append(still);
+  await window.MathJax?.startup?.promise;
+  for (const folded of document.querySelectorAll("details")) folded.open = true;
+  for (const button of document.querySelectorAll(".toggle-button-hidden")) button.click();
+}
+"""
+# All rules but contrast, and the one on the size of targets, which is off by default.
+STRUCTURE = """
+() => axe.run(document, {
+  resultTypes: ["violations"],
+  rules: { "color-contrast": { enabled: false }, "target-size": { enabled: true } },
+})
+"""
+# Contrast depends on the colours of a text and of what is behind it, on its size and weight. axe
+# needs minutes for a long page, so one text of each kind is kept, and the others are emptied.
+THIN = """
+() => {
+  const root = document.documentElement, kinds = new Map(), kept = new Set();
+  const texts = [...document.body.querySelectorAll("*")].filter(element =>
+    element.getClientRects().length &&
+    [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim()));
+  for (const theme of ["light", "dark"]) {
+    root.dataset.theme = theme;
+    const grounds = new Map([[null, ""]]);
+    const ground = node => {
+      if (!grounds.has(node)) {
+        const { backgroundColor, backgroundImage, opacity } = getComputedStyle(node);
+        const own = [backgroundColor, backgroundImage, opacity].join(" ");
+        const plain = own === "rgba(0, 0, 0, 0) none 1";
+        grounds.set(node, ground(node.parentElement) + (plain ? "" : own));
+      }
+      return grounds.get(node);
+    };
+    for (const text of texts) {
+      const { color, fontSize, fontWeight } = getComputedStyle(text);
+      const kind = [theme, color, fontSize, fontWeight, ground(text)].join();
+      if (!kinds.has(kind)) kinds.set(kind, text);
+    }
+  }
+  for (const first of [...kinds.values(), ...document.querySelectorAll("input, select")])
+    for (let node = first; node; node = node.parentElement) kept.add(node);
+  for (const text of texts)
+    if (!kept.has(text)) text.tagName === "SPAN" ? text.remove() : text.replaceChildren();
+  return kinds.size;
+}
+"""
+CONTRAST = """
+theme => {
+  document.documentElement.dataset.theme = theme;
+  return axe.run(document, { resultTypes: ["violations"], runOnly: ["color-contrast"] });
+}
+"""
+# What axe lets pass: an image with an empty text is decoration to it; here none is.
+NAMELESS = """
+() => [...document.images].filter(image => !image.alt.trim()).map(image => image.src)
+"""
+# What paper has no use for; the contents of the page are printed, and what an explorer shows.
+BARS = "nav:not([aria-label='Page']):visible, button:visible, dialog:visible"
+# How an element shows that it has the focus.
+MARK = """
+element => {
+  const { outlineStyle, outlineWidth, boxShadow } = getComputedStyle(element);
+  return [outlineStyle !== "none" && parseFloat(outlineWidth) > 1, boxShadow];
+}
+"""
+
+
+def found(result: dict[str, Any]) -> list[str]:
+    """A line for each element that axe complains of."""
+    return [
+        f"{violation['impact']}: {violation['id']}: {node['target']} {node['html'][:120]} "
+        f"{node['failureSummary']}"
+        for violation in result["violations"]
+        for node in violation["nodes"]
+    ]
+
+
+def settled(reader: Reader, name: str) -> Any:
+    """A page with everything open, and axe in it."""
+    base = pytest.importorskip("axe_playwright_python.base")
+    tab = reader.open(name)
+    tab.evaluate(SETTLE)
+    tab.evaluate(base.AXE_SCRIPT)
+    return tab
+
+
+def resize(tab: Any, width: int) -> None:
+    """Make the window that wide, and let the page's own scripts notice."""
+    tab.set_viewport_size({"width": width, "height": 900})
+    tab.wait_for_function(
+        "[...document.querySelectorAll('pre')].every(pre =>"
+        " pre.scrollWidth <= pre.clientWidth || pre.tabIndex === 0)"
+    )
+
+
+def complaints(tab: Any) -> dict[str, list[str]]:
+    """What axe finds on a page: desktop and phone, and the contrast of each in light and dark."""
+    lines = {}
+    for device, width in WIDTHS.items():
+        resize(tab, width)
+        lines[device] = found(tab.evaluate(STRUCTURE))
+    tab.evaluate(THIN)
+    for device, width in WIDTHS.items():
+        resize(tab, width)
+        for theme in ("light", "dark"):
+            lines[f"{device}, {theme}"] = found(tab.evaluate(CONTRAST, theme))
+    return {where: what for where, what in lines.items() if what}
+
+
+# What axe finds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*book.pages(ROOT), "search?q=head", "genindex"])
+def test_axe_finds_nothing(reader: Reader, name: str) -> None:
+    tab = settled(reader, name)
+    assert tab.evaluate("document.documentElement.lang") == "en"
+    assert tab.locator("main").count() == 1
+    assert tab.locator("h1:visible").count() == 1
+    assert tab.evaluate(NAMELESS) == []
+    assert complaints(tab) == {}
+
+
+def test_axe_would_find_what_is_wrong(reader: Reader) -> None:
+    tab = settled(reader, "book/how_to_read")
+    tab.evaluate(
+        """() => {
+            const main = document.querySelector("article p");
+            main.insertAdjacentHTML("beforebegin", `<h6>Low</h6><img src="x.png"><button></button>
+              <p>Like others</p><p style="color: #999; background: #fff">Pale</p>`);
+            document.documentElement.lang = "";
+        }"""
+    )
+    assert tab.evaluate(NAMELESS)
+    lines = complaints(tab)
+    rules = {line.split(": ")[1] for where in WIDTHS for line in lines[where]}
+    assert rules == {"image-alt", "button-name", "heading-order", "html-has-lang"}
+    for theme in ("light", "dark"):
+        assert ["Pale" in line for line in lines[f"phone, {theme}"]] == [True]
+
+
+def test_axe_finds_nothing_in_what_opens_over_a_page(reader: Reader) -> None:
+    tab = settled(reader, "book/how_to_read")
+    tab.keyboard.press("Control+k")
+    assert tab.locator("dialog#pst-search-dialog").is_visible()
+    assert found(tab.evaluate(STRUCTURE)) == []
+    tab.keyboard.press("Escape")
+    tab.set_viewport_size({"width": WIDTHS["phone"], "height": 800})
+    tab.locator("button.primary-toggle").click()
+    assert tab.locator("dialog#pst-primary-sidebar-modal").is_visible()
+    assert found(tab.evaluate(STRUCTURE)) == []
+    for theme in ("light", "dark"):
+        assert found(tab.evaluate(CONTRAST, theme)) == []
+
+
+# The keyboard
+
+
+def focused(tab: Any) -> Any:
+    return tab.evaluate_handle("document.activeElement").as_element()
+
+
+def tab_to(tab: Any, selector: str, limit: int = 80) -> Any:
+    """Press Tab until an element of that kind has the focus; return it."""
+    for _ in range(limit):
+        tab.keyboard.press("Tab")
+        if focused(tab).evaluate("(element, wanted) => element.matches(wanted)", selector):
+            return focused(tab)
+    raise AssertionError(f"Tab does not reach {selector}")
+
+
+def test_the_first_stop_skips_to_the_text(reader: Reader) -> None:
+    tab = reader.open("book/how_to_run")
+    tab.keyboard.press("Tab")
+    link = focused(tab)
+    assert link.inner_text() == "Skip to main content"
+    tab.wait_for_function("document.activeElement.getBoundingClientRect().top >= 0")
+    tab.keyboard.press("Enter")
+    tab.keyboard.press("Tab")
+    assert focused(tab).evaluate("element => element.closest('main') !== null")
+
+
+def test_search_can_be_done_without_a_mouse(reader: Reader) -> None:
+    tab = reader.open("book/how_to_run")
+    tab_to(tab, "button.search-button-field")
+    tab.keyboard.press("Enter")
+    tab.keyboard.type("tolerance")
+    tab.keyboard.press("Enter")
+    tab.wait_for_url("**/search.html?q=tolerance*")
+    tab.wait_for_selector("#search-results li a")
+    result = tab_to(tab, "#search-results a")
+    goal = result.get_attribute("href").partition("#")[0].partition("?")[0]
+    tab.keyboard.press("Enter")
+    tab.wait_for_url(f"**/{goal}*")
+
+
+def test_the_theme_can_be_switched_without_a_mouse(reader: Reader) -> None:
+    tab = reader.open("book/how_to_run")
+    tab_to(tab, ".theme-switch-button")
+    seen = {tab.evaluate("document.documentElement.dataset.theme")}
+    for _ in range(2):
+        tab.keyboard.press("Enter")
+        seen.add(tab.evaluate("document.documentElement.dataset.theme"))
+    assert seen == {"light", "dark"}
+
+
+def test_solutions_unfold_without_a_mouse(reader: Reader) -> None:
+    tab = reader.open("notebooks/01_gpt2_induction")
+    folded = tab.locator(".solution.toggle-hidden").first
+    folded.locator("button.toggle-button").focus()
+    button = focused(tab)
+    inside = "element => element.closest('.toggle-hidden > :not(.admonition-title)') !== null"
+    for _ in range(10):  # what is folded is not in the way
+        tab.keyboard.press("Tab")
+        assert not focused(tab).evaluate(inside)
+    text = folded.locator("> :not(.admonition-title)").first.element_handle()
+    assert not text.is_visible()
+    assert button.get_attribute("aria-expanded") == "false"
+    button.focus()
+    tab.keyboard.press("Enter")
+    assert text.is_visible()
+    assert button.get_attribute("aria-expanded") == "true"
+
+
+@pytest.mark.parametrize("reader", [{"viewport": {"width": 390, "height": 800}}], indirect=True)
+def test_wide_tables_scroll_without_a_mouse(reader: Reader) -> None:
+    tab = reader.open("book/scorecard")
+    wide = ".pst-scrollable-table-container:has(table.scorecard)"
+    tab.wait_for_selector(f"{wide}[tabindex='0']")
+    tab.locator(wide).first.focus()
+    tab.keyboard.press("ArrowRight")
+    tab.wait_for_function(f"document.querySelector('{wide}').scrollLeft > 0")
+
+
+@pytest.mark.parametrize("name", ["book/scorecard", "notebooks/01_gpt2_induction"])
+def test_what_has_the_focus_shows_it(reader: Reader, name: str) -> None:
+    tab = reader.open(name)
+    tab.evaluate(SETTLE)
+    stops = []
+    for _ in range(70):
+        tab.keyboard.press("Tab")
+        stop = focused(tab)
+        outline, shadow = stop.evaluate(MARK)
+        said = stop.evaluate("element => element.outerHTML.slice(0, 200)")
+        if not outline:  # then the shadow must be there for the focus alone
+            assert shadow != "none", said
+            stop.evaluate("element => element.blur()")
+            assert stop.evaluate(MARK)[1] != shadow, said
+            stop.focus()
+        stops.append(said)
+    assert len(set(stops)) > 40
+    assert not any("<mjx-container" in said for said in stops), "formulas are not in the way"
+
+
+# Paper
+
+
+def test_a_page_is_printed_light_and_without_bars(reader: Reader) -> None:
+    tab = reader.open("notebooks/01_gpt2_induction")
+    tab.evaluate("document.documentElement.dataset.theme = 'dark'")
+    tab.emulate_media(media="print")
+    tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    tab.set_viewport_size({"width": 660, "height": 900})  # what A4 leaves
+    assert tab.evaluate("document.documentElement.dataset.theme") == "light"
+    assert tab.locator(BARS).count() == 0
+    assert tab.locator(".toggle-hidden:visible").count() == 0
+    for kind in ("h1", "article img", "article pre"):
+        assert tab.locator(f"{kind}:visible").count() > 0, kind
+    cut = """() => [...document.querySelectorAll("article *")].filter(element =>
+        !element.closest("svg, mjx-assistive-mml") && element.getClientRects().length &&
+        element.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 120))
+    """
+    assert tab.evaluate(cut) == []
+    tab.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_a_chapter_becomes_a_pdf(browser: Any, site: Path, tmp_path: Path) -> None:
+    (tmp_path / "_build").mkdir()
+    (tmp_path / "_build/html").symlink_to(site)
+    command = [sys.executable, "-m", "iclutils", "pdf", "01"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "_build/pdf/01_gpt2_induction.pdf\n", done.stderr
+    content = (tmp_path / done.stdout.strip()).read_bytes()
+    assert content.startswith(b"%PDF-")
+    assert len(re.findall(rb"/Type\s*/Page\b", content)) > 10
+    assert b"/StructTreeRoot" in content, "a screen reader finds no headings in it"
+    assert b"/Outlines" in content
+    assert b"/ToUnicode" in content, "its text cannot be selected or searched"
+
+
+def test_a_page_that_is_not_built_cannot_be_printed(browser: Any, tmp_path: Path) -> None:
+    with pytest.raises(IclError, match=r"has no page notebooks/01\. Run: make book"):
+        pdf.make(tmp_path, tmp_path, ["notebooks/01"])
+
+
+def test_printing_without_a_browser_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(IclError, match="Printing needs Chromium or Chrome"):
+        pdf.make(tmp_path, tmp_path, [])
