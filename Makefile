@@ -17,14 +17,14 @@ OFFLINE := HF_HUB_OFFLINE=1
 # Its own font list: one that names the fonts of a deleted environment makes figures complain.
 export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 300 \
-  --nbval-sanitize-with tests/sanitize.cfg notebooks
+  --nbval-sanitize-with tests/sanitize.cfg --ignore notebooks/assignments notebooks
 CHAPTER ?= all
 TIER ?= mini
 
-.PHONY: help setup book test lint format types unit notebooks accept train run bench zip clean
+.PHONY: help setup book test lint format types unit notebooks accept train run assignments grade bench zip pdf clean
 
 help:  ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## make .venv and install everything into it
 
@@ -60,12 +60,21 @@ train: $(READY)  ## rebuild a zoo model: make train NAME=induction-0 (no NAME: l
 run: $(READY)  ## run chapters: make run CHAPTER=01 TIER=paper
 	@$(BIN)/python -m iclutils run $(CHAPTER) --tier $(TIER)
 
+assignments: $(READY)  ## derive homework from the solved masters: student, autograder, instructor
+	@$(BIN)/python -m iclutils assignments $(HW)
+
+grade: $(READY)  ## grade a folder into a CSV: make grade SUBMISSIONS=folder HW=hw01
+	@$(BIN)/python -m iclutils grade "$(or $(SUBMISSIONS),$(error which folder? \
+	  make grade SUBMISSIONS=folder))" $(if $(HW),--homework $(HW))
+
 bench: $(READY)  ## speed: each fast path against the plain loop, equal outputs asserted
 	@for program in benchmarks/*.py; do $(OFFLINE) $(BIN)/python $$program || exit 1; done
 
 zip: book  ## pack the built HTML into _build/, to be read offline
-	@$(BIN)/python -c "import shutil; from importlib.metadata import version as v; \
-	print(shutil.make_archive('_build/icl-taken-apart-' + v('iclutils'), 'zip', '_build/html'))"
+	@$(BIN)/python -m iclutils zip
+
+pdf: book  ## print the chapters into _build/pdf/ (needs Chromium or Chrome): make pdf CHAPTER=01
+	@$(BIN)/python -m iclutils pdf $(filter-out all,$(CHAPTER))
 
 clean:  ## remove everything built; .venv stays
 	rm -rf _build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -77,5 +86,5 @@ $(READY): pyproject.toml
 	    "make $(or $(MAKECMDGOALS),book) PYTHON=/path/to/python" >&2; exit 2; fi
 	@if [ -f $@ ]; then rm $@; else $(PYTHON) -m venv --clear .venv; fi
 	@echo "installing into .venv (some minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[book,cluster,dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[book,cluster,coursework,dev]"
 	@touch $@

@@ -1,0 +1,182 @@
+"""Run one command in a folder of its own, within bounds, and stop it when it breaks one.
+
+The command and all it starts get a clean environment, the ``guard`` and a watcher, which adds up
+their memory and reads the guard's note. Whatever they leave behind is ended, too: everything
+that was started carries the folder's name in its environment.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+import psutil
+
+from . import guard
+
+PAUSE = 0.1  # seconds between two looks
+KEPT = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one submission may use: seconds on the clock, gigabytes, processes.
+
+    A solution needs about ten seconds, one gigabyte and two processes.
+    """
+
+    seconds: float = 300.0
+    memory: float = 4.0
+    processes: int = 16
+
+
+@dataclass(frozen=True)
+class End:
+    """How it ended: the exit status, why it was stopped (or nothing), and what it said."""
+
+    code: int
+    stopped: str
+    reason: str
+    said: str
+
+
+def run(command: list[str], folder: Path, limits: Limits, interrupted: Event) -> End:
+    """Run ``command`` in ``folder``, which is all that it may write to."""
+    folder = folder.resolve()
+    environment = _environment(folder)
+    with (folder / "said.txt").open("wb") as said:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            stopped, reason = _watch(
+                psutil.Process(process.pid), process, folder, limits, interrupted
+            )
+        finally:
+            _end_all(process, folder)
+    text = (folder / "said.txt").read_text(encoding="utf-8", errors="replace")
+    return End(process.returncode, stopped, reason, text)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Nothing of the grader's own environment but what programs need to start."""
+    watched = folder / "guard"
+    watched.mkdir()
+    shutil.copy(guard.__file__, watched / "sitecustomize.py")
+    for name in ("home", "tmp"):
+        (folder / name).mkdir()
+    own = {
+        "HOME": folder / "home",
+        "TMPDIR": folder / "tmp",
+        "IPYTHONDIR": folder / "home",
+        "JUPYTER_RUNTIME_DIR": folder / "tmp",
+        "MPLCONFIGDIR": folder / "tmp",
+        "ICLUTILS_RESULTS": folder / "tmp",
+        guard.FOLDER: folder,
+        "PYTHONPATH": watched,
+        "PYTHONDONTWRITEBYTECODE": 1,
+        "MPLBACKEND": "agg",
+        "HF_HUB_OFFLINE": 1,
+        "ICLUTILS_QUIET": 1,
+        "OMP_NUM_THREADS": 1,
+        "USER": "student",
+    }
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    return kept | {name: str(value) for name, value in own.items()}
+
+
+def _watch(
+    root: psutil.Process,
+    process: subprocess.Popen[bytes],
+    folder: Path,
+    limits: Limits,
+    interrupted: Event,
+) -> tuple[str, str]:
+    """Look until the process ends by itself or breaks a bound; say which."""
+    started, note = time.monotonic(), folder / guard.NOTE
+    while True:
+        running = process.poll() is None
+        if note.exists():
+            host = note.read_text(encoding="utf-8", errors="replace").split("\n")[0]
+            return "network", f"it tried to reach {host}"
+        if not running:
+            return "", ""
+        if interrupted.is_set():
+            return "interrupted", "grading was interrupted"
+        if time.monotonic() - started > limits.seconds:
+            return "time", f"it ran longer than {limits.seconds:g} s"
+        members = list(_family(root))
+        if len(members) > limits.processes:
+            return "processes", f"it started more than {limits.processes} processes"
+        bound = limits.memory * 2**30
+        if sum(map(_memory, members)) > bound and sum(map(_own_memory, members)) > bound:
+            return "memory", f"it used more than {limits.memory:g} GB of memory"
+        time.sleep(PAUSE)
+
+
+def _family(root: psutil.Process) -> Iterator[psutil.Process]:
+    try:
+        yield root
+        yield from root.children(recursive=True)
+    except psutil.Error:
+        return
+
+
+def _memory(process: psutil.Process) -> int:
+    try:
+        return process.memory_info().rss
+    except psutil.Error:
+        return 0
+
+
+def _own_memory(process: psutil.Process) -> int:
+    """As ``_memory``, with memory that processes share divided among them; slower."""
+    try:
+        return getattr(process.memory_full_info(), "pss", _memory(process))
+    except psutil.Error:
+        return 0
+
+
+def _end_all(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """End the process and all that it started, also those that left its group."""
+    for _ in range(5):  # one that is ended may have started another meanwhile
+        left = [each for each in psutil.process_iter() if _belongs(each, folder)]
+        for each in left:
+            try:
+                each.kill()
+            except psutil.Error:
+                continue
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        if not left:
+            return
+        psutil.wait_procs(left, timeout=1)
+
+
+def _belongs(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.environ().get(guard.FOLDER) == str(folder)
+    except (psutil.Error, OSError):
+        return False
+
+
+def otter(autograder: Path, submission: Path) -> list[str]:
+    """The command that grades one submission; it leaves ``results.json`` in its folder."""
+    return [
+        *(sys.executable, "-m", "otter", "run", "--no-logo"),
+        *("-a", str(autograder), "-o", ".", submission.name),
+    ]
