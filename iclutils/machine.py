@@ -81,7 +81,12 @@ def gpu() -> str:
 
 
 def peak() -> dict[str, float]:
-    """The most memory that this process has held so far, in GiB; 0 where that is not known."""
+    """The most memory that this process has held so far, in GiB; 0 where that is not known.
+
+    Example:
+        >>> machine.peak()["memory"] > 0
+        True
+    """
     try:
         import resource
     except ImportError:  # not a Unix

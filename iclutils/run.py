@@ -217,6 +217,10 @@ def cost(chapter: str, kind: str, *folders: Path) -> str:
         chapter: full name.
         kind: tier, or ``"own"`` for a reader's own model.
         folders: where records are, the first that has one decides.
+
+    Example:
+        >>> run.cost("01_gpt2_induction", "mini", Path("no-records"))
+        '01_gpt2_induction (mini): no run is recorded, so its time and memory are not known'
     """
     for folder in folders:
         path = folder / kind / f"{chapter}.json"

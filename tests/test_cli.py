@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from iclutils import __main__, claims, run, training, zoo
+from iclutils import __main__, claims, commands, run, training, zoo
 from iclutils.__main__ import main
 
 ROOT = Path(__file__).parents[1]
@@ -190,4 +190,4 @@ def test_the_module_is_the_command_line() -> None:
 
 
 def test_the_build_folder_is_ignored_by_git() -> None:
-    assert f"{__main__.BUILD}/" in (ROOT / ".gitignore").read_text().splitlines()
+    assert f"{commands.BUILD}/" in (ROOT / ".gitignore").read_text().splitlines()

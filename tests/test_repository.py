@@ -26,7 +26,7 @@ DEPENDENCIES = [
 ]
 TARGETS = [
     *("help", "setup", "book", "test", "lint", "format", "types", "unit", "notebooks"),
-    *("accept", "train", "run", "bench", "zip", "clean"),
+    *("accept", "train", "run", "assignments", "grade", "bench", "zip", "pdf", "clean"),
 ]
 
 
@@ -69,7 +69,9 @@ def test_conda_installs_from_pyproject_and_names_nothing_itself() -> None:
     assert {name_of(d) for d in plain} == {"python", "pip"}
     assert f"python{PROJECT['project']['requires-python']}" in plain
     assert pip == ["-e .[book,dev]"]
-    assert set(PROJECT["project"]["optional-dependencies"]) == {"book", "cluster", "dev"}
+    assert set(PROJECT["project"]["optional-dependencies"]) == {
+        *("book", "cluster", "coursework", "dev")
+    }
 
 
 def test_no_other_file_installs_a_package_by_name() -> None:
@@ -178,7 +180,8 @@ def commands(stem: str) -> str:
 def test_workflows_run_what_the_readme_names() -> None:
     assert ".ci/run" in commands("ci")
     assert '-m iclutils run "$CHAPTER" --tier paper' in commands("gpu")
-    assert "-m papermill" in commands("colab")
+    assert "-m nbconvert --to notebook --execute" in commands("colab")
+    assert "address.apply(" in commands("colab")
     assert "make zip" in commands("publish")
     assert (ROOT / ".ci" / "run").read_text().rstrip().endswith("exec make test")
     assert os.access(ROOT / ".ci" / "run", os.X_OK)

@@ -9,7 +9,7 @@ over training checkpoints.
 Example:
     >>> import torch
     >>> from iclutils import models
-    >>> from iclutils.lenses import induction
+    >>> from iclutils.lenses import attention, induction
     >>> net = models.load("induction-0")
     >>> task = induction.sample(net, 8, 20, torch.Generator().manual_seed(0))
 """

@@ -1,4 +1,9 @@
-"""What a training costs, to be known before it starts."""
+"""What a training costs, to be known before it starts.
+
+Example:
+    >>> from iclutils import training
+    >>> from iclutils.training import cost
+"""
 
 from __future__ import annotations
 
