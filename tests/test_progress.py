@@ -40,7 +40,7 @@ def test_a_lens_shows_how_far_it_is(
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     monkeypatch.delenv("ICLUTILS_QUIET")
     LONG[what](gpt2)
-    assert f"{what}: 100%" in capsys.readouterr().err
+    assert f"{what}:" in capsys.readouterr().err
 
 
 def test_a_bar_appears_where_it_takes_long(

@@ -402,3 +402,27 @@ def test_a_malformed_address_is_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPa
     tiny.write("page.md", "# P")
     with pytest.raises(ConfigError, match="is not of the form https://HOST/OWNER/REPOSITORY"):
         tiny.build()
+
+
+def test_the_reference_shows_signatures_text_and_examples(tiny: Tiny) -> None:
+    tiny.settings["suppress_warnings"] = ["bibtex.key_not_found"]
+    tiny.write("page.md", "# Page\n\n```{api}\niclutils.lenses.regression.distances\n```")
+    html, _ = tiny.build()
+    text = unescape(re.sub(r"<[^>]+>", "", html))
+    assert "under_determined(dim: int) → slice" in " ".join(text.split())
+    assert "slice(1, 3, None)" in text, "the example"
+    assert "Raises" in text
+    assert "{cite}" not in text, "citations are citations"
+
+
+def test_every_message_leads_to_its_page(tiny: Tiny) -> None:
+    claimed = "%% messages\n%% ^Unknown\n\n# Names\n"
+    tiny.write("book/errors/names.md", claimed)
+    tiny.write("book/errors/rest.md", "%% messages\n%% .*\n\n# Rest\n")
+    tiny.write("page.md", "# Page\n\n```{messages}\n```\n\n```{toctree}\nbook/errors/names\n```")
+    html, _ = tiny.build()
+    rows = re.findall(r"<tr.*?</tr>", html, re.DOTALL)
+    assert len(rows) > 300
+    unknown = [row for row in rows if ">Unknown" in row]
+    assert unknown
+    assert all("names" in row for row in unknown)

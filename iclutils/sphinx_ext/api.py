@@ -1,8 +1,8 @@
 """The reference of the package, from its docstrings.
 
 ``{api}`` takes names of modules, one a line, and shows for each its text, then every public
-function and class with signature, text and example. Docstrings are plain prose with ``code`` and
-Google's sections; characters that reStructuredText would take for markup are escaped here.
+function and class with signature, text and example. Docstrings are plain prose with ``code``,
+citations and Google's sections; what else reStructuredText would take for markup is escaped here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 CODE = re.compile(r"(``.+?``)", re.DOTALL)
+CITED = re.compile(r"\{(cite(?::\w)?)\}(?=`)")  # as in the pages; here it is reStructuredText
 MARKUP = re.compile(r"[*|]|(?<=\w)_(?!\w)")
 
 
@@ -53,7 +54,7 @@ def _escape(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
     """Escape markup outside code, and leave examples as they are."""
-    pieces = CODE.split("\n".join(lines))
+    pieces = CODE.split(CITED.sub(r":\1:", "\n".join(lines)))
     pieces[::2] = [
         "\n".join(
             line if re.match(r"\s*(>>>|\.\.\. )", line) else MARKUP.sub(r"\\\g<0>", line)

@@ -2,7 +2,6 @@
 for (const place of document.querySelectorAll(".explorer")) {
   const still = place.querySelector("img");
   const spec = JSON.parse(place.querySelector("script").textContent);
-  delete spec.$schema; // written for Vega-Lite 5, and the library here reads 6
   const controls = document.createElement("form");
   const chart = document.createElement("div");
   place.append(controls, chart);

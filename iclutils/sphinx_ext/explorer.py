@@ -42,7 +42,10 @@ class Specification:
         """The specification as JSON in a script that no browser runs."""
         if data.mime_type != MIME:
             return None
-        content = json.dumps(data.content, ensure_ascii=False, separators=(",", ":"))
+        # Without its schema: that is an address, and of the version that notebooks draw, not of
+        # the library here.
+        spec = {key: value for key, value in data.content.items() if key != "$schema"}
+        content = json.dumps(spec, ensure_ascii=False, separators=(",", ":"))
         text = content.replace("<", "\\u003c")  # nothing in it can end the script
         return [nodes.raw("", f'<script type="application/json">{text}</script>', format="html")]
 
