@@ -7,6 +7,7 @@ citations and Google's sections; what else reStructuredText would take for marku
 
 from __future__ import annotations
 
+import ast
 import re
 
 from docutils import nodes
@@ -16,6 +17,8 @@ from sphinx.util.docutils import SphinxDirective
 
 CODE = re.compile(r"(``.+?``)", re.DOTALL)
 CITED = re.compile(r"\{(cite(?::\w)?)\}(?=`)")  # as in the pages; here it is reStructuredText
+FUNCTION = re.compile(r"<function (\w+) at \w+>")
+LONG = re.compile(r"~(?:\w+\.)*(\w+)")
 MARKUP = re.compile(r"[*|]|(?<=\w)_(?!\w)")
 
 
@@ -24,11 +27,13 @@ def connect(app: Sphinx) -> None:
     app.setup_extension("sphinx.ext.autodoc")
     app.connect("autodoc-process-docstring", _escape, priority=100)  # before napoleon
     app.setup_extension("sphinx.ext.napoleon")
+    app.connect("autodoc-process-signature", _plain)
     app.config.napoleon_use_ivar = True
     app.config.napoleon_attr_annotations = False
     app.config.napoleon_numpy_docstring = False
     app.config.autodoc_typehints_format = "short"
     app.config.autodoc_member_order = "bysource"
+    app.config.add_module_names = False  # a heading says which module it is
     app.config.nitpick_ignore_regex.append(("py:.*", ".*"))  # types of other libraries
     app.add_directive("api", Api)
 
@@ -63,3 +68,20 @@ def _escape(
         for piece in pieces[::2]
     ]
     lines[:] = "".join(pieces).split("\n")
+
+
+def _plain(
+    app: Sphinx,
+    what: str,
+    name: str,
+    obj: object,
+    options: object,
+    sign: str | None,
+    returns: str | None,
+) -> tuple[str | None, str | None]:
+    """Make a signature that is no Python readable: a default that has no literal spoils it all."""
+    try:
+        ast.parse(f"def f{sign or '()'}: pass")
+    except SyntaxError:
+        sign = LONG.sub(r"\1", FUNCTION.sub(r"\1", sign or ""))
+    return sign, returns
