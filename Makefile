@@ -18,7 +18,7 @@ OFFLINE := HF_HUB_OFFLINE=1
 export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 300 \
   --nbval-sanitize-with tests/sanitize.cfg --ignore notebooks/assignments notebooks
-# Two files of tests at a time, each on one thread: two cores do not get in each other's way.
+# Two files of tests at a time, each on one thread, so that they do not get in each other's way.
 TOGETHER := -n 2 --dist loadfile
 CHAPTER ?= all
 TIER ?= mini
@@ -34,7 +34,7 @@ book: $(READY)  ## run what changed, check the claims, build the HTML, print the
 	@$(BIN)/python -m iclutils book
 
 test: lint types  ## everything: lint, types, unit tests, notebooks, book build, browser
-	@$(OFFLINE) $(BIN)/python -m pytest tests $(TOGETHER) $(NBVAL) $(ARGS)
+	@$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests $(TOGETHER) $(NBVAL) $(ARGS)
 
 lint: $(READY)  ## ruff: style and format, nothing is changed
 	@$(BIN)/ruff check

@@ -100,11 +100,13 @@ def site() -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """An installed browser, without a network."""
-    from reader import FLAGS, NAMES
+    from reader import FLAGS
 
-    program = next(filter(None, map(shutil.which, NAMES)), None)
+    from iclutils.doctor import BROWSERS
+
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
-        pytest.skip(f"no browser is installed: looked for {', '.join(NAMES)}")
+        pytest.skip(f"no browser is installed: looked for {', '.join(BROWSERS)}")
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=program, args=list(FLAGS))

@@ -30,16 +30,21 @@ PAGE = "book/scorecard"
 SCRIPT = "scorecard.js"
 
 
+def _rows(directive: SphinxDirective) -> list[Row]:
+    """All rows, for a page that is read again when they change."""
+    shown.use(directive.env)
+    try:
+        return scorecard.rows(shown.results(directive.env))
+    except IclError as error:
+        raise directive.error(str(error)) from error
+
+
 class Scorecard(SphinxDirective):
     """``{scorecard}``: a summary, a table for each chapter, and where the numbers come from."""
 
     def run(self) -> list[nodes.Node]:
         """Build the tables."""
-        shown.use(self.env)
-        try:
-            rows = scorecard.rows(shown.results(self.env))
-        except IclError as error:
-            raise self.error(str(error)) from error
+        rows = _rows(self)
         if not rows:
             return [text("No claims yet.")]
         self.runs = sorted({_run(row.result) for row in rows if row.result})
@@ -183,11 +188,7 @@ class Verdicts(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Build the sentence."""
-        shown.use(self.env)
-        try:
-            rows = scorecard.rows(shown.results(self.env))
-        except IclError as error:
-            raise self.error(str(error)) from error
+        rows = _rows(self)
         here = Path(self.env.docname).parent
         number = len({row.claim.id for row in rows})
         lead = f"{number} claims, each at one or two sizes of model: "
