@@ -249,12 +249,6 @@ def test_programs_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.healthy(findings)
 
 
-def test_browsers_are_those_of_the_tests() -> None:
-    from reader import NAMES
-
-    assert tuple(doctor.BROWSERS) == tuple(NAMES)
-
-
 def test_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
