@@ -254,14 +254,18 @@ def data() -> list[Finding]:
     return [Finding("note", f"ICLUTILS_DATA is no folder: {named}", cure)]
 
 
+def browser() -> str | None:
+    """Path of an installed Chromium or Chrome, if there is one."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
 def programs() -> list[Finding]:
     """Programs beside Python: each optional."""
     found = []
     for name, without in PROGRAMS.items():
         state: Literal["ok", "note"] = "ok" if shutil.which(name) else "note"
         found.append(Finding(state, name if state == "ok" else f"{name} is not there: {without}"))
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser:
-        return [*found, Finding("ok", f"browser for the tests of the pages: {browser}")]
+    if program := browser():
+        return [*found, Finding("ok", f"browser for the tests of the pages: {program}")]
     cure = "install Chromium or Chrome; those tests skip without"
     return [*found, Finding("note", "no browser for the tests of the pages", cure)]

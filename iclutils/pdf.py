@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-from .doctor import BROWSERS
+from . import doctor
 from .errors import IclError
 from .files import replacing
 
@@ -18,11 +17,11 @@ def browser() -> str:
     Raises:
         IclError: if there is none.
     """
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    found = doctor.browser()
     if found is None:
         raise IclError(
             "Printing needs Chromium or Chrome, and none was found. Install one of them, or open "
-            f"a page in any browser and print it there. Looked for: {', '.join(BROWSERS)}."
+            f"a page in any browser and print it there. Looked for: {', '.join(doctor.BROWSERS)}."
         )
     return found
 

@@ -102,11 +102,11 @@ def browser() -> Iterator[Any]:
     """An installed browser, without a network."""
     from reader import FLAGS
 
-    from iclutils.doctor import BROWSERS
+    from iclutils import doctor
 
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    program = doctor.browser()
     if program is None:
-        pytest.skip(f"no browser is installed: looked for {', '.join(BROWSERS)}")
+        pytest.skip(f"no browser is installed: looked for {', '.join(doctor.BROWSERS)}")
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=program, args=list(FLAGS))

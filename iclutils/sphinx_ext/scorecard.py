@@ -24,7 +24,7 @@ from ..claims import VERDICTS, Claim, Result
 from ..errors import IclError
 from ..scorecard import Row
 from . import notebooks, shown, sources
-from .tables import linked, table, text
+from .tables import commit, linked, table, text, versions
 
 PAGE = "book/scorecard"
 SCRIPT = "scorecard.js"
@@ -239,15 +239,14 @@ def _options(named: dict[str, str]) -> str:
 
 def _run(result: Result) -> tuple[str, ...]:
     """What results of one run have in common: the columns of the table of runs."""
-    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     return (
         result.tier,
         result.model,
         str(result.seed),
         result.device,
         result.date,
-        (result.commit[:10] + "+" * result.commit.endswith("+")) or "none",
-        f"python {result.python}, {versions}",
+        commit(result.commit),
+        versions(result.python, result.versions),
     )
 
 

@@ -15,7 +15,7 @@ from ..claims import VERDICTS
 from ..errors import IclError
 from ..files import read_json
 from . import shown
-from .tables import Cell, table, text
+from .tables import Cell, commit, table, text, versions
 
 FIELDS = {
     *("chapter", "tier", "seconds", "peak_gib"),
@@ -103,24 +103,22 @@ def held(peak: dict[str, float]) -> str:
 def _ran(run: dict[str, Any], machines: list[tuple[str, ...]]) -> list[Cell]:
     number = machines.index(_machine(run)) + 1
     link = nodes.reference("", str(number), refid=f"machine-{number}", internal=True)
-    commit = (run["commit"][:10] + "+" * run["commit"].endswith("+")) or "none"
     return [
         [text(duration(run["seconds"]))],
         [text(held(run["peak_gib"]))],
         [nodes.paragraph("", "", link)],
         [text(run["date"])],
-        [text(commit)],
+        [text(commit(run["commit"]))],
     ]
 
 
 def _machine(run: dict[str, Any]) -> tuple[str, ...]:
     """What runs on one machine with the same versions have in common."""
     machine = run["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
     return (
         machine["cpu"] or "unknown",
         str(machine["cores"] or "unknown"),
         f"{machine['memory_gib']} GiB" if machine["memory_gib"] else "unknown",
         machine["gpu"] or "none",
-        f"python {run['python']}, {versions}",
+        versions(run["python"], run["versions"]),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from docutils import nodes
 
@@ -12,6 +12,16 @@ Cell = list[nodes.Node]
 def text(content: str) -> nodes.paragraph:
     """A cell's text."""
     return nodes.paragraph("", content)
+
+
+def commit(of: str) -> str:
+    """A commit, short; ``+`` says that the package differed from it, ``none`` is no commit."""
+    return (of[:10] + "+" * of.endswith("+")) or "none"
+
+
+def versions(python: str, others: Mapping[str, str]) -> str:
+    """Python's version, and those of packages by name."""
+    return ", ".join([f"python {python}", *(f"{name} {its}" for name, its in others.items())])
 
 
 def linked(content: str, target: str) -> nodes.paragraph:

@@ -11,6 +11,7 @@ import json
 import time
 
 import torch
+from torch import nn
 
 from .. import zoo
 from .loop import Recipe, take_step
@@ -35,19 +36,22 @@ def of(recipe: Recipe) -> str:
         last = json.loads(zoo.log(recipe.name).read_text(encoding="utf-8").splitlines()[-1])
         seconds, how = last["cpu_seconds"], "as it took for the shipped model on one core"
     else:
-        seconds, how = _step(recipe) * recipe.steps, f"judged by {TIMED} steps on {recipe.device}"
+        seconds, how = (
+            _step(recipe, network) * recipe.steps,
+            f"judged by {TIMED} steps on {recipe.device}",
+        )
     return (
         f"{recipe.name}: {recipe.steps} steps, about {_words(seconds)}, {how}; {max(1, held):.0f} "
         "MiB for the weights and their training, and a batch on top"
     )
 
 
-def _step(recipe: Recipe) -> float:
-    """Seconds of a step, on one thread as in training."""
+def _step(recipe: Recipe, network: nn.Module) -> float:
+    """Seconds of a step of this network, which it changes, on one thread as in training."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        network = recipe.network().to(recipe.device).train()
+        network = network.to(recipe.device).train()
         optimizers = recipe.optimizers(network)
         for step in range(1, TIMED + 1):
             start = time.perf_counter()
