@@ -2,9 +2,9 @@
 
 The loop is TransformerLens' ``get_act_patch_direct_path_all_sources``: one forward pass with
 forked inputs for every pair of heads. ``--every`` runs it for every n-th writing head only, in
-turns with the fast way (``paths.pairs``), and scales up; the fast way is always timed whole, with
-the clean and corrupt passes that it needs. Both run in one process on the same weights and
-tokens, and the score of every sequence must agree to 1e-5 nats or the benchmark stops. Times are
+turns with the fast way (``path_patching.pairs``), and scales up; the fast way is always timed
+whole, with the clean and corrupt passes that it needs. Both run in one process on the same
+weights and tokens, and scores must agree to 1e-5 nats or the benchmark stops. Times are
 CPU seconds of all threads, so that a busy machine does not matter.
 
 Four cases: the shipped guide (anchors-0: 16 sequences of 41 tokens) and the shape of GPT-2 small
@@ -30,9 +30,9 @@ from torch import Tensor
 from transformer_lens.patching import get_act_patch_direct_path
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from iclutils.lenses.circuits import paths
-from iclutils.lenses.circuits.behaviour import Behaviour, ends, repeating
-from iclutils.lenses.circuits.engine import FEW
+from iclutils.interp import path_patching
+from iclutils.interp.clean_corrupt import Behaviour, ends, repeating
+from iclutils.interp.patching import FEW
 from iclutils.models import TransformerBridge, cached, load
 
 TOLERANCE = 1e-5
@@ -104,13 +104,13 @@ def compare(name: str, model: TransformerBridge, behaviour: Behaviour, given: Na
     clean, _ = ends(model, behaviour)
     pairs = heads**2 * layers * (layers - 1) // 2
     sources = [(layer, head) for layer in range(layers - 1) for head in range(heads)]
-    paths.pairs(model, behaviour, "k")  # burn-in
+    path_patching.pairs(model, behaviour, "k")  # burn-in
     loop(model, behaviour, "k", sources[-1])
     fast, slow, gap = [], [], 0.0
     for number, source in enumerate(sources[:: given.every]):
         if number < given.repeats:
             began = time.process_time()
-            found = paths.pairs(model, behaviour, "k")
+            found = path_patching.pairs(model, behaviour, "k")
             fast.append(time.process_time() - began)
         scores, each = loop(model, behaviour, "k", source)
         slow.append(each)

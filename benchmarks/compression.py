@@ -19,9 +19,9 @@ import tempfile
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from iclutils.lenses.anchors import speed
-from iclutils.lenses.anchors.compression import compress, everything, hidden_anchor
-from iclutils.lenses.anchors.readout import target_logits
+from iclutils.chapters.label_words import speed
+from iclutils.chapters.label_words.compression import compress, everything, hidden_anchor
+from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge, load
 from iclutils.tasks.prompts import Prompts, Role
 

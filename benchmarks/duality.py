@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from iclutils.lenses.duality.contrastive import dual_step
+from iclutils.chapters.gradient_descent.contrastive import dual_step
 
 TOLERANCE = 1e-5
 SCORE = 2.0  # standard deviation of q·k / sqrt(d)

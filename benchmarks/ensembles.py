@@ -16,7 +16,7 @@ import time
 import torch
 from tqdm.auto import tqdm
 
-from iclutils.learners import Shape
+from iclutils.models.regressors import Shape
 from iclutils.tasks.regression import Task
 from iclutils.training.loop import take_step
 from iclutils.training.regression import RegressionRecipe, group

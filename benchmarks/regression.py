@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from sklearn.linear_model import LinearRegression, Ridge
 
-from iclutils.lenses.regression.algorithms import ols, ridge
+from iclutils.chapters.regression.algorithms import ols, ridge
 
 TOLERANCE = 1e-8
 SIZES = ((2, 6), (4, 10), (8, 17), (8, 40), (20, 40))  # d and pairs; the last two, the paper's

@@ -27,9 +27,9 @@ import torch
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from iclutils.interventions import Hook, pattern_name
-from iclutils.lenses.anchors.readout import target_logits
-from iclutils.lenses.anchors.saliency import saliency
+from iclutils.chapters.label_words.saliency import saliency
+from iclutils.interp.hooks import Hook, pattern_name
+from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge, load
 from iclutils.tasks.prompts import Prompts, Role, class_logits
 

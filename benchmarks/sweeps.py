@@ -22,9 +22,9 @@ import torch
 from tqdm.auto import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from iclutils import sweeps
-from iclutils.interventions import Hook, mlp_name, run, z_name
-from iclutils.lenses.prediction import log_prob
+from iclutils.interp import sweeps
+from iclutils.interp.hooks import Hook, mlp_name, run, z_name
+from iclutils.interp.statistics import log_prob
 from iclutils.models import TransformerBridge, cached, load
 from iclutils.tasks.repeated import doubled
 

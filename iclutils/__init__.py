@@ -1,6 +1,6 @@
 """iclutils: the measurements behind *In-Context Learning, Taken Apart*.
 
-Arrows point one way: models -> tasks -> lenses -> figures -> claims -> book.
+Arrows point one way: models -> tasks -> interp -> chapters -> plots; ``bookkit`` makes the book.
 
 The names below are imported when they are first used, so that ``python -m iclutils`` answers at
 once, and can say what is missing where a dependency is.
@@ -10,19 +10,19 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .bookkit.quick_figures import Glimpse, show
+    from .bookkit.session import Session, begin
     from .errors import IclError
-    from .glimpses import Glimpse, show
-    from .session import Session, begin
 
 __all__ = ["Glimpse", "IclError", "Session", "begin", "show"]
 __version__ = metadata.version("iclutils")
 
 _MODULES = {
-    "Glimpse": "glimpses",
+    "Glimpse": "bookkit.quick_figures",
     "IclError": "errors",
-    "Session": "session",
-    "begin": "session",
-    "show": "glimpses",
+    "Session": "bookkit.session",
+    "begin": "bookkit.session",
+    "show": "bookkit.quick_figures",
 }
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from . import commands
+from .bookkit import commands
 from .errors import IclError, unknown
 
 OVERVIEW = """\

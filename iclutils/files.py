@@ -20,6 +20,9 @@ from typing import Any
 
 from .errors import IclError
 
+PACKAGE = Path(__file__).resolve().parent
+CHECKOUT = PACKAGE.parent  # or where the package is installed
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -46,55 +49,29 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def output_folder(part: Path, variable: str, inside: str, outside: str) -> Path:
-    """Where outputs of one ``part`` of the package (its folder) go: ``$variable``, else ``inside``
+def output_folder(variable: str, inside: str, outside: str) -> Path:
+    """Where outputs go: ``$variable``, else ``inside``
     the checkout, or, where there is none (as on Colab), ``outside`` in the current folder.
-
-    Example:
-        >>> files.output_folder(folder, "ICLUTILS_NOT_SET", "_build", "elsewhere").name
-        'elsewhere'
     """
     given = os.environ.get(variable)
     if given:
         return Path(given)
-    checkout = part.resolve().parents[1]
-    return checkout / inside if (checkout / "_toc.yml").is_file() else Path.cwd() / outside
+    return CHECKOUT / inside if (CHECKOUT / "_toc.yml").is_file() else Path.cwd() / outside
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` atomically.
-
-    Example:
-        >>> files.write_text(folder / "b.txt", "text")
-        >>> (folder / "b.txt").read_text()
-        'text'
-    """
+    """Write ``text`` to ``path`` atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as indented JSON to ``path`` atomically.
-
-    Example:
-        >>> files.write_json(folder / "c.json", {"value": 1})
-        >>> files.read_json(folder / "c.json")
-        {'value': 1}
-    """
+    """Write ``value`` as indented JSON to ``path`` atomically."""
     write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        IclError: if the file is not valid JSON.
-
-    Example:
-        >>> files.write_text(folder / "d.json", "[1, 2]")
-        >>> files.read_json(folder / "d.json")
-        [1, 2]
-    """
+    """Read a JSON file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -102,27 +79,13 @@ def read_json(path: Path) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's bytes.
-
-    Example:
-        >>> files.write_text(folder / "e.txt", "")
-        >>> files.sha256(folder / "e.txt")[:12]
-        'e3b0c44298fc'
-    """
+    """Hex SHA-256 of a file's bytes."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_sums(folder: Path) -> None:
-    """Write ``SHA256SUMS`` for every file under ``folder`` (the format ``sha256sum -c`` reads).
-
-    Example:
-        >>> one = Path(tempfile.mkdtemp())
-        >>> files.write_text(one / "f.txt", "")
-        >>> files.write_sums(one)
-        >>> (one / "SHA256SUMS").read_text().split()[1]
-        'f.txt'
-    """
+    """Write ``SHA256SUMS`` for every file under ``folder`` (the format ``sha256sum -c`` reads)."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "SHA256SUMS")
     lines = [f"{sha256(p)}  {p.relative_to(folder).as_posix()}\n" for p in files]
     write_text(folder / "SHA256SUMS", "".join(lines))
@@ -135,15 +98,6 @@ def check_sums(folder: Path, names: list[str], cure: str) -> None:
         folder: the folder that holds ``SHA256SUMS``.
         names: paths relative to ``folder``, each of which must be listed and match.
         cure: what the reader should do when one does not; ends the error message.
-
-    Raises:
-        IclError: if a file is missing, not listed, or has changed.
-
-    Example:
-        >>> one = Path(tempfile.mkdtemp())
-        >>> files.write_text(one / "g.txt", "")
-        >>> files.write_sums(one)
-        >>> files.check_sums(one, ["g.txt"], cure="Fetch it again.")
     """
     listing = folder / "SHA256SUMS"
     if not listing.is_file():

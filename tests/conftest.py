@@ -66,7 +66,7 @@ def results_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def make_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
     """``make_ledger("90_demo", text)`` writes a ledger; only such ledgers exist in the test."""
-    from iclutils import claims
+    from iclutils.bookkit import claims
 
     folder = tmp_path / "package" / "claims"
     folder.mkdir(parents=True)
@@ -89,12 +89,12 @@ def site() -> Path:
     """The built HTML of the committed book; kept between sessions, built again when it changed."""
     from filelock import FileLock
 
-    from iclutils import book
+    from iclutils.bookkit import build
 
-    build = ROOT / "_build" / "test-book"
-    build.mkdir(parents=True, exist_ok=True)
-    with FileLock(build / ".lock"):  # one build, even where several processes test
-        return book.render(book.stage(ROOT, build, []), build).parent
+    folder = ROOT / "_build" / "test-book"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):  # one build, even where several processes test
+        return build.render(build.stage(ROOT, folder, []), folder).parent
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def browser() -> Iterator[Any]:
     """An installed browser, without a network."""
     from reader import FLAGS
 
-    from iclutils import doctor
+    from iclutils.bookkit import doctor
 
     program = doctor.browser()
     if program is None:

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from iclutils.address import set_up_cell
-from iclutils.claims import DECIDABLE, Claim
-from iclutils.explorer import MIME
+from iclutils.bookkit.address import set_up_cell
+from iclutils.bookkit.claims import DECIDABLE, Claim
+from iclutils.plots.explorer import MIME
 
 IGNORED = {"nbval-ignore-output", "nbval-skip"}
 MARKERS = ("NBVAL_IGNORE_OUTPUT", "NBVAL_SKIP", "PYTEST_VALIDATE_IGNORE_OUTPUT")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from reader import Reader
 
-from iclutils import book, pdf
+from iclutils.bookkit import build, pdf
 from iclutils.errors import IclError
 
 pytestmark = pytest.mark.browser
@@ -139,7 +139,7 @@ def complaints(tab: Any, colours: bool = True) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*book.pages(ROOT), "search?q=head", "genindex"])
+@pytest.mark.parametrize("name", [*build.pages(ROOT), "search?q=head", "genindex"])
 def test_axe_finds_nothing(reader: Reader, name: str) -> None:
     tab = settled(reader, name)
     assert tab.evaluate("document.documentElement.lang") == "en"

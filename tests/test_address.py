@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from iclutils import address
+from iclutils.bookkit import address
 from iclutils.errors import IclError
 
 ROOT = Path(__file__).parents[1]

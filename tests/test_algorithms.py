@@ -17,7 +17,7 @@ from sklearn.linear_model import Lasso, LassoLars, LinearRegression, Ridge
 from sklearn.neighbors import KNeighborsRegressor
 
 from iclutils import IclError
-from iclutils.lenses.regression.algorithms import (
+from iclutils.chapters.regression.algorithms import (
     Linear,
     averaging_weights,
     bayes_weights,
@@ -34,7 +34,7 @@ from iclutils.lenses.regression.algorithms import (
     sgd_weights,
     tuned_rate,
 )
-from iclutils.lenses.regression.bank import bank
+from iclutils.chapters.regression.bank import bank
 from iclutils.tasks.regression import Task, half_subspace, sample
 
 WEIGHTS: dict[str, Callable] = {

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iclutils import IclError
-from iclutils.lenses.duality.alignment import (
+from iclutils.chapters.gradient_descent.alignment import (
     alignment,
     answers,
     half_squares,
@@ -25,11 +25,11 @@ from iclutils.lenses.duality.alignment import (
     under_shift,
     with_noise,
 )
-from iclutils.lenses.duality.construction import constructed
-from iclutils.lenses.duality.copying import copying
-from iclutils.lenses.duality.descent import descend, predictor
-from iclutils.lenses.duality.one_step import one_step_optimum
-from iclutils.solvers import Shape, Solvers
+from iclutils.chapters.gradient_descent.construction import constructed
+from iclutils.chapters.gradient_descent.copying import copying
+from iclutils.chapters.gradient_descent.descent import descend, predictor
+from iclutils.chapters.gradient_descent.one_step import one_step_optimum
+from iclutils.models.lsa import Shape, Solvers
 from iclutils.tasks.regression import Contexts, Task, sample
 
 TIGHT = {"atol": 1e-10, "rtol": 1e-10}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tiny import tiny_gpt2
 
 from iclutils import IclError
-from iclutils.lenses import attention
-from iclutils.lenses.induction import sample
+from iclutils.chapters.induction import sample
+from iclutils.interp import head_scores
 from iclutils.models import cached
 from iclutils.tasks.repeated import doubled, repeated
 
@@ -35,13 +35,13 @@ def random_pattern(size: int, seed: int) -> torch.Tensor:
 @given(length=st.integers(2, 12))
 def test_ideal_heads_score_one_on_their_own_score_only(length: int) -> None:
     induction, duplicate = ideal(length, length - 1), ideal(length, length)
-    assert attention.prefix_matching(induction, length) == 1
-    assert attention.duplicate_token(induction, length) == 0
-    assert attention.duplicate_token(duplicate, length) == 1
-    assert attention.prefix_matching(duplicate, length) == 0
-    assert attention.previous_token(ideal(length, 1)) == 1
-    assert attention.current_token(ideal(length, 0)) == 1
-    assert attention.first_token(ideal(length, 2 * length + 1)) == 1
+    assert head_scores.prefix_matching(induction, length) == 1
+    assert head_scores.duplicate_token(induction, length) == 0
+    assert head_scores.duplicate_token(duplicate, length) == 1
+    assert head_scores.prefix_matching(duplicate, length) == 0
+    assert head_scores.previous_token(ideal(length, 1)) == 1
+    assert head_scores.current_token(ideal(length, 0)) == 1
+    assert head_scores.first_token(ideal(length, 2 * length + 1)) == 1
 
 
 @given(length=st.integers(2, 9), seed=st.integers(0, 5))
@@ -49,14 +49,14 @@ def test_scores_equal_loops_over_positions(length: int, seed: int) -> None:
     a = random_pattern(2 * length + 1, seed)
     size = 2 * length + 1
     pairs = {
-        attention.prefix_matching(a, length): [
+        head_scores.prefix_matching(a, length): [
             (q, q - length + 1) for q in range(length + 1, size)
         ],
-        attention.duplicate_token(a, length): [(q, q - length) for q in range(length + 1, size)],
-        attention.previous_token(a): [(q, q - 1) for q in range(1, size)],
-        attention.current_token(a): [(q, q) for q in range(size)],
-        attention.first_token(a): [(q, 0) for q in range(size)],
-        attention.stripe(a, length): [(q, q - length + 1) for q in range(length - 1, size)],
+        head_scores.duplicate_token(a, length): [(q, q - length) for q in range(length + 1, size)],
+        head_scores.previous_token(a): [(q, q - 1) for q in range(1, size)],
+        head_scores.current_token(a): [(q, q) for q in range(size)],
+        head_scores.first_token(a): [(q, 0) for q in range(size)],
+        head_scores.stripe(a, length): [(q, q - length + 1) for q in range(length - 1, size)],
     }
     for score, places in pairs.items():
         expected = sum(a[..., q, k] for q, k in places) / len(places)
@@ -66,13 +66,13 @@ def test_scores_equal_loops_over_positions(length: int, seed: int) -> None:
 @given(length=st.integers(2, 40), seed=st.integers(0, 20))
 def test_the_stripe_is_within_its_bound_of_the_clean_score(length: int, seed: int) -> None:
     a = random_pattern(2 * length + 1, seed)
-    gap = (attention.stripe(a, length) - attention.prefix_matching(a, length)).abs().max()
+    gap = (head_scores.stripe(a, length) - head_scores.prefix_matching(a, length)).abs().max()
     assert gap <= 2 / (length + 2) + 1e-6
 
 
 @given(length=st.integers(2, 30))
 def test_a_distance_profile_never_exceeds_the_row_sums(length: int) -> None:
-    profile = attention.distance_profile(random_pattern(2 * length + 1, 0), length)
+    profile = head_scores.distance_profile(random_pattern(2 * length + 1, 0), length)
     assert profile.shape[-1] == length + 2
     assert (profile.sum(-1) <= 1 + 1e-5).all()
     assert (profile >= 0).all()
@@ -82,7 +82,7 @@ def test_uniform_baselines_are_harmonic_sums() -> None:
     def mean_inverse(rows: range) -> float:
         return sum(1 / (q + 1) for q in rows) / len(rows)
 
-    even = attention.uniform_baselines(50)
+    even = head_scores.uniform_baselines(50)
     expected = {
         "previous": mean_inverse(range(1, 101)),
         "current": mean_inverse(range(101)),
@@ -104,14 +104,14 @@ def test_olssons_evaluator_sums_over_all_earlier_followers() -> None:
         if followers:
             queries += 1
             total += pattern[0, :, q, followers].sum(-1)
-    got = attention.olsson_prefix_matching(pattern, tokens)[0]
+    got = head_scores.olsson_prefix_matching(pattern, tokens)[0]
     torch.testing.assert_close(got, total / queries)
 
 
 def test_olssons_evaluator_reads_every_head(tmp_path: Path) -> None:
     model = tiny_gpt2(tmp_path)
     tokens = repeated(2, 5, 4, 60, 59, torch.Generator().manual_seed(0))
-    scores = attention.olsson_scores(model, tokens)
+    scores = head_scores.olsson_scores(model, tokens)
     _, cache = cached(model, tokens, ["blocks.1.attn.hook_pattern"])
     assert scores.shape == (2, 3, 4)
     followers = [(q, k + 1) for q in range(6, 21) for k in range(q - 5, 0, -5)]
@@ -123,15 +123,15 @@ def test_olssons_evaluator_reads_every_head(tmp_path: Path) -> None:
 def test_olssons_evaluator_refuses_what_never_repeats() -> None:
     tokens = torch.arange(6)[None]
     with pytest.raises(IclError, match="nothing to match"):
-        attention.olsson_prefix_matching(random_pattern(6, 0)[:1], tokens)
+        head_scores.olsson_prefix_matching(random_pattern(6, 0)[:1], tokens)
 
 
 def test_the_detector_is_the_scaled_score_on_distinct_tokens(tmp_path: Path) -> None:
     model = tiny_gpt2(tmp_path)
     length = 12
     batch = sample(model, 1, length, torch.Generator().manual_seed(0), distinct=True)
-    theirs = attention.detector_scores(model, batch.tokens)
-    ours = attention.head_scores(model, batch.tokens, length)
+    theirs = head_scores.detector_scores(model, batch.tokens)
+    ours = head_scores.head_scores(model, batch.tokens, length)
     size = 2 * length + 1
     for name, rows in {"previous": 2 * length, "prefix": length, "duplicate": length}.items():
         torch.testing.assert_close(theirs[name], ours[name][0] * rows / size)
@@ -140,7 +140,7 @@ def test_the_detector_is_the_scaled_score_on_distinct_tokens(tmp_path: Path) -> 
 def test_head_scores_read_the_models_own_patterns(tmp_path: Path) -> None:
     model = tiny_gpt2(tmp_path)
     batch = doubled(3, 10, 60, 59, torch.Generator().manual_seed(0))
-    scores = attention.head_scores(model, batch.tokens, 10)
+    scores = head_scores.head_scores(model, batch.tokens, 10)
     _, cache = cached(model, batch.tokens, ["blocks.2.attn.hook_pattern"])
     one = cache["pattern", 2][1, 3]
     assert scores["prefix"].shape == (3, 3, 4)
@@ -151,12 +151,12 @@ def test_head_scores_read_the_models_own_patterns(tmp_path: Path) -> None:
 
 def test_patterns_of_another_length_are_refused() -> None:
     with pytest.raises(IclError, match="has 21 positions; this pattern has 20"):
-        attention.prefix_matching(torch.zeros(20, 20), 10)
+        head_scores.prefix_matching(torch.zeros(20, 20), 10)
     with pytest.raises(IclError, match="distance must lie in"):
-        attention.back(torch.zeros(21, 21), 10, 12)
+        head_scores.back(torch.zeros(21, 21), 10, 12)
 
 
 def test_strongest_names_layer_and_head() -> None:
     scores = torch.zeros(3, 4)
     scores[2, 1] = 1
-    assert attention.strongest(scores) == (2, 1)
+    assert head_scores.strongest(scores) == (2, 1)

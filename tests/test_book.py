@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from test_scorecard import LEDGER
 
-from iclutils import book, claims, run, scorecard
+from iclutils.bookkit import build, claims, run, scorecard
 from iclutils.errors import IclError
 from iclutils.files import read_json, write_json
 
@@ -61,7 +61,7 @@ def pages(site: Path) -> dict[str, Page]:
 
 
 def test_every_page_is_in_the_contents_and_built(pages: dict[str, Page]) -> None:
-    listed = book.pages(ROOT)
+    listed = build.pages(ROOT)
     assert len(listed) == len(set(listed))
     written = {
         path.relative_to(ROOT).with_suffix("").as_posix() for path in (ROOT / "book").rglob("*.md")
@@ -208,7 +208,7 @@ def ran(root: Path, value: float, shown: str = "2") -> run.Done:
 
 def test_accept_takes_outputs_and_results_and_nothing_else(checkout: Path) -> None:
     ran(checkout, 2.0)
-    updated = book.accept(checkout, checkout / "_build")
+    updated = build.accept(checkout, checkout / "_build")
     assert [path.relative_to(checkout).as_posix() for path in updated] == [
         "notebooks/90_demo.ipynb",
         "book/runs/mini/90_demo.json",
@@ -224,77 +224,77 @@ def test_accept_takes_outputs_and_results_and_nothing_else(checkout: Path) -> No
     assert notebook["cells"][2]["outputs"][0]["text"] == ["2"]
     assert [cell.get("execution_count") for cell in notebook["cells"]] == [None, 1, 2]
     assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
-    assert book.accept(checkout, checkout / "_build") == []
+    assert build.accept(checkout, checkout / "_build") == []
 
 
 def test_accept_leaves_a_result_that_differs_in_date_and_commit_only(checkout: Path) -> None:
     ran(checkout, 2.0)
-    book.accept(checkout, checkout / "_build")
+    build.accept(checkout, checkout / "_build")
     path = checkout / "book/results/mini/90.first.json"
     write_json(path, read_json(path) | {"date": "2020-01-01", "commit": "0" * 40})
-    assert book.accept(checkout, checkout / "_build") == []
+    assert build.accept(checkout, checkout / "_build") == []
     # But a run of a committed package replaces one of a changed package.
     write_json(path, read_json(path) | {"commit": "0" * 40 + "+"})
-    assert book.accept(checkout, checkout / "_build") == [path]
+    assert build.accept(checkout, checkout / "_build") == [path]
 
 
 def test_accept_keeps_the_record_of_a_run_until_more_than_its_time_differs(checkout: Path) -> None:
     ran(checkout, 2.0)
-    book.accept(checkout, checkout / "_build")
+    build.accept(checkout, checkout / "_build")
     path = checkout / "book/runs/mini/90_demo.json"
     assert read_json(path) == RECORD
     fresh = checkout / "_build/runs/mini/90_demo.json"
     write_json(fresh, RECORD | {"seconds": 9.0, "date": "2026-02-02", "commit": "2" * 40})
-    assert book.accept(checkout, checkout / "_build") == []
+    assert build.accept(checkout, checkout / "_build") == []
     write_json(fresh, RECORD | {"machine": {"cores": 4}})
-    assert book.accept(checkout, checkout / "_build") == [path]
+    assert build.accept(checkout, checkout / "_build") == [path]
     stale = path.with_name("91_gone.json")
     write_json(stale, RECORD)
-    assert book.accept(checkout, checkout / "_build") == [stale]
+    assert build.accept(checkout, checkout / "_build") == [stale]
     fresh.unlink()
     with pytest.raises(IclError, match=r"90_demo.ipynb has no record of its last run"):
-        book.accept(checkout, checkout / "_build")
+        build.accept(checkout, checkout / "_build")
 
 
 def test_accept_removes_results_of_claims_that_are_gone(checkout: Path) -> None:
     ran(checkout, 2.0)
-    book.accept(checkout, checkout / "_build")
+    build.accept(checkout, checkout / "_build")
     stale = checkout / "book/results/mini/90.renamed.json"
     write_json(stale, read_json(stale.with_name("90.first.json")) | {"id": "90.renamed"})
-    assert book.changed(stale.parent, checkout / "_build/results/mini") == [
+    assert build.changed(stale.parent, checkout / "_build/results/mini") == [
         "90.renamed: reproduced -> no longer measured"
     ]
-    assert book.accept(checkout, checkout / "_build") == [stale]
+    assert build.accept(checkout, checkout / "_build") == [stale]
     assert not stale.exists()
 
 
 def test_accept_refuses_a_notebook_that_was_edited_or_never_run(checkout: Path) -> None:
     with pytest.raises(IclError, match=r"has not been run. Run: make book"):
-        book.accept(checkout, checkout / "_build")
+        build.accept(checkout, checkout / "_build")
     ran(checkout, 2.0)
     path = checkout / "notebooks/90_demo.ipynb"
     notebook = read_json(path)
     notebook["cells"][1]["source"] = "1 + 2"
     write_json(path, notebook)
     with pytest.raises(IclError, match=r"was edited since its last run. Run: make book"):
-        book.accept(checkout, checkout / "_build")
+        build.accept(checkout, checkout / "_build")
 
 
 def test_a_verdict_that_changed_stops_the_book(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = checkout / "_build"
+    folder = checkout / "_build"
     value = 2.0
     monkeypatch.setattr(run, "run_chapter", lambda *_: ran(checkout, value))
-    monkeypatch.setattr(book, "render", lambda source, _: source / "_config.yml")
-    printed = book.make(checkout, build)  # nothing is committed yet
+    monkeypatch.setattr(build, "render", lambda source, _: source / "_config.yml")
+    printed = build.make(checkout, folder)  # nothing is committed yet
     assert printed.startswith(scorecard.text(scorecard.rows({})).splitlines()[0])
-    book.accept(checkout, build)
-    assert book.make(checkout, build) == printed
+    build.accept(checkout, folder)
+    assert build.make(checkout, folder) == printed
     assert printed.splitlines()[-1].startswith("The book: file://")
     value = 0.5
     with pytest.raises(IclError) as error:
-        book.make(checkout, build)
+        build.make(checkout, folder)
     assert "90.first: reproduced -> partly" in str(error.value)
     assert "90.second: corrected -> not reproduced" in str(error.value)
     assert "make accept" in str(error.value)
@@ -303,18 +303,18 @@ def test_a_verdict_that_changed_stops_the_book(
     path = checkout / "book/results/mini/90.first.json"
     write_json(path, read_json(path) | {"verdict": "not reproduced"})
     with pytest.raises(IclError, match=r"90\.first: not reproduced -> reproduced"):
-        book.make(checkout, build)
+        build.make(checkout, folder)
 
 
 def test_stage_takes_fresh_outputs_and_touches_only_what_differs(checkout: Path) -> None:
-    build = checkout / "_build"
+    folder = checkout / "_build"
     write_json(checkout / "book/results/paper/90.first.json", {"old": 1})
-    staged = book.stage(checkout, build, [])
+    staged = build.stage(checkout, folder, [])
     assert read_json(staged / "notebooks/90_demo.ipynb")["cells"][1]["outputs"] == []
     before = {path: path.stat().st_mtime_ns for path in staged.rglob("*.*") if path.is_file()}
     done = ran(checkout, 2.0, shown="fresh")
     (staged / "book/left_over.md").write_text("# Old\n")
-    book.stage(checkout, build, [done])
+    build.stage(checkout, folder, [done])
     after = {path: path.stat().st_mtime_ns for path in staged.rglob("*.*") if path.is_file()}
     changed = {
         path.relative_to(staged).as_posix() for path in after if after[path] != before.get(path)
@@ -330,17 +330,17 @@ def test_stage_takes_fresh_outputs_and_touches_only_what_differs(checkout: Path)
     assert "papermill" not in (staged / "notebooks/90_demo.ipynb").read_text()
     # What the pages show of the checkout's own files comes along.
     (checkout / "CHANGELOG.md").write_text("# Changelog\n")
-    assert (book.stage(checkout, build, []) / "CHANGELOG.md").read_text() == "# Changelog\n"
+    assert (build.stage(checkout, folder, []) / "CHANGELOG.md").read_text() == "# Changelog\n"
 
 
 def test_stage_refuses_contents_that_name_a_missing_page(checkout: Path) -> None:
     (checkout / "book/intro.md").unlink()
     with pytest.raises(IclError, match=r"_toc.yml names book/intro, but there is no such"):
-        book.stage(checkout, checkout / "_build", [])
+        build.stage(checkout, checkout / "_build", [])
 
 
 def test_elsewhere_than_in_the_checkout_is_refused(checkout: Path, tmp_path: Path) -> None:
-    for act in (book.make, book.accept):
+    for act in (build.make, build.accept):
         with pytest.raises(IclError, match="Run this in the checkout"):
             act(tmp_path, tmp_path / "_build")
 
@@ -348,7 +348,7 @@ def test_elsewhere_than_in_the_checkout_is_refused(checkout: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_a_warning_fails_the_build_and_is_not_forgotten(checkout: Path) -> None:
     """Sphinx itself passes the second time: it does not read an unchanged page again."""
-    build = checkout / "_build"
+    folder = checkout / "_build"
     for name in ("_config.yml", "book/references.bib", "book/_static", "book/_templates"):
         source, target = ROOT / name, checkout / name
         if source.is_dir():
@@ -359,16 +359,16 @@ def test_a_warning_fails_the_build_and_is_not_forgotten(checkout: Path) -> None:
     (checkout / "book/intro.md").write_text("# Intro\n\n{doc}`missing` and {measured}`90.x`\n")
     for _ in range(2):
         with pytest.raises(IclError, match=r"did not build:\n(.|\n)*intro.md:3: WARNING") as error:
-            book.render(book.stage(checkout, build, []), build)
+            build.render(build.stage(checkout, folder, []), folder)
         assert "unknown document: 'missing'" in str(error.value)
         assert "Unknown claim '90.x'" in str(error.value)
-    assert not (build / "html").exists()
+    assert not (folder / "html").exists()
     (checkout / "book/intro.md").write_text(
         "# Intro\n\nRight {cite}`xiang2024`.\n\n```{bibliography}\n```\n"
     )
-    index = book.render(book.stage(checkout, build, []), build)
+    index = build.render(build.stage(checkout, folder, []), folder)
     assert "Right" in (index.parent / "book/intro.html").read_text()
     # Nothing changed: nothing is built.
     index.with_name("mark").touch()
-    assert book.render(book.stage(checkout, build, []), build) == index
+    assert build.render(build.stage(checkout, folder, []), folder) == index
     assert index.with_name("mark").exists()

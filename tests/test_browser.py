@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from reader import Reader
 
-from iclutils import book
+from iclutils.bookkit import build
 
 pytestmark = pytest.mark.browser
 
@@ -51,7 +51,7 @@ CUT_OFF = """
 
 
 def test_no_page_leaves_the_disk_or_reports_an_error(reader: Reader) -> None:
-    for name in [*book.pages(ROOT), "index", "search", "genindex"]:
+    for name in [*build.pages(ROOT), "index", "search", "genindex"]:
         tab = reader.open(name)
         tab.wait_for_timeout(150)
         assert reader.left == [], name
@@ -125,7 +125,7 @@ def test_the_theme_can_be_switched_by_hand(reader: Reader) -> None:
 
 @pytest.mark.parametrize("reader", [{"viewport": {"width": 390, "height": 800}}], indirect=True)
 def test_no_page_is_wider_than_a_phone(reader: Reader) -> None:
-    for name in [*book.pages(ROOT), "search"]:
+    for name in [*build.pages(ROOT), "search"]:
         tab = reader.open(name)
         tab.wait_for_timeout(150)
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390, name
@@ -137,7 +137,7 @@ def test_no_page_is_wider_than_a_phone(reader: Reader) -> None:
 
 
 def test_figures_load(reader: Reader) -> None:
-    for name in book.pages(ROOT):
+    for name in build.pages(ROOT):
         tab = reader.open(name)
         broken = "[...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src)"
         assert tab.evaluate(broken) == [], name
@@ -158,7 +158,7 @@ def test_the_packed_book_works_wherever_it_is_unpacked(
     browser: Any, site: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "html").symlink_to(site)
-    packed = book.pack(tmp_path)
+    packed = build.pack(tmp_path)
     folder = tmp_path / "Bücher & mehr, 100 %"
     with zipfile.ZipFile(packed) as archive:
         archive.extractall(folder)

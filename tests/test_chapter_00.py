@@ -11,9 +11,10 @@ from notebook_rules import source
 from run_cells import run_cells
 from tiny import save_gpt2
 
-from iclutils import IclError, claims, tiers
+from iclutils import IclError
+from iclutils.bookkit import claims, presets
+from iclutils.bookkit.run import NOTEBOOKS
 from iclutils.files import read_json
-from iclutils.run import NOTEBOOKS
 
 NOTEBOOK = NOTEBOOKS / "00_tour.ipynb"
 
@@ -21,13 +22,13 @@ NOTEBOOK = NOTEBOOKS / "00_tour.ipynb"
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mini tier, with fewer contexts and sequences."""
-    tier = tiers.TIERS["mini"]
+    tier = presets.TIERS["mini"]
     fewer = replace(
         tier,
         regression=replace(tier.regression, contexts=300),
         circuits=replace(tier.circuits, sequences=6),
     )
-    monkeypatch.setitem(tiers.TIERS, "mini", fewer)
+    monkeypatch.setitem(presets.TIERS, "mini", fewer)
 
 
 @pytest.mark.slow

@@ -10,9 +10,10 @@ import pytest
 from run_cells import run_cells
 from tiny import save_gpt2
 
-from iclutils import IclError, claims, models, tiers
+from iclutils import IclError, models
+from iclutils.bookkit import claims, presets
+from iclutils.bookkit.run import NOTEBOOKS
 from iclutils.files import sha256
-from iclutils.run import NOTEBOOKS
 
 NOTEBOOK = NOTEBOOKS / "01_gpt2_induction.ipynb"
 PAPER = {name for name, claim in claims.ledger("01").items() if "paper" in claim.tiers}
@@ -39,9 +40,9 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     files = {p.name: sha256(p) for p in folder.iterdir() if p.name != "generation_config.json"}
     monkeypatch.setitem(models.HUB, "gpt2", models.HubModel("openai/stand-in", "0" * 40, files))
     monkeypatch.setattr(models, "snapshot_download", lambda *_, **__: str(folder))
-    paper = tiers.TIERS["paper"]
+    paper = presets.TIERS["paper"]
     small = replace(paper.induction, sequences=4, sweeps=1, pairs=3)
-    monkeypatch.setitem(tiers.TIERS, "paper", replace(paper, induction=small))
+    monkeypatch.setitem(presets.TIERS, "paper", replace(paper, induction=small))
     return folder
 
 

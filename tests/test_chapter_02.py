@@ -10,9 +10,10 @@ import pytest
 from run_cells import run_cells
 from tiny import save_gpt2
 
-from iclutils import IclError, claims, models, tiers
+from iclutils import IclError, models
+from iclutils.bookkit import claims, presets
+from iclutils.bookkit.run import NOTEBOOKS
 from iclutils.files import sha256
-from iclutils.run import NOTEBOOKS
 
 NOTEBOOK = NOTEBOOKS / "02_label_anchors.ipynb"
 PAPER = {name for name, claim in claims.ledger("02").items() if "paper" in claim.tiers}
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("results_elsewhere")
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both tiers, cut down to a few prompts and one model."""
     for name in ("mini", "paper"):
-        tier = tiers.TIERS[name]
+        tier = presets.TIERS[name]
         sizes = replace(
             tier.anchors,
             models=tier.anchors.models[:1],
@@ -35,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
             rehearsed=2,
             epochs=1,
         )
-        monkeypatch.setitem(tiers.TIERS, name, replace(tier, anchors=sizes))
+        monkeypatch.setitem(presets.TIERS, name, replace(tier, anchors=sizes))
 
 
 @pytest.mark.slow

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from run_cells import run_cells
 
-from iclutils import IclError, claims, tiers
-from iclutils.learners import Shape
-from iclutils.run import NOTEBOOKS
+from iclutils import IclError
+from iclutils.bookkit import claims, presets
+from iclutils.bookkit.run import NOTEBOOKS
+from iclutils.models.regressors import Shape
 from iclutils.tasks.regression import Task
 from iclutils.training import loop, regression
 
@@ -24,11 +25,11 @@ pytestmark = pytest.mark.usefixtures("results_elsewhere")
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both tiers, cut down to a few contexts."""
     for name in ("mini", "paper"):
-        tier = tiers.TIERS[name]
+        tier = presets.TIERS[name]
         sizes = replace(
             tier.regression, contexts=60, fitted=6, queries=24, probe_contexts=640, probe_steps=8
         )
-        monkeypatch.setitem(tiers.TIERS, name, replace(tier, regression=sizes))
+        monkeypatch.setitem(presets.TIERS, name, replace(tier, regression=sizes))
 
 
 @pytest.fixture

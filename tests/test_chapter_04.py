@@ -10,9 +10,10 @@ import pytest
 from run_cells import run_cells
 from tiny import save_gpt2
 
-from iclutils import IclError, claims, models, tiers
+from iclutils import IclError, models
+from iclutils.bookkit import claims, presets
+from iclutils.bookkit.run import NOTEBOOKS
 from iclutils.files import sha256
-from iclutils.run import NOTEBOOKS
 from iclutils.training import loop, solvers
 
 NOTEBOOK = NOTEBOOKS / "04_contrastive_gd.ipynb"
@@ -24,9 +25,9 @@ pytestmark = pytest.mark.usefixtures("results_elsewhere")
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both tiers, cut down to a few contexts, draws and prompts."""
     for name in ("mini", "paper"):
-        tier = tiers.TIERS[name]
+        tier = presets.TIERS[name]
         sizes = replace(tier.duality, contexts=400, tuned=400, draws=4, prompts=6)
-        monkeypatch.setitem(tiers.TIERS, name, replace(tier, duality=sizes))
+        monkeypatch.setitem(presets.TIERS, name, replace(tier, duality=sizes))
 
 
 @pytest.fixture

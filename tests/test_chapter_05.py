@@ -10,9 +10,10 @@ import pytest
 from run_cells import run_cells
 from tiny import save_gpt2
 
-from iclutils import claims, models, tiers
+from iclutils import models
+from iclutils.bookkit import claims, presets
+from iclutils.bookkit.run import NOTEBOOKS
 from iclutils.files import sha256
-from iclutils.run import NOTEBOOKS
 
 NOTEBOOK = NOTEBOOKS / "05_attention_circuits.ipynb"
 PAPER = {name for name, claim in claims.ledger("05").items() if "paper" in claim.tiers}
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("results_elsewhere")
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both tiers, cut down to a few short sequences."""
     for name in ("mini", "paper"):
-        tier = tiers.TIERS[name]
+        tier = presets.TIERS[name]
         sizes = replace(
             tier.circuits,
             length=12,
@@ -38,7 +39,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
             untrained=1,
             cases=12,
         )
-        monkeypatch.setitem(tiers.TIERS, name, replace(tier, circuits=sizes))
+        monkeypatch.setitem(presets.TIERS, name, replace(tier, circuits=sizes))
 
 
 @pytest.mark.slow

@@ -14,10 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from wired import save_wired
 
 from iclutils import IclError
-from iclutils.interventions import pattern_name, run
-from iclutils.lenses.attention import uniform_pattern
-from iclutils.lenses.circuits import attention_flow as flow
-from iclutils.lenses.circuits.behaviour import Behaviour, ends, read, repeating, share
+from iclutils.chapters.circuits import attention_flow as flow
+from iclutils.interp.clean_corrupt import Behaviour, ends, read, repeating, share
+from iclutils.interp.head_scores import uniform_pattern
+from iclutils.interp.hooks import pattern_name, run
 from iclutils.models import TransformerBridge, cached, load
 
 

@@ -16,10 +16,10 @@ from torch import Generator
 from transformer_lens.tools.analysis import attribution_patching as theirs
 
 from iclutils import IclError
-from iclutils.interventions import z_name
-from iclutils.lenses.circuits import attribution, graph, wires
-from iclutils.lenses.circuits.behaviour import Behaviour, ends, read, repeating
-from iclutils.lenses.circuits.graph import Node, head
+from iclutils.interp import attribution, edges, graph
+from iclutils.interp.clean_corrupt import Behaviour, ends, read, repeating
+from iclutils.interp.graph import Node, head
+from iclutils.interp.hooks import z_name
 from iclutils.models import TransformerBridge, cached, load
 
 
@@ -90,12 +90,12 @@ def test_a_small_part_of_a_patch_does_what_the_estimate_says(
         u, v = divmod(int(best.argmax()), len(nodes.readers))
         writer, reader = nodes.writers[u], nodes.readers[v]
         change = (
-            wires.writes(model, behaviour.corrupt, [writer])[writer]
-            - wires.writes(model, behaviour.clean, [writer])[writer]
+            edges.writes(model, behaviour.corrupt, [writer])[writer]
+            - edges.writes(model, behaviour.clean, [writer])[writer]
         )
-        with wires.forked(model):
+        with edges.forked(model):
             more, less = (
-                start.score(read(model, start, wires.shifts(model, {reader: part * change})))
+                start.score(read(model, start, edges.shifts(model, {reader: part * change})))
                 for part in (small, -small)
             )
         slope = (less - more) / (2 * small)

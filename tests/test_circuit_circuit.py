@@ -16,9 +16,9 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from wired import save_wired
 
 from iclutils import IclError
-from iclutils.lenses.circuits import circuit, graph, wires
-from iclutils.lenses.circuits.behaviour import Behaviour, ends, repeating
-from iclutils.lenses.circuits.graph import Graph, Node, head
+from iclutils.interp import circuit, edges, graph
+from iclutils.interp.clean_corrupt import Behaviour, ends, repeating
+from iclutils.interp.graph import Graph, Node, head
 from iclutils.models import TransformerBridge, load
 
 
@@ -95,9 +95,9 @@ def test_all_wires_but_one_is_that_wire_patched(
     model = made(name)
     behaviour, nodes = ask(model, 2), graph.of(model)
     pick = torch.randperm(len(nodes.edges()), generator=Generator().manual_seed(1))[:25]
-    edges = [nodes.edges()[i] for i in pick.tolist()]
-    kept = torch.stack([circuit.complement(nodes.mask([e]), nodes.exists) for e in edges])
-    expected = torch.stack([wires.patched(model, behaviour, [e]) for e in edges])
+    chosen = [nodes.edges()[i] for i in pick.tolist()]
+    kept = torch.stack([circuit.complement(nodes.mask([e]), nodes.exists) for e in chosen])
+    expected = torch.stack([edges.patched(model, behaviour, [e]) for e in chosen])
     got = circuit.run(model, behaviour, kept)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
     lost = ends(model, behaviour)[0] - expected
@@ -168,8 +168,8 @@ def test_the_textbook_pair_is_the_circuit(textbook: TransformerBridge) -> None:
     """Catches a wire that the textbook's list forgets, and signs that are turned round."""
     behaviour, nodes = ask(textbook, 8, 11), graph.of(textbook)
     clean, corrupt = ends(textbook, behaviour)
-    edges = circuit.pair_wires(nodes, [head(0, 0)], [head(1, 0)])
-    kept = nodes.mask(edges)
+    chosen = circuit.pair_wires(nodes, [head(0, 0)], [head(1, 0)])
+    kept = nodes.mask(chosen)
     score = circuit.run(textbook, behaviour, kept[None])
     assert circuit.faithfulness(score, clean, corrupt).item() > 0.95
     left = circuit.completeness(textbook, behaviour, kept)
@@ -195,7 +195,7 @@ def test_exact_effects_rank_the_circuit_first(textbook: TransformerBridge) -> No
     clean, corrupt = ends(textbook, behaviour)
     effects = torch.zeros(*nodes.exists.shape, 8)
     for edge in nodes.edges():
-        effects[nodes.index(edge)] = clean - wires.patched(textbook, behaviour, [edge])
+        effects[nodes.index(edge)] = clean - edges.patched(textbook, behaviour, [edge])
     least = circuit.threshold(effects, nodes.exists, Generator().manual_seed(0))
     strong = circuit.above(effects, nodes.exists, least)
     ranking = circuit.ranked(effects.mean(-1), nodes)
@@ -248,10 +248,10 @@ def test_rankings_and_random_circuits_hold_each_wire_once(
 
 def test_a_pair_has_wires_only_from_an_earlier_layer() -> None:
     nodes = Graph(3, 2)
-    edges = circuit.pair_wires(nodes, [head(0, 1), head(1, 0)], [head(1, 1), head(2, 0)])
-    between = [(str(u), str(v)) for u, v in edges if u.kind == "head" and v.kind == "k"]
+    chosen = circuit.pair_wires(nodes, [head(0, 1), head(1, 0)], [head(1, 1), head(2, 0)])
+    between = [(str(u), str(v)) for u, v in chosen if u.kind == "head" and v.kind == "k"]
     assert between == [("0.1", "k 1.1"), ("0.1", "k 2.0"), ("1.0", "k 2.0")]
-    assert len(edges) == len(set(edges)) == 2 * 3 + 2 * 2 + 3 + 2 + 1
+    assert len(chosen) == len(set(chosen)) == 2 * 3 + 2 * 2 + 3 + 2 + 1
     with pytest.raises(IclError, match="before an induction head"):
         circuit.pair_wires(nodes, [head(1, 0)], [head(1, 1)])
     with pytest.raises(IclError, match=r"Unknown reader 'q 0\.7'"):

@@ -20,9 +20,10 @@ from transformers import GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 from wired import save_wired
 
 from iclutils import IclError
-from iclutils.interventions import head_ablation, run, z_name
-from iclutils.lenses.circuits import behaviour, coordination, similarity, subspaces, wires
-from iclutils.lenses.circuits.graph import Node, all_heads, head, of
+from iclutils.chapters.circuits import coordination, similarity, subspaces
+from iclutils.interp import clean_corrupt, edges
+from iclutils.interp.graph import Node, all_heads, head, of
+from iclutils.interp.hooks import head_ablation, run, z_name
 from iclutils.models import TransformerBridge, cached, load, logits, rebuilt
 
 
@@ -56,20 +57,20 @@ def test_wired_pipeline_and_back_ups(tmp_path: Path) -> None:
     """The sign key: a pipeline is below 0, back-ups above, idle heads at 0."""
     save_wired(tmp_path / "pipeline")
     model = load(tmp_path / "pipeline")
-    made = behaviour.repeating(model, 8, 11, generator())
-    ends = behaviour.ends(model, made)
+    made = clean_corrupt.repeating(model, 8, 11, generator())
+    ends = clean_corrupt.ends(model, made)
     both = coordination.interactions(model, made, [[n] for n in all_heads(model)])
-    syn = behaviour.share(both.syn, *ends)
+    syn = clean_corrupt.share(both.syn, *ends)
     assert -1.1 < syn[0, 2] < -0.9
     assert syn[[0, 0, 1, 1, 2], [1, 3, 2, 3, 3]].abs().max() < 1e-2
     torch.testing.assert_close(both.joint[0, 0], both.single[0])
 
     save_wired(tmp_path / "backups", ((0, 0), (0, 1)), ((1, 0), (1, 2)), heads=3)
     model = load(tmp_path / "backups")
-    made = behaviour.repeating(model, 8, 11, generator())
+    made = clean_corrupt.repeating(model, 8, 11, generator())
     pairs = [[head(0, 0)], [head(0, 1)], [head(1, 0)], [head(1, 2)]]
-    syn = behaviour.share(
-        coordination.interactions(model, made, pairs).syn, *behaviour.ends(model, made)
+    syn = clean_corrupt.share(
+        coordination.interactions(model, made, pairs).syn, *clean_corrupt.ends(model, made)
     )
     assert syn[0, 1] > 0.8
     assert syn[2, 3] > 0.8
@@ -78,14 +79,14 @@ def test_wired_pipeline_and_back_ups(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["resample", "mean", "zero"])
 def test_interactions_against_removal(gpt2: TransformerBridge, how: str) -> None:
     """Against one hooked run per set; catches a pair of the wrong two, or a stale replacement."""
-    made = behaviour.repeating(gpt2, 3, 8, generator())
+    made = clean_corrupt.repeating(gpt2, 3, 8, generator())
     groups = [[head(0, 1), head(2, 3)], [Node("mlp", 1), head(0, 1)], []]
     got = coordination.interactions(gpt2, made, groups, how)
-    clean, _ = behaviour.ends(gpt2, made)
-    single = clean - wires.removed(gpt2, made, groups, how)
+    clean, _ = clean_corrupt.ends(gpt2, made)
+    single = clean - edges.removed(gpt2, made, groups, how)
     torch.testing.assert_close(got.single, single, atol=1e-5, rtol=1e-5)
     for a, b in combinations(range(len(groups)), 2):
-        (union,) = clean - wires.removed(gpt2, made, [list({*groups[a], *groups[b]})], how)
+        (union,) = clean - edges.removed(gpt2, made, [list({*groups[a], *groups[b]})], how)
         torch.testing.assert_close(got.joint[a, b], union, atol=1e-5, rtol=1e-5)
         expected = union - single[a] - single[b]
         torch.testing.assert_close(got.syn[b, a], expected, atol=1e-5, rtol=1e-5)
@@ -110,7 +111,7 @@ def test_heads_of_a_layer_do_not_feed_each_other(name: str, request: pytest.Fixt
 def test_direct_logits_against_transformer_lens(folder: Path) -> None:
     """Their stack of heads on the folded model; catches a missing centring, scale or mean."""
     model = load(folder, fold=True)
-    made = behaviour.repeating(model, 3, 8, generator())
+    made = clean_corrupt.repeating(model, 3, 8, generator())
     got = coordination.direct_logits(model, made)
     rows = [u for u, n in enumerate(of(model).writers) if n.kind == "head"]
     each = []
@@ -136,8 +137,8 @@ def test_direct_logits_sum_to_the_logit(folder: Path, narrow: bool) -> None:
             block.attn.c_proj.bias.zero_()
 
     model = rebuilt(folder, edit)
-    made = behaviour.repeating(model, 3, 8, generator(), narrow=narrow)
-    read = behaviour.read(model, made)
+    made = clean_corrupt.repeating(model, 3, 8, generator(), narrow=narrow)
+    read = clean_corrupt.read(model, made)
     chosen = read if made.choices is None else read.gather(-1, pick(made, read))
     right = read.gather(-1, made.answer[..., None])[..., 0]
     expected = (right - chosen.mean(-1)).mean(-1)
@@ -145,14 +146,14 @@ def test_direct_logits_sum_to_the_logit(folder: Path, narrow: bool) -> None:
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
-def pick(made: behaviour.Behaviour, read: torch.Tensor) -> torch.Tensor:
+def pick(made: clean_corrupt.Behaviour, read: torch.Tensor) -> torch.Tensor:
     assert made.choices is not None
     return made.choices[:, None].expand(-1, read.shape[1], -1)
 
 
 def test_direct_logits_of_other_shapes(neox: TransformerBridge) -> None:
     """Final LayerNorm of another family; its unembedding is not tied."""
-    made = behaviour.repeating(neox, 2, 6, generator())
+    made = clean_corrupt.repeating(neox, 2, 6, generator())
     got = coordination.direct_logits(neox, made)
     assert got.shape == (1 + 2 * 5, 2)
     assert bool(got.isfinite().all())
@@ -339,7 +340,7 @@ def test_one_head_one_layer(tmp_path: Path) -> None:
 
 
 def test_bad_input(gpt2: TransformerBridge) -> None:
-    made = behaviour.repeating(gpt2, 2, 6, generator())
+    made = clean_corrupt.repeating(gpt2, 2, 6, generator())
     with pytest.raises(IclError, match="heads and MLP layers"):
         coordination.interactions(gpt2, made, [[Node("embed")]])
     with pytest.raises(IclError, match="at least one group"):

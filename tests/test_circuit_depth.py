@@ -16,9 +16,8 @@ from tiny import tokens
 from wired import save_wired
 
 from iclutils import IclError
-from iclutils.lenses.circuits import tuned
-from iclutils.lenses.circuits.behaviour import Behaviour, repeating
-from iclutils.lenses.circuits.depth import (
+from iclutils.chapters.circuits import tuned
+from iclutils.chapters.circuits.depth import (
     by_layer,
     depths,
     gravity,
@@ -26,9 +25,10 @@ from iclutils.lenses.circuits.depth import (
     lens,
     upper_share,
 )
-from iclutils.lenses.circuits.graph import Node, head
-from iclutils.lenses.circuits.tuned import RIDGE, fit, least_squares
-from iclutils.lenses.circuits.wires import removed
+from iclutils.chapters.circuits.tuned import RIDGE, fit, least_squares
+from iclutils.interp.clean_corrupt import Behaviour, repeating
+from iclutils.interp.edges import removed
+from iclutils.interp.graph import Node, head
 from iclutils.models import TransformerBridge, load
 
 

@@ -16,12 +16,10 @@ from tiny import save_neox, tiny_gpt2
 from wired import save_wired
 
 from iclutils import IclError
-from iclutils.lenses.circuits.behaviour import Behaviour, ends, repeating, share
-from iclutils.lenses.circuits.diagnosis import anomalies, confirm, explain
-from iclutils.lenses.circuits.edits import healthy_inputs, score
-from iclutils.lenses.circuits.faults import KINDS, Fault, one_earlier, plant
-from iclutils.lenses.circuits.graph import Node, head
-from iclutils.lenses.circuits.repair import (
+from iclutils.chapters.circuits.diagnosis import anomalies, confirm, explain
+from iclutils.chapters.circuits.edits import healthy_inputs, score
+from iclutils.chapters.circuits.faults import KINDS, Fault, one_earlier, plant
+from iclutils.chapters.circuits.repair import (
     SUGGESTED,
     evaluate,
     one_later,
@@ -29,8 +27,10 @@ from iclutils.lenses.circuits.repair import (
     sharpened,
     without_first,
 )
-from iclutils.lenses.circuits.symptoms import Reference, symptoms
-from iclutils.lenses.circuits.vitals import Cloud, components, items, usual, vitals
+from iclutils.chapters.circuits.symptoms import Reference, symptoms
+from iclutils.chapters.circuits.vitals import Cloud, components, items, usual, vitals
+from iclutils.interp.clean_corrupt import Behaviour, ends, repeating, share
+from iclutils.interp.graph import Node, head
 from iclutils.models import TransformerBridge, load
 
 FIRST, SECOND = head(0, 0), head(1, 0)

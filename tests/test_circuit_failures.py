@@ -15,9 +15,7 @@ from tiny import save_neox, tiny_gpt2
 from wired import save_wired
 
 from iclutils import IclError
-from iclutils.interventions import Hook, mlp_name, pattern_name, run, z_name
-from iclutils.lenses.circuits.behaviour import Behaviour, read, repeating
-from iclutils.lenses.circuits.failures import (
+from iclutils.chapters.circuits.failures import (
     NOTE,
     Flags,
     confirm,
@@ -27,10 +25,12 @@ from iclutils.lenses.circuits.failures import (
     rates,
     suspect,
 )
-from iclutils.lenses.circuits.faults import KINDS, Fault, damage_mlp, plant
-from iclutils.lenses.circuits.graph import Node, all_heads, head
-from iclutils.lenses.circuits.symptoms import OF_HEADS, Reference, Symptoms, symptoms
-from iclutils.lenses.circuits.wires import patched
+from iclutils.chapters.circuits.faults import KINDS, Fault, damage_mlp, plant
+from iclutils.chapters.circuits.symptoms import OF_HEADS, Reference, Symptoms, symptoms
+from iclutils.interp.clean_corrupt import Behaviour, read, repeating
+from iclutils.interp.edges import patched
+from iclutils.interp.graph import Node, all_heads, head
+from iclutils.interp.hooks import Hook, mlp_name, pattern_name, run, z_name
 from iclutils.models import TransformerBridge, cached, load, rebuilt
 
 FIRST, SECOND = head(0, 0), head(1, 0)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tiny import save_gpt2, save_gptj
 
 from iclutils import IclError
-from iclutils.interventions import head_ablation, pattern_name, z_name
-from iclutils.lenses.circuits.behaviour import Behaviour, read, repeating
-from iclutils.lenses.circuits.edits import carried, force, observe, score
-from iclutils.lenses.circuits.faults import KINDS, Fault, damage_mlp, one_earlier, plant
-from iclutils.lenses.circuits.graph import Node, head, of
-from iclutils.lenses.circuits.wires import forked, shifts, writes
+from iclutils.chapters.circuits.edits import carried, force, observe, score
+from iclutils.chapters.circuits.faults import KINDS, Fault, damage_mlp, one_earlier, plant
+from iclutils.interp.clean_corrupt import Behaviour, read, repeating
+from iclutils.interp.edges import forked, shifts, writes
+from iclutils.interp.graph import Node, head, of
+from iclutils.interp.hooks import head_ablation, pattern_name, z_name
 from iclutils.models import TransformerBridge, load, rebuilt
 
 FAST = {"deadline": None, "max_examples": 25}

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from wired import save_wired
 
 from iclutils import IclError, models
-from iclutils.lenses.circuits import behaviour, graph, significance, wires
+from iclutils.interp import clean_corrupt, edges, graph, significance
 from iclutils.tasks import repeated, topics
 
 
@@ -34,14 +34,14 @@ def wired(tmp_path_factory: pytest.TempPathFactory) -> models.TransformerBridge:
 def test_the_wired_model_is_the_hand_built_one(tmp_path: Path, wired: object) -> None:
     """Its defaults give the logits of the older builder, which other tests rest on."""
     save_hand_built(tmp_path)
-    tokens = behaviour.repeating(models.load(tmp_path), 3, 11, seeded()).clean
+    tokens = clean_corrupt.repeating(models.load(tmp_path), 3, 11, seeded()).clean
     first, second = (models.logits(net, tokens) for net in (models.load(tmp_path), wired))
     torch.testing.assert_close(first, second, atol=1e-5, rtol=0)
 
 
 def test_repeating_differs_in_the_first_copy_alone(wired: models.TransformerBridge) -> None:
     for corruption in ("fresh", "shuffled"):
-        asked = behaviour.repeating(wired, 4, 11, seeded(), corruption)
+        asked = clean_corrupt.repeating(wired, 4, 11, seeded(), corruption)
         differs = (asked.clean != asked.corrupt).any(0)
         assert differs[1:12].any()
         assert not differs[0]
@@ -52,14 +52,14 @@ def test_repeating_differs_in_the_first_copy_alone(wired: models.TransformerBrid
     backwards = asked.corrupt[:, 1:12].flip(1)
     assert torch.equal(backwards, asked.clean[:, 1:12])
     with pytest.raises(IclError, match="Unknown corruption 'reversed'"):
-        behaviour.repeating(wired, 4, 11, seeded(), "reversed")
+        clean_corrupt.repeating(wired, 4, 11, seeded(), "reversed")
 
 
 def test_scores_are_log_probabilities(wired: models.TransformerBridge) -> None:
     """By numpy, over the vocabulary and over choices; fails if choices are ignored."""
     for narrow in (False, True):
-        asked = behaviour.repeating(wired, 3, 11, seeded(), narrow=narrow)
-        logits = behaviour.read(wired, asked)
+        asked = clean_corrupt.repeating(wired, 3, 11, seeded(), narrow=narrow)
+        logits = clean_corrupt.read(wired, asked)
         whole = models.logits(wired, asked.clean)
         rows = torch.arange(3)[:, None]
         torch.testing.assert_close(logits, whole[rows, asked.at], atol=1e-5, rtol=0)
@@ -74,35 +74,37 @@ def test_scores_are_log_probabilities(wired: models.TransformerBridge) -> None:
 
 
 def test_known_shares(wired: models.TransformerBridge) -> None:
-    asked = behaviour.repeating(wired, 8, 11, seeded())
-    clean, corrupt = behaviour.ends(wired, asked)
+    asked = clean_corrupt.repeating(wired, 8, 11, seeded())
+    clean, corrupt = clean_corrupt.ends(wired, asked)
     assert clean.mean() > -0.01
     assert corrupt.mean() < -5
 
-    def share(*edges: graph.Edge) -> float:
-        lost = clean - wires.patched(wired, asked, edges)
-        return behaviour.share(lost, clean, corrupt).item()
+    def share(*chosen: graph.Edge) -> float:
+        lost = clean - edges.patched(wired, asked, chosen)
+        return clean_corrupt.share(lost, clean, corrupt).item()
 
     first = graph.head(0, 0)
     assert share((first, graph.Node("k", 1, 0))) == pytest.approx(1, abs=0.1)
     assert share((first, graph.Node("v", 1, 0))) == pytest.approx(0, abs=1e-3)
     assert share((graph.Node("embed"), graph.Node("v", 1, 0))) > 1
-    gone = clean - wires.removed(wired, asked, [[node] for node in graph.all_heads(wired)])
+    gone = clean - edges.removed(wired, asked, [[node] for node in graph.all_heads(wired)])
     expected = torch.tensor([1.0, 0.0, 1.0, 0.0])
-    torch.testing.assert_close(behaviour.share(gone, clean, corrupt), expected, atol=0.05, rtol=0)
+    torch.testing.assert_close(
+        clean_corrupt.share(gone, clean, corrupt), expected, atol=0.05, rtol=0
+    )
     every = [(writer, graph.Node("logits")) for writer in graph.of(wired).writers]
-    torch.testing.assert_close(wires.patched(wired, asked, every), corrupt, atol=1e-4, rtol=0)
+    torch.testing.assert_close(edges.patched(wired, asked, every), corrupt, atol=1e-4, rtol=0)
 
 
 def test_classification_swaps_labels_alone() -> None:
     prompts = topics.sample(6, seeded())
-    asked = behaviour.classifying(prompts)
+    asked = clean_corrupt.classifying(prompts)
     differs = asked.clean != asked.corrupt
     assert torch.equal(differs.nonzero()[:, 1].view(6, -1), prompts.label_pos.sort(1).values)
     rows = torch.arange(6)[:, None]
     assert torch.equal(asked.clean[rows, asked.source], asked.answer)
     with pytest.raises(IclError, match="one demonstration per class"):
-        behaviour.classifying(topics.sample(2, seeded(), shots=2))
+        clean_corrupt.classifying(topics.sample(2, seeded(), shots=2))
 
 
 @settings(deadline=None, max_examples=15)
@@ -139,23 +141,23 @@ def test_models_whose_inputs_cannot_be_forked_say_so(tmp_path: Path) -> None:
     grouped = LlamaForCausalLM(LlamaConfig(**few, **sizes, bos_token_id=0, eos_token_id=0))
     grouped.save_pretrained(tmp_path / "grouped")
     for name, net in (("j", load(tmp_path / "j")), ("g", models.load(tmp_path / "grouped"))):
-        asked = behaviour.repeating(net, 2, 6, seeded())
+        asked = clean_corrupt.repeating(net, 2, 6, seeded())
         with pytest.raises(IclError, match="cannot fork"):
-            wires.patched(net, asked, [(graph.head(0, 1), graph.Node("k", 1, 1))])
+            edges.patched(net, asked, [(graph.head(0, 1), graph.Node("k", 1, 1))])
         assert name
 
 
 def test_empty_and_constant_behaviours_are_refused(tmp_path: Path) -> None:
     save_gpt2(tmp_path)
     net = load(tmp_path)
-    asked = behaviour.repeating(net, 3, 6, seeded())
+    asked = clean_corrupt.repeating(net, 3, 6, seeded())
     with pytest.raises(IclError, match="nothing to score"):
         asked[slice(0, 0)]
-    same = behaviour.Behaviour(asked.clean, asked.clean, asked.at, asked.answer)
+    same = clean_corrupt.Behaviour(asked.clean, asked.clean, asked.at, asked.answer)
     with pytest.raises(IclError, match="score the same"):
-        behaviour.ends(net, same)
+        clean_corrupt.ends(net, same)
     with pytest.raises(IclError, match="same shape"):
-        behaviour.Behaviour(asked.clean, asked.clean[:, :-1], asked.at, asked.answer)
+        clean_corrupt.Behaviour(asked.clean, asked.clean[:, :-1], asked.at, asked.answer)
     assert repeated.doubled(1, 6, 20, 0, seeded()).length == 6
 
 

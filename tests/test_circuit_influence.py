@@ -15,16 +15,16 @@ from transformer_lens.config import TransformerBridgeConfig
 from wired import save_wired
 
 from iclutils import IclError
-from iclutils.lenses.circuits import influence as module
-from iclutils.lenses.circuits.behaviour import repeating
-from iclutils.lenses.circuits.influence import (
+from iclutils.chapters.circuits import influence as module
+from iclutils.chapters.circuits.influence import (
     future_influence,
     influence,
     note_influence,
     raised,
     replacements,
 )
-from iclutils.lenses.circuits.sources import Sources, helpful, precision
+from iclutils.chapters.circuits.sources import Sources, helpful, precision
+from iclutils.interp.clean_corrupt import repeating
 from iclutils.models import TransformerBridge, load
 
 

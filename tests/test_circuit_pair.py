@@ -13,11 +13,12 @@ from tiny import save_neox, tiny_gpt2
 from wired import save_wired
 
 from iclutils import IclError
-from iclutils.interventions import direct_k_input
-from iclutils.lenses.attention import head_scores, prefix_matching
-from iclutils.lenses.circuits import behaviour, pair, wires
-from iclutils.lenses.circuits.graph import Node, all_heads, head
-from iclutils.lenses.induction import sample
+from iclutils.chapters.circuits import pair
+from iclutils.chapters.induction import sample
+from iclutils.interp import clean_corrupt, edges
+from iclutils.interp.graph import Node, all_heads, head
+from iclutils.interp.head_scores import head_scores, prefix_matching
+from iclutils.interp.hooks import direct_k_input
 from iclutils.models import TransformerBridge, load
 from iclutils.tasks.repeated import Doubled
 
@@ -35,8 +36,8 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def batches(
     model: TransformerBridge, count: int = 8, length: int = LENGTH, corruption: str = "fresh"
-) -> tuple[behaviour.Behaviour, Doubled, Doubled]:
-    made = behaviour.repeating(model, count, length, generator(), corruption)
+) -> tuple[clean_corrupt.Behaviour, Doubled, Doubled]:
+    made = clean_corrupt.repeating(model, count, length, generator(), corruption)
     return made, Doubled(made.clean, length), Doubled(made.corrupt, length)
 
 
@@ -59,8 +60,8 @@ def test_wired_pair_is_found(
     assert found.prefix[0] > 0.8
     assert found.previous_score[0] > 0.9 > 0.1 > found.duplicate_score[0]
     assert found.drop[0] > 0.9
-    clean, corrupt = behaviour.ends(model, made)
-    lost = clean - wires.patched(model, made, found.wires)
+    clean, corrupt = clean_corrupt.ends(model, made)
+    lost = clean - edges.patched(model, made, found.wires)
     assert found.loss[0] == pytest.approx(float(lost.sum() / (clean - corrupt).sum()), abs=1e-4)
     assert found.loss[0] > 0.9
     assert found.copying > 0.9
@@ -140,7 +141,7 @@ def test_wired_model_follows_the_rule(tmp_path: Path) -> None:
     made, *_ = batches(model)
     rows = torch.arange(len(made))[:, None]
     ideal = pair.ideal_prediction(made.clean, model.cfg.d_vocab)[rows, made.at]
-    assert bool((behaviour.read(model, made).argmax(-1) == ideal.argmax(-1)).all())
+    assert bool((clean_corrupt.read(model, made).argmax(-1) == ideal.argmax(-1)).all())
     assert bool((ideal.argmax(-1) == made.answer).all())
 
 

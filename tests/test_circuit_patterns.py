@@ -15,10 +15,10 @@ from transformer_lens.config import TransformerBridgeConfig
 from wired import save_wired
 
 from iclutils import IclError
-from iclutils.interventions import pattern_name
-from iclutils.lenses.attention import olsson_prefix_matching, uniform_pattern
-from iclutils.lenses.circuits import labels, patterns
-from iclutils.lenses.induction import sample
+from iclutils.chapters.circuits import labels, patterns
+from iclutils.chapters.induction import sample
+from iclutils.interp.head_scores import olsson_prefix_matching, uniform_pattern
+from iclutils.interp.hooks import pattern_name
 from iclutils.models import TransformerBridge, cached, load, untrained
 
 SIZE = 16

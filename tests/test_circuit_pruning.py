@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from iclutils import IclError, models
-from iclutils.interventions import head_ablation, run
-from iclutils.lenses.circuits.graph import Node, all_heads, head
-from iclutils.lenses.circuits.pruning import cost, prune
+from iclutils.chapters.circuits.pruning import cost, prune
+from iclutils.interp.graph import Node, all_heads, head
+from iclutils.interp.hooks import head_ablation, run
 from iclutils.training.language import Batch, LanguageRecipe
 from iclutils.training.tune import tune
 

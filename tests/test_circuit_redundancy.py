@@ -12,10 +12,10 @@ from tiny import save_gptj, tiny_gpt2
 from wired import save_wired
 
 from iclutils import IclError, models
-from iclutils.interventions import z_name
-from iclutils.lenses.circuits import redundancy
-from iclutils.lenses.circuits.behaviour import Behaviour, ends, read, repeating
-from iclutils.lenses.circuits.graph import Node, all_heads, head
+from iclutils.chapters.circuits import redundancy
+from iclutils.interp.clean_corrupt import Behaviour, ends, read, repeating
+from iclutils.interp.graph import Node, all_heads, head
+from iclutils.interp.hooks import z_name
 from iclutils.models import TransformerBridge
 
 

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from wired import save_wired
 
 from iclutils import IclError
-from iclutils.interventions import z_name
-from iclutils.lenses.circuits import history, matching, overlap
-from iclutils.lenses.induction import sample
+from iclutils.chapters.circuits import history, matching, overlap
+from iclutils.chapters.induction import sample
+from iclutils.interp.hooks import z_name
 from iclutils.models import TransformerBridge, cached, load, rebuilt
 
 # --- overlap -------------------------------------------------------------------------------------

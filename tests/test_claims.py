@@ -12,8 +12,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iclutils import claims, tiers
-from iclutils.claims import Claim
+from iclutils.bookkit import claims, presets
+from iclutils.bookkit.claims import Claim
 from iclutils.errors import IclError
 
 NUMBERS = st.floats(-1e6, 1e6)
@@ -376,7 +376,7 @@ def test_committed_ledgers_are_written_with_care() -> None:
     ledger = claims.ledger()
     assert ledger, "there is no claim"
     for it in ledger.values():
-        assert set(it.tiers) <= set(tiers.TIERS)
+        assert set(it.tiers) <= set(presets.TIERS)
         assert it.statement.rstrip().endswith("."), f"{it.id}: a statement is a sentence"
         assert it.source.strip(), it.id
         assert it.measure.strip(), it.id

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from iclutils import __main__, claims, commands, run, training, zoo
+from iclutils import __main__, training, zoo
 from iclutils.__main__ import main
+from iclutils.bookkit import claims, commands, run
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = __main__._parser()[1]

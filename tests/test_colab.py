@@ -22,7 +22,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from iclutils.address import TAG, set_up_cell
+from iclutils.bookkit.address import TAG, set_up_cell
 
 ROOT = Path(__file__).parents[1]
 PREINSTALLED = (

@@ -19,9 +19,10 @@ from transformers import (
     GPTNeoForCausalLM,
 )
 
+from iclutils.chapters.label_words import compression, speed
 from iclutils.errors import IclError
-from iclutils.lenses.anchors import compression, memory, speed
-from iclutils.lenses.anchors.readout import target_logits
+from iclutils.interp import kv_cache
+from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge, load
 from iclutils.tasks.prompts import Prompts, Role
 
@@ -76,7 +77,7 @@ def golden() -> Prompts:
 def cut(model: TransformerBridge, prompts: Prompts, keep: torch.Tensor) -> torch.Tensor:
     """Independent truth: the whole prompt, the query's edges to what is not kept cut."""
     query = prompts.roles == Role.QUERY
-    dropped = memory.demonstrations(prompts) & ~keep
+    dropped = kv_cache.demonstrations(prompts) & ~keep
     edges = (query[:, :, None] & dropped[:, None, :])[:, None]
 
     def forbid(scores: torch.Tensor, hook: object) -> torch.Tensor:
@@ -100,17 +101,17 @@ def test_everything_with_offset_is_the_whole_prompt(model, shared: bool) -> None
 @settings(max_examples=7, deadline=None)
 def test_answers_equal_cut_edges_whatever_the_padding(gpt2, prompts: Prompts, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    keep = memory.demonstrations(prompts) & (torch.rand(prompts.tokens.shape) < 0.5)
+    keep = kv_cache.demonstrations(prompts) & (torch.rand(prompts.tokens.shape) < 0.5)
     masks = [keep, compression.hidden_anchor(prompts), compression.label_only(prompts)]
     masks += [compression.nothing(prompts), compression.hidden_random(prompts, generator)]
     for mask in masks:
-        got = memory.answer(gpt2, memory.remember(gpt2, prompts, mask), prompts)
+        got = kv_cache.answer(gpt2, kv_cache.remember(gpt2, prompts, mask), prompts)
         torch.testing.assert_close(got, cut(gpt2, prompts, mask), atol=2e-5, rtol=1e-5)
     one = prompts[:1]
-    alone = memory.answer(
-        gpt2, memory.remember(gpt2, one, masks[1][:1, : one.tokens.shape[1]]), one
+    alone = kv_cache.answer(
+        gpt2, kv_cache.remember(gpt2, one, masks[1][:1, : one.tokens.shape[1]]), one
     )
-    got = memory.answer(gpt2, memory.remember(gpt2, prompts, masks[1]), prompts)[:1]
+    got = kv_cache.answer(gpt2, kv_cache.remember(gpt2, prompts, masks[1]), prompts)[:1]
     torch.testing.assert_close(alone, got, atol=1e-5, rtol=1e-5)
 
 
@@ -118,7 +119,7 @@ def test_offset_is_the_query_moved(tmp_path: Path) -> None:
     network = save_gpt2(tmp_path).eval()
     model = load(tmp_path)
     prompts = random_prompts(0, count=1)
-    size = int(memory.demonstrations(prompts).sum())
+    size = int(kv_cache.demonstrations(prompts).sum())
     query = prompts.tokens[:, size:]
     got = compression.compress(model, prompts, compression.nothing, offset=False)
     with torch.no_grad():
@@ -146,7 +147,7 @@ def test_golden_prompt() -> None:
     prompts = golden()
     kept = compression.hidden_anchor(prompts)[0].nonzero()[:, 0].tolist()
     assert kept == [0, 1, *range(5, 13), *range(15, 21)]
-    assert int(memory.demonstrations(prompts).sum()) == 21
+    assert int(kv_cache.demonstrations(prompts).sum()) == 21
     assert compression.label_only(prompts)[0].nonzero()[:, 0].tolist() == [9, 19]
     text = compression.text_anchor(prompts)
     text.check()
@@ -221,8 +222,8 @@ def test_union_of_many_draws_keeps_all_text(gpt2) -> None:
     _, loyalty = compression.hidden_random_top(
         gpt2, prompts, whole, torch.Generator().manual_seed(0), draws=25, union=True
     )
-    all_text = memory.demonstrations(prompts) & (prompts.roles != Role.LABEL)
-    out = memory.answer(gpt2, memory.remember(gpt2, prompts, all_text), prompts)
+    all_text = kv_cache.demonstrations(prompts) & (prompts.roles != Role.LABEL)
+    out = kv_cache.answer(gpt2, kv_cache.remember(gpt2, prompts, all_text), prompts)
     same = out.gather(1, prompts.label_words).argmax(1) == whole.gather(
         1, prompts.label_words
     ).argmax(1)
@@ -230,27 +231,27 @@ def test_union_of_many_draws_keeps_all_text(gpt2) -> None:
 
 
 def test_shared_demonstrations_are_noticed(gpt2) -> None:
-    assert memory.shares_demonstrations(random_prompts(1, count=4, shared=True))
-    assert not memory.shares_demonstrations(random_prompts(1, count=4))
+    assert kv_cache.shares_demonstrations(random_prompts(1, count=4, shared=True))
+    assert not kv_cache.shares_demonstrations(random_prompts(1, count=4))
     prompts = random_prompts(1, count=4, shared=True)
-    one = memory.remember(gpt2, prompts[:1], compression.hidden_anchor(prompts[:1]))
-    each = memory.remember(gpt2, prompts, compression.hidden_anchor(prompts))
+    one = kv_cache.remember(gpt2, prompts[:1], compression.hidden_anchor(prompts[:1]))
+    each = kv_cache.remember(gpt2, prompts, compression.hidden_anchor(prompts))
     torch.testing.assert_close(
-        memory.answer(gpt2, one, prompts), memory.answer(gpt2, each, prompts)
+        kv_cache.answer(gpt2, one, prompts), kv_cache.answer(gpt2, each, prompts)
     )
 
 
 def test_bad_input(gpt2, tmp_path: Path) -> None:
     prompts, other = random_prompts(1, count=2), random_prompts(2, count=2)
-    held = memory.remember(gpt2, prompts, compression.everything(prompts))
+    held = kv_cache.remember(gpt2, prompts, compression.everything(prompts))
     with pytest.raises(IclError, match="other demonstrations"):
-        memory.answer(gpt2, held, other)
+        kv_cache.answer(gpt2, held, other)
     with pytest.raises(IclError, match="other demonstrations"):
-        memory.answer(gpt2, memory.remember(gpt2, prompts[:1], prompts[:1].roles <= 2), prompts)
+        kv_cache.answer(gpt2, kv_cache.remember(gpt2, prompts[:1], prompts[:1].roles <= 2), prompts)
     with pytest.raises(IclError, match="query"):
-        memory.remember(gpt2, prompts, prompts.kept)
+        kv_cache.remember(gpt2, prompts, prompts.kept)
     with pytest.raises(IclError, match="shape"):
-        memory.remember(gpt2, prompts, prompts.kept[:, 1:])
+        kv_cache.remember(gpt2, prompts, prompts.kept[:, 1:])
     with pytest.raises(IclError, match="label words"):
         compression.compact(prompts, prompts.roles == Role.FORMAT)
     whole = target_logits(gpt2, prompts)

@@ -16,9 +16,9 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import roc_auc_score
 from tiny import save_gpt2, save_neox
 
+from iclutils.chapters.label_words import confusion
 from iclutils.errors import IclError
-from iclutils.lenses.anchors import confusion
-from iclutils.lenses.anchors.readout import target_logits
+from iclutils.interp.readout import target_logits
 from iclutils.models import cached, load
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from iclutils import IclError
-from iclutils.lenses.constructions.reports import report, reports
+from iclutils.chapters.constructions.reports import report, reports
 
 
 def test_a_report_says_what_was_built() -> None:

@@ -13,12 +13,12 @@ from torch.nn.functional import pad
 from transformers import GPT2Config, GPT2Model
 
 from iclutils import IclError
-from iclutils.lenses.constructions.block import Block, Gelu
-from iclutils.lenses.constructions.formulas import gradient_steps, sherman_morrison
-from iclutils.lenses.constructions.gradient import gradient_program
-from iclutils.lenses.constructions.layout import Numerics
-from iclutils.lenses.constructions.program import Program
-from iclutils.lenses.constructions.ridge import ridge_program
+from iclutils.chapters.constructions.block import Block, Gelu
+from iclutils.chapters.constructions.formulas import gradient_steps, sherman_morrison
+from iclutils.chapters.constructions.gradient import gradient_program
+from iclutils.chapters.constructions.layout import Numerics
+from iclutils.chapters.constructions.program import Program
+from iclutils.chapters.constructions.ridge import ridge_program
 
 DOUBLE, SINGLE = torch.float64, torch.float32
 SHORT = Numerics(2, 0.1, 1e6, balanced=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from iclutils import IclError
-from iclutils.lenses.duality.contrastive import (
+from iclutils.chapters.gradient_descent.contrastive import (
     alignment,
     borrowed_normaliser,
     dual_step,
@@ -25,8 +25,8 @@ from iclutils.lenses.duality.contrastive import (
     path,
     start,
 )
-from iclutils.lenses.duality.explicit import descend, learnt
-from iclutils.lenses.duality.features import needed_degree, scores
+from iclutils.chapters.gradient_descent.explicit import descend, learnt
+from iclutils.chapters.gradient_descent.features import needed_degree, scores
 
 seeds = st.integers(0, 9999)
 EXACT = {"atol": 1e-10, "rtol": 0.0}

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import torch
 
-from iclutils import coursework
-from iclutils.address import set_up_cell
-from iclutils.coursework import Mistake, check, grade, homeworks, names, questions
-from iclutils.coursework.answers import compare
+from iclutils.bookkit import coursework
+from iclutils.bookkit.address import set_up_cell
+from iclutils.bookkit.coursework import Mistake, check, grade, homeworks, names, questions
+from iclutils.bookkit.coursework.answers import compare
 from iclutils.errors import IclError
 
 ROOT = Path(__file__).parents[1]
@@ -92,7 +92,7 @@ def test_a_master_is_made_of_what_otter_and_students_need(homework: str) -> None
         assert re.search(rf"\*{points} points · (warm-up|medium|hard) · \d+ minutes\*", part[1])
         tests = part[part.index("# BEGIN TESTS") + 1 : part.index("# END TESTS")]
         calls = [ast.unparse(ast.parse(text)) for text in tests]
-        body = "    from iclutils.coursework import grade\n    grade('{}.{}', {}{})"
+        body = "    from iclutils.bookkit.coursework import grade\n    grade('{}.{}', {}{})"
         assert calls == [
             f"def test_public({given}):\n" + body.format(homework, name, given, ""),
             f"def test_hidden({given}):\n" + body.format(homework, name, given, ", hidden=True"),
@@ -162,18 +162,18 @@ def _raises(copy: torch.Tensor, bos: int) -> torch.Tensor:
 
 
 def test_an_answer_that_borrows_a_lens_is_refused() -> None:
-    from iclutils.lenses import attention
+    from iclutils.interp import head_scores
 
     def borrowed(pattern: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        return attention.olsson_prefix_matching(pattern, tokens)
+        return head_scores.olsson_prefix_matching(pattern, tokens)
 
     def imported(pattern: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        from iclutils.lenses.attention import olsson_prefix_matching
+        from iclutils.interp.head_scores import olsson_prefix_matching
 
         return olsson_prefix_matching(pattern, tokens)
 
-    names = {"attention": attention, "torch": torch}
-    text = "def prefix_score(pattern, tokens):\n    return attention.olsson_prefix_matching"
+    names = {"head_scores": head_scores, "torch": torch}
+    text = "def prefix_score(pattern, tokens):\n    return head_scores.olsson_prefix_matching"
     exec(text + "(pattern, tokens)", names)
     for answer in (names["prefix_score"], imported):
         with pytest.raises(Mistake, match="Write it yourself"):

@@ -19,9 +19,9 @@ from threading import Event
 import psutil
 import pytest
 
-from iclutils.coursework import assignments, confine, grading, guard, homeworks
-from iclutils.coursework.assignments import Assignment
-from iclutils.coursework.confine import End, Limits
+from iclutils.bookkit.coursework import assignments, confine, grading, guard, homeworks
+from iclutils.bookkit.coursework.assignments import Assignment
+from iclutils.bookkit.coursework.confine import End, Limits
 from iclutils.errors import IclError
 from iclutils.files import read_json
 
@@ -230,7 +230,7 @@ def test_a_class_is_graded(
     hand_in(given, "memory", solved, "kept = [bytearray(10**8) for _ in range(10**5)]")
     hand_in(given, "network", solved, "import urllib.request as r\nr.urlopen('http://a.example')")
     hand_in(given, "tampered", hw01.student,
-            "import iclutils.coursework as c\nc.grade = lambda *a, **k: None")  # fmt: skip
+            "import iclutils.bookkit.coursework as c\nc.grade = lambda *a, **k: None")  # fmt: skip
     hand_in(given, "ends", solved, "import os\nos._exit(3)")
     hand_in(given, "another", solved, otter={"assignment_name": "hw02"})
     (given / "broken.ipynb").write_text("{")

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from iclutils import IclError
-from iclutils.lenses.duality.descent import descend, predictor, spectrum
-from iclutils.lenses.duality.one_step import (
+from iclutils.chapters.gradient_descent.descent import descend, predictor, spectrum
+from iclutils.chapters.gradient_descent.one_step import (
     gaussian_preconditioner,
     one_step_optimum,
     preconditioner,
 )
-from iclutils.lenses.duality.tuning import tune
+from iclutils.chapters.gradient_descent.tuning import tune
 from iclutils.tasks.regression import Contexts, Task, sample
 
 PAPER = Task(10, inputs="uniform*1+-0.5")

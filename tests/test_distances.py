@@ -12,9 +12,8 @@ from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score
 
 from iclutils import IclError
-from iclutils.learners import Learners, Shape
-from iclutils.lenses.regression import distances
-from iclutils.lenses.regression.algorithms import (
+from iclutils.chapters.regression import distances
+from iclutils.chapters.regression.algorithms import (
     Linear,
     gd_weights,
     knn,
@@ -24,7 +23,7 @@ from iclutils.lenses.regression.algorithms import (
     ridge,
     ridge_weights,
 )
-from iclutils.lenses.regression.distances import (
+from iclutils.chapters.regression.distances import (
     ask,
     ask_queries,
     ilwd,
@@ -36,6 +35,7 @@ from iclutils.lenses.regression.distances import (
     spread,
     under_determined,
 )
+from iclutils.models.regressors import Learners, Shape
 from iclutils.tasks.regression import Contexts, Task, orthogonal, quadrants, sample, seen
 
 

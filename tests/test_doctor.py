@@ -16,8 +16,9 @@ from urllib import request
 
 import pytest
 
-from iclutils import __main__, doctor, zoo
-from iclutils.doctor import Finding
+from iclutils import __main__, zoo
+from iclutils.bookkit import doctor
+from iclutils.bookkit.doctor import Finding
 
 ROOT = Path(__file__).parents[1]
 Usage = namedtuple("Usage", "total used free")
@@ -143,7 +144,7 @@ def test_apple_is_told_that_its_gpu_is_not_used(monkeypatch: pytest.MonkeyPatch)
     ("gib", "state"), [(0, "note"), (1, "missing"), (doctor.MEMORY_GIB["mini"], "ok"), (512, "ok")]
 )
 def test_memory(monkeypatch: pytest.MonkeyPatch, gib: int, state: str) -> None:
-    from iclutils import machine
+    from iclutils.bookkit import machine
 
     monkeypatch.setattr(machine, "memory_gib", lambda: gib)
     found = only(doctor.memory())

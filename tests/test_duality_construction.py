@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iclutils import IclError
-from iclutils.lenses.duality.construction import (
+from iclutils.chapters.gradient_descent.construction import (
     constructed,
     gradient_layer,
     note_layer,
@@ -21,8 +21,8 @@ from iclutils.lenses.duality.construction import (
     stacked,
     tokens,
 )
-from iclutils.lenses.duality.descent import descend
-from iclutils.solvers import Shape, Solvers
+from iclutils.chapters.gradient_descent.descent import descend
+from iclutils.models.lsa import Shape, Solvers
 
 TIGHT = {"atol": 1e-10, "rtol": 1e-10}
 

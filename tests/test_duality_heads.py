@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from iclutils import IclError, models, zoo
-from iclutils.interventions import z_name
-from iclutils.lenses.duality import gram
-from iclutils.lenses.duality.activations import read_heads
-from iclutils.lenses.duality.attribution import direct
-from iclutils.lenses.duality.heads import (
+from iclutils.chapters.gradient_descent import gram
+from iclutils.chapters.gradient_descent.activations import read_heads
+from iclutils.chapters.gradient_descent.attribution import direct
+from iclutils.chapters.gradient_descent.heads import (
     alignment_of_head,
     demonstration_of,
     demonstration_tokens,
@@ -29,7 +28,8 @@ from iclutils.lenses.duality.heads import (
     path_of_head,
     step_of_head,
 )
-from iclutils.lenses.duality.removal import after, answers, carried, frozen_mlps, removal
+from iclutils.chapters.gradient_descent.removal import after, answers, carried, frozen_mlps, removal
+from iclutils.interp.hooks import z_name
 from iclutils.models import TransformerBridge
 from iclutils.tasks.prompts import Role
 from iclutils.tasks.repeated import doubled

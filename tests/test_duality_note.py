@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iclutils import IclError
-from iclutils.lenses.duality.note import READINGS, errors
+from iclutils.chapters.gradient_descent.note import READINGS, errors
 
 
 def data(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from iclutils import IclError
-from iclutils.sphinx_ext import messages
+from iclutils.bookkit.sphinx_ext import messages
 
 FOLDER = Path(__file__).parents[1] / "book/errors"
 PAGES = messages.claims(FOLDER)

@@ -20,8 +20,8 @@ import pytest
 from exercises import KINDS, LEVELS, Exercise, asserts, exercises, foundation
 from notebook_rules import code, source
 
+from iclutils.bookkit.run import NOTEBOOKS
 from iclutils.files import read_json
-from iclutils.run import NOTEBOOKS
 
 CHAPTERS = sorted(NOTEBOOKS.glob("0[1-9]_*.ipynb"))
 NAMED = re.compile(r"`([a-z_]\w*(?:\.\w+)+)(?:\(.*?\))?`", re.DOTALL)
@@ -114,9 +114,9 @@ def test_what_code_and_hints_name_exists(chapter: Path) -> None:
 
 
 def test_a_name_that_leads_nowhere_is_found() -> None:
-    space = imported("from iclutils.lenses import attention")
-    assert missing({"attention.head_scores", "attention.heads", "other.x"}, space) == [
-        "attention.heads"
+    space = imported("from iclutils.interp import head_scores")
+    assert missing({"head_scores.head_scores", "head_scores.heads", "other.x"}, space) == [
+        "head_scores.heads"
     ]
 
 

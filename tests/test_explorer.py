@@ -20,11 +20,11 @@ from notebook_rules import faults
 from PIL import Image
 from reader import Reader
 
-from iclutils import explorer
+from iclutils.bookkit.sphinx_ext.explorer import OURS, Specification
 from iclutils.errors import IclError
-from iclutils.explorer import MIME
 from iclutils.files import read_json
-from iclutils.sphinx_ext.explorer import OURS, Specification
+from iclutils.plots import explorer
+from iclutils.plots.explorer import MIME
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("01_gpt2_induction", "02_label_anchors", "05_attention_circuits")

@@ -15,15 +15,15 @@ from sklearn.metrics import roc_auc_score
 from tiny import save_neox, tiny_gpt2
 
 from iclutils import IclError
-from iclutils.interventions import pattern_name
-from iclutils.lenses.anchors.extraction import (
+from iclutils.chapters.label_words.extraction import (
     auc,
     auc_by_layer,
     cumulative,
     label_attention,
     scrambled,
 )
-from iclutils.lenses.anchors.readout import target_logits
+from iclutils.interp.hooks import pattern_name
+from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge, cached, load
 from iclutils.tasks.prompts import class_logits
 

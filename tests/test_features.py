@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from iclutils import IclError
-from iclutils.lenses.duality.approximation import kernel_error
-from iclutils.lenses.duality.features import (
+from iclutils.chapters.gradient_descent.approximation import kernel_error
+from iclutils.chapters.gradient_descent.features import (
     attention,
     directions,
     feature_attention,
@@ -254,7 +254,7 @@ def test_draws_do_not_depend_on_how_many_fit_at_once(monkeypatch: pytest.MonkeyP
     whole = kernel_error(q, k, v, **call, generator=source(0))
     again = kernel_error(q, k, v, **call, generator=source(0))
     assert torch.equal(whole.median, again.median)
-    monkeypatch.setattr("iclutils.lenses.duality.approximation.AT_ONCE", 500)
+    monkeypatch.setattr("iclutils.chapters.gradient_descent.approximation.AT_ONCE", 500)
     parts = kernel_error(q, k, v, **call, generator=source(0))
     assert float(parts.high) == pytest.approx(float(whole.high))
 

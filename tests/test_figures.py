@@ -10,7 +10,7 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 
-from iclutils import figures
+from iclutils.plots import figures
 
 mpl.use("Agg")
 

@@ -15,18 +15,19 @@ from tiny import BOS, VOCAB, save_gpt2, save_gptj, save_neox
 from wired import save_wired
 
 import iclutils
-from iclutils import IclError, models, tiers
+from iclutils import IclError, models
 from iclutils.__main__ import main
-from iclutils.glimpses import circuits, glimpse
-from iclutils.glimpses.regression import last_label, mean_label, middle
-from iclutils.lenses import attention, induction, weights
-from iclutils.lenses.anchors import saliency
-from iclutils.lenses.circuits import paths
-from iclutils.lenses.duality import attribution, heads
-from iclutils.lenses.regression import written
-from iclutils.lenses.regression.distances import ask
-from iclutils.session import Session
-from iclutils.solvers import Shape, Solvers
+from iclutils.bookkit import presets
+from iclutils.bookkit.quick_figures import circuits, glimpse
+from iclutils.bookkit.quick_figures.regression import last_label, mean_label, middle
+from iclutils.bookkit.session import Session
+from iclutils.chapters import induction
+from iclutils.chapters.gradient_descent import attribution, heads
+from iclutils.chapters.label_words import saliency
+from iclutils.chapters.regression import written
+from iclutils.chapters.regression.distances import ask
+from iclutils.interp import head_scores, path_patching, weights
+from iclutils.models.lsa import Shape, Solvers
 from iclutils.tasks import classification, numbers, regression
 from iclutils.tasks.repeated import Doubled
 from iclutils.tasks.sources import open_source
@@ -42,9 +43,9 @@ def closed() -> Any:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> tiers.Tier:
+def small(monkeypatch: pytest.MonkeyPatch) -> presets.Tier:
     """The mini tier with few sequences."""
-    tier = tiers.get("mini")
+    tier = presets.get("mini")
     few = replace(
         tier,
         induction=replace(tier.induction, length=12, sequences=12),
@@ -52,12 +53,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> tiers.Tier:
         circuits=replace(tier.circuits, length=10, sequences=4),
         regression=replace(tier.regression, contexts=40),
     )
-    monkeypatch.setitem(tiers.TIERS, "mini", few)
+    monkeypatch.setitem(presets.TIERS, "mini", few)
     return few
 
 
 @pytest.fixture
-def session(small: tiers.Tier) -> Session:
+def session(small: presets.Tier) -> Session:
     return Session(small, "", 0, "cpu")
 
 
@@ -79,11 +80,11 @@ def neox_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_01_finds_the_induction_head_of_the_chapter() -> None:
-    session = Session(tiers.get("mini"), "", 0, "cpu")
+    session = Session(presets.get("mini"), "", 0, "cpu")
     made = iclutils.show("01", "induction-0")
     model = models.load("induction-0", fold=True)
     batch = induction.sample(model, 64, 30, session.generator("doubled"))
-    byhand = attention.head_scores(model, batch.tokens, 30)["prefix"].mean(0)
+    byhand = head_scores.head_scores(model, batch.tokens, 30)["prefix"].mean(0)
     torch.testing.assert_close(made.numbers["prefix matching"], byhand)
     torch.testing.assert_close(made.numbers["copying (weights)"], weights.copying_scores(model))
     assert made.numbers["induction head"] == (1, 0)  # as in chapter 01
@@ -128,7 +129,7 @@ def test_04_compares_a_solver_with_a_step() -> None:
     assert made.numbers["loss ratio"] == pytest.approx(1, abs=0.05)
 
 
-def test_05_finds_the_wires_that_were_laid(small: tiers.Tier, tmp_path: Path) -> None:
+def test_05_finds_the_wires_that_were_laid(small: presets.Tier, tmp_path: Path) -> None:
     save_wired(tmp_path / "wired")
     made = iclutils.show("05", tmp_path / "wired")
     assert made.numbers["exact"]
@@ -136,15 +137,15 @@ def test_05_finds_the_wires_that_were_laid(small: tiers.Tier, tmp_path: Path) ->
     assert {"0.0 -> k 1.0", "1.0 -> logits", "embed -> v 0.0"} <= strongest
     model = models.load(tmp_path / "wired")
     source = Session(small, "", 0, "cpu").generator("sequences")
-    task = circuits.behaviour.repeating(model, 4, 10, source)
-    lost = paths.effects(model, task).mean(-1) / made.numbers["gap"]
+    task = circuits.clean_corrupt.repeating(model, 4, 10, source)
+    lost = path_patching.effects(model, task).mean(-1) / made.numbers["gap"]
     torch.testing.assert_close(made.numbers["effects"], lost)
     assert made.numbers["enough"] <= 15  # the heads that do nothing have wires, too
     assert made.numbers["faithfulness"][-1] == pytest.approx(1, abs=1e-4)
 
 
 def test_05_estimates_what_is_too_dear_to_patch(
-    small: tiers.Tier, gpt2_folder: Path, monkeypatch: pytest.MonkeyPatch
+    small: presets.Tier, gpt2_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact = iclutils.show("05", gpt2_folder)
     monkeypatch.setattr(circuits, "EXACT", 0)
@@ -159,7 +160,9 @@ def test_05_estimates_what_is_too_dear_to_patch(
 
 
 @pytest.mark.parametrize("chapter", ["01", "03", "04", "05"])
-def test_a_model_with_rotary_positions(chapter: str, small: tiers.Tier, neox_folder: Path) -> None:
+def test_a_model_with_rotary_positions(
+    chapter: str, small: presets.Tier, neox_folder: Path
+) -> None:
     made = iclutils.show(chapter, neox_folder)
     assert made.chapter == chapter
     assert len(made.alt.split()) > 10
@@ -175,33 +178,33 @@ def test_a_random_model_is_near_an_algorithm_that_learns_nothing(gpt2_folder: Pa
 
 
 def test_a_model_that_does_not_copy_has_no_share_of_steps(
-    small: tiers.Tier, gpt2_folder: Path
+    small: presets.Tier, gpt2_folder: Path
 ) -> None:
     made = iclutils.show("04", gpt2_folder)
     assert math.isnan(made.numbers["share of steps"])
     assert "does not copy" in made.text
 
 
-def test_short_contexts_get_short_sequences(small: tiers.Tier, tmp_path: Path) -> None:
+def test_short_contexts_get_short_sequences(small: presets.Tier, tmp_path: Path) -> None:
     save_gpt2(tmp_path, n_positions=15)
     made = iclutils.show("01", tmp_path)
-    assert made.numbers["even prefix matching"] == attention.uniform_baselines(7)["prefix"]
+    assert made.numbers["even prefix matching"] == head_scores.uniform_baselines(7)["prefix"]
 
 
 @pytest.mark.shared
-def test_a_text_of_the_readers_own(small: tiers.Tier, text_model: Path) -> None:
+def test_a_text_of_the_readers_own(small: presets.Tier, text_model: Path) -> None:
     made = iclutils.show("01", text_model, prompt="The cat sat on the mat")
     ticks = [label.get_text() for label in made.figure.axes[0].get_xticklabels()]
     assert "".join(ticks) == "<|endoftext|>" + "The cat sat on the mat" * 2
     pattern = made.numbers["pattern"]
     assert pattern.shape == (13, 13)
     assert made.numbers["prefix matching on the text"] == pytest.approx(
-        attention.prefix_matching(pattern, 6).item()
+        head_scores.prefix_matching(pattern, 6).item()
     )
 
 
 @pytest.mark.shared
-def test_texts_and_labels_of_the_readers_own(small: tiers.Tier, text_model: Path) -> None:
+def test_texts_and_labels_of_the_readers_own(small: presets.Tier, text_model: Path) -> None:
     given = {"demonstrations": SHOWN, "query": ("I loved it", "Positive")}
     made = iclutils.show("02", text_model, **given)
     model = models.load(text_model)
@@ -306,7 +309,7 @@ def test_texts_that_do_not_fit_are_refused(text_model: Path) -> None:
         iclutils.show("02", text_model, demonstrations=twins, query="c")
 
 
-def test_models_that_cannot_be_asked_are_refused(small: tiers.Tier, tmp_path: Path) -> None:
+def test_models_that_cannot_be_asked_are_refused(small: presets.Tier, tmp_path: Path) -> None:
     save_gptj(tmp_path / "gptj")
     for chapter in ("04", "05"):
         with pytest.raises(IclError):
@@ -329,7 +332,7 @@ def test_a_folder_of_solvers_that_knows_no_task(tmp_path: Path) -> None:
 
 
 def test_memory_and_time_are_said_before(
-    small: tiers.Tier,
+    small: presets.Tier,
     gpt2_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
@@ -390,7 +393,7 @@ def test_durations(seconds: float, said: str) -> None:
 
 
 def test_the_command_writes_a_figure_that_says_what_it_shows(
-    small: tiers.Tier, gpt2_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    small: presets.Tier, gpt2_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out = tmp_path / "deep" / "figure.png"
     assert main(["show", "01", "--model", str(gpt2_folder), "--out", str(out)]) == 0
@@ -403,7 +406,7 @@ def test_the_command_writes_a_figure_that_says_what_it_shows(
     assert main(["show", "02", "--demonstration", "no label"]) == 2
 
 
-def test_a_glimpse_is_frozen(small: tiers.Tier) -> None:
+def test_a_glimpse_is_frozen(small: presets.Tier) -> None:
     made = iclutils.show("01")
     with pytest.raises(AttributeError):
         made.text = "else"  # type: ignore[misc]

@@ -14,8 +14,8 @@ from tiny import save_gpt2, save_hand_built
 from transformers import GPT2LMHeadModel
 
 from iclutils import IclError
-from iclutils.lenses import induction
-from iclutils.lenses.anchors import growth
+from iclutils.chapters import induction
+from iclutils.chapters.label_words import growth
 from iclutils.models import TransformerBridge, load
 from iclutils.tasks.prompts import Prompts
 from iclutils.tasks.repeated import Doubled

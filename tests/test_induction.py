@@ -9,7 +9,8 @@ import torch
 from tiny import save_gpt2, save_hand_built, tiny_gpt2
 
 from iclutils import IclError, models
-from iclutils.lenses import attention, induction, prediction, weights
+from iclutils.chapters import induction
+from iclutils.interp import head_scores, statistics, weights
 from iclutils.models import TransformerBridge
 from iclutils.tasks.repeated import Doubled
 
@@ -31,7 +32,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[TransformerBridge, 
 
 def test_the_wired_circuit_predicts_the_second_copy(built: tuple) -> None:
     model, batch, _ = built
-    _, right = prediction.predict(model, batch.tokens)
+    _, right = statistics.predict(model, batch.tokens)
     assert right[:, batch.clean_half].float().mean() == 1
     assert right[:, batch.first_half].float().mean() < 0.2
 
@@ -43,7 +44,7 @@ def test_the_wired_heads_are_found(built: tuple) -> None:
     assert circuit.others(model) == [(0, 1), (1, 1)]
     assert circuit.below(model) == [(0, 1)]
     assert circuit.pairs() == [((0, 0), (1, 0))]
-    scores = {k: v.mean(0) for k, v in attention.head_scores(model, batch.tokens, LENGTH).items()}
+    scores = {k: v.mean(0) for k, v in head_scores.head_scores(model, batch.tokens, LENGTH).items()}
     assert scores["prefix"][1, 0] > 0.99
     assert scores["previous"][0, 0] > 0.99
     assert scores["duplicate"][1, 0] < 0.01
@@ -75,7 +76,7 @@ def test_cutting_the_wire_is_what_stops_it(built: tuple) -> None:
 def test_the_loss_rises_without_the_head_and_not_without_an_idle_one(built: tuple) -> None:
     model, batch, other = built
     before = induction.clean_loss(model, batch, [])
-    log_p, _ = prediction.predict(model, batch.tokens)
+    log_p, _ = statistics.predict(model, batch.tokens)
     torch.testing.assert_close(before, -log_p[:, batch.clean_half].mean(1))
     rise = {}
     for head in [(1, 0), (1, 1)]:
@@ -128,7 +129,7 @@ def test_emergence_reports_what_the_other_lenses_measure(built: tuple) -> None:
     model = models.load("induction-1")
     batch = induction.sample(model, 8, 30, seeded(0))
     state = induction.emergence(model, batch, seeded(1))
-    log_p, right = prediction.predict(model, batch.tokens)
+    log_p, right = statistics.predict(model, batch.tokens)
     assert state["loss"] == pytest.approx(-log_p[:, batch.clean_half].mean().item())
     assert state["accuracy"] == pytest.approx(right[:, batch.clean_half].float().mean().item())
     assert state["icl"] < -1

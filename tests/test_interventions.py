@@ -10,7 +10,7 @@ from tiny import save_gpt2, save_gptj, tiny_gpt2, tokens
 from transformers import GPT2LMHeadModel
 
 from iclutils import IclError, models
-from iclutils.interventions import (
+from iclutils.interp.hooks import (
     direct_k_input,
     head_ablation,
     mlp_ablation,

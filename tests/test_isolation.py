@@ -13,8 +13,7 @@ from random_prompts import prompts_strategy, random_prompts
 from tiny import save_gptj, save_neox, tiny_gpt2
 
 from iclutils import IclError
-from iclutils.interventions import pattern_name, run
-from iclutils.lenses.anchors.isolation import (
+from iclutils.chapters.label_words.isolation import (
     HOWS,
     cut_edges,
     first_layers,
@@ -26,7 +25,8 @@ from iclutils.lenses.anchors.isolation import (
     random_positions,
     word_loyalty,
 )
-from iclutils.lenses.anchors.readout import target_logits
+from iclutils.interp.hooks import pattern_name, run
+from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge, load, logits
 from iclutils.tasks.prompts import Prompts
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2Model
 
-from iclutils import IclError, learners, models
-from iclutils.learners import Learners, Shape, as_tokens
+from iclutils import IclError, models
+from iclutils.models import regressors
+from iclutils.models.regressors import Learners, Shape, as_tokens
 
 SMALL = Shape(3, 5, "two", 2, 16, 2)
 
@@ -139,7 +140,7 @@ def test_what_is_saved_comes_back_in_half_precision(tmp_path: Path) -> None:
     network = Learners(SMALL, [0, 7])
     network.tasks = [{"dim": 3, "noise": 0.0}, {"dim": 3, "noise": 0.5}]
     network.save(tmp_path)
-    again = learners.load(tmp_path)
+    again = regressors.load(tmp_path)
     assert (again.shape, again.seeds, again.tasks) == (SMALL, (0, 7), network.tasks)
     for ours, theirs in zip(again.parameters(), network.parameters(), strict=True):
         assert torch.equal(ours, theirs.half().float())
@@ -149,19 +150,19 @@ def test_what_is_saved_comes_back_in_half_precision(tmp_path: Path) -> None:
 
 def test_bad_files_are_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(IclError, match=r"no model 'regression-d9'.*train it: python -m"):
-        learners.load("regression-d9")
+        regressors.load("regression-d9")
     Learners(SMALL, [0]).save(tmp_path)
     weights = tmp_path / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-100])
     with pytest.raises(IclError, match="does not hold learners"):
-        learners.load(tmp_path)
+        regressors.load(tmp_path)
     weights.unlink()
     with pytest.raises(IclError, match="does not hold learners"):
-        learners.load(tmp_path)
+        regressors.load(tmp_path)
     with pytest.raises(IclError, match=r"induction-0.*does not hold learners.*models\.load"):
-        learners.load("induction-0")
-    with pytest.raises(IclError, match=r"load it with iclutils\.learners\.load"):
+        regressors.load("induction-0")
+    with pytest.raises(IclError, match=r"load it with iclutils\.models\.regressors\.load"):
         models.load("regression-d2")
 
 
@@ -175,12 +176,12 @@ def test_learners_trained_here_are_found_by_name(
     Learners(SMALL, [0]).save(folder)
     write_sums(tmp_path / "mine")
     monkeypatch.setenv("ICLUTILS_TRAINED", str(tmp_path))
-    assert learners.load("mine").shape == SMALL
+    assert regressors.load("mine").shape == SMALL
     with pytest.raises(IclError, match="Unknown training step of mine 8"):
-        learners.load("mine", step=8)
+        regressors.load("mine", step=8)
     (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(IclError, match="damaged"):
-        learners.load("mine")
+        regressors.load("mine")
 
 
 def test_contexts_that_do_not_fit_are_refused() -> None:

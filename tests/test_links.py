@@ -14,7 +14,7 @@ import pytest
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-from iclutils import address, book
+from iclutils.bookkit import address, build
 
 ROOT = Path(__file__).parents[1]
 ADDRESS = "https://github.com/owner/repository"
@@ -59,7 +59,7 @@ def inside(link: str) -> bool:
 
 
 def test_every_page_of_the_contents_is_built(site: Path) -> None:
-    wanted = {site / f"{name}.html" for name in [*book.pages(ROOT), "index", "search", "genindex"]}
+    wanted = {site / f"{name}.html" for name in [*build.pages(ROOT), "index", "search", "genindex"]}
     assert wanted == set(pages(site))
 
 
@@ -158,7 +158,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
             doctreedir=folder / "doctrees",
             buildername="html",
             confoverrides={
-                "extensions": ["myst_nb", "sphinx_book_theme", "iclutils.sphinx_ext"],
+                "extensions": ["myst_nb", "sphinx_book_theme", "iclutils.bookkit.sphinx_ext"],
                 "html_theme": "sphinx_book_theme",
                 "nb_execution_mode": "off",
                 "root_doc": PROSE,
@@ -193,7 +193,7 @@ def test_launch_links_lead_to_files_of_the_repository(launched: dict[str, list[s
     colab = "https://colab.research.google.com/github/owner/repository/blob"
     assert f"{colab}/{address.TAG}/{files[CHAPTER]}" in launched[CHAPTER]
     assert not any("colab" in link for link in launched[PROSE])
-    for name in book.pages(ROOT):
+    for name in build.pages(ROOT):
         assert tracked & {f"{name}.md", f"{name}.ipynb"}, f"{name} is on the disk alone"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from iclutils import machine
+from iclutils.bookkit import machine
 
 
 def test_the_description_agrees_with_the_system() -> None:
@@ -30,7 +30,7 @@ def test_the_description_agrees_with_the_system() -> None:
 def test_only_cores_that_the_process_may_use_count() -> None:
     program = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from iclutils import machine; print(machine.cores())"
+        "from iclutils.bookkit import machine; print(machine.cores())"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert shown.stdout.strip() == "1", shown.stderr

@@ -22,9 +22,9 @@ import pytest
 from nbval.plugin import get_sanitize_patterns
 from notebook_rules import FLOAT, Notebook, code, digits, faults, verdicts
 
-from iclutils import claims
-from iclutils.address import set_up_cell
-from iclutils.claims import Claim
+from iclutils.bookkit import claims
+from iclutils.bookkit.address import set_up_cell
+from iclutils.bookkit.claims import Claim
 from iclutils.files import read_json
 
 ROOT = Path(__file__).parents[1]
@@ -244,7 +244,7 @@ LEDGER = """\
 """
 CHECKED = """\
 import pathlib
-from iclutils import claims
+from iclutils.bookkit import claims
 claims.ROOT = pathlib.Path("claims")
 result = claims.check("90.score", {value}, tier="mini", model="m", seed=0)"""
 

@@ -9,8 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from reader import Reader
 
-from iclutils import claims, scorecard
-from iclutils.scorecard import Row
+from iclutils.bookkit import claims, scorecard
+from iclutils.bookkit.scorecard import Row
 
 pytestmark = pytest.mark.browser
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iclutils import IclError
-from iclutils.lenses.constructions.block import Block, Gelu
-from iclutils.lenses.constructions.layout import Layout, Numerics
-from iclutils.lenses.constructions.primitives import aff, assemble, div, mov, mul, products
+from iclutils.chapters.constructions.block import Block, Gelu
+from iclutils.chapters.constructions.layout import Layout, Numerics
+from iclutils.chapters.constructions.primitives import aff, assemble, div, mov, mul, products
 
 FINE = Numerics.improved(torch.float64)
 PLAIN = Numerics(0, 1e-5, 1e8, balanced=False)

@@ -12,8 +12,7 @@ from sklearn.metrics import r2_score
 from torch import Tensor
 
 from iclutils import IclError
-from iclutils.learners import Learners, Shape, as_tokens
-from iclutils.lenses.regression.probe_inputs import (
+from iclutils.chapters.regression.probe_inputs import (
     hidden_states,
     least_squares,
     moment,
@@ -21,7 +20,7 @@ from iclutils.lenses.regression.probe_inputs import (
     prepare,
     shuffled,
 )
-from iclutils.lenses.regression.probes import (
+from iclutils.chapters.regression.probes import (
     Kind,
     Probed,
     decodable,
@@ -30,6 +29,7 @@ from iclutils.lenses.regression.probes import (
     onset,
     released,
 )
+from iclutils.models.regressors import Learners, Shape, as_tokens
 from iclutils.tasks.regression import Task, sample
 
 HELD = 512

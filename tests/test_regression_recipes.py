@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from test_training import digests
 from test_training_sweep import plan
 
-from iclutils import learners, training, zoo
-from iclutils.learners import Shape
+from iclutils import training, zoo
+from iclutils.models import regressors
+from iclutils.models.regressors import Shape
 from iclutils.tasks.regression import Task
 from iclutils.training import loop, regression
 
@@ -32,7 +33,7 @@ def test_members_train_together_as_they_would_alone(tmp_path: Path) -> None:
         alone = load_file(tmp_path / f"one-{i}" / "step-00010" / "model.safetensors")
         for name, value in alone.items():
             torch.testing.assert_close(together[name][i : i + 1], value, atol=2e-3, rtol=2e-2)
-    first = learners.Learners(shape, [0]).state_dict()["read_in.weight"]
+    first = regressors.Learners(shape, [0]).state_dict()["read_in.weight"]
     assert (together["read_in.weight"][:1].float() - first).abs().max() > 0.01
 
 
@@ -104,7 +105,7 @@ def test_shipped_learners_are_those_of_their_recipes() -> None:
         base = training.recipe(name)
         assert isinstance(base, regression.RegressionRecipe)
         assert list(base.checkpoints) == zoo.steps(name)
-        shipped = learners.load(name)
+        shipped = regressors.load(name)
         assert (shipped.shape, shipped.seeds) == (base.shape, base.seeds)
         assert shipped.tasks == base.network().tasks
         assert zoo.read_card(name) == base.card

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import iclutils
-from iclutils.address import ADDRESS
+from iclutils.bookkit.address import ADDRESS
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -316,7 +316,7 @@ def test_only_one_module_imports_transformer_lens() -> None:
         if name.startswith(("iclutils/", "notebooks/"))
         and re.search(r"(?:^|\")\s*(?:import|from) transformer_lens\b", text, re.MULTILINE)
     }
-    assert importers == {"iclutils/models.py"}
+    assert importers == {"iclutils/models/__init__.py"}
 
 
 def test_no_weights_but_safetensors() -> None:

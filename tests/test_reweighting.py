@@ -13,9 +13,9 @@ from tiny import save_gpt2, save_neox
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from iclutils.chapters.label_words import reweighting
 from iclutils.errors import IclError
-from iclutils.lenses.anchors import reweighting
-from iclutils.lenses.anchors.readout import target_logits
+from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge, load
 from iclutils.tasks.prompts import Prompts, Role, class_logits
 

@@ -19,10 +19,10 @@ import nbformat
 import pytest
 import yaml
 
-from iclutils import claims, machine, run
+from iclutils.bookkit import claims, machine, run
+from iclutils.bookkit.sphinx_ext import status
 from iclutils.errors import IclError
 from iclutils.files import read_json, write_json
-from iclutils.sphinx_ext import status
 
 PARAMETERS = 'tier = "mini"\nmodel = ""\nseed = 0\nweight = 0.5\n'
 CHECK = """
@@ -227,6 +227,10 @@ def test_a_chapter_without_claims_runs_too(book: Book) -> None:
 def test_changes_are_noticed(book: Book, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "fake"
     (package / "zoo" / "model").mkdir(parents=True)
+    (package / "training").mkdir()
+    (package / "bookkit").mkdir()
+    (package / "bookkit" / "doctor.py").write_text("x = 1\n")
+    (package / "training" / "loop.py").write_text("x = 1\n")
     (package / "code.py").write_text("x = 1\n")
     (package / "zoo" / "model" / "SHA256SUMS").write_text("0  model\n")
     monkeypatch.setattr(run, "PACKAGE", package)
@@ -235,6 +239,7 @@ def test_changes_are_noticed(book: Book, monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("first", lambda: None),
         ("source", lambda: _append(path, "# a comment")),
         ("package", lambda: (package / "code.py").write_text("x = 2\n")),
+        ("recipe", lambda: (package / "training" / "loop.py").write_text("x = 2\n")),
         ("model", lambda: (package / "zoo" / "model" / "SHA256SUMS").write_text("1  model\n")),
         ("result", lambda: (book.build / "results" / "mini" / "90.score.json").unlink()),
         ("output", lambda: (book.build / "run" / "mini" / "90_demo.ipynb").unlink()),
@@ -333,7 +338,8 @@ def test_a_killed_run_continues_where_it_stopped(book: Book, tmp_path: Path) -> 
     book.add("91_other", wait)
     program = f"""
 import pathlib
-from iclutils import claims, commands, run, __main__
+from iclutils import __main__
+from iclutils.bookkit import claims, commands, run
 run.NOTEBOOKS = pathlib.Path({str(book.notebooks)!r})
 claims.ROOT = pathlib.Path({str(claims.ROOT)!r})
 commands.BUILD = pathlib.Path({str(book.build)!r})

@@ -14,9 +14,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from iclutils import IclError
-from iclutils.interventions import pattern_name
-from iclutils.lenses.anchors.readout import target_logits
-from iclutils.lenses.anchors.saliency import (
+from iclutils.chapters.label_words.saliency import (
     HEADS,
     attention_and_gradient,
     edge_kinds,
@@ -25,6 +23,8 @@ from iclutils.lenses.anchors.saliency import (
     saliency,
     strongest_edges,
 )
+from iclutils.interp.hooks import pattern_name
+from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge, load
 from iclutils.tasks.prompts import Prompts, class_logits
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iclutils import claims, scorecard
+from iclutils.bookkit import claims, scorecard
 
 LEDGER = """
 - id: "90.first"

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 import iclutils
-from iclutils import claims, tiers
+from iclutils.bookkit import claims, presets
 from iclutils.errors import IclError
 from iclutils.files import read_json
 
@@ -46,7 +46,7 @@ def test_a_model_of_the_paper_tier_means_that_tier(capsys: pytest.CaptureFixture
 
 def test_the_readers_model_takes_the_place_of_the_tiers(tmp_path: Path) -> None:
     assert iclutils.begin(model=str(tmp_path)).models("01") == (str(tmp_path),)
-    assert iclutils.begin().models("01") == tiers.TIERS["mini"].models("01")
+    assert iclutils.begin().models("01") == presets.TIERS["mini"].models("01")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_check_is_judged_and_written(capsys: pytest.CaptureFixture[str], tmp_p
     assert capsys.readouterr().out == "reproduced      01.score\n"
     stored = read_json(tmp_path / "results" / "mini" / "01.score.json")
     assert (stored["seed"], stored["count"], stored["detail"]) == (2, 3, {"head": [4, 5]})
-    assert stored["model"] == ", ".join(tiers.TIERS["mini"].models("01"))
+    assert stored["model"] == ", ".join(presets.TIERS["mini"].models("01"))
 
 
 @pytest.mark.usefixtures("score")
@@ -137,7 +137,7 @@ def test_an_unknown_claim_is_an_error_on_every_model(tmp_path: Path) -> None:
 
 def test_every_chapter_with_a_ledger_has_models_at_every_tier() -> None:
     for name in claims.chapters():
-        for tier in tiers.TIERS.values():
+        for tier in presets.TIERS.values():
             assert tier.models(name[:2]), f"{name} at the {tier.name} tier"
 
 

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 from test_training import digests
 
-from iclutils import solvers, training, zoo
-from iclutils.solvers import Shape
+from iclutils import training, zoo
+from iclutils.models import lsa
+from iclutils.models.lsa import Shape
 from iclutils.tasks.functions import Problem
 from iclutils.tasks.regression import Task
 from iclutils.training import loop
@@ -84,7 +85,7 @@ def test_shipped_solvers_are_those_of_their_recipes() -> None:
         plan = training.recipe(name)
         assert isinstance(plan, recipes.SolverRecipe)
         assert list(plan.checkpoints) == zoo.steps(name)
-        shipped = solvers.load(name)
+        shipped = lsa.load(name)
         assert (shipped.shape, shipped.seeds) == (plan.shape, plan.seeds)
         assert [task["kind"] for task in shipped.tasks] == [type(d).__name__ for d in plan.data]
         assert zoo.read_card(name) == plan.card
@@ -98,7 +99,7 @@ def test_shipped_solvers_start_where_their_recipes_do() -> None:
     """The weights of step 0 are drawn again, bit for bit."""
     plan = training.recipe("lsa-2")
     drawn = plan.network().state_dict()
-    for name, value in solvers.load("lsa-2", step=0).state_dict().items():
+    for name, value in lsa.load("lsa-2", step=0).state_dict().items():
         assert torch.equal(drawn[name], value)
 
 
@@ -109,7 +110,7 @@ def test_a_shipped_layer_reaches_the_closed_form() -> None:
     best = 0.5 * n * variance * (1 - variance**2 / spread)
     drawn = recipes.ISOTROPIC.sample(20_000, 11, torch.Generator().manual_seed(4242))
     with torch.no_grad():
-        found = solvers.load("lsa-1")(drawn.xs[None], drawn.ys[None])
+        found = lsa.load("lsa-1")(drawn.xs[None], drawn.ys[None])
     losses = 0.5 * (found - drawn.ys[:, -1]).square().mean(-1)
     assert best == pytest.approx(0.2062, abs=1e-4)
     assert losses.max().item() < 1.03 * best

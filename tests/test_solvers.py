@@ -17,7 +17,7 @@ from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
 from iclutils import IclError
 from iclutils.files import read_json, write_json
-from iclutils.solvers import Layer, Shape, Solvers, as_tokens, attend, load, positions
+from iclutils.models.lsa import Layer, Shape, Solvers, as_tokens, attend, load, positions
 
 TIGHT = {"atol": 1e-10, "rtol": 1e-10}
 SHAPES = {

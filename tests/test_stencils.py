@@ -11,8 +11,8 @@ import torch
 from scipy.special import erf
 
 from iclutils import IclError
-from iclutils.lenses.constructions.reports import product_errors
-from iclutils.lenses.constructions.stencils import best_eps, leading_error, stencil
+from iclutils.chapters.constructions.reports import product_errors
+from iclutils.chapters.constructions.stencils import best_eps, leading_error, stencil
 
 
 def gelu(z: np.ndarray) -> np.ndarray:

@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import BOS, VOCAB, save_neox, tiny_gpt2
 
-from iclutils import IclError, models, sweeps
-from iclutils.interventions import mlp_name, run, z_name
-from iclutils.lenses.prediction import log_prob
+from iclutils import IclError, models
+from iclutils.interp import sweeps
+from iclutils.interp.hooks import mlp_name, run, z_name
+from iclutils.interp.statistics import log_prob
 from iclutils.models import TransformerBridge, cached
 from iclutils.tasks.repeated import doubled
 

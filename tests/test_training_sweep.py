@@ -13,8 +13,9 @@ import joblib
 import pytest
 from test_training import digests
 
-from iclutils import IclError, __main__, learners, training
-from iclutils.learners import Shape
+from iclutils import IclError, __main__, training
+from iclutils.models import regressors
+from iclutils.models.regressors import Shape
 from iclutils.tasks.regression import Task
 from iclutils.training import regression, sweep
 
@@ -56,7 +57,7 @@ def test_processes_give_the_bits_of_one_after_the_other(alone: Path, tmp_path: P
     assert [folder.name for folder in folders] == NAMES
     assert digests(tmp_path) == digests(alone)
     assert len(set(digests(alone).values())) == len(NAMES)
-    assert learners.load(folders[2] / "step-00060").tasks[1]["noise"] == 0.5
+    assert regressors.load(folders[2] / "step-00060").tasks[1]["noise"] == 0.5
 
 
 @pytest.mark.slow

@@ -15,19 +15,19 @@ from scipy import special
 from torch.nn import functional
 
 from iclutils import IclError
-from iclutils.lenses.duality.blocks import Block, dual_block, dual_stack, layer_model
-from iclutils.lenses.duality.contrastive import dual_step
-from iclutils.lenses.duality.explicit import descend, learnt, others
-from iclutils.lenses.duality.features import needed_degree, scaled, scores, taylor
-from iclutils.lenses.duality.linearised import linearisation_error, linearised
-from iclutils.lenses.duality.variants import (
+from iclutils.chapters.gradient_descent.blocks import Block, dual_block, dual_stack, layer_model
+from iclutils.chapters.gradient_descent.contrastive import dual_step
+from iclutils.chapters.gradient_descent.explicit import descend, learnt, others
+from iclutils.chapters.gradient_descent.features import needed_degree, scaled, scores, taylor
+from iclutils.chapters.gradient_descent.linearised import linearisation_error, linearised
+from iclutils.chapters.gradient_descent.variants import (
     augmented,
     contrasted,
     negative_samples,
     regularised,
     regularised_limit,
 )
-from iclutils.solvers import Layer, Shape, Solvers, as_tokens
+from iclutils.models.lsa import Layer, Shape, Solvers, as_tokens
 
 EXACT = {"atol": 1e-10, "rtol": 0.0}
 seeds = st.integers(0, 9999)

@@ -12,7 +12,7 @@ from tiny import save_gpt2, tiny_gpt2
 from transformers import GPT2LMHeadModel
 
 from iclutils import IclError, models
-from iclutils.lenses import weights
+from iclutils.interp import weights
 
 
 def dense(network: GPT2LMHeadModel, layer: int, head: int) -> dict[str, torch.Tensor]:

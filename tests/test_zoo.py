@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from iclutils import IclError, learners, models, zoo
+from iclutils import IclError, models, zoo
+from iclutils.chapters import induction
+from iclutils.chapters.label_words import saliency
+from iclutils.chapters.regression import algorithms, distances
 from iclutils.files import check_sums
-from iclutils.lenses import attention, induction, prediction
-from iclutils.lenses.anchors import saliency
-from iclutils.lenses.anchors.readout import target_logits
-from iclutils.lenses.regression import algorithms, distances
+from iclutils.interp import head_scores, statistics
+from iclutils.interp.readout import target_logits
+from iclutils.models import regressors
 from iclutils.tasks import topics
 from iclutils.tasks.prompts import correct
 from iclutils.tasks.regression import Task, sample
@@ -47,8 +49,8 @@ def test_the_bars_are_met_by_every_seed(name: str) -> None:
     """Fresh sequences, another seed than the chapter's."""
     model = models.load(name)
     batch = induction.sample(model, 64, 30, torch.Generator().manual_seed(4242))
-    _, right = prediction.predict(model, batch.tokens)
-    scores = {k: v.mean(0) for k, v in attention.head_scores(model, batch.tokens, 30).items()}
+    _, right = statistics.predict(model, batch.tokens)
+    scores = {k: v.mean(0) for k, v in head_scores.head_scores(model, batch.tokens, 30).items()}
     assert right[:, batch.clean_half].float().mean() >= BARS["accuracy"]
     assert scores["prefix"].max() >= BARS["prefix"]
     assert scores["previous"].max() >= BARS["previous"]
@@ -79,14 +81,14 @@ def test_learners_meet_their_bars() -> None:
     best = {}
     for name in ("regression-d8", "regression-d8-long"):
         drawn = sample(Task(8), 2000, 17, torch.Generator().manual_seed(4242))
-        found = distances.ask(learners.load(name), drawn.xs, drawn.ys)
+        found = distances.ask(regressors.load(name), drawn.xs, drawn.ys)
         apart = distances.spd(found, algorithms.ols(drawn.xs, drawn.ys), 8).mean
         away = [n for n in range(1, 17) if abs(n - 8) > 2]
         best[name] = apart[:, away].max(1).values.min().item()
     assert min(best.values()) <= 0.01
     nearest = {}
     for name in ("regression-d8-long", "regression-noise", "regression-noise-long"):
-        net = learners.load(name)
+        net = regressors.load(name)
         for i, task in enumerate(Task(**t) for t in net.tasks):
             drawn = sample(task, 2000, 17, torch.Generator().manual_seed(4242))
             found = distances.ask(net, drawn.xs, drawn.ys)[i]

@@ -99,9 +99,6 @@ def demonstrations(
     Returns:
         Row numbers of the demonstrations and of the training rows.
 
-    Raises:
-        IclError: if a class has too few rows, a class id is out of range, or ``shots`` is below 1.
-
     Example:
         >>> shown, more = classification.demonstrations(rows, classes=2, shots=1, seed=42)
         >>> sorted(rows[i][1] for i in shown), more
@@ -132,14 +129,6 @@ def demonstrations_per_query(
 
     Returns:
         Row numbers, ``classes * shots`` for each query.
-
-    Raises:
-        IclError: if a class has no rows, a class id is out of range, or ``shots`` is below 1.
-
-    Example:
-        >>> drawn = classification.demonstrations_per_query(rows, 2, shots=1, seed=42, queries=3)
-        >>> [sorted(rows[i][1] for i in one) for one in drawn]
-        [[0, 1], [0, 1], [0, 1]]
     """
     _check_supply(rows, classes, shots, 1)
     labels = np.array([label for _, label in rows])
@@ -158,24 +147,12 @@ def evaluation_rows(count: int, seed: int, limit: int = 1000) -> list[int]:
 
     The order is that of ``Dataset.shuffle(seed)`` in Hugging Face's ``datasets``, which the
     released code calls.
-
-    Example:
-        >>> sorted(classification.evaluation_rows(4, seed=42))
-        [0, 1, 2, 3]
     """
     return np.random.default_rng(seed).permutation(count)[:limit].tolist()
 
 
 def label_tokens(task: Task, tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, "cls"]:
-    """Vocabulary id of the first sub-token of each class's label word (§2.1, footnote 2).
-
-    Raises:
-        IclError: if a label word is not in the vocabulary or two begin with the same sub-token.
-
-    Example:
-        >>> classification.label_tokens(task, tokenizer)
-        tensor([5, 6])
-    """
+    """Vocabulary id of the first sub-token of each class's label word (§2.1, footnote 2)."""
     core = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     missing = {tokenizer.unk_token, getattr(core, "unk_token", None), None}
     first: list[int] = []
@@ -236,11 +213,6 @@ def build(
 
     Returns:
         The prompts, and which queries they are of: all, unless some were dropped.
-
-    Raises:
-        IclError: if a prompt is too long (or, when dropping, each of them); if a text is blank, a
-            class id out of range, a class not shown, or the numbers of demonstrations differ; if
-            a label word is unknown, shared by two classes, or merged with what is around it.
 
     Example:
         >>> asked, kept = classification.build(task, tokenizer, [rows[:2]], rows[3:], context=50)

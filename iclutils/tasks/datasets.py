@@ -138,10 +138,6 @@ def load(name: str, split: Split, folder: str | Path | None = None) -> list[Row]
         folder: where ``NAME.SPLIT.jsonl`` lies, one JSON object a line; if omitted, the folder
             that the environment variable ``ICLUTILS_DATA`` names; without either, the hub.
 
-    Raises:
-        IclError: if the name is unknown, the hub cannot be reached, or the data are missing,
-            damaged, or written in another way than expected.
-
     Example:
         >>> folder = Path(tempfile.mkdtemp())
         >>> lines = [{"sentence": "dull", "label": 0}, {"sentence": "great", "label": 1}]

@@ -2,9 +2,6 @@
 
 A ``Problem`` draws contexts of a regression task, may stretch its inputs along the axes, and may
 bend its labels by a link: y = link(w·x). ``Waves`` are sine waves of random amplitude and phase.
-
-Example:
-    >>> from iclutils.tasks import functions
 """
 
 from __future__ import annotations
@@ -34,9 +31,6 @@ class Problem:
     The link ``linear`` leaves y = w·x; the others are taken of z = w·x / sqrt(d): sin(z) and
     exp(z/2), our choice of {cite}`ren2024`'s trigonometric and exponential tasks. The noise of the
     task is added after the link.
-
-    Raises:
-        IclError: if the link is unknown, or the scales are not d positive numbers.
     """
 
     task: Task
@@ -56,11 +50,7 @@ class Problem:
         return self.task.dim
 
     def sample(self, contexts: int, pairs: int, generator: torch.Generator) -> Contexts:
-        """Draw contexts, on the device of the generator.
-
-        Raises:
-            IclError: as ``tasks.regression.sample``.
-        """
+        """Draw contexts, on the device of the generator."""
         drawn = sample(self.task, contexts, pairs, generator)
         if self.scales:
             drawn = relabelled(drawn, drawn.xs * torch.tensor(self.scales, device=drawn.xs.device))
@@ -82,11 +72,7 @@ class Waves:
     dim: int = field(default=1, init=False)
 
     def sample(self, contexts: int, pairs: int, generator: torch.Generator) -> Contexts:
-        """Draw contexts, on the device of the generator.
-
-        Raises:
-            IclError: if ``contexts`` or ``pairs`` is below 1.
-        """
+        """Draw contexts, on the device of the generator."""
         if contexts < 1 or pairs < 1:
             raise IclError(f"Need at least 1 context and 1 pair; got {contexts} and {pairs}.")
         place: dict[str, Any] = {"generator": generator, "device": generator.device}

@@ -85,15 +85,7 @@ class Script:
 
 
 def of_text(tokenizer: PreTrainedTokenizerBase) -> Script:
-    """Numbers as a tokenizer writes them: 0 .. 99, or the digits, if each is a single token.
-
-    Raises:
-        IclError: if it writes neither so.
-
-    Example:
-        >>> len(numbers.of_text(models.tokenizer(models.load("anchors-0"))).values)
-        100
-    """
+    """Numbers as a tokenizer writes them: 0 .. 99, or the digits, if each is a single token."""
 
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -112,15 +104,7 @@ def of_text(tokenizer: PreTrainedTokenizerBase) -> Script:
 
 
 def of_ids(vocab: int, bos: int | None) -> Script:
-    """Token ids as numbers, at most a hundred of them, for a model without words.
-
-    Raises:
-        IclError: if there are too few.
-
-    Example:
-        >>> numbers.of_ids(vocab=60, bos=59).values[-1]
-        tensor(58)
-    """
+    """Token ids as numbers, at most a hundred of them, for a model without words."""
     ids = [i for i in range(vocab) if i != bos][:100]
     if len(ids) < FEWEST:
         raise IclError(f"A vocabulary of {vocab} is too small to write numbers in.")
@@ -129,9 +113,6 @@ def of_ids(vocab: int, bos: int | None) -> Script:
 
 def contexts(script: Script, count: int, pairs: int, generator: Generator) -> Contexts:
     """Contexts of ``LAW`` as they can be written: x is rounded, then y = w x, then y is rounded.
-
-    Raises:
-        IclError: if ``count`` or ``pairs`` is below 1.
 
     Example:
         >>> drawn = numbers.contexts(script, 2, 5, torch.Generator().manual_seed(0))

@@ -96,12 +96,7 @@ class Prompts:
         )
 
     def check(self) -> None:
-        """Refuse prompts whose parts contradict each other.
-
-        Raises:
-            IclError: if two classes share a label word, a class has no demonstration, a label
-                or target position does not hold what it should, or a prompt is empty.
-        """
+        """Refuse prompts whose parts contradict each other."""
         words = self.label_words.sort(-1).values
         if bool((words[:, 1:] == words[:, :-1]).any()):
             raise IclError("Two classes share a label word: give every class its own.")
@@ -117,9 +112,6 @@ class Prompts:
 
 def join(parts: Sequence[Prompts]) -> Prompts:
     """Several batches as one, padded to the longest.
-
-    Raises:
-        IclError: if they differ in the number of demonstrations or classes.
 
     Example:
         >>> len(prompts.join([asked, asked]))
@@ -156,10 +148,6 @@ def class_logits(
 
     The label probabilities of Wang et al. 2023 are normalised over the classes, not over the
     vocabulary.
-
-    Example:
-        >>> prompts.class_logits(asked, scores)[0]
-        tensor([1., 0.])
     """
     return logits.gather(1, prompts.label_words)
 

@@ -39,12 +39,7 @@ RELEASED = re.compile(r"(normal|uniform)\*([^*+]+)\+([^*+]+)")
 
 @dataclass(frozen=True)
 class Task:
-    """Where contexts come from: w ~ law(0, prior²), x ~ law, y = w·x + N(0, noise²).
-
-    Raises:
-        IclError: if ``dim`` is below 1, ``noise`` negative, ``prior`` not positive, one of them
-            not a number, or a law unknown.
-    """
+    """Where contexts come from: w ~ law(0, prior²), x ~ law, y = w·x + N(0, noise²)."""
 
     dim: int
     noise: float = 0.0
@@ -90,9 +85,6 @@ def sample(
         dims: coordinates of x (and w) beyond the first ``dims`` are set to 0, as in the
             curriculum of {cite}`garg2022`; the draws stay the same. None keeps all.
 
-    Raises:
-        IclError: if ``contexts`` or ``pairs`` is below 1 or ``dims`` not within 1 .. d.
-
     Example:
         >>> torch.allclose(drawn.ys, (drawn.xs * drawn.weights[:, None]).sum(-1), atol=1e-5)
         True
@@ -112,10 +104,6 @@ def sample(
 
 def draw(law: str, shape: tuple[int, ...], generator: torch.Generator) -> Float[Tensor, "..."]:
     """Numbers from ``law`` (see above), float32, on the device of the generator.
-
-    Raises:
-        IclError: if the law is unknown, a number in it is none, or it asks for more coordinates
-            than the last axis has.
 
     Example:
         >>> bool(regression.draw("uniform", (100,), generator).abs().max() <= 1.8)
@@ -199,13 +187,7 @@ GARG = Curriculum(dims=Ramp(5, 20, 1, 2000), pairs=Ramp(11, 41, 2, 2000))  # lin
 
 
 def relabelled(contexts: Contexts, xs: Float[Tensor, "*batch n d"]) -> Contexts:
-    """The same weights and the same noise at other inputs.
-
-    Example:
-        >>> same = regression.relabelled(drawn, drawn.xs)
-        >>> torch.allclose(same.ys, drawn.ys, atol=1e-5)
-        True
-    """
+    """The same weights and the same noise at other inputs."""
     weights = contexts.weights[..., None, :]
     noise = contexts.ys - (contexts.xs * weights).sum(-1)
     return Contexts(xs, (xs * weights).sum(-1) + noise, contexts.weights)
@@ -251,9 +233,6 @@ def half_subspace(contexts: Contexts, generator: torch.Generator) -> Contexts:
 
     What is left is stretched by sqrt(d / (d // 2)), so that E|x|² stays what it was.
 
-    Raises:
-        IclError: if d is below 2.
-
     Example:
         >>> flat = regression.half_subspace(drawn, generator)
         >>> torch.linalg.matrix_rank(flat.xs[0])
@@ -287,11 +266,7 @@ class Queried(NamedTuple):
         return relabelled(self.contexts, self.queries).ys
 
     def at(self, n: int) -> Contexts:
-        """n pairs, and the query asked after them as the last pair: n + 1 in all.
-
-        Raises:
-            IclError: if there is no such prefix.
-        """
+        """n pairs, and the query asked after them as the last pair: n + 1 in all."""
         longest = self.queries.shape[-2] - 1
         if not 0 <= n <= longest:
             raise IclError(f"There are queries after 0 .. {longest} pairs; asked for {n}.")
@@ -304,9 +279,6 @@ def quadrants(contexts: Contexts, generator: torch.Generator, query: str) -> Que
     """Pairs from one orthant, another for each context; queries "opposite" or "random".
 
     Random queries are the inputs as they came, from any orthant.
-
-    Raises:
-        IclError: if ``query`` is neither of the two.
 
     Example:
         >>> asked = regression.quadrants(drawn, generator, "opposite")
@@ -327,9 +299,6 @@ def orthogonal(contexts: Contexts) -> Queried:
 
     There are such directions for n < d alone, so longer contexts are cut to their first d pairs.
     Whatever learns w from the pairs has learnt nothing about such a query: min-norm OLS says 0.
-
-    Raises:
-        IclError: if an x lies in the span of those before it.
 
     Example:
         >>> asked = regression.orthogonal(drawn)

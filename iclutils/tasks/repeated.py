@@ -67,9 +67,6 @@ def doubled(
         generator: source of randomness.
         distinct: draw the tokens of a copy without replacement, so that nothing repeats by chance.
 
-    Raises:
-        IclError: if ``length`` is below 2, ``count`` below 1, or there are too few distinct tokens.
-
     Example:
         >>> task = repeated.doubled(2, 3, vocab=50, bos=0, generator=generator)
         >>> task.tokens.shape, bool((task.tokens[:, 1:4] == task.tokens[:, 4:]).all())
@@ -93,9 +90,6 @@ def repeated(
 ) -> Int[Tensor, "batch pos"]:
     """``[BOS, s, s, ..]`` with one random segment ``s`` of ``length`` tokens ``times`` over.
 
-    Raises:
-        IclError: if ``length``, ``times`` or ``count`` is below 1.
-
     Example:
         >>> tokens = repeated.repeated(1, 2, 3, vocab=50, bos=0, generator=generator)[0]
         >>> len(tokens), len(set(tokens[1:].tolist())) <= 2
@@ -110,23 +104,13 @@ def repeated(
 def tiled(
     segment: Int[Tensor, "batch longest"], period: Int[Tensor, "batch 1"], length: int, bos: int
 ) -> Int[Tensor, "batch pos"]:
-    """BOS, then the first ``period`` tokens of each segment over and over, ``length`` in all.
-
-    Example:
-        >>> repeated.tiled(torch.tensor([[7, 8, 9]]), torch.tensor([[2]]), length=6, bos=0)
-        tensor([[0, 7, 8, 7, 8, 7]])
-    """
+    """BOS, then the first ``period`` tokens of each segment over and over, ``length`` in all."""
     repeat = segment.gather(1, torch.arange(length - 1)[None] % period)
     return torch.cat([torch.full((len(segment), 1), bos), repeat], 1)
 
 
 def markov_chain(vocab: int, sharpness: float, seed: int) -> Float[Tensor, "vocab vocab"]:
-    """Cumulative rows of a fixed random transition matrix, softmax(sharpness x normal).
-
-    Example:
-        >>> repeated.markov_chain(5, sharpness=1.0, seed=0)[:, -1].round(decimals=3)
-        tensor([1., 1., 1., 1., 1.])
-    """
+    """Cumulative rows of a fixed random transition matrix, softmax(sharpness x normal)."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(vocab, vocab, generator=generator)
     return torch.softmax(sharpness * scores, -1).cumsum(-1)

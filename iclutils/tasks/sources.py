@@ -132,9 +132,6 @@ def suited(model: TransformerBridge, asked: str, usual: tuple[str, ...]) -> tupl
     A model with the vocabulary of the made-up topics gets those, any other that would have got
     them SST-2.
 
-    Raises:
-        IclError: if there is no such task.
-
     Example:
         >>> sources.suited(net, "", ("topics",))
         ('topics',)
@@ -160,9 +157,6 @@ def open_source(
         model: the model that will read them.
         generator: a generator for each purpose and draw (``Session.generator``).
         seed: 0 for the paper's demonstration sets, another number for others.
-
-    Raises:
-        IclError: if the task is unknown or needs another vocabulary, or its data cannot be had.
 
     Example:
         >>> source = sources.open_source("topics", net, book.generator)

@@ -126,10 +126,6 @@ def sample(
         shared: all prompts have the same demonstrations; only the queries differ.
         topics: topic of every class, for each prompt or (one row) for all; drawn if omitted.
 
-    Raises:
-        IclError: if a number is below 1, there are too few topics or label words, or the given
-            topics do not fit.
-
     Example:
         >>> topics.sample(2, generator, shots=2, classes=3).demo_class.sort(-1).values[0]
         tensor([0, 0, 1, 1, 2, 2])
@@ -186,9 +182,6 @@ def stream(
     The first examples show every class once, in random order; the others are of any class, so
     their labels can be told from the context. Without ``cues`` a label follows its text at once.
 
-    Raises:
-        IclError: if there are not more examples than classes.
-
     Example:
         >>> tokens, before = topics.stream(2, 6, generator)
         >>> topics.NAMES[tokens[0, before[0, 0]]]
@@ -214,13 +207,6 @@ def assemble(
     """``BOS text : label text : label ..``, padded with BOS, and the positions before the labels.
 
     Of each text the first ``sizes`` tokens count.
-
-    Example:
-        >>> words, sizes = torch.tensor([[[1, 2], [3, 4]]]), torch.tensor([[2, 1]])
-        >>> labels = torch.tensor([[topics.FIRST_LABEL, topics.FIRST_LABEL + 1]])
-        >>> tokens, before = topics.assemble(words, sizes, labels)
-        >>> [topics.NAMES[token] for token in tokens[0]][:5]
-        ['<bos>', 'sparrow', 'falcon', ':', 'Alpha']
     """
     ends = (sizes + 1 + cues).cumsum(1)
     start = 1 + ends - (sizes + 1 + cues)
@@ -269,12 +255,7 @@ def ideal(prompts: Prompts, texts: Texts = FULL) -> Float[Tensor, "batch cls"]:
 
 
 def word_probabilities(texts: Texts) -> Float[Tensor, "topic word"]:
-    """Probability of every word (topic words, then fillers) in a text of each topic.
-
-    Example:
-        >>> topics.word_probabilities(topics.FULL).sum(-1).round(decimals=4).unique()
-        tensor([1.])
-    """
+    """Probability of every word (topic words, then fillers) in a text of each topic."""
     topic = torch.arange(len(TOPICS))
     word_topic = torch.arange(FIRST_FILLER) // PER_TOPIC
     same_topic = topic[:, None] == word_topic

@@ -38,20 +38,12 @@ def names() -> list[str]:
 
 
 def all_names() -> list[str]:
-    """Names of all recipes: the shipped models, and those of paper size, which need a GPU.
-
-    Example:
-        >>> set(training.names()) < set(training.all_names())
-        True
-    """
+    """Names of all recipes: the shipped models, and those of paper size, which need a GPU."""
     return [*names(), *regression.PAPER, *solvers.PAPER]
 
 
 def matching(pattern: str) -> list[str]:
     """The recipes whose names match, such as ``regression-one-L*``.
-
-    Raises:
-        IclError: if none does.
 
     Example:
         >>> training.matching("induction-*")
@@ -65,9 +57,6 @@ def matching(pattern: str) -> list[str]:
 
 def recipe(name: str, device: str = "cpu") -> Recipe:
     """The recipe of that name; ``device`` is for regressions, the rest use the CPU.
-
-    Raises:
-        IclError: if there is none.
 
     Example:
         >>> training.recipe("induction-0").seed
@@ -84,9 +73,6 @@ def recipe(name: str, device: str = "cpu") -> Recipe:
 
 def train(name: str, work: Path, progress: bool = True, device: str = "cpu") -> Path:
     """Train, or go on training, the named model in the folder ``work``.
-
-    Raises:
-        IclError: if there is no such recipe, or training fails (see ``loop.train``).
 
     Example:
         >>> try:

@@ -1,9 +1,4 @@
-"""Recipes whose model is a GPT-2 that predicts the next token.
-
-Example:
-    >>> from transformers import GPT2Config, GPT2LMHeadModel
-    >>> from iclutils.training import language
-"""
+"""Recipes whose model is a GPT-2 that predicts the next token."""
 
 from __future__ import annotations
 
@@ -79,27 +74,14 @@ class LanguageRecipe(Recipe):
 
 
 def sinusoidal_positions(network: GPT2LMHeadModel) -> None:
-    """Start the position embeddings as sinusoids of wavelengths 2 pi .. 200 pi, amplitude .05.
-
-    Example:
-        >>> sizes = GPT2Config(vocab_size=9, n_positions=8, n_embd=4, n_layer=1, n_head=1)
-        >>> network = GPT2LMHeadModel(sizes)
-        >>> language.sinusoidal_positions(network)
-        >>> round(network.transformer.wpe.weight.detach().abs().max().item(), 3)
-        0.05
-    """
+    """Start the position embeddings as sinusoids of wavelengths 2 pi .. 200 pi, amplitude .05."""
     network.transformer.wpe.weight.data.copy_(
         0.05 * sinusoids(*network.transformer.wpe.weight.shape)
     )
 
 
 def sinusoids(length: int, width: int) -> Float[Tensor, "length width"]:
-    """Sine and cosine of each position, in turn, at wavelengths from 2 pi to 200 pi.
-
-    Example:
-        >>> language.sinusoids(5, 4)[0]
-        tensor([0., 1., 0., 1.])
-    """
+    """Sine and cosine of each position, in turn, at wavelengths from 2 pi to 200 pi."""
     place = torch.arange(length)[:, None]
     angle = place * 100.0 ** (-torch.arange(0, width, 2) / width)
     return torch.stack([torch.sin(angle), torch.cos(angle)], -1).flatten(1)

@@ -13,7 +13,7 @@ The rate falls to nearly nothing, so that the end of every log is flat; whether 
 would still gain is another question, which the checkpoints and the log are there to answer.
 
 Example:
-    >>> from iclutils.learners import Shape
+    >>> from iclutils.models.regressors import Shape
     >>> from iclutils.tasks.regression import Task
     >>> from iclutils.training import regression
     >>> small = Shape(dim=1, pairs=3, format="one", layers=1, width=4, heads=1)
@@ -31,8 +31,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from ..learners import Format, Learners, Shape
-from ..lenses.regression.algorithms import ridge
+from ..chapters.regression.algorithms import ridge
+from ..models.regressors import Format, Learners, Shape
 from ..tasks.regression import Task, sample
 from .language import sinusoids
 from .loop import Recipe

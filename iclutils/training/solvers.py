@@ -5,7 +5,7 @@ query's answer, Adam with the gradient's norm held low. Sizes of the data are th
 and x in U(-1/2, 1/2); steps and batch are fewer at the mini tier. Our rate falls along a cosine.
 
 Example:
-    >>> from iclutils.solvers import Shape
+    >>> from iclutils.models.lsa import Shape
     >>> from iclutils.training import solvers
 """
 
@@ -21,7 +21,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from ..solvers import Shape, Solvers
+from ..models.lsa import Shape, Solvers
 from ..tasks.functions import LINKS, Problem, Waves
 from ..tasks.regression import Task
 from .loop import Recipe

@@ -35,14 +35,10 @@ def sweep(recipes: Sequence[Recipe], out: Path, jobs: int | None = None) -> list
     Returns:
         The folders, in the order of the recipes.
 
-    Raises:
-        IclError: if two recipes share a name, or, after all others have been finished, if some
-            failed; the message names them.
-
     Example:
         >>> import tempfile
         >>> from pathlib import Path
-        >>> from iclutils.learners import Shape
+        >>> from iclutils.models.regressors import Shape
         >>> from iclutils.tasks.regression import Task
         >>> small = Shape(dim=1, pairs=3, format="one", layers=1, width=4, heads=1)
         >>> made = regression.group("small", "cpu", small, [(0, Task(1))], steps=2)
@@ -61,17 +57,7 @@ def sweep(recipes: Sequence[Recipe], out: Path, jobs: int | None = None) -> list
 
 
 def on_cluster(scheduler: str) -> AbstractContextManager[object]:
-    """Joblib's Dask backend on the cluster of that address; on this machine if it is empty.
-
-    Raises:
-        IclError: if Dask is not installed or nobody answers there.
-
-    Example:
-        >>> with sweep.on_cluster(""):
-        ...     print("on this machine")
-        ...
-        on this machine
-    """
+    """Joblib's Dask backend on the cluster of that address; on this machine if it is empty."""
     if not scheduler:
         return nullcontext()
     try:

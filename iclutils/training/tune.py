@@ -1,7 +1,7 @@
 """Fine-tuning a finished network with its own recipe, on data that it has not seen.
 
 Example:
-    >>> from iclutils.learners import Shape
+    >>> from iclutils.models.regressors import Shape
     >>> from iclutils.tasks.regression import Task
     >>> from iclutils.training import regression, tune
     >>> small = Shape(dim=1, pairs=3, format="one", layers=1, width=4, heads=1)
@@ -39,9 +39,6 @@ def tune(
         steps: how many.
         rate: peak learning rate.
         first_step: which data come first; by default those after the recipe's last step.
-
-    Raises:
-        IclError: if there is no step to take, or the loss stops being a number.
 
     Example:
         >>> len(tune.tune(made.network(), made, steps=2, rate=1e-3))

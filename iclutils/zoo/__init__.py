@@ -28,7 +28,7 @@ def trained() -> Path:
         >>> zoo.trained().name in ("train", "iclutils-trained")
         True
     """
-    return output_folder(ROOT, "ICLUTILS_TRAINED", "_build/train", "iclutils-trained")
+    return output_folder("ICLUTILS_TRAINED", "_build/train", "iclutils-trained")
 
 
 def names(root: Path | None = None) -> list[str]:
@@ -46,9 +46,6 @@ def steps(name: str, root: Path | None = None) -> list[int]:
 
     Of a shipped model, or one that was trained here, unless a folder of models is given.
 
-    Raises:
-        IclError: if there is no such model.
-
     Example:
         >>> steps = zoo.steps("induction-0")
         >>> steps[0], steps == sorted(steps)
@@ -63,9 +60,6 @@ def steps(name: str, root: Path | None = None) -> list[int]:
 
 def folder(name: str, step: int | None = None, root: Path | None = None) -> Path:
     """Folder of one checkpoint, its checksums verified.
-
-    Raises:
-        IclError: if the model or step is unknown, or a file is missing or damaged.
 
     Example:
         >>> sorted(path.name for path in zoo.folder("induction-0").iterdir())
@@ -88,9 +82,6 @@ def folder(name: str, step: int | None = None, root: Path | None = None) -> Path
 def find(name_or_path: str | Path, step: int | None = None) -> Path:
     """Folder of a shipped model, of one that was trained here, or the folder that is named.
 
-    Raises:
-        IclError: if there is none, or its step is unknown, or a file is missing or damaged.
-
     Example:
         >>> zoo.find("induction-0") == zoo.folder("induction-0")
         True
@@ -110,9 +101,6 @@ def find(name_or_path: str | Path, step: int | None = None) -> Path:
 def log(name: str) -> Path:
     """The log of a training, shipped or made here: a line of JSON for every few steps.
 
-    Raises:
-        IclError: if there is no such model.
-
     Example:
         >>> zoo.log("induction-0").suffix
         '.jsonl'
@@ -123,15 +111,7 @@ def log(name: str) -> Path:
 
 
 def read_card(name: str) -> str:
-    """The model card (Markdown).
-
-    Raises:
-        IclError: if there is no such model.
-
-    Example:
-        >>> "# induction-0" in zoo.read_card("induction-0")
-        True
-    """
+    """The model card (Markdown)."""
     if name not in names():
         raise unknown("zoo model", name, names())
     card = ROOT / name / "README.md"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from iclutils.interventions import head_ablation, pattern_name, run
+from iclutils.interp.hooks import head_ablation, pattern_name, run
 
 
 def _gain(logits: Tensor, tokens: Tensor, first: int = 1, ahead: int = 1) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from iclutils.interventions import run
+from iclutils.interp.hooks import run
 
 
 def _counts(

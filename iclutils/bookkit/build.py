@@ -1,0 +1,278 @@
+"""The book: run what changed, check the claims, stage the sources, build the HTML.
+
+Everything happens in the build folder: the checkout is only read, except by ``accept``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import IclError
+from ..files import PACKAGE, read_json, replacing, write_json
+from . import address, claims, run, scorecard
+
+SETTINGS = ("_config.yml", "_toc.yml")
+SHOWN = ("CHANGELOG.md", "CITATION.cff")  # pages of the book show them
+VOLATILE = ("date", "commit", "seconds", "peak_gib")  # what differs between two runs of the same
+BUILDERS = (
+    "jupyter-book",
+    "sphinx",
+    "sphinx-book-theme",
+    "myst-nb",
+    "sphinx-mathjax-offline",
+    "vl-convert-python",
+)
+
+
+def make(root: Path, build: Path) -> str:
+    """Run the chapters that changed, check their claims, build the HTML.
+
+    Returns:
+        The scorecard as plain text, and where to open the book.
+    """
+    _refuse_elsewhere(root)
+    done = [run.run_chapter(name, {}, build) for name in run.chapters()]
+    differences = changed(root / "book/results/mini", build / "results/mini")
+    if differences:
+        lines = "\n  ".join(differences)
+        raise IclError(
+            f"These verdicts are not the committed ones:\n  {lines}\n"
+            f"Look at the notebooks in {build / 'run/mini'}. If the new verdicts are right, "
+            "make them the committed ones with: make accept"
+        )
+    index = render(stage(root, build, done), build)
+    card = scorecard.text(scorecard.rows(claims.read_results(build / "src/book/results")))
+    return f"{card}\nThe book: {index.resolve().as_uri()}"
+
+
+def accept(root: Path, build: Path) -> list[Path]:
+    """Make the last mini run the committed one: outputs into ``notebooks/``, results into
+    ``book/results/mini``, time and machine into ``book/runs/mini``. What differs in date, commit
+    and seconds only stays as it is.
+
+    Returns:
+        The files that changed.
+    """
+    _refuse_elsewhere(root)
+    wanted: dict[Path, Any] = {}
+    for name in run.chapters():
+        path = root / "notebooks" / f"{name}.ipynb"
+        wanted[path] = executed(path, build / "run/mini" / path.name)
+        record = f"runs/mini/{name}.json"
+        if not (build / record).is_file():
+            raise IclError(f"{path.name} has no record of its last run. Run: make book")
+        wanted[root / "book" / record] = read_json(build / record)
+    folder = root / "book/results/mini"
+    for name, claim in claims.ledger().items():
+        if "mini" in claim.tiers:
+            wanted[folder / f"{name}.json"] = read_json(build / "results/mini" / f"{name}.json")
+    updated = [path for path, value in wanted.items() if not _stands(path, value)]
+    for path in updated:
+        write_json(path, wanted[path])
+    kept = [*folder.glob("*.json"), *(root / "book/runs/mini").glob("*.json")]
+    gone = [path for path in sorted(kept) if path not in wanted]
+    for path in gone:
+        path.unlink()
+    return [*updated, *gone]
+
+
+def changed(committed: Path, fresh: Path) -> list[str]:
+    """What a fresh run says otherwise than the committed results: one line for each claim."""
+    lines = []
+    for path in sorted(committed.glob("*.json")):
+        before, now = read_json(path)["verdict"], None
+        if path.stem in claims.ledger() and (fresh / path.name).is_file():
+            now = read_json(fresh / path.name)["verdict"]
+        if now != before:
+            lines.append(f"{path.stem}: {before} -> {now or 'no longer measured'}")
+    return lines
+
+
+def executed(source: Path, ran: Path) -> dict[str, Any]:
+    """The notebook ``source`` with the outputs of its run ``ran``, and nothing else of it."""
+    if not ran.is_file():
+        raise IclError(f"{source.name} has not been run. Run: make book")
+    notebook, run_cells = read_json(source), read_json(ran)["cells"]
+    run_cells = [c for c in run_cells if "injected-parameters" not in c["metadata"].get("tags", [])]
+    if [_source(c) for c in notebook["cells"]] != [_source(c) for c in run_cells]:
+        raise IclError(f"{source.name} was edited since its last run. Run: make book")
+    for number, (cell, fresh) in enumerate(zip(notebook["cells"], run_cells, strict=True)):
+        cell.setdefault("id", f"cell-{number:02d}")
+        if cell["cell_type"] == "code":
+            cell["execution_count"] = fresh["execution_count"]
+            cell["outputs"] = fresh["outputs"]
+    notebook["metadata"] = {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    return notebook | {"nbformat": 4, "nbformat_minor": 5}
+
+
+def stage(root: Path, build: Path, done: list[run.Done]) -> Path:
+    """Bring the sources of the book together in ``build/src``, touching only what differs.
+
+    Args:
+        root: the checkout: pages, committed notebooks and committed results.
+        build: the build folder.
+        done: fresh runs; their notebooks, results and records take the place of the committed
+            ones.
+    """
+    fresh = {f"notebooks/{item.chapter}.ipynb": item.notebook for item in done}
+    wanted = {name: (root / name).read_bytes() for name in SETTINGS}
+    wanted |= {name: (root / name).read_bytes() for name in SHOWN if (root / name).is_file()}
+    for path in sorted((root / "book").rglob("*")):
+        if path.is_file():
+            wanted[path.relative_to(root).as_posix()] = path.read_bytes()
+    for name in pages(root):
+        if (root / f"{name}.ipynb").is_file():
+            name = f"{name}.ipynb"
+            path = root / name
+            notebook = executed(path, fresh[name]) if name in fresh else read_json(path)
+            wanted[name] = json.dumps(notebook, ensure_ascii=False).encode()
+        elif not (root / f"{name}.md").is_file():
+            raise IclError(f"_toc.yml names {name}, but there is no such .md or .ipynb file.")
+    for folder in sorted({item.results for item in done}):
+        for path in sorted(folder.glob("*/*.json")):
+            if path.stem in claims.ledger():
+                wanted[f"book/results/{path.parent.name}/{path.name}"] = path.read_bytes()
+    for path in [item.record for item in done]:
+        wanted[f"book/runs/{path.parent.name}/{path.name}"] = path.read_bytes()
+    _sync(build / "src", wanted)
+    return build / "src"
+
+
+def pages(root: Path) -> list[str]:
+    """Pages that the table of contents names, in order, without their endings."""
+
+    def walk(entry: Any) -> Iterator[str]:
+        if isinstance(entry, dict):
+            yield from (entry[key] for key in ("root", "file") if key in entry)
+            for value in entry.values():
+                yield from walk(value)
+        elif isinstance(entry, list):
+            for value in entry:
+                yield from walk(value)
+
+    return list(walk(yaml.safe_load((root / "_toc.yml").read_text(encoding="utf-8"))))
+
+
+def render(source: Path, build: Path) -> Path:
+    """Build the HTML of a staged tree into ``build/html``, unless it is up to date.
+
+    Sphinx forgets the warnings of pages that it does not read again; so after a build that
+    failed or was interrupted, or when more than the text of pages changed, all is built anew.
+
+    Returns:
+        The page to open.
+    """
+    html, work, record = build / "html", build / "_build", build / "book.json"
+    stamp = _stamp(source)
+    last = read_json(record) if record.is_file() else {}
+    if last == stamp and (html / "index.html").is_file():
+        return html / "index.html"
+    if last.get("frame") != stamp["frame"]:
+        shutil.rmtree(work, ignore_errors=True)
+    record.unlink(missing_ok=True)
+    command = "import sys; from jupyter_book.cli.main import main; sys.exit(main())"
+    options = ["build", str(source), "--path-output", str(build), "-n", "-W", "--keep-going", "-q"]
+    outcome = subprocess.run(
+        [sys.executable, "-c", command, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+    )
+    if outcome.returncode:
+        raise IclError(f"The book did not build:\n{_complaint(outcome.stdout)}")
+    fresh = build / "html.new"
+    for folder in (fresh, html):
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(work / "html", fresh)
+    fresh.rename(html)
+    write_json(record, stamp)
+    return html / "index.html"
+
+
+def pack(build: Path) -> Path:
+    """Pack the built HTML into one zip file, under a folder of the archive's name.
+
+    Returns:
+        The file, beside the HTML. Any browser opens its ``index.html``, without a network.
+    """
+    html, name = build / "html", f"icl-taken-apart-{metadata.version('iclutils')}"
+    if not (html / "index.html").is_file():
+        raise IclError(f"There is no book in {html}. Run: make book")
+    with (
+        replacing(build / f"{name}.zip") as temporary,
+        zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for path in sorted(html.rglob("*")):
+            archive.write(path, Path(name, path.relative_to(html)))
+    return build / f"{name}.zip"
+
+
+def _stamp(source: Path) -> dict[str, str]:
+    """Hashes of what the HTML depends on: ``text`` of pages and results, and the ``frame``."""
+    from .. import zoo
+    from . import sphinx_ext
+
+    framing = [source / name for name in SETTINGS]
+    framing += sorted((source / "book/_static").rglob("*.*"))
+    framing += sorted(Path(sphinx_ext.__file__).parent.glob("*.*"))
+    framing += [Path(module.__file__ or "") for module in (address, claims, scorecard)]
+    texts = [path for path in sorted(source.rglob("*")) if path.is_file()]
+    texts += [*sorted(claims.ROOT.glob("*.yml")), *sorted(zoo.ROOT.glob("*/README.md"))]
+    texts += sorted(PACKAGE.rglob("*.py"))  # the reference is made from them
+    frame = hashlib.sha256(b"".join(path.read_bytes() for path in framing))
+    frame.update(repr([metadata.version(name) for name in BUILDERS]).encode())
+    frame.update("\n".join(str(path) for path in texts).encode())
+    text = hashlib.sha256(b"".join(path.read_bytes() for path in texts))
+    return {"frame": frame.hexdigest(), "text": text.hexdigest()}
+
+
+def _complaint(log: str) -> str:
+    """The warnings and errors of a build's log, or its end if it has none."""
+    lines = re.sub(r"\x1b\[[\d;]*m", "", log).splitlines()
+    return "\n".join([x for x in lines if re.search("WARNING:|ERROR:|Error:", x)] or lines[-30:])
+
+
+def _sync(folder: Path, wanted: dict[str, bytes]) -> None:
+    """Make ``folder`` hold exactly these files; those that are right keep their times."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.relative_to(folder).as_posix() not in wanted:
+            path.unlink()
+    for name, content in wanted.items():
+        path = folder / name
+        if not path.is_file() or path.read_bytes() != content:
+            with replacing(path) as temporary:
+                temporary.write_bytes(content)
+
+
+def _stands(path: Path, value: Any) -> bool:
+    """Whether a committed file already says this; date, seconds and clean commit do not count."""
+    if not path.is_file():
+        return False
+    before = read_json(path)
+    if path.suffix == ".json" and not before["commit"].endswith("+"):
+        value = value | {key: before[key] for key in VOLATILE if key in before}
+    return before == value
+
+
+def _source(cell: dict[str, Any]) -> tuple[str, str]:
+    return cell["cell_type"], "".join(cell["source"])
+
+
+def _refuse_elsewhere(root: Path) -> None:
+    if root.resolve() != run.ROOT.resolve() or not (root / "_toc.yml").is_file():
+        raise IclError(f"Run this in the checkout that iclutils is installed from: {run.ROOT}")

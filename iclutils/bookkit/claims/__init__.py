@@ -1,0 +1,283 @@
+"""Claims: what the sources say, what we measured, and the verdict between them.
+
+One ledger per notebook, ``NN_chapter.yml``, written before the measurement. Each claim has
+
+- ``id``: ``NN.some_name``; ``statement`` in our words; ``source``: where the source says it
+  (citation keys as in the bibliography); ``cell``: the name of the notebook cell that checks it;
+- ``published``: the source's value, if it gives one; ``measure``: what we measure, with its unit;
+- ``range``: the values the measure can take, if bounded;
+- ``sigmas``: how many spreads on either side of the value must also meet the criterion;
+- ``tiers``: for each tier the claim applies to, an ordered map from verdict to criterion. The
+  first criterion that holds decides; if none does, the verdict is ``not reproduced``;
+- ``tolerance``: where the bounds come from.
+
+A criterion is ``"> a"``, ``">= a"``, ``"< a"``, ``"<= a"`` or ``"a .. b"`` (both ends included).
+A claim whose criteria cannot fail is refused. ``check`` writes the result with its provenance
+as JSON and prints one stable line.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...errors import IclError, unknown
+from ...files import CHECKOUT, output_folder, read_json, write_json
+from .. import presets
+
+ROOT = Path(__file__).parent
+VERDICTS = ("reproduced", "partly", "corrected", "not reproduced", "not run")
+DECIDABLE = ("reproduced", "partly", "corrected")
+NUMBER = r"-?\d+(?:\.\d*)?(?:e-?\d+)?"
+VERSIONED = ("iclutils", "torch", "transformers", "transformer-lens", "numpy")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One line of the ledger."""
+
+    id: str
+    statement: str
+    source: str
+    measure: str
+    cell: str
+    tiers: dict[str, dict[str, str]]
+    tolerance: str
+    published: float | str | None = None
+    range: tuple[float, float] = (-math.inf, math.inf)
+    sigmas: float = 0.0
+
+    @property
+    def chapter(self) -> str:
+        """Number of the chapter, the part of the id before the dot."""
+        return self.id.split(".")[0]
+
+    def verdict(self, tier: str, value: float, spread: float = 0.0) -> str:
+        """Verdict on a measured value."""
+        if tier not in self.tiers:
+            raise unknown(f"tier of claim {self.id}", tier, self.tiers)
+        if not math.isfinite(value) or not math.isfinite(spread):
+            raise IclError(f"{self.id}: measured {value} ± {spread}, which is not a number.")
+        if not self.range[0] <= value <= self.range[1]:
+            raise IclError(f"{self.id}: measured {value}, outside its range {self.range}.")
+        low, high = self.range  # no repetition can lie outside
+        reach = self.sigmas * spread
+        ends = (max(low, value - reach), value, min(high, value + reach))
+        for verdict, criterion in self.tiers[tier].items():
+            if all(_criterion(criterion)(end) for end in ends):
+                return verdict
+        return "not reproduced"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measurement and its provenance."""
+
+    id: str
+    verdict: str
+    value: float
+    spread: float
+    count: int
+    tier: str
+    model: str
+    seed: int
+    device: str
+    versions: dict[str, str]
+    python: str
+    commit: str
+    date: str
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+def chapters() -> list[str]:
+    """Names of the chapters that have a ledger, such as ``01_gpt2_induction``."""
+    return sorted(path.stem for path in ROOT.glob("*.yml"))
+
+
+@cache
+def ledger(chapter: str | None = None) -> dict[str, Claim]:
+    """Claims by id, of one chapter (name or number) or of all."""
+    if chapter is None:
+        return {k: v for name in chapters() for k, v in ledger(name).items()}
+    names = [name for name in chapters() if chapter in (name, name.split("_")[0])]
+    if not names:
+        raise unknown("chapter", chapter, chapters())
+    return read_ledger(ROOT / f"{names[0]}.yml")
+
+
+def read_ledger(path: Path) -> dict[str, Claim]:
+    """Read and check one ledger file."""
+    claims: dict[str, Claim] = {}
+    try:
+        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise IclError(f"{path.name} is not valid YAML: {error}") from error
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise IclError(f"{path.name} is not a list of claims, each a map of fields.")
+    for entry in entries:
+        try:
+            if "range" in entry:
+                low, high = map(float, entry["range"])
+                entry["range"] = (low, high)
+            for name in ("published", "sigmas"):  # YAML reads "2" as an integer
+                if isinstance(entry.get(name), int):
+                    entry[name] = float(entry[name])
+            claim = Claim(**entry)
+            if claim.id in claims:
+                raise IclError(f"{path.name} has two claims {claim.id!r}.")
+            if claim.chapter != path.stem.split("_")[0]:
+                raise IclError(f"{claim.id!r} does not belong in {path.name}.")
+            _refuse_if_it_cannot_fail(claim)
+        except IclError:
+            raise
+        except (TypeError, ValueError, AttributeError) as error:
+            raise IclError(f"{path.name}, claim {entry.get('id')!r}: {error}.") from error
+        claims[claim.id] = claim
+    return claims
+
+
+def check(
+    claim_id: str,
+    value: float,
+    *,
+    tier: str,
+    model: str,
+    seed: int,
+    device: str = "cpu",
+    spread: float = 0.0,
+    count: int = 1,
+    **detail: Any,
+) -> Result:
+    """Judge a measured value, write the result as JSON, print ``verdict  id``.
+
+    Args:
+        claim_id: id in the ledger.
+        value: the measurement.
+        tier, model, seed, device: where it comes from.
+        spread: standard error or standard deviation over ``count`` repetitions.
+        count: number of repetitions behind value and spread.
+        detail: anything else worth keeping, JSON-serialisable.
+    """
+    known = ledger()
+    if claim_id not in known:
+        raise unknown("claim", claim_id, known)
+    claim = known[claim_id]
+    verdict = claim.verdict(tier, float(value), float(spread))
+    result = Result(
+        id=claim_id,
+        verdict=verdict,
+        value=float(value),
+        spread=float(spread),
+        count=count,
+        tier=tier,
+        model=model,
+        seed=seed,
+        device=device,
+        versions={name: metadata.version(name) for name in VERSIONED},
+        python=platform.python_version(),
+        commit=commit(),
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        detail=detail,
+    )
+    write_json(results_folder() / tier / f"{claim_id}.json", asdict(result))
+    print(f"{verdict:<15} {claim_id}")
+    return result
+
+
+def results_folder() -> Path:
+    """Where results are written: ``$ICLUTILS_RESULTS``, or ``_build/results`` of the checkout,
+    or ``iclutils-results`` in the current folder (an installed package, as on Colab).
+    """
+    return output_folder("ICLUTILS_RESULTS", "_build/results", "iclutils-results")
+
+
+def result_folders() -> list[Path]:
+    """Folders of results: those committed in the checkout, then those of the latest run."""
+    return [CHECKOUT / "book" / "results", results_folder()]
+
+
+def read_results(*folders: Path) -> dict[tuple[str, str], Result]:
+    """Results by (tier, claim id); where folders overlap, the later one wins."""
+    found: dict[tuple[str, str], Result] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*/*.json")):
+            try:
+                result = Result(**read_json(path))
+            except TypeError as error:
+                raise IclError(f"{path} is not a result ({error}). Delete it.") from error
+            if result.id not in ledger():
+                raise IclError(
+                    f"{path}: claim {result.id!r} is no longer in the ledger. Delete it."
+                )
+            found[result.tier, result.id] = result
+    return found
+
+
+@cache
+def commit() -> str:
+    """Commit of the checkout, with ``+`` if the package differs from it; ``""`` outside one."""
+    git = ["git", "-C", str(ROOT)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+        dirty = subprocess.run([*git, "status", "--porcelain", ".."], capture_output=True)
+    except OSError:
+        return ""
+    return head.stdout.strip() + ("+" if dirty.stdout else "") if head.returncode == 0 else ""
+
+
+def _criterion(text: str) -> Callable[[float], bool]:
+    """Compile one criterion."""
+    if not isinstance(text, str):
+        raise IclError(f"Criterion {text!r} is not text: put it in quotation marks.")
+    between = re.fullmatch(rf"({NUMBER}) \.\. ({NUMBER})", text.strip())
+    if between:
+        low, high = map(float, between.groups())
+        return lambda x: low <= x <= high
+    compare = re.fullmatch(rf"(<=|>=|<|>) ({NUMBER})", text.strip())
+    if not compare:
+        raise IclError(f"Criterion {text!r} is not one of '> a', '>= a', '< a', '<= a', 'a .. b'.")
+    bound = float(compare.group(2))
+    return {
+        "<": lambda x: x < bound,
+        "<=": lambda x: x <= bound,
+        ">": lambda x: x > bound,
+        ">=": lambda x: x >= bound,
+    }[compare.group(1)]
+
+
+def _refuse_if_it_cannot_fail(claim: Claim) -> None:
+    """Each verdict, ``not reproduced`` too, must be that of some value the measure can take."""
+    if not claim.tiers or not claim.tolerance:
+        raise IclError(f"{claim.id}: a claim needs criteria for some tier, and a tolerance.")
+    for tier, criteria in claim.tiers.items():
+        if tier not in presets.TIERS:
+            raise unknown(f"tier in {claim.id}", tier, presets.TIERS)
+        if not criteria:
+            raise IclError(f"{claim.id}, {tier}: no criterion, so the claim cannot fail.")
+        low, high = claim.range
+        probes = [low, high, -1e300, 1e300]
+        for verdict, text in criteria.items():
+            if verdict not in DECIDABLE:
+                raise unknown(f"verdict in {claim.id}", verdict, DECIDABLE)
+            _criterion(text)
+            for bound in map(float, re.findall(NUMBER, text)):
+                step = max(abs(bound), 1.0) * 1e-6
+                probes += [bound, bound - step, bound + step]
+        possible = [p for p in probes if low <= p <= high and math.isfinite(p)]
+        reached = {claim.verdict(tier, p) for p in possible}
+        for verdict, text in criteria.items():
+            if verdict not in reached:
+                raise IclError(f"{claim.id}, {tier}: {verdict} {text!r} can never decide.")
+        if "not reproduced" not in reached:
+            raise IclError(f"{claim.id}, {tier}: some criterion always holds: it cannot fail.")

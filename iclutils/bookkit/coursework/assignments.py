@@ -1,0 +1,179 @@
+"""From each solved master: the student's copy, the autograder, the instructor's copy.
+
+``otter assign`` derives them and refuses a master whose solution fails its own tests. A homework
+is derived anew only when its master, the grade functions or the set-up cell have changed, and it
+is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ...errors import IclError, unknown
+from ...files import read_json, write_json
+from ...progress import bar
+from ..address import set_up_cell
+
+MASTERS = Path("notebooks") / "assignments"
+SIGN = "made.json"  # written last: of what the folder was made
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One derived homework.
+
+    Attributes:
+        name: ``hw01``, ...
+        student: the notebook that students get: no solution, no hidden test.
+        autograder: what otter grades with.
+        instructor: the notebook with solutions and all tests.
+        digest: identifies what it was made of.
+        points: of each question.
+        fresh: whether it was made just now.
+    """
+
+    name: str
+    student: Path
+    autograder: Path
+    instructor: Path
+    digest: str
+    points: dict[str, float]
+    fresh: bool = False
+
+
+def masters(root: Path) -> dict[str, Path]:
+    """The solved masters of a checkout by name."""
+    found = {path.stem[:4]: path for path in sorted((root / MASTERS).glob("hw[0-9][0-9]_*.ipynb"))}
+    if not found:
+        raise IclError(f"{root / MASTERS} holds no masters. Run this at the top of the checkout.")
+    return found
+
+
+def make(root: Path, build: Path, name: str = "") -> list[Assignment]:
+    """Derive one homework, or all.
+
+    Args:
+        root: the checkout.
+        build: folder for outputs: ``assignments/NAME/{student,autograder,instructor}``.
+        name: for example ``"hw01"``; all if empty.
+    """
+    known = masters(root)
+    if name and name not in known:
+        raise unknown("homework", name, known)
+    chosen = [name] if name else list(known)
+    return [_made(known[each], build / "assignments" / each) for each in bar(chosen, "deriving")]
+
+
+def _made(master: Path, folder: Path) -> Assignment:
+    digest, sign = _digest(master), folder / SIGN
+    if sign.is_file() and read_json(sign).get("digest") == digest:
+        return _assignment(folder, master)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as place:
+        work = Path(place).resolve()
+        text = _ready(master)
+        (work / master.name).write_text(text, encoding="utf-8")
+        _assign(work / master.name, work / "out")
+        made = work / "made"
+        for part in ("student", "autograder", "instructor"):
+            (made / part).mkdir(parents=True)
+        student = work / "out" / "student" / master.name
+        _keep_secrets(read_json(student), json.loads(text), folder.name)
+        shutil.move(student, made / "student")
+        shutil.move(work / "out" / "autograder" / master.name, made / "instructor")
+        (archive,) = (work / "out" / "autograder").glob("*.zip")
+        shutil.move(archive, made / "autograder" / f"{folder.name}.zip")
+        points = _points(json.loads(text))
+        write_json(made / SIGN, {"digest": digest, "points": points})
+        if folder.exists():
+            folder.rename(work / "old")
+        made.rename(folder)
+    return _assignment(folder, master, fresh=True)
+
+
+def _assignment(folder: Path, master: Path, fresh: bool = False) -> Assignment:
+    return Assignment(
+        name=folder.name,
+        student=folder / "student" / master.name,
+        autograder=folder / "autograder" / f"{folder.name}.zip",
+        instructor=folder / "instructor" / master.name,
+        **read_json(folder / SIGN),
+        fresh=fresh,
+    )
+
+
+def _points(master: dict[str, Any]) -> dict[str, float]:
+    begins = re.compile(r"# BEGIN QUESTION\nname: (\w+)\npoints: ([\d.]+)")
+    found = [begins.match("".join(cell["source"])) for cell in master["cells"]]
+    return {said[1]: float(said[2]) for said in found if said}
+
+
+def _digest(master: Path) -> str:
+    package = Path(__file__).parent
+    judged = sorted(path for path in package.glob("*.py") if not path.name.startswith("hw"))
+    sources = [master, *judged, package / f"{master.stem[:4]}.py"]
+    whole = hashlib.sha256((set_up_cell() + metadata.version("otter-grader")).encode())
+    for path in sources:
+        whole.update(path.name.encode() + path.read_bytes())
+    return whole.hexdigest()
+
+
+def _ready(master: Path) -> str:
+    """The master with the set-up cell of today."""
+    notebook = read_json(master)
+    for cell in notebook["cells"]:
+        if "set-up" in cell["metadata"].get("tags", []):
+            cell["source"] = set_up_cell().splitlines(keepends=True)
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
+def _assign(master: Path, out: Path) -> None:
+    command = [sys.executable, "-m", "otter", "assign", "--no-pdfs", str(master), str(out)]
+    quiet = {"ICLUTILS_QUIET": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        command, cwd=master.parent, env=os.environ | quiet, capture_output=True, text=True
+    )
+    if done.returncode == 0:
+        return
+    said = done.stdout + done.stderr
+    if "No module named otter" in said:
+        raise IclError('Coursework needs otter-grader: pip install "iclutils[coursework]".')
+    mistakes = re.findall(r"^.*Mistake: .*$", said, re.MULTILINE) or said.strip().splitlines()[-3:]
+    raise IclError(
+        f"{master.name}: the solution fails its own tests, so nothing was derived. "
+        + " ".join(line.strip() for line in mistakes)
+    )
+
+
+def _keep_secrets(student: dict[str, Any], master: dict[str, Any], name: str) -> None:
+    """Refuse a student's copy that shows a solution or a hidden test."""
+    text = json.dumps(student, ensure_ascii=False)
+    shown = [line for line in solution_lines(master) if json.dumps(line)[1:-1] in text]
+    if shown or "hidden=True" in text or "hidden: true" in text:
+        raise IclError(f"{name}: the student's copy shows {shown or 'a hidden test'}.")
+
+
+def solution_lines(master: dict[str, Any]) -> list[str]:
+    """The lines that only the solved master may hold, those of ten characters or more."""
+    found, inside = [], False
+    for cell in master["cells"]:
+        for line in "".join(cell["source"]).splitlines():
+            if line.strip().endswith("# SOLUTION"):
+                found.append(line.partition("# SOLUTION")[0].strip())
+            marked = line.strip() in ("# BEGIN SOLUTION", "# END SOLUTION")
+            if cell["cell_type"] == "code" and marked:
+                inside = "BEGIN" in line
+            elif inside:
+                found.append(line.strip())
+    return [line for line in found if len(line) >= 10]

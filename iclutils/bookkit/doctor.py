@@ -1,0 +1,271 @@
+"""The doctor: can this machine run the book, and if not, what is missing and how is it mended?
+
+Each function below looks at one thing and returns findings. ``missing`` means that the mini tier
+cannot run, ``note`` that something optional is not there. Nothing is changed, and the network is
+asked only where ``network`` says so. Dependencies are imported late, so that the absence of one
+is a finding and no traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from ..errors import IclError
+from ..files import check_sums
+
+GIB = 2**30
+MEMORY_GIB = {"mini": 4, "paper": 32}
+DISK_GIB = {"mini": 1, "paper": 20}
+EXTRAS = {
+    "book": "to build the pages",
+    "cluster": "to train on a cluster",
+    "coursework": "to make and grade assignments",
+    "dev": "to run the tests",
+}
+PROGRAMS = {
+    "git": "results then do not say which commit they come from",
+    "make": "the commands of the Makefile; python -m iclutils works without it",
+}
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+HUB = "https://huggingface.co"
+SECONDS = 5  # that the hub is given to answer
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at, how it is, and what to do if it is not as it should be."""
+
+    state: Literal["ok", "note", "missing"]
+    what: str
+    cure: str = ""
+
+
+def examine(build: Path, network: bool = False) -> list[Finding]:
+    """Look at everything.
+
+    Args:
+        build: the folder that runs write to.
+        network: ask whether the hub answers.
+    """
+    return [
+        *python(),
+        *packages(),
+        *device(),
+        *memory(),
+        *disk(build),
+        *zoo(),
+        *kernel(),
+        *hub(network),
+        *data(),
+        *programs(),
+    ]
+
+
+def healthy(findings: list[Finding]) -> bool:
+    """Whether the mini tier can run."""
+    return not any(finding.state == "missing" for finding in findings)
+
+
+def report(findings: list[Finding]) -> str:
+    """A line for each finding, its cure below it, and the conclusion."""
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.state:<8} {finding.what}")
+        if finding.cure:
+            lines.append(f"{'':<8} -> {finding.cure}")
+    count = sum(finding.state == "missing" for finding in findings)
+    end = f"The mini tier cannot run yet: {count} missing." if count else "The mini tier can run."
+    return "\n".join([*lines, "", end])
+
+
+def python() -> list[Finding]:
+    """The version of Python, against the bounds of the package."""
+    found, bounds = sys.version.split()[0], metadata.metadata("iclutils")["Requires-Python"]
+    if tuple(sys.version_info[:2]) >= tuple(map(int, bounds.removeprefix(">=").split("."))):
+        return [Finding("ok", f"Python {found}")]
+    cure = f"install Python {bounds}, then: make setup PYTHON=/path/to/python"
+    return [Finding("missing", f"Python {found}, needed {bounds}", cure)]
+
+
+def packages() -> list[Finding]:
+    """Every dependency, against its bounds; those of an extra are optional."""
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        return [Finding("missing", "packaging, to read version bounds", "pip install packaging")]
+    groups: dict[str, list[Requirement]] = {"": [], **{extra: [] for extra in EXTRAS}}
+    for requirement in map(Requirement, metadata.requires("iclutils") or []):
+        marker = requirement.marker
+        for extra, group in groups.items():
+            needed = marker is None or marker.evaluate({"extra": extra})
+            if needed and not (extra and requirement in groups[""]):
+                group.append(requirement)
+    found = []
+    for extra, group in groups.items():
+        wrong = [problem for requirement in group if (problem := _problem(requirement))]
+        what = f"packages {EXTRAS[extra]} (extra {extra})" if extra else "packages"
+        if not wrong:
+            found.append(Finding("ok", f"{what}: all {len(group)} within their bounds"))
+            continue
+        cure = f'pip install "iclutils[{extra}]", or in the checkout: make setup' if extra else ""
+        cure = cure or "pip install " + " ".join(f'"{name}"' for name, _ in wrong)
+        state: Literal["note", "missing"] = "note" if extra else "missing"
+        found.append(Finding(state, f"{what}: {', '.join(text for _, text in wrong)}", cure))
+    return found
+
+
+def _problem(requirement: object) -> tuple[str, str] | None:
+    """What to install, and what is wrong with what is there; None if nothing is."""
+    name, bounds = requirement.name, requirement.specifier  # type: ignore[attr-defined]
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return f"{name}{bounds}", f"{name} is not installed"
+    if bounds.contains(version, prereleases=True):
+        return None
+    return f"{name}{bounds}", f"{name} {version}, needed {bounds}"
+
+
+def device() -> list[Finding]:
+    """Whether torch starts, and what it computes on."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        first = str(error).strip().split("\n")[0]
+        return [Finding("missing", f"torch does not start: {first}", "install torch again")]
+    if torch.cuda.is_available():
+        return [Finding("ok", f"torch {torch.__version__}, GPU {torch.cuda.get_device_name()}")]
+    found = [Finding("ok", f"torch {torch.__version__}, CPU alone; the paper tier wants a GPU")]
+    if torch.backends.mps.is_available():
+        found.append(Finding("note", "Apple's mps is not used: it gives wrong attention silently"))
+    return found
+
+
+def memory() -> list[Finding]:
+    """Memory of the machine, against what the tiers need."""
+    try:
+        from .machine import memory_gib
+    except (ImportError, OSError):
+        return []  # torch is missing, and was reported
+    return [_enough("memory", memory_gib(), MEMORY_GIB, "close other programs")]
+
+
+def disk(build: Path) -> list[Finding]:
+    """Whether the folder of outputs can be written, and has room."""
+    place = build.resolve()
+    while not place.is_dir():
+        place = place.parent
+    free = round(shutil.disk_usage(place).free / GIB, 1)
+    room = _enough(f"disk space for {build}", free, DISK_GIB, "make room, or run elsewhere")
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return [room]
+    except OSError as error:
+        cure = "run from a folder that you may write to"
+        return [room, Finding("missing", f"{build} cannot be written: {error.strerror}", cure)]
+
+
+def _enough(what: str, there: float | int, needed: dict[str, int], cure: str) -> Finding:
+    if not there:
+        return Finding("note", f"{what}: unknown; the mini tier needs {needed['mini']} GiB")
+    what = f"{what}: {there:g} GiB"
+    if there < needed["mini"]:
+        return Finding("missing", f"{what}, the mini tier needs {needed['mini']}", cure)
+    if there < needed["paper"]:
+        return Finding("ok", f"{what}; the paper tier may need {needed['paper']}")
+    return Finding("ok", what)
+
+
+def zoo() -> list[Finding]:
+    """Whether the shipped models are there and whole."""
+    from .. import zoo as shipped
+
+    wrong = []
+    names = shipped.names()
+    for name in names:
+        folder = shipped.ROOT / name
+        lines = (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+        try:
+            check_sums(folder, [line.partition("  ")[2] for line in lines], "")
+        except IclError as error:
+            wrong.append(Finding("missing", str(error).strip(), _rebuild(name)))
+    if not names:
+        wrong.append(Finding("missing", f"no shipped model in {shipped.ROOT}", _rebuild("")))
+    return wrong or [Finding("ok", f"shipped models: all {len(names)} whole")]
+
+
+def _rebuild(name: str) -> str:
+    again = f", or: python -m iclutils train {name}" if name else ""
+    return f"git checkout -- iclutils/zoo, or install the package again{again}"
+
+
+def kernel() -> list[Finding]:
+    """Whether the kernel ``python3``, which the notebooks ask for, is this Python."""
+    try:
+        from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+    except ImportError:
+        return [Finding("missing", "no Jupyter kernel for the notebooks", "pip install ipykernel")]
+    cure = f"{sys.executable} -m ipykernel install --prefix {sys.prefix} --name python3"
+    try:
+        program = KernelSpecManager().get_kernel_spec("python3").argv[0]
+    except NoSuchKernel:
+        return [Finding("missing", "no Jupyter kernel named python3", cure)]
+    here = Path(sys.executable)
+    any_python = ("python", f"python{sys.version_info[0]}", "python{}.{}".format(*sys.version_info))
+    # Jupyter starts a bare name as the Python that it runs in itself.
+    if program in any_python or Path(program).parent.resolve() == here.parent.resolve():
+        return [Finding("ok", "Jupyter kernel python3: this Python")]
+    return [Finding("missing", f"Jupyter kernel python3 is another Python: {program}", cure)]
+
+
+def hub(network: bool) -> list[Finding]:
+    """Whether models can be fetched, which the paper tier does."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        cure = "unset HF_HUB_OFFLINE, where the paper tier is to fetch models"
+        return [Finding("note", "the hub is switched off by HF_HUB_OFFLINE", cure)]
+    if not network:
+        return [Finding("note", "whether the hub answers was not asked", "doctor --network asks")]
+    from urllib.error import URLError
+    from urllib.request import Request, urlopen
+
+    try:
+        with urlopen(Request(HUB, method="HEAD"), timeout=SECONDS):
+            return [Finding("ok", f"the hub, {HUB}, answers")]
+    except (URLError, OSError) as error:
+        cure = "needed by the paper tier alone, to fetch models and texts"
+        return [Finding("note", f"the hub, {HUB}, does not answer: {error}", cure)]
+
+
+def data() -> list[Finding]:
+    """The folder of texts that is read instead of the hub, if one is named."""
+    named = os.environ.get("ICLUTILS_DATA")
+    if not named:
+        return [Finding("ok", "texts of the paper tier: from the hub (ICLUTILS_DATA is not set)")]
+    if Path(named).is_dir():
+        return [Finding("ok", f"texts of the paper tier: from ICLUTILS_DATA, {named}")]
+    cure = "unset ICLUTILS_DATA, or name a folder of NAME.SPLIT.jsonl files"
+    return [Finding("note", f"ICLUTILS_DATA is no folder: {named}", cure)]
+
+
+def browser() -> str | None:
+    """Path of an installed Chromium or Chrome, if there is one."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def programs() -> list[Finding]:
+    """Programs beside Python: each optional."""
+    found = []
+    for name, without in PROGRAMS.items():
+        state: Literal["ok", "note"] = "ok" if shutil.which(name) else "note"
+        found.append(Finding(state, name if state == "ok" else f"{name} is not there: {without}"))
+    if program := browser():
+        return [*found, Finding("ok", f"browser for the tests of the pages: {program}")]
+    cure = "install Chromium or Chrome; those tests skip without"
+    return [*found, Finding("note", "no browser for the tests of the pages", cure)]

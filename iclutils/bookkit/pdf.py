@@ -1,0 +1,58 @@
+"""Chapters on paper: pages of the built book, printed to PDF by an installed browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import IclError
+from ..files import replacing
+from . import doctor
+
+FLAGS = ("--no-sandbox", "--disable-gpu")
+
+
+def browser() -> str:
+    """Path of an installed Chromium or Chrome."""
+    found = doctor.browser()
+    if found is None:
+        raise IclError(
+            "Printing needs Chromium or Chrome, and none was found. Install one of them, or open "
+            f"a page in any browser and print it there. Looked for: {', '.join(doctor.BROWSERS)}."
+        )
+    return found
+
+
+def make(html: Path, folder: Path, names: list[str]) -> list[Path]:
+    """Print pages of the book.
+
+    Args:
+        html: the built book.
+        folder: where the PDF files go.
+        names: the pages, for example ``notebooks/01_gpt2_induction``.
+
+    Returns:
+        One PDF for each page: A4, light, with an outline and tags for screen readers. What is
+        folded on the page is left out.
+    """
+    program = browser()
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        raise IclError('Printing needs playwright: pip install -e ".[dev]"') from None
+    missing = [name for name in names if not (html / f"{name}.html").is_file()]
+    if missing:
+        raise IclError(f"{html} has no page {missing[0]}. Run: make book")
+    printed = []
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        tab = started.new_page()
+        for name in names:
+            tab.goto((html / f"{name}.html").resolve().as_uri())
+            tab.evaluate("window.MathJax?.startup?.promise?.then(() => 0)")  # formulas are set
+            path = folder / f"{Path(name).name}.pdf"
+            with replacing(path) as temporary:
+                tab.pdf(path=temporary, format="A4", prefer_css_page_size=True, outline=True,
+                        tagged=True, print_background=True)  # fmt: skip
+            printed.append(path)
+        started.close()
+    return printed

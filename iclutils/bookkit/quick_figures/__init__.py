@@ -1,0 +1,77 @@
+"""Glimpses: each chapter's main figure, from one call, on a model of the reader's own.
+
+``show("01", model="path/to/folder")`` says what it will do, how much memory that takes and for
+about how long, does it, and returns the figure with the numbers that it draws. The lenses are
+those of the chapters; only the sizes are small, so that a call on a model of GPT-2 small's shape
+takes about a minute on two cores. What is not possible with a model is refused with a cure.
+
+Example:
+    >>> import iclutils
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ...errors import IclError, unknown
+from .. import presets
+from ..session import Session, resolve_device
+from . import anchors, circuits, duality, induction, regression
+from .glimpse import Asked, Glimpse, Labelled, holds
+
+__all__ = ["Glimpse", "show"]
+
+CHAPTERS: dict[str, Callable[[Asked], Glimpse]] = {
+    "01": induction.glimpse,
+    "02": anchors.glimpse,
+    "03": regression.glimpse,
+    "04": duality.glimpse,
+    "05": circuits.glimpse,
+}
+NUMBERS = {"learners": "03", "solvers": "04"}  # which chapter looks at networks without tokens
+
+
+def show(
+    chapter: str,
+    model: str | Path = "",
+    *,
+    prompt: str = "",
+    demonstrations: Sequence[Labelled] = (),
+    query: str | Labelled = "",
+    seed: int = 0,
+    device: str = "auto",
+) -> Glimpse:
+    """A chapter's main figure for one model.
+
+    Args:
+        chapter: its number.
+        model: a Hugging Face folder, a name that ``load`` knows, or a folder of learners (03) or
+            solvers (04); the chapter's own model if omitted.
+        prompt: chapter 01 only, for a model with a tokenizer: a text, which is shown twice.
+        demonstrations: chapter 02 only, for a model with a tokenizer: texts with their labels.
+        query: the text to be labelled after them, with its label if there is a right one.
+        seed: of every random draw.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+
+    Example:
+        >>> made = iclutils.show("01", "induction-0")
+        >>> made.numbers["induction head"]
+        (1, 0)
+    """
+    if chapter not in CHAPTERS:
+        raise unknown("chapter", chapter, CHAPTERS)
+    if prompt and chapter != "01":
+        raise IclError("A prompt of your own is for chapter 01; 02 takes demonstrations and query.")
+    if (demonstrations or query) and chapter != "02":
+        raise IclError("Demonstrations and a query are for chapter 02.")
+    tier = presets.get("mini")
+    name = str(model) or tier.models(chapter)[0]
+    kind = holds(name)
+    if NUMBERS.get(kind, chapter) != chapter:
+        raise IclError(
+            f"{name!r} holds {kind}, which read numbers and no tokens: ask for chapter "
+            f"{NUMBERS[kind]}, or name a language model."
+        )
+    session = Session(tier, str(model), seed, resolve_device(device))
+    return CHAPTERS[chapter](Asked(session, name, kind, prompt, tuple(demonstrations), query))

@@ -1,0 +1,125 @@
+"""Chapter 04: attention as a step of gradient descent.
+
+Of a language model: what the steps of its heads add to the answer when it copies. Of solvers made
+by our recipes: the trained layers beside steps of gradient descent, as inputs are stretched.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...chapters.gradient_descent import alignment, descent, heads, removal, tuning
+from ...chapters.gradient_descent.attribution import Direct, direct
+from ...chapters.induction import sample
+from ...errors import IclError
+from ...plots import figures
+from ...progress import bar, say
+from ...tasks.functions import Problem
+from ...tasks.regression import Task
+from .glimpse import Asked, Glimpse, activations, announce
+
+PROMPTS, TOGETHER = 16, 8
+STRETCHED = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+CONTEXTS = 4000
+
+
+def glimpse(asked: Asked) -> Glimpse:
+    """Steps and starts of all heads, or a trained layer against a step of gradient descent."""
+    return _of_solvers(asked) if asked.kind == "solvers" else _of_heads(asked)
+
+
+def _of_heads(asked: Asked) -> Glimpse:
+    """Doubled sequences up to the middle of the second copy; the first copy demonstrates."""
+    model = asked.load()
+    cfg, source = model.cfg, asked.session.generator("copying")
+    length = min(asked.session.tier.induction.length, (cfg.n_ctx - 1) // 2)
+    batch = sample(model, PROMPTS, length, source, distinct=True)
+    end = length + length // 2 + 1
+    tokens, answer = batch.tokens[:, :end], batch.tokens[:, end]
+    shown = heads.first_copy(batch)[:, :end]
+    others = torch.arange(cfg.d_vocab, device=tokens.device)[None]
+    columns = (rows.split(TOGETHER) for rows in (tokens, shown, answer))
+    parts = list(zip(*columns, strict=True))
+    held = activations(
+        model, parts[0][0], patterns=3 * cfg.n_layers, streams=12 * cfg.n_layers, vocab=2
+    )
+    held += 16 * cfg.d_vocab * cfg.d_model  # two copies of the unembedding, in double precision
+    announce(model, "steps of all heads", parts[0][0], 8 * len(parts), held)
+    splits, right = [], []
+    for some, where, wanted in bar(parts, "prompts"):
+        splits.append(direct(model, some, where, wanted, others))
+        cut = removal.removal(model, some, where)
+        ways = [removal.answers(model, some, wanted, hooks=hooks) for hooks in ([], cut)]
+        right.append(torch.stack([way.right for way in ways]))
+    split = Direct(*(torch.cat(part) for part in zip(*splits, strict=True)))
+    whole, without = torch.cat(right, 1).float().mean(1).tolist()
+    steps, starts = split.step.mean(0).cpu(), split.start.mean(0).cpu()
+    best = divmod(int(steps.argmax()), cfg.n_heads)
+    share = split.share_of_steps.item()
+    copies = whole > 0.5  # a share of what is not there says nothing
+    text = (
+        f"Copying, the model answers {whole:.0%} right, and {without:.0%} with the steps taken out "
+        "of all heads. "
+        + (
+            f"The steps carry {share:.0%} of the answer's logit directly, head "
+            f"{best[0]}.{best[1]} most."
+            if copies
+            else "It does not copy, so there is no answer whose share could be told."
+        )
+    )
+    numbers = {
+        "steps": steps,
+        "starts": starts,
+        "share of steps": share if copies else float("nan"),
+        "accuracy": whole,
+        "accuracy without steps": without,
+    }
+    alt = (
+        "Two maps by layer and head, zero in the middle of the scale: what each head's gradient "
+        f"step, and what its start, adds to the logit of the answer. {text}"
+    )
+    layers, each = (list(map(str, range(count))) for count in steps.shape)
+    maps = {"steps, nats": steps, "starts, nats": starts}
+    figure = figures.signed(maps, "head", "layer", 2, layers, each)
+    return Glimpse("04", figure, numbers, alt, text)
+
+
+def _of_solvers(asked: Asked) -> Glimpse:
+    net = asked.session.solvers(asked.name)
+    problem = _problem(asked.name, net.tasks[-1] if net.tasks else {})
+    say(f"{asked.name} against gradient descent: some seconds, less than 1 GB")
+    pairs = net.shape.pairs + 1
+    tuned_on = problem.sample(CONTEXTS, pairs, asked.session.generator("tuning"))
+    drawn = problem.sample(CONTEXTS, pairs, asked.session.generator("asked"))
+    tuned = tuning.tune(1, tuned_on.xs, tuned_on.ys)
+    step = descent.predictor(tuned.rates, tuned.gammas)
+    losses = alignment.under_shift(
+        {"trained": net, "one step of GD": step}, drawn, list(STRETCHED), "inputs"
+    )
+    near = alignment.alignment(net, step, drawn.xs, drawn.ys)
+    cosine = near.cosine.min().item()
+    ratio = (near.loss / near.reference_loss).max().item()
+    text = (
+        f"The trained network's answers depend on the query as those of one step of gradient "
+        f"descent do with a cosine of {cosine:.2f}, and its loss is {ratio:.2f} of the step's "
+        f"(the worst of {len(net.seeds)} trainings)."
+    )
+    lines = {name: (STRETCHED, _worst(rows)) for name, rows in losses.items()}
+    numbers = {"losses": losses, "cosine": near.cosine, "loss ratio": ratio, "rate": tuned.rates[0]}
+    alt = f"Loss of the trained network and of one step, over the scale of the inputs. {text}"
+    figure = figures.curves({"loss": lines}, "inputs scaled by", log_y=True)
+    return Glimpse("04", figure, numbers, alt, text)
+
+
+def _problem(name: str, known: dict) -> Problem:
+    if known.get("kind") != "Problem" or known.get("link") != "linear":
+        raise IclError(
+            f"{name!r} was not trained on linear functions; a step of gradient descent on a linear "
+            "model is nothing to compare it with. Use solvers such as 'lsa-1'."
+        )
+    return Problem(Task(**known["task"]), known["link"], tuple(known["scales"]))
+
+
+def _worst(rows: Tensor) -> list[float]:
+    return rows.amax(0).tolist()

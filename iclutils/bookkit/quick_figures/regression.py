@@ -1,0 +1,144 @@
+"""Chapter 03: which textbook algorithm a learner of regressions is nearest to.
+
+Learners made by our recipes read numbers. A language model gets numbers written in tokens, in
+one dimension; beside the algorithms it is then compared with three that learn nothing: always
+the middle, the mean of the labels so far, the last label again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ...chapters.regression import written
+from ...chapters.regression.algorithms import Predictor
+from ...chapters.regression.bank import bank
+from ...chapters.regression.distances import ask, nearest, spd
+from ...errors import IclError
+from ...models import TransformerBridge, words
+from ...plots import figures
+from ...progress import say
+from ...tasks import numbers, regression
+from ...tasks.regression import Contexts, Task
+from .glimpse import Asked, Glimpse, activations, announce
+
+SHOWN = ("OLS", "ridge 1/10", "GD 0.02", "3-NN")  # lines of the figure
+CONTEXTS, PAIRS, AT_ONCE = 64, 12, 16  # of a language model
+FEWEST = 3  # pairs that tell algorithms apart
+
+
+def glimpse(asked: Asked) -> Glimpse:
+    """Distances of a learner, or of a language model, to the textbook algorithms."""
+    return _of_learner(asked) if asked.kind == "learners" else _of_model(asked)
+
+
+def middle(xs: Tensor, ys: Tensor) -> Tensor:
+    """Always 0, the middle of all numbers."""
+    return torch.zeros_like(ys)
+
+
+def mean_label(xs: Tensor, ys: Tensor) -> Tensor:
+    """The mean of the labels so far; 0 before there is one."""
+    count = torch.arange(ys.shape[-1]).to(ys)
+    return (ys.cumsum(-1) - ys) / count.clamp(min=1)
+
+
+def last_label(xs: Tensor, ys: Tensor) -> Tensor:
+    """The label before, once more; 0 before there is one."""
+    return torch.nn.functional.pad(ys[..., :-1], (1, 0))
+
+
+IDLE: dict[str, Predictor] = {
+    "the middle": middle,
+    "mean label": mean_label,
+    "last label": last_label,
+}
+
+
+def _of_learner(asked: Asked) -> Glimpse:
+    sizes = asked.session.tier.regression
+    net = asked.session.learners(asked.name)
+    dim = net.shape.dim
+    task = Task(**net.tasks[-1]) if net.tasks else Task(dim)
+    pairs = min(net.shape.pairs, 2 * dim + 1)
+    say(f"distances of {asked.name} on {sizes.contexts} contexts: some seconds, less than 1 GB")
+    source = asked.session.generator("contexts")
+    drawn = regression.sample(task, sizes.contexts, pairs, source)
+    found = ask(net, drawn.xs, drawn.ys)[-1].cpu()
+    return _compared(asked, found, drawn, bank("wide", task.ridge), SHOWN, "")
+
+
+def _of_model(asked: Asked) -> Glimpse:
+    model = asked.load()
+    script = _script(model)
+    pairs = min(PAIRS, (model.cfg.n_ctx - len(script.start)) // script.pair)
+    if pairs < FEWEST:
+        raise IclError(
+            f"Only {pairs} pairs of numbers fit the {model.cfg.n_ctx} tokens that this model "
+            f"reads; at least {FEWEST} are needed."
+        )
+    drawn = numbers.contexts(script, CONTEXTS, pairs, asked.session.generator("contexts"))
+    tokens = script.write(drawn.xs, drawn.ys)[0][:AT_ONCE].to(model.cfg.device)
+    held = activations(model, tokens)
+    announce(model, "pairs of numbers", tokens, CONTEXTS / AT_ONCE, held)
+    found, sure = written.answers(model, script, drawn.xs, drawn.ys, AT_ONCE)
+    share = sure[:, 1:].mean().item()
+    remark = f" It gives {share:.0%} of its probability to numbers."
+    shown = ("OLS", "3-NN", *IDLE)
+    made = _compared(asked, found, drawn, bank() | IDLE, shown, remark)
+    made.numbers["probability of a number"] = share
+    return made
+
+
+def _script(model: TransformerBridge) -> numbers.Script:
+    """Numbers as the model's tokenizer writes them, or its token ids."""
+    try:
+        tokenizer = words(model)
+    except IclError:
+        first = getattr(model.cfg, "bos_token_id", None)
+        return numbers.of_ids(model.cfg.d_vocab, None if first is None else int(first))
+    return numbers.of_text(tokenizer)
+
+
+def _compared(
+    asked: Asked,
+    found: Tensor,
+    drawn: Contexts,
+    known: Mapping[str, Predictor],
+    shown: tuple[str, ...],
+    remark: str,
+) -> Glimpse:
+    """The figure: distance to some of the algorithms, and the squared error, by pairs seen."""
+    dim, count = drawn.xs.shape[-1], drawn.ys.shape[-1]
+    answers = {name: ask(f, drawn.xs, drawn.ys) for name, f in known.items()}
+    region, draw = slice(1, count), asked.session.generator("resamples")
+    best = nearest(found, answers, dim, draw, region, resamples=200)
+    away = {name: spd(found, row, dim).mean for name, row in answers.items()}
+    ys = drawn.ys.double()
+    error = {"the model": found, "the middle": torch.zeros_like(ys)}
+    missed = {name: spd(row, ys, dim).mean for name, row in error.items()}
+    seen = list(range(1, count))
+    panels = {
+        "distance to an algorithm": {k: (seen, away[k][1:].tolist()) for k in shown},
+        "squared error": {k: (seen, v[1:].tolist()) for k, v in missed.items()},
+    }
+    winner, least = best.winners[0], best.distances.min().item()
+    scale = ys[:, 1:].square().mean().item() / dim
+    missing = missed["the model"][1:].mean().item()
+    text = (
+        f"Of {len(known)} algorithms {winner} is nearest, at {least:.2g} (nearest in "
+        f"{best.share.max():.0%} of resamples). Its own error is {missing:.2g}, where always "
+        f"answering the middle would give {scale:.2g}.{remark}"
+    )
+    numbers_ = {
+        "nearest": winner,
+        "distances": dict(zip(best.names, best.distances.tolist(), strict=True)),
+        "by pairs": away,
+        "squared error": missed,
+        "scale": scale,
+    }
+    alt = f"Two line plots against the number of pairs, distances and squared errors. {text}"
+    figure = figures.curves(panels, "labelled pairs n", log_y=True)
+    return Glimpse("03", figure, numbers_, alt, text)

@@ -1,0 +1,269 @@
+"""The induction pair: a head that writes the previous token, and one that looks it up.
+
+The second head of the pair is found by its pattern, the first by its effect: the share of the
+second's prefix matching that is lost when the first one's write into the second one's *keys*, and
+nothing else, is what it would be on other sequences (path patching; Wang et al. 2022). ``ideal_*``
+is the rule that the pair stands for: attend to what followed earlier occurrences of the current
+token, predict what is there (Elhage et al. 2021; Olsson et al. 2022).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.chapters import induction
+    >>> from iclutils.chapters.circuits import pair
+    >>> from iclutils.interp import graph
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> batch, other = (induction.sample(net, 6, 8, generator) for _ in range(2))
+    >>> tokens = torch.tensor([[0, 5, 6, 5]])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+
+from ...errors import IclError
+from ...interp.clean_corrupt import Behaviour, ends
+from ...interp.edges import patched, writes
+from ...interp.graph import Edge, Node, all_heads, head
+from ...interp.head_scores import head_scores, prefix_matching, strongest
+from ...interp.hooks import direct_k_input, pattern_name
+from ...interp.statistics import bootstrap, mean_se
+from ...interp.weights import composition_baseline, composition_scores, copying_scores
+from ...models import TransformerBridge, cached
+from ...progress import bar
+from ...tasks.repeated import Doubled
+from ..induction import LABEL
+from .patterns import repeats
+
+ROWS = 16384  # rows of d_model held at once
+DROP = 0.1  # share of prefix matching that a path must carry to belong to the circuit
+Measured = tuple[float, float]  # mean and standard error over sequences
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two heads and what makes them a pair; measured values with their standard errors.
+
+    Attributes:
+        previous, induction: the heads.
+        prefix: prefix matching of the induction head.
+        previous_score, duplicate_score: attention of the first head to the token before, and to
+            the earlier copy of the current token.
+        drop: share of the prefix matching that its path carries.
+        wires: paths into the keys of every induction head (prefix matching above 0.4, or the
+            best) that carry more than a tenth of its matching; at least the pair's own.
+        loss: share of the gap lost when all of ``wires`` are patched at once.
+        copying: of the induction head's weights (-1 to 1); NaN without a folded model.
+        k_composition: of the two, in standard deviations above random heads; likewise.
+    """
+
+    previous: Node
+    induction: Node
+    prefix: Measured
+    previous_score: Measured
+    duplicate_score: Measured
+    drop: Measured
+    wires: tuple[Edge, ...]
+    loss: Measured
+    copying: float
+    k_composition: float
+
+    @property
+    def layer_distance(self) -> int:
+        """Layers from the first head to the second, at least 1."""
+        return self.induction.layer - self.previous.layer
+
+
+def path_drops(
+    model: TransformerBridge, batch: Doubled, other: Doubled, induction: Sequence[Node]
+) -> Float[Tensor, "head induction batch"]:
+    """Share of an induction head's prefix matching lost by each earlier head's path to its keys.
+
+    The write of one head is exchanged for what it writes on ``other``, in the keys of one
+    induction head alone. All earlier heads at once: keys of the changed residual stream against
+    the queries of one clean pass, for models that compute attention so (checked on the clean
+    run); by one hooked pass for each pair otherwise.
+
+    Args:
+        model: the model.
+        batch: the sequences.
+        other: as many others of the same length, the first copy at least another draw.
+        induction: heads whose keys are patched.
+
+    Returns:
+        For every head of the model, in the order of ``graph.all_heads``; 0 where it is not in an
+        earlier layer. Mean over sequences is mean lost over mean matching.
+
+    Example:
+        >>> drops = pair.path_drops(net, batch, other, [graph.head(1, 0)])
+        >>> drops.shape
+        torch.Size([8, 1, 6])
+    """
+    heads = all_heads(model)
+    if any(node not in heads for node in induction):
+        raise IclError("Paths lead to heads of this model: name them by graph.head(layer, head).")
+    if batch.tokens.shape != other.tokens.shape:
+        raise IclError("The other sequences must have the shape of the first.")
+    last = max((node.layer for node in induction), default=0)
+    early = [node for node in heads if node.layer < last]
+    clean, foreign = (writes(model, b.tokens, early) for b in (batch, other))
+    change = {node: foreign[node] - clean[node] for node in early}
+    out = batch.tokens.new_zeros((len(heads), len(induction), len(batch.tokens)), dtype=torch.float)
+    for i, target in enumerate(bar(induction, "induction heads")):
+        mine = [node for node in early if node.layer < target.layer]
+        if mine:
+            before, after = _matching(model, batch, other, target, {n: change[n] for n in mine})
+            out[: len(mine), i] = (before - after) / before.mean()
+    return out
+
+
+def find(
+    model: TransformerBridge,
+    batch: Doubled,
+    other: Doubled,
+    generator: Generator,
+    folded: TransformerBridge | None = None,
+) -> Pair:
+    """The best induction head, and the earlier head whose path to its keys matters most.
+
+    Args:
+        model: the model.
+        batch: the sequences.
+        other: the same with another first copy (a behaviour's clean and corrupt tokens).
+        generator: source of randomness for the null of composition and for standard errors.
+        folded: the same model loaded with ``fold=True``, to read its weights.
+
+    Example:
+        >>> found = pair.find(net, batch, other, generator)
+        >>> found.layer_distance
+        1
+    """
+    if model.cfg.n_layers < 2:
+        raise IclError("An induction pair needs two attention layers; this model has one.")
+    scores = head_scores(model, batch.tokens, batch.length)
+    prefix = scores["prefix"].mean(0)
+    prefix[0] = 0  # nothing below layer 0 could feed a head there
+    second = head(*strongest(prefix))
+    seconds = [second, *(head(*place) for place in (prefix > LABEL).nonzero().tolist())]
+    seconds = list(dict.fromkeys(seconds))  # the best comes first, and once
+    drops = path_drops(model, batch, other, seconds)
+    heads = all_heads(model)
+    best = int(drops[: second.layer * model.cfg.n_heads, 0].mean(-1).argmax())
+    first = heads[best]
+    chosen = [(first, 0), *((heads[u], v) for u, v in (drops.mean(-1) > DROP).nonzero().tolist())]
+    wires = dict.fromkeys((u, Node("k", *seconds[v][1:])) for u, v in chosen)
+    return Pair(
+        previous=first,
+        induction=second,
+        prefix=mean_se(scores["prefix"][:, second.layer, second.head]),
+        previous_score=mean_se(scores["previous"][:, first.layer, first.head]),
+        duplicate_score=mean_se(scores["duplicate"][:, first.layer, first.head]),
+        drop=mean_se(drops[best, 0]),
+        wires=tuple(wires),
+        loss=_loss(model, batch, other, list(wires), generator),
+        **_weights(folded, first, second, generator),
+    )
+
+
+def by_score(previous: Float[Tensor, "layer head"], induction_layer: int) -> Node:
+    """The head below ``induction_layer`` with the highest previous-token score.
+
+    Example:
+        >>> pair.by_score(torch.tensor([[0.1, 0.9], [0.2, 0.3]]), induction_layer=1)
+        Node(kind='head', layer=0, head=1)
+    """
+    if not 0 < induction_layer <= len(previous):
+        raise IclError(f"There is no layer below {induction_layer} to choose a head from.")
+    return head(*strongest(previous[:induction_layer]))
+
+
+def ideal_attention(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch dest src"]:
+    """a_t(s) = [x_{s-1} = x_t] / number of such s: even over what followed the current token.
+
+    Rows without a match are 0. The first token is no match for any.
+    """
+    follows = repeats(tokens).roll(1, -1).float()
+    return follows / follows.sum(-1, keepdim=True).clamp_min(1)
+
+
+def ideal_prediction(
+    tokens: Int[Tensor, "batch pos"], vocab: int
+) -> Float[Tensor, "batch pos vocab"]:
+    """p(x_{t+1} = v) = sum over s of a_t(s) [x_s = v]; 0 for every v where nothing matches.
+
+    Example:
+        >>> pair.ideal_prediction(tokens, vocab=8)[0, 3].argmax()
+        tensor(6)
+    """
+    attention = ideal_attention(tokens)
+    out = attention.new_zeros(*tokens.shape, vocab)
+    return out.scatter_add_(-1, tokens[:, None].expand_as(attention), attention)
+
+
+def _matching(
+    model: TransformerBridge,
+    batch: Doubled,
+    other: Doubled,
+    target: Node,
+    changes: dict[Node, Float[Tensor, "batch pos d_model"]],
+) -> tuple[Float[Tensor, "batch"], Float[Tensor, "patch batch"]]:
+    """Prefix matching of one head before, and after each change of its keys."""
+    layer, index, length = target.layer, target.head, batch.length
+    names = [f"blocks.{layer}.{n}" for n in ("hook_resid_pre", "attn.hook_q", "attn.hook_k")]
+    _, cache = cached(model, batch.tokens, [*names, pattern_name(layer)])
+    before = prefix_matching(cache[pattern_name(layer)][:, index], length)
+    resid, q, k = (cache[name] for name in names)
+    query = q[:, length + 1 :, index] / q.shape[-1] ** 0.5  # those of the second copy
+    size = resid.shape[1]
+    seen = torch.ones(size, size, dtype=torch.bool, device=resid.device).tril()[length + 1 :]
+    entry = torch.arange(length, device=resid.device)
+
+    def matching(shift: Float[Tensor, "patch batch pos d_model"]) -> Tensor:
+        normal = model.blocks[layer].ln1((resid + shift).flatten(0, 1))
+        keys = (normal @ model.W_K[layer, index]).unflatten(0, shift.shape[:2])
+        keys = keys + model.b_K[layer, index]
+        scores = (query @ keys.mT).masked_fill(~seen, -torch.inf)
+        return scores.softmax(-1)[..., entry, entry + 2].mean(-1)  # row L+1+i matches i+2
+
+    plain = q.shape == k.shape and model.cfg.positional_embedding_type == "standard"
+    with torch.no_grad():
+        if plain and torch.allclose(matching(torch.zeros_like(resid)[None])[0], before, atol=1e-5):
+            per = max(1, ROWS // resid[..., 0].numel())
+            parts = [list(changes.values())[i : i + per] for i in range(0, len(changes), per)]
+            return before, torch.cat([matching(torch.stack(part)) for part in parts])
+    pairs = [([(u.layer, u.head)], (layer, index)) for u in changes]
+    after = [direct_k_input(model, batch.tokens, *pair, other.tokens) for pair in pairs]
+    return before, torch.stack([prefix_matching(pattern, length) for pattern in after])
+
+
+def _loss(
+    model: TransformerBridge,
+    batch: Doubled,
+    other: Doubled,
+    wires: list[Edge],
+    generator: Generator,
+) -> Measured:
+    entries = torch.arange(batch.clean_half.start, batch.clean_half.stop)
+    at = entries.to(batch.tokens.device).expand(len(batch.tokens), -1)
+    behaviour = Behaviour(batch.tokens, other.tokens, at, batch.tokens.gather(1, at + 1))
+    clean, corrupt = ends(model, behaviour)
+    lost = clean - patched(model, behaviour, wires)
+    pairs = torch.stack([lost, clean - corrupt], -1)
+    return bootstrap(pairs, lambda mean: mean[0] / mean[1], generator)
+
+
+def _weights(
+    folded: TransformerBridge | None, first: Node, second: Node, generator: Generator
+) -> dict[str, float]:
+    if folded is None:
+        return {"copying": float("nan"), "k_composition": float("nan")}
+    score = composition_scores(folded, "K")[(*first[1:], *second[1:])].item()
+    mean, spread = composition_baseline(folded.cfg.d_model, folded.cfg.d_head, generator)
+    copying = copying_scores(folded)[second.layer, second.head].item()
+    return {"copying": copying, "k_composition": (score - mean) / spread}

@@ -1,0 +1,234 @@
+"""Primitives: mov, mul, div and aff as weights of a standard block.
+
+``mov`` gives the weights of an attention head, ``mul`` and ``aff`` those of neurons, ``div`` both;
+``assemble`` puts them into one block. What they read and write are rows over the channels of a
+``Layout``. Writing adds to the stream: to overwrite, also write the old value with a minus.
+
+Source: Akyurek et al. 2023 {cite}`akyurek2023`, lemma 1, set anew from the algebra.
+
+Example:
+    >>> import torch
+    >>> from iclutils.chapters.constructions.layout import Layout, Numerics
+    >>> from iclutils.chapters.constructions import primitives
+    >>> plan = Layout({"a": 1, "b": 1, "c": 1}, 4, 1, Numerics.improved(torch.float64))
+    >>> a, b, c = (plan.pick(name) for name in "abc")
+    >>> values = torch.tensor([[0.0, 0, 0], [3, 2, 0], [5, 4, 0], [1, 1, 0]]).double()
+    >>> stream = plan.places + plan.field_unit * values[None] @ torch.cat([a, b, c])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...errors import IclError
+from .block import Block
+from .layout import Layout
+from .stencils import stencil
+
+MARGIN = 60.0  # by which the column to fetch from wins the softmax: e^-60 is nothing in float64
+
+
+class Head(NamedTuple):
+    """Weights of an attention head, without the factor for its size."""
+
+    query: Float[Tensor, "width 3"]
+    query_bias: Float[Tensor, "3"]
+    key: Float[Tensor, "width 3"]
+    value: Float[Tensor, "width count"]
+    out: Float[Tensor, "count width"]
+
+
+class Neurons(NamedTuple):
+    """Weights of a few neurons of an MLP; ``shift`` is added to its output."""
+
+    into: Float[Tensor, "width neurons"]
+    out: Float[Tensor, "neurons width"]
+    shift: Float[Tensor, "width"]
+
+
+def mov(
+    layout: Layout,
+    read: Float[Tensor, "count width"],
+    write: Float[Tensor, "count width"],
+    source: int,
+    target: int | None = None,
+) -> Head:
+    """Add what column ``source`` reads to column ``target``, or to all from ``source`` on.
+
+    The score of a column is positive for the source alone and 0 for the start token, which holds
+    nothing: columns before the source, and all but the target, fetch from there.
+
+    Example:
+        >>> copy = primitives.mov(plan, a, c, source=1)
+        >>> after = primitives.assemble(plan, [copy])(stream)
+        >>> plan.value(after, "c")[0, :, 0].round(decimals=3)
+        tensor([0., 3., 3., 3.], dtype=torch.float64)
+    """
+    if target is not None and source > target:
+        raise IclError(f"Column {target} cannot read column {source}, which comes after it.")
+    gap = 1 - math.cos(2 * math.pi / layout.columns)  # of the cosine, to the next column
+    query = torch.zeros(layout.width, 3, dtype=torch.float64)
+    bias = layout.angle(source) - torch.tensor([0, 0, 2 - gap / 2]).double()
+    if target is not None:
+        query[:, 2] = layout.reading(layout.angle(target)[None, :2] @ layout.where[:2])[:, 0]
+        bias[2] -= 1
+    sharp = 2 * MARGIN / gap
+    key = layout.reading(layout.where)
+    out = write * layout.field_unit
+    query, key, query_bias = _share(query * sharp, key, bias * sharp)
+    value, out, _ = _share(layout.reading(read), out)
+    return Head(query, query_bias, key, value, out)
+
+
+def _share(
+    left: Tensor, right: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Two factors of a product, scaled against one another until neither is the larger."""
+    bias = torch.zeros(1, dtype=torch.float64) if bias is None else bias
+    largest = max(float(left.abs().max()), float(bias.abs().max()))
+    factor = math.sqrt(float(right.abs().max()) / largest) if largest > 0 else 0.0
+    factor = factor or 1.0  # nothing read, or nothing written
+    return left * factor, right / factor, bias * factor
+
+
+def products(
+    layout: Layout,
+    left: Float[Tensor, "count width"],
+    right: Float[Tensor, "count width"],
+    write: Float[Tensor, "count width"],
+    sizes: tuple[float, float] = (1.0, 1.0),
+) -> Neurons:
+    """Add left_i times right_i along the row write_i, for every i.
+
+    Args:
+        layout: the channels.
+        left: rows that read the first factors.
+        right: rows that read the second ones.
+        write: rows that take the products; they may repeat, which adds up.
+        sizes: typical sizes of the factors, as standard deviations. They are divided by them
+            before the GELU.
+
+    Example:
+        >>> times = primitives.products(plan, a, b, c)
+        >>> after = primitives.assemble(plan, neurons=[times])(stream)
+        >>> plan.value(after, "c")[0, 1:3, 0].round(decimals=1)
+        tensor([ 6., 20.], dtype=torch.float64)
+    """
+    if not all(math.isfinite(size) and size > 0 for size in sizes):
+        raise IclError(f"The sizes of factors must be positive, not {sizes}.")
+    points = stencil(layout.numerics.order, layout.numerics.eps)
+    seen = (layout.reading(left) / sizes[0], layout.reading(right) / sizes[1])
+    into = torch.einsum("wi,k->wik", seen[0], points.left)
+    into += torch.einsum("wi,k->wik", seen[1], points.right)
+    out = torch.einsum("iw,k->ikw", write, points.out) * (sizes[0] * sizes[1] * layout.field_unit)
+    return Neurons(into.flatten(1), out.flatten(0, 1), torch.zeros_like(write[0]))
+
+
+def mul(
+    layout: Layout,
+    left: Float[Tensor, "a b width"],
+    right: Float[Tensor, "rows c width"],  # rows = b; a mismatch is refused with a cure
+    write: Float[Tensor, "a_out c_out width"],
+    sizes: tuple[float, float] = (1.0, 1.0),
+) -> Neurons:
+    """Add the product of two matrices, in every column.
+
+    Example:
+        >>> times = primitives.mul(plan, a[None], b[None], c[None])
+        >>> after = primitives.assemble(plan, neurons=[times])(stream)
+        >>> plan.value(after, "c")[0, 1:3, 0].round(decimals=1)
+        tensor([ 6., 20.], dtype=torch.float64)
+    """
+    (a, b, width), (rows, c, _) = left.shape, right.shape
+    if rows != b or write.shape[:2] != (a, c):
+        found = [tuple(part.shape[:2]) for part in (left, right, write)]
+        raise IclError(f"Matrices of shapes {found[0]} and {found[1]} do not give {found[2]}.")
+    every = (a, b, c, width)
+    parts = (left[:, :, None], right[None], write[:, None])
+    first, second, into = (part.expand(every).reshape(-1, width) for part in parts)
+    return products(layout, first, second, into, sizes)
+
+
+def aff(
+    layout: Layout,
+    read: Float[Tensor, "count width"],
+    write: Float[Tensor, "count width"],
+    shift: Float[Tensor, "count"] | None = None,
+) -> Neurons:
+    """Add what is read, a linear map of fields, plus ``shift``; G(z) - G(-z) is z, exactly.
+
+    W₁ a + W₂ b is ``W1 @ layout.pick("a") + W2 @ layout.pick("b")`` as ``read``.
+
+    Example:
+        >>> double = primitives.aff(plan, 2 * a, c)
+        >>> after = primitives.assemble(plan, neurons=[double])(stream)
+        >>> plan.value(after, "c")[0, 1:3, 0].round(decimals=3)
+        tensor([ 6., 10.], dtype=torch.float64)
+    """
+    into, out, _ = _share(layout.reading(read), write * layout.field_unit)
+    added = torch.zeros_like(write) if shift is None else shift[:, None].to(write) * write
+    return Neurons(
+        torch.cat([into, -into], 1), torch.cat([out, -out]), added.sum(0) * layout.field_unit
+    )
+
+
+def div(
+    layout: Layout,
+    read: Float[Tensor, "count width"],
+    by: Float[Tensor, "1 width"],
+    write: Float[Tensor, "count width"],
+    column: int,
+) -> tuple[Head, Neurons]:
+    """Add what is read, divided by |by|, in one column (in the others, by 1).
+
+    The head multiplies the column's address by the divisor, and the LayerNorm before the neurons
+    divides by it. From then on everything in this column is read so divided.
+
+    Example:
+        >>> head, neurons = primitives.div(plan, a, b, c, column=2)
+        >>> after = primitives.assemble(plan, [head], [neurons])(stream)
+        >>> plan.value(after, "c")[0, 2, 0].round(decimals=2)
+        tensor(1.2500, dtype=torch.float64)
+    """
+    less = by - layout.where[2:]
+    return mov(layout, less, layout.address(column), column, column), aff(layout, read, write)
+
+
+def assemble(layout: Layout, heads: Sequence[Head] = (), neurons: Sequence[Neurons] = ()) -> Block:
+    """One block out of heads and neurons; heads that are not used read nothing."""
+    width, size = layout.width, layout.width // layout.heads
+    if len(heads) > layout.heads:
+        raise IclError(f"{len(heads)} heads in a layout of {layout.heads}.")
+    if any(max(head.value.shape[1], 3) > size for head in heads):
+        raise IclError(f"A head of size {size} is too small for what is moved: use fewer heads.")
+    inner = torch.zeros(3, layout.heads, width, size, dtype=torch.float64)
+    bias = torch.zeros(3, layout.heads, size, dtype=torch.float64)
+    project = torch.zeros(layout.heads, size, width, dtype=torch.float64)
+    root = size**0.25  # the scores are divided by its square
+    for place, head in enumerate(heads):
+        inner[0, place, :, :3], bias[0, place, :3] = head.query * root, head.query_bias * root
+        inner[1, place, :, :3] = head.key * root
+        inner[2, place, :, : head.value.shape[1]] = head.value
+        project[place, : len(head.out)] = head.out
+    empty = torch.zeros(width, dtype=torch.float64)
+    parts = neurons or [Neurons(empty[:, None], empty[None], empty)]
+    into = torch.cat([part.into for part in parts], 1)
+    weights = {
+        "attn.c_attn.weight": inner.permute(2, 0, 1, 3).reshape(width, 3 * width),
+        "attn.c_attn.bias": bias.flatten(),
+        "attn.c_proj.weight": project.reshape(width, width),
+        "attn.c_proj.bias": empty,
+        "mlp.c_fc.weight": into,
+        "mlp.c_fc.bias": into.new_zeros(into.shape[1]),
+        "mlp.c_proj.weight": torch.cat([part.out for part in parts]),
+        "mlp.c_proj.bias": torch.stack([part.shift for part in parts]).sum(0),
+    }
+    for norm in ("ln_1", "ln_2"):
+        weights |= {f"{norm}.weight": empty + layout.gain, f"{norm}.bias": empty}
+    return Block(weights, layout.heads, layout.numerics.gelu)

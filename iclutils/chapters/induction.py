@@ -1,0 +1,241 @@
+"""The induction circuit: find it, cut it, watch it grow.
+
+An induction head attends from a token to what *followed* its earlier copy. It can only do so if
+something before it has written, at each position, which token came before: a previous-token head
+in an earlier layer, read through the induction head's keys (K-composition; Elhage et al. 2021).
+``find`` picks the pair by its patterns; ``cause`` tests it by cutting; ``emergence`` follows it
+over training checkpoints.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.chapters import induction
+    >>> from iclutils.interp import head_scores
+    >>> net = models.load("induction-0")
+    >>> task = induction.sample(net, 8, 20, torch.Generator().manual_seed(0))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from ..errors import IclError
+from ..interp.head_scores import head_scores, prefix_matching, strongest
+from ..interp.hooks import Head, direct_k_input, head_ablation, pattern_name, run
+from ..interp.statistics import icl_score, log_prob, predict
+from ..models import TransformerBridge, bos
+from ..progress import bar
+from ..tasks.repeated import Doubled, doubled, repeated
+
+LABEL = 0.4  # threshold in use for calling a head by a role (ARENA 2023)
+
+
+@dataclass(frozen=True)
+class Circuit:
+    """Heads by role, as (layer, head)."""
+
+    previous: Head
+    induction: Head
+    all_induction: tuple[Head, ...]
+    all_previous: tuple[Head, ...]
+
+    def others(self, model: TransformerBridge) -> list[Head]:
+        """Every head without a role here."""
+        heads = [(la, h) for la in range(model.cfg.n_layers) for h in range(model.cfg.n_heads)]
+        named = {self.previous, self.induction, *self.all_induction, *self.all_previous}
+        return [h for h in heads if h not in named]
+
+    def below(self, model: TransformerBridge) -> list[Head]:
+        """Heads in layers before the induction head that are no previous-token heads."""
+        heads = [(la, h) for la in range(self.induction[0]) for h in range(model.cfg.n_heads)]
+        return [h for h in heads if h not in self.all_previous]
+
+    def pairs(self) -> list[tuple[Head, Head]]:
+        """Every previous-token head with every induction head above it."""
+        return [(a, b) for a in self.all_previous for b in self.all_induction if a[0] < b[0]]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Prefix matching of the induction head, per sequence, before and after each cut."""
+
+    before: Float[Tensor, "batch"]
+    without_previous: Float[Tensor, "batch"]
+    without_path: Float[Tensor, "batch"]
+    without_all_previous: Float[Tensor, "batch"]
+    without_all_paths: Float[Tensor, "batch"]
+    without_other: dict[Head, Float[Tensor, "batch"]]
+
+
+def sample(
+    model: TransformerBridge,
+    count: int,
+    length: int,
+    generator: Generator,
+    distinct: bool = False,
+) -> Doubled:
+    """Doubled sequences over the model's own vocabulary (see ``tasks.repeated.doubled``).
+
+    Example:
+        >>> task.tokens.shape, bool((task.tokens[:, 1:21] == task.tokens[:, 21:]).all())
+        (torch.Size([8, 41]), True)
+    """
+    if 2 * length + 1 > model.cfg.n_ctx:
+        raise IclError(
+            f"L = {length} needs {2 * length + 1} positions and the model has "
+            f"{model.cfg.n_ctx}: use L <= {(model.cfg.n_ctx - 1) // 2}."
+        )
+    batch = doubled(count, length, model.cfg.d_vocab, bos(model), generator, distinct)
+    return Doubled(batch.tokens.to(model.cfg.device), length)
+
+
+def find(model: TransformerBridge, batch: Doubled) -> Circuit:
+    """The strongest induction head, and the strongest previous-token head in a layer below it.
+
+    Example:
+        >>> found = induction.find(net, task)
+        >>> found.previous[0] < found.induction[0]
+        True
+    """
+    scores = head_scores(model, batch.tokens, batch.length)
+    return roles({name: values.mean(0) for name, values in scores.items()})
+
+
+def roles(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Circuit:
+    """Heads by role from their mean scores (``head_scores``), as in ``find``.
+
+    Example:
+        >>> looked = head_scores.head_scores(net, task.tokens, task.length)
+        >>> means = {name: values.mean(0) for name, values in looked.items()}
+        >>> induction.roles(means) == induction.find(net, task)
+        True
+    """
+    if len(scores["prefix"]) < 2:
+        raise IclError("An induction circuit needs two attention layers; this model has one.")
+    prefix = scores["prefix"].clone()
+    prefix[0] = 0  # nothing below layer 0 could feed a head there
+    induction = strongest(prefix)
+    below = scores["previous"][: induction[0]]
+    return Circuit(
+        previous=strongest(below),
+        induction=induction,
+        all_induction=_labelled(prefix) or (induction,),
+        all_previous=_labelled(below) or (strongest(below),),
+    )
+
+
+def _labelled(scores: Float[Tensor, "layer head"]) -> tuple[Head, ...]:
+    return tuple((la, h) for la, h in torch.nonzero(scores > LABEL).tolist())
+
+
+def cause(model: TransformerBridge, batch: Doubled, circuit: Circuit, other: Doubled) -> Cause:
+    """Cut the circuit and measure what remains of the induction head's prefix matching.
+
+    Mean-ablate the previous-token head; patch only its write into the induction head's keys with
+    its write on ``other``; both again for all previous-token heads at once; mean-ablate each
+    other head below (the control).
+
+    Example:
+        >>> other = induction.sample(net, 8, 20, torch.Generator().manual_seed(1))
+        >>> cut = induction.cause(net, task, induction.find(net, task), other)
+        >>> bool(cut.without_all_previous.mean() < cut.before.mean() / 2)
+        True
+    """
+    layer, head = circuit.induction
+    watch = [pattern_name(layer)]
+
+    def ablated(cut: Sequence[Head]) -> Tensor:
+        hooks = head_ablation(model, batch.tokens, cut, "mean", other.tokens)
+        _, seen = run(model, batch.tokens, hooks, watch)
+        return prefix_matching(seen[watch[0]][:, head], batch.length)
+
+    def patched(cut: Sequence[Head]) -> Tensor:
+        pattern = direct_k_input(model, batch.tokens, cut, circuit.induction, other.tokens)
+        return prefix_matching(pattern, batch.length)
+
+    return Cause(
+        before=ablated([]),
+        without_previous=ablated([circuit.previous]),
+        without_path=patched([circuit.previous]),
+        without_all_previous=ablated(circuit.all_previous),
+        without_all_paths=patched(circuit.all_previous),
+        without_other={h: ablated([h]) for h in bar(circuit.below(model), "other heads")},
+    )
+
+
+def clean_loss(
+    model: TransformerBridge, batch: Doubled, hooks: Sequence[tuple[str, Callable[..., Tensor]]]
+) -> Float[Tensor, "batch"]:
+    """Loss (nats) on the clean second copy of each sequence, under hooks.
+
+    Example:
+        >>> bool(induction.clean_loss(net, task, []).mean() < 0.5)
+        True
+    """
+    scores, _ = run(model, batch.tokens, hooks)
+    return -log_prob(scores, batch.tokens)[:, batch.clean_half].mean(1)
+
+
+def random_sets(heads: Sequence[Head], size: int, count: int, generator: Generator) -> list:
+    """``count`` random sets of ``size`` heads (all heads where fewer exist).
+
+    Example:
+        >>> heads = [(0, 0), (0, 1), (1, 0)]
+        >>> sets = induction.random_sets(heads, 2, 4, torch.Generator().manual_seed(0))
+        >>> [len(set(one)) for one in sets]
+        [2, 2, 2, 2]
+    """
+    size = min(size, len(heads))
+    draws = [torch.randperm(len(heads), generator=generator)[:size] for _ in range(count)]
+    return [[heads[i] for i in draw.tolist()] for draw in draws]
+
+
+def emergence(model: TransformerBridge, batch: Doubled, generator: Generator) -> dict[str, float]:
+    """One checkpoint's state: best scores, loss, accuracy, in-context-learning score.
+
+    The in-context-learning score compares entries 10 and 50 of segments of 15 tokens repeated
+    four times (Olsson et al. 2022 compare tokens 50 and 500 of texts).
+
+    Example:
+        >>> state = induction.emergence(net, task, torch.Generator().manual_seed(1))
+        >>> state["icl"] < 0
+        True
+    """
+    scores = {k: v.mean(0) for k, v in head_scores(model, batch.tokens, batch.length).items()}
+    log_probs, right = predict(model, batch.tokens)
+    long = repeated(len(batch.tokens), 15, 4, model.cfg.d_vocab, bos(model), generator)
+    long = long.to(batch.tokens.device)
+    icl = icl_score(predict(model, long)[0], early=10, late=50)
+    return {
+        "prefix": scores["prefix"].max().item(),
+        "previous": scores["previous"].max().item(),
+        "loss": -log_probs[:, batch.clean_half].mean().item(),
+        "accuracy": right[:, batch.clean_half].float().mean().item(),
+        "icl": icl.mean().item(),
+    }
+
+
+def width_of_rise(steps: Sequence[int], values: Sequence[float], low: float, high: float) -> float:
+    """Share of training between the first reach of ``low`` and of ``high`` x the final value.
+
+    Crossings are interpolated linearly between checkpoints.
+
+    Example:
+        >>> induction.width_of_rise([0, 100, 200], [0.0, 0.0, 1.0], low=0.1, high=0.8)
+        0.35
+    """
+    return (_crossing(steps, values, high) - _crossing(steps, values, low)) / steps[-1]
+
+
+def _crossing(steps: Sequence[int], values: Sequence[float], share: float) -> float:
+    goal = share * values[-1]
+    for i in range(1, len(values)):
+        if values[i] >= goal > values[i - 1]:
+            part = (goal - values[i - 1]) / (values[i] - values[i - 1])
+            return steps[i - 1] + part * (steps[i] - steps[i - 1])
+    return float(steps[0])

@@ -1,0 +1,252 @@
+"""A behaviour: what a model is asked, what it must answer, and what it loses without its cause.
+
+Every sequence comes twice. On the *clean* one the answer can be told, on the *corrupt* one it
+cannot, and the two differ in nothing else that matters: same length, same scored positions, same
+right answers. The score is the mean log-probability of the right answers, in nats, one number per
+sequence; ``choices`` narrows the softmax to a few tokens.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.interp import clean_corrupt
+    >>> from iclutils.tasks import topics
+    >>> net = models.load("induction-0")
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> task = clean_corrupt.repeating(net, 8, 6, generator)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor
+
+from ..chapters.induction import sample
+from ..errors import IclError, unknown
+from ..models import TransformerBridge, check_tokens
+from ..tasks.prompts import Prompts
+from .hooks import Hook
+
+CONSTANT = 1e-6  # nats; a smaller gap between clean and corrupt runs is no gap
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """A batch of clean and corrupt sequences and the predictions that are scored.
+
+    Attributes:
+        clean, corrupt: token ids, row by row.
+        at: positions whose next-token prediction is scored, increasing.
+        answer: the right next token there.
+        source: position that the answer can be read from (match + 1, or the label word of the
+            right class), where there is one.
+        choices: tokens among which the softmax is taken; the whole vocabulary if None.
+    """
+
+    clean: Int[Tensor, "batch pos"]
+    corrupt: Int[Tensor, "corrupt_batch corrupt_pos"]  # a mismatch is refused with a cure
+    at: Int[Tensor, "batch entry"]
+    answer: Int[Tensor, "batch entry"]
+    source: Int[Tensor, "batch entry"] | None = None
+    choices: Int[Tensor, "batch choice"] | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.clean) or not self.at.shape[1]:
+            raise IclError("There is nothing to score: give at least one sequence and one entry.")
+        if self.clean.shape != self.corrupt.shape:
+            raise IclError("Clean and corrupt sequences must have the same shape.")
+        if int(self.at.min()) < 0 or int(self.at.max()) >= self.clean.shape[1]:
+            raise IclError("A scored position lies outside the sequence.")
+
+    def __len__(self) -> int:
+        return len(self.clean)
+
+    def __getitem__(self, rows: slice | Int[Tensor, "rows"] | Bool[Tensor, "batch"]) -> Behaviour:
+        """Some of the sequences."""
+        held: dict[str, Any] = {k: None if v is None else v[rows] for k, v in vars(self).items()}
+        return replace(self, **held)
+
+    def score(
+        self, logits: Float[Tensor, "*lead batch entry vocab"]
+    ) -> Float[Tensor, "*lead batch"]:
+        """Mean log p of the right answers, in nats."""
+        right = self._right(logits)
+        if self.choices is None:
+            total = logits.logsumexp(-1)
+        else:
+            pick = self.choices[:, None].expand(*logits.shape[:-1], -1)
+            total = logits.gather(-1, pick).logsumexp(-1)
+        return (right - total).mean(-1)
+
+    def hits(
+        self, logits: Float[Tensor, "*lead batch entry vocab"]
+    ) -> Bool[Tensor, "*lead batch entry"]:
+        """Whether no other token (or choice) has a higher logit than the right answer."""
+        rest = (
+            logits
+            if self.choices is None
+            else logits.gather(-1, self.choices[:, None].expand(*logits.shape[:-1], -1))
+        )
+        return self._right(logits) >= rest.max(-1).values
+
+    def _right(self, logits: Tensor) -> Tensor:
+        return logits.gather(-1, self.answer[..., None].expand(*logits.shape[:-1], 1))[..., 0]
+
+
+def read(
+    model: TransformerBridge,
+    behaviour: Behaviour,
+    hooks: Sequence[Hook] = (),
+    corrupt: bool = False,
+) -> Float[Tensor, "batch entry vocab"]:
+    """Logits at the scored positions alone, under ``hooks``, without gradients.
+
+    Example:
+        >>> clean_corrupt.read(net, task).shape[:2] == task.at.shape
+        True
+    """
+    tokens = behaviour.corrupt if corrupt else behaviour.clean
+    check_tokens(model, tokens)
+    rows = torch.arange(len(tokens), device=tokens.device)[:, None]
+
+    def narrow(resid: Tensor, hook: object) -> Tensor:
+        return resid[rows, behaviour.at]
+
+    with torch.no_grad():
+        return model.run_with_hooks(tokens, fwd_hooks=[*hooks, ("unembed.hook_in", narrow)])
+
+
+def ends(
+    model: TransformerBridge, behaviour: Behaviour
+) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:
+    """Score of the clean and of the corrupt run, in nats: the 1 and the 0 of every share.
+
+    Example:
+        >>> clean, corrupt = clean_corrupt.ends(net, task)
+        >>> bool(clean.mean() > corrupt.mean() + 1)
+        True
+    """
+    clean = behaviour.score(read(model, behaviour))
+    corrupt = behaviour.score(read(model, behaviour, corrupt=True))
+    if abs(float((clean - corrupt).mean())) < CONSTANT:
+        raise IclError(
+            "The clean and the corrupt sequences score the same: this model does not show the "
+            "behaviour, or the corruption takes nothing away. There is no circuit to look for."
+        )
+    return clean, corrupt
+
+
+def share(
+    lost: Float[Tensor, "*item batch"],
+    clean: Float[Tensor, "batch"],
+    corrupt: Float[Tensor, "batch"],
+) -> Float[Tensor, "*item"]:
+    """Nats lost as a share of what the corruption takes: mean over mean; 0 nothing, 1 all.
+
+    Example:
+        >>> lost = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+        >>> clean_corrupt.share(lost, clean=torch.zeros(2), corrupt=-2 * torch.ones(2))
+        tensor([0.0000, 0.5000])
+    """
+    return lost.mean(-1) / (clean - corrupt).mean()
+
+
+def repeating(
+    model: TransformerBridge,
+    count: int,
+    length: int,
+    generator: Generator,
+    corruption: str = "fresh",
+    narrow: bool = False,
+) -> Behaviour:
+    """Predict the second copy of distinct random tokens (chapter 01's task).
+
+    Args:
+        model: whose vocabulary, BOS and context are used.
+        count: sequences.
+        length: L, tokens in one copy.
+        generator: source of randomness, on the CPU.
+        corruption: ``"fresh"``: the first copy is another draw; ``"shuffled"``: the first copy in
+            reverse order, so that every token still occurs, followed by another.
+        narrow: take the softmax over the tokens of the second copy alone.
+
+    Example:
+        >>> bool((task.clean[:, 7:] == task.corrupt[:, 7:]).all())
+        True
+    """
+    if corruption not in ("fresh", "shuffled"):
+        raise unknown("corruption", corruption, ["fresh", "shuffled"])
+    batch = sample(model, count, length, generator, distinct=True)
+    clean, corrupt = batch.tokens, batch.tokens.clone()
+    if corruption == "fresh":
+        corrupt[:, 1 : length + 1] = sample(model, count, length, generator, distinct=True).tokens[
+            :, 1 : length + 1
+        ]
+    else:  # backwards: no token keeps its successor
+        corrupt[:, 1 : length + 1] = clean[:, 1 : length + 1].flip(1)
+    at = torch.arange(length + 1, 2 * length, device=clean.device).expand(count, -1)
+    return Behaviour(
+        clean=clean,
+        corrupt=corrupt,
+        at=at,
+        answer=clean.gather(1, at + 1),
+        source=at - length + 1,
+        choices=clean[:, length + 1 :] if narrow else None,
+    )
+
+
+def classifying(prompts: Prompts) -> Behaviour:
+    """Name the class of the query (chapter 02's task); one demonstration per class.
+
+    Corrupt: every demonstration carries the label word of the next class, so that the same text
+    stands before another label. Only the first sub-token of a label word is exchanged.
+
+    Example:
+        >>> named = clean_corrupt.classifying(topics.sample(3, generator, classes=2))
+        >>> (named.clean != named.corrupt).sum(-1)
+        tensor([2, 2, 2])
+    """
+    prompts.check()
+    if prompts.label_pos.shape[1] != prompts.classes:
+        raise IclError("Give prompts with one demonstration per class.")
+    other = prompts.label_words.gather(1, (prompts.demo_class + 1) % prompts.classes)
+    shown = prompts.demo_class == prompts.gold[:, None]
+    return Behaviour(
+        clean=prompts.tokens,
+        corrupt=prompts.tokens.scatter(1, prompts.label_pos, other),
+        at=prompts.target[:, None],
+        answer=prompts.label_words.gather(1, prompts.gold[:, None]),
+        source=prompts.label_pos[shown][:, None],
+        choices=prompts.label_words,
+    )
+
+
+def one_token(
+    behaviour: Behaviour, position: int, entry: int, generator: Generator, vocab: int
+) -> Behaviour:
+    """The same sequences, corrupt at one position alone and scored at one entry alone.
+
+    The token there is drawn anew, uniform over the others of the vocabulary. For key paths.
+
+    Example:
+        >>> words = net.cfg.d_vocab
+        >>> one = clean_corrupt.one_token(task, 2, entry=0, generator=generator, vocab=words)
+        >>> (one.clean != one.corrupt).sum(-1)
+        tensor([1, 1, 1, 1, 1, 1, 1, 1])
+    """
+    step = torch.randint(1, vocab, (len(behaviour),), generator=generator)
+    corrupt = behaviour.clean.clone()
+    corrupt[:, position] = (corrupt[:, position] + step.to(corrupt.device)) % vocab
+    one = slice(entry, entry + 1)
+    source = None if behaviour.source is None else behaviour.source[:, one]
+    return replace(
+        behaviour,
+        corrupt=corrupt,
+        at=behaviour.at[:, one],
+        answer=behaviour.answer[:, one],
+        source=source,
+    )

@@ -1,0 +1,153 @@
+"""The graph of a model: who writes to the residual stream, who reads it, and every wire between.
+
+Writers are the embedding (token and position), every head and every MLP layer; readers are the
+query, key and value input of every head, the input of every MLP layer, and the logits. A wire
+runs from a writer to every later reader, at all positions at once. The order is fixed, so that a
+tensor (writer, reader) means the same everywhere: ``embed``, then for each layer its heads and its
+MLP; for each layer the queries of its heads, their keys, their values and the MLP; then ``logits``.
+
+Example:
+    >>> from iclutils import models
+    >>> from iclutils.interp import graph
+    >>> net = models.load("induction-0")
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..errors import IclError, unknown
+from ..models import TransformerBridge
+
+CHANNELS = ("q", "k", "v")
+
+
+class Node(NamedTuple):
+    """A writer (``embed``, ``head``, ``mlp``) or a reader (``q``, ``k``, ``v``, ``mlp_in``,
+    ``logits``); layer and head are -1 where there is none."""
+
+    kind: str
+    layer: int = -1
+    head: int = -1
+
+    def __str__(self) -> str:
+        if self.kind == "head":
+            return f"{self.layer}.{self.head}"
+        if self.kind in CHANNELS:
+            return f"{self.kind} {self.layer}.{self.head}"
+        return self.kind if self.layer < 0 else f"{self.kind} {self.layer}"
+
+
+Edge = tuple[Node, Node]
+
+
+def head(layer: int, index: int) -> Node:
+    """The writer that head ``layer.index`` is.
+
+    Example:
+        >>> str(graph.head(1, 3))
+        '1.3'
+    """
+    return Node("head", layer, index)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """All nodes and wires of a model of this shape.
+
+    ``parallel``: the MLP reads what the heads of its layer read (GPT-J, some GPT-NeoX), so that
+    these heads do not write to it.
+    """
+
+    layers: int
+    heads: int
+    parallel: bool = False
+
+    @cached_property
+    def writers(self) -> tuple[Node, ...]:
+        nodes = [Node("embed")]
+        for layer in range(self.layers):
+            nodes += [head(layer, h) for h in range(self.heads)] + [Node("mlp", layer)]
+        return tuple(nodes)
+
+    @cached_property
+    def readers(self) -> tuple[Node, ...]:
+        nodes = []
+        for layer in range(self.layers):
+            nodes += [Node(c, layer, h) for c in CHANNELS for h in range(self.heads)]
+            nodes.append(Node("mlp_in", layer))
+        return (*nodes, Node("logits"))
+
+    @cached_property
+    def exists(self) -> Bool[Tensor, "writer reader"]:
+        """Which wires there are."""
+        return torch.tensor([[self._feeds(u, v) for v in self.readers] for u in self.writers])
+
+    def _feeds(self, writer: Node, reader: Node) -> bool:
+        if reader.kind == "logits" or writer.layer < reader.layer:
+            return True
+        same = writer.layer == reader.layer and writer.kind == "head"
+        return same and reader.kind == "mlp_in" and not self.parallel
+
+    def edges(self) -> list[Edge]:
+        """All wires, in the order of the tensor."""
+        return [(self.writers[u], self.readers[v]) for u, v in self.exists.nonzero().tolist()]
+
+    def index(self, edge: Edge) -> tuple[int, int]:
+        """Row and column of a wire."""
+        writer, reader = edge
+        if writer not in self.writers:
+            raise unknown("writer", str(writer), [str(n) for n in self.writers])
+        if reader not in self.readers:
+            raise unknown("reader", str(reader), [str(n) for n in self.readers])
+        place = self.writers.index(writer), self.readers.index(reader)
+        if not bool(self.exists[place]):
+            raise IclError(f"No wire from {writer} to {reader}: a reader must come later.")
+        return place
+
+    def mask(self, edges: list[Edge]) -> Bool[Tensor, "writer reader"]:
+        """True at these wires."""
+        out = torch.zeros_like(self.exists)
+        for edge in edges:
+            out[self.index(edge)] = True
+        return out
+
+    def head_pairs(
+        self, values: Float[Tensor, "writer reader *rest"]
+    ) -> Float[Tensor, "channel layer head layer head *rest"]:
+        """The wires between heads, by channel (q, k, v): ``[c, l1, h1, l2, h2]``."""
+        rows = torch.tensor([u for u, n in enumerate(self.writers) if n.kind == "head"])
+        shape = self.layers, self.heads, self.layers, self.heads
+        per = []
+        for channel in CHANNELS:
+            columns = [v for v, n in enumerate(self.readers) if n.kind == channel]
+            per.append(values[rows][:, columns].reshape(*shape, *values.shape[2:]))
+        return torch.stack(per)
+
+
+def of(model: TransformerBridge) -> Graph:
+    """The graph of a model.
+
+    Example:
+        >>> wires = graph.of(net)
+        >>> len(wires.edges()) == int(wires.exists.sum())
+        True
+    """
+    cfg = model.cfg
+    return Graph(cfg.n_layers, cfg.n_heads, bool(getattr(cfg, "parallel_attn_mlp", False)))
+
+
+def all_heads(model: TransformerBridge) -> list[Node]:
+    """Every head, as a writer.
+
+    Example:
+        >>> len(graph.all_heads(net))
+        8
+    """
+    return [n for n in of(model).writers if n.kind == "head"]

@@ -1,0 +1,243 @@
+"""Head scores read off attention patterns: what a head looks at, as one number per head.
+
+Every function takes patterns ``A[..., dest, src]`` (rows sum to 1, ``src <= dest``) of a doubled
+sequence ``[BOS, r_1 .. r_L, r_1 .. r_L]`` or of any sequence, and averages over positions. The
+baseline of a score is the same function applied to ``uniform_pattern``: a head that spreads its
+attention evenly already scores that much. Attention is not contribution: a high score says where
+a head looks, not that the look matters (see ``iclutils.interp.hooks`` for that).
+
+Sources: Elhage et al. 2021; Olsson et al. 2022 (prefix matching); seed note 003 (stripe).
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.chapters import induction
+    >>> from iclutils.interp import head_scores
+    >>> net = models.load("induction-0")
+    >>> task = induction.sample(net, 8, 10, torch.Generator().manual_seed(0))
+    >>> even = head_scores.uniform_pattern(21)
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..errors import IclError
+from ..models import TransformerBridge, cached, head_detector
+
+Pattern = Float[Tensor, "*lead dest src"]
+Score = Float[Tensor, "*lead"]
+
+
+def uniform_pattern(size: int) -> Float[Tensor, "dest src"]:
+    """Causal attention spread evenly: row q gives 1/(q+1) to each of its q+1 sources.
+
+    Example:
+        >>> head_scores.uniform_pattern(3)
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.5000, 0.5000, 0.0000],
+                [0.3333, 0.3333, 0.3333]])
+    """
+    lower = torch.ones(size, size).tril()
+    return lower / lower.sum(-1, keepdim=True)
+
+
+def previous_token(pattern: Pattern) -> Score:
+    """Mean of A[q, q-1] over q >= 1.
+
+    Example:
+        >>> round(head_scores.previous_token(head_scores.uniform_pattern(3)).item(), 4)
+        0.4167
+    """
+    return pattern.diagonal(-1, -2, -1).mean(-1)
+
+
+def current_token(pattern: Pattern) -> Score:
+    """Mean of A[q, q]."""
+    return pattern.diagonal(0, -2, -1).mean(-1)
+
+
+def first_token(pattern: Pattern) -> Score:
+    """Mean of A[q, 0]: the attention sink."""
+    return pattern[..., 0].mean(-1)
+
+
+def back(pattern: Pattern, length: int, distance: int) -> Score:
+    """Mean of A[q, q-distance] over the second copy, q in [L+1, 2L].
+
+    Example:
+        >>> head_scores.back(torch.eye(21), length=10, distance=0)
+        tensor(1.)
+    """
+    if pattern.shape[-1] != 2 * length + 1:
+        raise IclError(
+            f"A doubled sequence of length {length} has {2 * length + 1} positions; "
+            f"this pattern has {pattern.shape[-1]}."
+        )
+    if not 0 <= distance <= length + 1:
+        raise IclError(f"distance must lie in 0..{length + 1}; got {distance}.")
+    query = torch.arange(length + 1, 2 * length + 1)
+    return pattern[..., query, query - distance].mean(-1)
+
+
+def prefix_matching(pattern: Pattern, length: int) -> Score:
+    """Clean prefix-matching score: attention L-1 back, to what followed the earlier copy."""
+    return back(pattern, length, length - 1)
+
+
+def duplicate_token(pattern: Pattern, length: int) -> Score:
+    """Attention L back, to the earlier copy of the current token itself."""
+    return back(pattern, length, length)
+
+
+def stripe(pattern: Pattern, length: int) -> Score:
+    """Mean of the whole diagonal of offset 1-L, as the seed note takes it.
+
+    It has L+2 entries: the L of ``prefix_matching``, and (L-1, 0) and (L, 1), where nothing has
+    been repeated yet.
+
+    Example:
+        >>> round(head_scores.stripe(even, length=10).item(), 3)
+        0.068
+    """
+    return pattern.diagonal(1 - length, -2, -1).mean(-1)
+
+
+def distance_profile(pattern: Pattern, length: int) -> Float[Tensor, "*lead distance"]:
+    """Mean attention of the second copy at each distance back, 0 .. L+1.
+
+    Example:
+        >>> head_scores.distance_profile(even, length=10).shape
+        torch.Size([12])
+    """
+    return torch.stack([back(pattern, length, d) for d in range(length + 2)], -1)
+
+
+def olsson_prefix_matching(
+    pattern: Float[Tensor, "batch head dest src"], tokens: Int[Tensor, "batch src"]
+) -> Float[Tensor, "batch head"]:
+    """Olsson's evaluator: attention to all positions that follow an earlier occurrence.
+
+    Summed over those positions, averaged over the queries that have one. ``tokens`` starts with
+    BOS, which never counts as an occurrence. (Olsson et al. 2022, appendix on head activation
+    evaluators; they use 25 random tokens repeated four times.)
+    """
+    same = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
+    same[:, :, 0] = False
+    target = torch.zeros_like(same)
+    target[:, :, 1:] = same[:, :, :-1]
+    target = target.tril()
+    asked = target.any(-1)
+    if not bool(asked.any(-1).all()):
+        raise IclError("No token is repeated in at least one sequence: nothing to match.")
+    hit = (pattern * target[:, None]).sum(-1) * asked[:, None]
+    return hit.sum(-1) / asked.sum(-1)[:, None]
+
+
+def head_scores(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"], length: int
+) -> dict[str, Float[Tensor, "batch layer head"]]:
+    """All head scores on a batch of doubled sequences, one forward pass, one layer at a time.
+
+    Returns:
+        ``previous``, ``current``, ``first``, ``duplicate``, ``prefix`` (clean) and ``stripe``.
+
+    Example:
+        >>> scores = head_scores.head_scores(net, task.tokens, 10)
+        >>> scores["prefix"].mean(0).max() > 0.5
+        tensor(True)
+    """
+    _, cache = cached(model, tokens, lambda name: name.endswith("attn.hook_pattern"))
+    layers: list[dict[str, Tensor]] = []
+    for layer in range(model.cfg.n_layers):
+        pattern = cache["pattern", layer]
+        layers.append(
+            {
+                "previous": previous_token(pattern),
+                "current": current_token(pattern),
+                "first": first_token(pattern),
+                "duplicate": duplicate_token(pattern, length),
+                "prefix": prefix_matching(pattern, length),
+                "stripe": stripe(pattern, length),
+            }
+        )
+    return {name: torch.stack([row[name] for row in layers], 1) for name in layers[0]}
+
+
+def olsson_scores(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch layer head"]:
+    """Olsson's evaluator for every head (see ``olsson_prefix_matching``).
+
+    Example:
+        >>> head_scores.olsson_scores(net, task.tokens).shape
+        torch.Size([8, 2, 4])
+    """
+    _, cache = cached(model, tokens, lambda name: name.endswith("attn.hook_pattern"))
+    layers = range(model.cfg.n_layers)
+    return torch.stack([olsson_prefix_matching(cache["pattern", la], tokens) for la in layers], 1)
+
+
+def uniform_baselines(length: int) -> dict[str, float]:
+    """Each score of ``head_scores`` for a head that attends evenly.
+
+    Example:
+        >>> even = head_scores.uniform_baselines(50)
+        >>> round(even["previous"], 4), round(even["first"], 4)
+        (0.042, 0.0515)
+    """
+    even = uniform_pattern(2 * length + 1)
+    return {
+        "previous": previous_token(even).item(),
+        "current": current_token(even).item(),
+        "first": first_token(even).item(),
+        "duplicate": duplicate_token(even, length).item(),
+        "prefix": prefix_matching(even, length).item(),
+        "stripe": stripe(even, length).item(),
+    }
+
+
+def detector_scores(
+    model: TransformerBridge, tokens: Int[Tensor, "1 pos"]
+) -> dict[str, Float[Tensor, "layer head"]]:
+    """TransformerLens' own head detector ("mul" score) on one sequence.
+
+    It divides by the attention of *all* rows, so on a doubled sequence without chance repeats
+    it equals ``previous * 2L/S``, ``prefix * L/S`` and ``duplicate * L/S``, S = 2L + 1.
+
+    Example:
+        >>> sorted(head_scores.detector_scores(net, task.tokens[:1]))
+        ['duplicate', 'prefix', 'previous']
+    """
+    _, cache = cached(model, tokens, lambda name: name.endswith("attn.hook_pattern"))
+    wanted = {
+        "previous": head_detector.get_previous_token_head_detection_pattern,
+        "duplicate": head_detector.get_duplicate_token_head_detection_pattern,
+        "prefix": head_detector.get_induction_head_detection_pattern,
+    }
+    shape = model.cfg.n_layers, model.cfg.n_heads
+    scores = {name: torch.zeros(shape) for name in wanted}
+    for name, build in wanted.items():
+        expected = build(tokens.cpu())
+        for layer in range(shape[0]):
+            for head in range(shape[1]):
+                scores[name][layer, head] = head_detector.compute_head_attention_similarity_score(
+                    cache["pattern", layer][0, head].cpu(),
+                    expected,
+                    exclude_bos=False,
+                    exclude_current_token=False,
+                    error_measure="mul",
+                )
+    return scores
+
+
+def strongest(scores: Float[Tensor, "layer head"]) -> tuple[int, int]:
+    """(layer, head) of the largest score.
+
+    Example:
+        >>> head_scores.strongest(torch.tensor([[0.1, 0.2], [0.9, 0.3]]))
+        (1, 0)
+    """
+    return divmod(int(scores.argmax()), scores.shape[1])

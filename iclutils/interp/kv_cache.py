@@ -1,0 +1,257 @@
+"""What a model remembers: keys and values of demonstration tokens, to be cut and read again.
+
+Reading a prompt leaves one key and one value per token, layer and head; later tokens see earlier
+ones through nothing else. ``remember`` reads demonstrations and keeps some of these, ``answer``
+reads a query with them. What is kept stands at its original position.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> from iclutils.interp import kv_cache
+    >>> from iclutils.interp.readout import target_logits
+    >>> from iclutils.tasks import topics
+    >>> net = models.load("anchors-0")
+    >>> asked = topics.sample(4, torch.Generator().manual_seed(0), classes=2, shared=True)
+    >>> keep = kv_cache.demonstrations(asked)
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import DynamicCache
+
+from ..errors import IclError
+from ..models import TransformerBridge
+from ..tasks.prompts import Prompts, Role
+from .readout import batches, check
+
+Keep = Bool[Tensor, "batch pos"]
+States = tuple[Float[Tensor, "rows kv_head mem d_head"], ...]
+
+
+def demonstrations(prompts: Prompts) -> Keep:
+    """Which tokens belong to the demonstrations: all before the query.
+
+    Example:
+        >>> bool(keep[0, 0]), bool(keep[0, asked.target[0]])
+        (True, False)
+    """
+    return prompts.roles <= Role.LABEL
+
+
+def shares_demonstrations(prompts: Prompts) -> bool:
+    """Whether all prompts begin with the same demonstrations, so that one memory serves all."""
+    mine = demonstrations(prompts)
+    if not bool((mine == mine[:1]).all()):
+        return False
+    width = int(mine[0].sum())
+    tokens, roles = prompts.tokens[:, :width], prompts.roles[:, :width]
+    return bool((tokens == tokens[:1]).all() and (roles == roles[:1]).all())
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Keys and values of demonstration tokens, packed to the front of their rows.
+
+    Attributes:
+        keys, values: per layer, after any rotation by position. Models with fewer key than query
+            heads have the fewer here.
+        held: which entries are real; the rest is padding.
+        next_position: where the query begins in the whole prompt.
+        read: the demonstrations' tokens, -1 after their end.
+    """
+
+    keys: States
+    values: States
+    held: Bool[Tensor, "batch mem"]
+    next_position: Int[Tensor, "batch"]
+    read: Int[Tensor, "batch demo_pos"]
+
+    def rows(self, rows: slice) -> Memory:
+        """The memory of some of the prompts."""
+        return Memory(
+            tuple(k[rows] for k in self.keys),
+            tuple(v[rows] for v in self.values),
+            self.held[rows],
+            self.next_position[rows],
+            self.read[rows],
+        )
+
+    def keep(self, mask: Bool[Tensor, "batch mem"]) -> Memory:
+        """The entries in ``mask`` alone."""
+        index, held = packed(mask & self.held)
+
+        def pick(states: Tensor) -> Tensor:
+            place = index[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
+            return states.gather(2, place)
+
+        return replace(
+            self,
+            keys=tuple(map(pick, self.keys)),
+            values=tuple(map(pick, self.values)),
+            held=held,
+        )
+
+
+def remember(model: TransformerBridge, prompts: Prompts, keep: Keep) -> Memory:
+    """Read the demonstrations once and keep what stands at ``keep``.
+
+    Demonstrations that many prompts share are remembered once: pass ``prompts[:1]``.
+    """
+    check(model, prompts)
+    same_shape(prompts, keep)
+    mine = demonstrations(prompts)
+    if bool((keep & ~mine).any()):
+        raise IclError("Only demonstration tokens can be remembered: cut the query out of keep.")
+    size = mine.sum(1)
+    width = int(size.max())
+    tokens = prompts.tokens[:, :width]
+    keys, values = remembers(model, tokens)
+    read = tokens.masked_fill(~mine[:, :width], -1)
+    return Memory(keys, values, mine[:, :width], size, read).keep(keep[:, :width])
+
+
+def answer(
+    model: TransformerBridge,
+    memory: Memory,
+    prompts: Prompts,
+    offset: bool = True,
+    batch_size: int | None = None,
+) -> Float[Tensor, "batch vocab"]:
+    """Logits at the target when the query is read with ``memory`` in place of its demonstrations.
+
+    Args:
+        model: the model.
+        memory: of the same prompts, or one row for prompts that share their demonstrations.
+        prompts: whose queries are read.
+        offset: whether the query stands where it stands in the whole prompt (True) or begins at
+            position 0 (False, the released script's way with GPT-2 XL). For rotary positions,
+            too, the distance to what is remembered changes.
+        batch_size: prompts per forward pass; all if omitted.
+
+    Example:
+        >>> held = kv_cache.remember(net, asked[:1], keep[:1])
+        >>> answered = kv_cache.answer(net, held, asked)
+        >>> bool((answered - target_logits(net, asked)).abs().max() < 1e-3)
+        True
+    """
+    check(model, prompts)
+    mine = demonstrations(prompts)
+    width = memory.read.shape[1]
+    if len(memory.held) not in (1, len(prompts)) or not torch.equal(
+        prompts.tokens[:, :width].masked_fill(~mine[:, :width], -1),
+        memory.read.expand(len(prompts), -1),
+    ):
+        raise IclError(
+            "This memory is of other demonstrations: remember those of the prompts themselves, or "
+            "of one of them where all share theirs."
+        )
+    one = len(memory.held) == 1
+    parts = []
+    for rows in batches(prompts, batch_size, "answers"):
+        part = prompts[rows]
+        held = memory if one else memory.rows(rows)
+        length = part.target + 1 - held.next_position
+        step = torch.arange(int(length.max()), device=length.device)
+        fed = step < length[:, None]
+        place = torch.where(fed, held.next_position[:, None] + step, part.target[:, None])
+        tokens = part.tokens.gather(1, place)
+        at = place if offset else torch.where(fed, step, 0)
+        with torch.no_grad():
+            parts.append(
+                resume(model, held.keys, held.values, held.held, tokens, fed, at, length - 1)
+            )
+    return torch.cat(parts)
+
+
+def remembers(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> tuple[States, States]:
+    """Keys and values of every layer and token, from one forward pass without gradients.
+
+    Example:
+        >>> keys, values = kv_cache.remembers(net, asked.tokens)
+        >>> keys[0].shape == values[0].shape
+        True
+    """
+    network = model.original_model
+    if "position_ids" not in inspect.signature(network.forward).parameters:
+        raise IclError(
+            "This model takes no explicit positions, so what it remembers cannot be cut without "
+            "moving the rest: use one with learned or rotary positions."
+        )
+    kinds = getattr(network.config, "layer_types", None) or getattr(
+        network.config, "attention_layers", None
+    )
+    windowed = getattr(network.config, "sliding_window", None) is not None
+    if kinds:
+        windowed = any("full" not in kind and "global" not in kind for kind in kinds)
+    if windowed:
+        raise IclError(
+            "This model attends to a sliding window, which counts remembered tokens rather than "
+            "positions: use one with full attention in every layer."
+        )
+    with torch.no_grad():
+        _, cache = model(tokens, use_cache=True, return_type="logits_and_cache", logits_to_keep=1)
+    return tuple(la.keys for la in cache.layers), tuple(la.values for la in cache.layers)
+
+
+def resume(
+    model: TransformerBridge,
+    keys: States,
+    values: States,
+    held: Bool[Tensor, "rows mem"],
+    tokens: Int[Tensor, "batch pos"],
+    fed: Bool[Tensor, "batch pos"],
+    positions: Int[Tensor, "batch pos"],
+    last: Int[Tensor, "batch"],
+) -> Float[Tensor, "batch vocab"]:
+    """Feed ``tokens`` to a model that already holds ``keys`` and ``values``; differentiable.
+
+    Args:
+        model: the model.
+        keys, values: per layer; one row serves all of the batch.
+        held: which entries of the memory may be attended to.
+        tokens: new tokens, padded on the right.
+        fed: which of them are real.
+        positions: the position that each is to stand at.
+        last: index in ``tokens`` of the one whose next-token logits are returned.
+    """
+    rows = torch.arange(len(tokens), device=tokens.device)
+    cache = None
+    if held.shape[1]:
+        states = zip(keys, values, strict=True)
+        shape = len(tokens), -1, -1, -1
+        cache = DynamicCache([(k.expand(shape), v.expand(shape)) for k, v in states])
+    mask = torch.cat([held.expand(len(tokens), -1), fed], 1).long()
+
+    def narrow(resid: Tensor, hook: object) -> Tensor:
+        return resid[rows, last][:, None]
+
+    out = model.run_with_hooks(
+        tokens,
+        fwd_hooks=[("unembed.hook_in", narrow)],
+        past_key_values=cache,
+        attention_mask=mask,
+        position_ids=positions,
+    )
+    return out[:, 0]
+
+
+def packed(mask: Bool[Tensor, "batch pos"]) -> tuple[Tensor, Tensor]:
+    """Indices of the true entries of every row, moved to its front, and which of them are real."""
+    size = mask.sum(1)
+    index = (~mask).long().argsort(dim=1, stable=True)[:, : int(size.max())]
+    return index, torch.arange(index.shape[1], device=mask.device) < size[:, None]
+
+
+def same_shape(prompts: Prompts, keep: Keep) -> None:
+    """Refuse a mask that is not one of these prompts' tokens."""
+    if keep.shape != prompts.tokens.shape:
+        raise IclError(
+            f"keep must have the shape of the tokens, {tuple(prompts.tokens.shape)}; got "
+            f"{tuple(keep.shape)}."
+        )

@@ -1,0 +1,435 @@
+"""Figures: they draw arrays and never see a model.
+
+Colours come from the Okabe-Ito palette (safe for colour-blind readers) and from ``viridis`` and
+``RdBu``, which keep their order in grey. The ground is white, so that figures read the same on
+light and dark pages. Alternative text stands beside the cell that draws (its metadata), where
+the book and the tests look for it.
+
+Example:
+    >>> import torch
+    >>> from iclutils.plots import figures
+    >>> scores = torch.tensor([[0.1, 0.9], [0.4, 0.2]])
+    >>> even = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+# A stale font list names fonts that are gone; the figures then use another, without a word.
+logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+
+BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b"
+Values = Sequence[float] | Sequence[int] | Float[Tensor, "point"]
+Line = tuple[Values, Values]
+COLOURS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", "#56B4E9")
+STYLE: dict[Any, Any] = {
+    "figure.dpi": 100,
+    "savefig.dpi": 100,
+    "figure.facecolor": "white",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "legend.frameon": False,
+}
+
+
+def canvas(
+    columns: int = 1, width: float = 7.0, height: float = 3.2, rows: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """A figure in the book's style with ``rows`` of ``columns`` axes, row by row."""
+    plt.rcParams.update(STYLE)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(width, height), layout="constrained", squeeze=False
+    )
+    return figure, list(axes.flat)
+
+
+def halves(
+    mean: Float[Tensor, "entry"], se: Float[Tensor, "entry"], length: int, uniform: float
+) -> Figure:
+    """Log-probability of the next token by position, the two copies in two colours.
+
+    ``uniform`` is the log-probability of guessing evenly.
+
+    Example:
+        >>> mean, se = torch.tensor([-4.0, -4.0, -1.0, -1.0]), torch.full((4,), 0.1)
+        >>> figures.halves(mean, se, length=2, uniform=-4.2).axes[0].get_ylabel()
+        'log p, nats'
+    """
+    figure, (axes,) = canvas()
+    entry = torch.arange(len(mean))
+    spans = {"first copy": slice(0, length), "second copy": slice(length, 2 * length)}
+    for (name, span), colour in zip(spans.items(), (BLUE, ORANGE), strict=True):
+        axes.errorbar(
+            entry[span], mean[span], se[span], fmt="o-", ms=3, lw=1, color=colour, label=name
+        )
+    axes.axhline(uniform, color=GREY, ls="--", lw=1, label="even guess")
+    axes.set(xlabel="prediction entry (about the next token)", ylabel="log p, nats")
+    axes.legend(loc="center left")
+    return figure
+
+
+def head_maps(
+    scores: Mapping[str, Float[Tensor, "layer head"]], low: float = 0.0, high: float = 1.0
+) -> Figure:
+    """One layer x head map per score, on one scale, at most five in a row.
+
+    Values are written in when they fit.
+
+    Example:
+        >>> figure = figures.head_maps({"prefix": scores, "previous": scores})
+        >>> [axes.get_title() for axes in figure.axes[:2]]
+        ['prefix', 'previous']
+    """
+    rows = math.ceil(len(scores) / 5)
+    columns = math.ceil(len(scores) / rows)
+    figure, axes = canvas(columns, width=2.4 * columns + 0.6, height=2.6 * rows, rows=rows)
+    for ax, (name, values) in zip(axes, scores.items(), strict=False):
+        image = ax.imshow(values, vmin=low, vmax=high, cmap="viridis", aspect="auto")
+        ax.set(title=name, xlabel="head", xticks=range(values.shape[1]))
+        ax.set_yticks(range(values.shape[0]))
+        if values.numel() <= 16:
+            _write_in(ax, values, (low + high) / 2)
+    axes[0].set_ylabel("layer")
+    figure.colorbar(image, ax=axes)
+    return figure
+
+
+def patterns(named: Mapping[str, Float[Tensor, "dest src"]]) -> Figure:
+    """Attention patterns side by side: destination down, source across.
+
+    Example:
+        >>> figures.patterns({"an even head": even}).axes[0].get_title()
+        'an even head'
+    """
+    figure, axes = canvas(len(named), width=3.4 * len(named), height=3.4)
+    for ax, (name, pattern) in zip(axes, named.items(), strict=True):
+        ax.imshow(pattern, vmin=0, vmax=1, cmap="viridis")
+        ax.set(title=name, xlabel="source position")
+    axes[0].set_ylabel("destination position")
+    return figure
+
+
+def attention(pattern: Float[Tensor, "dest src"], words: Sequence[str]) -> Figure:
+    """One attention pattern with its tokens: destination down, source across.
+
+    Example:
+        >>> figure = figures.attention(even, ["a", "b", "c", "d"])
+        >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
+        ['a', 'b', 'c', 'd']
+    """
+    side = max(3.6, 0.22 * len(words))
+    figure, (axes,) = canvas(width=side + 0.8, height=side)
+    image = axes.imshow(pattern, vmin=0, vmax=1, cmap="viridis")
+    axes.set_xticks(range(len(words)), words, rotation=90, size=8)
+    axes.set_yticks(range(len(words)), words, size=8)
+    axes.set(xlabel="source", ylabel="destination")
+    figure.colorbar(image, label="attention")
+    return figure
+
+
+def profile(named: Mapping[str, Float[Tensor, "distance"]], marks: Mapping[str, int]) -> Figure:
+    """Mean attention by distance back, one line per head, with marked distances.
+
+    Example:
+        >>> figure = figures.profile({"head 0.1": scores[0]}, {"one back": 1})
+        >>> len(figure.axes[0].lines)
+        2
+    """
+    figure, (axes,) = canvas()
+    for (name, values), colour in zip(named.items(), COLOURS, strict=False):
+        axes.plot(values, "o-", ms=3, lw=1, color=colour, label=name)
+    for (name, where), style in zip(marks.items(), ("--", ":"), strict=False):
+        axes.axvline(where, color=GREY, ls=style, lw=1, label=name)
+    axes.set(xlabel="distance back", ylabel="mean attention")
+    axes.legend(loc="upper center")
+    return figure
+
+
+def position_map(values: Float[Tensor, "layer position"], start: int, label: str) -> Figure:
+    """Effect of a patch by layer and position, zero in the middle of the scale.
+
+    Example:
+        >>> figure = figures.position_map(scores - 0.5, start=10, label="nats")
+        >>> [round(limit, 2) for limit in figure.axes[0].get_images()[0].get_clim()]
+        [-0.4, 0.4]
+    """
+    figure, (axes,) = canvas(height=2.2)
+    reach = float(values.abs().max()) or 1.0
+    image = axes.imshow(
+        values,
+        vmin=-reach,
+        vmax=reach,
+        cmap="RdBu_r",
+        aspect="auto",
+        extent=(start - 0.5, start + values.shape[1] - 0.5, values.shape[0] - 0.5, -0.5),
+    )
+    axes.set(xlabel="patched position", ylabel="layer", yticks=range(values.shape[0]))
+    figure.colorbar(image, label=label)
+    return figure
+
+
+def signed(
+    named: Mapping[str, Float[Tensor, "row column"]],
+    xlabel: str,
+    ylabel: str,
+    columns: int = 4,
+    rows_named: Sequence[str] = (),
+    columns_named: Sequence[str] = (),
+) -> Figure:
+    """Maps side by side, zero in the middle of a scale that they share.
+
+    Example:
+        >>> figure = figures.signed({"effect": scores - 0.5}, "head", "layer")
+        >>> figure.axes[0].get_xlabel()
+        'head'
+    """
+    rows = math.ceil(len(named) / columns)
+    height = 2.5 if columns > 1 else 3.6
+    figure, axes = canvas(columns, width=7.6, height=height * rows, rows=rows)
+    reach = max(float(values.abs().max()) for values in named.values()) or 1.0
+    for ax, (name, values) in zip(axes, named.items(), strict=False):
+        image = ax.imshow(values, vmin=-reach, vmax=reach, cmap="RdBu_r")
+        ax.set(title=name, xlabel=xlabel)
+        if rows_named:
+            ax.set_yticks(range(len(rows_named)), rows_named)
+        if columns_named:
+            ax.set_xticks(range(len(columns_named)), columns_named, rotation=45, ha="right")
+    axes[0].set_ylabel(ylabel)
+    figure.colorbar(image, ax=axes)
+    return figure
+
+
+def scatter(panels: Mapping[str, tuple[Values, Values]], xlabel: str, ylabel: str) -> Figure:
+    """Points against the line of equality, one panel for each series.
+
+    Example:
+        >>> figures.scatter({"all": (scores[0], scores[1])}, "ours", "theirs").axes[0].get_ylabel()
+        'theirs'
+    """
+    figure, axes = canvas(len(panels), width=3.5 * len(panels), height=3.2)
+    for ax, (name, (x, y)) in zip(axes, panels.items(), strict=True):
+        ax.axline((0, 0), slope=1, color=GREY, lw=1, ls="--")
+        ax.plot(x, y, "o", ms=3, color=BLUE)
+        ax.set(title=name, xlabel=xlabel)
+    axes[0].set_ylabel(ylabel)
+    return figure
+
+
+def bars(
+    groups: Mapping[str, Sequence[tuple[float, float]]],
+    labels: Sequence[str],
+    ylabel: str,
+    line: float | None = None,
+    log_y: bool = False,
+) -> Figure:
+    """Grouped bars with error bars: ``groups`` maps a series to (value, error) per label.
+
+    On a logarithmic scale the bars start at its lower end, which says nothing: read their tops.
+
+    Example:
+        >>> figure = figures.bars({"trained": [(0.9, 0.1), (0.2, 0.1)]}, ["one", "two"], "accuracy")
+        >>> [round(float(bar.get_height()), 2) for bar in figure.axes[0].patches]
+        [0.9, 0.2]
+    """
+    figure, (axes,) = canvas()
+    width = 0.8 / len(groups)
+    where = torch.arange(len(labels), dtype=torch.float)
+    for i, (name, pairs) in enumerate(groups.items()):
+        values, errors = zip(*pairs, strict=True)
+        shift = (i - (len(groups) - 1) / 2) * width
+        axes.bar(where + shift, values, width, yerr=errors, color=COLOURS[i], label=name, capsize=2)
+    if line is not None:
+        axes.axhline(line, color=GREY, ls="--", lw=1)
+    axes.set(ylabel=ylabel, xticks=where, xticklabels=labels)
+    if log_y:
+        least = min(value for pairs in groups.values() for value, _ in pairs)
+        axes.set(yscale="log", ylim=(least / 2, None))
+    else:
+        axes.axhline(0, color="black", lw=0.5)
+    if max(map(len, labels)) * len(labels) > 90:
+        axes.set_xticks(where, labels, rotation=40, ha="right")
+    if len(groups) > 1:
+        figure.legend(loc="outside upper center", ncols=len(groups))
+    return figure
+
+
+def curves(
+    panels: Mapping[str, Mapping[str, Line]],
+    xlabel: str | Sequence[str],
+    log_x: bool = False,
+    log_y: bool = False,
+) -> Figure:
+    """One panel per quantity, two in a row, one line per series: (x, y).
+
+    ``xlabel`` is one for all, or one for each.
+
+    Panels whose series have the same names share one legend. A logarithmic x axis that starts at
+    0 (training steps) is linear up to 100.
+
+    Example:
+        >>> figure = figures.curves({"loss": {"seed 0": ([0, 100], [4.0, 1.0])}}, "training step")
+        >>> figure.axes[0].get_title()
+        'loss'
+    """
+    columns = min(2, len(panels))
+    rows = (len(panels) + 1) // 2
+    figure, axes = canvas(columns, height=2.6 * rows, rows=rows)
+    for ax in axes[len(panels) :]:
+        ax.set_visible(False)
+    below = [xlabel] * len(panels) if isinstance(xlabel, str) else xlabel
+    for ax, (title, lines), under in zip(axes, panels.items(), below, strict=False):
+        for (name, (x, y)), colour in zip(lines.items(), cycle(COLOURS), strict=False):
+            ax.plot(x, y, "o-", ms=3, lw=1, color=colour, label=name)
+        if log_y:
+            ax.set_yscale("log")
+        if log_x and min(min(x) for x, _ in lines.values()) > 0:
+            ax.set_xscale("log")
+        elif log_x:
+            ax.set_xscale("symlog", linthresh=100)
+        else:
+            ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        ax.set(title=title, xlabel=under)
+    series = [list(lines) for lines in panels.values()]
+    if all(set(names) <= set(series[0]) for names in series):
+        names = axes[0].get_legend_handles_labels()
+        figure.legend(*names, loc="outside upper center", ncols=4)
+    else:
+        for ax in axes[: len(panels)]:
+            ax.legend(fontsize=8)
+    return figure
+
+
+def null_histogram(
+    groups: Mapping[str, Sequence[float]], found: Mapping[str, float], xlabel: str
+) -> Figure:
+    """Histograms of a null distribution and others on common bins, lines for single values.
+
+    Example:
+        >>> figure = figures.null_histogram({"null": [0.1, 0.2, 0.3]}, {"found": 0.9}, "score")
+        >>> figure.axes[0].get_xlabel()
+        'score'
+    """
+    figure, (axes,) = canvas(height=2.6)
+    top = max(max(values) for values in groups.values()) or 1.0
+    for (name, values), colour in zip(groups.items(), (GREY, BLUE, GREEN), strict=False):
+        axes.hist(values, bins=24, range=(0, top), color=colour, alpha=0.7, label=name)
+    for (name, value), colour in zip(found.items(), (ORANGE, PINK), strict=False):
+        axes.axvline(value, color=colour, lw=2, label=name)
+    axes.set(xlabel=xlabel, ylabel="head pairs")
+    axes.legend()
+    return figure
+
+
+def flow(
+    words: Sequence[str], edges: Sequence[Mapping[str, Sequence[tuple[int, int, float]]]]
+) -> Figure:
+    """Which token feeds which, layer by layer: the prompt across, depth upwards.
+
+    ``edges[layer]`` maps a kind of flow to (destination, source, weight); an edge rises from its
+    source below the layer to its destination above it, the wider the stronger.
+
+    Example:
+        >>> figure = figures.flow(["a", "b"], [{"copy": [(1, 0, 0.8)]}])
+        >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
+        ['a', 'b']
+    """
+    figure, (axes,) = canvas(width=max(7.0, 0.2 * len(words)), height=1.0 + 1.1 * len(edges))
+    kinds = list(dict.fromkeys(kind for layer in edges for kind in layer))
+    colour = dict(zip(kinds, (BLUE, ORANGE, GREY), strict=False))
+    top = max((w for layer in edges for found in layer.values() for *_, w in found), default=1.0)
+    for depth, layer in enumerate(edges):
+        for kind, found in layer.items():
+            for to, source, weight in found:
+                axes.plot(
+                    (source, to),
+                    (depth, depth + 1),
+                    color=colour[kind],
+                    alpha=0.75,
+                    lw=5 * weight / top,
+                )
+    for kind in kinds:
+        axes.plot([], [], color=colour[kind], lw=3, label=kind)
+    for height in range(len(edges) + 1):
+        axes.plot(range(len(words)), [height] * len(words), ".", color="black", ms=2)
+    axes.set_xticks(range(len(words)), words, rotation=90, size=8)
+    middles = [depth + 0.5 for depth in range(len(edges))]
+    axes.set_yticks(middles, [f"layer {depth}" for depth in range(len(edges))])
+    axes.tick_params(length=0)
+    figure.legend(loc="outside upper center", ncols=len(kinds))
+    return figure
+
+
+def matrices(
+    named: Mapping[str, Float[Tensor, "row column"]], labels: Sequence[str], low: float, high: float
+) -> Figure:
+    """Square matrices side by side on one scale, values written in, the diagonal left out.
+
+    Example:
+        >>> figures.matrices({"confusion": scores}, ["x", "y"], 0.0, 1.0).axes[0].get_title()
+        'confusion'
+    """
+    figure, axes = canvas(len(named), width=3.2 * len(named) + 0.6, height=3.2)
+    for ax, (name, values) in zip(axes, named.items(), strict=True):
+        shown = values.clone().float()
+        shown.fill_diagonal_(float("nan"))
+        image = ax.imshow(shown, vmin=low, vmax=high, cmap="viridis")
+        _write_in(ax, shown, (low + high) / 2)
+        ax.set(title=name)
+        ax.set_xticks(range(len(labels)), labels, rotation=45, ha="right", size=8)
+        ax.set_yticks(range(len(labels)), labels, size=8)
+    figure.colorbar(image, ax=axes)
+    return figure
+
+
+def tables(
+    named: Mapping[str, Float[Tensor, "row column"]], rows: Sequence[str], columns: Sequence[str]
+) -> Figure:
+    """Positive tables side by side, each on a logarithmic scale of its own, values written in.
+
+    The smallest entry of every column is framed.
+
+    Example:
+        >>> figure = figures.tables({"distance": scores}, ["ols", "ridge"], ["0", "1"])
+        >>> figure.axes[0].get_title()
+        'distance'
+    """
+    figure, axes = canvas(len(named), width=3.6 * len(named), height=3.2)
+    for ax, (name, values) in zip(axes, named.items(), strict=True):
+        ax.imshow(values.log(), cmap="viridis", aspect="auto")
+        middle = float((values.log().min() + values.log().max()) / 2)
+        for column, best in enumerate(values.argmin(0).tolist()):
+            ax.add_patch(Rectangle((column - 0.5, best - 0.5), 1, 1, fill=False, ec=ORANGE, lw=3))
+            for row, value in enumerate(values[:, column].tolist()):
+                ink = "black" if math.log(value) > middle else "white"
+                text = f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+                ax.text(column, row, text, ha="center", va="center", color=ink, size=7)
+        ax.set(title=name)
+        long = max(len(str(name)) for name in columns) > 5
+        ax.set_xticks(range(len(columns)), columns, rotation=30 if long else 0)
+        ax.set_yticks(range(len(rows)), rows)
+    return figure
+
+
+def _write_in(ax: Axes, values: Tensor, middle: float) -> None:
+    """Write every value into its cell, in ink that shows; NaN is left out."""
+    for row, line in enumerate(values.tolist()):
+        for column, value in enumerate(line):
+            if not math.isnan(value):
+                ink = "black" if value > middle else "white"
+                ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, size=8)
