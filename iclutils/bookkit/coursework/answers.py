@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+# What an answer may not be made of.
 LENSES = (
-    "iclutils.interp",
-    "iclutils.chapters",
-    "iclutils.bookkit.coursework",
-)  # what an answer may not be made of
+    *(f"iclutils.interp.{name}" for name in ("head_scores", "readout", "statistics", "weights")),
+    *("iclutils.chapters", "iclutils.bookkit.coursework"),
+)
 
 
 class Mistake(Exception):
