@@ -1,19 +1,27 @@
-"""The reference of the package, from its docstrings.
+"""The reference of the package: which modules there are comes from its folders, what they say
+from their docstrings.
 
-``{api}`` takes names of modules, one a line, and shows for each its text, then every public
-function and class with signature, text and example. Docstrings are plain prose with ``code``,
-citations and Google's sections; what else reStructuredText would take for markup is escaped here.
+``{api}`` takes names of packages or modules, one a line, and shows each with all it contains:
+text, then every public function and class with signature, text and example. ``iclutils`` itself
+stands for the entry points in its ``__all__``. ``{modules}`` is a table of the same modules.
+Docstrings are plain prose with ``code``, citations and Google's sections; what else
+reStructuredText would take for markup is escaped here.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
+import pkgutil
 import re
 
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+
+import iclutils
 
 CODE = re.compile(r"(``.+?``)", re.DOTALL)
 CITED = re.compile(r"\{(cite(?::\w)?)\}(?=`)")  # as in the pages; here it is reStructuredText
@@ -23,7 +31,7 @@ MARKUP = re.compile(r"[*|]|(?<=\w)_(?!\w)")
 
 
 def connect(app: Sphinx) -> None:
-    """Register the directive, and the extensions behind it."""
+    """Register the directives, and the extensions behind them."""
     app.setup_extension("sphinx.ext.autodoc")
     app.connect("autodoc-process-docstring", _escape, priority=100)  # before napoleon
     app.setup_extension("sphinx.ext.napoleon")
@@ -36,23 +44,58 @@ def connect(app: Sphinx) -> None:
     app.config.add_module_names = False  # a heading says which module it is
     app.config.nitpick_ignore_regex.append(("py:.*", ".*"))  # types of other libraries
     app.add_directive("api", Api)
+    app.add_directive("modules", Modules)
 
 
-class Api(SphinxDirective):
-    """``{api}``: a section for each module named in its content."""
+def modules(name: str) -> list[str]:
+    """A module and all public ones inside it; of ``iclutils`` itself only the entry points."""
+    module = importlib.import_module(name)
+    found = [name] if inspect.getdoc(module) or not hasattr(module, "__path__") else []
+    if name != iclutils.__name__:
+        for inside in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
+            if "._" not in inside.name:
+                found += modules(inside.name)
+    return found
+
+
+class Modules(SphinxDirective):
+    """``{modules}``: a table of modules, each with the first sentence of its docstring."""
 
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        """Let autodoc fill the sections."""
-        lines = []
-        for module in filter(None, map(str.strip, self.content)):
-            title = module.removeprefix("iclutils.")
-            lines += [f"## `{title}`", "", "```{eval-rst}", f".. automodule:: {module}"]
-            lines += ["   :members:", "   :ignore-module-all:", "```", ""]
+        """Parse the Markdown of all modules."""
+        named = filter(None, map(str.strip, self.content))
+        lines = self.markdown([module for name in named for module in modules(name)])
         container = nodes.Element()
         self.state.nested_parse(StringList(lines), 0, container, match_titles=True)
         return container.children
+
+    def markdown(self, names: list[str]) -> list[str]:
+        """The rows."""
+        rows = ["| Module | Holds |", "|---|---|"]
+        for name in names:
+            text = " ".join((inspect.getdoc(importlib.import_module(name)) or "").split())
+            sentence = re.split(r"(?<=\.) (?=[A-Z`])", text)[0].replace("|", r"\|")
+            rows.append(f"| {{py:mod}}`{name.removeprefix('iclutils.')} <{name}>` | {sentence} |")
+        return rows
+
+
+class Api(Modules):
+    """``{api}``: a section for each module."""
+
+    def markdown(self, names: list[str]) -> list[str]:
+        """Headings, and what autodoc fills in."""
+        lines = []
+        for name in names:
+            lines += [f"## `{name.removeprefix('iclutils.')}`", "", "```{eval-rst}"]
+            lines += [f".. automodule:: {name}", "   :members:", "   :ignore-module-all:", ""]
+            if name == iclutils.__name__:
+                for entry in iclutils.__all__:
+                    kind = "class" if inspect.isclass(getattr(iclutils, entry)) else "function"
+                    lines += [f".. auto{kind}:: {name}.{entry}", ""]
+            lines += ["```", ""]
+        return lines
 
 
 def _escape(
