@@ -12,6 +12,8 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if 
 
 BIN := .venv/bin
 READY := .venv/.stamp
+# Threads that wait sleep, so that what runs side by side is not in each other's way.
+export OMP_WAIT_POLICY := PASSIVE
 # Tests never reach for the hub; what they need is shipped or made on the spot.
 OFFLINE := HF_HUB_OFFLINE=1
 # Its own font list: one that names the fonts of a deleted environment makes figures complain.
@@ -23,7 +25,7 @@ TOGETHER := -n 2 --dist loadfile
 CHAPTER ?= all
 TIER ?= mini
 
-.PHONY: help setup book test lint format types unit notebooks accept train run assignments grade bench zip pdf clean
+.PHONY: help setup book test nightly lint format types unit notebooks accept train run assignments grade bench zip pdf clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +37,10 @@ book: $(READY)  ## run what changed, check the claims, build the HTML, print the
 
 test: lint types  ## everything: lint, types, unit tests, notebooks, book build, browser
 	@$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests $(TOGETHER) $(NBVAL) $(ARGS)
+
+nightly: lint types  ## also what is exhaustive or long, and nbval of all notebooks
+	@$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m "nightly or not nightly" \
+	  $(TOGETHER) $(NBVAL) $(ARGS)
 
 lint: $(READY)  ## ruff: style and format, nothing is changed
 	@$(BIN)/ruff check

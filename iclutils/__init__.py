@@ -6,8 +6,12 @@ The names below are imported when they are first used, so that ``python -m iclut
 once, and can say what is missing where a dependency is.
 """
 
+import os
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
+
+# Before torch is imported: a thread that waits sleeps, so that other programs are not in its way.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from .bookkit.quick_figures import Glimpse, show

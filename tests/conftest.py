@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before anything imports torch
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub's client
 os.environ["ICLUTILS_QUIET"] = "1"  # as the runner does: bars depend on the machine's speed
 

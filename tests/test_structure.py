@@ -1,0 +1,69 @@
+"""The arrows between the packages: the science never imports the book."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "iclutils"
+COMMON = {"errors", "files", "progress", "zoo"}
+MAY_IMPORT = {
+    "__init__": {*COMMON, "bookkit"},  # when a name is first used
+    "__main__": {*COMMON, "bookkit"},
+    "errors": set(),
+    "files": {"errors"},
+    "progress": set(),
+    "zoo": {"errors", "files"},
+    "models": COMMON,
+    "tasks": {*COMMON, "models"},
+    "interp": {*COMMON, "models", "tasks"},
+    "chapters": {*COMMON, "models", "tasks", "interp"},
+    "training": {*COMMON, "models", "tasks", "interp", "chapters"},
+    "plots": COMMON,
+    "bookkit": {*COMMON, "models", "tasks", "interp", "chapters", "training", "plots"},
+}
+
+OPEN = {"clean_corrupt.py": {"chapters"}}  # until the sampler of repeated tokens is in tasks
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The parts of ``iclutils`` that a module imports, wherever in it."""
+    package = ("iclutils", *path.relative_to(PACKAGE).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[tuple[str, ...]] = []
+        if isinstance(node, ast.Import):
+            names = [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else ()
+            start += tuple((node.module or "").split(".")) if node.module else ()
+            names = [(*start, alias.name) for alias in node.names]
+        for first, *rest in names:
+            if first == "iclutils" and rest:
+                yield rest[0]
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_arrows_point_one_way(part: str) -> None:
+    folder = PACKAGE / part
+    for path in folder.rglob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]:
+        wrong = set(imported(path)) & set(MAY_IMPORT) - MAY_IMPORT[part] - {part}
+        wrong -= OPEN.get(path.name, set())
+        assert not wrong, f"{path.relative_to(PACKAGE)} imports {sorted(wrong)}"
+
+
+def test_every_part_has_its_place() -> None:
+    parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert parts - {"__pycache__", "py"} == set(MAY_IMPORT)
+
+
+def test_only_models_imports_transformer_lens() -> None:
+    importers = {
+        path.relative_to(PACKAGE).parts[0]
+        for path in PACKAGE.rglob("*.py")
+        if any(line.split()[:1] in (["import"], ["from"]) and "transformer_lens" in line
+               for line in path.read_text(encoding="utf-8").splitlines())
+    }  # fmt: skip
+    assert importers == {"models"}
