@@ -182,7 +182,9 @@ def cost(recipe: Recipe) -> str:
                 take_step(network, optimizers, recipe, step)  # it returns a number, and so is done
         seconds = (time.perf_counter() - start) * recipe.steps
         how = f"judged by {TIMED} steps on {recipe.device}"
-    words = f"{max(1, round(seconds / 60))} min" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+    words = (
+        f"{max(1, round(seconds / 60))} min" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+    )
     return (
         f"{recipe.name}: {recipe.steps} steps, about {words}, {how}; {max(1, held):.0f} MiB for "
         "the weights and their training, and a batch on top"
