@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from iclutils.training.tune import tune
 from tiny import save_gpt2, save_neox, tiny_gpt2, tokens
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
@@ -16,6 +15,7 @@ from iclutils.chapters.circuits.pruning import cost, prune
 from iclutils.interp.graph import Node, all_heads, head
 from iclutils.interp.hooks import head_ablation, run
 from iclutils.training.language import Batch, LanguageRecipe
+from iclutils.training.tune import tune
 
 HEADS = [head(0, 1), head(0, 3), head(2, 0)]
 

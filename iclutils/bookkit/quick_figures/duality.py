@@ -30,7 +30,7 @@ def glimpse(asked: Asked) -> Glimpse:
 
 
 def _of_heads(asked: Asked) -> Glimpse:
-    """Repeated tokens up to the middle of the second copy; the first copy demonstrates."""
+    """Doubled sequences up to the middle of the second copy; the first copy demonstrates."""
     model = asked.load()
     cfg, source = model.cfg, asked.session.generator("copying")
     length = min(asked.session.tier.induction.length, (cfg.n_ctx - 1) // 2)
