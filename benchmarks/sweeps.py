@@ -26,7 +26,7 @@ from iclutils.interp import sweeps
 from iclutils.interp.hooks import Hook, mlp_name, run, z_name
 from iclutils.interp.statistics import log_prob
 from iclutils.models import TransformerBridge, cached, load
-from iclutils.tasks.repeated import doubled
+from iclutils.tasks.repeated import repeated_tokens
 
 LENGTH = 50
 TOLERANCE = 1e-5
@@ -157,7 +157,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     model = model_of_shape()
-    task = doubled(1, LENGTH, model.cfg.d_vocab, 50256, torch.Generator().manual_seed(0))
+    task = repeated_tokens(model, 1, LENGTH, torch.Generator().manual_seed(0))
     note = torch.arange(LENGTH, 2 * LENGTH)
     clean = torch.arange(LENGTH + 1, 2 * LENGTH)
     common = {"model": model, "tokens": task.tokens, "every": given.every, "repeats": given.repeats}

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from tiny import tiny_gpt2
 
 from iclutils import IclError
-from iclutils.chapters.induction import sample
 from iclutils.interp import head_scores
 from iclutils.models import cached
-from iclutils.tasks.repeated import doubled, repeated
+from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 
 
 def ideal(length: int, distance: int) -> torch.Tensor:
@@ -95,7 +94,7 @@ def test_uniform_baselines_are_harmonic_sums() -> None:
 
 
 def test_olssons_evaluator_sums_over_all_earlier_followers() -> None:
-    tokens = repeated(1, 4, 3, 30, 29, torch.Generator().manual_seed(1))
+    tokens = RepeatedTokens.draw(1, 4, 30, 29, torch.Generator().manual_seed(1), times=3).tokens
     pattern = random_pattern(13, 3)[:1]
     total, queries = torch.zeros(3), 0
     row = tokens[0].tolist()
@@ -110,7 +109,7 @@ def test_olssons_evaluator_sums_over_all_earlier_followers() -> None:
 
 def test_olssons_evaluator_reads_every_head(tmp_path: Path) -> None:
     model = tiny_gpt2(tmp_path)
-    tokens = repeated(2, 5, 4, 60, 59, torch.Generator().manual_seed(0))
+    tokens = repeated_tokens(model, 2, 5, torch.Generator().manual_seed(0), times=4).tokens
     scores = head_scores.olsson_scores(model, tokens)
     _, cache = cached(model, tokens, ["blocks.1.attn.hook_pattern"])
     assert scores.shape == (2, 3, 4)
@@ -129,7 +128,7 @@ def test_olssons_evaluator_refuses_what_never_repeats() -> None:
 def test_the_detector_is_the_scaled_score_on_distinct_tokens(tmp_path: Path) -> None:
     model = tiny_gpt2(tmp_path)
     length = 12
-    batch = sample(model, 1, length, torch.Generator().manual_seed(0), distinct=True)
+    batch = repeated_tokens(model, 1, length, torch.Generator().manual_seed(0), distinct=True)
     theirs = head_scores.detector_scores(model, batch.tokens)
     ours = head_scores.head_scores(model, batch.tokens, length)
     size = 2 * length + 1
@@ -139,7 +138,7 @@ def test_the_detector_is_the_scaled_score_on_distinct_tokens(tmp_path: Path) -> 
 
 def test_head_scores_read_the_models_own_patterns(tmp_path: Path) -> None:
     model = tiny_gpt2(tmp_path)
-    batch = doubled(3, 10, 60, 59, torch.Generator().manual_seed(0))
+    batch = repeated_tokens(model, 3, 10, torch.Generator().manual_seed(0))
     scores = head_scores.head_scores(model, batch.tokens, 10)
     _, cache = cached(model, batch.tokens, ["blocks.2.attn.hook_pattern"])
     one = cache["pattern", 2][1, 3]

@@ -17,7 +17,7 @@ from wired import save_wired
 
 from iclutils import IclError, models
 from iclutils.interp import clean_corrupt, edges, graph, significance
-from iclutils.tasks import repeated, topics
+from iclutils.tasks import topics
 
 
 def seeded(seed: int = 0) -> Generator:
@@ -158,7 +158,6 @@ def test_empty_and_constant_behaviours_are_refused(tmp_path: Path) -> None:
         clean_corrupt.ends(net, same)
     with pytest.raises(IclError, match="same shape"):
         clean_corrupt.Behaviour(asked.clean, asked.clean[:, :-1], asked.at, asked.answer)
-    assert repeated.doubled(1, 6, 20, 0, seeded()).length == 6
 
 
 def test_significance_by_enumeration() -> None:

@@ -14,13 +14,12 @@ from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import pair
-from iclutils.chapters.induction import sample
 from iclutils.interp import clean_corrupt, edges
 from iclutils.interp.graph import Node, all_heads, head
 from iclutils.interp.head_scores import head_scores, prefix_matching
 from iclutils.interp.hooks import direct_k_input
 from iclutils.models import TransformerBridge, load
-from iclutils.tasks.repeated import Doubled
+from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 
 PLACES = [
     ((0, 0), (1, 1), 2, "fresh"),
@@ -36,9 +35,9 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def batches(
     model: TransformerBridge, count: int = 8, length: int = LENGTH, corruption: str = "fresh"
-) -> tuple[clean_corrupt.Behaviour, Doubled, Doubled]:
+) -> tuple[clean_corrupt.Behaviour, RepeatedTokens, RepeatedTokens]:
     made = clean_corrupt.repeating(model, count, length, generator(), corruption)
-    return made, Doubled(made.clean, length), Doubled(made.corrupt, length)
+    return made, RepeatedTokens(made.clean, length), RepeatedTokens(made.corrupt, length)
 
 
 @pytest.mark.parametrize(("previous", "induction", "layers", "corruption"), PLACES)
@@ -162,7 +161,7 @@ def test_bad_input(tmp_path: Path) -> None:
     model = tiny_gpt2(tmp_path / "three")
     with pytest.raises(IclError, match="heads of this model"):
         pair.path_drops(model, batch, other, [head(3, 0)])
-    short = sample(model, 2, 7, generator())
+    short = repeated_tokens(model, 2, 7, generator())
     with pytest.raises(IclError, match="shape"):
         pair.path_drops(model, batch, short, [head(2, 0)])
     with pytest.raises(IclError, match="nothing away"):

@@ -16,10 +16,10 @@ from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import labels, patterns
-from iclutils.chapters.induction import sample
 from iclutils.interp.head_scores import olsson_prefix_matching, uniform_pattern
 from iclutils.interp.hooks import pattern_name
 from iclutils.models import TransformerBridge, cached, load, untrained
+from iclutils.tasks.repeated import repeated_tokens
 
 SIZE = 16
 PLAIN = torch.arange(SIZE)[None]  # no token occurs twice
@@ -195,7 +195,7 @@ def test_wired_heads_get_their_labels(tmp_path: Path) -> None:
     """The known answer; idle heads attend evenly and get nothing."""
     save_wired(tmp_path)
     model = load(tmp_path)
-    ids = sample(model, 40, 11, torch.Generator().manual_seed(0), distinct=True).tokens
+    ids = repeated_tokens(model, 40, 11, torch.Generator().manual_seed(0), distinct=True).tokens
     blank = [untrained(tmp_path, seed) for seed in range(2)]
     shuffled = labels.shuffled_scores(model, ids, torch.Generator().manual_seed(1))
     nulls = [labels.null_scores(blank, ids), shuffled]

@@ -19,9 +19,9 @@ from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import history, matching, overlap
-from iclutils.chapters.induction import sample
 from iclutils.interp.hooks import z_name
 from iclutils.models import TransformerBridge, cached, load, rebuilt
+from iclutils.tasks.repeated import repeated_tokens
 
 # --- overlap -------------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ def test_permuted_heads_are_matched_back(tmp_path: Path) -> None:
     save_gpt2(tmp_path)
     order = [[2, 0, 3, 1], [1, 2, 3, 0], [3, 2, 1, 0]]
     plain, other = load(tmp_path), rebuilt(tmp_path, lambda network: permuted(network, order))
-    tokens = sample(plain, 8, 10, Generator().manual_seed(0)).tokens
+    tokens = repeated_tokens(plain, 8, 10, Generator().manual_seed(0)).tokens
     torch.testing.assert_close(plain(tokens), other(tokens), atol=1e-4, rtol=1e-4)
     expected = sorted(
         (4 * layer + old, 4 * layer + new)
@@ -127,7 +127,7 @@ def test_profiles_say_what_the_wired_heads_look_at(tmp_path: Path) -> None:
     """Catches a relation or distance that is one token off, and the first position counted."""
     save_wired(tmp_path)
     model = load(tmp_path)
-    tokens = sample(model, 8, 11, Generator().manual_seed(0), distinct=True).tokens
+    tokens = repeated_tokens(model, 8, 11, Generator().manual_seed(0), distinct=True).tokens
     size, profile = tokens.shape[1], matching.profiles(model, tokens)
     assert profile.shape == (4, size + 4)
     even = [(1 / torch.arange(d + 1, size + 1)).sum().item() for d in range(size)]

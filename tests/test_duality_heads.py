@@ -32,7 +32,7 @@ from iclutils.chapters.gradient_descent.removal import after, answers, carried, 
 from iclutils.interp.hooks import z_name
 from iclutils.models import TransformerBridge
 from iclutils.tasks.prompts import Role
-from iclutils.tasks.repeated import doubled
+from iclutils.tasks.repeated import RepeatedTokens
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 KINDS = ("gpt2", "neox", "llama", "induction-0")
@@ -510,7 +510,7 @@ def test_carried_asks_at_the_target(wide: TransformerBridge) -> None:
 
 
 def test_masks() -> None:
-    batch = doubled(2, 4, VOCAB, BOS, torch.Generator().manual_seed(0))
+    batch = RepeatedTokens.draw(2, 4, VOCAB, BOS, torch.Generator().manual_seed(0))
     assert first_copy(batch).tolist() == [[False] + 4 * [True] + 4 * [False]] * 2
     assert after(first_copy(batch))[0].tolist() == 5 * [False] + 4 * [True]
     assert bool(after(torch.zeros(1, 3, dtype=torch.bool)).all())

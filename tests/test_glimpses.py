@@ -21,7 +21,6 @@ from iclutils.bookkit import presets
 from iclutils.bookkit.quick_figures import circuits, glimpse
 from iclutils.bookkit.quick_figures.regression import last_label, mean_label, middle
 from iclutils.bookkit.session import Session
-from iclutils.chapters import induction
 from iclutils.chapters.gradient_descent import attribution, heads
 from iclutils.chapters.label_words import saliency
 from iclutils.chapters.regression import written
@@ -29,7 +28,7 @@ from iclutils.chapters.regression.distances import ask
 from iclutils.interp import head_scores, path_patching, weights
 from iclutils.models.lsa import Shape, Solvers
 from iclutils.tasks import classification, numbers, regression
-from iclutils.tasks.repeated import Doubled
+from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 from iclutils.tasks.sources import open_source
 
 SHOWN: list[tuple[str, str]] = [("a great movie", "Positive"), ("a bad film", "Negative")]
@@ -83,7 +82,7 @@ def test_01_finds_the_induction_head_of_the_chapter() -> None:
     session = Session(presets.get("mini"), "", 0, "cpu")
     made = iclutils.show("01", "induction-0")
     model = models.load("induction-0", fold=True)
-    batch = induction.sample(model, 64, 30, session.generator("doubled"))
+    batch = repeated_tokens(model, 64, 30, session.generator("doubled"))
     byhand = head_scores.head_scores(model, batch.tokens, 30)["prefix"].mean(0)
     torch.testing.assert_close(made.numbers["prefix matching"], byhand)
     torch.testing.assert_close(made.numbers["copying (weights)"], weights.copying_scores(model))
@@ -114,8 +113,8 @@ def test_03_asks_a_learner_as_the_chapter_does(session: Session) -> None:
 def test_04_takes_the_heads_apart_as_the_chapter_does(session: Session) -> None:
     made = iclutils.show("04", "induction-0")
     model = models.load("induction-0")
-    tokens = induction.sample(model, 16, 12, session.generator("copying"), distinct=True).tokens
-    shown = heads.first_copy(Doubled(tokens, 12))[:, :19]
+    tokens = repeated_tokens(model, 16, 12, session.generator("copying"), distinct=True).tokens
+    shown = heads.first_copy(RepeatedTokens(tokens, 12))[:, :19]
     others = torch.arange(model.cfg.d_vocab)[None]
     split = attribution.direct(model, tokens[:, :19], shown, tokens[:, 19], others)
     torch.testing.assert_close(made.numbers["steps"], split.step.mean(0))

@@ -14,14 +14,13 @@ from tiny import save_gpt2, save_hand_built
 from transformers import GPT2LMHeadModel
 
 from iclutils import IclError
-from iclutils.chapters import induction
 from iclutils.chapters.label_words import growth
 from iclutils.models import TransformerBridge, load
 from iclutils.tasks.prompts import Prompts
-from iclutils.tasks.repeated import Doubled
+from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 
 LENGTH = 12
-Built = tuple[TransformerBridge, GPT2LMHeadModel, Prompts, Doubled]
+Built = tuple[TransformerBridge, GPT2LMHeadModel, Prompts, RepeatedTokens]
 
 
 def few_tokens(prompts: Prompts) -> Prompts:
@@ -36,7 +35,7 @@ def ready(folder: Path, prompts: Prompts) -> Built:
     model = load(folder)
     network = GPT2LMHeadModel.from_pretrained(folder, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(0)
-    return model, network, prompts, induction.sample(model, 8, LENGTH, generator, distinct=True)
+    return model, network, prompts, repeated_tokens(model, 8, LENGTH, generator, distinct=True)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +88,7 @@ def isolated_classes(network: GPT2LMHeadModel, prompts: Prompts, layers: int) ->
     return found
 
 
-def prefix_scores(network: GPT2LMHeadModel, copied: Doubled) -> torch.Tensor:
+def prefix_scores(network: GPT2LMHeadModel, copied: RepeatedTokens) -> torch.Tensor:
     """Mean attention of the second copy's tokens to what followed the first: (layer, head)."""
     with torch.no_grad():
         patterns = torch.stack(network(copied.tokens, output_attentions=True).attentions, 1)
@@ -179,7 +178,7 @@ def test_what_cannot_be_measured_is_refused(plain: Built) -> None:
     with pytest.raises(IclError, match="has 3 layers; got 4"):
         growth.state(model, prompts, copied, 4)
     with pytest.raises(IclError, match="doubled sequence"):
-        growth.state(model, prompts, Doubled(copied.tokens, LENGTH - 1), 1)
+        growth.state(model, prompts, RepeatedTokens(copied.tokens, LENGTH - 1), 1)
     foreign = replace(prompts, label_words=prompts.label_words + model.cfg.d_vocab)
     with pytest.raises(IclError, match="Label words must lie in"):
         growth.state(model, foreign, copied, 1)

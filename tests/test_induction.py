@@ -12,7 +12,7 @@ from iclutils import IclError, models
 from iclutils.chapters import induction
 from iclutils.interp import head_scores, statistics, weights
 from iclutils.models import TransformerBridge
-from iclutils.tasks.repeated import Doubled
+from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 
 LENGTH = 12
 
@@ -22,11 +22,13 @@ def seeded(seed: int) -> torch.Generator:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[TransformerBridge, Doubled, Doubled]:
+def built(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[TransformerBridge, RepeatedTokens, RepeatedTokens]:
     folder = tmp_path_factory.mktemp("built")
     save_hand_built(folder)
     model = models.load(folder)
-    batch, other = (induction.sample(model, 8, LENGTH, seeded(s), distinct=True) for s in (0, 1))
+    batch, other = (repeated_tokens(model, 8, LENGTH, seeded(s), distinct=True) for s in (0, 1))
     return model, batch, other
 
 
@@ -88,7 +90,7 @@ def test_the_loss_rises_without_the_head_and_not_without_an_idle_one(built: tupl
 
 def test_a_model_without_a_circuit_still_gets_an_answer(tmp_path: Path) -> None:
     model = tiny_gpt2(tmp_path)
-    batch = induction.sample(model, 4, 10, seeded(0))
+    batch = repeated_tokens(model, 4, 10, seeded(0))
     circuit = induction.find(model, batch)
     assert circuit.previous[0] < circuit.induction[0]
     assert circuit.all_induction == (circuit.induction,), "below the threshold: the best one"
@@ -97,14 +99,14 @@ def test_a_model_without_a_circuit_still_gets_an_answer(tmp_path: Path) -> None:
 def test_one_layer_is_refused(tmp_path: Path) -> None:
     model = tiny_gpt2(tmp_path, n_layer=1)
     with pytest.raises(IclError, match="needs two attention layers"):
-        induction.find(model, induction.sample(model, 2, 8, seeded(0)))
+        induction.find(model, repeated_tokens(model, 2, 8, seeded(0)))
 
 
 def test_sequences_beyond_the_context_say_how_long_they_may_be(tmp_path: Path) -> None:
     save_gpt2(tmp_path)
     model = models.load(tmp_path)
     with pytest.raises(IclError, match="needs 49 positions and the model has 48: use L <= 23"):
-        induction.sample(model, 1, 24, seeded(0))
+        repeated_tokens(model, 1, 24, seeded(0))
 
 
 def test_random_sets_are_sets_of_the_given_heads() -> None:
@@ -124,10 +126,10 @@ def test_the_width_of_a_straight_rise() -> None:
 def test_emergence_reports_what_the_other_lenses_measure(built: tuple) -> None:
     folder_model, _, _ = built
     if folder_model.cfg.n_ctx < 61:
-        with pytest.raises(IclError, match="reads at most"):
+        with pytest.raises(IclError, match="needs 61 positions"):
             induction.emergence(folder_model, built[1], seeded(0))
     model = models.load("induction-1")
-    batch = induction.sample(model, 8, 30, seeded(0))
+    batch = repeated_tokens(model, 8, 30, seeded(0))
     state = induction.emergence(model, batch, seeded(1))
     log_p, right = statistics.predict(model, batch.tokens)
     assert state["loss"] == pytest.approx(-log_p[:, batch.clean_half].mean().item())

@@ -15,7 +15,7 @@ from iclutils.interp import sweeps
 from iclutils.interp.hooks import mlp_name, run, z_name
 from iclutils.interp.statistics import log_prob
 from iclutils.models import TransformerBridge, cached
-from iclutils.tasks.repeated import doubled
+from iclutils.tasks.repeated import RepeatedTokens
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
 
 
 def one(length: int, seed: int) -> torch.Tensor:
-    return doubled(1, length, VOCAB, BOS, torch.Generator().manual_seed(seed)).tokens
+    return RepeatedTokens.draw(1, length, VOCAB, BOS, torch.Generator().manual_seed(seed)).tokens
 
 
 def note_sweep(model: TransformerBridge, tokens: torch.Tensor, length: int) -> torch.Tensor:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from iclutils import IclError, models, zoo
-from iclutils.chapters import induction
 from iclutils.chapters.label_words import saliency
 from iclutils.chapters.regression import algorithms, distances
 from iclutils.files import check_sums
@@ -20,6 +19,7 @@ from iclutils.models import regressors
 from iclutils.tasks import topics
 from iclutils.tasks.prompts import correct
 from iclutils.tasks.regression import Task, sample
+from iclutils.tasks.repeated import repeated_tokens
 
 PENALTIES = (0.0, 1 / 16, 1 / 9, 1 / 4, 4 / 9)
 BARS = {"accuracy": 0.97, "prefix": 0.80, "previous": 0.70}
@@ -48,7 +48,7 @@ def test_cards_and_logs_are_there(name: str) -> None:
 def test_the_bars_are_met_by_every_seed(name: str) -> None:
     """Fresh sequences, another seed than the chapter's."""
     model = models.load(name)
-    batch = induction.sample(model, 64, 30, torch.Generator().manual_seed(4242))
+    batch = repeated_tokens(model, 64, 30, torch.Generator().manual_seed(4242))
     _, right = statistics.predict(model, batch.tokens)
     scores = {k: v.mean(0) for k, v in head_scores.head_scores(model, batch.tokens, 30).items()}
     assert right[:, batch.clean_half].float().mean() >= BARS["accuracy"]

@@ -11,8 +11,9 @@ Example:
     >>> from iclutils import models
     >>> from iclutils.chapters import induction
     >>> from iclutils.interp import head_scores
+    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> net = models.load("induction-0")
-    >>> task = induction.sample(net, 8, 20, torch.Generator().manual_seed(0))
+    >>> task = repeated_tokens(net, 8, 20, torch.Generator().manual_seed(0))
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from ..errors import IclError
 from ..interp.head_scores import head_scores, prefix_matching, strongest
 from ..interp.hooks import Head, direct_k_input, head_ablation, pattern_name, run
 from ..interp.statistics import icl_score, log_prob, predict
-from ..models import TransformerBridge, bos
+from ..models import TransformerBridge
 from ..progress import bar
-from ..tasks.repeated import Doubled, doubled, repeated
+from ..tasks.repeated import RepeatedTokens, repeated_tokens
 
 LABEL = 0.4  # threshold in use for calling a head by a role (ARENA 2023)
 
@@ -72,29 +73,7 @@ class Cause:
     without_other: dict[Head, Float[Tensor, "batch"]]
 
 
-def sample(
-    model: TransformerBridge,
-    count: int,
-    length: int,
-    generator: Generator,
-    distinct: bool = False,
-) -> Doubled:
-    """Doubled sequences over the model's own vocabulary (see ``tasks.repeated.doubled``).
-
-    Example:
-        >>> task.tokens.shape, bool((task.tokens[:, 1:21] == task.tokens[:, 21:]).all())
-        (torch.Size([8, 41]), True)
-    """
-    if 2 * length + 1 > model.cfg.n_ctx:
-        raise IclError(
-            f"L = {length} needs {2 * length + 1} positions and the model has "
-            f"{model.cfg.n_ctx}: use L <= {(model.cfg.n_ctx - 1) // 2}."
-        )
-    batch = doubled(count, length, model.cfg.d_vocab, bos(model), generator, distinct)
-    return Doubled(batch.tokens.to(model.cfg.device), length)
-
-
-def find(model: TransformerBridge, batch: Doubled) -> Circuit:
+def find(model: TransformerBridge, batch: RepeatedTokens) -> Circuit:
     """The strongest induction head, and the strongest previous-token head in a layer below it.
 
     Example:
@@ -133,7 +112,9 @@ def _labelled(scores: Float[Tensor, "layer head"]) -> tuple[Head, ...]:
     return tuple((la, h) for la, h in torch.nonzero(scores > LABEL).tolist())
 
 
-def cause(model: TransformerBridge, batch: Doubled, circuit: Circuit, other: Doubled) -> Cause:
+def cause(
+    model: TransformerBridge, batch: RepeatedTokens, circuit: Circuit, other: RepeatedTokens
+) -> Cause:
     """Cut the circuit and measure what remains of the induction head's prefix matching.
 
     Mean-ablate the previous-token head; patch only its write into the induction head's keys with
@@ -141,7 +122,7 @@ def cause(model: TransformerBridge, batch: Doubled, circuit: Circuit, other: Dou
     other head below (the control).
 
     Example:
-        >>> other = induction.sample(net, 8, 20, torch.Generator().manual_seed(1))
+        >>> other = repeated_tokens(net, 8, 20, torch.Generator().manual_seed(1))
         >>> cut = induction.cause(net, task, induction.find(net, task), other)
         >>> bool(cut.without_all_previous.mean() < cut.before.mean() / 2)
         True
@@ -169,7 +150,9 @@ def cause(model: TransformerBridge, batch: Doubled, circuit: Circuit, other: Dou
 
 
 def clean_loss(
-    model: TransformerBridge, batch: Doubled, hooks: Sequence[tuple[str, Callable[..., Tensor]]]
+    model: TransformerBridge,
+    batch: RepeatedTokens,
+    hooks: Sequence[tuple[str, Callable[..., Tensor]]],
 ) -> Float[Tensor, "batch"]:
     """Loss (nats) on the clean second copy of each sequence, under hooks.
 
@@ -195,7 +178,9 @@ def random_sets(heads: Sequence[Head], size: int, count: int, generator: Generat
     return [[heads[i] for i in draw.tolist()] for draw in draws]
 
 
-def emergence(model: TransformerBridge, batch: Doubled, generator: Generator) -> dict[str, float]:
+def emergence(
+    model: TransformerBridge, batch: RepeatedTokens, generator: Generator
+) -> dict[str, float]:
     """One checkpoint's state: best scores, loss, accuracy, in-context-learning score.
 
     The in-context-learning score compares entries 10 and 50 of segments of 15 tokens repeated
@@ -208,9 +193,8 @@ def emergence(model: TransformerBridge, batch: Doubled, generator: Generator) ->
     """
     scores = {k: v.mean(0) for k, v in head_scores(model, batch.tokens, batch.length).items()}
     log_probs, right = predict(model, batch.tokens)
-    long = repeated(len(batch.tokens), 15, 4, model.cfg.d_vocab, bos(model), generator)
-    long = long.to(batch.tokens.device)
-    icl = icl_score(predict(model, long)[0], early=10, late=50)
+    long = repeated_tokens(model, len(batch.tokens), 15, generator, times=4)
+    icl = icl_score(predict(model, long.tokens)[0], early=10, late=50)
     return {
         "prefix": scores["prefix"].max().item(),
         "previous": scores["previous"].max().item(),

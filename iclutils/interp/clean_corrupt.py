@@ -25,10 +25,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
-from ..chapters.induction import sample
 from ..errors import IclError, unknown
 from ..models import TransformerBridge, check_tokens
 from ..tasks.prompts import Prompts
+from ..tasks.repeated import repeated_tokens
 from .hooks import Hook
 
 CONSTANT = 1e-6  # nats; a smaller gap between clean and corrupt runs is no gap
@@ -180,12 +180,12 @@ def repeating(
     """
     if corruption not in ("fresh", "shuffled"):
         raise unknown("corruption", corruption, ["fresh", "shuffled"])
-    batch = sample(model, count, length, generator, distinct=True)
+    batch = repeated_tokens(model, count, length, generator, distinct=True)
     clean, corrupt = batch.tokens, batch.tokens.clone()
     if corruption == "fresh":
-        corrupt[:, 1 : length + 1] = sample(model, count, length, generator, distinct=True).tokens[
-            :, 1 : length + 1
-        ]
+        corrupt[:, 1 : length + 1] = repeated_tokens(
+            model, count, length, generator, distinct=True
+        ).tokens[:, 1 : length + 1]
     else:  # backwards: no token keeps its successor
         corrupt[:, 1 : length + 1] = clean[:, 1 : length + 1].flip(1)
     at = torch.arange(length + 1, 2 * length, device=clean.device).expand(count, -1)

@@ -11,10 +11,10 @@ Sources: Elhage et al. 2021; Olsson et al. 2022 (prefix matching); seed note 003
 Example:
     >>> import torch
     >>> from iclutils import models
-    >>> from iclutils.chapters import induction
+    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> from iclutils.interp import head_scores
     >>> net = models.load("induction-0")
-    >>> task = induction.sample(net, 8, 10, torch.Generator().manual_seed(0))
+    >>> task = repeated_tokens(net, 8, 10, torch.Generator().manual_seed(0))
     >>> even = head_scores.uniform_pattern(21)
 """
 

@@ -12,10 +12,11 @@ Example:
     >>> from iclutils import models
     >>> from iclutils.interp import hooks
     >>> from iclutils.chapters import induction
+    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> net = models.load("induction-0")
     >>> generator = torch.Generator().manual_seed(0)
-    >>> task = induction.sample(net, 4, 20, generator)
-    >>> other = induction.sample(net, 4, 20, generator).tokens
+    >>> task = repeated_tokens(net, 4, 20, generator)
+    >>> other = repeated_tokens(net, 4, 20, generator).tokens
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Example:
     >>> import torch
     >>> from iclutils import models
-    >>> from iclutils.chapters import induction
+    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> from iclutils.interp import statistics
     >>> scores = torch.zeros(1, 3, 4)
     >>> scores[0, 0, 2] = 2.0
@@ -54,7 +54,7 @@ def predict(
 
     Example:
         >>> net = models.load("induction-0")
-        >>> task = induction.sample(net, 8, 20, torch.Generator().manual_seed(0))
+        >>> task = repeated_tokens(net, 8, 20, torch.Generator().manual_seed(0))
         >>> _, right = statistics.predict(net, task.tokens)
         >>> bool(right[:, task.clean_half].float().mean() > 0.9)
         True

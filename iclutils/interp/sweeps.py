@@ -15,9 +15,9 @@ Example:
     >>> import torch
     >>> from iclutils import models
     >>> from iclutils.interp import sweeps
-    >>> from iclutils.chapters import induction
+    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> net = models.load("induction-0")
-    >>> task = induction.sample(net, 1, 10, torch.Generator().manual_seed(0))
+    >>> task = repeated_tokens(net, 1, 10, torch.Generator().manual_seed(0))
     >>> entries = torch.arange(11, 20)
 """
 

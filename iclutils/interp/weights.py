@@ -11,10 +11,11 @@ Example:
     >>> import torch
     >>> from iclutils import models
     >>> from iclutils.chapters import induction
+    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> from iclutils.interp import weights
     >>> net = models.load("induction-0")
     >>> generator = torch.Generator().manual_seed(0)
-    >>> found = induction.find(net, induction.sample(net, 8, 20, generator))
+    >>> found = induction.find(net, repeated_tokens(net, 8, 20, generator))
 """
 
 from __future__ import annotations

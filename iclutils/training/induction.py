@@ -28,7 +28,7 @@ from collections.abc import Callable
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from ..tasks.repeated import doubled, markov_chain, tiled
+from ..tasks.repeated import RepeatedTokens, markov_chain, tiled
 from .language import Batch, LanguageRecipe, sinusoidal_positions
 
 VOCAB, BOS = 512, 511
@@ -134,8 +134,8 @@ def _sample(chain: torch.Tensor, shortest: int, generator: torch.Generator) -> t
 
 
 def _held_out(network: GPT2LMHeadModel) -> dict[str, float]:
-    """Accuracy and log p on the clean second copy of 30 doubled sequences never trained on."""
-    held = doubled(30, 30, VOCAB, BOS, torch.Generator().manual_seed(77_777))
+    """Accuracy and log p on the clean second copy of 30 repeated sequences never trained on."""
+    held = RepeatedTokens.draw(30, 30, VOCAB, BOS, torch.Generator().manual_seed(77_777))
     with torch.no_grad():
         scores = network(held.tokens[:, :-1]).logits.log_softmax(-1)
     truth = held.tokens[:, 1:]

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ...chapters.gradient_descent import alignment, descent, heads, removal, tuning
 from ...chapters.gradient_descent.attribution import Direct, direct
-from ...chapters.induction import sample
 from ...errors import IclError
 from ...plots import figures
 from ...progress import bar, say
 from ...tasks.functions import Problem
 from ...tasks.regression import Task
+from ...tasks.repeated import repeated_tokens
 from .glimpse import Asked, Glimpse, activations, announce
 
 PROMPTS, TOGETHER = 16, 8
@@ -30,11 +30,11 @@ def glimpse(asked: Asked) -> Glimpse:
 
 
 def _of_heads(asked: Asked) -> Glimpse:
-    """Doubled sequences up to the middle of the second copy; the first copy demonstrates."""
+    """Repeated tokens up to the middle of the second copy; the first copy demonstrates."""
     model = asked.load()
     cfg, source = model.cfg, asked.session.generator("copying")
     length = min(asked.session.tier.induction.length, (cfg.n_ctx - 1) // 2)
-    batch = sample(model, PROMPTS, length, source, distinct=True)
+    batch = repeated_tokens(model, PROMPTS, length, source, distinct=True)
     end = length + length // 2 + 1
     tokens, answer = batch.tokens[:, :end], batch.tokens[:, end]
     shown = heads.first_copy(batch)[:, :end]

@@ -15,7 +15,7 @@ from ...interp import head_scores, weights
 from ...models import TransformerBridge, bos, cached, check_tokens, words
 from ...plots import figures
 from ...progress import bar
-from ...tasks.repeated import Doubled
+from ...tasks.repeated import RepeatedTokens, repeated_tokens
 from .glimpse import Asked, Glimpse, activations, announce
 
 TOGETHER = 8  # sequences in a pass
@@ -33,7 +33,7 @@ def glimpse(asked: Asked) -> Glimpse:
     sizes = asked.session.tier.induction
     length = min(sizes.length, (model.cfg.n_ctx - 1) // 2)
     source = asked.session.generator("doubled")
-    batch = induction.sample(model, sizes.sequences, length, source)
+    batch = repeated_tokens(model, sizes.sequences, length, source)
     parts = batch.tokens.split(TOGETHER)
     held = activations(model, parts[0], patterns=model.cfg.n_layers + 3)
     announce(model, "head scores on random tokens", parts[0], 1.2 * len(parts), held)
@@ -56,18 +56,18 @@ def glimpse(asked: Asked) -> Glimpse:
     return _on_text(model, text, head, numbers, seen)
 
 
-def _twice(model: TransformerBridge, prompt: str) -> Doubled:
+def _twice(model: TransformerBridge, prompt: str) -> RepeatedTokens:
     """BOS and the text two times over, as a doubled sequence."""
     ids = words(model)(prompt, add_special_tokens=False)["input_ids"]
     if len(ids) < 2:
         raise IclError(f"The prompt {prompt!r} has {len(ids)} tokens: give at least two.")
     tokens = torch.tensor([[bos(model), *ids, *ids]], device=model.cfg.device)
     check_tokens(model, tokens)
-    return Doubled(tokens, len(ids))
+    return RepeatedTokens(tokens, len(ids))
 
 
 def _on_text(
-    model: TransformerBridge, text: Doubled, head: tuple[int, int], numbers: dict, seen: str
+    model: TransformerBridge, text: RepeatedTokens, head: tuple[int, int], numbers: dict, seen: str
 ) -> Glimpse:
     _, cache = cached(model, text.tokens, [f"blocks.{head[0]}.attn.hook_pattern"])
     pattern = cache["pattern", head[0]][0, head[1]].cpu()

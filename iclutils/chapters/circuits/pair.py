@@ -9,12 +9,12 @@ token, predict what is there (Elhage et al. 2021; Olsson et al. 2022).
 Example:
     >>> import torch
     >>> from iclutils import models
-    >>> from iclutils.chapters import induction
+    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> from iclutils.chapters.circuits import pair
     >>> from iclutils.interp import graph
     >>> net = models.load("induction-0")
     >>> generator = torch.Generator().manual_seed(0)
-    >>> batch, other = (induction.sample(net, 6, 8, generator) for _ in range(2))
+    >>> batch, other = (repeated_tokens(net, 6, 8, generator) for _ in range(2))
     >>> tokens = torch.tensor([[0, 5, 6, 5]])
 """
 
@@ -37,7 +37,7 @@ from ...interp.statistics import bootstrap, mean_se
 from ...interp.weights import composition_baseline, composition_scores, copying_scores
 from ...models import TransformerBridge, cached
 from ...progress import bar
-from ...tasks.repeated import Doubled
+from ...tasks.repeated import RepeatedTokens
 from ..induction import LABEL
 from .patterns import repeats
 
@@ -81,7 +81,10 @@ class Pair:
 
 
 def path_drops(
-    model: TransformerBridge, batch: Doubled, other: Doubled, induction: Sequence[Node]
+    model: TransformerBridge,
+    batch: RepeatedTokens,
+    other: RepeatedTokens,
+    induction: Sequence[Node],
 ) -> Float[Tensor, "head induction batch"]:
     """Share of an induction head's prefix matching lost by each earlier head's path to its keys.
 
@@ -125,8 +128,8 @@ def path_drops(
 
 def find(
     model: TransformerBridge,
-    batch: Doubled,
-    other: Doubled,
+    batch: RepeatedTokens,
+    other: RepeatedTokens,
     generator: Generator,
     folded: TransformerBridge | None = None,
 ) -> Pair:
@@ -208,8 +211,8 @@ def ideal_prediction(
 
 def _matching(
     model: TransformerBridge,
-    batch: Doubled,
-    other: Doubled,
+    batch: RepeatedTokens,
+    other: RepeatedTokens,
     target: Node,
     changes: dict[Node, Float[Tensor, "batch pos d_model"]],
 ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "patch batch"]]:
@@ -244,8 +247,8 @@ def _matching(
 
 def _loss(
     model: TransformerBridge,
-    batch: Doubled,
-    other: Doubled,
+    batch: RepeatedTokens,
+    other: RepeatedTokens,
     wires: list[Edge],
     generator: Generator,
 ) -> Measured:

@@ -7,10 +7,10 @@ parts. What a head feeds to later layers counts for those: ``removal`` measures 
 Example:
     >>> import torch
     >>> from iclutils import models
-    >>> from iclutils.chapters import induction
+    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> from iclutils.chapters.gradient_descent import attribution, heads
     >>> net = models.load("induction-0")
-    >>> task = induction.sample(net, 2, 10, torch.Generator().manual_seed(0))
+    >>> task = repeated_tokens(net, 2, 10, torch.Generator().manual_seed(0))
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ How much of the prediction the steps carry: ``attribution`` (directly), ``remova
 Example:
     >>> import torch
     >>> from iclutils import models
-    >>> from iclutils.chapters import induction
+    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> from iclutils.chapters.gradient_descent import heads
     >>> from iclutils.tasks import topics
     >>> net = models.load("induction-0")
-    >>> task = induction.sample(net, 2, 10, torch.Generator().manual_seed(0))
+    >>> task = repeated_tokens(net, 2, 10, torch.Generator().manual_seed(0))
     >>> mask = heads.first_copy(task)
     >>> asked = topics.sample(2, torch.Generator().manual_seed(0), classes=2)
 """
@@ -35,7 +35,7 @@ from ...interp.kv_cache import demonstrations
 from ...models import TransformerBridge, bos
 from ...progress import bar
 from ...tasks.prompts import Prompts, Role
-from ...tasks.repeated import Doubled
+from ...tasks.repeated import RepeatedTokens
 from .activations import read_heads
 from .contrastive import Alignment, Dual, alignment, dual_step
 from .features import log_normaliser, scores
@@ -59,7 +59,7 @@ class DualHeads(NamedTuple):
     error: Float[Tensor, "batch layer head"]
 
 
-def first_copy(batch: Doubled) -> Bool[Tensor, "batch pos"]:
+def first_copy(batch: RepeatedTokens) -> Bool[Tensor, "batch pos"]:
     """The demonstrations of a doubled sequence: its first copy, without BOS.
 
     Example:

@@ -8,10 +8,10 @@ through them.
 Example:
     >>> import torch
     >>> from iclutils import models
-    >>> from iclutils.chapters import induction
+    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> from iclutils.chapters.gradient_descent import heads, removal
     >>> net = models.load("induction-0")
-    >>> task = induction.sample(net, 8, 10, torch.Generator().manual_seed(0))
+    >>> task = repeated_tokens(net, 8, 10, torch.Generator().manual_seed(0))
     >>> tokens, answer = task.tokens[:, :-1], task.tokens[:, -1]
     >>> mask = heads.first_copy(task)[:, :-1]
 """

@@ -6,13 +6,13 @@ aggregation into label words on prompts.
 Example:
     >>> import torch
     >>> from iclutils import models
-    >>> from iclutils.chapters import induction
     >>> from iclutils.chapters.label_words import growth
     >>> from iclutils.tasks import topics
+    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> net = models.load("anchors-0")
     >>> generator = torch.Generator().manual_seed(0)
     >>> asked = topics.sample(20, generator, classes=2)
-    >>> copied = induction.sample(net, 4, 20, generator)
+    >>> copied = repeated_tokens(net, 4, 20, generator)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...interp.readout import target_logits
 from ...interp.statistics import predict
 from ...models import TransformerBridge, cached
 from ...tasks.prompts import Prompts, correct, predicted_class
-from ...tasks.repeated import Doubled
+from ...tasks.repeated import RepeatedTokens
 from .isolation import first_layers, isolated_logits, label_loyalty
 
 
@@ -52,7 +52,7 @@ class State:
     aggregation: float
 
 
-def state(model: TransformerBridge, prompts: Prompts, copied: Doubled, layers: int) -> State:
+def state(model: TransformerBridge, prompts: Prompts, copied: RepeatedTokens, layers: int) -> State:
     """Measure one checkpoint; ``layers`` is how many first layers are isolated.
 
     Example:
@@ -71,7 +71,7 @@ def state(model: TransformerBridge, prompts: Prompts, copied: Doubled, layers: i
     )
 
 
-def prefix_scores(model: TransformerBridge, copied: Doubled) -> Float[Tensor, "layer head"]:
+def prefix_scores(model: TransformerBridge, copied: RepeatedTokens) -> Float[Tensor, "layer head"]:
     """Clean prefix-matching score of every head on tokens shown twice (chapter 01).
 
     Example:
@@ -81,7 +81,7 @@ def prefix_scores(model: TransformerBridge, copied: Doubled) -> Float[Tensor, "l
     return head_scores(model, copied.tokens, copied.length)["prefix"].mean(0)
 
 
-def copying_heads(model: TransformerBridge, copied: Doubled, count: int) -> list[Head]:
+def copying_heads(model: TransformerBridge, copied: RepeatedTokens, count: int) -> list[Head]:
     """The ``count`` heads with the highest clean prefix-matching score, best first.
 
     Example:

@@ -1,0 +1,75 @@
+"""Repeated random tokens, for any sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import BOS, VOCAB, tiny_gpt2
+
+from iclutils import IclError
+from iclutils.tasks.repeated import RepeatedTokens, markov_chain, repeated_tokens
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@given(
+    count=st.integers(1, 5),
+    length=st.integers(2, 20),
+    times=st.integers(1, 4),
+    vocab=st.integers(25, 90),
+    distinct=st.booleans(),
+    data=st.data(),
+)
+def test_copies_and_the_slices_of_their_predictions(
+    count: int, length: int, times: int, vocab: int, distinct: bool, data: st.DataObject
+) -> None:
+    bos, seed = data.draw(st.integers(0, vocab - 1)), data.draw(st.integers(0, 9))
+    batch = RepeatedTokens.draw(count, length, vocab, bos, seeded(seed), times, distinct)
+    again = RepeatedTokens.draw(count, length, vocab, bos, seeded(seed), times, distinct)
+    assert torch.equal(batch.tokens, again.tokens)
+    assert (batch.tokens[:, 0] == bos).all()
+    copies = batch.tokens[:, 1:].reshape(count, times, length)
+    assert (copies == copies[:, :1]).all()
+    assert ((copies != bos) & (copies >= 0) & (copies < vocab)).all()
+    if distinct:
+        assert all(len(set(copy.tolist())) == length for copy in copies[:, 0])
+    entries, row = list(range(2 * length)), batch.tokens[0].tolist()
+    assert entries[batch.first_half] + entries[batch.second_half] == entries
+    assert entries[batch.clean_half] == entries[batch.second_half][1:]
+    if times > 1:  # what an entry predicts stood one copy earlier, after the same token
+        for i in entries[batch.clean_half]:
+            assert row[i : i + 2] == row[i - length : i + 2 - length]
+
+
+def test_tokens_are_uniform_without_bos() -> None:
+    tokens = RepeatedTokens.draw(2000, 10, 9, 4, seeded()).tokens[:, 1:11]
+    counts = torch.bincount(tokens.flatten(), minlength=9).double()
+    expected = 2000 * 10 / 8
+    assert counts[4] == 0
+    chi_square = ((counts[counts > 0] - expected) ** 2 / expected).sum().item()
+    assert chi_square < 24.3  # 99.9 % point of chi-square with 7 degrees of freedom
+
+
+def test_a_markov_chain_has_cumulative_rows() -> None:
+    chain = markov_chain(40, 2.0, seed=3)
+    torch.testing.assert_close(chain[:, -1], torch.ones(40))
+    assert (chain.diff(dim=1) >= 0).all()
+
+
+def test_a_models_vocabulary_bos_and_context_are_used(tmp_path: Path) -> None:
+    model = tiny_gpt2(tmp_path)
+    drawn = repeated_tokens(model, 2, 5, seeded(), times=3)
+    same = RepeatedTokens.draw(2, 5, VOCAB, BOS, seeded(), times=3)
+    assert torch.equal(drawn.tokens, same.tokens)
+    with pytest.raises(IclError, match=r"L = 24 needs 49 positions .* use L <= 23"):
+        repeated_tokens(model, 1, 24, seeded())
+    with pytest.raises(IclError, match="at least 1"):
+        repeated_tokens(model, 0, 4, seeded())
+    with pytest.raises(IclError, match="no 9 distinct tokens"):
+        RepeatedTokens.draw(1, 9, 9, 0, seeded(), distinct=True)
