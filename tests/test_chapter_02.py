@@ -26,17 +26,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("mini", "paper"):
         tier = presets.TIERS[name]
         sizes = replace(
-            tier.anchors,
-            models=tier.anchors.models[:1],
+            tier.label_words,
+            models=tier.label_words.models[:1],
             prompts=20,
-            salient=6,
+            saliency_prompts=6,
             many_shots=2,
             sets=2,
             queries=24,
-            rehearsed=2,
+            train_per_class=2,
             epochs=1,
         )
-        monkeypatch.setitem(presets.TIERS, name, replace(tier, anchors=sizes))
+        monkeypatch.setitem(presets.TIERS, name, replace(tier, label_words=sizes))
 
 
 @pytest.mark.slow

@@ -26,8 +26,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both tiers, cut down to a few contexts, draws and prompts."""
     for name in ("mini", "paper"):
         tier = presets.TIERS[name]
-        sizes = replace(tier.duality, contexts=400, tuned=400, draws=4, prompts=6)
-        monkeypatch.setitem(presets.TIERS, name, replace(tier, duality=sizes))
+        sizes = replace(tier.gradient_descent, contexts=400, tuned=400, draws=4, prompts=6)
+        monkeypatch.setitem(presets.TIERS, name, replace(tier, gradient_descent=sizes))
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> presets.Tier:
     few = replace(
         tier,
         induction=replace(tier.induction, length=12, sequences=12),
-        anchors=replace(tier.anchors, salient=6),
+        label_words=replace(tier.label_words, saliency_prompts=6),
         circuits=replace(tier.circuits, length=10, sequences=4),
         regression=replace(tier.regression, contexts=40),
     )

@@ -152,7 +152,7 @@ def test_varied_prompts_have_demonstrations_of_their_own(model: TransformerBridg
 def test_rehearsal_shares_the_demonstrations_and_repeats_none(
     model: TransformerBridge, draw: int
 ) -> None:
-    asked, trained = open_source("ag_news", model, generator).fixed(draw, 9, rehearsed=3)
+    asked, trained = open_source("ag_news", model, generator).fixed(draw, 9, train_per_class=3)
     assert trained is not None
     shown, others = demonstrations("ag_news", 42 + draw, 1, 3)
     first, second = read(asked), read(trained)
@@ -189,7 +189,7 @@ def test_real_rows_and_the_real_tokenizer(
     kinds = ["Abbreviation", "Entity", "Description", "Person", "Location", "Number"]
     source = open_source("trec", model, generator)
     train, test = (datasets.load("trec", split) for split in ("train", "test"))  # type: ignore[arg-type]
-    asked, trained = source.fixed(2, 4, rehearsed=2)
+    asked, trained = source.fixed(2, 4, train_per_class=2)
     assert trained is not None
     order = list(range(len(train)))
     np.random.RandomState(44).shuffle(order)
@@ -248,7 +248,7 @@ def test_the_seed_of_the_session_gives_other_topics(plain: TransformerBridge) ->
 def test_topics_to_rehearse_share_the_demonstrations(made_up: Source) -> None:
     sets = []
     for draw in range(3):
-        asked, trained = made_up.fixed(draw, 10, rehearsed=5)
+        asked, trained = made_up.fixed(draw, 10, train_per_class=5)
         assert trained is not None
         assert (len(asked), len(trained)) == (10, 20)
         asked.check()

@@ -13,29 +13,29 @@ class Induction:
 
     models: tuple[str, ...]  # the first is the one the figures show
     length: int  # L, tokens in one copy
-    sequences: int  # doubled sequences behind every mean
+    sequences: int  # repeated sequences behind every mean
     sweeps: int  # sequences behind the position sweep
     pairs: int  # random head pairs in the null of the QK-matching circuit
 
 
 @dataclass(frozen=True)
-class Anchors:
+class LabelWords:
     """Sizes of chapter 02."""
 
     models: tuple[str, ...]  # the first is the one the figures show
     control: str  # the model that never learned to copy, if there is one
     tasks: tuple[str, ...]
     prompts: int  # behind every mean of accuracy or loyalty
-    salient: int  # prompts behind the saliency of a layer
+    saliency_prompts: int  # prompts behind the saliency of a layer
     many_shots: int  # demonstrations per class, where several are compared with one
     layers: int  # first and last layers that are isolated
     sets: int  # demonstration sets behind re-weighting and error diagnosis
     queries: int  # on each of them
-    rehearsed: int  # training queries per class for the re-weighting
+    train_per_class: int  # training queries per class for the re-weighting
     batch: int | None  # training queries in a step of the re-weighting; None: all
     epochs: int
     rate: float
-    together: int | None = None  # prompts in a forward pass; None: all
+    batch_size: int | None = None  # prompts in a forward pass; None: all
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Regression:
 
 
 @dataclass(frozen=True)
-class Duality:
+class GradientDescent:
     """Sizes of chapter 04. Solvers not named here are the shipped ones at every tier."""
 
     transformers: tuple[str, ...]  # whose heads are taken as dual models
@@ -97,18 +97,18 @@ class Tier:
     name: str
     device: str
     induction: Induction
-    anchors: Anchors
+    label_words: LabelWords
     regression: Regression
-    duality: Duality
+    gradient_descent: GradientDescent
     circuits: Circuits
 
     def models(self, chapter: str) -> tuple[str, ...]:
         """Names of the models that a chapter (by number) looks at."""
         return {
             "01": self.induction.models,
-            "02": self.anchors.models,
+            "02": self.label_words.models,
             "03": self.regression.models,
-            "04": self.duality.transformers,
+            "04": self.gradient_descent.transformers,
             "05": self.circuits.models,
         }[chapter]
 
@@ -124,17 +124,17 @@ TIERS = {
             sweeps=16,
             pairs=100,
         ),
-        anchors=Anchors(
+        label_words=LabelWords(
             models=("anchors-0", "anchors-1", "anchors-2", "anchors-deep"),
             control="anchors-uncopied",
             tasks=("topics",),
             prompts=200,
-            salient=128,
+            saliency_prompts=128,
             many_shots=4,
             layers=2,
             sets=8,
             queries=100,
-            rehearsed=8,
+            train_per_class=8,
             batch=None,
             epochs=20,
             rate=0.06,
@@ -152,7 +152,7 @@ TIERS = {
             probe_contexts=5120,
             probe_steps=400,
         ),
-        duality=Duality(
+        gradient_descent=GradientDescent(
             transformers=(
                 *("induction-0", "induction-1", "induction-2"),
                 *("anchors-0", "anchors-1", "anchors-2"),
@@ -187,21 +187,21 @@ TIERS = {
         name="paper",
         device="auto",
         induction=Induction(models=("gpt2",), length=50, sequences=32, sweeps=4, pairs=200),
-        anchors=Anchors(
+        label_words=LabelWords(
             models=("gpt2-xl",),
             control="",
             tasks=("sst2", "trec", "ag_news", "emoc"),
             prompts=5000,
-            salient=1000,
+            saliency_prompts=1000,
             many_shots=5,
             layers=5,
             sets=5,
             queries=500,
-            rehearsed=4,
+            train_per_class=4,
             batch=1,
             epochs=10,
             rate=0.01,
-            together=8,
+            batch_size=8,
         ),
         regression=Regression(
             models=("regression-paper-d8",),
@@ -219,7 +219,7 @@ TIERS = {
             probe_contexts=4096,
             probe_steps=2000,
         ),
-        duality=Duality(
+        gradient_descent=GradientDescent(
             transformers=("gpt2",),
             depth=("lsa-paper-1", "lsa-paper-2", "lsa-paper-5"),
             shared=("lsa-paper-2-shared", "lsa-paper-5-shared"),

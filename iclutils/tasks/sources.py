@@ -40,8 +40,10 @@ class Source(Protocol):
     def varied(self, count: int) -> Prompts:
         """About ``count`` prompts with demonstrations of their own, for saliency."""
 
-    def fixed(self, draw: int, count: int, rehearsed: int = 0) -> tuple[Prompts, Prompts | None]:
-        """``count`` queries on demonstration set number ``draw``, and ``rehearsed`` others for
+    def fixed(
+        self, draw: int, count: int, train_per_class: int = 0
+    ) -> tuple[Prompts, Prompts | None]:
+        """``count`` queries on demonstration set ``draw``, and ``train_per_class`` others for
         each class on the same demonstrations, to train on (None if 0)."""
 
 
@@ -62,10 +64,12 @@ class Topics:
         generator = self.generator("varied", 0)
         return topics.sample(count, generator).to(self.device)
 
-    def fixed(self, draw: int, count: int, rehearsed: int = 0) -> tuple[Prompts, Prompts | None]:
+    def fixed(
+        self, draw: int, count: int, train_per_class: int = 0
+    ) -> tuple[Prompts, Prompts | None]:
         """See ``Source``; the texts are the hard ones, so that there are errors to mend and to
-        explain, and the training queries, four times ``rehearsed``, are of random classes."""
-        more = 4 * rehearsed
+        explain, and the training queries, four times ``train_per_class``, are of random classes."""
+        more = 4 * train_per_class
         generator = self.generator("fixed", draw)
         both = topics.sample(count + more, generator, shared=True, texts=topics.HARD)
         both = both.to(self.device)
@@ -117,9 +121,11 @@ class Text:
         )
         return self._build(shown, [self.test[i] for i in rows])
 
-    def fixed(self, draw: int, count: int, rehearsed: int = 0) -> tuple[Prompts, Prompts | None]:
+    def fixed(
+        self, draw: int, count: int, train_per_class: int = 0
+    ) -> tuple[Prompts, Prompts | None]:
         """See ``Source``; training rows are those after the demonstrations."""
-        asked, others = self._on_set(draw, count, 1, rehearsed)
+        asked, others = self._on_set(draw, count, 1, train_per_class)
         if not others:
             return asked, None
         shown, _ = classification.demonstrations(self.train, self._classes, 1, self.seed + draw)

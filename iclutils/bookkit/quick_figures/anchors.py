@@ -59,7 +59,7 @@ def _prompts(asked: Asked, model: TransformerBridge) -> tuple[Prompts, str]:
             "query=text (and a tokenizer, if it has none)."
         )
     source = open_source("topics", model, session.generator, session.seed)
-    return source.varied(session.tier.anchors.salient), "On made-up topics "
+    return source.varied(session.tier.label_words.saliency_prompts), "On made-up topics "
 
 
 def _own(asked: Asked, model: TransformerBridge) -> tuple[Prompts, str]:
