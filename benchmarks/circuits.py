@@ -2,7 +2,7 @@
 
 The loop is TransformerLens' ``get_act_patch_direct_path_all_sources``: one forward pass with
 forked inputs for every pair of heads. ``--every`` runs it for every n-th writing head only, in
-turns with the fast way (``path_patching.pairs``), and scales up; the fast way is always timed
+turns with the fast way (``patching.pairs``), and scales up; the fast way is always timed
 whole, with the clean and corrupt passes that it needs. Both run in one process on the same
 weights and tokens, and scores must agree to 1e-5 nats or the benchmark stops. Times are
 CPU seconds of all threads, so that a busy machine does not matter.
@@ -30,8 +30,8 @@ from torch import Tensor
 from transformer_lens.patching import get_act_patch_direct_path
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from iclutils.interp import path_patching
-from iclutils.interp.clean_corrupt import Behaviour, ends, repeating
+from iclutils.interp import patching
+from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying
 from iclutils.interp.patching import FEW
 from iclutils.models import TransformerBridge, cached, load
 
@@ -46,13 +46,13 @@ def small(layers: int) -> TransformerBridge:
         return load(folder)
 
 
-def last_entry(behaviour: Behaviour) -> Behaviour:
+def last_entry(behaviour: CleanCorrupt) -> CleanCorrupt:
     """Only the last entry scored."""
     return replace(behaviour, at=behaviour.at[:, -1:], answer=behaviour.answer[:, -1:], source=None)
 
 
 def loop(
-    model: TransformerBridge, behaviour: Behaviour, channel: str, source: tuple[int, int]
+    model: TransformerBridge, behaviour: CleanCorrupt, channel: str, source: tuple[int, int]
 ) -> tuple[Tensor, float]:
     """Score of every sequence for every later head, (pair, batch), and CPU seconds for a pass."""
     names = {f"blocks.{layer}.attn.hook_z" for layer in range(model.cfg.n_layers)}
@@ -73,7 +73,7 @@ def loop(
     return torch.stack(kept), (time.process_time() - began) / len(kept)
 
 
-def bound(model: TransformerBridge, behaviour: Behaviour) -> float:
+def bound(model: TransformerBridge, behaviour: CleanCorrupt) -> float:
     """Multiply-adds of the loop over those that must be redone (matrix products with weights).
 
     Per position a block costs 4 d^2 + 2 d d_mlp and the unembedding d V. A patched key input
@@ -98,19 +98,19 @@ def bound(model: TransformerBridge, behaviour: Behaviour) -> float:
     return naive / needed
 
 
-def compare(name: str, model: TransformerBridge, behaviour: Behaviour, given: Namespace) -> None:
+def compare(name: str, model: TransformerBridge, behaviour: CleanCorrupt, given: Namespace) -> None:
     """Run both ways in turns, check that they agree, print the ratio and the bound."""
     layers, heads = model.cfg.n_layers, model.cfg.n_heads
-    clean, _ = ends(model, behaviour)
+    clean, _ = baselines(model, behaviour)
     pairs = heads**2 * layers * (layers - 1) // 2
     sources = [(layer, head) for layer in range(layers - 1) for head in range(heads)]
-    path_patching.pairs(model, behaviour, "k")  # burn-in
+    patching.pairs(model, behaviour, "k")  # burn-in
     loop(model, behaviour, "k", sources[-1])
     fast, slow, gap = [], [], 0.0
     for number, source in enumerate(sources[:: given.every]):
         if number < given.repeats:
             began = time.process_time()
-            found = path_patching.pairs(model, behaviour, "k")
+            found = patching.pairs(model, behaviour, "k")
             fast.append(time.process_time() - began)
         scores, each = loop(model, behaviour, "k", source)
         slow.append(each)
@@ -145,7 +145,7 @@ def main() -> None:
     for name, (make, count, length) in cases.items():
         if given.only in (None, name):
             model = make()
-            whole = repeating(model, count, length, torch.Generator().manual_seed(0))
+            whole = copying(model, count, length, torch.Generator().manual_seed(0))
             compare(f"{name}, last entry", model, last_entry(whole), given)
             compare(f"{name}, second copy", model, whole, given)
 

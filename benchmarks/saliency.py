@@ -28,9 +28,9 @@ from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from iclutils.chapters.label_words.saliency import saliency
-from iclutils.interp.hooks import Hook, pattern_name
+from iclutils.interp.hooks import Hook
 from iclutils.interp.readout import target_logits
-from iclutils.models import TransformerBridge, load
+from iclutils.models import TransformerBridge, get_act_name, load
 from iclutils.tasks.prompts import Prompts, Role, class_logits
 
 CLASSES = 4
@@ -82,7 +82,9 @@ def placeholder(model: TransformerBridge, prompts: Prompts) -> torch.Tensor:
             ones.append(torch.ones_like(pattern, requires_grad=True))
             return pattern * ones[-1]
 
-        hooks: list[Hook] = [(pattern_name(la), multiply) for la in range(model.cfg.n_layers)]
+        hooks: list[Hook] = [
+            (get_act_name("pattern", la), multiply) for la in range(model.cfg.n_layers)
+        ]
         scores = model.run_with_hooks(one.tokens, fwd_hooks=hooks)[:, int(one.target[0])]
         functional.cross_entropy(class_logits(one, scores), one.gold).backward()
         width = one.tokens.shape[1]

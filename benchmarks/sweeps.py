@@ -22,10 +22,10 @@ import torch
 from tqdm.auto import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from iclutils.interp import sweeps
-from iclutils.interp.hooks import Hook, mlp_name, run, z_name
-from iclutils.interp.statistics import log_prob
-from iclutils.models import TransformerBridge, cached, load
+from iclutils.interp import patching
+from iclutils.interp.hooks import Hook, run_with_hooks
+from iclutils.interp.readout import log_prob
+from iclutils.models import TransformerBridge, cached, get_act_name, load
 from iclutils.tasks.repeated import repeated_tokens
 
 LENGTH = 50
@@ -47,7 +47,7 @@ def loop(
     values, seconds = [], []
     for hook in tqdm(hooks, desc="naive loop"):
         began = time.perf_counter()
-        scores, _ = run(model, tokens, [hook])
+        scores, _ = run_with_hooks(model, tokens, [hook])
         values.append(log_prob(scores, tokens)[0, entries])
         seconds.append(time.perf_counter() - began)
     return values, seconds
@@ -55,7 +55,7 @@ def loop(
 
 def position_hooks(model: TransformerBridge, tokens: torch.Tensor) -> list[Hook]:
     """The seed note's patch at every layer and position, in the sweep's order."""
-    names = [mlp_name(layer) for layer in range(model.cfg.n_layers)]
+    names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
 
     def patch(name: str, p: int) -> Hook:
@@ -78,7 +78,7 @@ def head_hooks(model: TransformerBridge) -> list[Hook]:
             z[:, :, head] = 0
             return z
 
-        return z_name(layer), replace
+        return get_act_name("z", layer), replace
 
     heads = range(model.cfg.n_heads)
     return [drop(layer, head) for layer in range(model.cfg.n_layers) for head in heads]
@@ -132,7 +132,7 @@ def compare(
         began = time.perf_counter()
         changes = fast().flatten(0, 1)
         seconds.append(time.perf_counter() - began)
-    clean, _ = run(model, tokens, [])
+    clean, _ = run_with_hooks(model, tokens, [])
     base = log_prob(clean, tokens)[0, entries]
     loop(model, tokens, hooks[:3], entries)  # burn-in
     values, each = loop(model, tokens, hooks[::every], entries)
@@ -163,14 +163,14 @@ def main() -> None:
     common = {"model": model, "tokens": task.tokens, "every": given.every, "repeats": given.repeats}
     compare(
         "positions",
-        lambda: sweeps.mlp_position_sweep(model, task.tokens, note, note - LENGTH, note),
+        lambda: patching.mlp_position_sweep(model, task.tokens, note, note - LENGTH, note),
         hooks=position_hooks(model, task.tokens),
         entries=note,
         **common,
     )
     compare(
         "heads",
-        lambda: sweeps.head_sweep(model, task.tokens, clean),
+        lambda: patching.head_ablation_sweep(model, task.tokens, clean),
         hooks=head_hooks(model),
         entries=clean,
         **common,

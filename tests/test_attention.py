@@ -152,7 +152,7 @@ def test_patterns_of_another_length_are_refused() -> None:
     with pytest.raises(IclError, match="has 21 positions; this pattern has 20"):
         head_scores.prefix_matching(torch.zeros(20, 20), 10)
     with pytest.raises(IclError, match="distance must lie in"):
-        head_scores.back(torch.zeros(21, 21), 10, 12)
+        head_scores.attention_at_offset(torch.zeros(21, 21), 10, 12)
 
 
 def test_strongest_names_layer_and_head() -> None:

@@ -15,10 +15,16 @@ from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import attention_flow as flow
-from iclutils.interp.clean_corrupt import Behaviour, ends, read, repeating, share
+from iclutils.interp.clean_corrupt import (
+    CleanCorrupt,
+    baselines,
+    copying,
+    scored_logits,
+    share,
+)
 from iclutils.interp.head_scores import uniform_pattern
-from iclutils.interp.hooks import pattern_name, run
-from iclutils.models import TransformerBridge, cached, load
+from iclutils.interp.hooks import run_with_hooks
+from iclutils.models import TransformerBridge, cached, get_act_name, load
 
 
 @pytest.fixture(params=["gpt2", "neox"])
@@ -26,9 +32,9 @@ def model(request: pytest.FixtureRequest) -> TransformerBridge:
     return request.getfixturevalue(request.param)
 
 
-def behaviour_of(rows: torch.Tensor, at: list[int]) -> Behaviour:
+def behaviour_of(rows: torch.Tensor, at: list[int]) -> CleanCorrupt:
     where = torch.tensor(at).expand(len(rows), -1)
-    return Behaviour(rows, rows.flip(0), where, torch.zeros_like(where))
+    return CleanCorrupt(rows, rows.flip(0), where, torch.zeros_like(where))
 
 
 def test_rollout_of_even_attention_in_one_layer() -> None:
@@ -56,8 +62,8 @@ def test_rollout_walks_down_the_layers(seed: int, layers: int, size: int) -> Non
 def test_mean_patterns_average_heads(model: TransformerBridge) -> None:
     rows = tokens(2, 7)
     got = flow.mean_patterns(model, rows)
-    _, cache = cached(model, rows, [pattern_name(1)])
-    torch.testing.assert_close(got[:, 1], sum(cache[pattern_name(1)].unbind(1)) / 4)
+    _, cache = cached(model, rows, [get_act_name("pattern", 1)])
+    torch.testing.assert_close(got[:, 1], sum(cache[get_act_name("pattern", 1)].unbind(1)) / 4)
 
 
 def test_what_edges_carry_sums_to_what_attention_writes(model: TransformerBridge) -> None:
@@ -120,9 +126,9 @@ def test_cut_edges_get_no_attention_and_the_rest_shares_it(
     cut = torch.zeros(2, 7, 7, dtype=torch.bool)
     for b, d, s in ((0, 4, 2), (0, 6, 6), (1, 3, 0), (1, 6, 1)):
         cut[b, d, s] = True
-    names = [pattern_name(layer) for layer in range(2)]
-    _, seen = run(model, rows, hooks, names)
-    _, clean = run(model, rows, [], names)
+    names = [get_act_name("pattern", layer) for layer in range(2)]
+    _, seen = run_with_hooks(model, rows, hooks, names)
+    _, clean = run_with_hooks(model, rows, [], names)
     for layer, name in enumerate(names):
         if layers is not None and layer not in layers:
             assert torch.equal(seen[name], clean[name])
@@ -138,8 +144,8 @@ def test_only_positions_that_see_the_cut_change(model: TransformerBridge) -> Non
     rows = tokens(2, 7)
     edge = torch.tensor([[3], [3]]), torch.tensor([[1], [1]])
     hooks = flow.knockout(model, behaviour_of(rows, [5]), *edge)
-    after, _ = run(model, rows, hooks)
-    before, _ = run(model, rows, [])
+    after, _ = run_with_hooks(model, rows, hooks)
+    before, _ = run_with_hooks(model, rows, [])
     torch.testing.assert_close(after[:, :3], before[:, :3], atol=1e-5, rtol=1e-5)
     assert ((after - before)[:, 3:].abs().amax(-1) > 1e-3).all()
 
@@ -148,13 +154,15 @@ def test_a_known_circuit_needs_the_edge_to_its_source(tmp_path: Path) -> None:
     """Catches: dest and src exchanged. Without the edge the copy is lost, without others not."""
     save_wired(tmp_path)
     wired = load(tmp_path)
-    behaviour = repeating(wired, 8, 11, torch.Generator().manual_seed(0))
-    clean, corrupt = ends(wired, behaviour)
+    behaviour = copying(wired, 8, 11, torch.Generator().manual_seed(0))
+    clean, corrupt = baselines(wired, behaviour)
     assert behaviour.source is not None
 
     def lost(src: torch.Tensor, layers: list[int]) -> float:
         hooks = flow.knockout(wired, behaviour, behaviour.at, src, layers)
-        return share(clean - behaviour.score(read(wired, behaviour, hooks)), clean, corrupt).item()
+        return share(
+            clean - behaviour.score(scored_logits(wired, behaviour, hooks)), clean, corrupt
+        ).item()
 
     assert lost(behaviour.source, [1]) > 0.8
     assert abs(lost(behaviour.source, [0])) < 0.05

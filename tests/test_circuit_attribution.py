@@ -16,11 +16,15 @@ from torch import Generator
 from transformer_lens.tools.analysis import attribution_patching as theirs
 
 from iclutils import IclError
-from iclutils.interp import attribution, edges, graph
-from iclutils.interp.clean_corrupt import Behaviour, ends, read, repeating
+from iclutils.interp import attribution, graph
+from iclutils.interp.clean_corrupt import (
+    CleanCorrupt,
+    baselines,
+    copying,
+    scored_logits,
+)
 from iclutils.interp.graph import Node, head
-from iclutils.interp.hooks import z_name
-from iclutils.models import TransformerBridge, cached, load
+from iclutils.models import TransformerBridge, cached, get_act_name, load
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +34,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
     return load(folder)
 
 
-def ask(model: TransformerBridge, count: int = 3, length: int = 6, seed: int = 0) -> Behaviour:
-    return repeating(model, count, length, Generator().manual_seed(seed))
+def ask(model: TransformerBridge, count: int = 3, length: int = 6, seed: int = 0) -> CleanCorrupt:
+    return copying(model, count, length, Generator().manual_seed(seed))
 
 
-def turned(behaviour: Behaviour) -> Behaviour:
+def turned(behaviour: CleanCorrupt) -> CleanCorrupt:
     """Clean for corrupt and the other way round."""
     given = dict(vars(behaviour), clean=behaviour.corrupt, corrupt=behaviour.clean)
-    return Behaviour(**given)
+    return CleanCorrupt(**given)
 
 
 @pytest.mark.parametrize("make", [save_gpt2, save_neox])
@@ -48,7 +52,7 @@ def test_estimates_are_those_of_transformer_lens(
     make(tmp_path)
     model = load(tmp_path)
     behaviour, nodes = ask(model, 2, 2), graph.of(model)
-    ours = attribution.estimate(model, behaviour)
+    ours = attribution.edge_attribution(model, behaviour)
     model.requires_grad_(True)  # theirs needs weights that are not frozen
 
     def our(node: theirs.Node) -> Node:
@@ -80,7 +84,7 @@ def test_a_small_part_of_a_patch_does_what_the_estimate_says(
 ) -> None:
     """Catches a factor, a sign, or positions that are left out of the sum."""
     behaviour = ask(model)
-    estimated = attribution.estimate(model, behaviour, at=at)
+    estimated = attribution.edge_attribution(model, behaviour, at=at)
     start = behaviour if at == "clean" else turned(behaviour)
     small = 1e-2
     for kind in ("q", "k", "v", "mlp_in", "logits"):
@@ -90,12 +94,14 @@ def test_a_small_part_of_a_patch_does_what_the_estimate_says(
         u, v = divmod(int(best.argmax()), len(nodes.readers))
         writer, reader = nodes.writers[u], nodes.readers[v]
         change = (
-            edges.writes(model, behaviour.corrupt, [writer])[writer]
-            - edges.writes(model, behaviour.clean, [writer])[writer]
+            graph.component_outputs(model, behaviour.corrupt, [writer])[writer]
+            - graph.component_outputs(model, behaviour.clean, [writer])[writer]
         )
-        with edges.forked(model):
+        with graph.split_qkv_input(model):
             more, less = (
-                start.score(read(model, start, edges.shifts(model, {reader: part * change})))
+                start.score(
+                    scored_logits(model, start, graph.add_to_inputs(model, {reader: part * change}))
+                )
                 for part in (small, -small)
             )
         slope = (less - more) / (2 * small)
@@ -106,12 +112,13 @@ def test_a_small_part_of_a_patch_does_what_the_estimate_says(
 def test_the_wires_of_a_writer_sum_to_what_all_of_it_does(model: TransformerBridge) -> None:
     """Catches a reader that is left out: the write itself is changed a little, for all readers."""
     behaviour, small = ask(model), 1e-2
-    estimated = attribution.estimate(model, behaviour).sum(1)
+    estimated = attribution.edge_attribution(model, behaviour).sum(1)
     for layer, index in ((0, 1), (1, 3), (2, 2)):
         (_, clean), (_, corrupt) = (
-            cached(model, t, [z_name(layer)]) for t in (behaviour.clean, behaviour.corrupt)
+            cached(model, t, [get_act_name("z", layer)])
+            for t in (behaviour.clean, behaviour.corrupt)
         )
-        change = (corrupt[z_name(layer)] - clean[z_name(layer)])[:, :, index]
+        change = (corrupt[get_act_name("z", layer)] - clean[get_act_name("z", layer)])[:, :, index]
 
         def score(part: float, layer: int = layer, index: int = index, change=change):
             def add(z: torch.Tensor, hook: object) -> torch.Tensor:
@@ -119,7 +126,9 @@ def test_the_wires_of_a_writer_sum_to_what_all_of_it_does(model: TransformerBrid
                 z[:, :, index] += part * change
                 return z
 
-            return behaviour.score(read(model, behaviour, [(z_name(layer), add)]))
+            return behaviour.score(
+                scored_logits(model, behaviour, [(get_act_name("z", layer), add)])
+            )
 
         slope = (score(-small) - score(small)) / (2 * small)
         row = graph.of(model).writers.index(head(layer, index))
@@ -130,36 +139,36 @@ def test_the_wires_of_a_writer_sum_to_what_all_of_it_does(model: TransformerBrid
 def test_averaged_gradients_of_the_embedding_sum_to_the_gap(model: TransformerBridge) -> None:
     """Catches runs that do not lie between the two: the integral of a slope is the rise."""
     behaviour = ask(model, 2)
-    clean, corrupt = ends(model, behaviour)
-    both = [attribution.estimate(model, behaviour, 32, at) for at in ("clean", "corrupt")]
+    clean, corrupt = baselines(model, behaviour)
+    both = [attribution.edge_attribution(model, behaviour, 32, at) for at in ("clean", "corrupt")]
     total = ((both[0] + both[1]) / 2)[graph.of(model).writers.index(Node("embed"))].sum(0)
     torch.testing.assert_close(total, clean - corrupt, atol=0.02, rtol=0.02)
-    once = attribution.estimate(model, behaviour)[0].sum(0)
+    once = attribution.edge_attribution(model, behaviour)[0].sum(0)
     assert (once - (clean - corrupt)).abs().max() > 0.1, "one step would do as well"
 
 
 def test_the_corrupt_end_is_the_clean_end_of_the_turned_task(model: TransformerBridge) -> None:
     """Catches a gradient that is taken on the other run than asked for."""
     behaviour = ask(model)
-    ours = attribution.estimate(model, behaviour, at="corrupt")
-    expected = -attribution.estimate(model, turned(behaviour))
+    ours = attribution.edge_attribution(model, behaviour, at="corrupt")
+    expected = -attribution.edge_attribution(model, turned(behaviour))
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_sequences_do_not_mix(model: TransformerBridge, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches means over the batch, and chunks that are put back in the wrong place."""
     behaviour = ask(model)
-    together = attribution.estimate(model, behaviour, 2)
+    together = attribution.edge_attribution(model, behaviour, 2)
     monkeypatch.setattr(attribution, "ROWS", 1)
     torch.testing.assert_close(
-        attribution.estimate(model, behaviour, 2), together, atol=1e-5, rtol=1e-4
+        attribution.edge_attribution(model, behaviour, 2), together, atol=1e-5, rtol=1e-4
     )
 
 
 def test_a_model_of_one_layer_and_head_has_estimates(tmp_path: Path) -> None:
     save_gpt2(tmp_path, n_layer=1, n_head=1)
     model = load(tmp_path)
-    found = attribution.estimate(model, ask(model))
+    found = attribution.edge_attribution(model, ask(model))
     assert found.shape == (3, 5, 3)
     assert found.isfinite().all()
 
@@ -188,12 +197,12 @@ def test_agreement_is_that_of_scipy_and_of_sets(seed: int, size: int) -> None:
 def test_mistakes_are_refused(model: TransformerBridge, tmp_path: Path) -> None:
     behaviour = ask(model)
     with pytest.raises(IclError, match="Unknown end of the path 'clear'"):
-        attribution.estimate(model, behaviour, at="clear")
+        attribution.edge_attribution(model, behaviour, at="clear")
     with pytest.raises(IclError, match="steps must be at least 1"):
-        attribution.estimate(model, behaviour, steps=0)
+        attribution.edge_attribution(model, behaviour, steps=0)
     with pytest.raises(IclError, match="two wires"):
         attribution.agreement(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1).bool())
     save_gptj(tmp_path)
     other = load(tmp_path)
     with pytest.raises(IclError, match="only after using it"):
-        attribution.estimate(other, ask(other))
+        attribution.edge_attribution(other, ask(other))

@@ -16,8 +16,8 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from wired import save_wired
 
 from iclutils import IclError
-from iclutils.interp import circuit, edges, graph
-from iclutils.interp.clean_corrupt import Behaviour, ends, repeating
+from iclutils.interp import circuit, graph, patching
+from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying
 from iclutils.interp.graph import Graph, Node, head
 from iclutils.models import TransformerBridge, load
 
@@ -68,8 +68,8 @@ def textbook(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
     return load(folder)
 
 
-def ask(model: TransformerBridge, count: int = 3, length: int = 6, seed: int = 0) -> Behaviour:
-    return repeating(model, count, length, Generator().manual_seed(seed))
+def ask(model: TransformerBridge, count: int = 3, length: int = 6, seed: int = 0) -> CleanCorrupt:
+    return copying(model, count, length, Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("name", MAKE)
@@ -79,8 +79,8 @@ def test_no_wire_is_the_corrupt_run_and_all_are_the_clean_one(
     """Catches a writer or reader that is left out, or written on the wrong sequence."""
     model = made(name)
     behaviour, exists = ask(model), graph.of(model).exists
-    got = circuit.run(model, behaviour, torch.stack([torch.zeros_like(exists), exists]))
-    clean, corrupt = ends(model, behaviour)
+    got = circuit.scores(model, behaviour, torch.stack([torch.zeros_like(exists), exists]))
+    clean, corrupt = baselines(model, behaviour)
     torch.testing.assert_close(got, torch.stack([corrupt, clean]), atol=1e-5, rtol=1e-5)
     assert (clean - corrupt).abs().max() > 0.1, "nothing to compare"
     shares = circuit.faithfulness(got, clean, corrupt)
@@ -97,10 +97,10 @@ def test_all_wires_but_one_is_that_wire_patched(
     pick = torch.randperm(len(nodes.edges()), generator=Generator().manual_seed(1))[:25]
     chosen = [nodes.edges()[i] for i in pick.tolist()]
     kept = torch.stack([circuit.complement(nodes.mask([e]), nodes.exists) for e in chosen])
-    expected = torch.stack([edges.patched(model, behaviour, [e]) for e in chosen])
-    got = circuit.run(model, behaviour, kept)
+    expected = torch.stack([patching.patch_edges(model, behaviour, [e]) for e in chosen])
+    got = circuit.scores(model, behaviour, kept)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
-    lost = ends(model, behaviour)[0] - expected
+    lost = baselines(model, behaviour)[0] - expected
     assert lost.abs().max() > 0.1, "no wire has an effect to compare"
 
 
@@ -129,7 +129,7 @@ def test_faithfulness_is_that_of_transformer_lens(
     """Catches wires inside a circuit that carry the clean write instead of what the run brings."""
     model = made("gpt2")
     behaviour = ask(model, 1, 3)
-    clean, corrupt = ends(model, behaviour)
+    clean, corrupt = baselines(model, behaviour)
     for kept in circuit.random_circuits(graph.of(model).exists, 90, 2, Generator().manual_seed(2)):
         result = theirs.faithfulness(
             model,
@@ -138,7 +138,7 @@ def test_faithfulness_is_that_of_transformer_lens(
             lambda logits: behaviour.score(logits[:, behaviour.at[0]]).sum(),
             expanded(model, kept, behaviour.clean.shape[1]),
         )
-        score = circuit.run(model, behaviour, kept[None])
+        score = circuit.scores(model, behaviour, kept[None])
         ours = circuit.faithfulness(score, clean, corrupt).item()
         assert ours == pytest.approx(result.recovered, abs=1e-4)
         assert abs(ours) > 1e-3
@@ -152,25 +152,25 @@ def test_circuits_do_not_touch_each_other(
     model = made("gpt2")
     behaviour, exists = ask(model, 3), graph.of(model).exists
     kept = circuit.random_circuits(exists, 80, 4, Generator().manual_seed(0))
-    together = circuit.run(model, behaviour, kept)
+    together = circuit.scores(model, behaviour, kept)
     alone = [
-        [circuit.run(model, behaviour[i : i + 1], one[None])[0, 0] for i in range(3)]
+        [circuit.scores(model, behaviour[i : i + 1], one[None])[0, 0] for i in range(3)]
         for one in kept
     ]
     torch.testing.assert_close(together, torch.tensor(alone), atol=1e-5, rtol=1e-5)
     for rows in (1, 450):  # one row a pass; two sequences, of one circuit
         monkeypatch.setattr(circuit, "ROWS", rows)
-        again = circuit.run(model, behaviour, kept)
+        again = circuit.scores(model, behaviour, kept)
         torch.testing.assert_close(again, together, atol=1e-5, rtol=1e-5)
 
 
 def test_the_textbook_pair_is_the_circuit(textbook: TransformerBridge) -> None:
     """Catches a wire that the textbook's list forgets, and signs that are turned round."""
     behaviour, nodes = ask(textbook, 8, 11), graph.of(textbook)
-    clean, corrupt = ends(textbook, behaviour)
-    chosen = circuit.pair_wires(nodes, [head(0, 0)], [head(1, 0)])
+    clean, corrupt = baselines(textbook, behaviour)
+    chosen = circuit.induction_edges(nodes, [head(0, 0)], [head(1, 0)])
     kept = nodes.mask(chosen)
-    score = circuit.run(textbook, behaviour, kept[None])
+    score = circuit.scores(textbook, behaviour, kept[None])
     assert circuit.faithfulness(score, clean, corrupt).item() > 0.95
     left = circuit.completeness(textbook, behaviour, kept)
     assert abs(circuit.faithfulness(left, clean, corrupt).item()) < 0.05
@@ -192,22 +192,22 @@ def test_the_textbook_pair_is_the_circuit(textbook: TransformerBridge) -> None:
 def test_exact_effects_rank_the_circuit_first(textbook: TransformerBridge) -> None:
     """Catches rankings, curves and bars that count from the wrong end."""
     behaviour, nodes = ask(textbook, 8, 11), graph.of(textbook)
-    clean, corrupt = ends(textbook, behaviour)
+    clean, corrupt = baselines(textbook, behaviour)
     effects = torch.zeros(*nodes.exists.shape, 8)
     for edge in nodes.edges():
-        effects[nodes.index(edge)] = clean - edges.patched(textbook, behaviour, [edge])
+        effects[nodes.index(edge)] = clean - patching.patch_edges(textbook, behaviour, [edge])
     least = circuit.threshold(effects, nodes.exists, Generator().manual_seed(0))
-    strong = circuit.above(effects, nodes.exists, least)
-    ranking = circuit.ranked(effects.mean(-1), nodes)
+    strong = circuit.above_threshold(effects, nodes.exists, least)
+    ranking = circuit.rank_edges(effects.mean(-1), nodes)
     assert 4 <= int(strong.sum()) <= 8
     assert torch.equal(strong, nodes.mask(ranking[: int(strong.sum())]))
     sizes = [0, 1, 2, 3, 4, 8, len(ranking)]
     curve = circuit.curve(textbook, behaviour, ranking, sizes)
     torch.testing.assert_close(curve[[0, -1]], torch.stack([corrupt, clean]), atol=1e-5, rtol=0)
     shares = circuit.faithfulness(curve, clean, corrupt)
-    assert circuit.smallest(sizes, shares) == 4
+    assert circuit.smallest_size(sizes, shares) == 4
     control = circuit.random_circuits(nodes.exists, 4, 10, Generator().manual_seed(0))
-    kept = circuit.faithfulness(circuit.run(textbook, behaviour, control), clean, corrupt)
+    kept = circuit.faithfulness(circuit.scores(textbook, behaviour, control), clean, corrupt)
     assert kept.mean() < 0.1
 
 
@@ -223,7 +223,7 @@ def test_exact_effects_rank_the_circuit_first(textbook: TransformerBridge) -> No
 def test_the_smallest_size_is_where_a_curve_comes_to_stay(
     shares: list[float], expected: int | None
 ) -> None:
-    assert circuit.smallest(range(5), torch.tensor(shares), 0.5) == expected
+    assert circuit.smallest_size(range(5), torch.tensor(shares), 0.5) == expected
 
 
 @settings(deadline=None, max_examples=25)
@@ -234,7 +234,7 @@ def test_rankings_and_random_circuits_hold_each_wire_once(
     """Catches wires that do not exist, or twice the same, in a ranking or a draw."""
     nodes, generator = Graph(layers, heads), Generator().manual_seed(seed)
     values = torch.randn(nodes.exists.shape, generator=generator).round()  # with ties
-    ranking = circuit.ranked(values, nodes)
+    ranking = circuit.rank_edges(values, nodes)
     assert set(ranking) == set(nodes.edges())
     order = [(-values[nodes.index(e)].abs().item(), nodes.edges().index(e)) for e in ranking]
     assert order == sorted(order)
@@ -248,14 +248,14 @@ def test_rankings_and_random_circuits_hold_each_wire_once(
 
 def test_a_pair_has_wires_only_from_an_earlier_layer() -> None:
     nodes = Graph(3, 2)
-    chosen = circuit.pair_wires(nodes, [head(0, 1), head(1, 0)], [head(1, 1), head(2, 0)])
+    chosen = circuit.induction_edges(nodes, [head(0, 1), head(1, 0)], [head(1, 1), head(2, 0)])
     between = [(str(u), str(v)) for u, v in chosen if u.kind == "head" and v.kind == "k"]
     assert between == [("0.1", "k 1.1"), ("0.1", "k 2.0"), ("1.0", "k 2.0")]
     assert len(chosen) == len(set(chosen)) == 2 * 3 + 2 * 2 + 3 + 2 + 1
     with pytest.raises(IclError, match="before an induction head"):
-        circuit.pair_wires(nodes, [head(1, 0)], [head(1, 1)])
+        circuit.induction_edges(nodes, [head(1, 0)], [head(1, 1)])
     with pytest.raises(IclError, match=r"Unknown reader 'q 0\.7'"):
-        circuit.pair_wires(nodes, [head(0, 7)], [head(1, 1)])
+        circuit.induction_edges(nodes, [head(0, 7)], [head(1, 1)])
 
 
 def test_mistakes_are_refused(made: Callable[[str], TransformerBridge], tmp_path: Path) -> None:
@@ -265,9 +265,9 @@ def test_mistakes_are_refused(made: Callable[[str], TransformerBridge], tmp_path
     with pytest.raises(IclError, match="size zero"):
         circuit.minimality(model, behaviour, nothing)
     with pytest.raises(IclError, match="wire that does not exist"):
-        circuit.run(model, behaviour, ~nothing[None])
+        circuit.scores(model, behaviour, ~nothing[None])
     with pytest.raises(IclError, match="another model"):
-        circuit.run(model, behaviour, nothing[None, 1:])
+        circuit.scores(model, behaviour, nothing[None, 1:])
     with pytest.raises(IclError, match="another model"):
         circuit.completeness(model, behaviour, nothing[1:])
     with pytest.raises(IclError, match="at least one"):
@@ -277,8 +277,8 @@ def test_mistakes_are_refused(made: Callable[[str], TransformerBridge], tmp_path
     with pytest.raises(IclError, match="cannot draw"):
         circuit.random_circuits(nodes.exists, 10**6, 1, Generator())
     with pytest.raises(IclError, match="2 shares for 3 sizes"):
-        circuit.smallest([1, 2, 3], torch.ones(2))
+        circuit.smallest_size([1, 2, 3], torch.ones(2))
     save_gptj(tmp_path)
     other = load(tmp_path)
     with pytest.raises(IclError, match="cannot fork"):
-        circuit.run(other, ask(other), graph.of(other).exists[None])
+        circuit.scores(other, ask(other), graph.of(other).exists[None])

@@ -21,10 +21,10 @@ from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import coordination, similarity, subspaces
-from iclutils.interp import clean_corrupt, edges
+from iclutils.interp import clean_corrupt, patching
 from iclutils.interp.graph import Node, all_heads, head, of
-from iclutils.interp.hooks import head_ablation, run, z_name
-from iclutils.models import TransformerBridge, cached, load, logits, rebuilt
+from iclutils.interp.hooks import ablate_heads, run_with_hooks
+from iclutils.models import TransformerBridge, cached, get_act_name, load, logits, rebuilt
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -57,8 +57,8 @@ def test_wired_pipeline_and_back_ups(tmp_path: Path) -> None:
     """The sign key: a pipeline is below 0, back-ups above, idle heads at 0."""
     save_wired(tmp_path / "pipeline")
     model = load(tmp_path / "pipeline")
-    made = clean_corrupt.repeating(model, 8, 11, generator())
-    ends = clean_corrupt.ends(model, made)
+    made = clean_corrupt.copying(model, 8, 11, generator())
+    ends = clean_corrupt.baselines(model, made)
     both = coordination.interactions(model, made, [[n] for n in all_heads(model)])
     syn = clean_corrupt.share(both.syn, *ends)
     assert -1.1 < syn[0, 2] < -0.9
@@ -67,10 +67,10 @@ def test_wired_pipeline_and_back_ups(tmp_path: Path) -> None:
 
     save_wired(tmp_path / "backups", ((0, 0), (0, 1)), ((1, 0), (1, 2)), heads=3)
     model = load(tmp_path / "backups")
-    made = clean_corrupt.repeating(model, 8, 11, generator())
+    made = clean_corrupt.copying(model, 8, 11, generator())
     pairs = [[head(0, 0)], [head(0, 1)], [head(1, 0)], [head(1, 2)]]
     syn = clean_corrupt.share(
-        coordination.interactions(model, made, pairs).syn, *clean_corrupt.ends(model, made)
+        coordination.interactions(model, made, pairs).syn, *clean_corrupt.baselines(model, made)
     )
     assert syn[0, 1] > 0.8
     assert syn[2, 3] > 0.8
@@ -79,14 +79,14 @@ def test_wired_pipeline_and_back_ups(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["resample", "mean", "zero"])
 def test_interactions_against_removal(gpt2: TransformerBridge, how: str) -> None:
     """Against one hooked run per set; catches a pair of the wrong two, or a stale replacement."""
-    made = clean_corrupt.repeating(gpt2, 3, 8, generator())
+    made = clean_corrupt.copying(gpt2, 3, 8, generator())
     groups = [[head(0, 1), head(2, 3)], [Node("mlp", 1), head(0, 1)], []]
     got = coordination.interactions(gpt2, made, groups, how)
-    clean, _ = clean_corrupt.ends(gpt2, made)
-    single = clean - edges.removed(gpt2, made, groups, how)
+    clean, _ = clean_corrupt.baselines(gpt2, made)
+    single = clean - patching.ablate(gpt2, made, groups, how)
     torch.testing.assert_close(got.single, single, atol=1e-5, rtol=1e-5)
     for a, b in combinations(range(len(groups)), 2):
-        (union,) = clean - edges.removed(gpt2, made, [list({*groups[a], *groups[b]})], how)
+        (union,) = clean - patching.ablate(gpt2, made, [list({*groups[a], *groups[b]})], how)
         torch.testing.assert_close(got.joint[a, b], union, atol=1e-5, rtol=1e-5)
         expected = union - single[a] - single[b]
         torch.testing.assert_close(got.syn[b, a], expected, atol=1e-5, rtol=1e-5)
@@ -99,9 +99,12 @@ def test_heads_of_a_layer_do_not_feed_each_other(name: str, request: pytest.Fixt
     model = request.getfixturevalue(name)
     ids = tokens(2, 9)
     assert coordination.same_layer(model, ids) < 1e-6
-    hooks = head_ablation(model, ids, [(0, 0)], "zero", ids)  # but those of the next they do
-    names = [z_name(1)]
-    change = run(model, ids, hooks, names)[1][z_name(1)] - run(model, ids, [], names)[1][z_name(1)]
+    hooks = ablate_heads(model, ids, [(0, 0)], "zero", ids)  # but those of the next they do
+    names = [get_act_name("z", 1)]
+    change = (
+        run_with_hooks(model, ids, hooks, names)[1][get_act_name("z", 1)]
+        - run_with_hooks(model, ids, [], names)[1][get_act_name("z", 1)]
+    )
     assert change.abs().max() > 1e-2
 
 
@@ -111,7 +114,7 @@ def test_heads_of_a_layer_do_not_feed_each_other(name: str, request: pytest.Fixt
 def test_direct_logits_against_transformer_lens(folder: Path) -> None:
     """Their stack of heads on the folded model; catches a missing centring, scale or mean."""
     model = load(folder, fold=True)
-    made = clean_corrupt.repeating(model, 3, 8, generator())
+    made = clean_corrupt.copying(model, 3, 8, generator())
     got = coordination.direct_logits(model, made)
     rows = [u for u, n in enumerate(of(model).writers) if n.kind == "head"]
     each = []
@@ -137,8 +140,8 @@ def test_direct_logits_sum_to_the_logit(folder: Path, narrow: bool) -> None:
             block.attn.c_proj.bias.zero_()
 
     model = rebuilt(folder, edit)
-    made = clean_corrupt.repeating(model, 3, 8, generator(), narrow=narrow)
-    read = clean_corrupt.read(model, made)
+    made = clean_corrupt.copying(model, 3, 8, generator(), narrow=narrow)
+    read = clean_corrupt.scored_logits(model, made)
     chosen = read if made.choices is None else read.gather(-1, pick(made, read))
     right = read.gather(-1, made.answer[..., None])[..., 0]
     expected = (right - chosen.mean(-1)).mean(-1)
@@ -146,14 +149,14 @@ def test_direct_logits_sum_to_the_logit(folder: Path, narrow: bool) -> None:
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
-def pick(made: clean_corrupt.Behaviour, read: torch.Tensor) -> torch.Tensor:
+def pick(made: clean_corrupt.CleanCorrupt, read: torch.Tensor) -> torch.Tensor:
     assert made.choices is not None
     return made.choices[:, None].expand(-1, read.shape[1], -1)
 
 
 def test_direct_logits_of_other_shapes(neox: TransformerBridge) -> None:
     """Final LayerNorm of another family; its unembedding is not tied."""
-    made = clean_corrupt.repeating(neox, 2, 6, generator())
+    made = clean_corrupt.copying(neox, 2, 6, generator())
     got = coordination.direct_logits(neox, made)
     assert got.shape == (1 + 2 * 5, 2)
     assert bool(got.isfinite().all())
@@ -249,8 +252,8 @@ def test_turning_a_basis_changes_the_notes_measure_alone(
 
 def test_note_correlation_is_pearsons(gpt2: TransformerBridge) -> None:
     ids = tokens(3, 9)
-    _, cache = cached(gpt2, ids, [z_name(1)])
-    z = cache[z_name(1)].numpy()
+    _, cache = cached(gpt2, ids, [get_act_name("z", 1)])
+    z = cache[get_act_name("z", 1)].numpy()
     expected = np.corrcoef(z[:, :, 0].ravel(), z[:, :, 3].ravel())[0, 1]
     assert float(similarity.note_correlation(gpt2, ids)[1, 0, 3]) == pytest.approx(expected)
 
@@ -340,7 +343,7 @@ def test_one_head_one_layer(tmp_path: Path) -> None:
 
 
 def test_bad_input(gpt2: TransformerBridge) -> None:
-    made = clean_corrupt.repeating(gpt2, 2, 6, generator())
+    made = clean_corrupt.copying(gpt2, 2, 6, generator())
     with pytest.raises(IclError, match="heads and MLP layers"):
         coordination.interactions(gpt2, made, [[Node("embed")]])
     with pytest.raises(IclError, match="at least one group"):

@@ -26,9 +26,9 @@ from iclutils.chapters.circuits.depth import (
     upper_share,
 )
 from iclutils.chapters.circuits.tuned import RIDGE, fit, least_squares
-from iclutils.interp.clean_corrupt import Behaviour, repeating
-from iclutils.interp.edges import removed
+from iclutils.interp.clean_corrupt import CleanCorrupt, copying
 from iclutils.interp.graph import Node, head
+from iclutils.interp.patching import ablate
 from iclutils.models import TransformerBridge, load
 
 
@@ -49,12 +49,12 @@ def model(request: pytest.FixtureRequest) -> TransformerBridge:
     return request.getfixturevalue(request.param)
 
 
-def behaviour_of(choices: bool = False) -> Behaviour:
+def behaviour_of(choices: bool = False) -> CleanCorrupt:
     rows = tokens(3, 9)
     at = torch.tensor([[2, 5], [3, 8], [0, 5]])
     answer = torch.tensor([[4, 9], [9, 2], [7, 2]])
     among = torch.tensor([[4, 9, 30], [2, 9, 31], [7, 2, 32]]) if choices else None
-    return Behaviour(rows, rows.flip(0), at, answer, choices=among)
+    return CleanCorrupt(rows, rows.flip(0), at, answer, choices=among)
 
 
 @pytest.mark.parametrize("choices", [False, True])
@@ -151,11 +151,11 @@ def test_the_difference_of_two_tasks() -> None:
 
 def test_gravity_of_a_known_circuit(wired: TransformerBridge) -> None:
     """Catches: layers counted from 1, idle nodes that weigh something."""
-    behaviour = repeating(wired, 8, 11, seeded())
+    behaviour = copying(wired, 8, 11, seeded())
     nodes = [head(layer, h) for layer in range(3) for h in range(2)]
     nodes += [Node("mlp", layer) for layer in range(3)]
-    clean = removed(wired, behaviour, [[]])
-    effects = clean - removed(wired, behaviour, [[n] for n in nodes])
+    clean = ablate(wired, behaviour, [[]])
+    effects = clean - ablate(wired, behaviour, [[n] for n in nodes])
     first, second = effects.mean(1)[[0, 2]].tolist()
     got = by_layer(effects, nodes, 3)
     assert gravity(got) == pytest.approx(second / (first + second), abs=1e-3)
@@ -196,7 +196,7 @@ def test_a_tuned_lens_reads_more(model: TransformerBridge) -> None:
     assert torch.equal(got.weight[-1], torch.eye(width))
     assert not got.bias[-1].any()
     at = torch.arange(1, 20).expand(40, -1)
-    behaviour = Behaviour(rows, rows, at, torch.zeros_like(at))
+    behaviour = CleanCorrupt(rows, rows, at, torch.zeros_like(at))
     plain, after = lens(model, behaviour), lens(model, behaviour, got.translate)
     torch.testing.assert_close(after.kl.mean(1), got.kl, atol=1e-4, rtol=1e-3)
     assert (after.kl.mean(1)[:-1] < plain.kl.mean(1)[:-1]).all()
@@ -210,7 +210,7 @@ def test_each_depth_starts_where_it_reads_better(
     """Catches: a lens that reads less than the logit lens on the rows it was fitted to."""
     rows = tokens(20, 12)
     at = torch.arange(1, 12).expand(20, -1)
-    plain = lens(gpt2, Behaviour(rows, rows, at, torch.zeros_like(at))).kl.mean(1)
+    plain = lens(gpt2, CleanCorrupt(rows, rows, at, torch.zeros_like(at))).kl.mean(1)
     near = fit(gpt2, rows, seeded(), steps=0)
     assert (near.kl[:-1] < plain[:-1]).all()
 
@@ -231,7 +231,7 @@ def test_some_positions_can_be_fitted_alone(gpt2: TransformerBridge) -> None:
     rows = tokens(30, 12)
     at = torch.stack([torch.randperm(12, generator=seeded(i))[:4] for i in range(30)])
     got = fit(gpt2, rows, seeded(), steps=3, at=at)
-    behaviour = Behaviour(rows, rows, at, torch.zeros_like(at))
+    behaviour = CleanCorrupt(rows, rows, at, torch.zeros_like(at))
     read = lens(gpt2, behaviour, got.translate).kl.mean(1)
     torch.testing.assert_close(read, got.kl, atol=1e-4, rtol=1e-3)
 
@@ -245,12 +245,12 @@ def test_steps_that_hurt_are_not_taken(gpt2: TransformerBridge) -> None:
 
 
 def test_layers_that_write_nothing_have_nothing_to_translate(wired: TransformerBridge) -> None:
-    rows = repeating(wired, 16, 11, seeded()).clean
+    rows = copying(wired, 16, 11, seeded()).clean
     got = fit(wired, rows, seeded(), steps=2)
     width = wired.cfg.d_model
     torch.testing.assert_close(got.weight[2], torch.eye(width), atol=1e-5, rtol=0)
     assert got.kl[2] < 1e-6
-    behaviour = repeating(wired, 4, 11, seeded(1))
+    behaviour = copying(wired, 4, 11, seeded(1))
     assert lens(wired, behaviour).kl[2].max() < 1e-5
     assert lens(wired, behaviour, got.translate).kl[2].max() < 1e-5
 

@@ -29,7 +29,7 @@ from iclutils.chapters.circuits.repair import (
 )
 from iclutils.chapters.circuits.symptoms import Reference, symptoms
 from iclutils.chapters.circuits.vitals import Cloud, components, items, usual, vitals
-from iclutils.interp.clean_corrupt import Behaviour, ends, repeating, share
+from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying, share
 from iclutils.interp.graph import Node, head
 from iclutils.models import TransformerBridge, load
 
@@ -61,8 +61,8 @@ class Bench:
     clouds: dict[Node, Cloud]
     vitals: torch.Tensor
     reference: Reference
-    cases: Behaviour
-    held_out: Behaviour
+    cases: CleanCorrupt
+    held_out: CleanCorrupt
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +71,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     save_wired(folder)
     model = load(folder)
     generator = torch.Generator().manual_seed(1)
-    fitted, healthy, cases, held_out = (
-        repeating(model, n, 11, generator) for n in (40, 40, 20, 20)
-    )
+    fitted, healthy, cases, held_out = (copying(model, n, 11, generator) for n in (40, 40, 20, 20))
     clouds = usual(model, fitted)
     reference = Reference.from_healthy(symptoms(model, healthy, [FIRST, SECOND]))
     return Bench(model, clouds, vitals(model, healthy, clouds), reference, cases, held_out)
@@ -100,7 +98,7 @@ def test_a_component_that_always_writes_the_same_has_distance_zero() -> None:
 def test_vitals_and_symptoms_see_the_same(which: str, request: pytest.FixtureRequest) -> None:
     """Two ways to the length, effect and entropy of a head; only columns in order agree."""
     model = request.getfixturevalue(which)
-    b = repeating(model, 10, 6, torch.Generator().manual_seed(0))
+    b = copying(model, 10, 6, torch.Generator().manual_seed(0))
     columns, what = vitals(model, b, usual(model, b)), items(model)
     heads = [n for n in components(model) if n.kind == "head"]
     seen = symptoms(model, b, heads)
@@ -153,7 +151,7 @@ def test_on_healthy_inputs_a_fault_shows_where_it_sits(
 ) -> None:
     """Otherwise consequences would be called causes."""
     model = request.getfixturevalue(which)
-    b = repeating(model, 10, 6, torch.Generator().manual_seed(0))
+    b = copying(model, 10, 6, torch.Generator().manual_seed(0))
     clouds, what = usual(model, b), items(model)
     fault = Fault(kind, (head(0, 1),), (Node("k", 1, 2),) if kind == "cut" else ())
     hooks = plant(model, b, [fault])
@@ -166,7 +164,7 @@ def test_on_healthy_inputs_a_fault_shows_where_it_sits(
 
 
 def test_restoring_everything_restores_the_score(gpt2: TransformerBridge) -> None:
-    b = repeating(gpt2, 4, 6, torch.Generator().manual_seed(0))
+    b = copying(gpt2, 4, 6, torch.Generator().manual_seed(0))
     hooks = plant(gpt2, b, [Fault("sink", (head(0, 1), head(1, 2)))])
     back = confirm(gpt2, b, hooks, [components(gpt2), [], [head(0, 1), head(1, 2)]])
     lost = score(gpt2, b) - score(gpt2, b, hooks)
@@ -211,7 +209,7 @@ def test_partners_are_both_named(tmp_path: Path) -> None:
     save_wired(tmp_path, induction=((1, 0), (1, 2)), heads=3)
     model = load(tmp_path)
     generator = torch.Generator().manual_seed(0)
-    fitted, healthy, cases = (repeating(model, n, 11, generator) for n in (24, 24, 12))
+    fitted, healthy, cases = (copying(model, n, 11, generator) for n in (24, 24, 12))
     clouds = usual(model, fitted)
     hooks = plant(model, cases, [Fault("sink", (head(1, 0), head(1, 2)))])
     found = explain(model, cases, hooks, clouds, vitals(model, healthy, clouds))
@@ -233,7 +231,7 @@ def test_a_fix_repairs_other_cases_and_harms_no_healthy_one(bench: Bench, kind: 
     hooks = plant(bench.model, bench.held_out, [fault])
     outcome = evaluate(bench.model, bench.held_out, hooks, fix)
     assert outcome.restored >= 0.9
-    clean, corrupt = ends(bench.model, bench.held_out)
+    clean, corrupt = baselines(bench.model, bench.held_out)
     torch.testing.assert_close(outcome.clean_before, clean)
     assert float(share(outcome.clean_before - outcome.clean_after, clean, corrupt)) < 0.01
     with pytest.raises(IclError, match="other sequences"):

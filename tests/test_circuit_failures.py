@@ -27,11 +27,11 @@ from iclutils.chapters.circuits.failures import (
 )
 from iclutils.chapters.circuits.faults import KINDS, Fault, damage_mlp, plant
 from iclutils.chapters.circuits.symptoms import OF_HEADS, Reference, Symptoms, symptoms
-from iclutils.interp.clean_corrupt import Behaviour, read, repeating
-from iclutils.interp.edges import patched
+from iclutils.interp.clean_corrupt import CleanCorrupt, copying, scored_logits
 from iclutils.interp.graph import Node, all_heads, head
-from iclutils.interp.hooks import Hook, mlp_name, pattern_name, run, z_name
-from iclutils.models import TransformerBridge, cached, load, rebuilt
+from iclutils.interp.hooks import Hook, run_with_hooks
+from iclutils.interp.patching import patch_edges
+from iclutils.models import TransformerBridge, cached, get_act_name, load, rebuilt
 
 FIRST, SECOND = head(0, 0), head(1, 0)
 WIRE = (FIRST, Node("k", 1, 0))
@@ -69,7 +69,7 @@ class Bench:
 
     model: TransformerBridge
     reference: Reference
-    cases: Behaviour
+    cases: CleanCorrupt
 
     def see(self, hooks: list[Hook], model: TransformerBridge | None = None) -> Symptoms:
         b = self.cases
@@ -81,7 +81,7 @@ class Bench:
         return flags(seen, self.reference)
 
 
-def one_back(b: Behaviour) -> torch.Tensor:
+def one_back(b: CleanCorrupt) -> torch.Tensor:
     return (torch.arange(b.clean.shape[1]) - 1).clamp(min=0).expand_as(b.clean)
 
 
@@ -89,25 +89,25 @@ def one_back(b: Behaviour) -> torch.Tensor:
 def bench(wired_folder: Path) -> Bench:
     model = load(wired_folder)
     generator = torch.Generator().manual_seed(1)
-    healthy = repeating(model, 300, 11, generator)
+    healthy = copying(model, 300, 11, generator)
     seen = symptoms(model, healthy, [FIRST, SECOND], [WIRE], (), {FIRST: one_back(healthy)})
     reference = Reference.from_healthy(seen)
-    return Bench(model, reference, repeating(model, 24, 11, generator))
+    return Bench(model, reference, copying(model, 24, 11, generator))
 
 
 @pytest.mark.parametrize("which", ["gpt2", "neox"])
 def test_symptoms_by_hand(which: str, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(which)
-    b = repeating(model, 3, 6, torch.Generator().manual_seed(0))
+    b = copying(model, 3, 6, torch.Generator().manual_seed(0))
     assert b.source is not None
     heads = all_heads(model)
     seen = symptoms(model, b, heads)
     _logits, cache = cached(
-        model, b.clean, {f(n.layer) for n in heads for f in (pattern_name, z_name)}
+        model, b.clean, {get_act_name(p, n.layer) for n in heads for p in ("pattern", "z")}
     )
     for k, node in enumerate(heads):
-        pattern = cache[pattern_name(node.layer)][:, node.head].double().numpy()
-        z = cache[z_name(node.layer)][:, :, node.head]
+        pattern = cache[get_act_name("pattern", node.layer)][:, node.head].double().numpy()
+        z = cache[get_act_name("z", node.layer)][:, :, node.head]
         write = (z @ model.W_O[node.layer, node.head]).double().numpy()
         for case in range(3):
             at, source = b.at[case].numpy(), b.source[case].numpy()
@@ -128,7 +128,7 @@ def test_symptoms_by_hand(which: str, request: pytest.FixtureRequest) -> None:
             }
             for name, value in wanted.items():
                 assert float(getattr(seen, name)[case, k]) == pytest.approx(value, abs=1e-5)
-    torch.testing.assert_close(seen.score, b.score(read(model, b)))
+    torch.testing.assert_close(seen.score, b.score(scored_logits(model, b)))
 
 
 def test_direct_effects_add_up_to_the_logit(gpt2: TransformerBridge) -> None:
@@ -136,12 +136,18 @@ def test_direct_effects_add_up_to_the_logit(gpt2: TransformerBridge) -> None:
 
     A wrong scale, position or direction would leave a rest.
     """
-    b = repeating(gpt2, 3, 6, torch.Generator().manual_seed(0))
+    b = copying(gpt2, 3, 6, torch.Generator().manual_seed(0))
     seen = symptoms(gpt2, b, all_heads(gpt2))
     layers, heads = range(3), 4
-    watch = ["blocks.0.hook_resid_pre", "ln_final.hook_scale", *map(mlp_name, layers)]
-    logits, cache = run(gpt2, b.clean, [], watch)
-    rest = cache[watch[0]] + sum(cache[mlp_name(la)] for la in layers) + gpt2.b_O.sum(0)
+    watch = [
+        "blocks.0.hook_resid_pre",
+        "ln_final.hook_scale",
+        *(get_act_name("mlp_out", la) for la in layers),
+    ]
+    logits, cache = run_with_hooks(gpt2, b.clean, [], watch)
+    rest = (
+        cache[watch[0]] + sum(cache[get_act_name("mlp_out", la)] for la in layers) + gpt2.b_O.sum(0)
+    )
     batch = torch.arange(3)[:, None]
     toward = gpt2.W_U.T[b.answer] - gpt2.W_U.mean(1)
     behind = (rest - rest.mean(-1, keepdim=True)) / cache["ln_final.hook_scale"]
@@ -154,11 +160,11 @@ def test_direct_effects_add_up_to_the_logit(gpt2: TransformerBridge) -> None:
 
 
 def test_effects_are_those_of_patched_wires(gpt2: TransformerBridge) -> None:
-    b = repeating(gpt2, 3, 6, torch.Generator().manual_seed(0))
+    b = copying(gpt2, 3, 6, torch.Generator().manual_seed(0))
     wires = [(head(0, 1), Node("v", 2, 0)), (head(1, 3), Node("mlp_in", 1))]
     seen = symptoms(gpt2, b, [head(0, 1)], wires)
     for k, wire in enumerate(wires):
-        wanted = seen.score - patched(gpt2, b, [wire])
+        wanted = seen.score - patch_edges(gpt2, b, [wire])
         torch.testing.assert_close(seen.effect[:, k], wanted, atol=1e-5, rtol=0)
     cut = plant(gpt2, b, [Fault("cut", (head(0, 1),), (Node("v", 2, 0),))])
     broken = symptoms(gpt2, b, [head(0, 1)], wires, cut)
@@ -193,9 +199,9 @@ def test_and_in_a_random_model(gpt2: TransformerBridge, kind: str) -> None:
     and its wires too weak to be missed."""
     node = head(1, 2)
 
-    def cases(count: int, seed: int) -> Behaviour:
-        b = repeating(gpt2, count, 6, torch.Generator().manual_seed(seed))
-        return replace(b, answer=read(gpt2, b).argmax(-1))
+    def cases(count: int, seed: int) -> CleanCorrupt:
+        b = copying(gpt2, count, 6, torch.Generator().manual_seed(seed))
+        return replace(b, answer=scored_logits(gpt2, b).argmax(-1))
 
     reference = Reference.from_healthy(symptoms(gpt2, cases(60, 0), [node]))
     broken = cases(12, 1)
@@ -229,7 +235,7 @@ def test_healthy_cases_raise_few_alarms(bench: Bench) -> None:
 def test_a_damaged_mlp_is_none_of_them(bench: Bench, wired_folder: Path) -> None:
     """It sits behind all heads that matter, so that attention looks as ever."""
     sick = rebuilt(wired_folder, damage_mlp(1, 3.0, torch.Generator().manual_seed(0)))
-    healthy = repeating(sick, 60, 11, torch.Generator().manual_seed(2))
+    healthy = copying(sick, 60, 11, torch.Generator().manual_seed(2))
     reference = Reference.from_healthy(symptoms(bench.model, healthy, [SECOND]))
     found = flags(symptoms(sick, bench.cases, [SECOND]), reference)
     assert found.wrong.all()

@@ -14,11 +14,17 @@ from tiny import save_gpt2, save_gptj
 from iclutils import IclError
 from iclutils.chapters.circuits.edits import carried, force, observe, score
 from iclutils.chapters.circuits.faults import KINDS, Fault, damage_mlp, one_earlier, plant
-from iclutils.interp.clean_corrupt import Behaviour, read, repeating
-from iclutils.interp.edges import forked, shifts, writes
-from iclutils.interp.graph import Node, head, of
-from iclutils.interp.hooks import head_ablation, pattern_name, z_name
-from iclutils.models import TransformerBridge, load, rebuilt
+from iclutils.interp.clean_corrupt import CleanCorrupt, copying, scored_logits
+from iclutils.interp.graph import (
+    Node,
+    add_to_inputs,
+    component_outputs,
+    head,
+    of,
+    split_qkv_input,
+)
+from iclutils.interp.hooks import ablate_heads
+from iclutils.models import TransformerBridge, get_act_name, load, rebuilt
 
 FAST = {"deadline": None, "max_examples": 25}
 
@@ -28,8 +34,8 @@ def model(request: pytest.FixtureRequest) -> TransformerBridge:
     return request.getfixturevalue(request.param)
 
 
-def task(model: TransformerBridge, count: int = 4, length: int = 6) -> Behaviour:
-    return repeating(model, count, length, torch.Generator().manual_seed(0))
+def task(model: TransformerBridge, count: int = 4, length: int = 6) -> CleanCorrupt:
+    return copying(model, count, length, torch.Generator().manual_seed(0))
 
 
 def a_fault(kind: str, strength: float = 1.0) -> Fault:
@@ -41,7 +47,7 @@ def a_fault(kind: str, strength: float = 1.0) -> Fault:
 def test_strength_zero_changes_no_bit(model: TransformerBridge, kind: str) -> None:
     b = task(model)
     logits, _ = observe(model, b, plant(model, b, [a_fault(kind, 0.0)]))
-    assert torch.equal(logits, read(model, b))
+    assert torch.equal(logits, scored_logits(model, b))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -50,9 +56,9 @@ def test_other_sequences_keep_every_bit(model: TransformerBridge, kind: str) -> 
     b = task(model)
     rows = torch.tensor([True, False, True, False])
     logits, _ = observe(model, b, plant(model, b, [a_fault(kind)], rows))
-    with forked(model):  # the same order of sums
-        clean = read(model, b) if kind == "cut" else None
-    clean = read(model, b) if clean is None else clean
+    with split_qkv_input(model):  # the same order of sums
+        clean = scored_logits(model, b) if kind == "cut" else None
+    clean = scored_logits(model, b) if clean is None else clean
     assert torch.equal(logits[~rows], clean[~rows])
     assert (logits[rows] - clean[rows]).abs().amax((1, 2)).min() > 1e-3
 
@@ -61,7 +67,7 @@ def test_other_sequences_keep_every_bit(model: TransformerBridge, kind: str) -> 
 @pytest.mark.parametrize("kind", ["even", "sink", "misrouted"])
 def test_rows_of_attention_by_hand(model: TransformerBridge, kind: str, strength: float) -> None:
     b = task(model)
-    name = pattern_name(0)
+    name = get_act_name("pattern", 0)
     _, clean = observe(model, b, (), [name])
     _, sick = observe(model, b, plant(model, b, [a_fault(kind, strength)]), [name])
     before, after = clean[name].numpy(), sick[name].numpy()
@@ -80,21 +86,25 @@ def test_rows_of_attention_by_hand(model: TransformerBridge, kind: str, strength
 
 def test_an_overactive_head_puts_out_more(model: TransformerBridge) -> None:
     b = task(model)
-    _, clean = observe(model, b, (), [z_name(0)])
-    _, sick = observe(model, b, plant(model, b, [a_fault("overactive", 0.5)]), [z_name(0)])
+    _, clean = observe(model, b, (), [get_act_name("z", 0)])
+    _, sick = observe(
+        model, b, plant(model, b, [a_fault("overactive", 0.5)]), [get_act_name("z", 0)]
+    )
     ratio = torch.ones(model.cfg.n_heads)
     ratio[[1, 3]] = 2.5
-    torch.testing.assert_close(sick[z_name(0)], clean[z_name(0)] * ratio[:, None])
+    torch.testing.assert_close(
+        sick[get_act_name("z", 0)], clean[get_act_name("z", 0)] * ratio[:, None]
+    )
 
 
 def test_a_cut_wire_carries_the_mean(model: TransformerBridge) -> None:
     """Against a shift made beforehand: catches a wrong reader, a wrong sign, a lost strength."""
     b = task(model)
     fault = Fault("cut", (head(0, 1),), (Node("v", 1, 0),), 0.5)
-    own = writes(model, b.clean, [head(0, 1)])[head(0, 1)]
-    shift = shifts(model, {Node("v", 1, 0): 0.5 * (own.mean((0, 1)) - own)})
-    with forked(model):
-        wanted = b.score(read(model, b, shift))
+    own = component_outputs(model, b.clean, [head(0, 1)])[head(0, 1)]
+    shift = add_to_inputs(model, {Node("v", 1, 0): 0.5 * (own.mean((0, 1)) - own)})
+    with split_qkv_input(model):
+        wanted = b.score(scored_logits(model, b, shift))
     hooks = plant(model, b, [fault])
     torch.testing.assert_close(score(model, b, hooks), wanted, atol=1e-5, rtol=0)
     kept = carried(model, b, hooks, fault.wires)[fault.wires[0]]
@@ -107,7 +117,9 @@ def test_all_wires_cut_is_the_head_removed(model: TransformerBridge) -> None:
     graph = of(model)
     readers = tuple(v for u, v in graph.edges() if u == head(0, 2))
     hooks = plant(model, b, [Fault("cut", (head(0, 2),), readers)])
-    removed = b.score(read(model, b, head_ablation(model, b.clean, [(0, 2)], "mean", b.clean)))
+    removed = b.score(
+        scored_logits(model, b, ablate_heads(model, b.clean, [(0, 2)], "mean", b.clean))
+    )
     torch.testing.assert_close(score(model, b, hooks), removed, atol=1e-5, rtol=0)
 
 
@@ -115,7 +127,7 @@ def test_a_cut_sees_what_an_overactive_writer_writes(gpt2: TransformerBridge) ->
     b = task(gpt2)
     cut = Fault("cut", (head(0, 1),), (Node("k", 1, 0),))
     hooks = plant(gpt2, b, [cut, Fault("overactive", (head(0, 1),))])
-    mean = writes(gpt2, b.clean, [head(0, 1)])[head(0, 1)].mean((0, 1))
+    mean = component_outputs(gpt2, b.clean, [head(0, 1)])[head(0, 1)].mean((0, 1))
     kept = carried(gpt2, b, hooks, cut.wires)[cut.wires[0]]
     torch.testing.assert_close(kept, mean.expand_as(kept), atol=1e-5, rtol=0)
 
@@ -123,7 +135,7 @@ def test_a_cut_sees_what_an_overactive_writer_writes(gpt2: TransformerBridge) ->
 def test_forced_rows_are_one_hot_there_and_nowhere_else(gpt2: TransformerBridge) -> None:
     b = task(gpt2)
     assert b.source is not None
-    name = pattern_name(1)
+    name = get_act_name("pattern", 1)
     _, clean = observe(gpt2, b, (), [name])
     _, sick = observe(gpt2, b, [force(head(1, 0), b.at, b.source)], [name])
     for row in range(len(b)):

@@ -24,7 +24,7 @@ from iclutils.chapters.circuits.influence import (
     replacements,
 )
 from iclutils.chapters.circuits.sources import Sources, helpful, precision
-from iclutils.interp.clean_corrupt import repeating
+from iclutils.interp.clean_corrupt import copying
 from iclutils.models import TransformerBridge, load
 
 
@@ -210,7 +210,7 @@ def test_a_known_circuit_is_influenced_where_it_reads(tmp_path: Path) -> None:
     """Catches: positions off by one. The match, what follows it, the token itself; no other."""
     save_wired(tmp_path)
     wired = load(tmp_path)
-    behaviour = repeating(wired, 2, 11, seeded())
+    behaviour = copying(wired, 2, 11, seeded())
     at, answer = behaviour.at[:, 3:5], behaviour.answer[:, 3:5]
     assert behaviour.source is not None
     for row in range(2):  # replaced by tokens that occur nowhere, so that nothing new matches

@@ -14,10 +14,10 @@ from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import pair
-from iclutils.interp import clean_corrupt, edges
+from iclutils.interp import clean_corrupt, patching
 from iclutils.interp.graph import Node, all_heads, head
 from iclutils.interp.head_scores import head_scores, prefix_matching
-from iclutils.interp.hooks import direct_k_input
+from iclutils.interp.patching import patch_key_input
 from iclutils.models import TransformerBridge, load
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 
@@ -35,8 +35,8 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def batches(
     model: TransformerBridge, count: int = 8, length: int = LENGTH, corruption: str = "fresh"
-) -> tuple[clean_corrupt.Behaviour, RepeatedTokens, RepeatedTokens]:
-    made = clean_corrupt.repeating(model, count, length, generator(), corruption)
+) -> tuple[clean_corrupt.CleanCorrupt, RepeatedTokens, RepeatedTokens]:
+    made = clean_corrupt.copying(model, count, length, generator(), corruption)
     return made, RepeatedTokens(made.clean, length), RepeatedTokens(made.corrupt, length)
 
 
@@ -59,8 +59,8 @@ def test_wired_pair_is_found(
     assert found.prefix[0] > 0.8
     assert found.previous_score[0] > 0.9 > 0.1 > found.duplicate_score[0]
     assert found.drop[0] > 0.9
-    clean, corrupt = clean_corrupt.ends(model, made)
-    lost = clean - edges.patched(model, made, found.wires)
+    clean, corrupt = clean_corrupt.baselines(model, made)
+    lost = clean - patching.patch_edges(model, made, found.wires)
     assert found.loss[0] == pytest.approx(float(lost.sum() / (clean - corrupt).sum()), abs=1e-4)
     assert found.loss[0] > 0.9
     assert found.copying > 0.9
@@ -104,7 +104,7 @@ def test_paths_against_hooks(tmp_path: Path, kind: str) -> None:
                 continue
             place = (target.layer, target.head)
             before = prefix[:, target.layer, target.head]
-            changed = direct_k_input(
+            changed = patch_key_input(
                 model, batch.tokens, [(node.layer, node.head)], place, other.tokens
             )
             lost = (before - prefix_matching(changed, 7)) / before.mean()
@@ -140,7 +140,7 @@ def test_wired_model_follows_the_rule(tmp_path: Path) -> None:
     made, *_ = batches(model)
     rows = torch.arange(len(made))[:, None]
     ideal = pair.ideal_prediction(made.clean, model.cfg.d_vocab)[rows, made.at]
-    assert bool((clean_corrupt.read(model, made).argmax(-1) == ideal.argmax(-1)).all())
+    assert bool((clean_corrupt.scored_logits(model, made).argmax(-1) == ideal.argmax(-1)).all())
     assert bool((ideal.argmax(-1) == made.answer).all())
 
 

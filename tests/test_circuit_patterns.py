@@ -17,8 +17,7 @@ from wired import save_wired
 from iclutils import IclError
 from iclutils.chapters.circuits import labels, patterns
 from iclutils.interp.head_scores import olsson_prefix_matching, uniform_pattern
-from iclutils.interp.hooks import pattern_name
-from iclutils.models import TransformerBridge, cached, load, untrained
+from iclutils.models import TransformerBridge, cached, get_act_name, load, untrained
 from iclutils.tasks.repeated import repeated_tokens
 
 SIZE = 16
@@ -183,12 +182,12 @@ def test_all_heads_at_once(tmp_path: Path) -> None:
     for model in models(tmp_path):
         got = patterns.every_score(model, ids)
         for layer in range(model.cfg.n_layers):
-            _, cache = cached(model, ids, [pattern_name(layer)])
-            expected = patterns.score(cache[pattern_name(layer)], ids)
+            _, cache = cached(model, ids, [get_act_name("pattern", layer)])
+            expected = patterns.score(cache[get_act_name("pattern", layer)], ids)
             for name in patterns.SCORES:
                 torch.testing.assert_close(got[name][:, layer], expected[name], equal_nan=True)
         note = patterns.note_labels(model, ids[:1])
-        assert note[-1][-1] == patterns.note_label(cache[pattern_name(layer)][0, -1])
+        assert note[-1][-1] == patterns.note_label(cache[get_act_name("pattern", layer)][0, -1])
 
 
 def test_wired_heads_get_their_labels(tmp_path: Path) -> None:

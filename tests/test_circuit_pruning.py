@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from iclutils import IclError, models
 from iclutils.chapters.circuits.pruning import cost, prune
 from iclutils.interp.graph import Node, all_heads, head
-from iclutils.interp.hooks import head_ablation, run
+from iclutils.interp.hooks import ablate_heads, run_with_hooks
 from iclutils.training.language import Batch, LanguageRecipe
 from iclutils.training.tune import tune
 
@@ -49,8 +49,8 @@ def test_pruning_is_zero_ablation(tmp_path: Path) -> None:
     pruned = models.rebuilt(tmp_path, lambda network: prune(network, HEADS))
     batch = tokens(3, 12)
     places = [(n.layer, n.head) for n in HEADS]
-    hooks = head_ablation(whole, batch, places, "zero", batch)
-    expected, _ = run(whole, batch, hooks)
+    hooks = ablate_heads(whole, batch, places, "zero", batch)
+    expected, _ = run_with_hooks(whole, batch, hooks)
     torch.testing.assert_close(models.logits(pruned, batch), expected, atol=1e-5, rtol=1e-5)
     assert (models.logits(whole, batch) - expected).abs().max() > 0.1
     _, cache = models.cached(pruned, batch, lambda name: name.endswith("hook_z"))

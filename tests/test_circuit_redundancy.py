@@ -13,10 +13,14 @@ from wired import save_wired
 
 from iclutils import IclError, models
 from iclutils.chapters.circuits import redundancy
-from iclutils.interp.clean_corrupt import Behaviour, ends, read, repeating
+from iclutils.interp.clean_corrupt import (
+    CleanCorrupt,
+    baselines,
+    copying,
+    scored_logits,
+)
 from iclutils.interp.graph import Node, all_heads, head
-from iclutils.interp.hooks import z_name
-from iclutils.models import TransformerBridge
+from iclutils.models import TransformerBridge, get_act_name
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +28,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
     return tiny_gpt2(tmp_path_factory.mktemp("tiny"))
 
 
-def behave(model: TransformerBridge, count: int = 3, length: int = 7) -> Behaviour:
-    return repeating(model, count, length, torch.Generator().manual_seed(0))
+def behave(model: TransformerBridge, count: int = 3, length: int = 7) -> CleanCorrupt:
+    return copying(model, count, length, torch.Generator().manual_seed(0))
 
 
 # Would catch a mask on the wrong axis, a sum over sequences, or a gradient of the loss of one.
@@ -41,7 +45,9 @@ def test_importance_is_the_slope_of_a_mask(model: TransformerBridge) -> None:
                 z[:, :, h] *= by
                 return z
 
-            return behaviour.score(read(model, behaviour, [(z_name(layer), scale)])).double()
+            return behaviour.score(
+                scored_logits(model, behaviour, [(get_act_name("z", layer), scale)])
+            ).double()
 
         slope = (scaled(1 + step) - scaled(1 - step)) / (2 * step)
         torch.testing.assert_close(got[layer, h].double(), slope.abs(), atol=2e-4, rtol=1e-2)
@@ -61,17 +67,17 @@ def test_importance_needs_gradients(tmp_path: Path) -> None:
 def test_backups_are_seen_only_together(tmp_path: Path) -> None:
     save_wired(tmp_path, ((0, 0), (0, 1)), ((1, 0), (1, 2)), heads=3)
     wired = models.load(tmp_path)
-    behaviour = repeating(wired, 8, 11, torch.Generator().manual_seed(0))
-    clean, corrupt = ends(wired, behaviour)
+    behaviour = copying(wired, 8, 11, torch.Generator().manual_seed(0))
+    clean, corrupt = baselines(wired, behaviour)
     gap = (clean - corrupt).mean()
     together, summed = redundancy.joint(wired, behaviour, [head(1, 0), head(1, 2)], "resample")
     assert together.mean() / gap > 0.9
     assert summed.mean() / gap < 0.2
     save_wired(tmp_path / "one")
     pipe = models.load(tmp_path / "one")
-    behaviour = repeating(pipe, 8, 11, torch.Generator().manual_seed(0))
+    behaviour = copying(pipe, 8, 11, torch.Generator().manual_seed(0))
     together, summed = redundancy.joint(pipe, behaviour, [head(0, 0), head(1, 0)], "resample")
-    clean, corrupt = ends(pipe, behaviour)
+    clean, corrupt = baselines(pipe, behaviour)
     assert (together - summed).mean() / (clean - corrupt).mean() == pytest.approx(-1, abs=0.1)
     nothing, none = redundancy.joint(pipe, behaviour, [])
     assert not nothing.any()

@@ -19,8 +19,7 @@ from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import history, matching, overlap
-from iclutils.interp.hooks import z_name
-from iclutils.models import TransformerBridge, cached, load, rebuilt
+from iclutils.models import TransformerBridge, cached, get_act_name, load, rebuilt
 from iclutils.tasks.repeated import repeated_tokens
 
 # --- overlap -------------------------------------------------------------------------------------
@@ -94,7 +93,9 @@ def written(model: TransformerBridge, tokens: torch.Tensor) -> torch.Tensor:
     """What each head writes, all positions below each other: (head, sample, d_model)."""
     _, cache = cached(model, tokens, lambda name: name.endswith("hook_z"))
     layers = range(model.cfg.n_layers)
-    z = torch.cat([cache[z_name(layer)].flatten(0, 1).transpose(0, 1) for layer in layers])
+    z = torch.cat(
+        [cache[get_act_name("z", layer)].flatten(0, 1).transpose(0, 1) for layer in layers]
+    )
     return z @ model.W_O.flatten(0, 1)
 
 

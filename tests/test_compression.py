@@ -105,13 +105,17 @@ def test_answers_equal_cut_edges_whatever_the_padding(gpt2, prompts: Prompts, se
     masks = [keep, compression.hidden_anchor(prompts), compression.label_only(prompts)]
     masks += [compression.nothing(prompts), compression.hidden_random(prompts, generator)]
     for mask in masks:
-        got = kv_cache.answer(gpt2, kv_cache.remember(gpt2, prompts, mask), prompts)
+        got = kv_cache.answer_from_cache(
+            gpt2, kv_cache.cache_demonstrations(gpt2, prompts, mask), prompts
+        )
         torch.testing.assert_close(got, cut(gpt2, prompts, mask), atol=2e-5, rtol=1e-5)
     one = prompts[:1]
-    alone = kv_cache.answer(
-        gpt2, kv_cache.remember(gpt2, one, masks[1][:1, : one.tokens.shape[1]]), one
+    alone = kv_cache.answer_from_cache(
+        gpt2, kv_cache.cache_demonstrations(gpt2, one, masks[1][:1, : one.tokens.shape[1]]), one
     )
-    got = kv_cache.answer(gpt2, kv_cache.remember(gpt2, prompts, masks[1]), prompts)[:1]
+    got = kv_cache.answer_from_cache(
+        gpt2, kv_cache.cache_demonstrations(gpt2, prompts, masks[1]), prompts
+    )[:1]
     torch.testing.assert_close(alone, got, atol=1e-5, rtol=1e-5)
 
 
@@ -223,7 +227,9 @@ def test_union_of_many_draws_keeps_all_text(gpt2) -> None:
         gpt2, prompts, whole, torch.Generator().manual_seed(0), draws=25, union=True
     )
     all_text = kv_cache.demonstrations(prompts) & (prompts.roles != Role.LABEL)
-    out = kv_cache.answer(gpt2, kv_cache.remember(gpt2, prompts, all_text), prompts)
+    out = kv_cache.answer_from_cache(
+        gpt2, kv_cache.cache_demonstrations(gpt2, prompts, all_text), prompts
+    )
     same = out.gather(1, prompts.label_words).argmax(1) == whole.gather(
         1, prompts.label_words
     ).argmax(1)
@@ -234,24 +240,27 @@ def test_shared_demonstrations_are_noticed(gpt2) -> None:
     assert kv_cache.shares_demonstrations(random_prompts(1, count=4, shared=True))
     assert not kv_cache.shares_demonstrations(random_prompts(1, count=4))
     prompts = random_prompts(1, count=4, shared=True)
-    one = kv_cache.remember(gpt2, prompts[:1], compression.hidden_anchor(prompts[:1]))
-    each = kv_cache.remember(gpt2, prompts, compression.hidden_anchor(prompts))
+    one = kv_cache.cache_demonstrations(gpt2, prompts[:1], compression.hidden_anchor(prompts[:1]))
+    each = kv_cache.cache_demonstrations(gpt2, prompts, compression.hidden_anchor(prompts))
     torch.testing.assert_close(
-        kv_cache.answer(gpt2, one, prompts), kv_cache.answer(gpt2, each, prompts)
+        kv_cache.answer_from_cache(gpt2, one, prompts),
+        kv_cache.answer_from_cache(gpt2, each, prompts),
     )
 
 
 def test_bad_input(gpt2, tmp_path: Path) -> None:
     prompts, other = random_prompts(1, count=2), random_prompts(2, count=2)
-    held = kv_cache.remember(gpt2, prompts, compression.everything(prompts))
+    held = kv_cache.cache_demonstrations(gpt2, prompts, compression.everything(prompts))
     with pytest.raises(IclError, match="other demonstrations"):
-        kv_cache.answer(gpt2, held, other)
+        kv_cache.answer_from_cache(gpt2, held, other)
     with pytest.raises(IclError, match="other demonstrations"):
-        kv_cache.answer(gpt2, kv_cache.remember(gpt2, prompts[:1], prompts[:1].roles <= 2), prompts)
+        kv_cache.answer_from_cache(
+            gpt2, kv_cache.cache_demonstrations(gpt2, prompts[:1], prompts[:1].roles <= 2), prompts
+        )
     with pytest.raises(IclError, match="query"):
-        kv_cache.remember(gpt2, prompts, prompts.kept)
+        kv_cache.cache_demonstrations(gpt2, prompts, prompts.kept)
     with pytest.raises(IclError, match="shape"):
-        kv_cache.remember(gpt2, prompts, prompts.kept[:, 1:])
+        kv_cache.cache_demonstrations(gpt2, prompts, prompts.kept[:, 1:])
     with pytest.raises(IclError, match="label words"):
         compression.compact(prompts, prompts.roles == Role.FORMAT)
     whole = target_logits(gpt2, prompts)

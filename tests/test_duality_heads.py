@@ -29,8 +29,7 @@ from iclutils.chapters.gradient_descent.heads import (
     step_of_head,
 )
 from iclutils.chapters.gradient_descent.removal import after, answers, carried, frozen_mlps, removal
-from iclutils.interp.hooks import z_name
-from iclutils.models import TransformerBridge
+from iclutils.models import TransformerBridge, get_act_name
 from iclutils.tasks.prompts import Role
 from iclutils.tasks.repeated import RepeatedTokens
 
@@ -405,7 +404,7 @@ def test_the_start_is_that_of_the_running_model(gpt2: Both) -> None:
     x, mask = tokens(2, 10), some_mask(2, 10)
     hooks = removal(gpt2.model, x, mask)
     seen = []
-    watch = (z_name(1), lambda value, hook: seen.append(value))
+    watch = (get_act_name("z", 1), lambda value, hook: seen.append(value))
     names = [f"blocks.1.attn.hook_{part}" for part in "qkv"]
     held = {}
     keep = [(n, lambda value, hook, n=n: held.update({n: value})) for n in names]

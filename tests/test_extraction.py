@@ -22,9 +22,8 @@ from iclutils.chapters.label_words.extraction import (
     label_attention,
     scrambled,
 )
-from iclutils.interp.hooks import pattern_name
 from iclutils.interp.readout import target_logits
-from iclutils.models import TransformerBridge, cached, load
+from iclutils.models import TransformerBridge, cached, get_act_name, load
 from iclutils.tasks.prompts import class_logits
 
 
@@ -46,7 +45,7 @@ def test_attention_is_summed_over_heads_and_demonstrations(
     prompts = random_prompts(count=5, classes=3, shots=shots, longest=3)
     found, predicted = label_attention(model, prompts, batch_size=2)
     layers = range(model.cfg.n_layers)
-    _, cache = cached(model, prompts.tokens, {pattern_name(layer) for layer in layers})
+    _, cache = cached(model, prompts.tokens, {get_act_name("pattern", layer) for layer in layers})
     expected = torch.zeros(5, len(layers), 3)
     for row, q in enumerate(prompts.target.tolist()):
         for layer in layers:

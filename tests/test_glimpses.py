@@ -25,7 +25,7 @@ from iclutils.chapters.gradient_descent import attribution, heads
 from iclutils.chapters.label_words import saliency
 from iclutils.chapters.regression import written
 from iclutils.chapters.regression.distances import ask
-from iclutils.interp import head_scores, path_patching, weights
+from iclutils.interp import head_scores, patching, weights
 from iclutils.models.lsa import Shape, Solvers
 from iclutils.tasks import classification, numbers, regression
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
@@ -137,7 +137,7 @@ def test_05_finds_the_wires_that_were_laid(small: presets.Tier, tmp_path: Path) 
     model = models.load(tmp_path / "wired")
     source = Session(small, "", 0, "cpu").generator("sequences")
     task = circuits.clean_corrupt.repeating(model, 4, 10, source)
-    lost = path_patching.effects(model, task).mean(-1) / made.numbers["gap"]
+    lost = patching.path_patching(model, task).mean(-1) / made.numbers["gap"]
     torch.testing.assert_close(made.numbers["effects"], lost)
     assert made.numbers["enough"] <= 15  # the heads that do nothing have wires, too
     assert made.numbers["faithfulness"][-1] == pytest.approx(1, abs=1e-4)

@@ -10,7 +10,7 @@ from tiny import save_gpt2, save_hand_built, tiny_gpt2
 
 from iclutils import IclError, models
 from iclutils.chapters import induction
-from iclutils.interp import head_scores, statistics, weights
+from iclutils.interp import head_scores, readout, weights
 from iclutils.models import TransformerBridge
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 
@@ -34,7 +34,7 @@ def built(
 
 def test_the_wired_circuit_predicts_the_second_copy(built: tuple) -> None:
     model, batch, _ = built
-    _, right = statistics.predict(model, batch.tokens)
+    _, right = readout.predictions(model, batch.tokens)
     assert right[:, batch.clean_half].float().mean() == 1
     assert right[:, batch.first_half].float().mean() < 0.2
 
@@ -78,11 +78,11 @@ def test_cutting_the_wire_is_what_stops_it(built: tuple) -> None:
 def test_the_loss_rises_without_the_head_and_not_without_an_idle_one(built: tuple) -> None:
     model, batch, other = built
     before = induction.clean_loss(model, batch, [])
-    log_p, _ = statistics.predict(model, batch.tokens)
+    log_p, _ = readout.predictions(model, batch.tokens)
     torch.testing.assert_close(before, -log_p[:, batch.clean_half].mean(1))
     rise = {}
     for head in [(1, 0), (1, 1)]:
-        hooks = induction.head_ablation(model, batch.tokens, [head], "zero", other.tokens)
+        hooks = induction.ablate_heads(model, batch.tokens, [head], "zero", other.tokens)
         rise[head] = (induction.clean_loss(model, batch, hooks) - before).mean().item()
     assert rise[1, 0] > 1
     assert rise[1, 1] == pytest.approx(0, abs=1e-6)
@@ -131,7 +131,7 @@ def test_emergence_reports_what_the_other_lenses_measure(built: tuple) -> None:
     model = models.load("induction-1")
     batch = repeated_tokens(model, 8, 30, seeded(0))
     state = induction.emergence(model, batch, seeded(1))
-    log_p, right = statistics.predict(model, batch.tokens)
+    log_p, right = readout.predictions(model, batch.tokens)
     assert state["loss"] == pytest.approx(-log_p[:, batch.clean_half].mean().item())
     assert state["accuracy"] == pytest.approx(right[:, batch.clean_half].float().mean().item())
     assert state["icl"] < -1

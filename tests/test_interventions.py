@@ -10,14 +10,9 @@ from tiny import save_gpt2, save_gptj, tiny_gpt2, tokens
 from transformers import GPT2LMHeadModel
 
 from iclutils import IclError, models
-from iclutils.interp.hooks import (
-    direct_k_input,
-    head_ablation,
-    mlp_ablation,
-    pattern_name,
-    run,
-    z_name,
-)
+from iclutils.interp.hooks import ablate_heads, ablate_mlps, run_with_hooks
+from iclutils.interp.patching import patch_key_input
+from iclutils.models import get_act_name
 
 
 def logits_without_head(network: GPT2LMHeadModel, x: torch.Tensor, layer: int, head: int):
@@ -35,7 +30,7 @@ def test_zero_ablation_equals_zeroed_weights(tmp_path: Path) -> None:
     network, x = save_gpt2(tmp_path), tokens(2, 10)
     model = models.load(tmp_path)
     for layer, head in [(0, 3), (2, 1)]:
-        got, _ = run(model, x, head_ablation(model, x, [(layer, head)], "zero", x))
+        got, _ = run_with_hooks(model, x, ablate_heads(model, x, [(layer, head)], "zero", x))
         expected = logits_without_head(network, x, layer, head)
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
@@ -43,7 +38,7 @@ def test_zero_ablation_equals_zeroed_weights(tmp_path: Path) -> None:
 def test_zero_mlp_ablation_equals_zeroed_weights(tmp_path: Path) -> None:
     network, x = save_gpt2(tmp_path), tokens(2, 10)
     model = models.load(tmp_path)
-    got, _ = run(model, x, mlp_ablation(model, x, [1], "zero", x))
+    got, _ = run_with_hooks(model, x, ablate_mlps(model, x, [1], "zero", x))
     with torch.no_grad():
         network.transformer.h[1].mlp.c_proj.weight.zero_()
         network.transformer.h[1].mlp.c_proj.bias.zero_()
@@ -53,9 +48,9 @@ def test_zero_mlp_ablation_equals_zeroed_weights(tmp_path: Path) -> None:
 
 def test_mean_ablation_writes_one_vector_everywhere(tmp_path: Path) -> None:
     model, x = tiny_gpt2(tmp_path), tokens(3, 10)
-    name = z_name(1)
+    name = get_act_name("z", 1)
     _, cache = models.cached(model, x, [name])
-    _, seen = run(model, x, head_ablation(model, x, [(1, 2)], "mean", x), [name])
+    _, seen = run_with_hooks(model, x, ablate_heads(model, x, [(1, 2)], "mean", x), [name])
     expected = cache[name][:, :, 2].mean((0, 1))
     torch.testing.assert_close(seen[name][:, :, 2], expected.expand(3, 10, -1))
     untouched = [0, 1, 3]
@@ -65,11 +60,13 @@ def test_mean_ablation_writes_one_vector_everywhere(tmp_path: Path) -> None:
 def test_resampling_from_the_same_sequences_changes_nothing(tmp_path: Path) -> None:
     model, x = tiny_gpt2(tmp_path), tokens(3, 10)
     plain = models.logits(model, x)
-    heads = head_ablation(model, x, [(0, 1), (2, 2)], "resample", x)
-    mlps = mlp_ablation(model, x, [0, 2], "resample", x)
-    same, _ = run(model, x, [*heads, *mlps])
+    heads = ablate_heads(model, x, [(0, 1), (2, 2)], "resample", x)
+    mlps = ablate_mlps(model, x, [0, 2], "resample", x)
+    same, _ = run_with_hooks(model, x, [*heads, *mlps])
     torch.testing.assert_close(same, plain, atol=1e-5, rtol=1e-5)
-    changed, _ = run(model, x, head_ablation(model, x, [(0, 1)], "resample", tokens(3, 10, 1)))
+    changed, _ = run_with_hooks(
+        model, x, ablate_heads(model, x, [(0, 1)], "resample", tokens(3, 10, 1))
+    )
     assert (changed - plain).abs().max() > 1e-3
 
 
@@ -108,9 +105,11 @@ def test_the_path_into_keys_equals_a_recomputed_pattern(tmp_path: Path) -> None:
     hidden = torch.ones(9, 9).triu(1).bool()
     expected = scores.masked_fill(hidden, -torch.inf).softmax(-1)
 
-    got = direct_k_input(model, x, [(l1, h1)], (l2, h2), other)
+    got = patch_key_input(model, x, [(l1, h1)], (l2, h2), other)
     torch.testing.assert_close(got.double(), expected, atol=1e-4, rtol=1e-3)
-    before = models.cached(model, x, [pattern_name(l2)])[1][pattern_name(l2)][:, h2]
+    before = models.cached(model, x, [get_act_name("pattern", l2)])[1][get_act_name("pattern", l2)][
+        :, h2
+    ]
     assert (got - before).abs().max() > 1e-2, "the test's patch has no effect to compare"
     again = models.logits(model, x)
     torch.testing.assert_close(again, models.logits(models.load(tmp_path), x))
@@ -118,29 +117,29 @@ def test_the_path_into_keys_equals_a_recomputed_pattern(tmp_path: Path) -> None:
 
 def test_patching_a_path_with_itself_changes_nothing(tmp_path: Path) -> None:
     model, x = tiny_gpt2(tmp_path), tokens(2, 9)
-    _, cache = models.cached(model, x, [pattern_name(1)])
-    same = direct_k_input(model, x, [(0, 0), (0, 2)], (1, 3), x)
-    torch.testing.assert_close(same, cache[pattern_name(1)][:, 3], atol=1e-6, rtol=1e-5)
+    _, cache = models.cached(model, x, [get_act_name("pattern", 1)])
+    same = patch_key_input(model, x, [(0, 0), (0, 2)], (1, 3), x)
+    torch.testing.assert_close(same, cache[get_act_name("pattern", 1)][:, 3], atol=1e-6, rtol=1e-5)
 
 
 def test_a_model_that_cannot_fork_its_inputs_is_refused(tmp_path: Path) -> None:
     save_gptj(tmp_path)
     model, x = models.load(tmp_path), tokens(2, 9)
     with pytest.raises(IclError, match=r"cannot fork the inputs.*use one like GPT-2"):
-        direct_k_input(model, x, [(0, 0)], (1, 3), x)
+        patch_key_input(model, x, [(0, 0)], (1, 3), x)
 
 
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda m, x: head_ablation(m, x, [(3, 0)], "zero", x), "There is no head 3.0"),
-        (lambda m, x: mlp_ablation(m, x, [7], "zero", x), "There is no layer 7"),
+        (lambda m, x: ablate_heads(m, x, [(3, 0)], "zero", x), "There is no head 3.0"),
+        (lambda m, x: ablate_mlps(m, x, [7], "zero", x), "There is no layer 7"),
         (
-            lambda m, x: head_ablation(m, x, [(0, 0)], "resample", x[:1]),
+            lambda m, x: ablate_heads(m, x, [(0, 0)], "resample", x[:1]),
             "sequences of the same shape",
         ),
-        (lambda m, x: direct_k_input(m, x, [(1, 0)], (1, 1), x), "must be in a later layer"),
-        (lambda m, x: run(m, tokens(1, 49), []), "reads at most 48"),
+        (lambda m, x: patch_key_input(m, x, [(1, 0)], (1, 1), x), "must be in a later layer"),
+        (lambda m, x: run_with_hooks(m, tokens(1, 49), []), "reads at most 48"),
     ],
 )
 def test_impossible_interventions_are_refused(tmp_path: Path, act: object, message: str) -> None:

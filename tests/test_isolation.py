@@ -25,9 +25,9 @@ from iclutils.chapters.label_words.isolation import (
     random_positions,
     word_loyalty,
 )
-from iclutils.interp.hooks import pattern_name, run
+from iclutils.interp.hooks import run_with_hooks
 from iclutils.interp.readout import target_logits
-from iclutils.models import TransformerBridge, load, logits
+from iclutils.models import TransformerBridge, get_act_name, load, logits
 from iclutils.tasks.prompts import Prompts
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -54,9 +54,11 @@ def patterns(
     model: TransformerBridge, prompts: Prompts, layers: range, how: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of layer 0, clean and isolated."""
-    name = pattern_name(0)
-    _, clean = run(model, prompts.tokens, [], [name])
-    _, cut = run(model, prompts.tokens, isolation(model, prompts, layers, how=how), [name])
+    name = get_act_name("pattern", 0)
+    _, clean = run_with_hooks(model, prompts.tokens, [], [name])
+    _, cut = run_with_hooks(
+        model, prompts.tokens, isolation(model, prompts, layers, how=how), [name]
+    )
     return clean[name], cut[name]
 
 
@@ -105,11 +107,14 @@ def test_an_isolated_word_forgets_its_demonstration(gpt2: TransformerBridge) -> 
     swapped[0, : p - 1] = (swapped[0, : p - 1] + 1) % 30
     name, layers = "blocks.2.hook_resid_post", range(3)
     seen = [
-        run(gpt2, tokens, isolation(gpt2, prompts, layers), [name])[1][name][0, p]
+        run_with_hooks(gpt2, tokens, isolation(gpt2, prompts, layers), [name])[1][name][0, p]
         for tokens in (prompts.tokens, swapped)
     ]
     torch.testing.assert_close(seen[0], seen[1])
-    free = [run(gpt2, tokens, [], [name])[1][name][0, p] for tokens in (prompts.tokens, swapped)]
+    free = [
+        run_with_hooks(gpt2, tokens, [], [name])[1][name][0, p]
+        for tokens in (prompts.tokens, swapped)
+    ]
     assert (free[0] - free[1]).abs().max() > 0.1
 
 
@@ -234,10 +239,10 @@ def test_without_a_window_only_the_label_words_are_cut_off(model: TransformerBri
 def test_a_window_reaches_the_attention(model: TransformerBridge, how: str) -> None:
     """Row p + 1 keeps p and itself, which stand inside the window, and loses all before p."""
     prompts = random_prompts(seed=2, count=1)
-    name = pattern_name(0)
-    _, clean = run(model, prompts.tokens, [], [name])
+    name = get_act_name("pattern", 0)
+    _, clean = run_with_hooks(model, prompts.tokens, [], [name])
     hooks = isolation(model, prompts, [0], how=how, window=1)
-    _, cut = run(model, prompts.tokens, hooks, [name])
+    _, cut = run_with_hooks(model, prompts.tokens, hooks, [name])
     for p in prompts.label_pos[0].tolist():
         row = cut[name][0, :, p + 1]
         assert not row[:, :p].any()

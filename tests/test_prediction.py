@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tiny import tiny_gpt2, tokens
 from torch.nn import functional
 
-from iclutils.interp import statistics
+from iclutils.interp import readout, statistics
 
 
 def test_log_prob_is_minus_cross_entropy(tmp_path: Path) -> None:
     model, x = tiny_gpt2(tmp_path), tokens(3, 12)
     scores = model(x)
-    log_p, right = statistics.predict(model, x)
+    log_p, right = readout.predictions(model, x)
     loss = functional.cross_entropy(scores[:, :-1].flatten(0, 1), x[:, 1:].flatten())
     assert -log_p.mean().item() == pytest.approx(loss.item(), rel=1e-5)
     assert torch.equal(right, scores[:, :-1].argmax(-1) == x[:, 1:])
@@ -27,7 +27,7 @@ def test_log_prob_is_minus_cross_entropy(tmp_path: Path) -> None:
 
 def test_the_icl_score_is_late_loss_minus_early_loss() -> None:
     log_p = torch.tensor([[-3.0, -2.0, -0.5]])
-    assert statistics.icl_score(log_p, early=0, late=2).item() == pytest.approx(0.5 - 3.0)
+    assert readout.icl_score(log_p, early=0, late=2).item() == pytest.approx(0.5 - 3.0)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=20))

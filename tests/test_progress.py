@@ -12,12 +12,12 @@ from tiny import tokens
 from iclutils import progress
 from iclutils.chapters.circuits import depth
 from iclutils.chapters.regression import algorithms, distances
-from iclutils.interp import clean_corrupt, edges, graph, sweeps
+from iclutils.interp import clean_corrupt, graph, patching
 from iclutils.tasks import regression
 
 
-def task(model: Any) -> clean_corrupt.Behaviour:
-    return clean_corrupt.repeating(model, 6, 2, torch.Generator().manual_seed(0))
+def task(model: Any) -> clean_corrupt.CleanCorrupt:
+    return clean_corrupt.copying(model, 6, 2, torch.Generator().manual_seed(0))
 
 
 def ask_queries(model: Any) -> None:
@@ -27,8 +27,8 @@ def ask_queries(model: Any) -> None:
 
 
 LONG: dict[str, Callable[[Any], object]] = {
-    "layers": lambda m: sweeps.head_sweep(m, tokens(1, 8), torch.arange(3, 6)),
-    "sets": lambda m: edges.removed(m, task(m), [[graph.head(0, 0)], [graph.head(0, 1)]]),
+    "layers": lambda m: patching.head_ablation_sweep(m, tokens(1, 8), torch.arange(3, 6)),
+    "sets": lambda m: patching.ablate(m, task(m), [[graph.head(0, 0)], [graph.head(0, 1)]]),
     "depths": lambda m: depth.lens(m, task(m)),
     "prefixes": ask_queries,
 }

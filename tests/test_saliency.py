@@ -23,9 +23,8 @@ from iclutils.chapters.label_words.saliency import (
     saliency,
     strongest_edges,
 )
-from iclutils.interp.hooks import pattern_name
 from iclutils.interp.readout import target_logits
-from iclutils.models import TransformerBridge, load
+from iclutils.models import TransformerBridge, get_act_name, load
 from iclutils.tasks.prompts import Prompts, class_logits
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -113,7 +112,9 @@ def test_it_equals_finite_differences_of_the_loss(folders: dict[str, Path]) -> N
             pattern[:, head, dest, src] += by
             return pattern
 
-        return loss(prompts, target_logits(model, prompts, [(pattern_name(layer), nudge)])).item()
+        return loss(
+            prompts, target_logits(model, prompts, [(get_act_name("pattern", layer), nudge)])
+        ).item()
 
     for layer, found in enumerate(strongest_edges(importance, 2)):
         for edge in found:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tiny import BOS, VOCAB, save_neox, tiny_gpt2
 
 from iclutils import IclError, models
-from iclutils.interp import sweeps
-from iclutils.interp.hooks import mlp_name, run, z_name
-from iclutils.interp.statistics import log_prob
-from iclutils.models import TransformerBridge, cached
+from iclutils.interp import patching
+from iclutils.interp.hooks import run_with_hooks
+from iclutils.interp.readout import log_prob
+from iclutils.models import TransformerBridge, cached, get_act_name
 from iclutils.tasks.repeated import RepeatedTokens
 
 
@@ -30,13 +30,13 @@ def one(length: int, seed: int) -> torch.Tensor:
 def note_sweep(model: TransformerBridge, tokens: torch.Tensor, length: int) -> torch.Tensor:
     """The seed note's patch: positions L .. 2L-1 from those L before."""
     note = torch.arange(length, 2 * length)
-    return sweeps.mlp_position_sweep(model, tokens, note, note - length, note)
+    return patching.mlp_position_sweep(model, tokens, note, note - length, note)
 
 
 def loop_positions(model: TransformerBridge, tokens: torch.Tensor, length: int) -> torch.Tensor:
-    names = [mlp_name(layer) for layer in range(model.cfg.n_layers)]
+    names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
-    clean = log_prob(run(model, tokens, [])[0], tokens)[0]
+    clean = log_prob(run_with_hooks(model, tokens, [])[0], tokens)[0]
     rows = []
     for name in names:
         for p in range(length, 2 * length):
@@ -46,7 +46,9 @@ def loop_positions(model: TransformerBridge, tokens: torch.Tensor, length: int) 
                 out[0, p] = cache[name][0, p - length]
                 return out
 
-            rows.append(log_prob(run(model, tokens, [(name, patch)])[0], tokens)[0] - clean)
+            rows.append(
+                log_prob(run_with_hooks(model, tokens, [(name, patch)])[0], tokens)[0] - clean
+            )
     return torch.stack(rows)[:, length : 2 * length].reshape(len(names), length, length)
 
 
@@ -73,8 +75,8 @@ def test_a_patch_reaches_no_earlier_prediction(model: TransformerBridge) -> None
 def test_the_head_sweep_equals_the_loop(model: TransformerBridge, with_mean: bool) -> None:
     tokens, scored = one(12, 1), torch.arange(13, 24)
     fill = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(0)) if with_mean else None
-    got = sweeps.head_sweep(model, tokens, scored, fill)
-    clean = log_prob(run(model, tokens, [])[0], tokens)[0, scored]
+    got = patching.head_ablation_sweep(model, tokens, scored, fill)
+    clean = log_prob(run_with_hooks(model, tokens, [])[0], tokens)[0, scored]
     for layer in range(3):
         for head in range(4):
 
@@ -83,15 +85,17 @@ def test_the_head_sweep_equals_the_loop(model: TransformerBridge, with_mean: boo
                 z[:, :, head] = 0 if fill is None else fill[layer, head]
                 return z
 
-            after = log_prob(run(model, tokens, [(z_name(layer), drop)])[0], tokens)[0, scored]
+            after = log_prob(
+                run_with_hooks(model, tokens, [(get_act_name("z", layer), drop)])[0], tokens
+            )[0, scored]
             torch.testing.assert_close(got[layer, head], after - clean, atol=2e-5, rtol=1e-4)
     assert got.abs().max() > 1e-2
 
 
 def test_gappy_entries_are_scored_too(model: TransformerBridge) -> None:
     tokens = one(12, 2)
-    whole = sweeps.head_sweep(model, tokens, torch.arange(13, 24))
-    some = sweeps.head_sweep(model, tokens, torch.tensor([14, 15, 20]))
+    whole = patching.head_ablation_sweep(model, tokens, torch.arange(13, 24))
+    some = patching.head_ablation_sweep(model, tokens, torch.tensor([14, 15, 20]))
     torch.testing.assert_close(some, whole[..., [1, 2, 7]], atol=1e-5, rtol=1e-4)
 
 
@@ -99,10 +103,10 @@ def test_other_architectures_take_the_slow_way_and_agree(tmp_path: Path) -> None
     save_neox(tmp_path)
     rotary = models.load(tmp_path)
     tokens = one(8, 0)
-    assert not sweeps._Clean(rotary, tokens, torch.arange(8, 16)).plain
+    assert not patching._Clean(rotary, tokens, torch.arange(8, 16)).plain
     got = note_sweep(rotary, tokens, 8)
     torch.testing.assert_close(got, loop_positions(rotary, tokens, 8), atol=1e-5, rtol=1e-4)
-    heads = sweeps.head_sweep(rotary, tokens, torch.arange(9, 16))
+    heads = patching.head_ablation_sweep(rotary, tokens, torch.arange(9, 16))
     assert heads.shape == (2, 4, 7)
     assert heads.abs().max() > 1e-3
 
@@ -110,18 +114,18 @@ def test_other_architectures_take_the_slow_way_and_agree(tmp_path: Path) -> None
 def test_any_source_can_be_patched_anywhere(model: TransformerBridge) -> None:
     tokens, positions = one(8, 3), torch.tensor([9, 12, 3])
     sources, scored = torch.tensor([0, 5, 14]), torch.tensor([4, 9, 15])
-    got = sweeps.mlp_position_sweep(model, tokens, positions, sources, scored)
-    slow = sweeps._slow_mlp_sweep(model, tokens, positions, sources, scored)
+    got = patching.mlp_position_sweep(model, tokens, positions, sources, scored)
+    slow = patching._slow_mlp_sweep(model, tokens, positions, sources, scored)
     torch.testing.assert_close(got, slow, atol=2e-5, rtol=1e-4)
     assert not got[:, 1, :2].any(), "a patch at 12 cannot touch entries 4 and 9"
 
 
 def test_wrong_shapes_are_refused(model: TransformerBridge) -> None:
     with pytest.raises(IclError, match="both inside the sequence"):
-        sweeps.mlp_position_sweep(
+        patching.mlp_position_sweep(
             model, one(9, 0), torch.tensor([19]), torch.tensor([3]), torch.tensor([4])
         )
     with pytest.raises(IclError, match="entries that predict one of its tokens"):
         note_sweep(model, one(9, 0).repeat(2, 1), 9)
     with pytest.raises(IclError, match="entries that predict one of its tokens"):
-        sweeps.head_sweep(model, one(9, 0), torch.tensor([18]))
+        patching.head_ablation_sweep(model, one(9, 0), torch.tensor([18]))

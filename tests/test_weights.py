@@ -106,13 +106,13 @@ def test_own_is_best_in_chunks_equals_all_at_once(size: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows, columns = (torch.randn(size, 4, generator=generator) for _ in range(2))
     whole = ((rows @ columns.T).argmax(1) == torch.arange(size)).float().mean().item()
-    assert weights.own_is_best(rows, columns) == pytest.approx(whole, abs=1.5 / size)
+    assert weights.top1(rows, columns) == pytest.approx(whole, abs=1.5 / size)
 
 
 def test_orthogonal_rows_match_themselves() -> None:
     eye = torch.eye(30)
-    assert weights.own_is_best(eye, eye) == 1
-    assert weights.own_is_best(eye, eye.roll(1, 0)) == 0
+    assert weights.top1(eye, eye) == 1
+    assert weights.top1(eye, eye.roll(1, 0)) == 0
 
 
 def test_an_induction_head_must_be_above_the_head_it_reads(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from iclutils import IclError, models, zoo
 from iclutils.chapters.label_words import saliency
 from iclutils.chapters.regression import algorithms, distances
 from iclutils.files import check_sums
-from iclutils.interp import head_scores, statistics
+from iclutils.interp import head_scores, readout
 from iclutils.interp.readout import target_logits
 from iclutils.models import regressors
 from iclutils.tasks import topics
@@ -49,7 +49,7 @@ def test_the_bars_are_met_by_every_seed(name: str) -> None:
     """Fresh sequences, another seed than the chapter's."""
     model = models.load(name)
     batch = repeated_tokens(model, 64, 30, torch.Generator().manual_seed(4242))
-    _, right = statistics.predict(model, batch.tokens)
+    _, right = readout.predictions(model, batch.tokens)
     scores = {k: v.mean(0) for k, v in head_scores.head_scores(model, batch.tokens, 30).items()}
     assert right[:, batch.clean_half].float().mean() >= BARS["accuracy"]
     assert scores["prefix"].max() >= BARS["prefix"]

@@ -27,9 +27,10 @@ from torch import Generator, Tensor
 
 from ..errors import IclError
 from ..interp.head_scores import head_scores, prefix_matching, strongest
-from ..interp.hooks import Head, direct_k_input, head_ablation, pattern_name, run
-from ..interp.statistics import icl_score, log_prob, predict
-from ..models import TransformerBridge
+from ..interp.hooks import Head, ablate_heads, run_with_hooks
+from ..interp.patching import patch_key_input
+from ..interp.readout import icl_score, log_prob, predictions
+from ..models import TransformerBridge, get_act_name
 from ..progress import bar
 from ..tasks.repeated import RepeatedTokens, repeated_tokens
 
@@ -128,15 +129,15 @@ def cause(
         True
     """
     layer, head = circuit.induction
-    watch = [pattern_name(layer)]
+    watch = [get_act_name("pattern", layer)]
 
     def ablated(cut: Sequence[Head]) -> Tensor:
-        hooks = head_ablation(model, batch.tokens, cut, "mean", other.tokens)
-        _, seen = run(model, batch.tokens, hooks, watch)
+        hooks = ablate_heads(model, batch.tokens, cut, "mean", other.tokens)
+        _, seen = run_with_hooks(model, batch.tokens, hooks, watch)
         return prefix_matching(seen[watch[0]][:, head], batch.length)
 
     def patched(cut: Sequence[Head]) -> Tensor:
-        pattern = direct_k_input(model, batch.tokens, cut, circuit.induction, other.tokens)
+        pattern = patch_key_input(model, batch.tokens, cut, circuit.induction, other.tokens)
         return prefix_matching(pattern, batch.length)
 
     return Cause(
@@ -160,7 +161,7 @@ def clean_loss(
         >>> bool(induction.clean_loss(net, task, []).mean() < 0.5)
         True
     """
-    scores, _ = run(model, batch.tokens, hooks)
+    scores, _ = run_with_hooks(model, batch.tokens, hooks)
     return -log_prob(scores, batch.tokens)[:, batch.clean_half].mean(1)
 
 
@@ -192,9 +193,9 @@ def emergence(
         True
     """
     scores = {k: v.mean(0) for k, v in head_scores(model, batch.tokens, batch.length).items()}
-    log_probs, right = predict(model, batch.tokens)
+    log_probs, right = predictions(model, batch.tokens)
     long = repeated_tokens(model, len(batch.tokens), 15, generator, times=4)
-    icl = icl_score(predict(model, long.tokens)[0], early=10, late=50)
+    icl = icl_score(predictions(model, long.tokens)[0], early=10, late=50)
     return {
         "prefix": scores["prefix"].max().item(),
         "previous": scores["previous"].max().item(),

@@ -13,7 +13,7 @@ Example:
     >>> from iclutils import models
     >>> from iclutils.interp import attribution, clean_corrupt, graph
     >>> net = models.load("induction-0")
-    >>> task = clean_corrupt.repeating(net, 4, 5, torch.Generator().manual_seed(0))
+    >>> task = clean_corrupt.copying(net, 4, 5, torch.Generator().manual_seed(0))
     >>> exists = graph.of(net).exists
 """
 
@@ -30,17 +30,24 @@ from torch import Tensor
 from ..errors import IclError, unknown
 from ..models import TransformerBridge, check_tokens
 from ..progress import bar
-from .clean_corrupt import Behaviour
-from .edges import forked, read_name, write_name, writes
-from .graph import CHANNELS, Graph, Node, of
-from .hooks import Hook
-from .readout import check_editable
+from .clean_corrupt import CleanCorrupt
+from .graph import (
+    CHANNELS,
+    Graph,
+    Node,
+    component_outputs,
+    input_hook,
+    of,
+    output_hook,
+    split_qkv_input,
+)
+from .hooks import Hook, at_positions, check_editable
 
 ROWS = 16_384  # rows of d_model held at once: (sequence, reader, position)
 
 
-def estimate(
-    model: TransformerBridge, behaviour: Behaviour, steps: int = 1, at: str = "clean"
+def edge_attribution(
+    model: TransformerBridge, behaviour: CleanCorrupt, steps: int = 1, at: str = "clean"
 ) -> Float[Tensor, "writer reader batch"]:
     """Nats lost when each wire alone is patched, estimated; 0 where there is no wire.
 
@@ -55,7 +62,7 @@ def estimate(
         at: ``"clean"`` or ``"corrupt"``, the run whose gradient is taken.
 
     Example:
-        >>> found = attribution.estimate(net, task).mean(-1)
+        >>> found = attribution.edge_attribution(net, task).mean(-1)
         >>> bool((found[~exists] == 0).all())
         True
     """
@@ -69,11 +76,11 @@ def estimate(
     graph, size = of(model), behaviour.clean.shape[1]
     out = torch.zeros(*graph.exists.shape, len(behaviour), device=behaviour.clean.device)
     chunks = torch.arange(len(behaviour)).split(max(1, ROWS // (size * len(graph.readers))))
-    with forked(model):
+    with split_qkv_input(model):
         for rows in bar(chunks, "sequences"):
             part = behaviour[rows]
-            clean = writes(model, part.clean, graph.writers)
-            corrupt = writes(model, part.corrupt, graph.writers)
+            clean = component_outputs(model, part.clean, graph.writers)
+            corrupt = component_outputs(model, part.corrupt, graph.writers)
             lost = torch.stack([clean[u] - corrupt[u] for u in graph.writers])
             ends = corrupt[Node("embed")], clean[Node("embed")]
             start, end = ends if at == "clean" else ends[::-1]
@@ -85,14 +92,13 @@ def estimate(
 
 def _products(
     model: TransformerBridge,
-    part: Behaviour,
+    part: CleanCorrupt,
     graph: Graph,
     begin: Float[Tensor, "batch pos d_model"],
     lost: Float[Tensor, "writer batch pos d_model"],
 ) -> Float[Tensor, "writer reader batch"]:
     """Each writer's change times the gradient at each reader's input, from one backward pass."""
     inputs: dict[str, Tensor] = {}
-    sequences = torch.arange(len(part), device=begin.device)[:, None]
 
     def enter(value: Tensor, hook: object) -> Tensor:
         return begin.detach().requires_grad_()
@@ -105,12 +111,9 @@ def _products(
 
         return name, store
 
-    def narrow(resid: Tensor, hook: object) -> Tensor:
-        return resid[sequences, part.at]
-
     readers = [v for v in graph.readers if v.head <= 0]  # the heads of a layer share a hook
-    names = [read_name(model, v) for v in readers]
-    start, end = (write_name(Node("embed")), enter), ("unembed.hook_in", narrow)
+    names = [input_hook(model, v) for v in readers]
+    start, end = (output_hook(Node("embed")), enter), at_positions(part.at)
     with torch.enable_grad():
         logits = model.run_with_hooks(part.clean, fwd_hooks=[start, *map(keep, names), end])
         # Sequences do not mix, so one backward pass serves all of them.

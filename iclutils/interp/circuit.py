@@ -11,14 +11,14 @@ Sources: Wang et al. 2022, sections 3 and 4 (the three words, on nodes); Goldows
 Example:
     >>> import torch
     >>> from iclutils import models
-    >>> from iclutils.interp import clean_corrupt, circuit, graph
+    >>> from iclutils.interp import circuit, clean_corrupt, graph
     >>> net = models.load("induction-0")
     >>> generator = torch.Generator().manual_seed(0)
-    >>> task = clean_corrupt.repeating(net, 6, 5, generator)
-    >>> clean, corrupt = clean_corrupt.ends(net, task)
+    >>> task = clean_corrupt.copying(net, 6, 5, generator)
+    >>> clean, corrupt = clean_corrupt.baselines(net, task)
     >>> wires = graph.of(net)
     >>> everything = wires.exists
-    >>> ranking = circuit.ranked(everything.double(), wires)
+    >>> ranking = circuit.rank_edges(everything.double(), wires)
 """
 
 from __future__ import annotations
@@ -33,19 +33,28 @@ from torch import Generator, Tensor
 from ..errors import IclError
 from ..models import TransformerBridge
 from ..progress import bar
-from .clean_corrupt import Behaviour, read, share
-from .edges import forked, read_name, write_name, writes
-from .graph import CHANNELS, Edge, Graph, Node, of
+from .clean_corrupt import CleanCorrupt, scored_logits, share
+from .graph import (
+    CHANNELS,
+    Edge,
+    Graph,
+    Node,
+    component_outputs,
+    input_hook,
+    of,
+    output_hook,
+    split_qkv_input,
+)
 from .hooks import Hook
-from .significance import stepwise
+from .statistics import step_down_threshold
 
 ROWS = 16_384  # rows of d_model held at once: (circuit, sequence, writer, position)
 Wires = Bool[Tensor, "writer reader"]
 
 
-def run(
+def scores(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     kept: Bool[Tensor, "circuit from_writer to_reader"],
 ) -> Float[Tensor, "circuit batch"]:
     """Score of each circuit, in nats: all wires outside it carry the corrupt write at once.
@@ -54,7 +63,7 @@ def run(
     Circuits and sequences share the batch of a pass.
 
     Example:
-        >>> scores = circuit.run(net, task, torch.stack([everything, ~everything & everything]))
+        >>> scores = circuit.scores(net, task, torch.stack([everything, ~everything & everything]))
         >>> torch.allclose(scores, torch.stack([clean, corrupt]), atol=1e-3)
         True
     """
@@ -66,10 +75,10 @@ def run(
     circuits = torch.arange(len(kept)).split(max(1, together // len(sequences[0])))
     out = torch.empty(len(kept), len(behaviour), device=behaviour.clean.device)
     count = len(sequences) * len(circuits)
-    with forked(model), bar(what="circuits", total=count) as shown:
+    with split_qkv_input(model), bar(what="circuits", total=count) as shown:
         for rows in sequences:
             part = behaviour[rows]
-            found = writes(model, part.corrupt, graph.writers)
+            found = component_outputs(model, part.corrupt, graph.writers)
             corrupt = torch.stack([found[u] for u in graph.writers], 1)
             for some in circuits:
                 out[some[:, None], rows] = _pass(model, part, graph, cut[some], corrupt)
@@ -91,7 +100,7 @@ def _check(kept: Tensor, exists: Tensor) -> None:
 
 def _pass(
     model: TransformerBridge,
-    part: Behaviour,
+    part: CleanCorrupt,
     graph: Graph,
     cut: Bool[Tensor, "circuit writer reader"],
     corrupt: Float[Tensor, "batch writer pos d_model"],
@@ -112,7 +121,7 @@ def _pass(
             moved[:, start : start + live.shape[1]] -= live
             return value
 
-        return write_name(first), subtract
+        return output_hook(first), subtract
 
     def replace(first: Node, columns: slice, before: int) -> Hook:
         def add(value: Tensor, hook: object) -> Tensor:
@@ -120,7 +129,7 @@ def _pass(
             change = einsum(weights, writes, "r u v, r u p d -> r v p d")
             return value + (change.transpose(1, 2) if first.kind in CHANNELS else change[:, 0])
 
-        return read_name(model, first), add
+        return input_hook(model, first), add
 
     for start, writer in enumerate(graph.writers):
         if writer.kind != "head" or writer.head == 0:  # the heads of a layer share a hook
@@ -130,7 +139,7 @@ def _pass(
         if reader.head <= 0 and bool(cut[:, :, columns].any()):
             before = int(graph.exists[:, start].sum())  # who feeds it comes first in the order
             hooks.append(replace(reader, columns, before))
-    return part.score(read(model, part[rows], hooks).unflatten(0, (len(cut), len(part))))
+    return part.score(scored_logits(model, part[rows], hooks).unflatten(0, (len(cut), len(part))))
 
 
 def faithfulness(
@@ -140,7 +149,7 @@ def faithfulness(
 ) -> Float[Tensor, "*circuit"]:
     """Share of the gap that a circuit keeps, mean over mean: 0 as the corrupt run, 1 as the clean.
 
-    May leave [0, 1]. NaN or infinite if there is no gap (``clean_corrupt.ends`` refuses that).
+    May leave [0, 1]. NaN or infinite if there is no gap (``clean_corrupt.baselines`` refuses that).
 
     Example:
         >>> circuit.faithfulness(torch.stack([corrupt, clean]), clean, corrupt)
@@ -149,7 +158,7 @@ def faithfulness(
     return share(scores - corrupt, clean, corrupt)
 
 
-def ranked(values: Float[Tensor, "writer reader"], graph: Graph) -> list[Edge]:
+def rank_edges(values: Float[Tensor, "writer reader"], graph: Graph) -> list[Edge]:
     """All wires by |value|, largest first; equal ones in the order of the graph.
 
     Example:
@@ -163,7 +172,7 @@ def ranked(values: Float[Tensor, "writer reader"], graph: Graph) -> list[Edge]:
 
 
 def curve(
-    model: TransformerBridge, behaviour: Behaviour, ranking: Sequence[Edge], sizes: Sequence[int]
+    model: TransformerBridge, behaviour: CleanCorrupt, ranking: Sequence[Edge], sizes: Sequence[int]
 ) -> Float[Tensor, "size batch"]:
     """Score of the circuits of the best 0, 1, ... wires of a ranking, in nats.
 
@@ -181,16 +190,18 @@ def curve(
     for row, size in zip(kept, sizes, strict=True):
         for place in places[:size]:
             row[place] = True
-    return run(model, behaviour, kept)
+    return scores(model, behaviour, kept)
 
 
-def smallest(sizes: Sequence[int], share: Float[Tensor, "size"], bar: float = 0.9) -> int | None:
+def smallest_size(
+    sizes: Sequence[int], share: Float[Tensor, "size"], bar: float = 0.9
+) -> int | None:
     """The first size from which on a curve stays at or above ``bar``; None if it never does.
 
     ``sizes`` increase. What comes up and sinks again does not count.
 
     Example:
-        >>> circuit.smallest([1, 2, 4], torch.tensor([0.95, 0.5, 0.93]))
+        >>> circuit.smallest_size([1, 2, 4], torch.tensor([0.95, 0.5, 0.93]))
         4
     """
     if len(sizes) != len(share):
@@ -203,13 +214,13 @@ def smallest(sizes: Sequence[int], share: Float[Tensor, "size"], bar: float = 0.
     return found
 
 
-def complement(kept: Wires, exists: Wires) -> Wires:
+def complement(kept: EdgeMask, exists: EdgeMask) -> EdgeMask:
     """All other wires."""
     return exists & ~kept
 
 
 def completeness(
-    model: TransformerBridge, behaviour: Behaviour, kept: Wires
+    model: TransformerBridge, behaviour: CleanCorrupt, kept: EdgeMask
 ) -> Float[Tensor, "batch"]:
     """Score of all wires but the circuit's, in nats: near the corrupt score if it is complete.
 
@@ -219,11 +230,11 @@ def completeness(
         True
     """
     _check(kept[None], of(model).exists)
-    return run(model, behaviour, complement(kept.cpu(), of(model).exists)[None])[0]
+    return scores(model, behaviour, complement(kept.cpu(), of(model).exists)[None])[0]
 
 
 def minimality(
-    model: TransformerBridge, behaviour: Behaviour, kept: Wires
+    model: TransformerBridge, behaviour: CleanCorrupt, kept: EdgeMask
 ) -> Float[Tensor, "edge batch"]:
     """Nats that a circuit loses with each of its wires, in the order of the graph.
 
@@ -239,12 +250,12 @@ def minimality(
         raise IclError("A circuit of size zero has no wire that could be needed: give it one.")
     without = kept.cpu().expand(len(places) + 1, -1, -1).clone()
     without[torch.arange(len(places)), places[:, 0], places[:, 1]] = False
-    scores = run(model, behaviour, without)
-    return scores[-1] - scores[:-1]
+    found = scores(model, behaviour, without)
+    return found[-1] - found[:-1]
 
 
 def random_circuits(
-    exists: Wires, size: int, count: int, generator: Generator
+    exists: EdgeMask, size: int, count: int, generator: Generator
 ) -> Bool[Tensor, "circuit writer reader"]:
     """``count`` circuits of ``size`` wires, each drawn without replacement: the control.
 
@@ -262,7 +273,9 @@ def random_circuits(
     return out
 
 
-def pair_wires(graph: Graph, previous: Sequence[Node], induction: Sequence[Node]) -> list[Edge]:
+def induction_edges(
+    graph: Graph, previous: Sequence[Node], induction: Sequence[Node]
+) -> list[Edge]:
     """The textbook's circuit of previous-token and induction heads (Elhage et al. 2021).
 
     The embedding tells the first where they are and what they copy, they tell the keys of the
@@ -270,7 +283,7 @@ def pair_wires(graph: Graph, previous: Sequence[Node], induction: Sequence[Node]
     the logits, where the embedding goes straight as well.
 
     Example:
-        >>> pair = circuit.pair_wires(wires, [graph.head(0, 1)], [graph.head(1, 2)])
+        >>> pair = circuit.induction_edges(wires, [graph.head(0, 1)], [graph.head(1, 2)])
         >>> len(pair) > 3
         True
     """
@@ -290,7 +303,7 @@ def pair_wires(graph: Graph, previous: Sequence[Node], induction: Sequence[Node]
 
 
 def threshold(
-    effects: Float[Tensor, "writer reader batch"], exists: Wires, generator: Generator
+    effects: Float[Tensor, "writer reader batch"], exists: EdgeMask, generator: Generator
 ) -> float:
     """The largest |mean effect| of any wire that chance alone reaches once in twenty times.
 
@@ -301,15 +314,17 @@ def threshold(
         >>> circuit.threshold(effects, everything, generator) > 0
         True
     """
-    return stepwise(effects[exists.to(effects.device)], generator)
+    return step_down_threshold(effects[exists.to(effects.device)], generator)
 
 
-def above(effects: Float[Tensor, "writer reader batch"], exists: Wires, threshold: float) -> Wires:
+def above_threshold(
+    effects: Float[Tensor, "writer reader batch"], exists: EdgeMask, threshold: float
+) -> EdgeMask:
     """The wires whose mean effect, of either sign, is above a threshold.
 
     Example:
         >>> effects = torch.zeros(*everything.shape, 8)
-        >>> bool(circuit.above(effects, everything, 0.5).any())
+        >>> bool(circuit.above_threshold(effects, everything, 0.5).any())
         False
     """
     return exists & (effects.mean(-1).abs() > threshold).to(exists.device)

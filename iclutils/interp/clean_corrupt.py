@@ -12,7 +12,7 @@ Example:
     >>> from iclutils.tasks import topics
     >>> net = models.load("induction-0")
     >>> generator = torch.Generator().manual_seed(0)
-    >>> task = clean_corrupt.repeating(net, 8, 6, generator)
+    >>> task = clean_corrupt.copying(net, 8, 6, generator)
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ..errors import IclError, unknown
 from ..models import TransformerBridge, check_tokens
 from ..tasks.prompts import Prompts
 from ..tasks.repeated import repeated_tokens
-from .hooks import Hook
+from .hooks import Hook, at_positions
 
 CONSTANT = 1e-6  # nats; a smaller gap between clean and corrupt runs is no gap
 
 
 @dataclass(frozen=True)
-class Behaviour:
+class CleanCorrupt:
     """A batch of clean and corrupt sequences and the predictions that are scored.
 
     Attributes:
@@ -65,7 +65,9 @@ class Behaviour:
     def __len__(self) -> int:
         return len(self.clean)
 
-    def __getitem__(self, rows: slice | Int[Tensor, "rows"] | Bool[Tensor, "batch"]) -> Behaviour:
+    def __getitem__(
+        self, rows: slice | Int[Tensor, "rows"] | Bool[Tensor, "batch"]
+    ) -> CleanCorrupt:
         """Some of the sequences."""
         held: dict[str, Any] = {k: None if v is None else v[rows] for k, v in vars(self).items()}
         return replace(self, **held)
@@ -82,7 +84,7 @@ class Behaviour:
             total = logits.gather(-1, pick).logsumexp(-1)
         return (right - total).mean(-1)
 
-    def hits(
+    def is_correct(
         self, logits: Float[Tensor, "*lead batch entry vocab"]
     ) -> Bool[Tensor, "*lead batch entry"]:
         """Whether no other token (or choice) has a higher logit than the right answer."""
@@ -97,41 +99,36 @@ class Behaviour:
         return logits.gather(-1, self.answer[..., None].expand(*logits.shape[:-1], 1))[..., 0]
 
 
-def read(
+def scored_logits(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     hooks: Sequence[Hook] = (),
     corrupt: bool = False,
 ) -> Float[Tensor, "batch entry vocab"]:
     """Logits at the scored positions alone, under ``hooks``, without gradients.
 
     Example:
-        >>> clean_corrupt.read(net, task).shape[:2] == task.at.shape
+        >>> clean_corrupt.scored_logits(net, task).shape[:2] == task.at.shape
         True
     """
     tokens = behaviour.corrupt if corrupt else behaviour.clean
     check_tokens(model, tokens)
-    rows = torch.arange(len(tokens), device=tokens.device)[:, None]
-
-    def narrow(resid: Tensor, hook: object) -> Tensor:
-        return resid[rows, behaviour.at]
-
     with torch.no_grad():
-        return model.run_with_hooks(tokens, fwd_hooks=[*hooks, ("unembed.hook_in", narrow)])
+        return model.run_with_hooks(tokens, fwd_hooks=[*hooks, at_positions(behaviour.at)])
 
 
-def ends(
-    model: TransformerBridge, behaviour: Behaviour
+def baselines(
+    model: TransformerBridge, behaviour: CleanCorrupt
 ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:
     """Score of the clean and of the corrupt run, in nats: the 1 and the 0 of every share.
 
     Example:
-        >>> clean, corrupt = clean_corrupt.ends(net, task)
+        >>> clean, corrupt = clean_corrupt.baselines(net, task)
         >>> bool(clean.mean() > corrupt.mean() + 1)
         True
     """
-    clean = behaviour.score(read(model, behaviour))
-    corrupt = behaviour.score(read(model, behaviour, corrupt=True))
+    clean = behaviour.score(scored_logits(model, behaviour))
+    corrupt = behaviour.score(scored_logits(model, behaviour, corrupt=True))
     if abs(float((clean - corrupt).mean())) < CONSTANT:
         raise IclError(
             "The clean and the corrupt sequences score the same: this model does not show the "
@@ -155,14 +152,14 @@ def share(
     return lost.mean(-1) / (clean - corrupt).mean()
 
 
-def repeating(
+def copying(
     model: TransformerBridge,
     count: int,
     length: int,
     generator: Generator,
     corruption: str = "fresh",
     narrow: bool = False,
-) -> Behaviour:
+) -> CleanCorrupt:
     """Predict the second copy of distinct random tokens (chapter 01's task).
 
     Args:
@@ -189,7 +186,7 @@ def repeating(
     else:  # backwards: no token keeps its successor
         corrupt[:, 1 : length + 1] = clean[:, 1 : length + 1].flip(1)
     at = torch.arange(length + 1, 2 * length, device=clean.device).expand(count, -1)
-    return Behaviour(
+    return CleanCorrupt(
         clean=clean,
         corrupt=corrupt,
         at=at,
@@ -199,14 +196,14 @@ def repeating(
     )
 
 
-def classifying(prompts: Prompts) -> Behaviour:
+def classification(prompts: Prompts) -> CleanCorrupt:
     """Name the class of the query (chapter 02's task); one demonstration per class.
 
     Corrupt: every demonstration carries the label word of the next class, so that the same text
     stands before another label. Only the first sub-token of a label word is exchanged.
 
     Example:
-        >>> named = clean_corrupt.classifying(topics.sample(3, generator, classes=2))
+        >>> named = clean_corrupt.classification(topics.sample(3, generator, classes=2))
         >>> (named.clean != named.corrupt).sum(-1)
         tensor([2, 2, 2])
     """
@@ -215,7 +212,7 @@ def classifying(prompts: Prompts) -> Behaviour:
         raise IclError("Give prompts with one demonstration per class.")
     other = prompts.label_words.gather(1, (prompts.demo_class + 1) % prompts.classes)
     shown = prompts.demo_class == prompts.gold[:, None]
-    return Behaviour(
+    return CleanCorrupt(
         clean=prompts.tokens,
         corrupt=prompts.tokens.scatter(1, prompts.label_pos, other),
         at=prompts.target[:, None],
@@ -226,8 +223,8 @@ def classifying(prompts: Prompts) -> Behaviour:
 
 
 def one_token(
-    behaviour: Behaviour, position: int, entry: int, generator: Generator, vocab: int
-) -> Behaviour:
+    behaviour: CleanCorrupt, position: int, entry: int, generator: Generator, vocab: int
+) -> CleanCorrupt:
     """The same sequences, corrupt at one position alone and scored at one entry alone.
 
     The token there is drawn anew, uniform over the others of the vocabulary. For key paths.

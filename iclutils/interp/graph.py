@@ -14,16 +14,19 @@ Example:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import IclError, unknown
-from ..models import TransformerBridge
+from ..models import ActivationCache, TransformerBridge, cached, get_act_name
+from .hooks import Hook
 
 CHANNELS = ("q", "k", "v")
 
@@ -151,3 +154,104 @@ def all_heads(model: TransformerBridge) -> list[Node]:
         8
     """
     return [n for n in of(model).writers if n.kind == "head"]
+
+
+def output_hook(writer: Node) -> str:
+    """Hook that holds what a writer writes; a head's is its ``z``, before ``W_O``."""
+    if writer.kind == "embed":
+        return "blocks.0.hook_resid_pre"
+    return (
+        get_act_name("z", writer.layer)
+        if writer.kind == "head"
+        else get_act_name("mlp_out", writer.layer)
+    )
+
+
+def input_hook(model: TransformerBridge, reader: Node) -> str:
+    """Hook that holds what a reader reads, before its LayerNorm (see ``forked``)."""
+    if reader.kind == "logits":
+        return f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
+    if reader.kind == "mlp_in":
+        return f"blocks.{reader.layer}.hook_mlp_in"
+    return f"blocks.{reader.layer}.attn.hook_{reader.kind}_input"
+
+
+def component_output(
+    model: TransformerBridge, cache: ActivationCache | Mapping[str, Tensor], writer: Node
+) -> Float[Tensor, "batch pos d_model"]:
+    """What a writer adds to the residual stream, from a cache; biases after W_O belong to none.
+
+    Example:
+        >>> _, cache = models.cached(net, task.clean, [graph.output_hook(writer)])
+        >>> found = graph.component_outputs(net, task.clean, [writer])[writer]
+        >>> torch.allclose(graph.component_output(net, cache, writer), found)
+        True
+    """
+    value = cache[output_hook(writer)]
+    if writer.kind == "head":
+        return value[:, :, writer.head] @ model.blocks[writer.layer].attn.W_O[writer.head]
+    return value
+
+
+def component_outputs(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"], writers: Iterable[Node]
+) -> dict[Node, Float[Tensor, "batch pos d_model"]]:
+    """What each of ``writers`` writes on ``tokens``.
+
+    Example:
+        >>> list(graph.component_outputs(net, task.clean, [writer])) == [writer]
+        True
+    """
+    writers = list(writers)
+    _, cache = cached(model, tokens, {output_hook(w) for w in writers})
+    return {w: component_output(model, cache, w) for w in writers}
+
+
+@contextmanager
+def split_qkv_input(model: TransformerBridge) -> Iterator[None]:
+    """Give every head a query, key and value input of its own, to be changed one by one.
+
+    Example:
+        >>> with graph.split_qkv_input(net):
+        ...     inside = net.cfg.use_split_qkv_input
+        ...
+        >>> inside
+        True
+    """
+    before = model.cfg.use_split_qkv_input, model.cfg.use_hook_mlp_in
+    if getattr(model.cfg, "n_key_value_heads", None) not in (None, model.cfg.n_heads):
+        raise IclError(
+            "This model cannot fork the inputs of its heads: several share their keys and values. "
+            "Use one like GPT-2, GPT-NeoX or a Llama with a key for every head."
+        )
+    try:
+        model.set_use_split_qkv_input(True)
+        model.set_use_hook_mlp_in(True)
+    except (AttributeError, NotImplementedError) as error:
+        raise IclError(
+            "This model cannot fork the inputs of queries, keys and values: use one like GPT-2, "
+            "GPT-NeoX or Llama."
+        ) from error
+    try:
+        yield
+    finally:
+        model.set_use_split_qkv_input(before[0])
+        model.set_use_hook_mlp_in(before[1])
+
+
+def add_to_inputs(
+    model: TransformerBridge, changes: Mapping[Node, Float[Tensor, "batch pos d_model"]]
+) -> list[Hook]:
+    """Hooks that add a change to what each reader reads, and to nothing else; run in ``forked``."""
+
+    def hook_for(reader: Node, change: Tensor) -> Hook:
+        def add(value: Tensor, hook: object) -> Tensor:
+            if reader.kind not in CHANNELS:
+                return value + change
+            value = value.clone()
+            value[:, :, reader.head] += change
+            return value
+
+        return input_hook(model, reader), add
+
+    return [hook_for(reader, change) for reader, change in changes.items()]

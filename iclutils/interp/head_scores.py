@@ -64,11 +64,11 @@ def first_token(pattern: Pattern) -> Score:
     return pattern[..., 0].mean(-1)
 
 
-def back(pattern: Pattern, length: int, distance: int) -> Score:
+def attention_at_offset(pattern: Pattern, length: int, distance: int) -> Score:
     """Mean of A[q, q-distance] over the second copy, q in [L+1, 2L].
 
     Example:
-        >>> head_scores.back(torch.eye(21), length=10, distance=0)
+        >>> head_scores.attention_at_offset(torch.eye(21), length=10, distance=0)
         tensor(1.)
     """
     if pattern.shape[-1] != 2 * length + 1:
@@ -84,12 +84,12 @@ def back(pattern: Pattern, length: int, distance: int) -> Score:
 
 def prefix_matching(pattern: Pattern, length: int) -> Score:
     """Clean prefix-matching score: attention L-1 back, to what followed the earlier copy."""
-    return back(pattern, length, length - 1)
+    return attention_at_offset(pattern, length, length - 1)
 
 
 def duplicate_token(pattern: Pattern, length: int) -> Score:
     """Attention L back, to the earlier copy of the current token itself."""
-    return back(pattern, length, length)
+    return attention_at_offset(pattern, length, length)
 
 
 def stripe(pattern: Pattern, length: int) -> Score:
@@ -112,7 +112,7 @@ def distance_profile(pattern: Pattern, length: int) -> Float[Tensor, "*lead dist
         >>> head_scores.distance_profile(even, length=10).shape
         torch.Size([12])
     """
-    return torch.stack([back(pattern, length, d) for d in range(length + 2)], -1)
+    return torch.stack([attention_at_offset(pattern, length, d) for d in range(length + 2)], -1)
 
 
 def olsson_prefix_matching(

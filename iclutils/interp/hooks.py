@@ -1,143 +1,51 @@
-"""Interventions: change what one component writes, and see what follows.
+"""Interventions as hooks: ablate heads and MLP layers, cut attention, read chosen activations.
 
-A component is a set of attention heads (their ``z``, before ``W_O``) or a set of whole MLP
-layers. Its output is replaced at every position by zero, by its mean over the batch and the
-positions, or by what it computes on *other* sequences of the same shape (resample). Zero is off
-the model's usual path and can hurt for that reason alone; resample keeps the statistics and
-removes the content. ``direct_k_input`` patches single edges: some heads' writes into another
-head's key input, and nothing else (path patching; Wang et al. 2022).
+A component (heads, by their ``z`` before ``W_O``, or whole MLP layers) is replaced at every
+position by zero, by its mean over the batch and the positions, or by what it computes on *other*
+sequences of the same shape (resample). Zero is off the model's usual path and can hurt for that
+reason alone; resample keeps the statistics and removes the content. Activations are named as
+TransformerLens does: ``models.get_act_name("z", layer)``.
 
 Example:
     >>> import torch
     >>> from iclutils import models
     >>> from iclutils.interp import hooks
-    >>> from iclutils.chapters import induction
-    >>> from iclutils.tasks.repeated import repeated_tokens
+    >>> from iclutils.models import get_act_name
     >>> net = models.load("induction-0")
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> task = repeated_tokens(net, 4, 20, generator)
-    >>> other = repeated_tokens(net, 4, 20, generator).tokens
+    >>> tokens, other = torch.randint(500, (2, 4, 20), generator=torch.Generator().manual_seed(0))
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import IclError, unknown
-from ..models import TransformerBridge, cached, check_tokens
+from ..models import TransformerBridge, cached, check_tokens, editable, get_act_name
 
 Head = tuple[int, int]
 How = Literal["zero", "mean", "resample"]
 Hook = tuple[str, Callable[..., Tensor]]
 Tokens = Int[Tensor, "batch pos"]
 Other = Int[Tensor, "other_batch other_pos"]  # must match; a mismatch is refused with a cure
+Logits = Float[Tensor, "batch pos vocab"]
+CUT = -10_000.0  # score of an edge that is cut; its exponential is 0 in float32
 
 
-def z_name(layer: int) -> str:
-    """Hook of the heads' outputs before ``W_O``: (batch, pos, head, d_head).
-
-    Example:
-        >>> hooks.z_name(1)
-        'blocks.1.attn.hook_z'
-    """
-    return f"blocks.{layer}.attn.hook_z"
-
-
-def mlp_name(layer: int) -> str:
-    """Hook of the MLP layer's output: (batch, pos, d_model)."""
-    return f"blocks.{layer}.hook_mlp_out"
-
-
-def pattern_name(layer: int) -> str:
-    """Hook of the attention patterns: (batch, head, dest, src).
-
-    Example:
-        >>> hooks.pattern_name(0)
-        'blocks.0.attn.hook_pattern'
-    """
-    return f"blocks.{layer}.attn.hook_pattern"
-
-
-def head_ablation(
-    model: TransformerBridge, tokens: Tokens, heads: Iterable[Head], how: How, other: Other
-) -> list[Hook]:
-    """Hooks that ablate heads.
-
-    Args:
-        model: the model.
-        tokens: the sequences to be run.
-        heads: (layer, head) pairs.
-        how: ``"zero"``, ``"mean"`` or ``"resample"``.
-        other: sequences of the same shape, the source of resampled activations.
-
-    Example:
-        >>> heads = induction.find(net, task).all_induction
-        >>> hooks = hooks.head_ablation(net, task.tokens, heads, "mean", other)
-        >>> before, after = (induction.clean_loss(net, task, h).mean() for h in ([], hooks))
-        >>> bool(after - before > 1)
-        True
-    """
-    chosen: dict[int, list[int]] = {}
-    for layer, head in heads:
-        if not (0 <= layer < model.cfg.n_layers and 0 <= head < model.cfg.n_heads):
-            raise IclError(
-                f"There is no head {layer}.{head}: the model has {model.cfg.n_layers} layers of "
-                f"{model.cfg.n_heads} heads, counted from 0."
-            )
-        chosen.setdefault(layer, []).append(head)
-    values = _replacements(model, tokens, [z_name(layer) for layer in chosen], how, other)
-
-    def hook_for(layer: int) -> Hook:
-        def replace(z: Tensor, hook: object) -> Tensor:
-            z = z.clone()
-            z[:, :, chosen[layer]] = values[z_name(layer)].expand_as(z)[:, :, chosen[layer]]
-            return z
-
-        return z_name(layer), replace
-
-    return [hook_for(layer) for layer in chosen]
-
-
-def mlp_ablation(
-    model: TransformerBridge, tokens: Tokens, layers: Iterable[int], how: How, other: Other
-) -> list[Hook]:
-    """Hooks that ablate whole MLP layers at every position; arguments as in ``head_ablation``.
-
-    Example:
-        >>> hooks = hooks.mlp_ablation(net, task.tokens, [0], "zero", other)
-        >>> [name for name, _ in hooks]
-        ['blocks.0.hook_mlp_out']
-    """
-    layers = list(layers)
-    for layer in layers:
-        if not 0 <= layer < model.cfg.n_layers:
-            raise IclError(f"There is no layer {layer}: the model has {model.cfg.n_layers}.")
-    values = _replacements(model, tokens, [mlp_name(layer) for layer in layers], how, other)
-
-    def hook_for(layer: int) -> Hook:
-        def replace(out: Tensor, hook: object) -> Tensor:
-            return values[mlp_name(layer)].expand_as(out)
-
-        return mlp_name(layer), replace
-
-    return [hook_for(layer) for layer in layers]
-
-
-def run(
-    model: TransformerBridge, tokens: Tokens, hooks: Sequence[Hook], watch: Sequence[str] = ()
-) -> tuple[Float[Tensor, "batch pos vocab"], dict[str, Tensor]]:
+def run_with_hooks(
+    model: TransformerBridge, tokens: Tokens, hooks: Sequence[Hook], watch: Iterable[str] = ()
+) -> tuple[Logits, dict[str, Tensor]]:
     """One forward pass under ``hooks``: logits, and the activations named in ``watch``.
 
     Example:
-        >>> name = hooks.pattern_name(1)
-        >>> logits, seen = hooks.run(net, task.tokens, [], watch=[name])
+        >>> name = get_act_name("pattern", 1)
+        >>> logits, seen = hooks.run_with_hooks(net, tokens, [], watch=[name])
         >>> seen[name].shape
-        torch.Size([4, 4, 41, 41])
+        torch.Size([4, 4, 20, 20])
     """
     check_tokens(model, tokens)
     seen: dict[str, Tensor] = {}
@@ -154,61 +62,110 @@ def run(
     return out, seen
 
 
-def direct_k_input(
-    model: TransformerBridge, tokens: Tokens, sources: Iterable[Head], target: Head, other: Other
-) -> Float[Tensor, "batch dest src"]:
-    """Attention pattern of ``target`` after patching only ``sources`` -> its key input.
+def at_positions(at: Int[Tensor, "batch entry"]) -> Hook:
+    """Hook that hands the unembedding these positions alone, so that no other logits are made."""
 
-    What the source heads write is replaced by what they write on ``other`` in the copy of the
-    residual stream that the target head's keys read. Queries, values and every other reader keep
-    the clean one, so a change of the pattern is K-composition and nothing else.
+    def pick(resid: Tensor, hook: object) -> Tensor:
+        return resid[torch.arange(len(at), device=resid.device)[:, None], at]
+
+    return "unembed.hook_in", pick
+
+
+def ablate_heads(
+    model: TransformerBridge, tokens: Tokens, heads: Iterable[Head], how: How, other: Other
+) -> list[Hook]:
+    """Hooks that ablate heads, (layer, head) pairs, when ``tokens`` are run.
+
+    ``other``: sequences of the same shape, the source of resampled activations.
 
     Example:
-        >>> found = induction.find(net, task)
-        >>> sources, target = found.all_previous, found.induction
-        >>> pattern = hooks.direct_k_input(net, task.tokens, sources, target, other)
-        >>> pattern.sum(-1).round(decimals=3).unique()
-        tensor([1.])
+        >>> [name for name, _ in hooks.ablate_heads(net, tokens, [(1, 0), (1, 2)], "mean", other)]
+        ['blocks.1.attn.hook_z']
     """
-    sources, (layer, head) = list(sources), target
-    for la, h in sources:
-        if la >= layer:
-            raise IclError(
-                f"No path from {la}.{h} to {layer}.{head}: the target must be in a later layer."
-            )
-    _same_shape(tokens, other)
-    names = {z_name(la) for la, _ in sources}
-    (_, clean), (_, foreign) = cached(model, tokens, names), cached(model, other, names)
-    change = sum(
-        (foreign[z_name(la)][:, :, h] - clean[z_name(la)][:, :, h]) @ model.W_O[la, h]
-        for la, h in sources
-    )
+    chosen: dict[int, list[int]] = {}
+    for head in heads:
+        check_head(model, head)
+        chosen.setdefault(head[0], []).append(head[1])
+    names = {layer: get_act_name("z", layer) for layer in chosen}
+    values = _replacements(model, tokens, names.values(), how, other)
 
-    def shift(resid: Tensor, hook: object) -> Tensor:
-        resid = resid.clone()
-        resid[:, :, head] += change
-        return resid
+    def hook_for(name: str, heads: list[int]) -> Hook:
+        def replace(z: Tensor, hook: object) -> Tensor:
+            z = z.clone()
+            z[:, :, heads] = values[name].expand_as(z)[:, :, heads]
+            return z
 
-    before = model.cfg.use_split_qkv_input
-    try:
-        model.set_use_split_qkv_input(True)
-    except (AttributeError, NotImplementedError) as error:
+        return name, replace
+
+    return [hook_for(names[layer], of_layer) for layer, of_layer in chosen.items()]
+
+
+def ablate_mlps(
+    model: TransformerBridge, tokens: Tokens, layers: Iterable[int], how: How, other: Other
+) -> list[Hook]:
+    """Hooks that ablate whole MLP layers; arguments as in ``ablate_heads``."""
+    names = [get_act_name("mlp_out", check_layer(model, layer)) for layer in layers]
+    values = _replacements(model, tokens, names, how, other)
+
+    def hook_for(name: str) -> Hook:
+        return name, lambda out, hook: values[name].expand_as(out)
+
+    return [hook_for(name) for name in names]
+
+
+def cut_attention(
+    model: TransformerBridge,
+    cut: Mapping[int, Bool[Tensor, "..."]],
+    renormalise: bool = True,
+) -> list[Hook]:
+    """Hooks that cut edges of attention: ``cut[layer]`` is (batch, dest, src) or with heads
+    (batch, head, dest, src).
+
+    Renormalised, the scores become -10,000 before the softmax and the rest of the row takes over
+    (a row without any rest becomes uniform); otherwise the weights become 0 and nothing does.
+    """
+    check_editable(model)
+    name, value = ("attn_scores", CUT) if renormalise else ("pattern", 0.0)
+
+    def hook_for(layer: int, edges: Tensor) -> Hook:
+        edges = edges[:, None] if edges.ndim == 3 else edges
+        act = get_act_name(name, check_layer(model, layer))
+        return act, lambda values, hook: values.masked_fill(edges.to(values.device), value)
+
+    return [hook_for(*pair) for pair in cut.items()]
+
+
+def check_layer(model: TransformerBridge, layer: int) -> int:
+    """The layer, refused where the model has none of this number."""
+    if not 0 <= layer < model.cfg.n_layers:
+        raise IclError(f"There is no layer {layer}: the model has {model.cfg.n_layers}.")
+    return layer
+
+
+def check_head(model: TransformerBridge, head: Head) -> None:
+    """Refuse a head that the model does not have."""
+    if not (0 <= head[0] < model.cfg.n_layers and 0 <= head[1] < model.cfg.n_heads):
         raise IclError(
-            "This model cannot fork the inputs of queries, keys and values: use one like GPT-2, "
-            "GPT-NeoX or Llama."
-        ) from error
-    try:
-        _, seen = run(
-            model, tokens, [(f"blocks.{layer}.attn.hook_k_input", shift)], [pattern_name(layer)]
+            f"There is no head {head[0]}.{head[1]}: the model has {model.cfg.n_layers} layers of "
+            f"{model.cfg.n_heads} heads, counted from 0."
         )
-    finally:
-        model.set_use_split_qkv_input(before)
-    return seen[pattern_name(layer)][:, head]
+
+
+def check_editable(model: TransformerBridge) -> None:
+    """Refuse a model whose attention can be read but not edited (see ``models.editable``)."""
+    if not editable(model):
+        raise IclError(
+            "This model shows its attention only after using it, so editing the attention, or a "
+            "gradient through it, would silently come to nothing. Use a model like GPT-2, "
+            "GPT-NeoX or Llama; compression and re-weighting work on this one, because they edit "
+            "keys and values."
+        )
 
 
 def _replacements(
-    model: TransformerBridge, tokens: Tokens, names: list[str], how: How, other: Other
-) -> dict[str, Tensor]:
+    model: TransformerBridge, tokens: Tokens, names: Iterable[str], how: How, other: Other
+) -> Mapping[str, Tensor]:
+    names = list(names)
     if how == "zero":
         return {name: torch.zeros((), device=tokens.device) for name in names}
     if how == "mean":

@@ -28,7 +28,8 @@ from transformers import DynamicCache
 from ..errors import IclError
 from ..models import TransformerBridge
 from ..tasks.prompts import Prompts, Role
-from .readout import batches, check
+from .hooks import at_positions
+from .readout import batches, check_prompts
 
 Keep = Bool[Tensor, "batch pos"]
 States = tuple[Float[Tensor, "rows kv_head mem d_head"], ...]
@@ -55,7 +56,7 @@ def shares_demonstrations(prompts: Prompts) -> bool:
 
 
 @dataclass(frozen=True)
-class Memory:
+class DemonstrationCache:
     """Keys and values of demonstration tokens, packed to the front of their rows.
 
     Attributes:
@@ -72,9 +73,9 @@ class Memory:
     next_position: Int[Tensor, "batch"]
     read: Int[Tensor, "batch demo_pos"]
 
-    def rows(self, rows: slice) -> Memory:
+    def rows(self, rows: slice) -> DemonstrationCache:
         """The memory of some of the prompts."""
-        return Memory(
+        return DemonstrationCache(
             tuple(k[rows] for k in self.keys),
             tuple(v[rows] for v in self.values),
             self.held[rows],
@@ -82,7 +83,7 @@ class Memory:
             self.read[rows],
         )
 
-    def keep(self, mask: Bool[Tensor, "batch mem"]) -> Memory:
+    def keep(self, mask: Bool[Tensor, "batch mem"]) -> DemonstrationCache:
         """The entries in ``mask`` alone."""
         index, held = packed(mask & self.held)
 
@@ -98,12 +99,14 @@ class Memory:
         )
 
 
-def remember(model: TransformerBridge, prompts: Prompts, keep: Keep) -> Memory:
+def cache_demonstrations(
+    model: TransformerBridge, prompts: Prompts, keep: Keep
+) -> DemonstrationCache:
     """Read the demonstrations once and keep what stands at ``keep``.
 
     Demonstrations that many prompts share are remembered once: pass ``prompts[:1]``.
     """
-    check(model, prompts)
+    check_prompts(model, prompts)
     same_shape(prompts, keep)
     mine = demonstrations(prompts)
     if bool((keep & ~mine).any()):
@@ -111,14 +114,14 @@ def remember(model: TransformerBridge, prompts: Prompts, keep: Keep) -> Memory:
     size = mine.sum(1)
     width = int(size.max())
     tokens = prompts.tokens[:, :width]
-    keys, values = remembers(model, tokens)
+    keys, values = keys_values(model, tokens)
     read = tokens.masked_fill(~mine[:, :width], -1)
-    return Memory(keys, values, mine[:, :width], size, read).keep(keep[:, :width])
+    return DemonstrationCache(keys, values, mine[:, :width], size, read).keep(keep[:, :width])
 
 
-def answer(
+def answer_from_cache(
     model: TransformerBridge,
-    memory: Memory,
+    memory: DemonstrationCache,
     prompts: Prompts,
     offset: bool = True,
     batch_size: int | None = None,
@@ -135,12 +138,12 @@ def answer(
         batch_size: prompts per forward pass; all if omitted.
 
     Example:
-        >>> held = kv_cache.remember(net, asked[:1], keep[:1])
-        >>> answered = kv_cache.answer(net, held, asked)
+        >>> held = kv_cache.cache_demonstrations(net, asked[:1], keep[:1])
+        >>> answered = kv_cache.answer_from_cache(net, held, asked)
         >>> bool((answered - target_logits(net, asked)).abs().max() < 1e-3)
         True
     """
-    check(model, prompts)
+    check_prompts(model, prompts)
     mine = demonstrations(prompts)
     width = memory.read.shape[1]
     if len(memory.held) not in (1, len(prompts)) or not torch.equal(
@@ -164,16 +167,20 @@ def answer(
         at = place if offset else torch.where(fed, step, 0)
         with torch.no_grad():
             parts.append(
-                resume(model, held.keys, held.values, held.held, tokens, fed, at, length - 1)
+                read_with_cache(
+                    model, held.keys, held.values, held.held, tokens, fed, at, length - 1
+                )
             )
     return torch.cat(parts)
 
 
-def remembers(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> tuple[States, States]:
+def keys_values(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
+) -> tuple[States, States]:
     """Keys and values of every layer and token, from one forward pass without gradients.
 
     Example:
-        >>> keys, values = kv_cache.remembers(net, asked.tokens)
+        >>> keys, values = kv_cache.keys_values(net, asked.tokens)
         >>> keys[0].shape == values[0].shape
         True
     """
@@ -199,7 +206,7 @@ def remembers(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> tup
     return tuple(la.keys for la in cache.layers), tuple(la.values for la in cache.layers)
 
 
-def resume(
+def read_with_cache(
     model: TransformerBridge,
     keys: States,
     values: States,
@@ -220,7 +227,6 @@ def resume(
         positions: the position that each is to stand at.
         last: index in ``tokens`` of the one whose next-token logits are returned.
     """
-    rows = torch.arange(len(tokens), device=tokens.device)
     cache = None
     if held.shape[1]:
         states = zip(keys, values, strict=True)
@@ -228,12 +234,9 @@ def resume(
         cache = DynamicCache([(k.expand(shape), v.expand(shape)) for k, v in states])
     mask = torch.cat([held.expand(len(tokens), -1), fed], 1).long()
 
-    def narrow(resid: Tensor, hook: object) -> Tensor:
-        return resid[rows, last][:, None]
-
     out = model.run_with_hooks(
         tokens,
-        fwd_hooks=[("unembed.hook_in", narrow)],
+        fwd_hooks=[at_positions(last[:, None])],
         past_key_values=cache,
         attention_mask=mask,
         position_ids=positions,

@@ -18,21 +18,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import IclError
-from ..models import TransformerBridge, check_tokens, editable
+from ..models import TransformerBridge, check_tokens, logits
 from ..progress import bar
 from ..tasks.prompts import Prompts
-from .hooks import Hook
+from .hooks import Hook, at_positions
 
 
-def check(model: TransformerBridge, prompts: Prompts) -> None:
+def check_prompts(model: TransformerBridge, prompts: Prompts) -> None:
     """Refuse prompts that the model cannot read or answer.
 
     Example:
-        >>> readout.check(net, asked)
+        >>> readout.check_prompts(net, asked)
     """
     if not len(prompts):
         raise IclError("There are no prompts: give at least one.")
@@ -42,17 +42,6 @@ def check(model: TransformerBridge, prompts: Prompts) -> None:
         raise IclError(
             f"Label words must lie in the model's vocabulary, 0..{model.cfg.d_vocab - 1}; got "
             f"{low}..{high}. Was another model's tokenizer used?"
-        )
-
-
-def check_editable(model: TransformerBridge) -> None:
-    """Refuse a model whose attention can be read but not edited (see ``models.editable``)."""
-    if not editable(model):
-        raise IclError(
-            "This model shows its attention only after using it, so editing the attention, or a "
-            "gradient through it, would silently come to nothing. Use a model like GPT-2, "
-            "GPT-NeoX or Llama; compression and re-weighting work on this one, because they edit "
-            "keys and values."
         )
 
 
@@ -75,12 +64,7 @@ def batches(prompts: Prompts, batch_size: int | None, what: str) -> Iterator[sli
 
 def at_target(prompts: Prompts) -> Hook:
     """Hook that hands the unembedding the target's row of every prompt: (batch, 1, d_model)."""
-    rows = torch.arange(len(prompts), device=prompts.tokens.device)
-
-    def narrow(resid: Tensor, hook: object) -> Tensor:
-        return resid[rows, prompts.target][:, None]
-
-    return "unembed.hook_in", narrow
+    return at_positions(prompts.target[:, None])
 
 
 def target_logits(
@@ -103,7 +87,7 @@ def target_logits(
         >>> bool((logits - full).abs().max() < 1e-4)
         True
     """
-    check(model, prompts)
+    check_prompts(model, prompts)
     if hooks and batch_size is not None:
         raise IclError("Hooks are made for one batch: leave batch_size out, or run the batches.")
     parts = []
@@ -113,3 +97,55 @@ def target_logits(
             out = model.run_with_hooks(part.tokens, fwd_hooks=[*hooks, at_target(part)])
             parts.append(out[:, 0])
     return torch.cat(parts)
+
+
+def log_prob(
+    scores: Float[Tensor, "batch pos vocab"], tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch entry"]:
+    """log p of each next token, in nats; entry i is about token i + 1, so there are pos - 1.
+
+    Example:
+        >>> readout.log_prob(scores, tokens).round(decimals=2)
+        tensor([[-0.3400, -1.3900]])
+    """
+    chosen = tokens[:, 1:, None]
+    return scores[:, :-1].gather(-1, chosen)[..., 0] - scores[:, :-1].logsumexp(-1)
+
+
+def is_correct(
+    scores: Float[Tensor, "batch pos vocab"], tokens: Int[Tensor, "batch pos"]
+) -> Bool[Tensor, "batch entry"]:
+    """Whether the most probable next token is the true one.
+
+    Example:
+        >>> readout.is_correct(scores, torch.tensor([[0, 2, 0]]))
+        tensor([[True, True]])
+    """
+    return scores[:, :-1].argmax(-1) == tokens[:, 1:]
+
+
+def predictions(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
+) -> tuple[Float[Tensor, "batch entry"], Bool[Tensor, "batch entry"]]:
+    """log p (nats) and correctness of every next-token prediction.
+
+    Example:
+        >>> from iclutils.tasks.repeated import repeated_tokens
+        >>> net = models.load("induction-0")
+        >>> task = repeated_tokens(net, 8, 20, torch.Generator().manual_seed(0))
+        >>> _, right = readout.predictions(net, task.tokens)
+        >>> bool(right[:, task.clean_half].float().mean() > 0.9)
+        True
+    """
+    scores = logits(model, tokens)
+    return log_prob(scores, tokens), is_correct(scores, tokens)
+
+
+def icl_score(
+    log_probs: Float[Tensor, "batch entry"], early: int, late: int
+) -> Float[Tensor, "batch"]:
+    """In-context-learning score: loss at entry ``late`` minus loss at entry ``early``, in nats.
+
+    Negative when context helps. Olsson et al. 2022 take the 50th and 500th token of texts.
+    """
+    return log_probs[:, early] - log_probs[:, late]

@@ -1,13 +1,12 @@
-"""What a model predicts, position by position: log-probability and accuracy of the next token.
+"""Means and their errors, and what chance alone would give.
+
+p-values from draws count the observation itself among them, ``(1 + draws as extreme) / (1 +
+draws)``, so none is ever 0. Sources: Efron 1979 (bootstrap); Benjamini and Hochberg 1995;
+Westfall and Young 1993 (the largest of many as null); Iglewicz and Hoaglin 1993 (robust z).
 
 Example:
     >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> from iclutils.interp import statistics
-    >>> scores = torch.zeros(1, 3, 4)
-    >>> scores[0, 0, 2] = 2.0
-    >>> tokens = torch.tensor([[0, 2, 1]])
 """
 
 from __future__ import annotations
@@ -16,61 +15,13 @@ import math
 from collections.abc import Callable, Hashable, Mapping
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
+from scipy.stats import false_discovery_control
 from torch import Generator, Tensor
 
-from ..models import TransformerBridge, logits
+from ..errors import IclError
 
-
-def log_prob(
-    scores: Float[Tensor, "batch pos vocab"], tokens: Int[Tensor, "batch pos"]
-) -> Float[Tensor, "batch entry"]:
-    """log p of each next token, in nats; entry i is about token i + 1, so there are pos - 1.
-
-    Example:
-        >>> statistics.log_prob(scores, tokens).round(decimals=2)
-        tensor([[-0.3400, -1.3900]])
-    """
-    chosen = tokens[:, 1:, None]
-    return scores[:, :-1].gather(-1, chosen)[..., 0] - scores[:, :-1].logsumexp(-1)
-
-
-def hits(
-    scores: Float[Tensor, "batch pos vocab"], tokens: Int[Tensor, "batch pos"]
-) -> Bool[Tensor, "batch entry"]:
-    """Whether the most probable next token is the true one.
-
-    Example:
-        >>> statistics.hits(scores, torch.tensor([[0, 2, 0]]))
-        tensor([[True, True]])
-    """
-    return scores[:, :-1].argmax(-1) == tokens[:, 1:]
-
-
-def predict(
-    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
-) -> tuple[Float[Tensor, "batch entry"], Bool[Tensor, "batch entry"]]:
-    """log p (nats) and correctness of every next-token prediction.
-
-    Example:
-        >>> net = models.load("induction-0")
-        >>> task = repeated_tokens(net, 8, 20, torch.Generator().manual_seed(0))
-        >>> _, right = statistics.predict(net, task.tokens)
-        >>> bool(right[:, task.clean_half].float().mean() > 0.9)
-        True
-    """
-    scores = logits(model, tokens)
-    return log_prob(scores, tokens), hits(scores, tokens)
-
-
-def icl_score(
-    log_probs: Float[Tensor, "batch entry"], early: int, late: int
-) -> Float[Tensor, "batch"]:
-    """In-context-learning score: loss at entry ``late`` minus loss at entry ``early``, in nats.
-
-    Negative when context helps. Olsson et al. 2022 take the 50th and 500th token of texts.
-    """
-    return log_probs[:, early] - log_probs[:, late]
+MAD = 1.4826  # of a normal distribution: its standard deviation over its median absolute deviation
 
 
 def mean_se(values: Float[Tensor, "sample"]) -> tuple[float, float]:
@@ -91,10 +42,7 @@ def bootstrap(
     generator: Generator,
     draws: int = 200,
 ) -> tuple[float, float]:
-    """A function of the mean over samples, and its standard error.
-
-    For what is no mean itself, such as a ratio of means: the samples are drawn anew, with
-    replacement, ``draws`` times (Efron 1979).
+    """A function of the mean over samples, such as a ratio of means, and its standard error.
 
     Example:
         >>> samples = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -110,16 +58,96 @@ def bootstrap(
 
 
 def worst(
-    seeds: Mapping[Hashable, tuple[float, float]], high_is_good: bool = True
+    cases: Mapping[Hashable, tuple[float, float]], high_is_good: bool = True
 ) -> tuple[float, float]:
-    """(value, spread) of the least favourable of several cases.
-
-    Undefined values (NaN) are passed over, unless there is no other.
+    """(value, error) of the least favourable of several cases; NaN only if there is nothing else.
 
     Example:
         >>> statistics.worst({"seed 0": (0.9, 0.01), "seed 1": (0.7, 0.02)})
         (0.7, 0.02)
     """
     pick = min if high_is_good else max
-    defined = [pair for pair in seeds.values() if not math.isnan(pair[0])]
-    return pick(defined or seeds.values(), key=lambda pair: pair[0])
+    defined = [pair for pair in cases.values() if not math.isnan(pair[0])]
+    return pick(defined or cases.values(), key=lambda pair: pair[0])
+
+
+def empirical_p(
+    observed: Float[Tensor, "*item"], null: Float[Tensor, "draw *item"]
+) -> Float[Tensor, "*item"]:
+    """One-sided p-value of large values against draws from the null."""
+    return (1 + (null >= observed).sum(0)) / (1 + len(null))
+
+
+def benjamini_hochberg(p: Float[Tensor, "*item"], rate: float = 0.05) -> Bool[Tensor, "*item"]:
+    """Which p-values are findings at this false-discovery rate.
+
+    Example:
+        >>> statistics.benjamini_hochberg(torch.tensor([0.001, 0.02, 0.9]))
+        tensor([ True,  True, False])
+    """
+    if not 0 < rate < 1:
+        raise IclError(f"The false-discovery rate must lie between 0 and 1; got {rate}.")
+    adjusted = false_discovery_control(p.double().cpu().numpy(), axis=None)
+    return torch.as_tensor(adjusted, device=p.device).reshape(p.shape) <= rate
+
+
+def sign_flip_p(
+    effects: Float[Tensor, "*item sample"], generator: Generator, draws: int = 2000
+) -> Float[Tensor, "*item"]:
+    """Two-sided p-value that a mean over samples is zero: the signs of samples are exchangeable.
+
+    Example:
+        >>> effects = torch.stack([torch.ones(8), torch.tensor([1.0, -1.0] * 4)])
+        >>> statistics.sign_flip_p(effects, torch.Generator().manual_seed(0), draws=500) < 0.05
+        tensor([ True, False])
+    """
+    return empirical_p(effects.mean(-1).abs(), _flipped(effects, generator, draws).abs())
+
+
+def single_step_threshold(
+    effects: Float[Tensor, "*item sample"],
+    generator: Generator,
+    alpha: float = 0.05,
+    draws: int = 2000,
+) -> float:
+    """The |mean| that sign flips make the largest of all items exceed with probability ``alpha``.
+
+    The signs of a draw are shared by all items, so that dependence between items is kept.
+    """
+    flipped = _flipped(effects, generator, draws).abs().reshape(draws, -1)
+    return float(flipped.amax(1).quantile(1 - alpha))
+
+
+def step_down_threshold(effects: Float[Tensor, "item sample"], generator: Generator) -> float:
+    """``single_step_threshold`` of the items that are left when those above it are set aside.
+
+    In a single step one strong item, flipped, hides all others. Here chance is asked again about
+    the rest until nothing more is found; the chance of any false finding stays at five per cent
+    (Westfall and Young 1993).
+    """
+    while True:
+        threshold = single_step_threshold(effects, generator)
+        below = effects.mean(-1).abs() <= threshold
+        if bool(below.all()) or not bool(below.any()):
+            return threshold
+        effects = effects[below]
+
+
+def robust_z(
+    values: Float[Tensor, "sample *item"], reference: Float[Tensor, "healthy *item"]
+) -> Float[Tensor, "sample *item"]:
+    """(x - median) / (1.4826 MAD) of the reference."""
+    if len(reference) < 8:
+        raise IclError(f"A reference needs at least eight samples; got {len(reference)}.")
+    middle = reference.median(0).values
+    spread = MAD * (reference - middle).abs().median(0).values
+    return torch.nan_to_num((values - middle) / spread, nan=0.0)
+
+
+def _flipped(effects: Tensor, generator: Generator, draws: int) -> Float[Tensor, "draw *item"]:
+    """Means over samples under random signs, one for each sample and draw."""
+    count = effects.shape[-1]
+    if count < 6:
+        raise IclError(f"Sign flips need at least six samples; got {count}.")
+    signs = (torch.randint(0, 2, (draws, count), generator=generator) * 2.0 - 1.0).to(effects)
+    return torch.einsum("...s,ds->d...", effects, signs) / count

@@ -128,12 +128,10 @@ def qk_matching(
     says = _embedding(model, l1, embedding)
     queries = asks @ model.W_Q[l2, h2]
     keys = says @ model.W_V[l1, h1] @ model.W_O[l1, h1] @ model.W_K[l2, h2]
-    return own_is_best(queries, keys), own_is_best(keys, queries)
+    return top1(queries, keys), top1(keys, queries)
 
 
-def own_is_best(
-    rows: Float[Tensor, "vocab d_head"], columns: Float[Tensor, "vocab d_head"]
-) -> float:
+def top1(rows: Float[Tensor, "vocab d_head"], columns: Float[Tensor, "vocab d_head"]) -> float:
     """Fraction of i with ``argmax_j rows_i . columns_j == i``, never forming all products."""
     own = torch.arange(len(rows), device=rows.device)
     best = [(part @ columns.T).argmax(-1) for part in rows.split(CHUNK)]

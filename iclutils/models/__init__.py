@@ -42,6 +42,7 @@ from transformer_lens.tools.analysis.projection_kernel import (
     projection_kernel,
     random_projection_kernel_moments,
 )
+from transformer_lens.utilities import get_act_name
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -63,6 +64,7 @@ __all__ = [
     "cached",
     "check_tokens",
     "editable",
+    "get_act_name",
     "head_detector",
     "load",
     "logit_lens",

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from iclutils.interp.hooks import head_ablation, pattern_name, run
+from iclutils.interp.hooks import ablate_heads, run_with_hooks
+from iclutils.models import get_act_name
 
 
 def _gain(logits: Tensor, tokens: Tensor, first: int = 1, ahead: int = 1) -> Tensor:
@@ -59,11 +60,11 @@ def _kept(
     query = torch.arange(length + 1, 2 * length + 1)
 
     def score(hooks: list) -> Tensor:
-        _, seen = run(model, tokens, hooks, [pattern_name(layer)])
-        return seen[pattern_name(layer)][:, head][:, query, query - length - back].mean()
+        _, seen = run_with_hooks(model, tokens, hooks, [get_act_name("pattern", layer)])
+        return seen[get_act_name("pattern", layer)][:, head][:, query, query - length - back].mean()
 
     heads = range(model.cfg.n_heads)
-    cut = [score(head_ablation(model, tokens, [(0, h)], how, other)) for h in heads]
+    cut = [score(ablate_heads(model, tokens, [(0, h)], how, other)) for h in heads]
     return torch.stack(cut), score([])
 
 

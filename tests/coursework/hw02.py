@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from iclutils.interp.hooks import run
+from iclutils.interp.hooks import run_with_hooks
 
 
 def _counts(
@@ -77,7 +77,7 @@ def _loyalty(model: Any, prompts: Any, layer: int, how: str = "") -> float:
         return scores.masked_fill(cut[:, None], -10_000.0)
 
     def predicted(hooks: list) -> Tensor:
-        logits, _ = run(model, prompts.tokens, hooks)
+        logits, _ = run_with_hooks(model, prompts.tokens, hooks)
         last = logits[torch.arange(len(cut)), prompts.target]
         return last.gather(1, prompts.label_words).argmax(-1)
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ...interp.hooks import pattern_name, z_name
-from ...models import TransformerBridge, bos, load
+from ...models import TransformerBridge, bos, get_act_name, load
 from .answers import compare, generator, letter
 
 MODELS = ("induction-2", "induction-0")  # of the public check, of the first hidden one
@@ -240,7 +239,7 @@ def _cuts(seed: int) -> tuple[tuple[Any, ...], Tensor, dict[str, Tensor]]:
             return pattern
 
         seen: list[Tensor] = []
-        hooks = [(z_name(0), replace), (pattern_name(1), watch)]
+        hooks = [(get_act_name("z", 0), replace), (get_act_name("pattern", 1), watch)]
         with torch.no_grad():
             model.run_with_hooks(tokens, fwd_hooks=[*hooks])
         return torch.stack([seen[0][:, queries, queries - d].mean() for d in (length - 1, length)])

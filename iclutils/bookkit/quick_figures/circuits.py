@@ -6,7 +6,7 @@ models, the effects are estimated from gradients, and the glimpse says so.
 
 from __future__ import annotations
 
-from ...interp import attribution, circuit, clean_corrupt, graph, path_patching
+from ...interp import attribution, circuit, clean_corrupt, graph, patching
 from ...models import TransformerBridge
 from ...plots import figures
 from .glimpse import Asked, Glimpse, activations, announce
@@ -26,23 +26,21 @@ def glimpse(asked: Asked) -> Glimpse:
     total = int(wired.exists.sum())
     length = min(sizes.length, (cfg.n_ctx - 1) // 2)
     source = asked.session.generator("sequences")
-    task = clean_corrupt.repeating(
-        model, sizes.sequences, length, source, narrow=cfg.d_vocab > WORDS
-    )
+    task = clean_corrupt.copying(model, sizes.sequences, length, source, narrow=cfg.d_vocab > WORDS)
     exact = cost(model, total, task) <= EXACT
     task = task if exact else task[:FEW]
-    clean, corrupt = clean_corrupt.ends(model, task)
+    clean, corrupt = clean_corrupt.baselines(model, task)
     kept = [size for size in SIZES if size < total] + [total]
     _say(model, task, total if exact else 0, len(kept))
     if exact:
-        effects = path_patching.effects(model, task)
+        effects = patching.path_patching(model, task)
     else:
-        effects = attribution.estimate(model, task, steps=STEPS)
+        effects = attribution.edge_attribution(model, task, steps=STEPS)
     gap = (clean - corrupt).mean().item()
     share = (effects.mean(-1) / gap).cpu()
-    ranking = circuit.ranked(share, wired)
+    ranking = circuit.rank_edges(share, wired)
     faithful = circuit.faithfulness(circuit.curve(model, task, ranking, kept), clean, corrupt).cpu()
-    enough = circuit.smallest(kept, faithful, ENOUGH)
+    enough = circuit.smallest_size(kept, faithful, ENOUGH)
     order = [abs(share[wired.index(edge)].item()) for edge in ranking[:100]]
     way = "patched one by one" if exact else "estimated from gradients, for there are too many"
     count = f"{enough} of {total} wires keep" if enough else f"Fewer than {total} wires do not keep"
@@ -68,7 +66,7 @@ def glimpse(asked: Asked) -> Glimpse:
     return Glimpse("05", figure, numbers, alt, text)
 
 
-def cost(model: TransformerBridge, wires: int, task: clean_corrupt.Behaviour) -> float:
+def cost(model: TransformerBridge, wires: int, task: clean_corrupt.CleanCorrupt) -> float:
     """Multiplications that patching every wire would take: half a pass for each, on average."""
     cfg = model.cfg
     weights = 12 * cfg.n_layers * cfg.d_model**2
@@ -76,7 +74,7 @@ def cost(model: TransformerBridge, wires: int, task: clean_corrupt.Behaviour) ->
 
 
 def _say(
-    model: TransformerBridge, task: clean_corrupt.Behaviour, patched: int, circuits: int
+    model: TransformerBridge, task: clean_corrupt.CleanCorrupt, patched: int, circuits: int
 ) -> None:
     """What it takes: passes over all sequences, for the wires and then for the circuits."""
     layers, heads = model.cfg.n_layers, model.cfg.n_heads

@@ -11,7 +11,7 @@ Example:
     >>> from iclutils.chapters.circuits import attention_flow
     >>> from iclutils.interp import clean_corrupt
     >>> net = models.load("induction-0")
-    >>> task = clean_corrupt.repeating(net, 2, 5, torch.Generator().manual_seed(0))
+    >>> task = clean_corrupt.copying(net, 2, 5, torch.Generator().manual_seed(0))
     >>> patterns = attention_flow.mean_patterns(net, task.clean)
 """
 
@@ -25,12 +25,10 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.clean_corrupt import Behaviour
-from ...interp.hooks import Hook, pattern_name
-from ...interp.readout import check_editable
-from ...models import TransformerBridge, cached
+from ...interp.clean_corrupt import CleanCorrupt
+from ...interp.hooks import Hook, check_layer, cut_attention
+from ...models import TransformerBridge, cached, get_act_name
 from ...progress import bar
-from ..label_words.isolation import CUT, scores_name
 
 ROWS = 16384  # rows of d_model held at once (sequences x destinations x sources)
 
@@ -44,7 +42,7 @@ def mean_patterns(
         >>> patterns.sum(-1).round(decimals=3).unique()
         tensor([1.])
     """
-    names = [pattern_name(layer) for layer in range(model.cfg.n_layers)]
+    names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
     return torch.stack([cache[name].mean(1) for name in names], 1)
 
@@ -118,7 +116,7 @@ def head_norms(
 
 def knockout(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     dest: Int[Tensor, "batch edge"],
     src: Int[Tensor, "batch_src edge_src"],
     layers: Iterable[int] | None = None,
@@ -126,7 +124,7 @@ def knockout(
     """Hooks that forbid ``dest`` to attend to ``src``, in every head of some layers.
 
     The scores become -10,000 before the softmax, so that the rest of the row takes over what the
-    cut edge had. Run them with ``clean_corrupt.read``. (Geva et al. 2023, section 4.)
+    cut edge had. Run them with ``clean_corrupt.scored_logits``. (Geva et al. 2023, section 4.)
 
     Args:
         model: the model.
@@ -139,14 +137,10 @@ def knockout(
         >>> [name for name, _ in hooks]
         ['blocks.0.attn.hook_attn_scores', 'blocks.1.attn.hook_attn_scores']
     """
-    check_editable(model)
-    cut = cut_edges(behaviour.clean, dest, src)[:, None]
-    chosen = list(range(model.cfg.n_layers) if layers is None else layers)
-
-    def forbid(scores: Tensor, hook: object) -> Tensor:
-        return scores.masked_fill(cut, CUT)
-
-    return [(scores_name(_layer(model, layer)), forbid) for layer in chosen]
+    cut = cut_edges(behaviour.clean, dest, src)
+    return cut_attention(
+        model, dict.fromkeys(range(model.cfg.n_layers) if layers is None else layers, cut)
+    )
 
 
 def cut_edges(
@@ -211,18 +205,12 @@ def _spearman(x: Tensor, y: Tensor) -> Tensor:
     return (u * v).sum() / (u.norm() * v.norm())
 
 
-def _layer(model: TransformerBridge, layer: int) -> int:
-    if not 0 <= layer < model.cfg.n_layers:
-        raise IclError(f"There is no layer {layer}: the model has {model.cfg.n_layers}.")
-    return layer
-
-
 def _pattern_and_writes(
     model: TransformerBridge, tokens: Tensor, layer: int
 ) -> tuple[Float[Tensor, "batch head dest src"], Float[Tensor, "batch head src d_model"]]:
     """Attention of a layer, and what its heads would write of each source alone, ``v W_O``."""
-    value = f"blocks.{_layer(model, layer)}.attn.hook_v"
-    _, cache = cached(model, tokens, [pattern_name(layer), value])
-    pattern, v = cache[pattern_name(layer)], cache[value].transpose(1, 2)
+    value = f"blocks.{check_layer(model, layer)}.attn.hook_v"
+    _, cache = cached(model, tokens, [get_act_name("pattern", layer), value])
+    pattern, v = cache[get_act_name("pattern", layer)], cache[value].transpose(1, 2)
     v = v.repeat_interleave(pattern.shape[1] // v.shape[1], 1)  # fewer key heads than queries
     return pattern, v @ model.W_O[layer].detach()

@@ -17,7 +17,7 @@ Example:
     >>> from iclutils.interp import clean_corrupt, graph
     >>> net = models.load("induction-0")
     >>> generator = torch.Generator().manual_seed(0)
-    >>> task = clean_corrupt.repeating(net, 4, 5, generator)
+    >>> task = clean_corrupt.copying(net, 4, 5, generator)
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from ...errors import IclError
-from ...interp.clean_corrupt import Behaviour, read
-from ...interp.edges import write_name, written
-from ...interp.graph import Node, head, of
-from ...interp.hooks import Hook, How, head_ablation, mlp_ablation, run, z_name
-from ...interp.significance import stepwise
-from ...models import TransformerBridge, cached
+from ...interp.clean_corrupt import CleanCorrupt, scored_logits
+from ...interp.graph import Node, component_output, head, of, output_hook
+from ...interp.hooks import Hook, How, ablate_heads, ablate_mlps, run_with_hooks
+from ...interp.statistics import step_down_threshold
+from ...models import TransformerBridge, cached, get_act_name
 from ...progress import bar
 from .subspaces import Overlap
 
@@ -58,13 +57,13 @@ class Interactions:
 
 def interactions(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     groups: Sequence[Sequence[Node]],
     how: How = "resample",
 ) -> Interactions:
     """Remove every group of heads and MLP layers, alone and with every other group.
 
-    ``how`` as in ``wires.removed``. Each pair is run once. Groups may share nodes.
+    ``how`` as in ``patching.ablate``. Each pair is run once. Groups may share nodes.
 
     Example:
         >>> found = coordination.interactions(net, task, [[graph.head(0, 0)], [graph.head(1, 0)]])
@@ -74,11 +73,11 @@ def interactions(
     if not groups or any(n.kind not in ("head", "mlp") for group in groups for n in group):
         raise IclError("Give at least one group, of heads and MLP layers alone.")
     hooks = [_removal(model, behaviour, group, how) for group in groups]
-    clean = behaviour.score(read(model, behaviour))
+    clean = behaviour.score(scored_logits(model, behaviour))
 
     def lost(*chosen: int) -> Tensor:
         together = [hook for one in chosen for hook in hooks[one]]
-        return clean - behaviour.score(read(model, behaviour, together))
+        return clean - behaviour.score(scored_logits(model, behaviour, together))
 
     count = len(groups)
     single = torch.stack([lost(one) for one in range(count)])
@@ -100,7 +99,7 @@ def same_layer(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> fl
         True
     """
     layers, heads = model.cfg.n_layers, model.cfg.n_heads
-    _, clean = cached(model, tokens, [z_name(layer) for layer in range(layers)])
+    _, clean = cached(model, tokens, [get_act_name("z", layer) for layer in range(layers)])
     largest = 0.0
     nodes = [(layer, index) for layer in range(layers) for index in range(heads)]
     for layer, index in bar(nodes, "heads"):
@@ -110,15 +109,21 @@ def same_layer(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> fl
             value[:, :, index] = 0
             return value
 
-        name = z_name(layer)
+        name = get_act_name("z", layer)
         hooks: list[Hook] = [(f"blocks.{layer}.attn.hook_q", silence), (name, silence)]
-        change = (run(model, tokens, hooks, [name])[1][name] - clean[name]).abs().amax((0, 1, 3))
+        change = (
+            (run_with_hooks(model, tokens, hooks, [name])[1][name] - clean[name])
+            .abs()
+            .amax((0, 1, 3))
+        )
         change[index] = 0
         largest = max(largest, change.max().item())
     return largest
 
 
-def direct_logits(model: TransformerBridge, behaviour: Behaviour) -> Float[Tensor, "writer batch"]:
+def direct_logits(
+    model: TransformerBridge, behaviour: CleanCorrupt
+) -> Float[Tensor, "writer batch"]:
     """What each writer adds to the right answer's logit directly, mean over scored entries.
 
     Relative to the mean over all tokens (over ``choices``, where given), in logits. The scale of
@@ -131,7 +136,7 @@ def direct_logits(model: TransformerBridge, behaviour: Behaviour) -> Float[Tenso
         True
     """
     writers = of(model).writers
-    wanted = {*map(write_name, writers), "ln_final.hook_scale"}
+    wanted = {*map(output_hook, writers), "ln_final.hook_scale"}
     _, cache = cached(model, behaviour.clean, wanted)
     rows = torch.arange(len(behaviour), device=behaviour.clean.device)[:, None]
     unembed = model.W_U.T
@@ -143,7 +148,10 @@ def direct_logits(model: TransformerBridge, behaviour: Behaviour) -> Float[Tenso
     if not getattr(model.cfg, "uses_rms_norm", False):  # a LayerNorm takes the mean away
         reads = reads - reads.mean(-1, keepdim=True)
     reads = reads / cache["ln_final.hook_scale"][rows, behaviour.at]
-    out = [(written(model, cache, u)[rows, behaviour.at] * reads).sum(-1).mean(-1) for u in writers]
+    out = [
+        (component_output(model, cache, u)[rows, behaviour.at] * reads).sum(-1).mean(-1)
+        for u in writers
+    ]
     return torch.stack(out)
 
 
@@ -173,7 +181,7 @@ def serial(
     later = (layer[:, None] < layer)[:, None, :, None].expand(-1, heads, -1, heads)
     if not bool(later.any()):
         return later
-    least = stepwise(path_effects[later], generator)
+    least = step_down_threshold(path_effects[later], generator)
     above = composition.to(path_effects.device) > baseline[0] + 2 * baseline[1]
     return later & above & (path_effects.mean(-1).abs() > least)
 
@@ -236,12 +244,12 @@ def _error(values: Float[Tensor, "*item batch"]) -> Float[Tensor, "*item"]:
 
 
 def _removal(
-    model: TransformerBridge, behaviour: Behaviour, group: Sequence[Node], how: How
+    model: TransformerBridge, behaviour: CleanCorrupt, group: Sequence[Node], how: How
 ) -> list[Hook]:
     """Hooks that remove a group; those of several groups can be run together."""
     heads = [(n.layer, n.head) for n in group if n.kind == "head"]
     layers = [n.layer for n in group if n.kind == "mlp"]
-    hooks = head_ablation(model, behaviour.clean, heads, how, behaviour.corrupt)
+    hooks = ablate_heads(model, behaviour.clean, heads, how, behaviour.corrupt)
     if layers:
-        hooks += mlp_ablation(model, behaviour.clean, layers, how, behaviour.corrupt)
+        hooks += ablate_mlps(model, behaviour.clean, layers, how, behaviour.corrupt)
     return hooks

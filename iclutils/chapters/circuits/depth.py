@@ -12,7 +12,7 @@ Example:
     >>> from iclutils.interp import clean_corrupt, graph
     >>> net = models.load("induction-0")
     >>> generator = torch.Generator().manual_seed(0)
-    >>> task = clean_corrupt.repeating(net, 4, 6, generator)
+    >>> task = clean_corrupt.copying(net, 4, 6, generator)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from ...errors import IclError
-from ...interp.clean_corrupt import Behaviour, read
+from ...interp.clean_corrupt import CleanCorrupt, scored_logits
 from ...interp.graph import Node
 from ...models import TransformerBridge, cached, logit_lens
 from ...progress import bar
@@ -65,7 +65,7 @@ def depths(
 
 
 def lens(
-    model: TransformerBridge, behaviour: Behaviour, translate: Translate | None = None
+    model: TransformerBridge, behaviour: CleanCorrupt, translate: Translate | None = None
 ) -> Lens:
     """Read the prediction of the clean sequences at every depth.
 
@@ -79,7 +79,7 @@ def lens(
         >>> bool(read.kl[-1].max() < 1e-4), bool(read.log_p[-1].mean() > read.log_p[0].mean())
         (True, True)
     """
-    final = read(model, behaviour).log_softmax(-1)
+    final = scored_logits(model, behaviour).log_softmax(-1)
     _, cache = cached(model, behaviour.clean, _names(model))
     asked, where = behaviour.at.unique(return_inverse=True)
     rows = torch.arange(len(behaviour), device=behaviour.at.device)[:, None]
@@ -184,7 +184,7 @@ def _names(model: TransformerBridge) -> list[str]:
     return [*before, f"blocks.{last}.hook_resid_post"]
 
 
-def _rank(behaviour: Behaviour, logits: Tensor) -> Float[Tensor, "batch entry"]:
+def _rank(behaviour: CleanCorrupt, logits: Tensor) -> Float[Tensor, "batch entry"]:
     right = logits.gather(-1, behaviour.answer[..., None])
     if behaviour.choices is not None:
         pick = behaviour.choices[:, None].expand(*logits.shape[:-1], -1)

@@ -11,7 +11,7 @@ Example:
     >>> from iclutils.interp import clean_corrupt, graph
     >>> net = models.load("induction-0")
     >>> generator = torch.Generator().manual_seed(0)
-    >>> task, other = (clean_corrupt.repeating(net, 8, 6, generator) for _ in range(2))
+    >>> task, other = (clean_corrupt.copying(net, 8, 6, generator) for _ in range(2))
     >>> broken = faults.Fault("sink", (graph.head(1, 0),))
     >>> hooks = faults.plant(net, task, [broken])
     >>> clouds = vitals.usual(net, other)
@@ -30,12 +30,11 @@ from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.clean_corrupt import CONSTANT, Behaviour
+from ...interp.clean_corrupt import CONSTANT, CleanCorrupt
 from ...interp.graph import Node
-from ...interp.hooks import Hook, mlp_name, z_name
-from ...interp.significance import discoveries, robust_z
-from ...interp.statistics import mean_se
-from ...models import TransformerBridge
+from ...interp.hooks import Hook
+from ...interp.statistics import benjamini_hochberg, mean_se, robust_z
+from ...models import TransformerBridge, get_act_name
 from ...progress import bar
 from .edits import healthy_inputs, observe, score
 from .vitals import Cloud, Item, components, items, vitals
@@ -85,12 +84,12 @@ def anomalies(
     z = robust_z(cases, reference)
     test = mannwhitneyu(cases.cpu().numpy(), reference.cpu().numpy(), axis=0)
     p = torch.as_tensor(np.nan_to_num(test.pvalue, nan=1.0))
-    return Anomalies(z, p, discoveries(p, rate))
+    return Anomalies(z, p, benjamini_hochberg(p, rate))
 
 
 def confirm(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     hooks: Sequence[Hook],
     sets: Sequence[Iterable[Node]],
 ) -> Float[Tensor, "set batch"]:
@@ -109,7 +108,11 @@ def confirm(
 
 
 def _output(node: Node) -> str:
-    return z_name(node.layer) if node.kind == "head" else mlp_name(node.layer)
+    return (
+        get_act_name("z", node.layer)
+        if node.kind == "head"
+        else get_act_name("mlp_out", node.layer)
+    )
 
 
 def _restore(node: Node, own: Tensor) -> Hook:
@@ -150,7 +153,7 @@ class Problem:
 
 def explain(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     hooks: Sequence[Hook],
     clouds: dict[Node, Cloud],
     reference: Float[Tensor, "healthy item"],

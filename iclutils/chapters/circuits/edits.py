@@ -9,7 +9,7 @@ Example:
     >>> from iclutils.chapters.circuits import edits
     >>> from iclutils.interp import clean_corrupt, graph
     >>> net = models.load("induction-0")
-    >>> task = clean_corrupt.repeating(net, 4, 6, torch.Generator().manual_seed(0))
+    >>> task = clean_corrupt.copying(net, 4, 6, torch.Generator().manual_seed(0))
     >>> head = graph.head(1, 0)
 """
 
@@ -24,11 +24,18 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...interp import graph
-from ...interp.clean_corrupt import Behaviour, read
-from ...interp.edges import forked, read_name, write_name, written
-from ...interp.graph import CHANNELS, Edge, Node
-from ...interp.hooks import Hook, pattern_name, z_name
-from ...models import TransformerBridge
+from ...interp.clean_corrupt import CleanCorrupt, scored_logits
+from ...interp.graph import (
+    CHANNELS,
+    Edge,
+    Node,
+    component_output,
+    input_hook,
+    output_hook,
+    split_qkv_input,
+)
+from ...interp.hooks import Hook
+from ...models import TransformerBridge, get_act_name
 
 Rows = Bool[Tensor, "batch"]
 Edit = Callable[[Tensor], Tensor]
@@ -37,12 +44,12 @@ Sources = Mapping[Node, Int[Tensor, "batch pos"]]  # where single heads should l
 
 def pattern_edit(head: Node, edit: Edit, rows: Rows | None = None) -> Hook:
     """Hook that changes what a head attends to: ``edit`` gets (batch, dest, src)."""
-    return pattern_name(head.layer), _one(lambda v: v[:, head.head], edit, rows)
+    return get_act_name("pattern", head.layer), _one(lambda v: v[:, head.head], edit, rows)
 
 
 def output_edit(head: Node, edit: Edit, rows: Rows | None = None) -> Hook:
     """Hook that changes what a head puts out before W_O: ``edit`` gets (batch, pos, d_head)."""
-    return z_name(head.layer), _one(lambda v: v[:, :, head.head], edit, rows)
+    return get_act_name("z", head.layer), _one(lambda v: v[:, :, head.head], edit, rows)
 
 
 def _one(part: Edit, edit: Edit, rows: Rows | None) -> Callable[..., Tensor]:
@@ -69,7 +76,7 @@ def length(
 
 
 def expected(
-    behaviour: Behaviour, head: Node, sources: Sources | None = None
+    behaviour: CleanCorrupt, head: Node, sources: Sources | None = None
 ) -> tuple[Int[Tensor, "batch dest"], Int[Tensor, "batch dest"]] | None:
     """Positions where it is known what a head should attend to, and what that is.
 
@@ -102,7 +109,7 @@ def force(head: Node, at: Int[Tensor, "batch dest"], source: Int[Tensor, "batch 
 
 def set_length(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     head: Node,
     wanted: float,
     only_down: bool = False,
@@ -145,7 +152,10 @@ class WireEdit:
 
     def hooks(self) -> list[Hook]:
         """To be run where inputs are forked (see ``observe``)."""
-        return [(write_name(self.edge[0]), self._keep), (read_name(self.model, self.edge[1]), self)]
+        return [
+            (output_hook(self.edge[0]), self._keep),
+            (input_hook(self.model, self.edge[1]), self),
+        ]
 
     def added(
         self, write: Float[Tensor, "batch pos d_model"]
@@ -155,7 +165,7 @@ class WireEdit:
 
     def _keep(self, value: Tensor, hook: object) -> Tensor:
         writer = self.edge[0]
-        self.live = written(self.model, {write_name(writer): value}, writer)
+        self.live = component_output(self.model, {output_hook(writer): value}, writer)
         return value
 
     def __call__(self, value: Tensor, hook: object) -> Tensor:
@@ -176,7 +186,7 @@ def needs_fork(hooks: Iterable[Hook]) -> bool:
 
 def observe(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     hooks: Sequence[Hook] = (),
     watch: Iterable[str] = (),
     corrupt: bool = False,
@@ -194,18 +204,20 @@ def observe(
 
         return name, store
 
-    with forked(model) if needs_fork(hooks) else nullcontext():
-        logits = read(model, behaviour, [*hooks, *map(keep, dict.fromkeys(watch))], corrupt)
+    with split_qkv_input(model) if needs_fork(hooks) else nullcontext():
+        logits = scored_logits(
+            model, behaviour, [*hooks, *map(keep, dict.fromkeys(watch))], corrupt
+        )
     return logits, seen
 
 
 def score(
-    model: TransformerBridge, behaviour: Behaviour, hooks: Sequence[Hook] = ()
+    model: TransformerBridge, behaviour: CleanCorrupt, hooks: Sequence[Hook] = ()
 ) -> Float[Tensor, "batch"]:
     """Score under ``hooks``, in nats.
 
     Example:
-        >>> clean, _ = clean_corrupt.ends(net, task)
+        >>> clean, _ = clean_corrupt.baselines(net, task)
         >>> torch.allclose(edits.score(net, task), clean, atol=1e-4)
         True
     """
@@ -214,7 +226,7 @@ def score(
 
 def carried(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     hooks: Sequence[Hook],
     edges: Iterable[Edge],
     corrupt: bool = False,
@@ -227,16 +239,16 @@ def carried(
         True
     """
     edges = list(edges)
-    _, seen = observe(model, behaviour, hooks, {write_name(u) for u, _ in edges}, corrupt)
+    _, seen = observe(model, behaviour, hooks, {output_hook(u) for u, _ in edges}, corrupt)
     out = {}
     for edge in edges:
-        live = written(model, seen, edge[0])
+        live = component_output(model, seen, edge[0])
         edits = [h for _, h in hooks if isinstance(h, WireEdit) and h.edge == edge]
         out[edge] = sum((edit.added(live) for edit in edits), live)
     return out
 
 
-def healthy_inputs(model: TransformerBridge, behaviour: Behaviour) -> list[Hook]:
+def healthy_inputs(model: TransformerBridge, behaviour: CleanCorrupt) -> list[Hook]:
     """Hooks that let every component, and the last LayerNorm, read what it reads when healthy.
 
     Every fault then shows where it sits and nowhere else, all in one run, whose score means

@@ -10,8 +10,8 @@ Example:
     >>> from iclutils.interp import clean_corrupt, graph
     >>> net = models.load("induction-0")
     >>> generator = torch.Generator().manual_seed(0)
-    >>> usual = clean_corrupt.repeating(net, 40, 8, generator)
-    >>> task = clean_corrupt.repeating(net, 4, 8, generator)
+    >>> usual = clean_corrupt.copying(net, 40, 8, generator)
+    >>> task = clean_corrupt.copying(net, 4, 8, generator)
     >>> heads = graph.all_heads(net)
     >>> reference = symptoms.Reference.from_healthy(symptoms.symptoms(net, usual, heads))
     >>> hooks = faults.plant(net, task, [faults.Fault("sink", (graph.head(1, 0),))])
@@ -29,11 +29,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...errors import IclError, unknown
-from ...interp.clean_corrupt import CONSTANT, Behaviour
-from ...interp.edges import shifts
-from ...interp.graph import Edge, Node
-from ...interp.hooks import Hook, pattern_name
-from ...models import TransformerBridge
+from ...interp.clean_corrupt import CONSTANT, CleanCorrupt
+from ...interp.graph import Edge, Node, add_to_inputs
+from ...interp.hooks import Hook
+from ...models import TransformerBridge, get_act_name
 from .edits import (
     Sources,
     carried,
@@ -147,7 +146,7 @@ def flags(
 
 def confirm(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     hooks: Sequence[Hook],
     kind: str,
     heads: Iterable[Node] = (),
@@ -169,7 +168,7 @@ def confirm(
 
 def _undo(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     hooks: Sequence[Hook],
     kind: str,
     heads: list[Node],
@@ -183,11 +182,13 @@ def _undo(
         raise IclError(f"To confirm {kind!r}, say which {'wires' if kind == 'cut' else 'heads'}.")
     undo: list[Hook] = []
     if kind in ("even", "sink"):
-        _, usual = observe(model, behaviour, (), {pattern_name(n.layer) for n in heads})
+        _, usual = observe(model, behaviour, (), {get_act_name("pattern", n.layer) for n in heads})
         for n in heads:
-            undo.append(pattern_edit(n, partial(_as, usual[pattern_name(n.layer)][:, n.head])))
+            undo.append(
+                pattern_edit(n, partial(_as, usual[get_act_name("pattern", n.layer)][:, n.head]))
+            )
     elif kind == "cut":
-        undo = shifts(model, _missing(model, behaviour, hooks, wires))
+        undo = add_to_inputs(model, _missing(model, behaviour, hooks, wires))
     elif kind == "misrouted":
         for node in heads:
             known = expected(behaviour, node, sources)
@@ -206,7 +207,7 @@ def _undo(
 
 def suspect(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     hooks: Sequence[Hook],
     seen: Symptoms,
     reference: Reference,
@@ -255,7 +256,7 @@ def _as(usual: Tensor, pattern: Tensor) -> Tensor:
 
 
 def _missing(
-    model: TransformerBridge, behaviour: Behaviour, hooks: Sequence[Hook], wires: list[Edge]
+    model: TransformerBridge, behaviour: CleanCorrupt, hooks: Sequence[Hook], wires: list[Edge]
 ) -> dict[Node, Tensor]:
     usual = carried(model, behaviour, (), wires)
     live = carried(model, behaviour, hooks, wires)

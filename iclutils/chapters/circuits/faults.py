@@ -18,7 +18,7 @@ Example:
     >>> from iclutils.chapters.circuits import edits, faults
     >>> from iclutils.interp import clean_corrupt, graph
     >>> net = models.load("induction-0")
-    >>> task = clean_corrupt.repeating(net, 8, 8, torch.Generator().manual_seed(0))
+    >>> task = clean_corrupt.copying(net, 8, 8, torch.Generator().manual_seed(0))
     >>> pattern = torch.eye(3)[None]
 """
 
@@ -34,12 +34,10 @@ from transformers import PreTrainedModel
 
 from ...errors import IclError, unknown
 from ...interp import graph
-from ...interp.clean_corrupt import Behaviour
-from ...interp.edges import writes
-from ...interp.graph import Edge, Node
+from ...interp.clean_corrupt import CleanCorrupt
+from ...interp.graph import Edge, Node, component_outputs
 from ...interp.head_scores import uniform_pattern
-from ...interp.hooks import Hook
-from ...interp.readout import check_editable
+from ...interp.hooks import Hook, check_editable
 from ...models import TransformerBridge
 from .edits import Rows, WireEdit, output_edit, pattern_edit
 
@@ -87,7 +85,7 @@ class Fault:
 
 def plant(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     faults: Sequence[Fault],
     rows: Rows | None = None,
 ) -> list[Hook]:
@@ -127,10 +125,15 @@ def plant(
     return hooks
 
 
-def _hooks(model: TransformerBridge, behaviour: Behaviour, fault: Fault, rows: Rows) -> list[Hook]:
+def _hooks(
+    model: TransformerBridge, behaviour: CleanCorrupt, fault: Fault, rows: Rows
+) -> list[Hook]:
     amount = fault.strength
     if fault.kind == "cut":
-        mean = {u: w.mean((0, 1)) for u, w in writes(model, behaviour.clean, fault.heads).items()}
+        mean = {
+            u: w.mean((0, 1))
+            for u, w in component_outputs(model, behaviour.clean, fault.heads).items()
+        }
         share = amount * rows.to(model.W_O.dtype)
         edits = [WireEdit(model, edge, mean[edge[0]], share) for edge in fault.wires]
         return [hook for edit in edits for hook in edit.hooks()]

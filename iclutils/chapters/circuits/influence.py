@@ -20,7 +20,7 @@ Example:
     >>> from iclutils.interp import clean_corrupt
     >>> net = models.load("induction-0")
     >>> generator = torch.Generator().manual_seed(0)
-    >>> task = clean_corrupt.repeating(net, 2, 5, generator)
+    >>> task = clean_corrupt.copying(net, 2, 5, generator)
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from transformers import DynamicCache
 
 from ...errors import IclError
 from ...interp.hooks import Hook
-from ...interp.kv_cache import remembers
+from ...interp.kv_cache import keys_values
 from ...models import TransformerBridge, check_tokens
 from ...models import logits as read_logits
 from ...progress import bar
@@ -280,7 +280,7 @@ def _altered(
     last, draws = int(at.max()) + 1, len(drawn)
     held: Held | None = None
     with suppress(IclError, AttributeError):  # no memory that can be cut: whole rows, then
-        held = remembers(model, tokens[:, :last])
+        held = keys_values(model, tokens[:, :last])
     row = torch.arange(len(tokens), device=tokens.device).repeat_interleave(draws)
     draw = torch.arange(draws, device=tokens.device).repeat(len(tokens))
     readable = LOGITS // (at.shape[1] * model.cfg.d_vocab)

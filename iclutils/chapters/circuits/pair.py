@@ -28,14 +28,13 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from ...errors import IclError
-from ...interp.clean_corrupt import Behaviour, ends
-from ...interp.edges import patched, writes
-from ...interp.graph import Edge, Node, all_heads, head
+from ...interp.clean_corrupt import CleanCorrupt, baselines
+from ...interp.graph import Edge, Node, all_heads, component_outputs, head
 from ...interp.head_scores import head_scores, prefix_matching, strongest
-from ...interp.hooks import direct_k_input, pattern_name
+from ...interp.patching import patch_edges, patch_key_input
 from ...interp.statistics import bootstrap, mean_se
 from ...interp.weights import composition_baseline, composition_scores, copying_scores
-from ...models import TransformerBridge, cached
+from ...models import TransformerBridge, cached, get_act_name
 from ...progress import bar
 from ...tasks.repeated import RepeatedTokens
 from ..induction import LABEL
@@ -115,7 +114,7 @@ def path_drops(
         raise IclError("The other sequences must have the shape of the first.")
     last = max((node.layer for node in induction), default=0)
     early = [node for node in heads if node.layer < last]
-    clean, foreign = (writes(model, b.tokens, early) for b in (batch, other))
+    clean, foreign = (component_outputs(model, b.tokens, early) for b in (batch, other))
     change = {node: foreign[node] - clean[node] for node in early}
     out = batch.tokens.new_zeros((len(heads), len(induction), len(batch.tokens)), dtype=torch.float)
     for i, target in enumerate(bar(induction, "induction heads")):
@@ -219,8 +218,8 @@ def _matching(
     """Prefix matching of one head before, and after each change of its keys."""
     layer, index, length = target.layer, target.head, batch.length
     names = [f"blocks.{layer}.{n}" for n in ("hook_resid_pre", "attn.hook_q", "attn.hook_k")]
-    _, cache = cached(model, batch.tokens, [*names, pattern_name(layer)])
-    before = prefix_matching(cache[pattern_name(layer)][:, index], length)
+    _, cache = cached(model, batch.tokens, [*names, get_act_name("pattern", layer)])
+    before = prefix_matching(cache[get_act_name("pattern", layer)][:, index], length)
     resid, q, k = (cache[name] for name in names)
     query = q[:, length + 1 :, index] / q.shape[-1] ** 0.5  # those of the second copy
     size = resid.shape[1]
@@ -241,7 +240,7 @@ def _matching(
             parts = [list(changes.values())[i : i + per] for i in range(0, len(changes), per)]
             return before, torch.cat([matching(torch.stack(part)) for part in parts])
     pairs = [([(u.layer, u.head)], (layer, index)) for u in changes]
-    after = [direct_k_input(model, batch.tokens, *pair, other.tokens) for pair in pairs]
+    after = [patch_key_input(model, batch.tokens, *pair, other.tokens) for pair in pairs]
     return before, torch.stack([prefix_matching(pattern, length) for pattern in after])
 
 
@@ -254,9 +253,9 @@ def _loss(
 ) -> Measured:
     entries = torch.arange(batch.clean_half.start, batch.clean_half.stop)
     at = entries.to(batch.tokens.device).expand(len(batch.tokens), -1)
-    behaviour = Behaviour(batch.tokens, other.tokens, at, batch.tokens.gather(1, at + 1))
-    clean, corrupt = ends(model, behaviour)
-    lost = clean - patched(model, behaviour, wires)
+    behaviour = CleanCorrupt(batch.tokens, other.tokens, at, batch.tokens.gather(1, at + 1))
+    clean, corrupt = baselines(model, behaviour)
+    lost = clean - patch_edges(model, behaviour, wires)
     pairs = torch.stack([lost, clean - corrupt], -1)
     return bootstrap(pairs, lambda mean: mean[0] / mean[1], generator)
 

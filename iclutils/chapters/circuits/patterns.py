@@ -30,8 +30,8 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...interp.head_scores import first_token, previous_token, uniform_pattern
-from ...interp.hooks import Hook, pattern_name, run
-from ...models import TransformerBridge, cached
+from ...interp.hooks import Hook, run_with_hooks
+from ...models import TransformerBridge, cached, get_act_name
 
 SCORES = (
     "previous",
@@ -98,10 +98,10 @@ def every_score(
             found[layer] = score(pattern, tokens if scored_as is None else scored_as)
             return pattern
 
-        return pattern_name(layer), look
+        return get_act_name("pattern", layer), look
 
     layers = range(model.cfg.n_layers)
-    run(model, tokens, [hook_for(layer) for layer in layers])
+    run_with_hooks(model, tokens, [hook_for(layer) for layer in layers])
     return {name: torch.stack([found[layer][name] for layer in layers], 1) for name in SCORES}
 
 
@@ -185,8 +185,8 @@ def note_labels(model: TransformerBridge, tokens: Int[Tensor, "one pos"]) -> lis
     """
     if len(tokens) != 1 or tokens.shape[1] < 3:
         raise IclError("The note's rules read one sequence, of at least three tokens.")
-    names = [pattern_name(layer) for layer in range(model.cfg.n_layers)]
-    _, seen = run(model, tokens, [], names)
+    names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
+    _, seen = run_with_hooks(model, tokens, [], names)
     return [[note_label(one) for one in seen[name][0]] for name in names]
 
 
@@ -211,7 +211,7 @@ def ahead(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> float:
         >>> patterns.ahead(net, tokens)
         0.0
     """
-    names = [pattern_name(layer) for layer in range(model.cfg.n_layers)]
+    names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
     return max(float(cache[name].triu(1).max()) for name in names)
 
@@ -225,6 +225,6 @@ def every_distance(
         >>> patterns.every_distance(net, tokens).shape
         torch.Size([1, 2, 4])
     """
-    names = [pattern_name(layer) for layer in range(model.cfg.n_layers)]
+    names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
     return torch.stack([distance(cache[name]) for name in names], 1)

@@ -13,7 +13,7 @@ Example:
     >>> from iclutils.interp import clean_corrupt, graph
     >>> net = models.load("induction-0")
     >>> generator = torch.Generator().manual_seed(0)
-    >>> task = clean_corrupt.repeating(net, 4, 6, generator)
+    >>> task = clean_corrupt.copying(net, 4, 6, generator)
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.clean_corrupt import Behaviour, read
-from ...interp.edges import removed
+from ...interp.clean_corrupt import CleanCorrupt, scored_logits
 from ...interp.graph import Node, head
-from ...interp.hooks import Hook, How, z_name
-from ...interp.readout import check_editable
-from ...models import TransformerBridge, check_tokens
+from ...interp.hooks import Hook, How, check_editable
+from ...interp.patching import ablate
+from ...models import TransformerBridge, check_tokens, get_act_name
 
 
-def importance(model: TransformerBridge, behaviour: Behaviour) -> Float[Tensor, "layer head batch"]:
+def importance(
+    model: TransformerBridge, behaviour: CleanCorrupt
+) -> Float[Tensor, "layer head batch"]:
     """|d score / d mask| for a mask of 1 on what each head writes, in nats: one backward pass.
 
     The same as |sum over positions of z . d score / d z| (Michel et al. 2019, equation 2).
@@ -53,7 +54,7 @@ def importance(model: TransformerBridge, behaviour: Behaviour) -> Float[Tensor, 
         return resid[rows, behaviour.at]
 
     def masked(layer: int) -> Hook:
-        return z_name(layer), lambda z, hook: z * mask[layer]
+        return get_act_name("z", layer), lambda z, hook: z * mask[layer]
 
     hooks = [masked(layer) for layer in range(layers)]
     with torch.enable_grad():
@@ -64,7 +65,7 @@ def importance(model: TransformerBridge, behaviour: Behaviour) -> Float[Tensor, 
 
 
 def joint(
-    model: TransformerBridge, behaviour: Behaviour, nodes: Iterable[Node], how: How = "mean"
+    model: TransformerBridge, behaviour: CleanCorrupt, nodes: Iterable[Node], how: How = "mean"
 ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:
     """Nats lost without all of ``nodes`` together, and the sum of what is lost without each.
 
@@ -75,8 +76,8 @@ def joint(
         True
     """
     nodes = list(nodes)
-    clean = behaviour.score(read(model, behaviour))
-    lost = clean - removed(model, behaviour, [nodes, *([n] for n in nodes)], how)
+    clean = behaviour.score(scored_logits(model, behaviour))
+    lost = clean - ablate(model, behaviour, [nodes, *([n] for n in nodes)], how)
     return lost[0], lost[1:].sum(0)
 
 

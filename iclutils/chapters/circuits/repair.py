@@ -14,7 +14,7 @@ Example:
     >>> from iclutils.interp import clean_corrupt, graph
     >>> net = models.load("induction-0")
     >>> generator = torch.Generator().manual_seed(0)
-    >>> fitting, held = (clean_corrupt.repeating(net, 8, 8, generator) for _ in range(2))
+    >>> fitting, held = (clean_corrupt.copying(net, 8, 8, generator) for _ in range(2))
     >>> heads = tuple(graph.head(1, h) for h in range(4))
     >>> hooks = faults.plant(net, fitting, [faults.Fault("sink", heads, strength=0.5)])
     >>> row = torch.tensor([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.3, 0.2]]])
@@ -30,9 +30,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...errors import IclError, unknown
-from ...interp.clean_corrupt import Behaviour
-from ...interp.edges import writes
-from ...interp.graph import Edge, Node
+from ...interp.clean_corrupt import CleanCorrupt
+from ...interp.graph import Edge, Node, component_outputs
 from ...interp.hooks import Hook
 from ...models import TransformerBridge
 from ...progress import bar
@@ -73,7 +72,7 @@ class Repair:
     fitted_on: Tensor
 
     def hooks(
-        self, model: TransformerBridge, behaviour: Behaviour, sources: Sources | None = None
+        self, model: TransformerBridge, behaviour: CleanCorrupt, sources: Sources | None = None
     ) -> list[Hook]:
         """Hooks of the fix; append them to those of the fault."""
         if self.kind == "cut":
@@ -119,7 +118,7 @@ def one_later(pattern: Pattern) -> Pattern:
 def repair(
     model: TransformerBridge,
     kind: str,
-    fitting: Behaviour,
+    fitting: CleanCorrupt,
     hooks: Sequence[Hook],
     heads: Sequence[Node] = (),
     wires: Sequence[Edge] = (),
@@ -153,7 +152,7 @@ def repair(
     if kind == "overactive" and reference is not None:
         lengths = {n: float(reference.median["norm"][reference.of.at(n)]) for n in heads}
     if kind == "cut":
-        written = writes(model, fitting.clean, {u for u, _ in wires})
+        written = component_outputs(model, fitting.clean, {u for u, _ in wires})
         means = {u: write.mean((0, 1)) for u, write in written.items()}
     first = Repair(kind, tuple(heads), tuple(wires), 1.0, lengths, means, fitting.clean)
     grid = {"even": TEMPERATURES, "cut": GAINS}.get(kind, (1.0,))
@@ -186,7 +185,7 @@ class Outcome:
 
 def evaluate(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     hooks: Sequence[Hook],
     fix: Repair,
     sources: Sources | None = None,

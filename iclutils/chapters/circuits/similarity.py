@@ -27,8 +27,7 @@ from torch import Generator, Tensor
 from transformers import GPT2LMHeadModel, PreTrainedModel
 
 from ...errors import IclError
-from ...interp.hooks import z_name
-from ...models import TransformerBridge, cached
+from ...models import TransformerBridge, cached, get_act_name
 from ...progress import bar
 
 MOST = 2048  # rows of outputs kept
@@ -46,13 +45,13 @@ def outputs(
         torch.Size([2, 4, 27])
     """
     layers = range(model.cfg.n_layers)
-    _, cache = cached(model, tokens, [z_name(layer) for layer in layers])
+    _, cache = cached(model, tokens, [get_act_name("z", layer) for layer in layers])
     start = int(skip_first)
     count = len(tokens) * (tokens.shape[1] - start)
     pick = torch.arange(min(count, MOST), device=tokens.device) * count // min(count, MOST)
     weights, each = model.W_O, []
     for layer in layers:
-        z = cache[z_name(layer)][:, start:].flatten(0, 1)[pick]
+        z = cache[get_act_name("z", layer)][:, start:].flatten(0, 1)[pick]
         each.append(z.transpose(0, 1) @ weights[layer])
     return torch.stack(each)
 
@@ -69,7 +68,7 @@ def note_correlation(
         >>> similarity.note_correlation(net, tokens).diagonal(0, -2, -1).round(decimals=3).unique()
         tensor([1.], dtype=torch.float64)
     """
-    names = [z_name(layer) for layer in range(model.cfg.n_layers)]
+    names = [get_act_name("z", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
     heads = model.cfg.n_heads
     flat = [cache[name].permute(2, 0, 1, 3).reshape(heads, -1).double() for name in names]

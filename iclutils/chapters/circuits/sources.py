@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from ...errors import IclError
-from ...interp.significance import discoveries, sign_flip_p
+from ...interp.statistics import benjamini_hochberg, sign_flip_p
 
 FEWEST = 6  # sequences; signs of fewer cannot reach 5 %
 
@@ -87,7 +87,7 @@ def helpful(
     p = torch.stack([sign_flip_p(value, generator) for value in worth])
     mean = torch.stack([value.mean() for value in worth])
     offset_tensor = torch.tensor(offsets, device=signed.device)
-    return Sources(offset_tensor, mean, p, discoveries(p, rate) & (mean > 0))
+    return Sources(offset_tensor, mean, p, benjamini_hochberg(p, rate) & (mean > 0))
 
 
 def precision(sources: Sources, structural: Iterable[int]) -> float:

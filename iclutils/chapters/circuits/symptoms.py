@@ -9,7 +9,7 @@ Example:
     >>> from iclutils.chapters.circuits import symptoms
     >>> from iclutils.interp import clean_corrupt, graph
     >>> net = models.load("induction-0")
-    >>> task = clean_corrupt.repeating(net, 4, 6, torch.Generator().manual_seed(0))
+    >>> task = clean_corrupt.copying(net, 4, 6, torch.Generator().manual_seed(0))
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.clean_corrupt import Behaviour
-from ...interp.edges import shifts
-from ...interp.graph import Edge, Node
-from ...interp.hooks import Hook, pattern_name, z_name
-from ...interp.significance import MAD
-from ...models import TransformerBridge
+from ...interp.clean_corrupt import CleanCorrupt
+from ...interp.graph import Edge, Node, add_to_inputs
+from ...interp.hooks import Hook
+from ...interp.statistics import MAD
+from ...models import TransformerBridge, get_act_name
 from ...progress import bar
 from .edits import Sources, carried, expected, length, observe
 
@@ -128,7 +127,7 @@ def _quantile(values: Tensor, share: float) -> Tensor:
 
 def symptoms(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     heads: Sequence[Node],
     wires: Sequence[Edge] = (),
     hooks: Sequence[Hook] = (),
@@ -161,7 +160,7 @@ def symptoms(
     if not heads:
         raise IclError("Give at least one head to look at.")
     layers = sorted({n.layer for n in heads})
-    watch = [f(la) for la in layers for f in (pattern_name, z_name, values_name)]
+    watch = [get_act_name(part, la) for la in layers for part in ("pattern", "z", "v")]
     logits, seen = observe(model, behaviour, hooks, [*watch, SCALE])
     score = behaviour.score(logits)
     columns = []
@@ -175,27 +174,24 @@ def symptoms(
         heads=heads,
         wires=tuple(wires),
         score=score,
-        correct=behaviour.hits(logits).float().mean(-1) >= 0.5,
+        correct=behaviour.is_correct(logits).float().mean(-1) >= 0.5,
         effect=_effects(model, behaviour, hooks, wires, score),
         **{k: torch.stack([c[k] for c in columns], 1) for k in OF_HEADS},
     )
 
 
-def values_name(layer: int) -> str:
-    """Hook of the values: (batch, pos, key head, d_head)."""
-    return f"blocks.{layer}.attn.hook_v"
-
-
 def _of_head(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     node: Node,
     seen: dict[str, Tensor],
     source: Tensor | None,
 ) -> dict[str, Tensor]:
     batch = torch.arange(len(behaviour), device=behaviour.at.device)[:, None]
-    rows = seen[pattern_name(node.layer)][batch, node.head, behaviour.at]  # (case, entry, src)
-    z = seen[z_name(node.layer)][:, :, node.head]
+    rows = seen[get_act_name("pattern", node.layer)][
+        batch, node.head, behaviour.at
+    ]  # (case, entry, src)
+    z = seen[get_act_name("z", node.layer)][:, :, node.head]
     out = model.W_O[node.layer, node.head]
     size = length(z, out)
     write = z[batch, behaviour.at] @ out
@@ -205,7 +201,7 @@ def _of_head(
     if source is not None:
         at = source[..., None]
         routed = rows.gather(-1, at)[..., 0] - rows.scatter(-1, at, 0).amax(-1)
-        values = seen[values_name(node.layer)]
+        values = seen[get_act_name("v", node.layer)]
         key_head = node.head * values.shape[2] // model.cfg.n_heads
         moved = values[:, :, key_head][batch, source] @ out
         arrives = _speaks_for(model, behaviour, moved)
@@ -254,7 +250,9 @@ def through(
     return write * model.ln_final.weight
 
 
-def towards(model: TransformerBridge, behaviour: Behaviour) -> Float[Tensor, "case entry d_model"]:
+def towards(
+    model: TransformerBridge, behaviour: CleanCorrupt
+) -> Float[Tensor, "case entry d_model"]:
     """The direction of the answer's logit over the mean of all tokens (or choices).
 
     Example:
@@ -267,7 +265,7 @@ def towards(model: TransformerBridge, behaviour: Behaviour) -> Float[Tensor, "ca
     return words[behaviour.answer] - words[behaviour.choices].mean(1, keepdim=True)
 
 
-def _speaks_for(model: TransformerBridge, behaviour: Behaviour, moved: Tensor) -> Tensor:
+def _speaks_for(model: TransformerBridge, behaviour: CleanCorrupt, moved: Tensor) -> Tensor:
     rivals = behaviour.clean if behaviour.choices is None else behaviour.choices
     behind, words = through(model, moved), model.W_U.T
     right = (behind * words[behaviour.answer]).sum(-1)
@@ -277,7 +275,7 @@ def _speaks_for(model: TransformerBridge, behaviour: Behaviour, moved: Tensor) -
 
 def _effects(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     hooks: Sequence[Hook],
     wires: Sequence[Edge],
     score: Tensor,
@@ -288,7 +286,7 @@ def _effects(
     corrupt = carried(model, behaviour, hooks, wires, corrupt=True)
     lost = []
     for edge in bar(wires, "wires"):
-        shift = shifts(model, {edge[1]: corrupt[edge] - clean[edge]})
+        shift = add_to_inputs(model, {edge[1]: corrupt[edge] - clean[edge]})
         logits, _ = observe(model, behaviour, [*hooks, *shift])
         lost.append(score - behaviour.score(logits))
     return torch.stack(lost, 1)

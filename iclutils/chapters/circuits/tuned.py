@@ -15,7 +15,7 @@ Example:
     >>> from iclutils.interp import clean_corrupt
     >>> net = models.load("induction-0")
     >>> generator = torch.Generator().manual_seed(0)
-    >>> tokens = clean_corrupt.repeating(net, 16, 10, generator).clean
+    >>> tokens = clean_corrupt.copying(net, 16, 10, generator).clean
 """
 
 from __future__ import annotations

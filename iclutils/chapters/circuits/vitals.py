@@ -12,7 +12,7 @@ Example:
     >>> from iclutils.interp import clean_corrupt
     >>> net = models.load("induction-0")
     >>> generator = torch.Generator().manual_seed(0)
-    >>> fitted, task = (clean_corrupt.repeating(net, 8, 6, generator) for _ in range(2))
+    >>> fitted, task = (clean_corrupt.copying(net, 8, 6, generator) for _ in range(2))
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...interp import graph
-from ...interp.clean_corrupt import Behaviour
+from ...interp.clean_corrupt import CleanCorrupt
 from ...interp.graph import Node
-from ...interp.hooks import Hook, mlp_name, pattern_name, z_name
-from ...models import TransformerBridge
+from ...interp.hooks import Hook
+from ...models import TransformerBridge, get_act_name
 from .edits import observe
 from .symptoms import SCALE, entropy, through, towards
 
@@ -95,7 +95,7 @@ def items(model: TransformerBridge) -> list[Item]:
     ]
 
 
-def usual(model: TransformerBridge, behaviour: Behaviour) -> dict[Node, Cloud]:
+def usual(model: TransformerBridge, behaviour: CleanCorrupt) -> dict[Node, Cloud]:
     """What every component writes when healthy; on cases that are not used again.
 
     Distances of the very cases a cloud was fitted on are too small to compare others with.
@@ -111,7 +111,7 @@ def usual(model: TransformerBridge, behaviour: Behaviour) -> dict[Node, Cloud]:
 
 def vitals(
     model: TransformerBridge,
-    behaviour: Behaviour,
+    behaviour: CleanCorrupt,
     clouds: dict[Node, Cloud],
     hooks: Sequence[Hook] = (),
 ) -> Float[Tensor, "case item"]:
@@ -140,20 +140,20 @@ def vitals(
 
 
 def _run(
-    model: TransformerBridge, behaviour: Behaviour, hooks: Sequence[Hook]
+    model: TransformerBridge, behaviour: CleanCorrupt, hooks: Sequence[Hook]
 ) -> tuple[dict[Node, Tensor], dict[Node, Tensor], Tensor]:
     """Writes and rows of attention at the scored positions, and the last LayerNorm's scale."""
     layers = range(model.cfg.n_layers)
-    watch = [f(la) for la in layers for f in (pattern_name, z_name, mlp_name)]
+    watch = [get_act_name(part, la) for la in layers for part in ("pattern", "z", "mlp_out")]
     _, seen = observe(model, behaviour, hooks, [*watch, SCALE])
     batch = torch.arange(len(behaviour), device=behaviour.at.device)[:, None]
     writes: dict[Node, Tensor] = {}
     rows: dict[Node, Tensor] = {}
     for node in components(model):
         if node.kind == "mlp":
-            writes[node] = seen[mlp_name(node.layer)][batch, behaviour.at]
+            writes[node] = seen[get_act_name("mlp_out", node.layer)][batch, behaviour.at]
             continue
-        z = seen[z_name(node.layer)][batch, behaviour.at, node.head]
+        z = seen[get_act_name("z", node.layer)][batch, behaviour.at, node.head]
         writes[node] = z @ model.W_O[node.layer, node.head]
-        rows[node] = seen[pattern_name(node.layer)][batch, node.head, behaviour.at]
+        rows[node] = seen[get_act_name("pattern", node.layer)][batch, node.head, behaviour.at]
     return writes, rows, seen[SCALE][batch, behaviour.at]

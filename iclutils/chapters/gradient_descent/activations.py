@@ -15,9 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.hooks import z_name
-from ...interp.readout import check_editable
-from ...models import ActivationCache, TransformerBridge, cached, check_tokens
+from ...interp.hooks import check_editable
+from ...models import ActivationCache, TransformerBridge, cached, check_tokens, get_act_name
 
 TOLERANCE = 1e-4  # of the largest score: the model's float32 against our float64
 
@@ -52,7 +51,7 @@ def read_heads(
 def _wanted(layers: list[int]) -> Callable[[str], bool]:
     parts = ("q", "k", "v", "rot_q", "rot_k", "cos", "sin", "attn_scores")
     names = {f"blocks.{la}.attn.hook_{part}" for la in layers for part in parts}
-    names |= {z_name(la) for la in layers}
+    names |= {get_act_name("z", la) for la in layers}
     return names.__contains__
 
 

@@ -22,8 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.hooks import mlp_name
-from ...models import TransformerBridge, cached
+from ...models import TransformerBridge, cached, get_act_name
 from .heads import Mask, Place, Tokens, checked, dual_heads
 from .removal import check_answers
 
@@ -108,7 +107,7 @@ def direct(
     each = torch.einsum("lhde,be->blhd", writes, toward)
     start, step, z = ((part * each).sum(-1) for part in duals[:3])
     attention = torch.stack([(read(f"blocks.{la}.hook_attn_out") * toward).sum(1) for la in layers])
-    mlp = torch.stack([(read(mlp_name(la)) * toward).sum(1) for la in layers], 1)
+    mlp = torch.stack([(read(get_act_name("mlp_out", la)) * toward).sum(1) for la in layers], 1)
     embedding = (read("blocks.0.hook_resid_pre") * toward).sum(1)
     constant = attention.sum(0) - z.sum((1, 2)) + (direction * bias).sum(1) + offset
     parts = (start, step, mlp, embedding[:, None], constant[:, None])

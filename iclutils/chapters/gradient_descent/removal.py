@@ -26,11 +26,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...errors import IclError, unknown
-from ...interp.hooks import Head, Hook, mlp_name, pattern_name
-from ...interp.readout import check_editable
-from ...models import TransformerBridge, cached
+from ...interp.hooks import Head, Hook, at_positions, cut_attention
+from ...models import TransformerBridge, cached, get_act_name
 from ...progress import bar
-from ..label_words.isolation import CUT, scores_name
 from .heads import Mask, Place, Tokens, check_head, checked
 
 PARTS = ("step", "start")
@@ -81,7 +79,6 @@ def removal(
         >>> bool(removal.answers(net, tokens, answer, hooks=hooks).log_prob.mean() < whole - 1)
         True
     """
-    check_editable(model)
     shown, _, _ = checked(tokens, demonstrations, None)
     if part not in PARTS:
         raise unknown("part of a head", part, PARTS)
@@ -103,21 +100,13 @@ def removal(
     for layer, head in every if heads is None else heads:
         check_head(model, (layer, head))
         chosen.setdefault(layer, torch.zeros(1, count, 1, 1, dtype=torch.bool))[:, head] = True
-    name_of = scores_name if renormalise else pattern_name
-    fill = CUT if renormalise else 0.0
-
-    def hook_for(layer: int, mask: Tensor) -> Hook:
-        def edit(values: Tensor, hook: object) -> Tensor:
-            return values.masked_fill(edges & mask.to(values.device), fill)
-
-        return name_of(layer), edit
-
-    return [hook_for(*pair) for pair in chosen.items()]
+    cut_in = {layer: edges & mask.to(edges.device) for layer, mask in chosen.items()}
+    return cut_attention(model, cut_in, renormalise)
 
 
 def frozen_mlps(model: TransformerBridge, tokens: Tokens) -> list[Hook]:
     """Hooks that hold every MLP at its outputs in the unchanged run, at every position."""
-    names = [mlp_name(layer) for layer in range(model.cfg.n_layers)]
+    names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
 
     def hook_for(name: str) -> Hook:
@@ -154,13 +143,8 @@ def answers(
     """
     _, at, _ = checked(tokens, torch.zeros_like(tokens, dtype=torch.bool), at)
     check_answers(model, tokens, answer, choices)
-    rows = torch.arange(len(tokens), device=tokens.device)
-
-    def narrow(resid: Tensor, hook: object) -> Tensor:
-        return resid[rows, at][:, None]
-
     with torch.no_grad():
-        logits = model.run_with_hooks(tokens, fwd_hooks=[*hooks, ("unembed.hook_in", narrow)])
+        logits = model.run_with_hooks(tokens, fwd_hooks=[*hooks, at_positions(at[:, None])])
     log_prob = logits[:, 0].log_softmax(-1)
     if choices is not None:
         if not bool((choices == answer[:, None]).any(1).all()):

@@ -35,10 +35,10 @@ from torch import Tensor
 from ...errors import IclError
 from ...interp.kv_cache import (
     Keep,
-    answer,
+    answer_from_cache,
+    cache_demonstrations,
     demonstrations,
     packed,
-    remember,
     same_shape,
     shares_demonstrations,
 )
@@ -161,7 +161,7 @@ def compress(
         model: the model.
         prompts: the prompts.
         rule: makes the mask of what is kept, for example ``hidden_anchor``.
-        offset: as for ``kv_cache.answer``.
+        offset: as for ``kv_cache.answer_from_cache``.
         batch_size: prompts per forward pass (over queries alone, where the demonstrations are
             shared); all if omitted.
 
@@ -172,11 +172,15 @@ def compress(
     """
     if shares_demonstrations(prompts):
         shown = prompts[:1]
-        return answer(model, remember(model, shown, rule(shown)), prompts, offset, batch_size)
+        return answer_from_cache(
+            model, cache_demonstrations(model, shown, rule(shown)), prompts, offset, batch_size
+        )
     parts = []
     for rows in batches(prompts, batch_size, "compression"):
         part = prompts[rows]
-        parts.append(answer(model, remember(model, part, rule(part)), part, offset))
+        parts.append(
+            answer_from_cache(model, cache_demonstrations(model, part, rule(part)), part, offset)
+        )
     return torch.cat(parts)
 
 
@@ -200,7 +204,7 @@ def hidden_random_top(
         draws: how many.
         union: what the released code does: its mask is never cleared, so a draw also keeps the
             random tokens of all draws before it, which favours this control.
-        offset: as for ``kv_cache.answer``.
+        offset: as for ``kv_cache.answer_from_cache``.
         batch_size: prompts per forward pass over queries; all if omitted.
 
     Returns:
@@ -227,16 +231,16 @@ def hidden_random_top(
     for rows in parts:
         part = prompts[rows]
         head = part[:1] if shared else part
-        full = remember(model, head, everything(head))
+        full = cache_demonstrations(model, head, everything(head))
         for draw, mask in enumerate(bar(masks, "draws")):
             own = mask if shared else mask[rows]
             memory = full.keep(own[:, : full.held.shape[1]])
-            logits = answer(model, memory, part, offset, batch_size)
+            logits = answer_from_cache(model, memory, part, offset, batch_size)
             loyal[draw] += label_loyalty(part, logits, whole[rows]).sum()
     best, lucky = masks[int(loyal.argmax())], []
     for rows in parts:
         part = prompts[rows]
         head, own = (part[:1], best) if shared else (part, best[rows])
-        memory = remember(model, head, own[:, : head.tokens.shape[1]])
-        lucky.append(answer(model, memory, part, offset, batch_size))
+        memory = cache_demonstrations(model, head, own[:, : head.tokens.shape[1]])
+        lucky.append(answer_from_cache(model, memory, part, offset, batch_size))
     return torch.cat(lucky), loyal / len(prompts)

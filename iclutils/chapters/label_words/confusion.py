@@ -38,7 +38,7 @@ from torch import Tensor
 
 from ...errors import IclError, unknown
 from ...interp.hooks import Hook
-from ...interp.readout import at_target, batches, check
+from ...interp.readout import at_target, batches, check_prompts
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts, class_logits
 
@@ -84,7 +84,7 @@ def queries_and_keys(
         >>> q.shape[0] == net.cfg.n_layers, k.shape[2] == asked.classes
         (True, True)
     """
-    check(model, prompts)
+    check_prompts(model, prompts)
     layers = range(model.cfg.n_layers)
     queries, keys, logits = [], [], []
     for rows in batches(prompts, batch_size, "queries and keys"):

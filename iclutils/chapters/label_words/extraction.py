@@ -29,9 +29,9 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.hooks import Hook, pattern_name
-from ...interp.readout import batches, check, target_logits
-from ...models import TransformerBridge
+from ...interp.hooks import Hook
+from ...interp.readout import batches, check_prompts, target_logits
+from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts, predicted_class
 
 Predicted = Int[Tensor, "rows"]  # one per row of scores; a mismatch is refused with a cure
@@ -53,7 +53,7 @@ def label_attention(
         >>> attention.shape[1:], bool((attention >= 0).all())
         (torch.Size([4, 2]), True)
     """
-    check(model, prompts)
+    check_prompts(model, prompts)
     seen, predicted = [], []
     for rows in batches(prompts, batch_size, "attention"):
         part = prompts[rows]
@@ -73,7 +73,7 @@ def _watch(prompts: Prompts, layer: int, into: dict[int, Tensor]) -> Hook:
         into[layer] = (row.gather(1, prompts.label_pos)[..., None] * member).sum(1)
         return pattern
 
-    return pattern_name(layer), read
+    return get_act_name("pattern", layer), read
 
 
 def auc(scores: Float[Tensor, "batch cls"], predicted: Predicted) -> float:

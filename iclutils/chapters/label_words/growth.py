@@ -25,9 +25,8 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...interp.head_scores import head_scores
-from ...interp.hooks import Head, head_ablation
-from ...interp.readout import target_logits
-from ...interp.statistics import predict
+from ...interp.hooks import Head, ablate_heads
+from ...interp.readout import predictions, target_logits
 from ...models import TransformerBridge, cached
 from ...tasks.prompts import Prompts, correct, predicted_class
 from ...tasks.repeated import RepeatedTokens
@@ -60,7 +59,7 @@ def state(model: TransformerBridge, prompts: Prompts, copied: RepeatedTokens, la
         >>> measured.copying > 0.5
         True
     """
-    _, right = predict(model, copied.tokens)
+    _, right = predictions(model, copied.tokens)
     clean = target_logits(model, prompts)
     cut = isolated_logits(model, prompts, first_layers(model, layers))
     return State(
@@ -127,5 +126,5 @@ def without_heads(
         >>> growth.without_heads(net, asked, growth.copying_heads(net, copied, 2)).shape
         torch.Size([20])
     """
-    hooks = head_ablation(model, prompts.tokens, heads, "mean", prompts.tokens)
+    hooks = ablate_heads(model, prompts.tokens, heads, "mean", prompts.tokens)
     return correct(prompts, target_logits(model, prompts, hooks))

@@ -34,19 +34,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...errors import IclError, unknown
-from ...interp.hooks import Hook, pattern_name
-from ...interp.readout import batches, check, check_editable, target_logits
+from ...interp.hooks import Hook, cut_attention
+from ...interp.readout import batches, check_prompts, target_logits
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts, predicted_class
 
 HOWS = ("pre-softmax", "zeroed")
-CUT = -10_000.0  # score of a cut edge, as in the paper's code; its exponential is 0 in float32
 Positions = Int[Tensor, "batch isolated"]
-
-
-def scores_name(layer: int) -> str:
-    """Hook of the attention scores before the softmax: (batch, head, dest, src)."""
-    return f"blocks.{layer}.attn.hook_attn_scores"
 
 
 def first_layers(model: TransformerBridge, count: int) -> range:
@@ -94,11 +88,7 @@ def isolation(
         >>> [name for name, _ in hooks]
         ['blocks.0.attn.hook_attn_scores']
     """
-    check_editable(model)
     layers = list(layers)
-    for layer in layers:
-        if not 0 <= layer < model.cfg.n_layers:
-            raise IclError(f"There is no layer {layer}: the model has {model.cfg.n_layers}.")
     if how not in HOWS:
         raise unknown("way to isolate", how, HOWS)
     chosen = prompts.label_pos if positions is None else positions
@@ -106,15 +96,10 @@ def isolation(
     if len(each) != len(layers):
         raise IclError(f"Got positions for {len(each)} layers, but {len(layers)} layers.")
 
-    def hook_for(layer: int, where: Positions) -> Hook:
-        cut = cut_edges(prompts, where, window)[:, None]
-
-        def edit(values: Tensor, hook: object) -> Tensor:
-            return values.masked_fill(cut, CUT if how == "pre-softmax" else 0.0)
-
-        return (scores_name if how == "pre-softmax" else pattern_name)(layer), edit
-
-    return [hook_for(*pair) for pair in zip(layers, each, strict=True)]
+    cut = {
+        layer: cut_edges(prompts, where, window) for layer, where in zip(layers, each, strict=True)
+    }
+    return cut_attention(model, cut, renormalise=how == "pre-softmax")
 
 
 def cut_edges(
@@ -185,7 +170,7 @@ def isolated_logits(
         >>> bool((changed - whole).abs().max() < 1e-4)
         True
     """
-    check(model, prompts)
+    check_prompts(model, prompts)
     layers, chosen = list(layers), prompts.label_pos if positions is None else positions
     parts = []
     for rows in batches(prompts, batch_size, "isolation"):

@@ -39,8 +39,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ...errors import IclError
-from ...interp.kv_cache import States, remembers, resume, shares_demonstrations
-from ...interp.readout import batches, check, target_logits
+from ...interp.kv_cache import (
+    States,
+    keys_values,
+    read_with_cache,
+    shares_demonstrations,
+)
+from ...interp.readout import batches, check_prompts, target_logits
 from ...models import TransformerBridge
 from ...progress import bar
 from ...tasks.prompts import Prompts, Role, class_logits, correct, join
@@ -111,7 +116,7 @@ class LastStep:
         by_demo = beta @ prompts.of_class().to(beta.dtype).mT[:, None]  # rows layer head demo
         for layer, value in enumerate(self.values):
             scaled.append(value * (by_demo[:, layer] @ edited).exp()[..., None])
-        return resume(
+        return read_with_cache(
             self.model,
             self.keys,
             tuple(scaled),
@@ -139,7 +144,7 @@ def prepare(
         >>> len(step.keys) == net.cfg.n_layers
         True
     """
-    check(model, prompts)
+    check_prompts(model, prompts)
     if positions is None:
         positions = prompts.label_pos
     if (
@@ -153,7 +158,7 @@ def prepare(
     positions = positions.to(prompts.tokens.device).expand(len(prompts), -1)
     if bool((positions < 0).any()) or bool((positions >= prompts.target[:, None]).any()):
         raise IclError("Only positions before the target can be re-weighted.")
-    keys, values = remembers(model, prompts.tokens)
+    keys, values = keys_values(model, prompts.tokens)
     if values[0].shape[1] != model.cfg.n_heads:
         raise IclError(
             f"Here {model.cfg.n_heads} heads share {values[0].shape[1]} sets of keys and values, "

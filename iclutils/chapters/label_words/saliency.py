@@ -36,9 +36,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...errors import IclError, unknown
-from ...interp.hooks import Hook, pattern_name
-from ...interp.readout import at_target, batches, check, check_editable
-from ...models import TransformerBridge
+from ...interp.hooks import Hook, check_editable
+from ...interp.readout import at_target, batches, check_prompts
+from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts, class_logits
 
 KINDS = ("wp", "pq", "ww")
@@ -231,7 +231,7 @@ def strongest_edges(importance: Float[Tensor, "layer dest src"], count: int) -> 
 
 
 def _check(model: TransformerBridge, prompts: Prompts, heads: str = "sum") -> None:
-    check(model, prompts)
+    check_prompts(model, prompts)
     check_editable(model)
     if heads not in HEADS:
         raise unknown("way to join heads", heads, HEADS)
@@ -273,7 +273,7 @@ def _backward(
             pattern.register_hook(lambda gradient: take(layer, held, gradient))
             return pattern
 
-        return pattern_name(layer), watch
+        return get_act_name("pattern", layer), watch
 
     layers = range(model.cfg.n_layers)
     with torch.enable_grad():

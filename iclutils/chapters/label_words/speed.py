@@ -29,9 +29,9 @@ from torch import Tensor
 from ...errors import IclError
 from ...interp.kv_cache import (
     Keep,
-    answer,
+    answer_from_cache,
+    cache_demonstrations,
     demonstrations,
-    remember,
     same_shape,
     shares_demonstrations,
 )
@@ -123,12 +123,12 @@ def seconds(
     if not shares_demonstrations(prompts):
         raise IclError("A speed-up needs prompts that share their demonstrations.")
     chunks = [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
-    prefix = remember(model, prompts[:1], everything(prompts[:1]))
-    small = remember(model, prompts[:1], rule(prompts[:1]))
+    prefix = cache_demonstrations(model, prompts[:1], everything(prompts[:1]))
+    small = cache_demonstrations(model, prompts[:1], rule(prompts[:1]))
     ways: dict[str, Callable[[Prompts], Tensor]] = {
         "re-encoded": lambda chunk: target_logits(model, chunk),
-        "prefix": lambda chunk: answer(model, prefix, chunk),
-        "compressed": lambda chunk: answer(model, small, chunk),
+        "prefix": lambda chunk: answer_from_cache(model, prefix, chunk),
+        "compressed": lambda chunk: answer_from_cache(model, small, chunk),
     }
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for turn in bar(range(warm_up + repeats), "turns"):
