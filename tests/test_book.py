@@ -1,16 +1,11 @@
-"""The book: its built pages, and how they are made."""
+"""How the book is made: its sources brought together, its HTML built, a run accepted."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
-from collections import defaultdict
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pytest
 from test_scorecard import LEDGER
@@ -20,131 +15,6 @@ from iclutils.errors import IclError
 from iclutils.files import read_json, write_json
 
 ROOT = Path(__file__).parents[1]
-
-
-class Page(HTMLParser):
-    """The tags of one page: ``tags["img"]`` is a list of attributes; and the inline scripts."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-        self.tags: dict[str, list[dict[str, str]]] = defaultdict(list)
-        self.scripts: list[str] = []
-        self.ids: set[str] = set()
-        self.repeated: set[str] = set()
-        self._inside = False
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attrs}
-        self.tags[tag].append(found)
-        if "id" in found:
-            (self.repeated if found["id"] in self.ids else self.ids).add(found["id"])
-        self._inside = tag == "script"
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = False
-
-    def handle_data(self, data: str) -> None:
-        if self._inside:
-            self.scripts.append(data)
-
-
-@pytest.fixture(scope="module")
-def pages(site: Path) -> dict[str, Page]:
-    """Every page of the built book, by its path."""
-    found = {path.relative_to(site).as_posix(): Page(path) for path in site.rglob("*.html")}
-    return {name: page for name, page in found.items() if not name.startswith("_static/")}
-
-
-# The built pages.
-
-
-def test_every_page_is_in_the_contents_and_built(pages: dict[str, Page]) -> None:
-    listed = build.pages(ROOT)
-    assert len(listed) == len(set(listed))
-    written = {
-        path.relative_to(ROOT).with_suffix("").as_posix() for path in (ROOT / "book").rglob("*.md")
-    }
-    written |= {f"notebooks/{name}" for name in run.chapters()}
-    assert written == set(listed)
-    assert {f"{name}.html" for name in listed} <= set(pages)
-
-
-def test_no_page_takes_anything_from_the_network(site: Path, pages: dict[str, Page]) -> None:
-    sources = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
-    for name, page in pages.items():
-        for tag, attribute in sources.items():
-            for found in page.tags[tag]:
-                target = urlsplit(found.get(attribute, ""))
-                assert target.scheme in ("", "data"), f"{name}: <{tag} {attribute}={target}>"
-                assert not target.netloc, f"{name}: <{tag} {attribute}={target}>"
-        for script in page.scripts:
-            assert "http:" not in script, f"{name}: {script}"
-            assert "https:" not in script, f"{name}: {script}"
-    for path in site.rglob("*.css"):
-        text = path.read_text(encoding="utf-8")
-        assert "url(http" not in text.replace('"', "").replace("'", ""), path
-        assert not re.search(r"@import[^;]*//", text), path
-
-
-def test_every_image_says_what_it_shows(pages: dict[str, Page]) -> None:
-    for name, page in pages.items():
-        for image in page.tags["img"]:
-            said = image.get("alt", "").strip()
-            assert said, f"{name}: {image.get('src')} has no alternative text"
-            # Without one, the file's own name is put there.
-            assert not said.endswith((".png", ".svg", ".jpg")), f"{name}: {said}"
-
-
-def test_links_between_pages_lead_somewhere(site: Path, pages: dict[str, Page]) -> None:
-    for name, page in pages.items():
-        for link in page.tags["a"]:
-            target = urlsplit(link.get("href", "#"))
-            if target.scheme or target.netloc:
-                assert target.scheme in ("http", "https", "mailto"), f"{name}: {link}"
-                continue
-            path = site / Path(name).parent / unquote(target.path) if target.path else page.path
-            assert path.is_file(), f"{name}: {link['href']}"
-            other = pages.get(os.path.relpath(path, site).replace(os.sep, "/"))
-            if target.fragment and other:
-                assert unquote(target.fragment) in other.ids, f"{name}: {link['href']}"
-
-
-def test_no_button_leads_to_a_repository_that_is_not_there(pages: dict[str, Page]) -> None:
-    for name, page in pages.items():
-        for link in page.tags["a"]:
-            for dead in ("colab", "mybinder", "/edit/", "/issues/new", "executablebooks"):
-                assert dead not in link.get("href", "").partition("#")[0], f"{name}: {link}"
-
-
-def test_the_scorecard_has_one_row_for_each_claim_and_tier(pages: dict[str, Page]) -> None:
-    page = pages["book/scorecard.html"]
-    rows = [found["id"] for found in page.tags["p"] if found.get("class") == "claim-id"]
-    wanted = {
-        f"claim-{claim.id}-{tier}".replace(".", "-").replace("_", "-")
-        for claim in claims.ledger().values()
-        for tier in claim.tiers
-    }
-    assert len(rows) == len(wanted)
-    assert set(rows) == wanted
-    assert not page.repeated
-
-
-def test_the_scorecard_agrees_with_the_committed_results(site: Path) -> None:
-    table = scorecard.rows(claims.read_results(ROOT / "book/results"))
-    html = (site / "book/scorecard.html").read_text(encoding="utf-8")
-    for verdict in claims.VERDICTS:
-        wanted = sum(row.verdict == verdict for row in table)
-        assert html.count(f'verdict-{verdict.replace(" ", "-")}">{verdict}<') == wanted
-
-
-def test_the_pages_are_light(site: Path) -> None:
-    """All of them, with the reference and the libraries for mathematics and explorers."""
-    assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 30e6
-
-
-# How they are made.
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(presets.TIERS, "mini", fewer)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_seed_tells_the_same_story(small: None) -> None:
     printed = run_cells(NOTEBOOK, seed=1)
     assert printed.startswith("mini tier, the tier's own models, seed 1")
@@ -45,7 +45,7 @@ def test_another_seed_tells_the_same_story(small: None) -> None:
     assert 10 <= int(enough[1]) <= 40
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_readers_own_model_gets_what_it_can_be_asked(small: None, tmp_path: Path) -> None:
     save_gpt2(tmp_path / "own", n_positions=80, vocab_size=90, bos_token_id=89, eos_token_id=89)
     printed = run_cells(NOTEBOOK, model=str(tmp_path / "own"))

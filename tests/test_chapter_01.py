@@ -46,7 +46,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("parameters", [{"tier": "paper"}, {"model": "gpt2"}], ids=str)
 def test_the_paper_tier_checks_every_claim(
     stand_in: Path, tmp_path: Path, parameters: dict[str, str]
@@ -63,7 +63,7 @@ def test_the_paper_tier_checks_every_claim(
     assert written["01.detector_agrees"]["verdict"] == "reproduced"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_readers_own_model_gets_numbers_and_no_verdicts(tmp_path: Path) -> None:
     save_gpt2(tmp_path / "own", n_positions=80, vocab_size=90, bos_token_id=89, eos_token_id=89)
     printed = run_cells(NOTEBOOK, model=str(tmp_path / "own"))

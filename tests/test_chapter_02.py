@@ -39,7 +39,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(presets.TIERS, name, replace(tier, label_words=sizes))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.shared
 def test_the_paper_tier_runs_offline_on_real_rows(
     small: None, text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -63,7 +63,7 @@ def test_the_paper_tier_runs_offline_on_real_rows(
     assert written["02.few_shot_is_not_training"]["value"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.shared
 def test_a_readers_own_text_model_gets_numbers_and_no_verdicts(
     small: None, text_model: Path, tmp_path: Path

@@ -47,7 +47,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         loop.train(hasty, tmp_path / "trained" / name, progress=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_paper_tier_runs_on_learners_that_were_trained_here(
     small: None, trained: None, tmp_path: Path
 ) -> None:
@@ -72,7 +72,7 @@ def test_the_paper_tier_says_how_to_train_its_learners(
         run_cells(NOTEBOOK, tier="paper")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_readers_own_learners_get_numbers_and_no_verdicts(small: None, tmp_path: Path) -> None:
     shape = Shape(8, 20, "two", 1, 16, 2)
     plan = regression.group("own", "cpu", shape, [(5, Task(8))], steps=3)

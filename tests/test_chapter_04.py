@@ -40,7 +40,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         loop.train(hasty, tmp_path / "trained" / name, progress=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.shared
 def test_the_paper_tier_runs_offline_on_solvers_that_were_trained_here(
     small: None, trained: None, text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -72,7 +72,7 @@ def test_the_paper_tier_says_how_to_train_its_solvers(
         run_cells(NOTEBOOK, tier="paper")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_readers_own_transformer_gets_numbers_and_no_verdicts(
     small: None, tmp_path: Path
 ) -> None:
@@ -83,7 +83,7 @@ def test_a_readers_own_transformer_gets_numbers_and_no_verdicts(
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_transformer_with_too_short_a_context_says_so(small: None, tmp_path: Path) -> None:
     save_gpt2(tmp_path / "own", n_positions=40, vocab_size=90, bos_token_id=89, eos_token_id=89)
     with pytest.raises(IclError, match=r"46 tokens.*40|40.*46"):

@@ -42,7 +42,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(presets.TIERS, name, replace(tier, circuits=sizes))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_paper_tier_runs_on_a_model_that_has_no_circuit(
     small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +75,7 @@ def test_the_paper_tier_runs_on_a_model_that_has_no_circuit(
     assert written["05.correlation_basis"]["value"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_readers_own_model_gets_numbers_and_no_verdicts(small: None, tmp_path: Path) -> None:
     save_gpt2(tmp_path / "own", n_positions=80, vocab_size=90, bos_token_id=89, eos_token_id=89)
     printed = run_cells(NOTEBOOK, model=str(tmp_path / "own"))

@@ -146,7 +146,7 @@ def test_a_foundation_is_what_a_block_needs(tmp_path: Path) -> None:
     assert foundation(path, ["d"]).splitlines()[1:4] == ["a = 1", "c = a + 1", "a = 5"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("results_elsewhere")
 def test_solutions_solve_and_stubs_do_not(
     chapter: Path, capsys: pytest.CaptureFixture[str]

@@ -309,7 +309,7 @@ def nbval(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[bool]]:
     return passed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("stem", "passed"),
     [

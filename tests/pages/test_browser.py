@@ -1,10 +1,14 @@
-"""Everyone can use the pages: by eye, ear, keyboard or finger, in light and dark, on paper."""
+"""The pages as a reader meets them: from disk, by eye, ear, keyboard or finger, and on paper.
+
+By default one page of each kind is looked at; the nightly run looks at all, in every look.
+"""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,13 @@ from iclutils.errors import IclError
 
 pytestmark = pytest.mark.browser
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WIDTHS = {"desktop": 1280, "phone": 390}
+EVERY = [*build.pages(ROOT), "search?q=head", "genindex"]
+KINDS = ["book/intro", "notebooks/01_gpt2_induction", "book/scorecard", "book/api/tasks",
+         "book/errors/bos", "book/how_to_read"]  # fmt: skip
+QUICK = "desktop, light; phone, dark"
+LOOKS = {QUICK: KINDS, "desktop, light and dark; phone, light and dark": EVERY}
 # Nothing moves or fades any more, formulas are set, and what was folded is open.
 SETTLE = """
 async () => {
@@ -76,9 +85,33 @@ theme => {
   return axe.run(document, { resultTypes: ["violations"], runOnly: ["color-contrast"] });
 }
 """
+# All rows of a table are made alike: for the quick look some of them are enough.
+SHORT = """
+() => document.querySelectorAll("tr:nth-child(n + 20)").forEach(row => row.remove())
+"""
 # What axe lets pass: an image with an empty text is decoration to it; here none is.
 NAMELESS = """
 () => [...document.images].filter(image => !image.alt.trim()).map(image => image.src)
+"""
+BROKEN = """
+() => [...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src)
+"""
+# What sticks out of the screen and out of no part that can be scrolled, so that nobody sees it.
+CUT_OFF = """
+() => {
+  const scrolled = new Map([[null, false]]);
+  const scrolls = node => {
+    if (!scrolled.has(node)) {
+      const own = ["auto", "scroll"].includes(getComputedStyle(node).overflowX) &&
+        node.getBoundingClientRect().right <= innerWidth + 1;
+      scrolled.set(node, own || scrolls(node.parentElement));
+    }
+    return scrolled.get(node);
+  };
+  return [...document.querySelectorAll("article :not(svg *, mjx-assistive-mml *)")].filter(e =>
+    e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1 &&
+    !e.closest("mjx-assistive-mml") && !scrolls(e)).map(e => e.outerHTML.slice(0, 120));
+}
 """
 # What paper has no use for; the contents of the page are printed, and what an explorer shows.
 BARS = "nav:not([aria-label='Page']):visible, button:visible, dialog:visible"
@@ -110,48 +143,56 @@ def settled(reader: Reader, name: str) -> Any:
     return tab
 
 
-def resize(tab: Any, width: int) -> None:
+def resize(tab: Any, device: str) -> None:
     """Make the window that wide, and let the page's own scripts notice."""
-    tab.set_viewport_size({"width": width, "height": 900})
+    tab.set_viewport_size({"width": WIDTHS[device], "height": 900})
     tab.wait_for_function(
         "[...document.querySelectorAll('pre, .pst-scrollable-table-container')].every(box =>"
         " box.scrollWidth <= box.clientWidth || box.tabIndex === 0)"
     )
 
 
-def complaints(tab: Any, colours: bool = True) -> dict[str, list[str]]:
-    """What axe finds on a page: desktop and phone, and the contrast of each in light and dark."""
+def complaints(tab: Any, looks: str) -> dict[str, list[str]]:
+    """What axe finds on a page, by the width of the window and by the theme."""
     lines = {}
-    for device, width in WIDTHS.items():
-        resize(tab, width)
+    for device in WIDTHS:
+        resize(tab, device)
         lines[device] = found(tab.evaluate(STRUCTURE))
-    if not colours:
-        return {where: what for where, what in lines.items() if what}
     tab.evaluate(THIN)
-    for device, width in WIDTHS.items():
-        resize(tab, width)
-        for theme in ("light", "dark"):
+    for look in looks.split("; "):
+        device, themes = look.split(", ")
+        resize(tab, device)
+        for theme in themes.split(" and "):
             lines[f"{device}, {theme}"] = found(tab.evaluate(CONTRAST, theme))
     return {where: what for where, what in lines.items() if what}
 
 
-# What axe finds
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*build.pages(ROOT), "search?q=head", "genindex"])
-def test_axe_finds_nothing(reader: Reader, name: str) -> None:
+@pytest.mark.parametrize(
+    ("looks", "name"),
+    [
+        pytest.param(looks, name, marks=pytest.mark.nightly if names is EVERY else ())
+        for looks, names in LOOKS.items()
+        for name in names
+    ],
+)
+def test_a_page_can_be_used(reader: Reader, looks: str, name: str) -> None:
+    """It stays on the disk, shows all its figures, fits a phone, and axe finds nothing."""
     tab = settled(reader, name)
+    tab.wait_for_timeout(150)
+    assert (reader.left, reader.errors) == ([], [])
     assert tab.evaluate("document.documentElement.lang") == "en"
     assert tab.locator("main").count() == 1
     assert tab.locator("h1:visible").count() == 1
-    assert tab.evaluate(NAMELESS) == []
-    # Pages of one kind have the colours of the first.
-    kind = re.match(r"book/(api|errors)/(?!index|attention|architecture)", name)
-    assert complaints(tab, colours=not kind) == {}
+    assert (tab.evaluate(NAMELESS), tab.evaluate(BROKEN)) == ([], [])
+    resize(tab, "phone")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= WIDTHS["phone"]
+    assert tab.evaluate(CUT_OFF) == []
+    if looks == QUICK:
+        tab.evaluate(SHORT)
+    assert complaints(tab, looks) == {}
 
 
-def test_axe_would_find_what_is_wrong(reader: Reader) -> None:
+def test_what_is_wrong_would_be_found(reader: Reader) -> None:
     tab = settled(reader, "book/how_to_read")
     tab.evaluate(
         """() => {
@@ -159,17 +200,19 @@ def test_axe_would_find_what_is_wrong(reader: Reader) -> None:
             main.insertAdjacentHTML("beforebegin", `<h6>Low</h6><img src="x.png"><button></button>
               <p>Like others</p><p style="color: #999; background: #fff">Pale</p>`);
             document.documentElement.lang = "";
+            fetch("https://example.org/").catch(() => 0);
         }"""
     )
+    assert reader.left == ["https://example.org/"]
     assert tab.evaluate(NAMELESS)
-    lines = complaints(tab)
+    lines = complaints(tab, "phone, light and dark")
     rules = {line.split(": ")[1] for where in WIDTHS for line in lines[where]}
     assert rules == {"image-alt", "button-name", "heading-order", "html-has-lang"}
     for theme in ("light", "dark"):
         assert ["Pale" in line for line in lines[f"phone, {theme}"]] == [True]
 
 
-def test_axe_finds_nothing_in_what_opens_over_a_page(reader: Reader) -> None:
+def test_what_opens_over_a_page_can_be_used(reader: Reader) -> None:
     tab = settled(reader, "book/how_to_read")
     tab.keyboard.press("Control+k")
     assert tab.locator("dialog#pst-search-dialog").is_visible()
@@ -181,6 +224,14 @@ def test_axe_finds_nothing_in_what_opens_over_a_page(reader: Reader) -> None:
     assert found(tab.evaluate(STRUCTURE)) == []
     for theme in ("light", "dark"):
         assert found(tab.evaluate(CONTRAST, theme)) == []
+
+
+def test_mathematics_is_set(reader: Reader) -> None:
+    tab = reader.open("book/notation")
+    tab.wait_for_selector("mjx-container svg")
+    tab.wait_for_function("!document.querySelector('article').innerText.includes('\\\\(')")
+    assert tab.locator("mjx-container").count() > 20
+    assert tab.locator("mjx-merror, [data-mjx-error]").count() == 0
 
 
 # The keyboard
@@ -210,21 +261,7 @@ def test_the_first_stop_skips_to_the_text(reader: Reader) -> None:
     assert focused(tab).evaluate("element => element.closest('main') !== null")
 
 
-def test_search_can_be_done_without_a_mouse(reader: Reader) -> None:
-    tab = reader.open("book/how_to_run")
-    tab_to(tab, "button.search-button-field")
-    tab.keyboard.press("Enter")
-    tab.keyboard.type("tolerance")
-    tab.keyboard.press("Enter")
-    tab.wait_for_url("**/search.html?q=tolerance*")
-    tab.wait_for_selector("#search-results li a")
-    result = tab_to(tab, "#search-results a")
-    goal = result.get_attribute("href").partition("#")[0].partition("?")[0]
-    tab.keyboard.press("Enter")
-    tab.wait_for_url(f"**/{goal}*")
-
-
-def test_the_theme_can_be_switched_without_a_mouse(reader: Reader) -> None:
+def test_search_and_theme_need_no_mouse(reader: Reader) -> None:
     tab = reader.open("book/how_to_run")
     tab_to(tab, ".theme-switch-button")
     seen = {tab.evaluate("document.documentElement.dataset.theme")}
@@ -232,6 +269,18 @@ def test_the_theme_can_be_switched_without_a_mouse(reader: Reader) -> None:
         tab.keyboard.press("Enter")
         seen.add(tab.evaluate("document.documentElement.dataset.theme"))
     assert seen == {"light", "dark"}
+    tab = reader.open("book/how_to_run")
+    tab_to(tab, "button.search-button-field")
+    tab.keyboard.press("Enter")
+    tab.keyboard.type("duplicate-token")
+    tab.keyboard.press("Enter")
+    tab.wait_for_url("**/search.html?q=duplicate-token*")
+    tab.wait_for_selector("#search-results li a")
+    assert "Notation" in tab.locator("#search-results li a").all_inner_texts()
+    goal = tab_to(tab, "#search-results a").get_attribute("href").partition("#")[0]
+    tab.keyboard.press("Enter")
+    tab.wait_for_url(f"**/{goal.partition('?')[0]}*")
+    assert reader.errors == []
 
 
 def test_solutions_unfold_without_a_mouse(reader: Reader) -> None:
@@ -282,7 +331,7 @@ def test_what_has_the_focus_shows_it(reader: Reader, name: str) -> None:
     assert not any("<mjx-container" in said for said in stops), "formulas are not in the way"
 
 
-# Paper
+# Paper, and a copy to take away
 
 
 def test_a_page_is_printed_light_and_without_bars(reader: Reader) -> None:
@@ -305,6 +354,7 @@ def test_a_page_is_printed_light_and_without_bars(reader: Reader) -> None:
     assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
+@pytest.mark.nightly
 def test_a_chapter_becomes_a_pdf(browser: Any, site: Path, tmp_path: Path) -> None:
     (tmp_path / "_build").mkdir()
     (tmp_path / "_build/html").symlink_to(site)
@@ -319,14 +369,39 @@ def test_a_chapter_becomes_a_pdf(browser: Any, site: Path, tmp_path: Path) -> No
     assert b"/ToUnicode" in content, "its text cannot be selected or searched"
 
 
-def test_a_page_that_is_not_built_cannot_be_printed(browser: Any, tmp_path: Path) -> None:
+def test_printing_says_what_it_needs(
+    browser: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with pytest.raises(IclError, match=r"has no page notebooks/01\. Run: make book"):
         pdf.make(tmp_path, tmp_path, ["notebooks/01"])
-
-
-def test_printing_without_a_browser_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(IclError, match="Printing needs Chromium or Chrome"):
         pdf.make(tmp_path, tmp_path, [])
+
+
+def test_the_packed_book_works_wherever_it_is_unpacked(
+    browser: Any, site: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "html").symlink_to(site)
+    packed = build.pack(tmp_path)
+    folder = tmp_path / "Bücher & mehr, 100 %"
+    with zipfile.ZipFile(packed) as archive:
+        archive.extractall(folder)
+    (unpacked,) = folder.iterdir()
+    assert unpacked.name == packed.stem
+    context = browser.new_context(offline=True)
+    reader = Reader(context.new_page(), unpacked)
+    tab = reader.open("index")
+    tab.wait_for_url("**/book/intro.html")
+    assert tab.locator("article h1").is_visible()
+    fonts = "document.fonts.ready.then(all => [...all].map(font => font.status))"
+    assert "loaded" in tab.evaluate(fonts)  # the signs of the buttons are letters of a font
+    assert "error" not in tab.evaluate(fonts)
+    tab = reader.open("notebooks/03_ridge_ols")
+    tab.wait_for_selector("mjx-container svg")
+    tab.wait_for_function("[...document.images].every(i => i.complete && i.naturalWidth)")
+    tab = reader.open("search?q=duplicate-token")
+    tab.locator("#search-results li a", has_text="Notation").first.click()
+    tab.wait_for_url("**/book/notation.html*")
+    assert (reader.left, reader.errors) == ([], [])
+    context.close()

@@ -1,0 +1,159 @@
+"""The built files: every link, image and citation leads somewhere on the disk, and all is light."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from iclutils.bookkit import address, build, claims, run, scorecard
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 2_000_000  # bytes that one page may cost its reader
+DEAD = ("colab", "mybinder", "/edit/", "/issues/new", "executablebooks")
+
+
+class Page(HTMLParser):
+    """Ids of a page, the addresses that it links to and loads, its images and inline scripts."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: Counter[str] = Counter()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.images: list[dict[str, str]] = []
+        self.claims: list[str] = []
+        self.scripts: list[str] = []
+        self._inside = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        if tag != "meta":
+            self.ids.update({given[name] for name in ("id", "name") if name in given})
+        if "href" in given:
+            preloaded = tag == "link" and given.get("rel") in ("stylesheet", "preload", "icon")
+            (self.loads if preloaded else self.links).append(given["href"])
+        if "src" in given:
+            self.loads.append(given["src"])
+        if tag == "img":
+            self.images.append(given)
+        if given.get("class") == "claim-id":
+            self.claims.append(given["id"])
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts.append(data)
+
+
+@cache
+def pages(site: Path) -> dict[Path, Page]:
+    """Every page of the built book."""
+    found = [path for path in sorted(site.rglob("*.html")) if "_static" not in path.parts]
+    return {path: Page(path) for path in found}
+
+
+def target(page: Path, link: str) -> tuple[Path, str]:
+    """File and fragment that a link of a page leads to."""
+    parts = urlsplit(link)
+    return (page.parent / unquote(parts.path)).resolve() if parts.path else page, parts.fragment
+
+
+def inside(link: str) -> bool:
+    return not urlsplit(link).scheme and not urlsplit(link).netloc
+
+
+def test_every_page_is_in_the_contents_and_built(site: Path) -> None:
+    listed = build.pages(ROOT)
+    written = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "book").rglob("*.md")]
+    chapters = [f"notebooks/{name}" for name in run.chapters()]
+    assert sorted(listed) == sorted([*(path.as_posix() for path in written), *chapters])
+    assert {site / f"{name}.html" for name in [*listed, "index", "search", "genindex"]} == set(
+        pages(site)
+    )
+
+
+def test_every_link_inside_the_book_leads_somewhere(site: Path) -> None:
+    known, dead, fragments = pages(site), [], 0
+    for path, page in known.items():
+        for link in filter(inside, [*page.links, *page.loads]):
+            file, fragment = target(path, link)
+            found = file.is_file() and file.is_relative_to(site)
+            if found and fragment and file in known:
+                fragments += 1
+                found = unquote(fragment) in known[file].ids
+            if not found:
+                dead.append(f"{path.relative_to(site)}: {link}")
+    assert dead == []
+    assert fragments > 1000, "the links into pages were not looked at"
+
+
+def test_links_out_of_the_book_are_well_formed(site: Path) -> None:
+    out = {link for page in pages(site).values() for link in page.links if not inside(link)}
+    assert len(out) > 20
+    form = r"https://[\w-]+(\.[\w-]+)+(/[^\s<>\"]*)?"
+    assert [link for link in out if not re.fullmatch(form, link) or "//example." in link] == []
+    if not address.ADDRESS:
+        assert [link for link in out if any(dead in link.partition("#")[0] for dead in DEAD)] == []
+
+
+def test_no_page_takes_anything_from_the_network(site: Path) -> None:
+    for path, page in pages(site).items():
+        assert [x for x in page.loads if not inside(x) and not x.startswith("data:")] == [], path
+        assert not any(re.search("https?:", script) for script in page.scripts), path
+    for path in site.rglob("*.css"):
+        text = re.sub("[\"']", "", path.read_text(encoding="utf-8"))
+        assert not re.search(r"url\(http|@import[^;]*//", text), path
+
+
+def test_every_image_says_what_it_shows(site: Path) -> None:
+    said = [image.get("alt", "") for page in pages(site).values() for image in page.images]
+    # Without a text, the file's own name is put there.
+    assert [alt for alt in said if not alt.strip() or alt.endswith((".png", ".svg"))] == []
+
+
+def test_every_citation_is_in_the_bibliography(site: Path) -> None:
+    """A key that is in no entry would be shown as it was typed."""
+    entries = pages(site)[site / "book/bibliography.html"].ids
+    for path, page in pages(site).items():
+        text = path.read_text(encoding="utf-8")
+        assert "[?]" not in text, path
+        assert "{cite" not in text, path
+        if re.match("0[1-5]_", path.name):
+            assert any(urlsplit(link).fragment in entries for link in page.links), path
+
+
+def test_pages_are_light(site: Path) -> None:
+    """Each with what it loads itself, MathJax apart; and all of them with every library."""
+    loaded = {
+        path: {target(path, link)[0] for link in page.loads if inside(link)}
+        for path, page in pages(site).items()
+        if path.name != "index.html"  # it only leads to the first page
+    }
+    common = set.intersection(*loaded.values())
+    sizes = {
+        path: sum(f.stat().st_size for f in [path, *(files - common)] if "mathjax" not in f.parts)
+        for path, files in loaded.items()
+    }
+    assert {path: size for path, size in sizes.items() if size > LIMIT} == {}
+    assert max(sizes.values()) > 200_000, "the figures were not counted"
+    assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 30e6
+
+
+def test_the_scorecard_has_each_claim_at_each_tier_with_its_verdict(site: Path) -> None:
+    rows = scorecard.rows(claims.read_results(ROOT / "book/results"))
+    page = pages(site)[site / "book/scorecard.html"]
+    wanted = [re.sub("[._]", "-", f"claim-{row.claim.id}-{row.tier}") for row in rows]
+    assert sorted(page.claims) == sorted(wanted)
+    assert max(page.ids.values()) == 1
+    html = (site / "book/scorecard.html").read_text(encoding="utf-8")
+    for verdict in claims.VERDICTS:
+        badges = html.count(f'verdict-{verdict.replace(" ", "-")}">{verdict}<')
+        assert badges == sum(row.verdict == verdict for row in rows)
