@@ -59,7 +59,7 @@ RECORD = {"chapter": "90_demo", "machine": {"cores": 2}, "seconds": 1.5, "date":
           "commit": "1" * 40}  # fmt: skip
 
 
-def ran(root: Path, value: float, shown: str = "2") -> run.Done:
+def ran(root: Path, value: float, shown: str = "2") -> run.Run:
     """Leave behind what a run of the chapter would."""
     for claim in ("90.first", "90.second"):
         claims.check(claim, value, tier="mini", model="m", seed=0)
@@ -73,7 +73,7 @@ def ran(root: Path, value: float, shown: str = "2") -> run.Done:
     write_json(place, notebook)
     record = root / "_build/runs/mini/90_demo.json"
     write_json(record, RECORD)
-    return run.Done("90_demo", place, root / "_build/results", record, fresh=True)
+    return run.Run("90_demo", {"tier": "mini"}, root / "_build", fresh=True)
 
 
 def test_accept_takes_outputs_and_results_and_nothing_else(checkout: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_verdict_that_changed_stops_the_book(
 ) -> None:
     folder = checkout / "_build"
     value = 2.0
-    monkeypatch.setattr(run, "run_chapter", lambda *_: ran(checkout, value))
+    monkeypatch.setattr(run, "run_chapters", lambda *_: [ran(checkout, value)])
     monkeypatch.setattr(build, "render", lambda source, _: source / "_config.yml")
     printed = build.make(checkout, folder)  # nothing is committed yet
     assert printed.startswith(scorecard.text(scorecard.rows({})).splitlines()[0])

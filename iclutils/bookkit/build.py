@@ -1,6 +1,6 @@
 """The book: run what changed, check the claims, stage the sources, build the HTML.
 
-Everything happens in the build folder: the checkout is only read, except by ``accept``.
+Everything happens in the build folder; only ``accept`` writes into the checkout.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ import yaml
 
 from ..errors import IclError
 from ..files import PACKAGE, read_json, replacing, write_json
-from . import address, claims, run, scorecard
+from . import address, claims, machine, run, scorecard
 
 SETTINGS = ("_config.yml", "_toc.yml")
 SHOWN = ("CHANGELOG.md", "CITATION.cff")  # pages of the book show them
 VOLATILE = ("date", "commit", "seconds", "peak_gib")  # what differs between two runs of the same
 BUILDERS = (
-    "jupyter-book",
-    "sphinx",
-    "sphinx-book-theme",
-    "myst-nb",
-    "sphinx-mathjax-offline",
-    "vl-convert-python",
+    *("jupyter-book", "sphinx", "sphinx-book-theme", "myst-nb"),
+    *("sphinx-mathjax-offline", "vl-convert-python"),
 )
+# Jupyter Book's own command has no option for several processes.
+PROGRAM = """
+import functools, sys
+from jupyter_book import sphinx
+from jupyter_book.cli.main import main
+sphinx.build_sphinx = functools.partial(sphinx.build_sphinx, jobs={jobs})
+sys.exit(main())
+"""
 
 
 def make(root: Path, build: Path) -> str:
-    """Run the chapters that changed, check their claims, build the HTML.
-
-    Returns:
-        The scorecard as plain text, and where to open the book.
-    """
+    """Run the chapters that changed, check their claims, build the HTML; return the scorecard as
+    plain text, and where to open the book."""
     _refuse_elsewhere(root)
-    done = [run.run_chapter(name, {}, build) for name in run.chapters()]
+    done = run.run_chapters(run.chapters(), {}, build)
     differences = changed(root / "book/results/mini", build / "results/mini")
     if differences:
         lines = "\n  ".join(differences)
@@ -58,9 +59,8 @@ def make(root: Path, build: Path) -> str:
 
 
 def accept(root: Path, build: Path) -> list[Path]:
-    """Make the last mini run the committed one: outputs into ``notebooks/``, results into
-    ``book/results/mini``, time and machine into ``book/runs/mini``. What differs in date, commit
-    and seconds only stays as it is.
+    """Make the last mini run the committed one: outputs into ``notebooks/``, results and records
+    into ``book/``. What differs in date, commit and seconds only stays as it is.
 
     Returns:
         The files that changed.
@@ -104,15 +104,17 @@ def executed(source: Path, ran: Path) -> dict[str, Any]:
     """The notebook ``source`` with the outputs of its run ``ran``, and nothing else of it."""
     if not ran.is_file():
         raise IclError(f"{source.name} has not been run. Run: make book")
-    notebook, run_cells = read_json(source), read_json(ran)["cells"]
-    run_cells = [c for c in run_cells if "injected-parameters" not in c["metadata"].get("tags", [])]
-    if [_source(c) for c in notebook["cells"]] != [_source(c) for c in run_cells]:
+    notebook, cells = read_json(source), read_json(ran)["cells"]
+    cells = [c for c in cells if "injected-parameters" not in c["metadata"].get("tags", [])]
+    texts = [
+        [(c["cell_type"], "".join(c["source"])) for c in x] for x in (notebook["cells"], cells)
+    ]
+    if texts[0] != texts[1]:
         raise IclError(f"{source.name} was edited since its last run. Run: make book")
-    for number, (cell, fresh) in enumerate(zip(notebook["cells"], run_cells, strict=True)):
+    for number, (cell, fresh) in enumerate(zip(notebook["cells"], cells, strict=True)):
         cell.setdefault("id", f"cell-{number:02d}")
         if cell["cell_type"] == "code":
-            cell["execution_count"] = fresh["execution_count"]
-            cell["outputs"] = fresh["outputs"]
+            cell |= {key: fresh[key] for key in ("execution_count", "outputs")}
     notebook["metadata"] = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -120,27 +122,20 @@ def executed(source: Path, ran: Path) -> dict[str, Any]:
     return notebook | {"nbformat": 4, "nbformat_minor": 5}
 
 
-def stage(root: Path, build: Path, done: list[run.Done]) -> Path:
+def stage(root: Path, build: Path, done: list[run.Run]) -> Path:
     """Bring the sources of the book together in ``build/src``, touching only what differs.
 
-    Args:
-        root: the checkout: pages, committed notebooks and committed results.
-        build: the build folder.
-        done: fresh runs; their notebooks, results and records take the place of the committed
-            ones.
+    Notebooks, results and records of the runs ``done`` take the place of the committed ones.
     """
     fresh = {f"notebooks/{item.chapter}.ipynb": item.notebook for item in done}
-    wanted = {name: (root / name).read_bytes() for name in SETTINGS}
-    wanted |= {name: (root / name).read_bytes() for name in SHOWN if (root / name).is_file()}
-    for path in sorted((root / "book").rglob("*")):
-        if path.is_file():
-            wanted[path.relative_to(root).as_posix()] = path.read_bytes()
+    paths = [root / name for name in (*SETTINGS, *SHOWN)] + sorted((root / "book").rglob("*"))
+    wanted = {p.relative_to(root).as_posix(): p.read_bytes() for p in paths if p.is_file()}
     for name in pages(root):
-        if (root / f"{name}.ipynb").is_file():
-            name = f"{name}.ipynb"
-            path = root / name
-            notebook = executed(path, fresh[name]) if name in fresh else read_json(path)
-            wanted[name] = json.dumps(notebook, ensure_ascii=False).encode()
+        path = root / f"{name}.ipynb"
+        if path.is_file():
+            key = f"{name}.ipynb"
+            notebook = executed(path, fresh[key]) if key in fresh else read_json(path)
+            wanted[key] = json.dumps(notebook, ensure_ascii=False).encode()
         elif not (root / f"{name}.md").is_file():
             raise IclError(f"_toc.yml names {name}, but there is no such .md or .ipynb file.")
     for folder in sorted({item.results for item in done}):
@@ -159,10 +154,8 @@ def pages(root: Path) -> list[str]:
     def walk(entry: Any) -> Iterator[str]:
         if isinstance(entry, dict):
             yield from (entry[key] for key in ("root", "file") if key in entry)
-            for value in entry.values():
-                yield from walk(value)
-        elif isinstance(entry, list):
-            for value in entry:
+        if isinstance(entry, dict | list):
+            for value in entry.values() if isinstance(entry, dict) else entry:
                 yield from walk(value)
 
     return list(walk(yaml.safe_load((root / "_toc.yml").read_text(encoding="utf-8"))))
@@ -185,10 +178,10 @@ def render(source: Path, build: Path) -> Path:
     if last.get("frame") != stamp["frame"]:
         shutil.rmtree(work, ignore_errors=True)
     record.unlink(missing_ok=True)
-    command = "import sys; from jupyter_book.cli.main import main; sys.exit(main())"
+    program = PROGRAM.format(jobs=max(1, machine.cores()))
     options = ["build", str(source), "--path-output", str(build), "-n", "-W", "--keep-going", "-q"]
     outcome = subprocess.run(
-        [sys.executable, "-c", command, *options],
+        [sys.executable, "-c", program, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",
@@ -205,11 +198,7 @@ def render(source: Path, build: Path) -> Path:
 
 
 def pack(build: Path) -> Path:
-    """Pack the built HTML into one zip file, under a folder of the archive's name.
-
-    Returns:
-        The file, beside the HTML. Any browser opens its ``index.html``, without a network.
-    """
+    """Pack the built HTML into one zip file beside it, under a folder of the archive's name."""
     html, name = build / "html", f"icl-taken-apart-{metadata.version('iclutils')}"
     if not (html / "index.html").is_file():
         raise IclError(f"There is no book in {html}. Run: make book")
@@ -267,10 +256,6 @@ def _stands(path: Path, value: Any) -> bool:
     if path.suffix == ".json" and not before["commit"].endswith("+"):
         value = value | {key: before[key] for key in VOLATILE if key in before}
     return before == value
-
-
-def _source(cell: dict[str, Any]) -> tuple[str, str]:
-    return cell["cell_type"], "".join(cell["source"])
 
 
 def _refuse_elsewhere(root: Path) -> None:

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from pathlib import Path
-
-import torch
 
 GIB = 2**30
 
 
 def describe() -> dict[str, str | int]:
-    """Processor, cores that this process may use, memory in GiB, and GPU (``""`` if there is none).
-
-    What the system does not tell is ``""`` or 0.
-    """
+    """Processor, cores, memory in GiB and GPU; what the system does not tell is ``""`` or 0."""
     return {"cpu": cpu(), "cores": cores(), "memory_gib": memory_gib(), "gpu": gpu()}
 
 
 def cpu() -> str:
     """Model of the processor, or its architecture where the system does not name it."""
     listing = Path("/proc/cpuinfo")
-    if listing.is_file():
-        for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name" and value.strip():
-                return " ".join(value.split())
-    return platform.processor() or platform.machine()
+    text = listing.read_text(encoding="utf-8", errors="replace") if listing.is_file() else ""
+    named = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
+    return " ".join(named[1].split()) if named else platform.processor() or platform.machine()
 
 
 def cores() -> int:
@@ -41,23 +34,27 @@ def cores() -> int:
 def memory_gib() -> int:
     """Memory of the machine in GiB, rounded; 0 where the system does not say."""
     try:
-        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB)
     except (AttributeError, OSError, ValueError):
         return 0
-    return round(size / GIB)
 
 
 def gpu() -> str:
     """Model of the first CUDA GPU, or ``""``."""
+    import torch
+
     return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
 
 
 def peak() -> dict[str, float]:
     """The most memory that this process has held so far, in GiB; 0 where that is not known."""
+    import torch
+
+    most = 0
     try:
         import resource
     except ImportError:  # not a Unix
-        most = 0
+        pass
     else:
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         most *= 1 if sys.platform == "darwin" else 1024

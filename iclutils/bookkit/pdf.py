@@ -11,30 +11,18 @@ from . import doctor
 FLAGS = ("--no-sandbox", "--disable-gpu")
 
 
-def browser() -> str:
-    """Path of an installed Chromium or Chrome."""
-    found = doctor.browser()
-    if found is None:
+def make(html: Path, folder: Path, names: list[str]) -> list[Path]:
+    """Print pages of the book in ``html``, for example ``notebooks/01_gpt2_induction``.
+
+    One PDF each into ``folder``: A4, light, with an outline and tags for screen readers. What is
+    folded on the page is left out.
+    """
+    program = doctor.browser()
+    if program is None:
         raise IclError(
             "Printing needs Chromium or Chrome, and none was found. Install one of them, or open "
             f"a page in any browser and print it there. Looked for: {', '.join(doctor.BROWSERS)}."
         )
-    return found
-
-
-def make(html: Path, folder: Path, names: list[str]) -> list[Path]:
-    """Print pages of the book.
-
-    Args:
-        html: the built book.
-        folder: where the PDF files go.
-        names: the pages, for example ``notebooks/01_gpt2_induction``.
-
-    Returns:
-        One PDF for each page: A4, light, with an outline and tags for screen readers. What is
-        folded on the page is left out.
-    """
-    program = browser()
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:

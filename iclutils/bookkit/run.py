@@ -1,7 +1,6 @@
-"""Run chapters with papermill: parameters checked, progress shown, finished work kept.
+"""Run chapters: parameters checked, finished work kept, several chapters side by side.
 
-papermill only warns about an unknown parameter and takes any type; here both are errors. A
-chapter whose notebook, parameters, package and models have not changed since its last
+A chapter whose notebook, parameters, package and models have not changed since its last
 successful run is not run again. Outputs appear only when complete. How long a run took, and on
 what machine, is written beside its results, for the status page.
 """
@@ -10,44 +9,107 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import math
 import os
 import platform
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import papermill
-from nbclient.exceptions import DeadKernelError
-from papermill.exceptions import PapermillExecutionError
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, DeadKernelError
+from papermill.iorw import load_notebook_node
+from papermill.parameterize import parameterize_notebook
 
+from .. import progress
 from ..errors import IclError, unknown
-from ..files import CHECKOUT, PACKAGE, read_json, replacing, write_json
-from ..progress import say
+from ..files import CHECKOUT, PACKAGE, read_json, write_json, write_text
 from . import claims, machine, presets
 
 ROOT = CHECKOUT
 NOTEBOOKS = ROOT / "notebooks"
 # Of the machinery a notebook meets these; it meets the science whole.
 MET = ("session.py", "presets.py", "claims/__init__.py", "claims/*.yml")
-
 MEMORIES = (("memory", "memory"), ("gpu", "GPU memory"))  # as a record has them, and a reader
 UNKNOWN = {"memory": 0.0, "gpu": 0.0}
+GIB_EACH = 3  # memory of a chapter at the mini tier
 
 
 @dataclass(frozen=True)
-class Done:
-    """Where a chapter's run left its notebook, its results and its record."""
+class Run:
+    """One run of a chapter: what is asked, and where its outputs are."""
 
     chapter: str
-    notebook: Path
-    results: Path
-    record: Path
-    fresh: bool
+    parameters: dict[str, Any]  # all of the notebook's
+    build: Path
+    fresh: bool = False  # it was not up to date
+
+    @property
+    def source(self) -> Path:
+        return NOTEBOOKS / f"{self.chapter}.ipynb"
+
+    @property
+    def tier(self) -> str:
+        return presets.get(self.parameters.get("tier", "mini")).name
+
+    @property
+    def kind(self) -> str:
+        """The tier, or ``own`` for a reader's own model."""
+        return "own" if self.parameters.get("model") else self.tier
+
+    @property
+    def notebook(self) -> Path:
+        return self.build / "run" / self.kind / f"{self.chapter}.ipynb"
+
+    @property
+    def results(self) -> Path:
+        return self.build / "results"
+
+    @property
+    def record(self) -> Path:
+        return self.build / "runs" / self.kind / f"{self.chapter}.json"
+
+    @property
+    def stamp(self) -> Path:
+        """What the last successful run was made from."""
+        return self.notebook.with_suffix(".json")
+
+    def inputs(self) -> dict[str, Any]:
+        """All that a run depends on: parameters, and a hash of sources, ledgers and models."""
+        digest = hashlib.sha256()
+        for cell in read_json(self.source)["cells"]:
+            digest.update("".join(cell["source"]).encode())
+        bookkit = PACKAGE / "bookkit"
+        paths = {p for p in PACKAGE.rglob("*.py") if bookkit not in p.parents}
+        paths |= {p for pattern in MET for p in bookkit.glob(pattern)}
+        for path in sorted(paths | set(PACKAGE.glob("zoo/*/SHA256SUMS"))):
+            digest.update(path.read_bytes())
+        for package in claims.VERSIONED:
+            digest.update(f"{package}={metadata.version(package)}".encode())
+        return {"inputs": digest.hexdigest(), "parameters": self.parameters}
+
+    def unchecked(self) -> list[str]:
+        """Claims of this chapter and tier that have no result."""
+        if self.kind == "own" or self.chapter not in claims.chapters():
+            return []
+        wanted = [c.id for c in claims.ledger(self.chapter).values() if self.tier in c.tiers]
+        return [k for k in wanted if not (self.results / self.tier / f"{k}.json").is_file()]
+
+    def is_current(self) -> bool:
+        """Whether all outputs are there, and nothing has changed since."""
+        there = all(path.is_file() for path in (self.notebook, self.record, self.stamp))
+        return there and not self.unchecked() and read_json(self.stamp) == self.inputs()
+
+    def last(self) -> dict[str, Any] | None:
+        """The record of the last run, on this machine or the committed one."""
+        committed = ROOT / "book/runs" / self.kind / self.record.name
+        return next((read_json(p) for p in (self.record, committed) if p.is_file()), None)
 
 
 def chapters() -> list[str]:
@@ -74,127 +136,150 @@ def parameters_of(notebook: Path) -> dict[str, Any]:
     return found
 
 
-def check_parameters(notebook: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """All parameters of the notebook, with those given put in."""
-    known = parameters_of(notebook)
-    for name, value in given.items():
-        if name not in known:
-            raise unknown(f"parameter of {notebook.stem}", name, known)
-        if type(value) is not type(known[name]):
+def plan(chapter: str, given: dict[str, Any], build: Path) -> Run:
+    """A run of a chapter (name or number) with these parameters, each of its default's type."""
+    name = resolve(chapter)
+    known = parameters_of(NOTEBOOKS / f"{name}.ipynb")
+    for key, value in given.items():
+        if key not in known:
+            raise unknown(f"parameter of {name}", key, known)
+        if type(value) is not type(known[key]):
             raise IclError(
-                f"Parameter {name} of {notebook.stem} must be of type {type(known[name]).__name__} "
-                f"(default {known[name]!r}); got {value!r}, of type {type(value).__name__}."
+                f"Parameter {key} of {name} must be of type {type(known[key]).__name__} "
+                f"(default {known[key]!r}); got {value!r}, of type {type(value).__name__}."
             )
-    return known | given
+    planned = Run(name, known | given, build)
+    presets.get(planned.tier)
+    return planned
 
 
-def run_chapter(
-    chapter: str, given: dict[str, Any], build: Path, *, progress: bool = True, force: bool = False
-) -> Done:
-    """Run one chapter, unless nothing has changed since its last run.
+def run_chapters(
+    names: list[str], given: dict[str, Any], build: Path, *, force: bool = False
+) -> list[Run]:
+    """Run those chapters that are not up to date, the longest first; return all in their order.
+
+    Where one fails, those that have begun are finished before its error is raised.
 
     Args:
-        chapter: name or number.
-        given: parameters that differ from the notebook's defaults.
+        names: chapters, by name or number.
+        given: parameters that differ from the notebooks' defaults.
         build: folder for outputs: ``run/TIER/`` for notebooks, ``results/TIER/`` for JSON,
             ``runs/TIER/`` for time and machine.
-        progress: show a bar over the cells.
         force: run even if up to date.
     """
-    name = resolve(chapter)
-    source = NOTEBOOKS / f"{name}.ipynb"
-    values = check_parameters(source, given)
-    # Only what differs is injected: naming a default must give the committed notebook's cells.
-    defaults = parameters_of(source)
-    given = {name: value for name, value in given.items() if value != defaults[name]}
-    tier = presets.get(values.get("tier", "mini")).name
-    own = bool(values.get("model"))
-    kind = "own" if own else tier
-    place = build / "run" / kind
-    output, results = place / f"{name}.ipynb", build / "results"
-    done = Done(name, output, results, build / "runs" / kind / f"{name}.json", fresh=False)
-    stamp = {"inputs": _fingerprint(source), "parameters": values}
-    finished = place / f"{name}.json"
-    ledger = claims.ledger(name) if name in claims.chapters() and not own else {}
-    wanted = [claim.id for claim in ledger.values() if tier in claim.tiers]
-    missing = [k for k in wanted if not (results / tier / f"{k}.json").is_file()]
-    whole = output.is_file() and done.record.is_file() and finished.is_file() and not missing
-    if whole and not force and read_json(finished) == stamp:
-        return done
-    finished.unlink(missing_ok=True)
-    partial = place / f"{name}.partial.ipynb"
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    peak = (place / f"{name}.peak.json").resolve()
-    peak.unlink(missing_ok=True)
-    if progress:
-        say(cost(name, kind, build / "runs", ROOT / "book" / "runs"))
+    runs = [plan(name, given, build) for name in names]
+    runs = [replace(run, fresh=force or not run.is_current()) for run in runs]
+    stale = sorted((run for run in runs if run.fresh), key=_seconds, reverse=True)
+    for run in stale:
+        progress.say(cost(run))
+    if stale:
+        _execute_all(stale)
+    return runs
+
+
+def cost(run: Run) -> str:
+    """Time and memory of a run, for the reader to know before it starts, from its last record."""
+    what, last = f"{run.chapter} ({run.kind})", run.last()
+    if last is None:
+        return f"{what}: no run is recorded, so its time and memory are not known"
+    parts = [f"about {max(1, round(last['seconds'] / 60))} min"]
+    parts += [f"{last['peak_gib'][k]:g} GiB of {m}" for k, m in MEMORIES if last["peak_gib"][k]]
+    where = last["machine"]["gpu"] or f"{last['machine']['cores']} cores"
+    return f"{what}: {', '.join(parts)}, if as last time, on {where}"
+
+
+def _seconds(run: Run) -> float:
+    last = run.last()
+    return last["seconds"] if last else math.inf
+
+
+def _execute_all(runs: list[Run]) -> None:
+    """At the mini tier as many side by side as there are cores and memory for."""
+    cores, memory = max(1, machine.cores()), machine.memory_gib() or GIB_EACH
+    jobs = min(len(runs), cores, max(1, memory // GIB_EACH)) if runs[0].kind == "mini" else 1
+    environment = {"OMP_NUM_THREADS": str(cores // jobs)} | dict(os.environ)
+    clients = {run.chapter: _client(run) for run in runs}
+    cells = [cell for client in clients.values() for cell in client.nb.cells]
+    bar = progress.bar(
+        what=", ".join(run.chapter[:2] for run in runs),
+        total=sum(cell.cell_type == "code" for cell in cells),
+    )
+    failed: BaseException | None = None
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = []
+        for run in runs:
+            clients[run.chapter].on_cell_executed = lambda **_: bar.update()
+            waiting.append(pool.submit(_execute, run, clients[run.chapter], environment))
+        try:
+            for done in as_completed(waiting):
+                if failed is None and not done.cancelled() and (failed := done.exception()):
+                    pool.shutdown(wait=False, cancel_futures=True)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for client in clients.values():
+                if process := getattr(getattr(client.km, "provisioner", None), "process", None):
+                    process.kill()
+            raise
+        finally:
+            bar.close()
+    if failed:
+        raise failed
+
+
+def _client(run: Run) -> NotebookClient:
+    """What executes the source, with the parameters that differ from its defaults in a cell of
+    their own: naming a default must give the committed notebook's cells."""
+    notebook, defaults = load_notebook_node(str(run.source)), parameters_of(run.source)
+    given = {name: value for name, value in run.parameters.items() if value != defaults[name]}
+    if given:
+        notebook = parameterize_notebook(notebook, given)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return NotebookClient(
+        notebook,
+        timeout=None,
+        kernel_name="python3",
+        record_timing=False,
+        resources={"metadata": {"path": str(NOTEBOOKS)}},
+        extra_arguments=["--IPKernelApp.log_level=40"],  # no warnings in the bar
+    )
+
+
+def _execute(run: Run, client: NotebookClient, environment: dict[str, str]) -> None:
+    inputs, start = run.inputs(), time.perf_counter()
+    run.stamp.unlink(missing_ok=True)
+    partial = run.notebook.with_suffix(".partial.ipynb")
+    peak = run.notebook.with_suffix(".peak.json").resolve()
+    kept = f"The cells up to there are in {partial}; results already checked are kept."
+    told = {"ICLUTILS_RESULTS": str(run.results.resolve()), "ICLUTILS_PEAK": str(peak)}
     try:
-        with _environment(
-            ICLUTILS_RESULTS=str(results.resolve()), ICLUTILS_QUIET="1", ICLUTILS_PEAK=str(peak)
-        ):
-            papermill.execute_notebook(
-                str(source),
-                str(partial),
-                parameters=given,
-                cwd=str(NOTEBOOKS),
-                progress_bar={"desc": name} if progress else False,
-                extra_arguments=["--IPKernelApp.log_level=40"],  # no warnings in the bar
-            )
-    except PapermillExecutionError as error:
-        raise IclError(
-            f"Chapter {name} stopped in cell [{error.exec_count}]: {error.ename}: {error.evalue}\n"
-            f"The cells up to there are in {partial}; results already checked are kept."
-        ) from error
+        client.execute(env=environment | told | {"ICLUTILS_QUIET": "1"})
+    except CellExecutionError as error:
+        write_text(partial, nbformat.writes(client.nb))
+        cell = max(cell.get("execution_count") or 0 for cell in client.nb.cells)
+        what = f"stopped in cell [{cell}]: {error.ename}: {error.evalue}"
+        raise IclError(f"Chapter {run.chapter} {what}\n{kept}") from error
     except DeadKernelError as error:
-        raise IclError(
-            f"Chapter {name} stopped: its kernel died, most likely because memory ran out. "
-            f"The cells up to there are in {partial}; results already checked are kept."
-        ) from error
-    with replacing(output) as temporary:
-        shutil.copyfile(partial, temporary)
-    partial.unlink()
-    missing = [k for k in wanted if not (results / tier / f"{k}.json").is_file()]
-    if missing:
-        raise IclError(f"Chapter {name} did not check these claims: {', '.join(missing)}.")
-    held = read_json(peak) if peak.is_file() else UNKNOWN
-    write_json(done.record, _record(name, tier, read_json(output), held))
+        write_text(partial, nbformat.writes(client.nb))
+        what = "stopped: its kernel died, most likely because memory ran out."
+        raise IclError(f"Chapter {run.chapter} {what} {kept}") from error
+    seconds = time.perf_counter() - start
+    write_text(run.notebook, nbformat.writes(client.nb))
+    partial.unlink(missing_ok=True)
+    if missing := run.unchecked():
+        raise IclError(f"Chapter {run.chapter} did not check these claims: {', '.join(missing)}.")
+    write_json(run.record, _record(run, seconds, read_json(peak) if peak.is_file() else UNKNOWN))
     peak.unlink(missing_ok=True)
-    write_json(finished, stamp)
-    return replace(done, fresh=True)
+    write_json(run.stamp, inputs)
 
 
-def cost(chapter: str, kind: str, *folders: Path) -> str:
-    """Time and memory of a run, for the reader to know before it starts, from its last record.
-
-    Args:
-        chapter: full name.
-        kind: tier, or ``"own"`` for a reader's own model.
-        folders: where records are, the first that has one decides.
-    """
-    for folder in folders:
-        path = folder / kind / f"{chapter}.json"
-        if path.is_file():
-            last = read_json(path)
-            there = last["machine"]
-            parts = [f"about {max(1, round(last['seconds'] / 60))} min"]
-            parts += [
-                f"{last['peak_gib'][k]:g} GiB of {what}"
-                for k, what in MEMORIES
-                if last["peak_gib"][k]
-            ]
-            where = there["gpu"] or f"{there['cores']} cores"
-            return f"{chapter} ({kind}): {', '.join(parts)}, if as last time, on {where}"
-    return f"{chapter} ({kind}): no run is recorded, so its time and memory are not known"
-
-
-def _record(
-    chapter: str, tier: str, notebook: dict[str, Any], peak: dict[str, float]
-) -> dict[str, Any]:
-    """What the status page says about a run, from the notebook that papermill left."""
+def _record(run: Run, seconds: float, peak: dict[str, float]) -> dict[str, Any]:
+    """What the status page says about a run."""
     return {
-        "chapter": chapter,
-        "tier": tier,
-        "seconds": round(notebook["metadata"]["papermill"]["duration"], 1),
+        "chapter": run.chapter,
+        "tier": run.tier,
+        "seconds": round(seconds, 1),
         "peak_gib": peak,
         "machine": machine.describe(),
         "versions": {name: metadata.version(name) for name in claims.VERSIONED},
@@ -202,32 +287,3 @@ def _record(
         "commit": claims.commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
-
-
-def _fingerprint(notebook: Path) -> str:
-    """Hash of all that a run depends on: sources, ledgers, model checksums, versions."""
-    digest = hashlib.sha256()
-    for cell in read_json(notebook)["cells"]:
-        digest.update("".join(cell["source"]).encode())
-    machinery = PACKAGE / "bookkit"
-    met = {path for pattern in MET for path in machinery.glob(pattern)}
-    for path in sorted([*PACKAGE.rglob("*.py"), *met, *PACKAGE.glob("zoo/*/SHA256SUMS")]):
-        if path in met or machinery not in path.parents:
-            digest.update(path.read_bytes())
-    for package in claims.VERSIONED:
-        digest.update(f"{package}={metadata.version(package)}".encode())
-    return digest.hexdigest()
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

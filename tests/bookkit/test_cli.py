@@ -16,8 +16,8 @@ from iclutils import __main__, training, zoo
 from iclutils.__main__ import main
 from iclutils.bookkit import claims, commands, run
 
-ROOT = Path(__file__).parents[1]
-COMMANDS = __main__._parser()[1]
+ROOT = Path(__file__).parents[2]
+COMMANDS = list(commands.COMMANDS)
 
 
 @pytest.fixture(autouse=True)
@@ -28,17 +28,15 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, dict]]:
+def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[list[str], dict]]:
     """The runs that the command line asks for, without running them."""
-    calls: list[tuple[str, dict]] = []
+    calls: list[tuple[list[str], dict]] = []
 
-    def pretend(chapter: str, given: dict, build: Path, *, force: bool = False) -> run.Done:
-        calls.append((chapter, given | ({"force": True} if force else {})))
-        return run.Done(
-            chapter, tmp_path / "out.ipynb", tmp_path, tmp_path / "x.json", fresh=not force
-        )
+    def pretend(names: list[str], given: dict, build: Path, *, force: bool = False) -> list:
+        calls.append((names, given | ({"force": True} if force else {})))
+        return [run.Run(name, {}, tmp_path, fresh=not force) for name in names]
 
-    monkeypatch.setattr(run, "run_chapter", pretend)
+    monkeypatch.setattr(run, "run_chapters", pretend)
     monkeypatch.setattr(run, "chapters", lambda: ["90_demo", "91_other"])
     return calls
 
@@ -69,17 +67,14 @@ def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) ->
 
 def examples() -> list[list[str]]:
     """The words of every example that a help text shows."""
-    parser, commands = __main__._parser()
-    choices = next(a.choices for a in parser._actions if isinstance(a.choices, dict))
-    shown = "\n".join([parser.epilog or "", *(choices[name].epilog or "" for name in commands)])
-    lines = re.findall(r"^  python -m iclutils ?(.*)$", shown, re.MULTILINE)
+    lines = re.findall(r"^  python -m iclutils ?(.*)$", __main__.OVERVIEW, re.MULTILINE)
+    lines += [f"{name} {x}" for name, it in commands.COMMANDS.items() for x in it.examples]
     return [shlex.split(line) for line in lines]
 
 
 @pytest.mark.parametrize("words", examples(), ids=" ".join)
 def test_every_example_is_one_that_is_understood(words: list[str]) -> None:
-    parser, _ = __main__._parser()
-    assert callable(parser.parse_args(words).act)
+    assert callable(__main__.parser().parse_args(words).act)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +108,12 @@ def test_options_become_parameters_of_their_type(ran: list) -> None:
     options = ["--tier", "paper", "--seed", "3", "-p", "weight=0.5", "-p", "name=a b", "--force"]
     assert main(["run", "90", *options]) == 0
     expected = {"tier": "paper", "seed": 3, "weight": 0.5, "name": "a b", "force": True}
-    assert ran == [("90", expected)]
+    assert ran == [(["90"], expected)]
 
 
 def test_all_runs_every_chapter_in_order(ran: list, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run"]) == 0
-    assert ran == [("90_demo", {}), ("91_other", {})]
+    assert ran == [(["90_demo", "91_other"], {})]
     assert capsys.readouterr().out.count("ran: ") == 2
 
 
@@ -128,7 +123,7 @@ def test_an_interruption_says_how_to_go_on(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "run_chapter", interrupt)
+    monkeypatch.setattr(run, "run_chapters", interrupt)
     assert main(["run", "01"]) == 130
     assert "run again to continue" in capsys.readouterr().err
 

@@ -1,0 +1,372 @@
+"""Running chapters: parameters checked, finished work kept, failures named, two at a time."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import nbformat
+import pytest
+import yaml
+from nbclient import NotebookClient
+
+from iclutils.bookkit import claims, machine, run
+from iclutils.bookkit.sphinx_ext import status
+from iclutils.errors import IclError
+from iclutils.files import read_json, write_json
+
+PARAMETERS = 'tier = "mini"\nmodel = ""\nseed = 0\nweight = 0.5\n'
+CHECK = """
+import json, os, pathlib
+with open({log!r}, "a") as log:
+    log.write("{name}\\n")
+if not model:
+    place = pathlib.Path(os.environ["ICLUTILS_RESULTS"]) / tier
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "{id}.json").write_text(json.dumps({{"value": seed}}))
+"""
+
+
+class Book:
+    """A folder of stand-in chapters, each with a ledger of one claim, and where they are built."""
+
+    def __init__(self, place: Path, make_ledger: Callable[..., Path]) -> None:
+        self.notebooks, self.build = place / "notebooks", place / "_build"
+        self.log = place / "log"
+        self.notebooks.mkdir()
+        self._ledger = make_ledger
+
+    def add(self, name: str, *cells: str, check: bool = True, parameters: str = "") -> Path:
+        number = name.split("_")[0]
+        entry = {
+            "id": f"{number}.score",
+            "statement": "The score is high.",
+            "source": "nobody2026",
+            "measure": "score",
+            "cell": "score",
+            "range": [0, 1],
+            "tolerance": "made up",
+            "tiers": {"mini": {"reproduced": ">= 0.8"}},
+        }
+        self._ledger(name, yaml.safe_dump([entry]))
+        tagged = nbformat.v4.new_code_cell(
+            PARAMETERS + parameters, metadata={"tags": ["parameters"]}
+        )
+        sources = [*cells]
+        if check:
+            sources.append(CHECK.format(log=str(self.log), name=name, id=entry["id"]))
+        notebook = nbformat.v4.new_notebook(
+            cells=[tagged, *map(nbformat.v4.new_code_cell, sources)],
+            metadata={"kernelspec": {"name": "python3", "display_name": "", "language": "python"}},
+        )
+        path = self.notebooks / f"{name}.ipynb"
+        nbformat.write(notebook, path)
+        return path
+
+    def run(self, chapter: str = "90", **given: object) -> run.Run:
+        return run.run_chapters([chapter], given, self.build)[0]
+
+    def ran(self) -> list[str]:
+        return self.log.read_text().split() if self.log.exists() else []
+
+    @property
+    def result(self) -> Path:
+        return self.build / "results/mini/90.score.json"
+
+
+class HereClient(NotebookClient):
+    """In the place of a kernel, for what does not depend on one: the cells run in this process."""
+
+    def execute(self, env: dict[str, str]) -> None:
+        space: dict[str, Any] = {}
+        cells = (cell for cell in self.nb.cells if cell.cell_type == "code")
+        with mock.patch.dict(os.environ, env):
+            for number, cell in enumerate(cells, 1):
+                exec(cell.source, space)
+                cell.execution_count = number
+
+
+@pytest.fixture
+def kernels(
+    tmp_path: Path, make_ledger: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Book:
+    """Chapters that are run in kernels, on two cores."""
+    made = Book(tmp_path, make_ledger)
+    monkeypatch.setattr(run, "NOTEBOOKS", made.notebooks)
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    monkeypatch.setattr(machine, "memory_gib", lambda: 8)
+    return made
+
+
+@pytest.fixture
+def book(kernels: Book, monkeypatch: pytest.MonkeyPatch) -> Book:
+    """Chapters that are run here; there is one, 90_demo."""
+    monkeypatch.setattr(run, "NotebookClient", HereClient)
+    kernels.add("90_demo")
+    return kernels
+
+
+# What is refused before anything runs
+
+
+@pytest.mark.parametrize(
+    ("chapter", "given", "message"),
+    [
+        ("90_dmo", {}, r"Unknown chapter '90_dmo'\. Did you mean '90_demo'"),
+        ("90", {"sead": 1}, r"Unknown parameter of 90_demo 'sead'.*mean 'seed'"),
+        ("90", {"tier": "papr"}, r"Unknown tier 'papr'\. Did you mean 'paper'"),
+        ("90", {"seed": "1"}, r"Parameter seed of 90_demo must be of type int .*; got '1', of"),
+        ("90", {"seed": True}, r"must be of type int .*; got True, of type bool"),
+        ("90", {"weight": 1}, r"must be of type float \(default 0\.5\); got 1, of type int"),
+    ],
+)
+def test_mistakes_are_named_before_anything_runs(
+    book: Book, chapter: str, given: dict[str, object], message: str
+) -> None:
+    with pytest.raises(IclError, match=message):
+        book.run(chapter, **given)
+    assert book.ran() == []
+
+
+def test_a_default_that_is_no_literal_is_refused(book: Book) -> None:
+    book.add("90_demo", parameters="size = 2 * 3\n")
+    with pytest.raises(IclError, match=r"90_demo\.ipynb: parameter size is not a plain literal"):
+        book.run()
+
+
+def test_the_committed_chapters_are_found_in_order() -> None:
+    assert run.chapters() == sorted(run.chapters())
+    for name in run.chapters():
+        assert run.resolve(name) == run.resolve(name[:2]) == name
+
+
+# What is kept, and what is run again
+
+
+def test_a_run_leaves_notebook_and_result_and_is_not_repeated(book: Book) -> None:
+    first = book.run()
+    assert first.fresh
+    assert first.notebook == book.build / "run/mini/90_demo.ipynb"
+    assert read_json(book.result) == {"value": 0}
+    assert [c["execution_count"] for c in read_json(first.notebook)["cells"]] == [1, 2]
+    assert not book.run().fresh
+    assert not book.run(seed=0, tier="mini").fresh, "naming a default is the same run"
+    other = book.run(seed=3)
+    tags = [cell["metadata"].get("tags") for cell in read_json(other.notebook)["cells"]]
+    assert tags.count(["injected-parameters"]) == 1
+    assert read_json(book.result) == {"value": 3}
+    assert book.ran() == ["90_demo"] * 2
+    assert run.run_chapters(["90"], {"seed": 3}, book.build, force=True)[0].fresh
+
+
+def test_changes_are_noticed(book: Book, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "fake"
+    for name in ("code.py", "training/loop.py", "zoo/model/SHA256SUMS", "bookkit/session.py"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text("x = 1\n")
+    monkeypatch.setattr(run, "PACKAGE", package)
+
+    def edit(name: str) -> Callable[[], object]:
+        return lambda: (package / name).write_text("x = 2\n")
+
+    steps: dict[str, Callable[[], object]] = {
+        "first": lambda: None,
+        "source": lambda: book.add("90_demo", "# a comment"),
+        "package": edit("code.py"),
+        "recipe": edit("training/loop.py"),
+        "session": edit("bookkit/session.py"),
+        "model": edit("zoo/model/SHA256SUMS"),
+        "result": lambda: book.result.unlink(),
+        "output": lambda: (book.build / "run/mini/90_demo.ipynb").unlink(),
+        "record": lambda: (book.build / "runs/mini/90_demo.json").unlink(),
+    }
+    for what, change in steps.items():
+        change()
+        assert book.run().fresh, f"a change of {what} was not noticed"
+        assert not book.run().fresh, f"after {what}: nothing changed since"
+    (package / "bookkit/doctor.py").write_text("x = 1\n")
+    path = book.notebooks / "90_demo.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[-1].outputs = [nbformat.v4.new_output("stream", text="accepted")]
+    nbformat.write(notebook, path)
+    assert not book.run().fresh, "neither the doctor nor outputs matter"
+
+
+def test_the_readers_own_model_stays_apart(book: Book) -> None:
+    done = book.run()
+    before = [path.read_bytes() for path in (book.result, done.record)]
+    own = book.run(model="my/folder", seed=3)
+    assert own.fresh
+    assert own.notebook == book.build / "run/own/90_demo.ipynb"
+    assert [path.read_bytes() for path in (book.result, done.record)] == before
+    assert not book.run().fresh, "the tier's own run is still up to date"
+
+
+def test_a_claim_that_was_not_checked_is_named(book: Book) -> None:
+    book.add("90_demo", check=False)
+    for _ in range(2):  # the failed run does not count as done
+        with pytest.raises(IclError, match=r"90_demo did not check these claims: 90\.score"):
+            book.run()
+    assert book.run(tier="paper").fresh, "claims of another tier are not asked for"
+    (claims.ROOT / "90_demo.yml").unlink()
+    claims.ledger.cache_clear()
+    assert book.run().fresh, "a chapter without claims runs too"
+
+
+# What is said, and what is recorded
+
+
+def test_what_a_run_costs_is_said_before_it(
+    book: Book,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("ICLUTILS_QUIET")
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    assert book.run().fresh
+    assert "90_demo (mini): no run is recorded" in capsys.readouterr().out
+    assert not book.run().fresh
+    assert capsys.readouterr().out == "", "only of what runs"
+    planned = run.plan("90", {}, book.build)
+    planned.record.unlink()
+    record = {
+        "seconds": 185.0,
+        "peak_gib": {"memory": 2.4, "gpu": 0.0},
+        "machine": {"cpu": "A Chip", "cores": 2, "memory_gib": 8, "gpu": ""},
+    }
+    write_json(tmp_path / "book/runs/mini/90_demo.json", record)
+    said = "90_demo (mini): about 3 min, 2.4 GiB of memory, if as last time, on 2 cores"
+    assert run.cost(planned) == said
+    larger = {"peak_gib": {"memory": 9.0, "gpu": 40.0}, "machine": {"cores": 8, "gpu": "A GPU"}}
+    write_json(planned.record, record | larger)
+    assert run.cost(planned).endswith("40 GiB of GPU memory, if as last time, on A GPU")
+
+
+def test_a_run_records_its_time_memory_and_machine(kernels: Book) -> None:
+    kernels.add("90_demo", "import time; time.sleep(0.5)")
+    begin = "import iclutils; iclutils.begin(tier, model, seed, 'cpu')"
+    kernels.add("91_large", begin, "held = bytearray(2**30); held[::4096] = b'x' * 2**18")
+    done, large = (read_json(it.record) for it in run.run_chapters(["90", "91"], {}, kernels.build))
+    assert set(done) == status.FIELDS
+    assert (done["chapter"], done["tier"]) == ("90_demo", "mini")
+    assert done["seconds"] >= 0.5
+    assert done["machine"] == machine.describe()
+    assert done["versions"]["torch"] == metadata.version("torch")
+    assert done["python"] == platform.python_version()
+    assert done["peak_gib"] == run.UNKNOWN, "it does not begin, and so does not say"
+    assert 1.0 < large["peak_gib"]["memory"] < 8.0
+    assert large["peak_gib"]["gpu"] == 0.0
+    assert not list(kernels.build.rglob("*.peak.json"))
+
+
+# Failures, and several at a time
+
+MEET = """
+import os, pathlib, time
+here, there = pathlib.Path({here!r}), pathlib.Path({there!r})
+here.touch()
+for _ in range(600):
+    if there.exists(): break
+    time.sleep(0.1)
+assert there.exists() and os.environ["OMP_NUM_THREADS"] == "1"
+"""
+
+
+def test_chapters_run_side_by_side_the_longest_first(
+    kernels: Book, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two waits for the other; the third, known to be short, comes last."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "elsewhere"))
+    one, two = (str(tmp_path / name) for name in "ab")
+    kernels.add("90_short")
+    kernels.add("91_one", MEET.format(here=one, there=two))
+    kernels.add("92_two", MEET.format(here=two, there=one))
+    short = {"seconds": 1.0, "peak_gib": run.UNKNOWN, "machine": {"cores": 2, "gpu": ""}}
+    write_json(kernels.build / "runs/mini/90_short.json", short)
+    done = run.run_chapters(["90", "91", "92"], {}, kernels.build)
+    assert [item.chapter for item in done] == ["90_short", "91_one", "92_two"]
+    assert all(item.fresh for item in done)
+    assert kernels.ran()[-1] == "90_short"
+    assert not (tmp_path / "elsewhere").exists(), "results go where asked"
+
+
+def test_of_two_chapters_one_fails_and_the_other_is_kept(kernels: Book) -> None:
+    path = kernels.add("90_broken")
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell('raise ValueError("the eigenvalues")'))
+    nbformat.write(notebook, path)
+    kernels.add("91_sound", "import time; time.sleep(2)")
+    stopped = r"90_broken stopped in cell \[3\]: ValueError: the eigenvalues\nThe cells up to there"
+    with pytest.raises(IclError, match=stopped):
+        run.run_chapters(["90", "91"], {}, kernels.build)
+    assert read_json(kernels.result) == {"value": 0}, "what was checked is kept"
+    assert not (kernels.build / "run/mini/90_broken.ipynb").exists()
+    assert (kernels.build / "run/mini/90_broken.partial.ipynb").exists()
+    assert kernels.ran() == ["90_broken", "91_sound"]
+    assert not kernels.run("91").fresh
+    kernels.add("90_broken")
+    assert kernels.run("90").fresh, "after the cure it runs, although every result was there"
+    assert not list(kernels.build.rglob("*.partial.ipynb"))
+
+
+def test_a_kernel_that_dies_is_one_clear_error(kernels: Book) -> None:
+    kernels.add("90_demo", "import os; os._exit(1)")
+    with pytest.raises(IclError, match=r"90_demo stopped: its kernel died"):
+        kernels.run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
+def test_a_run_that_was_ended_continues_where_it_stopped(
+    kernels: Book, tmp_path: Path, how: signal.Signals
+) -> None:
+    started = tmp_path / "started"
+    wait = (
+        f"import os, pathlib, time; pathlib.Path({str(started)!r}).touch()\n"
+        "time.sleep(600 if 'HOLD' in os.environ else 0)"
+    )
+    kernels.add("90_demo")
+    kernels.add("91_other", wait)
+    program = f"""
+import pathlib, sys
+from iclutils import __main__
+from iclutils.bookkit import claims, commands, run
+run.NOTEBOOKS = pathlib.Path({str(kernels.notebooks)!r})
+claims.ROOT = pathlib.Path({str(claims.ROOT)!r})
+commands.BUILD = pathlib.Path({str(kernels.build)!r})
+sys.exit(__main__.main(["run", "all"]))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=os.environ | {"HOLD": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        while not (started.exists() and (kernels.build / "run/mini/90_demo.json").exists()):
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            time.sleep(0.1)
+        process.send_signal(how)
+        assert process.wait(30) == (130 if how == signal.SIGINT else -how)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        _, said = process.communicate()
+    assert how == signal.SIGKILL or b"run again to continue" in said
+    assert kernels.ran() == ["90_demo"]
+    assert not (kernels.build / "run/mini/91_other.ipynb").exists()
+    assert not kernels.run("90").fresh, "what was finished is not run again"
+    assert kernels.run("91").fresh
+    assert kernels.ran() == ["90_demo", "91_other"]
