@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
-    from .bookkit.quick_figures import Glimpse, show
+    from .bookkit.quick_figures import QuickFigure, show
     from .bookkit.session import Session, begin
     from .errors import IclError
 
-__all__ = ["Glimpse", "IclError", "Session", "begin", "show"]
+__all__ = ["IclError", "QuickFigure", "Session", "begin", "show"]
 __version__ = metadata.version("iclutils")
 
 _MODULES = {
-    "Glimpse": "bookkit.quick_figures",
     "IclError": "errors",
+    "QuickFigure": "bookkit.quick_figures",
     "Session": "bookkit.session",
     "begin": "bookkit.session",
     "show": "bookkit.quick_figures",

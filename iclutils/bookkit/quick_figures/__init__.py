@@ -1,9 +1,9 @@
-"""Glimpses: each chapter's main figure, from one call, on a model of the reader's own.
+"""Quick figures: each chapter's main figure, from one call, on a model of the reader's own.
 
 ``show("01", model="path/to/folder")`` says what it will do, how much memory that takes and for
-about how long, does it, and returns the figure with the numbers that it draws. The lenses are
+about how long, does it, and returns the figure with the numbers that it draws. The measures are
 those of the chapters; only the sizes are small, so that a call on a model of GPT-2 small's shape
-takes about a minute on two cores. What is not possible with a model is refused with a cure.
+takes about a minute on two cores.
 
 Example:
     >>> import iclutils
@@ -11,23 +11,23 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import IclError, unknown
 from .. import presets
 from ..session import Session, resolve_device
-from . import anchors, circuits, duality, induction, regression
-from .glimpse import Asked, Glimpse, Labelled, holds
+from . import circuits, gradient_descent, induction, label_words, regression
+from .quick_figure import Labelled, QuickFigure, Request, kind_of
 
-__all__ = ["Glimpse", "show"]
+__all__ = ["QuickFigure", "show"]
 
-CHAPTERS: dict[str, Callable[[Asked], Glimpse]] = {
-    "01": induction.glimpse,
-    "02": anchors.glimpse,
-    "03": regression.glimpse,
-    "04": duality.glimpse,
-    "05": circuits.glimpse,
+CHAPTERS = {
+    "01": induction.draw,
+    "02": label_words.draw,
+    "03": regression.draw,
+    "04": gradient_descent.draw,
+    "05": circuits.draw,
 }
 NUMBERS = {"learners": "03", "solvers": "04"}  # which chapter looks at networks without tokens
 
@@ -41,7 +41,7 @@ def show(
     query: str | Labelled = "",
     seed: int = 0,
     device: str = "auto",
-) -> Glimpse:
+) -> QuickFigure:
     """A chapter's main figure for one model.
 
     Args:
@@ -67,11 +67,11 @@ def show(
         raise IclError("Demonstrations and a query are for chapter 02.")
     tier = presets.get("mini")
     name = str(model) or tier.models(chapter)[0]
-    kind = holds(name)
+    kind = kind_of(name)
     if NUMBERS.get(kind, chapter) != chapter:
         raise IclError(
             f"{name!r} holds {kind}, which read numbers and no tokens: ask for chapter "
             f"{NUMBERS[kind]}, or name a language model."
         )
     session = Session(tier, str(model), seed, resolve_device(device))
-    return CHAPTERS[chapter](Asked(session, name, kind, prompt, tuple(demonstrations), query))
+    return CHAPTERS[chapter](Request(session, name, kind, prompt, tuple(demonstrations), query))

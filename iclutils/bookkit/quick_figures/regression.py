@@ -22,56 +22,42 @@ from ...plots import figures
 from ...progress import say
 from ...tasks import numbers, regression
 from ...tasks.regression import Contexts, Task
-from .glimpse import Asked, Glimpse, activations, announce
+from .quick_figure import QuickFigure, Request, announce
 
 SHOWN = ("OLS", "ridge 1/10", "GD 0.02", "3-NN")  # lines of the figure
 CONTEXTS, PAIRS, AT_ONCE = 64, 12, 16  # of a language model
 FEWEST = 3  # pairs that tell algorithms apart
 
 
-def glimpse(asked: Asked) -> Glimpse:
-    """Distances of a learner, or of a language model, to the textbook algorithms."""
-    return _of_learner(asked) if asked.kind == "learners" else _of_model(asked)
-
-
-def middle(xs: Tensor, ys: Tensor) -> Tensor:
-    """Always 0, the middle of all numbers."""
-    return torch.zeros_like(ys)
-
-
-def mean_label(xs: Tensor, ys: Tensor) -> Tensor:
-    """The mean of the labels so far; 0 before there is one."""
-    count = torch.arange(ys.shape[-1]).to(ys)
-    return (ys.cumsum(-1) - ys) / count.clamp(min=1)
-
-
-def last_label(xs: Tensor, ys: Tensor) -> Tensor:
-    """The label before, once more; 0 before there is one."""
-    return torch.nn.functional.pad(ys[..., :-1], (1, 0))
-
-
-IDLE: dict[str, Predictor] = {
-    "the middle": middle,
-    "mean label": mean_label,
-    "last label": last_label,
+IDLE: dict[str, Predictor] = {  # they learn nothing
+    "the middle": lambda xs, ys: torch.zeros_like(ys),
+    "mean label": lambda xs, ys: (
+        (ys.cumsum(-1) - ys) / torch.arange(ys.shape[-1]).to(ys).clamp(min=1)
+    ),
+    "last label": lambda xs, ys: torch.nn.functional.pad(ys[..., :-1], (1, 0)),
 }
 
 
-def _of_learner(asked: Asked) -> Glimpse:
-    sizes = asked.session.tier.regression
-    net = asked.session.learners(asked.name)
+def draw(request: Request) -> QuickFigure:
+    """Distances of a learner, or of a language model, to the textbook algorithms."""
+    return _of_learner(request) if request.kind == "learners" else _of_model(request)
+
+
+def _of_learner(request: Request) -> QuickFigure:
+    sizes = request.session.tier.regression
+    net = request.session.learners(request.name)
     dim = net.shape.dim
     task = Task(**net.tasks[-1]) if net.tasks else Task(dim)
     pairs = min(net.shape.pairs, 2 * dim + 1)
-    say(f"distances of {asked.name} on {sizes.contexts} contexts: some seconds, less than 1 GB")
-    source = asked.session.generator("contexts")
+    say(f"distances of {request.name} on {sizes.contexts} contexts: some seconds, less than 1 GB")
+    source = request.session.generator("contexts")
     drawn = regression.sample(task, sizes.contexts, pairs, source)
     found = ask(net, drawn.xs, drawn.ys)[-1].cpu()
-    return _compared(asked, found, drawn, bank("wide", task.ridge), SHOWN, "")
+    return _compared(request, found, drawn, bank("wide", task.ridge), SHOWN, "")
 
 
-def _of_model(asked: Asked) -> Glimpse:
-    model = asked.load()
+def _of_model(request: Request) -> QuickFigure:
+    model = request.load()
     script = _script(model)
     pairs = min(PAIRS, (model.cfg.n_ctx - len(script.start)) // script.pair)
     if pairs < FEWEST:
@@ -79,15 +65,14 @@ def _of_model(asked: Asked) -> Glimpse:
             f"Only {pairs} pairs of numbers fit the {model.cfg.n_ctx} tokens that this model "
             f"reads; at least {FEWEST} are needed."
         )
-    drawn = numbers.contexts(script, CONTEXTS, pairs, asked.session.generator("contexts"))
+    drawn = numbers.contexts(script, CONTEXTS, pairs, request.session.generator("contexts"))
     tokens = script.write(drawn.xs, drawn.ys)[0][:AT_ONCE].to(model.cfg.device)
-    held = activations(model, tokens)
-    announce(model, "pairs of numbers", tokens, CONTEXTS / AT_ONCE, held)
+    announce(model, "pairs of numbers", tokens, CONTEXTS / AT_ONCE)
     found, sure = written.answers(model, script, drawn.xs, drawn.ys, AT_ONCE)
     share = sure[:, 1:].mean().item()
     remark = f" It gives {share:.0%} of its probability to numbers."
     shown = ("OLS", "3-NN", *IDLE)
-    made = _compared(asked, found, drawn, bank() | IDLE, shown, remark)
+    made = _compared(request, found, drawn, bank() | IDLE, shown, remark)
     made.numbers["probability of a number"] = share
     return made
 
@@ -103,17 +88,17 @@ def _script(model: TransformerBridge) -> numbers.Script:
 
 
 def _compared(
-    asked: Asked,
+    request: Request,
     found: Tensor,
     drawn: Contexts,
     known: Mapping[str, Predictor],
     shown: tuple[str, ...],
     remark: str,
-) -> Glimpse:
+) -> QuickFigure:
     """The figure: distance to some of the algorithms, and the squared error, by pairs seen."""
     dim, count = drawn.xs.shape[-1], drawn.ys.shape[-1]
     answers = {name: ask(f, drawn.xs, drawn.ys) for name, f in known.items()}
-    region, draw = slice(1, count), asked.session.generator("resamples")
+    region, draw = slice(1, count), request.session.generator("resamples")
     best = nearest(found, answers, dim, draw, region, resamples=200)
     away = {name: spd(found, row, dim).mean for name, row in answers.items()}
     ys = drawn.ys.double()
@@ -132,13 +117,11 @@ def _compared(
         f"{best.share.max():.0%} of resamples). Its own error is {missing:.2g}, where always "
         f"answering the middle would give {scale:.2g}.{remark}"
     )
+    distances = dict(zip(best.names, best.distances.tolist(), strict=True))
     numbers_ = {
-        "nearest": winner,
-        "distances": dict(zip(best.names, best.distances.tolist(), strict=True)),
-        "by pairs": away,
-        "squared error": missed,
-        "scale": scale,
+        **{"nearest": winner, "distances": distances},
+        **{"by pairs": away, "squared error": missed, "scale": scale},
     }
     alt = f"Two line plots against the number of pairs, distances and squared errors. {text}"
     figure = figures.curves(panels, "labelled pairs n", log_y=True)
-    return Glimpse("03", figure, numbers_, alt, text)
+    return QuickFigure("03", figure, numbers_, alt, text)

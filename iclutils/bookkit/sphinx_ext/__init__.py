@@ -64,6 +64,8 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.connect("html-page-context", meta.describe)
     app.connect("html-page-context", access.mend)
     app.connect("build-finished", _copy_mathjax)
+    if silent := app.extensions.get("sphinx_multitoc_numbering"):
+        silent.parallel_read_safe = True  # it numbers pages after all are read, and does not say so
     return {"version": metadata.version("iclutils"), "parallel_read_safe": True}
 
 

@@ -6,8 +6,9 @@ by our recipes: the trained layers beside steps of gradient descent, as inputs a
 
 from __future__ import annotations
 
+import math
+
 import torch
-from torch import Tensor
 
 from ...chapters.gradient_descent import alignment, descent, heads, removal, tuning
 from ...chapters.gradient_descent.attribution import Direct, direct
@@ -17,35 +18,33 @@ from ...progress import bar, say
 from ...tasks.functions import Problem
 from ...tasks.regression import Task
 from ...tasks.repeated import repeated_tokens
-from .glimpse import Asked, Glimpse, activations, announce
+from .quick_figure import QuickFigure, Request, announce
 
-PROMPTS, TOGETHER = 16, 8
+PROMPTS, BATCH = 16, 8
 STRETCHED = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 CONTEXTS = 4000
 
 
-def glimpse(asked: Asked) -> Glimpse:
+def draw(request: Request) -> QuickFigure:
     """Steps and starts of all heads, or a trained layer against a step of gradient descent."""
-    return _of_solvers(asked) if asked.kind == "solvers" else _of_heads(asked)
+    return _of_solvers(request) if request.kind == "solvers" else _of_heads(request)
 
 
-def _of_heads(asked: Asked) -> Glimpse:
+def _of_heads(request: Request) -> QuickFigure:
     """Repeated tokens up to the middle of the second copy; the first copy demonstrates."""
-    model = asked.load()
-    cfg, source = model.cfg, asked.session.generator("copying")
-    length = min(asked.session.tier.induction.length, (cfg.n_ctx - 1) // 2)
+    model = request.load()
+    cfg, source = model.cfg, request.session.generator("copying")
+    length = min(request.session.tier.induction.length, (cfg.n_ctx - 1) // 2)
     batch = repeated_tokens(model, PROMPTS, length, source, distinct=True)
     end = length + length // 2 + 1
     tokens, answer = batch.tokens[:, :end], batch.tokens[:, end]
     shown = heads.first_copy(batch)[:, :end]
     others = torch.arange(cfg.d_vocab, device=tokens.device)[None]
-    columns = (rows.split(TOGETHER) for rows in (tokens, shown, answer))
+    columns = (rows.split(BATCH) for rows in (tokens, shown, answer))
     parts = list(zip(*columns, strict=True))
-    held = activations(
-        model, parts[0][0], patterns=3 * cfg.n_layers, streams=12 * cfg.n_layers, vocab=2
-    )
-    held += 16 * cfg.d_vocab * cfg.d_model  # two copies of the unembedding, in double precision
-    announce(model, "steps of all heads", parts[0][0], 8 * len(parts), held)
+    held = {"patterns": 3 * cfg.n_layers, "streams": 12 * cfg.n_layers}
+    twice = 16 * cfg.d_vocab * cfg.d_model  # the unembedding, in double precision
+    announce(model, "steps of all heads", parts[0][0], 8 * len(parts), **held, more=twice)
     splits, right = [], []
     for some, where, wanted in bar(parts, "prompts"):
         splits.append(direct(model, some, where, wanted, others))
@@ -69,11 +68,8 @@ def _of_heads(asked: Asked) -> Glimpse:
         )
     )
     numbers = {
-        "steps": steps,
-        "starts": starts,
-        "share of steps": share if copies else float("nan"),
-        "accuracy": whole,
-        "accuracy without steps": without,
+        **{"steps": steps, "starts": starts, "share of steps": share if copies else math.nan},
+        **{"accuracy": whole, "accuracy without steps": without},
     }
     alt = (
         "Two maps by layer and head, zero in the middle of the scale: what each head's gradient "
@@ -82,16 +78,16 @@ def _of_heads(asked: Asked) -> Glimpse:
     layers, each = (list(map(str, range(count))) for count in steps.shape)
     maps = {"steps, nats": steps, "starts, nats": starts}
     figure = figures.signed(maps, "head", "layer", 2, layers, each)
-    return Glimpse("04", figure, numbers, alt, text)
+    return QuickFigure("04", figure, numbers, alt, text)
 
 
-def _of_solvers(asked: Asked) -> Glimpse:
-    net = asked.session.solvers(asked.name)
-    problem = _problem(asked.name, net.tasks[-1] if net.tasks else {})
-    say(f"{asked.name} against gradient descent: some seconds, less than 1 GB")
+def _of_solvers(request: Request) -> QuickFigure:
+    net = request.session.solvers(request.name)
+    problem = _problem(request.name, net.tasks[-1] if net.tasks else {})
+    say(f"{request.name} against gradient descent: some seconds, less than 1 GB")
     pairs = net.shape.pairs + 1
-    tuned_on = problem.sample(CONTEXTS, pairs, asked.session.generator("tuning"))
-    drawn = problem.sample(CONTEXTS, pairs, asked.session.generator("asked"))
+    tuned_on = problem.sample(CONTEXTS, pairs, request.session.generator("tuning"))
+    drawn = problem.sample(CONTEXTS, pairs, request.session.generator("asked"))
     tuned = tuning.tune(1, tuned_on.xs, tuned_on.ys)
     step = descent.predictor(tuned.rates, tuned.gammas)
     losses = alignment.under_shift(
@@ -105,11 +101,11 @@ def _of_solvers(asked: Asked) -> Glimpse:
         f"descent do with a cosine of {cosine:.2f}, and its loss is {ratio:.2f} of the step's "
         f"(the worst of {len(net.seeds)} trainings)."
     )
-    lines = {name: (STRETCHED, _worst(rows)) for name, rows in losses.items()}
+    lines = {name: (STRETCHED, rows.amax(0).tolist()) for name, rows in losses.items()}
     numbers = {"losses": losses, "cosine": near.cosine, "loss ratio": ratio, "rate": tuned.rates[0]}
     alt = f"Loss of the trained network and of one step, over the scale of the inputs. {text}"
     figure = figures.curves({"loss": lines}, "inputs scaled by", log_y=True)
-    return Glimpse("04", figure, numbers, alt, text)
+    return QuickFigure("04", figure, numbers, alt, text)
 
 
 def _problem(name: str, known: dict) -> Problem:
@@ -119,7 +115,3 @@ def _problem(name: str, known: dict) -> Problem:
             "model is nothing to compare it with. Use solvers such as 'lsa-1'."
         )
     return Problem(Task(**known["task"]), known["link"], tuple(known["scales"]))
-
-
-def _worst(rows: Tensor) -> list[float]:
-    return rows.amax(0).tolist()

@@ -1,4 +1,4 @@
-"""What a glimpse is asked, what it gives, and what it says before it starts."""
+"""What a quick figure is asked, what it gives, and what it says before it starts."""
 
 from __future__ import annotations
 
@@ -23,26 +23,8 @@ Labelled = tuple[str, str]  # a text and its label
 FLOAT = 4  # bytes
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One call of ``show``; ``kind`` is what the folder of the model holds."""
-
-    session: Session
-    name: str
-    kind: str
-    prompt: str = ""
-    demonstrations: tuple[Labelled, ...] = ()
-    query: str | Labelled = ""
-
-    def load(self, fold: bool = False) -> TransformerBridge:
-        """The model, after saying how large it is; folding holds two more copies for a while."""
-        more = ", three times that while they are folded" if fold else ""
-        say(f"loading {self.name}: {amount(models.size(self.name))} of weights in memory{more}")
-        return self.session.load(self.name, fold=fold)
-
-
 @dataclass(frozen=True, repr=False)
-class Glimpse:
+class QuickFigure:
     """A figure, the numbers that it draws, and what it shows in words.
 
     ``alt`` describes the figure to who cannot see it; ``text`` says what was found.
@@ -68,7 +50,25 @@ class Glimpse:
         return path
 
 
-def holds(name: str) -> str:
+@dataclass(frozen=True)
+class Request:
+    """One call of ``show``; ``kind`` is what the folder of the model holds."""
+
+    session: Session
+    name: str
+    kind: str
+    prompt: str = ""
+    demonstrations: tuple[Labelled, ...] = ()
+    query: str | Labelled = ""
+
+    def load(self, fold: bool = False) -> TransformerBridge:
+        """The model, after saying how large it is; folding holds two more copies for a while."""
+        more = ", three times that while they are folded" if fold else ""
+        say(f"loading {self.name}: {amount(models.size(self.name))} of weights in memory{more}")
+        return self.session.load(self.name, fold=fold)
+
+
+def kind_of(name: str) -> str:
     """What a name or folder holds: ``learners``, ``solvers``, or else a ``transformer``."""
     known = name in zoo.names() or name in zoo.names(zoo.trained()) or Path(name).is_dir()
     config = zoo.find(name) / "config.json" if known else None
@@ -78,44 +78,35 @@ def holds(name: str) -> str:
     return kind if kind in ("learners", "solvers") else "transformer"
 
 
-def activations(
-    model: TransformerBridge,
-    tokens: Int[Tensor, "batch pos"],
-    patterns: int = 3,
-    streams: int = 12,
-    vocab: int = 2,
-) -> int:
-    """Bytes that a pass over ``tokens`` holds at once, beside the weights.
-
-    Args:
-        model: the model.
-        tokens: what is read at once.
-        patterns: tensors of the size of a layer's attention patterns.
-        streams: tensors of the size of the residual stream.
-        vocab: tensors of the size of the logits.
-    """
-    rows, cfg = tokens.numel(), model.cfg
-    each = vocab * cfg.d_vocab + streams * cfg.d_model + patterns * cfg.n_heads * tokens.shape[1]
-    return FLOAT * rows * each
-
-
 def announce(
     model: TransformerBridge,
     what: str,
     tokens: Int[Tensor, "batch pos"],
     passes: float | int,
-    held: int,
+    *,
+    patterns: int = 3,
+    streams: int = 12,
+    vocab: int = 2,
+    more: int = 0,
 ) -> None:
     """Say what comes, for about how long, in how much memory; one pass is timed for it.
 
-    Nothing is timed and nothing said where progress is not to be shown (``progress.quiet``).
+    Args:
+        what: in words.
+        tokens: what is read at once.
+        passes: how many passes over ``tokens`` it takes.
+        patterns, streams, vocab: tensors of the size of a layer's attention patterns, of the
+            residual stream and of the logits that are held at once, beside the weights.
+        more: other bytes.
     """
     if quiet():
         return
-    start = time.perf_counter()
+    start, cfg = time.perf_counter(), model.cfg
     models.logits(model, tokens)
     seconds = passes * (time.perf_counter() - start)
-    say(f"{what}: {duration(seconds)}, {amount(held)} of memory beside the weights")
+    each = vocab * cfg.d_vocab + streams * cfg.d_model + patterns * cfg.n_heads * tokens.shape[1]
+    held = amount(FLOAT * tokens.numel() * each + more)
+    say(f"{what}: {duration(seconds)}, {held} of memory beside the weights")
 
 
 def amount(size: float | int) -> str:

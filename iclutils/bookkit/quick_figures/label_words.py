@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from ...chapters.label_words import saliency
 from ...errors import IclError
 from ...interp.readout import target_logits
@@ -12,27 +10,21 @@ from ...plots import figures
 from ...tasks import classification, topics
 from ...tasks.prompts import Prompts, predicted_class
 from ...tasks.sources import open_source
-from .glimpse import Asked, Glimpse, activations, announce
+from .quick_figure import QuickFigure, Request, announce
 
-TOGETHER = 32  # prompts in a pass
+BATCH = 32  # prompts in a pass
 CURVES = ("S_wp", "S_pq", "S_ww")
 CUE, ANSWER = "Text:", "Label:"
 
 
-def glimpse(asked: Asked) -> Glimpse:
+def draw(request: Request) -> QuickFigure:
     """S_wp, S_pq and S_ww by layer, on the reader's own prompt or on made-up topics."""
-    model = asked.load()
-    prompts, about = _prompts(asked, model)
-    held = activations(
-        model,
-        prompts.tokens[:TOGETHER],
-        patterns=4 * model.cfg.n_layers,
-        streams=20 * model.cfg.n_layers,
-        vocab=0,
-    )
-    passes = 3 * len(prompts) / min(TOGETHER, len(prompts))
-    announce(model, "saliency", prompts.tokens[:TOGETHER], passes, held)
-    flow = saliency.measure(model, prompts, batch_size=TOGETHER)
+    model = request.load()
+    prompts, about = _prompts(request, model)
+    tokens, layers = prompts.tokens[:BATCH], model.cfg.n_layers
+    held = {"patterns": 4 * layers, "streams": 20 * layers, "vocab": 0}
+    announce(model, "saliency", tokens, 3 * len(prompts) / len(tokens), **held)
+    flow = saliency.measure(model, prompts, batch_size=BATCH)
     share, total = flow.relative.cpu(), flow.relative_total.cpu()
     panels = {
         title: {name: (range(len(x)), x[:, k].tolist()) for k, name in enumerate(CURVES)}
@@ -40,19 +32,19 @@ def glimpse(asked: Asked) -> Glimpse:
     }
     seen = (
         f"the flow into label words (S_wp) is largest in layer {int(share[:, 0].argmax())}, "
-        f"{_percent(share[:, 0].max())} of that layer per edge; the flow from them to the end "
-        f"(S_pq) in layer {int(share[:, 1].argmax())}, {_percent(share[:, 1].max())}"
+        f"{share[:, 0].max():.0%} of that layer per edge; the flow from them to the end "
+        f"(S_pq) in layer {int(share[:, 1].argmax())}, {share[:, 1].max():.0%}"
     )
     numbers = {"S": share, "S summed": total, "prompts": len(prompts)}
     alt = f"Two line plots by layer of three shares of saliency, S_wp, S_pq and S_ww: {seen}."
-    return Glimpse("02", figures.curves(panels, "layer"), numbers, alt, f"{about}{seen}.")
+    return QuickFigure("02", figures.curves(panels, "layer"), numbers, alt, f"{about}{seen}.")
 
 
-def _prompts(asked: Asked, model: TransformerBridge) -> tuple[Prompts, str]:
+def _prompts(request: Request, model: TransformerBridge) -> tuple[Prompts, str]:
     """The prompts, and what there is to say about them."""
-    session = asked.session
-    if asked.demonstrations or asked.query:
-        return _own(asked, model)
+    session = request.session
+    if request.demonstrations or request.query:
+        return _own(request, model)
     if model.cfg.d_vocab != topics.VOCAB:
         raise IclError(
             "Give this model something to label: demonstrations=[(text, label), ...] and "
@@ -62,10 +54,10 @@ def _prompts(asked: Asked, model: TransformerBridge) -> tuple[Prompts, str]:
     return source.varied(session.tier.label_words.saliency_prompts), "On made-up topics "
 
 
-def _own(asked: Asked, model: TransformerBridge) -> tuple[Prompts, str]:
+def _own(request: Request, model: TransformerBridge) -> tuple[Prompts, str]:
     """The reader's own prompt; without a right answer, the model's takes its place."""
-    text, right = asked.query if isinstance(asked.query, tuple) else (asked.query, "")
-    labels = list(dict.fromkeys(label.strip() for _, label in asked.demonstrations))
+    text, right = request.query if isinstance(request.query, tuple) else (request.query, "")
+    labels = list(dict.fromkeys(label.strip() for _, label in request.demonstrations))
     if len(labels) < 2 or not text:
         raise IclError(
             "Give demonstrations with at least two labels, [(text, label), ...], and a query; got "
@@ -75,23 +67,16 @@ def _own(asked: Asked, model: TransformerBridge) -> tuple[Prompts, str]:
         raise IclError(f"The query's label {right!r} is none of those shown: {', '.join(labels)}.")
     tokenizer = words(model)
     task = classification.Task("your prompt", CUE, ANSWER, tuple(f" {label}" for label in labels))
-    shown = [(demo, labels.index(label.strip())) for demo, label in asked.demonstrations]
+    shown = [(demo, labels.index(label.strip())) for demo, label in request.demonstrations]
     gold = labels.index(right.strip()) if right else 0
     prompts, _ = classification.build(
         task, tokenizer, [shown], [(text, gold)], context=model.cfg.n_ctx
     )
-    prompts = prompts.to(asked.session.device)
+    prompts = prompts.to(request.session.device)
     answer = int(predicted_class(prompts, target_logits(model, prompts)))
     if not right:
         prompts.gold[:] = answer
     long = [w for w in labels if len(tokenizer(f" {w}", add_special_tokens=False)["input_ids"]) > 1]
     read = f" (of {', '.join(long)} only the first token counts)" if long else ""
-    return prompts, f"The model answers {labels[answer]!r}{read}; for {_what(right)} "
-
-
-def _what(right: str) -> str:
-    return f"{right.strip()!r}" if right else "that answer"
-
-
-def _percent(share: Tensor) -> str:
-    return f"{share:.0%}"
+    what = f"{right.strip()!r}" if right else "that answer"
+    return prompts, f"The model answers {labels[answer]!r}{read}; for {what} "
