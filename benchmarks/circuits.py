@@ -2,7 +2,7 @@
 
 The loop is TransformerLens' ``get_act_patch_direct_path_all_sources``: one forward pass with
 forked inputs for every pair of heads. ``--every`` runs it for every n-th writing head only, in
-turns with the fast way (``patching.pairs``), and scales up; the fast way is always timed
+turns with the fast way (``patching.path_patching``), and scales up; the fast way is always timed
 whole, with the clean and corrupt passes that it needs. Both run in one process on the same
 weights and tokens, and scores must agree to 1e-5 nats or the benchmark stops. Times are
 CPU seconds of all threads, so that a busy machine does not matter.
@@ -32,6 +32,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from iclutils.interp import patching
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying
+from iclutils.interp.graph import of
 from iclutils.interp.patching import FEW
 from iclutils.models import TransformerBridge, cached, load
 
@@ -104,13 +105,19 @@ def compare(name: str, model: TransformerBridge, behaviour: CleanCorrupt, given:
     clean, _ = baselines(model, behaviour)
     pairs = heads**2 * layers * (layers - 1) // 2
     sources = [(layer, head) for layer in range(layers - 1) for head in range(heads)]
-    patching.pairs(model, behaviour, "k")  # burn-in
+    graph = of(model)
+    keys = [(u, v) for u, v in graph.edges() if u.kind == "head" and v.kind == "k"]
+
+    def all_at_once() -> Tensor:
+        return graph.head_pairs(patching.path_patching(model, behaviour, keys))[1]
+
+    all_at_once()  # burn-in
     loop(model, behaviour, "k", sources[-1])
     fast, slow, gap = [], [], 0.0
     for number, source in enumerate(sources[:: given.every]):
         if number < given.repeats:
             began = time.process_time()
-            found = patching.pairs(model, behaviour, "k")
+            found = all_at_once()
             fast.append(time.process_time() - began)
         scores, each = loop(model, behaviour, "k", source)
         slow.append(each)

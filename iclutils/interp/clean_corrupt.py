@@ -1,4 +1,4 @@
-"""A behaviour: what a model is asked, what it must answer, and what it loses without its cause.
+"""Clean/corrupt tasks: what a model is asked, what it must answer, and what it loses without cause.
 
 Every sequence comes twice. On the *clean* one the answer can be told, on the *corrupt* one it
 cannot, and the two differ in nothing else that matters: same length, same scored positions, same
@@ -72,36 +72,36 @@ class CleanCorrupt:
         held: dict[str, Any] = {k: None if v is None else v[rows] for k, v in vars(self).items()}
         return replace(self, **held)
 
+    def log_prob(
+        self, logits: Float[Tensor, "*lead batch entry vocab"]
+    ) -> Float[Tensor, "*lead batch entry"]:
+        """log p of the right answers, in nats."""
+        return self._right(logits) - self._among(logits).logsumexp(-1)
+
     def score(
         self, logits: Float[Tensor, "*lead batch entry vocab"]
     ) -> Float[Tensor, "*lead batch"]:
         """Mean log p of the right answers, in nats."""
-        right = self._right(logits)
-        if self.choices is None:
-            total = logits.logsumexp(-1)
-        else:
-            pick = self.choices[:, None].expand(*logits.shape[:-1], -1)
-            total = logits.gather(-1, pick).logsumexp(-1)
-        return (right - total).mean(-1)
+        return self.log_prob(logits).mean(-1)
 
     def is_correct(
         self, logits: Float[Tensor, "*lead batch entry vocab"]
     ) -> Bool[Tensor, "*lead batch entry"]:
         """Whether no other token (or choice) has a higher logit than the right answer."""
-        rest = (
-            logits
-            if self.choices is None
-            else logits.gather(-1, self.choices[:, None].expand(*logits.shape[:-1], -1))
-        )
-        return self._right(logits) >= rest.max(-1).values
+        return self._right(logits) >= self._among(logits).max(-1).values
 
     def _right(self, logits: Tensor) -> Tensor:
         return logits.gather(-1, self.answer[..., None].expand(*logits.shape[:-1], 1))[..., 0]
 
+    def _among(self, logits: Tensor) -> Tensor:
+        if self.choices is None:
+            return logits
+        return logits.gather(-1, self.choices[:, None].expand(*logits.shape[:-1], -1))
+
 
 def scored_logits(
     model: TransformerBridge,
-    behaviour: CleanCorrupt,
+    task: CleanCorrupt,
     hooks: Sequence[Hook] = (),
     corrupt: bool = False,
 ) -> Float[Tensor, "batch entry vocab"]:
@@ -111,14 +111,14 @@ def scored_logits(
         >>> clean_corrupt.scored_logits(net, task).shape[:2] == task.at.shape
         True
     """
-    tokens = behaviour.corrupt if corrupt else behaviour.clean
+    tokens = task.corrupt if corrupt else task.clean
     check_tokens(model, tokens)
     with torch.no_grad():
-        return model.run_with_hooks(tokens, fwd_hooks=[*hooks, at_positions(behaviour.at)])
+        return model.run_with_hooks(tokens, fwd_hooks=[*hooks, at_positions(task.at)])
 
 
 def baselines(
-    model: TransformerBridge, behaviour: CleanCorrupt
+    model: TransformerBridge, task: CleanCorrupt
 ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:
     """Score of the clean and of the corrupt run, in nats: the 1 and the 0 of every share.
 
@@ -127,8 +127,7 @@ def baselines(
         >>> bool(clean.mean() > corrupt.mean() + 1)
         True
     """
-    clean = behaviour.score(scored_logits(model, behaviour))
-    corrupt = behaviour.score(scored_logits(model, behaviour, corrupt=True))
+    clean, corrupt = (task.score(scored_logits(model, task, corrupt=c)) for c in (False, True))
     if abs(float((clean - corrupt).mean())) < CONSTANT:
         raise IclError(
             "The clean and the corrupt sequences score the same: this model does not show the "
@@ -142,13 +141,7 @@ def share(
     clean: Float[Tensor, "batch"],
     corrupt: Float[Tensor, "batch"],
 ) -> Float[Tensor, "*item"]:
-    """Nats lost as a share of what the corruption takes: mean over mean; 0 nothing, 1 all.
-
-    Example:
-        >>> lost = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
-        >>> clean_corrupt.share(lost, clean=torch.zeros(2), corrupt=-2 * torch.ones(2))
-        tensor([0.0000, 0.5000])
-    """
+    """Nats lost as a share of what the corruption takes: mean over mean; 0 nothing, 1 all."""
     return lost.mean(-1) / (clean - corrupt).mean()
 
 
@@ -177,14 +170,13 @@ def copying(
     """
     if corruption not in ("fresh", "shuffled"):
         raise unknown("corruption", corruption, ["fresh", "shuffled"])
-    batch = repeated_tokens(model, count, length, generator, distinct=True)
-    clean, corrupt = batch.tokens, batch.tokens.clone()
+    clean = repeated_tokens(model, count, length, generator, distinct=True).tokens
+    first, corrupt = slice(1, length + 1), clean.clone()
     if corruption == "fresh":
-        corrupt[:, 1 : length + 1] = repeated_tokens(
-            model, count, length, generator, distinct=True
-        ).tokens[:, 1 : length + 1]
+        other = repeated_tokens(model, count, length, generator, distinct=True)
+        corrupt[:, first] = other.tokens[:, first]
     else:  # backwards: no token keeps its successor
-        corrupt[:, 1 : length + 1] = clean[:, 1 : length + 1].flip(1)
+        corrupt[:, first] = clean[:, first].flip(1)
     at = torch.arange(length + 1, 2 * length, device=clean.device).expand(count, -1)
     return CleanCorrupt(
         clean=clean,
@@ -203,8 +195,8 @@ def classification(prompts: Prompts) -> CleanCorrupt:
     stands before another label. Only the first sub-token of a label word is exchanged.
 
     Example:
-        >>> named = clean_corrupt.classification(topics.sample(3, generator, classes=2))
-        >>> (named.clean != named.corrupt).sum(-1)
+        >>> labelled = clean_corrupt.classification(topics.sample(3, generator, classes=2))
+        >>> (labelled.clean != labelled.corrupt).sum(-1)
         tensor([2, 2, 2])
     """
     prompts.check()
@@ -223,11 +215,11 @@ def classification(prompts: Prompts) -> CleanCorrupt:
 
 
 def one_token(
-    behaviour: CleanCorrupt, position: int, entry: int, generator: Generator, vocab: int
+    task: CleanCorrupt, position: int, entry: int, generator: Generator, vocab: int
 ) -> CleanCorrupt:
     """The same sequences, corrupt at one position alone and scored at one entry alone.
 
-    The token there is drawn anew, uniform over the others of the vocabulary. For key paths.
+    The token there is drawn anew, uniform over the others of the vocabulary.
 
     Example:
         >>> words = net.cfg.d_vocab
@@ -235,15 +227,14 @@ def one_token(
         >>> (one.clean != one.corrupt).sum(-1)
         tensor([1, 1, 1, 1, 1, 1, 1, 1])
     """
-    step = torch.randint(1, vocab, (len(behaviour),), generator=generator)
-    corrupt = behaviour.clean.clone()
+    step = torch.randint(1, vocab, (len(task),), generator=generator)
+    corrupt = task.clean.clone()
     corrupt[:, position] = (corrupt[:, position] + step.to(corrupt.device)) % vocab
     one = slice(entry, entry + 1)
-    source = None if behaviour.source is None else behaviour.source[:, one]
     return replace(
-        behaviour,
+        task,
         corrupt=corrupt,
-        at=behaviour.at[:, one],
-        answer=behaviour.answer[:, one],
-        source=source,
+        at=task.at[:, one],
+        answer=task.answer[:, one],
+        source=None if task.source is None else task.source[:, one],
     )

@@ -1,7 +1,8 @@
-"""The graph of a model: who writes to the residual stream, who reads it, and every wire between.
+"""The computational graph of a model: components that write to the residual stream, inputs that
+read it, every edge between, and the hooks where both are found.
 
 Writers are the embedding (token and position), every head and every MLP layer; readers are the
-query, key and value input of every head, the input of every MLP layer, and the logits. A wire
+query, key and value input of every head, the input of every MLP layer, and the logits. An edge
 runs from a writer to every later reader, at all positions at once. The order is fixed, so that a
 tensor (writer, reader) means the same everywhere: ``embed``, then for each layer its heads and its
 MLP; for each layer the queries of its heads, their keys, their values and the MLP; then ``logits``.
@@ -62,7 +63,7 @@ def head(layer: int, index: int) -> Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """All nodes and wires of a model of this shape.
+    """All nodes and edges of a model of this shape.
 
     ``parallel``: the MLP reads what the heads of its layer read (GPT-J, some GPT-NeoX), so that
     these heads do not write to it.
@@ -89,7 +90,7 @@ class Graph:
 
     @cached_property
     def exists(self) -> Bool[Tensor, "writer reader"]:
-        """Which wires there are."""
+        """Which edges there are."""
         return torch.tensor([[self._feeds(u, v) for v in self.readers] for u in self.writers])
 
     def _feeds(self, writer: Node, reader: Node) -> bool:
@@ -99,11 +100,11 @@ class Graph:
         return same and reader.kind == "mlp_in" and not self.parallel
 
     def edges(self) -> list[Edge]:
-        """All wires, in the order of the tensor."""
+        """All edges, in the order of the tensor."""
         return [(self.writers[u], self.readers[v]) for u, v in self.exists.nonzero().tolist()]
 
     def index(self, edge: Edge) -> tuple[int, int]:
-        """Row and column of a wire."""
+        """Row and column of an edge."""
         writer, reader = edge
         if writer not in self.writers:
             raise unknown("writer", str(writer), [str(n) for n in self.writers])
@@ -111,11 +112,11 @@ class Graph:
             raise unknown("reader", str(reader), [str(n) for n in self.readers])
         place = self.writers.index(writer), self.readers.index(reader)
         if not bool(self.exists[place]):
-            raise IclError(f"No wire from {writer} to {reader}: a reader must come later.")
+            raise IclError(f"No edge from {writer} to {reader}: a reader must come later.")
         return place
 
-    def mask(self, edges: list[Edge]) -> Bool[Tensor, "writer reader"]:
-        """True at these wires."""
+    def mask(self, edges: Iterable[Edge]) -> Bool[Tensor, "writer reader"]:
+        """True at these edges."""
         out = torch.zeros_like(self.exists)
         for edge in edges:
             out[self.index(edge)] = True
@@ -124,22 +125,21 @@ class Graph:
     def head_pairs(
         self, values: Float[Tensor, "writer reader *rest"]
     ) -> Float[Tensor, "channel layer head layer head *rest"]:
-        """The wires between heads, by channel (q, k, v): ``[c, l1, h1, l2, h2]``."""
-        rows = torch.tensor([u for u, n in enumerate(self.writers) if n.kind == "head"])
+        """The edges between heads, by channel (q, k, v): ``[c, l1, h1, l2, h2]``."""
+        rows = [u for u, n in enumerate(self.writers) if n.kind == "head"]
         shape = self.layers, self.heads, self.layers, self.heads
-        per = []
-        for channel in CHANNELS:
-            columns = [v for v, n in enumerate(self.readers) if n.kind == channel]
-            per.append(values[rows][:, columns].reshape(*shape, *values.shape[2:]))
-        return torch.stack(per)
+        columns = [[v for v, n in enumerate(self.readers) if n.kind == c] for c in CHANNELS]
+        return torch.stack(
+            [values[rows][:, each].reshape(*shape, *values.shape[2:]) for each in columns]
+        )
 
 
 def of(model: TransformerBridge) -> Graph:
     """The graph of a model.
 
     Example:
-        >>> wires = graph.of(net)
-        >>> len(wires.edges()) == int(wires.exists.sum())
+        >>> whole = graph.of(net)
+        >>> len(whole.edges()) == int(whole.exists.sum())
         True
     """
     cfg = model.cfg
@@ -159,34 +159,23 @@ def all_heads(model: TransformerBridge) -> list[Node]:
 def output_hook(writer: Node) -> str:
     """Hook that holds what a writer writes; a head's is its ``z``, before ``W_O``."""
     if writer.kind == "embed":
-        return "blocks.0.hook_resid_pre"
-    return (
-        get_act_name("z", writer.layer)
-        if writer.kind == "head"
-        else get_act_name("mlp_out", writer.layer)
-    )
+        return get_act_name("resid_pre", 0)
+    return get_act_name("z" if writer.kind == "head" else "mlp_out", writer.layer)
 
 
 def input_hook(model: TransformerBridge, reader: Node) -> str:
-    """Hook that holds what a reader reads, before its LayerNorm (see ``forked``)."""
+    """Hook that holds what a reader reads, before its LayerNorm (see ``split_qkv_input``)."""
     if reader.kind == "logits":
-        return f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
+        return get_act_name("resid_post", model.cfg.n_layers - 1)
     if reader.kind == "mlp_in":
-        return f"blocks.{reader.layer}.hook_mlp_in"
-    return f"blocks.{reader.layer}.attn.hook_{reader.kind}_input"
+        return get_act_name("mlp_in", reader.layer)
+    return get_act_name(f"{reader.kind}_input", reader.layer, "attn")
 
 
 def component_output(
     model: TransformerBridge, cache: ActivationCache | Mapping[str, Tensor], writer: Node
 ) -> Float[Tensor, "batch pos d_model"]:
-    """What a writer adds to the residual stream, from a cache; biases after W_O belong to none.
-
-    Example:
-        >>> _, cache = models.cached(net, task.clean, [graph.output_hook(writer)])
-        >>> found = graph.component_outputs(net, task.clean, [writer])[writer]
-        >>> torch.allclose(graph.component_output(net, cache, writer), found)
-        True
-    """
+    """What a writer adds to the residual stream, from a cache; biases after W_O belong to none."""
     value = cache[output_hook(writer)]
     if writer.kind == "head":
         return value[:, :, writer.head] @ model.blocks[writer.layer].attn.W_O[writer.head]
@@ -196,12 +185,7 @@ def component_output(
 def component_outputs(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"], writers: Iterable[Node]
 ) -> dict[Node, Float[Tensor, "batch pos d_model"]]:
-    """What each of ``writers`` writes on ``tokens``.
-
-    Example:
-        >>> list(graph.component_outputs(net, task.clean, [writer])) == [writer]
-        True
-    """
+    """What each of ``writers`` adds to the residual stream on ``tokens``."""
     writers = list(writers)
     _, cache = cached(model, tokens, {output_hook(w) for w in writers})
     return {w: component_output(model, cache, w) for w in writers}
@@ -209,15 +193,7 @@ def component_outputs(
 
 @contextmanager
 def split_qkv_input(model: TransformerBridge) -> Iterator[None]:
-    """Give every head a query, key and value input of its own, to be changed one by one.
-
-    Example:
-        >>> with graph.split_qkv_input(net):
-        ...     inside = net.cfg.use_split_qkv_input
-        ...
-        >>> inside
-        True
-    """
+    """Give every head a query, key and value input of its own, to be changed one by one."""
     before = model.cfg.use_split_qkv_input, model.cfg.use_hook_mlp_in
     if getattr(model.cfg, "n_key_value_heads", None) not in (None, model.cfg.n_heads):
         raise IclError(
@@ -242,7 +218,8 @@ def split_qkv_input(model: TransformerBridge) -> Iterator[None]:
 def add_to_inputs(
     model: TransformerBridge, changes: Mapping[Node, Float[Tensor, "batch pos d_model"]]
 ) -> list[Hook]:
-    """Hooks that add a change to what each reader reads, and to nothing else; run in ``forked``."""
+    """Hooks that add a change to what each reader reads, and to nothing else; run them inside
+    ``split_qkv_input``."""
 
     def hook_for(reader: Node, change: Tensor) -> Hook:
         def add(value: Tensor, hook: object) -> Tensor:

@@ -1,295 +1,111 @@
-"""The engine: a batch of changes, computed from where they matter.
+"""Patching: what a model loses when a part of it carries what it does on other sequences.
 
-A change to what one part of layer l reads leaves everything before it as it was. So one clean
-pass is kept, the changed part alone is redone (of a head: one slice of one projection, one
-attention), and all changes of a batch go through the later layers together. Positions after the
-last scored one are left out; the last layer's queries, its MLP and the unembedding run at scored
-positions only, and where few are scored its keys and values are never formed:
-softmax((W_K q) . x) needs the inputs x alone.
+``ablate`` replaces whole components, ``patch_edges`` what single edges carry, ``path_patching``
+every edge alone (Wang et al. 2022, section 3; Goldowsky-Dill et al. 2023), the sweeps every MLP
+output or head of one sequence.
 
-The engine knows one attention: softmax(q k / sqrt(d_head)) v with positions added to the
-embedding, one part after the other, as in GPT-2. ``Clean.plain`` says whether that is what the
-model does; what is not plain goes by hooks (``wires``).
+All but the first two are computed from where a patch matters. A patch in layer l leaves
+everything before it, and all earlier positions, as they were. So ``CleanRun`` keeps one clean
+pass; of the patched layer only what changes is redone, and many patches go through the later
+layers together. Positions after the last scored one are left out; the last layer's queries, its
+MLP and the unembedding run at scored positions only, and where few are scored its keys and values
+are never formed: softmax((W_K q) . x) needs the inputs x alone. This knows one attention,
+softmax(q k / sqrt(d_head)) v with positions added to the embedding, one part after the other, as
+in GPT-2. ``CleanRun.plain`` measures whether that is what the model does; all other models go by
+one hooked forward pass for each patch.
 
 Example:
     >>> import torch
     >>> from iclutils import models
-    >>> from iclutils.interp import clean_corrupt, patching
+    >>> from iclutils.interp import clean_corrupt, graph, patching
     >>> net = models.load("induction-0")
-    >>> task = clean_corrupt.copying(net, 2, 5, torch.Generator().manual_seed(0))
-    >>> clean = patching.CleanRun(net, task)
-    >>> start = clean.resid_pre[0][None]
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> task = clean_corrupt.copying(net, 2, 5, generator)
+    >>> exists = graph.of(net).exists
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 
 import torch
-from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from ..errors import IclError, unknown
-from ..models import TransformerBridge, cached, get_act_name
+from ..errors import IclError
+from ..models import ActivationCache, TransformerBridge, cached, get_act_name
 from ..progress import bar
 from .clean_corrupt import CleanCorrupt, scored_logits
 from .graph import (
     CHANNELS,
     Edge,
-    Graph,
     Node,
     add_to_inputs,
     component_output,
     component_outputs,
-    head,
     of,
     output_hook,
     split_qkv_input,
 )
-from .hooks import Head, How, ablate_heads, ablate_mlps, run_with_hooks
+from .hooks import Head, Hook, How, ablate_heads, ablate_mlps, run_with_hooks
 
+PARTS = ("resid_pre", "resid_mid", "resid_post", "mlp_out", "q", "k", "v", "z")
 ROWS = 4096  # rows of d_model (patch x batch x pos) held at once; more leave the cache
+TOGETHER = 16  # patches of neighbouring positions that share their first position
 FEW = 8  # scored entries up to which the last layer's keys and values are not formed
 LOGITS = 2**25  # logits held at once: 128 MB
-CLOSE = 1e-4  # how well the engine must reproduce the model
+CLOSE = 1e-4  # how well the model must be reproduced
+
+LogProb = Float[Tensor, "patch batch entry"]
 
 
-class CleanRun:
-    """What one clean and one corrupt pass leave behind, up to the last scored position.
+def ablate(
+    model: TransformerBridge,
+    task: CleanCorrupt,
+    sets: Sequence[Iterable[Node]],
+    how: How = "resample",
+) -> Float[Tensor, "set batch"]:
+    """Score without each set of heads and MLP layers, in nats.
 
-    Attributes:
-        behaviour: without what follows the last scored position.
-        graph: the model's.
-        score: of the clean pass, in nats, (batch,).
-        plain: whether the engine reproduces the model; if not, only ``change`` may be used.
-        resid_pre, resid_mid, mlp_out: for each layer, (batch, pos, d_model).
-        resid_post: of the last layer.
-        q, k, v, z: for each layer, (batch, pos, head, d_head).
-    """
-
-    def __init__(self, model: TransformerBridge, behaviour: CleanCorrupt) -> None:
-        reach = int(behaviour.at.max()) + 1
-        clean, corrupt = behaviour.clean[:, :reach], behaviour.corrupt[:, :reach]
-        self.behaviour = replace(behaviour, clean=clean, corrupt=corrupt)
-        self.graph: Graph = of(model)
-        self.model = model
-        ends = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_mlp_out")
-        heads = tuple(f"attn.hook_{part}" for part in ("q", "k", "v", "z"))
-        wanted = {output_hook(w) for w in self.graph.writers}
-        logits, self._clean = cached(model, clean, lambda name: name.endswith(ends + heads))
-        _, self._corrupt = cached(model, corrupt, wanted)
-        self._rows = torch.arange(len(clean), device=clean.device)[:, None]
-        self.score = behaviour.score(logits[self._rows, behaviour.at])
-        place = torch.arange(reach, device=clean.device)
-        self.seen = place <= behaviour.at[..., None]  # (batch, entry, pos)
-        self.causal = place <= place[:, None]
-        if self._clean["blocks.0.attn.hook_k"].shape != self._clean["blocks.0.attn.hook_q"].shape:
-            raise IclError(
-                "Query heads of this model share keys and values, so they have no wires of their "
-                "own: use a model with as many key heads as query heads."
-            )
-        self.plain = self._fits() and self._reproduces()
-
-    @property
-    def last(self) -> int:
-        """The last layer."""
-        return self.graph.layers - 1
-
-    def pick(self, value: Float[Tensor, "*lead pos width"]) -> Float[Tensor, "*lead entry width"]:
-        """The scored positions alone."""
-        return value[..., self._rows, self.behaviour.at, :]
-
-    def asked(
-        self, layer: int, value: Float[Tensor, "*lead pos width"]
-    ) -> Float[Tensor, "*lead asked width"]:
-        """Those positions of a layer's output that are read: in the last layer the scored ones."""
-        return self.pick(value) if layer == self.last else value
-
-    def change(self, writer: Node) -> Float[Tensor, "batch pos d_model"]:
-        """What a writer writes on the corrupt sequences minus what it writes on the clean ones."""
-        corrupt = component_output(self.model, self._corrupt, writer)
-        return corrupt - component_output(self.model, self._clean, writer)
-
-    def _fits(self) -> bool:
-        if self.graph.parallel or self.model.cfg.positional_embedding_type != "standard":
-            return False
-        layers = range(self.graph.layers)
-        names = {"resid_pre": "", "resid_mid": "", "mlp_out": "", "q": "attn.", "k": "attn."}
-        for part, where in (names | {"v": "attn.", "z": "attn."}).items():
-            held = [f"blocks.{layer}.{where}hook_{part}" for layer in layers]
-            if any(name not in self._clean for name in held):
-                return False
-            setattr(self, part, [self._clean[name] for name in held])
-        self.resid_post = self._clean[f"blocks.{self.last}.hook_resid_post"]
-        return True
-
-    def _reproduces(self) -> bool:
-        after = [*self.resid_pre[1:], self.resid_post]
-        pairs = [(readout(self, self.pick(self.resid_post)[None])[0], self.score)]
-        for layer in range(self.graph.layers):
-            middle = self.asked(layer, self.resid_mid[layer])[None]
-            start = self.asked(layer, self.resid_pre[layer])
-            pairs.append((start + attention(self, layer, self.resid_pre[layer][None]), middle))
-            pairs.append((middle + mlp(self, layer, middle), self.asked(layer, after[layer])[None]))
-        return all(torch.allclose(ours, theirs, CLOSE, CLOSE) for ours, theirs in pairs)
-
-    resid_pre: list[Tensor]
-    resid_mid: list[Tensor]
-    mlp_out: list[Tensor]
-    q: list[Tensor]
-    k: list[Tensor]
-    v: list[Tensor]
-    z: list[Tensor]
-
-
-def attention(
-    clean: CleanRun, layer: int, resid: Float[Tensor, "patch batch pos d_model"]
-) -> Float[Tensor, "patch batch asked d_model"]:
-    """What all heads of a layer write, biases included, where it is asked for.
+    ``how``: ``"resample"`` gives them what they compute on the corrupt sequence, ``"mean"`` their
+    mean over the batch and its positions, ``"zero"`` nothing.
 
     Example:
-        >>> written = patching.attention(clean, 0, start)
-        >>> torch.allclose(start + written, clean.resid_mid[0][None], atol=1e-3)
+        >>> induction = [graph.head(1, h) for h in range(4)]
+        >>> clean, _ = clean_corrupt.baselines(net, task)
+        >>> bool(patching.ablate(net, task, [induction])[0].mean() < clean.mean() - 1)
         True
     """
-    attn, heads = clean.model.blocks[layer].attn, clean.graph.heads
-    normal = _through(clean.model.blocks[layer].ln1, resid)
-
-    def project(name: str, value: Tensor) -> Tensor:
-        flat = _through(getattr(attn, name), value).flatten(0, 1)
-        return flat.unflatten(-1, (heads, -1)).transpose(1, 2)  # rows, head, pos, d_head
-
-    q = project("q", clean.asked(layer, normal))
-    if layer < clean.last:
-        k, v = project("k", normal), project("v", normal)
-        z = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    else:
-        seen = clean.seen.expand(len(resid), -1, -1, -1).flatten(0, 1)[:, None]
-        if q.shape[2] > FEW:
-            z = functional.scaled_dot_product_attention(
-                q, project("k", normal), project("v", normal), seen
-            )
-        else:  # a key's bias moves all scores alike
-            flat = normal.flatten(0, 1)[:, None]
-            wanted = q @ attn.W_K.transpose(-1, -2) / q.shape[-1] ** 0.5  # rows, head, entry, d
-            scores = (wanted.flatten(1, 2) @ flat[:, 0].transpose(-1, -2)).view(
-                *q.shape[:3], flat.shape[2]
-            )
-            pattern = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-            gathered = (pattern.flatten(1, 2) @ flat[:, 0]).view_as(wanted)
-            z = gathered @ attn.W_V + attn.b_V[:, None]
-    return attn.o(z.transpose(1, 2).flatten(2)).unflatten(0, resid.shape[:2])
-
-
-def head_change(
-    clean: CleanRun, layer: int, head: int, channels: str, shift: Float[Tensor, "patch batch pos d"]
-) -> Float[Tensor, "patch batch asked d"]:
-    """What one head writes minus what it wrote, when some of its three inputs are shifted.
-
-    Args:
-        clean: the clean pass.
-        layer, head: which head.
-        channels: which of ``q``, ``k`` and ``v`` read the shifted residual stream.
-        shift: what is added to it, before the LayerNorm.
-    """
-    attn = clean.model.blocks[layer].attn
-    normal = _through(clean.model.blocks[layer].ln1, clean.resid_pre[layer] + shift)
-    inputs = {}
-    for channel in CHANNELS:
-        wanted = (lambda value: clean.asked(layer, value)) if channel == "q" else (lambda v: v)
-        if channel in channels:
-            weight = getattr(attn, f"W_{channel.upper()}")[head]
-            bias = getattr(attn, f"b_{channel.upper()}")[head]
-            inputs[channel] = wanted(normal) @ weight + bias
-        else:
-            held = wanted(getattr(clean, channel)[layer][:, :, head])
-            inputs[channel] = held.expand(len(shift), -1, -1, -1)
-    mask = clean.seen if layer == clean.last else clean.causal
-    z = functional.scaled_dot_product_attention(inputs["q"], inputs["k"], inputs["v"], mask)
-    return (z - clean.asked(layer, clean.z[layer][:, :, head])) @ attn.W_O[head]
-
-
-def mlp(
-    clean: CleanRun, layer: int, middle: Float[Tensor, "patch batch asked d_model"]
-) -> Float[Tensor, "patch batch asked d_model"]:
-    """What the MLP of a layer writes.
-
-    Example:
-        >>> written = patching.mlp(clean, 0, clean.resid_mid[0][None])
-        >>> torch.allclose(written[0], clean.mlp_out[0], atol=1e-3)
-        True
-    """
-    block = clean.model.blocks[layer]
-    return _through(block.mlp, _through(block.ln2, middle))
-
-
-def resume(
-    clean: CleanRun, layer: int, resid: Float[Tensor, "patch batch asked d_model"]
-) -> Float[Tensor, "patch batch"]:
-    """Go on from the input of ``layer`` to the score, in nats.
-
-    ``resid`` holds all positions; after the last layer, the scored ones.
-    """
-    for block in range(layer, clean.graph.layers):
-        middle = clean.asked(block, resid) + attention(clean, block, resid)
-        resid = middle + mlp(clean, block, middle)
-    return readout(clean, resid)
-
-
-def readout(
-    clean: CleanRun, resid: Float[Tensor, "patch batch entry d_model"]
-) -> Float[Tensor, "patch batch"]:
-    """The score, in nats, from the last residual stream at scored positions.
-
-    With ``choices``, only their columns of the unembedding are multiplied.
-
-    Example:
-        >>> last = clean.pick(clean.resid_post)[None]
-        >>> torch.allclose(patching.readout(clean, last)[0], clean.score, atol=1e-3)
-        True
-    """
-    behaviour, model = clean.behaviour, clean.model
-    normal = _through(model.ln_final, resid)
-    if behaviour.choices is not None:
-        columns, bias = model.W_U.T, model.b_U
-        right = (normal * columns[behaviour.answer]).sum(-1) + bias[behaviour.answer]
-        rest = normal @ columns[behaviour.choices].transpose(-1, -2)
-        rest = rest + bias[behaviour.choices][:, None]
-        return (right - rest.logsumexp(-1)).mean(-1)
-    held = max(1, LOGITS // (resid.shape[1] * resid.shape[2] * model.cfg.d_vocab))
-    scores = [behaviour.score(_through(model.unembed, part)) for part in normal.split(held)]
-    return torch.cat(scores)
-
-
-def _through(module: nn.Module, value: Float[Tensor, "patch batch any width"]) -> Tensor:
-    """A module of the model, which takes one batch axis, on two."""
-    return module(value.flatten(0, 1)).unflatten(0, value.shape[:2])
+    out = []
+    for chosen in map(list, bar(sets, "sets")):
+        if any(n.kind not in ("head", "mlp") for n in chosen):
+            raise IclError("Only heads and MLP layers can be removed.")
+        heads = [(n.layer, n.head) for n in chosen if n.kind == "head"]
+        layers = [n.layer for n in chosen if n.kind == "mlp"]
+        hooks = ablate_heads(model, task.clean, heads, how, task.corrupt)
+        hooks += ablate_mlps(model, task.clean, layers, how, task.corrupt)
+        out.append(task.score(scored_logits(model, task, hooks)))
+    return torch.stack(out)
 
 
 def patch_edges(
-    model: TransformerBridge, behaviour: CleanCorrupt, edges: Sequence[Edge]
+    model: TransformerBridge, task: CleanCorrupt, edges: Sequence[Edge]
 ) -> Float[Tensor, "batch"]:
-    """Score when these wires carry what their writers write on the corrupt sequence, in nats.
+    """Score when these edges carry what their writers write on the corrupt sequence, in nats.
 
-    The writers' values come from the clean and the corrupt run; every other wire carries what the
+    The writers' values come from the clean and the corrupt run; every other edge carries what the
     run itself brings, so whatever lies after a patched reader is computed anew.
-
-    Example:
-        >>> torch.allclose(patching.patch_edges(net, task, []), clean, atol=1e-3)
-        True
     """
     writers = {u for u, _ in edges}
-    clean = component_outputs(model, behaviour.clean, writers)
-    corrupt = component_outputs(model, behaviour.corrupt, writers)
+    clean, corrupt = (component_outputs(model, t, writers) for t in (task.clean, task.corrupt))
     changes: dict[Node, Tensor] = {}
     for writer, reader in edges:
-        change = corrupt[writer] - clean[writer]
-        changes[reader] = changes[reader] + change if reader in changes else change
+        changes[reader] = changes.get(reader, 0) + corrupt[writer] - clean[writer]
     with split_qkv_input(model):
-        return behaviour.score(scored_logits(model, behaviour, add_to_inputs(model, changes)))
+        return task.score(scored_logits(model, task, add_to_inputs(model, changes)))
 
 
 def patch_key_input(
@@ -299,12 +115,10 @@ def patch_key_input(
     target: Head,
     other: Int[Tensor, "batch pos"],
 ) -> Float[Tensor, "batch dest src"]:
-    """Attention pattern of ``target`` after patching only ``sources`` -> its key input.
+    """Attention pattern of ``target`` when only its keys read what ``sources`` write on ``other``.
 
-    What the source heads write is replaced by what they write on ``other`` in the copy of the
-    residual stream that the target head's keys read. Queries, values and every other reader keep
-    the clean one, so a change of the pattern is K-composition and nothing else (path patching;
-    Wang et al. 2022).
+    Queries, values and every other reader keep the clean residual stream, so a change of the
+    pattern is K-composition and nothing else.
     """
     nodes, (layer, head) = [Node("head", *source) for source in sources], target
     for node in nodes:
@@ -320,93 +134,32 @@ def patch_key_input(
         return run_with_hooks(model, tokens, hooks, [name])[1][name][:, head]
 
 
-def ablate(
-    model: TransformerBridge,
-    behaviour: CleanCorrupt,
-    sets: Sequence[Iterable[Node]],
-    how: How = "resample",
-) -> Float[Tensor, "set batch"]:
-    """Score without each set of heads and MLP layers, in nats.
-
-    ``how``: ``"resample"`` gives them what they compute on the corrupt sequence, ``"mean"`` their
-    mean over the batch and its positions, ``"zero"`` nothing.
-
-    Example:
-        >>> induction = [graph.head(1, h) for h in range(4)]
-        >>> bool(patching.ablate(net, task, [induction])[0].mean() < clean.mean() - 1)
-        True
-    """
-    out = []
-    for chosen in map(list, bar(sets, "sets")):
-        if any(n.kind not in ("head", "mlp") for n in chosen):
-            raise IclError("Only heads and MLP layers can be removed.")
-        heads = [(n.layer, n.head) for n in chosen if n.kind == "head"]
-        layers = [n.layer for n in chosen if n.kind == "mlp"]
-        hooks = ablate_heads(model, behaviour.clean, heads, how, behaviour.corrupt)
-        hooks += ablate_mlps(model, behaviour.clean, layers, how, behaviour.corrupt)
-        out.append(behaviour.score(scored_logits(model, behaviour, hooks)))
-    return torch.stack(out)
-
-
 def path_patching(
-    model: TransformerBridge, behaviour: CleanCorrupt, edges: Sequence[Edge] | None = None
+    model: TransformerBridge, task: CleanCorrupt, edges: Sequence[Edge] | None = None
 ) -> Float[Tensor, "writer reader batch"]:
-    """Nats lost when each wire alone is patched; 0 where there is no wire, or none was asked for.
+    """Nats lost when each edge alone is patched; 0 where there is none, or none was asked for.
 
-    Args:
-        model: the model.
-        behaviour: what is asked, clean and corrupt.
-        edges: the wires wanted; all if omitted.
+    The same as ``patch_edges`` edge by edge. ``edges``: the edges wanted; all if omitted.
 
     Example:
         >>> found = patching.path_patching(net, task).mean(-1)
         >>> bool((found[~exists] == 0).all())
         True
     """
-    clean = CleanRun(model, behaviour)
-    graph = clean.graph
-    asked = graph.exists if edges is None else graph.mask(list(edges))
-    out = clean.score.new_zeros(*asked.shape, len(behaviour))
+    run = CleanRun(model, task)
+    graph = run.graph
+    asked = graph.exists if edges is None else graph.mask(edges)
+    out = run.score.new_zeros(*asked.shape, len(task))
     columns = asked.any(0).nonzero()[:, 0].tolist()
-    for column in bar(columns, "wires"):
+    for column in bar(columns, "edges"):
         rows = asked[:, column].nonzero()[:, 0]
         groups = [[graph.writers[u]] for u in rows.tolist()]
-        out[rows.to(out.device), column] = _lost(clean, [graph.readers[column]], groups)
-    return out
-
-
-def pairs(
-    model: TransformerBridge, behaviour: CleanCorrupt, channels: str = "qkv"
-) -> Float[Tensor, "layer head layer head batch"]:
-    """Nats lost when one head's write into another is patched: ``[l1, h1, l2, h2]``.
-
-    Args:
-        model: the model.
-        behaviour: what is asked, clean and corrupt.
-        channels: the inputs of the reading head that are patched, together: ``"k"``, ``"qk"``, ...
-
-    Returns:
-        0 unless the writing head is in an earlier layer.
-
-    Example:
-        >>> patching.pairs(net, task, "k")[1].abs().max()
-        tensor(0.)
-    """
-    if not channels or not set(channels) <= set(CHANNELS):
-        raise unknown("channel", channels, CHANNELS)
-    clean = CleanRun(model, behaviour)
-    layers, heads = clean.graph.layers, clean.graph.heads
-    out = clean.score.new_zeros(layers, heads, layers, heads, len(behaviour))
-    targets = [(layer, h) for layer in range(1, layers) for h in range(heads)]
-    for layer, h in bar(targets, "heads"):
-        groups = [[head(below, other)] for below in range(layer) for other in range(heads)]
-        lost = _lost(clean, [Node(channel, layer, h) for channel in channels], groups)
-        out[:layer, :, layer, h] = lost.unflatten(0, (layer, heads))
+        out[rows.to(out.device), column] = _lost(run, [graph.readers[column]], groups)
     return out
 
 
 def layer_flow(
-    model: TransformerBridge, behaviour: CleanCorrupt
+    model: TransformerBridge, task: CleanCorrupt
 ) -> Float[Tensor, "source target batch"]:
     """Nats lost when what one layer writes reaches one later block corrupt, and nothing else.
 
@@ -420,43 +173,41 @@ def layer_flow(
         >>> patching.layer_flow(net, task).shape == (layers + 1, layers + 1, 2)
         True
     """
-    clean = CleanRun(model, behaviour)
-    graph, layers = clean.graph, clean.graph.layers
+    run = CleanRun(model, task)
+    graph, layers = run.graph, run.graph.layers
     sources = [[w for w in graph.writers if w.layer == at] for at in range(-1, layers)]
-    out = clean.score.new_zeros(layers + 1, layers + 1, len(behaviour))
+    out = run.score.new_zeros(layers + 1, layers + 1, len(task))
     for target in range(layers + 1):
-        wanted = target if target < layers else -1
-        readers = [r for r in graph.readers if r.layer == wanted]
-        out[: target + 1, target] = _lost(clean, readers, sources[: target + 1])
+        readers = [r for r in graph.readers if r.layer == (target if target < layers else -1)]
+        out[: target + 1, target] = _lost(run, readers, sources[: target + 1])
     return out
 
 
 def sampled_difference(
     model: TransformerBridge,
-    behaviour: CleanCorrupt,
+    task: CleanCorrupt,
     found: Float[Tensor, "writer reader batch"],
     count: int,
     generator: Generator,
 ) -> float:
-    """Largest difference (nats) of ``effects`` to one hooked pass per wire, on random wires.
+    """Largest difference (nats) of ``path_patching`` to ``patch_edges``, on random edges.
 
     Example:
         >>> found = patching.path_patching(net, task)
         >>> patching.sampled_difference(net, task, found, 2, generator) < 1e-3
         True
     """
-    if count < 1:
-        raise IclError(f"Compare at least one wire; got {count}.")
-    clean = CleanRun(model, behaviour)
-    edges = clean.graph.edges()
+    graph = of(model)
+    edges = graph.edges()
+    clean = task.score(scored_logits(model, task))
     worst = 0.0
     for i in torch.randperm(len(edges), generator=generator)[:count].tolist():
-        slow = clean.score - patch_edges(model, behaviour, [edges[i]])
-        worst = max(worst, float((found[clean.graph.index(edges[i])] - slow).abs().max()))
+        slow = clean - patch_edges(model, task, [edges[i]])
+        worst = max(worst, float((found[graph.index(edges[i])] - slow).abs().max()))
     return worst
 
 
-def backward_flow(model: TransformerBridge, behaviour: CleanCorrupt) -> float:
+def backward_flow(model: TransformerBridge, task: CleanCorrupt) -> float:
     """Largest change of what an earlier layer writes when a layer writes as on the corrupt side.
 
     Measured on the model itself, with no use of the order that ``layer_flow`` builds on.
@@ -465,79 +216,17 @@ def backward_flow(model: TransformerBridge, behaviour: CleanCorrupt) -> float:
         >>> patching.backward_flow(net, task) < 1e-4
         True
     """
-    layers, heads = range(model.cfg.n_layers), range(model.cfg.n_heads)
-    tokens, other = behaviour.clean, behaviour.corrupt
-    _, before = cached(
-        model, tokens, {get_act_name(part, layer) for part in ("z", "mlp_out") for layer in layers}
-    )
+    layers, tokens, other = range(model.cfg.n_layers), task.clean, task.corrupt
+    names = [get_act_name(part, layer) for layer in layers for part in ("z", "mlp_out")]
+    _, before = cached(model, tokens, names)
     worst = 0.0
     for layer in layers[1:]:
-        hooks = ablate_heads(model, tokens, [(layer, h) for h in heads], "resample", other)
+        heads = [(layer, h) for h in range(model.cfg.n_heads)]
+        hooks = ablate_heads(model, tokens, heads, "resample", other)
         hooks += ablate_mlps(model, tokens, [layer], "resample", other)
-        names = [get_act_name(part, below) for part in ("z", "mlp_out") for below in range(layer)]
-        _, seen = run_with_hooks(model, tokens, hooks, names)
-        worst = max(worst, *(float((seen[n] - before[n]).abs().max()) for n in names))
+        _, seen = run_with_hooks(model, tokens, hooks, names[: 2 * layer])
+        worst = max(worst, *(float((seen[n] - before[n]).abs().max()) for n in seen))
     return worst
-
-
-def _lost(
-    clean: CleanRun, readers: Sequence[Node], groups: Sequence[Sequence[Node]]
-) -> Float[Tensor, "patch batch"]:
-    """Nats lost when all ``readers`` read each group of writers from the corrupt run."""
-    held = max(1, ROWS // clean.behaviour.clean.numel())
-    scores = []
-    with torch.no_grad():
-        for start in range(0, len(groups), held):
-            part = groups[start : start + held]
-            shift = torch.stack([torch.stack([*map(clean.change, g)]).sum(0) for g in part])
-            way = _patched if clean.plain else _hooked
-            scores.append(way(clean, readers, shift))
-    return clean.score - torch.cat(scores)
-
-
-def _patched(
-    clean: CleanRun, readers: Sequence[Node], shift: Float[Tensor, "patch batch pos d_model"]
-) -> Float[Tensor, "patch batch"]:
-    """Score with what ``readers`` read shifted: the logits, one head, one MLP or a whole block."""
-    kinds, layer = {r.kind for r in readers}, readers[0].layer
-    if kinds == {"logits"}:
-        return resume(clean, clean.graph.layers, clean.pick(clean.resid_post + shift))
-    stream, passing = clean.asked(layer, clean.resid_mid[layer]), clean.asked(layer, shift)
-    if kinds == {"mlp_in"}:
-        return resume(clean, layer + 1, stream + mlp(clean, layer, stream + passing))
-    if "mlp_in" not in kinds:  # one head
-        channels = "".join(r.kind for r in readers)
-        middle = stream + head_change(clean, layer, readers[0].head, channels, shift)
-        return resume(clean, layer + 1, middle + mlp(clean, layer, middle))
-    start = clean.resid_pre[layer] + shift
-    middle = clean.asked(layer, start) + attention(clean, layer, start)
-    return resume(clean, layer + 1, middle - passing + mlp(clean, layer, middle))
-
-
-def _hooked(
-    clean: CleanRun, readers: Sequence[Node], shift: Float[Tensor, "patch batch pos d_model"]
-) -> Float[Tensor, "patch batch"]:
-    """The same by one hooked forward pass for each patch."""
-    model, behaviour = clean.model, clean.behaviour
-    with split_qkv_input(model):
-        hooks = [add_to_inputs(model, dict.fromkeys(readers, one)) for one in shift]
-        return torch.stack([behaviour.score(scored_logits(model, behaviour, one)) for one in hooks])
-
-
-READOUT_ROWS = 512  # rows of logits held at once: 512 x 50,257 floats are 100 MB
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The (patch, position) pairs that a layer of patches can change."""
-
-    patch: Int[Tensor, "rows"]
-    position: Int[Tensor, "rows"]
-    count: int
-
-    def keep(self, mask: Bool[Tensor, "rows"]) -> Rows:
-        """Only the rows under ``mask``."""
-        return Rows(self.patch[mask], self.position[mask], self.count)
 
 
 def mlp_position_sweep(
@@ -551,7 +240,7 @@ def mlp_position_sweep(
 
     For every layer, and every position alone, the MLP's output there is replaced by its clean
     output at the source position of the same sequence. The seed note's patch has positions
-    L .. 2L-1 of a doubled sequence and the sources L before them.
+    L .. 2L-1 of repeated tokens and the sources L before them.
 
     Args:
         model: the model.
@@ -560,32 +249,39 @@ def mlp_position_sweep(
         sources: where each patch is taken from, one per position.
         scored: prediction entries to read (entry i is about token i + 1), increasing.
 
-    Returns:
-        Change of log p for each layer, position and entry; negative where the patch hurts.
-
     Example:
-        >>> positions = torch.arange(10, 20)
-        >>> same = patching.mlp_position_sweep(net, task.tokens, positions, positions, entries)
+        >>> positions, entries = torch.arange(5, 10), torch.arange(6, 10)
+        >>> same = patching.mlp_position_sweep(net, task.clean[:1], positions, positions, entries)
         >>> same.abs().max() < 1e-5
         tensor(True)
     """
-    _check(tokens, scored)
-    if len(positions) != len(sources) or not bool(_inside(torch.cat([positions, sources]), tokens)):
+    run = _one_sequence(model, tokens, scored)
+    places = torch.cat([positions, sources])
+    if len(positions) != len(sources) or not bool(
+        ((places >= 0) & (places < len(tokens[0]))).all()
+    ):
         raise IclError("Need one source per position, and both inside the sequence.")
-    clean = _Clean(model, tokens, scored)
-    if not clean.plain:
-        return _slow_mlp_sweep(model, tokens, positions, sources, scored)
-    reach = torch.arange(int(scored[-1]) + 1, device=tokens.device)
-    patch, position = torch.nonzero(reach[None] >= positions[:, None], as_tuple=True)
-    rows = Rows(patch, position, len(positions))
-    layers = []
-    for layer in bar(range(model.cfg.n_layers), "layers"):
-        moved = clean.mlp_out[layer][sources] - clean.mlp_out[layer][positions]
-        resid = clean.resid_post[layer][position].clone()
-        struck = position == positions[patch]
-        resid[struck] += moved[patch[struck]]
-        layers.append(_resume(model, clean, layer + 1, rows, resid, struck) - clean.log_prob)
-    return torch.stack(layers)
+    names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
+    _, cache = cached(model, tokens, names)  # a source may lie after the last scored entry
+    out = run.log_prob[0].expand(len(names), len(positions), -1).clone()
+    order = positions.argsort()
+    order = order[positions[order] < run.reach]
+    for layer, name in enumerate(bar(names, "layers")):
+        moved = cache[name][0, sources] - cache[name][0, positions]
+        if not run.plain:
+            hooks = [_add_at(name, int(positions[i]), moved[i]) for i in order]
+            out[layer, order] = _by_hooks(run, [[hook] for hook in hooks])[:, 0]
+            continue
+        for some in order.split(TOGETHER):
+            first = int(positions[some[0]])
+            resid = run.clean("resid_post", layer)[:, first:].repeat(len(some), 1, 1)
+            resid[torch.arange(len(some)), positions[some] - first] += moved[some]
+            reached = run.task.at == positions[some, None]  # after the last layer, no other entry
+            if layer < run.last:
+                reached = run.task.at >= positions[some, None]
+            resid = run.asked(layer, resid[:, None], first)
+            out[layer, some] = _resume(run, layer + 1, resid, first, reached[:, None])[:, 0]
+    return out - run.log_prob[0]
 
 
 def head_ablation_sweep(
@@ -600,221 +296,286 @@ def head_ablation_sweep(
         model: the model.
         tokens: one sequence.
         scored: prediction entries to read (entry i is about token i + 1), increasing.
-        mean: what the heads write instead (before ``W_O``); zero if omitted.
+        mean: what the heads' ``z`` becomes; zero if omitted.
 
     Example:
-        >>> change = patching.head_ablation_sweep(net, task.tokens, entries)
-        >>> change.shape
-        torch.Size([2, 4, 9])
+        >>> patching.head_ablation_sweep(net, task.clean[:1], torch.arange(6, 10)).shape
+        torch.Size([2, 4, 4])
     """
-    _check(tokens, scored)
-    n_layers, n_heads = model.cfg.n_layers, model.cfg.n_heads
-    fill = torch.zeros(n_layers, n_heads, model.cfg.d_head, device=tokens.device)
-    fill = fill if mean is None else mean
-    clean = _Clean(model, tokens, scored)
-    if not clean.plain:
-        return _slow_head_sweep(model, tokens, scored, fill)
-    width = int(scored[-1]) + 1
-    patch = torch.arange(n_heads, device=tokens.device).repeat_interleave(width)
-    position = torch.arange(width, device=tokens.device).repeat(n_heads)
-    rows = Rows(patch, position, n_heads)
+    run = _one_sequence(model, tokens, scored)
+    shape = model.cfg.n_layers, model.cfg.n_heads
+    fill = torch.zeros(*shape, 1, device=tokens.device) if mean is None else mean
     layers = []
-    for layer in bar(range(n_layers), "layers"):
-        change = fill[layer][:, None] - clean.z[layer][:width].transpose(0, 1)
-        write = einsum(change, model.W_O[layer], "head pos d, head d model -> head pos model")
-        write = rearrange(write, "head pos model -> (head pos) model")
-        here, middle = rows, clean.resid_mid[layer][position] + write
-        if layer == n_layers - 1:
-            mask = torch.isin(position, scored)
-            here, middle = rows.keep(mask), middle[mask]
-        resid = middle + _mlp(model, layer, middle)
-        everywhere = torch.ones_like(here.patch, dtype=torch.bool)
-        after = _resume(model, clean, layer + 1, here, resid, everywhere)
-        layers.append(after - clean.log_prob)
-    return torch.stack(layers)
-
-
-def _inside(index: Tensor, tokens: Tensor) -> Tensor:
-    return ((index >= 0) & (index < tokens.shape[1])).all()
-
-
-def _check(tokens: Tensor, scored: Tensor) -> None:
-    if tokens.shape[0] != 1 or not bool(_inside(scored + 1, tokens)):
-        raise IclError("Need one sequence, and entries that predict one of its tokens.")
-
-
-class _Clean:
-    """What one clean forward pass leaves behind, and whether the engine can reproduce it."""
-
-    def __init__(
-        self, model: TransformerBridge, tokens: Int[Tensor, "one pos"], scored: Int[Tensor, "entry"]
-    ) -> None:
-        parts = ("hook_resid_mid", "hook_resid_post", "hook_mlp_out", "hook_resid_pre")
-        heads = ("attn.hook_z", "attn.hook_q", "attn.hook_k", "attn.hook_v")
-        logits, cache = cached(model, tokens, lambda name: name.endswith(parts + heads))
-        layers = range(model.cfg.n_layers)
-        self.scored = scored
-        self.target = tokens[0, scored + 1]
-        self.log_prob = logits[0, scored].log_softmax(-1).gather(-1, self.target[:, None])[:, 0]
-        self.resid_mid, self.resid_post, self.mlp_out, self.resid_pre = (
-            [cache[f"blocks.{layer}.{name}"][0] for layer in layers] for name in parts
+    for layer in bar(range(shape[0]), "layers"):
+        if not run.plain:
+            hooks = [_fill_head(layer, h, fill[layer, h]) for h in range(shape[1])]
+            layers.append(_by_hooks(run, [[hook] for hook in hooks]))
+            continue
+        change = (fill[layer] - run.clean("z", layer)).transpose(1, 2)  # batch, head, pos, d_head
+        write = run.asked(layer, (change @ model.W_O[layer]).transpose(0, 1))
+        layers.append(
+            _from_middle(run, layer, run.asked(layer, run.clean("resid_mid", layer)) + write)
         )
-        self.z, self.q, self.k, self.v = (
-            [cache[f"blocks.{layer}.{name}"][0] for layer in layers] for name in heads
-        )
-        self.plain = self._reproduces(model, int(tokens.shape[1]))
+    return torch.stack(layers)[:, :, 0] - run.log_prob[0]
 
-    def _reproduces(self, model: TransformerBridge, size: int) -> bool:
-        if self.k[0].shape != self.q[0].shape or model.cfg.parallel_attn_mlp:
+
+class CleanRun:
+    """What one clean and one corrupt pass leave behind, up to the last scored position.
+
+    Attributes:
+        task: without what follows the last scored position.
+        log_prob: of the right answers in the clean run, in nats, (batch, entry); ``score`` is its
+            mean over entries.
+        plain: whether the fast way reproduces the model.
+    """
+
+    def __init__(self, model: TransformerBridge, task: CleanCorrupt) -> None:
+        self.model, self.graph, self.reach = model, of(model), int(task.at.max()) + 1
+        clean, corrupt = task.clean[:, : self.reach], task.corrupt[:, : self.reach]
+        self.task = replace(task, clean=clean, corrupt=corrupt)
+        self.last = self.graph.layers - 1
+        names = {get_act_name(p, layer) for p in PARTS for layer in range(self.graph.layers)}
+        logits, self._cache = cached(model, clean, names)
+        self._rows = torch.arange(len(clean), device=clean.device)[:, None]
+        self.log_prob = task.log_prob(logits[self._rows, task.at])
+        self.score = self.log_prob.mean(-1)
+        place = torch.arange(self.reach, device=clean.device)
+        self.seen = place <= task.at[..., None]  # (batch, entry, pos)
+        self.causal = place <= place[:, None]
+        self.plain = self._is_plain(names)
+
+    def clean(self, part: str, layer: int) -> Tensor:
+        """An activation of the clean run, (batch, pos, ...)."""
+        return self._cache[get_act_name(part, layer)]
+
+    @cached_property
+    def _corrupt(self) -> ActivationCache:
+        names = {output_hook(w) for w in self.graph.writers}
+        return cached(self.model, self.task.corrupt, names)[1]
+
+    def change(self, writer: Node) -> Float[Tensor, "batch pos d_model"]:
+        """What a writer writes on the corrupt sequences minus what it writes on the clean ones."""
+        corrupt = component_output(self.model, self._corrupt, writer)
+        return corrupt - component_output(self.model, self._cache, writer)
+
+    def entries(self, first: int) -> Bool[Tensor, "entry"]:
+        """Which scored entries a change at position ``first`` or later can reach."""
+        return (self.task.at >= first).any(0)
+
+    def asked(
+        self, layer: int, value: Float[Tensor, "*lead pos width"], first: int = 0
+    ) -> Float[Tensor, "*lead asked width"]:
+        """Those positions of a layer's output that are read: in the last layer the scored ones.
+
+        ``value`` holds the positions from ``first`` on.
+        """
+        if layer < self.last:
+            return value
+        return value[..., self._rows, self.task.at[:, self.entries(first)] - first, :]
+
+    def _is_plain(self, names: Iterable[str]) -> bool:
+        """Whether each part, computed from its clean input, gives its clean output."""
+        standard = self.model.cfg.positional_embedding_type == "standard"
+        if self.graph.parallel or not standard or any(n not in self._cache for n in names):
             return False
-        if model.cfg.positional_embedding_type != "standard":
+        if self.clean("k", 0).shape != self.clean("q", 0).shape:
             return False
-        lower = torch.ones(size, size, dtype=torch.bool, device=self.scored.device).tril()
-        for layer in range(model.cfg.n_layers):
-            q, k, v = (t[layer].transpose(0, 1)[None] for t in (self.q, self.k, self.v))
-            z = functional.scaled_dot_product_attention(q, k, v, lower)[0].transpose(0, 1)
-            middle = self.resid_pre[layer] + _attention_out(model, layer, z)
-            ours = middle + _mlp(model, layer, middle)
-            if not torch.allclose(ours, self.resid_post[layer], rtol=1e-4, atol=1e-4):
-                return False
-        return True
+        for layer in range(self.graph.layers):
+            start, middle, end = (self.clean(f"resid_{p}", layer) for p in ("pre", "mid", "post"))
+            middle, end = (self.asked(layer, value)[None] for value in (middle, end))
+            ours = self.asked(layer, start) + _attention(self, layer, start[None])
+            for one, other in ((ours, middle), (middle + _mlp(self, layer, middle), end)):
+                if not torch.allclose(one, other, CLOSE, CLOSE):
+                    return False
+        return torch.allclose(_readout(self, end)[0], self.log_prob, CLOSE, CLOSE)
+
+
+def _lost(
+    run: CleanRun, readers: Sequence[Node], groups: Sequence[Sequence[Node]]
+) -> Float[Tensor, "patch batch"]:
+    """Nats lost when all ``readers`` read each group of writers from the corrupt run."""
+    held = max(1, ROWS // run.task.clean.numel())
+    scores = []
+    with torch.no_grad():
+        for start in range(0, len(groups), held):
+            part = groups[start : start + held]
+            shift = torch.stack([torch.stack([*map(run.change, g)]).sum(0) for g in part])
+            if run.plain:
+                scores.append(_patched(run, readers, shift).mean(-1))
+                continue
+            with split_qkv_input(run.model):
+                hooks = [add_to_inputs(run.model, dict.fromkeys(readers, one)) for one in shift]
+                scores.append(_by_hooks(run, hooks).mean(-1))
+    return run.score - torch.cat(scores)
+
+
+def _by_hooks(run: CleanRun, hooks: Sequence[Sequence[Hook]]) -> LogProb:
+    """log p of the right answers under each list of hooks, one forward pass for each."""
+    return torch.stack(
+        [run.task.log_prob(scored_logits(run.model, run.task, one)) for one in hooks]
+    )
+
+
+def _patched(
+    run: CleanRun, readers: Sequence[Node], shift: Float[Tensor, "patch batch pos d_model"]
+) -> LogProb:
+    """What ``readers`` read is shifted: the logits, one head, one MLP or a whole block."""
+    kinds, layer = {r.kind for r in readers}, readers[0].layer
+    if kinds == {"logits"}:
+        return _readout(run, run.asked(run.last, run.clean("resid_post", run.last) + shift))
+    start = run.clean("resid_pre", layer)
+    middle = run.asked(layer, run.clean("resid_mid", layer))
+    passing = run.asked(layer, shift)
+    if kinds == {"mlp_in"}:
+        return _resume(run, layer + 1, middle + _mlp(run, layer, middle + passing))
+    if "mlp_in" not in kinds:
+        return _from_middle(run, layer, middle + _head_change(run, readers, shift))
+    middle = run.asked(layer, start) + _attention(run, layer, start + shift)
+    return _resume(run, layer + 1, middle + _mlp(run, layer, middle + passing))
+
+
+def _head_change(
+    run: CleanRun, readers: Sequence[Node], shift: Float[Tensor, "patch batch pos d_model"]
+) -> Float[Tensor, "patch batch asked d_model"]:
+    """What one head writes minus what it wrote, when some of its three inputs are shifted."""
+    _, layer, head = readers[0]
+    attn, shifted = run.model.blocks[layer].attn, {r.kind for r in readers}
+    normal = _through(run.model.blocks[layer].ln1, run.clean("resid_pre", layer) + shift)
+    inputs = {}
+    for channel in CHANNELS:
+        if channel in shifted:
+            weight, bias = (getattr(attn, f"{p}_{channel.upper()}")[head] for p in "Wb")
+            value = normal @ weight + bias
+        else:
+            value = run.clean(channel, layer)[:, :, head].expand(len(shift), -1, -1, -1)
+        inputs[channel] = run.asked(layer, value) if channel == "q" else value
+    mask = run.seen if layer == run.last else run.causal
+    z = functional.scaled_dot_product_attention(inputs["q"], inputs["k"], inputs["v"], mask)
+    return (z - run.asked(layer, run.clean("z", layer)[:, :, head])) @ attn.W_O[head]
 
 
 def _resume(
-    model: TransformerBridge,
-    clean: _Clean,
+    run: CleanRun,
     layer: int,
-    rows: Rows,
-    resid: Float[Tensor, "rows d_model"],
-    dirty: Bool[Tensor, "rows"],
-) -> Float[Tensor, "patch entry"]:
-    """Go on from the input of ``layer`` and return log p at the scored entries.
+    resid: Float[Tensor, "patch batch asked d_model"],
+    first: int = 0,
+    reached: Bool[Tensor, "patch batch entry"] | None = None,
+) -> LogProb:
+    """Go on from the input of ``layer``, positions from ``first`` on, to log p of the answers.
 
-    ``dirty`` marks the rows that already differ from the clean pass; with the first attention
-    they spread to all rows. Rows that stay clean are not read out.
+    ``reached``: entries that can differ from the clean run; the others are not read.
     """
-    final = model.cfg.n_layers - 1
-    for block in range(layer, model.cfg.n_layers):
-        k, v = _patched_keys_values(model, clean, block, rows, resid, dirty)
-        asked = rows
-        if block == final:
-            mask = torch.isin(rows.position, clean.scored)
-            asked, resid, dirty = rows.keep(mask), resid[mask], dirty[mask]
-        q = clean.q[block][asked.position].clone()
-        q[dirty] = _project(model, block, "q", resid[dirty])
-        middle = resid + _attention_out(model, block, _attend(asked, q, k, v))
-        resid = middle + _mlp(model, block, middle)
-        rows, dirty = asked, torch.ones_like(asked.patch, dtype=torch.bool)
-    read = dirty & torch.isin(rows.position, clean.scored)
-    rows, resid = rows.keep(read), resid[read]
-    entry = torch.searchsorted(clean.scored, rows.position)
-    out = clean.log_prob.expand(rows.count, -1).clone()
-    for part in torch.arange(len(entry), device=resid.device).split(READOUT_ROWS):
-        scores = model.unembed(model.ln_final(resid[part][None]))[0]
-        hit = scores.gather(-1, clean.target[entry[part], None])[:, 0]
-        out[rows.patch[part], entry[part]] = hit - scores.logsumexp(-1)
-    return out
+    for block in range(layer, run.graph.layers):
+        middle = run.asked(block, resid, first) + _attention(run, block, resid, first)
+        resid = middle + _mlp(run, block, middle)
+    return _readout(run, resid, first, reached)
 
 
-def _patched_keys_values(
-    model: TransformerBridge,
-    clean: _Clean,
-    layer: int,
-    rows: Rows,
-    resid: Float[Tensor, "rows d_model"],
-    dirty: Bool[Tensor, "rows"],
-) -> tuple[Tensor, Tensor]:
-    """Keys and values of every patch: (patch, pos, head, d_head), clean where nothing changed."""
-    width = int(rows.position.max()) + 1
-    both = []
-    for name, source in (("k", clean.k), ("v", clean.v)):
-        full = source[layer][:width].expand(rows.count, -1, -1, -1).clone()
-        full[rows.patch[dirty], rows.position[dirty]] = _project(model, layer, name, resid[dirty])
-        both.append(full)
-    return both[0], both[1]
+def _from_middle(
+    run: CleanRun, layer: int, middle: Float[Tensor, "patch batch asked d_model"]
+) -> LogProb:
+    """Go on from the residual stream between a layer's attention and its MLP."""
+    return _resume(run, layer + 1, middle + _mlp(run, layer, middle))
 
 
-def _attend(
-    rows: Rows, q: Float[Tensor, "rows head d_head"], k: Tensor, v: Tensor
-) -> Float[Tensor, "rows head d_head"]:
-    """Causal attention of ragged query rows over their patch's keys and values."""
-    first, last = int(rows.position.min()), int(rows.position.max())
-    window = q.new_zeros(rows.count, last + 1 - first, *q.shape[1:])
-    window[rows.patch, rows.position - first] = q
-    query = torch.arange(first, last + 1, device=q.device)
-    lower = torch.arange(k.shape[1], device=q.device)[None] <= query[:, None]
-    z = functional.scaled_dot_product_attention(
-        window.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), lower
-    )
-    return z.transpose(1, 2)[rows.patch, rows.position - first]
+def _attention(
+    run: CleanRun, layer: int, resid: Float[Tensor, "patch batch pos d_model"], first: int = 0
+) -> Float[Tensor, "patch batch asked d_model"]:
+    """What all heads of a layer write, biases included, where it is asked for."""
+    attn, attend = run.model.blocks[layer].attn, functional.scaled_dot_product_attention
+    normal = _through(run.model.blocks[layer].ln1, resid)
 
+    def project(name: str, value: Tensor) -> Tensor:
+        flat = _through(getattr(attn, name), value).flatten(0, 1)
+        return flat.unflatten(-1, (run.graph.heads, -1)).transpose(1, 2)  # rows, head, pos, d_head
 
-def _project(
-    model: TransformerBridge, layer: int, name: str, resid: Float[Tensor, "rows d_model"]
-) -> Float[Tensor, "rows head d_head"]:
-    normal = model.blocks[layer].ln1(resid[None])
-    flat = getattr(model.blocks[layer].attn, name)(normal)
-    return rearrange(flat[0], "rows (head d) -> rows head d", head=model.cfg.n_heads)
+    def everywhere(name: str) -> Tensor:
+        """Keys or values; positions before ``first`` lend those of the clean run."""
+        lent = run.clean(name, layer)[:, :first].repeat(len(resid), 1, 1, 1).transpose(1, 2)
+        return torch.cat([lent, project(name, normal)], 2) if first else project(name, normal)
 
-
-def _attention_out(
-    model: TransformerBridge, layer: int, z: Float[Tensor, "rows head d_head"]
-) -> Float[Tensor, "rows d_model"]:
-    return model.blocks[layer].attn.o(rearrange(z, "rows head d -> 1 rows (head d)"))[0]
+    q = project("q", run.asked(layer, normal, first))
+    if layer < run.last:
+        mask = run.causal[first:] if first else None
+        z = attend(q, everywhere("k"), everywhere("v"), mask, is_causal=not first)
+    else:
+        seen = run.seen[:, run.entries(first)].repeat(len(resid), 1, 1)[:, None]
+        if first or q.shape[2] > FEW:
+            z = attend(q, everywhere("k"), everywhere("v"), seen)
+        else:  # a key's bias moves all scores alike
+            flat = normal.flatten(0, 1)
+            wanted = q @ attn.W_K.transpose(-1, -2) / q.shape[-1] ** 0.5  # rows, head, entry, d
+            scores = (wanted.flatten(1, 2) @ flat.mT).unflatten(1, wanted.shape[1:3])
+            pattern = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+            gathered = (pattern.flatten(1, 2) @ flat).view_as(wanted)
+            z = gathered @ attn.W_V + attn.b_V[:, None]
+    return attn.o(z.transpose(1, 2).flatten(2)).unflatten(0, resid.shape[:2])
 
 
 def _mlp(
-    model: TransformerBridge, layer: int, middle: Float[Tensor, "rows d_model"]
-) -> Float[Tensor, "rows d_model"]:
-    block = model.blocks[layer]
-    return block.mlp(block.ln2(middle[None]))[0]
+    run: CleanRun, layer: int, middle: Float[Tensor, "patch batch asked d_model"]
+) -> Float[Tensor, "patch batch asked d_model"]:
+    """What the MLP of a layer writes."""
+    block = run.model.blocks[layer]
+    return _through(block.mlp, _through(block.ln2, middle))
 
 
-def _log_prob(model: TransformerBridge, tokens: Tensor, scored: Tensor, hooks: list) -> Tensor:
-    out, _ = run_with_hooks(model, tokens, hooks)
-    return out[0, scored].log_softmax(-1).gather(-1, tokens[0, scored + 1, None])[:, 0]
+def _readout(
+    run: CleanRun,
+    resid: Float[Tensor, "patch batch asked d_model"],
+    first: int = 0,
+    reached: Bool[Tensor, "patch batch entry"] | None = None,
+) -> LogProb:
+    """log p of the right answers, in nats, from the last residual stream at scored positions.
 
-
-def _slow_mlp_sweep(
-    model: TransformerBridge, tokens: Tensor, positions: Tensor, sources: Tensor, scored: Tensor
-) -> Tensor:
-    """The straightforward loop: one hooked forward pass per layer and position."""
-    names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
-    _, cache = cached(model, tokens, names)
-    clean = _log_prob(model, tokens, scored, [])
-    out = torch.zeros(len(names), len(positions), len(scored), device=tokens.device)
-    for layer, name in enumerate(bar(names, "layers")):
-        for i, (p, source) in enumerate(zip(positions, sources, strict=True)):
-
-            def patch(
-                value: Tensor,
-                hook: object,
-                p: Tensor = p,
-                source: Tensor = source,
-                name: str = name,
-            ) -> Tensor:
-                value = value.clone()
-                value[:, p] = cache[name][:, source]
-                return value
-
-            out[layer, i] = _log_prob(model, tokens, scored, [(name, patch)]) - clean
+    With ``choices``, only their columns of the unembedding are multiplied.
+    """
+    task, model, kept = run.task, run.model, run.entries(first)
+    normal, answer = _through(model.ln_final, resid), task.answer[:, kept]
+    out = run.log_prob.repeat(len(resid), 1, 1)
+    changed = kept.expand_as(out) if reached is None else reached
+    pick = changed[..., kept]
+    if task.choices is not None:
+        columns, bias = model.W_U.T, model.b_U
+        right = (normal * columns[answer]).sum(-1) + bias[answer]
+        rest = normal @ columns[task.choices].mT + bias[task.choices][:, None]
+        out[changed] = (right - rest.logsumexp(-1))[pick]
+        return out
+    found = []
+    held = max(1, LOGITS // model.cfg.d_vocab)
+    parts = zip(normal[pick].split(held), answer.expand(pick.shape)[pick].split(held), strict=True)
+    for rows, target in parts:
+        logits = model.unembed(rows[None])[0]
+        found.append(logits.gather(-1, target[:, None])[:, 0] - logits.logsumexp(-1))
+    out[changed] = torch.cat(found)
     return out
 
 
-def _slow_head_sweep(
-    model: TransformerBridge, tokens: Tensor, scored: Tensor, fill: Tensor
-) -> Tensor:
-    """The straightforward loop: one hooked forward pass per head."""
-    clean = _log_prob(model, tokens, scored, [])
-    out = torch.zeros(*fill.shape[:2], len(scored), device=tokens.device)
-    for layer in bar(range(model.cfg.n_layers), "layers"):
-        for h in range(model.cfg.n_heads):
+def _through(module: nn.Module, value: Float[Tensor, "patch batch any width"]) -> Tensor:
+    """A module of the model, which takes one batch axis, on two."""
+    return module(value.flatten(0, 1)).unflatten(0, value.shape[:2])
 
-            def drop(z: Tensor, hook: object, layer: int = layer, head: int = h) -> Tensor:
-                z = z.clone()
-                z[:, :, head] = fill[layer, head]
-                return z
 
-            after = _log_prob(model, tokens, scored, [(get_act_name("z", layer), drop)])
-            out[layer, h] = after - clean
-    return out
+def _one_sequence(model: TransformerBridge, tokens: Tensor, scored: Tensor) -> CleanRun:
+    inside = bool(((scored >= 0) & (scored + 1 < tokens.shape[1])).all())
+    if len(tokens) != 1 or not inside:
+        raise IclError("Need one sequence, and entries that predict one of its tokens.")
+    return CleanRun(model, CleanCorrupt(tokens, tokens, scored[None], tokens[:, scored + 1]))
+
+
+def _add_at(name: str, position: int, change: Float[Tensor, "d_model"]) -> Hook:
+    def add(value: Tensor, hook: object) -> Tensor:
+        value = value.clone()
+        value[:, position] += change
+        return value
+
+    return name, add
+
+
+def _fill_head(layer: int, head: int, fill: Float[Tensor, "any"]) -> Hook:
+    def replace_z(z: Tensor, hook: object) -> Tensor:
+        z = z.clone()
+        z[:, :, head] = fill
+        return z
+
+    return get_act_name("z", layer), replace_z

@@ -1,0 +1,109 @@
+"""Clean/corrupt tasks and graphs by counting and by numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import save_hand_built
+from torch import Generator
+from wired import save_wired
+
+from iclutils import IclError, models
+from iclutils.interp import clean_corrupt, graph
+from iclutils.models import TransformerBridge
+from iclutils.tasks import topics
+
+
+def seeded(seed: int = 0) -> Generator:
+    return Generator().manual_seed(seed)
+
+
+def test_the_wired_model_is_the_hand_built_one(tmp_path: Path) -> None:
+    """Its defaults give the logits of the older builder, which other tests rest on."""
+    save_hand_built(tmp_path / "a")
+    save_wired(tmp_path / "b")
+    nets = [models.load(tmp_path / name) for name in "ab"]
+    tokens = clean_corrupt.copying(nets[0], 3, 11, seeded()).clean
+    first, second = (models.logits(net, tokens) for net in nets)
+    torch.testing.assert_close(first, second, atol=1e-5, rtol=0)
+
+
+def test_copying_differs_in_the_first_copy_alone(gpt2: TransformerBridge) -> None:
+    for corruption in ("fresh", "shuffled"):
+        task = clean_corrupt.copying(gpt2, 4, 11, seeded(), corruption)
+        differs = (task.clean != task.corrupt).any(0)
+        assert differs[1:12].any()
+        assert not differs[[0, *range(12, 23)]].any()
+        rows = torch.arange(4)[:, None]
+        assert torch.equal(task.clean[rows, task.at + 1], task.answer)
+        assert torch.equal(task.clean[rows, task.source], task.answer)
+    assert torch.equal(task.corrupt[:, 1:12].flip(1), task.clean[:, 1:12])
+
+
+def test_classification_swaps_labels_alone() -> None:
+    prompts = topics.sample(6, seeded())
+    task = clean_corrupt.classification(prompts)
+    differs = task.clean != task.corrupt
+    assert torch.equal(differs.nonzero()[:, 1].view(6, -1), prompts.label_pos.sort(1).values)
+    assert torch.equal(task.clean[torch.arange(6)[:, None], task.source], task.answer)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_scores_are_log_probabilities(gpt2: TransformerBridge, narrow: bool) -> None:
+    """By numpy, over the vocabulary and over choices; fails if choices are ignored."""
+    task = clean_corrupt.copying(gpt2, 3, 11, seeded(), narrow=narrow)
+    logits = clean_corrupt.scored_logits(gpt2, task)
+    whole = models.logits(gpt2, task.clean)
+    torch.testing.assert_close(logits, whole[torch.arange(3)[:, None], task.at])
+    for row in range(3):
+        each, right = [], []
+        for entry in range(task.at.shape[1]):
+            values = logits[row, entry].double().numpy()
+            known = values[task.choices[row].numpy()] if narrow else values
+            answer = values[int(task.answer[row, entry])]
+            each.append(answer - np.log(np.exp(known).sum()))
+            right.append(answer == known.max())
+        assert task.score(logits)[row].item() == pytest.approx(np.mean(each), abs=1e-5)
+        assert task.is_correct(logits)[row].tolist() == right
+
+
+@settings(deadline=None, max_examples=15)
+@given(layers=st.integers(1, 4), heads=st.integers(1, 4), parallel=st.booleans())
+def test_the_graph_has_every_later_reader(layers: int, heads: int, parallel: bool) -> None:
+    shape = graph.Graph(layers, heads, parallel)
+    assert len(shape.writers) == 1 + layers * (heads + 1)
+    assert len(shape.readers) == layers * (3 * heads + 1) + 1
+    per_layer = 3 * heads + 1
+    count = sum(
+        (1 + layer * (heads + 1)) * per_layer + (0 if parallel else heads)
+        for layer in range(layers)
+    )
+    assert int(shape.exists.sum()) == count + len(shape.writers) == len(shape.edges())
+    assert torch.equal(shape.mask(shape.edges()), shape.exists)
+    assert [shape.index(e) for e in shape.edges()] == [*map(tuple, shape.exists.nonzero().tolist())]
+
+
+def test_mistakes_are_refused(gpt2: TransformerBridge) -> None:
+    task = clean_corrupt.copying(gpt2, 3, 6, seeded())
+    parts = task.clean, task.clean, task.at, task.answer
+    shots = topics.sample(2, seeded(), shots=2)
+    for run, message in (
+        (lambda: clean_corrupt.copying(gpt2, 4, 11, seeded(), "reversed"), "Unknown corruption"),
+        (lambda: clean_corrupt.classification(shots), "one demonstration per class"),
+        (lambda: task[slice(0, 0)], "nothing to score"),
+        (
+            lambda: clean_corrupt.baselines(gpt2, clean_corrupt.CleanCorrupt(*parts)),
+            "score the same",
+        ),
+        (
+            lambda: clean_corrupt.CleanCorrupt(task.clean, task.clean[:, :-1], *parts[2:]),
+            "same shape",
+        ),
+    ):
+        with pytest.raises(IclError, match=message):
+            run()

@@ -1,0 +1,105 @@
+"""Ablations and cut attention against the Hugging Face weights and a softmax by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import save_gpt2, save_gptj, tokens
+from torch import Tensor
+
+from iclutils import IclError, models
+from iclutils.interp.hooks import (
+    Hook,
+    ablate_heads,
+    ablate_mlps,
+    at_positions,
+    cut_attention,
+    run_with_hooks,
+)
+from iclutils.models import TransformerBridge, cached, get_act_name
+
+
+def under(model: TransformerBridge, x: Tensor, hooks: list[Hook]) -> Tensor:
+    return run_with_hooks(model, x, hooks)[0]
+
+
+def test_zero_ablation_equals_zeroed_weights(tmp_path: Path) -> None:
+    network, x = save_gpt2(tmp_path), tokens(2, 10)
+    model = models.load(tmp_path)
+    cases = [((0, 3), None), ((2, 1), None), (None, 1)]
+    for head, mlp in cases:
+        block = network.transformer.h[head[0] if head else mlp]
+        held = {k: v.clone() for k, v in network.state_dict().items()}
+        with torch.no_grad():
+            if head:
+                hooks = ablate_heads(model, x, [head], "zero", x)
+                block.attn.c_proj.weight[head[1] * 8 : head[1] * 8 + 8] = 0
+            else:
+                hooks = ablate_mlps(model, x, [mlp], "zero", x)
+                block.mlp.c_proj.weight.zero_()
+                block.mlp.c_proj.bias.zero_()
+            expected = network(x).logits
+        torch.testing.assert_close(under(model, x, hooks), expected, atol=1e-4, rtol=1e-4)
+        network.load_state_dict(held)
+
+
+def test_mean_ablation_writes_one_vector_everywhere(gpt2: TransformerBridge) -> None:
+    x, name = tokens(3, 10), get_act_name("z", 1)
+    _, cache = cached(gpt2, x, [name])
+    _, seen = run_with_hooks(gpt2, x, ablate_heads(gpt2, x, [(1, 2)], "mean", x), [name])
+    expected = cache[name].clone()
+    expected[:, :, 2] = cache[name][:, :, 2].mean((0, 1))
+    torch.testing.assert_close(seen[name], expected)
+
+
+def test_resampling_from_the_same_sequences_changes_nothing(gpt2: TransformerBridge) -> None:
+    x, other = tokens(3, 10), tokens(3, 10, seed=1)
+    plain = models.logits(gpt2, x)
+    for source, same in ((x, True), (other, False)):
+        hooks = ablate_heads(gpt2, x, [(0, 1), (2, 2)], "resample", source)
+        hooks += ablate_mlps(gpt2, x, [0, 2], "resample", source)
+        assert ((under(gpt2, x, hooks) - plain).abs().max() < 1e-4) == same
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_cut_edges_are_left_out_of_the_softmax_or_zeroed(
+    gpt2: TransformerBridge, renormalise: bool
+) -> None:
+    x, names = tokens(2, 6), [get_act_name("attn_scores", 1), get_act_name("pattern", 1)]
+    cut = torch.rand(2, 6, 6, generator=torch.Generator().manual_seed(0)) < 0.4
+    cut &= ~torch.eye(6, dtype=torch.bool)
+    heads = torch.tensor([True, False, True, False])[:, None, None]
+    _, plain = run_with_hooks(gpt2, x, [], names)
+    for edges in (cut, cut[:, None] & heads):
+        _, seen = run_with_hooks(gpt2, x, cut_attention(gpt2, {1: edges}, renormalise), names)
+        mask = edges if edges.ndim == 4 else edges[:, None]
+        if renormalise:
+            expected = plain[names[0]].masked_fill(mask, -torch.inf).softmax(-1)
+        else:
+            expected = plain[names[1]].masked_fill(mask, 0)
+        torch.testing.assert_close(seen[names[1]], expected)
+
+
+def test_logits_at_positions_are_those_of_the_whole_pass(gpt2: TransformerBridge) -> None:
+    x, at = tokens(2, 9), torch.tensor([[1, 4, 8], [0, 2, 3]])
+    got = gpt2.run_with_hooks(x, fwd_hooks=[at_positions(at)])
+    whole = models.logits(gpt2, x)[torch.arange(2)[:, None], at]
+    torch.testing.assert_close(got, whole, atol=1e-5, rtol=1e-5)
+
+
+def test_mistakes_are_refused(gpt2: TransformerBridge, tmp_path: Path) -> None:
+    x = tokens(2, 10)
+    save_gptj(tmp_path)
+    gptj = models.load(tmp_path)
+    for run, message in (
+        (lambda: ablate_heads(gpt2, x, [(3, 0)], "zero", x), "There is no head 3.0"),
+        (lambda: ablate_mlps(gpt2, x, [7], "zero", x), "There is no layer 7"),
+        (lambda: ablate_heads(gpt2, x, [(0, 0)], "resample", x[:1]), "of the same shape"),
+        (lambda: run_with_hooks(gpt2, tokens(1, 49), []), "reads at most 48"),
+        (lambda: cut_attention(gptj, {}), "only after using it"),
+        (lambda: cut_attention(gpt2, {3: torch.ones(1, 1, 1).bool()}), "There is no layer 3"),
+    ):
+        with pytest.raises(IclError, match=message):
+            run()

@@ -1,0 +1,384 @@
+"""Patches against hooked passes, TransformerLens, and a model with a known circuit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny import VOCAB, save_gpt2, save_gptj, tiny_gpt2, tokens
+from torch import Tensor
+from transformer_lens.patching import get_act_patch_direct_path_all_sources
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, LlamaForCausalLM
+from wired import save_wired
+
+from iclutils import IclError, models
+from iclutils.interp import patching
+from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying, share
+from iclutils.interp.graph import Graph, Node, all_heads, head, of
+from iclutils.interp.hooks import run_with_hooks
+from iclutils.interp.readout import log_prob
+from iclutils.models import TransformerBridge, cached, get_act_name
+
+
+def close(got: Tensor, expected: Tensor, atol: float = 1e-5, rtol: float = 1e-5) -> None:
+    torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
+
+
+def a_task(
+    model: TransformerBridge, count: int = 2, length: int = 7, seed: int = 0, narrow: bool = False
+) -> CleanCorrupt:
+    return copying(model, count, length, torch.Generator().manual_seed(seed), narrow=narrow)
+
+
+def some(task: CleanCorrupt, *entries: int) -> CleanCorrupt:
+    """Scored at a few entries alone, so that the last layer forms no keys and values."""
+    at = list(entries)
+    return replace(task, at=task.at[:, at], answer=task.answer[:, at], source=None)
+
+
+def lost(model: TransformerBridge, task: CleanCorrupt, edges: list) -> Tensor:
+    return baselines(model, task)[0] - patching.patch_edges(model, task, edges)
+
+
+def check_edges(model: TransformerBridge, task: CleanCorrupt, every: int = 1) -> None:
+    """Every n-th edge, and some into the logits, against one hooked pass each."""
+    graph = of(model)
+    got = patching.path_patching(model, task)
+    assert got.shape == (*graph.exists.shape, len(task))
+    assert not got[~graph.exists].any()
+    clean = baselines(model, task)[0]
+    for edge in {*graph.edges()[::every], *[(w, Node("logits")) for w in graph.writers[::3]]}:
+        close(got[graph.index(edge)], clean - patching.patch_edges(model, task, [edge]))
+    assert got.abs().max() > 1e-2, "the edges have no effect to compare"
+
+
+# Would catch a part of the reader that is not redone, or redone from the wrong stream: a frozen
+# LayerNorm, a patched channel mixed up with another, an own MLP that keeps its clean output.
+@pytest.mark.parametrize("narrow", [False, True])
+def test_every_edge_of_a_gpt2_is_what_a_hooked_pass_says(
+    gpt2: TransformerBridge, narrow: bool
+) -> None:
+    task = a_task(gpt2, length=11, narrow=narrow)
+    assert patching.CleanRun(gpt2, task).plain
+    assert task.at.shape[1] > patching.FEW
+    check_edges(gpt2, task, 17)
+
+
+# Would catch a last layer that mixes up what it attends to where no keys are formed, a bias of
+# the keys that does not cancel, the positions of one sequence used for all, or a readout that
+# takes the answer's logit from the choices, where it need not be.
+def test_few_and_uneven_entries_and_any_choices(gpt2: TransformerBridge) -> None:
+    task = some(a_task(gpt2), 1, 4)
+    uneven = replace(task, at=task.at - torch.tensor([[0], [3]]))
+    check_edges(gpt2, uneven, 13)
+    check_edges(gpt2, replace(uneven, choices=torch.arange(4).expand(2, -1)), 23)
+
+
+# Would catch a shape that only fits three layers of four heads, results that depend on how many
+# patches fit into memory, and edges that were not asked for.
+def test_shapes_chunks_and_chosen_edges(
+    gpt2: TransformerBridge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i, changes in enumerate(({"n_layer": 1}, {"n_head": 1, "n_layer": 2})):
+        small = tiny_gpt2(tmp_path / str(i), **changes)
+        check_edges(small, a_task(small), 2)
+    task, graph = a_task(gpt2), of(gpt2)
+    whole = patching.path_patching(gpt2, task)
+    monkeypatch.setattr(patching, "ROWS", 3 * task.clean.numel())
+    monkeypatch.setattr(patching, "LOGITS", 1)
+    chosen = [(Node("embed"), Node("q", 1, 2)), (head(0, 1), Node("q", 1, 2))]
+    for edges in (graph.edges()[::3], chosen, []):
+        got, mask = patching.path_patching(gpt2, task, edges), graph.mask(edges)
+        close(got[mask], whole[mask])
+        assert not got[~mask].any()
+
+
+def save_parallel(folder: Path) -> None:
+    """A GPT-NeoX whose MLPs read what the heads of their layer read."""
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=48,
+        use_parallel_residual=True,
+        initializer_range=0.3,
+        bos_token_id=VOCAB - 1,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
+# Would catch an engine that trusts the configuration (folded weights are still plain attention,
+# scores divided by the layer's number are not), and a fallback that patches another reader.
+def test_what_is_plain_is_measured_and_the_rest_goes_by_hooks(
+    neox: TransformerBridge, tmp_path: Path
+) -> None:
+    tiny_gpt2(tmp_path / "plain")
+    folded = models.load(tmp_path / "plain", fold=True)
+    assert patching.CleanRun(folded, a_task(folded)).plain
+    check_edges(folded, a_task(folded), 23)
+    save_parallel(tmp_path / "parallel")
+    parallel = models.load(tmp_path / "parallel")
+    assert of(parallel).parallel
+    scaled = tiny_gpt2(tmp_path / "scaled", scale_attn_by_inverse_layer_idx=True)
+    for model, task in (
+        (neox, some(a_task(neox), 0, 3)),
+        (parallel, a_task(parallel)),
+        (scaled, some(a_task(scaled), 2)),
+    ):
+        assert not patching.CleanRun(model, task).plain
+        check_edges(model, task, 37)
+        readers = [r for r in of(model).readers if r.layer == 1]
+        flow = patching.layer_flow(model, task)
+        close(flow[0, 1], lost(model, task, [(Node("embed"), r) for r in readers]))
+
+
+# Would catch an effect with the wrong sign or direction, or values patched with keys: the tool of
+# TransformerLens puts the second cache's writes into runs of the first.
+def test_edges_between_heads_are_those_of_transformer_lens(gpt2: TransformerBridge) -> None:
+    task, rows = a_task(gpt2), torch.arange(2)[:, None]
+    (_, clean), (_, corrupt) = (gpt2.run_with_cache(t) for t in (task.clean, task.corrupt))
+    later = torch.ones(3, 3, dtype=torch.bool).triu(1)[:, None, :, None]
+    found = of(gpt2).head_pairs(patching.path_patching(gpt2, task)).mean(-1)
+    for channel, got in zip("qkv", found, strict=True):
+        expected = get_act_patch_direct_path_all_sources(
+            gpt2,
+            task.clean,
+            corrupt,
+            clean,
+            lambda logits: task.score(logits[rows, task.at]).mean(),
+            component=channel,
+            verbose=False,
+        )
+        close(got, (baselines(gpt2, task)[0].mean() - expected) * later)
+
+
+# Would catch a block whose MLP does not see the shifted stream, a stream that keeps the shift
+# after the block, or biases counted among what a layer writes.
+def test_layer_flow_is_all_edges_of_two_layers_at_once(gpt2: TransformerBridge) -> None:
+    task, graph = a_task(gpt2), of(gpt2)
+    got = patching.layer_flow(gpt2, task)
+    for source in range(-1, 3):
+        for target in range(4):
+            writers = [w for w in graph.writers if w.layer == source]
+            readers = [r for r in graph.readers if r.layer == (target if target < 3 else -1)]
+            if target <= source:
+                assert not got[source + 1, target].any()
+                continue
+            expected = lost(gpt2, task, [(u, v) for u in writers for v in readers])
+            close(got[source + 1, target], expected)
+
+
+# The residual stream is the sum of what is written: with every writer corrupt at the logits, the
+# corrupt run is left. Would catch a writer that is missing or counted twice, a baseline that is
+# not the clean run, sequences that mix, and a hook that reaches back.
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(length=st.integers(2, 12), seed=st.integers(0, 9))
+def test_invariants(
+    gpt2: TransformerBridge, neox: TransformerBridge, length: int, seed: int
+) -> None:
+    task = a_task(gpt2, 3, length, seed)
+    every = [(writer, Node("logits")) for writer in of(gpt2).writers]
+    close(patching.patch_edges(gpt2, task, every), baselines(gpt2, task)[1], 2e-5, 1e-4)
+    same = replace(task, corrupt=task.clean)
+    assert patching.path_patching(gpt2, same, of(gpt2).edges()[::7]).abs().max() < 2e-5
+    order = torch.tensor([2, 0, 1])
+    flow, turned = (patching.layer_flow(gpt2, t) for t in (task, task[order]))
+    close(turned, flow[..., order], 2e-5, 1e-4)
+    for model in (gpt2, neox):
+        assert patching.backward_flow(model, a_task(model, 1, length, seed)) == 0
+
+
+# The circuit that was wired by hand is found, and nothing else.
+def test_the_wired_circuit_is_found(tmp_path: Path) -> None:
+    save_wired(tmp_path)
+    wired = models.load(tmp_path)
+    task, graph = a_task(wired, 8, 11), of(wired)
+    clean, corrupt = baselines(wired, task)
+    assert clean.mean() > -0.01
+    assert corrupt.mean() < -5
+    shares = share(patching.path_patching(wired, task), clean, corrupt)
+    found = {
+        (str(graph.writers[u]), str(graph.readers[v])): float(shares[u, v])
+        for u, v in (shares > 0.5).nonzero().tolist()
+    }
+    assert found == pytest.approx(
+        {
+            ("embed", "v 0.0"): 1.0,
+            ("0.0", "k 1.0"): 1.02,
+            ("embed", "v 1.0"): 1.33,
+            ("1.0", "logits"): 1.0,
+        },
+        abs=0.35,
+    )
+    idle = [u for u, w in enumerate(graph.writers) if str(w) in ("0.1", "1.1", "mlp 0", "mlp 1")]
+    assert shares[idle].abs().max() < 1e-3
+    gone = clean - patching.ablate(wired, task, [[node] for node in all_heads(wired)])
+    close(share(gone, clean, corrupt), torch.tensor([1.0, 0, 1, 0]), 0.05, 0)
+    save_wired(tmp_path / "three", previous=((0, 1),), induction=((2, 0),), layers=3)
+    deeper = models.load(tmp_path / "three")
+    task = a_task(deeper, 8, 11)
+    flow = share(patching.layer_flow(deeper, task), *baselines(deeper, task))
+    assert flow[1, 1].abs() < 1e-3, "layer 1 reads nothing that counts"
+    assert flow[2, 2].abs() < 1e-3, "layer 1 writes nothing"
+    assert flow[1, 2] == pytest.approx(1.0, abs=0.05)
+
+
+# Would catch a difference taken against the engine itself.
+def test_sampled_difference_sees_a_wrong_edge(gpt2: TransformerBridge) -> None:
+    task, generator = a_task(gpt2), torch.Generator().manual_seed(0)
+    found = patching.path_patching(gpt2, task)
+    assert patching.sampled_difference(gpt2, task, found, 6, generator) < 1e-5
+    wrong = patching.sampled_difference(gpt2, task, found + 0.5, 6, generator)
+    assert wrong == pytest.approx(0.5, abs=1e-4)
+
+
+def by_hand(network: torch.nn.Module, x: Tensor, sources: list, target: tuple, other: Tensor):
+    """Attention pattern of a patched head, from the Hugging Face weights in float64."""
+    (layer, index), size = target, 8
+    part = slice(index * size, index * size + size)
+
+    def stream(ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Input of the target's layer, and what the sources add to the residual stream."""
+        out = network(ids, output_hidden_states=True, output_attentions=True)
+        added = torch.zeros_like(out.hidden_states[layer])
+        for la, h in sources:
+            block, own = network.transformer.h[la], slice(h * size, h * size + size)
+            normal = block.ln_1(out.hidden_states[la])
+            value = block.attn.c_attn(normal)[..., 64:][..., own]
+            added += out.attentions[la][:, h] @ value @ block.attn.c_proj.weight[own]
+        return out.hidden_states[layer], added
+
+    with torch.no_grad():
+        (clean, before), (_, after) = stream(x), stream(other)
+        block = network.transformer.h[layer]
+        q = block.attn.c_attn(block.ln_1(clean))[..., :32][..., part]
+        k = block.attn.c_attn(block.ln_1(clean + after - before))[..., 32:64][..., part]
+        scores = q @ k.mT / size**0.5
+    lower = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    return scores.masked_fill(~lower, -torch.inf).softmax(-1)
+
+
+def test_patched_keys_are_recomputed_by_hand(tmp_path: Path) -> None:
+    network, x, other = save_gpt2(tmp_path), tokens(2, 10), tokens(2, 10, seed=1)
+    model = models.load(tmp_path)
+    for sources, target in (([(0, 1)], (2, 3)), ([(0, 0), (1, 2)], (2, 0))):
+        got = patching.patch_key_input(model, x, sources, target, other)
+        close(got, by_hand(network, x, sources, target, other), 1e-4, 1e-3)
+        plain = patching.patch_key_input(model, x, sources, target, x)
+        assert (got - plain).abs().max() > 1e-2, "the patch has no effect to compare"
+    assert not model.cfg.use_split_qkv_input
+
+
+def loop(model: TransformerBridge, x: Tensor, scored: Tensor, hooks: list) -> Tensor:
+    """Change of log p by one hooked full pass for each hook."""
+    before = log_prob(run_with_hooks(model, x, [])[0], x)[0, scored]
+    after = [log_prob(run_with_hooks(model, x, [hook])[0], x)[0, scored] for hook in hooks]
+    return torch.stack(after) - before
+
+
+def position_loop(
+    model: TransformerBridge, x: Tensor, positions: Tensor, sources: Tensor, scored: Tensor
+) -> Tensor:
+    names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
+    _, cache = cached(model, x, names)
+
+    def patch(name: str, position: int, source: int) -> tuple[str, Callable]:
+        def swap(out: Tensor, hook: object) -> Tensor:
+            out = out.clone()
+            out[:, position] = cache[name][:, source]
+            return out
+
+        return name, swap
+
+    pairs = list(zip(positions.tolist(), sources.tolist(), strict=True))
+    hooks = [patch(name, *pair) for name in names for pair in pairs]
+    return loop(model, x, scored, hooks).unflatten(0, (len(names), len(pairs)))
+
+
+# Would catch positions that lend patched instead of clean keys, patches of one chunk that mix,
+# and entries before a patch that change.
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), length=st.integers(4, 30), together=st.integers(1, 5))
+def test_the_position_sweep_equals_the_loop(
+    gpt2: TransformerBridge,
+    neox: TransformerBridge,
+    data: st.DataObject,
+    length: int,
+    together: int,
+) -> None:
+    model = data.draw(st.sampled_from([gpt2, gpt2, neox]))
+    place = st.integers(0, length - 1)
+    positions, sources = (
+        torch.tensor(data.draw(st.lists(place, min_size=3, max_size=7)))[:3] for _ in range(2)
+    )
+    scored = torch.tensor(sorted(data.draw(st.sets(st.integers(0, length - 2), min_size=1))))
+    x = tokens(1, length)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(patching, "TOGETHER", together)
+        got = patching.mlp_position_sweep(model, x, positions, sources, scored)
+    close(got, position_loop(model, x, positions, sources, scored), 3e-5, 1e-4)
+    if model is gpt2:
+        assert not got[:, scored < positions[:, None]].any(), "no patch reaches back"
+        assert not got[-1][scored != positions[:, None]].any(), "after the last layer, one entry"
+
+
+@pytest.mark.parametrize("with_mean", [False, True])
+def test_the_head_sweep_equals_the_loop(
+    gpt2: TransformerBridge, neox: TransformerBridge, with_mean: bool
+) -> None:
+    x, scored = tokens(1, 24), torch.tensor([14, 15, 20])
+    for model in (gpt2, neox):
+        shape = model.cfg.n_layers, 4, 8
+        fill = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * with_mean
+        got = patching.head_ablation_sweep(model, x, scored, fill if with_mean else None)
+
+        def drop(layer: int, index: int, fill: Tensor = fill) -> tuple[str, Callable]:
+            def change(z: Tensor, hook: object) -> Tensor:
+                z = z.clone()
+                z[:, :, index] = fill[layer, index]
+                return z
+
+            return get_act_name("z", layer), change
+
+        hooks = [drop(layer, index) for layer in range(shape[0]) for index in range(4)]
+        expected = loop(model, x, scored, hooks).view(*shape[:2], -1)
+        close(got, expected, 2e-5, 1e-4)
+        assert got.abs().max() > 1e-2
+
+
+def save_grouped(folder: Path) -> None:
+    """A Llama with two query heads for each key."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 48}
+    config = LlamaConfig(vocab_size=VOCAB, bos_token_id=VOCAB - 1, **sizes, **heads)
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def test_mistakes_are_refused(gpt2: TransformerBridge, tmp_path: Path) -> None:
+    task, x, note = a_task(gpt2), tokens(1, 19), torch.arange(9, 18)
+    save_grouped(tmp_path / "grouped")
+    save_gptj(tmp_path / "gptj")
+    grouped, gptj = (models.load(tmp_path / name) for name in ("grouped", "gptj"))
+    edge = [(head(0, 1), Node("k", 1, 1))]
+    sweep, far = patching.mlp_position_sweep, torch.tensor([19])
+    for run, message in (
+        (lambda: patching.path_patching(gpt2, task, [(head(1, 0), Node("q", 1, 1))]), "come later"),
+        (lambda: Graph(2, 2).index((head(2, 0), Node("logits"))), "Unknown writer"),
+        (lambda: patching.path_patching(grouped, a_task(grouped)), "share their keys and values"),
+        (lambda: patching.patch_edges(gptj, a_task(gptj), edge), "cannot fork"),
+        (lambda: patching.patch_key_input(gpt2, x, [(1, 0)], (1, 1), x), "in a later layer"),
+        (lambda: patching.ablate(gpt2, task, [[Node("embed")]]), "Only heads and MLP"),
+        (lambda: sweep(gpt2, x, far, note[:1], note[:1]), "both inside the sequence"),
+        (lambda: sweep(gpt2, x.repeat(2, 1), note, note - 9, note), "Need one sequence"),
+        (lambda: patching.head_ablation_sweep(gpt2, x, torch.tensor([18])), "predict one of its"),
+    ):
+        with pytest.raises(IclError, match=message):
+            run()

@@ -1,0 +1,116 @@
+"""Predictions against cross-entropy; statistics against the textbook, scipy and enumeration."""
+
+from __future__ import annotations
+
+import statistics as textbook
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import false_discovery_control
+from tiny import tokens
+from torch import Generator
+from torch.nn import functional
+
+from iclutils import IclError
+from iclutils.interp import readout, statistics
+from iclutils.models import TransformerBridge
+
+DRAWS = 4000  # the bootstrap's own relative error is 1 / sqrt(2 DRAWS), 1.1 %
+
+
+def seeded(seed: int = 0) -> Generator:
+    return Generator().manual_seed(seed)
+
+
+def test_predictions_are_those_of_cross_entropy(gpt2: TransformerBridge) -> None:
+    x = tokens(3, 12)
+    scores = gpt2(x)
+    log_p, right = readout.predictions(gpt2, x)
+    loss = functional.cross_entropy(scores[:, :-1].flatten(0, 1), x[:, 1:].flatten())
+    assert -log_p.mean().item() == pytest.approx(loss.item(), rel=1e-5)
+    assert torch.equal(right, scores[:, :-1].argmax(-1) == x[:, 1:])
+    late, early = -log_p[:, 9], -log_p[:, 2]
+    torch.testing.assert_close(readout.icl_score(log_p, early=2, late=9), late - early)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=20))
+def test_mean_and_standard_error(values: list[float]) -> None:
+    mean, se = statistics.mean_se(torch.tensor(values, dtype=torch.float64))
+    assert mean == pytest.approx(textbook.fmean(values), abs=1e-9)
+    assert se == pytest.approx(textbook.stdev(values) / len(values) ** 0.5, abs=1e-9)
+
+
+def test_the_worst_case_depends_on_what_is_good_and_passes_over_nan() -> None:
+    cases = {"a": (0.9, 0.1), "b": (0.7, 0.2), "c": (float("nan"), 0.0)}
+    assert statistics.worst(cases) == (0.7, 0.2)
+    assert statistics.worst(cases, high_is_good=False) == (0.9, 0.1)
+    assert np.isnan(statistics.worst({"c": cases["c"]})[0])
+
+
+def test_the_bootstrap_has_the_error_of_the_textbook_and_of_the_delta_method() -> None:
+    """The parts of a ratio are drawn together: with correlated parts that matters."""
+    draw = torch.randn(400, 2, generator=seeded(), dtype=torch.float64)
+    top = 3 + draw[:, 0]
+    pair = torch.stack([top, 2 + 0.5 * draw[:, 0] + 0.1 * draw[:, 1]], 1)
+    value, se = statistics.bootstrap(top, lambda mean: mean, seeded(1), DRAWS)
+    assert value == pytest.approx(textbook.fmean(top.tolist()), rel=1e-6)
+    assert se == pytest.approx(textbook.pstdev(top.tolist()) / 400**0.5, rel=0.06)
+    value, se = statistics.bootstrap(pair, lambda mean: mean[0] / mean[1], seeded(1), DRAWS)
+    (a, b), n = pair.mean(0).tolist(), len(pair)
+    (aa, ab), (_, bb) = torch.cov(pair.T).tolist()
+    ratio = a / b
+    assert value == pytest.approx(ratio)
+    expected = ((aa - 2 * ratio * ab + ratio**2 * bb) / n) ** 0.5 / b
+    apart = ((aa + ratio**2 * bb) / n) ** 0.5 / b
+    assert apart > 1.5 * expected
+    assert se == pytest.approx(expected, rel=0.06)
+
+
+def test_significance_by_enumeration() -> None:
+    """All 2^8 flips of eight samples, and Benjamini-Hochberg by scipy."""
+    values = torch.randn(5, 8, generator=seeded(), dtype=torch.float64)
+    values[0] += 2
+    flips = np.array(np.meshgrid(*[[-1, 1]] * 8)).reshape(8, -1)
+    means = np.abs(values.numpy() @ flips) / 8
+    exact = (means >= np.abs(values.numpy().mean(1))[:, None] - 1e-12).mean(1)
+    found = statistics.sign_flip_p(values, seeded(1), draws=20_000)
+    np.testing.assert_allclose(found, exact, atol=0.02)
+    expected = torch.from_numpy(false_discovery_control(found.numpy()) <= 0.05)
+    assert torch.equal(statistics.benjamini_hochberg(found), expected)
+    threshold = statistics.single_step_threshold(values, seeded(2), draws=20_000)
+    assert threshold == pytest.approx(np.quantile(means.max(0), 0.95), abs=0.03)
+    reference = torch.randn(400, 3, generator=seeded(), dtype=torch.float64) * 2 + 5
+    z = statistics.robust_z(reference, reference)
+    assert z.std().item() == pytest.approx(1, abs=0.15)
+
+
+def test_a_strong_item_hides_others_in_one_step_and_not_in_several() -> None:
+    """One item of 50 standard errors, one of 6, and 200 of noise; alarms stay below the rate."""
+    values = torch.randn(202, 16, generator=seeded(), dtype=torch.float64)
+    values[0] += 50
+    values[1] += 3
+    once = statistics.single_step_threshold(values, seeded(1))
+    threshold = statistics.step_down_threshold(values, seeded(1))
+    means = values.mean(1).abs()
+    assert means[1] < once
+    assert (means > threshold).nonzero().flatten().tolist() == [0, 1]
+    alarms = 0
+    for seed in range(40):
+        noise = torch.randn(30, 16, generator=seeded(seed), dtype=torch.float64)
+        threshold = statistics.step_down_threshold(noise, seeded(seed))
+        alarms += bool((noise.mean(1).abs() > threshold).any())
+    assert alarms <= 6
+
+
+def test_too_few_samples_are_refused() -> None:
+    few = torch.ones(3, 2)
+    for run, message in (
+        (lambda: statistics.sign_flip_p(few, seeded()), "at least six samples; got 2"),
+        (lambda: statistics.robust_z(few, few), "at least eight samples; got 3"),
+        (lambda: statistics.benjamini_hochberg(few[0], 0.0), "rate must lie between 0 and 1"),
+    ):
+        with pytest.raises(IclError, match=message):
+            run()
