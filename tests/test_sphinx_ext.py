@@ -20,7 +20,7 @@ from test_scorecard import LEDGER
 
 from iclutils import zoo
 from iclutils.bookkit import address, claims
-from iclutils.bookkit.sphinx_ext import status
+from iclutils.bookkit.sphinx_ext import pages as status
 
 BIB = "@misc{xiang2024, author={Xiang, Shuyang}, title={A Note}, year={2024}}"
 NOTEBOOK = {
@@ -349,7 +349,7 @@ def test_a_cell_without_its_label_is_a_warning(tiny: Tiny) -> None:
     )
     tiny.write("page.md", "# Scorecard\n\n```{scorecard}\n```")
     tiny.write("notebooks/90_demo.ipynb", json.dumps(NOTEBOOK | {"cells": cells}))
-    assert "undefined label: '90-start'" in tiny.build()[1]
+    assert "cross-reference target not found" in tiny.build()[1]
 
 
 def test_model_cards_are_included_one_level_down(

@@ -16,12 +16,11 @@ import inspect
 import pkgutil
 import re
 
-from docutils import nodes
-from docutils.statemachine import StringList
 from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
 
 import iclutils
+
+from .markdown import Generated, table
 
 CODE = re.compile(r"(``.+?``)", re.DOTALL)
 CITED = re.compile(r"\{(cite(?::\w)?)\}(?=`)")  # as in the pages; here it is reStructuredText
@@ -31,7 +30,7 @@ MARKUP = re.compile(r"[*|]|(?<=\w)_(?!\w)")
 
 
 def connect(app: Sphinx) -> None:
-    """Register the directives, and the extensions behind them."""
+    """Set up the extensions behind the directives."""
     app.setup_extension("sphinx.ext.autodoc")
     app.connect("autodoc-process-docstring", _escape, priority=100)  # before napoleon
     app.setup_extension("sphinx.ext.napoleon")
@@ -43,8 +42,6 @@ def connect(app: Sphinx) -> None:
     app.config.autodoc_member_order = "bysource"
     app.config.add_module_names = False  # a heading says which module it is
     app.config.nitpick_ignore_regex.append(("py:.*", ".*"))  # types of other libraries
-    app.add_directive("api", Api)
-    app.add_directive("modules", Modules)
 
 
 def modules(name: str) -> list[str]:
@@ -58,36 +55,33 @@ def modules(name: str) -> list[str]:
     return found
 
 
-class Modules(SphinxDirective):
+class Modules(Generated):
     """``{modules}``: a table of modules, each with the first sentence of its docstring."""
 
     has_content = True
 
-    def run(self) -> list[nodes.Node]:
-        """Parse the Markdown of all modules."""
+    def names(self) -> list[str]:
+        """All modules that the lines of the content stand for."""
         named = filter(None, map(str.strip, self.content))
-        lines = self.markdown([module for name in named for module in modules(name)])
-        container = nodes.Element()
-        self.state.nested_parse(StringList(lines), 0, container, match_titles=True)
-        return container.children
+        return [module for name in named for module in modules(name)]
 
-    def markdown(self, names: list[str]) -> list[str]:
-        """The rows."""
-        rows = ["| Module | Holds |", "|---|---|"]
-        for name in names:
+    def markdown(self) -> list[str]:
+        """The table."""
+        body = []
+        for name in self.names():
             text = " ".join((inspect.getdoc(importlib.import_module(name)) or "").split())
-            sentence = re.split(r"(?<=\.) (?=[A-Z`])", text)[0].replace("|", r"\|")
-            rows.append(f"| {{py:mod}}`{name.removeprefix('iclutils.')} <{name}>` | {sentence} |")
-        return rows
+            sentence = re.split(r"(?<=\.) (?=[A-Z`])", text)[0]
+            body.append([f"{{py:mod}}`{name.removeprefix('iclutils.')} <{name}>`", sentence])
+        return table(["Module", "Holds"], body, "modules")
 
 
 class Api(Modules):
     """``{api}``: a section for each module."""
 
-    def markdown(self, names: list[str]) -> list[str]:
+    def markdown(self) -> list[str]:
         """Headings, and what autodoc fills in."""
         lines = []
-        for name in names:
+        for name in self.names():
             lines += [f"## `{name.removeprefix('iclutils.')}`", "", "```{eval-rst}"]
             lines += [f".. automodule:: {name}", "   :members:", "   :ignore-module-all:", ""]
             if name == iclutils.__name__:

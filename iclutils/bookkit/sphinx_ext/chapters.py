@@ -7,25 +7,73 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
-from ...errors import IclError
+from ...errors import IclError, unknown
+from ...files import read_json
 from .. import claims, presets
 from ..claims import VERDICTS, Claim
-from . import notebooks, shown
-from .scorecard import PAGE, anchor
+from . import scorecard
 
+LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=$", re.MULTILINE)
 PRINTED = re.compile(
     rf"^((?:{'|'.join([*VERDICTS, 'no claim', 'undefined'])}) +)(\d\d\.\w+)", re.MULTILINE
 )
+
+
+def page(chapter: str) -> str:
+    """Name of the notebook of a chapter, given as its number."""
+    return next(name for name in claims.chapters() if name.startswith(f"{chapter}_"))
+
+
+def cells(env: BuildEnvironment, chapter: str) -> tuple[Path, list[dict[str, Any]]]:
+    """The notebook of a chapter, given as its number, and its cells."""
+    paths = sorted(Path(env.srcdir, "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    known = {path.stem[:2]: path for path in paths}
+    if chapter not in known:
+        raise unknown("chapter", chapter, known)
+    return known[chapter], read_json(known[chapter])["cells"]
+
+
+def title(env: BuildEnvironment, chapter: str) -> str:
+    """Number and title of a chapter, or its number alone where the book has no notebook of it."""
+    try:
+        first = "".join(cells(env, chapter)[1][0]["source"])
+    except IclError:
+        return chapter
+    heading = re.search(r"^# (.+)$", first, re.MULTILINE)
+    return f"{chapter} {heading[1]}" if heading else chapter
+
+
+def figure(env: BuildEnvironment, label: str, number: int) -> tuple[bytes, str]:
+    """PNG and alternative text of the ``number``-th figure of a chapter after ``(label)=``."""
+    inside, found, labels = False, [], []
+    path, every = cells(env, label.split("-")[0])
+    env.note_dependency(str(path))
+    for cell in every:
+        if cell["cell_type"] == "markdown" and (named := LABEL.findall("".join(cell["source"]))):
+            labels += named
+            inside = named[-1] == label
+        alt = cell["metadata"].get("mystnb", {}).get("image", {}).get("alt", "")
+        pictures = [o.get("data", {}).get("image/png") for o in cell.get("outputs", [])]
+        found += [(picture, alt) for picture in pictures if inside and picture]
+    if label not in labels:
+        raise unknown("label", label, labels)
+    if not 1 <= number <= len(found):
+        raise IclError(f"Section {label} has {len(found)} figures, and no figure {number}.")
+    picture, alt = found[number - 1]
+    return base64.b64decode(picture), alt
 
 
 class ChapterFigure(SphinxDirective):
@@ -40,41 +88,38 @@ class ChapterFigure(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Build the figure."""
-        shown.use(self.env)
         label, number = self.arguments[0], self.options.get("number", 1)
         try:
-            page, cells = notebooks.read(self.env, label.split("-")[0])
-            picture, alt = notebooks.figure(cells, label, number)
+            picture, alt = figure(self.env, label, number)
         except IclError as error:
             raise self.error(str(error)) from error
-        self.env.note_dependency(f"{page}.ipynb")
         # Beside the stored pages and not among the sources, which must stay as they are.
         path = Path(self.env.doctreedir, "figures", f"{label}-{number}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture)
         uri = f"/{os.path.relpath(path, self.env.srcdir)}".replace(os.sep, "/")
-        shown_figure = nodes.figure("", nodes.image(uri=uri, alt=alt), classes=["chapterfigure"])
+        shown = nodes.figure("", nodes.image(uri=uri, alt=alt), classes=["chapterfigure"])
         if self.content:
             said, _ = self.state.inline_text(" ".join(self.content), self.lineno)
-            shown_figure += nodes.caption("", "", *said)
-        return [shown_figure]
+            shown += nodes.caption("", "", *said)
+        return [shown]
 
 
 def link_claims(app: Sphinx, doctree: nodes.document) -> None:
     """Lead from a chapter to its rows of the scorecard, if the book has one."""
-    page = app.env.docname
-    stems = {f"notebooks/{name}": name for name in claims.chapters()}
-    if page not in stems or PAGE not in app.env.found_docs:
+    docname = app.env.docname
+    stem = docname.removeprefix("notebooks/")
+    if stem not in claims.chapters() or scorecard.PAGE not in app.env.found_docs:
         return
-    shown.use(app.env)
-    ledger = claims.ledger(stems[page])
+    app.env.note_reread()  # whether the ledger has changed is not seen here
+    ledger = claims.ledger(stem)
     judged: set[str] = set()
     for block in doctree.findall(nodes.literal_block):
-        if "stream" in block["classes"] and (names := _verdicts(block, ledger, page)):
-            judged |= names
+        if "stream" in block["classes"]:
+            judged |= _link_verdicts(block, ledger, docname)
     rest = [claim for claim in ledger.values() if claim.id not in judged]
     for cell in dict.fromkeys(claim.cell for claim in rest):
-        section = doctree.ids.get(doctree.nameids.get(f"{stems[page][:2]}-{cell}", ""))
+        section = doctree.ids.get(doctree.nameids.get(f"{stem[:2]}-{cell}", ""))
         while section is not None and not isinstance(section, nodes.section):
             section = section.parent
         if section is None:  # the scorecard warns of a label that is not there
@@ -82,23 +127,21 @@ def link_claims(app: Sphinx, doctree: nodes.document) -> None:
         lead = "Judged here, but not in the run shown: "
         line = nodes.paragraph("", lead, classes=["claims-here"])
         for number, claim in enumerate(claim for claim in rest if claim.cell == cell):
-            line += [nodes.Text(", " * bool(number)), _link(claim, page)]
+            line += [nodes.Text(", " * bool(number)), _link(claim, docname)]
         line += nodes.Text(".")
         inner = next((i for i, n in enumerate(section) if isinstance(n, nodes.section)), None)
         section.insert(len(section) if inner is None else inner, line)
 
 
-def _verdicts(block: nodes.literal_block, ledger: dict[str, Claim], page: str) -> set[str]:
+def _link_verdicts(block: nodes.literal_block, ledger: dict[str, Claim], docname: str) -> set[str]:
     """Make the claims that an output names links; return their ids."""
     text, end, found = block.astext(), 0, set()
     children: list[nodes.Node] = []
     for match in PRINTED.finditer(text):
-        claim = ledger.get(match[2])
-        if claim is None:
-            continue
-        children += [nodes.Text(text[end : match.start(2)]), _link(claim, page)]
-        end = match.end()
-        found.add(claim.id)
+        if claim := ledger.get(match[2]):
+            children += [nodes.Text(text[end : match.start(2)]), _link(claim, docname)]
+            end = match.end()
+            found.add(claim.id)
     if found:
         # Sphinx colours a block as code where its source is its text; this one it leaves alone.
         block.rawsource = ""
@@ -107,15 +150,9 @@ def _verdicts(block: nodes.literal_block, ledger: dict[str, Claim], page: str) -
     return found
 
 
-def _link(claim: Claim, page: str) -> nodes.Node:
+def _link(claim: Claim, docname: str) -> nodes.Node:
     """The id as a link to its first row of the scorecard."""
-    return addnodes.pending_xref(
-        "",
-        nodes.inline("", claim.id),
-        refdomain="std",
-        reftype="ref",
-        reftarget=anchor(claim, next(tier for tier in presets.TIERS if tier in claim.tiers)),
-        refdoc=page,
-        refexplicit=True,
-        refwarn=True,
-    )
+    tier = next(tier for tier in presets.TIERS if tier in claim.tiers)
+    target = {"refdomain": "std", "reftype": "ref", "reftarget": scorecard.anchor(claim, tier)}
+    options = {"refdoc": docname, "refexplicit": True, "refwarn": True}
+    return addnodes.pending_xref("", nodes.inline("", claim.id), **target, **options)

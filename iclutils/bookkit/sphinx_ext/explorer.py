@@ -20,16 +20,8 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 
 from ...plots.explorer import MIME
 
-HERE = Path(__file__).parent
 OURS = ("explorer.js", "explorer.css")
 LIBRARY = f"vega-{metadata.version('vl-convert-python')}.js"  # Vega, Vega-Lite and Vega-Embed
-
-
-def connect(app: Sphinx) -> None:
-    """Register the transform, the page's scripts, and the files they are."""
-    app.add_post_transform(Together)
-    app.connect("html-page-context", _load)
-    app.connect("build-finished", _write)
 
 
 class Specification:
@@ -50,7 +42,7 @@ class Specification:
         return [nodes.raw("", f'<script type="application/json">{text}</script>', format="html")]
 
 
-class Together(SphinxPostTransform):
+class PictureAndSpecification(SphinxPostTransform):
     """Put the picture and the specification of one output into one container, for HTML."""
 
     default_priority = 3  # before MyST-NB keeps one of them
@@ -58,38 +50,29 @@ class Together(SphinxPostTransform):
 
     def run(self, **_: Any) -> None:
         """Replace each output that has both."""
-        for bundle in list(self.document.findall(_is_bundle)):
-            kinds = {part["mime_type"]: part for part in bundle.children}
-            if {MIME, "image/png"} <= set(kinds):
-                found = [*kinds["image/png"].children, *kinds[MIME].children]
-                bundle.replace_self(nodes.container("", *found, classes=["explorer"]))
+        for bundle in list(self.document.findall(nodes.container)):
+            if bundle.get("nb_element") == "mime_bundle":
+                kinds = {part["mime_type"]: part for part in bundle.children}
+                if {MIME, "image/png"} <= set(kinds):
+                    found = [*kinds["image/png"].children, *kinds[MIME].children]
+                    bundle.replace_self(nodes.container("", *found, classes=["explorer"]))
 
 
-def _is_bundle(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.container) and node.get("nb_element") == "mime_bundle"
-
-
-def _is_explorer(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.container) and "explorer" in node["classes"]
-
-
-def _load(app: Sphinx, page: str, template: str, context: Any, tree: nodes.document | None) -> None:
-    if tree is not None and any(tree.findall(_is_explorer)):
+def load(app: Sphinx, page: str, template: str, context: Any, tree: nodes.document | None) -> None:
+    """Load the scripts on a page with an explorer, and on no other."""
+    if tree and any("explorer" in found["classes"] for found in tree.findall(nodes.container)):
         app.add_js_file(LIBRARY, loading_method="defer")
         app.add_js_file(OURS[0], loading_method="defer")
         app.add_css_file(OURS[1])
 
 
-def _write(app: Sphinx, exception: Exception | None) -> None:
-    if exception is not None or app.builder.format != "html":
-        return
-    static = Path(app.outdir, "_static")
+def write(static: Path) -> None:
+    """Write the scripts and the style sheet into the folder of static files."""
     for name in OURS:
-        shutil.copyfile(HERE / name, static / name)
+        shutil.copyfile(Path(__file__).with_name(name), static / name)
     if not (static / LIBRARY).is_file():
         import vl_convert
 
         # In a function of its own, so that its names do not meet those of other scripts.
         bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-        bundle = f"(() => {{{bundle}}})();"
-        (static / LIBRARY).write_text(bundle, encoding="utf-8")
+        (static / LIBRARY).write_text(f"(() => {{{bundle}}})();", encoding="utf-8")

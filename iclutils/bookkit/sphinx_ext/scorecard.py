@@ -8,81 +8,111 @@ that stand on them. Without it the page is the whole table.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
 from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from docutils import nodes
-from sphinx import addnodes
 from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
 
-from ...errors import IclError
-from .. import claims, presets, scorecard
+from .. import presets, scorecard
 from ..claims import VERDICTS, Claim, Result
 from ..scorecard import Row
-from . import notebooks, shown, sources
-from .tables import commit, linked, table, text, versions
+from . import chapters
+from .markdown import Generated, commit, plain, rows, table, versions
 
 PAGE = "book/scorecard"
 SCRIPT = "scorecard.js"
+OURS = "ours"
 
 
-def _rows(directive: SphinxDirective) -> list[Row]:
-    """All rows, for a page that is read again when they change."""
-    shown.use(directive.env)
-    try:
-        return scorecard.rows(shown.results(directive.env))
-    except IclError as error:
-        raise directive.error(str(error)) from error
-
-
-class Scorecard(SphinxDirective):
+class Scorecard(Generated):
     """``{scorecard}``: a summary, a table for each chapter, and where the numbers come from."""
 
     def run(self) -> list[nodes.Node]:
-        """Build the tables."""
-        rows = _rows(self)
-        if not rows:
-            return [text("No claims yet.")]
-        self.runs = sorted({_run(row.result) for row in rows if row.result})
-        parts: list[nodes.Node] = [*self.summary(rows), self.filter(rows)]
-        for chapter in claims.chapters():
-            own = [row for row in rows if row.claim.chapter == chapter.split("_")[0]]
-            parts.append(self.section(f"Chapter {chapter.split('_')[0]}", self.chapter(own)))
+        """The summary and the filter, then a section for each chapter."""
+        parts = super().run()
+        for title, own in self.chapters.items():
+            head = ["Claim", "Verdict", "Ours", "Published", "Tier"]
+            body = [self.cells(row) for row in own]
+            parts.append(self.section(title, table(head, body, "scorecard")))
+            (found,) = parts[-1].findall(nodes.tbody)
+            _mark(found, own)
         if self.runs:
-            parts.append(self.section("Runs", [self.provenance()]))
+            head = ["Run", "Tier", "Model", "Seed", "Device", "Date", "Commit", "Versions"]
+            body = [[f"{{#run-{n}}}\n{n}", *run] for n, run in enumerate(self.runs, 1)]
+            parts.append(self.section("Runs", table(head, body, "scorecard-runs")))
         return parts
 
-    def summary(self, rows: list[Row]) -> Iterator[nodes.Node]:
-        """One sentence, and the counts by chapter and tier; each count leads to its rows."""
-        number = len({row.claim.id for row in rows})
-        yield _tally(f"{number} claims in {len(rows)} rows, one for each tier: ", rows, "")
-        body = []
-        for (chapter, tier), found in scorecard.counts(rows).items():
-            some = {"chapter": chapter, "tier": tier}
-            counted = [
-                linked(str(found[v]), address("", **some, verdict=v)) if found[v] else text("0")
-                for v in VERDICTS
-            ]
-            body.append([[linked(chapter, address("", chapter=chapter))], [text(tier)]])
-            body[-1] += [[cell] for cell in counted]
-        head = ["Chapter", "Tier", *(verdict.capitalize() for verdict in VERDICTS)]
-        yield table(head, body, "scorecard-counts")
+    def section(self, title: str, lines: list[str]) -> nodes.section:
+        """A section of the page, which also shows in its table of contents."""
+        section = nodes.section("", nodes.title("", title), *self.parse(lines))
+        section["names"].append(nodes.fully_normalize_name(title))
+        self.state.document.note_implicit_target(section, section)
+        return section
 
-    def filter(self, rows: list[Row]) -> nodes.Node:
+    def markdown(self) -> list[str]:
+        """The summary and the filter."""
+        self.rows = rows(self.env)
+        self.chapters: dict[str, list[Row]] = {}
+        for row in self.rows:
+            self.chapters.setdefault(f"Chapter {row.claim.chapter}", []).append(row)
+        self.runs = sorted({_run(row.result) for row in self.rows if row.result})
+        if not self.rows:
+            return ["No claims yet."]
+        number = len({row.claim.id for row in self.rows})
+        lead = f"{number} claims in {len(self.rows)} rows, one for each tier: "
+        lines = [_tally(lead, self.rows, ""), "", *self.counts()]
+        return [*lines, "```{raw} html", self.form(), "```", ""]
+
+    def counts(self) -> list[str]:
+        """The counts by chapter and tier; each count leads to its rows."""
+        body = []
+        for (chapter, tier), found in scorecard.counts(self.rows).items():
+            chosen = {"chapter": chapter, "tier": tier}
+            counted = [
+                _link(str(found[v]), "", **chosen, verdict=v) if found[v] else "0" for v in VERDICTS
+            ]
+            body.append([_link(chapter, "", chapter=chapter), tier, *counted])
+        head = ["Chapter", "Tier", *(verdict.capitalize() for verdict in VERDICTS)]
+        return table(head, body, "scorecard-counts")
+
+    def cells(self, row: Row) -> list[str]:
+        """One row: its claim, how it is judged, verdict, figures and tier."""
+        claim = row.claim
+        name = f"`{claim.id}`"
+        if f"notebooks/{chapters.page(claim.chapter)}" in self.env.found_docs:
+            name = f"[{name}](#{claim.chapter}-{claim.cell})"
+        rules = [f"{verdict} if {_words(rule)}" for verdict, rule in claim.tiers[row.tier].items()]
+        judged = [
+            f"Measured: {claim.measure}",
+            f"{'; '.join(rules)}; else not reproduced".capitalize(),
+            *([f"Margin: {claim.sigmas:g} spreads on either side"] if claim.sigmas else []),
+            f"Bounds: {claim.tolerance}",
+        ]
+        statement = [f"{{#{anchor(claim, row.tier)} .claim-id}}", name, "", "{.said}"]
+        statement += [_line(claim.statement), "", "<details><summary>How it is judged</summary>"]
+        statement += ["", *(f"- {_line(text)}" for text in judged), "", "</details>"]
+        verdict = f"[{row.verdict}]{{.verdict .verdict-{row.verdict.replace(' ', '-')}}}"
+        published = f"{plain(scorecard.published(claim))}\n\n{{.said}}\n{_line(claim.source)}"
+        tier = row.tier
+        if row.result:
+            number = self.runs.index(_run(row.result)) + 1
+            tier += f"\n\n{{.run}}\n[run {number}](#run-{number})"
+        return ["\n".join(statement), verdict, plain(row.value), published, tier]
+
+    def form(self) -> str:
         """The form by which the script hides rows; hidden itself until the script runs."""
-        works = sources.names(self.env, {key for row in rows for key in sources.keys(row.claim)})
-        chapters = sorted({row.claim.chapter for row in rows})
+        numbers = sorted({row.claim.chapter for row in self.rows})
         found = {
-            "chapter": _options({name: notebooks.title(self.env, name) for name in chapters}),
+            "chapter": _options({name: chapters.title(self.env, name) for name in numbers}),
             "source": "".join(
                 f'<optgroup label="{escape(group)}">{_options(named)}</optgroup>'
-                for group, named in works.items()
+                for group, named in self.sources().items()
             ),
-            "verdict": _options({v: v for v in VERDICTS if any(r.verdict == v for r in rows)}),
+            "verdict": _options({v: v for v in VERDICTS if any(r.verdict == v for r in self.rows)}),
             "tier": _options({name: name for name in presets.TIERS}),
         }
         fields = {
@@ -95,125 +125,38 @@ class Scorecard(SphinxDirective):
             f'<div><label for="filter-{name}">{name.capitalize()}</label>{field}</div>'
             for name, field in fields.items()
         )
-        form = (
+        return (
             '<form class="scorecard-filter" role="search" aria-label="Filter the claims" hidden>'
             f'{choices}<button type="reset">Show all</button><output aria-live="polite"></output>'
             "</form>"
         )
-        return nodes.raw("", form, format="html")
 
-    def chapter(self, rows: list[Row]) -> list[nodes.Node]:
-        """The table of one chapter."""
-        head = ["Claim", "Verdict", "Ours", "Published", "Tier"]
-        body, kinds, before = [], [], ""
-        for row in rows:
-            claim = row.claim
-            source = self.inline(claim.source, "said")
-            cells = [self.statement(row), [_badge(row.verdict)], [text(row.value)]]
-            body.append([*cells, [text(scorecard.published(claim)), source], self.tier(row)])
-            # The style sheet hides what the row above has already said, if that one is shown.
-            kinds.append([*_kinds(row), *(["again"] if claim.id == before else [])])
-            before = claim.id
-        return [table(head, body, "scorecard", stub=True, classes=kinds)]
-
-    def statement(self, row: Row) -> list[nodes.Node]:
-        """Id with a link to the cell that checks it, statement, and how it is judged."""
-        claim = row.claim
-        name = anchor(claim, row.tier)
-        title = nodes.paragraph(
-            "", "", self.link(claim), ids=[name], names=[name], classes=["claim-id"]
-        )
-        self.state.document.note_explicit_target(title, title)
-        rules = [f"{verdict} if {_words(rule)}" for verdict, rule in claim.tiers[row.tier].items()]
-        judged = nodes.bullet_list()
-        for line in (
-            f"Measured: {claim.measure}",
-            f"{'; '.join(rules)}; else not reproduced".capitalize(),
-            f"Margin: {claim.sigmas:g} spreads on either side" if claim.sigmas else "",
-            f"Bounds: {claim.tolerance}",
-        ):
-            if line:
-                judged += nodes.list_item("", self.inline(line))
-        return [title, self.inline(claim.statement, "said"), *_details("How it is judged", judged)]
-
-    def link(self, claim: Claim) -> nodes.Node:
-        """The id as a link into the chapter's notebook, if the book has it."""
-        name = nodes.literal(claim.id, claim.id)
-        stems = [name for name in claims.chapters() if name.split("_")[0] == claim.chapter]
-        if f"notebooks/{stems[0]}" not in self.env.found_docs:
-            return name
-        return addnodes.pending_xref(
-            "",
-            name,
-            refdomain="std",
-            reftype="ref",
-            reftarget=f"{claim.chapter}-{claim.cell}",
-            refdoc=self.env.docname,
-            refexplicit=True,
-            refwarn=True,
-        )
-
-    def tier(self, row: Row) -> list[nodes.Node]:
-        """The tier, and which run below the number comes from."""
-        if row.result is None:
-            return [text(row.tier)]
-        number = self.runs.index(_run(row.result)) + 1
-        link = nodes.reference("", f"run {number}", refid=f"run-{number}", internal=True)
-        return [text(row.tier), nodes.paragraph("", "", link, classes=["run"])]
-
-    def provenance(self) -> nodes.Node:
-        """One row for each distinct run."""
-        head = ["Run", "Tier", "Model", "Seed", "Device", "Date", "Commit", "Versions"]
-        body = []
-        for number, run in enumerate(self.runs, 1):
-            first = nodes.paragraph("", str(number), ids=[f"run-{number}"])
-            body.append([[first], *([text(cell)] for cell in run)])
-        return table(head, body, "scorecard-runs", stub=True)
-
-    def section(self, title: str, content: list[nodes.Node]) -> nodes.section:
-        """A section of the page, which also shows in its table of contents."""
-        section = nodes.section("", nodes.title("", title), *content)
-        section["names"].append(nodes.fully_normalize_name(title))
-        self.state.document.note_implicit_target(section, section)
-        return section
-
-    def inline(self, markdown: str, kind: str = "") -> nodes.paragraph:
-        """A paragraph of inline Markdown, of that class."""
-        children, _ = self.state.inline_text(markdown, self.lineno)
-        return nodes.paragraph("", "", *children, classes=[kind] if kind else [])
+    def sources(self) -> dict[str, dict[str, str]]:
+        """Short names of the works that claims rest on, by citation key, in groups."""
+        entries = self.env.get_domain("cite").bibdata.data.entries  # type: ignore[attr-defined]
+        wanted = {key for row in self.rows for key in keys(row.claim)}
+        groups: dict[str, dict[str, str]] = {"Study notes": {}, "Papers and code": {}}
+        for key in wanted & set(entries):
+            note = "howpublished" in entries[key].fields
+            groups["Study notes" if note else "Papers and code"][key] = _work(entries[key], note)
+        groups["This book"] = {OURS: "our own questions and controls"} if OURS in wanted else {}
+        by_name = {
+            group: dict(sorted(found.items(), key=lambda item: item[1].lower()))
+            for group, found in groups.items()
+        }
+        return {group: found for group, found in by_name.items() if found}
 
 
-class Verdicts(SphinxDirective):
+class Verdicts(Generated):
     """``{verdicts}``: how many rows of the scorecard have which verdict, as links to them."""
 
-    def run(self) -> list[nodes.Node]:
-        """Build the sentence."""
-        rows = _rows(self)
+    def markdown(self) -> list[str]:
+        """The sentence."""
+        found = rows(self.env)
+        number = len({row.claim.id for row in found})
         here = Path(self.env.docname).parent
-        number = len({row.claim.id for row in rows})
         lead = f"{number} claims, each at one or two sizes of model: "
-        return [_tally(lead, rows, f"{os.path.relpath(PAGE, here)}.html")]
-
-
-def _tally(lead: str, rows: list[Row], page: str) -> nodes.paragraph:
-    """One sentence with the count of each verdict, each a link into the scorecard."""
-    sentence = nodes.paragraph("", lead)
-    tally = {v: count for v in VERDICTS if (count := sum(row.verdict == v for row in rows))}
-    for place, (verdict, count) in enumerate(tally.items(), 1):
-        target = address(page, verdict=verdict)
-        sentence += nodes.reference("", f"{count} {verdict}", refuri=target, internal=True)
-        sentence += nodes.Text(", " if place < len(tally) else ".")
-    return sentence
-
-
-def anchor(claim: Claim, tier: str) -> str:
-    """Name of a claim's row at one tier, as the page's target."""
-    return f"claim-{claim.id.replace('.', '-').replace('_', '-')}-{tier}"
-
-
-def address(page: str, **chosen: str) -> str:
-    """Address of the scorecard with the filter set; ``page`` may be ``""`` on the page itself."""
-    return f"{page}?{urlencode(chosen)}"
+        return [_tally(lead, found, f"{os.path.relpath(PAGE, here)}.html")]
 
 
 def load_script(
@@ -224,11 +167,39 @@ def load_script(
         app.add_js_file(SCRIPT, loading_method="defer")
 
 
-def _kinds(row: Row) -> list[str]:
-    """Classes of a row, ``on-FIELD-VALUE``, by which the script chooses."""
-    fields = [("chapter", row.claim.chapter), ("tier", row.tier), ("verdict", row.verdict)]
-    fields += [("source", key) for key in sources.keys(row.claim)]
-    return [f"on-{field}-{value.replace(' ', '-')}" for field, value in fields]
+def anchor(claim: Claim, tier: str) -> str:
+    """Name of a claim's row at one tier, as the page's target."""
+    return f"claim-{claim.id.replace('.', '-').replace('_', '-')}-{tier}"
+
+
+def keys(claim: Claim) -> list[str]:
+    """Citation keys in a claim's source, or ``["ours"]`` where it names none."""
+    groups = re.findall(r"\{cite(?::\w+)?\}`([^`]+)`", claim.source)
+    return [key.strip() for group in groups for key in group.split(",")] or [OURS]
+
+
+def _mark(body: nodes.tbody, found: list[Row]) -> None:
+    """Put on each row the classes ``on-FIELD-VALUE`` by which the script chooses."""
+    before = ""
+    for node, row in zip(body.children, found, strict=True):
+        fields = [("chapter", row.claim.chapter), ("tier", row.tier), ("verdict", row.verdict)]
+        fields += [("source", key) for key in keys(row.claim)]
+        node["classes"] += [f"on-{name}-{value.replace(' ', '-')}" for name, value in fields]
+        # The style sheet hides what the row above has already said, if that one is shown.
+        node["classes"] += ["again"] * (row.claim.id == before)
+        before = row.claim.id
+
+
+def _tally(lead: str, found: list[Row], page: str) -> str:
+    """One sentence with the count of each verdict, each a link into the scorecard."""
+    tally = {v: count for v in VERDICTS if (count := sum(row.verdict == v for row in found))}
+    return lead + ", ".join(_link(f"{n} {v}", page, verdict=v) for v, n in tally.items()) + "."
+
+
+def _link(text: str, page: str, **chosen: str) -> str:
+    """A link to the scorecard with the filter set; ``page`` is ``""`` on the page itself."""
+    target = escape(f"{page}?{urlencode(chosen)}")
+    return f'<a class="reference internal" href="{target}">{text}</a>'
 
 
 def _options(named: dict[str, str]) -> str:
@@ -241,7 +212,7 @@ def _run(result: Result) -> tuple[str, ...]:
     """What results of one run have in common: the columns of the table of runs."""
     return (
         result.tier,
-        result.model,
+        plain(result.model),
         str(result.seed),
         result.device,
         result.date,
@@ -260,14 +231,14 @@ def _words(criterion: str) -> str:
     return low
 
 
-def _badge(verdict: str) -> nodes.paragraph:
-    """The verdict in words; the style sheet adds a sign and a colour."""
-    kind = f"verdict-{verdict.replace(' ', '-')}"
-    return nodes.paragraph("", "", nodes.inline("", verdict, classes=["verdict", kind]))
+def _line(markdown: str) -> str:
+    return " ".join(markdown.split())
 
 
-def _details(summary: str, content: nodes.Node) -> Iterator[nodes.Node]:
-    """``content`` folded under a summary."""
-    yield nodes.raw("", f"<details><summary>{summary}</summary>", format="html")
-    yield content
-    yield nodes.raw("", "</details>", format="html")
+def _work(entry: Any, note: bool) -> str:
+    """Authors and year; of a note the title too, since several are unsigned."""
+    people = [" ".join([*p.prelast_names, *p.last_names]) for p in entry.persons["author"]]
+    others = len(people) > 2 or people[-1] == "others"
+    who = f"{people[0]} et al." if others else " and ".join(people)
+    title = f": {entry.fields['title']}" if note else ""
+    return re.sub(r"[{}]|``|''", "", f"{who} {entry.fields.get('year', '')}".strip() + title)

@@ -1,0 +1,77 @@
+"""What the directives of the book have in common: they write Markdown, which Sphinx then reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.environment import BuildEnvironment
+from sphinx.util.docutils import SphinxDirective
+
+from ...errors import IclError
+from .. import claims, scorecard
+from ..claims import Result
+
+
+class Generated(SphinxDirective):
+    """Markdown in place of the directive; its page is read again at every build."""
+
+    def markdown(self) -> list[str]:
+        """The lines."""
+        raise NotImplementedError
+
+    def run(self) -> list[nodes.Node]:
+        """Read the lines where the directive stands."""
+        self.env.note_reread()
+        try:
+            return self.parse(self.markdown())
+        except IclError as error:
+            raise self.error(str(error)) from error
+
+    def parse(self, lines: list[str]) -> list[nodes.Node]:
+        """Read lines where the directive stands."""
+        return self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True)
+
+
+@cache
+def read_results(folder: Path) -> dict[tuple[str, str], Result]:
+    """Results by (tier, claim id); read once in each build."""
+    return claims.read_results(folder)
+
+
+def results(env: BuildEnvironment) -> dict[tuple[str, str], Result]:
+    """Results of the tree that is built."""
+    return read_results(Path(env.srcdir, "book", "results"))
+
+
+def rows(env: BuildEnvironment) -> list[scorecard.Row]:
+    """All rows of the scorecard."""
+    return scorecard.rows(results(env))
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[str]], name: str) -> list[str]:
+    """A table of that class, its cells Markdown; the first column names its row."""
+    lines = ["````{list-table}", f":class: {name}", ":header-rows: 1", ":stub-columns: 1"]
+    lines += [":widths: auto", ""]
+    for row in [head, *body]:
+        for mark, cell in zip(["* - ", *["  - "] * (len(row) - 1)], row, strict=True):
+            lines.append(mark + cell.replace("\n", "\n    "))
+    return [*lines, "````", ""]
+
+
+def plain(text: object) -> str:
+    """Text as it is, nothing in it taken for Markdown."""
+    return re.sub(r"([!-/:-@[-`{-~])", r"\\\1", str(text))
+
+
+def commit(of: str) -> str:
+    """A commit, short; ``+`` says that the package differed from it, ``none`` is no commit."""
+    return plain((of[:10] + "+" * of.endswith("+")) or "none")
+
+
+def versions(python: str, others: Mapping[str, str]) -> str:
+    """Python's version, and those of packages by name."""
+    return plain(", ".join([f"python {python}", *(f"{name} {v}" for name, v in others.items())]))

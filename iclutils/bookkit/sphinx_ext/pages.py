@@ -1,0 +1,161 @@
+"""Directives of single pages: status, how to cite, model cards, and the table of errors."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ... import zoo
+from ...errors import IclError
+from ...files import read_json
+from .. import presets, scorecard
+from ..claims import VERDICTS
+from .markdown import Generated, commit, plain, rows, table, versions
+
+FIELDS = {
+    *("chapter", "tier", "seconds", "peak_gib"),
+    *("machine", "versions", "python", "commit", "date"),
+}
+SHOWN = re.compile(r"^## You see\n\n```text\n(.*?)\n```", re.DOTALL | re.MULTILINE)
+
+
+class Status(Generated):
+    """``{status}``: run time, machine, date, commit and verdicts of each notebook at each tier."""
+
+    def markdown(self) -> list[str]:
+        """The table of notebooks, and that of machines."""
+        runs = read_runs(Path(self.env.srcdir, "book/runs"))
+        counts = scorecard.counts(rows(self.env))
+        machines = sorted({_machine(run) for run in runs.values()})
+        body = []
+        for page in sorted(name for name in self.env.found_docs if name.startswith("notebooks/")):
+            name = page.removeprefix("notebooks/")
+            for tier in presets.TIERS:
+                found = counts.get((name.split("_")[0], tier), Counter[str]())
+                verdicts = ", ".join(f"{found[v]} {v}" for v in VERDICTS if found.get(v))
+                missing = "no record" if set(found) - {scorecard.NOT_RUN} else scorecard.NOT_RUN
+                run = runs.get((tier, name))
+                ran = _ran(run, machines) if run else [missing, *[""] * 4]
+                body.append([f"{{doc}}`/{page}`", tier, *ran, verdicts or "no claims"])
+        head = ["Notebook", "Tier", "Time", "Memory used", "Machine", "Date", "Commit", "Verdicts"]
+        lines = table(head, body, "status")
+        if machines:
+            head = ["Machine", "Processor", "Cores", "Memory", "GPU", "Versions"]
+            body = [[f"{{#machine-{n}}}\n{n}", *one] for n, one in enumerate(machines, 1)]
+            lines += table(head, body, "status-machines")
+        return lines
+
+
+def read_runs(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Records of runs by (tier, notebook)."""
+    found = {}
+    for path in sorted(folder.glob("*/*.json")):
+        record = read_json(path)
+        if not isinstance(record, dict) or set(record) != FIELDS:
+            raise IclError(f"{path} is not the record of a run. Delete it.")
+        found[record["tier"], record["chapter"]] = record
+    return found
+
+
+def duration(seconds: float) -> str:
+    """A run time for a reader: ``45 s`` or ``2 min 05 s``."""
+    whole = round(seconds)
+    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
+
+
+def held(peak: dict[str, float]) -> str:
+    """Memory that a run held at most, for a reader: ``2.1 GiB, GPU 30 GiB``."""
+    parts = [("", peak["memory"]), ("GPU ", peak["gpu"])]
+    return ", ".join(f"{where}{size:.3g} GiB" for where, size in parts if size) or "unknown"
+
+
+def _ran(run: dict[str, Any], machines: list[tuple[str, ...]]) -> list[str]:
+    number = machines.index(_machine(run)) + 1
+    which = f"[{number}](#machine-{number})"
+    told = duration(run["seconds"]), held(run["peak_gib"])
+    return [*told, which, run["date"], commit(run["commit"])]
+
+
+def _machine(run: dict[str, Any]) -> tuple[str, ...]:
+    """What runs on one machine with the same versions have in common."""
+    machine = run["machine"]
+    return (
+        plain(machine["cpu"] or "unknown"),
+        str(machine["cores"] or "unknown"),
+        f"{machine['memory_gib']} GiB" if machine["memory_gib"] else "unknown",
+        plain(machine["gpu"] or "none"),
+        versions(run["python"], run["versions"]),
+    )
+
+
+class Citation(Generated):
+    """``{citation}``: how to cite the book, from ``CITATION.cff``, as text and as BibTeX."""
+
+    def markdown(self) -> list[str]:
+        """Both forms, each ready to be copied."""
+        path = Path(self.env.srcdir, "CITATION.cff")
+        if not path.is_file():
+            raise IclError("The book has no CITATION.cff.")
+        cited = yaml.safe_load(path.read_text(encoding="utf-8"))
+        names = [
+            " ".join(author[part] for part in ("given-names", "family-names") if part in author)
+            or author["name"]
+            for author in cited["authors"]
+        ]
+        year = str(cited["date-released"].year) if "date-released" in cited else ""
+        where = cited.get("repository-code", "")
+        parts = [
+            ", ".join(names) + (f" ({year})" if year else ""),
+            f"{cited['title']}, version {cited['version']}",
+            f"Licence: {cited['license']}",
+            where,
+        ]
+        fields = {  # in braces, so that BibTeX leaves words and capitals as they are
+            "author": " and ".join(f"{{{name}}}" for name in names),
+            "title": f"{{{cited['title']}}}",
+            "version": str(cited["version"]),
+            "year": year,
+            "url": where,
+        }
+        entry = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
+        sentence = " ".join(f"{part}." for part in parts if part)
+        bibtex = ["```bibtex", "@software{icl_taken_apart,", *entry, "}", "```"]
+        return [f"> {plain(sentence)}", "", *bibtex]
+
+
+class ModelCards(Generated):
+    """``{modelcards}``: the card of each shipped model, its title one level down."""
+
+    def markdown(self) -> list[str]:
+        """The cards, one after the other."""
+        cards = [_one_level_down(zoo.read_card(name)) for name in zoo.names()]
+        return "\n\n".join(cards or ["No model is shipped yet."]).splitlines()
+
+
+def _one_level_down(card: str) -> str:
+    """Markdown without its front matter and with every heading one level lower."""
+    card = re.sub(r"\A---\n.*?\n---\n", "", card, flags=re.DOTALL)
+    pieces = re.split(r"^(```.*?^```)", card, flags=re.DOTALL | re.MULTILINE)
+    pieces[::2] = [re.sub(r"^#", "##", piece, flags=re.MULTILINE) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+class Messages(Generated):
+    """``{messages}``: the pages about errors beside its own, each with the message it shows."""
+
+    def markdown(self) -> list[str]:
+        """The table."""
+        folder = Path(self.env.doc2path(self.env.docname)).parent
+        shown = {page.stem: message(page) for page in sorted(folder.glob("*.md"))}
+        body = [[f"{{doc}}`{page}`", f"`` {text} ``"] for page, text in shown.items() if text]
+        return table(["Page", "For example"], body, "messages")
+
+
+def message(page: Path) -> str:
+    """The message that a page about an error shows, on one line."""
+    found = SHOWN.search(page.read_text(encoding="utf-8"))
+    return " ".join(found[1].split()) if found else ""
