@@ -1,9 +1,8 @@
 """The doctor: can this machine run the book, and if not, what is missing and how is it mended?
 
 Each function below looks at one thing and returns findings. ``missing`` means that the mini tier
-cannot run, ``note`` that something optional is not there. Nothing is changed, and the network is
-asked only where ``network`` says so. Dependencies are imported late, so that the absence of one
-is a finding and no traceback.
+cannot run, ``note`` that something optional is not there. Nothing is changed. Dependencies are
+imported late, so that the absence of one is a finding and no traceback.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ import tempfile
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import IclError
 from ..files import check_sums
+from . import machine
 
-GIB = 2**30
 MEMORY_GIB = {"mini": 4, "paper": 32}
 DISK_GIB = {"mini": 1, "paper": 20}
 EXTRAS = {
@@ -48,24 +47,9 @@ class Finding:
 
 
 def examine(build: Path, network: bool = False) -> list[Finding]:
-    """Look at everything.
-
-    Args:
-        build: the folder that runs write to.
-        network: ask whether the hub answers.
-    """
-    return [
-        *python(),
-        *packages(),
-        *device(),
-        *memory(),
-        *disk(build),
-        *zoo(),
-        *kernel(),
-        *hub(network),
-        *data(),
-        *programs(),
-    ]
+    """Look at everything; ask the hub whether it answers only where ``network`` says so."""
+    looked = [python(), packages(), device(), memory(), disk(build), zoo(), kernel(), hub(network)]
+    return [finding for found in [*looked, data(), programs()] for finding in found]
 
 
 def healthy(findings: list[Finding]) -> bool:
@@ -78,8 +62,7 @@ def report(findings: list[Finding]) -> str:
     lines = []
     for finding in findings:
         lines.append(f"{finding.state:<8} {finding.what}")
-        if finding.cure:
-            lines.append(f"{'':<8} -> {finding.cure}")
+        lines += [f"{'':<8} -> {finding.cure}"] if finding.cure else []
     count = sum(finding.state == "missing" for finding in findings)
     end = f"The mini tier cannot run yet: {count} missing." if count else "The mini tier can run."
     return "\n".join([*lines, "", end])
@@ -100,30 +83,30 @@ def packages() -> list[Finding]:
         from packaging.requirements import Requirement
     except ImportError:
         return [Finding("missing", "packaging, to read version bounds", "pip install packaging")]
-    groups: dict[str, list[Requirement]] = {"": [], **{extra: [] for extra in EXTRAS}}
-    for requirement in map(Requirement, metadata.requires("iclutils") or []):
-        marker = requirement.marker
-        for extra, group in groups.items():
-            needed = marker is None or marker.evaluate({"extra": extra})
-            if needed and not (extra and requirement in groups[""]):
-                group.append(requirement)
+    needed = [Requirement(text) for text in metadata.requires("iclutils") or []]
+    plain = [r for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
     found = []
-    for extra, group in groups.items():
+    for extra in ("", *EXTRAS):
+        optional = [r for r in needed if r.marker and r.marker.evaluate({"extra": extra})]
+        group = [r for r in optional if r not in plain] if extra else plain
         wrong = [problem for requirement in group if (problem := _problem(requirement))]
         what = f"packages {EXTRAS[extra]} (extra {extra})" if extra else "packages"
         if not wrong:
             found.append(Finding("ok", f"{what}: all {len(group)} within their bounds"))
             continue
-        cure = f'pip install "iclutils[{extra}]", or in the checkout: make setup' if extra else ""
-        cure = cure or "pip install " + " ".join(f'"{name}"' for name, _ in wrong)
-        state: Literal["note", "missing"] = "note" if extra else "missing"
-        found.append(Finding(state, f"{what}: {', '.join(text for _, text in wrong)}", cure))
+        said = f"{what}: {', '.join(text for _, text in wrong)}"
+        if extra:
+            cure = f'pip install "iclutils[{extra}]", or in the checkout: make setup'
+            found.append(Finding("note", said, cure))
+        else:
+            cure = "pip install " + " ".join(f'"{name}"' for name, _ in wrong)
+            found.append(Finding("missing", said, cure))
     return found
 
 
-def _problem(requirement: object) -> tuple[str, str] | None:
+def _problem(requirement: Any) -> tuple[str, str] | None:
     """What to install, and what is wrong with what is there; None if nothing is."""
-    name, bounds = requirement.name, requirement.specifier  # type: ignore[attr-defined]
+    name, bounds = requirement.name, requirement.specifier
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -150,11 +133,7 @@ def device() -> list[Finding]:
 
 def memory() -> list[Finding]:
     """Memory of the machine, against what the tiers need."""
-    try:
-        from .machine import memory_gib
-    except (ImportError, OSError):
-        return []  # torch is missing, and was reported
-    return [_enough("memory", memory_gib(), MEMORY_GIB, "close other programs")]
+    return [_enough("memory", machine.memory_gib(), MEMORY_GIB, "close other programs")]
 
 
 def disk(build: Path) -> list[Finding]:
@@ -162,7 +141,7 @@ def disk(build: Path) -> list[Finding]:
     place = build.resolve()
     while not place.is_dir():
         place = place.parent
-    free = round(shutil.disk_usage(place).free / GIB, 1)
+    free = round(shutil.disk_usage(place).free / machine.GIB, 1)
     room = _enough(f"disk space for {build}", free, DISK_GIB, "make room, or run elsewhere")
     try:
         with tempfile.TemporaryFile(dir=place):
@@ -178,32 +157,27 @@ def _enough(what: str, there: float | int, needed: dict[str, int], cure: str) ->
     what = f"{what}: {there:g} GiB"
     if there < needed["mini"]:
         return Finding("missing", f"{what}, the mini tier needs {needed['mini']}", cure)
-    if there < needed["paper"]:
-        return Finding("ok", f"{what}; the paper tier may need {needed['paper']}")
-    return Finding("ok", what)
+    little = there < needed["paper"]
+    return Finding("ok", f"{what}; the paper tier may need {needed['paper']}" if little else what)
 
 
 def zoo() -> list[Finding]:
     """Whether the shipped models are there and whole."""
     from .. import zoo as shipped
 
-    wrong = []
-    names = shipped.names()
+    again = "git checkout -- iclutils/zoo, or install the package again"
+    names, wrong = shipped.names(), []
     for name in names:
         folder = shipped.ROOT / name
         lines = (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
         try:
             check_sums(folder, [line.partition("  ")[2] for line in lines], "")
         except IclError as error:
-            wrong.append(Finding("missing", str(error).strip(), _rebuild(name)))
+            cure = f"{again}, or: python -m iclutils train {name}"
+            wrong.append(Finding("missing", str(error).strip(), cure))
     if not names:
-        wrong.append(Finding("missing", f"no shipped model in {shipped.ROOT}", _rebuild("")))
+        wrong = [Finding("missing", f"no shipped model in {shipped.ROOT}", again)]
     return wrong or [Finding("ok", f"shipped models: all {len(names)} whole")]
-
-
-def _rebuild(name: str) -> str:
-    again = f", or: python -m iclutils train {name}" if name else ""
-    return f"git checkout -- iclutils/zoo, or install the package again{again}"
 
 
 def kernel() -> list[Finding]:
@@ -217,10 +191,10 @@ def kernel() -> list[Finding]:
         program = KernelSpecManager().get_kernel_spec("python3").argv[0]
     except NoSuchKernel:
         return [Finding("missing", "no Jupyter kernel named python3", cure)]
-    here = Path(sys.executable)
     any_python = ("python", f"python{sys.version_info[0]}", "python{}.{}".format(*sys.version_info))
+    here = Path(sys.executable).parent.resolve()
     # Jupyter starts a bare name as the Python that it runs in itself.
-    if program in any_python or Path(program).parent.resolve() == here.parent.resolve():
+    if program in any_python or Path(program).parent.resolve() == here:
         return [Finding("ok", "Jupyter kernel python3: this Python")]
     return [Finding("missing", f"Jupyter kernel python3 is another Python: {program}", cure)]
 
@@ -232,13 +206,12 @@ def hub(network: bool) -> list[Finding]:
         return [Finding("note", "the hub is switched off by HF_HUB_OFFLINE", cure)]
     if not network:
         return [Finding("note", "whether the hub answers was not asked", "doctor --network asks")]
-    from urllib.error import URLError
     from urllib.request import Request, urlopen
 
     try:
         with urlopen(Request(HUB, method="HEAD"), timeout=SECONDS):
             return [Finding("ok", f"the hub, {HUB}, answers")]
-    except (URLError, OSError) as error:
+    except OSError as error:
         cure = "needed by the paper tier alone, to fetch models and texts"
         return [Finding("note", f"the hub, {HUB}, does not answer: {error}", cure)]
 
@@ -261,10 +234,10 @@ def browser() -> str | None:
 
 def programs() -> list[Finding]:
     """Programs beside Python: each optional."""
-    found = []
-    for name, without in PROGRAMS.items():
-        state: Literal["ok", "note"] = "ok" if shutil.which(name) else "note"
-        found.append(Finding(state, name if state == "ok" else f"{name} is not there: {without}"))
+    found = [
+        Finding("ok", name) if shutil.which(name) else Finding("note", f"{name} is not there: {w}")
+        for name, w in PROGRAMS.items()
+    ]
     if program := browser():
         return [*found, Finding("ok", f"browser for the tests of the pages: {program}")]
     cure = "install Chromium or Chrome; those tests skip without"

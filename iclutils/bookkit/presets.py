@@ -1,4 +1,4 @@
-"""Tiers: the sizes of all that a chapter does, on a laptop (``mini``), on a GPU (``paper``)."""
+"""Presets: the sizes of all that a chapter does, on a laptop (``mini``), on a GPU (``paper``)."""
 
 from __future__ import annotations
 

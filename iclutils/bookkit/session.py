@@ -77,30 +77,21 @@ class Session:
         A value that is undefined for this model (NaN, for example the AUC of a model that always
         predicts one class) is said to be so and left out of the results.
         """
-        known = claims.ledger()
+        known, number = claims.ledger(), float(value)
         if claim_id not in known:
             raise unknown("claim", claim_id, known)
         claim = known[claim_id]
-        if math.isnan(float(value)):
+        if math.isnan(number):
             print(f"{'undefined':<15} {claim_id}")
-            return
-        if self.own_model not in ("", *self.tier.models(claim.chapter)):
-            print(f"{'measured':<15} {claim_id} = {float(value):.4g} ({claim.measure})")
-            return
-        if self.tier.name not in claim.tiers:
+        elif self.own_model not in ("", *self.tier.models(claim.chapter)):
+            print(f"{'measured':<15} {claim_id} = {number:.4g} ({claim.measure})")
+        elif self.tier.name not in claim.tiers:
             print(f"{'no claim':<15} {claim_id} at the {self.tier.name} tier")
-            return
-        claims.check(
-            claim_id,
-            float(value),
-            tier=self.tier.name,
-            model=", ".join(self.models(claim.chapter)),
-            seed=self.seed,
-            device=self.device,
-            spread=float(spread),
-            count=count,
-            **detail,
-        )
+        else:
+            model = ", ".join(self.models(claim.chapter))
+            where: dict[str, Any] = {"tier": self.tier.name, "model": model, "seed": self.seed}
+            where |= {"device": self.device, "spread": float(spread), "count": count}
+            claims.check(claim_id, number, **where, **detail)
 
 
 def begin(tier: str = "mini", model: str = "", seed: int = 0, device: str = "auto") -> Session:

@@ -19,6 +19,7 @@ as JSON and prints one stable line.
 from __future__ import annotations
 
 import math
+import operator
 import platform
 import re
 import subprocess
@@ -40,6 +41,7 @@ ROOT = Path(__file__).parent
 VERDICTS = ("reproduced", "partly", "corrected", "not reproduced", "not run")
 DECIDABLE = ("reproduced", "partly", "corrected")
 NUMBER = r"-?\d+(?:\.\d*)?(?:e-?\d+)?"
+COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 VERSIONED = ("iclutils", "torch", "transformers", "transformer-lens", "numpy")
 
 
@@ -69,13 +71,13 @@ class Claim:
             raise unknown(f"tier of claim {self.id}", tier, self.tiers)
         if not math.isfinite(value) or not math.isfinite(spread):
             raise IclError(f"{self.id}: measured {value} ± {spread}, which is not a number.")
-        if not self.range[0] <= value <= self.range[1]:
-            raise IclError(f"{self.id}: measured {value}, outside its range {self.range}.")
         low, high = self.range  # no repetition can lie outside
+        if not low <= value <= high:
+            raise IclError(f"{self.id}: measured {value}, outside its range {self.range}.")
         reach = self.sigmas * spread
         ends = (max(low, value - reach), value, min(high, value + reach))
-        for verdict, criterion in self.tiers[tier].items():
-            if all(_criterion(criterion)(end) for end in ends):
+        for verdict, text in self.tiers[tier].items():
+            if all(map(criterion(text), ends)):
                 return verdict
         return "not reproduced"
 
@@ -108,43 +110,46 @@ def chapters() -> list[str]:
 @cache
 def ledger(chapter: str | None = None) -> dict[str, Claim]:
     """Claims by id, of one chapter (name or number) or of all."""
-    if chapter is None:
-        return {k: v for name in chapters() for k, v in ledger(name).items()}
-    names = [name for name in chapters() if chapter in (name, name.split("_")[0])]
-    if not names:
+    names = [name for name in chapters() if chapter in (None, name, name.split("_")[0])]
+    if chapter is not None and not names:
         raise unknown("chapter", chapter, chapters())
-    return read_ledger(ROOT / f"{names[0]}.yml")
+    return {k: v for name in names for k, v in read_ledger(ROOT / f"{name}.yml").items()}
 
 
 def read_ledger(path: Path) -> dict[str, Claim]:
     """Read and check one ledger file."""
-    claims: dict[str, Claim] = {}
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise IclError(f"{path.name} is not valid YAML: {error}") from error
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise IclError(f"{path.name} is not a list of claims, each a map of fields.")
+    claims: dict[str, Claim] = {}
     for entry in entries:
         try:
-            if "range" in entry:
-                low, high = map(float, entry["range"])
-                entry["range"] = (low, high)
-            for name in ("published", "sigmas"):  # YAML reads "2" as an integer
-                if isinstance(entry.get(name), int):
-                    entry[name] = float(entry[name])
-            claim = Claim(**entry)
-            if claim.id in claims:
-                raise IclError(f"{path.name} has two claims {claim.id!r}.")
-            if claim.chapter != path.stem.split("_")[0]:
-                raise IclError(f"{claim.id!r} does not belong in {path.name}.")
-            _refuse_if_it_cannot_fail(claim)
-        except IclError:
-            raise
+            claim = _claim(entry)
         except (TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, IclError):
+                raise
             raise IclError(f"{path.name}, claim {entry.get('id')!r}: {error}.") from error
+        if claim.id in claims:
+            raise IclError(f"{path.name} has two claims {claim.id!r}.")
+        if claim.chapter != path.stem.split("_")[0]:
+            raise IclError(f"{claim.id!r} does not belong in {path.name}.")
         claims[claim.id] = claim
     return claims
+
+
+def _claim(entry: dict[str, Any]) -> Claim:
+    for name in ("published", "sigmas"):  # YAML reads "2" as an integer
+        if isinstance(entry.get(name), int):
+            entry[name] = float(entry[name])
+    if "range" in entry:
+        low, high = map(float, entry["range"])
+        entry["range"] = (low, high)
+    claim = Claim(**entry)
+    refuse_if_it_cannot_fail(claim)
+    return claim
 
 
 def check(
@@ -172,11 +177,9 @@ def check(
     known = ledger()
     if claim_id not in known:
         raise unknown("claim", claim_id, known)
-    claim = known[claim_id]
-    verdict = claim.verdict(tier, float(value), float(spread))
     result = Result(
         id=claim_id,
-        verdict=verdict,
+        verdict=known[claim_id].verdict(tier, float(value), float(spread)),
         value=float(value),
         spread=float(spread),
         count=count,
@@ -191,14 +194,13 @@ def check(
         detail=detail,
     )
     write_json(results_folder() / tier / f"{claim_id}.json", asdict(result))
-    print(f"{verdict:<15} {claim_id}")
+    print(f"{result.verdict:<15} {claim_id}")
     return result
 
 
 def results_folder() -> Path:
     """Where results are written: ``$ICLUTILS_RESULTS``, or ``_build/results`` of the checkout,
-    or ``iclutils-results`` in the current folder (an installed package, as on Colab).
-    """
+    or ``iclutils-results`` in the current folder (an installed package, as on Colab)."""
     return output_folder("ICLUTILS_RESULTS", "_build/results", "iclutils-results")
 
 
@@ -210,17 +212,14 @@ def result_folders() -> list[Path]:
 def read_results(*folders: Path) -> dict[tuple[str, str], Result]:
     """Results by (tier, claim id); where folders overlap, the later one wins."""
     found: dict[tuple[str, str], Result] = {}
-    for folder in folders:
-        for path in sorted(folder.glob("*/*.json")):
-            try:
-                result = Result(**read_json(path))
-            except TypeError as error:
-                raise IclError(f"{path} is not a result ({error}). Delete it.") from error
-            if result.id not in ledger():
-                raise IclError(
-                    f"{path}: claim {result.id!r} is no longer in the ledger. Delete it."
-                )
-            found[result.tier, result.id] = result
+    for path in (path for folder in folders for path in sorted(folder.glob("*/*.json"))):
+        try:
+            result = Result(**read_json(path))
+        except TypeError as error:
+            raise IclError(f"{path} is not a result ({error}). Delete it.") from error
+        if result.id not in ledger():
+            raise IclError(f"{path}: claim {result.id!r} is no longer in the ledger. Delete it.")
+        found[result.tier, result.id] = result
     return found
 
 
@@ -236,41 +235,35 @@ def commit() -> str:
     return head.stdout.strip() + ("+" if dirty.stdout else "") if head.returncode == 0 else ""
 
 
-def _criterion(text: str) -> Callable[[float], bool]:
-    """Compile one criterion."""
+@cache
+def criterion(text: str) -> Callable[[float], bool]:
+    """The test that a criterion stands for."""
     if not isinstance(text, str):
         raise IclError(f"Criterion {text!r} is not text: put it in quotation marks.")
-    between = re.fullmatch(rf"({NUMBER}) \.\. ({NUMBER})", text.strip())
-    if between:
+    if between := re.fullmatch(rf"({NUMBER}) \.\. ({NUMBER})", text.strip()):
         low, high = map(float, between.groups())
         return lambda x: low <= x <= high
-    compare = re.fullmatch(rf"(<=|>=|<|>) ({NUMBER})", text.strip())
-    if not compare:
-        raise IclError(f"Criterion {text!r} is not one of '> a', '>= a', '< a', '<= a', 'a .. b'.")
-    bound = float(compare.group(2))
-    return {
-        "<": lambda x: x < bound,
-        "<=": lambda x: x <= bound,
-        ">": lambda x: x > bound,
-        ">=": lambda x: x >= bound,
-    }[compare.group(1)]
+    if compare := re.fullmatch(rf"(<=|>=|<|>) ({NUMBER})", text.strip()):
+        holds, bound = COMPARE[compare[1]], float(compare[2])
+        return lambda x: holds(x, bound)
+    raise IclError(f"Criterion {text!r} is not one of '> a', '>= a', '< a', '<= a', 'a .. b'.")
 
 
-def _refuse_if_it_cannot_fail(claim: Claim) -> None:
+def refuse_if_it_cannot_fail(claim: Claim) -> None:
     """Each verdict, ``not reproduced`` too, must be that of some value the measure can take."""
     if not claim.tiers or not claim.tolerance:
         raise IclError(f"{claim.id}: a claim needs criteria for some tier, and a tolerance.")
+    low, high = claim.range
     for tier, criteria in claim.tiers.items():
         if tier not in presets.TIERS:
             raise unknown(f"tier in {claim.id}", tier, presets.TIERS)
         if not criteria:
             raise IclError(f"{claim.id}, {tier}: no criterion, so the claim cannot fail.")
-        low, high = claim.range
         probes = [low, high, -1e300, 1e300]
         for verdict, text in criteria.items():
             if verdict not in DECIDABLE:
                 raise unknown(f"verdict in {claim.id}", verdict, DECIDABLE)
-            _criterion(text)
+            criterion(text)
             for bound in map(float, re.findall(NUMBER, text)):
                 step = max(abs(bound), 1.0) * 1e-6
                 probes += [bound, bound - step, bound + step]

@@ -1,0 +1,213 @@
+"""The doctor: each fault, faked, is found and has a cure; and the machine, as it says it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections import namedtuple
+from importlib import metadata
+from pathlib import Path
+from urllib import request
+
+import pytest
+import torch
+
+from iclutils import __main__, zoo
+from iclutils.bookkit import doctor, machine
+from iclutils.bookkit.doctor import Finding
+
+ROOT = Path(__file__).parents[2]
+Patch = pytest.MonkeyPatch
+
+
+def only(findings: list[Finding]) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+def test_this_machine_is_healthy_and_the_folder_is_left_alone(tmp_path: Path) -> None:
+    findings = doctor.examine(tmp_path / "deep" / "_build")
+    assert doctor.healthy(findings), doctor.report(findings)
+    assert list(tmp_path.iterdir()) == []
+    assert doctor.report(findings).endswith("The mini tier can run.")
+
+
+def test_the_hub_is_asked_only_where_wanted(monkeypatch: Patch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("asked")
+
+    assert "switched off by HF_HUB_OFFLINE" in only(doctor.hub(network=True)).what
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(doctor, "HUB", "http://127.0.0.1:9")  # nobody listens there
+    found = only(doctor.hub(network=True))
+    assert found.state == "note"
+    assert "http://127.0.0.1:9, does not answer" in found.what
+    monkeypatch.setattr(request, "urlopen", refuse)
+    assert "was not asked" in only(doctor.hub(network=False)).what
+
+
+def test_an_old_python(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 9, 7))
+    monkeypatch.setattr(sys, "version", "3.9.7 (somewhere)")
+    found = only(doctor.python())
+    assert (found.state, found.what) == ("missing", "Python 3.9.7, needed >=3.11")
+    assert "make setup PYTHON=" in found.cure
+
+
+@pytest.mark.parametrize(
+    ("faked", "states", "what", "cure"),
+    [
+        ({"torch": "2.13.0+cu130"}, "ok ok ok ok ok", "all", ""),
+        ({"torch": "2.14.1"}, "missing ok ok ok ok", "torch 2.14.1, needed <2.14,>=2.6", "torch<"),
+        ({"einops": None}, "missing ok ok ok ok", "einops is not installed", 'pip install "einops'),
+        ({"dask": None}, "ok ok note ok ok", "cluster): dask is not", '"iclutils[cluster]"'),
+        ({"otter-grader": "6.0"}, "ok ok ok note ok", "otter-grader 6.0, needed <8,>=7", "setup"),
+    ],
+)
+def test_versions(
+    monkeypatch: Patch, faked: dict[str, str | None], states: str, what: str, cure: str
+) -> None:
+    real = metadata.version
+
+    def version(name: str) -> str:
+        found = faked.get(name, "real")
+        if found is None:
+            raise metadata.PackageNotFoundError(name)
+        return real(name) if found == "real" else found
+
+    monkeypatch.setattr(metadata, "version", version)
+    findings = doctor.packages()
+    assert " ".join(finding.state for finding in findings) == states
+    wrong = [finding for finding in findings if finding.state != "ok"] or findings
+    assert what in wrong[0].what
+    assert cure in wrong[0].cure
+
+
+def test_every_extra_is_explained() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(project["optional-dependencies"]) == set(doctor.EXTRAS)
+    counts = [len(project["dependencies"]), *map(len, project["optional-dependencies"].values())]
+    for finding, count in zip(doctor.packages(), counts, strict=True):
+        assert f"all {count} within" in finding.what
+
+
+def test_torch(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert [found.state for found in doctor.device()] == ["ok", "note"]
+    assert "wrong attention" in doctor.device()[1].what
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert "torch does not start" in only(doctor.device()).what
+
+
+@pytest.mark.parametrize(("gib", "state"), [(0, "note"), (1, "missing"), (4, "ok"), (512, "ok")])
+def test_memory(monkeypatch: Patch, gib: int, state: str) -> None:
+    monkeypatch.setattr(machine, "memory_gib", lambda: gib)
+    found = only(doctor.memory())
+    assert (found.state, bool(found.cure)) == (state, state == "missing")
+
+
+def test_the_folder_of_outputs(monkeypatch: Patch, tmp_path: Path) -> None:
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(2**40, 2**40, 2**28))
+    found = only(doctor.disk(tmp_path / "_build"))
+    assert found.state == "missing"
+    assert "0.2 GiB, the mini tier needs 1" in found.what
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
+    assert "cannot be written: Permission denied" in doctor.disk(tmp_path)[1].what
+
+
+def test_shipped_models(monkeypatch: Patch, tmp_path: Path) -> None:
+    for name in ("lsa-1", "lsa-2"):
+        shutil.copytree(zoo.ROOT / name, tmp_path / name)
+    monkeypatch.setattr(zoo, "ROOT", tmp_path)
+    assert only(doctor.zoo()) == Finding("ok", "shipped models: all 2 whole")
+    weights = next((tmp_path / "lsa-2").glob("step-*/model.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1])
+    found = only(doctor.zoo())
+    assert found.state == "missing"
+    assert "does not match its recorded SHA-256" in found.what
+    assert "python -m iclutils train lsa-2" in found.cure
+    for folder in list(tmp_path.iterdir()):
+        shutil.rmtree(folder)
+    assert "no shipped model" in only(doctor.zoo()).what
+
+
+@pytest.mark.parametrize(
+    ("program", "state"),
+    [("python", "ok"), (sys.executable, "ok"), ("/nowhere/bin/python", "missing"), ("", "missing")],
+)
+def test_the_kernel(monkeypatch: Patch, program: str, state: str) -> None:
+    from jupyter_client import kernelspec
+
+    def get(_: object, name: str) -> kernelspec.KernelSpec:
+        if not program:
+            raise kernelspec.NoSuchKernel(name)
+        return kernelspec.KernelSpec(argv=[program, "-m", "ipykernel_launcher"])
+
+    monkeypatch.setattr(kernelspec.KernelSpecManager, "get_kernel_spec", get)
+    found = only(doctor.kernel())
+    assert found.state == state
+    assert (f"{sys.executable} -m ipykernel install" in found.cure) == (state == "missing")
+
+
+def test_what_is_optional(monkeypatch: Patch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ICLUTILS_DATA", str(tmp_path))
+    assert only(doctor.data()).state == "ok"
+    monkeypatch.setenv("ICLUTILS_DATA", str(tmp_path / "gone"))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    findings = [*doctor.data(), *doctor.programs()]
+    assert [finding.state for finding in findings] == ["note"] * 4
+    assert doctor.healthy(findings)
+
+
+def test_the_command(monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> None:
+    fault = Finding("missing", "a thing", "get one")
+    monkeypatch.setattr(doctor, "examine", lambda build, network: [Finding("ok", "rest"), fault])
+    assert __main__.main(["doctor"]) == 1
+    assert capsys.readouterr().out == (
+        "ok       rest\nmissing  a thing\n         -> get one\n\n"
+        "The mini tier cannot run yet: 1 missing.\n"
+    )
+    monkeypatch.setattr(doctor, "examine", lambda build, network: [Finding("ok", "rest")])
+    assert __main__.main(["doctor"]) == 0
+
+
+def test_the_command_starts_where_nothing_else_can(tmp_path: Path) -> None:
+    """Without torch, transformers and numpy the doctor still answers, and names them."""
+    code = """
+import sys
+for name in ("torch", "numpy", "transformers", "transformer_lens"):
+    sys.modules[name] = None  # an import of it fails
+from iclutils.__main__ import main
+sys.exit(main(["doctor"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1, done.stderr
+    assert "missing  torch does not start" in done.stdout
+    assert done.stderr == ""
+
+
+def test_the_machine_agrees_with_the_system(monkeypatch: Patch) -> None:
+    said = machine.describe()
+    assert said["cpu"]
+    assert "\n" not in str(said["cpu"])
+    assert 1 <= int(said["cores"]) <= (os.cpu_count() or 1)
+    assert bool(said["gpu"]) == torch.cuda.is_available()
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        kib = int(meminfo.read_text().split()[1])  # the first line is MemTotal
+        assert said["memory_gib"] == pytest.approx(kib / 2**20, abs=0.5)
+    monkeypatch.setattr(os, "sysconf", lambda _: (_ for _ in ()).throw(ValueError))
+    assert machine.memory_gib() == 0
+    if hasattr(os, "sched_getaffinity"):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+        assert machine.cores() == 1
