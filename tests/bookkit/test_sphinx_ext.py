@@ -1,0 +1,391 @@
+"""Directives and roles of the book, on a small book with a ledger of its own."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pybtex.database
+import pytest
+from sphinx.application import Sphinx
+from sphinx.errors import ConfigError
+from sphinx.util.docutils import docutils_namespace, patch_docutils
+
+from iclutils import zoo
+from iclutils.bookkit import address, claims
+from iclutils.bookkit.sphinx_ext.pages import duration, held
+
+LEDGER = """
+- id: "90.first"
+  cell: start
+  statement: It is big.
+  source: "{cite}`xiang2024`"
+  published: -13.898
+  measure: the size
+  tiers: {paper: {reproduced: "> 1"}, mini: {reproduced: "> 1", partly: "> 0"}}
+  tolerance: a bar for the test
+- id: "90.second"
+  cell: start
+  statement: It is round.
+  source: a bar of ours
+  measure: the roundness
+  tiers: {mini: {corrected: "> 1"}}
+  tolerance: a bar for the test
+"""
+BIB = "@misc{xiang2024, author={Xiang, Shuyang}, title={A Note}, year={2024}}"
+PIXEL = (  # a PNG of one dot
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+)
+PRINTED = "partly          90.first\nunknown         90.second\ndone\n"
+FIGURE = {"output_type": "display_data", "data": {"image/png": PIXEL}, "metadata": {}}
+CHAPTER = {
+    "cells": [
+        {"cell_type": "markdown", "id": "a", "metadata": {}, "source": "# Demo\n\nText."},
+        {"cell_type": "markdown", "id": "b", "metadata": {}, "source": "(90-start)=\n## The start"},
+        {
+            "cell_type": "code",
+            "id": "c",
+            "metadata": {"mystnb": {"image": {"alt": "A dot."}}},
+            "execution_count": 1,
+            "source": "shown()",
+            "outputs": [{"output_type": "stream", "name": "stdout", "text": PRINTED}, FIGURE],
+        },
+    ],
+    "metadata": {
+        "kernelspec": {"display_name": "Python 3", "name": "python3", "language": "python"}
+    },
+    "nbformat": 4,
+    "nbformat_minor": 5,
+}
+RUN = {
+    "chapter": "90_demo",
+    "tier": "mini",
+    "seconds": 125.4,
+    "peak_gib": {"memory": 1.5, "gpu": 0.0},
+    "machine": {"cpu": "A Chip", "cores": 2, "memory_gib": 8, "gpu": ""},
+    "versions": {"torch": "9.9"},
+    "python": "3.11.7",
+    "commit": "0123456789abcdef+",
+    "date": "2026-01-02",
+}
+CITATION = """
+authors: [{given-names: Ada, family-names: Byron}, {name: The Others}]
+title: A Book
+version: 1.2.0
+license: MIT
+date-released: 2027-03-01
+repository-code: https://example.org/a/b
+"""
+
+
+def plain(html: str) -> str:
+    """What a reader sees of it, in one line."""
+    html = re.sub(r"</?(a|span|em|code)\b.*?>", "", html)
+    return " ".join(unescape(re.sub(r"<.*?>", " ", html)).replace("¶", "").split())
+
+
+class Book:
+    """A small book whose pages a test writes and builds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source, self.out = folder / "src", folder / "out"
+        self.settings: dict[str, Any] = {
+            "extensions": ["myst_nb", "sphinxcontrib.bibtex", "iclutils.bookkit.sphinx_ext"],
+            "bibtex_bibfiles": ["refs.bib"],
+            "html_theme": "basic",
+            "nb_execution_mode": "off",
+            "nitpicky": True,
+        }
+        self.write("refs.bib", BIB)
+        self.pages: list[str] = []
+
+    def write(self, name: str, text: str) -> None:
+        path = self.source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        if path.suffix in (".md", ".ipynb"):
+            self.pages = list(dict.fromkeys([*self.pages, name.rpartition(".")[0]]))
+
+    def measure(self, claim: str, value: float, tier: str = "mini", **detail: object) -> None:
+        """Check a claim as a notebook would, and commit the result to this book."""
+        claims.check(claim, value, tier=tier, model="demo-0", seed=7, **detail)
+        name = f"{tier}/{claim}.json"
+        self.write(f"book/results/{name}", (claims.results_folder() / name).read_text())
+
+    def build(self) -> str:
+        """Build the book; return the warnings."""
+        contents = "\n".join(self.pages)
+        index = f"# I\n\n```{{toctree}}\n{contents}\n```\n\n```{{bibliography}}\n:all:\n```\n"
+        (self.source / "index.md").write_text(index, encoding="utf-8")
+        warnings = io.StringIO()
+        with patch_docutils(), docutils_namespace():
+            Sphinx(
+                srcdir=self.source,
+                confdir=None,
+                outdir=self.out,
+                doctreedir=self.out / ".doctrees",
+                buildername="html",
+                confoverrides=self.settings,
+                status=None,
+                warning=warnings,
+            ).build()
+        return re.sub(r"\x1b\[[\d;]*m", "", warnings.getvalue())
+
+    def html(self, name: str) -> str:
+        """A built page."""
+        return (self.out / f"{name}.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def book(tmp_path: Path, make_ledger: Callable[..., Path]) -> Book:
+    make_ledger("90_demo", LEDGER)
+    return Book(tmp_path / "tiny")
+
+
+def shown(html: str, role: str) -> list[str]:
+    return re.findall(rf'<span class="{role}">(.*?)</span>', html)
+
+
+def rows(html: str) -> list[str]:
+    return re.findall(r"<tr.*?</tr>", html, re.DOTALL)
+
+
+def test_every_page_shows_what_there_is(
+    book: Book, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One book with every directive and role, built twice: the second time with other results."""
+    monkeypatch.setattr(zoo, "ROOT", tmp_path / "zoo")
+    card = tmp_path / "zoo" / "demo-0" / "README.md"
+    card.parent.mkdir(parents=True)
+    (card.parent / "SHA256SUMS").touch()
+    card.write_text("---\nlicense: mit\n---\n# demo-0\n\n## Use\n\n```bash\n# a comment\n```\n")
+    book.write(
+        "numbers.md",
+        "# A *title*\n\n{measured}`90.first`, {measured}`90.first@paper`, "
+        "{measured}`90.first.verdict`, {measured}`90.first.best`, {measured}`90.first.seed`, "
+        "{published}`90.first`\n" + 'Some "words" ' * 40,
+    )
+    book.write("book/scorecard.md", "# Scorecard\n\n```{scorecard}\n```")
+    book.write("book/front.md", "# Front\n\n```{verdicts}\n```")
+    book.write("figure.md", "# F\n\n```{chapterfigure} 90-start\nSee *here*.\n```")
+    book.write("status.md", "# Status\n\n```{status}\n```")
+    book.write("cite.md", "# Cite\n\n```{citation}\n```")
+    book.write("cards.md", "# Cards\n\n```{modelcards}\n```")
+    book.write("errors/index.md", "# Errors\n\n```{messages}\n```")
+    book.write("errors/names.md", "# Names\n\n## You see\n\n```text\nUnknown\nname.\n```\n")
+    book.write("CITATION.cff", CITATION)
+    book.write("notebooks/90_demo.ipynb", json.dumps(CHAPTER))
+    book.write("book/runs/mini/90_demo.json", json.dumps(RUN))
+    book.measure("90.first", 0.5, spread=0.01, best="5.1")
+    assert book.build() == ""
+    _numbers(book)
+    _scorecard(book)
+    _filter(book)
+    _chapter(book)
+    _front_status_and_figure(book)
+    _citation(book)
+    cards = book.html("cards")
+    assert re.search(r"<h2>demo-0<.*<h3>Use<", cards, re.DOTALL)
+    assert "# a comment" in re.sub("<.*?>", "", cards)
+    assert "license" not in cards
+    (row,) = rows(book.html("errors/index").split("<tbody>")[1])
+    assert "names.html" in row
+    assert "Unknown name." in plain(row)
+    # Other results, the pages untouched: the next build shows them.
+    book.measure("90.first", 2.25, best="6.9")
+    book.measure("90.first", 3.0, tier="paper")
+    (book.source / "book/runs/mini/90_demo.json").unlink()
+    assert book.build() == ""
+    said = shown(book.html("numbers"), "measured")
+    assert said == ["2.25", "3.00", "reproduced", "6.9", "7"]
+    status = [plain(row) for row in rows(book.html("status"))]
+    assert "Demo mini no record 1 reproduced, 1 not run" in status
+
+
+def _numbers(book: Book) -> None:
+    html = book.html("numbers")
+    assert shown(html, "measured") == ["0.50 ± 0.01", "not run", "partly", "5.1", "7"]
+    assert shown(html, "published") == ["−13.898"]
+    said = re.search('<meta name="description" content="(.*?)"', html)[1]  # type: ignore[index]
+    assert said.startswith("0.50 ± 0.01, not run, partly")
+    assert said.endswith(" ...")
+    assert len(said) < 170
+    assert '<meta property="og:title" content="A title"' in html
+
+
+def _scorecard(book: Book) -> None:
+    html = book.html("book/scorecard")
+    assert "2 claims in 3 rows, one for each tier: 1 partly, 2 not run." in plain(html)
+    assert 'href="?verdict=not+run"' in html
+    assert 'href="?chapter=90&amp;tier=mini&amp;verdict=partly"' in html
+    body = re.split(r'<table class="[^"]*\bscorecard ', html)[1].split("</table>")[0]
+    found = rows(body)[1:]
+    text = [re.sub(r"<.*?>|\s+", " ", row) for row in found]
+    assert [re.findall(r'id="(claim-[\w-]+)"', row) for row in found] == [
+        ["claim-90-first-mini"],
+        ["claim-90-first-paper"],
+        ["claim-90-second-mini"],
+    ]
+    assert re.search(r"It is big.*partly .*0.50 ± 0.01 .*−13.898 .* Xia24 .*mini .*run 1", text[0])
+    assert "reproduced if above 1; partly if above 0; else not reproduced" in text[0].lower()
+    assert re.search(r"It is big.*not run .*not run .*−13.898 .*paper", text[1])
+    assert re.search(r"It is round.*not run .*not run .*no figure .*a bar of ours .*mini", text[2])
+    kinds = [set(re.match(r'<tr class="(.*?)"', row)[1].split()) for row in found]  # type: ignore[index]
+    assert kinds[0] >= {"on-chapter-90", "on-source-xiang2024", "on-tier-mini", "on-verdict-partly"}
+    assert kinds[2] >= {"on-source-ours", "on-verdict-not-run"}
+    assert ["again" in kind for kind in kinds] == [False, True, False]
+    assert all('href="../notebooks/90_demo.html#start"' in row for row in found)
+    assert "verdict-partly" in found[0]
+    assert "verdict-not-run" in found[1]
+    runs = re.sub(r"<.*?>|\s+", " ", html.split('id="run-1"')[1])
+    assert re.search(r"1 .*mini .*demo-0 .*7 .*cpu .*python \d.*torch \d", runs)
+
+
+def _filter(book: Book) -> None:
+    html = book.html("book/scorecard")
+    form = re.search(r"<form class=\"scorecard-filter\".*?</form>", html, re.DOTALL)[0]  # type: ignore[index]
+    assert " hidden>" in form[: form.index(">") + 1]
+    offered = {
+        name: re.findall(r'<option value="([^"]+)">(.+?)</option>', choices)
+        for name, choices in re.findall(r'<select name="(\w+)"[^>]*>(.*?)</select>', form)
+    }
+    assert offered == {
+        "chapter": [("90", "90 Demo")],
+        "source": [("xiang2024", "Xiang 2024"), ("ours", "our own questions and controls")],
+        "verdict": [("partly", "partly"), ("not run", "not run")],
+        "tier": [("mini", "mini"), ("paper", "paper")],
+    }
+    assert form.count("<label for=") == form.count("<select") + form.count("<input")
+    assert 'aria-live="polite"' in form
+    assert "scorecard.js" in html
+    assert "scorecard.js" not in book.html("numbers")
+
+
+def _chapter(book: Book) -> None:
+    """Each printed verdict leads to its row; what the run did not judge is named."""
+    html = book.html("notebooks/90_demo")
+    output = re.search(r"<pre class=\"[^\"]*stream.*?</pre>", html, re.DOTALL)[0]  # type: ignore[index]
+    assert re.sub("<.*?>", "", output) == PRINTED
+    assert re.findall('href="(.*?)"', output) == ["../book/scorecard.html#claim-90-first-mini"]
+    rest = re.search(r'<p class="claims-here">(.*?)</p>', html)[1]  # type: ignore[index]
+    assert plain(rest) == "Judged here, but not in the run shown: 90.second."
+    assert 'href="../book/scorecard.html#claim-90-second-mini"' in rest
+    assert html.index("claims-here") > html.index("The start") > html.index("<h1>")
+
+
+def _front_status_and_figure(book: Book) -> None:
+    html = book.html("book/front")
+    assert "2 claims, each at one or two sizes of model: 1 partly, 2 not run." in plain(html)
+    assert 'href="scorecard.html?verdict=partly">1 partly<' in html
+    html = book.html("status")
+    lines = [plain(row) for row in rows(html)]
+    assert "Demo mini 2 min 05 s 1.5 GiB 1 2026-01-02 0123456789+ 1 partly, 1 not run" in lines
+    assert "Demo paper not run 1 not run" in lines
+    assert "1 A Chip 2 8 GiB none python 3.11.7, torch 9.9" in lines
+    assert 'href="notebooks/90_demo.html"' in html
+    html = book.html("figure")
+    image = re.search(r'<img alt="A dot\." src="(.*?)"', html)[1]  # type: ignore[index]
+    assert (book.out / image).read_bytes() == base64.b64decode(PIXEL)
+    assert "See <em>here</em>." in html
+
+
+def _citation(book: Book) -> None:
+    text = plain(book.html("cite"))
+    said = "Ada Byron, The Others (2027). A Book, version 1.2.0. Licence: MIT. https://example.org"
+    assert said in text
+    entry = pybtex.database.parse_string(text[text.index("@software") :], "bibtex").entries
+    fields = entry["icl_taken_apart"].fields
+    assert fields["title"] == "{A Book}"
+    assert (fields["year"], fields["url"]) == ("2027", "https://example.org/a/b")
+    people = entry["icl_taken_apart"].persons["author"]
+    assert [str(person) for person in people] == ["{Ada Byron}", "{The Others}"]
+
+
+def test_what_is_wrong_is_a_warning_where_it_stands(book: Book) -> None:
+    mistakes = {
+        "{measured}`90.frist`": "Unknown claim '90.frist'. Did you mean '90.first'?",
+        "{published}`91.first`": "Unknown claim '91.first'.",
+        "{measured}`90.second@paper`": "Unknown tier of claim 90.second 'paper'. Known: mini.",
+        "{measured}`90.first.colour`": "Unknown field of 90.first 'colour'.",
+        "{measured}`first`": "is not of the form",
+        "```{chapterfigure} 90-strat\n```": "Unknown label '90-strat'. Did you mean '90-start'?",
+        "```{chapterfigure} 91-start\n```": "Unknown chapter '91'",
+        "```{chapterfigure} 90-start\n:number: 2\n```": "has 1 figures, and no figure 2",
+        "```{citation}\n```": "The book has no CITATION.cff",
+        "```{status}\n```": "is not the record of a run",
+    }
+    book.measure("90.first", 2.0)
+    book.write("notebooks/90_demo.ipynb", json.dumps(CHAPTER))
+    book.write("book/runs/mini/90_demo.json", '{"chapter": "90_demo"}')
+    for number, markup in enumerate(mistakes):
+        book.write(f"page{number}.md", f"# P\n\n{markup}")
+    warnings = book.build()
+    for number, message in enumerate(mistakes.values()):
+        here = [line for line in warnings.splitlines() if f"page{number}.md:3" in line]
+        assert any(message in line for line in here), (message, warnings)
+
+
+def test_a_broken_result_and_a_cell_without_its_label_are_warnings(book: Book) -> None:
+    cells = [CHAPTER["cells"][0]]  # type: ignore[index]
+    book.write("scorecard.md", "# Scorecard\n\n```{scorecard}\n```")
+    book.write("notebooks/90_demo.ipynb", json.dumps(CHAPTER | {"cells": cells}))
+    assert "cross-reference target not found: '90-start'" in book.build()
+    book.write("page.md", "# P\n\n{measured}`90.first`")
+    book.write("book/results/mini/90.first.json", '{"id": "90.first"}')
+    warnings = book.build()
+    for page in ("page", "scorecard"):
+        assert re.search(rf"{page}.md:3: .*is not a result", warnings)
+
+
+def test_the_address_makes_the_buttons(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link is made from the name of the page, so what holds for two of them holds for all."""
+    book.write("page.md", "# P")
+    book.write("notebooks/90_demo.ipynb", json.dumps(CHAPTER))
+    book.settings |= {"html_theme": "sphinx_book_theme", "html_theme_options": {}}
+    given = "https://github.com/someone/taken-apart"
+    options = address.launch_options(given)
+    monkeypatch.setattr(address, "launch_options", lambda: options)
+    assert book.build() == ""
+    html = book.html("page")
+    assert f'href="{given}"' in html
+    assert f'href="{given}/issues/new?title=' in html
+    assert f"{given}/edit/" not in html  # a tag cannot be edited
+    assert "colab" not in html  # a page of prose is nothing to launch
+    colab = "https://colab.research.google.com/github/someone/taken-apart/blob"
+    wanted = f'href="{colab}/{address.TAG}/notebooks/90_demo.ipynb"'
+    assert wanted in book.html("notebooks/90_demo")
+
+
+def test_a_malformed_address_is_refused(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = address.launch_options
+    monkeypatch.setattr(address, "launch_options", lambda: real("github.com/someone"))
+    book.write("page.md", "# P")
+    with pytest.raises(ConfigError, match="is not of the form https://HOST/OWNER/REPOSITORY"):
+        book.build()
+
+
+def test_the_reference_shows_signatures_text_and_examples(book: Book) -> None:
+    book.settings["suppress_warnings"] = ["bibtex.key_not_found"]
+    book.write("page.md", "# Page\n\n```{api}\niclutils.tasks.repeated\n```")
+    book.write("index2.md", "# Modules\n\n```{modules}\niclutils.tasks.repeated\n```")
+    assert book.build() == ""
+    text = unescape(re.sub(r"<[^>]+>", "", book.html("page")))
+    assert re.search(r"repeated_tokens\(.*\) → ", " ".join(text.split()))
+    assert "{cite}" not in text, "citations are citations"
+    assert 'href="page.html#module-iclutils.tasks.repeated"' in book.html("index2")
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(59.4, "59 s"), (59.6, "1 min 00 s"), (0.2, "0 s")])
+def test_times_are_whole_seconds(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+def test_memory_of_a_run_names_the_gpus() -> None:
+    assert held({"memory": 2.0, "gpu": 30.5}) == "2 GiB, GPU 30.5 GiB"
+    assert held({"memory": 0.0, "gpu": 0.0}) == "unknown"
