@@ -14,7 +14,7 @@ from iclutils import IclError, models
 from iclutils.bookkit import claims, presets
 from iclutils.bookkit.run import NOTEBOOKS
 from iclutils.files import sha256
-from iclutils.training import loop, solvers
+from iclutils.training import loop, lsa as lsa_recipes
 
 NOTEBOOK = NOTEBOOKS / "04_contrastive_gd.ipynb"
 PAPER = {name for name, claim in claims.ledger("04").items() if "paper" in claim.tiers}
@@ -34,8 +34,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The paper tier's solvers, each with its name and shape, trained for a moment."""
     monkeypatch.setenv("ICLUTILS_TRAINED", str(tmp_path / "trained"))
-    for name in solvers.PAPER:
-        plan = solvers.recipe(name)
+    for name in lsa_recipes.PAPER:
+        plan = lsa_recipes.recipe(name)
         hasty = replace(plan, steps=30, batch=32, log_every=10, checkpoints=(0, 10, 30))
         loop.train(hasty, tmp_path / "trained" / name, progress=False)
 

@@ -24,7 +24,7 @@ from iclutils.chapters.circuits import coordination, similarity, subspaces
 from iclutils.interp import clean_corrupt, patching
 from iclutils.interp.graph import Node, all_heads, head, of
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
-from iclutils.models import TransformerBridge, cached, get_act_name, load, logits, rebuilt
+from iclutils.models import TransformerBridge, cached, get_act_name, load, logits, edit_weights
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -139,7 +139,7 @@ def test_direct_logits_sum_to_the_logit(folder: Path, narrow: bool) -> None:
         for block in network.transformer.h:
             block.attn.c_proj.bias.zero_()
 
-    model = rebuilt(folder, edit)
+    model = edit_weights(folder, edit)
     made = clean_corrupt.copying(model, 3, 8, generator(), narrow=narrow)
     read = clean_corrupt.scored_logits(model, made)
     chosen = read if made.choices is None else read.gather(-1, pick(made, read))
@@ -234,7 +234,7 @@ def test_turning_a_basis_changes_the_notes_measure_alone(
 ) -> None:
     """Logits, CKA and output spaces stay, as the algebra says; the correlation does not."""
     rotation = similarity.rotation(8, generator())
-    turned = rebuilt(folder, lambda net: similarity.turn(net, 1, 2, rotation))
+    turned = edit_weights(folder, lambda net: similarity.turn(net, 1, 2, rotation))
     ids = tokens(4, 20)
     torch.testing.assert_close(logits(turned, ids), logits(gpt2, ids), atol=1e-4, rtol=1e-4)
     ckas, overlaps = [], []
@@ -326,7 +326,7 @@ def test_output_overlap(folder: Path, gpt2: TransformerBridge) -> None:
     def mute(network: GPT2LMHeadModel) -> None:
         network.transformer.h[0].attn.c_proj.weight[:8] = 0
 
-    muted = subspaces.output_overlap(rebuilt(folder, mute), heads)
+    muted = subspaces.output_overlap(edit_weights(folder, mute), heads)
     assert bool(muted.kernel[1].isnan().all())
     assert float(muted.kernel[0, 2]) == pytest.approx(float(got.kernel[0, 2]))
 

@@ -31,7 +31,7 @@ from iclutils.interp.clean_corrupt import CleanCorrupt, copying, scored_logits
 from iclutils.interp.graph import Node, all_heads, head
 from iclutils.interp.hooks import Hook, run_with_hooks
 from iclutils.interp.patching import patch_edges
-from iclutils.models import TransformerBridge, cached, get_act_name, load, rebuilt
+from iclutils.models import TransformerBridge, cached, get_act_name, load, edit_weights
 
 FIRST, SECOND = head(0, 0), head(1, 0)
 WIRE = (FIRST, Node("k", 1, 0))
@@ -234,7 +234,7 @@ def test_healthy_cases_raise_few_alarms(bench: Bench) -> None:
 
 def test_a_damaged_mlp_is_none_of_them(bench: Bench, wired_folder: Path) -> None:
     """It sits behind all heads that matter, so that attention looks as ever."""
-    sick = rebuilt(wired_folder, damage_mlp(1, 3.0, torch.Generator().manual_seed(0)))
+    sick = edit_weights(wired_folder, damage_mlp(1, 3.0, torch.Generator().manual_seed(0)))
     healthy = copying(sick, 60, 11, torch.Generator().manual_seed(2))
     reference = Reference.from_healthy(symptoms(bench.model, healthy, [SECOND]))
     found = flags(symptoms(sick, bench.cases, [SECOND]), reference)

@@ -24,7 +24,7 @@ from iclutils.interp.graph import (
     split_qkv_input,
 )
 from iclutils.interp.hooks import ablate_heads
-from iclutils.models import TransformerBridge, get_act_name, load, rebuilt
+from iclutils.models import TransformerBridge, get_act_name, load, edit_weights
 
 FAST = {"deadline": None, "max_examples": 25}
 
@@ -164,7 +164,7 @@ def test_damage_is_in_one_layer_alone(tmp_path: Path) -> None:
     save_gpt2(tmp_path)
 
     def damaged() -> dict[str, torch.Tensor]:
-        sick = rebuilt(tmp_path, damage_mlp(1, 0.5, torch.Generator().manual_seed(3)))
+        sick = edit_weights(tmp_path, damage_mlp(1, 0.5, torch.Generator().manual_seed(3)))
         return dict(sick.named_parameters())
 
     clean, first, again = dict(load(tmp_path).named_parameters()), damaged(), damaged()
@@ -173,7 +173,7 @@ def test_damage_is_in_one_layer_alone(tmp_path: Path) -> None:
         assert torch.equal(first[name], again[name])
         assert bool(change.any()) == (".h.1." in name and ".mlp." in name), name
     with pytest.raises(IclError, match="no MLP layer 7"):
-        rebuilt(tmp_path, damage_mlp(7, 0.5, torch.Generator()))
+        edit_weights(tmp_path, damage_mlp(7, 0.5, torch.Generator()))
 
 
 @pytest.mark.parametrize(

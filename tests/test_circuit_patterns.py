@@ -17,7 +17,7 @@ from wired import save_wired
 from iclutils import IclError
 from iclutils.chapters.circuits import labels, patterns
 from iclutils.interp.head_scores import olsson_prefix_matching, uniform_pattern
-from iclutils.models import TransformerBridge, cached, get_act_name, load, untrained
+from iclutils.models import TransformerBridge, cached, get_act_name, load, random_init
 from iclutils.tasks.repeated import repeated_tokens
 
 SIZE = 16
@@ -195,7 +195,7 @@ def test_wired_heads_get_their_labels(tmp_path: Path) -> None:
     save_wired(tmp_path)
     model = load(tmp_path)
     ids = repeated_tokens(model, 40, 11, torch.Generator().manual_seed(0), distinct=True).tokens
-    blank = [untrained(tmp_path, seed) for seed in range(2)]
+    blank = [random_init(tmp_path, seed) for seed in range(2)]
     shuffled = labels.shuffled_scores(model, ids, torch.Generator().manual_seed(1))
     nulls = [labels.null_scores(blank, ids), shuffled]
     limits = labels.thresholds(nulls, patterns.even_scores(ids))
@@ -215,7 +215,7 @@ def test_false_alarms_are_kept(tmp_path: Path) -> None:
     """On other untrained models; catches a quantile of means, or the wrong tail."""
     tiny_gpt2(tmp_path)
     ids = torch.cat([torch.full((30, 1), 59), tokens(30, 10).repeat(1, 2)], 1)
-    made = [untrained(tmp_path, seed) for seed in range(10)]
+    made = [random_init(tmp_path, seed) for seed in range(10)]
     nulls = [labels.null_scores(made[:5], ids)]
     limits = labels.thresholds(nulls, patterns.even_scores(ids))
     held = [labels.labels(patterns.every_score(m, ids), limits) for m in made[5:]]

@@ -15,7 +15,7 @@ from iclutils.chapters.circuits.pruning import cost, prune
 from iclutils.interp.graph import Node, all_heads, head
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
 from iclutils.training.language import Batch, LanguageRecipe
-from iclutils.training.tune import tune
+from iclutils.training import tune
 
 HEADS = [head(0, 1), head(0, 3), head(2, 0)]
 
@@ -46,7 +46,7 @@ def recipe(length: int = 9) -> LanguageRecipe:
 def test_pruning_is_zero_ablation(tmp_path: Path) -> None:
     save_gpt2(tmp_path)
     whole = models.load(tmp_path)
-    pruned = models.rebuilt(tmp_path, lambda network: prune(network, HEADS))
+    pruned = models.edit_weights(tmp_path, lambda network: prune(network, HEADS))
     batch = tokens(3, 12)
     places = [(n.layer, n.head) for n in HEADS]
     hooks = ablate_heads(whole, batch, places, "zero", batch)
@@ -176,7 +176,7 @@ def test_a_model_is_rebuilt_pruned_and_tuned(tmp_path: Path) -> None:
         prune(network, [head(1, 1)])
         losses.extend(tune(network, toy, 12, 1e-2))
 
-    model = models.rebuilt(tmp_path, edit)
+    model = models.edit_weights(tmp_path, edit)
     assert losses[-1] < losses[0]
     assert not any(p.requires_grad for p in model.parameters())
     _, cache = models.cached(model, torch.arange(6)[None], ["blocks.1.attn.hook_z"])

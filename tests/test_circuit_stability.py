@@ -19,7 +19,7 @@ from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import history, matching, overlap
-from iclutils.models import TransformerBridge, cached, get_act_name, load, rebuilt
+from iclutils.models import TransformerBridge, cached, get_act_name, load, edit_weights
 from iclutils.tasks.repeated import repeated_tokens
 
 # --- overlap -------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_permuted_heads_are_matched_back(tmp_path: Path) -> None:
     """Catches rows exchanged with columns, and features that belong to another head."""
     save_gpt2(tmp_path)
     order = [[2, 0, 3, 1], [1, 2, 3, 0], [3, 2, 1, 0]]
-    plain, other = load(tmp_path), rebuilt(tmp_path, lambda network: permuted(network, order))
+    plain, other = load(tmp_path), edit_weights(tmp_path, lambda network: permuted(network, order))
     tokens = repeated_tokens(plain, 8, 10, Generator().manual_seed(0)).tokens
     torch.testing.assert_close(plain(tokens), other(tokens), atol=1e-4, rtol=1e-4)
     expected = sorted(

@@ -179,7 +179,7 @@ def models(given: argparse.Namespace) -> int:
 def train(given: argparse.Namespace) -> int:
     from .. import training, zoo
     from ..progress import say
-    from ..training import cost, sweep
+    from ..training import sweep
     from .session import resolve_device
 
     if given.name is None:
@@ -191,7 +191,7 @@ def train(given: argparse.Namespace) -> int:
         out = given.out or zoo.trained()
         recipes = [training.recipe(name, device) for name in names]
         if not given.quiet:
-            say(f"{len(names)} trainings, the first of which is {cost.of(recipes[0])}")
+            say(f"{len(names)} trainings, the first of which is {training.cost(recipes[0])}")
         with sweep.on_cluster(given.cluster):
             folders = sweep.sweep(recipes, out, given.jobs)
         print("\n".join(map(str, folders)))
@@ -203,7 +203,7 @@ def train(given: argparse.Namespace) -> int:
         )
     out = given.out or zoo.trained() / names[0]
     if not given.quiet:
-        say(cost.of(training.recipe(names[0], device)))
+        say(training.cost(training.recipe(names[0], device)))
     training.train(names[0], out, progress=not given.quiet, device=device)
     print(f"{out} holds the model. To ship it, copy it to iclutils/zoo/{names[0]}.")
     return 0

@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsFloat
@@ -26,6 +25,7 @@ from .. import models
 from ..errors import IclError, unknown
 from ..files import write_json
 from ..models import lsa, regressors
+from ..tasks import generator
 from . import claims, machine, presets
 
 
@@ -48,8 +48,7 @@ class Session:
 
     def generator(self, purpose: str, draw: int = 0) -> torch.Generator:
         """A random generator (CPU) of its own for each purpose, draw and seed."""
-        mixed = zlib.crc32(f"{purpose}/{draw}/{self.seed}".encode())
-        return torch.Generator().manual_seed(mixed)
+        return generator(purpose, draw, self.seed)
 
     def load(self, name: str, **options: Any) -> models.TransformerBridge:
         """``models.load`` onto this session's device."""

@@ -1,54 +1,42 @@
-"""Training: one recipe per zoo model, one small loop for all.
+"""Training: one loop, and a recipe for each kind of model.
 
 Example:
-    >>> from pathlib import Path
     >>> from iclutils import training
 """
 
 from __future__ import annotations
 
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 from ..errors import unknown
-from . import regression, solvers
-from .anchors import deep, uncopied
-from .anchors import recipe as classifying
-from .induction import detour
-from .induction import recipe as copying
-from .loop import Recipe
-from .loop import train as train_recipe
+from . import induction, label_words, loop, lsa, regression
+from .loop import Recipe, cost, tune
+
+__all__ = ["Recipe", "all_names", "cost", "matching", "names", "recipe", "train", "tune"]
 
 _LANGUAGE = (
-    {f"induction-{seed}": (copying, seed) for seed in range(3)}
-    | {"detour": (detour, 2)}
-    | {f"anchors-{seed}": (classifying, seed) for seed in range(3)}
-    | {"anchors-deep": (deep, 0), "anchors-uncopied": (uncopied, 0)}
+    {f"induction-{seed}": partial(induction.recipe, seed) for seed in range(3)}
+    | {"detour": partial(induction.offset_induction, 2)}
+    | {f"anchors-{seed}": partial(label_words.recipe, seed) for seed in range(3)}
+    | {"anchors-deep": partial(label_words.recipe, 0, layers=6)}
+    | {"anchors-uncopied": partial(label_words.recipe, 0, copying=False)}
 )
 
 
 def names() -> list[str]:
-    """Names of the shipped models, each of which can be trained again.
-
-    Example:
-        >>> "induction-0" in training.names()
-        True
-    """
-    return [*_LANGUAGE, *regression.SHIPPED, *solvers.SHIPPED]
+    """Names of the shipped models, each of which can be trained again."""
+    return [*_LANGUAGE, *regression.SHIPPED, *lsa.SHIPPED]
 
 
 def all_names() -> list[str]:
     """Names of all recipes: the shipped models, and those of paper size, which need a GPU."""
-    return [*names(), *regression.PAPER, *solvers.PAPER]
+    return [*names(), *regression.PAPER, *lsa.PAPER]
 
 
 def matching(pattern: str) -> list[str]:
-    """The recipes whose names match, such as ``regression-one-L*``.
-
-    Example:
-        >>> training.matching("induction-*")
-        ['induction-0', 'induction-1', 'induction-2']
-    """
+    """The recipes whose names match, such as ``regression-one-L*``."""
     found = [name for name in all_names() if fnmatch(name, pattern)]
     if not found:
         raise unknown("recipe", pattern, all_names())
@@ -56,29 +44,20 @@ def matching(pattern: str) -> list[str]:
 
 
 def recipe(name: str, device: str = "cpu") -> Recipe:
-    """The recipe of that name; ``device`` is for regressions, the rest use the CPU.
+    """The recipe of that name; ``device`` is for regressions, language models use the CPU.
 
     Example:
         >>> training.recipe("induction-0").seed
         0
     """
-    for kind in (regression, solvers):
+    for kind in (regression, lsa):
         if name in kind.SHIPPED | kind.PAPER:
             return kind.recipe(name, device)
     if name not in _LANGUAGE:
         raise unknown("recipe", name, all_names())
-    build, seed = _LANGUAGE[name]
-    return build(seed)
+    return _LANGUAGE[name]()
 
 
 def train(name: str, work: Path, progress: bool = True, device: str = "cpu") -> Path:
-    """Train, or go on training, the named model in the folder ``work``.
-
-    Example:
-        >>> try:
-        ...     training.train("induction-9", Path("anywhere"))
-        ... except ValueError as error:
-        ...     print(str(error)[:28])
-        Unknown recipe 'induction-9'
-    """
-    return train_recipe(recipe(name, device), work, progress)
+    """Train, or go on training, the named model in the folder ``work``."""
+    return loop.train(recipe(name, device), work, progress)

@@ -12,116 +12,90 @@ are bigram statistics to learn as well. Five choices matter, each found by measu
 - position embeddings start as sinusoids (and are then trained), which makes one step back easy
   to find at every position at once;
 - segments of fewer than 12 tokens reward copying *any* recent token, which holds induction up.
-  With segments from 3 tokens on, two of nine runs sat on that plateau for a thousand steps and
-  then found a detour: they attend L-2 back and predict as well with no prefix matching at all.
-  ``detour`` is one of them (from random position embeddings), kept because it shows what a score
-  can miss.
-
-Example:
-    >>> from iclutils.training import induction
+  With segments from 3 tokens on, two of nine runs stayed on that plateau for a thousand steps and
+  then found offset induction: they attend L-2 back and predict as well with no prefix matching at
+  all. ``detour`` is one of them (from random position embeddings), kept because it shows what a
+  score can miss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from torch import Generator, Tensor
+from transformers import GPT2LMHeadModel
 
 from ..tasks.repeated import RepeatedTokens, markov_chain, tiled
-from .language import Batch, LanguageRecipe, sinusoidal_positions
+from . import curves
+from .language import Batch, LanguageRecipe, small_gpt2
+from .loop import model_card
 
 VOCAB, BOS = 512, 511
 LENGTH, SHIFTS = 64, 33
 LONGEST = 32
 BATCH = 32
 CHECKPOINTS = (0, 100, 200, 300, 400, 450, 500, 550, 600, 700, 850, 1000, 1500, 2500, 4000)
-DETOUR_CHECKPOINTS = (0, 500, 1000, 1300, 2000, 6000)
 
 
 def recipe(seed: int) -> LanguageRecipe:
-    """``induction-N``; seed and step decide the data, the seed alone the Markov chain.
-
-    Example:
-        >>> made = induction.recipe(0)
-        >>> made.config.n_layer, made.steps == made.checkpoints[-1]
-        (2, True)
-    """
+    """``induction-N``; seed and step decide the data, the seed alone the Markov chain."""
     finds = "grows a previous-token head and induction heads"
-    return _recipe(
-        f"induction-{seed}", seed, CHECKPOINTS, 12, sinusoidal_positions, "sinusoids", finds
-    )
+    made = _recipe(f"induction-{seed}", seed, CHECKPOINTS, 12, True, finds)
+    # The training of the first is kept whole, to be looked into.
+    return made if seed == 0 else replace(made, kept=CHECKPOINTS[-1:])
 
 
-def detour(seed: int) -> LanguageRecipe:
-    """``detour``: segments from 3 tokens on, random positions, a seed that takes the detour.
-
-    Example:
-        >>> induction.detour(2).name
-        'detour'
-    """
+def offset_induction(seed: int) -> LanguageRecipe:
+    """``detour``: segments from 3 tokens on, random positions, a seed that copies at an offset."""
     finds = (
-        "does so without induction heads: its\n"
-        "heads match two back, copy one back, and attend one place too late"
+        "does so without induction heads: its heads match two back, copy one back, and attend "
+        "one place too late"
     )
-    return _recipe("detour", seed, DETOUR_CHECKPOINTS, 3, _as_it_is, "random values", finds)
+    return _recipe("detour", seed, (6000,), 3, False, finds)
 
 
 def _recipe(
-    name: str,
-    seed: int,
-    checkpoints: tuple[int, ...],
-    shortest: int,
-    prepare: Callable[[GPT2LMHeadModel], None],
-    positions: str,
-    finds: str,
+    name: str, seed: int, checkpoints: tuple[int, ...], shortest: int, sinusoidal: bool, finds: str
 ) -> LanguageRecipe:
     chain = markov_chain(VOCAB - 1, 2.0, seed=1000 + seed)
 
     def batch(step: int) -> Batch:
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        generator = Generator().manual_seed(seed * 1_000_003 + step)
         tokens = _sample(chain, shortest, generator)
         shift = torch.randint(0, SHIFTS, (BATCH, 1), generator=generator)
         return Batch(tokens, torch.arange(LENGTH - 1) + shift)
 
+    card = model_card(
+        name,
+        "A GPT-2-architecture model of 2 layers (4 heads of 32, width 128, MLP 256, vocabulary 512 "
+        "with BOS = 511, 96 positions) trained from scratch by the recipe "
+        f"`iclutils.training.induction`, seed {seed}, to be looked into: it learns to copy what "
+        f"repeats, and {finds}.",
+        data=f"synthetic. Random segments of {shortest} to 32 tokens repeated to 64; half uniform, "
+        "half from a fixed random Markov chain.",
+        training=f"{checkpoints[-1]} steps of 32 sequences, position embeddings starting as "
+        f"{'sinusoids' if sinusoidal else 'random values'}, AdamW (betas .9, .98; weight decay .01 "
+        "on matrices), peak rate 1e-3, 100 warm-up steps, cosine to 5 %, clipping at 1."
+        + (f" {curves.NOTE}" if len(checkpoints) > 1 else ""),
+        limits="it knows no language. Sequences longer than 96 tokens are refused; positions "
+        "beyond 64 were seen only as shifts.",
+    )
     return LanguageRecipe(
         name=name,
         seed=seed,
-        config=GPT2Config(
-            vocab_size=VOCAB,
-            n_positions=LENGTH + SHIFTS - 1,
-            n_embd=128,
-            n_layer=2,
-            n_head=4,
-            n_inner=256,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=BOS,
-            eos_token_id=BOS,
-            use_cache=False,
-        ),
+        config=small_gpt2(VOCAB, LENGTH + SHIFTS - 1, layers=2),
         batch=batch,
+        measure=_measure,
         steps=checkpoints[-1],
         checkpoints=checkpoints,
-        held_out=_held_out,
-        card=_CARD.format(
-            name=name,
-            seed=seed,
-            steps=checkpoints[-1],
-            shortest=shortest,
-            positions=positions,
-            finds=finds,
-        ),
-        prepare=prepare,
+        curve=curves.copying if len(checkpoints) > 1 else None,
+        card=card,
+        sinusoidal=sinusoidal,
     )
 
 
-def _as_it_is(network: GPT2LMHeadModel) -> None:
-    """Leave the initial weights alone."""
-
-
-def _sample(chain: torch.Tensor, shortest: int, generator: torch.Generator) -> torch.Tensor:
+def _sample(chain: Tensor, shortest: int, generator: Generator) -> Tensor:
     """One batch of token ids: (BATCH, LENGTH)."""
     period = torch.randint(shortest, LONGEST + 1, (BATCH, 1), generator=generator)
     segment = torch.randint(0, VOCAB - 1, (BATCH, LONGEST), generator=generator)
@@ -133,34 +107,11 @@ def _sample(chain: torch.Tensor, shortest: int, generator: torch.Generator) -> t
     return tiled(segment, period, LENGTH, BOS)
 
 
-def _held_out(network: GPT2LMHeadModel) -> dict[str, float]:
+def _measure(network: GPT2LMHeadModel) -> dict[str, float]:
     """Accuracy and log p on the clean second copy of 30 repeated sequences never trained on."""
-    held = RepeatedTokens.draw(30, 30, VOCAB, BOS, torch.Generator().manual_seed(77_777))
-    with torch.no_grad():
-        scores = network(held.tokens[:, :-1]).logits.log_softmax(-1)
+    held = RepeatedTokens.draw(30, 30, VOCAB, BOS, Generator().manual_seed(77_777))
+    scores = network(held.tokens[:, :-1]).logits.log_softmax(-1)
     truth = held.tokens[:, 1:]
     log_p = scores.gather(-1, truth[..., None])[..., 0][:, held.clean_half]
     right = (scores.argmax(-1) == truth)[:, held.clean_half]
     return {"log_p": log_p.mean().item(), "accuracy": right.float().mean().item()}
-
-
-_CARD = """\
-# {name}
-
-A GPT-2-architecture model of 2 layers (4 heads of 32, width 128, MLP 256, vocabulary 512 with
-BOS = 511, 96 positions) trained from scratch by the recipe `iclutils.training.induction`, seed
-{seed}, to be looked into: it learns to copy what repeats, and {finds}.
-
-- **Data**: synthetic. Random segments of {shortest} to 32 tokens repeated to 64; half uniform,
-  half from a fixed random Markov chain. No text, no personal data.
-- **Training**: {steps} steps of 32 sequences, position embeddings starting as {positions},
-  AdamW (betas .9, .98; weight decay .01 on matrices), peak rate 1e-3, 100 warm-up steps, cosine
-  to 5 %, clipping at 1. `training.jsonl` is the log, `step-*` are checkpoints along the way.
-- **Storage**: weights in half precision (safetensors), computed in single.
-- **Rebuild**: `python -m iclutils train {name}`. The same machine and versions give
-  the same weights bit for bit, also after an interruption; others give a different model of the
-  same kind.
-- **Limits**: it knows no language. Sequences longer than 96 tokens are refused; positions
-  beyond 64 were seen only as shifts.
-- **Licence**: MIT, as the package.
-"""

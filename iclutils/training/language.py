@@ -1,4 +1,4 @@
-"""Recipes whose model is a GPT-2 that predicts the next token."""
+"""Recipes whose model is a small GPT-2 that predicts the next token."""
 
 from __future__ import annotations
 
@@ -31,18 +31,21 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageRecipe(Recipe):
-    """``batch(step)`` gives the data of that step; ``prepare`` may change the initial weights."""
+    """``batch(step)`` gives the data of that step, ``measure(network)`` numbers for the log."""
 
     config: GPT2Config
     batch: Callable[[int], Batch]
-    prepare: Callable[[GPT2LMHeadModel], None] = lambda network: None
+    measure: Callable[[GPT2LMHeadModel], dict[str, float]]
+    sinusoidal: bool = True  # position embeddings start as sinusoids
     weight_decay: float = 0.01
 
     def network(self) -> GPT2LMHeadModel:
         """A GPT-2 of that configuration, drawn from the seed."""
         torch.manual_seed(self.seed)
         network = GPT2LMHeadModel(self.config)
-        self.prepare(network)
+        if self.sinusoidal:
+            positions = network.transformer.wpe.weight
+            positions.data.copy_(0.05 * sinusoids(*positions.shape))
         return network
 
     def loss(self, network: nn.Module, step: int) -> Tensor:
@@ -57,26 +60,43 @@ class LanguageRecipe(Recipe):
 
     def optimizers(self, network: nn.Module) -> list[Optimizer]:
         """AdamW, with weight decay on matrices alone."""
-        matrices = [p for p in network.parameters() if p.ndim > 1]
-        vectors = [p for p in network.parameters() if p.ndim <= 1]
         groups = [
-            {"params": matrices, "weight_decay": self.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
+            {
+                "params": [p for p in network.parameters() if (p.ndim > 1) == matrices],
+                "weight_decay": self.weight_decay * matrices,
+            }
+            for matrices in (True, False)
         ]
         return [torch.optim.AdamW(groups, lr=self.peak_rate, betas=(0.9, 0.98), fused=True)]
 
+    def held_out(self, network: nn.Module) -> dict[str, float]:
+        """What ``measure`` says."""
+        with torch.no_grad():
+            return self.measure(network)  # type: ignore[arg-type]
+
     def save(self, network: nn.Module, folder: Path) -> None:
-        """A Hugging Face folder."""
+        """A Hugging Face folder, the weights in half precision."""
         state = network.state_dict()
         half = {n: t.half().contiguous() for n, t in state.items() if n != "lm_head.weight"}
         save_file(half, folder / "model.safetensors", metadata={"format": "pt"})
         self.config.to_json_file(folder / "config.json")
 
 
-def sinusoidal_positions(network: GPT2LMHeadModel) -> None:
-    """Start the position embeddings as sinusoids of wavelengths 2 pi .. 200 pi, amplitude .05."""
-    network.transformer.wpe.weight.data.copy_(
-        0.05 * sinusoids(*network.transformer.wpe.weight.shape)
+def small_gpt2(vocab: int, positions: int, layers: int) -> GPT2Config:
+    """Width 128, four heads of 32, MLPs of 256, no dropout; the last token id is BOS."""
+    return GPT2Config(
+        vocab_size=vocab,
+        n_positions=positions,
+        n_embd=128,
+        n_layer=layers,
+        n_head=4,
+        n_inner=256,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=vocab - 1,
+        eos_token_id=vocab - 1,
+        use_cache=False,
     )
 
 

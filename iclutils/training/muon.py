@@ -1,9 +1,4 @@
-"""Muon for stacks of matrices: momentum, made orthogonal, as the step of every matrix at once.
-
-Example:
-    >>> import torch
-    >>> from iclutils.training import muon
-"""
+"""Muon for stacks of matrices: momentum, made orthogonal, as the step of every matrix at once."""
 
 from __future__ import annotations
 
@@ -40,20 +35,13 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(weight)
                 past = state["momentum_buffer"].lerp_(weight.grad, 1 - momentum)
-                turned = orthogonal(weight.grad.lerp(past, momentum))
+                update = orthogonal(weight.grad.lerp(past, momentum))
                 n_in, n_out = weight.shape[-2:]
-                weight.sub_(turned, alpha=group["lr"] * max(1.0, n_out / n_in) ** 0.5)
+                weight.sub_(update, alpha=group["lr"] * max(1.0, n_out / n_in) ** 0.5)
 
 
 def orthogonal(matrix: Float[Tensor, "*stack a b"]) -> Float[Tensor, "*stack a b"]:
-    """The same singular vectors, all singular values near 1 (Newton-Schulz, five rounds).
-
-    Example:
-        >>> matrix = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
-        >>> values = torch.linalg.svdvals(muon.orthogonal(matrix).float())
-        >>> bool(((values > 0.5) & (values < 1.5)).all())
-        True
-    """
+    """The same singular vectors, all singular values near 1 (Newton-Schulz, five rounds)."""
     a, b, c = QUINTIC
     wide = matrix.shape[-2] <= matrix.shape[-1]
     x = matrix if wide else matrix.mT

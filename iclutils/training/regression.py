@@ -1,7 +1,7 @@
-"""Recipes ``regression-...``: learners of linear regression, several members in one program.
+"""Recipes ``regression-...``: transformers that learn linear regression in context (chapter 03).
 
 Data are drawn anew at every step: x and w standard normal (w times its prior), y with noise where
-the member has some; the loss is the squared error of every y of the context, the first included,
+the network has some; the loss is the squared error of every y of the context, the first included,
 as in the released code of Akyurek et al. 2023. Three choices matter, each found by measurement:
 
 - Muon on the matrices of the blocks (AdamW on the rest) needs half the steps of AdamW alone;
@@ -11,20 +11,13 @@ as in the released code of Akyurek et al. 2023. Three choices matter, each found
 
 The rate falls to nearly nothing, so that the end of every log is flat; whether longer training
 would still gain is another question, which the checkpoints and the log are there to answer.
-
-Example:
-    >>> from iclutils.models.regressors import Shape
-    >>> from iclutils.tasks.regression import Task
-    >>> from iclutils.training import regression
-    >>> small = Shape(dim=1, pairs=3, format="one", layers=1, width=4, heads=1)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,34 +26,36 @@ from torch.optim import Optimizer
 
 from ..chapters.regression.algorithms import ridge
 from ..models.regressors import Format, Learners, Shape
-from ..tasks.regression import Task, sample
+from ..tasks.regression import Contexts, Task, sample
+from .ensemble import EnsembleRecipe
 from .language import sinusoids
-from .loop import Recipe
-from .members import clip_each, draw_each
+from .loop import model_card
 from .muon import Muon
 
-HELD_OUT = 512  # contexts behind a line of the log
 NOISES = ((0.25, 1.0), (0.5, 1.5), (0.5, 1.0), (0.5, 0.75))  # (noise, prior), as in the paper
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegressionRecipe(Recipe):
-    """Members of one shape: ``seeds`` and ``tasks`` have an entry for each."""
+class RegressionRecipe(EnsembleRecipe):
+    """Networks of one shape, each on its own task."""
 
-    shape: Shape
-    seeds: tuple[int, ...]
-    tasks: tuple[Task, ...]
     batch: int = 64
     scale: float = 5 / 3  # rate of Muon, over that of AdamW; 0 for AdamW alone
     mixed: bool = False  # the blocks' products in bfloat16
 
+    held_out_contexts = 512
+
     def network(self) -> Learners:
-        """Learners drawn from their seeds, positions as sinusoids."""
+        """Networks drawn from their seeds, positions as sinusoids."""
         network = Learners(self.shape, self.seeds)
-        network.tasks = [asdict(task) for task in self.tasks]
+        network.tasks = self.described()
         if self.shape.block == "standard":
             network.positions.data[:] = 0.3 * sinusoids(*network.positions.shape[1:])
         return network
+
+    def sample(self, task: Task, contexts: int, source: Generator) -> Contexts:
+        """Contexts as long as the network can read."""
+        return sample(task, contexts, self.shape.pairs, source)
 
     def operations(self) -> float:
         """Six for each weight in a product and each token; products of attention besides."""
@@ -70,10 +65,8 @@ class RegressionRecipe(Recipe):
         return 6.0 * (weights + mixing) * shape.places * self.batch * len(self.seeds)
 
     def loss(self, network: nn.Module, step: int) -> Tensor:
-        """Mean squared error of every prediction, summed over the members."""
-        source = Generator(self.device)
-        starts = [seed * 1_000_003 + step for seed in self.seeds]
-        xs, ys = _draw(self.tasks, starts, self.batch, self.shape.pairs, source)
+        """Mean squared error of every prediction, summed over the networks."""
+        xs, ys = self.batch_of(step)
         with torch.autocast(self.device, torch.bfloat16, enabled=self.mixed):
             predicted = network(xs, ys)
         return (predicted.float() - ys).square().mean((1, 2)).sum()
@@ -90,54 +83,20 @@ class RegressionRecipe(Recipe):
         )
         return [Muon([matrices], lr=self.peak_rate), adam] if inside else [adam]
 
-    def clip_gradients(self, network: nn.Module) -> None:
-        """Each member by itself."""
-        clip_each(network, self.clip)
-
-    def save(self, network: nn.Module, folder: Path) -> None:
-        """A folder of ``learners.load``."""
-        assert isinstance(network, Learners)
-        network.save(folder)
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """For the log: squared distance to the best predictor over d, mean over prefixes."""
-
-    tasks: tuple[Task, ...]
-    pairs: int
-    device: str
-
-    def __call__(self, network: Learners) -> dict[str, float]:
-        """One number for each member, on contexts that are always the same."""
-        xs, ys, best = self._contexts
-        with torch.no_grad():
-            answers = network(xs.to(self.device), ys.to(self.device)).cpu()
-        apart = (answers - best).square()[:, :, 1:].mean((1, 2)) / self.tasks[0].dim
-        return {f"spd_best_{i}": value for i, value in enumerate(apart.tolist())}
+    def held_out(self, network: nn.Module) -> dict[str, float]:
+        """Squared distance of each network to the best predictor over d, mean over prefixes."""
+        apart = (self.predict_held_out(network) - self.best).square()[:, :, 1:].mean((1, 2))
+        return {f"spd_best_{i}": v for i, v in enumerate((apart / self.shape.dim).tolist())}
 
     @cached_property
-    def _contexts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs, labels and the best predictions, for each member's task."""
-        starts = [77_777] * len(self.tasks)
-        xs, ys = _draw(self.tasks, starts, HELD_OUT, self.pairs, Generator())
-        best = [ridge(x, y, t.ridge) for x, y, t in zip(xs, ys, self.tasks, strict=True)]
-        return xs, ys, torch.stack(best)
-
-
-def _draw(
-    tasks: Sequence[Task], starts: Sequence[int], contexts: int, pairs: int, source: Generator
-) -> tuple[Tensor, Tensor]:
-    return draw_each([partial(sample, t, contexts, pairs) for t in tasks], starts, source)
+    def best(self) -> Tensor:
+        """What ridge with the task's own penalty answers to the held-out contexts."""
+        parts = zip(*self.held_out_data, self.tasks, strict=True)
+        return torch.stack([ridge(x, y, task.ridge) for x, y, task in parts])
 
 
 def recipe(name: str, device: str = "cpu") -> RegressionRecipe:
-    """The recipe of a name in ``SHIPPED`` or ``PAPER``.
-
-    Example:
-        >>> regression.recipe("regression-d8").shape.dim
-        8
-    """
+    """The recipe of a name in ``SHIPPED`` or ``PAPER``."""
     return (SHIPPED | PAPER)[name](name, device)
 
 
@@ -151,13 +110,7 @@ def group(
     extra: tuple[int, ...] = (),
     **changes: Any,
 ) -> RegressionRecipe:
-    """A recipe for (seed, task) members of one shape; ``extra`` are checkpoints on the way.
-
-    Example:
-        >>> made = regression.group("small", "cpu", small, [(0, Task(1)), (1, Task(1))], steps=3)
-        >>> made.seeds
-        (0, 1)
-    """
+    """A recipe for (seed, task) pairs of one shape; ``extra`` are checkpoints on the way."""
     seeds, tasks = zip(*members, strict=True)
     plan = RegressionRecipe(
         name=name,
@@ -168,8 +121,6 @@ def group(
         tasks=tasks,
         steps=steps,
         checkpoints=(*extra, steps),
-        held_out=HeldOut(tasks, shape.pairs, device),
-        card="",
         **{"peak_rate": 6e-3, "warmup": max(1, steps // 20), "floor": 0.02} | changes,
     )
     return replace(plan, card=_card(plan))
@@ -206,31 +157,24 @@ def _paper(
         mixed=device == "cuda",
         peak_rate=1e-4,
         warmup=steps // 5,
+        cosine="after warm-up",
         floor=0.0,
         log_every=1000,
     )
 
 
 _NOISY = tuple(Task(8, noise=noise, prior=prior) for noise, prior in NOISES)
+_DEPTHS = (1, 2, 4, 8)
 SHIPPED = {
     "regression-d8": _mini(8, "one", 8, 64, [Task(8)] * 3, 8000),
     "regression-d8-long": _mini(8, "one", 8, 64, [Task(8)], 16000),
     "regression-noise": _mini(8, "one", 8, 64, _NOISY, 7000),
     "regression-noise-long": _mini(8, "one", 8, 64, _NOISY[:1], 14000),
     "regression-d2": _mini(2, "one", 4, 32, [Task(2)] * 3, 4000),
-    **{
-        f"regression-one-L{layers}": _mini(4, "one", layers, 32, [Task(4)] * 3, 4000)
-        for layers in (1, 2, 4, 8)
-    },
-    **{
-        f"regression-two-L{layers}": _mini(4, "two", layers, 32, [Task(4)] * 3, 4000)
-        for layers in (1, 2, 4)
-    },
+    **{f"regression-one-L{n}": _mini(4, "one", n, 32, [Task(4)] * 3, 4000) for n in _DEPTHS},
+    **{f"regression-two-L{n}": _mini(4, "two", n, 32, [Task(4)] * 3, 4000) for n in _DEPTHS},
     "regression-two-L8": _mini(4, "two", 8, 32, [Task(4)] * 3, 4000, extra=(250, 500, 1000)),
-    **{
-        f"regression-w{width}": _mini(8, "one", 4, width, [Task(8)], 4000)
-        for width in (8, 16, 32, 64, 128)
-    },
+    **{f"regression-w{n}": _mini(8, "one", 4, n, [Task(8)], 4000) for n in (8, 16, 32, 64, 128)},
 }
 PAPER = {
     "regression-paper-d8": _paper(),
@@ -242,39 +186,21 @@ PAPER = {
 
 
 def _card(plan: RegressionRecipe) -> str:
-    shape, tasks = plan.shape, plan.tasks
-    noisy = "; ".join(f"noise {t.noise:g}, prior {t.prior:g}" for t in tasks if t.noise)
-    return _CARD.format(
-        name=plan.name,
-        count="One network" if len(tasks) == 1 else f"{len(tasks)} networks",
-        layers=f"{shape.layers} layer{'s' * (shape.layers > 1)}",
-        shape=shape,
-        tokens=_TOKENS[shape.format],
-        noise=noisy or "no noise",
-        plan=plan,
-        optimiser="Muon on the matrices of the blocks, AdamW on the rest"
-        if plan.scale
-        else "AdamW",
-        seeds=", ".join(map(str, plan.seeds)),
+    shape, count = plan.shape, len(plan.tasks)
+    tokens = {"one": "one token for each pair", "two": "x and y as tokens of their own"}
+    noisy = "; ".join(f"noise {t.noise:g}, prior {t.prior:g}" for t in plan.tasks if t.noise)
+    optimiser = "Muon on the matrices of the blocks, AdamW on the rest" if plan.scale else "AdamW"
+    return model_card(
+        plan.name,
+        f"{'One network' if count == 1 else f'{count} networks'} of {shape.layers} "
+        f"layer{'s' * (shape.layers > 1)} (width {shape.width}, {shape.heads} heads, block "
+        f"`{shape.block}`), trained from scratch by the recipe `iclutils.training.regression` to "
+        "predict y from x and the pairs before it: linear regression in context, "
+        f"{shape.dim} dimensions, {tokens[shape.format]}.",
+        data=f"synthetic. x and w normal, a new w for every context of {shape.pairs} pairs; "
+        f"{noisy or 'no noise'}.",
+        training=f"{plan.steps} steps of {plan.batch} contexts, {optimiser}, peak rate "
+        f"{plan.peak_rate:g}, {plan.warmup} warm-up steps, cosine {plan.cosine} to "
+        f"{plan.floor:.0%}, clipping at {plan.clip:g}; seeds {', '.join(map(str, plan.seeds))}.",
+        limits="it does nothing but this regression. Longer contexts are refused.",
     )
-
-
-_TOKENS = {"one": "one token for each pair", "two": "x and y as tokens of their own"}
-_CARD = """\
-# {name}
-
-{count} of {layers} (width {shape.width}, {shape.heads} heads, block `{shape.block}`), trained from
-scratch by the recipe `iclutils.training.regression` to predict y from x and the pairs before it:
-linear regression in context, {shape.dim} dimensions, {tokens}.
-
-- **Data**: synthetic. x and w normal, a new w for every context of {shape.pairs} pairs; {noise}.
-  No text, no personal data.
-- **Training**: {plan.steps} steps of {plan.batch} contexts, {optimiser}, peak rate
-  {plan.peak_rate:g}, {plan.warmup} warm-up steps, cosine to {plan.floor:.0%}, clipping at
-  {plan.clip:g}; seeds {seeds}. `training.jsonl` is the log.
-- **Storage**: weights in half precision (safetensors), computed in single.
-- **Rebuild**: `python -m iclutils train {name}`. The same machine and versions give the same
-  weights bit for bit, also after an interruption; others give different ones of the same kind.
-- **Limits**: it does nothing but this regression. Longer contexts are refused.
-- **Licence**: MIT, as the package.
-"""

@@ -1,12 +1,4 @@
-"""Many trainings at once, through joblib: the cores of one machine, or a cluster.
-
-Each recipe is one task with a folder of its own. A finished folder is left alone and an
-interrupted one continued, so that a sweep can be stopped, killed and started again: what was
-done is not done twice. On a cluster all workers must see the folder.
-
-Example:
-    >>> from iclutils.training import regression, sweep
-"""
+"""Many trainings at once, through joblib: the cores of one machine, or a cluster."""
 
 from __future__ import annotations
 
@@ -17,33 +9,15 @@ from pathlib import Path
 from joblib import Parallel, delayed, parallel_config
 
 from ..errors import IclError
-from .loop import Recipe
-from .loop import train as train_recipe
+from .loop import Recipe, train
 
 
 def sweep(recipes: Sequence[Recipe], out: Path, jobs: int | None = None) -> list[Path]:
-    """Train every recipe in the folder ``out / recipe.name``.
+    """Train every recipe in the folder ``out / recipe.name``; return these folders.
 
-    Runs on joblib's current backend (all cores of this machine if none is set), so that
-    ``with joblib.parallel_config("dask"):`` around it sends each training to a worker.
-
-    Args:
-        recipes: what to train; their names must differ.
-        out: folder of folders.
-        jobs: trainings at a time; all cores, or what the backend has, if omitted.
-
-    Returns:
-        The folders, in the order of the recipes.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from iclutils.models.regressors import Shape
-        >>> from iclutils.tasks.regression import Task
-        >>> small = Shape(dim=1, pairs=3, format="one", layers=1, width=4, heads=1)
-        >>> made = regression.group("small", "cpu", small, [(0, Task(1))], steps=2)
-        >>> [folder.name for folder in sweep.sweep([made], Path(tempfile.mkdtemp()), jobs=1)]
-        ['small']
+    Runs on joblib's current backend (all cores of this machine if none is set), ``jobs`` at a
+    time. A finished folder is left alone and an interrupted one continued, so that a sweep can be
+    stopped and started again. On a cluster all workers must see the folder.
     """
     names = [recipe.name for recipe in recipes]
     if len(set(names)) < len(names):
@@ -74,7 +48,7 @@ def on_cluster(scheduler: str) -> AbstractContextManager[object]:
 def _train(recipe: Recipe, work: Path) -> str:
     """Train one; a mistake is reported instead of raised, so that the others go on."""
     try:
-        train_recipe(recipe, work, progress=False)
+        train(recipe, work, progress=False)
     except IclError as error:
         return str(error)
     return ""

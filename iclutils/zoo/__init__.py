@@ -1,18 +1,17 @@
 """The zoo: small models that our own recipes trained and this package ships.
 
-Each model is a folder (``config.json``, ``model.safetensors``: a Hugging Face GPT-2, or learners
-and solvers of regressions) with the log of its training, a model card and checksums; checkpoints
-along its training are folders inside it named ``step-00500``. Weights are stored in half
-precision, those of solvers in single, and computed in single.
-
-Example:
-    >>> from pathlib import Path
-    >>> from iclutils import zoo
+Each model is a folder with the log of its training, a model card and checksums; its weights (a
+Hugging Face GPT-2, or networks that read numbers) are in folders inside it named ``step-04000``,
+the last of which is the finished model. ``curves.jsonl`` holds what chapters measured along its
+training. Weights are stored in half precision, those of linear self-attention in single, and
+computed in single.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from ..errors import IclError, unknown
 from ..files import check_sums, output_folder
@@ -23,10 +22,6 @@ ROOT = Path(__file__).parent
 def trained() -> Path:
     """Where ``python -m iclutils train`` puts models: ``$ICLUTILS_TRAINED``, or ``_build/train``
     of the checkout, or ``iclutils-trained`` in the current folder (an installed package).
-
-    Example:
-        >>> zoo.trained().name in ("train", "iclutils-trained")
-        True
     """
     return output_folder("ICLUTILS_TRAINED", "_build/train", "iclutils-trained")
 
@@ -35,61 +30,69 @@ def names(root: Path | None = None) -> list[str]:
     """Names of the shipped models, or of the finished ones in another folder.
 
     Example:
+        >>> from iclutils import zoo
         >>> "induction-0" in zoo.names()
         True
     """
     return sorted(p.parent.name for p in (root or ROOT).glob("*/SHA256SUMS"))
 
 
-def steps(name: str, root: Path | None = None) -> list[int]:
-    """Training steps of which there is a checkpoint, in order (the final one is the last).
-
-    Of a shipped model, or one that was trained here, unless a folder of models is given.
-
-    Example:
-        >>> steps = zoo.steps("induction-0")
-        >>> steps[0], steps == sorted(steps)
-        (0, True)
-    """
-    if root is None and name not in names() and name in names(trained()):
-        root = trained()
-    if name not in names(root):
-        raise unknown("zoo model", name, names(root))
-    return sorted(int(p.name.removeprefix("step-")) for p in ((root or ROOT) / name).glob("step-*"))
+def has(name: str) -> bool:
+    """Whether a model of that name is shipped or was trained here."""
+    return name in names() or name in names(trained())
 
 
-def folder(name: str, step: int | None = None, root: Path | None = None) -> Path:
-    """Folder of one checkpoint, its checksums verified.
+def home(name: str) -> Path:
+    """Folder of a model that is shipped or was trained here."""
+    if not has(name):
+        raise unknown("zoo model", name, names())
+    return (ROOT if name in names() else trained()) / name
+
+
+def steps(name: str) -> list[int]:
+    """Training steps whose weights are there, in order; the last are those of the model.
 
     Example:
-        >>> sorted(path.name for path in zoo.folder("induction-0").iterdir())
-        ['config.json', 'model.safetensors']
+        >>> from iclutils import zoo
+        >>> zoo.steps("induction-0")[-1]
+        4000
     """
-    root = root or ROOT
-    known = steps(name, root)
+    return sorted(int(p.name.removeprefix("step-")) for p in home(name).glob("step-*"))
+
+
+def curves(name: str) -> dict[str, list[Any]]:
+    """What chapters measured along a training, as columns: ``step`` and the measures.
+
+    Example:
+        >>> from iclutils import zoo
+        >>> zoo.curves("induction-1")["step"][:3]
+        [0, 100, 200]
+    """
+    lines = (home(name) / "curves.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    return {key: [row[key] for row in rows] for key in rows[0]}
+
+
+def folder(name: str, step: int | None = None) -> Path:
+    """Folder with the weights of one step (the last if None), its checksums verified."""
+    known = steps(name)
     step = known[-1] if step is None else step
     if step not in known:
         raise unknown(f"training step of {name}", step, known)
     inside = f"step-{step:05d}"
     check_sums(
-        root / name,
+        home(name),
         [f"{inside}/config.json", f"{inside}/model.safetensors"],
         f"Reinstall the package, or rebuild the model with: python -m iclutils train {name}",
     )
-    return root / name / inside
+    return home(name) / inside
 
 
 def find(name_or_path: str | Path, step: int | None = None) -> Path:
-    """Folder of a shipped model, of one that was trained here, or the folder that is named.
-
-    Example:
-        >>> zoo.find("induction-0") == zoo.folder("induction-0")
-        True
-    """
+    """Folder of a shipped model, of one that was trained here, or the folder that is named."""
     name = str(name_or_path)
-    for root in (ROOT, trained()):
-        if name in names(root):
-            return folder(name, step, root)
+    if has(name):
+        return folder(name, step)
     if Path(name).is_dir() and step is None:
         return Path(name)
     raise IclError(
@@ -99,22 +102,13 @@ def find(name_or_path: str | Path, step: int | None = None) -> Path:
 
 
 def log(name: str) -> Path:
-    """The log of a training, shipped or made here: a line of JSON for every few steps.
-
-    Example:
-        >>> zoo.log("induction-0").suffix
-        '.jsonl'
-    """
-    root = ROOT if name in names() else trained()
-    steps(name, root)
-    return root / name / "training.jsonl"
+    """The log of a training: a line of JSON for every few steps."""
+    return home(name) / "training.jsonl"
 
 
 def read_card(name: str) -> str:
     """The model card (Markdown)."""
-    if name not in names():
-        raise unknown("zoo model", name, names())
-    card = ROOT / name / "README.md"
+    card = home(name) / "README.md"
     if not card.is_file():
         raise IclError(f"{name} has no model card. Reinstall the package.")
     return card.read_text(encoding="utf-8")

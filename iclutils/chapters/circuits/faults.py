@@ -174,13 +174,13 @@ TARGETS = {"even": evenly, "sink": at_first, "misrouted": one_earlier}
 
 
 def damage_mlp(layer: int, noise: float, generator: Generator) -> Callable[[PreTrainedModel], None]:
-    """For ``models.rebuilt``: normal noise of this standard deviation on an MLP layer's weights.
+    """For ``models.edit_weights``: normal noise of this standard deviation on an MLP layer's weights.
 
     An error that is none of the kinds. The edit raises IclError if there is no such layer.
 
     Example:
         >>> edit = faults.damage_mlp(0, noise=0.1, generator=torch.Generator().manual_seed(0))
-        >>> worse = models.rebuilt("induction-0", edit)
+        >>> worse = models.edit_weights("induction-0", edit)
         >>> bool((models.logits(worse, task.clean) != models.logits(net, task.clean)).any())
         True
     """

@@ -14,7 +14,7 @@ Example:
     >>> from iclutils import models
     >>> from iclutils.chapters.circuits import labels, patterns
     >>> generator = torch.Generator().manual_seed(0)
-    >>> null = models.untrained("induction-0", seed=1)
+    >>> null = models.random_init("induction-0", seed=1)
     >>> net = models.load("induction-0")
     >>> tokens = torch.randint(1, net.cfg.d_vocab, (32, 6), generator=generator).repeat(1, 2)
     >>> nulls = labels.null_scores([null], tokens)

@@ -88,12 +88,12 @@ def rotation(size: int, generator: Generator) -> Float[Tensor, "size size"]:
 def turn(
     network: PreTrainedModel, layer: int, head: int, rotation: Float[Tensor, "size other_size"]
 ) -> None:
-    """Turn the basis of one head of a GPT-2, in place: W_V R, b_V R, R^T W_O (``models.rebuilt``).
+    """Turn the basis of one head of a GPT-2, in place: W_V R, b_V R, R^T W_O (``models.edit_weights``).
 
     What the head writes stays the same, whatever it attends to.
 
     Example:
-        >>> same = models.rebuilt("induction-0", lambda m: similarity.turn(m, 1, 0, turned))
+        >>> same = models.edit_weights("induction-0", lambda m: similarity.turn(m, 1, 0, turned))
         >>> bool((models.logits(same, tokens) - models.logits(net, tokens)).abs().max() < 1e-2)
         True
     """

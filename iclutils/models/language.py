@@ -1,0 +1,427 @@
+"""Language models: one way in, whatever their source.
+
+``load`` gives a TransformerLens ``TransformerBridge`` from the zoo, from a local Hugging Face
+folder, or from the hub at a pinned commit. Every model it returns computes in float32 with eager
+attention, is in evaluation mode with frozen weights, and exposes its attention patterns,
+attention scores and residual stream for reading, editing and gradients under the hook names of
+TransformerLens (``blocks.3.attn.hook_pattern``, ``blocks.3.hook_resid_pre``, ...). Of some
+architectures patterns and scores can only be read; ``editable`` tells them apart.
+
+Example:
+    >>> import torch
+    >>> from iclutils import models
+    >>> net = models.load("induction-0")
+    >>> tokens = torch.tensor([[models.bos(net), 5, 6, 7, 5, 6]])
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from huggingface_hub import snapshot_download
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from torch import Tensor
+from transformer_lens import ActivationCache
+from transformer_lens.model_bridge import TransformerBridge
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    logging,
+)
+
+from .. import zoo
+from ..errors import IclError, unknown
+from ..files import check_sums, read_json, sha256
+
+logging.disable_progress_bar()
+
+Tokens = PreTrainedTokenizerBase | Literal["numbers"] | None
+_EDITABLE: WeakKeyDictionary[TransformerBridge, bool] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A published model, pinned: repository, 40-hex commit, SHA-256 of the files we read."""
+
+    repo: str
+    revision: str
+    sha256: dict[str, str]
+
+
+HUB = {
+    "gpt2": HubModel(
+        "openai-community/gpt2",
+        "607a30d783dfa663caf39e06633721c8d4cfcd7e",
+        {
+            "config.json": "0daed7749b4f02b8f76240d5444551d7b08712dab4d0adb8239c56ba823bb7b4",
+            "model.safetensors": "248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707",
+            "vocab.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+            "merges.txt": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+        },
+    ),
+    "gpt2-xl": HubModel(
+        "openai-community/gpt2-xl",
+        "15ea56dee5df4983c59b2538573817e1667135e2",
+        {
+            "config.json": "be48115d52314bc27327e160bf10197760db02ea689d10adb24db4102edf7a8a",
+            "model.safetensors": "0f8b28eb05a8075f48b61b6f35332978c74fc7763fa9fb4051a1c30511736a6a",
+            "vocab.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+            "merges.txt": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+        },
+    ),
+}
+# GPT-J is no entry, because the SHA-256 of its safetensors weights could not be confirmed; they
+# are at load("EleutherAI/gpt-j-6b@f3f428825b6fc4c087af475ea729ac652edeee33").
+
+
+def load(
+    name_or_path: str | Path,
+    *,
+    step: int | None = None,
+    revision: str | None = None,
+    device: str | torch.device = "cpu",
+    tokenizer: Tokens = None,
+    fold: bool = False,
+) -> TransformerBridge:
+    """Load a model, ready to be looked into.
+
+    Args:
+        name_or_path: a zoo name (``"induction-0"``), a Hugging Face folder on disk, a name in
+            ``HUB`` (``"gpt2"``), or any ``owner/name`` of the hub together with ``revision``,
+            also written ``owner/name@revision``.
+        step: for a zoo model, one of its training checkpoints; the final one if omitted.
+        revision: full 40-hex commit of a hub repository; only for models not in ``HUB``.
+        device: where to put it.
+        tokenizer: in place of the one beside the weights; ``"numbers"`` writes token 7 as
+            ``"7"``, as zoo models do. A folder without a tokenizer gives a model without one.
+        fold: fold LayerNorm scales into the weights and centre what writes to the residual
+            stream (same predictions, other weights), for measures that read weights.
+
+    Example:
+        >>> net.cfg.n_layers, net.cfg.n_heads
+        (2, 4)
+    """
+    bridge = _boot(name_or_path, step, revision, device, tokenizer)
+    if fold:
+        bridge.enable_compatibility_mode(disable_warnings=True)
+        bridge.requires_grad_(False)
+    return bridge
+
+
+def edit_weights(
+    name_or_path: str | Path,
+    edit: Callable[[PreTrainedModel], None],
+    *,
+    step: int | None = None,
+    revision: str | None = None,
+    device: str | torch.device = "cpu",
+    tokenizer: Tokens = None,
+) -> TransformerBridge:
+    """A copy of the model with other weights: ``edit`` changes its Hugging Face network in place.
+
+    Example:
+        >>> def silence(network):
+        ...     network.transformer.wte.weight.data.zero_()
+        ...
+        >>> changed = models.edit_weights("induction-0", silence)
+        >>> spread = [models.logits(m, tokens).std().item() for m in (changed, net)]
+        >>> spread[0] < spread[1] / 10
+        True
+    """
+
+    def change(network: PreTrainedModel) -> PreTrainedModel:
+        with torch.no_grad():
+            edit(network)
+        return network
+
+    return _boot(name_or_path, step, revision, device, tokenizer, change)
+
+
+def random_init(
+    name_or_path: str | Path,
+    seed: int,
+    *,
+    revision: str | None = None,
+    device: str | torch.device = "cpu",
+    tokenizer: Tokens = None,
+) -> TransformerBridge:
+    """A model of the same architecture with random weights, the baseline without training.
+
+    As TransformerLens' ``random_init_bridge``, from every source that ``load`` knows.
+
+    Example:
+        >>> models.random_init("induction-0", seed=1).cfg.n_layers == net.cfg.n_layers
+        True
+    """
+
+    def change(network: PreTrainedModel) -> PreTrainedModel:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return AutoModelForCausalLM.from_config(
+                network.config, dtype=torch.float32, attn_implementation="eager"
+            )
+
+    return _boot(name_or_path, None, revision, device, tokenizer, change)
+
+
+def _found(name_or_path: str | Path, step: int | None, revision: str | None) -> tuple[Path, str]:
+    """The folder that holds a model, and the name it was asked for by."""
+    name = str(name_or_path)
+    if zoo.has(name):
+        folder = zoo.folder(name, step)
+        kind = read_json(folder / "config.json").get("model_type")
+        if kind != "gpt2":
+            raise IclError(
+                f"{name!r} reads no tokens: load it with iclutils.models.regressors.load or "
+                "iclutils.models.lsa.load."
+            )
+    elif step is not None:
+        raise IclError(f"Only zoo models have training steps, and {name!r} is not one of them.")
+    elif Path(name).is_dir():
+        folder = Path(name)
+        if (folder / "SHA256SUMS").is_file():
+            listed = [p.name for p in folder.glob("*.safetensors")] + ["config.json"]
+            check_sums(folder, listed, "Copy the folder again.")
+    else:
+        repo, _, pinned = name.partition("@")
+        folder = _fetch(repo, pinned or revision)
+    return folder, name
+
+
+def _boot(
+    name_or_path: str | Path,
+    step: int | None,
+    revision: str | None,
+    device: str | torch.device,
+    tokenizer: Tokens,
+    change: Callable[[PreTrainedModel], PreTrainedModel] = lambda network: network,
+) -> TransformerBridge:
+    """A model, its weights changed, frozen, in evaluation mode, with its attention in sight."""
+    folder, name = _found(name_or_path, step, revision)
+    if not (folder / "config.json").is_file():
+        raise IclError(f"{folder} has no config.json: it is not a Hugging Face model folder.")
+    if not any(folder.glob("*.safetensors")):
+        raise IclError(
+            f"{folder} has no .safetensors weights. Pickled weights are not loaded, because "
+            "unpickling runs code: save the model with save_pretrained(..., "
+            "safe_serialization=True)."
+        )
+    try:
+        network = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+        own = any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json"))
+        if tokenizer is None and own:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        numbers = _numbers(network.config.vocab_size, network.config.bos_token_id)
+        bridge = TransformerBridge.boot_transformers(
+            str(folder),
+            hf_model=change(network),
+            tokenizer=numbers if tokenizer in (None, "numbers") else tokenizer,
+            device=device,
+        )
+    except Exception as error:  # damaged files and unsupported architectures alike
+        first = str(error).strip().split("\n")[0]
+        raise IclError(
+            f"{name!r} could not be loaded: {type(error).__name__}: {first}. If its files are "
+            "whole, its architecture is one that TransformerLens does not support."
+        ) from error
+    if tokenizer is None and not zoo.has(name):
+        bridge.tokenizer = None
+    bridge.eval().requires_grad_(False)
+    if "blocks.0.attn.hook_pattern" not in _hooks_that_fire(bridge):
+        raise IclError(
+            f"{name!r} does not expose attention patterns, so this package cannot look into it. "
+            "Use a decoder model with softmax attention, such as GPT-2."
+        )
+    return bridge
+
+
+def size(name_or_path: str | Path, *, revision: str | None = None) -> int:
+    """Bytes of a model's weights in memory, in single precision; only their headers are read."""
+    folder, name = _found(name_or_path, None, revision)
+    count = 0
+    for path in folder.glob("*.safetensors"):
+        try:
+            with safe_open(path, "pt") as held:
+                names = list(held.keys())
+                count += sum(math.prod(held.get_slice(name).get_shape()) for name in names)
+        except (SafetensorError, OSError) as error:
+            raise IclError(f"{name!r} is damaged: {path.name}: {error}. Copy it again.") from error
+    return 4 * count
+
+
+def bos(model: TransformerBridge) -> int:
+    """Id of the beginning-of-sequence token."""
+    token = getattr(model.cfg, "bos_token_id", None)
+    if token is None:
+        raise IclError("This model names no BOS token in its config.json; add bos_token_id.")
+    return int(token)
+
+
+def tokenizer(model: TransformerBridge) -> PreTrainedTokenizerBase:
+    """The model's Hugging Face tokenizer, for text with positions.
+
+    TransformerLens sets it to begin every text with BOS, which Hugging Face does not do for
+    GPT-2: call it with ``add_special_tokens=False`` where none is wanted.
+    """
+    if model.tokenizer is None:
+        raise IclError(
+            "This model has no tokenizer: put its tokenizer.json beside its weights, or give one "
+            "to iclutils.models.load as tokenizer=."
+        )
+    return model.tokenizer
+
+
+def words(model: TransformerBridge) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model that reads text."""
+    found = tokenizer(model)
+    if all(word == str(token) for word, token in found.get_vocab().items()):
+        raise IclError("This model reads no text: its tokens are numbers. Choose one with words.")
+    return found
+
+
+def editable(model: TransformerBridge) -> bool:
+    """Whether an edit of attention patterns, or of the scores before them, changes the output.
+
+    Some architectures (GPT-J, GPT-Neo and OPT are) compute attention on their own, and
+    TransformerLens shows what it was afterwards: edits are lost, and no gradient comes back.
+    Measured at layer 0 on two tokens, once for each model: NaN put in must come out.
+    """
+    if model not in _EDITABLE:
+        shown: list[Tensor] = []
+
+        def spoil(value: Tensor, hook: object) -> Tensor:
+            return torch.full_like(value, torch.nan)
+
+        def keep(value: Tensor, hook: object) -> Tensor:
+            shown.append(value)
+            return value
+
+        tokens = torch.zeros(1, 2, dtype=torch.long, device=model.cfg.device)
+        scores, pattern = "blocks.0.attn.hook_attn_scores", "blocks.0.attn.hook_pattern"
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the edits that are lost
+            model.run_with_hooks(tokens, fwd_hooks=[(scores, spoil), (pattern, keep)])
+            out = model.run_with_hooks(tokens, fwd_hooks=[(pattern, spoil)])
+        no_rows = not bool(shown[0].sum() > 0)  # NaN or, after folding, 0
+        _EDITABLE[model] = no_rows and bool(out.isnan().any())
+    return _EDITABLE[model]
+
+
+def check_tokens(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> None:
+    """Refuse token ids the model cannot read."""
+    length, limit = tokens.shape[1], model.cfg.n_ctx
+    if length > limit:
+        raise IclError(
+            f"The sequence has {length} tokens and the model reads at most {limit}: "
+            "use shorter segments or a model with a longer context."
+        )
+    if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < model.cfg.d_vocab:
+        raise IclError(
+            f"Token ids must lie in 0..{model.cfg.d_vocab - 1}; got "
+            f"{int(tokens.min())}..{int(tokens.max())}. Was another model's tokenizer used?"
+        )
+
+
+def logits(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch pos vocab"]:
+    """Next-token logits, without gradients.
+
+    Example:
+        >>> models.logits(net, tokens).argmax(-1)[0, -1]
+        tensor(7)
+    """
+    check_tokens(model, tokens)
+    with torch.no_grad():
+        return model(tokens)
+
+
+def cached(
+    model: TransformerBridge,
+    tokens: Int[Tensor, "batch pos"],
+    names: Callable[[str], bool] | Iterable[str],
+) -> tuple[Float[Tensor, "batch pos vocab"], ActivationCache]:
+    """Logits and the named activations of one forward pass, without gradients.
+
+    Example:
+        >>> _, cache = models.cached(net, tokens, ["blocks.0.attn.hook_pattern"])
+        >>> cache["pattern", 0].sum(-1).round(decimals=4).unique()
+        tensor([1.])
+    """
+    check_tokens(model, tokens)
+    wanted = names if callable(names) else set(names).__contains__
+    with torch.no_grad():
+        return model.run_with_cache(tokens, names_filter=wanted)
+
+
+def _fetch(name: str, revision: str | None) -> Path:
+    """Download (or find in the cache) one pinned hub repository and verify it."""
+    known = HUB.get(name)
+    if known is None and "/" not in name:
+        raise unknown("model", name, [*zoo.names(), *HUB, "a folder on disk", "owner/name"])
+    if name.startswith((".", "/", "~")):
+        raise IclError(f"There is no folder {name!r}.")
+    if known is None and not re.fullmatch(r"[0-9a-f]{40}", revision or ""):
+        raise IclError(
+            f"{name!r} is no folder on disk, and a hub model must be pinned: write "
+            f"{name}@COMMIT with the full 40-hex commit, which its page shows under 'Files and "
+            f"versions'; got {revision!r}."
+        )
+    if known is not None and revision not in (None, known.revision):
+        raise IclError(f"{name!r} is pinned to revision {known.revision}; leave revision out.")
+    spec = known or HubModel(name, str(revision), {})
+    patterns = list(spec.sha256) or ["*.json", "*.safetensors", "*.txt", "*.model"]
+    try:
+        folder = Path(snapshot_download(spec.repo, revision=spec.revision, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises many unrelated types
+        raise IclError(
+            f"Could not fetch {spec.repo} at {spec.revision[:12]} from the hub "
+            f"({type(error).__name__}). Connect to the network and run again, "
+            "or pass a folder that holds the model, or stay with the mini tier."
+        ) from error
+    for file, digest in spec.sha256.items():
+        path = folder / file
+        if not path.is_file() or sha256(path) != digest:
+            raise IclError(
+                f"{path} is missing or does not match its pinned SHA-256. "
+                "Delete that file and run again to download it anew."
+            )
+    return folder
+
+
+def _numbers(size: int, bos: int | None) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model without words: token i is written ``"i"``."""
+    words = Tokenizer(WordLevel({str(i): i for i in range(size)}, unk_token=str(bos or 0)))
+    words.pre_tokenizer = Whitespace()
+    # TransformerLens takes BOS from EOS; a BOS given here it would look for on disk.
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=str(bos or 0))
+
+
+def _hooks_that_fire(bridge: TransformerBridge) -> set[str]:
+    """Names of the hooks that a forward pass of two tokens reaches."""
+    tokens = torch.zeros(1, 2, dtype=torch.long, device=bridge.cfg.device)
+    with torch.no_grad():
+        _, cache = bridge.run_with_cache(tokens)
+    return {name for name, value in cache.items() if isinstance(value, Tensor)}

@@ -1,0 +1,130 @@
+"""Recipes ``anchors-...``: a GPT-2 that copies first and then classifies by labelled examples.
+
+One run in three stages. For the first 600 steps the model only learns to copy: BOS and a random
+segment that repeats, as in chapter 01. For the next 300 it sees pairs of a word and a label word.
+From then on texts have cues and grow, over 1200 steps, from one fixed word per topic to the full
+task of ``iclutils.tasks.topics``; three batches in ten revisit an easier stage. A tenth of all
+batches goes on with copying. Sequences show 5 to 17 examples, short sequences more often, so that
+one to four demonstrations per class, near and far, all occur; the loss counts the label words
+that the context can tell.
+
+Three choices matter, found by measurement. Without the copying stage classification stays at
+chance (``anchors-uncopied`` is that control: same model, same data, no copying). Positions: all
+sequences start at position 0 until copying stands, then at random places in a range that grows to
+the whole context; shifted from the start, copying did not emerge in time, and never shifted,
+prompts longer than those copied stayed out of reach. And wide heads: with heads of 16 two layers
+had to share the look one token back, so that label words gathered their texts in the second layer
+as much as in the first; with heads of 32 one layer does it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+from transformers import GPT2LMHeadModel
+
+from ..tasks import prompts, topics
+from ..tasks.repeated import tiled
+from . import curves
+from .language import Batch, LanguageRecipe, small_gpt2
+from .loop import model_card
+
+CONTEXT = 256
+STEPS, COPYING, PAIRS, EASING, SPREADING = 3000, 600, 300, 1200, 600
+COPIED, SHORTEST = 64, 12  # length of a copying sequence, its shortest period
+TOKENS = 2048  # tokens in a batch, about
+COPY_SHARE, REVISIT_SHARE = 0.1, 0.3
+MOST_EXAMPLES = 17
+CHECKPOINTS = (0, 200, 300, 400, 500, 600, 900, 1050, 1200, 1500, 2000, 3000)
+LOOKED_INTO = (0, 600, 900, 1500, 3000)  # of anchors-0
+
+
+def recipe(seed: int, layers: int = 4, copying: bool = True) -> LanguageRecipe:
+    """``anchors-N``; of six layers ``anchors-deep``, without copying ``anchors-uncopied``."""
+    name = f"anchors-{seed}" if layers == 4 else "anchors-deep"
+    name = name if copying else "anchors-uncopied"
+    first = COPYING if copying else 0
+
+    def batch(step: int) -> Batch:
+        generator = Generator().manual_seed(seed * 1_000_003 + step)
+        asked, revisits, easier = torch.rand(3, generator=generator).tolist()
+        if step <= first or (copying and asked < COPY_SHARE):
+            tokens, weights = _copying(generator)
+        else:
+            reached = min(1.0, (step - first - PAIRS) / EASING)
+            difficulty = reached * (easier if revisits < REVISIT_SHARE else 1.0)
+            tokens, weights = _classifying(max(0.0, difficulty), reached > 0, generator)
+        free = max(0, CONTEXT - tokens.shape[1] + 1)
+        reach = int(free * min(1.0, max(0, step - first) / SPREADING))
+        shift = torch.randint(0, reach + 1, (len(tokens), 1), generator=generator)
+        return Batch(tokens, torch.arange(tokens.shape[1] - 1) + shift, weights)
+
+    stages = (
+        f"{COPYING} steps of copying alone, then classification with a tenth of copying"
+        if copying
+        else "classification alone: the control, which stays at chance"
+    )
+    card = model_card(
+        name,
+        f"A GPT-2-architecture model of {layers} layers (4 heads of 32, width 128, MLP 256, "
+        "vocabulary 122 with BOS = 121, 256 positions) trained from scratch by the recipe "
+        f"`iclutils.training.label_words`, seed {seed}, to be looked into: it classifies texts "
+        "about made-up topics by the labelled examples in its context.",
+        data="synthetic. Texts of 4 to 12 tokens from 12 topics of 8 words and 16 fillers, the "
+        "label words drawn anew for every sequence; random segments repeated.",
+        training=f"{STEPS} steps of about 2048 tokens: {stages}; position embeddings starting as "
+        "sinusoids, AdamW (betas .9, .98; weight decay .1 on matrices), peak rate 2e-3, 200 "
+        f"warm-up steps, cosine to 5 %, clipping at 1.{' ' + curves.NOTE if copying else ''}",
+        limits="it knows no language; its words are names of token ids. Four classes, one to four "
+        "demonstrations of each. Sequences longer than 256 tokens are refused.",
+    )
+    return LanguageRecipe(
+        name=name,
+        seed=seed,
+        config=small_gpt2(topics.VOCAB, CONTEXT, layers),
+        batch=batch,
+        measure=_measure,
+        steps=STEPS,
+        checkpoints=CHECKPOINTS if copying else (STEPS,),
+        kept=LOOKED_INTO if name == "anchors-0" else (STEPS,),
+        curve=curves.classifying if copying else None,
+        card=card,
+        peak_rate=2e-3,
+        warmup=200,
+        weight_decay=0.1,
+        log_every=100,
+    )
+
+
+def _copying(generator: Generator) -> tuple[Tensor, Tensor]:
+    """Random segments of 12 to 32 tokens repeated to 64; the repeats count."""
+    count = TOKENS // COPIED
+    period = torch.randint(SHORTEST, COPIED // 2 + 1, (count, 1), generator=generator)
+    segment = torch.randint(0, topics.BOS, (count, COPIED // 2), generator=generator)
+    tokens = tiled(segment, period, COPIED, topics.BOS)
+    return tokens, (torch.arange(1, COPIED) > period).float()
+
+
+def _classifying(difficulty: float, cues: bool, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Labelled examples; the labels from the fifth example on count."""
+    few = torch.rand((), generator=generator).item() ** 2  # short sequences twice as often as long
+    examples = 5 + int(few * (MOST_EXAMPLES - 4))
+    texts = topics.FULL.eased(difficulty)
+    size = (texts.shortest + texts.longest) // 2 + 1 + cues
+    count = TOKENS // (examples * size)
+    tokens, cue = topics.stream(count, examples, generator, texts=texts, cues=cues)
+    weights = torch.zeros(count, tokens.shape[1] - 1)
+    return tokens, weights.scatter_(1, cue[:, 4:], 1.0)
+
+
+def _measure(network: GPT2LMHeadModel) -> dict[str, float]:
+    """Accuracy with one and four demonstrations per class, and in copying, on data of its own."""
+    generator = Generator().manual_seed(77_777)
+    found = {}
+    for name, shots, count in (("one_shot", 1, 256), ("four_shot", 4, 96)):
+        asked = topics.sample(count, generator, shots=shots)
+        logits = network(asked.tokens).logits[torch.arange(count), asked.target]
+        found[name] = prompts.correct(asked, logits).float().mean().item()
+    tokens, weights = _copying(generator)
+    right = network(tokens[:, :-1]).logits.argmax(-1) == tokens[:, 1:]
+    return found | {"copying": ((right * weights).sum() / weights.sum()).item()}

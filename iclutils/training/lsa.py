@@ -1,0 +1,206 @@
+"""Recipes ``lsa-...`` and ``contrastive-...``: linear self-attention (chapter 04).
+
+As {cite}`vonoswald2023` trains it: fresh contexts at every step, half the squared error of the
+query's answer, Adam with the gradient's norm held low. Sizes of the data are theirs, d = N = 10
+and x in U(-1/2, 1/2); steps and batch are fewer at the mini tier. Our rate falls along a cosine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.optim import Optimizer
+
+from ..models.lsa import Shape, Solvers
+from ..tasks.functions import LINKS, Problem, Waves
+from ..tasks.regression import Contexts, Task
+from .ensemble import EnsembleRecipe
+from .loop import model_card
+
+Data = Problem | Waves
+_TASK = Task(10, inputs="uniform*1+-0.5")
+ISOTROPIC = Problem(_TASK)
+STRETCHED = Problem(_TASK, scales=(2.0, 2.0, 1.4, 1.4, 1.0, 1.0, 0.7, 0.7, 0.5, 0.5))
+ALONG = (0, 10, 30, 100, 200, 300, 500, 1000, 2000)  # checkpoints on the way
+
+
+@dataclass(frozen=True, kw_only=True)
+class LsaRecipe(EnsembleRecipe):
+    """Networks of one shape, each on its own data."""
+
+    batch: int = 512
+    scale: float = 0.045  # of the initial weights
+
+    def network(self) -> Solvers:
+        """Networks drawn from their seeds."""
+        network = Solvers(self.shape, self.seeds, self.scale)
+        network.tasks = [{"kind": type(d).__name__, **asdict(d)} for d in self.tasks]
+        return network
+
+    def sample(self, task: Data, contexts: int, source: Generator) -> Contexts:
+        """N pairs and a query."""
+        return task.sample(contexts, self.shape.pairs + 1, source)
+
+    def loss(self, network: nn.Module, step: int) -> Tensor:
+        """Half the mean squared error of the answers, summed over the networks."""
+        xs, ys = self.batch_of(step)
+        return _errors(network(xs, ys), ys).sum()
+
+    def optimizers(self, network: nn.Module) -> list[Optimizer]:
+        """Adam."""
+        return [torch.optim.Adam(network.parameters(), lr=self.peak_rate, betas=(0.9, 0.98))]
+
+    def held_out(self, network: nn.Module) -> dict[str, float]:
+        """The loss of each network on contexts that are always the same."""
+        found = _errors(self.predict_held_out(network), self.held_out_data[1])
+        return {f"loss_{i}": value for i, value in enumerate(found.tolist())}
+
+
+def _errors(answers: Tensor, ys: Tensor) -> Tensor:
+    return 0.5 * (answers - ys[..., -1]).square().mean(-1)
+
+
+def recipe(name: str, device: str = "cpu") -> LsaRecipe:
+    """The recipe of a name in ``SHIPPED`` or ``PAPER``."""
+    return (SHIPPED | PAPER)[name](name, device)
+
+
+def group(
+    name: str,
+    device: str,
+    shape: Shape,
+    members: Sequence[tuple[int, Data]],
+    *,
+    steps: int,
+    extra: tuple[int, ...] = (),
+    **changes: Any,
+) -> LsaRecipe:
+    """A recipe for (seed, data) pairs of one shape; ``extra`` are checkpoints on the way.
+
+    Example:
+        >>> from iclutils.models.lsa import Shape
+        >>> from iclutils.training import lsa
+        >>> lsa.group("small", "cpu", Shape(10, 10), [(7, lsa.ISOTROPIC)], steps=3).seeds
+        (7,)
+    """
+    seeds, data = zip(*members, strict=True)
+    plan = LsaRecipe(
+        name=name,
+        seed=seeds[0],
+        device=device,
+        shape=shape,
+        seeds=seeds,
+        tasks=data,
+        steps=steps,
+        checkpoints=(*extra, steps),
+        **{"peak_rate": 1e-2, "warmup": 50, "floor": 0.01, "clip": 1e-3} | changes,
+    )
+    return replace(plan, card=_card(plan))
+
+
+def _mini(
+    steps: int,
+    seeds: int = 3,
+    data: Data = ISOTROPIC,
+    extra: tuple[int, ...] = (),
+    changes: dict[str, Any] | None = None,
+    **shape: Any,
+) -> Callable[[str, str], LsaRecipe]:
+    """On the paper's data, or on others of its size."""
+    known = Shape(**{"dim": data.dim, "pairs": 10} | shape)
+    members = [(seed, data) for seed in range(seeds)]
+    return lambda name, device: group(
+        name, device, known, members, steps=steps, extra=extra, **changes or {}
+    )
+
+
+def _rough(scale: float) -> dict[str, Any]:
+    """Where small weights do not move: larger ones to start from, and a lower rate."""
+    return {"scale": scale, "peak_rate": 3e-3, "clip": 1.0}
+
+
+def _contrastive(**shape: Any) -> Callable[[str, str], LsaRecipe]:
+    """Five seeds on each of three tasks."""
+    problems = [Problem(Task(4), link) for link in LINKS]
+    members = [(seed, problem) for problem in problems for seed in range(5)]
+    known = Shape(**{"dim": 4, "pairs": 8} | shape)
+    changes: dict[str, Any] = {"scale": 1.0, "peak_rate": 5e-3, "clip": 1.0, "batch": 256}
+    return lambda name, device: group(name, device, known, members, steps=3000, **changes)
+
+
+def _paper(**shape: Any) -> Callable[[str, str], LsaRecipe]:
+    """The released code's batch, steps and rates."""
+    known = Shape(**{"dim": 10, "pairs": 10} | shape)
+    steps, rate = 5000 if known.shared else 50_000, 5e-4 if known.layers > 3 else 1e-3
+    members = [(seed, ISOTROPIC) for seed in range(5)]
+    changes: dict[str, Any] = {"batch": 2048, "peak_rate": rate, "floor": 1.0, "warmup": 1}
+    return lambda name, device: group(
+        name, device, known, members, steps=steps, extra=ALONG, log_every=1000, **changes
+    )
+
+
+_SOFT: dict[str, Any] = {"attention": ("softmax",)}
+_APART: dict[str, Any] = {"layers": 2, "attention": ("softmax", "linear"), "separate": True}
+_OURS = _SOFT | {"sees_query": True}
+SHIPPED = {
+    "lsa-1": _mini(3000, seeds=5, extra=ALONG),
+    "lsa-2": _mini(8000, extra=ALONG, layers=2),
+    "lsa-5": _mini(8000, extra=ALONG, layers=5, clip=10.0),
+    "lsa-2-shared": _mini(8000, extra=ALONG, layers=2, shared=True),
+    "lsa-5-shared": _mini(8000, extra=ALONG, layers=5, shared=True, clip=10.0),
+    "lsa-softmax": _mini(4000, **_SOFT),
+    "lsa-softmax-2-heads": _mini(4000, heads=2, **_SOFT),
+    "lsa-norm": _mini(4000, norm=True),
+    "lsa-stretched": _mini(4000, data=STRETCHED),
+    "lsa-separate": _mini(6000, extra=ALONG, changes=_rough(1.0), **_APART),
+    "lsa-waves": _mini(6000, data=Waves(), changes=_rough(0.3), hidden=64, width=20),
+    "lsa-waves-no-mlp": _mini(2000, data=Waves(), changes=_rough(0.3), width=20),
+    "contrastive-linear": _contrastive(),
+    "contrastive-softmax": _contrastive(**_OURS),
+    "contrastive-regularised": _contrastive(variant="regularised", strength=0.5, **_OURS),
+    "contrastive-values": _contrastive(variant="values", **_OURS),
+    "contrastive-both": _contrastive(variant="both", **_OURS),
+    "contrastive-negatives": _contrastive(variant="negatives", strength=0.5, **_OURS),
+}
+PAPER = {
+    "lsa-paper-1": _paper(),
+    "lsa-paper-2": _paper(layers=2),
+    "lsa-paper-5": _paper(layers=5, clip=10.0),
+    "lsa-paper-2-shared": _paper(layers=2, shared=True),
+    "lsa-paper-5-shared": _paper(layers=5, shared=True, clip=10.0),
+}
+
+
+def _card(plan: LsaRecipe) -> str:
+    shape = plan.shape
+    seeds = ", ".join(map(str, sorted(set(plan.seeds))))
+    return model_card(
+        plan.name,
+        f"{len(plan.seeds)} networks of {shape.layers} layer{'s' * (shape.layers > 1)} of "
+        f"{' then '.join(shape.attention)} attention, trained from scratch by the recipe "
+        "`iclutils.training.lsa` to answer one query of a regression from the pairs in its "
+        f"context. Shape: {_told(shape)}.",
+        data="synthetic, a new function for every context. "
+        f"{'; '.join(dict.fromkeys(map(_told, plan.tasks)))}.",
+        training=f"{plan.steps} steps of {plan.batch} contexts, Adam, peak rate "
+        f"{plan.peak_rate:g}, {plan.warmup} warm-up steps, cosine {plan.cosine} to "
+        f"{plan.floor:.0%}, clipping at {plan.clip:g}, initial scale {plan.scale:g}; seeds "
+        f"{seeds}.",
+        limits="it does nothing but this regression, at this number of pairs.",
+        storage="safetensors, single precision",
+    )
+
+
+def _told(given: Any) -> str:
+    """The fields that are not at their defaults, in words."""
+    if isinstance(given, tuple):
+        return (" then " if isinstance(given[0], str) else " / ").join(map(str, given))
+    if not is_dataclass(given):
+        return str(given)
+    known = [(f.name, getattr(given, f.name), f.default) for f in fields(given) if f.init]
+    told = ", ".join(f"{name} {_told(value)}" for name, value, usual in known if value != usual)
+    return f"{type(given).__name__} ({told})" if told else type(given).__name__

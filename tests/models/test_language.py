@@ -1,0 +1,254 @@
+"""Language models load from everywhere, agree with Hugging Face, can be read and edited."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import BOS, CONTEXT, VOCAB, save_gpt2, save_gptj, save_neox, tiny_gpt2, tokens
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    GPT2LMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from iclutils import IclError, models, zoo
+from iclutils.files import sha256, write_sums
+from iclutils.models import language
+
+
+def test_logits_and_patterns_equal_those_of_hugging_face(tmp_path: Path) -> None:
+    network = save_gpt2(tmp_path)
+    bridge = models.load(tmp_path)
+    x = tokens(3, 20)
+    with torch.no_grad():
+        expected = network(x, output_attentions=True)
+    logits, cache = models.cached(bridge, x, lambda name: name.endswith("hook_pattern"))
+    torch.testing.assert_close(logits, expected.logits, atol=1e-4, rtol=1e-4)
+    for layer, pattern in enumerate(expected.attentions):
+        torch.testing.assert_close(cache["pattern", layer], pattern, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "neox"])
+def test_patterns_scores_and_residual_can_be_edited_and_have_gradients(
+    tmp_path: Path, kind: str
+) -> None:
+    if kind == "gpt2":
+        bridge = tiny_gpt2(tmp_path)
+    else:
+        save_neox(tmp_path)
+        bridge = models.load(tmp_path)
+    x = tokens(2, 12)
+    plain = models.logits(bridge, x)
+    for name in ("attn.hook_pattern", "attn.hook_attn_scores", "hook_resid_pre"):
+        seen = {}
+
+        def scale(value: torch.Tensor, hook: object, seen: dict = seen) -> torch.Tensor:
+            seen["value"] = (value.clone() * 0.5).requires_grad_()
+            return seen["value"]
+
+        out = bridge.run_with_hooks(x, fwd_hooks=[(f"blocks.1.{name}", scale)])
+        assert (out - plain).abs().max() > 1e-4, f"editing {name} changed nothing"
+        out[:, -1].logsumexp(-1).sum().backward()
+        gradient = seen["value"].grad
+        assert gradient is not None
+        assert torch.isfinite(gradient).all()
+        assert gradient.abs().max() > 0, f"no gradient reaches {name}"
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_whose_attention_can_be_edited_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fold: bool
+) -> None:
+    """The same answer as an edit in the open: does halving the attention change anything?"""
+    savers = {"gpt2": save_gpt2, "neox": save_neox, "gptj": save_gptj}
+    found, seen = {}, {}
+    x = tokens(1, 6)
+    for name, save in savers.items():
+        save(tmp_path / name)
+        bridge = models.load(tmp_path / name, fold=fold and name != "gptj")
+        plain = models.logits(bridge, x)
+        found[name] = models.editable(bridge)
+        torch.testing.assert_close(models.logits(bridge, x), plain, msg="the probe left a trace")
+        hook = "blocks.0.attn.hook_pattern", lambda value, hook: value / 2
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            out = bridge.run_with_hooks(x, fwd_hooks=[hook])
+        seen[name] = not torch.equal(out, plain)
+    assert found == seen == {"gpt2": True, "neox": True, "gptj": False}
+    monkeypatch.setattr(type(bridge), "run_with_hooks", None)
+    assert not models.editable(bridge), "measured once, then remembered"
+
+
+def test_folding_keeps_predictions_and_centres_what_writes(tmp_path: Path) -> None:
+    save_gpt2(tmp_path)
+    plain, folded = models.load(tmp_path), models.load(tmp_path, fold=True)
+    x = tokens(2, 15)
+    ours = models.logits(folded, x).log_softmax(-1)
+    torch.testing.assert_close(ours, models.logits(plain, x).log_softmax(-1), atol=1e-4, rtol=1e-4)
+    assert folded.W_O.mean(-1).abs().max() < 1e-6 < plain.W_O.mean(-1).abs().max()
+
+
+@pytest.mark.shared
+def test_a_hub_checkpoint_with_the_real_tokenizer(
+    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole hub path but for the download: pins, checksums, vocabulary of 50,257."""
+    network = save_gpt2(tmp_path, vocab_size=50257, bos_token_id=50256, eos_token_id=50256)
+    for file in ("vocab.json", "merges.txt"):
+        shutil.copy(shared / "gpt2-tokenizer" / file, tmp_path)
+    pinned = models.HUB["gpt2"].sha256
+    for file in ("vocab.json", "merges.txt"):
+        assert sha256(tmp_path / file) == pinned[file]
+    asked: dict[str, object] = {}
+
+    def snapshot(repo: str, **options: object) -> str:
+        asked.update(options, repo=repo)
+        return str(tmp_path)
+
+    ours = {name: sha256(tmp_path / name) for name in pinned}
+    monkeypatch.setattr(language, "snapshot_download", snapshot)
+    monkeypatch.setitem(
+        models.HUB, "gpt2", language.HubModel("openai-community/gpt2", "6" * 40, ours)
+    )
+    bridge = models.load("gpt2")
+    assert asked["repo"] == "openai-community/gpt2"
+    assert asked["revision"] == "6" * 40
+    ids = bridge.to_tokens("Review: a great movie", prepend_bos=False)
+    assert bridge.to_str_tokens(ids[0]) == ["Review", ":", " a", " great", " movie"]
+    with torch.no_grad():
+        expected = network(ids).logits
+    torch.testing.assert_close(models.logits(bridge, ids), expected, atol=1e-4, rtol=1e-4)
+
+    (tmp_path / "merges.txt").write_text("changed")
+    with pytest.raises(IclError, match=r"merges.txt .*pinned SHA-256.*Delete that file"):
+        models.load("gpt2")
+
+
+def test_every_hub_model_is_pinned() -> None:
+    for spec in models.HUB.values():
+        assert len(spec.revision) == 40
+        assert set(spec.revision) <= set("0123456789abcdef")
+        assert all(len(digest) == 64 for digest in spec.sha256.values())
+        assert {"config.json", "model.safetensors"} <= set(spec.sha256)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: models.load("gtp2"), "Unknown model 'gtp2'. Did you mean 'gpt2'"),
+        (lambda: models.load("owner/name"), "full 40-hex commit"),
+        (lambda: models.load("owner/name", revision="main"), "full 40-hex commit"),
+        (lambda: models.load("owner/name-1.4b"), "full 40-hex commit"),
+        (lambda: models.load("owner/name@main"), "full 40-hex commit.*got 'main'"),
+        (lambda: models.load("gpt2", revision="a" * 40), "is pinned to revision"),
+        (lambda: models.load("gpt2", step=3), "Only zoo models have training steps"),
+        (lambda: models.load("./no/such/folder"), "There is no folder"),
+    ],
+)
+def test_wrong_names_say_what_to_do(call: object, message: str) -> None:
+    with pytest.raises(IclError, match=message):
+        call()  # type: ignore[operator]
+
+
+def test_a_model_without_attention_is_refused(tmp_path: Path) -> None:
+    config = MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, state_size=4)
+    MambaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(IclError, match=r"does not expose attention patterns|does not support"):
+        models.load(tmp_path)
+
+
+def test_tokens_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    bridge = tiny_gpt2(tmp_path)
+    with pytest.raises(IclError, match=f"{CONTEXT + 1} tokens and the model reads at most"):
+        models.logits(bridge, tokens(1, CONTEXT + 1))
+    with pytest.raises(IclError, match="Token ids must lie in"):
+        models.logits(bridge, torch.tensor([[1, VOCAB]]))
+
+
+@pytest.mark.parametrize("name", ["induction-0", "anchors-deep"])
+def test_zoo_models_equal_their_stored_weights(name: str) -> None:
+    folder = zoo.folder(name)
+    stored = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
+    bridge = models.load(name)
+    x = torch.randint(0, bridge.cfg.d_vocab, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = stored(x).logits
+    torch.testing.assert_close(models.logits(bridge, x), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_broken_folders_and_an_absent_network_say_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(IclError, match=r"Could not fetch owner/name at aaaaaaaaaaaa .*mini tier"):
+        models.load("owner/name", revision="a" * 40)
+    with pytest.raises(IclError, match=r"no config.json"):
+        models.load(tmp_path)
+    network = save_gpt2(tmp_path)
+    write_sums(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-4] + b"\0\1\2\3")
+    with pytest.raises(IclError, match="does not match its recorded SHA-256"):
+        models.load(tmp_path)
+    (tmp_path / "SHA256SUMS").unlink()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(IclError, match="could not be loaded"):
+        models.load(tmp_path)
+    with pytest.raises(IclError, match=r"is damaged: model\.safetensors"):
+        models.size(tmp_path)
+    weights.unlink()
+    torch.save(network.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(IclError, match=r"no .safetensors weights. Pickled weights are not loaded"):
+        models.load(tmp_path)
+
+
+def test_a_tokenizer_is_the_model_s_own_or_given(tmp_path: Path) -> None:
+    """A folder without one gives a model without one; zoo models write numbers."""
+    network = save_gpt2(tmp_path).half()
+    network.save_pretrained(tmp_path)
+    bare = models.load(tmp_path)
+    assert not any(p.requires_grad for p in bare.parameters())
+    assert {p.dtype for p in bare.parameters()} == {torch.float32}
+    assert models.size(tmp_path) == 4 * sum(p.numel() for p in network.parameters())
+    with pytest.raises(IclError, match=r"no tokenizer: .* as tokenizer="):
+        models.tokenizer(bare)
+    numbers = models.load(tmp_path, tokenizer="numbers")
+    assert numbers.to_tokens("3 4").tolist() == [[BOS, 3, 4]]
+    with pytest.raises(IclError, match="its tokens are numbers"):
+        models.words(numbers)
+    letters = Tokenizer(WordLevel({chr(32 + i): i for i in range(VOCAB)}, unk_token=chr(32 + BOS)))
+    given = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token=chr(32 + BOS))
+    read = models.words(models.load(tmp_path, tokenizer=given))
+    assert read.convert_ids_to_tokens([1]) == ["!"]
+
+
+def test_random_weights_are_those_of_transformer_lens(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from transformer_lens.tools.analysis import random_init_bridge
+
+    ours = models.random_init("induction-0", seed=3)
+    theirs = random_init_bridge(
+        str(zoo.folder("induction-0")), seed=3, device="cpu", tokenizer=models.tokenizer(ours)
+    )
+    expected = dict(theirs.named_parameters())
+    assert all(torch.equal(p, expected[name]) for name, p in ours.named_parameters())
+
+
+def test_edited_weights_are_a_copy(tmp_path: Path) -> None:
+    plain = tiny_gpt2(tmp_path)
+
+    def double(network: GPT2LMHeadModel) -> None:
+        network.transformer.wte.weight.data.mul_(2)
+
+    edited = models.edit_weights(tmp_path, double)
+    torch.testing.assert_close(edited.W_E, 2 * plain.W_E)
+    torch.testing.assert_close(models.load(tmp_path).W_E, plain.W_E)
