@@ -293,7 +293,7 @@ def test_tasks_that_a_model_cannot_read_are_refused(
 
 @pytest.mark.usefixtures("hand_made")
 def test_a_model_without_words_cannot_be_asked_for_text(plain: TransformerBridge) -> None:
-    with pytest.raises(IclError, match="not in the vocabulary of this model's tokenizer"):
+    with pytest.raises(IclError, match="This model has no tokenizer"):
         open_source("sst2", plain, generator).varied(3)
 
 
