@@ -14,7 +14,8 @@ from iclutils import IclError, models
 from iclutils.bookkit import claims, presets
 from iclutils.bookkit.run import NOTEBOOKS
 from iclutils.files import sha256
-from iclutils.training import loop, lsa as lsa_recipes
+from iclutils.training import loop
+from iclutils.training import lsa as lsa_recipes
 
 NOTEBOOK = NOTEBOOKS / "04_contrastive_gd.ipynb"
 PAPER = {name for name, claim in claims.ledger("04").items() if "paper" in claim.tiers}

@@ -24,7 +24,7 @@ from iclutils.chapters.circuits import coordination, similarity, subspaces
 from iclutils.interp import clean_corrupt, patching
 from iclutils.interp.graph import Node, all_heads, head, of
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
-from iclutils.models import TransformerBridge, cached, get_act_name, load, logits, edit_weights
+from iclutils.models import TransformerBridge, cached, edit_weights, get_act_name, load, logits
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -31,7 +31,7 @@ from iclutils.interp.clean_corrupt import CleanCorrupt, copying, scored_logits
 from iclutils.interp.graph import Node, all_heads, head
 from iclutils.interp.hooks import Hook, run_with_hooks
 from iclutils.interp.patching import patch_edges
-from iclutils.models import TransformerBridge, cached, get_act_name, load, edit_weights
+from iclutils.models import TransformerBridge, cached, edit_weights, get_act_name, load
 
 FIRST, SECOND = head(0, 0), head(1, 0)
 WIRE = (FIRST, Node("k", 1, 0))

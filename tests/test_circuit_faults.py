@@ -24,7 +24,7 @@ from iclutils.interp.graph import (
     split_qkv_input,
 )
 from iclutils.interp.hooks import ablate_heads
-from iclutils.models import TransformerBridge, get_act_name, load, edit_weights
+from iclutils.models import TransformerBridge, edit_weights, get_act_name, load
 
 FAST = {"deadline": None, "max_examples": 25}
 

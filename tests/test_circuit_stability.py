@@ -19,7 +19,7 @@ from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import history, matching, overlap
-from iclutils.models import TransformerBridge, cached, get_act_name, load, edit_weights
+from iclutils.models import TransformerBridge, cached, edit_weights, get_act_name, load
 from iclutils.tasks.repeated import repeated_tokens
 
 # --- overlap -------------------------------------------------------------------------------------

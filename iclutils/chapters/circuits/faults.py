@@ -174,7 +174,7 @@ TARGETS = {"even": evenly, "sink": at_first, "misrouted": one_earlier}
 
 
 def damage_mlp(layer: int, noise: float, generator: Generator) -> Callable[[PreTrainedModel], None]:
-    """For ``models.edit_weights``: normal noise of this standard deviation on an MLP layer's weights.
+    """For ``models.edit_weights``: normal noise of this standard deviation on an MLP's weights.
 
     An error that is none of the kinds. The edit raises IclError if there is no such layer.
 

@@ -1,7 +1,7 @@
 """Pruning: heads taken out of the weights for good, and what a forward pass then costs.
 
-For ``models.edit_weights``. The value columns of a pruned head and its rows of the output matrix are
-zero, so it writes nothing, and no gradient reaches either: training leaves it pruned
+For ``models.edit_weights``. The value columns of a pruned head and its rows of the output matrix
+are zero, so it writes nothing, and no gradient reaches either: training leaves it pruned
 (``training.tune``).
 
 Example:
@@ -32,7 +32,8 @@ def prune(network: nn.Module, heads: Iterable[Node]) -> None:
     The same predictions as zero ablation of what they write; the bias after ``W_O`` stays.
 
     Example:
-        >>> without = models.edit_weights("induction-0", lambda m: pruning.prune(m, [graph.head(1, 0)]))
+        >>> edit = lambda network: pruning.prune(network, [graph.head(1, 0)])
+        >>> without = models.edit_weights("induction-0", edit)
         >>> without.W_V[1, 0].abs().max()
         tensor(0.)
     """

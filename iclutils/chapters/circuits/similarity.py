@@ -88,7 +88,7 @@ def rotation(size: int, generator: Generator) -> Float[Tensor, "size size"]:
 def turn(
     network: PreTrainedModel, layer: int, head: int, rotation: Float[Tensor, "size other_size"]
 ) -> None:
-    """Turn the basis of one head of a GPT-2, in place: W_V R, b_V R, R^T W_O (``models.edit_weights``).
+    """Turn one head's basis in a GPT-2 in place: W_V R, b_V R, R^T W_O (``models.edit_weights``).
 
     What the head writes stays the same, whatever it attends to.
 
