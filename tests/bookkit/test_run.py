@@ -20,7 +20,7 @@ import yaml
 from nbclient import NotebookClient
 
 from iclutils.bookkit import claims, machine, run
-from iclutils.bookkit.sphinx_ext import status
+from iclutils.bookkit.sphinx_ext import pages as status
 from iclutils.errors import IclError
 from iclutils.files import read_json, write_json
 

@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 
 from iclutils.bookkit.address import TAG, set_up_cell
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PREINSTALLED = (
     *("accelerate", "datasets", "einops", "huggingface-hub", "ipykernel", "ipywidgets", "joblib"),
     *("matplotlib", "nbconvert", "numpy", "pandas", "pip", "protobuf", "pyarrow", "pyyaml", "rich"),
@@ -33,7 +33,7 @@ PREINSTALLED = (
 )
 ABSENT = ("iclutils", "transformer-lens", "jaxtyping", "beartype", "papermill")
 CONFLICT = "v0.0.1"  # a release that asks for another numpy
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def closure(names: tuple[str, ...]) -> set[str]:

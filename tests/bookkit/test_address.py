@@ -13,7 +13,7 @@ import yaml
 from iclutils.bookkit import address
 from iclutils.errors import IclError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PUBLIC = "https://github.com/owner/repository"
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_scorecard import LEDGER
+from ledger import LEDGER
 
 from iclutils.bookkit import build, claims, run, scorecard
 from iclutils.errors import IclError
 from iclutils.files import read_json, write_json
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

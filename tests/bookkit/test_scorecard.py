@@ -9,26 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ledger import LEDGER
 
 from iclutils.bookkit import claims, scorecard
-
-LEDGER = """
-- id: "90.first"
-  cell: start
-  statement: It is big.
-  source: "{cite}`xiang2024`"
-  published: -13.898
-  measure: the size
-  tiers: {paper: {reproduced: "> 1"}, mini: {reproduced: "> 1", partly: "> 0"}}
-  tolerance: a bar for the test
-- id: "90.second"
-  cell: start
-  statement: It is round.
-  source: a bar of ours
-  measure: the roundness
-  tiers: {mini: {corrected: "> 1"}}
-  tolerance: a bar for the test
-"""
 
 
 @pytest.mark.parametrize(
@@ -77,6 +60,7 @@ def test_one_row_for_each_claim_and_tier_and_no_result_is_not_run(
 def test_text_counts_verdicts_and_names_what_failed(
     make_ledger: Callable[..., Path], tmp_path: Path
 ) -> None:
+    assert scorecard.text([]) == "No claims yet."
     make_ledger("90_demo", LEDGER)
     assert "Not reproduced" not in scorecard.text(scorecard.rows({}))
     claims.check("90.first", -1.0, tier="mini", model="m", seed=0)
@@ -88,7 +72,3 @@ def test_text_counts_verdicts_and_names_what_failed(
         ["90", "paper", "0", "0", "0", "0", "1"],
     ]
     assert rows[3] == ["Not reproduced: 90.first (mini)"]
-
-
-def test_text_without_claims() -> None:
-    assert scorecard.text([]) == "No claims yet."

@@ -1,0 +1,280 @@
+"""The ledger refuses claims that cannot fail, and judges values as its criteria say."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iclutils.bookkit import claims
+from iclutils.bookkit.claims import Claim
+from iclutils.errors import IclError
+
+NUMBERS = st.floats(-1e6, 1e6)
+WHERE: dict[str, Any] = {"tier": "mini", "model": "m", "seed": 0}
+Read = Callable[..., dict[str, Claim]]
+
+
+def entry(**changes: object) -> dict[str, object]:
+    """A sound ledger entry, with changes; ``None`` removes a field."""
+    sound: dict[str, object] = {
+        "id": "90.score",
+        "statement": "The score is high.",
+        "source": "nobody2026",
+        "measure": "score, a fraction",
+        "cell": "90-score",
+        "range": [0, 1],
+        "tolerance": "made up",
+        "tiers": {"mini": {"reproduced": ">= 0.8", "partly": ">= 0.5"}},
+    }
+    return {k: v for k, v in (sound | changes).items() if v is not None}
+
+
+def dump(*entries: dict[str, object]) -> str:
+    """YAML in the order given: the order of criteria matters."""
+    return yaml.safe_dump([*entries], sort_keys=False)
+
+
+def claim(criteria: dict[str, str], **changes: object) -> Claim:
+    fields = entry(tiers={"mini": criteria}, range=(-math.inf, math.inf)) | changes
+    return Claim(**fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def one(make_ledger: Callable[..., Path]) -> Read:
+    """Reads a ledger of one entry, the sound one with changes."""
+
+    def read(**changes: object) -> dict[str, Claim]:
+        make_ledger("90_demo", dump(entry(**changes)))
+        return claims.ledger("90")
+
+    return read
+
+
+# Verdicts
+
+
+@pytest.mark.parametrize(
+    ("text", "holds", "fails"),
+    [
+        ("> 0.5", [0.51, 7.0], [0.5, -1.0]),
+        (">= 0.5", [0.5, 7.0], [0.49]),
+        ("< -2", [-2.1], [-2.0, 0.0]),
+        ("<= 1e-5", [1e-5, -1.0], [2e-5]),
+        ("-1 .. 2.5", [-1.0, 0.0, 2.5], [-1.01, 2.51]),
+    ],
+)
+def test_every_form_of_criterion(text: str, holds: list[float], fails: list[float]) -> None:
+    it = claim({"corrected": text})
+    assert [it.verdict("mini", x) for x in holds] == ["corrected"] * len(holds)
+    assert [it.verdict("mini", x) for x in fails] == ["not reproduced"] * len(fails)
+
+
+@given(
+    bounds=st.lists(NUMBERS, min_size=2, max_size=2, unique=True),
+    values=st.tuples(NUMBERS, NUMBERS),
+)
+def test_the_first_criterion_that_holds_decides(
+    bounds: list[float], values: tuple[float, float]
+) -> None:
+    low, high = (float(f"{bound:.12f}") for bound in sorted(bounds))
+    it = claim({"reproduced": f">= {high:.12f}", "partly": f">= {low:.12f}"})
+    for value in (*values, low, high):
+        wanted = "reproduced" if value >= high else "partly" if value >= low else "not reproduced"
+        assert it.verdict("mini", value) == wanted
+
+
+@given(value=NUMBERS, spread=st.floats(0, 1e3), sigmas=st.floats(0, 5), bound=NUMBERS)
+def test_a_spread_never_helps(value: float, spread: float, sigmas: float, bound: float) -> None:
+    it = claim({"reproduced": f">= {bound:.12f}"}, sigmas=sigmas)
+    if it.verdict("mini", value, spread) == "reproduced":
+        assert it.verdict("mini", value) == "reproduced"
+        assert value - sigmas * spread >= bound - 1e-9
+
+
+def test_sigmas_ask_for_a_margin_on_both_sides_within_the_range() -> None:
+    it = claim({"reproduced": "0.4 .. 0.6"}, sigmas=2.0)
+    assert it.verdict("mini", 0.5, 0.04) == "reproduced"
+    for value, spread in ((0.5, 0.06), (0.42, 0.02), (0.58, 0.02)):
+        assert it.verdict("mini", value, spread) == "not reproduced"
+    bounded = claim({"reproduced": "0.9 .. 1"}, sigmas=3.0, range=(0.0, 1.0))
+    assert bounded.verdict("mini", 0.99, 0.02) == "reproduced"
+    assert bounded.verdict("mini", 0.99, 0.04) == "not reproduced"
+
+
+# What the ledger refuses
+
+
+@pytest.mark.parametrize(
+    ("criteria", "message"),
+    [
+        ({}, "cannot fail"),
+        ({"reproduced": ">= 0"}, "cannot fail"),  # the whole range
+        ({"reproduced": "0 .. 1"}, "cannot fail"),
+        ({"reproduced": "-5 .. 5"}, "cannot fail"),
+        ({"reproduced": "> 0.5", "corrected": "<= 0.5"}, "cannot fail"),  # together they cover it
+        ({"reproduced": ">= 0.5", "partly": "0.2 .. 0.7", "corrected": "<= 0.2"}, "cannot fail"),
+        ({"reproduced": "> 1"}, "can never decide"),  # outside the range
+        ({"reproduced": "0.9 .. 0.1"}, "can never decide"),  # empty
+        ({"reproduced": ">= 0.5", "partly": ">= 0.8"}, "can never decide"),  # the first does
+        *(({"reproduced": x}, "is not one of") for x in (">= -inf", "< nan", "= 0.5", "> a", "1")),
+        ({"reprodused": ">= 0.8"}, "Did you mean 'reproduced'"),
+        ({"not run": ">= 0.8"}, "Unknown verdict"),
+        ({"reproduced": 0.8}, "90"),
+    ],
+)
+def test_criteria_that_decide_nothing_are_refused(
+    one: Read, criteria: dict[str, str], message: str
+) -> None:
+    with pytest.raises(IclError, match=message):
+        one(tiers={"mini": criteria})
+
+
+@given(
+    low=st.floats(-100, 100),
+    width=st.floats(0.01, 100),
+    where=st.floats(0.05, 0.95),
+    below=st.floats(0.001, 100),
+)
+def test_a_bound_inside_the_range_is_accepted_and_one_below_it_refused(
+    low: float, width: float, where: float, below: float
+) -> None:
+    span = (low, low + width)
+    claims.refuse_if_it_cannot_fail(
+        claim({"reproduced": f">= {low + where * width:.9f}"}, range=span)
+    )
+    with pytest.raises(IclError, match="cannot fail"):
+        claims.refuse_if_it_cannot_fail(claim({"reproduced": f">= {low - below:.9f}"}, range=span))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tiers": {"mni": {"reproduced": ">= 0.8"}}}, "Did you mean 'mini'"),
+        ({"tiers": {}}, "needs criteria"),
+        ({"tiers": ["mini"]}, "90"),
+        ({"tolerance": ""}, "tolerance"),
+        ({"statement": None}, "statement"),
+        ({"colour": "red"}, "colour"),
+        ({"id": "91.score"}, "does not belong in 90_demo"),
+        ({"range": [0]}, "90.score"),
+        ({"range": [0, "much"]}, "much"),
+        ({"sigmas": "two"}, "90.score"),
+    ],
+)
+def test_a_malformed_entry_is_refused(one: Read, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(IclError, match=message):
+        one(**changes)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "just text", "- 1\n- 2\n", "a: [", "id: 90.x\n", dump(entry(), entry())]
+)
+def test_a_file_that_is_no_ledger_is_refused(make_ledger: Callable[..., Path], text: str) -> None:
+    make_ledger("90_demo", text)
+    with pytest.raises(IclError, match="90_demo"):
+        claims.ledger("90")
+
+
+def test_ledgers_are_found_by_number_and_name(make_ledger: Callable[..., Path]) -> None:
+    make_ledger("90_demo", dump(entry(sigmas=2, published=1)))
+    make_ledger("91_other", dump(entry(id="91.score")))
+    assert claims.chapters() == ["90_demo", "91_other"]
+    assert list(claims.ledger("90_demo")) == list(claims.ledger("90")) == ["90.score"]
+    assert list(claims.ledger()) == ["90.score", "91.score"]
+    it = claims.ledger()["90.score"]
+    assert (it.sigmas, it.published) == (2.0, 1.0), "YAML's whole numbers are numbers"
+    with pytest.raises(IclError, match="Did you mean '91_other'"):
+        claims.ledger("91_othr")
+
+
+# Results
+
+
+def test_check_prints_the_verdict_alone_and_writes_provenance(
+    one: Read, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one()
+    for value, verdict in ((0.3, "not reproduced"), (0.5, "partly"), (0.8123456789, "reproduced")):
+        wrote = claims.check("90.score", value, **WHERE, spread=0.01, count=5, heads=[1], note="é")
+        assert capsys.readouterr().out == f"{verdict:<15} 90.score\n"
+    stored = json.loads((tmp_path / "results/mini/90.score.json").read_text())
+    assert (stored["value"], stored["spread"], stored["count"]) == (0.8123456789, 0.01, 5)
+    assert stored["detail"] == {"heads": [1], "note": "é"}
+    assert (stored["tier"], stored["model"], stored["seed"]) == ("mini", "m", 0)
+    assert set(stored["versions"]) >= {"torch", "transformer-lens"}
+    assert stored["device"] == "cpu"
+    assert stored["python"]
+    assert stored["date"]
+    assert claims.read_results(tmp_path / "results") == {("mini", "90.score"): wrote}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"value": math.nan}, "not a number"),
+        ({"value": math.inf}, "not a number"),
+        ({"spread": math.nan}, "not a number"),
+        ({"value": 2.0}, "outside its range"),
+        ({"tier": "paper"}, r"90\.score"),
+        ({"detail": math.nan}, "JSON"),
+        ({"claim_id": "90.scor"}, r"Did you mean '90\.score'"),
+    ],
+)
+def test_what_cannot_be_judged_writes_and_prints_nothing(
+    one: Read,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, Any],
+    message: str,
+) -> None:
+    one()
+    with pytest.raises(ValueError, match=message):
+        claims.check(**({"claim_id": "90.score", "value": 0.9} | WHERE | change))
+    assert capsys.readouterr().out == ""
+    assert claims.read_results(tmp_path / "results") == {}
+
+
+def test_later_folders_win_and_strangers_are_refused(one: Read, tmp_path: Path) -> None:
+    one()
+    old, new = tmp_path / "old", tmp_path / "new"
+    claims.check("90.score", 0.9, **WHERE)
+    text = (tmp_path / "results/mini/90.score.json").read_text()
+    for folder, value in ((old, 0.6), (new, 0.7)):
+        (folder / "mini").mkdir(parents=True)
+        (folder / "mini/90.score.json").write_text(text.replace("0.9,", f"{value},"))
+    found = claims.read_results(old, new, tmp_path / "missing")
+    assert found["mini", "90.score"].value == 0.7
+    assert claims.read_results(new, old)["mini", "90.score"].value == 0.6
+    (new / "mini/90.gone.json").write_text(text.replace("90.score", "90.gone"))
+    with pytest.raises(IclError, match=r"90\.gone.*no longer in the ledger\. Delete it"):
+        claims.read_results(new)
+    (old / "mini/90.score.json").write_text('{"id": "90.score"}')
+    with pytest.raises(IclError, match=r"is not a result .*Delete it"):
+        claims.read_results(old)
+
+
+# The committed ledgers
+
+
+def test_every_committed_claim_can_hold_can_fail_and_is_written_with_care() -> None:
+    for it in claims.ledger().values():
+        for tier, criteria in it.tiers.items():
+            low, high = max(it.range[0], -1e9), min(it.range[1], 1e9)
+            words = " ".join(criteria.values()).replace("..", " ").split()
+            bounds = [float(word) for word in words if word.strip("<>=")]
+            near = [b + d for b in bounds for d in (-1e-3, -1e-6, 0.0, 1e-6, 1e-3)]
+            values = [v for v in (low, high, *near) if low <= v <= high]
+            verdicts = {it.verdict(tier, value) for value in values}
+            assert verdicts == {*criteria, "not reproduced"}, f"{it.id} at {tier}"
+        assert it.statement.rstrip().endswith("."), f"{it.id}: a statement is a sentence"
+        assert it.source.strip(), it.id
+        assert it.measure.strip(), it.id
+        assert len(it.tolerance.split()) > 2, f"{it.id}: say where the bounds come from"

@@ -1,0 +1,53 @@
+"""Each chapter, run once at the mini tier, prints and judges what is committed.
+
+The runs are those of ``make book``, in the same folder: what is up to date is not run again.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from iclutils.bookkit import build, run
+from iclutils.files import read_json
+
+BUILD = run.ROOT / "_build"
+SANITIZE = configparser.ConfigParser(interpolation=None)
+SANITIZE.read(Path(__file__).with_name("sanitize.cfg"))
+
+
+@pytest.fixture(scope="session")
+def runs() -> dict[str, run.Run]:
+    """A run of every chapter, by its name."""
+    BUILD.mkdir(exist_ok=True)
+    with FileLock(BUILD / ".lock"):
+        return {done.chapter: done for done in run.run_chapters(run.chapters(), {}, BUILD)}
+
+
+def printed(notebook: Path) -> list[str]:
+    """The text that each code cell prints or returns, without what depends on the machine."""
+    texts = []
+    for cell in read_json(notebook)["cells"]:
+        if cell["cell_type"] == "code":
+            outputs = [out.get("text", out.get("data", {}).get("text/plain", ""))
+                       for out in cell["outputs"]]  # fmt: skip
+            text = "".join("".join(output) for output in outputs)
+            for rule in SANITIZE.sections():
+                text = re.sub(SANITIZE[rule]["regex"], SANITIZE[rule]["replace"], text)
+            texts.append(text)
+    return texts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", run.chapters())
+def test_a_chapter_prints_what_is_committed(name: str, runs: dict[str, run.Run]) -> None:
+    assert printed(runs[name].notebook) == printed(run.NOTEBOOKS / f"{name}.ipynb")
+
+
+@pytest.mark.slow
+def test_verdicts_are_the_committed_ones(runs: dict[str, run.Run]) -> None:
+    assert build.changed(run.ROOT / "book/results/mini", BUILD / "results/mini") == []
