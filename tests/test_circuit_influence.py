@@ -93,7 +93,7 @@ def test_the_memory_changes_nothing(
     def refuse(*_: object) -> None:
         raise IclError("no memory")
 
-    monkeypatch.setattr(module, "remembers", refuse)
+    monkeypatch.setattr(module, "keys_values", refuse)
     slow = influence(model, rows, AT, ANSWER, seeded(1), draws=3)
     for name in ("kl", "kl_se", "signed", "signed_se"):
         torch.testing.assert_close(getattr(fast, name), getattr(slow, name), atol=2e-5, rtol=1e-4)

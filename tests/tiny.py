@@ -12,6 +12,8 @@ from transformers import (
     GPTJForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
 )
 
 from iclutils.models import TransformerBridge, load
@@ -59,6 +61,32 @@ def save_neox(folder: Path) -> None:
         bos_token_id=BOS,
     )
     GPTNeoXForCausalLM(config).save_pretrained(folder)
+
+
+def save_parallel(folder: Path) -> None:
+    """Write a small random GPT-NeoX whose MLPs read what the heads of their layer read."""
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=CONTEXT,
+        use_parallel_residual=True,
+        initializer_range=0.3,
+        bos_token_id=BOS,
+    )
+    GPTNeoXForCausalLM(config).save_pretrained(folder)
+
+
+def save_grouped(folder: Path) -> None:
+    """Write a small random Llama with two query heads for each key."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    places = {"vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "bos_token_id": BOS}
+    LlamaForCausalLM(LlamaConfig(**sizes, **heads, **places)).save_pretrained(folder)
 
 
 def save_gptj(folder: Path) -> None:

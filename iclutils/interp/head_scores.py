@@ -1,18 +1,18 @@
 """Head scores read off attention patterns: what a head looks at, as one number per head.
 
-Every function takes patterns ``A[..., dest, src]`` (rows sum to 1, ``src <= dest``) of a doubled
-sequence ``[BOS, r_1 .. r_L, r_1 .. r_L]`` or of any sequence, and averages over positions. The
-baseline of a score is the same function applied to ``uniform_pattern``: a head that spreads its
-attention evenly already scores that much. Attention is not contribution: a high score says where
-a head looks, not that the look matters (see ``iclutils.interp.hooks`` for that).
+Every score takes patterns ``A[..., dest, src]`` (rows sum to 1, ``src <= dest``) of repeated
+tokens ``[BOS, r_1 .. r_L, r_1 .. r_L]`` and averages over positions. The baseline of a score is
+the same function applied to ``uniform_pattern``: a head that spreads its attention evenly already
+scores that much. Attention is not contribution: a high score says where a head looks, not that
+the look matters (see ``iclutils.interp.hooks`` for that).
 
 Sources: Elhage et al. 2021; Olsson et al. 2022 (prefix matching); seed note 003 (stripe).
 
 Example:
     >>> import torch
     >>> from iclutils import models
-    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> from iclutils.interp import head_scores
+    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> net = models.load("induction-0")
     >>> task = repeated_tokens(net, 8, 10, torch.Generator().manual_seed(0))
     >>> even = head_scores.uniform_pattern(21)
@@ -20,12 +20,14 @@ Example:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import IclError
-from ..models import TransformerBridge, cached, head_detector
+from ..models import TransformerBridge, cached, get_act_name, head_detector
 
 Pattern = Float[Tensor, "*lead dest src"]
 Score = Float[Tensor, "*lead"]
@@ -64,26 +66,26 @@ def first_token(pattern: Pattern) -> Score:
     return pattern[..., 0].mean(-1)
 
 
-def attention_at_offset(pattern: Pattern, length: int, distance: int) -> Score:
-    """Mean of A[q, q-distance] over the second copy, q in [L+1, 2L].
+def attention_at_offset(pattern: Pattern, length: int, offset: int) -> Score:
+    """Mean of A[q, q-offset] over the second copy, q in [L+1, 2L].
 
     Example:
-        >>> head_scores.attention_at_offset(torch.eye(21), length=10, distance=0)
+        >>> head_scores.attention_at_offset(torch.eye(21), length=10, offset=0)
         tensor(1.)
     """
     if pattern.shape[-1] != 2 * length + 1:
         raise IclError(
-            f"A doubled sequence of length {length} has {2 * length + 1} positions; "
+            f"Repeated tokens of length {length} have {2 * length + 1} positions; "
             f"this pattern has {pattern.shape[-1]}."
         )
-    if not 0 <= distance <= length + 1:
-        raise IclError(f"distance must lie in 0..{length + 1}; got {distance}.")
+    if not 0 <= offset <= length + 1:
+        raise IclError(f"The offset must lie in 0..{length + 1}; got {offset}.")
     query = torch.arange(length + 1, 2 * length + 1)
-    return pattern[..., query, query - distance].mean(-1)
+    return pattern[..., query, query - offset].mean(-1)
 
 
 def prefix_matching(pattern: Pattern, length: int) -> Score:
-    """Clean prefix-matching score: attention L-1 back, to what followed the earlier copy."""
+    """Prefix-matching score: attention L-1 back, to what followed the earlier copy."""
     return attention_at_offset(pattern, length, length - 1)
 
 
@@ -97,10 +99,6 @@ def stripe(pattern: Pattern, length: int) -> Score:
 
     It has L+2 entries: the L of ``prefix_matching``, and (L-1, 0) and (L, 1), where nothing has
     been repeated yet.
-
-    Example:
-        >>> round(head_scores.stripe(even, length=10).item(), 3)
-        0.068
     """
     return pattern.diagonal(1 - length, -2, -1).mean(-1)
 
@@ -112,7 +110,8 @@ def distance_profile(pattern: Pattern, length: int) -> Float[Tensor, "*lead dist
         >>> head_scores.distance_profile(even, length=10).shape
         torch.Size([12])
     """
-    return torch.stack([attention_at_offset(pattern, length, d) for d in range(length + 2)], -1)
+    offsets = range(length + 2)
+    return torch.stack([attention_at_offset(pattern, length, offset) for offset in offsets], -1)
 
 
 def olsson_prefix_matching(
@@ -132,52 +131,35 @@ def olsson_prefix_matching(
     asked = target.any(-1)
     if not bool(asked.any(-1).all()):
         raise IclError("No token is repeated in at least one sequence: nothing to match.")
-    hit = (pattern * target[:, None]).sum(-1) * asked[:, None]
-    return hit.sum(-1) / asked.sum(-1)[:, None]
+    found = (pattern * target[:, None]).sum(-1) * asked[:, None]
+    return found.sum(-1) / asked.sum(-1)[:, None]
+
+
+SCORES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "previous": lambda pattern, length: previous_token(pattern),
+    "current": lambda pattern, length: current_token(pattern),
+    "first": lambda pattern, length: first_token(pattern),
+    "duplicate": duplicate_token,
+    "prefix": prefix_matching,
+    "stripe": stripe,
+}
 
 
 def head_scores(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"], length: int
 ) -> dict[str, Float[Tensor, "batch layer head"]]:
-    """All head scores on a batch of doubled sequences, one forward pass, one layer at a time.
-
-    Returns:
-        ``previous``, ``current``, ``first``, ``duplicate``, ``prefix`` (clean) and ``stripe``.
+    """All ``SCORES`` of every head on a batch of repeated tokens, from one forward pass.
 
     Example:
         >>> scores = head_scores.head_scores(net, task.tokens, 10)
         >>> scores["prefix"].mean(0).max() > 0.5
         tensor(True)
     """
-    _, cache = cached(model, tokens, lambda name: name.endswith("attn.hook_pattern"))
-    layers: list[dict[str, Tensor]] = []
-    for layer in range(model.cfg.n_layers):
-        pattern = cache["pattern", layer]
-        layers.append(
-            {
-                "previous": previous_token(pattern),
-                "current": current_token(pattern),
-                "first": first_token(pattern),
-                "duplicate": duplicate_token(pattern, length),
-                "prefix": prefix_matching(pattern, length),
-                "stripe": stripe(pattern, length),
-            }
-        )
-    return {name: torch.stack([row[name] for row in layers], 1) for name in layers[0]}
-
-
-def olsson_scores(
-    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
-) -> Float[Tensor, "batch layer head"]:
-    """Olsson's evaluator for every head (see ``olsson_prefix_matching``).
-
-    Example:
-        >>> head_scores.olsson_scores(net, task.tokens).shape
-        torch.Size([8, 2, 4])
-    """
-    _, cache = cached(model, tokens, lambda name: name.endswith("attn.hook_pattern"))
-    layers = range(model.cfg.n_layers)
-    return torch.stack([olsson_prefix_matching(cache["pattern", la], tokens) for la in layers], 1)
+    patterns = _patterns(model, tokens)
+    return {
+        name: torch.stack([score(pattern, length) for pattern in patterns], 1)
+        for name, score in SCORES.items()
+    }
 
 
 def uniform_baselines(length: int) -> dict[str, float]:
@@ -189,14 +171,20 @@ def uniform_baselines(length: int) -> dict[str, float]:
         (0.042, 0.0515)
     """
     even = uniform_pattern(2 * length + 1)
-    return {
-        "previous": previous_token(even).item(),
-        "current": current_token(even).item(),
-        "first": first_token(even).item(),
-        "duplicate": duplicate_token(even, length).item(),
-        "prefix": prefix_matching(even, length).item(),
-        "stripe": stripe(even, length).item(),
-    }
+    return {name: score(even, length).item() for name, score in SCORES.items()}
+
+
+def olsson_scores(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch layer head"]:
+    """Olsson's evaluator for every head (see ``olsson_prefix_matching``).
+
+    Example:
+        >>> head_scores.olsson_scores(net, task.tokens).shape
+        torch.Size([8, 2, 4])
+    """
+    patterns = _patterns(model, tokens)
+    return torch.stack([olsson_prefix_matching(pattern, tokens) for pattern in patterns], 1)
 
 
 def detector_scores(
@@ -204,32 +192,26 @@ def detector_scores(
 ) -> dict[str, Float[Tensor, "layer head"]]:
     """TransformerLens' own head detector ("mul" score) on one sequence.
 
-    It divides by the attention of *all* rows, so on a doubled sequence without chance repeats
-    it equals ``previous * 2L/S``, ``prefix * L/S`` and ``duplicate * L/S``, S = 2L + 1.
+    It divides by the attention of *all* rows, so on repeated tokens without chance repeats it
+    equals ``previous * 2L/S``, ``prefix * L/S`` and ``duplicate * L/S``, S = 2L + 1.
 
     Example:
         >>> sorted(head_scores.detector_scores(net, task.tokens[:1]))
         ['duplicate', 'prefix', 'previous']
     """
-    _, cache = cached(model, tokens, lambda name: name.endswith("attn.hook_pattern"))
+    patterns = torch.stack(_patterns(model, tokens), 1)[0].cpu()  # layer, head, dest, src
     wanted = {
         "previous": head_detector.get_previous_token_head_detection_pattern,
         "duplicate": head_detector.get_duplicate_token_head_detection_pattern,
         "prefix": head_detector.get_induction_head_detection_pattern,
     }
-    shape = model.cfg.n_layers, model.cfg.n_heads
-    scores = {name: torch.zeros(shape) for name in wanted}
+    options: dict = {"exclude_bos": False, "exclude_current_token": False, "error_measure": "mul"}
+    similarity = head_detector.compute_head_attention_similarity_score
+    scores = {}
     for name, build in wanted.items():
         expected = build(tokens.cpu())
-        for layer in range(shape[0]):
-            for head in range(shape[1]):
-                scores[name][layer, head] = head_detector.compute_head_attention_similarity_score(
-                    cache["pattern", layer][0, head].cpu(),
-                    expected,
-                    exclude_bos=False,
-                    exclude_current_token=False,
-                    error_measure="mul",
-                )
+        found = [similarity(pattern, expected, **options) for pattern in patterns.flatten(0, 1)]
+        scores[name] = torch.tensor(found).view(patterns.shape[:2])
     return scores
 
 
@@ -241,3 +223,12 @@ def strongest(scores: Float[Tensor, "layer head"]) -> tuple[int, int]:
         (1, 0)
     """
     return divmod(int(scores.argmax()), scores.shape[1])
+
+
+def _patterns(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
+) -> list[Float[Tensor, "batch head dest src"]]:
+    """Attention patterns of every layer."""
+    names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
+    _, cache = cached(model, tokens, names)
+    return [cache[name] for name in names]

@@ -1,8 +1,8 @@
-"""What a model remembers: keys and values of demonstration tokens, to be cut and read again.
+"""The key/value cache of demonstrations, to be cut and read again.
 
 Reading a prompt leaves one key and one value per token, layer and head; later tokens see earlier
-ones through nothing else. ``remember`` reads demonstrations and keeps some of these, ``answer``
-reads a query with them. What is kept stands at its original position.
+ones through nothing else. ``cache_demonstrations`` reads demonstrations and keeps some of these,
+``answer_from_cache`` reads a query with them. What is kept stands at its original position.
 
 Example:
     >>> import torch
@@ -46,13 +46,11 @@ def demonstrations(prompts: Prompts) -> Keep:
 
 
 def shares_demonstrations(prompts: Prompts) -> bool:
-    """Whether all prompts begin with the same demonstrations, so that one memory serves all."""
+    """Whether all prompts begin with the same demonstrations, so that one cache serves all."""
     mine = demonstrations(prompts)
-    if not bool((mine == mine[:1]).all()):
-        return False
     width = int(mine[0].sum())
-    tokens, roles = prompts.tokens[:, :width], prompts.roles[:, :width]
-    return bool((tokens == tokens[:1]).all() and (roles == roles[:1]).all())
+    starts = mine, prompts.tokens[:, :width], prompts.roles[:, :width]
+    return all(bool((part == part[:1]).all()) for part in starts)
 
 
 @dataclass(frozen=True)
@@ -74,14 +72,10 @@ class DemonstrationCache:
     read: Int[Tensor, "batch demo_pos"]
 
     def rows(self, rows: slice) -> DemonstrationCache:
-        """The memory of some of the prompts."""
-        return DemonstrationCache(
-            tuple(k[rows] for k in self.keys),
-            tuple(v[rows] for v in self.values),
-            self.held[rows],
-            self.next_position[rows],
-            self.read[rows],
-        )
+        """The cache of some of the prompts."""
+        keys, values = (tuple(s[rows] for s in states) for states in (self.keys, self.values))
+        rest = self.held[rows], self.next_position[rows], self.read[rows]
+        return DemonstrationCache(keys, values, *rest)
 
     def keep(self, mask: Bool[Tensor, "batch mem"]) -> DemonstrationCache:
         """The entries in ``mask`` alone."""
@@ -91,20 +85,16 @@ class DemonstrationCache:
             place = index[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
             return states.gather(2, place)
 
-        return replace(
-            self,
-            keys=tuple(map(pick, self.keys)),
-            values=tuple(map(pick, self.values)),
-            held=held,
-        )
+        keys, values = (tuple(map(pick, states)) for states in (self.keys, self.values))
+        return replace(self, keys=keys, values=values, held=held)
 
 
 def cache_demonstrations(
     model: TransformerBridge, prompts: Prompts, keep: Keep
 ) -> DemonstrationCache:
-    """Read the demonstrations once and keep what stands at ``keep``.
+    """Read the demonstrations once and keep the keys and values at ``keep``.
 
-    Demonstrations that many prompts share are remembered once: pass ``prompts[:1]``.
+    Demonstrations that many prompts share are read once: pass ``prompts[:1]``.
     """
     check_prompts(model, prompts)
     same_shape(prompts, keep)
@@ -113,28 +103,28 @@ def cache_demonstrations(
         raise IclError("Only demonstration tokens can be remembered: cut the query out of keep.")
     size = mine.sum(1)
     width = int(size.max())
-    tokens = prompts.tokens[:, :width]
+    tokens, mine = prompts.tokens[:, :width], mine[:, :width]
     keys, values = keys_values(model, tokens)
-    read = tokens.masked_fill(~mine[:, :width], -1)
-    return DemonstrationCache(keys, values, mine[:, :width], size, read).keep(keep[:, :width])
+    whole = DemonstrationCache(keys, values, mine, size, tokens.masked_fill(~mine, -1))
+    return whole.keep(keep[:, :width])
 
 
 def answer_from_cache(
     model: TransformerBridge,
-    memory: DemonstrationCache,
+    cache: DemonstrationCache,
     prompts: Prompts,
     offset: bool = True,
     batch_size: int | None = None,
 ) -> Float[Tensor, "batch vocab"]:
-    """Logits at the target when the query is read with ``memory`` in place of its demonstrations.
+    """Logits at the target when the query is read with ``cache`` in place of its demonstrations.
 
     Args:
         model: the model.
-        memory: of the same prompts, or one row for prompts that share their demonstrations.
+        cache: of the same prompts, or one row for prompts that share their demonstrations.
         prompts: whose queries are read.
         offset: whether the query stands where it stands in the whole prompt (True) or begins at
             position 0 (False, the released script's way with GPT-2 XL). For rotary positions,
-            too, the distance to what is remembered changes.
+            too, the distance to what is cached changes.
         batch_size: prompts per forward pass; all if omitted.
 
     Example:
@@ -145,55 +135,42 @@ def answer_from_cache(
     """
     check_prompts(model, prompts)
     mine = demonstrations(prompts)
-    width = memory.read.shape[1]
-    if len(memory.held) not in (1, len(prompts)) or not torch.equal(
-        prompts.tokens[:, :width].masked_fill(~mine[:, :width], -1),
-        memory.read.expand(len(prompts), -1),
-    ):
+    width, count = cache.read.shape[1], len(prompts)
+    read = prompts.tokens[:, :width].masked_fill(~mine[:, :width], -1)
+    if len(cache.held) not in (1, count) or not torch.equal(read, cache.read.expand(count, -1)):
         raise IclError(
-            "This memory is of other demonstrations: remember those of the prompts themselves, or "
+            "This cache is of other demonstrations: cache those of the prompts themselves, or "
             "of one of them where all share theirs."
         )
-    one = len(memory.held) == 1
     parts = []
     for rows in batches(prompts, batch_size, "answers"):
         part = prompts[rows]
-        held = memory if one else memory.rows(rows)
+        held = cache if len(cache.held) == 1 else cache.rows(rows)
         length = part.target + 1 - held.next_position
         step = torch.arange(int(length.max()), device=length.device)
         fed = step < length[:, None]
         place = torch.where(fed, held.next_position[:, None] + step, part.target[:, None])
         tokens = part.tokens.gather(1, place)
         at = place if offset else torch.where(fed, step, 0)
+        states = held.keys, held.values, held.held
         with torch.no_grad():
-            parts.append(
-                read_with_cache(
-                    model, held.keys, held.values, held.held, tokens, fed, at, length - 1
-                )
-            )
+            parts.append(read_with_cache(model, *states, tokens, fed, at, length - 1))
     return torch.cat(parts)
 
 
 def keys_values(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> tuple[States, States]:
-    """Keys and values of every layer and token, from one forward pass without gradients.
-
-    Example:
-        >>> keys, values = kv_cache.keys_values(net, asked.tokens)
-        >>> keys[0].shape == values[0].shape
-        True
-    """
+    """Keys and values of every layer and token, from one forward pass without gradients."""
     network = model.original_model
     if "position_ids" not in inspect.signature(network.forward).parameters:
         raise IclError(
             "This model takes no explicit positions, so what it remembers cannot be cut without "
             "moving the rest: use one with learned or rotary positions."
         )
-    kinds = getattr(network.config, "layer_types", None) or getattr(
-        network.config, "attention_layers", None
-    )
-    windowed = getattr(network.config, "sliding_window", None) is not None
+    config = network.config
+    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    windowed = getattr(config, "sliding_window", None) is not None
     if kinds:
         windowed = any("full" not in kind and "global" not in kind for kind in kinds)
     if windowed:
@@ -221,24 +198,21 @@ def read_with_cache(
     Args:
         model: the model.
         keys, values: per layer; one row serves all of the batch.
-        held: which entries of the memory may be attended to.
+        held: which entries of the cache may be attended to.
         tokens: new tokens, padded on the right.
         fed: which of them are real.
         positions: the position that each is to stand at.
         last: index in ``tokens`` of the one whose next-token logits are returned.
     """
-    cache = None
+    cache, shape = None, (len(tokens), -1, -1, -1)
     if held.shape[1]:
         states = zip(keys, values, strict=True)
-        shape = len(tokens), -1, -1, -1
         cache = DynamicCache([(k.expand(shape), v.expand(shape)) for k, v in states])
-    mask = torch.cat([held.expand(len(tokens), -1), fed], 1).long()
-
     out = model.run_with_hooks(
         tokens,
         fwd_hooks=[at_positions(last[:, None])],
         past_key_values=cache,
-        attention_mask=mask,
+        attention_mask=torch.cat([held.expand(len(tokens), -1), fed], 1).long(),
         position_ids=positions,
     )
     return out[:, 0]

@@ -1,4 +1,4 @@
-"""Read the model where it answers: logits at the target of every prompt, and nowhere else.
+"""What a model predicts: logits at the target of every prompt alone, and log p of every token.
 
 The unembedding is the widest product of a small model, and a prompt needs one row of it. A hook
 before it keeps only the target's row of the residual stream, so logits of the other positions
@@ -29,11 +29,7 @@ from .hooks import Hook, at_positions
 
 
 def check_prompts(model: TransformerBridge, prompts: Prompts) -> None:
-    """Refuse prompts that the model cannot read or answer.
-
-    Example:
-        >>> readout.check_prompts(net, asked)
-    """
+    """Refuse prompts that the model cannot read or answer."""
     if not len(prompts):
         raise IclError("There are no prompts: give at least one.")
     check_tokens(model, prompts.tokens)
@@ -49,16 +45,11 @@ def batches(prompts: Prompts, batch_size: int | None, what: str) -> Iterator[sli
     """Rows of ``prompts``, ``batch_size`` at a time; all at once if it is None.
 
     ``what`` names the work on the progress bar.
-
-    Example:
-        >>> list(readout.batches(asked, 4, "reading"))
-        [slice(0, 4, None), slice(4, 8, None)]
     """
     size = len(prompts) if batch_size is None else batch_size
     if size < 1:
         raise IclError(f"batch_size must be at least 1; got {batch_size}.")
-    starts = range(0, len(prompts), size)
-    for start in bar(starts, what):
+    for start in bar(range(0, len(prompts), size), what):
         yield slice(start, start + size)
 
 
@@ -75,16 +66,12 @@ def target_logits(
 ) -> Float[Tensor, "batch vocab"]:
     """Next-token logits at the target, under ``hooks``, without gradients.
 
-    Args:
-        model: the model.
-        prompts: the prompts.
-        hooks: hooks of the whole batch.
-        batch_size: prompts per forward pass, only without hooks; all if omitted.
+    ``hooks`` are of the whole batch; ``batch_size``, only without hooks: prompts per pass.
 
     Example:
-        >>> logits = readout.target_logits(net, asked)
+        >>> found = readout.target_logits(net, asked)
         >>> full = models.logits(net, asked.tokens)[torch.arange(6), asked.target]
-        >>> bool((logits - full).abs().max() < 1e-4)
+        >>> bool((found - full).abs().max() < 1e-4)
         True
     """
     check_prompts(model, prompts)
@@ -105,40 +92,26 @@ def log_prob(
     """log p of each next token, in nats; entry i is about token i + 1, so there are pos - 1.
 
     Example:
-        >>> readout.log_prob(scores, tokens).round(decimals=2)
-        tensor([[-0.3400, -1.3900]])
+        >>> scores = torch.tensor([[[0.0, 0.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0]]])
+        >>> readout.log_prob(scores, torch.tensor([[0, 2]])).round(decimals=2)
+        tensor([[-0.3400]])
     """
     chosen = tokens[:, 1:, None]
     return scores[:, :-1].gather(-1, chosen)[..., 0] - scores[:, :-1].logsumexp(-1)
 
 
-def is_correct(
-    scores: Float[Tensor, "batch pos vocab"], tokens: Int[Tensor, "batch pos"]
-) -> Bool[Tensor, "batch entry"]:
-    """Whether the most probable next token is the true one.
-
-    Example:
-        >>> readout.is_correct(scores, torch.tensor([[0, 2, 0]]))
-        tensor([[True, True]])
-    """
-    return scores[:, :-1].argmax(-1) == tokens[:, 1:]
-
-
 def predictions(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> tuple[Float[Tensor, "batch entry"], Bool[Tensor, "batch entry"]]:
-    """log p (nats) and correctness of every next-token prediction.
+    """log p (nats) of every next token, and whether it is the most probable one.
 
     Example:
-        >>> from iclutils.tasks.repeated import repeated_tokens
-        >>> net = models.load("induction-0")
-        >>> task = repeated_tokens(net, 8, 20, torch.Generator().manual_seed(0))
-        >>> _, right = readout.predictions(net, task.tokens)
-        >>> bool(right[:, task.clean_half].float().mean() > 0.9)
+        >>> log_p, right = readout.predictions(net, asked.tokens)
+        >>> log_p.shape == right.shape == asked.tokens[:, 1:].shape
         True
     """
     scores = logits(model, tokens)
-    return log_prob(scores, tokens), is_correct(scores, tokens)
+    return log_prob(scores, tokens), scores[:, :-1].argmax(-1) == tokens[:, 1:]
 
 
 def icl_score(

@@ -11,8 +11,8 @@ Example:
     >>> import torch
     >>> from iclutils import models
     >>> from iclutils.chapters import induction
-    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> from iclutils.interp import weights
+    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> net = models.load("induction-0")
     >>> generator = torch.Generator().manual_seed(0)
     >>> found = induction.find(net, repeated_tokens(net, 8, 20, generator))
@@ -38,16 +38,14 @@ def copying_scores(model: TransformerBridge) -> Float[Tensor, "layer head"]:
     """OV copying score, sum(eigenvalues) / sum(|eigenvalues|) of ``W_E W_V W_O W_U``.
 
     +1: attending to a token raises its own logit, for every direction; 0: as often as not.
-    The matrix is vocabulary x vocabulary of rank d_head. AB and BA have the same eigenvalues but
-    for zeros, so those of the d_head x d_head matrix ``W_O (W_U W_E) W_V`` are enough, and what
-    stands in brackets is the same for all heads.
+    The matrix is vocabulary x vocabulary of rank d_head; AB and BA have the same eigenvalues but
+    for zeros, so those of the d_head x d_head matrix ``W_O (W_U W_E) W_V`` are enough.
 
     Example:
         >>> weights.copying_scores(net)[found.induction] > 0.5
         tensor(True)
     """
-    unembed_embed = model.W_U @ model.W_E
-    core = (model.W_O @ unembed_embed @ model.W_V).double()
+    core = (model.W_O @ (model.W_U @ model.W_E) @ model.W_V).double()
     values = torch.linalg.eigvals(core)
     return (values.sum(-1).real / values.abs().sum(-1)).float().cpu()
 
@@ -83,12 +81,13 @@ def composition_baseline(
     def factor(rows: int, columns: int) -> Tensor:
         return torch.rand(draws, rows, columns, generator=generator) * 2 - 1
 
+    def norm(left: Tensor, right: Tensor) -> Tensor:
+        """Frobenius norm of ``left @ right`` from the d_head x d_head Gram matrices."""
+        return ((left.mT @ left) * (right @ right.mT)).sum((-2, -1)).clamp_min(0).sqrt()
+
     first = factor(d_model, d_head), factor(d_head, d_model)
     second = factor(d_model, d_head), factor(d_head, d_model)
-    # |A B|_F through the thin factors: A = L1 R1, B = L2 R2.
-    middle = first[1] @ second[0]
-    norm = _thin_norm(first[0], middle @ second[1])
-    scores = norm / (_thin_norm(*first) * _thin_norm(*second))
+    scores = norm(first[0], first[1] @ second[0] @ second[1]) / (norm(*first) * norm(*second))
     return scores.mean().item(), scores.std().item()
 
 
@@ -124,10 +123,9 @@ def qk_matching(
     (l1, h1), (l2, h2) = previous, induction
     if l2 <= l1:
         raise IclError(f"{l2}.{h2} cannot read {l1}.{h1}: it must be in a later layer.")
-    asks = _embedding(model, l2, embedding)
-    says = _embedding(model, l1, embedding)
-    queries = asks @ model.W_Q[l2, h2]
-    keys = says @ model.W_V[l1, h1] @ model.W_O[l1, h1] @ model.W_K[l2, h2]
+    queries = _embedding(model, l2, embedding) @ model.W_Q[l2, h2]
+    values = _embedding(model, l1, embedding) @ model.W_V[l1, h1]
+    keys = values @ model.W_O[l1, h1] @ model.W_K[l2, h2]
     return top1(queries, keys), top1(keys, queries)
 
 
@@ -154,18 +152,9 @@ def _embedding(
     model: TransformerBridge, layer: int, kind: Embedding
 ) -> Float[Tensor, "vocab d_model"]:
     """What the given layer sees of a token without context or position."""
-    tokens = model.W_E
+    tokens, block = model.W_E, model.blocks[0]
     if kind == "tokens" or layer == 0:
         return tokens
-    block = model.blocks[0]
     with torch.no_grad():
         parts = [block.mlp(block.ln2(part[None]))[0] for part in tokens.split(CHUNK)]
     return tokens + torch.cat(parts)
-
-
-def _thin_norm(
-    left: Float[Tensor, "*batch a r"], right: Float[Tensor, "*batch r b"]
-) -> Float[Tensor, "*batch"]:
-    """Frobenius norm of ``left @ right`` from the r x r Gram matrices."""
-    grams = (left.mT @ left) * (right @ right.mT)
-    return grams.sum((-2, -1)).clamp_min(0).sqrt()

@@ -10,10 +10,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny import VOCAB, save_gpt2, save_gptj, tiny_gpt2, tokens
+from tiny import save_gpt2, save_gptj, save_grouped, save_parallel, tiny_gpt2, tokens
 from torch import Tensor
 from transformer_lens.patching import get_act_patch_direct_path_all_sources
-from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, LlamaForCausalLM
 from wired import save_wired
 
 from iclutils import IclError, models
@@ -96,23 +95,6 @@ def test_shapes_chunks_and_chosen_edges(
         got, mask = patching.path_patching(gpt2, task, edges), graph.mask(edges)
         close(got[mask], whole[mask])
         assert not got[~mask].any()
-
-
-def save_parallel(folder: Path) -> None:
-    """A GPT-NeoX whose MLPs read what the heads of their layer read."""
-    torch.manual_seed(0)
-    config = GPTNeoXConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=48,
-        use_parallel_residual=True,
-        initializer_range=0.3,
-        bos_token_id=VOCAB - 1,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
 # Would catch an engine that trusts the configuration (folded weights are still plain attention,
@@ -352,14 +334,6 @@ def test_the_head_sweep_equals_the_loop(
         expected = loop(model, x, scored, hooks).view(*shape[:2], -1)
         close(got, expected, 2e-5, 1e-4)
         assert got.abs().max() > 1e-2
-
-
-def save_grouped(folder: Path) -> None:
-    """A Llama with two query heads for each key."""
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 48}
-    config = LlamaConfig(vocab_size=VOCAB, bos_token_id=VOCAB - 1, **sizes, **heads)
-    LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def test_mistakes_are_refused(gpt2: TransformerBridge, tmp_path: Path) -> None:

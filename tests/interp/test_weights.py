@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import save_gpt2, tiny_gpt2
+from tiny import save_gpt2
 from transformers import GPT2LMHeadModel
 
 from iclutils import IclError, models
 from iclutils.interp import weights
+from iclutils.models import TransformerBridge
 
 
 def dense(network: GPT2LMHeadModel, layer: int, head: int) -> dict[str, torch.Tensor]:
@@ -109,19 +110,9 @@ def test_own_is_best_in_chunks_equals_all_at_once(size: int, seed: int) -> None:
     assert weights.top1(rows, columns) == pytest.approx(whole, abs=1.5 / size)
 
 
-def test_orthogonal_rows_match_themselves() -> None:
-    eye = torch.eye(30)
-    assert weights.top1(eye, eye) == 1
-    assert weights.top1(eye, eye.roll(1, 0)) == 0
-
-
-def test_an_induction_head_must_be_above_the_head_it_reads(tmp_path: Path) -> None:
-    model = tiny_gpt2(tmp_path)
-    with pytest.raises(IclError, match="must be in a later layer"):
-        weights.qk_matching(model, (1, 0), (1, 2))
-
-
-def test_pairs_go_upwards(tmp_path: Path) -> None:
-    pairs = weights.head_pairs(tiny_gpt2(tmp_path))
+def test_pairs_go_upwards(gpt2: TransformerBridge) -> None:
+    pairs = weights.head_pairs(gpt2)
     assert len(pairs) == len(set(pairs)) == 4 * 4 * 3
     assert all(a[0] < b[0] for a, b in pairs)
+    with pytest.raises(IclError, match="must be in a later layer"):
+        weights.qk_matching(gpt2, (1, 0), (1, 2))

@@ -1,0 +1,158 @@
+"""Estimated effects of edges: against TransformerLens, finite differences and integrals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+from tiny import save_gptj, tiny_gpt2
+from torch import Generator, Tensor
+from transformer_lens.tools.analysis import attribution_patching as theirs
+
+from iclutils import IclError
+from iclutils.interp import attribution, graph
+from iclutils.interp.attribution import edge_attribution
+from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying, scored_logits
+from iclutils.interp.graph import Node, head
+from iclutils.interp.hooks import Hook
+from iclutils.models import TransformerBridge, cached, get_act_name, load
+
+
+def a_task(model: TransformerBridge, count: int = 3, length: int = 6) -> CleanCorrupt:
+    return copying(model, count, length, Generator().manual_seed(0))
+
+
+def turned(task: CleanCorrupt) -> CleanCorrupt:
+    """Clean for corrupt and the other way round."""
+    return replace(task, clean=task.corrupt, corrupt=task.clean)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "neox"])
+def test_estimates_are_those_of_transformer_lens(kind: str, request: pytest.FixtureRequest) -> None:
+    """Catches gradients that hold more than what goes through the reader, and swapped readers."""
+    model = request.getfixturevalue(kind)
+    task, nodes = a_task(model, 2, 2), graph.of(model)
+    ours = edge_attribution(model, task)
+    model.requires_grad_(True)  # theirs needs weights that are not frozen
+
+    def our(node: theirs.Node) -> Node:
+        kind = {"attn_head_out": "head", "mlp_out": "mlp"}.get(node.kind, node.kind)
+        kind = kind[0] if kind in ("q_input", "k_input", "v_input") else kind
+        layer = -1 if node.layer is None or kind == "logits" else node.layer
+        return Node(kind, layer, -1 if node.head is None else node.head)
+
+    for i in range(len(task)):
+        row = task[i : i + 1]
+        found = theirs.attribution_patch(
+            model,
+            row.corrupt,  # its gradient is taken on the second of the two
+            row.clean,
+            lambda logits, row=row: row.score(logits[:, row.at[0]]).sum(),
+            theirs.EdgeAttributionConfig(granularity="edge"),
+        )
+        expected = torch.zeros(nodes.exists.shape)
+        for (writer, reader), value in found.edge_scores.items():
+            expected[nodes.index((our(writer), our(reader)))] -= value
+        torch.testing.assert_close(ours[..., i], expected, atol=1e-5, rtol=1e-5)
+        assert expected.abs().max() > 0.1, "nothing to compare"
+    model.requires_grad_(False)
+    assert not ours[~nodes.exists].any()
+
+
+@pytest.mark.parametrize("at", ["clean", "corrupt"])
+def test_a_small_part_of_a_patch_does_what_the_estimate_says(
+    gpt2: TransformerBridge, at: str
+) -> None:
+    """Catches a factor, a sign, or positions that are left out of the sum."""
+    task, nodes, small = a_task(gpt2), graph.of(gpt2), 1e-2
+    estimated = edge_attribution(gpt2, task, at=at)
+    start = task if at == "clean" else turned(task)
+    for kind in ("q", "k", "v", "mlp_in", "logits"):
+        column = torch.tensor([v.kind == kind for v in nodes.readers])
+        best = estimated.mean(-1).abs() * column
+        u, v = divmod(int(best.argmax()), len(nodes.readers))
+        writer, reader = nodes.writers[u], nodes.readers[v]
+        clean, corrupt = (
+            graph.component_outputs(gpt2, t, [writer])[writer] for t in (task.clean, task.corrupt)
+        )
+        with graph.split_qkv_input(gpt2):
+            more, less = (
+                start.score(
+                    scored_logits(
+                        gpt2, start, graph.add_to_inputs(gpt2, {reader: s * (corrupt - clean)})
+                    )
+                )
+                for s in (small, -small)
+            )
+        slope = (less - more) / (2 * small)
+        torch.testing.assert_close(estimated[u, v], slope, atol=1e-3, rtol=0.01)
+        assert slope.abs().max() > 0.02, f"no effect on {kind} to compare"
+
+
+def test_the_edges_of_a_writer_sum_to_what_all_of_it_does(gpt2: TransformerBridge) -> None:
+    """Catches a reader that is left out: the output itself is changed a little, for all readers."""
+    task, small = a_task(gpt2), 1e-2
+    estimated = edge_attribution(gpt2, task).sum(1)
+    for layer, index in ((0, 1), (1, 3), (2, 2)):
+        name = get_act_name("z", layer)
+        (_, clean), (_, corrupt) = (cached(gpt2, t, [name]) for t in (task.clean, task.corrupt))
+        change = torch.zeros_like(clean[name])
+        change[:, :, index] = (corrupt[name] - clean[name])[:, :, index]
+
+        def hook(part: float, change: Tensor = change, name: str = name) -> Hook:
+            return name, lambda z, hook: z + part * change
+
+        less, more = (task.score(scored_logits(gpt2, task, [hook(s)])) for s in (-small, small))
+        slope = (less - more) / (2 * small)
+        row = graph.of(gpt2).writers.index(head(layer, index))
+        torch.testing.assert_close(estimated[row], slope, atol=1e-3, rtol=0.01)
+        assert slope.abs().max() > 0.05, "no effect to compare"
+
+
+def test_averaged_gradients_of_the_embedding_sum_to_the_gap(gpt2: TransformerBridge) -> None:
+    """Catches runs that do not lie between the two: the integral of a slope is the rise."""
+    task = a_task(gpt2, 2)
+    clean, corrupt = baselines(gpt2, task)
+    both = [edge_attribution(gpt2, task, 32, at)[0].sum(0) for at in ("clean", "corrupt")]
+    torch.testing.assert_close(sum(both) / 2, clean - corrupt, atol=0.02, rtol=0.02)
+    once = edge_attribution(gpt2, task)[0].sum(0)
+    assert (once - (clean - corrupt)).abs().max() > 0.1, "one step would do as well"
+
+
+def test_ends_chunks_and_shapes(
+    gpt2: TransformerBridge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a gradient taken on the other run than asked for, and sequences that mix."""
+    task = a_task(gpt2)
+    ours, other = edge_attribution(gpt2, task, at="corrupt"), edge_attribution(gpt2, turned(task))
+    torch.testing.assert_close(ours, -other, atol=1e-5, rtol=1e-4)
+    monkeypatch.setattr(attribution, "ROWS", 1)
+    alone = edge_attribution(gpt2, task, at="corrupt")
+    torch.testing.assert_close(alone, ours, atol=1e-5, rtol=1e-4)
+    small = tiny_gpt2(tmp_path, n_layer=1, n_head=1)
+    assert edge_attribution(small, a_task(small)).shape == (3, 5, 3)
+
+
+def test_rank_correlation_is_that_of_scipy_over_what_exists() -> None:
+    estimated, exact = torch.randn(2, 3, 6, generator=Generator().manual_seed(0))
+    exists = torch.rand(3, 6, generator=Generator().manual_seed(1)) < 0.6
+    got = attribution.rank_correlation(estimated, exact, exists)
+    expected = spearmanr(estimated[exists].tolist(), exact[exists].tolist()).statistic
+    assert got == pytest.approx(expected, abs=1e-10)
+    assert math.isnan(attribution.rank_correlation(exact, 0 * exact, exists))
+
+
+def test_mistakes_are_refused(gpt2: TransformerBridge, tmp_path: Path) -> None:
+    save_gptj(tmp_path)
+    gptj = load(tmp_path)
+    for run, message in (
+        (lambda: edge_attribution(gpt2, a_task(gpt2), at="clear"), "Unknown end of the path"),
+        (lambda: edge_attribution(gpt2, a_task(gpt2), steps=0), "steps must be at least 1"),
+        (lambda: edge_attribution(gptj, a_task(gptj)), "only after using it"),
+    ):
+        with pytest.raises(IclError, match=message):
+            run()

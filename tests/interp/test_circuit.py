@@ -1,0 +1,201 @@
+"""Circuits of edges: against one patched edge, TransformerLens, and a circuit known by design."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import save_gptj, save_parallel, tiny_gpt2
+from torch import Generator
+from transformer_lens.tools.analysis import attribution_patching as theirs
+from wired import save_wired
+
+from iclutils import IclError
+from iclutils.interp import circuit, graph, patching, statistics
+from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying
+from iclutils.interp.graph import Graph, Node, head
+from iclutils.models import TransformerBridge, load
+
+
+def seeded(seed: int = 0) -> Generator:
+    return Generator().manual_seed(seed)
+
+
+@pytest.fixture(scope="module")
+def models(
+    gpt2: TransformerBridge, neox: TransformerBridge, tmp_path_factory: pytest.TempPathFactory
+) -> list[TransformerBridge]:
+    folder = tmp_path_factory.mktemp("models")
+    save_parallel(folder)
+    smallest = tiny_gpt2(tmp_path_factory.mktemp("smallest"), n_layer=1, n_head=1)
+    return [gpt2, neox, load(folder), smallest]
+
+
+def a_task(
+    model: TransformerBridge, count: int = 3, length: int = 6, seed: int = 0
+) -> CleanCorrupt:
+    return copying(model, count, length, seeded(seed))
+
+
+def test_no_edge_is_the_corrupt_run_all_are_the_clean_one_all_but_one_is_that_edge_patched(
+    models: list[TransformerBridge],
+) -> None:
+    """Catches a writer or reader that is left out, or a mask applied to another edge."""
+    for model in models:
+        task, nodes = a_task(model, 2), graph.of(model)
+        clean, corrupt = baselines(model, task)
+        pick = torch.randperm(len(nodes.edges()), generator=seeded(1))[:12]
+        chosen = [nodes.edges()[i] for i in pick.tolist()]
+        kept = [torch.zeros_like(nodes.exists), nodes.exists]
+        kept += [nodes.exists & ~nodes.mask([edge]) for edge in chosen]
+        one = [patching.patch_edges(model, task, [edge]) for edge in chosen]
+        got = circuit.scores(model, task, torch.stack(kept))
+        torch.testing.assert_close(got, torch.stack([corrupt, clean, *one]), atol=1e-5, rtol=1e-5)
+        assert (clean - torch.stack([corrupt, *one])).abs().max() > 0.1, "nothing to compare"
+        shares = circuit.faithfulness(got[:2], clean, corrupt)
+        torch.testing.assert_close(shares, torch.tensor([0.0, 1.0]), atol=1e-4, rtol=0)
+
+
+def expanded(model: TransformerBridge, kept: torch.Tensor, size: int) -> list:
+    """Edges in the words of TransformerLens, which takes each position for an edge of its own."""
+    nodes = graph.of(model)
+
+    def their(node: Node, position: int) -> theirs.Node:
+        kind = {"head": "attn_head_out", "mlp": "mlp_out"}.get(node.kind, node.kind)
+        kind = f"{kind}_input" if kind in graph.CHANNELS else kind
+        layer = model.cfg.n_layers - 1 if kind == "logits" else node.layer
+        return theirs.Node(
+            kind, position, None if layer < 0 else layer, None if node.head < 0 else node.head
+        )
+
+    return [
+        (their(nodes.writers[u], p), their(nodes.readers[v], p))
+        for u, v in kept.nonzero().tolist()
+        for p in range(size)
+    ]
+
+
+def test_faithfulness_is_that_of_transformer_lens(gpt2: TransformerBridge) -> None:
+    """Catches edges inside a circuit that carry the clean output instead of the run's own."""
+    task = a_task(gpt2, 1, 3)
+    clean, corrupt = baselines(gpt2, task)
+    for kept in circuit.random_circuits(graph.of(gpt2).exists, 90, 2, seeded(2)):
+        result = theirs.faithfulness(
+            gpt2,
+            task.clean,
+            task.corrupt,
+            lambda logits: task.score(logits[:, task.at[0]]).sum(),
+            expanded(gpt2, kept, task.clean.shape[1]),
+        )
+        score = circuit.scores(gpt2, task, kept[None])
+        ours = circuit.faithfulness(score, clean, corrupt).item()
+        assert ours == pytest.approx(result.recovered, abs=1e-4)
+        assert 1e-3 < abs(ours) < 0.999
+
+
+def test_circuits_do_not_touch_each_other(
+    gpt2: TransformerBridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches rows of a batch that get the mask, or the corrupt output, of another row."""
+    task, exists = a_task(gpt2, 3), graph.of(gpt2).exists
+    kept = circuit.random_circuits(exists, 80, 4, seeded())
+    together = circuit.scores(gpt2, task, kept)
+    for rows in (1, 450):  # one row a pass; two sequences, of one circuit
+        monkeypatch.setattr(circuit, "ROWS", rows)
+        again = circuit.scores(gpt2, task, kept)
+        torch.testing.assert_close(again, together, atol=1e-5, rtol=1e-5)
+
+
+def test_the_textbook_pair_is_the_circuit_and_exact_effects_rank_it_first(tmp_path: Path) -> None:
+    """Catches an edge that the textbook's list forgets, and rankings from the wrong end."""
+    save_wired(tmp_path)
+    model = load(tmp_path)
+    task, nodes = a_task(model, 8, 11), graph.of(model)
+    clean, corrupt = baselines(model, task)
+    kept = nodes.mask(circuit.induction_edges(nodes, [head(0, 0)], [head(1, 0)]))
+    score = circuit.scores(model, task, kept[None])
+    assert circuit.faithfulness(score, clean, corrupt).item() > 0.95
+    left = circuit.completeness(model, task, kept)
+    assert abs(circuit.faithfulness(left, clean, corrupt).item()) < 0.05
+    lost = circuit.minimality(model, task, kept).mean(1) / (clean - corrupt).mean()
+    places = [(nodes.writers[u], nodes.readers[v]) for u, v in kept.nonzero().tolist()]
+    needed = {edge for edge, loss in zip(places, lost.tolist(), strict=True) if loss > 0.9}
+    # Positions and the second copy are the same on both sequences, so what the queries, the keys
+    # of 0.0 and the logits read of the embedding cannot be told apart.
+    embed, k, logits = Node("embed"), Node("k", 1, 0), Node("logits")
+    pair = {(head(0, 0), k), (head(1, 0), logits)}
+    assert needed == pair | {(embed, Node("v", layer, 0)) for layer in (0, 1)}
+    assert lost.abs()[[edge not in needed for edge in places]].max() < 1e-5
+    effects = patching.path_patching(model, task)
+    least = statistics.step_down_threshold(effects[nodes.exists], seeded())
+    strong = circuit.above_threshold(effects, nodes.exists, least)
+    ranking = circuit.rank_edges(effects.mean(-1), nodes)
+    assert 4 <= int(strong.sum()) <= 8
+    assert torch.equal(strong, nodes.mask(ranking[: int(strong.sum())]))
+    sizes = [0, 1, 2, 3, 4, 8, len(ranking)]
+    curve = circuit.curve(model, task, ranking, sizes)
+    torch.testing.assert_close(curve[[0, -1]], torch.stack([corrupt, clean]), atol=1e-5, rtol=0)
+    assert circuit.smallest_size(sizes, circuit.faithfulness(curve, clean, corrupt)) == 4
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        ([0.0, 0.75, 0.25, 0.5, 1.0], 3),
+        ([0.5, 0.5, 0.5, 0.5, 0.5], 0),
+        ([1.0, 1.0, 1.0, 1.0, 0.4], None),
+        ([0.0, 0.0, float("nan"), 1.0, 1.0], 3),
+    ],
+)
+def test_the_smallest_size_is_where_a_curve_comes_to_stay(
+    shares: list[float], expected: int | None
+) -> None:
+    assert circuit.smallest_size(range(5), torch.tensor(shares), 0.5) == expected
+
+
+@settings(deadline=None, max_examples=25)
+@given(layers=st.integers(1, 3), heads=st.integers(1, 3), seed=st.integers(0, 99))
+def test_rankings_and_random_circuits_hold_each_edge_once(
+    layers: int, heads: int, seed: int
+) -> None:
+    """Catches edges that do not exist, or twice the same, in a ranking or a draw."""
+    nodes, generator = Graph(layers, heads), seeded(seed)
+    values = torch.randn(nodes.exists.shape, generator=generator).round()  # with ties
+    ranking = circuit.rank_edges(values, nodes)
+    assert set(ranking) == set(nodes.edges())
+    order = [(-values[nodes.index(e)].abs().item(), nodes.edges().index(e)) for e in ranking]
+    assert order == sorted(order)
+    size = seed % (len(ranking) + 1)
+    drawn = circuit.random_circuits(nodes.exists, size, 3, generator)
+    assert drawn.sum((1, 2)).tolist() == [size] * 3
+    assert not (drawn & ~nodes.exists).any()
+
+
+def test_a_pair_has_edges_only_from_an_earlier_layer() -> None:
+    chosen = circuit.induction_edges(
+        Graph(3, 2), [head(0, 1), head(1, 0)], [head(1, 1), head(2, 0)]
+    )
+    between = [(str(u), str(v)) for u, v in chosen if u.kind == "head" and v.kind == "k"]
+    assert between == [("0.1", "k 1.1"), ("0.1", "k 2.0"), ("1.0", "k 2.0")]
+    assert len(chosen) == len(set(chosen)) == 2 * 3 + 2 * 2 + 3 + 2 + 1
+
+
+def test_mistakes_are_refused(gpt2: TransformerBridge, tmp_path: Path) -> None:
+    task, nodes = a_task(gpt2), graph.of(gpt2)
+    nothing = torch.zeros_like(nodes.exists)
+    save_gptj(tmp_path)
+    gptj = load(tmp_path)
+    for run, message in (
+        (lambda: circuit.minimality(gpt2, task, nothing), "size zero"),
+        (lambda: circuit.scores(gpt2, task, ~nothing[None]), "edges that exist"),
+        (lambda: circuit.scores(gpt2, task, nothing[None, 1:]), "another model"),
+        (lambda: circuit.random_circuits(nodes.exists, 10**6, 1, seeded()), "cannot draw"),
+        (lambda: circuit.induction_edges(nodes, [head(1, 0)], [head(1, 1)]), "before an induction"),
+        (lambda: circuit.induction_edges(nodes, [head(0, 7)], [head(1, 1)]), "Unknown reader"),
+        (lambda: circuit.scores(gptj, a_task(gptj), graph.of(gptj).exists[None]), "cannot fork"),
+    ):
+        with pytest.raises(IclError, match=message):
+            run()

@@ -1,0 +1,113 @@
+"""Head scores against hand-made patterns, loops over positions, and closed forms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iclutils import IclError
+from iclutils.interp import head_scores
+from iclutils.models import TransformerBridge, cached, get_act_name
+from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
+
+
+def random_pattern(size: int, seed: int) -> torch.Tensor:
+    scores = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(seed))
+    hidden = torch.ones(size, size).triu(1).bool()
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1)
+
+
+@given(length=st.integers(2, 9), seed=st.integers(0, 5))
+def test_scores_equal_loops_over_positions(length: int, seed: int) -> None:
+    a = random_pattern(2 * length + 1, seed)
+    size = 2 * length + 1
+    pairs = {
+        head_scores.prefix_matching(a, length): [
+            (q, q - length + 1) for q in range(length + 1, size)
+        ],
+        head_scores.duplicate_token(a, length): [(q, q - length) for q in range(length + 1, size)],
+        head_scores.previous_token(a): [(q, q - 1) for q in range(1, size)],
+        head_scores.current_token(a): [(q, q) for q in range(size)],
+        head_scores.first_token(a): [(q, 0) for q in range(size)],
+        head_scores.stripe(a, length): [(q, q - length + 1) for q in range(length - 1, size)],
+    }
+    for score, places in pairs.items():
+        expected = sum(a[..., q, k] for q, k in places) / len(places)
+        torch.testing.assert_close(score, expected)
+
+
+@given(length=st.integers(2, 40), seed=st.integers(0, 20))
+def test_the_stripe_is_within_its_bound_of_the_clean_score(length: int, seed: int) -> None:
+    a = random_pattern(2 * length + 1, seed)
+    gap = (head_scores.stripe(a, length) - head_scores.prefix_matching(a, length)).abs().max()
+    assert gap <= 2 / (length + 2) + 1e-6
+
+
+def test_uniform_baselines_are_harmonic_sums() -> None:
+    def mean_inverse(rows: range) -> float:
+        return sum(1 / (q + 1) for q in rows) / len(rows)
+
+    even = head_scores.uniform_baselines(50)
+    expected = {
+        "previous": mean_inverse(range(1, 101)),
+        "current": mean_inverse(range(101)),
+        "first": mean_inverse(range(101)),
+        "duplicate": mean_inverse(range(51, 101)),
+        "prefix": mean_inverse(range(51, 101)),
+        "stripe": mean_inverse(range(49, 101)),
+    }
+    assert even == pytest.approx(expected, abs=1e-6)
+
+
+def test_olssons_evaluator_sums_over_all_earlier_followers() -> None:
+    tokens = RepeatedTokens.draw(1, 4, 30, 29, torch.Generator().manual_seed(1), times=3).tokens
+    pattern = random_pattern(13, 3)[:1]
+    total, queries = torch.zeros(3), 0
+    row = tokens[0].tolist()
+    for q in range(1, 13):
+        followers = [k + 1 for k in range(1, q) if row[k] == row[q]]
+        if followers:
+            queries += 1
+            total += pattern[0, :, q, followers].sum(-1)
+    got = head_scores.olsson_prefix_matching(pattern, tokens)[0]
+    torch.testing.assert_close(got, total / queries)
+
+
+def test_every_head_of_a_model_is_scored(gpt2: TransformerBridge) -> None:
+    batch = repeated_tokens(gpt2, 3, 10, torch.Generator().manual_seed(0))
+    scores = head_scores.head_scores(gpt2, batch.tokens, 10)
+    name = get_act_name("pattern", 2)
+    _, cache = cached(gpt2, batch.tokens, [name])
+    expected = sum(cache[name][1, 3, q, q - 9] for q in range(11, 21)) / 10
+    torch.testing.assert_close(scores["prefix"][1, 2, 3], expected)
+    olsson = head_scores.olsson_scores(gpt2, batch.tokens)
+    expected = head_scores.olsson_prefix_matching(cache[name], batch.tokens)
+    torch.testing.assert_close(olsson[:, 2], expected)
+    profile = head_scores.distance_profile(cache[name][1, 3], 10)
+    torch.testing.assert_close(profile[9], scores["prefix"][1, 2, 3])
+
+
+def test_the_detector_is_the_scaled_score_on_distinct_tokens(gpt2: TransformerBridge) -> None:
+    length = 12
+    batch = repeated_tokens(gpt2, 1, length, torch.Generator().manual_seed(0), distinct=True)
+    theirs = head_scores.detector_scores(gpt2, batch.tokens)
+    ours = head_scores.head_scores(gpt2, batch.tokens, length)
+    for name, rows in {"previous": 2 * length, "prefix": length, "duplicate": length}.items():
+        torch.testing.assert_close(theirs[name], ours[name][0] * rows / (2 * length + 1))
+
+
+def test_mistakes_are_refused() -> None:
+    for run, message in (
+        (lambda: head_scores.prefix_matching(torch.zeros(20, 20), 10), "this pattern has 20"),
+        (lambda: head_scores.attention_at_offset(torch.zeros(21, 21), 10, 12), "must lie in"),
+        (
+            lambda: head_scores.olsson_prefix_matching(
+                random_pattern(6, 0)[:1], torch.arange(6)[None]
+            ),
+            "nothing to match",
+        ),
+    ):
+        with pytest.raises(IclError, match=message):
+            run()
