@@ -54,7 +54,7 @@ types: $(READY)  ## mypy
 	@$(BIN)/mypy
 
 unit: $(READY)  ## unit and property tests alone: make unit ARGS="-k claims"
-	@$(OFFLINE) $(BIN)/python -m pytest -m "not slow and not browser" $(ARGS)
+	@$(OFFLINE) $(BIN)/python -m pytest -m "not slow and not browser and not nightly" $(ARGS)
 
 notebooks: $(READY)  ## nbval alone: run the notebooks and compare with what is committed
 	@$(OFFLINE) $(BIN)/python -m pytest $(NBVAL) $(ARGS)

@@ -128,14 +128,11 @@ def test_an_interruption_says_how_to_go_on(
     assert "run again to continue" in capsys.readouterr().err
 
 
-def test_train_lists_its_recipes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train"]) == 0
-    assert capsys.readouterr().out.split() == training.all_names()
-
-
-def test_a_training_says_what_it_costs_before_it_starts(
+def test_train_lists_recipes_and_says_what_one_costs_before_it_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    assert main(["train"]) == 0
+    assert capsys.readouterr().out.split() == training.all_names()
     monkeypatch.delenv("ICLUTILS_QUIET")
     monkeypatch.setattr(training, "train", lambda *_, **__: print("trains"))
     assert main(["train", "lsa-1", "--out", str(tmp_path)]) == 0
@@ -176,14 +173,10 @@ def test_address_writes_the_address(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == "", "nothing is left to do"
 
 
-@pytest.mark.slow
 def test_the_module_is_the_command_line() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "iclutils", "run", "99"], capture_output=True, text=True
     )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: Unknown chapter '99'")
-
-
-def test_the_build_folder_is_ignored_by_git() -> None:
     assert f"{commands.BUILD}/" in (ROOT / ".gitignore").read_text().splitlines()

@@ -57,77 +57,50 @@ def text_files() -> dict[str, str]:
 # Dependencies and versions
 
 
-def test_no_dependency_is_named_twice() -> None:
+def test_dependencies_are_named_once_and_only_in_pyproject() -> None:
     names = [name_of(dependency) for dependency in DEPENDENCIES]
     assert sorted(names) == sorted(set(names))
-
-
-def test_conda_installs_from_pyproject_and_names_nothing_itself() -> None:
+    assert not any("://" in d or "@" in d for d in DEPENDENCIES), "no direct addresses"
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     plain = [d for d in environment["dependencies"] if isinstance(d, str)]
     pip = next(d["pip"] for d in environment["dependencies"] if isinstance(d, dict))
     assert {name_of(d) for d in plain} == {"python", "pip"}
     assert f"python{PROJECT['project']['requires-python']}" in plain
     assert pip == ["-e .[book,dev]"]
-    assert set(PROJECT["project"]["optional-dependencies"]) == {
-        *("book", "cluster", "coursework", "dev")
-    }
-
-
-def test_no_other_file_installs_a_package_by_name() -> None:
-    known = {name_of(dependency) for dependency in DEPENDENCIES}
     for name, text in text_files().items():
-        if name.startswith("tests/"):
-            continue
         for line in re.findall(r"^[^#\n]*pip install (.+)$", text, re.MULTILINE):
             words = [word.strip("\"'`") for word in line.split() if not word.startswith("-")]
-            assert not {name_of(word) for word in words} & known, f"{name}: {line}"
-
-
-def test_the_pinned_stack_is_inside_its_bounds() -> None:
-    bounds = {name_of(d): d for d in DEPENDENCIES}
-    assert "<5" in bounds["transformer-lens"]
-    assert "<2" in bounds["jupyter-book"]
-    assert not any("://" in d or "@" in d for d in DEPENDENCIES), "no direct addresses"
+            known = {name_of(word) for word in words} & set(names)
+            assert name.startswith("tests/") or not known, f"{name}: {line}"
 
 
 def test_versions_agree() -> None:
-    version = PROJECT["project"]["version"]
+    project, tool = PROJECT["project"], PROJECT["tool"]
+    version = project["version"]
     assert iclutils.__version__ == version, "installed from another version: make setup"
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert str(citation["version"]) == version
+    assert ("repository-code" in citation) == bool(ADDRESS)
     changelog = (ROOT / "CHANGELOG.md").read_text()
     assert "## Unreleased" in changelog or f"## {version}" in changelog
-
-
-def test_python_bounds_agree() -> None:
-    assert PROJECT["project"]["requires-python"] == ">=3.11"
-    assert PROJECT["tool"]["ruff"]["target-version"] == "py311"
-    assert PROJECT["tool"]["mypy"]["python_version"] == "3.11"
+    least = (project["requires-python"], tool["ruff"]["target-version"])
+    assert (*least, tool["mypy"]["python_version"]) == (">=3.11", "py311", "3.11")
     assert "sys.version_info >= (3, 11)" in (ROOT / "Makefile").read_text()
-
-
-# Citation, pre-commit, dev container
 
 
 def test_the_citation_is_valid() -> None:
     program = Path(sys.executable).with_name("cffconvert")
     done = subprocess.run([program, "--validate"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert ("repository-code" in citation) == bool(ADDRESS)
 
 
-def test_commit_hooks_fetch_nothing() -> None:
+def test_commit_hooks_and_the_container_use_what_make_sets_up() -> None:
     repos = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    assert [repo["repo"] for repo in repos] == ["local"]
+    assert [repo["repo"] for repo in repos] == ["local"], "nothing is fetched"
     hooks = [hook for repo in repos for hook in repo["hooks"]]
     assert {hook["language"] for hook in hooks} == {"system"}
     for tool in ("ruff check", "ruff format --check", "mypy"):
         assert any(hook["entry"].startswith(f".venv/bin/{tool}") for hook in hooks), tool
-
-
-def test_the_dev_container_sets_up_by_make() -> None:
     container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
     assert container["postCreateCommand"] == "make setup"
 
@@ -143,13 +116,10 @@ def steps(path: Path) -> list[dict]:
     return [step for job in jobs(path).values() for step in job["steps"]]
 
 
-def test_every_workflow_is_known() -> None:
-    assert [path.stem for path in WORKFLOWS] == ["ci", "colab", "gpu", "nightly", "publish"]
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_is_pinned_and_has_least_rights(path: Path) -> None:
     text = path.read_text()
+    assert re.search(r"# .*(gate|decides)", text, re.IGNORECASE), "it says what gates"
     workflow = yaml.safe_load(text)
     assert workflow["permissions"] == {"contents": "read"}
     assert workflow[True], "YAML reads the key 'on' as true"
@@ -167,18 +137,15 @@ def test_a_workflow_is_pinned_and_has_least_rights(path: Path) -> None:
         assert not writes or not any("setup" in step.get("run", "") for step in job["steps"])
 
 
-def test_every_workflow_says_what_gates() -> None:
-    for path in WORKFLOWS:
-        assert re.search(r"# .*(gate|decides)", path.read_text(), re.IGNORECASE), path.name
-
-
 def commands(stem: str) -> str:
     path = ROOT / ".github" / "workflows" / f"{stem}.yml"
     return "\n".join(step["run"] for step in steps(path) if "run" in step)
 
 
 def test_workflows_run_what_the_readme_names() -> None:
+    assert {path.stem for path in WORKFLOWS} == {"ci", "colab", "gpu", "nightly", "publish"}
     assert ".ci/run" in commands("ci")
+    assert "make nightly" in commands("nightly")
     assert '-m iclutils run "$CHAPTER" --tier paper' in commands("gpu")
     assert "-m nbconvert --to notebook --execute" in commands("colab")
     assert "address.apply(" in commands("colab")
@@ -260,23 +227,22 @@ def test_installation_is_done_once_and_redone_after_an_interruption(bare: Path) 
     assert not (bare / ".venv" / ".stamp").exists(), "an update that failed is not taken for done"
 
 
-def test_the_test_target_ends_with_one_pytest_call_offline(bare: Path) -> None:
+@pytest.mark.parametrize(("target", "nbval"), [("test", False), ("nightly", True)])
+def test_a_test_target_lints_and_ends_with_one_pytest_call_offline(
+    bare: Path, target: str, nbval: bool
+) -> None:
     (bare / ".venv").mkdir()
     stamp = bare / ".venv" / ".stamp"
     stamp.touch()
     later = stamp.stat().st_mtime + 10
     os.utime(stamp, (later, later))
-    lines = make(bare, "--dry-run", "test").stdout.strip().splitlines()
-    calls = [line for line in lines if "pytest" in line]
-    assert len(calls) == 1
-    assert calls[0].startswith("HF_HUB_OFFLINE=1 ")
-    assert "--nbval" not in calls[0]
-    assert "-m pytest tests " in calls[0]
-    place = lines.index(calls[0])
-    assert not [line for line in lines[place + 1 :] if not line.startswith(" ")]
-    assert any("ruff check" in line for line in lines[:place])
-    assert any("ruff format --check" in line for line in lines[:place])
-    assert any("mypy" in line for line in lines[:place])
+    shown = make(bare, "--dry-run", target).stdout.replace("\\\n", "")
+    *before, last = shown.strip().splitlines()
+    assert last.startswith("HF_HUB_OFFLINE=1 ")
+    assert "-m pytest tests " in last
+    assert ("--nbval " in last) == nbval
+    for tool in ("ruff check", "ruff format --check", "mypy"):
+        assert any(tool in line for line in before), tool
 
 
 # Everything that is tracked
@@ -314,21 +280,14 @@ def test_no_weights_but_safetensors() -> None:
     assert not suffixes & {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".h5"}
 
 
-def test_links_in_the_top_files_lead_somewhere() -> None:
+def test_what_the_top_files_name_exists() -> None:
     for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
-        for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text()):
-            assert target.startswith("https://") or (ROOT / target).exists(), f"{name}: {target}"
-
-
-def test_files_that_are_named_exist() -> None:
-    for name in ("README.md", "CONTRIBUTING.md"):
         text = (ROOT / name).read_text()
+        for target in re.findall(r"\]\(([^)#]+)\)", text):
+            assert target.startswith("https://") or (ROOT / target).exists(), f"{name}: {target}"
         for word in re.findall(r"`((?:notebooks|book|iclutils|tests)/[\w./]+)`", text):
             assert (ROOT / word).exists() or "NN" in word, f"{name} names {word}"
-
-
-def test_commands_that_are_named_exist() -> None:
     for name in ("README.md", "CONTRIBUTING.md", "book/how_to_run.md"):
         quoted = set(re.findall(r"`make ([a-z]+)", (ROOT / name).read_text()))
-        assert quoted <= set(TARGETS), f"{name}: {sorted(quoted - set(TARGETS))}"
         assert quoted, f"{name} names no command"
+        assert quoted <= set(TARGETS), f"{name}: {sorted(quoted - set(TARGETS))}"

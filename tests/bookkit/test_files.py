@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -35,6 +36,7 @@ FILES = Path(sys.modules["iclutils.files"].__file__ or "")
 def test_json_round_trip(tmp_path: Path, value: object) -> None:
     write_json(tmp_path / "value.json", value)
     assert read_json(tmp_path / "value.json") == value
+    assert json.loads((tmp_path / "value.json").read_bytes()) == value
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), {1, 2}])
@@ -47,28 +49,18 @@ def test_what_json_cannot_hold_leaves_the_old_file(tmp_path: Path, bad: object) 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_error_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    path.write_text("old")
-
-    def write_half() -> None:
-        with replacing(path) as temporary:
-            temporary.write_text("half of the new")
-            raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        write_half()
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_new_file_appears_only_when_complete(tmp_path: Path) -> None:
+def test_a_file_appears_only_when_complete(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "text.txt"
     with replacing(path) as temporary:
         temporary.write_text("new")
         assert not path.exists()
         assert temporary.parent == path.parent, "a rename is atomic only within a file system"
+    with contextlib.suppress(OSError), replacing(path) as temporary:
+        temporary.write_text("half of the new")
+        raise OSError("disk full")
     assert path.read_text() == "new"
+    assert list(path.parent.iterdir()) == [path]
+    assert path.stat().st_mode & 0o044, "others may read it"
 
 
 def test_a_killed_process_leaves_the_old_file(tmp_path: Path) -> None:
@@ -113,14 +105,11 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-def test_whole_files_pass(folder: Path) -> None:
+def test_whole_files_pass_as_they_do_for_sha256sum(folder: Path) -> None:
     check_sums(folder, ["weights", "sub/log"], CURE)
-
-
-@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs the program sha256sum")
-def test_sums_are_in_the_format_of_sha256sum(folder: Path) -> None:
-    done = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=folder, capture_output=True)
-    assert done.returncode == 0, done.stdout
+    if shutil.which("sha256sum"):
+        done = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=folder, capture_output=True)
+        assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(
@@ -140,26 +129,7 @@ def test_damage_is_named_with_its_cure(
         check_sums(folder, ["weights"], CURE)
 
 
-@given(position=st.integers(0, 199), change=st.integers(1, 255))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
-def test_every_changed_byte_is_noticed(tmp_path: Path, position: int, change: int) -> None:
-    content = bytearray(range(200))
-    path = tmp_path / "weights"
-    path.write_bytes(content)
-    write_sums(tmp_path)
-    content[position] ^= change
-    path.write_bytes(content)
-    with pytest.raises(IclError, match="damaged"):
-        check_sums(tmp_path, ["weights"], CURE)
-
-
 def test_unknown_names_the_nearest() -> None:
     message = str(unknown("tier", "papr", ["mini", "paper"]))
     assert message == "Unknown tier 'papr'. Did you mean 'paper'? Known: mini, paper."
     assert str(unknown("tier", "x", [])) == "Unknown tier 'x'. Known: none."
-
-
-def test_json_is_readable_by_others(tmp_path: Path) -> None:
-    write_json(tmp_path / "v.json", {"é": 1.5})
-    assert json.loads((tmp_path / "v.json").read_bytes()) == {"é": 1.5}
-    assert (tmp_path / "v.json").stat().st_mode & 0o044, "others may read it"
