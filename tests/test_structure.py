@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "errors": set(),
     "files": {"errors"},
     "progress": set(),
-    "zoo": {"errors", "files"},
+    "zoo": {"errors", "files", "progress"},
     "models": COMMON,
     "tasks": {*COMMON, "models"},
     "interp": {*COMMON, "models", "tasks"},

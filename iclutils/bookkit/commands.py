@@ -154,9 +154,12 @@ def claims(given: argparse.Namespace) -> int:
 @command("list the models that load() knows by name", ("",))
 def models(given: argparse.Namespace) -> int:
     from .. import models, zoo
+    from ..zoo import smollm2
 
     for name in zoo.names():
         print(f"{name:<22} shipped; training steps {', '.join(map(str, zoo.steps(name)))}")
+    state = f"in {smollm2.folder()}" if smollm2.is_there() else "fetched at first use, 93 MB"
+    print(f"{smollm2.NAME:<22} SmolLM2-135M-Instruct, four bits, of {smollm2.PACKAGE}; {state}")
     for name, spec in models.HUB.items():
         print(f"{name:<22} hub: {spec.repo} at {spec.revision}")
     print("Also: any Hugging Face folder on disk, and owner/name with revision=<40-hex commit>.")

