@@ -19,8 +19,8 @@ import tempfile
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from iclutils.chapters.label_words import speed
-from iclutils.chapters.label_words.compression import compress, everything, hidden_anchor
+from iclutils.chapters.label_words.compression import costs, everything, hidden_anchor, seconds
+from iclutils.interp.kv_cache import answer_from_cache, cache_demonstrations
 from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge, load
 from iclutils.tasks.prompts import Prompts, Role
@@ -80,15 +80,16 @@ def main() -> None:
     for name, (classes, text, query) in SHAPES.items():
         prompts = random_prompts(given.queries, classes, text, query)
         whole = target_logits(model, prompts)
-        again = compress(model, prompts, everything)
+        held = cache_demonstrations(model, prompts[:1], everything(prompts[:1]))
+        again = answer_from_cache(model, held, prompts)
         gap = (whole - again).abs().max().item()
         same = bool((whole.argmax(-1) == again.argmax(-1)).all())
         if not same or gap > TOLERANCE:
             raise SystemExit(f"{name}: predictions differ, or logits by {gap:.1e}")
         print(f"{name} (same predictions, logits within {gap:.0e})")
-        counted = speed.costs(model, prompts, hidden_anchor(prompts))
-        alone = speed.seconds(model, prompts, batch=1, repeats=given.repeats)
-        batched = speed.seconds(model, prompts, batch=given.queries, repeats=given.repeats)
+        counted = costs(model, prompts, hidden_anchor(prompts))
+        alone = seconds(model, prompts, batch=1, repeats=given.repeats)
+        batched = seconds(model, prompts, batch=given.queries, repeats=given.repeats)
         baseline = alone["re-encoded"]
         for way, cost in counted.items():
             adds = counted["re-encoded"].multiply_adds / cost.multiply_adds

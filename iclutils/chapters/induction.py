@@ -3,17 +3,8 @@
 An induction head attends from a token to what *followed* its earlier copy. It can only do so if
 something before it has written, at each position, which token came before: a previous-token head
 in an earlier layer, read through the induction head's keys (K-composition; Elhage et al. 2021).
-``find`` picks the pair by its patterns; ``cause`` tests it by cutting; ``emergence`` follows it
-over training checkpoints.
-
-Example:
-    >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.chapters import induction
-    >>> from iclutils.interp import head_scores
-    >>> from iclutils.tasks.repeated import repeated_tokens
-    >>> net = models.load("induction-0")
-    >>> task = repeated_tokens(net, 8, 20, torch.Generator().manual_seed(0))
+``find`` picks the pair by its patterns; ``cause`` tests it by cutting; ``checkpoint_metrics``
+follows it over training.
 """
 
 from __future__ import annotations
@@ -48,14 +39,12 @@ class Circuit:
 
     def others(self, model: TransformerBridge) -> list[Head]:
         """Every head without a role here."""
-        heads = [(la, h) for la in range(model.cfg.n_layers) for h in range(model.cfg.n_heads)]
         named = {self.previous, self.induction, *self.all_induction, *self.all_previous}
-        return [h for h in heads if h not in named]
+        return [head for head in _heads(model, model.cfg.n_layers) if head not in named]
 
     def below(self, model: TransformerBridge) -> list[Head]:
         """Heads in layers before the induction head that are no previous-token heads."""
-        heads = [(la, h) for la in range(self.induction[0]) for h in range(model.cfg.n_heads)]
-        return [h for h in heads if h not in self.all_previous]
+        return [head for head in _heads(model, self.induction[0]) if head not in self.all_previous]
 
     def pairs(self) -> list[tuple[Head, Head]]:
         """Every previous-token head with every induction head above it."""
@@ -78,6 +67,12 @@ def find(model: TransformerBridge, batch: RepeatedTokens) -> Circuit:
     """The strongest induction head, and the strongest previous-token head in a layer below it.
 
     Example:
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.chapters import induction
+        >>> from iclutils.tasks.repeated import repeated_tokens
+        >>> net = models.load("induction-0")
+        >>> task = repeated_tokens(net, 8, 20, torch.Generator().manual_seed(0))
         >>> found = induction.find(net, task)
         >>> found.previous[0] < found.induction[0]
         True
@@ -87,14 +82,7 @@ def find(model: TransformerBridge, batch: RepeatedTokens) -> Circuit:
 
 
 def roles(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Circuit:
-    """Heads by role from their mean scores (``head_scores``), as in ``find``.
-
-    Example:
-        >>> looked = head_scores.head_scores(net, task.tokens, task.length)
-        >>> means = {name: values.mean(0) for name, values in looked.items()}
-        >>> induction.roles(means) == induction.find(net, task)
-        True
-    """
+    """Heads by role from their mean scores (``head_scores``), as in ``find``."""
     if len(scores["prefix"]) < 2:
         raise IclError("An induction circuit needs two attention layers; this model has one.")
     prefix = scores["prefix"].clone()
@@ -110,7 +98,11 @@ def roles(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Circuit:
 
 
 def _labelled(scores: Float[Tensor, "layer head"]) -> tuple[Head, ...]:
-    return tuple((la, h) for la, h in torch.nonzero(scores > LABEL).tolist())
+    return tuple((layer, head) for layer, head in torch.nonzero(scores > LABEL).tolist())
+
+
+def _heads(model: TransformerBridge, layers: int) -> list[Head]:
+    return [(layer, head) for layer in range(layers) for head in range(model.cfg.n_heads)]
 
 
 def cause(
@@ -121,12 +113,6 @@ def cause(
     Mean-ablate the previous-token head; patch only its write into the induction head's keys with
     its write on ``other``; both again for all previous-token heads at once; mean-ablate each
     other head below (the control).
-
-    Example:
-        >>> other = repeated_tokens(net, 8, 20, torch.Generator().manual_seed(1))
-        >>> cut = induction.cause(net, task, induction.find(net, task), other)
-        >>> bool(cut.without_all_previous.mean() < cut.before.mean() / 2)
-        True
     """
     layer, head = circuit.induction
     watch = [get_act_name("pattern", layer)]
@@ -155,42 +141,27 @@ def clean_loss(
     batch: RepeatedTokens,
     hooks: Sequence[tuple[str, Callable[..., Tensor]]],
 ) -> Float[Tensor, "batch"]:
-    """Loss (nats) on the clean second copy of each sequence, under hooks.
-
-    Example:
-        >>> bool(induction.clean_loss(net, task, []).mean() < 0.5)
-        True
-    """
+    """Loss (nats) on the clean second copy of each sequence, under hooks."""
     scores, _ = run_with_hooks(model, batch.tokens, hooks)
     return -log_prob(scores, batch.tokens)[:, batch.clean_half].mean(1)
 
 
-def random_sets(heads: Sequence[Head], size: int, count: int, generator: Generator) -> list:
-    """``count`` random sets of ``size`` heads (all heads where fewer exist).
-
-    Example:
-        >>> heads = [(0, 0), (0, 1), (1, 0)]
-        >>> sets = induction.random_sets(heads, 2, 4, torch.Generator().manual_seed(0))
-        >>> [len(set(one)) for one in sets]
-        [2, 2, 2, 2]
-    """
-    size = min(size, len(heads))
+def random_sets(
+    heads: Sequence[Head], size: int, count: int, generator: Generator
+) -> list[list[Head]]:
+    """``count`` random sets of ``size`` heads (all heads where fewer exist)."""
     draws = [torch.randperm(len(heads), generator=generator)[:size] for _ in range(count)]
     return [[heads[i] for i in draw.tolist()] for draw in draws]
 
 
-def emergence(
+def checkpoint_metrics(
     model: TransformerBridge, batch: RepeatedTokens, generator: Generator
 ) -> dict[str, float]:
-    """One checkpoint's state: best scores, loss, accuracy, in-context-learning score.
+    """What a model can do at one step of its training; what logged curves hold.
 
-    The in-context-learning score compares entries 10 and 50 of segments of 15 tokens repeated
-    four times (Olsson et al. 2022 compare tokens 50 and 500 of texts).
-
-    Example:
-        >>> state = induction.emergence(net, task, torch.Generator().manual_seed(1))
-        >>> state["icl"] < 0
-        True
+    Best prefix-matching and previous-token score; loss (nats) and accuracy on the clean second
+    copy; ``icl``, the in-context-learning score, compares entries 10 and 50 of segments of 15
+    tokens repeated four times (Olsson et al. 2022 compare tokens 50 and 500 of texts).
     """
     scores = {k: v.mean(0) for k, v in head_scores(model, batch.tokens, batch.length).items()}
     log_probs, right = predictions(model, batch.tokens)
@@ -211,6 +182,7 @@ def width_of_rise(steps: Sequence[int], values: Sequence[float], low: float, hig
     Crossings are interpolated linearly between checkpoints.
 
     Example:
+        >>> from iclutils.chapters import induction
         >>> induction.width_of_rise([0, 100, 200], [0.0, 0.0, 1.0], low=0.1, high=0.8)
         0.35
     """

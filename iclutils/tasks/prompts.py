@@ -2,16 +2,9 @@
 
 A prompt is ``demonstration .. demonstration query``; a demonstration ends in a cue and a label
 word, the query in the cue alone. Positions are data that a prompt's builder returns, never found
-again by searching the text, so the lenses work alike on made-up topics and on real text, with
-any template and any number of demonstrations. Prompts of different lengths are padded on the
-right; nothing before the padding can see it.
-
-Example:
-    >>> import torch
-    >>> from iclutils.tasks import prompts, topics
-    >>> asked = topics.sample(3, torch.Generator().manual_seed(0), classes=2)
-    >>> scores = torch.zeros(3, len(topics.NAMES))
-    >>> scores[:, asked.label_words[0, 0]] = 1.0
+again by searching the text, so the measurements work alike on made-up topics and on real text,
+with any template and any number of demonstrations. Prompts of different lengths are padded on
+the right; nothing before the padding can see it.
 """
 
 from __future__ import annotations
@@ -21,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional
 
@@ -46,13 +39,15 @@ class Prompts:
         tokens: token ids, padded on the right.
         roles: the ``Role`` of every token.
         target: q, the position of the prompt's last token, where the class is predicted.
-        label_pos: position of the first sub-token of every demonstration's label word, in the
-            order of the prompt.
+        label_pos: position of the first sub-token of every demonstration's label word.
         cue_pos: position of every demonstration's cue, the token before its label word.
         demo_class: class of every demonstration.
         gold: class of the query.
         label_words: vocabulary id of the first sub-token of each class's label word; it may
             differ from prompt to prompt.
+
+    What is said of demonstrations stands in the order of the prompt, what is said of classes in
+    the order of their ids; ``by_class`` and ``by_demonstration`` convert.
     """
 
     tokens: Int[Tensor, "batch pos"]
@@ -77,9 +72,15 @@ class Prompts:
         """Whether a token is a real one, not padding."""
         return self.roles != Role.PAD
 
-    def __getitem__(self, rows: slice | Int[Tensor, "rows"]) -> Prompts:
-        """Some of the prompts, with the padding that they all have cut off."""
+    def __getitem__(self, rows: int | slice | Int[Tensor, "rows"]) -> Prompts:
+        """Some of the prompts, also a single one, with the padding that they all have cut off."""
+        if isinstance(rows, int):
+            if not -len(self) <= rows < len(self):
+                raise IndexError(f"There are {len(self)} prompts, counted from 0; got {rows}.")
+            rows = slice(rows, rows + 1 or None)
         chosen = {name: value[rows] for name, value in vars(self).items()}
+        if not len(chosen["target"]):
+            raise IclError("There are no prompts: give at least one.")
         longest = int(chosen["target"].max()) + 1
         chosen["tokens"] = chosen["tokens"][:, :longest]
         chosen["roles"] = chosen["roles"][:, :longest]
@@ -91,9 +92,22 @@ class Prompts:
 
     def of_class(self) -> Bool[Tensor, "batch demo cls"]:
         """Which demonstration shows which class."""
-        return self.demo_class[..., None] == torch.arange(
-            self.classes, device=self.demo_class.device
-        )
+        classes = torch.arange(self.classes, device=self.demo_class.device)
+        return self.demo_class[..., None] == classes
+
+    def by_class(
+        self, values: Shaped[Tensor, "batch *between demo"]
+    ) -> Shaped[Tensor, "batch *between cls"]:
+        """Sum over the demonstrations of each class: from prompt order to class order."""
+        member = self.of_class().view(len(self), *[1] * (values.ndim - 2), -1, self.classes)
+        return (values[..., None] * member).sum(-2)
+
+    def by_demonstration(
+        self, values: Shaped[Tensor, "batch *between cls"]
+    ) -> Shaped[Tensor, "batch *between demo"]:
+        """The value of each demonstration's class: from class order to prompt order."""
+        order = self.demo_class.view(len(self), *[1] * (values.ndim - 2), -1)
+        return values.gather(-1, order.expand(*values.shape[:-1], -1))
 
     def check(self) -> None:
         """Refuse prompts whose parts contradict each other."""
@@ -103,42 +117,28 @@ class Prompts:
         if not bool(self.of_class().any(1).all()):
             raise IclError("Some class has no demonstration: show every class at least once.")
         shown = self.tokens.gather(1, self.label_pos)
-        if not bool((shown == self.label_words.gather(1, self.demo_class)).all()):
+        if not bool((shown == self.by_demonstration(self.label_words)).all()):
             raise IclError("A label position does not hold its demonstration's label word.")
-        last = self.kept.sum(-1) - 1
-        if not bool((self.target == last).all()):
+        if not bool((self.target == self.kept.sum(-1) - 1).all()):
             raise IclError("The target must be the last token of each prompt.")
 
 
 def join(parts: Sequence[Prompts]) -> Prompts:
-    """Several batches as one, padded to the longest.
-
-    Example:
-        >>> len(prompts.join([asked, asked]))
-        6
-    """
+    """Several batches as one, padded to the longest."""
     shapes = {(p.label_pos.shape[1], p.classes) for p in parts}
     if len(shapes) != 1:
         raise IclError(f"Only prompts of one shape can be joined; got {sorted(shapes)}.")
     longest = max(p.tokens.shape[1] for p in parts)
     pad = {"tokens": 0, "roles": int(Role.PAD)}
-    return Prompts(
-        **{
-            field.name: torch.cat(
-                [
-                    functional.pad(
-                        getattr(p, field.name),
-                        (0, longest - p.tokens.shape[1]),
-                        value=pad[field.name],
-                    )
-                    if field.name in pad
-                    else getattr(p, field.name)
-                    for p in parts
-                ]
-            )
-            for field in fields(Prompts)
-        }
-    )
+
+    def padded(part: Prompts, name: str) -> Tensor:
+        value = getattr(part, name)
+        if name not in pad:
+            return value
+        return functional.pad(value, (0, longest - value.shape[1]), value=pad[name])
+
+    names = [field.name for field in fields(Prompts)]
+    return Prompts(**{name: torch.cat([padded(p, name) for p in parts]) for name in names})
 
 
 def class_logits(
@@ -153,20 +153,10 @@ def class_logits(
 
 
 def predicted_class(prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Int[Tensor, "batch"]:
-    """Class of the likeliest label word at the target.
-
-    Example:
-        >>> prompts.predicted_class(asked, scores)[0]
-        tensor(0)
-    """
+    """Class of the likeliest label word at the target."""
     return class_logits(prompts, logits).argmax(-1)
 
 
 def correct(prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Bool[Tensor, "batch"]:
-    """Whether the likeliest label word is the query's.
-
-    Example:
-        >>> bool((prompts.correct(asked, scores)[0] == (asked.gold[0] == 0)))
-        True
-    """
+    """Whether the likeliest label word is the query's."""
     return predicted_class(prompts, logits) == prompts.gold

@@ -1,15 +1,6 @@
 """Sources of classification prompts: the same questions to made-up topics and to real text.
 
-A chapter asks a source for prompts and need not know where they come from. ``open_source`` knows
-the made-up topics (``"topics"``) and the text data sets of ``iclutils.tasks.classification``.
-
-Example:
-    >>> import iclutils
-    >>> from iclutils import models
-    >>> from iclutils.tasks import sources
-    >>> net = models.load("anchors-0")
-    >>> book = iclutils.begin(device="cpu")
-    mini tier, the tier's own models, seed 0, cpu
+A chapter asks a source for prompts and need not know where they come from.
 """
 
 from __future__ import annotations
@@ -17,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from torch import Generator
@@ -24,10 +16,11 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import IclError, unknown
 from ..models import TransformerBridge, tokenizer
-from . import classification, datasets, topics
+from . import text, topics
 from .prompts import Prompts, join
 
 PAPER_SEED, PAPER_SEEDS = 42, 5  # seeds 42 .. 46 (Wang et al. 2023, section 2.1)
+NAMES = ("topics", *text.TASKS)
 
 
 @runtime_checkable
@@ -43,8 +36,8 @@ class Source(Protocol):
     def fixed(
         self, draw: int, count: int, train_per_class: int = 0
     ) -> tuple[Prompts, Prompts | None]:
-        """``count`` queries on demonstration set ``draw``, and ``train_per_class`` others for
-        each class on the same demonstrations, to train on (None if 0)."""
+        """``count`` queries on demonstration set number ``draw``, and ``train_per_class`` others
+        for each class on the same demonstrations, to train on (None if 0)."""
 
 
 @dataclass(frozen=True)
@@ -56,24 +49,23 @@ class Topics:
 
     def evaluation(self, count: int, shots: int = 1) -> Prompts:
         """See ``Source``."""
-        generator = self.generator("evaluation", shots)
-        return topics.sample(count, generator, shots=shots).to(self.device)
+        return topics.sample(count, self.generator("evaluation", shots), shots=shots).to(
+            self.device
+        )
 
     def varied(self, count: int) -> Prompts:
         """See ``Source``."""
-        generator = self.generator("varied", 0)
-        return topics.sample(count, generator).to(self.device)
+        return topics.sample(count, self.generator("varied", 0)).to(self.device)
 
     def fixed(
         self, draw: int, count: int, train_per_class: int = 0
     ) -> tuple[Prompts, Prompts | None]:
         """See ``Source``; the texts are the hard ones, so that there are errors to mend and to
-        explain, and the training queries, four times ``train_per_class``, are of random classes."""
-        more = 4 * train_per_class
-        generator = self.generator("fixed", draw)
+        explain, and the training queries, four for each class, are of random classes."""
+        more, generator = 4 * train_per_class, self.generator("fixed", draw)
         both = topics.sample(count + more, generator, shared=True, texts=topics.HARD)
         both = both.to(self.device)
-        return both[slice(0, count)], both[slice(count, None)] if more else None
+        return both[:count], both[count:] if more else None
 
 
 @dataclass(frozen=True)
@@ -83,53 +75,62 @@ class Text:
     Prompts that are longer than the context are left out.
     """
 
-    task: classification.Task
+    task: text.TextTask
     words: PreTrainedTokenizerBase
     context: int
     device: str
     seed: int
-    train: list[datasets.Row]
-    test: list[datasets.Row]
+    train: list[text.Row]
+    test: list[text.Row]
 
-    @property
-    def _classes(self) -> int:
-        return len(self.task.label_words)
+    def _choose(self, seed: int, shots: int, more: int = 0) -> tuple[list[text.Row], ...]:
+        return text.demonstrations(self.train, len(self.task.label_words), shots, seed, more)
 
-    def _build(self, shown: list[list[int]], asked: list[datasets.Row]) -> Prompts:
-        demos = [[self.train[i] for i in ids] for ids in shown]
-        prompts, _ = classification.build(
-            self.task, self.words, demos, asked, context=self.context, over_long="drop"
+    def _build(self, shown: list[list[text.Row]], asked: list[text.Row]) -> Prompts:
+        prompts, _ = text.build(
+            self.task, self.words, shown, asked, context=self.context, over_long="drop"
         )
         return prompts.to(self.device)
 
-    def _on_set(self, draw: int, count: int, shots: int, more: int) -> tuple[Prompts, list[int]]:
-        seed = self.seed + draw
-        shown, others = classification.demonstrations(self.train, self._classes, shots, seed, more)
-        rows = classification.evaluation_rows(len(self.test), seed, count)
-        return self._build([shown] * len(rows), [self.test[i] for i in rows]), others
+    def _over_seeds(self, count: int) -> list[tuple[int, list[text.Row]]]:
+        """The paper's five seeds, each with an equal share of the test rows."""
+        each = ceil(count / PAPER_SEEDS)
+        seeds = range(self.seed, self.seed + PAPER_SEEDS)
+        return [(seed, text.evaluation_rows(self.test, seed, each)) for seed in seeds]
 
     def evaluation(self, count: int, shots: int = 1) -> Prompts:
         """See ``Source``: the paper's five demonstration sets, an equal share each."""
-        each, shots = ceil(count / PAPER_SEEDS), min(shots, self.task.most_shots)
-        return join([self._on_set(draw, each, shots, 0)[0] for draw in range(PAPER_SEEDS)])
+        shots = min(shots, self.task.most_shots)
+        parts = self._over_seeds(count)
+        shown = [self._choose(seed, shots)[0] for seed, _ in parts]
+        return join(
+            [
+                self._build([demos] * len(rows), rows)
+                for demos, (_, rows) in zip(shown, parts, strict=True)
+            ]
+        )
 
     def varied(self, count: int) -> Prompts:
-        """See ``Source``."""
-        rows = classification.evaluation_rows(len(self.test), self.seed, count)
-        shown = classification.demonstrations_per_query(
-            self.train, self._classes, 1, self.seed, len(rows)
+        """See ``Source``: the paper's five seeds, an equal share each."""
+        classes = len(self.task.label_words)
+        return join(
+            [
+                self._build(
+                    text.demonstrations_per_query(self.train, classes, 1, seed, len(rows)), rows
+                )
+                for seed, rows in self._over_seeds(count)
+            ]
         )
-        return self._build(shown, [self.test[i] for i in rows])
 
     def fixed(
         self, draw: int, count: int, train_per_class: int = 0
     ) -> tuple[Prompts, Prompts | None]:
         """See ``Source``; training rows are those after the demonstrations."""
-        asked, others = self._on_set(draw, count, 1, train_per_class)
-        if not others:
-            return asked, None
-        shown, _ = classification.demonstrations(self.train, self._classes, 1, self.seed + draw)
-        return asked, self._build([shown] * len(others), [self.train[i] for i in others])
+        seed = self.seed + draw
+        shown, others = self._choose(seed, 1, train_per_class)
+        rows = text.evaluation_rows(self.test, seed, count)
+        asked = self._build([shown] * len(rows), rows)
+        return asked, self._build([shown] * len(others), others) if others else None
 
 
 def suited(model: TransformerBridge, asked: str, usual: tuple[str, ...]) -> tuple[str, ...]:
@@ -137,16 +138,12 @@ def suited(model: TransformerBridge, asked: str, usual: tuple[str, ...]) -> tupl
 
     A model with the vocabulary of the made-up topics gets those, any other that would have got
     them SST-2.
-
-    Example:
-        >>> sources.suited(net, "", ("topics",))
-        ('topics',)
     """
     if asked:
         names = tuple(name.strip() for name in asked.split(","))
         for name in names:
-            if name not in ("topics", *classification.TASKS):
-                raise unknown("task", name, ("topics", *classification.TASKS))
+            if name not in NAMES:
+                raise unknown("task", name, NAMES)
         return names
     if usual == ("topics",) and model.cfg.d_vocab != topics.VOCAB:
         return ("sst2",)
@@ -154,37 +151,51 @@ def suited(model: TransformerBridge, asked: str, usual: tuple[str, ...]) -> tupl
 
 
 def open_source(
-    task: str, model: TransformerBridge, generator: Callable[[str, int], Generator], seed: int = 0
+    task: str,
+    model: TransformerBridge,
+    generator: Callable[[str, int], Generator] | None = None,
+    seed: int = 0,
+    folder: str | Path | None = None,
 ) -> Source:
     """The source of one task's prompts for one model.
 
     Args:
-        task: ``"topics"`` or a name in ``classification.TASKS``.
+        task: ``"topics"`` or a name in ``text.TASKS``.
         model: the model that will read them.
-        generator: a generator for each purpose and draw (``Session.generator``).
+        generator: for topics, a generator for each purpose and draw (``Session.generator``);
+            texts are chosen as in the paper, by ``seed`` alone.
         seed: 0 for the paper's demonstration sets, another number for others.
+        folder: where the rows of a text task lie (see ``text.load``).
 
     Example:
-        >>> source = sources.open_source("topics", net, book.generator)
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.tasks import sources
+        >>> def generator(purpose, draw):
+        ...     return torch.Generator().manual_seed(draw)
+        ...
+        >>> source = sources.open_source("topics", models.load("anchors-0"), generator)
         >>> len(source.evaluation(5, 1))
         5
     """
+    if task not in NAMES:
+        raise unknown("task", task, NAMES)
     device = str(model.cfg.device)
     if task == "topics":
         if model.cfg.d_vocab != topics.VOCAB:
             raise IclError(
                 f"This model has {model.cfg.d_vocab} tokens, the made-up topics {topics.VOCAB}: "
-                f"choose a text task for it ({', '.join(classification.TASKS)})."
+                f"choose a text task for it ({', '.join(text.TASKS)})."
             )
+        if generator is None:
+            raise IclError("Topics are drawn at random: give a generator, as book.generator.")
         return Topics(generator, device)
-    if task not in classification.TASKS:
-        raise unknown("task", task, ("topics", *classification.TASKS))
     return Text(
-        classification.TASKS[task],
+        text.TASKS[task],
         tokenizer(model),
         model.cfg.n_ctx,
         device,
         PAPER_SEED + PAPER_SEEDS * seed,
-        datasets.load(task, "train"),
-        datasets.load(task, "test"),
+        text.load(task, "train", folder),
+        text.load(task, "test", folder),
     )

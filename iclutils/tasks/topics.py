@@ -9,12 +9,6 @@ gives, and ``ideal`` is Bayes' rule with the generative model known.
 
 A prompt is ``BOS text : label text : label .. query :``. The words could be any tokens; they
 have names so that a reader can read the figures.
-
-Example:
-    >>> import torch
-    >>> from iclutils.tasks import topics
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> asked = topics.sample(200, generator, classes=2)
 """
 
 from __future__ import annotations
@@ -125,10 +119,6 @@ def sample(
         texts: how texts are drawn.
         shared: all prompts have the same demonstrations; only the queries differ.
         topics: topic of every class, for each prompt or (one row) for all; drawn if omitted.
-
-    Example:
-        >>> topics.sample(2, generator, shots=2, classes=3).demo_class.sort(-1).values[0]
-        tensor([0, 0, 1, 1, 2, 2])
     """
     labels = len(LABELS.split())
     if min(count, shots) < 1 or not 2 <= classes <= min(len(TOPICS), labels):
@@ -181,11 +171,6 @@ def stream(
 
     The first examples show every class once, in random order; the others are of any class, so
     their labels can be told from the context. Without ``cues`` a label follows its text at once.
-
-    Example:
-        >>> tokens, before = topics.stream(2, 6, generator)
-        >>> topics.NAMES[tokens[0, before[0, 0]]]
-        ':'
     """
     if examples <= classes:
         raise IclError(f"Need more examples than classes; got {examples} and {classes}.")
@@ -223,12 +208,7 @@ def assemble(
 
 
 def word_overlap(prompts: Prompts) -> Float[Tensor, "batch cls"]:
-    """Topic words that the query has in common with each class's texts, counted with repeats.
-
-    Example:
-        >>> topics.word_overlap(asked).shape
-        torch.Size([200, 2])
-    """
+    """Topic words that the query has in common with each class's texts, counted with repeats."""
     demo, query = _counts(prompts)
     common = torch.minimum(demo[..., :FIRST_FILLER], query[:, None, :FIRST_FILLER])
     return common.sum(-1)
@@ -238,10 +218,6 @@ def ideal(prompts: Prompts, texts: Texts = FULL) -> Float[Tensor, "batch cls"]:
     """Probability of each class by Bayes' rule: topics unknown, everything else known.
 
     Sums over every assignment of distinct topics to the classes.
-
-    Example:
-        >>> bool(((topics.ideal(asked).argmax(-1) == asked.gold).double().mean() > 0.7))
-        True
     """
     demo, query = _counts(prompts)
     log_p = word_probabilities(texts).log()  # (topic, word)
@@ -271,12 +247,7 @@ def word_probabilities(texts: Texts) -> Float[Tensor, "topic word"]:
 
 
 def best(scores: Float[Tensor, "batch cls"], generator: Generator) -> Int[Tensor, "batch"]:
-    """Class of the highest score; ties are broken at random.
-
-    Example:
-        >>> topics.best(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), generator)
-        tensor([1, 0])
-    """
+    """Class of the highest score; ties are broken at random."""
     top = scores == scores.max(-1, keepdim=True).values
     return (top * torch.rand(scores.shape, generator=generator)).argmax(-1)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..chapters import induction
 from ..chapters.circuits import history
-from ..chapters.label_words import growth
+from ..chapters.label_words.copying import checkpoint_metrics
 from ..interp import attribution, clean_corrupt
 from ..models import TransformerBridge, load
 from ..tasks import generator, topics
@@ -29,7 +29,7 @@ def copying(work: Path, steps: Sequence[int]) -> Rows:
 
     def measure(net: TransformerBridge) -> dict[str, float]:
         few = repeated_tokens(net, 32, 30, generator("history"))
-        return induction.emergence(net, few, generator("icl"))
+        return induction.checkpoint_metrics(net, few, generator("icl"))
 
     return _along(work, steps, measure)
 
@@ -40,7 +40,7 @@ def classifying(work: Path, steps: Sequence[int]) -> Rows:
 
     def measure(net: TransformerBridge) -> dict[str, float]:
         copied = repeated_tokens(net, 32, 24, generator("copied"))
-        return vars(growth.state(net, few, copied, layers=2))
+        return checkpoint_metrics(net, few, copied, layers=2)
 
     return _along(work, steps, measure)
 

@@ -27,7 +27,7 @@ from iclutils.chapters.regression import written
 from iclutils.chapters.regression.distances import ask
 from iclutils.interp import head_scores, patching, weights
 from iclutils.models.lsa import Shape, Solvers
-from iclutils.tasks import classification, numbers, regression
+from iclutils.tasks import numbers, regression, text
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 from iclutils.tasks.sources import open_source
 
@@ -204,9 +204,9 @@ def test_texts_and_labels_of_the_readers_own(small: presets.Tier, text_model: Pa
     given = {"demonstrations": SHOWN, "query": ("I loved it", "Positive")}
     made = iclutils.show("02", text_model, **given)
     model = models.load(text_model)
-    task = classification.Task("mine", "Text:", "Label:", (" Positive", " Negative"))
+    task = text.TextTask("mine", "Text:", "Label:", (" Positive", " Negative"))
     rows = [("a great movie", 0), ("a bad film", 1)]
-    prompts, _ = classification.build(
+    prompts, _ = text.build(
         task, model.tokenizer, [rows], [("I loved it", 0)], context=model.cfg.n_ctx
     )
     torch.testing.assert_close(made.numbers["S"], saliency.measure(model, prompts).relative)

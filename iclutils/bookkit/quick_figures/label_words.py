@@ -7,7 +7,7 @@ from ...errors import IclError
 from ...interp.readout import target_logits
 from ...models import TransformerBridge, words
 from ...plots import figures
-from ...tasks import classification, topics
+from ...tasks import text, topics
 from ...tasks.prompts import Prompts, predicted_class
 from ...tasks.sources import open_source
 from .quick_figure import QuickFigure, Request, announce
@@ -56,22 +56,20 @@ def _prompts(request: Request, model: TransformerBridge) -> tuple[Prompts, str]:
 
 def _own(request: Request, model: TransformerBridge) -> tuple[Prompts, str]:
     """The reader's own prompt; without a right answer, the model's takes its place."""
-    text, right = request.query if isinstance(request.query, tuple) else (request.query, "")
+    query, right = request.query if isinstance(request.query, tuple) else (request.query, "")
     labels = list(dict.fromkeys(label.strip() for _, label in request.demonstrations))
-    if len(labels) < 2 or not text:
+    if len(labels) < 2 or not query:
         raise IclError(
             "Give demonstrations with at least two labels, [(text, label), ...], and a query; got "
-            f"{len(labels)} labels and the query {text!r}."
+            f"{len(labels)} labels and the query {query!r}."
         )
     if right and right.strip() not in labels:
         raise IclError(f"The query's label {right!r} is none of those shown: {', '.join(labels)}.")
     tokenizer = words(model)
-    task = classification.Task("your prompt", CUE, ANSWER, tuple(f" {label}" for label in labels))
+    task = text.TextTask("your prompt", CUE, ANSWER, tuple(f" {label}" for label in labels))
     shown = [(demo, labels.index(label.strip())) for demo, label in request.demonstrations]
     gold = labels.index(right.strip()) if right else 0
-    prompts, _ = classification.build(
-        task, tokenizer, [shown], [(text, gold)], context=model.cfg.n_ctx
-    )
+    prompts, _ = text.build(task, tokenizer, [shown], [(query, gold)], context=model.cfg.n_ctx)
     prompts = prompts.to(request.session.device)
     answer = int(predicted_class(prompts, target_logits(model, prompts)))
     if not right:

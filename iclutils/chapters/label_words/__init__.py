@@ -3,5 +3,6 @@
 First the label words of the demonstrations collect what their demonstrations say, then the
 target reads it from them. ``saliency`` sees both flows, ``isolation`` cuts the first and
 ``extraction`` weighs the second; ``reweighting``, ``compression`` and ``confusion`` put them to
-use. All read ``Prompts`` through ``readout``.
+use, ``copying`` asks how they come from copying heads. ``answers`` holds what is kept of a
+model's output, and the loyalties.
 """

@@ -1,32 +1,21 @@
-"""Compression: answer a query from a few of the demonstrations' tokens.
+"""Compression: answer a query from a few of the demonstrations' tokens, and what that saves.
 
 The demonstrations are read once. Of all that they leave behind, one key and one value per layer
 and token, only what stands at the anchors is kept (label words and formatting), and the query is
 answered from that. What was kept goes on standing at its original position, and so does the query
 with ``offset=True``; with ``offset=False`` the query starts at position 0, as the script released
 with the paper does for GPT-2 XL. With everything kept and the offset on, the answer is the one of
-the whole prompt. ``Keep`` masks are made here; ``memory`` reads with them, ``speed`` counts and
-measures what they save.
+the whole prompt.
 
-Source: Wang et al. 2023, section 3.2, Table 2 and footnote 6, and their released code.
-
-Example:
-    >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.chapters.label_words import compression
-    >>> from iclutils.interp import kv_cache
-    >>> from iclutils.interp.readout import target_logits
-    >>> from iclutils.tasks import topics
-    >>> net = models.load("anchors-0")
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> asked = topics.sample(8, generator, classes=2, shared=True)
-    >>> whole = target_logits(net, asked)
+Source: Wang et al. 2023, section 3.2, Tables 2, 3 and 6 and footnote 6, and their released code.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -42,52 +31,27 @@ from ...interp.kv_cache import (
     same_shape,
     shares_demonstrations,
 )
-from ...interp.readout import batches
+from ...interp.readout import batches, target_logits
 from ...models import TransformerBridge
 from ...progress import bar
 from ...tasks.prompts import Prompts, Role
-from .isolation import label_loyalty
+from .answers import Answers, label_loyalty
 
 Rule = Callable[[Prompts], Keep]
 
 
 def everything(prompts: Prompts) -> Keep:
-    """Keep all demonstration tokens: plain prefix caching, and the exactness test.
-
-    Example:
-        >>> torch.equal(compression.everything(asked), kv_cache.demonstrations(asked))
-        True
-    """
+    """Keep all demonstration tokens: plain prefix caching, and the exactness test."""
     return demonstrations(prompts)
 
 
-def nothing(prompts: Prompts) -> Keep:
-    """Keep no demonstration token: the query alone.
-
-    Example:
-        >>> compression.nothing(asked).sum()
-        tensor(0)
-    """
-    return torch.zeros_like(demonstrations(prompts))
-
-
 def hidden_anchor(prompts: Prompts) -> Keep:
-    """Hidden_anchor: formatting and label words, all their sub-tokens.
-
-    Example:
-        >>> bool(compression.hidden_anchor(asked).gather(1, asked.label_pos).all())
-        True
-    """
+    """Hidden_anchor: formatting and label words, all their sub-tokens."""
     return (prompts.roles == Role.FORMAT) | (prompts.roles == Role.LABEL)
 
 
 def label_only(prompts: Prompts) -> Keep:
-    """Label words without the formatting (footnote 6 of the paper).
-
-    Example:
-        >>> compression.label_only(asked).sum(-1)[0]
-        tensor(2)
-    """
+    """Label words without the formatting (footnote 6 of the paper)."""
     return prompts.roles == Role.LABEL
 
 
@@ -97,11 +61,6 @@ def hidden_random(prompts: Prompts, generator: torch.Generator) -> Keep:
     A label word of k sub-tokens gives way to k tokens of its own demonstration's text, drawn
     without replacement; where the text has fewer, to all of them (ours: the paper has no such
     case). A label is never kept. Every row has its own draw.
-
-    Example:
-        >>> kept = compression.hidden_random(asked, generator)
-        >>> bool(kept.gather(1, asked.label_pos).any())
-        False
     """
     roles, device = prompts.roles, prompts.roles.device
     place = torch.arange(roles.shape[1], device=device)
@@ -121,20 +80,8 @@ def text_anchor(prompts: Prompts) -> Prompts:
     """Text_anchor: the prompts without their demonstrations' texts, to be read from scratch.
 
     Formatting, label words and query are the same tokens; positions start again at 0.
-
-    Example:
-        >>> compression.text_anchor(asked).tokens.shape[1] < asked.tokens.shape[1]
-        True
     """
-    return compact(prompts, prompts.kept & (prompts.roles != Role.TEXT))
-
-
-def compact(prompts: Prompts, keep: Keep) -> Prompts:
-    """Prompts of the tokens in ``keep`` alone, moved together."""
-    same_shape(prompts, keep)
-    needed = torch.cat([prompts.label_pos, prompts.cue_pos, prompts.target[:, None]], 1)
-    if not bool(keep.gather(1, needed).all()):
-        raise IclError("A prompt without its label words, cues or target is none: keep them.")
+    keep = prompts.kept & (prompts.roles != Role.TEXT)
     index, held = packed(keep)
     moved = keep.cumsum(1) - 1
     padding = int(prompts.tokens[~prompts.kept][0]) if bool((~prompts.kept).any()) else 0
@@ -151,96 +98,175 @@ def compact(prompts: Prompts, keep: Keep) -> Prompts:
 def compress(
     model: TransformerBridge,
     prompts: Prompts,
-    rule: Rule,
+    keep: Rule | Keep,
     offset: bool = True,
     batch_size: int | None = None,
-) -> Float[Tensor, "batch vocab"]:
-    """Logits at the target after compression by ``rule``; shared demonstrations are read once.
+) -> Answers:
+    """Answers after compression; demonstrations that all prompts share are read once.
 
     Args:
         model: the model.
         prompts: the prompts.
-        rule: makes the mask of what is kept, for example ``hidden_anchor``.
-        offset: as for ``kv_cache.answer_from_cache``.
+        keep: the mask of what is kept, or a rule that makes it, as ``hidden_anchor``.
+        offset: whether the query stays at its position. Where nothing at all is kept there is
+            nothing to keep a distance from, and the query begins at position 0.
         batch_size: prompts per forward pass (over queries alone, where the demonstrations are
             shared); all if omitted.
 
     Example:
-        >>> exact = compression.compress(net, asked, compression.everything)
-        >>> bool((exact - whole).abs().max() < 1e-3)
-        True
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.chapters.label_words import compression
+        >>> from iclutils.tasks import topics
+        >>> asked = topics.sample(8, torch.Generator().manual_seed(0), classes=2)
+        >>> answered = compression.compress(
+        ...     models.load("anchors-0"), asked, compression.hidden_anchor
+        ... )
+        >>> answered.predicted.shape
+        torch.Size([8])
     """
-    if shares_demonstrations(prompts):
-        shown = prompts[:1]
-        return answer_from_cache(
-            model, cache_demonstrations(model, shown, rule(shown)), prompts, offset, batch_size
-        )
-    parts = []
+    if not callable(keep):
+        same_shape(prompts, keep)
+    shared, held, parts = shares_demonstrations(prompts), None, []
     for rows in batches(prompts, batch_size, "compression"):
         part = prompts[rows]
-        parts.append(
-            answer_from_cache(model, cache_demonstrations(model, part, rule(part)), part, offset)
-        )
-    return torch.cat(parts)
+        shown = prompts[:1] if shared else part
+        if held is None or not shared:
+            mask = keep(shown) if callable(keep) else keep[:1] if shared else keep[rows]
+            held = cache_demonstrations(model, shown, mask[:, : shown.tokens.shape[1]])
+            stays = offset and bool(mask.any())
+        parts.append(Answers.of(part, answer_from_cache(model, held, part, stays)))
+    return Answers.join(parts)
 
 
 def hidden_random_top(
     model: TransformerBridge,
     prompts: Prompts,
-    whole: Float[Tensor, "batch vocab"],
+    clean: Answers,
     generator: torch.Generator,
     draws: int = 20,
-    union: bool = False,
     offset: bool = True,
     batch_size: int | None = None,
-) -> tuple[Float[Tensor, "batch vocab"], Float[Tensor, "draw"]]:
-    """Hidden_random-top: of several draws, the one with the highest label loyalty.
+) -> tuple[Answers, Float[Tensor, "draw"]]:
+    """Hidden_random-top: of several draws, the one with the highest label loyalty to ``clean``.
 
-    Args:
-        model: the model.
-        prompts: the prompts.
-        whole: logits of the uncompressed prompts, which loyalty compares with.
-        generator: for the draws.
-        draws: how many.
-        union: what the released code does: its mask is never cleared, so a draw also keeps the
-            random tokens of all draws before it, which favours this control.
-        offset: as for ``kv_cache.answer_from_cache``.
-        batch_size: prompts per forward pass over queries; all if omitted.
+    Arguments as for ``compress``. (The released code never clears its mask, so that a draw also
+    keeps the random tokens of all draws before it, which favours this control.)
 
     Returns:
-        Logits of the best draw, and the label loyalty of every draw.
-
-    Example:
-        >>> _, loyalty = compression.hidden_random_top(net, asked, whole, generator, draws=2)
-        >>> bool(((loyalty >= 0) & (loyalty <= 1)).all())
-        True
+        Answers of the best draw, and the label loyalty of every draw.
     """
-    if draws < 1:
-        raise IclError(f"Draw at least once; got draws={draws}.")
     shared = shares_demonstrations(prompts)
     shown = prompts[:1] if shared else prompts
-    mask, masks = nothing(shown), []
-    for _ in range(draws):
-        drawn = hidden_random(shown, generator)
-        mask = mask | drawn if union else drawn
-        masks.append(mask)
-    loyal = torch.zeros(draws, device=whole.device)
-    parts = [slice(0, len(prompts))]
-    if not shared:
-        parts = list(batches(prompts, batch_size, "random words"))
-    for rows in parts:
+    masks = [hidden_random(shown, generator) for _ in range(draws)]
+    found: list[list[Answers]] = [[] for _ in masks]
+    full = None
+    for rows in batches(prompts, batch_size, "random words"):
         part = prompts[rows]
-        head = part[:1] if shared else part
-        full = cache_demonstrations(model, head, everything(head))
-        for draw, mask in enumerate(bar(masks, "draws")):
-            own = mask if shared else mask[rows]
-            memory = full.keep(own[:, : full.held.shape[1]])
-            logits = answer_from_cache(model, memory, part, offset, batch_size)
-            loyal[draw] += label_loyalty(part, logits, whole[rows]).sum()
-    best, lucky = masks[int(loyal.argmax())], []
-    for rows in parts:
-        part = prompts[rows]
-        head, own = (part[:1], best) if shared else (part, best[rows])
-        memory = cache_demonstrations(model, head, own[:, : head.tokens.shape[1]])
-        lucky.append(answer_from_cache(model, memory, part, offset, batch_size))
-    return torch.cat(lucky), loyal / len(prompts)
+        head = shown if shared else part
+        if full is None or not shared:
+            full = cache_demonstrations(model, head, everything(head))
+        for mask, answered in zip(bar(masks, "draws"), found, strict=True):
+            kept = full.keep((mask if shared else mask[rows])[:, : full.held.shape[1]])
+            answered.append(Answers.of(part, answer_from_cache(model, kept, part, offset)))
+    whole = [Answers.join(answered) for answered in found]
+    loyal = torch.stack([label_loyalty(one, clean).float().mean() for one in whole])
+    return whole[int(loyal.argmax())], loyal
+
+
+# What it saves
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one query costs, on average.
+
+    Attributes:
+        fed: tokens that go through the model.
+        memory: keys and values per layer and head that it holds besides.
+        multiply_adds: of all matrix products; two floating-point operations each.
+    """
+
+    fed: float
+    memory: float
+    multiply_adds: float
+
+
+def multiply_adds(model: TransformerBridge, fed: int, memory: int = 0) -> int:
+    """Multiply-adds of one forward pass over ``fed`` tokens with ``memory`` tokens cached.
+
+    Weights, attention scores and weighted values (causal entries only), and one row of the
+    unembedding.
+    """
+    cfg = model.cfg
+    inner = cfg.n_heads * cfg.d_head
+    shared = (getattr(cfg, "n_key_value_heads", None) or cfg.n_heads) * cfg.d_head
+    mlp = (3 if cfg.gated_mlp else 2) * cfg.d_model * (cfg.d_mlp or 0)
+    weights = fed * (2 * cfg.d_model * (inner + shared) + mlp)
+    edges = fed * memory + fed * (fed + 1) // 2
+    return cfg.n_layers * (weights + 2 * inner * edges) + cfg.d_model * cfg.d_vocab
+
+
+def costs(model: TransformerBridge, prompts: Prompts, keep: Keep) -> dict[str, Cost]:
+    """Mean cost of a query in three ways, the same on every machine.
+
+    ``re-encoded``: the whole prompt (the paper's baseline); ``prefix``: keys and values of all
+    demonstration tokens re-used, as any library does (the fair baseline); ``compressed``: of
+    those in ``keep`` alone.
+    """
+    same_shape(prompts, keep)
+    shown, kept = demonstrations(prompts).sum(1), keep.sum(1)
+    total, none = prompts.target + 1, torch.zeros_like(kept)
+
+    def mean(fed: Tensor, memory: Tensor) -> Cost:
+        pairs = list(zip(fed.tolist(), memory.tolist(), strict=True))
+        adds = [multiply_adds(model, *pair) for pair in pairs]
+        return Cost(*map(statistics.fmean, (*zip(*pairs, strict=True), adds)))
+
+    return {
+        "re-encoded": mean(total, none),
+        "prefix": mean(total - shown, shown),
+        "compressed": mean(total - shown, kept),
+    }
+
+
+def seconds(
+    model: TransformerBridge,
+    prompts: Prompts,
+    rule: Rule = hidden_anchor,
+    batch: int = 1,
+    repeats: int = 5,
+    warm_up: int = 1,
+) -> dict[str, float]:
+    """Median wall-clock seconds per query, for the three ways of ``costs``.
+
+    The demonstrations must be shared; reading them once is not counted, as in the paper. All
+    three ways compute logits at the target only, the repeats take turns, and a GPU is waited for.
+    """
+    if not shares_demonstrations(prompts):
+        raise IclError("A speed-up needs prompts that share their demonstrations.")
+    chunks = [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
+    prefix, small = (
+        cache_demonstrations(model, prompts[:1], keep(prompts[:1])) for keep in (everything, rule)
+    )
+    ways: dict[str, Callable[[Prompts], Tensor]] = {
+        "re-encoded": lambda chunk: target_logits(model, chunk),
+        "prefix": lambda chunk: answer_from_cache(model, prefix, chunk),
+        "compressed": lambda chunk: answer_from_cache(model, small, chunk),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in bar(range(warm_up + repeats), "turns"):
+        for name, way in ways.items():
+            _finish(prompts.tokens.device)
+            began = time.perf_counter()
+            for chunk in chunks:
+                way(chunk)
+            _finish(prompts.tokens.device)
+            if turn >= warm_up:
+                taken[name].append((time.perf_counter() - began) / len(prompts))
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

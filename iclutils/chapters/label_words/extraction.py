@@ -10,15 +10,6 @@ The score is a correlation with the model's own prediction, not with the right a
 layer that repeats what an earlier one decided scores just as high.
 
 Source: Wang et al. 2023, section 2.3, equations 5 and 6, and appendix E.
-
-Example:
-    >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.chapters.label_words import extraction
-    >>> from iclutils.tasks import topics
-    >>> net = models.load("anchors-0")
-    >>> asked = topics.sample(40, torch.Generator().manual_seed(0), classes=2)
-    >>> attention, predicted = extraction.label_attention(net, asked)
 """
 
 from __future__ import annotations
@@ -28,13 +19,11 @@ from jaxtyping import Float, Int
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from ...errors import IclError
 from ...interp.hooks import Hook
-from ...interp.readout import batches, check_prompts, target_logits
+from ...interp.readout import batches
 from ...models import TransformerBridge, get_act_name
-from ...tasks.prompts import Prompts, predicted_class
-
-Predicted = Int[Tensor, "rows"]  # one per row of scores; a mismatch is refused with a cure
+from ...tasks.prompts import Prompts
+from .answers import answers
 
 
 def label_attention(
@@ -44,39 +33,52 @@ def label_attention(
 
     ``a_l[c]`` is summed over the heads and over all label words of class c.
 
-    Args:
-        model: the model.
-        prompts: the prompts.
-        batch_size: prompts per forward pass; all if omitted.
-
     Example:
-        >>> attention.shape[1:], bool((attention >= 0).all())
-        (torch.Size([4, 2]), True)
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.chapters.label_words import extraction
+        >>> from iclutils.tasks import topics
+        >>> asked = topics.sample(40, torch.Generator().manual_seed(0), classes=2)
+        >>> attention, predicted = extraction.label_attention(models.load("anchors-0"), asked)
+        >>> attention.shape[1:], len(extraction.auc_by_layer(attention, predicted))
+        (torch.Size([4, 2]), 4)
     """
-    check_prompts(model, prompts)
+    by_head, predicted = _by_head(model, prompts, batch_size)
+    return by_head.sum(2), predicted
+
+
+def label_reading(model: TransformerBridge, prompts: Prompts) -> Float[Tensor, "layer head"]:
+    """Mean attention of every head from the target to the label words of the predicted class."""
+    by_head, predicted = _by_head(model, prompts, None)
+    return by_head[torch.arange(len(prompts)), :, :, predicted].mean(0)
+
+
+def _by_head(
+    model: TransformerBridge, prompts: Prompts, batch_size: int | None
+) -> tuple[Float[Tensor, "batch layer head cls"], Int[Tensor, "batch"]]:
     seen, predicted = [], []
     for rows in batches(prompts, batch_size, "attention"):
         part = prompts[rows]
         layers: dict[int, Tensor] = {}
-        hooks = [_watch(part, layer, layers) for layer in range(model.cfg.n_layers)]
-        predicted.append(predicted_class(part, target_logits(model, part, hooks)))
+
+        def read(layer: int, part: Prompts = part, layers: dict = layers) -> Hook:
+            each = torch.arange(len(part), device=part.tokens.device)
+            places = part.label_pos[:, None].expand(-1, model.cfg.n_heads, -1)
+
+            def store(pattern: Tensor, hook: object) -> Tensor:
+                row = pattern[each, :, part.target]  # (batch, head, src)
+                layers[layer] = part.by_class(row.gather(2, places))
+                return pattern
+
+            return get_act_name("pattern", layer), store
+
+        hooks = [read(layer) for layer in range(model.cfg.n_layers)]
+        predicted.append(answers(model, part, hooks).predicted)
         seen.append(torch.stack([layers[layer] for layer in range(model.cfg.n_layers)], 1))
     return torch.cat(seen), torch.cat(predicted)
 
 
-def _watch(prompts: Prompts, layer: int, into: dict[int, Tensor]) -> Hook:
-    member = prompts.of_class()
-    each = torch.arange(len(prompts), device=prompts.tokens.device)
-
-    def read(pattern: Tensor, hook: object) -> Tensor:
-        row = pattern[each, :, prompts.target].sum(1)
-        into[layer] = (row.gather(1, prompts.label_pos)[..., None] * member).sum(1)
-        return pattern
-
-    return get_act_name("pattern", layer), read
-
-
-def auc(scores: Float[Tensor, "batch cls"], predicted: Predicted) -> float:
+def auc(scores: Float[Tensor, "batch cls"], predicted: Int[Tensor, "batch"]) -> float:
     """Area under the ROC curve of ``scores`` for the class ``predicted``, as in the paper's code.
 
     Classes that are never predicted are left out first. Two that remain are told apart by the
@@ -89,15 +91,11 @@ def auc(scores: Float[Tensor, "batch cls"], predicted: Predicted) -> float:
         nothing to tell apart.
 
     Example:
+        >>> import torch
+        >>> from iclutils.chapters.label_words import extraction
         >>> extraction.auc(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1]))
         1.0
     """
-    if len(scores) != len(predicted):
-        raise IclError(f"Got {len(scores)} rows of scores for {len(predicted)} predictions.")
-    if len(predicted) and not 0 <= int(predicted.min()) <= int(predicted.max()) < scores.shape[1]:
-        raise IclError(f"A predicted class has no column among the {scores.shape[1]} scores.")
-    if not bool((torch.isfinite(scores) & (scores >= 0)).all()):
-        raise IclError("Scores must be attention: finite and not negative.")
     present = predicted.unique()
     if len(present) < 2:
         return float("nan")
@@ -105,21 +103,14 @@ def auc(scores: Float[Tensor, "batch cls"], predicted: Predicted) -> float:
     if len(present) == 2:
         return float(roc_auc_score(truth, kept[:, 1].numpy()))
     total = kept.sum(-1, keepdim=True)
-    even = torch.full_like(kept, 1 / len(present))
-    shares = torch.where(total > 0, kept / total, even)
+    shares = torch.where(total > 0, kept / total, 1 / len(present))
     return float(roc_auc_score(truth, shares.numpy(), multi_class="ovo", average="macro"))
 
 
 def auc_by_layer(
-    attention: Float[Tensor, "batch layer cls"], predicted: Predicted
+    attention: Float[Tensor, "batch layer cls"], predicted: Int[Tensor, "batch"]
 ) -> Float[Tensor, "layer"]:
-    """AUCROC_l: ``auc`` of every layer; all NaN if only one class is ever predicted.
-
-    Example:
-        >>> aucs = extraction.auc_by_layer(attention, predicted)
-        >>> len(aucs) == net.cfg.n_layers, bool(((aucs >= 0) & (aucs <= 1)).all())
-        (True, True)
-    """
+    """AUCROC_l: ``auc`` of every layer; all NaN if only one class is ever predicted."""
     values = [auc(attention[:, layer], predicted) for layer in range(attention.shape[1])]
     return torch.tensor(values, dtype=torch.float64)
 
@@ -130,27 +121,24 @@ def cumulative(aucs: Float[Tensor, "layer"]) -> Float[Tensor, "layer"]:
     Average AUCs over seeds and data sets first. NaN where they are, or if they sum to chance.
 
     Example:
+        >>> import torch
+        >>> from iclutils.chapters.label_words import extraction
         >>> extraction.cumulative(torch.tensor([0.5, 0.6, 0.8])).round(decimals=2)
         tensor([0.0000, 0.2500, 1.0000])
     """
     above = aucs - 0.5
     total = above.sum()
-    if not bool(torch.isfinite(total)) or float(total) == 0:
-        return torch.full_like(aucs, float("nan"))
-    return above.cumsum(0) / total
+    return above.cumsum(0) / torch.where(total == 0, torch.nan, total)
 
 
-def scrambled(attention: Float[Tensor, "batch layer cls"]) -> Float[Tensor, "batch layer cls"]:
+def released_axis_bug(
+    attention: Float[Tensor, "batch layer cls"],
+) -> Float[Tensor, "batch layer cls"]:
     """What the released notebook reads, with one demonstration per class, for ``attention``.
 
     The released code stores every row class-major, (class, layer), whatever the number of
     demonstrations; the notebook unpacks it as (layer, class) when there is one per class. So
     "layer l, class c" holds entry l C + c of the class-major list, mostly of another layer; the
-    first and the last are always right. Kept to show what the slip does to the curves.
-
-    Example:
-        >>> bool((extraction.scrambled(attention)[:, 0, 0] == attention[:, 0, 0]).all())
-        True
+    first and the last are always right.
     """
-    batch, layers, classes = attention.shape
-    return attention.transpose(1, 2).reshape(batch, layers, classes)
+    return attention.transpose(1, 2).reshape(attention.shape)

@@ -8,24 +8,13 @@ Attention times value is all that the target takes from a position, so scaling t
 scaling the value: ``(exp(beta) A) v = A (exp(beta) v)``. And only the target is touched: whatever
 stands before it cannot see it. So the keys and values of all earlier positions are computed once,
 and a step of training runs one token through the model, with the label words' values scaled. No
-hook is needed, so this works for any model whose memory can be read.
+hook is needed, so this works for any model whose keys and values can be read.
 
 With several demonstrations of a class, all its label words share one beta (ours: the paper fits
 one demonstration per class only). Several sets of demonstrations, each with a beta of its own,
 can be fitted at once (ours): Adam works entry by entry, so the fits do not meet.
 
 Source: Wang et al. 2023, section 3.1, appendices G and H.
-
-Example:
-    >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.chapters.label_words import reweighting
-    >>> from iclutils.interp.readout import target_logits
-    >>> from iclutils.tasks import topics
-    >>> net = models.load("anchors-0")
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> both = topics.sample(8, generator, classes=2, shared=True)
-    >>> train, test = both[torch.arange(4)], both[torch.arange(4, 8)]
 """
 
 from __future__ import annotations
@@ -39,19 +28,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ...errors import IclError
-from ...interp.kv_cache import (
-    States,
-    keys_values,
-    read_with_cache,
-    shares_demonstrations,
-)
-from ...interp.readout import batches, check_prompts, target_logits
+from ...interp.kv_cache import States, keys_values, read_with_cache, shares_demonstrations
+from ...interp.readout import batches, check_prompts
 from ...models import TransformerBridge
 from ...progress import bar
-from ...tasks.prompts import Prompts, Role, class_logits, correct, join
+from ...tasks.prompts import Prompts, Role, class_logits, join
+from .answers import Answers
 
 Beta = Float[Tensor, "*set layer head cls"]
 Positions = Int[Tensor, "rows demo"]
+Sets = Int[Tensor, "batch"]
 
 
 @dataclass(frozen=True)
@@ -61,12 +47,14 @@ class Fit:
     Attributes:
         beta: logarithm of the factor of every layer, head and class (in the order of class ids);
             one for each set of demonstrations where several were fitted.
-        losses: mean cross-entropy (nats) over the rows of each epoch, each row taken before the
-            step that it leads to. The released code divides the sum by one row less.
+        losses: mean cross-entropy (nats) of every step's rows, before the step.
+        epoch_losses: mean over the rows of each epoch; the released code divides the sum by one
+            row less.
     """
 
-    beta: Float[Tensor, "*set layer head cls"]
-    losses: Float[Tensor, "epoch"]
+    beta: Beta
+    losses: Float[Tensor, "step"]
+    epoch_losses: Float[Tensor, "epoch"]
 
 
 @dataclass(frozen=True)
@@ -107,15 +95,29 @@ class LastStep:
             values=tuple(v[rows, :, :width] for v in self.values),
         )
 
-    def logits(self, beta: Float[Tensor, "rows layer head cls"]) -> Float[Tensor, "batch vocab"]:
-        """Logits at the target under ``beta``, differentiable in it; one row serves all."""
+    def at(self, positions: Positions) -> LastStep:
+        """The same with other positions to re-weight; one row serves all prompts."""
+        labels, last = self.prompts.label_pos, self.prompts.target[:, None]
+        positions = positions.to(labels.device)
+        if positions.shape[1] != labels.shape[1] or not bool(
+            ((positions >= 0) & (positions < last)).all()
+        ):
+            raise IclError(
+                "Give one position for every demonstration, and only positions before the target: "
+                "no other can be re-weighted."
+            )
+        return replace(self, positions=positions.expand_as(labels))
+
+    def logits(self, beta: Float[Tensor, "batch layer head cls"]) -> Float[Tensor, "batch vocab"]:
+        """Logits at the target under each prompt's ``beta``, differentiable in it."""
         prompts, target = self.prompts, self.prompts.target
         place = torch.arange(prompts.tokens.shape[1], device=target.device)
-        edited = (self.positions[..., None] == place).to(beta.dtype)  # batch demo pos
-        scaled = []
-        by_demo = beta @ prompts.of_class().to(beta.dtype).mT[:, None]  # rows layer head demo
-        for layer, value in enumerate(self.values):
-            scaled.append(value * (by_demo[:, layer] @ edited).exp()[..., None])
+        edited = (self.positions[..., None] == place).to(beta.dtype)  # (batch, demo, pos)
+        by_demo = prompts.by_demonstration(beta)
+        scaled = (
+            value * (by_demo[:, layer] @ edited).exp()[..., None]
+            for layer, value in enumerate(self.values)
+        )
         return read_with_cache(
             self.model,
             self.keys,
@@ -127,37 +129,21 @@ class LastStep:
             torch.zeros_like(target),
         )
 
+    def losses(self, beta: Float[Tensor, "batch layer head cls"]) -> Float[Tensor, "batch"]:
+        """Cross-entropy (nats) of the gold class under the softmax over the label words."""
+        scores = class_logits(self.prompts, self.logits(beta))
+        return cross_entropy(scores, self.prompts.gold, reduction="none")
+
 
 def prepare(
     model: TransformerBridge, prompts: Prompts, positions: Positions | None = None
 ) -> LastStep:
     """Run everything before the target, once.
 
-    Args:
-        model: the model.
-        prompts: the prompts.
-        positions: for every demonstration, the position to re-weight; one row serves all
-            prompts. The label words if omitted.
-
-    Example:
-        >>> step = reweighting.prepare(net, train)
-        >>> len(step.keys) == net.cfg.n_layers
-        True
+    ``positions``: for every demonstration, in the order of the prompt, the position to re-weight;
+    one row serves all prompts. The label words if omitted.
     """
     check_prompts(model, prompts)
-    if positions is None:
-        positions = prompts.label_pos
-    if (
-        positions.shape[0] not in (1, len(prompts))
-        or positions.shape[1:] != (prompts.label_pos.shape[1:])
-    ):
-        raise IclError(
-            f"positions must have one row, or one for each of the {len(prompts)} prompts, and "
-            f"{prompts.label_pos.shape[1]} columns; got {tuple(positions.shape)}."
-        )
-    positions = positions.to(prompts.tokens.device).expand(len(prompts), -1)
-    if bool((positions < 0).any()) or bool((positions >= prompts.target[:, None]).any()):
-        raise IclError("Only positions before the target can be re-weighted.")
     keys, values = keys_values(model, prompts.tokens)
     if values[0].shape[1] != model.cfg.n_heads:
         raise IclError(
@@ -165,19 +151,20 @@ def prepare(
             "so a head cannot be re-weighted by its values alone: use a model without grouped "
             "heads."
         )
-    return LastStep(model, prompts, positions, keys, values)
+    step = LastStep(model, prompts, prompts.label_pos, keys, values)
+    return step if positions is None else step.at(positions)
 
 
 def fit(
     model: TransformerBridge,
     prompts: Prompts,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
     positions: Positions | None = None,
     epochs: int = 10,
     batch: int | None = 1,
     lr: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.999),
-    sets: Int[Tensor, "batch"] | None = None,
+    sets: Sets | None = None,
 ) -> Fit:
     """Learn beta on labelled prompts; the model is frozen.
 
@@ -188,8 +175,8 @@ def fit(
     Args:
         model: the model.
         prompts: the training prompts: the demonstrations, each followed by a training query.
-        generator: for the shuffling.
-        positions: as for ``prepare``; ``random_positions`` for the control.
+        generator: for the shuffling; the rows keep their order if omitted.
+        positions: as for ``prepare``; ``random_text`` for the control.
         epochs: passes over the rows.
         batch: rows a step; None for all of them.
         lr: Adam's rate.
@@ -198,41 +185,76 @@ def fit(
             then gets its own beta, as if fitted alone. Needs ``batch=None``.
 
     Example:
-        >>> found = reweighting.fit(net, train, generator, epochs=2)
-        >>> found.beta.shape == (net.cfg.n_layers, net.cfg.n_heads, 2)
-        True
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.chapters.label_words import reweighting
+        >>> from iclutils.tasks import topics
+        >>> drawn = topics.sample(8, torch.Generator().manual_seed(0), classes=2, shared=True)
+        >>> found = reweighting.fit(models.load("anchors-0"), drawn, epochs=2)
+        >>> found.beta.shape, found.losses.shape
+        (torch.Size([4, 4, 2]), torch.Size([16]))
     """
-    if epochs < 1 or (batch is not None and batch < 1) or not len(prompts):
-        raise IclError("Fit on at least one prompt, for at least one epoch, one row a step.")
+    if epochs < 1 or (batch is not None and batch < 1):
+        raise IclError("Fit for at least one epoch, with at least one row a step.")
     if sets is not None:
         numbers = sets.unique().tolist()
         if batch is not None or len(sets) != len(prompts) or numbers != list(range(len(numbers))):
             raise IclError(
                 "sets needs one number for each prompt, from 0 without gaps, and batch=None."
             )
-    step = prepare(model, prompts, positions)
-    device = prompts.tokens.device
+    return _fit(prepare(model, prompts, positions), generator, epochs, batch, lr, betas, sets)
+
+
+def _fit(
+    step: LastStep,
+    generator: torch.Generator | None,
+    epochs: int,
+    batch: int | None,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    sets: Sets | None = None,
+) -> Fit:
+    prompts, cfg, device = step.prompts, step.model.cfg, step.prompts.tokens.device
     member = torch.zeros_like(prompts.target) if sets is None else sets.to(device)
     count = int(member.max()) + 1
     share = 1 / member.bincount()[member]  # of a row in the loss of its set
-    shape = count, model.cfg.n_layers, model.cfg.n_heads, prompts.classes
+    shape = count, cfg.n_layers, cfg.n_heads, prompts.classes
     beta = torch.zeros(shape, device=device, requires_grad=True)
     adam = torch.optim.Adam([beta], lr=lr, betas=betas)
-    losses = []
+    losses, epoch_losses = [], []
     for _ in bar(range(epochs), "epochs"):
-        total = 0.0
-        order = torch.randperm(len(prompts), generator=generator, device=generator.device)
+        order, total = torch.arange(len(prompts)), 0.0
+        if generator is not None:
+            order = torch.randperm(len(prompts), generator=generator, device=generator.device)
         for rows in order.to(device).split(batch or len(prompts)):
-            part = step[rows]
+            whole = len(rows) == len(prompts)  # then their order does not matter
+            part, rows = (step, torch.arange(len(prompts))) if whole else (step[rows], rows)
             with torch.enable_grad():
-                each = losses_of(part.prompts, part.logits(beta[member[rows]]))
+                each = part.losses(beta[member[rows]])
                 value = each.mean() if sets is None else (each * share[rows]).sum()
             (beta.grad,) = torch.autograd.grad(value, beta)
             adam.step()
+            losses.append(value.item() / (1 if sets is None else count))
             total += float((each.detach() * share[rows]).sum()) / count
-        losses.append(total)
+        epoch_losses.append(total)
     fitted = beta.detach()
-    return Fit(fitted[0] if sets is None else fitted, torch.tensor(losses))
+    return Fit(
+        fitted[0] if sets is None else fitted, torch.tensor(losses), torch.tensor(epoch_losses)
+    )
+
+
+def gradient(
+    model: TransformerBridge, prompts: Prompts, beta: Beta, positions: Positions | None = None
+) -> Float[Tensor, "layer head cls"]:
+    """Gradient of the mean loss (nats) at ``beta``; arguments as for ``fit``.
+
+    At beta = 0 it is attention times its gradient, summed over the prompts' label words.
+    """
+    at = beta.detach().clone().requires_grad_()
+    step = prepare(model, prompts, positions)
+    with torch.enable_grad():
+        loss = step.losses(at.expand(len(prompts), -1, -1, -1)).mean()
+    return torch.autograd.grad(loss, at)[0]
 
 
 def apply(
@@ -241,9 +263,9 @@ def apply(
     beta: Beta,
     positions: Positions | None = None,
     batch_size: int | None = None,
-    sets: Int[Tensor, "batch"] | None = None,
-) -> Float[Tensor, "batch vocab"]:
-    """Logits at the target under ``beta``.
+    sets: Sets | None = None,
+) -> Answers:
+    """Answers under ``beta``.
 
     Args:
         model: the model.
@@ -252,27 +274,37 @@ def apply(
         positions: those it was fitted for, as for ``prepare``.
         batch_size: prompts per forward pass, whose keys and values are held; all if omitted.
         sets: which beta is each prompt's, where several were fitted.
-
-    Example:
-        >>> zero = torch.zeros(net.cfg.n_layers, net.cfg.n_heads, 2)
-        >>> same = reweighting.apply(net, test, zero)
-        >>> bool((same - target_logits(net, test)).abs().max() < 1e-3)
-        True
     """
-    shape = (model.cfg.n_layers, model.cfg.n_heads, prompts.classes)
-    member = torch.zeros_like(prompts.target) if sets is None else sets.to(prompts.target.device)
+    member = torch.zeros_like(prompts.target) if sets is None else sets
     every = beta[None] if sets is None else beta
-    if every.shape[1:] != shape or not 0 <= int(member.min()) <= int(member.max()) < len(every):
-        raise IclError(
-            f"beta must have shape {shape} here, after the sets if there are any; got "
-            f"{tuple(beta.shape)}."
-        )
-    parts = []
+    return _under(model, prompts, [(every, positions)], batch_size, member)[0]
+
+
+def _under(
+    model: TransformerBridge,
+    prompts: Prompts,
+    fitted: Sequence[tuple[Beta, Positions | None]],
+    batch_size: int | None,
+    member: Sets,
+) -> list[Answers]:
+    """Answers under several (beta of every set, positions); the prompts are read once."""
+    shape = (model.cfg.n_layers, model.cfg.n_heads, prompts.classes)
+    for beta, _ in fitted:
+        if beta.shape[1:] != shape or not 0 <= int(member.min()) <= int(member.max()) < len(beta):
+            raise IclError(
+                f"beta must have shape {shape} here, after the sets if there are any; got "
+                f"{tuple(beta.shape)}."
+            )
+    member = member.to(prompts.target.device)
+    found: list[list[Answers]] = [[] for _ in fitted]
     for rows in batches(prompts, batch_size, "re-weighting"):
-        mine = positions if positions is None or len(positions) == 1 else positions[rows]
-        with torch.no_grad():
-            parts.append(prepare(model, prompts[rows], mine).logits(every[member[rows]]))
-    return torch.cat(parts)
+        part = prompts[rows]
+        step = prepare(model, part)
+        for (beta, at), parts in zip(fitted, found, strict=True):
+            mine = part.label_pos if at is None else at if len(at) == 1 else at[rows]
+            with torch.no_grad():
+                parts.append(Answers.of(part, step.at(mine).logits(beta[member[rows]])))
+    return [Answers.join(parts) for parts in found]
 
 
 def compare(
@@ -292,15 +324,8 @@ def compare(
         model: the model.
         pairs: for each set its training prompts and other queries to score it on.
         generator: for the shuffling and the control's words.
-        epochs: as for ``fit``.
-        batch: as for ``fit``.
-        lr: as for ``fit``.
+        epochs, batch, lr: as for ``fit``.
         batch_size: prompts scored in a forward pass; all if omitted.
-
-    Example:
-        >>> gains = reweighting.compare(net, [(train, test)], generator, epochs=1)
-        >>> 0 <= gains[0].anchors <= 1
-        True
     """
     if batch is not None and len(pairs) > 1:
         each = [compare(model, [pair], generator, epochs, batch, lr, batch_size) for pair in pairs]
@@ -308,42 +333,35 @@ def compare(
     if not all(shares_demonstrations(join(list(pair))) for pair in pairs):
         raise IclError("train and test must all have the same demonstrations, only other queries.")
     (train, mine), (test, theirs) = map(_numbered, zip(*pairs, strict=True))
-    words = torch.cat([random_positions(first, generator)[:1] for first, _ in pairs])
-    right = [correct(test, target_logits(model, test, batch_size=batch_size))]
-    for where in (None, words):
-        at = [None, None] if where is None else [where[mine], where[theirs]]
-        if batch is None:
-            beta = fit(model, train, generator, at[0], epochs, None, lr, sets=mine).beta
-            logits = apply(model, test, beta, at[1], batch_size, sets=theirs)
-        else:
-            beta = fit(model, train, generator, at[0], epochs, batch, lr).beta
-            logits = apply(model, test, beta, at[1], batch_size)
-        right.append(correct(test, logits))
-    shares = [[r[theirs == n].float().mean().item() for r in right] for n in range(len(pairs))]
+    words = torch.cat([random_text(first, generator)[:1] for first, _ in pairs])
+    step = prepare(model, train)
+    fitted: list[tuple[Beta, Positions | None]] = []
+    for at in (None, words):
+        here = step if at is None else step.at(at[mine])
+        sets = mine if batch is None else None
+        beta = _fit(here, generator, epochs, batch, lr, sets=sets).beta
+        fitted.append((beta if batch is None else beta[None], None if at is None else at[theirs]))
+    before = torch.zeros_like(fitted[0][0]), None
+    found = _under(model, test, [before, *fitted], batch_size, theirs)
+    shares = [
+        [answers.correct[theirs == n].float().mean().item() for answers in found]
+        for n in range(len(pairs))
+    ]
     return [Gain(start, own - start, other - start) for start, own, other in shares]
 
 
-def _numbered(parts: Sequence[Prompts]) -> tuple[Prompts, Int[Tensor, "batch"]]:
+def _numbered(parts: Sequence[Prompts]) -> tuple[Prompts, Sets]:
     """Several batches as one, and which each prompt is from."""
     sizes = torch.tensor([len(part) for part in parts])
     member = torch.arange(len(parts)).repeat_interleave(sizes)
     return join(parts), member.to(parts[0].tokens.device)
 
 
-def losses_of(prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch"]:
-    """Cross-entropy (nats) of the gold class under the softmax over the label words."""
-    return cross_entropy(class_logits(prompts, logits), prompts.gold, reduction="none")
-
-
-def random_positions(prompts: Prompts, generator: torch.Generator) -> Int[Tensor, "batch demo"]:
+def random_text(prompts: Prompts, generator: torch.Generator) -> Int[Tensor, "batch demo"]:
     """The control: as many random text tokens of the demonstrations as there are label words.
 
     Prompts that share their demonstrations share the draw; to use it with other queries, take
     its first row.
-
-    Example:
-        >>> reweighting.random_positions(train, generator).shape == train.label_pos.shape
-        True
     """
     shared = shares_demonstrations(prompts)
     text = (prompts.roles[:1] if shared else prompts.roles) == Role.TEXT

@@ -13,15 +13,6 @@ number it gives the paper's three curves:
 
 Source: Wang et al. 2023, section 2.1, equations 1 to 4. The text averages over heads where
 formula and code sum, a constant factor; its footnote takes absolute values inside the sum.
-
-Example:
-    >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.chapters.label_words import saliency
-    >>> from iclutils.tasks import topics
-    >>> net = models.load("anchors-0")
-    >>> asked = topics.sample(4, torch.Generator().manual_seed(0), classes=2)
-    >>> importance = saliency.saliency(net, asked)
 """
 
 from __future__ import annotations
@@ -102,10 +93,15 @@ def saliency(
         batch_size: prompts per pass; all if omitted.
 
     Example:
-        >>> bool((importance >= 0).all()), importance.shape[1] == net.cfg.n_layers
-        (True, True)
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.chapters.label_words import saliency
+        >>> from iclutils.tasks import topics
+        >>> asked = topics.sample(4, torch.Generator().manual_seed(0), classes=2)
+        >>> importance = saliency.saliency(models.load("anchors-0"), asked)
+        >>> saliency.flow(importance, asked).mean.shape
+        torch.Size([4, 4, 3])
     """
-    _check(model, prompts, heads)
     size, parts = prompts.tokens.shape[1], []
     for rows in batches(prompts, batch_size, "saliency"):
         part = _one_pass(model, prompts[rows], heads)
@@ -120,14 +116,7 @@ def measure(
     heads: str = "sum",
     batch_size: int | None = None,
 ) -> Flow:
-    """``flow`` of the ``saliency`` of prompts, without keeping it: arguments as there.
-
-    Example:
-        >>> found = saliency.measure(net, asked)
-        >>> bool((found.total >= 0).all())
-        True
-    """
-    _check(model, prompts, heads)
+    """``flow`` of the ``saliency`` of prompts, without keeping it: arguments as there."""
     parts = []
     for rows in batches(prompts, batch_size, "saliency"):
         part = prompts[rows]
@@ -138,14 +127,7 @@ def measure(
 def attention_and_gradient(
     model: TransformerBridge, prompts: Prompts
 ) -> tuple[Float[Tensor, "batch layer head dest src"], Float[Tensor, "batch layer head dest src"]]:
-    """The two factors of saliency, A and dL/dA, head by head; for few prompts, they are large.
-
-    Example:
-        >>> a, gradient = saliency.attention_and_gradient(net, asked)
-        >>> bool(((a * gradient).sum(2).abs() - importance).abs().max() < 1e-5)
-        True
-    """
-    _check(model, prompts)
+    """The two factors of saliency, A and dL/dA, head by head; for few prompts, they are large."""
     held: dict[int, Tensor] = {}
     gradients: dict[int, Tensor] = {}
 
@@ -153,12 +135,7 @@ def attention_and_gradient(
         held[layer], gradients[layer] = pattern, gradient.detach()
 
     _backward(model, prompts, take)
-    layers = range(model.cfg.n_layers)
-    # Emptied, because the model holds on to its last patterns and they to these dictionaries.
-    attention, gradient = (
-        torch.stack([part.pop(layer) for layer in layers], 1) for part in (held, gradients)
-    )
-    return attention, gradient
+    return _stacked(held, model), _stacked(gradients, model)
 
 
 def edge_kinds(prompts: Prompts) -> Bool[Tensor, "batch kind dest src"]:
@@ -167,15 +144,8 @@ def edge_kinds(prompts: Prompts) -> Bool[Tensor, "batch kind dest src"]:
     Together they are all edges from an earlier to a later position up to the target q, so their
     numbers are sum of p_k, K and the rest of q (q + 1) / 2. Sources of a label word are all
     earlier positions, other labels and formatting included, as in the paper's code.
-
-    Example:
-        >>> edges = saliency.edge_kinds(asked).sum((0, 2, 3)).double() / len(asked)
-        >>> count = saliency.flow(importance, asked).count.double().mean(0)
-        >>> torch.equal(edges, count)
-        True
     """
-    size = prompts.tokens.shape[1]
-    place = torch.arange(size, device=prompts.tokens.device)
+    place = torch.arange(prompts.tokens.shape[1], device=prompts.tokens.device)
     label = torch.zeros_like(prompts.tokens, dtype=torch.bool).scatter(1, prompts.label_pos, True)
     asked = place == prompts.target[:, None]
     before = place[:, None] > place
@@ -186,18 +156,7 @@ def edge_kinds(prompts: Prompts) -> Bool[Tensor, "batch kind dest src"]:
 
 
 def flow(importance: Float[Tensor, "batch layer dest src"], prompts: Prompts) -> Flow:
-    """Sum the saliency of ``prompts`` over the edges of each kind.
-
-    Example:
-        >>> found = saliency.flow(importance, asked)
-        >>> found.mean.shape == found.total.shape
-        True
-    """
-    if importance.shape[0] != len(prompts) or importance.shape[-1] != prompts.tokens.shape[1]:
-        raise IclError(
-            f"Saliency of shape {tuple(importance.shape)} does not belong to {len(prompts)} "
-            f"prompts of {prompts.tokens.shape[1]} tokens."
-        )
+    """Sum the saliency of ``prompts`` over the edges of each kind."""
     kinds = edge_kinds(prompts)
     # One kind at a time and multiplied out, so that small shares keep their digits.
     total = [(importance * kinds[:, None, kind]).sum((-2, -1)) for kind in range(len(KINDS))]
@@ -208,11 +167,6 @@ def strongest_edges(importance: Float[Tensor, "layer dest src"], count: int) -> 
     """The ``count`` strongest edges of every layer of one prompt, strongest first.
 
     The diagonal is left out, and so is what has no saliency at all: a layer may have fewer.
-
-    Example:
-        >>> best = saliency.strongest_edges(importance[0], 1)
-        >>> best[0][0].src < best[0][0].dest
-        True
     """
     if count < 1:
         raise IclError(f"Ask for at least one edge a layer; got {count}.")
@@ -220,21 +174,14 @@ def strongest_edges(importance: Float[Tensor, "layer dest src"], count: int) -> 
     best = importance.tril(-1).flatten(1).topk(min(count, size * size))
     return [
         [
-            Edge(layer, index // size, index % size, weight)
-            for weight, index in zip(weights, indices, strict=True)
+            Edge(layer, place // size, place % size, weight)
+            for weight, place in zip(weights, places, strict=True)
             if weight > 0
         ]
-        for layer, (weights, indices) in enumerate(
+        for layer, (weights, places) in enumerate(
             zip(best.values.tolist(), best.indices.tolist(), strict=True)
         )
     ]
-
-
-def _check(model: TransformerBridge, prompts: Prompts, heads: str = "sum") -> None:
-    check_prompts(model, prompts)
-    check_editable(model)
-    if heads not in HEADS:
-        raise unknown("way to join heads", heads, HEADS)
 
 
 def _shares(sizes: Float[Tensor, "batch layer kind"]) -> Float[Tensor, "layer kind"]:
@@ -246,6 +193,8 @@ def _one_pass(
     model: TransformerBridge, prompts: Prompts, heads: str
 ) -> Float[Tensor, "batch layer dest src"]:
     """Saliency of one batch; each layer's heads are joined while the gradient passes by."""
+    if heads not in HEADS:
+        raise unknown("way to join heads", heads, HEADS)
     done: dict[int, Tensor] = {}
 
     def join(layer: int, pattern: Tensor, gradient: Tensor) -> None:
@@ -254,14 +203,20 @@ def _one_pass(
         done[layer] = joined / product.shape[1] if heads == "mean" else joined
 
     _backward(model, prompts, join)
-    # Emptied, because the model holds on to its last patterns and they to this dictionary.
-    return torch.stack([done.pop(layer) for layer in range(model.cfg.n_layers)], 1)
+    return _stacked(done, model)
+
+
+def _stacked(layers: dict[int, Tensor], model: TransformerBridge) -> Tensor:
+    """Stack and empty: the model holds on to its last patterns, and they to this dictionary."""
+    return torch.stack([layers.pop(layer) for layer in range(model.cfg.n_layers)], 1)
 
 
 def _backward(
     model: TransformerBridge, prompts: Prompts, take: Callable[[int, Tensor, Tensor], None]
 ) -> None:
     """Run forward and backward, handing over each layer's pattern and its gradient."""
+    check_prompts(model, prompts)
+    check_editable(model)
     start: list[Tensor] = []
 
     def hook_for(layer: int) -> Hook:
@@ -275,11 +230,9 @@ def _backward(
 
         return get_act_name("pattern", layer), watch
 
-    layers = range(model.cfg.n_layers)
+    hooks = [hook_for(layer) for layer in range(model.cfg.n_layers)]
     with torch.enable_grad():
-        scores = model.run_with_hooks(
-            prompts.tokens, fwd_hooks=[*map(hook_for, layers), at_target(prompts)]
-        )[:, 0]
+        scores = model.run_with_hooks(prompts.tokens, fwd_hooks=[*hooks, at_target(prompts)])[:, 0]
         # Summed over the prompts, so the gradient of each is its own.
         loss = functional.cross_entropy(
             class_logits(prompts, scores), prompts.gold, reduction="sum"

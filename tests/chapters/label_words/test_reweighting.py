@@ -9,32 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from random_prompts import prompts_strategy, random_prompts
-from tiny import save_gpt2, save_neox
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from iclutils.chapters.label_words import reweighting
+from iclutils.chapters.label_words.answers import answers
 from iclutils.errors import IclError
 from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge, load
 from iclutils.tasks.prompts import Prompts, Role, class_logits
-
-
-@pytest.fixture(scope="module", params=["gpt2", "neox"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "gpt2":
-        save_gpt2(folder, n_positions=128)
-    else:
-        save_neox(folder)
-    return load(folder)
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
-    folder = tmp_path_factory.mktemp("gpt2")
-    save_gpt2(folder, n_positions=128)
-    return load(folder)
 
 
 def by_hooks(
@@ -53,7 +36,8 @@ def by_hooks(
 
         return f"blocks.{layer}.attn.hook_pattern", multiply
 
-    return target_logits(model, prompts, [edit(layer) for layer in range(model.cfg.n_layers)])
+    hooks = [edit(layer) for layer in range(model.cfg.n_layers)]
+    return target_logits(model, prompts, hooks).gather(1, prompts.label_words)
 
 
 def random_beta(model: TransformerBridge, prompts: Prompts) -> torch.Tensor:
@@ -61,34 +45,30 @@ def random_beta(model: TransformerBridge, prompts: Prompts) -> torch.Tensor:
     return torch.randn(model.cfg.n_layers, model.cfg.n_heads, prompts.classes)
 
 
-def test_zero_is_the_identity(model) -> None:
-    prompts = random_prompts(0, count=5)
-    beta = torch.zeros(model.cfg.n_layers, model.cfg.n_heads, prompts.classes)
-    got = reweighting.apply(model, prompts, beta)
-    torch.testing.assert_close(got, target_logits(model, prompts), atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("shots", [1, 2])
-def test_one_step_equals_hooks_on_the_whole(model, shots: int) -> None:
+def test_one_step_equals_hooks_on_the_whole(model: TransformerBridge, shots: int) -> None:
     prompts = random_prompts(5, count=4, shots=shots)
     beta = random_beta(model, prompts)
-    got = reweighting.apply(model, prompts, beta, batch_size=3)
+    got = reweighting.apply(model, prompts, beta, batch_size=3).class_logits
     expected = by_hooks(model, prompts, beta, prompts.label_pos)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
-    assert (got - target_logits(model, prompts)).abs().max() > 0.1
+    clean = answers(model, prompts).class_logits
+    assert (got - clean).abs().max() > 0.1
+    same = reweighting.apply(model, prompts, torch.zeros_like(beta)).class_logits
+    torch.testing.assert_close(same, clean, atol=1e-5, rtol=1e-5)
 
 
 @given(prompts=prompts_strategy())
 @settings(max_examples=6, deadline=None)
-def test_any_prompts(gpt2, prompts: Prompts) -> None:
+def test_any_prompts(gpt2: TransformerBridge, prompts: Prompts) -> None:
     beta = random_beta(gpt2, prompts)
     positions = prompts.cue_pos
-    got = reweighting.apply(gpt2, prompts, beta, positions)
+    got = reweighting.apply(gpt2, prompts, beta, positions).class_logits
     expected = by_hooks(gpt2, prompts, beta, positions)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
 
 
-def test_gradient_at_zero_is_attention_times_its_gradient(model) -> None:
+def test_gradient_at_zero_is_attention_times_its_gradient(model: TransformerBridge) -> None:
     prompts = random_prompts(2, count=3)
     patterns = {}
 
@@ -106,98 +86,89 @@ def test_gradient_at_zero_is_attention_times_its_gradient(model) -> None:
     rows = torch.arange(len(prompts))
     cross_entropy(class_logits(prompts, out[rows, prompts.target]), prompts.gold).backward()
 
-    beta = torch.zeros(len(layers), model.cfg.n_heads, prompts.classes, requires_grad=True)
-    step = reweighting.prepare(model, prompts)
-    reweighting.losses_of(prompts, step.logits(beta[None])).mean().backward()
+    beta = torch.zeros(len(layers), model.cfg.n_heads, prompts.classes)
+    gradient = reweighting.gradient(model, prompts, beta)
     for layer in layers:
         saliency = patterns[layer] * patterns[layer].grad
         for c in range(prompts.classes):
             p = prompts.label_pos[prompts.demo_class == c]
             expected = saliency[rows, :, prompts.target, p].sum(0)
-            torch.testing.assert_close(beta.grad[layer, :, c], expected, atol=1e-6, rtol=1e-4)
+            torch.testing.assert_close(gradient[layer, :, c], expected, atol=1e-6, rtol=1e-4)
 
 
-def test_the_papers_procedure_learns_and_leaves_the_model_alone(model) -> None:
+def test_the_papers_procedure_learns_and_leaves_the_model_alone(model: TransformerBridge) -> None:
     prompts = random_prompts(7, count=3, shared=True)
     before = target_logits(model, prompts)
     fitted = reweighting.fit(model, prompts, torch.Generator().manual_seed(0))
-    assert fitted.losses.shape == (10,)
-    assert fitted.losses[-1] < fitted.losses[0]
+    assert fitted.losses.shape == (30,)
+    by_epoch = fitted.losses.view(10, 3).mean(1)
+    torch.testing.assert_close(fitted.epoch_losses, by_epoch)
+    assert by_epoch[-1] < by_epoch[0]
     assert torch.equal(target_logits(model, prompts), before)
     assert all(p.grad is None and not p.requires_grad for p in model.parameters())
     again = reweighting.fit(model, prompts, torch.Generator().manual_seed(0))
     assert torch.equal(again.beta, fitted.beta)
 
 
-def test_first_step_is_adams(gpt2) -> None:
+def test_first_step_is_adams(gpt2: TransformerBridge) -> None:
     prompts = random_prompts(7, count=4, shared=True)
-    fitted = reweighting.fit(gpt2, prompts, torch.Generator(), epochs=1, batch=None, lr=0.01)
-    step = reweighting.prepare(gpt2, prompts)
-    beta = torch.zeros_like(fitted.beta)[None].requires_grad_()
-    value = reweighting.losses_of(prompts, step.logits(beta)).mean()
-    (gradient,) = torch.autograd.grad(value, beta)
-    clear = gradient[0].abs() > 1e-4  # Adam's first step is its rate, against the gradient's sign
-    torch.testing.assert_close(fitted.beta[clear], -0.01 * gradient[0][clear].sign())
-    assert fitted.losses[0].item() == pytest.approx(value.item(), abs=1e-5)
+    fitted = reweighting.fit(gpt2, prompts, epochs=1, batch=None, lr=0.01)
+    gradient = reweighting.gradient(gpt2, prompts, torch.zeros_like(fitted.beta))
+    clear = gradient.abs() > 1e-4  # Adam's first step is its rate, against the gradient's sign
+    torch.testing.assert_close(fitted.beta[clear], -0.01 * gradient[clear].sign())
+    logits = answers(gpt2, prompts).class_logits
+    loss = cross_entropy(logits, prompts.gold).item()
+    assert fitted.losses.tolist() == pytest.approx([loss], abs=1e-5)
 
 
-def test_sets_are_fitted_as_if_alone(gpt2) -> None:
+def test_without_a_generator_rows_keep_their_order(gpt2: TransformerBridge) -> None:
+    prompts = random_prompts(7, count=4, shared=True)
+    fitted = reweighting.fit(gpt2, prompts, epochs=1)
+    beta = torch.zeros_like(fitted.beta)
+    adam = torch.optim.Adam([beta], lr=0.01)
+    for row in range(4):  # one prompt a step, from the first to the last
+        beta.grad = reweighting.gradient(gpt2, prompts[row], beta)
+        adam.step()
+    torch.testing.assert_close(fitted.beta, beta, atol=1e-5, rtol=1e-4)
+
+
+def test_sets_are_fitted_as_if_alone(gpt2: TransformerBridge) -> None:
     whole = random_prompts(3, count=9)
     sets = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
     settings = {"epochs": 4, "batch": None}
-    together = reweighting.fit(gpt2, whole, torch.Generator(), sets=sets, **settings)
+    together = reweighting.fit(gpt2, whole, sets=sets, **settings)
     for number in range(3):
         part = whole[(sets == number).nonzero()[:, 0]]
-        alone = reweighting.fit(gpt2, part, torch.Generator(), **settings)
+        alone = reweighting.fit(gpt2, part, **settings)
         torch.testing.assert_close(together.beta[number], alone.beta, atol=1e-4, rtol=1e-3)
-    got = reweighting.apply(gpt2, whole, together.beta, sets=sets, batch_size=4)
-    first = reweighting.apply(gpt2, whole[:3], together.beta[0])
+    got = reweighting.apply(gpt2, whole, together.beta, sets=sets, batch_size=4).class_logits
+    first = reweighting.apply(gpt2, whole[:3], together.beta[0]).class_logits
     torch.testing.assert_close(got[:3], first, atol=1e-5, rtol=1e-5)
 
 
-def test_comparing_is_fitting_and_scoring_twice(gpt2, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scored through hooks, with the fits and the words that were really used."""
+def test_comparing_is_fitting_and_scoring_twice(gpt2: TransformerBridge) -> None:
+    """Scored through hooks, with fits of its own and the words that were drawn."""
     prompts = random_prompts(2, count=60, shared=True)
     train, test = prompts[:24], prompts[24:]
-    fits: list[tuple[torch.Tensor | None, torch.Tensor]] = []
-    honest = reweighting.fit
-
-    def noted(model, rows, generator, positions, *settings, sets) -> reweighting.Fit:
-        assert torch.equal(rows.tokens, train.tokens)
-        assert settings == (15, None, 0.2)
-        fitted = honest(model, rows, generator, positions, *settings, sets=sets)
-        fits.append((positions if positions is None else positions[:1], fitted.beta[0]))
-        return fitted
-
-    monkeypatch.setattr(reweighting, "fit", noted)
-    generator = torch.Generator().manual_seed(5)
-    (gain,) = reweighting.compare(gpt2, [(train, test)], generator, epochs=15, batch=None, lr=0.2)
-    (none, anchors), (words, control) = fits
-    assert none is None
-    assert words is not None
-    width = int(test.label_pos.max()) + 1
-    assert torch.equal(train.tokens[:, :width], test.tokens[:1, :width].expand(len(train), -1))
+    options = {"epochs": 15, "batch": None, "lr": 0.2}
+    pairs, seed = [(train, test)], torch.Generator().manual_seed(5)
+    (gain,) = reweighting.compare(gpt2, pairs, seed, **options)
+    words = reweighting.random_text(train, torch.Generator().manual_seed(5))[:1]
     assert (test.roles.gather(1, words.expand(len(test), -1)) == Role.TEXT).all()
-    fresh = honest(gpt2, train, torch.Generator(), None, 15, None, 0.2)
-    torch.testing.assert_close(anchors, fresh.beta, atol=1e-4, rtol=1e-3)
 
     def share(logits: torch.Tensor) -> float:
-        chosen = logits.gather(1, test.label_words).argmax(-1).tolist()
-        pairs = zip(chosen, test.gold.tolist(), strict=True)
-        return sum(c == g for c, g in pairs) / len(test)
+        return (logits.argmax(-1) == test.gold).float().mean().item()
 
-    with torch.no_grad():
-        plain = gpt2(test.tokens)[torch.arange(len(test)), test.target]
-    before = share(plain)
+    before = share(answers(gpt2, test).class_logits)
     assert gain.before == pytest.approx(before)
-    with_anchors = share(by_hooks(gpt2, test, anchors, test.label_pos))
-    assert gain.anchors == pytest.approx(with_anchors - before)
-    with_words = share(by_hooks(gpt2, test, control, words.expand(len(test), -1)))
-    assert gain.control == pytest.approx(with_words - before)
+    for at, found in ((None, gain.anchors), (words, gain.control)):
+        beta = reweighting.fit(gpt2, train, positions=at, **options).beta
+        where = test.label_pos if at is None else at.expand(len(test), -1)
+        assert found == pytest.approx(share(by_hooks(gpt2, test, beta, where)) - before)
     assert len({0.0, gain.anchors, gain.control}) == 3, "nothing to tell apart"
 
 
-def test_sets_compared_together_are_as_if_compared_alone(gpt2) -> None:
+def test_sets_compared_together_are_as_if_compared_alone(gpt2: TransformerBridge) -> None:
     pairs = []
     for seed in (3, 4):
         both = random_prompts(seed, count=20, shared=True)
@@ -213,41 +184,39 @@ def test_sets_compared_together_are_as_if_compared_alone(gpt2) -> None:
     assert len({g.before for g in whole} | {g.anchors for g in whole}) > 1, "nothing to tell apart"
 
 
-def test_comparing_needs_the_same_demonstrations(gpt2) -> None:
+def test_comparing_needs_the_same_demonstrations(gpt2: TransformerBridge) -> None:
     first, second = (random_prompts(seed, count=3, shared=True) for seed in (1, 2))
     with pytest.raises(IclError, match="same demonstrations"):
         reweighting.compare(gpt2, [(first, second)], torch.Generator())
 
 
-def test_random_positions_are_text() -> None:
+def test_random_text_is_text() -> None:
     generator = torch.Generator().manual_seed(0)
     for shared in (True, False):
         prompts = random_prompts(3, count=6, shared=shared)
-        drawn = reweighting.random_positions(prompts, generator)
+        drawn = reweighting.random_text(prompts, generator)
         assert drawn.shape == prompts.label_pos.shape
         assert bool((prompts.roles.gather(1, drawn) == Role.TEXT).all())
         assert all(len(set(row)) == len(row) for row in drawn.tolist())
         assert bool((drawn == drawn[:1]).all()) == shared
 
 
-def test_bad_input(gpt2, tmp_path: Path) -> None:
+def test_bad_input(gpt2: TransformerBridge, tmp_path: Path) -> None:
     prompts = random_prompts(0, count=3)
     beta = random_beta(gpt2, prompts)
     with pytest.raises(IclError, match="before the target"):
         reweighting.apply(gpt2, prompts, beta, prompts.target[:, None].expand(-1, 3))
-    with pytest.raises(IclError, match="columns"):
-        reweighting.apply(gpt2, prompts, beta, prompts.label_pos[:, :2])
     with pytest.raises(IclError, match="beta must have shape"):
         reweighting.apply(gpt2, prompts, beta[:, :, :2])
     with pytest.raises(IclError, match="at least one epoch"):
-        reweighting.fit(gpt2, prompts, torch.Generator(), epochs=0)
+        reweighting.fit(gpt2, prompts, epochs=0)
     with pytest.raises(IclError, match="from 0 without gaps"):
-        reweighting.fit(gpt2, prompts, torch.Generator(), sets=torch.tensor([0, 2, 2]), batch=None)
+        reweighting.fit(gpt2, prompts, sets=torch.tensor([0, 2, 2]), batch=None)
     with pytest.raises(IclError, match="vocabulary"):
         reweighting.apply(gpt2, replace(prompts, label_words=prompts.label_words + 60), beta)
     short = replace(prompts, roles=prompts.roles.masked_fill(prompts.roles == Role.TEXT, 1))
     with pytest.raises(IclError, match="fewer text tokens"):
-        reweighting.random_positions(short, torch.Generator())
+        reweighting.random_text(short, torch.Generator())
     grouped = LlamaConfig(
         vocab_size=60,
         hidden_size=32,
@@ -261,4 +230,4 @@ def test_bad_input(gpt2, tmp_path: Path) -> None:
     )
     LlamaForCausalLM(grouped).save_pretrained(tmp_path)
     with pytest.raises(IclError, match="grouped"):
-        reweighting.apply(load(tmp_path), prompts, beta[:2])
+        reweighting.prepare(load(tmp_path), prompts)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
@@ -16,18 +21,21 @@ from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from iclutils import IclError, models
-from iclutils.tasks.classification import (
+from iclutils.files import sha256
+from iclutils.tasks import text
+from iclutils.tasks.prompts import Prompts, Role
+from iclutils.tasks.text import (
     TASKS,
-    Task,
+    File,
+    TextTask,
     build,
     demonstrations,
     demonstrations_per_query,
     evaluation_rows,
     label_tokens,
+    load,
     write,
 )
-from iclutils.tasks.datasets import SOURCES, load
-from iclutils.tasks.prompts import Prompts, Role
 
 # Sub-tokens, as published with GPT-2; typed in, not computed.
 FIRST = {
@@ -58,7 +66,7 @@ def words(**changes: object) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="?", eos_token="END", **changes)
 
 
-TASK = Task("words", "Review:", "Sentiment:", (" Negative", " Positive"), SOURCES["sst2"])
+TASK = TextTask("words", "Review:", "Sentiment:", (" Negative", " Positive"))
 SHOWN = [("w1 w2", 1), ("w3", 0)]
 
 
@@ -67,7 +75,9 @@ def gpt2(shared: Path) -> PreTrainedTokenizerFast:
     return AutoTokenizer.from_pretrained(shared / "gpt2-tokenizer", local_files_only=True)
 
 
-def check_against_words(prompts: Prompts, tokenizer: PreTrainedTokenizerFast, task: Task) -> None:
+def check_against_words(
+    prompts: Prompts, tokenizer: PreTrainedTokenizerFast, task: TextTask
+) -> None:
     """Every position, found again from the decoded tokens alone."""
     for n in range(len(prompts)):
         q = int(prompts.target[n])
@@ -93,15 +103,15 @@ def check_against_words(prompts: Prompts, tokenizer: PreTrainedTokenizerFast, ta
 def test_the_golden_prompt(gpt2: PreTrainedTokenizerFast) -> None:
     """Positions that the released code finds in this prompt."""
     shown = [("a great movie", 1), ("awful film", 0)]
-    text = write(TASKS["sst2"], shown, "fine work here")
-    assert text == (
+    written = write(TASKS["sst2"], shown, "fine work here")
+    assert written == (
         "Review: a great movie\nSentiment: Positive\nReview: awful film\nSentiment: Negative\n"
         "Review: fine work here\nSentiment:"
     )
     prompts, kept = build(TASKS["sst2"], gpt2, [shown], [("fine work here", 1)], context=1024)
     assert kept == [0]
     assert prompts.tokens.shape == (1, 30)
-    assert prompts.tokens[0].tolist() == gpt2(text)["input_ids"]
+    assert prompts.tokens[0].tolist() == gpt2(written)["input_ids"]
     assert prompts.label_pos.tolist() == [[9, 19]]
     assert prompts.demo_class.tolist() == [[1, 0]]
     assert prompts.cue_pos.tolist() == [[8, 18]]
@@ -215,8 +225,8 @@ def test_over_long_prompts_are_refused_or_dropped_never_cut() -> None:
         build(TASK, words(), shown, queries, context=10, over_long="drop")
 
 
-def labelled(*label_words: str) -> Task:
-    return Task("words", "Review:", "Sentiment:", label_words, SOURCES["sst2"])
+def labelled(*label_words: str) -> TextTask:
+    return TextTask("words", "Review:", "Sentiment:", label_words)
 
 
 @pytest.mark.parametrize(
@@ -225,26 +235,27 @@ def labelled(*label_words: str) -> Task:
         (labelled(" Negative", " Negative w1"), SHOWN, ("w1", 0), "begin with the same sub-token"),
         (labelled(" Negative", " Great"), SHOWN, ("w1", 0), "' Great' is not in the vocabulary"),
         (labelled(" Negative", ""), SHOWN, ("w1", 0), "'' is not in the vocabulary"),
-        (TASK, SHOWN, ("w1", 2), r"Query 0 has class 2; the classes of words are 0..1"),
-        (TASK, SHOWN, ("w1", -1), "Query 0 has class -1"),
-        (TASK, [*SHOWN, ("w1", 7)], ("w1", 0), "Demonstration 2 of query 0 has class 7"),
-        (TASK, SHOWN, (" ", 0), "Query 0 has a blank text"),
-        (TASK, [("", 0), ("w1", 1)], ("w1", 0), "Demonstration 0 of query 0 has a blank text"),
+        (TASK, SHOWN, ("w1", 2), r"of class 2: .*the classes of words are 0..1"),
+        (TASK, SHOWN, ("w1", -1), "of class -1"),
+        (TASK, [*SHOWN, ("w1", 7)], ("w1", 0), "of class 7"),
+        (TASK, SHOWN, (" ", 0), "must not be blank"),
+        (TASK, [("", 0), ("w1", 1)], ("w1", 0), "must not be blank"),
         (TASK, SHOWN[:1], ("w1", 0), "Some class has no demonstration"),
     ],
 )
-def test_bad_prompts_say_what_is_wrong(task: Task, shown: list, query: tuple, message: str) -> None:
+def test_bad_prompts_say_what_is_wrong(
+    task: TextTask, shown: list, query: tuple, message: str
+) -> None:
     with pytest.raises(IclError, match=message):
         build(task, words(), [shown], [query], context=99)
 
 
-def test_uneven_demonstrations_are_refused() -> None:
-    with pytest.raises(IclError, match="one list of demonstrations per query"):
-        build(TASK, words(), [SHOWN], [("w1", 0)] * 2, context=99)
-    with pytest.raises(IclError, match="at least one query"):
-        build(TASK, words(), [], [], context=99)
-    with pytest.raises(IclError, match="same number of demonstrations"):
-        build(TASK, words(), [SHOWN, SHOWN * 2], [("w1", 0)] * 2, context=99)
+@pytest.mark.parametrize(
+    ("shown", "queries"), [([SHOWN], 2), ([], 0), ([SHOWN, SHOWN * 2], 2)], ids=str
+)
+def test_uneven_demonstrations_are_refused(shown: list, queries: int) -> None:
+    with pytest.raises(IclError, match="one list of demonstrations per query, equally long"):
+        build(TASK, words(), shown, [("w1", 0)] * queries, context=99)
 
 
 def test_a_tokenizer_that_merges_labels_is_refused() -> None:
@@ -291,15 +302,15 @@ def test_demonstrations_are_the_first_of_each_class_met(
     labels: list[int], shots: int, more: int, seed: int
 ) -> None:
     labels = [*labels, *[0, 1, 2] * 5]
-    rows = [("text", label) for label in labels]
-    state = np.random.get_state()[1].tolist()  # noqa: NPY002
-    assert demonstrations(rows, 3, shots, seed, more) == by_hand(labels, shots, more, seed)
-    assert np.random.get_state()[1].tolist() == state  # noqa: NPY002
+    rows = [(str(i), label) for i, label in enumerate(labels)]
+    expected = by_hand(labels, shots, more, seed)
+    found = demonstrations(rows, 3, shots, seed, more)
+    assert [[int(name) for name, _ in part] for part in found] == list(expected)
 
 
 def test_the_shuffle_is_the_one_of_the_global_generator() -> None:
     """As the released code does it: seed the global generator, shuffle a list in place."""
-    rows = [("text", i % 2) for i in range(50)]
+    rows = [(str(i), i % 2) for i in range(50)]
     saved = np.random.get_state()  # noqa: NPY002
     np.random.seed(42)  # noqa: NPY002
     order = list(range(50))
@@ -307,12 +318,13 @@ def test_the_shuffle_is_the_one_of_the_global_generator() -> None:
     np.random.set_state(saved)  # noqa: NPY002
     even = next(i for i in order if i % 2 == 0)
     odd = next(i for i in order if i % 2 == 1)
-    assert demonstrations(rows, 2, 1, 42)[0] == sorted([even, odd], key=order.index)
+    shown, _ = demonstrations(rows, 2, 1, 42)
+    assert shown == [rows[i] for i in sorted([even, odd], key=order.index)]
 
 
 def test_demonstrations_per_query_are_drawn_class_by_class() -> None:
     labels = [2, 0, 1, 0, 2, 1, 1, 0]
-    rows = [("text", label) for label in labels]
+    rows = [(str(i), label) for i, label in enumerate(labels)]
     sets = demonstrations_per_query(rows, 3, 2, seed=43, queries=5)
     generator = np.random.RandomState(43)
     order = np.random.default_rng(43).permutation(6)
@@ -323,8 +335,8 @@ def test_demonstrations_per_query_are_drawn_class_by_class() -> None:
             for c in range(3)
             for place in generator.randint(0, labels.count(c), 2)
         ]
-        assert drawn == [plain[i] for i in order]
-    assert len({tuple(labels[i] for i in drawn) for drawn in sets}) == 1
+        assert drawn == [rows[plain[i]] for i in order]
+    assert len({tuple(label for _, label in drawn) for drawn in sets}) == 1
     assert len({tuple(drawn) for drawn in sets}) > 1
 
 
@@ -332,10 +344,10 @@ def test_test_rows_are_those_of_the_datasets_library() -> None:
     library = pytest.importorskip("datasets", reason="needs the library whose shuffle is compared")
     for count, seed in ((7, 42), (60, 46)):
         plain = library.Dataset.from_dict({"row": list(range(count))}).shuffle(seed=seed)
-        assert evaluation_rows(count, seed) == list(plain["row"])
-    assert evaluation_rows(60, 46, 10) == evaluation_rows(60, 46)[:10]
-    assert len(evaluation_rows(7600, 42)) == 1000
-    assert sorted(evaluation_rows(872, 42)) == list(range(872))
+        rows = [(str(i), 0) for i in range(count)]
+        assert evaluation_rows(rows, seed) == [rows[i] for i in plain["row"]]
+    assert evaluation_rows(rows, 46, 10) == evaluation_rows(rows, 46)[:10]
+    assert len(evaluation_rows(rows * 50, 42)) == 1000
 
 
 @pytest.mark.parametrize(
@@ -343,8 +355,8 @@ def test_test_rows_are_those_of_the_datasets_library() -> None:
     [
         (lambda rows: demonstrations(rows, 3, 1, 42), "Class 2 has 0 rows and 1 are needed"),
         (lambda rows: demonstrations(rows, 2, 1, 42, 4), "Class 1 has 2 rows and 5 are needed"),
-        (lambda rows: demonstrations(rows, 1, 1, 42), r"class 1; there are the classes 0..0"),
-        (lambda rows: demonstrations(rows, 2, 0, 42), "at least one demonstration per class"),
+        (lambda rows: demonstrations(rows, 1, 1, 42), "each of the classes 0..0"),
+        (lambda rows: demonstrations(rows, 2, 0, 42), "at least one demonstration"),
         (lambda rows: demonstrations_per_query(rows, 3, 1, 42, 2), "Class 2 has 0 rows"),
         (lambda rows: demonstrations_per_query(rows, 2, 0, 42, 2), "at least one demonstration"),
     ],
@@ -353,6 +365,228 @@ def test_impossible_selections_say_what_is_missing(call: object, message: str) -
     rows = [("text", 0)] * 6 + [("text", 1)] * 2
     with pytest.raises(IclError, match=message):
         call(rows)  # type: ignore[operator]
+
+
+# Rows
+
+MESSAGES = ["hello there", "so happy", "so sad", "grr"]
+
+
+@pytest.fixture(autouse=True)
+def _no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ICLUTILS_DATA", raising=False)
+
+
+def write_lines(folder: Path, name: str, *lines: object) -> Path:
+    path = folder / f"{name}.jsonl"
+    text = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(text) + "\n", encoding="utf-8")
+    return path
+
+
+def write_parquet(
+    path: Path, columns: dict[str, list], label: str, names: list[str] | None
+) -> Path:
+    """A parquet file with the header in which the hub names the classes."""
+    table = pa.table(columns)
+    if names is not None:
+        features = {label: {"names": names, "_type": "ClassLabel"}}
+        table = table.replace_schema_metadata(
+            {"huggingface": json.dumps({"info": {"features": features}})}
+        )
+    pq.write_table(table, path)
+    return path
+
+
+def test_every_repository_is_pinned() -> None:
+    for name, source in ((n, t.data) for n, t in TASKS.items()):
+        if source.repo is None:
+            assert name == "emoc"
+            continue
+        assert len(source.revision) == 40
+        assert set(source.revision) <= set("0123456789abcdef")
+        assert set(source.files) == {"train", "test"}
+        for file in source.files.values():
+            assert file.path.endswith(".parquet")
+            assert file.digest is not None or len(file.counts) == len(source.classes)
+            assert file.digest is None or len(file.digest) == 64
+    assert "validation" in TASKS["sst2"].data.files["test"].path
+
+
+@pytest.mark.shared
+def test_the_real_rows(shared: Path) -> None:
+    folder = shared / "datasets"
+    assert load("sst2", "test", folder)[0] == ("no movement , no yuks , not much of anything .", 0)
+    trec = load("trec", "train", folder)
+    assert len(trec) == 5452
+    assert trec[0] == ("How did serfdom develop in and then leave Russia ?", 2)
+    assert len(load("trec", "test", folder)) == 500
+    assert load("ag_news", "test", folder)[1][1] == 3
+    assert {label for _, label in load("ag_news", "train", folder)} == {0, 1, 2, 3}
+
+
+@pytest.mark.shared
+def test_trec_counted_in_the_old_order_is_refused(shared: Path, tmp_path: Path) -> None:
+    """DESC ENTY ABBR HUM NUM LOC, under the new column's name."""
+    old = [2, 1, 0, 3, 5, 4]
+    for split in ("train", "test"):
+        rows = load("trec", split, shared / "datasets")
+        lines = [{"text": words, "coarse_label": old[label]} for words, label in rows]
+        write_lines(tmp_path, f"trec.{split}", *lines)
+        with pytest.raises(IclError, match="numbered in another order"):
+            load("trec", split, tmp_path)
+        write_lines(tmp_path, f"trec.{split}", *lines[:-1])
+        assert len(load("trec", split, tmp_path)) == len(rows) - 1  # a part is not judged
+
+
+def test_rows_from_a_folder_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [{"text": words, "label": label, "id": 7} for label, words in enumerate(MESSAGES)]
+    write_lines(tmp_path, "emoc.test", *lines[:2], "", *lines[2:])
+    expected = list(zip(MESSAGES, range(4), strict=True))
+    assert load("emoc", "test", tmp_path) == expected
+    for variable in ("ICLUTILS_DATA", "ICLUTILS_DATA_EMOC"):
+        with monkeypatch.context() as context:
+            context.setenv(variable, str(tmp_path))
+            assert load("emoc", "test") == expected
+            with pytest.raises(IclError, match="'emoc' is not fetched"):
+                load("emoc", "train")  # not in that folder, so asked of the hub
+    with pytest.raises(IclError, match=r"There is no .*emoc.train.jsonl"):
+        load("emoc", "train", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("trec", {"text": "a", "label-coarse": 0}, r"'label-coarse'.*older order"),
+        ("trec", {"text": "a", "label": 0}, "no column 'coarse_label'; it has 'text', 'label'"),
+        ("sst2", {"text": "a", "label": 0}, "no column 'sentence'"),
+        ("sst2", {"sentence": "a", "label": 2}, r"class id in 0..1, not 2"),
+        ("sst2", {"sentence": "a", "label": -1}, r"class id in 0..1, not -1"),
+        ("sst2", {"sentence": "a", "label": True}, "class id"),
+        ("sst2", {"sentence": "a", "label": "1"}, "class id"),
+        ("sst2", {"sentence": None, "label": 1}, "must be text, not None"),
+        ("sst2", "{'sentence'", "cannot be read"),
+        ("sst2", "[1, 2]", "cannot be read"),
+        ("sst2", "", "no column"),
+    ],
+)
+def test_bad_lines_say_where_and_what(
+    tmp_path: Path, name: str, line: object, message: str
+) -> None:
+    write_lines(tmp_path, f"{name}.train", line)
+    with pytest.raises(IclError, match=message):
+        load(name, "train", tmp_path)
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "sst2.train.jsonl").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(IclError, match="cannot be read"):
+        load("sst2", "train", tmp_path)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """A hub with one parquet file, ``file``, for every question; ``asked`` keeps the last one."""
+    state: dict[str, object] = {"file": tmp_path / "file.parquet"}
+
+    def download(repo: str, path: str, **options: object) -> str:
+        state["asked"] = {"repo": repo, "path": path, **options}
+        return str(state["file"])
+
+    monkeypatch.setattr(text, "hf_hub_download", download)
+    return state
+
+
+def pin(monkeypatch: pytest.MonkeyPatch, name: str, file: File) -> None:
+    """Pin another file for a data set's splits."""
+    old = TASKS[name]
+    data = replace(old.data, files={"train": file, "test": file})
+    monkeypatch.setitem(text.TASKS, name, replace(old, data=data))
+
+
+def test_rows_from_the_hub(hub: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {"idx": [0, 1, 2], "sentence": ["bad ", "good", "fine"], "label": [0, 1, 1]}
+    path = write_parquet(hub["file"], columns, "label", ["negative", "positive"])
+    with pytest.raises(IclError, match=r"file.parquet does not match its pinned SHA-256. Delete"):
+        load("sst2", "test")
+    assert hub["asked"] == {
+        "repo": "stanfordnlp/sst2",
+        "path": "data/validation-00000-of-00001.parquet",
+        "repo_type": "dataset",
+        "revision": "8d51e7e4887a4caaa95b3fbebbf53c0490b58bbb",
+    }
+    pin(monkeypatch, "sst2", File("data.parquet", sha256(path)))
+    assert load("sst2", "train") == [("bad ", 0), ("good", 1), ("fine", 1)]
+
+
+def test_trec_from_the_hub_is_checked_by_content(
+    hub: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def columns(name: str, labels: list[int]) -> dict[str, list]:
+        return {"text": [f"question {i}" for i in range(len(labels))], name: labels}
+
+    right, old = (
+        ["ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"],
+        ["DESC", "ENTY", "ABBR", "HUM", "NUM", "LOC"],
+    )
+    pin(monkeypatch, "trec", File("data.parquet", counts=(1, 2, 1, 1, 1, 1)))
+    labels = [1, 0, 1, 2, 3, 4, 5]
+    write_parquet(hub["file"], columns("coarse_label", labels), "coarse_label", right)
+    assert [label for _, label in load("trec", "train")] == labels
+    write_parquet(hub["file"], columns("coarse_label", labels), "coarse_label", None)
+    assert len(load("trec", "train")) == 7
+    write_parquet(hub["file"], columns("coarse_label", labels), "coarse_label", old)
+    with pytest.raises(IclError, match="numbers its classes DESC ENTY ABBR HUM NUM LOC; expected"):
+        load("trec", "train")
+    write_parquet(hub["file"], columns("label-coarse", labels), "label-coarse", old)
+    with pytest.raises(IclError, match="column 'label-coarse'"):
+        load("trec", "train")
+    for wrong in ([1, 0, 1, 2, 3, 4, 4], labels[:-1]):
+        write_parquet(hub["file"], columns("coarse_label", wrong), "coarse_label", right)
+        with pytest.raises(IclError, match="in another order, or rows are missing"):
+            load("trec", "train")
+
+
+@pytest.mark.shared
+def test_the_known_counts_are_those_of_the_rows(shared: Path) -> None:
+    for split in ("train", "test"):
+        counted = Counter(label for _, label in load("trec", split, shared / "datasets"))
+        assert tuple(counted[c] for c in range(6)) == TASKS["trec"].data.files[split].counts
+
+
+def test_a_damaged_file_and_a_missing_network_are_one_clear_error(
+    hub: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub["file"].write_bytes(b"PAR1 nothing more")
+    with pytest.raises(IclError, match="cannot be read"):
+        load("trec", "test")
+
+    def unreachable(*_: object, **__: object) -> str:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(text, "hf_hub_download", unreachable)
+    with pytest.raises(
+        IclError, match=r"Could not fetch .* of the data set CogComp/trec .*ICLUTILS_DATA.*mini"
+    ):
+        load("trec", "test")
+
+
+def test_an_offline_cache_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(IclError, match=r"Could not fetch data/train-00000-of-00001.parquet"):
+        load("ag_news", "train")
+
+
+def test_what_is_not_pinned_is_not_fetched(hub: dict) -> None:
+    with pytest.raises(IclError, match=r"'emoc' is not fetched.*emoc.test.jsonl.*3 angry"):
+        load("emoc", "test")
+    assert "asked" not in hub
+    with pytest.raises(IclError, match=r"Unknown data set 'agnews'. Did you mean 'ag_news'"):
+        load("agnews", "test")
 
 
 # The paper's path, whole
@@ -382,10 +616,9 @@ def test_real_rows_through_a_random_gpt2(shared: Path, tmp_path: Path, files: li
         chosen, extra = demonstrations(train, classes, 1, 42, more=4)
         assert len(chosen) == classes
         assert len(extra) == 4 * classes
-        queries = [test[i] for i in evaluation_rows(len(test), 42, 2)]
+        queries = evaluation_rows(test, 42, 2)
         apart = demonstrations_per_query(train, classes, 1, 42, len(queries))
-        for sets in ([chosen] * len(queries), apart):
-            shown = [[train[i] for i in rows] for rows in sets]
+        for shown in ([chosen] * len(queries), apart):
             prompts, kept = build(task, tokenizer, shown, queries, context=model.cfg.n_ctx)
             assert kept == [0, 1]
             assert int(prompts.tokens[0, 0]) == CUE_IDS[name]  # nothing before it

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_prompts import prompts_strategy, random_prompts
-from tiny import BOS, CONTEXT, VOCAB, save_gpt2, save_gptj, save_neox
+from tiny import BOS, CONTEXT, VOCAB, save_gpt2
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -19,7 +19,8 @@ from transformers import (
     GPTNeoForCausalLM,
 )
 
-from iclutils.chapters.label_words import compression, speed
+from iclutils.chapters.label_words import compression
+from iclutils.chapters.label_words.answers import answers
 from iclutils.errors import IclError
 from iclutils.interp import kv_cache
 from iclutils.interp.readout import target_logits
@@ -29,25 +30,10 @@ from iclutils.tasks.prompts import Prompts, Role
 SMALL = {"vocab_size": VOCAB, "initializer_range": 0.3, "bos_token_id": BOS, "eos_token_id": BOS}
 
 
-@pytest.fixture(scope="module", params=["gpt2", "neox", "gptj"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    """Learned positions; rotary ones; rotary ones in a model whose attention cannot be edited."""
-    folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "gpt2":
-        save_gpt2(folder, n_positions=96)
-    elif request.param == "neox":
-        save_neox(folder)
-    else:
-        save_gptj(folder)
-    return load(folder)
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
-    """A context long enough for every random prompt."""
-    folder = tmp_path_factory.mktemp("long")
-    save_gpt2(folder, n_positions=128)
-    return load(folder)
+@pytest.fixture(params=["gpt2", "neox", "gptj"])
+def any_model(request: pytest.FixtureRequest) -> TransformerBridge:
+    """Also one whose attention cannot be edited."""
+    return request.getfixturevalue(request.param)
 
 
 def golden() -> Prompts:
@@ -88,13 +74,16 @@ def cut(model: TransformerBridge, prompts: Prompts, keep: torch.Tensor) -> torch
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_everything_with_offset_is_the_whole_prompt(model, shared: bool) -> None:
+def test_everything_with_offset_is_the_whole_prompt(
+    any_model: TransformerBridge, shared: bool
+) -> None:
     prompts = random_prompts(3, count=5, shots=2, shared=shared)
-    whole = target_logits(model, prompts)
-    again = compression.compress(model, prompts, compression.everything)
-    torch.testing.assert_close(again, whole, atol=1e-5, rtol=1e-5)
-    chunked = compression.compress(model, prompts, compression.everything, batch_size=2)
-    torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-5)
+    whole = target_logits(any_model, prompts).gather(1, prompts.label_words)
+    mask = compression.everything(prompts)
+    for keep in (compression.everything, mask):
+        for size in (None, 2):
+            again = compression.compress(any_model, prompts, keep, batch_size=size)
+            torch.testing.assert_close(again.class_logits, whole, atol=1e-5, rtol=1e-5)
 
 
 @given(prompts=prompts_strategy(), seed=st.integers(0, 99))
@@ -103,7 +92,7 @@ def test_answers_equal_cut_edges_whatever_the_padding(gpt2, prompts: Prompts, se
     generator = torch.Generator().manual_seed(seed)
     keep = kv_cache.demonstrations(prompts) & (torch.rand(prompts.tokens.shape) < 0.5)
     masks = [keep, compression.hidden_anchor(prompts), compression.label_only(prompts)]
-    masks += [compression.nothing(prompts), compression.hidden_random(prompts, generator)]
+    masks += [torch.zeros_like(keep), compression.hidden_random(prompts, generator)]
     for mask in masks:
         got = kv_cache.answer_from_cache(
             gpt2, kv_cache.cache_demonstrations(gpt2, prompts, mask), prompts
@@ -119,31 +108,28 @@ def test_answers_equal_cut_edges_whatever_the_padding(gpt2, prompts: Prompts, se
     torch.testing.assert_close(alone, got, atol=1e-5, rtol=1e-5)
 
 
-def test_offset_is_the_query_moved(tmp_path: Path) -> None:
-    network = save_gpt2(tmp_path).eval()
-    model = load(tmp_path)
+def test_offset_is_the_query_moved(gpt2: TransformerBridge, neox: TransformerBridge) -> None:
+    network = gpt2.original_model
     prompts = random_prompts(0, count=1)
     size = int(kv_cache.demonstrations(prompts).sum())
-    query = prompts.tokens[:, size:]
-    got = compression.compress(model, prompts, compression.nothing, offset=False)
-    with torch.no_grad():
-        torch.testing.assert_close(got, network(query).logits[:, -1], atol=1e-5, rtol=1e-5)
-        moved = network(query, position_ids=size + torch.arange(query.shape[1])[None]).logits
-    got = compression.compress(model, prompts, compression.nothing, offset=True)
-    torch.testing.assert_close(got, moved[:, -1], atol=1e-5, rtol=1e-5)
-    assert (
-        got - compression.compress(model, prompts, compression.nothing, False)
-    ).abs().max() > 0.1
-
-
-def test_rotary_query_alone_does_not_feel_the_offset(tmp_path: Path) -> None:
-    save_neox(tmp_path)
-    model = load(tmp_path)
+    query, none = prompts.tokens[:, size:], torch.zeros_like(prompts.kept)
+    held = kv_cache.cache_demonstrations(gpt2, prompts, none)
+    for start in (0, size):
+        with torch.no_grad():
+            at = start + torch.arange(query.shape[1])[None]
+            moved = network(query, position_ids=at).logits[:, -1]
+        got = kv_cache.answer_from_cache(gpt2, held, prompts, offset=bool(start))
+        torch.testing.assert_close(got, moved, atol=1e-5, rtol=1e-5)
+    near, far = (kv_cache.answer_from_cache(gpt2, held, prompts, o) for o in (False, True))
+    assert (near - far).abs().max() > 0.1
+    alone = compression.compress(gpt2, prompts, none)  # nothing kept: no distance to keep either
+    expected = near.gather(1, prompts.label_words)
+    torch.testing.assert_close(alone.class_logits, expected, atol=1e-5, rtol=1e-5)
     prompts = random_prompts(0, count=3)
-    both = False, True
-    near, far = (compression.compress(model, prompts, compression.nothing, o) for o in both)
-    torch.testing.assert_close(near, far, atol=1e-5, rtol=1e-5)
-    near, far = (compression.compress(model, prompts, compression.hidden_anchor, o) for o in both)
+    near, far = (
+        compression.compress(neox, prompts, compression.hidden_anchor, o).class_logits
+        for o in (False, True)
+    )
     assert (near - far).abs().max() > 0.01
 
 
@@ -202,46 +188,31 @@ def test_hidden_random_with_long_labels_and_little_text() -> None:
     assert not bool(keep[0, [9, 10, 19, 20]].any())
 
 
-def test_hidden_random_top(gpt2) -> None:
+def test_hidden_random_top(gpt2: TransformerBridge) -> None:
     prompts = random_prompts(2, count=8, shared=True, longest=6)
-    whole = target_logits(gpt2, prompts)
+    clean = answers(gpt2, prompts)
     best, loyalty = compression.hidden_random_top(
-        gpt2, prompts, whole, torch.Generator().manual_seed(0), draws=5
+        gpt2, prompts, clean, torch.Generator().manual_seed(0), draws=5
     )
     generator = torch.Generator().manual_seed(0)
-    outputs = [
+    found = [
         compression.compress(gpt2, prompts, lambda p: compression.hidden_random(p, generator))
         for _ in range(5)
     ]
-    words = prompts.label_words[0]
-    before = whole[:, words].argmax(1)
-    expected = [(out[:, words].argmax(1) == before).float().mean().item() for out in outputs]
+    expected = [(x.predicted == clean.predicted).float().mean().item() for x in found]
     assert loyalty.tolist() == pytest.approx(expected)
-    torch.testing.assert_close(best, outputs[int(torch.tensor(expected).argmax())])
+    chosen = found[int(torch.tensor(expected).argmax())]
+    torch.testing.assert_close(best.class_logits, chosen.class_logits, atol=1e-5, rtol=1e-5)
 
 
-def test_union_of_many_draws_keeps_all_text(gpt2) -> None:
-    prompts = random_prompts(2, count=4, longest=3)
-    whole = target_logits(gpt2, prompts)
-    _, loyalty = compression.hidden_random_top(
-        gpt2, prompts, whole, torch.Generator().manual_seed(0), draws=25, union=True
-    )
-    all_text = kv_cache.demonstrations(prompts) & (prompts.roles != Role.LABEL)
-    out = kv_cache.answer_from_cache(
-        gpt2, kv_cache.cache_demonstrations(gpt2, prompts, all_text), prompts
-    )
-    same = out.gather(1, prompts.label_words).argmax(1) == whole.gather(
-        1, prompts.label_words
-    ).argmax(1)
-    assert loyalty[-1].item() == pytest.approx(same.float().mean().item())
-
-
-def test_shared_demonstrations_are_noticed(gpt2) -> None:
-    assert kv_cache.shares_demonstrations(random_prompts(1, count=4, shared=True))
+def test_shared_demonstrations_are_noticed(gpt2: TransformerBridge) -> None:
     assert not kv_cache.shares_demonstrations(random_prompts(1, count=4))
     prompts = random_prompts(1, count=4, shared=True)
-    one = kv_cache.cache_demonstrations(gpt2, prompts[:1], compression.hidden_anchor(prompts[:1]))
-    each = kv_cache.cache_demonstrations(gpt2, prompts, compression.hidden_anchor(prompts))
+    assert kv_cache.shares_demonstrations(prompts)
+    one, each = (
+        kv_cache.cache_demonstrations(gpt2, some, compression.hidden_anchor(some))
+        for some in (prompts[:1], prompts)
+    )
     torch.testing.assert_close(
         kv_cache.answer_from_cache(gpt2, one, prompts),
         kv_cache.answer_from_cache(gpt2, each, prompts),
@@ -261,13 +232,8 @@ def test_bad_input(gpt2, tmp_path: Path) -> None:
         kv_cache.cache_demonstrations(gpt2, prompts, prompts.kept)
     with pytest.raises(IclError, match="shape"):
         kv_cache.cache_demonstrations(gpt2, prompts, prompts.kept[:, 1:])
-    with pytest.raises(IclError, match="label words"):
-        compression.compact(prompts, prompts.roles == Role.FORMAT)
-    whole = target_logits(gpt2, prompts)
-    with pytest.raises(IclError, match="at least once"):
-        compression.hidden_random_top(gpt2, prompts, whole, torch.Generator(), draws=0)
     with pytest.raises(IclError, match="share their"):
-        speed.seconds(gpt2, prompts)
+        compression.seconds(gpt2, prompts)
     bloom = BloomConfig(hidden_size=32, n_layer=2, n_head=4, **SMALL)
     BloomForCausalLM(bloom).save_pretrained(tmp_path / "bloom")
     with pytest.raises(IclError, match="no explicit positions"):
@@ -296,14 +262,14 @@ def test_too_long_for_the_context(tmp_path: Path) -> None:
 def test_work_counts_every_product(gpt2) -> None:
     d, mlp, vocab, layers = 32, 48, VOCAB, 3
     by_hand = layers * (4 * d * d + 2 * d * mlp) + layers * 2 * d * (5 + 1) + d * vocab
-    assert speed.work(gpt2, 1, 5) == by_hand
+    assert compression.multiply_adds(gpt2, 1, 5) == by_hand
     # Feeding tokens one at a time is the same work, but for the unembedding of each.
-    steps = sum(speed.work(gpt2, 1, before) for before in range(7))
-    assert steps - 6 * d * vocab == speed.work(gpt2, 7)
+    steps = sum(compression.multiply_adds(gpt2, 1, before) for before in range(7))
+    assert steps - 6 * d * vocab == compression.multiply_adds(gpt2, 7)
 
 
 def test_costs_count_tokens(gpt2) -> None:
-    cost = speed.costs(gpt2, golden(), compression.hidden_anchor(golden()))
+    cost = compression.costs(gpt2, golden(), compression.hidden_anchor(golden()))
     assert {name: (each.fed, each.memory) for name, each in cost.items()} == {
         "re-encoded": (30, 0),
         "prefix": (9, 21),
@@ -315,6 +281,6 @@ def test_costs_count_tokens(gpt2) -> None:
 
 def test_seconds_has_the_three_ways(gpt2) -> None:
     prompts = random_prompts(1, count=3, shared=True)
-    taken = speed.seconds(gpt2, prompts, batch=2, repeats=1)
+    taken = compression.seconds(gpt2, prompts, batch=2, repeats=1)
     assert list(taken) == ["re-encoded", "prefix", "compressed"]
     assert all(value > 0 for value in taken.values())

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 import iclutils
 from iclutils import IclError, models
 from iclutils.models import TransformerBridge
-from iclutils.tasks import datasets, topics
+from iclutils.tasks import text, topics
 from iclutils.tasks.prompts import Prompts, Role
 from iclutils.tasks.sources import Source, Topics, open_source, suited
 
@@ -86,7 +86,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
 
 @pytest.fixture
 def hand_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "load", rows)
+    monkeypatch.setattr(text, "load", lambda name, split, folder: rows(name, split))
 
 
 def read(prompts: Prompts) -> list[tuple[list[str], list[str], str]]:
@@ -136,20 +136,23 @@ def test_no_more_shots_than_the_paper_could_fit(model: TransformerBridge) -> Non
 
 @pytest.mark.usefixtures("hand_made")
 def test_varied_prompts_have_demonstrations_of_their_own(model: TransformerBridge) -> None:
-    found = read(open_source("ag_news", model, generator).varied(20))
-    assert [text for *_, text in found] == names("test", queries(42, 20))
-    assert len({tuple(shown) for shown, _, _ in found}) > 10
-    assert len({tuple(labels) for _, labels, _ in found}) == 1, "one order of labels for all"
+    found = read(open_source("ag_news", model).varied(40))
+    expected = [name for s in range(42, 47) for name in names("test", queries(s, 8))]
+    assert [asked for *_, asked in found] == expected
+    assert len({tuple(shown) for shown, _, _ in found}) > 30
+    orders = [tuple(labels) for _, labels, _ in found]
+    assert len(set(orders[:7])) == 1, "one order of labels for each seed"
+    assert len(set(orders)) > 1
     for shown, labels, _ in found:
         truth = [LABELS["ag_news"][rows("ag_news", "train")[int(t[5:])][1]] for t in shown]
         assert labels == truth
-    everything = open_source("ag_news", model, generator).varied(1000)
-    assert len(everything) == TEST - 1, "all rows but the one that is too long"
+    everything = open_source("ag_news", model).varied(1000)
+    assert len(everything) == 5 * (TEST - 1), "all rows but the one that is too long"
 
 
 @pytest.mark.usefixtures("hand_made")
 @pytest.mark.parametrize("draw", [0, 1, 4])
-def test_rehearsal_shares_the_demonstrations_and_repeats_none(
+def test_training_rows_share_the_demonstrations_and_repeat_none(
     model: TransformerBridge, draw: int
 ) -> None:
     asked, trained = open_source("ag_news", model, generator).fixed(draw, 9, train_per_class=3)
@@ -168,11 +171,8 @@ def test_rehearsal_shares_the_demonstrations_and_repeats_none(
 
 
 @pytest.mark.shared
-def test_real_rows_and_the_real_tokenizer(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_rows_and_the_real_tokenizer(shared: Path, tmp_path: Path) -> None:
     """The prompts decode to the texts of the rows, written out by hand."""
-    monkeypatch.setenv("ICLUTILS_DATA", str(shared / "datasets"))
     end = 50256
     save_gpt2(
         tmp_path,
@@ -187,29 +187,29 @@ def test_real_rows_and_the_real_tokenizer(
     model = models.load(tmp_path)
     words = models.tokenizer(model)
     kinds = ["Abbreviation", "Entity", "Description", "Person", "Location", "Number"]
-    source = open_source("trec", model, generator)
-    train, test = (datasets.load("trec", split) for split in ("train", "test"))  # type: ignore[arg-type]
+    source = open_source("trec", model, folder=shared / "datasets")
+    train, test = (text.load("trec", split, shared / "datasets") for split in ("train", "test"))  # type: ignore[arg-type]
     asked, trained = source.fixed(2, 4, train_per_class=2)
     assert trained is not None
     order = list(range(len(train)))
     np.random.RandomState(44).shuffle(order)
     met: Counter[int] = Counter()
     head, others = "", []
-    for text, c in (train[i] for i in order):
+    for words_, c in (train[i] for i in order):
         met[c] += 1
         if met[c] == 1:
-            head += f"Question: {text}\nAnswer Type: {kinds[c]}\n"
+            head += f"Question: {words_}\nAnswer Type: {kinds[c]}\n"
         elif met[c] <= 3:
-            others.append((text, c))
+            others.append((words_, c))
     picked = np.random.default_rng(44).permutation(len(test))[:4]
     for prompts, expected in ((asked, [test[i] for i in picked]), (trained, others)):
         assert len(prompts) == len(expected)
         assert prompts.gold.tolist() == [c for _, c in expected]
-        for ids, q, (text, _) in zip(prompts.tokens, prompts.target, expected, strict=True):
+        for ids, q, (words_, _) in zip(prompts.tokens, prompts.target, expected, strict=True):
             written = words.decode(ids[: int(q) + 1].tolist())
-            assert written == f"{head}Question: {text}\nAnswer Type:"
+            assert written == f"{head}Question: {words_}\nAnswer Type:"
     both = source.evaluation(10), source.varied(3)
-    assert [len(prompts) for prompts in both] == [10, 3]
+    assert [len(prompts) for prompts in both] == [10, 5]
     assert all(torch.isfinite(models.logits(model, prompts.tokens)).all() for prompts in both[1:])
 
 
@@ -245,7 +245,7 @@ def test_the_seed_of_the_session_gives_other_topics(plain: TransformerBridge) ->
     assert not torch.equal(one.varied(5).tokens, two.varied(5).tokens)
 
 
-def test_topics_to_rehearse_share_the_demonstrations(made_up: Source) -> None:
+def test_topics_to_train_on_share_the_demonstrations(made_up: Source) -> None:
     sets = []
     for draw in range(3):
         asked, trained = made_up.fixed(draw, 10, train_per_class=5)
@@ -287,6 +287,8 @@ def test_tasks_that_a_model_cannot_read_are_refused(
     with pytest.raises(IclError, match=r"Unknown task 'topic'\. Did you mean 'topics'"):
         open_source("topic", plain, generator)
     size = model.cfg.d_vocab
+    with pytest.raises(IclError, match="give a generator"):
+        open_source("topics", plain)
     with pytest.raises(IclError, match=rf"has {size} tokens, the made-up topics 122.*sst2, trec"):
         open_source("topics", model, generator)
 

@@ -14,7 +14,7 @@ from tiny import save_gpt2, save_hand_built
 from transformers import GPT2LMHeadModel
 
 from iclutils import IclError
-from iclutils.chapters.label_words import growth
+from iclutils.chapters.label_words import copying
 from iclutils.models import TransformerBridge, load
 from iclutils.tasks.prompts import Prompts
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
@@ -99,40 +99,44 @@ def prefix_scores(network: GPT2LMHeadModel, copied: RepeatedTokens) -> torch.Ten
 @pytest.mark.parametrize("layers", [1, 2])
 def test_the_state_is_what_plain_passes_say(plain: Built, layers: int) -> None:
     model, network, prompts, copied = plain
-    found = growth.state(model, prompts, copied, layers)
+    found = copying.checkpoint_metrics(model, prompts, copied, layers)
     with torch.no_grad():
         best = network(copied.tokens).logits.argmax(-1)
     announced = range(LENGTH + 2, 2 * LENGTH + 1)
     right = [(best[:, p - 1] == copied.tokens[:, p]).float().mean().item() for p in announced]
-    assert found.copying == pytest.approx(sum(right) / len(right))
-    assert found.prefix == pytest.approx(prefix_scores(network, copied).max().item(), abs=1e-5)
+    assert found["copying"] == pytest.approx(sum(right) / len(right))
+    assert found["prefix"] == pytest.approx(prefix_scores(network, copied).max().item(), abs=1e-5)
     clean = classes(network, prompts)
-    assert found.accuracy == pytest.approx(hit_rate(clean, prompts))
+    assert found["accuracy"] == pytest.approx(hit_rate(clean, prompts))
     cut = isolated_classes(network, prompts, layers)
     changed = sum(a != b for a, b in zip(clean, cut, strict=True)) / len(clean)
-    assert found.aggregation == pytest.approx(changed)
+    assert found["aggregation"] == pytest.approx(changed)
     assert len(set(clean)) == 3
 
 
 def test_the_wired_circuit_copies_and_the_random_weights_do_not(plain: Built, wired: Built) -> None:
-    found, other = (growth.state(m, prompts, copied, 1) for m, _, prompts, copied in (wired, plain))
-    assert found.copying == 1
-    assert found.prefix > 0.99
-    assert other.copying < 0.2
-    assert other.prefix < 0.5
+    found, other = (
+        copying.checkpoint_metrics(m, prompts, copied, 1)
+        for m, _, prompts, copied in (wired, plain)
+    )
+    assert found["copying"] == 1
+    assert found["prefix"] > 0.99
+    assert other["copying"] < 0.2
+    assert other["prefix"] < 0.5
 
 
 def test_copying_heads_are_those_of_the_circuit(plain: Built, wired: Built) -> None:
-    assert growth.copying_heads(wired[0], wired[3], 1) == [(1, 0)], "head 1.0 is wired to copy"
-    model, network, _, copied = plain
+    found = copying.prefix_scores(wired[0], wired[3])
+    assert copying.copying_heads(found, 1) == [(1, 0)], "head 1.0 is wired to copy"
+    _, network, _, copied = plain
     scores = prefix_scores(network, copied)
     heads = [(layer, head) for layer in range(3) for head in range(4)]
     ranked = sorted(heads, key=lambda head: -scores[head].item())
-    assert growth.copying_heads(model, copied, 5) == ranked[:5]
-    assert sorted(growth.copying_heads(model, copied, 12)) == heads
+    assert copying.copying_heads(scores, 5) == ranked[:5]
+    assert sorted(copying.copying_heads(scores, 12)) == heads
     for count in (0, 13):
         with pytest.raises(IclError, match=f"has 12 heads; got count={count}"):
-            growth.copying_heads(model, copied, count)
+            copying.copying_heads(scores, count)
 
 
 def without(network: GPT2LMHeadModel, prompts: Prompts, heads: list[tuple[int, int]]) -> list[bool]:
@@ -167,44 +171,20 @@ def test_without_heads_equals_hooks_by_hand(plain: Built) -> None:
     model, network, prompts, _ = plain
     for heads in ([(2, 0)], [(0, 0), (0, 1), (2, 3)], []):
         expected = without(network, prompts, heads)
-        assert growth.without_heads(model, prompts, heads).tolist() == expected
+        assert copying.without_heads(model, prompts, heads).tolist() == expected
         assert (expected != without(network, prompts, [])) == bool(heads)
 
 
 def test_what_cannot_be_measured_is_refused(plain: Built) -> None:
     model, _, prompts, copied = plain
     with pytest.raises(IclError, match=r"no head 3\.0"):
-        growth.without_heads(model, prompts, [(3, 0)])
-    with pytest.raises(IclError, match="has 3 layers; got 4"):
-        growth.state(model, prompts, copied, 4)
-    with pytest.raises(IclError, match="doubled sequence"):
-        growth.state(model, prompts, RepeatedTokens(copied.tokens, LENGTH - 1), 1)
+        copying.without_heads(model, prompts, [(3, 0)])
+    with pytest.raises(IclError, match="no layer 3"):
+        copying.checkpoint_metrics(model, prompts, copied, 4)
+    with pytest.raises(IclError, match="Repeated tokens of length"):
+        copying.checkpoint_metrics(model, prompts, RepeatedTokens(copied.tokens, LENGTH - 1), 1)
     foreign = replace(prompts, label_words=prompts.label_words + model.cfg.d_vocab)
     with pytest.raises(IclError, match="Label words must lie in"):
-        growth.state(model, foreign, copied, 1)
+        copying.checkpoint_metrics(model, foreign, copied, 1)
     with pytest.raises(IclError, match="Label words must lie in"):
-        growth.without_heads(model, foreign, [(0, 0)])
-
-
-def test_label_reading_is_the_attention_to_the_predicted_class(plain: Built) -> None:
-    model, network, prompts, _ = plain
-    with torch.no_grad():
-        out = network(prompts.tokens, output_attentions=True)
-    expected = torch.zeros(model.cfg.n_layers, model.cfg.n_heads)
-    for row in range(len(prompts)):
-        q = int(prompts.target[row])
-        predicted = int(out.logits[row, q, prompts.label_words[row]].argmax())
-        for place, cls in zip(
-            prompts.label_pos[row].tolist(), prompts.demo_class[row].tolist(), strict=True
-        ):
-            if cls == predicted:
-                expected += torch.stack([a[row, :, q, place] for a in out.attentions])
-    found = growth.label_reading(model, prompts)
-    torch.testing.assert_close(found, expected / len(prompts), atol=1e-5, rtol=1e-4)
-
-
-def test_the_best_copying_head_has_the_highest_prefix_score(wired: Built) -> None:
-    model, _, _, copied = wired
-    scores = growth.prefix_scores(model, copied)
-    layer, head = growth.copying_heads(model, copied, 1)[0]
-    assert scores[layer, head] == scores.max() > 0.9
+        copying.without_heads(model, foreign, [(0, 0)])

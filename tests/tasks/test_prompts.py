@@ -31,6 +31,32 @@ def test_a_slice_loses_the_padding_that_all_have() -> None:
     assert short.tokens.shape[1] == int(prompts.target[order[1]]) + 1
     assert len(short) == 2
     short.check()
+    assert torch.equal(prompts[3].tokens, prompts[3:4].tokens)
+    assert torch.equal(prompts[-1].gold, prompts.gold[-1:])
+    assert len(list(prompts)) == 8
+    with pytest.raises(IndexError, match="There are 8 prompts"):
+        prompts[8]
+    with pytest.raises(IclError, match="no prompts"):
+        prompts[:0]
+
+
+@given(prompts_strategy())
+def test_class_order_and_prompt_order(prompts: Prompts) -> None:
+    generator = torch.Generator().manual_seed(0)
+    classes, demos = prompts.classes, prompts.label_pos.shape[1]
+    of_demos = torch.rand(len(prompts), 2, demos, generator=generator)
+    of_classes = torch.rand(len(prompts), 2, classes, generator=generator)
+    summed, dealt = prompts.by_class(of_demos), prompts.by_demonstration(of_classes)
+    expected = torch.zeros_like(summed)
+    for row, order in enumerate(prompts.demo_class.tolist()):
+        for demo, c in enumerate(order):
+            expected[row, :, c] += of_demos[row, :, demo]
+            assert torch.equal(dealt[row, :, demo], of_classes[row, :, c])
+    torch.testing.assert_close(summed, expected)
+    if demos == classes:  # one demonstration of each class: the two are inverse
+        assert torch.equal(
+            prompts.by_demonstration(prompts.by_class(prompts.label_pos)), prompts.label_pos
+        )
 
 
 def test_probabilities_are_over_the_classes_alone() -> None:

@@ -1,0 +1,105 @@
+"""What a model answers at the target, and how loyal a changed model's answers are.
+
+Of the logits over the whole vocabulary only those of the label words and the likeliest words are
+kept, so that thousands of prompts under dozens of changes fit into memory.
+
+Source: Wang et al. 2023, section 2.2 (label and word loyalty).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...errors import IclError
+from ...interp.hooks import Hook
+from ...interp.readout import batches, target_logits
+from ...models import TransformerBridge
+from ...tasks.prompts import Prompts, class_logits
+
+LIKELIEST = 10  # words kept of every answer
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What is kept of the logits at the target.
+
+    Attributes:
+        class_logits: those of the label words, in the order of the classes.
+        words: the likeliest tokens, best first.
+        gold: class of the query.
+    """
+
+    class_logits: Float[Tensor, "batch cls"]
+    words: Int[Tensor, "batch k"]
+    gold: Int[Tensor, "batch"]
+
+    @classmethod
+    def of(cls, prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Answers:
+        """The answers that logits at the targets of ``prompts`` give."""
+        words = logits.topk(min(LIKELIEST, logits.shape[1])).indices
+        return cls(class_logits(prompts, logits), words, prompts.gold)
+
+    @classmethod
+    def join(cls, parts: Sequence[Answers]) -> Answers:
+        """Those of several batches as one."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+    def __getitem__(self, rows: slice | Int[Tensor, "rows"]) -> Answers:
+        """Those of some of the prompts."""
+        return Answers(self.class_logits[rows], self.words[rows], self.gold[rows])
+
+    @property
+    def predicted(self) -> Int[Tensor, "batch"]:
+        """Class of the likeliest label word."""
+        return self.class_logits.argmax(-1)
+
+    @property
+    def correct(self) -> Bool[Tensor, "batch"]:
+        """Whether that is the query's class."""
+        return self.predicted == self.gold
+
+
+def answers(
+    model: TransformerBridge,
+    prompts: Prompts,
+    hooks: Sequence[Hook] = (),
+    batch_size: int | None = None,
+) -> Answers:
+    """What a model answers; ``hooks`` are of the whole batch, and only without ``batch_size``.
+
+    Example:
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.chapters.label_words.answers import answers
+        >>> from iclutils.tasks import topics
+        >>> asked = topics.sample(8, torch.Generator().manual_seed(0), classes=2)
+        >>> answers(models.load("anchors-0"), asked).class_logits.shape
+        torch.Size([8, 2])
+    """
+    if hooks:
+        return Answers.of(prompts, target_logits(model, prompts, hooks, batch_size))
+    parts = [prompts[rows] for rows in batches(prompts, batch_size, "answers")]
+    return Answers.join([Answers.of(part, target_logits(model, part)) for part in parts])
+
+
+def label_loyalty(changed: Answers, clean: Answers) -> Bool[Tensor, "batch"]:
+    """Whether the changed model predicts the same class as the unmodified one."""
+    return changed.predicted == clean.predicted
+
+
+def word_loyalty(changed: Answers, clean: Answers, k: int = 5) -> Float[Tensor, "batch"]:
+    """Jaccard similarity of the k likeliest words of both models, 0 to 1.
+
+    The paper says k = 5; the released notebook takes 10 for isolation and 5 for compression.
+    """
+    if not 1 <= k <= clean.words.shape[1]:
+        raise IclError(f"Of every answer {clean.words.shape[1]} words are kept; got k={k}.")
+    same = changed.words[:, :k, None] == clean.words[:, None, :k]
+    shared = same.sum((1, 2)).to(clean.class_logits.dtype)
+    return shared / (2 * k - shared)

@@ -1,0 +1,64 @@
+"""Copying heads in a model that classifies: what they carry, and when in training they come.
+
+Copying is measured as in chapter 01, on repeated tokens; classification on prompts.
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ...errors import IclError
+from ...interp.head_scores import head_scores
+from ...interp.hooks import Head, ablate_heads
+from ...interp.readout import predictions
+from ...models import TransformerBridge
+from ...tasks.prompts import Prompts
+from ...tasks.repeated import RepeatedTokens
+from .answers import answers, label_loyalty
+from .isolation import isolated
+
+
+def checkpoint_metrics(
+    model: TransformerBridge, prompts: Prompts, copied: RepeatedTokens, layers: int
+) -> dict[str, float]:
+    """What a model can do at one step of its training; what logged curves hold. All 0 to 1:
+
+    - ``copying``: accuracy on the second copy of repeated tokens,
+    - ``prefix``: prefix-matching score of the best head,
+    - ``accuracy``: share of prompts classified right,
+    - ``aggregation``: share of the predictions that change when the label words are isolated in
+      the first ``layers`` layers.
+    """
+    _, right = predictions(model, copied.tokens)
+    clean = answers(model, prompts)
+    cut = isolated(model, prompts, range(layers))
+    return {
+        "copying": right[:, copied.clean_half].float().mean().item(),
+        "prefix": prefix_scores(model, copied).max().item(),
+        "accuracy": clean.correct.float().mean().item(),
+        "aggregation": 1 - label_loyalty(cut, clean).float().mean().item(),
+    }
+
+
+def prefix_scores(model: TransformerBridge, copied: RepeatedTokens) -> Float[Tensor, "layer head"]:
+    """Mean prefix-matching score of every head on repeated tokens (chapter 01)."""
+    return head_scores(model, copied.tokens, copied.length)["prefix"].mean(0)
+
+
+def copying_heads(scores: Float[Tensor, "layer head"], count: int) -> list[Head]:
+    """The ``count`` heads with the highest prefix-matching score, best first."""
+    if not 1 <= count <= scores.numel():
+        raise IclError(f"The model has {scores.numel()} heads; got count={count}.")
+    return [divmod(i, scores.shape[1]) for i in scores.flatten().topk(count).indices.tolist()]
+
+
+def without_heads(
+    model: TransformerBridge, prompts: Prompts, heads: list[Head]
+) -> Bool[Tensor, "batch"]:
+    """Which prompts are classified right when ``heads`` write their mean instead.
+
+    The mean is over the prompts and their positions, padding included.
+    """
+    hooks = ablate_heads(model, prompts.tokens, heads, "mean", prompts.tokens)
+    return answers(model, prompts, hooks).correct

@@ -1,0 +1,164 @@
+"""Isolation: rows of attention by hand, what cannot change, the random control; loyalty by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_prompts import prompts_strategy, random_prompts
+
+from iclutils import IclError
+from iclutils.chapters.label_words.answers import Answers, answers, label_loyalty, word_loyalty
+from iclutils.chapters.label_words.isolation import (
+    HOWS,
+    cut_edges,
+    isolated,
+    isolation,
+    random_positions,
+)
+from iclutils.interp.hooks import run_with_hooks
+from iclutils.interp.readout import target_logits
+from iclutils.models import TransformerBridge, get_act_name
+from iclutils.tasks.prompts import Prompts
+
+QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("window", [0, 1])
+def test_only_the_rows_of_label_words_change(
+    model: TransformerBridge, how: str, window: int
+) -> None:
+    """Row p + 1 keeps p and itself, which stand inside the window, and loses all before p."""
+    prompts = random_prompts(seed=2, count=4, longest=3)
+    name = get_act_name("pattern", 0)
+    hooks = isolation(model, prompts, [0], how=how, window=window)
+    clean, cut = (
+        run_with_hooks(model, prompts.tokens, edits, [name])[1][name] for edits in ([], hooks)
+    )
+    for row, places in enumerate(prompts.label_pos.tolist()):
+        rows = [(p, p + w) for p in places for w in range(window + 1)]
+        for p, dest in rows:
+            assert not cut[row, :, dest, :p].any()
+            kept = clean[row, :, dest, p : dest + 1]
+            share = kept / kept.sum(-1, keepdim=True) if how == "pre-softmax" else kept
+            torch.testing.assert_close(cut[row, :, dest, p : dest + 1], share)
+        others = sorted(set(range(cut.shape[-1])) - {dest for _, dest in rows})
+        assert torch.equal(cut[row][:, others], clean[row][:, others])
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_isolating_the_last_layer_changes_nothing(model: TransformerBridge, how: str) -> None:
+    """No later layer reads what the label words write in the last one."""
+    prompts = random_prompts(seed=4)
+    hooks = isolation(model, prompts, [model.cfg.n_layers - 1], how=how)
+    clean = target_logits(model, prompts)
+    assert torch.equal(target_logits(model, prompts, hooks), clean)
+    first = target_logits(model, prompts, isolation(model, prompts, [0], how=how))
+    assert (first - clean).abs().max() > 0.01
+
+
+def test_an_isolated_word_forgets_its_demonstration(gpt2: TransformerBridge) -> None:
+    """Isolated in all layers, a label word writes the same whatever stands before it."""
+    prompts = random_prompts(seed=6, count=1)
+    p = int(prompts.label_pos[0, 0])
+    swapped = prompts.tokens.clone()
+    swapped[0, : p - 1] = (swapped[0, : p - 1] + 1) % 30
+    name = "blocks.2.hook_resid_post"
+    for hooks, same in ((isolation(gpt2, prompts, range(3)), True), ([], False)):
+        seen = [
+            run_with_hooks(gpt2, tokens, hooks, [name])[1][name][0, p]
+            for tokens in (prompts.tokens, swapped)
+        ]
+        assert torch.allclose(*seen, atol=1e-4) == same
+
+
+@settings(max_examples=6, **QUIET)
+@given(prompts=prompts_strategy(), how=st.sampled_from(HOWS))
+def test_padding_order_and_batch_size_do_not_matter(
+    gpt2: TransformerBridge, prompts: Prompts, how: str
+) -> None:
+    drawn = [prompts.label_pos, prompts.label_pos - 1]
+    whole = isolated(gpt2, prompts, [0, 1], drawn, how).class_logits
+    apart = isolated(gpt2, prompts, [0, 1], drawn, how, batch_size=1).class_logits
+    torch.testing.assert_close(whole, apart, atol=1e-4, rtol=1e-4)
+    order = torch.arange(len(prompts)).flip(0)
+    flipped = [places[order] for places in drawn]
+    again = isolated(gpt2, prompts[order], [0, 1], flipped, how)[order].class_logits
+    torch.testing.assert_close(whole, again, atol=1e-4, rtol=1e-4)
+
+
+@given(prompts_strategy())
+def test_a_window_cuts_the_next_tokens_off_from_the_same_sources(prompts: Prompts) -> None:
+    cut = cut_edges(prompts, prompts.label_pos, window=2)
+    for row, places in enumerate(prompts.label_pos.tolist()):
+        expected = torch.zeros_like(cut[0])
+        for place in places:
+            expected[place : place + 3, :place] = True
+        assert torch.equal(cut[row], expected)
+
+
+@settings(max_examples=40, **QUIET)
+@given(prompts=prompts_strategy(), seed=st.integers(0, 100))
+def test_the_control_draws_no_label_and_no_target(prompts: Prompts, seed: int) -> None:
+    drawn, again = (
+        random_positions(prompts, torch.Generator().manual_seed(seed)) for _ in range(2)
+    )
+    assert torch.equal(drawn, again)
+    for row, places in enumerate(drawn.tolist()):
+        assert len(set(places)) == prompts.label_pos.shape[1]
+        assert not set(places) & set(prompts.label_pos[row].tolist())
+        assert max(places) <= int(prompts.target[row]) - 2
+
+
+def test_the_control_draws_evenly_and_anew() -> None:
+    prompts = random_prompts(count=1, longest=3)
+    generator = torch.Generator().manual_seed(0)
+    draws = torch.cat([random_positions(prompts, generator, 1) for _ in range(3000)]).flatten()
+    allowed = set(range(int(prompts.target) - 1)) - set(prompts.label_pos[0].tolist())
+    assert set(draws.tolist()) == allowed
+    expected = 3000 / len(allowed)
+    counts = torch.tensor([int((draws == p).sum()) for p in allowed])
+    assert bool(((counts - expected).abs() < 5 * expected**0.5).all())
+    with pytest.raises(IclError, match=f"only {len(allowed)} to draw"):
+        random_positions(prompts, generator, len(allowed) + 1)
+
+
+def test_answers_are_what_the_logits_say(model: TransformerBridge) -> None:
+    prompts = random_prompts(longest=6)
+    logits = model(prompts.tokens)[torch.arange(len(prompts)), prompts.target]
+    for found in (answers(model, prompts), answers(model, prompts, batch_size=2)):
+        expected = logits.gather(1, prompts.label_words)
+        torch.testing.assert_close(found.class_logits, expected, atol=1e-5, rtol=1e-5)
+        assert torch.equal(found.words, logits.argsort(-1, descending=True)[:, :10])
+        assert torch.equal(found.correct, expected.argmax(-1) == prompts.gold)
+
+
+def test_loyalty_by_hand() -> None:
+    gold = torch.tensor([0, 0])
+    clean = Answers(torch.tensor([[5.0, 4.0]] * 2), torch.tensor([[0, 1, 2]] * 2), gold)
+    words = torch.tensor([[0, 1, 2], [1, 0, 5]])
+    changed = Answers(torch.tensor([[5.0, 4.0], [4.0, 5.0]]), words, gold)
+    assert label_loyalty(changed, clean).tolist() == [True, False]
+    assert word_loyalty(changed, clean, 2).tolist() == [1, 1]  # order does not count
+    assert word_loyalty(changed, clean, 3).tolist() == [1, 0.5]  # {0,1,2} and {0,1,5}
+    with pytest.raises(IclError, match="3 words are kept; got k=4"):
+        word_loyalty(changed, clean, 4)
+
+
+def test_wrong_input_is_refused(gpt2: TransformerBridge, gptj: TransformerBridge) -> None:
+    """Without the refusal of GPT-J every prediction would be loyal, and nothing would show why."""
+    prompts = random_prompts()
+    places = prompts.label_pos
+    for model, layers, positions, how, message in (
+        (gpt2, [3], places, HOWS[0], "no layer 3"),
+        (gpt2, [0], places, "zero", "way to isolate"),
+        (gpt2, [0, 1], [places], HOWS[0], "1 layers, but 2"),
+        (gpt2, [0], places + 100, HOWS[0], "inside"),
+        (gpt2, [0], places[:1], HOWS[0], "one row"),
+        (gptj, [0], places, HOWS[0], r"after using it.*Use a model like GPT-2"),
+        (gptj, [0], places, HOWS[1], r"after using it.*Use a model like GPT-2"),
+    ):
+        with pytest.raises(IclError, match=message):
+            isolation(model, prompts, layers, positions, how)
