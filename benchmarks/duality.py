@@ -1,15 +1,15 @@
 """How much faster the dual models of all heads and queries are at once than one by one.
 
 One attention layer of the shape of GPT-2 small: 12 heads of 64, 256 tokens, of which the first
-three quarters are demonstrations; every position is a query and sees what is before it. Start and
-step of all heads and queries (``contrastive.dual_step``) are compared with two loops over heads
-and queries:
+three quarters are demonstrations; every position is a query and sees what is before it. Query
+terms and demonstration updates of all heads and queries (``dual.dual_form``) are compared with two
+loops over heads and queries:
 
 - **stable**: the same log-domain kernels, one query at a time, in torch;
 - **note**: the formula as it is written, exp and sums in numpy, with no care for overflow.
 
 In float64, the precision of the identities, and in float32, that of the model; all in one
-process, in turns, medians over the repeats. Start and step of all ways must agree to 1e-5 of the
+process, in turns, medians over the repeats. Both parts of all ways must agree to 1e-5 of the
 largest, or the benchmark stops. The loops take their time in calls, the batched way in products:
 it computes the whole square of scores where the loops compute the half that is seen.
 
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from iclutils.chapters.gradient_descent.contrastive import dual_step
+from iclutils.chapters.gradient_descent.dual import dual_form
 
 TOLERANCE = 1e-5
 SCORE = 2.0  # standard deviation of q·k / sqrt(d)
@@ -47,36 +47,35 @@ def batched(query: Tensor, key: Tensor, value: Tensor, demos: Tensor) -> tuple[T
     """All heads and queries at once."""
     size = query.shape[1]
     lower = torch.ones(size, size, dtype=torch.bool).tril()
-    found = dual_step(query, key, value, demos, lower)
-    return found.start, found.step
+    return dual_form(query, key, value, demos, lower)
 
 
 def stable(query: Tensor, key: Tensor, value: Tensor, demos: Tensor) -> tuple[Tensor, Tensor]:
     """One head and query at a time, kernels in the log domain."""
-    start, step = torch.zeros_like(value), torch.zeros_like(value)
+    query_term, update = torch.zeros_like(value), torch.zeros_like(value)
     for head in range(len(query)):
         for place in range(query.shape[1]):
             seen = slice(0, place + 1)
             score = key[head, seen] @ query[head, place] / math.sqrt(query.shape[-1])
             weight = (score - score.logsumexp(0)).exp()
             shown = weight * demos[seen]
-            start[head, place] = (weight - shown) @ value[head, seen]
-            step[head, place] = shown @ value[head, seen]
-    return start, step
+            query_term[head, place] = (weight - shown) @ value[head, seen]
+            update[head, place] = shown @ value[head, seen]
+    return query_term, update
 
 
 def note(query: Tensor, key: Tensor, value: Tensor, demos: Tensor) -> tuple[Tensor, Tensor]:
     """One head and query at a time, D and both sums as the formula has them."""
     q, k, v, shown = (part.numpy() for part in (query, key, value, demos))
-    start, step = np.zeros_like(v), np.zeros_like(v)
+    query_term, update = np.zeros_like(v), np.zeros_like(v)
     for head in range(len(q)):
         for place in range(q.shape[1]):
             seen = slice(0, place + 1)
             kernel = np.exp(k[head, seen] @ q[head, place] / math.sqrt(q.shape[-1]))
             total, mine = kernel.sum(), shown[seen]
-            start[head, place] = kernel[~mine] @ v[head, seen][~mine] / total
-            step[head, place] = kernel[mine] @ v[head, seen][mine] / total
-    return torch.from_numpy(start), torch.from_numpy(step)
+            query_term[head, place] = kernel[~mine] @ v[head, seen][~mine] / total
+            update[head, place] = kernel[mine] @ v[head, seen][mine] / total
+    return torch.from_numpy(query_term), torch.from_numpy(update)
 
 
 WAYS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {

@@ -57,10 +57,10 @@ class Regression:
 
 @dataclass(frozen=True)
 class GradientDescent:
-    """Sizes of chapter 04. Solvers not named here are the shipped ones at every tier."""
+    """Sizes of chapter 04. Networks not named here are the shipped ones at every tier."""
 
     transformers: tuple[str, ...]  # whose heads are taken as dual models
-    depth: tuple[str, ...]  # solvers of one layer, two and five
+    depth: tuple[str, ...]  # linear self-attention of one layer, two and five
     shared: tuple[str, ...]  # of two and five layers that share their weights
     contexts: int  # behind every loss and every alignment
     tuned: int  # contexts on which rates are tuned

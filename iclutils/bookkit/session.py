@@ -25,6 +25,7 @@ from .. import models
 from ..errors import IclError, unknown
 from ..files import write_json
 from ..models import lsa, regressors
+from ..models.lsa import LinearSelfAttention
 from ..tasks import generator
 from . import claims, machine, presets
 
@@ -58,7 +59,7 @@ class Session:
         """``regressors.load`` onto this session's device."""
         return regressors.load(name, device=self.device, **options)
 
-    def solvers(self, name: str, **options: Any) -> lsa.Solvers:
+    def lsa(self, name: str, **options: Any) -> LinearSelfAttention:
         """``lsa.load`` onto this session's device."""
         return lsa.load(name, device=self.device, **options)
 

@@ -1,8 +1,4 @@
-"""Functions to learn in context, beyond a linear one of isotropic inputs.
-
-A ``Problem`` draws contexts of a regression task, may stretch its inputs along the axes, and may
-bend its labels by a link: y = link(w·x). ``Waves`` are sine waves of random amplitude and phase.
-"""
+"""Functions to learn in context, beyond a linear one of isotropic inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """Contexts of ``task``, inputs times ``scales``, labels through ``link``.
+    """Contexts of a regression ``task``, inputs times ``scales``, labels through ``link``.
 
     The link ``linear`` leaves y = w·x; the others are taken of z = w·x / sqrt(d): sin(z) and
     exp(z/2), our choice of {cite}`ren2024`'s trigonometric and exponential tasks. The noise of the
@@ -58,7 +54,7 @@ class Problem:
             return drawn
         straight = (drawn.xs * drawn.weights[:, None]).sum(-1)
         bent = LINKS[self.link](straight / math.sqrt(self.dim))
-        return Contexts(drawn.xs, bent + drawn.ys - straight, drawn.weights)
+        return drawn._replace(ys=bent + drawn.ys - straight)
 
 
 @dataclass(frozen=True)
@@ -73,8 +69,6 @@ class Waves:
 
     def sample(self, contexts: int, pairs: int, generator: torch.Generator) -> Contexts:
         """Draw contexts, on the device of the generator."""
-        if contexts < 1 or pairs < 1:
-            raise IclError(f"Need at least 1 context and 1 pair; got {contexts} and {pairs}.")
         place: dict[str, Any] = {"generator": generator, "device": generator.device}
         xs = torch.rand(contexts, pairs, 1, **place) * 10 - 5
         first, second = torch.rand(2, contexts, 1, **place)

@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from ..models.lsa import Shape, Solvers
+from ..models.lsa import LinearSelfAttention, Shape
 from ..tasks.functions import LINKS, Problem, Waves
 from ..tasks.regression import Contexts, Task
 from .ensemble import EnsembleRecipe
@@ -35,9 +35,9 @@ class LsaRecipe(EnsembleRecipe):
     batch: int = 512
     scale: float = 0.045  # of the initial weights
 
-    def network(self) -> Solvers:
+    def network(self) -> LinearSelfAttention:
         """Networks drawn from their seeds."""
-        network = Solvers(self.shape, self.seeds, self.scale)
+        network = LinearSelfAttention(self.shape, self.seeds, self.scale)
         network.tasks = [{"kind": type(d).__name__, **asdict(d)} for d in self.tasks]
         return network
 

@@ -22,12 +22,12 @@ from iclutils.bookkit import presets
 from iclutils.bookkit.quick_figures import circuits, quick_figure
 from iclutils.bookkit.quick_figures.regression import IDLE
 from iclutils.bookkit.session import Session
-from iclutils.chapters.gradient_descent import attribution, heads
+from iclutils.chapters.gradient_descent import heads
 from iclutils.chapters.label_words import saliency
 from iclutils.chapters.regression import written
 from iclutils.chapters.regression.distances import ask
 from iclutils.interp import head_scores, patching, weights
-from iclutils.models.lsa import Shape, Solvers
+from iclutils.models.lsa import LinearSelfAttention, Shape
 from iclutils.tasks import numbers, regression, text
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 from iclutils.tasks.sources import open_source
@@ -117,13 +117,14 @@ def test_04_takes_the_heads_apart_as_the_chapter_does(session: Session) -> None:
     tokens = repeated_tokens(model, 16, 12, session.generator("copying"), distinct=True).tokens
     shown = heads.first_copy(RepeatedTokens(tokens, 12))[:, :19]
     others = torch.arange(model.cfg.d_vocab)[None]
-    split = attribution.direct(model, tokens[:, :19], shown, tokens[:, 19], others)
-    torch.testing.assert_close(made.numbers["steps"], split.step.mean(0))
-    assert made.numbers["share of steps"] == pytest.approx(split.share_of_steps.item())
-    assert made.numbers["accuracy"] > 0.9 > 0.1 > made.numbers["accuracy without steps"]
+    duals = heads.dual_heads(model, tokens[:, :19], shown)
+    split = heads.direct_logit_attribution(model, tokens[:, :19], duals, tokens[:, 19], others)
+    torch.testing.assert_close(made.numbers["updates"], split.demonstration_update.mean(0))
+    assert made.numbers["share of updates"] == pytest.approx(split.update_share.item())
+    assert made.numbers["accuracy"] > 0.9 > 0.1 > made.numbers["accuracy without updates"]
 
 
-def test_04_compares_a_solver_with_a_step() -> None:
+def test_04_compares_linear_attention_with_a_step() -> None:
     made = iclutils.show("04", "lsa-1")
     assert made.numbers["cosine"].min() > 0.99  # chapter 04
     assert made.numbers["loss ratio"] == pytest.approx(1, abs=0.05)
@@ -179,7 +180,7 @@ def test_a_random_model_with_rotary_positions_and_what_it_costs(
         assert made.numbers["squared error"]["the model"].mean() > 0.5 * made.numbers["scale"]
         assert "always answering the middle" in made.text
     if chapter == "04":
-        assert math.isnan(made.numbers["share of steps"])
+        assert math.isnan(made.numbers["share of updates"])
         assert "does not copy" in made.text
 
 
@@ -318,7 +319,7 @@ def test_models_that_cannot_be_asked_are_refused(small: presets.Tier, tmp_path: 
     with pytest.raises(IclError, match="Only 2 pairs"):
         iclutils.show("03", tmp_path / "short")
     (tmp_path / "taskless").mkdir()
-    Solvers(Shape(dim=2, pairs=3), [0]).save(tmp_path / "taskless")
+    LinearSelfAttention(Shape(dim=2, pairs=3), [0]).save(tmp_path / "taskless")
     with pytest.raises(IclError, match="not trained on linear functions"):
         iclutils.show("04", tmp_path / "taskless")
 

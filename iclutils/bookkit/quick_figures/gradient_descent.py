@@ -1,7 +1,8 @@
 """Chapter 04: attention as a step of gradient descent.
 
-Of a language model: what the steps of its heads add to the answer when it copies. Of solvers made
-by our recipes: the trained layers beside steps of gradient descent, as inputs are stretched.
+Of a language model: what the updates of its heads add to the answer when it copies. Of linear
+self-attention made by our recipes: the trained layers beside steps of gradient descent, as inputs
+are stretched.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import math
 
 import torch
 
-from ...chapters.gradient_descent import alignment, descent, heads, removal, tuning
-from ...chapters.gradient_descent.attribution import Direct, direct
+from ...chapters.gradient_descent import ablation, alignment, descent, heads
 from ...errors import IclError
 from ...plots import figures
 from ...progress import bar, say
@@ -26,8 +26,8 @@ CONTEXTS = 4000
 
 
 def draw(request: Request) -> QuickFigure:
-    """Steps and starts of all heads, or a trained layer against a step of gradient descent."""
-    return _of_solvers(request) if request.kind == "solvers" else _of_heads(request)
+    """Updates and query terms of heads, or a trained layer against a step of gradient descent."""
+    return _of_lsa(request) if request.kind == "solvers" else _of_heads(request)
 
 
 def _of_heads(request: Request) -> QuickFigure:
@@ -44,51 +44,54 @@ def _of_heads(request: Request) -> QuickFigure:
     parts = list(zip(*columns, strict=True))
     held = {"patterns": 3 * cfg.n_layers, "streams": 12 * cfg.n_layers}
     twice = 16 * cfg.d_vocab * cfg.d_model  # the unembedding, in double precision
-    announce(model, "steps of all heads", parts[0][0], 8 * len(parts), **held, more=twice)
+    announce(model, "updates of all heads", parts[0][0], 8 * len(parts), **held, more=twice)
     splits, right = [], []
     for some, where, wanted in bar(parts, "prompts"):
-        splits.append(direct(model, some, where, wanted, others))
-        cut = removal.removal(model, some, where)
-        ways = [removal.answers(model, some, wanted, hooks=hooks) for hooks in ([], cut)]
-        right.append(torch.stack([way.right for way in ways]))
-    split = Direct(*(torch.cat(part) for part in zip(*splits, strict=True)))
+        duals = heads.dual_heads(model, some, where)
+        splits.append(heads.direct_logit_attribution(model, some, duals, wanted, others))
+        cut = ablation.ablate(model, some, where)
+        ways = [ablation.predict(model, some, wanted, hooks=hooks) for hooks in ([], cut)]
+        right.append(torch.stack([way.is_correct for way in ways]))
+    split = heads.LogitAttribution(*(torch.cat(part) for part in zip(*splits, strict=True)))
     whole, without = torch.cat(right, 1).float().mean(1).tolist()
-    steps, starts = split.step.mean(0).cpu(), split.start.mean(0).cpu()
-    best = divmod(int(steps.argmax()), cfg.n_heads)
-    share = split.share_of_steps.item()
+    updates = split.demonstration_update.mean(0).cpu()
+    query_terms = split.query_term.mean(0).cpu()
+    best = divmod(int(updates.argmax()), cfg.n_heads)
+    share = split.update_share.item()
     copies = whole > 0.5  # a share of what is not there says nothing
     text = (
-        f"Copying, the model answers {whole:.0%} right, and {without:.0%} with the steps taken out "
-        "of all heads. "
+        f"Copying, the model answers {whole:.0%} right, and {without:.0%} with the updates ablated "
+        "in all heads. "
         + (
-            f"The steps carry {share:.0%} of the answer's logit directly, head "
+            f"The updates carry {share:.0%} of the answer's logit directly, head "
             f"{best[0]}.{best[1]} most."
             if copies
             else "It does not copy, so there is no answer whose share could be told."
         )
     )
     numbers = {
-        **{"steps": steps, "starts": starts, "share of steps": share if copies else math.nan},
-        **{"accuracy": whole, "accuracy without steps": without},
+        **{"updates": updates, "query terms": query_terms},
+        "share of updates": share if copies else math.nan,
+        **{"accuracy": whole, "accuracy without updates": without},
     }
     alt = (
-        "Two maps by layer and head, zero in the middle of the scale: what each head's gradient "
-        f"step, and what its start, adds to the logit of the answer. {text}"
+        "Two maps by layer and head, zero in the middle of the scale: what each head's "
+        f"demonstration update, and what its query term, adds to the logit of the answer. {text}"
     )
-    layers, each = (list(map(str, range(count))) for count in steps.shape)
-    maps = {"steps, nats": steps, "starts, nats": starts}
+    layers, each = (list(map(str, range(count))) for count in updates.shape)
+    maps = {"updates, nats": updates, "query terms, nats": query_terms}
     figure = figures.signed(maps, "head", "layer", 2, layers, each)
     return QuickFigure("04", figure, numbers, alt, text)
 
 
-def _of_solvers(request: Request) -> QuickFigure:
-    net = request.session.solvers(request.name)
+def _of_lsa(request: Request) -> QuickFigure:
+    net = request.session.lsa(request.name)
     problem = _problem(request.name, net.tasks[-1] if net.tasks else {})
     say(f"{request.name} against gradient descent: some seconds, less than 1 GB")
     pairs = net.shape.pairs + 1
     tuned_on = problem.sample(CONTEXTS, pairs, request.session.generator("tuning"))
     drawn = problem.sample(CONTEXTS, pairs, request.session.generator("asked"))
-    tuned = tuning.tune(1, tuned_on.xs, tuned_on.ys)
+    (tuned,) = descent.tune(1, tuned_on.xs, tuned_on.ys)
     step = descent.predictor(tuned.rates, tuned.gammas)
     losses = alignment.under_shift(
         {"trained": net, "one step of GD": step}, drawn, list(STRETCHED), "inputs"
@@ -112,6 +115,6 @@ def _problem(name: str, known: dict) -> Problem:
     if known.get("kind") != "Problem" or known.get("link") != "linear":
         raise IclError(
             f"{name!r} was not trained on linear functions; a step of gradient descent on a linear "
-            "model is nothing to compare it with. Use solvers such as 'lsa-1'."
+            "model is nothing to compare it with. Use networks such as 'lsa-1'."
         )
     return Problem(Task(**known["task"]), known["link"], tuple(known["scales"]))

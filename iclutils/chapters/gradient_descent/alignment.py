@@ -1,9 +1,9 @@
-"""Alignment: how near a trained solver is to an algorithm, by what both answer and by weights.
+"""Alignment: how near a trained network is to an algorithm, by what both answer and by weights.
 
-A predictor is a ``Solvers``, or any function of contexts (xs, ys) that returns the answers for
-their queries, (batch,) or (member, batch). The measures are those of {cite}`vonoswald2023`,
-section 3 and appendix: answers, the sensitivity of an answer to the query's x, interpolated
-weights, and losses of contexts unlike those of training.
+A predictor is a ``LinearSelfAttention``, or any function of contexts (xs, ys) that returns the
+answers for their queries, (batch,). The measures are those of {cite}`vonoswald2023`, section 3 and
+appendix: answers, the sensitivity of an answer to the query's x, interpolated weights, and losses
+of contexts unlike those of training.
 
 Example:
     >>> import torch
@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
+from torch.nn.functional import cosine_similarity, pad
 
 from ...errors import IclError, unknown
-from ...models.lsa import Solvers
+from ...models.lsa import Layer, LinearSelfAttention
 from ...progress import bar
 from ...tasks.regression import Contexts, scaled_inputs, scaled_outputs
 
@@ -39,20 +39,20 @@ SHIFTS = {"inputs": scaled_inputs, "weights": scaled_outputs}
 
 def answers(
     predictor: Predictor, xs: Float[Tensor, "batch n d"], ys: Labels
-) -> Float[Tensor, "member batch"]:
-    """What a predictor answers; solvers get the contexts in the precision of their weights.
+) -> Float[Tensor, "ensemble batch"]:
+    """What a predictor answers; networks get the contexts in the precision of their weights.
 
     Example:
         >>> alignment.answers(net, xs, ys).shape
         torch.Size([5, 32])
     """
     with torch.no_grad():
-        return _asked(predictor, *_given(predictor, xs, ys))
+        return _answers(predictor, *_inputs(predictor, xs, ys))
 
 
 def sensitivity(
     predictor: Predictor, xs: Float[Tensor, "batch n d"], ys: Labels
-) -> Float[Tensor, "member batch d"]:
+) -> Float[Tensor, "ensemble batch d"]:
     """The gradient of every answer with respect to the query's x; W, for one that is linear.
 
     Answers must depend on their own context alone. 0, if they do not depend on the query.
@@ -61,26 +61,27 @@ def sensitivity(
         >>> alignment.sensitivity(step, xs, ys).shape
         torch.Size([1, 32, 10])
     """
-    xs, ys = _given(predictor, xs, ys)
-    members = len(predictor.seeds) if isinstance(predictor, Solvers) else 1
+    xs, ys = _inputs(predictor, xs, ys)
+    if isinstance(predictor, LinearSelfAttention):  # a query for each network
+        xs, ys = (part.expand(len(predictor.seeds), *part.shape) for part in (xs, ys))
     with torch.enable_grad():
-        query = xs[:, -1:].detach().expand(members, -1, -1, -1).clone().requires_grad_()
-        pairs = xs[:, :-1].detach().expand(members, -1, -1, -1)
-        if isinstance(predictor, Solvers):  # a query for each member: one backward pass for all
-            found = predictor(torch.cat([pairs, query], -2), ys.expand(members, -1, -1))
-            return _gradient(found.sum(), query)[..., 0, :]
-        found = _asked(predictor, torch.cat([pairs, query], -2)[0], ys)
-        return torch.stack([_gradient(row.sum(), query)[0, :, 0] for row in found])
+        query = xs[..., -1:, :].detach().clone().requires_grad_()
+        found = _answers(predictor, torch.cat([xs[..., :-1, :].detach(), query], -2), ys)
+        slope = None
+        if found.requires_grad:
+            (slope,) = torch.autograd.grad(found.sum(), query, allow_unused=True)
+    slope = torch.zeros_like(query) if slope is None else slope
+    return slope[..., 0, :].reshape(len(found), *slope.shape[-3::2])
 
 
 class Alignment(NamedTuple):
-    """Of each member: how its answers and sensitivities g compare with those of a reference."""
+    """Of each network: how its answers and sensitivities g compare with those of a reference."""
 
-    cosine: Float[Tensor, "member"]  # mean cos(g, g'); 0 where one of them is 0
-    difference: Float[Tensor, "member"]  # mean |g - g'|
-    predictions: Float[Tensor, "member"]  # mean |answer - answer'|
-    loss: Float[Tensor, "member"]  # half the mean squared error
-    reference_loss: Float[Tensor, "member"]
+    cosine: Float[Tensor, "ensemble"]  # mean cos(g, g'); 0 where one of them is 0
+    difference: Float[Tensor, "ensemble"]  # mean |g - g'|
+    predictions: Float[Tensor, "ensemble"]  # mean |answer - answer'|
+    loss: Float[Tensor, "ensemble"]  # half the mean squared error
+    reference_loss: Float[Tensor, "ensemble"]
 
 
 def alignment(
@@ -94,25 +95,24 @@ def alignment(
     """
     both = (predictor, reference)
     found, other = (answers(one, xs, ys).double() for one in both)
-    slope, slant = (sensitivity(one, xs, ys).double() for one in both)
     if len(found) != len(other) and 1 not in (len(found), len(other)):
-        raise IclError(f"Cannot compare {len(found)} members with {len(other)}.")
-    gap, lean = found - other, slope - slant
-    members = len(gap)
+        raise IclError(f"Cannot compare {len(found)} networks with {len(other)}.")
+    slope, reference_slope = (sensitivity(one, xs, ys).double() for one in both)
+    gap = found - other
     return Alignment(
-        cosine_similarity(slope, slant, dim=-1, eps=1e-8).mean(-1),
-        lean.norm(dim=-1).mean(-1),
+        cosine_similarity(slope, reference_slope, dim=-1, eps=1e-8).mean(-1),
+        (slope - reference_slope).norm(dim=-1).mean(-1),
         gap.abs().mean(-1),
-        half_squares(found, ys).expand(members),
-        half_squares(other, ys).expand(members),
+        half_mse(found, ys).expand(len(gap)),
+        half_mse(other, ys).expand(len(gap)),
     )
 
 
-def half_squares(found: Float[Tensor, "member batch"], ys: Labels) -> Float[Tensor, "member"]:
+def half_mse(found: Float[Tensor, "ensemble batch"], ys: Labels) -> Float[Tensor, "ensemble"]:
     """The loss: half the mean squared error of the answers, against the last y.
 
     Example:
-        >>> alignment.half_squares(ys[None, :, -1] + 2, ys).round(decimals=3)
+        >>> alignment.half_mse(ys[None, :, -1] + 2, ys).round(decimals=3)
         tensor([2.])
     """
     return 0.5 * (found - ys[..., -1]).square().mean(-1)
@@ -123,7 +123,7 @@ def half_squares(found: Float[Tensor, "member batch"], ys: Labels) -> Float[Tens
 
 def under_shift(
     predictors: Mapping[str, Predictor], contexts: Contexts, factors: Sequence[float], kind: str
-) -> dict[str, Float[Tensor, "member factor"]]:
+) -> dict[str, Float[Tensor, "ensemble factor"]]:
     """Losses when inputs or weights are scaled, over the square of the factor.
 
     Labels grow with the factor in both, so a predictor that answers 0 keeps the same number, as
@@ -142,14 +142,12 @@ def under_shift(
     """
     if kind not in SHIFTS:
         raise unknown("shift", kind, SHIFTS)
-    if not factors or not all(0 < factor < float("inf") for factor in factors):
-        raise IclError(f"Need at least one factor, all finite and above 0; got {list(factors)}.")
     rows: dict[str, list[Tensor]] = {name: [] for name in predictors}
     for factor in bar(factors, "factors"):
-        moved = SHIFTS[kind](contexts, factor)
+        shifted = SHIFTS[kind](contexts, factor)
         for name, predictor in predictors.items():
-            found = answers(predictor, moved.xs, moved.ys).double()
-            rows[name].append(half_squares(found, moved.ys) / factor**2)
+            found = answers(predictor, shifted.xs, shifted.ys).double()
+            rows[name].append(half_mse(found, shifted.ys) / factor**2)
     return {name: torch.stack(row, -1) for name, row in rows.items()}
 
 
@@ -167,7 +165,7 @@ def with_noise(contexts: Contexts, count: int, generator: torch.Generator) -> Co
     place: dict[str, Any] = {"generator": generator, "device": generator.device}
     shape = (*contexts.ys.shape[:-1], pairs)
     chosen = torch.rand(shape, **place).argsort(-1).argsort(-1) < count
-    chosen = torch.nn.functional.pad(chosen, (0, 1)).to(contexts.ys.device)
+    chosen = pad(chosen, (0, 1)).to(contexts.ys.device)
     noise = torch.randn(contexts.ys.shape, **place).to(contexts.ys)
     return contexts._replace(ys=torch.where(chosen, noise, contexts.ys))
 
@@ -175,76 +173,64 @@ def with_noise(contexts: Contexts, count: int, generator: torch.Generator) -> Co
 # Weights -----------------------------------------------------------------------------------------
 
 
-class Products(NamedTuple):
-    """What a head's weights do: scores are e_j KQ e_iᵀ, and a key's token writes e_i PV."""
+def products(network: LinearSelfAttention, layer: int = 0) -> tuple[Tensor, Tensor]:
+    """KQ and PV of a layer, (ensemble, head, channel, channel) each.
 
-    kq: Float[Tensor, "member head channel channel"]
-    pv: Float[Tensor, "member head channel channel"]
-
-
-def products(network: Solvers, layer: int = 0) -> Products:
-    """KQ and PV of a layer: rows are channels of the query's token, and of the key's.
+    Scores are e_j KQ e_iᵀ for the query's token j, and a key's token writes e_i PV.
 
     Example:
-        >>> alignment.products(net).kq.shape
+        >>> kq, pv = alignment.products(net)
+        >>> kq.shape
         torch.Size([5, 1, 11, 11])
     """
-    if not 0 <= layer < network.shape.layers:
-        raise IclError(f"Layers are 0 .. {network.shape.layers - 1}; asked for {layer}.")
     weights = network.layer(layer)
-    return Products(weights.query @ weights.key.mT, weights.value @ weights.out)
+    return weights.query @ weights.key.mT, weights.value @ weights.out
 
 
-class OffPattern(NamedTuple):
-    """Shares of the squared norm of KQ and of PV that the construction has no use for, 0 .. 1."""
+def off_pattern(
+    network: LinearSelfAttention, layer: int = 0, pattern: str = "gradient"
+) -> tuple[Float[Tensor, "ensemble head"], Float[Tensor, "ensemble head"]]:
+    """Of a layer's KQ and PV, the shares of the squared norms that are not the construction.
 
-    kq: Float[Tensor, "member head"]
-    pv: Float[Tensor, "member head"]
-
-
-def off_pattern(network: Solvers, layer: int = 0, pattern: str = "gradient") -> OffPattern:
-    """How much of a layer's weights is not the construction, at its best scale.
-
-    KQ is compared with I on the x-block, PV with the entry from y to y ("gradient"), and also with
-    I on the x-block ("plus"). "diagonal" admits any diagonal x-block of KQ and no more of PV than
-    "gradient": a step with a rate for each axis.
+    At its best scale: KQ is compared with I on the x-block, PV with the entry from y to y
+    ("gradient"), and also with I on the x-block ("plus").
 
     Example:
         >>> made = construction.constructed(lsa.Shape(10, 10), [1.0])
-        >>> alignment.off_pattern(made).kq
+        >>> alignment.off_pattern(made)[0]
         tensor([[0.]])
     """
-    if pattern not in ("gradient", "plus", "diagonal"):
-        raise unknown("pattern", pattern, ["gradient", "plus", "diagonal"])
-    kq, pv = _of_pairs(network, layer)
+    if pattern not in ("gradient", "plus"):
+        raise unknown("pattern", pattern, ["gradient", "plus"])
+    kq, pv = _of_joint_tokens(network, layer)
     dim = network.shape.dim
     scores, writes = (m.diagonal(dim1=-2, dim2=-1) for m in (kq, pv))
-    even = [part[..., :dim].mean(-1).square() * dim for part in (scores, writes)]
-    inside_kq = scores[..., :dim].square().sum(-1) if pattern == "diagonal" else even[0]
-    inside_pv = writes[..., dim].square() + (even[1] if pattern == "plus" else 0)
-    return OffPattern(_outside(inside_kq, kq), _outside(inside_pv, pv))
+    x_kq, x_pv = (part[..., :dim].mean(-1).square() * dim for part in (scores, writes))
+    return _outside(x_kq, kq), _outside(writes[..., dim].square() + x_pv * (pattern == "plus"), pv)
 
 
-def step_matrix(network: Solvers, layer: int = 0) -> Float[Tensor, "member d d"]:
+def step_matrix(network: LinearSelfAttention, layer: int = 0) -> Float[Tensor, "ensemble d d"]:
     """A of the step that a layer of linear attention takes: -N Σ_heads PV_yy KQ_xx.
 
     If PV writes nothing from x to y and KQ compares x alone, the first layer answers
-    x_qᵀ A (1/N) Σ_i x_i y_i; a step of GD has A = η I (see ``one_step``).
+    x_qᵀ A (1/N) Σ_i x_i y_i; a step of GD has A = η I (see ``descent.best_step``).
 
     Example:
         >>> made = construction.constructed(lsa.Shape(3, 10), [0.5])
         >>> alignment.step_matrix(made)[0].diagonal().round(decimals=3)
         tensor([0.5000, 0.5000, 0.5000])
     """
-    kq, pv = _of_pairs(network, layer)
     if network.shape.kinds[layer] != "linear":
         raise IclError("Softmax attention has no matrix of its step; take linear attention.")
+    kq, pv = _of_joint_tokens(network, layer)
     dim = network.shape.dim
     return -network.shape.pairs * (pv[..., dim:, dim:] * kq[..., :dim, :dim]).sum(1)
 
 
-def interpolate(network: Solvers, reference: Solvers, share: float) -> Solvers:
-    """Solvers with ``share`` of the weights of a reference, the rest of their own.
+def interpolate(
+    network: LinearSelfAttention, reference: LinearSelfAttention, share: float
+) -> LinearSelfAttention:
+    """Networks with ``share`` of the weights of a reference, the rest of their own.
 
     Of both, KQ is divided by the mean of its diagonal's first d entries and PV multiplied by it;
     then both products are averaged. So a loss that stays as low half-way says that the two are
@@ -252,53 +238,41 @@ def interpolate(network: Solvers, reference: Solvers, share: float) -> Solvers:
 
     Args:
         network: one linear head, in one layer or in layers that share it.
-        reference: the same; ``construction.constructed`` gives one. One member, or as many.
+        reference: the same; ``construction.constructed`` gives one. One network, or as many.
         share: of the reference, 0 .. 1.
 
     Example:
         >>> made = construction.constructed(lsa.Shape(10, 10), [1.0])
         >>> half = alignment.interpolate(made, made, 0.5)
-        >>> torch.allclose(half(xs[None], ys[None]), made(xs[None], ys[None]), atol=1e-5)
+        >>> torch.allclose(half(xs, ys), made(xs, ys), atol=1e-5)
         True
     """
-    if not 0 <= share <= 1:
-        raise IclError(f"A share is within 0 .. 1; got {share}.")
-    for solvers in (network, reference):
-        shape = solvers.shape
-        extra = shape.norm or shape.hidden or shape.width or "softmax" in shape.attention
-        if extra or shape.heads > 1 or not (shape.shared or shape.layers == 1):
-            raise IclError(
-                "Weights are interpolated for a single linear head, alone or shared by all layers, "
-                f"without LayerNorm, MLP or read-in; got {shape}."
-            )
-    if network.shape != reference.shape or len(reference.seeds) not in (1, len(network.seeds)):
+    shape = network.shape
+    extra = shape.norm or shape.hidden or shape.width or "softmax" in shape.attention
+    if extra or shape.heads > 1 or shape.own > 1 or shape != reference.shape:
         raise IclError(
-            f"The reference must have the same shape, and one member or {len(network.seeds)}; got "
-            f"{reference.shape} with {len(reference.seeds)}, for {network.shape}."
+            "Weights are interpolated for a single linear head, alone or shared by all layers, "
+            f"without LayerNorm, MLP or read-in, and of one shape; got {shape} and "
+            f"{reference.shape}."
         )
     own, other = _to_scale(network), _to_scale(reference)
     kq, pv = (a + share * (b.to(a) - a) for a, b in zip(own, other, strict=True))
     unit = torch.eye(kq.shape[-1]).to(kq).expand_as(kq)
-    mixed = Solvers(network.shape, network.seeds).to(kq).requires_grad_(False)
-    parts = {"query": kq, "key": unit, "value": pv, "out": unit}
-    for name, part in parts.items():
-        mixed.attention[name].copy_(part[:, None])
-    return mixed.eval()
+    return LinearSelfAttention.from_layers(shape, [Layer(kq, unit, pv, unit)])
 
 
-def _to_scale(network: Solvers) -> Products:
-    with torch.no_grad():
-        kq, pv = products(network)
-        dim = network.shape.dim
-        scale = kq.diagonal(dim1=-2, dim2=-1)[..., :dim].mean(-1)[..., None, None]
+def _to_scale(network: LinearSelfAttention) -> tuple[Tensor, Tensor]:
+    kq, pv = (part.detach() for part in products(network))
+    diagonal = kq.diagonal(dim1=-2, dim2=-1)[..., : network.shape.dim]
+    scale = diagonal.mean(-1)[..., None, None]
     if bool((scale == 0).any()):
         raise IclError("The x-diagonal of KQ has mean 0: there is no scale to take out of it.")
-    return Products(kq / scale, pv * scale)
+    return kq / scale, pv * scale
 
 
-def _of_pairs(network: Solvers, layer: int) -> Products:
+def _of_joint_tokens(network: LinearSelfAttention, layer: int) -> tuple[Tensor, Tensor]:
     if network.shape.width or network.shape.separate:
-        raise IclError("The construction is one of tokens (x, y); these solvers have others.")
+        raise IclError("The construction is one of tokens (x, y); these networks have others.")
     with torch.no_grad():
         return products(network, layer)
 
@@ -309,30 +283,19 @@ def _outside(inside: Tensor, matrix: Tensor) -> Tensor:
     return torch.where(whole > 0, 1 - inside / whole, torch.zeros_like(whole)).clamp(min=0)
 
 
-def _given(predictor: Predictor, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
-    if xs.ndim != 3 or xs.shape[:2] != ys.shape:
+def _inputs(predictor: Predictor, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
+    if isinstance(predictor, LinearSelfAttention):
+        weight = predictor.attention["query"]
+        return xs.to(weight), ys.to(weight)
+    return xs, ys
+
+
+def _answers(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
+    found = predictor(xs, ys)
+    found = found if isinstance(predictor, LinearSelfAttention) else found[None]
+    if found.shape[1:] != xs.shape[-3:-2] or not bool(found.isfinite().all()):
         raise IclError(
-            f"Need xs of (batch, n, d) and ys of (batch, n); got {tuple(xs.shape)} and "
-            f"{tuple(ys.shape)}."
+            f"A predictor gives a finite answer for each of {xs.shape[-3]} contexts; got "
+            f"{tuple(found.shape[1:])}, or NaN or infinity. Leave such contexts out."
         )
-    if not isinstance(predictor, Solvers):
-        return xs, ys
-    weight = predictor.attention["query"]
-    return xs.to(weight), ys.to(weight)
-
-
-def _asked(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
-    found = predictor(xs[None], ys[None]) if isinstance(predictor, Solvers) else predictor(xs, ys)
-    found = found if found.ndim == 2 else found[None]
-    if found.ndim != 2 or found.shape[1] != len(xs):
-        raise IclError(f"A predictor gives an answer for each of {len(xs)} contexts, nothing else.")
-    if not bool(found.isfinite().all()):
-        raise IclError("An answer is NaN or infinite; leave such contexts out.")
     return found
-
-
-def _gradient(total: Tensor, place: Tensor) -> Tensor:
-    if not total.requires_grad:
-        return torch.zeros_like(place)
-    found = torch.autograd.grad(total, place, retain_graph=True, allow_unused=True)[0]
-    return torch.zeros_like(place) if found is None else found

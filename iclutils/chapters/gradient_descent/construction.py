@@ -8,29 +8,31 @@ answer is the query's y-block times -1.
 The *note* that this chapter starts from has P = -η/n and (x_q, +W_0 x_q), read as it is. One
 layer gives the same answer. But it adds +ΔW x_i to the labels, and a second layer goes astray.
 
+Where x and y are tokens of their own, a layer that *copies* has to bring them together first
+({cite}`vonoswald2023`, section 5): ``copying`` measures it.
+
 Example:
     >>> import torch
     >>> from iclutils.chapters.gradient_descent import construction, descent
     >>> from iclutils.models.lsa import Shape
     >>> xs = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
     >>> ys = torch.tensor([2.0, 4.0, 0.0], dtype=torch.float64)
-    >>> layer = construction.gradient_layer(dim=1, rate=0.1, pairs=2)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from ...errors import IclError, unknown
-from ...models.lsa import Layer, Shape, Solvers, attend
-from .descent import Labels, Settings, checked, initial, settings
+from ...models.lsa import Layer, LinearSelfAttention, Shape, attend
+from .descent import Labels, Settings, each_step, split_query
 
-Convention = str  # "stacking" or "note"
-SIGNS = {"stacking": -1, "note": 1}  # of the answer in the query's y-block
+SIGNS = {"stacking": -1, "note": 1}  # convention, and the sign of the answer in the query's y-block
 
 
 def gradient_layer(
@@ -39,79 +41,34 @@ def gradient_layer(
     pairs: int,
     start: Float[Tensor, "o d"] | None = None,
     outputs: int = 1,
+    gamma: float = 0.0,
 ) -> Layer:
-    """One step of GD, as a head of d + o channels, float64.
+    """One step of GD, or of GD++ with a gamma, as a head of d + o channels, float64.
+
+    For GD++, W_V and P also hold I and -γ I on the x-block.
 
     Args:
         dim: d.
-        rate: η.
+        rate: η; its opposite gives the note's layer.
         pairs: N.
         start: W_0; zero if omitted.
         outputs: o.
-
-    Example:
-        >>> stream = construction.run(construction.tokens(xs, ys), [layer])
-        >>> construction.readout(stream[-1], dim=1)
-        tensor([1.5000], dtype=torch.float64)
+        gamma: γ.
     """
-    return _layer(dim, rate, pairs, start, outputs, 0.0)
-
-
-def plus_layer(
-    dim: int,
-    rate: float,
-    pairs: int,
-    gamma: float,
-    start: Float[Tensor, "o d"] | None = None,
-    outputs: int = 1,
-) -> Layer:
-    """One step of GD++: as ``gradient_layer``, and W_V, P hold I and -γ I on the x-block."""
-    return _layer(dim, rate, pairs, start, outputs, gamma)
-
-
-def note_layer(
-    dim: int,
-    rate: float,
-    pairs: int,
-    start: Float[Tensor, "o d"] | None = None,
-    outputs: int = 1,
-) -> Layer:
-    """The note's layer, its P cut to a size that fits: -η/n on the y-block.
-
-    Example:
-        >>> layer = construction.note_layer(dim=1, rate=0.1, pairs=2)
-        >>> stream = construction.run(construction.tokens(xs, ys, convention="note"), [layer])
-        >>> construction.readout(stream[-1], dim=1, convention="note")
-        tensor([1.5000], dtype=torch.float64)
-    """
-    return _layer(dim, -rate, pairs, start, outputs, 0.0)
-
-
-def note_layer_as_written(
-    dim: int,
-    rate: float,
-    pairs: int,
-    start: Float[Tensor, "o d"] | None = None,
-    outputs: int = 1,
-) -> Layer:
-    """The note's layer with its P = -(η/n) I_n. It exists if n happens to be d + o."""
-    layer = _layer(dim, 1.0, pairs, start, outputs, 0.0)
-    channels = dim + outputs
-    if channels != pairs:
-        raise IclError(
-            f"P = -(η/n) I_n is {pairs} x {pairs}, but it multiplies the columns of W_V H, which "
-            f"have d + o = {channels} entries: it must be {channels} x {channels}, whatever n is. "
-            "Use note_layer."
-        )
-    out = -rate / pairs * torch.eye(channels, dtype=torch.float64)[None]
-    return layer._replace(out=out)
+    y = torch.cat([torch.zeros(dim), torch.ones(outputs)]).double()
+    x = 1 - y
+    value = torch.diag(x * bool(gamma) - y)
+    if start is not None:
+        value[:dim, dim:] = start.mT
+    out = torch.diag(y * rate / pairs - x * gamma)
+    return Layer(*(part[None] for part in (x.diag(), x.diag(), value, out)))
 
 
 def tokens(
     xs: Float[Tensor, "*batch n d"],
     ys: Labels,
     start: Float[Tensor, "o dim"] | None = None,
-    convention: Convention = "stacking",
+    convention: str = "stacking",
 ) -> Float[Tensor, "*batch n channel"]:
     """(x_i, y_i), and the query's x with -W_0 x_q, or +W_0 x_q in the note's convention.
 
@@ -127,45 +84,13 @@ def tokens(
                 [2., 4.],
                 [3., 0.]], dtype=torch.float64)
     """
-    _, query, labels = checked(xs, ys)
-    first = initial(start, labels.shape[-1], xs)
-    guess = _sign(convention) * query @ first.mT
+    if convention not in SIGNS:
+        raise unknown("convention", convention, SIGNS)
+    _, query, labels = split_query(xs, ys)
+    guess = torch.zeros_like(labels[..., 0, :])
+    if start is not None:
+        guess = SIGNS[convention] * query @ start.to(xs).mT
     return torch.cat([xs, torch.cat([labels, guess[..., None, :]], -2)], -1)
-
-
-def run(
-    given: Float[Tensor, "*batch n channel"], layers: Sequence[Layer]
-) -> Float[Tensor, "step *batch n channel"]:
-    """The tokens before the first layer and after each; the query, which is last, is no key.
-
-    Example:
-        >>> construction.run(construction.tokens(xs, ys), [layer, layer]).shape
-        torch.Size([3, 3, 2])
-    """
-    flat = given.reshape(-1, *given.shape[-2:])
-    stream = [flat]
-    for layer in layers:
-        if layer.query.shape[-2] != given.shape[-1]:
-            raise IclError(
-                f"The layer reads {layer.query.shape[-2]} channels; the tokens have "
-                f"{given.shape[-1]}. Give it the same d and outputs."
-            )
-        weights = Layer(*(part.to(flat) for part in layer))
-        stream.append(stream[-1] + attend(stream[-1], weights, given.shape[-2] - 1))
-    return torch.stack(stream).reshape(-1, *given.shape)
-
-
-def readout(
-    stream: Float[Tensor, "*batch n channel"], dim: int, convention: Convention = "stacking"
-) -> Float[Tensor, "*batch o"]:
-    """The answer, from the query's y-block: times -1, but not so in the note's convention.
-
-    Example:
-        >>> stream = torch.tensor([[1.0, 2.0], [3.0, -1.5]], dtype=torch.float64)
-        >>> construction.readout(stream, dim=1)
-        tensor([1.5000], dtype=torch.float64)
-    """
-    return _sign(convention) * stream[..., -1, dim:]
 
 
 def stacked(
@@ -174,7 +99,7 @@ def stacked(
     rates: Settings,
     gammas: Settings | None = None,
     start: Float[Tensor, "o dim"] | None = None,
-    convention: Convention = "stacking",
+    convention: str = "stacking",
 ) -> Float[Tensor, "step ..."]:
     """The answers after 0 .. K layers, in the shape of ``descent.descend(...).predictions``.
 
@@ -185,17 +110,15 @@ def stacked(
         >>> torch.allclose(construction.stacked(xs, ys, [0.1, 0.1]), steps)
         True
     """
-    pairs, _, labels = checked(xs, ys)
-    etas, squeezes = settings(rates, gammas)
-    if convention == "note" and gammas is not None:
-        raise IclError("The note has no GD++: leave the gammas out.")
-    sign = -_sign(convention)
-    sizes = xs.shape[-1], pairs.shape[-2], labels.shape[-1]
-    layers = [
-        _layer(sizes[0], sign * eta, sizes[1], start, sizes[2], gamma)
-        for eta, gamma in zip(etas, squeezes, strict=True)
-    ]
-    answers = readout(run(tokens(xs, ys, start, convention), layers), xs.shape[-1], convention)
+    stream = [tokens(xs, ys, start, convention)]
+    dim, pairs, outputs = xs.shape[-1], xs.shape[-2] - 1, stream[0].shape[-1] - xs.shape[-1]
+    sign = SIGNS[convention]
+    for rate, gamma in each_step(rates, gammas):
+        layer = gradient_layer(dim, -sign * rate, pairs, start, outputs, gamma)
+        flat = stream[-1].reshape(-1, *xs.shape[-2:-1], dim + outputs)
+        added = attend(flat, Layer(*(part.to(xs) for part in layer)), pairs)
+        stream.append(stream[-1] + added.reshape(stream[-1].shape))
+    answers = sign * torch.stack(stream)[..., -1, dim:]
     return answers if ys.ndim == xs.ndim else answers[..., 0]
 
 
@@ -204,8 +127,8 @@ def constructed(
     rates: Settings,
     gammas: Settings | None = None,
     dtype: torch.dtype = torch.float32,
-) -> Solvers:
-    """Solvers, one member, whose weights are the construction, for W_0 = 0 and one output.
+) -> LinearSelfAttention:
+    """One network whose weights are the construction, for W_0 = 0 and one output.
 
     With several heads, the first does the work and the others are 0.
 
@@ -217,52 +140,99 @@ def constructed(
 
     Example:
         >>> made = construction.constructed(Shape(1, 2), [0.1], dtype=torch.float64)
-        >>> made(xs[None, None], ys[None, None]).round(decimals=3)
+        >>> made(xs[None], ys[None]).round(decimals=3)
         tensor([[1.5000]], dtype=torch.float64)
     """
-    etas, squeezes = settings(rates, gammas)
-    if set(shape.attention) != {"linear"} or _more(shape):
+    more = shape.norm or shape.hidden or shape.width or shape.variant != "plain"
+    if set(shape.attention) != {"linear"} or more or shape.sees_query or shape.separate:
         raise IclError(
             "The construction needs linear attention over joint tokens, without the query among "
             f"the keys, LayerNorm, an MLP, a read-in or a variant; got {shape}."
         )
-    if len(etas) != shape.layers:
-        raise IclError(f"Need a rate for each of {shape.layers} layers; got {len(etas)}.")
-    if shape.shared and len({*zip(etas, squeezes, strict=True)}) > 1:
-        raise IclError("Layers that share their weights need the same rate and gamma for all.")
-    network = Solvers(shape, (0,)).to(dtype).requires_grad_(False)
-    for parameter in network.parameters():
-        parameter.zero_()
-    own = 1 if shape.shared else shape.layers
-    for number in range(own):
-        layer = _layer(shape.dim, etas[number], shape.pairs, None, 1, squeezes[number])
-        for name, part in layer._asdict().items():
-            network.attention[name][0, number, 0] = part[0].to(dtype)
-    return network.eval()
+    steps = each_step(rates, gammas)
+    if len(steps) != shape.layers or (shape.shared and len({*steps}) > 1):
+        raise IclError(
+            f"Need a rate, and a gamma if any, for each of {shape.layers} layers, the same for all "
+            f"if the layers share their weights; got {steps}."
+        )
+    idle = (0, 0, 0, 0, 0, shape.heads - 1)  # heads of zeros
+    layers = [
+        Layer(*(functional.pad(part.to(dtype), idle) for part in layer))
+        for layer in (gradient_layer(shape.dim, r, shape.pairs, gamma=g) for r, g in steps)
+    ]
+    return LinearSelfAttention.from_layers(shape, layers[: shape.own])
 
 
-def _more(shape: Shape) -> bool:
-    """Whether a shape has more than layers of attention over joint tokens."""
-    extra = shape.norm or shape.hidden or shape.width or shape.variant != "plain"
-    return bool(extra or shape.sees_query or shape.separate)
+# Copying -----------------------------------------------------------------------------------------
 
 
-def _layer(
-    dim: int, rate: float, pairs: int, start: Tensor | None, outputs: int, gamma: float
-) -> Layer:
-    if min(dim, pairs, outputs) < 1:
-        raise IclError(f"Need sizes of at least 1; got d={dim}, N={pairs}, o={outputs}.")
-    settings([rate], [gamma])
-    place = torch.zeros(1, dtype=torch.float64)
-    first = initial(start, outputs, place.expand(1, dim))
-    x = torch.cat([torch.ones(dim), torch.zeros(outputs)]).to(place)
-    value = torch.diag(x * bool(gamma) - (1 - x))
-    value[:dim, dim:] = first.mT
-    out = torch.diag((1 - x) * rate / pairs - x * gamma)
-    return Layer(*(part[None] for part in (x.diag(), x.diag(), value, out)))
+class Copying(NamedTuple):
+    """How much the token at a row, after the first layer, depends on each token before it.
+
+    ``x_on_y`` and ``y_on_x``: of what a token of x, or of y, depends on beside itself, the share
+    of its pair's other token, by squared norms; means over the pairs.
+    """
+
+    dependence: Float[Tensor, "ensemble pos pos"]
+    x_on_y: Float[Tensor, "ensemble"]
+    y_on_x: Float[Tensor, "ensemble"]
 
 
-def _sign(convention: str) -> int:
-    if convention not in SIGNS:
-        raise unknown("convention", convention, SIGNS)
-    return SIGNS[convention]
+def copying(
+    network: LinearSelfAttention, xs: Float[Tensor, "batch n d"], ys: Float[Tensor, "batch n"]
+) -> Copying:
+    """The norm of the mean Jacobian, over contexts, of each token after the first layer.
+
+    The mean is taken before the norm, so what depends on the context at random cancels.
+
+    Args:
+        network: reads x and y as tokens of their own.
+        xs: inputs, the query's last.
+        ys: labels; the last is not read.
+    """
+    shape = network.shape
+    if not shape.separate or shape.norm or shape.hidden or shape.clip or shape.variant != "plain":
+        raise IclError(
+            "Copying is for networks that read x and y as tokens of their own, with a first layer "
+            f"that is plain attention alone; got {shape}."
+        )
+    weight = network.attention["query"]
+    with torch.no_grad():
+        jacobian = _jacobian(network.resid(xs.to(weight), ys.to(weight))[0], network)
+        squares = jacobian.square().sum((-2, -1))
+    pairs = squares[:, :-1]
+    place = torch.arange(pairs.shape[-2], device=pairs.device)
+    own, partner = (pairs[:, place, at] / pairs.sum(-1) for at in (place, place ^ 1))
+    of_x, of_y = ([part[:, k::2].mean(-1) for part in (own, partner)] for k in (0, 1))
+    x_on_y, y_on_x = (other / (1 - mine).clamp(min=1e-12) for mine, other in (of_x, of_y))
+    return Copying(squares.sqrt(), x_on_y, y_on_x)
+
+
+def _jacobian(tokens: Tensor, network: LinearSelfAttention) -> Tensor:
+    """The mean over contexts of ∂(token j after the layer) / ∂(token i): (ensemble, j, i, in, out).
+
+    A token writes a_ji u_i with u_i = e_i PV, and a_ji follows from the score z_ji. So z_ji, which
+    both tokens change, moves what is written by u_i, or by a_ji (u_i - Σ a_jl u_l) with softmax.
+    """
+    layer, keys = network.layer(0), tokens.shape[-2] - (not network.shape.sees_query)
+    query = torch.einsum("mbtc,mhck->mbhtk", tokens, layer.query)
+    key = torch.einsum("mbtc,mhck->mbhtk", tokens[..., :keys, :], layer.key)
+    pv = layer.value @ layer.out
+    writes = torch.einsum("mbtc,mhcd->mbhtd", tokens[..., :keys, :], pv)
+    weights = query @ key.mT
+    moved = writes[..., None, :, :].expand(*weights.shape, -1)
+    if network.shape.kinds[0] == "softmax":
+        scale = query.shape[-1] ** 0.5
+        query, key = query / scale, key / scale
+        weights = (weights / scale).softmax(-1)
+        moved = weights[..., None] * (moved - (weights @ writes)[..., None, :])
+    by_key = query @ layer.key.mT[:, None]  # of a score, by its key's token
+    by_query = key @ layer.query.mT[:, None]
+    jacobian = torch.einsum("mbhjc,mbhjid->mjicd", by_key, moved)
+    jacobian = jacobian + torch.einsum("mbhji,mhcd->mjicd", weights, pv)
+    jacobian = functional.pad(jacobian, (0, 0, 0, 0, 0, tokens.shape[-2] - keys))
+    own = torch.einsum("mbhic,mbhjid->mjcd", by_query, moved)
+    jacobian.diagonal(dim1=1, dim2=2).add_(own.movedim(1, -1))
+    jacobian = jacobian / tokens.shape[1]
+    jacobian.diagonal(dim1=1, dim2=2).add_(torch.eye(tokens.shape[-1]).to(jacobian)[..., None])
+    return jacobian

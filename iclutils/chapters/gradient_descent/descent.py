@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...errors import IclError
+from ...progress import bar
 
 Labels = Float[Tensor, "..."]  # (*batch, n), or (*batch, n, o) for o outputs
 Settings = Sequence[float] | Float[Tensor, "_"]
@@ -60,22 +61,20 @@ def descend(
         >>> descent.descend(xs, ys, rates=[0.4]).predictions
         tensor([0., 6.], dtype=torch.float64)
     """
-    pairs, query, y = checked(xs, ys)
-    etas, squeezes = settings(rates, gammas)
-    first = initial(start, y.shape[-1], xs)
-    count = pairs.shape[-2]
+    pairs, query, y = split_query(xs, ys)
+    first = pairs.new_zeros(y.shape[-1], xs.shape[-1]) if start is None else start.to(pairs)
     weights = first.expand(*xs.shape[:-2], *first.shape)
-    turned = torch.eye(xs.shape[-1], dtype=xs.dtype, device=xs.device)  # what is done to x so far
+    mapped = torch.eye(xs.shape[-1]).to(pairs)  # what GD++ has done to x so far
     found = [weights]
-    for rate, gamma in zip(etas, squeezes, strict=True):
+    for rate, gamma in each_step(rates, gammas):
         errors = pairs @ first.mT - y
-        change = -(rate / count) * errors.mT @ pairs
+        change = -(rate / pairs.shape[-2]) * errors.mT @ pairs
         y = y - pairs @ change.mT
-        weights = weights + change @ turned
+        weights = weights + change @ mapped
         found.append(weights)
         if gamma:
             moment = pairs.mT @ pairs
-            turned = turned - gamma * moment @ turned
+            mapped = mapped - gamma * moment @ mapped
             pairs = pairs - gamma * pairs @ moment
     path = torch.stack(found)
     answers = (path @ query[..., None])[..., 0]
@@ -98,69 +97,235 @@ def spectrum(xs: Float[Tensor, "*batch n d"], gammas: Settings) -> Float[Tensor,
     """Eigenvalues, rising, of (1/N) Σ x_i x_iᵀ over the pairs: before and after each step of GD++.
 
     A step makes λ (1 - γ N λ)² of an eigenvalue λ: up to γ N λ = 1, the larger shrink the more.
-
-    Example:
-        >>> descent.spectrum(xs, gammas=[0.1])[:, 0]
-        tensor([2.5000, 0.6250], dtype=torch.float64)
     """
-    pairs, _, _ = checked(xs, torch.zeros_like(xs[..., 0]))
+    pairs = xs[..., :-1, :]
     count = pairs.shape[-2]
     values = [torch.linalg.eigvalsh(pairs.mT @ pairs / count)]
-    for gamma in settings(gammas, None)[0]:
-        values.append(values[-1] * (1 - gamma * count * values[-1]).square())
+    for gamma in gammas:
+        values.append(values[-1] * (1 - float(gamma) * count * values[-1]).square())
     return torch.stack(values).sort(-1).values
 
 
-# Checks ------------------------------------------------------------------------------------------
-
-
-def checked(xs: Float[Tensor, "*batch n d"], ys: Labels) -> tuple[Tensor, Tensor, Tensor]:
-    """The x of the pairs, that of the query, and the labels of the pairs (*batch, N, o).
-
-    Example:
-        >>> pairs, query, labels = descent.checked(xs, ys)
-        >>> query
-        tensor([3.], dtype=torch.float64)
-    """
-    if xs.ndim < 2 or ys.shape[: xs.ndim - 1] != xs.shape[:-1] or ys.ndim > xs.ndim:
+def split_query(xs: Float[Tensor, "*batch n d"], ys: Labels) -> tuple[Tensor, Tensor, Tensor]:
+    """The x of the pairs, that of the query, and the labels of the pairs (*batch, N, o)."""
+    if ys.shape[: xs.ndim - 1] != xs.shape[:-1] or ys.ndim > xs.ndim or xs.shape[-2] < 2:
         raise IclError(
-            f"Need xs of (*batch, N + 1, d) and ys of (*batch, N + 1) or (*batch, N + 1, o); got "
-            f"{tuple(xs.shape)} and {tuple(ys.shape)}."
+            "Need xs of (*batch, N + 1, d) and ys of (*batch, N + 1) or (*batch, N + 1, o), with "
+            f"at least one pair and the query last; got {tuple(xs.shape)} and {tuple(ys.shape)}."
         )
-    if xs.shape[-2] < 2 or xs.shape[-1] < 1:
-        raise IclError("A context needs at least one pair, and a query, of at least 1 dimension.")
     labels = (ys if ys.ndim == xs.ndim else ys[..., None])[..., :-1, :].to(xs)
     if not (bool(xs.isfinite().all()) and bool(labels.isfinite().all())):
         raise IclError("Pairs must be finite; these hold NaN or infinity. Leave such contexts out.")
     return xs[..., :-1, :], xs[..., -1, :], labels
 
 
-def settings(rates: Settings, gammas: Settings | None) -> tuple[list[float], list[float]]:
-    """A rate and a gamma for each step; gammas are 0 if there are none.
-
-    Example:
-        >>> descent.settings([0.1, 0.2], None)
-        ([0.1, 0.2], [0.0, 0.0])
-    """
+def each_step(rates: Settings, gammas: Settings | None) -> list[tuple[float, float]]:
+    """A rate and a gamma for each step; gammas are 0 if there are none."""
     etas = [float(rate) for rate in rates]
     squeezes = [0.0] * len(etas) if gammas is None else [float(gamma) for gamma in gammas]
-    if len(etas) != len(squeezes):
-        raise IclError(f"Need a gamma for each of {len(etas)} rates; got {len(squeezes)}.")
-    if not all(map(math.isfinite, etas + squeezes)):
-        raise IclError(f"Rates and gammas must be finite; got {etas} and {squeezes}.")
-    return etas, squeezes
+    if len(etas) != len(squeezes) or not all(map(math.isfinite, etas + squeezes)):
+        raise IclError(f"Need finite rates, and a gamma for each; got {etas} and {squeezes}.")
+    return list(zip(etas, squeezes, strict=True))
 
 
-def initial(start: Tensor | None, outputs: int, xs: Tensor) -> Tensor:
-    """W_0, zero if there is none.
+# One step: the best rate and the best matrix -----------------------------------------------------
+
+
+class BestStep(NamedTuple):
+    """The best matrix A in the place of the rate, and the best rate, with their expected losses."""
+
+    matrix: Float[Tensor, "d d"]
+    loss: float
+    rate: float
+    rate_loss: float
+    zero_loss: float  # of answering 0
+
+
+def best_step(
+    dim: int,
+    pairs: int,
+    variances: float | Float[Tensor, "dim"],
+    fourths: float | Float[Tensor, "dim"],
+    noise: float = 0.0,
+) -> BestStep:
+    """The best single step from 0, in closed form, for independent centred inputs, w ~ N(0, I).
+
+    It answers x_qᵀ A (1/N) Σ_i x_i y_i. Half its expected squared error is ½ [tr(S A M Aᵀ) -
+    2 tr(A S²) + tr(S) + noise²]: S holds the variances s_i, M = E[Ŝ²] + (noise²/N) S is diagonal
+    for Ŝ = (1/N) Σ x_i x_iᵀ, M_ii = (m_i + s_i Σ_{k≠i} s_k)/N + (1 - 1/N) s_i² + noise² s_i/N for
+    fourth moments m_i. So A = S M⁻¹ is best ({cite}`ahn2023`, {cite}`mahankali2023`).
+
+    Args:
+        dim: d.
+        pairs: N.
+        variances: of all coordinates, or of each.
+        fourths: E[x⁴], the same.
+        noise: standard deviation of the labels' noise.
 
     Example:
-        >>> descent.initial(None, 1, xs)
-        tensor([[0.]], dtype=torch.float64)
+        >>> round(descent.best_step(dim=1, pairs=1, variances=1.0, fourths=3.0).rate, 4)
+        0.3333
     """
-    shape = (outputs, xs.shape[-1])
-    if start is None:
-        return xs.new_zeros(shape)
-    if start.shape != shape:
-        raise IclError(f"W_0 must be {shape[0]} x {shape[1]}; got {tuple(start.shape)}.")
-    return start.to(xs)
+    s, m = (torch.as_tensor(x, dtype=torch.float64).expand(dim) for x in (variances, fourths))
+    if pairs < 1 or not bool(((s > 0) & (m >= s.square() * (1 - 1e-9))).all()):
+        raise IclError(
+            "Need at least 1 pair, variances above 0, and fourth moments of at least their squares;"
+            f" got {pairs} pairs, {s.tolist()} and {m.tolist()}."
+        )
+    moment = (m + s * (s.sum() - s) + noise**2 * s) / pairs + (1 - 1 / pairs) * s.square()
+    zero, gain, cost = s.sum() + noise**2, s.square().sum(), (s * moment).sum()
+    matrix, rate = s / moment, gain / cost
+    losses = zero - (matrix * s.square()).sum(), zero - rate * gain, zero
+    loss, rate_loss, zero_loss = (float(value) / 2 for value in losses)
+    return BestStep(matrix.diag(), loss, float(rate), rate_loss, zero_loss)
+
+
+# Several steps: the best settings, found numerically ---------------------------------------------
+
+
+class Tuned(NamedTuple):
+    """The best settings found, and half the mean squared error of the query's answer."""
+
+    rates: Float[Tensor, "step"]
+    gammas: Float[Tensor, "step"] | None
+    loss: float
+
+
+def tune(
+    steps: int,
+    xs: Float[Tensor, "batch n d"],
+    ys: Float[Tensor, "label_batch label_n"],
+    plus: bool = False,
+    shared: bool = True,
+) -> list[Tuned]:
+    """For 1, 2, .. ``steps``: the positive rates, and with ``plus`` gammas, that answer best.
+
+    L-BFGS in float64 starts from the best settings of one step less. With shared settings, many
+    other starts led to the same optimum. With settings of their own, GD++ has many local optima: of
+    several starts on a part of the contexts, the best is taken. The last gamma of GD++ does nothing
+    to the answer; it is 0 if it is not shared.
+
+    Args:
+        steps: how many, at most. For GD++ with settings of their own no more than 5: its answer is
+            a polynomial of degree 3^steps in Σ x_i x_iᵀ, and fits some contexts to harm others.
+        xs: inputs, the query's last; thousands of contexts, or the result fits these alone.
+        ys: labels; here the last is needed, to judge the answer.
+        plus: GD++.
+        shared: one rate, and one gamma, for all steps.
+
+    Example:
+        >>> from iclutils.tasks import regression
+        >>> drawn = regression.sample(regression.Task(2), 50, 5, torch.Generator().manual_seed(0))
+        >>> [len(found.rates) for found in descent.tune(2, drawn.xs, drawn.ys)]
+        [1, 2]
+    """
+    if plus and not shared and steps > 5:
+        raise IclError(f"Tune GD++ for at most 5 steps, or with shared settings; got {steps}.")
+    given = _in_axes(xs.double(), ys.double())
+    point = torch.stack([given.first_rate().log(), torch.tensor(0.13).double().log()])[: 1 + plus]
+    own, results = point[:1], []
+    for k in bar(range(1, steps + 1), "steps"):
+        point = _minimised(given, point, k, plus, True)
+        if not shared:
+            part = given.part(1000)
+            tried = [_minimised(part, s, k, plus, False) for s in _starts(point, own, k, plus)]
+            losses = torch.stack([part.loss(one, k, plus, False) for one in tried])
+            own = _minimised(given, tried[int(losses.argmin())], k, plus, False)
+        best = point if shared else own
+        etas, gammas = _settings(best, k, plus, shared)
+        squeezes = gammas / given.unit / (xs.shape[-2] - 1) if plus else None
+        loss = float(given.loss(best, k, plus, shared))
+        results.append(Tuned(etas / given.unit, squeezes, loss))
+    return results
+
+
+class _InAxes(NamedTuple):
+    """Contexts in the axes of Σ x_i x_iᵀ / N, where a step of GD or GD++ is one of numbers.
+
+    With λ the eigenvalues and b those of Σ x_i y_i/N, both as they were, W += η t² (b - λ W), and
+    t, what the steps have made of x, becomes t (1 - γ N λ t²).
+    """
+
+    values: Tensor  # λ, in units of their mean
+    pull: Tensor  # b, in the same units
+    query: Tensor
+    wanted: Tensor
+    unit: float
+
+    def part(self, count: int) -> _InAxes:
+        values, pull, query, wanted = (part[:count] for part in self[:4])
+        return _InAxes(values, pull, query, wanted, self.unit)
+
+    def first_rate(self) -> Tensor:
+        answer = (self.query * self.pull).sum(-1)
+        rate = (answer * self.wanted).sum() / answer.square().sum()
+        if not float(rate) > 0:
+            raise IclError("Even a small step of gradient descent does harm to these contexts.")
+        return rate
+
+    def loss(self, point: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
+        weights, size = torch.zeros_like(self.pull), torch.ones_like(self.pull)  # size: of x
+        for eta, gamma in zip(*_settings(point, steps, plus, shared), strict=True):
+            weights = weights + eta * size.square() * (self.pull - self.values * weights)
+            size = size * (1 - gamma * self.values * size.square())
+        return 0.5 * ((self.query * weights).sum(-1) - self.wanted).square().mean()
+
+
+def _in_axes(xs: Tensor, ys: Tensor) -> _InAxes:
+    pairs, query, y = split_query(xs, ys)
+    if not bool(ys.isfinite().all()):
+        raise IclError("Tuning needs the labels of the queries too; some are NaN or infinite.")
+    count = pairs.shape[-2]
+    values, axes = torch.linalg.eigh(pairs.mT @ pairs / count)
+    unit = float(values.mean())
+    pull = (axes.mT @ (pairs.mT @ y))[..., 0] / count
+    query = (axes.mT @ query[..., None])[..., 0]
+    return _InAxes(values / unit, pull / unit, query, ys[..., -1], unit)
+
+
+def _settings(point: Tensor, steps: int, plus: bool, shared: bool) -> tuple[Tensor, Tensor]:
+    """Rates and gammas of each step, from the logarithms of those that are free."""
+    free = point.exp()
+    none = torch.zeros(steps, dtype=point.dtype)
+    if shared:
+        return free[0].expand(steps), free[1].expand(steps) if plus else none
+    return free[:steps], torch.cat([free[steps:], none[:1]]) if plus else none
+
+
+def _starts(point: Tensor, own: Tensor, steps: int, plus: bool) -> list[Tensor]:
+    """Where to look for settings of each step: near the shared ones, and one step further.
+
+    λ (1 - γ λ)² takes [0, 4/(3γ)] to a ninth of it, so gammas nine times as large follow.
+    """
+    tilts = [torch.linspace(-t, t, steps, dtype=point.dtype) for t in (0.3, 0.8)]
+    near = [torch.cat([point[0] + tilt, point[1:].expand(plus * (steps - 1))]) for tilt in tilts]
+    if steps == 1:
+        return near[:1]
+    rates, gammas = own[: steps - 1], own[steps - 1 :]
+    for growth in (0.0, 1.0, 2.2):
+        more = (gammas[-1:] + 2.2 if steps > 2 else point[1:]) if plus else gammas
+        near.append(torch.cat([rates, rates[-1:] + growth, gammas, more]))
+    return near
+
+
+def _minimised(given: _InAxes, start: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
+    point = start.clone().requires_grad_()
+    search = torch.optim.LBFGS(
+        [point],
+        max_iter=300,
+        tolerance_grad=1e-9,
+        tolerance_change=1e-12,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        search.zero_grad()
+        value = given.loss(point, steps, plus, shared).clamp(min=1e-300).log()
+        value.backward()
+        if not (value.isfinite() and point.grad is not None and point.grad.isfinite().all()):
+            point.grad = torch.zeros_like(point)
+            return torch.full_like(value, 1e3)  # a trial too far: the search comes back
+        return value
+
+    search.step(closure)
+    return point.detach() if bool(point.isfinite().all()) else start

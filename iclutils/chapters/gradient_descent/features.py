@@ -1,18 +1,18 @@
 """Features: softmax attention as a linear model in the space of a feature map.
 
 Softmax attention weighs a key k by exp(k·q / √d). That is an inner product φ(k)·φ(q) of features,
-so the output (1/D_q) Σ v_i φ(k_i)·φ(q), with D_q = Σ φ(k_i)·φ(q), is linear in φ(q). Three forms:
+so the output (1/D_q) Σ v_i φ(k_i)·φ(q), with D_q = Σ φ(k_i)·φ(q), is linear in φ(q). Four forms:
 
 - exact, by the matrix of exp(k·q / √d) alone: no features needed (``scores``, ``attention``);
 - ``taylor``: all monomials up to a degree, the inner product is the truncated exponential series;
-- ``positive_random``: the random features of {cite}`choromanski2021`, right on average.
+- ``positive_random``: the random features of {cite}`choromanski2021`, right on average;
+- ``gram``: finite features that are exact for one query and its keys.
 
-The features are those of exp(a·b): give them tokens that were ``scaled`` by d^(-1/4).
+The first two kinds are features of exp(a·b): give them tokens that were ``scaled`` by d^(-1/4).
+``linearised`` is attention to first order in its scores.
 
 Shapes: queries (*batch, query, channel), keys (*batch, key, channel), values (*batch, key, value).
-``allowed`` (…, query, key) tells which keys a query may look at; all, if omitted. An ``IclError``
-is raised by all functions that take them if shapes do not fit, a number is not finite, or a query
-has no key at all.
+``allowed`` (…, query, key) tells which keys a query may look at; all, if omitted.
 
 Example:
     >>> import torch
@@ -26,93 +26,60 @@ Example:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from sklearn.preprocessing import PolynomialFeatures
 from torch import Tensor
 
-from ...errors import IclError
+from ...errors import IclError, unknown
+from ...progress import bar
 
 # Shapes with names of their own: a mismatch is refused with a cure.
 Queries = Float[Tensor, "*query_batch query query_channel"]
 Keys = Float[Tensor, "*key_batch key key_channel"]
 Values = Float[Tensor, "*value_batch value_key value"]
 Allowed = Bool[Tensor, "*allowed"]
+METHODS = ("taylor", "iid", "orthogonal", "unsigned")
 MOST = 200_000  # Taylor features; beyond, they would not fit in memory for a context
+AT_ONCE = 2**22  # numbers in the largest tensor of a sweep
 
 
 def scaled(z: Float[Tensor, "*batch channel"]) -> Float[Tensor, "*batch channel"]:
-    """z / d^(1/4), so that inner products of such are k·q / √d.
-
-    Example:
-        >>> features.scaled(torch.ones(16))[0]
-        tensor(0.5000)
-    """
+    """z / d^(1/4), so that inner products of such are k·q / √d."""
     return z / z.shape[-1] ** 0.25
 
 
 def scores(
     queries: Queries, keys: Keys, allowed: Allowed | None = None
 ) -> Float[Tensor, "*batch query key"]:
-    """k·q / √d, the logarithm of the kernel; -inf where a query may not look.
-
-    Example:
-        >>> torch.allclose(features.scores(queries, keys), queries @ keys.T / 2)
-        True
-    """
-    if (
-        queries.ndim < 2
-        or queries.shape[:-2] != keys.shape[:-2]
-        or (queries.shape[-1] != keys.shape[-1])
-    ):
+    """k·q / √d, the logarithm of the kernel; -inf where a query may not look."""
+    if queries.shape[:-2] != keys.shape[:-2] or queries.shape[-1] != keys.shape[-1]:
         raise IclError(
             "Need queries (*batch, query, channel) and keys (*batch, key, channel) of one batch "
             f"and width; got {tuple(queries.shape)} and {tuple(keys.shape)}."
         )
-    if keys.shape[-2] == 0:
-        raise IclError("There is no key at all: attention needs at least one.")
     found = queries @ keys.mT / math.sqrt(keys.shape[-1])
     if not bool(found.isfinite().all()):
         raise IclError(
             "Scores are NaN or infinite: queries and keys must be finite, and small enough for "
             f"their products to be numbers of {keys.dtype}."
         )
-    if allowed is None:
-        return found
-    try:
-        found = found.masked_fill(~allowed, -torch.inf)
-    except RuntimeError as error:
-        raise IclError(
-            f"Need `allowed` of (…, query, key) that fits {tuple(found.shape)}; got "
-            f"{tuple(allowed.shape)}."
-        ) from error
-    if not bool(allowed.any(-1).all()):
-        raise IclError("A query has no key that it may look at: allow it one, or leave it out.")
-    return found
-
-
-def checked_values(keys: Tensor, values: Tensor) -> Tensor:
-    """The values, if there is a finite one for each key."""
-    if values.shape[:-1] != keys.shape[:-1]:
-        raise IclError(
-            f"Need one value for each key; got values {tuple(values.shape)} and keys "
-            f"{tuple(keys.shape)}."
-        )
-    if not bool(values.isfinite().all()):
-        raise IclError("Values are NaN or infinite: leave those keys out.")
-    return values
+    return found if allowed is None else found.masked_fill(~allowed, -torch.inf)
 
 
 def attention(
     queries: Queries, keys: Keys, values: Values, allowed: Allowed | None = None
 ) -> Float[Tensor, "*batch query value"]:
-    """Softmax attention, exact: Σ_i v_i exp(k_i·q/√d) / D_q, its exponents shifted by log D_q.
+    """Softmax attention, exact: Σ_i v_i exp(k_i·q/√d) / D_q.
 
     Example:
         >>> torch.allclose(features.attention(queries, keys, values), softmax)
         True
     """
-    return scores(queries, keys, allowed).softmax(-1) @ checked_values(keys, values)
+    return scores(queries, keys, allowed).softmax(-1) @ values
 
 
 def log_normaliser(
@@ -122,17 +89,24 @@ def log_normaliser(
     return scores(queries, keys, allowed).logsumexp(-1)
 
 
-def gaussian_attention(
-    queries: Queries, keys: Keys, values: Values, allowed: Allowed | None = None
-) -> Float[Tensor, "*batch query value"]:
-    """Attention by the Gaussian kernel exp(-|k - q|² / 2) of scaled tokens.
+def linearised(queries: Queries, keys: Keys, values: Values) -> Float[Tensor, "*batch query value"]:
+    """Softmax attention to first order in its scores: v̄ + (1/n) Σ_i (v_i - v̄) (k_i - k̄)·q/√d.
 
-    The kernel is exp(k·q) exp(-|k|²/2) exp(-|q|²/2). The query's norm cancels in the quotient, the
-    keys' norms do not: it is softmax attention if and only if all keys have one norm.
+    The mean value and a linear attention of centred values and keys: one step of gradient descent
+    on least squares, with an intercept, at the rate 1/√d on the centred pairs (k_i, v_i).
+
+    Example:
+        >>> small = 1e-4 * queries
+        >>> exact = features.attention(small, keys, values)
+        >>> torch.allclose(features.linearised(small, keys, values), exact, atol=1e-6)
+        True
     """
-    norms = scaled(keys).square().sum(-1)[..., None, :]
-    weights = (scores(queries, keys, allowed) - norms / 2).softmax(-1)
-    return weights @ checked_values(keys, values)
+    mean, exponent = values.mean(-2, keepdim=True), scores(queries, keys)
+    centred = exponent - exponent.mean(-1, keepdim=True)
+    return mean + centred @ (values - mean) / keys.shape[-2]
+
+
+# Feature maps ------------------------------------------------------------------------------------
 
 
 def taylor(z: Float[Tensor, "*batch channel"], degree: int) -> Float[Tensor, "*batch feature"]:
@@ -147,24 +121,17 @@ def taylor(z: Float[Tensor, "*batch channel"], degree: int) -> Float[Tensor, "*b
         tensor(2.5000, dtype=torch.float64)
     """
     dim = z.shape[-1]
-    if degree < 0:
-        raise IclError(f"The degree of a Taylor series is at least 0; got {degree}.")
     count = math.comb(degree + dim, dim)
     if count > MOST:
         raise IclError(
             f"Degree {degree} in {dim} dimensions makes {count} features, more than {MOST}: take "
             "a lower degree, fewer dimensions, or the kernel form, which needs no features."
         )
-    factorials = [math.sqrt(math.factorial(r)) for r in range(degree + 1)]
-    orders = torch.arange(degree + 1, device=z.device)
-    powers = z[..., None] ** orders / torch.tensor(factorials, dtype=z.dtype, device=z.device)
-    found = torch.ones_like(z[..., :1])
-    used = orders[:1]  # the degree of each feature so far
+    powers = torch.from_numpy(PolynomialFeatures(degree).fit(np.zeros((1, dim))).powers_).to(z)
+    each = z[..., None] ** torch.arange(degree + 1).to(z)  # every power of every channel once
+    found = (-torch.lgamma(powers + 1).sum(-1) / 2).exp()
     for channel in range(dim):
-        total = used[:, None] + orders
-        old, order = (total <= degree).nonzero(as_tuple=True)
-        found = found[..., old] * powers[..., channel, order]
-        used = total[old, order]
+        found = found * each[..., channel, powers[:, channel].long()]
     return found
 
 
@@ -178,12 +145,8 @@ def needed_degree(largest: float, tolerance: float = 1e-12) -> int:
         >>> features.needed_degree(1.0), features.needed_degree(10.0)
         (15, 52)
     """
-    if not (0 <= largest < math.inf and tolerance > 0):
-        raise IclError(f"Need a finite largest score and a tolerance; got {largest}, {tolerance}.")
-    if largest == 0:
-        return 0
     for degree in range(1001):
-        exponent = (degree + 1) * math.log(largest) - math.lgamma(degree + 2) + largest
+        exponent = (degree + 1) * math.log(max(largest, 1e-300)) - math.lgamma(degree + 2) + largest
         if exponent <= math.log(tolerance):
             return degree
     raise IclError(f"No degree up to 1000 serves scores up to {largest}: use the kernel form.")
@@ -195,48 +158,39 @@ def directions(
     generator: torch.Generator,
     orthogonal: bool = False,
     *,
-    draws: int | None = None,
+    draws: int = 1,
     signed: bool = True,
     dtype: torch.dtype = torch.float64,
-) -> Float[Tensor, "*draw feature channel"]:
+) -> Float[Tensor, "draw feature channel"]:
     """Directions ω for ``positive_random``, each N(0, I), on the device of the generator.
-
-    ``orthogonal``: blocks of d rows at right angles, from a QR decomposition of normal matrices,
-    with lengths of independent normal vectors. The columns of Q must be multiplied by the signs
-    of R's diagonal, or they are not uniform: Householder's method leaves the first entry of Q
-    negative, always. ``signed=False`` shows that mistake, with which the error has a floor.
 
     Args:
         count: features.
         dim: d, channels.
         generator: of the draws.
-        orthogonal: see above.
-        draws: how many independent sets, on a leading axis; one without that axis if omitted.
-        signed: see above.
+        orthogonal: blocks of d rows at right angles, from a QR decomposition of normal matrices,
+            with lengths of independent normal vectors.
+        draws: how many independent sets.
+        signed: multiply the columns of Q by the signs of R's diagonal. Without, they are not
+            uniform: Householder's method leaves the first entry of Q negative, always.
         dtype: of the numbers.
 
     Example:
-        >>> omega = features.directions(4, 4, generator, orthogonal=True)
+        >>> omega = features.directions(4, 4, generator, orthogonal=True)[0]
         >>> (omega @ omega.T).round(decimals=6).count_nonzero()
         tensor(4)
     """
-    if min(count, dim, 1 if draws is None else draws) < 1:
-        raise IclError(f"Need sizes of at least 1; got count={count}, dim={dim}, draws={draws}.")
-    if not (signed or orthogonal):
-        raise IclError("Only orthogonal directions come from a QR: set orthogonal=True, too.")
-    lead = () if draws is None else (draws,)
 
     def normals(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, device=generator.device, dtype=dtype)
 
-    normal = normals(*lead, count, dim)
+    normal = normals(draws, count, dim)
     if not orthogonal:
         return normal
-    turned, upper = torch.linalg.qr(normals(*lead, math.ceil(count / dim), dim, dim))
+    unit, upper = torch.linalg.qr(normals(draws, math.ceil(count / dim), dim, dim))
     if signed:
-        turned = turned * upper.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
-    rows = turned.reshape(*lead, -1, dim)[..., :count, :]
-    return rows * normal.norm(dim=-1, keepdim=True)
+        unit = unit * upper.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+    return unit.reshape(draws, -1, dim)[:, :count] * normal.norm(dim=-1, keepdim=True)
 
 
 def positive_random(
@@ -247,14 +201,39 @@ def positive_random(
     The mean of φ(a)·φ(b) over ω ~ N(0, I) is exp(a·b) ({cite}`choromanski2021`, lemma 1). As
     logarithms they cannot overflow.
     """
-    if directions.shape[-1] != z.shape[-1]:
-        raise IclError(
-            f"Directions of {directions.shape[-1]} channels do not fit tokens of {z.shape[-1]}."
-        )
     flat = z.reshape(-1, z.shape[-1])
     along = flat @ directions.mT - flat.square().sum(-1, keepdim=True) / 2
     found = along - math.log(directions.shape[-2]) / 2
     return found.reshape(*directions.shape[:-2], *z.shape[:-1], directions.shape[-2])
+
+
+def gram(
+    query: Float[Tensor, "*batch channel"], keys: Float[Tensor, "*batch key channel"]
+) -> tuple[Float[Tensor, "*batch feature"], Float[Tensor, "*batch key feature"]]:
+    """φ(q) and φ(k) of one query and n keys, n + 1 features, float64, so that none exceeds 1.
+
+    They span n + 1 dimensions, so as many features have all their inner products exp(a·b / √d), up
+    to a factor for the query and one for the keys. The first coordinate is along φ(q), so that
+    products with the query keep their relative precision however small they are; the others are a
+    square root of what is left of the keys' Gram matrix.
+    """
+    q, k = query.double(), keys.double()
+    root = math.sqrt(query.shape[-1])
+    half_q, half_k = ((x * x).sum(-1) / (2 * root) for x in (q, k))
+    cross = (k @ q[..., None])[..., 0] / root - half_q[..., None]
+    cosine = (cross - half_k).exp()  # of φ(k) and φ(q)
+    kernel = (k @ k.mT / root - half_k[..., None] - half_k[..., None, :]).exp()
+    values, vectors = torch.linalg.eigh(kernel - cosine[..., None] * cosine[..., None, :])
+    longest = half_k.amax(-1, keepdim=True)
+    length = (half_k - longest).exp()[..., None]
+    others = vectors * values.clamp_min(0).sqrt()[..., None, :] * length
+    phi_k = torch.cat([(cross - longest).exp()[..., None], others], -1)
+    phi_q = torch.zeros_like(phi_k[..., 0, :])
+    phi_q[..., 0] = 1.0
+    return phi_q, phi_k
+
+
+# Attention by features ---------------------------------------------------------------------------
 
 
 def log_kernel(
@@ -281,9 +260,7 @@ def feature_attention(
     queries: Float[Tensor, "*batch query feature"],
     keys: Float[Tensor, "*batch key feature"],
     values: Float[Tensor, "*#batch key value"],
-    *,
     logarithms: bool = False,
-    normaliser: Float[Tensor, "*#batch query"] | None = None,
 ) -> Float[Tensor, "*batch query value"]:
     """Σ_i v_i φ(k_i)·φ(q) / D_q: attention as a linear model of features.
 
@@ -292,7 +269,6 @@ def feature_attention(
         keys: features of keys.
         values: to be mixed.
         logarithms: the features are given by their logarithms (``positive_random``).
-        normaliser: log D_q, if exact (``log_normaliser``); from the features if omitted.
 
     Example:
         >>> q, k = (features.taylor(features.scaled(z), 24) for z in (queries, keys))
@@ -300,10 +276,83 @@ def feature_attention(
         True
     """
     if logarithms:
-        exponent = log_kernel(queries, keys)
-        total = exponent.logsumexp(-1) if normaliser is None else normaliser
-        return (exponent - total[..., None]).exp() @ values
+        return log_kernel(queries, keys).softmax(-1) @ values
     weights = queries @ keys.mT
-    if normaliser is None:
-        return weights @ values / weights.sum(-1, keepdim=True)
-    return (weights @ values) * (-normaliser[..., None]).exp()
+    return weights @ values / weights.sum(-1, keepdim=True)
+
+
+def kernel_error(
+    queries: Queries,
+    keys: Keys,
+    values: Values,
+    sizes: Sequence[int],
+    scales: Sequence[float] = (1.0,),
+    *,
+    method: str = "iid",
+    draws: int = 200,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "scale size"]:
+    """|attention by features - softmax attention| / |softmax attention|.
+
+    The median over draws, batch and queries.
+
+    Args:
+        queries: at scale 1.
+        keys: at scale 1.
+        values: the same at all scales.
+        sizes: numbers of random features; with ``taylor``, degrees.
+        scales: queries and keys are multiplied by each.
+        method: ``taylor``; random features of directions that are ``iid``, ``orthogonal``, or
+            ``unsigned``, orthogonal with the signs of the QR forgotten.
+        draws: independent sets of directions; ``taylor`` draws nothing.
+        generator: of the draws.
+
+    Example:
+        >>> errors = features.kernel_error(queries, keys, values, [0, 8], method="taylor")
+        >>> bool(errors[0, 1] < errors[0, 0])
+        True
+    """
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    if method != "taylor" and generator is None:
+        raise IclError(f"Method {method!r} draws directions: give a generator.")
+    rows = []
+    for scale in bar(scales, "scales"):
+        exact = attention(scale * queries, scale * keys, values)
+        q, k = scaled(scale * queries), scaled(scale * keys)
+        for size in sizes:
+            errors = [
+                (found - exact).norm(dim=-1) / exact.norm(dim=-1)
+                for found in _by_features(q, k, values, size, method, draws, generator)
+            ]
+            rows.append(torch.cat([part.flatten() for part in errors]).quantile(0.5))
+    return torch.stack(rows).unflatten(0, (len(scales), len(sizes)))
+
+
+def _by_features(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    size: int,
+    method: str,
+    draws: int,
+    generator: torch.Generator | None,
+) -> Iterator[Tensor]:
+    """Attention by features, (draw, *batch, query, value), as many draws at once as fit."""
+    if method == "taylor" or generator is None:
+        yield feature_attention(taylor(queries, size), taylor(keys, size), values)
+        return
+    tokens = queries[..., 0].numel() + keys[..., 0].numel()
+    at_once = max(1, AT_ONCE // (size * tokens))
+    for first in range(0, draws, at_once):
+        omega = directions(
+            size,
+            queries.shape[-1],
+            generator,
+            method != "iid",
+            draws=min(at_once, draws - first),
+            signed=method != "unsigned",
+            dtype=queries.dtype,
+        )
+        features = positive_random(queries, omega), positive_random(keys, omega)
+        yield feature_attention(*features, values, logarithms=True)

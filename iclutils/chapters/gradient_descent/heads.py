@@ -1,28 +1,29 @@
 """Heads of a real transformer as linear models that learn from demonstrations in one step.
 
 Every head, at one position of every prompt (the last if not said otherwise), is taken apart as
-in ``contrastive``: its output z, before ``W_O``, is what W_0 says, made from the query's side,
-plus one gradient step on the demonstrations. Queries, keys and values are the actual
-activations, after rotation where positions are rotary; products are computed in float64 and
-compared with the model's own z. Which tokens are demonstrations is a mask: ``first_copy`` makes
-it for doubled sequences, ``demonstration_tokens`` for few-shot prompts.
+in ``dual``: its output z, before ``W_O``, is the query term plus one gradient step on the
+demonstrations. Queries, keys and values are the actual activations, after rotation where positions
+are rotary; products are computed in float64. Which tokens are demonstrations is a mask:
+``first_copy`` makes it for repeated tokens, ``demonstration_tokens`` for few-shot prompts.
 
-How much of the prediction the steps carry: ``attribution`` (directly), ``removal`` (causally).
+How much of the prediction the updates carry: ``direct_logit_attribution``, and causally,
+``ablation``.
 
 Example:
     >>> import torch
     >>> from iclutils import models
-    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> from iclutils.chapters.gradient_descent import heads
-    >>> from iclutils.tasks import topics
+    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> net = models.load("induction-0")
-    >>> task = repeated_tokens(net, 2, 10, torch.Generator().manual_seed(0))
-    >>> mask = heads.first_copy(task)
-    >>> asked = topics.sample(2, torch.Generator().manual_seed(0), classes=2)
+    >>> batch = repeated_tokens(net, 2, 10, torch.Generator().manual_seed(0))
+    >>> tokens, answer = batch.tokens[:, :-1], batch.tokens[:, -1]
+    >>> mask = heads.first_copy(batch)[:, :-1]
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,37 +31,25 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.hooks import Head
-from ...interp.kv_cache import demonstrations
-from ...models import TransformerBridge, bos
+from ...interp.hooks import Head, check_editable, check_head
+from ...interp.kv_cache import demonstrations as before_query
+from ...models import ActivationCache, TransformerBridge, bos, cached, check_tokens, get_act_name
 from ...progress import bar
-from ...tasks.prompts import Prompts, Role
+from ...tasks.prompts import Prompts
 from ...tasks.repeated import RepeatedTokens
-from .activations import read_heads
-from .contrastive import Alignment, Dual, alignment, dual_step
-from .features import log_normaliser, scores
-from .gram import Learned, learned
+from .dual import dual_form, explicit_steps, trajectory
+from .features import gram
 
 Tokens = Int[Tensor, "batch pos"]
 Mask = Shaped[Tensor, "..."]  # (batch, pos), bool; anything else is refused with a cure
 Place = Int[Tensor, "..."] | None  # (batch), the query's position; None: the last
-
-
-class DualHeads(NamedTuple):
-    """The dual model of every head at the query: W_0 φ(q), ΔW φ(q), and what the head gives.
-
-    ``share_of_attention`` is that on the demonstrations; ``error`` is |start + step - z| / |z|.
-    """
-
-    start: Float[Tensor, "batch layer head d_head"]
-    step: Float[Tensor, "batch layer head d_head"]
-    z: Float[Tensor, "batch layer head d_head"]
-    share_of_attention: Float[Tensor, "batch layer head"]
-    error: Float[Tensor, "batch layer head"]
+Ids = Int[Tensor, "..."]  # tokens: answers (batch), or those they are compared with (batch or 1, k)
+SCORE_TOLERANCE = 1e-4  # of the largest score: the model's float32 against our float64
+LOGIT_TOLERANCE = 1e-3  # of the parts' absolute sum
 
 
 def first_copy(batch: RepeatedTokens) -> Bool[Tensor, "batch pos"]:
-    """The demonstrations of a doubled sequence: its first copy, without BOS.
+    """The demonstrations of repeated tokens: the first copy, without BOS.
 
     Example:
         >>> mask[0].nonzero()[[0, -1], 0]
@@ -70,36 +59,27 @@ def first_copy(batch: RepeatedTokens) -> Bool[Tensor, "batch pos"]:
     return ((place >= 1) & (place <= batch.length)).expand(batch.tokens.shape)
 
 
-def demonstration_tokens(
-    model: TransformerBridge, prompts: Prompts, with_bos: bool = False
-) -> Bool[Tensor, "batch pos"]:
+def demonstration_tokens(model: TransformerBridge, prompts: Prompts) -> Bool[Tensor, "batch pos"]:
     """The demonstrations of few-shot prompts: all before the query, BOS left out if there is one.
 
     BOS shows nothing, and takes much attention where a head has nothing to look for.
-
-    Example:
-        >>> reader = models.load("anchors-0")
-        >>> heads.demonstration_tokens(reader, asked)[0, :2]
-        tensor([False,  True])
     """
-    mine = demonstrations(prompts)
-    first = getattr(model.cfg, "bos_token_id", None)
-    if with_bos or first is None:
-        return mine
-    starts = torch.zeros_like(mine)
-    starts[:, 0] = prompts.tokens[:, 0] == bos(model)
-    return mine & ~starts
+    shown = before_query(prompts).clone()
+    if getattr(model.cfg, "bos_token_id", None) is not None:
+        shown[:, 0] &= prompts.tokens[:, 0] != bos(model)
+    return shown
 
 
-def demonstration_of(prompts: Prompts) -> Int[Tensor, "batch pos"]:
-    """Number of the demonstration that each token belongs to; the query's, too, have the last.
+class DualHeads(NamedTuple):
+    """The dual model of every head at the query: W_0 φ(q), ΔW φ(q), and what the head gives.
 
-    A demonstration ends with the last sub-token of its label word.
+    ``attention_share`` is that on the demonstrations.
     """
-    place = torch.arange(prompts.tokens.shape[1], device=prompts.tokens.device)
-    begun = (prompts.label_pos[:, :, None] <= place).sum(1)
-    number = begun - (prompts.roles == Role.LABEL).long()
-    return number.clamp(0, prompts.label_pos.shape[1] - 1)
+
+    query_term: Float[Tensor, "batch layer head d_head"]
+    demonstration_update: Float[Tensor, "batch layer head d_head"]
+    z: Float[Tensor, "batch layer head d_head"]
+    attention_share: Float[Tensor, "batch layer head"]
 
 
 def dual_heads(
@@ -107,8 +87,8 @@ def dual_heads(
 ) -> DualHeads:
     """The dual models of all heads at one query of every prompt.
 
-    Without demonstrations before the query the step is 0; where all that the query sees are
-    demonstrations, itself included, the start is.
+    Without demonstrations before the query the update is 0; where all that the query sees are
+    demonstrations, itself included, the query term is.
 
     Args:
         model: the model.
@@ -117,141 +97,229 @@ def dual_heads(
         at: (batch), the position of the query; the last if omitted.
 
     Example:
-        >>> found = heads.dual_heads(net, task.tokens, mask)
-        >>> bool((found.start + found.step - found.z).abs().max() < 1e-3)
+        >>> found = heads.dual_heads(net, tokens, mask)
+        >>> gap = found.query_term + found.demonstration_update - found.z
+        >>> bool(gap.abs().max() < 1e-3)
         True
     """
-    shown, at, seen = checked(tokens, demonstrations, at)
+    at, seen = checked_query(tokens, demonstrations, at)
     parts = []
-    for layer in bar(read_heads(model, tokens), "layers", model.cfg.n_layers):
-        query, z = pick(layer.query, at)[:, :, None], pick(layer.z, at)
-        ones = torch.ones_like(layer.value[..., :1])  # a value of 1 gathers the attention
-        values = torch.cat([layer.value, ones], -1)
-        both = dual_step(query, layer.key, values, shown[:, None], seen[:, None, None])
-        start, step = both.start[:, :, 0, :-1], both.step[:, :, 0, :-1]
-        size = z.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-        error = (start + step - z).norm(dim=-1) / size
-        parts.append((start, step, z, both.step[:, :, 0, -1], error))
+    for query, key, value, z in bar(read_heads(model, tokens, at), "layers", model.cfg.n_layers):
+        values = torch.cat([value, torch.ones_like(value[..., :1])], -1)  # 1 sums the attention
+        masks = demonstrations[:, None], seen[:, None, None]
+        first, update = (
+            part[:, :, 0] for part in dual_form(query[:, :, None], key, values, *masks)
+        )
+        parts.append((first[..., :-1], update[..., :-1], z, update[..., -1]))
     return DualHeads(*(torch.stack(part, 1) for part in zip(*parts, strict=True)))
 
 
-def path_of_head(
-    model: TransformerBridge,
-    tokens: Tokens,
-    demonstrations: Mask,
-    head: Head,
-    at: Place = None,
-    groups: Int[Tensor, "..."] | None = None,
+def head_trajectory(
+    model: TransformerBridge, tokens: Tokens, demonstrations: Mask, head: Head, at: Place = None
 ) -> Float[Tensor, "batch shown d_head"]:
-    """What one head's dual model says to the query while it learns demonstration by demonstration.
+    """What one head's dual model says to the query while it learns token by token.
 
-    The gradient is a sum over the demonstrations, so they can be learned one at a time: entry 0
-    is the start, the last entry is z.
-
-    Args:
-        model: the model.
-        tokens: the prompts.
-        demonstrations: (batch, pos), which tokens are demonstrations.
-        head: (layer, head).
-        at: (batch), the position of the query; the last if omitted.
-        groups: (batch, pos), which demonstration a token is part of, from 0; entry n then has
-            learned n of them. If omitted, entry n has learned all those before position n.
+    Entry 0 is the query term; entry n has learned the demonstrations before position n; the last
+    is z.
 
     Example:
-        >>> walked = heads.path_of_head(net, task.tokens, mask, head=(1, 0))
-        >>> found = heads.dual_heads(net, task.tokens, mask)
-        >>> bool((walked[:, -1] - found.z[:, 1, 0]).abs().max() < 1e-3)
+        >>> path = heads.head_trajectory(net, tokens, mask, head=(1, 0))
+        >>> bool((path[:, -1] - found.z[:, 1, 0]).abs().max() < 1e-3)
         True
     """
-    shown, at, seen = checked(tokens, demonstrations, at)
-    query, key, value = _of_head(model, tokens, head, at)
-    each = scores(query[:, None], key, seen[:, None])[:, 0].softmax(-1)[..., None] * value
-    start = each.masked_fill(shown[..., None], 0.0).sum(1)
-    each = each.masked_fill(~shown[..., None], 0.0)
-    if groups is not None:
-        if groups.shape != tokens.shape or not bool((groups >= 0).all()):
-            raise IclError(
-                f"groups must hold a number from 0 for each of {tuple(tokens.shape)} tokens; got "
-                f"{tuple(groups.shape)}."
-            )
-        member = groups[..., None] == torch.arange(int(groups.max()) + 1, device=groups.device)
-        each = member.mT.double() @ each
-    return start[:, None] + torch.cat([torch.zeros_like(start[:, None]), each.cumsum(1)], 1)
+    at, seen = checked_query(tokens, demonstrations, at)
+    return trajectory(*_of_head(model, tokens, head, at), demonstrations, seen)
 
 
-def step_of_head(
+def explicit_head_step(
     model: TransformerBridge,
     tokens: Tokens,
     demonstrations: Mask,
     head: Head,
     at: Place = None,
     rate: float = 1.0,
-    centre: bool = False,
-) -> Learned:
-    """One head's dual model by an explicit gradient step with autograd (``gram.learned``).
+) -> tuple[Float[Tensor, "batch d_head"], Float[Tensor, "batch d_head"]]:
+    """One head's dual model before and after an explicit gradient step, with autograd.
 
-    Similarities are v_i·W φ(k_i) of demonstrations that the query sees, NaN elsewhere. They
-    depend on ``centre``, see ``contrastive.alignment``; the answers to the query do not.
+    In the features of ``features.gram``, which are exact; ``rate`` divides the loss, too.
+
+    Example:
+        >>> _, after = heads.explicit_head_step(net, tokens, mask, head=(1, 0))
+        >>> bool((after - found.z[:, 1, 0]).abs().max() < 1e-3)
+        True
+    """
+    at, seen = checked_query(tokens, demonstrations, at)
+    query, key, value = _of_head(model, tokens, head, at)
+    return explicit_steps(*gram(query, key), value, demonstrations, seen, rate=rate)
+
+
+# Direct logit attribution ------------------------------------------------------------------------
+
+
+class LogitAttribution(NamedTuple):
+    """Parts of a logit, in nats: they sum to ``logit``.
+
+    ``constant`` is from the biases of the attention outputs, the final norm and the unembedding.
+    """
+
+    query_term: Float[Tensor, "batch layer head"]
+    demonstration_update: Float[Tensor, "batch layer head"]
+    mlp: Float[Tensor, "batch layer"]
+    embedding: Float[Tensor, "batch"]
+    constant: Float[Tensor, "batch"]
+    logit: Float[Tensor, "batch"]
+
+    @property
+    def update_share(self) -> Float[Tensor, ""]:
+        """Mean of what all updates add, divided by the mean logit."""
+        return self.demonstration_update.sum((1, 2)).mean() / self.logit.mean()
+
+
+def direct_logit_attribution(
+    model: TransformerBridge,
+    tokens: Tokens,
+    duals: DualHeads,
+    answer: Ids,
+    against: Ids | None = None,
+    at: Place = None,
+) -> LogitAttribution:
+    """What query terms and updates add to the answer's logit, beside the MLPs and the embedding.
+
+    All that writes to the residual stream at the query reaches the logit through the final norm,
+    whose scale is held fixed, and the unembedding. What a head feeds to later layers counts for
+    those.
 
     Args:
         model: the model.
         tokens: the prompts.
-        demonstrations: (batch, pos), which tokens are demonstrations.
-        head: (layer, head).
+        duals: the heads at these queries, by ``dual_heads``.
+        answer: (batch), the token whose logit is taken apart.
+        against: (batch, k) tokens whose mean logit is subtracted, or one row of them for all
+            prompts; none if omitted. A logit alone means little, as softmax ignores a constant.
         at: (batch), the position of the query; the last if omitted.
-        rate: learning rate, which the loss is divided by.
-        centre: subtract the mean of the keys that the query sees from all keys.
 
     Example:
-        >>> found = heads.step_of_head(net, task.tokens, mask, head=(1, 0))
-        >>> found.after.shape
-        torch.Size([2, 32])
+        >>> split = heads.direct_logit_attribution(net, tokens, found, answer)
+        >>> split.demonstration_update.shape == (2, net.cfg.n_layers, net.cfg.n_heads)
+        True
     """
-    shown, at, seen = checked(tokens, demonstrations, at)
-    query, key, value = _of_head(model, tokens, head, at)
-    key = _centred(key, seen) if centre else key
-    found = learned(query, key, value, shown, seen, rate)
-    hidden = ~(shown & seen)
-    return found._replace(
-        similarity_before=found.similarity_before.masked_fill(hidden, torch.nan),
-        similarity_after=found.similarity_after.masked_fill(hidden, torch.nan),
+    at, _ = checked_query(tokens, torch.zeros_like(tokens, dtype=torch.bool), at)
+    check_answers(model, tokens, answer, against)
+    layers, rows = range(model.cfg.n_layers), torch.arange(len(tokens), device=tokens.device)
+    ends = ("resid_post", "attn_out", "mlp_out")
+    names = {get_act_name(end, la) for la in layers for end in ends}
+    norm = {f"ln_final.hook_{part}" for part in ("scale", "normalized")}
+    logits, cache = cached(model, tokens, names | norm | {get_act_name("resid_pre", 0)})
+
+    def read(name: str, layer: int | None = None) -> Tensor:
+        return cache[name if layer is None else get_act_name(name, layer)][rows, at].double()
+
+    unembed, bias = model.W_U.double(), model.b_U.double()
+    direction, offset = unembed[:, answer].T, bias[answer]
+    logit = logits[rows, at].double()
+    value = logit.gather(1, answer[:, None])[:, 0]
+    if against is not None:
+        value = value - logit.gather(1, against.expand(len(tokens), -1)).mean(1)
+        direction = direction - torch.stack([unembed[:, each].mean(1) for each in against])
+        offset = offset - bias[against].mean(1)
+    weight = model.ln_final.weight.double() + getattr(model.ln_final, "uses_weight_offset", False)
+    shift = getattr(model.ln_final, "bias", None)
+    if shift is not None:
+        offset = offset + (direction * shift.double()).sum(1)
+    resid, scale = read("resid_post", layers[-1]), read("ln_final.hook_scale")
+    toward = direction * weight / scale
+    centred = (resid - read("ln_final.hook_normalized") * scale).norm() > 1e-3 * resid.norm()
+    if bool(centred):  # LayerNorm; RMSNorm does not subtract the mean
+        toward = toward - toward.mean(1, keepdim=True)
+    each = torch.einsum("lhde,be->blhd", model.W_O.double(), toward)
+    first, update, z = ((part * each).sum(-1) for part in duals[:3])
+    attention, mlp = (
+        torch.stack([(read(name, la) * toward).sum(1) for la in layers], 1) for name in ends[1:]
     )
+    embedding = (read("resid_pre", 0) * toward).sum(1)
+    constant = attention.sum(1) - z.sum((1, 2)) + offset
+    parts = torch.cat([first.flatten(1), update.flatten(1), mlp, embedding[:, None]], 1)
+    gap = parts.sum(1) + constant - value
+    if not bool((gap.abs() <= LOGIT_TOLERANCE * (parts.abs().sum(1) + constant.abs())).all()):
+        raise IclError(
+            "The parts do not sum to the logit: this model's residual stream or final norm is not "
+            "of the usual kind. Use a model like GPT-2, GPT-NeoX or Llama."
+        )
+    return LogitAttribution(first, update, mlp, embedding, constant, value)
 
 
-def alignment_of_head(
-    model: TransformerBridge,
-    tokens: Tokens,
-    demonstrations: Mask,
-    head: Head,
-    at: Place = None,
-    centre: bool = False,
-) -> tuple[Alignment, Alignment]:
-    """How near W φ(k_i) is to v_i before and after the step, from kernels alone; NaN elsewhere.
+# Activations -------------------------------------------------------------------------------------
 
-    The inner products are the similarities of ``step_of_head``. They are large, as D is that of
-    one query; cosines compare heads better.
+
+def read_heads(
+    model: TransformerBridge, tokens: Tokens, at: Tensor, layers: Sequence[int] | None = None
+) -> Iterator[list[Tensor]]:
+    """What every head works with at one query of each prompt, in float64, layer by layer.
+
+    Its query and z there, (batch, head, d_head), and all keys and values, (batch, head, pos,
+    d_head), after rotation where positions are rotary. Keys and values that several heads share
+    are repeated for each.
+
+    Returns:
+        Query, keys, values, z.
     """
-    shown, at, seen = checked(tokens, demonstrations, at)
-    query, key, value = _of_head(model, tokens, head, at)
-    key = _centred(key, seen) if centre else key
-    total = log_normaliser(query[:, None], key, seen[:, None])[:, 0]
-    start = Dual(key, value, (seen & ~shown).double(), -total)
-    hidden = ~(shown & seen)
-    before, after = (
-        Alignment(*(x.masked_fill(hidden, torch.nan) for x in alignment(learner)))
-        for learner in (start, start.stepped(~hidden))
-    )
-    return before, after
+    check_tokens(model, tokens)
+    check_editable(model)
+    layers = range(model.cfg.n_layers) if layers is None else layers
+    parts = ("q", "k", "v", "rot_q", "rot_k", "cos", "sin", "attn_scores", "z")
+    names = {f"blocks.{la}.attn.hook_{part}" for la in layers for part in parts}
+    _, cache = cached(model, tokens, names.__contains__)
+    for layer in layers:
+        yield _activations(model, cache, f"blocks.{layer}.attn.hook_", at)
 
 
-def checked(tokens: Tokens, demonstrations: Mask, at: Place) -> tuple[Tensor, Tensor, Tensor]:
-    """The mask, the query's position and which tokens it sees.
+def _activations(
+    model: TransformerBridge, cache: ActivationCache, prefix: str, at: Tensor
+) -> list[Tensor]:
+    rows = torch.arange(len(at), device=at.device)
 
-    Example:
-        >>> _, at, seen = heads.checked(task.tokens, mask, None)
-        >>> at, bool(seen.all())
-        (tensor([20, 20]), True)
-    """
+    def read(part: str) -> Tensor:
+        if part in "qk" and f"{prefix}rot_{part}" in cache:
+            part = f"rot_{part}"
+        found = cache[prefix + part]
+        if part in "qk" and f"{prefix}cos" in cache:
+            found = _rotated(found, cache[prefix + "cos"], cache[prefix + "sin"])
+        shared = model.cfg.n_heads // found.shape[2]
+        return found.repeat_interleave(shared, 2)
+
+    key, value = (read(part).transpose(1, 2).double() for part in "kv")
+    query, z = (read(part)[rows, at].double() for part in "qz")
+    ours = (key @ query[..., None])[..., 0] / math.sqrt(query.shape[-1])
+    later = torch.arange(key.shape[2], device=at.device) > at[:, None, None]
+    theirs = cache[prefix + "attn_scores"][rows, :, at].masked_fill(later, 0.0)
+    gap = (ours.masked_fill(later, 0.0) - theirs).abs().max()
+    if not gap <= SCORE_TOLERANCE * (1 + theirs.abs().max()):
+        raise IclError(
+            "This model's attention scores are not q·k / sqrt(d_head) of the queries and keys that "
+            "it shows (another scale, other positions, a window): use one like GPT-2 or Llama."
+        )
+    return [query, key, value, z]
+
+
+def _rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions on the first channels, halves paired, as GPT-NeoX and Llama have them."""
+    width = cos.shape[-1]
+    part, rest = states[..., :width], states[..., width:]
+    turned = torch.cat([-part[..., width // 2 :], part[..., : width // 2]], -1)
+    return torch.cat([part * cos[:, :, None] + turned * sin[:, :, None], rest], -1)
+
+
+def _of_head(
+    model: TransformerBridge, tokens: Tensor, head: Head, at: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query at ``at``, keys and values of one head."""
+    check_head(model, head)
+    ((query, key, value, _),) = read_heads(model, tokens, at, [head[0]])
+    return query[:, head[1]], key[:, head[1]], value[:, head[1]]
+
+
+def checked_query(tokens: Tokens, demonstrations: Mask, at: Place) -> tuple[Tensor, Tensor]:
+    """The query's position and which tokens it sees; refuses masks that do not fit."""
     if demonstrations.dtype != torch.bool or demonstrations.shape != tokens.shape:
         raise IclError(
             f"The demonstrations must be a bool mask of the tokens' shape, {tuple(tokens.shape)}; "
@@ -262,39 +330,19 @@ def checked(tokens: Tokens, demonstrations: Mask, at: Place) -> tuple[Tensor, Te
         at = torch.full((len(tokens),), size - 1, device=tokens.device)
     if at.shape != tokens.shape[:1] or not bool(((at >= 0) & (at < size)).all()):
         raise IclError(f"Need one query position per prompt, in 0..{size - 1}.")
-    return demonstrations, at, torch.arange(size, device=tokens.device) <= at[:, None]
+    return at, torch.arange(size, device=tokens.device) <= at[:, None]
 
 
-def pick(states: Float[Tensor, "batch head pos d"], at: Tensor) -> Float[Tensor, "batch head d"]:
-    """Every prompt's row at its own position.
-
-    Example:
-        >>> states = torch.arange(6.0).view(1, 1, 3, 2)
-        >>> heads.pick(states, torch.tensor([1]))
-        tensor([[[2., 3.]]])
-    """
-    return states[torch.arange(len(states), device=states.device), :, at]
-
-
-def check_head(model: TransformerBridge, head: Head) -> Head:
-    """Refuse a head that the model lacks."""
-    if not (0 <= head[0] < model.cfg.n_layers and 0 <= head[1] < model.cfg.n_heads):
+def check_answers(
+    model: TransformerBridge, tokens: Tensor, answer: Tensor, others: Tensor | None
+) -> None:
+    """Refuse answers, or tokens that they are compared with, that do not fit the prompts."""
+    rows = len(tokens)
+    if answer.shape != (rows,) or (others is not None and len(others) not in (1, rows)):
         raise IclError(
-            f"There is no head {head[0]}.{head[1]}: the model has {model.cfg.n_layers} layers of "
-            f"{model.cfg.n_heads} heads, counted from 0."
+            f"Need one answer for each of {rows} prompts, and other tokens of (batch, k), or one "
+            "row for all prompts."
         )
-    return head
-
-
-def _of_head(
-    model: TransformerBridge, tokens: Tensor, head: Head, at: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Query at ``at``, keys and values of one head."""
-    layer, number = check_head(model, head)
-    (found,) = read_heads(model, tokens, [layer])
-    return pick(found.query, at)[:, number], found.key[:, number], found.value[:, number]
-
-
-def _centred(key: Tensor, seen: Tensor) -> Tensor:
-    mean = (key * seen[..., None]).sum(1, keepdim=True) / seen.sum(1)[:, None, None]
-    return key - mean
+    for ids in (answer,) if others is None else (answer, others):
+        if not bool(((ids >= 0) & (ids < model.cfg.d_vocab)).all()):
+            raise IclError(f"Answers must lie in the vocabulary, 0..{model.cfg.d_vocab - 1}.")

@@ -1,4 +1,4 @@
-"""Solvers: loops in numpy, torch's own softmax attention, symmetries, members, files, bad input."""
+"""Linear self-attention: loops in numpy, torch's own attention, symmetries, ensembles, files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import erf
-from torch.nn.functional import layer_norm, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from iclutils import IclError
 from iclutils.files import read_json, write_json
-from iclutils.models.lsa import Layer, Shape, Solvers, as_tokens, attend, load, positions
+from iclutils.models.lsa import (
+    Layer,
+    Shape,
+    as_tokens,
+    attend,
+    load,
+    positions,
+)
+from iclutils.models.lsa import LinearSelfAttention as LSA
 
 TIGHT = {"atol": 1e-10, "rtol": 1e-10}
 SHAPES = {
@@ -47,9 +55,9 @@ def some(seed: int, *sizes: tuple[int, ...]) -> list[torch.Tensor]:
     return [torch.randn(size, generator=source, dtype=torch.float64) for size in sizes]
 
 
-def random(shape: Shape, seeds: tuple[int, ...] = (0, 1), scale: float = 1.0) -> Solvers:
+def random(shape: Shape, seeds: tuple[int, ...] = (0, 1), scale: float = 1.0) -> LSA:
     """Large weights everywhere, LayerNorm's too, so that nothing hides."""
-    network = Solvers(shape, seeds, scale).double().requires_grad_(False)
+    network = LSA(shape, seeds, scale).double().requires_grad_(False)
     for name in ("gain", "shift"):
         if name in network.others:
             network.others[name] += torch.stack(
@@ -85,7 +93,7 @@ def tokens_by_hand(xs: np.ndarray, ys: np.ndarray, separate: bool) -> np.ndarray
     return np.array(rows)
 
 
-def answer_by_hand(network: Solvers, member: int, xs: np.ndarray, ys: np.ndarray) -> float:
+def answer_by_hand(network: LSA, member: int, xs: np.ndarray, ys: np.ndarray) -> float:
     """The answer of one member for one context, head by head, query by query, key by key."""
     shape = network.shape
     part = {name: p[member].numpy() for name, p in network.attention.items()}
@@ -182,18 +190,6 @@ def test_attention_is_a_sum_over_keys(
     torch.testing.assert_close(soft, (torchs @ layer.out).sum(1), **TIGHT)
 
 
-def test_layer_norm_is_torchs() -> None:
-    network = random(Shape(3, 5, norm=True))
-    xs, ys = some(2, (1, 4, 6, 3), (1, 4, 6))
-    before, after = network.resid(xs, ys)
-    for member in range(2):
-        gain, shift = (network.others[name][member, 0] for name in ("gain", "shift"))
-        normed = layer_norm(before[member], (4,), gain, shift)
-        layer = Layer(*(part[member] for part in network.layer()))
-        expected = before[member] + attend(normed, layer, 5)
-        torch.testing.assert_close(after[member], expected, **TIGHT)
-
-
 def test_tokens() -> None:
     xs, ys = some(3, (2, 2, 4, 3), (2, 2, 4))
     ys[..., -1] = nan
@@ -231,11 +227,12 @@ def test_order_and_the_querys_label(seed: int, name: str) -> None:
 
 
 @every_shape
-def test_members_do_not_know_of_each_other(name: str) -> None:
-    """A member answers as it does alone, and as its seed says, for shared and own contexts."""
+def test_networks_of_an_ensemble_do_not_know_of_each_other(name: str) -> None:
+    """Each answers as it does alone, and as its seed says, for shared and own contexts."""
     xs, ys = some(4, (3, 4, 6, 3), (3, 4, 6))
     whole = random(SHAPES[name], (0, 5, 1))
     together, same = whole(xs, ys), whole(xs[:1], ys[:1])
+    assert torch.equal(whole(xs[0], ys[0]), same)  # without an ensemble axis, too
     assert same.shape == (3, 4)
     for place, seed in enumerate((0, 5, 1)):
         alone = random(SHAPES[name], (seed,))
@@ -243,21 +240,6 @@ def test_members_do_not_know_of_each_other(name: str) -> None:
         torch.testing.assert_close(together[one], alone(xs[one], ys[one]), **TIGHT)
         torch.testing.assert_close(same[one], alone(xs[:1], ys[:1]), **TIGHT)
     assert (same[0] - same[1]).abs().max() > 1e-6
-
-
-@every_shape
-def test_gradients_stay_with_their_member_and_context(name: str) -> None:
-    xs, ys = some(5, (2, 4, 6, 3), (2, 4, 6))
-    network = random(SHAPES[name]).requires_grad_(True)
-    xs.requires_grad_()
-    network(xs, ys)[1, 2].backward()
-    assert xs.grad is not None
-    assert torch.equal(xs.grad.flatten(2).any(-1), torch.tensor([[0] * 4, [0, 0, 1, 0]]).bool())
-    for parameter in network.parameters():
-        assert parameter.grad is not None
-        assert not parameter.grad[0].any()
-    used = [parameter.grad[1].any() for parameter in network.parameters()]
-    assert all(used)
 
 
 def test_the_query_is_a_key_only_if_asked() -> None:
@@ -273,24 +255,6 @@ def test_the_query_is_a_key_only_if_asked() -> None:
             assert seeing(xs, ys).all()
 
 
-def test_shared_layers() -> None:
-    """One set of weights, however deep; unshared layers with the same weights agree."""
-    shape = SHAPES["recurrent"]
-    network, apart = random(shape), random(replace(shape, shared=False))
-    for name, part in network.attention.items():
-        assert part.shape[1] == 1
-        apart.attention[name].copy_(part.expand(-1, 3, -1, -1, -1))
-    xs, ys = some(7, (1, 4, 6, 3), (1, 4, 6))
-    torch.testing.assert_close(network(xs, ys), apart(xs, ys), **TIGHT)
-    once = random(replace(shape, layers=1))
-    for name, part in network.attention.items():
-        once.attention[name].copy_(part)
-    torch.testing.assert_close(network.resid(xs, ys)[1], once.resid(xs, ys)[1], **TIGHT)
-    assert len(network.resid(xs, ys)) == 4
-    for first, second in zip(network.layer(0), network.layer(2), strict=True):
-        assert torch.equal(first, second)
-
-
 def test_variants_of_no_strength_are_plain() -> None:
     xs, ys = some(8, (1, 4, 6, 3), (1, 4, 6))
     for name in ("regularised", "negatives"):
@@ -302,68 +266,87 @@ def test_variants_of_no_strength_are_plain() -> None:
 
 def test_weights_start_as_said() -> None:
     """Normal, of standard deviation scale / sqrt(channels · layers); LayerNorm starts plain."""
-    network = Solvers(Shape(30, 5, layers=4, heads=2, norm=True), (0, 1), scale=0.5)
+    network = LSA(Shape(30, 5, layers=4, heads=2, norm=True), (0, 1), scale=0.5)
     for part in network.attention.values():
         assert part.shape == (2, 4, 2, 31, 31)
         assert float(part.detach().std()) == pytest.approx(0.5 / math.sqrt(31 * 4), rel=0.03)
     assert bool((network.others["gain"] == 1).all())
     assert not network.others["shift"].any()
-    again = Solvers(network.shape, (1,), scale=0.5)
+    again = LSA(network.shape, (1,), scale=0.5)
     assert torch.equal(again.attention["key"][0], network.attention["key"][1])
 
 
-# Files and bad input -----------------------------------------------------------------------------
+@pytest.mark.parametrize("damping", [1.0, 0.75])
+def test_a_layer_applied_again_and_again(damping: float) -> None:
+    """Undamped, it is a deep network that shares its weights."""
+    shape = replace(SHAPES["recurrent"], clip=3.0)
+    network = random(shape)
+    xs, ys = some(7, (4, 6, 3), (4, 6))
+    found = random(replace(shape, layers=1, clip=0.0))
+    for name, part in network.attention.items():
+        found.attention[name].copy_(part)
+    answers = found.iterated(xs, ys, 3, damping, clip=3.0)
+    tokens = network.resid(xs, ys)[0]
+    for k in range(3):
+        tokens = (tokens + damping * attend(tokens, network.layer(k), 5)).clamp(-3, 3)
+        torch.testing.assert_close(answers[k], -tokens[..., -1, 3], **TIGHT)
+    if damping == 1:
+        torch.testing.assert_close(answers[-1], network(xs, ys), **TIGHT)
+
+
+# Given weights, files, bad input -----------------------------------------------------------------
 
 
 @every_shape
-def test_saved_and_loaded(name: str, tmp_path: Path) -> None:
-    network = Solvers(SHAPES[name], (3, 4), scale=1.0)
+def test_networks_of_given_weights_and_of_files(name: str, tmp_path: Path) -> None:
+    network = LSA(SHAPES[name], (3, 4), scale=1.0)
     network.tasks = [{"kind": "Waves", "tied": True}, {"kind": "Waves", "tied": False}]
     network.save(tmp_path)
     found = load(tmp_path)
     assert (found.shape, found.seeds, found.tasks) == (network.shape, (3, 4), network.tasks)
+    layers = [network.layer(number) for number in range(network.shape.own)]
+    others = {name: part for name, part in network.others.items() if name not in ("gain", "shift")}
+    made = LSA.from_layers(network.shape, layers, others)
     xs, ys = (part.float() for part in some(9, (1, 4, 6, 3), (1, 4, 6)))
-    assert torch.equal(found(xs, ys), network(xs, ys))
-    assert not found.training
-    assert not any(p.requires_grad for p in found.parameters())
+    for same in (found, made):
+        assert torch.equal(same(xs, ys), network(xs, ys))
+        assert not any(p.requires_grad for p in same.parameters())
 
 
-def test_damaged_folders_are_refused(tmp_path: Path) -> None:
-    Solvers(Shape(3, 5), (0,)).save(tmp_path)
+def test_one_network_of_given_weights() -> None:
+    network = random(Shape(3, 5), (0,))
+    alone = Layer(*(part[0].double() for part in network.layer()))
+    xs, ys = some(9, (4, 6, 3), (4, 6))
+    made = LSA.from_layers(network.shape, [alone])
+    assert torch.equal(made(xs, ys), network(xs, ys))
+
+
+def test_weights_and_files_that_do_not_fit(tmp_path: Path) -> None:
+    network = LSA(Shape(3, 5), (0,))
+    for shape, message in ((Shape(4, 5), "do not fit"), (Shape(3, 5, hidden=2), "others.up")):
+        with pytest.raises(IclError, match=message):
+            LSA.from_layers(shape, [network.layer()])
+    network.save(tmp_path)
     known = read_json(tmp_path / "config.json")
-    broken = [
-        known | {"shape": known["shape"] | {"dim": 4}},
-        known | {"shape": known["shape"] | {"colour": 4}},
-        known | {"shape": known["shape"] | {"dim": 0}},
-        {"seeds": [0]},
-    ]
-    for config in broken:
-        write_json(tmp_path / "config.json", config)
+    for change in ({"dim": 4}, {"colour": 4}, {"dim": 0}):
+        write_json(tmp_path / "config.json", known | {"shape": known["shape"] | change})
         with pytest.raises(IclError):
             load(tmp_path)
     write_json(tmp_path / "config.json", known)
-    load(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(IclError, match="does not hold solvers"):
+    with pytest.raises(IclError, match="does not hold"):
         load(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(IclError, match="does not hold solvers"):
-        load(tmp_path)
-    with pytest.raises(IclError):
-        load("no-solvers-of-this-name")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dim": 0}, "sizes of at least 1"),
-        ({"pairs": 0}, "sizes of at least 1"),
-        ({"layers": 0}, "sizes of at least 1"),
-        ({"heads": 0}, "sizes of at least 1"),
-        ({"layers": 3, "attention": ("linear", "softmax")}, "one for each of 3 layers"),
-        ({"attention": ()}, "one for each of 1 layers"),
+        ({"layers": 0}, "sizes are at least 1"),
+        ({"clip": -1.0}, "a bound above 0"),
+        ({"layers": 3, "attention": ("linear", "softmax")}, "one for each layer"),
         ({"variant": "values"}, "single softmax layer"),
         ({"variant": "both", "layers": 2, "attention": ("softmax",)}, "single softmax layer"),
+        ({"variant": "regularised", "attention": ("softmax",)}, "sees_query=True"),
         ({"variant": "negatives", "pairs": 1, "attention": ("softmax",)}, "at least two pairs"),
     ],
 )
@@ -372,27 +355,26 @@ def test_shapes_that_cannot_be(change: dict, message: str) -> None:
         replace(Shape(3, 5), **change)
 
 
-def test_contexts_that_do_not_fit() -> None:
-    network = random(Shape(3, 5), (0, 1, 2))
-    xs, ys = some(0, (1, 4, 6, 3), (1, 4, 6))
-    cases = [
-        (xs[..., :2], ys, "x of 3 dimensions; got 2"),
-        (xs[:, :, :1], ys[:, :, :1], "no pair"),
-        (xs.expand(2, -1, -1, -1), ys.expand(2, -1, -1), "for 1 or for all 3 members"),
-    ]
-    for value in (nan, inf):
-        spoilt = xs.clone()
-        spoilt[0, 1, 2, 0] = value
-        cases += [(spoilt, ys, "NaN or infinite"), (xs, spoilt[..., 0], "NaN or infinite")]
-    for bad_xs, bad_ys, message in cases:
-        with pytest.raises(IclError, match=message):
-            network(bad_xs, bad_ys)
+@pytest.mark.parametrize(
+    ("xs", "ys", "message"),
+    [
+        ((4, 6, 2), (4, 6), "x of 3 dimensions; got 2"),
+        ((4, 1, 3), (4, 1), "at least one pair"),
+        ((4, 6, 3), (4, 5), "ensemble axis"),
+        ((6, 3), (6,), "ensemble axis"),
+        ((2, 4, 6, 3), (2, 4, 6), "for 1 or for all 3 networks"),
+    ],
+)
+def test_contexts_that_do_not_fit(xs: tuple, ys: tuple, message: str) -> None:
+    with pytest.raises(IclError, match=message):
+        random(Shape(3, 5), (0, 1, 2))(torch.ones(xs).double(), torch.ones(ys).double())
 
 
-def test_other_numbers_of_pairs_are_read() -> None:
-    """A solver of N = 5 may be asked with more or fewer pairs."""
+def test_contexts_with_nan_and_of_other_lengths() -> None:
     network = random(Shape(3, 5))
+    with pytest.raises(IclError, match="NaN or infinite"):
+        network(torch.full((2, 6, 3), nan).double(), torch.zeros(2, 6).double())
     for pairs in (1, 9):
-        xs, ys = some(0, (1, 4, pairs + 1, 3), (1, 4, pairs + 1))
-        expected = answer_by_hand(network, 1, xs[0, 2].numpy(), ys[0, 2].numpy())
+        xs, ys = some(0, (4, pairs + 1, 3), (4, pairs + 1))
+        expected = answer_by_hand(network, 1, xs[2].numpy(), ys[2].numpy())
         assert float(network(xs, ys)[1, 2]) == pytest.approx(expected)

@@ -1,0 +1,213 @@
+"""Weights of linear attention that take steps of gradient descent, and the note's that stray."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iclutils import IclError
+from iclutils.chapters.gradient_descent.construction import (
+    constructed,
+    copying,
+    gradient_layer,
+    stacked,
+    tokens,
+)
+from iclutils.chapters.gradient_descent.descent import descend
+from iclutils.models.lsa import LinearSelfAttention, Shape
+
+TIGHT = {"atol": 1e-10, "rtol": 1e-10}
+
+
+def some(seed: int, *sizes: tuple[int, ...]) -> list[torch.Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, generator=source, dtype=torch.float64) for size in sizes]
+
+
+def random(shape: Shape, seeds: tuple[int, ...] = (0, 1)) -> LinearSelfAttention:
+    return LinearSelfAttention(shape, seeds, 1.0).double().requires_grad_(False)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    dim=st.integers(1, 6),
+    pairs=st.integers(1, 12),
+    outputs=st.integers(1, 3),
+    steps=st.integers(1, 10),
+    started=st.booleans(),
+    plus=st.booleans(),
+)
+def test_layers_are_steps(
+    seed: int, dim: int, pairs: int, outputs: int, steps: int, started: bool, plus: bool
+) -> None:
+    """To 1e-10 for K = 1 .. 10; a sign of P, W_V or the query's slot would show at once."""
+    xs, ys, first = some(seed, (2, 2, pairs + 1, dim), (2, 2, pairs + 1, outputs), (outputs, dim))
+    xs = xs / dim**0.5  # so that ten steps neither explode nor vanish
+    start = first if started else None
+    rates = torch.linspace(0.05, 0.4, steps).double()
+    gammas = torch.linspace(0.002, 0.02, steps).double() if plus else None
+    expected = descend(xs, ys, rates, gammas, start).predictions
+    torch.testing.assert_close(stacked(xs, ys, rates, gammas, start), expected, **TIGHT)
+
+
+def test_weights_are_those_of_the_proposition() -> None:
+    """By hand, d = 2, o = 1, N = 4, η = 0.8, W_0 = (5, 7); rows are channels in, columns out."""
+    start = torch.tensor([[5.0, 7.0]])
+    layer = gradient_layer(2, 0.8, 4, start)
+    keep = [[1.0, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert layer.query[0].tolist() == layer.key[0].tolist() == keep
+    assert layer.value[0].tolist() == [[0, 0, 5], [0, 0, 7], [0, 0, -1]]
+    torch.testing.assert_close(layer.out[0].float(), torch.tensor([0.0, 0, 0.2]).diag())
+    plus = gradient_layer(2, 0.8, 4, gamma=0.3)
+    assert plus.value[0].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, -1]]
+    torch.testing.assert_close(plus.out[0].float(), torch.tensor([-0.3, -0.3, 0.2]).diag())
+    for convention, guess in (("stacking", -12), ("note", 12)):
+        found = tokens(torch.ones(3, 2), torch.full((3,), 9.0), start, convention)
+        assert found.tolist() == [[1, 1, 9], [1, 1, 9], [1, 1, guess]]
+
+
+# The note ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_the_notes_convention_does_not_stack(started: bool) -> None:
+    """One layer is right; the second takes a step from the labels y_i + ΔW x_i, written out."""
+    xs, weights, first = some(0, (400, 13, 5), (400, 1, 5), (1, 5))
+    ys = xs @ weights.mT
+    start = first * started
+    found = stacked(xs, ys, [0.3, 0.3], start=start, convention="note")
+    expected = descend(xs, ys, [0.3, 0.3], start=start)
+    torch.testing.assert_close(found[:2], expected.predictions[:2], **TIGHT)
+    change = expected.weights[1] - start
+    spoilt = ys + xs @ change.mT
+    errors = (xs @ start.T - spoilt)[:, :-1]
+    second = expected.weights[1] - 0.3 / 12 * errors.mT @ xs[:, :-1]
+    torch.testing.assert_close(found[2], (second @ xs[:, -1, :, None])[..., 0], **TIGHT)
+    assert (found[2] - expected.predictions[2]).abs().max() > 1
+
+
+# As networks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("plus", [False, True])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_constructed_networks(shared: bool, plus: bool, heads: int) -> None:
+    xs, ys = some(3, (30, 8, 4), (30, 8))
+    rates = [0.2, 0.2, 0.2] if shared else [0.1, 0.2, 0.3]
+    gammas = None if not plus else [0.01] * 3 if shared else [0.02, 0.01, 0.03]
+    shape = Shape(4, 7, layers=3, heads=heads, shared=shared)
+    network = constructed(shape, rates, gammas, torch.float64)
+    expected = descend(xs, ys, rates, gammas).predictions[-1]
+    torch.testing.assert_close(network(xs, ys)[0], expected, **TIGHT)
+    stream = network.resid(xs, ys)
+    rows = torch.stack([-tokens[0, :, -1, 4] for tokens in stream])
+    torch.testing.assert_close(rows, descend(xs, ys, rates, gammas).predictions, **TIGHT)
+    single = constructed(shape, rates, gammas)
+    assert {p.dtype for p in single.parameters()} == {torch.float32}
+    found = single(xs.float(), ys.float())[0]
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
+    assert not any(p.requires_grad for p in network.parameters())
+    bounded = constructed(replace(shape, clip=1e6), rates, gammas, torch.float64)
+    torch.testing.assert_close(bounded(xs, ys)[0], expected, **TIGHT)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attention": ("linear", "softmax")},
+        {"sees_query": True},
+        {"separate": True},
+        {"norm": True},
+        {"hidden": 8},
+        {"width": 5},
+    ],
+)
+def test_what_the_construction_cannot_be(change: dict) -> None:
+    with pytest.raises(IclError, match="needs linear attention over joint tokens"):
+        constructed(replace(Shape(4, 7, layers=2), **change), [0.1, 0.1])
+
+
+def test_bad_rates_and_conventions() -> None:
+    for shape, rates, gammas in (
+        (Shape(4, 7, layers=2), [0.1], None),
+        (Shape(4, 7, layers=2, shared=True), [0.1, 0.2], None),
+        (Shape(4, 7, layers=2, shared=True), [0.1, 0.1], [0.1, 0.2]),
+    ):
+        with pytest.raises(IclError, match="the same for all if the layers share"):
+            constructed(shape, rates, gammas)
+    xs, ys = some(0, (3, 6, 4), (3, 6))
+    with pytest.raises(IclError, match="Did you mean 'stacking'"):
+        tokens(xs, ys, convention="stacked")
+
+
+# Copying -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sees_query", [False, True])
+@pytest.mark.parametrize("kind", ["linear", "softmax"])
+def test_dependence_is_the_jacobian_of_the_mean(kind: str, sees_query: bool) -> None:
+    """By central differences of the first layer alone, one channel of one token at a time."""
+    xs, ys = some(0, (3, 4, 2), (3, 4))
+    shape = Shape(2, 3, layers=2, heads=2, attention=(kind, "linear"), separate=True)
+    network = random(replace(shape, sees_query=sees_query))
+    found = copying(network, xs, ys)
+    before = network.resid(xs, ys)[0]
+    count, channels = before.shape[-2:]
+    assert found.dependence.shape == (2, count, count)
+    assert count == 7
+
+    def layer(tokens: torch.Tensor) -> torch.Tensor:
+        return (tokens + network._attention(tokens, 0)).mean(1)
+
+    for j in range(count):
+        columns = []
+        for channel in range(channels):
+            step = torch.zeros_like(before)
+            step[..., j, channel] = 1e-5
+            columns.append((layer(before + step) - layer(before - step)) / 2e-5)
+        norm = torch.stack(columns, -1).norm(dim=(-2, -1))
+        torch.testing.assert_close(found.dependence[:, :, j], norm, atol=1e-6, rtol=1e-6)
+    squares = found.dependence.square()
+    share = squares / squares.sum(-1, keepdim=True)
+    for found_share, rows in ((found.x_on_y, (0, 2, 4)), (found.y_on_x, (1, 3, 5))):
+        own = torch.stack([share[:, k, k] for k in rows]).mean(0)
+        partner = torch.stack([share[:, k, k + 1 if k % 2 == 0 else k - 1] for k in rows]).mean(0)
+        torch.testing.assert_close(found_share, partner / (1 - own), **TIGHT)
+
+
+def test_a_layer_that_copies_is_seen_to_copy() -> None:
+    """Queries and keys of positions, turned so that y asks for the token before it."""
+    network = random(Shape(2, 4, attention=("softmax",), separate=True), (0,))
+    for part in network.attention.values():
+        part.zero_()
+    layer = network.layer()
+    rates = 10000.0 ** (-torch.arange(0, 10, 2) / 10)
+    for k, rate in enumerate(rates.double()):
+        turn = torch.stack([rate.cos(), rate.sin(), -rate.sin(), rate.cos()]).reshape(2, 2)
+        at = slice(3 + 2 * k, 5 + 2 * k)
+        layer.query[0, 0, at, at] = 200 * torch.eye(2).double()
+        layer.key[0, 0, at, at] = turn.mT  # the angle one step further
+    layer.value[0, 0, :3, :3] = torch.eye(3).double()
+    layer.out[0, 0, :3, :3] = torch.eye(3).double()
+    xs, ys = some(0, (40, 5, 2), (40, 5))
+    found = copying(network, xs, ys)
+    assert float(found.y_on_x) > 0.99
+    assert float(found.x_on_y) < 0.1
+
+
+def test_nothing_copied() -> None:
+    network = random(Shape(2, 3, separate=True), (0,))
+    network.attention["out"].zero_()
+    xs, ys = some(0, (3, 4, 2), (3, 4))
+    found = copying(network, xs, ys)
+    assert (float(found.y_on_x), float(found.x_on_y)) == (0, 0)
+    torch.testing.assert_close(found.dependence[0], 13**0.5 * torch.eye(7).double())
+    for shape in (Shape(2, 3), Shape(2, 3, separate=True, norm=True)):
+        with pytest.raises(IclError, match="tokens of their own, with a first layer"):
+            copying(random(shape), xs, ys)

@@ -1,0 +1,338 @@
+"""The dual model: against explicit gradient steps, on features that are exact, and PyTorch.
+
+The features of the tests are rows of a root of the kernel matrix exp(k·q/√d) of all tokens at
+hand. They have the right inner products to rounding, and share nothing with the package's.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention
+
+from iclutils import IclError
+from iclutils.chapters.gradient_descent.dual import (
+    Block,
+    contrasted,
+    dual_form,
+    explicit_steps,
+    gradient_steps,
+    initial_model,
+    layer_model,
+    negative_samples,
+    regularised,
+    trajectory,
+)
+from iclutils.chapters.gradient_descent.features import gram, needed_degree, scaled, scores, taylor
+from iclutils.models.lsa import Layer, LinearSelfAttention, Shape, as_tokens
+
+seeds = st.integers(0, 9999)
+EXACT = {"atol": 1e-10, "rtol": 0.0}
+
+
+def data(
+    seed: int, keys: int = 6, dim: int = 3, batch: tuple[int, ...] = (), width: int = 2
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One query for each context, keys, values and which keys are demonstrations."""
+    place = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
+    shapes = (*batch, dim), (*batch, keys, dim), (*batch, keys, width)
+    q, k, v = (torch.randn(shape, **place) for shape in shapes)
+    chosen = torch.rand(*batch, keys, **place) < 0.6
+    chosen[..., 0], chosen[..., -1] = True, False
+    return q, k, v, chosen
+
+
+class Explicit:
+    """Rows of a root of the kernel, and the loss -(1/(η D_q)) Σ_D v_i · W φ(k_i), for one query."""
+
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: torch.Tensor):
+        tokens = np.concatenate([k.numpy(), q.numpy()[None]])
+        kernel = np.exp(tokens @ tokens.T / math.sqrt(tokens.shape[-1]))
+        values, vectors = np.linalg.eigh(kernel)
+        root = torch.from_numpy(vectors * np.sqrt(values.clip(min=0)))
+        self.keys, self.query = root[:-1], root[-1]
+        self.v, self.chosen = v, chosen
+        self.total = float(kernel[-1, :-1].sum())
+        self.start = sum(
+            torch.outer(v[j], self.keys[j]) / self.total for j in range(len(k)) if not chosen[j]
+        ) + torch.zeros(v.shape[-1], len(kernel), dtype=torch.float64)
+
+    def loss(self, matrix: torch.Tensor, rate: float = 1.0) -> torch.Tensor:
+        pairs = [self.v[i] @ matrix @ self.keys[i] for i in range(len(self.v)) if self.chosen[i]]
+        return -sum(pairs, torch.zeros((), dtype=torch.float64)) / (rate * self.total)
+
+    def stepped(self, rate: float = 1.0, size: float = 1.0) -> torch.Tensor:
+        at = self.start.clone().requires_grad_()
+        loss = self.loss(at, rate) + 0 * at.sum()  # a gradient even without demonstrations
+        (slope,) = torch.autograd.grad(loss, at)
+        return self.start - size * rate * slope
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=seeds,
+    keys=st.integers(2, 7),
+    dim=st.integers(1, 4),
+    rate=st.sampled_from([0.1, 1.0, 7.0]),
+)
+def test_one_gradient_step_is_softmax_attention(
+    seed: int, keys: int, dim: int, rate: float
+) -> None:
+    """Autograd on exact features. Fails with the other sign, another D, or a 1/n in the loss."""
+    q, k, v, chosen = data(seed, keys, dim)
+    by_hand = Explicit(q, k, v, chosen)
+    first, step = dual_form(q[None], k, v, chosen)
+    torch.testing.assert_close(first[0], by_hand.start @ by_hand.query, **EXACT)
+    after = by_hand.stepped(rate) @ by_hand.query
+    torch.testing.assert_close((first + step)[0], after, **EXACT)
+    expected = scaled_dot_product_attention(q[None], k, v)[0]
+    torch.testing.assert_close(after, expected, **EXACT)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=seeds,
+    batch=st.sampled_from([(), (2,), (2, 3)]),
+    keys=st.integers(1, 8),
+    dim=st.integers(1, 5),
+    causal=st.booleans(),
+)
+def test_query_term_and_update_add_up_to_attention(
+    seed: int, batch: tuple[int, ...], keys: int, dim: int, causal: bool
+) -> None:
+    """All queries and heads at once, and each part is attention to its own keys."""
+    _, k, v, _ = data(seed, keys, dim, batch)
+    q = torch.randn(k.shape, generator=torch.Generator().manual_seed(seed + 1), dtype=k.dtype)
+    chosen = torch.rand(keys, generator=torch.Generator().manual_seed(seed)) < 0.5
+    mask = torch.ones(keys, keys).tril().bool() if causal else None
+    first, step = dual_form(q, k, v, chosen, mask)
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(first + step, expected, **EXACT)
+    kernel = np.exp((q @ k.mT).numpy() / math.sqrt(dim)) * (1 if mask is None else mask.numpy())
+    part = (kernel * chosen.numpy()) @ v.numpy() / kernel.sum(-1, keepdims=True)
+    np.testing.assert_allclose(step, part, atol=1e-10)
+
+
+def mapped(query: torch.Tensor, keys: torch.Tensor, kind: str) -> list[torch.Tensor]:
+    """Features of the package."""
+    if kind == "gram":
+        return list(gram(query, keys))
+    largest = max(
+        float(scores(query[..., None, :], keys).abs().max()), float(scores(keys, keys).max())
+    )
+    degree = needed_degree(largest, 1e-13)
+    return [taylor(scaled(z), degree) for z in (query, keys)]
+
+
+@pytest.mark.parametrize("kind", ["gram", "taylor"])
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_explicit_steps_are_attention(kind: str, rate: float) -> None:
+    """For a batch, and for keys that the query may not look at."""
+    q, k, v, chosen = data(0, batch=(2, 3))
+    q, k, seen = q / 2, k / 2, torch.arange(6) < 5
+    for allowed in (None, seen):
+        mask = None if allowed is None else allowed[None]
+        first, step = (part[..., 0, :] for part in dual_form(q[..., None, :], k, v, chosen, mask))
+        before, after = explicit_steps(*mapped(q, k, kind), v, chosen, allowed, rate=rate)
+        torch.testing.assert_close(before, first, **EXACT)
+        torch.testing.assert_close(after, first + step, **EXACT)
+
+
+@pytest.mark.parametrize("size", [3.0, 8.0])
+def test_gram_features_hold_scores_up_to_200(size: float) -> None:
+    """Fails if D is part of what is differentiated."""
+    place = {"generator": torch.Generator().manual_seed(1), "dtype": torch.float64}
+    q, k = size * torch.randn(4, 5, **place), size * torch.randn(4, 9, 5, **place)
+    v, chosen = torch.randn(4, 9, 3, **place), torch.arange(9) < 6
+    _, after = explicit_steps(*gram(q, k), v, chosen)
+    expected = scaled_dot_product_attention(q[:, None], k, v)[:, 0]
+    torch.testing.assert_close(after, expected, atol=1e-12, rtol=1e-10)
+    with pytest.raises(IclError, match="subtract the mean key"):
+        explicit_steps(*gram(40 * torch.ones(2), -40 * torch.ones(9, 2)), v[0], chosen)
+
+
+def test_gradient_steps() -> None:
+    start_at = torch.tensor([3.0, -1.0], dtype=torch.float64)
+    with torch.no_grad():
+        found = gradient_steps(lambda w: (w**2).sum() / 2, start_at, 0.1, 3)
+    torch.testing.assert_close(found, start_at * 0.9**3, atol=1e-14, rtol=0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=seeds, keys=st.integers(2, 7), rate=st.sampled_from([0.2, 1.0]))
+def test_the_dual_model_and_its_loss(seed: int, keys: int, rate: float) -> None:
+    """Answers to keys and queries, and the loss, before and after steps of three sizes."""
+    q, k, v, chosen = data(seed, keys)
+    by_hand = Explicit(q, k, v, chosen)
+    model = initial_model(q, k, v, chosen)
+    for size in (0.0, 1.0, 10.0):
+        matrix = by_hand.stepped(rate, size)
+        now = model.updated(chosen, size)
+        torch.testing.assert_close(now(k), by_hand.keys @ matrix.mT, atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(now(q[None])[0], matrix @ by_hand.query, atol=1e-9, rtol=1e-9)
+        expected = by_hand.loss(matrix, rate)
+        torch.testing.assert_close(now.loss(chosen, rate), expected, atol=1e-9, rtol=1e-9)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=seeds, size=st.floats(-50, 50))
+def test_the_loss_is_linear_and_has_no_minimum(seed: int, size: float) -> None:
+    q, k, v, chosen = data(seed, batch=(4,))
+    model = initial_model(q, k, v, chosen)
+    zero, one = model.loss(chosen), model.updated(chosen).loss(chosen)
+    assert bool((one < zero).all())
+    expected = zero + size * (one - zero)
+    found = model.updated(chosen, size).loss(chosen)
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=seeds, keys=st.integers(2, 6), batch=st.sampled_from([(), (2,)]))
+def test_the_trajectory_is_a_gradient_at_a_time(seed: int, keys: int, batch: tuple) -> None:
+    """Entry n is the step on the demonstrations among the first n keys."""
+    q, k, v, chosen = data(seed, keys, batch=batch)
+    found, model = trajectory(q, k, v, chosen), initial_model(q, k, v, chosen)
+    assert found.shape == (*batch, keys + 1, 2)
+    for n in range(keys + 1):
+        now = model.updated(chosen & (torch.arange(keys) < n))
+        answer = now(q[..., None, :])[..., 0, :]
+        torch.testing.assert_close(found[..., n, :], answer, **EXACT)
+    seen = torch.arange(keys) < keys - 1
+    cut = trajectory(q, k, v, chosen, seen)[..., :-1, :]
+    part = trajectory(q, k[..., :-1, :], v[..., :-1, :], chosen[..., :-1])
+    torch.testing.assert_close(cut, part, **EXACT)
+
+
+def test_similarities_before_and_after() -> None:
+    """By explicit features; a step raises their sum over demonstrations."""
+    q, k, v, chosen = data(7)
+    by_hand = Explicit(q, k, v, chosen)
+    before = initial_model(q, k, v, chosen)
+    after = before.updated(chosen)
+    for model, matrix in ((before, by_hand.start), (after, by_hand.stepped())):
+        inner = ((by_hand.keys @ matrix.mT) * v).sum(-1)
+        torch.testing.assert_close(model.similarities(), inner, **EXACT)
+    assert float((after.similarities() - before.similarities())[chosen].sum()) > 0
+    moved = k + torch.tensor([0.5, -0.3, 0.2]).double()  # same attention, other similarities
+    other = initial_model(q, moved, v, chosen).updated(chosen)
+    torch.testing.assert_close(other(q[None]), after(q[None]), **EXACT)
+    assert float((other.similarities() - after.similarities()).abs().max()) > 1e-3
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=seeds, temperature=st.sampled_from([0.1, 1.0, 5.0]))
+def test_info_nce(seed: int, temperature: float) -> None:
+    q, k, v, chosen = data(seed)
+    by_hand = Explicit(q, k, v, chosen)
+    index = chosen.nonzero()[:, 0]
+    for size in (0.0, 100.0):
+        logits = by_hand.keys[index] @ by_hand.stepped(size=size).mT @ v[index].mT / temperature
+        expected = -temperature * logits.log_softmax(-1).diagonal().sum() / by_hand.total
+        found = initial_model(q, k, v, chosen).updated(chosen, size).info_nce(chosen, temperature)
+        torch.testing.assert_close(found, expected, atol=1e-8, rtol=1e-8)
+        assert float(found) >= 0  # while the linear loss has no bound
+
+
+def test_no_demonstration_no_step() -> None:
+    q, k, v, _ = data(0, batch=(2,))
+    none = torch.zeros(6).bool()
+    first, step = dual_form(q[:, None], k, v, none)
+    assert not bool(step.any())
+    torch.testing.assert_close(first, scaled_dot_product_attention(q[:, None], k, v), **EXACT)
+    model = initial_model(q, k, v, none)
+    assert not bool(model.loss(none).any() or model.info_nce(none).any())
+    before, after = explicit_steps(*gram(q, k), v, none)
+    assert torch.equal(before, after)
+
+
+def test_large_tokens_do_not_overflow() -> None:
+    """exp(k·q/√d) is beyond all numbers, attention is not; what keys are told is refused."""
+    q, k, v, chosen = data(0)
+    q, k = 100 * q / q.norm(), 100 * k / k.norm(dim=-1, keepdim=True)
+    assert bool((k @ k.mT / math.sqrt(3)).exp().isinf().any())
+    expected = scaled_dot_product_attention(q[None], k, v)
+    torch.testing.assert_close(sum(dual_form(q[None], k, v, chosen)), expected, **EXACT)
+    with pytest.raises(IclError, match="beyond the numbers"):
+        initial_model(q, k, v, chosen).updated(chosen).loss(chosen)
+    with pytest.raises(IclError, match="mask of demonstrations"):
+        dual_form(q[None], k, v, chosen[:3])
+
+
+# Variants ----------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=10)
+@given(
+    seed=seeds,
+    alpha=st.sampled_from([-0.2, 0.0, 0.3, 1.0]),
+    steps=st.integers(1, 4),
+    beta=st.sampled_from([-0.3, 0.2, 1.0]),
+    rate=st.sampled_from([0.5, 1.0]),
+)
+def test_variants_are_steps_on_the_changed_losses(
+    seed: int, alpha: float, steps: int, beta: float, rate: float
+) -> None:
+    q, k, v, chosen = data(seed)
+    phi = mapped(q, k, "gram")
+    found = regularised(q[None], k, v, chosen, alpha, steps)[0]
+    _, expected = explicit_steps(*phi, v, chosen, alpha=alpha, steps=steps, rate=rate)
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+    found = negative_samples(q[None], k, v, chosen, beta)[0]
+    _, expected = explicit_steps(*phi, v, chosen, beta=beta, rate=rate)
+    torch.testing.assert_close(found, expected, **EXACT)
+
+
+def test_contrasted_values_by_hand() -> None:
+    _, _, v, _ = data(0, keys=4)
+    expected = v.clone()
+    expected[0] -= 0.5 * (v[1] + v[3]) / 2
+    expected[1] -= 0.5 * (v[0] + v[3]) / 2
+    expected[3] -= 0.5 * (v[0] + v[1]) / 2
+    found = contrasted(v, torch.tensor([True, True, False, True]), 0.5)
+    torch.testing.assert_close(found, expected, **EXACT)
+    alone = torch.tensor([True, False, False, False])
+    assert torch.equal(contrasted(v, alone, 0.5), v)  # nothing to push away from
+
+
+@pytest.mark.parametrize("variant", ["regularised", "negatives"])
+def test_trained_layers_compute_these_functions(variant: str) -> None:
+    """``LinearSelfAttention`` of a variant, with large random weights."""
+    shape = Shape(3, 5, attention=("softmax",), sees_query=True, variant=variant, strength=0.375)
+    net = LinearSelfAttention(shape, [0], scale=2.0).double()
+    place = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
+    xs, ys = torch.randn(4, 6, 3, **place), torch.randn(4, 6, **place)
+    tokens = as_tokens(xs, ys)
+    q, k, v = (tokens @ part[0, 0] for part in net.layer()[:3])
+    change = {"regularised": regularised, "negatives": negative_samples}[variant]
+    mixed = change(q, k, v, torch.arange(6) < 5, 0.375)
+    expected = -(tokens + mixed @ net.layer().out[0, 0])[:, -1, 3]
+    torch.testing.assert_close(net(xs, ys)[0], expected, **EXACT)
+
+
+# A whole layer -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", [torch.relu, functional.gelu])
+def test_a_whole_layer_is_one_gradient_step(activation) -> None:  # type: ignore[no-untyped-def]
+    """Autograd on -Σ_h (1/D_h) Σ_D (M O_h v_i)·W φ_h(k_i), and the layer as one would write it."""
+    place = {"generator": torch.Generator().manual_seed(1), "dtype": torch.float64}
+    parts = [torch.randn(2, 5, 3, **place) / 2.5 for _ in range(3)]
+    layer = Layer(*parts, torch.randn(2, 3, 5, **place) / 1.7)
+    up, up_bias = torch.randn(5, 12, **place) / 2.2, torch.randn(12, **place)
+    down, down_bias = torch.randn(12, 5, **place) / 3.5, torch.randn(5, **place)
+    block = Block(layer, up, up_bias, down, down_bias, activation)
+    tokens, chosen = torch.randn(7, 5, **place) / 2, torch.arange(7) < 4
+    q, k, v = (torch.stack([tokens @ part[h] for h in range(2)]) for part in parts)
+    attended = tokens + (scaled_dot_product_attention(q, k, v) @ layer.out).sum(0)
+    expected = (attended + activation(attended @ up + up_bias) @ down + down_bias)[-1]
+    model, constant = layer_model(tokens, block, chosen)
+    said = model.updated(chosen)(q[:, -1:])[:, 0].sum(0) + constant
+    torch.testing.assert_close(said, expected, **EXACT)
+    _, after = explicit_steps(*gram(q[:, -1], k), model.values, chosen)
+    torch.testing.assert_close(after.sum(0) + constant, expected, **EXACT)
