@@ -3,9 +3,6 @@
 Every mistake a user can make (unknown name, missing file, wrong shape, no network) raises
 ``IclError`` with one message that says what is wrong and what to do. The command line prints
 that message alone; a notebook shows it as the last line of the traceback.
-
-Example:
-    >>> from iclutils import errors
 """
 
 from __future__ import annotations
@@ -19,12 +16,7 @@ class IclError(ValueError):
 
 
 def unknown(kind: str, given: object, known: Iterable[object]) -> IclError:
-    """Build the error for a name that is not in a list, with the nearest one that is.
-
-    Example:
-        >>> print(errors.unknown("tier", "mimi", ["mini", "paper"]))
-        Unknown tier 'mimi'. Did you mean 'mini'? Known: mini, paper.
-    """
+    """Build the error for a name that is not in a list, with the nearest one that is."""
     names = [str(name) for name in known]
     near = difflib.get_close_matches(str(given), names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""

@@ -1,11 +1,4 @@
-"""Files that are either whole or not there: atomic writes and checksums.
-
-Example:
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from iclutils import files
-    >>> folder = Path(tempfile.mkdtemp())
-"""
+"""Files that are either whole or not there: atomic writes and checksums."""
 
 from __future__ import annotations
 
@@ -29,13 +22,6 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` and rename it onto ``path`` on success.
 
     An interruption leaves the old file (or none) and no temporary behind.
-
-    Example:
-        >>> with files.replacing(folder / "a.txt") as temporary:
-        ...     _ = temporary.write_text("whole")
-        ...
-        >>> (folder / "a.txt").read_text()
-        'whole'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -50,11 +36,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def output_folder(variable: str, inside: str, outside: str) -> Path:
-    """Where outputs go: ``$variable``, else ``inside``
-    the checkout, or, where there is none (as on Colab), ``outside`` in the current folder.
-    """
-    given = os.environ.get(variable)
-    if given:
+    """Where outputs go: ``$variable``, else ``inside`` the checkout, or, where there is none (as on
+    Colab), ``outside`` in the current folder."""
+    if given := os.environ.get(variable):
         return Path(given)
     return CHECKOUT / inside if (CHECKOUT / "_toc.yml").is_file() else Path.cwd() / outside
 
@@ -92,20 +76,13 @@ def write_sums(folder: Path) -> None:
 
 
 def check_sums(folder: Path, names: list[str], cure: str) -> None:
-    """Compare files with the checksums that ``folder/SHA256SUMS`` records.
-
-    Args:
-        folder: the folder that holds ``SHA256SUMS``.
-        names: paths relative to ``folder``, each of which must be listed and match.
-        cure: what the reader should do when one does not; ends the error message.
-    """
+    """Compare files with the checksums that ``folder/SHA256SUMS`` records; a message about one that
+    is missing, not listed or damaged ends with the ``cure``."""
     listing = folder / "SHA256SUMS"
     if not listing.is_file():
         raise IclError(f"{folder} has no SHA256SUMS. {cure}")
-    sums = {}
-    for line in listing.read_text(encoding="utf-8").splitlines():
-        digest, _, name = line.partition("  ")
-        sums[name] = digest
+    lines = (line.partition("  ") for line in listing.read_text(encoding="utf-8").splitlines())
+    sums = {name: digest for digest, _, name in lines}
     for name in names:
         path = folder / name
         if not path.is_file():

@@ -1,8 +1,4 @@
-"""Progress: one kind of bar for everything that may take longer than two seconds.
-
-Example:
-    >>> from iclutils import progress
-"""
+"""Progress: one kind of bar for everything that may take longer than two seconds."""
 
 from __future__ import annotations
 
@@ -21,29 +17,16 @@ def bar(items: Iterable[Item] | None = None, what: str = "", total: int | None =
 
     It leaves nothing behind, and shows nothing where ``$ICLUTILS_QUIET`` is set, as the runner of
     the chapters does, so that a page does not depend on the speed of a machine.
-
-    Example:
-        >>> sum(progress.bar([1, 2, 3], "adding"))
-        6
     """
     return tqdm(items, desc=what, total=total, leave=False, delay=PATIENCE, disable=quiet())
 
 
 def say(text: str) -> None:
-    """Print what is about to be done, unless all is to be quiet.
-
-    Example:
-        >>> progress.say("Reads 8 prompts")
-    """
+    """Print what is about to be done, unless all is to be quiet."""
     if not quiet():
         print(text, flush=True)
 
 
 def quiet() -> bool:
-    """Whether ``$ICLUTILS_QUIET`` asks for nothing that depends on the speed of a machine.
-
-    Example:
-        >>> isinstance(progress.quiet(), bool)
-        True
-    """
+    """Whether ``$ICLUTILS_QUIET`` asks for nothing that depends on the speed of a machine."""
     return bool(os.environ.get("ICLUTILS_QUIET"))
