@@ -87,7 +87,7 @@ def ablate_heads(
         check_head(model, head)
         chosen.setdefault(head[0], []).append(head[1])
     names = {layer: get_act_name("z", layer) for layer in chosen}
-    values = _replacements(model, tokens, names.values(), how, other)
+    values = replacements(model, tokens, names.values(), how, other)
 
     def hook_for(name: str, heads: list[int]) -> Hook:
         def replace(z: Tensor, hook: object) -> Tensor:
@@ -105,7 +105,7 @@ def ablate_mlps(
 ) -> list[Hook]:
     """Hooks that ablate whole MLP layers; arguments as in ``ablate_heads``."""
     names = [get_act_name("mlp_out", check_layer(model, layer)) for layer in layers]
-    values = _replacements(model, tokens, names, how, other)
+    values = replacements(model, tokens, names, how, other)
 
     def hook_for(name: str) -> Hook:
         return name, lambda out, hook: values[name].expand_as(out)
@@ -162,9 +162,10 @@ def check_editable(model: TransformerBridge) -> None:
         )
 
 
-def _replacements(
+def replacements(
     model: TransformerBridge, tokens: Tokens, names: Iterable[str], how: How, other: Other
 ) -> Mapping[str, Tensor]:
+    """What ablated activations are replaced by (zero, their mean, those of ``other``), by name."""
     names = list(names)
     if how == "zero":
         return {name: torch.zeros((), device=tokens.device) for name in names}

@@ -50,7 +50,7 @@ from .graph import (
     output_hook,
     split_qkv_input,
 )
-from .hooks import Head, Hook, How, ablate_heads, ablate_mlps, run_with_hooks
+from .hooks import Head, Hook, How, ablate_heads, ablate_mlps, replacements, run_with_hooks
 
 PARTS = ("resid_pre", "resid_mid", "resid_post", "mlp_out", "q", "k", "v", "z")
 ROWS = 4096  # rows of d_model (patch x batch x pos) held at once; more leave the cache
@@ -79,16 +79,28 @@ def ablate(
         >>> bool(patching.ablate(net, task, [induction])[0].mean() < clean.mean() - 1)
         True
     """
-    out = []
-    for chosen in map(list, bar(sets, "sets")):
-        if any(n.kind not in ("head", "mlp") for n in chosen):
-            raise IclError("Only heads and MLP layers can be removed.")
-        heads = [(n.layer, n.head) for n in chosen if n.kind == "head"]
-        layers = [n.layer for n in chosen if n.kind == "mlp"]
-        hooks = ablate_heads(model, task.clean, heads, how, task.corrupt)
-        hooks += ablate_mlps(model, task.clean, layers, how, task.corrupt)
-        out.append(task.score(scored_logits(model, task, hooks)))
-    return torch.stack(out)
+    groups = [list(nodes) for nodes in sets]
+    nodes = {node for group in groups for node in group}
+    if not nodes <= {node for node in of(model).writers if node.kind != "embed"}:
+        raise IclError("Only heads and MLP layers of the model can be removed.")
+    names = {output_hook(node) for node in nodes}
+    values = replacements(model, task.clean, names, how, task.corrupt)
+
+    def fill(node: Node) -> Hook:
+        def exchange(value: Tensor, hook: object) -> Tensor:
+            value = value.clone()
+            part = value if node.kind == "mlp" else value[:, :, node.head]
+            new = values[output_hook(node)].expand_as(value)
+            part[:] = new if node.kind == "mlp" else new[:, :, node.head]
+            return value
+
+        return output_hook(node), exchange
+
+    scores = [
+        task.score(scored_logits(model, task, list(map(fill, group))))
+        for group in bar(groups, "sets")
+    ]
+    return torch.stack(scores)
 
 
 def patch_edges(

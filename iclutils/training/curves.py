@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..chapters import induction
-from ..chapters.circuits import history
+from ..chapters.circuits import stability
 from ..chapters.label_words.copying import checkpoint_metrics
 from ..interp import attribution, clean_corrupt
 from ..models import TransformerBridge, load
@@ -66,8 +66,8 @@ def _along(
         effects = attribution.edge_attribution(net, task, steps=5).flatten(0, 1)
         row |= {"gap": clean - corrupt, "similarity": None, "floor": None}
         if before is not None:
-            alike = history.similarity(before[:, :half], effects[:, half:], BEST).jaccard
-            row |= {"similarity": alike, "floor": history.floor(effects, BEST, generator("floor"))}
+            row["similarity"] = stability.top_overlap(before[:, :half], effects[:, half:], BEST)
+            row["floor"] = stability.reextraction_floor(effects, BEST, generator("floor"))
         before = effects
         rows.append(row)
     return rows

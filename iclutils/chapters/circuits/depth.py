@@ -1,18 +1,13 @@
 """Depth: what a prediction looks like halfway up, and at which height its work is done.
 
-``lens`` reads every depth of the residual stream through the model's own final LayerNorm and
-unembedding (logit lens, nostalgebraist 2020), or through a translator for each depth first (tuned
-lens, Belrose et al. 2023). ``gravity`` is the mean layer of causal effects, weighted by their
-size: where a behaviour is done, not where it can be read.
+``lens`` reads every depth of the residual stream through the final LayerNorm and unembedding
+(logit lens, nostalgebraist 2020), or through an affine map for each depth first (tuned lens,
+Belrose et al. 2023). The centre of gravity is the mean layer of ablation effects, weighted by
+their size: where a task is done, not where it can be read.
 
 Example:
     >>> import torch
-    >>> from iclutils import models
     >>> from iclutils.chapters.circuits import depth
-    >>> from iclutils.interp import clean_corrupt, graph
-    >>> net = models.load("induction-0")
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> task = clean_corrupt.copying(net, 4, 6, generator)
 """
 
 from __future__ import annotations
@@ -22,68 +17,59 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
+from sklearn.linear_model import Ridge
 from torch import Generator, Tensor
 
 from ...errors import IclError
 from ...interp.clean_corrupt import CleanCorrupt, scored_logits
 from ...interp.graph import Node
-from ...models import TransformerBridge, cached, logit_lens
+from ...models import TransformerBridge, cached, get_act_name, logit_lens
 from ...progress import bar
 
-Translate = Callable[[Tensor, int], Tensor]  # (batch, pos, d_model), depth -> the same shape
+RIDGE = 1e-2  # of the mean variance of a residual stream's dimension
+LOGITS = 2**25  # logits held at once: 134 MB
+
 Effects = Float[Tensor, "node batch"]
-
-
-@dataclass(frozen=True)
-class Lens:
-    """The prediction read at every depth: 0 after the embedding, l after layer l - 1.
-
-    Means over the scored entries, one number per sequence.
-
-    Attributes:
-        kl: KL(final prediction || prediction read here), over the whole vocabulary, in nats.
-        log_p: score of the right answers, in nats (``behaviour.score``).
-        rank: rank of the right answer among the vocabulary or the choices; 1 is the best.
-    """
-
-    kl: Float[Tensor, "depth batch"]
-    log_p: Float[Tensor, "depth batch"]
-    rank: Float[Tensor, "depth batch"]
+Maps = tuple[Float[Tensor, "depth d_model d_model"], Float[Tensor, "depth d_model"]]
 
 
 def depths(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> list[Float[Tensor, "batch pos d_model"]]:
-    """The residual stream at every depth, from one pass: before each layer and after the last.
-
-    Example:
-        >>> len(depth.depths(net, task.clean)) == net.cfg.n_layers + 1
-        True
-    """
+    """The residual stream at every depth: before each layer and after the last."""
     _, cache = cached(model, tokens, _names(model))
     return [cache[name] for name in _names(model)]
 
 
 def lens(
-    model: TransformerBridge, behaviour: CleanCorrupt, translate: Translate | None = None
-) -> Lens:
-    """Read the prediction of the clean sequences at every depth.
+    model: TransformerBridge,
+    task: CleanCorrupt,
+    translate: Callable[[Tensor, int], Tensor] | None = None,
+) -> tuple[Float[Tensor, "depth batch"], Float[Tensor, "depth batch"]]:
+    """Prediction read at every depth: KL(final || read here) and score of the right answers, nats.
+
+    Depth 0 is after the embedding, depth l after layer l - 1; means over the scored entries.
 
     Args:
         model: the model.
-        behaviour: what is asked and where.
-        translate: what to do with the residual stream of a depth before it is read.
+        task: its clean sequences are read.
+        translate: what to do with the residual stream of a depth before it is read
+            (``TunedLens.translate``).
 
     Example:
-        >>> read = depth.lens(net, task)
-        >>> bool(read.kl[-1].max() < 1e-4), bool(read.log_p[-1].mean() > read.log_p[0].mean())
+        >>> from iclutils import models
+        >>> from iclutils.interp import clean_corrupt
+        >>> net = models.load("induction-0")
+        >>> task = clean_corrupt.copying(net, 4, 6, torch.Generator().manual_seed(0))
+        >>> kl, score = depth.lens(net, task)
+        >>> bool(kl[-1].max() < 1e-4), bool(score[-1].mean() > score[0].mean())
         (True, True)
     """
-    final = scored_logits(model, behaviour).log_softmax(-1)
-    _, cache = cached(model, behaviour.clean, _names(model))
-    asked, where = behaviour.at.unique(return_inverse=True)
-    rows = torch.arange(len(behaviour), device=behaviour.at.device)[:, None]
-    kl, log_p, rank = [], [], []
+    final = scored_logits(model, task).log_softmax(-1)
+    _, cache = cached(model, task.clean, _names(model))
+    asked, where = task.at.unique(return_inverse=True)
+    rows = torch.arange(len(task), device=task.at.device)[:, None]
+    kl, score = [], []
     for depth in bar(range(model.cfg.n_layers + 1), "depths"):
         try:
             seen = logit_lens(
@@ -96,47 +82,31 @@ def lens(
             ) from error
         logits = seen[rows, where]
         kl.append((final.exp() * (final - logits.log_softmax(-1))).sum(-1).mean(-1))
-        log_p.append(behaviour.score(logits))
-        rank.append(_rank(behaviour, logits).mean(-1))
-    return Lens(torch.stack(kl).clamp_min(0), torch.stack(log_p), torch.stack(rank))
+        score.append(task.score(logits))
+    return torch.stack(kl).clamp_min(0), torch.stack(score)
 
 
 def by_layer(effects: Effects, nodes: Sequence[Node], layers: int) -> Float[Tensor, "layer"]:
     """Size of the effects of each layer: |mean over sequences| of its heads and MLP, summed.
 
-    Args:
-        effects: what removing each node alone costs, in nats.
-        nodes: heads and MLP layers, in the order of ``effects``.
-        layers: how many layers the model has.
-
     Example:
+        >>> from iclutils.interp import graph
         >>> nodes = [graph.head(0, 0), graph.head(1, 0), graph.Node("mlp", 1)]
         >>> depth.by_layer(torch.tensor([[1.0, 3.0], [-1.0, -1.0], [0.5, 0.5]]), nodes, layers=2)
         tensor([2.0000, 1.5000])
     """
-    if len(nodes) != len(effects):
-        raise IclError(f"Got {len(effects)} effects for {len(nodes)} nodes.")
-    if any(not 0 <= node.layer < layers for node in nodes):
-        raise IclError(f"Every node must be a head or an MLP layer of layers 0..{layers - 1}.")
     index = torch.tensor([node.layer for node in nodes], device=effects.device)
     return effects.new_zeros(layers).index_add_(0, index, effects.mean(1).abs())
 
 
 def gravity(sizes: Float[Tensor, "layer"]) -> float:
-    """Mean layer, weighted by the size of its effects; NaN if there is none at all.
-
-    Example:
-        >>> depth.gravity(torch.tensor([1.0, 3.0]))
-        0.75
-    """
+    """Mean layer, weighted by the size of its effects; NaN if there is none at all."""
     layer = torch.arange(len(sizes), device=sizes.device, dtype=sizes.dtype)
     return float((layer * sizes).sum() / sizes.sum())
 
 
 def upper_share(sizes: Float[Tensor, "layer"]) -> float:
-    """Share of the effects that lies in the upper half of the layers; NaN if there is none.
-
-    Of an odd number of layers the middle one counts half.
+    """Share of the effects in the upper half of the layers; of an odd number, the middle is half.
 
     Example:
         >>> depth.upper_share(torch.tensor([1.0, 3.0]))
@@ -157,14 +127,7 @@ def gravity_difference(
 ) -> tuple[float, float]:
     """Centre of gravity of ``a`` minus that of ``b``, in layers, and its standard error.
 
-    By bootstrap over the sequences of both, each drawn anew on its own (Efron 1979). Errors as in
-    ``by_layer``.
-
-    Example:
-        >>> nodes = [graph.head(0, 0), graph.head(1, 0)]
-        >>> low, high = torch.tensor([[[1.0], [0.0]], [[0.0], [1.0]]])
-        >>> depth.gravity_difference(high, low, nodes, 2, generator)[0]
-        1.0
+    By bootstrap over the sequences of both, each drawn anew on its own (Efron 1979).
     """
 
     def again(effects: Tensor) -> Tensor:
@@ -178,15 +141,102 @@ def gravity_difference(
     return difference(a, b), float(drawn.std())
 
 
+@dataclass(frozen=True)
+class TunedLens:
+    """Maps x -> x W + b of every depth; the last depth's is the identity."""
+
+    weight: Float[Tensor, "depth d_model d_out"]
+    bias: Float[Tensor, "depth d_out"]
+
+    def translate(
+        self, entry: Float[Tensor, "*lead d_model"], index: int
+    ) -> Float[Tensor, "*lead d_model"]:
+        """The residual stream of depth ``index``, translated; for ``lens``."""
+        return entry @ self.weight[index] + self.bias[index]
+
+
+def fit_tuned_lens(
+    model: TransformerBridge,
+    tokens: Int[Tensor, "batch pos"],
+    at: Int[Tensor, "batch entry"],
+    generator: Generator,
+    steps: int = 60,
+    rate: float = 1e-3,
+    batch_size: int = 512,
+) -> TunedLens:
+    """Tuned lens of the positions ``at`` of ``tokens`` (Belrose et al. 2023, section 3).
+
+    Each depth starts at the identity, as there, or at the ridge regression on the final residual
+    stream, whichever reads better, and ends there if ``steps`` steps of Adam on KL(final || lens)
+    do not read better still; so on these positions no depth reads worse than the logit lens.
+    """
+    rows = torch.arange(len(tokens), device=tokens.device)[:, None]
+    stream = torch.stack([x[rows, at].flatten(0, 1) for x in depths(model, tokens)])
+    lower, final = stream[:-1], stream[-1]
+    count, width = final.shape
+    if count < width:
+        raise IclError(
+            f"A tuned lens needs at least {width} positions, one for each dimension; got {count}."
+        )
+    most = max(1, LOGITS // (len(lower) * model.cfg.d_vocab))
+    batch_size = min(batch_size, count, most)
+
+    def log_p(resid: Tensor) -> Tensor:
+        return model.unembed(model.ln_final(resid)).log_softmax(-1)
+
+    def kl(maps: Maps, pick: slice | Tensor) -> Float[Tensor, "depth row"]:
+        weight, bias = maps
+        target = log_p(final[None, pick])
+        seen = log_p(lower[:, pick] @ weight + bias[:, None])
+        return (target.exp() * (target - seen)).sum(-1)
+
+    def mean_kl(maps: Maps) -> Float[Tensor, "depth"]:
+        parts = [kl(maps, slice(i, i + most)) for i in range(0, count, most)]
+        return torch.cat(parts, 1).mean(1)
+
+    def better(old: Maps, new: Maps) -> Maps:
+        gain = mean_kl(new) < mean_kl(old)
+        pairs = ((gain.view(-1, *[1] * (n.dim() - 1)), n, o) for n, o in zip(new, old, strict=True))
+        weight, bias = (torch.where(*pair) for pair in pairs)
+        return weight, bias
+
+    with torch.no_grad():
+        identity = (
+            torch.eye(width).to(lower).repeat(len(lower), 1, 1),
+            torch.zeros_like(lower[:, 0]),
+        )
+        start = better(identity, least_squares(lower, final))
+    weight, bias = (part.clone().requires_grad_() for part in start)
+    adam = torch.optim.Adam([weight, bias], lr=rate)
+    with torch.enable_grad():
+        for _ in bar(range(steps), "steps"):
+            pick = torch.randint(0, count, (batch_size,), generator=generator).to(tokens.device)
+            adam.zero_grad()
+            kl((weight, bias), pick).mean(1).sum().backward()
+            adam.step()
+    with torch.no_grad():
+        weight, bias = better(start, (weight.detach(), bias.detach()))
+    last = torch.eye(width).to(lower)[None], lower.new_zeros(1, width)
+    return TunedLens(torch.cat([weight, last[0]]), torch.cat([bias, last[1]]))
+
+
+def least_squares(
+    inputs: Float[Tensor, "depth row d_model"], target: Float[Tensor, "row d_model"]
+) -> Maps:
+    """Affine maps x W + b nearest to ``target``, each as near to the identity as ridge makes it.
+
+    Ridge regression of target - x on x, with a penalty of ``RIDGE`` times the mean variance.
+    """
+    weights, biases = [], []
+    for x in inputs:
+        known, change = x.double().cpu().numpy(), (target - x).double().cpu().numpy()
+        penalty = RIDGE * len(known) * max(known.var(0).mean(), 1e-300)
+        fit = Ridge(alpha=penalty).fit(known, change)
+        weights.append(torch.tensor(fit.coef_.T).to(x) + torch.eye(x.shape[1]).to(x))
+        biases.append(torch.tensor(fit.intercept_).to(x))
+    return torch.stack(weights), torch.stack(biases)
+
+
 def _names(model: TransformerBridge) -> list[str]:
-    last = model.cfg.n_layers - 1
-    before = [f"blocks.{layer}.hook_resid_pre" for layer in range(last + 1)]
-    return [*before, f"blocks.{last}.hook_resid_post"]
-
-
-def _rank(behaviour: CleanCorrupt, logits: Tensor) -> Float[Tensor, "batch entry"]:
-    right = logits.gather(-1, behaviour.answer[..., None])
-    if behaviour.choices is not None:
-        pick = behaviour.choices[:, None].expand(*logits.shape[:-1], -1)
-        logits = logits.gather(-1, pick)
-    return 1.0 + (logits > right).sum(-1)
+    before = [get_act_name("resid_pre", layer) for layer in range(model.cfg.n_layers)]
+    return [*before, get_act_name("resid_post", model.cfg.n_layers - 1)]

@@ -1,67 +1,53 @@
-"""Influence of earlier tokens on a prediction: what if another token stood there?
+"""Influence of earlier tokens on a prediction, and attention as a stand-in for it.
 
-I(i -> t) is the expected KL divergence, in nats, from the prediction at t to the one made when
-the token at i is drawn anew; beside it stands the signed change of the right answer's log p. The
-token at t itself is an earlier token of the prediction and counts; positions after t cannot have
-any influence, because attention is causal.
+I(i -> t) is the expected KL divergence, in nats, from the prediction at t to the one made when the
+token at i is drawn anew; beside it stands the change of the right answer's log p. The token at t
+itself counts; later ones cannot matter, because attention is causal. (Occlusion: Zeiler and Fergus
+2014; Li et al. 2016, with the replacement averaged out.) *Self-influence* usually means something
+else: what a training example does to its own loss (Koh and Liang 2017).
 
-Two clashes of names. *Self-influence* usually means what a training example does to its own loss
-(Koh and Liang 2017; Pruthi et al. 2020), not this. And "earlier outputs" act only where a model
-reads its own text; what is measured here are the tokens it reads.
-
-Source: occlusion (Zeiler and Fergus 2014; Li et al. 2016), with the replacement averaged out and
-a divergence of predictions in place of a norm of logits, which the softmax ignores in part
-(``note_influence`` and ``raised`` show it).
+Attention answers the same question by multiplying patterns (``rollout``; Abnar and Zuidema 2020),
+by the size of what it carries (``norm_weighted``; Kobayashi et al. 2020) or by cutting it
+(``knockout``; Geva et al. 2023), which alone intervenes.
 
 Example:
     >>> import torch
-    >>> from iclutils import models
     >>> from iclutils.chapters.circuits import influence
-    >>> from iclutils.interp import clean_corrupt
-    >>> net = models.load("induction-0")
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> task = clean_corrupt.copying(net, 2, 5, generator)
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
+from scipy.stats import spearmanr
 from torch import Generator, Tensor
 from transformers import DynamicCache
 
 from ...errors import IclError
-from ...interp.hooks import Hook
+from ...interp.clean_corrupt import CleanCorrupt
+from ...interp.hooks import Hook, at_positions, cut_attention
 from ...interp.kv_cache import keys_values
-from ...models import TransformerBridge, check_tokens
-from ...models import logits as read_logits
+from ...interp.statistics import benjamini_hochberg, sign_flip_p
+from ...models import TransformerBridge, cached, get_act_name, logits
 from ...progress import bar
 
-ROWS = 16384  # rows of d_model held at once (altered sequences x positions)
+ROWS = 16384  # rows of d_model held at once
 LOGITS = 2**25  # logits held at once: 134 MB
-LIFTED = "unembed.hook_out"  # the only hook that may be set while prefixes are read once
+FEWEST = 6  # sequences behind a source; signs of fewer cannot reach 5 %
 
-Held = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # keys and values of every layer
 Tokens = Int[Tensor, "batch pos"]
 Entries = Int[Tensor, "batch entry"]
-Answers = Int[Tensor, "answers answer_entry"]  # must match; a mismatch is refused with a cure
 
 
-@dataclass(frozen=True)
-class Influence:
-    """Influence of position i on the prediction at each entry, (batch, entry, pos), in nats.
+class Influence(NamedTuple):
+    """Influence of position i on the prediction at each entry, in nats; 0 after the entry.
 
-    NaN at positions that were not asked for, 0 at positions after the entry.
-
-    Attributes:
-        kl, kl_se: expected KL(p clean || p altered), and its standard error over the draws.
-        signed, signed_se: log p(answer) altered minus clean: negative where the token helps.
+    ``kl``: expected KL(p clean || p altered); ``signed``: log p(answer) altered minus clean,
+    negative where the token helps; ``kl_se``, ``signed_se``: standard errors over the draws.
     """
 
     kl: Float[Tensor, "batch entry pos"]
@@ -74,17 +60,13 @@ def influence(
     model: TransformerBridge,
     tokens: Tokens,
     at: Entries,
-    answer: Answers,
+    answer: Entries,
     generator: Generator,
     draws: int = 16,
-    unigram: Float[Tensor, "vocab"] | None = None,
-    positions: Sequence[int] | None = None,
-    together: int = 512,
+    batch_size: int = 512,
     hooks: Sequence[Hook] = (),
 ) -> Influence:
     """Expected KL and signed change of log p for every position and entry.
-
-    What stands before an altered position is read once, where the model's memory can be cut.
 
     Args:
         model: the model.
@@ -92,40 +74,35 @@ def influence(
         at: positions whose next-token prediction is looked at.
         answer: the right next token there.
         generator: source of randomness, on the CPU.
-        draws: replacements of each token; all entries of a row share them.
-        unigram: how likely each token is as a replacement; all alike if None. The token itself
-            and BOS are left out.
-        positions: positions to alter; all if None. The draws do not depend on it.
-        together: altered sequences per forward pass, at most.
-        hooks: hooks on the logits (``raised``), for the clean and the altered passes.
+        draws: replacements of each token, all other tokens but BOS being as likely.
+        batch_size: altered sequences per forward pass, at most.
+        hooks: hooks on the logits (``shift_logits``), for the clean and the altered passes.
 
     Example:
-        >>> found = influence.influence(net, task.clean, task.at, task.answer, generator, draws=2)
-        >>> bool((found.kl[~found.kl.isnan()] > -1e-5).all())
-        True
+        >>> from iclutils import models
+        >>> from iclutils.interp import clean_corrupt
+        >>> net, generator = models.load("induction-0"), torch.Generator().manual_seed(0)
+        >>> task = clean_corrupt.copying(net, 2, 5, generator)
+        >>> asked = task.clean, task.at, task.answer
+        >>> influence.influence(net, *asked, generator, draws=2).kl.shape
+        torch.Size([2, 4, 11])
     """
-    if answer.shape != at.shape:
-        raise IclError("Give one answer for each entry: answer and at must have one shape.")
     if draws < 2:
         raise IclError(f"A standard error needs at least two draws; got {draws}.")
-    _check(model, tokens, at, hooks)
-    asked = _asked(tokens, positions)
-    drawn = replacements(model, tokens, generator, draws, unigram)
-    clean = _read(model, tokens[:, : int(at.max()) + 1], at, hooks).log_softmax(-1)
+    drawn = replacements(model, tokens, generator, draws)
+    clean = _logits(model, tokens[:, : int(at.max()) + 1], at, hooks).log_softmax(-1)
     right = answer[..., None]
     before = clean.gather(-1, right)[..., 0]
-    size = len(tokens), draws, *at.shape[1:], tokens.shape[1]
-    kl, signed = (torch.full(size, torch.nan, device=tokens.device) for _ in range(2))
-    for position, row, draw, logits in _altered(model, tokens, at, drawn, asked, together, hooks):
-        after, p = logits.log_softmax(-1), clean[row]
-        lost = (p.exp() * (p - after)).sum(-1)
-        kl[row, draw, :, position] = lost.clamp_min(0)  # below 0 only by rounding
+    size = len(tokens), draws, at.shape[1], tokens.shape[1]
+    kl, signed = torch.zeros(2, *size, device=tokens.device)
+    for position, row, draw, altered in _altered(model, tokens, at, drawn, batch_size, hooks):
+        after, p = altered.log_softmax(-1), clean[row]
+        kl[row, draw, :, position] = (p.exp() * (p - after)).sum(-1).clamp_min(0)
         signed[row, draw, :, position] = after.gather(-1, right[row])[..., 0] - before[row]
-    place = torch.arange(tokens.shape[1], device=tokens.device)
-    later = (place > at[..., None])[:, None].expand_as(kl)
-    kl[later] = signed[later] = 0.0
-    kl_mean, kl_se = _over_draws(kl)
-    return Influence(kl_mean, kl_se, *_over_draws(signed))
+    later = torch.arange(tokens.shape[1], device=tokens.device) > at[..., None]
+    kl, signed = (values.masked_fill(later[:, None], 0) for values in (kl, signed))
+    errors = [values.std(1) / draws**0.5 for values in (kl, signed)]
+    return Influence(kl.mean(1), errors[0], signed.mean(1), errors[1])
 
 
 def future_influence(
@@ -134,23 +111,16 @@ def future_influence(
     """Largest |KL| of any position on an earlier prediction, by brute force, in nats.
 
     Every position is drawn anew once and the whole sequence read again, as if nothing were known
-    about the mask. 0 but for rounding.
-
-    Example:
-        >>> influence.future_influence(net, task.clean, generator).max() < 1e-4
-        tensor(True)
+    about the mask.
     """
-    if not len(tokens) or tokens.shape[1] < 2:
-        raise IclError("Give at least one sequence of at least two tokens.")
     drawn = replacements(model, tokens, generator, 1)[0]
-    clean = read_logits(model, tokens).log_softmax(-1)
+    clean = logits(model, tokens).log_softmax(-1)
     largest = clean.new_zeros(len(tokens))
-    steps = range(1, tokens.shape[1])
-    for position in bar(steps, "later positions"):
+    for position in bar(range(1, tokens.shape[1]), "later positions"):
         altered = tokens.clone()
         altered[:, position] = drawn[:, position]
-        after = read_logits(model, altered)[:, :position].log_softmax(-1)
         before = clean[:, :position]
+        after = logits(model, altered)[:, :position].log_softmax(-1)
         kl = (before.exp() * (before - after)).sum(-1).abs()
         largest = largest.maximum(kl.amax(1))
     return largest
@@ -162,104 +132,50 @@ def note_influence(
     at: Entries,
     generator: Generator,
     draws: int,
-    together: int = 512,
+    batch_size: int = 512,
     hooks: Sequence[Hook] = (),
 ) -> Float[Tensor, "draw batch entry pos"]:
     """The seed note's score: norm of the difference of the logits, one replacement a draw.
 
-    The replacement is any token, the original among them. NaN from the entry's own position on,
-    which the note leaves out. Other arguments and errors as in ``influence``.
-
-    Example:
-        >>> influence.note_influence(net, task.clean, task.at, generator, draws=2).shape[:2]
-        torch.Size([2, 2])
+    The replacement is any token, the original among them; NaN from the entry's own position on.
     """
-    if draws < 1:
-        raise IclError(f"Give at least one draw; got {draws}.")
-    _check(model, tokens, at, hooks)
     shape = draws, *tokens.shape
     drawn = torch.randint(0, model.cfg.d_vocab, shape, generator=generator).to(tokens.device)
-    clean = _read(model, tokens[:, : int(at.max()) + 1], at, hooks)
+    clean = _logits(model, tokens[:, : int(at.max()) + 1], at, hooks)
     out = clean.new_full((len(tokens), draws, at.shape[1], tokens.shape[1]), torch.nan)
-    asked = list(range(tokens.shape[1]))
-    for position, row, draw, logits in _altered(model, tokens, at, drawn, asked, together, hooks):
-        out[row, draw, :, position] = (logits - clean[row]).norm(dim=-1)
-    place = torch.arange(tokens.shape[1], device=tokens.device)
-    left_out = (place >= at[..., None])[:, None].expand_as(out)
-    return out.masked_fill(left_out, torch.nan).transpose(0, 1)
+    for position, row, draw, altered in _altered(model, tokens, at, drawn, batch_size, hooks):
+        out[row, draw, :, position] = (altered - clean[row]).norm(dim=-1)
+    left_out = torch.arange(tokens.shape[1], device=tokens.device) >= at[..., None]
+    return out.masked_fill(left_out[:, None], torch.nan).transpose(0, 1)
 
 
-def raised(model: TransformerBridge, generator: Generator) -> Hook:
-    """Hook that makes a twin of the model: other logits, the same probabilities.
+def shift_logits(model: TransformerBridge, generator: Generator) -> Hook:
+    """Hook that raises all logits of a position by one number: the same probabilities.
 
-    All logits of a position are raised by one number, a random linear function of them (and so of
-    the final residual stream) that is as large as a typical logit. No softmax can tell.
-
-    Example:
-        >>> twin = influence.raised(net, generator)
-        >>> logits = net.run_with_hooks(task.clean, fwd_hooks=[twin])
-        >>> same = models.logits(net, task.clean).softmax(-1)
-        >>> bool((logits.softmax(-1) - same).abs().max() < 1e-3)
-        True
+    The number is a random linear function of the logits, as large as a typical one.
     """
     size = model.cfg.d_vocab
     weight = torch.randn(size, generator=generator) / size**0.5
 
-    def lift(logits: Tensor, hook: object) -> Tensor:
-        return logits + (logits @ weight.to(logits))[..., None]
+    def shift(values: Tensor, hook: object) -> Tensor:
+        return values + (values @ weight.to(values))[..., None]
 
-    return LIFTED, lift
+    return "unembed.hook_out", shift
 
 
 def replacements(
-    model: TransformerBridge,
-    tokens: Tokens,
-    generator: Generator,
-    draws: int,
-    unigram: Float[Tensor, "vocab"] | None = None,
+    model: TransformerBridge, tokens: Tokens, generator: Generator, draws: int
 ) -> Int[Tensor, "draw batch pos"]:
-    """Tokens drawn in place of each token, from ``unigram`` without the token itself and BOS.
-
-    Example:
-        >>> drawn = influence.replacements(net, task.clean, generator, draws=3)
-        >>> bool((drawn == task.clean).any())
-        False
-    """
-    size = model.cfg.d_vocab
-    if unigram is None:
-        weight = torch.ones(size, dtype=torch.float64)
-    else:
-        weight = unigram.detach().double().cpu().clone()
-    if len(weight) != size or not math.isfinite(weight.sum()) or bool((weight < 0).any()):
-        raise IclError(f"unigram needs {size} numbers, one for each token, none of them negative.")
+    """Tokens drawn in place of each token: any but the token itself and BOS."""
+    weight = torch.ones(model.cfg.d_vocab, dtype=torch.float64)
     start = getattr(model.cfg, "bos_token_id", None)
-    if start is not None and start < size:
+    if start is not None and start < len(weight):
         weight[start] = 0
     rows = []
     for row in tokens.cpu():
         rest = weight.repeat(len(row), 1).scatter_(1, row[:, None], 0.0)
-        if not bool((rest.sum(1) > 0).all()):
-            raise IclError("Nothing can be drawn in place of a token: unigram allows only itself.")
         rows.append(torch.multinomial(rest, draws, replacement=True, generator=generator))
     return torch.stack(rows, 1).permute(2, 1, 0).to(tokens.device)
-
-
-def _check(model: TransformerBridge, tokens: Tensor, at: Tensor, hooks: Sequence[Hook]) -> None:
-    check_tokens(model, tokens)
-    if not len(tokens) or len(at) != len(tokens) or not at.shape[1]:
-        raise IclError("Give at least one sequence, and for each at least one entry.")
-    if int(at.min()) < 0 or int(at.max()) >= tokens.shape[1]:
-        raise IclError("An entry lies outside the sequence.")
-    if any(name != LIFTED for name, _ in hooks):
-        raise IclError(f"Only hooks on the logits, {LIFTED}, can be set here.")
-
-
-def _asked(tokens: Tensor, positions: Sequence[int] | None) -> list[int]:
-    size = tokens.shape[1]
-    asked = list(range(size) if positions is None else positions)
-    if not all(0 <= p < size for p in asked):
-        raise IclError(f"Positions must lie in 0..{size - 1}; got {asked}.")
-    return asked
 
 
 def _altered(
@@ -267,62 +183,172 @@ def _altered(
     tokens: Tensor,
     at: Tensor,
     drawn: Tensor,
-    positions: Sequence[int],
-    together: int,
+    batch_size: int,
     hooks: Sequence[Hook],
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
     """Position, rows, draws and logits (rows, entry, vocab) of altered sequences, in chunks.
 
-    At entries before the altered position the logits mean nothing.
+    What stands before an altered position is read once, where keys and values can be cut. At
+    entries before the altered position the logits mean nothing.
     """
-    if together < 1:
-        raise IclError(f"together must be at least 1; got {together}.")
     last, draws = int(at.max()) + 1, len(drawn)
-    held: Held | None = None
-    with suppress(IclError, AttributeError):  # no memory that can be cut: whole rows, then
-        held = keys_values(model, tokens[:, :last])
+    past: Any = None
+    with suppress(IclError, AttributeError):  # keys and values cannot be cut: whole rows, then
+        past = keys_values(model, tokens[:, :last])
     row = torch.arange(len(tokens), device=tokens.device).repeat_interleave(draws)
     draw = torch.arange(draws, device=tokens.device).repeat(len(tokens))
-    readable = LOGITS // (at.shape[1] * model.cfg.d_vocab)
-    positions = [p for p in positions if p < last]
-    for position in bar(positions, "altered positions"):
-        start = position if held is not None else 0
-        chunk = max(1, min(together, ROWS // (last - start), readable))
-        for part in torch.arange(len(row), device=row.device).split(chunk):
-            r, d = row[part], draw[part]
+    for position in bar(range(last), "altered positions"):
+        start = position if past is not None else 0
+        logits_fit = LOGITS // (at.shape[1] * model.cfg.d_vocab)
+        chunk = max(1, min(batch_size, ROWS // (last - start), logits_fit))
+        for r, d in zip(row.split(chunk), draw.split(chunk), strict=True):
             fed = tokens[r, start:last]
             fed[:, position - start] = drawn[d, r, position]
-            yield position, r, d, _read(model, fed, at[r], hooks, start, held, r)
+            before = past and [
+                (k[r, :, :start], v[r, :, :start]) for k, v in zip(*past, strict=True)
+            ]
+            yield position, r, d, _logits(model, fed, at[r], hooks, start, before)
 
 
-def _read(
+def _logits(
     model: TransformerBridge,
     fed: Tensor,
     at: Tensor,
     hooks: Sequence[Hook],
     start: int = 0,
-    held: Held | None = None,
-    rows: Tensor | None = None,
+    past: Any = None,
 ) -> Float[Tensor, "rows entry vocab"]:
-    """Logits at ``at`` when ``fed`` is read from position ``start`` on, after a held prefix."""
-    each = torch.arange(len(fed), device=fed.device)[:, None]
-    where = (at - start).clamp_min(0)
-
-    def narrow(resid: Tensor, hook: object) -> Tensor:
-        return resid[each, where]
-
+    """Logits at ``at`` when ``fed`` is read from position ``start`` on, after ``past``."""
     more: dict[str, Any] = {}
-    if held is not None and start:
-        states = ((k[rows, :, :start], v[rows, :, :start]) for k, v in zip(*held, strict=True))
+    if past and start:
         size = start + fed.shape[1]
         more = {
-            "past_key_values": DynamicCache(list(states)),
+            "past_key_values": DynamicCache(past),
             "attention_mask": fed.new_ones(len(fed), size),
             "position_ids": torch.arange(start, size, device=fed.device).expand(len(fed), -1),
         }
+    chosen = at_positions((at - start).clamp_min(0))
     with torch.no_grad():
-        return model.run_with_hooks(fed, fwd_hooks=[("unembed.hook_in", narrow), *hooks], **more)
+        return model.run_with_hooks(fed, fwd_hooks=[chosen, *hooks], **more)
 
 
-def _over_draws(values: Float[Tensor, "batch draw entry pos"]) -> tuple[Tensor, Tensor]:
-    return values.mean(1), values.std(1) / values.shape[1] ** 0.5
+class Sources(NamedTuple):
+    """What the token at each offset from the source is worth to the prediction.
+
+    ``mean``: nats lost when the token is drawn anew; ``p``: two-sided, by sign flips over
+    sequences; ``found``: helps, at the false-discovery rate asked for.
+    """
+
+    offset: Int[Tensor, "offset"]
+    mean: Float[Tensor, "offset"]
+    p: Float[Tensor, "offset"]
+    found: Bool[Tensor, "offset"]
+
+
+def sources(
+    signed: Float[Tensor, "batch entry pos"],
+    at: Entries,
+    source: Entries,
+    generator: Generator,
+    rate: float = 0.05,
+) -> Sources:
+    """Offsets from the source at which tokens help (Benjamini and Hochberg 1995).
+
+    Entries are averaged within a sequence; offsets that fewer than six sequences show are left
+    out. With n sequences no p-value is below 2^(1-n): give a dozen or more.
+
+    Args:
+        signed: change of log p(answer) when the token is drawn anew (``influence``), in nats.
+        at: positions of the entries.
+        source: position that each answer can be read from: offset 0.
+        generator: source of randomness, on the CPU.
+        rate: false-discovery rate.
+    """
+    lost = -signed.double()
+    place = torch.arange(signed.shape[-1], device=signed.device)
+    known = (place <= at[..., None]) & ~lost.isnan()
+    relative = place - source[..., None]
+    offsets, worth = [], []
+    for offset in relative[known].unique().tolist():
+        here = known & (relative == offset)
+        count = here.sum((1, 2))
+        value = torch.where(here, lost, 0.0).sum((1, 2))[count > 0] / count[count > 0]
+        if len(value) >= FEWEST:
+            offsets.append(offset)
+            worth.append(value)
+    if not offsets:
+        raise IclError(f"Sources need at least {FEWEST} sequences that show an offset.")
+    p = torch.stack([sign_flip_p(value, generator) for value in worth])
+    mean = torch.stack([value.mean() for value in worth])
+    return Sources(torch.tensor(offsets).to(at), mean, p, benjamini_hochberg(p, rate) & (mean > 0))
+
+
+def mean_patterns(
+    model: TransformerBridge, tokens: Tokens
+) -> Float[Tensor, "batch layer dest src"]:
+    """Attention of every layer, averaged over its heads."""
+    names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
+    _, cache = cached(model, tokens, names)
+    return torch.stack([cache[name].mean(1) for name in names], 1)
+
+
+def rollout(patterns: Float[Tensor, "batch layer dest src"]) -> Float[Tensor, "batch dest src"]:
+    """Product over layers of half attention, half residual stream (Abnar and Zuidema 2020, 3)."""
+    out = torch.eye(patterns.shape[-1]).to(patterns).expand(len(patterns), -1, -1)
+    for pattern in patterns.unbind(1):
+        out = 0.5 * (pattern @ out + out)
+    return out
+
+
+def norm_weighted(
+    model: TransformerBridge, tokens: Tokens
+) -> Float[Tensor, "batch layer dest src"]:
+    """Norm of what all heads of a layer together move from src to dest (Kobayashi et al. 2020)."""
+    size, heads, layers = tokens.shape[1], model.cfg.n_heads, range(model.cfg.n_layers)
+    names = {part: [get_act_name(part, layer) for layer in layers] for part in ("pattern", "v")}
+    _, cache = cached(model, tokens, [*names["pattern"], *names["v"]])
+    chunk = max(1, ROWS // size**2)
+    norms = []
+    for layer in bar(layers, "layers"):
+        pattern, v = cache[names["pattern"][layer]], cache[names["v"][layer]].transpose(1, 2)
+        v = v.repeat_interleave(heads // v.shape[1], 1)  # fewer key heads than queries
+        moved = v @ model.W_O[layer]
+        parts = zip(pattern.split(chunk), moved.split(chunk), strict=True)
+        each = [torch.einsum("bhts,bhsd->btsd", a, m).norm(dim=-1) for a, m in parts]
+        norms.append(torch.cat(each))
+    return torch.stack(norms, 1)
+
+
+def knockout(
+    model: TransformerBridge, task: CleanCorrupt, dest: Entries, src: Entries
+) -> list[Hook]:
+    """Hooks that forbid ``dest`` to attend to ``src``, pair by pair, in every head of every layer.
+
+    The rest of the row takes over. (Geva et al. 2023, section 4.)
+    """
+    count, size = task.clean.shape
+    if not bool(((src >= 0) & (src < dest) & (dest < size)).all()):
+        raise IclError("Attention can be cut from a position to an earlier one: 0 <= src < dest.")
+    cut = torch.zeros(count, size, size, dtype=torch.bool, device=task.clean.device)
+    cut[torch.arange(count, device=cut.device)[:, None], dest, src] = True
+    return cut_attention(model, dict.fromkeys(range(model.cfg.n_layers), cut))
+
+
+def rank_agreement(
+    a: Float[Tensor, "batch dest src"], b: Float[Tensor, "batch entry src"], at: Entries
+) -> Float[Tensor, "batch"]:
+    """Spearman's rank correlation of rows ``at`` of ``a`` with ``b``, mean over entries.
+
+    Over the positions before each entry; NaN where either does not vary in any entry.
+    """
+    rows = a[torch.arange(len(at), device=at.device)[:, None], at].double().cpu()
+    found = [
+        [_spearman(x[:t], y[:t]) for x, y, t in zip(*row, strict=True)]
+        for row in zip(rows, b.double().cpu(), at.tolist(), strict=True)
+    ]
+    return torch.tensor(found, dtype=torch.float64).nanmean(1).to(a)
+
+
+def _spearman(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> float:
+    varies = len(x) > 1 and len(x.unique()) > 1 and len(y.unique()) > 1
+    return float(spearmanr(x, y).statistic) if varies else float("nan")

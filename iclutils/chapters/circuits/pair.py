@@ -1,21 +1,14 @@
 """The induction pair: a head that writes the previous token, and one that looks it up.
 
-The second head of the pair is found by its pattern, the first by its effect: the share of the
-second's prefix matching that is lost when the first one's write into the second one's *keys*, and
-nothing else, is what it would be on other sequences (path patching; Wang et al. 2022). ``ideal_*``
-is the rule that the pair stands for: attend to what followed earlier occurrences of the current
-token, predict what is there (Elhage et al. 2021; Olsson et al. 2022).
+The second head is found by its pattern, the first by its effect: the share of the second's prefix
+matching that is lost when the first one's write into the second one's *keys*, and nothing else, is
+what it would be on other sequences (path patching; Wang et al. 2022). The pair stands for the rule
+of ``ideal_attention`` (Elhage et al. 2021; Olsson et al. 2022).
 
 Example:
     >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.tasks.repeated import repeated_tokens
     >>> from iclutils.chapters.circuits import pair
-    >>> from iclutils.interp import graph
-    >>> net = models.load("induction-0")
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> batch, other = (repeated_tokens(net, 6, 8, generator) for _ in range(2))
-    >>> tokens = torch.tensor([[0, 5, 6, 5]])
+    >>> from iclutils.tasks.repeated import RepeatedTokens
 """
 
 from __future__ import annotations
@@ -55,9 +48,9 @@ class Pair:
         previous_score, duplicate_score: attention of the first head to the token before, and to
             the earlier copy of the current token.
         drop: share of the prefix matching that its path carries.
-        wires: paths into the keys of every induction head (prefix matching above 0.4, or the
+        edges: paths into the keys of every induction head (prefix matching above 0.4, or the
             best) that carry more than a tenth of its matching; at least the pair's own.
-        loss: share of the gap lost when all of ``wires`` are patched at once.
+        loss: share of the gap lost when all of ``edges`` are patched at once.
         copying: of the induction head's weights (-1 to 1); NaN without a folded model.
         k_composition: of the two, in standard deviations above random heads; likewise.
     """
@@ -68,64 +61,13 @@ class Pair:
     previous_score: Measured
     duplicate_score: Measured
     drop: Measured
-    wires: tuple[Edge, ...]
+    edges: tuple[Edge, ...]
     loss: Measured
-    copying: float
-    k_composition: float
-
-    @property
-    def layer_distance(self) -> int:
-        """Layers from the first head to the second, at least 1."""
-        return self.induction.layer - self.previous.layer
+    copying: float = float("nan")
+    k_composition: float = float("nan")
 
 
-def path_drops(
-    model: TransformerBridge,
-    batch: RepeatedTokens,
-    other: RepeatedTokens,
-    induction: Sequence[Node],
-) -> Float[Tensor, "head induction batch"]:
-    """Share of an induction head's prefix matching lost by each earlier head's path to its keys.
-
-    The write of one head is exchanged for what it writes on ``other``, in the keys of one
-    induction head alone. All earlier heads at once: keys of the changed residual stream against
-    the queries of one clean pass, for models that compute attention so (checked on the clean
-    run); by one hooked pass for each pair otherwise.
-
-    Args:
-        model: the model.
-        batch: the sequences.
-        other: as many others of the same length, the first copy at least another draw.
-        induction: heads whose keys are patched.
-
-    Returns:
-        For every head of the model, in the order of ``graph.all_heads``; 0 where it is not in an
-        earlier layer. Mean over sequences is mean lost over mean matching.
-
-    Example:
-        >>> drops = pair.path_drops(net, batch, other, [graph.head(1, 0)])
-        >>> drops.shape
-        torch.Size([8, 1, 6])
-    """
-    heads = all_heads(model)
-    if any(node not in heads for node in induction):
-        raise IclError("Paths lead to heads of this model: name them by graph.head(layer, head).")
-    if batch.tokens.shape != other.tokens.shape:
-        raise IclError("The other sequences must have the shape of the first.")
-    last = max((node.layer for node in induction), default=0)
-    early = [node for node in heads if node.layer < last]
-    clean, foreign = (component_outputs(model, b.tokens, early) for b in (batch, other))
-    change = {node: foreign[node] - clean[node] for node in early}
-    out = batch.tokens.new_zeros((len(heads), len(induction), len(batch.tokens)), dtype=torch.float)
-    for i, target in enumerate(bar(induction, "induction heads")):
-        mine = [node for node in early if node.layer < target.layer]
-        if mine:
-            before, after = _matching(model, batch, other, target, {n: change[n] for n in mine})
-            out[: len(mine), i] = (before - after) / before.mean()
-    return out
-
-
-def find(
+def find_induction_circuit(
     model: TransformerBridge,
     batch: RepeatedTokens,
     other: RepeatedTokens,
@@ -137,14 +79,19 @@ def find(
     Args:
         model: the model.
         batch: the sequences.
-        other: the same with another first copy (a behaviour's clean and corrupt tokens).
+        other: the same with another first copy (clean and corrupt tokens of a task).
         generator: source of randomness for the null of composition and for standard errors.
         folded: the same model loaded with ``fold=True``, to read its weights.
 
     Example:
-        >>> found = pair.find(net, batch, other, generator)
-        >>> found.layer_distance
-        1
+        >>> from iclutils import models
+        >>> from iclutils.interp import clean_corrupt
+        >>> net, generator = models.load("induction-0"), torch.Generator().manual_seed(0)
+        >>> task = clean_corrupt.copying(net, 6, 8, generator)
+        >>> batches = (RepeatedTokens(tokens, 8) for tokens in (task.clean, task.corrupt))
+        >>> found = pair.find_induction_circuit(net, *batches, generator)
+        >>> found.previous.layer, found.induction.layer
+        (0, 1)
     """
     if model.cfg.n_layers < 2:
         raise IclError("An induction pair needs two attention layers; this model has one.")
@@ -154,12 +101,18 @@ def find(
     second = head(*strongest(prefix))
     seconds = [second, *(head(*place) for place in (prefix > LABEL).nonzero().tolist())]
     seconds = list(dict.fromkeys(seconds))  # the best comes first, and once
-    drops = path_drops(model, batch, other, seconds)
-    heads = all_heads(model)
+    drops, heads = path_drops(model, batch, other, seconds), all_heads(model)
     best = int(drops[: second.layer * model.cfg.n_heads, 0].mean(-1).argmax())
     first = heads[best]
     chosen = [(first, 0), *((heads[u], v) for u, v in (drops.mean(-1) > DROP).nonzero().tolist())]
-    wires = dict.fromkeys((u, Node("k", *seconds[v][1:])) for u, v in chosen)
+    edges = dict.fromkeys((u, Node("k", *seconds[v][1:])) for u, v in chosen)
+
+    at = torch.arange(batch.clean_half.start, batch.clean_half.stop, device=batch.tokens.device)
+    at = at.expand(len(batch.tokens), -1)
+    task = CleanCorrupt(batch.tokens, other.tokens, at, batch.tokens.gather(1, at + 1))
+    clean, corrupt = baselines(model, task)
+    lost = torch.stack([clean - patch_edges(model, task, list(edges)), clean - corrupt], -1)
+    loss = bootstrap(lost, lambda mean: mean[0] / mean[1], generator)
     return Pair(
         previous=first,
         induction=second,
@@ -167,22 +120,36 @@ def find(
         previous_score=mean_se(scores["previous"][:, first.layer, first.head]),
         duplicate_score=mean_se(scores["duplicate"][:, first.layer, first.head]),
         drop=mean_se(drops[best, 0]),
-        wires=tuple(wires),
-        loss=_loss(model, batch, other, list(wires), generator),
-        **_weights(folded, first, second, generator),
+        edges=tuple(edges),
+        loss=loss,
+        **({} if folded is None else _weights(folded, first, second, generator)),
     )
 
 
-def by_score(previous: Float[Tensor, "layer head"], induction_layer: int) -> Node:
-    """The head below ``induction_layer`` with the highest previous-token score.
+def path_drops(
+    model: TransformerBridge,
+    batch: RepeatedTokens,
+    other: RepeatedTokens,
+    induction: Sequence[Node],
+) -> Float[Tensor, "head induction batch"]:
+    """Share of an induction head's prefix matching lost by each earlier head's path to its keys.
 
-    Example:
-        >>> pair.by_score(torch.tensor([[0.1, 0.9], [0.2, 0.3]]), induction_layer=1)
-        Node(kind='head', layer=0, head=1)
+    The write of one head is exchanged for what it writes on ``other``, in the keys of one
+    induction head alone; for every head of the model, 0 where it is not in an earlier layer. Mean
+    over sequences is mean lost over mean matching.
     """
-    if not 0 < induction_layer <= len(previous):
-        raise IclError(f"There is no layer below {induction_layer} to choose a head from.")
-    return head(*strongest(previous[:induction_layer]))
+    heads = all_heads(model)
+    last = max((node.layer for node in induction), default=0)
+    early = [node for node in heads if node.layer < last]
+    clean, foreign = (component_outputs(model, b.tokens, early) for b in (batch, other))
+    change = {node: foreign[node] - clean[node] for node in early}
+    out = torch.zeros(len(heads), len(induction), len(batch.tokens), device=batch.tokens.device)
+    for i, target in enumerate(bar(induction, "induction heads")):
+        changes = {node: change[node] for node in early if node.layer < target.layer}
+        if changes:
+            before, after = _matching(model, batch, other, target, changes)
+            out[: len(changes), i] = (before - after) / before.mean()
+    return out
 
 
 def ideal_attention(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch dest src"]:
@@ -197,12 +164,7 @@ def ideal_attention(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch de
 def ideal_prediction(
     tokens: Int[Tensor, "batch pos"], vocab: int
 ) -> Float[Tensor, "batch pos vocab"]:
-    """p(x_{t+1} = v) = sum over s of a_t(s) [x_s = v]; 0 for every v where nothing matches.
-
-    Example:
-        >>> pair.ideal_prediction(tokens, vocab=8)[0, 3].argmax()
-        tensor(6)
-    """
+    """p(x_{t+1} = v) = sum over s of a_t(s) [x_s = v]; 0 for every v where nothing matches."""
     attention = ideal_attention(tokens)
     out = attention.new_zeros(*tokens.shape, vocab)
     return out.scatter_add_(-1, tokens[:, None].expand_as(attention), attention)
@@ -215,7 +177,11 @@ def _matching(
     target: Node,
     changes: dict[Node, Float[Tensor, "batch pos d_model"]],
 ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "patch batch"]]:
-    """Prefix matching of one head before, and after each change of its keys."""
+    """Prefix matching of one head before, and after each change of its keys.
+
+    All changes at once, keys of the changed residual stream against the queries of one clean
+    pass, where that reproduces the clean run; else by one hooked pass for each.
+    """
     layer, index, length = target.layer, target.head, batch.length
     names = [f"blocks.{layer}.{n}" for n in ("hook_resid_pre", "attn.hook_q", "attn.hook_k")]
     _, cache = cached(model, batch.tokens, [*names, get_act_name("pattern", layer)])
@@ -244,27 +210,9 @@ def _matching(
     return before, torch.stack([prefix_matching(pattern, length) for pattern in after])
 
 
-def _loss(
-    model: TransformerBridge,
-    batch: RepeatedTokens,
-    other: RepeatedTokens,
-    wires: list[Edge],
-    generator: Generator,
-) -> Measured:
-    entries = torch.arange(batch.clean_half.start, batch.clean_half.stop)
-    at = entries.to(batch.tokens.device).expand(len(batch.tokens), -1)
-    behaviour = CleanCorrupt(batch.tokens, other.tokens, at, batch.tokens.gather(1, at + 1))
-    clean, corrupt = baselines(model, behaviour)
-    lost = clean - patch_edges(model, behaviour, wires)
-    pairs = torch.stack([lost, clean - corrupt], -1)
-    return bootstrap(pairs, lambda mean: mean[0] / mean[1], generator)
-
-
 def _weights(
-    folded: TransformerBridge | None, first: Node, second: Node, generator: Generator
+    folded: TransformerBridge, first: Node, second: Node, generator: Generator
 ) -> dict[str, float]:
-    if folded is None:
-        return {"copying": float("nan"), "k_composition": float("nan")}
     score = composition_scores(folded, "K")[(*first[1:], *second[1:])].item()
     mean, spread = composition_baseline(folded.cfg.d_model, folded.cfg.d_head, generator)
     copying = copying_scores(folded)[second.layer, second.head].item()

@@ -1,71 +1,57 @@
-"""Patterns: what a head looks at, as eight scores of one attention matrix.
+"""What a head looks at, as scores of its attention pattern, and which scores are above chance.
 
-All scores lie between 0 and 1 and are means over rows. Row 0, which can only look at itself, is
-left out of all but ``first``. A score says nothing by itself: compare it with ``even_scores`` and
-with the nulls of ``labels``. Looking is not contributing (Kobayashi et al. 2020).
+All scores lie between 0 and 1 and are means over rows; row 0, which can only look at itself, is
+left out of all but ``first``. ``previous``, ``current``: attention to the token before, to the
+token itself. ``local``: to the last four positions. ``first``: to the first token (attention sink;
+Xiao et al. 2024). ``even``: entropy of a row over ln(t + 1). ``hierarchical``: our definition,
+entropy of the mass in the distance bands {0}, {1}, {2, 3}, {4 .. 7}, .. over the log of their
+number, for rows with at least three. ``duplicate``: to earlier occurrences of the current token;
+``induction``: to what followed them (Olsson et al. 2022); both over the rows whose token occurred
+before, NaN where nothing repeats.
 
-``previous``, ``current``: attention to the token before, to the token itself. ``local``: to the
-last four positions, the own one included. ``first``: to the first token (attention sink; Xiao et
-al. 2024). ``even``: entropy of a row over the most it can have, ln(t + 1). ``hierarchical`` has no
-definition in the literature; ours is the entropy of the mass in the distance bands {0}, {1},
-{2, 3}, {4 .. 7}, .. over the log of the number of bands that a row has, for rows with at least
-three: 1 if all scales get the same. ``duplicate``: to earlier occurrences of the current token.
-``induction``: to what followed them (Olsson et al. 2022); these two are averaged over the rows
-whose token occurred before, the first token never counts, and they are NaN where nothing repeats.
+A label is a score above a threshold: the largest of what even attention, heads of untrained models
+and (for scores that depend on content) the model's own heads on shuffled tokens score. A head may
+have several labels or none; they belong to a head and a kind of sequence.
 
 Example:
     >>> import torch
-    >>> from iclutils import models
     >>> from iclutils.chapters.circuits import patterns
-    >>> net = models.load("induction-0")
-    >>> tokens = torch.tensor([[models.bos(net), 5, 6, 7, 5, 6]])
-    >>> even = torch.ones(6, 6).tril() / torch.arange(1, 7)[:, None]
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from math import isnan
+
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ...errors import IclError
 from ...interp.head_scores import first_token, previous_token, uniform_pattern
 from ...interp.hooks import Hook, run_with_hooks
 from ...models import TransformerBridge, cached, get_act_name
+from ...progress import bar
 
-SCORES = (
-    "previous",
-    "current",
-    "local",
-    "first",
-    "even",
-    "hierarchical",
-    "duplicate",
-    "induction",
-)
+CONTENT = ("duplicate", "induction")  # scores that depend on which tokens are the same
+SCORES = ("previous", "current", "local", "first", "even", "hierarchical", *CONTENT)
 NEAR = 3  # positions back that still are local
+FEWEST = 30  # sequences behind a label
+
+Tokens = Int[Tensor, "batch pos"]
+Scores = Mapping[str, Float[Tensor, "batch layer head"]]
+Labels = Bool[Tensor, "layer head label"]
 
 
-def score(
-    pattern: Float[Tensor, "batch head dest src"], tokens: Int[Tensor, "row length"]
+def pattern_scores(
+    pattern: Float[Tensor, "batch head dest src"], tokens: Int[Tensor, "batch dest"]
 ) -> dict[str, Float[Tensor, "batch head"]]:
-    """All scores of some heads, each sequence by itself.
-
-    Example:
-        >>> scores = patterns.score(torch.eye(6)[None, None], tokens)
-        >>> scores["current"], scores["previous"]
-        (tensor([[1.]]), tensor([[0.]]))
-    """
+    """All scores of some heads, each sequence by itself."""
     size = tokens.shape[1]
-    if pattern.shape[0] != len(tokens) or pattern.shape[-2:] != (size, size):
-        raise IclError(
-            f"Need one pattern per sequence, {size} x {size}; got {tuple(pattern.shape)} for "
-            f"{len(tokens)} sequences."
-        )
-    if not len(tokens) or size < 3:
+    if size < 3:
         raise IclError("Patterns need at least one sequence of at least three tokens.")
     entropy = torch.special.entr(pattern).sum(-1)[..., 1:]
-    most = torch.arange(2, size + 1, device=pattern.device).log()
+    highest = torch.arange(2, size + 1, device=pattern.device).log()
     near = pattern * (_back(pattern) <= NEAR)
     same = repeats(tokens)
     return {
@@ -73,99 +59,81 @@ def score(
         "current": pattern.diagonal(0, -2, -1)[..., 1:].mean(-1),
         "local": near.sum(-1)[..., 1:].mean(-1),
         "first": first_token(pattern),
-        "even": (entropy / most).mean(-1),
-        "hierarchical": hierarchical(pattern),
-        "duplicate": _on(pattern, same),
-        "induction": _on(pattern, same.roll(1, -1)),  # no row repeats the last position
+        "even": (entropy / highest).mean(-1),
+        "hierarchical": _band_entropy(pattern),
+        "duplicate": _mass(pattern, same),
+        "induction": _mass(pattern, same.roll(1, -1)),  # no row repeats the last position
     }
 
 
-def every_score(
-    model: TransformerBridge, tokens: Int[Tensor, "batch pos"], scored_as: Tensor | None = None
+def scores(
+    model: TransformerBridge, tokens: Tokens, repeats_of: Tokens | None = None
 ) -> dict[str, Float[Tensor, "batch layer head"]]:
     """All scores of all heads: one forward pass, one layer's patterns held at a time.
 
-    ``scored_as``: tokens that decide what repeats, where it is not those that the model reads.
+    ``repeats_of``: tokens that decide what repeats, where it is not those that the model reads.
 
     Example:
-        >>> patterns.every_score(net, tokens)["previous"].shape
+        >>> from iclutils import models
+        >>> net = models.load("induction-0")
+        >>> tokens = torch.tensor([[models.bos(net), 5, 6, 7, 5, 6]])
+        >>> patterns.scores(net, tokens)["previous"].shape
         torch.Size([1, 2, 4])
     """
     found: dict[int, dict[str, Tensor]] = {}
 
-    def hook_for(layer: int) -> Hook:
+    def score_layer(layer: int) -> Hook:
         def look(pattern: Tensor, hook: object) -> Tensor:
-            found[layer] = score(pattern, tokens if scored_as is None else scored_as)
+            found[layer] = pattern_scores(pattern, tokens if repeats_of is None else repeats_of)
             return pattern
 
         return get_act_name("pattern", layer), look
 
     layers = range(model.cfg.n_layers)
-    run_with_hooks(model, tokens, [hook_for(layer) for layer in layers])
+    run_with_hooks(model, tokens, [score_layer(layer) for layer in layers])
     return {name: torch.stack([found[layer][name] for layer in layers], 1) for name in SCORES}
 
 
-def even_scores(tokens: Int[Tensor, "batch pos"]) -> dict[str, Float[Tensor, "batch"]]:
-    """The same scores for a head that spreads its attention evenly.
-
-    Example:
-        >>> scored = patterns.score(even[None, None], tokens)["even"][0]
-        >>> torch.allclose(patterns.even_scores(tokens)["even"], scored)
-        True
-    """
-    even = uniform_pattern(tokens.shape[1]).to(tokens.device)
-    scores = score(even.expand(len(tokens), 1, -1, -1), tokens)
-    return {name: values[:, 0] for name, values in scores.items()}
+def uniform_scores(tokens: Tokens) -> dict[str, Float[Tensor, "batch"]]:
+    """The same scores for a head that spreads its attention evenly."""
+    even = uniform_pattern(tokens.shape[1]).to(tokens.device).expand(len(tokens), 1, -1, -1)
+    return {name: values[:, 0] for name, values in pattern_scores(even, tokens).items()}
 
 
-def repeats(tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch dest src"]:
-    """Which earlier positions hold the same token; the first position never counts.
-
-    Example:
-        >>> patterns.repeats(tokens)[0].nonzero()
-        tensor([[4, 1],
-                [5, 2]])
-    """
+def repeats(tokens: Tokens) -> Bool[Tensor, "batch dest src"]:
+    """Which earlier positions hold the same token; the first position never counts."""
     same = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
     same[:, :, 0] = False
     return same
 
 
-def hierarchical(pattern: Float[Tensor, "*lead dest src"]) -> Float[Tensor, "*lead"]:
-    """Entropy over dyadic distance bands, relative to equal mass in each (our definition).
-
-    Example:
-        >>> patterns.hierarchical(torch.eye(6)) < patterns.hierarchical(even)
-        tensor(True)
-    """
-    # The exponent of a distance is its band: 0 -> 0, 1 -> 1, 2 and 3 -> 2, 4 to 7 -> 3, ..
-    band = torch.frexp(_back(pattern).clamp_min(0).float()).exponent.long()
-    member = torch.nn.functional.one_hot(band).to(pattern)
-    mass = torch.einsum("...ts,tsk->...tk", pattern, member)
-    most = (band[:, 0] + 1).log()  # a row's own bands: those up to its distance from the start
-    return (torch.special.entr(mass).sum(-1) / most)[..., 2:].mean(-1)
-
-
-def distance(pattern: Float[Tensor, "*lead dest src"]) -> Float[Tensor, "*lead"]:
+def attention_distance(
+    model: TransformerBridge, tokens: Tokens
+) -> Float[Tensor, "batch layer head"]:
     """Mean distance back, in positions, of all attention that does not go to the first token.
 
-    Over all rows together, so that a row that gives the first token nearly all counts nearly
-    nothing; NaN where the first token gets everything.
-
-    Example:
-        >>> patterns.distance(torch.eye(6))
-        tensor(0.)
+    Over all rows together; NaN where the first token gets everything.
     """
+    return torch.stack([mean_distance(p) for p in _patterns(model, tokens)], 1)
+
+
+def mean_distance(pattern: Float[Tensor, "*lead dest src"]) -> Float[Tensor, "*lead"]:
+    """``attention_distance`` of single patterns."""
     rest = pattern[..., 1:, 1:]
     return (rest * _back(rest)).sum((-2, -1)) / rest.sum((-2, -1))
 
 
-def note_label(pattern: Float[Tensor, "dest src"]) -> str:
-    """What the seed note's chain of if and elif (note 004, section 5.2) calls a pattern.
+def future_attention(model: TransformerBridge, tokens: Tokens) -> float:
+    """Largest attention that any head gives to a later position."""
+    return max(float(pattern.triu(1).max()) for pattern in _patterns(model, tokens))
 
-    Its scores are not defined there. Diagonal, "adjacent tokens": attention to the previous and
-    the current token together. Uniform: one minus the total variation distance from even
-    attention. Hierarchical: ours. There is no branch for the induction pattern of its table.
+
+def note_label(pattern: Float[Tensor, "dest src"]) -> str:
+    """What the chain of if and elif in seed note 004, section 5.2, calls a pattern.
+
+    The note does not define its scores. Diagonal, "adjacent tokens": attention to the previous
+    and the current token; uniform: one minus the total variation distance from even attention;
+    hierarchical: ours.
     """
     adjacent = pattern.diagonal(-1).mean() + pattern.diagonal()[1:].mean()
     apart = (pattern - uniform_pattern(len(pattern)).to(pattern)).abs().sum(-1) / 2
@@ -173,21 +141,119 @@ def note_label(pattern: Float[Tensor, "dest src"]) -> str:
         return "diagonal"
     if 1 - apart[1:].mean() > 0.5:
         return "uniform"
-    return "hierarchical" if hierarchical(pattern) > 0.6 else "other"
+    return "hierarchical" if _band_entropy(pattern) > 0.6 else "other"
 
 
-def note_labels(model: TransformerBridge, tokens: Int[Tensor, "one pos"]) -> list[list[str]]:
-    """The note's label of every head, ``[layer][head]``, from one sequence as in the note.
+def note_labels(model: TransformerBridge, tokens: Int[Tensor, "1 pos"]) -> list[list[str]]:
+    """The note's label of every head, ``[layer][head]``, from one sequence as in the note."""
+    return [[note_label(head) for head in layer[0]] for layer in _patterns(model, tokens)]
 
-    Example:
-        >>> len(patterns.note_labels(net, tokens)) == net.cfg.n_layers
-        True
+
+def null_scores(
+    models: Sequence[TransformerBridge], tokens: Tokens
+) -> dict[str, Float[Tensor, "_"]]:
+    """Scores of every head of untrained models on every sequence, undefined ones left out."""
+    each = [scores(model, tokens) for model in bar(models, "untrained models")]
+    return {name: _defined(torch.cat([s[name].flatten() for s in each])) for name in SCORES}
+
+
+def shuffled_scores(
+    model: TransformerBridge, tokens: Tokens, generator: Generator
+) -> dict[str, Float[Tensor, "_"]]:
+    """What position alone scores: shuffled tokens are read, the original ones say what repeats.
+
+    Every sequence is shuffled for itself, the first token stays.
     """
-    if len(tokens) != 1 or tokens.shape[1] < 3:
-        raise IclError("The note's rules read one sequence, of at least three tokens.")
+    count, size = tokens.shape
+    order = torch.rand(count, size - 1, generator=generator).argsort(-1).to(tokens.device)
+    shuffled = torch.cat([tokens[:, :1], tokens[:, 1:].gather(1, order)], 1)
+    found = scores(model, shuffled, repeats_of=tokens)
+    return {name: _defined(found[name].flatten()) for name in CONTENT}
+
+
+def thresholds(
+    nulls: Sequence[Mapping[str, Float[Tensor, "_"]]],
+    uniform: Mapping[str, Float[Tensor, "batch"]],
+    alpha: float = 0.01,
+) -> dict[str, float]:
+    """Largest (1 - alpha)-quantile of the nulls and of even attention, for each score.
+
+    NaN, and no label, where no score can be above it (``even``) or nothing defines it.
+    """
+    limits = {}
+    for name in SCORES:
+        known = [_defined(null[name]).double() for null in [*nulls, uniform] if name in null]
+        quantiles = [values.quantile(1 - alpha).item() for values in known if len(values)]
+        limit = max(quantiles, default=float("nan"))
+        limits[name] = limit if limit < 1 - 1e-6 else float("nan")
+    return limits
+
+
+def labels(scores: Scores, limits: Mapping[str, float]) -> Labels:
+    """Which labels a head has, in the order of ``SCORES``: mean - 2 SE above the threshold.
+
+    A score that fewer than 30 of the sequences define gives no label.
+    """
+    count = len(scores[SCORES[0]])
+    if count < FEWEST:
+        raise IclError(f"Labels need at least {FEWEST} sequences; got {count}.")
+    out = []
+    for name in SCORES:
+        values = scores[name].double()
+        known = (~values.isnan()).sum(0)
+        mean = values.nanmean(0)
+        error = ((values - mean).square().nansum(0) / (known - 1) / known).sqrt()
+        out.append((known >= FEWEST) & (mean - 2 * error > limits[name]))
+    return torch.stack(out, -1)
+
+
+def excess(scores: Scores, limits: Mapping[str, float]) -> Float[Tensor, "layer head label"]:
+    """Calibrated scores: 0 at the threshold, 1 at the highest possible; NaN where undefined."""
+    each = [(scores[n].double().nanmean(0) - limits[n]) / (1 - limits[n]) for n in SCORES]
+    return torch.stack(each, -1)
+
+
+def false_alarms(given: Labels, limits: Mapping[str, float]) -> float:
+    """Share of the possible labels that these heads (untrained ones) have."""
+    possible = [i for i, name in enumerate(SCORES) if not isnan(limits[name])]
+    return given[..., possible].double().mean().item()
+
+
+def label_overlap(first: Labels, second: Labels) -> float:
+    """Mean Jaccard similarity of a head's labels on two kinds of sequences.
+
+    Over the heads that have a label on at least one; NaN if none has.
+    """
+    both, either = (first & second).sum(-1), (first | second).sum(-1)
+    return (both[either > 0] / either[either > 0]).double().mean().item()
+
+
+def table(
+    scores: Scores,
+    limits: Mapping[str, float],
+    given: Labels,
+    **more: Float[Tensor, "layer head"],
+) -> list[dict[str, object]]:
+    """One row for each head: every score beside its threshold, labels, and ``more`` columns."""
+    means = {name: scores[name].double().nanmean(0) for name in SCORES}
+    rows = []
+    for layer, head in torch.cartesian_prod(*map(torch.arange, given.shape[:2])).tolist():
+        row: dict[str, object] = {"layer": layer, "head": head}
+        for name in SCORES:
+            row[name] = means[name][layer, head].item()
+            row[f"{name} by chance"] = limits[name]
+        named = [SCORES[i] for i in given[layer, head].nonzero()[:, 0].tolist()]
+        row["labels"] = ", ".join(named)
+        rows.append(row | {name: values[layer, head].item() for name, values in more.items()})
+    return rows
+
+
+def _patterns(
+    model: TransformerBridge, tokens: Tokens
+) -> list[Float[Tensor, "batch head dest src"]]:
     names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
-    _, seen = run_with_hooks(model, tokens, [], names)
-    return [[note_label(one) for one in seen[name][0]] for name in names]
+    _, cache = cached(model, tokens, names)
+    return [cache[name] for name in names]
 
 
 def _back(pattern: Float[Tensor, "*lead dest src"]) -> Int[Tensor, "dest src"]:
@@ -196,7 +262,17 @@ def _back(pattern: Float[Tensor, "*lead dest src"]) -> Int[Tensor, "dest src"]:
     return place[:, None] - place
 
 
-def _on(
+def _band_entropy(pattern: Float[Tensor, "*lead dest src"]) -> Float[Tensor, "*lead"]:
+    """Entropy over dyadic distance bands, relative to equal mass in each."""
+    # The exponent of a distance is its band: 0 -> 0, 1 -> 1, 2 and 3 -> 2, 4 to 7 -> 3, ..
+    band = torch.frexp(_back(pattern).clamp_min(0).float()).exponent.long()
+    in_band = torch.nn.functional.one_hot(band).to(pattern)
+    mass = torch.einsum("...ts,tsk->...tk", pattern, in_band)
+    highest = (band[:, 0] + 1).log()  # a row's own bands: those up to its distance from the start
+    return (torch.special.entr(mass).sum(-1) / highest)[..., 2:].mean(-1)
+
+
+def _mass(
     pattern: Float[Tensor, "batch head dest src"], where: Bool[Tensor, "batch dest src"]
 ) -> Float[Tensor, "batch head"]:
     """Mass on marked sources, mean over the rows that have one; NaN if none has."""
@@ -204,27 +280,5 @@ def _on(
     return (pattern * where[:, None]).sum((-2, -1)) / rows.sum(-1)[:, None]
 
 
-def ahead(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> float:
-    """Largest attention that any head gives to a later position.
-
-    Example:
-        >>> patterns.ahead(net, tokens)
-        0.0
-    """
-    names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
-    _, cache = cached(model, tokens, names)
-    return max(float(cache[name].triu(1).max()) for name in names)
-
-
-def every_distance(
-    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
-) -> Float[Tensor, "batch layer head"]:
-    """``distance`` of every head on every sequence.
-
-    Example:
-        >>> patterns.every_distance(net, tokens).shape
-        torch.Size([1, 2, 4])
-    """
-    names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
-    _, cache = cached(model, tokens, names)
-    return torch.stack([distance(cache[name]) for name in names], 1)
+def _defined(values: Float[Tensor, "*any"]) -> Float[Tensor, "known"]:
+    return values[~values.isnan()]

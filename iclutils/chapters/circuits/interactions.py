@@ -1,0 +1,162 @@
+"""How heads work together: what removing two costs beyond each, and what each pushes directly.
+
+The correlation of two heads' activations (seed note 004, section 4.1) means nothing: each head's
+``z`` has a basis of its own, which can be rotated without changing the model.
+
+Example:
+    >>> import torch
+    >>> from iclutils.chapters.circuits import interactions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+from transformers import GPT2LMHeadModel, PreTrainedModel
+
+from ...errors import IclError
+from ...interp.clean_corrupt import CleanCorrupt, scored_logits
+from ...interp.graph import Node, component_output, of, output_hook
+from ...interp.hooks import Hook, run_with_hooks
+from ...interp.patching import ablate
+from ...models import TransformerBridge, cached, get_act_name
+from ...progress import bar
+
+
+def interactions(
+    model: TransformerBridge, task: CleanCorrupt, groups: Sequence[Sequence[Node]]
+) -> tuple[Float[Tensor, "group batch"], Float[Tensor, "group group batch"]]:
+    """Nats lost without each group of heads and MLP layers, and the interaction of every two.
+
+    D(a, b) - D(a) - D(b), with D the nats lost by resample ablation: below 0 for a pipeline,
+    about 0 for independent groups, above 0 for back-ups (Wang et al. 2022); NaN on the diagonal.
+
+    Example:
+        >>> from iclutils import models
+        >>> from iclutils.interp import clean_corrupt, graph
+        >>> net = models.load("induction-0")
+        >>> task = clean_corrupt.copying(net, 4, 6, torch.Generator().manual_seed(0))
+        >>> heads = [[head] for head in graph.all_heads(net)]
+        >>> alone, interaction = interactions.interactions(net, task, heads)
+        >>> interaction.shape
+        torch.Size([8, 8, 4])
+    """
+    pairs = list(combinations(range(len(groups)), 2))
+    unions = [list(dict.fromkeys([*groups[a], *groups[b]])) for a, b in pairs]
+    lost = task.score(scored_logits(model, task)) - ablate(model, task, [*groups, *unions])
+    alone, joint = lost[: len(groups)], lost[len(groups) :]
+    out = alone.new_full((len(groups), len(groups), len(task)), torch.nan)
+    for (a, b), both in zip(pairs, joint, strict=True):
+        out[a, b] = out[b, a] = both - alone[a] - alone[b]
+    return alone, out
+
+
+def same_layer_effect(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> float:
+    """Largest change of any head's output (``z``) when another head of its layer is silenced.
+
+    Its queries and its output are set to zero. 0 but for rounding: heads of a layer read the same.
+    """
+    layers, heads = model.cfg.n_layers, model.cfg.n_heads
+    _, clean = cached(model, tokens, [get_act_name("z", layer) for layer in range(layers)])
+    largest = 0.0
+    for layer, head in bar([(la, h) for la in range(layers) for h in range(heads)], "heads"):
+
+        def silence(value: Tensor, hook: object, head: int = head) -> Tensor:
+            value = value.clone()
+            value[:, :, head] = 0
+            return value
+
+        name = get_act_name("z", layer)
+        hooks: list[Hook] = [(get_act_name("q", layer), silence), (name, silence)]
+        _, seen = run_with_hooks(model, tokens, hooks, [name])
+        change = (seen[name] - clean[name]).abs().amax((0, 1, 3))
+        change[head] = 0
+        largest = max(largest, change.max().item())
+    return largest
+
+
+def direct_logits(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor, "writer batch"]:
+    """What each writer adds to the right answer's logit directly, mean over scored entries.
+
+    Relative to the mean over all tokens (over ``choices``, where given). Biases of attention
+    layers, the final LayerNorm and the unembedding belong to nobody. (Direct logit attribution;
+    Elhage et al. 2021, Wang et al. 2022.)
+    """
+    writers, scale = of(model).writers, "ln_final.hook_scale"
+    _, cache = cached(model, task.clean, {*map(output_hook, writers), scale})
+    rows = torch.arange(len(task), device=task.clean.device)[:, None]
+    reads = answer_direction(model, task) / cache[scale][rows, task.at]
+    writes = torch.stack([component_output(model, cache, u)[rows, task.at] for u in writers])
+    return (writes * reads).sum(-1).mean(-1)
+
+
+def answer_direction(
+    model: TransformerBridge, task: CleanCorrupt
+) -> Float[Tensor, "batch entry d_model"]:
+    """Direction in the residual stream of the answer's logit over the mean of all (or choices).
+
+    Before the final LayerNorm, whose scale is left out: divide by it.
+    """
+    tokens = token_directions(model)
+    if task.choices is None:
+        return tokens[task.answer] - tokens.mean(0)
+    return tokens[task.answer] - tokens[task.choices].mean(1, keepdim=True)
+
+
+def token_directions(model: TransformerBridge) -> Float[Tensor, "vocab d_model"]:
+    """Unembedding with the final LayerNorm's weight, and its centring, folded in."""
+    tokens = model.W_U.T * getattr(model.ln_final, "weight", 1)
+    rms = "RMS" in str(model.cfg.normalization_type)  # takes no mean away
+    return tokens if rms else tokens - tokens.mean(-1, keepdim=True)
+
+
+def note_correlation(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "layer head head"]:
+    """The note's measure: Pearson correlation of two heads' flattened ``z``; NaN if constant."""
+    names = [get_act_name("z", layer) for layer in range(model.cfg.n_layers)]
+    _, cache = cached(model, tokens, names)
+    flat = [cache[name].permute(2, 0, 1, 3).flatten(1).double() for name in names]
+    return torch.stack([torch.corrcoef(z).reshape(len(z), len(z)) for z in flat])
+
+
+def random_rotation(size: int, generator: Generator) -> Float[Tensor, "size size"]:
+    """A random orthogonal matrix."""
+    return torch.linalg.qr(torch.randn(size, size, generator=generator)).Q
+
+
+def rotate_head_basis(
+    network: PreTrainedModel, layer: int, head: int, rotation: Float[Tensor, "size size"]
+) -> None:
+    """Rotate the basis of one head of a GPT-2, in place: W_V R, b_V R, R^T W_O (``edit_weights``).
+
+    What the head writes stays the same, whatever it attends to.
+    """
+    attn, rows, values = head_weights(network, layer, head)
+    if not torch.allclose(rotation.T @ rotation, torch.eye(len(rotation)), atol=1e-4):
+        raise IclError("The matrix is no rotation: its columns must be orthonormal.")
+    with torch.no_grad():
+        for part in (attn.c_attn.weight, attn.c_attn.bias):
+            part[..., values] = part[..., values] @ rotation
+        attn.c_proj.weight[rows] = rotation.T @ attn.c_proj.weight[rows]
+
+
+def head_weights(network: PreTrainedModel, layer: int, head: int) -> tuple[Any, slice, slice]:
+    """Attention module of a GPT-2's layer; a head's rows of ``c_proj`` and its values' columns."""
+    if not isinstance(network, GPT2LMHeadModel):
+        raise IclError("Only models with the architecture of GPT-2 can have their heads edited.")
+    layers, heads, width = (getattr(network.config, n) for n in ("n_layer", "n_head", "n_embd"))
+    if not (0 <= layer < layers and 0 <= head < heads):
+        raise IclError(
+            f"There is no head {layer}.{head}: the model has {layers} layers of {heads} heads."
+        )
+    start, size = head * width // heads, width // heads
+    rows = slice(start, start + size)
+    values = slice(2 * width + start, 2 * width + start + size)
+    attn: Any = network.transformer.h[layer].attn
+    return attn, rows, values

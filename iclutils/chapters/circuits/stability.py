@@ -1,0 +1,280 @@
+"""Stability of circuits: across models by name and by role, along training by re-extraction.
+
+A head of one seed has no counterpart of the same name in another. Sets of names have a null
+(hypergeometric); roles are matched by what heads attend to (Kuhn 1955) and tested on another
+measure, what they write (CKA), because the best matching of any matrix, noise included, beats
+random ones on that matrix. Along training, two checkpoints can be no more alike than two
+extractions from one of them on different sequences: the re-extraction floor.
+
+Example:
+    >>> import torch
+    >>> from iclutils.chapters.circuits import stability
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from itertools import groupby
+
+import torch
+from einops import einsum
+from jaxtyping import Bool, Float, Int
+from scipy.optimize import linear_sum_assignment
+from scipy.stats import hypergeom
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from ...errors import IclError
+from ...interp.head_scores import uniform_pattern
+from ...models import TransformerBridge, cached, get_act_name
+from .patterns import repeats
+
+MOST = 2048  # positions of head outputs kept
+
+Tokens = Int[Tensor, "batch pos"]
+Groups = tuple[Int[Tensor, "group_a"], Int[Tensor, "group_b"]]
+
+
+def top(values: Float[Tensor, "item"], size: int) -> frozenset[int]:
+    """The ``size`` items of the largest values; of equal ones the first. NaN counts as smallest.
+
+    Example:
+        >>> stability.top(torch.tensor([0.1, 0.9, 0.5]), 2)
+        frozenset({1, 2})
+    """
+    order = torch.nan_to_num(values, nan=-torch.inf).sort(descending=True, stable=True).indices
+    return frozenset(order[:size].tolist())
+
+
+def jaccard(a: Set, b: Set) -> float:
+    """Items in both over items in either: 0 none shared, 1 the same set.
+
+    Example:
+        >>> stability.jaccard({1, 2}, {2, 3}) == 1 / 3
+        True
+    """
+    if not (a and b):
+        raise IclError("A circuit of size zero overlaps with nothing: give each set an item.")
+    return len(a & b) / len(a | b)
+
+
+def overlap_p(a: Set, b: Set, of: int) -> float:
+    """Probability that sets of these sizes, drawn at random from ``of``, share as many items.
+
+    Example:
+        >>> stability.overlap_p({0}, {0}, of=4)
+        0.25
+    """
+    return float(hypergeom.sf(len(a & b) - 1, of, len(a), len(b)))
+
+
+def attention_profiles(model: TransformerBridge, tokens: Tokens) -> Float[Tensor, "head feature"]:
+    """What every head looks at: mean attention by distance back and by relation, less even's.
+
+    Features: mass 0, 1, ... tokens back, then on an earlier copy of the token, on what followed
+    one, on the first token and on itself; the first position left out. They mean the same in
+    every model that reads sequences of the same length and make. Heads in order of depth.
+    """
+    names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
+    _, cache = cached(model, tokens, names)
+    same = repeats(tokens)
+    after = functional.pad(same[:, :, :-1], (1, 0)).tril()
+    first, itself = torch.zeros_like(same), torch.zeros_like(same)
+    first[:, :, 0] = True
+    itself.diagonal(0, 1, 2).fill_(True)
+    relations = torch.stack([same, after, first, itself])[:, :, 1:].double()
+
+    def features(pattern: Float[Tensor, "batch head dest src"]) -> Float[Tensor, "head feature"]:
+        rows = pattern[:, :, 1:].double()
+        distances = [rows.diagonal(1 - d, -2, -1).sum((0, 2)) for d in range(rows.shape[-1])]
+        related = einsum(rows, relations, "batch head d s, kind batch d s -> head kind")
+        return torch.cat([torch.stack(distances, 1), related], 1) / (len(rows) * rows.shape[2])
+
+    even = uniform_pattern(tokens.shape[1]).to(tokens.device).expand(len(tokens), 1, -1, -1)
+    return torch.cat([features(cache[name]) for name in names]) - features(even)
+
+
+def profile_similarity(
+    a: Float[Tensor, "a feature"], b: Float[Tensor, "b feature"]
+) -> Float[Tensor, "a b"]:
+    """Cosine of the attention profiles of two models' heads; 0 for a head that attends evenly."""
+    return functional.normalize(a, dim=1) @ functional.normalize(b, dim=1).T
+
+
+def head_outputs(
+    model: TransformerBridge, tokens: Tokens
+) -> Float[Tensor, "layer head sample d_model"]:
+    """What every head writes to the residual stream (z W_O) at all positions but the first.
+
+    At most 2,048 of them, evenly spaced.
+    """
+    names = [get_act_name("z", layer) for layer in range(model.cfg.n_layers)]
+    _, cache = cached(model, tokens, names)
+    count = len(tokens) * (tokens.shape[1] - 1)
+    pick = torch.arange(min(count, MOST), device=tokens.device) * count // min(count, MOST)
+    z = [cache[name][:, 1:].flatten(0, 1)[pick].transpose(0, 1) for name in names]
+    return torch.stack(z) @ model.W_O
+
+
+def cka(a: Float[Tensor, "a sample d_a"], b: Float[Tensor, "b sample d_b"]) -> Float[Tensor, "a b"]:
+    """Linear CKA of what heads write at the same tokens: 0 to 1 (Kornblith et al. 2019, section 3).
+
+    ||Y^T X||^2 / (||X^T X|| ||Y^T Y||) of centred rows. Rotating or scaling either side changes
+    nothing. NaN for a head that always writes the same.
+
+    Example:
+        >>> writes = torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(0))
+        >>> stability.cka(writes, 2 * writes).diagonal().round(decimals=3)
+        tensor([1., 1.], dtype=torch.float64)
+    """
+    a, b = (x.double() - x.double().mean(1, keepdim=True) for x in (a, b))
+    own = [(x.mT @ x).flatten(1).norm(dim=1) for x in (a, b)]
+    cross = torch.stack([(one.mT @ b).square().sum((1, 2)) for one in a])
+    return cross / (own[0][:, None] * own[1])
+
+
+def match(similarity: Float[Tensor, "a b"], within: Groups | None = None) -> list[tuple[int, int]]:
+    """The pairs of heads whose similarities have the largest sum; each head in one pair at most.
+
+    ``within``: the group (layer) of each head of either model; pairs stay in a group.
+
+    Example:
+        >>> stability.match(torch.tensor([[0.1, 0.9], [0.8, 0.2]]))
+        [(0, 1), (1, 0)]
+    """
+    if not bool(similarity.isfinite().all()):
+        raise IclError("A similarity is not finite: leave heads out that write or see nothing.")
+    pairs: list[tuple[int, int]] = []
+    for rows, columns in _blocks(similarity, within):
+        block = similarity[rows][:, columns].detach().cpu().double().numpy()
+        found = linear_sum_assignment(block, maximize=True)
+        pairs += [(int(rows[i]), int(columns[j])) for i, j in zip(*found, strict=True)]
+    return sorted(pairs)
+
+
+def matching_excess(
+    similarity: Float[Tensor, "a b"],
+    pairs: Sequence[tuple[int, int]],
+    generator: Generator,
+    within: Groups | None = None,
+    draws: int = 500,
+) -> tuple[float, float]:
+    """Mean similarity of matched heads less that of random matchings, and the SD of these.
+
+    A permutation test, fair only if ``pairs`` were matched without looking at *this* matrix.
+    """
+    values = similarity.detach().cpu().double()
+    blocks = _blocks(values, within)
+    chance = []
+    for _ in range(draws):
+        drawn = []
+        for rows, columns in blocks:
+            size = min(len(rows), len(columns))
+            first, second = (
+                one[torch.randperm(len(one), generator=generator)[:size]] for one in (rows, columns)
+            )
+            drawn.append(values[first, second])
+        chance.append(torch.cat(drawn).mean())
+    null = torch.stack(chance)
+    first, second = torch.tensor(list(pairs)).T
+    return float(values[first, second].mean() - null.mean()), float(null.std())
+
+
+def _blocks(similarity: Tensor, within: Groups | None) -> list[tuple[Tensor, Tensor]]:
+    """Rows and columns of each group that both models have."""
+    everyone = (torch.zeros(n, dtype=torch.long) for n in similarity.shape)
+    ours, theirs = (group.cpu() for group in within or everyone)
+    if (len(ours), len(theirs)) != tuple(similarity.shape):
+        raise IclError(
+            f"Give a group for each of {similarity.shape[0]} and {similarity.shape[1]} heads; "
+            f"got {len(ours)} and {len(theirs)}."
+        )
+    common = sorted(set(ours.tolist()) & set(theirs.tolist()))
+    return [((ours == g).nonzero()[:, 0], (theirs == g).nonzero()[:, 0]) for g in common]
+
+
+def top_overlap(
+    first: Float[Tensor, "item batch"], second: Float[Tensor, "item other_batch"], size: int
+) -> float:
+    """Jaccard similarity of two extractions: their ``size`` items of the largest |mean effect|."""
+    best = [top(v.detach().cpu().double().mean(-1).abs(), size) for v in (first, second)]
+    return jaccard(*best)
+
+
+def reextraction_floor(
+    effects: Float[Tensor, "item batch"],
+    size: int,
+    generator: Generator,
+    draws: int = 200,
+    alpha: float = 0.05,
+) -> float:
+    """The ``top_overlap`` that two halves of one checkpoint's sequences undercut with ``alpha``.
+
+    Compare ``first[:, :half]`` with ``second[:, half:]`` to treat two checkpoints alike.
+    """
+    count, found = effects.shape[1], []
+    if count < 2:
+        raise IclError("Two extractions need at least two sequences.")
+    for _ in range(draws):
+        order = torch.randperm(count, generator=generator)
+        one, two = (effects[:, half] for half in order.split((count + 1) // 2))
+        found.append(top_overlap(one, two, size))
+    return float(torch.tensor(found, dtype=torch.float64).quantile(alpha))
+
+
+def phases(
+    similarity: Float[Tensor, "interval"],
+    floors: Float[Tensor, "interval"],
+    present: Bool[Tensor, "checkpoint"],
+    shortest: int = 2,
+) -> list[str]:
+    """What each interval between checkpoints is: ``stable``, ``unstable`` or ``absent``.
+
+    (Seed note 004, section 7.2, with a floor and absence added; Tigges et al. 2024.)
+
+    Args:
+        similarity: of each checkpoint to the next.
+        floors: floor of each interval, that of its later checkpoint.
+        present: whether a checkpoint solves the task at all.
+        shortest: intervals at or above the floor in a row that make a stable phase.
+
+    Example:
+        >>> similarity, floors = torch.tensor([0.2, 0.9, 0.9]), torch.full((3,), 0.5)
+        >>> stability.phases(similarity, floors, torch.ones(4, dtype=torch.bool))
+        ['unstable', 'stable', 'stable']
+    """
+    kinds = [
+        "stable" if alike else "unstable" if there else "absent"
+        for there, alike in zip(
+            (present[:-1] & present[1:]).tolist(),
+            (present[:-1] & present[1:] & (similarity >= floors)).tolist(),
+            strict=True,
+        )
+    ]
+    out: list[str] = []
+    for kind, run in groupby(kinds):
+        count = len(list(run))
+        out += ["unstable" if kind == "stable" and count < shortest else kind] * count
+    return out
+
+
+def rise(
+    values: Sequence[float], low: float = 0.1, high: float = 0.8
+) -> tuple[Bool[Tensor, "interval"], Bool[Tensor, "interval"]]:
+    """The intervals in which a value rises from ``low`` to ``high`` times its final one, and after.
+
+    The rise begins in the interval that ends with the first checkpoint at or above ``low``, and
+    ends in the one that ends with the first at or above ``high``.
+
+    Example:
+        >>> during, after = stability.rise([0.0, 0.05, 0.9, 1.0])
+        >>> during
+        tensor([False,  True, False])
+    """
+    if not values[-1] > 0:
+        raise IclError("A rise needs a final value above 0.")
+    begins, ends = (
+        next(i for i, v in enumerate(values) if v >= s * values[-1]) for s in (low, high)
+    )
+    interval = torch.arange(len(values) - 1)
+    return (interval >= begins - 1) & (interval < ends), interval >= ends
