@@ -1,4 +1,4 @@
-"""Several small learners trained as one batched program, against one after the other.
+"""Several small in-context regressors trained as one batched program, against one after the other.
 
 Both ways take the same training steps (data, loss, gradients, clipping, both optimisers) from
 the same weights, in one process; the losses of all members must agree to 1e-4 after them, or the

@@ -40,7 +40,7 @@ class LabelWords:
 
 @dataclass(frozen=True)
 class Regression:
-    """Sizes of chapter 03. The names are those of learners, which know their shape and task."""
+    """Sizes of chapter 03. The names are those of networks that know their shape and task."""
 
     models: tuple[str, ...]  # without noise; the last is the one that was trained longest
     noise: tuple[str, ...]  # a member for each of the paper's ratios; later ones replace earlier

@@ -26,6 +26,7 @@ from ..errors import IclError, unknown
 from ..files import write_json
 from ..models import lsa, regressors
 from ..models.lsa import LinearSelfAttention
+from ..models.regressors import InContextRegressors
 from ..tasks import generator
 from . import claims, machine, presets
 
@@ -55,7 +56,7 @@ class Session:
         """``models.load`` onto this session's device."""
         return models.load(name, device=self.device, **options)
 
-    def learners(self, name: str, **options: Any) -> regressors.Learners:
+    def regressors(self, name: str, **options: Any) -> InContextRegressors:
         """``regressors.load`` onto this session's device."""
         return regressors.load(name, device=self.device, **options)
 

@@ -1,10 +1,10 @@
-"""Learners: small transformers that learn a regression from the pairs in their context.
+"""In-context regressors: small transformers that predict each y from the pairs before it.
 
-One ``Learners`` holds several members of one shape, which differ in seed or in the data they
-were trained on; every weight has a leading axis for the member, and all run as one batched
-program. Two blocks are offered: ``standard`` (pre-norm, as GPT-2) and ``released``, the block of
-the code released with Akyurek et al. 2023, which differs from their Eq. 4: the residual stream
-itself passes through each LayerNorm, and a head is ``width / heads**2`` wide.
+An ensemble is several networks of one shape, which differ in seed or in the data they were trained
+on; every weight has a leading ``ensemble`` axis, and all run as one batched program. The block is
+``standard`` (pre-norm, as GPT-2), ``post-norm`` ({cite}`vaswani2017`), or ``released``, that of the
+code released with {cite}`akyurek2023`: the residual stream itself passes through each LayerNorm,
+a head is ``width / heads**2`` wide, and no LayerNorm precedes the read-out.
 
 Example:
     >>> import torch
@@ -14,7 +14,7 @@ Example:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,11 +29,14 @@ from ..errors import IclError
 from .storage import restore, store
 
 Format = Literal["one", "two"]
+KIND = "in-context regressors"
+Xs = Float[Tensor, "*ensemble batch n d"]
+Labels = Float[Tensor, "*label_batch label_n"]  # one for each x; a mismatch is refused with a cure
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the sizes of a learner: ``pairs`` is the longest context it can read."""
+    """What decides the sizes of a network; ``pairs`` is the longest context it can read."""
 
     dim: int
     pairs: int
@@ -41,7 +44,7 @@ class Shape:
     layers: int
     width: int
     heads: int
-    block: Literal["standard", "released"] = "standard"
+    block: Literal["standard", "post-norm", "released"] = "standard"
 
     @property
     def head(self) -> int:
@@ -59,23 +62,23 @@ class Shape:
         return 2 * self.dim + 1 if self.format == "one" else self.dim + 1
 
 
-class Learners(nn.Module):
-    """Members of one shape: weights (member, in, out), run side by side."""
+class InContextRegressors(nn.Module):
+    """An ensemble of networks of one shape, drawn from ``seeds``: weights (ensemble, in, out)."""
 
     def __init__(self, shape: Shape, seeds: Sequence[int]) -> None:
         super().__init__()
         if shape.head < 1 or shape.width % shape.heads:
             raise IclError(f"A width of {shape.width} cannot be cut into {shape.heads} heads.")
         self.shape, self.seeds = shape, tuple(seeds)
-        self.tasks: list[dict[str, Any]] = []  # what each member was trained on, if it was
+        self.tasks: list[dict[str, Any]] = []  # what each network was trained on, if it was
         sources = [torch.Generator().manual_seed(seed) for seed in seeds]
 
         def draw(*size: int, fan: int) -> nn.Parameter:
             drawn = [torch.rand(size, generator=source) for source in sources]
             return nn.Parameter((torch.stack(drawn) * 2 - 1) / math.sqrt(fan))
 
-        def linear(n_in: int, n_out: int) -> nn.ParameterDict:
-            weight, bias = draw(n_in, n_out, fan=n_in), draw(1, n_out, fan=n_out)
+        def linear(n_in: int, n_out: int, bias_fan: int | None = None) -> nn.ParameterDict:
+            weight, bias = draw(n_in, n_out, fan=n_in), draw(1, n_out, fan=bias_fan or n_out)
             return nn.ParameterDict({"weight": weight, "bias": bias})
 
         def norm() -> nn.ParameterDict:
@@ -83,86 +86,139 @@ class Learners(nn.Module):
             return nn.ParameterDict({"weight": flat + 1, "bias": flat})
 
         width, inner = shape.width, shape.head * shape.heads
+        # The released code draws q, k and v apart, each bias with a fan of its own size. The
+        # shipped networks, all of the standard block, were drawn with that of all three.
+        qkv_fan = inner if shape.block == "released" else 3 * inner
         self.read_in = linear(shape.channels, width)
         self.positions = draw(shape.places, width, fan=shape.places)
         self.blocks = nn.ModuleList()
         for _ in range(shape.layers):
-            parts = {"norm_1": norm(), "qkv": linear(width, 3 * inner), "out": linear(inner, width)}
-            parts |= {"norm_2": norm(), "up": linear(width, 4 * width)}
+            parts = {"norm_1": norm(), "qkv": linear(width, 3 * inner, qkv_fan)}
+            parts |= {"out": linear(inner, width), "norm_2": norm(), "up": linear(width, 4 * width)}
             self.blocks.append(nn.ModuleDict(parts | {"down": linear(4 * width, width)}))
         self.norm = norm()
         self.read_out = linear(width, 1)
 
-    def forward(
-        self, xs: Float[Tensor, "member batch n d"], ys: Float[Tensor, "member batch n"]
-    ) -> Float[Tensor, "member_out batch n"]:
+    @classmethod
+    def from_weights(cls, shape: Shape, weights: Mapping[str, Tensor]) -> InContextRegressors:
+        """An ensemble with given weights, named as in ``state_dict()``, in their precision.
+
+        Every weight has the ensemble axis first: ``weight[None]`` for a single network.
+        """
+        try:
+            made = cls(shape, range(min(len(weight) for weight in weights.values())))
+            made.load_state_dict(dict(weights), assign=True)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise IclError(
+                f"These weights do not fit {shape}: {error}. Name and shape them as the "
+                "state_dict() of a network of that shape, with the ensemble axis first."
+            ) from error
+        return made.eval().requires_grad_(False)
+
+    def select(self, index: int) -> InContextRegressors:
+        """One network of the ensemble, as an ensemble of its own."""
+        at = range(len(self.seeds))[index]
+        weights = {name: weight[at : at + 1] for name, weight in self.state_dict().items()}
+        one = self.from_weights(self.shape, weights)
+        one.seeds, one.tasks = self.seeds[at : at + 1], self.tasks[at : at + 1]
+        return one
+
+    def forward(self, xs: Xs, ys: Labels) -> Float[Tensor, "ensemble_out batch n"]:
         """The prediction of each y from the pairs before it and its own x.
 
-        The same contexts go to every member if their ``member`` axis has length 1.
+        The same contexts go to every network without an ``ensemble`` axis, or with one of 1.
         """
+        return self.outputs(xs, ys)[..., :: 2 if self.shape.format == "two" else 1]
+
+    def outputs(self, xs: Xs, ys: Labels) -> Float[Tensor, "ensemble_out batch pos"]:
+        """The read-out at every token; in the format ``two`` also at those of y."""
         resid = self.resid(xs, ys)[-1]
         if self.shape.block == "standard":
             resid = _norm(resid, self.norm)
-        out = _linear(resid, self.read_out)[..., 0]
-        return out[..., :: 2 if self.shape.format == "two" else 1]
+        return _linear(resid, self.read_out)[..., 0]
 
-    def resid(
-        self, xs: Float[Tensor, "member batch n d"], ys: Float[Tensor, "member batch n"]
-    ) -> list[Float[Tensor, "member_out batch pos width"]]:
+    def resid(self, xs: Xs, ys: Labels) -> list[Float[Tensor, "ensemble_out batch pos width"]]:
         """The residual stream: embedding, then after each block."""
-        self._check(xs, ys)
-        tokens = as_tokens(xs, ys, self.shape.format)
+        tokens = as_tokens(*self._contexts(xs, ys), self.shape.format)
         tokens = tokens.expand(len(self.seeds), *tokens.shape[1:])
-        x = _linear(tokens, self.read_in) + self.positions[:, None, : tokens.shape[2]]
-        stream = [x]
+        stream = [_linear(tokens, self.read_in) + self.positions[:, None, : tokens.shape[2]]]
         for block in self.blocks:
-            x = self._block(x, block)
-            stream.append(x)
+            stream.append(self._block(stream[-1], block))
         return stream
 
-    def _check(self, xs: Tensor, ys: Tensor) -> None:
-        members, pairs, dim = xs.shape[0], *xs.shape[2:]
+    def patterns(self, xs: Xs, ys: Labels) -> list[Float[Tensor, "ensemble_out batch head q k"]]:
+        """The attention patterns of each layer."""
+        found = []
+        for x, layer in zip(self.resid(xs, ys), self.blocks, strict=False):
+            block: Any = layer
+            seen = x if self.shape.block == "post-norm" else _norm(x, block["norm_1"])
+            query, key, _ = self._heads(seen, block)
+            scores = query @ key.mT / math.sqrt(self.shape.head)
+            future = torch.ones_like(scores[0, 0]).triu(1).bool()
+            pattern = scores.masked_fill(future, -torch.inf).softmax(-1)
+            found.append(pattern.unflatten(0, x.shape[:2]))
+        return found
+
+    def save(self, folder: Path, dtype: torch.dtype = torch.float16) -> None:
+        """Write ``config.json`` and the weights, in half precision unless told otherwise."""
+        store(self, folder, KIND, dtype)
+
+    def _contexts(self, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
+        """Contexts with an ensemble axis, in the type of the weights."""
+        if xs.ndim not in (3, 4) or ys.shape != xs.shape[:-1]:
+            raise IclError(
+                "Give xs (batch, n, d) and ys (batch, n), or both with an ensemble axis before "
+                f"them; got {tuple(xs.shape)} and {tuple(ys.shape)}."
+            )
+        xs, ys = (xs, ys) if xs.ndim == 4 else (xs[None], ys[None])
+        size, pairs, dim = xs.shape[0], *xs.shape[2:]
         if dim != self.shape.dim:
-            raise IclError(f"These learners read x of {self.shape.dim} dimensions; got {dim}.")
+            raise IclError(f"These networks read x of {self.shape.dim} dimensions; got {dim}.")
         if not 1 <= pairs <= self.shape.pairs:
             raise IclError(
-                f"These learners read 1 to {self.shape.pairs} pairs, the last without its y; "
+                f"These networks read 1 to {self.shape.pairs} pairs, the last without its y; "
                 f"got {pairs}. Cut the contexts, or train with longer ones."
             )
-        if members not in (1, len(self.seeds)):
-            raise IclError(f"Give contexts for 1 or for all {len(self.seeds)} members.")
+        if size not in (1, len(self.seeds)):
+            raise IclError(f"Give contexts for 1 or all {len(self.seeds)} networks; got {size}.")
         if not (xs.isfinite().all() and ys[..., :-1].isfinite().all()):
             raise IclError("The contexts hold NaN or infinite numbers: leave those pairs out.")
-
-    def save(self, folder: Path) -> None:
-        """Write ``config.json`` and half-precision weights."""
-        store(self, folder, "learners", torch.float16)
+        return xs.to(self.positions), ys.to(self.positions)
 
     def _block(self, x: Tensor, block: Any) -> Tensor:
+        if self.shape.block == "post-norm":
+            x = _norm(x + self._attention(x, block), block["norm_1"])
+            return _norm(x + _mlp(x, block), block["norm_2"])
         released = self.shape.block == "released"
         seen = _norm(x, block["norm_1"])
         x = (seen if released else x) + self._attention(seen, block)
         seen = _norm(x, block["norm_2"])
-        hidden = functional.gelu(_linear(seen, block["up"]), approximate="tanh")
-        return (seen if released else x) + _linear(hidden, block["down"])
+        return (seen if released else x) + _mlp(seen, block)
+
+    def _heads(self, x: Tensor, block: Any) -> Tensor:
+        """Queries, keys and values: (3, ensemble * batch, head, pos, inner)."""
+        qkv = _linear(x, block["qkv"]).flatten(0, 1)
+        return qkv.unflatten(-1, (3, self.shape.heads, -1)).permute(2, 0, 3, 1, 4)
 
     def _attention(self, x: Tensor, block: Any) -> Tensor:
-        member, batch, pos, _ = x.shape
-        qkv = _linear(x, block["qkv"]).view(member * batch, pos, 3, self.shape.heads, -1)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        query, key, value = self._heads(x, block)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return _linear(mixed.transpose(1, 2).reshape(member, batch, pos, -1), block["out"])
+        return _linear(mixed.transpose(1, 2).reshape(*x.shape[:3], -1), block["out"])
 
 
 def _linear(x: Tensor, at: Any) -> Tensor:
-    member, batch, pos, width = x.shape
-    flat = torch.baddbmm(at["bias"], x.reshape(member, batch * pos, width), at["weight"])
-    return flat.view(member, batch, pos, -1)
+    flat = torch.baddbmm(at["bias"], x.flatten(1, 2), at["weight"])
+    return flat.unflatten(1, x.shape[1:3])
 
 
 def _norm(x: Tensor, at: Any) -> Tensor:
     flat = functional.layer_norm(x, x.shape[-1:])
     return flat * at["weight"][:, None] + at["bias"][:, None]
+
+
+def _mlp(x: Tensor, block: Any) -> Tensor:
+    hidden = functional.gelu(_linear(x, block["up"]), approximate="tanh")
+    return _linear(hidden, block["down"])
 
 
 def as_tokens(
@@ -185,25 +241,24 @@ def as_tokens(
 
 def load(
     name_or_path: str | Path, *, step: int | None = None, device: str | torch.device = "cpu"
-) -> Learners:
-    """Load learners, frozen, ready to be looked into.
+) -> InContextRegressors:
+    """Load an ensemble of in-context regressors, frozen.
 
     Args:
         name_or_path: a shipped name (``"regression-d8"``), the name of one that was trained here
-            (``python -m iclutils train NAME``), or a folder that ``Learners.save`` wrote.
+            (``python -m iclutils train NAME``), or a folder that ``save`` wrote.
         step: of a name, one of its training checkpoints; the final one if omitted.
-        device: where to put them.
+        device: where to put it.
 
     Example:
         >>> nets = regressors.load("regression-d8")
-        >>> xs, ys = torch.randn(1, 3, 5, 8), torch.randn(1, 3, 5)
-        >>> nets(xs, ys).shape[1:]
+        >>> nets(torch.randn(3, 5, 8), torch.randn(3, 5)).shape[1:]
         torch.Size([3, 5])
     """
     return restore(
         zoo.find(name_or_path, step),
-        lambda shape, seeds: Learners(Shape(**shape), seeds),
-        "learners",
+        lambda shape, seeds: InContextRegressors(Shape(**shape), seeds),
+        KIND,
         "Models that read tokens are loaded with iclutils.models.load.",
         device,
     )

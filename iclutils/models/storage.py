@@ -1,4 +1,4 @@
-"""Networks that read pairs of numbers: how ``learners`` and ``solvers`` are stored and restored."""
+"""How ensembles of networks that read pairs of numbers are stored and loaded again."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from ..chapters.regression.algorithms import ridge
-from ..models.regressors import Format, Learners, Shape
+from ..models.regressors import Format, InContextRegressors, Shape
 from ..tasks.regression import Contexts, Task, sample
 from .ensemble import EnsembleRecipe
 from .language import sinusoids
@@ -45,9 +45,9 @@ class RegressionRecipe(EnsembleRecipe):
 
     held_out_contexts = 512
 
-    def network(self) -> Learners:
+    def network(self) -> InContextRegressors:
         """Networks drawn from their seeds, positions as sinusoids."""
-        network = Learners(self.shape, self.seeds)
+        network = InContextRegressors(self.shape, self.seeds)
         network.tasks = self.described()
         if self.shape.block == "standard":
             network.positions.data[:] = 0.3 * sinusoids(*network.positions.shape[1:])

@@ -11,26 +11,17 @@ from tiny import tokens
 
 from iclutils import progress
 from iclutils.chapters.circuits import depth
-from iclutils.chapters.regression import algorithms, distances
 from iclutils.interp import clean_corrupt, graph, patching
-from iclutils.tasks import regression
 
 
 def task(model: Any) -> clean_corrupt.CleanCorrupt:
     return clean_corrupt.copying(model, 6, 2, torch.Generator().manual_seed(0))
 
 
-def ask_queries(model: Any) -> None:
-    source = torch.Generator().manual_seed(0)
-    drawn = regression.sample(regression.Task(2), 3, 4, source)
-    distances.ask_queries(algorithms.ols, regression.seen(drawn, source))
-
-
 LONG: dict[str, Callable[[Any], object]] = {
     "layers": lambda m: patching.head_ablation_sweep(m, tokens(1, 8), torch.arange(3, 6)),
     "sets": lambda m: patching.ablate(m, task(m), [[graph.head(0, 0)], [graph.head(0, 1)]]),
     "depths": lambda m: depth.lens(m, task(m)),
-    "prefixes": ask_queries,
 }
 
 

@@ -12,7 +12,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from tiny import BOS, VOCAB, save_gpt2, save_gptj, save_neox
+from tiny import save_gpt2, save_gptj, save_neox
 from wired import save_wired
 
 import iclutils
@@ -24,11 +24,10 @@ from iclutils.bookkit.quick_figures.regression import IDLE
 from iclutils.bookkit.session import Session
 from iclutils.chapters.gradient_descent import heads
 from iclutils.chapters.label_words import saliency
-from iclutils.chapters.regression import written
-from iclutils.chapters.regression.distances import ask
+from iclutils.chapters.regression.distances import predict
 from iclutils.interp import head_scores, patching, weights
 from iclutils.models.lsa import LinearSelfAttention, Shape
-from iclutils.tasks import numbers, regression, text
+from iclutils.tasks import regression, text
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 from iclutils.tasks.sources import open_source
 
@@ -99,11 +98,11 @@ def test_02_measures_the_flow_of_the_chapter(session: Session) -> None:
     assert made.numbers["S"].sum(1).tolist() == pytest.approx([1.0] * 4)
 
 
-def test_03_asks_a_learner_as_the_chapter_does(session: Session) -> None:
+def test_03_predicts_as_the_chapter_does(session: Session) -> None:
     made = iclutils.show("03", "regression-d2")
-    net = session.learners("regression-d2")
+    net = session.regressors("regression-d2")
     drawn = regression.sample(regression.Task(2), 40, 5, session.generator("contexts"))
-    error = (ask(net, drawn.xs, drawn.ys)[-1] - drawn.ys).square().mean(0) / 2
+    error = (predict(net, drawn.xs, drawn.ys)[-1] - drawn.ys).square().mean(0) / 2
     torch.testing.assert_close(made.numbers["squared error"]["the model"], error)
     assert (
         min(made.numbers["distances"], key=made.numbers["distances"].get)
@@ -218,47 +217,6 @@ def test_texts_and_labels_of_the_readers_own(small: presets.Tier, text_model: Pa
     long = [("a", "Positive"), ("b", "Extraordinarily")]
     made = iclutils.show("02", text_model, demonstrations=long, query="c")
     assert "of Extraordinarily only the first token counts" in made.text
-
-
-@pytest.mark.shared
-def test_numbers_are_written_in_words(text_model: Path) -> None:
-    model = models.load(text_model)
-    script = numbers.of_text(models.words(model))
-    drawn = numbers.contexts(script, 2, 3, torch.Generator().manual_seed(0))
-    text = model.tokenizer.decode(script.write(drawn.xs, drawn.ys)[0][0])
-    step = 2 * numbers.REACH / 99
-    pairs = zip(drawn.xs[0, :, 0].tolist(), drawn.ys[0].tolist(), strict=True)
-    as_read = [[round((v + numbers.REACH) / step) for v in pair] for pair in pairs]
-    assert text == "".join(f"Input: {x} Output: {y}\n" for x, y in as_read)
-
-
-# Numbers in tokens
-
-
-def test_a_script_reads_what_it_wrote() -> None:
-    script = numbers.of_ids(60, 59)
-    drawn = numbers.contexts(script, 5, 4, torch.Generator().manual_seed(1))
-    tokens, at = script.write(drawn.xs, drawn.ys)
-    assert tokens.shape == (5, 9)
-    assert set(tokens[:, 0].tolist()) == {59}
-    torch.testing.assert_close(script.grid[tokens[:, at + 1]].float(), drawn.ys)
-    torch.testing.assert_close(script.grid[tokens[:, at]].float(), drawn.xs[..., 0])
-    slope = (drawn.ys / drawn.xs[..., 0])[drawn.xs[..., 0].abs() > 1]
-    assert slope.abs().max() < 1.1
-
-
-def test_an_answer_is_the_mean_over_value_tokens(gpt2: Any) -> None:
-    script = numbers.of_ids(VOCAB, BOS)
-    drawn = numbers.contexts(script, 3, 4, torch.Generator().manual_seed(2))
-    found, sure = written.answers(gpt2, script, drawn.xs, drawn.ys, at_once=2)
-    tokens, at = script.write(drawn.xs, drawn.ys)
-    p = models.logits(gpt2, tokens[1:2, : at[2] + 1])[0, -1].double().softmax(-1)
-    p = p[script.values]
-    assert sure[1, 2].item() == pytest.approx(p.sum().item(), abs=1e-5)
-    assert found[1, 2].item() == pytest.approx((p @ script.grid / p.sum()).item(), abs=1e-4)
-    assert ask(written.predictor(gpt2, script), drawn.xs, drawn.ys).shape == (3, 4)
-    with pytest.raises(IclError, match="one dimension; got 2"):
-        written.answers(gpt2, script, torch.zeros(1, 2, 2), torch.zeros(1, 2))
 
 
 def test_algorithms_that_learn_nothing() -> None:

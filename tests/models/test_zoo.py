@@ -82,7 +82,7 @@ def test_regressors_come_near_the_best_predictor() -> None:
     best, nearest = [], {}
     for name in ("regression-d8", "regression-d8-long"):
         drawn = sample(Task(8), 2000, 17, fresh())
-        found = distances.ask(regressors.load(name), drawn.xs, drawn.ys)
+        found = distances.predict(regressors.load(name), drawn.xs, drawn.ys)
         apart = distances.spd(found, algorithms.ols(drawn.xs, drawn.ys), 8).mean
         away = [n for n in range(1, 17) if abs(n - 8) > 2]
         best.append(apart[:, away].max(1).values.min().item())
@@ -91,7 +91,7 @@ def test_regressors_come_near_the_best_predictor() -> None:
         net = regressors.load(name)
         for i, task in enumerate(Task(**t) for t in net.tasks):
             drawn = sample(task, 2000, 17, fresh())
-            found = distances.ask(net, drawn.xs, drawn.ys)[i]
+            found = distances.predict(net.select(i), drawn.xs, drawn.ys)[0]
             rows = {p: algorithms.ridge(drawn.xs, drawn.ys, p) for p in PENALTIES}
             away = {p: distances.mspd(found, g, 8).mean.item() for p, g in rows.items()}
             nearest[task.ridge] = min(away, key=away.__getitem__)

@@ -29,7 +29,8 @@ CHAPTERS = {
     "04": gradient_descent.draw,
     "05": circuits.draw,
 }
-NUMBERS = {"learners": "03", "solvers": "04"}  # which chapter looks at networks without tokens
+# Which chapter looks at networks without tokens.
+NUMBERS = {"in-context regressors": "03", "solvers": "04"}
 
 
 def show(
@@ -46,8 +47,8 @@ def show(
 
     Args:
         chapter: its number.
-        model: a Hugging Face folder, a name that ``load`` knows, or a folder of learners (03) or
-            solvers (04); the chapter's own model if omitted.
+        model: a Hugging Face folder, a name that ``load`` knows, or a folder of in-context
+            regressors (03) or solvers (04); the chapter's own model if omitted.
         prompt: chapter 01 only, for a model with a tokenizer: a text, which is shown twice.
         demonstrations: chapter 02 only, for a model with a tokenizer: texts with their labels.
         query: the text to be labelled after them, with its label if there is a right one.

@@ -69,13 +69,13 @@ class Request:
 
 
 def kind_of(name: str) -> str:
-    """What a name or folder holds: ``learners``, ``solvers``, or else a ``transformer``."""
+    """What a name or folder holds: ``in-context regressors``, ``solvers`` or a ``transformer``."""
     known = name in zoo.names() or name in zoo.names(zoo.trained()) or Path(name).is_dir()
     config = zoo.find(name) / "config.json" if known else None
     if config is None or not config.is_file():
         return "transformer"
     kind = str(read_json(config).get("model_type"))
-    return kind if kind in ("learners", "solvers") else "transformer"
+    return kind if kind in ("in-context regressors", "solvers") else "transformer"
 
 
 def announce(

@@ -1,6 +1,6 @@
-"""Chapter 03: which textbook algorithm a learner of regressions is nearest to.
+"""Chapter 03: which textbook algorithm an in-context regressor is nearest to.
 
-Learners made by our recipes read numbers. A language model gets numbers written in tokens, in
+Networks made by our recipes read numbers. A language model gets numbers written in tokens, in
 one dimension; beside the algorithms it is then compared with three that learn nothing: always
 the middle, the mean of the labels so far, the last label again.
 """
@@ -12,10 +12,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ...chapters.regression import written
-from ...chapters.regression.algorithms import Predictor
-from ...chapters.regression.bank import bank
-from ...chapters.regression.distances import ask, nearest, spd
+from ...chapters.regression.algorithms import Predictor, baselines
+from ...chapters.regression.distances import nearest, predict, spd
+from ...chapters.regression.text import predict_numbers
 from ...errors import IclError
 from ...models import TransformerBridge, words
 from ...plots import figures
@@ -39,45 +38,47 @@ IDLE: dict[str, Predictor] = {  # they learn nothing
 
 
 def draw(request: Request) -> QuickFigure:
-    """Distances of a learner, or of a language model, to the textbook algorithms."""
-    return _of_learner(request) if request.kind == "learners" else _of_model(request)
+    """Distances of a regressor, or of a language model, to the textbook algorithms."""
+    if request.kind == "in-context regressors":
+        return _of_regressor(request)
+    return _of_model(request)
 
 
-def _of_learner(request: Request) -> QuickFigure:
+def _of_regressor(request: Request) -> QuickFigure:
     sizes = request.session.tier.regression
-    net = request.session.learners(request.name)
+    net = request.session.regressors(request.name)
     dim = net.shape.dim
     task = Task(**net.tasks[-1]) if net.tasks else Task(dim)
     pairs = min(net.shape.pairs, 2 * dim + 1)
     say(f"distances of {request.name} on {sizes.contexts} contexts: some seconds, less than 1 GB")
     source = request.session.generator("contexts")
     drawn = regression.sample(task, sizes.contexts, pairs, source)
-    found = ask(net, drawn.xs, drawn.ys)[-1].cpu()
-    return _compared(request, found, drawn, bank("wide", task.ridge), SHOWN, "")
+    found = predict(net, drawn.xs, drawn.ys)[-1].cpu()
+    return _compared(request, found, drawn, baselines("wide", task.ridge), SHOWN, "")
 
 
 def _of_model(request: Request) -> QuickFigure:
     model = request.load()
-    script = _script(model)
-    pairs = min(PAIRS, (model.cfg.n_ctx - len(script.start)) // script.pair)
+    form = _number_format(model)
+    pairs = min(PAIRS, (model.cfg.n_ctx - len(form.start)) // form.pair)
     if pairs < FEWEST:
         raise IclError(
             f"Only {pairs} pairs of numbers fit the {model.cfg.n_ctx} tokens that this model "
             f"reads; at least {FEWEST} are needed."
         )
-    drawn = numbers.contexts(script, CONTEXTS, pairs, request.session.generator("contexts"))
-    tokens = script.write(drawn.xs, drawn.ys)[0][:AT_ONCE].to(model.cfg.device)
+    drawn = numbers.contexts(form, CONTEXTS, pairs, request.session.generator("contexts"))
+    tokens = form.write(drawn.xs, drawn.ys)[0][:AT_ONCE].to(model.cfg.device)
     announce(model, "pairs of numbers", tokens, CONTEXTS / AT_ONCE)
-    found, sure = written.answers(model, script, drawn.xs, drawn.ys, AT_ONCE)
+    found, sure = predict_numbers(model, form, drawn.xs, drawn.ys, AT_ONCE)
     share = sure[:, 1:].mean().item()
     remark = f" It gives {share:.0%} of its probability to numbers."
     shown = ("OLS", "3-NN", *IDLE)
-    made = _compared(request, found, drawn, bank() | IDLE, shown, remark)
+    made = _compared(request, found, drawn, baselines() | IDLE, shown, remark)
     made.numbers["probability of a number"] = share
     return made
 
 
-def _script(model: TransformerBridge) -> numbers.Script:
+def _number_format(model: TransformerBridge) -> numbers.NumberFormat:
     """Numbers as the model's tokenizer writes them, or its token ids."""
     try:
         tokenizer = words(model)
@@ -97,9 +98,9 @@ def _compared(
 ) -> QuickFigure:
     """The figure: distance to some of the algorithms, and the squared error, by pairs seen."""
     dim, count = drawn.xs.shape[-1], drawn.ys.shape[-1]
-    answers = {name: ask(f, drawn.xs, drawn.ys) for name, f in known.items()}
+    answers = {name: predict(f, drawn.xs, drawn.ys) for name, f in known.items()}
     region, draw = slice(1, count), request.session.generator("resamples")
-    best = nearest(found, answers, dim, draw, region, resamples=200)
+    best = nearest(found, answers, dim, region)
     away = {name: spd(found, row, dim).mean for name, row in answers.items()}
     ys = drawn.ys.double()
     error = {"the model": found, "the middle": torch.zeros_like(ys)}
@@ -110,11 +111,12 @@ def _compared(
         "squared error": {k: (seen, v[1:].tolist()) for k, v in missed.items()},
     }
     winner, least = best.winners[0], best.distances.min().item()
+    share = best.share(draw, 200).max()
     scale = ys[:, 1:].square().mean().item() / dim
     missing = missed["the model"][1:].mean().item()
     text = (
         f"Of {len(known)} algorithms {winner} is nearest, at {least:.2g} (nearest in "
-        f"{best.share.max():.0%} of resamples). Its own error is {missing:.2g}, where always "
+        f"{share:.0%} of resamples). Its own error is {missing:.2g}, where always "
         f"answering the middle would give {scale:.2g}.{remark}"
     )
     distances = dict(zip(best.names, best.distances.tolist(), strict=True))

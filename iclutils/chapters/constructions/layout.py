@@ -1,4 +1,4 @@
-"""Layout: what each channel of the residual stream holds, and how a layer reads and writes it.
+"""What each channel of the residual stream holds, and how a layer reads, writes and multiplies it.
 
 Channels are *address*, *rest*, *zero* and the caller's own fields.
 
@@ -10,6 +10,15 @@ an address, and the attention of a column goes there if it has nothing to fetch.
 One channel is always 0 and is subtracted in every reading, which takes out the mean that the
 LayerNorm subtracts. If an address is multiplied by q, all fields of its column are read divided by
 q: that is the division.
+
+Products are made of GELUs. The second derivative of the GELU at 0 is sqrt(2/π), so a second
+difference of GELUs around 0 gives a square, and squares give a product. The paper takes the
+shortest one ({cite}`akyurek2023`, lemma 1), ``sqrt(π/2) (G(x + y) - G(x) - G(y))``, where G is the
+GELU, which is ``xy`` up to terms of fourth order. With x and y scaled by ε and the result by 1/ε²,
+the error falls as ε², but the output weights grow as 1/ε², and what rounding leaves of the linear
+half of G grows as u/ε, for a machine precision u. At the best ε, about 10⁻⁶ in double precision,
+the weights are near 10¹² and half of the digits are lost. The longer central differences of the
+textbooks (error of order ε^2J on J steps) lose few, with an ε of a twentieth.
 """
 
 from __future__ import annotations
@@ -18,24 +27,86 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ...errors import IclError, unknown
-from .block import LN_EPSILON, Gelu
-from .stencils import best_eps, stencil
 
+Gelu = Literal["gelu", "gelu_new"]  # exact, or by tanh; the names are those of GPT-2's config
+LN_EPSILON = 1e-5  # as in GPT-2
 ADDRESS, REST, ZERO = slice(0, 6), slice(6, 8), slice(8, 9)
 FIRST = 9  # of the fields
+
+
+def stencil(
+    order: int, eps: float
+) -> tuple[Float[Tensor, "neurons"], Float[Tensor, "neurons"], Float[Tensor, "neurons"]]:
+    """(left, right, out) of the GELUs that multiply: ``xy ≈ Σ out_k G(left_k x + right_k y)``.
+
+    Args:
+        order: 0 for the three GELUs of the paper; J ≥ 1 for 4 J GELUs on a grid of J steps on
+            either side of 0, whose error is of order ε^2J.
+        eps: ε, the farthest scale at which the GELU is used; any unit of the numbers.
+    """
+    if order < 0 or not (math.isfinite(eps) and eps > 0):
+        raise IclError(
+            "A stencil has an order of 0 (the paper's) or more, and a positive scale ε; got "
+            f"{order} and {eps}."
+        )
+    bend = math.sqrt(math.pi / 2)
+    if order == 0:
+        rows = [(eps, eps, bend / eps**2), (eps, 0, -bend / eps**2), (0, eps, -bend / eps**2)]
+    else:
+        rows = []
+    for step in range(1, order + 1):
+        scale = step * eps / order
+        # weight of the second difference over ``step`` steps in the central one of order 2J
+        ways = math.factorial(order - step) * math.factorial(order + step)
+        share = (-1) ** (step + 1) * 2 * math.factorial(order) ** 2 / ways
+        out = bend * share / (4 * scale**2)
+        rows += [(scale, scale, out), (-scale, -scale, out)]
+        rows += [(scale, -scale, -out), (-scale, scale, -out)]
+    left, right, weight = torch.tensor(rows, dtype=torch.float64).T
+    return left, right, weight
+
+
+def leading_error(
+    order: int, eps: float, x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """First term of (what the stencil gives - xy) in powers of ε, for the exact GELU.
+
+    For the paper's it is -ε² ((x+y)⁴ - x⁴ - y⁴) / 12, of fourth order in the numbers, not of
+    third, as the paper's O(x³ + y³) might be read.
+    """
+    if order == 0:
+        return -(eps**2) * ((x + y) ** 4 - x**4 - y**4) / 12
+    power = 2 * order
+    factor = math.factorial(order) / (2**order * (power + 1)) * (eps / order) ** power
+    return -factor * ((x + y) ** (power + 2) - (x - y) ** (power + 2)) / 4
+
+
+def best_eps(order: int, dtype: torch.dtype) -> float:
+    """The ε at which truncation and rounding are about equal, for factors as large as four.
+
+    Truncation is ``leading_error``, which grows as ε^2J (ε² for the paper's). Rounding is u times
+    the linear halves z/2 of the GELUs, which the stencil makes cancel, weighted as it weights
+    them and added up as independent errors of u/2 each: it falls as 1/ε.
+    """
+    large = torch.tensor(4.0, dtype=torch.float64)
+    left, right, out = stencil(order, 1.0)
+    rounding = float((out * (left + right) * large / 2).norm()) * torch.finfo(dtype).eps / 2
+    truncation = abs(float(leading_error(order, 1.0, large, large)))
+    return (rounding / truncation) ** (1 / (2 * max(order, 1) + 1))
 
 
 @dataclass(frozen=True)
 class Numerics:
     """How a construction calculates.
 
-    ``order`` and ``eps``: the stencil of a product (``stencils``). ``ratio``: how much larger the
+    ``order`` and ``eps``: the stencil of a product. ``ratio``: how much larger the
     address is than a field of size 1. A LayerNorm is off by |fields|² / (8 ratio²), relatively, and
     a quotient by 10⁻⁵ width / (8 address²), from the LayerNorm's own epsilon.
     ``balanced``: fields are stored small, addresses with size 1, and what must be large is shared
@@ -49,44 +120,30 @@ class Numerics:
     balanced: bool
     gelu: Gelu = "gelu"
 
-    def __post_init__(self) -> None:
-        stencil(self.order, self.eps)
-        if not (math.isfinite(self.ratio) and self.ratio > 0):
-            raise IclError(f"The ratio of address to fields must be positive, not {self.ratio}.")
+    @classmethod
+    def paper(cls, dtype: torch.dtype) -> Numerics:
+        """Three GELUs for a product, ε at its best for the precision."""
+        return cls(0, best_eps(0, dtype), 1e8 if dtype == torch.float64 else 2e4, False)
 
     @classmethod
-    def paper(cls, dtype: torch.dtype, eps: float | None = None) -> Numerics:
-        """Three GELUs for a product, ε at its best for the precision unless given."""
-        double = dtype == torch.float64
-        return cls(0, best_eps(0, dtype) if eps is None else eps, 1e8 if double else 2e4, False)
-
-    @classmethod
-    def improved(cls, dtype: torch.dtype, eps: float | None = None) -> Numerics:
-        """Long stencils, balanced weights, ε at its best for the precision unless given."""
-        double = dtype == torch.float64
-        order = 6 if double else 4
-        return cls(
-            order, best_eps(order, dtype) if eps is None else eps, 1e7 if double else 2e4, True
-        )
+    def improved(cls, dtype: torch.dtype) -> Numerics:
+        """Long stencils, balanced weights, ε at its best for the precision."""
+        order, ratio = (6, 1e7) if dtype == torch.float64 else (4, 2e4)
+        return cls(order, best_eps(order, dtype), ratio, True)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Channels of ``columns`` columns, the start token included, for blocks of ``heads`` heads."""
+    """Channels of ``columns`` columns, the start token included; ``fields`` has their sizes."""
 
     fields: Mapping[str, int]
     columns: int
-    heads: int
     numerics: Numerics
-
-    def __post_init__(self) -> None:
-        if self.columns < 2 or self.heads < 1 or any(size < 1 for size in self.fields.values()):
-            raise IclError("A layout needs a start token, another column, heads and real fields.")
 
     @cached_property
     def width(self) -> int:
-        """Channels: the fields and nine more, rounded up to a multiple of the heads."""
-        return math.ceil((FIRST + sum(self.fields.values())) / self.heads) * self.heads
+        """Channels: the fields and nine more."""
+        return FIRST + sum(self.fields.values())
 
     @property
     def field_unit(self) -> float:
@@ -111,11 +168,8 @@ class Layout:
         """
         if name not in self.fields:
             raise unknown("field", name, self.fields)
-        start = FIRST
-        for field, size in self.fields.items():
-            if field == name:
-                break
-            start += size
+        names = list(self.fields)
+        start = FIRST + sum(self.fields[field] for field in names[: names.index(name)])
         return self._rows(slice(start, start + self.fields[name]))
 
     @cached_property

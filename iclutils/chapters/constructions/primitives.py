@@ -1,16 +1,16 @@
-"""Primitives: mov, mul, div and aff as weights of a standard block.
+"""The primitives mov, mul, div and aff as weights of a standard block, and that block.
 
 ``mov`` gives the weights of an attention head, ``mul`` and ``aff`` those of neurons, ``div`` both;
 ``assemble`` puts them into one block. What they read and write are rows over the channels of a
 ``Layout``. Writing adds to the stream: to overwrite, also write the old value with a minus.
 
-Source: Akyurek et al. 2023 {cite}`akyurek2023`, lemma 1, set anew from the algebra.
+Source: {cite}`akyurek2023`, lemma 1, set anew from the algebra.
 
 Example:
     >>> import torch
     >>> from iclutils.chapters.constructions.layout import Layout, Numerics
     >>> from iclutils.chapters.constructions import primitives
-    >>> plan = Layout({"a": 1, "b": 1, "c": 1}, 4, 1, Numerics.improved(torch.float64))
+    >>> plan = Layout({"a": 1, "b": 1, "c": 1}, 4, Numerics.improved(torch.float64))
     >>> a, b, c = (plan.pick(name) for name in "abc")
     >>> values = torch.tensor([[0.0, 0, 0], [3, 2, 0], [5, 4, 0], [1, 1, 0]]).double()
     >>> stream = plan.places + plan.field_unit * values[None] @ torch.cat([a, b, c])
@@ -20,18 +20,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from ...errors import IclError
-from .block import Block
-from .layout import Layout
-from .stencils import stencil
+from .layout import LN_EPSILON, Gelu, Layout, stencil
 
 MARGIN = 60.0  # by which the column to fetch from wins the softmax: e^-60 is nothing in float64
+
+
+@dataclass(frozen=True)
+class Block:
+    """A GPT-2 block of one head: x + attention(LN(x)), then + MLP(LN(·)). Nothing is left out.
+
+    ``weights`` has the names and shapes of a block in GPT-2's checkpoints (matrices (in, out)), so
+    that it can be loaded there and run.
+    """
+
+    weights: dict[str, Tensor]
+    gelu: Gelu = "gelu"
+
+    def __call__(self, x: Float[Tensor, "*batch pos width"]) -> Float[Tensor, "*batch pos width"]:
+        """The residual stream after the block, in the precision of the weights."""
+        query, key, value = self._linear(self._norm(x, "ln_1"), "attn.c_attn").chunk(3, -1)
+        future = torch.ones(*[x.shape[-2]] * 2, dtype=torch.bool, device=x.device).triu(1)
+        scores = (query @ key.mT / math.sqrt(x.shape[-1])).masked_fill(future, -math.inf)
+        x = x + self._linear(scores.softmax(-1) @ value, "attn.c_proj")
+        kind = "none" if self.gelu == "gelu" else "tanh"
+        hidden = functional.gelu(self._linear(self._norm(x, "ln_2"), "mlp.c_fc"), approximate=kind)
+        return x + self._linear(hidden, "mlp.c_proj")
+
+    def to(self, dtype: torch.dtype) -> Block:
+        """The same block with every weight rounded to ``dtype``."""
+        return Block({name: weight.to(dtype) for name, weight in self.weights.items()}, self.gelu)
+
+    @property
+    def largest(self) -> float:
+        """Largest absolute value of a weight or bias, gains of the LayerNorms included."""
+        return max(float(weight.abs().max()) for weight in self.weights.values())
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        gain, shift = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+        return functional.layer_norm(x, x.shape[-1:], gain, shift, LN_EPSILON)
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return x @ self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
 
 class Head(NamedTuple):
@@ -66,7 +104,7 @@ def mov(
 
     Example:
         >>> copy = primitives.mov(plan, a, c, source=1)
-        >>> after = primitives.assemble(plan, [copy])(stream)
+        >>> after = primitives.assemble(plan, copy)(stream)
         >>> plan.value(after, "c")[0, :, 0].round(decimals=3)
         tensor([0., 3., 3., 3.], dtype=torch.float64)
     """
@@ -79,10 +117,8 @@ def mov(
         query[:, 2] = layout.reading(layout.angle(target)[None, :2] @ layout.where[:2])[:, 0]
         bias[2] -= 1
     sharp = 2 * MARGIN / gap
-    key = layout.reading(layout.where)
-    out = write * layout.field_unit
-    query, key, query_bias = _share(query * sharp, key, bias * sharp)
-    value, out, _ = _share(layout.reading(read), out)
+    query, key, query_bias = _share(query * sharp, layout.reading(layout.where), bias * sharp)
+    value, out, _ = _share(layout.reading(read), write * layout.field_unit)
     return Head(query, query_bias, key, value, out)
 
 
@@ -104,15 +140,10 @@ def products(
     write: Float[Tensor, "count width"],
     sizes: tuple[float, float] = (1.0, 1.0),
 ) -> Neurons:
-    """Add left_i times right_i along the row write_i, for every i.
+    """Add left_i times right_i along the row write_i, for every i; rows to write may repeat.
 
-    Args:
-        layout: the channels.
-        left: rows that read the first factors.
-        right: rows that read the second ones.
-        write: rows that take the products; they may repeat, which adds up.
-        sizes: typical sizes of the factors, as standard deviations. They are divided by them
-            before the GELU.
+    ``sizes`` are typical sizes of the factors, as standard deviations. The factors are divided by
+    them before the GELU.
 
     Example:
         >>> times = primitives.products(plan, a, b, c)
@@ -120,24 +151,21 @@ def products(
         >>> plan.value(after, "c")[0, 1:3, 0].round(decimals=1)
         tensor([ 6., 20.], dtype=torch.float64)
     """
-    if not all(math.isfinite(size) and size > 0 for size in sizes):
-        raise IclError(f"The sizes of factors must be positive, not {sizes}.")
-    points = stencil(layout.numerics.order, layout.numerics.eps)
-    seen = (layout.reading(left) / sizes[0], layout.reading(right) / sizes[1])
-    into = torch.einsum("wi,k->wik", seen[0], points.left)
-    into += torch.einsum("wi,k->wik", seen[1], points.right)
-    out = torch.einsum("iw,k->ikw", write, points.out) * (sizes[0] * sizes[1] * layout.field_unit)
+    x, y, weight = stencil(layout.numerics.order, layout.numerics.eps)
+    into = torch.einsum("wi,k->wik", layout.reading(left) / sizes[0], x)
+    into += torch.einsum("wi,k->wik", layout.reading(right) / sizes[1], y)
+    out = torch.einsum("iw,k->ikw", write, weight) * (sizes[0] * sizes[1] * layout.field_unit)
     return Neurons(into.flatten(1), out.flatten(0, 1), torch.zeros_like(write[0]))
 
 
 def mul(
     layout: Layout,
     left: Float[Tensor, "a b width"],
-    right: Float[Tensor, "rows c width"],  # rows = b; a mismatch is refused with a cure
-    write: Float[Tensor, "a_out c_out width"],
+    right: Float[Tensor, "b c width"],
+    write: Float[Tensor, "a c width"],
     sizes: tuple[float, float] = (1.0, 1.0),
 ) -> Neurons:
-    """Add the product of two matrices, in every column.
+    """Add the product of two matrices, in every column; ``sizes`` as for ``products``.
 
     Example:
         >>> times = primitives.mul(plan, a[None], b[None], c[None])
@@ -145,13 +173,9 @@ def mul(
         >>> plan.value(after, "c")[0, 1:3, 0].round(decimals=1)
         tensor([ 6., 20.], dtype=torch.float64)
     """
-    (a, b, width), (rows, c, _) = left.shape, right.shape
-    if rows != b or write.shape[:2] != (a, c):
-        found = [tuple(part.shape[:2]) for part in (left, right, write)]
-        raise IclError(f"Matrices of shapes {found[0]} and {found[1]} do not give {found[2]}.")
-    every = (a, b, c, width)
+    every = (*left.shape[:2], *right.shape[1:])
     parts = (left[:, :, None], right[None], write[:, None])
-    first, second, into = (part.expand(every).reshape(-1, width) for part in parts)
+    first, second, into = (part.expand(every).reshape(-1, layout.width) for part in parts)
     return products(layout, first, second, into, sizes)
 
 
@@ -192,7 +216,7 @@ def div(
 
     Example:
         >>> head, neurons = primitives.div(plan, a, b, c, column=2)
-        >>> after = primitives.assemble(plan, [head], [neurons])(stream)
+        >>> after = primitives.assemble(plan, head, [neurons])(stream)
         >>> plan.value(after, "c")[0, 2, 0].round(decimals=2)
         tensor(1.2500, dtype=torch.float64)
     """
@@ -200,29 +224,25 @@ def div(
     return mov(layout, less, layout.address(column), column, column), aff(layout, read, write)
 
 
-def assemble(layout: Layout, heads: Sequence[Head] = (), neurons: Sequence[Neurons] = ()) -> Block:
-    """One block out of heads and neurons; heads that are not used read nothing."""
-    width, size = layout.width, layout.width // layout.heads
-    if len(heads) > layout.heads:
-        raise IclError(f"{len(heads)} heads in a layout of {layout.heads}.")
-    if any(max(head.value.shape[1], 3) > size for head in heads):
-        raise IclError(f"A head of size {size} is too small for what is moved: use fewer heads.")
-    inner = torch.zeros(3, layout.heads, width, size, dtype=torch.float64)
-    bias = torch.zeros(3, layout.heads, size, dtype=torch.float64)
-    project = torch.zeros(layout.heads, size, width, dtype=torch.float64)
-    root = size**0.25  # the scores are divided by its square
-    for place, head in enumerate(heads):
-        inner[0, place, :, :3], bias[0, place, :3] = head.query * root, head.query_bias * root
-        inner[1, place, :, :3] = head.key * root
-        inner[2, place, :, : head.value.shape[1]] = head.value
-        project[place, : len(head.out)] = head.out
+def assemble(layout: Layout, head: Head | None = None, neurons: Sequence[Neurons] = ()) -> Block:
+    """One block out of a head and neurons; without a head its attention reads nothing."""
+    width = layout.width
+    inner = torch.zeros(3, width, width, dtype=torch.float64)
+    bias = torch.zeros(3, width, dtype=torch.float64)
+    project = torch.zeros(width, width, dtype=torch.float64)
+    if head:
+        root = width**0.25  # the scores are divided by its square
+        inner[0, :, :3], bias[0, :3] = head.query * root, head.query_bias * root
+        inner[1, :, :3] = head.key * root
+        inner[2, :, : head.value.shape[1]] = head.value
+        project[: len(head.out)] = head.out
     empty = torch.zeros(width, dtype=torch.float64)
     parts = neurons or [Neurons(empty[:, None], empty[None], empty)]
     into = torch.cat([part.into for part in parts], 1)
     weights = {
-        "attn.c_attn.weight": inner.permute(2, 0, 1, 3).reshape(width, 3 * width),
+        "attn.c_attn.weight": inner.permute(1, 0, 2).reshape(width, 3 * width),
         "attn.c_attn.bias": bias.flatten(),
-        "attn.c_proj.weight": project.reshape(width, width),
+        "attn.c_proj.weight": project,
         "attn.c_proj.bias": empty,
         "mlp.c_fc.weight": into,
         "mlp.c_fc.bias": into.new_zeros(into.shape[1]),
@@ -231,4 +251,4 @@ def assemble(layout: Layout, heads: Sequence[Head] = (), neurons: Sequence[Neuro
     }
     for norm in ("ln_1", "ln_2"):
         weights |= {f"{norm}.weight": empty + layout.gain, f"{norm}.bias": empty}
-    return Block(weights, layout.heads, layout.numerics.gelu)
+    return Block(weights, layout.numerics.gelu)

@@ -1,4 +1,4 @@
-"""Reports: how far a construction is from the formula it implements, and what it costs.
+"""How far a construction is from the formula it implements, and what it costs.
 
 Contexts are drawn as in the paper's main experiment: x and w from N(0, I), no noise. Errors are
 measured in the predictions at all prefixes, against float64, as the largest over all contexts.
@@ -10,7 +10,6 @@ Example:
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,22 +18,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...errors import IclError, unknown
-from ...tasks.regression import Contexts, Task, sample, scaled_inputs
+from ...errors import unknown
+from ...tasks.regression import Task, sample
 from ..regression import algorithms
-from .formulas import gradient_steps, sherman_morrison
-from .gradient import gradient_program
 from .layout import Layout, Numerics
 from .primitives import assemble, products
-from .program import Program
-from .ridge import Form, ridge_program
+from .programs import gradient_program, ridge_program
 
 Kind = Literal["gradient", "ridge"]
 Variant = Literal["paper", "stencil", "improved"]
 Precision = Literal["float32", "float64"]
-KINDS = ("gradient", "ridge")
-VARIANTS = ("paper", "stencil", "improved")
-PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
+KNOWN = {
+    "program": ("gradient", "ridge"),
+    "variant": ("paper", "stencil", "improved"),
+    "precision": ("float32", "float64"),
+}
+RATE, CONTEXTS = 0.03, 8
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,8 @@ class Report:
     dim: int
     examples: int
     penalty: float
-    eps: float
-    scale: float
     layers: int
-    per_example: int
     width: int
-    neurons: int
     largest: float
     error: float
     direct_error: float
@@ -69,55 +64,42 @@ def report(
     dim: int = 4,
     examples: int = 4,
     penalty: float | None = None,
-    rate: float = 0.03,
     precision: Precision = "float64",
-    eps: float | None = None,
-    scale: float = 1.0,
-    contexts: int = 8,
     seed: int = 0,
 ) -> Report:
     """Build a program and measure it.
 
     Args:
-        kind: ``gradient`` or ``ridge``.
+        kind: ``gradient``, at a rate of .03, or ``ridge``.
         variant: ``paper``: three GELUs for a product, the inverse for ridge. ``stencil``: the
             same algebra with long stencils and balanced weights. ``improved``: for ridge also
             the gain form; the gradient needs no other form, so that it is the same as ``stencil``.
         dim: d.
         examples: n; predictions rest on 0 to n of them.
         penalty: λ; if omitted 1 for ``ridge`` and 0 for ``gradient``.
-        rate: α; ``ridge`` has none.
         precision: in which weights are held and the program runs.
-        eps: scale of the products; if omitted the best for the precision.
-        scale: of the inputs; 1 is what the sizes of the products are set for.
-        contexts: how many.
         seed: of the contexts.
 
     Example:
-        >>> found = reports.report("ridge", dim=2, examples=2, contexts=2)
+        >>> found = reports.report("ridge", dim=2, examples=2)
         >>> found.layers, found.error < 1e-3
         (9, True)
     """
-    for given, noun, known in (
-        (kind, "program", KINDS),
-        (variant, "variant", VARIANTS),
-        (precision, "precision", tuple(PRECISIONS)),
-    ):
-        if given not in known:
-            raise unknown(noun, given, known)
-    if not math.isfinite(scale):
-        raise IclError(f"The scale of the inputs must be a finite number, not {scale}.")
+    for name, given in (("program", kind), ("variant", variant), ("precision", precision)):
+        if given not in KNOWN[name]:
+            raise unknown(name, given, KNOWN[name])
     penalty = float(kind == "ridge") if penalty is None else penalty
-    dtype = PRECISIONS[precision]
-    numerics = (Numerics.paper if variant == "paper" else Numerics.improved)(dtype, eps)
+    dtype = getattr(torch, precision)
+    numerics = (Numerics.paper if variant == "paper" else Numerics.improved)(dtype)
+    drawn = sample(Task(dim), CONTEXTS, examples + 1, torch.Generator().manual_seed(seed))
+    xs, ys = drawn.xs.to(dtype), drawn.ys.to(dtype)
     if kind == "gradient":
-        program = gradient_program(dim, examples, rate, penalty, numerics)
+        program = gradient_program(dim, examples, RATE, penalty, numerics)
+        truth, direct = algorithms.sgd(xs, ys, RATE, penalty), gradient_steps(xs, ys, RATE, penalty)
     else:
-        form: Form = "gain" if variant == "improved" else "inverse"
+        form: Literal["gain", "inverse"] = "gain" if variant == "improved" else "inverse"
         program = ridge_program(dim, examples, penalty, form, numerics)
-    source = torch.Generator().manual_seed(seed)
-    drawn = scaled_inputs(sample(Task(dim), contexts, examples + 1, source), scale)
-    error, direct_error = _errors(program.to(dtype), kind, penalty, rate, drawn)
+        truth, direct = algorithms.ridge(xs, ys, penalty), sherman_morrison(xs, ys, penalty)
     return Report(
         kind=kind,
         variant=variant,
@@ -125,33 +107,12 @@ def report(
         dim=dim,
         examples=examples,
         penalty=penalty,
-        eps=numerics.eps,
-        scale=scale,
         layers=len(program.blocks),
-        per_example=program.per_example,
         width=program.layout.width,
-        neurons=program.hidden,
         largest=program.largest,
-        error=error,
-        direct_error=direct_error,
+        error=_largest(program.to(dtype)(xs, ys) - truth),
+        direct_error=_largest(direct - truth),
     )
-
-
-def _errors(
-    program: Program, kind: str, penalty: float, rate: float, drawn: Contexts
-) -> tuple[float, float]:
-    xs, ys = drawn.xs.to(program.dtype), drawn.ys.to(program.dtype)
-    if kind == "gradient":
-        truth = algorithms.predictions(algorithms.sgd_weights(xs, ys, rate, penalty), xs)
-        direct = gradient_steps(xs, ys, rate, penalty)
-    else:
-        truth = algorithms.ridge(xs, ys, penalty)
-        direct = sherman_morrison(xs, ys, penalty)
-    return _largest(program(xs, ys) - truth), _largest(direct - truth)
-
-
-def _largest(errors: Tensor) -> float:
-    return float(errors.double().abs().nan_to_num(nan=torch.inf).max())
 
 
 def reports(kind: Kind, **choices: Any) -> list[Report]:
@@ -160,8 +121,7 @@ def reports(kind: Kind, **choices: Any) -> list[Report]:
     ``reports("ridge", variant=["paper", "improved"], dim=[2, 4], seed=1)`` gives four.
 
     Example:
-        >>> kinds = ["float32", "float64"]
-        >>> both = reports.reports("gradient", precision=kinds, dim=2, examples=2, contexts=2)
+        >>> both = reports.reports("gradient", precision=["float32", "float64"], dim=2, examples=2)
         >>> both[1].error < both[0].error
         True
     """
@@ -180,7 +140,7 @@ def product_errors(
     pairs: int = 10_000,
     seed: int = 0,
 ) -> Float[Tensor, "order scale"]:
-    """Largest error of ``mul`` on products of N(0, 1) pairs, run through a block.
+    """Largest error of the product of N(0, 1) pairs, run through a block.
 
     Args:
         orders: of the stencils; 0 is the paper's.
@@ -194,21 +154,54 @@ def product_errors(
         >>> errors.shape, bool(errors[1, 0] < errors[0, 0])
         (torch.Size([2, 1]), True)
     """
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
-    dtype = PRECISIONS[precision]
+    if precision not in KNOWN["precision"]:
+        raise unknown("precision", precision, KNOWN["precision"])
+    dtype = getattr(torch, precision)
     source = torch.Generator().manual_seed(seed)
     factors = torch.randn(pairs, 2, generator=source, dtype=torch.float64).to(dtype)
-    truth = factors.double().prod(-1)
     ratio = Numerics.improved(dtype).ratio
     out = torch.zeros(len(orders), len(scales), dtype=torch.float64)
     for (row, order), (column, eps) in itertools.product(enumerate(orders), enumerate(scales)):
-        numerics = Numerics(order, eps, ratio, balanced=order > 0)
-        layout = Layout({"factors": 2, "product": 1}, 2, 1, numerics)
+        layout = Layout({"factors": 2, "product": 1}, 2, Numerics(order, eps, ratio, order > 0))
         ends = layout.pick("factors")
-        block = assemble(layout, (), [products(layout, ends[:1], ends[1:], layout.pick("product"))])
-        place = layout.places[1:] + layout.field_unit * factors.double() @ ends
-        stream = block.to(dtype)(place.to(dtype)[:, None])
-        found = layout.value(stream, "product")[:, 0, 0].double()
-        out[row, column] = _largest(found - truth)
+        times = products(layout, ends[:1], ends[1:], layout.pick("product"))
+        stream = layout.places[1:] + layout.field_unit * factors.double() @ ends
+        after = assemble(layout, None, [times]).to(dtype)(stream.to(dtype)[:, None])
+        found = layout.value(after, "product")[:, 0, 0].double()
+        out[row, column] = _largest(found - factors.double().prod(-1))
     return out
+
+
+def gradient_steps(
+    xs: Float[Tensor, "*batch n d"], ys: Float[Tensor, "*batch n"], rate: float, penalty: float
+) -> Float[Tensor, "*batch n"]:
+    """Prediction of each y after a step on each pair before it: w - 2α (x (xᵀw - y) + λ w).
+
+    In the precision of the data, as ``sherman_morrison``: they show what the precision alone costs.
+    """
+    weights = torch.zeros_like(xs[..., 0, :])
+    out = []
+    for x, y in zip(xs.unbind(-2), ys.unbind(-1), strict=True):
+        out.append((x * weights).sum(-1))
+        weights = weights - 2 * rate * (x * (out[-1] - y)[..., None] + penalty * weights)
+    return torch.stack(out, -1)
+
+
+def sherman_morrison(
+    xs: Float[Tensor, "*batch n d"], ys: Float[Tensor, "*batch n"], penalty: float
+) -> Float[Tensor, "*batch n"]:
+    """Prediction of each y by A⁻¹b, with A⁻¹ updated by each pair before it from I/λ."""
+    inverse = torch.eye(xs.shape[-1], dtype=xs.dtype, device=xs.device) / penalty
+    moment = torch.zeros_like(xs[..., 0, :])
+    out = []
+    for x, y in zip(xs.unbind(-2), ys.unbind(-1), strict=True):
+        out.append((x * (inverse @ moment[..., None])[..., 0]).sum(-1))
+        u = (inverse @ x[..., None])[..., 0]
+        q = 1 + (x * u).sum(-1)
+        inverse = inverse - u[..., :, None] * u[..., None, :] / q[..., None, None]
+        moment = moment + x * y[..., None]
+    return torch.stack(out, -1)
+
+
+def _largest(errors: Tensor) -> float:
+    return float(errors.double().abs().nan_to_num(nan=torch.inf).max())

@@ -1,1 +1,4 @@
-"""What a learner of regressions computes: textbook algorithms, distances to them, probes."""
+"""Which algorithm in-context regression is: textbook algorithms, distances to them, probes.
+
+Source: {cite}`akyurek2023`.
+"""

@@ -1,21 +1,23 @@
 """Textbook algorithms, each at every prefix of a context, in float64.
 
-Every algorithm is a function of the pairs (xs, ys) that returns predictions: entry n predicts y_n
-from x_n and the pairs 0 .. n-1; entry 0 has seen no pair and is 0. A trained learner has the same
-form. Those whose predictions are w·x have a function ``..._weights`` too: entry n holds the
-weights learnt from the pairs 0 .. n-1.
+An algorithm is a function of the pairs (xs, ys) that returns predictions: entry n predicts y_n from
+x_n and the pairs 0 .. n-1; entry 0 has seen no pair and is 0. An in-context regressor has the same
+form. ``ols``, ``ridge``, ``bayes``, ``gd``, ``sgd``, ``released_gd``, ``released_sgd``,
+``averaging`` and ``lasso`` predict w·x, and ``..._weights`` with the same arguments are their
+weights: entry n is learnt from the pairs 0 .. n-1. ``baselines`` has them by name.
 
 Squared errors are summed over the pairs, not averaged, and gradients carry the factor 2 that
 comes with squares; so learning rates are absolute and depend on n and d. Where the paper
 ({cite}`akyurek2023`) and its released code differ, the paper has the plain name and the code the
-name ``released_...``. An ``IclError`` is raised by all of them if ys does not fit xs, there is no
-pair, or a number is not finite; and if a penalty, rate or count is out of range.
+name ``released_...``.
 
 Example:
     >>> import torch
     >>> from iclutils.chapters.regression import algorithms
     >>> xs = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     >>> ys = torch.tensor([2.0, 3.0, 5.0])
+    >>> algorithms.ridge(xs, ys, penalty=1.0)
+    tensor([0.0000, 0.0000, 2.5000], dtype=torch.float64)
 """
 
 from __future__ import annotations
@@ -23,219 +25,158 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.linalg import qr, solve_triangular
+from torch.nn import functional
 
-from ...errors import IclError
-from .lasso import lasso_from_moments
-from .least_squares import before, ols_at_every_prefix, ridge_at_every_prefix
+from ...errors import IclError, unknown
 
+Xs = Float[Tensor, "*batch n d"]
 Labels = Float[Tensor, "*label_batch label_n"]  # one for each x; a mismatch is refused with a cure
+Weights = Float[Tensor, "*batch n d"]
 Predictor = Callable[[Tensor, Tensor], Tensor]
 CLIP = 20.0  # the released code keeps every entry of a gradient within this
+WORST = 1e5  # condition of the first d pairs beyond which least squares take another way
+CORNERS = 50  # of the lasso's path, per dimension, before it is given up; d or so are usual
+PENALTIES = (  # of ridge, in the wide baselines
+    *("1/64", "1/32", "1/16", "1/10", "1/9", "1/8", "1/4", "4/9", "1/2"),
+    *("1", "2", "4", "8", "16"),
+)
 
 
-def predictions(
-    weights: Float[Tensor, "*batch n d"], xs: Float[Tensor, "*batch n d"]
-) -> Float[Tensor, "*batch n"]:
-    """w_n · x_n for the weights of every prefix.
+@dataclass(frozen=True)
+class Linear:
+    """An algorithm that learns weights: call it for its predictions."""
 
-    Example:
-        >>> algorithms.predictions(torch.ones(3, 2), xs)
-        tensor([1., 1., 2.], dtype=torch.float64)
-    """
+    weights: Callable[..., Tensor]
+
+    def __call__(self, xs: Xs, ys: Labels, *settings: object, **named: object) -> Tensor:
+        return predictions(self.weights(xs, ys, *settings, **named), xs)
+
+
+def predictions(weights: Weights, xs: Xs) -> Float[Tensor, "*batch n"]:
+    """w_n · x_n for the weights of every prefix."""
     return (weights * xs.double()).sum(-1)
 
 
-def checked(xs: Float[Tensor, "*batch n d"], ys: Labels) -> tuple[Tensor, Tensor]:
-    """Both in float64.
-
-    Example:
-        >>> algorithms.checked(xs, ys)[0].dtype
-        torch.float64
-    """
-    if xs.ndim < 2 or xs.shape[:-1] != ys.shape:
-        raise IclError(
-            f"Need xs of (*batch, n, d) and ys of (*batch, n); got {tuple(xs.shape)} and "
-            f"{tuple(ys.shape)}."
-        )
-    if min(xs.shape[-2:]) < 1:
-        raise IclError("A context needs at least one pair of at least one dimension.")
-    if not (bool(torch.isfinite(xs).all()) and bool(torch.isfinite(ys).all())):
-        raise IclError("Pairs must be finite; these hold NaN or infinity. Leave such contexts out.")
-    return xs.double(), ys.double()
-
-
-def ols_weights(xs: Float[Tensor, "*batch n d"], ys: Labels) -> Float[Tensor, "*batch n d"]:
+def ols_weights(xs: Xs, ys: Labels) -> Weights:
     """Min-norm ordinary least squares, X⁺y.
 
     The rank is decided at the precision of the data as given: singular values below max(n, d)
     times the machine epsilon of their type, relative to the largest, count as 0. So repeated
     pairs, zero inputs and inputs of a subspace have a defined answer.
-
-    Example:
-        >>> algorithms.ols_weights(xs, ys)
-        tensor([[0., 0.],
-                [2., 0.],
-                [2., 3.]], dtype=torch.float64)
     """
     cut = torch.finfo(xs.dtype).eps * max(xs.shape[-2:], default=1)
-    x, y = checked(xs, ys)
-    flat = ols_at_every_prefix(x.reshape(-1, *x.shape[-2:]), y.reshape(-1, y.shape[-1]), cut)
-    return flat.reshape(x.shape)
+    x, y = _checked(xs, ys)
+    flat = x.reshape(-1, *x.shape[-2:]), y.reshape(-1, y.shape[-1])
+    weights, well = _well_conditioned(*flat, cut)
+    if not bool(well.all()):
+        weights[~well] = _ill_conditioned(flat[0][~well], flat[1][~well], cut)
+    return weights.reshape(x.shape)
 
 
-def ridge_weights(
-    xs: Float[Tensor, "*batch n d"], ys: Labels, penalty: float
-) -> Float[Tensor, "*batch n d"]:
-    """Ridge regression, (XᵀX + penalty I)⁻¹ Xᵀy; without a penalty, min-norm least squares.
-
-    Example:
-        >>> algorithms.ridge_weights(xs, ys, penalty=1.0)
-        tensor([[0.0000, 0.0000],
-                [1.0000, 0.0000],
-                [1.0000, 1.5000]], dtype=torch.float64)
-    """
-    _at_least(penalty, 0.0, "A ridge penalty")
+def ridge_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
+    """Ridge regression, (XᵀX + penalty I)⁻¹ Xᵀy; without a penalty, min-norm least squares."""
+    _check(penalty, "A ridge penalty", zero=True)
     if penalty == 0:
         return ols_weights(xs, ys)
-    x, y = checked(xs, ys)
-    flat = x.reshape(-1, *x.shape[-2:]), y.reshape(-1, y.shape[-1])
-    return ridge_at_every_prefix(*flat, penalty).reshape(x.shape)
+    x, y = _checked(xs, ys)
+    return _ridge(x, y, penalty)
 
 
-def bayes_weights(
-    xs: Float[Tensor, "*batch n d"], ys: Labels, noise: float, prior: float
-) -> Float[Tensor, "*batch n d"]:
+def bayes_weights(xs: Xs, ys: Labels, noise: float, prior: float) -> Weights:
     """Posterior mean of w ~ N(0, prior² I) given y = w·x + N(0, noise²): ridge (noise/prior)².
 
     No predictor has a smaller expected squared error, if the noise and the prior are these.
-
-    Example:
-        >>> bayes = algorithms.bayes_weights(xs, ys, noise=1.0, prior=2.0)
-        >>> torch.allclose(bayes, algorithms.ridge_weights(xs, ys, penalty=0.25))
-        True
     """
-    _at_least(noise, 0.0, "Noise")
-    _above(prior, "A prior")
+    _check(noise, "Noise", zero=True)
+    _check(prior, "A prior")
     return ridge_weights(xs, ys, (noise / prior) ** 2)
 
 
 def gd_weights(
-    xs: Float[Tensor, "*batch n d"],
+    xs: Xs,
     ys: Labels,
     rate: float | Float[Tensor, "rate"],
     steps: int = 1,
     penalty: float = 0.0,
-) -> Float[Tensor, "*batch n d"]:
+) -> Weights:
     """Full-batch gradient descent from 0 on the pairs of each prefix: w -= 2 rate (Gw - c + λw).
 
     Here G = XᵀX and c = Xᵀy of the pairs 0 .. n-1. With one step, the paper's GD, w = 2 rate Xᵀy.
-
-    Args:
-        xs: inputs.
-        ys: labels.
-        rate: one for all prefixes, or entry n for the prefix of n pairs (``tuned_rate``).
-        steps: how many.
-        penalty: λ.
-
-    Example:
-        >>> algorithms.gd_weights(xs, ys, rate=0.25)
-        tensor([[0.0000, 0.0000],
-                [1.0000, 0.0000],
-                [1.0000, 1.5000]], dtype=torch.float64)
+    ``rate`` is one for all prefixes, or has entry n for the prefix of n pairs (``tuned_rate``).
     """
     if steps < 1:
         raise IclError(f"Gradient descent takes at least one step; got {steps}.")
-    _at_least(penalty, 0.0, "A penalty")
-    x, y = checked(xs, ys)
-    pace = 2 * _rates(rate, y)[:, None]
-    moment = before(x * y[..., None])
-    weights = pace * moment
+    _check(penalty, "A penalty", zero=True)
+    x, y = _checked(xs, ys)
+    rates = torch.as_tensor(rate, dtype=y.dtype, device=y.device)
+    if rates.ndim and rates.shape != y.shape[-1:]:
+        raise IclError(f"Need one rate, or {y.shape[-1]}, one for each prefix; got {len(rates)}.")
+    for value in (rates.min(), rates.max()):
+        _check(float(value), "A learning rate")
+    pace = 2 * rates.expand(y.shape[-1:])[:, None]
+    moments = _before(x * y[..., None])
+    weights = pace * moments
     if steps == 1:
         return weights
-    gram = _grams(x)
+    grams = _grams(x)
     for _ in range(steps - 1):
-        pull = (gram @ weights[..., None])[..., 0] - moment + penalty * weights
-        weights = weights - pace * pull
+        gradient = (grams @ weights[..., None])[..., 0] - moments + penalty * weights
+        weights = weights - pace * gradient
     return weights
 
 
 def tuned_rate(pairs: int, dim: int, ratio: float = 0.0) -> Float[Tensor, "n"]:
     """The rates at which one step of GD has the least risk, for n = 0 .. pairs - 1.
 
-    They are 1 / (2 (n + d + 1 + noise²/prior²)) for x ~ N(0, I) and w ~ N(0, prior² I): with
-    a = 2 rate, E|aXᵀy - w|² is a parabola in a, and E tr(G²) = n d (n + d + 1).
-
-    Example:
-        >>> [round(1 / rate.item()) for rate in algorithms.tuned_rate(3, dim=2)]
-        [6, 8, 10]
+    They are 1 / (2 (n + d + 1 + noise²/prior²)) for x ~ N(0, I) and w ~ N(0, prior² I), ``ratio``
+    being noise²/prior²: with a = 2 rate, E|aXᵀy - w|² is a parabola in a, and
+    E tr(G²) = n d (n + d + 1).
     """
     return 0.5 / (torch.arange(pairs, dtype=torch.float64) + dim + 1 + ratio)
 
 
-def sgd_weights(
-    xs: Float[Tensor, "*batch n d"], ys: Labels, rate: float, penalty: float = 0.0
-) -> Float[Tensor, "*batch n d"]:
+def sgd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weights:
     """One pass of stochastic gradient descent, a pair a step: w -= 2 rate (x(x·w) - xy + λw).
 
     No loop: with q = 1 - 2 rate λ the errors e_n = y_n - w_n·x_n solve the triangular system
     e_n + 2 rate Σ_{i<n} q^(n-1-i) (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i.
-
-    Example:
-        >>> algorithms.sgd_weights(xs, ys, rate=0.25)
-        tensor([[0.0000, 0.0000],
-                [1.0000, 0.0000],
-                [1.0000, 1.5000]], dtype=torch.float64)
     """
-    _above(rate, "A learning rate")
-    _at_least(penalty, 0.0, "A penalty")
-    x, y = checked(xs, ys)
+    _check(rate, "A learning rate")
+    _check(penalty, "A penalty", zero=True)
+    x, y = _checked(xs, ys)
     place = torch.arange(y.shape[-1], device=x.device)
     age = (place[:, None] - place - 1).clamp(min=0)
     decay = torch.pow(torch.full_like(age, 1 - 2 * rate * penalty, dtype=x.dtype), age)
     decay = 2 * rate * decay.tril(-1)
     system = decay * (x @ x.mT) + torch.eye(len(age), dtype=x.dtype, device=x.device)
-    errors = torch.linalg.solve_triangular(system, y[..., None], upper=False, unitriangular=True)
+    errors = solve_triangular(system, y[..., None], upper=False, unitriangular=True)
     return decay @ (x * errors)
 
 
-def released_sgd_weights(
-    xs: Float[Tensor, "*batch n d"], ys: Labels, rate: float, penalty: float = 0.0
-) -> Float[Tensor, "*batch n d"]:
-    """As ``sgd_weights``, with every entry of a gradient kept within ±20.
-
-    Example:
-        >>> algorithms.released_sgd_weights(xs, ys, rate=0.25)
-        tensor([[0.0000, 0.0000],
-                [1.0000, 0.0000],
-                [1.0000, 1.5000]], dtype=torch.float64)
-    """
+def released_sgd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weights:
+    """As ``sgd_weights``, with every entry of a gradient kept within ±20."""
     return _released(xs, ys, rate, penalty, growing=False)
 
 
-def released_gd_weights(
-    xs: Float[Tensor, "*batch n d"], ys: Labels, rate: float, penalty: float = 0.0
-) -> Float[Tensor, "*batch n d"]:
+def released_gd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weights:
     """What the released code runs as GD: n steps, step i on the first i + 1 pairs, within ±20.
 
     It starts from 0 for each prefix, and as a step never sees later pairs, one run serves all.
-
-    Example:
-        >>> algorithms.released_gd_weights(xs, ys, rate=0.25)
-        tensor([[0.0000, 0.0000],
-                [1.0000, 0.0000],
-                [1.5000, 1.5000]], dtype=torch.float64)
     """
     return _released(xs, ys, rate, penalty, growing=True)
 
 
 def _released(xs: Tensor, ys: Tensor, rate: float, penalty: float, growing: bool) -> Tensor:
-    _above(rate, "A learning rate")
-    _at_least(penalty, 0.0, "A penalty")
-    x, y = checked(xs, ys)
+    _check(rate, "A learning rate")
+    _check(penalty, "A penalty", zero=True)
+    x, y = _checked(xs, ys)
     weights = torch.zeros_like(x)
     for n in range(x.shape[-2] - 1):
         rows = slice(0 if growing else n, n + 1)
@@ -246,50 +187,61 @@ def _released(xs: Tensor, ys: Tensor, rate: float, penalty: float, growing: bool
     return weights
 
 
-def averaging_weights(xs: Float[Tensor, "*batch n d"], ys: Labels) -> Float[Tensor, "*batch n d"]:
+def averaging_weights(xs: Xs, ys: Labels) -> Weights:
     """The mean of x y ({cite}`garg2022`): one step of GD at the rate 1 / (2n)."""
-    x, y = checked(xs, ys)
+    x, y = _checked(xs, ys)
     count = torch.arange(y.shape[-1], dtype=x.dtype, device=x.device).clamp(min=1)
-    return before(x * y[..., None]) / count[:, None]
+    return _before(x * y[..., None]) / count[:, None]
 
 
-def lasso_weights(
-    xs: Float[Tensor, "*batch n d"], ys: Labels, penalty: float
-) -> Float[Tensor, "*batch n d"]:
-    """The minimum of |y - Xw|² / (2n) + penalty |w|₁: scikit-learn's lasso ({cite}`garg2022`).
+def lasso_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
+    """The minimum of |y - Xw|² / (2n) + penalty |w|₁ ({cite}`garg2022`).
 
-    Example:
-        >>> algorithms.lasso_weights(xs, ys, penalty=0.5)
-        tensor([[0.0000, 0.0000],
-                [1.5000, 0.0000],
-                [1.0000, 2.0000]], dtype=torch.float64)
+    The path of minima as the penalty falls is made of straight lines (Osborne, Presnell and Turlach
+    2000). It is followed for all prefixes at once, from corner to corner, where a weight leaves 0
+    or returns to it; at the end the conditions of the minimum are checked. scikit-learn's path
+    stops short of the minimum in about one of 400 prefixes.
     """
-    _above(penalty, "The lasso's penalty")
-    x, y = checked(xs, ys)
+    _check(penalty, "The lasso's penalty")
+    x, y = _checked(xs, ys)
     dim = x.shape[-1]
     count = torch.arange(y.shape[-1], dtype=x.dtype, device=x.device)
-    limits = (count * penalty).expand(y.shape).reshape(-1)
-    moments = before(x * y[..., None]).reshape(-1, dim)
-    return lasso_from_moments(_grams(x).reshape(-1, dim, dim), moments, limits).reshape(x.shape)
+    grams, moments = _grams(x).reshape(-1, dim, dim), _before(x * y[..., None]).reshape(-1, dim)
+    target = (count * penalty).expand(y.shape).reshape(-1, 1)
+    weights, sign = torch.zeros_like(moments), torch.zeros_like(moments)
+    level = moments.abs().amax(-1, keepdim=True)
+    for _ in range(CORNERS * dim):
+        todo = (level > target).nonzero()[:, 0]
+        if not len(todo):
+            break
+        slope = moments[todo] - (grams[todo] @ weights[todo][..., None])[..., 0]
+        state = weights[todo], sign[todo], level[todo]
+        weights[todo], sign[todo], level[todo] = _corner(grams[todo], slope, *state, target[todo])
+    slope = moments - (grams @ weights[..., None])[..., 0]
+    inside = (slope.abs() - target).clamp(min=0)
+    miss = torch.where(weights == 0, inside, (slope - target * weights.sign()).abs())
+    if not bool((miss <= 1e-9 * moments.abs().amax(-1, keepdim=True)).all()):  # never true of NaN
+        raise IclError("The lasso was not solved for every prefix; take a larger penalty.")
+    return weights.reshape(x.shape)
 
 
-def knn(
-    xs: Float[Tensor, "*batch n d"], ys: Labels, k: int = 3, power: float = 0.0
-) -> Float[Tensor, "*batch n"]:
+ols, ridge, bayes = Linear(ols_weights), Linear(ridge_weights), Linear(bayes_weights)
+gd, sgd, averaging = Linear(gd_weights), Linear(sgd_weights), Linear(averaging_weights)
+released_gd, released_sgd = Linear(released_gd_weights), Linear(released_sgd_weights)
+lasso = Linear(lasso_weights)
+
+
+def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*batch n"]:
     """Mean label of the k nearest pairs before, weighted by distance to the power of -``power``.
 
     With fewer than k pairs, all of them count; where a pair lies at the query itself and power is
     above 0, such pairs alone. The paper takes k = 3 with powers 0 and 2, the released code k = 5
     with powers 0 and 1.
-
-    Example:
-        >>> algorithms.knn(xs, ys, k=1)
-        tensor([0., 2., 2.], dtype=torch.float64)
     """
     if k < 1:
         raise IclError(f"k-NN needs at least one neighbour; got k={k}.")
-    _at_least(power, 0.0, "The power of the distance")
-    x, y = checked(xs, ys)
+    _check(power, "The power of the distance", zero=True)
+    x, y = _checked(xs, ys)
     apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     later = torch.ones_like(apart).triu().bool()
     near, index = apart.masked_fill(later, torch.inf).topk(min(k, y.shape[-1]), largest=False)
@@ -299,57 +251,178 @@ def knn(
     return (weight * label).sum(-1) / weight.sum(-1).clamp(min=torch.finfo(x.dtype).tiny)
 
 
-def ols(xs: Float[Tensor, "*batch n d"], ys: Labels) -> Float[Tensor, "*batch n"]:
-    """Predictions of ``ols_weights``.
+def baselines(which: str = "wide", ratio: float = 0.0) -> dict[str, Predictor]:
+    """Algorithms to compare a regressor with, by name; those with weights are ``Linear``.
+
+    Args:
+        which: ``paper``, those of {cite}`akyurek2023`; ``released``, those of its code; ``wide``,
+            the paper's and averaging, with ridge penalties from 1/64 to 16 (so that "it is GD"
+            cannot mean that no ridge was strong enough), more rates, the best rates, and GD of
+            several steps.
+        ratio: noise² / prior² of the task, for the best rate of GD (``tuned_rate``). That of SGD
+            is 1 / (2 (d + 2)), at which |w - w_n|² shrinks fastest.
 
     Example:
-        >>> algorithms.ols(xs, ys)
-        tensor([0., 0., 5.], dtype=torch.float64)
+        >>> [name for name in algorithms.baselines("paper") if "GD" in name]
+        ['GD 0.01', 'GD 0.02', 'SGD 0.01', 'SGD 0.03']
     """
-    return predictions(ols_weights(xs, ys), xs)
+    if which not in ("wide", "paper", "released"):
+        raise unknown("set of baselines", which, ["wide", "paper", "released"])
+    _check(ratio, "noise² / prior²", zero=True)
+    wide = which == "wide"
+    neighbours: dict[str, Predictor]
+    found: dict[str, Callable[..., Tensor]] = {"OLS": ols_weights}
+    for penalty in PENALTIES if wide else ("1/10", "1/2"):
+        found[f"ridge {penalty}"] = partial(ridge_weights, penalty=float(Fraction(penalty)))
+    if which == "released":
+        for rate in (0.02, 0.03):
+            found[f"GD {rate} (released)"] = partial(released_gd_weights, rate=rate)
+            found[f"SGD {rate} (released)"] = partial(released_sgd_weights, rate=rate)
+        neighbours = {"5-NN": partial(knn, k=5), "5-NN 1/r": partial(knn, k=5, power=1.0)}
+    else:
+        more = (0.05, 0.1) if wide else ()
+        found |= {f"GD {rate}": partial(gd_weights, rate=rate) for rate in (0.01, 0.02, *more)}
+        found |= {f"SGD {rate}": partial(sgd_weights, rate=rate) for rate in (0.01, 0.03, *more)}
+        neighbours = {"3-NN": partial(knn, k=3), "3-NN 1/r²": partial(knn, k=3, power=2.0)}
+    if wide:
+        for steps in (1, 2, 4, 8):
+            name = "GD best" if steps == 1 else f"GD best, {steps} steps"
+            found[name] = partial(_best_gd, ratio=ratio, steps=steps)
+        found |= {"SGD best": _best_sgd, "averaging": averaging_weights}
+    return {name: Linear(weights) for name, weights in found.items()} | neighbours
 
 
-def ridge(xs: Float[Tensor, "*batch n d"], ys: Labels, penalty: float) -> Float[Tensor, "*batch n"]:
-    """Predictions of ``ridge_weights``.
+def _best_gd(xs: Tensor, ys: Tensor, ratio: float, steps: int) -> Tensor:
+    return gd_weights(xs, ys, tuned_rate(xs.shape[-2], xs.shape[-1], ratio), steps)
 
-    Example:
-        >>> algorithms.ridge(xs, ys, penalty=1.0).round(decimals=2)
-        tensor([0.0000, 0.0000, 2.5000], dtype=torch.float64)
+
+def _best_sgd(xs: Tensor, ys: Tensor) -> Tensor:
+    return sgd_weights(xs, ys, 0.5 / (xs.shape[-1] + 2))
+
+
+# Least squares at every prefix at once, without a loop over the prefixes -------------------------
+#
+# Ridge. Let K = X Xᵀ + λI for the n rows of a context and K = L Lᵀ its Cholesky factor. The leading
+# rows of L⁻¹X and L⁻¹y depend on the leading pairs alone, and w_n = Xₙᵀ Kₙ⁻¹ yₙ is the sum of
+# (L⁻¹X)ᵢ (L⁻¹y)ᵢ over i < n: one factor serves all prefixes, and the weights are a running sum. K
+# is never formed. A thin QR of the matrix that has X beside sqrt(λ) I, transposed, gives L⁻¹X and
+# L⁻¹ sqrt(λ) as the two parts of its orthonormal factor, at the square root of K's condition.
+#
+# OLS. The first d pairs X_d = L Qᵀ (a thin QR of X_dᵀ) give the min-norm weights of the prefixes up
+# to d in the same way, the rows of Qᵀ now in the place of L⁻¹X. Later prefixes are a ridge problem
+# with λ = 1 in other coordinates: with v = X_d w the first d pairs say v ≈ y_d, and the others are
+# the rows of X_rest X_d⁻¹. Where the first d pairs are nearly dependent this loses digits; those
+# contexts are first turned into the space they span, and if that does not help, solved prefix by
+# prefix with a singular value decomposition.
+
+
+def _ridge(xs: Tensor, ys: Tensor, penalty: float) -> Tensor:
+    root, (pairs, dim) = penalty**0.5, xs.shape[-2:]
+    beside = root * torch.eye(pairs, dtype=xs.dtype, device=xs.device)
+    basis = qr(torch.cat([xs, beside.expand(*xs.shape[:-1], pairs)], -1).mT).Q
+    surprise = basis[..., dim:, :].mT @ ys[..., None] / root
+    return _before(basis[..., :dim, :].mT * surprise)
+
+
+def _well_conditioned(xs: Tensor, ys: Tensor, cut: float) -> tuple[Tensor, Tensor]:
+    """Weights, and in which contexts they can be trusted."""
+    pairs, dim = xs.shape[-2:]
+    first = min(pairs, dim)
+    basis, upper = qr(xs[:, :first].mT)
+    eye = torch.eye(first, dtype=xs.dtype, device=xs.device)
+    inverse = solve_triangular(upper, eye.expand_as(upper), upper=True)
+    condition = torch.linalg.matrix_norm(xs) * torch.linalg.matrix_norm(inverse)
+    well = condition < min(WORST, 1 / cut)
+    lower = torch.where(well[:, None, None], upper, eye).mT
+    terms = basis.mT * solve_triangular(lower, ys[:, :first, None], upper=False)
+    weights = _before(terms)
+    if pairs == first:
+        return weights, well
+    whole = terms.sum(-2)
+    turned = solve_triangular(lower, xs[:, first:] @ basis, upper=False, left=False)
+    left = ys[:, first:] - (xs[:, first:] @ whole[..., None])[..., 0]
+    change = _ridge(turned, left, 1.0)
+    later = solve_triangular(lower, change.mT, upper=False).mT @ basis.mT
+    return torch.cat([weights, whole[:, None] + later], -2), well
+
+
+def _ill_conditioned(xs: Tensor, ys: Tensor, cut: float) -> Tensor:
+    """The same for contexts of low rank, or that come close to it."""
+    _, sizes, axes = torch.linalg.svd(xs, full_matrices=False)
+    ranks = (sizes > cut * sizes[:, :1]).sum(-1)
+    weights = torch.zeros_like(xs)
+    for rank in set(ranks.tolist()) - {0}:
+        rows = (ranks == rank).nonzero()[:, 0]
+        axis = axes[rows, :rank].mT
+        inner, well = _well_conditioned(xs[rows] @ axis, ys[rows], cut)
+        weights[rows] = inner @ axis.mT
+        for row in rows[~well].tolist():
+            weights[row] = _one_by_one(xs[row], ys[row], cut)
+    return weights
+
+
+def _one_by_one(xs: Tensor, ys: Tensor, cut: float) -> Tensor:
+    """One context, a singular value decomposition for each prefix."""
+    seen = torch.ones(len(xs), len(xs), dtype=xs.dtype, device=xs.device).tril(-1)
+    left, sizes, axes = torch.linalg.svd(xs * seen[..., None], full_matrices=False)
+    along = (left.mT @ ys[:, None])[..., 0]
+    share = torch.where(sizes > cut * sizes[:, :1], along / sizes, 0)
+    return (share[:, None] @ axes)[:, 0]
+
+
+def _corner(
+    gram: Tensor, slope: Tensor, weights: Tensor, sign: Tensor, level: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The next corner of the lasso's path: the weights, their signs and the limit of the slopes.
+
+    ``sign`` is 0 for the weights that stay 0 on the way. One that has just returned to 0 has a
+    slope at its limit, which now falls faster than the limit: it is not steep, and stays.
     """
-    return predictions(ridge_weights(xs, ys, penalty), xs)
+    dim, one_hot = slope.shape[-1], functional.one_hot
+    first = one_hot(slope.abs().argmax(-1), dim) * slope.sign()
+    sign = torch.where((sign == 0).all(-1, keepdim=True), first, sign)
+    within = sign[:, :, None] * sign[:, None] != 0
+    matrix = torch.where(within, gram, torch.diag_embed((sign == 0).to(gram)))
+    pace = torch.linalg.solve_ex(matrix, sign[..., None])[0][..., 0] * sign.abs()
+    fall = (gram @ pace[..., None])[..., 0]  # of the slopes, while the limit falls by 1
+
+    steep = torch.stack([1 - fall, 1 + fall])
+    leave = torch.stack([level - slope, level + slope]) / steep
+    leave = torch.where((sign == 0) & (steep > 1e-12), leave.clamp(min=0), torch.inf)
+    back = torch.where((sign != 0) & (weights * pace < 0), -weights / pace, torch.inf)
+    length, which = torch.cat([*leave, back, level - target], -1).min(-1, keepdim=True)
+
+    up, down, gone, end = one_hot(which[:, 0], 3 * dim + 1).bool().split([dim, dim, dim, 1], -1)
+    sign = torch.where(up, 1.0, torch.where(down, -1.0, torch.where(gone, 0.0, sign)))
+    level = torch.where(end, target, level - length)
+    return (weights + length * pace).masked_fill(gone, 0), sign, level
 
 
-@dataclass(frozen=True)
-class Linear:
-    """A predictor that has weights: call it for predictions."""
-
-    weights: Callable[[Tensor, Tensor], Tensor]
-
-    def __call__(self, xs: Float[Tensor, "*batch n d"], ys: Labels) -> Float[Tensor, "*batch n"]:
-        return predictions(self.weights(xs, ys), xs)
+def _before(terms: Tensor) -> Tensor:
+    """Entry n: the sum of the entries 0 .. n-1."""
+    return torch.cat([torch.zeros_like(terms[..., :1, :]), terms[..., :-1, :].cumsum(-2)], -2)
 
 
 def _grams(xs: Tensor) -> Tensor:
     """XᵀX of the pairs 0 .. n-1, for every n: (*batch, n, d, d)."""
     outer = xs[..., :, None] * xs[..., None, :]
-    return before(outer.flatten(-2)).reshape(outer.shape)
+    return _before(outer.flatten(-2)).reshape(outer.shape)
 
 
-def _rates(rate: float | Tensor, ys: Tensor) -> Tensor:
-    """One learning rate for each prefix."""
-    rates = torch.as_tensor(rate, dtype=ys.dtype, device=ys.device)
-    if rates.ndim and rates.shape != ys.shape[-1:]:
-        raise IclError(f"Need one rate, or {ys.shape[-1]}, one for each prefix; got {len(rates)}.")
-    _above(float(rates.min()), "A learning rate")
-    _above(float(rates.max()), "A learning rate")
-    return rates.expand(ys.shape[-1:])
+def _checked(xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in float64."""
+    if xs.ndim < 2 or xs.shape[:-1] != ys.shape or not xs.numel():
+        raise IclError(
+            "Need xs of (*batch, n, d) and ys of (*batch, n), of at least one pair and one "
+            f"dimension; got {tuple(xs.shape)} and {tuple(ys.shape)}."
+        )
+    if not (bool(torch.isfinite(xs).all()) and bool(torch.isfinite(ys).all())):
+        raise IclError("Pairs must be finite; these hold NaN or infinity. Leave such contexts out.")
+    return xs.double(), ys.double()
 
 
-def _at_least(value: float, least: float, name: str) -> None:
-    if not least <= value < math.inf:
-        raise IclError(f"{name} must be finite and at least {least}; got {value}.")
-
-
-def _above(value: float, name: str) -> None:
-    if not 0 < value < math.inf:
-        raise IclError(f"{name} must be finite and above 0; got {value}.")
+def _check(value: float, name: str, zero: bool = False) -> None:
+    """Refuse what is not finite and above 0, or 0 itself where ``zero`` allows it."""
+    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
+        bound = "at least 0" if zero else "above 0"
+        raise IclError(f"{name} must be finite and {bound}; got {value}.")

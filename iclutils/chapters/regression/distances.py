@@ -1,17 +1,17 @@
-"""How far two learners of regressions are apart, and which algorithm a learner is nearest to.
+"""How far two predictors are apart, and which algorithm an in-context regressor is nearest to.
 
 - SPD, squared prediction difference: the mean over contexts of (f - g)² for the predictions f and
-  g of two learners, for each number of pairs seen. MSPD: its mean over 1 .. d - 1 pairs, where
+  g of two predictors, for each number of pairs seen. MSPD: its mean over 1 .. d - 1 pairs, where
   the pairs leave w open.
 - ILWD, implicit linear weight difference: the mean of |w_f - w_g|², w_f the linear function
-  nearest to what the learner predicts for fresh queries after a context.
+  nearest to what a predictor answers to fresh queries after a context.
 
-All are divided by d, as the paper plots them ({cite}`akyurek2023`, figures 1 and 2).
+{cite}`akyurek2023` defines them so, and plots them divided by d (figures 1 and 2): ``spd`` and
+``ilwd`` divide by their argument ``dim``; what is averaged over a region of n is divided by d.
 
 Means need care where labels are noisy: the error of OLS has no finite mean at n = d - 1, d and
 d + 1 pairs, so the mean SPD to OLS there is whatever the worst contexts of the sample are. Each
-result carries a median beside the mean. It measures the typical context: to compare algorithms
-with each other, not with means.
+result carries a median beside the mean, for the typical context.
 
 Example:
     >>> import torch
@@ -33,13 +33,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...errors import IclError, unknown
-from ...models.regressors import Learners
-from ...progress import bar
-from ...tasks.regression import Contexts, Queried
-from .algorithms import Linear, Predictor, predictions
+from ...errors import IclError
+from ...tasks.regression import Contexts
+from .algorithms import Predictor
 
-Rows = Float[Tensor, "*other_member other_batch other_n"]  # a mismatch is refused with a cure
+Predicted = Float[Tensor, "*ensemble batch n"]
+Other = Float[Tensor, "*other_ensemble other_batch other_n"]  # a mismatch is refused with a cure
 
 
 class Spread(NamedTuple):
@@ -50,78 +49,51 @@ class Spread(NamedTuple):
     median: Float[Tensor, "*shape"]
 
 
-def spread(values: Float[Tensor, "*member batch"]) -> Spread:
-    """Mean, standard error (NaN for a single context) and median over the last axis.
-
-    Example:
-        >>> distances.spread(torch.tensor([[1.0, 2.0, 6.0]])).median
-        tensor([2.])
-    """
+def spread(values: Float[Tensor, "*ensemble batch"]) -> Spread:
+    """Mean, standard error (NaN for a single context) and median over the last axis."""
     count = values.shape[-1]
     error = values.std(-1) / count**0.5 if count > 1 else torch.full_like(values[..., 0], torch.nan)
     return Spread(values.mean(-1), error, values.quantile(0.5, -1))
 
 
-def ask(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
-    """The predictions (*member, batch, n) of any learner for contexts (batch, n, d), in float64.
-
-    ``Learners`` may be given contexts without a member axis: all members then read the same.
+def predict(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
+    """The predictions (*ensemble, batch, n) of any predictor for contexts (batch, n, d), float64.
 
     Example:
-        >>> bool((distances.ask(algorithms.ols, xs, ys) == ols[0]).all())
+        >>> bool((distances.predict(algorithms.ols, xs, ys) == ols[0]).all())
         True
     """
-    if isinstance(predictor, Learners):
-        xs, ys = xs.to(predictor.positions), ys.to(predictor.positions)
-        if xs.ndim == 3:
-            xs, ys = xs[None], ys[None]
     with torch.no_grad():
         found = predictor(xs, ys).double()
     if found.shape[-2:] != ys.shape[-2:]:
         raise IclError(
-            f"A learner must give one prediction for each of {tuple(ys.shape)} labels; got "
+            f"A predictor must give one prediction for each of {tuple(ys.shape)} labels; got "
             f"{tuple(found.shape)}."
         )
     return _finite(found)
 
 
-def together(learners: Sequence[Predictor]) -> Predictor:
-    """One predictor with the members of all of them, in order.
+def concatenate(predictors: Sequence[Predictor]) -> Predictor:
+    """One predictor with the networks of all ensembles, in order.
 
     Example:
-        >>> from iclutils.models import regressors
-        >>> net = regressors.load("regression-d8")
-        >>> twice = distances.together([net, net])
-        >>> len(twice(torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 2))) == 2 * len(net.seeds)
-        False
+        >>> both = distances.concatenate([algorithms.ols, algorithms.knn])
+        >>> distances.predict(both, xs, ys).shape
+        torch.Size([2, 64, 6])
     """
 
     def predictor(xs: Tensor, ys: Tensor) -> Tensor:
-        found = [ask(learner, xs, ys) for learner in learners]
+        found = [predict(each, xs, ys) for each in predictors]
         return torch.cat([f if f.ndim > ys.ndim else f[None] for f in found])
 
     return predictor
 
 
-def ask_queries(predictor: Predictor, queried: Queried) -> Tensor:
-    """Predictions (*member, batch, n) for own queries: entry n after the pairs 0 .. n-1."""
-    contexts, queries = queried
-    if isinstance(predictor, Linear):
-        return predictions(predictor.weights(contexts.xs, contexts.ys), queries)
-    rows = []
-    for n in bar(range(queries.shape[-2]), "prefixes"):
-        at = queried.at(n)
-        rows.append(ask(predictor, at.xs, at.ys)[..., -1])
-    return torch.stack(rows, -1)
+def spd(first: Predicted, second: Other, dim: int = 1) -> Spread:
+    """SPD over ``dim`` for each number of pairs seen, n = 0, 1, ...
 
-
-def spd(first: Float[Tensor, "*member batch n"], second: Rows, dim: int) -> Spread:
-    """SPD / d for each number of pairs seen, n = 0, 1, ...
-
-    Args:
-        first: predictions of one learner.
-        second: of another, for the same contexts; leading axes are broadcast.
-        dim: d.
+    Both are predictions for the same contexts; leading axes are broadcast. With ``dim=1`` it is
+    the definition, with ``dim=d`` what the paper plots.
 
     Example:
         >>> distances.spd(ols, ys, dim=3).mean[0, -1] < 1e-6
@@ -142,9 +114,7 @@ def under_determined(dim: int) -> slice:
     return slice(1, dim)
 
 
-def mspd(
-    first: Float[Tensor, "*member batch n"], second: Rows, dim: int, region: slice | None = None
-) -> Spread:
+def mspd(first: Predicted, second: Other, dim: int, region: slice | None = None) -> Spread:
     """SPD / d averaged over a region of n, ``under_determined`` unless another is given.
 
     The average over n comes first, so the error and the median are over contexts.
@@ -153,18 +123,13 @@ def mspd(
         >>> distances.mspd(ols, ridge, dim=3).mean > distances.mspd(ols, ols[0], dim=3).mean
         tensor([True])
     """
-    region = under_determined(dim) if region is None else region
-    return spread(_in_region(_squares(first, second, dim), region).mean(-1))
+    return spread(_mean_squares(first, second, dim, region))
 
 
 def margin(
-    learner: Float[Tensor, "*member batch n"],
-    near: Rows,
-    far: Rows,
-    dim: int,
-    region: slice | None = None,
+    regressor: Predicted, near: Other, far: Other, dim: int, region: slice | None = None
 ) -> Spread:
-    """By how much ``near`` is nearer to a learner than ``far``: MSPD of far minus MSPD of near.
+    """By how much ``near`` is nearer to a regressor than ``far``: MSPD of far minus MSPD of near.
 
     The difference is taken context by context, so that its error is that of a difference.
 
@@ -172,25 +137,24 @@ def margin(
         >>> distances.margin(ols, near=ols[0], far=ridge, dim=3).mean > 0
         tensor([True])
     """
-    region = under_determined(dim) if region is None else region
-    gap = _squares(learner, far, dim) - _squares(learner, near, dim)
-    return spread(_in_region(gap, region).mean(-1))
+    gap = _squares(regressor, far, dim) - _squares(regressor, near, dim)
+    return spread(_in_region(gap, dim, region).mean(-1))
 
 
 class Fit(NamedTuple):
-    """The linear function nearest to what a learner predicts after each context.
+    """The linear function nearest to what a predictor answers after each context.
 
     ``residual`` and ``total`` are sums of squares over the queries: what the linear function
-    misses of the learner's own predictions, and what there is about their mean.
+    misses of the predictions, and what there is about their mean.
     """
 
-    weights: Float[Tensor, "*member batch d"]
-    residual: Float[Tensor, "*member batch"]
-    total: Float[Tensor, "*member batch"]
+    weights: Float[Tensor, "*ensemble batch d"]
+    residual: Float[Tensor, "*ensemble batch"]
+    total: Float[Tensor, "*ensemble batch"]
 
     @property
-    def r2(self) -> Float[Tensor, "*member"]:
-        """R² of the fit, all contexts together: 1 if the learner is linear in the query.
+    def r2(self) -> Float[Tensor, "*ensemble"]:
+        """R² of the fit, all contexts together: 1 if the predictor is linear in the query.
 
         It is NaN if the predictions do not vary. A fit of d weights to q queries explains d / q
         of anything at all, so take many more queries than d.
@@ -203,18 +167,12 @@ def implicit_weights(
     contexts: Contexts,
     queries: Float[Tensor, "batch query d"],
     intercept: bool = False,
-    at_once: int | None = None,
 ) -> Fit:
-    """The implicit linear weights of a learner after each context ({cite}`akyurek2023`).
+    """The implicit linear weights of a predictor after each context ({cite}`akyurek2023`).
 
-    Every query in turn is the x that follows the n pairs of its context.
-
-    Args:
-        predictor: the learner.
-        contexts: (batch, n, d) and (batch, n); cut them for another n, which may be 0.
-        queries: fresh inputs, more than d for each context.
-        intercept: fit one as well and drop it, as the released code does.
-        at_once: contexts per call of the learner; all if omitted.
+    Every query in turn is the x that follows the n pairs of its context; take more than d of them,
+    and cut the contexts for another n, which may be 0. The released code fits an intercept as well,
+    and drops it.
 
     Example:
         >>> queries = torch.randn(64, 8, 3, generator=torch.Generator().manual_seed(1))
@@ -225,19 +183,16 @@ def implicit_weights(
     batch, count, dim = queries.shape
     if count <= dim + intercept:
         raise IclError(f"A fit of {dim + intercept} numbers needs more queries; got {count}.")
-    if contexts.xs.shape[::2] != (batch, dim) or (at_once or 1) < 1:
+    if contexts.xs.shape[::2] != (batch, dim):
         raise IclError(
-            f"Need contexts (batch, n, d) for queries {tuple(queries.shape)}, and at least one at "
-            f"once; got {tuple(contexts.xs.shape)} and {at_once}."
+            f"Need contexts (batch, n, d) for queries {tuple(queries.shape)}; got "
+            f"{tuple(contexts.xs.shape)}."
         )
-    rows = []
-    for some in bar(torch.arange(batch).split(at_once or batch), "contexts"):
-        pairs = contexts.xs[some, None].expand(-1, count, -1, -1)
-        xs = torch.cat([pairs, queries[some, :, None].to(pairs)], -2).flatten(0, 1)
-        ys = torch.nn.functional.pad(contexts.ys[some], (0, 1))  # the last is never read
-        found = ask(predictor, xs, ys.repeat_interleave(count, 0))[..., -1]
-        rows.append(found.unflatten(-1, (len(some), count)))
-    wanted = torch.cat(rows, -2)
+    pairs = contexts.xs[:, None].expand(-1, count, -1, -1)
+    xs = torch.cat([pairs, queries[:, :, None].to(pairs)], -2).flatten(0, 1)
+    ys = torch.nn.functional.pad(contexts.ys, (0, 1))  # the last is never read
+    wanted = predict(predictor, xs, ys.repeat_interleave(count, 0))[..., -1]
+    wanted = wanted.unflatten(-1, (batch, count))
     design = queries.to(wanted)
     if intercept:
         design = torch.cat([design, torch.ones_like(design[..., :1])], -1)
@@ -247,16 +202,17 @@ def implicit_weights(
     return Fit(weights[..., :dim], residual, total)
 
 
-def ilwd(first: Float[Tensor, "*member batch d"], second: Rows) -> Spread:
-    """ILWD / d of two sets of weights for the same contexts; leading axes are broadcast.
+def ilwd(first: Float[Tensor, "*ensemble batch d"], second: Other, dim: int = 1) -> Spread:
+    """ILWD over ``dim`` of two sets of weights for the same contexts; leading axes are broadcast.
 
-    For an algorithm that has weights, take those; for a learner, ``implicit_weights``.
+    For an algorithm that has weights, take those; for a regressor, ``implicit_weights``. With
+    ``dim=1`` it is the definition, with ``dim=d`` what the paper plots.
 
     Example:
-        >>> distances.ilwd(drawn.weights[None], drawn.weights + 1).mean
+        >>> distances.ilwd(drawn.weights[None], drawn.weights + 1, dim=3).mean
         tensor([1.0000], dtype=torch.float64)
     """
-    return spread(_squares(first, second, first.shape[-1]).sum(-1))
+    return spread(_squares(first, second, dim).sum(-1))
 
 
 def released_r2(
@@ -264,12 +220,8 @@ def released_r2(
 ) -> float:
     """What the released code calls r2: of the true labels, with the predictions as their model.
 
-    It tells how good the predictions are, not how linear: a perfectly linear learner that has
+    It tells how good the predictions are, not how linear: a perfectly linear predictor that has
     not found w scores low. All entries count as one sample.
-
-    Example:
-        >>> distances.released_r2(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]))
-        1.0
     """
     total = (labels - labels.mean()).square().sum()
     return float(1 - (labels - found).square().sum() / total)
@@ -277,66 +229,58 @@ def released_r2(
 
 @dataclass(frozen=True)
 class Nearest:
-    """Distances of learners to the algorithms of a bank."""
+    """MSPD of a regressor to each baseline."""
 
     names: tuple[str, ...]
-    distances: Float[Tensor, "*member algorithm"]
-    share: Float[Tensor, "*member algorithm"]  # of the resamples in which it is the nearest
+    by_context: Float[Tensor, "*ensemble algorithm batch"]
+
+    @property
+    def distances(self) -> Float[Tensor, "*ensemble algorithm"]:
+        """Mean over the contexts."""
+        return self.by_context.mean(-1)
 
     @property
     def winners(self) -> list[str]:
-        """The nearest algorithm of each member; one name if there is no member axis."""
+        """The nearest baseline of each network; one name if there is no ensemble axis."""
         return [self.names[i] for i in self.distances.argmin(-1).flatten().tolist()]
+
+    def share(
+        self, generator: torch.Generator, resamples: int = 1000
+    ) -> Float[Tensor, "*ensemble algorithm"]:
+        """In what share of bootstrap resamples of the contexts each baseline is the nearest."""
+        batch = self.by_context.shape[-1]
+        device = generator.device
+        chosen = torch.randint(batch, (resamples, batch), generator=generator, device=device)
+        chosen = chosen.to(self.by_context.device)
+        counts = torch.zeros_like(chosen).scatter_add_(1, chosen, torch.ones_like(chosen))
+        best = (self.by_context @ counts.mT.to(self.by_context)).argmin(-2)
+        return torch.nn.functional.one_hot(best, len(self.names)).double().mean(-2)
 
 
 def nearest(
-    learner: Float[Tensor, "*member batch n"],
-    bank: Mapping[str, Float[Tensor, "batch n"]],
+    regressor: Predicted,
+    baselines: Mapping[str, Float[Tensor, "batch n"]],
     dim: int,
-    generator: torch.Generator,
     region: slice | None = None,
-    statistic: str = "mean",
-    resamples: int = 1000,
 ) -> Nearest:
-    """Which algorithm's predictions are nearest to a learner's: the least MSPD.
-
-    Args:
-        learner: its predictions.
-        bank: those of the algorithms, by name, for the same contexts.
-        dim: d.
-        generator: chooses the contexts of each bootstrap resample.
-        region: numbers of pairs that count; ``under_determined`` if omitted.
-        statistic: "mean" or "median" over contexts; the second where noise spoils means.
-        resamples: of the contexts with replacement, to see how sure the answer is.
+    """Which algorithm's predictions are nearest to a regressor's, by MSPD.
 
     Example:
-        >>> bank, generator = {"ols": ols[0], "ridge": ridge}, torch.Generator().manual_seed(0)
-        >>> distances.nearest(ols, bank, dim=3, generator=generator, resamples=20).winners
+        >>> distances.nearest(ols, {"ols": ols[0], "ridge": ridge}, dim=3).winners
         ['ols']
     """
-    if not bank or resamples < 1:
-        raise IclError("Need at least one algorithm and one resample.")
-    if statistic not in ("mean", "median"):
-        raise unknown("statistic", statistic, ["mean", "median"])
-    region = under_determined(dim) if region is None else region
-    rows = bar(bank.values(), "algorithms")
-    each = [_in_region(_squares(learner, row, dim), region).mean(-1) for row in rows]
-    table = torch.stack(each, -2)  # (*member, algorithm, batch)
-    batch = table.shape[-1]
+    if not baselines:
+        raise IclError("Need at least one algorithm to compare with.")
+    rows = [_mean_squares(regressor, row, dim, region) for row in baselines.values()]
+    return Nearest(tuple(baselines), torch.stack(rows, -2))
 
-    def over(values: Tensor) -> Tensor:
-        return values.mean(-1) if statistic == "mean" else values.quantile(0.5, -1)
 
-    wins = torch.zeros_like(table[..., 0])
-    for _ in range(resamples):
-        chosen = torch.randint(batch, (batch,), generator=generator, device=generator.device)
-        best = over(table[..., chosen.to(table.device)]).argmin(-1)
-        wins += torch.nn.functional.one_hot(best, len(bank))
-    return Nearest(tuple(bank), over(table), wins / resamples)
+def _mean_squares(first: Tensor, second: Tensor, dim: int, region: slice | None) -> Tensor:
+    return _in_region(_squares(first, second, dim), dim, region).mean(-1)
 
 
 def _squares(first: Tensor, second: Tensor, dim: int) -> Tensor:
-    """(first - second)² / d."""
+    """(first - second)² / dim."""
     if first.ndim < 2 or second.ndim < 2 or first.shape[-2:] != second.shape[-2:]:
         raise IclError(
             f"Need two tables for the same contexts; got {tuple(first.shape)} and "
@@ -345,7 +289,8 @@ def _squares(first: Tensor, second: Tensor, dim: int) -> Tensor:
     return (_finite(first.double()) - _finite(second.double())).square() / dim
 
 
-def _in_region(values: Tensor, region: slice) -> Tensor:
+def _in_region(values: Tensor, dim: int, region: slice | None) -> Tensor:
+    region = under_determined(dim) if region is None else region
     inside = range(region.start or 0, region.stop or values.shape[-1], region.step or 1)
     if not len(inside) or not 0 <= min(inside) <= max(inside) < values.shape[-1]:
         raise IclError(

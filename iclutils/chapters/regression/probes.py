@@ -13,15 +13,18 @@ there is the margin over that control.
 
 All layers, networks and targets train side by side as one program; none sees the others.
 
-Source: Akyurek et al. 2023, section 5 and appendix E. They train with Adam at a rate of 1e-3, for
+Source: {cite}`akyurek2023`, section 5 and appendix E. They train with Adam at a rate of 1e-3, for
 longer; the control there is a network trained on one fixed weight vector, which any network given
-to ``hidden_states`` can be. {cite}`akyurek2023`
+to ``hidden_states`` can be.
 
 Example:
     >>> import torch
     >>> from iclutils.chapters.regression import probes
-    >>> states = torch.randn(1, 2, 96, 3, 4, generator=torch.Generator().manual_seed(0))
-    >>> targets = states[0, 1, :, 2, :2][None]
+    >>> from iclutils.models import regressors
+    >>> from iclutils.tasks import regression
+    >>> net = regressors.load("regression-d2")
+    >>> drawn = regression.sample(regression.Task(2), 200, 4, torch.Generator().manual_seed(0))
+    >>> states, targets = probes.prepare([net], drawn)
 """
 
 from __future__ import annotations
@@ -32,24 +35,83 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ...errors import IclError
-from ...models.regressors import Format
+from ...models.regressors import InContextRegressors
 from ...progress import bar
-from .probe_inputs import States, Targets, check
+from ...tasks.regression import Contexts
 
 Kind = Literal["linear", "mlp"]
+States = Float[Tensor, "net layer batch pos width"]
+Targets = Float[Tensor, "target contexts d"]  # of the same contexts; a mismatch gets a cure
 FLOOR = 1e-6  # directions of the hidden states with less of the largest variance count as empty
+
+
+@torch.no_grad()
+def hidden_states(
+    networks: Sequence[InContextRegressors],
+    xs: Float[Tensor, "batch pairs d"],
+    ys: Float[Tensor, "batch pairs"],
+    batch_size: int = 512,
+) -> States:
+    """The residual streams of all networks, one ensemble after another, on the same contexts.
+
+    Layer 0 is the embedding. For the states after n pairs give n + 1 pairs: the last is the query.
+    """
+    if len({(net.shape.layers, net.shape.width, net.shape.format) for net in networks}) != 1:
+        raise IclError("Probe networks of one depth, width and format at a time.")
+    parts = []
+    for x, y in zip(xs.split(batch_size), ys.split(batch_size), strict=True):
+        parts.append(torch.cat([torch.stack(net.resid(x, y), 1) for net in networks]))
+    return torch.cat(parts, 2)
+
+
+def moment(
+    xs: Float[Tensor, "batch pairs d"], ys: Float[Tensor, "batch pairs"]
+) -> Float[Tensor, "batch d"]:
+    """XᵀY, a sum and not a mean."""
+    return (xs * ys[..., None]).sum(-2)
+
+
+def least_squares(
+    xs: Float[Tensor, "batch pairs d"], ys: Float[Tensor, "batch pairs"]
+) -> Float[Tensor, "batch d"]:
+    """The weight vector of least norm among those that fit the pairs best (OLS).
+
+    With noise and n near d its tails are heavy, and 1 − R² hangs on a few contexts.
+    """
+    inverse = torch.linalg.pinv(xs.double(), rtol=1e-10)
+    return (inverse @ ys.double()[..., None])[..., 0].to(xs.dtype)
+
+
+def prepare(networks: Sequence[InContextRegressors], contexts: Contexts) -> tuple[States, Targets]:
+    """What a probe needs: states up to the last x, and XᵀY and OLS of the pairs before it.
+
+    Example:
+        >>> targets.shape
+        torch.Size([2, 200, 2])
+    """
+    xs, ys = contexts.xs, contexts.ys
+    pairs = xs[:, :-1], ys[:, :-1]
+    return hidden_states(networks, xs, ys), torch.stack([moment(*pairs), least_squares(*pairs)])
+
+
+def shuffled(targets: Targets, generator: torch.Generator) -> Targets:
+    """Every target moved to another context: a probe of these should have an error of 1."""
+    order = torch.randperm(targets.shape[1], generator=generator, device=generator.device)
+    order = order.to(targets.device)
+    moved = torch.empty_like(targets)
+    moved[:, order] = targets[:, order.roll(1)]
+    return moved
 
 
 class Probed(NamedTuple):
     """What the probes found, one for every network, layer and target."""
 
     error: Float[Tensor, "net layer target"]  # 1 − R² on held-out contexts
-    fit_error: Float[Tensor, "net layer target"]  # the same on the contexts fitted to
     attention: Float[Tensor, "net layer target pos"]  # α; each row sums to 1
 
 
@@ -60,7 +122,6 @@ def fit(
     held_out: int,
     generator: torch.Generator,
     *,
-    seen: Sequence[int] | None = None,
     hidden: int = 64,
     steps: int = 400,
     batch_size: int = 128,
@@ -75,13 +136,11 @@ def fit(
     attention, and sees the same batches.
 
     Args:
-        states: hidden states, as from ``hidden_states``.
+        states: hidden states, as from ``prepare``.
         targets: targets of the same contexts.
         kind: the map behind the attention.
         held_out: so many contexts, the last ones, are kept for the evaluation.
         generator: draws the first weights and the order of the batches.
-        seen: how many leading positions each target's probe may read; all if omitted. With it,
-            targets after different numbers of pairs are probed in one go (see ``places``).
         hidden: width of the MLP; 512 in the paper.
         steps: steps of Adam.
         batch_size: contexts of a step; those left over are not used.
@@ -89,13 +148,12 @@ def fit(
         score_rate: first rate of the attention scores s.
 
     Example:
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> found = probes.fit(states, targets, "linear", 32, generator, steps=60, batch_size=32)
-        >>> found.error[0, :, 0].argmin()
-        tensor(1)
+        >>> found = probes.fit(states, targets, "linear", 40, torch.Generator(), steps=9)
+        >>> found.error.shape
+        torch.Size([3, 5, 2])
     """
     net, layer, batch, pos, width = states.shape
-    check(states, targets, batch, held_out, width + pos)
+    _check(states, targets, batch, held_out, width + pos)
     fitted = (batch - held_out) // max(batch_size, 1) * batch_size
     if fitted < 1 or steps < 1:
         raise IclError(
@@ -103,51 +161,38 @@ def fit(
             f"from {batch - held_out} contexts that are not held out."
         )
     parts, rest = _whitened(states, fitted, batch_size, held_out)
-    scaled = _standardised(targets.to(states), fitted)
+    centred = targets.to(states) - targets.to(states)[:, :fitted].mean(1, keepdim=True)
+    scaled = centred / centred[:, :fitted].square().mean((1, 2), keepdim=True).sqrt()
     sizes = [width, *([hidden] if kind == "mlp" else []), targets.shape[-1]]
-    probes = _Probes(net * layer, len(targets), pos, sizes, seen, generator).to(states)
-    _train(probes, parts, scaled[:, :fitted], generator, steps, (rate, score_rate))
+    probes = _Probes(net * layer, len(targets), pos, sizes, generator).to(states)
+    wanted = scaled[:, :fitted].unflatten(1, (len(parts), -1)).transpose(0, 1)
+    _train(probes, parts, wanted, generator, steps, (rate, score_rate))
     shape = (net, layer, len(targets))
     with torch.no_grad():
-        some = parts[: -(-held_out // batch_size)]
-        again = torch.cat([probes(part) for part in some], 2)
-        fit_error = _normalised(again, scaled[:, : again.shape[2]])
         error = _normalised(probes(rest), scaled[:, batch - held_out :])
-        attention = probes.attention()
-    return Probed(error.view(shape), fit_error.view(shape), attention.view(*shape, pos))
+        attention = probes.scores.softmax(-1)
+    return Probed(error.view(shape), attention.view(*shape, pos))
 
 
 def linear_exact(
-    features: Float[Tensor, "*probe batch feature"],
-    targets: Targets,
-    held_out: int,
-    penalty: float = 0.0,
+    features: Float[Tensor, "*probe batch feature"], targets: Targets, held_out: int
 ) -> Float[Tensor, "*probe target"]:
     """Held-out error, 1 − R², of the best linear probe of some features, in closed form.
 
     With ``states.transpose(-2, -3)`` every position has a probe of its own; with
     ``states.flatten(-2)`` one probe reads all positions at once. In float64; directions with less
     than 1e-5 of the largest singular value count as empty.
-
-    Args:
-        features: what each probe reads.
-        targets: targets of the same contexts.
-        held_out: so many contexts, the last ones, are kept for the evaluation.
-        penalty: λ of ridge regression, for centred features that are not scaled.
     """
-    if penalty < 0:
-        raise IclError(f"The penalty must not be negative; got {penalty}.")
     batch, size = features.shape[-2:]
-    check(features, targets, batch, held_out, size)
+    _check(features, targets, batch, held_out, size)
     fitted = batch - held_out
     wanted = targets.double() - targets[:, :fitted].double().mean(1, keepdim=True)
     flat = wanted.transpose(0, 1).flatten(1)
-    ridge = penalty * torch.eye(size, dtype=flat.dtype, device=flat.device)
     errors = []
     for each in features.reshape(-1, batch, size):
         centred = each.double() - each[:fitted].double().mean(0)
         seen = centred[:fitted]
-        inverse = torch.linalg.pinv(seen.mT @ seen + ridge, rtol=1e-10, hermitian=True)
+        inverse = torch.linalg.pinv(seen.mT @ seen, rtol=1e-10, hermitian=True)
         found = centred[fitted:] @ (inverse @ (seen.mT @ flat[:fitted]))
         shape = (held_out, len(targets), -1)
         errors.append(_normalised(found.view(shape).transpose(0, 1), wanted[:, fitted:]))
@@ -162,47 +207,10 @@ def released(
     There is no attention, no MLP, and neither XᵀY nor OLS there. It is solved here, not trained.
 
     Example:
-        >>> probes.released(states, targets[0], held_out=32).argmin()
-        tensor(1)
+        >>> probes.released(states, drawn.weights, held_out=40).shape
+        torch.Size([3, 5])
     """
     return linear_exact(states[..., -1, :], weights[None], held_out)[..., 0]
-
-
-class Decodable(NamedTuple):
-    """Where a target is decodable; a layer counts from the embedding, 0."""
-
-    margin: Float[Tensor, "trained layer target"]  # mean error of the controls less its own
-    best: Int[Tensor, "target"]  # layer of the lowest mean error of the trained networks
-    attention: Float[Tensor, "target pos"]  # of the probes of that layer, mean of the trained
-    on_y: Float[Tensor, "target"]  # its mass on tokens that hold a y; even: n / (2n + 1) if "two"
-
-
-def decodable(found: Probed, trained: int, form: Format) -> Decodable:
-    """Compare the first ``trained`` networks with the rest, which are their controls.
-
-    Example:
-        >>> error = torch.tensor([[[0.9], [0.1]], [[0.9], [0.8]]])
-        >>> found = probes.Probed(error, error, torch.full((2, 2, 1, 3), 1 / 3))
-        >>> probes.decodable(found, trained=1, form="one").best
-        tensor([1])
-    """
-    if not 0 < trained < len(found.error):
-        raise IclError(f"Of {len(found.error)} networks {trained} cannot be the trained ones.")
-    ours, control = found.error[:trained], found.error[trained:]
-    best = ours.mean(0).argmin(0)
-    attention = found.attention[:trained].mean(0)[best, torch.arange(len(best), device=best.device)]
-    held = attention[:, 1 :: 2 if form == "two" else 1]
-    return Decodable(control.mean(0) - ours, best, attention, held.sum(-1))
-
-
-def onset(
-    error: Float[Tensor, "*net layer target"], share: float = 0.5
-) -> Int[Tensor, "*net target"]:
-    """First layer where the error has made ``share`` of its fall from layer 0 to its minimum."""
-    if not 0 < share <= 1:
-        raise IclError(f"The share of the fall lies in (0, 1]; got {share}.")
-    first, low = error[..., :1, :], error.amin(-2, keepdim=True)
-    return (error <= first - share * (first - low)).int().argmax(-2)
 
 
 class _Probes(nn.Module):
@@ -214,7 +222,6 @@ class _Probes(nn.Module):
         targets: int,
         pos: int,
         sizes: Sequence[int],
-        seen: Sequence[int] | None,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
@@ -226,22 +233,11 @@ class _Probes(nn.Module):
             self.weights.append(nn.Parameter(drawn.expand(count, -1, -1).clone()))
             self.biases.append(nn.Parameter(drawn.new_zeros(count, 1, n_out)))
         self.scores = nn.Parameter(torch.zeros(groups, targets, pos))
-        seen = [pos] * targets if seen is None else list(seen)
-        if len(seen) != targets or not 1 <= min(seen) <= max(seen) <= pos:
-            raise IclError(
-                f"Name for each of {targets} targets how many of the {pos} positions its probe "
-                f"may read; got {seen}."
-            )
-        self.open: Tensor
-        self.register_buffer("open", torch.arange(pos) < torch.tensor(seen)[:, None])
-
-    def attention(self) -> Float[Tensor, "group target pos"]:
-        return self.scores.masked_fill(~self.open, -torch.inf).softmax(-1)
 
     def forward(
         self, states: Float[Tensor, "group pos batch width"]
     ) -> Float[Tensor, "group target batch d"]:
-        mixed = torch.bmm(self.attention(), states.flatten(-2))
+        mixed = torch.bmm(self.scores.softmax(-1), states.flatten(-2))
         out = mixed.view(len(self.weights[0]), -1, states.shape[-1])
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             out = torch.baddbmm(bias, functional.gelu(out) if i else out, weight)
@@ -251,12 +247,11 @@ class _Probes(nn.Module):
 def _train(
     probes: _Probes,
     parts: Float[Tensor, "part group pos batch width"],
-    targets: Float[Tensor, "target fitted d"],
+    wanted: Float[Tensor, "part target batch d"],
     generator: torch.Generator,
     steps: int,
     rates: tuple[float, float],
 ) -> None:
-    wanted = targets.unflatten(1, (len(parts), -1)).transpose(0, 1)
     maps = {"params": [*probes.weights, *probes.biases], "lr": rates[0]}
     adam = torch.optim.Adam([maps, {"params": [probes.scores], "lr": rates[1]}], fused=True)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
@@ -294,16 +289,25 @@ def _whitened(
     return parts, rest
 
 
-def _standardised(targets: Targets, fitted: int) -> Targets:
-    """Centred, and divided by one scale for all coordinates: errors stay sums over them."""
-    centred = targets - targets[:, :fitted].mean(1, keepdim=True)
-    scale = centred[:, :fitted].square().mean((1, 2), keepdim=True).sqrt()
-    return centred / scale
-
-
 def _normalised(
     found: Float[Tensor, "*probe target batch d"], targets: Targets
 ) -> Float[Tensor, "*probe target"]:
     """1 − R²: squared error over the variance, both summed over the coordinates."""
     spread = (targets - targets.mean(1, keepdim=True)).square().sum((-2, -1))
     return (found - targets).square().sum((-2, -1)) / spread
+
+
+def _check(states: Tensor, targets: Targets, batch: int, held_out: int, least: int) -> None:
+    """Refuse what cannot be probed; ``least`` contexts cannot even fix a probe."""
+    if targets.shape[1] != batch:
+        raise IclError(f"Got targets of {targets.shape[1]} contexts for states of {batch}.")
+    if held_out < 2 or batch - held_out <= least:
+        raise IclError(
+            f"Too few contexts: hold out at least 2 and fit to more than {least}; got {held_out} "
+            f"and {batch - held_out}."
+        )
+    if not bool(torch.isfinite(states.sum()) & torch.isfinite(targets.sum())):
+        raise IclError("Hidden states and targets must be finite: leave out what diverges.")
+    for part in (targets[:, : batch - held_out], targets[:, batch - held_out :]):
+        if bool((part == part[:, :1]).all(-1).all(-1).any()):
+            raise IclError("A target that is the same in every context cannot be probed.")

@@ -1,0 +1,242 @@
+"""Programs: whole transformers with weights set by hand, which take a gradient step or regress.
+
+Source: {cite}`akyurek2023`, theorems 1 and 2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...errors import IclError
+from .layout import Layout, Numerics
+from .primitives import Block, aff, assemble, mov, mul, products
+
+Labels = Float[Tensor, "*label_batch label_n"]  # one for each x; a mismatch is refused with a cure
+Form = Literal["inverse", "gain"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Embedding, blocks and a linear read-out.
+
+    The tokens are the paper's, (0, x_i) and (y_i, 0) in turn, behind a start token: x_i stands in
+    column 2i - 1 and y_i in column 2i. Called with xs and ys, a program predicts each y from the
+    pairs before it, as an in-context regressor does.
+    """
+
+    layout: Layout
+    blocks: tuple[Block, ...]
+    dtype: torch.dtype = torch.float64
+
+    @property
+    def embedding(self) -> Float[Tensor, "channels width"]:
+        """Reads a token (y, x)."""
+        rows = torch.cat([self.layout.pick("label"), self.layout.pick("input")])
+        return rows * self.layout.field_unit
+
+    @property
+    def read_out(self) -> Float[Tensor, "width"]:
+        """Reads the prediction from the last stream, without a LayerNorm."""
+        return self.layout.pick("prediction")[0] / self.layout.field_unit
+
+    @property
+    def largest(self) -> float:
+        """Largest absolute value of a weight or bias, embeddings included."""
+        outer = (self.layout.places, self.embedding, self.read_out)
+        return max(*(float(part.abs().max()) for part in outer), *(b.largest for b in self.blocks))
+
+    def to(self, dtype: torch.dtype) -> Program:
+        """The same program with every weight rounded to ``dtype``, in which it runs."""
+        return replace(self, blocks=tuple(block.to(dtype) for block in self.blocks), dtype=dtype)
+
+    def __call__(self, xs: Float[Tensor, "*batch n d"], ys: Labels) -> Float[Tensor, "*batch n"]:
+        """The prediction of each y from the pairs before it and its own x; the first is 0."""
+        last = self.stream(xs, ys)[-1]
+        return last[..., 1::2, :] @ self.read_out.to(self.dtype)
+
+    def stream(
+        self, xs: Float[Tensor, "*batch n d"], ys: Labels
+    ) -> list[Float[Tensor, "*batch pos width"]]:
+        """The residual stream: embedding, then after each block. The last y is not read."""
+        *batch, count, dim = xs.shape
+        expected, most = self.layout.fields["input"], self.layout.columns // 2
+        if dim != expected or list(ys.shape) != [*batch, count] or not 1 <= count <= most:
+            raise IclError(
+                f"The program reads 1 to {most} pairs, the query's included, xs (*batch, n, "
+                f"{expected}) and ys (*batch, n); got {tuple(xs.shape)} and {tuple(ys.shape)}."
+            )
+        if not bool(torch.isfinite(xs).all() and torch.isfinite(ys).all()):
+            raise IclError("A context has a value that is not finite.")
+        tokens = torch.zeros(*batch, 2 * count, dim + 1, dtype=self.dtype, device=xs.device)
+        tokens[..., 1::2, 1:] = xs.to(self.dtype)
+        tokens[..., 2::2, 0] = ys[..., :-1].to(self.dtype)
+        places = self.layout.places[: 2 * count].to(tokens)
+        stream = [tokens @ self.embedding.to(tokens) + places]
+        for block in self.blocks:
+            stream.append(block(stream[-1]))
+        return stream
+
+
+def gradient_program(
+    dim: int,
+    examples: int,
+    rate: float,
+    penalty: float = 0.0,
+    numerics: Numerics | None = None,
+) -> Program:
+    """One step of gradient descent for each example: w' = w - 2α (x (xᵀw) - x y + λ w), from 0.
+
+    Two blocks for a step and one for the prediction, in O(d) channels and neurons (theorem 1). Step
+    i, in every column that comes after y_i:
+
+    1. fetch x = x_i from its column; add xᵀw to the residual
+    2. fetch the residual xᵀw - y and a flag from the column of y_i, which columns before it cannot
+       see, so that nothing happens there; w changes by -2α (x residual + λ w flag)
+
+    Args:
+        dim: d.
+        examples: n, the steps; the program reads n + 1 pairs, the query's included.
+        rate: α.
+        penalty: λ.
+        numerics: how it calculates; ``Numerics.improved(torch.float64)`` if omitted.
+    """
+    _check(dim, examples, rate > 0 and 0 <= penalty < math.inf, f"rate={rate}, penalty={penalty}")
+    numerics = numerics or Numerics.improved(torch.float64)
+    fields = {"label": 1, "input": dim, "weights": dim, "prediction": 1}
+    fields |= {"x": dim, "dot": 1, "residual": 1, "flag": 1}
+    layout = Layout(fields, 2 * examples + 2, numerics)
+    pick = layout.pick
+    x, dot, residual, flag, weights = map(pick, ("x", "dot", "residual", "flag", "weights"))
+    sizes = (1.0, math.sqrt(dim) if numerics.balanced else 1.0)
+
+    dots = mul(layout, x[None], weights[:, None], dot[None])
+    changes = [products(layout, x, residual.expand_as(x), -2 * rate * weights, sizes)]
+    if penalty > 0:
+        decay = -2 * rate * penalty * weights
+        changes.append(products(layout, weights, flag.expand_as(x), decay))
+    used = torch.cat([x, dot, residual, flag])
+    changes.append(aff(layout, used, -used))
+    read = torch.cat([dot - pick("label"), layout.where[2:]])
+    blocks = []
+    for example in range(1, examples + 1):
+        given, answer = 2 * example - 1, 2 * example
+        blocks.append(assemble(layout, mov(layout, pick("input"), x, given), [dots]))
+        fetch = mov(layout, read, torch.cat([residual, flag]), answer)
+        blocks.append(assemble(layout, fetch, changes))
+    return Program(layout, (*blocks, _predict(layout)))
+
+
+def ridge_program(
+    dim: int,
+    examples: int,
+    penalty: float,
+    form: Form = "gain",
+    numerics: Numerics | None = None,
+) -> Program:
+    """A ridge solution, updated with one example at a time by the formula of Sherman and Morrison.
+
+    With A = λI + Σ xxᵀ, ``(A + xxᵀ)⁻¹ = A⁻¹ - A⁻¹x (A⁻¹x)ᵀ / (1 + xᵀA⁻¹x)`` (theorem 2). Four
+    blocks for an example, then one (two for ``inverse``), in O(d²) channels and neurons.
+
+    In ``inverse``, the paper's form, the state is A⁻¹, which starts at I/λ, and b = Σ xy; at the
+    end w = A⁻¹b. In ``gain`` it is M = λA⁻¹, which starts at I and only shrinks, symmetric by
+    storage, and w itself, which is corrected by its error e = y - xᵀw (recursive least squares):
+    w + Mx e / (λ + xᵀMx). No quantity is as large as 1/λ, and none is recovered at the end as the
+    difference of large ones.
+
+    Example i, in every column after y_i, with u = Mx (or A⁻¹x):
+
+    1. fetch x = x_i; u, and for ``gain`` xᵀw
+    2. xᵀu
+    3. the column of y_i, and it alone, multiplies its address by q = 1 + xᵀA⁻¹x; this column is
+       not needed after this example
+    4. fetch u (and e) from there, which the LayerNorm divides by q; the update
+
+    Columns that come before y_i cannot see it and fetch nothing in 4: they stay as they are.
+
+    Args:
+        dim: d.
+        examples: n; the program reads n + 1 pairs, the query's included.
+        penalty: λ.
+        form: ``gain`` or ``inverse``.
+        numerics: how it calculates; ``Numerics.improved(torch.float64)`` if omitted.
+    """
+    _check(dim, examples, 0 < penalty < math.inf, f"penalty={penalty}")
+    gain, numerics = form == "gain", numerics or Numerics.improved(torch.float64)
+    pairs = dim * (dim + 1) // 2 if gain else dim**2
+    fields = {"label": 1, "input": dim, "weights": dim, "prediction": 1}
+    fields |= {"matrix": pairs, "x": dim, "u": dim, "growth": 1, "divided": dim}
+    # The sum that a column keeps: xᵀw, for gain, or Σ xy; and what it fetches: e/q, or y.
+    fields |= {"dot": 1} if gain else {"sum": dim}
+    layout = Layout(fields | {"fetched": 1}, 2 * examples + 2, numerics)
+    pick = layout.pick
+    x, u, weights, growth = map(pick, ("x", "u", "weights", "growth"))
+    divided, fetched, label = map(pick, ("divided", "fetched", "label"))
+
+    square = torch.arange(dim**2).view(dim, dim)  # where each entry of the matrix is stored
+    upper = torch.triu_indices(dim, dim)
+    if gain:
+        square[upper[0], upper[1]] = square[upper[1], upper[0]] = torch.arange(pairs)
+    matrix = pick("matrix")[square]
+
+    # Typical sizes of the factors; |u/q| and |e/q| are at most about 1 / (2 sqrt(λ)).
+    steep = 1 / (2 * math.sqrt(penalty))
+    size = {"matrix": 0.25, "u": 1.0, "divided": steep / 4, "fetched": steep, "sum": 1.0}
+    if not gain:
+        size |= {"matrix": 0.25 / penalty, "u": 1 / penalty}
+        size |= {"fetched": math.sqrt(dim), "sum": float(examples)}
+    size = size if numerics.balanced else dict.fromkeys(size, 1.0)
+
+    multiply = [mul(layout, matrix, x[:, None], u[:, None], (size["matrix"], 1.0))]
+    if gain:  # M is kept as M - I, so that it need not be set at first
+        multiply += [aff(layout, x, u), mul(layout, x[None], weights[:, None], pick("dot")[None])]
+    else:
+        multiply.append(aff(layout, x / penalty, u))
+    dots = mul(layout, x[None], u[:, None], growth[None], (1.0, size["u"]))
+
+    rows, cols = upper if gain else torch.cartesian_prod(*[torch.arange(dim)] * 2).T
+    sizes = (size["u"], size["divided"])
+    update = [products(layout, u[rows], divided[cols], -matrix[rows, cols], sizes)]
+    kept, factor = (weights, u) if gain else (pick("sum"), x)
+    sizes = (1.0, size["fetched"])
+    update.append(products(layout, factor, fetched.expand_as(x), kept, sizes))
+    used = torch.cat([x, u, growth, divided, fetched, *([pick("dot")] if gain else [])])
+    update.append(aff(layout, used, -used))
+
+    scale = penalty if gain else 1.0
+    read = torch.cat([u, label - pick("dot")]) / scale if gain else u
+    write = torch.cat([divided, fetched]) if gain else divided
+    blocks: list[Block] = []
+    for example in range(1, examples + 1):
+        given, answer = 2 * example - 1, 2 * example
+        grow = mov(layout, growth / scale, layout.address(answer), answer, answer)
+        blocks += [
+            assemble(layout, mov(layout, pick("input"), x, given), multiply),
+            assemble(layout, None if gain else mov(layout, label, fetched, answer), [dots]),
+            assemble(layout, grow),
+            assemble(layout, mov(layout, read, write, answer), update),
+        ]
+    if not gain:
+        sizes = (size["matrix"], size["sum"])
+        solve = mul(layout, matrix, kept[:, None], weights[:, None], sizes)
+        blocks.append(assemble(layout, None, [solve, aff(layout, kept / penalty, weights)]))
+    return Program(layout, (*blocks, _predict(layout)))
+
+
+def _predict(layout: Layout) -> Block:
+    """The block that multiplies the weights with the input."""
+    query, weights = layout.pick("input")[None], layout.pick("weights")[:, None]
+    return assemble(layout, None, [mul(layout, query, weights, layout.pick("prediction")[None])])
+
+
+def _check(dim: int, examples: int, fits: bool, given: str) -> None:
+    if dim < 1 or examples < 1:
+        raise IclError(f"A program needs d ≥ 1 and n ≥ 1, not d = {dim} and n = {examples}.")
+    if not fits:
+        raise IclError(f"Rate and penalty must be positive and finite; got {given}.")

@@ -1,0 +1,249 @@
+"""Distances: closed forms, scikit-learn's fits, learners by hand, and what must be refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import nan
+
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression
+from sklearn.metrics import r2_score
+
+from iclutils import IclError
+from iclutils.chapters.regression.algorithms import gd, knn, ols, ols_weights, ridge, ridge_weights
+from iclutils.chapters.regression.distances import (
+    concatenate,
+    ilwd,
+    implicit_weights,
+    margin,
+    mspd,
+    nearest,
+    predict,
+    released_r2,
+    spd,
+    spread,
+    under_determined,
+)
+from iclutils.models.regressors import InContextRegressors, Shape
+from iclutils.tasks.regression import Contexts, Task, sample
+
+
+def source(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=source(seed), dtype=torch.float64)
+
+
+def some(dim: int = 4, pairs: int = 7, count: int = 30, noise: float = 0.0) -> Contexts:
+    return sample(Task(dim, noise), count, pairs, source())
+
+
+def ensemble(dim: int = 4, pairs: int = 7) -> InContextRegressors:
+    return InContextRegressors(Shape(dim, pairs, "one", layers=1, width=16, heads=2), [0, 1])
+
+
+def test_spread_by_hand() -> None:
+    found = spread(torch.tensor([[1.0, 2.0, 6.0, 7.0]]).double())
+    assert found.mean.tolist() == [4]
+    assert found.error.tolist() == [pytest.approx((26 / 3) ** 0.5 / 2)]
+    assert found.median.tolist() == [4]
+    assert spread(torch.ones(1, 1)).error.isnan().all()
+
+
+def test_spd_by_hand_and_with_ensemble() -> None:
+    first, second = normal(3, 20, 5, seed=1), normal(20, 5, seed=2)
+    found = spd(first, second, 4)
+    assert found.mean.shape == (3, 5)
+    for m in range(3):
+        for n in range(5):
+            values = [float(first[m, b, n] - second[b, n]) ** 2 / 4 for b in range(20)]
+            assert float(found.mean[m, n]) == pytest.approx(sum(values) / 20)
+            assert float(found.median[m, n]) == pytest.approx(sum(sorted(values)[9:11]) / 2)
+    torch.testing.assert_close(spd(second, first, 4).mean, found.mean)  # a distance: symmetric
+    torch.testing.assert_close(spd(first[1], second, 4).error, found.error[1])
+    torch.testing.assert_close(spd(first, second).mean, 4 * found.mean)  # the definition
+    assert not bool(spd(first, first, 4).mean.any())
+
+
+def test_mspd_is_the_mean_of_spd_below_d() -> None:
+    first, second = normal(2, 25, 9, seed=1), normal(25, 9, seed=2)
+    curve, found = spd(first, second, 5).mean, mspd(first, second, 5)
+    torch.testing.assert_close(found.mean, curve[:, 1:5].mean(-1))
+    each = ((first - second)[1, :, 1:5] ** 2 / 5).mean(-1)
+    assert float(found.error[1]) == pytest.approx(float(each.std()) / 5)
+    whole = mspd(first, second, 5, slice(0, 9))
+    torch.testing.assert_close(whole.mean, curve.mean(-1))
+    assert under_determined(5) == slice(1, 5)
+
+
+def test_ols_and_the_truth_are_a_known_distance_apart() -> None:
+    """E(OLS - y)² / d = 1 - n/d without noise; and OLS to ridge by the spectrum of X."""
+    task = some(dim=6, pairs=8, count=20_000)
+    found = spd(ols(task.xs, task.ys), task.ys.double(), 6)
+    expected = (1 - torch.arange(8).double() / 6).clamp(min=0)
+    assert bool(((found.mean - expected).abs() <= 5 * found.error + 1e-9).all())
+    gap = mspd(ols(task.xs, task.ys), ridge(task.xs, task.ys, 0.5), 6, slice(3, 4))
+    # for X = U diag(s) Vᵀ the weights differ by V diag(λ / (s² + λ)) Vᵀ w, and w ~ N(0, I)
+    spectrum = torch.linalg.svdvals(task.xs[:, :3].double()).square()
+    expected = (0.5 / (spectrum + 0.5)).square().sum(-1).mean() / 6
+    assert abs(float(gap.mean - expected)) < 5 * float(gap.error)
+
+
+@pytest.mark.parametrize("pairs", [0, 2, 4, 7])
+def test_implicit_weights_of_a_linear_algorithm_are_its_own(pairs: int) -> None:
+    task, queries = some(pairs=8), normal(30, 12, 4, seed=3).float()
+    cut = Contexts(task.xs[:, :pairs], task.ys[:, :pairs], task.weights)
+    for algorithm, settings in ((ols, {}), (ridge, {"penalty": 0.3}), (gd, {"rate": 0.02})):
+        fit = implicit_weights(partial(algorithm, **settings), cut, queries)
+        expected = algorithm.weights(task.xs, task.ys, **settings)[:, pairs]
+        torch.testing.assert_close(fit.weights, expected, atol=1e-6, rtol=1e-6)
+        assert fit.residual.max() < 1e-10
+        assert float(fit.r2) == pytest.approx(1) if pairs else bool(fit.r2.isnan())
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_implicit_weights_are_scikit_learns_fit(intercept: bool) -> None:
+    task, queries = some(count=6), normal(6, 20, 4, seed=3).float()
+    neighbours = partial(knn, k=2)
+    fit = implicit_weights(neighbours, task, queries, intercept)
+    residual, total = 0.0, 0.0
+    for b in range(6):
+        wanted = []
+        for query in queries[b]:
+            xs = torch.cat([task.xs[b], query[None]])
+            wanted.append(float(neighbours(xs, torch.cat([task.ys[b], torch.zeros(1)]))[-1]))
+        x, y = queries[b].double().numpy(), torch.tensor(wanted).double().numpy()
+        line = LinearRegression(fit_intercept=intercept).fit(x, y)
+        torch.testing.assert_close(fit.weights[b], torch.from_numpy(line.coef_))
+        score = r2_score(y, line.predict(x))
+        assert float(1 - fit.residual[b] / fit.total[b]) == pytest.approx(score)
+        residual += float(((y - line.predict(x)) ** 2).sum())
+        total += float(((y - y.mean()) ** 2).sum())
+    assert float(fit.r2) == pytest.approx(1 - residual / total)
+    assert fit.r2 < 0.9  # k-NN is not linear in the query
+
+
+def test_implicit_weights_of_an_ensemble() -> None:
+    """Networks side by side are what they are one by one; predictions asked for one by one."""
+    model, task, queries = ensemble(), some(pairs=5, count=3), normal(3, 9, 4, seed=3).float()
+    fit = implicit_weights(model, task, queries)
+    assert fit.weights.shape == (2, 3, 4)
+    assert fit.r2.shape == (2,)
+    wanted = torch.zeros(2, 3, 9).double()
+    for b in range(3):
+        for q in range(9):
+            xs = torch.cat([task.xs[b], queries[b, q, None]])[None, None]
+            ys = torch.cat([task.ys[b], torch.full((1,), 99.0)])[None, None]  # not to be read
+            wanted[:, b, q] = model(xs, ys)[:, 0, -1].double().detach()
+    expected = torch.linalg.lstsq(queries.double().expand(2, 3, 9, 4), wanted[..., None]).solution
+    torch.testing.assert_close(fit.weights, expected[..., 0], atol=1e-5, rtol=1e-4)
+
+
+def test_released_r2_is_about_the_labels() -> None:
+    labels, found = normal(5, 9, seed=1), normal(5, 9, seed=2)
+    expected = r2_score(labels.flatten().numpy(), found.flatten().numpy())
+    assert released_r2(found, labels) == pytest.approx(expected)
+    # A learner that is linear, and wrong: perfect by our R², bad by the released one.
+    task, queries = some(dim=4, pairs=2, count=200), normal(200, 16, 4, seed=5).float()
+    fit = implicit_weights(ols, task, queries)
+    assert float(fit.r2) == pytest.approx(1)
+    truth = torch.einsum("bqd,bd->bq", queries, task.weights).double()
+    learnt = torch.einsum("bqd,bd->bq", queries.double(), fit.weights)
+    assert released_r2(learnt, truth) == pytest.approx(0.5, abs=0.1)  # n/d of the variance
+
+
+def test_ilwd_by_hand_and_its_scale() -> None:
+    first, second = normal(3, 20, 4, seed=1), normal(20, 4, seed=2)
+    found = ilwd(first, second, 4)
+    each = (first - second).square().sum(-1) / 4
+    torch.testing.assert_close(found.mean, each.mean(-1))
+    torch.testing.assert_close(found.median, each.quantile(0.5, -1))
+    # With x ~ N(0, I), ILWD is the expected SPD
+    task = some(dim=4, pairs=4, count=20_000)
+    one, two = ols_weights(task.xs, task.ys), ridge_weights(task.xs, task.ys, 0.5)
+    gap = spd(ols(task.xs, task.ys), ridge(task.xs, task.ys, 0.5))
+    assert abs(float(ilwd(one[:, 3], two[:, 3]).mean - gap.mean[3])) < 5 * float(gap.error[3])
+
+
+def test_the_nearest_baseline() -> None:
+    task = some(dim=5, pairs=8, count=100)
+    known = {str(p): ridge(task.xs, task.ys, p) for p in (0.0, 0.25, 1.0, 4.0)}
+    networks = torch.stack([known["0.25"] + 0.01, ridge(task.xs, task.ys, 1.1)])
+    found = nearest(networks, known, 5)
+    assert found.winners == ["0.25", "1.0"]
+    for i, row in enumerate(known.values()):
+        torch.testing.assert_close(found.distances[:, i], mspd(networks, row, 5).mean)
+    share = found.share(source(), 50)
+    assert share.sum(-1).tolist() == [1, 1]
+    assert share[0].tolist() == [0, 1, 0, 0]
+    alone = nearest(networks[1], known, 5, slice(3, 8))
+    assert alone.winners == ["1.0"]
+    expected = mspd(networks[1], known["4.0"], 5, slice(3, 8)).mean
+    torch.testing.assert_close(alone.distances[3], expected)
+    torch.testing.assert_close(alone.share(source(), 7).sum(), torch.tensor(1.0).double())
+
+
+def test_the_share_tells_how_sure_the_winner_is() -> None:
+    """Two algorithms at the same distance: the better in sample wins about as often as the odds."""
+    known = {"a": normal(400, 6, seed=1), "b": normal(400, 6, seed=2)}
+    found = nearest(torch.zeros(400, 6).double(), known, 4).share(source(), 2000)
+    each = [row[:, 1:4].square().mean(-1) / 4 for row in known.values()]
+    gap = each[1] - each[0]
+    odds = torch.special.ndtr(gap.mean() / (gap.std() / 20))
+    assert float(found[0]) == pytest.approx(float(odds), abs=0.04)
+
+
+def test_an_ensemble_of_all() -> None:
+    shape = Shape(2, 4, "one", 1, 8, 2)
+    nets = [InContextRegressors(shape, seeds) for seeds in ([0, 1], [2])]
+    drawn = sample(Task(2), 5, 4, source())
+    found = predict(concatenate([*nets, ols]), drawn.xs, drawn.ys)
+    assert found.shape == (4, 5, 4)
+    torch.testing.assert_close(found[2], predict(nets[1], drawn.xs, drawn.ys)[0])
+    torch.testing.assert_close(found[3], ols(drawn.xs, drawn.ys))
+
+
+def test_a_margin_is_the_difference_of_two_distances_context_by_context() -> None:
+    generator = source(3)
+    regressor, near, far = torch.randn(3, 50, 6, generator=generator, dtype=torch.float64)
+    found = margin(regressor, near, far, 4, slice(1, 4))
+    gap = ((regressor - far) ** 2 - (regressor - near) ** 2)[:, 1:4].mean(1) / 4
+    assert found.mean.item() == pytest.approx(gap.mean().item())
+    assert found.error.item() == pytest.approx((gap.std() / 50**0.5).item())
+    both = [mspd(regressor, g, 4, slice(1, 4)).mean for g in (far, near)]
+    assert found.mean.item() == pytest.approx((both[0] - both[1]).item())
+
+
+TABLE = normal(10, 6)
+TASK, QUERIES = some(), normal(30, 9, 4).float()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: spd(TABLE, normal(9, 6), 4), "same contexts"),
+        (lambda: spd(TABLE, normal(10, 5), 4), "same contexts"),
+        (lambda: spd(TABLE * nan, TABLE, 4), "NaN"),
+        (lambda: ilwd(TABLE, TABLE * nan, 4), "NaN"),
+        (lambda: mspd(TABLE, TABLE, 4, slice(1, 7)), "not covered"),
+        (lambda: mspd(TABLE, TABLE, 4, slice(3, 3)), "not covered"),
+        (lambda: mspd(TABLE, TABLE, 4, slice(-2, 4)), "not covered"),
+        (lambda: mspd(TABLE, TABLE, 8), "not covered"),
+        (lambda: mspd(TABLE, TABLE, 1), "single pair"),
+        (lambda: nearest(TABLE, {}, 4), "at least one algorithm"),
+        # seven pairs and the query are eight
+        (lambda: implicit_weights(ensemble(pairs=7), TASK, QUERIES), "7 pairs"),
+        (lambda: implicit_weights(ols, TASK, QUERIES[:, :4]), "needs more queries"),
+        (lambda: implicit_weights(ols, TASK, QUERIES[:, :5], intercept=True), "needs more queries"),
+        (lambda: implicit_weights(ols, TASK, QUERIES[:20]), "Need contexts"),
+        (lambda: predict(lambda xs, ys: ys[..., :-1], TASK.xs, TASK.ys), "one prediction for each"),
+        (lambda: predict(lambda xs, ys: ys * nan, TASK.xs, TASK.ys), "NaN"),
+    ],
+)
+def test_wrong_input_is_refused(call: Callable, message: str) -> None:
+    with pytest.raises(IclError, match=message):
+        call()

@@ -1,0 +1,254 @@
+"""In-context regressors: blocks against independent ones, ensembles, files, bad input."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import GPT2Config, GPT2Model
+
+from iclutils import IclError, models
+from iclutils.models import regressors
+from iclutils.models.regressors import InContextRegressors, Shape, as_tokens
+
+SMALL = Shape(3, 5, "two", 2, 16, 2)
+BLOCKS = ("standard", "post-norm", "released")
+
+
+def data(shape: Shape = SMALL, networks: int = 1, contexts: int = 4) -> list[torch.Tensor]:
+    source = torch.Generator().manual_seed(0)
+    size = (networks, contexts, shape.pairs)
+    return [torch.randn(*size, shape.dim, generator=source), torch.randn(size, generator=source)]
+
+
+def double(shape: Shape, seed: int = 3) -> InContextRegressors:
+    """In float64, and with LayerNorms that are not 1 and 0."""
+    network = InContextRegressors(shape, [seed]).double()
+    torch.manual_seed(0)
+    for parameter in network.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return network.requires_grad_(False)
+
+
+def test_the_standard_block_is_that_of_gpt2() -> None:
+    """The same weights in Hugging Face's GPT-2: predictions, outputs at y and patterns."""
+    network = double(SMALL)
+    config = GPT2Config(
+        n_embd=16, n_layer=2, n_head=2, n_positions=9, vocab_size=1, attn_implementation="eager"
+    )
+    twin = GPT2Model(config).double().eval().requires_grad_(False)
+    twin.wpe.weight.copy_(network.positions[0])
+    pairs = [(network.norm, twin.ln_f)]
+    for ours, theirs in zip(network.blocks, twin.h, strict=True):
+        pairs += [(ours["norm_1"], theirs.ln_1), (ours["norm_2"], theirs.ln_2)]
+        pairs += [(ours["qkv"], theirs.attn.c_attn), (ours["out"], theirs.attn.c_proj)]
+        pairs += [(ours["up"], theirs.mlp.c_fc), (ours["down"], theirs.mlp.c_proj)]
+    for ours, theirs in pairs:
+        theirs.weight.copy_(ours["weight"][0].view_as(theirs.weight))
+        theirs.bias.copy_(ours["bias"][0, 0])
+    xs, ys = data()
+    tokens = as_tokens(xs.double(), ys.double(), "two")[0]
+    embedded = tokens @ network.read_in["weight"][0] + network.read_in["bias"][0]
+    out = twin(inputs_embeds=embedded, use_cache=False, output_attentions=True)
+    read = out.last_hidden_state @ network.read_out["weight"][0] + network.read_out["bias"][0]
+    torch.testing.assert_close(network.outputs(xs, ys)[0], read[..., 0], atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(network(xs, ys)[0], read[:, ::2, 0], atol=1e-12, rtol=1e-10)
+    for ours, theirs in zip(network.patterns(xs, ys), out.attentions, strict=True):
+        torch.testing.assert_close(ours[0], theirs)
+
+
+def test_the_post_norm_block_is_pytorchs() -> None:
+    network = double(replace(SMALL, layers=1, block="post-norm"))
+    twin = nn.TransformerEncoderLayer(
+        16, 2, 64, 0.0, lambda x: nn.functional.gelu(x, approximate="tanh"), batch_first=True
+    )
+    twin = twin.double().requires_grad_(False)
+    block = {name: {k: v[0] for k, v in part.items()} for name, part in network.blocks[0].items()}
+    for theirs, name in (
+        (twin.self_attn.out_proj, "out"),
+        (twin.linear1, "up"),
+        (twin.linear2, "down"),
+        (twin.norm1, "norm_1"),
+        (twin.norm2, "norm_2"),
+    ):
+        theirs.weight.copy_(block[name]["weight"].T.reshape(theirs.weight.shape))
+        theirs.bias.copy_(block[name]["bias"][0])
+    twin.self_attn.in_proj_weight.copy_(block["qkv"]["weight"].T)
+    twin.self_attn.in_proj_bias.copy_(block["qkv"]["bias"][0])
+    before, after = network.resid(*data())
+    mask = nn.Transformer.generate_square_subsequent_mask(9).double()
+    torch.testing.assert_close(twin(before[0], src_mask=mask), after[0])
+
+
+def test_the_released_block_passes_the_stream_through_its_norms() -> None:
+    """Written out position by position and head by head in numpy."""
+
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        flat = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        return flat * at[f"{name}.weight"] + at[f"{name}.bias"]
+
+    shape = replace(SMALL, layers=1, block="released")
+    assert shape.head == 16 // 2**2
+    network = double(shape, seed=1)
+    xs, ys = data(contexts=1)
+    stream = [part[0, 0].numpy() for part in network.resid(xs, ys)]
+    at = {
+        f"{kind}.{name}": weight.numpy()[0]
+        for kind, part in network.blocks[0].items()
+        for name, weight in part.items()
+    }
+    x = norm(stream[0], "norm_1")
+    query, key, value = np.split(x @ at["qkv.weight"] + at["qkv.bias"], 3, axis=-1)
+    mixed = np.zeros_like(query)
+    for head in range(2):
+        part = slice(4 * head, 4 * head + 4)
+        for i in range(len(x)):
+            score = np.exp(key[: i + 1, part] @ query[i, part] / 2)
+            pattern = score / score.sum()
+            mixed[i, part] = pattern @ value[: i + 1, part]
+            ours = network.patterns(xs, ys)[0][0, 0, head, i, : i + 1]
+            np.testing.assert_allclose(ours, pattern, atol=1e-12)
+    x = norm(x + mixed @ at["out.weight"] + at["out.bias"], "norm_2")
+    up = x @ at["up.weight"] + at["up.bias"]
+    gelu = 0.5 * up * (1 + np.tanh(np.sqrt(2 / np.pi) * (up + 0.044715 * up**3)))
+    expected = x + gelu @ at["down.weight"] + at["down.bias"]
+    np.testing.assert_allclose(stream[1], expected, atol=1e-12)
+    # and no norm before the read-out
+    out = expected @ network.read_out["weight"][0].numpy()[:, 0] + network.read_out["bias"].item()
+    np.testing.assert_allclose(network(xs, ys)[0, 0].numpy(), out[::2], atol=1e-12)
+
+
+def test_biases_of_the_released_block_have_the_size_of_the_released_code() -> None:
+    """Uniform within 1/sqrt(H/m), the width of q; the shipped block counts q, k and v together."""
+    for block, fan in (("released", 64 // 8), ("standard", 3 * 64)):
+        network = InContextRegressors(Shape(2, 3, "two", 40, 64, 8, block), [0])
+        largest = max(layer["qkv"]["bias"].abs().max().item() for layer in network.blocks)
+        assert largest == pytest.approx(fan**-0.5, rel=0.02)
+
+
+def test_tokens_are_those_of_the_paper_and_of_one_for_each_pair() -> None:
+    xs, ys = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([5.0, 6.0])
+    assert as_tokens(xs, ys, "two").tolist() == [[0, 1, 2], [5, 0, 0], [0, 3, 4]]
+    assert as_tokens(xs, ys, "one").tolist() == [[1, 2, 0, 0, 0], [3, 4, 1, 2, 5]]
+
+
+@settings(max_examples=15, deadline=None)
+@given(at=st.integers(0, 4), form=st.sampled_from(["one", "two"]), block=st.sampled_from(BLOCKS))
+def test_no_prediction_sees_its_own_y_or_what_comes_later(at: int, form: str, block: str) -> None:
+    network = InContextRegressors(replace(SMALL, format=form, block=block), [1])
+    xs, ys = data()
+    before = network(xs, ys)
+    torch.testing.assert_close(
+        network(xs[:, :, : at + 1], ys[:, :, : at + 1]), before[..., : at + 1]
+    )
+    ys[..., at] += 1.0
+    if at < 4:
+        xs[..., at + 1 :, :] += 1.0
+    changed = (network(xs, ys) - before).abs().amax((0, 1)) > 0
+    assert not changed[: at + 1].any()
+    assert changed[at + 1 :].all()
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_an_ensemble_is_its_networks_one_by_one(block: str) -> None:
+    """Drawn alone, picked out, and built from their weights."""
+    shape = replace(SMALL, block=block)
+    xs, ys = data(networks=3)
+    ensemble = InContextRegressors(shape, [4, 5, 6])
+    ensemble.tasks = [{"dim": 3}, {"dim": 4}, {"dim": 5}]
+    together = ensemble(xs, ys)
+    for i, seed in enumerate([4, 5, 6]):
+        alone = InContextRegressors(shape, [seed])
+        given = InContextRegressors.from_weights(shape, alone.state_dict())
+        for one in (alone, given, ensemble.select(i)):
+            found = one(xs[i], ys[i])
+            torch.testing.assert_close(together[i : i + 1], found, atol=1e-6, rtol=1e-5)
+    last = ensemble.select(-1)
+    assert (last.seeds, last.tasks) == ((6,), [{"dim": 5}])
+    assert (together[0] - together[1]).abs().max() > 1e-3
+    assert torch.equal(ensemble(xs[0], ys[0]), ensemble(xs[:1], ys[:1]))
+
+
+def test_given_weights_keep_their_precision() -> None:
+    weights = double(SMALL).state_dict()
+    network = InContextRegressors.from_weights(SMALL, weights)
+    assert network(*data()).dtype == torch.float64
+    for bad in ({}, weights | {"positions": weights["positions"][:, :3]}):
+        with pytest.raises(IclError, match="do not fit"):
+            InContextRegressors.from_weights(SMALL, bad)
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    network = InContextRegressors(SMALL, [0, 7])
+    network.tasks = [{"dim": 3, "noise": 0.0}, {"dim": 3, "noise": 0.5}]
+    for dtype in (torch.float16, torch.float32):
+        network.save(tmp_path) if dtype == torch.float16 else network.save(tmp_path, dtype)
+        again = regressors.load(tmp_path)
+        assert (again.shape, again.seeds, again.tasks) == (SMALL, (0, 7), network.tasks)
+        assert not again.training
+        for ours, theirs in zip(again.parameters(), network.parameters(), strict=True):
+            assert torch.equal(ours, theirs.to(dtype).float())
+            assert not ours.requires_grad
+
+
+def test_bad_files_are_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(IclError, match=r"no model 'regression-d9'.*train it: python -m"):
+        regressors.load("regression-d9")
+    InContextRegressors(SMALL, [0]).save(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    for _ in range(2):  # damaged, then missing
+        with pytest.raises(IclError, match="does not hold in-context regressors"):
+            regressors.load(tmp_path)
+        weights.unlink(missing_ok=True)
+    with pytest.raises(IclError, match=r"induction-0.*does not hold.*models\.load"):
+        regressors.load("induction-0")
+    with pytest.raises(IclError, match=r"load it with iclutils\.models\.regressors\.load"):
+        models.load("regression-d2")
+
+
+def test_networks_trained_here_are_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from iclutils.files import write_sums
+
+    folder = tmp_path / "mine" / "step-00009"
+    folder.mkdir(parents=True)
+    InContextRegressors(SMALL, [0]).save(folder)
+    write_sums(tmp_path / "mine")
+    monkeypatch.setenv("ICLUTILS_TRAINED", str(tmp_path))
+    assert regressors.load("mine").shape == SMALL
+    with pytest.raises(IclError, match="Unknown training step of mine 8"):
+        regressors.load("mine", step=8)
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(IclError, match="damaged"):
+        regressors.load("mine")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: (x[..., :2], y), r"x of 3 dimensions; got 2"),
+        (lambda x, y: (x[:, :, [0] * 6], y[:, :, [0] * 6]), r"1 to 5 pairs.*got 6"),
+        (lambda x, y: (x[:, :, :0], y[:, :, :0]), "got 0"),
+        (lambda x, y: (x.expand(3, -1, -1, -1), y.expand(3, -1, -1)), "1 or all 2 networks; got 3"),
+        (lambda x, y: (x, y[..., :4]), "ensemble axis before"),
+        (lambda x, y: (x / 0, y), "NaN or infinite"),
+        (lambda x, y: (x, y.index_fill(2, torch.tensor([2]), torch.nan)), "NaN or infinite"),
+    ],
+)
+def test_contexts_that_do_not_fit_are_refused(change, message: str) -> None:
+    network = InContextRegressors(SMALL, [0, 1])
+    xs, ys = data()
+    with pytest.raises(IclError, match=message):
+        network(*change(xs, ys))
+    ys[..., -1] = torch.nan  # never read
+    assert network(xs, ys).isfinite().all()
+    with pytest.raises(IclError, match="cannot be cut into 3 heads"):
+        InContextRegressors(replace(SMALL, heads=3), [0])
