@@ -30,12 +30,15 @@ BUILDERS = (
     *("jupyter-book", "sphinx", "sphinx-book-theme", "myst-nb"),
     *("sphinx-mathjax-offline", "vl-convert-python"),
 )
-# Jupyter Book's own command has no option for several processes.
+# Jupyter Book's own command has no option for several processes, and pybtex looks through all
+# installed packages for its plugins at every citation.
 PROGRAM = """
 import functools, sys
 from jupyter_book import sphinx
 from jupyter_book.cli.main import main
+from pybtex import plugin
 sphinx.build_sphinx = functools.partial(sphinx.build_sphinx, jobs={jobs})
+plugin._load_entry_point = functools.cache(plugin._load_entry_point)
 sys.exit(main())
 """
 

@@ -215,7 +215,7 @@ def test_elsewhere_than_in_the_checkout_is_refused(checkout: Path, tmp_path: Pat
             act(tmp_path, tmp_path / "_build")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_warning_fails_the_build_and_is_not_forgotten(checkout: Path) -> None:
     """Sphinx itself passes the second time: it does not read an unchanged page again."""
     folder = checkout / "_build"
