@@ -1,20 +1,18 @@
-"""One answer: is it there, is it the student's own, is it right, and if not, what went wrong.
-
-``compare`` knows what each typical mistake would have given, and so can name it.
-"""
+"""One answer: is it there, is it the student's own, is it right, and if not, what went wrong."""
 
 from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 # What an answer may not be made of.
-LENSES = (
+MEASURES = (
     *(f"iclutils.interp.{name}" for name in ("head_scores", "readout", "statistics", "weights")),
     *("iclutils.chapters", "iclutils.bookkit.coursework"),
 )
@@ -22,6 +20,79 @@ LENSES = (
 
 class Mistake(Exception):
     """A wrong answer; the message names the likely mistake."""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function to be written: on random inputs it must give what the solution gives.
+
+    ``inputs(seed)`` are its arguments, None where a seed has none. ``mistakes`` has, for each
+    message, a function that makes the mistake, or options with which the solution does. What is
+    compared is ``outcome(function, *inputs)``.
+    """
+
+    solution: Callable[..., Any]
+    inputs: Callable[[int], tuple[Any, ...] | None]
+    mistakes: Mapping[str, Any]
+    tolerance: float = 1e-5
+    outcome: Callable[..., Any] = lambda function, *inputs: function(*inputs)
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return self.solution.__name__
+
+    def wrong(self) -> dict[str, Callable[..., Any]]:
+        """For each message a function that makes the mistake."""
+        return {
+            text: functools.partial(self.solution, **each) if isinstance(each, dict) else each
+            for text, each in self.mistakes.items()
+        }
+
+    def judge(self, answer: Any, seed: int) -> None:
+        """Return if the answer is right."""
+        inputs = self.inputs(seed)
+        if inputs is None:
+            return
+        wrong = (
+            (text, functools.partial(self.outcome, function, *inputs))
+            for text, function in self.wrong().items()
+        )
+        truth = self.outcome(self.solution, *inputs)
+        compare(self.outcome(answer, *inputs), truth, wrong, self.tolerance)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number, a tensor or a letter to be found; only the hidden checks tell whether it is right.
+
+    ``mistakes`` has the values that mistakes give, ``reading(value)`` is what is compared.
+    """
+
+    name: str
+    truth: Any
+    mistakes: Mapping[str, Any]
+    tolerance: float = 1e-9
+    reading: Callable[[Any], Any] = lambda value: value
+
+    def judge(self, answer: Any, seed: int) -> None:
+        """Return if the answer has the right form or, hidden, the right value."""
+        if isinstance(self.truth, str):
+            answer = str(answer).strip().lower()
+            if answer not in tuple("abcd"):
+                raise Mistake(f"`{self.name}` is one of the letters 'a' to 'd'; got {answer!r}.")
+        elif isinstance(self.truth, float) and not isinstance(answer, int | float | Tensor):
+            raise Mistake(f"`{self.name}` is a number; got {answer!r}.")
+        answer = self.reading(answer)
+        if seed:
+            wrong = (
+                (text, functools.partial(_same, value)) for text, value in self.mistakes.items()
+            )
+            compare(answer, self.truth, wrong, self.tolerance)
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def generator(seed: int) -> Generator:
@@ -34,33 +105,23 @@ def normal(draw: Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=draw, dtype=torch.float64)
 
 
-def letter(name: str, answer: Any) -> str:
-    """The choice among four, whatever its case."""
-    found = str(answer).strip().lower()
-    if found not in tuple("abcd"):
-        raise Mistake(f"`{name}` is one of the letters 'a' to 'd'; got {answer!r}.")
-    return found
-
-
 def prepared(name: str, answer: Any, function: bool) -> Any:
-    """The answer, ready to be judged.
-
-    A function gets copies of its tensors, and what it raises becomes a ``Mistake``.
-    """
+    """The answer, ready to be judged: what a function raises becomes a ``Mistake``."""
     if answer is None or answer is ...:
         raise Mistake(f"`{name}` is missing or still `...`: nothing is written yet.")
     if not function:
         return answer
     if not callable(answer):
         raise Mistake(f"`{name}` should be a function; it is a {type(answer).__name__}.")
-    borrowed = next((each for each in _mentioned(answer) if each.startswith(LENSES)), "")
+    borrowed = next((each for each in _mentioned(answer) if each.startswith(MEASURES)), "")
     if borrowed:
         raise Mistake(f"`{name}` uses {borrowed}. Write it yourself, on tensors.")
 
     @functools.wraps(answer)
-    def guarded(*args: Any, **more: Any) -> Any:
+    def guarded(*args: Any) -> Any:
+        copies = [a.clone() if isinstance(a, Tensor) else a for a in args]
         try:
-            given = answer(*map(_copy, args), **{key: _copy(x) for key, x in more.items()})
+            given = answer(*[list(a) if isinstance(a, list) else a for a in copies])
         except Exception as error:
             raise Mistake(f"`{name}` raised {type(error).__name__}: {error}") from error
         if given is None or given is ...:
@@ -68,12 +129,6 @@ def prepared(name: str, answer: Any, function: bool) -> Any:
         return given
 
     return guarded
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone()
-    return list(value) if isinstance(value, list) else value
 
 
 def _mentioned(answer: Callable[..., Any]) -> Iterator[str]:
@@ -91,22 +146,26 @@ def _mentioned(answer: Callable[..., Any]) -> Iterator[str]:
 
 
 def compare(
-    got: Any, truth: Any, mistakes: Mapping[str, Any] | None = None, tolerance: float = 1e-5
+    got: Any,
+    truth: Any,
+    mistakes: Iterable[tuple[str, Callable[[], Any]]] = (),
+    tolerance: float = 1e-5,
 ) -> None:
-    """Return if ``got`` is the truth.
+    """Return if ``got`` is the truth; otherwise name the mistake that gives the same.
 
-    Args:
-        got: what the answer is.
-        truth: a tensor, number, word or tuple.
-        mistakes: for each message, what that mistake would have given.
-        tolerance: how far numbers may be off, relative to the largest of the truth and to 1.
+    Numbers may be off by ``tolerance``, relative to the largest of the truth and to 1.
     """
-    if not _fault(got, truth, tolerance):
+    fault = _fault(got, truth, tolerance)
+    if not fault:
         return
-    for message, value in (mistakes or {}).items():
+    for message, wrong in mistakes:
+        try:
+            value = wrong()
+        except Exception:  # it cannot be made on these inputs
+            continue
         if _fault(value, truth, tolerance) and not _fault(got, value, tolerance):
             raise Mistake(message)
-    raise Mistake(_fault(got, truth, tolerance))
+    raise Mistake(fault)
 
 
 def _fault(got: Any, truth: Any, tolerance: float) -> str:
@@ -116,13 +175,7 @@ def _fault(got: Any, truth: Any, tolerance: float) -> str:
     if isinstance(got, Tensor) and got.ndim == 0:
         got = got.item()
     if isinstance(truth, str):
-        right = isinstance(got, str) and got.strip().lower() == truth.strip().lower()
-        return "" if right else f"{got!r} is not the right answer."
-    if isinstance(truth, tuple):
-        given = tuple(got) if isinstance(got, list | tuple) else got
-        return "" if given == truth else f"{given!r} is not the right answer."
-    if isinstance(truth, bool) or isinstance(got, bool):
-        return "" if got is truth else f"Expected True or False, and not {got!r}."
+        return "" if got == truth else f"{got!r} is not the right answer."
     if not isinstance(got, int | float):
         return f"Expected a number; got a {type(got).__name__}."
     close = abs(got - truth) <= tolerance * max(1.0, abs(truth))
@@ -134,23 +187,13 @@ def _tensor_fault(got: Any, truth: Tensor, tolerance: float) -> str:
         return f"Expected a tensor; got a {type(got).__name__}."
     if got.shape != truth.shape:
         return f"Expected the shape {tuple(truth.shape)}; got {tuple(got.shape)}."
-    if _kind(got) != _kind(truth):
-        return f"Expected a tensor of {_kind(truth)}; its dtype is {got.dtype}."
+    if got.is_floating_point() != truth.is_floating_point():
+        kind = "real numbers" if truth.is_floating_point() else "whole numbers"
+        return f"Expected a tensor of {kind}; its dtype is {got.dtype}."
     got, truth = got.detach().double(), truth.detach().double()
-    if got.isnan().any() and not truth.isnan().any():
+    if got.isnan().any():
         return "The result has NaN in it: is there a division by zero, or a log of zero?"
-    if truth.numel() == 0:
-        return ""
-    # Equal infinities and NaN are no difference.
-    same = (got == truth) | (got.isnan() & truth.isnan())
-    off = torch.where(same, torch.zeros_like(got), (got - truth).abs()).max().item()
-    scale = truth[truth.isfinite()].abs().max().item() if truth.isfinite().any() else 0.0
-    if off <= tolerance * max(1.0, scale):
+    off = (got - truth).abs().max().item()
+    if off <= tolerance * max(1.0, truth.abs().max().item()):
         return ""
     return f"The shape is right, the values are not: they are off by up to {off:.3g}."
-
-
-def _kind(tensor: Tensor) -> str:
-    if tensor.dtype == torch.bool:
-        return "True and False"
-    return "real numbers" if tensor.is_floating_point() else "whole numbers"

@@ -1,266 +1,286 @@
-"""Homework 1, on chapter 01: doubled sequences, head scores, copying, cutting."""
+"""Homework 1, on chapter 01: repeated tokens, head scores, copying, ablation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from ...models import TransformerBridge, bos, get_act_name, load
-from .answers import compare, generator, letter
+from ...interp.hooks import ablate_heads, run_with_hooks
+from ...models import get_act_name, load
+from ...tasks.repeated import repeated_tokens
+from .answers import Function, Value, generator
 
 MODELS = ("induction-2", "induction-0")  # of the public check, of the first hidden one
 
 
-def q1(double: Callable[..., Tensor], seed: int) -> None:
-    """BOS and the same tokens twice, token by token."""
-    draw = generator(seed)
-    count, length, first = 2 + seed, 3 + 2 * seed, 7 + seed
-    copy = torch.randint(8 + seed, 99, (count, length), generator=draw)
-    rows = [[first, *row, *row] for row in copy.tolist()]
-    paired = [[first, *(token for token in row for _ in range(2))] for row in copy.tolist()]
-    compare(
-        double(copy, first),
-        torch.tensor(rows),
-        {
-            "BOS comes first, not last.": torch.tensor([row[1:] + row[:1] for row in rows]),
-            "BOS is missing: one at the start, once.": torch.tensor([row[1:] for row in rows]),
-            "BOS stands once at the start, not before each copy.": torch.tensor(
-                [[*row[: length + 1], first, *row[1 : length + 1]] for row in rows]
-            ),
-            "Each token stands twice in a row (ABC gives AABBCC). Repeat the whole list: "
-            "ABCABC.": torch.tensor(paired),
-        },
-    )
+def double(copy: Tensor, bos: int) -> Tensor:
+    """BOS and the same tokens twice."""
+    return torch.cat([_start(copy, bos), copy, copy], 1)
 
 
-def q2(repetition_gain: Callable[..., Tensor], seed: int) -> None:
-    """Log-probabilities one by one."""
-    draw = generator(seed)
-    count, length, vocab = 3 + seed, 4 + seed, 11
-    copy = torch.randint(1, vocab, (count, length), generator=draw)
-    tokens = torch.cat([torch.zeros(count, 1, dtype=torch.long), copy, copy], 1)
-    logits = torch.randn(count, 2 * length + 1, vocab, generator=draw)
-
-    def mean(first: int, stop: int, ahead: int = 1, raw: bool = False) -> Tensor:
-        """Mean score of the token ``ahead`` of each entry, for entries ``first`` to ``stop``."""
-        rows = []
-        for scores, row in zip(logits.double(), tokens.tolist(), strict=True):
-            norms = 0.0 if raw else scores.exp().sum(-1).log()[:, None]
-            rows.append(sum((scores - norms)[i, row[i + ahead]] for i in range(first, stop)))
-        return torch.stack([torch.as_tensor(row) for row in rows]).float() / (stop - first)
-
-    half, clean = mean(0, length), (length + 1, 2 * length)
-    compare(
-        repetition_gain(logits, tokens),
-        mean(*clean) - half,
-        {
-            "Entry L asks for the first token after the whole list, and nothing has announced "
-            "that the list starts over: the clean half starts at entry L + 1.": mean(
-                length, 2 * length
-            )
-            - half,
-            "Entry i is about token i + 1. Did you read the probability of token i itself?": mean(
-                *clean, ahead=0
-            )
-            - mean(0, length, ahead=0),
-            "The sign is turned around: second copy minus first, of log-probabilities "
-            "(not of losses).": half - mean(*clean),
-            "Those are differences of raw logits: take the log-softmax over the vocabulary "
-            "first.": mean(*clean, raw=True) - mean(0, length, raw=True),
-            "That is the second copy alone: subtract the first.": mean(*clean),
-        },
-    )
+def _start(copy: Tensor, bos: int) -> Tensor:
+    return torch.full((len(copy), 1), bos)
 
 
-def q3(looks_back: Callable[..., Tensor], seed: int) -> None:
-    """Heads that were built to look a known distance back, with noise."""
-    draw = generator(seed)
-    batch, length = 2, 6 + seed
-    size = 2 * length + 1
-    built = [length - 1, length, 1, 0, length + 1]
-    pattern = torch.rand(batch, len(built), size, size, generator=draw) * 0.05
+def _copies(seed: int) -> tuple[Tensor, int]:
+    size = (2 + seed, 3 + 2 * seed)
+    return torch.randint(8 + seed, 99, size, generator=generator(seed)), 7 + seed
+
+
+DOUBLE = {
+    "BOS comes first, not last.": lambda copy, bos: torch.cat([copy, copy, _start(copy, bos)], 1),
+    "BOS is missing: one at the start, once.": lambda copy, bos: torch.cat([copy, copy], 1),
+    "BOS stands once at the start, not before each copy.": lambda copy, bos: torch.cat(
+        [_start(copy, bos), copy] * 2, 1
+    ),
+    "Each token stands twice in a row (ABC gives "
+    "AABBCC). Repeat the whole list: ABCABC.": lambda copy, bos: torch.cat(
+        [_start(copy, bos), copy.repeat_interleave(2, 1)], 1
+    ),
+}
+q1 = (Function(double, _copies, DOUBLE),)
+
+
+def repetition_gain(
+    logits: Tensor, tokens: Tensor, first: int = 1, ahead: int = 1, raw: bool = False
+) -> Tensor:
+    """Log-probability of the second copy minus that of the first, in nats."""
+    length = tokens.shape[1] // 2
+    scores = logits if raw else logits.log_softmax(-1)
+    of = tokens[:, 1:] if ahead else tokens[:, :-1]
+    right = scores[:, :-1].gather(-1, of[..., None])[..., 0]
+    return right[:, length + first :].mean(1) - right[:, :length].mean(1)
+
+
+def _second_copy(logits: Tensor, tokens: Tensor) -> Tensor:
+    right = logits.log_softmax(-1)[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
+    return right[:, tokens.shape[1] // 2 + 1 :].mean(1)
+
+
+def _logits(seed: int) -> tuple[Tensor, Tensor]:
+    draw, count, length = generator(seed), 3 + seed, 4 + seed
+    tokens = double(torch.randint(1, 11, (count, length), generator=draw), 0)
+    return torch.randn(count, 2 * length + 1, 11, generator=draw), tokens
+
+
+REPETITION_GAIN = {
+    "Entry L asks for the first token after the whole list, and nothing has announced that the "
+    "list starts over: the clean half starts at entry L + 1.": {"first": 0},
+    "Entry i is about token i + 1. Did you read the probability of token i itself?": {"ahead": 0},
+    "The sign is turned around: second copy minus "
+    "first, of log-probabilities (not of losses).": lambda *given: -repetition_gain(*given),
+    "Those are differences of raw logits: take the log-softmax over the vocabulary first.": {
+        "raw": True
+    },
+    "That is the second copy alone: subtract the first.": _second_copy,
+}
+q2 = (Function(repetition_gain, _logits, REPETITION_GAIN),)
+
+
+def looks_back(pattern: Tensor) -> Tensor:
+    """The distance each head prefers in the second copy."""
+    return _profile(pattern).mean(0).argmax(-1)
+
+
+def _profile(pattern: Tensor) -> Tensor:
+    """Mean attention at each distance, (batch, head, distance)."""
+    length = pattern.shape[-1] // 2
+    query = torch.arange(length + 1, 2 * length + 1)
+    return torch.stack([pattern[..., query, query - d].mean(-1) for d in range(length + 2)], -1)
+
+
+def _everywhere(pattern: Tensor) -> Tensor:
+    length = pattern.shape[-1] // 2
+    mean = [pattern.diagonal(-d, -2, -1).sum((0, 2)) for d in range(length + 2)]
+    return torch.stack(mean, -1).argmax(-1)
+
+
+def _built_heads(seed: int) -> tuple[Tensor]:
+    """Heads that look a known distance back, with noise; in the first copy all look 2 back."""
+    length = 6 + seed
+    size, built = 2 * length + 1, [length - 1, length, 1, 0, length + 1]
+    pattern = torch.rand(2, len(built), size, size, generator=generator(seed)) * 0.05
     for head, distance in enumerate(built):
-        for query in range(size):  # in the first copy all look elsewhere, and harder
+        for query in range(size):
             back = distance if query > length else 2
             pattern[:, head, query, max(query - back, 0)] += 0.15 if query > length else 3.0
     pattern = pattern.tril()
-    pattern = pattern / pattern.sum(-1, keepdim=True)
-    truth = torch.tensor(built)
-    compare(
-        looks_back(pattern),
-        truth,
-        {
-            "That is the distance which most of *all* rows prefer: keep the queries of the "
-            "second copy, L + 1 to 2L.": torch.full_like(truth, 2),
-            "Those are one too many: the distance from q to k is q - k.": truth + 1,
-            "Those are one too few: the distance from q to k is q - k.": truth - 1,
-            "Those are negative: count the distance back, q - k.": -truth,
-            "One number for each head: average over the sequences first.": truth.expand(batch, -1),
-        },
-    )
+    return (pattern / pattern.sum(-1, keepdim=True),)
 
 
-def q4(prefix_score: Callable[..., Tensor], seed: int) -> None:
-    """Attention to what followed an earlier occurrence, by three loops."""
-    draw = generator(seed)
-    batch, heads, size = 2, 3, 12 + 2 * seed
-    tokens = torch.randint(1, 6, (batch, size), generator=draw)
-    tokens[:, 0] = 0
-    tokens[:, -3] = 0  # BOS once more: still no occurrence to be matched
-    pattern = torch.rand(batch, heads, size, size, generator=draw).tril()
-    pattern = pattern / pattern.sum(-1, keepdim=True)
-
-    def score(after: int, sink: bool = False, everywhere: bool = False) -> Tensor:
-        total = torch.zeros(batch, heads)
-        for b, row in enumerate(tokens.tolist()):
-            asked = 0
-            for q in range(size):
-                earlier = [k for k in range(q) if row[k] == row[q] and (k > 0 or sink)]
-                asked += bool(earlier) or everywhere
-                for k in earlier:
-                    total[b] += pattern[b, :, q, k + after]
-            total[b] /= asked
-        return total
-
-    compare(
-        prefix_score(pattern, tokens),
-        score(1),
-        {
-            "That is the attention to the earlier *copies*: a duplicate-token head. Look at the "
-            "position after each copy.": score(0),
-            "BOS at position 0 is no earlier occurrence: leave it out.": score(1, sink=True),
-            "Average over the queries that have an earlier occurrence, not over all: a query "
-            "without one cannot match anything.": score(1, everywhere=True),
-            "Sum over the matching positions of a query before you average: it may have "
-            "several.": _mean_over_targets(pattern, tokens),
-        },
-    )
+LOOKS_BACK = {
+    "That is the distance which most of *all* rows prefer: keep the queries of the second copy, "
+    "L + 1 to 2L.": _everywhere,
+    "Those are one too many: the distance from q to k is q - k.": lambda pattern: (
+        looks_back(pattern) + 1
+    ),
+    "Those are one too few: the distance from q to k is q - k.": lambda pattern: (
+        looks_back(pattern) - 1
+    ),
+    "Those are negative: count the distance back, q - k.": lambda pattern: -looks_back(pattern),
+    "One number for each head: average over the sequences first.": lambda pattern: _profile(
+        pattern
+    ).argmax(-1),
+}
+q3 = (Function(looks_back, _built_heads, LOOKS_BACK),)
 
 
-def _mean_over_targets(pattern: Tensor, tokens: Tensor) -> Tensor:
-    """The score with an average in place of the sum over a query's matching positions."""
-    total = torch.zeros(pattern.shape[:2])
-    for b, row in enumerate(tokens.tolist()):
-        asked = 0
-        for q in range(len(row)):
-            after = [k + 1 for k in range(1, q) if row[k] == row[q]]
-            if after:
-                total[b] += pattern[b, :, q, after].mean(-1)
-                asked += 1
-        total[b] /= asked
-    return total
+def prefix_score(
+    pattern: Tensor,
+    tokens: Tensor,
+    after: bool = True,
+    bos: bool = False,
+    asked: bool = True,
+    mean: bool = False,
+) -> Tensor:
+    """Attention to what followed earlier occurrences, of the queries that have one."""
+    same = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
+    same[:, :, 0] &= bos
+    following = torch.zeros_like(same)
+    following[:, :, 1:] = same[:, :, :-1]
+    matching = (following if after else same)[:, None]
+    hit = (pattern * matching).sum(-1)
+    hit = hit / matching.sum(-1).clamp(min=1) if mean else hit
+    return hit.sum(-1) / (following.any(-1).sum(-1)[:, None] if asked else tokens.shape[1])
 
 
-def q5(copying_score: Callable[..., float], seed: int) -> None:
-    """A circuit built from chosen eigenvalues, some of them complex."""
-    draw = generator(seed)
-    vocab, width, rank = 24 + 4 * seed, 12, 4
+def _recurring(seed: int) -> tuple[Tensor, Tensor]:
+    draw, size = generator(seed), 12 + 2 * seed
+    tokens = torch.randint(1, 6, (2, size), generator=draw)
+    tokens[:, 0] = tokens[:, -3] = 0  # BOS once more: no occurrence to be matched
+    pattern = torch.rand(2, 3, size, size, generator=draw).tril()
+    return pattern / pattern.sum(-1, keepdim=True), tokens
+
+
+PREFIX_SCORE = {
+    "That is the attention to the earlier *copies*: a duplicate-token head. Look at the position "
+    "after each copy.": {"after": False},
+    "BOS at position 0 is no earlier occurrence: leave it out.": {"bos": True},
+    "Average over the queries that have an earlier occurrence, not over all: a query without one "
+    "cannot match anything.": {"asked": False},
+    "Sum over the matching positions of a query before you average: it may have several.": {
+        "mean": True
+    },
+}
+q4 = (Function(prefix_score, _recurring, PREFIX_SCORE),)
+
+
+def copying_score(*weights: Tensor) -> float:
+    """Sum of the circuit's eigenvalues over the sum of their sizes."""
+    values = _eigenvalues(*weights)
+    return (values.sum().real / values.abs().sum()).item()
+
+
+def _eigenvalues(reads: Tensor, values: Tensor, output: Tensor, unembed: Tensor) -> Tensor:
+    return torch.linalg.eigvals(output @ unembed @ reads @ values)
+
+
+def _circuit(reads: Tensor, values: Tensor, output: Tensor, unembed: Tensor) -> Tensor:
+    return (reads @ values @ output @ unembed).double()
+
+
+def _symmetric(*weights: Tensor) -> float:
+    circuit = _circuit(*weights)
+    even = torch.linalg.eigvalsh((circuit + circuit.T) / 2)
+    return (even.sum() / even.abs().sum()).item()
+
+
+def _weights(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A circuit with chosen eigenvalues: 2, -1 - seed / 10, exp(i angle), exp(-i angle)."""
+    draw, vocab, width, rank = generator(seed), 24 + 4 * seed, 12, 4
     angle = torch.rand((), generator=draw) + 0.5
-    core = torch.zeros(rank, rank)  # eigenvalues: 2, -1 - seed / 10, exp(+i angle), exp(-i angle)
-    core[0, 0], core[1, 1] = 2.0, -1.0 - seed / 10
-    core[2:, 2:] = torch.tensor([[angle.cos(), -angle.sin()], [angle.sin(), angle.cos()]])
+    turn = torch.tensor([[angle.cos(), -angle.sin()], [angle.sin(), angle.cos()]])
+    core = torch.block_diag(torch.tensor([[2.0]]), torch.tensor([[-1 - seed / 10]]), turn)
     change = torch.eye(rank) + 0.3 * torch.randn(rank, rank, generator=draw)
     reads = torch.randn(vocab, width, generator=draw)
     values = torch.randn(width, rank, generator=draw)
-    left = reads @ values
-    right = torch.linalg.pinv(left.double()).float()  # right @ left is the identity
     output = torch.randn(rank, width, generator=draw)
-    unembed = torch.linalg.pinv(output.double()).float() @ (
-        change @ core @ torch.linalg.inv(change) @ right
-    )
-    circuit = (left @ output @ unembed).double()
-    whole = 2.0 - 1.0 - seed / 10 + 2 * angle.cos().item()
-    sizes = 2.0 + 1.0 + seed / 10 + 2.0
-    parts = 2.0 + 1.0 + seed / 10 + 2 * angle.cos().abs().item()
-    singular = torch.linalg.svdvals(circuit).sum().item()
-    even = torch.linalg.eigvalsh((circuit + circuit.T) / 2)
-    compare(
-        copying_score(reads, values, output, unembed),
-        whole / sizes,
-        {
-            "Singular values are never negative: take the eigenvalues, which may be.": 1.0,
-            "Divide by the sum of |eigenvalue|, not of singular values: they differ unless the "
-            "matrix is symmetric.": whole / singular,
-            "The size of a complex eigenvalue is its absolute value, not that of its real "
-            "part: take .abs() before .real.": whole / parts,
-            "The matrix is not symmetric: eigvalsh (or symmetrising) gives other numbers than "
-            "eigvals.": (even.sum() / even.abs().sum()).item(),
-            "Divide by the sum of the eigenvalues' absolute values.": whole,
-            "That is upside down: the sum of the eigenvalues goes above, the sum of their "
-            "absolute values below.": sizes / whole,
-        },
-        tolerance=2e-3,  # float32 eigenvalues of a matrix of low rank
-    )
+    right, back = (torch.linalg.pinv(m.double()).float() for m in (reads @ values, output))
+    return reads, values, output, back @ change @ core @ torch.linalg.inv(change) @ right
 
 
-def q6(shares_kept: Callable[..., Tensor], reason: str, seed: int) -> None:
-    """One model in the public check, another in the hidden ones."""
-    answered = letter("reason", reason)
-    if seed:  # the public check does not tell
-        compare(
-            answered,
-            "c",
-            {
-                "Reason (a): the share kept is a ratio of two scores of the *same* head; that "
-                "the score is high before the cut says nothing of what remains.": "a",
-                "Reason (b): the cut head does look at the previous token, its score is above "
-                "0.9. What else does so in that layer?": "b",
-                "Reason (d): mean ablation does remove what the head says about its position: "
-                "the same cut leaves next to nothing in induction-2.": "d",
-            },
-        )
-    if seed < len(MODELS):
-        given, truth, mistakes = _cuts(seed)
-        compare(shares_kept(*given), truth, mistakes, tolerance=1e-3)
+COPYING_SCORE = {
+    "Singular values are never negative: take the eigenvalues, which may be.": lambda *weights: 1.0,
+    "Divide by the sum of |eigenvalue|, not of singular values: they differ unless the matrix is "
+    "symmetric.": lambda *weights: (
+        _eigenvalues(*weights).sum().real / torch.linalg.svdvals(_circuit(*weights)).sum()
+    ).item(),
+    "The size of a complex eigenvalue is its absolute value, not that of its real part: take "
+    ".abs() before .real.": lambda *weights: (
+        _eigenvalues(*weights).real.sum() / _eigenvalues(*weights).real.abs().sum()
+    ).item(),
+    "The matrix is not symmetric: eigvalsh (or symmetrising) "
+    "gives other numbers than eigvals.": _symmetric,
+    "Divide by the sum of the eigenvalues' absolute values.": lambda *weights: (
+        _eigenvalues(*weights).sum().real.item()
+    ),
+    "That is upside down: the sum of the eigenvalues goes above, the sum of their absolute "
+    "values below.": lambda *weights: 1 / copying_score(*weights),
+}
+q5 = (Function(copying_score, _weights, COPYING_SCORE, tolerance=2e-3),)
+
+
+def shares_kept(model: Any, induction: Any, tokens: Tensor, other: Tensor) -> Tensor:
+    """Share of prefix matching that remains without each head of layer 0."""
+    after, before = _scores(model, induction, tokens, other)
+    return after / before
+
+
+def _scores(
+    model: Any, induction: Any, tokens: Tensor, other: Tensor, how: Any = "mean", back: int = -1
+) -> tuple[Tensor, Tensor]:
+    head, length = induction[1], tokens.shape[1] // 2
+    query, name = torch.arange(length + 1, 2 * length + 1), get_act_name("pattern", induction[0])
+
+    def score(hooks: Any) -> Tensor:
+        _, seen = run_with_hooks(model, tokens, hooks, [name])
+        return seen[name][:, head][:, query, query - length - back].mean()
+
+    heads = range(model.cfg.n_heads)
+    cut = [score(ablate_heads(model, tokens, [(0, h)], how, other)) for h in heads]
+    return torch.stack(cut), score([])
+
+
+def _share(*given: Any, **how: Any) -> Tensor:
+    after, before = _scores(*given, **how)
+    return after / before
 
 
 @cache
-def _cuts(seed: int) -> tuple[tuple[Any, ...], Tensor, dict[str, Tensor]]:
-    """The cut written out: the mean of one head's z, put in its place."""
-    model, length, head = load(MODELS[seed]), 10 + seed, 0
-    tokens, other = (_doubled(model, 4, length, generator(seed + i)) for i in (0, 50))
-    queries = torch.arange(length + 1, 2 * length + 1)
-
-    def scores(cut: int | None, how: str = "mean") -> Tensor:
-        """Mean attention L - 1 back, and L back."""
-
-        def replace(z: Tensor, hook: object) -> Tensor:
-            z = z.clone()
-            if cut is not None:
-                z[:, :, cut] = z[:, :, cut].mean((0, 1)) if how == "mean" else 0.0
-            return z
-
-        def watch(pattern: Tensor, hook: object) -> Tensor:
-            seen.append(pattern[:, head])
-            return pattern
-
-        seen: list[Tensor] = []
-        hooks = [(get_act_name("z", 0), replace), (get_act_name("pattern", 1), watch)]
-        with torch.no_grad():
-            model.run_with_hooks(tokens, fwd_hooks=[*hooks])
-        return torch.stack([seen[0][:, queries, queries - d].mean() for d in (length - 1, length)])
-
-    heads = range(model.cfg.n_heads)
-    before, after = scores(None), torch.stack([scores(cut) for cut in heads])
-    zeroed = torch.stack([scores(cut, "zero") for cut in heads])
-    kept = after[:, 0] / before[0]
-    mistakes = {
-        "Those are the scores after the cut: divide by the score before it.": after[:, 0],
-        "That is what is lost: the share kept is after / before.": 1 - kept,
-        'Those are the shares after zero ablation: ask for "mean".': zeroed[:, 0] / before[0],
-        "Those are the shares of the attention L back, to the same token. Prefix matching "
-        "looks L - 1 back.": after[:, 1] / before[1],
-        "That is before / after: turn it around.": 1 / kept,
-    }
-    return (model, (1, head), tokens, other), kept, mistakes
+def _models(seed: int) -> tuple[Any, ...] | None:
+    if seed >= len(MODELS):
+        return None
+    model = load(MODELS[seed])
+    tokens, other = (
+        repeated_tokens(model, 4, 10 + seed, generator(seed + i)).tokens for i in (0, 50)
+    )
+    return model, (1, 0), tokens, other
 
 
-def _doubled(model: TransformerBridge, count: int, length: int, draw: Generator) -> Tensor:
-    copy = torch.randint(1, model.cfg.d_vocab - 1, (count, length), generator=draw)
-    start = torch.full((count, 1), bos(model))
-    copy[copy == bos(model)] = model.cfg.d_vocab - 1
-    return torch.cat([start, copy, copy], 1)
+SHARES_KEPT = {
+    "Those are the scores after the cut: divide by the score before it.": lambda *given: _scores(
+        *given
+    )[0],
+    "That is what is lost: the share kept is after / before.": lambda *given: (
+        1 - shares_kept(*given)
+    ),
+    'Those are the shares after zero ablation: ask for "mean".': partial(_share, how="zero"),
+    "Those are the shares of the attention L back, to the same token. Prefix matching looks L - "
+    "1 back.": partial(_share, back=0),
+    "That is before / after: turn it around.": lambda *given: 1 / shares_kept(*given),
+}
+REASON = {
+    "Reason (a): the share kept is a ratio of two scores of the *same* head; that the score is "
+    "high before the cut says nothing of what remains.": "a",
+    "Reason (b): the cut head does look at the previous token, its score is above 0.9. What else "
+    "does so in that layer?": "b",
+    "Reason (d): mean ablation does remove what the head says about its position: the same cut "
+    "leaves next to nothing in induction-2.": "d",
+}
+q6 = (
+    Function(shares_kept, _models, SHARES_KEPT, tolerance=1e-3),
+    Value("reason", "c", REASON),
+)

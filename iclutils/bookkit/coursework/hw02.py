@@ -2,64 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...interp.hooks import run_with_hooks
 from ...models import load
 from ...tasks import topics
-from .answers import compare, generator, letter
+from .answers import Function, Value, generator
 
 CASES = (("anchors-0", 0), ("anchors-1", 1))  # model and layer: public, first hidden
-CUT = -10_000.0
-
-
-def q1(edge_counts: Callable[..., Tensor], seed: int) -> None:
-    """Every edge visited."""
-    label_pos, target = _places(seed)
-    counts = {
-        name: torch.tensor(
-            [
-                [
-                    sum(
-                        _kind(d, s, places, q, into) == k
-                        for d in range(q + 1)
-                        for s in range(last(d))
-                    )
-                    for k in ("wp", "pq", "ww")
-                ]
-                for places, q in zip(label_pos.tolist(), target.tolist(), strict=True)
-            ]
-        )
-        for name, into, last in (
-            ("right", True, lambda d: d),
-            ("diagonal", True, lambda d: d + 1),
-            ("out", False, lambda d: d),
-        )
-    }
-    truth = counts["right"]
-    everything = torch.stack([truth[:, 0], truth[:, 1], target * (target + 1) // 2], 1)
-    inside = truth.clone()
-    inside[:, 0] -= torch.arange(label_pos.shape[1]).sum()
-    off_by_one = truth.clone()
-    off_by_one[:, 2] = target * (target - 1) // 2 - truth[:, 0] - truth[:, 1]
-    compare(
-        edge_counts(label_pos, target),
-        truth,
-        {
-            "A word's attention to itself is no edge between words: leave the diagonal "
-            "out.": counts["diagonal"],
-            "wp are the edges *into* a label word, from everything before it; you count those "
-            "that leave it.": counts["out"],
-            "ww are all *other* edges: subtract wp and pq from q (q + 1) / 2.": everything,
-            "Earlier label words are sources of a label word, too: label word k has p_k "
-            "sources.": inside,
-            "Positions 0 to q are q + 1 words, so there are q (q + 1) / 2 edges.": off_by_one,
-        },
-    )
 
 
 def _places(seed: int, size: int = 14) -> tuple[Tensor, Tensor]:
@@ -70,215 +24,226 @@ def _places(seed: int, size: int = 14) -> tuple[Tensor, Tensor]:
     return torch.stack(places).sort(-1).values, target
 
 
-def _kind(dest: int, src: int, places: list[int], target: int, into: bool = True) -> str:
-    if (dest if into else src) in places and not (not into and dest == target):
-        return "wp"
-    return "pq" if dest == target and src in places else "ww"
+def edge_counts(
+    label_pos: Tensor, target: Tensor, self_too: int = 0, labels: bool = True, out: bool = False
+) -> Tensor:
+    """Number of edges wp, pq, ww."""
+    count = label_pos.shape[1]
+    into_label = label_pos.sum(1) + self_too * count
+    if out:
+        into_label = (target[:, None] - label_pos - 1).sum(1)
+    everything = target * (target + 1) // 2 + self_too * (target + 1)
+    rest = everything - into_label - count
+    if not labels:
+        into_label = into_label - torch.arange(count).sum()
+    return torch.stack([into_label, torch.full_like(target, count), rest], 1)
 
 
-def q2(saliency: Callable[..., Tensor], seed: int) -> None:
-    """Head by head."""
-    draw = generator(seed)
-    size = 5 + seed
+def _all_edges(label_pos: Tensor, target: Tensor) -> Tensor:
+    found = edge_counts(label_pos, target)
+    found[:, 2] = found.sum(1)
+    return found
+
+
+EDGE_COUNTS = {
+    "A word's attention to itself is no edge between words: leave the diagonal out.": {
+        "self_too": 1
+    },
+    "wp are the edges *into* a label word, from everything before it; you count those that leave "
+    "it.": {"out": True},
+    "ww are all *other* edges: subtract wp and pq from q (q + 1) / 2.": _all_edges,
+    "Earlier label words are sources of a label word, too: label word k has p_k sources.": {
+        "labels": False
+    },
+    "Positions 0 to q are q "
+    "+ 1 words, so there are q (q + 1) / 2 edges.": lambda label_pos, target: (
+        edge_counts(label_pos, target) - target[:, None] * torch.tensor([0, 0, 1])
+    ),
+}
+q1 = (Function(edge_counts, _places, EDGE_COUNTS),)
+
+
+def saliency(attention: Tensor, gradient: Tensor) -> Tensor:
+    """|sum over heads of attention times gradient|."""
+    return (attention * gradient).sum(1).abs()
+
+
+def _attention(seed: int) -> tuple[Tensor, Tensor]:
+    draw, size = generator(seed), 5 + seed
     attention = torch.rand(2, 3, size, size, generator=draw).tril()
-    gradient = torch.randn(2, 3, size, size, generator=draw)
-    joined, apart = torch.zeros(2, size, size), torch.zeros(2, size, size)
-    for head in range(3):
-        joined += attention[:, head] * gradient[:, head]
-        apart += (attention[:, head] * gradient[:, head]).abs()
-    compare(
-        saliency(attention, gradient),
-        joined.abs(),
-        {
-            "Sum over the heads first, then take the absolute value: heads may cancel.": apart,
-            "Sum over the heads; that is their mean.": joined.abs() / 3,
-            "Saliency has no sign: take the absolute value of the sum.": joined,
-            "That is the gradient alone: multiply by the attention.": gradient.sum(1).abs(),
-            "That is a matrix product; attention and gradient are multiplied entry by entry.": (
-                attention @ gradient
-            )
-            .sum(1)
-            .abs(),
-        },
-    )
+    return attention, torch.randn(2, 3, size, size, generator=draw)
 
 
-def q3(flow: Callable[..., Tensor], seed: int) -> None:
-    """Edge by edge."""
-    label_pos, target = _places(seed)
-    draw = generator(seed + 100)
-    importance = torch.rand(3, 14, 14, generator=draw)  # above the diagonal, too
-
-    def averaged(into: bool = True, diagonal: bool = False, after: bool = False) -> Any:
-        total, count = torch.zeros(3, 3), torch.zeros(3, 3)
-        for b, (places, q) in enumerate(zip(label_pos.tolist(), target.tolist(), strict=True)):
-            for dest in range(14 if after else q + 1):
-                for src in range(dest + diagonal):
-                    kind = ("wp", "pq", "ww").index(_kind(dest, src, places, q, into))
-                    total[b, kind] += importance[b, dest, src]
-                    count[b, kind] += 1
-        return total, count
-
-    total, count = averaged()
-    turned, swapped = torch.zeros(3, 3), averaged(into=False)
-    for b, (places, q) in enumerate(zip(label_pos.tolist(), target.tolist(), strict=True)):
-        for dest in range(q + 1):
-            for src in range(dest):
-                kind = ("wp", "pq", "ww").index(_kind(dest, src, places, q))
-                turned[b, kind] += importance[b, src, dest]
-    everything = total / count
-    everything = torch.stack([*everything.T[:2], total.sum(1) / count.sum(1)], 1)
-    with_diagonal, beyond = averaged(diagonal=True), averaged(after=True)
-    compare(
-        flow(importance, label_pos, target),
-        total / count,
-        {
-            "Those are sums: divide by the number of edges of each kind.": total,
-            "Rows are destinations and columns are sources: you have them the wrong way "
-            "round.": turned / count,
-            "S_wp is about the edges *into* the label words, not out of them.": swapped[0]
-            / swapped[1],
-            "S_ww is the mean of the edges that are neither wp nor pq.": everything,
-            "Leave the diagonal out.": with_diagonal[0] / with_diagonal[1],
-            "Nothing after the target belongs to the prompt: stop at q.": beyond[0] / beyond[1],
-        },
-    )
+SALIENCY = {
+    "Sum over the heads first, then take the absolute value: heads may cancel.": lambda a, g: (
+        (a * g).abs().sum(1)
+    ),
+    "Sum over the heads; that is their mean.": lambda a, g: (a * g).mean(1).abs(),
+    "Saliency has no sign: take the absolute value of the sum.": lambda a, g: (a * g).sum(1),
+    "That is the gradient alone: multiply by the attention.": lambda a, g: g.sum(1).abs(),
+    "That is a matrix product; attention "
+    "and gradient are multiplied entry by entry.": lambda a, g: (a @ g).sum(1).abs(),
+}
+q2 = (Function(saliency, _attention, SALIENCY),)
 
 
-def q4(isolated: Callable[..., Tensor], seed: int) -> None:
-    """The softmax row by row, over what may be seen."""
-    draw = generator(seed)
-    label_pos, _ = _places(seed)
-    scores = torch.randn(3, 2, 14, 14, generator=draw)
-
-    def pattern(cut: Any, renormalise: bool = True) -> Tensor:
-        made = torch.zeros_like(scores)
-        for b, places in enumerate(label_pos.tolist()):
-            for q in range(14):
-                seen = [k for k in range(q + 1) if not (renormalise and cut(q, k, places))]
-                if seen:
-                    made[b, :, q, seen] = torch.softmax(scores[b][:, q, seen], -1)
-                gone = [k for k in range(q + 1) if cut(q, k, places)]
-                made[b, :, q, gone] = 0.0
-        return made
-
-    def into(q: int, k: int, places: list[int]) -> bool:
-        return q in places and k < q
-
-    nothing = pattern(lambda q, k, places: False)
-    compare(
-        isolated(scores, label_pos),
-        pattern(into),
-        {
-            "The rows of the label words do not sum to 1: cut the scores *before* the "
-            "softmax.": pattern(into, renormalise=False),
-            "That cuts what others read *from* the label words. Isolation cuts what the label "
-            "words read: their rows.": pattern(lambda q, k, places: k in places and k < q),
-            "A label word may still attend to itself: cut only the sources before it.": pattern(
-                lambda q, k, places: q in places
-            ),
-            "Nothing is cut in that pattern.": nothing,
-            "Attention is causal: a word sees only itself and what came before.": torch.softmax(
-                _filled(scores, label_pos), -1
-            ),
-        },
-    )
+def flow(
+    importance: Tensor, label_pos: Tensor, target: Tensor, mean: bool = True, **how: bool
+) -> Tensor:
+    """Mean saliency of the edges wp, pq, ww."""
+    kinds = _kinds(importance, label_pos, target, **how)
+    total = (importance[:, None] * kinds).sum((-2, -1))
+    return total / kinds.sum((-2, -1)) if mean else total
 
 
-def _filled(scores: Tensor, label_pos: Tensor) -> Tensor:
-    """Label words cut off, and no causal mask."""
-    made = scores.clone()
-    for b, places in enumerate(label_pos.tolist()):
-        for q in places:
-            made[b, :, q, :q] = CUT
-    return made
+def _kinds(
+    importance: Tensor,
+    label_pos: Tensor,
+    target: Tensor,
+    stop: bool = True,
+    out: bool = False,
+    diagonal: bool = False,
+    rest: bool = True,
+) -> Tensor:
+    place = torch.arange(importance.shape[-1])
+    label = (label_pos[:, :, None] == place).any(1)
+    edge = (place[:, None] > place - int(diagonal)).expand(importance.shape)
+    if stop:
+        edge = edge & (place <= target[:, None])[:, :, None]
+    asked = (place == target[:, None])[:, :, None]
+    into_target = edge & asked & label[:, None, :]
+    into_label = edge & (label[:, None, :] & ~asked if out else label[:, :, None])
+    others = edge & ~into_label & ~into_target if rest else edge
+    return torch.stack([into_label, into_target, others], 1)
 
 
-def q5(auc: Callable[..., float], seed: int) -> None:
-    """Pair by pair, with ties."""
-    draw = generator(seed)
-    count = 12 + 3 * seed
+def _importance(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.rand(3, 14, 14, generator=generator(seed + 100)), *_places(seed)
+
+
+FLOW = {
+    "Those are sums: divide by the number of edges of each kind.": {"mean": False},
+    "Rows are destinations and columns are "
+    "sources: you have them the wrong way round.": lambda importance, *given: flow(
+        importance.mT, *given
+    ),
+    "S_wp is about the edges *into* the label words, not out of them.": {"out": True},
+    "S_ww is the mean of the edges that are neither wp nor pq.": {"rest": False},
+    "Leave the diagonal out.": {"diagonal": True},
+    "Nothing after the target belongs to the prompt: stop at q.": {"stop": False},
+}
+q3 = (Function(flow, _importance, FLOW),)
+
+
+def isolated(scores: Tensor, label_pos: Tensor, how: str = "") -> Tensor:
+    """Attention pattern in which label words read nothing before them."""
+    place = torch.arange(scores.shape[-1])
+    label = (label_pos[:, :, None] == place).any(1)
+    before = place[:, None] > place
+    rows, columns = label[:, :, None] & before, label[:, None, :] & before
+    if how == "not causal":
+        return scores.masked_fill(rows[:, None], -torch.inf).softmax(-1)
+    seen = scores.masked_fill(place[:, None] < place, -torch.inf)
+    if how == "after":
+        return seen.softmax(-1).masked_fill(rows[:, None], 0.0)
+    if how == "itself":
+        return seen.softmax(-1) * ~label[:, None, :, None]
+    cut = {"": rows, "columns": columns, "nothing": rows & False}[how]
+    return seen.masked_fill(cut[:, None], -torch.inf).softmax(-1)
+
+
+def _raw_scores(seed: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(3, 2, 14, 14, generator=generator(seed)), _places(seed)[0]
+
+
+ISOLATED = {
+    "The rows of the label words do not sum to 1: cut the scores *before* the softmax.": {
+        "how": "after"
+    },
+    "That cuts what others read *from* the label words. Isolation cuts what the label words "
+    "read: their rows.": {"how": "columns"},
+    "A label word may still attend to itself: cut only the sources before it.": {"how": "itself"},
+    "Nothing is cut in that pattern.": {"how": "nothing"},
+    "Attention is causal: a word sees only itself and what came before.": {"how": "not causal"},
+}
+q4 = (Function(isolated, _raw_scores, ISOLATED),)
+
+
+def auc(scores: Tensor, predicted: Tensor, tie: float = 0.5) -> float:
+    """Area under the ROC curve: the share of pairs that are won."""
+    ones, zeros = scores[predicted == 1][:, None], scores[predicted == 0]
+    return ((ones > zeros) + tie * (ones == zeros)).float().mean().item()
+
+
+def _classes(seed: int) -> tuple[Tensor, Tensor]:
+    """Scores with ties, of two classes."""
+    draw, count = generator(seed), 12 + 3 * seed
     scores = torch.randint(0, 5, (count,), generator=draw) / 5
     chosen = (scores + torch.rand(count, generator=draw) > 0.8 + 0.1 * (seed % 2)).long()
     chosen[:2] = torch.tensor([0, 1])
-    pairs = [
-        (s, t)
-        for s, c in zip(scores.tolist(), chosen.tolist(), strict=True)
-        for t, d in zip(scores.tolist(), chosen.tolist(), strict=True)
-        if c == 1 and d == 0
-    ]
-    above = sum(s > t for s, t in pairs) / len(pairs)
-    level = sum(s == t for s, t in pairs) / len(pairs)
-    compare(
-        auc(scores, chosen),
-        above + level / 2,
-        {
-            "A tie counts one half; you count it as lost.": above,
-            "A tie counts one half; you count it as won.": above + level,
-            "That is the area the other way round: a pair is won when the row of class 1 has "
-            "the *higher* score.": 1 - above - level / 2,
-            "That is the accuracy at a threshold of one half: the area compares all pairs and "
-            "needs no threshold.": ((scores > 0.5).long() == chosen).float().mean().item(),
-            "That is won minus lost (a rank correlation): the area is a share of pairs.": 2 * above
-            + level
-            - 1,
-        },
-    )
+    return scores, chosen
 
 
-def q6(label_loyalty: Callable[..., float], reason: str, seed: int) -> None:
-    """One model and layer in the public check, another in the hidden ones."""
-    answered = letter("reason", reason)
-    if seed:  # the public check does not tell
-        compare(
-            answered,
-            "b",
-            {
-                "Reason (a): the target reads the label words in the second layer most, and "
-                "isolating the label words there cuts nothing that the target reads.": "a",
-                "Reason (c): isolation cuts the same number of edges in every layer.": "c",
-                "Reason (d): isolating an early layer hurts, so the label words do not know "
-                "the answer by themselves: the words that are dealt out change from prompt to "
-                "prompt.": "d",
-            },
-        )
-    if seed < len(CASES):
-        given, truth, mistakes = _loyalty(seed)
-        compare(label_loyalty(*given), truth, mistakes)
+AUC = {
+    "A tie counts one half; you count it as lost.": {"tie": 0.0},
+    "A tie counts one half; you count it as won.": {"tie": 1.0},
+    "That is the area the other way round: a pair is won when the row of class 1 has the "
+    "*higher* score.": lambda scores, predicted: auc(-scores, predicted),
+    "That is the accuracy at a threshold of one half: the area compares all pairs and needs no "
+    "threshold.": lambda scores, predicted: ((scores > 0.5) == predicted).float().mean().item(),
+    "That is won minus lost (a rank correlation): the area is a share of pairs.": lambda *given: (
+        2 * auc(*given) - 1
+    ),
+}
+q5 = (Function(auc, _classes, AUC),)
+
+
+def label_loyalty(model: Any, prompts: Any, layer: int, how: str = "") -> float:
+    """Share of predictions that isolation of one layer leaves the same."""
+    place = torch.arange(prompts.tokens.shape[1])
+    label = (prompts.label_pos[:, :, None] == place).any(1)
+    rows = label[:, None, :] if how == "columns" else label[:, :, None]
+    cut = rows & (place[:, None] > place)
+
+    def edit(scores: Tensor, hook: object) -> Tensor:
+        return scores.masked_fill(cut[:, None], -10_000.0)
+
+    def predicted(hooks: Any) -> Tensor:
+        logits, _ = run_with_hooks(model, prompts.tokens, hooks)
+        last = logits[torch.arange(len(cut)), prompts.target]
+        return last.gather(1, prompts.label_words).argmax(-1)
+
+    after = predicted([(f"blocks.{layer}.attn.hook_attn_scores", edit)])
+    reference = prompts.gold if how == "accuracy" else predicted([])
+    share = (after == reference).float().mean().item()
+    return 1 - share if how == "changed" else share
 
 
 @cache
-def _loyalty(seed: int) -> tuple[tuple[Any, ...], float, dict[str, float]]:
-    """Isolation written out on the scores of one layer."""
+def _prompts(seed: int) -> tuple[Any, ...] | None:
+    if seed >= len(CASES):
+        return None
     name, layer = CASES[seed]
-    model = load(name)
-    prompts = topics.sample(24, generator(seed))
+    return load(name), topics.sample(24, generator(seed)), layer
 
-    def chosen(where: int | None, out: bool = False) -> Tensor:
-        def cut(scores: Tensor, hook: object) -> Tensor:
-            scores = scores.clone()
-            for b, places in enumerate(prompts.label_pos.tolist()):
-                for p in places:
-                    if out:
-                        scores[b, :, p + 1 :, p] = CUT
-                    else:
-                        scores[b, :, p, :p] = CUT
-            return scores
 
-        name = f"blocks.{where}.attn.hook_attn_scores"
-        hooks = [] if where is None else [(name, cut)]
-        with torch.no_grad():
-            logits = model.run_with_hooks(prompts.tokens, fwd_hooks=[*hooks])
-        rows = torch.arange(len(prompts))
-        return logits[rows, prompts.target].gather(1, prompts.label_words).argmax(-1)
-
-    before, after = chosen(None), chosen(layer)
-    share = (before == after).float().mean().item()
-    mistakes = {
-        "That is the accuracy under isolation. Loyalty asks whether the answer is the *same* as "
-        "without isolation, right or wrong.": (after == prompts.gold).float().mean().item(),
-        "That is the share of answers that change; loyalty is the share that stays.": 1 - share,
-        "Isolation cuts the rows of the label words (what they read), not their columns (what "
-        "is read from them).": (before == chosen(layer, out=True)).float().mean().item(),
-    }
-    return (model, prompts, layer), share, mistakes
+LABEL_LOYALTY = {
+    "That is the accuracy under isolation. Loyalty asks whether the answer is the *same* as "
+    "without isolation, right or wrong.": {"how": "accuracy"},
+    "That is the share of answers that change; loyalty is the share that stays.": {
+        "how": "changed"
+    },
+    "Isolation cuts the rows of the label words (what they read), not their columns (what is "
+    "read from them).": {"how": "columns"},
+}
+REASON = {
+    "Reason (a): the target reads the label words in the second layer most, and isolating the "
+    "label words there cuts nothing that the target reads.": "a",
+    "Reason (c): isolation cuts the same number of edges in every layer.": "c",
+    "Reason (d): isolating an early layer hurts, so the label words do not know the answer by "
+    "themselves: the words that are dealt out change from prompt to prompt.": "d",
+}
+q6 = (
+    Function(label_loyalty, _prompts, LABEL_LOYALTY),
+    Value("reason", "b", REASON),
+)

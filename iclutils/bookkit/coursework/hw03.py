@@ -1,362 +1,387 @@
-"""Homework 3, on chapter 03: ridge, least squares, distances between learners, noise."""
+"""Homework 3, on chapter 03: ridge, least squares, distances between predictors, noise."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from .answers import Mistake, compare, generator, letter
+from .answers import Function, Mistake, Value, generator, normal
 
 
-def q1(ridge: Callable[..., Tensor], seed: int) -> None:
-    """Least squares on data to which sqrt(penalty) times the identity was appended."""
+def ridge(X: Tensor, y: Tensor, penalty: float) -> Tensor:
+    """Weights of ridge regression."""
+    eye = torch.eye(X.shape[1], dtype=X.dtype)
+    return torch.linalg.solve(X.T @ X + penalty * eye, X.T @ y)
+
+
+def _least(X: Tensor, y: Tensor, *penalties: float) -> Tensor:
+    return torch.linalg.pinv(X) @ y
+
+
+def _pairs(seed: int) -> tuple[Tensor, Tensor, float]:
     draw = generator(seed)
     n, d, penalty = (4 + seed, 6, 0.3) if seed % 2 else (9 + seed, 4, 2.5 + seed)
-    X = torch.randn(n, d, generator=draw, dtype=torch.float64)
-    y = torch.randn(n, generator=draw, dtype=torch.float64)
-
-    def appended(amount: float) -> Tensor:
-        rows = np.vstack([X.numpy(), math.sqrt(amount) * np.eye(d)])
-        return torch.from_numpy(np.linalg.lstsq(rows, np.pad(y.numpy(), (0, d)), rcond=None)[0])
-
-    eye, gram, moment = torch.eye(d, dtype=torch.float64), X.T @ X, X.T @ y
-    compare(
-        ridge(X, y, penalty),
-        appended(penalty),
-        {
-            "The penalty stands on the wrong side: it multiplies the identity, not the Gram "
-            "matrix X^T X.": torch.linalg.solve(penalty * gram + eye, moment),
-            "X^T X + penalty adds it to *every* entry: it belongs on the diagonal alone.": (
-                torch.linalg.pinv(gram + penalty) @ moment
-            ),
-            "The penalty has the wrong sign: it is added to X^T X.": torch.linalg.pinv(
-                gram - penalty * eye
-            )
-            @ moment,
-            "The loss sums over the examples. With a mean in its place, the penalty is n times "
-            "too strong.": appended(n * penalty),
-            "The penalty is squared: it enters as it is.": appended(penalty**2),
-            "That is least squares: where is the penalty?": appended(0.0),
-        },
-    )
+    return normal(draw, n, d), normal(draw, n), penalty
 
 
-def q2(least_squares: Callable[..., Tensor], seed: int) -> None:
-    """One least-squares problem for each prefix, by the singular values."""
-    draw = generator(seed)
-    batch, d = 3, 3 + seed % 3
-    n = 2 * d + 1
-    xs = torch.randn(batch, n, d, generator=draw, dtype=torch.float64)
-    ys = torch.randn(batch, n, generator=draw, dtype=torch.float64)
+RIDGE = {
+    "The penalty stands on the wrong side: it multiplies "
+    "the identity, not the Gram matrix X^T X.": lambda X, y, penalty: (
+        ridge(X * penalty**0.5, y, 1.0) / penalty**0.5
+    ),
+    "X^T X + penalty adds it to *every* "
+    "entry: it belongs on the diagonal alone.": lambda X, y, penalty: (
+        torch.linalg.pinv(X.T @ X + penalty) @ X.T @ y
+    ),
+    "The penalty has the wrong sign: it is added to X^T X.": lambda X, y, penalty: ridge(
+        X, y, -penalty
+    ),
+    "The loss sums over the examples. With a mean in its place, the penalty is n times too "
+    "strong.": lambda X, y, penalty: ridge(X, y, len(X) * penalty),
+    "The penalty is squared: it enters as it is.": lambda X, y, penalty: ridge(X, y, penalty**2),
+    "That is least squares: where is the penalty?": _least,
+}
+q1 = (Function(ridge, _pairs, RIDGE),)
 
-    def at_prefixes(shift: int = 0, penalty: float = 0.0) -> Tensor:
-        """Entry i, from the pairs before i + shift."""
-        out = torch.zeros(batch, n, dtype=torch.float64)
-        for b in range(batch):
-            for i in range(n):
-                k = max(0, i + shift)
-                rows = np.vstack([xs[b, :k].numpy(), math.sqrt(penalty) * np.eye(d)])
-                labels = np.pad(ys[b, :k].numpy(), (0, d))
-                w = np.linalg.lstsq(rows, labels, rcond=None)[0]
-                out[b, i] = xs[b, i] @ torch.from_numpy(w)
-        return out
+FEW = (
+    "With fewer pairs than dimensions many w fit and X^T X cannot be inverted. Take the "
+    "shortest of them, w = pinv(X) y."
+)
 
-    truth = at_prefixes()
-    few = (
-        "With fewer pairs than dimensions many w fit and X^T X cannot be inverted. Take the "
-        "shortest of them, w = pinv(X) y."
-    )
+
+def least_squares(xs: Tensor, ys: Tensor, ahead: int = 0, first: int = 1) -> Tensor:
+    """Predictions of least squares after every prefix."""
+    found = torch.zeros_like(ys)
+    for i in range(first, ys.shape[1]):
+        w = torch.linalg.pinv(xs[:, : i + ahead]) @ ys[:, : i + ahead, None]
+        found[:, i] = (xs[:, i : i + 1] @ w)[:, 0, 0]
+    return found
+
+
+def _every_prefix(function: Callable[..., Tensor], xs: Tensor, ys: Tensor) -> Tensor:
+    """The answers, unless they are wrong with few pairs alone; whatever entry 0 is."""
+    truth, d = least_squares(xs, ys), xs.shape[-1]
     try:
-        found = least_squares(xs, ys)
+        found = function(xs, ys)
     except Mistake as mistake:
         if "LinAlgError" in str(mistake) or "singular" in str(mistake):
-            raise Mistake(few) from mistake
+            raise Mistake(FEW) from mistake
         raise
-    if isinstance(found, Tensor) and found.shape == truth.shape:
-        right = (found - truth).abs().amax(0) < 1e-6  # NaN is not right
-        if right[d:].all() and not right[:d].all():
-            raise Mistake("Before any pair the answer is 0." if right[1:].all() else few)
-        mistakes = {
-            "Entry i has seen its own label: fit the pairs *before* i, xs[:, :i] and "
-            "ys[:, :i].": at_prefixes(shift=1),
-            "Entry i leaves out the pair just before it: fit the pairs 0 .. i - 1.": at_prefixes(
-                shift=-1
-            ),
-            "All entries use all the pairs: entry i may use the i pairs before it alone.": (
-                xs @ torch.linalg.pinv(xs) @ ys[..., None]
-            )[..., 0],
-        }
-        compare(  # whatever entry 0 is
-            found[:, 1:],
-            truth[:, 1:],
-            {message: each[:, 1:] for message, each in mistakes.items()},
-            tolerance=1e-6,
-        )
-    compare(
-        found,
-        truth,
-        {"Entry 0 is missing: with no pair the answer is 0.": truth[:, 1:]},
-        tolerance=1e-6,
-    )
+    if not isinstance(found, Tensor) or found.shape != truth.shape:
+        return found
+    right = (found - truth).abs().amax(0) < 1e-6  # NaN is not right
+    if right[d:].all() and not right[:d].all():
+        raise Mistake("Before any pair the answer is 0." if right[1:].all() else FEW)
+    return torch.cat([truth[:, :1], found[:, 1:]], 1)
 
 
-def q3(spd: Callable[..., Tensor], mspd: Callable[..., float], seed: int) -> None:
-    """Sums by three loops."""
-    draw = generator(seed)
-    batch, d = 5 + seed, 3 + seed % 4
-    n = 2 * d + 1
-    f = torch.randn(batch, n, generator=draw, dtype=torch.float64)
-    g = torch.randn(batch, n, generator=draw, dtype=torch.float64)
-    truth = torch.zeros(n, dtype=torch.float64)
-    for i in range(n):
-        for b in range(batch):
-            truth[i] += (f[b, i].item() - g[b, i].item()) ** 2 / (d * batch)
-    compare(
-        spd(f, g, d),
-        truth,
-        {
-            "SPD is divided by d: the paper plots it per dimension.": truth * d,
-            "Take the square of the difference, not its absolute value.": (f - g).abs().mean(0) / d,
-            "Square each difference before the mean over contexts: errors of opposite sign must "
-            "not cancel.": (f - g).mean(0).square() / d,
-            "One number for each n: the mean runs over contexts alone.": truth.mean(),
-            "One number for each n: the mean runs over the contexts, not over the positions.": (
-                (f - g).square().mean(1) / d
-            ),
-            "That is the square root of it: squared prediction *difference*.": truth.sqrt(),
-            "That is a sum over the contexts: take the mean.": truth * batch,
-        },
-    )
-    compare(
-        mspd(f, g, d),
-        truth[1:d].mean().item(),
-        {
-            "n = 0 has seen no pair: every algorithm answers 0 there. Start at n = 1.": truth[:d]
-            .mean()
-            .item(),
-            "At n = d the pairs decide w: stop at n = d - 1.": truth[1 : d + 1].mean().item(),
-            "The mean over n runs over 1 .. d - 1, not over all n.": truth.mean().item(),
-            "That is a sum over n: take the mean.": truth[1:d].sum().item(),
-            "Divide by d once.": (truth[1:d].mean() * d).item(),
-        },
-    )
+def _prefixes(seed: int) -> tuple[Tensor, Tensor]:
+    draw, d = generator(seed), 3 + seed % 3
+    return normal(draw, 3, 2 * d + 1, d), normal(draw, 3, 2 * d + 1)
 
 
-def q4(implicit_weights: Callable[..., Tensor], linearity: Callable[..., float], seed: int) -> None:
-    """The normal equations of a learner that is not quite linear."""
-    draw = generator(seed)
-    d, n, queries = 3 + seed % 3, 4 + seed, 24 + seed
-    xs = torch.randn(n, d, generator=draw, dtype=torch.float64)
-    ys = torch.randn(n, generator=draw, dtype=torch.float64) * 2
-    asked = torch.randn(queries, d, generator=draw, dtype=torch.float64) + 0.3
-    bend = 0.5 + 0.1 * seed
+LEAST_SQUARES = {
+    "Entry i has seen its own label: fit the pairs *before* i, xs[:, :i] and ys[:, :i].": {
+        "ahead": 1
+    },
+    "Entry i leaves out the pair just before it: fit the pairs 0 .. i - 1.": {
+        "ahead": -1,
+        "first": 2,
+    },
+    "All entries use all the pairs: entry i may use the i pairs before it alone.": lambda xs, ys: (
+        xs @ torch.linalg.pinv(xs) @ ys[..., None]
+    )[..., 0],
+    "Entry 0 is missing: with no pair the answer is 0.": lambda xs, ys: least_squares(xs, ys)[
+        :, 1:
+    ],
+}
+q2 = (Function(least_squares, _prefixes, LEAST_SQUARES, tolerance=1e-6, outcome=_every_prefix),)
+
+
+def spd(f: Tensor, g: Tensor, d: int) -> Tensor:
+    """Squared prediction difference over d, after 0, 1, ... pairs."""
+    return (f - g).square().mean(0) / d
+
+
+def mspd(f: Tensor, g: Tensor, d: int) -> float:
+    """Its mean over the numbers of pairs that leave w open."""
+    return spd(f, g, d)[1:d].mean().item()
+
+
+def _predictions(seed: int) -> tuple[Tensor, Tensor, int]:
+    draw, d = generator(seed), 3 + seed % 4
+    return normal(draw, 5 + seed, 2 * d + 1), normal(draw, 5 + seed, 2 * d + 1), d
+
+
+SPD = {
+    "SPD is divided by d: the paper plots it per dimension.": lambda f, g, d: d * spd(f, g, d),
+    "Take the square of the difference, not its absolute value.": lambda f, g, d: (
+        (f - g).abs().mean(0) / d
+    ),
+    "Square each difference before the mean over contexts: errors of opposite sign must not "
+    "cancel.": lambda f, g, d: (f - g).mean(0).square() / d,
+    "One number for each n: the mean runs over contexts alone.": lambda f, g, d: spd(
+        f, g, d
+    ).mean(),
+    "One number for each n: the mean runs "
+    "over the contexts, not over the positions.": lambda f, g, d: (f - g).square().mean(1) / d,
+    "That is the square root of it: squared prediction *difference*.": lambda f, g, d: spd(
+        f, g, d
+    ).sqrt(),
+    "That is a sum over the contexts: take the mean.": lambda f, g, d: len(f) * spd(f, g, d),
+}
+MSPD = {
+    "n = 0 has seen no pair: every algorithm answers 0 there. Start at n = 1.": lambda f, g, d: spd(
+        f, g, d
+    )[:d].mean(),
+    "At n = d the pairs decide w: stop at n = d - 1.": lambda f, g, d: spd(f, g, d)[
+        1 : d + 1
+    ].mean(),
+    "The mean over n runs over 1 .. d - 1, not over all n.": lambda f, g, d: spd(f, g, d).mean(),
+    "That is a sum over n: take the mean.": lambda f, g, d: spd(f, g, d)[1:d].sum(),
+    "Divide by d once.": lambda f, g, d: d * mspd(f, g, d),
+}
+q3 = (
+    Function(spd, _predictions, SPD),
+    Function(mspd, _predictions, MSPD),
+)
+
+
+def implicit_weights(
+    predict: Any, xs: Tensor, ys: Tensor, queries: Tensor, offset: bool = False, few: int = 0
+) -> Tensor:
+    """Weights of the linear function nearest to what a network predicts."""
+    wanted = _asked(predict, xs, ys, queries)
+    return _fit(queries, wanted, offset, few or len(queries))[0]
+
+
+def linearity(predict: Any, xs: Tensor, ys: Tensor, queries: Tensor, offset: bool = False) -> float:
+    """R² of that function."""
+    missed, wanted = _missed(predict, xs, ys, queries, offset)
+    return (1 - missed / (wanted - wanted.mean()).square().sum()).item()
+
+
+def _asked(predict: Any, xs: Tensor, ys: Tensor, queries: Tensor) -> Tensor:
+    """The prediction for each query, after the same pairs."""
+    many = len(queries)
+    seen = torch.cat([xs.expand(many, -1, -1), queries[:, None]], 1)
+    return predict(seen, pad(ys.expand(many, -1), (0, 1)))[:, -1]
+
+
+def _fit(queries: Tensor, wanted: Tensor, offset: bool, few: int) -> tuple[Tensor, Tensor]:
+    """Weights and fitted values."""
+    design = pad(queries, (0, 1), value=1.0) if offset else queries
+    w = torch.linalg.lstsq(design[:few], wanted[:few, None]).solution[:, 0]
+    return w[: queries.shape[1]], design @ w
+
+
+def _missed(
+    predict: Any, xs: Tensor, ys: Tensor, queries: Tensor, offset: bool = False
+) -> tuple[Tensor, Tensor]:
+    wanted = _asked(predict, xs, ys, queries)
+    fitted = _fit(queries, wanted, offset, len(queries))[1]
+    return (wanted - fitted).square().sum(), wanted
+
+
+def _about_zero(*given: Any) -> float:
+    missed, wanted = _missed(*given)
+    return (1 - missed / wanted.square().sum()).item()
+
+
+def _in_one_row(predict: Any, xs: Tensor, ys: Tensor, queries: Tensor) -> Tensor:
+    wanted = predict(torch.cat([xs, queries])[None], pad(ys, (0, len(queries)))[None])
+    return _fit(queries, wanted[0, len(xs) :], False, len(queries))[0]
+
+
+def _bent(seed: int) -> tuple[Any, Tensor, Tensor, Tensor]:
+    """A network that averages y x over the pairs; bent, and with an offset."""
+    draw, d, n, bend = generator(seed), 3 + seed % 3, 4 + seed, 0.5 + 0.1 * seed
 
     def predict(seen: Tensor, labels: Tensor) -> Tensor:
-        """Averages y x over the pairs before each entry; bent, and with an offset."""
         pairs = torch.cumsum(labels[..., None] * seen, -2)
         before = torch.cat([torch.zeros_like(pairs[..., :1, :]), pairs[..., :-1, :]], -2)
         count = torch.arange(seen.shape[-2], dtype=torch.float64).clamp(min=1)
         straight = (before * seen).sum(-1) / count
         return straight + bend * straight.abs() + 0.4
 
-    def answers(context: Tensor, labels: Tensor) -> Tensor:
-        return torch.stack(
-            [
-                predict(torch.cat([context, q[None]]), torch.cat([labels, labels[:1] * 0]))[-1]
-                for q in asked
-            ]
-        )
-
-    def fit(to: Tensor, offset: bool = False, count: int = queries) -> tuple[Tensor, Tensor]:
-        """Weights and predictions of a linear fit."""
-        design = torch.cat([asked, torch.ones(queries, 1, dtype=torch.float64)], -1)
-        design = design[:, : d + offset]
-        some = design[:count]
-        w = torch.linalg.solve(some.T @ some, some.T @ to[:count])
-        return w[:d], design @ w
-
-    wanted = answers(xs, ys)
-    weights, fitted = fit(wanted)
-    unlabelled = torch.zeros(queries, dtype=torch.float64)
-    one_row = predict(torch.cat([xs, asked]), torch.cat([ys, unlabelled]))[n:]
-    guess = xs.T @ ys / n
-    compare(
-        implicit_weights(predict, xs, ys, asked),
-        weights,
-        {
-            "That is a fit with an intercept, as the released code does: the paper's linear "
-            "function has none.": fit(wanted, offset=True)[0],
-            "Too few queries: d of them can be fitted by anything. Use all.": fit(wanted, count=d)[
-                0
-            ],
-            "Too few queries: use all of them, not as many as there are pairs.": fit(
-                wanted, count=max(n, d)
-            )[0],
-            "Fit what the learner *predicts* for the queries, not the labels of the pairs.": (
-                torch.linalg.pinv(xs) @ ys
-            ),
-            "Every query comes right after the n pairs: in one row, later queries see earlier ones "
-            "as pairs.": fit(one_row)[0],
-            "The context is cut: all n pairs stand before the query.": fit(
-                answers(xs[:-1], ys[:-1])
-            )[0],
-            "That is the mean of y x over the pairs: ask the learner.": guess,
-        },
-        tolerance=1e-6,
-    )
-    rest = (wanted - fitted).square().sum()
-    spread = (wanted - wanted.mean()).square().sum()
-    offset_rest = (wanted - fit(wanted, offset=True)[1]).square().sum()
-    compare(
-        linearity(predict, xs, ys, asked),
-        (1 - rest / spread).item(),
-        {
-            "That is the share that the fit misses: R² is 1 minus it.": (rest / spread).item(),
-            "The variation to be explained is that about the mean of the predictions.": (
-                1 - rest / wanted.square().sum()
-            ).item(),
-            "That is a fit with an intercept: leave it out.": (1 - offset_rest / spread).item(),
-            "Compare the fit with the learner's predictions, with nothing else.": (
-                1 - (fitted - asked @ guess).square().sum() / spread
-            ).item(),
-        },
-        tolerance=1e-6,
-    )
+    queries = normal(draw, 24 + seed, d) + 0.3
+    return predict, normal(draw, n, d), 2 * normal(draw, n), queries
 
 
-def q5(
-    bayes_weights: Callable[..., Tensor], expected_error: Callable[..., float], seed: int
-) -> None:
-    """Conditioning of the joint normal distribution of w and y."""
-    draw = generator(seed)
-    d = 4
-    n = 3 + 2 * seed
+IMPLICIT_WEIGHTS = {
+    "That is a fit with an intercept, as the released code does: the paper's linear function has "
+    "none.": {"offset": True},
+    "Too few queries: d "
+    "of them can be fitted by anything. Use all.": lambda predict, xs, ys, queries: (
+        implicit_weights(predict, xs, ys, queries, few=xs.shape[1])
+    ),
+    "Too few queries: use "
+    "all of them, not as many as there are pairs.": lambda predict, xs, ys, queries: (
+        implicit_weights(predict, xs, ys, queries, few=len(xs))
+    ),
+    "Fit what the learner *predicts* for "
+    "the queries, not the labels of the pairs.": lambda predict, xs, ys, queries: (
+        torch.linalg.pinv(xs) @ ys
+    ),
+    "Every query comes right after the n pairs: in one row, later queries see earlier ones as "
+    "pairs.": _in_one_row,
+    "The context is cut: all n pairs stand before the query.": lambda predict, xs, ys, queries: (
+        implicit_weights(predict, xs[:-1], ys[:-1], queries)
+    ),
+    "That is the mean of y x over the pairs: ask the learner.": lambda predict, xs, ys, queries: (
+        xs.T @ ys / len(xs)
+    ),
+}
+LINEARITY = {
+    "That is the share that the fit misses: R² is 1 minus it.": lambda *given: (
+        1 - linearity(*given)
+    ),
+    "The variation to be explained is that about the mean of the predictions.": _about_zero,
+    "That is a fit with an intercept: leave it out.": {"offset": True},
+}
+q4 = (
+    Function(implicit_weights, _bent, IMPLICIT_WEIGHTS, tolerance=1e-6),
+    Function(linearity, _bent, LINEARITY, tolerance=1e-6),
+)
+
+
+def bayes_weights(X: Tensor, y: Tensor, noise: float, prior: float) -> Tensor:
+    """Mean of w given the pairs."""
+    return ridge(X, y, noise**2 / prior**2)
+
+
+def expected_error(
+    X: Tensor, x: Tensor, noise: float, prior: float, own: float = 1.0, times: float = 1.0
+) -> float:
+    """Expected squared error of predicting the label of x."""
+    eye = torch.eye(len(x), dtype=X.dtype)
+    inverse = torch.linalg.inv(X.T @ X + noise**2 / prior**2 * eye)
+    return (times * noise**2 * (x @ inverse @ x) + own * noise**2).item()
+
+
+def _noisy(seed: int) -> tuple[Tensor, Tensor, float, float]:
+    draw, n = generator(seed), 3 + 2 * seed
     noise, prior = 0.4 + 0.2 * seed, (1.7, 0.6, 2.2)[seed % 3]
-    X = torch.randn(n, d, generator=draw, dtype=torch.float64)
-    y = torch.randn(n, generator=draw, dtype=torch.float64)
-    x = torch.randn(d, generator=draw, dtype=torch.float64)
-    eye = torch.eye(n, dtype=torch.float64)
-    together = prior**2 * X @ X.T + noise**2 * eye  # covariance of y
-    gain = prior**2 * torch.linalg.solve(together, X).T
-    left = prior**2 * (torch.eye(d, dtype=torch.float64) - gain @ X)
-
-    def penalised(amount: float) -> Tensor:
-        return X.T @ torch.linalg.solve(X @ X.T + amount * eye, y)
-
-    compare(
-        bayes_weights(X, y, noise, prior),
-        gain @ y,
-        {
-            "The penalty is noise² / prior², a ratio of variances: did you take noise / "
-            "prior?": penalised(noise / prior),
-            "The penalty is upside down: more noise asks for more of it, noise² / prior².": (
-                penalised(prior**2 / noise**2)
-            ),
-            "The prior is missing: the penalty is noise² / prior².": penalised(noise**2),
-            "That is upside down, and not squared: the penalty is noise² / prior².": penalised(
-                prior / noise
-            ),
-            "That is least squares: it trusts noisy labels fully.": torch.linalg.pinv(X) @ y,
-        },
-        tolerance=1e-6,
-    )
-    own = (x @ left @ x).item()
-    compare(
-        expected_error(X, x, noise, prior),
-        own + noise**2,
-        {
-            "The label that is predicted is noisy too: add noise².": own,
-            "Add the variance of the label's noise, noise², not noise.": own + noise,
-            "That is the error before any pair, noise² + prior² |x|²: the pairs have taken some.": (
-                noise**2 + prior**2 * x @ x
-            ).item(),
-            "The inverse of X^T X + penalty is the covariance of w only after it is multiplied "
-            "by noise².": own / noise**2 + noise**2,
-            "That multiplies the inverse by prior²: the covariance of w is noise² (X^T X + "
-            "penalty)^-1.": own / noise**2 * prior**2 + noise**2,
-        },
-        tolerance=1e-6,
-    )
+    return normal(draw, n, 4), normal(draw, n), noise, prior
 
 
-def q6(
-    nearest_penalty: Callable[..., float], kept: float, control: float, reason: str, seed: int
-) -> None:
-    """A function on made-up learners; numbers and a letter about shipped ones.
-
-    ``kept`` and ``control`` were measured for ten draws of 512 contexts, on a grid of factors
-    sqrt(2): 1/4 in all ten, and 1/32 in nine with 1/22.6 in one. So one step of the grid to
-    either side is right.
-    """
-    draw = generator(seed)
-    d, batch, n = 3, 40, 7
-    xs = torch.randn(batch, n, d, generator=draw, dtype=torch.float64)
-    ys = torch.randn(batch, n, generator=draw, dtype=torch.float64)
-    grid = [0.02, 0.1, 0.4, 1.5, 6.5]
-    own = grid[1 + seed % 3]
-
-    def at_prefixes(amount: float, shift: int = 0) -> Tensor:
-        rows = [torch.zeros(batch, dtype=torch.float64)]
-        for i in range(1, n):
-            seen, labels = xs[:, : i + shift], ys[:, : i + shift]
-            inner = seen @ seen.mT + amount * torch.eye(i + shift, dtype=torch.float64)
-            dual = torch.linalg.solve(inner, labels[..., None])
-            rows.append((xs[:, i : i + 1] @ seen.mT @ dual)[:, 0, 0])
-        return torch.stack(rows, 1)
-
-    learner = at_prefixes(own)
-    learner = learner + 0.02 * torch.randn(batch, n, generator=draw, dtype=torch.float64)
-    learner[:, d:] = at_prefixes(grid[-1])[:, d:]  # misleads who looks beyond n = d - 1
-    other = max(grid, key=lambda each: float((learner - at_prefixes(each))[:, 1:d].square().sum()))
-    beyond = min(grid, key=lambda each: float((learner - at_prefixes(each))[:, 1:].square().sum()))
-    compare(
-        nearest_penalty(learner, xs, ys, grid),
-        own,
-        {
-            "That is the penalty that is *farthest*.": other,
-            "The mean runs over n = 1 .. d - 1 alone: at n >= d this learner does something "
-            "else.": beyond,
-            "Return the penalty, not its place in the list.": grid.index(own),
-        },
-        tolerance=1e-9,
-    )
-    for name, value in (("kept", kept), ("control", control)):
-        if not isinstance(value, int | float) or not value > 0:
-            raise Mistake(f"`{name}` is a penalty, a number above 0; got {value!r}.")
-    answered = letter("reason", reason)
-    if not seed:  # the public check does not tell
-        return
-    compare(
-        kept,
-        1 / 4,
-        {
-            "`kept` is too small, as that of member 0 or 1 or of the control: ask member 2 of "
-            "regression-noise.": 0.07,
-            "`kept` is too large, as that of member 3: ask member 2.": 0.5,
-        },
-        tolerance=0.11,
-    )
-    compare(
-        control,
-        1 / 32,
-        {"`control` is that of regression-noise: ask regression-d8, member 0.": 0.25},
-        tolerance=0.014,
-    )
-    compare(
-        answered,
-        "b",
-        {
-            "Reason (a): these contexts have no noise at all. A learner that reads the noise off "
-            "its context would be near 0.": "a",
-            "Reason (c): the control was trained without noise, and as long; its penalty is "
-            "several times smaller.": "c",
-            "Reason (d): noise / prior is 1/2. Which number did you measure?": "d",
-        },
-    )
+def _query(seed: int) -> tuple[Tensor, Tensor, float, float]:
+    X, _, noise, prior = _noisy(seed)
+    return X, normal(generator(seed + 100), 4), noise, prior
 
 
-__all__ = ["q1", "q2", "q3", "q4", "q5", "q6"]
+BAYES_WEIGHTS = {
+    "The penalty is noise² / prior², a ratio "
+    "of variances: did you take noise / prior?": lambda X, y, noise, prior: ridge(
+        X, y, noise / prior
+    ),
+    "The penalty is upside down: more "
+    "noise asks for more of it, noise² / prior².": lambda X, y, noise, prior: ridge(
+        X, y, (prior / noise) ** 2
+    ),
+    "The prior is missing: the penalty is noise² / prior².": lambda X, y, noise, prior: ridge(
+        X, y, noise**2
+    ),
+    "That is upside down, and "
+    "not squared: the penalty is noise² / prior².": lambda X, y, noise, prior: ridge(
+        X, y, prior / noise
+    ),
+    "That is least squares: it trusts noisy labels fully.": _least,
+}
+EXPECTED_ERROR = {
+    "The label that is predicted is noisy too: add noise².": {"own": 0.0},
+    "Add the variance of the label's noise, noise², not noise.": lambda X, x, noise, prior: (
+        expected_error(X, x, noise, prior, own=1 / noise)
+    ),
+    "That is the error before any pair, noise² "
+    "+ prior² |x|²: the pairs have taken some.": lambda X, x, noise, prior: (
+        noise**2 + prior**2 * (x @ x).item()
+    ),
+    "The inverse of X^T X + penalty is the covariance "
+    "of w only after it is multiplied by noise².": lambda X, x, noise, prior: expected_error(
+        X, x, noise, prior, times=1 / noise**2
+    ),
+    "That multiplies the inverse by prior²: the covariance "
+    "of w is noise² (X^T X + penalty)^-1.": lambda X, x, noise, prior: expected_error(
+        X, x, noise, prior, times=(prior / noise) ** 2
+    ),
+}
+q5 = (
+    Function(bayes_weights, _noisy, BAYES_WEIGHTS, tolerance=1e-6),
+    Function(expected_error, _query, EXPECTED_ERROR, tolerance=1e-6),
+)
+
+
+def nearest_penalty(
+    found: Tensor, xs: Tensor, ys: Tensor, penalties: list[float], far: bool = False, stop: int = 0
+) -> float:
+    """The penalty of the ridge regression nearest to some predictions, by MSPD."""
+
+    def distance(penalty: float) -> float:
+        last = stop or xs.shape[-1]
+        away = (found - _ridge_at_prefixes(xs, ys, penalty))[:, 1:last]
+        return (-1 if far else 1) * float(away.square().sum())
+
+    return min(penalties, key=distance)
+
+
+def _ridge_at_prefixes(xs: Tensor, ys: Tensor, penalty: float) -> Tensor:
+    found, eye = torch.zeros_like(ys), torch.eye(xs.shape[-1], dtype=xs.dtype)
+    for i in range(1, ys.shape[1]):
+        X, y = xs[:, :i], ys[:, :i, None]
+        w = torch.linalg.solve(X.mT @ X + penalty * eye, X.mT @ y)
+        found[:, i] = (xs[:, i : i + 1] @ w)[:, 0, 0]
+    return found
+
+
+def _made_up(seed: int) -> tuple[Tensor, Tensor, Tensor, list[float]]:
+    """Nearly ridge for n < d, and another ridge beyond, to mislead who looks there."""
+    draw, d, grid = generator(seed), 3, [0.02, 0.1, 0.4, 1.5, 6.5]
+    xs, ys = normal(draw, 40, 7, d), normal(draw, 40, 7)
+    found = _ridge_at_prefixes(xs, ys, grid[1 + seed % 3]) + 0.02 * normal(draw, 40, 7)
+    found[:, d:] = _ridge_at_prefixes(xs, ys, grid[-1])[:, d:]
+    return found, xs, ys, grid
+
+
+def _above_zero(value: Any) -> Any:
+    if not value > 0:
+        raise Mistake(f"A penalty is a number above 0; got {value!r}.")
+    return value
+
+
+# ``kept`` and ``control`` were measured for ten draws of 512 contexts, on a grid of factors
+# sqrt(2): 1/4 in all ten, and 1/32 in nine with 1/22.6 in one. One step of the grid is allowed.
+NEAREST_PENALTY = {
+    "That is the penalty that is *farthest*.": {"far": True},
+    "The mean runs over n = 1 .. d - 1 alone: at n >= d this learner does something else.": {
+        "stop": 99
+    },
+    "Return the penalty, not its place in the list.": lambda *given: given[3].index(
+        nearest_penalty(*given)
+    ),
+}
+KEPT = {
+    "`kept` is too small, as that of member 0 or 1 or of the control: ask member 2 of "
+    "regression-noise.": 0.07,
+    "`kept` is too large, as that of member 3: ask member 2.": 0.5,
+}
+CONTROL = {
+    "`control` is that of regression-noise: ask regression-d8, member 0.": 0.25,
+}
+REASON = {
+    "Reason (a): these contexts have no noise at all. A learner that reads the noise off its "
+    "context would be near 0.": "a",
+    "Reason (c): the control was trained without noise, and as long; its penalty is several "
+    "times smaller.": "c",
+    "Reason (d): noise / prior is 1/2. Which number did you measure?": "d",
+}
+q6 = (
+    Function(nearest_penalty, _made_up, NEAREST_PENALTY, tolerance=1e-9),
+    Value("kept", 1 / 4, KEPT, tolerance=0.11, reading=_above_zero),
+    Value("control", 1 / 32, CONTROL, tolerance=0.014, reading=_above_zero),
+    Value("reason", "b", REASON),
+)

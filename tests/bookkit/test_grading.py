@@ -28,7 +28,7 @@ from iclutils.files import read_json
 pytest.importorskip("otter", reason="needs otter-grader (extra: coursework)")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="bounds need a POSIX system")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WRONG = "def double(copy, bos):\n    return torch.cat([copy, copy], 1)"
 
 
@@ -135,7 +135,7 @@ def cells(path: Path, kind: str = "code") -> list[str]:
     return ["".join(cell["source"]) for cell in found if cell["cell_type"] == kind]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("homework", homeworks())
 def test_students_get_no_solution_and_no_hidden_test(homework: str, build: Path) -> None:
     """Otter refuses a master whose solution fails, so this also runs every solution."""
@@ -158,7 +158,7 @@ def test_students_get_no_solution_and_no_hidden_test(homework: str, build: Path)
     assert not assignments.make(ROOT, build, homework)[0].fresh
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_master_that_fails_its_own_tests_is_refused(tmp_path: Path) -> None:
     master = read_json(assignments.masters(ROOT)["hw01"])
     end = next(i for i, c in enumerate(master["cells"]) if c["source"] == ["# END QUESTION"])
@@ -218,7 +218,7 @@ def rows(table: Path) -> dict[str, dict[str, str]]:
         return {row["name"].removesuffix(".ipynb"): row for row in csv.DictReader(stream)}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_class_is_graded(
     hw01: Assignment, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +271,7 @@ def test_a_class_is_graded(
     assert set(rows(table)) == set(found) - {"essay.pdf"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_loop_is_stopped(hw01: Assignment, build: Path, tmp_path: Path) -> None:
     hand_in(tmp_path / "given", "loop", hw01.instructor, "while True:\n    pass")
     row = rows(grading.grade(ROOT, build, tmp_path / "given", limits=Limits(15.0)))["loop"]
@@ -279,7 +279,7 @@ def test_a_loop_is_stopped(hw01: Assignment, build: Path, tmp_path: Path) -> Non
     assert row["message"] == "it ran longer than 15 s"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_was_graded_before_an_interruption_is_kept(
     hw01: Assignment, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

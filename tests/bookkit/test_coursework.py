@@ -1,0 +1,350 @@
+"""Coursework: the solved masters score everything, stubs nothing, and each typical mistake gets
+the message that names it.
+
+What otter makes of the masters is tested in ``test_grading``.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import entropy
+from sklearn.linear_model import Ridge
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from iclutils.bookkit.address import set_up_cell
+from iclutils.bookkit.coursework import (
+    Mistake,
+    check,
+    grade,
+    homeworks,
+    hw01,
+    hw02,
+    hw03,
+    hw04,
+    hw05,
+    names,
+    questions,
+)
+from iclutils.bookkit.coursework.answers import Function, compare, generator, normal
+from iclutils.errors import IclError
+from iclutils.interp import head_scores
+
+ROOT = Path(__file__).parents[2]
+MASTERS = {path.stem[:4]: path for path in sorted((ROOT / "notebooks/assignments").glob("*.ipynb"))}
+ALL = [(homework, name) for homework in homeworks() for name in questions(homework)]
+
+
+def master(homework: str) -> list[dict]:
+    return json.loads(MASTERS[homework].read_text(encoding="utf-8"))["cells"]
+
+
+def source(cell: dict) -> str:
+    return "".join(cell["source"])
+
+
+@cache
+def solutions(homework: str) -> dict[str, Any]:
+    """What the solved master defines: its set-up, imports and solutions, without its tests."""
+    names: dict[str, Any] = {}
+    testing = False
+    for cell in master(homework):
+        text = source(cell)
+        testing = (testing or text == "# BEGIN TESTS") and text != "# END TESTS"
+        if cell["cell_type"] == "code" and not testing and not text.startswith("coursework.check"):
+            exec(text, names)
+    return names
+
+
+def answers(homework: str, question: str) -> list[Any]:
+    return [solutions(homework)[name] for name in names(questions(homework)[question])]
+
+
+@pytest.mark.parametrize("homework", homeworks())
+def test_a_master_is_made_of_what_otter_and_students_need(homework: str) -> None:
+    assert list(MASTERS) == homeworks() == [f"hw0{i}" for i in range(1, 6)]
+    cells = master(homework)
+    texts = [source(cell) for cell in cells]
+    assert texts[0].startswith("# ASSIGNMENT CONFIG\nname: " + homework)
+    set_up = [source(c) for c in cells if "set-up" in c["metadata"].get("tags", [])]
+    assert set_up == [set_up_cell()]
+    assert not any(cell.get("outputs") for cell in cells), "outputs would show the solution"
+    assert len(questions(homework)) == 6
+    for name, question in questions(homework).items():
+        given = ", ".join(names(question))
+        begin = texts.index(next(t for t in texts if re.search(rf"^name: {name}\n", t, re.M)))
+        part = texts[begin : texts.index("# END QUESTION", begin) + 2]
+        points = int(re.search(r"^points: (\d+)$", part[0], re.M)[1])
+        assert points % 2 == 0, "half for the public checks, half for the hidden ones"
+        assert re.search(rf"\*{points} points · (warm-up|medium|hard) · \d+ minutes\*", part[1])
+        tests = part[part.index("# BEGIN TESTS") + 1 : part.index("# END TESTS")]
+        body = "    from iclutils.bookkit.coursework import grade\n    grade('{}.{}', {}{})"
+        assert [ast.unparse(ast.parse(text)) for text in tests] == [
+            f"def test_public({given}):\n" + body.format(homework, name, given, ""),
+            f"def test_hidden({given}):\n" + body.format(homework, name, given, ", hidden=True"),
+        ]
+        assert tests[1].startswith("# HIDDEN")
+        assert ast.unparse(ast.parse(part[-1])) == f"coursework.check('{homework}.{name}', {given})"
+
+
+@pytest.mark.parametrize(("homework", "question"), ALL)
+def test_the_master_is_right_a_stub_is_nothing_and_mistakes_are_named(
+    homework: str, question: str
+) -> None:
+    """A mistake is named by the first message that a student gets, in the notebook or graded."""
+    right, name = answers(homework, question), f"{homework}.{question}"
+    for hidden in (False, True):
+        grade(name, *right, hidden=hidden)
+        stubs = [(lambda *given: None) if callable(each) else ... for each in right]
+        with pytest.raises(Mistake, match="nothing is written yet"):
+            grade(name, *stubs, hidden=hidden)
+    assert sum(len(part.mistakes) for part in questions(homework)[question]) >= 4
+    for i, part in enumerate(questions(homework)[question]):
+        wrong = part.wrong() if isinstance(part, Function) else part.mistakes
+        for message, made in wrong.items():
+            answer = own(made) if callable(made) else made
+            if part.name == "rates":  # ten, of which the first and the last are compared
+                answer = torch.zeros(10)
+                answer[[0, 9]] = made.float()
+            assert first_mistake(name, [*right[:i], answer, *right[i + 1 :]]) == message
+
+
+def own(function: Callable) -> Callable:
+    """As if a student had written it: the real ones stand where answers may not take from."""
+    return lambda *given: function(*given)
+
+
+def first_mistake(question: str, given: list[Any]) -> str:
+    for hidden in (False, True):
+        try:
+            grade(question, *given, hidden=hidden)
+        except Mistake as mistake:
+            return str(mistake)
+    return "no mistake was found"
+
+
+# Solutions, against independent truths
+
+
+def test_homework_1_against_the_package() -> None:
+    pattern, tokens = hw01._recurring(3)
+    expected = head_scores.olsson_prefix_matching(pattern, tokens)
+    torch.testing.assert_close(hw01.prefix_score(pattern, tokens), expected)
+    values = hw01._weights(3)
+    eigen = np.linalg.eigvals((values[0] @ values[1] @ values[2] @ values[3]).double().numpy())
+    assert hw01.copying_score(*values) == pytest.approx(
+        eigen.sum().real / np.abs(eigen).sum(), abs=2e-3
+    )
+    assert hw01.looks_back(*hw01._built_heads(2)).tolist() == [7, 8, 1, 0, 9], "as they were built"
+
+
+def test_homework_2_edge_by_edge() -> None:
+    importance, places, target = hw02._importance(1)
+    total, count = torch.zeros(3, 3), torch.zeros(3, 3)
+    for b, (labels, q) in enumerate(zip(places.tolist(), target.tolist(), strict=True)):
+        for dest, src in product(range(q + 1), range(14)):
+            if src < dest:
+                into_target = dest == q and src in labels
+                kind = 0 if dest in labels else 1 if into_target else 2
+                total[b, kind] += importance[b, dest, src]
+                count[b, kind] += 1
+    torch.testing.assert_close(hw02.flow(importance, places, target), total / count)
+    assert hw02.edge_counts(places, target).tolist() == count.tolist()
+    scores, predicted = hw02._classes(2)
+    assert hw02.auc(scores, predicted) == pytest.approx(roc_auc_score(predicted, scores))
+    scores, places = hw02._raw_scores(1)
+    for q in places[0].tolist():
+        row = hw02.isolated(scores, places)[0, :, q]
+        assert (row[:, q] == 1).all(), "a label word reads itself alone"
+
+
+def test_homework_3_against_scikit_learn_and_bayes() -> None:
+    X, y, penalty = hw03._pairs(1)
+    theirs = Ridge(alpha=penalty, fit_intercept=False).fit(X.numpy(), y.numpy()).coef_
+    torch.testing.assert_close(hw03.ridge(X, y, penalty), torch.from_numpy(theirs))
+    xs, ys = hw03._prefixes(0)
+    for i in (2, 5):
+        w = np.linalg.lstsq(xs[0, :i].numpy(), ys[0, :i].numpy(), rcond=None)[0]
+        found = hw03.least_squares(xs, ys)[0, i]
+        assert found.item() == pytest.approx(float(xs[0, i] @ torch.from_numpy(w)))
+    X, x, noise, prior = hw03._query(1)
+    together = prior**2 * X @ X.T + noise**2 * torch.eye(len(X)).double()  # covariance of y
+    gain = prior**2 * torch.linalg.solve(together, X).T
+    left = prior**2 * (torch.eye(4).double() - gain @ X)
+    expected = (x @ left @ x).item() + noise**2
+    assert hw03.expected_error(X, x, noise, prior) == pytest.approx(expected)
+    y = hw03._noisy(1)[1]
+    torch.testing.assert_close(hw03.bayes_weights(X, y, noise, prior), gain @ y)
+
+
+def test_homework_4_against_autograd_enumeration_and_pytorch() -> None:
+    W0, xs, ys, query, rate = hw04._regression(1)
+
+    def stepped(start: Tensor) -> Tensor:
+        weights = start.clone().requires_grad_()
+        loss = 0.5 * (xs @ weights.T - ys).square().sum() / len(xs)
+        return start - rate * torch.autograd.grad(loss, weights)[0]
+
+    torch.testing.assert_close(hw04.one_step(W0, xs, ys, query, rate), stepped(W0) @ query)
+    tokens = torch.cat([torch.cat([xs, ys], 1), torch.cat([query, -W0 @ query])[None]])
+    for step in (stepped(W0), stepped(stepped(W0))):  # the second layer goes on
+        tokens = hw04.attend(tokens, *hw04.gradient_layer(W0, rate, len(xs)))
+        torch.testing.assert_close(-tokens[-1, len(query) :], step @ query)
+    s, fourths, pairs = hw04._moments(1)
+    edges, shares = (fourths / s).sqrt(), s * s / fourths
+    laws = [((-a, p / 2), (0, 1 - p), (a, p / 2)) for a, p in zip(edges, shares, strict=True)]
+    inputs = [(torch.tensor([v for v, _ in c]).double(), math.prod(p for _, p in c))
+              for c in product(*laws)]  # fmt: skip
+    second = torch.zeros(3, 3).double()
+    for chosen in product(inputs, repeat=pairs):
+        rows = torch.stack([x for x, _ in chosen])
+        second += math.prod(p for _, p in chosen) * (rows.T @ rows / pairs).matrix_power(2)
+    best = (s * torch.linalg.inv(second)).diagonal()
+    torch.testing.assert_close(hw04.best_rates(s, fourths, pairs), best, rtol=1e-6, atol=1e-8)
+    query, keys, values, demos = hw04._attention(1)
+    attend = partial(scaled_dot_product_attention, query[None], keys)
+    parts = torch.cat([attend(values * side[:, None]) for side in (~demos, demos)])
+    torch.testing.assert_close(hw04.dual_parts(query, keys, values, demos), parts)
+    z = 0.3 * normal(generator(0), 2, 3)
+    f = hw04.features(z, normal(generator(1), 200_000, 3))
+    torch.testing.assert_close(f @ f.T, (z @ z.T).exp(), rtol=0.02, atol=0.0)
+    W, values, f, total, rate = hw04._dual(1)
+    after = hw04._step_taken(hw04.contrastive_loss, W, values, f, total, rate)[:2]
+    torch.testing.assert_close(after, W @ f[-1] + values.T @ f @ f[-1] / total)
+
+
+def test_homework_5_against_scipy_and_two_copies_of_a_model() -> None:
+    clean, altered = hw05._logits(1)
+    kl = [entropy(clean.softmax(-1), each.softmax(-1)) for each in altered]
+    expected = torch.tensor([np.mean(kl), np.std(kl, ddof=1) / len(kl) ** 0.5])
+    torch.testing.assert_close(hw05.influence(clean, altered), expected.double())
+    nodes, clean, corrupt = hw05._network(1)
+
+    def forked(writer: int, reader: int) -> Tensor:
+        """One node reads a second copy of another, by recursion."""
+
+        @cache
+        def reads(node: int, patched: bool) -> Tensor:
+            stream = clean if patched else corrupt
+            for before in range(node):
+                foreign = patched and (before, node) == (writer, reader)
+                stream = stream + writes(before, patched and not foreign)
+            return stream
+
+        @cache
+        def writes(node: int, patched: bool) -> Tensor:
+            return nodes[node](reads(node, patched))
+
+        return reads(len(nodes), True)
+
+    for edge in ((0, 1), (1, 3), (2, len(nodes))):
+        found = hw05.patched(nodes, clean, corrupt, *edge)
+        torch.testing.assert_close(found, forked(*edge))
+    x, y = hw05._samples(1)
+    centre = torch.eye(len(x)).double() - 1 / len(x)
+    k, m = (centre @ each @ each.T @ centre for each in (x, y))
+    hsic = (k * m).sum() / ((k * k).sum() * (m * m).sum()).sqrt()
+    assert hw05.cka(x, y) == pytest.approx(hsic.item())
+
+
+# What is around the questions
+
+
+def test_a_check_prints_what_a_grade_raises(capsys: pytest.CaptureFixture[str]) -> None:
+    check("hw01.q1", own(hw01.double))
+    check("hw01.q1", lambda copy, bos: torch.cat([copy, copy], 1))
+    passed, failed = capsys.readouterr().out.splitlines()
+    assert passed == "hw01.q1: the public checks pass."
+    assert failed.startswith("hw01.q1: not yet. BOS is missing")
+
+
+def _raises(copy: torch.Tensor, bos: int) -> torch.Tensor:
+    raise IndexError("no such")
+
+
+def _spoils(copy: torch.Tensor, bos: int) -> torch.Tensor:
+    copy.zero_()
+    return torch.cat([torch.full((len(copy), 1), bos), copy, copy], 1)
+
+
+def _borrows(pattern: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return head_scores.olsson_prefix_matching(pattern, tokens)
+
+
+def _imports(pattern: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    from iclutils.interp.head_scores import olsson_prefix_matching
+
+    return olsson_prefix_matching(pattern, tokens)
+
+
+@pytest.mark.parametrize(
+    ("question", "given", "message"),
+    [
+        ("hw01.q1", [_raises], "`double` raised IndexError: no such"),
+        ("hw01.q1", [3], "should be a function; it is a int"),
+        ("hw01.q1", [_spoils], "values are not"),
+        ("hw01.q4", [_borrows], "Write it yourself"),
+        ("hw01.q4", [_imports], "Write it yourself"),
+        ("hw01.q6", [own(hw01.shares_kept), "because"], "one of the letters"),
+        ("hw04.q6", [own(hw04.learnt_rates), 3.0, 3.0, "c"], "a tensor"),
+        ("hw05.q6", [own(hw05.synergy), "much", 3.0, "c"], "`stand_in` is a number"),
+        ("hw03.q2", [lambda xs, ys: torch.linalg.solve(xs.mT @ xs * 0, xs.mT)], "shortest"),
+        ("hw04.q2", [own(hw04.attend), lambda W0, rate, pairs: W0], "returns four matrices"),
+        (
+            "hw04.q2",
+            [
+                own(hw04.attend),
+                lambda *given, layer=hw04.gradient_layer: [each.T for each in layer(*given)],
+            ],
+            "The x of a token moves",
+        ),
+        ("hw04.q5", [own(hw04.features), lambda *given: 1.0], r"no \.item\(\), no detach"),
+    ],
+)
+def test_answers_of_a_wrong_kind(question: str, given: list[Any], message: str) -> None:
+    with pytest.raises(Mistake, match=message):
+        grade(question, *given)
+
+
+def test_questions_that_do_not_exist() -> None:
+    with pytest.raises(IclError, match=r"Did you mean 'hw01\.q1'"):
+        grade("hw01.q11", None)
+    with pytest.raises(IclError, match="Unknown homework 'hw99'"):
+        check("hw99.q1", None)
+    with pytest.raises(IclError, match="asks for shares_kept, reason; got 1"):
+        grade("hw01.q6", None)
+
+
+@pytest.mark.parametrize(
+    ("got", "truth", "message"),
+    [
+        (torch.zeros(2), torch.zeros(3), r"shape \(3,\); got \(2,\)"),
+        (torch.zeros(2).long(), torch.zeros(2), "real numbers; its dtype is torch.int64"),
+        (torch.tensor([torch.nan]), torch.ones(1), "NaN"),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), "off by up to 0.5"),
+        ([1.0], torch.ones(1), "Expected a tensor; got a list"),
+        ("a", 1.0, "Expected a number; got a str"),
+        (1.1, 1.0, "The value 1.1 is off"),
+        ("b", "a", "not the right answer"),
+        (torch.ones(2).double() + 1e-7, torch.ones(2), ""),
+        (torch.tensor(2.0), 2.0, ""),
+    ],
+)
+def test_what_is_wrong_is_said(got: Any, truth: Any, message: str) -> None:
+    if not message:
+        return compare(got, truth, [("never", lambda: got)])
+    with pytest.raises(Mistake, match=message):
+        compare(got, truth, [("gives the truth by chance", lambda: truth)])
