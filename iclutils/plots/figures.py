@@ -4,12 +4,6 @@ Colours come from the Okabe-Ito palette (safe for colour-blind readers) and from
 ``RdBu``, which keep their order in grey. The ground is white, so that figures read the same on
 light and dark pages. Alternative text stands beside the cell that draws (its metadata), where
 the book and the tests look for it.
-
-Example:
-    >>> import torch
-    >>> from iclutils.plots import figures
-    >>> scores = torch.tensor([[0.1, 0.9], [0.4, 0.2]])
-    >>> even = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
 """
 
 from __future__ import annotations
@@ -65,11 +59,6 @@ def halves(
     """Log-probability of the next token by position, the two copies in two colours.
 
     ``uniform`` is the log-probability of guessing evenly.
-
-    Example:
-        >>> mean, se = torch.tensor([-4.0, -4.0, -1.0, -1.0]), torch.full((4,), 0.1)
-        >>> figures.halves(mean, se, length=2, uniform=-4.2).axes[0].get_ylabel()
-        'log p, nats'
     """
     figure, (axes,) = canvas()
     entry = torch.arange(len(mean))
@@ -90,11 +79,6 @@ def head_maps(
     """One layer x head map per score, on one scale, at most five in a row.
 
     Values are written in when they fit.
-
-    Example:
-        >>> figure = figures.head_maps({"prefix": scores, "previous": scores})
-        >>> [axes.get_title() for axes in figure.axes[:2]]
-        ['prefix', 'previous']
     """
     rows = math.ceil(len(scores) / 5)
     columns = math.ceil(len(scores) / rows)
@@ -111,12 +95,7 @@ def head_maps(
 
 
 def patterns(named: Mapping[str, Float[Tensor, "dest src"]]) -> Figure:
-    """Attention patterns side by side: destination down, source across.
-
-    Example:
-        >>> figures.patterns({"an even head": even}).axes[0].get_title()
-        'an even head'
-    """
+    """Attention patterns side by side: destination down, source across."""
     figure, axes = canvas(len(named), width=3.4 * len(named), height=3.4)
     for ax, (name, pattern) in zip(axes, named.items(), strict=True):
         ax.imshow(pattern, vmin=0, vmax=1, cmap="viridis")
@@ -126,13 +105,7 @@ def patterns(named: Mapping[str, Float[Tensor, "dest src"]]) -> Figure:
 
 
 def attention(pattern: Float[Tensor, "dest src"], words: Sequence[str]) -> Figure:
-    """One attention pattern with its tokens: destination down, source across.
-
-    Example:
-        >>> figure = figures.attention(even, ["a", "b", "c", "d"])
-        >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
-        ['a', 'b', 'c', 'd']
-    """
+    """One attention pattern with its tokens: destination down, source across."""
     side = max(3.6, 0.22 * len(words))
     figure, (axes,) = canvas(width=side + 0.8, height=side)
     image = axes.imshow(pattern, vmin=0, vmax=1, cmap="viridis")
@@ -144,13 +117,7 @@ def attention(pattern: Float[Tensor, "dest src"], words: Sequence[str]) -> Figur
 
 
 def profile(named: Mapping[str, Float[Tensor, "distance"]], marks: Mapping[str, int]) -> Figure:
-    """Mean attention by distance back, one line per head, with marked distances.
-
-    Example:
-        >>> figure = figures.profile({"head 0.1": scores[0]}, {"one back": 1})
-        >>> len(figure.axes[0].lines)
-        2
-    """
+    """Mean attention by distance back, one line per head, with marked distances."""
     figure, (axes,) = canvas()
     for (name, values), colour in zip(named.items(), COLOURS, strict=False):
         axes.plot(values, "o-", ms=3, lw=1, color=colour, label=name)
@@ -162,13 +129,7 @@ def profile(named: Mapping[str, Float[Tensor, "distance"]], marks: Mapping[str, 
 
 
 def position_map(values: Float[Tensor, "layer position"], start: int, label: str) -> Figure:
-    """Effect of a patch by layer and position, zero in the middle of the scale.
-
-    Example:
-        >>> figure = figures.position_map(scores - 0.5, start=10, label="nats")
-        >>> [round(limit, 2) for limit in figure.axes[0].get_images()[0].get_clim()]
-        [-0.4, 0.4]
-    """
+    """Effect of a patch by layer and position, zero in the middle of the scale."""
     figure, (axes,) = canvas(height=2.2)
     reach = float(values.abs().max()) or 1.0
     image = axes.imshow(
@@ -192,13 +153,7 @@ def signed(
     rows_named: Sequence[str] = (),
     columns_named: Sequence[str] = (),
 ) -> Figure:
-    """Maps side by side, zero in the middle of a scale that they share.
-
-    Example:
-        >>> figure = figures.signed({"effect": scores - 0.5}, "head", "layer")
-        >>> figure.axes[0].get_xlabel()
-        'head'
-    """
+    """Maps side by side, zero in the middle of a scale that they share."""
     rows = math.ceil(len(named) / columns)
     height = 2.5 if columns > 1 else 3.6
     figure, axes = canvas(columns, width=7.6, height=height * rows, rows=rows)
@@ -216,12 +171,7 @@ def signed(
 
 
 def scatter(panels: Mapping[str, tuple[Values, Values]], xlabel: str, ylabel: str) -> Figure:
-    """Points against the line of equality, one panel for each series.
-
-    Example:
-        >>> figures.scatter({"all": (scores[0], scores[1])}, "ours", "theirs").axes[0].get_ylabel()
-        'theirs'
-    """
+    """Points against the line of equality, one panel for each series."""
     figure, axes = canvas(len(panels), width=3.5 * len(panels), height=3.2)
     for ax, (name, (x, y)) in zip(axes, panels.items(), strict=True):
         ax.axline((0, 0), slope=1, color=GREY, lw=1, ls="--")
@@ -241,11 +191,6 @@ def bars(
     """Grouped bars with error bars: ``groups`` maps a series to (value, error) per label.
 
     On a logarithmic scale the bars start at its lower end, which says nothing: read their tops.
-
-    Example:
-        >>> figure = figures.bars({"trained": [(0.9, 0.1), (0.2, 0.1)]}, ["one", "two"], "accuracy")
-        >>> [round(float(bar.get_height()), 2) for bar in figure.axes[0].patches]
-        [0.9, 0.2]
     """
     figure, (axes,) = canvas()
     width = 0.8 / len(groups)
@@ -281,11 +226,6 @@ def curves(
 
     Panels whose series have the same names share one legend. A logarithmic x axis that starts at
     0 (training steps) is linear up to 100.
-
-    Example:
-        >>> figure = figures.curves({"loss": {"seed 0": ([0, 100], [4.0, 1.0])}}, "training step")
-        >>> figure.axes[0].get_title()
-        'loss'
     """
     columns = min(2, len(panels))
     rows = (len(panels) + 1) // 2
@@ -318,13 +258,7 @@ def curves(
 def null_histogram(
     groups: Mapping[str, Sequence[float]], found: Mapping[str, float], xlabel: str
 ) -> Figure:
-    """Histograms of a null distribution and others on common bins, lines for single values.
-
-    Example:
-        >>> figure = figures.null_histogram({"null": [0.1, 0.2, 0.3]}, {"found": 0.9}, "score")
-        >>> figure.axes[0].get_xlabel()
-        'score'
-    """
+    """Histograms of a null distribution and others on common bins, lines for single values."""
     figure, (axes,) = canvas(height=2.6)
     top = max(max(values) for values in groups.values()) or 1.0
     for (name, values), colour in zip(groups.items(), (GREY, BLUE, GREEN), strict=False):
@@ -343,11 +277,6 @@ def flow(
 
     ``edges[layer]`` maps a kind of flow to (destination, source, weight); an edge rises from its
     source below the layer to its destination above it, the wider the stronger.
-
-    Example:
-        >>> figure = figures.flow(["a", "b"], [{"copy": [(1, 0, 0.8)]}])
-        >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
-        ['a', 'b']
     """
     figure, (axes,) = canvas(width=max(7.0, 0.2 * len(words)), height=1.0 + 1.1 * len(edges))
     kinds = list(dict.fromkeys(kind for layer in edges for kind in layer))
@@ -378,12 +307,7 @@ def flow(
 def matrices(
     named: Mapping[str, Float[Tensor, "row column"]], labels: Sequence[str], low: float, high: float
 ) -> Figure:
-    """Square matrices side by side on one scale, values written in, the diagonal left out.
-
-    Example:
-        >>> figures.matrices({"confusion": scores}, ["x", "y"], 0.0, 1.0).axes[0].get_title()
-        'confusion'
-    """
+    """Square matrices side by side on one scale, values written in, the diagonal left out."""
     figure, axes = canvas(len(named), width=3.2 * len(named) + 0.6, height=3.2)
     for ax, (name, values) in zip(axes, named.items(), strict=True):
         shown = values.clone().float()
@@ -403,11 +327,6 @@ def tables(
     """Positive tables side by side, each on a logarithmic scale of its own, values written in.
 
     The smallest entry of every column is framed.
-
-    Example:
-        >>> figure = figures.tables({"distance": scores}, ["ols", "ridge"], ["0", "1"])
-        >>> figure.axes[0].get_title()
-        'distance'
     """
     figure, axes = canvas(len(named), width=3.6 * len(named), height=3.2)
     for ax, (name, values) in zip(axes, named.items(), strict=True):

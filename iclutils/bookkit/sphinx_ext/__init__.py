@@ -8,7 +8,8 @@
 - ``{published}`01.name```: the source's figure;
 - ``{modelcards}``: the cards of the shipped models;
 - ``{api}``: the reference of modules, from their docstrings; ``{modules}``: a table of them;
-- ``{messages}``: the pages about errors, each with the message it shows.
+- ``{messages}``: the pages about errors, each with the message it shows;
+- ``{packages}``: which part of the package uses which, drawn from the imports.
 
 Results are read from ``book/results/TIER/CLAIM.json`` of the tree that is built. A claim that is
 not in the ledger is a warning, which ``-W`` makes an error. MathJax is copied from an installed
@@ -30,7 +31,7 @@ from sphinx.util.typing import ExtensionMetadata
 
 from ...errors import IclError
 from .. import address
-from . import api, chapters, explorer, head, markdown, pages, roles, scorecard
+from . import api, chapters, explorer, head, markdown, packages, pages, roles, scorecard
 
 MATHJAX = "mathjax/tex-svg.js"  # SVG output needs no fonts, so it also works from disk
 DIRECTIVES = {
@@ -40,6 +41,7 @@ DIRECTIVES = {
     "messages": pages.Messages,
     "modelcards": pages.ModelCards,
     "modules": api.Modules,
+    "packages": packages.Packages,
     "scorecard": scorecard.Scorecard,
     "status": pages.Status,
     "verdicts": scorecard.Verdicts,

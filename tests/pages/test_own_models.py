@@ -20,10 +20,11 @@ import pytest
 from notebook_rules import source, tags
 from tiny import save_gpt2
 
-from iclutils import IclError, models
+from iclutils import IclError
 from iclutils.bookkit import claims, presets
 from iclutils.bookkit.run import NOTEBOOKS
 from iclutils.files import read_json, sha256
+from iclutils.models import language
 from iclutils.models.regressors import Shape
 from iclutils.tasks.regression import Task
 from iclutils.training import loop, lsa, regression
@@ -81,9 +82,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], None]:
 
     def put(name: str, folder: Path) -> None:
         found = {p.name: sha256(p) for p in folder.iterdir() if p.name != "generation_config.json"}
-        made = models.HubModel("openai-community/stand-in", "0" * 40, found)
-        monkeypatch.setitem(models.HUB, name, made)
-        monkeypatch.setattr(models, "snapshot_download", lambda *_, **__: str(folder))
+        made = language.HubModel("openai-community/stand-in", "0" * 40, found)
+        monkeypatch.setitem(language.HUB, name, made)
+        monkeypatch.setattr(language, "snapshot_download", lambda *_, **__: str(folder))
 
     return put
 

@@ -1,0 +1,139 @@
+"""Explorers answer on the page, to the pointer and to the keyboard."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import pytest
+from reader import Reader
+
+from iclutils.bookkit.sphinx_ext.explorer import OURS
+
+pytestmark = pytest.mark.browser
+
+PAGES = ("01_gpt2_induction", "02_label_anchors", "05_attention_circuits")
+CHART = ".explorer .explorer-chart"
+
+
+def opened(reader: Reader, name: str) -> Any:
+    tab = reader.open(f"notebooks/{name}")
+    tab.wait_for_selector(f"{CHART} svg")
+    return tab
+
+
+def spec(tab: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(tab.locator(".explorer script").first.text_content())
+    return found
+
+
+def opacities(tab: Any, marks: str) -> list[float]:
+    tab.wait_for_timeout(100)  # one frame
+    paths = f"{CHART} g.{marks}_marks path"
+    script = "all => all.map(x => Number(x.getAttribute('fill-opacity')))"
+    found: list[float] = tab.locator(paths).evaluate_all(script)
+    return found
+
+
+def lines(tab: Any) -> int:
+    tab.wait_for_timeout(100)
+    count: int = tab.locator(f"{CHART} g.mark-rule line").count()
+    return count
+
+
+def test_each_head_shows_its_own_weights(reader: Reader) -> None:
+    tab = opened(reader, PAGES[0])
+    params = {p["name"]: p.get("value") for p in spec(tab)["params"]}
+    token = params["token"][0]["i"]
+    for layer, of_layer in enumerate(params["weights"]):
+        tab.locator(f".explorer input[name=layer][value='{layer}']").check()
+        for head, rows in enumerate(of_layer):
+            tab.locator(f".explorer input[name=head][value='{head}']").check()
+            looked = [*rows[token], *(row[token] for row in rows[token + 1 :])]
+            assert opacities(tab, "cells") == pytest.approx([0.06 + 0.64 * w for w in looked])
+            every = [0.06 + 0.94 * w for row in rows for w in row]
+            assert opacities(tab, "map") == pytest.approx(every)
+    assert reader.left == reader.errors == []
+
+
+def test_a_token_is_chosen_by_pointing_or_by_keyboard(reader: Reader) -> None:
+    tab = opened(reader, PAGES[0])
+    chosen, title = tab.locator(".explorer select"), tab.locator(f"{CHART} svg .role-title-text")
+    tab.locator(f"{CHART} g.cells_marks path").nth(4).hover()
+    tab.wait_for_function("document.querySelector('.explorer select').value === '4'")
+    assert "“D” at position 4" in title.text_content()
+    assert "0." in tab.locator("#vg-tooltip-element").text_content()
+    chosen.focus()
+    tab.keyboard.press("ArrowDown")
+    assert "“E” at position 5" in title.text_content()
+    before = opacities(tab, "cells")
+    tab.locator(".explorer input[name=head]:checked").focus()
+    tab.keyboard.press("ArrowRight")
+    assert "head 1" in title.text_content()
+    assert opacities(tab, "cells") != before
+
+
+def test_a_flow_is_followed_by_a_click(reader: Reader) -> None:
+    tab = opened(reader, PAGES[1])
+    found = spec(tab)
+    kept, n = found["layer"][1]["data"]["values"], len(found["params"][0]["value"])
+    strong = [edge for edge in kept if edge["w"] >= 0.1]
+    tab.locator(".explorer select").select_option("all")
+    assert lines(tab) == len(strong) > 20
+    member = found["layer"][3]["data"]["values"][0]["i"]
+    column = tab.locator(f"{CHART} g.columns_marks path").nth(member)
+    column.click(position={"x": 3, "y": 3}, force=True)
+    into = sum(e["into"].get(str(member), 0) >= 0.1 for e in strong)
+    assert 0 < lines(tab) == into < len(strong)
+    tab.locator(".explorer input[value='out of']").check()
+    assert lines(tab) == sum(e["out"].get(str(member), 0) >= 0.1 for e in strong)
+    tab.locator(".explorer input[type=range]").focus()
+    tab.keyboard.press("End")
+    assert lines(tab) < into
+    assert tab.locator(f"{CHART} g.columns_marks path").count() == n
+    assert reader.left == reader.errors == []
+
+
+@pytest.mark.parametrize("reader", [{"java_script_enabled": False}], indirect=True)
+def test_where_scripts_are_off_the_picture_stands(reader: Reader) -> None:
+    for name in PAGES:
+        picture = reader.open(f"notebooks/{name}").locator(".explorer img")
+        assert picture.is_visible()
+        assert picture.bounding_box()["width"] > 250
+        assert len(picture.get_attribute("alt").split()) > 10
+
+
+@pytest.mark.parametrize(
+    "reader", [{"color_scheme": "light"}, {"color_scheme": "dark"}], indirect=True
+)
+def test_the_drawing_takes_the_ink_of_the_page(reader: Reader) -> None:
+    tab = opened(reader, PAGES[0])
+    ink = tab.locator("article p").first.evaluate("p => getComputedStyle(p).color")
+    words = tab.locator(f"{CHART} svg text")
+    inks = words.evaluate_all("all => [...new Set(all.map(x => getComputedStyle(x).fill))]")
+    assert inks == [ink]
+    alt = tab.locator(".explorer img").get_attribute("alt")
+    assert tab.locator(CHART).get_attribute("aria-label") == alt
+    assert not tab.locator(".explorer img").is_visible()
+    tab.emulate_media(media="print")
+    assert tab.locator(".explorer img").is_visible()
+    assert not tab.locator(CHART).is_visible()
+
+
+def test_a_page_is_light_and_others_load_nothing(reader: Reader) -> None:
+    def loaded(name: str) -> set[Path]:
+        asked.clear()
+        reader.open(name).wait_for_load_state("networkidle")
+        return {Path(unquote(urlparse(url).path)) for url in asked if url.startswith("file:")}
+
+    asked: list[str] = []
+    reader.tab.on("request", lambda request: asked.append(request.url))
+    shared = loaded("book/notation")  # a page with mathematics
+    assert not any(p.name in OURS or p.name.startswith("vega") for p in shared)
+    for name in PAGES:
+        own = loaded(f"notebooks/{name}") - shared
+        assert {"explorer.js", "explorer.css"} <= {p.name for p in own}
+        assert sum(p.name.startswith("vega") for p in own) == 1
+        assert sum(p.stat().st_size for p in own) < 2_000_000, name
