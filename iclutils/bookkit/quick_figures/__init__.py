@@ -48,7 +48,7 @@ def show(
     Args:
         chapter: its number.
         model: a Hugging Face folder, a name that ``load`` knows, or a folder of in-context
-            regressors (03) or solvers (04); the chapter's own model if omitted.
+            regressors (03) or linear self-attention (04); the chapter's own model if omitted.
         prompt: chapter 01 only, for a model with a tokenizer: a text, which is shown twice.
         demonstrations: chapter 02 only, for a model with a tokenizer: texts with their labels.
         query: the text to be labelled after them, with its label if there is a right one.

@@ -50,15 +50,20 @@ def answers(
         return _answers(predictor, *_inputs(predictor, xs, ys))
 
 
-def sensitivity(
-    predictor: Predictor, xs: Float[Tensor, "batch n d"], ys: Labels
-) -> Float[Tensor, "ensemble batch d"]:
-    """The gradient of every answer with respect to the query's x; W, for one that is linear.
+class Responses(NamedTuple):
+    """What a predictor answers, and its sensitivity: the gradient with respect to the query's x."""
+
+    answers: Float[Tensor, "ensemble batch"]
+    sensitivity: Float[Tensor, "ensemble batch d"]
+
+
+def responses(predictor: Predictor, xs: Float[Tensor, "batch n d"], ys: Labels) -> Responses:
+    """Answers and sensitivities in one pass; the sensitivity of one that is linear is its W.
 
     Answers must depend on their own context alone. 0, if they do not depend on the query.
 
     Example:
-        >>> alignment.sensitivity(step, xs, ys).shape
+        >>> alignment.responses(step, xs, ys).sensitivity.shape
         torch.Size([1, 32, 10])
     """
     xs, ys = _inputs(predictor, xs, ys)
@@ -71,7 +76,7 @@ def sensitivity(
         if found.requires_grad:
             (slope,) = torch.autograd.grad(found.sum(), query, allow_unused=True)
     slope = torch.zeros_like(query) if slope is None else slope
-    return slope[..., 0, :].reshape(len(found), *slope.shape[-3::2])
+    return Responses(found.detach(), slope[..., 0, :].reshape(len(found), *slope.shape[-3::2]))
 
 
 class Alignment(NamedTuple):
@@ -85,19 +90,24 @@ class Alignment(NamedTuple):
 
 
 def alignment(
-    predictor: Predictor, reference: Predictor, xs: Float[Tensor, "batch n d"], ys: Labels
+    predictor: Predictor | Responses,
+    reference: Predictor | Responses,
+    xs: Float[Tensor, "batch n d"],
+    ys: Labels,
 ) -> Alignment:
-    """Compare two predictors on the same contexts, in float64 once they have answered.
+    """Compare two predictors, or their ``responses``, on the same contexts, in float64.
 
     Example:
         >>> alignment.alignment(step, step, xs, ys).cosine.round(decimals=4)
         tensor([1.], dtype=torch.float64)
     """
-    both = (predictor, reference)
-    found, other = (answers(one, xs, ys).double() for one in both)
+    both = [
+        one if isinstance(one, Responses) else responses(one, xs, ys)
+        for one in (predictor, reference)
+    ]
+    (found, slope), (other, reference_slope) = ([part.double() for part in one] for one in both)
     if len(found) != len(other) and 1 not in (len(found), len(other)):
         raise IclError(f"Cannot compare {len(found)} networks with {len(other)}.")
-    slope, reference_slope = (sensitivity(one, xs, ys).double() for one in both)
     gap = found - other
     return Alignment(
         cosine_similarity(slope, reference_slope, dim=-1, eps=1e-8).mean(-1),

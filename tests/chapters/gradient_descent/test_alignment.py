@@ -19,7 +19,7 @@ from iclutils.chapters.gradient_descent.alignment import (
     interpolate,
     off_pattern,
     products,
-    sensitivity,
+    responses,
     step_matrix,
     under_shift,
     with_noise,
@@ -41,6 +41,14 @@ def random(
     shape: Shape, seeds: tuple[int, ...] = (0, 1), scale: float = 1.0
 ) -> LinearSelfAttention:
     return LinearSelfAttention(shape, seeds, scale).double().requires_grad_(False)
+
+
+def sensitivity(
+    predictor: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    xs: torch.Tensor,
+    ys: torch.Tensor,
+) -> torch.Tensor:
+    return responses(predictor, xs, ys).sensitivity
 
 
 def gd(*rates: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
