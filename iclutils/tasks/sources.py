@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from torch import Generator
 from transformers import PreTrainedTokenizerBase
@@ -23,45 +22,34 @@ PAPER_SEED, PAPER_SEEDS = 42, 5  # seeds 42 .. 46 (Wang et al. 2023, section 2.1
 NAMES = ("topics", *text.TASKS)
 
 
-@runtime_checkable
-class Source(Protocol):
-    """Where prompts come from."""
-
-    def evaluation(self, count: int, shots: int = 1) -> Prompts:
-        """About ``count`` prompts on which accuracy and loyalty are measured."""
-
-    def varied(self, count: int) -> Prompts:
-        """About ``count`` prompts with demonstrations of their own, for saliency."""
-
-    def fixed(
-        self, draw: int, count: int, train_per_class: int = 0
-    ) -> tuple[Prompts, Prompts | None]:
-        """``count`` queries on demonstration set number ``draw``, and ``train_per_class`` others
-        for each class on the same demonstrations, to train on (None if 0)."""
-
-
 @dataclass(frozen=True)
 class Topics:
-    """Made-up topics: every prompt has demonstrations of its own unless they are to be shared."""
+    """Made-up topics: every prompt has demonstrations of its own unless they are to be shared.
+
+    Every source has the same three methods.
+    """
 
     generator: Callable[[str, int], Generator]
     device: str
 
     def evaluation(self, count: int, shots: int = 1) -> Prompts:
-        """See ``Source``."""
-        return topics.sample(count, self.generator("evaluation", shots), shots=shots).to(
-            self.device
-        )
+        """About ``count`` prompts on which accuracy and loyalty are measured."""
+        generator = self.generator("evaluation", shots)
+        return topics.sample(count, generator, shots=shots).to(self.device)
 
     def varied(self, count: int) -> Prompts:
-        """See ``Source``."""
+        """About ``count`` prompts with demonstrations of their own, for saliency."""
         return topics.sample(count, self.generator("varied", 0)).to(self.device)
 
     def fixed(
         self, draw: int, count: int, train_per_class: int = 0
     ) -> tuple[Prompts, Prompts | None]:
-        """See ``Source``; the texts are the hard ones, so that there are errors to mend and to
-        explain, and the training queries, four for each class, are of random classes."""
+        """``count`` queries on demonstration set number ``draw``, and ``train_per_class`` others
+        for each class on the same demonstrations, to train on (None if 0).
+
+        The texts are the hard ones, so that there are errors to mend and to explain, and the
+        training queries are of random classes.
+        """
         more, generator = 4 * train_per_class, self.generator("fixed", draw)
         both = topics.sample(count + more, generator, shared=True, texts=topics.HARD)
         both = both.to(self.device)
@@ -99,7 +87,7 @@ class Text:
         return [(seed, text.evaluation_rows(self.test, seed, each)) for seed in seeds]
 
     def evaluation(self, count: int, shots: int = 1) -> Prompts:
-        """See ``Source``: the paper's five demonstration sets, an equal share each."""
+        """As of topics, on the paper's five demonstration sets, an equal share each."""
         shots = min(shots, self.task.most_shots)
         parts = self._over_seeds(count)
         shown = [self._choose(seed, shots)[0] for seed, _ in parts]
@@ -111,7 +99,7 @@ class Text:
         )
 
     def varied(self, count: int) -> Prompts:
-        """See ``Source``: the paper's five seeds, an equal share each."""
+        """As of topics, on the paper's five seeds, an equal share each."""
         classes = len(self.task.label_words)
         return join(
             [
@@ -125,12 +113,15 @@ class Text:
     def fixed(
         self, draw: int, count: int, train_per_class: int = 0
     ) -> tuple[Prompts, Prompts | None]:
-        """See ``Source``; training rows are those after the demonstrations."""
+        """As of topics; training rows are those after the demonstrations."""
         seed = self.seed + draw
         shown, others = self._choose(seed, 1, train_per_class)
         rows = text.evaluation_rows(self.test, seed, count)
         asked = self._build([shown] * len(rows), rows)
         return asked, self._build([shown] * len(others), others) if others else None
+
+
+Source = Topics | Text
 
 
 def suited(model: TransformerBridge, asked: str, usual: tuple[str, ...]) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +31,7 @@ from ..files import sha256
 from .prompts import Prompts, Role
 
 Row = tuple[str, int]  # a text and its class
-Split = Literal["train", "test"]  # "test" is what the paper evaluates on; of SST-2 the validation
+Split = Literal["train", "test"]
 OLD_TREC = "label-coarse"  # numbered DESC ENTY ABBR HUM NUM LOC by an older loading script
 
 
@@ -45,112 +45,89 @@ class File:
 
 
 @dataclass(frozen=True)
-class DataSet:
-    """Columns and class names of a data set, and where on the hub it lies, at a full commit."""
-
-    text: str
-    label: str
-    classes: tuple[str, ...]
-    repo: str | None = None
-    revision: str = ""
-    files: Mapping[str, File] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class TextTask:
-    """The template of a task: what stands before a text and before a label word.
+    """The template of a task, and the data set that it is written for, if there is one.
 
     Attributes:
         title: its name in print.
         cue, answer_cue: what stands before a text and before a label word.
         label_words: one word per class, by class id, with the space before it.
-        data: where its rows come from, if they are those of a data set.
         most_shots: demonstrations per class that fit the context (Wang et al. 2023, table 1).
+        text, label: columns of the data set.
+        classes: its own names of its classes, by class id.
+        repo, revision: where on the hub it lies, at a full commit.
+        train, test: its files; ``test`` is what the paper evaluates on.
     """
 
     title: str
     cue: str
     answer_cue: str
     label_words: tuple[str, ...]
-    data: DataSet | None = None
     most_shots: int = 5
+    text: str = "text"
+    label: str = "label"
+    classes: tuple[str, ...] = ()
+    repo: str = ""
+    revision: str = ""
+    train: File | None = None
+    test: File | None = None
 
 
+_ONE = "00000-of-00001.parquet"
 TASKS = {
     "sst2": TextTask(
-        "SST-2",
-        "Review:",
-        "Sentiment:",
-        (" Negative", " Positive"),
-        DataSet(
-            "sentence",
-            "label",
-            ("negative", "positive"),
-            "stanfordnlp/sst2",  # made from the same archive as the GLUE that the paper reads
-            "8d51e7e4887a4caaa95b3fbebbf53c0490b58bbb",
-            {
-                "train": File(
-                    "data/train-00000-of-00001.parquet",
-                    "c7921283b75a42e685f50edecb96798607ea0fcbfd0739ee8975f22c12d55f09",
-                ),
-                "test": File(
-                    "data/validation-00000-of-00001.parquet",
-                    "fb00fe008f6828f86ba2beda8415a4cf5da0c884f21c5f238c87131b5aa19529",
-                ),
-            },
+        title="SST-2",
+        cue="Review:",
+        answer_cue="Sentiment:",
+        label_words=(" Negative", " Positive"),
+        text="sentence",
+        classes=("negative", "positive"),
+        repo="stanfordnlp/sst2",  # made from the same archive as the GLUE that the paper reads
+        revision="8d51e7e4887a4caaa95b3fbebbf53c0490b58bbb",
+        train=File(
+            f"data/train-{_ONE}", "c7921283b75a42e685f50edecb96798607ea0fcbfd0739ee8975f22c12d55f09"
+        ),
+        test=File(  # GLUE keeps the classes of its test split to itself
+            f"data/validation-{_ONE}",
+            "fb00fe008f6828f86ba2beda8415a4cf5da0c884f21c5f238c87131b5aa19529",
         ),
     ),
     "trec": TextTask(
-        "TREC",
-        "Question:",
-        "Answer Type:",
-        (" Abbreviation", " Entity", " Description", " Person", " Location", " Number"),
-        DataSet(
-            "text",
-            "coarse_label",
-            ("ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"),
-            "CogComp/trec",
-            # The hub's own conversion to parquet. Its files' SHA-256 are not published anywhere
-            # we could read, so commit and class counts stand in for them.
-            "65752bf53af25bc935a0dce92fb5b6c930728450",
-            {
-                "train": File(
-                    "default/train/0000.parquet", counts=(86, 1250, 1162, 1223, 835, 896)
-                ),
-                "test": File("default/test/0000.parquet", counts=(9, 94, 138, 65, 81, 113)),
-            },
-        ),
+        title="TREC",
+        cue="Question:",
+        answer_cue="Answer Type:",
+        label_words=(" Abbreviation", " Entity", " Description", " Person", " Location", " Number"),
+        label="coarse_label",
+        classes=("ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"),
+        repo="CogComp/trec",
+        # The hub's own conversion to parquet. Its files' SHA-256 are not published anywhere we
+        # could read, so commit and class counts stand in for them.
+        revision="65752bf53af25bc935a0dce92fb5b6c930728450",
+        train=File("default/train/0000.parquet", counts=(86, 1250, 1162, 1223, 835, 896)),
+        test=File("default/test/0000.parquet", counts=(9, 94, 138, 65, 81, 113)),
     ),
     "ag_news": TextTask(
-        "AG News",
-        "Article:",
-        "Answer:",
-        (" World", " Sports", " Business", " Technology"),
-        DataSet(
-            "text",
-            "label",
-            ("World", "Sports", "Business", "Sci/Tech"),
-            "fancyzhx/ag_news",
-            "eb185aade064a813bc0b7f42de02595523103ca4",
-            {
-                "train": File(
-                    "data/train-00000-of-00001.parquet",
-                    "fc508d6d9868594e3da960a8cfeb63ab5a4746598b93428c224397080c1f52ee",
-                ),
-                "test": File(
-                    "data/test-00000-of-00001.parquet",
-                    "71de87ec66bc5737752a2502204dfa6d7fe9856ade3ea444dc6317789a4f13fb",
-                ),
-            },
-        ),
+        title="AG News",
+        cue="Article:",
+        answer_cue="Answer:",
+        label_words=(" World", " Sports", " Business", " Technology"),
         most_shots=3,
+        classes=("World", "Sports", "Business", "Sci/Tech"),
+        repo="fancyzhx/ag_news",
+        revision="eb185aade064a813bc0b7f42de02595523103ca4",
+        train=File(
+            f"data/train-{_ONE}", "fc508d6d9868594e3da960a8cfeb63ab5a4746598b93428c224397080c1f52ee"
+        ),
+        test=File(
+            f"data/test-{_ONE}", "71de87ec66bc5737752a2502204dfa6d7fe9856ade3ea444dc6317789a4f13fb"
+        ),
     ),
-    "emoc": TextTask(
-        "EmoC",
-        "Dialogue:",
-        "Emotion:",
-        (" Others", " Happy", " Sad", " Angry"),
-        DataSet("text", "label", ("others", "happy", "sad", "angry")),
+    "emoc": TextTask(  # no copy in a plain format could be pinned
+        title="EmoC",
+        cue="Dialogue:",
+        answer_cue="Emotion:",
+        label_words=(" Others", " Happy", " Sad", " Angry"),
+        classes=("others", "happy", "sad", "angry"),
     ),
 }
 
@@ -180,14 +157,8 @@ def load(name: str, split: Split, folder: str | Path | None = None) -> list[Row]
     return _rows(name, split, _fetch(name, split))
 
 
-def _data(name: str) -> DataSet:
-    data = TASKS[name].data
-    assert data is not None
-    return data
-
-
 def _how_local(name: str, split: str) -> str:
-    data = _data(name)
+    data = TASKS[name]
     ids = ", ".join(f"{i} {word}" for i, word in enumerate(data.classes))
     return (
         f"put {name}.{split}.jsonl, one object a line with {data.text!r} and {data.label!r} "
@@ -197,14 +168,14 @@ def _how_local(name: str, split: str) -> str:
 
 def _fetch(name: str, split: Split) -> Path:
     """Download one split, or find it in the cache, and verify it."""
-    data = _data(name)
-    if data.repo is None:
+    data = TASKS[name]
+    file = getattr(data, split)
+    if file is None:
         raise IclError(
             f"{name!r} is not fetched from the hub: no copy of it in a plain format is pinned, "
             f"and loading scripts are not run. Instead, {_how_local(name, split)}, or leave "
             f"{name!r} out of the tasks."
         )
-    file = data.files[split]
     try:
         path = Path(
             hf_hub_download(data.repo, file.path, repo_type="dataset", revision=data.revision)
@@ -225,7 +196,7 @@ def _fetch(name: str, split: Split) -> Path:
 
 def _rows(name: str, split: Split, path: Path) -> list[Row]:
     """Rows of a JSON-lines or parquet file, with columns, classes and counts checked."""
-    data = _data(name)
+    data = TASKS[name]
     if not path.is_file():
         raise IclError(f"There is no {path}. To read rows from a folder, {_how_local(name, split)}")
     try:
@@ -265,7 +236,8 @@ def _rows(name: str, split: Split, path: Path) -> list[Row]:
                 f"{path}, row {i}: {data.label!r} must be a class id in "
                 f"0..{len(data.classes) - 1}, not {label!r}."
             )
-    known = data.files[split].counts if data.files else ()
+    file = getattr(data, split)
+    known = file.counts if file else ()
     counted = tuple(sum(label == c for _, label in rows) for c in range(len(data.classes)))
     whole = path.suffix == ".parquet" or len(rows) == sum(known)
     if known and whole and counted != known:

@@ -19,8 +19,8 @@ import iclutils
 from iclutils import IclError, models
 from iclutils.models import TransformerBridge
 from iclutils.tasks import text, topics
-from iclutils.tasks.prompts import Prompts, Role
-from iclutils.tasks.sources import Source, Topics, open_source, suited
+from iclutils.tasks.prompts import Prompts
+from iclutils.tasks.sources import Source, open_source, suited
 
 TRAIN, TEST, LONG = 60, 30, 7  # rows; test row LONG is longer than the context
 LABELS = {
@@ -228,7 +228,6 @@ def heads(prompts: Prompts) -> list[list[int]]:
 
 
 def test_topics_vary_from_prompt_to_prompt(made_up: Source) -> None:
-    assert isinstance(made_up, Topics)
     evaluated, varied = made_up.evaluation(20, shots=2), made_up.varied(20)
     for prompts, shots in ((evaluated, 2), (varied, 1)):
         prompts.check()
@@ -238,11 +237,6 @@ def test_topics_vary_from_prompt_to_prompt(made_up: Source) -> None:
     assert heads(made_up.evaluation(20)) != heads(varied)
     assert torch.equal(made_up.evaluation(20, shots=2).tokens, evaluated.tokens)
     assert torch.equal(made_up.varied(20).tokens, varied.tokens)
-
-
-def test_the_seed_of_the_session_gives_other_topics(plain: TransformerBridge) -> None:
-    one, two = (open_source("topics", plain, iclutils.begin(seed=s).generator) for s in (0, 1))
-    assert not torch.equal(one.varied(5).tokens, two.varied(5).tokens)
 
 
 def test_topics_to_train_on_share_the_demonstrations(made_up: Source) -> None:
@@ -297,10 +291,3 @@ def test_tasks_that_a_model_cannot_read_are_refused(
 def test_a_model_without_words_cannot_be_asked_for_text(plain: TransformerBridge) -> None:
     with pytest.raises(IclError, match="This model has no tokenizer"):
         open_source("sst2", plain, generator).varied(3)
-
-
-def test_roles_of_topics_are_whole(made_up: Source) -> None:
-    """Every token of a prompt has one role, padding only behind the target."""
-    prompts = made_up.varied(10)
-    place = torch.arange(prompts.tokens.shape[1])
-    assert torch.equal(prompts.roles == Role.PAD, place > prompts.target[:, None])

@@ -35,7 +35,7 @@ from ...progress import bar
 from ...tasks.prompts import Prompts, Role, class_logits, join
 from .answers import Answers
 
-Beta = Float[Tensor, "*set layer head cls"]
+Beta = Float[Tensor, "*batch layer head cls"]
 Positions = Int[Tensor, "rows demo"]
 Sets = Int[Tensor, "batch"]
 
@@ -47,14 +47,11 @@ class Fit:
     Attributes:
         beta: logarithm of the factor of every layer, head and class (in the order of class ids);
             one for each set of demonstrations where several were fitted.
-        losses: mean cross-entropy (nats) of every step's rows, before the step.
-        epoch_losses: mean over the rows of each epoch; the released code divides the sum by one
-            row less.
+        losses: mean cross-entropy (nats) of the rows of every step, before it.
     """
 
-    beta: Beta
+    beta: Float[Tensor, "*set layer head cls"]
     losses: Float[Tensor, "step"]
-    epoch_losses: Float[Tensor, "epoch"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class LastStep:
     Attributes:
         model: the model.
         prompts: the prompts.
-        positions: for every demonstration, the position that is re-weighted.
+        positions: for every demonstration, in prompt order, the position that is re-weighted.
         keys, values: per layer, of all positions.
     """
 
@@ -108,12 +105,15 @@ class LastStep:
             )
         return replace(self, positions=positions.expand_as(labels))
 
-    def logits(self, beta: Float[Tensor, "batch layer head cls"]) -> Float[Tensor, "batch vocab"]:
-        """Logits at the target under each prompt's ``beta``, differentiable in it."""
+    def logits(self, beta: Beta) -> Float[Tensor, "batch vocab"]:
+        """Logits at the target under one ``beta`` or that of each prompt, differentiable in it."""
         prompts, target = self.prompts, self.prompts.target
+        shape = (self.model.cfg.n_layers, self.model.cfg.n_heads, prompts.classes)
+        if beta.shape[-3:] != shape:
+            raise IclError(f"beta must have shape {shape} here; got {tuple(beta.shape)}.")
+        by_demo = prompts.by_demonstration(beta.expand(len(prompts), -1, -1, -1))
         place = torch.arange(prompts.tokens.shape[1], device=target.device)
         edited = (self.positions[..., None] == place).to(beta.dtype)  # (batch, demo, pos)
-        by_demo = prompts.by_demonstration(beta)
         scaled = (
             value * (by_demo[:, layer] @ edited).exp()[..., None]
             for layer, value in enumerate(self.values)
@@ -129,20 +129,21 @@ class LastStep:
             torch.zeros_like(target),
         )
 
-    def losses(self, beta: Float[Tensor, "batch layer head cls"]) -> Float[Tensor, "batch"]:
+    def losses(self, beta: Beta) -> Float[Tensor, "batch"]:
         """Cross-entropy (nats) of the gold class under the softmax over the label words."""
         scores = class_logits(self.prompts, self.logits(beta))
         return cross_entropy(scores, self.prompts.gold, reduction="none")
+
+    def answers(self, beta: Beta) -> Answers:
+        """What the model answers under ``beta``."""
+        with torch.no_grad():
+            return Answers.of(self.prompts, self.logits(beta))
 
 
 def prepare(
     model: TransformerBridge, prompts: Prompts, positions: Positions | None = None
 ) -> LastStep:
-    """Run everything before the target, once.
-
-    ``positions``: for every demonstration, in the order of the prompt, the position to re-weight;
-    one row serves all prompts. The label words if omitted.
-    """
+    """Run everything before the target, once; the label words are re-weighted by default."""
     check_prompts(model, prompts)
     keys, values = keys_values(model, prompts.tokens)
     if values[0].shape[1] != model.cfg.n_heads:
@@ -156,10 +157,8 @@ def prepare(
 
 
 def fit(
-    model: TransformerBridge,
-    prompts: Prompts,
+    step: LastStep,
     generator: torch.Generator | None = None,
-    positions: Positions | None = None,
     epochs: int = 10,
     batch: int | None = 1,
     lr: float = 0.01,
@@ -173,10 +172,8 @@ def fit(
     launch script's; the released code's own default is 0.1.)
 
     Args:
-        model: the model.
-        prompts: the training prompts: the demonstrations, each followed by a training query.
+        step: from ``prepare``: the demonstrations, each followed by a training query.
         generator: for the shuffling; the rows keep their order if omitted.
-        positions: as for ``prepare``; ``random_text`` for the control.
         epochs: passes over the rows.
         batch: rows a step; None for all of them.
         lr: Adam's rate.
@@ -190,121 +187,46 @@ def fit(
         >>> from iclutils.chapters.label_words import reweighting
         >>> from iclutils.tasks import topics
         >>> drawn = topics.sample(8, torch.Generator().manual_seed(0), classes=2, shared=True)
-        >>> found = reweighting.fit(models.load("anchors-0"), drawn, epochs=2)
+        >>> step = reweighting.prepare(models.load("anchors-0"), drawn)
+        >>> found = reweighting.fit(step, epochs=2)
         >>> found.beta.shape, found.losses.shape
         (torch.Size([4, 4, 2]), torch.Size([16]))
     """
-    if epochs < 1 or (batch is not None and batch < 1):
-        raise IclError("Fit for at least one epoch, with at least one row a step.")
-    if sets is not None:
-        numbers = sets.unique().tolist()
-        if batch is not None or len(sets) != len(prompts) or numbers != list(range(len(numbers))):
-            raise IclError(
-                "sets needs one number for each prompt, from 0 without gaps, and batch=None."
-            )
-    return _fit(prepare(model, prompts, positions), generator, epochs, batch, lr, betas, sets)
-
-
-def _fit(
-    step: LastStep,
-    generator: torch.Generator | None,
-    epochs: int,
-    batch: int | None,
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    sets: Sets | None = None,
-) -> Fit:
-    prompts, cfg, device = step.prompts, step.model.cfg, step.prompts.tokens.device
-    member = torch.zeros_like(prompts.target) if sets is None else sets.to(device)
-    count = int(member.max()) + 1
+    prompts, count = step.prompts, len(step.prompts)
+    if epochs < 1 or (batch is not None and (batch < 1 or sets is not None)):
+        raise IclError("Fit for at least one epoch; several sets are fitted with batch=None.")
+    member = torch.zeros_like(prompts.target) if sets is None else sets.to(prompts.target.device)
     share = 1 / member.bincount()[member]  # of a row in the loss of its set
-    shape = count, cfg.n_layers, cfg.n_heads, prompts.classes
-    beta = torch.zeros(shape, device=device, requires_grad=True)
+    shape = int(member.max()) + 1, step.model.cfg.n_layers, step.model.cfg.n_heads, prompts.classes
+    beta = torch.zeros(shape, device=member.device, requires_grad=True)
     adam = torch.optim.Adam([beta], lr=lr, betas=betas)
-    losses, epoch_losses = [], []
+    losses = []
     for _ in bar(range(epochs), "epochs"):
-        order, total = torch.arange(len(prompts)), 0.0
+        order = torch.arange(count)
         if generator is not None:
-            order = torch.randperm(len(prompts), generator=generator, device=generator.device)
-        for rows in order.to(device).split(batch or len(prompts)):
-            whole = len(rows) == len(prompts)  # then their order does not matter
-            part, rows = (step, torch.arange(len(prompts))) if whole else (step[rows], rows)
+            order = torch.randperm(count, generator=generator, device=generator.device)
+        if batch is None or batch >= count:  # then their order does not matter
+            parts = iter([(step, member, share)])
+        else:
+            rows = order.to(member.device).split(batch)
+            parts = ((step[r], member[r], torch.full_like(share[r], 1 / len(r))) for r in rows)
+        for part, mine, weight in parts:
             with torch.enable_grad():
-                each = part.losses(beta[member[rows]])
-                value = each.mean() if sets is None else (each * share[rows]).sum()
+                value = (part.losses(beta[mine]) * weight).sum()
             (beta.grad,) = torch.autograd.grad(value, beta)
             adam.step()
-            losses.append(value.item() / (1 if sets is None else count))
-            total += float((each.detach() * share[rows]).sum()) / count
-        epoch_losses.append(total)
-    fitted = beta.detach()
-    return Fit(
-        fitted[0] if sets is None else fitted, torch.tensor(losses), torch.tensor(epoch_losses)
-    )
+            losses.append(value.item() / len(beta))
+    return Fit(beta.detach() if sets is not None else beta.detach()[0], torch.tensor(losses))
 
 
-def gradient(
-    model: TransformerBridge, prompts: Prompts, beta: Beta, positions: Positions | None = None
-) -> Float[Tensor, "layer head cls"]:
-    """Gradient of the mean loss (nats) at ``beta``; arguments as for ``fit``.
+def gradient(step: LastStep, beta: Float[Tensor, "layer head cls"]) -> Beta:
+    """Gradient of the mean loss (nats) at ``beta``.
 
     At beta = 0 it is attention times its gradient, summed over the prompts' label words.
     """
     at = beta.detach().clone().requires_grad_()
-    step = prepare(model, prompts, positions)
     with torch.enable_grad():
-        loss = step.losses(at.expand(len(prompts), -1, -1, -1)).mean()
-    return torch.autograd.grad(loss, at)[0]
-
-
-def apply(
-    model: TransformerBridge,
-    prompts: Prompts,
-    beta: Beta,
-    positions: Positions | None = None,
-    batch_size: int | None = None,
-    sets: Sets | None = None,
-) -> Answers:
-    """Answers under ``beta``.
-
-    Args:
-        model: the model.
-        prompts: the prompts.
-        beta: from ``fit``.
-        positions: those it was fitted for, as for ``prepare``.
-        batch_size: prompts per forward pass, whose keys and values are held; all if omitted.
-        sets: which beta is each prompt's, where several were fitted.
-    """
-    member = torch.zeros_like(prompts.target) if sets is None else sets
-    every = beta[None] if sets is None else beta
-    return _under(model, prompts, [(every, positions)], batch_size, member)[0]
-
-
-def _under(
-    model: TransformerBridge,
-    prompts: Prompts,
-    fitted: Sequence[tuple[Beta, Positions | None]],
-    batch_size: int | None,
-    member: Sets,
-) -> list[Answers]:
-    """Answers under several (beta of every set, positions); the prompts are read once."""
-    shape = (model.cfg.n_layers, model.cfg.n_heads, prompts.classes)
-    for beta, _ in fitted:
-        if beta.shape[1:] != shape or not 0 <= int(member.min()) <= int(member.max()) < len(beta):
-            raise IclError(
-                f"beta must have shape {shape} here, after the sets if there are any; got "
-                f"{tuple(beta.shape)}."
-            )
-    member = member.to(prompts.target.device)
-    found: list[list[Answers]] = [[] for _ in fitted]
-    for rows in batches(prompts, batch_size, "re-weighting"):
-        part = prompts[rows]
-        step = prepare(model, part)
-        for (beta, at), parts in zip(fitted, found, strict=True):
-            mine = part.label_pos if at is None else at if len(at) == 1 else at[rows]
-            with torch.no_grad():
-                parts.append(Answers.of(part, step.at(mine).logits(beta[member[rows]])))
-    return [Answers.join(parts) for parts in found]
+        return torch.autograd.grad(step.losses(at).mean(), at)[0]
 
 
 def compare(
@@ -330,22 +252,25 @@ def compare(
     if batch is not None and len(pairs) > 1:
         each = [compare(model, [pair], generator, epochs, batch, lr, batch_size) for pair in pairs]
         return [gain for gains in each for gain in gains]
-    if not all(shares_demonstrations(join(list(pair))) for pair in pairs):
+    if not all(shares_demonstrations(join(pair)) for pair in pairs):
         raise IclError("train and test must all have the same demonstrations, only other queries.")
     (train, mine), (test, theirs) = map(_numbered, zip(*pairs, strict=True))
     words = torch.cat([random_text(first, generator)[:1] for first, _ in pairs])
-    step = prepare(model, train)
-    fitted: list[tuple[Beta, Positions | None]] = []
-    for at in (None, words):
-        here = step if at is None else step.at(at[mine])
-        sets = mine if batch is None else None
-        beta = _fit(here, generator, epochs, batch, lr, sets=sets).beta
-        fitted.append((beta if batch is None else beta[None], None if at is None else at[theirs]))
-    before = torch.zeros_like(fitted[0][0]), None
-    found = _under(model, test, [before, *fitted], batch_size, theirs)
+    labels = torch.cat([first.label_pos[:1] for first, _ in pairs])
+    step, sets = prepare(model, train), mine if batch is None else None
+    betas = [
+        fit(step.at(at[mine]), generator, epochs, batch, lr, sets=sets).beta
+        for at in (labels, words)
+    ]
+    right: list[list[Tensor]] = [[], [], []]  # before, anchors, control
+    for rows in batches(test, batch_size, "re-weighting"):
+        part, which = prepare(model, test[rows]), theirs[rows]
+        fitted = [(torch.zeros_like(betas[0]), labels), (betas[0], labels), (betas[1], words)]
+        for found, (beta, at) in zip(right, fitted, strict=True):
+            each_beta = beta[which] if sets is not None else beta
+            found.append(part.at(at[which]).answers(each_beta).correct.float())
     shares = [
-        [answers.correct[theirs == n].float().mean().item() for answers in found]
-        for n in range(len(pairs))
+        [torch.cat(found)[theirs == n].mean().item() for found in right] for n in range(len(pairs))
     ]
     return [Gain(start, own - start, other - start) for start, own, other in shares]
 
