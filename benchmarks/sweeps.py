@@ -4,7 +4,8 @@ Both ways run in one process on the same random weights and tokens; their result
 1e-5 nats or the benchmark stops. Next to the measured ratio stands the bound: the multiply-adds
 of the loop divided by those that no exact method can avoid. The naive loop is what the seed note
 does, one hooked full forward pass per patch; ``--every`` times only every n-th of its patches
-(interleaved with nothing else) and scales up, while the fast way is always timed whole.
+(interleaved with nothing else) and scales up, while the fast way is always timed whole. Times are
+CPU seconds of all threads, so that a busy machine does not matter.
 
     python benchmarks/sweeps.py                 # a few minutes on 2 cores
     python benchmarks/sweeps.py --every 10      # quicker, still checks the sampled patches
@@ -46,10 +47,10 @@ def loop(
     """Log p at ``entries`` and seconds for one hooked full forward pass per hook."""
     values, seconds = [], []
     for hook in tqdm(hooks, desc="naive loop"):
-        began = time.perf_counter()
+        began = time.process_time()
         scores, _ = run_with_hooks(model, tokens, [hook])
         values.append(log_prob(scores, tokens)[0, entries])
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     return values, seconds
 
 
@@ -129,9 +130,9 @@ def compare(
     fast()  # burn-in
     seconds = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = time.process_time()
         changes = fast().flatten(0, 1)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     clean, _ = run_with_hooks(model, tokens, [])
     base = log_prob(clean, tokens)[0, entries]
     loop(model, tokens, hooks[:3], entries)  # burn-in
@@ -141,7 +142,7 @@ def compare(
         raise SystemExit(f"{name}: the two ways differ by {gap:.1e} nats, more than {TOLERANCE}")
     naive, quick = statistics.mean(each) * len(hooks), statistics.median(seconds)
     print(
-        f"{name}: loop {naive:.1f} s ({len(values)} of {len(hooks)} patches timed), "
+        f"{name}: loop {naive:.1f} CPU s ({len(values)} of {len(hooks)} patches timed), "
         f"sweep {quick:.1f} s (median of {repeats}, {min(seconds):.1f}..{max(seconds):.1f}): "
         f"{naive / quick:.1f} times faster; bound by multiply-adds {bound(model, name):.1f}; "
         f"largest difference {gap:.0e} nats"
