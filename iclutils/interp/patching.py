@@ -277,7 +277,9 @@ def mlp_position_sweep(
     _, cache = cached(model, tokens, names)  # a source may lie after the last scored entry
     out = run.log_prob[0].expand(len(names), len(positions), -1).clone()
     order = positions.argsort()
-    order = order[positions[order] < run.reach]
+    order = order[positions[order] < run.reach]  # no later one is read
+    if not len(order):
+        return torch.zeros_like(out)
     for layer, name in enumerate(bar(names, "layers")):
         moved = cache[name][0, sources] - cache[name][0, positions]
         if not run.plain:

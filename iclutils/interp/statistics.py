@@ -2,7 +2,7 @@
 
 p-values from draws count the observation itself among them, ``(1 + draws as extreme) / (1 +
 draws)``, so none is ever 0. Sources: Efron 1979 (bootstrap); Benjamini and Hochberg 1995;
-Westfall and Young 1993 (the largest of many as null); Iglewicz and Hoaglin 1993 (robust z).
+Westfall and Young 1993 (the largest of many as null).
 
 Example:
     >>> import torch
@@ -131,17 +131,6 @@ def step_down_threshold(effects: Float[Tensor, "item sample"], generator: Genera
         if bool(below.all()) or not bool(below.any()):
             return threshold
         effects = effects[below]
-
-
-def robust_z(
-    values: Float[Tensor, "sample *item"], reference: Float[Tensor, "healthy *item"]
-) -> Float[Tensor, "sample *item"]:
-    """(x - median) / (1.4826 MAD) of the reference."""
-    if len(reference) < 8:
-        raise IclError(f"A reference needs at least eight samples; got {len(reference)}.")
-    middle = reference.median(0).values
-    spread = MAD * (reference - middle).abs().median(0).values
-    return torch.nan_to_num((values - middle) / spread, nan=0.0)
 
 
 def _flipped(effects: Tensor, generator: Generator, draws: int) -> Float[Tensor, "draw *item"]:
