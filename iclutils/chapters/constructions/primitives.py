@@ -5,15 +5,6 @@
 ``Layout``. Writing adds to the stream: to overwrite, also write the old value with a minus.
 
 Source: {cite}`akyurek2023`, lemma 1, set anew from the algebra.
-
-Example:
-    >>> import torch
-    >>> from iclutils.chapters.constructions.layout import Layout, Numerics
-    >>> from iclutils.chapters.constructions import primitives
-    >>> plan = Layout({"a": 1, "b": 1, "c": 1}, 4, Numerics.improved(torch.float64))
-    >>> a, b, c = (plan.pick(name) for name in "abc")
-    >>> values = torch.tensor([[0.0, 0, 0], [3, 2, 0], [5, 4, 0], [1, 1, 0]]).double()
-    >>> stream = plan.places + plan.field_unit * values[None] @ torch.cat([a, b, c])
 """
 
 from __future__ import annotations
@@ -101,12 +92,6 @@ def mov(
 
     The score of a column is positive for the source alone and 0 for the start token, which holds
     nothing: columns before the source, and all but the target, fetch from there.
-
-    Example:
-        >>> copy = primitives.mov(plan, a, c, source=1)
-        >>> after = primitives.assemble(plan, copy)(stream)
-        >>> plan.value(after, "c")[0, :, 0].round(decimals=3)
-        tensor([0., 3., 3., 3.], dtype=torch.float64)
     """
     if target is not None and source > target:
         raise IclError(f"Column {target} cannot read column {source}, which comes after it.")
@@ -144,12 +129,6 @@ def products(
 
     ``sizes`` are typical sizes of the factors, as standard deviations. The factors are divided by
     them before the GELU.
-
-    Example:
-        >>> times = primitives.products(plan, a, b, c)
-        >>> after = primitives.assemble(plan, neurons=[times])(stream)
-        >>> plan.value(after, "c")[0, 1:3, 0].round(decimals=1)
-        tensor([ 6., 20.], dtype=torch.float64)
     """
     x, y, weight = stencil(layout.numerics.order, layout.numerics.eps)
     into = torch.einsum("wi,k->wik", layout.reading(left) / sizes[0], x)
@@ -165,14 +144,7 @@ def mul(
     write: Float[Tensor, "a c width"],
     sizes: tuple[float, float] = (1.0, 1.0),
 ) -> Neurons:
-    """Add the product of two matrices, in every column; ``sizes`` as for ``products``.
-
-    Example:
-        >>> times = primitives.mul(plan, a[None], b[None], c[None])
-        >>> after = primitives.assemble(plan, neurons=[times])(stream)
-        >>> plan.value(after, "c")[0, 1:3, 0].round(decimals=1)
-        tensor([ 6., 20.], dtype=torch.float64)
-    """
+    """Add the product of two matrices, in every column; ``sizes`` as for ``products``."""
     every = (*left.shape[:2], *right.shape[1:])
     parts = (left[:, :, None], right[None], write[:, None])
     first, second, into = (part.expand(every).reshape(-1, layout.width) for part in parts)
@@ -188,12 +160,6 @@ def aff(
     """Add what is read, a linear map of fields, plus ``shift``; G(z) - G(-z) is z, exactly.
 
     W₁ a + W₂ b is ``W1 @ layout.pick("a") + W2 @ layout.pick("b")`` as ``read``.
-
-    Example:
-        >>> double = primitives.aff(plan, 2 * a, c)
-        >>> after = primitives.assemble(plan, neurons=[double])(stream)
-        >>> plan.value(after, "c")[0, 1:3, 0].round(decimals=3)
-        tensor([ 6., 10.], dtype=torch.float64)
     """
     into, out, _ = _share(layout.reading(read), write * layout.field_unit)
     added = torch.zeros_like(write) if shift is None else shift[:, None].to(write) * write
@@ -213,12 +179,6 @@ def div(
 
     The head multiplies the column's address by the divisor, and the LayerNorm before the neurons
     divides by it. From then on everything in this column is read so divided.
-
-    Example:
-        >>> head, neurons = primitives.div(plan, a, b, c, column=2)
-        >>> after = primitives.assemble(plan, head, [neurons])(stream)
-        >>> plan.value(after, "c")[0, 2, 0].round(decimals=2)
-        tensor(1.2500, dtype=torch.float64)
     """
     less = by - layout.where[2:]
     return mov(layout, less, layout.address(column), column, column), aff(layout, read, write)

@@ -2,9 +2,9 @@
 
 An algorithm is a function of the pairs (xs, ys) that returns predictions: entry n predicts y_n from
 x_n and the pairs 0 .. n-1; entry 0 has seen no pair and is 0. An in-context regressor has the same
-form. ``ols``, ``ridge``, ``bayes``, ``gd``, ``sgd``, ``released_gd``, ``released_sgd``,
-``averaging`` and ``lasso`` predict w·x, and ``..._weights`` with the same arguments are their
-weights: entry n is learnt from the pairs 0 .. n-1. ``baselines`` has them by name.
+form. ``ols``, ``ridge``, ``lasso``, ``gd``, ``sgd``, ``averaging``, ``released_gd`` and
+``released_sgd`` predict w·x; ``..._weights``, with the same arguments, are their weights: entry n
+is learnt from the pairs 0 .. n-1. ``baselines`` has them by name.
 
 Squared errors are summed over the pairs, not averaged, and gradients carry the factor 2 that
 comes with squares; so learning rates are absolute and depend on n and d. Where the paper
@@ -81,22 +81,16 @@ def ols_weights(xs: Xs, ys: Labels) -> Weights:
 
 
 def ridge_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
-    """Ridge regression, (XᵀX + penalty I)⁻¹ Xᵀy; without a penalty, min-norm least squares."""
+    """Ridge regression, (XᵀX + penalty I)⁻¹ Xᵀy; without a penalty, min-norm least squares.
+
+    With noise and w ~ N(0, prior² I), the penalty (noise/prior)² gives the posterior mean, whose
+    expected squared error no predictor undercuts.
+    """
     _check(penalty, "A ridge penalty", zero=True)
     if penalty == 0:
         return ols_weights(xs, ys)
     x, y = _checked(xs, ys)
     return _ridge(x, y, penalty)
-
-
-def bayes_weights(xs: Xs, ys: Labels, noise: float, prior: float) -> Weights:
-    """Posterior mean of w ~ N(0, prior² I) given y = w·x + N(0, noise²): ridge (noise/prior)².
-
-    No predictor has a smaller expected squared error, if the noise and the prior are these.
-    """
-    _check(noise, "Noise", zero=True)
-    _check(prior, "A prior")
-    return ridge_weights(xs, ys, (noise / prior) ** 2)
 
 
 def gd_weights(
@@ -225,10 +219,9 @@ def lasso_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
     return weights.reshape(x.shape)
 
 
-ols, ridge, bayes = Linear(ols_weights), Linear(ridge_weights), Linear(bayes_weights)
+ols, ridge, lasso = Linear(ols_weights), Linear(ridge_weights), Linear(lasso_weights)
 gd, sgd, averaging = Linear(gd_weights), Linear(sgd_weights), Linear(averaging_weights)
 released_gd, released_sgd = Linear(released_gd_weights), Linear(released_sgd_weights)
-lasso = Linear(lasso_weights)
 
 
 def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*batch n"]:

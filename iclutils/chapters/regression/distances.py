@@ -10,8 +10,7 @@
 ``ilwd`` divide by their argument ``dim``; what is averaged over a region of n is divided by d.
 
 Means need care where labels are noisy: the error of OLS has no finite mean at n = d - 1, d and
-d + 1 pairs, so the mean SPD to OLS there is whatever the worst contexts of the sample are. Each
-result carries a median beside the mean, for the typical context.
+d + 1 pairs, so the mean SPD to OLS there is whatever the worst contexts of the sample are.
 
 Example:
     >>> import torch
@@ -42,18 +41,17 @@ Other = Float[Tensor, "*other_ensemble other_batch other_n"]  # a mismatch is re
 
 
 class Spread(NamedTuple):
-    """A mean over contexts, the standard error of that mean, and the median over contexts."""
+    """A mean over contexts, and the standard error of that mean."""
 
     mean: Float[Tensor, "*shape"]
     error: Float[Tensor, "*shape"]
-    median: Float[Tensor, "*shape"]
 
 
 def spread(values: Float[Tensor, "*ensemble batch"]) -> Spread:
-    """Mean, standard error (NaN for a single context) and median over the last axis."""
+    """Mean and standard error (NaN for a single context) over the last axis."""
     count = values.shape[-1]
     error = values.std(-1) / count**0.5 if count > 1 else torch.full_like(values[..., 0], torch.nan)
-    return Spread(values.mean(-1), error, values.quantile(0.5, -1))
+    return Spread(values.mean(-1), error)
 
 
 def predict(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
@@ -103,12 +101,7 @@ def spd(first: Predicted, second: Other, dim: int = 1) -> Spread:
 
 
 def under_determined(dim: int) -> slice:
-    """Numbers of pairs that leave w open: n = 1 .. d - 1 (the paper leaves the ends unsaid).
-
-    Example:
-        >>> distances.under_determined(3)
-        slice(1, 3, None)
-    """
+    """Numbers of pairs that leave w open: n = 1 .. d - 1 (the paper leaves the ends unsaid)."""
     if dim < 2:
         raise IclError("With one dimension a single pair decides; there is no such region.")
     return slice(1, dim)
@@ -117,11 +110,7 @@ def under_determined(dim: int) -> slice:
 def mspd(first: Predicted, second: Other, dim: int, region: slice | None = None) -> Spread:
     """SPD / d averaged over a region of n, ``under_determined`` unless another is given.
 
-    The average over n comes first, so the error and the median are over contexts.
-
-    Example:
-        >>> distances.mspd(ols, ridge, dim=3).mean > distances.mspd(ols, ols[0], dim=3).mean
-        tensor([True])
+    The average over n comes first, so the error is over contexts.
     """
     return spread(_mean_squares(first, second, dim, region))
 
@@ -132,10 +121,6 @@ def margin(
     """By how much ``near`` is nearer to a regressor than ``far``: MSPD of far minus MSPD of near.
 
     The difference is taken context by context, so that its error is that of a difference.
-
-    Example:
-        >>> distances.margin(ols, near=ols[0], far=ridge, dim=3).mean > 0
-        tensor([True])
     """
     gap = _squares(regressor, far, dim) - _squares(regressor, near, dim)
     return spread(_in_region(gap, dim, region).mean(-1))
@@ -173,12 +158,6 @@ def implicit_weights(
     Every query in turn is the x that follows the n pairs of its context; take more than d of them,
     and cut the contexts for another n, which may be 0. The released code fits an intercept as well,
     and drops it.
-
-    Example:
-        >>> queries = torch.randn(64, 8, 3, generator=torch.Generator().manual_seed(1))
-        >>> found = distances.implicit_weights(algorithms.ols, drawn, queries)
-        >>> bool((found.weights - drawn.weights).abs().max() < 1e-3)
-        True
     """
     batch, count, dim = queries.shape
     if count <= dim + intercept:
@@ -207,10 +186,6 @@ def ilwd(first: Float[Tensor, "*ensemble batch d"], second: Other, dim: int = 1)
 
     For an algorithm that has weights, take those; for a regressor, ``implicit_weights``. With
     ``dim=1`` it is the definition, with ``dim=d`` what the paper plots.
-
-    Example:
-        >>> distances.ilwd(drawn.weights[None], drawn.weights + 1, dim=3).mean
-        tensor([1.0000], dtype=torch.float64)
     """
     return spread(_squares(first, second, dim).sum(-1))
 

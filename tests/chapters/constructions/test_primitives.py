@@ -21,7 +21,7 @@ from iclutils.chapters.constructions.layout import (
     leading_error,
     stencil,
 )
-from iclutils.chapters.constructions.primitives import aff, assemble, div, mov, mul, products
+from iclutils.chapters.constructions.primitives import aff, assemble, div, mov, mul
 from iclutils.chapters.constructions.reports import product_errors
 
 FINE = Numerics.improved(torch.float64)
@@ -101,19 +101,6 @@ def test_mul_multiplies_matrices(a: int, b: int, c: int, seed: int, plain: bool)
     found = plan.value(assemble(plan, None, [neurons])(stream[None])[0], "out").view(3, a, c)
     expected = np.einsum("nab,nbc->nac", left.numpy(), right.numpy())
     np.testing.assert_allclose(found.numpy(), expected, atol=2e-8 if plain else 1e-11)
-
-
-@pytest.mark.parametrize("gelu", ["gelu", "gelu_new"])
-def test_the_size_of_factors_only_scales_them(gelu: Gelu) -> None:
-    """Factors of size 1000 are no worse, relatively, than those of size 1, if it is said."""
-    numerics = replace(FINE, gelu=gelu)
-    plan = Layout({"in": 2, "out": 1}, 2, numerics)
-    values = torch.tensor([[1.5e3, -0.02], [-700.0, 0.05]]).double()
-    stream = plan.places[1:] + plan.field_unit * values @ plan.pick("in")
-    rows = plan.pick("in")
-    neurons = products(plan, rows[:1], rows[1:], plan.pick("out"), (1e3, 0.05))
-    found = plan.value(assemble(plan, None, [neurons])(stream[None])[0], "out")
-    torch.testing.assert_close(found[:, 0], values.prod(1), rtol=1e-6, atol=0)  # |x|² / 8 ratio²
 
 
 @settings(max_examples=25, deadline=None)
@@ -213,16 +200,6 @@ def test_the_best_scale_is_best(precision: str) -> None:
         assert float(errors[6]) < 4 * float(errors.min())
         assert float(errors[0]) > 8 * float(errors[6])
         assert float(errors[12]) > 100 * float(errors[6])
-
-
-def test_products_in_a_block_err_as_the_formula_says() -> None:
-    found = product_errors([0, 1, 2], [0.1, 0.05], pairs=500)
-    source = torch.Generator().manual_seed(0)
-    x, y = torch.randn(500, 2, generator=source, dtype=torch.float64).T.numpy()
-    for row, order in enumerate((0, 1, 2)):
-        for column, eps in enumerate((0.1, 0.05)):
-            wanted = np.abs(by_stencil(order, eps, x, y) - x * y).max()
-            assert float(found[row, column]) == pytest.approx(wanted, rel=1e-3)
 
 
 def test_wrong_input_is_refused() -> None:
