@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_prompts import prompts_strategy, random_prompts
-from tiny import BOS, CONTEXT, VOCAB, save_gpt2
+from tiny import BOS, CONTEXT, VOCAB
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -250,13 +250,6 @@ def test_bad_input(gpt2, tmp_path: Path) -> None:
     GPTNeoForCausalLM(neo).save_pretrained(tmp_path / "neo")
     with pytest.raises(IclError, match="sliding window"):
         compression.compress(load(tmp_path / "neo"), prompts, compression.everything)
-
-
-def test_too_long_for_the_context(tmp_path: Path) -> None:
-    save_gpt2(tmp_path, n_positions=8)
-    prompts = random_prompts(1, count=2)
-    with pytest.raises(IclError, match="at most 8"):
-        compression.compress(load(tmp_path), prompts, compression.hidden_anchor)
 
 
 def test_work_counts_every_product(gpt2) -> None:

@@ -173,18 +173,3 @@ def test_without_heads_equals_hooks_by_hand(plain: Built) -> None:
         expected = without(network, prompts, heads)
         assert copying.without_heads(model, prompts, heads).tolist() == expected
         assert (expected != without(network, prompts, [])) == bool(heads)
-
-
-def test_what_cannot_be_measured_is_refused(plain: Built) -> None:
-    model, _, prompts, copied = plain
-    with pytest.raises(IclError, match=r"no head 3\.0"):
-        copying.without_heads(model, prompts, [(3, 0)])
-    with pytest.raises(IclError, match="no layer 3"):
-        copying.checkpoint_metrics(model, prompts, copied, 4)
-    with pytest.raises(IclError, match="Repeated tokens of length"):
-        copying.checkpoint_metrics(model, prompts, RepeatedTokens(copied.tokens, LENGTH - 1), 1)
-    foreign = replace(prompts, label_words=prompts.label_words + model.cfg.d_vocab)
-    with pytest.raises(IclError, match="Label words must lie in"):
-        copying.checkpoint_metrics(model, foreign, copied, 1)
-    with pytest.raises(IclError, match="Label words must lie in"):
-        copying.without_heads(model, foreign, [(0, 0)])
