@@ -60,9 +60,7 @@ def ablate(
     """Hooks that take the update, or the query term, out of heads.
 
     Args:
-        model: the model.
         tokens: the prompts that will be run under the hooks.
-        demonstrations: (batch, pos), which tokens are demonstrations.
         part: what is taken out, "update" or "query term".
         heads: (layer, head) pairs; all heads if omitted.
         rows: (batch, pos), at which positions; the last if omitted.
@@ -113,9 +111,6 @@ def predict(
     """How the model answers at the query, under hooks.
 
     Args:
-        model: the model.
-        tokens: the prompts.
-        answer: (batch), the right token.
         choices: (batch, k) tokens among which the model chooses; all tokens if omitted. log p
             is then among these, too.
         at: (batch), the position of the query; the last if omitted.
@@ -151,10 +146,6 @@ def ablations(
     """What is left of the answers without the updates, and without the query terms.
 
     Args:
-        model: the model.
-        tokens: the prompts.
-        demonstrations: (batch, pos), which tokens are demonstrations.
-        answer: (batch), the right token.
         choices: as for ``predict``.
         at: (batch), the position of the query; the last if omitted.
         heads: the heads to take them out of; all if omitted.

@@ -140,10 +140,7 @@ def under_shift(
     does any whose answers scale with the labels; GD's do under "weights", not under "inputs".
 
     Args:
-        predictors: by name.
         contexts: of a linear task; w stays as it is under "inputs".
-        factors: positive.
-        kind: "inputs" or "weights".
 
     Example:
         >>> found = alignment.under_shift({"step": step}, drawn, [1.0, 2.0], "weights")["step"][0]

@@ -48,12 +48,8 @@ def gradient_layer(
     For GD++, W_V and P also hold I and -γ I on the x-block.
 
     Args:
-        dim: d.
         rate: η; its opposite gives the note's layer.
-        pairs: N.
         start: W_0; zero if omitted.
-        outputs: o.
-        gamma: γ.
     """
     y = torch.cat([torch.zeros(dim), torch.ones(outputs)]).double()
     x = 1 - y

@@ -53,8 +53,6 @@ def descend(
     Args:
         xs: inputs, the query's last.
         ys: labels; the last is not read.
-        rates: η of each step.
-        gammas: γ of each step.
         start: W_0; zero if omitted.
 
     Example:
@@ -156,8 +154,6 @@ def best_step(
     fourth moments m_i. So A = S M⁻¹ is best ({cite}`ahn2023`, {cite}`mahankali2023`).
 
     Args:
-        dim: d.
-        pairs: N.
         variances: of all coordinates, or of each.
         fourths: E[x⁴], the same.
         noise: standard deviation of the labels' noise.

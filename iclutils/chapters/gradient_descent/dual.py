@@ -67,8 +67,6 @@ def dual_form(
 
     Args:
         queries: (*batch, query, channel); for heads, let the batch be (batch, head).
-        keys: (*batch, key, channel).
-        values: (*batch, key, value).
         demos: which keys are demonstrations, (…, key), broadcast over the batch.
         allowed: which keys a query may look at, (…, query, key), such as a causal mask.
 
@@ -214,12 +212,8 @@ def explicit_steps(
 
     Args:
         query: features of one query of each context, ``features.gram`` or ``features.taylor``.
-        keys: features of all keys.
-        values: all values.
         demos: which keys are demonstrations; the rest make W_0.
         allowed: (…, key), which keys the query may look at; all if omitted.
-        rate: η.
-        steps: how many.
         alpha: α, of the squared norm.
         beta: β, of the negatives.
 

@@ -165,15 +165,11 @@ def directions(
     """Directions ω for ``positive_random``, each N(0, I), on the device of the generator.
 
     Args:
-        count: features.
-        dim: d, channels.
-        generator: of the draws.
         orthogonal: blocks of d rows at right angles, from a QR decomposition of normal matrices,
             with lengths of independent normal vectors.
         draws: how many independent sets.
         signed: multiply the columns of Q by the signs of R's diagonal. Without, they are not
             uniform: Householder's method leaves the first entry of Q negative, always.
-        dtype: of the numbers.
 
     Example:
         >>> omega = features.directions(4, 4, generator, orthogonal=True)[0]
@@ -265,9 +261,6 @@ def feature_attention(
     """Σ_i v_i φ(k_i)·φ(q) / D_q: attention as a linear model of features.
 
     Args:
-        queries: features of queries.
-        keys: features of keys.
-        values: to be mixed.
         logarithms: the features are given by their logarithms (``positive_random``).
 
     Example:
@@ -297,15 +290,11 @@ def kernel_error(
     The median over draws, batch and queries.
 
     Args:
-        queries: at scale 1.
-        keys: at scale 1.
-        values: the same at all scales.
         sizes: numbers of random features; with ``taylor``, degrees.
         scales: queries and keys are multiplied by each.
         method: ``taylor``; random features of directions that are ``iid``, ``orthogonal``, or
             ``unsigned``, orthogonal with the signs of the QR forgotten.
         draws: independent sets of directions; ``taylor`` draws nothing.
-        generator: of the draws.
 
     Example:
         >>> errors = features.kernel_error(queries, keys, values, [0, 8], method="taylor")

@@ -91,9 +91,7 @@ def dual_heads(
     demonstrations, itself included, the query term is.
 
     Args:
-        model: the model.
         tokens: the prompts; what comes after the query may be padding.
-        demonstrations: (batch, pos), which tokens are demonstrations.
         at: (batch), the position of the query; the last if omitted.
 
     Example:
@@ -190,8 +188,6 @@ def direct_logit_attribution(
     those.
 
     Args:
-        model: the model.
-        tokens: the prompts.
         duals: the heads at these queries, by ``dual_heads``.
         answer: (batch), the token whose logit is taken apart.
         against: (batch, k) tokens whose mean logit is subtracted, or one row of them for all
