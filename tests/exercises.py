@@ -19,7 +19,7 @@ from notebook_rules import code, source, tags
 from iclutils.files import read_json
 
 LEVELS = ("Easy", "Medium", "Hard", "Open")
-KINDS = ("Warm-up", "By hand", "Extend the lens", "Break a claim", "Open question")
+KINDS = ("Warm-up", "By hand", "Extend the method", "Break a claim", "Open question")
 CELL = re.compile(r"^````\{(exercise|solution)\} (.+)\n", re.MULTILINE)
 HEAD = re.compile(r"\*(\w+), ([^.]+)\. ([^.]+)\.\* (\S.*)", re.DOTALL)
 FOLDED = re.compile(r"```\{admonition\} (.+)\n:class: dropdown tip\n(.*?)```", re.DOTALL)

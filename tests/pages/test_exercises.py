@@ -73,7 +73,7 @@ def test_a_chapter_leads_from_a_warm_up_to_an_open_question(chapter: Path) -> No
     levels = [LEVELS.index(e.level) for e in found]
     assert levels == sorted(levels)
     assert (found[0].kind, found[-1].kind) == ("Warm-up", "Open question")
-    assert {"Extend the lens", "Break a claim"} <= {e.kind for e in found} <= set(KINDS)
+    assert {"Extend the method", "Break a claim"} <= {e.kind for e in found} <= set(KINDS)
 
 
 def test_labels_are_those_of_the_chapter_and_of_no_other_exercise() -> None:
