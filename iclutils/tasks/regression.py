@@ -95,6 +95,7 @@ def draw(law: str, shape: tuple[int, ...], generator: torch.Generator) -> Float[
         parts = torch.stack([draw(part.strip(), shape, generator) for part in law.split(",")])
         choice = torch.randint(len(parts), shape, **place)
         return parts.gather(0, choice[None])[0]
+    _check_law(law, shape[-1])
     if law == "normal":
         return torch.randn(shape, **place)
     if law == "uniform":
