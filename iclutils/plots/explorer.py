@@ -102,7 +102,7 @@ def attention(
         [[_rounded(row[: i + 1]) for i, row in enumerate(one)] for one in of_layer]
         for of_layer in pattern.detach().cpu()
     ]
-    params = [
+    params: list[Spec] = [
         {"name": "weights", "value": weights},
         {"name": "words", "value": list(tokens)},
         {"name": "layer", "value": layer, "bind": _choice("layer", range(layers))},
