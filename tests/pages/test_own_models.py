@@ -133,7 +133,8 @@ def test_chapter_02_runs_offline_on_real_rows(
 ) -> None:
     stand_in("gpt2-xl", text_model)
     ran = Paper("02", tmp_path, tier="paper", tasks="sst2,trec,ag_news")
-    assert all(name.endswith("emoc") for name in ran.missing)  # its rows are nowhere to be had
+    # the rows of emoc are nowhere to be had, and table 2 is the mean of all four data sets
+    assert [n for n in ran.missing if not re.search("emoc$|^02.table2", n)] == []
     assert not set(ran.written) & ran.undefined
     no = ("02.isolate_first", "02.beats_text", "02.reweighting", "02.swp_shallow")
     assert ran.verdicts(*no) == {"not reproduced"}
