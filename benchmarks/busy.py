@@ -21,7 +21,7 @@ model = models.load("induction-0")
 tokens = torch.randint(0, model.cfg.d_vocab, (16, 61))
 start = time.perf_counter()
 for _ in range(5):
-    head_scores.head_scores(model, tokens, 30)
+    head_scores.score_heads(model, tokens, 30)
 print(time.perf_counter() - start)
 """
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ..errors import IclError
-from ..interp.head_scores import head_scores, prefix_matching, strongest
+from ..interp.head_scores import prefix_matching, score_heads, strongest
 from ..interp.hooks import Head, ablate_heads, run_with_hooks
 from ..interp.patching import patch_key_input
 from ..interp.readout import icl_score, log_prob, predictions
@@ -77,12 +77,12 @@ def find(model: TransformerBridge, batch: RepeatedTokens) -> Circuit:
         >>> found.previous[0] < found.induction[0]
         True
     """
-    scores = head_scores(model, batch.tokens, batch.length)
+    scores = score_heads(model, batch.tokens, batch.length)
     return roles({name: values.mean(0) for name, values in scores.items()})
 
 
 def roles(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Circuit:
-    """Heads by role from their mean scores (``head_scores``), as in ``find``."""
+    """Heads by role from their mean scores (``score_heads``), as in ``find``."""
     if len(scores["prefix"]) < 2:
         raise IclError("An induction circuit needs two attention layers; this model has one.")
     prefix = scores["prefix"].clone()
@@ -163,7 +163,7 @@ def checkpoint_metrics(
     copy; ``icl``, the in-context-learning score, compares entries 10 and 50 of segments of 15
     tokens repeated four times (Olsson et al. 2022 compare tokens 50 and 500 of texts).
     """
-    scores = {k: v.mean(0) for k, v in head_scores(model, batch.tokens, batch.length).items()}
+    scores = {k: v.mean(0) for k, v in score_heads(model, batch.tokens, batch.length).items()}
     log_probs, right = predictions(model, batch.tokens)
     long = repeated_tokens(model, len(batch.tokens), 15, generator, times=4)
     icl = icl_score(predictions(model, long.tokens)[0], early=10, late=50)

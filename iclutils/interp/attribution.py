@@ -1,20 +1,9 @@
 """Edge attribution patching: the effects of all edges at once, estimated from one backward pass.
 
-Patching an edge changes what its reader reads by a known vector; to first order the score follows
-its gradient at that input. One forward and one backward pass give the gradient at every input,
-so all edges of a model cost little more than one pass. The estimate is poor where the score is
-saturated: a prediction that is nearly certain has next to no gradient. Gradients of the corrupt
-run, or averaged over runs between the two, see more.
-
-Sources: Nanda 2023 and Syed et al. 2023; Hanna et al. 2024 (averaged).
-
-Example:
-    >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.interp import attribution, clean_corrupt, graph
-    >>> net = models.load("induction-0")
-    >>> task = clean_corrupt.copying(net, 4, 5, torch.Generator().manual_seed(0))
-    >>> exists = graph.of(net).exists
+To first order the score follows its gradient at a reader's input. The estimate is poor where the
+score is saturated: a prediction that is nearly certain has next to no gradient. Gradients of the
+corrupt run, or averaged over runs between the two, see more.
+Sources: Nanda 2023; Syed et al. 2023; Hanna et al. 2024 (averaged).
 """
 
 from __future__ import annotations
@@ -49,20 +38,18 @@ def edge_attribution(
 ) -> Float[Tensor, "writer reader batch"]:
     """Nats lost when each edge alone is patched, estimated; 0 where there is no edge.
 
-    The gradient of the score at the reader's input, times what its writer writes less on the
-    clean than on the corrupt sequence, summed over positions, with the sign of a loss.
-
-    Args:
-        model: the model.
-        task: the clean and corrupt sequences and what is scored.
-        steps: with more than one, the gradient is averaged over runs that begin with embeddings
-            a share 1/steps, 2/steps, ... 1 of the way to ``at``.
-        at: ``"clean"`` or ``"corrupt"``, the run whose gradient is taken.
+    The gradient of the score at the reader's input in the run ``at`` (``"clean"`` or
+    ``"corrupt"``), times the writer's change, summed over positions. With more than one of
+    ``steps``, averaged over runs whose embeddings are 1/steps, 2/steps, ... 1 of the way to ``at``.
 
     Example:
-        >>> found = attribution.edge_attribution(net, task).mean(-1)
-        >>> bool((found[~exists] == 0).all())
-        True
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.interp import attribution, clean_corrupt
+        >>> net = models.load("induction-0")
+        >>> task = clean_corrupt.copying(net, 4, 5, torch.Generator().manual_seed(0))
+        >>> attribution.edge_attribution(net, task).shape
+        torch.Size([11, 27, 4])
     """
     if at not in ("clean", "corrupt"):
         raise unknown("end of the path", at, ["clean", "corrupt"])
@@ -126,15 +113,8 @@ def rank_correlation(
     exact: Float[Tensor, "writer reader"],
     exists: Bool[Tensor, "writer reader"],
 ) -> float:
-    """Spearman's rank correlation of estimated and exact effects over the edges that there are.
-
-    NaN if either does not vary.
-
-    Example:
-        >>> effects = torch.rand(exists.shape, generator=torch.Generator().manual_seed(0)) * exists
-        >>> round(attribution.rank_correlation(effects, effects, exists), 3)
-        1.0
-    """
+    """Spearman's rank correlation of estimated and exact effects over the edges that there are,
+    NaN if either does not vary."""
     ours, truth = (v.detach().cpu().double()[exists.cpu()] for v in (estimated, exact))
     if (ours == ours[0]).all() or (truth == truth[0]).all():
         return float("nan")

@@ -1,23 +1,9 @@
 """A circuit: a few edges that are kept, and what the model still does with them alone.
 
 Every edge outside a circuit carries what its writer writes on the corrupt sequence, every edge
-inside what the run itself brings, all at once. With no edge at all the run is the corrupt one,
-with all of them the clean one; where between the two a circuit lies is how *faithful* it is. It
-is *complete* if without it nothing is left, and *minimal* if each of its edges is needed.
-
-Sources: Wang et al. 2022, sections 3 and 4 (the three words, on nodes); Goldowsky-Dill et al.
-2023 and Conmy et al. 2023 (on edges).
-
-Example:
-    >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.interp import circuit, clean_corrupt, graph
-    >>> net = models.load("induction-0")
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> task = clean_corrupt.copying(net, 6, 5, generator)
-    >>> clean, corrupt = clean_corrupt.baselines(net, task)
-    >>> edges = graph.of(net)
-    >>> ranking = circuit.rank_edges(edges.exists.double(), edges)
+inside what the run itself brings. Where it lies between the corrupt run (no edge) and the clean
+one (all) is how *faithful* it is; it is *complete* if without it nothing is left, *minimal* if each
+edge is needed (Wang et al. 2022, sections 3 and 4; on edges Goldowsky-Dill 2023, Conmy 2023).
 """
 
 from __future__ import annotations
@@ -57,13 +43,17 @@ def scores(
 ) -> Float[Tensor, "circuit batch"]:
     """Score of each circuit, in nats: all edges outside it carry the corrupt output at once.
 
-    What the kept edges carry is computed anew, so a circuit has only what its own edges bring.
-    Circuits and sequences share the batch of a pass.
+    What the kept edges carry is computed anew. Circuits and sequences share the batch of a pass.
 
     Example:
-        >>> both = torch.stack([edges.exists, torch.zeros_like(edges.exists)])
-        >>> found = circuit.scores(net, task, both)
-        >>> torch.allclose(found, torch.stack([clean, corrupt]), atol=1e-3)
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.interp import circuit, clean_corrupt, graph
+        >>> net = models.load("induction-0")
+        >>> task = clean_corrupt.copying(net, 6, 5, torch.Generator().manual_seed(0))
+        >>> clean, corrupt = clean_corrupt.baselines(net, task)
+        >>> everything = circuit.scores(net, task, graph.of(net).exists[None])[0]
+        >>> torch.allclose(everything, clean, atol=1e-3)
         True
     """
     graph = of(model)
@@ -138,24 +128,12 @@ def faithfulness(
     clean: Float[Tensor, "batch"],
     corrupt: Float[Tensor, "batch"],
 ) -> Float[Tensor, "*circuit"]:
-    """Share of the gap that a circuit keeps, mean over mean: 0 as the corrupt run, 1 as the clean.
-
-    May leave [0, 1].
-
-    Example:
-        >>> circuit.faithfulness(torch.stack([corrupt, clean]), clean, corrupt)
-        tensor([0., 1.])
-    """
+    """Share of the gap that a circuit keeps: 0 as the corrupt run, 1 as the clean one."""
     return share(scores - corrupt, clean, corrupt)
 
 
 def rank_edges(values: Float[Tensor, "writer reader"], graph: Graph) -> list[Edge]:
-    """All edges by |value|, largest first; equal ones in the order of the graph.
-
-    Example:
-        >>> len(ranking) == int(edges.exists.sum())
-        True
-    """
+    """All edges by |value|, largest first; equal ones in the order of the graph."""
     order = values.cpu()[graph.exists].abs().sort(descending=True, stable=True).indices
     edges = graph.edges()
     return [edges[i] for i in order.tolist()]
@@ -164,13 +142,7 @@ def rank_edges(values: Float[Tensor, "writer reader"], graph: Graph) -> list[Edg
 def curve(
     model: TransformerBridge, task: CleanCorrupt, ranking: Sequence[Edge], sizes: Sequence[int]
 ) -> Float[Tensor, "size batch"]:
-    """Score of the circuits of the best 0, 1, ... edges of a ranking, in nats.
-
-    Example:
-        >>> found = circuit.curve(net, task, ranking, [0, len(ranking)])
-        >>> torch.allclose(found[0], corrupt, atol=1e-3)
-        True
-    """
+    """Score of the circuits of the best ``sizes`` edges of a ranking, in nats."""
     graph = of(model)
     return scores(model, task, torch.stack([graph.mask(ranking[:size]) for size in sizes]))
 
@@ -178,14 +150,8 @@ def curve(
 def smallest_size(
     sizes: Sequence[int], share: Float[Tensor, "size"], bar: float = 0.9
 ) -> int | None:
-    """The first size from which on a curve stays at or above ``bar``; None if it never does.
-
-    ``sizes`` increase. What comes up and sinks again does not count.
-
-    Example:
-        >>> circuit.smallest_size([1, 2, 4], torch.tensor([0.95, 0.5, 0.93]))
-        4
-    """
+    """The first size, of increasing ones, from which on a curve stays at or above ``bar``; None if
+    it never does."""
     found = None
     for size, value in zip(reversed(sizes), reversed(share.tolist()), strict=True):
         if not value >= bar:
@@ -197,27 +163,14 @@ def smallest_size(
 def completeness(
     model: TransformerBridge, task: CleanCorrupt, kept: EdgeMask
 ) -> Float[Tensor, "batch"]:
-    """Score of all edges but the circuit's, in nats: near the corrupt score if it is complete.
-
-    Example:
-        >>> without_all = circuit.completeness(net, task, edges.exists)
-        >>> torch.allclose(without_all, corrupt, atol=1e-3)
-        True
-    """
+    """Score of all edges but the circuit's, in nats: near the corrupt score if it is complete."""
     return scores(model, task, (of(model).exists & ~kept.cpu())[None])[0]
 
 
 def minimality(
     model: TransformerBridge, task: CleanCorrupt, kept: EdgeMask
 ) -> Float[Tensor, "edge batch"]:
-    """Nats that a circuit loses with each of its edges, in the order of the graph.
-
-    Positive: the edge is needed.
-
-    Example:
-        >>> len(circuit.minimality(net, task, edges.mask(ranking[:2])))
-        2
-    """
+    """Nats that a circuit loses with each of its edges, in the order of the graph."""
     places = kept.cpu().nonzero()
     if not len(places):
         raise IclError("A circuit of size zero has no edge that could be needed: give it one.")
@@ -230,12 +183,7 @@ def minimality(
 def random_circuits(
     exists: EdgeMask, size: int, count: int, generator: Generator
 ) -> Bool[Tensor, "circuit writer reader"]:
-    """``count`` circuits of ``size`` edges, each drawn without replacement: the control.
-
-    Example:
-        >>> circuit.random_circuits(edges.exists, 3, 2, generator).sum((1, 2))
-        tensor([3, 3])
-    """
+    """``count`` circuits of ``size`` edges, each drawn without replacement: the control."""
     places = exists.cpu().nonzero()
     if not 0 <= size <= len(places):
         raise IclError(f"The model has {len(places)} edges; cannot draw a circuit of {size}.")
@@ -251,14 +199,8 @@ def induction_edges(
 ) -> list[Edge]:
     """The textbook's circuit of previous-token and induction heads (Elhage et al. 2021).
 
-    The embedding tells the first where they are and what they copy, they tell the keys of the
-    second which token came before, these ask for the current token and copy what they find to
-    the logits, where the embedding goes straight as well.
-
-    Example:
-        >>> pair = circuit.induction_edges(edges, [graph.head(0, 1)], [graph.head(1, 2)])
-        >>> len(pair) > 3
-        True
+    The first read the embedding and write to the keys of the second, whose queries and values read
+    the embedding; the second, and the embedding, write to the logits.
     """
     embed, logits = Node("embed"), Node("logits")
     between = [

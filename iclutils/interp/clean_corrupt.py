@@ -1,18 +1,8 @@
 """Clean/corrupt tasks: what a model is asked, what it must answer, and what it loses without cause.
 
 Every sequence comes twice. On the *clean* one the answer can be told, on the *corrupt* one it
-cannot, and the two differ in nothing else that matters: same length, same scored positions, same
-right answers. The score is the mean log-probability of the right answers, in nats, one number per
-sequence; ``choices`` narrows the softmax to a few tokens.
-
-Example:
-    >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.interp import clean_corrupt
-    >>> from iclutils.tasks import topics
-    >>> net = models.load("induction-0")
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> task = clean_corrupt.copying(net, 8, 6, generator)
+cannot; length, scored positions and right answers are the same. The score is the mean
+log-probability of the right answers, in nats, one number per sequence.
 """
 
 from __future__ import annotations
@@ -36,23 +26,14 @@ CONSTANT = 1e-6  # nats; a smaller gap between clean and corrupt runs is no gap
 
 @dataclass(frozen=True)
 class CleanCorrupt:
-    """A batch of clean and corrupt sequences and the predictions that are scored.
-
-    Attributes:
-        clean, corrupt: token ids, row by row.
-        at: positions whose next-token prediction is scored, increasing.
-        answer: the right next token there.
-        source: position that the answer can be read from (match + 1, or the label word of the
-            right class), where there is one.
-        choices: tokens among which the softmax is taken; the whole vocabulary if None.
-    """
+    """A batch of clean and corrupt sequences and the predictions that are scored."""
 
     clean: Int[Tensor, "batch pos"]
     corrupt: Int[Tensor, "corrupt_batch corrupt_pos"]  # a mismatch is refused with a cure
-    at: Int[Tensor, "batch entry"]
-    answer: Int[Tensor, "batch entry"]
-    source: Int[Tensor, "batch entry"] | None = None
-    choices: Int[Tensor, "batch choice"] | None = None
+    at: Int[Tensor, "batch entry"]  # positions whose next-token prediction is scored, increasing
+    answer: Int[Tensor, "batch entry"]  # the right next token there
+    source: Int[Tensor, "batch entry"] | None = None  # position that the answer can be read from
+    choices: Int[Tensor, "batch choice"] | None = None  # tokens of the softmax; all if None
 
     def __post_init__(self) -> None:
         if not len(self.clean) or not self.at.shape[1]:
@@ -105,12 +86,7 @@ def scored_logits(
     hooks: Sequence[Hook] = (),
     corrupt: bool = False,
 ) -> Float[Tensor, "batch entry vocab"]:
-    """Logits at the scored positions alone, under ``hooks``, without gradients.
-
-    Example:
-        >>> clean_corrupt.scored_logits(net, task).shape[:2] == task.at.shape
-        True
-    """
+    """Logits at the scored positions alone, under ``hooks``, without gradients."""
     tokens = task.corrupt if corrupt else task.clean
     check_tokens(model, tokens)
     with torch.no_grad():
@@ -123,6 +99,11 @@ def baselines(
     """Score of the clean and of the corrupt run, in nats: the 1 and the 0 of every share.
 
     Example:
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.interp import clean_corrupt
+        >>> net = models.load("induction-0")
+        >>> task = clean_corrupt.copying(net, 8, 6, torch.Generator().manual_seed(0))
         >>> clean, corrupt = clean_corrupt.baselines(net, task)
         >>> bool(clean.mean() > corrupt.mean() + 1)
         True
@@ -153,20 +134,11 @@ def copying(
     corruption: str = "fresh",
     narrow: bool = False,
 ) -> CleanCorrupt:
-    """Predict the second copy of distinct random tokens (chapter 01's task).
+    """Predict the second copy of ``length`` distinct random tokens (chapter 01's task).
 
-    Args:
-        model: whose vocabulary, BOS and context are used.
-        count: sequences.
-        length: L, tokens in one copy.
-        generator: source of randomness, on the CPU.
-        corruption: ``"fresh"``: the first copy is another draw; ``"shuffled"``: the first copy in
-            reverse order, so that every token still occurs, followed by another.
-        narrow: take the softmax over the tokens of the second copy alone.
-
-    Example:
-        >>> bool((task.clean[:, 7:] == task.corrupt[:, 7:]).all())
-        True
+    Corrupt: the first copy is another draw (``"fresh"``), or in reverse order (``"shuffled"``), so
+    that every token still occurs, followed by another. ``narrow``: softmax over the second copy's
+    tokens alone.
     """
     if corruption not in ("fresh", "shuffled"):
         raise unknown("corruption", corruption, ["fresh", "shuffled"])
@@ -191,13 +163,7 @@ def copying(
 def classification(prompts: Prompts) -> CleanCorrupt:
     """Name the class of the query (chapter 02's task); one demonstration per class.
 
-    Corrupt: every demonstration carries the label word of the next class, so that the same text
-    stands before another label. Only the first sub-token of a label word is exchanged.
-
-    Example:
-        >>> labelled = clean_corrupt.classification(topics.sample(3, generator, classes=2))
-        >>> (labelled.clean != labelled.corrupt).sum(-1)
-        tensor([2, 2, 2])
+    Corrupt: every demonstration carries the label word of the next class (its first sub-token).
     """
     prompts.check()
     if prompts.label_pos.shape[1] != prompts.classes:
@@ -217,16 +183,8 @@ def classification(prompts: Prompts) -> CleanCorrupt:
 def one_token(
     task: CleanCorrupt, position: int, entry: int, generator: Generator, vocab: int
 ) -> CleanCorrupt:
-    """The same sequences, corrupt at one position alone and scored at one entry alone.
-
-    The token there is drawn anew, uniform over the others of the vocabulary.
-
-    Example:
-        >>> words = net.cfg.d_vocab
-        >>> one = clean_corrupt.one_token(task, 2, entry=0, generator=generator, vocab=words)
-        >>> (one.clean != one.corrupt).sum(-1)
-        tensor([1, 1, 1, 1, 1, 1, 1, 1])
-    """
+    """The same sequences, corrupt at one position alone and scored at one entry alone; the token
+    there is drawn anew, uniform over the others of the vocabulary."""
     step = torch.randint(1, vocab, (len(task),), generator=generator)
     corrupt = task.clean.clone()
     corrupt[:, position] = (corrupt[:, position] + step.to(corrupt.device)) % vocab

@@ -1,16 +1,10 @@
 """The computational graph of a model: components that write to the residual stream, inputs that
 read it, every edge between, and the hooks where both are found.
 
-Writers are the embedding (token and position), every head and every MLP layer; readers are the
-query, key and value input of every head, the input of every MLP layer, and the logits. An edge
-runs from a writer to every later reader, at all positions at once. The order is fixed, so that a
-tensor (writer, reader) means the same everywhere: ``embed``, then for each layer its heads and its
-MLP; for each layer the queries of its heads, their keys, their values and the MLP; then ``logits``.
-
-Example:
-    >>> from iclutils import models
-    >>> from iclutils.interp import graph
-    >>> net = models.load("induction-0")
+An edge runs from a writer to every later reader, at all positions at once. The order is fixed, so
+that a tensor (writer, reader) means the same everywhere. Writers: the embedding (token and
+position), then for each layer its heads and its MLP. Readers: for each layer the queries of its
+heads, their keys, their values and the MLP's input, then the logits.
 """
 
 from __future__ import annotations
@@ -52,22 +46,14 @@ Edge = tuple[Node, Node]
 
 
 def head(layer: int, index: int) -> Node:
-    """The writer that head ``layer.index`` is.
-
-    Example:
-        >>> str(graph.head(1, 3))
-        '1.3'
-    """
+    """The writer that head ``layer.index`` is."""
     return Node("head", layer, index)
 
 
 @dataclass(frozen=True)
 class Graph:
-    """All nodes and edges of a model of this shape.
-
-    ``parallel``: the MLP reads what the heads of its layer read (GPT-J, some GPT-NeoX), so that
-    these heads do not write to it.
-    """
+    """All nodes and edges of a model of this shape; ``parallel``: the MLP reads what the heads of
+    its layer read (GPT-J, some GPT-NeoX), so that these heads do not write to it."""
 
     layers: int
     heads: int
@@ -106,10 +92,10 @@ class Graph:
     def index(self, edge: Edge) -> tuple[int, int]:
         """Row and column of an edge."""
         writer, reader = edge
-        if writer not in self.writers:
-            raise unknown("writer", str(writer), [str(n) for n in self.writers])
-        if reader not in self.readers:
-            raise unknown("reader", str(reader), [str(n) for n in self.readers])
+        sides = ("writer", writer, self.writers), ("reader", reader, self.readers)
+        for kind, node, nodes in sides:
+            if node not in nodes:
+                raise unknown(kind, str(node), nodes)
         place = self.writers.index(writer), self.readers.index(reader)
         if not bool(self.exists[place]):
             raise IclError(f"No edge from {writer} to {reader}: a reader must come later.")
@@ -138,21 +124,18 @@ def of(model: TransformerBridge) -> Graph:
     """The graph of a model.
 
     Example:
-        >>> whole = graph.of(net)
-        >>> len(whole.edges()) == int(whole.exists.sum())
-        True
+        >>> from iclutils import models
+        >>> from iclutils.interp import graph
+        >>> whole = graph.of(models.load("induction-0"))
+        >>> len(whole.writers), len(whole.readers), int(whole.exists.sum())
+        (11, 27, 110)
     """
     cfg = model.cfg
     return Graph(cfg.n_layers, cfg.n_heads, bool(getattr(cfg, "parallel_attn_mlp", False)))
 
 
 def all_heads(model: TransformerBridge) -> list[Node]:
-    """Every head, as a writer.
-
-    Example:
-        >>> len(graph.all_heads(net))
-        8
-    """
+    """Every head, as a writer."""
     return [n for n in of(model).writers if n.kind == "head"]
 
 

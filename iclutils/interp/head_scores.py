@@ -1,21 +1,9 @@
 """Head scores read off attention patterns: what a head looks at, as one number per head.
 
-Every score takes patterns ``A[..., dest, src]`` (rows sum to 1, ``src <= dest``) of repeated
-tokens ``[BOS, r_1 .. r_L, r_1 .. r_L]`` and averages over positions. The baseline of a score is
-the same function applied to ``uniform_pattern``: a head that spreads its attention evenly already
-scores that much. Attention is not contribution: a high score says where a head looks, not that
-the look matters (see ``iclutils.interp.hooks`` for that).
-
-Sources: Elhage et al. 2021; Olsson et al. 2022 (prefix matching); seed note 003 (stripe).
-
-Example:
-    >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.interp import head_scores
-    >>> from iclutils.tasks.repeated import repeated_tokens
-    >>> net = models.load("induction-0")
-    >>> task = repeated_tokens(net, 8, 10, torch.Generator().manual_seed(0))
-    >>> even = head_scores.uniform_pattern(21)
+Patterns are ``A[..., dest, src]`` (rows sum to 1, ``src <= dest``) of repeated tokens
+``[BOS, r_1 .. r_L, r_1 .. r_L]``; scores are means over positions. A score says where a head
+looks, not that the look matters (see ``interp.hooks``). Sources: Elhage et al. 2021; Olsson et
+al. 2022 (prefix matching); seed note 003 (stripe).
 """
 
 from __future__ import annotations
@@ -34,31 +22,14 @@ Score = Float[Tensor, "*lead"]
 
 
 def uniform_pattern(size: int) -> Float[Tensor, "dest src"]:
-    """Causal attention spread evenly: row q gives 1/(q+1) to each of its q+1 sources.
-
-    Example:
-        >>> head_scores.uniform_pattern(3)
-        tensor([[1.0000, 0.0000, 0.0000],
-                [0.5000, 0.5000, 0.0000],
-                [0.3333, 0.3333, 0.3333]])
-    """
+    """Causal attention spread evenly: row q gives 1/(q+1) to each of its q+1 sources."""
     lower = torch.ones(size, size).tril()
     return lower / lower.sum(-1, keepdim=True)
 
 
 def previous_token(pattern: Pattern) -> Score:
-    """Mean of A[q, q-1] over q >= 1.
-
-    Example:
-        >>> round(head_scores.previous_token(head_scores.uniform_pattern(3)).item(), 4)
-        0.4167
-    """
+    """Mean of A[q, q-1] over q >= 1."""
     return pattern.diagonal(-1, -2, -1).mean(-1)
-
-
-def current_token(pattern: Pattern) -> Score:
-    """Mean of A[q, q]."""
-    return pattern.diagonal(0, -2, -1).mean(-1)
 
 
 def first_token(pattern: Pattern) -> Score:
@@ -67,12 +38,7 @@ def first_token(pattern: Pattern) -> Score:
 
 
 def attention_at_offset(pattern: Pattern, length: int, offset: int) -> Score:
-    """Mean of A[q, q-offset] over the second copy, q in [L+1, 2L].
-
-    Example:
-        >>> head_scores.attention_at_offset(torch.eye(21), length=10, offset=0)
-        tensor(1.)
-    """
+    """Mean of A[q, q-offset] over the second copy, q in [L+1, 2L]."""
     if pattern.shape[-1] != 2 * length + 1:
         raise IclError(
             f"Repeated tokens of length {length} have {2 * length + 1} positions; "
@@ -89,27 +55,14 @@ def prefix_matching(pattern: Pattern, length: int) -> Score:
     return attention_at_offset(pattern, length, length - 1)
 
 
-def duplicate_token(pattern: Pattern, length: int) -> Score:
-    """Attention L back, to the earlier copy of the current token itself."""
-    return attention_at_offset(pattern, length, length)
-
-
 def stripe(pattern: Pattern, length: int) -> Score:
-    """Mean of the whole diagonal of offset 1-L, as the seed note takes it.
-
-    It has L+2 entries: the L of ``prefix_matching``, and (L-1, 0) and (L, 1), where nothing has
-    been repeated yet.
-    """
+    """Mean of the whole diagonal of offset 1-L, as the seed note takes it: the L entries of
+    ``prefix_matching``, and (L-1, 0) and (L, 1), where nothing has been repeated yet."""
     return pattern.diagonal(1 - length, -2, -1).mean(-1)
 
 
 def distance_profile(pattern: Pattern, length: int) -> Float[Tensor, "*lead distance"]:
-    """Mean attention of the second copy at each distance back, 0 .. L+1.
-
-    Example:
-        >>> head_scores.distance_profile(even, length=10).shape
-        torch.Size([12])
-    """
+    """Mean attention of the second copy at each distance back, 0 .. L+1."""
     offsets = range(length + 2)
     return torch.stack([attention_at_offset(pattern, length, offset) for offset in offsets], -1)
 
@@ -117,11 +70,10 @@ def distance_profile(pattern: Pattern, length: int) -> Float[Tensor, "*lead dist
 def olsson_prefix_matching(
     pattern: Float[Tensor, "batch head dest src"], tokens: Int[Tensor, "batch src"]
 ) -> Float[Tensor, "batch head"]:
-    """Olsson's evaluator: attention to all positions that follow an earlier occurrence.
+    """Olsson's evaluator: attention to all positions that follow an earlier occurrence, summed
+    over those, averaged over the queries that have one; BOS never counts as an occurrence.
 
-    Summed over those positions, averaged over the queries that have one. ``tokens`` starts with
-    BOS, which never counts as an occurrence. (Olsson et al. 2022, appendix on head activation
-    evaluators; they use 25 random tokens repeated four times.)
+    Olsson et al. 2022, appendix on head activation evaluators: 25 random tokens, four times.
     """
     same = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
     same[:, :, 0] = False
@@ -137,21 +89,27 @@ def olsson_prefix_matching(
 
 SCORES: dict[str, Callable[[Tensor, int], Tensor]] = {
     "previous": lambda pattern, length: previous_token(pattern),
-    "current": lambda pattern, length: current_token(pattern),
+    "current": lambda pattern, length: pattern.diagonal(0, -2, -1).mean(-1),
     "first": lambda pattern, length: first_token(pattern),
-    "duplicate": duplicate_token,
+    "duplicate": lambda pattern, length: attention_at_offset(pattern, length, length),
     "prefix": prefix_matching,
     "stripe": stripe,
 }
 
 
-def head_scores(
+def score_heads(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"], length: int
 ) -> dict[str, Float[Tensor, "batch layer head"]]:
     """All ``SCORES`` of every head on a batch of repeated tokens, from one forward pass.
 
     Example:
-        >>> scores = head_scores.head_scores(net, task.tokens, 10)
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.interp import head_scores
+        >>> from iclutils.tasks.repeated import repeated_tokens
+        >>> net = models.load("induction-0")
+        >>> task = repeated_tokens(net, 8, 10, torch.Generator().manual_seed(0))
+        >>> scores = head_scores.score_heads(net, task.tokens, task.length)
         >>> scores["prefix"].mean(0).max() > 0.5
         tensor(True)
     """
@@ -163,13 +121,7 @@ def head_scores(
 
 
 def uniform_baselines(length: int) -> dict[str, float]:
-    """Each score of ``head_scores`` for a head that attends evenly.
-
-    Example:
-        >>> even = head_scores.uniform_baselines(50)
-        >>> round(even["previous"], 4), round(even["first"], 4)
-        (0.042, 0.0515)
-    """
+    """Each score of ``score_heads`` for a head that attends evenly."""
     even = uniform_pattern(2 * length + 1)
     return {name: score(even, length).item() for name, score in SCORES.items()}
 
@@ -177,12 +129,7 @@ def uniform_baselines(length: int) -> dict[str, float]:
 def olsson_scores(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch layer head"]:
-    """Olsson's evaluator for every head (see ``olsson_prefix_matching``).
-
-    Example:
-        >>> head_scores.olsson_scores(net, task.tokens).shape
-        torch.Size([8, 2, 4])
-    """
+    """Olsson's evaluator for every head (see ``olsson_prefix_matching``)."""
     patterns = _patterns(model, tokens)
     return torch.stack([olsson_prefix_matching(pattern, tokens) for pattern in patterns], 1)
 
@@ -194,10 +141,6 @@ def detector_scores(
 
     It divides by the attention of *all* rows, so on repeated tokens without chance repeats it
     equals ``previous * 2L/S``, ``prefix * L/S`` and ``duplicate * L/S``, S = 2L + 1.
-
-    Example:
-        >>> sorted(head_scores.detector_scores(net, task.tokens[:1]))
-        ['duplicate', 'prefix', 'previous']
     """
     patterns = torch.stack(_patterns(model, tokens), 1)[0].cpu()  # layer, head, dest, src
     wanted = {
@@ -216,12 +159,7 @@ def detector_scores(
 
 
 def strongest(scores: Float[Tensor, "layer head"]) -> tuple[int, int]:
-    """(layer, head) of the largest score.
-
-    Example:
-        >>> head_scores.strongest(torch.tensor([[0.1, 0.2], [0.9, 0.3]]))
-        (1, 0)
-    """
+    """(layer, head) of the largest score."""
     return divmod(int(scores.argmax()), scores.shape[1])
 
 

@@ -1,18 +1,9 @@
 """Interventions as hooks: ablate heads and MLP layers, cut attention, read chosen activations.
 
-A component (heads, by their ``z`` before ``W_O``, or whole MLP layers) is replaced at every
-position by zero, by its mean over the batch and the positions, or by what it computes on *other*
-sequences of the same shape (resample). Zero is off the model's usual path and can hurt for that
-reason alone; resample keeps the statistics and removes the content. Activations are named as
-TransformerLens does: ``models.get_act_name("z", layer)``.
-
-Example:
-    >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.interp import hooks
-    >>> from iclutils.models import get_act_name
-    >>> net = models.load("induction-0")
-    >>> tokens, other = torch.randint(500, (2, 4, 20), generator=torch.Generator().manual_seed(0))
+A component (a head by its ``z``, before ``W_O``, or a whole MLP layer) is replaced at every
+position by zero, by its mean over batch and positions, or by what it computes on *other* sequences
+(resample). Zero is off the model's usual path and can hurt for that reason alone; resample keeps
+the statistics and removes the content. Hook names: ``models.get_act_name("z", layer)``.
 """
 
 from __future__ import annotations
@@ -32,21 +23,13 @@ How = Literal["zero", "mean", "resample"]
 Hook = tuple[str, Callable[..., Tensor]]
 Tokens = Int[Tensor, "batch pos"]
 Other = Int[Tensor, "other_batch other_pos"]  # must match; a mismatch is refused with a cure
-Logits = Float[Tensor, "batch pos vocab"]
 CUT = -10_000.0  # score of an edge that is cut; its exponential is 0 in float32
 
 
 def run_with_hooks(
     model: TransformerBridge, tokens: Tokens, hooks: Sequence[Hook], watch: Iterable[str] = ()
-) -> tuple[Logits, dict[str, Tensor]]:
-    """One forward pass under ``hooks``: logits, and the activations named in ``watch``.
-
-    Example:
-        >>> name = get_act_name("pattern", 1)
-        >>> logits, seen = hooks.run_with_hooks(net, tokens, [], watch=[name])
-        >>> seen[name].shape
-        torch.Size([4, 4, 20, 20])
-    """
+) -> tuple[Float[Tensor, "batch pos vocab"], dict[str, Tensor]]:
+    """One forward pass under ``hooks``: logits, and the activations named in ``watch``."""
     check_tokens(model, tokens)
     seen: dict[str, Tensor] = {}
 
@@ -71,6 +54,19 @@ def at_positions(at: Int[Tensor, "batch entry"]) -> Hook:
     return "unembed.hook_in", pick
 
 
+def set_activation(name: str, new: Float[Tensor, "..."], heads: Sequence[int] = ()) -> Hook:
+    """Hook that replaces an activation, or of ``z`` these heads alone, by what broadcasts to it."""
+
+    def replace(value: Tensor, hook: object) -> Tensor:
+        if not heads:
+            return new.expand_as(value)
+        value = value.clone()
+        value[:, :, heads] = new.expand_as(value)[:, :, heads]
+        return value
+
+    return name, replace
+
+
 def ablate_heads(
     model: TransformerBridge, tokens: Tokens, heads: Iterable[Head], how: How, other: Other
 ) -> list[Hook]:
@@ -79,25 +75,20 @@ def ablate_heads(
     ``other``: sequences of the same shape, the source of resampled activations.
 
     Example:
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.interp import hooks
+        >>> net = models.load("induction-0")
+        >>> tokens, other = torch.randint(500, (2, 4, 20))
         >>> [name for name, _ in hooks.ablate_heads(net, tokens, [(1, 0), (1, 2)], "mean", other)]
         ['blocks.1.attn.hook_z']
     """
-    chosen: dict[int, list[int]] = {}
+    chosen: dict[str, list[int]] = {}
     for head in heads:
         check_head(model, head)
-        chosen.setdefault(head[0], []).append(head[1])
-    names = {layer: get_act_name("z", layer) for layer in chosen}
-    values = replacements(model, tokens, names.values(), how, other)
-
-    def hook_for(name: str, heads: list[int]) -> Hook:
-        def replace(z: Tensor, hook: object) -> Tensor:
-            z = z.clone()
-            z[:, :, heads] = values[name].expand_as(z)[:, :, heads]
-            return z
-
-        return name, replace
-
-    return [hook_for(names[layer], of_layer) for layer, of_layer in chosen.items()]
+        chosen.setdefault(get_act_name("z", head[0]), []).append(head[1])
+    values = replacements(model, tokens, chosen, how, other)
+    return [set_activation(name, values[name], some) for name, some in chosen.items()]
 
 
 def ablate_mlps(
@@ -106,17 +97,11 @@ def ablate_mlps(
     """Hooks that ablate whole MLP layers; arguments as in ``ablate_heads``."""
     names = [get_act_name("mlp_out", check_layer(model, layer)) for layer in layers]
     values = replacements(model, tokens, names, how, other)
-
-    def hook_for(name: str) -> Hook:
-        return name, lambda out, hook: values[name].expand_as(out)
-
-    return [hook_for(name) for name in names]
+    return [set_activation(name, values[name]) for name in names]
 
 
 def cut_attention(
-    model: TransformerBridge,
-    cut: Mapping[int, Bool[Tensor, "..."]],
-    renormalise: bool = True,
+    model: TransformerBridge, cut: Mapping[int, Bool[Tensor, "..."]], renormalise: bool = True
 ) -> list[Hook]:
     """Hooks that cut edges of attention: ``cut[layer]`` is (batch, dest, src) or with heads
     (batch, head, dest, src).
@@ -173,15 +158,11 @@ def replacements(
         _, cache = cached(model, tokens, names)
         return {name: cache[name].mean((0, 1), keepdim=True) for name in names}
     if how == "resample":
-        _same_shape(tokens, other)
+        if other.shape != tokens.shape:
+            raise IclError(
+                f"Resampling needs sequences of the same shape; got {tuple(other.shape)} for "
+                f"{tuple(tokens.shape)}."
+            )
         _, cache = cached(model, other, names)
         return {name: cache[name] for name in names}
     raise unknown("ablation", how, ["zero", "mean", "resample"])
-
-
-def _same_shape(tokens: Tokens, other: Other) -> None:
-    if other.shape != tokens.shape:
-        raise IclError(
-            f"Resampling needs sequences of the same shape; got {tuple(other.shape)} "
-            f"for {tuple(tokens.shape)}."
-        )

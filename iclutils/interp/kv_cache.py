@@ -3,16 +3,6 @@
 Reading a prompt leaves one key and one value per token, layer and head; later tokens see earlier
 ones through nothing else. ``cache_demonstrations`` reads demonstrations and keeps some of these,
 ``answer_from_cache`` reads a query with them. What is kept stands at its original position.
-
-Example:
-    >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.interp import kv_cache
-    >>> from iclutils.interp.readout import target_logits
-    >>> from iclutils.tasks import topics
-    >>> net = models.load("anchors-0")
-    >>> asked = topics.sample(4, torch.Generator().manual_seed(0), classes=2, shared=True)
-    >>> keep = kv_cache.demonstrations(asked)
 """
 
 from __future__ import annotations
@@ -36,12 +26,7 @@ States = tuple[Float[Tensor, "rows kv_head mem d_head"], ...]
 
 
 def demonstrations(prompts: Prompts) -> Keep:
-    """Which tokens belong to the demonstrations: all before the query.
-
-    Example:
-        >>> bool(keep[0, 0]), bool(keep[0, asked.target[0]])
-        (True, False)
-    """
+    """Which tokens belong to the demonstrations: all before the query."""
     return prompts.roles <= Role.LABEL
 
 
@@ -55,21 +40,13 @@ def shares_demonstrations(prompts: Prompts) -> bool:
 
 @dataclass(frozen=True)
 class DemonstrationCache:
-    """Keys and values of demonstration tokens, packed to the front of their rows.
+    """Keys and values of demonstration tokens, packed to the front of their rows."""
 
-    Attributes:
-        keys, values: per layer, after any rotation by position. Models with fewer key than query
-            heads have the fewer here.
-        held: which entries are real; the rest is padding.
-        next_position: where the query begins in the whole prompt.
-        read: the demonstrations' tokens, -1 after their end.
-    """
-
-    keys: States
+    keys: States  # per layer, after any rotation by position
     values: States
-    held: Bool[Tensor, "batch mem"]
-    next_position: Int[Tensor, "batch"]
-    read: Int[Tensor, "batch demo_pos"]
+    held: Bool[Tensor, "batch mem"]  # which entries are real; the rest is padding
+    next_position: Int[Tensor, "batch"]  # where the query begins in the whole prompt
+    read: Int[Tensor, "batch demo_pos"]  # the demonstrations' tokens, -1 after their end
 
     def rows(self, rows: slice) -> DemonstrationCache:
         """The cache of some of the prompts."""
@@ -118,20 +95,20 @@ def answer_from_cache(
 ) -> Float[Tensor, "batch vocab"]:
     """Logits at the target when the query is read with ``cache`` in place of its demonstrations.
 
-    Args:
-        model: the model.
-        cache: of the same prompts, or one row for prompts that share their demonstrations.
-        prompts: whose queries are read.
-        offset: whether the query stands where it stands in the whole prompt (True) or begins at
-            position 0 (False, the released script's way with GPT-2 XL). For rotary positions,
-            too, the distance to what is cached changes.
-        batch_size: prompts per forward pass; all if omitted.
+    One row of ``cache`` serves all prompts that share their demonstrations. Without ``offset`` the
+    query begins at position 0 (the released script's way with GPT-2 XL), not where it stands.
 
     Example:
-        >>> held = kv_cache.cache_demonstrations(net, asked[:1], keep[:1])
-        >>> answered = kv_cache.answer_from_cache(net, held, asked)
-        >>> bool((answered - target_logits(net, asked)).abs().max() < 1e-3)
-        True
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.interp import kv_cache
+        >>> from iclutils.tasks import topics
+        >>> net = models.load("anchors-0")
+        >>> asked = topics.sample(4, torch.Generator().manual_seed(0), classes=2, shared=True)
+        >>> one = asked[:1]
+        >>> cache = kv_cache.cache_demonstrations(net, one, kv_cache.demonstrations(one))
+        >>> kv_cache.answer_from_cache(net, cache, asked).shape
+        torch.Size([4, 122])
     """
     check_prompts(model, prompts)
     mine = demonstrations(prompts)
@@ -193,16 +170,10 @@ def read_with_cache(
     positions: Int[Tensor, "batch pos"],
     last: Int[Tensor, "batch"],
 ) -> Float[Tensor, "batch vocab"]:
-    """Feed ``tokens`` to a model that already holds ``keys`` and ``values``; differentiable.
+    """Next-token logits at index ``last`` of ``tokens``, fed to a model that already holds
+    ``keys`` and ``values`` (one row serves all of the batch); differentiable.
 
-    Args:
-        model: the model.
-        keys, values: per layer; one row serves all of the batch.
-        held: which entries of the cache may be attended to.
-        tokens: new tokens, padded on the right.
-        fed: which of them are real.
-        positions: the position that each is to stand at.
-        last: index in ``tokens`` of the one whose next-token logits are returned.
+    ``held``: entries of the cache that may be attended to. ``fed``: tokens that are no padding.
     """
     cache, shape = None, (len(tokens), -1, -1, -1)
     if held.shape[1]:

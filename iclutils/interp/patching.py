@@ -1,27 +1,9 @@
 """Patching: what a model loses when a part of it carries what it does on other sequences.
 
-``ablate`` replaces whole components, ``patch_edges`` what single edges carry, ``path_patching``
-every edge alone (Wang et al. 2022, section 3; Goldowsky-Dill et al. 2023), the sweeps every MLP
-output or head of one sequence.
-
-All but the first two are computed from where a patch matters. A patch in layer l leaves
-everything before it, and all earlier positions, as they were. So ``CleanRun`` keeps one clean
-pass; of the patched layer only what changes is redone, and many patches go through the later
-layers together. Positions after the last scored one are left out; the last layer's queries, its
-MLP and the unembedding run at scored positions only, and where few are scored its keys and values
-are never formed: softmax((W_K q) . x) needs the inputs x alone. This knows one attention,
-softmax(q k / sqrt(d_head)) v with positions added to the embedding, one part after the other, as
-in GPT-2. ``CleanRun.plain`` measures whether that is what the model does; all other models go by
-one hooked forward pass for each patch.
-
-Example:
-    >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.interp import clean_corrupt, graph, patching
-    >>> net = models.load("induction-0")
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> task = clean_corrupt.copying(net, 2, 5, generator)
-    >>> exists = graph.of(net).exists
+A patch leaves everything before it as it was: ``CleanRun`` keeps one clean pass, redoes of the
+patched layer what changes, and takes many patches through the later layers together, the last
+layer at scored positions alone. This knows the attention of GPT-2; ``CleanRun.plain`` measures
+whether it is the model's, and all other models go by one hooked forward pass for each patch.
 """
 
 from __future__ import annotations
@@ -50,7 +32,7 @@ from .graph import (
     output_hook,
     split_qkv_input,
 )
-from .hooks import Head, Hook, How, ablate_heads, ablate_mlps, replacements, run_with_hooks
+from .hooks import Head, Hook, How, replacements, run_with_hooks, set_activation
 
 PARTS = ("resid_pre", "resid_mid", "resid_post", "mlp_out", "q", "k", "v", "z")
 ROWS = 4096  # rows of d_model (patch x batch x pos) held at once; more leave the cache
@@ -70,37 +52,21 @@ def ablate(
 ) -> Float[Tensor, "set batch"]:
     """Score without each set of heads and MLP layers, in nats.
 
-    ``how``: ``"resample"`` gives them what they compute on the corrupt sequence, ``"mean"`` their
-    mean over the batch and its positions, ``"zero"`` nothing.
-
-    Example:
-        >>> induction = [graph.head(1, h) for h in range(4)]
-        >>> clean, _ = clean_corrupt.baselines(net, task)
-        >>> bool(patching.ablate(net, task, [induction])[0].mean() < clean.mean() - 1)
-        True
+    They become what they are on the corrupt sequence (``"resample"``), their mean over the batch
+    and its positions (``"mean"``), or nothing (``"zero"``).
     """
     groups = [list(nodes) for nodes in sets]
     nodes = {node for group in groups for node in group}
     if not nodes <= {node for node in of(model).writers if node.kind != "embed"}:
         raise IclError("Only heads and MLP layers of the model can be removed.")
-    names = {output_hook(node) for node in nodes}
-    values = replacements(model, task.clean, names, how, task.corrupt)
+    values = replacements(model, task.clean, {*map(output_hook, nodes)}, how, task.corrupt)
 
     def fill(node: Node) -> Hook:
-        def exchange(value: Tensor, hook: object) -> Tensor:
-            value = value.clone()
-            part = value if node.kind == "mlp" else value[:, :, node.head]
-            new = values[output_hook(node)].expand_as(value)
-            part[:] = new if node.kind == "mlp" else new[:, :, node.head]
-            return value
+        name = output_hook(node)
+        return set_activation(name, values[name], [node.head] if node.kind == "head" else [])
 
-        return output_hook(node), exchange
-
-    scores = [
-        task.score(scored_logits(model, task, list(map(fill, group))))
-        for group in bar(groups, "sets")
-    ]
-    return torch.stack(scores)
+    hooks = [list(map(fill, group)) for group in groups]
+    return torch.stack([task.score(scored_logits(model, task, h)) for h in bar(hooks, "sets")])
 
 
 def patch_edges(
@@ -108,16 +74,11 @@ def patch_edges(
 ) -> Float[Tensor, "batch"]:
     """Score when these edges carry what their writers write on the corrupt sequence, in nats.
 
-    The writers' values come from the clean and the corrupt run; every other edge carries what the
-    run itself brings, so whatever lies after a patched reader is computed anew.
+    Every other edge carries what the run itself brings, so what lies after is computed anew.
     """
-    writers = {u for u, _ in edges}
-    clean, corrupt = (component_outputs(model, t, writers) for t in (task.clean, task.corrupt))
-    changes: dict[Node, Tensor] = {}
-    for writer, reader in edges:
-        changes[reader] = changes.get(reader, 0) + corrupt[writer] - clean[writer]
+    hooks = _edge_hooks(model, task.clean, task.corrupt, edges)
     with split_qkv_input(model):
-        return task.score(scored_logits(model, task, add_to_inputs(model, changes)))
+        return task.score(scored_logits(model, task, hooks))
 
 
 def patch_key_input(
@@ -129,34 +90,29 @@ def patch_key_input(
 ) -> Float[Tensor, "batch dest src"]:
     """Attention pattern of ``target`` when only its keys read what ``sources`` write on ``other``.
 
-    Queries, values and every other reader keep the clean residual stream, so a change of the
-    pattern is K-composition and nothing else.
+    Every other reader keeps the clean stream: a change is K-composition and nothing else.
     """
-    nodes, (layer, head) = [Node("head", *source) for source in sources], target
-    for node in nodes:
-        if node.layer >= layer:
-            raise IclError(
-                f"No path from {node} to {layer}.{head}: the target must be in a later layer."
-            )
-    clean, corrupt = (component_outputs(model, each, nodes) for each in (tokens, other))
-    change = torch.stack([corrupt[node] - clean[node] for node in nodes]).sum(0)
-    name = get_act_name("pattern", layer)
+    edges = [(Node("head", *source), Node("k", *target)) for source in sources]
+    of(model).mask(edges)  # all of them exist
+    hooks, name = _edge_hooks(model, tokens, other, edges), get_act_name("pattern", target[0])
     with split_qkv_input(model):
-        hooks = add_to_inputs(model, {Node("k", layer, head): change})
-        return run_with_hooks(model, tokens, hooks, [name])[1][name][:, head]
+        return run_with_hooks(model, tokens, hooks, [name])[1][name][:, target[1]]
 
 
 def path_patching(
     model: TransformerBridge, task: CleanCorrupt, edges: Sequence[Edge] | None = None
 ) -> Float[Tensor, "writer reader batch"]:
-    """Nats lost when each edge alone is patched; 0 where there is none, or none was asked for.
-
-    The same as ``patch_edges`` edge by edge. ``edges``: the edges wanted; all if omitted.
+    """Nats lost when each edge alone is patched (Wang et al. 2022, section 3; Goldowsky-Dill et
+    al. 2023); 0 where there is none, or ``edges`` are given and it is not among them.
 
     Example:
-        >>> found = patching.path_patching(net, task).mean(-1)
-        >>> bool((found[~exists] == 0).all())
-        True
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.interp import clean_corrupt, patching
+        >>> net = models.load("induction-0")
+        >>> task = clean_corrupt.copying(net, 2, 5, torch.Generator().manual_seed(0))
+        >>> patching.path_patching(net, task).shape
+        torch.Size([11, 27, 2])
     """
     run = CleanRun(model, task)
     graph = run.graph
@@ -175,15 +131,8 @@ def layer_flow(
 ) -> Float[Tensor, "source target batch"]:
     """Nats lost when what one layer writes reaches one later block corrupt, and nothing else.
 
-    Source 0 is the embedding, source l + 1 all that layer l writes, heads and MLP at once. Target
-    l is all that block l reads, the last target the logits; the residual stream that passes the
-    block stays clean. 0 unless the target comes after the source. F(l1 -> l2) is the share
-    (``clean_corrupt.share``) of entry ``[l1 + 1, l2]``; the last column is the skip to the logits.
-
-    Example:
-        >>> layers = net.cfg.n_layers
-        >>> patching.layer_flow(net, task).shape == (layers + 1, layers + 1, 2)
-        True
+    Source 0 is the embedding, l + 1 all that layer l writes; target l is all that block l reads,
+    the last one the logits. The residual stream that passes the block stays clean.
     """
     run = CleanRun(model, task)
     graph, layers = run.graph, run.graph.layers
@@ -202,17 +151,9 @@ def sampled_difference(
     count: int,
     generator: Generator,
 ) -> float:
-    """Largest difference (nats) of ``path_patching`` to ``patch_edges``, on random edges.
-
-    Example:
-        >>> found = patching.path_patching(net, task)
-        >>> patching.sampled_difference(net, task, found, 2, generator) < 1e-3
-        True
-    """
-    graph = of(model)
-    edges = graph.edges()
-    clean = task.score(scored_logits(model, task))
-    worst = 0.0
+    """Largest difference (nats) of ``path_patching`` to ``patch_edges``, on random edges."""
+    graph, clean = of(model), task.score(scored_logits(model, task))
+    edges, worst = graph.edges(), 0.0
     for i in torch.randperm(len(edges), generator=generator)[:count].tolist():
         slow = clean - patch_edges(model, task, [edges[i]])
         worst = max(worst, float((found[graph.index(edges[i])] - slow).abs().max()))
@@ -223,21 +164,16 @@ def backward_flow(model: TransformerBridge, task: CleanCorrupt) -> float:
     """Largest change of what an earlier layer writes when a layer writes as on the corrupt side.
 
     Measured on the model itself, with no use of the order that ``layer_flow`` builds on.
-
-    Example:
-        >>> patching.backward_flow(net, task) < 1e-4
-        True
     """
-    layers, tokens, other = range(model.cfg.n_layers), task.clean, task.corrupt
+    layers = range(model.cfg.n_layers)
     names = [get_act_name(part, layer) for layer in layers for part in ("z", "mlp_out")]
-    _, before = cached(model, tokens, names)
+    clean, corrupt = (cached(model, tokens, names)[1] for tokens in (task.clean, task.corrupt))
     worst = 0.0
     for layer in layers[1:]:
-        heads = [(layer, h) for h in range(model.cfg.n_heads)]
-        hooks = ablate_heads(model, tokens, heads, "resample", other)
-        hooks += ablate_mlps(model, tokens, [layer], "resample", other)
-        _, seen = run_with_hooks(model, tokens, hooks, names[: 2 * layer])
-        worst = max(worst, *(float((seen[n] - before[n]).abs().max()) for n in seen))
+        earlier, own = names[: 2 * layer], names[2 * layer : 2 * layer + 2]
+        hooks = [set_activation(name, corrupt[name]) for name in own]
+        _, seen = run_with_hooks(model, task.clean, hooks, earlier)
+        worst = max(worst, *(float((seen[n] - clean[n]).abs().max()) for n in earlier))
     return worst
 
 
@@ -248,24 +184,10 @@ def mlp_position_sweep(
     sources: Int[Tensor, "position"],
     scored: Int[Tensor, "entry"],
 ) -> Float[Tensor, "layer position entry"]:
-    """Swap MLP outputs between positions, at every layer: change of log p, in nats.
+    """Change of log p (nats) when the MLP's output at one position becomes that at its source.
 
-    For every layer, and every position alone, the MLP's output there is replaced by its clean
-    output at the source position of the same sequence. The seed note's patch has positions
-    L .. 2L-1 of repeated tokens and the sources L before them.
-
-    Args:
-        model: the model.
-        tokens: one sequence.
-        positions: where to patch.
-        sources: where each patch is taken from, one per position.
-        scored: prediction entries to read (entry i is about token i + 1), increasing.
-
-    Example:
-        >>> positions, entries = torch.arange(5, 10), torch.arange(6, 10)
-        >>> same = patching.mlp_position_sweep(net, task.clean[:1], positions, positions, entries)
-        >>> same.abs().max() < 1e-5
-        tensor(True)
+    For every layer and each position alone, in one sequence. ``scored``: increasing prediction
+    entries (entry i is about token i + 1). The seed note patches L .. 2L-1 from L before them.
     """
     run = _one_sequence(model, tokens, scored)
     places = torch.cat([positions, sources])
@@ -283,8 +205,10 @@ def mlp_position_sweep(
     for layer, name in enumerate(bar(names, "layers")):
         moved = cache[name][0, sources] - cache[name][0, positions]
         if not run.plain:
-            hooks = [_add_at(name, int(positions[i]), moved[i]) for i in order]
-            out[layer, order] = _by_hooks(run, [[hook] for hook in hooks])[:, 0]
+            swapped = cache[name][0, : run.reach].repeat(len(positions), 1, 1)
+            swapped[order, positions[order]] += moved[order]
+            hooks = [[set_activation(name, swapped[i])] for i in order.tolist()]
+            out[layer, order] = _by_hooks(run, hooks)[:, 0]
             continue
         for some in order.split(TOGETHER):
             first = int(positions[some[0]])
@@ -304,17 +228,9 @@ def head_ablation_sweep(
     scored: Int[Tensor, "entry"],
     mean: Float[Tensor, "layer head d_head"] | None = None,
 ) -> Float[Tensor, "layer head entry"]:
-    """Ablate every head of the model, one at a time: change of log p at ``scored``, in nats.
+    """Change of log p (nats) when each head's ``z`` alone becomes ``mean``, or zero.
 
-    Args:
-        model: the model.
-        tokens: one sequence.
-        scored: prediction entries to read (entry i is about token i + 1), increasing.
-        mean: what the heads' ``z`` becomes; zero if omitted.
-
-    Example:
-        >>> patching.head_ablation_sweep(net, task.clean[:1], torch.arange(6, 10)).shape
-        torch.Size([2, 4, 4])
+    One sequence; ``scored``: increasing prediction entries (entry i is about token i + 1).
     """
     run = _one_sequence(model, tokens, scored)
     shape = model.cfg.n_layers, model.cfg.n_heads
@@ -322,25 +238,22 @@ def head_ablation_sweep(
     layers = []
     for layer in bar(range(shape[0]), "layers"):
         if not run.plain:
-            hooks = [_fill_head(layer, h, fill[layer, h]) for h in range(shape[1])]
-            layers.append(_by_hooks(run, [[hook] for hook in hooks]))
+            name = get_act_name("z", layer)
+            hooks = [[set_activation(name, fill[layer, h], [h])] for h in range(shape[1])]
+            layers.append(_by_hooks(run, hooks))
             continue
         change = (fill[layer] - run.clean("z", layer)).transpose(1, 2)  # batch, head, pos, d_head
         write = run.asked(layer, (change @ model.W_O[layer]).transpose(0, 1))
-        layers.append(
-            _from_middle(run, layer, run.asked(layer, run.clean("resid_mid", layer)) + write)
-        )
+        middle = run.asked(layer, run.clean("resid_mid", layer)) + write
+        layers.append(_resume(run, layer + 1, middle + _mlp(run, layer, middle)))
     return torch.stack(layers)[:, :, 0] - run.log_prob[0]
 
 
 class CleanRun:
     """What one clean and one corrupt pass leave behind, up to the last scored position.
 
-    Attributes:
-        task: without what follows the last scored position.
-        log_prob: of the right answers in the clean run, in nats, (batch, entry); ``score`` is its
-            mean over entries.
-        plain: whether the fast way reproduces the model.
+    ``log_prob``: of the right answers in the clean run, in nats, (batch, entry); ``plain``:
+    whether the fast way reproduces the model.
     """
 
     def __init__(self, model: TransformerBridge, task: CleanCorrupt) -> None:
@@ -379,10 +292,8 @@ class CleanRun:
     def asked(
         self, layer: int, value: Float[Tensor, "*lead pos width"], first: int = 0
     ) -> Float[Tensor, "*lead asked width"]:
-        """Those positions of a layer's output that are read: in the last layer the scored ones.
-
-        ``value`` holds the positions from ``first`` on.
-        """
+        """The positions, of those from ``first`` on, at which a layer's output is read: in the
+        last layer the scored ones."""
         if layer < self.last:
             return value
         return value[..., self._rows, self.task.at[:, self.entries(first)] - first, :]
@@ -402,6 +313,18 @@ class CleanRun:
                 if not torch.allclose(one, other, CLOSE, CLOSE):
                     return False
         return torch.allclose(_readout(self, end)[0], self.log_prob, CLOSE, CLOSE)
+
+
+def _edge_hooks(
+    model: TransformerBridge, tokens: Tensor, other: Tensor, edges: Sequence[Edge]
+) -> list[Hook]:
+    """Hooks that give the edges what their writers write on ``other``; for ``split_qkv_input``."""
+    writers = {u for u, _ in edges}
+    before, after = (component_outputs(model, each, writers) for each in (tokens, other))
+    changes: dict[Node, Tensor] = {}
+    for writer, reader in edges:
+        changes[reader] = changes.get(reader, 0) + (after[writer] - before[writer])
+    return add_to_inputs(model, changes)
 
 
 def _lost(
@@ -437,14 +360,12 @@ def _patched(
     kinds, layer = {r.kind for r in readers}, readers[0].layer
     if kinds == {"logits"}:
         return _readout(run, run.asked(run.last, run.clean("resid_post", run.last) + shift))
-    start = run.clean("resid_pre", layer)
+    start, passing = run.clean("resid_pre", layer), run.asked(layer, shift)
     middle = run.asked(layer, run.clean("resid_mid", layer))
-    passing = run.asked(layer, shift)
-    if kinds == {"mlp_in"}:
-        return _resume(run, layer + 1, middle + _mlp(run, layer, middle + passing))
-    if "mlp_in" not in kinds:
-        return _from_middle(run, layer, middle + _head_change(run, readers, shift))
-    middle = run.asked(layer, start) + _attention(run, layer, start + shift)
+    if kinds == {*CHANNELS, "mlp_in"}:
+        middle = run.asked(layer, start) + _attention(run, layer, start + shift)
+    elif kinds != {"mlp_in"}:
+        middle, passing = middle + _head_change(run, readers, shift), 0
     return _resume(run, layer + 1, middle + _mlp(run, layer, middle + passing))
 
 
@@ -475,21 +396,12 @@ def _resume(
     first: int = 0,
     reached: Bool[Tensor, "patch batch entry"] | None = None,
 ) -> LogProb:
-    """Go on from the input of ``layer``, positions from ``first`` on, to log p of the answers.
-
-    ``reached``: entries that can differ from the clean run; the others are not read.
-    """
+    """Go on from the input of ``layer``, positions from ``first`` on, to log p of the answers;
+    only entries that are ``reached`` can differ from the clean run."""
     for block in range(layer, run.graph.layers):
         middle = run.asked(block, resid, first) + _attention(run, block, resid, first)
         resid = middle + _mlp(run, block, middle)
     return _readout(run, resid, first, reached)
-
-
-def _from_middle(
-    run: CleanRun, layer: int, middle: Float[Tensor, "patch batch asked d_model"]
-) -> LogProb:
-    """Go on from the residual stream between a layer's attention and its MLP."""
-    return _resume(run, layer + 1, middle + _mlp(run, layer, middle))
 
 
 def _attention(
@@ -540,10 +452,7 @@ def _readout(
     first: int = 0,
     reached: Bool[Tensor, "patch batch entry"] | None = None,
 ) -> LogProb:
-    """log p of the right answers, in nats, from the last residual stream at scored positions.
-
-    With ``choices``, only their columns of the unembedding are multiplied.
-    """
+    """log p of the right answers, in nats, from the last residual stream at scored positions."""
     task, model, kept = run.task, run.model, run.entries(first)
     normal, answer = _through(model.ln_final, resid), task.answer[:, kept]
     out = run.log_prob.repeat(len(resid), 1, 1)
@@ -575,21 +484,3 @@ def _one_sequence(model: TransformerBridge, tokens: Tensor, scored: Tensor) -> C
     if len(tokens) != 1 or not inside:
         raise IclError("Need one sequence, and entries that predict one of its tokens.")
     return CleanRun(model, CleanCorrupt(tokens, tokens, scored[None], tokens[:, scored + 1]))
-
-
-def _add_at(name: str, position: int, change: Float[Tensor, "d_model"]) -> Hook:
-    def add(value: Tensor, hook: object) -> Tensor:
-        value = value.clone()
-        value[:, position] += change
-        return value
-
-    return name, add
-
-
-def _fill_head(layer: int, head: int, fill: Float[Tensor, "any"]) -> Hook:
-    def replace_z(z: Tensor, hook: object) -> Tensor:
-        z = z.clone()
-        z[:, :, head] = fill
-        return z
-
-    return get_act_name("z", layer), replace_z

@@ -1,12 +1,7 @@
 """Means and their errors, and what chance alone would give.
 
-p-values from draws count the observation itself among them, ``(1 + draws as extreme) / (1 +
-draws)``, so none is ever 0. Sources: Efron 1979 (bootstrap); Benjamini and Hochberg 1995;
-Westfall and Young 1993 (the largest of many as null).
-
-Example:
-    >>> import torch
-    >>> from iclutils.interp import statistics
+Sources: Efron 1979 (bootstrap); Benjamini and Hochberg 1995; Westfall and Young 1993 (the largest
+of many as null).
 """
 
 from __future__ import annotations
@@ -25,15 +20,16 @@ MAD = 1.4826  # of a normal distribution: its standard deviation over its median
 
 
 def mean_se(values: Float[Tensor, "sample"]) -> tuple[float, float]:
-    """Mean and standard error over independent samples.
+    """Mean and standard error over independent samples (0 of a single one).
 
     Example:
+        >>> import torch
+        >>> from iclutils.interp import statistics
         >>> statistics.mean_se(torch.tensor([1.0, 3.0]))
         (2.0, 1.0)
     """
-    if len(values) < 2:
-        return values.mean().item(), 0.0
-    return values.mean().item(), (values.std() / len(values) ** 0.5).item()
+    error = (values.std() / len(values) ** 0.5).item() if len(values) > 1 else 0.0
+    return values.mean().item(), error
 
 
 def bootstrap(
@@ -42,15 +38,7 @@ def bootstrap(
     generator: Generator,
     draws: int = 200,
 ) -> tuple[float, float]:
-    """A function of the mean over samples, such as a ratio of means, and its standard error.
-
-    Example:
-        >>> samples = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-        >>> ratio = lambda mean: mean[0] / mean[1]
-        >>> value, spread = statistics.bootstrap(samples, ratio, torch.Generator().manual_seed(0))
-        >>> round(value, 3), 0 < spread < 0.2
-        (0.667, True)
-    """
+    """A function of the mean over samples, such as a ratio of means, and its standard error."""
     count = len(samples)
     pick = torch.randint(0, count, (draws, count), generator=generator)
     again = torch.stack([of(samples[rows].mean(0)) for rows in pick])
@@ -60,31 +48,14 @@ def bootstrap(
 def worst(
     cases: Mapping[Hashable, tuple[float, float]], high_is_good: bool = True
 ) -> tuple[float, float]:
-    """(value, error) of the least favourable of several cases; NaN only if there is nothing else.
-
-    Example:
-        >>> statistics.worst({"seed 0": (0.9, 0.01), "seed 1": (0.7, 0.02)})
-        (0.7, 0.02)
-    """
+    """(value, error) of the least favourable case; NaN only if there is nothing else."""
     pick = min if high_is_good else max
     defined = [pair for pair in cases.values() if not math.isnan(pair[0])]
     return pick(defined or cases.values(), key=lambda pair: pair[0])
 
 
-def empirical_p(
-    observed: Float[Tensor, "*item"], null: Float[Tensor, "draw *item"]
-) -> Float[Tensor, "*item"]:
-    """One-sided p-value of large values against draws from the null."""
-    return (1 + (null >= observed).sum(0)) / (1 + len(null))
-
-
 def benjamini_hochberg(p: Float[Tensor, "*item"], rate: float = 0.05) -> Bool[Tensor, "*item"]:
-    """Which p-values are findings at this false-discovery rate.
-
-    Example:
-        >>> statistics.benjamini_hochberg(torch.tensor([0.001, 0.02, 0.9]))
-        tensor([ True,  True, False])
-    """
+    """Which p-values are findings at this false-discovery rate."""
     if not 0 < rate < 1:
         raise IclError(f"The false-discovery rate must lie between 0 and 1; got {rate}.")
     adjusted = false_discovery_control(p.double().cpu().numpy(), axis=None)
@@ -96,37 +67,23 @@ def sign_flip_p(
 ) -> Float[Tensor, "*item"]:
     """Two-sided p-value that a mean over samples is zero: the signs of samples are exchangeable.
 
-    Example:
-        >>> effects = torch.stack([torch.ones(8), torch.tensor([1.0, -1.0] * 4)])
-        >>> statistics.sign_flip_p(effects, torch.Generator().manual_seed(0), draws=500) < 0.05
-        tensor([ True, False])
+    The observation counts among the draws, so that no value is 0.
     """
-    return empirical_p(effects.mean(-1).abs(), _flipped(effects, generator, draws).abs())
+    as_extreme = _flipped(effects, generator, draws).abs() >= effects.mean(-1).abs()
+    return (1 + as_extreme.sum(0)) / (1 + draws)
 
 
-def single_step_threshold(
-    effects: Float[Tensor, "*item sample"],
-    generator: Generator,
-    alpha: float = 0.05,
-    draws: int = 2000,
+def step_down_threshold(
+    effects: Float[Tensor, "item sample"], generator: Generator, draws: int = 2000
 ) -> float:
-    """The |mean| that sign flips make the largest of all items exceed with probability ``alpha``.
+    """The |mean| that only five per cent of sign flips of chance items exceed anywhere.
 
-    The signs of a draw are shared by all items, so that dependence between items is kept.
-    """
-    flipped = _flipped(effects, generator, draws).abs().reshape(draws, -1)
-    return float(flipped.amax(1).quantile(1 - alpha))
-
-
-def step_down_threshold(effects: Float[Tensor, "item sample"], generator: Generator) -> float:
-    """``single_step_threshold`` of the items that are left when those above it are set aside.
-
-    In a single step one strong item, flipped, hides all others. Here chance is asked again about
-    the rest until nothing more is found; the chance of any false finding stays at five per cent
-    (Westfall and Young 1993).
+    The signs of a draw are shared by all items, so that their dependence is kept. One strong item,
+    flipped, would hide all others: items above the threshold are set aside and the rest is asked
+    again until nothing more is found (Westfall and Young 1993).
     """
     while True:
-        threshold = single_step_threshold(effects, generator)
+        threshold = float(_flipped(effects, generator, draws).abs().amax(1).quantile(0.95))
         below = effects.mean(-1).abs() <= threshold
         if bool(below.all()) or not bool(below.any()):
             return threshold

@@ -1,21 +1,8 @@
 """What the weights alone say: copying, composition, and the two-head circuit's QK matching.
 
-These scores read weights, not activations, so they depend on how LayerNorm is treated. Pass a
-model loaded with ``fold=True``: its LayerNorm scales are folded into the weights that read the
+Pass a model loaded with ``fold=True``: LayerNorm scales are folded into the weights that read the
 residual stream, and what writes to it is centred, as in the original TransformerLens scores.
-
-Conventions: row vectors, ``resid @ W``; ``W_QK = W_Q W_K^T`` and ``W_OV = W_V W_O``.
 Sources: Elhage et al. 2021 (copying, composition); ARENA 2023 (baseline, top-1); seed note 003.
-
-Example:
-    >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.chapters import induction
-    >>> from iclutils.interp import weights
-    >>> from iclutils.tasks.repeated import repeated_tokens
-    >>> net = models.load("induction-0")
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> found = induction.find(net, repeated_tokens(net, 8, 20, generator))
 """
 
 from __future__ import annotations
@@ -37,13 +24,14 @@ CHUNK = 512  # queries compared with all keys at once: 512 x 50,257 floats are 1
 def copying_scores(model: TransformerBridge) -> Float[Tensor, "layer head"]:
     """OV copying score, sum(eigenvalues) / sum(|eigenvalues|) of ``W_E W_V W_O W_U``.
 
-    +1: attending to a token raises its own logit, for every direction; 0: as often as not.
-    The matrix is vocabulary x vocabulary of rank d_head; AB and BA have the same eigenvalues but
-    for zeros, so those of the d_head x d_head matrix ``W_O (W_U W_E) W_V`` are enough.
+    +1: attending to a token raises its own logit, for every direction; 0: as often as not. AB and
+    BA share their non-zero eigenvalues: the d_head x d_head matrix ``W_O (W_U W_E) W_V`` is enough.
 
     Example:
-        >>> weights.copying_scores(net)[found.induction] > 0.5
-        tensor(True)
+        >>> from iclutils import models
+        >>> from iclutils.interp import weights
+        >>> weights.copying_scores(models.load("induction-0", fold=True)).shape
+        torch.Size([2, 4])
     """
     core = (model.W_O @ (model.W_U @ model.W_E) @ model.W_V).double()
     values = torch.linalg.eigvals(core)
@@ -55,12 +43,8 @@ def composition_scores(
 ) -> Float[Tensor, "layer head layer head"]:
     """Elhage's composition of an earlier head with a later one, ``|W_OV W| / (|W_OV| |W|)``.
 
-    Index [l1, h1, l2, h2]; zero unless l1 < l2. Frobenius norms. Subtract
-    ``composition_baseline`` before calling a value large. Computed by TransformerLens.
-
-    Example:
-        >>> weights.composition_scores(net, "K")[1].abs().max()
-        tensor(0.)
+    Frobenius norms; 0 unless the second head is in a later layer. Subtract
+    ``composition_baseline`` before calling a value large.
     """
     return model.all_composition_scores(kind).scores
 
@@ -71,11 +55,6 @@ def composition_baseline(
     """Mean and standard deviation of the composition score of random heads of the same shape.
 
     Factors have uniform entries, as Kaiming initialisation gives; the score ignores their scale.
-
-    Example:
-        >>> mean, spread = weights.composition_baseline(64, 16, generator, draws=20)
-        >>> bool(0 < spread < mean < 1)
-        True
     """
 
     def factor(rows: int, columns: int) -> Tensor:
@@ -92,33 +71,13 @@ def composition_baseline(
 
 
 def qk_matching(
-    model: TransformerBridge,
-    previous: Head,
-    induction: Head,
-    embedding: Embedding = "tokens",
+    model: TransformerBridge, previous: Head, induction: Head, embedding: Embedding = "tokens"
 ) -> tuple[float, float]:
-    """Top-1 matching of the two-head K-composition circuit (seed note 003).
+    """Fractions of tokens whose best key, and whose best query, is their own (seed note 003).
 
-    With queries ``Q = E W_Q`` and keys ``K = E W_V W_O W_K`` (the key of the token that follows
-    i carries what the previous-token head wrote about i), the matrix ``M = Q K^T`` asks: does
-    token i's query prefer the position after an i? It is about QK matching, not about
-    predicting tokens: no OV, no softmax over a real context, no positions.
-
-    Args:
-        model: loaded with ``fold=True`` to compare with published values.
-        previous: (layer, head) of the previous-token head, in an earlier layer.
-        induction: (layer, head) of the induction head.
-        embedding: ``"tokens"`` takes E = W_E; ``"effective"`` adds the first MLP's output to
-            what is read above layer 0 (what a token looks like after layer 0, without context).
-
-    Returns:
-        Fraction of tokens whose best key is their own (argmax over columns), and fraction of
-        tokens whose best query is their own (argmax over rows). Chance is 1 / vocabulary.
-
-    Example:
-        >>> matched, above_chance = weights.qk_matching(net, found.previous, found.induction)
-        >>> matched > 0.5
-        True
+    In the K-composition circuit token i asks ``E W_Q``, and the token after an i answers
+    ``E W_V W_O W_K``: QK matching alone, without positions and context. ``"tokens"``: E = W_E;
+    ``"effective"``: above layer 0, E has the first MLP's output as well. Chance: 1 / vocabulary.
     """
     (l1, h1), (l2, h2) = previous, induction
     if l2 <= l1:
@@ -137,13 +96,7 @@ def top1(rows: Float[Tensor, "vocab d_head"], columns: Float[Tensor, "vocab d_he
 
 
 def head_pairs(model: TransformerBridge) -> list[tuple[Head, Head]]:
-    """All pairs of heads of which the second is in a later layer.
-
-    Example:
-        >>> pairs = weights.head_pairs(net)
-        >>> len(pairs), pairs[0]
-        (16, ((0, 0), (1, 0)))
-    """
+    """All pairs of heads of which the second is in a later layer."""
     heads = [(la, h) for la in range(model.cfg.n_layers) for h in range(model.cfg.n_heads)]
     return [(a, b) for a in heads for b in heads if a[0] < b[0]]
 

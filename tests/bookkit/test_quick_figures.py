@@ -83,7 +83,7 @@ def test_01_finds_the_induction_head_of_the_chapter() -> None:
     made = iclutils.show("01", "induction-0")
     model = models.load("induction-0", fold=True)
     batch = repeated_tokens(model, 64, 30, session.generator("doubled"))
-    byhand = head_scores.head_scores(model, batch.tokens, 30)["prefix"].mean(0)
+    byhand = head_scores.score_heads(model, batch.tokens, 30)["prefix"].mean(0)
     torch.testing.assert_close(made.numbers["prefix matching"], byhand)
     torch.testing.assert_close(made.numbers["copying (weights)"], weights.copying_scores(model))
     assert made.numbers["induction head"] == (1, 0)  # as in chapter 01

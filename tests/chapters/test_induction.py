@@ -46,7 +46,7 @@ def test_the_wired_heads_are_found(built: tuple) -> None:
     assert circuit.others(model) == [(0, 1), (1, 1)]
     assert circuit.below(model) == [(0, 1)]
     assert circuit.pairs() == [((0, 0), (1, 0))]
-    scores = {k: v.mean(0) for k, v in head_scores.head_scores(model, batch.tokens, LENGTH).items()}
+    scores = {k: v.mean(0) for k, v in head_scores.score_heads(model, batch.tokens, LENGTH).items()}
     assert scores["prefix"][1, 0] > 0.99
     assert scores["previous"][0, 0] > 0.99
     assert scores["duplicate"][1, 0] < 0.01

@@ -24,18 +24,17 @@ def test_scores_equal_loops_over_positions(length: int, seed: int) -> None:
     a = random_pattern(2 * length + 1, seed)
     size = 2 * length + 1
     pairs = {
-        head_scores.prefix_matching(a, length): [
-            (q, q - length + 1) for q in range(length + 1, size)
-        ],
-        head_scores.duplicate_token(a, length): [(q, q - length) for q in range(length + 1, size)],
-        head_scores.previous_token(a): [(q, q - 1) for q in range(1, size)],
-        head_scores.current_token(a): [(q, q) for q in range(size)],
-        head_scores.first_token(a): [(q, 0) for q in range(size)],
-        head_scores.stripe(a, length): [(q, q - length + 1) for q in range(length - 1, size)],
+        "prefix": [(q, q - length + 1) for q in range(length + 1, size)],
+        "duplicate": [(q, q - length) for q in range(length + 1, size)],
+        "previous": [(q, q - 1) for q in range(1, size)],
+        "current": [(q, q) for q in range(size)],
+        "first": [(q, 0) for q in range(size)],
+        "stripe": [(q, q - length + 1) for q in range(length - 1, size)],
     }
-    for score, places in pairs.items():
+    assert pairs.keys() == head_scores.SCORES.keys()
+    for name, places in pairs.items():
         expected = sum(a[..., q, k] for q, k in places) / len(places)
-        torch.testing.assert_close(score, expected)
+        torch.testing.assert_close(head_scores.SCORES[name](a, length), expected)
 
 
 @given(length=st.integers(2, 40), seed=st.integers(0, 20))
@@ -77,7 +76,7 @@ def test_olssons_evaluator_sums_over_all_earlier_followers() -> None:
 
 def test_every_head_of_a_model_is_scored(gpt2: TransformerBridge) -> None:
     batch = repeated_tokens(gpt2, 3, 10, torch.Generator().manual_seed(0))
-    scores = head_scores.head_scores(gpt2, batch.tokens, 10)
+    scores = head_scores.score_heads(gpt2, batch.tokens, 10)
     name = get_act_name("pattern", 2)
     _, cache = cached(gpt2, batch.tokens, [name])
     expected = sum(cache[name][1, 3, q, q - 9] for q in range(11, 21)) / 10
@@ -93,7 +92,7 @@ def test_the_detector_is_the_scaled_score_on_distinct_tokens(gpt2: TransformerBr
     length = 12
     batch = repeated_tokens(gpt2, 1, length, torch.Generator().manual_seed(0), distinct=True)
     theirs = head_scores.detector_scores(gpt2, batch.tokens)
-    ours = head_scores.head_scores(gpt2, batch.tokens, length)
+    ours = head_scores.score_heads(gpt2, batch.tokens, length)
     for name, rows in {"previous": 2 * length, "prefix": length, "duplicate": length}.items():
         torch.testing.assert_close(theirs[name], ours[name][0] * rows / (2 * length + 1))
 

@@ -348,7 +348,7 @@ def test_mistakes_are_refused(gpt2: TransformerBridge, tmp_path: Path) -> None:
         (lambda: Graph(2, 2).index((head(2, 0), Node("logits"))), "Unknown writer"),
         (lambda: patching.path_patching(grouped, a_task(grouped)), "share their keys and values"),
         (lambda: patching.patch_edges(gptj, a_task(gptj), edge), "cannot fork"),
-        (lambda: patching.patch_key_input(gpt2, x, [(1, 0)], (1, 1), x), "in a later layer"),
+        (lambda: patching.patch_key_input(gpt2, x, [(1, 0)], (1, 1), x), "come later"),
         (lambda: patching.ablate(gpt2, task, [[Node("embed")]]), "Only heads and MLP"),
         (lambda: sweep(gpt2, x, far, note[:1], note[:1]), "both inside the sequence"),
         (lambda: sweep(gpt2, x.repeat(2, 1), note, note - 9, note), "Need one sequence"),

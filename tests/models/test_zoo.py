@@ -52,7 +52,7 @@ def test_induction_models_copy_with_induction_heads(seed: int) -> None:
     model = models.load(f"induction-{seed}")
     batch = repeated_tokens(model, 64, 30, fresh())
     right = models.logits(model, batch.tokens)[:, :-1].argmax(-1) == batch.tokens[:, 1:]
-    scores = {k: v.mean(0) for k, v in head_scores.head_scores(model, batch.tokens, 30).items()}
+    scores = {k: v.mean(0) for k, v in head_scores.score_heads(model, batch.tokens, 30).items()}
     assert right[:, batch.clean_half].float().mean() >= 0.97
     assert scores["prefix"].max() >= 0.8
     assert scores["previous"].max() >= 0.7

@@ -115,7 +115,7 @@ def test_what_code_and_hints_name_exists(chapter: Path) -> None:
 
 def test_a_name_that_leads_nowhere_is_found() -> None:
     space = imported("from iclutils.interp import head_scores")
-    assert missing({"head_scores.head_scores", "head_scores.heads", "other.x"}, space) == [
+    assert missing({"head_scores.score_heads", "head_scores.heads", "other.x"}, space) == [
         "head_scores.heads"
     ]
 

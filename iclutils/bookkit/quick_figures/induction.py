@@ -32,7 +32,7 @@ def draw(request: Request) -> QuickFigure:
     parts = batch.tokens.split(BATCH)
     patterns = model.cfg.n_layers + 3
     announce(model, "head scores on random tokens", parts[0], 1.2 * len(parts), patterns=patterns)
-    found = [head_scores.head_scores(model, part, length) for part in bar(parts, "sequences")]
+    found = [head_scores.score_heads(model, part, length) for part in bar(parts, "sequences")]
     scores = {key: torch.cat([part[key] for part in found]).mean(0).cpu() for key in found[0]}
     maps = {title: scores[key] for title, key in SHOWN.items()}
     maps["copying (weights)"] = weights.copying_scores(model)

@@ -23,7 +23,7 @@ from torch import Generator, Tensor
 from ...errors import IclError
 from ...interp.clean_corrupt import CleanCorrupt, baselines
 from ...interp.graph import Edge, Node, all_heads, component_outputs, head
-from ...interp.head_scores import head_scores, prefix_matching, strongest
+from ...interp.head_scores import prefix_matching, score_heads, strongest
 from ...interp.patching import patch_edges, patch_key_input
 from ...interp.statistics import bootstrap, mean_se
 from ...interp.weights import composition_baseline, composition_scores, copying_scores
@@ -95,7 +95,7 @@ def find_induction_circuit(
     """
     if model.cfg.n_layers < 2:
         raise IclError("An induction pair needs two attention layers; this model has one.")
-    scores = head_scores(model, batch.tokens, batch.length)
+    scores = score_heads(model, batch.tokens, batch.length)
     prefix = scores["prefix"].mean(0)
     prefix[0] = 0  # nothing below layer 0 could feed a head there
     second = head(*strongest(prefix))

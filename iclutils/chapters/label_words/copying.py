@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.head_scores import head_scores
+from ...interp.head_scores import score_heads
 from ...interp.hooks import Head, ablate_heads
 from ...interp.readout import predictions
 from ...models import TransformerBridge
@@ -43,7 +43,7 @@ def checkpoint_metrics(
 
 def prefix_scores(model: TransformerBridge, copied: RepeatedTokens) -> Float[Tensor, "layer head"]:
     """Mean prefix-matching score of every head on repeated tokens (chapter 01)."""
-    return head_scores(model, copied.tokens, copied.length)["prefix"].mean(0)
+    return score_heads(model, copied.tokens, copied.length)["prefix"].mean(0)
 
 
 def copying_heads(scores: Float[Tensor, "layer head"], count: int) -> list[Head]:

@@ -16,7 +16,7 @@ from iclutils import IclError
 from iclutils.chapters.circuits import pair
 from iclutils.interp import clean_corrupt, patching
 from iclutils.interp.graph import Node, all_heads, head
-from iclutils.interp.head_scores import head_scores, prefix_matching
+from iclutils.interp.head_scores import prefix_matching, score_heads
 from iclutils.interp.patching import patch_key_input
 from iclutils.models import TransformerBridge, load
 from iclutils.tasks.repeated import RepeatedTokens
@@ -93,7 +93,7 @@ def test_paths_against_hooks(
     _, batch, other = batches(model, 3, 7)
     targets = [head(model.cfg.n_layers - 1, 2), head(0, 1)]
     got = pair.path_drops(model, batch, other, targets)
-    prefix = head_scores(model, batch.tokens, 7)["prefix"]
+    prefix = score_heads(model, batch.tokens, 7)["prefix"]
     assert got.shape == (len(all_heads(model)), 2, 3)
     for u, node in enumerate(all_heads(model)):
         for v, target in enumerate(targets):
