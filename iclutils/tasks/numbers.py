@@ -1,10 +1,4 @@
-"""Numbers written in tokens: linear regression for models that read text, or ids.
-
-A ``NumberFormat`` says which tokens stand for which numbers: K tokens in order, spread evenly over
-[-√3, √3], so that a uniform choice has mean 0 and variance 1. Pairs of one-dimensional contexts
-(y = w x, w ~ U(-1, 1)) are rounded to them and written one after another, with separators if the
-model reads text: ``Input: 12 Output: 37`` and a newline.
-"""
+"""Numbers written in tokens: one-dimensional regression for models that read text, or ids."""
 
 from __future__ import annotations
 
@@ -26,7 +20,7 @@ FEWEST = 5  # values that are worth calling numbers
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How pairs of numbers are written: the tokens of the numbers, and those around them."""
+    """How pairs of numbers are written: tokens for numbers from -√3 to √3, and those around."""
 
     values: Int[Tensor, "value"]  # smallest number first
     start: tuple[int, ...] = ()  # before the first pair
@@ -41,7 +35,7 @@ class NumberFormat:
 
     @property
     def pair(self) -> int:
-        """Tokens of one pair."""
+        """How many tokens a pair takes."""
         return 2 + len(self.before) + len(self.between) + len(self.after)
 
     def nearest(self, numbers: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
@@ -58,16 +52,14 @@ class NumberFormat:
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "n"]]:
         """Tokens of the contexts, and the positions whose next token is a y."""
         batch, count = ys.shape
-
-        def fixed(tokens: tuple[int, ...]) -> Tensor:
-            return torch.tensor(tokens, dtype=torch.long).expand(batch, count, len(tokens))
-
-        x, y = (self.values[self.nearest(part.cpu())][..., None] for part in (xs[..., 0], ys))
-        pairs = [fixed(self.before), x, fixed(self.between), y, fixed(self.after)]
-        start = torch.tensor(self.start, dtype=torch.long).expand(batch, len(self.start))
-        tokens = torch.cat([start, torch.cat(pairs, -1).flatten(1)], 1)
-        first = len(self.start) + len(self.before) + len(self.between)
-        return tokens, first + self.pair * torch.arange(count)
+        pairs = torch.tensor([*self.before, 0, *self.between, 0, *self.after])
+        pairs = pairs.repeat(batch, count, 1)
+        x, y = len(self.before), len(self.before) + 1 + len(self.between)
+        pairs[..., x] = self.values[self.nearest(xs[..., 0].cpu())]
+        pairs[..., y] = self.values[self.nearest(ys.cpu())]
+        start = torch.tensor(self.start, dtype=torch.long).expand(batch, -1)
+        tokens = torch.cat([start, pairs.flatten(1)], 1)
+        return tokens, len(self.start) + y - 1 + self.pair * torch.arange(count)
 
 
 def of_text(tokenizer: PreTrainedTokenizerBase) -> NumberFormat:

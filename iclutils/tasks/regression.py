@@ -1,24 +1,10 @@
 """Linear regression in context: y = w·x + noise, a new w for every context.
 
-A *law* is a string that says how one coordinate is drawn.
-
-- ``normal``, ``uniform``, ``laplace``: rescaled to mean 0 and variance 1, so that laws differ in
-  shape alone.
-- ``sparse:k``: k coordinates, at random, are normal and the others 0; rescaled by sqrt(d / k), so
-  that the variance of a coordinate is 1 as well ({cite}`garg2022` does not rescale).
-- ``normal*a+b``, ``uniform*a+b``: the strings of the code released with {cite}`akyurek2023`, a z
-  + b for z ~ N(0, 1) or z ~ U(0, 1). Not rescaled: ``uniform*1+0`` has mean 1/2.
-- laws parted by commas: every single number picks one of them, all equally likely.
-
-The shifts, for evaluation, follow {cite}`garg2022`. Those that change the whole context give
-``Contexts``. Those that set a query apart from its context give ``Queried``, because the query of
-one prefix would be a pair of the next.
-
-Example:
-    >>> import torch
-    >>> from iclutils.tasks import regression
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> drawn = regression.sample(regression.Task(4), 500, 3, generator)
+A *law* says how one coordinate is drawn. ``normal``, ``uniform``, ``laplace`` and ``sparse:k`` (k
+coordinates at random are normal, the others 0) have mean 0 and variance 1. ``normal*a+b`` and
+``uniform*a+b`` are a z + b for z ~ N(0, 1) or U(0, 1), as in the code released with
+{cite}`akyurek2023`. Of laws parted by commas every single number picks one. The shifts follow
+{cite}`garg2022`.
 """
 
 from __future__ import annotations
@@ -60,7 +46,7 @@ class Task:
 
     @property
     def ridge(self) -> float:
-        """The ridge parameter that is optimal for normal weights: noise² / prior²."""
+        """The ridge penalty that is optimal for normal weights: noise² / prior²."""
         return (self.noise / self.prior) ** 2
 
 
@@ -76,6 +62,9 @@ def sample(task: Task, contexts: int, pairs: int, generator: torch.Generator) ->
     """Draw so many contexts of so many pairs, on the device of the generator.
 
     Example:
+        >>> import torch
+        >>> from iclutils.tasks import regression
+        >>> drawn = regression.sample(regression.Task(4), 500, 3, torch.Generator().manual_seed(0))
         >>> torch.allclose(drawn.ys, (drawn.xs * drawn.weights[:, None]).sum(-1), atol=1e-5)
         True
     """
@@ -126,9 +115,6 @@ def _check_law(law: str, dim: int) -> None:
         )
 
 
-# Shifts ------------------------------------------------------------------------------------------
-
-
 def relabelled(contexts: Contexts, xs: Float[Tensor, "*batch n d"]) -> Contexts:
     """The same weights and the same noise at other inputs."""
     weights = contexts.weights[..., None, :]
@@ -147,20 +133,15 @@ def scaled_outputs(contexts: Contexts, factor: float) -> Contexts:
 
 
 def skewed(contexts: Contexts, generator: torch.Generator) -> Contexts:
-    """Inputs stretched along random axes, a new set for each context, by factors ~ 1 / (i + 1).
+    """Inputs stretched along random axes of each context by factors ~ 1 / (i + 1), E|x|² kept.
 
-    The squares of the factors sum to d, so E|x|² stays what it was. They are the eigenvalues of
-    the map that is applied; those of the covariance are their squares. {cite}`garg2022` turns
-    once for all contexts.
+    {cite}`garg2022` draws the axes once for all contexts.
     """
     return _stretched(contexts, 1 / (torch.arange(contexts.xs.shape[-1]) + 1.0), generator)
 
 
 def half_subspace(contexts: Contexts, generator: torch.Generator) -> Contexts:
-    """Inputs projected on a random subspace of d // 2 dimensions, a new one for each context.
-
-    What is left is stretched by sqrt(d / (d // 2)), so that E|x|² stays what it was.
-    """
+    """Inputs projected on a random subspace of d // 2 dimensions for each context, E|x|² kept."""
     dim = contexts.xs.shape[-1]
     if dim < 2:
         raise IclError("There is no half of a space of one dimension; take d >= 2.")
@@ -184,10 +165,7 @@ class Queried(NamedTuple):
     queries: Float[Tensor, "*batch n d"]
 
     def at(self, n: int) -> Contexts:
-        """n pairs, and the query asked after them as the last pair: n + 1 in all.
-
-        The label of the query has the noise of the pair whose place it takes.
-        """
+        """n pairs, and the query asked after them in the place of the next, with its noise."""
         longest = self.queries.shape[-2] - 1
         if not 0 <= n <= longest:
             raise IclError(f"There are queries after 0 .. {longest} pairs; asked for {n}.")
@@ -208,8 +186,7 @@ def opposite_quadrants(contexts: Contexts, generator: torch.Generator) -> Querie
 def orthogonal(contexts: Contexts) -> Queried:
     """Queries orthogonal to all pairs before them, as long as the x whose place they take.
 
-    There are such directions for n < d alone, so longer contexts are cut to their first d pairs.
-    Whatever learns w from the pairs has learnt nothing about such a query: min-norm OLS says 0.
+    There are such directions for n < d alone: longer contexts are cut to their first d pairs.
     """
     most = min(contexts.xs.shape[-2:])
     cut = Contexts(contexts.xs[..., :most, :], contexts.ys[..., :most], contexts.weights)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import nan
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from iclutils import IclError
@@ -91,24 +90,14 @@ def test_mixed_and_sparse_laws() -> None:
     assert found.xs.abs().max() <= 3**0.5
 
 
-def test_a_task_draws_nothing_when_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "Generator", None)
-    before = torch.get_rng_state()
-    Task(4, inputs="uniform, sparse:2", weights="normal*1+2")
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@settings(max_examples=20, deadline=None)
-@given(factor=st.floats(0.1, 5), noise=st.sampled_from([0.0, 0.5]))
+@pytest.mark.parametrize(("factor", "noise"), [(0.3, 0.0), (4.0, 0.5)])
 def test_scales(factor: float, noise: float) -> None:
     plain = some(noise=noise)
     noises = plain.ys - truth(plain)
     wide = scaled_inputs(plain, factor)
     torch.testing.assert_close(wide.xs, plain.xs * factor)
     torch.testing.assert_close(wide.ys, factor * truth(plain) + noises, atol=1e-4, rtol=1e-4)
-    assert torch.equal(wide.weights, plain.weights)
     tall = scaled_outputs(plain, factor)
-    assert torch.equal(tall.xs, plain.xs)
     torch.testing.assert_close(tall.ys, factor * plain.ys)
     torch.testing.assert_close(truth(tall) + factor * noises, tall.ys, atol=1e-4, rtol=1e-4)
 
@@ -181,36 +170,27 @@ def test_a_query_takes_the_place_of_its_pair() -> None:
         torch.testing.assert_close(at.ys[:, n], truth(at)[:, n] + noise, atol=1e-5, rtol=0)
 
 
+DOUBLE = relabelled(some(), some().xs[:, [0, 0, 1, 2, 3, 4, 5, 6, 7]])
+
+
 @pytest.mark.parametrize(
-    "given",
+    ("call", "message"),
     [
-        {"dim": 0},
-        {"noise": -0.1},
-        {"noise": nan},
-        {"prior": 0.0},
-        {"prior": nan},
-        {"inputs": "cauchy"},
-        {"weights": "normal*a+1"},
-        {"weights": "normal*nan+1"},
-        {"weights": "normal,"},
-        {"weights": "sparse:4"},
-        {"weights": "sparse:0"},
-    ],
-    ids=str,
-)
-def test_impossible_tasks_are_refused(given: dict) -> None:
-    with pytest.raises(IclError):
-        Task(**{"dim": 3} | given)
-
-
-def test_wrong_input_is_refused() -> None:
-    double = some().xs.clone()
-    double[:, 1] = 2 * double[:, 0]
-    for call, message in (
+        (lambda: Task(0), "dimension"),
+        (lambda: Task(3, noise=-0.1), "noise"),
+        (lambda: Task(3, noise=nan), "noise"),
+        (lambda: Task(3, prior=0.0), "prior"),
+        (lambda: Task(3, inputs="cauchy"), "Known: normal"),
+        (lambda: Task(3, weights="normal*a+1"), "Known: normal"),
+        (lambda: Task(3, weights="normal*nan+1"), "Known: normal"),
+        (lambda: Task(3, weights="normal,"), "Known: normal"),
+        (lambda: Task(3, weights="sparse:4"), "between 1 and 3"),
         (lambda: sample(Task(3), 0, 5, source()), "at least 1"),
         (lambda: half_subspace(some(dim=1), source()), "half"),
         (lambda: Queried(some(), some().xs).at(9), "asked for 9"),
-        (lambda: orthogonal(relabelled(some(), double)), "span"),
-    ):
-        with pytest.raises(IclError, match=message):
-            call()
+        (lambda: orthogonal(DOUBLE), "span"),
+    ],
+)
+def test_wrong_input_is_refused(call: Callable, message: str) -> None:
+    with pytest.raises(IclError, match=message):
+        call()

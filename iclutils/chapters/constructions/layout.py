@@ -1,24 +1,9 @@
 """What each channel of the residual stream holds, and how a layer reads, writes and multiplies it.
 
-Channels are *address*, *rest*, *zero* and the caller's own fields.
-
-The address of column t is (cos θ, sin θ, 1) and its negative, with θ = 2π t / columns. It is far
-larger than all fields together, so that it alone sets the scale of a LayerNorm: a LayerNorm then
-multiplies the fields by one known number. Columns are found by their address, in a constant number
-of channels. Column 0 is a start token: all its fields are 0, it has the channels *rest* in place of
-an address, and the attention of a column goes there if it has nothing to fetch.
-One channel is always 0 and is subtracted in every reading, which takes out the mean that the
-LayerNorm subtracts. If an address is multiplied by q, all fields of its column are read divided by
-q: that is the division.
-
-Products are made of GELUs. The second derivative of the GELU at 0 is sqrt(2/π), so a second
-difference of GELUs around 0 gives a square, and squares give a product. The paper takes the
-shortest one ({cite}`akyurek2023`, lemma 1), ``sqrt(π/2) (G(x + y) - G(x) - G(y))``, where G is the
-GELU, which is ``xy`` up to terms of fourth order. With x and y scaled by ε and the result by 1/ε²,
-the error falls as ε², but the output weights grow as 1/ε², and what rounding leaves of the linear
-half of G grows as u/ε, for a machine precision u. At the best ε, about 10⁻⁶ in double precision,
-the weights are near 10¹² and half of the digits are lost. The longer central differences of the
-textbooks (error of order ε^2J on J steps) lose few, with an ε of a twentieth.
+The address of column t is ±(cos θ, sin θ, 1) with θ = 2π t / columns, so much larger than all
+fields that it alone sets the scale of a LayerNorm. Column 0, the start token, has empty fields and
+*rest* for its address: columns with nothing to fetch attend to it. *zero* is subtracted in every
+reading, which takes out the mean that the LayerNorm subtracts.
 """
 
 from __future__ import annotations
@@ -44,12 +29,11 @@ FIRST = 9  # of the fields
 def stencil(
     order: int, eps: float
 ) -> tuple[Float[Tensor, "neurons"], Float[Tensor, "neurons"], Float[Tensor, "neurons"]]:
-    """(left, right, out) of the GELUs that multiply: ``xy ≈ Σ out_k G(left_k x + right_k y)``.
+    """(left, right, out) of the GELUs G that multiply: ``xy ≈ Σ out_k G(left_k x + right_k y)``.
 
-    Args:
-        order: 0 for the three GELUs of the paper; J ≥ 1 for 4 J GELUs on a grid of J steps on
-            either side of 0, whose error is of order ε^2J.
-        eps: ε, the farthest scale at which the GELU is used; any unit of the numbers.
+    Second differences of G around 0 give squares. Order 0 is the paper's ({cite}`akyurek2023`,
+    lemma 1), ``sqrt(π/2) (G(x + y) - G(x) - G(y))`` at the scale ε; order J ≥ 1 takes 4 J GELUs, on
+    the central difference of J steps up to ε, with an error of order ε^2J.
     """
     if order < 0 or not (math.isfinite(eps) and eps > 0):
         raise IclError(
@@ -57,10 +41,9 @@ def stencil(
             f"{order} and {eps}."
         )
     bend = math.sqrt(math.pi / 2)
+    rows = []
     if order == 0:
         rows = [(eps, eps, bend / eps**2), (eps, 0, -bend / eps**2), (0, eps, -bend / eps**2)]
-    else:
-        rows = []
     for step in range(1, order + 1):
         scale = step * eps / order
         # weight of the second difference over ``step`` steps in the central one of order 2J
@@ -78,8 +61,7 @@ def leading_error(
 ) -> Float[Tensor, "*shape"]:
     """First term of (what the stencil gives - xy) in powers of ε, for the exact GELU.
 
-    For the paper's it is -ε² ((x+y)⁴ - x⁴ - y⁴) / 12, of fourth order in the numbers, not of
-    third, as the paper's O(x³ + y³) might be read.
+    The paper's is of fourth order in the numbers, not of third, as its O(x³ + y³) might be read.
     """
     if order == 0:
         return -(eps**2) * ((x + y) ** 4 - x**4 - y**4) / 12
@@ -91,9 +73,9 @@ def leading_error(
 def best_eps(order: int, dtype: torch.dtype) -> float:
     """The ε at which truncation and rounding are about equal, for factors as large as four.
 
-    Truncation is ``leading_error``, which grows as ε^2J (ε² for the paper's). Rounding is u times
-    the linear halves z/2 of the GELUs, which the stencil makes cancel, weighted as it weights
-    them and added up as independent errors of u/2 each: it falls as 1/ε.
+    Truncation, ``leading_error``, grows as ε^2J (ε² for the paper's); rounding, of the linear
+    halves z/2 of the GELUs, which must cancel, falls as 1/ε. In double precision the paper's best
+    ε is near 10⁻⁶, where half of the digits are lost; that of the longer ones is near 0.05.
     """
     large = torch.tensor(4.0, dtype=torch.float64)
     left, right, out = stencil(order, 1.0)
@@ -106,18 +88,14 @@ def best_eps(order: int, dtype: torch.dtype) -> float:
 class Numerics:
     """How a construction calculates.
 
-    ``order`` and ``eps``: the stencil of a product. ``ratio``: how much larger the
-    address is than a field of size 1. A LayerNorm is off by |fields|² / (8 ratio²), relatively, and
-    a quotient by 10⁻⁵ width / (8 address²), from the LayerNorm's own epsilon.
-    ``balanced``: fields are stored small, addresses with size 1, and what must be large is shared
-    between the gain of the LayerNorm and the matrix behind it; else fields are stored as they
-    are and the matrices bear it all, as in the paper.
+    A LayerNorm is off by |fields|² / (8 ratio²), relatively, and a quotient by 10⁻⁵ width /
+    (8 address²), from the LayerNorm's own epsilon.
     """
 
-    order: int
-    eps: float
-    ratio: float
-    balanced: bool
+    order: int  # of the stencil of a product
+    eps: float  # its scale
+    ratio: float  # of an address to a field of size 1
+    balanced: bool  # fields are stored small, and LayerNorm and matrices share the large factors
     gelu: Gelu = "gelu"
 
     @classmethod
@@ -142,7 +120,6 @@ class Layout:
 
     @cached_property
     def width(self) -> int:
-        """Channels: the fields and nine more."""
         return FIRST + sum(self.fields.values())
 
     @property
@@ -162,10 +139,7 @@ class Layout:
         return self.gain * self.field_unit / math.sqrt(norm / self.width + LN_EPSILON)
 
     def pick(self, name: str) -> Float[Tensor, "size width"]:
-        """The channels of a field, as rows that read or write it.
-
-        Sums of such rows are read and written too: ``pick("x") - pick("y")`` reads a difference.
-        """
+        """Rows that read or write a field; ``pick("x") - pick("y")`` reads a difference."""
         if name not in self.fields:
             raise unknown("field", name, self.fields)
         names = list(self.fields)

@@ -1,10 +1,7 @@
-"""The primitives mov, mul, div and aff as weights of a standard block, and that block.
+"""The primitives of {cite}`akyurek2023`, lemma 1, as weights of a standard block.
 
-``mov`` gives the weights of an attention head, ``mul`` and ``aff`` those of neurons, ``div`` both;
-``assemble`` puts them into one block. What they read and write are rows over the channels of a
-``Layout``. Writing adds to the stream: to overwrite, also write the old value with a minus.
-
-Source: {cite}`akyurek2023`, lemma 1, set anew from the algebra.
+``mov`` and ``div`` give the weights of an attention head, ``mul`` and ``aff`` those of neurons.
+They read and write rows over the channels of a ``Layout``. Writing adds to the stream.
 """
 
 from __future__ import annotations
@@ -27,11 +24,7 @@ MARGIN = 60.0  # by which the column to fetch from wins the softmax: e^-60 is no
 
 @dataclass(frozen=True)
 class Block:
-    """A GPT-2 block of one head: x + attention(LN(x)), then + MLP(LN(·)). Nothing is left out.
-
-    ``weights`` has the names and shapes of a block in GPT-2's checkpoints (matrices (in, out)), so
-    that it can be loaded there and run.
-    """
+    """A GPT-2 block of one head, with the names and shapes of the weights in its checkpoints."""
 
     weights: dict[str, Tensor]
     gelu: Gelu = "gelu"
@@ -52,7 +45,7 @@ class Block:
 
     @property
     def largest(self) -> float:
-        """Largest absolute value of a weight or bias, gains of the LayerNorms included."""
+        """Largest absolute value of a weight, bias or gain."""
         return max(float(weight.abs().max()) for weight in self.weights.values())
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
@@ -90,8 +83,7 @@ def mov(
 ) -> Head:
     """Add what column ``source`` reads to column ``target``, or to all from ``source`` on.
 
-    The score of a column is positive for the source alone and 0 for the start token, which holds
-    nothing: columns before the source, and all but the target, fetch from there.
+    The score is positive for the source alone and 0 for the start token, which holds nothing.
     """
     if target is not None and source > target:
         raise IclError(f"Column {target} cannot read column {source}, which comes after it.")
@@ -102,20 +94,16 @@ def mov(
         query[:, 2] = layout.reading(layout.angle(target)[None, :2] @ layout.where[:2])[:, 0]
         bias[2] -= 1
     sharp = 2 * MARGIN / gap
-    query, key, query_bias = _share(query * sharp, layout.reading(layout.where), bias * sharp)
-    value, out, _ = _share(layout.reading(read), write * layout.field_unit)
-    return Head(query, query_bias, key, value, out)
+    query, key, bias = _share(query * sharp, layout.reading(layout.where), bias * sharp)
+    return Head(query, bias, key, *_share(layout.reading(read), write * layout.field_unit))
 
 
-def _share(
-    left: Tensor, right: Tensor, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _share(left: Tensor, right: Tensor, *bias: Tensor) -> tuple[Tensor, ...]:
     """Two factors of a product, scaled against one another until neither is the larger."""
-    bias = torch.zeros(1, dtype=torch.float64) if bias is None else bias
-    largest = max(float(left.abs().max()), float(bias.abs().max()))
+    largest = max(float(part.abs().max()) for part in (left, *bias))
     factor = math.sqrt(float(right.abs().max()) / largest) if largest > 0 else 0.0
     factor = factor or 1.0  # nothing read, or nothing written
-    return left * factor, right / factor, bias * factor
+    return left * factor, right / factor, *(part * factor for part in bias)
 
 
 def products(
@@ -127,8 +115,7 @@ def products(
 ) -> Neurons:
     """Add left_i times right_i along the row write_i, for every i; rows to write may repeat.
 
-    ``sizes`` are typical sizes of the factors, as standard deviations. The factors are divided by
-    them before the GELU.
+    The factors are divided by ``sizes``, their typical standard deviations, before the GELU.
     """
     x, y, weight = stencil(layout.numerics.order, layout.numerics.eps)
     into = torch.einsum("wi,k->wik", layout.reading(left) / sizes[0], x)
@@ -157,31 +144,21 @@ def aff(
     write: Float[Tensor, "count width"],
     shift: Float[Tensor, "count"] | None = None,
 ) -> Neurons:
-    """Add what is read, a linear map of fields, plus ``shift``; G(z) - G(-z) is z, exactly.
-
-    W₁ a + W₂ b is ``W1 @ layout.pick("a") + W2 @ layout.pick("b")`` as ``read``.
-    """
-    into, out, _ = _share(layout.reading(read), write * layout.field_unit)
+    """Add what is read, a linear map of fields, plus ``shift``; G(z) - G(-z) is z, exactly."""
+    into, out = _share(layout.reading(read), write * layout.field_unit)
     added = torch.zeros_like(write) if shift is None else shift[:, None].to(write) * write
     return Neurons(
         torch.cat([into, -into], 1), torch.cat([out, -out]), added.sum(0) * layout.field_unit
     )
 
 
-def div(
-    layout: Layout,
-    read: Float[Tensor, "count width"],
-    by: Float[Tensor, "1 width"],
-    write: Float[Tensor, "count width"],
-    column: int,
-) -> tuple[Head, Neurons]:
-    """Add what is read, divided by |by|, in one column (in the others, by 1).
+def div(layout: Layout, by: Float[Tensor, "1 width"], column: int) -> Head:
+    """Divide by |by| all that is read in one column from here on.
 
-    The head multiplies the column's address by the divisor, and the LayerNorm before the neurons
-    divides by it. From then on everything in this column is read so divided.
+    The head multiplies the column's address by the divisor, and every LayerNorm divides by it;
+    other columns still find this one if ``by`` is positive.
     """
-    less = by - layout.where[2:]
-    return mov(layout, less, layout.address(column), column, column), aff(layout, read, write)
+    return mov(layout, by - layout.where[2:], layout.address(column), column, column)
 
 
 def assemble(layout: Layout, head: Head | None = None, neurons: Sequence[Neurons] = ()) -> Block:

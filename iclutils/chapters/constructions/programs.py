@@ -1,7 +1,4 @@
-"""Programs: whole transformers with weights set by hand, which take a gradient step or regress.
-
-Source: {cite}`akyurek2023`, theorems 1 and 2.
-"""
+"""Transformers with weights set by hand that run an algorithm ({cite}`akyurek2023`, section 3)."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from torch import Tensor
 
 from ...errors import IclError
 from .layout import Layout, Numerics
-from .primitives import Block, aff, assemble, mov, mul, products
+from .primitives import Block, aff, assemble, div, mov, mul, products
 
 Labels = Float[Tensor, "*label_batch label_n"]  # one for each x; a mismatch is refused with a cure
 Form = Literal["inverse", "gain"]
@@ -25,9 +22,8 @@ Form = Literal["inverse", "gain"]
 class Program:
     """Embedding, blocks and a linear read-out.
 
-    The tokens are the paper's, (0, x_i) and (y_i, 0) in turn, behind a start token: x_i stands in
-    column 2i - 1 and y_i in column 2i. Called with xs and ys, a program predicts each y from the
-    pairs before it, as an in-context regressor does.
+    The tokens are the paper's, (0, x_i) in column 2i - 1 and (y_i, 0) in column 2i, behind a start
+    token. Called with xs and ys, it predicts each y, as an in-context regressor does.
     """
 
     layout: Layout
@@ -93,18 +89,8 @@ def gradient_program(
     """One step of gradient descent for each example: w' = w - 2α (x (xᵀw) - x y + λ w), from 0.
 
     Two blocks for a step and one for the prediction, in O(d) channels and neurons (theorem 1). Step
-    i, in every column that comes after y_i:
-
-    1. fetch x = x_i from its column; add xᵀw to the residual
-    2. fetch the residual xᵀw - y and a flag from the column of y_i, which columns before it cannot
-       see, so that nothing happens there; w changes by -2α (x residual + λ w flag)
-
-    Args:
-        dim: d.
-        examples: n, the steps; the program reads n + 1 pairs, the query's included.
-        rate: α.
-        penalty: λ.
-        numerics: how it calculates; ``Numerics.improved(torch.float64)`` if omitted.
+    i, in every column after y_i: fetch x = x_i, and calculate xᵀw; then fetch the residual xᵀw - y
+    and a flag from the column of y_i (columns before it fetch nothing), and change w.
     """
     _check(dim, examples, rate > 0 and 0 <= penalty < math.inf, f"rate={rate}, penalty={penalty}")
     numerics = numerics or Numerics.improved(torch.float64)
@@ -145,36 +131,20 @@ def ridge_program(
     blocks for an example, then one (two for ``inverse``), in O(d²) channels and neurons.
 
     In ``inverse``, the paper's form, the state is A⁻¹, which starts at I/λ, and b = Σ xy; at the
-    end w = A⁻¹b. In ``gain`` it is M = λA⁻¹, which starts at I and only shrinks, symmetric by
-    storage, and w itself, which is corrected by its error e = y - xᵀw (recursive least squares):
-    w + Mx e / (λ + xᵀMx). No quantity is as large as 1/λ, and none is recovered at the end as the
-    difference of large ones.
+    end w = A⁻¹b. In ``gain`` it is M = λA⁻¹, from I, stored as a symmetric matrix, and w itself
+    (recursive least squares): w + Mx e / (λ + xᵀMx) with e = y - xᵀw. Nothing is as large as 1/λ.
 
-    Example i, in every column after y_i, with u = Mx (or A⁻¹x):
-
-    1. fetch x = x_i; u, and for ``gain`` xᵀw
-    2. xᵀu
-    3. the column of y_i, and it alone, multiplies its address by q = 1 + xᵀA⁻¹x; this column is
-       not needed after this example
-    4. fetch u (and e) from there, which the LayerNorm divides by q; the update
-
-    Columns that come before y_i cannot see it and fetch nothing in 4: they stay as they are.
-
-    Args:
-        dim: d.
-        examples: n; the program reads n + 1 pairs, the query's included.
-        penalty: λ.
-        form: ``gain`` or ``inverse``.
-        numerics: how it calculates; ``Numerics.improved(torch.float64)`` if omitted.
+    Example i, with u = Mx (or A⁻¹x): columns after y_i fetch x_i and calculate u (and xᵀw), then
+    xᵀu; the column of y_i divides by q = 1 + xᵀA⁻¹x; the columns fetch u/q (and e/q) from there and
+    update. Columns before y_i cannot see it and stay as they are.
     """
     _check(dim, examples, 0 < penalty < math.inf, f"penalty={penalty}")
     gain, numerics = form == "gain", numerics or Numerics.improved(torch.float64)
     pairs = dim * (dim + 1) // 2 if gain else dim**2
     fields = {"label": 1, "input": dim, "weights": dim, "prediction": 1}
     fields |= {"matrix": pairs, "x": dim, "u": dim, "growth": 1, "divided": dim}
-    # The sum that a column keeps: xᵀw, for gain, or Σ xy; and what it fetches: e/q, or y.
-    fields |= {"dot": 1} if gain else {"sum": dim}
-    layout = Layout(fields | {"fetched": 1}, 2 * examples + 2, numerics)
+    fields |= {"dot": 1} if gain else {"sum": dim}  # xᵀw, or Σ xy
+    layout = Layout(fields | {"fetched": 1}, 2 * examples + 2, numerics)  # e/q, or y, is fetched
     pick = layout.pick
     x, u, weights, growth = map(pick, ("x", "u", "weights", "growth"))
     divided, fetched, label = map(pick, ("divided", "fetched", "label"))
@@ -215,11 +185,10 @@ def ridge_program(
     blocks: list[Block] = []
     for example in range(1, examples + 1):
         given, answer = 2 * example - 1, 2 * example
-        grow = mov(layout, growth / scale, layout.address(answer), answer, answer)
         blocks += [
             assemble(layout, mov(layout, pick("input"), x, given), multiply),
             assemble(layout, None if gain else mov(layout, label, fetched, answer), [dots]),
-            assemble(layout, grow),
+            assemble(layout, div(layout, layout.where[2:] + growth / scale, answer)),
             assemble(layout, mov(layout, read, write, answer), update),
         ]
     if not gain:
@@ -230,7 +199,7 @@ def ridge_program(
 
 
 def _predict(layout: Layout) -> Block:
-    """The block that multiplies the weights with the input."""
+    """The block that predicts w·x."""
     query, weights = layout.pick("input")[None], layout.pick("weights")[:, None]
     return assemble(layout, None, [mul(layout, query, weights, layout.pick("prediction")[None])])
 

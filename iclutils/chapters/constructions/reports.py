@@ -1,10 +1,7 @@
 """How far a construction is from the formula it implements, and what it costs.
 
-Contexts are drawn as in the paper's main experiment: x and w from N(0, I), no noise. Errors are
-measured in the predictions at all prefixes, against float64, as the largest over all contexts.
-
-Example:
-    >>> from iclutils.chapters.constructions import reports
+Errors are those of the predictions against float64, the largest over all contexts and prefixes;
+x and w are N(0, I), without noise.
 """
 
 from __future__ import annotations
@@ -40,9 +37,8 @@ RATE, CONTEXTS = 0.03, 8
 class Report:
     """A program, what it costs and how far it is off.
 
-    ``error`` is the largest of a prediction; ``direct_error`` that of the plain formula,
-    calculated in the same precision: what no construction can be expected to beat. Both are
-    infinite where the result is not a number. ``largest`` is the largest absolute weight.
+    ``largest`` is the largest absolute weight, ``direct_error`` the error of the plain formula in
+    the same precision. Errors are infinite where the result is not a number.
     """
 
     kind: str
@@ -67,20 +63,13 @@ def report(
     precision: Precision = "float64",
     seed: int = 0,
 ) -> Report:
-    """Build a program and measure it.
+    """Build a program (``penalty``: 1 for ``ridge``, 0 for ``gradient`` if omitted) and measure it.
 
-    Args:
-        kind: ``gradient``, at a rate of .03, or ``ridge``.
-        variant: ``paper``: three GELUs for a product, the inverse for ridge. ``stencil``: the
-            same algebra with long stencils and balanced weights. ``improved``: for ridge also
-            the gain form; the gradient needs no other form, so that it is the same as ``stencil``.
-        dim: d.
-        examples: n; predictions rest on 0 to n of them.
-        penalty: λ; if omitted 1 for ``ridge`` and 0 for ``gradient``.
-        precision: in which weights are held and the program runs.
-        seed: of the contexts.
+    ``variant``: ``paper``, three GELUs for a product and the inverse for ridge; ``stencil``, the
+    same algebra with long stencils and balanced weights; ``improved``, for ridge also the gain.
 
     Example:
+        >>> from iclutils.chapters.constructions import reports
         >>> found = reports.report("ridge", dim=2, examples=2)
         >>> found.layers, found.error < 1e-3
         (9, True)
@@ -100,13 +89,9 @@ def report(
         form: Literal["gain", "inverse"] = "gain" if variant == "improved" else "inverse"
         program = ridge_program(dim, examples, penalty, form, numerics)
         truth, direct = algorithms.ridge(xs, ys, penalty), sherman_morrison(xs, ys, penalty)
+    settings = (kind, variant, precision, dim, examples, penalty)
     return Report(
-        kind=kind,
-        variant=variant,
-        precision=precision,
-        dim=dim,
-        examples=examples,
-        penalty=penalty,
+        *settings,
         layers=len(program.blocks),
         width=program.layout.width,
         largest=program.largest,
@@ -119,11 +104,6 @@ def reports(kind: Kind, **choices: Any) -> list[Report]:
     """A report for every combination of ``choices``: arguments of ``report``, or lists of them.
 
     ``reports("ridge", variant=["paper", "improved"], dim=[2, 4], seed=1)`` gives four.
-
-    Example:
-        >>> both = reports.reports("gradient", precision=["float32", "float64"], dim=2, examples=2)
-        >>> both[1].error < both[0].error
-        True
     """
     lists = [
         value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
@@ -140,20 +120,7 @@ def product_errors(
     pairs: int = 10_000,
     seed: int = 0,
 ) -> Float[Tensor, "order scale"]:
-    """Largest error of the product of N(0, 1) pairs, run through a block.
-
-    Args:
-        orders: of the stencils; 0 is the paper's.
-        scales: ε.
-        precision: in which it runs.
-        pairs: how many; of 10⁴ the largest factors are about 4.
-        seed: of the pairs.
-
-    Example:
-        >>> errors = reports.product_errors(orders=[0, 2], scales=[0.1], pairs=200)
-        >>> errors.shape, bool(errors[1, 0] < errors[0, 0])
-        (torch.Size([2, 1]), True)
-    """
+    """Largest error of a product of N(0, 1) numbers in a block, by order and ε of its stencil."""
     if precision not in KNOWN["precision"]:
         raise unknown("precision", precision, KNOWN["precision"])
     dtype = getattr(torch, precision)
@@ -175,10 +142,7 @@ def product_errors(
 def gradient_steps(
     xs: Float[Tensor, "*batch n d"], ys: Float[Tensor, "*batch n"], rate: float, penalty: float
 ) -> Float[Tensor, "*batch n"]:
-    """Prediction of each y after a step on each pair before it: w - 2α (x (xᵀw - y) + λ w).
-
-    In the precision of the data, as ``sherman_morrison``: they show what the precision alone costs.
-    """
+    """Prediction of each y after w -= 2α (x (xᵀw - y) + λ w) on every pair before, in xs.dtype."""
     weights = torch.zeros_like(xs[..., 0, :])
     out = []
     for x, y in zip(xs.unbind(-2), ys.unbind(-1), strict=True):
@@ -190,7 +154,7 @@ def gradient_steps(
 def sherman_morrison(
     xs: Float[Tensor, "*batch n d"], ys: Float[Tensor, "*batch n"], penalty: float
 ) -> Float[Tensor, "*batch n"]:
-    """Prediction of each y by A⁻¹b, with A⁻¹ updated by each pair before it from I/λ."""
+    """Prediction of each y by A⁻¹b, A⁻¹ updated from I/λ by each pair before it, in xs.dtype."""
     inverse = torch.eye(xs.shape[-1], dtype=xs.dtype, device=xs.device) / penalty
     moment = torch.zeros_like(xs[..., 0, :])
     out = []

@@ -1,25 +1,8 @@
 """How far two predictors are apart, and which algorithm an in-context regressor is nearest to.
 
-- SPD, squared prediction difference: the mean over contexts of (f - g)² for the predictions f and
-  g of two predictors, for each number of pairs seen. MSPD: its mean over 1 .. d - 1 pairs, where
-  the pairs leave w open.
-- ILWD, implicit linear weight difference: the mean of |w_f - w_g|², w_f the linear function
-  nearest to what a predictor answers to fresh queries after a context.
-
-{cite}`akyurek2023` defines them so, and plots them divided by d (figures 1 and 2): ``spd`` and
-``ilwd`` divide by their argument ``dim``; what is averaged over a region of n is divided by d.
-
+{cite}`akyurek2023` defines SPD, MSPD and ILWD, and plots them divided by d (figures 1 and 2).
 Means need care where labels are noisy: the error of OLS has no finite mean at n = d - 1, d and
 d + 1 pairs, so the mean SPD to OLS there is whatever the worst contexts of the sample are.
-
-Example:
-    >>> import torch
-    >>> from iclutils.chapters.regression import algorithms, distances
-    >>> from iclutils.tasks import regression
-    >>> drawn = regression.sample(regression.Task(3), 64, 6, torch.Generator().manual_seed(0))
-    >>> xs, ys = drawn.xs.double(), drawn.ys.double()
-    >>> ols = algorithms.ols(xs, ys)[None]
-    >>> ridge = algorithms.ridge(xs, ys, penalty=1.0)
 """
 
 from __future__ import annotations
@@ -31,6 +14,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from ...errors import IclError
 from ...tasks.regression import Contexts
@@ -55,12 +39,7 @@ def spread(values: Float[Tensor, "*ensemble batch"]) -> Spread:
 
 
 def predict(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
-    """The predictions (*ensemble, batch, n) of any predictor for contexts (batch, n, d), float64.
-
-    Example:
-        >>> bool((distances.predict(algorithms.ols, xs, ys) == ols[0]).all())
-        True
-    """
+    """The predictions (*ensemble, batch, n) for contexts (batch, n, d), in float64."""
     with torch.no_grad():
         found = predictor(xs, ys).double()
     if found.shape[-2:] != ys.shape[-2:]:
@@ -72,13 +51,7 @@ def predict(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
 
 
 def concatenate(predictors: Sequence[Predictor]) -> Predictor:
-    """One predictor with the networks of all ensembles, in order.
-
-    Example:
-        >>> both = distances.concatenate([algorithms.ols, algorithms.knn])
-        >>> distances.predict(both, xs, ys).shape
-        torch.Size([2, 64, 6])
-    """
+    """One predictor with the networks of all ensembles, in order."""
 
     def predictor(xs: Tensor, ys: Tensor) -> Tensor:
         found = [predict(each, xs, ys) for each in predictors]
@@ -88,14 +61,15 @@ def concatenate(predictors: Sequence[Predictor]) -> Predictor:
 
 
 def spd(first: Predicted, second: Other, dim: int = 1) -> Spread:
-    """SPD over ``dim`` for each number of pairs seen, n = 0, 1, ...
+    """Squared prediction difference for n = 0, 1, ... pairs seen: mean over contexts of (f - g)².
 
-    Both are predictions for the same contexts; leading axes are broadcast. With ``dim=1`` it is
-    the definition, with ``dim=d`` what the paper plots.
+    Divided by ``dim``: 1 is the definition, d what the paper plots. Leading axes are broadcast.
 
     Example:
-        >>> distances.spd(ols, ys, dim=3).mean[0, -1] < 1e-6
-        tensor(True)
+        >>> import torch
+        >>> from iclutils.chapters.regression import distances
+        >>> distances.spd(torch.full((8, 3), 2.0), torch.zeros(8, 3), dim=2).mean
+        tensor([2., 2., 2.], dtype=torch.float64)
     """
     return spread(_squares(first, second, dim).mT)
 
@@ -108,43 +82,27 @@ def under_determined(dim: int) -> slice:
 
 
 def mspd(first: Predicted, second: Other, dim: int, region: slice | None = None) -> Spread:
-    """SPD / d averaged over a region of n, ``under_determined`` unless another is given.
-
-    The average over n comes first, so the error is over contexts.
-    """
-    return spread(_mean_squares(first, second, dim, region))
+    """SPD / d averaged over a region of n, ``under_determined`` unless another is given."""
+    return spread(_in_region(_squares(first, second, dim), dim, region))
 
 
 def margin(
     regressor: Predicted, near: Other, far: Other, dim: int, region: slice | None = None
 ) -> Spread:
-    """By how much ``near`` is nearer to a regressor than ``far``: MSPD of far minus MSPD of near.
-
-    The difference is taken context by context, so that its error is that of a difference.
-    """
+    """How much nearer ``near`` is to a regressor than ``far``: MSPD of far minus that of near."""
     gap = _squares(regressor, far, dim) - _squares(regressor, near, dim)
-    return spread(_in_region(gap, dim, region).mean(-1))
+    return spread(_in_region(gap, dim, region))
 
 
 class Fit(NamedTuple):
     """The linear function nearest to what a predictor answers after each context.
 
-    ``residual`` and ``total`` are sums of squares over the queries: what the linear function
-    misses of the predictions, and what there is about their mean.
+    ``r2`` is over all contexts together: 1 if the predictor is linear in the query, NaN if its
+    predictions do not vary. A fit of d weights to q queries explains d / q of anything at all.
     """
 
     weights: Float[Tensor, "*ensemble batch d"]
-    residual: Float[Tensor, "*ensemble batch"]
-    total: Float[Tensor, "*ensemble batch"]
-
-    @property
-    def r2(self) -> Float[Tensor, "*ensemble"]:
-        """R² of the fit, all contexts together: 1 if the predictor is linear in the query.
-
-        It is NaN if the predictions do not vary. A fit of d weights to q queries explains d / q
-        of anything at all, so take many more queries than d.
-        """
-        return 1 - self.residual.sum(-1) / self.total.sum(-1)
+    r2: Float[Tensor, "*ensemble"]
 
 
 def implicit_weights(
@@ -155,9 +113,8 @@ def implicit_weights(
 ) -> Fit:
     """The implicit linear weights of a predictor after each context ({cite}`akyurek2023`).
 
-    Every query in turn is the x that follows the n pairs of its context; take more than d of them,
-    and cut the contexts for another n, which may be 0. The released code fits an intercept as well,
-    and drops it.
+    Every query in turn is the x that follows the n pairs of its context. The released code fits an
+    intercept as well, and drops it.
     """
     batch, count, dim = queries.shape
     if count <= dim + intercept:
@@ -169,7 +126,7 @@ def implicit_weights(
         )
     pairs = contexts.xs[:, None].expand(-1, count, -1, -1)
     xs = torch.cat([pairs, queries[:, :, None].to(pairs)], -2).flatten(0, 1)
-    ys = torch.nn.functional.pad(contexts.ys, (0, 1))  # the last is never read
+    ys = functional.pad(contexts.ys, (0, 1))  # the last is never read
     wanted = predict(predictor, xs, ys.repeat_interleave(count, 0))[..., -1]
     wanted = wanted.unflatten(-1, (batch, count))
     design = queries.to(wanted)
@@ -178,14 +135,13 @@ def implicit_weights(
     weights = (torch.linalg.pinv(design) @ wanted[..., None])[..., 0]
     residual = (wanted - (design @ weights[..., None])[..., 0]).square().sum(-1)
     total = (wanted - wanted.mean(-1, keepdim=True)).square().sum(-1)
-    return Fit(weights[..., :dim], residual, total)
+    return Fit(weights[..., :dim], 1 - residual.sum(-1) / total.sum(-1))
 
 
 def ilwd(first: Float[Tensor, "*ensemble batch d"], second: Other, dim: int = 1) -> Spread:
-    """ILWD over ``dim`` of two sets of weights for the same contexts; leading axes are broadcast.
+    """Implicit linear weight difference, the mean over contexts of |w - v|², divided by ``dim``.
 
-    For an algorithm that has weights, take those; for a regressor, ``implicit_weights``. With
-    ``dim=1`` it is the definition, with ``dim=d`` what the paper plots.
+    Weights are an algorithm's own, or a regressor's ``implicit_weights``.
     """
     return spread(_squares(first, second, dim).sum(-1))
 
@@ -195,8 +151,7 @@ def released_r2(
 ) -> float:
     """What the released code calls r2: of the true labels, with the predictions as their model.
 
-    It tells how good the predictions are, not how linear: a perfectly linear predictor that has
-    not found w scores low. All entries count as one sample.
+    It tells how good the predictions are, not how linear.
     """
     total = (labels - labels.mean()).square().sum()
     return float(1 - (labels - found).square().sum() / total)
@@ -223,13 +178,12 @@ class Nearest:
         self, generator: torch.Generator, resamples: int = 1000
     ) -> Float[Tensor, "*ensemble algorithm"]:
         """In what share of bootstrap resamples of the contexts each baseline is the nearest."""
-        batch = self.by_context.shape[-1]
-        device = generator.device
-        chosen = torch.randint(batch, (resamples, batch), generator=generator, device=device)
+        size = (resamples, self.by_context.shape[-1])
+        chosen = torch.randint(size[1], size, generator=generator, device=generator.device)
         chosen = chosen.to(self.by_context.device)
         counts = torch.zeros_like(chosen).scatter_add_(1, chosen, torch.ones_like(chosen))
         best = (self.by_context @ counts.mT.to(self.by_context)).argmin(-2)
-        return torch.nn.functional.one_hot(best, len(self.names)).double().mean(-2)
+        return functional.one_hot(best, len(self.names)).double().mean(-2)
 
 
 def nearest(
@@ -238,20 +192,23 @@ def nearest(
     dim: int,
     region: slice | None = None,
 ) -> Nearest:
-    """Which algorithm's predictions are nearest to a regressor's, by MSPD.
-
-    Example:
-        >>> distances.nearest(ols, {"ols": ols[0], "ridge": ridge}, dim=3).winners
-        ['ols']
-    """
+    """Which algorithm's predictions are nearest to a regressor's, by MSPD."""
     if not baselines:
         raise IclError("Need at least one algorithm to compare with.")
-    rows = [_mean_squares(regressor, row, dim, region) for row in baselines.values()]
-    return Nearest(tuple(baselines), torch.stack(rows, -2))
+    rows = [_squares(regressor, row, dim) for row in baselines.values()]
+    return Nearest(tuple(baselines), torch.stack([_in_region(r, dim, region) for r in rows], -2))
 
 
-def _mean_squares(first: Tensor, second: Tensor, dim: int, region: slice | None) -> Tensor:
-    return _in_region(_squares(first, second, dim), dim, region).mean(-1)
+def _in_region(values: Tensor, dim: int, region: slice | None) -> Tensor:
+    """The mean over a region of n, for each context."""
+    region = under_determined(dim) if region is None else region
+    inside = range(region.start or 0, region.stop or values.shape[-1], region.step or 1)
+    if not len(inside) or not 0 <= min(inside) <= max(inside) < values.shape[-1]:
+        raise IclError(
+            f"The region n = {region.start} .. {region.stop} is not covered by contexts of "
+            f"{values.shape[-1]} pairs, which have n = 0 .. {values.shape[-1] - 1}."
+        )
+    return values[..., region].mean(-1)
 
 
 def _squares(first: Tensor, second: Tensor, dim: int) -> Tensor:
@@ -262,17 +219,6 @@ def _squares(first: Tensor, second: Tensor, dim: int) -> Tensor:
             f"{tuple(second.shape)}."
         )
     return (_finite(first.double()) - _finite(second.double())).square() / dim
-
-
-def _in_region(values: Tensor, dim: int, region: slice | None) -> Tensor:
-    region = under_determined(dim) if region is None else region
-    inside = range(region.start or 0, region.stop or values.shape[-1], region.step or 1)
-    if not len(inside) or not 0 <= min(inside) <= max(inside) < values.shape[-1]:
-        raise IclError(
-            f"The region n = {region.start} .. {region.stop} is not covered by contexts of "
-            f"{values.shape[-1]} pairs, which have n = 0 .. {values.shape[-1] - 1}."
-        )
-    return values[..., region]
 
 
 def _finite(values: Tensor) -> Tensor:

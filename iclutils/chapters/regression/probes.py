@@ -1,30 +1,9 @@
 """Probes: is XᵀY, or the least-squares weight, written in the hidden states, and where?
 
-A probe reads a layer of a frozen network: it mixes the positions with weights α = softmax(s)
-that are learned but the same for every context, and maps the mix αᵀH to the target, either by a
-linear map or by a network with one hidden GELU layer. In the paper H first goes through a matrix
-W; it can be multiplied into the map that follows, so here it is left out: the probes can express
-the same functions.
-
-Errors are normalised by the variance of the target, that is 1 − R², on contexts that no probe
-was fitted to: 0 is perfect, 1 is no better than the mean. A low error alone says little, since a
-network with random weights also spreads its inputs over its hidden states. What the training put
-there is the margin over that control.
-
-All layers, networks and targets train side by side as one program; none sees the others.
-
-Source: {cite}`akyurek2023`, section 5 and appendix E. They train with Adam at a rate of 1e-3, for
-longer; the control there is a network trained on one fixed weight vector, which any network given
-to ``hidden_states`` can be.
-
-Example:
-    >>> import torch
-    >>> from iclutils.chapters.regression import probes
-    >>> from iclutils.models import regressors
-    >>> from iclutils.tasks import regression
-    >>> net = regressors.load("regression-d2")
-    >>> drawn = regression.sample(regression.Task(2), 200, 4, torch.Generator().manual_seed(0))
-    >>> states, targets = probes.prepare([net], drawn)
+A probe mixes the positions of a layer with weights α = softmax(s), the same for every context, and
+maps αᵀH to the target, linearly or by one hidden GELU layer (the paper's matrix W on H is part of
+that map). Errors are 1 − R² on contexts that no probe was fitted to. What training put there is the
+margin over a network with random weights. Source: {cite}`akyurek2023`, section 5 and appendix E.
 """
 
 from __future__ import annotations
@@ -69,34 +48,15 @@ def hidden_states(
     return torch.cat(parts, 2)
 
 
-def moment(
-    xs: Float[Tensor, "batch pairs d"], ys: Float[Tensor, "batch pairs"]
-) -> Float[Tensor, "batch d"]:
-    """XᵀY, a sum and not a mean."""
-    return (xs * ys[..., None]).sum(-2)
-
-
-def least_squares(
-    xs: Float[Tensor, "batch pairs d"], ys: Float[Tensor, "batch pairs"]
-) -> Float[Tensor, "batch d"]:
-    """The weight vector of least norm among those that fit the pairs best (OLS).
-
-    With noise and n near d its tails are heavy, and 1 − R² hangs on a few contexts.
-    """
-    inverse = torch.linalg.pinv(xs.double(), rtol=1e-10)
-    return (inverse @ ys.double()[..., None])[..., 0].to(xs.dtype)
-
-
 def prepare(networks: Sequence[InContextRegressors], contexts: Contexts) -> tuple[States, Targets]:
-    """What a probe needs: states up to the last x, and XᵀY and OLS of the pairs before it.
+    """What a probe needs: states up to the last x, and XᵀY (a sum) and OLS of the pairs before it.
 
-    Example:
-        >>> targets.shape
-        torch.Size([2, 200, 2])
+    With noise and n near d the tails of OLS are heavy, and 1 − R² hangs on a few contexts.
     """
-    xs, ys = contexts.xs, contexts.ys
-    pairs = xs[:, :-1], ys[:, :-1]
-    return hidden_states(networks, xs, ys), torch.stack([moment(*pairs), least_squares(*pairs)])
+    x, y = contexts.xs[:, :-1], contexts.ys[:, :-1, None]
+    least_squares = torch.linalg.pinv(x.double(), rtol=1e-10) @ y.double()
+    targets = torch.stack([(x * y).sum(-2), least_squares[..., 0].to(x.dtype)])
+    return hidden_states(networks, contexts.xs, contexts.ys), targets
 
 
 def shuffled(targets: Targets, generator: torch.Generator) -> Targets:
@@ -128,29 +88,18 @@ def fit(
     rate: float = 0.02,
     score_rate: float = 0.2,
 ) -> Probed:
-    """Train one probe for every network, layer and target, all at once.
+    """Train one probe for every network, layer and target at once; the last contexts are held out.
 
-    Adam with a rate that falls to 0 along a cosine. The hidden states are first centred at every
-    position and whitened over all of them, layer by layer, which a probe could undo: it changes
-    the speed, not what a probe can express. Every probe starts from the same weights and even
-    attention, and sees the same batches.
-
-    Args:
-        states: hidden states, as from ``prepare``.
-        targets: targets of the same contexts.
-        kind: the map behind the attention.
-        held_out: so many contexts, the last ones, are kept for the evaluation.
-        generator: draws the first weights and the order of the batches.
-        hidden: width of the MLP; 512 in the paper.
-        steps: steps of Adam.
-        batch_size: contexts of a step; those left over are not used.
-        rate: first rate of the map; 1e-3 in the paper, which trains for longer.
-        score_rate: first rate of the attention scores s.
+    Adam on states whitened layer by layer, from the same first weights and even attention; ``rate``
+    (of the map) and ``score_rate`` (of s) fall to 0 along a cosine. The paper has a rate of 1e-3,
+    512 hidden units and more steps.
 
     Example:
-        >>> found = probes.fit(states, targets, "linear", 40, torch.Generator(), steps=9)
-        >>> found.error.shape
-        torch.Size([3, 5, 2])
+        >>> import torch
+        >>> from iclutils.chapters.regression import probes
+        >>> states, generator = torch.randn(1, 3, 200, 4, 8), torch.Generator()
+        >>> probes.fit(states, states[:, 0, :, 0, :2], "linear", 40, generator, steps=9).error.shape
+        torch.Size([1, 3, 1])
     """
     net, layer, batch, pos, width = states.shape
     _check(states, targets, batch, held_out, width + pos)
@@ -164,9 +113,22 @@ def fit(
     centred = targets.to(states) - targets.to(states)[:, :fitted].mean(1, keepdim=True)
     scaled = centred / centred[:, :fitted].square().mean((1, 2), keepdim=True).sqrt()
     sizes = [width, *([hidden] if kind == "mlp" else []), targets.shape[-1]]
-    probes = _Probes(net * layer, len(targets), pos, sizes, generator).to(states)
+    probes = _Probes((net * layer, len(targets), pos), sizes, generator).to(states)
     wanted = scaled[:, :fitted].unflatten(1, (len(parts), -1)).transpose(0, 1)
-    _train(probes, parts, wanted, generator, steps, (rate, score_rate))
+    maps = {"params": [*probes.weights, *probes.biases], "lr": rate}
+    adam = torch.optim.Adam([maps, {"params": [probes.scores], "lr": score_rate}], fused=True)
+    falling = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
+    order: list[int] = []
+    for _ in bar(range(steps), "steps"):
+        if not order:
+            drawn = torch.randperm(len(parts), generator=generator, device=generator.device)
+            order = drawn.tolist()
+        at = order.pop()
+        loss = (probes(parts[at]) - wanted[at]).square().mean((-2, -1)).sum()
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        falling.step()
     shape = (net, layer, len(targets))
     with torch.no_grad():
         error = _normalised(probes(rest), scaled[:, batch - held_out :])
@@ -180,8 +142,7 @@ def linear_exact(
     """Held-out error, 1 − R², of the best linear probe of some features, in closed form.
 
     With ``states.transpose(-2, -3)`` every position has a probe of its own; with
-    ``states.flatten(-2)`` one probe reads all positions at once. In float64; directions with less
-    than 1e-5 of the largest singular value count as empty.
+    ``states.flatten(-2)`` one probe reads all positions at once.
     """
     batch, size = features.shape[-2:]
     _check(features, targets, batch, held_out, size)
@@ -202,14 +163,7 @@ def linear_exact(
 def released(
     states: States, weights: Float[Tensor, "batch d"], held_out: int
 ) -> Float[Tensor, "net layer"]:
-    """Error of the probe in the released code: linear, of the last position, for the true w.
-
-    There is no attention, no MLP, and neither XᵀY nor OLS there. It is solved here, not trained.
-
-    Example:
-        >>> probes.released(states, drawn.weights, held_out=40).shape
-        torch.Size([3, 5])
-    """
+    """Error of the probe in the released code: linear, of the last position, for the true w."""
     return linear_exact(states[..., -1, :], weights[None], held_out)[..., 0]
 
 
@@ -217,22 +171,17 @@ class _Probes(nn.Module):
     """Probes of (group, target); a group is one layer of one network."""
 
     def __init__(
-        self,
-        groups: int,
-        targets: int,
-        pos: int,
-        sizes: Sequence[int],
-        generator: torch.Generator,
+        self, shape: tuple[int, int, int], sizes: Sequence[int], generator: torch.Generator
     ) -> None:
         super().__init__()
-        count = groups * targets
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        count = shape[0] * shape[1]
         for n_in, n_out in pairwise(sizes):
             drawn = torch.rand(n_in, n_out, generator=generator, device=generator.device)
             drawn = (drawn * 2 - 1) / math.sqrt(n_in)
             self.weights.append(nn.Parameter(drawn.expand(count, -1, -1).clone()))
             self.biases.append(nn.Parameter(drawn.new_zeros(count, 1, n_out)))
-        self.scores = nn.Parameter(torch.zeros(groups, targets, pos))
+        self.scores = nn.Parameter(torch.zeros(shape))
 
     def forward(
         self, states: Float[Tensor, "group pos batch width"]
@@ -244,37 +193,10 @@ class _Probes(nn.Module):
         return out.unflatten(0, self.scores.shape[:2])
 
 
-def _train(
-    probes: _Probes,
-    parts: Float[Tensor, "part group pos batch width"],
-    wanted: Float[Tensor, "part target batch d"],
-    generator: torch.Generator,
-    steps: int,
-    rates: tuple[float, float],
-) -> None:
-    maps = {"params": [*probes.weights, *probes.biases], "lr": rates[0]}
-    adam = torch.optim.Adam([maps, {"params": [probes.scores], "lr": rates[1]}], fused=True)
-    falling = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
-    order: list[int] = []
-    for _ in bar(range(steps), "steps"):
-        if not order:
-            drawn = torch.randperm(len(parts), generator=generator, device=generator.device)
-            order = drawn.tolist()
-        at = order.pop()
-        loss = (probes(parts[at]) - wanted[at]).square().mean((-2, -1)).sum()
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        falling.step()
-
-
 def _whitened(
     states: States, fitted: int, batch_size: int, held_out: int
 ) -> tuple[Float[Tensor, "part group pos size width"], Float[Tensor, "group pos rest width"]]:
-    """The states, centred and whitened by the contexts fitted to, as batches and what is held out.
-
-    Batches hold the position before the context, so that one product mixes the positions.
-    """
+    """The states, whitened by the contexts fitted to: batches of those, and what is held out."""
     net, layer, batch, pos, width = states.shape
     parts = states.new_empty(fitted // batch_size, net * layer, pos, batch_size, width)
     rest = states.new_empty(net * layer, pos, held_out, width)
@@ -292,13 +214,12 @@ def _whitened(
 def _normalised(
     found: Float[Tensor, "*probe target batch d"], targets: Targets
 ) -> Float[Tensor, "*probe target"]:
-    """1 − R²: squared error over the variance, both summed over the coordinates."""
+    """1 − R², both parts summed over the coordinates."""
     spread = (targets - targets.mean(1, keepdim=True)).square().sum((-2, -1))
     return (found - targets).square().sum((-2, -1)) / spread
 
 
 def _check(states: Tensor, targets: Targets, batch: int, held_out: int, least: int) -> None:
-    """Refuse what cannot be probed; ``least`` contexts cannot even fix a probe."""
     if targets.shape[1] != batch:
         raise IclError(f"Got targets of {targets.shape[1]} contexts for states of {batch}.")
     if held_out < 2 or batch - held_out <= least:

@@ -21,8 +21,7 @@ def predict_numbers(
 ) -> tuple[Float[Tensor, "batch n"], Float[Tensor, "batch n"]]:
     """Each y as the model expects it after the pairs before, and the probability of any number.
 
-    The prediction is the mean of the number that the next token stands for, over the tokens that
-    stand for one: of all answers the one that the squared error asks for.
+    The prediction is the mean number of the next token, over the tokens that stand for one.
     """
     if xs.shape[-1] != 1:
         raise IclError(f"Numbers are written for x of one dimension; got {xs.shape[-1]}.")

@@ -7,8 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.nn.functional import pad
 from transformers import GPT2Config, GPT2Model
 
@@ -17,10 +15,8 @@ from iclutils.chapters.constructions.layout import Gelu, Numerics
 from iclutils.chapters.constructions.primitives import Block
 from iclutils.chapters.constructions.programs import Program, gradient_program, ridge_program
 from iclutils.chapters.constructions.reports import (
-    gradient_steps,
     report,
     reports,
-    sherman_morrison,
 )
 
 DOUBLE, SINGLE = torch.float64, torch.float32
@@ -39,33 +35,20 @@ def contexts(dim: int, pairs: int, count: int = 8, seed: int = 0) -> tuple:
     return xs, torch.randn(count, pairs, generator=source, dtype=DOUBLE)
 
 
-def by_steps(xs: torch.Tensor, ys: torch.Tensor, rate: float, penalty: float) -> np.ndarray:
-    """w' = w - 2α (x (xᵀw) - x y + λ w), written out; row n holds w after n steps."""
+def truth(name: str, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
+    """Row n: w after n steps w - 2α (x (xᵀw) - x y + λ w), or (λI + XᵀX)⁻¹ Xᵀy of n pairs."""
     out = np.zeros(xs.shape)
-    for b in range(len(xs)):
-        for n in range(xs.shape[1] - 1):
-            x, y, w = xs[b, n].numpy(), float(ys[b, n]), out[b, n]
-            out[b, n + 1] = w - 2 * rate * (np.outer(x, x) @ w - x * y + penalty * w)
+    for b, n in np.ndindex(len(xs), xs.shape[1] - 1):
+        x, y, w = xs[b, n], ys[b, n], out[b, n]
+        out[b, n + 1] = w - 2 * 0.05 * (np.outer(x, x) @ w - x * y + 0.3 * w)
+        if name != "gradient":
+            x, y = xs[b, : n + 1], ys[b, : n + 1]
+            out[b, n + 1] = np.linalg.solve(x.T @ x + 0.5 * np.eye(x.shape[1]), x.T @ y)
     return out
-
-
-def by_solving(xs: torch.Tensor, ys: torch.Tensor, penalty: float) -> np.ndarray:
-    """(λI + XᵀX)⁻¹ Xᵀy of the first n pairs in row n."""
-    out = np.zeros(xs.shape)
-    for b in range(len(xs)):
-        for n in range(1, xs.shape[1]):
-            x, y = xs[b, :n].numpy(), ys[b, :n].numpy()
-            gram = x.T @ x + penalty * np.eye(x.shape[1])
-            out[b, n] = np.linalg.solve(gram, x.T @ y)
-    return out
-
-
-def truth(name: str, xs: torch.Tensor, ys: torch.Tensor) -> np.ndarray:
-    return by_steps(xs, ys, 0.05, 0.3) if name == "gradient" else by_solving(xs, ys, 0.5)
 
 
 def worst(program: Program, name: str, xs: torch.Tensor, ys: torch.Tensor) -> float:
-    expected = (truth(name, xs, ys) * xs.numpy()).sum(-1)
+    expected = (truth(name, xs.numpy(), ys.numpy()) * xs.numpy()).sum(-1)
     return float(np.abs(program(xs, ys).double().numpy() - expected).max())
 
 
@@ -139,18 +122,10 @@ def test_programs_predict_as_the_formula(
     for dtype, bound in ((DOUBLE, double), (SINGLE, single)):
         program = PROGRAMS[name](dim, examples, Numerics.improved(dtype)).to(dtype)
         assert program(xs, ys).dtype == dtype
-        assert worst(program, name, xs, ys) < bound
-
-
-@every_program
-def test_a_program_reads_shorter_contexts(name: str) -> None:
-    program = PROGRAMS[name](2, 4, Numerics.improved(DOUBLE))
-    for pairs in range(1, 6):
-        xs, ys = contexts(2, pairs)
-        assert worst(program, name, xs, ys) < 1e-8
-    found = program(xs, ys)
-    torch.testing.assert_close(program(xs[0], ys[0]), found[0], atol=1e-9, rtol=0)  # no batch
-    torch.testing.assert_close(program(xs[None], ys[None]), found[None], atol=1e-9, rtol=0)
+        for pairs in {1, examples, examples + 1}:  # shorter contexts, too
+            assert worst(program, name, xs[:, :pairs], ys[:, :pairs]) < bound
+        one, all_ = program(xs[0], ys[0]), program(xs, ys)
+        torch.testing.assert_close(one, all_[0], atol=2 * bound, rtol=0)  # no batch
 
 
 @every_program
@@ -174,36 +149,21 @@ def test_the_state_of_ridge_after_each_example() -> None:
     xs, ys = contexts(dim, examples + 1)
     gain = ridge_program(dim, examples, penalty, "gain")
     inverse = ridge_program(dim, examples, penalty, "inverse")
-    weights, expected = by_solving(xs, ys, penalty), []
-    for n in range(examples + 1):
-        gram = xs[:, :n].mT.numpy() @ xs[:, :n].numpy() + penalty * np.eye(dim)
-        expected.append(np.linalg.inv(gram))
+    weights, eye = truth("ridge", xs.numpy(), ys.numpy()), np.eye(dim)
     upper = np.triu_indices(dim)
     streams = gain.stream(xs, ys), inverse.stream(xs, ys)
     for n in range(examples + 1):
+        x, y = xs[:, :n].numpy(), ys[:, :n].numpy()
+        solved = np.linalg.inv(x.transpose(0, 2, 1) @ x + penalty * eye)
         for column in range(2 * n + 1, 2 * examples + 2):  # x_{n+1} and what comes after it
-            at = streams[0][4 * n][:, column]
-            shrunk = penalty * expected[n] - np.eye(dim)
-            kept = gain.layout.value(at, "matrix").numpy()
-            np.testing.assert_allclose(kept, shrunk[:, *upper], atol=1e-8)
-            kept = gain.layout.value(at, "weights").numpy()
-            np.testing.assert_allclose(kept, weights[:, n], atol=1e-8)
-            at = streams[1][4 * n][:, column]
-            kept = inverse.layout.value(at, "matrix").reshape(-1, dim, dim).numpy()
-            np.testing.assert_allclose(kept, expected[n] - np.eye(dim) / penalty, atol=1e-8)
-            kept = inverse.layout.value(at, "sum").numpy()
-            moment = np.einsum("bnd,bn->bd", xs[:, :n].numpy(), ys[:, :n].numpy())
-            np.testing.assert_allclose(kept, moment, atol=1e-8)
-
-
-def test_the_state_of_the_gradient_after_each_step() -> None:
-    xs, ys = contexts(3, 5)
-    program = gradient_program(3, 4, 0.05, 0.3)
-    expected, streams = by_steps(xs, ys, 0.05, 0.3), program.stream(xs, ys)
-    for n in range(5):
-        kept = program.layout.value(streams[2 * n][:, 2 * n + 1 :], "weights").numpy()
-        wanted = np.broadcast_to(expected[:, n, None], kept.shape)
-        np.testing.assert_allclose(kept, wanted, atol=1e-11)
+            for program, stream, name, expected in (
+                (gain, streams[0], "matrix", (penalty * solved - eye)[:, *upper]),
+                (gain, streams[0], "weights", weights[:, n]),
+                (inverse, streams[1], "matrix", (solved - eye / penalty).reshape(-1, dim**2)),
+                (inverse, streams[1], "sum", np.einsum("bnd,bn->bd", x, y)),
+            ):
+                kept = program.layout.value(stream[4 * n][:, column], name).numpy()
+                np.testing.assert_allclose(kept, expected, atol=1e-8)
 
 
 @every_program
@@ -243,34 +203,10 @@ def test_sizes(name: str, power: int, per_example: int, extra: int, numerics: Nu
         program = PROGRAMS[name](5, count, numerics)
         assert len(program.blocks) == per_example * count + extra
         assert sizes(program) == sizes(grown[0])
-    assert {len(program.blocks) for program in grown} == {2 * per_example + extra}
-
-
-def test_the_largest_weight_is_counted_over_everything() -> None:
-    for numerics, bound in ((Numerics.improved(DOUBLE), 1e4), (Numerics.improved(SINGLE), 300)):
-        program = ridge_program(4, 3, 1.0, numerics=numerics)
         parts = [program.embedding, program.layout.places, program.read_out]
-        for block in program.blocks:
-            parts += list(block.weights.values())
-        assert program.largest == max(float(part.abs().max()) for part in parts) < bound
-    assert gradient_program(4, 1, 0.05, 0.0, Numerics.paper(DOUBLE)).largest > 1e10
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    dim=st.integers(1, 6),
-    pairs=st.integers(1, 12),
-    penalty=st.floats(0.1, 10),
-    seed=st.integers(0, 99),
-)
-def test_the_formulas_are_ridge_and_descent(
-    dim: int, pairs: int, penalty: float, seed: int
-) -> None:
-    xs, ys = contexts(dim, pairs, 2, seed)
-    expected = (by_solving(xs, ys, penalty) * xs.numpy()).sum(-1)
-    np.testing.assert_allclose(sherman_morrison(xs, ys, penalty).numpy(), expected, atol=1e-8)
-    expected = (by_steps(xs, ys, 0.01, penalty) * xs.numpy()).sum(-1)
-    np.testing.assert_allclose(gradient_steps(xs, ys, 0.01, penalty).numpy(), expected, atol=1e-9)
+        parts += [weight for block in program.blocks for weight in block.weights.values()]
+        assert program.largest == max(float(part.abs().max()) for part in parts)
+    assert {len(program.blocks) for program in grown} == {2 * per_example + extra}
 
 
 def test_a_report_says_what_was_built() -> None:
@@ -280,7 +216,9 @@ def test_a_report_says_what_was_built() -> None:
     assert (found.layers, found.width) == (13, 27)
     assert 1e-15 < found.error < 1e-9
     assert found.direct_error < 1e-13
-    assert report("gradient").penalty == 0
+    step = report("gradient")
+    assert step.penalty == 0
+    assert step.direct_error < 1e-13
     single = report("ridge", precision="float32")
     assert single.penalty == 1
     assert 1e-8 < single.direct_error < single.error < 1e-3
@@ -311,13 +249,11 @@ PROGRAM, PAIRS = PROGRAMS["gradient"](2, 2, SHORT), contexts(2, 3)
         (lambda: gradient_program(0, 1, 0.1), "d ≥ 1 and n ≥ 1"),
         (lambda: ridge_program(1, 0, 1.0), "d ≥ 1 and n ≥ 1"),
         (lambda: ridge_program(2, 2, 0.0), "penalty=0.0"),
-        (lambda: ridge_program(2, 2, float("inf")), "penalty=inf"),
         (lambda: gradient_program(2, 2, 0.1, -0.1), "penalty=-0.1"),
         (lambda: gradient_program(2, 2, float("nan")), "rate=nan"),
         (lambda: PROGRAM(PAIRS[0][..., [0, 1, 1]], PAIRS[1]), r"xs \(\*batch, n, 2\)"),
         (lambda: PROGRAM(PAIRS[0], PAIRS[1][:, :2]), r"ys \(\*batch, n\)"),
         (lambda: PROGRAM(*contexts(2, 4)), "1 to 3 pairs"),
-        (lambda: PROGRAM(PAIRS[0][:, :0], PAIRS[1][:, :0]), "1 to 3 pairs"),
         (lambda: PROGRAM(PAIRS[0] / 0, PAIRS[1]), "not finite"),
         (lambda: PROGRAM(PAIRS[0], PAIRS[1] / 0), "not finite"),
     ],

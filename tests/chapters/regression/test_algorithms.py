@@ -25,7 +25,6 @@ from iclutils.chapters.regression.algorithms import (
     lasso_weights,
     ols,
     ols_weights,
-    predictions,
     released_gd_weights,
     released_sgd_weights,
     ridge,
@@ -81,18 +80,23 @@ def test_least_squares_are_scikit_learns(pairs: int, dim: int, noise: float) -> 
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10_000), dim=st.integers(1, 7), pairs=st.integers(1, 12))
-def test_weights_solve_their_equations(seed: int, dim: int, pairs: int) -> None:
+@given(
+    seed=st.integers(0, 10_000),
+    dim=st.integers(1, 7),
+    pairs=st.integers(1, 12),
+    penalty=st.sampled_from([1e-2, 0.3, 1e9]),
+)
+def test_weights_solve_their_equations(seed: int, dim: int, pairs: int, penalty: float) -> None:
     """By the definition, prefix by prefix: X⁺y and (XᵀX + λI)⁻¹Xᵀy."""
     xs, ys = data(seed, pairs, dim)
-    found, strict = ols_weights(xs, ys), ridge_weights(xs, ys, 0.3)
+    found, strict = ols_weights(xs, ys), ridge_weights(xs, ys, penalty)
     for n in range(1, pairs):
         x, y = xs[:, :n], ys[:, :n, None]
         expected = (torch.linalg.pinv(x) @ y)[..., 0]
         torch.testing.assert_close(found[:, n], expected, rtol=1e-6, atol=1e-6)
-        gram = x.mT @ x + 0.3 * torch.eye(dim).double()
+        gram = x.mT @ x + penalty * torch.eye(dim).double()
         expected = torch.linalg.solve(gram, x.mT @ y)[..., 0]
-        torch.testing.assert_close(strict[:, n], expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(strict[:, n], expected, rtol=1e-8, atol=1e-8 / penalty)
 
 
 def test_nearly_singular_contexts_keep_their_digits() -> None:
@@ -160,28 +164,6 @@ def test_a_prefix_knows_nothing_of_later_pairs_or_other_contexts(name: str) -> N
     torch.testing.assert_close(alone, whole, atol=1e-8, rtol=1e-8)
     folded = WEIGHTS[name](xs.unflatten(0, (2, 3)), ys.unflatten(0, (2, 3)))
     torch.testing.assert_close(folded.flatten(0, 1), whole, atol=1e-8, rtol=1e-8)
-
-
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 10_000), pairs=st.sampled_from([4, 6, 12]))
-def test_ridge_becomes_min_norm_ols(seed: int, pairs: int) -> None:
-    """In X = U diag(s) Vᵀ the weights differ by V diag(p / (s² + p)) Vᵀ w, w those of OLS: with
-    nearly dependent pairs (s² about p) ridge is far from OLS, however small the penalty p.
-    """
-    xs, ys = data(seed, pairs, 6)
-    limit = ols_weights(xs, ys)
-    gaps = {p: ridge_weights(xs, ys, p) - limit for p in (1e-2, 1e-4, 1e-6, 1e-8)}
-    for n in range(1, pairs):
-        _, sizes, axes = torch.linalg.svd(xs[:, :n], full_matrices=False)
-        along = (axes @ limit[:, n, :, None])[..., 0]
-        rounding = 1e-13 * (sizes[:, :1] / sizes[:, -1:]) ** 2 * limit[:, n].norm(dim=-1)[:, None]
-        for penalty, gap in gaps.items():
-            expected = (axes.mT @ (-penalty / (sizes**2 + penalty) * along)[..., None])[..., 0]
-            assert bool(((gap[:, n] - expected).abs() <= 1e-9 + rounding).all())
-    # and with an endless penalty, one step of gradient descent, scaled
-    torch.testing.assert_close(
-        1e9 * ridge_weights(xs, ys, 1e9), gd_weights(xs, ys, 0.5), atol=1e-5, rtol=1e-5
-    )
 
 
 def test_gradient_descent_by_autograd() -> None:
@@ -288,25 +270,6 @@ def test_lasso_is_the_minimum_of_its_loss(penalty: float, noise: float) -> None:
         torch.testing.assert_close(slope, kept, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("noise", "prior"), [(0.0, 1.0), (0.5, 1.0), (1.0, 0.5)])
-def test_bayes_has_the_least_risk(noise: float, prior: float) -> None:
-    """Of all baselines, at every prefix, and the risk is what its own posterior says."""
-    task = sample(Task(4, noise, prior), 5_000, 9, torch.Generator().manual_seed(1))
-    clean = (task.xs * task.weights[:, None]).sum(-1).double()
-    weights = ridge_weights(task.xs, task.ys, (noise / prior) ** 2)
-    bayes = (predictions(weights, task.xs) - clean).square()
-    for name, algorithm in baselines("wide", (noise / prior) ** 2).items():
-        excess = (algorithm(task.xs, task.ys) - clean).square() - bayes
-        slack = 4 * excess.std(0) / len(excess) ** 0.5
-        assert bool((excess.mean(0) >= -slack - 1e-9).all()), name
-    if noise:
-        xs = task.xs[:, :6].double()
-        precision = xs.mT @ xs / noise**2 + torch.eye(4).double() / prior**2
-        expected = torch.linalg.inv(precision).diagonal(dim1=-2, dim2=-1).sum(-1).mean()
-        found = (weights[:, 6] - task.weights.double()).square().sum(-1).mean()
-        assert float(found) == pytest.approx(float(expected), rel=0.05)
-
-
 def test_every_baseline_predicts() -> None:
     xs, ys = data(0, 9, 4)
     for which in ("wide", "paper", "released"):
@@ -315,17 +278,15 @@ def test_every_baseline_predicts() -> None:
         assert all(row.shape == ys.shape for row in rows)
         assert not any(torch.equal(a, b) for i, a in enumerate(rows) for b in rows[:i])
         assert all(isinstance(f, Linear) == ("NN" not in name) for name, f in found.items())
-    wide = baselines()
-    for text, value in (("1/64", 1 / 64), ("4/9", 4 / 9), ("16", 16.0)):
-        assert torch.equal(wide[f"ridge {text}"](xs, ys), ridge(xs, ys, value))
-    assert torch.equal(wide["3-NN 1/r²"](xs, ys), knn(xs, ys, 3, 2.0))
-    assert torch.equal(baselines("released")["5-NN 1/r"](xs, ys), knn(xs, ys, 5, 1.0))
-    expected = algorithms.gd(xs, ys, tuned_rate(9, 4, 0.25), 4)
-    assert torch.equal(baselines("wide", 0.25)["GD best, 4 steps"](xs, ys), expected)
-    for name in ("gd", "sgd", "released_gd", "released_sgd"):
-        weights = getattr(algorithms, f"{name}_weights")(xs, ys, rate=0.02)
-        expected = predictions(weights, xs)
-        assert torch.equal(getattr(algorithms, name)(xs, ys, rate=0.02), expected)
+    wide, released = baselines(ratio=0.25), baselines("released")
+    for found, expected in (
+        (wide["ridge 4/9"], ridge(xs, ys, 4 / 9)),
+        (wide["3-NN 1/r²"], knn(xs, ys, 3, 2.0)),
+        (wide["GD best, 4 steps"], algorithms.gd(xs, ys, tuned_rate(9, 4, 0.25), 4)),
+        (released["5-NN 1/r"], knn(xs, ys, 5, 1.0)),
+        (released["GD 0.02 (released)"], algorithms.released_gd(xs, ys, rate=0.02)),
+    ):
+        assert torch.equal(found(xs, ys), expected)
 
 
 @pytest.mark.parametrize("algorithm", [*WEIGHTS.values(), knn], ids=[*WEIGHTS, "knn"])
@@ -339,26 +300,26 @@ def test_wrong_pairs_are_refused(algorithm: Callable) -> None:
             algorithm(x, y)
 
 
-@pytest.mark.parametrize("bad", [-0.1, nan, inf])
-def test_wrong_settings_are_refused(bad: float) -> None:
-    xs, ys = data(0, 6, 3)
-    for call in (
-        lambda: ridge(xs, ys, bad),
-        lambda: gd_weights(xs, ys, bad),
-        lambda: gd_weights(xs, ys, torch.tensor([0.1] * 5 + [bad])),
-        lambda: sgd_weights(xs, ys, 0.1, bad),
-        lambda: released_gd_weights(xs, ys, bad),
-        lambda: lasso_weights(xs, ys, bad),
-        lambda: knn(xs, ys, 3, bad),
-        lambda: baselines("wide", bad),
-    ):
-        with pytest.raises(IclError, match="finite"):
-            call()
-    for call, message in (
-        (lambda: knn(xs, ys, 0), "neighbour"),
-        (lambda: gd_weights(xs, ys, 0.1, 0), "one step"),
-        (lambda: gd_weights(xs, ys, torch.full((5,), 0.1)), "one for each prefix"),
+PAIRS = data(0, 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ridge(*PAIRS, -0.1), "finite"),
+        (lambda: gd_weights(*PAIRS, inf), "finite"),
+        (lambda: gd_weights(*PAIRS, torch.tensor([0.1] * 5 + [nan])), "finite"),
+        (lambda: sgd_weights(*PAIRS, 0.1, nan), "finite"),
+        (lambda: released_gd_weights(*PAIRS, -0.1), "finite"),
+        (lambda: lasso_weights(*PAIRS, 0.0), "finite"),
+        (lambda: knn(*PAIRS, 3, inf), "finite"),
+        (lambda: baselines("wide", -0.1), "finite"),
+        (lambda: knn(*PAIRS, 0), "neighbour"),
+        (lambda: gd_weights(*PAIRS, 0.1, 0), "one step"),
+        (lambda: gd_weights(*PAIRS, torch.full((5,), 0.1)), "one for each prefix"),
         (lambda: baselines("papers"), "Did you mean 'paper'"),
-    ):
-        with pytest.raises(IclError, match=message):
-            call()
+    ],
+)
+def test_wrong_settings_are_refused(call: Callable, message: str) -> None:
+    with pytest.raises(IclError, match=message):
+        call()
