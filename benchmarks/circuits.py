@@ -108,8 +108,12 @@ def compare(name: str, model: TransformerBridge, behaviour: CleanCorrupt, given:
     graph = of(model)
     keys = [(u, v) for u, v in graph.edges() if u.kind == "head" and v.kind == "k"]
 
+    rows = [u for u, writer in enumerate(graph.writers) if writer.kind == "head"]
+    columns = [v for v, reader in enumerate(graph.readers) if reader.kind == "k"]
+
     def all_at_once() -> Tensor:
-        return graph.head_pairs(patching.path_patching(model, behaviour, keys))[1]
+        found = patching.path_patching(model, behaviour, keys)[rows][:, columns]
+        return found.view(layers, heads, layers, heads, -1)
 
     all_at_once()  # burn-in
     loop(model, behaviour, "k", sources[-1])

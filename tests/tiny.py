@@ -1,4 +1,4 @@
-"""Small models that the tests make: in the format of the hub, with random or hand-set weights."""
+"""Small models with random weights, in the format of the hub."""
 
 from __future__ import annotations
 
@@ -46,38 +46,21 @@ def save_gpt2(folder: Path, seed: int = 0, **changes: int) -> GPT2LMHeadModel:
     return network
 
 
-def save_neox(folder: Path) -> None:
+def save_neox(folder: Path, **changes: bool) -> None:
     """Write a small random GPT-NeoX: rotary positions, which the sweeps leave to the loop."""
     torch.manual_seed(0)
-    config = GPTNeoXConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=CONTEXT,
-        use_parallel_residual=False,
-        initializer_range=0.3,
-        bos_token_id=BOS,
-    )
-    GPTNeoXForCausalLM(config).save_pretrained(folder)
-
-
-def save_parallel(folder: Path) -> None:
-    """Write a small random GPT-NeoX whose MLPs read what the heads of their layer read."""
-    torch.manual_seed(0)
-    config = GPTNeoXConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=CONTEXT,
-        use_parallel_residual=True,
-        initializer_range=0.3,
-        bos_token_id=BOS,
-    )
-    GPTNeoXForCausalLM(config).save_pretrained(folder)
+    settings = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": CONTEXT,
+        "use_parallel_residual": False,
+        "initializer_range": 0.3,
+        "bos_token_id": BOS,
+    }
+    GPTNeoXForCausalLM(GPTNeoXConfig(**(settings | changes))).save_pretrained(folder)
 
 
 def save_grouped(folder: Path) -> None:
@@ -116,49 +99,3 @@ def tokens(count: int, length: int, seed: int = 0) -> torch.Tensor:
     """Random token ids."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, VOCAB, (count, length), generator=generator)
-
-
-def save_hand_built(folder: Path) -> None:
-    """Write a two-layer GPT-2 with hand-set weights that is an induction circuit, by design.
-
-    The residual stream has a slot for the token, one for the position and one for the previous
-    token, each one-hot. Head 0.0 attends by position to the token before and copies it into the
-    third slot; head 1.0 asks there for the current token and copies the token it finds. All
-    other heads and both MLPs write nothing.
-    """
-    vocab, context, width, size = 24, 41, 96, 48
-    token, place, before = 0, vocab, vocab + context  # first dimension of each slot
-    config = GPT2Config(
-        vocab_size=vocab,
-        n_positions=context,
-        n_embd=width,
-        n_layer=2,
-        n_head=2,
-        n_inner=4,
-        bos_token_id=vocab - 1,
-        eos_token_id=vocab - 1,
-    )
-    network = GPT2LMHeadModel(config)
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            if "ln_" not in name:
-                parameter.zero_()
-        network.transformer.wte.weight[:, token : token + vocab] = torch.eye(vocab)
-        network.transformer.wpe.weight[:, place : place + context] = torch.eye(context)
-        first, second = (block.attn for block in network.transformer.h)
-        sharp = 6.0
-        shift = torch.eye(context).roll(-1, 1)  # position t asks for t - 1
-        shift[0] = 0
-        first.c_attn.weight[place : place + context, :context] = sharp * shift
-        first.c_attn.weight[place : place + context, width : width + context] = torch.eye(context)
-        first.c_attn.weight[token : token + vocab, 2 * width : 2 * width + vocab] = torch.eye(vocab)
-        first.c_proj.weight[:vocab, before : before + vocab] = 0.3 * torch.eye(vocab)
-        second.c_attn.weight[token : token + vocab, :vocab] = sharp * torch.eye(vocab)
-        second.c_attn.weight[before : before + vocab, width : width + vocab] = torch.eye(vocab)
-        second.c_attn.weight[token : token + vocab, 2 * width : 2 * width + vocab] = torch.eye(
-            vocab
-        )
-        second.c_proj.weight[:vocab, token : token + vocab] = 3 * torch.eye(vocab)
-        assert before + vocab <= width
-        assert context <= size
-    network.save_pretrained(folder)

@@ -21,6 +21,7 @@ from ..tasks.prompts import Prompts
 from ..tasks.repeated import repeated_tokens
 from .hooks import Hook, at_positions
 
+Logits = Float[Tensor, "*lead batch entry vocab"]
 CONSTANT = 1e-6  # nats; a smaller gap between clean and corrupt runs is no gap
 
 
@@ -46,45 +47,36 @@ class CleanCorrupt:
     def __len__(self) -> int:
         return len(self.clean)
 
-    def __getitem__(
-        self, rows: slice | Int[Tensor, "rows"] | Bool[Tensor, "batch"]
-    ) -> CleanCorrupt:
+    def __getitem__(self, rows: slice | Tensor) -> CleanCorrupt:
         """Some of the sequences."""
         held: dict[str, Any] = {k: None if v is None else v[rows] for k, v in vars(self).items()}
         return replace(self, **held)
 
-    def log_prob(
-        self, logits: Float[Tensor, "*lead batch entry vocab"]
-    ) -> Float[Tensor, "*lead batch entry"]:
+    def log_prob(self, logits: Logits) -> Float[Tensor, "*lead batch entry"]:
         """log p of the right answers, in nats."""
-        return self._right(logits) - self._among(logits).logsumexp(-1)
+        right, choices = self._compared(logits)
+        return right - choices.logsumexp(-1)
 
-    def score(
-        self, logits: Float[Tensor, "*lead batch entry vocab"]
-    ) -> Float[Tensor, "*lead batch"]:
+    def score(self, logits: Logits) -> Float[Tensor, "*lead batch"]:
         """Mean log p of the right answers, in nats."""
         return self.log_prob(logits).mean(-1)
 
-    def is_correct(
-        self, logits: Float[Tensor, "*lead batch entry vocab"]
-    ) -> Bool[Tensor, "*lead batch entry"]:
+    def is_correct(self, logits: Logits) -> Bool[Tensor, "*lead batch entry"]:
         """Whether no other token (or choice) has a higher logit than the right answer."""
-        return self._right(logits) >= self._among(logits).max(-1).values
+        right, choices = self._compared(logits)
+        return right >= choices.max(-1).values
 
-    def _right(self, logits: Tensor) -> Tensor:
-        return logits.gather(-1, self.answer[..., None].expand(*logits.shape[:-1], 1))[..., 0]
-
-    def _among(self, logits: Tensor) -> Tensor:
+    def _compared(self, logits: Logits) -> tuple[Tensor, Tensor]:
+        """Logits of the right answers, and of all that the softmax is taken over."""
+        lead = logits.shape[:-1]
+        right = logits.gather(-1, self.answer[..., None].expand(*lead, 1))[..., 0]
         if self.choices is None:
-            return logits
-        return logits.gather(-1, self.choices[:, None].expand(*logits.shape[:-1], -1))
+            return right, logits
+        return right, logits.gather(-1, self.choices[:, None].expand(*lead, -1))
 
 
 def scored_logits(
-    model: TransformerBridge,
-    task: CleanCorrupt,
-    hooks: Sequence[Hook] = (),
-    corrupt: bool = False,
+    model: TransformerBridge, task: CleanCorrupt, hooks: Sequence[Hook] = (), corrupt: bool = False
 ) -> Float[Tensor, "batch entry vocab"]:
     """Logits at the scored positions alone, under ``hooks``, without gradients."""
     tokens = task.corrupt if corrupt else task.clean
@@ -188,11 +180,8 @@ def one_token(
     step = torch.randint(1, vocab, (len(task),), generator=generator)
     corrupt = task.clean.clone()
     corrupt[:, position] = (corrupt[:, position] + step.to(corrupt.device)) % vocab
-    one = slice(entry, entry + 1)
-    return replace(
-        task,
-        corrupt=corrupt,
-        at=task.at[:, one],
-        answer=task.answer[:, one],
-        source=None if task.source is None else task.source[:, one],
-    )
+    parts = {"at": task.at, "answer": task.answer, "source": task.source}
+    one: dict[str, Any] = {
+        k: None if v is None else v[:, entry : entry + 1] for k, v in parts.items()
+    }
+    return replace(task, corrupt=corrupt, **one)

@@ -108,28 +108,9 @@ class Graph:
             out[self.index(edge)] = True
         return out
 
-    def head_pairs(
-        self, values: Float[Tensor, "writer reader *rest"]
-    ) -> Float[Tensor, "channel layer head layer head *rest"]:
-        """The edges between heads, by channel (q, k, v): ``[c, l1, h1, l2, h2]``."""
-        rows = [u for u, n in enumerate(self.writers) if n.kind == "head"]
-        shape = self.layers, self.heads, self.layers, self.heads
-        columns = [[v for v, n in enumerate(self.readers) if n.kind == c] for c in CHANNELS]
-        return torch.stack(
-            [values[rows][:, each].reshape(*shape, *values.shape[2:]) for each in columns]
-        )
-
 
 def of(model: TransformerBridge) -> Graph:
-    """The graph of a model.
-
-    Example:
-        >>> from iclutils import models
-        >>> from iclutils.interp import graph
-        >>> whole = graph.of(models.load("induction-0"))
-        >>> len(whole.writers), len(whole.readers), int(whole.exists.sum())
-        (11, 27, 110)
-    """
+    """The graph of a model."""
     cfg = model.cfg
     return Graph(cfg.n_layers, cfg.n_heads, bool(getattr(cfg, "parallel_attn_mlp", False)))
 

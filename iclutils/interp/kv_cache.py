@@ -19,7 +19,7 @@ from ..errors import IclError
 from ..models import TransformerBridge
 from ..tasks.prompts import Prompts, Role
 from .hooks import at_positions
-from .readout import batches, check_prompts
+from .readout import check_prompts
 
 Keep = Bool[Tensor, "batch pos"]
 States = tuple[Float[Tensor, "rows kv_head mem d_head"], ...]
@@ -48,12 +48,6 @@ class DemonstrationCache:
     next_position: Int[Tensor, "batch"]  # where the query begins in the whole prompt
     read: Int[Tensor, "batch demo_pos"]  # the demonstrations' tokens, -1 after their end
 
-    def rows(self, rows: slice) -> DemonstrationCache:
-        """The cache of some of the prompts."""
-        keys, values = (tuple(s[rows] for s in states) for states in (self.keys, self.values))
-        rest = self.held[rows], self.next_position[rows], self.read[rows]
-        return DemonstrationCache(keys, values, *rest)
-
     def keep(self, mask: Bool[Tensor, "batch mem"]) -> DemonstrationCache:
         """The entries in ``mask`` alone."""
         index, held = packed(mask & self.held)
@@ -69,10 +63,7 @@ class DemonstrationCache:
 def cache_demonstrations(
     model: TransformerBridge, prompts: Prompts, keep: Keep
 ) -> DemonstrationCache:
-    """Read the demonstrations once and keep the keys and values at ``keep``.
-
-    Demonstrations that many prompts share are read once: pass ``prompts[:1]``.
-    """
+    """Read the demonstrations once (``prompts[:1]`` where all share theirs), hold only ``keep``."""
     check_prompts(model, prompts)
     same_shape(prompts, keep)
     mine = demonstrations(prompts)
@@ -87,28 +78,12 @@ def cache_demonstrations(
 
 
 def answer_from_cache(
-    model: TransformerBridge,
-    cache: DemonstrationCache,
-    prompts: Prompts,
-    offset: bool = True,
-    batch_size: int | None = None,
+    model: TransformerBridge, cache: DemonstrationCache, prompts: Prompts, offset: bool = True
 ) -> Float[Tensor, "batch vocab"]:
     """Logits at the target when the query is read with ``cache`` in place of its demonstrations.
 
     One row of ``cache`` serves all prompts that share their demonstrations. Without ``offset`` the
     query begins at position 0 (the released script's way with GPT-2 XL), not where it stands.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.interp import kv_cache
-        >>> from iclutils.tasks import topics
-        >>> net = models.load("anchors-0")
-        >>> asked = topics.sample(4, torch.Generator().manual_seed(0), classes=2, shared=True)
-        >>> one = asked[:1]
-        >>> cache = kv_cache.cache_demonstrations(net, one, kv_cache.demonstrations(one))
-        >>> kv_cache.answer_from_cache(net, cache, asked).shape
-        torch.Size([4, 122])
     """
     check_prompts(model, prompts)
     mine = demonstrations(prompts)
@@ -119,20 +94,15 @@ def answer_from_cache(
             "This cache is of other demonstrations: cache those of the prompts themselves, or "
             "of one of them where all share theirs."
         )
-    parts = []
-    for rows in batches(prompts, batch_size, "answers"):
-        part = prompts[rows]
-        held = cache if len(cache.held) == 1 else cache.rows(rows)
-        length = part.target + 1 - held.next_position
-        step = torch.arange(int(length.max()), device=length.device)
-        fed = step < length[:, None]
-        place = torch.where(fed, held.next_position[:, None] + step, part.target[:, None])
-        tokens = part.tokens.gather(1, place)
-        at = place if offset else torch.where(fed, step, 0)
-        states = held.keys, held.values, held.held
-        with torch.no_grad():
-            parts.append(read_with_cache(model, *states, tokens, fed, at, length - 1))
-    return torch.cat(parts)
+    begins = cache.next_position
+    length = prompts.target + 1 - begins
+    step = torch.arange(int(length.max()), device=length.device)
+    fed = step < length[:, None]
+    place = torch.where(fed, begins[:, None] + step, prompts.target[:, None])
+    at = place if offset else torch.where(fed, step, 0)
+    states, tokens = (cache.keys, cache.values, cache.held), prompts.tokens.gather(1, place)
+    with torch.no_grad():
+        return read_with_cache(model, *states, tokens, fed, at, length - 1)
 
 
 def keys_values(

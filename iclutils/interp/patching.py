@@ -41,6 +41,8 @@ FEW = 8  # scored entries up to which the last layer's keys and values are not f
 LOGITS = 2**25  # logits held at once: 128 MB
 CLOSE = 1e-4  # how well the model must be reproduced
 
+Stream = Float[Tensor, "patch batch _ d_model"]  # the residual stream, or what is added to it
+Reached = Bool[Tensor, "patch batch entry"] | None  # what can differ from the clean run
 LogProb = Float[Tensor, "patch batch entry"]
 
 
@@ -191,9 +193,8 @@ def mlp_position_sweep(
     """
     run = _one_sequence(model, tokens, scored)
     places = torch.cat([positions, sources])
-    if len(positions) != len(sources) or not bool(
-        ((places >= 0) & (places < len(tokens[0]))).all()
-    ):
+    inside = bool(((places >= 0) & (places < tokens.shape[1])).all())
+    if len(positions) != len(sources) or not inside:
         raise IclError("Need one source per position, and both inside the sequence.")
     names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)  # a source may lie after the last scored entry
@@ -348,14 +349,11 @@ def _lost(
 
 def _by_hooks(run: CleanRun, hooks: Sequence[Sequence[Hook]]) -> LogProb:
     """log p of the right answers under each list of hooks, one forward pass for each."""
-    return torch.stack(
-        [run.task.log_prob(scored_logits(run.model, run.task, one)) for one in hooks]
-    )
+    logits = (scored_logits(run.model, run.task, one) for one in hooks)
+    return torch.stack([*map(run.task.log_prob, logits)])
 
 
-def _patched(
-    run: CleanRun, readers: Sequence[Node], shift: Float[Tensor, "patch batch pos d_model"]
-) -> LogProb:
+def _patched(run: CleanRun, readers: Sequence[Node], shift: Stream) -> LogProb:
     """What ``readers`` read is shifted: the logits, one head, one MLP or a whole block."""
     kinds, layer = {r.kind for r in readers}, readers[0].layer
     if kinds == {"logits"}:
@@ -365,13 +363,12 @@ def _patched(
     if kinds == {*CHANNELS, "mlp_in"}:
         middle = run.asked(layer, start) + _attention(run, layer, start + shift)
     elif kinds != {"mlp_in"}:
-        middle, passing = middle + _head_change(run, readers, shift), 0
+        middle = middle + _head_change(run, readers, shift)
+        return _resume(run, layer + 1, middle + _mlp(run, layer, middle))
     return _resume(run, layer + 1, middle + _mlp(run, layer, middle + passing))
 
 
-def _head_change(
-    run: CleanRun, readers: Sequence[Node], shift: Float[Tensor, "patch batch pos d_model"]
-) -> Float[Tensor, "patch batch asked d_model"]:
+def _head_change(run: CleanRun, readers: Sequence[Node], shift: Stream) -> Stream:
     """What one head writes minus what it wrote, when some of its three inputs are shifted."""
     _, layer, head = readers[0]
     attn, shifted = run.model.blocks[layer].attn, {r.kind for r in readers}
@@ -390,23 +387,16 @@ def _head_change(
 
 
 def _resume(
-    run: CleanRun,
-    layer: int,
-    resid: Float[Tensor, "patch batch asked d_model"],
-    first: int = 0,
-    reached: Bool[Tensor, "patch batch entry"] | None = None,
+    run: CleanRun, layer: int, resid: Stream, first: int = 0, reached: Reached = None
 ) -> LogProb:
-    """Go on from the input of ``layer``, positions from ``first`` on, to log p of the answers;
-    only entries that are ``reached`` can differ from the clean run."""
+    """Go on from the input of ``layer``, positions from ``first`` on, to log p of the answers."""
     for block in range(layer, run.graph.layers):
         middle = run.asked(block, resid, first) + _attention(run, block, resid, first)
         resid = middle + _mlp(run, block, middle)
     return _readout(run, resid, first, reached)
 
 
-def _attention(
-    run: CleanRun, layer: int, resid: Float[Tensor, "patch batch pos d_model"], first: int = 0
-) -> Float[Tensor, "patch batch asked d_model"]:
+def _attention(run: CleanRun, layer: int, resid: Stream, first: int = 0) -> Stream:
     """What all heads of a layer write, biases included, where it is asked for."""
     attn, attend = run.model.blocks[layer].attn, functional.scaled_dot_product_attention
     normal = _through(run.model.blocks[layer].ln1, resid)
@@ -438,20 +428,13 @@ def _attention(
     return attn.o(z.transpose(1, 2).flatten(2)).unflatten(0, resid.shape[:2])
 
 
-def _mlp(
-    run: CleanRun, layer: int, middle: Float[Tensor, "patch batch asked d_model"]
-) -> Float[Tensor, "patch batch asked d_model"]:
+def _mlp(run: CleanRun, layer: int, middle: Stream) -> Stream:
     """What the MLP of a layer writes."""
     block = run.model.blocks[layer]
     return _through(block.mlp, _through(block.ln2, middle))
 
 
-def _readout(
-    run: CleanRun,
-    resid: Float[Tensor, "patch batch asked d_model"],
-    first: int = 0,
-    reached: Bool[Tensor, "patch batch entry"] | None = None,
-) -> LogProb:
+def _readout(run: CleanRun, resid: Stream, first: int = 0, reached: Reached = None) -> LogProb:
     """log p of the right answers, in nats, from the last residual stream at scored positions."""
     task, model, kept = run.task, run.model, run.entries(first)
     normal, answer = _through(model.ln_final, resid), task.answer[:, kept]

@@ -20,14 +20,7 @@ MAD = 1.4826  # of a normal distribution: its standard deviation over its median
 
 
 def mean_se(values: Float[Tensor, "sample"]) -> tuple[float, float]:
-    """Mean and standard error over independent samples (0 of a single one).
-
-    Example:
-        >>> import torch
-        >>> from iclutils.interp import statistics
-        >>> statistics.mean_se(torch.tensor([1.0, 3.0]))
-        (2.0, 1.0)
-    """
+    """Mean and standard error over independent samples (0 of a single one)."""
     error = (values.std() / len(values) ** 0.5).item() if len(values) > 1 else 0.0
     return values.mean().item(), error
 

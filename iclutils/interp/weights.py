@@ -26,12 +26,6 @@ def copying_scores(model: TransformerBridge) -> Float[Tensor, "layer head"]:
 
     +1: attending to a token raises its own logit, for every direction; 0: as often as not. AB and
     BA share their non-zero eigenvalues: the d_head x d_head matrix ``W_O (W_U W_E) W_V`` is enough.
-
-    Example:
-        >>> from iclutils import models
-        >>> from iclutils.interp import weights
-        >>> weights.copying_scores(models.load("induction-0", fold=True)).shape
-        torch.Size([2, 4])
     """
     core = (model.W_O @ (model.W_U @ model.W_E) @ model.W_V).double()
     values = torch.linalg.eigvals(core)

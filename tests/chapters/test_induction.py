@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import save_hand_built, tiny_gpt2
+from tiny import tiny_gpt2
+from wired import save_wired
 
 from iclutils import IclError, models
 from iclutils.chapters import induction
@@ -26,7 +27,7 @@ def built(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[TransformerBridge, RepeatedTokens, RepeatedTokens]:
     folder = tmp_path_factory.mktemp("built")
-    save_hand_built(folder)
+    save_wired(folder)
     model = models.load(folder)
     batch, other = (repeated_tokens(model, 8, LENGTH, seeded(s), distinct=True) for s in (0, 1))
     return model, batch, other

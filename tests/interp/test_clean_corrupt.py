@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import save_hand_built
 from torch import Generator
-from wired import save_wired
 
 from iclutils import IclError, models
 from iclutils.interp import clean_corrupt, graph
@@ -21,16 +19,6 @@ from iclutils.tasks import topics
 
 def seeded(seed: int = 0) -> Generator:
     return Generator().manual_seed(seed)
-
-
-def test_the_wired_model_is_the_hand_built_one(tmp_path: Path) -> None:
-    """Its defaults give the logits of the older builder, which other tests rest on."""
-    save_hand_built(tmp_path / "a")
-    save_wired(tmp_path / "b")
-    nets = [models.load(tmp_path / name) for name in "ab"]
-    tokens = clean_corrupt.copying(nets[0], 3, 11, seeded()).clean
-    first, second = (models.logits(net, tokens) for net in nets)
-    torch.testing.assert_close(first, second, atol=1e-5, rtol=0)
 
 
 def test_copying_differs_in_the_first_copy_alone(gpt2: TransformerBridge) -> None:
@@ -60,16 +48,12 @@ def test_scores_are_log_probabilities(gpt2: TransformerBridge, narrow: bool) -> 
     logits = clean_corrupt.scored_logits(gpt2, task)
     whole = models.logits(gpt2, task.clean)
     torch.testing.assert_close(logits, whole[torch.arange(3)[:, None], task.at])
-    for row in range(3):
-        each, right = [], []
-        for entry in range(task.at.shape[1]):
-            values = logits[row, entry].double().numpy()
-            known = values[task.choices[row].numpy()] if narrow else values
-            answer = values[int(task.answer[row, entry])]
-            each.append(answer - np.log(np.exp(known).sum()))
-            right.append(answer == known.max())
-        assert task.score(logits)[row].item() == pytest.approx(np.mean(each), abs=1e-5)
-        assert task.is_correct(logits)[row].tolist() == right
+    for row, values in enumerate(logits.double().numpy()):
+        known = values[:, task.choices[row]] if narrow else values
+        answer = np.take_along_axis(values, task.answer[row, :, None].numpy(), 1)[:, 0]
+        expected = np.mean(answer - np.log(np.exp(known).sum(1)))
+        assert task.score(logits)[row].item() == pytest.approx(expected, abs=1e-5)
+        assert task.is_correct(logits)[row].tolist() == (answer == known.max(1)).tolist()
 
 
 @settings(deadline=None, max_examples=15)
@@ -89,21 +73,15 @@ def test_the_graph_has_every_later_reader(layers: int, heads: int, parallel: boo
 
 
 def test_mistakes_are_refused(gpt2: TransformerBridge) -> None:
-    task = clean_corrupt.copying(gpt2, 3, 6, seeded())
-    parts = task.clean, task.clean, task.at, task.answer
-    shots = topics.sample(2, seeded(), shots=2)
+    task, shots = clean_corrupt.copying(gpt2, 3, 6, seeded()), topics.sample(2, seeded(), shots=2)
+    same, short = replace(task, corrupt=task.clean), task.clean[:, :-1]
     for run, message in (
         (lambda: clean_corrupt.copying(gpt2, 4, 11, seeded(), "reversed"), "Unknown corruption"),
         (lambda: clean_corrupt.classification(shots), "one demonstration per class"),
         (lambda: task[slice(0, 0)], "nothing to score"),
-        (
-            lambda: clean_corrupt.baselines(gpt2, clean_corrupt.CleanCorrupt(*parts)),
-            "score the same",
-        ),
-        (
-            lambda: clean_corrupt.CleanCorrupt(task.clean, task.clean[:, :-1], *parts[2:]),
-            "same shape",
-        ),
+        (lambda: clean_corrupt.baselines(gpt2, same), "score the same"),
+        (lambda: replace(task, corrupt=short), "same shape"),
+        (lambda: replace(task, at=task.at + 9), "outside the sequence"),
     ):
         with pytest.raises(IclError, match=message):
             run()

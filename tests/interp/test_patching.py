@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny import save_gpt2, save_gptj, save_grouped, save_parallel, tiny_gpt2, tokens
+from tiny import save_gptj, save_grouped, save_neox, tiny_gpt2, tokens
 from torch import Tensor
 from transformer_lens.patching import get_act_patch_direct_path_all_sources
 from wired import save_wired
@@ -46,12 +46,13 @@ def lost(model: TransformerBridge, task: CleanCorrupt, edges: list) -> Tensor:
 
 def check_edges(model: TransformerBridge, task: CleanCorrupt, every: int = 1) -> None:
     """Every n-th edge, and some into the logits, against one hooked pass each."""
-    graph = of(model)
-    got = patching.path_patching(model, task)
+    graph, plain = of(model), patching.CleanRun(model, task).plain
+    edges = {*graph.edges()[::every], *[(w, Node("logits")) for w in graph.writers[::3]]}
+    got = patching.path_patching(model, task, None if plain else list(edges))
     assert got.shape == (*graph.exists.shape, len(task))
     assert not got[~graph.exists].any()
     clean = baselines(model, task)[0]
-    for edge in {*graph.edges()[::every], *[(w, Node("logits")) for w in graph.writers[::3]]}:
+    for edge in edges:
         close(got[graph.index(edge)], clean - patching.patch_edges(model, task, [edge]))
     assert got.abs().max() > 1e-2, "the edges have no effect to compare"
 
@@ -106,7 +107,7 @@ def test_what_is_plain_is_measured_and_the_rest_goes_by_hooks(
     folded = models.load(tmp_path / "plain", fold=True)
     assert patching.CleanRun(folded, a_task(folded)).plain
     check_edges(folded, a_task(folded), 23)
-    save_parallel(tmp_path / "parallel")
+    save_neox(tmp_path / "parallel", use_parallel_residual=True)
     parallel = models.load(tmp_path / "parallel")
     assert of(parallel).parallel
     scaled = tiny_gpt2(tmp_path / "scaled", scale_attn_by_inverse_layer_idx=True)
@@ -128,8 +129,11 @@ def test_edges_between_heads_are_those_of_transformer_lens(gpt2: TransformerBrid
     task, rows = a_task(gpt2), torch.arange(2)[:, None]
     (_, clean), (_, corrupt) = (gpt2.run_with_cache(t) for t in (task.clean, task.corrupt))
     later = torch.ones(3, 3, dtype=torch.bool).triu(1)[:, None, :, None]
-    found = of(gpt2).head_pairs(patching.path_patching(gpt2, task)).mean(-1)
-    for channel, got in zip("qkv", found, strict=True):
+    graph, found = of(gpt2), patching.path_patching(gpt2, task).mean(-1)
+    rows_of_heads = [u for u, writer in enumerate(graph.writers) if writer.kind == "head"]
+    for channel in "qkv":
+        columns = [v for v, reader in enumerate(graph.readers) if reader.kind == channel]
+        got = found[rows_of_heads][:, columns].view(3, 4, 3, 4)
         expected = get_act_patch_direct_path_all_sources(
             gpt2,
             task.clean,
@@ -222,67 +226,41 @@ def test_sampled_difference_sees_a_wrong_edge(gpt2: TransformerBridge) -> None:
     assert wrong == pytest.approx(0.5, abs=1e-4)
 
 
-def by_hand(network: torch.nn.Module, x: Tensor, sources: list, target: tuple, other: Tensor):
-    """Attention pattern of a patched head, from the Hugging Face weights in float64."""
-    (layer, index), size = target, 8
-    part = slice(index * size, index * size + size)
-
-    def stream(ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Input of the target's layer, and what the sources add to the residual stream."""
-        out = network(ids, output_hidden_states=True, output_attentions=True)
-        added = torch.zeros_like(out.hidden_states[layer])
-        for la, h in sources:
-            block, own = network.transformer.h[la], slice(h * size, h * size + size)
-            normal = block.ln_1(out.hidden_states[la])
-            value = block.attn.c_attn(normal)[..., 64:][..., own]
-            added += out.attentions[la][:, h] @ value @ block.attn.c_proj.weight[own]
-        return out.hidden_states[layer], added
-
-    with torch.no_grad():
-        (clean, before), (_, after) = stream(x), stream(other)
-        block = network.transformer.h[layer]
-        q = block.attn.c_attn(block.ln_1(clean))[..., :32][..., part]
-        k = block.attn.c_attn(block.ln_1(clean + after - before))[..., 32:64][..., part]
-        scores = q @ k.mT / size**0.5
-    lower = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-    return scores.masked_fill(~lower, -torch.inf).softmax(-1)
+@pytest.mark.parametrize(("sources", "target"), [([(0, 1)], (2, 3)), ([(0, 0), (1, 2)], (2, 0))])
+def test_patched_keys_are_recomputed_by_hand(
+    gpt2: TransformerBridge, sources: list, target: tuple[int, int]
+) -> None:
+    x, other, (layer, h) = tokens(2, 10), tokens(2, 10, seed=1), target
+    (_, clean), (_, corrupt) = (gpt2.run_with_cache(each) for each in (x, other))
+    change = sum(
+        (corrupt["z", la] - clean["z", la])[:, :, i] @ gpt2.W_O[la, i] for la, i in sources
+    )
+    block = gpt2.blocks[layer]
+    stream = block.ln1(clean["resid_pre", layer] + change)
+    k = stream @ block.attn.W_K[h] + block.attn.b_K[h]
+    scores = clean["q", layer][:, :, h] @ k.mT / k.shape[-1] ** 0.5
+    later = torch.ones(10, 10, dtype=torch.bool).triu(1)
+    got = patching.patch_key_input(gpt2, x, sources, target, other)
+    close(got, scores.masked_fill(later, -torch.inf).softmax(-1), 1e-5, 1e-4)
+    assert (got - clean["pattern", layer][:, h]).abs().max() > 1e-2, "nothing to compare"
+    assert not gpt2.cfg.use_split_qkv_input
 
 
-def test_patched_keys_are_recomputed_by_hand(tmp_path: Path) -> None:
-    network, x, other = save_gpt2(tmp_path), tokens(2, 10), tokens(2, 10, seed=1)
-    model = models.load(tmp_path)
-    for sources, target in (([(0, 1)], (2, 3)), ([(0, 0), (1, 2)], (2, 0))):
-        got = patching.patch_key_input(model, x, sources, target, other)
-        close(got, by_hand(network, x, sources, target, other), 1e-4, 1e-3)
-        plain = patching.patch_key_input(model, x, sources, target, x)
-        assert (got - plain).abs().max() > 1e-2, "the patch has no effect to compare"
-    assert not model.cfg.use_split_qkv_input
+def loop(model: TransformerBridge, x: Tensor, scored: Tensor, edits: list) -> Tensor:
+    """Change of log p by one hooked full pass for each (name, where, value)."""
 
+    def log_p(*hooks: tuple[str, Callable]) -> Tensor:
+        return log_prob(run_with_hooks(model, x, hooks)[0], x)[0, scored]
 
-def loop(model: TransformerBridge, x: Tensor, scored: Tensor, hooks: list) -> Tensor:
-    """Change of log p by one hooked full pass for each hook."""
-    before = log_prob(run_with_hooks(model, x, [])[0], x)[0, scored]
-    after = [log_prob(run_with_hooks(model, x, [hook])[0], x)[0, scored] for hook in hooks]
-    return torch.stack(after) - before
-
-
-def position_loop(
-    model: TransformerBridge, x: Tensor, positions: Tensor, sources: Tensor, scored: Tensor
-) -> Tensor:
-    names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
-    _, cache = cached(model, x, names)
-
-    def patch(name: str, position: int, source: int) -> tuple[str, Callable]:
-        def swap(out: Tensor, hook: object) -> Tensor:
+    def edit(name: str, where: tuple, value: Tensor) -> tuple[str, Callable]:
+        def change(out: Tensor, hook: object) -> Tensor:
             out = out.clone()
-            out[:, position] = cache[name][:, source]
+            out[where] = value
             return out
 
-        return name, swap
+        return name, change
 
-    pairs = list(zip(positions.tolist(), sources.tolist(), strict=True))
-    hooks = [patch(name, *pair) for name in names for pair in pairs]
-    return loop(model, x, scored, hooks).unflatten(0, (len(names), len(pairs)))
+    return torch.stack([log_p(edit(*each)) for each in edits]) - log_p()
 
 
 # Would catch positions that lend patched instead of clean keys, patches of one chunk that mix,
@@ -306,7 +284,11 @@ def test_the_position_sweep_equals_the_loop(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(patching, "TOGETHER", together)
         got = patching.mlp_position_sweep(model, x, positions, sources, scored)
-    close(got, position_loop(model, x, positions, sources, scored), 3e-5, 1e-4)
+    names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
+    _, cache = cached(model, x, names)
+    pairs = list(zip(positions.tolist(), sources.tolist(), strict=True))
+    edits = [(name, (0, to), cache[name][0, frm]) for name in names for to, frm in pairs]
+    close(got, loop(model, x, scored, edits).view_as(got), 3e-5, 1e-4)
     if model is gpt2:
         assert not got[:, scored < positions[:, None]].any(), "no patch reaches back"
         assert not got[-1][scored != positions[:, None]].any(), "after the last layer, one entry"
@@ -321,18 +303,12 @@ def test_the_head_sweep_equals_the_loop(
         shape = model.cfg.n_layers, 4, 8
         fill = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * with_mean
         got = patching.head_ablation_sweep(model, x, scored, fill if with_mean else None)
-
-        def drop(layer: int, index: int, fill: Tensor = fill) -> tuple[str, Callable]:
-            def change(z: Tensor, hook: object) -> Tensor:
-                z = z.clone()
-                z[:, :, index] = fill[layer, index]
-                return z
-
-            return get_act_name("z", layer), change
-
-        hooks = [drop(layer, index) for layer in range(shape[0]) for index in range(4)]
-        expected = loop(model, x, scored, hooks).view(*shape[:2], -1)
-        close(got, expected, 2e-5, 1e-4)
+        edits = [
+            (get_act_name("z", layer), (slice(None), slice(None), h), fill[layer, h])
+            for layer in range(shape[0])
+            for h in range(4)
+        ]
+        close(got, loop(model, x, scored, edits).view_as(got), 2e-5, 1e-4)
         assert got.abs().max() > 1e-2
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from random_prompts import BOS, CUE, LABELS, PAD, random_prompts
-from tiny import save_gpt2, save_hand_built
+from tiny import save_gpt2
 from transformers import GPT2LMHeadModel
+from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.label_words import copying
@@ -24,7 +25,7 @@ Built = tuple[TransformerBridge, GPT2LMHeadModel, Prompts, RepeatedTokens]
 
 
 def few_tokens(prompts: Prompts) -> Prompts:
-    """The same prompts for the hand-built model: 14 text words, 6 label words, the rest."""
+    """The same prompts for the wired model: 14 text words, 6 label words, the rest."""
     names = torch.arange(PAD + 1) % 14
     names[LABELS : LABELS + 6] = 14 + torch.arange(6)
     names[CUE], names[BOS], names[PAD] = 20, 21, 22
@@ -50,7 +51,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Built:
 def wired(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """A copying circuit: all classes tie, because it copies every label word alike."""
     folder = tmp_path_factory.mktemp("wired")
-    save_hand_built(folder)
+    save_wired(folder)
     return ready(folder, few_tokens(random_prompts(seed=3, count=40, shots=2, longest=3)))
 
 
