@@ -1,15 +1,13 @@
 """The induction circuit: find it, cut it, watch it grow.
 
-An induction head attends from a token to what *followed* its earlier copy. It can only do so if
-something before it has written, at each position, which token came before: a previous-token head
-in an earlier layer, read through the induction head's keys (K-composition; Elhage et al. 2021).
-``find`` picks the pair by its patterns; ``cause`` tests it by cutting; ``checkpoint_metrics``
-follows it over training.
+An induction head attends from a token to what *followed* its earlier copy. It reads, through its
+keys, which token came before each position, from a previous-token head in an earlier layer
+(K-composition; Elhage et al. 2021).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +16,7 @@ from torch import Generator, Tensor
 
 from ..errors import IclError
 from ..interp.head_scores import prefix_matching, score_heads, strongest
-from ..interp.hooks import Head, ablate_heads, run_with_hooks
+from ..interp.hooks import Head, Hook, ablate_heads, run_with_hooks
 from ..interp.patching import patch_key_input
 from ..interp.readout import icl_score, log_prob, predictions
 from ..models import TransformerBridge, get_act_name
@@ -41,10 +39,6 @@ class Circuit:
         """Every head without a role here."""
         named = {self.previous, self.induction, *self.all_induction, *self.all_previous}
         return [head for head in _heads(model, model.cfg.n_layers) if head not in named]
-
-    def below(self, model: TransformerBridge) -> list[Head]:
-        """Heads in layers before the induction head that are no previous-token heads."""
-        return [head for head in _heads(model, self.induction[0]) if head not in self.all_previous]
 
     def pairs(self) -> list[tuple[Head, Head]]:
         """Every previous-token head with every induction head above it."""
@@ -89,12 +83,9 @@ def roles(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Circuit:
     prefix[0] = 0  # nothing below layer 0 could feed a head there
     induction = strongest(prefix)
     below = scores["previous"][: induction[0]]
-    return Circuit(
-        previous=strongest(below),
-        induction=induction,
-        all_induction=_labelled(prefix) or (induction,),
-        all_previous=_labelled(below) or (strongest(below),),
-    )
+    previous = strongest(below)
+    many = _labelled(prefix) or (induction,), _labelled(below) or (previous,)
+    return Circuit(previous, induction, *many)
 
 
 def _labelled(scores: Float[Tensor, "layer head"]) -> tuple[Head, ...]:
@@ -108,13 +99,14 @@ def _heads(model: TransformerBridge, layers: int) -> list[Head]:
 def cause(
     model: TransformerBridge, batch: RepeatedTokens, circuit: Circuit, other: RepeatedTokens
 ) -> Cause:
-    """Cut the circuit and measure what remains of the induction head's prefix matching.
+    """What remains of the induction head's prefix matching when the circuit is cut.
 
-    Mean-ablate the previous-token head; patch only its write into the induction head's keys with
-    its write on ``other``; both again for all previous-token heads at once; mean-ablate each
-    other head below (the control).
+    Mean-ablate the previous-token head, or patch only its write into the induction head's keys
+    with that on ``other``; both for all previous-token heads at once; mean-ablate each other head
+    below (the control).
     """
     layer, head = circuit.induction
+    below = [h for h in _heads(model, layer) if h not in circuit.all_previous]
     watch = [get_act_name("pattern", layer)]
 
     def ablated(cut: Sequence[Head]) -> Tensor:
@@ -132,14 +124,14 @@ def cause(
         without_path=patched([circuit.previous]),
         without_all_previous=ablated(circuit.all_previous),
         without_all_paths=patched(circuit.all_previous),
-        without_other={h: ablated([h]) for h in bar(circuit.below(model), "other heads")},
+        without_other={h: ablated([h]) for h in bar(below, "other heads")},
     )
 
 
 def clean_loss(
     model: TransformerBridge,
     batch: RepeatedTokens,
-    hooks: Sequence[tuple[str, Callable[..., Tensor]]],
+    hooks: Sequence[Hook],
 ) -> Float[Tensor, "batch"]:
     """Loss (nats) on the clean second copy of each sequence, under hooks."""
     scores, _ = run_with_hooks(model, batch.tokens, hooks)
@@ -159,9 +151,9 @@ def checkpoint_metrics(
 ) -> dict[str, float]:
     """What a model can do at one step of its training; what logged curves hold.
 
-    Best prefix-matching and previous-token score; loss (nats) and accuracy on the clean second
-    copy; ``icl``, the in-context-learning score, compares entries 10 and 50 of segments of 15
-    tokens repeated four times (Olsson et al. 2022 compare tokens 50 and 500 of texts).
+    Best head scores, loss (nats) and accuracy on the clean second copy, and the in-context-
+    learning score of entries 10 and 50 of segments of 15 tokens repeated four times (Olsson et
+    al. 2022 compare tokens 50 and 500 of texts).
     """
     scores = {k: v.mean(0) for k, v in score_heads(model, batch.tokens, batch.length).items()}
     log_probs, right = predictions(model, batch.tokens)
@@ -180,19 +172,14 @@ def width_of_rise(steps: Sequence[int], values: Sequence[float], low: float, hig
     """Share of training between the first reach of ``low`` and of ``high`` x the final value.
 
     Crossings are interpolated linearly between checkpoints.
-
-    Example:
-        >>> from iclutils.chapters import induction
-        >>> induction.width_of_rise([0, 100, 200], [0.0, 0.0, 1.0], low=0.1, high=0.8)
-        0.35
     """
-    return (_crossing(steps, values, high) - _crossing(steps, values, low)) / steps[-1]
 
+    def crossing(share: float) -> float:
+        goal = share * values[-1]
+        for i in range(1, len(values)):
+            if values[i] >= goal > values[i - 1]:
+                part = (goal - values[i - 1]) / (values[i] - values[i - 1])
+                return steps[i - 1] + part * (steps[i] - steps[i - 1])
+        return float(steps[0])
 
-def _crossing(steps: Sequence[int], values: Sequence[float], share: float) -> float:
-    goal = share * values[-1]
-    for i in range(1, len(values)):
-        if values[i] >= goal > values[i - 1]:
-            part = (goal - values[i - 1]) / (values[i] - values[i - 1])
-            return steps[i - 1] + part * (steps[i] - steps[i - 1])
-    return float(steps[0])
+    return (crossing(high) - crossing(low)) / steps[-1]

@@ -2,21 +2,19 @@
 
 A prompt is ``demonstration .. demonstration query``; a demonstration ends in a cue and a label
 word, the query in the cue alone. Positions are data that a prompt's builder returns, never found
-again by searching the text, so the measurements work alike on made-up topics and on real text,
-with any template and any number of demonstrations. Prompts of different lengths are padded on
-the right; nothing before the padding can see it.
+again by searching the text. Prompts of different lengths are padded on the right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import pad
 
 from ..errors import IclError
 
@@ -35,29 +33,18 @@ class Role(IntEnum):
 class Prompts:
     """A batch of prompts with the same number of demonstrations.
 
-    Attributes:
-        tokens: token ids, padded on the right.
-        roles: the ``Role`` of every token.
-        target: q, the position of the prompt's last token, where the class is predicted.
-        label_pos: position of the first sub-token of every demonstration's label word.
-        cue_pos: position of every demonstration's cue, the token before its label word.
-        demo_class: class of every demonstration.
-        gold: class of the query.
-        label_words: vocabulary id of the first sub-token of each class's label word; it may
-            differ from prompt to prompt.
-
-    What is said of demonstrations stands in the order of the prompt, what is said of classes in
-    the order of their ids; ``by_class`` and ``by_demonstration`` convert.
+    Demonstrations stand in the order of the prompt, classes in that of their ids; ``by_class``
+    and ``by_demonstration`` convert.
     """
 
     tokens: Int[Tensor, "batch pos"]
     roles: Int[Tensor, "batch pos"]
-    target: Int[Tensor, "batch"]
-    label_pos: Int[Tensor, "batch demo"]
-    cue_pos: Int[Tensor, "batch demo"]
+    target: Int[Tensor, "batch"]  # q, the last token, where the class is predicted
+    label_pos: Int[Tensor, "batch demo"]  # first sub-token of each demonstration's label word
+    cue_pos: Int[Tensor, "batch demo"]  # the token before it
     demo_class: Int[Tensor, "batch demo"]
-    gold: Int[Tensor, "batch"]
-    label_words: Int[Tensor, "batch cls"]
+    gold: Int[Tensor, "batch"]  # class of the query
+    label_words: Int[Tensor, "batch cls"]  # vocabulary id of each class's first sub-token
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -75,20 +62,18 @@ class Prompts:
     def __getitem__(self, rows: int | slice | Int[Tensor, "rows"]) -> Prompts:
         """Some of the prompts, also a single one, with the padding that they all have cut off."""
         if isinstance(rows, int):
-            if not -len(self) <= rows < len(self):
-                raise IndexError(f"There are {len(self)} prompts, counted from 0; got {rows}.")
-            rows = slice(rows, rows + 1 or None)
+            first = range(len(self))[rows]
+            rows = slice(first, first + 1)
         chosen = {name: value[rows] for name, value in vars(self).items()}
         if not len(chosen["target"]):
             raise IclError("There are no prompts: give at least one.")
         longest = int(chosen["target"].max()) + 1
-        chosen["tokens"] = chosen["tokens"][:, :longest]
-        chosen["roles"] = chosen["roles"][:, :longest]
-        return Prompts(**chosen)
+        cut = {name: chosen[name][:, :longest] for name in ("tokens", "roles")}
+        return Prompts(**chosen | cut)
 
     def to(self, device: str | torch.device) -> Prompts:
         """The same prompts on another device."""
-        return replace(self, **{name: value.to(device) for name, value in vars(self).items()})
+        return Prompts(**{name: value.to(device) for name, value in vars(self).items()})
 
     def of_class(self) -> Bool[Tensor, "batch demo cls"]:
         """Which demonstration shows which class."""
@@ -129,26 +114,20 @@ def join(parts: Sequence[Prompts]) -> Prompts:
     if len(shapes) != 1:
         raise IclError(f"Only prompts of one shape can be joined; got {sorted(shapes)}.")
     longest = max(p.tokens.shape[1] for p in parts)
-    pad = {"tokens": 0, "roles": int(Role.PAD)}
 
-    def padded(part: Prompts, name: str) -> Tensor:
-        value = getattr(part, name)
-        if name not in pad:
-            return value
-        return functional.pad(value, (0, longest - value.shape[1]), value=pad[name])
+    def padded(part: Prompts) -> dict[str, Tensor]:
+        more = 0, longest - part.tokens.shape[1]
+        tokens, roles = pad(part.tokens, more), pad(part.roles, more, value=int(Role.PAD))
+        return vars(part) | {"tokens": tokens, "roles": roles}
 
-    names = [field.name for field in fields(Prompts)]
-    return Prompts(**{name: torch.cat([padded(p, name) for p in parts]) for name in names})
+    columns = [padded(part) for part in parts]
+    return Prompts(**{name: torch.cat([c[name] for c in columns]) for name in columns[0]})
 
 
 def class_logits(
     prompts: Prompts, logits: Float[Tensor, "batch vocab"]
 ) -> Float[Tensor, "batch cls"]:
-    """Logits of the label words at the target; their softmax is the prediction over classes.
-
-    The label probabilities of Wang et al. 2023 are normalised over the classes, not over the
-    vocabulary.
-    """
+    """Logits of the label words; their softmax is the prediction (Wang et al. 2023)."""
     return logits.gather(1, prompts.label_words)
 
 

@@ -1,8 +1,7 @@
 """Repeated random tokens, the task on which induction heads show themselves (Olsson et al. 2022).
 
-A sequence is ``[BOS, r_1 .. r_L, r_1 .. r_L]`` with every ``r`` uniform over the vocabulary. The
-first copy cannot be predicted; the second can, by whoever looks up what followed the current
-token before.
+A sequence is ``[BOS, r_1 .. r_L, r_1 .. r_L]`` with every ``r`` uniform over the vocabulary; only
+the second copy can be predicted.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ class RepeatedTokens:
         distinct: bool = False,
     ) -> RepeatedTokens:
         """Sample over the ids 0 .. vocab - 1 without ``bos``; see ``repeated_tokens``."""
-        if count < 1 or length < 1 or times < 1:
+        if min(count, length, times) < 1:
             raise IclError("Need count, length and times of at least 1.")
-        if distinct and length > vocab - 1:
-            raise IclError(f"There are no {length} distinct tokens in a vocabulary of {vocab}.")
         if distinct:
+            if length > vocab - 1:
+                raise IclError(f"There are no {length} distinct tokens in a vocabulary of {vocab}.")
             copy = torch.rand(count, vocab - 1, generator=generator).argsort(-1)[:, :length]
         else:
             copy = torch.randint(0, vocab - 1, (count, length), generator=generator)
@@ -57,10 +56,7 @@ class RepeatedTokens:
 
     @property
     def second_half(self) -> slice:
-        """Predictions of the second copy as the note slices them: L entries.
-
-        The first asks for r_1 after r_L, which no repetition has announced.
-        """
+        """Predictions of the second copy: L entries, of which the first is not announced."""
         return slice(self.length, 2 * self.length)
 
     @property
@@ -77,21 +73,15 @@ def repeated_tokens(
     times: int = 2,
     distinct: bool = False,
 ) -> RepeatedTokens:
-    """Sample repeated tokens over a model's vocabulary, after its BOS.
+    """Sample ``count`` sequences of ``times`` copies of L tokens, after the model's BOS.
 
-    Args:
-        model: whose vocabulary, BOS, context and device are used.
-        count: number of sequences.
-        length: L, tokens in one copy.
-        generator: source of randomness, on the CPU.
-        times: number of copies; the sequences have ``times * L + 1`` tokens.
-        distinct: draw the tokens of a copy without replacement, so that nothing repeats by chance.
+    With ``distinct`` nothing repeats within a copy.
 
     Example:
         >>> import torch
         >>> from iclutils import models
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> task = repeated_tokens(models.load("induction-0"), 2, 3, generator)
+        >>> net, generator = models.load("induction-0"), torch.Generator().manual_seed(0)
+        >>> task = repeated_tokens(net, 2, 3, generator)
         >>> task.tokens.shape, bool((task.tokens[:, 1:4] == task.tokens[:, 4:]).all())
         (torch.Size([2, 7]), True)
     """

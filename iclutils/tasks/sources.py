@@ -1,12 +1,10 @@
-"""Sources of classification prompts: the same questions to made-up topics and to real text.
-
-A chapter asks a source for prompts and need not know where they come from.
-"""
+"""Sources of classification prompts: made-up topics or real text, asked in the same way."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from pathlib import Path
 
@@ -24,10 +22,7 @@ NAMES = ("topics", *text.TASKS)
 
 @dataclass(frozen=True)
 class Topics:
-    """Made-up topics: every prompt has demonstrations of its own unless they are to be shared.
-
-    Every source has the same three methods.
-    """
+    """Made-up topics: every prompt has demonstrations of its own unless they are to be shared."""
 
     generator: Callable[[str, int], Generator]
     device: str
@@ -44,11 +39,9 @@ class Topics:
     def fixed(
         self, draw: int, count: int, train_per_class: int = 0
     ) -> tuple[Prompts, Prompts | None]:
-        """``count`` queries on demonstration set number ``draw``, and ``train_per_class`` others
-        for each class on the same demonstrations, to train on (None if 0).
+        """``count`` queries on demonstration set number ``draw``, and others to train on, if any.
 
-        The texts are the hard ones, so that there are errors to mend and to explain, and the
-        training queries are of random classes.
+        The texts are the hard ones, so that there are errors to explain.
         """
         more, generator = 4 * train_per_class, self.generator("fixed", draw)
         both = topics.sample(count + more, generator, shared=True, texts=topics.HARD)
@@ -60,7 +53,7 @@ class Topics:
 class Text:
     """A text data set, with demonstrations and test rows chosen as in the paper.
 
-    Prompts that are longer than the context are left out.
+    The methods are those of topics. Prompts longer than the context are left out.
     """
 
     task: text.TextTask
@@ -71,52 +64,39 @@ class Text:
     train: list[text.Row]
     test: list[text.Row]
 
-    def _choose(self, seed: int, shots: int, more: int = 0) -> tuple[list[text.Row], ...]:
-        return text.demonstrations(self.train, len(self.task.label_words), shots, seed, more)
-
     def _build(self, shown: list[list[text.Row]], asked: list[text.Row]) -> Prompts:
-        prompts, _ = text.build(
+        prompts = text.build(
             self.task, self.words, shown, asked, context=self.context, over_long="drop"
         )
         return prompts.to(self.device)
 
-    def _over_seeds(self, count: int) -> list[tuple[int, list[text.Row]]]:
-        """The paper's five seeds, each with an equal share of the test rows."""
-        each = ceil(count / PAPER_SEEDS)
-        seeds = range(self.seed, self.seed + PAPER_SEEDS)
-        return [(seed, text.evaluation_rows(self.test, seed, each)) for seed in seeds]
+    def _shared(self, seed: int, shots: int, more: int = 0) -> tuple[list[text.Row], ...]:
+        return text.demonstrations(self.train, len(self.task.label_words), shots, seed, more)
+
+    def _over_seeds(self, count: int, shown: Callable[[int, int], list[list[text.Row]]]) -> Prompts:
+        """Prompts on the paper's five seeds, an equal share of the test rows each."""
+        parts = []
+        for seed in range(self.seed, self.seed + PAPER_SEEDS):
+            rows = text.evaluation_rows(self.test, seed, ceil(count / PAPER_SEEDS))
+            parts.append(self._build(shown(seed, len(rows)), rows))
+        return join(parts)
 
     def evaluation(self, count: int, shots: int = 1) -> Prompts:
-        """As of topics, on the paper's five demonstration sets, an equal share each."""
+        """On the paper's five demonstration sets, an equal share each."""
         shots = min(shots, self.task.most_shots)
-        parts = self._over_seeds(count)
-        shown = [self._choose(seed, shots)[0] for seed, _ in parts]
-        return join(
-            [
-                self._build([demos] * len(rows), rows)
-                for demos, (_, rows) in zip(shown, parts, strict=True)
-            ]
-        )
+        return self._over_seeds(count, lambda seed, rows: [self._shared(seed, shots)[0]] * rows)
 
     def varied(self, count: int) -> Prompts:
-        """As of topics, on the paper's five seeds, an equal share each."""
-        classes = len(self.task.label_words)
-        return join(
-            [
-                self._build(
-                    text.demonstrations_per_query(self.train, classes, 1, seed, len(rows)), rows
-                )
-                for seed, rows in self._over_seeds(count)
-            ]
-        )
+        """On the paper's five seeds, an equal share each."""
+        draw = partial(text.demonstrations_per_query, self.train, len(self.task.label_words), 1)
+        return self._over_seeds(count, draw)
 
     def fixed(
         self, draw: int, count: int, train_per_class: int = 0
     ) -> tuple[Prompts, Prompts | None]:
-        """As of topics; training rows are those after the demonstrations."""
-        seed = self.seed + draw
-        shown, others = self._choose(seed, 1, train_per_class)
-        rows = text.evaluation_rows(self.test, seed, count)
+        """Training rows are those after the demonstrations, as many of each class."""
+        shown, others = self._shared(self.seed + draw, 1, train_per_class)
+        rows = text.evaluation_rows(self.test, self.seed + draw, count)
         asked = self._build([shown] * len(rows), rows)
         return asked, self._build([shown] * len(others), others) if others else None
 
@@ -150,21 +130,13 @@ def open_source(
 ) -> Source:
     """The source of one task's prompts for one model.
 
-    Args:
-        task: ``"topics"`` or a name in ``text.TASKS``.
-        model: the model that will read them.
-        generator: for topics, a generator for each purpose and draw (``Session.generator``);
-            texts are chosen as in the paper, by ``seed`` alone.
-        seed: 0 for the paper's demonstration sets, another number for others.
-        folder: where the rows of a text task lie (see ``text.load``).
+    Topics need a generator for each purpose and draw (``Session.generator``); texts are chosen
+    by ``seed`` alone (0 for the paper's sets), their rows loaded as by ``text.load``.
 
     Example:
         >>> import torch
         >>> from iclutils import models
-        >>> from iclutils.tasks import sources
-        >>> def generator(purpose, draw):
-        ...     return torch.Generator().manual_seed(draw)
-        ...
+        >>> from iclutils.tasks import generator, sources
         >>> source = sources.open_source("topics", models.load("anchors-0"), generator)
         >>> len(source.evaluation(5, 1))
         5
@@ -181,12 +153,6 @@ def open_source(
         if generator is None:
             raise IclError("Topics are drawn at random: give a generator, as book.generator.")
         return Topics(generator, device)
-    return Text(
-        text.TASKS[task],
-        tokenizer(model),
-        model.cfg.n_ctx,
-        device,
-        PAPER_SEED + PAPER_SEEDS * seed,
-        text.load(task, "train", folder),
-        text.load(task, "test", folder),
-    )
+    rows = text.load(task, "train", folder), text.load(task, "test", folder)
+    seed = PAPER_SEED + PAPER_SEEDS * seed
+    return Text(text.TASKS[task], tokenizer(model), model.cfg.n_ctx, device, seed, *rows)

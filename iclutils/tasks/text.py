@@ -1,10 +1,8 @@
-r"""Few-shot text classification as in Wang et al. 2023 (arXiv 2305.14160, section 2.1, app. A).
+"""Few-shot text classification as in Wang et al. 2023 (arXiv 2305.14160, section 2.1, app. A).
 
 ``load`` gives the rows of a data set, ``demonstrations`` and its kin choose among them as the
-released code does, number for number, and ``build`` writes the prompts and says where in them
-everything stands: ``cue text, newline, answer cue, label word`` for each demonstration and the
-same without a label word for the query. Nothing is prepended (the code runs GPT-2 without BOS)
-and nothing is ever cut off.
+released code does, and ``build`` writes the prompts: ``cue text, newline, answer cue, label
+word`` for each demonstration, the same without a label word for the query, and nothing before.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ from .prompts import Prompts, Role
 
 Row = tuple[str, int]  # a text and its class
 Split = Literal["train", "test"]
-OLD_TREC = "label-coarse"  # numbered DESC ENTY ABBR HUM NUM LOC by an older loading script
 
 
 @dataclass(frozen=True)
@@ -46,31 +43,20 @@ class File:
 
 @dataclass(frozen=True)
 class TextTask:
-    """The template of a task, and the data set that it is written for, if there is one.
-
-    Attributes:
-        title: its name in print.
-        cue, answer_cue: what stands before a text and before a label word.
-        label_words: one word per class, by class id, with the space before it.
-        most_shots: demonstrations per class that fit the context (Wang et al. 2023, table 1).
-        text, label: columns of the data set.
-        classes: its own names of its classes, by class id.
-        repo, revision: where on the hub it lies, at a full commit.
-        train, test: its files; ``test`` is what the paper evaluates on.
-    """
+    """The template of a task, and the data set that it is written for, if there is one."""
 
     title: str
-    cue: str
-    answer_cue: str
-    label_words: tuple[str, ...]
-    most_shots: int = 5
-    text: str = "text"
+    cue: str  # before a text
+    answer_cue: str  # before a label word
+    label_words: tuple[str, ...]  # by class id, with the space before
+    most_shots: int = 5  # per class that fit the context (Wang et al. 2023, table 1)
+    text: str = "text"  # columns of the data set
     label: str = "label"
-    classes: tuple[str, ...] = ()
-    repo: str = ""
+    classes: tuple[str, ...] = ()  # its own names of its classes
+    repo: str = ""  # where on the hub it lies
     revision: str = ""
     train: File | None = None
-    test: File | None = None
+    test: File | None = None  # what the paper evaluates on
 
 
 _ONE = "00000-of-00001.parquet"
@@ -99,9 +85,8 @@ TASKS = {
         label_words=(" Abbreviation", " Entity", " Description", " Person", " Location", " Number"),
         label="coarse_label",
         classes=("ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"),
+        # The hub's conversion to parquet; no SHA-256 is published, so class counts stand in.
         repo="CogComp/trec",
-        # The hub's own conversion to parquet. Its files' SHA-256 are not published anywhere we
-        # could read, so commit and class counts stand in for them.
         revision="65752bf53af25bc935a0dce92fb5b6c930728450",
         train=File("default/train/0000.parquet", counts=(86, 1250, 1162, 1223, 835, 896)),
         test=File("default/test/0000.parquet", counts=(9, 94, 138, 65, 81, 113)),
@@ -138,12 +123,8 @@ TASKS = {
 def load(name: str, split: Split, folder: str | Path | None = None) -> list[Row]:
     """All rows of one split of a task's data set, in their order.
 
-    Args:
-        name: a name in ``TASKS``.
-        split: ``"train"``, from which demonstrations are taken, or ``"test"``.
-        folder: where ``NAME.SPLIT.jsonl`` lies, one JSON object a line. If omitted, the folder
-            that the environment variable ``ICLUTILS_DATA_NAME`` (as ``ICLUTILS_DATA_EMOC``) or
-            ``ICLUTILS_DATA`` names, if the file is there; otherwise the hub, at one commit.
+    They are read from ``NAME.SPLIT.jsonl``, one JSON object a line, in ``folder`` or where the
+    environment variable ``ICLUTILS_DATA_NAME`` or ``ICLUTILS_DATA`` says, or else from the hub.
     """
     if name not in TASKS:
         raise unknown("data set", name, TASKS)
@@ -151,10 +132,8 @@ def load(name: str, split: Split, folder: str | Path | None = None) -> list[Row]
     if folder is not None:
         return _rows(name, split, Path(folder) / file)
     named = (os.environ.get(key) for key in (f"ICLUTILS_DATA_{name.upper()}", "ICLUTILS_DATA"))
-    for path in (Path(one) / file for one in named if one):
-        if path.is_file():
-            return _rows(name, split, path)
-    return _rows(name, split, _fetch(name, split))
+    present = (Path(one) / file for one in named if one and (Path(one) / file).is_file())
+    return _rows(name, split, next(present, None) or _fetch(name, split))
 
 
 def _how_local(name: str, split: str) -> str:
@@ -172,75 +151,64 @@ def _fetch(name: str, split: Split) -> Path:
     file = getattr(data, split)
     if file is None:
         raise IclError(
-            f"{name!r} is not fetched from the hub: no copy of it in a plain format is pinned, "
-            f"and loading scripts are not run. Instead, {_how_local(name, split)}, or leave "
-            f"{name!r} out of the tasks."
+            f"{name!r} is not fetched from the hub: no copy of it in a plain format is pinned. "
+            f"Instead, {_how_local(name, split)}, or leave {name!r} out of the tasks."
         )
     try:
-        path = Path(
-            hf_hub_download(data.repo, file.path, repo_type="dataset", revision=data.revision)
-        )
+        found = hf_hub_download(data.repo, file.path, repo_type="dataset", revision=data.revision)
     except Exception as error:  # the hub client raises many unrelated types
         raise IclError(
             f"Could not fetch {file.path} of the data set {data.repo} at "
             f"{data.revision[:12]} ({type(error).__name__}). Connect to the network and run "
             f"again, or {_how_local(name, split)}, or stay with the mini tier."
         ) from error
-    if file.digest is not None and sha256(path) != file.digest:
+    if file.digest is not None and sha256(Path(found)) != file.digest:
         raise IclError(
-            f"{path} does not match its pinned SHA-256. Delete that file and run again to "
+            f"{found} does not match its pinned SHA-256. Delete that file and run again to "
             "download it anew."
         )
-    return path
+    return Path(found)
 
 
 def _rows(name: str, split: Split, path: Path) -> list[Row]:
     """Rows of a JSON-lines or parquet file, with columns, classes and counts checked."""
-    data = TASKS[name]
+    data, parquets = TASKS[name], path.suffix == ".parquet"
     if not path.is_file():
         raise IclError(f"There is no {path}. To read rows from a folder, {_how_local(name, split)}")
     try:
-        if path.suffix == ".parquet":
-            table = parquet.read_table(path)
-        else:
-            table = pyarrow_json.read_json(path)
-        present = table.column_names
-        values = {c: table[c].to_pylist() for c in present if c in (data.text, data.label)}
+        table = parquet.read_table(path) if parquets else pyarrow_json.read_json(path)
+        texts, labels = (
+            table[c].to_pylist() if c in table.column_names else None
+            for c in (data.text, data.label)
+        )
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise IclError(
             f"{path} cannot be read ({error}). Correct it, or delete it to download it anew."
         ) from error
-    if name == "trec" and data.label not in present and OLD_TREC in present:
+    if texts is None or labels is None:
         raise IclError(
-            f"{path} has the column {OLD_TREC!r}, which numbers TREC's classes in an older "
-            "order (DESC ENTY ABBR HUM NUM LOC). The label words would be wrong without any "
-            f"sign of it. Give {data.label!r}: {' '.join(data.classes)}, counted from 0."
+            f"{path} needs the columns {data.text!r} and {data.label!r}; it has "
+            f"{', '.join(map(repr, table.column_names))}."
         )
-    for column in (data.text, data.label):
-        if column not in present:
-            raise IclError(
-                f"{path} has no column {column!r}; it has {', '.join(map(repr, present))}."
-            )
     names = _class_names(table.schema.metadata, data.label)
     if names not in (None, data.classes):
         raise IclError(
             f"{path} numbers its classes {' '.join(names)}; expected "
             f"{' '.join(data.classes)}. With another order every label word would be wrong."
         )
-    rows = list(zip(values[data.text], values[data.label], strict=True))
+    rows, count = list(zip(texts, labels, strict=True)), len(data.classes)
     for i, (text, label) in enumerate(rows):
         if not isinstance(text, str):
             raise IclError(f"{path}, row {i}: {data.text!r} must be text, not {text!r}.")
-        if type(label) is not int or not 0 <= label < len(data.classes):
+        if type(label) is not int or not 0 <= label < count:
             raise IclError(
-                f"{path}, row {i}: {data.label!r} must be a class id in "
-                f"0..{len(data.classes) - 1}, not {label!r}."
+                f"{path}, row {i}: {data.label!r} must be a class id in 0..{count - 1}, not "
+                f"{label!r}."
             )
     file = getattr(data, split)
     known = file.counts if file else ()
-    counted = tuple(sum(label == c for _, label in rows) for c in range(len(data.classes)))
-    whole = path.suffix == ".parquet" or len(rows) == sum(known)
-    if known and whole and counted != known:
+    counted = tuple(labels.count(c) for c in range(count))
+    if known and (parquets or len(rows) == sum(known)) and counted != known:
         raise IclError(
             f"{path} has {counted} rows of the classes {' '.join(data.classes)}; that split "
             f"has {known}. Its classes are numbered in another order, or rows are missing "
@@ -268,33 +236,30 @@ def demonstrations(
 
     All rows are shuffled by NumPy's legacy generator and walked once: the first ``shots`` of each
     class become demonstrations, the ``more`` next ones training rows, both in the order in which
-    they are met. So the order of the labels is random, but fixed by the seed (released code; the
-    paper uses one shot and seeds 42 to 46, section 2.1, and ``more=4`` for the re-weighting,
-    app. G).
+    they are met (released code, section 2.1 and app. G).
     """
-    _check_supply(rows, classes, shots, shots + more)
+    _check_supply(rows, classes, shots + more)
     order = list(range(len(rows)))
     np.random.RandomState(seed).shuffle(order)
     taken = [0] * classes
     first: list[Row] = []
     second: list[Row] = []
-    for text, label in (rows[i] for i in order):
-        if taken[label] < shots + more:
-            (first if taken[label] < shots else second).append((text, label))
-            taken[label] += 1
+    for row in (rows[i] for i in order):
+        if taken[row[1]] < shots + more:
+            (first if taken[row[1]] < shots else second).append(row)
+            taken[row[1]] += 1
     return first, second
 
 
 def demonstrations_per_query(
     rows: Sequence[Row], classes: int, shots: int, seed: int, queries: int
 ) -> list[list[Row]]:
-    """Demonstrations of the saliency experiment: another set for every query.
+    """Demonstrations of the saliency experiment: another set for every query (released code).
 
-    Each class gives ``shots`` rows, drawn with replacement by one legacy generator that runs on
-    from query to query; each set is then put into an order drawn by a new generator from the
-    same seed. So the order of the labels is one and the same for all queries (released code).
+    Each class gives ``shots`` rows, drawn with replacement; the order of the labels is one and
+    the same for all queries.
     """
-    _check_supply(rows, classes, shots, 1)
+    _check_supply(rows, classes, 1)
     labels = np.array([label for _, label in rows])
     of_class = [np.flatnonzero(labels == c) for c in range(classes)]
     order = np.random.default_rng(seed).permutation(classes * shots)
@@ -307,20 +272,11 @@ def demonstrations_per_query(
 
 
 def evaluation_rows(rows: Sequence[Row], seed: int, limit: int = 1000) -> list[Row]:
-    """A random ``limit`` of the test rows, or all in new order.
-
-    The order is that of ``Dataset.shuffle(seed)`` in Hugging Face's ``datasets``, which the
-    released code calls.
-    """
+    """The first ``limit`` rows in the order of ``Dataset.shuffle(seed)`` of Hugging Face."""
     return [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))[:limit]]
 
 
-def _check_supply(rows: Sequence[Row], classes: int, shots: int, needed: int) -> None:
-    if shots < 1 or any(not 0 <= label < classes for _, label in rows):
-        raise IclError(
-            f"Show at least one demonstration of each of the classes 0..{classes - 1}, from "
-            f"rows of these classes; got shots={shots}."
-        )
+def _check_supply(rows: Sequence[Row], classes: int, needed: int) -> None:
     for c in range(classes):
         count = sum(label == c for _, label in rows)
         if count < needed:
@@ -355,20 +311,6 @@ def label_tokens(task: TextTask, tokenizer: PreTrainedTokenizerBase) -> Int[Tens
     return torch.tensor(first)
 
 
-def write(task: TextTask, shown: Sequence[Row], query: str) -> str:
-    """The prompt as text: demonstrations, then the query without a label word.
-
-    Example:
-        >>> from iclutils.tasks import text
-        >>> print(text.write(text.TASKS["sst2"], [("dull", 0)], "great"))
-        Review: dull
-        Sentiment: Negative
-        Review: great
-        Sentiment:
-    """
-    return "".join(piece for piece, _ in _pieces(task, shown, query))
-
-
 def build(
     task: TextTask,
     tokenizer: PreTrainedTokenizerBase,
@@ -377,29 +319,16 @@ def build(
     *,
     context: int,
     over_long: Literal["error", "drop"] = "error",
-) -> tuple[Prompts, list[int]]:
-    """Write and tokenise prompts, and say where in them everything stands.
+) -> Prompts:
+    """Prompts of the queries, each with its demonstrations; ``"drop"`` leaves over-long ones out.
 
     A prompt is tokenised as one string. A token belongs to the piece of the template that its
-    last character comes from, so that a space goes with the word after it.
-
-    Args:
-        task: the template.
-        tokenizer: the model's (``iclutils.models.tokenizer``).
-        shown: the demonstrations of each query, equally many; one set for all is
-            ``[one] * len(queries)``.
-        queries: text and class of each query.
-        context: how many tokens the model reads (``model.cfg.n_ctx``).
-        over_long: what to do with prompts that are longer: refuse them all, or leave those
-            queries out, as the saliency experiment of the released code does. Its other
-            experiments cut the end off, that is the query, which this function never does.
-
-    Returns:
-        The prompts, and which queries they are of: all, unless some were dropped.
+    last character comes from, so that a space goes with the word after it. Nothing is cut off at
+    ``context`` tokens, unlike in most experiments of the released code, which so lose the query.
     """
     if len(shown) != len(queries) or not queries or len({len(rows) for rows in shown}) > 1:
         raise IclError(
-            f"Give one list of demonstrations per query, equally long, and at least one query; "
+            "Give one list of demonstrations per query, equally long, and at least one query; "
             f"got {len(shown)} lists for {len(queries)} queries."
         )
     if not getattr(tokenizer, "is_fast", False):
@@ -442,7 +371,7 @@ def build(
         label_words=words.expand(len(kept), -1),
     )
     prompts.check()
-    return prompts, kept
+    return prompts
 
 
 def _pieces(task: TextTask, shown: Sequence[Row], query: str) -> list[tuple[str, Role]]:

@@ -208,7 +208,7 @@ def test_texts_and_labels_of_the_readers_own(small: presets.Tier, text_model: Pa
     model = models.load(text_model)
     task = text.TextTask("mine", "Text:", "Label:", (" Positive", " Negative"))
     rows = [("a great movie", 0), ("a bad film", 1)]
-    prompts, _ = text.build(
+    prompts = text.build(
         task, model.tokenizer, [rows], [("I loved it", 0)], context=model.cfg.n_ctx
     )
     torch.testing.assert_close(made.numbers["S"], saliency.measure(model, prompts).relative)

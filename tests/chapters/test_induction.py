@@ -45,7 +45,6 @@ def test_the_wired_heads_are_found(built: tuple) -> None:
     circuit = induction.find(model, batch)
     assert circuit == induction.Circuit((0, 0), (1, 0), ((1, 0),), ((0, 0),))
     assert circuit.others(model) == [(0, 1), (1, 1)]
-    assert circuit.below(model) == [(0, 1)]
     assert circuit.pairs() == [((0, 0), (1, 0))]
     scores = {k: v.mean(0) for k, v in head_scores.score_heads(model, batch.tokens, LENGTH).items()}
     assert scores["prefix"][1, 0] > 0.99

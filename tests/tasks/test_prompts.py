@@ -34,7 +34,7 @@ def test_a_slice_loses_the_padding_that_all_have() -> None:
     assert torch.equal(prompts[3].tokens, prompts[3:4].tokens)
     assert torch.equal(prompts[-1].gold, prompts.gold[-1:])
     assert len(list(prompts)) == 8
-    with pytest.raises(IndexError, match="There are 8 prompts"):
+    with pytest.raises(IndexError):
         prompts[8]
     with pytest.raises(IclError, match="no prompts"):
         prompts[:0]
@@ -74,16 +74,14 @@ def test_probabilities_are_over_the_classes_alone() -> None:
 
 def test_contradictions_are_refused() -> None:
     prompts = random_prompts(count=2, classes=3)
-    words = prompts.label_words.clone()
-    words[0, 1] = words[0, 0]
-    with pytest.raises(IclError, match="share a label word"):
-        replace(prompts, label_words=words).check()
-    with pytest.raises(IclError, match="no demonstration"):
-        replace(prompts, demo_class=torch.zeros_like(prompts.demo_class)).check()
-    with pytest.raises(IclError, match="does not hold"):
-        replace(prompts, label_pos=prompts.label_pos - 1).check()
-    with pytest.raises(IclError, match="last token"):
-        replace(prompts, target=prompts.target - 1).check()
+    for changes, message in (
+        ({"label_words": prompts.label_words[:, :1].expand(-1, 3)}, "share a label word"),
+        ({"demo_class": torch.zeros_like(prompts.demo_class)}, "no demonstration"),
+        ({"label_pos": prompts.label_pos - 1}, "does not hold"),
+        ({"target": prompts.target - 1}, "last token"),
+    ):
+        with pytest.raises(IclError, match=message):
+            replace(prompts, **changes).check()
 
 
 def test_joined_prompts_are_the_same_prompts() -> None:

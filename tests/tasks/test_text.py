@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,6 @@ from iclutils.tasks.text import (
     evaluation_rows,
     label_tokens,
     load,
-    write,
 )
 
 # Sub-tokens, as published with GPT-2; typed in, not computed.
@@ -99,28 +99,30 @@ def check_against_words(
 # Tokens and positions
 
 
+def written(task: TextTask, shown: list[tuple[str, int]], query: str) -> str:
+    """The published template."""
+    demos = [f"{task.cue} {t}\n{task.answer_cue}{task.label_words[c]}\n" for t, c in shown]
+    return f"{''.join(demos)}{task.cue} {query}\n{task.answer_cue}"
+
+
 @pytest.mark.shared
 def test_the_golden_prompt(gpt2: PreTrainedTokenizerFast) -> None:
     """Positions that the released code finds in this prompt."""
     shown = [("a great movie", 1), ("awful film", 0)]
-    written = write(TASKS["sst2"], shown, "fine work here")
-    assert written == (
+    whole = (
         "Review: a great movie\nSentiment: Positive\nReview: awful film\nSentiment: Negative\n"
         "Review: fine work here\nSentiment:"
     )
-    prompts, kept = build(TASKS["sst2"], gpt2, [shown], [("fine work here", 1)], context=1024)
-    assert kept == [0]
-    assert prompts.tokens.shape == (1, 30)
-    assert prompts.tokens[0].tolist() == gpt2(written)["input_ids"]
+    assert written(TASKS["sst2"], shown, "fine work here") == whole
+    prompts = build(TASKS["sst2"], gpt2, [shown], [("fine work here", 1)], context=1024)
+    assert prompts.tokens.tolist() == [gpt2(whole)["input_ids"]]
     assert prompts.label_pos.tolist() == [[9, 19]]
-    assert prompts.demo_class.tolist() == [[1, 0]]
     assert prompts.cue_pos.tolist() == [[8, 18]]
+    assert (prompts.demo_class.tolist(), prompts.gold.tolist()) == ([[1, 0]], [1])
     assert prompts.target.tolist() == [29]
-    assert prompts.gold.tolist() == [1]
     assert prompts.label_words.tolist() == [[36183, 33733]]
     roles = prompts.roles[0]
-    kept_tokens = ((roles == Role.FORMAT) | (roles == Role.LABEL)).nonzero()[:, 0].tolist()
-    assert kept_tokens == [0, 1, *range(5, 13), *range(15, 21)]
+    assert (roles == Role.TEXT).nonzero()[:, 0].tolist() == [2, 3, 4, 13, 14]
     assert (roles == Role.QUERY).nonzero()[:, 0].tolist() == list(range(21, 30))
     assert (roles == Role.LABEL).nonzero()[:, 0].tolist() == [9, 19]
 
@@ -138,7 +140,7 @@ def test_label_tokens_and_templates_are_the_published_ones(gpt2: PreTrainedToken
 @pytest.mark.shared
 def test_a_label_word_of_three_sub_tokens(gpt2: PreTrainedTokenizerFast) -> None:
     shown = [(f"question {c} ?", c) for c in (3, 0, 5, 1, 4, 2)]
-    prompts, _ = build(TASKS["trec"], gpt2, [shown], [("Who ?", 3)], context=1024)
+    prompts = build(TASKS["trec"], gpt2, [shown], [("Who ?", 3)], context=1024)
     p = int(prompts.label_pos[0, 1])
     assert prompts.tokens[0, p : p + 3].tolist() == [2275, 4679, 47625]
     assert (prompts.roles[0, p : p + 3] == Role.LABEL).all()
@@ -164,8 +166,8 @@ def test_hard_texts_are_tokenised_as_the_whole_string(
     gpt2: PreTrainedTokenizerFast, text: str
 ) -> None:
     shown = [(text, 1), ("plain", 0), (text, 0)]
-    prompts, _ = build(TASKS["sst2"], gpt2, [shown], [(text, 0)], context=1024)
-    assert prompts.tokens[0].tolist() == gpt2(write(TASKS["sst2"], shown, text))["input_ids"]
+    prompts = build(TASKS["sst2"], gpt2, [shown], [(text, 0)], context=1024)
+    assert prompts.tokens[0].tolist() == gpt2(written(TASKS["sst2"], shown, text))["input_ids"]
     check_against_words(prompts, gpt2, TASKS["sst2"])
     bodies = prompts.tokens[0][prompts.roles[0] == Role.TEXT]
     assert gpt2.decode(bodies.tolist()) == f" {text} plain {text}"
@@ -180,7 +182,7 @@ def test_positions_for_any_lengths(shots: list[tuple[int, int]], queries: list[i
     shots = [*shots, (1, 0), (2, 1)]
     shown = [(" ".join(f"w{i}" for i in range(k)), c) for k, c in shots]
     rows = [("w0 " * k, 1) for k in queries]
-    prompts, _ = build(TASK, words(), [shown] * len(rows), rows, context=200)
+    prompts = build(TASK, words(), [shown] * len(rows), rows, context=200)
     ends = np.cumsum([k + 7 for k, _ in shots])
     assert prompts.label_pos.tolist() == [(ends - 2).tolist()] * len(rows)
     assert prompts.demo_class.tolist() == [[c for _, c in shots]] * len(rows)
@@ -198,30 +200,31 @@ def test_over_long_prompts_are_refused_or_dropped_never_cut() -> None:
     shown = [SHOWN] * 3
     with pytest.raises(IclError, match=r"1 of 3 .*longer than the 30 .*2 demonstr.* has 42.*drop"):
         build(TASK, words(), shown, queries, context=30)
-    prompts, kept = build(TASK, words(), shown, queries, context=30, over_long="drop")
-    assert kept == [0, 2]
+    prompts = build(TASK, words(), shown, queries, context=30, over_long="drop")
     assert prompts.gold.tolist() == [0, 1]
     assert prompts.tokens.shape == (2, 23)
-    exact, kept = build(TASK, words(), shown, queries, context=42)
-    assert len(exact) == 3
+    assert len(build(TASK, words(), shown, queries, context=42)) == 3
     with pytest.raises(IclError, match="3 of 3 prompts are longer than the 10 tokens"):
         build(TASK, words(), shown, queries, context=10, over_long="drop")
-
-
-def labelled(*label_words: str) -> TextTask:
-    return TextTask("words", "Review:", "Sentiment:", label_words)
 
 
 @pytest.mark.parametrize(
     ("task", "shown", "query", "message"),
     [
-        (labelled(" Negative", " Negative w1"), SHOWN, ("w1", 0), "begin with the same sub-token"),
-        (labelled(" Negative", " Great"), SHOWN, ("w1", 0), "' Great' is not in the vocabulary"),
-        (labelled(" Negative", ""), SHOWN, ("w1", 0), "'' is not in the vocabulary"),
+        (
+            replace(TASK, label_words=(" Negative", " Negative w1")),
+            SHOWN,
+            ("w1", 0),
+            "begin with the same sub-token",
+        ),
+        (
+            replace(TASK, label_words=(" Negative", " Great")),
+            SHOWN,
+            ("w1", 0),
+            "' Great' is not in the vocabulary",
+        ),
         (TASK, SHOWN, ("w1", 2), r"of class 2: .*the classes of words are 0..1"),
-        (TASK, SHOWN, ("w1", -1), "of class -1"),
-        (TASK, [*SHOWN, ("w1", 7)], ("w1", 0), "of class 7"),
-        (TASK, SHOWN, (" ", 0), "must not be blank"),
+        (TASK, [*SHOWN, ("w1", -1)], ("w1", 0), "of class -1"),
         (TASK, [("", 0), ("w1", 1)], ("w1", 0), "must not be blank"),
         (TASK, SHOWN[:1], ("w1", 0), "Some class has no demonstration"),
     ],
@@ -231,14 +234,9 @@ def test_bad_prompts_say_what_is_wrong(
 ) -> None:
     with pytest.raises(IclError, match=message):
         build(task, words(), [shown], [query], context=99)
-
-
-@pytest.mark.parametrize(
-    ("shown", "queries"), [([SHOWN], 2), ([], 0), ([SHOWN, SHOWN * 2], 2)], ids=str
-)
-def test_uneven_demonstrations_are_refused(shown: list, queries: int) -> None:
-    with pytest.raises(IclError, match="one list of demonstrations per query, equally long"):
-        build(TASK, words(), shown, [("w1", 0)] * queries, context=99)
+    for uneven in ([shown], [], [SHOWN, SHOWN * 2]):
+        with pytest.raises(IclError, match="one list of demonstrations per query, equally long"):
+            build(task, words(), uneven, [query] * 2 * bool(uneven), context=99)
 
 
 def test_a_tokenizer_that_merges_labels_is_refused() -> None:
@@ -324,16 +322,12 @@ def test_test_rows_are_those_of_the_datasets_library() -> None:
     [
         (lambda rows: demonstrations(rows, 3, 1, 42), "Class 2 has 0 rows and 1 are needed"),
         (lambda rows: demonstrations(rows, 2, 1, 42, 4), "Class 1 has 2 rows and 5 are needed"),
-        (lambda rows: demonstrations(rows, 1, 1, 42), "each of the classes 0..0"),
-        (lambda rows: demonstrations(rows, 2, 0, 42), "at least one demonstration"),
         (lambda rows: demonstrations_per_query(rows, 3, 1, 42, 2), "Class 2 has 0 rows"),
-        (lambda rows: demonstrations_per_query(rows, 2, 0, 42, 2), "at least one demonstration"),
     ],
 )
-def test_impossible_selections_say_what_is_missing(call: object, message: str) -> None:
-    rows = [("text", 0)] * 6 + [("text", 1)] * 2
+def test_impossible_selections_say_what_is_missing(call: Callable, message: str) -> None:
     with pytest.raises(IclError, match=message):
-        call(rows)  # type: ignore[operator]
+        call([("text", 0)] * 6 + [("text", 1)] * 2)
 
 
 # Rows
@@ -424,17 +418,15 @@ def test_rows_from_a_folder_keep_their_order(
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
-        ("trec", {"text": "a", "label-coarse": 0}, r"'label-coarse'.*older order"),
-        ("trec", {"text": "a", "label": 0}, "no column 'coarse_label'; it has 'text', 'label'"),
-        ("sst2", {"text": "a", "label": 0}, "no column 'sentence'"),
+        ("trec", {"text": "a", "label-coarse": 0}, "'coarse_label'; it has 'text', 'label-coarse'"),
+        ("sst2", {"text": "a", "label": 0}, "needs the columns 'sentence'"),
         ("sst2", {"sentence": "a", "label": 2}, r"class id in 0..1, not 2"),
         ("sst2", {"sentence": "a", "label": -1}, r"class id in 0..1, not -1"),
         ("sst2", {"sentence": "a", "label": True}, "class id"),
         ("sst2", {"sentence": "a", "label": "1"}, "class id"),
         ("sst2", {"sentence": None, "label": 1}, "must be text, not None"),
         ("sst2", "{'sentence'", "cannot be read"),
-        ("sst2", "[1, 2]", "cannot be read"),
-        ("sst2", "", "no column"),
+        ("sst2", "", "needs the columns"),
     ],
 )
 def test_bad_lines_say_where_and_what(
@@ -481,28 +473,25 @@ def test_rows_from_the_hub(hub: dict, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_trec_from_the_hub_is_checked_by_content(
     hub: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def columns(name: str, labels: list[int]) -> dict[str, list]:
-        return {"text": [f"question {i}" for i in range(len(labels))], name: labels}
-
-    right, old = (
-        ["ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"],
-        ["DESC", "ENTY", "ABBR", "HUM", "NUM", "LOC"],
-    )
+    right = list(TASKS["trec"].classes)
+    old = ["DESC", "ENTY", "ABBR", "HUM", "NUM", "LOC"]
     pin(monkeypatch, "trec", File("data.parquet", counts=(1, 2, 1, 1, 1, 1)))
     labels = [1, 0, 1, 2, 3, 4, 5]
-    write_parquet(hub["file"], columns("coarse_label", labels), "coarse_label", right)
-    assert [label for _, label in load("trec", "train")] == labels
-    write_parquet(hub["file"], columns("coarse_label", labels), "coarse_label", None)
-    assert len(load("trec", "train")) == 7
-    write_parquet(hub["file"], columns("coarse_label", labels), "coarse_label", old)
-    with pytest.raises(IclError, match="numbers its classes DESC ENTY ABBR HUM NUM LOC; expected"):
-        load("trec", "train")
-    write_parquet(hub["file"], columns("label-coarse", labels), "label-coarse", old)
-    with pytest.raises(IclError, match="column 'label-coarse'"):
-        load("trec", "train")
-    for wrong in ([1, 0, 1, 2, 3, 4, 4], labels[:-1]):
-        write_parquet(hub["file"], columns("coarse_label", wrong), "coarse_label", right)
-        with pytest.raises(IclError, match="in another order, or rows are missing"):
+
+    def put(labels: list[int], names: list[str] | None) -> None:
+        columns = {"text": [f"question {i}" for i in labels], "coarse_label": labels}
+        write_parquet(hub["file"], columns, "coarse_label", names)
+
+    for names in (right, None):
+        put(labels, names)
+        assert [label for _, label in load("trec", "train")] == labels
+    for changed, names, message in (
+        (labels, old, "numbers its classes DESC ENTY ABBR HUM NUM LOC; expected"),
+        ([1, 0, 1, 2, 3, 4, 4], right, "in another order, or rows are missing"),
+        (labels[:-1], right, "in another order, or rows are missing"),
+    ):
+        put(changed, names)
+        with pytest.raises(IclError, match=message):
             load("trec", "train")
 
 

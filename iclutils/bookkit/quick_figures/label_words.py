@@ -69,7 +69,7 @@ def _own(request: Request, model: TransformerBridge) -> tuple[Prompts, str]:
     task = text.TextTask("your prompt", CUE, ANSWER, tuple(f" {label}" for label in labels))
     shown = [(demo, labels.index(label.strip())) for demo, label in request.demonstrations]
     gold = labels.index(right.strip()) if right else 0
-    prompts, _ = text.build(task, tokenizer, [shown], [(query, gold)], context=model.cfg.n_ctx)
+    prompts = text.build(task, tokenizer, [shown], [(query, gold)], context=model.cfg.n_ctx)
     prompts = prompts.to(request.session.device)
     answer = int(predicted_class(prompts, target_logits(model, prompts)))
     if not right:

@@ -9,7 +9,7 @@ Source: Wang et al. 2023, section 2.2 (label and word loyalty).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,13 +26,7 @@ LIKELIEST = 10  # words kept of every answer
 
 @dataclass(frozen=True)
 class Answers:
-    """What is kept of the logits at the target.
-
-    Attributes:
-        class_logits: those of the label words, in the order of the classes.
-        words: the likeliest tokens, best first.
-        gold: class of the query.
-    """
+    """Logits of the classes, likeliest tokens (best first) and class of the query."""
 
     class_logits: Float[Tensor, "batch cls"]
     words: Int[Tensor, "batch k"]
@@ -47,8 +41,8 @@ class Answers:
     @classmethod
     def join(cls, parts: Sequence[Answers]) -> Answers:
         """Those of several batches as one."""
-        names = [field.name for field in fields(cls)]
-        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+        columns = zip(*((p.class_logits, p.words, p.gold) for p in parts), strict=True)
+        return cls(*map(torch.cat, columns))
 
     def __getitem__(self, rows: slice | Int[Tensor, "rows"]) -> Answers:
         """Those of some of the prompts."""

@@ -1,11 +1,8 @@
 """Compression: answer a query from a few of the demonstrations' tokens, and what that saves.
 
 The demonstrations are read once. Of all that they leave behind, one key and one value per layer
-and token, only what stands at the anchors is kept (label words and formatting), and the query is
-answered from that. What was kept goes on standing at its original position, and so does the query
-with ``offset=True``; with ``offset=False`` the query starts at position 0, as the script released
-with the paper does for GPT-2 XL. With everything kept and the offset on, the answer is the one of
-the whole prompt.
+and token, only what stands at the anchors is kept (label words and formatting), at its original
+position, and the query is answered from that.
 
 Source: Wang et al. 2023, section 3.2, Tables 2, 3 and 6 and footnote 6, and their released code.
 """
@@ -14,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,7 +25,6 @@ from ...interp.kv_cache import (
     cache_demonstrations,
     demonstrations,
     packed,
-    same_shape,
     shares_demonstrations,
 )
 from ...interp.readout import batches, target_logits
@@ -37,7 +33,8 @@ from ...progress import bar
 from ...tasks.prompts import Prompts, Role
 from .answers import Answers, label_loyalty
 
-Rule = Callable[[Prompts], Keep]
+Rule = Callable[[Prompts], Keep]  # which tokens are kept
+WARM_UP = 1  # turns that are not timed
 
 
 def everything(prompts: Prompts) -> Keep:
@@ -59,8 +56,7 @@ def hidden_random(prompts: Prompts, generator: torch.Generator) -> Keep:
     """Hidden_random: formatting, and in place of each label word random text before it.
 
     A label word of k sub-tokens gives way to k tokens of its own demonstration's text, drawn
-    without replacement; where the text has fewer, to all of them (ours: the paper has no such
-    case). A label is never kept. Every row has its own draw.
+    without replacement, or to all where there are fewer (ours: the paper has no such case).
     """
     roles, device = prompts.roles, prompts.roles.device
     place = torch.arange(roles.shape[1], device=device)
@@ -98,45 +94,25 @@ def text_anchor(prompts: Prompts) -> Prompts:
 def compress(
     model: TransformerBridge,
     prompts: Prompts,
-    keep: Rule | Keep,
+    rule: Rule,
     offset: bool = True,
     batch_size: int | None = None,
 ) -> Answers:
-    """Answers after compression; demonstrations that all prompts share are read once.
+    """Answers from what a rule, as ``hidden_anchor``, keeps.
 
-    Args:
-        model: the model.
-        prompts: the prompts.
-        keep: the mask of what is kept, or a rule that makes it, as ``hidden_anchor``.
-        offset: whether the query stays at its position. Where nothing at all is kept there is
-            nothing to keep a distance from, and the query begins at position 0.
-        batch_size: prompts per forward pass (over queries alone, where the demonstrations are
-            shared); all if omitted.
+    With ``offset`` the query stays at its position (but where nothing is kept); without, it
+    begins at position 0, as in the released script for GPT-2 XL.
 
     Example:
         >>> import torch
         >>> from iclutils import models
-        >>> from iclutils.chapters.label_words import compression
+        >>> from iclutils.chapters.label_words.compression import compress, hidden_anchor
         >>> from iclutils.tasks import topics
         >>> asked = topics.sample(8, torch.Generator().manual_seed(0), classes=2)
-        >>> answered = compression.compress(
-        ...     models.load("anchors-0"), asked, compression.hidden_anchor
-        ... )
-        >>> answered.predicted.shape
+        >>> compress(models.load("anchors-0"), asked, hidden_anchor).predicted.shape
         torch.Size([8])
     """
-    if not callable(keep):
-        same_shape(prompts, keep)
-    shared, held, parts = shares_demonstrations(prompts), None, []
-    for rows in batches(prompts, batch_size, "compression"):
-        part = prompts[rows]
-        shown = prompts[:1] if shared else part
-        if held is None or not shared:
-            mask = keep(shown) if callable(keep) else keep[:1] if shared else keep[rows]
-            held = cache_demonstrations(model, shown, mask[:, : shown.tokens.shape[1]])
-            stays = offset and bool(mask.any())
-        parts.append(Answers.of(part, answer_from_cache(model, held, part, stays)))
-    return Answers.join(parts)
+    return _answers(model, prompts, [rule(_shown(prompts))], offset, batch_size)[0]
 
 
 def hidden_random_top(
@@ -145,33 +121,44 @@ def hidden_random_top(
     clean: Answers,
     generator: torch.Generator,
     draws: int = 20,
-    offset: bool = True,
     batch_size: int | None = None,
 ) -> tuple[Answers, Float[Tensor, "draw"]]:
-    """Hidden_random-top: of several draws, the one with the highest label loyalty to ``clean``.
+    """Hidden_random-top: the draw with the highest label loyalty to ``clean``, and that of each.
 
-    Arguments as for ``compress``. (The released code never clears its mask, so that a draw also
-    keeps the random tokens of all draws before it, which favours this control.)
-
-    Returns:
-        Answers of the best draw, and the label loyalty of every draw.
+    (The released code never clears its mask, so that a draw also keeps the random tokens of all
+    draws before it, which favours this control.)
     """
-    shared = shares_demonstrations(prompts)
-    shown = prompts[:1] if shared else prompts
-    masks = [hidden_random(shown, generator) for _ in range(draws)]
+    masks = [hidden_random(_shown(prompts), generator) for _ in range(draws)]
+    found = _answers(model, prompts, masks, True, batch_size)
+    loyal = torch.stack([label_loyalty(one, clean).float().mean() for one in found])
+    return found[int(loyal.argmax())], loyal
+
+
+def _shown(prompts: Prompts) -> Prompts:
+    """Prompts with all demonstrations that there are: one, where all share theirs."""
+    return prompts[:1] if shares_demonstrations(prompts) else prompts
+
+
+def _answers(
+    model: TransformerBridge,
+    prompts: Prompts,
+    masks: Sequence[Keep],
+    offset: bool,
+    batch_size: int | None,
+) -> list[Answers]:
+    """Answers from what each mask keeps of the demonstrations (``_shown``), which are read once."""
     found: list[list[Answers]] = [[] for _ in masks]
-    full = None
-    for rows in batches(prompts, batch_size, "random words"):
+    shared, cache = len(masks[0]) < len(prompts), None
+    for rows in batches(prompts, batch_size, "compression"):
         part = prompts[rows]
-        head = shown if shared else part
-        if full is None or not shared:
-            full = cache_demonstrations(model, head, everything(head))
-        for mask, answered in zip(bar(masks, "draws"), found, strict=True):
-            kept = full.keep((mask if shared else mask[rows])[:, : full.held.shape[1]])
-            answered.append(Answers.of(part, answer_from_cache(model, kept, part, offset)))
-    whole = [Answers.join(answered) for answered in found]
-    loyal = torch.stack([label_loyalty(one, clean).float().mean() for one in whole])
-    return whole[int(loyal.argmax())], loyal
+        if cache is None or not shared:
+            shown = prompts[:1] if shared else part
+            cache = cache_demonstrations(model, shown, everything(shown))
+        for mask, answered in zip(masks, found, strict=True):
+            kept = cache.keep((mask if shared else mask[rows])[:, : cache.held.shape[1]])
+            stays = offset and bool(kept.held.any())
+            answered.append(Answers.of(part, answer_from_cache(model, kept, part, stays)))
+    return [Answers.join(answered) for answered in found]
 
 
 # What it saves
@@ -179,12 +166,10 @@ def hidden_random_top(
 
 @dataclass(frozen=True)
 class Cost:
-    """What one query costs, on average.
+    """Mean cost of a query.
 
-    Attributes:
-        fed: tokens that go through the model.
-        memory: keys and values per layer and head that it holds besides.
-        multiply_adds: of all matrix products; two floating-point operations each.
+    Tokens that go through the model, keys and values per layer and head that it holds besides,
+    and multiply-adds of all matrix products.
     """
 
     fed: float
@@ -211,10 +196,8 @@ def costs(model: TransformerBridge, prompts: Prompts, keep: Keep) -> dict[str, C
     """Mean cost of a query in three ways, the same on every machine.
 
     ``re-encoded``: the whole prompt (the paper's baseline); ``prefix``: keys and values of all
-    demonstration tokens re-used, as any library does (the fair baseline); ``compressed``: of
-    those in ``keep`` alone.
+    demonstration tokens re-used (the fair baseline); ``compressed``: of those in ``keep`` alone.
     """
-    same_shape(prompts, keep)
     shown, kept = demonstrations(prompts).sum(1), keep.sum(1)
     total, none = prompts.target + 1, torch.zeros_like(kept)
 
@@ -231,23 +214,20 @@ def costs(model: TransformerBridge, prompts: Prompts, keep: Keep) -> dict[str, C
 
 
 def seconds(
-    model: TransformerBridge,
-    prompts: Prompts,
-    rule: Rule = hidden_anchor,
-    batch: int = 1,
-    repeats: int = 5,
-    warm_up: int = 1,
+    model: TransformerBridge, prompts: Prompts, batch: int = 1, repeats: int = 5
 ) -> dict[str, float]:
     """Median wall-clock seconds per query, for the three ways of ``costs``.
 
     The demonstrations must be shared; reading them once is not counted, as in the paper. All
-    three ways compute logits at the target only, the repeats take turns, and a GPU is waited for.
+    three ways compute logits at the target only, and the repeats take turns.
     """
     if not shares_demonstrations(prompts):
         raise IclError("A speed-up needs prompts that share their demonstrations.")
+    device = prompts.tokens.device
     chunks = [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
     prefix, small = (
-        cache_demonstrations(model, prompts[:1], keep(prompts[:1])) for keep in (everything, rule)
+        cache_demonstrations(model, prompts[:1], rule(prompts[:1]))
+        for rule in (everything, hidden_anchor)
     )
     ways: dict[str, Callable[[Prompts], Tensor]] = {
         "re-encoded": lambda chunk: target_logits(model, chunk),
@@ -255,18 +235,16 @@ def seconds(
         "compressed": lambda chunk: answer_from_cache(model, small, chunk),
     }
     taken: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in bar(range(warm_up + repeats), "turns"):
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    for _ in bar(range(WARM_UP + repeats), "turns"):
         for name, way in ways.items():
-            _finish(prompts.tokens.device)
-            began = time.perf_counter()
+            began = now()
             for chunk in chunks:
                 way(chunk)
-            _finish(prompts.tokens.device)
-            if turn >= warm_up:
-                taken[name].append((time.perf_counter() - began) / len(prompts))
-    return {name: statistics.median(values) for name, values in taken.items()}
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+            taken[name].append((now() - began) / len(prompts))
+    return {name: statistics.median(values[WARM_UP:]) for name, values in taken.items()}

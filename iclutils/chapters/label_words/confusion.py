@@ -1,13 +1,8 @@
 """Error diagnosis: which classes will be confused, read off the keys of their label words.
 
 If the target's attention tells classes apart by the keys of their label words, two classes with
-near keys are hard to tell apart. "Near" counts only along the directions in which the targets'
-queries vary: those are found by PCA and weighted by how much the queries vary along them. The
-prediction is compared with the confusion that happens, pair by pair, by rank correlation.
-
-Queries and keys are the vectors before any rotation by position: with learned positions there
-are no others, and with rotary positions they say what a head looks for, while the rotation adds
-where from. So two label words are not held to be different because one stands further back.
+near keys are hard to tell apart, near along the directions in which the targets' queries vary.
+Queries and keys are the vectors before any rotation by position.
 
 Source: Wang et al. 2023, section 3.3, appendices J and K. The rank correlation and its null are
 ours: the paper compares by eye.
@@ -37,13 +32,7 @@ EXACT = 5040  # up to so many relabellings (7 classes) the null is enumerated
 
 
 class Correlation(NamedTuple):
-    """Rank correlation of two confusion matrices, and what chance would give.
-
-    Attributes:
-        rho: Spearman's, over pairs of classes, averaged over the sets that have something to
-            rank; NaN if none has.
-        p_value: how often a relabelling does at least as well (one-sided); NaN if rho is.
-    """
+    """Spearman's rho of confusion matrices, and how often a relabelling does at least as well."""
 
     rho: float
     p_value: float
@@ -59,31 +48,27 @@ def queries_and_keys(
     """Queries at the target, keys at the label words, and the answers; one forward pass.
 
     All heads are concatenated (width = heads x d_head). Where heads share keys, the keys are
-    repeated; where a class is shown several times, its keys are averaged (ours: the paper shows
-    each class once). Keys of prompts that share their demonstrations are equal; the paper takes
-    those of its first set of demonstrations for all queries: ``keys[:, 0]``.
+    repeated; where a class is shown several times, they are averaged (ours: the paper shows each
+    class once). The paper takes the keys of its first set of demonstrations: ``keys[:, 0]``.
     """
     layers = range(model.cfg.n_layers)
+    names = [(get_act_name("q", la), get_act_name("k", la)) for la in layers]
     queries, keys, found = [], [], []
     for rows in batches(prompts, batch_size, "queries and keys"):
         part = prompts[rows]
         seen: dict[str, Tensor] = {}
 
         def keep(name: str, at: Tensor, seen: dict = seen) -> Hook:
-            every = torch.arange(len(at), device=at.device)[:, None]
-
             def store(value: Tensor, hook: object) -> Tensor:
+                every = torch.arange(len(at), device=at.device)[:, None]
                 seen[name] = value[every, at]  # (batch, position, head, d_head)
                 return value
 
             return name, store
 
-        names = [(get_act_name("q", la), get_act_name("k", la)) for la in layers]
         hooks = [keep(q, part.target[:, None]) for q, _ in names]
         hooks += [keep(k, part.label_pos) for _, k in names]
         found.append(answers(model, part, hooks))
-        if len(seen) < 2 * len(layers):
-            raise IclError("This model does not expose its queries and keys.")
         query = torch.stack([seen[q][:, 0] for q, _ in names])
         key = torch.stack([seen[k] for _, k in names])
         key = key.repeat_interleave(query.shape[-2] // key.shape[-2], -2).flatten(-2)
@@ -97,13 +82,12 @@ def queries_and_keys(
 def key_distances(
     queries: Float[Tensor, "*lead batch width"],
     keys: Float[Tensor, "*lead cls width"],
-    directions: int = 10,
+    directions: int,
 ) -> Float[Tensor, "*lead cls cls"]:
     """Distances of the keys, each projected to ``sigma_m * (v_m . k)``; keys are not centred.
 
     v_m are the first ``directions`` principal directions of the queries and sigma_m the standard
-    deviations along them (paper, dividing by the number of prompts; the released code takes
-    singular values, a factor that cancels in ``predicted_confusion``).
+    deviations along them.
     """
     count, width = queries.shape[-2:]
     most = min(count - 1, width)
@@ -149,11 +133,8 @@ def actual_confusion(
 ) -> Float[Tensor, "cls cls"]:
     """ROC-AUC of telling i from j, over the prompts whose gold class is one of them.
 
-    The score is p_i / p_j, by which ``p_i / (p_i + p_j)`` ranks alike, with i the positive class;
-    ties count half. 1 is never confused, .5 is chance. Symmetric; the diagonal is set to 1; NaN
-    where one of the two classes is nobody's gold class.
-
-    ``scores`` are log-probabilities of the classes, or their logits.
+    The score is p_i / p_j, from log-probabilities or logits. 1 is never confused, .5 is chance;
+    the diagonal is set to 1; NaN where one of the two classes is nobody's gold class.
     """
     classes = scores.shape[1]
     auc = torch.full((classes, classes), torch.nan, dtype=scores.dtype).fill_diagonal_(1.0)
@@ -190,13 +171,7 @@ def rank_correlation(
     Entries of a matrix are not independent, so the null permutes classes, rows and columns
     together (Mantel 1967), of ``predicted``; for several sets of demonstrations independently in
     each, and rho is the mean over the sets. A single set of few classes is enumerated. Pairs that
-    are NaN in ``actual`` are left out, and so are sets with nothing to rank (all pairs alike).
-    Positive is agreement: near keys, low AUC.
-
-    Args:
-        predicted, actual: from ``predicted_confusion`` and ``actual_confusion``.
-        draws: random relabellings, where they are not enumerated.
-        seed: of the draws.
+    are NaN are left out, and so are sets with nothing to rank. Positive: near keys, low AUC.
     """
     classes = predicted.shape[-1]
     left, right = (

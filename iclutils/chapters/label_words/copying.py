@@ -22,13 +22,11 @@ from .isolation import isolated
 def checkpoint_metrics(
     model: TransformerBridge, prompts: Prompts, copied: RepeatedTokens, layers: int
 ) -> dict[str, float]:
-    """What a model can do at one step of its training; what logged curves hold. All 0 to 1:
+    """What a model can do at one step of its training, 0 to 1; what logged curves hold.
 
-    - ``copying``: accuracy on the second copy of repeated tokens,
-    - ``prefix``: prefix-matching score of the best head,
-    - ``accuracy``: share of prompts classified right,
-    - ``aggregation``: share of the predictions that change when the label words are isolated in
-      the first ``layers`` layers.
+    Accuracy in copying, best prefix-matching score, accuracy in classification, and as
+    ``aggregation`` the share of predictions that change when the label words are isolated in the
+    first ``layers`` layers.
     """
     _, right = predictions(model, copied.tokens)
     clean = answers(model, prompts)
@@ -56,9 +54,6 @@ def copying_heads(scores: Float[Tensor, "layer head"], count: int) -> list[Head]
 def without_heads(
     model: TransformerBridge, prompts: Prompts, heads: list[Head]
 ) -> Bool[Tensor, "batch"]:
-    """Which prompts are classified right when ``heads`` write their mean instead.
-
-    The mean is over the prompts and their positions, padding included.
-    """
+    """Which prompts are classified right when ``heads`` write their mean over all positions."""
     hooks = ablate_heads(model, prompts.tokens, heads, "mean", prompts.tokens)
     return answers(model, prompts, hooks).correct

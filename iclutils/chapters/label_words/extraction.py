@@ -1,13 +1,8 @@
 """Extraction: does the target read its answer from the label words, and in which layers?
 
-In every layer the target's attention to the label words is turned into a classifier: how well
-does a_c, the attention to the label words of class c, tell which class the *model* predicts? Its
-area under the ROC curve is 0.5 when it tells nothing, whatever the layer's scale. R_l is the
-share of everything above 0.5 that layers up to l have gathered; terms may be negative, so it
-need not rise.
-
-The score is a correlation with the model's own prediction, not with the right answer, and a
-layer that repeats what an earlier one decided scores just as high.
+In every layer the target's attention to the label words is turned into a classifier of the class
+that the *model* predicts, right or not, and R_l is the share of all AUC above chance that layers
+up to l have gathered. A layer that repeats what an earlier one decided scores just as high.
 
 Source: Wang et al. 2023, section 2.3, equations 5 and 6, and appendix E.
 """
@@ -58,10 +53,9 @@ def _by_head(
 ) -> tuple[Float[Tensor, "batch layer head cls"], Int[Tensor, "batch"]]:
     seen, predicted = [], []
     for rows in batches(prompts, batch_size, "attention"):
-        part = prompts[rows]
-        layers: dict[int, Tensor] = {}
+        part, layers = prompts[rows], [Tensor()] * model.cfg.n_layers
 
-        def read(layer: int, part: Prompts = part, layers: dict = layers) -> Hook:
+        def read(layer: int, part: Prompts = part, layers: list[Tensor] = layers) -> Hook:
             each = torch.arange(len(part), device=part.tokens.device)
             places = part.label_pos[:, None].expand(-1, model.cfg.n_heads, -1)
 
@@ -74,27 +68,16 @@ def _by_head(
 
         hooks = [read(layer) for layer in range(model.cfg.n_layers)]
         predicted.append(answers(model, part, hooks).predicted)
-        seen.append(torch.stack([layers[layer] for layer in range(model.cfg.n_layers)], 1))
+        seen.append(torch.stack(layers, 1))
     return torch.cat(seen), torch.cat(predicted)
 
 
 def auc(scores: Float[Tensor, "batch cls"], predicted: Int[Tensor, "batch"]) -> float:
     """Area under the ROC curve of ``scores`` for the class ``predicted``, as in the paper's code.
 
-    Classes that are never predicted are left out first. Two that remain are told apart by the
-    raw score of the second. With more, every row is divided by its sum over the classes that
-    remain, and the areas of all ordered pairs of classes are averaged (one-vs-one, macro; Hand
-    and Till 2001). A row without any attention to them counts as even.
-
-    Returns:
-        A number in 0..1; 0.5 is chance. NaN if only one class is ever predicted: then there is
-        nothing to tell apart.
-
-    Example:
-        >>> import torch
-        >>> from iclutils.chapters.label_words import extraction
-        >>> extraction.auc(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1]))
-        1.0
+    Of the classes that are ever predicted, two are told apart by the raw score of the second.
+    With more, rows are divided by their sums (without any attention they count as even) and the
+    areas of all pairs averaged (one-vs-one; Hand and Till 2001). With one alone it is NaN.
     """
     present = predicted.unique()
     if len(present) < 2:
@@ -110,7 +93,7 @@ def auc(scores: Float[Tensor, "batch cls"], predicted: Int[Tensor, "batch"]) -> 
 def auc_by_layer(
     attention: Float[Tensor, "batch layer cls"], predicted: Int[Tensor, "batch"]
 ) -> Float[Tensor, "layer"]:
-    """AUCROC_l: ``auc`` of every layer; all NaN if only one class is ever predicted."""
+    """AUCROC_l: ``auc`` of every layer."""
     values = [auc(attention[:, layer], predicted) for layer in range(attention.shape[1])]
     return torch.tensor(values, dtype=torch.float64)
 
@@ -118,13 +101,7 @@ def auc_by_layer(
 def cumulative(aucs: Float[Tensor, "layer"]) -> Float[Tensor, "layer"]:
     """R_l: share of all AUC above chance that the layers up to l hold; R of the last is 1.
 
-    Average AUCs over seeds and data sets first. NaN where they are, or if they sum to chance.
-
-    Example:
-        >>> import torch
-        >>> from iclutils.chapters.label_words import extraction
-        >>> extraction.cumulative(torch.tensor([0.5, 0.6, 0.8])).round(decimals=2)
-        tensor([0.0000, 0.2500, 1.0000])
+    Terms may be negative, so it need not rise. NaN where AUCs are, or if they sum to chance.
     """
     above = aucs - 0.5
     total = above.sum()
@@ -136,9 +113,7 @@ def released_axis_bug(
 ) -> Float[Tensor, "batch layer cls"]:
     """What the released notebook reads, with one demonstration per class, for ``attention``.
 
-    The released code stores every row class-major, (class, layer), whatever the number of
-    demonstrations; the notebook unpacks it as (layer, class) when there is one per class. So
-    "layer l, class c" holds entry l C + c of the class-major list, mostly of another layer; the
-    first and the last are always right.
+    Rows are stored as (class, layer) and there unpacked as (layer, class): "layer l, class c"
+    holds entry l C + c of the class-major list, mostly of another layer.
     """
     return attention.transpose(1, 2).reshape(attention.shape)

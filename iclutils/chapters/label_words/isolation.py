@@ -1,14 +1,9 @@
 """Isolation: label words that may not look back, and what the model loses by it.
 
-In chosen layers a position is cut off from everything before it, in every head. If label words
-collect what their demonstrations say, this must hurt in early layers and be harmless in late
-ones, where the information has been collected; isolating as many random other positions is the
-control. What is lost is measured by the loyalty of the answers (``answers``).
-
-Two operations go by the name. The paper's code sets the scores to -10,000 before the softmax, so
-the row becomes one-hot on the position itself; its text sets A[p, i] to 0 for i < p, and the row
-keeps only the mass A[p, p]. Isolating the last layer alone never changes the prediction: nothing
-after it reads what the label words write there.
+In chosen layers a position is cut off from everything before it, in every head; isolating as many
+random other positions is the control. The paper's code sets the scores to -10,000 before the
+softmax, so that the row becomes one-hot on the position itself; its text sets A[p, i] to 0 for
+i < p, and the row keeps only the mass A[p, p].
 
 Source: Wang et al. 2023, section 2.2, figure 4 (released code: window 0, independent draws).
 """
@@ -28,7 +23,7 @@ from ...models import TransformerBridge
 from ...tasks.prompts import Prompts
 from .answers import Answers, answers
 
-HOWS = ("pre-softmax", "zeroed")
+HOWS = ("pre-softmax", "zeroed")  # code and text of the paper
 Positions = Int[Tensor, "batch isolated"]
 
 
@@ -36,28 +31,18 @@ def isolation(
     model: TransformerBridge,
     prompts: Prompts,
     layers: Iterable[int],
-    positions: Positions | Sequence[Positions] | None = None,
+    positions: Sequence[Positions] | None = None,
     how: str = "pre-softmax",
     window: int = 0,
 ) -> list[Hook]:
-    """Hooks that isolate positions in ``layers`` when ``prompts`` are run.
+    """Hooks that isolate ``positions`` of each layer, or all label words, in ``prompts``.
 
-    Args:
-        model: the model.
-        prompts: the prompts.
-        layers: where to isolate.
-        positions: what to isolate in each prompt, one tensor for all layers or one per layer in
-            the order of ``layers``; the label words if omitted.
-        how: ``"pre-softmax"`` (code) or ``"zeroed"`` (text, no renormalisation).
-        window: how many tokens after each position are cut off from the same sources as well;
-            the released code has the parameter and always leaves it at 0.
+    With a window, as many tokens after each position are cut off from the same sources as well.
     """
     if how not in HOWS:
         raise unknown("way to isolate", how, HOWS)
-    layers, chosen = list(layers), prompts.label_pos if positions is None else positions
-    each = [chosen] * len(layers) if isinstance(chosen, Tensor) else list(chosen)
-    if len(each) != len(layers):
-        raise IclError(f"Got positions for {len(each)} layers, but {len(layers)} layers.")
+    layers = list(layers)
+    each = [prompts.label_pos] * len(layers) if positions is None else positions
     cut = {la: cut_edges(prompts, at, window) for la, at in zip(layers, each, strict=True)}
     return cut_attention(model, cut, renormalise=how == "pre-softmax")
 
@@ -65,10 +50,7 @@ def isolation(
 def cut_edges(
     prompts: Prompts, positions: Positions, window: int = 0
 ) -> Bool[Tensor, "batch dest src"]:
-    """The edges that isolation cuts: from everything before a position into it.
-
-    With a window, also from there into the ``window`` tokens after it.
-    """
+    """The edges that isolation cuts: from everything before a position into it and its window."""
     size = prompts.tokens.shape[1]
     inside = bool(((positions >= 0) & (positions < size)).all())
     if len(positions) != len(prompts) or not inside:
@@ -83,7 +65,7 @@ def isolated(
     model: TransformerBridge,
     prompts: Prompts,
     layers: Iterable[int],
-    positions: Positions | Sequence[Positions] | None = None,
+    positions: Sequence[Positions] | None = None,
     how: str = "pre-softmax",
     window: int = 0,
     batch_size: int | None = None,
@@ -101,38 +83,28 @@ def isolated(
         >>> isolated(models.load("anchors-0"), asked, layers=[0]).predicted.shape
         torch.Size([8])
     """
-    layers, chosen = list(layers), prompts.label_pos if positions is None else positions
-    parts = []
+    layers, parts = list(layers), []
     for rows in batches(prompts, batch_size, "isolation"):
-        some = chosen[rows] if isinstance(chosen, Tensor) else [where[rows] for where in chosen]
         part = prompts[rows]
+        some = positions and [at[rows] for at in positions]
         parts.append(answers(model, part, isolation(model, part, layers, some, how, window)))
     return Answers.join(parts)
 
 
-def random_positions(
-    prompts: Prompts, generator: torch.Generator, count: int | None = None
-) -> Positions:
+def random_positions(prompts: Prompts, generator: torch.Generator) -> Positions:
     """The control: as many random positions as there are label words, none of them one.
 
     Drawn without replacement, for each prompt alone, from 0 .. q-2 without the label positions,
-    as in the paper's code; the target q and the token before it are never drawn. Position 0 may
-    be, and has nothing before it to be cut off from. Draw again for every layer.
-
-    Args:
-        prompts: the prompts.
-        generator: where the randomness comes from, on the CPU.
-        count: how many; the number of demonstrations if omitted.
+    as in the paper's code. Draw again for every layer.
     """
-    count = prompts.label_pos.shape[1] if count is None else count
     tokens, labels = prompts.tokens.cpu(), prompts.label_pos.cpu()
     free = torch.arange(tokens.shape[1]) <= prompts.target.cpu()[:, None] - 2
     free = free.scatter(1, labels, False)
     fewest = int(free.sum(-1).min())
-    if not 1 <= count <= fewest:
+    if fewest < labels.shape[1]:
         raise IclError(
-            f"Cannot draw {count} random positions: some prompt has only {fewest} to draw from, "
-            "up to two before its target. Use longer prompts or isolate fewer."
+            f"Cannot draw {labels.shape[1]} random positions: some prompt has only {fewest} to "
+            "draw from, up to two before its target. Use longer prompts."
         )
-    drawn = torch.multinomial(free.double(), count, replacement=False, generator=generator)
+    drawn = torch.multinomial(free.double(), labels.shape[1], generator=generator)
     return drawn.to(prompts.tokens.device)

@@ -1,18 +1,9 @@
 """Re-weighting: learn how much the target listens to each label word.
 
 The target's attention to the label word of class i, in layer l and head h, is multiplied by
-``exp(beta[l, h, i])`` after the softmax and not renormalised; everything else is left alone. With
-beta = 0 nothing changes.
-
-Attention times value is all that the target takes from a position, so scaling the attention is
-scaling the value: ``(exp(beta) A) v = A (exp(beta) v)``. And only the target is touched: whatever
-stands before it cannot see it. So the keys and values of all earlier positions are computed once,
-and a step of training runs one token through the model, with the label words' values scaled. No
-hook is needed, so this works for any model whose keys and values can be read.
-
-With several demonstrations of a class, all its label words share one beta (ours: the paper fits
-one demonstration per class only). Several sets of demonstrations, each with a beta of its own,
-can be fitted at once (ours): Adam works entry by entry, so the fits do not meet.
+``exp(beta[l, h, i])`` after the softmax and not renormalised. That is scaling the value,
+``(exp(beta) A) v = A (exp(beta) v)``, and nothing before the target sees it: keys and values of
+all earlier positions are computed once, and a step of training runs one token through the model.
 
 Source: Wang et al. 2023, section 3.1, appendices G and H.
 """
@@ -41,20 +32,6 @@ Sets = Int[Tensor, "batch"]
 
 
 @dataclass(frozen=True)
-class Fit:
-    """A fitted re-weighting.
-
-    Attributes:
-        beta: logarithm of the factor of every layer, head and class (in the order of class ids);
-            one for each set of demonstrations where several were fitted.
-        losses: mean cross-entropy (nats) of the rows of every step, before it.
-    """
-
-    beta: Float[Tensor, "*set layer head cls"]
-    losses: Float[Tensor, "step"]
-
-
-@dataclass(frozen=True)
 class Gain:
     """Accuracy before re-weighting, and what is gained by re-weighting anchors and random words."""
 
@@ -67,11 +44,7 @@ class Gain:
 class LastStep:
     """Prompts read up to their target, which is still to come: what ``fit`` repeats, and no more.
 
-    Attributes:
-        model: the model.
-        prompts: the prompts.
-        positions: for every demonstration, in prompt order, the position that is re-weighted.
-        keys, values: per layer, of all positions.
+    ``positions`` are re-weighted, one for every demonstration; keys and values are per layer.
     """
 
     model: TransformerBridge
@@ -80,37 +53,22 @@ class LastStep:
     keys: States
     values: States
 
-    def __getitem__(self, rows: Int[Tensor, "rows"]) -> LastStep:
+    def __getitem__(self, rows: slice | Int[Tensor, "rows"]) -> LastStep:
         """Some of the prompts."""
-        chosen = self.prompts[rows]
-        width = chosen.tokens.shape[1]
-        return replace(
-            self,
-            prompts=chosen,
-            positions=self.positions[rows],
-            keys=tuple(k[rows, :, :width] for k in self.keys),
-            values=tuple(v[rows, :, :width] for v in self.values),
+        prompts = self.prompts[rows]
+        width = prompts.tokens.shape[1]
+        keys, values = (
+            tuple(x[rows, :, :width] for x in part) for part in (self.keys, self.values)
         )
+        return LastStep(self.model, prompts, self.positions[rows], keys, values)
 
     def at(self, positions: Positions) -> LastStep:
-        """The same with other positions to re-weight; one row serves all prompts."""
-        labels, last = self.prompts.label_pos, self.prompts.target[:, None]
-        positions = positions.to(labels.device)
-        if positions.shape[1] != labels.shape[1] or not bool(
-            ((positions >= 0) & (positions < last)).all()
-        ):
-            raise IclError(
-                "Give one position for every demonstration, and only positions before the target: "
-                "no other can be re-weighted."
-            )
-        return replace(self, positions=positions.expand_as(labels))
+        """The same with other positions (before the target) to re-weight; one row serves all."""
+        return replace(self, positions=positions.to(self.positions).expand_as(self.positions))
 
     def logits(self, beta: Beta) -> Float[Tensor, "batch vocab"]:
         """Logits at the target under one ``beta`` or that of each prompt, differentiable in it."""
         prompts, target = self.prompts, self.prompts.target
-        shape = (self.model.cfg.n_layers, self.model.cfg.n_heads, prompts.classes)
-        if beta.shape[-3:] != shape:
-            raise IclError(f"beta must have shape {shape} here; got {tuple(beta.shape)}.")
         by_demo = prompts.by_demonstration(beta.expand(len(prompts), -1, -1, -1))
         place = torch.arange(prompts.tokens.shape[1], device=target.device)
         edited = (self.positions[..., None] == place).to(beta.dtype)  # (batch, demo, pos)
@@ -140,10 +98,8 @@ class LastStep:
             return Answers.of(self.prompts, self.logits(beta))
 
 
-def prepare(
-    model: TransformerBridge, prompts: Prompts, positions: Positions | None = None
-) -> LastStep:
-    """Run everything before the target, once; the label words are re-weighted by default."""
+def prepare(model: TransformerBridge, prompts: Prompts) -> LastStep:
+    """Run everything before the target, once; the label words are to be re-weighted."""
     check_prompts(model, prompts)
     keys, values = keys_values(model, prompts.tokens)
     if values[0].shape[1] != model.cfg.n_heads:
@@ -152,81 +108,49 @@ def prepare(
             "so a head cannot be re-weighted by its values alone: use a model without grouped "
             "heads."
         )
-    step = LastStep(model, prompts, prompts.label_pos, keys, values)
-    return step if positions is None else step.at(positions)
+    return LastStep(model, prompts, prompts.label_pos, keys, values)
 
 
 def fit(
     step: LastStep,
-    generator: torch.Generator | None = None,
+    sets: Sets,
+    generator: torch.Generator,
     epochs: int = 10,
     batch: int | None = 1,
     lr: float = 0.01,
-    betas: tuple[float, float] = (0.9, 0.999),
-    sets: Sets | None = None,
-) -> Fit:
-    """Learn beta on labelled prompts; the model is frozen.
+) -> Float[Tensor, "set layer head cls"]:
+    """Learn a beta for each set of demonstrations; ``sets`` numbers that of each prompt, from 0.
 
     The defaults are the paper's: from beta = 0, Adam on the cross-entropy over the label words,
-    one row a step, ten epochs, rows shuffled anew in each. (The rate is the paper's and its
-    launch script's; the released code's own default is 0.1.)
-
-    Args:
-        step: from ``prepare``: the demonstrations, each followed by a training query.
-        generator: for the shuffling; the rows keep their order if omitted.
-        epochs: passes over the rows.
-        batch: rows a step; None for all of them.
-        lr: Adam's rate.
-        betas: Adam's decay rates.
-        sets: number, from 0, of the fit that each prompt belongs to; each set of demonstrations
-            then gets its own beta, as if fitted alone. Needs ``batch=None``.
+    one row a step (``batch=None``: all), ten epochs, rows shuffled anew in each. Several sets are
+    fitted as if alone (ours), because Adam works entry by entry, with all rows in every step.
 
     Example:
         >>> import torch
         >>> from iclutils import models
         >>> from iclutils.chapters.label_words import reweighting
         >>> from iclutils.tasks import topics
-        >>> drawn = topics.sample(8, torch.Generator().manual_seed(0), classes=2, shared=True)
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> drawn = topics.sample(8, generator, classes=2, shared=True)
         >>> step = reweighting.prepare(models.load("anchors-0"), drawn)
-        >>> found = reweighting.fit(step, epochs=2)
-        >>> found.beta.shape, found.losses.shape
-        (torch.Size([4, 4, 2]), torch.Size([16]))
+        >>> reweighting.fit(step, torch.zeros(8).long(), generator, epochs=2).shape
+        torch.Size([1, 4, 4, 2])
     """
-    prompts, count = step.prompts, len(step.prompts)
-    if epochs < 1 or (batch is not None and (batch < 1 or sets is not None)):
-        raise IclError("Fit for at least one epoch; several sets are fitted with batch=None.")
-    member = torch.zeros_like(prompts.target) if sets is None else sets.to(prompts.target.device)
-    share = 1 / member.bincount()[member]  # of a row in the loss of its set
-    shape = int(member.max()) + 1, step.model.cfg.n_layers, step.model.cfg.n_heads, prompts.classes
-    beta = torch.zeros(shape, device=member.device, requires_grad=True)
-    adam = torch.optim.Adam([beta], lr=lr, betas=betas)
-    losses = []
+    cfg, sets = step.model.cfg, sets.to(step.prompts.target)
+    shape = int(sets.max()) + 1, cfg.n_layers, cfg.n_heads, step.prompts.classes
+    beta = torch.zeros(shape, device=sets.device, requires_grad=True)
+    adam = torch.optim.Adam([beta], lr=lr)
     for _ in bar(range(epochs), "epochs"):
-        order = torch.arange(count)
-        if generator is not None:
-            order = torch.randperm(count, generator=generator, device=generator.device)
-        if batch is None or batch >= count:  # then their order does not matter
-            parts = iter([(step, member, share)])
-        else:
-            rows = order.to(member.device).split(batch)
-            parts = ((step[r], member[r], torch.full_like(share[r], 1 / len(r))) for r in rows)
-        for part, mine, weight in parts:
+        order = torch.randperm(len(sets), generator=generator, device=generator.device)
+        steps = [slice(None)] if batch is None else order.to(sets.device).split(batch)
+        for rows in steps:
+            mine = sets[rows]
+            share = 1 / mine.bincount()[mine]  # of a row in the loss of its set
             with torch.enable_grad():
-                value = (part.losses(beta[mine]) * weight).sum()
-            (beta.grad,) = torch.autograd.grad(value, beta)
+                loss = (step[rows].losses(beta[mine]) * share).sum()
+            (beta.grad,) = torch.autograd.grad(loss, beta)
             adam.step()
-            losses.append(value.item() / len(beta))
-    return Fit(beta.detach() if sets is not None else beta.detach()[0], torch.tensor(losses))
-
-
-def gradient(step: LastStep, beta: Float[Tensor, "layer head cls"]) -> Beta:
-    """Gradient of the mean loss (nats) at ``beta``.
-
-    At beta = 0 it is attention times its gradient, summed over the prompts' label words.
-    """
-    at = beta.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        return torch.autograd.grad(step.losses(at).mean(), at)[0]
+    return beta.detach()
 
 
 def compare(
@@ -240,14 +164,8 @@ def compare(
 ) -> list[Gain]:
     """Fit and score on sets of demonstrations, once for anchors and once for random words.
 
-    With ``batch=None`` all sets are fitted in one go, each with a beta of its own.
-
-    Args:
-        model: the model.
-        pairs: for each set its training prompts and other queries to score it on.
-        generator: for the shuffling and the control's words.
-        epochs, batch, lr: as for ``fit``.
-        batch_size: prompts scored in a forward pass; all if omitted.
+    ``pairs`` are training prompts and other queries on the same demonstrations. With
+    ``batch=None`` all sets are fitted in one go; ``batch_size``: prompts scored in a pass.
     """
     if batch is not None and len(pairs) > 1:
         each = [compare(model, [pair], generator, epochs, batch, lr, batch_size) for pair in pairs]
@@ -255,24 +173,24 @@ def compare(
     if not all(shares_demonstrations(join(pair)) for pair in pairs):
         raise IclError("train and test must all have the same demonstrations, only other queries.")
     (train, mine), (test, theirs) = map(_numbered, zip(*pairs, strict=True))
-    words = torch.cat([random_text(first, generator)[:1] for first, _ in pairs])
+    words = torch.cat([random_text(first, generator) for first, _ in pairs])
     labels = torch.cat([first.label_pos[:1] for first, _ in pairs])
-    step, sets = prepare(model, train), mine if batch is None else None
-    betas = [
-        fit(step.at(at[mine]), generator, epochs, batch, lr, sets=sets).beta
-        for at in (labels, words)
-    ]
+    step = prepare(model, train)
+    own, other = (
+        fit(step.at(at[mine]), mine, generator, epochs, batch, lr) for at in (labels, words)
+    )
+    fitted = [(torch.zeros_like(own), labels), (own, labels), (other, words)]
     right: list[list[Tensor]] = [[], [], []]  # before, anchors, control
     for rows in batches(test, batch_size, "re-weighting"):
         part, which = prepare(model, test[rows]), theirs[rows]
-        fitted = [(torch.zeros_like(betas[0]), labels), (betas[0], labels), (betas[1], words)]
         for found, (beta, at) in zip(right, fitted, strict=True):
-            each_beta = beta[which] if sets is not None else beta
-            found.append(part.at(at[which]).answers(each_beta).correct.float())
-    shares = [
-        [torch.cat(found)[theirs == n].mean().item() for found in right] for n in range(len(pairs))
-    ]
-    return [Gain(start, own - start, other - start) for start, own, other in shares]
+            found.append(part.at(at[which]).answers(beta[which]).correct.float())
+    before, anchors, control = map(torch.cat, right)
+    gains = []
+    for n in range(len(pairs)):
+        start, *ends = (x[theirs == n].mean().item() for x in (before, anchors, control))
+        gains.append(Gain(start, *(end - start for end in ends)))
+    return gains
 
 
 def _numbered(parts: Sequence[Prompts]) -> tuple[Prompts, Sets]:
@@ -282,17 +200,9 @@ def _numbered(parts: Sequence[Prompts]) -> tuple[Prompts, Sets]:
     return join(parts), member.to(parts[0].tokens.device)
 
 
-def random_text(prompts: Prompts, generator: torch.Generator) -> Int[Tensor, "batch demo"]:
-    """The control: as many random text tokens of the demonstrations as there are label words.
-
-    Prompts that share their demonstrations share the draw; to use it with other queries, take
-    its first row.
-    """
-    shared = shares_demonstrations(prompts)
-    text = (prompts.roles[:1] if shared else prompts.roles) == Role.TEXT
-    wanted = prompts.label_pos.shape[1]
-    if int(text.sum(1).min()) < wanted:
-        raise IclError("The demonstrations have fewer text tokens than label words to stand for.")
+def random_text(prompts: Prompts, generator: torch.Generator) -> Int[Tensor, "1 demo"]:
+    """The control: as many random text tokens of shared demonstrations as there are label words."""
+    text = prompts.roles[:1] == Role.TEXT
     priority = torch.rand(text.shape, generator=generator, device=generator.device)
     order = priority.to(text.device).masked_fill(~text, torch.inf).argsort(1)
-    return order[:, :wanted].expand(len(prompts), -1)
+    return order[:, : prompts.label_pos.shape[1]]

@@ -79,11 +79,9 @@ def test_everything_with_offset_is_the_whole_prompt(
 ) -> None:
     prompts = random_prompts(3, count=5, shots=2, shared=shared)
     whole = target_logits(any_model, prompts).gather(1, prompts.label_words)
-    mask = compression.everything(prompts)
-    for keep in (compression.everything, mask):
-        for size in (None, 2):
-            again = compression.compress(any_model, prompts, keep, batch_size=size)
-            torch.testing.assert_close(again.class_logits, whole, atol=1e-5, rtol=1e-5)
+    for size in (None, 2):
+        again = compression.compress(any_model, prompts, compression.everything, batch_size=size)
+        torch.testing.assert_close(again.class_logits, whole, atol=1e-5, rtol=1e-5)
 
 
 @given(prompts=prompts_strategy(), seed=st.integers(0, 99))
@@ -94,18 +92,13 @@ def test_answers_equal_cut_edges_whatever_the_padding(gpt2, prompts: Prompts, se
     masks = [keep, compression.hidden_anchor(prompts), compression.label_only(prompts)]
     masks += [torch.zeros_like(keep), compression.hidden_random(prompts, generator)]
     for mask in masks:
-        got = kv_cache.answer_from_cache(
-            gpt2, kv_cache.cache_demonstrations(gpt2, prompts, mask), prompts
-        )
+        held = kv_cache.cache_demonstrations(gpt2, prompts, mask)
+        got = kv_cache.answer_from_cache(gpt2, held, prompts)
         torch.testing.assert_close(got, cut(gpt2, prompts, mask), atol=2e-5, rtol=1e-5)
-    one = prompts[:1]
-    alone = kv_cache.answer_from_cache(
-        gpt2, kv_cache.cache_demonstrations(gpt2, one, masks[1][:1, : one.tokens.shape[1]]), one
-    )
-    got = kv_cache.answer_from_cache(
-        gpt2, kv_cache.cache_demonstrations(gpt2, prompts, masks[1]), prompts
-    )[:1]
-    torch.testing.assert_close(alone, got, atol=1e-5, rtol=1e-5)
+        one = prompts[:1]
+        held = kv_cache.cache_demonstrations(gpt2, one, mask[:1, : one.tokens.shape[1]])
+        alone = kv_cache.answer_from_cache(gpt2, held, one)
+        torch.testing.assert_close(alone, got[:1], atol=1e-5, rtol=1e-5)
 
 
 def test_offset_is_the_query_moved(gpt2: TransformerBridge, neox: TransformerBridge) -> None:
@@ -122,7 +115,9 @@ def test_offset_is_the_query_moved(gpt2: TransformerBridge, neox: TransformerBri
         torch.testing.assert_close(got, moved, atol=1e-5, rtol=1e-5)
     near, far = (kv_cache.answer_from_cache(gpt2, held, prompts, o) for o in (False, True))
     assert (near - far).abs().max() > 0.1
-    alone = compression.compress(gpt2, prompts, none)  # nothing kept: no distance to keep either
+    alone = compression.compress(
+        gpt2, prompts, lambda p: ~p.kept
+    )  # nothing kept: no distance to keep either
     expected = near.gather(1, prompts.label_words)
     torch.testing.assert_close(alone.class_logits, expected, atol=1e-5, rtol=1e-5)
     prompts = random_prompts(0, count=3)
@@ -137,12 +132,10 @@ def test_golden_prompt() -> None:
     prompts = golden()
     kept = compression.hidden_anchor(prompts)[0].nonzero()[:, 0].tolist()
     assert kept == [0, 1, *range(5, 13), *range(15, 21)]
-    assert int(kv_cache.demonstrations(prompts).sum()) == 21
     assert compression.label_only(prompts)[0].nonzero()[:, 0].tolist() == [9, 19]
     text = compression.text_anchor(prompts)
     text.check()
-    assert text.label_pos.tolist() == [[6, 14]]
-    assert text.target.tolist() == [24]
+    assert (text.label_pos.tolist(), text.target.tolist()) == ([[6, 14]], [24])
 
 
 @pytest.mark.shared
@@ -160,19 +153,11 @@ def test_text_anchor_is_the_formatting_written_out(shared: Path) -> None:
 @settings(max_examples=50, deadline=None)
 def test_hidden_random_replaces_labels_by_their_own_text(prompts: Prompts, seed: int) -> None:
     keep = compression.hidden_random(prompts, torch.Generator().manual_seed(seed))
-    same = compression.hidden_random(prompts, torch.Generator().manual_seed(seed))
-    assert torch.equal(keep, same)
-    for row in range(len(prompts)):
-        begin = 0
-        for end in prompts.label_pos[row].tolist():
-            inside = torch.zeros_like(keep[row])
-            inside[begin:end] = True
-            drawn = keep[row] & inside & (prompts.roles[row] != Role.FORMAT)
-            assert int(drawn.sum()) == 1
-            assert bool((prompts.roles[row][drawn] == Role.TEXT).all())
-            begin = end + 1
-    assert bool(keep[prompts.roles == Role.FORMAT].all())
-    assert not bool((keep & (prompts.roles > Role.FORMAT)).any())
+    drawn = keep & (prompts.roles == Role.TEXT)
+    assert torch.equal(keep ^ drawn, prompts.roles == Role.FORMAT)
+    for row, ends in zip(drawn, prompts.label_pos.tolist(), strict=True):
+        starts = [0, *ends[:-1]]
+        assert [int(row[a:b].sum()) for a, b in zip(starts, ends, strict=True)] == [1] * len(ends)
 
 
 def test_hidden_random_with_long_labels_and_little_text() -> None:
@@ -191,10 +176,8 @@ def test_hidden_random_with_long_labels_and_little_text() -> None:
 def test_hidden_random_top(gpt2: TransformerBridge) -> None:
     prompts = random_prompts(2, count=8, shared=True, longest=6)
     clean = answers(gpt2, prompts)
-    best, loyalty = compression.hidden_random_top(
-        gpt2, prompts, clean, torch.Generator().manual_seed(0), draws=5
-    )
-    generator = torch.Generator().manual_seed(0)
+    first, generator = (torch.Generator().manual_seed(0) for _ in range(2))
+    best, loyalty = compression.hidden_random_top(gpt2, prompts, clean, first, draws=5)
     found = [
         compression.compress(gpt2, prompts, lambda p: compression.hidden_random(p, generator))
         for _ in range(5)
@@ -213,43 +196,38 @@ def test_shared_demonstrations_are_noticed(gpt2: TransformerBridge) -> None:
         kv_cache.cache_demonstrations(gpt2, some, compression.hidden_anchor(some))
         for some in (prompts[:1], prompts)
     )
-    torch.testing.assert_close(
-        kv_cache.answer_from_cache(gpt2, one, prompts),
-        kv_cache.answer_from_cache(gpt2, each, prompts),
-    )
+    answered = kv_cache.answer_from_cache(gpt2, one, prompts)
+    torch.testing.assert_close(answered, kv_cache.answer_from_cache(gpt2, each, prompts))
 
 
-def test_bad_input(gpt2, tmp_path: Path) -> None:
+def test_bad_input(gpt2: TransformerBridge) -> None:
     prompts, other = random_prompts(1, count=2), random_prompts(2, count=2)
-    held = kv_cache.cache_demonstrations(gpt2, prompts, compression.everything(prompts))
-    with pytest.raises(IclError, match="other demonstrations"):
-        kv_cache.answer_from_cache(gpt2, held, other)
-    with pytest.raises(IclError, match="other demonstrations"):
-        kv_cache.answer_from_cache(
-            gpt2, kv_cache.cache_demonstrations(gpt2, prompts[:1], prompts[:1].roles <= 2), prompts
-        )
-    with pytest.raises(IclError, match="query"):
-        kv_cache.cache_demonstrations(gpt2, prompts, prompts.kept)
-    with pytest.raises(IclError, match="shape"):
-        kv_cache.cache_demonstrations(gpt2, prompts, prompts.kept[:, 1:])
-    with pytest.raises(IclError, match="share their"):
-        compression.seconds(gpt2, prompts)
-    bloom = BloomConfig(hidden_size=32, n_layer=2, n_head=4, **SMALL)
-    BloomForCausalLM(bloom).save_pretrained(tmp_path / "bloom")
-    with pytest.raises(IclError, match="no explicit positions"):
-        compression.compress(load(tmp_path / "bloom"), prompts, compression.everything)
-    neo = GPTNeoConfig(
-        hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        max_position_embeddings=CONTEXT,
-        attention_types=[[["global", "local"], 1]],
-        window_size=8,
-        **SMALL,
+    held, one = (
+        kv_cache.cache_demonstrations(gpt2, some, compression.everything(some))
+        for some in (prompts, prompts[:1])
     )
-    GPTNeoForCausalLM(neo).save_pretrained(tmp_path / "neo")
-    with pytest.raises(IclError, match="sliding window"):
-        compression.compress(load(tmp_path / "neo"), prompts, compression.everything)
+    for act, message in (
+        (lambda: kv_cache.answer_from_cache(gpt2, held, other), "other demonstrations"),
+        (lambda: kv_cache.answer_from_cache(gpt2, one, prompts), "other demonstrations"),
+        (lambda: kv_cache.cache_demonstrations(gpt2, prompts, prompts.kept), "query"),
+        (lambda: kv_cache.cache_demonstrations(gpt2, prompts, prompts.kept[:, 1:]), "shape"),
+        (lambda: compression.seconds(gpt2, prompts), "share their"),
+    ):
+        with pytest.raises(IclError, match=message):
+            act()
+
+
+def test_models_whose_positions_cannot_be_given_are_refused(tmp_path: Path) -> None:
+    bloom = BloomConfig(hidden_size=32, n_layer=2, n_head=4, **SMALL)
+    attention = {"attention_types": [[["global", "local"], 1]], "window_size": 8}
+    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": CONTEXT}
+    for network, message in (
+        (BloomForCausalLM(bloom), "no explicit positions"),
+        (GPTNeoForCausalLM(GPTNeoConfig(**sizes, **attention, **SMALL)), "sliding window"),
+    ):
+        network.save_pretrained(tmp_path / message)
+        with pytest.raises(IclError, match=message):
+            kv_cache.keys_values(load(tmp_path / message), random_prompts().tokens)
 
 
 def test_work_counts_every_product(gpt2) -> None:

@@ -58,7 +58,6 @@ def test_it_equals_retained_gradients(model: TransformerBridge, heads: str) -> N
     expected = {
         "sum": product.sum(2).abs(),
         "sum_of_abs": product.abs().sum(2),
-        "mean": product.mean(2).abs(),
     }[heads]
     assert expected.max() > 0.1
     got = saliency(model, prompts, heads).double()
@@ -117,15 +116,12 @@ def test_the_flows_are_the_papers_sums(prompts: Prompts) -> None:
 
 @settings(max_examples=6, **QUIET)
 @given(prompts=prompts_strategy())
-def test_padding_order_and_batch_size_do_not_matter(
-    gpt2: TransformerBridge, prompts: Prompts
-) -> None:
+def test_padding_and_order_do_not_matter(gpt2: TransformerBridge, prompts: Prompts) -> None:
     whole = saliency(gpt2, prompts)
     other = replace(prompts, tokens=prompts.tokens.where(prompts.kept, 7))
     assert torch.equal(saliency(gpt2, other), whole)
     order = torch.arange(len(prompts)).flip(0)
     torch.testing.assert_close(saliency(gpt2, prompts[order])[order], whole)
-    torch.testing.assert_close(saliency(gpt2, prompts, batch_size=2), whole)
     for row in range(len(prompts)):
         alone = saliency(gpt2, prompts[row])[0]  # without padding
         width = alone.shape[-1]
