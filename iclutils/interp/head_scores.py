@@ -113,7 +113,7 @@ def score_heads(
         >>> scores["prefix"].mean(0).max() > 0.5
         tensor(True)
     """
-    patterns = _patterns(model, tokens)
+    patterns = attention_patterns(model, tokens)
     return {
         name: torch.stack([score(pattern, length) for pattern in patterns], 1)
         for name, score in SCORES.items()
@@ -130,7 +130,7 @@ def olsson_scores(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch layer head"]:
     """Olsson's evaluator for every head (see ``olsson_prefix_matching``)."""
-    patterns = _patterns(model, tokens)
+    patterns = attention_patterns(model, tokens)
     return torch.stack([olsson_prefix_matching(pattern, tokens) for pattern in patterns], 1)
 
 
@@ -142,7 +142,7 @@ def detector_scores(
     It divides by the attention of *all* rows, so on repeated tokens without chance repeats it
     equals ``previous * 2L/S``, ``prefix * L/S`` and ``duplicate * L/S``, S = 2L + 1.
     """
-    patterns = torch.stack(_patterns(model, tokens), 1)[0].cpu()  # layer, head, dest, src
+    patterns = torch.stack(attention_patterns(model, tokens), 1)[0].cpu()  # layer, head, dest, src
     wanted = {
         "previous": head_detector.get_previous_token_head_detection_pattern,
         "duplicate": head_detector.get_duplicate_token_head_detection_pattern,
@@ -163,7 +163,7 @@ def strongest(scores: Float[Tensor, "layer head"]) -> tuple[int, int]:
     return divmod(int(scores.argmax()), scores.shape[1])
 
 
-def _patterns(
+def attention_patterns(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> list[Float[Tensor, "batch head dest src"]]:
     """Attention patterns of every layer."""

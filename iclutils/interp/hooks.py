@@ -28,7 +28,7 @@ CUT = -10_000.0  # score of an edge that is cut; its exponential is 0 in float32
 
 def run_with_hooks(
     model: TransformerBridge, tokens: Tokens, hooks: Sequence[Hook], watch: Iterable[str] = ()
-) -> tuple[Float[Tensor, "batch pos vocab"], dict[str, Tensor]]:
+) -> tuple[Float[Tensor, "batch entry vocab"], dict[str, Tensor]]:
     """One forward pass under ``hooks``: logits, and the activations named in ``watch``."""
     check_tokens(model, tokens)
     seen: dict[str, Tensor] = {}

@@ -1,13 +1,7 @@
 """Depth: what a prediction looks like halfway up, and at which height its work is done.
 
-``lens`` reads every depth of the residual stream through the final LayerNorm and unembedding
-(logit lens, nostalgebraist 2020), or through an affine map for each depth first (tuned lens,
-Belrose et al. 2023). The centre of gravity is the mean layer of ablation effects, weighted by
-their size: where a task is done, not where it can be read.
-
-Example:
-    >>> import torch
-    >>> from iclutils.chapters.circuits import depth
+A lens says where an answer can be read in the residual stream (logit lens, nostalgebraist 2020;
+tuned lens, Belrose et al. 2023), the centre of gravity of ablation effects where it is made.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ from torch import Generator, Tensor
 from ...errors import IclError
 from ...interp.clean_corrupt import CleanCorrupt, scored_logits
 from ...interp.graph import Node
-from ...models import TransformerBridge, cached, get_act_name, logit_lens
+from ...models import ActivationCache, TransformerBridge, cached, get_act_name, logit_lens
 from ...progress import bar
 
 RIDGE = 1e-2  # of the mean variance of a residual stream's dimension
@@ -33,14 +27,6 @@ Effects = Float[Tensor, "node batch"]
 Maps = tuple[Float[Tensor, "depth d_model d_model"], Float[Tensor, "depth d_model"]]
 
 
-def depths(
-    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
-) -> list[Float[Tensor, "batch pos d_model"]]:
-    """The residual stream at every depth: before each layer and after the last."""
-    _, cache = cached(model, tokens, _names(model))
-    return [cache[name] for name in _names(model)]
-
-
 def lens(
     model: TransformerBridge,
     task: CleanCorrupt,
@@ -48,16 +34,13 @@ def lens(
 ) -> tuple[Float[Tensor, "depth batch"], Float[Tensor, "depth batch"]]:
     """Prediction read at every depth: KL(final || read here) and score of the right answers, nats.
 
-    Depth 0 is after the embedding, depth l after layer l - 1; means over the scored entries.
-
-    Args:
-        model: the model.
-        task: its clean sequences are read.
-        translate: what to do with the residual stream of a depth before it is read
-            (``TunedLens.translate``).
+    Means over the scored entries of the clean sequences; depth 0 is after the embedding, depth l
+    after layer l - 1. ``translate`` (of a ``TunedLens``) acts on the residual stream of a depth.
 
     Example:
+        >>> import torch
         >>> from iclutils import models
+        >>> from iclutils.chapters.circuits import depth
         >>> from iclutils.interp import clean_corrupt
         >>> net = models.load("induction-0")
         >>> task = clean_corrupt.copying(net, 4, 6, torch.Generator().manual_seed(0))
@@ -66,7 +49,7 @@ def lens(
         (True, True)
     """
     final = scored_logits(model, task).log_softmax(-1)
-    _, cache = cached(model, task.clean, _names(model))
+    cache, _ = residual_stream(model, task.clean)
     asked, where = task.at.unique(return_inverse=True)
     rows = torch.arange(len(task), device=task.at.device)[:, None]
     kl, score = [], []
@@ -87,14 +70,7 @@ def lens(
 
 
 def by_layer(effects: Effects, nodes: Sequence[Node], layers: int) -> Float[Tensor, "layer"]:
-    """Size of the effects of each layer: |mean over sequences| of its heads and MLP, summed.
-
-    Example:
-        >>> from iclutils.interp import graph
-        >>> nodes = [graph.head(0, 0), graph.head(1, 0), graph.Node("mlp", 1)]
-        >>> depth.by_layer(torch.tensor([[1.0, 3.0], [-1.0, -1.0], [0.5, 0.5]]), nodes, layers=2)
-        tensor([2.0000, 1.5000])
-    """
+    """Size of the effects of each layer: |mean over sequences| of its heads and MLP, summed."""
     index = torch.tensor([node.layer for node in nodes], device=effects.device)
     return effects.new_zeros(layers).index_add_(0, index, effects.mean(1).abs())
 
@@ -106,12 +82,7 @@ def gravity(sizes: Float[Tensor, "layer"]) -> float:
 
 
 def upper_share(sizes: Float[Tensor, "layer"]) -> float:
-    """Share of the effects in the upper half of the layers; of an odd number, the middle is half.
-
-    Example:
-        >>> depth.upper_share(torch.tensor([1.0, 3.0]))
-        0.75
-    """
+    """Share of the effects in the upper half of the layers; an odd middle layer counts half."""
     count = len(sizes)
     upper = sizes[(count + 1) // 2 :].sum() + (count % 2) * 0.5 * sizes[count // 2]
     return float(upper / sizes.sum())
@@ -143,16 +114,16 @@ def gravity_difference(
 
 @dataclass(frozen=True)
 class TunedLens:
-    """Maps x -> x W + b of every depth; the last depth's is the identity."""
+    """Maps x -> x W + b of every depth but the last, which is left as it is."""
 
-    weight: Float[Tensor, "depth d_model d_out"]
-    bias: Float[Tensor, "depth d_out"]
+    weight: Float[Tensor, "depth d_model d_model"]
+    bias: Float[Tensor, "depth d_model"]
 
     def translate(
         self, entry: Float[Tensor, "*lead d_model"], index: int
     ) -> Float[Tensor, "*lead d_model"]:
         """The residual stream of depth ``index``, translated; for ``lens``."""
-        return entry @ self.weight[index] + self.bias[index]
+        return entry if index == len(self.bias) else entry @ self.weight[index] + self.bias[index]
 
 
 def fit_tuned_lens(
@@ -171,9 +142,9 @@ def fit_tuned_lens(
     do not read better still; so on these positions no depth reads worse than the logit lens.
     """
     rows = torch.arange(len(tokens), device=tokens.device)[:, None]
-    stream = torch.stack([x[rows, at].flatten(0, 1) for x in depths(model, tokens)])
-    lower, final = stream[:-1], stream[-1]
-    count, width = final.shape
+    _, depths = residual_stream(model, tokens)
+    *below, final = (x[rows, at].flatten(0, 1) for x in depths)
+    lower, (count, width) = torch.stack(below), final.shape
     if count < width:
         raise IclError(
             f"A tuned lens needs at least {width} positions, one for each dimension; got {count}."
@@ -185,9 +156,8 @@ def fit_tuned_lens(
         return model.unembed(model.ln_final(resid)).log_softmax(-1)
 
     def kl(maps: Maps, pick: slice | Tensor) -> Float[Tensor, "depth row"]:
-        weight, bias = maps
         target = log_p(final[None, pick])
-        seen = log_p(lower[:, pick] @ weight + bias[:, None])
+        seen = log_p(lower[:, pick] @ maps[0] + maps[1][:, None])
         return (target.exp() * (target - seen)).sum(-1)
 
     def mean_kl(maps: Maps) -> Float[Tensor, "depth"]:
@@ -195,17 +165,12 @@ def fit_tuned_lens(
         return torch.cat(parts, 1).mean(1)
 
     def better(old: Maps, new: Maps) -> Maps:
-        gain = mean_kl(new) < mean_kl(old)
-        pairs = ((gain.view(-1, *[1] * (n.dim() - 1)), n, o) for n, o in zip(new, old, strict=True))
-        weight, bias = (torch.where(*pair) for pair in pairs)
-        return weight, bias
+        gain = (mean_kl(new) < mean_kl(old))[:, None]
+        return torch.where(gain[..., None], new[0], old[0]), torch.where(gain, new[1], old[1])
 
     with torch.no_grad():
-        identity = (
-            torch.eye(width).to(lower).repeat(len(lower), 1, 1),
-            torch.zeros_like(lower[:, 0]),
-        )
-        start = better(identity, least_squares(lower, final))
+        unchanged = torch.eye(width).to(lower).repeat(len(lower), 1, 1)
+        start = better((unchanged, torch.zeros_like(lower[:, 0])), least_squares(lower, final))
     weight, bias = (part.clone().requires_grad_() for part in start)
     adam = torch.optim.Adam([weight, bias], lr=rate)
     with torch.enable_grad():
@@ -215,9 +180,7 @@ def fit_tuned_lens(
             kl((weight, bias), pick).mean(1).sum().backward()
             adam.step()
     with torch.no_grad():
-        weight, bias = better(start, (weight.detach(), bias.detach()))
-    last = torch.eye(width).to(lower)[None], lower.new_zeros(1, width)
-    return TunedLens(torch.cat([weight, last[0]]), torch.cat([bias, last[1]]))
+        return TunedLens(*better(start, (weight.detach(), bias.detach())))
 
 
 def least_squares(
@@ -237,6 +200,12 @@ def least_squares(
     return torch.stack(weights), torch.stack(biases)
 
 
-def _names(model: TransformerBridge) -> list[str]:
-    before = [get_act_name("resid_pre", layer) for layer in range(model.cfg.n_layers)]
-    return [*before, get_act_name("resid_post", model.cfg.n_layers - 1)]
+def residual_stream(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
+) -> tuple[ActivationCache, list[Float[Tensor, "batch pos d_model"]]]:
+    """The residual stream before each layer and after the last, and the cache it stands in."""
+    last = model.cfg.n_layers - 1
+    names = [get_act_name("resid_pre", layer) for layer in range(last + 1)]
+    names.append(get_act_name("resid_post", last))
+    _, cache = cached(model, tokens, names)
+    return cache, [cache[name] for name in names]

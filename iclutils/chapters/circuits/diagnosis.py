@@ -20,8 +20,8 @@ from torch import Tensor
 from ...errors import IclError
 from ...interp import graph
 from ...interp.clean_corrupt import CONSTANT, CleanCorrupt
-from ...interp.graph import Node, output_hook
-from ...interp.hooks import Hook
+from ...interp.graph import Node, component_output, output_hook
+from ...interp.hooks import Hook, set_activation
 from ...interp.statistics import benjamini_hochberg, mean_se
 from ...models import TransformerBridge, get_act_name
 from ...progress import bar
@@ -41,12 +41,8 @@ def components(model: TransformerBridge) -> list[Node]:
 
 def statistic_names(model: TransformerBridge) -> list[tuple[Node, str]]:
     """What each column of ``component_statistics`` is."""
-    return [
-        (node, measure)
-        for node in components(model)
-        for measure in MEASURES
-        if node.kind == "head" or measure != "entropy"
-    ]
+    pairs = [(node, measure) for node in components(model) for measure in MEASURES]
+    return [(node, m) for node, m in pairs if node.kind == "head" or m != "entropy"]
 
 
 def fit_covariances(model: TransformerBridge, healthy: CleanCorrupt) -> dict[Node, LedoitWolf]:
@@ -54,11 +50,8 @@ def fit_covariances(model: TransformerBridge, healthy: CleanCorrupt) -> dict[Nod
 
     On cases that are not used again: distances of the very cases of a fit are too small.
     """
-    writes, _, _ = _run(model, healthy, ())
-    return {
-        node: LedoitWolf().fit(write.mean(1).double().cpu().numpy())
-        for node, write in writes.items()
-    }
+    writes, _ = _scored_writes(model, healthy)
+    return {node: LedoitWolf().fit(_mean(write)) for node, write in writes.items()}
 
 
 def component_statistics(
@@ -72,21 +65,21 @@ def component_statistics(
     ``length`` of what it writes; size of its ``direct`` effect on the answer's logit; ``distance``
     of its mean write from the usual one (Mahalanobis); ``entropy`` of attention.
     """
-    writes, rows, scale = _run(model, task, hooks)
-    toward = answer_direction(model, task) / scale
-    columns = []
-    for node, measure in statistic_names(model):
+    writes, seen = _scored_writes(model, task, hooks)
+    toward = answer_direction(model, task) / seen[SCALE]
+
+    def column(node: Node, measure: str) -> Float[Tensor, "case"]:
         if measure == "length":
-            column = writes[node].norm(dim=-1).mean(-1)
-        elif measure == "direct":
-            column = (writes[node] * toward).sum(-1).mean(-1).abs()
-        elif measure == "distance":
-            mean = writes[node].mean(1).double().cpu().numpy()
-            column = torch.as_tensor(covariances[node].mahalanobis(mean)).clamp(min=0).sqrt()
-        else:
-            column = relative_entropy(rows[node], task.at).mean(-1)
-        columns.append(column.double().cpu())
-    return torch.stack(columns, 1)
+            return writes[node].norm(dim=-1).mean(-1)
+        if measure == "direct":
+            return (writes[node] * toward).sum(-1).mean(-1).abs()
+        if measure == "distance":
+            squared = covariances[node].mahalanobis(_mean(writes[node]))
+            return torch.as_tensor(squared).clamp(min=0).sqrt()
+        rows = seen[get_act_name("pattern", node.layer)][:, :, node.head]
+        return relative_entropy(rows, task.at).mean(-1)
+
+    return torch.stack([column(*name).double().cpu() for name in statistic_names(model)], 1)
 
 
 def anomalies(
@@ -103,12 +96,8 @@ def anomalies(
 
 @dataclass(frozen=True)
 class Finding:
-    """An anomalous component.
-
-    ``local``: anomalous on healthy inputs too. ``restored``, ``se``: share of the lost score that
-    its healthy output brings back, alone or on top of all other local components, whichever is
-    more; NaN if not local. ``confirmed``: at least ``ENOUGH`` beyond two standard errors.
-    """
+    """An anomalous component: whether it is so on healthy inputs too (``local``), and the share of
+    the lost score that its healthy output restores, with standard error; NaN if not local."""
 
     component: Node
     local: bool
@@ -117,7 +106,7 @@ class Finding:
 
     @property
     def confirmed(self) -> bool:
-        """Whether it is a cause."""
+        """Whether it is a cause: at least ``ENOUGH`` beyond two standard errors."""
         return self.restored - 2 * self.se >= ENOUGH
 
 
@@ -129,18 +118,11 @@ def explain(
     healthy: Float[Tensor, "healthy item"],
     rate: float = 0.05,
 ) -> list[Finding]:
-    """Every anomalous component in order of depth: cause, consequence or neither.
+    """Every component that is anomalous in failing cases, against ``healthy`` ones not used before.
 
-    Components of one role stand in for each other, so that one alone may bring back everything
-    (its partner was enough) or nothing (both are needed): the larger share counts, alone and last.
-
-    Args:
-        model: the healthy model.
-        task: the failing cases.
-        hooks: what is wrong with it (``failures.plant``).
-        covariances: of ``fit_covariances``.
-        healthy: ``component_statistics`` of healthy cases that were not used for these.
-        rate: of false benjamini_hochberg.
+    ``hooks`` are what is wrong with the healthy model (``failures.plant``). Components of one role
+    stand in for each other, so that one alone may bring back everything (its partner was enough) or
+    nothing (both are needed): the larger share counts, alone and on top of all other local ones.
     """
     lost = (score(model, task) - score(model, task, hooks)).mean()
     if abs(float(lost)) < CONSTANT:
@@ -158,14 +140,12 @@ def explain(
     rest = [[n for n in local if n != node] for node in local if len(local) > 1]
     back = restored(model, task, hooks, [local, *([n] for n in local), *rest]) / lost
     alone, last = back[1 : 1 + len(local)], back[:1] - back[1 + len(local) :]
-    out = []
-    for node in suspects:
-        share = torch.nan, torch.nan
-        if node in local:
-            k = local.index(node)
-            share = max(mean_se(way) for way in (alone[k], *last[k : k + 1]))
-        out.append(Finding(node, node in local, *share))
-    return out
+    shares = {
+        node: max(mean_se(way) for way in (alone[k], *last[k : k + 1]))
+        for k, node in enumerate(local)
+    }
+    undefined = torch.nan, torch.nan
+    return [Finding(node, node in local, *shares.get(node, undefined)) for node in suspects]
 
 
 def restored(
@@ -175,13 +155,8 @@ def restored(
     _, own = observe(model, task, (), {output_hook(node) for nodes in sets for node in nodes})
 
     def restore(node: Node) -> Hook:
-        def put(value: Tensor, hook: object) -> Tensor:
-            where = slice(None) if node.kind == "mlp" else (slice(None), slice(None), node.head)
-            value = value.clone()
-            value[where] = own[output_hook(node)][where]
-            return value
-
-        return output_hook(node), put
+        name = output_hook(node)
+        return set_activation(name, own[name], [node.head] if node.kind == "head" else [])
 
     broken = score(model, task, hooks)
     scores = [score(model, task, [*hooks, *map(restore, s)]) for s in bar(sets, "components")]
@@ -198,23 +173,23 @@ def healthy_inputs(model: TransformerBridge, task: CleanCorrupt) -> list[Hook]:
     names = [get_act_name(part, la) for part in parts for la in layers]
     names.append(get_act_name("resid_post", layers[-1]))
     _, seen = observe(model, task, (), names)
-    return [(name, lambda value, hook, own=own: own) for name, own in seen.items()]
+    return [set_activation(name, own) for name, own in seen.items()]
 
 
-def _run(
-    model: TransformerBridge, task: CleanCorrupt, hooks: Sequence[Hook]
-) -> tuple[dict[Node, Tensor], dict[Node, Tensor], Tensor]:
-    """Writes and rows of attention at the scored positions, and the last LayerNorm's scale."""
+def _scored_writes(
+    model: TransformerBridge, task: CleanCorrupt, hooks: Sequence[Hook] = ()
+) -> tuple[dict[Node, Float[Tensor, "case entry d_model"]], dict[str, Tensor]]:
+    """What every component writes at the scored positions, and activations there by name."""
     layers = range(model.cfg.n_layers)
     watch = [get_act_name(part, la) for la in layers for part in ("pattern", "z", "mlp_out")]
-    _, seen = observe(model, task, hooks, [*watch, SCALE])
+    _, whole = observe(model, task, hooks, [*watch, SCALE])
     batch = torch.arange(len(task), device=task.at.device)[:, None]
-    writes, rows = {}, {}
-    for node in components(model):
-        value = seen[output_hook(node)][batch, task.at]
-        if node.kind == "mlp":
-            writes[node] = value
-            continue
-        writes[node] = value[:, :, node.head] @ model.W_O[node.layer, node.head]
-        rows[node] = seen[get_act_name("pattern", node.layer)][batch, node.head, task.at]
-    return writes, rows, seen[SCALE][batch, task.at]
+    seen = {
+        name: (value.transpose(1, 2) if "pattern" in name else value)[batch, task.at]
+        for name, value in whole.items()
+    }
+    return {node: component_output(model, seen, node) for node in components(model)}, seen
+
+
+def _mean(write: Float[Tensor, "case entry d_model"]) -> np.ndarray:
+    return write.mean(1).double().cpu().numpy()

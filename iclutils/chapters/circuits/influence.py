@@ -1,18 +1,9 @@
 """Influence of earlier tokens on a prediction, and attention as a stand-in for it.
 
-I(i -> t) is the expected KL divergence, in nats, from the prediction at t to the one made when the
-token at i is drawn anew; beside it stands the change of the right answer's log p. The token at t
-itself counts; later ones cannot matter, because attention is causal. (Occlusion: Zeiler and Fergus
-2014; Li et al. 2016, with the replacement averaged out.) *Self-influence* usually means something
-else: what a training example does to its own loss (Koh and Liang 2017).
-
-Attention answers the same question by multiplying patterns (``rollout``; Abnar and Zuidema 2020),
-by the size of what it carries (``norm_weighted``; Kobayashi et al. 2020) or by cutting it
-(``knockout``; Geva et al. 2023), which alone intervenes.
-
-Example:
-    >>> import torch
-    >>> from iclutils.chapters.circuits import influence
+Influence is what a prediction loses when an earlier token, or its own, is drawn anew (occlusion;
+Zeiler and Fergus 2014; Li et al. 2016). Attention answers the same question by multiplying patterns
+(``rollout``), by the size of what it carries (``norm_weighted``) or by cutting it (``knockout``),
+which alone intervenes.
 """
 
 from __future__ import annotations
@@ -29,12 +20,14 @@ from transformers import DynamicCache
 
 from ...errors import IclError
 from ...interp.clean_corrupt import CleanCorrupt
+from ...interp.head_scores import attention_patterns
 from ...interp.hooks import Hook, at_positions, cut_attention
 from ...interp.kv_cache import keys_values
 from ...interp.statistics import benjamini_hochberg, sign_flip_p
 from ...models import TransformerBridge, cached, get_act_name, logits
 from ...progress import bar
 
+BATCH = 512  # altered sequences in a forward pass, at most
 ROWS = 16384  # rows of d_model held at once
 LOGITS = 2**25  # logits held at once: 134 MB
 FEWEST = 6  # sequences behind a source; signs of fewer cannot reach 5 %
@@ -44,16 +37,13 @@ Entries = Int[Tensor, "batch entry"]
 
 
 class Influence(NamedTuple):
-    """Influence of position i on the prediction at each entry, in nats; 0 after the entry.
+    """Expected KL(p clean || p altered), and change of log p(answer), below 0 where a token helps.
 
-    ``kl``: expected KL(p clean || p altered); ``signed``: log p(answer) altered minus clean,
-    negative where the token helps; ``kl_se``, ``signed_se``: standard errors over the draws.
+    Of each position on the prediction at each entry, in nats; 0 after the entry.
     """
 
     kl: Float[Tensor, "batch entry pos"]
-    kl_se: Float[Tensor, "batch entry pos"]
     signed: Float[Tensor, "batch entry pos"]
-    signed_se: Float[Tensor, "batch entry pos"]
 
 
 def influence(
@@ -63,23 +53,17 @@ def influence(
     answer: Entries,
     generator: Generator,
     draws: int = 16,
-    batch_size: int = 512,
     hooks: Sequence[Hook] = (),
 ) -> Influence:
-    """Expected KL and signed change of log p for every position and entry.
+    """Influence of every token on the predictions at ``at``, whose right tokens are ``answer``.
 
-    Args:
-        model: the model.
-        tokens: the sequences.
-        at: positions whose next-token prediction is looked at.
-        answer: the right next token there.
-        generator: source of randomness, on the CPU.
-        draws: replacements of each token, all other tokens but BOS being as likely.
-        batch_size: altered sequences per forward pass, at most.
-        hooks: hooks on the logits (``shift_logits``), for the clean and the altered passes.
+    Each token is replaced ``draws`` times, all others but BOS being as likely. ``hooks`` act on the
+    logits (``shift_logits``) of the clean and the altered passes.
 
     Example:
+        >>> import torch
         >>> from iclutils import models
+        >>> from iclutils.chapters.circuits import influence
         >>> from iclutils.interp import clean_corrupt
         >>> net, generator = models.load("induction-0"), torch.Generator().manual_seed(0)
         >>> task = clean_corrupt.copying(net, 2, 5, generator)
@@ -87,31 +71,26 @@ def influence(
         >>> influence.influence(net, *asked, generator, draws=2).kl.shape
         torch.Size([2, 4, 11])
     """
-    if draws < 2:
-        raise IclError(f"A standard error needs at least two draws; got {draws}.")
     drawn = replacements(model, tokens, generator, draws)
     clean = _logits(model, tokens[:, : int(at.max()) + 1], at, hooks).log_softmax(-1)
     right = answer[..., None]
     before = clean.gather(-1, right)[..., 0]
     size = len(tokens), draws, at.shape[1], tokens.shape[1]
     kl, signed = torch.zeros(2, *size, device=tokens.device)
-    for position, row, draw, altered in _altered(model, tokens, at, drawn, batch_size, hooks):
+    for position, row, draw, altered in _altered(model, tokens, at, drawn, hooks):
         after, p = altered.log_softmax(-1), clean[row]
         kl[row, draw, :, position] = (p.exp() * (p - after)).sum(-1).clamp_min(0)
         signed[row, draw, :, position] = after.gather(-1, right[row])[..., 0] - before[row]
     later = torch.arange(tokens.shape[1], device=tokens.device) > at[..., None]
-    kl, signed = (values.masked_fill(later[:, None], 0) for values in (kl, signed))
-    errors = [values.std(1) / draws**0.5 for values in (kl, signed)]
-    return Influence(kl.mean(1), errors[0], signed.mean(1), errors[1])
+    return Influence(*(values.mean(1).masked_fill(later, 0) for values in (kl, signed)))
 
 
 def future_influence(
     model: TransformerBridge, tokens: Tokens, generator: Generator
 ) -> Float[Tensor, "batch"]:
-    """Largest |KL| of any position on an earlier prediction, by brute force, in nats.
+    """Largest |KL| of any position on an earlier prediction, in nats.
 
-    Every position is drawn anew once and the whole sequence read again, as if nothing were known
-    about the mask.
+    By brute force: every position is drawn anew once and the whole sequence read again.
     """
     drawn = replacements(model, tokens, generator, 1)[0]
     clean = logits(model, tokens).log_softmax(-1)
@@ -132,7 +111,6 @@ def note_influence(
     at: Entries,
     generator: Generator,
     draws: int,
-    batch_size: int = 512,
     hooks: Sequence[Hook] = (),
 ) -> Float[Tensor, "draw batch entry pos"]:
     """The seed note's score: norm of the difference of the logits, one replacement a draw.
@@ -143,7 +121,7 @@ def note_influence(
     drawn = torch.randint(0, model.cfg.d_vocab, shape, generator=generator).to(tokens.device)
     clean = _logits(model, tokens[:, : int(at.max()) + 1], at, hooks)
     out = clean.new_full((len(tokens), draws, at.shape[1], tokens.shape[1]), torch.nan)
-    for position, row, draw, altered in _altered(model, tokens, at, drawn, batch_size, hooks):
+    for position, row, draw, altered in _altered(model, tokens, at, drawn, hooks):
         out[row, draw, :, position] = (altered - clean[row]).norm(dim=-1)
     left_out = torch.arange(tokens.shape[1], device=tokens.device) >= at[..., None]
     return out.masked_fill(left_out[:, None], torch.nan).transpose(0, 1)
@@ -183,7 +161,6 @@ def _altered(
     tokens: Tensor,
     at: Tensor,
     drawn: Tensor,
-    batch_size: int,
     hooks: Sequence[Hook],
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
     """Position, rows, draws and logits (rows, entry, vocab) of altered sequences, in chunks.
@@ -200,7 +177,7 @@ def _altered(
     for position in bar(range(last), "altered positions"):
         start = position if past is not None else 0
         logits_fit = LOGITS // (at.shape[1] * model.cfg.d_vocab)
-        chunk = max(1, min(batch_size, ROWS // (last - start), logits_fit))
+        chunk = max(1, min(BATCH, ROWS // (last - start), logits_fit))
         for r, d in zip(row.split(chunk), draw.split(chunk), strict=True):
             fed = tokens[r, start:last]
             fed[:, position - start] = drawn[d, r, position]
@@ -233,15 +210,10 @@ def _logits(
 
 
 class Sources(NamedTuple):
-    """What the token at each offset from the source is worth to the prediction.
-
-    ``mean``: nats lost when the token is drawn anew; ``p``: two-sided, by sign flips over
-    sequences; ``found``: helps, at the false-discovery rate asked for.
-    """
+    """Nats lost when the token at an offset from the source is drawn anew; which offsets help."""
 
     offset: Int[Tensor, "offset"]
     mean: Float[Tensor, "offset"]
-    p: Float[Tensor, "offset"]
     found: Bool[Tensor, "offset"]
 
 
@@ -252,44 +224,35 @@ def sources(
     generator: Generator,
     rate: float = 0.05,
 ) -> Sources:
-    """Offsets from the source at which tokens help (Benjamini and Hochberg 1995).
+    """Offsets from the source at which tokens help, at this false-discovery rate (sign flips over
+    sequences; Benjamini and Hochberg 1995).
 
-    Entries are averaged within a sequence; offsets that fewer than six sequences show are left
-    out. With n sequences no p-value is below 2^(1-n): give a dozen or more.
-
-    Args:
-        signed: change of log p(answer) when the token is drawn anew (``influence``), in nats.
-        at: positions of the entries.
-        source: position that each answer can be read from: offset 0.
-        generator: source of randomness, on the CPU.
-        rate: false-discovery rate.
+    ``signed``: of ``influence``. Entries are averaged within a sequence; offsets that fewer than
+    six sequences show are left out. With n sequences no p-value is below 2^(1-n).
     """
     lost = -signed.double()
     place = torch.arange(signed.shape[-1], device=signed.device)
     known = (place <= at[..., None]) & ~lost.isnan()
     relative = place - source[..., None]
-    offsets, worth = [], []
+    worth = {}
     for offset in relative[known].unique().tolist():
         here = known & (relative == offset)
         count = here.sum((1, 2))
         value = torch.where(here, lost, 0.0).sum((1, 2))[count > 0] / count[count > 0]
         if len(value) >= FEWEST:
-            offsets.append(offset)
-            worth.append(value)
-    if not offsets:
+            worth[offset] = value
+    if not worth:
         raise IclError(f"Sources need at least {FEWEST} sequences that show an offset.")
-    p = torch.stack([sign_flip_p(value, generator) for value in worth])
-    mean = torch.stack([value.mean() for value in worth])
-    return Sources(torch.tensor(offsets).to(at), mean, p, benjamini_hochberg(p, rate) & (mean > 0))
+    p = torch.stack([sign_flip_p(value, generator) for value in worth.values()])
+    mean = torch.stack([value.mean() for value in worth.values()])
+    return Sources(torch.tensor([*worth]).to(at), mean, benjamini_hochberg(p, rate) & (mean > 0))
 
 
 def mean_patterns(
     model: TransformerBridge, tokens: Tokens
 ) -> Float[Tensor, "batch layer dest src"]:
     """Attention of every layer, averaged over its heads."""
-    names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
-    _, cache = cached(model, tokens, names)
-    return torch.stack([cache[name].mean(1) for name in names], 1)
+    return torch.stack([p.mean(1) for p in attention_patterns(model, tokens)], 1)
 
 
 def rollout(patterns: Float[Tensor, "batch layer dest src"]) -> Float[Tensor, "batch dest src"]:
@@ -304,17 +267,15 @@ def norm_weighted(
     model: TransformerBridge, tokens: Tokens
 ) -> Float[Tensor, "batch layer dest src"]:
     """Norm of what all heads of a layer together move from src to dest (Kobayashi et al. 2020)."""
-    size, heads, layers = tokens.shape[1], model.cfg.n_heads, range(model.cfg.n_layers)
-    names = {part: [get_act_name(part, layer) for layer in layers] for part in ("pattern", "v")}
-    _, cache = cached(model, tokens, [*names["pattern"], *names["v"]])
-    chunk = max(1, ROWS // size**2)
+    names = [get_act_name("v", layer) for layer in range(model.cfg.n_layers)]
+    _, cache = cached(model, tokens, names)
+    chunk = max(1, ROWS // tokens.shape[1] ** 2)
     norms = []
-    for layer in bar(layers, "layers"):
-        pattern, v = cache[names["pattern"][layer]], cache[names["v"][layer]].transpose(1, 2)
-        v = v.repeat_interleave(heads // v.shape[1], 1)  # fewer key heads than queries
-        moved = v @ model.W_O[layer]
-        parts = zip(pattern.split(chunk), moved.split(chunk), strict=True)
-        each = [torch.einsum("bhts,bhsd->btsd", a, m).norm(dim=-1) for a, m in parts]
+    for layer, pattern in enumerate(bar(attention_patterns(model, tokens), "layers")):
+        v = cache[names[layer]].transpose(1, 2)
+        v = v.repeat_interleave(model.cfg.n_heads // v.shape[1], 1)  # fewer key heads than queries
+        parts = zip(pattern.split(chunk), (v @ model.W_O[layer]).split(chunk), strict=True)
+        each = [torch.einsum("bhts,bhsd->btsd", a, moved).norm(dim=-1) for a, moved in parts]
         norms.append(torch.cat(each))
     return torch.stack(norms, 1)
 

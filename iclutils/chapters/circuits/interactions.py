@@ -2,16 +2,12 @@
 
 The correlation of two heads' activations (seed note 004, section 4.1) means nothing: each head's
 ``z`` has a basis of its own, which can be rotated without changing the model.
-
-Example:
-    >>> import torch
-    >>> from iclutils.chapters.circuits import interactions
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import torch
@@ -22,7 +18,7 @@ from transformers import GPT2LMHeadModel, PreTrainedModel
 from ...errors import IclError
 from ...interp.clean_corrupt import CleanCorrupt, scored_logits
 from ...interp.graph import Node, component_output, of, output_hook
-from ...interp.hooks import Hook, run_with_hooks
+from ...interp.hooks import run_with_hooks, set_activation
 from ...interp.patching import ablate
 from ...models import TransformerBridge, cached, get_act_name
 from ...progress import bar
@@ -35,16 +31,6 @@ def interactions(
 
     D(a, b) - D(a) - D(b), with D the nats lost by resample ablation: below 0 for a pipeline,
     about 0 for independent groups, above 0 for back-ups (Wang et al. 2022); NaN on the diagonal.
-
-    Example:
-        >>> from iclutils import models
-        >>> from iclutils.interp import clean_corrupt, graph
-        >>> net = models.load("induction-0")
-        >>> task = clean_corrupt.copying(net, 4, 6, torch.Generator().manual_seed(0))
-        >>> heads = [[head] for head in graph.all_heads(net)]
-        >>> alone, interaction = interactions.interactions(net, task, heads)
-        >>> interaction.shape
-        torch.Size([8, 8, 4])
     """
     pairs = list(combinations(range(len(groups)), 2))
     unions = [list(dict.fromkeys([*groups[a], *groups[b]])) for a, b in pairs]
@@ -61,20 +47,14 @@ def same_layer_effect(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 
     Its queries and its output are set to zero. 0 but for rounding: heads of a layer read the same.
     """
-    layers, heads = model.cfg.n_layers, model.cfg.n_heads
-    _, clean = cached(model, tokens, [get_act_name("z", layer) for layer in range(layers)])
-    largest = 0.0
-    for layer, head in bar([(la, h) for la in range(layers) for h in range(heads)], "heads"):
-
-        def silence(value: Tensor, hook: object, head: int = head) -> Tensor:
-            value = value.clone()
-            value[:, :, head] = 0
-            return value
-
-        name = get_act_name("z", layer)
-        hooks: list[Hook] = [(get_act_name("q", layer), silence), (name, silence)]
-        _, seen = run_with_hooks(model, tokens, hooks, [name])
-        change = (seen[name] - clean[name]).abs().amax((0, 1, 3))
+    layers, heads = range(model.cfg.n_layers), range(model.cfg.n_heads)
+    _, clean = cached(model, tokens, [get_act_name("z", layer) for layer in layers])
+    largest, nothing = 0.0, torch.zeros((), device=tokens.device)
+    for layer, head in bar(list(product(layers, heads)), "heads"):
+        names = [get_act_name(part, layer) for part in ("q", "z")]
+        hooks = [set_activation(name, nothing, [head]) for name in names]
+        _, seen = run_with_hooks(model, tokens, hooks, names[1:])
+        change = (seen[names[1]] - clean[names[1]]).abs().amax((0, 1, 3))
         change[head] = 0
         largest = max(largest, change.max().item())
     return largest
@@ -158,5 +138,4 @@ def head_weights(network: PreTrainedModel, layer: int, head: int) -> tuple[Any, 
     start, size = head * width // heads, width // heads
     rows = slice(start, start + size)
     values = slice(2 * width + start, 2 * width + start + size)
-    attn: Any = network.transformer.h[layer].attn
-    return attn, rows, values
+    return network.transformer.h[layer].attn, rows, values

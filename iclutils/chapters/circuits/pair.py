@@ -2,13 +2,7 @@
 
 The second head is found by its pattern, the first by its effect: the share of the second's prefix
 matching that is lost when the first one's write into the second one's *keys*, and nothing else, is
-what it would be on other sequences (path patching; Wang et al. 2022). The pair stands for the rule
-of ``ideal_attention`` (Elhage et al. 2021; Olsson et al. 2022).
-
-Example:
-    >>> import torch
-    >>> from iclutils.chapters.circuits import pair
-    >>> from iclutils.tasks.repeated import RepeatedTokens
+what it would be on other sequences (path patching; Wang et al. 2022).
 """
 
 from __future__ import annotations
@@ -21,11 +15,10 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from ...errors import IclError
-from ...interp.clean_corrupt import CleanCorrupt, baselines
-from ...interp.graph import Edge, Node, all_heads, component_outputs, head
+from ...interp import graph
+from ...interp.graph import Edge, Node, head
 from ...interp.head_scores import prefix_matching, score_heads, strongest
-from ...interp.patching import patch_edges, patch_key_input
-from ...interp.statistics import bootstrap, mean_se
+from ...interp.statistics import mean_se
 from ...interp.weights import composition_baseline, composition_scores, copying_scores
 from ...models import TransformerBridge, cached, get_act_name
 from ...progress import bar
@@ -33,26 +26,20 @@ from ...tasks.repeated import RepeatedTokens
 from ..induction import LABEL
 from .patterns import repeats
 
-ROWS = 16384  # rows of d_model held at once
+ROWS = 4096  # rows of d_model, once for each head, held at once
 DROP = 0.1  # share of prefix matching that a path must carry to belong to the circuit
 Measured = tuple[float, float]  # mean and standard error over sequences
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two heads and what makes them a pair; measured values with their standard errors.
+    """Two heads and what makes them a pair.
 
-    Attributes:
-        previous, induction: the heads.
-        prefix: prefix matching of the induction head.
-        previous_score, duplicate_score: attention of the first head to the token before, and to
-            the earlier copy of the current token.
-        drop: share of the prefix matching that its path carries.
-        edges: paths into the keys of every induction head (prefix matching above 0.4, or the
-            best) that carry more than a tenth of its matching; at least the pair's own.
-        loss: share of the gap lost when all of ``edges`` are patched at once.
-        copying: of the induction head's weights (-1 to 1); NaN without a folded model.
-        k_composition: of the two, in standard deviations above random heads; likewise.
+    ``prefix`` is the matching of the induction head, ``drop`` the share of it that the path from
+    the other head carries, ``previous_score`` and ``duplicate_score`` that head's attention to the
+    token before and to the earlier copy. ``edges``: all paths into the keys of induction heads
+    (matching above 0.4, or the best) that carry more than a tenth of it. From folded weights:
+    ``copying`` (-1 to 1), and ``k_composition`` in standard deviations above random heads.
     """
 
     previous: Node
@@ -62,7 +49,6 @@ class Pair:
     duplicate_score: Measured
     drop: Measured
     edges: tuple[Edge, ...]
-    loss: Measured
     copying: float = float("nan")
     k_composition: float = float("nan")
 
@@ -76,16 +62,15 @@ def find_induction_circuit(
 ) -> Pair:
     """The best induction head, and the earlier head whose path to its keys matters most.
 
-    Args:
-        model: the model.
-        batch: the sequences.
-        other: the same with another first copy (clean and corrupt tokens of a task).
-        generator: source of randomness for the null of composition and for standard errors.
-        folded: the same model loaded with ``fold=True``, to read its weights.
+    ``other``: the same sequences with another first copy. ``folded``: the same model loaded with
+    ``fold=True``, to read its weights; ``generator`` is for the null of their composition.
 
     Example:
+        >>> import torch
         >>> from iclutils import models
+        >>> from iclutils.chapters.circuits import pair
         >>> from iclutils.interp import clean_corrupt
+        >>> from iclutils.tasks.repeated import RepeatedTokens
         >>> net, generator = models.load("induction-0"), torch.Generator().manual_seed(0)
         >>> task = clean_corrupt.copying(net, 6, 8, generator)
         >>> batches = (RepeatedTokens(tokens, 8) for tokens in (task.clean, task.corrupt))
@@ -101,18 +86,16 @@ def find_induction_circuit(
     second = head(*strongest(prefix))
     seconds = [second, *(head(*place) for place in (prefix > LABEL).nonzero().tolist())]
     seconds = list(dict.fromkeys(seconds))  # the best comes first, and once
-    drops, heads = path_drops(model, batch, other, seconds), all_heads(model)
+    drops, heads = path_drops(model, batch, other, seconds), graph.all_heads(model)
     best = int(drops[: second.layer * model.cfg.n_heads, 0].mean(-1).argmax())
-    first = heads[best]
-    chosen = [(first, 0), *((heads[u], v) for u, v in (drops.mean(-1) > DROP).nonzero().tolist())]
-    edges = dict.fromkeys((u, Node("k", *seconds[v][1:])) for u, v in chosen)
-
-    at = torch.arange(batch.clean_half.start, batch.clean_half.stop, device=batch.tokens.device)
-    at = at.expand(len(batch.tokens), -1)
-    task = CleanCorrupt(batch.tokens, other.tokens, at, batch.tokens.gather(1, at + 1))
-    clean, corrupt = baselines(model, task)
-    lost = torch.stack([clean - patch_edges(model, task, list(edges)), clean - corrupt], -1)
-    loss = bootstrap(lost, lambda mean: mean[0] / mean[1], generator)
+    first, strong = heads[best], (drops.mean(-1) > DROP).nonzero().tolist()
+    paths = [(first, second), *((heads[u], seconds[v]) for u, v in strong)]
+    weights = {}
+    if folded is not None:
+        score = composition_scores(folded, "K")[(*first[1:], *second[1:])].item()
+        mean, spread = composition_baseline(folded.cfg.d_model, folded.cfg.d_head, generator)
+        weights["k_composition"] = (score - mean) / spread
+        weights["copying"] = copying_scores(folded)[second.layer, second.head].item()
     return Pair(
         previous=first,
         induction=second,
@@ -120,9 +103,8 @@ def find_induction_circuit(
         previous_score=mean_se(scores["previous"][:, first.layer, first.head]),
         duplicate_score=mean_se(scores["duplicate"][:, first.layer, first.head]),
         drop=mean_se(drops[best, 0]),
-        edges=tuple(edges),
-        loss=loss,
-        **({} if folded is None else _weights(folded, first, second, generator)),
+        edges=tuple(dict.fromkeys((u, v._replace(kind="k")) for u, v in paths)),
+        **weights,
     )
 
 
@@ -135,27 +117,51 @@ def path_drops(
     """Share of an induction head's prefix matching lost by each earlier head's path to its keys.
 
     The write of one head is exchanged for what it writes on ``other``, in the keys of one
-    induction head alone; for every head of the model, 0 where it is not in an earlier layer. Mean
-    over sequences is mean lost over mean matching.
+    induction head alone; 0 for heads that are not in an earlier layer. Mean over sequences is mean
+    lost over mean matching.
     """
-    heads = all_heads(model)
-    last = max((node.layer for node in induction), default=0)
+    heads, last = graph.all_heads(model), max(node.layer for node in induction)
     early = [node for node in heads if node.layer < last]
-    clean, foreign = (component_outputs(model, b.tokens, early) for b in (batch, other))
-    change = {node: foreign[node] - clean[node] for node in early}
+    clean, foreign = (graph.component_outputs(model, b.tokens, early) for b in (batch, other))
+    change = [foreign[node] - clean[node] for node in early]
     out = torch.zeros(len(heads), len(induction), len(batch.tokens), device=batch.tokens.device)
     for i, target in enumerate(bar(induction, "induction heads")):
-        changes = {node: change[node] for node in early if node.layer < target.layer}
-        if changes:
-            before, after = _matching(model, batch, other, target, changes)
-            out[: len(changes), i] = (before - after) / before.mean()
+        below = target.layer * model.cfg.n_heads
+        if below:
+            none = torch.zeros_like(change[0])
+            before, *after = _matching(model, batch, target, [none, *change[:below]])
+            out[:below, i] = (before - torch.stack(after)) / before.mean()
     return out
+
+
+def _matching(
+    model: TransformerBridge,
+    batch: RepeatedTokens,
+    target: Node,
+    changes: Sequence[Float[Tensor, "batch pos d_model"]],
+) -> Float[Tensor, "patch batch"]:
+    """Prefix matching of one head after each change of what its keys read.
+
+    Nothing below its layer changes, so that layer alone is run, with many changes at once.
+    """
+    layer, keys = target.layer, target._replace(kind="k")
+    start, name = get_act_name("resid_pre", layer), get_act_name("pattern", layer)
+    resid = cached(model, batch.tokens, [start])[1][start]
+    only = {"start_at_layer": layer, "stop_at_layer": layer + 1, "names_filter": [name]}
+    held, found = max(1, ROWS // batch.tokens.numel()), []
+    with graph.split_qkv_input(model), torch.no_grad():
+        for i in range(0, len(changes), held):
+            some = changes[i : i + held]
+            with model.hooks(fwd_hooks=graph.add_to_inputs(model, {keys: torch.cat([*some])})):
+                _, cache = model.run_with_cache(resid.repeat(len(some), 1, 1), **only)
+            found.append(prefix_matching(cache[name][:, target.head], batch.length))
+    return torch.cat(found).view(len(changes), -1)
 
 
 def ideal_attention(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch dest src"]:
     """a_t(s) = [x_{s-1} = x_t] / number of such s: even over what followed the current token.
 
-    Rows without a match are 0. The first token is no match for any.
+    Rows without a match are 0; the first token is no match for any. (Elhage et al. 2021.)
     """
     follows = repeats(tokens).roll(1, -1).float()
     return follows / follows.sum(-1, keepdim=True).clamp_min(1)
@@ -168,52 +174,3 @@ def ideal_prediction(
     attention = ideal_attention(tokens)
     out = attention.new_zeros(*tokens.shape, vocab)
     return out.scatter_add_(-1, tokens[:, None].expand_as(attention), attention)
-
-
-def _matching(
-    model: TransformerBridge,
-    batch: RepeatedTokens,
-    other: RepeatedTokens,
-    target: Node,
-    changes: dict[Node, Float[Tensor, "batch pos d_model"]],
-) -> tuple[Float[Tensor, "batch"], Float[Tensor, "patch batch"]]:
-    """Prefix matching of one head before, and after each change of its keys.
-
-    All changes at once, keys of the changed residual stream against the queries of one clean
-    pass, where that reproduces the clean run; else by one hooked pass for each.
-    """
-    layer, index, length = target.layer, target.head, batch.length
-    names = [f"blocks.{layer}.{n}" for n in ("hook_resid_pre", "attn.hook_q", "attn.hook_k")]
-    _, cache = cached(model, batch.tokens, [*names, get_act_name("pattern", layer)])
-    before = prefix_matching(cache[get_act_name("pattern", layer)][:, index], length)
-    resid, q, k = (cache[name] for name in names)
-    query = q[:, length + 1 :, index] / q.shape[-1] ** 0.5  # those of the second copy
-    size = resid.shape[1]
-    seen = torch.ones(size, size, dtype=torch.bool, device=resid.device).tril()[length + 1 :]
-    entry = torch.arange(length, device=resid.device)
-
-    def matching(shift: Float[Tensor, "patch batch pos d_model"]) -> Tensor:
-        normal = model.blocks[layer].ln1((resid + shift).flatten(0, 1))
-        keys = (normal @ model.W_K[layer, index]).unflatten(0, shift.shape[:2])
-        keys = keys + model.b_K[layer, index]
-        scores = (query @ keys.mT).masked_fill(~seen, -torch.inf)
-        return scores.softmax(-1)[..., entry, entry + 2].mean(-1)  # row L+1+i matches i+2
-
-    plain = q.shape == k.shape and model.cfg.positional_embedding_type == "standard"
-    with torch.no_grad():
-        if plain and torch.allclose(matching(torch.zeros_like(resid)[None])[0], before, atol=1e-5):
-            per = max(1, ROWS // resid[..., 0].numel())
-            parts = [list(changes.values())[i : i + per] for i in range(0, len(changes), per)]
-            return before, torch.cat([matching(torch.stack(part)) for part in parts])
-    pairs = [([(u.layer, u.head)], (layer, index)) for u in changes]
-    after = [patch_key_input(model, batch.tokens, *pair, other.tokens) for pair in pairs]
-    return before, torch.stack([prefix_matching(pattern, length) for pattern in after])
-
-
-def _weights(
-    folded: TransformerBridge, first: Node, second: Node, generator: Generator
-) -> dict[str, float]:
-    score = composition_scores(folded, "K")[(*first[1:], *second[1:])].item()
-    mean, spread = composition_baseline(folded.cfg.d_model, folded.cfg.d_head, generator)
-    copying = copying_scores(folded)[second.layer, second.head].item()
-    return {"copying": copying, "k_composition": (score - mean) / spread}

@@ -1,21 +1,8 @@
 """What a head looks at, as scores of its attention pattern, and which scores are above chance.
 
-All scores lie between 0 and 1 and are means over rows; row 0, which can only look at itself, is
-left out of all but ``first``. ``previous``, ``current``: attention to the token before, to the
-token itself. ``local``: to the last four positions. ``first``: to the first token (attention sink;
-Xiao et al. 2024). ``even``: entropy of a row over ln(t + 1). ``hierarchical``: our definition,
-entropy of the mass in the distance bands {0}, {1}, {2, 3}, {4 .. 7}, .. over the log of their
-number, for rows with at least three. ``duplicate``: to earlier occurrences of the current token;
-``induction``: to what followed them (Olsson et al. 2022); both over the rows whose token occurred
-before, NaN where nothing repeats.
-
 A label is a score above a threshold: the largest of what even attention, heads of untrained models
 and (for scores that depend on content) the model's own heads on shuffled tokens score. A head may
 have several labels or none; they belong to a head and a kind of sequence.
-
-Example:
-    >>> import torch
-    >>> from iclutils.chapters.circuits import patterns
 """
 
 from __future__ import annotations
@@ -28,9 +15,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from ...errors import IclError
-from ...interp.head_scores import first_token, previous_token, uniform_pattern
+from ...interp.head_scores import attention_patterns, first_token, previous_token, uniform_pattern
 from ...interp.hooks import Hook, run_with_hooks
-from ...models import TransformerBridge, cached, get_act_name
+from ...models import TransformerBridge, get_act_name
 from ...progress import bar
 
 CONTENT = ("duplicate", "induction")  # scores that depend on which tokens are the same
@@ -46,7 +33,16 @@ Labels = Bool[Tensor, "layer head label"]
 def pattern_scores(
     pattern: Float[Tensor, "batch head dest src"], tokens: Int[Tensor, "batch dest"]
 ) -> dict[str, Float[Tensor, "batch head"]]:
-    """All scores of some heads, each sequence by itself."""
+    """All scores of some heads, each sequence by itself: means over rows, from 0 to 1.
+
+    Row 0, which can only look at itself, is left out of all but ``first``. ``previous``,
+    ``current``: attention to the token before, to the token itself. ``local``: to the last four
+    positions. ``first``: to the first token (attention sink; Xiao et al. 2024). ``even``: entropy
+    over ln(t + 1). ``hierarchical`` (ours): entropy of the mass in the distance bands {0}, {1},
+    {2, 3}, {4 .. 7}, .. over the log of their number, for rows with at least three. ``duplicate``:
+    to earlier occurrences of the current token; ``induction``: to what followed them (Olsson et
+    al. 2022); both NaN where nothing repeats.
+    """
     size = tokens.shape[1]
     if size < 3:
         raise IclError("Patterns need at least one sequence of at least three tokens.")
@@ -74,7 +70,9 @@ def scores(
     ``repeats_of``: tokens that decide what repeats, where it is not those that the model reads.
 
     Example:
+        >>> import torch
         >>> from iclutils import models
+        >>> from iclutils.chapters.circuits import patterns
         >>> net = models.load("induction-0")
         >>> tokens = torch.tensor([[models.bos(net), 5, 6, 7, 5, 6]])
         >>> patterns.scores(net, tokens)["previous"].shape
@@ -110,30 +108,26 @@ def repeats(tokens: Tokens) -> Bool[Tensor, "batch dest src"]:
 def attention_distance(
     model: TransformerBridge, tokens: Tokens
 ) -> Float[Tensor, "batch layer head"]:
-    """Mean distance back, in positions, of all attention that does not go to the first token.
-
-    Over all rows together; NaN where the first token gets everything.
-    """
-    return torch.stack([mean_distance(p) for p in _patterns(model, tokens)], 1)
+    """Mean distance back, in positions, of what attention does not go to the first token."""
+    return torch.stack([mean_distance(p) for p in attention_patterns(model, tokens)], 1)
 
 
 def mean_distance(pattern: Float[Tensor, "*lead dest src"]) -> Float[Tensor, "*lead"]:
-    """``attention_distance`` of single patterns."""
+    """``attention_distance`` of single patterns; NaN where the first token gets everything."""
     rest = pattern[..., 1:, 1:]
     return (rest * _back(rest)).sum((-2, -1)) / rest.sum((-2, -1))
 
 
 def future_attention(model: TransformerBridge, tokens: Tokens) -> float:
     """Largest attention that any head gives to a later position."""
-    return max(float(pattern.triu(1).max()) for pattern in _patterns(model, tokens))
+    return max(float(pattern.triu(1).max()) for pattern in attention_patterns(model, tokens))
 
 
 def note_label(pattern: Float[Tensor, "dest src"]) -> str:
     """What the chain of if and elif in seed note 004, section 5.2, calls a pattern.
 
-    The note does not define its scores. Diagonal, "adjacent tokens": attention to the previous
-    and the current token; uniform: one minus the total variation distance from even attention;
-    hierarchical: ours.
+    The note does not define its scores. Ours: attention to the previous and the current token; one
+    minus the total variation distance from even attention; the entropy of distance bands.
     """
     adjacent = pattern.diagonal(-1).mean() + pattern.diagonal()[1:].mean()
     apart = (pattern - uniform_pattern(len(pattern)).to(pattern)).abs().sum(-1) / 2
@@ -146,15 +140,15 @@ def note_label(pattern: Float[Tensor, "dest src"]) -> str:
 
 def note_labels(model: TransformerBridge, tokens: Int[Tensor, "1 pos"]) -> list[list[str]]:
     """The note's label of every head, ``[layer][head]``, from one sequence as in the note."""
-    return [[note_label(head) for head in layer[0]] for layer in _patterns(model, tokens)]
+    return [[note_label(head) for head in layer[0]] for layer in attention_patterns(model, tokens)]
 
 
 def null_scores(
     models: Sequence[TransformerBridge], tokens: Tokens
 ) -> dict[str, Float[Tensor, "_"]]:
-    """Scores of every head of untrained models on every sequence, undefined ones left out."""
+    """Scores of every head of untrained models on every sequence."""
     each = [scores(model, tokens) for model in bar(models, "untrained models")]
-    return {name: _defined(torch.cat([s[name].flatten() for s in each])) for name in SCORES}
+    return {name: torch.cat([s[name].flatten() for s in each]) for name in SCORES}
 
 
 def shuffled_scores(
@@ -168,7 +162,7 @@ def shuffled_scores(
     order = torch.rand(count, size - 1, generator=generator).argsort(-1).to(tokens.device)
     shuffled = torch.cat([tokens[:, :1], tokens[:, 1:].gather(1, order)], 1)
     found = scores(model, shuffled, repeats_of=tokens)
-    return {name: _defined(found[name].flatten()) for name in CONTENT}
+    return {name: found[name].flatten() for name in CONTENT}
 
 
 def thresholds(
@@ -182,9 +176,9 @@ def thresholds(
     """
     limits = {}
     for name in SCORES:
-        known = [_defined(null[name]).double() for null in [*nulls, uniform] if name in null]
-        quantiles = [values.quantile(1 - alpha).item() for values in known if len(values)]
-        limit = max(quantiles, default=float("nan"))
+        known = [null[name].double() for null in [*nulls, uniform] if name in null]
+        highest = [values.nanquantile(1 - alpha).item() for values in known]
+        limit = max((q for q in highest if not isnan(q)), default=float("nan"))
         limits[name] = limit if limit < 1 - 1e-6 else float("nan")
     return limits
 
@@ -248,14 +242,6 @@ def table(
     return rows
 
 
-def _patterns(
-    model: TransformerBridge, tokens: Tokens
-) -> list[Float[Tensor, "batch head dest src"]]:
-    names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
-    _, cache = cached(model, tokens, names)
-    return [cache[name] for name in names]
-
-
 def _back(pattern: Float[Tensor, "*lead dest src"]) -> Int[Tensor, "dest src"]:
     """Distance from each row back to each source."""
     place = torch.arange(pattern.shape[-1], device=pattern.device)
@@ -278,7 +264,3 @@ def _mass(
     """Mass on marked sources, mean over the rows that have one; NaN if none has."""
     rows = where.any(-1)
     return (pattern * where[:, None]).sum((-2, -1)) / rows.sum(-1)[:, None]
-
-
-def _defined(values: Float[Tensor, "*any"]) -> Float[Tensor, "known"]:
-    return values[~values.isnan()]

@@ -3,10 +3,6 @@
 Ablating heads one at a time misleads where heads stand in for each other, and gradients tell what
 a small change would do: every advice here is a hypothesis, together with the measurement that
 would confirm it.
-
-Example:
-    >>> import torch
-    >>> from iclutils.chapters.circuits import redundancy
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...errors import IclError
 from ...interp.clean_corrupt import CleanCorrupt
 from ...interp.graph import Node, head
 from ...interp.hooks import Hook, at_positions, check_editable
@@ -44,12 +39,7 @@ def importance(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor, "l
 
 
 def redundant(losses: Float[Tensor, "*item batch"], bar: float = 0.01) -> Bool[Tensor, "*item"]:
-    """Which parts can be spared: mean loss plus two standard errors below ``bar`` (nats).
-
-    Example:
-        >>> redundancy.redundant(torch.tensor([[0.0, 0.0], [1.0, 1.2]]))
-        tensor([ True, False])
-    """
+    """Which parts can be spared: mean loss plus two standard errors below ``bar`` (nats)."""
     return losses.mean(-1) + 2 * losses.std(-1) / losses.shape[-1] ** 0.5 < bar
 
 
@@ -93,12 +83,8 @@ def advice(
 ) -> list[Advice]:
     """The hypotheses that the measurements suggest; none of them is a result.
 
-    Args:
-        spared: which heads are ``redundant``.
-        rank: effective ranks of what heads write.
-        width: of a head.
-        trigger: prune if more than this share of the heads is spared.
-        full: widen if the rank of a head is above this share of its width.
+    Prune if more than ``trigger`` of the heads are ``redundant``; widen those whose effective rank
+    is above ``full`` times the width of a head.
     """
     many = spared.float().mean() > trigger
     found = {"prune": spared & many, "widen": rank > full * width}
@@ -129,9 +115,7 @@ def cost(model: TransformerBridge, length: int, removed: int = 0) -> int:
     and two products with the whole square of scores, as eager attention computes them.
     """
     cfg = model.cfg
-    left = cfg.n_layers * cfg.n_heads - removed
-    if removed < 0 or left < 0:
-        raise IclError(f"{removed} heads cannot be removed: there are {left + removed}.")
     one_head = 4 * length * cfg.d_model * cfg.d_head + 2 * length**2 * cfg.d_head
     one_mlp = 2 * length * cfg.d_model * (cfg.d_mlp or 0)
-    return left * one_head + cfg.n_layers * one_mlp + length * cfg.d_model * cfg.d_vocab
+    heads = cfg.n_layers * cfg.n_heads - removed
+    return heads * one_head + cfg.n_layers * one_mlp + length * cfg.d_model * cfg.d_vocab

@@ -1,14 +1,9 @@
 """Stability of circuits: across models by name and by role, along training by re-extraction.
 
-A head of one seed has no counterpart of the same name in another. Sets of names have a null
-(hypergeometric); roles are matched by what heads attend to (Kuhn 1955) and tested on another
-measure, what they write (CKA), because the best matching of any matrix, noise included, beats
-random ones on that matrix. Along training, two checkpoints can be no more alike than two
-extractions from one of them on different sequences: the re-extraction floor.
-
-Example:
-    >>> import torch
-    >>> from iclutils.chapters.circuits import stability
+A head of one seed has no counterpart of the same name in another. Roles are matched by what heads
+attend to and tested on another measure, what they write (CKA), because the best matching of any
+matrix, noise included, beats random ones on that matrix. Along training, two checkpoints can be no
+more alike than two extractions from one of them on different sequences: the re-extraction floor.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from ...errors import IclError
-from ...interp.head_scores import uniform_pattern
+from ...interp.head_scores import attention_patterns, uniform_pattern
 from ...models import TransformerBridge, cached, get_act_name
 from .patterns import repeats
 
@@ -36,35 +31,18 @@ Groups = tuple[Int[Tensor, "group_a"], Int[Tensor, "group_b"]]
 
 
 def top(values: Float[Tensor, "item"], size: int) -> frozenset[int]:
-    """The ``size`` items of the largest values; of equal ones the first. NaN counts as smallest.
-
-    Example:
-        >>> stability.top(torch.tensor([0.1, 0.9, 0.5]), 2)
-        frozenset({1, 2})
-    """
+    """The ``size`` items of the largest values; of equal ones the first. NaN counts as smallest."""
     order = torch.nan_to_num(values, nan=-torch.inf).sort(descending=True, stable=True).indices
     return frozenset(order[:size].tolist())
 
 
 def jaccard(a: Set, b: Set) -> float:
-    """Items in both over items in either: 0 none shared, 1 the same set.
-
-    Example:
-        >>> stability.jaccard({1, 2}, {2, 3}) == 1 / 3
-        True
-    """
-    if not (a and b):
-        raise IclError("A circuit of size zero overlaps with nothing: give each set an item.")
+    """Items in both over items in either: 0 none shared, 1 the same set."""
     return len(a & b) / len(a | b)
 
 
 def overlap_p(a: Set, b: Set, of: int) -> float:
-    """Probability that sets of these sizes, drawn at random from ``of``, share as many items.
-
-    Example:
-        >>> stability.overlap_p({0}, {0}, of=4)
-        0.25
-    """
+    """Probability that sets of these sizes, drawn at random from ``of``, share as many items."""
     return float(hypergeom.sf(len(a & b) - 1, of, len(a), len(b)))
 
 
@@ -72,11 +50,8 @@ def attention_profiles(model: TransformerBridge, tokens: Tokens) -> Float[Tensor
     """What every head looks at: mean attention by distance back and by relation, less even's.
 
     Features: mass 0, 1, ... tokens back, then on an earlier copy of the token, on what followed
-    one, on the first token and on itself; the first position left out. They mean the same in
-    every model that reads sequences of the same length and make. Heads in order of depth.
+    one, on the first token and on itself; the first position left out. Heads in order of depth.
     """
-    names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
-    _, cache = cached(model, tokens, names)
     same = repeats(tokens)
     after = functional.pad(same[:, :, :-1], (1, 0)).tril()
     first, itself = torch.zeros_like(same), torch.zeros_like(same)
@@ -91,7 +66,7 @@ def attention_profiles(model: TransformerBridge, tokens: Tokens) -> Float[Tensor
         return torch.cat([torch.stack(distances, 1), related], 1) / (len(rows) * rows.shape[2])
 
     even = uniform_pattern(tokens.shape[1]).to(tokens.device).expand(len(tokens), 1, -1, -1)
-    return torch.cat([features(cache[name]) for name in names]) - features(even)
+    return torch.cat(list(map(features, attention_patterns(model, tokens)))) - features(even)
 
 
 def profile_similarity(
@@ -121,11 +96,6 @@ def cka(a: Float[Tensor, "a sample d_a"], b: Float[Tensor, "b sample d_b"]) -> F
 
     ||Y^T X||^2 / (||X^T X|| ||Y^T Y||) of centred rows. Rotating or scaling either side changes
     nothing. NaN for a head that always writes the same.
-
-    Example:
-        >>> writes = torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(0))
-        >>> stability.cka(writes, 2 * writes).diagonal().round(decimals=3)
-        tensor([1., 1.], dtype=torch.float64)
     """
     a, b = (x.double() - x.double().mean(1, keepdim=True) for x in (a, b))
     own = [(x.mT @ x).flatten(1).norm(dim=1) for x in (a, b)]
@@ -136,9 +106,11 @@ def cka(a: Float[Tensor, "a sample d_a"], b: Float[Tensor, "b sample d_b"]) -> F
 def match(similarity: Float[Tensor, "a b"], within: Groups | None = None) -> list[tuple[int, int]]:
     """The pairs of heads whose similarities have the largest sum; each head in one pair at most.
 
-    ``within``: the group (layer) of each head of either model; pairs stay in a group.
+    ``within``: the group (layer) of each head of either model; pairs stay in a group. (Kuhn 1955.)
 
     Example:
+        >>> import torch
+        >>> from iclutils.chapters.circuits import stability
         >>> stability.match(torch.tensor([[0.1, 0.9], [0.8, 0.2]]))
         [(0, 1), (1, 0)]
     """
@@ -213,8 +185,6 @@ def reextraction_floor(
     Compare ``first[:, :half]`` with ``second[:, half:]`` to treat two checkpoints alike.
     """
     count, found = effects.shape[1], []
-    if count < 2:
-        raise IclError("Two extractions need at least two sequences.")
     for _ in range(draws):
         order = torch.randperm(count, generator=generator)
         one, two = (effects[:, half] for half in order.split((count + 1) // 2))
@@ -230,27 +200,13 @@ def phases(
 ) -> list[str]:
     """What each interval between checkpoints is: ``stable``, ``unstable`` or ``absent``.
 
-    (Seed note 004, section 7.2, with a floor and absence added; Tigges et al. 2024.)
-
-    Args:
-        similarity: of each checkpoint to the next.
-        floors: floor of each interval, that of its later checkpoint.
-        present: whether a checkpoint solves the task at all.
-        shortest: intervals at or above the floor in a row that make a stable phase.
-
-    Example:
-        >>> similarity, floors = torch.tensor([0.2, 0.9, 0.9]), torch.full((3,), 0.5)
-        >>> stability.phases(similarity, floors, torch.ones(4, dtype=torch.bool))
-        ['unstable', 'stable', 'stable']
+    Absent where the task is not solved (``present``) at both ends; stable where ``shortest``
+    intervals in a row are as similar as their floors. (Seed note 004, section 7.2, with a floor and
+    absence added; Tigges et al. 2024.)
     """
-    kinds = [
-        "stable" if alike else "unstable" if there else "absent"
-        for there, alike in zip(
-            (present[:-1] & present[1:]).tolist(),
-            (present[:-1] & present[1:] & (similarity >= floors)).tolist(),
-            strict=True,
-        )
-    ]
+    there = present[:-1] & present[1:]
+    pairs = zip(there.tolist(), (similarity >= floors).tolist(), strict=True)
+    kinds = ["absent" if not here else "stable" if alike else "unstable" for here, alike in pairs]
     out: list[str] = []
     for kind, run in groupby(kinds):
         count = len(list(run))
@@ -263,13 +219,7 @@ def rise(
 ) -> tuple[Bool[Tensor, "interval"], Bool[Tensor, "interval"]]:
     """The intervals in which a value rises from ``low`` to ``high`` times its final one, and after.
 
-    The rise begins in the interval that ends with the first checkpoint at or above ``low``, and
-    ends in the one that ends with the first at or above ``high``.
-
-    Example:
-        >>> during, after = stability.rise([0.0, 0.05, 0.9, 1.0])
-        >>> during
-        tensor([False,  True, False])
+    Each bar is crossed in the interval that ends with the first checkpoint at or above it.
     """
     if not values[-1] > 0:
         raise IclError("A rise needs a final value above 0.")

@@ -15,6 +15,7 @@ from tiny import save_gpt2, save_gptj
 from wired import save_wired
 
 from iclutils import IclError
+from iclutils.chapters.circuits import failures
 from iclutils.chapters.circuits.failures import (
     KINDS,
     NOTE,
@@ -24,26 +25,16 @@ from iclutils.chapters.circuits.failures import (
     Reference,
     damage_mlp,
     features,
-    first_match,
     flags,
     observe,
     plant,
     reference_distribution,
     repair,
     score,
-    sharpened,
-    without_first,
 )
+from iclutils.interp import graph
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying, scored_logits, share
-from iclutils.interp.graph import (
-    Node,
-    add_to_inputs,
-    all_heads,
-    component_outputs,
-    head,
-    of,
-    split_qkv_input,
-)
+from iclutils.interp.graph import Node, all_heads, component_outputs, head
 from iclutils.interp.hooks import Hook, ablate_heads, run_with_hooks
 from iclutils.interp.patching import patch_edges
 from iclutils.models import TransformerBridge, cached, edit_weights, get_act_name, load
@@ -117,8 +108,8 @@ def test_a_cut_edge_carries_the_mean(model: TransformerBridge) -> None:
     """Against a shift made beforehand: catches a wrong reader, a wrong sign, a lost strength."""
     task, writer, reader = some_task(model), head(0, 1), Node("v", 1, 0)
     own = component_outputs(model, task.clean, [writer])[writer]
-    shift = add_to_inputs(model, {reader: 0.5 * (own.mean((0, 1)) - own)})
-    with split_qkv_input(model):
+    shift = graph.add_to_inputs(model, {reader: 0.5 * (own.mean((0, 1)) - own)})
+    with graph.split_qkv_input(model):
         wanted = task.score(scored_logits(model, task, shift))
     hooks = plant(model, task, [Fault("cut", (writer,), (reader,), 0.5)])
     torch.testing.assert_close(score(model, task, hooks), wanted, atol=1e-5, rtol=0)
@@ -128,7 +119,7 @@ def test_all_edges_cut_is_the_head_ablated(model: TransformerBridge) -> None:
     """Cuts see what is written in the run, so that later readers, earlier cuts and an overactive
     writer agree."""
     task, writer = some_task(model), head(0, 2)
-    readers = tuple(v for u, v in of(model).edges() if u == writer)
+    readers = tuple(v for u, v in graph.of(model).edges() if u == writer)
     cut = Fault("cut", (writer,), readers)
     ablated = scored_logits(
         model, task, ablate_heads(model, task.clean, [(0, 2)], "mean", task.clean)
@@ -255,7 +246,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 def test_only_the_right_source_arrives(bench: Bench) -> None:
     """The induction head moves the token it finds; the previous-token head names no answer."""
-    assert float(bench.reference.median["arrives"][1]) == 1
+    assert float(bench.reference.median("arrives")[1]) == 1
     assert float(bench.reference.of.values["routed"][:, 1].min()) > 0.5
     assert bench.cases.source is not None
     wrong = replace(bench.cases, source=bench.cases.source - 2)
@@ -274,39 +265,21 @@ def test_what_was_planted_is_flagged(bench: Bench, kind: str) -> None:
     assert not found.unknown.any()
 
 
-@pytest.mark.parametrize("kind", ["even", "sink", "overactive"])
-def test_and_in_a_random_model(gpt2: TransformerBridge, kind: str) -> None:
-    """Whatever the model answers is right. Its heads are too diffuse to look at the wrong place,
-    and its edges too weak to be missed."""
-    node = head(1, 2)
-
-    def cases(count: int, seed: int) -> CleanCorrupt:
-        task = some_task(gpt2, count, seed)
-        return replace(task, answer=scored_logits(gpt2, task).argmax(-1))
-
-    reference = reference_distribution(features(gpt2, cases(60, 0), [node]))
-    broken = cases(12, 1)
-    hooks = plant(gpt2, broken, [Fault(kind, (node,))])
-    found = flags(features(gpt2, broken, [node], (), hooks), reference, [[node]])
-    assert found.kinds[:, KINDS.index(kind)].float().mean() >= 0.9
-
-
 def test_two_at_once_are_both_flagged(bench: Bench) -> None:
     """A chain of questions would name one of them."""
     for a, b in [("even", "overactive"), ("misrouted", "overactive"), ("sink", "cut")]:
         found = bench.flag(PLANTED[a], PLANTED[b])
         assert found.kinds[:, [KINDS.index(a), KINDS.index(b)]].all(), (a, b)
-        assert all(len({NOTE[a], NOTE[b]} - {name}) >= 1 for name in first_match(found.kinds))
+        assert all({NOTE[a], NOTE[b]} - {name} for name in failures.first_match(found.kinds))
 
 
 def test_healthy_cases_raise_few_alarms(bench: Bench) -> None:
     """Compared with itself, one case in a hundred leaves each quantile, on either side."""
-    tails = {"even": 2, "sink": 2, "misrouted": 1, "cut": 1}
     for node in (FIRST, SECOND):
         found = flags(bench.reference.of, bench.reference, [[node]])
-        for kind, count in tails.items():
+        for kind, tails in {"even": 2, "sink": 2, "misrouted": 1, "cut": 1}.items():
             alarms = found.kinds[:, KINDS.index(kind)].float().mean()
-            assert alarms <= 1.5 * 0.01 * count, kind
+            assert alarms <= 1.5 * 0.01 * tails, kind
         assert found.wrong.float().mean() <= 1.5 * 0.01
 
 
@@ -331,7 +304,7 @@ def test_the_notes_chain() -> None:
     flagged = torch.zeros(4, 5, dtype=torch.bool)
     flagged[0, [2, 4]] = flagged[1, 1] = flagged[2, [3, 4]] = True
     names = ["path_interruption", "attention_collapse", "incorrect_routing", "unknown"]
-    assert first_match(flagged) == names
+    assert failures.first_match(flagged) == names
 
 
 # --- Repair --------------------------------------------------------------------------------------
@@ -341,11 +314,8 @@ def test_the_notes_chain() -> None:
 def test_a_fix_repairs_other_cases_and_harms_no_healthy_one(bench: Bench, kind: str) -> None:
     strength = {"even": 0.95, "sink": 0.97}.get(kind, 1.0)
     heads = (SECOND,) if kind == "misrouted" else (FIRST,)
-    fault, net, held = (
-        replace(PLANTED[kind], heads=heads, strength=strength),
-        bench.model,
-        bench.held_out,
-    )
+    fault = replace(PLANTED[kind], heads=heads, strength=strength)
+    net, held = bench.model, bench.held_out
     hooks = plant(net, bench.cases, [fault])
     fix = repair(net, kind, bench.cases, hooks, heads, fault.edges, bench.reference)(held)
     broken = plant(net, held, [fault])
@@ -373,10 +343,12 @@ def test_fixes_of_rows_by_hand(size: int, seed: int, temperature: float) -> None
     scores = torch.randn(2, size, size, generator=torch.Generator().manual_seed(seed))
     causal = scores.masked_fill(~torch.ones(size, size).tril().bool(), -torch.inf)
     rows = causal.softmax(-1)
-    torch.testing.assert_close(sharpened(rows, temperature), (temperature * causal).softmax(-1))
+    torch.testing.assert_close(
+        failures.sharpened(rows, temperature), (temperature * causal).softmax(-1)
+    )
     masked = causal.clone()
     masked[:, 1:, 0] = -torch.inf  # the first row sees nothing else
-    torch.testing.assert_close(without_first(rows), masked.softmax(-1))
+    torch.testing.assert_close(failures.without_first(rows), masked.softmax(-1))
 
 
 # --- Refusals ------------------------------------------------------------------------------------
