@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -147,7 +148,11 @@ def _matching(
     layer, keys = target.layer, target._replace(kind="k")
     start, name = get_act_name("resid_pre", layer), get_act_name("pattern", layer)
     resid = cached(model, batch.tokens, [start])[1][start]
-    only = {"start_at_layer": layer, "stop_at_layer": layer + 1, "names_filter": [name]}
+    only: dict[str, Any] = {
+        "start_at_layer": layer,
+        "stop_at_layer": layer + 1,
+        "names_filter": [name],
+    }
     held, found = max(1, ROWS // batch.tokens.numel()), []
     with graph.split_qkv_input(model), torch.no_grad():
         for i in range(0, len(changes), held):

@@ -19,12 +19,12 @@ from iclutils.chapters.circuits import depth as module
 from iclutils.chapters.circuits.depth import (
     RIDGE,
     by_layer,
-    depths,
     fit_tuned_lens,
     gravity,
     gravity_difference,
     least_squares,
     lens,
+    residual_stream,
     upper_share,
 )
 from iclutils.interp.clean_corrupt import CleanCorrupt, copying
@@ -68,7 +68,7 @@ def test_the_lens_is_the_models_own_readout_of_each_depth(
     with torch.no_grad():
         whole = model(task.clean).double().numpy()
     norm, table = model.ln_final, model.original_model.get_output_embeddings()
-    for depth, resid in enumerate(depths(model, task.clean)):
+    for depth, resid in enumerate(residual_stream(model, task.clean)[1]):
         with torch.no_grad():
             seen = table(norm(resid)).double().numpy()
         for b in range(3):
@@ -89,7 +89,7 @@ def test_the_lens_is_the_models_own_readout_of_each_depth(
 
 def test_the_lens_translates_first(gpt2: TransformerBridge) -> None:
     task, seen = some_task(), []
-    final, asked = depths(gpt2, task.clean)[-1], task.at.unique()
+    final, asked = residual_stream(gpt2, task.clean)[1][-1], task.at.unique()
 
     def translate(entry: torch.Tensor, depth: int) -> torch.Tensor:
         seen.append(depth)

@@ -32,10 +32,11 @@ from iclutils.chapters.circuits.failures import (
     repair,
     score,
 )
+from iclutils.chapters.circuits.interactions import direct_logits
 from iclutils.interp import graph
-from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying, scored_logits, share
+from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying, scored_logits
 from iclutils.interp.graph import Node, all_heads, component_outputs, head
-from iclutils.interp.hooks import Hook, ablate_heads, run_with_hooks
+from iclutils.interp.hooks import Hook, ablate_heads
 from iclutils.interp.patching import patch_edges
 from iclutils.models import TransformerBridge, cached, edit_weights, get_act_name, load
 
@@ -65,6 +66,11 @@ def some_task(model: TransformerBridge, count: int = 4, seed: int = 0) -> CleanC
 def a_fault(kind: str, strength: float = 1.0) -> Fault:
     readers = (Node("k", 1, 2), Node("mlp_in", 1)) if kind == "cut" else ()
     return Fault(kind, (head(0, 1), head(0, 3)), readers, strength)
+
+
+def test_parts_are_where_the_model_works_wrongly() -> None:
+    assert a_fault("even").parts == {head(0, 1), head(0, 3)}
+    assert a_fault("cut").parts == {head(1, 2), Node("mlp", 1)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -140,11 +146,6 @@ def test_damage_is_in_one_layer_alone(tmp_path: Path) -> None:
         assert changed == (".h.1." in name and ".mlp." in name), name
 
 
-def test_parts_are_where_the_model_works_wrongly() -> None:
-    assert a_fault("even").parts == {head(0, 1), head(0, 3)}
-    assert a_fault("cut").parts == {head(1, 2), Node("mlp", 1)}
-
-
 # --- Features ------------------------------------------------------------------------------------
 
 
@@ -178,27 +179,8 @@ def test_features_by_hand(model: TransformerBridge) -> None:
             for name, value in wanted.items():
                 assert float(seen.values[name][case, k]) == pytest.approx(value, abs=1e-5)
     torch.testing.assert_close(seen.score, task.score(scored_logits(model, task)))
-
-
-def test_direct_effects_add_up_to_the_logit(gpt2: TransformerBridge) -> None:
-    """Heads, MLPs, embedding and biases explain the answer's logit above the mean, exactly.
-
-    A wrong scale, position or direction would leave a rest.
-    """
-    task = some_task(gpt2, 3)
-    direct = features(gpt2, task, all_heads(gpt2)).values["direct"]
-    mlps = [get_act_name("mlp_out", layer) for layer in range(3)]
-    watch = ["blocks.0.hook_resid_pre", "ln_final.hook_scale", *mlps]
-    logits, cache = run_with_hooks(gpt2, task.clean, [], watch)
-    rest = cache[watch[0]] + sum(cache[name] for name in mlps) + gpt2.b_O.sum(0)
-    batch = torch.arange(3)[:, None]
-    toward = gpt2.W_U.T[task.answer] - gpt2.W_U.mean(1)
-    behind = (rest - rest.mean(-1, keepdim=True)) / cache["ln_final.hook_scale"]
-    behind = behind * gpt2.ln_final.weight + gpt2.ln_final.bias
-    others = (behind[batch, task.at] * toward).sum(-1).mean(-1)
-    at = logits[batch, task.at]
-    total = (at.gather(-1, task.answer[..., None])[..., 0] - at.mean(-1)).mean(-1)
-    torch.testing.assert_close(direct.sum(1) + others, total, atol=1e-4, rtol=1e-4)
+    direct = direct_logits(model, task)[[graph.of(model).writers.index(n) for n in heads]]
+    torch.testing.assert_close(seen.values["direct"].T, direct)
 
 
 def test_effects_are_those_of_patched_edges(gpt2: TransformerBridge) -> None:
@@ -324,17 +306,6 @@ def test_a_fix_repairs_other_cases_and_harms_no_healthy_one(bench: Bench, kind: 
     clean, corrupt = baselines(net, held)
     assert (after - before) / (whole - before) >= 0.9
     assert abs(float(whole - harmed) / float((clean - corrupt).mean())) < 0.01
-
-
-def test_what_is_gone_cannot_be_sharpened(bench: Bench) -> None:
-    """An exactly even row has no scores left; a fix that restored it would know the fault."""
-    fault, held = Fault("even", (FIRST,)), bench.held_out
-    fix = repair(
-        bench.model, "even", bench.cases, plant(bench.model, bench.cases, [fault]), [FIRST]
-    )
-    hooks = plant(bench.model, held, [fault])
-    back = score(bench.model, held, [*hooks, *fix(held)]) - score(bench.model, held, hooks)
-    assert abs(float(share(back, *baselines(bench.model, held)))) < 1e-3
 
 
 @settings(deadline=None, max_examples=25)

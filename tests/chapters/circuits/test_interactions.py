@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import save_gpt2, tokens
+from tiny import save_gpt2, save_neox, tokens
 from transformer_lens.tools.analysis import direct_logit_attribution
-from transformers import GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import GPT2LMHeadModel, GPTNeoXForCausalLM
 from wired import save_wired
 
 from iclutils import IclError
@@ -140,9 +140,9 @@ def test_rotating_a_basis_changes_the_notes_measure_alone(
     assert float(before[1, 0, 3]) == pytest.approx(pearson)
 
 
-def test_what_cannot_be_edited_is_refused(gpt2: TransformerBridge) -> None:
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    other = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=9, intermediate_size=8, **sizes))
+def test_what_cannot_be_edited_is_refused(gpt2: TransformerBridge, tmp_path: Path) -> None:
+    save_neox(tmp_path)
+    other = GPTNeoXForCausalLM.from_pretrained(tmp_path)
     network, one = gpt2.original_model, torch.eye(8)
     for call, message in [
         (lambda: interactions.rotate_head_basis(other, 0, 0, one), "architecture of GPT-2"),

@@ -14,7 +14,7 @@ from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import pair
-from iclutils.interp import clean_corrupt, patching
+from iclutils.interp import clean_corrupt
 from iclutils.interp.graph import Node, all_heads, head
 from iclutils.interp.head_scores import prefix_matching, score_heads
 from iclutils.interp.patching import patch_key_input
@@ -51,17 +51,13 @@ def test_wired_pair_is_found(
     """Catches heads in another order, a path into queries or values, and a wrong distance."""
     save_wired(tmp_path, (previous,), (induction,), layers)
     model = load(tmp_path)
-    made, batch, other = batches(model, corruption=corruption)
+    _, batch, other = batches(model, corruption=corruption)
     found = pair.find_induction_circuit(model, batch, other, generator(), load(tmp_path, fold=True))
     assert (found.previous, found.induction) == (head(*previous), head(*induction))
     assert found.edges == ((head(*previous), Node("k", *induction)),)
     assert found.prefix[0] > 0.8
     assert found.previous_score[0] > 0.9 > 0.1 > found.duplicate_score[0]
     assert found.drop[0] > 0.9
-    clean, corrupt = clean_corrupt.baselines(model, made)
-    lost = clean - patching.patch_edges(model, made, found.edges)
-    assert found.loss[0] == pytest.approx(float(lost.sum() / (clean - corrupt).sum()), abs=1e-4)
-    assert found.loss[0] > 0.9
     assert found.copying > 0.9
     assert found.k_composition > 2
     drops = pair.path_drops(model, batch, other, [found.induction]).mean(-1)[:, 0]
@@ -69,8 +65,8 @@ def test_wired_pair_is_found(
     assert drops[idle].abs().max() < 1e-3
 
 
-def test_back_ups_share_the_wires(tmp_path: Path) -> None:
-    """Two heads per role: single paths are weak, all of them together carry everything."""
+def test_back_ups_share_the_edges(tmp_path: Path) -> None:
+    """Two heads per role: single paths are weak, and all of them are found."""
     save_wired(tmp_path, ((0, 0), (0, 1)), ((1, 0), (1, 2)), heads=3)
     model = load(tmp_path)
     _, batch, other = batches(model)
@@ -78,7 +74,6 @@ def test_back_ups_share_the_wires(tmp_path: Path) -> None:
     keys = {(u, v) for u in (head(0, 0), head(0, 1)) for v in (Node("k", 1, 0), Node("k", 1, 2))}
     assert set(found.edges) == keys
     assert found.drop[0] < 0.5
-    assert found.loss[0] > 0.9
     assert math.isnan(found.copying)
     assert math.isnan(found.k_composition)
 
@@ -139,7 +134,3 @@ def test_a_model_without_a_circuit_is_refused(tmp_path: Path) -> None:
     _, batch, other = batches(model, 3, 7)
     with pytest.raises(IclError, match="two attention layers"):
         pair.find_induction_circuit(model, batch, other, generator())
-    model = tiny_gpt2(tmp_path / "three")
-    _, batch, other = batches(model, 3, 7)
-    with pytest.raises(IclError, match="nothing away"):
-        pair.find_induction_circuit(model, batch, batch, generator())

@@ -131,8 +131,6 @@ def test_cost_is_what_the_counter_counts(tmp_path: Path, length: int) -> None:
     heads = sum(sum(c.values()) for name, c in by_module.items() if name.endswith(".attn"))
     every = len(all_heads(model))
     assert 2 * redundancy.cost(model, length, every) == counter.get_total_flops() - heads
-    with pytest.raises(IclError, match="cannot be removed"):
-        redundancy.cost(model, length, every + 1)
 
 
 def counting() -> LanguageRecipe:
