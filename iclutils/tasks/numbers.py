@@ -15,7 +15,6 @@ from .regression import Contexts, Task, sample
 
 LARGEST = math.sqrt(3)  # U(-√3, √3) has variance 1
 TASK = Task(1, inputs="uniform", weights="uniform*2+-1")
-FEWEST = 5  # values that are worth calling numbers
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,6 @@ class NumberFormat:
         """Index of the value nearest to each number."""
         step = 2 * LARGEST / (len(self.values) - 1)
         return ((numbers + LARGEST) / step).round().long().clamp(0, len(self.values) - 1)
-
-    def rounded(self, numbers: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """The numbers as they can be written."""
-        return self.numbers.to(numbers)[self.nearest(numbers)]
 
     def write(
         self, xs: Float[Tensor, "batch n 1"], ys: Float[Tensor, "batch n"]
@@ -74,9 +69,8 @@ def of_text(tokenizer: PreTrainedTokenizerBase) -> NumberFormat:
             if all(len(one) == 1 for one in written) and len(set(written)) == count:
                 values = torch.tensor([one[0] for one in written])
                 gap = "" if space else " "
-                return NumberFormat(
-                    values, (), ids(f"Input:{gap}"), ids(f" Output:{gap}"), ids("\n")
-                )
+                around = (ids(f"Input:{gap}"), ids(f" Output:{gap}"), ids("\n"))
+                return NumberFormat(values, (), *around)
     raise IclError(
         "This tokenizer writes neither 0 .. 99 nor the digits as single tokens, so that no token "
         "stands for a number. Use another model."
@@ -86,7 +80,7 @@ def of_text(tokenizer: PreTrainedTokenizerBase) -> NumberFormat:
 def of_ids(vocab: int, bos: int | None) -> NumberFormat:
     """Token ids as numbers, at most a hundred of them, for a model without words."""
     ids = [i for i in range(vocab) if i != bos][:100]
-    if len(ids) < FEWEST:
+    if len(ids) < 5:
         raise IclError(f"A vocabulary of {vocab} is too small to write numbers in.")
     return NumberFormat(torch.tensor(ids), () if bos is None else (bos,))
 
@@ -94,6 +88,7 @@ def of_ids(vocab: int, bos: int | None) -> NumberFormat:
 def contexts(form: NumberFormat, count: int, pairs: int, generator: Generator) -> Contexts:
     """Contexts of ``TASK`` as they can be written: x is rounded, then y = w x, and y as well."""
     drawn = sample(TASK, count, pairs, generator)
-    xs = form.rounded(drawn.xs)
-    ys = form.rounded((xs * drawn.weights[:, None]).sum(-1))
+    written = form.numbers.to(drawn.xs)
+    xs = written[form.nearest(drawn.xs)]
+    ys = written[form.nearest((xs * drawn.weights[:, None]).sum(-1))]
     return Contexts(xs, ys, drawn.weights)

@@ -77,11 +77,8 @@ def ridge_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
 
     With noise and w ~ N(0, prior² I), the penalty (noise/prior)² gives the posterior mean.
     """
-    _check(penalty, "A ridge penalty", zero=True)
-    if penalty == 0:
-        return ols_weights(xs, ys)
-    x, y = _checked(xs, ys)
-    return _ridge(x, y, penalty)
+    x, y = _checked(xs, ys, at_least_0=penalty)
+    return _ridge(x, y, penalty) if penalty else ols_weights(xs, ys)
 
 
 def gd_weights(
@@ -97,13 +94,12 @@ def gd_weights(
     """
     if steps < 1:
         raise IclError(f"Gradient descent takes at least one step; got {steps}.")
-    _check(penalty, "A penalty", zero=True)
-    x, y = _checked(xs, ys)
+    x, y = _checked(xs, ys, at_least_0=penalty)
     rates = torch.as_tensor(rate, dtype=y.dtype, device=y.device)
     if rates.ndim and rates.shape != y.shape[-1:]:
         raise IclError(f"Need one rate, or {y.shape[-1]}, one for each prefix; got {len(rates)}.")
     for value in (rates.min(), rates.max()):
-        _check(float(value), "A learning rate")
+        _check(float(value), above_0=True)
     pace = 2 * rates.expand(y.shape[-1:])[:, None]
     moments = _before(x * y[..., None])
     weights = pace * moments
@@ -131,9 +127,7 @@ def sgd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weight
     No loop: with q = 1 - 2 rate λ the errors e_n = y_n - w_n·x_n solve the triangular system
     e_n + 2 rate Σ_{i<n} q^(n-1-i) (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i.
     """
-    _check(rate, "A learning rate")
-    _check(penalty, "A penalty", zero=True)
-    x, y = _checked(xs, ys)
+    x, y = _checked(xs, ys, above_0=rate, at_least_0=penalty)
     place = torch.arange(y.shape[-1], device=x.device)
     age = (place[:, None] - place - 1).clamp(min=0)
     decay = torch.pow(torch.full_like(age, 1 - 2 * rate * penalty, dtype=x.dtype), age)
@@ -150,9 +144,7 @@ def released_sgd_weights(
 
     With ``growing``, step i is taken on the first i + 1 pairs and not on the last of them alone.
     """
-    _check(rate, "A learning rate")
-    _check(penalty, "A penalty", zero=True)
-    x, y = _checked(xs, ys)
+    x, y = _checked(xs, ys, above_0=rate, at_least_0=penalty)
     weights = torch.zeros_like(x)
     for n in range(x.shape[-2] - 1):
         rows = slice(0 if growing else n, n + 1)
@@ -183,8 +175,7 @@ def lasso_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
     are checked at its end. scikit-learn's path stops short of the minimum in about one fit of 900
     (5 of 48 sets of 104 fits) and is about four times slower.
     """
-    _check(penalty, "The lasso's penalty")
-    x, y = _checked(xs, ys)
+    x, y = _checked(xs, ys, above_0=penalty)
     dim = x.shape[-1]
     count = torch.arange(y.shape[-1], dtype=x.dtype, device=x.device)
     grams, moments = _grams(x).reshape(-1, dim, dim), _before(x * y[..., None]).reshape(-1, dim)
@@ -219,8 +210,7 @@ def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*b
     """
     if k < 1:
         raise IclError(f"k-NN needs at least one neighbour; got k={k}.")
-    _check(power, "The power of the distance", zero=True)
-    x, y = _checked(xs, ys)
+    x, y = _checked(xs, ys, at_least_0=power)
     apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     later = torch.ones_like(apart).triu().bool()
     near, index = apart.masked_fill(later, torch.inf).topk(min(k, y.shape[-1]), largest=False)
@@ -240,7 +230,7 @@ def baselines(which: str = "wide", ratio: float = 0.0) -> dict[str, Predictor]:
     """
     if which not in ("wide", "paper", "released"):
         raise unknown("set of baselines", which, ["wide", "paper", "released"])
-    _check(ratio, "noise² / prior²", zero=True)
+    _check(ratio)
     wide = which == "wide"
     neighbours: dict[str, Predictor]
     found: dict[str, Callable[..., Tensor]] = {"OLS": ols_weights}
@@ -374,7 +364,11 @@ def _grams(xs: Tensor) -> Tensor:
     return _before(outer.flatten(-2)).reshape(outer.shape)
 
 
-def _checked(xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
+def _checked(
+    xs: Tensor, ys: Tensor, above_0: float = 1.0, at_least_0: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    _check(above_0, above_0=True)
+    _check(at_least_0)
     if xs.ndim < 2 or xs.shape[:-1] != ys.shape or not xs.numel():
         raise IclError(
             "Need xs of (*batch, n, d) and ys of (*batch, n), of at least one pair and one "
@@ -385,7 +379,7 @@ def _checked(xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
     return xs.double(), ys.double()
 
 
-def _check(value: float, name: str, zero: bool = False) -> None:
-    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
-        bound = "at least 0" if zero else "above 0"
-        raise IclError(f"{name} must be finite and {bound}; got {value}.")
+def _check(setting: float, above_0: bool = False) -> None:
+    if not (math.isfinite(setting) and (setting > 0 or (setting == 0 and not above_0))):
+        bound = "above 0" if above_0 else "at least 0"
+        raise IclError(f"This rate, penalty or power must be finite and {bound}; got {setting}.")

@@ -43,10 +43,8 @@ def predict(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
     with torch.no_grad():
         found = predictor(xs, ys).double()
     if found.shape[-2:] != ys.shape[-2:]:
-        raise IclError(
-            f"A predictor must give one prediction for each of {tuple(ys.shape)} labels; got "
-            f"{tuple(found.shape)}."
-        )
+        shapes = f"{tuple(ys.shape)}; got {tuple(found.shape)}"
+        raise IclError(f"A predictor must give one prediction for each of the labels {shapes}.")
     return _finite(found)
 
 
@@ -119,11 +117,6 @@ def implicit_weights(
     batch, count, dim = queries.shape
     if count <= dim + intercept:
         raise IclError(f"A fit of {dim + intercept} numbers needs more queries; got {count}.")
-    if contexts.xs.shape[::2] != (batch, dim):
-        raise IclError(
-            f"Need contexts (batch, n, d) for queries {tuple(queries.shape)}; got "
-            f"{tuple(contexts.xs.shape)}."
-        )
     pairs = contexts.xs[:, None].expand(-1, count, -1, -1)
     xs = torch.cat([pairs, queries[:, :, None].to(pairs)], -2).flatten(0, 1)
     ys = functional.pad(contexts.ys, (0, 1))  # the last is never read
@@ -178,8 +171,8 @@ class Nearest:
         self, generator: torch.Generator, resamples: int = 1000
     ) -> Float[Tensor, "*ensemble algorithm"]:
         """In what share of bootstrap resamples of the contexts each baseline is the nearest."""
-        size = (resamples, self.by_context.shape[-1])
-        chosen = torch.randint(size[1], size, generator=generator, device=generator.device)
+        size, device = (resamples, self.by_context.shape[-1]), generator.device
+        chosen = torch.randint(size[1], size, generator=generator, device=device)
         chosen = chosen.to(self.by_context.device)
         counts = torch.zeros_like(chosen).scatter_add_(1, chosen, torch.ones_like(chosen))
         best = (self.by_context @ counts.mT.to(self.by_context)).argmin(-2)
@@ -201,23 +194,17 @@ def nearest(
 
 def _in_region(values: Tensor, dim: int, region: slice | None) -> Tensor:
     """The mean over a region of n, for each context."""
-    region = under_determined(dim) if region is None else region
-    inside = range(region.start or 0, region.stop or values.shape[-1], region.step or 1)
-    if not len(inside) or not 0 <= min(inside) <= max(inside) < values.shape[-1]:
-        raise IclError(
-            f"The region n = {region.start} .. {region.stop} is not covered by contexts of "
-            f"{values.shape[-1]} pairs, which have n = 0 .. {values.shape[-1] - 1}."
-        )
+    region, count = region or under_determined(dim), values.shape[-1]
+    if not 0 <= (region.start or 0) < (region.stop or count) <= count:
+        raise IclError(f"{region} is not covered by contexts of n = 0 .. {count - 1} pairs.")
     return values[..., region].mean(-1)
 
 
 def _squares(first: Tensor, second: Tensor, dim: int) -> Tensor:
     """(first - second)² / dim."""
-    if first.ndim < 2 or second.ndim < 2 or first.shape[-2:] != second.shape[-2:]:
-        raise IclError(
-            f"Need two tables for the same contexts; got {tuple(first.shape)} and "
-            f"{tuple(second.shape)}."
-        )
+    if first.shape[-2:] != second.shape[-2:]:
+        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
+        raise IclError(f"Need predictions or weights for the same contexts; got {shapes}.")
     return (_finite(first.double()) - _finite(second.double())).square() / dim
 
 

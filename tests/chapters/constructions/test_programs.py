@@ -59,15 +59,8 @@ def neurons(block: Block) -> int:
 def gpt2(blocks: list[Block], pos: int) -> GPT2Model:
     """Hugging Face's GPT-2 with these blocks; neurons that are missing get weights of 0."""
     width, inner = len(blocks[0].weights["ln_1.bias"]), max(map(neurons, blocks))
-    config = GPT2Config(
-        vocab_size=2,
-        n_positions=pos,
-        n_embd=width,
-        n_layer=len(blocks),
-        n_head=1,
-        n_inner=inner,
-        activation_function=blocks[0].gelu,
-    )
+    sizes = {"vocab_size": 2, "n_positions": pos, "n_embd": width, "n_inner": inner, "n_head": 1}
+    config = GPT2Config(**sizes, n_layer=len(blocks), activation_function=blocks[0].gelu)
     model = GPT2Model(config).double().eval()
     state = model.state_dict()
     state["wpe.weight"] = torch.zeros(pos, width, dtype=DOUBLE)
@@ -180,11 +173,7 @@ def test_later_tokens_never_change_earlier_ones(name: str) -> None:
     assert not torch.equal(before[-1], program.stream(xs + 1, ys)[-1])
 
 
-def differences(values: list[int], times: int) -> set[int]:
-    return set(np.diff(values, times).tolist())
-
-
-@pytest.mark.parametrize("numerics", [SHORT, Numerics.paper(DOUBLE), Numerics.improved(DOUBLE)])
+@pytest.mark.parametrize("numerics", [Numerics.paper(DOUBLE), Numerics.improved(DOUBLE)])
 @pytest.mark.parametrize(
     ("name", "power", "per_example", "extra"),
     [("gradient", 1, 2, 1), ("inverse", 2, 4, 2), ("gain", 2, 4, 1)],
@@ -196,9 +185,9 @@ def test_sizes(name: str, power: int, per_example: int, extra: int, numerics: Nu
         return program.layout.width, max(map(neurons, program.blocks))
 
     grown = [PROGRAMS[name](dim, 2, numerics) for dim in range(5, 10)]
-    for column in zip(*map(sizes, grown), strict=True):
-        assert differences(list(column), power + 1) == {0}
-        assert max(differences(list(column), power)) > 0
+    table = np.array([sizes(program) for program in grown])
+    assert not np.diff(table, power + 1, axis=0).any()
+    assert (np.diff(table, power, axis=0) > 0).all()
     for count in (1, 2, 5):
         program = PROGRAMS[name](5, count, numerics)
         assert len(program.blocks) == per_example * count + extra
@@ -206,7 +195,6 @@ def test_sizes(name: str, power: int, per_example: int, extra: int, numerics: Nu
         parts = [program.embedding, program.layout.places, program.read_out]
         parts += [weight for block in program.blocks for weight in block.weights.values()]
         assert program.largest == max(float(part.abs().max()) for part in parts)
-    assert {len(program.blocks) for program in grown} == {2 * per_example + extra}
 
 
 def test_a_report_says_what_was_built() -> None:

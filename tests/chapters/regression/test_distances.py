@@ -13,7 +13,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score
 
 from iclutils import IclError
-from iclutils.chapters.regression.algorithms import gd, knn, ols, ols_weights, ridge, ridge_weights
+from iclutils.chapters.regression.algorithms import gd, knn, ols, ridge
 from iclutils.chapters.regression.distances import (
     concatenate,
     ilwd,
@@ -73,19 +73,6 @@ def test_mspd_is_the_mean_of_spd_below_d() -> None:
     assert float(gap.error[1]) == pytest.approx(float(each.std()) / 5)
 
 
-def test_ols_and_the_truth_are_a_known_distance_apart() -> None:
-    """E(OLS - y)² / d = 1 - n/d without noise; and OLS to ridge by the spectrum of X."""
-    task = some(dim=6, pairs=8, count=20_000)
-    found = spd(ols(task.xs, task.ys), task.ys.double(), 6)
-    expected = (1 - torch.arange(8).double() / 6).clamp(min=0)
-    assert bool(((found.mean - expected).abs() <= 5 * found.error + 1e-9).all())
-    gap = mspd(ols(task.xs, task.ys), ridge(task.xs, task.ys, 0.5), 6, slice(3, 4))
-    # for X = U diag(s) Vᵀ the weights differ by V diag(λ / (s² + λ)) Vᵀ w, and w ~ N(0, I)
-    spectrum = torch.linalg.svdvals(task.xs[:, :3].double()).square()
-    expected = (0.5 / (spectrum + 0.5)).square().sum(-1).mean() / 6
-    assert abs(float(gap.mean - expected)) < 5 * float(gap.error)
-
-
 @pytest.mark.parametrize("pairs", [0, 2, 4, 7])
 def test_implicit_weights_of_a_linear_algorithm_are_its_own(pairs: int) -> None:
     task, queries = some(pairs=8), normal(30, 12, 4, seed=3).float()
@@ -139,15 +126,10 @@ def test_released_r2_is_about_the_labels() -> None:
     assert released_r2(found, labels) == pytest.approx(expected)
 
 
-def test_ilwd_by_hand_and_its_scale() -> None:
+def test_ilwd_by_hand() -> None:
     first, second = normal(3, 20, 4, seed=1), normal(20, 4, seed=2)
     each = (first - second).square().sum(-1) / 4
     torch.testing.assert_close(ilwd(first, second, 4).mean, each.mean(-1))
-    # With x ~ N(0, I), ILWD is the expected SPD
-    task = some(dim=4, pairs=4, count=20_000)
-    one, two = ols_weights(task.xs, task.ys), ridge_weights(task.xs, task.ys, 0.5)
-    gap = spd(ols(task.xs, task.ys), ridge(task.xs, task.ys, 0.5))
-    assert abs(float(ilwd(one[:, 3], two[:, 3]).mean - gap.mean[3])) < 5 * float(gap.error[3])
 
 
 def test_the_nearest_baseline() -> None:
@@ -158,21 +140,14 @@ def test_the_nearest_baseline() -> None:
     assert found.winners == ["0.25", "1.0"]
     for i, row in enumerate(known.values()):
         torch.testing.assert_close(found.distances[:, i], mspd(networks, row, 5).mean)
-    assert found.share(source(), 50)[0].tolist() == [0, 1, 0, 0]
+    chosen = torch.randint(100, (50, 100), generator=source())  # resamples, written out
+    best = torch.stack([found.by_context[..., row].mean(-1).argmin(-1) for row in chosen], -1)
+    share = torch.stack([(best == i).double().mean(-1) for i in range(4)], -1)
+    torch.testing.assert_close(found.share(source(), 50), share)
     alone = nearest(networks[1], known, 5, slice(3, 8))
     assert alone.winners == ["1.0"]
     expected = mspd(networks[1], known["4.0"], 5, slice(3, 8)).mean
     torch.testing.assert_close(alone.distances[3], expected)
-
-
-def test_the_share_tells_how_sure_the_winner_is() -> None:
-    """Two algorithms at the same distance: the better in sample wins about as often as the odds."""
-    known = {"a": normal(400, 6, seed=1), "b": normal(400, 6, seed=2)}
-    found = nearest(torch.zeros(400, 6).double(), known, 4).share(source(), 2000)
-    each = [row[:, 1:4].square().mean(-1) / 4 for row in known.values()]
-    gap = each[1] - each[0]
-    odds = torch.special.ndtr(gap.mean() / (gap.std() / 20))
-    assert float(found[0]) == pytest.approx(float(odds), abs=0.04)
 
 
 def test_an_ensemble_of_all() -> None:
@@ -206,7 +181,6 @@ TASK, QUERIES = some(), normal(30, 9, 4).float()
         (lambda: implicit_weights(ensemble(pairs=7), TASK, QUERIES), "7 pairs"),
         (lambda: implicit_weights(ols, TASK, QUERIES[:, :4]), "needs more queries"),
         (lambda: implicit_weights(ols, TASK, QUERIES[:, :5], intercept=True), "needs more queries"),
-        (lambda: implicit_weights(ols, TASK, QUERIES[:20]), "Need contexts"),
         (lambda: predict(lambda xs, ys: ys[..., :-1], TASK.xs, TASK.ys), "one prediction for each"),
         (lambda: predict(lambda xs, ys: ys * nan, TASK.xs, TASK.ys), "NaN"),
     ],

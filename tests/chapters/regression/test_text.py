@@ -38,8 +38,6 @@ def test_what_is_written_can_be_read() -> None:
     assert set(tokens[:, 0].tolist()) == {59}
     torch.testing.assert_close(form.numbers[tokens[:, at + 1]].float(), drawn.ys)
     torch.testing.assert_close(form.numbers[tokens[:, at]].float(), drawn.xs[..., 0])
-    slope = (drawn.ys / drawn.xs[..., 0])[drawn.xs[..., 0].abs() > 1]
-    assert slope.abs().max() < 1.1
     with pytest.raises(IclError, match="too small"):
         numbers.of_ids(5, 4)
 
