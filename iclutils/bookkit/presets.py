@@ -1,4 +1,6 @@
-"""Presets: the sizes of all that a chapter does, on a laptop (``mini``), on a GPU (``paper``)."""
+"""Presets: the sizes of all that a chapter does. The defaults are those of the ``mini`` tier, for a
+laptop; those of ``paper``, for a GPU, are at the end.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +8,39 @@ from dataclasses import dataclass
 
 from ..errors import unknown
 
+Names = tuple[str, ...]
+INDUCTION = ("induction-0", "induction-1", "induction-2")
+ANCHORS = ("anchors-0", "anchors-1", "anchors-2")
+
 
 @dataclass(frozen=True)
 class Induction:
     """Sizes of chapter 01."""
 
-    models: tuple[str, ...]  # the first is the one the figures show
-    length: int  # L, tokens in one copy
-    sequences: int  # repeated sequences behind every mean
-    sweeps: int  # sequences behind the position sweep
-    pairs: int  # random head pairs in the null of the QK-matching circuit
+    models: Names = INDUCTION  # the first is the one the figures show
+    length: int = 30  # L, tokens in one copy
+    sequences: int = 64  # repeated sequences behind every mean
+    sweeps: int = 16  # sequences behind the position sweep
+    pairs: int = 100  # random head pairs in the null of the QK-matching circuit
 
 
 @dataclass(frozen=True)
 class LabelWords:
     """Sizes of chapter 02."""
 
-    models: tuple[str, ...]  # the first is the one the figures show
-    control: str  # the model that never learned to copy, if there is one
-    tasks: tuple[str, ...]
-    prompts: int  # behind every mean of accuracy or loyalty
-    saliency_prompts: int  # prompts behind the saliency of a layer
-    many_shots: int  # demonstrations per class, where several are compared with one
-    layers: int  # first and last layers that are isolated
-    sets: int  # demonstration sets behind re-weighting and error diagnosis
-    queries: int  # on each of them
-    train_per_class: int  # training queries per class for the re-weighting
-    batch: int | None  # training queries in a step of the re-weighting; None: all
-    epochs: int
-    rate: float
+    models: Names = (*ANCHORS, "anchors-deep")  # the first is the one the figures show
+    control: str = "anchors-uncopied"  # the model that never learned to copy, if there is one
+    tasks: Names = ("topics",)
+    prompts: int = 200  # behind every mean of accuracy or loyalty
+    saliency_prompts: int = 128  # prompts behind the saliency of a layer
+    many_shots: int = 4  # demonstrations per class, where several are compared with one
+    layers: int = 2  # first and last layers that are isolated
+    sets: int = 8  # demonstration sets behind re-weighting and error diagnosis
+    queries: int = 100  # on each of them
+    train_per_class: int = 8  # training queries per class for the re-weighting
+    batch: int | None = None  # training queries in a step of the re-weighting; None: all
+    epochs: int = 20
+    rate: float = 0.06
     batch_size: int | None = None  # prompts in a forward pass; None: all
 
 
@@ -42,57 +48,61 @@ class LabelWords:
 class Regression:
     """Sizes of chapter 03. The names are those of networks that know their shape and task."""
 
-    models: tuple[str, ...]  # without noise; the last is the one that was trained longest
-    noise: tuple[str, ...]  # a member for each of the paper's ratios; later ones replace earlier
-    depth: tuple[str, ...]  # of both formats, if both were trained
-    width: tuple[str, ...]
-    dims: tuple[str, ...]  # in other dimensions
-    probed: tuple[str, ...]  # the first is the one of the figures
-    contexts: int  # behind every mean distance
-    fitted: int  # contexts with implicit weights
-    queries: int  # fresh queries in each of them
-    probe_contexts: int
-    probe_steps: int
+    # Without noise; the last is the one that was trained longest.
+    models: Names = ("regression-d8", "regression-d8-long")
+    # A member for each of the paper's ratios; later ones replace earlier.
+    noise: Names = ("regression-noise", "regression-noise-long")
+    # Of both formats, if both were trained.
+    depth: Names = tuple(f"regression-{form}-L{n}" for form in ("two", "one") for n in (1, 2, 4, 8))
+    width: Names = tuple(f"regression-w{n}" for n in (8, 16, 32, 64, 128))
+    dims: Names = ("regression-d2", "regression-one-L8")  # in other dimensions
+    # The first is the one of the figures.
+    probed: Names = ("regression-two-L8", "regression-two-L2", "regression-one-L8")
+    contexts: int = 2000  # behind every mean distance
+    fitted: int = 32  # contexts with implicit weights
+    queries: int = 48  # fresh queries in each of them
+    probe_contexts: int = 5120
+    probe_steps: int = 400
 
 
 @dataclass(frozen=True)
 class GradientDescent:
     """Sizes of chapter 04. Networks not named here are the shipped ones at every tier."""
 
-    transformers: tuple[str, ...]  # whose heads are taken as dual models
-    depth: tuple[str, ...]  # linear self-attention of one layer, two and five
-    shared: tuple[str, ...]  # of two and five layers that share their weights
-    contexts: int  # behind every loss and every alignment
-    tuned: int  # contexts on which rates are tuned
-    draws: int  # of random features, and of random queries, keys and values
-    prompts: int  # to every transformer
-    labels: str  # where those that do not know the made-up topics get labelled examples from
+    transformers: Names = (*INDUCTION, *ANCHORS)  # whose heads are taken as dual models
+    depth: Names = ("lsa-1", "lsa-2", "lsa-5")  # linear self-attention of one layer, two and five
+    shared: Names = ("lsa-2-shared", "lsa-5-shared")  # layers that share their weights
+    contexts: int = 10_000  # behind every loss and every alignment
+    tuned: int = 10_000  # contexts on which rates are tuned
+    draws: int = 100  # of random features, and of random queries, keys and values
+    prompts: int = 200  # to every transformer
+    labels: str = "topics"  # labelled examples for those that do not know the made-up topics
 
 
 @dataclass(frozen=True)
 class Circuits:
     """Sizes of chapter 05. The first model is the guide; an empty name or 0 leaves a part out."""
 
-    models: tuple[str, ...]  # seeds of the guide
-    deeper: str  # the guide's recipe, deeper
-    others: tuple[str, ...]  # seeds of another recipe, for what recurs by name
-    control: str  # a model that does not copy
-    exception: str  # a model that copies by another circuit
-    length: int  # L, tokens of one copy
-    sequences: int  # behind wires, removals and circuits
-    patterned: int  # behind scores of patterns
-    influenced: int  # behind expected influence
-    draws: int  # replacements of a token
-    untrained: int  # models behind thresholds, and as many held out
-    history: int  # sequences behind each checkpoint
-    cases: int  # broken cases, healthy ones and held-out ones, each
-    tuned: int  # steps of training after pruning
-    narrow: bool  # softmax over the tokens of the sequence alone, for speed
+    models: Names = ANCHORS  # seeds of the guide
+    deeper: str = "anchors-deep"  # the guide's recipe, deeper
+    others: Names = INDUCTION  # seeds of another recipe, for what recurs by name
+    control: str = "anchors-uncopied"  # a model that does not copy
+    exception: str = "detour"  # a model that copies by another circuit
+    length: int = 20  # L, tokens of one copy
+    sequences: int = 16  # behind edges, ablations and circuits
+    patterned: int = 64  # behind scores of patterns
+    influenced: int = 12  # behind expected influence
+    draws: int = 16  # replacements of a token
+    untrained: int = 5  # models behind thresholds, and as many held out
+    history: int = 24  # sequences behind each checkpoint
+    cases: int = 48  # broken cases, healthy ones and held-out ones, each
+    tuned: int = 30  # steps of training after pruning
+    narrow: bool = False  # softmax over the tokens of the sequence alone, for speed
 
 
 @dataclass(frozen=True)
 class Tier:
-    """One tier: a name and the sizes of each chapter."""
+    """One tier: a name, a device and the sizes of each chapter."""
 
     name: str
     device: str
@@ -102,7 +112,7 @@ class Tier:
     gradient_descent: GradientDescent
     circuits: Circuits
 
-    def models(self, chapter: str) -> tuple[str, ...]:
+    def models(self, chapter: str) -> Names:
         """Names of the models that a chapter (by number) looks at."""
         return {
             "01": self.induction.models,
@@ -113,141 +123,68 @@ class Tier:
         }[chapter]
 
 
-TIERS = {
-    "mini": Tier(
-        name="mini",
-        device="cpu",
-        induction=Induction(
-            models=("induction-0", "induction-1", "induction-2"),
-            length=30,
-            sequences=64,
-            sweeps=16,
-            pairs=100,
-        ),
-        label_words=LabelWords(
-            models=("anchors-0", "anchors-1", "anchors-2", "anchors-deep"),
-            control="anchors-uncopied",
-            tasks=("topics",),
-            prompts=200,
-            saliency_prompts=128,
-            many_shots=4,
-            layers=2,
-            sets=8,
-            queries=100,
-            train_per_class=8,
-            batch=None,
-            epochs=20,
-            rate=0.06,
-        ),
-        regression=Regression(
-            models=("regression-d8", "regression-d8-long"),
-            noise=("regression-noise", "regression-noise-long"),
-            depth=tuple(f"regression-{form}-L{n}" for form in ("two", "one") for n in (1, 2, 4, 8)),
-            width=tuple(f"regression-w{n}" for n in (8, 16, 32, 64, 128)),
-            dims=("regression-d2", "regression-one-L8"),
-            probed=("regression-two-L8", "regression-two-L2", "regression-one-L8"),
-            contexts=2000,
-            fitted=32,
-            queries=48,
-            probe_contexts=5120,
-            probe_steps=400,
-        ),
-        gradient_descent=GradientDescent(
-            transformers=(
-                *("induction-0", "induction-1", "induction-2"),
-                *("anchors-0", "anchors-1", "anchors-2"),
-            ),
-            depth=("lsa-1", "lsa-2", "lsa-5"),
-            shared=("lsa-2-shared", "lsa-5-shared"),
-            contexts=10_000,
-            tuned=10_000,
-            draws=100,
-            prompts=200,
-            labels="topics",
-        ),
-        circuits=Circuits(
-            models=("anchors-0", "anchors-1", "anchors-2"),
-            deeper="anchors-deep",
-            others=("induction-0", "induction-1", "induction-2"),
-            control="anchors-uncopied",
-            exception="detour",
-            length=20,
-            sequences=16,
-            patterned=64,
-            influenced=12,
-            draws=16,
-            untrained=5,
-            history=24,
-            cases=48,
-            tuned=30,
-            narrow=False,
-        ),
+PAPER = Tier(
+    "paper",
+    "auto",
+    Induction(models=("gpt2",), length=50, sequences=32, sweeps=4, pairs=200),
+    LabelWords(
+        models=("gpt2-xl",),
+        control="",
+        tasks=("sst2", "trec", "ag_news"),  # EmoC is on no hub: asked for by name
+        prompts=5000,
+        saliency_prompts=1000,
+        many_shots=5,
+        layers=5,
+        sets=5,
+        queries=500,
+        train_per_class=4,
+        batch=1,
+        epochs=10,
+        rate=0.01,
+        batch_size=8,
     ),
-    "paper": Tier(
-        name="paper",
-        device="auto",
-        induction=Induction(models=("gpt2",), length=50, sequences=32, sweeps=4, pairs=200),
-        label_words=LabelWords(
-            models=("gpt2-xl",),
-            control="",
-            tasks=("sst2", "trec", "ag_news"),  # EmoC is on no hub: asked for by name
-            prompts=5000,
-            saliency_prompts=1000,
-            many_shots=5,
-            layers=5,
-            sets=5,
-            queries=500,
-            train_per_class=4,
-            batch=1,
-            epochs=10,
-            rate=0.01,
-            batch_size=8,
-        ),
-        regression=Regression(
-            models=("regression-paper-d8",),
-            noise=("regression-paper-noise",),
-            depth=(
-                *(f"regression-paper-L{n}" for n in (1, 2, 4, 8, 12)),
-                "regression-paper-d8",
-            ),
-            width=tuple(f"regression-paper-w{n}" for n in (16, 32, 64, 256)),
-            dims=("regression-paper-d20",),
-            probed=("regression-paper-d8",),
-            contexts=4000,
-            fitted=200,
-            queries=64,
-            probe_contexts=4096,
-            probe_steps=2000,
-        ),
-        gradient_descent=GradientDescent(
-            transformers=("gpt2",),
-            depth=("lsa-paper-1", "lsa-paper-2", "lsa-paper-5"),
-            shared=("lsa-paper-2-shared", "lsa-paper-5-shared"),
-            contexts=100_000,
-            tuned=20_000,
-            draws=200,
-            prompts=500,
-            labels="sst2",
-        ),
-        circuits=Circuits(
-            models=("gpt2",),
-            deeper="",
-            others=(),
-            control="",
-            exception="",
-            length=25,
-            sequences=8,
-            patterned=32,
-            influenced=4,
-            draws=16,
-            untrained=2,
-            history=0,
-            cases=32,
-            tuned=0,
-            narrow=True,
-        ),
+    Regression(
+        models=("regression-paper-d8",),
+        noise=("regression-paper-noise",),
+        depth=(*(f"regression-paper-L{n}" for n in (1, 2, 4, 8, 12)), "regression-paper-d8"),
+        width=tuple(f"regression-paper-w{n}" for n in (16, 32, 64, 256)),
+        dims=("regression-paper-d20",),
+        probed=("regression-paper-d8",),
+        contexts=4000,
+        fitted=200,
+        queries=64,
+        probe_contexts=4096,
+        probe_steps=2000,
     ),
-}
+    GradientDescent(
+        transformers=("gpt2",),
+        depth=("lsa-paper-1", "lsa-paper-2", "lsa-paper-5"),
+        shared=("lsa-paper-2-shared", "lsa-paper-5-shared"),
+        contexts=100_000,
+        tuned=20_000,
+        draws=200,
+        prompts=500,
+        labels="sst2",
+    ),
+    Circuits(
+        models=("gpt2",),
+        deeper="",
+        others=(),
+        control="",
+        exception="",
+        length=25,
+        sequences=8,
+        patterned=32,
+        influenced=4,
+        untrained=2,
+        history=0,
+        cases=32,
+        tuned=0,
+        narrow=True,
+    ),
+)
+MINI = Tier("mini", "cpu", Induction(), LabelWords(), Regression(), GradientDescent(), Circuits())
+TIERS = {"mini": MINI, "paper": PAPER}
 
 
 def get(name: str) -> Tier:
