@@ -1,6 +1,5 @@
-"""The book: run what changed, check the claims, stage the sources, build the HTML.
-
-Everything happens in the build folder; only ``accept`` writes into the checkout.
+"""The book: run what changed, check the claims, stage the sources, build the HTML. Everything
+happens in the build folder; only ``accept`` writes into the checkout.
 """
 
 from __future__ import annotations
@@ -12,12 +11,9 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from ..errors import IclError
 from ..files import PACKAGE, read_json, replacing, write_json
@@ -26,10 +22,8 @@ from . import address, claims, machine, run, scorecard
 SETTINGS = ("_config.yml", "_toc.yml")
 SHOWN = ("CHANGELOG.md", "CITATION.cff")  # pages of the book show them
 VOLATILE = ("date", "commit", "seconds", "peak_gib")  # what differs between two runs of the same
-BUILDERS = (
-    *("jupyter-book", "sphinx", "sphinx-book-theme", "myst-nb"),
-    *("sphinx-mathjax-offline", "vl-convert-python"),
-)
+BUILDERS = ("jupyter-book", "sphinx", "sphinx-book-theme", "myst-nb", "sphinx-mathjax-offline",
+            "vl-convert-python")  # fmt: skip
 # Jupyter Book's own command has no option for several processes, and pybtex looks through all
 # installed packages for its plugins at every citation.
 PROGRAM = """
@@ -63,11 +57,7 @@ def make(root: Path, build: Path) -> str:
 
 def accept(root: Path, build: Path) -> list[Path]:
     """Make the last mini run the committed one: outputs into ``notebooks/``, results and records
-    into ``book/``. What differs in date, commit and seconds only stays as it is.
-
-    Returns:
-        The files that changed.
-    """
+    into ``book/``. What differs in date, commit and seconds only stays; return what changed."""
     _refuse_elsewhere(root)
     wanted: dict[Path, Any] = {}
     for name in run.chapters():
@@ -95,11 +85,10 @@ def changed(committed: Path, fresh: Path) -> list[str]:
     """What a fresh run says otherwise than the committed results: one line for each claim."""
     lines = []
     for path in sorted(committed.glob("*.json")):
-        before, now = read_json(path)["verdict"], None
+        before, now = read_json(path)["verdict"], "no longer measured"
         if path.stem in claims.ledger() and (fresh / path.name).is_file():
             now = read_json(fresh / path.name)["verdict"]
-        if now != before:
-            lines.append(f"{path.stem}: {before} -> {now or 'no longer measured'}")
+        lines += [f"{path.stem}: {before} -> {now}"] if now != before else []
     return lines
 
 
@@ -109,10 +98,10 @@ def executed(source: Path, ran: Path) -> dict[str, Any]:
         raise IclError(f"{source.name} has not been run. Run: make book")
     notebook, cells = read_json(source), read_json(ran)["cells"]
     cells = [c for c in cells if "injected-parameters" not in c["metadata"].get("tags", [])]
-    texts = [
+    old, new = (
         [(c["cell_type"], "".join(c["source"])) for c in x] for x in (notebook["cells"], cells)
-    ]
-    if texts[0] != texts[1]:
+    )
+    if old != new:
         raise IclError(f"{source.name} was edited since its last run. Run: make book")
     for number, (cell, fresh) in enumerate(zip(notebook["cells"], cells, strict=True)):
         cell.setdefault("id", f"cell-{number:02d}")
@@ -130,23 +119,19 @@ def stage(root: Path, build: Path, done: list[run.Run]) -> Path:
 
     Notebooks, results and records of the runs ``done`` take the place of the committed ones.
     """
-    fresh = {f"notebooks/{item.chapter}.ipynb": item.notebook for item in done}
+    fresh = {f"notebooks/{item.chapter}": item.notebook for item in done}
     paths = [root / name for name in (*SETTINGS, *SHOWN)] + sorted((root / "book").rglob("*"))
     wanted = {p.relative_to(root).as_posix(): p.read_bytes() for p in paths if p.is_file()}
     for name in pages(root):
         path = root / f"{name}.ipynb"
         if path.is_file():
-            key = f"{name}.ipynb"
-            notebook = executed(path, fresh[key]) if key in fresh else read_json(path)
-            wanted[key] = json.dumps(notebook, ensure_ascii=False).encode()
+            notebook = executed(path, fresh[name]) if name in fresh else read_json(path)
+            wanted[f"{name}.ipynb"] = json.dumps(notebook, ensure_ascii=False).encode()
         elif not (root / f"{name}.md").is_file():
             raise IclError(f"_toc.yml names {name}, but there is no such .md or .ipynb file.")
-    for folder in sorted({item.results for item in done}):
-        for path in sorted(folder.glob("*/*.json")):
-            if path.stem in claims.ledger():
-                wanted[f"book/results/{path.parent.name}/{path.name}"] = path.read_bytes()
-    for path in [item.record for item in done]:
-        wanted[f"book/runs/{path.parent.name}/{path.name}"] = path.read_bytes()
+    results = {path for item in done for path in item.results.glob("*/*.json")}
+    made = [p for p in results if p.stem in claims.ledger()] + [item.record for item in done]
+    wanted |= {f"book/{p.relative_to(build).as_posix()}": p.read_bytes() for p in made}
     _sync(build / "src", wanted)
     return build / "src"
 
@@ -154,14 +139,8 @@ def stage(root: Path, build: Path, done: list[run.Run]) -> Path:
 def pages(root: Path) -> list[str]:
     """Pages that the table of contents names, in order, without their endings."""
 
-    def walk(entry: Any) -> Iterator[str]:
-        if isinstance(entry, dict):
-            yield from (entry[key] for key in ("root", "file") if key in entry)
-        if isinstance(entry, dict | list):
-            for value in entry.values() if isinstance(entry, dict) else entry:
-                yield from walk(value)
-
-    return list(walk(yaml.safe_load((root / "_toc.yml").read_text(encoding="utf-8"))))
+    text = (root / "_toc.yml").read_text(encoding="utf-8")
+    return re.findall(r"^[\s-]*(?:root|file): *(\S+)", text, re.MULTILINE)
 
 
 def render(source: Path, build: Path) -> Path:
@@ -169,9 +148,6 @@ def render(source: Path, build: Path) -> Path:
 
     Sphinx forgets the warnings of pages that it does not read again; so after a build that
     failed or was interrupted, or when more than the text of pages changed, all is built anew.
-
-    Returns:
-        The page to open.
     """
     html, work, record = build / "html", build / "_build", build / "book.json"
     stamp = _stamp(source)

@@ -1,8 +1,7 @@
-"""Run chapters: parameters checked, finished work kept, several chapters side by side.
+"""Run chapters, several side by side: parameters are checked, outputs appear only when complete.
 
-A chapter whose notebook, parameters, package and models have not changed since its last
-successful run is not run again. Outputs appear only when complete. How long a run took, and on
-what machine, is written beside its results, for the status page.
+A chapter whose notebook, parameters, package and models have not changed since its last successful
+run is not run again. Time and machine of a run are written down for the status page.
 """
 
 from __future__ import annotations
@@ -11,12 +10,9 @@ import ast
 import hashlib
 import math
 import os
-import platform
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +78,14 @@ class Run:
 
     def inputs(self) -> dict[str, Any]:
         """All that a run depends on: parameters, and a hash of sources, ledgers and models."""
-        digest = hashlib.sha256()
-        for cell in read_json(self.source)["cells"]:
-            digest.update("".join(cell["source"]).encode())
         bookkit = PACKAGE / "bookkit"
         paths = {p for p in PACKAGE.rglob("*.py") if bookkit not in p.parents}
         paths |= {p for pattern in MET for p in bookkit.glob(pattern)}
-        for path in sorted(paths | set(PACKAGE.glob("zoo/*/SHA256SUMS"))):
+        paths |= set(PACKAGE.glob("zoo/*/SHA256SUMS"))
+        cells = ["".join(cell["source"]) for cell in read_json(self.source)["cells"]]
+        digest = hashlib.sha256(repr([*cells, claims.provenance()["versions"]]).encode())
+        for path in sorted(paths):
             digest.update(path.read_bytes())
-        for package in claims.VERSIONED:
-            digest.update(f"{package}={metadata.version(package)}".encode())
         return {"inputs": digest.hexdigest(), "parameters": self.parameters}
 
     def unchecked(self) -> list[str]:
@@ -158,18 +152,13 @@ def run_chapters(
 ) -> list[Run]:
     """Run those chapters that are not up to date, the longest first; return all in their order.
 
-    Where one fails, those that have begun are finished before its error is raised.
-
-    Args:
-        names: chapters, by name or number.
-        given: parameters that differ from the notebooks' defaults.
-        build: folder for outputs: ``run/TIER/`` for notebooks, ``results/TIER/`` for JSON,
-            ``runs/TIER/`` for time and machine.
-        force: run even if up to date.
+    Notebooks go to ``run/TIER/`` in ``build``, JSON to ``results/TIER/``, time and machine to
+    ``runs/TIER/``. Where a chapter fails, those that have begun are finished before its error.
     """
     runs = [plan(name, given, build) for name in names]
     runs = [replace(run, fresh=force or not run.is_current()) for run in runs]
-    stale = sorted((run for run in runs if run.fresh), key=_seconds, reverse=True)
+    seconds = {run.chapter: (run.last() or {"seconds": math.inf})["seconds"] for run in runs}
+    stale = sorted((r for r in runs if r.fresh), key=lambda r: seconds[r.chapter], reverse=True)
     for run in stale:
         progress.say(cost(run))
     if stale:
@@ -188,22 +177,14 @@ def cost(run: Run) -> str:
     return f"{what}: {', '.join(parts)}, if as last time, on {where}"
 
 
-def _seconds(run: Run) -> float:
-    last = run.last()
-    return last["seconds"] if last else math.inf
-
-
 def _execute_all(runs: list[Run]) -> None:
     """At the mini tier as many side by side as there are cores and memory for."""
     cores, memory = max(1, machine.cores()), machine.memory_gib() or GIB_EACH
     jobs = min(len(runs), cores, max(1, memory // GIB_EACH)) if runs[0].kind == "mini" else 1
     environment = {"OMP_NUM_THREADS": str(cores // jobs)} | dict(os.environ)
     clients = {run.chapter: _client(run) for run in runs}
-    cells = [cell for client in clients.values() for cell in client.nb.cells]
-    bar = progress.bar(
-        what=", ".join(run.chapter[:2] for run in runs),
-        total=sum(cell.cell_type == "code" for cell in cells),
-    )
+    codes = [x for c in clients.values() for x in c.nb.cells if x.cell_type == "code"]
+    bar = progress.bar(what=", ".join(run.chapter[:2] for run in runs), total=len(codes))
     failed: BaseException | None = None
     with ThreadPoolExecutor(jobs) as pool:
         waiting = []
@@ -251,39 +232,27 @@ def _execute(run: Run, client: NotebookClient, environment: dict[str, str]) -> N
     run.stamp.unlink(missing_ok=True)
     partial = run.notebook.with_suffix(".partial.ipynb")
     peak = run.notebook.with_suffix(".peak.json").resolve()
-    kept = f"The cells up to there are in {partial}; results already checked are kept."
     told = {"ICLUTILS_RESULTS": str(run.results.resolve()), "ICLUTILS_PEAK": str(peak)}
     try:
         client.execute(env=environment | told | {"ICLUTILS_QUIET": "1"})
-    except CellExecutionError as error:
+    except (CellExecutionError, DeadKernelError) as error:
         write_text(partial, nbformat.writes(client.nb))
-        cell = max(cell.get("execution_count") or 0 for cell in client.nb.cells)
-        what = f"stopped in cell [{cell}]: {error.ename}: {error.evalue}"
-        raise IclError(f"Chapter {run.chapter} {what}\n{kept}") from error
-    except DeadKernelError as error:
-        write_text(partial, nbformat.writes(client.nb))
-        what = "stopped: its kernel died, most likely because memory ran out."
-        raise IclError(f"Chapter {run.chapter} {what} {kept}") from error
+        what = "stopped: its kernel died, most likely because memory ran out. "
+        if isinstance(error, CellExecutionError):
+            cell = max(cell.get("execution_count") or 0 for cell in client.nb.cells)
+            what = f"stopped in cell [{cell}]: {error.ename}: {error.evalue}\n"
+        kept = f"The cells up to there are in {partial}; results already checked are kept."
+        raise IclError(f"Chapter {run.chapter} {what}{kept}") from error
     seconds = time.perf_counter() - start
     write_text(run.notebook, nbformat.writes(client.nb))
     partial.unlink(missing_ok=True)
     if missing := run.unchecked():
         raise IclError(f"Chapter {run.chapter} did not check these claims: {', '.join(missing)}.")
-    write_json(run.record, _record(run, seconds, read_json(peak) if peak.is_file() else UNKNOWN))
+    record = {
+        **{"chapter": run.chapter, "tier": run.tier, "seconds": round(seconds, 1)},
+        "peak_gib": read_json(peak) if peak.is_file() else UNKNOWN,
+        **{"machine": machine.describe(), **claims.provenance()},
+    }
+    write_json(run.record, record)
     peak.unlink(missing_ok=True)
     write_json(run.stamp, inputs)
-
-
-def _record(run: Run, seconds: float, peak: dict[str, float]) -> dict[str, Any]:
-    """What the status page says about a run."""
-    return {
-        "chapter": run.chapter,
-        "tier": run.tier,
-        "seconds": round(seconds, 1),
-        "peak_gib": peak,
-        "machine": machine.describe(),
-        "versions": {name: metadata.version(name) for name in claims.VERSIONED},
-        "python": platform.python_version(),
-        "commit": claims.commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-    }

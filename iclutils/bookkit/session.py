@@ -1,13 +1,8 @@
-"""The session: what every notebook starts with.
-
-``book = iclutils.begin(tier, model, seed, device)`` checks the parameters, fixes the seeds, says
-what will run where, and gives the notebook its sizes (``book.tier``), its models
-(``book.models``), generators for its random draws (``book.generator``) and its claim check
-(``book.check``).
+"""The session, with which every notebook starts: the tier's sizes and models, generators for random
+draws, and the check of claims.
 
 Example:
     >>> import iclutils
-    >>> from iclutils.bookkit import session
 """
 
 from __future__ import annotations
@@ -33,11 +28,7 @@ from . import claims, machine, presets
 
 @dataclass(frozen=True)
 class Session:
-    """One run of one notebook.
-
-    ``own_model`` is the model that the reader named, if any. Claims are judged where it is one
-    of the tier's models for the chapter; of any other the measurements are only reported.
-    """
+    """One run of one notebook; ``own_model`` is the model that the reader named, if any."""
 
     tier: presets.Tier
     own_model: str
@@ -73,11 +64,8 @@ class Session:
         count: int = 1,
         **detail: Any,
     ) -> None:
-        """Judge a measured value against its claim; on the reader's own model, only report it.
-
-        A value that is undefined for this model (NaN, for example the AUC of a model that always
-        predicts one class) is said to be so and left out of the results.
-        """
+        """Judge a measured value against its claim; only report it if it is undefined (NaN), or on
+        a model of the reader's that is not the tier's for this chapter."""
         known, number = claims.ledger(), float(value)
         if claim_id not in known:
             raise unknown("claim", claim_id, known)
@@ -89,21 +77,14 @@ class Session:
         elif self.tier.name not in claim.tiers:
             print(f"{'no claim':<15} {claim_id} at the {self.tier.name} tier")
         else:
-            model = ", ".join(self.models(claim.chapter))
-            where: dict[str, Any] = {"tier": self.tier.name, "model": model, "seed": self.seed}
-            where |= {"device": self.device, "spread": float(spread), "count": count}
-            claims.check(claim_id, number, **where, **detail)
+            where: dict[str, Any] = {"tier": self.tier.name, "seed": self.seed}
+            where |= {"model": ", ".join(self.models(claim.chapter)), "device": self.device}
+            claims.check(claim_id, number, **where, spread=float(spread), count=count, **detail)
 
 
 def begin(tier: str = "mini", model: str = "", seed: int = 0, device: str = "auto") -> Session:
-    """Start a notebook.
-
-    Args:
-        tier: ``"mini"`` or ``"paper"``.
-        model: a model of the reader's own (a folder, ``"gpt2"``, ``"owner/name"``), or ``""``
-            for those of the tier.
-        seed: seed of every random draw.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+    """Start a notebook at the tier ``"mini"`` or ``"paper"``, on the tier's models or on a
+    ``model`` of the reader's own: a folder, ``"gpt2"``, ``"owner/name"``.
 
     Example:
         >>> book = iclutils.begin("mini", seed=3, device="cpu")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from iclutils.bookkit.session import Session
 from iclutils.chapters.gradient_descent import heads
 from iclutils.chapters.label_words import saliency
 from iclutils.chapters.regression.distances import predict
-from iclutils.interp import head_scores, patching, weights
+from iclutils.interp import clean_corrupt, head_scores, patching, weights
 from iclutils.models.lsa import LinearSelfAttention, Shape
 from iclutils.tasks import regression, text
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
@@ -44,13 +46,12 @@ def closed() -> Any:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> presets.Tier:
     """The mini tier with few sequences."""
-    tier = presets.get("mini")
     few = replace(
-        tier,
-        induction=replace(tier.induction, length=12, sequences=12),
-        label_words=replace(tier.label_words, saliency_prompts=6),
-        circuits=replace(tier.circuits, length=10, sequences=4),
-        regression=replace(tier.regression, contexts=40),
+        presets.get("mini"),
+        induction=presets.Induction(length=12, sequences=12),
+        label_words=presets.LabelWords(saliency_prompts=6),
+        circuits=presets.Circuits(length=10, sequences=4),
+        regression=presets.Regression(contexts=40),
     )
     monkeypatch.setitem(presets.TIERS, "mini", few)
     return few
@@ -61,28 +62,14 @@ def session(small: presets.Tier) -> Session:
     return Session(small, "", 0, "cpu")
 
 
-@pytest.fixture(scope="module")
-def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gpt2")
-    save_gpt2(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def neox_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("neox")
-    save_neox(folder)
-    return folder
-
-
-# The numbers are those of the lenses, called by hand
+# The numbers are those of the chapters' measures, called by hand
 
 
 def test_01_finds_the_induction_head_of_the_chapter() -> None:
-    session = Session(presets.get("mini"), "", 0, "cpu")
     made = iclutils.show("01", "induction-0")
     model = models.load("induction-0", fold=True)
-    batch = repeated_tokens(model, 64, 30, session.generator("doubled"))
+    source = Session(presets.get("mini"), "", 0, "cpu").generator("doubled")
+    batch = repeated_tokens(model, 64, 30, source)
     byhand = head_scores.score_heads(model, batch.tokens, 30)["prefix"].mean(0)
     torch.testing.assert_close(made.numbers["prefix matching"], byhand)
     torch.testing.assert_close(made.numbers["copying (weights)"], weights.copying_scores(model))
@@ -95,19 +82,15 @@ def test_02_measures_the_flow_of_the_chapter(session: Session) -> None:
     model = models.load("anchors-0")
     prompts = open_source("topics", model, session.generator).varied(6)
     torch.testing.assert_close(made.numbers["S"], saliency.measure(model, prompts).relative)
-    assert made.numbers["S"].sum(1).tolist() == pytest.approx([1.0] * 4)
 
 
 def test_03_predicts_as_the_chapter_does(session: Session) -> None:
-    made = iclutils.show("03", "regression-d2")
+    numbers = iclutils.show("03", "regression-d2").numbers
     net = session.regressors("regression-d2")
     drawn = regression.sample(regression.Task(2), 40, 5, session.generator("contexts"))
     error = (predict(net, drawn.xs, drawn.ys)[-1] - drawn.ys).square().mean(0) / 2
-    torch.testing.assert_close(made.numbers["squared error"]["the model"], error)
-    assert (
-        min(made.numbers["distances"], key=made.numbers["distances"].get)
-        == (made.numbers["nearest"])
-    )
+    torch.testing.assert_close(numbers["squared error"]["the model"], error)
+    assert numbers["nearest"] == min(numbers["distances"], key=numbers["distances"].get)
 
 
 def test_04_takes_the_heads_apart_as_the_chapter_does(session: Session) -> None:
@@ -129,94 +112,82 @@ def test_04_compares_linear_attention_with_a_step() -> None:
     assert made.numbers["loss ratio"] == pytest.approx(1, abs=0.05)
 
 
-def test_05_finds_the_edges_that_were_built(small: presets.Tier, tmp_path: Path) -> None:
-    save_wired(tmp_path / "wired")
-    made = iclutils.show("05", tmp_path / "wired")
+def test_05_finds_the_edges_that_were_built(session: Session, tmp_path: Path) -> None:
+    save_wired(tmp_path)
+    made = iclutils.show("05", tmp_path)
     assert made.numbers["exact"]
     strongest = {f"{u} -> {v}" for u, v in made.numbers["strongest"][:8]}
     assert {"0.0 -> k 1.0", "1.0 -> logits", "embed -> v 0.0"} <= strongest
-    model = models.load(tmp_path / "wired")
-    source = Session(small, "", 0, "cpu").generator("sequences")
-    task = circuits.clean_corrupt.copying(model, 4, 10, source)
+    model = models.load(tmp_path)
+    task = clean_corrupt.copying(model, 4, 10, session.generator("sequences"))
     lost = patching.path_patching(model, task).mean(-1) / made.numbers["gap"]
     torch.testing.assert_close(made.numbers["effects"], lost)
-    assert made.numbers["enough"] <= 15  # the heads that do nothing have wires, too
+    assert made.numbers["enough"] <= 15  # the heads that do nothing have edges, too
     assert made.numbers["faithfulness"][-1] == pytest.approx(1, abs=1e-4)
-
-
-def test_05_estimates_what_is_too_dear_to_patch(
-    small: presets.Tier, gpt2_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(circuits, "EXACT", 0)
-    made = iclutils.show("05", gpt2_folder)
-    assert not made.numbers["exact"]
-    assert "estimated from gradients" in made.text
 
 
 # Any model
 
 
 @pytest.mark.parametrize("chapter", ["01", "03", "04", "05"])
+@pytest.mark.usefixtures("small")
 def test_a_random_model_with_rotary_positions_and_what_it_costs(
-    chapter: str,
-    small: presets.Tier,
-    neox_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    chapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """It is near an algorithm that learns nothing, and does not copy."""
     monkeypatch.delenv("ICLUTILS_QUIET")
-    made = iclutils.show(chapter, neox_folder)
+    monkeypatch.setattr(circuits, "EXACT", 0)
+    save_neox(tmp_path)
+    made = iclutils.show(chapter, tmp_path)
     first, second = capsys.readouterr().out.splitlines()
     assert re.match("loading .* of weights in memory", first)
     assert re.search("seconds, .* of memory beside the weights", second)
-    assert made.chapter == chapter
     assert len(made.alt.split()) > 10
     assert repr(made) == made.text
     if chapter == "03":
         far = made.numbers["distances"]
         assert min(far["the middle"], far["mean label"]) < far["OLS"]
         assert made.numbers["squared error"]["the model"].mean() > 0.5 * made.numbers["scale"]
-        assert "always answering the middle" in made.text
     if chapter == "04":
         assert math.isnan(made.numbers["share of updates"])
         assert "does not copy" in made.text
+    if chapter == "05":
+        assert not made.numbers["exact"]
+        assert "estimated from gradients" in made.text
 
 
-def test_short_contexts_get_short_sequences(small: presets.Tier, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("small")
+def test_the_command_on_a_short_context_writes_what_the_figure_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     save_gpt2(tmp_path, n_positions=15)
-    made = iclutils.show("01", tmp_path)
-    assert made.numbers["even prefix matching"] == head_scores.uniform_baselines(7)["prefix"]
+    out = tmp_path / "deep" / "figure.png"
+    assert main(["show", "01", "--model", str(tmp_path), "--out", str(out)]) == 0
+    even = head_scores.uniform_baselines(7)["prefix"]
+    assert f"even attention would give {even:.2f}" in capsys.readouterr().out
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert b"Heat maps by layer and head" in out.read_bytes()
+    assert [path.name for path in out.parent.iterdir()] == ["figure.png"]
+    assert main(["show", "01", "--model", str(tmp_path), "--out", str(tmp_path / "a.bmp")]) == 2
 
 
 @pytest.mark.shared
-def test_a_text_of_the_readers_own(small: presets.Tier, text_model: Path) -> None:
+@pytest.mark.usefixtures("small")
+def test_texts_and_labels_of_the_readers_own(text_model: Path) -> None:
     made = iclutils.show("01", text_model, prompt="The cat sat on the mat")
     ticks = [label.get_text() for label in made.figure.axes[0].get_xticklabels()]
     assert "".join(ticks) == "<|endoftext|>" + "The cat sat on the mat" * 2
-    pattern = made.numbers["pattern"]
-    assert pattern.shape == (13, 13)
-    assert made.numbers["prefix matching on the text"] == pytest.approx(
-        head_scores.prefix_matching(pattern, 6).item()
-    )
-
-
-@pytest.mark.shared
-def test_texts_and_labels_of_the_readers_own(small: presets.Tier, text_model: Path) -> None:
-    given = {"demonstrations": SHOWN, "query": ("I loved it", "Positive")}
-    made = iclutils.show("02", text_model, **given)
+    there = head_scores.prefix_matching(made.numbers["pattern"], 6).item()
+    assert made.numbers["prefix matching on the text"] == pytest.approx(there)
+    made = iclutils.show("02", text_model, demonstrations=SHOWN, query=("I loved it", "Positive"))
     model = models.load(text_model)
     task = text.TextTask("mine", "Text:", "Label:", (" Positive", " Negative"))
     rows = [("a great movie", 0), ("a bad film", 1)]
-    prompts = text.build(
-        task, model.tokenizer, [rows], [("I loved it", 0)], context=model.cfg.n_ctx
-    )
+    prompts = text.build(task, model.tokenizer, [rows], [("I loved it", 0)], context=1024)
     torch.testing.assert_close(made.numbers["S"], saliency.measure(model, prompts).relative)
-    guessed = iclutils.show("02", text_model, demonstrations=SHOWN, query="I loved it")
-    assert "for that answer" in guessed.text
     long = [("a", "Positive"), ("b", "Extraordinarily")]
-    made = iclutils.show("02", text_model, demonstrations=long, query="c")
-    assert "of Extraordinarily only the first token counts" in made.text
+    said = iclutils.show("02", text_model, demonstrations=long, query="c").text
+    assert "of Extraordinarily only the first token counts); for that answer" in said
 
 
 def test_algorithms_that_learn_nothing() -> None:
@@ -225,7 +196,7 @@ def test_algorithms_that_learn_nothing() -> None:
     assert found == [[0, 0, 0, 0], [0, 1, 2, 3], [0, 1, 3, 5]]
 
 
-# Doors
+# What is refused
 
 
 @pytest.mark.parametrize(
@@ -252,37 +223,46 @@ def test_what_cannot_be_is_refused(chapter: str, more: dict[str, Any], message: 
         iclutils.show(chapter, **more)
 
 
+TWINS = [("a", "Positively"), ("b", "Positive")]
+
+
 @pytest.mark.shared
-def test_texts_that_do_not_fit_are_refused(text_model: Path) -> None:
-    with pytest.raises(IclError, match="reads at most 1024"):
-        iclutils.show("01", text_model, prompt="word " * 600)
-    with pytest.raises(IclError, match="at least two"):
-        iclutils.show("01", text_model, prompt="word")
-    with pytest.raises(IclError, match="Show fewer demonstrations"):
-        iclutils.show("02", text_model, demonstrations=SHOWN, query="word " * 1100)
-    twins = [("a", "Positively"), ("b", "Positive")]
-    with pytest.raises(IclError, match="begin with the same sub-token"):
-        iclutils.show("02", text_model, demonstrations=twins, query="c")
+@pytest.mark.parametrize(
+    ("chapter", "more", "message"),
+    [
+        ("01", {"prompt": "word " * 600}, "reads at most 1024"),
+        ("01", {"prompt": "word"}, "at least two"),
+        ("02", {"demonstrations": SHOWN, "query": "word " * 1100}, "Show fewer demonstrations"),
+        ("02", {"demonstrations": TWINS, "query": "c"}, "begin with the same sub-token"),
+    ],
+)
+def test_texts_that_do_not_fit_are_refused(
+    text_model: Path, chapter: str, more: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(IclError, match=message):
+        iclutils.show(chapter, text_model, **more)
 
 
-def test_models_that_cannot_be_asked_are_refused(small: presets.Tier, tmp_path: Path) -> None:
-    save_gptj(tmp_path / "gptj")
-    for chapter in ("04", "05"):
-        with pytest.raises(IclError):
-            iclutils.show(chapter, tmp_path / "gptj")
-    save_gpt2(tmp_path / "flat", n_layer=1)
-    with pytest.raises(IclError, match="two attention layers"):
-        iclutils.show("01", tmp_path / "flat")
-    save_gpt2(tmp_path / "short", n_positions=5)
-    with pytest.raises(IclError, match="Only 2 pairs"):
-        iclutils.show("03", tmp_path / "short")
-    (tmp_path / "taskless").mkdir()
-    LinearSelfAttention(Shape(dim=2, pairs=3), [0]).save(tmp_path / "taskless")
-    with pytest.raises(IclError, match="not trained on linear functions"):
-        iclutils.show("04", tmp_path / "taskless")
+@pytest.mark.parametrize(
+    ("chapter", "save", "message"),
+    [
+        ("04", save_gptj, "shows its attention only after"),
+        ("05", save_gptj, "cannot fork the inputs"),
+        ("01", partial(save_gpt2, n_layer=1), "two attention layers"),
+        ("03", partial(save_gpt2, n_positions=5), "Only 2 pairs"),
+        ("04", LinearSelfAttention(Shape(dim=2, pairs=3), [0]).save, "not trained on linear"),
+    ],
+)
+@pytest.mark.usefixtures("small")
+def test_models_that_cannot_be_asked_are_refused(
+    chapter: str, save: Callable[[Path], object], message: str, tmp_path: Path
+) -> None:
+    save(tmp_path)
+    with pytest.raises(IclError, match=message):
+        iclutils.show(chapter, tmp_path)
 
 
-# What is said, and what is written
+# What is said
 
 
 def test_the_weights_are_counted_from_their_headers(tmp_path: Path) -> None:
@@ -300,17 +280,3 @@ def test_amounts_and_durations_are_rounded() -> None:
     assert {size: quick_figure.amount(size) for size in sizes} == sizes
     times = {0.3: "less than 2 seconds", 41.7: "about 42 seconds", 100: "about 1.7 minutes"}
     assert {time: quick_figure.duration(time) for time in times} == times
-
-
-def test_the_command_writes_a_figure_that_says_what_it_shows(
-    small: presets.Tier, gpt2_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    out = tmp_path / "deep" / "figure.png"
-    assert main(["show", "01", "--model", str(gpt2_folder), "--out", str(out)]) == 0
-    assert "attends most to what followed" in capsys.readouterr().out
-    written_png = out.read_bytes()
-    assert written_png.startswith(b"\x89PNG")
-    assert b"Heat maps by layer and head" in written_png
-    assert [path.name for path in out.parent.iterdir()] == ["figure.png"]
-    assert main(["show", "01", "--out", str(tmp_path / "figure.bmp")]) == 2
-    assert main(["show", "02", "--demonstration", "no label"]) == 2

@@ -1,19 +1,8 @@
 """Claims: what the sources say, what we measured, and the verdict between them.
 
-One ledger per notebook, ``NN_chapter.yml``, written before the measurement. Each claim has
-
-- ``id``: ``NN.some_name``; ``statement`` in our words; ``source``: where the source says it
-  (citation keys as in the bibliography); ``cell``: the name of the notebook cell that checks it;
-- ``published``: the source's value, if it gives one; ``measure``: what we measure, with its unit;
-- ``range``: the values the measure can take, if bounded;
-- ``sigmas``: how many spreads on either side of the value must also meet the criterion;
-- ``tiers``: for each tier the claim applies to, an ordered map from verdict to criterion. The
-  first criterion that holds decides; if none does, the verdict is ``not reproduced``;
-- ``tolerance``: where the bounds come from.
-
-A criterion is ``"> a"``, ``">= a"``, ``"< a"``, ``"<= a"`` or ``"a .. b"`` (both ends included).
-A claim whose criteria cannot fail is refused. ``check`` writes the result with its provenance
-as JSON and prints one stable line.
+Each notebook has a ledger, ``NN_chapter.yml``, written before the measurement; a claim that cannot
+fail is refused. A criterion is ``"> a"``, ``">= a"``, ``"< a"``, ``"<= a"`` or ``"a .. b"`` (both
+ends included). The first of a tier's criteria that holds decides; if none, ``not reproduced``.
 """
 
 from __future__ import annotations
@@ -49,16 +38,16 @@ VERSIONED = ("iclutils", "torch", "transformers", "transformer-lens", "numpy")
 class Claim:
     """One line of the ledger."""
 
-    id: str
-    statement: str
-    source: str
-    measure: str
-    cell: str
-    tiers: dict[str, dict[str, str]]
-    tolerance: str
-    published: float | str | None = None
-    range: tuple[float, float] = (-math.inf, math.inf)
-    sigmas: float = 0.0
+    id: str  # NN.some_name
+    statement: str  # in our words
+    source: str  # where the source says it, with keys of the bibliography
+    measure: str  # what we measure, with its unit
+    cell: str  # the name of the notebook cell that checks it
+    tiers: dict[str, dict[str, str]]  # for each that it applies to, a criterion for each verdict
+    tolerance: str  # where the bounds come from
+    published: float | str | None = None  # the source's value
+    range: tuple[float, float] = (-math.inf, math.inf)  # values that the measure can take
+    sigmas: float = 0.0  # spreads on either side of the value that must meet the criterion, too
 
     @property
     def chapter(self) -> str:
@@ -76,10 +65,8 @@ class Claim:
             raise IclError(f"{self.id}: measured {value}, outside its range {self.range}.")
         reach = self.sigmas * spread
         ends = (max(low, value - reach), value, min(high, value + reach))
-        for verdict, text in self.tiers[tier].items():
-            if all(map(criterion(text), ends)):
-                return verdict
-        return "not reproduced"
+        held = (k for k, text in self.tiers[tier].items() if all(map(criterion(text), ends)))
+        return next(held, "not reproduced")
 
 
 @dataclass(frozen=True)
@@ -126,11 +113,14 @@ def read_ledger(path: Path) -> dict[str, Claim]:
         raise IclError(f"{path.name} is not a list of claims, each a map of fields.")
     claims: dict[str, Claim] = {}
     for entry in entries:
+        whole = {k: float(v) for k, v in entry.items() if isinstance(v, int)}  # YAML's 2 is one
         try:
-            claim = _claim(entry)
+            span = {"range": tuple(map(float, entry["range"]))} if "range" in entry else {}
+            claim = Claim(**entry | whole | span)
+            refuse_if_it_cannot_fail(claim)
+        except IclError:
+            raise
         except (TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, IclError):
-                raise
             raise IclError(f"{path.name}, claim {entry.get('id')!r}: {error}.") from error
         if claim.id in claims:
             raise IclError(f"{path.name} has two claims {claim.id!r}.")
@@ -138,18 +128,6 @@ def read_ledger(path: Path) -> dict[str, Claim]:
             raise IclError(f"{claim.id!r} does not belong in {path.name}.")
         claims[claim.id] = claim
     return claims
-
-
-def _claim(entry: dict[str, Any]) -> Claim:
-    for name in ("published", "sigmas"):  # YAML reads "2" as an integer
-        if isinstance(entry.get(name), int):
-            entry[name] = float(entry[name])
-    if "range" in entry:
-        low, high = map(float, entry["range"])
-        entry["range"] = (low, high)
-    claim = Claim(**entry)
-    refuse_if_it_cannot_fail(claim)
-    return claim
 
 
 def check(
@@ -164,38 +142,31 @@ def check(
     count: int = 1,
     **detail: Any,
 ) -> Result:
-    """Judge a measured value, write the result as JSON, print ``verdict  id``.
+    """Judge a measured value, write the result with its provenance as JSON, print the verdict.
 
-    Args:
-        claim_id: id in the ledger.
-        value: the measurement.
-        tier, model, seed, device: where it comes from.
-        spread: standard error or standard deviation over ``count`` repetitions.
-        count: number of repetitions behind value and spread.
-        detail: anything else worth keeping, JSON-serialisable.
+    ``spread`` is a standard error or deviation over ``count`` repetitions; ``detail`` is anything
+    else worth keeping, JSON-serialisable.
     """
     known = ledger()
     if claim_id not in known:
         raise unknown("claim", claim_id, known)
-    result = Result(
-        id=claim_id,
-        verdict=known[claim_id].verdict(tier, float(value), float(spread)),
-        value=float(value),
-        spread=float(spread),
-        count=count,
-        tier=tier,
-        model=model,
-        seed=seed,
-        device=device,
-        versions={name: metadata.version(name) for name in VERSIONED},
-        python=platform.python_version(),
-        commit=commit(),
-        date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        detail=detail,
-    )
+    number, margin = float(value), float(spread)
+    measured = (known[claim_id].verdict(tier, number, margin), number, margin, count)
+    where = (tier, model, seed, device)
+    result = Result(claim_id, *measured, *where, **provenance(), detail=detail)
     write_json(results_folder() / tier / f"{claim_id}.json", asdict(result))
     print(f"{result.verdict:<15} {claim_id}")
     return result
+
+
+def provenance() -> dict[str, Any]:
+    """What a result was made with, and when."""
+    return {
+        "versions": {name: metadata.version(name) for name in VERSIONED},
+        "python": platform.python_version(),
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
 
 
 def results_folder() -> Path:
@@ -257,8 +228,6 @@ def refuse_if_it_cannot_fail(claim: Claim) -> None:
     for tier, criteria in claim.tiers.items():
         if tier not in presets.TIERS:
             raise unknown(f"tier in {claim.id}", tier, presets.TIERS)
-        if not criteria:
-            raise IclError(f"{claim.id}, {tier}: no criterion, so the claim cannot fail.")
         probes = [low, high, -1e300, 1e300]
         for verdict, text in criteria.items():
             if verdict not in DECIDABLE:
@@ -272,5 +241,5 @@ def refuse_if_it_cannot_fail(claim: Claim) -> None:
         for verdict, text in criteria.items():
             if verdict not in reached:
                 raise IclError(f"{claim.id}, {tier}: {verdict} {text!r} can never decide.")
-        if "not reproduced" not in reached:
-            raise IclError(f"{claim.id}, {tier}: some criterion always holds: it cannot fail.")
+        if not criteria or "not reproduced" not in reached:
+            raise IclError(f"{claim.id}, {tier}: no value fails its criteria: it cannot fail.")

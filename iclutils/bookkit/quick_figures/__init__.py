@@ -1,9 +1,7 @@
 """Quick figures: each chapter's main figure, from one call, on a model of the reader's own.
 
-``show("01", model="path/to/folder")`` says what it will do, how much memory that takes and for
-about how long, does it, and returns the figure with the numbers that it draws. The measures are
-those of the chapters; only the sizes are small, so that a call on a model of GPT-2 small's shape
-takes about a minute on two cores.
+The measures are those of the chapters; only the sizes are small, so that a call on a model of GPT-2
+small's shape takes about a minute on two cores.
 
 Example:
     >>> import iclutils
@@ -43,17 +41,16 @@ def show(
     seed: int = 0,
     device: str = "auto",
 ) -> QuickFigure:
-    """A chapter's main figure for one model.
+    """A chapter's main figure for one model; what it will take is said before.
 
     Args:
         chapter: its number.
         model: a Hugging Face folder, a name that ``load`` knows, or a folder of in-context
             regressors (03) or linear self-attention (04); the chapter's own model if omitted.
         prompt: chapter 01 only, for a model with a tokenizer: a text, which is shown twice.
-        demonstrations: chapter 02 only, for a model with a tokenizer: texts with their labels.
-        query: the text to be labelled after them, with its label if there is a right one.
-        seed: of every random draw.
-        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        demonstrations, query: chapter 02 only, for a model with a tokenizer: texts with their
+            labels, and the text to be labelled, with its label if there is a right one.
+        seed, device: as in ``begin``.
 
     Example:
         >>> made = iclutils.show("01", "induction-0")

@@ -1,13 +1,12 @@
 """Chapter 05: the edges of a model when it copies, and how few of them are enough.
 
-Every edge is patched exactly where that is cheap. Where it is not, as in all but very small
-models, the effects are estimated from gradients, and the figure says so.
+Every edge is patched exactly where that is cheap; elsewhere, as in all but very small models, the
+effects are estimated from gradients, and the figure says so.
 """
 
 from __future__ import annotations
 
 from ...interp import attribution, circuit, clean_corrupt, graph, patching
-from ...models import TransformerBridge
 from ...plots import figures
 from .quick_figure import QuickFigure, Request, announce
 
@@ -23,11 +22,11 @@ def draw(request: Request) -> QuickFigure:
     """Effects of all edges, and what the strongest of them alone still do."""
     model = request.load()
     cfg, sizes, edges = model.cfg, request.session.tier.circuits, graph.of(model)
-    total = int(edges.exists.sum())
-    length = min(sizes.length, (cfg.n_ctx - 1) // 2)
-    source = request.session.generator("sequences")
-    task = clean_corrupt.copying(model, sizes.sequences, length, source, narrow=cfg.d_vocab > WORDS)
-    exact = cost(model, total, task) <= EXACT
+    total, length = int(edges.exists.sum()), min(sizes.length, (cfg.n_ctx - 1) // 2)
+    source, narrow = request.session.generator("sequences"), cfg.d_vocab > WORDS
+    task = clean_corrupt.copying(model, sizes.sequences, length, source, narrow=narrow)
+    # Half a pass for each edge, on average.
+    exact = total * task.clean.numel() * 6 * cfg.n_layers * cfg.d_model**2 <= EXACT
     task = task if exact else task[:FEW]
     clean, corrupt = clean_corrupt.baselines(model, task)
     kept = [size for size in SIZES if size < total] + [total]
@@ -44,7 +43,6 @@ def draw(request: Request) -> QuickFigure:
     ranking = circuit.rank_edges(share, edges)
     faithful = circuit.faithfulness(circuit.curve(model, task, ranking, kept), clean, corrupt).cpu()
     enough = circuit.smallest_size(kept, faithful, ENOUGH)
-    order = [abs(share[edges.index(edge)].item()) for edge in ranking[:100]]
     way = "patched one by one" if exact else "estimated from gradients, for there are too many"
     count = f"{enough} of {total} edges keep" if enough else f"Fewer than {total} edges do not keep"
     text = (
@@ -56,15 +54,10 @@ def draw(request: Request) -> QuickFigure:
         **{"sizes": kept, "faithfulness": faithful, "enough": enough, "gap": gap},
     }
     alt = f"Two line plots: share of the gap by edges kept, and effect of an edge by rank. {text}"
+    order = [abs(share[edges.index(edge)].item()) for edge in ranking[:100]]
     panels: dict[str, dict[str, figures.Line]] = {
         "share of the gap that is kept": {"strongest edges": (kept, faithful.tolist())},
         "effect of one edge, share of the gap": {"by rank": (range(1, len(order) + 1), order)},
     }
     figure = figures.curves(panels, ["edges kept", "rank of the edge"], log_x=True)
     return QuickFigure("05", figure, numbers, alt, text)
-
-
-def cost(model: TransformerBridge, edges: int, task: clean_corrupt.CleanCorrupt) -> float:
-    """Multiplications that patching every edge would take: half a pass for each, on average."""
-    weights = 12 * model.cfg.n_layers * model.cfg.d_model**2
-    return edges * task.clean.numel() * weights / 2

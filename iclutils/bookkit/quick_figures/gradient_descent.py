@@ -1,8 +1,5 @@
-"""Chapter 04: attention as a step of gradient descent.
-
-Of a language model: what the updates of its heads add to the answer when it copies. Of linear
-self-attention made by our recipes: the trained layers beside steps of gradient descent, as inputs
-are stretched.
+"""Chapter 04: what the updates of a language model's heads add to the answer when it copies; or
+linear self-attention of our recipes beside a step of gradient descent, as inputs are stretched.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from ...tasks.repeated import repeated_tokens
 from .quick_figure import QuickFigure, Request, announce
 
 PROMPTS, BATCH = 16, 8
-STRETCHED = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+STRETCHED = [0.5, 0.75, 1.0, 1.25, 1.5, 2.0]
 CONTEXTS = 4000
 
 
@@ -37,10 +34,9 @@ def _of_heads(request: Request) -> QuickFigure:
     length = min(request.session.tier.induction.length, (cfg.n_ctx - 1) // 2)
     batch = repeated_tokens(model, PROMPTS, length, source, distinct=True)
     end = length + length // 2 + 1
-    tokens, answer = batch.tokens[:, :end], batch.tokens[:, end]
-    shown = heads.first_copy(batch)[:, :end]
+    tokens, shown, answer = batch.tokens[:, :end], heads.first_copy(batch), batch.tokens[:, end]
     others = torch.arange(cfg.d_vocab, device=tokens.device)[None]
-    columns = (rows.split(BATCH) for rows in (tokens, shown, answer))
+    columns = (rows.split(BATCH) for rows in (tokens, shown[:, :end], answer))
     parts = list(zip(*columns, strict=True))
     held = {"patterns": 3 * cfg.n_layers, "streams": 12 * cfg.n_layers}
     twice = 16 * cfg.d_vocab * cfg.d_model  # the unembedding, in double precision
@@ -56,22 +52,19 @@ def _of_heads(request: Request) -> QuickFigure:
     whole, without = torch.cat(right, 1).float().mean(1).tolist()
     updates = split.demonstration_update.mean(0).cpu()
     query_terms = split.query_term.mean(0).cpu()
-    best = divmod(int(updates.argmax()), cfg.n_heads)
-    share = split.update_share.item()
-    copies = whole > 0.5  # a share of what is not there says nothing
+    best = "{}.{}".format(*divmod(int(updates.argmax()), cfg.n_heads))
+    share = split.update_share.item() if whole > 0.5 else math.nan  # of what is not there, no share
+    told = (
+        "It does not copy, so there is no answer whose share could be told."
+        if math.isnan(share)
+        else f"The updates carry {share:.0%} of the answer's logit directly, head {best} most."
+    )
     text = (
         f"Copying, the model answers {whole:.0%} right, and {without:.0%} with the updates ablated "
-        "in all heads. "
-        + (
-            f"The updates carry {share:.0%} of the answer's logit directly, head "
-            f"{best[0]}.{best[1]} most."
-            if copies
-            else "It does not copy, so there is no answer whose share could be told."
-        )
+        f"in all heads. {told}"
     )
     numbers = {
-        **{"updates": updates, "query terms": query_terms},
-        "share of updates": share if copies else math.nan,
+        **{"updates": updates, "query terms": query_terms, "share of updates": share},
         **{"accuracy": whole, "accuracy without updates": without},
     }
     alt = (
@@ -86,35 +79,33 @@ def _of_heads(request: Request) -> QuickFigure:
 
 def _of_lsa(request: Request) -> QuickFigure:
     net = request.session.lsa(request.name)
-    problem = _problem(request.name, net.tasks[-1] if net.tasks else {})
+    known = net.tasks[-1] if net.tasks else {}
+    if known.get("kind") != "Problem" or known.get("link") != "linear":
+        raise IclError(
+            f"{request.name!r} was not trained on linear functions; a step of gradient descent on "
+            "a linear model is nothing to compare it with. Use networks such as 'lsa-1'."
+        )
+    problem = Problem(Task(**known["task"]), known["link"], tuple(known["scales"]))
     say(f"{request.name} against gradient descent: some seconds, less than 1 GB")
-    pairs = net.shape.pairs + 1
-    tuned_on = problem.sample(CONTEXTS, pairs, request.session.generator("tuning"))
-    drawn = problem.sample(CONTEXTS, pairs, request.session.generator("asked"))
+    tuned_on, drawn = (
+        problem.sample(CONTEXTS, net.shape.pairs + 1, request.session.generator(purpose))
+        for purpose in ("tuning", "asked")
+    )
     (tuned,) = descent.tune(1, tuned_on.xs, tuned_on.ys)
     step = descent.predictor(tuned.rates, tuned.gammas)
     losses = alignment.under_shift(
-        {"trained": net, "one step of GD": step}, drawn, list(STRETCHED), "inputs"
+        {"trained": net, "one step of GD": step}, drawn, STRETCHED, "inputs"
     )
     near = alignment.alignment(net, step, drawn.xs, drawn.ys)
-    cosine = near.cosine.min().item()
-    ratio = (near.loss / near.reference_loss).max().item()
+    cosine, ratio = near.cosine.min(), (near.loss / near.reference_loss).max()
     text = (
         f"The trained network's answers depend on the query as those of one step of gradient "
         f"descent do with a cosine of {cosine:.2f}, and its loss is {ratio:.2f} of the step's "
         f"(the worst of {len(net.seeds)} trainings)."
     )
     lines = {name: (STRETCHED, rows.amax(0).tolist()) for name, rows in losses.items()}
-    numbers = {"losses": losses, "cosine": near.cosine, "loss ratio": ratio, "rate": tuned.rates[0]}
+    numbers = {"losses": losses, "cosine": near.cosine, "rate": tuned.rates[0]}
+    numbers["loss ratio"] = ratio.item()
     alt = f"Loss of the trained network and of one step, over the scale of the inputs. {text}"
     figure = figures.curves({"loss": lines}, "inputs scaled by", log_y=True)
     return QuickFigure("04", figure, numbers, alt, text)
-
-
-def _problem(name: str, known: dict) -> Problem:
-    if known.get("kind") != "Problem" or known.get("link") != "linear":
-        raise IclError(
-            f"{name!r} was not trained on linear functions; a step of gradient descent on a linear "
-            "model is nothing to compare it with. Use networks such as 'lsa-1'."
-        )
-    return Problem(Task(**known["task"]), known["link"], tuple(known["scales"]))

@@ -14,11 +14,7 @@ from ...tasks.repeated import RepeatedTokens, repeated_tokens
 from .quick_figure import QuickFigure, Request, announce
 
 BATCH = 8  # sequences in a pass
-SHOWN = {
-    "previous token": "previous",
-    "duplicate token": "duplicate",
-    "prefix matching": "prefix",
-}
+SHOWN = {"previous token": "previous", "duplicate token": "duplicate", "prefix matching": "prefix"}
 
 
 def draw(request: Request) -> QuickFigure:
@@ -40,7 +36,7 @@ def draw(request: Request) -> QuickFigure:
     even = head_scores.uniform_baselines(length)["prefix"]
     seen = (
         f"head {layer}.{head} attends most to what followed the earlier copy: "
-        f"{maps['prefix matching'][layer, head]:.2f} of its attention, where even attention would "
+        f"{scores['prefix'][layer, head]:.2f} of its attention, where even attention would "
         f"give {even:.2f}"
     )
     numbers = {**maps, "induction head": (layer, head), "even prefix matching": even}
@@ -55,11 +51,9 @@ def draw(request: Request) -> QuickFigure:
         f"text {here:.2f} of its attention goes one place right of the earlier copy, a diagonal."
     )
     told = f"On random tokens {seen}. On this text {here:.2f} of its attention goes there."
-    figure = figures.attention(
-        pattern, [str(words(model).decode([token])) for token in text.tokens[0].tolist()]
-    )
+    pieces = [str(words(model).decode([token])) for token in text.tokens[0].tolist()]
     numbers |= {"pattern": pattern, "prefix matching on the text": here}
-    return QuickFigure("01", figure, numbers, alt, told)
+    return QuickFigure("01", figures.attention(pattern, pieces), numbers, alt, told)
 
 
 def _twice(model: TransformerBridge, prompt: str) -> RepeatedTokens:

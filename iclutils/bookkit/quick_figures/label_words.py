@@ -20,7 +20,10 @@ CUE, ANSWER = "Text:", "Label:"
 def draw(request: Request) -> QuickFigure:
     """S_wp, S_pq and S_ww by layer, on the reader's own prompt or on made-up topics."""
     model = request.load()
-    prompts, about = _prompts(request, model)
+    own = request.demonstrations or request.query
+    prompts, about = (
+        _own(request, model) if own else (_topics(request, model), "On made-up topics ")
+    )
     tokens, layers = prompts.tokens[:BATCH], model.cfg.n_layers
     held = {"patterns": 4 * layers, "streams": 20 * layers, "vocab": 0}
     announce(model, "saliency", tokens, 3 * len(prompts) / len(tokens), **held)
@@ -40,18 +43,15 @@ def draw(request: Request) -> QuickFigure:
     return QuickFigure("02", figures.curves(panels, "layer"), numbers, alt, f"{about}{seen}.")
 
 
-def _prompts(request: Request, model: TransformerBridge) -> tuple[Prompts, str]:
-    """The prompts, and what there is to say about them."""
+def _topics(request: Request, model: TransformerBridge) -> Prompts:
     session = request.session
-    if request.demonstrations or request.query:
-        return _own(request, model)
     if model.cfg.d_vocab != topics.VOCAB:
         raise IclError(
             "Give this model something to label: demonstrations=[(text, label), ...] and "
             "query=text (and a tokenizer, if it has none)."
         )
     source = open_source("topics", model, session.generator, session.seed)
-    return source.varied(session.tier.label_words.saliency_prompts), "On made-up topics "
+    return source.varied(session.tier.label_words.saliency_prompts)
 
 
 def _own(request: Request, model: TransformerBridge) -> tuple[Prompts, str]:
@@ -76,5 +76,5 @@ def _own(request: Request, model: TransformerBridge) -> tuple[Prompts, str]:
         prompts.gold[:] = answer
     long = [w for w in labels if len(tokenizer(f" {w}", add_special_tokens=False)["input_ids"]) > 1]
     read = f" (of {', '.join(long)} only the first token counts)" if long else ""
-    what = f"{right.strip()!r}" if right else "that answer"
+    what = repr(right.strip()) if right else "that answer"
     return prompts, f"The model answers {labels[answer]!r}{read}; for {what} "

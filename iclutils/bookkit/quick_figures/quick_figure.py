@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +24,8 @@ FLOAT = 4  # bytes
 
 @dataclass(frozen=True, repr=False)
 class QuickFigure:
-    """A figure, the numbers that it draws, and what it shows in words.
-
-    ``alt`` describes the figure to who cannot see it; ``text`` says what was found.
-    """
+    """A figure, the numbers that it draws, and in words what it shows (``alt``, for who cannot see
+    it) and what was found (``text``)."""
 
     chapter: str
     figure: Figure
@@ -72,9 +69,7 @@ def kind_of(name: str) -> str:
     """What a name or folder holds: ``in-context regressors``, ``solvers`` or a ``transformer``."""
     known = name in zoo.names() or name in zoo.names(zoo.trained()) or Path(name).is_dir()
     config = zoo.find(name) / "config.json" if known else None
-    if config is None or not config.is_file():
-        return "transformer"
-    kind = str(read_json(config).get("model_type"))
+    kind = read_json(config).get("model_type") if config and config.is_file() else None
     return kind if kind in ("in-context regressors", "solvers") else "transformer"
 
 
@@ -89,15 +84,8 @@ def announce(
     vocab: int = 2,
     more: int = 0,
 ) -> None:
-    """Say what comes, for about how long, in how much memory; one pass is timed for it.
-
-    Args:
-        what: in words.
-        tokens: what is read at once.
-        passes: how many passes over ``tokens`` it takes.
-        patterns, streams, vocab: tensors of the size of a layer's attention patterns, of the
-            residual stream and of the logits that are held at once, beside the weights.
-        more: other bytes.
+    """Say what comes, for how long (one of the ``passes`` over ``tokens`` is timed), and in how
+    much memory: attention patterns, residual streams and logits held at once, and ``more`` bytes.
     """
     if quiet():
         return
@@ -111,22 +99,23 @@ def announce(
 
 def amount(size: float | int) -> str:
     """Bytes in words."""
-    for unit, many in (("GB", 1e9), ("MB", 1e6)):
-        if size >= many:
-            return f"about {_rounded(size / many)} {unit}"
-    return "less than 1 MB"
+    if size < 1e6:
+        return "less than 1 MB"
+    return f"about {_rounded(size / 1e9)} GB" if size >= 1e9 else f"about {_rounded(size / 1e6)} MB"
 
 
 def duration(seconds: float | int) -> str:
     """Seconds in words."""
     if seconds < 2:
         return "less than 2 seconds"
-    if seconds < 100:
-        return f"about {_rounded(seconds)} seconds"
-    return f"about {_rounded(seconds / 60)} minutes"
+    minutes = seconds >= 100
+    return (
+        f"about {_rounded(seconds / 60)} minutes"
+        if minutes
+        else f"about {_rounded(seconds)} seconds"
+    )
 
 
 def _rounded(value: float | int) -> str:
     """Two significant digits, no more than an estimate is worth."""
-    digits = 1 - math.floor(math.log10(value))
-    return f"{round(value, digits):.{max(0, digits)}f}"
+    return f"{float(f'{value:.1e}'):g}"
