@@ -48,9 +48,9 @@ CUE, BOS, VOCAB = len(NAMES) - 2, len(NAMES) - 1, len(NAMES)
 class Texts:
     """How texts are drawn: length in tokens, and the share of each kind of word.
 
-    Each token is a filler with probability ``filler``; else a word of the text's own topic
-    (``own``), of a sibling topic (``sibling``), or of any topic (the rest). ``same`` is the share
-    of the own-topic words that are one and the same word for each topic: easy texts, for training.
+    Each token is a filler with probability ``filler``; else a word of the text's own topic, of a
+    sibling topic, or (the rest) of any. ``same`` is the share of the own-topic words that are one
+    and the same word for each topic: easy texts, for training.
     """
 
     shortest: int = 4

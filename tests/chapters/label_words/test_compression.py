@@ -14,7 +14,6 @@ from tiny import BOS, CONTEXT, VOCAB
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
-    GPT2TokenizerFast,
     GPTNeoConfig,
     GPTNeoForCausalLM,
 )
@@ -136,17 +135,8 @@ def test_golden_prompt() -> None:
     text = compression.text_anchor(prompts)
     text.check()
     assert (text.label_pos.tolist(), text.target.tolist()) == ([[6, 14]], [24])
-
-
-@pytest.mark.shared
-def test_text_anchor_is_the_formatting_written_out(shared: Path) -> None:
-    folders = [p.parent for p in shared.rglob("merges.txt")]
-    if not folders:
-        pytest.skip("no tokenizer of GPT-2 among the stand-ins")
-    tokenizer = GPT2TokenizerFast.from_pretrained(folders[0])
-    shown = "Review:\nSentiment: Positive\nReview:\nSentiment: Negative\n"
-    written = shown + "Review: fine work here\nSentiment:"
-    assert compression.text_anchor(golden()).tokens[0].tolist() == tokenizer(written).input_ids
+    left = [n for n in range(30) if n not in (2, 3, 4, 13, 14)]  # all but the texts
+    assert torch.equal(text.tokens, prompts.tokens[:, left])
 
 
 @given(prompts=prompts_strategy(), seed=st.integers(0, 99))
@@ -163,14 +153,13 @@ def test_hidden_random_replaces_labels_by_their_own_text(prompts: Prompts, seed:
 def test_hidden_random_with_long_labels_and_little_text() -> None:
     prompts = golden()
     roles = prompts.roles.clone()
-    roles[0, 10] = Role.LABEL  # a label word of two sub-tokens
-    roles[0, 13] = Role.FORMAT  # and a text of one token, with a label word of two
-    roles[0, 20] = Role.LABEL
+    roles[0, [10, 20]] = Role.LABEL  # label words of two sub-tokens
+    roles[0, 13] = Role.FORMAT  # and, before one, a text of a single token
     keep = compression.hidden_random(replace(prompts, roles=roles), torch.Generator())
-    drawn = (keep & (roles == Role.TEXT))[0].nonzero()[:, 0].tolist()
+    drawn = (keep & (roles != Role.FORMAT))[0].nonzero()[:, 0].tolist()
     assert len(drawn) == 3
+    assert set(drawn) < {2, 3, 4, 14}
     assert drawn[-1] == 14
-    assert not bool(keep[0, [9, 10, 19, 20]].any())
 
 
 def test_hidden_random_top(gpt2: TransformerBridge) -> None:

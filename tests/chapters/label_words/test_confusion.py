@@ -88,6 +88,12 @@ def test_queries_and_keys_are_the_models(model: TransformerBridge) -> None:
     queries, keys, found = confusion.queries_and_keys(model, prompts, batch_size=3)
     expected = answers(model, prompts).class_logits
     torch.testing.assert_close(found.class_logits, expected, atol=1e-5, rtol=1e-5)
+    predicted, actual = confusion.diagnose(model, prompts, directions=2)
+    relative = confusion.predicted_confusion(queries, keys[:, 0], 2)
+    torch.testing.assert_close(predicted, relative, atol=1e-4, rtol=1e-4, equal_nan=True)
+    torch.testing.assert_close(
+        actual, confusion.actual_confusion(expected, prompts.gold), equal_nan=True
+    )
     names = [f"blocks.1.attn.hook_{name}" for name in "qk"]
     _, cache = cached(model, prompts.tokens, names)
     expected = cache[names[0]][2, prompts.target[2]].flatten()
@@ -108,16 +114,6 @@ def test_rotation_does_not_enter(gpt2: TransformerBridge, neox: TransformerBridg
         gap.append(((flat[:, None] - flat).norm(dim=-1) * (words[:, None] == words)).max())
     assert gap[0] < 1e-4
     assert gap[1] > 0.1
-
-
-def test_diagnose_puts_it_together(gpt2: TransformerBridge) -> None:
-    prompts = random_prompts(1, count=16, shared=True)
-    predicted, actual = confusion.diagnose(gpt2, prompts, directions=5)
-    queries, keys, found = confusion.queries_and_keys(gpt2, prompts)
-    torch.testing.assert_close(keys[:, 0], keys[:, -1], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(predicted, confusion.predicted_confusion(queries, keys[:, 0], 5))
-    expected = confusion.actual_confusion(found.class_logits, prompts.gold)
-    torch.testing.assert_close(actual, expected)
 
 
 def test_rho_is_spearmans_and_the_null_is_enumerated() -> None:
@@ -142,7 +138,6 @@ def test_several_sets_are_averaged() -> None:
     found = confusion.rank_correlation(one, other, draws=200)
     each = [confusion.rank_correlation(a, b).rho for a, b in zip(one, other, strict=True)]
     assert found.rho == pytest.approx(sum(each) / 6)
-    assert confusion.rank_correlation(one, other, 200).p_value == found.p_value
     agreed = confusion.rank_correlation(one, one, draws=200)
     assert agreed.p_value == pytest.approx(1 / 201)
 
@@ -175,10 +170,3 @@ def test_undefined_pairs() -> None:
 def test_more_directions_than_prompts_are_refused() -> None:
     with pytest.raises(IclError, match="at most 3 directions; got directions=4"):
         confusion.key_distances(noise(4, 8), noise(3, 8), 4)
-
-
-def test_directions_without_variance_count_for_nothing() -> None:
-    flat = noise(30, 8) * torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0])
-    keys = noise(4, 8, seed=1)
-    few = confusion.key_distances(flat, keys, 3)
-    torch.testing.assert_close(few, confusion.key_distances(flat, keys, 8), atol=1e-5, rtol=1e-5)

@@ -14,7 +14,6 @@ from iclutils import IclError
 from iclutils.chapters.label_words.answers import Answers, answers, label_loyalty, word_loyalty
 from iclutils.chapters.label_words.isolation import (
     HOWS,
-    cut_edges,
     isolated,
     isolation,
     random_positions,
@@ -61,21 +60,6 @@ def test_isolating_the_last_layer_changes_nothing(model: TransformerBridge, how:
     assert (first - clean).abs().max() > 0.01
 
 
-def test_an_isolated_word_forgets_its_demonstration(gpt2: TransformerBridge) -> None:
-    """Isolated in all layers, a label word writes the same whatever stands before it."""
-    prompts = random_prompts(seed=6, count=1)
-    p = int(prompts.label_pos[0, 0])
-    swapped = prompts.tokens.clone()
-    swapped[0, : p - 1] = (swapped[0, : p - 1] + 1) % 30
-    name = "blocks.2.hook_resid_post"
-    for hooks, same in ((isolation(gpt2, prompts, range(3)), True), ([], False)):
-        seen = [
-            run_with_hooks(gpt2, tokens, hooks, [name])[1][name][0, p]
-            for tokens in (prompts.tokens, swapped)
-        ]
-        assert torch.allclose(*seen, atol=1e-4) == same
-
-
 @settings(max_examples=6, **QUIET)
 @given(prompts=prompts_strategy(), how=st.sampled_from(HOWS))
 def test_padding_order_and_batch_size_do_not_matter(
@@ -89,16 +73,6 @@ def test_padding_order_and_batch_size_do_not_matter(
     flipped = [places[order] for places in drawn]
     again = isolated(gpt2, prompts[order], [0, 1], flipped, how)[order].class_logits
     torch.testing.assert_close(whole, again, atol=1e-4, rtol=1e-4)
-
-
-@given(prompts_strategy())
-def test_a_window_cuts_the_next_tokens_off_from_the_same_sources(prompts: Prompts) -> None:
-    cut = cut_edges(prompts, prompts.label_pos, window=2)
-    for row, places in enumerate(prompts.label_pos.tolist()):
-        expected = torch.zeros_like(cut[0])
-        for place in places:
-            expected[place : place + 3, :place] = True
-        assert torch.equal(cut[row], expected)
 
 
 @settings(max_examples=40, **QUIET)
