@@ -1,11 +1,7 @@
-"""The repository's public address, set here and nowhere else.
+"""The repository's public address, set here and nowhere else; there is none yet.
 
-There is none yet. Everything that needs it (launch buttons, links to the repository, the set-up
-cell of the notebooks, CITATION.cff) asks this module, and leaves the thing out while ``ADDRESS``
-is empty. After changing it, ``python -m iclutils address`` rewrites what is stored in files.
-
-Launch buttons lead to the notebooks of the release that the set-up cell installs, so that the two
-belong together whatever happened since on the main branch.
+Launch buttons, links to the repository, the notebooks' set-up cell and CITATION.cff leave it out
+while ``ADDRESS`` is empty. After a change ``python -m iclutils address`` rewrites the files.
 """
 
 from __future__ import annotations
@@ -21,25 +17,16 @@ from ..files import read_json, write_text
 ADDRESS = ""  # for example "https://github.com/OWNER/REPOSITORY"
 TAG = f"v{metadata.version('iclutils')}"  # the release that Colab installs
 
-_BEGIN = """
-
-import iclutils
-
-book = iclutils.begin(tier=tier, model=model, seed=seed, device=device)"""
-
-_LOCAL = (
-    """\
+_LOCAL = """\
 # Set-up: the same cell in every notebook.
 import importlib.util
 
 if importlib.util.find_spec("iclutils") is None:
-    raise SystemExit("iclutils is not installed: see 'How to run this book'.")"""
-    + _BEGIN
-)
+    raise SystemExit("iclutils is not installed: see 'How to run this book'.")
+"""
 
 # torch and numpy are named in the same call, so that pip has to refuse rather than replace them.
-_PUBLIC = (
-    """\
+_PUBLIC = """\
 # Set-up: the same cell in every notebook. Where iclutils is missing, as on
 # Colab, it is installed; the torch and numpy that are there are kept.
 import importlib.util
@@ -62,14 +49,18 @@ if importlib.util.find_spec("iclutils") is None:
         raise SystemExit("\\n".join([head, *said]))
     importlib.invalidate_caches()
     spent = time.monotonic() - start
-    print(f"installed {{release}} in {{spent:.0f}} s; kept {{', '.join(kept)}}")"""
-    + _BEGIN
-)
+    print(f"installed {{release}} in {{spent:.0f}} s; kept {{', '.join(kept)}}")
+"""
+
+_BEGIN = """
+import iclutils
+
+book = iclutils.begin(tier=tier, model=model, seed=seed, device=device)"""
 
 
 def set_up_cell(address: str = ADDRESS, tag: str = TAG) -> str:
     """Source of the set-up cell."""
-    return _PUBLIC.format(address=address, tag=tag) if address else _LOCAL
+    return (_PUBLIC.format(address=address, tag=tag) if address else _LOCAL) + _BEGIN
 
 
 def launch_options(address: str = ADDRESS) -> dict[str, object]:
@@ -78,47 +69,32 @@ def launch_options(address: str = ADDRESS) -> dict[str, object]:
         return {}
     if not re.fullmatch(r"https://[\w.-]+/[\w.-]+/[\w.-]+", address):
         raise IclError(f"{address!r} is not of the form https://HOST/OWNER/REPOSITORY.")
-    options: dict[str, object] = {
-        "repository_url": address,
-        "repository_branch": TAG,
-        "use_repository_button": True,
-        "use_issues_button": True,
+    colab = {"launch_buttons": {"colab_url": "https://colab.research.google.com"}}
+    return {
+        **{"repository_url": address, "use_repository_button": True, "use_issues_button": True},
+        "repository_branch": TAG,  # so that a launched notebook fits the release that it installs
+        **(colab if address.startswith("https://github.com/") else {}),  # it opens no other host's
     }
-    if address.startswith("https://github.com/"):  # Colab opens notebooks of no other host
-        options["launch_buttons"] = {"colab_url": "https://colab.research.google.com"}
-    return options
 
 
 def apply(root: Path, address: str = ADDRESS, tag: str = TAG) -> list[Path]:
-    """Write the address into the files that store it; return those that changed.
-
-    Args:
-        root: the checkout.
-        address: of the repository, or ``""``.
-        tag: what the set-up cell installs: a tag, or a commit, of the repository.
-    """
+    """Write the address, and the tag or commit that is installed from it, into the files of the
+    checkout ``root`` that store them; return those that changed."""
     launch_options(address)
-    if not (root / "CITATION.cff").is_file():
+    citation = root / "CITATION.cff"
+    if not citation.is_file():
         raise IclError(f"{root} has no CITATION.cff. Run this at the top of the checkout.")
-    wanted = {
-        path: _notebook(path, address, tag) for path in sorted(root.glob("notebooks/**/*.ipynb"))
-    }
-    wanted[root / "CITATION.cff"] = _citation(root / "CITATION.cff", address)
+    lines = citation.read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if not line.startswith("repository-code:")]
+    named = [f'repository-code: "{address}"'] if address else []
+    wanted = {citation: "\n".join([*kept, *named]) + "\n"}
+    for path in sorted(root.glob("notebooks/**/*.ipynb")):
+        notebook = read_json(path)
+        for cell in notebook["cells"]:
+            if "set-up" in cell["metadata"].get("tags", []):
+                cell["source"] = set_up_cell(address, tag).splitlines(keepends=True)
+        wanted[path] = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
     changed = [path for path, text in wanted.items() if path.read_text(encoding="utf-8") != text]
     for path in changed:
         write_text(path, wanted[path])
     return changed
-
-
-def _notebook(path: Path, address: str, tag: str) -> str:
-    notebook = read_json(path)
-    for cell in notebook["cells"]:
-        if "set-up" in cell["metadata"].get("tags", []):
-            cell["source"] = set_up_cell(address, tag).splitlines(keepends=True)
-    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
-
-
-def _citation(path: Path, address: str) -> str:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if not line.startswith("repository-code:")]
-    return "\n".join([*kept, *([f'repository-code: "{address}"'] if address else [])]) + "\n"

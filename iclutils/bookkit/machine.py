@@ -50,13 +50,11 @@ def peak() -> dict[str, float]:
     """The most memory that this process has held so far, in GiB; 0 where that is not known."""
     import torch
 
-    most = 0
     try:
-        import resource
+        from resource import RUSAGE_SELF, getrusage
     except ImportError:  # not a Unix
-        pass
+        most = 0
     else:
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        most *= 1 if sys.platform == "darwin" else 1024
+        most = getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     there = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     return {"memory": round(most / GIB, 1), "gpu": round(there / GIB, 1)}

@@ -62,7 +62,10 @@ def test_an_address_reaches_every_file_once(checkout: Path) -> None:
     assert f'release = "git+{PUBLIC}@{address.TAG}"' in setup
     assert cells(checkout)[1]["source"] == ["1 + 1"]
     assert cells(checkout)[0]["outputs"] == [1], "only the source of the cell is written"
-    assert address.launch_options(PUBLIC)["repository_url"] == PUBLIC
+    options = address.launch_options(PUBLIC)
+    assert (options["repository_url"], options["repository_branch"]) == (PUBLIC, address.TAG)
+    assert "launch_buttons" in options
+    assert "launch_buttons" not in address.launch_options("https://example.org/owner/repository")
 
 
 @pytest.mark.parametrize(
@@ -83,14 +86,6 @@ def test_the_set_up_cell_is_python_and_passes_every_parameter(where: str) -> Non
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     begin = next(c for c in calls if ast.unparse(c.func) == "iclutils.begin")
     assert {k.arg for k in begin.keywords} == {"tier", "model", "seed", "device"}
-
-
-def test_a_notebook_is_launched_at_the_release_that_it_installs() -> None:
-    options = address.launch_options(PUBLIC)
-    assert options["repository_branch"] == address.TAG
-    assert f"@{address.TAG}" in address.set_up_cell(PUBLIC)
-    assert "launch_buttons" in options
-    assert "launch_buttons" not in address.launch_options("https://example.org/owner/repository")
 
 
 def test_a_commit_can_take_the_place_of_the_release(checkout: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
+@cache
 def text_files() -> dict[str, str]:
     found = {}
     for path in tracked():
@@ -108,12 +110,9 @@ def test_commit_hooks_and_the_container_use_what_make_sets_up() -> None:
 # Workflows
 
 
-def jobs(path: Path) -> dict[str, dict]:
-    return yaml.safe_load(path.read_text())["jobs"]
-
-
 def steps(path: Path) -> list[dict]:
-    return [step for job in jobs(path).values() for step in job["steps"]]
+    jobs = yaml.safe_load(path.read_text())["jobs"].values()
+    return [step for job in jobs for step in job["steps"]]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -132,24 +131,23 @@ def test_a_workflow_is_pinned_and_has_least_rights(path: Path) -> None:
         # What others can choose (titles, branch names, inputs) reaches a shell only through env.
         assert "${{" not in step.get("run", ""), step["run"]
     assert set(re.findall(r"secrets\.(\w+)", text)) <= {"GITHUB_TOKEN"}
-    for job in jobs(path).values():
+    for job in workflow["jobs"].values():
         writes = {k for k, v in job.get("permissions", {}).items() if v == "write"}
         assert not writes or not any("setup" in step.get("run", "") for step in job["steps"])
 
 
-def commands(stem: str) -> str:
-    path = ROOT / ".github" / "workflows" / f"{stem}.yml"
-    return "\n".join(step["run"] for step in steps(path) if "run" in step)
-
-
 def test_workflows_run_what_the_readme_names() -> None:
-    assert {path.stem for path in WORKFLOWS} == {"ci", "colab", "gpu", "nightly", "publish"}
-    assert ".ci/run" in commands("ci")
-    assert "make nightly" in commands("nightly")
-    assert '-m iclutils run "$CHAPTER" --tier paper' in commands("gpu")
-    assert "-m nbconvert --to notebook --execute" in commands("colab")
-    assert "address.apply(" in commands("colab")
-    assert "make zip" in commands("publish")
+    wanted = {
+        "ci": [".ci/run"],
+        "colab": ["-m nbconvert --to notebook --execute", "address.apply("],
+        "gpu": ['-m iclutils run "$CHAPTER" --tier paper'],
+        "nightly": ["make nightly"],
+        "publish": ["make zip"],
+    }
+    assert {path.stem for path in WORKFLOWS} == set(wanted)
+    for path in WORKFLOWS:
+        runs = "\n".join(step.get("run", "") for step in steps(path))
+        assert all(command in runs for command in wanted[path.stem]), path.stem
     assert (ROOT / ".ci" / "run").read_text().rstrip().endswith("exec make test")
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     readme = (ROOT / "README.md").read_text()
@@ -188,43 +186,34 @@ def test_help_is_the_default_and_lists_every_target(bare: Path) -> None:
 def test_without_a_new_enough_python_there_is_one_clear_error(bare: Path) -> None:
     done = make(bare, "book", "PYTHON=")
     assert done.returncode != 0
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert len(errors) == 1
-    assert "Python 3.11 or newer is needed" in errors[0]
-    assert "make book PYTHON=" in errors[0]
+    (error,) = (line for line in done.stderr.splitlines() if line.startswith("error:"))
+    assert re.search("Python 3.11 or newer is needed.*make book PYTHON=", error)
 
 
-def fake_python(folder: Path) -> Path:
-    """A python that only notes what it is asked to install, and fails if FAIL is set."""
-    program = folder / "python"
+def test_installation_is_done_once_and_redone_after_an_interruption(bare: Path) -> None:
+    """By a python that only notes what it is asked to install, and fails if FAIL is set."""
+    program, calls, stamp = bare / "python", bare / "calls", bare / ".venv" / ".stamp"
     program.write_text(
         "#!/bin/sh\n"
-        f'echo "$@" >> {folder}/calls\n'
+        f'echo "$@" >> {calls}\n'
         'if [ "$1 $2" = "-m venv" ]; then mkdir -p .venv/bin; cp "$0" .venv/bin/python; fi\n'
         'if [ "$2" = pip ] && [ -n "$FAIL" ]; then exit 1; fi\n'
     )
     program.chmod(0o755)
-    return program
 
+    def set_up(**environment: str) -> tuple[bool, int]:
+        """Whether it succeeds, and the number of installations so far."""
+        done = make(bare, "setup", f"PYTHON={program}", **environment)
+        assert stamp.exists() == (done.returncode == 0), "what failed is not taken for done"
+        return done.returncode == 0, calls.read_text().count("-m pip install")
 
-def test_installation_is_done_once_and_redone_after_an_interruption(bare: Path) -> None:
-    python = f"PYTHON={fake_python(bare)}"
-
-    def installs() -> int:
-        calls = (bare / "calls").read_text() if (bare / "calls").exists() else ""
-        return calls.count("-m pip install")
-
-    assert make(bare, "setup", python, FAIL="yes").returncode != 0
-    assert not (bare / ".venv" / ".stamp").exists()
-    assert make(bare, "setup", python).returncode == 0
-    assert installs() == 2
-    assert (bare / "calls").read_text().count("-m venv --clear") == 2, "a broken one starts afresh"
-    assert make(bare, "setup", python).returncode == 0
-    assert installs() == 2, "the second call installs nothing"
-    later = (bare / ".venv" / ".stamp").stat().st_mtime + 10
+    assert set_up(FAIL="yes") == (False, 1)
+    assert set_up() == (True, 2)
+    assert calls.read_text().count("-m venv --clear") == 2, "a broken one starts afresh"
+    assert set_up() == (True, 2), "a second call installs nothing"
+    later = stamp.stat().st_mtime + 10
     os.utime(bare / "pyproject.toml", (later, later))
-    assert make(bare, "setup", python, FAIL="yes").returncode != 0
-    assert not (bare / ".venv" / ".stamp").exists(), "an update that failed is not taken for done"
+    assert set_up(FAIL="yes") == (False, 3)
 
 
 @pytest.mark.parametrize(("target", "nbval"), [("test", False), ("nightly", True)])
@@ -258,24 +247,21 @@ def test_no_absolute_path_of_a_machine_is_tracked() -> None:
             assert not ELSEWHERE.search(line[:2000]), f"{name}: {line[:200]}"
 
 
-@pytest.mark.parametrize(
-    ("pattern", "why"),
-    [
-        (r"^\s*(import|from) (pickle|dill)\b", "pickles run code when they are opened"),
-        (r"\bjoblib\.(load|dump)\(|from joblib import.*\bload\b", "joblib's files are pickles"),
-        (r"\btorch\.(load|save)\(", "weights are safetensors"),
-        (r"HookedTransformer\b", "TransformerLens 4 has the bridge instead"),
-        (r"trust_remote_code=True", "code from the hub is not run"),
-        (r"allow_pickle=True", "pickles run code when they are opened"),
-    ],
-)
-def test_code_does_not(pattern: str, why: str) -> None:
+FORBIDDEN = {
+    r"^\s*(import|from) (pickle|dill)\b": "pickles run code when they are opened",
+    r"\bjoblib\.(load|dump)\(|from joblib import.*\bload\b": "joblib's files are pickles",
+    r"\btorch\.(load|save)\(": "weights are safetensors",
+    r"HookedTransformer\b": "TransformerLens 4 has the bridge instead",
+    r"trust_remote_code=True": "code from the hub is not run",
+    r"allow_pickle=True": "pickles run code when they are opened",
+}
+
+
+def test_code_runs_no_code_of_others_and_weights_are_safetensors() -> None:
     for name, text in text_files().items():
         if name.startswith(("iclutils/", "notebooks/", "benchmarks/")):
-            assert not re.search(pattern, text, re.MULTILINE), f"{name}: {why}"
-
-
-def test_no_weights_but_safetensors() -> None:
+            for pattern, why in FORBIDDEN.items():
+                assert not re.search(pattern, text, re.MULTILINE), f"{name}: {why}"
     suffixes = {path.suffix for path in tracked()}
     assert not suffixes & {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".h5"}
 
