@@ -1,17 +1,8 @@
 """Language models: one way in, whatever their source.
 
-``load`` gives a TransformerLens ``TransformerBridge`` from the zoo, from a local Hugging Face
-folder, or from the hub at a pinned commit. Every model it returns computes in float32 with eager
-attention, is in evaluation mode with frozen weights, and exposes its attention patterns,
-attention scores and residual stream for reading, editing and gradients under the hook names of
-TransformerLens (``blocks.3.attn.hook_pattern``, ``blocks.3.hook_resid_pre``, ...). Of some
-architectures patterns and scores can only be read; ``editable`` tells them apart.
-
-Example:
-    >>> import torch
-    >>> from iclutils import models
-    >>> net = models.load("induction-0")
-    >>> tokens = torch.tensor([[models.bos(net), 5, 6, 7, 5, 6]])
+``load`` gives a TransformerLens ``TransformerBridge`` in float32 with eager attention, frozen and
+in evaluation mode, whose attention patterns, attention scores and residual stream can be read and,
+where ``editable`` says so, edited, under the hook names of TransformerLens.
 """
 
 from __future__ import annotations
@@ -22,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -114,10 +105,12 @@ def load(
             stream (same predictions, other weights), for measures that read weights.
 
     Example:
+        >>> from iclutils import models
+        >>> net = models.load("induction-0")
         >>> net.cfg.n_layers, net.cfg.n_heads
         (2, 4)
     """
-    bridge = _boot(name_or_path, step, revision, device, tokenizer)
+    bridge = _boot(name_or_path, step=step, revision=revision, device=device, tokenizer=tokenizer)
     if fold:
         bridge.enable_compatibility_mode(disable_warnings=True)
         bridge.requires_grad_(False)
@@ -125,24 +118,11 @@ def load(
 
 
 def edit_weights(
-    name_or_path: str | Path,
-    edit: Callable[[PreTrainedModel], None],
-    *,
-    step: int | None = None,
-    revision: str | None = None,
-    device: str | torch.device = "cpu",
-    tokenizer: Tokens = None,
+    name_or_path: str | Path, edit: Callable[[PreTrainedModel], None], **options: Any
 ) -> TransformerBridge:
     """A copy of the model with other weights: ``edit`` changes its Hugging Face network in place.
 
-    Example:
-        >>> def silence(network):
-        ...     network.transformer.wte.weight.data.zero_()
-        ...
-        >>> changed = models.edit_weights("induction-0", silence)
-        >>> spread = [models.logits(m, tokens).std().item() for m in (changed, net)]
-        >>> spread[0] < spread[1] / 10
-        True
+    ``options`` are those of ``load``, but for ``fold``.
     """
 
     def change(network: PreTrainedModel) -> PreTrainedModel:
@@ -150,24 +130,13 @@ def edit_weights(
             edit(network)
         return network
 
-    return _boot(name_or_path, step, revision, device, tokenizer, change)
+    return _boot(name_or_path, change, **options)
 
 
-def random_init(
-    name_or_path: str | Path,
-    seed: int,
-    *,
-    revision: str | None = None,
-    device: str | torch.device = "cpu",
-    tokenizer: Tokens = None,
-) -> TransformerBridge:
+def random_init(name_or_path: str | Path, seed: int, **options: Any) -> TransformerBridge:
     """A model of the same architecture with random weights, the baseline without training.
 
-    As TransformerLens' ``random_init_bridge``, from every source that ``load`` knows.
-
-    Example:
-        >>> models.random_init("induction-0", seed=1).cfg.n_layers == net.cfg.n_layers
-        True
+    As TransformerLens' ``random_init_bridge``, with the ``options`` of ``load``, but for ``fold``.
     """
 
     def change(network: PreTrainedModel) -> PreTrainedModel:
@@ -177,7 +146,7 @@ def random_init(
                 network.config, dtype=torch.float32, attn_implementation="eager"
             )
 
-    return _boot(name_or_path, None, revision, device, tokenizer, change)
+    return _boot(name_or_path, change, **options)
 
 
 def _found(name_or_path: str | Path, step: int | None, revision: str | None) -> tuple[Path, str]:
@@ -185,8 +154,7 @@ def _found(name_or_path: str | Path, step: int | None, revision: str | None) -> 
     name = str(name_or_path)
     if zoo.has(name):
         folder = zoo.folder(name, step)
-        kind = read_json(folder / "config.json").get("model_type")
-        if kind != "gpt2":
+        if read_json(folder / "config.json").get("model_type") != "gpt2":
             raise IclError(
                 f"{name!r} reads no tokens: load it with iclutils.models.regressors.load or "
                 "iclutils.models.lsa.load."
@@ -208,11 +176,11 @@ def _found(name_or_path: str | Path, step: int | None, revision: str | None) -> 
 
 def _boot(
     name_or_path: str | Path,
-    step: int | None,
-    revision: str | None,
-    device: str | torch.device,
-    tokenizer: Tokens,
     change: Callable[[PreTrainedModel], PreTrainedModel] = lambda network: network,
+    step: int | None = None,
+    revision: str | None = None,
+    device: str | torch.device = "cpu",
+    tokenizer: Tokens = None,
 ) -> TransformerBridge:
     """A model, its weights changed, frozen, in evaluation mode, with its attention in sight."""
     folder, name = _found(name_or_path, step, revision)
@@ -252,7 +220,9 @@ def _boot(
     if tokenizer is None and not zoo.has(name):
         bridge.tokenizer = None
     bridge.eval().requires_grad_(False)
-    if "blocks.0.attn.hook_pattern" not in _hooks_that_fire(bridge):
+    with torch.no_grad():
+        _, seen = bridge.run_with_cache(torch.zeros(1, 2, dtype=torch.long, device=device))
+    if not isinstance(seen.cache_dict.get("blocks.0.attn.hook_pattern"), Tensor):
         raise IclError(
             f"{name!r} does not expose attention patterns, so this package cannot look into it. "
             "Use a decoder model with softmax attention, such as GPT-2."
@@ -283,10 +253,9 @@ def bos(model: TransformerBridge) -> int:
 
 
 def tokenizer(model: TransformerBridge) -> PreTrainedTokenizerBase:
-    """The model's Hugging Face tokenizer, for text with positions.
+    """The model's Hugging Face tokenizer, which TransformerLens sets to begin texts with BOS.
 
-    TransformerLens sets it to begin every text with BOS, which Hugging Face does not do for
-    GPT-2: call it with ``add_special_tokens=False`` where none is wanted.
+    Call it with ``add_special_tokens=False`` where no BOS is wanted.
     """
     if model.tokenizer is None:
         raise IclError(
@@ -307,9 +276,8 @@ def words(model: TransformerBridge) -> PreTrainedTokenizerBase:
 def editable(model: TransformerBridge) -> bool:
     """Whether an edit of attention patterns, or of the scores before them, changes the output.
 
-    Some architectures (GPT-J, GPT-Neo and OPT are) compute attention on their own, and
-    TransformerLens shows what it was afterwards: edits are lost, and no gradient comes back.
-    Measured at layer 0 on two tokens, once for each model: NaN put in must come out.
+    Some architectures (GPT-J, GPT-Neo, OPT) compute attention on their own, and TransformerLens
+    shows it afterwards. Measured once for each model, at layer 0: NaN put in must come out.
     """
     if model not in _EDITABLE:
         shown: list[Tensor] = []
@@ -350,12 +318,7 @@ def check_tokens(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> 
 def logits(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch pos vocab"]:
-    """Next-token logits, without gradients.
-
-    Example:
-        >>> models.logits(net, tokens).argmax(-1)[0, -1]
-        tensor(7)
-    """
+    """Next-token logits, without gradients."""
     check_tokens(model, tokens)
     with torch.no_grad():
         return model(tokens)
@@ -366,13 +329,7 @@ def cached(
     tokens: Int[Tensor, "batch pos"],
     names: Callable[[str], bool] | Iterable[str],
 ) -> tuple[Float[Tensor, "batch pos vocab"], ActivationCache]:
-    """Logits and the named activations of one forward pass, without gradients.
-
-    Example:
-        >>> _, cache = models.cached(net, tokens, ["blocks.0.attn.hook_pattern"])
-        >>> cache["pattern", 0].sum(-1).round(decimals=4).unique()
-        tensor([1.])
-    """
+    """Logits and the named activations of one forward pass, without gradients."""
     check_tokens(model, tokens)
     wanted = names if callable(names) else set(names).__contains__
     with torch.no_grad():
@@ -422,11 +379,3 @@ def _numbers(size: int, bos: int | None) -> PreTrainedTokenizerFast:
     words.pre_tokenizer = Whitespace()
     # TransformerLens takes BOS from EOS; a BOS given here it would look for on disk.
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=str(bos or 0))
-
-
-def _hooks_that_fire(bridge: TransformerBridge) -> set[str]:
-    """Names of the hooks that a forward pass of two tokens reaches."""
-    tokens = torch.zeros(1, 2, dtype=torch.long, device=bridge.cfg.device)
-    with torch.no_grad():
-        _, cache = bridge.run_with_cache(tokens)
-    return {name for name, value in cache.items() if isinstance(value, Tensor)}

@@ -4,13 +4,6 @@ A context is N pairs and a query. Its tokens are e_i = (x_i, y_i), and (x_q, 0) 
 answer is read from the query's last channel, times -1 ({cite}`vonoswald2023`, section 3). There is
 no causal mask, and the query is no key unless asked for. Softmax attention, LayerNorm, an MLP and
 the variants of {cite}`ren2024` are options of the ``Shape``.
-
-Networks of one shape that differ in seed or data are an ensemble: their weights have a leading
-axis, and they run as one batched program.
-
-Example:
-    >>> import torch
-    >>> from iclutils.models import lsa
 """
 
 from __future__ import annotations
@@ -19,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
@@ -28,7 +21,7 @@ from torch.nn import functional
 
 from .. import zoo
 from ..errors import IclError, unknown
-from .storage import restore, store
+from .storage import Ensemble, stacked
 
 Kind = Literal["linear", "softmax"]
 Variant = Literal["plain", "regularised", "values", "both", "negatives"]
@@ -57,19 +50,18 @@ class Shape:
     strength: float = 0.0  # of the variant: α if regularised, β with negatives
 
     def __post_init__(self) -> None:
-        for name in self.attention:
-            if name not in get_args(Kind):
-                raise unknown("kind of attention", name, get_args(Kind))
         if self.variant not in get_args(Variant):
             raise unknown("variant", self.variant, get_args(Variant))
+        varied, single = self.variant != "plain", self.layers == 1
         problems = {
+            "Attention is linear or softmax.": not {*self.attention} <= {*get_args(Kind)},
             "All sizes are at least 1.": min(self.dim, self.pairs, self.layers, self.heads) < 1,
             "clip is a bound above 0, or 0 for none.": not 0 <= self.clip < math.inf,
             "Name one kind of attention, or one for each layer.": (
                 len(self.attention) not in (1, self.layers)
             ),
             "The variants are made for a single softmax layer.": (
-                self.variant != "plain" and (self.layers > 1 or self.attention[0] != "softmax")
+                varied and not (single and self.attention[0] == "softmax")
             ),
             "Regularisation weakens the query's own key: set sees_query=True.": (
                 self.variant == "regularised" and not self.sees_query
@@ -123,13 +115,6 @@ def attend(
 
     ``linear``: a is the inner product, neither scaled nor normalised. ``softmax``: the usual one,
     scaled by the square root of the inner width. ``change`` is applied to keys and values.
-
-    Example:
-        >>> eye = torch.eye(2)[None]
-        >>> layer = lsa.Layer(eye, eye, eye, eye)
-        >>> lsa.attend(torch.tensor([[[1.0, 0.0], [2.0, 0.0]]]), layer, keys=1)
-        tensor([[[1., 0.],
-                 [2., 0.]]])
     """
     split = "...btc,...hck->...bhtk"
     seen = tokens[..., :keys, :]
@@ -143,21 +128,20 @@ def attend(
     return torch.einsum("...bhtk,...hkc->...btc", pattern @ value, layer.out)
 
 
-class LinearSelfAttention(nn.Module):
-    """An ensemble of networks of one shape: weights (ensemble, layer, head, ...), side by side.
+class LinearSelfAttention(Ensemble):
+    """Networks of one shape, side by side: weights (ensemble, layer, head, ...).
 
     The weights start normal, ``scale`` / sqrt(channels · layers) apart, one draw for each seed.
     """
 
+    shape_type, kind = Shape, "solvers"
+
     def __init__(self, shape: Shape, seeds: Sequence[int], scale: float = 0.045) -> None:
-        super().__init__()
-        self.shape, self.seeds = shape, tuple(seeds)
-        self.tasks: list[dict[str, Any]] = []  # what each network was trained on, if it was
-        sources = [torch.Generator().manual_seed(seed) for seed in seeds]
+        super().__init__(shape, seeds)
+        normal = stacked(torch.randn, seeds)
 
         def draw(*size: int, std: float) -> nn.Parameter:
-            drawn = [torch.randn(size, generator=source) for source in sources]
-            return nn.Parameter(torch.stack(drawn) * std)
+            return nn.Parameter(normal(*size) * std)
 
         c, h, own = shape.channels, shape.heads, shape.own
         std = scale / math.sqrt(c * shape.layers)
@@ -167,7 +151,7 @@ class LinearSelfAttention(nn.Module):
             others["read_in"] = draw(shape.read, c, std=1 / math.sqrt(shape.read))
             others["read_out"] = draw(c, 1, std=1 / math.sqrt(c))
         if shape.norm:
-            ones = torch.ones(len(sources), own, c)
+            ones = torch.ones(len(self.seeds), own, c)
             others |= {"gain": nn.Parameter(ones), "shift": nn.Parameter(0 * ones)}
         if shape.hidden:
             others["up"] = draw(own, c, shape.hidden, std=1 / math.sqrt(c))
@@ -182,33 +166,21 @@ class LinearSelfAttention(nn.Module):
     def from_layers(
         cls, shape: Shape, layers: Sequence[Layer], others: Mapping[str, Tensor] | None = None
     ) -> LinearSelfAttention:
-        """Networks with given weights, frozen, in the precision of these.
+        """Networks with given weights, frozen: of each layer that has its own, and ``others``.
 
-        Args:
-            shape: what the weights are for.
-            layers: of each layer with weights of its own; without an ensemble axis, one network.
-            others: the weights of a read-in, an MLP or a variant, by their names in ``others``;
-                a LayerNorm that is left out has gain 1 and shift 0.
-
-        Example:
-            >>> net = lsa.load("lsa-1")
-            >>> same = lsa.LinearSelfAttention.from_layers(net.shape, [net.layer()])
-            >>> torch.equal(same.attention["key"], net.attention["key"])
-            True
+        Layers without an ensemble axis make one network. ``others`` are the weights of a read-in,
+        an MLP or a variant, by their names; a LayerNorm that is left out has gain 1 and shift 0.
         """
-        parts = zip(Layer._fields, zip(*layers, strict=True), strict=True)
-        weights = {f"attention.{name}": torch.stack(part, -4) for name, part in parts}
-        weights = {name: part if part.ndim == 5 else part[None] for name, part in weights.items()}
-        weights |= {f"others.{name}": part for name, part in (others or {}).items()}
-        first = next(iter(weights.values()))
-        network = cls(shape, range(len(first))).to(first)
-        try:
-            missing = set(network.load_state_dict(weights, strict=False).missing_keys)
-        except RuntimeError as error:
-            raise IclError(f"These weights do not fit {shape}: {error}") from error
-        if missing := missing - {"others.gain", "others.shift"}:
-            raise IclError(f"Give these weights as others, too: {', '.join(sorted(missing))}.")
-        return network.eval().requires_grad_(False)
+        parts = {
+            n: torch.stack(p, -4)
+            for n, p in zip(Layer._fields, zip(*layers, strict=True), strict=True)
+        }
+        parts = {name: part if part.ndim == 5 else part[None] for name, part in parts.items()}
+        gain = torch.ones_like(parts["key"][:, :, 0, :, 0])
+        known = {"gain": gain, "shift": 0 * gain} if shape.norm else {}
+        weights = {f"attention.{name}": part for name, part in parts.items()}
+        weights |= {f"others.{n}": w.to(gain) for n, w in (known | dict(others or {})).items()}
+        return cls.from_weights(shape, weights)
 
     def forward(self, xs: Inputs, ys: Labels) -> Float[Tensor, "networks batch"]:
         """The predicted y of the last x; the last y is not read.
@@ -221,7 +193,7 @@ class LinearSelfAttention(nn.Module):
         """The tokens before the first layer, and after each."""
         stream = [self._embedded(xs, ys)]
         for number in range(self.shape.layers):
-            stream.append(self._bounded(self._advanced(stream[-1], number), self.shape.clip))
+            stream.append(self._advanced(stream[-1], number, clip=self.shape.clip))
         return stream
 
     def iterated(
@@ -229,45 +201,29 @@ class LinearSelfAttention(nn.Module):
     ) -> Float[Tensor, "times networks batch"]:
         """Answers after the first layer was applied once, twice, ...
 
-        Args:
-            xs: inputs, the query's last.
-            ys: labels; the last is not read.
-            times: how often.
-            damping: the part of what the layer adds that is kept; 1 for all.
-            clip: channels are kept within this; 0 for no bound.
+        Of what the layer adds the share ``damping`` is kept; channels are kept within ``clip``,
+        where it is not 0.
         """
         tokens, answers = self._embedded(xs, ys), []
         for _ in range(times):
-            tokens = self._bounded(self._advanced(tokens, 0, damping), clip)
+            tokens = self._advanced(tokens, 0, damping, clip)
             answers.append(self._answer(tokens))
         return torch.stack(answers)
 
     def layer(self, number: int = 0) -> Layer:
         """The attention weights of a layer."""
-        at = 0 if self.shape.shared else number
-        return Layer(*(self.attention[name][:, at] for name in Layer._fields))
+        return Layer(*self._of_layer(number, self.attention, *Layer._fields))
 
-    def save(self, folder: Path) -> None:
-        """Write ``config.json`` and single-precision weights; they are few."""
-        store(self, folder, "solvers", torch.float32)
+    def _of_layer(self, number: int, among: nn.ParameterDict, *names: str) -> list[Tensor]:
+        at = 0 if self.shape.shared else number
+        return [among[name][:, at] for name in names]
 
     def _embedded(self, xs: Tensor, ys: Tensor) -> Tensor:
-        if xs.ndim not in (3, 4) or ys.shape != xs.shape[:-1] or xs.shape[-2] < 2:
-            raise IclError(
-                "Need xs of (batch, N + 1, d) and ys of (batch, N + 1), with at least one pair and "
-                "the query last, or both with an ensemble axis in front; got "
-                f"{tuple(xs.shape)} and {tuple(ys.shape)}."
-            )
-        if xs.shape[-1] != self.shape.dim:
-            raise IclError(
-                f"These networks read x of {self.shape.dim} dimensions; got {xs.shape[-1]}."
-            )
-        if xs.ndim == 4 and len(xs) not in (1, len(self.seeds)):
-            raise IclError(f"Give contexts for 1 or for all {len(self.seeds)} networks.")
-        if not (xs.isfinite().all() and ys[..., :-1].isfinite().all()):
-            raise IclError("The contexts hold NaN or infinite numbers: leave those pairs out.")
+        xs, ys = self.contexts(xs, ys)
+        if xs.shape[-2] < 2:
+            raise IclError("A context needs at least one pair, and the query last.")
         tokens = as_tokens(xs, ys, self.shape.separate)
-        tokens = tokens.expand(len(self.seeds), *tokens.shape[-3:])
+        tokens = tokens.expand(len(self.seeds), *tokens.shape[1:])
         if self.shape.width:
             return torch.einsum("mbtr,mrc->mbtc", tokens, self.others["read_in"])
         return tokens
@@ -278,24 +234,22 @@ class LinearSelfAttention(nn.Module):
             return torch.einsum("mbc,mco->mb", last, self.others["read_out"])
         return -last[..., self.shape.dim]
 
-    def _advanced(self, x: Tensor, number: int, damping: float = 1.0) -> Tensor:
+    def _advanced(self, x: Tensor, number: int, damping: float = 1.0, clip: float = 0.0) -> Tensor:
         """After the MLP and the attention of a layer."""
-        at = 0 if self.shape.shared else number
         if self.shape.hidden:
-            up, bias, down = (self.others[name][:, at] for name in ("up", "bias", "down"))
+            up, bias, down = self._of_layer(number, self.others, "up", "bias", "down")
             hidden = functional.gelu(torch.einsum("mbtc,mcj->mbtj", x, up) + bias[:, None])
             x = x + torch.einsum("mbtj,mjc->mbtc", hidden, down)
-        added = self._attention(x, number)
-        return x + (added if damping == 1 else damping * added)
-
-    def _attention(self, x: Tensor, number: int) -> Tensor:
-        at = 0 if self.shape.shared else number
+        seen = x
         if self.shape.norm:
-            gain, shift = (self.others[name][:, at, None, None] for name in ("gain", "shift"))
-            x = functional.layer_norm(x, x.shape[-1:]) * gain + shift
+            gain, shift = self._of_layer(number, self.others, "gain", "shift")
+            seen = functional.layer_norm(x, x.shape[-1:]) * gain[:, None, None]
+            seen = seen + shift[:, None, None]
         keys = x.shape[-2] - (not self.shape.sees_query)
         change = None if self.shape.variant == "plain" else self._varied
-        return attend(x, self.layer(number), keys, self.shape.kinds[number], change)
+        added = attend(seen, self.layer(number), keys, self.shape.kinds[number], change)
+        x = x + (added if damping == 1 else damping * added)
+        return x.clamp(-clip, clip) if clip else x
 
     def _varied(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the variants, which ``chapters.gradient_descent.dual`` derives."""
@@ -316,10 +270,6 @@ class LinearSelfAttention(nn.Module):
         hidden = functional.gelu(torch.einsum("mbhtk,mkj->mbhtj", z, up))
         return z + torch.einsum("mbhtj,mjk->mbhtk", hidden, down)
 
-    @staticmethod
-    def _bounded(x: Tensor, clip: float) -> Tensor:
-        return x.clamp(-clip, clip) if clip else x
-
 
 def as_tokens(
     xs: Float[Tensor, "*batch n d"], ys: Float[Tensor, "*batch n"], separate: bool = False
@@ -327,7 +277,7 @@ def as_tokens(
     """The tokens of a context whose last pair is the query, with 0 in the place of its y.
 
     Joint: (x_i, y_i). Separate: (x_i, 0) and (0, y_i) take turns, the query's x last, and ten
-    channels more hold sines and cosines of the position.
+    channels more hold sines and cosines of the position, at five frequencies.
     """
     labels = torch.cat([ys[..., :-1], torch.zeros_like(ys[..., -1:])], -1)[..., None]
     if not separate:
@@ -335,40 +285,23 @@ def as_tokens(
     x_tokens = torch.cat([xs, torch.zeros_like(labels)], -1)
     y_tokens = torch.cat([torch.zeros_like(xs), labels], -1)
     both = torch.stack([x_tokens, y_tokens], -2).flatten(-3, -2)[..., :-1, :]
-    place = positions(both.shape[-2]).to(both)
-    return torch.cat([both, place.expand(*both.shape[:-1], POSITIONS)], -1)
-
-
-def positions(count: int) -> Float[Tensor, "pos channel"]:
-    """Sines and cosines of the position, at five frequencies."""
     rates = 10000.0 ** (-torch.arange(0, POSITIONS, 2) / POSITIONS)
-    angles = torch.arange(count)[:, None] * rates
-    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+    angles = torch.arange(both.shape[-2])[:, None] * rates
+    place = torch.stack([angles.sin(), angles.cos()], -1).flatten(1).to(both)
+    return torch.cat([both, place.expand(*both.shape[:-1], POSITIONS)], -1)
 
 
 def load(
     name_or_path: str | Path, *, step: int | None = None, device: str | torch.device = "cpu"
 ) -> LinearSelfAttention:
-    """Load networks, frozen, ready to be looked into.
+    """Networks, frozen: shipped (``"lsa-1"``), trained here, or in a folder that ``save`` wrote.
 
-    Args:
-        name_or_path: a shipped name (``"lsa-1"``), the name of one that was trained here
-            (``python -m iclutils train NAME``), or a folder that ``save`` wrote.
-        step: of a name, one of its training checkpoints; the final one if omitted.
-        device: where to put them.
+    Of a name, ``step`` is one of its training checkpoints; the final one if omitted.
 
     Example:
-        >>> nets = lsa.load("lsa-1")
-        >>> nets(torch.randn(4, 11, 10), torch.randn(4, 11)).shape
+        >>> import torch
+        >>> from iclutils.models import lsa
+        >>> lsa.load("lsa-1")(torch.randn(4, 11, 10), torch.randn(4, 11)).shape
         torch.Size([5, 4])
     """
-    return restore(
-        zoo.find(name_or_path, step),
-        lambda shape, seeds: LinearSelfAttention(
-            Shape(**shape | {"attention": tuple(shape["attention"])}), seeds
-        ),
-        "solvers",
-        "Regressors that read pairs in order are loaded with iclutils.models.regressors.load, "
-        "models that read tokens with iclutils.models.load.",
-        device,
-    )
+    return LinearSelfAttention.restore(zoo.find(name_or_path, step), device)

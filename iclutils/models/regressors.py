@@ -1,20 +1,14 @@
 """In-context regressors: small transformers that predict each y from the pairs before it.
 
-An ensemble is several networks of one shape, which differ in seed or in the data they were trained
-on; every weight has a leading ``ensemble`` axis, and all run as one batched program. The block is
-``standard`` (pre-norm, as GPT-2), ``post-norm`` ({cite}`vaswani2017`), or ``released``, that of the
-code released with {cite}`akyurek2023`: the residual stream itself passes through each LayerNorm,
-a head is ``width / heads**2`` wide, and no LayerNorm precedes the read-out.
-
-Example:
-    >>> import torch
-    >>> from iclutils.models import regressors
+The block is ``standard`` (pre-norm, as GPT-2), ``post-norm`` ({cite}`vaswani2017`), or
+``released``, that of the code released with {cite}`akyurek2023`: the residual stream itself passes
+through each LayerNorm, a head is ``width / heads**2`` wide, and no LayerNorm precedes the read-out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,10 +20,9 @@ from torch.nn import functional
 
 from .. import zoo
 from ..errors import IclError
-from .storage import restore, store
+from .storage import Ensemble, stacked
 
 Format = Literal["one", "two"]
-KIND = "in-context regressors"
 Xs = Float[Tensor, "*ensemble batch n d"]
 Labels = Float[Tensor, "*label_batch label_n"]  # one for each x; a mismatch is refused with a cure
 
@@ -62,20 +55,19 @@ class Shape:
         return 2 * self.dim + 1 if self.format == "one" else self.dim + 1
 
 
-class InContextRegressors(nn.Module):
-    """An ensemble of networks of one shape, drawn from ``seeds``: weights (ensemble, in, out)."""
+class InContextRegressors(Ensemble):
+    """Networks of one shape, drawn from ``seeds``, side by side: weights (ensemble, in, out)."""
+
+    shape_type, kind = Shape, "in-context regressors"
 
     def __init__(self, shape: Shape, seeds: Sequence[int]) -> None:
-        super().__init__()
+        super().__init__(shape, seeds)
         if shape.head < 1 or shape.width % shape.heads:
             raise IclError(f"A width of {shape.width} cannot be cut into {shape.heads} heads.")
-        self.shape, self.seeds = shape, tuple(seeds)
-        self.tasks: list[dict[str, Any]] = []  # what each network was trained on, if it was
-        sources = [torch.Generator().manual_seed(seed) for seed in seeds]
+        uniform = stacked(torch.rand, seeds)
 
         def draw(*size: int, fan: int) -> nn.Parameter:
-            drawn = [torch.rand(size, generator=source) for source in sources]
-            return nn.Parameter((torch.stack(drawn) * 2 - 1) / math.sqrt(fan))
+            return nn.Parameter((uniform(*size) * 2 - 1) / math.sqrt(fan))
 
         def linear(n_in: int, n_out: int, bias_fan: int | None = None) -> nn.ParameterDict:
             weight, bias = draw(n_in, n_out, fan=n_in), draw(1, n_out, fan=bias_fan or n_out)
@@ -98,22 +90,6 @@ class InContextRegressors(nn.Module):
             self.blocks.append(nn.ModuleDict(parts | {"down": linear(4 * width, width)}))
         self.norm = norm()
         self.read_out = linear(width, 1)
-
-    @classmethod
-    def from_weights(cls, shape: Shape, weights: Mapping[str, Tensor]) -> InContextRegressors:
-        """An ensemble with given weights, named as in ``state_dict()``, in their precision.
-
-        Every weight has the ensemble axis first: ``weight[None]`` for a single network.
-        """
-        try:
-            made = cls(shape, range(min(len(weight) for weight in weights.values())))
-            made.load_state_dict(dict(weights), assign=True)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise IclError(
-                f"These weights do not fit {shape}: {error}. Name and shape them as the "
-                "state_dict() of a network of that shape, with the ensemble axis first."
-            ) from error
-        return made.eval().requires_grad_(False)
 
     def select(self, index: int) -> InContextRegressors:
         """One network of the ensemble, as an ensemble of its own."""
@@ -139,51 +115,22 @@ class InContextRegressors(nn.Module):
 
     def resid(self, xs: Xs, ys: Labels) -> list[Float[Tensor, "ensemble_out batch pos width"]]:
         """The residual stream: embedding, then after each block."""
-        tokens = as_tokens(*self._contexts(xs, ys), self.shape.format)
+        xs, ys = self.contexts(xs, ys)
+        if not 1 <= xs.shape[-2] <= self.shape.pairs:
+            raise IclError(
+                f"These networks read 1 to {self.shape.pairs} pairs, the last without its y; "
+                f"got {xs.shape[-2]}. Cut the contexts, or train with longer ones."
+            )
+        tokens = as_tokens(xs, ys, self.shape.format)
         tokens = tokens.expand(len(self.seeds), *tokens.shape[1:])
         stream = [_linear(tokens, self.read_in) + self.positions[:, None, : tokens.shape[2]]]
         for block in self.blocks:
             stream.append(self._block(stream[-1], block))
         return stream
 
-    def patterns(self, xs: Xs, ys: Labels) -> list[Float[Tensor, "ensemble_out batch head q k"]]:
-        """The attention patterns of each layer."""
-        found = []
-        for x, layer in zip(self.resid(xs, ys), self.blocks, strict=False):
-            block: Any = layer
-            seen = x if self.shape.block == "post-norm" else _norm(x, block["norm_1"])
-            query, key, _ = self._heads(seen, block)
-            scores = query @ key.mT / math.sqrt(self.shape.head)
-            future = torch.ones_like(scores[0, 0]).triu(1).bool()
-            pattern = scores.masked_fill(future, -torch.inf).softmax(-1)
-            found.append(pattern.unflatten(0, x.shape[:2]))
-        return found
-
     def save(self, folder: Path, dtype: torch.dtype = torch.float16) -> None:
         """Write ``config.json`` and the weights, in half precision unless told otherwise."""
-        store(self, folder, KIND, dtype)
-
-    def _contexts(self, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
-        """Contexts with an ensemble axis, in the type of the weights."""
-        if xs.ndim not in (3, 4) or ys.shape != xs.shape[:-1]:
-            raise IclError(
-                "Give xs (batch, n, d) and ys (batch, n), or both with an ensemble axis before "
-                f"them; got {tuple(xs.shape)} and {tuple(ys.shape)}."
-            )
-        xs, ys = (xs, ys) if xs.ndim == 4 else (xs[None], ys[None])
-        size, pairs, dim = xs.shape[0], *xs.shape[2:]
-        if dim != self.shape.dim:
-            raise IclError(f"These networks read x of {self.shape.dim} dimensions; got {dim}.")
-        if not 1 <= pairs <= self.shape.pairs:
-            raise IclError(
-                f"These networks read 1 to {self.shape.pairs} pairs, the last without its y; "
-                f"got {pairs}. Cut the contexts, or train with longer ones."
-            )
-        if size not in (1, len(self.seeds)):
-            raise IclError(f"Give contexts for 1 or all {len(self.seeds)} networks; got {size}.")
-        if not (xs.isfinite().all() and ys[..., :-1].isfinite().all()):
-            raise IclError("The contexts hold NaN or infinite numbers: leave those pairs out.")
-        return xs.to(self.positions), ys.to(self.positions)
+        super().save(folder, dtype)
 
     def _block(self, x: Tensor, block: Any) -> Tensor:
         if self.shape.block == "post-norm":
@@ -195,13 +142,9 @@ class InContextRegressors(nn.Module):
         seen = _norm(x, block["norm_2"])
         return (seen if released else x) + _mlp(seen, block)
 
-    def _heads(self, x: Tensor, block: Any) -> Tensor:
-        """Queries, keys and values: (3, ensemble * batch, head, pos, inner)."""
-        qkv = _linear(x, block["qkv"]).flatten(0, 1)
-        return qkv.unflatten(-1, (3, self.shape.heads, -1)).permute(2, 0, 3, 1, 4)
-
     def _attention(self, x: Tensor, block: Any) -> Tensor:
-        query, key, value = self._heads(x, block)
+        qkv = _linear(x, block["qkv"]).flatten(0, 1).unflatten(-1, (3, self.shape.heads, -1))
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # (ensemble * batch, head, pos, inner)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return _linear(mixed.transpose(1, 2).reshape(*x.shape[:3], -1), block["out"])
 
@@ -242,23 +185,15 @@ def as_tokens(
 def load(
     name_or_path: str | Path, *, step: int | None = None, device: str | torch.device = "cpu"
 ) -> InContextRegressors:
-    """Load an ensemble of in-context regressors, frozen.
+    """Networks, frozen: shipped (``"regression-d8"``), trained here, or in a folder that was saved.
 
-    Args:
-        name_or_path: a shipped name (``"regression-d8"``), the name of one that was trained here
-            (``python -m iclutils train NAME``), or a folder that ``save`` wrote.
-        step: of a name, one of its training checkpoints; the final one if omitted.
-        device: where to put it.
+    Of a name, ``step`` is one of its training checkpoints; the final one if omitted.
 
     Example:
+        >>> import torch
+        >>> from iclutils.models import regressors
         >>> nets = regressors.load("regression-d8")
         >>> nets(torch.randn(3, 5, 8), torch.randn(3, 5)).shape[1:]
         torch.Size([3, 5])
     """
-    return restore(
-        zoo.find(name_or_path, step),
-        lambda shape, seeds: InContextRegressors(Shape(**shape), seeds),
-        KIND,
-        "Models that read tokens are loaded with iclutils.models.load.",
-        device,
-    )
+    return InContextRegressors.restore(zoo.find(name_or_path, step), device)

@@ -1,47 +1,98 @@
-"""How ensembles of networks that read pairs of numbers are stored and loaded again."""
+"""What ensembles of networks that read pairs of numbers share: draws, contexts and files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import IclError
 from ..files import read_json, write_json
 
-Network = TypeVar("Network", bound=nn.Module)
+Networks = TypeVar("Networks", bound="Ensemble")
 
 
-def store(network: Any, folder: Path, kind: str, dtype: torch.dtype) -> None:
-    """Write ``config.json`` and the weights; the network has a shape, seeds and tasks."""
-    weights = {n: p.detach().to(dtype).contiguous() for n, p in network.named_parameters()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    known = {"model_type": kind, "shape": asdict(network.shape), "seeds": network.seeds}
-    write_json(folder / "config.json", known | {"tasks": network.tasks})
+class Ensemble(nn.Module):
+    """Networks of one shape as one batched program: the first axis of every weight counts them."""
+
+    shape_type: ClassVar[type]
+    kind: ClassVar[str]  # what files of such networks are called
+    tasks: list[dict[str, Any]]  # what each network was trained on, if it was
+
+    def __init__(self, shape: Any, seeds: Sequence[int]) -> None:
+        super().__init__()
+        self.shape, self.seeds, self.tasks = shape, tuple(seeds), []
+
+    @classmethod
+    def from_weights(cls: type[Networks], shape: Any, weights: Mapping[str, Tensor]) -> Networks:
+        """Networks with given weights, frozen, named as in ``state_dict()``, in their precision.
+
+        Every weight has the ensemble axis first: ``weight[None]`` for a single network.
+        """
+        try:
+            made = cls(shape, range(min(map(len, weights.values()))))
+            made.load_state_dict({n: w.detach() for n, w in weights.items()}, assign=True)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise IclError(
+                f"These weights do not fit {shape}: {error}. Name and shape them as the "
+                "state_dict() of a network of that shape, with the ensemble axis first."
+            ) from error
+        return made.eval().requires_grad_(False)
+
+    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        """Write ``config.json`` and the weights."""
+        weights = {n: p.detach().to(dtype).contiguous() for n, p in self.named_parameters()}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        known = {"model_type": self.kind, "shape": asdict(self.shape), "seeds": self.seeds}
+        write_json(folder / "config.json", known | {"tasks": self.tasks})
+
+    @classmethod
+    def restore(cls: type[Networks], folder: Path, device: str | torch.device) -> Networks:
+        """The networks that ``save`` wrote, frozen."""
+        try:
+            known = read_json(folder / "config.json")
+            sizes = known["shape"].items()
+            shape = cls.shape_type(**{k: tuple(v) if isinstance(v, list) else v for k, v in sizes})
+            network = cls(shape, known["seeds"])
+            network.tasks = [dict(task) for task in known["tasks"]]
+            network.load_state_dict(load_file(folder / "model.safetensors"))
+        except (OSError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+            first = str(error).strip().split("\n")[0]
+            raise IclError(
+                f"{folder} does not hold {cls.kind} ({type(error).__name__}: {first}). Language "
+                "models are loaded with iclutils.models.load, in-context regressors with "
+                "iclutils.models.regressors.load, linear self-attention with "
+                "iclutils.models.lsa.load."
+            ) from error
+        return network.to(device).eval().requires_grad_(False)
+
+    def contexts(self, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
+        """Contexts with an ensemble axis, in the type of the weights; the last y may be NaN."""
+        if xs.ndim not in (3, 4) or ys.shape != xs.shape[:-1]:
+            raise IclError(
+                "Give xs (batch, n, d) and ys (batch, n), or both with an ensemble axis before "
+                f"them; got {tuple(xs.shape)} and {tuple(ys.shape)}."
+            )
+        if xs.shape[-1] != self.shape.dim:
+            raise IclError(
+                f"These networks read x of {self.shape.dim} dimensions; got {xs.shape[-1]}."
+            )
+        if xs.ndim == 4 and len(xs) not in (1, len(self.seeds)):
+            raise IclError(f"Give contexts for 1 or all {len(self.seeds)} networks; got {len(xs)}.")
+        if not (xs.isfinite().all() and ys[..., :-1].isfinite().all()):
+            raise IclError("The contexts hold NaN or infinite numbers: leave those pairs out.")
+        weight = next(self.parameters())
+        xs, ys = (xs, ys) if xs.ndim == 4 else (xs[None], ys[None])
+        return xs.to(weight), ys.to(weight)
 
 
-def restore(
-    folder: Path,
-    build: Callable[[dict[str, Any], list[int]], Network],
-    kind: str,
-    otherwise: str,
-    device: str | torch.device,
-) -> Network:
-    """The network of a folder, frozen; ``build`` makes it of its shape and seeds."""
-    try:
-        known = read_json(folder / "config.json")
-        network = build(known["shape"], known["seeds"])
-        network.tasks = [dict(task) for task in known["tasks"]]  # type: ignore[assignment]
-        network.load_state_dict(load_file(folder / "model.safetensors"))
-    except (OSError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        first = str(error).strip().split("\n")[0]
-        raise IclError(
-            f"{folder} does not hold {kind} ({type(error).__name__}: {first}). {otherwise}"
-        ) from error
-    return network.to(device).eval().requires_grad_(False)
+def stacked(law: Callable[..., Tensor], seeds: Sequence[int]) -> Callable[..., Tensor]:
+    """Draws of one size for every network, (ensemble, ...), each network's from its own seed."""
+    sources = [torch.Generator().manual_seed(seed) for seed in seeds]
+    return lambda *size: torch.stack([law(size, generator=source) for source in sources])

@@ -23,7 +23,6 @@ from iclutils.models.lsa import (
     as_tokens,
     attend,
     load,
-    positions,
 )
 from iclutils.models.lsa import LinearSelfAttention as LSA
 
@@ -200,9 +199,6 @@ def test_tokens() -> None:
             for b in range(2):
                 expected = tokens_by_hand(xs[a, b].numpy(), ys[a, b].numpy(), separate)
                 np.testing.assert_allclose(found[a, b], expected, atol=1e-6)
-    table = positions(40)
-    assert table.shape == (40, 10)
-    assert torch.pdist(table).min() > 0.5  # all positions differ clearly
 
 
 # Symmetries --------------------------------------------------------------------------------------
@@ -362,7 +358,7 @@ def test_shapes_that_cannot_be(change: dict, message: str) -> None:
         ((4, 1, 3), (4, 1), "at least one pair"),
         ((4, 6, 3), (4, 5), "ensemble axis"),
         ((6, 3), (6,), "ensemble axis"),
-        ((2, 4, 6, 3), (2, 4, 6), "for 1 or for all 3 networks"),
+        ((2, 4, 6, 3), (2, 4, 6), "for 1 or all 3 networks"),
     ],
 )
 def test_contexts_that_do_not_fit(xs: tuple, ys: tuple, message: str) -> None:

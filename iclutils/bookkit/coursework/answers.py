@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,10 +54,8 @@ class Function:
         inputs = self.inputs(seed)
         if inputs is None:
             return
-        wrong = (
-            (text, functools.partial(self.outcome, function, *inputs))
-            for text, function in self.wrong().items()
-        )
+        gives = functools.partial(functools.partial, self.outcome)
+        wrong = {text: gives(function, *inputs) for text, function in self.wrong().items()}
         truth = self.outcome(self.solution, *inputs)
         compare(self.outcome(answer, *inputs), truth, wrong, self.tolerance)
 
@@ -85,14 +83,8 @@ class Value:
             raise Mistake(f"`{self.name}` is a number; got {answer!r}.")
         answer = self.reading(answer)
         if seed:
-            wrong = (
-                (text, functools.partial(_same, value)) for text, value in self.mistakes.items()
-            )
+            wrong = {text: functools.partial(lambda v: v, v) for text, v in self.mistakes.items()}
             compare(answer, self.truth, wrong, self.tolerance)
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def generator(seed: int) -> Generator:
@@ -148,7 +140,7 @@ def _mentioned(answer: Callable[..., Any]) -> Iterator[str]:
 def compare(
     got: Any,
     truth: Any,
-    mistakes: Iterable[tuple[str, Callable[[], Any]]] = (),
+    mistakes: Mapping[str, Callable[[], Any]] | None = None,
     tolerance: float = 1e-5,
 ) -> None:
     """Return if ``got`` is the truth; otherwise name the mistake that gives the same.
@@ -158,7 +150,7 @@ def compare(
     fault = _fault(got, truth, tolerance)
     if not fault:
         return
-    for message, wrong in mistakes:
+    for message, wrong in (mistakes or {}).items():
         try:
             value = wrong()
         except Exception:  # it cannot be made on these inputs
@@ -172,8 +164,7 @@ def _fault(got: Any, truth: Any, tolerance: float) -> str:
     """What is wrong, or nothing."""
     if isinstance(truth, Tensor):
         return _tensor_fault(got, truth, tolerance)
-    if isinstance(got, Tensor) and got.ndim == 0:
-        got = got.item()
+    got = got.item() if isinstance(got, Tensor) and got.ndim == 0 else got
     if isinstance(truth, str):
         return "" if got == truth else f"{got!r} is not the right answer."
     if not isinstance(got, int | float):
@@ -194,6 +185,7 @@ def _tensor_fault(got: Any, truth: Tensor, tolerance: float) -> str:
     if got.isnan().any():
         return "The result has NaN in it: is there a division by zero, or a log of zero?"
     off = (got - truth).abs().max().item()
-    if off <= tolerance * max(1.0, truth.abs().max().item()):
-        return ""
-    return f"The shape is right, the values are not: they are off by up to {off:.3g}."
+    close = off <= tolerance * max(1.0, truth.abs().max().item())
+    return (
+        "" if close else f"The shape is right, the values are not: they are off by up to {off:.3g}."
+    )

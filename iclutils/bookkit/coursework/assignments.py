@@ -31,25 +31,15 @@ SIGN = "made.json"  # written last: of what the folder was made
 
 @dataclass(frozen=True)
 class Assignment:
-    """One derived homework.
-
-    Attributes:
-        name: ``hw01``, ...
-        student: the notebook that students get: no solution, no hidden test.
-        autograder: what otter grades with.
-        instructor: the notebook with solutions and all tests.
-        digest: identifies what it was made of.
-        points: of each question.
-        fresh: whether it was made just now.
-    """
+    """One derived homework: the copies of students, grader and instructor, and its points."""
 
     name: str
     student: Path
     autograder: Path
     instructor: Path
-    digest: str
+    digest: str  # of what it was made of
     points: dict[str, float]
-    fresh: bool = False
+    fresh: bool = False  # whether it was made just now
 
 
 def masters(root: Path) -> dict[str, Path]:
@@ -61,13 +51,7 @@ def masters(root: Path) -> dict[str, Path]:
 
 
 def make(root: Path, build: Path, name: str = "") -> list[Assignment]:
-    """Derive one homework, or all.
-
-    Args:
-        root: the checkout.
-        build: folder for outputs: ``assignments/NAME/{student,autograder,instructor}``.
-        name: for example ``"hw01"``; all if empty.
-    """
+    """Derive one homework (``"hw01"``), or all, of a checkout into ``build/assignments/NAME``."""
     known = masters(root)
     if name and name not in known:
         raise unknown("homework", name, known)
@@ -114,9 +98,9 @@ def _assignment(folder: Path, master: Path, fresh: bool = False) -> Assignment:
 
 
 def _points(master: dict[str, Any]) -> dict[str, float]:
-    begins = re.compile(r"# BEGIN QUESTION\nname: (\w+)\npoints: ([\d.]+)")
-    found = [begins.match("".join(cell["source"])) for cell in master["cells"]]
-    return {said[1]: float(said[2]) for said in found if said}
+    cells = "\0".join("".join(cell["source"]) for cell in master["cells"])
+    begun = re.findall(r"# BEGIN QUESTION\nname: (\w+)\npoints: ([\d.]+)", cells)
+    return {name: float(points) for name, points in begun}
 
 
 def _digest(master: Path) -> str:

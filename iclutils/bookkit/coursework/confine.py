@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -62,9 +63,7 @@ def run(command: list[str], folder: Path, limits: Limits, interrupted: Event) ->
             start_new_session=True,
         )
         try:
-            stopped, reason = _watch(
-                psutil.Process(process.pid), process, folder, limits, interrupted
-            )
+            stopped, reason = _watch(process, folder, limits, interrupted)
         finally:
             _end_all(process, folder)
     text = (folder / "said.txt").read_text(encoding="utf-8", errors="replace")
@@ -78,35 +77,22 @@ def _environment(folder: Path) -> dict[str, str]:
     shutil.copy(guard.__file__, watched / "sitecustomize.py")
     for name in ("home", "tmp"):
         (folder / name).mkdir()
-    own = {
-        "HOME": folder / "home",
-        "TMPDIR": folder / "tmp",
-        "IPYTHONDIR": folder / "home",
-        "JUPYTER_RUNTIME_DIR": folder / "tmp",
-        "MPLCONFIGDIR": folder / "tmp",
-        "ICLUTILS_RESULTS": folder / "tmp",
-        guard.FOLDER: folder,
-        "PYTHONPATH": watched,
-        "PYTHONDONTWRITEBYTECODE": 1,
-        "MPLBACKEND": "agg",
-        "HF_HUB_OFFLINE": 1,
-        "ICLUTILS_QUIET": 1,
-        "OMP_NUM_THREADS": 1,
-        "USER": "student",
+    folders = {
+        **dict.fromkeys(("HOME", "IPYTHONDIR"), folder / "home"),
+        **dict.fromkeys(("TMPDIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR"), folder / "tmp"),
+        **{"ICLUTILS_RESULTS": folder / "tmp", guard.FOLDER: folder, "PYTHONPATH": watched},
     }
+    flags = ("PYTHONDONTWRITEBYTECODE", "HF_HUB_OFFLINE", "ICLUTILS_QUIET", "OMP_NUM_THREADS")
+    own = folders | dict.fromkeys(flags, 1) | {"MPLBACKEND": "agg", "USER": "student"}
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     return kept | {name: str(value) for name, value in own.items()}
 
 
 def _watch(
-    root: psutil.Process,
-    process: subprocess.Popen[bytes],
-    folder: Path,
-    limits: Limits,
-    interrupted: Event,
+    process: subprocess.Popen[bytes], folder: Path, limits: Limits, interrupted: Event
 ) -> tuple[str, str]:
     """Look until the process ends by itself or breaks a bound; say which."""
-    started, note = time.monotonic(), folder / guard.NOTE
+    root, started, note = psutil.Process(process.pid), time.monotonic(), folder / guard.NOTE
     while True:
         running = process.poll() is None
         if note.exists():
@@ -122,32 +108,23 @@ def _watch(
         if len(members) > limits.processes:
             return "processes", f"it started more than {limits.processes} processes"
         bound = limits.memory * 2**30
-        if sum(map(_memory, members)) > bound and sum(map(_own_memory, members)) > bound:
+        if all(sum(_memory(p, shared) for p in members) > bound for shared in (True, False)):
             return "memory", f"it used more than {limits.memory:g} GB of memory"
         time.sleep(PAUSE)
 
 
 def _family(root: psutil.Process) -> Iterator[psutil.Process]:
-    try:
+    with suppress(psutil.Error):
         yield root
         yield from root.children(recursive=True)
-    except psutil.Error:
-        return
 
 
-def _memory(process: psutil.Process) -> int:
-    try:
-        return process.memory_info().rss
-    except psutil.Error:
-        return 0
-
-
-def _own_memory(process: psutil.Process) -> int:
-    """As ``_memory``, with memory that processes share divided among them; slower."""
-    try:
-        return getattr(process.memory_full_info(), "pss", _memory(process))
-    except psutil.Error:
-        return 0
+def _memory(process: psutil.Process, shared: bool = True) -> int:
+    """Bytes; without ``shared``, memory that processes share is divided among them; slower."""
+    with suppress(psutil.Error):
+        resident = process.memory_info().rss
+        return resident if shared else getattr(process.memory_full_info(), "pss", resident)
+    return 0
 
 
 def _end_all(process: subprocess.Popen[bytes], folder: Path) -> None:
@@ -155,10 +132,8 @@ def _end_all(process: subprocess.Popen[bytes], folder: Path) -> None:
     for _ in range(5):  # one that is ended may have started another meanwhile
         left = [each for each in psutil.process_iter() if _belongs(each, folder)]
         for each in left:
-            try:
+            with suppress(psutil.Error):
                 each.kill()
-            except psutil.Error:
-                continue
         if process.poll() is None:
             process.kill()
         process.wait()
@@ -168,10 +143,9 @@ def _end_all(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def _belongs(process: psutil.Process, folder: Path) -> bool:
-    try:
+    with suppress(psutil.Error, OSError):
         return process.environ().get(guard.FOLDER) == str(folder)
-    except (psutil.Error, OSError):
-        return False
+    return False
 
 
 def otter(autograder: Path, submission: Path) -> list[str]:

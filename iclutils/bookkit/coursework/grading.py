@@ -39,20 +39,16 @@ LONGEST = 20 * 2**20  # bytes of a notebook
 
 @dataclass(frozen=True)
 class Grade:
-    """What one submission got.
+    """What one submission got; ``message`` says what was wrong, or why nothing was graded.
 
-    Attributes:
-        name: the file, relative to the folder of submissions.
-        status: ``graded``, ``graded: look at it``, ``stopped: time`` (or ``memory``,
-            ``network``, ``processes``), ``crashed``, ``not a notebook``, ``broken``,
-            ``another homework``.
-        scores: points by question; none unless graded.
-        message: what was wrong, question by question, or why nothing was graded.
+    The status is ``graded``, ``graded: look at it``, ``stopped: time`` (or ``memory``,
+    ``network``, ``processes``), ``crashed``, ``not a notebook``, ``broken`` or
+    ``another homework``.
     """
 
-    name: str
+    name: str  # the file, relative to the folder of submissions
     status: str
-    scores: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)  # by question; none unless graded
     message: str = ""
 
 
@@ -65,16 +61,10 @@ def grade(
     jobs: int = 2,
     force: bool = False,
 ) -> Path:
-    """Grade every file under ``submissions``; return the CSV, ``build/grades/NAME.csv``.
+    """Grade every file under ``submissions``, a notebook for each student, ``jobs`` at a time.
 
-    Args:
-        root: the checkout.
-        build: folder for outputs.
-        submissions: notebooks, one per student, also in folders of their own.
-        homework: for example ``"hw01"``; what the submissions say they are if empty.
-        limits: bounds of each submission.
-        jobs: how many are graded at the same time.
-        force: grade again what has not changed.
+    Returns the CSV, ``build/grades/NAME.csv``. The homework is the one that the submissions say
+    they are, unless it is named. ``force`` grades again what has not changed.
     """
     if not submissions.is_dir():
         raise IclError(f"There is no folder {submissions}. Name the one with the submissions.")
@@ -87,8 +77,8 @@ def grade(
     record = build / "grades" / f"{made.name}.json"
     known = read_json(record) if record.is_file() and not force else {}
     keys = {path: _key(path, made, limits) for path in files}
-    done = {p: Grade(**known[k]) for p, k in keys.items() if k in known}
-    done = {p: Grade(**(asdict(g) | {"name": _name(p, submissions)})) for p, g in done.items()}
+    named = {path: path.relative_to(submissions).as_posix() for path in files}
+    done = {p: Grade(**known[k] | {"name": named[p]}) for p, k in keys.items() if k in known}
     table = build / "grades" / f"{made.name}.csv"
 
     def keep() -> None:
@@ -98,7 +88,7 @@ def grade(
     interrupted = Event()
     with ThreadPoolExecutor(jobs) as pool:
         waiting = {
-            pool.submit(_graded, path, _name(path, submissions), made, limits, interrupted): path
+            pool.submit(_graded, path, named[path], made, limits, interrupted): path
             for path in files
             if path not in done
         }
@@ -121,22 +111,13 @@ def _files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _name(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).as_posix()
-
-
 def _key(path: Path, made: assignments.Assignment, limits: Limits) -> str:
     whole = hashlib.sha256(f"{path.suffix} {made.digest} {limits}".encode())
     return hashlib.sha256(whole.digest() + path.read_bytes()).hexdigest()
 
 
 def _only_homework(files: list[Path]) -> str:
-    found = set()
-    for path in files:
-        notebook, _ = _read(path)
-        if notebook:
-            found.add(_homework(notebook))
-    found.discard("")
+    found = {_homework(_read(path)[0]) for path in files} - {""}
     if len(found) != 1:
         raise IclError(
             f"The submissions are of {', '.join(sorted(found)) or 'no homework'}. Say which one is "
@@ -151,42 +132,35 @@ def _homework(notebook: dict[str, Any]) -> str:
     return str(otter.get("assignment_name", "")) if isinstance(otter, dict) else ""
 
 
-def _read(path: Path) -> tuple[dict[str, Any], Grade | None]:
-    """The notebook in a file, or why there is none."""
+def _read(path: Path) -> tuple[dict[str, Any], tuple[str, str]]:
+    """The notebook in a file, or the status and the message that say why there is none."""
     if path.suffix != ".ipynb":
-        return {}, Grade(path.name, "not a notebook", message="only .ipynb files are graded")
+        return {}, ("not a notebook", "only .ipynb files are graded")
     if path.stat().st_size > LONGEST:
-        return {}, Grade(path.name, "broken", message="the file is larger than 20 MB")
+        return {}, ("broken", "the file is larger than 20 MB")
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
-        cells = notebook["cells"]
-        sound = all(isinstance("".join(cell["source"]), str) for cell in cells)
+        for cell in notebook["cells"]:
+            "".join(cell["source"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        return {}, Grade(path.name, "broken", message=f"no readable notebook: {error}")
-    return (notebook, None) if sound else ({}, Grade(path.name, "broken"))
+        return {}, ("broken", f"no readable notebook: {error}")
+    return notebook, ("", "")
 
 
 def _graded(
-    path: Path,
-    name: str,
-    made: assignments.Assignment,
-    limits: Limits,
-    interrupted: Event,
+    path: Path, name: str, made: assignments.Assignment, limits: Limits, interrupted: Event
 ) -> Grade:
     """Grade one submission; whatever is wrong with it is in the result."""
-    notebook, fault = _read(path)
+    notebook, (fault, message) = _read(path)
     if fault:
-        return Grade(name, fault.status, message=fault.message)
+        return Grade(name, fault, message=message)
     if _homework(notebook) not in ("", made.name):
         return Grade(name, "another homework", message=f"it is {_homework(notebook)}")
     with tempfile.TemporaryDirectory(prefix="iclutils-graded-") as place:
         folder = Path(place).resolve()
         # A kernel of the student's own machine does not exist here, and outputs are not read.
-        notebook.setdefault("metadata", {})["kernelspec"] = {
-            "name": "python3",
-            "display_name": "Python 3",
-            "language": "python",
-        }
+        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        notebook.setdefault("metadata", {})["kernelspec"] = kernel
         for cell in notebook["cells"]:
             if "outputs" in cell:
                 cell["outputs"] = []
@@ -258,14 +232,10 @@ def _csv(grades: list[Grade], possible: dict[str, float]) -> str:
     whole = float(sum(possible.values()))
     for each in grades:
         total = float(sum(each.scores.values()))
-        points = [_number(each.scores.get(question, 0.0)) for question in possible]
-        row = [*points, _number(total), _number(whole), _number(round(100 * total / whole, 1))]
+        points = [each.scores.get(question, 0.0) for question in possible]
+        row = [f"{n:g}" for n in (*points, total, whole, round(100 * total / whole, 1))]
         table.writerow([_plain(each.name), each.status, *row, _plain(each.message)])
     return text.getvalue()
-
-
-def _number(value: float) -> str:
-    return f"{value:g}"
 
 
 def _plain(text: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from ...interp import head_scores
 from ...interp.hooks import ablate_heads, run_with_hooks
 from ...models import get_act_name, load
 from ...tasks.repeated import repeated_tokens
@@ -36,28 +38,26 @@ DOUBLE = {
     "BOS stands once at the start, not before each copy.": lambda copy, bos: torch.cat(
         [_start(copy, bos), copy] * 2, 1
     ),
-    "Each token stands twice in a row (ABC gives "
-    "AABBCC). Repeat the whole list: ABCABC.": lambda copy, bos: torch.cat(
-        [_start(copy, bos), copy.repeat_interleave(2, 1)], 1
-    ),
+    "Each token stands twice in a row (ABC gives AABBCC). Repeat the whole list: "
+    "ABCABC.": lambda copy, bos: torch.cat([_start(copy, bos), copy.repeat_interleave(2, 1)], 1),
 }
 q1 = (Function(double, _copies, DOUBLE),)
 
 
 def repetition_gain(
-    logits: Tensor, tokens: Tensor, first: int = 1, ahead: int = 1, raw: bool = False
+    logits: Tensor,
+    tokens: Tensor,
+    first: int = 1,
+    ahead: int = 1,
+    raw: bool = False,
+    sign: int = -1,
 ) -> Tensor:
     """Log-probability of the second copy minus that of the first, in nats."""
     length = tokens.shape[1] // 2
     scores = logits if raw else logits.log_softmax(-1)
     of = tokens[:, 1:] if ahead else tokens[:, :-1]
     right = scores[:, :-1].gather(-1, of[..., None])[..., 0]
-    return right[:, length + first :].mean(1) - right[:, :length].mean(1)
-
-
-def _second_copy(logits: Tensor, tokens: Tensor) -> Tensor:
-    right = logits.log_softmax(-1)[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
-    return right[:, tokens.shape[1] // 2 + 1 :].mean(1)
+    return right[:, length + first :].mean(1) + sign * right[:, :length].mean(1)
 
 
 def _logits(seed: int) -> tuple[Tensor, Tensor]:
@@ -75,21 +75,14 @@ REPETITION_GAIN = {
     "Those are differences of raw logits: take the log-softmax over the vocabulary first.": {
         "raw": True
     },
-    "That is the second copy alone: subtract the first.": _second_copy,
+    "That is the second copy alone: subtract the first.": {"sign": 0},
 }
 q2 = (Function(repetition_gain, _logits, REPETITION_GAIN),)
 
 
 def looks_back(pattern: Tensor) -> Tensor:
     """The distance each head prefers in the second copy."""
-    return _profile(pattern).mean(0).argmax(-1)
-
-
-def _profile(pattern: Tensor) -> Tensor:
-    """Mean attention at each distance, (batch, head, distance)."""
-    length = pattern.shape[-1] // 2
-    query = torch.arange(length + 1, 2 * length + 1)
-    return torch.stack([pattern[..., query, query - d].mean(-1) for d in range(length + 2)], -1)
+    return head_scores.distance_profile(pattern, pattern.shape[-1] // 2).mean(0).argmax(-1)
 
 
 def _everywhere(pattern: Tensor) -> Tensor:
@@ -114,37 +107,24 @@ def _built_heads(seed: int) -> tuple[Tensor]:
 LOOKS_BACK = {
     "That is the distance which most of *all* rows prefer: keep the queries of the second copy, "
     "L + 1 to 2L.": _everywhere,
-    "Those are one too many: the distance from q to k is q - k.": lambda pattern: (
-        looks_back(pattern) + 1
+    "Those are one too many: the distance from q to k is q - k.": lambda a: looks_back(a) + 1,
+    "Those are one too few: the distance from q to k is q - k.": lambda a: looks_back(a) - 1,
+    "Those are negative: count the distance back, q - k.": lambda a: -looks_back(a),
+    "One number for each head: average over the sequences first.": lambda a: torch.stack(
+        [looks_back(each[None]) for each in a]
     ),
-    "Those are one too few: the distance from q to k is q - k.": lambda pattern: (
-        looks_back(pattern) - 1
-    ),
-    "Those are negative: count the distance back, q - k.": lambda pattern: -looks_back(pattern),
-    "One number for each head: average over the sequences first.": lambda pattern: _profile(
-        pattern
-    ).argmax(-1),
 }
 q3 = (Function(looks_back, _built_heads, LOOKS_BACK),)
 
 
-def prefix_score(
-    pattern: Tensor,
-    tokens: Tensor,
-    after: bool = True,
-    bos: bool = False,
-    asked: bool = True,
-    mean: bool = False,
-) -> Tensor:
+def prefix_score(pattern: Tensor, tokens: Tensor) -> Tensor:
     """Attention to what followed earlier occurrences, of the queries that have one."""
-    same = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
-    same[:, :, 0] &= bos
-    following = torch.zeros_like(same)
-    following[:, :, 1:] = same[:, :, :-1]
-    matching = (following if after else same)[:, None]
-    hit = (pattern * matching).sum(-1)
-    hit = hit / matching.sum(-1).clamp(min=1) if mean else hit
-    return hit.sum(-1) / (following.any(-1).sum(-1)[:, None] if asked else tokens.shape[1])
+    return head_scores.olsson_prefix_matching(pattern, tokens)
+
+
+def _earlier(tokens: Tensor) -> Tensor:
+    """The number of earlier occurrences of each token, BOS at position 0 aside."""
+    return (tokens[:, :, None] == tokens[:, None, 1:]).tril(-2).sum(-1)
 
 
 def _recurring(seed: int) -> tuple[Tensor, Tensor]:
@@ -157,13 +137,19 @@ def _recurring(seed: int) -> tuple[Tensor, Tensor]:
 
 PREFIX_SCORE = {
     "That is the attention to the earlier *copies*: a duplicate-token head. Look at the position "
-    "after each copy.": {"after": False},
-    "BOS at position 0 is no earlier occurrence: leave it out.": {"bos": True},
+    "after each copy.": lambda pattern, tokens: prefix_score(pattern.roll(1, -1), tokens),
+    "BOS at position 0 is no earlier occurrence: leave it out.": lambda pattern, tokens: (
+        prefix_score(pad(pattern, (1, 0, 1, 0)), pad(tokens, (1, 0), value=-1))
+    ),
     "Average over the queries that have an earlier occurrence, not over all: a query without one "
-    "cannot match anything.": {"asked": False},
-    "Sum over the matching positions of a query before you average: it may have several.": {
-        "mean": True
-    },
+    "cannot match anything.": lambda pattern, tokens: (
+        prefix_score(pattern, tokens) * (_earlier(tokens) > 0).float().mean(1, keepdim=True)
+    ),
+    "Sum over the matching positions of a query before you average: it may have several.": (
+        lambda pattern, tokens: prefix_score(
+            pattern / _earlier(tokens).clamp(min=1)[:, None, :, None], tokens
+        )
+    ),
 }
 q4 = (Function(prefix_score, _recurring, PREFIX_SCORE),)
 
@@ -178,12 +164,7 @@ def _eigenvalues(reads: Tensor, values: Tensor, output: Tensor, unembed: Tensor)
     return torch.linalg.eigvals(output @ unembed @ reads @ values)
 
 
-def _circuit(reads: Tensor, values: Tensor, output: Tensor, unembed: Tensor) -> Tensor:
-    return (reads @ values @ output @ unembed).double()
-
-
-def _symmetric(*weights: Tensor) -> float:
-    circuit = _circuit(*weights)
+def _symmetric(circuit: Tensor) -> float:
     even = torch.linalg.eigvalsh((circuit + circuit.T) / 2)
     return (even.sum() / even.abs().sum()).item()
 
@@ -203,50 +184,45 @@ def _weights(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 COPYING_SCORE = {
-    "Singular values are never negative: take the eigenvalues, which may be.": lambda *weights: 1.0,
+    "Singular values are never negative: take the eigenvalues, which may be.": lambda *w: 1.0,
     "Divide by the sum of |eigenvalue|, not of singular values: they differ unless the matrix is "
-    "symmetric.": lambda *weights: (
-        _eigenvalues(*weights).sum().real / torch.linalg.svdvals(_circuit(*weights)).sum()
+    "symmetric.": lambda a, b, c, d: (
+        _eigenvalues(a, b, c, d).sum().real / torch.linalg.svdvals((a @ b @ c @ d).double()).sum()
     ).item(),
     "The size of a complex eigenvalue is its absolute value, not that of its real part: take "
-    ".abs() before .real.": lambda *weights: (
-        _eigenvalues(*weights).real.sum() / _eigenvalues(*weights).real.abs().sum()
+    ".abs() before .real.": lambda *w: (
+        _eigenvalues(*w).real.sum() / _eigenvalues(*w).real.abs().sum()
     ).item(),
     "The matrix is not symmetric: eigvalsh (or symmetrising) "
-    "gives other numbers than eigvals.": _symmetric,
-    "Divide by the sum of the eigenvalues' absolute values.": lambda *weights: (
-        _eigenvalues(*weights).sum().real.item()
+    "gives other numbers than eigvals.": lambda a, b, c, d: _symmetric((a @ b @ c @ d).double()),
+    "Divide by the sum of the eigenvalues' absolute values.": lambda *w: (
+        _eigenvalues(*w).sum().real.item()
     ),
     "That is upside down: the sum of the eigenvalues goes above, the sum of their absolute "
-    "values below.": lambda *weights: 1 / copying_score(*weights),
+    "values below.": lambda *w: 1 / copying_score(*w),
 }
 q5 = (Function(copying_score, _weights, COPYING_SCORE, tolerance=2e-3),)
 
 
-def shares_kept(model: Any, induction: Any, tokens: Tensor, other: Tensor) -> Tensor:
+def shares_kept(
+    model: Any,
+    induction: Any,
+    tokens: Tensor,
+    other: Tensor,
+    how: Any = "mean",
+    back: int = -1,
+    whole: bool = True,
+) -> Tensor:
     """Share of prefix matching that remains without each head of layer 0."""
-    after, before = _scores(model, induction, tokens, other)
-    return after / before
-
-
-def _scores(
-    model: Any, induction: Any, tokens: Tensor, other: Tensor, how: Any = "mean", back: int = -1
-) -> tuple[Tensor, Tensor]:
-    head, length = induction[1], tokens.shape[1] // 2
-    query, name = torch.arange(length + 1, 2 * length + 1), get_act_name("pattern", induction[0])
+    head, length, name = induction[1], tokens.shape[1] // 2, get_act_name("pattern", induction[0])
 
     def score(hooks: Any) -> Tensor:
         _, seen = run_with_hooks(model, tokens, hooks, [name])
-        return seen[name][:, head][:, query, query - length - back].mean()
+        return head_scores.attention_at_offset(seen[name][:, head], length, length + back).mean()
 
     heads = range(model.cfg.n_heads)
     cut = [score(ablate_heads(model, tokens, [(0, h)], how, other)) for h in heads]
-    return torch.stack(cut), score([])
-
-
-def _share(*given: Any, **how: Any) -> Tensor:
-    after, before = _scores(*given, **how)
-    return after / before
+    return torch.stack(cut) / (score([]) if whole else 1)
 
 
 @cache
@@ -261,15 +237,11 @@ def _models(seed: int) -> tuple[Any, ...] | None:
 
 
 SHARES_KEPT = {
-    "Those are the scores after the cut: divide by the score before it.": lambda *given: _scores(
-        *given
-    )[0],
-    "That is what is lost: the share kept is after / before.": lambda *given: (
-        1 - shares_kept(*given)
-    ),
-    'Those are the shares after zero ablation: ask for "mean".': partial(_share, how="zero"),
+    "Those are the scores after the cut: divide by the score before it.": {"whole": False},
+    "That is what is lost: the share kept is after / before.": lambda *a: 1 - shares_kept(*a),
+    'Those are the shares after zero ablation: ask for "mean".': {"how": "zero"},
     "Those are the shares of the attention L back, to the same token. Prefix matching looks L - "
-    "1 back.": partial(_share, back=0),
+    "1 back.": {"back": 0},
     "That is before / after: turn it around.": lambda *given: 1 / shares_kept(*given),
 }
 REASON = {

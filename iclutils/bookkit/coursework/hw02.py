@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...interp.hooks import run_with_hooks
+from ...chapters.label_words.answers import answers
+from ...chapters.label_words.isolation import isolation
+from ...interp.hooks import cut_attention
 from ...models import load
 from ...tasks import topics
 from .answers import Function, Value, generator
@@ -16,48 +18,54 @@ from .answers import Function, Value, generator
 CASES = (("anchors-0", 0), ("anchors-1", 1))  # model and layer: public, first hidden
 
 
-def _places(seed: int, size: int = 14) -> tuple[Tensor, Tensor]:
-    """Label positions in order, and a target after them, for three prompts."""
+def _places(seed: int) -> tuple[Tensor, Tensor]:
+    """Label positions in order, and a target after them, for three prompts of 14 words."""
     draw = generator(seed)
-    places = [torch.randperm(size - 4, generator=draw)[: 2 + seed % 3] + 1 for _ in range(3)]
-    target = torch.randint(size - 2, size, (3,), generator=draw)
+    places = [torch.randperm(10, generator=draw)[: 2 + seed % 3] + 1 for _ in range(3)]
+    target = torch.randint(12, 14, (3,), generator=draw)
     return torch.stack(places).sort(-1).values, target
 
 
-def edge_counts(
-    label_pos: Tensor, target: Tensor, self_too: int = 0, labels: bool = True, out: bool = False
+def _is_label(label_pos: Tensor, size: int) -> Tensor:
+    return (label_pos[:, :, None] == torch.arange(size)).any(1)
+
+
+def _kinds(
+    size: int,
+    label_pos: Tensor,
+    target: Tensor,
+    stop: bool = True,
+    out: bool = False,
+    diagonal: bool = False,
+    rest: bool = True,
 ) -> Tensor:
+    """Which edges are wp, pq and ww, (batch, kind, destination, source)."""
+    place, label = torch.arange(size), _is_label(label_pos, size)
+    edge = (place[:, None] > place - int(diagonal)).expand(len(target), size, size)
+    if stop:
+        edge = edge & (place <= target[:, None])[:, :, None]
+    asked = (place == target[:, None])[:, :, None]
+    into_target = edge & asked & label[:, None, :]
+    into_label = edge & (label[:, None, :] & ~asked if out else label[:, :, None])
+    return torch.stack([into_label, into_target, edge & ~((into_label | into_target) & rest)], 1)
+
+
+def edge_counts(label_pos: Tensor, target: Tensor, **how: bool) -> Tensor:
     """Number of edges wp, pq, ww."""
-    count = label_pos.shape[1]
-    into_label = label_pos.sum(1) + self_too * count
-    if out:
-        into_label = (target[:, None] - label_pos - 1).sum(1)
-    everything = target * (target + 1) // 2 + self_too * (target + 1)
-    rest = everything - into_label - count
-    if not labels:
-        into_label = into_label - torch.arange(count).sum()
-    return torch.stack([into_label, torch.full_like(target, count), rest], 1)
-
-
-def _all_edges(label_pos: Tensor, target: Tensor) -> Tensor:
-    found = edge_counts(label_pos, target)
-    found[:, 2] = found.sum(1)
-    return found
+    return _kinds(int(target.max()) + 1, label_pos, target, **how).sum((-2, -1))
 
 
 EDGE_COUNTS = {
     "A word's attention to itself is no edge between words: leave the diagonal out.": {
-        "self_too": 1
+        "diagonal": True
     },
     "wp are the edges *into* a label word, from everything before it; you count those that leave "
     "it.": {"out": True},
-    "ww are all *other* edges: subtract wp and pq from q (q + 1) / 2.": _all_edges,
-    "Earlier label words are sources of a label word, too: label word k has p_k sources.": {
-        "labels": False
-    },
-    "Positions 0 to q are q "
-    "+ 1 words, so there are q (q + 1) / 2 edges.": lambda label_pos, target: (
-        edge_counts(label_pos, target) - target[:, None] * torch.tensor([0, 0, 1])
+    "ww are all *other* edges: subtract wp and pq from q (q + 1) / 2.": {"rest": False},
+    "Earlier label words are sources of a label word, too: label word k has p_k "
+    "sources.": lambda at, q: edge_counts(at, q) - torch.tensor([sum(range(at.shape[1])), 0, 0]),
+    "Positions 0 to q are q + 1 words, so there are q (q + 1) / 2 edges.": lambda at, q: (
+        edge_counts(at, q) - q[:, None] * torch.tensor([0, 0, 1])
     ),
 }
 q1 = (Function(edge_counts, _places, EDGE_COUNTS),)
@@ -81,8 +89,8 @@ SALIENCY = {
     "Sum over the heads; that is their mean.": lambda a, g: (a * g).mean(1).abs(),
     "Saliency has no sign: take the absolute value of the sum.": lambda a, g: (a * g).sum(1),
     "That is the gradient alone: multiply by the attention.": lambda a, g: g.sum(1).abs(),
-    "That is a matrix product; attention "
-    "and gradient are multiplied entry by entry.": lambda a, g: (a @ g).sum(1).abs(),
+    "That is a matrix product; "
+    "attention and gradient are multiplied entry by entry.": lambda a, g: (a @ g).sum(1).abs(),
 }
 q2 = (Function(saliency, _attention, SALIENCY),)
 
@@ -91,30 +99,9 @@ def flow(
     importance: Tensor, label_pos: Tensor, target: Tensor, mean: bool = True, **how: bool
 ) -> Tensor:
     """Mean saliency of the edges wp, pq, ww."""
-    kinds = _kinds(importance, label_pos, target, **how)
+    kinds = _kinds(importance.shape[-1], label_pos, target, **how)
     total = (importance[:, None] * kinds).sum((-2, -1))
     return total / kinds.sum((-2, -1)) if mean else total
-
-
-def _kinds(
-    importance: Tensor,
-    label_pos: Tensor,
-    target: Tensor,
-    stop: bool = True,
-    out: bool = False,
-    diagonal: bool = False,
-    rest: bool = True,
-) -> Tensor:
-    place = torch.arange(importance.shape[-1])
-    label = (label_pos[:, :, None] == place).any(1)
-    edge = (place[:, None] > place - int(diagonal)).expand(importance.shape)
-    if stop:
-        edge = edge & (place <= target[:, None])[:, :, None]
-    asked = (place == target[:, None])[:, :, None]
-    into_target = edge & asked & label[:, None, :]
-    into_label = edge & (label[:, None, :] & ~asked if out else label[:, :, None])
-    others = edge & ~into_label & ~into_target if rest else edge
-    return torch.stack([into_label, into_target, others], 1)
 
 
 def _importance(seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,10 +110,8 @@ def _importance(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 FLOW = {
     "Those are sums: divide by the number of edges of each kind.": {"mean": False},
-    "Rows are destinations and columns are "
-    "sources: you have them the wrong way round.": lambda importance, *given: flow(
-        importance.mT, *given
-    ),
+    "Rows are destinations and columns are sources: "
+    "you have them the wrong way round.": lambda importance, *given: flow(importance.mT, *given),
     "S_wp is about the edges *into* the label words, not out of them.": {"out": True},
     "S_ww is the mean of the edges that are neither wp nor pq.": {"rest": False},
     "Leave the diagonal out.": {"diagonal": True},
@@ -135,21 +120,19 @@ FLOW = {
 q3 = (Function(flow, _importance, FLOW),)
 
 
-def isolated(scores: Tensor, label_pos: Tensor, how: str = "") -> Tensor:
+def isolated(scores: Tensor, label_pos: Tensor) -> Tensor:
     """Attention pattern in which label words read nothing before them."""
-    place = torch.arange(scores.shape[-1])
-    label = (label_pos[:, :, None] == place).any(1)
-    before = place[:, None] > place
-    rows, columns = label[:, :, None] & before, label[:, None, :] & before
-    if how == "not causal":
-        return scores.masked_fill(rows[:, None], -torch.inf).softmax(-1)
-    seen = scores.masked_fill(place[:, None] < place, -torch.inf)
-    if how == "after":
-        return seen.softmax(-1).masked_fill(rows[:, None], 0.0)
-    if how == "itself":
-        return seen.softmax(-1) * ~label[:, None, :, None]
-    cut = {"": rows, "columns": columns, "nothing": rows & False}[how]
-    return seen.masked_fill(cut[:, None], -torch.inf).softmax(-1)
+    return _pattern(scores, _before(scores) & _is_label(label_pos, scores.shape[-1])[:, :, None])
+
+
+def _before(scores: Tensor) -> Tensor:
+    return torch.ones(scores.shape[-2:]).tril(-1).bool()
+
+
+def _pattern(scores: Tensor, cut: Any = False, causal: bool = True) -> Tensor:
+    """Attention without the edges that are cut, (batch, destination, source)."""
+    gone = torch.as_tensor(cut).expand(len(scores), *scores.shape[-2:]) | _before(scores).T & causal
+    return scores.masked_fill(gone[:, None], -torch.inf).softmax(-1)
 
 
 def _raw_scores(seed: int) -> tuple[Tensor, Tensor]:
@@ -157,14 +140,17 @@ def _raw_scores(seed: int) -> tuple[Tensor, Tensor]:
 
 
 ISOLATED = {
-    "The rows of the label words do not sum to 1: cut the scores *before* the softmax.": {
-        "how": "after"
-    },
+    "The rows of the label words do not sum to 1: cut the scores *before* "
+    "the softmax.": lambda s, at: _pattern(s) * ~(_before(s) & _is_label(at, 14)[:, None, :, None]),
     "That cuts what others read *from* the label words. Isolation cuts what the label words "
-    "read: their rows.": {"how": "columns"},
-    "A label word may still attend to itself: cut only the sources before it.": {"how": "itself"},
-    "Nothing is cut in that pattern.": {"how": "nothing"},
-    "Attention is causal: a word sees only itself and what came before.": {"how": "not causal"},
+    "read: their rows.": lambda s, at: _pattern(s, _before(s) & _is_label(at, 14)[:, None]),
+    "A label word may still attend to itself: cut only the sources before it.": lambda s, at: (
+        _pattern(s) * ~_is_label(at, 14)[:, None, :, None]
+    ),
+    "Nothing is cut in that pattern.": lambda s, at: _pattern(s),
+    "Attention is causal: a word sees only itself and what came before.": lambda s, at: _pattern(
+        s, _before(s) & _is_label(at, 14)[:, :, None], causal=False
+    ),
 }
 q4 = (Function(isolated, _raw_scores, ISOLATED),)
 
@@ -198,25 +184,21 @@ AUC = {
 q5 = (Function(auc, _classes, AUC),)
 
 
-def label_loyalty(model: Any, prompts: Any, layer: int, how: str = "") -> float:
+def label_loyalty(model: Any, prompts: Any, layer: int) -> float:
     """Share of predictions that isolation of one layer leaves the same."""
-    place = torch.arange(prompts.tokens.shape[1])
-    label = (prompts.label_pos[:, :, None] == place).any(1)
-    rows = label[:, None, :] if how == "columns" else label[:, :, None]
-    cut = rows & (place[:, None] > place)
+    changed = answers(model, prompts, isolation(model, prompts, [layer])).predicted
+    return _share(changed == answers(model, prompts).predicted)
 
-    def edit(scores: Tensor, hook: object) -> Tensor:
-        return scores.masked_fill(cut[:, None], -10_000.0)
 
-    def predicted(hooks: Any) -> Tensor:
-        logits, _ = run_with_hooks(model, prompts.tokens, hooks)
-        last = logits[torch.arange(len(cut)), prompts.target]
-        return last.gather(1, prompts.label_words).argmax(-1)
+def _share(same: Tensor) -> float:
+    return same.float().mean().item()
 
-    after = predicted([(f"blocks.{layer}.attn.hook_attn_scores", edit)])
-    reference = prompts.gold if how == "accuracy" else predicted([])
-    share = (after == reference).float().mean().item()
-    return 1 - share if how == "changed" else share
+
+def _columns(model: Any, prompts: Any, layer: int) -> float:
+    size = prompts.tokens.shape[1]
+    cut = _is_label(prompts.label_pos, size)[:, None] & torch.ones(size, size).tril(-1).bool()
+    changed = answers(model, prompts, cut_attention(model, {layer: cut})).predicted
+    return _share(changed == answers(model, prompts).predicted)
 
 
 @cache
@@ -229,12 +211,14 @@ def _prompts(seed: int) -> tuple[Any, ...] | None:
 
 LABEL_LOYALTY = {
     "That is the accuracy under isolation. Loyalty asks whether the answer is the *same* as "
-    "without isolation, right or wrong.": {"how": "accuracy"},
-    "That is the share of answers that change; loyalty is the share that stays.": {
-        "how": "changed"
-    },
+    "without isolation, right or wrong.": lambda model, prompts, layer: _share(
+        answers(model, prompts, isolation(model, prompts, [layer])).predicted == prompts.gold
+    ),
+    "That is the share of answers that change; loyalty is the share that stays.": lambda *given: (
+        1 - label_loyalty(*given)
+    ),
     "Isolation cuts the rows of the label words (what they read), not their columns (what is "
-    "read from them).": {"how": "columns"},
+    "read from them).": _columns,
 }
 REASON = {
     "Reason (a): the target reads the label words in the second layer most, and isolating the "

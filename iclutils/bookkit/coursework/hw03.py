@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...chapters.regression import algorithms
 from .answers import Function, Mistake, Value, generator, normal
 
 
@@ -18,10 +19,6 @@ def ridge(X: Tensor, y: Tensor, penalty: float) -> Tensor:
     return torch.linalg.solve(X.T @ X + penalty * eye, X.T @ y)
 
 
-def _least(X: Tensor, y: Tensor, *penalties: float) -> Tensor:
-    return torch.linalg.pinv(X) @ y
-
-
 def _pairs(seed: int) -> tuple[Tensor, Tensor, float]:
     draw = generator(seed)
     n, d, penalty = (4 + seed, 6, 0.3) if seed % 2 else (9 + seed, 4, 2.5 + seed)
@@ -29,21 +26,16 @@ def _pairs(seed: int) -> tuple[Tensor, Tensor, float]:
 
 
 RIDGE = {
-    "The penalty stands on the wrong side: it multiplies "
-    "the identity, not the Gram matrix X^T X.": lambda X, y, penalty: (
-        ridge(X * penalty**0.5, y, 1.0) / penalty**0.5
+    "The penalty stands on the wrong side: it multiplies the identity, "
+    "not the Gram matrix X^T X.": lambda X, y, c: ridge(X * c**0.5, y, 1.0) / c**0.5,
+    "X^T X + penalty adds it to *every* entry: it belongs on the diagonal alone.": lambda X, y, c: (
+        torch.linalg.pinv(X.T @ X + c) @ X.T @ y
     ),
-    "X^T X + penalty adds it to *every* "
-    "entry: it belongs on the diagonal alone.": lambda X, y, penalty: (
-        torch.linalg.pinv(X.T @ X + penalty) @ X.T @ y
-    ),
-    "The penalty has the wrong sign: it is added to X^T X.": lambda X, y, penalty: ridge(
-        X, y, -penalty
-    ),
+    "The penalty has the wrong sign: it is added to X^T X.": lambda X, y, c: ridge(X, y, -c),
     "The loss sums over the examples. With a mean in its place, the penalty is n times too "
-    "strong.": lambda X, y, penalty: ridge(X, y, len(X) * penalty),
-    "The penalty is squared: it enters as it is.": lambda X, y, penalty: ridge(X, y, penalty**2),
-    "That is least squares: where is the penalty?": _least,
+    "strong.": lambda X, y, c: ridge(X, y, len(X) * c),
+    "The penalty is squared: it enters as it is.": lambda X, y, c: ridge(X, y, c**2),
+    "That is least squares: where is the penalty?": lambda X, y, c: torch.linalg.pinv(X) @ y,
 }
 q1 = (Function(ridge, _pairs, RIDGE),)
 
@@ -95,9 +87,7 @@ LEAST_SQUARES = {
     "All entries use all the pairs: entry i may use the i pairs before it alone.": lambda xs, ys: (
         xs @ torch.linalg.pinv(xs) @ ys[..., None]
     )[..., 0],
-    "Entry 0 is missing: with no pair the answer is 0.": lambda xs, ys: least_squares(xs, ys)[
-        :, 1:
-    ],
+    "Entry 0 is missing: with no pair the answer is 0.": lambda *a: least_squares(*a)[:, 1:],
 }
 q2 = (Function(least_squares, _prefixes, LEAST_SQUARES, tolerance=1e-6, outcome=_every_prefix),)
 
@@ -124,14 +114,10 @@ SPD = {
     ),
     "Square each difference before the mean over contexts: errors of opposite sign must not "
     "cancel.": lambda f, g, d: (f - g).mean(0).square() / d,
-    "One number for each n: the mean runs over contexts alone.": lambda f, g, d: spd(
-        f, g, d
-    ).mean(),
-    "One number for each n: the mean runs "
-    "over the contexts, not over the positions.": lambda f, g, d: (f - g).square().mean(1) / d,
-    "That is the square root of it: squared prediction *difference*.": lambda f, g, d: spd(
-        f, g, d
-    ).sqrt(),
+    "One number for each n: the mean runs over contexts alone.": lambda *a: spd(*a).mean(),
+    "One number for each n: the mean runs over the contexts, "
+    "not over the positions.": lambda f, g, d: (f - g).square().mean(1) / d,
+    "That is the square root of it: squared prediction *difference*.": lambda *a: spd(*a).sqrt(),
     "That is a sum over the contexts: take the mean.": lambda f, g, d: len(f) * spd(f, g, d),
 }
 MSPD = {
@@ -141,7 +127,7 @@ MSPD = {
     "At n = d the pairs decide w: stop at n = d - 1.": lambda f, g, d: spd(f, g, d)[
         1 : d + 1
     ].mean(),
-    "The mean over n runs over 1 .. d - 1, not over all n.": lambda f, g, d: spd(f, g, d).mean(),
+    "The mean over n runs over 1 .. d - 1, not over all n.": lambda *a: spd(*a).mean(),
     "That is a sum over n: take the mean.": lambda f, g, d: spd(f, g, d)[1:d].sum(),
     "Divide by d once.": lambda f, g, d: d * mspd(f, g, d),
 }
@@ -152,17 +138,24 @@ q3 = (
 
 
 def implicit_weights(
-    predict: Any, xs: Tensor, ys: Tensor, queries: Tensor, offset: bool = False, few: int = 0
+    predict: Any, xs: Tensor, ys: Tensor, queries: Tensor, offset: bool = False
 ) -> Tensor:
     """Weights of the linear function nearest to what a network predicts."""
-    wanted = _asked(predict, xs, ys, queries)
-    return _fit(queries, wanted, offset, few or len(queries))[0]
+    return _fit(queries, _asked(predict, xs, ys, queries), offset)[0]
 
 
-def linearity(predict: Any, xs: Tensor, ys: Tensor, queries: Tensor, offset: bool = False) -> float:
+def linearity(
+    predict: Any,
+    xs: Tensor,
+    ys: Tensor,
+    queries: Tensor,
+    offset: bool = False,
+    centred: bool = True,
+) -> float:
     """R² of that function."""
-    missed, wanted = _missed(predict, xs, ys, queries, offset)
-    return (1 - missed / (wanted - wanted.mean()).square().sum()).item()
+    wanted = _asked(predict, xs, ys, queries)
+    missed = (wanted - _fit(queries, wanted, offset)[1]).square().sum()
+    return (1 - missed / (wanted - centred * wanted.mean()).square().sum()).item()
 
 
 def _asked(predict: Any, xs: Tensor, ys: Tensor, queries: Tensor) -> Tensor:
@@ -172,29 +165,16 @@ def _asked(predict: Any, xs: Tensor, ys: Tensor, queries: Tensor) -> Tensor:
     return predict(seen, pad(ys.expand(many, -1), (0, 1)))[:, -1]
 
 
-def _fit(queries: Tensor, wanted: Tensor, offset: bool, few: int) -> tuple[Tensor, Tensor]:
+def _fit(queries: Tensor, wanted: Tensor, offset: bool = False) -> tuple[Tensor, Tensor]:
     """Weights and fitted values."""
     design = pad(queries, (0, 1), value=1.0) if offset else queries
-    w = torch.linalg.lstsq(design[:few], wanted[:few, None]).solution[:, 0]
+    w = torch.linalg.lstsq(design, wanted[:, None]).solution[:, 0]
     return w[: queries.shape[1]], design @ w
-
-
-def _missed(
-    predict: Any, xs: Tensor, ys: Tensor, queries: Tensor, offset: bool = False
-) -> tuple[Tensor, Tensor]:
-    wanted = _asked(predict, xs, ys, queries)
-    fitted = _fit(queries, wanted, offset, len(queries))[1]
-    return (wanted - fitted).square().sum(), wanted
-
-
-def _about_zero(*given: Any) -> float:
-    missed, wanted = _missed(*given)
-    return (1 - missed / wanted.square().sum()).item()
 
 
 def _in_one_row(predict: Any, xs: Tensor, ys: Tensor, queries: Tensor) -> Tensor:
     wanted = predict(torch.cat([xs, queries])[None], pad(ys, (0, len(queries)))[None])
-    return _fit(queries, wanted[0, len(xs) :], False, len(queries))[0]
+    return _fit(queries, wanted[0, len(xs) :])[0]
 
 
 def _bent(seed: int) -> tuple[Any, Tensor, Tensor, Tensor]:
@@ -215,32 +195,25 @@ def _bent(seed: int) -> tuple[Any, Tensor, Tensor, Tensor]:
 IMPLICIT_WEIGHTS = {
     "That is a fit with an intercept, as the released code does: the paper's linear function has "
     "none.": {"offset": True},
-    "Too few queries: d "
-    "of them can be fitted by anything. Use all.": lambda predict, xs, ys, queries: (
-        implicit_weights(predict, xs, ys, queries, few=xs.shape[1])
+    "Too few queries: d of them can be fitted by anything. Use all.": lambda f, xs, ys, queries: (
+        implicit_weights(f, xs, ys, queries[: xs.shape[1]])
     ),
-    "Too few queries: use "
-    "all of them, not as many as there are pairs.": lambda predict, xs, ys, queries: (
-        implicit_weights(predict, xs, ys, queries, few=len(xs))
-    ),
-    "Fit what the learner *predicts* for "
-    "the queries, not the labels of the pairs.": lambda predict, xs, ys, queries: (
-        torch.linalg.pinv(xs) @ ys
-    ),
+    "Too few queries: use all of them, not as many as "
+    "there are pairs.": lambda f, xs, ys, queries: implicit_weights(f, xs, ys, queries[: len(xs)]),
+    "Fit what the learner *predicts* for the queries, "
+    "not the labels of the pairs.": lambda f, xs, ys, queries: torch.linalg.pinv(xs) @ ys,
     "Every query comes right after the n pairs: in one row, later queries see earlier ones as "
     "pairs.": _in_one_row,
-    "The context is cut: all n pairs stand before the query.": lambda predict, xs, ys, queries: (
-        implicit_weights(predict, xs[:-1], ys[:-1], queries)
+    "The context is cut: all n pairs stand before the query.": lambda f, xs, ys, queries: (
+        implicit_weights(f, xs[:-1], ys[:-1], queries)
     ),
-    "That is the mean of y x over the pairs: ask the learner.": lambda predict, xs, ys, queries: (
+    "That is the mean of y x over the pairs: ask the learner.": lambda f, xs, ys, queries: (
         xs.T @ ys / len(xs)
     ),
 }
 LINEARITY = {
-    "That is the share that the fit misses: R² is 1 minus it.": lambda *given: (
-        1 - linearity(*given)
-    ),
-    "The variation to be explained is that about the mean of the predictions.": _about_zero,
+    "That is the share that the fit misses: R² is 1 minus it.": lambda *a: 1 - linearity(*a),
+    "The variation to be explained is that about the mean of the predictions.": {"centred": False},
     "That is a fit with an intercept: leave it out.": {"offset": True},
 }
 q4 = (
@@ -275,39 +248,30 @@ def _query(seed: int) -> tuple[Tensor, Tensor, float, float]:
 
 
 BAYES_WEIGHTS = {
-    "The penalty is noise² / prior², a ratio "
-    "of variances: did you take noise / prior?": lambda X, y, noise, prior: ridge(
-        X, y, noise / prior
-    ),
-    "The penalty is upside down: more "
-    "noise asks for more of it, noise² / prior².": lambda X, y, noise, prior: ridge(
-        X, y, (prior / noise) ** 2
-    ),
+    "The penalty is noise² / prior², a ratio of variances: "
+    "did you take noise / prior?": lambda X, y, noise, prior: ridge(X, y, noise / prior),
+    "The penalty is upside down: more noise asks for more of it, "
+    "noise² / prior².": lambda X, y, noise, prior: ridge(X, y, (prior / noise) ** 2),
     "The prior is missing: the penalty is noise² / prior².": lambda X, y, noise, prior: ridge(
         X, y, noise**2
     ),
-    "That is upside down, and "
-    "not squared: the penalty is noise² / prior².": lambda X, y, noise, prior: ridge(
-        X, y, prior / noise
+    "That is upside down, and not squared: "
+    "the penalty is noise² / prior².": lambda X, y, noise, prior: ridge(X, y, prior / noise),
+    "That is least squares: it trusts noisy labels fully.": lambda X, y, *_: (
+        torch.linalg.pinv(X) @ y
     ),
-    "That is least squares: it trusts noisy labels fully.": _least,
 }
 EXPECTED_ERROR = {
     "The label that is predicted is noisy too: add noise².": {"own": 0.0},
     "Add the variance of the label's noise, noise², not noise.": lambda X, x, noise, prior: (
         expected_error(X, x, noise, prior, own=1 / noise)
     ),
-    "That is the error before any pair, noise² "
-    "+ prior² |x|²: the pairs have taken some.": lambda X, x, noise, prior: (
-        noise**2 + prior**2 * (x @ x).item()
-    ),
-    "The inverse of X^T X + penalty is the covariance "
-    "of w only after it is multiplied by noise².": lambda X, x, noise, prior: expected_error(
-        X, x, noise, prior, times=1 / noise**2
-    ),
-    "That multiplies the inverse by prior²: the covariance "
-    "of w is noise² (X^T X + penalty)^-1.": lambda X, x, noise, prior: expected_error(
-        X, x, noise, prior, times=(prior / noise) ** 2
+    "That is the error before any pair, noise² + prior² |x|²: "
+    "the pairs have taken some.": lambda X, x, noise, prior: noise**2 + prior**2 * (x @ x).item(),
+    "The inverse of X^T X + penalty is the covariance of w only after it is multiplied "
+    "by noise².": lambda X, x, noise, prior: expected_error(X, x, noise, prior, times=1 / noise**2),
+    "That multiplies the inverse by prior²: the covariance of w is noise² (X^T X + penalty)^-1.": (
+        lambda X, x, noise, prior: expected_error(X, x, noise, prior, times=(prior / noise) ** 2)
     ),
 }
 q5 = (
@@ -320,30 +284,19 @@ def nearest_penalty(
     found: Tensor, xs: Tensor, ys: Tensor, penalties: list[float], far: bool = False, stop: int = 0
 ) -> float:
     """The penalty of the ridge regression nearest to some predictions, by MSPD."""
-
-    def distance(penalty: float) -> float:
-        last = stop or xs.shape[-1]
-        away = (found - _ridge_at_prefixes(xs, ys, penalty))[:, 1:last]
-        return (-1 if far else 1) * float(away.square().sum())
-
-    return min(penalties, key=distance)
-
-
-def _ridge_at_prefixes(xs: Tensor, ys: Tensor, penalty: float) -> Tensor:
-    found, eye = torch.zeros_like(ys), torch.eye(xs.shape[-1], dtype=xs.dtype)
-    for i in range(1, ys.shape[1]):
-        X, y = xs[:, :i], ys[:, :i, None]
-        w = torch.linalg.solve(X.mT @ X + penalty * eye, X.mT @ y)
-        found[:, i] = (xs[:, i : i + 1] @ w)[:, 0, 0]
-    return found
+    last = stop or xs.shape[-1]
+    away = {
+        c: float((found - algorithms.ridge(xs, ys, c))[:, 1:last].square().sum()) for c in penalties
+    }
+    return (max if far else min)(penalties, key=away.__getitem__)
 
 
 def _made_up(seed: int) -> tuple[Tensor, Tensor, Tensor, list[float]]:
     """Nearly ridge for n < d, and another ridge beyond, to mislead who looks there."""
     draw, d, grid = generator(seed), 3, [0.02, 0.1, 0.4, 1.5, 6.5]
     xs, ys = normal(draw, 40, 7, d), normal(draw, 40, 7)
-    found = _ridge_at_prefixes(xs, ys, grid[1 + seed % 3]) + 0.02 * normal(draw, 40, 7)
-    found[:, d:] = _ridge_at_prefixes(xs, ys, grid[-1])[:, d:]
+    found = algorithms.ridge(xs, ys, grid[1 + seed % 3]) + 0.02 * normal(draw, 40, 7)
+    found[:, d:] = algorithms.ridge(xs, ys, grid[-1])[:, d:]
     return found, xs, ys, grid
 
 

@@ -12,12 +12,9 @@ from torch import Tensor
 from .answers import Function, Mistake, Value, generator, normal
 
 
-def one_step(
-    W0: Tensor, xs: Tensor, ys: Tensor, query: Tensor, rate: float, known: float = 1.0
-) -> Tensor:
+def one_step(W0: Tensor, xs: Tensor, ys: Tensor, query: Tensor, rate: float) -> Tensor:
     """What a linear model answers after one step of gradient descent."""
-    errors = known * xs @ W0.T - ys
-    return W0 @ query - rate / len(xs) * (xs @ query) @ errors
+    return W0 @ query - rate / len(xs) * (xs @ query) @ (xs @ W0.T - ys)
 
 
 def _regression(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
@@ -39,7 +36,9 @@ ONE_STEP = {
     "That is the change alone: add what W_0 says to the query.": lambda W, x, y, q, rate: (
         one_step(W, x, y, q, rate) - W @ q
     ),
-    "The errors are W_0 x_i - y_i: did you leave W_0 out of them?": {"known": 0.0},
+    "The errors are W_0 x_i - y_i: did you leave W_0 out of them?": lambda W, x, y, q, rate: (
+        one_step(0 * W, x, y, q, rate) + W @ q
+    ),
     "That is a step from zero: where is W_0?": lambda W, *given: one_step(0 * W, *given),
     "That is W_0 alone: no step was taken.": lambda W, x, y, q, rate: W @ q,
 }
@@ -61,15 +60,13 @@ def _tokens(seed: int) -> tuple[Tensor, ...]:
     return normal(draw, 7 + seed, width), *(normal(draw, width, width) for _ in range(4))
 
 
-def gradient_layer(
-    W0: Tensor, rate: float, pairs: int, known: float = 1.0, label: float = -1.0, sign: float = 1.0
-) -> tuple[Tensor, ...]:
+def gradient_layer(W0: Tensor, rate: float, pairs: int, label: float = -1.0) -> tuple[Tensor, ...]:
     """W_K, W_Q, W_V and P of a layer that takes a step of gradient descent."""
     o, d = W0.shape
     eye = torch.eye(d + o, dtype=W0.dtype)
     W_K = torch.diag((torch.arange(d + o) < d).to(W0))
-    W_V = torch.cat([0 * eye[:d], torch.cat([known * W0, label * eye[:o, :o]], 1)])
-    return W_K, W_K, W_V, sign * rate / pairs * eye
+    W_V = torch.cat([0 * eye[:d], torch.cat([W0, label * eye[:o, :o]], 1)])
+    return W_K, W_K, W_V, rate / pairs * eye
 
 
 def _two_layers(layer: Callable[..., Any], W0: Tensor, rate: float, pairs: int) -> Tensor:
@@ -109,9 +106,7 @@ ATTEND = {
     "Every token moves, not the query alone: layers must stack.": lambda tokens, *given: torch.cat(
         [tokens[:-1], attend(tokens, *given)[-1:]]
     ),
-    "That is what is added: add it to the tokens.": lambda tokens, *given: (
-        attend(tokens, *given) - tokens
-    ),
+    "That is what is added: add it to the tokens.": lambda *given: attend(*given) - given[0],
     "No mean here: the factor 1/N is part of P.": lambda tokens, *given: attend(
         tokens, *given, scale=len(tokens) - 1.0
     ),
@@ -121,9 +116,12 @@ ATTEND = {
 }
 GRADIENT_LAYER = {
     "The labels move the wrong way: to y_i + ΔW x_i, so that a second layer cannot go on. Is the "
-    "sign of P, or of the label channel of W_V, turned around?": {"sign": -1.0},
+    "sign of P, or of the label channel of W_V, "
+    "turned around?": lambda W0, rate, pairs: gradient_layer(W0, -rate, pairs),
     "The factor 1/N is missing from P.": lambda W0, rate, pairs: gradient_layer(W0, rate, 1),
-    "W_V does not know W_0: the error is W_0 x_i - y_i.": {"known": 0.0},
+    "W_V does not know W_0: the error is W_0 x_i - y_i.": lambda W0, *given: gradient_layer(
+        0 * W0, *given
+    ),
     "The label channel of W_V is missing: the error is W_0 x_i - y_i.": {"label": 0.0},
     "In W_V the label has the sign of W_0 x_i: the error is their difference.": {"label": 1.0},
 }
@@ -161,14 +159,11 @@ def _moments(seed: int) -> tuple[Tensor, Tensor, int]:
 
 
 BEST_RATES = {
-    "That holds for normal inputs, whose "
-    "fourth moment is 3 s²: use the one given.": lambda s, fourths, pairs: best_rates(
-        s, 3 * s**2, pairs
-    ),
+    "That holds for normal inputs, whose fourth moment is 3 s²: "
+    "use the one given.": lambda s, fourths, pairs: best_rates(s, 3 * s**2, pairs),
     "The N (N - 1) products of two different pairs are missing from the mean of Ŝ².": {"own": 0.0},
     "The other coordinates are missing: (Ŝ²)_ii is a sum over all columns of Ŝ.": {"others": 0.0},
-    "That is the inverse of the "
-    "variance: right for endless contexts alone.": lambda s, fourths, pairs: 1 / s,
+    "That is the inverse of the variance: right for endless contexts alone.": lambda s, *_: 1 / s,
     "That is one over it.": lambda *given: 1 / best_rates(*given),
     "That is the best single rate: each coordinate has its own.": _single,
     "A second moment of a product of pairs is divided by N twice; N of the terms are alike, so "
@@ -183,17 +178,13 @@ def dual_parts(
     values: Tensor,
     demos: Tensor,
     root: float = 0.5,
-    over: str = "all",
+    over: Any = lambda raw, demos: (raw.sum(), raw.sum()),
 ) -> Tensor:
-    """What the dual model says before its step, and what the step adds."""
+    """What the dual model says before its step, and what the step adds, over normalisers."""
     raw = (keys @ query / len(query) ** root).exp()
+    first, second = over(raw, demos)
     start, step = raw[~demos] @ values[~demos], raw[demos] @ values[demos]
-    if over == "own":
-        return torch.stack([start / raw[~demos].sum(), step / raw[demos].sum()])
-    if over == "step":
-        return torch.stack([start / raw.sum(), step / raw[demos].sum()])
-    total = {"all": raw.sum(), "demos": raw[demos].sum(), "count": len(raw), "nothing": 1}[over]
-    return torch.stack([start, step]) / total
+    return torch.stack([start / first, step / second])
 
 
 def _attention(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -205,15 +196,21 @@ def _attention(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 DUAL_PARTS = {
     "The normaliser is that of *all* keys, for both parts: demonstrations and the rest share one "
-    "softmax.": {"over": "own"},
-    "The normaliser runs over the demonstrations only: take all keys.": {"over": "demos"},
-    "The step's normaliser runs over the demonstrations only: take all keys.": {"over": "step"},
+    "softmax.": {"over": lambda raw, demos: (raw[~demos].sum(), raw[demos].sum())},
+    "The normaliser runs over the demonstrations only: take all keys.": {
+        "over": lambda raw, demos: (raw[demos].sum(), raw[demos].sum())
+    },
+    "The step's normaliser runs over the demonstrations only: take all keys.": {
+        "over": lambda raw, demos: (raw.sum(), raw[demos].sum())
+    },
     "The two are exchanged: the start is what the other tokens say, the step what the "
     "demonstrations say.": lambda *given: dual_parts(*given).flip(0),
     "The scores are divided by the square root of d.": {"root": 0.0},
     "The scores are divided by the square root of d, not by d.": {"root": 1.0},
-    "Divide by the normaliser D_q.": {"over": "nothing"},
-    "D_q takes the place of a mean: do not divide by the number of keys.": {"over": "count"},
+    "Divide by the normaliser D_q.": {"over": lambda raw, demos: (1, 1)},
+    "D_q takes the place of a mean: do not divide by the number of keys.": {
+        "over": lambda raw, demos: (len(raw), len(raw))
+    },
     "That is the whole of attention: split it.": lambda *given: dual_parts(*given).sum(0),
 }
 q4 = (Function(dual_parts, _attention, DUAL_PARTS, tolerance=1e-6),)
@@ -225,15 +222,11 @@ def features(z: Tensor, omega: Tensor, half: float = 0.5, power: float = 0.5) ->
     return torch.exp(z @ omega.T - half * norms) / len(omega) ** power
 
 
-def _of_lengths(z: Tensor, omega: Tensor) -> Tensor:
-    return torch.exp(z @ omega.T - z.norm(dim=-1, keepdim=True) / 2) / math.sqrt(len(omega))
-
-
 def contrastive_loss(
-    W: Tensor, values: Tensor, features: Tensor, normaliser: Any, rate: float, sign: float = -1.0
+    W: Tensor, values: Tensor, features: Tensor, normaliser: Any, rate: float
 ) -> Tensor:
     """The loss of the dual model."""
-    return sign * (values * (features @ W.T)).sum() / (rate * normaliser)
+    return -(values * (features @ W.T)).sum() / (rate * normaliser)
 
 
 def _step_taken(
@@ -268,8 +261,11 @@ FEATURES = {
     },
     "The factor is exp(-|z|²/2), half the square.": {"half": 1.0},
     "The factor is exp(-|z|²/2): a minus.": {"half": -0.5},
-    "The factor is exp(-|z|²/2), with |z|² "
-    "the sum of squares: did you take the length?": _of_lengths,
+    "The factor is exp(-|z|²/2), with |z|² the sum of squares: did you take the length?": (
+        lambda z, omega: (
+            torch.exp(z @ omega.T - z.norm(dim=-1, keepdim=True) / 2) / math.sqrt(len(omega))
+        )
+    ),
     "Divide by the square root of the number of directions: the product of two features is then "
     "a mean.": {"power": 0.0},
     "Divide by the *square root* of the number of directions: a product has two features.": {
@@ -278,21 +274,20 @@ FEATURES = {
 }
 CONTRASTIVE_LOSS = {
     "The gradient has the wrong sign: the loss is *minus* the similarity, since descent must "
-    "raise it.": {"sign": 1.0},
-    "D_q is missing: without "
-    "it the step is not softmax attention.": lambda W, v, keys, total, rate: contrastive_loss(
-        W, v, keys, 1.0, rate
+    "raise it.": lambda *given: -contrastive_loss(*given),
+    "D_q is missing: without it the step is not softmax attention.": lambda W, v, f, total, rate: (
+        contrastive_loss(W, v, f, 1.0, rate)
     ),
-    "Softmax has no 1/N: D_q stands in its place.": lambda W, v, keys, total, rate: (
-        contrastive_loss(W, v, keys, len(v), rate)
+    "Softmax has no 1/N: D_q stands in its place.": lambda W, v, f, total, rate: contrastive_loss(
+        W, v, f, len(v), rate
     ),
-    "D_q and 1/N: one of them is enough.": lambda W, v, keys, total, rate: contrastive_loss(
-        W, v, keys, total * len(v), rate
+    "D_q and 1/N: one of them is enough.": lambda W, v, f, total, rate: contrastive_loss(
+        W, v, f, total * len(v), rate
     ),
     "The rate is missing: a step of the rate η must not depend on it, so the loss is divided by "
-    "η.": lambda W, v, keys, total, rate: contrastive_loss(W, v, keys, total, 1.0),
-    "The loss is divided by η, not multiplied.": lambda W, v, keys, total, rate: contrastive_loss(
-        W, v, keys, total, 1 / rate
+    "η.": lambda W, v, f, total, rate: contrastive_loss(W, v, f, total, 1.0),
+    "The loss is divided by η, not multiplied.": lambda W, v, f, total, rate: contrastive_loss(
+        W, v, f, total, 1 / rate
     ),
 }
 q5 = (
@@ -314,14 +309,8 @@ def _design(xs: Tensor, ys: Tensor, pairs: int = -1, total: bool = False) -> Ten
     return (products.sum(1) if total else products.mean(1)) * xs[:, -1]
 
 
-def _one_by_one(found: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
-    design = _design(xs, ys)
+def _one_by_one(design: Tensor, found: Tensor) -> Tensor:
     return (design * found[:, None]).sum(0) / design.square().sum(0)
-
-
-def _one_for_all(found: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
-    design = _design(xs, ys).sum(-1)
-    return torch.full_like(xs[0, 0], ((design * found).sum() / design.square().sum()).item())
 
 
 def _made_up(seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -348,8 +337,11 @@ def _pair(first: float, last: float) -> Tensor:
 LEARNT_RATES = {
     "Those are the rates over N: take the mean over the pairs, not their sum.": {"total": True},
     "The query's own label must not be read: leave the last pair out of the mean.": {"pairs": 0},
-    "Fit all coordinates together: one at a time, each takes what is the others'.": _one_by_one,
-    "One rate for each coordinate, not one for all.": _one_for_all,
+    "Fit all coordinates together: one at a time, "
+    "each takes what is the others'.": lambda found, xs, ys: _one_by_one(_design(xs, ys), found),
+    "One rate for each coordinate, not one for all.": lambda found, xs, ys: _one_by_one(
+        _design(xs, ys).sum(-1, keepdim=True), found
+    ).expand(xs.shape[-1]),
 }
 RATES = {
     "`rates` are in the wrong order: coordinate 0 is the one stretched most.": _pair(6.6, 2.2),

@@ -27,10 +27,6 @@ def _mean_se(values: Tensor, root: bool = True, correction: int = 1) -> Tensor:
     return torch.stack([values.mean(), spread / (math.sqrt(len(values)) if root else 1)])
 
 
-def _cross_entropy(clean: Tensor, altered: Tensor) -> Tensor:
-    return _mean_se(-(clean.softmax(-1) * altered.log_softmax(-1)).sum(-1))
-
-
 def _logits(seed: int) -> tuple[Tensor, Tensor]:
     draw, draws, vocab = generator(seed), 5 + seed, 7 + seed
     clean = 2 * normal(draw, vocab) + 3
@@ -49,7 +45,9 @@ INFLUENCE = {
     "For the deviation of a sample, divide by one less than the number of draws.": {
         "correction": 0
     },
-    "Those are cross-entropies: the clean entropy has to be subtracted.": _cross_entropy,
+    "Those are cross-entropies: the clean entropy has to be subtracted.": lambda clean, altered: (
+        _mean_se(-(clean.softmax(-1) * altered.log_softmax(-1)).sum(-1))
+    ),
 }
 q1 = (Function(influence, _logits, INFLUENCE, tolerance=1e-6),)
 
@@ -77,8 +75,8 @@ def _effects(seed: int) -> tuple[Tensor, Tensor]:
 
 
 SIGN_FLIP_P = {
-    "The observation is one of the draws: (1 + as "
-    "extreme) / (1 + draws), so that no p is 0.": lambda e, s: _extreme(e, s) / len(s),
+    "The observation is one of the draws: "
+    "(1 + as extreme) / (1 + draws), so that no p is 0.": lambda e, s: _extreme(e, s) / len(s),
     "The observation counts above the line as well: (1 + as extreme) / (1 + draws).": lambda e, s: (
         _extreme(e, s) / (1 + len(s))
     ),
@@ -121,9 +119,7 @@ def _scores(seed: int, kept: float = 0.6) -> tuple[Tensor, Tensor, Tensor]:
 
 
 FAITHFULNESS = {
-    "Numerator and denominator are exchanged: the gap goes below.": lambda *given: (
-        1 / faithfulness(*given)
-    ),
+    "Numerator and denominator are exchanged: the gap goes below.": lambda *a: 1 / faithfulness(*a),
     "That is the share that is lost: faithfulness is what the circuit keeps.": completeness,
     "Mean over mean, not the mean of the ratios: a sequence with a small gap would weigh too "
     "much.": _ratios,
@@ -138,9 +134,7 @@ COMPLETENESS = {
     "That is the faithfulness of everything *but* the circuit. A complete circuit leaves "
     "nothing: completeness is 1 minus it.": faithfulness,
     "Mean over mean, not the mean of the ratios.": lambda *given: 1 - _ratios(*given),
-    "Numerator and denominator are exchanged: the gap goes below.": lambda *given: (
-        1 / completeness(*given)
-    ),
+    "Numerator and denominator are exchanged: the gap goes below.": lambda *a: 1 / completeness(*a),
     "Divide by the gap, clean minus corrupt.": lambda without, clean, corrupt: (
         (clean - without).mean().item()
     ),
@@ -156,21 +150,21 @@ Nodes = Sequence[Node]
 
 def patched(nodes: Nodes, clean: Tensor, corrupt: Tensor, writer: int, reader: int) -> Tensor:
     """Output of the clean run in which one node reads another's corrupt output."""
-    change = _writes(nodes, corrupt)[writer] - _writes(nodes, clean)[writer]
-    return _changed(nodes, clean, change, reader)
+    return _changed(nodes, clean, _change(nodes, clean, corrupt, writer), reader)
 
 
-def _writes(nodes: Nodes, x: Tensor) -> list[Tensor]:
-    """What each node writes."""
-    writes: list[Tensor] = []
+def _streams(nodes: Nodes, x: Tensor) -> list[Tensor]:
+    """What each node reads, and the output."""
+    streams = [x]
     for node in nodes:
-        writes.append(node(x))
-        x = x + writes[-1]
-    return writes
+        streams.append(streams[-1] + node(streams[-1]))
+    return streams
 
 
-def _output(nodes: Nodes, x: Tensor) -> Tensor:
-    return x + torch.stack(_writes(nodes, x)).sum(0)
+def _change(nodes: Nodes, clean: Tensor, corrupt: Tensor, writer: int) -> Tensor:
+    """What a node writes in the corrupt run, minus what it writes in the clean one."""
+    read = [_streams(nodes, each)[writer] for each in (corrupt, clean)]
+    return nodes[writer](read[0]) - nodes[writer](read[1])
 
 
 def _changed(nodes: Nodes, x: Tensor, change: Tensor, reader: int, stays: bool = False) -> Tensor:
@@ -181,46 +175,17 @@ def _changed(nodes: Nodes, x: Tensor, change: Tensor, reader: int, stays: bool =
     return x + change if reader == len(nodes) else x
 
 
-def _indirect(nodes: Nodes, clean: Tensor, corrupt: Tensor, writer: int, reader: int) -> Tensor:
-    foreign, x = _writes(nodes, corrupt)[writer], clean
-    for i, node in enumerate(nodes):
-        x = x + (foreign if i == writer else node(x))
-    return x
-
-
-def _stays(nodes: Nodes, clean: Tensor, corrupt: Tensor, writer: int, reader: int) -> Tensor:
-    change = _writes(nodes, corrupt)[writer] - _writes(nodes, clean)[writer]
-    return _changed(nodes, clean, change, reader, stays=True)
-
-
 def _held(nodes: Nodes, clean: Tensor, corrupt: Tensor, writer: int, reader: int) -> Tensor:
-    own = _writes(nodes, clean)
-    change = _writes(nodes, corrupt)[writer] - own[writer]
-    out = clean + sum(own)
+    change, streams = _change(nodes, clean, corrupt, writer), _streams(nodes, clean)
     if reader == len(nodes):
-        return out + change
-    return out - own[reader] + nodes[reader](clean + sum(own[:reader]) + change)
-
-
-def _whole_stream(nodes: Nodes, clean: Tensor, corrupt: Tensor, writer: int, reader: int) -> Tensor:
-    foreign, x = corrupt + sum(_writes(nodes, corrupt)[:reader]), clean
-    for i, node in enumerate(nodes):
-        x = x + node(foreign if i == reader else x)
-    return foreign if reader == len(nodes) else x
+        return streams[-1] + change
+    read = streams[reader]
+    return streams[-1] - nodes[reader](read) + nodes[reader](read + change)
 
 
 def _early(nodes: Nodes, clean: Tensor, corrupt: Tensor, writer: int, reader: int) -> Tensor:
-    stream = clean + sum(_writes(nodes, clean)[:writer])
-    change = nodes[writer](stream + corrupt - clean) - nodes[writer](stream)
-    return _changed(nodes, clean, change, reader)
-
-
-def _not_replaced(nodes: Nodes, clean: Tensor, corrupt: Tensor, writer: int, reader: int) -> Tensor:
-    return _changed(nodes, clean, _writes(nodes, corrupt)[writer], reader)
-
-
-def _wrong_sign(nodes: Nodes, clean: Tensor, corrupt: Tensor, writer: int, reader: int) -> Tensor:
-    change = _writes(nodes, clean)[writer] - _writes(nodes, corrupt)[writer]
+    read = _streams(nodes, clean)[writer]
+    change = nodes[writer](read + corrupt - clean) - nodes[writer](read)
     return _changed(nodes, clean, change, reader)
 
 
@@ -241,51 +206,54 @@ def _network(seed: int) -> tuple[Nodes, Tensor, Tensor]:
     draw, d = generator(seed), 4
     clean, corrupt = normal(draw, 3, d), normal(draw, 3, d)
     maps = [0.5 * normal(draw, d, d) for _ in range(5 + seed % 2)]
-    return [partial(_node, each) for each in maps], clean, corrupt
-
-
-def _node(weights: Tensor, x: Tensor) -> Tensor:
-    return torch.tanh(x @ weights + 0.3)
+    return [lambda x, w=each: torch.tanh(x @ w + 0.3) for each in maps], clean, corrupt
 
 
 PATCHED = {
     "Every later node reads the patched write: that lets indirect paths through. Patch what "
-    "*one* reader reads.": _indirect,
+    "*one* reader reads.": lambda f, x, y, writer, reader: _changed(
+        f, x, _change(f, x, y, writer), writer + 1, stays=True
+    ),
     "The patch stays in the stream: from the reader on, everything reads it. Give it to the "
-    "reader alone.": _stays,
+    "reader alone.": lambda f, x, y, writer, reader: _changed(
+        f, x, _change(f, x, y, writer), reader, stays=True
+    ),
     "The nodes after the reader are held at their clean writes: let them run, on what the reader "
     "now writes.": _held,
-    "That is the corrupt run with "
-    "one clean wire: start from the clean one.": lambda nodes, clean, corrupt, *edge: patched(
-        nodes, corrupt, clean, *edge
+    "That is the corrupt run with one clean wire: "
+    "start from the clean one.": lambda f, x, y, *edge: patched(f, y, x, *edge),
+    "The reader reads the corrupt stream: patch only what this one writer has put there.": (
+        lambda f, x, y, writer, reader: _changed(
+            f, x, _streams(f, y)[reader] - _streams(f, x)[reader], reader
+        )
     ),
-    "The reader reads the corrupt stream: patch "
-    "only what this one writer has put there.": _whole_stream,
     "The writer's corrupt write comes from a corrupt run of the *whole* model: earlier nodes "
     "write other things there, too.": _early,
-    "The writer's own clean write is still there: replace it.": _not_replaced,
-    "That is what the patch changes: return the output.": lambda nodes, clean, *given: (
-        patched(nodes, clean, *given) - _output(nodes, clean)
+    "The writer's own clean write is still there: replace it.": lambda f, x, y, writer, reader: (
+        _changed(f, x, f[writer](_streams(f, y)[writer]), reader)
     ),
-    "Nothing was patched.": lambda nodes, clean, *given: _output(nodes, clean),
-    "The patch has the wrong sign: corrupt minus clean.": _wrong_sign,
+    "That is what the patch changes: return the output.": lambda f, x, *given: (
+        patched(f, x, *given) - _streams(f, x)[-1]
+    ),
+    "Nothing was patched.": lambda f, x, *given: _streams(f, x)[-1],
+    "The patch has the wrong sign: corrupt minus clean.": lambda f, x, y, writer, reader: _changed(
+        f, x, -_change(f, x, y, writer), reader
+    ),
 }
 q4 = (Function(patched, _network, PATCHED, tolerance=1e-6, outcome=_all_edges),)
 
 
 def cka(
-    X: Tensor, Y: Tensor, axis: int | None = 0, above: float = 1.0, below: float = 1.0
+    X: Tensor,
+    Y: Tensor,
+    axis: int | None = 0,
+    above: float = 1.0,
+    norm: Callable[[Tensor], Tensor] = lambda X: (X.T @ X).norm(),
 ) -> float:
     """Linear CKA."""
     if axis is not None:
         X, Y = X - X.mean(axis, keepdim=True), Y - Y.mean(axis, keepdim=True)
-    norms = (X.T @ X).norm() * (Y.T @ Y).norm()
-    return ((Y.T @ X).square().sum() ** above / norms**below).item()
-
-
-def _norms_of_samples(X: Tensor, Y: Tensor) -> float:
-    X, Y = X - X.mean(0), Y - Y.mean(0)
-    return ((Y.T @ X).square().sum() / (X.square().sum() * Y.square().sum())).item()
+    return ((Y.T @ X).square().sum() ** above / (norm(X) * norm(Y))).item()
 
 
 def _samples(seed: int) -> tuple[Tensor, Tensor]:
@@ -299,9 +267,12 @@ CKA = {
     "The mean runs over the samples, for each column, and not over the columns.": {"axis": 1},
     "The norm above is squared: ||Y^T X||².": {"above": 0.5},
     "That is its square root.": lambda *given: cka(*given) ** 0.5,
-    "Below stand the norms of X^T X "
-    "and Y^T Y, not the squared norms of X and Y.": _norms_of_samples,
-    "Below, the norms are not squared: ||X^T X|| ||Y^T Y||.": {"below": 2.0},
+    "Below stand the norms of X^T X and Y^T Y, not the squared norms of X and Y.": {
+        "norm": lambda X: X.square().sum()
+    },
+    "Below, the norms are not squared: ||X^T X|| ||Y^T Y||.": {
+        "norm": lambda X: (X.T @ X).square().sum()
+    },
 }
 q5 = (Function(cka, _samples, CKA, tolerance=1e-6),)
 
@@ -321,20 +292,15 @@ def _groups(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 # The shares were measured for ten batches of 16 sequences: .752 and -.629, with standard
 # deviations .021 and .032. The tolerances are three of these.
 SYNERGY = {
-    "The sign is turned around: D is a *loss*, clean minus what is left.": lambda *given: (
-        -synergy(*given)
+    "The sign is turned around: D is a *loss*, clean minus what is left.": lambda *a: -synergy(*a),
+    "Those are scores, not losses: subtract each from the clean score.": lambda clean, *rest: (
+        -synergy(0 * clean, *rest)
     ),
-    "Those are scores, not "
-    "losses: subtract each from the clean score.": lambda clean, alone, together: (
-        together.mean() - alone.mean(-1).sum()
-    ).item(),
     "Subtract what *each* removal costs: the sum of them.": lambda clean, alone, together: (
         alone.mean() - together.mean()
     ).item(),
-    "That is what removing all of "
-    "them costs: subtract what each costs alone.": lambda clean, alone, together: (
-        (clean - together).mean().item()
-    ),
+    "That is what removing all of them costs: subtract "
+    "what each costs alone.": lambda clean, alone, together: (clean - together).mean().item(),
     "That is a ratio. The interaction is a difference, in nats.": lambda clean, alone, together: (
         (clean - together).mean() / (clean - alone).mean(-1).sum()
     ).item(),
