@@ -1,8 +1,4 @@
-"""Training: one loop, and a recipe for each kind of model.
-
-Example:
-    >>> from iclutils import training
-"""
+"""Training: one loop, and a recipe for each kind of model."""
 
 from __future__ import annotations
 
@@ -44,12 +40,7 @@ def matching(pattern: str) -> list[str]:
 
 
 def recipe(name: str, device: str = "cpu") -> Recipe:
-    """The recipe of that name; ``device`` is for regressions, language models use the CPU.
-
-    Example:
-        >>> training.recipe("induction-0").seed
-        0
-    """
+    """The recipe of that name; ``device`` is for regressions, language models use the CPU."""
     for kind in (regression, lsa):
         if name in kind.SHIPPED | kind.PAPER:
             return kind.recipe(name, device)

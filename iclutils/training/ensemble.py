@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -15,6 +16,7 @@ from ..tasks.regression import Contexts
 from .loop import Recipe
 
 HELD_OUT_SEED = 77_777
+Plan = TypeVar("Plan", bound="EnsembleRecipe")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +62,6 @@ class EnsembleRecipe(Recipe):
         with torch.no_grad():
             return network(xs, ys).cpu()
 
-    def described(self) -> list[dict[str, Any]]:
-        """What each network is trained on, for its configuration file."""
-        return [asdict(task) for task in self.tasks]
-
     def clip_gradients(self, network: nn.Module) -> None:
         """Each network by itself."""
         gradients = [p.grad for p in network.parameters() if p.grad is not None]
@@ -75,3 +73,30 @@ class EnsembleRecipe(Recipe):
     def save(self, network: nn.Module, folder: Path) -> None:
         """A folder that ``load`` of the network's module reads."""
         network.save(folder)  # type: ignore[operator]
+
+
+def grouped(
+    kind: type[Plan],
+    card: Callable[[Plan], str],
+    name: str,
+    device: str,
+    shape: Any,
+    members: Sequence[tuple[int, Any]],
+    steps: int,
+    extra: tuple[int, ...] = (),
+    **settings: Any,
+) -> Plan:
+    """A recipe for (seed, task) pairs of one shape; ``extra`` are checkpoints on the way."""
+    seeds, tasks = zip(*members, strict=True)
+    plan = kind(
+        name=name,
+        seed=seeds[0],
+        device=device,
+        shape=shape,
+        seeds=seeds,
+        tasks=tasks,
+        steps=steps,
+        checkpoints=(*extra, steps),
+        **settings,
+    )
+    return replace(plan, card=card(plan))

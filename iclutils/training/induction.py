@@ -1,21 +1,11 @@
 """Recipes ``induction-N`` and ``detour``: a two-layer GPT-2 that learns to copy what repeats.
 
 Data: BOS, then a random segment of 12 to 32 tokens, repeated until the sequence is full. Half of
-the sequences draw the segment uniformly, half from a fixed random Markov chain, so that there
-are bigram statistics to learn as well. Five choices matter, each found by measurement:
-
-- every sequence starts at a random position embedding (0 .. 32). Without this, absolute
-  positions let the model store pairs of neighbours far away from where they stand, and it
-  predicts the second copy with hardly any prefix matching;
-- the Markov half speeds the appearance of induction heads several times;
-- wide heads (32) make the previous-token head sharp;
-- position embeddings start as sinusoids (and are then trained), which makes one step back easy
-  to find at every position at once;
-- segments of fewer than 12 tokens reward copying *any* recent token, which holds induction up.
-  With segments from 3 tokens on, two of nine runs stayed on that plateau for a thousand steps and
-  then found offset induction: they attend L-2 back and predict as well with no prefix matching at
-  all. ``detour`` is one of them (from random position embeddings), kept because it shows what a
-  score can miss.
+the sequences draw the segment uniformly, half from a fixed random Markov chain, which speeds the
+appearance of induction heads. Found by measurement: sequences must start at random positions, or
+the model stores pairs of neighbours far from where they stand; wide heads and sinusoids to start
+from make the previous-token head sharp; and with segments from 3 tokens on two of nine runs found
+offset induction instead, of which ``detour`` (from random position embeddings) is kept.
 """
 
 from __future__ import annotations

@@ -1,20 +1,12 @@
 """Recipes ``anchors-...``: a GPT-2 that copies first and then classifies by labelled examples.
 
-One run in three stages. For the first 600 steps the model only learns to copy: BOS and a random
-segment that repeats, as in chapter 01. For the next 300 it sees pairs of a word and a label word.
-From then on texts have cues and grow, over 1200 steps, from one fixed word per topic to the full
-task of ``iclutils.tasks.topics``; three batches in ten revisit an easier stage. A tenth of all
-batches goes on with copying. Sequences show 5 to 17 examples, short sequences more often, so that
-one to four demonstrations per class, near and far, all occur; the loss counts the label words
-that the context can tell.
-
-Three choices matter, found by measurement. Without the copying stage classification stays at
-chance (``anchors-uncopied`` is that control: same model, same data, no copying). Positions: all
-sequences start at position 0 until copying stands, then at random places in a range that grows to
-the whole context; shifted from the start, copying did not emerge in time, and never shifted,
-prompts longer than those copied stayed out of reach. And wide heads: with heads of 16 two layers
-had to share the look one token back, so that label words gathered their texts in the second layer
-as much as in the first; with heads of 32 one layer does it.
+For 600 steps the model only copies: BOS and a random segment that repeats. For the next 300 it
+sees pairs of a word and a label word. From then on texts have cues and grow, over 1200 steps, from
+one fixed word per topic to the full task of ``iclutils.tasks.topics``; three batches in ten revisit
+an easier stage, and one in ten goes on copying. Found by measurement: without the copying stage
+classification stays at chance (``anchors-uncopied``); positions start at 0 until copying stands and
+then shift in a growing range, or copying does not emerge; wide heads let one layer do the look one
+token back, so that label words gather their texts in the first layer.
 """
 
 from __future__ import annotations

@@ -60,13 +60,9 @@ class LanguageRecipe(Recipe):
 
     def optimizers(self, network: nn.Module) -> list[Optimizer]:
         """AdamW, with weight decay on matrices alone."""
-        groups = [
-            {
-                "params": [p for p in network.parameters() if (p.ndim > 1) == matrices],
-                "weight_decay": self.weight_decay * matrices,
-            }
-            for matrices in (True, False)
-        ]
+        parts = [[p for p in network.parameters() if (p.ndim > 1) == m] for m in (True, False)]
+        decays = (self.weight_decay, 0.0)
+        groups = [{"params": p, "weight_decay": d} for p, d in zip(parts, decays, strict=True)]
         return [torch.optim.AdamW(groups, lr=self.peak_rate, betas=(0.9, 0.98), fused=True)]
 
     def held_out(self, network: nn.Module) -> dict[str, float]:

