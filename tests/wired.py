@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-VOCAB, CONTEXT, SIZE = 24, 41, 48  # tokens, positions, width of a head
-TOKEN, PLACE, BEFORE = 0, VOCAB, VOCAB + CONTEXT  # slots of the residual stream, all one-hot
-SLOTS = 96  # at least TOKEN + PLACE + BEFORE
-SHARP = 6.0  # of the scores in a head of SIZE
+VOCAB, CONTEXT = 24, 41  # tokens, positions
+SIZE, SHARP = 48, 6.0  # width of a head, and how sharp its scores are at this width
+TOKEN, PLACE = slice(VOCAB), slice(VOCAB, VOCAB + CONTEXT)  # slots of the residual stream
+BEFORE, WIDTH = slice(PLACE.stop, PLACE.stop + VOCAB), 2 * SIZE  # all one-hot
 
 
 def save_wired(
@@ -27,7 +27,7 @@ def save_wired(
     an induction head asks there for the current token and copies the token it finds. Several
     heads of one role share the work evenly: together they write what one would.
     """
-    size = max(SIZE, SLOTS // heads)  # width of a head
+    size = max(SIZE, WIDTH // heads)  # width of a head
     width, sharp = size * heads, SHARP * (size / SIZE) ** 0.5
     config = GPT2Config(
         vocab_size=VOCAB,
@@ -43,16 +43,12 @@ def save_wired(
     eye, here = torch.eye(VOCAB), torch.eye(CONTEXT)
     back = here.roll(-1, 1)  # position t asks for t - 1
     back[0] = 0
-    token, place, before = (
-        slice(start, start + length)
-        for start, length in ((TOKEN, VOCAB), (PLACE, CONTEXT), (BEFORE, VOCAB))
-    )
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if "ln_" not in name:
                 parameter.zero_()
-        network.transformer.wte.weight[:, token] = eye
-        network.transformer.wpe.weight[:, place] = here
+        network.transformer.wte.weight[:, TOKEN] = eye
+        network.transformer.wpe.weight[:, PLACE] = here
         for role, chosen in (("previous", previous), ("induction", induction)):
             for layer, head in chosen:
                 attn = network.transformer.h[layer].attn
@@ -62,12 +58,12 @@ def save_wired(
                 )
                 out = attn.c_proj.weight[head * size : (head + 1) * size]
                 if role == "previous":
-                    q[place, :CONTEXT] = sharp * back
-                    k[place, :CONTEXT] = here
-                    out[:VOCAB, before] = 0.3 / len(chosen) * eye
+                    q[PLACE, :CONTEXT] = sharp * back
+                    k[PLACE, :CONTEXT] = here
+                    out[:VOCAB, BEFORE] = 0.3 / len(chosen) * eye
                 else:
-                    q[token, :VOCAB] = sharp * eye
-                    k[before, :VOCAB] = eye
-                    out[:VOCAB, token] = 3 / len(chosen) * eye
-                v[token, :VOCAB] = eye
+                    q[TOKEN, :VOCAB] = sharp * eye
+                    k[BEFORE, :VOCAB] = eye
+                    out[:VOCAB, TOKEN] = 3 / len(chosen) * eye
+                v[TOKEN, :VOCAB] = eye
     network.save_pretrained(folder)

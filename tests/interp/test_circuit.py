@@ -40,7 +40,7 @@ def a_task(
     return copying(model, count, length, seeded(seed))
 
 
-def test_no_edge_is_the_corrupt_run_all_are_the_clean_one_all_but_one_is_that_edge_patched(
+def test_no_edge_is_the_corrupt_run_and_all_but_one_is_that_edge_patched(
     models: list[TransformerBridge],
 ) -> None:
     """Catches a writer or reader that is left out, or a mask applied to another edge."""

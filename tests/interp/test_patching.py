@@ -57,26 +57,18 @@ def check_edges(model: TransformerBridge, task: CleanCorrupt, every: int = 1) ->
     assert got.abs().max() > 1e-2, "the edges have no effect to compare"
 
 
-# Would catch a part of the reader that is not redone, or redone from the wrong stream: a frozen
-# LayerNorm, a patched channel mixed up with another, an own MLP that keeps its clean output.
-@pytest.mark.parametrize("narrow", [False, True])
-def test_every_edge_of_a_gpt2_is_what_a_hooked_pass_says(
-    gpt2: TransformerBridge, narrow: bool
-) -> None:
-    task = a_task(gpt2, length=11, narrow=narrow)
-    assert patching.CleanRun(gpt2, task).plain
-    assert task.at.shape[1] > patching.FEW
-    check_edges(gpt2, task, 17)
-
-
-# Would catch a last layer that mixes up what it attends to where no keys are formed, a bias of
-# the keys that does not cancel, the positions of one sequence used for all, or a readout that
-# takes the answer's logit from the choices, where it need not be.
-def test_few_and_uneven_entries_and_any_choices(gpt2: TransformerBridge) -> None:
-    task = some(a_task(gpt2), 1, 4)
-    uneven = replace(task, at=task.at - torch.tensor([[0], [3]]))
-    check_edges(gpt2, uneven, 13)
-    check_edges(gpt2, replace(uneven, choices=torch.arange(4).expand(2, -1)), 23)
+# Would catch a part of the reader that is not redone, or redone from the wrong stream; a last layer
+# that mixes up what it attends to where no keys are formed, a bias of the keys that does not
+# cancel, the positions of one sequence used for all, or an answer read from the choices.
+def test_every_edge_of_a_gpt2_is_what_a_hooked_pass_says(gpt2: TransformerBridge) -> None:
+    many, narrow = (a_task(gpt2, length=11, narrow=n) for n in (False, True))
+    few = some(a_task(gpt2), 1, 4)
+    uneven = replace(few, at=few.at - torch.tensor([[0], [3]]))
+    free = replace(uneven, choices=torch.arange(4).expand(2, -1))
+    assert many.at.shape[1] > patching.FEW
+    for task, every in ((many, 17), (narrow, 17), (uneven, 13), (free, 23)):
+        assert patching.CleanRun(gpt2, task).plain
+        check_edges(gpt2, task, every)
 
 
 # Would catch a shape that only fits three layers of four heads, results that depend on how many
@@ -151,13 +143,11 @@ def test_edges_between_heads_are_those_of_transformer_lens(gpt2: TransformerBrid
 def test_layer_flow_is_all_edges_of_two_layers_at_once(gpt2: TransformerBridge) -> None:
     task, graph = a_task(gpt2), of(gpt2)
     got = patching.layer_flow(gpt2, task)
+    assert not got.permute(2, 1, 0).triu(1).any(), "a target comes after its source"
     for source in range(-1, 3):
-        for target in range(4):
+        for target in range(source + 1, 4):
             writers = [w for w in graph.writers if w.layer == source]
             readers = [r for r in graph.readers if r.layer == (target if target < 3 else -1)]
-            if target <= source:
-                assert not got[source + 1, target].any()
-                continue
             expected = lost(gpt2, task, [(u, v) for u in writers for v in readers])
             close(got[source + 1, target], expected)
 
@@ -182,39 +172,18 @@ def test_invariants(
         assert patching.backward_flow(model, a_task(model, 1, length, seed)) == 0
 
 
-# The circuit that was wired by hand is found, and nothing else.
-def test_the_wired_circuit_is_found(tmp_path: Path) -> None:
-    save_wired(tmp_path)
-    wired = models.load(tmp_path)
-    task, graph = a_task(wired, 8, 11), of(wired)
+# Only the wired heads are missed, and what the layer between them neither reads nor writes.
+def test_the_wired_heads_and_layers_alone_count(tmp_path: Path) -> None:
+    save_wired(tmp_path / "two")
+    save_wired(tmp_path / "three", previous=((0, 1),), induction=((2, 0),), layers=3)
+    wired, deeper = (models.load(tmp_path / name) for name in ("two", "three"))
+    task = a_task(wired, 8, 11)
     clean, corrupt = baselines(wired, task)
-    assert clean.mean() > -0.01
-    assert corrupt.mean() < -5
-    shares = share(patching.path_patching(wired, task), clean, corrupt)
-    found = {
-        (str(graph.writers[u]), str(graph.readers[v])): float(shares[u, v])
-        for u, v in (shares > 0.5).nonzero().tolist()
-    }
-    assert found == pytest.approx(
-        {
-            ("embed", "v 0.0"): 1.0,
-            ("0.0", "k 1.0"): 1.02,
-            ("embed", "v 1.0"): 1.33,
-            ("1.0", "logits"): 1.0,
-        },
-        abs=0.35,
-    )
-    idle = [u for u, w in enumerate(graph.writers) if str(w) in ("0.1", "1.1", "mlp 0", "mlp 1")]
-    assert shares[idle].abs().max() < 1e-3
     gone = clean - patching.ablate(wired, task, [[node] for node in all_heads(wired)])
     close(share(gone, clean, corrupt), torch.tensor([1.0, 0, 1, 0]), 0.05, 0)
-    save_wired(tmp_path / "three", previous=((0, 1),), induction=((2, 0),), layers=3)
-    deeper = models.load(tmp_path / "three")
     task = a_task(deeper, 8, 11)
     flow = share(patching.layer_flow(deeper, task), *baselines(deeper, task))
-    assert flow[1, 1].abs() < 1e-3, "layer 1 reads nothing that counts"
-    assert flow[2, 2].abs() < 1e-3, "layer 1 writes nothing"
-    assert flow[1, 2] == pytest.approx(1.0, abs=0.05)
+    close(flow[[1, 2, 1], [1, 2, 2]], torch.tensor([0.0, 0, 1]), 0.05, 0)
 
 
 # Would catch a difference taken against the engine itself.
