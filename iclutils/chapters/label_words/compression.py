@@ -94,11 +94,11 @@ def text_anchor(prompts: Prompts) -> Prompts:
 def compress(
     model: TransformerBridge,
     prompts: Prompts,
-    rule: Rule,
+    keep: Rule | Keep,
     offset: bool = True,
     batch_size: int | None = None,
 ) -> Answers:
-    """Answers from what a rule, as ``hidden_anchor``, keeps.
+    """Answers from what a rule, as ``hidden_anchor``, or a mask (batch, pos) keeps.
 
     With ``offset`` the query stays at its position (but where nothing is kept); without, it
     begins at position 0, as in the released script for GPT-2 XL.
@@ -112,7 +112,8 @@ def compress(
         >>> compress(models.load("anchors-0"), asked, hidden_anchor).predicted.shape
         torch.Size([8])
     """
-    return _answers(model, prompts, [rule(_shown(prompts))], offset, batch_size)[0]
+    mask = keep(_shown(prompts)) if callable(keep) else keep
+    return _answers(model, prompts, [mask], offset, batch_size)[0]
 
 
 def hidden_random_top(

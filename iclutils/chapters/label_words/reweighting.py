@@ -114,7 +114,7 @@ def prepare(model: TransformerBridge, prompts: Prompts) -> LastStep:
 def fit(
     step: LastStep,
     sets: Sets,
-    generator: torch.Generator,
+    generator: torch.Generator | None,
     epochs: int = 10,
     batch: int | None = 1,
     lr: float = 0.01,
@@ -122,8 +122,9 @@ def fit(
     """Learn a beta for each set of demonstrations; ``sets`` numbers that of each prompt, from 0.
 
     The defaults are the paper's: from beta = 0, Adam on the cross-entropy over the label words,
-    one row a step (``batch=None``: all), ten epochs, rows shuffled anew in each. Several sets are
-    fitted as if alone (ours), because Adam works entry by entry, with all rows in every step.
+    one row a step (``batch=None``: all), ten epochs, rows shuffled anew in each (without a
+    generator they keep their order). Several sets are fitted as if alone (ours), because Adam
+    works entry by entry, with all rows in every step.
 
     Example:
         >>> import torch
@@ -141,7 +142,9 @@ def fit(
     beta = torch.zeros(shape, device=sets.device, requires_grad=True)
     adam = torch.optim.Adam([beta], lr=lr)
     for _ in bar(range(epochs), "epochs"):
-        order = torch.randperm(len(sets), generator=generator, device=generator.device)
+        order = torch.arange(len(sets))
+        if generator is not None:
+            order = torch.randperm(len(sets), generator=generator, device=generator.device)
         steps = [slice(None)] if batch is None else order.to(sets.device).split(batch)
         for rows in steps:
             mine = sets[rows]
@@ -151,6 +154,13 @@ def fit(
             (beta.grad,) = torch.autograd.grad(loss, beta)
             adam.step()
     return beta.detach()
+
+
+def gradient(step: LastStep, beta: Beta) -> Beta:
+    """Gradient of the mean loss, in nats, at ``beta``; at 0 it is the label words' saliency."""
+    at = beta.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad(step.losses(at).mean(), at)[0]
 
 
 def compare(

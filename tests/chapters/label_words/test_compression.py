@@ -79,8 +79,9 @@ def test_everything_with_offset_is_the_whole_prompt(
     prompts = random_prompts(3, count=5, shots=2, shared=shared)
     whole = target_logits(any_model, prompts).gather(1, prompts.label_words)
     for size in (None, 2):
-        again = compression.compress(any_model, prompts, compression.everything, batch_size=size)
-        torch.testing.assert_close(again.class_logits, whole, atol=1e-5, rtol=1e-5)
+        for keep in (compression.everything, compression.everything(prompts)):  # rule, or mask
+            again = compression.compress(any_model, prompts, keep, batch_size=size)
+            torch.testing.assert_close(again.class_logits, whole, atol=1e-5, rtol=1e-5)
 
 
 @given(prompts=prompts_strategy(), seed=st.integers(0, 99))
