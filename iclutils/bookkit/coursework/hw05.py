@@ -220,7 +220,7 @@ PATCHED = {
     ),
     "The nodes after the reader are held at their clean writes: let them run, on what the reader "
     "now writes.": _held,
-    "That is the corrupt run with one clean wire: "
+    "That is the corrupt run with one clean edge: "
     "start from the clean one.": lambda f, x, y, *edge: patched(f, y, x, *edge),
     "The reader reads the corrupt stream: patch only what this one writer has put there.": (
         lambda f, x, y, writer, reader: _changed(

@@ -1,1 +1,1 @@
-"""Circuits: which parts of a model do one thing, how they are wired, and what happens if not."""
+"""Circuits: which parts of a model do one thing, how they connect, and what happens if not."""

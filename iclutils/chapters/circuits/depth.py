@@ -36,17 +36,6 @@ def lens(
 
     Means over the scored entries of the clean sequences; depth 0 is after the embedding, depth l
     after layer l - 1. ``translate`` (of a ``TunedLens``) acts on the residual stream of a depth.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.chapters.circuits import depth
-        >>> from iclutils.interp import clean_corrupt
-        >>> net = models.load("induction-0")
-        >>> task = clean_corrupt.copying(net, 4, 6, torch.Generator().manual_seed(0))
-        >>> kl, score = depth.lens(net, task)
-        >>> bool(kl[-1].max() < 1e-4), bool(score[-1].mean() > score[0].mean())
-        (True, True)
     """
     final = scored_logits(model, task).log_softmax(-1)
     cache, _ = residual_stream(model, task.clean)
@@ -96,10 +85,8 @@ def gravity_difference(
     generator: Generator,
     draws: int = 200,
 ) -> tuple[float, float]:
-    """Centre of gravity of ``a`` minus that of ``b``, in layers, and its standard error.
-
-    By bootstrap over the sequences of both, each drawn anew on its own (Efron 1979).
-    """
+    """Centre of gravity of ``a`` minus that of ``b``, in layers, and its standard error, by
+    bootstrap over the sequences of each (Efron 1979)."""
 
     def again(effects: Tensor) -> Tensor:
         pick = torch.randint(0, effects.shape[1], (effects.shape[1],), generator=generator)
@@ -186,10 +173,8 @@ def fit_tuned_lens(
 def least_squares(
     inputs: Float[Tensor, "depth row d_model"], target: Float[Tensor, "row d_model"]
 ) -> Maps:
-    """Affine maps x W + b nearest to ``target``, each as near to the identity as ridge makes it.
-
-    Ridge regression of target - x on x, with a penalty of ``RIDGE`` times the mean variance.
-    """
+    """Affine maps x W + b nearest to ``target``, each as near to the identity as ridge makes it
+    (of target - x on x, with a penalty of ``RIDGE`` times the mean variance)."""
     weights, biases = [], []
     for x in inputs:
         known, change = x.double().cpu().numpy(), (target - x).double().cpu().numpy()

@@ -46,10 +46,8 @@ def statistic_names(model: TransformerBridge) -> list[tuple[Node, str]]:
 
 
 def fit_covariances(model: TransformerBridge, healthy: CleanCorrupt) -> dict[Node, LedoitWolf]:
-    """Mean and shrunken covariance of what every component writes (Ledoit and Wolf 2004).
-
-    On cases that are not used again: distances of the very cases of a fit are too small.
-    """
+    """Mean and shrunken covariance of what every component writes (Ledoit and Wolf 2004), on cases
+    that are not used again: distances of the very cases of a fit are too small."""
     writes, _ = _scored_writes(model, healthy)
     return {node: LedoitWolf().fit(_mean(write)) for node, write in writes.items()}
 
@@ -85,10 +83,8 @@ def component_statistics(
 def anomalies(
     cases: Statistics, healthy: Float[Tensor, "healthy item"], rate: float = 0.05
 ) -> tuple[Float[Tensor, "item"], Bool[Tensor, "item"]]:
-    """p (Mann-Whitney, two-sided; 1 where nothing varies) of every statistic, and what is found.
-
-    At this false-discovery rate over all statistics at once (Benjamini and Hochberg 1995).
-    """
+    """p of every statistic (Mann-Whitney, two-sided; 1 where nothing varies), and which are found
+    at this false-discovery rate over all of them (Benjamini and Hochberg 1995)."""
     test = mannwhitneyu(cases.cpu().numpy(), healthy.cpu().numpy(), axis=0)
     p = torch.as_tensor(np.nan_to_num(test.pvalue, nan=1.0))
     return p, benjamini_hochberg(p, rate)
@@ -164,10 +160,8 @@ def restored(
 
 
 def healthy_inputs(model: TransformerBridge, task: CleanCorrupt) -> list[Hook]:
-    """Hooks that let every component, and the last LayerNorm, read what it reads when healthy.
-
-    Every fault then shows where it sits and nowhere else; the score means nothing.
-    """
+    """Hooks that let every component, and the last LayerNorm, read what it reads when healthy: a
+    fault then shows where it sits and nowhere else, and the score means nothing."""
     layers = range(model.cfg.n_layers)
     parts = ("resid_pre",) if graph.of(model).parallel else ("resid_pre", "resid_mid")
     names = [get_act_name(part, la) for part in parts for la in layers]

@@ -34,13 +34,12 @@ FEWEST = 6  # sequences behind a source; signs of fewer cannot reach 5 %
 
 Tokens = Int[Tensor, "batch pos"]
 Entries = Int[Tensor, "batch entry"]
+Patterns = Float[Tensor, "batch layer dest src"]
 
 
 class Influence(NamedTuple):
-    """Expected KL(p clean || p altered), and change of log p(answer), below 0 where a token helps.
-
-    Of each position on the prediction at each entry, in nats; 0 after the entry.
-    """
+    """Expected KL(p clean || p altered), and change of log p(answer), below 0 where a token helps,
+    of each position on the prediction at each entry, in nats; 0 after the entry."""
 
     kl: Float[Tensor, "batch entry pos"]
     signed: Float[Tensor, "batch entry pos"]
@@ -59,17 +58,6 @@ def influence(
 
     Each token is replaced ``draws`` times, all others but BOS being as likely. ``hooks`` act on the
     logits (``shift_logits``) of the clean and the altered passes.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.chapters.circuits import influence
-        >>> from iclutils.interp import clean_corrupt
-        >>> net, generator = models.load("induction-0"), torch.Generator().manual_seed(0)
-        >>> task = clean_corrupt.copying(net, 2, 5, generator)
-        >>> asked = task.clean, task.at, task.answer
-        >>> influence.influence(net, *asked, generator, draws=2).kl.shape
-        torch.Size([2, 4, 11])
     """
     drawn = replacements(model, tokens, generator, draws)
     clean = _logits(model, tokens[:, : int(at.max()) + 1], at, hooks).log_softmax(-1)
@@ -88,10 +76,8 @@ def influence(
 def future_influence(
     model: TransformerBridge, tokens: Tokens, generator: Generator
 ) -> Float[Tensor, "batch"]:
-    """Largest |KL| of any position on an earlier prediction, in nats.
-
-    By brute force: every position is drawn anew once and the whole sequence read again.
-    """
+    """Largest |KL| of any position on an earlier prediction, in nats, by brute force: each is drawn
+    anew once and the whole sequence read again."""
     drawn = replacements(model, tokens, generator, 1)[0]
     clean = logits(model, tokens).log_softmax(-1)
     largest = clean.new_zeros(len(tokens))
@@ -113,25 +99,20 @@ def note_influence(
     draws: int,
     hooks: Sequence[Hook] = (),
 ) -> Float[Tensor, "draw batch entry pos"]:
-    """The seed note's score: norm of the difference of the logits, one replacement a draw.
-
-    The replacement is any token, the original among them; NaN from the entry's own position on.
-    """
-    shape = draws, *tokens.shape
-    drawn = torch.randint(0, model.cfg.d_vocab, shape, generator=generator).to(tokens.device)
+    """The seed note's score: norm of the difference of the logits, one replacement a draw, by any
+    token, the original among them; NaN from the entry's own position on."""
+    drawn = torch.randint(model.cfg.d_vocab, (draws, *tokens.shape), generator=generator)
     clean = _logits(model, tokens[:, : int(at.max()) + 1], at, hooks)
     out = clean.new_full((len(tokens), draws, at.shape[1], tokens.shape[1]), torch.nan)
-    for position, row, draw, altered in _altered(model, tokens, at, drawn, hooks):
+    for position, row, draw, altered in _altered(model, tokens, at, drawn.to(at), hooks):
         out[row, draw, :, position] = (altered - clean[row]).norm(dim=-1)
     left_out = torch.arange(tokens.shape[1], device=tokens.device) >= at[..., None]
     return out.masked_fill(left_out[:, None], torch.nan).transpose(0, 1)
 
 
 def shift_logits(model: TransformerBridge, generator: Generator) -> Hook:
-    """Hook that raises all logits of a position by one number: the same probabilities.
-
-    The number is a random linear function of the logits, as large as a typical one.
-    """
+    """Hook that raises all logits of a position by one number, a random linear function of them as
+    large as a typical logit: the probabilities stay the same."""
     size = model.cfg.d_vocab
     weight = torch.randn(size, generator=generator) / size**0.5
 
@@ -248,14 +229,12 @@ def sources(
     return Sources(torch.tensor([*worth]).to(at), mean, benjamini_hochberg(p, rate) & (mean > 0))
 
 
-def mean_patterns(
-    model: TransformerBridge, tokens: Tokens
-) -> Float[Tensor, "batch layer dest src"]:
+def mean_patterns(model: TransformerBridge, tokens: Tokens) -> Patterns:
     """Attention of every layer, averaged over its heads."""
     return torch.stack([p.mean(1) for p in attention_patterns(model, tokens)], 1)
 
 
-def rollout(patterns: Float[Tensor, "batch layer dest src"]) -> Float[Tensor, "batch dest src"]:
+def rollout(patterns: Patterns) -> Float[Tensor, "batch dest src"]:
     """Product over layers of half attention, half residual stream (Abnar and Zuidema 2020, 3)."""
     out = torch.eye(patterns.shape[-1]).to(patterns).expand(len(patterns), -1, -1)
     for pattern in patterns.unbind(1):
@@ -263,9 +242,7 @@ def rollout(patterns: Float[Tensor, "batch layer dest src"]) -> Float[Tensor, "b
     return out
 
 
-def norm_weighted(
-    model: TransformerBridge, tokens: Tokens
-) -> Float[Tensor, "batch layer dest src"]:
+def norm_weighted(model: TransformerBridge, tokens: Tokens) -> Patterns:
     """Norm of what all heads of a layer together move from src to dest (Kobayashi et al. 2020)."""
     names = [get_act_name("v", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
@@ -283,10 +260,8 @@ def norm_weighted(
 def knockout(
     model: TransformerBridge, task: CleanCorrupt, dest: Entries, src: Entries
 ) -> list[Hook]:
-    """Hooks that forbid ``dest`` to attend to ``src``, pair by pair, in every head of every layer.
-
-    The rest of the row takes over. (Geva et al. 2023, section 4.)
-    """
+    """Hooks that forbid ``dest`` to attend to ``src``, pair by pair, in every head of every layer;
+    the rest of the row takes over (Geva et al. 2023, section 4)."""
     count, size = task.clean.shape
     if not bool(((src >= 0) & (src < dest) & (dest < size)).all()):
         raise IclError("Attention can be cut from a position to an earlier one: 0 <= src < dest.")
@@ -298,10 +273,8 @@ def knockout(
 def rank_agreement(
     a: Float[Tensor, "batch dest src"], b: Float[Tensor, "batch entry src"], at: Entries
 ) -> Float[Tensor, "batch"]:
-    """Spearman's rank correlation of rows ``at`` of ``a`` with ``b``, mean over entries.
-
-    Over the positions before each entry; NaN where either does not vary in any entry.
-    """
+    """Spearman's rank correlation of rows ``at`` of ``a`` with ``b`` over the positions before each
+    entry, mean over entries; NaN where either does not vary in any entry."""
     rows = a[torch.arange(len(at), device=at.device)[:, None], at].double().cpu()
     found = [
         [_spearman(x[:t], y[:t]) for x, y, t in zip(*row, strict=True)]

@@ -43,10 +43,8 @@ def interactions(
 
 
 def same_layer_effect(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> float:
-    """Largest change of any head's output (``z``) when another head of its layer is silenced.
-
-    Its queries and its output are set to zero. 0 but for rounding: heads of a layer read the same.
-    """
+    """Largest change of any head's output (``z``) when queries and output of another head of its
+    layer are zero. 0 but for rounding: heads of a layer read the same."""
     layers, heads = range(model.cfg.n_layers), range(model.cfg.n_heads)
     _, clean = cached(model, tokens, [get_act_name("z", layer) for layer in layers])
     largest, nothing = 0.0, torch.zeros((), device=tokens.device)
@@ -61,11 +59,10 @@ def same_layer_effect(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 
 
 def direct_logits(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor, "writer batch"]:
-    """What each writer adds to the right answer's logit directly, mean over scored entries.
+    """What each writer adds to the right answer's logit over the mean of all (or ``choices``),
+    directly, mean over scored entries (Elhage et al. 2021, Wang et al. 2022).
 
-    Relative to the mean over all tokens (over ``choices``, where given). Biases of attention
-    layers, the final LayerNorm and the unembedding belong to nobody. (Direct logit attribution;
-    Elhage et al. 2021, Wang et al. 2022.)
+    Biases of attention layers, the final LayerNorm and the unembedding belong to nobody.
     """
     writers, scale = of(model).writers, "ln_final.hook_scale"
     _, cache = cached(model, task.clean, {*map(output_hook, writers), scale})
@@ -78,10 +75,8 @@ def direct_logits(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor,
 def answer_direction(
     model: TransformerBridge, task: CleanCorrupt
 ) -> Float[Tensor, "batch entry d_model"]:
-    """Direction in the residual stream of the answer's logit over the mean of all (or choices).
-
-    Before the final LayerNorm, whose scale is left out: divide by it.
-    """
+    """Direction in the residual stream of the answer's logit over the mean of all (or choices), to
+    be divided by the scale of the final LayerNorm."""
     tokens = token_directions(model)
     if task.choices is None:
         return tokens[task.answer] - tokens.mean(0)
@@ -114,9 +109,7 @@ def rotate_head_basis(
     network: PreTrainedModel, layer: int, head: int, rotation: Float[Tensor, "size size"]
 ) -> None:
     """Rotate the basis of one head of a GPT-2, in place: W_V R, b_V R, R^T W_O (``edit_weights``).
-
-    What the head writes stays the same, whatever it attends to.
-    """
+    What the head writes stays the same, whatever it attends to."""
     attn, rows, values = head_weights(network, layer, head)
     if not torch.allclose(rotation.T @ rotation, torch.eye(len(rotation)), atol=1e-4):
         raise IclError("The matrix is no rotation: its columns must be orthonormal.")

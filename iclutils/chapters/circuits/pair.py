@@ -115,11 +115,10 @@ def path_drops(
     other: RepeatedTokens,
     induction: Sequence[Node],
 ) -> Float[Tensor, "head induction batch"]:
-    """Share of an induction head's prefix matching lost by each earlier head's path to its keys.
+    """Share of an induction head's prefix matching that is lost when its keys, and nothing else,
+    read what an earlier head writes on ``other``; 0 for heads that are not earlier.
 
-    The write of one head is exchanged for what it writes on ``other``, in the keys of one
-    induction head alone; 0 for heads that are not in an earlier layer. Mean over sequences is mean
-    lost over mean matching.
+    Mean over sequences is mean lost over mean matching.
     """
     heads, last = graph.all_heads(model), max(node.layer for node in induction)
     early = [node for node in heads if node.layer < last]
@@ -141,10 +140,8 @@ def _matching(
     target: Node,
     changes: Sequence[Float[Tensor, "batch pos d_model"]],
 ) -> Float[Tensor, "patch batch"]:
-    """Prefix matching of one head after each change of what its keys read.
-
-    Nothing below its layer changes, so that layer alone is run, with many changes at once.
-    """
+    """Prefix matching of one head after each change of what its keys read: nothing below its layer
+    changes, so that layer alone is run, with many changes at once."""
     layer, keys = target.layer, target._replace(kind="k")
     start, name = get_act_name("resid_pre", layer), get_act_name("pattern", layer)
     resid = cached(model, batch.tokens, [start])[1][start]
@@ -164,10 +161,8 @@ def _matching(
 
 
 def ideal_attention(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch dest src"]:
-    """a_t(s) = [x_{s-1} = x_t] / number of such s: even over what followed the current token.
-
-    Rows without a match are 0; the first token is no match for any. (Elhage et al. 2021.)
-    """
+    """a_t(s) = [x_{s-1} = x_t] / number of such s: even over what followed the current token, and 0
+    where nothing did (Elhage et al. 2021). The first token is no match for any."""
     follows = repeats(tokens).roll(1, -1).float()
     return follows / follows.sum(-1, keepdim=True).clamp_min(1)
 

@@ -26,7 +26,9 @@ NEAR = 3  # positions back that still are local
 FEWEST = 30  # sequences behind a label
 
 Tokens = Int[Tensor, "batch pos"]
-Scores = Mapping[str, Float[Tensor, "batch layer head"]]
+PerHead = Float[Tensor, "batch layer head"]
+Scores = Mapping[str, PerHead]
+Pooled = Mapping[str, Float[Tensor, "_"]]  # scores of many heads and sequences together
 Labels = Bool[Tensor, "layer head label"]
 
 
@@ -64,7 +66,7 @@ def pattern_scores(
 
 def scores(
     model: TransformerBridge, tokens: Tokens, repeats_of: Tokens | None = None
-) -> dict[str, Float[Tensor, "batch layer head"]]:
+) -> dict[str, PerHead]:
     """All scores of all heads: one forward pass, one layer's patterns held at a time.
 
     ``repeats_of``: tokens that decide what repeats, where it is not those that the model reads.
@@ -105,9 +107,7 @@ def repeats(tokens: Tokens) -> Bool[Tensor, "batch dest src"]:
     return same
 
 
-def attention_distance(
-    model: TransformerBridge, tokens: Tokens
-) -> Float[Tensor, "batch layer head"]:
+def attention_distance(model: TransformerBridge, tokens: Tokens) -> PerHead:
     """Mean distance back, in positions, of what attention does not go to the first token."""
     return torch.stack([mean_distance(p) for p in attention_patterns(model, tokens)], 1)
 
@@ -143,37 +143,28 @@ def note_labels(model: TransformerBridge, tokens: Int[Tensor, "1 pos"]) -> list[
     return [[note_label(head) for head in layer[0]] for layer in attention_patterns(model, tokens)]
 
 
-def null_scores(
-    models: Sequence[TransformerBridge], tokens: Tokens
-) -> dict[str, Float[Tensor, "_"]]:
+def null_scores(models: Sequence[TransformerBridge], tokens: Tokens) -> Pooled:
     """Scores of every head of untrained models on every sequence."""
     each = [scores(model, tokens) for model in bar(models, "untrained models")]
     return {name: torch.cat([s[name].flatten() for s in each]) for name in SCORES}
 
 
-def shuffled_scores(
-    model: TransformerBridge, tokens: Tokens, generator: Generator
-) -> dict[str, Float[Tensor, "_"]]:
-    """What position alone scores: shuffled tokens are read, the original ones say what repeats.
-
-    Every sequence is shuffled for itself, the first token stays.
-    """
-    count, size = tokens.shape
-    order = torch.rand(count, size - 1, generator=generator).argsort(-1).to(tokens.device)
+def shuffled_scores(model: TransformerBridge, tokens: Tokens, generator: Generator) -> Pooled:
+    """What position alone scores: shuffled tokens (all but the first) are read, the original ones
+    say what repeats."""
+    order = torch.rand(tokens[:, 1:].shape, generator=generator).argsort(-1).to(tokens.device)
     shuffled = torch.cat([tokens[:, :1], tokens[:, 1:].gather(1, order)], 1)
     found = scores(model, shuffled, repeats_of=tokens)
     return {name: found[name].flatten() for name in CONTENT}
 
 
 def thresholds(
-    nulls: Sequence[Mapping[str, Float[Tensor, "_"]]],
+    nulls: Sequence[Pooled],
     uniform: Mapping[str, Float[Tensor, "batch"]],
     alpha: float = 0.01,
 ) -> dict[str, float]:
-    """Largest (1 - alpha)-quantile of the nulls and of even attention, for each score.
-
-    NaN, and no label, where no score can be above it (``even``) or nothing defines it.
-    """
+    """Largest (1 - alpha)-quantile of the nulls and of even attention, for each score; NaN, and no
+    label, where no score can be above it (``even``) or nothing defines it."""
     limits = {}
     for name in SCORES:
         known = [null[name].double() for null in [*nulls, uniform] if name in null]
@@ -184,10 +175,8 @@ def thresholds(
 
 
 def labels(scores: Scores, limits: Mapping[str, float]) -> Labels:
-    """Which labels a head has, in the order of ``SCORES``: mean - 2 SE above the threshold.
-
-    A score that fewer than 30 of the sequences define gives no label.
-    """
+    """Which labels a head has, in the order of ``SCORES``: mean - 2 SE above the threshold, over at
+    least 30 sequences that define the score."""
     count = len(scores[SCORES[0]])
     if count < FEWEST:
         raise IclError(f"Labels need at least {FEWEST} sequences; got {count}.")
@@ -214,10 +203,8 @@ def false_alarms(given: Labels, limits: Mapping[str, float]) -> float:
 
 
 def label_overlap(first: Labels, second: Labels) -> float:
-    """Mean Jaccard similarity of a head's labels on two kinds of sequences.
-
-    Over the heads that have a label on at least one; NaN if none has.
-    """
+    """Mean Jaccard similarity of a head's labels on two kinds of sequences, over the heads that
+    have a label on at least one; NaN if none has."""
     both, either = (first & second).sum(-1), (first | second).sum(-1)
     return (both[either > 0] / either[either > 0]).double().mean().item()
 
@@ -236,8 +223,7 @@ def table(
         for name in SCORES:
             row[name] = means[name][layer, head].item()
             row[f"{name} by chance"] = limits[name]
-        named = [SCORES[i] for i in given[layer, head].nonzero()[:, 0].tolist()]
-        row["labels"] = ", ".join(named)
+        row["labels"] = ", ".join(SCORES[i] for i in given[layer, head].nonzero()[:, 0].tolist())
         rows.append(row | {name: values[layer, head].item() for name, values in more.items()})
     return rows
 

@@ -44,10 +44,8 @@ def redundant(losses: Float[Tensor, "*item batch"], bar: float = 0.01) -> Bool[T
 
 
 def effective_rank(outputs: Float[Tensor, "*item sample width"]) -> Float[Tensor, "*item"]:
-    """exp(entropy of the shares of variance) of what parts write (Roy and Vetterli 2007).
-
-    NaN for a part whose output never changes.
-    """
+    """exp(entropy of the shares of variance) of what parts write (Roy and Vetterli 2007); NaN where
+    it never changes."""
     centred = outputs - outputs.mean(-2, keepdim=True)
     power = torch.linalg.svdvals(centred.double()).square()
     return torch.special.entr(power / power.sum(-1, keepdim=True)).sum(-1).exp()
@@ -96,10 +94,8 @@ def advice(
 
 
 def prune(network: PreTrainedModel, heads: Iterable[Node]) -> None:
-    """Zero the values and the output rows of heads of a GPT-2, in place (``models.edit_weights``).
-
-    The same as zero ablation; no gradient reaches a pruned head, so training leaves it pruned.
-    """
+    """Zero the values and the output rows of heads of a GPT-2, in place (``models.edit_weights``):
+    no gradient reaches a pruned head, so training leaves it pruned."""
     for node in heads:
         attn, rows, values = head_weights(network, node.layer, node.head)
         with torch.no_grad():
@@ -109,11 +105,8 @@ def prune(network: PreTrainedModel, heads: Iterable[Node]) -> None:
 
 
 def cost(model: TransformerBridge, length: int, removed: int = 0) -> int:
-    """Multiply-adds of one forward pass of a GPT-2 over ``length`` tokens, without some heads.
-
-    The matrix products of the MLP, the unembedding and every head: four projections a position,
-    and two products with the whole square of scores, as eager attention computes them.
-    """
+    """Multiply-adds of the matrix products of a GPT-2 over ``length`` tokens, without some heads:
+    each has four projections, and two products with the whole square of scores."""
     cfg = model.cfg
     one_head = 4 * length * cfg.d_model * cfg.d_head + 2 * length**2 * cfg.d_head
     one_mlp = 2 * length * cfg.d_model * (cfg.d_mlp or 0)

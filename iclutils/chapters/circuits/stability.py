@@ -79,10 +79,8 @@ def profile_similarity(
 def head_outputs(
     model: TransformerBridge, tokens: Tokens
 ) -> Float[Tensor, "layer head sample d_model"]:
-    """What every head writes to the residual stream (z W_O) at all positions but the first.
-
-    At most 2,048 of them, evenly spaced.
-    """
+    """What every head writes to the residual stream (z W_O) at all positions but the first, or at
+    2,048 of them, evenly spaced."""
     names = [get_act_name("z", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
     count = len(tokens) * (tokens.shape[1] - 1)
@@ -131,23 +129,17 @@ def matching_excess(
     within: Groups | None = None,
     draws: int = 500,
 ) -> tuple[float, float]:
-    """Mean similarity of matched heads less that of random matchings, and the SD of these.
-
-    A permutation test, fair only if ``pairs`` were matched without looking at *this* matrix.
-    """
+    """Mean similarity of matched heads less that of random matchings, and the SD of these: fair
+    only if ``pairs`` were matched without looking at *this* matrix."""
     values = similarity.detach().cpu().double()
     blocks = _blocks(values, within)
-    chance = []
-    for _ in range(draws):
-        drawn = []
-        for rows, columns in blocks:
-            size = min(len(rows), len(columns))
-            first, second = (
-                one[torch.randperm(len(one), generator=generator)[:size]] for one in (rows, columns)
-            )
-            drawn.append(values[first, second])
-        chance.append(torch.cat(drawn).mean())
-    null = torch.stack(chance)
+
+    def at_random(rows: Tensor, columns: Tensor) -> Float[Tensor, "pair"]:
+        size = min(len(rows), len(columns))
+        mixed = (one[torch.randperm(len(one), generator=generator)] for one in (rows, columns))
+        return values[tuple(one[:size] for one in mixed)]
+
+    null = torch.stack([torch.cat([at_random(*b) for b in blocks]).mean() for _ in range(draws)])
     first, second = torch.tensor(list(pairs)).T
     return float(values[first, second].mean() - null.mean()), float(null.std())
 
@@ -180,10 +172,8 @@ def reextraction_floor(
     draws: int = 200,
     alpha: float = 0.05,
 ) -> float:
-    """The ``top_overlap`` that two halves of one checkpoint's sequences undercut with ``alpha``.
-
-    Compare ``first[:, :half]`` with ``second[:, half:]`` to treat two checkpoints alike.
-    """
+    """The ``top_overlap`` that two halves of one checkpoint's sequences undercut with ``alpha``;
+    for two checkpoints, compare ``first[:, :half]`` with ``second[:, half:]``."""
     count, found = effects.shape[1], []
     for _ in range(draws):
         order = torch.randperm(count, generator=generator)
@@ -217,10 +207,8 @@ def phases(
 def rise(
     values: Sequence[float], low: float = 0.1, high: float = 0.8
 ) -> tuple[Bool[Tensor, "interval"], Bool[Tensor, "interval"]]:
-    """The intervals in which a value rises from ``low`` to ``high`` times its final one, and after.
-
-    Each bar is crossed in the interval that ends with the first checkpoint at or above it.
-    """
+    """The intervals in which a value rises from ``low`` to ``high`` times its final one, and after;
+    a bar is crossed in the interval that ends with the first checkpoint at or above it."""
     if not values[-1] > 0:
         raise IclError("A rise needs a final value above 0.")
     begins, ends = (

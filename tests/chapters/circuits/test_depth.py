@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax, rel_entr
 from tiny import tokens
-from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import depth as module
@@ -27,22 +25,13 @@ from iclutils.chapters.circuits.depth import (
     residual_stream,
     upper_share,
 )
-from iclutils.interp.clean_corrupt import CleanCorrupt, copying
+from iclutils.interp.clean_corrupt import CleanCorrupt
 from iclutils.interp.graph import Node, head
-from iclutils.interp.patching import ablate
-from iclutils.models import TransformerBridge, load
+from iclutils.models import TransformerBridge
 
 
 def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-@pytest.fixture(scope="module")
-def wired(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
-    """The pair in layers 0 and 1; layer 2 writes nothing."""
-    folder: Path = tmp_path_factory.mktemp("wired")
-    save_wired(folder, layers=3)
-    return load(folder)
 
 
 @pytest.fixture(params=["gpt2", "neox"])
@@ -137,18 +126,6 @@ def test_the_difference_of_two_tasks() -> None:
     assert error == pytest.approx(0.1 * 10**0.5 / 16 * (1 / 60 + 1 / 40) ** 0.5, rel=0.35)
 
 
-def test_gravity_of_a_known_circuit(wired: TransformerBridge) -> None:
-    """Catches: layers counted from 1, idle nodes that weigh something."""
-    task = copying(wired, 8, 11, seeded())
-    nodes = [head(layer, h) for layer in range(3) for h in range(2)]
-    nodes += [Node("mlp", layer) for layer in range(3)]
-    effects = ablate(wired, task, [[]]) - ablate(wired, task, [[n] for n in nodes])
-    first, second = effects.mean(1)[[0, 2]].tolist()
-    assert gravity(by_layer(effects, nodes, 3)) == pytest.approx(
-        second / (first + second), abs=1e-3
-    )
-
-
 def test_least_squares_solves_the_normal_equations() -> None:
     """Catches: the penalty on the intercept or on the map itself instead of on its change."""
     x = torch.randn(2, 40, 5, generator=seeded()) * torch.tensor([1.0, 2.0, 0.1, 3.0, 1.0]) + 1
@@ -202,12 +179,6 @@ def test_each_depth_keeps_what_reads_better(
     got = fit_tuned_lens(gpt2, rows, at, seeded(), steps=0)
     assert torch.equal(got.weight[1], torch.eye(32))
     assert torch.equal(got.weight[[0, 2]], start.weight[[0, 2]])
-
-
-def test_layers_that_write_nothing_have_nothing_to_translate(wired: TransformerBridge) -> None:
-    task = copying(wired, 16, 11, seeded())
-    got = fit_tuned_lens(wired, task.clean, task.at, seeded(), steps=2)
-    assert lens(wired, task, got.translate)[0][2].max() < 1e-5
 
 
 def test_too_few_rows_for_a_tuned_lens(gpt2: TransformerBridge) -> None:

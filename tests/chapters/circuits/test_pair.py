@@ -119,16 +119,6 @@ def test_ideal_rule_by_brute_force(seed: int, size: int, vocab: int) -> None:
             assert prediction[row, t].tolist() == pytest.approx(spoken)
 
 
-def test_wired_model_follows_the_rule(tmp_path: Path) -> None:
-    save_wired(tmp_path)
-    model = load(tmp_path)
-    made, *_ = batches(model)
-    rows = torch.arange(len(made))[:, None]
-    ideal = pair.ideal_prediction(made.clean, model.cfg.d_vocab)[rows, made.at]
-    assert bool((clean_corrupt.scored_logits(model, made).argmax(-1) == ideal.argmax(-1)).all())
-    assert bool((ideal.argmax(-1) == made.answer).all())
-
-
 def test_a_model_without_a_circuit_is_refused(tmp_path: Path) -> None:
     model = tiny_gpt2(tmp_path / "one", n_layer=1)
     _, batch, other = batches(model, 3, 7)
