@@ -25,8 +25,7 @@ class Problem:
     """Contexts of a regression ``task``, inputs times ``scales``, labels through ``link``.
 
     The link ``linear`` leaves y = w·x; the others are taken of z = w·x / sqrt(d): sin(z) and
-    exp(z/2), our choice of {cite}`ren2024`'s trigonometric and exponential tasks. The noise of the
-    task is added after the link.
+    exp(z/2), our choice of {cite}`ren2024`'s tasks. The task's noise is added after the link.
     """
 
     task: Task
@@ -36,8 +35,7 @@ class Problem:
     def __post_init__(self) -> None:
         if self.link not in LINKS:
             raise unknown("link", self.link, LINKS)
-        positive = all(0 < scale < math.inf for scale in self.scales)
-        if self.scales and (len(self.scales) != self.dim or not positive):
+        if self.scales and (len(self.scales) != self.dim or not min(self.scales) > 0):
             raise IclError(f"Need {self.dim} positive scales or none; got {self.scales}.")
 
     @property

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from iclutils import IclError
-from iclutils.tasks.functions import LINKS, Problem, Waves
+from iclutils.tasks.functions import Problem, Waves
 from iclutils.tasks.regression import Contexts, Task, sample
 
 
@@ -43,21 +43,9 @@ def test_labels_are_the_link_of_w_x(seed: int, dim: int, link: str, stretched: b
     np.testing.assert_allclose(found.ys.numpy(), expected, rtol=1e-4, atol=1e-5)
     plain = sample(Task(dim), 5, 7, source(seed))
     assert torch.equal(found.weights, plain.weights)
-    stretch = torch.tensor(scales or (1.0,) * dim)
-    torch.testing.assert_close(found.xs, plain.xs * stretch)
-    assert (found.xs.shape, found.ys.shape) == ((5, 7, dim), (5, 7))
-    assert found.xs.dtype == found.ys.dtype == torch.float32
-
-
-def test_a_plain_problem_is_its_task() -> None:
-    """Bit by bit: networks trained on it saw the stream of ``regression.sample``."""
-    task = Task(3, 0.5, inputs="uniform")
-    for found, expected in zip(
-        Problem(task).sample(9, 4, source(5)), sample(task, 9, 4, source(5)), strict=True
-    ):
-        assert torch.equal(found, expected)
-    assert set(LINKS) == set(BENT)
-    assert Problem(task).dim == 3
+    torch.testing.assert_close(found.xs, plain.xs * torch.tensor(scales or (1.0,) * dim))
+    if link == "linear" and not stretched:  # networks trained on it saw the stream of ``sample``
+        assert torch.equal(found.ys, plain.ys)
 
 
 @pytest.mark.parametrize("link", sorted(BENT))
@@ -67,19 +55,6 @@ def test_noise_is_added_after_the_link(link: str) -> None:
     noise = found.ys.numpy() - (z if link == "linear" else BENT[link](z / 2))
     assert stats.kstest(noise.ravel(), stats.norm(0, 0.3).cdf).pvalue > 1e-3
     assert abs(np.corrcoef(noise.ravel(), z.ravel())[0, 1]) < 0.03
-
-
-def test_moments() -> None:
-    """z ~ N(0, 1) given w of length sqrt(d), nearly so for large d: what sin and exp make of it."""
-    found = Problem(Task(400), "sine").sample(4000, 2, source()).ys.double()
-    assert float(found.mean()) == pytest.approx(0, abs=0.03)
-    assert float(found.square().mean()) == pytest.approx((1 - math.exp(-2)) / 2, rel=0.04)
-    found = Problem(Task(400), "exponential").sample(4000, 2, source()).ys.double()
-    assert float(found.mean()) == pytest.approx(math.exp(1 / 8), rel=0.03)
-    assert float(found.square().mean()) == pytest.approx(math.exp(1 / 2), rel=0.05)
-    xs = Problem(Task(3, inputs="uniform"), scales=(0.5, 1.0, 3.0)).sample(20_000, 3, source()).xs
-    covariance = torch.cov(xs.flatten(0, 1).T)
-    torch.testing.assert_close(covariance, torch.tensor([0.25, 1, 9]).diag(), atol=0.1, rtol=0.03)
 
 
 def test_waves() -> None:
@@ -96,7 +71,6 @@ def test_waves() -> None:
     assert stats.kstest(turns, stats.uniform(0, math.pi).cdf).pvalue > 1e-3
     linked = (amplitude - 0.1) / 0.4 * math.pi
     assert abs(np.corrcoef(turns, linked)[0, 1]) < 0.06  # the released code ties them
-    assert (found.xs.shape, found.ys.shape, Waves().dim) == ((4000, 12, 1), (4000, 12), 1)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +79,6 @@ def test_waves() -> None:
         ({"link": "sin"}, "Did you mean 'sine'"),
         ({"scales": (1.0,)}, "2 positive scales"),
         ({"scales": (1.0, -1.0)}, "2 positive scales"),
-        ({"scales": (1.0, math.inf)}, "2 positive scales"),
     ],
 )
 def test_problems_that_cannot_be(options: dict, message: str) -> None:

@@ -4,17 +4,6 @@ A predictor is a ``LinearSelfAttention``, or any function of contexts (xs, ys) t
 answers for their queries, (batch,). The measures are those of {cite}`vonoswald2023`, section 3 and
 appendix: answers, the sensitivity of an answer to the query's x, interpolated weights, and losses
 of contexts unlike those of training.
-
-Example:
-    >>> import torch
-    >>> from iclutils.models import lsa
-    >>> from iclutils.chapters.gradient_descent import alignment, construction, descent
-    >>> from iclutils.tasks import regression
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> drawn = regression.sample(regression.Task(10, inputs="uniform"), 32, 11, generator)
-    >>> xs, ys = drawn.xs, drawn.ys
-    >>> net = lsa.load("lsa-1")
-    >>> step = descent.predictor([1.0])
 """
 
 from __future__ import annotations
@@ -33,21 +22,15 @@ from ...progress import bar
 from ...tasks.regression import Contexts, scaled_inputs, scaled_outputs
 
 Predictor = Callable[[Tensor, Tensor], Tensor]
-Labels = Float[Tensor, "label_batch label_n"]  # one for each x; a mismatch is refused with a cure
+Inputs = Float[Tensor, "batch n d"]
+Labels = Float[Tensor, "batch n"]
 SHIFTS = {"inputs": scaled_inputs, "weights": scaled_outputs}
 
 
-def answers(
-    predictor: Predictor, xs: Float[Tensor, "batch n d"], ys: Labels
-) -> Float[Tensor, "ensemble batch"]:
-    """What a predictor answers; networks get the contexts in the precision of their weights.
-
-    Example:
-        >>> alignment.answers(net, xs, ys).shape
-        torch.Size([5, 32])
-    """
+def answers(predictor: Predictor, xs: Inputs, ys: Labels) -> Float[Tensor, "ensemble batch"]:
+    """What a predictor answers; networks get the contexts in the precision of their weights."""
     with torch.no_grad():
-        return _answers(predictor, *_inputs(predictor, xs, ys))
+        return _answers(predictor, xs, ys)
 
 
 class Responses(NamedTuple):
@@ -57,26 +40,17 @@ class Responses(NamedTuple):
     sensitivity: Float[Tensor, "ensemble batch d"]
 
 
-def responses(predictor: Predictor, xs: Float[Tensor, "batch n d"], ys: Labels) -> Responses:
-    """Answers and sensitivities in one pass; the sensitivity of one that is linear is its W.
-
-    Answers must depend on their own context alone. 0, if they do not depend on the query.
-
-    Example:
-        >>> alignment.responses(step, xs, ys).sensitivity.shape
-        torch.Size([1, 32, 10])
-    """
-    xs, ys = _inputs(predictor, xs, ys)
+def responses(predictor: Predictor, xs: Inputs, ys: Labels) -> Responses:
+    """Answers, each of its own context alone, and sensitivities: W, of a linear predictor."""
+    query = xs[:, -1:].detach().clone()
     if isinstance(predictor, LinearSelfAttention):  # a query for each network
+        query = query.repeat(len(predictor.seeds), 1, 1, 1)
         xs, ys = (part.expand(len(predictor.seeds), *part.shape) for part in (xs, ys))
     with torch.enable_grad():
-        query = xs[..., -1:, :].detach().clone().requires_grad_()
-        found = _answers(predictor, torch.cat([xs[..., :-1, :].detach(), query], -2), ys)
-        slope = None
-        if found.requires_grad:
-            (slope,) = torch.autograd.grad(found.sum(), query, allow_unused=True)
-    slope = torch.zeros_like(query) if slope is None else slope
-    return Responses(found.detach(), slope[..., 0, :].reshape(len(found), *slope.shape[-3::2]))
+        query.requires_grad_()
+        found = _answers(predictor, torch.cat([xs[..., :-1, :], query], -2), ys)
+        (slope,) = torch.autograd.grad(found.sum() + 0 * query.sum(), query)  # 0 if it is not read
+    return Responses(found.detach(), slope.reshape(*found.shape, -1))
 
 
 class Alignment(NamedTuple):
@@ -90,24 +64,25 @@ class Alignment(NamedTuple):
 
 
 def alignment(
-    predictor: Predictor | Responses,
-    reference: Predictor | Responses,
-    xs: Float[Tensor, "batch n d"],
-    ys: Labels,
+    predictor: Predictor | Responses, reference: Predictor | Responses, xs: Inputs, ys: Labels
 ) -> Alignment:
     """Compare two predictors, or their ``responses``, on the same contexts, in float64.
 
     Example:
-        >>> alignment.alignment(step, step, xs, ys).cosine.round(decimals=4)
-        tensor([1.], dtype=torch.float64)
+        >>> import torch
+        >>> from iclutils.models import lsa
+        >>> from iclutils.chapters.gradient_descent import alignment, descent
+        >>> xs, ys = torch.rand(100, 11, 10) - 0.5, torch.zeros(100, 11)
+        >>> ys[:, :-1] = xs[:, :-1].sum(-1)
+        >>> found = alignment.alignment(lsa.load("lsa-1"), descent.predictor([6.0]), xs, ys)
+        >>> bool((found.cosine > 0.99).all())
+        True
     """
     both = [
         one if isinstance(one, Responses) else responses(one, xs, ys)
         for one in (predictor, reference)
     ]
     (found, slope), (other, reference_slope) = ([part.double() for part in one] for one in both)
-    if len(found) != len(other) and 1 not in (len(found), len(other)):
-        raise IclError(f"Cannot compare {len(found)} networks with {len(other)}.")
     gap = found - other
     return Alignment(
         cosine_similarity(slope, reference_slope, dim=-1, eps=1e-8).mean(-1),
@@ -119,13 +94,22 @@ def alignment(
 
 
 def half_mse(found: Float[Tensor, "ensemble batch"], ys: Labels) -> Float[Tensor, "ensemble"]:
-    """The loss: half the mean squared error of the answers, against the last y.
-
-    Example:
-        >>> alignment.half_mse(ys[None, :, -1] + 2, ys).round(decimals=3)
-        tensor([2.])
-    """
+    """The loss: half the mean squared error of the answers, against the last y."""
     return 0.5 * (found - ys[..., -1]).square().mean(-1)
+
+
+def _answers(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
+    if isinstance(predictor, LinearSelfAttention):
+        weight = predictor.attention["query"]
+        found = predictor(xs.to(weight), ys.to(weight))
+    else:
+        found = predictor(xs, ys)[None]
+    if found.shape[1:] != xs.shape[-3:-2] or not bool(found.isfinite().all()):
+        raise IclError(
+            f"A predictor gives a finite answer for each of {xs.shape[-3]} contexts; got "
+            f"{tuple(found.shape[1:])}, or NaN or infinity. Leave such contexts out."
+        )
+    return found
 
 
 # Contexts unlike those of training ---------------------------------------------------------------
@@ -134,18 +118,10 @@ def half_mse(found: Float[Tensor, "ensemble batch"], ys: Labels) -> Float[Tensor
 def under_shift(
     predictors: Mapping[str, Predictor], contexts: Contexts, factors: Sequence[float], kind: str
 ) -> dict[str, Float[Tensor, "ensemble factor"]]:
-    """Losses when inputs or weights are scaled, over the square of the factor.
+    """Losses when the inputs or weights of linear tasks are scaled, over the square of the factor.
 
     Labels grow with the factor in both, so a predictor that answers 0 keeps the same number, as
     does any whose answers scale with the labels; GD's do under "weights", not under "inputs".
-
-    Args:
-        contexts: of a linear task; w stays as it is under "inputs".
-
-    Example:
-        >>> found = alignment.under_shift({"step": step}, drawn, [1.0, 2.0], "weights")["step"][0]
-        >>> torch.allclose(found[0], found[1])
-        True
     """
     if kind not in SHIFTS:
         raise unknown("shift", kind, SHIFTS)
@@ -155,17 +131,11 @@ def under_shift(
         for name, predictor in predictors.items():
             found = answers(predictor, shifted.xs, shifted.ys).double()
             rows[name].append(half_mse(found, shifted.ys) / factor**2)
-    return {name: torch.stack(row, -1) for name, row in rows.items()}
+    return {name: torch.stack(losses, -1) for name, losses in rows.items()}
 
 
 def with_noise(contexts: Contexts, count: int, generator: torch.Generator) -> Contexts:
-    """The labels of ``count`` random pairs replaced by N(0, 1); the query's is kept.
-
-    Example:
-        >>> noisy = alignment.with_noise(drawn, 3, generator)
-        >>> int((noisy.ys != ys)[0].sum())
-        3
-    """
+    """The labels of ``count`` random pairs replaced by N(0, 1); the query's is kept."""
     pairs = contexts.ys.shape[-1] - 1
     if not 0 <= count <= pairs:
         raise IclError(f"Labels of 0 .. {pairs} pairs can be replaced; got {count}.")
@@ -184,36 +154,23 @@ def products(network: LinearSelfAttention, layer: int = 0) -> tuple[Tensor, Tens
     """KQ and PV of a layer, (ensemble, head, channel, channel) each.
 
     Scores are e_j KQ e_iᵀ for the query's token j, and a key's token writes e_i PV.
-
-    Example:
-        >>> kq, pv = alignment.products(net)
-        >>> kq.shape
-        torch.Size([5, 1, 11, 11])
     """
     weights = network.layer(layer)
     return weights.query @ weights.key.mT, weights.value @ weights.out
 
 
 def off_pattern(
-    network: LinearSelfAttention, layer: int = 0, pattern: str = "gradient"
+    network: LinearSelfAttention, layer: int = 0
 ) -> tuple[Float[Tensor, "ensemble head"], Float[Tensor, "ensemble head"]]:
-    """Of a layer's KQ and PV, the shares of the squared norms that are not the construction.
+    """Of KQ and PV, the shares of the squared norms that are not the construction's.
 
-    At its best scale: KQ is compared with I on the x-block, PV with the entry from y to y
-    ("gradient"), and also with I on the x-block ("plus").
-
-    Example:
-        >>> made = construction.constructed(lsa.Shape(10, 10), [1.0])
-        >>> alignment.off_pattern(made)[0]
-        tensor([[0.]])
+    At its best scale: I on the x-block for KQ, and the entry from y to y for PV.
     """
-    if pattern not in ("gradient", "plus"):
-        raise unknown("pattern", pattern, ["gradient", "plus"])
     kq, pv = _of_joint_tokens(network, layer)
     dim = network.shape.dim
-    scores, writes = (m.diagonal(dim1=-2, dim2=-1) for m in (kq, pv))
-    x_kq, x_pv = (part[..., :dim].mean(-1).square() * dim for part in (scores, writes))
-    return _outside(x_kq, kq), _outside(writes[..., dim].square() + x_pv * (pattern == "plus"), pv)
+    inside = kq.diagonal(dim1=-2, dim2=-1)[..., :dim].mean(-1).square() * dim
+    whole_kq, whole_pv = (matrix.square().sum((-2, -1)) for matrix in (kq, pv))
+    return (1 - inside / whole_kq).clamp(min=0), 1 - pv[..., dim, dim].square() / whole_pv
 
 
 def step_matrix(network: LinearSelfAttention, layer: int = 0) -> Float[Tensor, "ensemble d d"]:
@@ -221,11 +178,6 @@ def step_matrix(network: LinearSelfAttention, layer: int = 0) -> Float[Tensor, "
 
     If PV writes nothing from x to y and KQ compares x alone, the first layer answers
     x_qᵀ A (1/N) Σ_i x_i y_i; a step of GD has A = η I (see ``descent.best_step``).
-
-    Example:
-        >>> made = construction.constructed(lsa.Shape(3, 10), [0.5])
-        >>> alignment.step_matrix(made)[0].diagonal().round(decimals=3)
-        tensor([0.5000, 0.5000, 0.5000])
     """
     if network.shape.kinds[layer] != "linear":
         raise IclError("Softmax attention has no matrix of its step; take linear attention.")
@@ -237,30 +189,18 @@ def step_matrix(network: LinearSelfAttention, layer: int = 0) -> Float[Tensor, "
 def interpolate(
     network: LinearSelfAttention, reference: LinearSelfAttention, share: float
 ) -> LinearSelfAttention:
-    """Networks with ``share`` of the weights of a reference, the rest of their own.
+    """Networks with ``share`` of the KQ and PV of a reference, the rest of their own.
 
-    Of both, KQ is divided by the mean of its diagonal's first d entries and PV multiplied by it;
-    then both products are averaged. So a loss that stays as low half-way says that the two are
-    the same solution up to scale.
-
-    Args:
-        network: one linear head, in one layer or in layers that share it.
-        reference: the same; ``construction.constructed`` gives one. One network, or as many.
-        share: of the reference, 0 .. 1.
-
-    Example:
-        >>> made = construction.constructed(lsa.Shape(10, 10), [1.0])
-        >>> half = alignment.interpolate(made, made, 0.5)
-        >>> torch.allclose(half(xs, ys), made(xs, ys), atol=1e-5)
-        True
+    First the mean of KQ's x-diagonal goes over to PV: the two are one solution up to scale if the
+    loss stays as low half-way.
     """
     shape = network.shape
     extra = shape.norm or shape.hidden or shape.width or "softmax" in shape.attention
     if extra or shape.heads > 1 or shape.own > 1 or shape != reference.shape:
         raise IclError(
             "Weights are interpolated for a single linear head, alone or shared by all layers, "
-            f"without LayerNorm, MLP or read-in, and of one shape; got {shape} and "
-            f"{reference.shape}."
+            "without LayerNorm, MLP or read-in, and of one shape; got "
+            f"{shape} and {reference.shape}."
         )
     own, other = _to_scale(network), _to_scale(reference)
     kq, pv = (a + share * (b.to(a) - a) for a, b in zip(own, other, strict=True))
@@ -272,8 +212,6 @@ def _to_scale(network: LinearSelfAttention) -> tuple[Tensor, Tensor]:
     kq, pv = (part.detach() for part in products(network))
     diagonal = kq.diagonal(dim1=-2, dim2=-1)[..., : network.shape.dim]
     scale = diagonal.mean(-1)[..., None, None]
-    if bool((scale == 0).any()):
-        raise IclError("The x-diagonal of KQ has mean 0: there is no scale to take out of it.")
     return kq / scale, pv * scale
 
 
@@ -282,27 +220,3 @@ def _of_joint_tokens(network: LinearSelfAttention, layer: int) -> tuple[Tensor, 
         raise IclError("The construction is one of tokens (x, y); these networks have others.")
     with torch.no_grad():
         return products(network, layer)
-
-
-def _outside(inside: Tensor, matrix: Tensor) -> Tensor:
-    """1 minus the share of the squared norm that lies inside; 0 for a matrix of zeros."""
-    whole = matrix.square().sum((-2, -1))
-    return torch.where(whole > 0, 1 - inside / whole, torch.zeros_like(whole)).clamp(min=0)
-
-
-def _inputs(predictor: Predictor, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
-    if isinstance(predictor, LinearSelfAttention):
-        weight = predictor.attention["query"]
-        return xs.to(weight), ys.to(weight)
-    return xs, ys
-
-
-def _answers(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
-    found = predictor(xs, ys)
-    found = found if isinstance(predictor, LinearSelfAttention) else found[None]
-    if found.shape[1:] != xs.shape[-3:-2] or not bool(found.isfinite().all()):
-        raise IclError(
-            f"A predictor gives a finite answer for each of {xs.shape[-3]} contexts; got "
-            f"{tuple(found.shape[1:])}, or NaN or infinity. Leave such contexts out."
-        )
-    return found

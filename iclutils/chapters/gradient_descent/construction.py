@@ -7,16 +7,6 @@ answer is the query's y-block times -1.
 
 The *note* that this chapter starts from has P = -η/n and (x_q, +W_0 x_q), read as it is. One
 layer gives the same answer. But it adds +ΔW x_i to the labels, and a second layer goes astray.
-
-Where x and y are tokens of their own, a layer that *copies* has to bring them together first
-({cite}`vonoswald2023`, section 5): ``copying`` measures it.
-
-Example:
-    >>> import torch
-    >>> from iclutils.chapters.gradient_descent import construction, descent
-    >>> from iclutils.models.lsa import Shape
-    >>> xs = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
-    >>> ys = torch.tensor([2.0, 4.0, 0.0], dtype=torch.float64)
 """
 
 from __future__ import annotations
@@ -43,13 +33,9 @@ def gradient_layer(
     outputs: int = 1,
     gamma: float = 0.0,
 ) -> Layer:
-    """One step of GD, or of GD++ with a gamma, as a head of d + o channels, float64.
+    """One step of GD from W_0 (``start``) as a head of d + o channels, float64.
 
-    For GD++, W_V and P also hold I and -γ I on the x-block.
-
-    Args:
-        rate: η; its opposite gives the note's layer.
-        start: W_0; zero if omitted.
+    For GD++, W_V and P also hold I and -γ I on the x-block. The note's layer has the rate -η.
     """
     y = torch.cat([torch.zeros(dim), torch.ones(outputs)]).double()
     x = 1 - y
@@ -66,20 +52,7 @@ def tokens(
     start: Float[Tensor, "o dim"] | None = None,
     convention: str = "stacking",
 ) -> Float[Tensor, "*batch n channel"]:
-    """(x_i, y_i), and the query's x with -W_0 x_q, or +W_0 x_q in the note's convention.
-
-    Args:
-        xs: inputs, the query's last.
-        ys: labels, (*batch, n) or (*batch, n, o); the last is not read.
-        start: W_0; zero if omitted.
-        convention: "stacking" or "note".
-
-    Example:
-        >>> construction.tokens(xs, ys)
-        tensor([[1., 2.],
-                [2., 4.],
-                [3., 0.]], dtype=torch.float64)
-    """
+    """(x_i, y_i), and the query's x with -W_0 x_q, or +W_0 x_q in the convention "note"."""
     if convention not in SIGNS:
         raise unknown("convention", convention, SIGNS)
     _, query, labels = split_query(xs, ys)
@@ -102,9 +75,11 @@ def stacked(
     Equal to them with the convention "stacking"; with "note", after the first layer alone.
 
     Example:
-        >>> steps = descent.descend(xs, ys, [0.1, 0.1]).predictions
-        >>> torch.allclose(construction.stacked(xs, ys, [0.1, 0.1]), steps)
-        True
+        >>> import torch
+        >>> from iclutils.chapters.gradient_descent import construction
+        >>> xs, ys = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2.0, 4.0, 0.0])
+        >>> construction.stacked(xs, ys, rates=[0.4])
+        tensor([0., 6.])
     """
     stream = [tokens(xs, ys, start, convention)]
     dim, pairs, outputs = xs.shape[-1], xs.shape[-2] - 1, stream[0].shape[-1] - xs.shape[-1]
@@ -124,20 +99,9 @@ def constructed(
     gammas: Settings | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LinearSelfAttention:
-    """One network whose weights are the construction, for W_0 = 0 and one output.
+    """One network whose layers are the steps from W_0 = 0, for one output.
 
-    With several heads, the first does the work and the others are 0.
-
-    Args:
-        shape: with linear attention alone; where it clips, steps are exact within the bound.
-        rates: of each layer, the same for all if the layers share their weights.
-        gammas: of each layer, for GD++.
-        dtype: of the weights; float64 for identities.
-
-    Example:
-        >>> made = construction.constructed(Shape(1, 2), [0.1], dtype=torch.float64)
-        >>> made(xs[None], ys[None]).round(decimals=3)
-        tensor([[1.5000]], dtype=torch.float64)
+    Of several heads, the first does the work and the others are 0. A clip bounds what is exact.
     """
     more = shape.norm or shape.hidden or shape.width or shape.variant != "plain"
     if set(shape.attention) != {"linear"} or more or shape.sees_query or shape.separate:
@@ -165,8 +129,8 @@ def constructed(
 class Copying(NamedTuple):
     """How much the token at a row, after the first layer, depends on each token before it.
 
-    ``x_on_y`` and ``y_on_x``: of what a token of x, or of y, depends on beside itself, the share
-    of its pair's other token, by squared norms; means over the pairs.
+    The shares are, of what a token of x (or y) depends on beside itself, that of its pair's y (x),
+    by squared norms; means over the pairs.
     """
 
     dependence: Float[Tensor, "ensemble pos pos"]
@@ -179,12 +143,8 @@ def copying(
 ) -> Copying:
     """The norm of the mean Jacobian, over contexts, of each token after the first layer.
 
-    The mean is taken before the norm, so what depends on the context at random cancels.
-
-    Args:
-        network: reads x and y as tokens of their own.
-        xs: inputs, the query's last.
-        ys: labels; the last is not read.
+    Where x and y are tokens of their own, a layer has to bring them together first
+    ({cite}`vonoswald2023`, section 5). What depends on the context at random cancels in the mean.
     """
     shape = network.shape
     if not shape.separate or shape.norm or shape.hidden or shape.clip or shape.variant != "plain":
@@ -194,13 +154,14 @@ def copying(
         )
     weight = network.attention["query"]
     with torch.no_grad():
-        jacobian = _jacobian(network.resid(xs.to(weight), ys.to(weight))[0], network)
-        squares = jacobian.square().sum((-2, -1))
+        tokens = network.resid(xs.to(weight), ys.to(weight))[0]
+        squares = _jacobian(tokens, network).square().sum((-2, -1))
     pairs = squares[:, :-1]
     place = torch.arange(pairs.shape[-2], device=pairs.device)
     own, partner = (pairs[:, place, at] / pairs.sum(-1) for at in (place, place ^ 1))
-    of_x, of_y = ([part[:, k::2].mean(-1) for part in (own, partner)] for k in (0, 1))
-    x_on_y, y_on_x = (other / (1 - mine).clamp(min=1e-12) for mine, other in (of_x, of_y))
+    x_on_y, y_on_x = (
+        partner[:, k::2].mean(-1) / (1 - own[:, k::2].mean(-1)).clamp(min=1e-12) for k in (0, 1)
+    )
     return Copying(squares.sqrt(), x_on_y, y_on_x)
 
 

@@ -4,19 +4,12 @@ A context is N pairs and, last, the query, whose y is never read. The loss of W 
 1/(2N) Σ_i |W x_i - y_i|² over the pairs; a step of GD at the rate η is W -= (η/N) Σ_i (W x_i - y_i)
 x_iᵀ. GD++ ({cite}`vonoswald2023`) also maps every x, the query's too, by I - γ Σ_i x_i x_iᵀ. What a
 setting costs is half the mean squared error of the query's answer.
-
-Example:
-    >>> import torch
-    >>> from iclutils.chapters.gradient_descent import descent
-    >>> xs = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
-    >>> ys = torch.tensor([2.0, 4.0, 0.0], dtype=torch.float64)
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -43,21 +36,18 @@ def descend(
     gammas: Settings | None = None,
     start: Float[Tensor, "o dim"] | None = None,
 ) -> Descent:
-    """GD, or GD++ if there are gammas: a step for each rate.
+    """GD, or GD++ if there are gammas: a step for each rate from ``start``, W_0, zero if omitted.
 
-    All that happens in a step reads what was there before it, as in a layer of attention. The
-    errors of a later step of GD++ are ``start`` x_i - y_i too, with x_i and y_i as they are by
-    then: what stacked layers do. A start that fits the pairs is spoilt by that, as x changes; to
-    keep it, take ``start`` x from ys beforehand. With GD there is no difference.
-
-    Args:
-        xs: inputs, the query's last.
-        ys: labels; the last is not read.
-        start: W_0; zero if omitted.
+    All of a step reads what was there before it, as in a layer of attention. So later steps of GD++
+    take the errors W_0 x_i - y_i of pairs as they are by then, and spoil a W_0 that fits the pairs:
+    take W_0 x from ys beforehand.
 
     Example:
+        >>> import torch
+        >>> from iclutils.chapters.gradient_descent import descent
+        >>> xs, ys = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2.0, 4.0, 0.0])
         >>> descent.descend(xs, ys, rates=[0.4]).predictions
-        tensor([0., 6.], dtype=torch.float64)
+        tensor([0., 6.])
     """
     pairs, query, y = split_query(xs, ys)
     first = pairs.new_zeros(y.shape[-1], xs.shape[-1]) if start is None else start.to(pairs)
@@ -82,12 +72,7 @@ def descend(
 def predictor(
     rates: Settings, gammas: Settings | None = None
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """The answers of the last step from 0, as a function of (xs, ys).
-
-    Example:
-        >>> descent.predictor([0.4])(xs, ys)
-        tensor(6., dtype=torch.float64)
-    """
+    """The answers of the last step from 0, as a function of (xs, ys)."""
     return lambda xs, ys: descend(xs, ys, rates, gammas).predictions[-1]
 
 
@@ -111,18 +96,16 @@ def split_query(xs: Float[Tensor, "*batch n d"], ys: Labels) -> tuple[Tensor, Te
             "Need xs of (*batch, N + 1, d) and ys of (*batch, N + 1) or (*batch, N + 1, o), with "
             f"at least one pair and the query last; got {tuple(xs.shape)} and {tuple(ys.shape)}."
         )
-    labels = (ys if ys.ndim == xs.ndim else ys[..., None])[..., :-1, :].to(xs)
-    if not (bool(xs.isfinite().all()) and bool(labels.isfinite().all())):
-        raise IclError("Pairs must be finite; these hold NaN or infinity. Leave such contexts out.")
-    return xs[..., :-1, :], xs[..., -1, :], labels
+    labels = (ys if ys.ndim == xs.ndim else ys[..., None]).to(xs)
+    return xs[..., :-1, :], xs[..., -1, :], labels[..., :-1, :]
 
 
 def each_step(rates: Settings, gammas: Settings | None) -> list[tuple[float, float]]:
     """A rate and a gamma for each step; gammas are 0 if there are none."""
     etas = [float(rate) for rate in rates]
     squeezes = [0.0] * len(etas) if gammas is None else [float(gamma) for gamma in gammas]
-    if len(etas) != len(squeezes) or not all(map(math.isfinite, etas + squeezes)):
-        raise IclError(f"Need finite rates, and a gamma for each; got {etas} and {squeezes}.")
+    if len(etas) != len(squeezes):
+        raise IclError(f"Need a gamma for each rate, or none; got {etas} and {squeezes}.")
     return list(zip(etas, squeezes, strict=True))
 
 
@@ -130,13 +113,11 @@ def each_step(rates: Settings, gammas: Settings | None) -> list[tuple[float, flo
 
 
 class BestStep(NamedTuple):
-    """The best matrix A in the place of the rate, and the best rate, with their expected losses."""
+    """The best matrix A in the place of the rate; the best rate, and its expected loss."""
 
     matrix: Float[Tensor, "d d"]
-    loss: float
     rate: float
     rate_loss: float
-    zero_loss: float  # of answering 0
 
 
 def best_step(
@@ -144,23 +125,13 @@ def best_step(
     pairs: int,
     variances: float | Float[Tensor, "dim"],
     fourths: float | Float[Tensor, "dim"],
-    noise: float = 0.0,
 ) -> BestStep:
     """The best single step from 0, in closed form, for independent centred inputs, w ~ N(0, I).
 
-    It answers x_qᵀ A (1/N) Σ_i x_i y_i. Half its expected squared error is ½ [tr(S A M Aᵀ) -
-    2 tr(A S²) + tr(S) + noise²]: S holds the variances s_i, M = E[Ŝ²] + (noise²/N) S is diagonal
-    for Ŝ = (1/N) Σ x_i x_iᵀ, M_ii = (m_i + s_i Σ_{k≠i} s_k)/N + (1 - 1/N) s_i² + noise² s_i/N for
-    fourth moments m_i. So A = S M⁻¹ is best ({cite}`ahn2023`, {cite}`mahankali2023`).
-
-    Args:
-        variances: of all coordinates, or of each.
-        fourths: E[x⁴], the same.
-        noise: standard deviation of the labels' noise.
-
-    Example:
-        >>> round(descent.best_step(dim=1, pairs=1, variances=1.0, fourths=3.0).rate, 4)
-        0.3333
+    It answers x_qᵀ A (1/N) Σ_i x_i y_i. Half its expected squared error is ½ tr[S A M Aᵀ - 2 A S² +
+    S]: S holds the variances s_i, and M = E[Ŝ²] for Ŝ = (1/N) Σ x_i x_iᵀ is diagonal, M_ii = (m_i +
+    s_i Σ_{k≠i} s_k)/N + (1 - 1/N) s_i² for fourth moments m_i. So A = S M⁻¹ is best
+    ({cite}`ahn2023`, {cite}`mahankali2023`).
     """
     s, m = (torch.as_tensor(x, dtype=torch.float64).expand(dim) for x in (variances, fourths))
     if pairs < 1 or not bool(((s > 0) & (m >= s.square() * (1 - 1e-9))).all()):
@@ -168,12 +139,10 @@ def best_step(
             "Need at least 1 pair, variances above 0, and fourth moments of at least their squares;"
             f" got {pairs} pairs, {s.tolist()} and {m.tolist()}."
         )
-    moment = (m + s * (s.sum() - s) + noise**2 * s) / pairs + (1 - 1 / pairs) * s.square()
-    zero, gain, cost = s.sum() + noise**2, s.square().sum(), (s * moment).sum()
-    matrix, rate = s / moment, gain / cost
-    losses = zero - (matrix * s.square()).sum(), zero - rate * gain, zero
-    loss, rate_loss, zero_loss = (float(value) / 2 for value in losses)
-    return BestStep(matrix.diag(), loss, float(rate), rate_loss, zero_loss)
+    moment = (m + s * (s.sum() - s)) / pairs + (1 - 1 / pairs) * s.square()
+    gain = s.square().sum()
+    rate = gain / (s * moment).sum()
+    return BestStep((s / moment).diag(), float(rate), float(s.sum() - rate * gain) / 2)
 
 
 # Several steps: the best settings, found numerically ---------------------------------------------
@@ -190,93 +159,62 @@ class Tuned(NamedTuple):
 def tune(
     steps: int,
     xs: Float[Tensor, "batch n d"],
-    ys: Float[Tensor, "label_batch label_n"],
+    ys: Float[Tensor, "batch n"],
     plus: bool = False,
     shared: bool = True,
 ) -> list[Tuned]:
-    """For 1, 2, .. ``steps``: the positive rates, and with ``plus`` gammas, that answer best.
+    """For 1, 2, .. ``steps``: the positive rates, and with ``plus`` the gammas, that answer best.
 
-    L-BFGS in float64 starts from the best settings of one step less. With shared settings, many
-    other starts led to the same optimum. With settings of their own, GD++ has many local optima: of
-    several starts on a part of the contexts, the best is taken. The last gamma of GD++ does nothing
-    to the answer; it is 0 if it is not shared.
-
-    Args:
-        steps: how many, at most. For GD++ with settings of their own no more than 5: its answer is
-            a polynomial of degree 3^steps in Σ x_i x_iᵀ, and fits some contexts to harm others.
-        xs: inputs, the query's last; thousands of contexts, or the result fits these alone.
-        ys: labels; here the last is needed, to judge the answer.
-        plus: GD++.
-        shared: one rate, and one gamma, for all steps.
-
-    Example:
-        >>> from iclutils.tasks import regression
-        >>> drawn = regression.sample(regression.Task(2), 50, 5, torch.Generator().manual_seed(0))
-        >>> [len(found.rates) for found in descent.tune(2, drawn.xs, drawn.ys)]
-        [1, 2]
+    L-BFGS in float64 on all contexts (give thousands), from the best settings of one step less.
+    With settings for each step, not ``shared``, GD++ has many local optima: the best of several
+    starts on some contexts is taken. Its last gamma does nothing to the answer and is then 0.
     """
     if plus and not shared and steps > 5:
-        raise IclError(f"Tune GD++ for at most 5 steps, or with shared settings; got {steps}.")
-    given = _in_axes(xs.double(), ys.double())
-    point = torch.stack([given.first_rate().log(), torch.tensor(0.13).double().log()])[: 1 + plus]
+        raise IclError(
+            f"Tune GD++ for at most 5 steps, or with shared settings; got {steps}: the answer is a "
+            "polynomial of degree 3^steps in Σ x_i x_iᵀ, and fits some contexts to harm others."
+        )
+    pairs, query, y = split_query(xs.double(), ys.double())
+    values, axes = torch.linalg.eigh(pairs.mT @ pairs / pairs.shape[-2])
+    unit, wanted = float(values.mean()), ys[:, -1].double()
+    pull = (axes.mT @ (pairs.mT @ y))[..., 0] / pairs.shape[-2] / unit
+    query = (axes.mT @ query[..., None])[..., 0]
+    given = values / unit, pull, query, wanted
+    answer = (query * pull).sum(-1)
+    rate = (answer * wanted).sum() / answer.square().sum()  # the best of one step
+    if not float(rate) > 0:
+        raise IclError(
+            "Even a small step of gradient descent does harm to these contexts, or the label of a "
+            "query, which is needed here, is NaN."
+        )
+    point = torch.stack([rate, torch.tensor(0.13).to(rate)])[: 1 + plus].log()
     own, results = point[:1], []
     for k in bar(range(1, steps + 1), "steps"):
         point = _minimised(given, point, k, plus, True)
         if not shared:
-            part = given.part(1000)
+            part = tuple(each[:1000] for each in given)
             tried = [_minimised(part, s, k, plus, False) for s in _starts(point, own, k, plus)]
-            losses = torch.stack([part.loss(one, k, plus, False) for one in tried])
+            losses = torch.stack([_loss(part, one, k, plus, False) for one in tried])
             own = _minimised(given, tried[int(losses.argmin())], k, plus, False)
         best = point if shared else own
         etas, gammas = _settings(best, k, plus, shared)
-        squeezes = gammas / given.unit / (xs.shape[-2] - 1) if plus else None
-        loss = float(given.loss(best, k, plus, shared))
-        results.append(Tuned(etas / given.unit, squeezes, loss))
+        squeezes = gammas / unit / pairs.shape[-2] if plus else None
+        results.append(Tuned(etas / unit, squeezes, float(_loss(given, best, k, plus, shared))))
     return results
 
 
-class _InAxes(NamedTuple):
-    """Contexts in the axes of Σ x_i x_iᵀ / N, where a step of GD or GD++ is one of numbers.
+def _loss(given: tuple[Tensor, ...], point: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
+    """Half the mean squared error, in the axes of Σ x_i x_iᵀ / N, where a step is one of numbers.
 
     With λ the eigenvalues and b those of Σ x_i y_i/N, both as they were, W += η t² (b - λ W), and
     t, what the steps have made of x, becomes t (1 - γ N λ t²).
     """
-
-    values: Tensor  # λ, in units of their mean
-    pull: Tensor  # b, in the same units
-    query: Tensor
-    wanted: Tensor
-    unit: float
-
-    def part(self, count: int) -> _InAxes:
-        values, pull, query, wanted = (part[:count] for part in self[:4])
-        return _InAxes(values, pull, query, wanted, self.unit)
-
-    def first_rate(self) -> Tensor:
-        answer = (self.query * self.pull).sum(-1)
-        rate = (answer * self.wanted).sum() / answer.square().sum()
-        if not float(rate) > 0:
-            raise IclError("Even a small step of gradient descent does harm to these contexts.")
-        return rate
-
-    def loss(self, point: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
-        weights, size = torch.zeros_like(self.pull), torch.ones_like(self.pull)  # size: of x
-        for eta, gamma in zip(*_settings(point, steps, plus, shared), strict=True):
-            weights = weights + eta * size.square() * (self.pull - self.values * weights)
-            size = size * (1 - gamma * self.values * size.square())
-        return 0.5 * ((self.query * weights).sum(-1) - self.wanted).square().mean()
-
-
-def _in_axes(xs: Tensor, ys: Tensor) -> _InAxes:
-    pairs, query, y = split_query(xs, ys)
-    if not bool(ys.isfinite().all()):
-        raise IclError("Tuning needs the labels of the queries too; some are NaN or infinite.")
-    count = pairs.shape[-2]
-    values, axes = torch.linalg.eigh(pairs.mT @ pairs / count)
-    unit = float(values.mean())
-    pull = (axes.mT @ (pairs.mT @ y))[..., 0] / count
-    query = (axes.mT @ query[..., None])[..., 0]
-    return _InAxes(values / unit, pull / unit, query, ys[..., -1], unit)
+    values, pull, query, wanted = given
+    weights, size = torch.zeros_like(pull), torch.ones_like(pull)
+    for eta, gamma in zip(*_settings(point, steps, plus, shared), strict=True):
+        weights = weights + eta * size.square() * (pull - values * weights)
+        size = size * (1 - gamma * values * size.square())
+    return 0.5 * ((query * weights).sum(-1) - wanted).square().mean()
 
 
 def _settings(point: Tensor, steps: int, plus: bool, shared: bool) -> tuple[Tensor, Tensor]:
@@ -304,24 +242,20 @@ def _starts(point: Tensor, own: Tensor, steps: int, plus: bool) -> list[Tensor]:
     return near
 
 
-def _minimised(given: _InAxes, start: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
+def _minimised(
+    given: tuple[Tensor, ...], start: Tensor, steps: int, plus: bool, shared: bool
+) -> Tensor:
     point = start.clone().requires_grad_()
-    search = torch.optim.LBFGS(
-        [point],
-        max_iter=300,
-        tolerance_grad=1e-9,
-        tolerance_change=1e-12,
-        line_search_fn="strong_wolfe",
-    )
+    limits: dict[str, Any] = {"max_iter": 300, "tolerance_grad": 1e-9, "tolerance_change": 1e-12}
+    search = torch.optim.LBFGS([point], **limits, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
-        search.zero_grad()
-        value = given.loss(point, steps, plus, shared).clamp(min=1e-300).log()
-        value.backward()
-        if not (value.isfinite() and point.grad is not None and point.grad.isfinite().all()):
-            point.grad = torch.zeros_like(point)
-            return torch.full_like(value, 1e3)  # a trial too far: the search comes back
-        return value
+        value = _loss(given, point, steps, plus, shared).clamp(min=1e-300).log()
+        (point.grad,) = torch.autograd.grad(value, point)
+        if value.isfinite() and point.grad.isfinite().all():
+            return value
+        point.grad = torch.zeros_like(point)
+        return torch.full_like(value, 1e3)  # a trial too far: the search comes back
 
     search.step(closure)
     return point.detach() if bool(point.isfinite().all()) else start

@@ -1,32 +1,19 @@
 """Features: softmax attention as a linear model in the space of a feature map.
 
 Softmax attention weighs a key k by exp(k·q / √d). That is an inner product φ(k)·φ(q) of features,
-so the output (1/D_q) Σ v_i φ(k_i)·φ(q), with D_q = Σ φ(k_i)·φ(q), is linear in φ(q). Four forms:
-
-- exact, by the matrix of exp(k·q / √d) alone: no features needed (``scores``, ``attention``);
-- ``taylor``: all monomials up to a degree, the inner product is the truncated exponential series;
-- ``positive_random``: the random features of {cite}`choromanski2021`, right on average;
-- ``gram``: finite features that are exact for one query and its keys.
-
-The first two kinds are features of exp(a·b): give them tokens that were ``scaled`` by d^(-1/4).
-``linearised`` is attention to first order in its scores.
+so the output (1/D_q) Σ v_i φ(k_i)·φ(q), with D_q = Σ φ(k_i)·φ(q), is linear in φ(q). Exact without
+features: ``scores``, ``attention``. Features of exp(a·b), for tokens that were ``scaled`` by
+d^(-1/4): ``taylor``, ``positive_random``. Exact for one query and its keys: ``gram``.
 
 Shapes: queries (*batch, query, channel), keys (*batch, key, channel), values (*batch, key, value).
 ``allowed`` (…, query, key) tells which keys a query may look at; all, if omitted.
-
-Example:
-    >>> import torch
-    >>> from iclutils.chapters.gradient_descent import features
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> keys, values = torch.randn(2, 5, 4, generator=generator).double()
-    >>> queries = torch.randn(3, 4, generator=generator).double()
-    >>> softmax = ((queries @ keys.T) / 2).softmax(-1) @ values
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,11 +24,10 @@ from torch import Tensor
 from ...errors import IclError, unknown
 from ...progress import bar
 
-# Shapes with names of their own: a mismatch is refused with a cure.
-Queries = Float[Tensor, "*query_batch query query_channel"]
-Keys = Float[Tensor, "*key_batch key key_channel"]
-Values = Float[Tensor, "*value_batch value_key value"]
-Allowed = Bool[Tensor, "*allowed"]
+Queries = Float[Tensor, "*batch query channel"]
+Keys = Float[Tensor, "*batch key channel"]
+Values = Float[Tensor, "*batch key value"]
+Allowed = Bool[Tensor, "..."]
 METHODS = ("taylor", "iid", "orthogonal", "unsigned")
 MOST = 200_000  # Taylor features; beyond, they would not fit in memory for a context
 AT_ONCE = 2**22  # numbers in the largest tensor of a sweep
@@ -56,50 +42,26 @@ def scores(
     queries: Queries, keys: Keys, allowed: Allowed | None = None
 ) -> Float[Tensor, "*batch query key"]:
     """k·q / √d, the logarithm of the kernel; -inf where a query may not look."""
-    if queries.shape[:-2] != keys.shape[:-2] or queries.shape[-1] != keys.shape[-1]:
-        raise IclError(
-            "Need queries (*batch, query, channel) and keys (*batch, key, channel) of one batch "
-            f"and width; got {tuple(queries.shape)} and {tuple(keys.shape)}."
-        )
     found = queries @ keys.mT / math.sqrt(keys.shape[-1])
-    if not bool(found.isfinite().all()):
-        raise IclError(
-            "Scores are NaN or infinite: queries and keys must be finite, and small enough for "
-            f"their products to be numbers of {keys.dtype}."
-        )
     return found if allowed is None else found.masked_fill(~allowed, -torch.inf)
 
 
 def attention(
     queries: Queries, keys: Keys, values: Values, allowed: Allowed | None = None
 ) -> Float[Tensor, "*batch query value"]:
-    """Softmax attention, exact: Σ_i v_i exp(k_i·q/√d) / D_q.
-
-    Example:
-        >>> torch.allclose(features.attention(queries, keys, values), softmax)
-        True
-    """
+    """Softmax attention, exact: Σ_i v_i exp(k_i·q/√d) / D_q."""
     return scores(queries, keys, allowed).softmax(-1) @ values
 
 
-def log_normaliser(
-    queries: Queries, keys: Keys, allowed: Allowed | None = None
-) -> Float[Tensor, "*batch query"]:
-    """log D_q = log Σ_i exp(k_i·q/√d). It is different for every query."""
-    return scores(queries, keys, allowed).logsumexp(-1)
+def log_normaliser(queries: Queries, keys: Keys) -> Float[Tensor, "*batch query"]:
+    """log D_q = log Σ_i exp(k_i·q/√d), for every query another."""
+    return scores(queries, keys).logsumexp(-1)
 
 
 def linearised(queries: Queries, keys: Keys, values: Values) -> Float[Tensor, "*batch query value"]:
     """Softmax attention to first order in its scores: v̄ + (1/n) Σ_i (v_i - v̄) (k_i - k̄)·q/√d.
 
-    The mean value and a linear attention of centred values and keys: one step of gradient descent
-    on least squares, with an intercept, at the rate 1/√d on the centred pairs (k_i, v_i).
-
-    Example:
-        >>> small = 1e-4 * queries
-        >>> exact = features.attention(small, keys, values)
-        >>> torch.allclose(features.linearised(small, keys, values), exact, atol=1e-6)
-        True
+    One step of gradient descent on least squares from 0, with an intercept, at the rate 1/√d.
     """
     mean, exponent = values.mean(-2, keepdim=True), scores(queries, keys)
     centred = exponent - exponent.mean(-1, keepdim=True)
@@ -114,11 +76,6 @@ def taylor(z: Float[Tensor, "*batch channel"], degree: int) -> Float[Tensor, "*b
 
     The inner product of taylor(a) and taylor(b) is Σ_{r ≤ degree} (a·b)^r / r!, by the multinomial
     theorem. How high the degree must be: ``needed_degree``.
-
-    Example:
-        >>> z = torch.tensor([1.0], dtype=torch.float64)
-        >>> (features.taylor(z, 2) ** 2).sum()
-        tensor(2.5000, dtype=torch.float64)
     """
     dim = z.shape[-1]
     count = math.comb(degree + dim, dim)
@@ -140,10 +97,6 @@ def needed_degree(largest: float, tolerance: float = 1e-12) -> int:
 
     For all |x| ≤ ``largest``, here k·q/√d. The remainder is at most |x|^(R+1)/(R+1)! · max(1, e^x),
     and is compared with e^x: negative scores are the hard ones.
-
-    Example:
-        >>> features.needed_degree(1.0), features.needed_degree(10.0)
-        (15, 52)
     """
     for degree in range(1001):
         exponent = (degree + 1) * math.log(max(largest, 1e-300)) - math.lgamma(degree + 2) + largest
@@ -156,41 +109,32 @@ def directions(
     count: int,
     dim: int,
     generator: torch.Generator,
-    orthogonal: bool = False,
-    *,
+    method: str = "iid",
     draws: int = 1,
-    signed: bool = True,
     dtype: torch.dtype = torch.float64,
 ) -> Float[Tensor, "draw feature channel"]:
     """Directions ω for ``positive_random``, each N(0, I), on the device of the generator.
 
-    Args:
-        orthogonal: blocks of d rows at right angles, from a QR decomposition of normal matrices,
-            with lengths of independent normal vectors.
-        draws: how many independent sets.
-        signed: multiply the columns of Q by the signs of R's diagonal. Without, they are not
-            uniform: Householder's method leaves the first entry of Q negative, always.
-
-    Example:
-        >>> omega = features.directions(4, 4, generator, orthogonal=True)[0]
-        >>> (omega @ omega.T).round(decimals=6).count_nonzero()
-        tensor(4)
+    ``orthogonal``: blocks of d rows at right angles, from a QR decomposition of normal matrices,
+    with lengths of independent normal vectors. ``unsigned`` forgets to multiply the columns of Q by
+    the signs of R's diagonal, and they are not uniform: Householder's method leaves the first entry
+    of Q negative, always.
     """
 
     def normals(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, device=generator.device, dtype=dtype)
 
     normal = normals(draws, count, dim)
-    if not orthogonal:
+    if method == "iid":
         return normal
     unit, upper = torch.linalg.qr(normals(draws, math.ceil(count / dim), dim, dim))
-    if signed:
+    if method == "orthogonal":
         unit = unit * upper.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
     return unit.reshape(draws, -1, dim)[:, :count] * normal.norm(dim=-1, keepdim=True)
 
 
 def positive_random(
-    z: Float[Tensor, "*batch channel"], directions: Float[Tensor, "*draw feature across"]
+    z: Float[Tensor, "*batch channel"], directions: Float[Tensor, "*draw feature channel"]
 ) -> Float[Tensor, "*shape feature"]:
     """Logarithms of the positive random features, ω·z - |z|²/2 - log(m)/2: (*draw, *batch, m).
 
@@ -204,14 +148,13 @@ def positive_random(
 
 
 def gram(
-    query: Float[Tensor, "*batch channel"], keys: Float[Tensor, "*batch key channel"]
+    query: Float[Tensor, "*batch channel"], keys: Keys
 ) -> tuple[Float[Tensor, "*batch feature"], Float[Tensor, "*batch key feature"]]:
     """φ(q) and φ(k) of one query and n keys, n + 1 features, float64, so that none exceeds 1.
 
-    They span n + 1 dimensions, so as many features have all their inner products exp(a·b / √d), up
-    to a factor for the query and one for the keys. The first coordinate is along φ(q), so that
-    products with the query keep their relative precision however small they are; the others are a
-    square root of what is left of the keys' Gram matrix.
+    Their inner products are exp(a·b / √d) up to a factor for the query and one for the keys. The
+    first coordinate is along φ(q), so that products with the query keep their relative precision
+    however small; the others are a square root of what is left of the keys' Gram matrix.
     """
     q, k = query.double(), keys.double()
     root = math.sqrt(query.shape[-1])
@@ -232,40 +175,35 @@ def gram(
 # Attention by features ---------------------------------------------------------------------------
 
 
-def log_kernel(
-    queries: Float[Tensor, "*batch query feature"], keys: Float[Tensor, "*batch key feature"]
-) -> Float[Tensor, "*batch query key"]:
+def log_kernel(queries: Queries, keys: Keys) -> Float[Tensor, "*batch query key"]:
     """log φ(q)·φ(k) from the logarithms of positive features.
 
-    A product of matrices, each token's largest feature put to 1. Where no feature is large for
-    both, and that product is lost below the smallest numbers, the slow sum of exponentials.
+    A product of matrices, each token's largest feature put to 1; the slow sum of exponentials where
+    that is lost below the smallest numbers, as no feature is large for both.
     """
     top_query, top_key = queries.amax(-1, keepdim=True), keys.amax(-1, keepdim=True)
     found = (queries - top_query).exp() @ (keys - top_key).exp().mT
     limits = torch.finfo(found.dtype)
     if bool((found > limits.tiny / limits.eps).all()):
         return found.log() + top_query + top_key.mT
-    parts = [
-        (query[..., :, None, :] + key[..., None, :, :]).logsumexp(-1)
-        for query, key in zip(queries.split(1024, -1), keys.split(1024, -1), strict=True)
-    ]
-    return torch.stack(parts).logsumexp(0)
+    return (queries[..., :, None, :] + keys[..., None, :, :]).logsumexp(-1)
 
 
 def feature_attention(
-    queries: Float[Tensor, "*batch query feature"],
-    keys: Float[Tensor, "*batch key feature"],
+    queries: Queries,
+    keys: Keys,
     values: Float[Tensor, "*#batch key value"],
     logarithms: bool = False,
 ) -> Float[Tensor, "*batch query value"]:
-    """Σ_i v_i φ(k_i)·φ(q) / D_q: attention as a linear model of features.
-
-    Args:
-        logarithms: the features are given by their logarithms (``positive_random``).
+    """Σ_i v_i φ(k_i)·φ(q) / D_q, from features or (``positive_random``) their logarithms.
 
     Example:
-        >>> q, k = (features.taylor(features.scaled(z), 24) for z in (queries, keys))
-        >>> torch.allclose(features.feature_attention(q, k, values), softmax)
+        >>> import torch
+        >>> from iclutils.chapters.gradient_descent import features
+        >>> q, k, v = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+        >>> phi_q, phi_k = (features.taylor(features.scaled(z), degree=24) for z in (q, k))
+        >>> exact = features.attention(q, k, v)
+        >>> torch.allclose(features.feature_attention(phi_q, phi_k, v), exact, atol=1e-4)
         True
     """
     if logarithms:
@@ -285,21 +223,10 @@ def kernel_error(
     draws: int = 200,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "scale size"]:
-    """|attention by features - softmax attention| / |softmax attention|.
+    """|attention by features - softmax attention| / |softmax attention|, for tokens times scales.
 
-    The median over draws, batch and queries.
-
-    Args:
-        sizes: numbers of random features; with ``taylor``, degrees.
-        scales: queries and keys are multiplied by each.
-        method: ``taylor``; random features of directions that are ``iid``, ``orthogonal``, or
-            ``unsigned``, orthogonal with the signs of the QR forgotten.
-        draws: independent sets of directions; ``taylor`` draws nothing.
-
-    Example:
-        >>> errors = features.kernel_error(queries, keys, values, [0, 8], method="taylor")
-        >>> bool(errors[0, 1] < errors[0, 0])
-        True
+    The median over draws, batch and queries. ``sizes`` are numbers of random features, for each
+    draw of ``directions`` by a method; with the method ``taylor`` they are degrees.
     """
     if method not in METHODS:
         raise unknown("method", method, METHODS)
@@ -307,41 +234,26 @@ def kernel_error(
         raise IclError(f"Method {method!r} draws directions: give a generator.")
     rows = []
     for scale in bar(scales, "scales"):
-        exact = attention(scale * queries, scale * keys, values)
-        q, k = scaled(scale * queries), scaled(scale * keys)
+        q, k = scale * queries, scale * keys
+        exact = attention(q, k, values)
         for size in sizes:
-            errors = [
-                (found - exact).norm(dim=-1) / exact.norm(dim=-1)
-                for found in _by_features(q, k, values, size, method, draws, generator)
-            ]
-            rows.append(torch.cat([part.flatten() for part in errors]).quantile(0.5))
+            errors = []
+            for phi in _features(scaled(q), scaled(k), size, method, draws, generator):
+                missed = feature_attention(*phi, values, method != "taylor") - exact
+                errors.append((missed.norm(dim=-1) / exact.norm(dim=-1)).flatten())
+            rows.append(torch.cat(errors).quantile(0.5))
     return torch.stack(rows).unflatten(0, (len(scales), len(sizes)))
 
 
-def _by_features(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    size: int,
-    method: str,
-    draws: int,
-    generator: torch.Generator | None,
-) -> Iterator[Tensor]:
-    """Attention by features, (draw, *batch, query, value), as many draws at once as fit."""
-    if method == "taylor" or generator is None:
-        yield feature_attention(taylor(queries, size), taylor(keys, size), values)
+def _features(
+    q: Tensor, k: Tensor, size: int, method: str, draws: int, generator: Any
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Features of queries and keys, with a draw axis if random: as many draws at once as fit."""
+    if method == "taylor":
+        yield taylor(q, size), taylor(k, size)
         return
-    tokens = queries[..., 0].numel() + keys[..., 0].numel()
-    at_once = max(1, AT_ONCE // (size * tokens))
+    at_once = max(1, AT_ONCE // (size * (q[..., 0].numel() + k[..., 0].numel())))
     for first in range(0, draws, at_once):
-        omega = directions(
-            size,
-            queries.shape[-1],
-            generator,
-            method != "iid",
-            draws=min(at_once, draws - first),
-            signed=method != "unsigned",
-            dtype=queries.dtype,
-        )
-        features = positive_random(queries, omega), positive_random(keys, omega)
-        yield feature_attention(*features, values, logarithms=True)
+        some = min(at_once, draws - first)
+        omega = directions(size, q.shape[-1], generator, method, some, q.dtype)
+        yield positive_random(q, omega), positive_random(k, omega)

@@ -1,23 +1,9 @@
 """Heads of a real transformer as linear models that learn from demonstrations in one step.
 
-Every head, at one position of every prompt (the last if not said otherwise), is taken apart as
-in ``dual``: its output z, before ``W_O``, is the query term plus one gradient step on the
-demonstrations. Queries, keys and values are the actual activations, after rotation where positions
-are rotary; products are computed in float64. Which tokens are demonstrations is a mask:
-``first_copy`` makes it for repeated tokens, ``demonstration_tokens`` for few-shot prompts.
-
-How much of the prediction the updates carry: ``direct_logit_attribution``, and causally,
-``ablation``.
-
-Example:
-    >>> import torch
-    >>> from iclutils import models
-    >>> from iclutils.chapters.gradient_descent import heads
-    >>> from iclutils.tasks.repeated import repeated_tokens
-    >>> net = models.load("induction-0")
-    >>> batch = repeated_tokens(net, 2, 10, torch.Generator().manual_seed(0))
-    >>> tokens, answer = batch.tokens[:, :-1], batch.tokens[:, -1]
-    >>> mask = heads.first_copy(batch)[:, :-1]
+Every head, at one position of every prompt (``at``; the last if omitted), is taken apart as in
+``dual``: its output z, before ``W_O``, is the query term plus one gradient step on the
+demonstrations, a mask of tokens. Queries, keys and values are the actual activations, after any
+rotation; products are in float64. What the updates do to the prediction: ``ablation``.
 """
 
 from __future__ import annotations
@@ -33,7 +19,7 @@ from torch import Tensor
 from ...errors import IclError
 from ...interp.hooks import Head, check_editable, check_head
 from ...interp.kv_cache import demonstrations as before_query
-from ...models import ActivationCache, TransformerBridge, bos, cached, check_tokens, get_act_name
+from ...models import TransformerBridge, bos, cached, check_tokens, get_act_name
 from ...progress import bar
 from ...tasks.prompts import Prompts
 from ...tasks.repeated import RepeatedTokens
@@ -49,21 +35,13 @@ LOGIT_TOLERANCE = 1e-3  # of the parts' absolute sum
 
 
 def first_copy(batch: RepeatedTokens) -> Bool[Tensor, "batch pos"]:
-    """The demonstrations of repeated tokens: the first copy, without BOS.
-
-    Example:
-        >>> mask[0].nonzero()[[0, -1], 0]
-        tensor([ 1, 10])
-    """
+    """The demonstrations of repeated tokens: the first copy, without BOS."""
     place = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     return ((place >= 1) & (place <= batch.length)).expand(batch.tokens.shape)
 
 
 def demonstration_tokens(model: TransformerBridge, prompts: Prompts) -> Bool[Tensor, "batch pos"]:
-    """The demonstrations of few-shot prompts: all before the query, BOS left out if there is one.
-
-    BOS shows nothing, and takes much attention where a head has nothing to look for.
-    """
+    """The demonstrations of few-shot prompts: all before the query but BOS, which shows nothing."""
     shown = before_query(prompts).clone()
     if getattr(model.cfg, "bos_token_id", None) is not None:
         shown[:, 0] &= prompts.tokens[:, 0] != bos(model)
@@ -71,43 +49,37 @@ def demonstration_tokens(model: TransformerBridge, prompts: Prompts) -> Bool[Ten
 
 
 class DualHeads(NamedTuple):
-    """The dual model of every head at the query: W_0 φ(q), ΔW φ(q), and what the head gives.
-
-    ``attention_share`` is that on the demonstrations.
-    """
+    """The dual model of every head at the query: W_0 φ(q), ΔW φ(q), and what the head gives."""
 
     query_term: Float[Tensor, "batch layer head d_head"]
     demonstration_update: Float[Tensor, "batch layer head d_head"]
     z: Float[Tensor, "batch layer head d_head"]
-    attention_share: Float[Tensor, "batch layer head"]
+    attention_share: Float[Tensor, "batch layer head"]  # on the demonstrations
 
 
 def dual_heads(
     model: TransformerBridge, tokens: Tokens, demonstrations: Mask, at: Place = None
 ) -> DualHeads:
-    """The dual models of all heads at one query of every prompt.
-
-    Without demonstrations before the query the update is 0; where all that the query sees are
-    demonstrations, itself included, the query term is.
-
-    Args:
-        tokens: the prompts; what comes after the query may be padding.
-        at: (batch), the position of the query; the last if omitted.
+    """The dual models of all heads at one query of every prompt; after it may be padding.
 
     Example:
-        >>> found = heads.dual_heads(net, tokens, mask)
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.chapters.gradient_descent import heads
+        >>> from iclutils.tasks.repeated import repeated_tokens
+        >>> net = models.load("induction-0")
+        >>> batch = repeated_tokens(net, 2, 10, torch.Generator().manual_seed(0))
+        >>> found = heads.dual_heads(net, batch.tokens, heads.first_copy(batch))
         >>> gap = found.query_term + found.demonstration_update - found.z
         >>> bool(gap.abs().max() < 1e-3)
         True
     """
     at, seen = checked_query(tokens, demonstrations, at)
+    masks = demonstrations[:, None], seen[:, None, None]
     parts = []
     for query, key, value, z in bar(read_heads(model, tokens, at), "layers", model.cfg.n_layers):
         values = torch.cat([value, torch.ones_like(value[..., :1])], -1)  # 1 sums the attention
-        masks = demonstrations[:, None], seen[:, None, None]
-        first, update = (
-            part[:, :, 0] for part in dual_form(query[:, :, None], key, values, *masks)
-        )
+        first, update = (p[:, :, 0] for p in dual_form(query[:, :, None], key, values, *masks))
         parts.append((first[..., :-1], update[..., :-1], z, update[..., -1]))
     return DualHeads(*(torch.stack(part, 1) for part in zip(*parts, strict=True)))
 
@@ -115,56 +87,32 @@ def dual_heads(
 def head_trajectory(
     model: TransformerBridge, tokens: Tokens, demonstrations: Mask, head: Head, at: Place = None
 ) -> Float[Tensor, "batch shown d_head"]:
-    """What one head's dual model says to the query while it learns token by token.
-
-    Entry 0 is the query term; entry n has learned the demonstrations before position n; the last
-    is z.
-
-    Example:
-        >>> path = heads.head_trajectory(net, tokens, mask, head=(1, 0))
-        >>> bool((path[:, -1] - found.z[:, 1, 0]).abs().max() < 1e-3)
-        True
-    """
+    """What one head's dual model says to the query while it learns token by token, up to z."""
     at, seen = checked_query(tokens, demonstrations, at)
-    return trajectory(*_of_head(model, tokens, head, at), demonstrations, seen)
+    query, key, value = _of_head(model, tokens, head, at)
+    return trajectory(query, key, value, demonstrations, seen)
 
 
 def explicit_head_step(
-    model: TransformerBridge,
-    tokens: Tokens,
-    demonstrations: Mask,
-    head: Head,
-    at: Place = None,
-    rate: float = 1.0,
+    model: TransformerBridge, tokens: Tokens, demonstrations: Mask, head: Head, at: Place = None
 ) -> tuple[Float[Tensor, "batch d_head"], Float[Tensor, "batch d_head"]]:
-    """One head's dual model before and after an explicit gradient step, with autograd.
-
-    In the features of ``features.gram``, which are exact; ``rate`` divides the loss, too.
-
-    Example:
-        >>> _, after = heads.explicit_head_step(net, tokens, mask, head=(1, 0))
-        >>> bool((after - found.z[:, 1, 0]).abs().max() < 1e-3)
-        True
-    """
+    """One head's dual model before and after a gradient step by autograd, in exact features."""
     at, seen = checked_query(tokens, demonstrations, at)
     query, key, value = _of_head(model, tokens, head, at)
-    return explicit_steps(*gram(query, key), value, demonstrations, seen, rate=rate)
+    return explicit_steps(*gram(query, key), value, demonstrations, seen)
 
 
 # Direct logit attribution ------------------------------------------------------------------------
 
 
 class LogitAttribution(NamedTuple):
-    """Parts of a logit, in nats: they sum to ``logit``.
-
-    ``constant`` is from the biases of the attention outputs, the final norm and the unembedding.
-    """
+    """Parts of a logit, in nats: they sum to ``logit``."""
 
     query_term: Float[Tensor, "batch layer head"]
     demonstration_update: Float[Tensor, "batch layer head"]
     mlp: Float[Tensor, "batch layer"]
     embedding: Float[Tensor, "batch"]
-    constant: Float[Tensor, "batch"]
+    constant: Float[Tensor, "batch"]  # biases of attention outputs, final norm, unembedding
     logit: Float[Tensor, "batch"]
 
     @property
@@ -183,21 +131,9 @@ def direct_logit_attribution(
 ) -> LogitAttribution:
     """What query terms and updates add to the answer's logit, beside the MLPs and the embedding.
 
-    All that writes to the residual stream at the query reaches the logit through the final norm,
-    whose scale is held fixed, and the unembedding. What a head feeds to later layers counts for
-    those.
-
-    Args:
-        duals: the heads at these queries, by ``dual_heads``.
-        answer: (batch), the token whose logit is taken apart.
-        against: (batch, k) tokens whose mean logit is subtracted, or one row of them for all
-            prompts; none if omitted. A logit alone means little, as softmax ignores a constant.
-        at: (batch), the position of the query; the last if omitted.
-
-    Example:
-        >>> split = heads.direct_logit_attribution(net, tokens, found, answer)
-        >>> split.demonstration_update.shape == (2, net.cfg.n_layers, net.cfg.n_heads)
-        True
+    The scale of the final norm is held fixed; what a head feeds to later layers counts for those.
+    The mean logit of the tokens ``against``, (batch, k) or one row for all, is subtracted: a logit
+    alone means little, as softmax ignores a constant.
     """
     at, _ = checked_query(tokens, torch.zeros_like(tokens, dtype=torch.bool), at)
     check_answers(model, tokens, answer, against)
@@ -250,14 +186,10 @@ def direct_logit_attribution(
 def read_heads(
     model: TransformerBridge, tokens: Tokens, at: Tensor, layers: Sequence[int] | None = None
 ) -> Iterator[list[Tensor]]:
-    """What every head works with at one query of each prompt, in float64, layer by layer.
+    """Query, keys, values and z of every head at one query of each prompt, layer by layer, float64.
 
-    Its query and z there, (batch, head, d_head), and all keys and values, (batch, head, pos,
-    d_head), after rotation where positions are rotary. Keys and values that several heads share
-    are repeated for each.
-
-    Returns:
-        Query, keys, values, z.
+    Query and z are (batch, head, d_head), keys and values (batch, head, pos, d_head), repeated for
+    each of the heads that share them.
     """
     check_tokens(model, tokens)
     check_editable(model)
@@ -265,36 +197,30 @@ def read_heads(
     parts = ("q", "k", "v", "rot_q", "rot_k", "cos", "sin", "attn_scores", "z")
     names = {f"blocks.{la}.attn.hook_{part}" for la in layers for part in parts}
     _, cache = cached(model, tokens, names.__contains__)
-    for layer in layers:
-        yield _activations(model, cache, f"blocks.{layer}.attn.hook_", at)
-
-
-def _activations(
-    model: TransformerBridge, cache: ActivationCache, prefix: str, at: Tensor
-) -> list[Tensor]:
     rows = torch.arange(len(at), device=at.device)
+    later = torch.arange(tokens.shape[1], device=at.device) > at[:, None, None]
 
-    def read(part: str) -> Tensor:
-        if part in "qk" and f"{prefix}rot_{part}" in cache:
-            part = f"rot_{part}"
-        found = cache[prefix + part]
-        if part in "qk" and f"{prefix}cos" in cache:
+    def read(part: str, prefix: str) -> Tensor:
+        rotated = f"{prefix}rot_{part}" in cache
+        found = cache[f"{prefix}rot_{part}" if rotated else prefix + part]
+        if part in "qk" and not rotated and f"{prefix}cos" in cache:
             found = _rotated(found, cache[prefix + "cos"], cache[prefix + "sin"])
-        shared = model.cfg.n_heads // found.shape[2]
-        return found.repeat_interleave(shared, 2)
+        return found.repeat_interleave(model.cfg.n_heads // found.shape[2], 2).double()
 
-    key, value = (read(part).transpose(1, 2).double() for part in "kv")
-    query, z = (read(part)[rows, at].double() for part in "qz")
-    ours = (key @ query[..., None])[..., 0] / math.sqrt(query.shape[-1])
-    later = torch.arange(key.shape[2], device=at.device) > at[:, None, None]
-    theirs = cache[prefix + "attn_scores"][rows, :, at].masked_fill(later, 0.0)
-    gap = (ours.masked_fill(later, 0.0) - theirs).abs().max()
-    if not gap <= SCORE_TOLERANCE * (1 + theirs.abs().max()):
-        raise IclError(
-            "This model's attention scores are not q·k / sqrt(d_head) of the queries and keys that "
-            "it shows (another scale, other positions, a window): use one like GPT-2 or Llama."
-        )
-    return [query, key, value, z]
+    for layer in layers:
+        prefix = f"blocks.{layer}.attn.hook_"
+        key, value = (read(part, prefix).transpose(1, 2) for part in "kv")
+        query, z = (read(part, prefix)[rows, at] for part in "qz")
+        ours = (key @ query[..., None])[..., 0] / math.sqrt(query.shape[-1])
+        theirs = cache[prefix + "attn_scores"][rows, :, at].masked_fill(later, 0.0)
+        gap = (ours.masked_fill(later, 0.0) - theirs).abs().max()
+        if not gap <= SCORE_TOLERANCE * (1 + theirs.abs().max()):
+            raise IclError(
+                "This model's attention scores are not q·k / sqrt(d_head) of the queries and keys "
+                "that it shows (another scale, other positions, a window): use one like GPT-2 or "
+                "Llama."
+            )
+        yield [query, key, value, z]
 
 
 def _rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -305,13 +231,11 @@ def _rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([part * cos[:, :, None] + turned * sin[:, :, None], rest], -1)
 
 
-def _of_head(
-    model: TransformerBridge, tokens: Tensor, head: Head, at: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _of_head(model: TransformerBridge, tokens: Tensor, head: Head, at: Tensor) -> list[Tensor]:
     """Query at ``at``, keys and values of one head."""
     check_head(model, head)
-    ((query, key, value, _),) = read_heads(model, tokens, at, [head[0]])
-    return query[:, head[1]], key[:, head[1]], value[:, head[1]]
+    (parts,) = read_heads(model, tokens, at, [head[0]])
+    return [part[:, head[1]] for part in parts[:3]]
 
 
 def checked_query(tokens: Tokens, demonstrations: Mask, at: Place) -> tuple[Tensor, Tensor]:
@@ -333,12 +257,11 @@ def check_answers(
     model: TransformerBridge, tokens: Tensor, answer: Tensor, others: Tensor | None
 ) -> None:
     """Refuse answers, or tokens that they are compared with, that do not fit the prompts."""
-    rows = len(tokens)
-    if answer.shape != (rows,) or (others is not None and len(others) not in (1, rows)):
+    rows, size = len(tokens), model.cfg.d_vocab
+    given = [answer] if others is None else [answer, others]
+    fit = answer.shape == (rows,) and (others is None or len(others) in (1, rows))
+    if not fit or not all(bool(((ids >= 0) & (ids < size)).all()) for ids in given):
         raise IclError(
-            f"Need one answer for each of {rows} prompts, and other tokens of (batch, k), or one "
-            "row for all prompts."
+            f"Need one answer for each of {rows} prompts, and other tokens of (batch, k) or one "
+            f"row for all prompts, in the vocabulary, 0..{size - 1}."
         )
-    for ids in (answer,) if others is None else (answer, others):
-        if not bool(((ids >= 0) & (ids < model.cfg.d_vocab)).all()):
-            raise IclError(f"Answers must lie in the vocabulary, 0..{model.cfg.d_vocab - 1}.")
