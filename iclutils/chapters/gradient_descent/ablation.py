@@ -70,21 +70,7 @@ def predict(
     at: Place = None,
     hooks: Iterable[Hook] = (),
 ) -> Predictions:
-    """How the model answers at the query, under hooks, among all tokens or ``choices`` (batch, k).
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.chapters.gradient_descent import ablation, heads
-        >>> from iclutils.tasks.repeated import repeated_tokens
-        >>> net = models.load("induction-0")
-        >>> batch = repeated_tokens(net, 8, 10, torch.Generator().manual_seed(0))
-        >>> tokens, answer = batch.tokens[:, :-1], batch.tokens[:, -1]
-        >>> cut = ablation.ablate(net, tokens, heads.first_copy(batch)[:, :-1])
-        >>> before, after = (ablation.predict(net, tokens, answer, hooks=h) for h in ([], cut))
-        >>> bool(after.log_prob.mean() < before.log_prob.mean() - 1)
-        True
-    """
+    """How the model answers at the query, under hooks; with ``choices`` (batch, k), among these."""
     at, _ = checked_query(tokens, torch.zeros_like(tokens, dtype=torch.bool), at)
     check_answers(model, tokens, answer, choices)
     with torch.no_grad():

@@ -73,13 +73,6 @@ def stacked(
     """The answers after 0 .. K layers, in the shape of ``descent.descend(...).predictions``.
 
     Equal to them with the convention "stacking"; with "note", after the first layer alone.
-
-    Example:
-        >>> import torch
-        >>> from iclutils.chapters.gradient_descent import construction
-        >>> xs, ys = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2.0, 4.0, 0.0])
-        >>> construction.stacked(xs, ys, rates=[0.4])
-        tensor([0., 6.])
     """
     stream = [tokens(xs, ys, start, convention)]
     dim, pairs, outputs = xs.shape[-1], xs.shape[-2] - 1, stream[0].shape[-1] - xs.shape[-1]

@@ -101,19 +101,6 @@ def test_cosines_without_a_direction_are_zero() -> None:
     assert float(alignment(gd(0.3), gd(0.1), xs, half).cosine) == pytest.approx(0.5)
 
 
-def test_networks_are_compared_one_by_one() -> None:
-    xs, ys = some(3, (20, 6, 3), (20, 6))
-    network = random(Shape(3, 5), (0, 1, 2))
-    whole = alignment(network, gd(0.3), xs, ys)
-    for member in range(3):
-        alone = alignment(lambda xs, ys, i=member: network(xs, ys)[i], gd(0.3), xs, ys)
-        for all_of_them, one in zip(whole, alone, strict=True):
-            torch.testing.assert_close(all_of_them[member : member + 1], one)
-    turned = alignment(gd(0.3), network, xs, ys)
-    torch.testing.assert_close(turned.cosine, whole.cosine)
-    torch.testing.assert_close(turned.loss, whole.reference_loss)
-
-
 # Shifts ------------------------------------------------------------------------------------------
 
 
@@ -137,23 +124,12 @@ def test_losses_under_shift() -> None:
         assert found["gd"][0].tolist() == pytest.approx(wanted, rel=close)
 
 
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 1000), pairs=st.integers(1, 8), data=st.data())
-def test_labels_of_noise(seed: int, pairs: int, data: st.DataObject) -> None:
-    count = data.draw(st.integers(0, pairs))
-    drawn = sample(Task(2), 20, pairs + 1, torch.Generator().manual_seed(seed))
-    found = with_noise(drawn, count, torch.Generator().manual_seed(seed))
-    changed = found.ys != drawn.ys
-    assert (changed.sum(-1) == count).all()
-    assert not changed[:, -1].any()
-    assert torch.equal(found.xs, drawn.xs)
-
-
 def test_noise_is_normal_and_anywhere() -> None:
     drawn = sample(Task(2), 20_000, 6, torch.Generator().manual_seed(0))
     far = drawn._replace(ys=drawn.ys + 100)
     found = with_noise(far, 2, torch.Generator().manual_seed(0)).ys
-    hit = found < 50
+    hit = found != far.ys
+    assert bool((hit.sum(1) == 2).all())
     expected = torch.tensor([0.4] * 5 + [0.0])
     torch.testing.assert_close(hit.float().mean(0), expected, atol=0.02, rtol=0)
     assert float(found[hit].mean()) == pytest.approx(0, abs=0.02)

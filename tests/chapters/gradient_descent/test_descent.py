@@ -93,6 +93,7 @@ def test_plus_is_a_loop_over_tokens(
     xs, ys, start = some(seed, (2, pairs + 1, dim), (2, pairs + 1, outputs), (outputs, dim))
     rates, gammas = [0.3, 0.2, 0.1, 0.4, 0.2][:steps], [0.02, 0.05, 0.01, -0.02, 0.03][:steps]
     start = start * started
+    ys[:, -1] = nan  # not read
     found = descend(xs, ys, rates, gammas, start)
     for b in range(2):
         expected = by_tokens(xs[b].numpy(), ys[b].numpy(), rates, gammas, start.numpy())
@@ -101,22 +102,6 @@ def test_plus_is_a_loop_over_tokens(
     torch.testing.assert_close(found.predictions, answer)
     from_zero = descend(xs, ys[..., 0], rates, gammas).predictions[-1]
     torch.testing.assert_close(predictor(rates, gammas)(xs, ys[..., 0]), from_zero)
-
-
-@settings(max_examples=20, deadline=None)
-@given(seed=seeds, dim=st.integers(1, 5), pairs=st.integers(1, 8))
-def test_order_axes_and_the_querys_label_do_not_matter(seed: int, dim: int, pairs: int) -> None:
-    xs, ys, normal = some(seed, (3, pairs + 1, dim), (3, pairs + 1), (dim, dim))
-
-    def answer(xs: torch.Tensor, ys: torch.Tensor) -> torch.Tensor:
-        return descend(xs, ys, [0.2, 0.3], [0.02, 0.01]).predictions
-
-    expected = answer(xs, ys)
-    order = [*torch.randperm(pairs, generator=torch.Generator().manual_seed(seed)), pairs]
-    torch.testing.assert_close(answer(xs[:, order], ys[:, order]), expected)
-    torch.testing.assert_close(answer(xs @ torch.linalg.qr(normal).Q, ys), expected)
-    ys[:, -1] = nan
-    assert torch.equal(answer(xs, ys), expected)
 
 
 @settings(max_examples=20, deadline=None)

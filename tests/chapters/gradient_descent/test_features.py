@@ -25,7 +25,6 @@ from iclutils.chapters.gradient_descent.features import (
     needed_degree,
     positive_random,
     scaled,
-    scores,
     taylor,
 )
 
@@ -79,17 +78,6 @@ def test_needed_degree_is_enough_and_not_much_more(largest: float, tolerance: fl
     rounding = 1e-16 * math.exp(2 * largest)
     assert max(error(degree, x) for x in (largest, -largest)) <= tolerance + rounding
     assert degree <= 2 or error(degree - 2, -largest) > tolerance
-
-
-def test_attention_by_taylor_features_at_the_needed_degree() -> None:
-    q, k, v = data(1, 4, 6, 3, (2,))
-    degree = needed_degree(float(scores(q, k).abs().max()), 1e-13)
-    missed = [
-        feature_attention(taylor(scaled(q), most), taylor(scaled(k), most), v) - attention(q, k, v)
-        for most in (degree, degree // 2)
-    ]
-    assert float(missed[0].abs().max()) < 1e-11
-    assert float(missed[1].abs().max()) > 1e-8
 
 
 def test_positive_random_features_are_right_on_average() -> None:
