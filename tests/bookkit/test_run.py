@@ -301,7 +301,8 @@ def test_a_run_that_was_ended_continues_where_it_stopped(
     kernels.add("90_demo")
     kernels.add("91_other", mark, "time.sleep(600 if 'HOLD' in os.environ else 0)")
     program = f"""
-import pathlib, sys
+import pathlib, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run unattended
 from iclutils import __main__
 from iclutils.bookkit import claims, commands, run
 run.NOTEBOOKS = pathlib.Path({str(kernels.notebooks)!r})
