@@ -13,6 +13,7 @@ from typing import Any
 
 import pybtex.database
 import pytest
+from ledger import LEDGER
 from sphinx.application import Sphinx
 from sphinx.errors import ConfigError
 from sphinx.util.docutils import docutils_namespace, patch_docutils
@@ -21,23 +22,6 @@ from iclutils import zoo
 from iclutils.bookkit import address, claims
 from iclutils.bookkit.sphinx_ext.pages import duration, held
 
-LEDGER = """
-- id: "90.first"
-  cell: start
-  statement: It is big.
-  source: "{cite}`xiang2024`"
-  published: -13.898
-  measure: the size
-  tiers: {paper: {reproduced: "> 1"}, mini: {reproduced: "> 1", partly: "> 0"}}
-  tolerance: a bar for the test
-- id: "90.second"
-  cell: start
-  statement: It is round.
-  source: a bar of ours
-  measure: the roundness
-  tiers: {mini: {corrected: "> 1"}}
-  tolerance: a bar for the test
-"""
 BIB = "@misc{xiang2024, author={Xiang, Shuyang}, title={A Note}, year={2024}}"
 PIXEL = (  # a PNG of one dot
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="

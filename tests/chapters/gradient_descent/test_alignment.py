@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_layers import TIGHT, random, some
 
 from iclutils import IclError
 from iclutils.chapters.gradient_descent.alignment import (
@@ -26,19 +27,8 @@ from iclutils.chapters.gradient_descent.alignment import (
 )
 from iclutils.chapters.gradient_descent.construction import constructed
 from iclutils.chapters.gradient_descent.descent import best_step, descend, predictor
-from iclutils.models.lsa import LinearSelfAttention, Shape
+from iclutils.models.lsa import Shape
 from iclutils.tasks.regression import Contexts, Task, sample
-
-TIGHT = {"atol": 1e-10, "rtol": 1e-10}
-
-
-def some(seed: int, *sizes: tuple[int, ...]) -> list[torch.Tensor]:
-    source = torch.Generator().manual_seed(seed)
-    return [torch.randn(size, generator=source, dtype=torch.float64) for size in sizes]
-
-
-def random(shape: Shape, seeds: tuple[int, ...] = (0, 1)) -> LinearSelfAttention:
-    return LinearSelfAttention(shape, seeds, 1.0).double().requires_grad_(False)
 
 
 def gd(*rates: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

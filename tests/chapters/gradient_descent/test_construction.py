@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_layers import TIGHT, random, some
 
 from iclutils import IclError
 from iclutils.chapters.gradient_descent.construction import (
@@ -18,18 +19,7 @@ from iclutils.chapters.gradient_descent.construction import (
     tokens,
 )
 from iclutils.chapters.gradient_descent.descent import descend
-from iclutils.models.lsa import LinearSelfAttention, Shape, attend
-
-TIGHT = {"atol": 1e-10, "rtol": 1e-10}
-
-
-def some(seed: int, *sizes: tuple[int, ...]) -> list[torch.Tensor]:
-    source = torch.Generator().manual_seed(seed)
-    return [torch.randn(size, generator=source, dtype=torch.float64) for size in sizes]
-
-
-def random(shape: Shape, seeds: tuple[int, ...] = (0, 1)) -> LinearSelfAttention:
-    return LinearSelfAttention(shape, seeds, 1.0).double().requires_grad_(False)
+from iclutils.models.lsa import Shape, attend
 
 
 @settings(max_examples=25, deadline=None)
