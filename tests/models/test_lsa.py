@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_layers import TIGHT, some
 from scipy.special import erf
 
 from iclutils import IclError
@@ -24,7 +25,6 @@ from iclutils.models.lsa import (
 )
 from iclutils.models.lsa import LinearSelfAttention as LSA
 
-TIGHT = {"atol": 1e-10, "rtol": 1e-10}
 SHAPES = {
     "linear": Shape(3, 5),
     "deep": Shape(3, 5, layers=3, heads=2, attention=("linear", "softmax", "linear")),
@@ -45,11 +45,6 @@ SHAPES = {
     "both": Shape(3, 5, heads=2, attention=("softmax",), sees_query=True, variant="both"),
 }
 every_shape = pytest.mark.parametrize("name", SHAPES)
-
-
-def some(seed: int, *sizes: tuple[int, ...]) -> list[torch.Tensor]:
-    source = torch.Generator().manual_seed(seed)
-    return [torch.randn(size, generator=source, dtype=torch.float64) for size in sizes]
 
 
 def random(shape: Shape, seeds: tuple[int, ...] = (0, 1), scale: float = 1.0) -> LSA:

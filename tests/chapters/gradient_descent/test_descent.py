@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_layers import some
 from scipy.optimize import minimize
 
 from iclutils import IclError
@@ -31,11 +32,6 @@ shapes = given(
     steps=st.integers(0, 5),
     started=st.booleans(),
 )
-
-
-def some(seed: int, *sizes: tuple[int, ...]) -> list[torch.Tensor]:
-    source = torch.Generator().manual_seed(seed)
-    return [torch.randn(size, generator=source, dtype=torch.float64) for size in sizes]
 
 
 def contexts(count: int) -> Contexts:
