@@ -30,7 +30,7 @@ TOKENS = 2048  # tokens in a batch, about
 COPY_SHARE, REVISIT_SHARE = 0.1, 0.3
 MOST_EXAMPLES = 17
 CHECKPOINTS = (0, 200, 300, 400, 500, 600, 900, 1050, 1200, 1500, 2000, 3000)
-LOOKED_INTO = (0, 600, 900, 1500, 3000)  # of anchors-0
+LOOKED_INTO = (0, 600, 900, 1500, 3000)  # of anchors-3
 
 
 def recipe(seed: int, layers: int = 4, copying: bool = True) -> LanguageRecipe:
@@ -79,7 +79,7 @@ def recipe(seed: int, layers: int = 4, copying: bool = True) -> LanguageRecipe:
         measure=_measure,
         steps=STEPS,
         checkpoints=CHECKPOINTS,
-        kept=LOOKED_INTO if name == "anchors-0" else (STEPS,),
+        kept=LOOKED_INTO if name == "anchors-3" else (STEPS,),
         curve=curves.classifying,
         card=card,
         peak_rate=2e-3,
