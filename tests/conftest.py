@@ -101,7 +101,7 @@ def site() -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """An installed browser, without a network."""
-    from reader import FLAGS
+    from reader import FLAGS, PATIENCE
 
     from iclutils.bookkit import doctor
 
@@ -110,7 +110,9 @@ def browser() -> Iterator[Any]:
         pytest.skip(f"no browser is installed: looked for {', '.join(doctor.BROWSERS)}")
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        started = playwright.chromium.launch(
+            executable_path=program, args=list(FLAGS), timeout=1000 * PATIENCE
+        )
         yield started
         started.close()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+PATIENCE = 180  # seconds that a page may take on a slow and busy machine
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -22,6 +25,7 @@ class Reader:
 
     def __init__(self, tab: Any, site: Path) -> None:
         self.tab, self.site = tab, site
+        tab.set_default_timeout(1000 * PATIENCE)  # navigation too
         self.left: list[str] = []
         self.errors: list[str] = []
         tab.on("request", lambda request: self._note(request.url))
@@ -38,3 +42,11 @@ class Reader:
         address = (self.site / f"{path}.html").as_uri() + (f"?{query}" if query else "")
         self.tab.goto(address, wait_until="load")
         return self.tab
+
+
+def soon(read: Callable[[], Any], wanted: Any) -> None:
+    """Assert that ``read()`` comes to equal ``wanted``, however slow the machine is."""
+    end = time.monotonic() + PATIENCE
+    while (found := read()) != wanted and time.monotonic() < end:
+        time.sleep(0.02)
+    assert found == wanted

@@ -9,6 +9,7 @@ from ..files import replacing
 from . import doctor
 
 FLAGS = ("--no-sandbox", "--disable-gpu")
+PATIENCE = 180_000  # ms that a step may take on a slow machine
 
 
 def make(html: Path, folder: Path, names: list[str]) -> list[Path]:
@@ -32,8 +33,11 @@ def make(html: Path, folder: Path, names: list[str]) -> list[Path]:
         raise IclError(f"{html} has no page {missing[0]}. Run: make book")
     printed = []
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        started = playwright.chromium.launch(
+            executable_path=program, args=list(FLAGS), timeout=PATIENCE
+        )
         tab = started.new_page()
+        tab.set_default_timeout(PATIENCE)
         for name in names:
             tab.goto((html / f"{name}.html").resolve().as_uri())
             tab.evaluate("window.MathJax?.startup?.promise?.then(() => 0)")  # formulas are set

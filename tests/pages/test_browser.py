@@ -178,7 +178,7 @@ def complaints(tab: Any, looks: str) -> dict[str, list[str]]:
 def test_a_page_can_be_used(reader: Reader, looks: str, name: str) -> None:
     """It stays on the disk, shows all its figures, fits a phone, and axe finds nothing."""
     tab = settled(reader, name)
-    tab.wait_for_timeout(150)
+    tab.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
     assert (reader.left, reader.errors) == ([], [])
     assert tab.evaluate("document.documentElement.lang") == "en"
     assert tab.locator("main").count() == 1
@@ -275,8 +275,7 @@ def test_search_and_theme_need_no_mouse(reader: Reader) -> None:
     tab.keyboard.type("duplicate-token")
     tab.keyboard.press("Enter")
     tab.wait_for_url("**/search.html?q=duplicate-token*")
-    tab.wait_for_selector("#search-results li a")
-    assert "Notation" in tab.locator("#search-results li a").all_inner_texts()
+    tab.locator("#search-results li a", has_text="Notation").first.wait_for()
     goal = tab_to(tab, "#search-results a").get_attribute("href").partition("#")[0]
     tab.keyboard.press("Enter")
     tab.wait_for_url(f"**/{goal.partition('?')[0]}*")

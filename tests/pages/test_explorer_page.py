@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 import pytest
-from reader import Reader
+from reader import Reader, soon
 
 from iclutils.bookkit.sphinx_ext.explorer import OURS
 
@@ -30,7 +30,6 @@ def spec(tab: Any) -> dict[str, Any]:
 
 
 def opacities(tab: Any, marks: str) -> list[float]:
-    tab.wait_for_timeout(100)  # one frame
     paths = f"{CHART} g.{marks}_marks path"
     script = "all => all.map(x => Number(x.getAttribute('fill-opacity')))"
     found: list[float] = tab.locator(paths).evaluate_all(script)
@@ -38,7 +37,6 @@ def opacities(tab: Any, marks: str) -> list[float]:
 
 
 def lines(tab: Any) -> int:
-    tab.wait_for_timeout(100)
     count: int = tab.locator(f"{CHART} g.mark-rule line").count()
     return count
 
@@ -52,9 +50,10 @@ def test_each_head_shows_its_own_weights(reader: Reader) -> None:
         for head, rows in enumerate(of_layer):
             tab.locator(f".explorer input[name=head][value='{head}']").check()
             looked = [*rows[token], *(row[token] for row in rows[token + 1 :])]
-            assert opacities(tab, "cells") == pytest.approx([0.06 + 0.64 * w for w in looked])
-            every = [0.06 + 0.94 * w for row in rows for w in row]
-            assert opacities(tab, "map") == pytest.approx(every)
+            cells = pytest.approx([0.06 + 0.64 * w for w in looked])
+            soon(lambda: opacities(tab, "cells"), cells)
+            every = pytest.approx([0.06 + 0.94 * w for row in rows for w in row])
+            soon(lambda: opacities(tab, "map"), every)
     assert reader.left == reader.errors == []
 
 
@@ -63,16 +62,16 @@ def test_a_token_is_chosen_by_pointing_or_by_keyboard(reader: Reader) -> None:
     chosen, title = tab.locator(".explorer select"), tab.locator(f"{CHART} svg .role-title-text")
     tab.locator(f"{CHART} g.cells_marks path").nth(4).hover()
     tab.wait_for_function("document.querySelector('.explorer select').value === '4'")
-    assert "“D” at position 4" in title.text_content()
-    assert "0." in tab.locator("#vg-tooltip-element").text_content()
+    soon(lambda: "“D” at position 4" in title.text_content(), True)
+    soon(lambda: "0." in tab.locator("#vg-tooltip-element").text_content(), True)
     chosen.focus()
     tab.keyboard.press("ArrowDown")
-    assert "“E” at position 5" in title.text_content()
+    soon(lambda: "“E” at position 5" in title.text_content(), True)
     before = opacities(tab, "cells")
     tab.locator(".explorer input[name=head]:checked").focus()
     tab.keyboard.press("ArrowRight")
-    assert "head 1" in title.text_content()
-    assert opacities(tab, "cells") != before
+    soon(lambda: "head 1" in title.text_content(), True)
+    soon(lambda: opacities(tab, "cells") != before, True)
 
 
 def test_a_flow_is_followed_by_a_click(reader: Reader) -> None:
@@ -81,17 +80,19 @@ def test_a_flow_is_followed_by_a_click(reader: Reader) -> None:
     kept, n = found["layer"][1]["data"]["values"], len(found["params"][0]["value"])
     strong = [edge for edge in kept if edge["w"] >= 0.1]
     tab.locator(".explorer select").select_option("all")
-    assert lines(tab) == len(strong) > 20
+    soon(lambda: lines(tab), len(strong))
+    assert len(strong) > 20
     member = found["layer"][3]["data"]["values"][0]["i"]
     column = tab.locator(f"{CHART} g.columns_marks path").nth(member)
     column.click(position={"x": 3, "y": 3}, force=True)
     into = sum(e["into"].get(str(member), 0) >= 0.1 for e in strong)
-    assert 0 < lines(tab) == into < len(strong)
+    soon(lambda: lines(tab), into)
+    assert 0 < into < len(strong)
     tab.locator(".explorer input[value='out of']").check()
-    assert lines(tab) == sum(e["out"].get(str(member), 0) >= 0.1 for e in strong)
+    soon(lambda: lines(tab), sum(e["out"].get(str(member), 0) >= 0.1 for e in strong))
     tab.locator(".explorer input[type=range]").focus()
     tab.keyboard.press("End")
-    assert lines(tab) < into
+    soon(lambda: lines(tab) < into, True)
     assert tab.locator(f"{CHART} g.columns_marks path").count() == n
     assert reader.left == reader.errors == []
 
@@ -123,17 +124,17 @@ def test_the_drawing_takes_the_ink_of_the_page(reader: Reader) -> None:
 
 
 def test_a_page_is_light_and_others_load_nothing(reader: Reader) -> None:
-    def loaded(name: str) -> set[Path]:
+    def loaded(name: str, drawn: str) -> set[Path]:
         asked.clear()
-        reader.open(name).wait_for_load_state("networkidle")
+        reader.open(name).wait_for_selector(drawn)
         return {Path(unquote(urlparse(url).path)) for url in asked if url.startswith("file:")}
 
     asked: list[str] = []
     reader.tab.on("request", lambda request: asked.append(request.url))
-    shared = loaded("book/notation")  # a page with mathematics
+    shared = loaded("book/notation", "mjx-container svg")  # a page with mathematics
     assert not any(p.name in OURS or p.name.startswith("vega") for p in shared)
     for name in PAGES:
-        own = loaded(f"notebooks/{name}") - shared
+        own = loaded(f"notebooks/{name}", f"{CHART} svg") - shared
         assert {"explorer.js", "explorer.css"} <= {p.name for p in own}
         assert sum(p.name.startswith("vega") for p in own) == 1
         assert sum(p.stat().st_size for p in own) < 2_000_000, name
