@@ -25,7 +25,7 @@ TOGETHER := -n 2 --dist loadfile
 CHAPTER ?= all
 TIER ?= mini
 
-.PHONY: help setup book test nightly lint format types unit notebooks accept train run assignments grade bench zip pdf clean
+.PHONY: help setup book test nightly lint format types unit notebooks accept train null run assignments grade bench zip pdf clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ accept: $(READY)  ## make the last mini run the committed one (look at git diff 
 
 train: $(READY)  ## rebuild a zoo model: make train NAME=induction-0 (no NAME: list them)
 	@$(BIN)/python -m iclutils train $(NAME)
+
+null: $(READY)  ## run all chapters with random weights: the null beside every finding
+	@$(BIN)/python -m iclutils run --weights random
 
 run: $(READY)  ## run chapters: make run CHAPTER=01 TIER=paper
 	@$(BIN)/python -m iclutils run $(CHAPTER) --tier $(TIER)

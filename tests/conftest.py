@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before anything imports torch
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub's client
 os.environ["ICLUTILS_QUIET"] = "1"  # as the runner does: bars depend on the machine's speed
 
 ROOT = Path(__file__).parents[1]
+# Drawn tests do not time themselves, and draw the same every time: a failure is there to stay.
+settings.register_profile("book", deadline=None, derandomize=True)
+settings.load_profile("book")
 
 
 @pytest.fixture

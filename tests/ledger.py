@@ -3,17 +3,21 @@
 LEDGER = """
 - id: "90.first"
   cell: start
+  kind: finding
+  origin: paper
   statement: It is big.
   source: "{cite}`xiang2024`"
   published: -13.898
   measure: the size
-  tiers: {paper: {reproduced: "> 1"}, mini: {reproduced: "> 1", partly: "> 0"}}
+  tiers: {paper: {holds: "> 1"}, mini: {holds: "> 1", partly: "> 0"}}
   tolerance: a bar for the test
 - id: "90.second"
   cell: start
+  kind: erratum
+  origin: own
   statement: It is round.
   source: a bar of ours
   measure: the roundness
-  tiers: {mini: {corrected: "> 1"}}
+  tiers: {mini: {holds: "> 1"}}
   tolerance: a bar for the test
 """

@@ -55,7 +55,9 @@ if importlib.util.find_spec("iclutils") is None:
 _BEGIN = """
 import iclutils
 
-book = iclutils.begin(tier=tier, model=model, seed=seed, device=device)"""
+book = iclutils.begin(
+    tier=tier, model=model, weights=weights, seed=seed, device=device
+)"""
 
 
 def set_up_cell(address: str = ADDRESS, tag: str = TAG) -> str:

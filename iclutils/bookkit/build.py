@@ -57,7 +57,8 @@ def make(root: Path, build: Path) -> str:
 
 def accept(root: Path, build: Path) -> list[Path]:
     """Make the last mini run the committed one: outputs into ``notebooks/``, results and records
-    into ``book/``. What differs in date, commit and seconds only stays; return what changed."""
+    into ``book/``; so those of its null, if it was run. What differs in date, commit and seconds
+    only stays; return what changed."""
     _refuse_elsewhere(root)
     wanted: dict[Path, Any] = {}
     for name in run.chapters():
@@ -67,14 +68,23 @@ def accept(root: Path, build: Path) -> list[Path]:
         if not (build / record).is_file():
             raise IclError(f"{path.name} has no record of its last run. Run: make book")
         wanted[root / "book" / record] = read_json(build / record)
-    folder = root / "book/results/mini"
     for name, claim in claims.ledger().items():
+        fresh = build / "results/mini" / f"{name}.json"
         if "mini" in claim.tiers:
-            wanted[folder / f"{name}.json"] = read_json(build / "results/mini" / f"{name}.json")
+            wanted[root / "book/results/mini" / f"{name}.json"] = read_json(fresh)
+    kinds = ["mini"]
+    for kind in ("mini" + claims.NULL, "real"):
+        if (build / "runs" / kind).is_dir():
+            kinds.append(kind)
+            for sort in ("results", "runs"):
+                for path in (build / sort / kind).glob("*.json"):
+                    if sort == "runs" or path.stem in claims.ledger():
+                        wanted[root / "book" / sort / kind / path.name] = read_json(path)
     updated = [path for path, value in wanted.items() if not _stands(path, value)]
     for path in updated:
         write_json(path, wanted[path])
-    kept = [*folder.glob("*.json"), *(root / "book/runs/mini").glob("*.json")]
+    folders = [root / "book" / sort / kind for sort in ("results", "runs") for kind in kinds]
+    kept = [path for folder in folders for path in folder.glob("*.json")]
     gone = [path for path in sorted(kept) if path not in wanted]
     for path in gone:
         path.unlink()

@@ -72,6 +72,7 @@ def doctor(given: Namespace) -> int:
     option("chapter", nargs="?", default="all", help="01, its full name, or all"),
     option("--tier", help="mini (default) or paper"),
     option("--model", help="a model of your own instead of the tier's"),
+    option("--weights", help="trained (default), or random: the null of every finding"),
     *(SEED, DEVICE),
     option(
         *("-p", "--parameter"),
@@ -80,7 +81,7 @@ def doctor(given: Namespace) -> int:
     ),
     option("--force", action="store_true", help="run even if up to date"),
     examples=(
-        *("01", "all", "01 --seed 3 --force", "01 --tier paper --device cuda"),
+        *("01", "all", "01 --seed 3 --force", "01 --tier paper --device cuda", "--weights random"),
         *("01 --model path/to/folder", "01 --model owner/name@COMMIT", "01 -p seed=3"),
     ),
 )
@@ -88,7 +89,7 @@ def run(given: Namespace) -> None:
     """Run a chapter, or all, and keep the results."""
     from . import run
 
-    values = _given(given, "tier", "model", "seed", "device")
+    values = _given(given, "tier", "model", "weights", "seed", "device")
     for pair in given.parameter:
         name, equals, text = pair.partition("=")
         if not equals:
@@ -139,8 +140,7 @@ def claims(given: Namespace) -> None:
 
     results = claims.read_results(*claims.result_folders())
     for row in scorecard.rows(results, given.chapter):
-        value = f"{row.result.value:.4g}" if row.result else ""
-        print(f"{row.verdict:<15} {row.tier:<6} {row.claim.id:<40} {value}")
+        print(f"{row.verdict:<15} {row.tier:<6} {row.claim.id:<40} {row.value}")
 
 
 @command()

@@ -56,8 +56,9 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """The tier, or ``own`` for a reader's own model."""
-        return "own" if self.parameters.get("model") else self.tier
+        """The tier, its null, or ``own`` for a reader's own model."""
+        null = claims.NULL if self.parameters.get("weights") == "random" else ""
+        return "own" if self.parameters.get("model") else self.tier + null
 
     @property
     def notebook(self) -> Path:
@@ -93,7 +94,7 @@ class Run:
         if self.kind == "own" or self.chapter not in claims.chapters():
             return []
         wanted = [c.id for c in claims.ledger(self.chapter).values() if self.tier in c.tiers]
-        return [k for k in wanted if not (self.results / self.tier / f"{k}.json").is_file()]
+        return [k for k in wanted if not (self.results / self.kind / f"{k}.json").is_file()]
 
     def is_current(self) -> bool:
         """Whether all outputs are there, and nothing has changed since."""
@@ -180,7 +181,7 @@ def cost(run: Run) -> str:
 def _execute_all(runs: list[Run]) -> None:
     """At the mini tier as many side by side as there are cores and memory for."""
     cores, memory = max(1, machine.cores()), machine.memory_gib() or GIB_EACH
-    jobs = min(len(runs), cores, max(1, memory // GIB_EACH)) if runs[0].kind == "mini" else 1
+    jobs = min(len(runs), cores, max(1, memory // GIB_EACH)) if runs[0].tier == "mini" else 1
     environment = {"OMP_NUM_THREADS": str(cores // jobs)} | dict(os.environ)
     clients = {run.chapter: _client(run) for run in runs}
     codes = [x for c in clients.values() for x in c.nb.cells if x.cell_type == "code"]
@@ -249,7 +250,7 @@ def _execute(run: Run, client: NotebookClient, environment: dict[str, str]) -> N
     if missing := run.unchecked():
         raise IclError(f"Chapter {run.chapter} did not check these claims: {', '.join(missing)}.")
     record = {
-        **{"chapter": run.chapter, "tier": run.tier, "seconds": round(seconds, 1)},
+        **{"chapter": run.chapter, "tier": run.kind, "seconds": round(seconds, 1)},
         "peak_gib": read_json(peak) if peak.is_file() else UNKNOWN,
         **{"machine": machine.describe(), **claims.provenance()},
     }

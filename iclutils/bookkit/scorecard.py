@@ -33,7 +33,10 @@ class Row:
     @property
     def value(self) -> str:
         """The measured value with its spread, coarsely, or ``not run``."""
-        return number(self.result.value, self.result.spread) if self.result else NOT_RUN
+        if self.result is None:
+            return NOT_RUN
+        value = self.result.value
+        return claims.UNDEFINED if value is None else number(value, self.result.spread)
 
 
 def rows(results: Mapping[tuple[str, str], Result], chapter: str | None = None) -> list[Row]:
@@ -93,7 +96,7 @@ def text(table: list[Row]) -> str:
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
              for line in [head, *body]]  # fmt: skip
-    failed = [f"{row.claim.id} ({row.tier})" for row in table if row.verdict == "not reproduced"]
+    failed = [f"{row.claim.id} ({row.tier})" for row in table if row.verdict == claims.FAILS]
     if failed:
-        lines.append(f"Not reproduced: {', '.join(failed)}")
+        lines.append(f"Does not hold: {', '.join(failed)}")
     return "\n".join(lines)

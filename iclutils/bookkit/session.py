@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsFloat
@@ -22,6 +23,7 @@ from ..files import write_json
 from ..models import lsa, regressors
 from ..models.lsa import LinearSelfAttention
 from ..models.regressors import InContextRegressors
+from ..models.storage import Networks
 from ..tasks import generator
 from . import claims, machine, presets
 
@@ -34,6 +36,12 @@ class Session:
     own_model: str
     seed: int
     device: str
+    weights: str = "trained"
+
+    @property
+    def column(self) -> str:
+        """Where results belong: the tier, or the null of the tier."""
+        return self.tier.name + (claims.NULL if self.weights == "random" else "")
 
     def models(self, chapter: str) -> tuple[str, ...]:
         """The reader's own model if there is one, else the tier's for that chapter."""
@@ -44,47 +52,70 @@ class Session:
         return generator(purpose, draw, self.seed)
 
     def load(self, name: str, **options: Any) -> models.TransformerBridge:
-        """``models.load`` onto this session's device."""
-        return models.load(name, device=self.device, **options)
+        """``models.load`` onto this session's device, or the same network with random weights."""
+        options |= {"device": self.device}
+        if self.weights == "trained":
+            return models.load(name, **options)
+        return models.random_init(name, seed=self._draw(name), **options)
 
     def regressors(self, name: str, **options: Any) -> InContextRegressors:
-        """``regressors.load`` onto this session's device."""
-        return regressors.load(name, device=self.device, **options)
+        """``regressors.load`` onto this session's device, or with random weights."""
+        return self._ensemble(regressors.load(name, device=self.device, **options), name)
 
     def lsa(self, name: str, **options: Any) -> LinearSelfAttention:
-        """``lsa.load`` onto this session's device."""
-        return lsa.load(name, device=self.device, **options)
+        """``lsa.load`` onto this session's device, or with random weights."""
+        return self._ensemble(lsa.load(name, device=self.device, **options), name)
+
+    def _draw(self, name: str) -> int:
+        return zlib.crc32(f"{name} {self.seed}".encode())
+
+    def _ensemble(self, trained: Networks, name: str) -> Networks:
+        if self.weights == "trained":
+            return trained
+        seeds = [self._draw(f"{name} {member}") for member in range(len(trained.seeds))]
+        made = type(trained)(trained.shape, seeds)
+        made.tasks = trained.tasks
+        return made.to(self.device).eval().requires_grad_(False)
 
     def check(
         self,
         claim_id: str,
-        value: SupportsFloat,
+        value: Any,
         spread: SupportsFloat = 0.0,
         *,
         count: int = 1,
+        null: Any = None,
         **detail: Any,
     ) -> None:
-        """Judge a measured value against its claim; only report it if it is undefined (NaN), or on
-        a model of the reader's that is not the tier's for this chapter."""
-        known, number = claims.ledger(), float(value)
+        """Judge a measurement against its claim: a mean with its standard error over ``count``,
+        or a sequence of repetitions. Only report it if it is undefined (NaN), or on a model of the
+        reader's that is not the tier's for this chapter."""
+        known = claims.ledger()
         if claim_id not in known:
             raise unknown("claim", claim_id, known)
-        claim = known[claim_id]
-        if math.isnan(number):
-            print(f"{'undefined':<15} {claim_id}")
+        claim, measured = known[claim_id], claims.summary(value, float(spread), count)
+        if math.isnan(measured[0]) and self.weights == "trained":
+            print(f"{claims.UNDEFINED:<15} {claim_id}")
         elif self.own_model not in ("", *self.tier.models(claim.chapter)):
-            print(f"{'measured':<15} {claim_id} = {number:.4g} ({claim.measure})")
+            print(f"{'measured':<15} {claim_id} = {measured[0]:.4g} ({claim.measure})")
         elif self.tier.name not in claim.tiers:
             print(f"{'no claim':<15} {claim_id} at the {self.tier.name} tier")
         else:
-            where: dict[str, Any] = {"tier": self.tier.name, "seed": self.seed}
-            where |= {"model": ", ".join(self.models(claim.chapter)), "device": self.device}
-            claims.check(claim_id, number, **where, spread=float(spread), count=count, **detail)
+            where: dict[str, Any] = {"tier": self.column, "seed": self.seed, "device": self.device}
+            where |= {"model": ", ".join(self.models(claim.chapter)), "count": measured[2]}
+            claims.check(claim_id, measured[0], measured[1], **where, null=null, **detail)
 
 
-def begin(tier: str = "mini", model: str = "", seed: int = 0, device: str = "auto") -> Session:
+def begin(
+    tier: str = "mini",
+    model: str = "",
+    seed: int = 0,
+    device: str = "auto",
+    weights: str = "trained",
+) -> Session:
     """Start a notebook at the tier ``"mini"`` or ``"paper"``, on the tier's models or on a
-    ``model`` of the reader's own: a folder, ``"gpt2"``, ``"owner/name"``.
+    ``model`` of the reader's own: a folder, ``"gpt2"``, ``"owner/name"``. With ``weights`` that are
+    ``"random"`` the same is measured without training: the null of every finding.
 
     Example:
         >>> book = iclutils.begin("mini", seed=3, device="cpu")
@@ -97,6 +128,8 @@ def begin(tier: str = "mini", model: str = "", seed: int = 0, device: str = "aut
         raise IclError(f"seed must be a natural number; got {seed!r}.")
     if model in models.HUB:  # a published model: the sizes and claims of the paper tier
         chosen = presets.TIERS["paper"]
+    if weights not in ("trained", "random"):
+        raise unknown("weights", weights, ("trained", "random"))
     where = resolve_device(chosen.device if device == "auto" else device)
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -104,8 +137,9 @@ def begin(tier: str = "mini", model: str = "", seed: int = 0, device: str = "aut
     if noted := os.environ.get("ICLUTILS_PEAK"):  # the runner asks how much memory it took
         atexit.register(lambda: write_json(Path(noted), machine.peak()))
     what = model or "the tier's own models"
-    print(f"{chosen.name} tier, {what}, seed {seed}, {where}")
-    return Session(chosen, model, seed, where)
+    untrained = ", random weights" if weights == "random" else ""
+    print(f"{chosen.name} tier, {what}{untrained}, seed {seed}, {where}")
+    return Session(chosen, model, seed, where, weights)
 
 
 def resolve_device(name: str) -> str:

@@ -110,11 +110,8 @@ def load(
         >>> net.cfg.n_layers, net.cfg.n_heads
         (2, 4)
     """
-    bridge = _boot(name_or_path, step=step, revision=revision, device=device, tokenizer=tokenizer)
-    if fold:
-        bridge.enable_compatibility_mode(disable_warnings=True)
-        bridge.requires_grad_(False)
-    return bridge
+    where: dict[str, Any] = {"step": step, "revision": revision, "device": device}
+    return _boot(name_or_path, **where, tokenizer=tokenizer, fold=fold)
 
 
 def edit_weights(
@@ -122,7 +119,7 @@ def edit_weights(
 ) -> TransformerBridge:
     """A copy of the model with other weights: ``edit`` changes its Hugging Face network in place.
 
-    ``options`` are those of ``load``, but for ``fold``.
+    ``options`` are those of ``load``.
     """
 
     def change(network: PreTrainedModel) -> PreTrainedModel:
@@ -136,7 +133,7 @@ def edit_weights(
 def random_init(name_or_path: str | Path, seed: int, **options: Any) -> TransformerBridge:
     """A model of the same architecture with random weights, the baseline without training.
 
-    As TransformerLens' ``random_init_bridge``, with the ``options`` of ``load``, but for ``fold``.
+    As TransformerLens' ``random_init_bridge``, with the ``options`` of ``load``.
     """
 
     def change(network: PreTrainedModel) -> PreTrainedModel:
@@ -181,6 +178,7 @@ def _boot(
     revision: str | None = None,
     device: str | torch.device = "cpu",
     tokenizer: Tokens = None,
+    fold: bool = False,
 ) -> TransformerBridge:
     """A model, its weights changed, frozen, in evaluation mode, with its attention in sight."""
     folder, name = _found(name_or_path, step, revision)
@@ -227,6 +225,9 @@ def _boot(
             f"{name!r} does not expose attention patterns, so this package cannot look into it. "
             "Use a decoder model with softmax attention, such as GPT-2."
         )
+    if fold:
+        bridge.enable_compatibility_mode(disable_warnings=True)
+        bridge.requires_grad_(False)
     return bridge
 
 

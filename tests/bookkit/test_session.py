@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +23,8 @@ def entry(chapter: str, tier: str) -> str:
     """A ledger of one claim."""
     sound = {"id": f"{chapter}.score", "statement": "It is high.", "source": "nobody2026"}
     sound |= {"measure": "score, a fraction", "cell": "score", "tolerance": "made up"}
-    return yaml.safe_dump([{**sound, "tiers": {tier: {"reproduced": ">= 0.8"}}}])
+    sound |= {"kind": "finding", "origin": "own"}
+    return yaml.safe_dump([{**sound, "tiers": {tier: {"holds": ">= 0.8"}}}])
 
 
 @pytest.fixture
@@ -48,6 +50,7 @@ def test_beginning_says_what_runs_where(capsys: Out, tmp_path: Path) -> None:
         ({"tier": "papre"}, "Unknown tier 'papre'. Did you mean 'paper'"),
         ({"seed": -1}, "seed must be a natural number; got -1"),
         ({"seed": True}, "seed must be a natural number; got True"),
+        ({"weights": "rndom"}, "Unknown weights 'rndom'. Did you mean 'random'"),
         ({"device": "gpu"}, "Unknown device 'gpu'. Use 'auto', 'cpu' or 'cuda'"),
         ({"device": "mps"}, "mps gives wrong attention"),
         ({"device": "cuda"}, "no CUDA GPU is visible. Use device='cpu'"),
@@ -86,11 +89,31 @@ def test_beginning_fixes_the_global_seed_and_float32() -> None:
 
 @pytest.mark.usefixtures("score")
 def test_a_check_is_judged_and_written(capsys: Out, tmp_path: Path) -> None:
-    iclutils.begin(seed=2).check("01.score", 0.9, spread=0.1, count=3, head=[4, 5])
-    assert capsys.readouterr().out.splitlines()[1:] == ["reproduced      01.score"]
+    iclutils.begin(seed=2).check("01.score", [0.9, 0.9, 0.9], head=[4, 5])
+    assert capsys.readouterr().out.splitlines()[1:] == ["holds           01.score"]
     stored = read_json(tmp_path / "results/mini/01.score.json")
     assert (stored["seed"], stored["count"], stored["detail"]) == (2, 3, {"head": [4, 5]})
     assert stored["model"] == ", ".join(MINI.models("01"))
+
+
+@pytest.mark.usefixtures("score")
+def test_the_null_is_the_same_network_without_training(capsys: Out, tmp_path: Path) -> None:
+    trained, null = (iclutils.begin(weights=w) for w in ("trained", "random"))
+    assert "random weights" in capsys.readouterr().out
+    for make in ("load", "regressors", "lsa"):
+        name = {"load": "induction-0", "regressors": "regression-w8", "lsa": "lsa-1"}[make]
+        one, two, again = (getattr(book, make)(name) for book in (trained, null, null))
+        pairs = zip(one.parameters(), two.parameters(), again.parameters(), strict=True)
+        shapes, differ, repeats = zip(
+            *((a.shape == b.shape, not a.equal(b), b.equal(c)) for a, b, c in pairs), strict=True
+        )
+        assert all(shapes), make
+        assert any(differ), make
+        assert all(repeats), make
+    null.check("01.score", math.nan)
+    null.check("01.score", [0.1, 0.2])
+    stored = read_json(tmp_path / "results/mini-null/01.score.json")
+    assert (stored["verdict"], stored["count"]) == ("does not hold", 2)
 
 
 @pytest.mark.usefixtures("score")
@@ -125,7 +148,7 @@ def test_a_published_model_is_judged_where_it_belongs_and_reported_elsewhere(
     book.check(f"{home}.score", 0.9)
     assert capsys.readouterr().out.splitlines()[1:] == [
         f"measured        {away}.score = 0.25 (score, a fraction)",
-        f"reproduced      {home}.score",
+        f"holds           {home}.score",
     ]
     (stored,) = (tmp_path / "results/paper").iterdir()
     assert (stored.name, read_json(stored)["model"]) == (f"{home}.score.json", model)

@@ -156,7 +156,7 @@ def test_the_smallest_size_is_where_a_curve_comes_to_stay(
     assert circuit.smallest_size(range(5), torch.tensor(shares), 0.5) == expected
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(layers=st.integers(1, 3), heads=st.integers(1, 3), seed=st.integers(0, 99))
 def test_rankings_and_random_circuits_hold_each_edge_once(
     layers: int, heads: int, seed: int

@@ -56,7 +56,7 @@ def test_scores_are_log_probabilities(gpt2: TransformerBridge, narrow: bool) -> 
         assert task.is_correct(logits)[row].tolist() == (answer == known.max(1)).tolist()
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(layers=st.integers(1, 4), heads=st.integers(1, 4), parallel=st.booleans())
 def test_the_graph_has_every_later_reader(layers: int, heads: int, parallel: bool) -> None:
     shape = graph.Graph(layers, heads, parallel)

@@ -149,7 +149,7 @@ def test_answers_are_those_of_loops(name: str) -> None:
 # Symmetries --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), name=st.sampled_from(sorted(SHAPES)))
 def test_order_and_the_querys_label(seed: int, name: str) -> None:
     """The pairs are a set where x and y share a token, and not where positions are read."""

@@ -135,7 +135,7 @@ def test_tokens_are_those_of_the_paper_and_of_one_for_each_pair() -> None:
     assert as_tokens(xs, ys, "one").tolist() == [[1, 2, 0, 0, 0], [3, 4, 1, 2, 5]]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(at=st.integers(0, 4), form=st.sampled_from(["one", "two"]), block=st.sampled_from(BLOCKS))
 def test_no_prediction_sees_its_own_y_or_what_comes_later(at: int, form: str, block: str) -> None:
     network = InContextRegressors(replace(SMALL, format=form, block=block), [1])

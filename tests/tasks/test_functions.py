@@ -27,7 +27,7 @@ def straight(contexts: Contexts) -> np.ndarray:
 BENT = {"linear": lambda z: z, "sine": np.sin, "exponential": lambda z: np.exp(z / 2)}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10_000),
     dim=st.integers(1, 6),

@@ -2,7 +2,9 @@
 
 Each notebook has a ledger, ``NN_chapter.yml``, written before the measurement; a claim that cannot
 fail is refused. A criterion is ``"> a"``, ``">= a"``, ``"< a"``, ``"<= a"`` or ``"a .. b"`` (both
-ends included). The first of a tier's criteria that holds decides; if none, ``not reproduced``.
+ends included). A claim *holds* if the whole 95 % interval of the mean meets the criterion; *partly*
+if a part of it does, or if the mean meets a second, weaker criterion. The *null* is the same
+measurement on networks with random weights, or what the ledger names.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import operator
 import platform
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -20,15 +22,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from scipy.stats import t as student
 
 from ...errors import IclError, unknown
 from ...files import CHECKOUT, output_folder, read_json, write_json
 from .. import presets
 
 ROOT = Path(__file__).parent
-VERDICTS = ("reproduced", "partly", "corrected", "not reproduced", "not run")
-DECIDABLE = ("reproduced", "partly", "corrected")
+KINDS = ("finding", "identity", "erratum")
+ORIGINS = ("paper", "note", "own")
+HOLDS, PARTLY, FAILS, UNDEFINED = "holds", "holds partly", "does not hold", "undefined"
+VERDICTS = (HOLDS, PARTLY, FAILS, UNDEFINED, "not run")
+CRITERIA = ("holds", "partly")
+NULL = "-null"  # after the name of a tier: its networks with random weights
+REPETITIONS = 5  # behind a finding, at least
 NUMBER = r"-?\d+(?:\.\d*)?(?:e-?\d+)?"
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 VERSIONED = ("iclutils", "torch", "transformers", "transformer-lens", "numpy")
@@ -39,43 +48,58 @@ class Claim:
     """One line of the ledger."""
 
     id: str  # NN.some_name
+    kind: str  # finding, identity (true of any network) or erratum (something printed is wrong)
+    origin: str  # who says it: a paper, a note, or we ourselves
     statement: str  # in our words
     source: str  # where the source says it, with keys of the bibliography
     measure: str  # what we measure, with its unit
     cell: str  # the name of the notebook cell that checks it
-    tiers: dict[str, dict[str, str]]  # for each that it applies to, a criterion for each verdict
+    tiers: dict[str, dict[str, str]]  # for each that it applies to: holds, and perhaps partly
     tolerance: str  # where the bounds come from
-    published: float | str | None = None  # the source's value
+    over: str = ""  # what was repeated
+    null: str = ""  # the fair null, where it is not random weights; the cell measures it
+    added_after: str = ""  # the claim that had failed when this easier one was added
+    published: float | str | None = None  # the source's value of the same quantity
     range: tuple[float, float] = (-math.inf, math.inf)  # values that the measure can take
-    sigmas: float = 0.0  # spreads on either side of the value that must meet the criterion, too
 
     @property
     def chapter(self) -> str:
         """Number of the chapter, the part of the id before the dot."""
         return self.id.split(".")[0]
 
-    def verdict(self, tier: str, value: float, spread: float = 0.0) -> str:
-        """Verdict on a measured value."""
-        if tier not in self.tiers:
-            raise unknown(f"tier of claim {self.id}", tier, self.tiers)
+    def criteria(self, tier: str) -> dict[str, str]:
+        """The criteria of a tier, or of the tier whose null it is."""
+        name = tier.removesuffix(NULL)
+        if name not in self.tiers:
+            raise unknown(f"tier of claim {self.id}", name, self.tiers)
+        return self.tiers[name]
+
+    def verdict(self, tier: str, value: float, spread: float = 0.0, count: int = 1) -> str:
+        """Verdict on a mean with its standard error over ``count`` repetitions."""
+        criteria = self.criteria(tier)
         if not math.isfinite(value) or not math.isfinite(spread):
             raise IclError(f"{self.id}: measured {value} ± {spread}, which is not a number.")
         low, high = self.range  # no repetition can lie outside
         if not low <= value <= high:
             raise IclError(f"{self.id}: measured {value}, outside its range {self.range}.")
-        reach = self.sigmas * spread
-        ends = (max(low, value - reach), value, min(high, value + reach))
-        held = (k for k, text in self.tiers[tier].items() if all(map(criterion(text), ends)))
-        return next(held, "not reproduced")
+        reach = spread * (student.ppf(0.975, count - 1) if count > 1 else 2.0)
+        first, last = max(low, value - reach), min(high, value + reach)
+        bounds = [float(x) for x in re.findall(NUMBER, criteria["holds"])]
+        points = [first, value, last, *(x for x in bounds if first < x < last)]
+        met = [criterion(criteria["holds"])(x) for x in points]
+        if all(met):
+            return HOLDS
+        weaker = "partly" in criteria and criterion(criteria["partly"])(value)
+        return PARTLY if any(met) or weaker else FAILS
 
 
 @dataclass(frozen=True)
 class Result:
-    """One measurement and its provenance."""
+    """One measurement and its provenance; ``spread`` is the standard error over ``count``."""
 
     id: str
     verdict: str
-    value: float
+    value: float | None  # None where it is undefined
     spread: float
     count: int
     tier: str
@@ -86,6 +110,7 @@ class Result:
     python: str
     commit: str
     date: str
+    null: dict[str, Any] | None = None  # value, spread, count and verdict of the cell's own null
     detail: dict[str, Any] = field(default_factory=dict)
 
 
@@ -132,31 +157,89 @@ def read_ledger(path: Path) -> dict[str, Claim]:
 
 def check(
     claim_id: str,
-    value: float,
+    value: Any,
+    spread: float = 0.0,
     *,
     tier: str,
     model: str,
     seed: int,
     device: str = "cpu",
-    spread: float = 0.0,
     count: int = 1,
+    null: Any = None,
     **detail: Any,
 ) -> Result:
     """Judge a measured value, write the result with its provenance as JSON, print the verdict.
 
-    ``spread`` is a standard error or deviation over ``count`` repetitions; ``detail`` is anything
-    else worth keeping, JSON-serialisable.
+    ``value`` and ``null`` are a sequence of repetitions, or means with the standard error
+    ``spread`` over ``count`` (of a null: a triple); ``detail`` is anything else worth keeping.
     """
     known = ledger()
     if claim_id not in known:
         raise unknown("claim", claim_id, known)
-    number, margin = float(value), float(spread)
-    measured = (known[claim_id].verdict(tier, number, margin), number, margin, count)
-    where = (tier, model, seed, device)
-    result = Result(claim_id, *measured, *where, **provenance(), detail=detail)
+    claim, measured = known[claim_id], summary(value, spread, count)
+    own = None
+    if null is not None:
+        found = summary(*null) if isinstance(null, tuple) else summary(null)
+        keys = ("value", "spread", "count", "verdict")
+        own = dict(zip(keys, (*_stored(found), _judged(claim, tier, found)), strict=True))
+    measure: Any = (_judged(claim, tier, measured), *_stored(measured))
+    where: Any = (tier, model, seed, device)
+    result = Result(claim_id, *measure, *where, **provenance(), null=own, detail=detail)
     write_json(results_folder() / tier / f"{claim_id}.json", asdict(result))
     print(f"{result.verdict:<15} {claim_id}")
     return result
+
+
+def summary(value: Any, spread: float = 0.0, count: int = 1) -> tuple[float, float, int]:
+    """Mean, standard error and number of repetitions; a number stands for itself."""
+    repeated = np.asarray([float(x) for x in value] if np.ndim(value) else float(value))
+    if repeated.ndim == 0:
+        return float(repeated), float(spread), int(count)
+    if len(repeated) < 2:
+        raise IclError("A sequence of repetitions needs at least two; pass a single value alone.")
+    error = repeated.std(ddof=1) / math.sqrt(len(repeated))
+    return float(repeated.mean()), float(error), len(repeated)
+
+
+def _judged(claim: Claim, tier: str, measured: tuple[float, float, int]) -> str:
+    if math.isnan(measured[0]) and tier.endswith(NULL):  # such networks may have nothing to measure
+        return UNDEFINED
+    return claim.verdict(tier, *measured)
+
+
+def _stored(measured: tuple[float, float, int]) -> tuple[float | None, float, int]:
+    value, spread, count = measured
+    return (None, 0.0, count) if math.isnan(value) else (value, spread, count)
+
+
+def null_of(result: Result, results: Mapping[tuple[str, str], Result]) -> Result | None:
+    """What the null gives: the cell's own, or the run with random weights."""
+    if result.null:
+        return Result(**asdict(result) | result.null | {"null": None})
+    return results.get((result.tier + NULL, result.id))
+
+
+def problems(
+    results: Mapping[tuple[str, str], Result], chapter: str | None = None, tier: str = "mini"
+) -> Iterator[str]:
+    """What stands in the way of these results' being what their kinds say."""
+    for name, claim in ledger(chapter).items():
+        result = results.get((tier, name))
+        if result is None:
+            if tier in claim.tiers:
+                yield f"{name} was not measured."
+            continue
+        null = null_of(result, results)
+        if claim.kind == "finding" and (result.count < REPETITIONS or not claim.over):
+            yield f"{name} is a finding of {result.count} repetitions (over {claim.over!r})."
+        if claim.kind == "finding" and null is None:
+            yield f"{name} is a finding without a null."
+        if claim.kind == "finding" and null and result.verdict == null.verdict == HOLDS:
+            yield f"{name} is no finding: its null passes too."
+        if claim.kind == "identity" and null and null.verdict not in (HOLDS, UNDEFINED):
+            yield f"{name} is no identity: with random weights it {null.verdict}."
+        if claim.null and not result.null:
+            yield f"{name} names a null of its own, which its cell does not pass to check()."
 
 
 def provenance() -> dict[str, Any]:
@@ -221,7 +304,10 @@ def criterion(text: str) -> Callable[[float], bool]:
 
 
 def refuse_if_it_cannot_fail(claim: Claim) -> None:
-    """Each verdict, ``not reproduced`` too, must be that of some value the measure can take."""
+    """Each verdict, ``does not hold`` too, must be that of some value the measure can take."""
+    for what, value, known in (("kind", claim.kind, KINDS), ("origin", claim.origin, ORIGINS)):
+        if value not in known:
+            raise unknown(f"{what} in {claim.id}", value, known)
     if not claim.tiers or not claim.tolerance:
         raise IclError(f"{claim.id}: a claim needs criteria for some tier, and a tolerance.")
     low, high = claim.range
@@ -229,17 +315,19 @@ def refuse_if_it_cannot_fail(claim: Claim) -> None:
         if tier not in presets.TIERS:
             raise unknown(f"tier in {claim.id}", tier, presets.TIERS)
         probes = [low, high, -1e300, 1e300]
-        for verdict, text in criteria.items():
-            if verdict not in DECIDABLE:
-                raise unknown(f"verdict in {claim.id}", verdict, DECIDABLE)
+        for name, text in criteria.items():
+            if name not in CRITERIA:
+                raise unknown(f"criterion in {claim.id}", name, CRITERIA)
             criterion(text)
             for bound in map(float, re.findall(NUMBER, text)):
                 step = max(abs(bound), 1.0) * 1e-6
                 probes += [bound, bound - step, bound + step]
+        if "holds" not in criteria:
+            raise IclError(f"{claim.id}, {tier}: a claim needs the criterion 'holds'.")
         possible = [p for p in probes if low <= p <= high and math.isfinite(p)]
         reached = {claim.verdict(tier, p) for p in possible}
-        for verdict, text in criteria.items():
-            if verdict not in reached:
-                raise IclError(f"{claim.id}, {tier}: {verdict} {text!r} can never decide.")
-        if not criteria or "not reproduced" not in reached:
+        for name, verdict in zip(CRITERIA, (HOLDS, PARTLY), strict=True):
+            if name in criteria and verdict not in reached:
+                raise IclError(f"{claim.id}, {tier}: {name} {criteria[name]!r} can never decide.")
+        if FAILS not in reached:
             raise IclError(f"{claim.id}, {tier}: no value fails its criteria: it cannot fail.")

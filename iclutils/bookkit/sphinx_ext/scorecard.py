@@ -88,8 +88,7 @@ class Scorecard(Generated):
         rules = [f"{verdict} if {_words(rule)}" for verdict, rule in claim.tiers[row.tier].items()]
         judged = [
             f"Measured: {claim.measure}",
-            f"{'; '.join(rules)}; else not reproduced".capitalize(),
-            *([f"Margin: {claim.sigmas:g} spreads on either side"] if claim.sigmas else []),
+            f"{'; '.join(rules)}; else does not hold".capitalize(),
             f"Bounds: {claim.tolerance}",
         ]
         statement = [f"{{#{anchor(claim, row.tier)} .claim-id}}", name, "", "{.said}"]
