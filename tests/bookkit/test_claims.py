@@ -183,6 +183,12 @@ def test_ledgers_are_found_by_number_and_name(make_ledger: Callable[..., Path]) 
         claims.ledger("91_othr")
 
 
+def test_a_tier_can_take_the_criteria_of_another(make_ledger: Callable[..., Path]) -> None:
+    make_ledger("90_demo", dump(entry(tiers={"mini": {"holds": "> 0.5"}, "paper": "mini"})))
+    it = claims.ledger()["90.score"]
+    assert it.tiers["paper"] == it.tiers["mini"] == {"holds": "> 0.5"}
+
+
 # Results
 
 

@@ -138,8 +138,15 @@ def read_ledger(path: Path) -> dict[str, Claim]:
         raise IclError(f"{path.name} is not a list of claims, each a map of fields.")
     claims: dict[str, Claim] = {}
     for entry in entries:
-        whole = {k: float(v) for k, v in entry.items() if isinstance(v, int)}  # YAML's 2 is one
+        whole: dict[str, Any] = {
+            k: float(v) for k, v in entry.items() if isinstance(v, int)
+        }  # YAML's 2 is one
         try:
+            criteria = entry.get("tiers")
+            if isinstance(criteria, dict):  # "real: mini" takes the criteria of another tier
+                whole["tiers"] = {
+                    k: criteria.get(v, v) if isinstance(v, str) else v for k, v in criteria.items()
+                }
             span = {"range": tuple(map(float, entry["range"]))} if "range" in entry else {}
             claim = Claim(**entry | whole | span)
             refuse_if_it_cannot_fail(claim)
@@ -184,7 +191,8 @@ def check(
         own = dict(zip(keys, (*_stored(found), _judged(claim, tier, found)), strict=True))
     measure: Any = (_judged(claim, tier, measured), *_stored(measured))
     where: Any = (tier, model, seed, device)
-    result = Result(claim_id, *measure, *where, **provenance(), null=own, detail=detail)
+    made: Any = provenance() | {"null": own, "detail": detail}
+    result = Result(claim_id, *measure, *where, **made)
     write_json(results_folder() / tier / f"{claim_id}.json", asdict(result))
     print(f"{result.verdict:<15} {claim_id}")
     return result
@@ -192,13 +200,12 @@ def check(
 
 def summary(value: Any, spread: float = 0.0, count: int = 1) -> tuple[float, float, int]:
     """Mean, standard error and number of repetitions; a number stands for itself."""
-    repeated = np.asarray([float(x) for x in value] if np.ndim(value) else float(value))
-    if repeated.ndim == 0:
-        return float(repeated), float(spread), int(count)
-    if len(repeated) < 2:
-        raise IclError("A sequence of repetitions needs at least two; pass a single value alone.")
-    error = repeated.std(ddof=1) / math.sqrt(len(repeated))
-    return float(repeated.mean()), float(error), len(repeated)
+    if not np.ndim(value):
+        return float(value), float(spread), int(count)
+    repeated = np.asarray([float(x) for x in value])
+    number = len(repeated)
+    error = repeated.std(ddof=1) / math.sqrt(number) if number > 1 else 0.0
+    return float(repeated.mean()), float(error), number
 
 
 def _judged(claim: Claim, tier: str, measured: tuple[float, float, int]) -> str:
