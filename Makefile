@@ -25,7 +25,7 @@ TOGETHER := -n 2 --dist loadfile
 CHAPTER ?= all
 TIER ?= mini
 
-.PHONY: help setup book test nightly lint format types unit notebooks accept train null run assignments grade bench zip pdf clean
+.PHONY: help setup book test nightly lint format types unit notebooks accept train null real run assignments grade bench zip pdf clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,10 @@ train: $(READY)  ## rebuild a zoo model: make train NAME=induction-0 (no NAME: l
 
 null: $(READY)  ## run all chapters with random weights: the null beside every finding
 	@$(BIN)/python -m iclutils run --weights random
+
+real: $(READY)  ## run all chapters on a pretrained language model: at most 90 minutes on 2 cores
+	@$(BIN)/python -m iclutils run --tier real
+	@$(BIN)/python -m iclutils run --tier real --weights random
 
 run: $(READY)  ## run chapters: make run CHAPTER=01 TIER=paper
 	@$(BIN)/python -m iclutils run $(CHAPTER) --tier $(TIER)

@@ -57,7 +57,8 @@ def make(root: Path, build: Path) -> str:
 
 def accept(root: Path, build: Path) -> list[Path]:
     """Make the last mini run the committed one: outputs into ``notebooks/``, results and records
-    into ``book/``; so those of its null, if it was run. What differs in date, commit and seconds
+    into ``book/``; so those of its null and of a real
+    language model, if they were run. What differs in date, commit and seconds
     only stays; return what changed."""
     _refuse_elsewhere(root)
     wanted: dict[Path, Any] = {}
@@ -73,7 +74,7 @@ def accept(root: Path, build: Path) -> list[Path]:
         if "mini" in claim.tiers:
             wanted[root / "book/results/mini" / f"{name}.json"] = read_json(fresh)
     kinds = ["mini"]
-    for kind in ("mini" + claims.NULL, "real"):
+    for kind in ("mini" + claims.NULL, "real", "real" + claims.NULL):
         if (build / "runs" / kind).is_dir():
             kinds.append(kind)
             for sort in ("results", "runs"):

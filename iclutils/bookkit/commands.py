@@ -70,7 +70,7 @@ def doctor(given: Namespace) -> int:
 
 @command(
     option("chapter", nargs="?", default="all", help="01, its full name, or all"),
-    option("--tier", help="mini (default) or paper"),
+    option("--tier", help="mini (default), real or paper"),
     option("--model", help="a model of your own instead of the tier's"),
     option("--weights", help="trained (default), or random: the null of every finding"),
     *(SEED, DEVICE),

@@ -21,8 +21,8 @@ from ..errors import IclError
 from ..files import check_sums
 from . import machine
 
-MEMORY_GIB = {"mini": 4, "paper": 32}
-DISK_GIB = {"mini": 1, "paper": 20}
+MEMORY_GIB = {"mini": 4, "real": 6, "paper": 32}
+DISK_GIB = {"mini": 1, "real": 2, "paper": 20}
 EXTRAS = {
     "book": "to build the pages",
     "cluster": "to train on a cluster",
@@ -147,7 +147,8 @@ def _enough(what: str, there: float | int, needed: dict[str, int], cure: str) ->
         return note(f"{what}: unknown; the mini tier needs {needed['mini']} GiB")
     if there < needed["mini"]:
         return missing(f"{what}: {there:g} GiB, the mini tier needs {needed['mini']}", cure)
-    more = f"; the paper tier may need {needed['paper']}" if there < needed["paper"] else ""
+    short = [f"the {tier} tier may need {size}" for tier, size in needed.items() if there < size]
+    more = f"; {', '.join(short)}" if short else ""
     return ok(f"{what}: {there:g} GiB{more}")
 
 

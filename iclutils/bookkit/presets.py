@@ -1,10 +1,10 @@
 """Presets: the sizes of all that a chapter does. The defaults are those of the ``mini`` tier, for a
-laptop; those of ``paper``, for a GPU, are at the end.
+laptop; those of ``real`` (a language model, on a laptop) and of ``paper`` (for a GPU) are at the end.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import unknown
 
@@ -183,8 +183,40 @@ PAPER = Tier(
         narrow=True,
     ),
 )
+# What has no language model in it (regression in numbers, linear self-attention) is as at ``mini``.
+REAL = Tier(
+    "real",
+    "auto",
+    Induction(models=("smollm2",), length=50, sequences=8, sweeps=2, pairs=200),
+    LabelWords(
+        models=("smollm2",),
+        control="",
+        tasks=("sentiment", "questions", "topic"),
+        prompts=60,
+        saliency_prompts=24,
+        layers=10,
+        sets=5,
+        queries=20,
+        train_per_class=4,
+        batch=1,
+        epochs=2,
+        rate=0.01,
+        batch_size=8,
+    ),
+    Regression(),
+    GradientDescent(transformers=("smollm2",), prompts=40, labels="sentiment"),
+    replace(
+        PAPER.circuits,
+        models=("smollm2",),
+        length=20,
+        sequences=4,
+        patterned=16,
+        influenced=2,
+        cases=16,
+    ),
+)
 MINI = Tier("mini", "cpu", Induction(), LabelWords(), Regression(), GradientDescent(), Circuits())
-TIERS = {"mini": MINI, "paper": PAPER}
+TIERS = {"mini": MINI, "real": REAL, "paper": PAPER}
 
 
 def get(name: str) -> Tier:

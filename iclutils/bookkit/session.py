@@ -25,6 +25,7 @@ from ..models.lsa import LinearSelfAttention
 from ..models.regressors import InContextRegressors
 from ..models.storage import Networks
 from ..tasks import generator
+from ..zoo import smollm2
 from . import claims, machine, presets
 
 
@@ -113,8 +114,8 @@ def begin(
     device: str = "auto",
     weights: str = "trained",
 ) -> Session:
-    """Start a notebook at the tier ``"mini"`` or ``"paper"``, on the tier's models or on a
-    ``model`` of the reader's own: a folder, ``"gpt2"``, ``"owner/name"``. With ``weights`` that are
+    """Start a notebook at the tier ``"mini"``, ``"real"`` or ``"paper"``, on the tier's models or
+    on a ``model`` of the reader's own: a folder, ``"gpt2"``, ``"owner/name"``. With ``weights`` that are
     ``"random"`` the same is measured without training: the null of every finding.
 
     Example:
@@ -126,8 +127,10 @@ def begin(
     chosen = presets.get(tier)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise IclError(f"seed must be a natural number; got {seed!r}.")
-    if model in models.HUB:  # a published model: the sizes and claims of the paper tier
+    if model in models.HUB:  # a published model: the sizes and claims of its tier
         chosen = presets.TIERS["paper"]
+    if model == smollm2.NAME:
+        chosen = presets.TIERS["real"]
     if weights not in ("trained", "random"):
         raise unknown("weights", weights, ("trained", "random"))
     where = resolve_device(chosen.device if device == "auto" else device)

@@ -115,7 +115,7 @@ def test_accept_removes_what_is_gone(checkout: Path) -> None:
     stale, folder = "book/results/mini/90.renamed.json", checkout / "book/results/mini"
     write_json(checkout / stale, read_json(folder / "90.first.json") | {"id": "90.renamed"})
     write_json(checkout / "book/runs/mini/91_gone.json", RECORD)
-    said = ["90.renamed: reproduced -> no longer measured"]
+    said = ["90.renamed: holds -> no longer measured"]
     assert build.changed(folder, checkout / "_build/results/mini") == said
     assert accept(checkout) == [stale, "book/runs/mini/91_gone.json"]
     assert not (checkout / stale).exists()
@@ -143,7 +143,7 @@ def test_a_verdict_that_changed_stops_the_book(
     assert build.make(checkout, folder) == printed
     assert printed.splitlines()[-1].startswith("The book: file://")
     value = 0.5
-    wrong = r"90.first: reproduced -> partly\n.*90.second: corrected -> not(.|\n)*make accept"
+    wrong = r"90.first: holds -> holds partly\n.*90.second: holds -> does not(.|\n)*make accept"
     with pytest.raises(IclError, match=wrong):
         build.make(checkout, folder)
     # A committed result that someone tampered with is no better.
