@@ -1,5 +1,5 @@
 """Presets: the sizes of all that a chapter does. The defaults are those of the ``mini`` tier, for a
-laptop; those of ``real`` (a language model, on a laptop) and of ``paper`` (for a GPU) are at the end.
+laptop; those of ``real`` (a language model on a laptop) and ``paper`` (a GPU) are at the end.
 """
 
 from __future__ import annotations

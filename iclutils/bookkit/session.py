@@ -115,8 +115,8 @@ def begin(
     weights: str = "trained",
 ) -> Session:
     """Start a notebook at the tier ``"mini"``, ``"real"`` or ``"paper"``, on the tier's models or
-    on a ``model`` of the reader's own: a folder, ``"gpt2"``, ``"owner/name"``. With ``weights`` that are
-    ``"random"`` the same is measured without training: the null of every finding.
+    on a ``model`` of the reader's own: a folder, ``"gpt2"``, ``"owner/name"``. ``weights`` that
+    are ``"random"`` measure the same without training: the null of every finding.
 
     Example:
         >>> book = iclutils.begin("mini", seed=3, device="cpu")

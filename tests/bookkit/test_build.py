@@ -149,8 +149,8 @@ def test_a_verdict_that_changed_stops_the_book(
     # A committed result that someone tampered with is no better.
     value = 2.0
     path = checkout / "book/results/mini/90.first.json"
-    write_json(path, read_json(path) | {"verdict": "not reproduced"})
-    with pytest.raises(IclError, match=r"90\.first: not reproduced -> reproduced"):
+    write_json(path, read_json(path) | {"verdict": "does not hold"})
+    with pytest.raises(IclError, match=r"90\.first: does not hold -> holds"):
         build.make(checkout, folder)
 
 
