@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from iclutils.bookkit.address import set_up_cell
-from iclutils.bookkit.claims import DECIDABLE, Claim
+from iclutils.bookkit.claims import VERDICTS, Claim
 from iclutils.plots.explorer import MIME
 
 IGNORED = {"nbval-ignore-output", "nbval-skip"}
@@ -25,7 +25,7 @@ PATH = re.compile(
 FLOAT = re.compile(r"(?<![\w.])[-+−]?(\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?(?!\d|\.\d)", re.I)
 CLAIM = re.compile(r"\d\d\.[a-z]\w*")
 LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=\s*$", re.MULTILINE)
-VERDICT = re.compile(rf"^({'|'.join((*DECIDABLE, 'not reproduced'))}) +(\d\d\.\w+)$", re.MULTILINE)
+VERDICT = re.compile(rf"^({'|'.join(VERDICTS)}) +(\d\d\.\w+)$", re.MULTILINE)
 Notebook = dict[str, Any]
 
 

@@ -10,6 +10,7 @@ import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -61,13 +62,24 @@ def test_printed_verdicts_are_those_of_the_committed_results(path: Path) -> None
     stored = {key: r for (tier, key), r in results.items() if tier == "mini" and key in ledger}
     assert {key: r.verdict for key, r in stored.items()} == verdicts(read_json(path))
     for key, result in stored.items():
-        judged = ledger[key].verdict("mini", result.value, result.spread)
+        assert result.value is not None
+        judged = ledger[key].verdict("mini", result.value, result.spread, result.count)
         assert judged == result.verdict, f"{key}: the ledger has changed since; run make accept"
 
 
 def test_results_of_every_tier_still_follow_from_the_ledger() -> None:
     for (tier, key), result in claims.read_results(ROOT / "book" / "results").items():
-        assert claims.ledger()[key].verdict(tier, result.value, result.spread) == result.verdict
+        if result.value is None:
+            assert (result.verdict, tier.endswith(claims.NULL)) == (claims.UNDEFINED, True)
+        else:
+            measured = (result.value, result.spread, result.count)
+            assert claims.ledger()[key].verdict(tier, *measured) == result.verdict, key
+
+
+@pytest.mark.parametrize("path", JUDGED, ids=name)
+def test_findings_have_spread_and_null_and_identities_need_no_training(path: Path) -> None:
+    results = claims.read_results(ROOT / "book" / "results")
+    assert not list(claims.problems(results, path.stem))
 
 
 # The rules themselves: a sound stand-in, and every way to break it
@@ -89,10 +101,11 @@ def shown(**data: str) -> dict:
 
 @pytest.fixture
 def ledger() -> dict[str, Claim]:
-    tiers = {"mini": {"reproduced": ">= 0.8"}}
-    common = {"statement": "S.", "source": "s", "measure": "m", "tolerance": "t", "tiers": tiers}
+    tiers = {"mini": {"holds": ">= 0.8"}}
+    common: dict[str, Any] = {"statement": "S.", "source": "s", "measure": "m", "tolerance": "t"}
+    common |= {"kind": "finding", "origin": "own", "tiers": tiers}
     ids = {"90.score": "score", "90.rank": "rank"}
-    return {key: Claim(id=key, cell=where, **common) for key, where in ids.items()}  # type: ignore
+    return {key: Claim(id=key, cell=where, **common) for key, where in ids.items()}
 
 
 @pytest.fixture
@@ -106,9 +119,9 @@ def sound() -> Notebook:
             cell("code", 'tier = "mini"', 1, metadata={"tags": ["parameters"]}),
             cell("code", set_up_cell(), 2, metadata={"tags": ["set-up"]}, outputs=[stream("on\n")]),
             cell("markdown", "(90-score)=\n## Score\nHow high is it?"),
-            cell("code", check, 3, outputs=[stream("reproduced      90.score\n")]),
+            cell("code", check, 3, outputs=[stream("holds           90.score\n")]),
             cell("markdown", "(90-rank)=\n## Rank\nAnd which rank?"),
-            cell("code", 'book.check("90.rank", rank)', 4, outputs=[stream("partly  90.rank\n")]),
+            cell("code", 'book.check("90.rank", rank)', 4, outputs=[stream("holds partly  90.rank\n")]),
             cell("markdown", "The picture:"),
             cell("code", "figures.heads(scores)", 5, metadata=alt, outputs=[figure]),
         ],
@@ -200,7 +213,7 @@ def test_every_break_is_found(what: str, sound: Notebook, ledger: dict[str, Clai
         (8, {"metadata": {"tags": ["nbval-ignore-output"]}, "outputs": [shown(text_html="<b>")]}),
         (8, {"metadata": {"tags": ["nbval-ignore-output"]}, "outputs": [stream("0.123456")]}),
         (7, {"source": "Divide a/b, read `run/mini/x`, see https://example.org/home/page."}),
-        (4, {"outputs": [stream("reproduced 90.score\nheads 2.1 and 3.4, 0.8123, 50257, 2.13.0")]}),
+        (4, {"outputs": [stream("holds 90.score\nheads 2.1 and 3.4, 0.8123, 50257, 2.13.0")]}),
     ],
 )
 def test_what_is_allowed(

@@ -122,8 +122,8 @@ def test_chapter_01_checks_every_claim_on_a_model_without_a_circuit(
     assert (ran.missing, ran.undefined) == (set(), set())
     assert {result["model"] for result in ran.written.values()} == {"gpt2"}
     no = ("01.prefix_best", "01.stripe_5_5", "01.circuit_top1", "01.cause_loss")
-    assert ran.verdicts(*no) == {"not reproduced"}
-    assert ran.verdicts("01.detector_agrees") == {"reproduced"}
+    assert ran.verdicts(*no) == {"does not hold"}
+    assert ran.verdicts("01.detector_agrees") == {"holds"}
 
 
 @pytest.mark.nightly
@@ -137,8 +137,8 @@ def test_chapter_02_runs_offline_on_real_rows(
     assert [n for n in ran.missing if not re.search("emoc$|^02.table2", n)] == []
     assert not set(ran.written) & ran.undefined
     no = ("02.isolate_first", "02.beats_text", "02.reweighting", "02.swp_shallow")
-    assert ran.verdicts(*no) == {"not reproduced"}
-    assert ran.verdicts("02.exact") == {"reproduced"}
+    assert ran.verdicts(*no) == {"does not hold"}
+    assert ran.verdicts("02.exact") == {"holds"}
     assert ran.verdicts("02.last_layer_is_blind") == {"corrected"}
     assert ran.written["02.few_shot_is_not_training"]["value"] == 0
 
@@ -163,8 +163,8 @@ def test_chapter_03_runs_on_networks_that_were_trained_here(
     assert len(ran.undefined) < 3
     # networks that were hardly trained follow no algorithm: the claims can fail, and do
     no = ("03.bar", "03.linear", "03.shift_seen", "03.mspd_level")
-    assert ran.verdicts(*no) == {"not reproduced"}
-    assert ran.verdicts("03.can_step") == {"reproduced"}
+    assert ran.verdicts(*no) == {"does not hold"}
+    assert ran.verdicts("03.can_step") == {"holds"}
     assert ran.written["03.sees_own_label"]["value"] == 0
 
 
@@ -187,10 +187,10 @@ def test_chapter_04_runs_offline_on_networks_that_were_trained_here(
     assert not ran.missing
     assert len(ran.undefined) < 6  # a random transformer copies nothing: its shares are 0 of 0
     no = ("04.one_cosine", "04.one_loss", "04.two_like_plus", "04.five_shared_plus")
-    assert ran.verdicts(*no) == {"not reproduced"}
+    assert ran.verdicts(*no) == {"does not hold"}
     # the identities hold for any weights
     always = ("04.stacks", "04.kernel", "04.dual_step", "04.head_identity", "04.head_step")
-    assert ran.verdicts(*always) == {"reproduced"}
+    assert ran.verdicts(*always) == {"holds"}
     assert ran.verdicts("04.sign") == {"corrected"}
 
 
@@ -207,8 +207,8 @@ def test_chapter_05_runs_on_a_model_that_has_no_circuit(
     assert ran.missing - broken == {"05.typical_heads", "05.typical_induction_heads"}
     assert "left out: a model that does not do it has nothing to break" in ran.printed
     no = ("05.behaviour_accuracy", "05.behaviour_gap", "05.pair_formula")
-    assert ran.verdicts(*no) == {"not reproduced"}
-    assert ran.verdicts("05.flow_forward", "05.flow_fast") == {"reproduced"}
+    assert ran.verdicts(*no) == {"does not hold"}
+    assert ran.verdicts("05.flow_forward", "05.flow_fast") == {"holds"}
     assert ran.written["05.correlation_basis"]["value"] > 0
 
 
@@ -252,7 +252,7 @@ def test_a_readers_own_model_gets_numbers_and_no_verdicts(
         save_gpt2(folder, **SMALL)
     printed = run(chapter, model=str(folder))
     assert said in printed
-    assert not any(printed.count(verdict) for verdict in ("reproduced", "corrected", "partly"))
+    assert not any(printed.count(verdict) for verdict in ("holds", "does not hold"))
     assert not (tmp_path / "results").exists()
 
 
