@@ -7,16 +7,18 @@ keys, which token came before each position, from a previous-token head in an ea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from ..errors import IclError
+from ..interp.graph import all_heads, component_outputs
 from ..interp.head_scores import prefix_matching, score_heads, strongest
-from ..interp.hooks import Head, Hook, ablate_heads, run_with_hooks
+from ..interp.hooks import Head, Hook, ablate_heads, at_positions, run_with_hooks
 from ..interp.patching import patch_key_input
 from ..interp.readout import icl_score, log_prob, predictions
 from ..models import TransformerBridge, get_act_name
@@ -128,14 +130,57 @@ def cause(
     )
 
 
-def clean_loss(
-    model: TransformerBridge,
-    batch: RepeatedTokens,
-    hooks: Sequence[Hook],
-) -> Float[Tensor, "batch"]:
-    """Loss (nats) on the clean second copy of each sequence, under hooks."""
+def second_copy(
+    model: TransformerBridge, batch: RepeatedTokens, hooks: Sequence[Hook]
+) -> dict[str, Float[Tensor, "batch"]]:
+    """What a model makes of the clean second copy of each sequence, under hooks: loss (nats),
+    logit of the right token, accuracy."""
     scores, _ = run_with_hooks(model, batch.tokens, hooks)
-    return -log_prob(scores, batch.tokens)[:, batch.clean_half].mean(1)
+    truth, part = batch.tokens[:, 1:], batch.clean_half
+    logit = scores[:, :-1].gather(-1, truth[..., None])[..., 0]
+    right = (scores[:, :-1].argmax(-1) == truth).float()
+    found = {"loss": -log_prob(scores, batch.tokens), "logit": logit, "accuracy": right}
+    return {name: values[:, part].mean(1) for name, values in found.items()}
+
+
+def direct_effects(
+    model: TransformerBridge, batch: RepeatedTokens
+) -> Float[Tensor, "batch layer head"]:
+    """What each head by itself adds to the logit of the right token, above its mean over the
+    vocabulary, on the clean second copy; for a model loaded with ``fold=True``.
+
+    The final norm keeps the scale of the whole run, so that the parts add up to the logit.
+    """
+    part, last = batch.clean_half, get_act_name("resid_post", model.cfg.n_layers - 1)
+    with torch.no_grad():
+        _, seen = run_with_hooks(model, batch.tokens, [], [last])
+        writes = component_outputs(model, batch.tokens, all_heads(model))
+        scale = (seen[last].pow(2).mean(-1) + model.cfg.eps).sqrt()[:, part]
+        columns = (model.W_U - model.W_U.mean(1, keepdim=True)).T[batch.tokens[:, 1:][:, part]]
+        added = [((w[:, part] * columns).sum(-1) / scale).mean(1) for w in writes.values()]
+    return torch.stack(added, 1).unflatten(1, (model.cfg.n_layers, -1))
+
+
+def shapley_values(
+    model: TransformerBridge,
+    row: Int[Tensor, "pos"],
+    fill: Int[Tensor, "draw token"],
+    generator: Generator,
+) -> Float[Tensor, "draw token"]:
+    """What each token between BOS and the last adds to log p of the last (nats).
+
+    From a sequence with all of these tokens replaced by ``fill`` they are restored in random
+    order, another in each draw; the mean over orders is the Shapley value (1953).
+    """
+    draws, count = fill.shape
+    step = torch.rand(draws, count, generator=generator).argsort(1).to(row.device)  # of each token
+    there = step[:, None] < torch.arange(count + 1, device=row.device)[:, None]
+    inner = torch.where(there, row[1:-1], fill[:, None]).flatten(0, 1)
+    tokens = torch.cat([row[:1].expand(len(inner), 1), inner], 1)
+    end = at_positions(torch.full((len(tokens), 1), count, device=row.device))
+    scores, _ = run_with_hooks(model, tokens, [end])
+    log_p = scores[:, 0].log_softmax(-1)[:, row[-1]].view(draws, count + 1)
+    return log_p.diff(dim=1).gather(1, step)
 
 
 def random_sets(
@@ -168,18 +213,17 @@ def checkpoint_metrics(
     }
 
 
+def reached(steps: Sequence[int], values: Sequence[float], share: float) -> float:
+    """Step at which a share of the final value is first reached, interpolated between checkpoints;
+    NaN where the first checkpoint has it already, or none has."""
+    goal = share * values[-1]
+    i = next((i for i, value in enumerate(values) if value >= goal), 0)
+    if i == 0:
+        return math.nan
+    part = (goal - values[i - 1]) / (values[i] - values[i - 1])
+    return steps[i - 1] + part * (steps[i] - steps[i - 1])
+
+
 def width_of_rise(steps: Sequence[int], values: Sequence[float], low: float, high: float) -> float:
-    """Share of training between the first reach of ``low`` and of ``high`` x the final value.
-
-    Crossings are interpolated linearly between checkpoints.
-    """
-
-    def crossing(share: float) -> float:
-        goal = share * values[-1]
-        for i in range(1, len(values)):
-            if values[i] >= goal > values[i - 1]:
-                part = (goal - values[i - 1]) / (values[i] - values[i - 1])
-                return steps[i - 1] + part * (steps[i] - steps[i - 1])
-        return float(steps[0])
-
-    return (crossing(high) - crossing(low)) / steps[-1]
+    """Share of training between the first reach of ``low`` and of ``high`` x the final value."""
+    return (reached(steps, values, high) - reached(steps, values, low)) / steps[-1]

@@ -25,6 +25,16 @@ def mean_se(values: Float[Tensor, "sample"]) -> tuple[float, float]:
     return values.mean().item(), error
 
 
+def repetitions(
+    cases: Mapping[Hashable, Float[Tensor, "sample"] | float],
+) -> Float[Tensor, "_"] | float:
+    """What a claim was repeated over: one mean for each case, or of a single case its samples."""
+    found = [torch.as_tensor(values, dtype=torch.double).flatten() for values in cases.values()]
+    if len(found) > 1:
+        return torch.stack([values.mean() for values in found])
+    return found[0] if len(found[0]) > 1 else found[0].item()
+
+
 def bootstrap(
     samples: Float[Tensor, "sample *rest"],
     of: Callable[[Float[Tensor, "*rest"]], Float[Tensor, ""]],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -59,13 +61,16 @@ def test_cutting_the_wire_is_what_stops_it(built: tuple) -> None:
 
 def test_the_loss_rises_without_the_head_and_not_without_an_idle_one(built: tuple) -> None:
     model, batch, other = built
-    before = induction.clean_loss(model, batch, [])
-    log_p, _ = readout.predictions(model, batch.tokens)
+    found = induction.second_copy(model, batch, [])
+    before = found["loss"]
+    log_p, right = readout.predictions(model, batch.tokens)
     torch.testing.assert_close(before, -log_p[:, batch.clean_half].mean(1))
+    torch.testing.assert_close(found["accuracy"], right[:, batch.clean_half].float().mean(1))
     rise = {}
     for head in [(1, 0), (1, 1)]:
         hooks = induction.ablate_heads(model, batch.tokens, [head], "zero", other.tokens)
-        rise[head] = (induction.clean_loss(model, batch, hooks) - before).mean().item()
+        after = induction.second_copy(model, batch, hooks)
+        rise[head] = (after["loss"] - before).mean().item()
     assert rise[1, 0] > 1
     assert rise[1, 1] == pytest.approx(0, abs=1e-6)
 
@@ -87,6 +92,56 @@ def test_random_sets_are_sets_of_the_given_heads() -> None:
     assert len(sets) == 5
     assert all(len(set(s)) == 3 and set(s) <= set(heads) for s in sets)
     assert induction.random_sets(heads[:2], 4, 1, seeded(0)) in ([heads[:2]], [heads[1::-1]])
+
+
+def test_direct_effects_and_the_rest_add_up_to_the_logit(tmp_path: Path) -> None:
+    tiny_gpt2(tmp_path)
+    model = models.load(tmp_path, fold=True, tokenizer="numbers")
+    batch = repeated_tokens(model, 3, 6, seeded(0))
+    heads = induction.direct_effects(model, batch).sum((1, 2))
+    wanted = lambda name: name.endswith(("hook_z", "resid_post"))  # noqa: E731
+    logits, cache = models.cached(model, batch.tokens, wanted)
+    resid = cache["resid_post", model.cfg.n_layers - 1]
+    written = sum(
+        (cache["z", la][..., None] * model.W_O[la]).sum((2, 3)) for la in range(model.cfg.n_layers)
+    )
+    rest = (resid - written) / (resid.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    logits = logits - rest @ model.W_U - model.b_U
+    above = logits.gather(-1, batch.tokens[:, 1:, None].expand(-1, -1, 1))[..., 0]
+    above = (above - logits[:, :-1].mean(-1))[:, batch.clean_half].mean(1)
+    torch.testing.assert_close(heads, above, atol=1e-5, rtol=1e-4)
+
+
+def test_it_is_the_induction_head_that_writes_the_answer(built: tuple) -> None:
+    model, batch, _ = built
+    effects = induction.direct_effects(model, batch).mean(0)
+    assert effects[1, 0] > 1
+    assert effects[0].abs().max() < 0.1 * effects[1, 0]
+
+
+def test_shapley_values_of_three_tokens_are_those_of_all_orders(tmp_path: Path) -> None:
+    model = tiny_gpt2(tmp_path)
+    row, fill = torch.tensor([1, 7, 8, 9, 7]), torch.tensor([2, 3, 4])
+
+    def value(kept: set[int]) -> float:
+        inner = [int(row[i + 1] if i in kept else fill[i]) for i in range(3)]
+        logits = models.logits(model, torch.tensor([[1, *inner]]))
+        return logits[0, -1].log_softmax(-1)[7].item()
+
+    exact = torch.zeros(3)
+    for order in permutations(range(3)):
+        for place, i in enumerate(order):
+            exact[i] += (value({*order[: place + 1]}) - value({*order[:place]})) / 6
+    found = induction.shapley_values(model, row, fill.expand(4000, 3), seeded(0))
+    torch.testing.assert_close(found.sum(1), torch.full((4000,), value({0, 1, 2}) - value(set())))
+    error = found.std(0) / 4000**0.5
+    assert bool(((found.mean(0) - exact).abs() < 5 * error + 1e-6).all())
+
+
+def test_a_share_that_was_there_from_the_start_was_never_reached() -> None:
+    assert induction.reached([0, 10], [1.0, 2.0], 0.75) == 5.0
+    assert math.isnan(induction.reached([0, 10], [1.0, 1.1], 0.5))
+    assert math.isnan(induction.reached([0, 10], [-2.0, -1.0], 0.5))
 
 
 def test_the_width_of_a_straight_rise() -> None:

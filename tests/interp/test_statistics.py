@@ -116,3 +116,11 @@ def test_too_few_samples_are_refused() -> None:
     ):
         with pytest.raises(IclError, match=message):
             run()
+
+
+def test_of_several_cases_the_means_are_repeated_and_of_one_its_samples() -> None:
+    two = {"a": torch.tensor([1.0, 3.0]), "b": torch.tensor([5.0])}
+    assert statistics.repetitions(two).tolist() == [2.0, 5.0]
+    assert statistics.repetitions({"a": two["a"]}).tolist() == [1.0, 3.0]
+    assert statistics.repetitions({"a": 4.0, "b": 6.0}).tolist() == [4.0, 6.0]
+    assert statistics.repetitions({"a": 4.0}) == 4.0
