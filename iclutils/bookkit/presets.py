@@ -19,8 +19,8 @@ class Induction:
 
     models: Names = INDUCTION  # the first is the one the figures show
     length: int = 30  # L, tokens in one copy
-    sequences: int = 64  # repeated sequences behind every mean
-    sweeps: int = 16  # sequences behind the position sweep
+    sequences: int = 32  # repeated sequences behind every mean
+    sweeps: int = 8  # sequences behind the position sweep
     pairs: int = 100  # random head pairs in the null of the QK-matching circuit
 
 
@@ -126,7 +126,7 @@ class Tier:
 PAPER = Tier(
     "paper",
     "auto",
-    Induction(models=("gpt2",), length=50, sequences=32, sweeps=4, pairs=200),
+    Induction(models=("gpt2",), length=50, sequences=32, sweeps=6, pairs=200),
     LabelWords(
         models=("gpt2-xl",),
         control="",
