@@ -138,6 +138,7 @@ def read_ledger(path: Path) -> dict[str, Claim]:
         raise IclError(f"{path.name} is not a list of claims, each a map of fields.")
     claims: dict[str, Claim] = {}
     for entry in entries:
+        entry = {k or "null": v for k, v in entry.items()}  # YAML's null is no text
         whole: dict[str, Any] = {
             k: float(v) for k, v in entry.items() if isinstance(v, int)
         }  # YAML's 2 is one
