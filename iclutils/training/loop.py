@@ -104,6 +104,7 @@ def model_card(
     what: str,
     data: str,
     training: str,
+    found: str,
     limits: str,
     storage: str = "weights in half precision (safetensors), computed in single",
 ) -> str:
@@ -111,6 +112,7 @@ def model_card(
     parts = {
         "Data": f"{data} No real text, no personal data.",
         "Training": f"{training} `training.jsonl` is the log.",
+        "How the recipe was found": found,
         "Storage": f"{storage}.",
         "Rebuild": f"`python -m iclutils train {name}`. The same machine and versions give the "
         "same weights bit for bit, also after an interruption; others give a different model of "

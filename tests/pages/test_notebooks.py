@@ -121,7 +121,12 @@ def sound() -> Notebook:
             cell("markdown", "(90-score)=\n## Score\nHow high is it?"),
             cell("code", check, 3, outputs=[stream("holds           90.score\n")]),
             cell("markdown", "(90-rank)=\n## Rank\nAnd which rank?"),
-            cell("code", 'book.check("90.rank", rank)', 4, outputs=[stream("holds partly  90.rank\n")]),
+            cell(
+                "code",
+                'book.check("90.rank", rank)',
+                4,
+                outputs=[stream("holds partly  90.rank\n")],
+            ),
             cell("markdown", "The picture:"),
             cell("code", "figures.heads(scores)", 5, metadata=alt, outputs=[figure]),
         ],
