@@ -14,6 +14,11 @@ from transformers import (
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from iclutils.models import TransformerBridge, load
@@ -63,13 +68,38 @@ def save_neox(folder: Path, **changes: bool) -> None:
     GPTNeoXForCausalLM(GPTNeoXConfig(**(settings | changes))).save_pretrained(folder)
 
 
-def save_grouped(folder: Path) -> None:
-    """Write a small random Llama with two query heads for each key."""
+GROUPED = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),  # biases
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),  # queries and keys are normed
+}
+
+
+def save_grouped(folder: Path, kind: str = "llama") -> PreTrainedModel:
+    """Write a small random model with two query heads for each key, and return it."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    places = {"vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "bos_token_id": BOS}
-    LlamaForCausalLM(LlamaConfig(**sizes, **heads, **places)).save_pretrained(folder)
+    settings = {
+        "vocab_size": VOCAB,
+        "hidden_size": 24,
+        "head_dim": 8,
+        "intermediate_size": 40,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+        "initializer_range": 0.3,
+        "bos_token_id": BOS,
+        "eos_token_id": BOS,
+        "tie_word_embeddings": kind == "llama",
+    }
+    config, network_class = GROUPED[kind]
+    network = network_class(config(**settings)).eval()
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    network.save_pretrained(folder)
+    return network
 
 
 def save_gptj(folder: Path) -> None:

@@ -159,11 +159,6 @@ def component_outputs(
 def split_qkv_input(model: TransformerBridge) -> Iterator[None]:
     """Give every head a query, key and value input of its own, to be changed one by one."""
     before = model.cfg.use_split_qkv_input, model.cfg.use_hook_mlp_in
-    if getattr(model.cfg, "n_key_value_heads", None) not in (None, model.cfg.n_heads):
-        raise IclError(
-            "This model cannot fork the inputs of its heads: several share their keys and values. "
-            "Use one like GPT-2, GPT-NeoX or a Llama with a key for every head."
-        )
     try:
         model.set_use_split_qkv_input(True)
         model.set_use_hook_mlp_in(True)

@@ -1,9 +1,10 @@
 """Patching: what a model loses when a part of it carries what it does on other sequences.
 
 A patch leaves everything before it as it was: ``CleanRun`` keeps one clean pass, redoes of the
-patched layer what changes, and takes many patches through the later layers together, the last
-layer at scored positions alone. This knows the attention of GPT-2; ``CleanRun.plain`` measures
-whether it is the model's, and all other models go by one hooked forward pass for each patch.
+patched layer what changes, and takes many patches through the later layers together, from the first
+position that differs, the last layer at scored positions alone. This knows the attention of GPT-2,
+Llama and Qwen; ``CleanRun.plain`` measures whether it is the model's, and all other models go by
+one hooked forward pass for each patch.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from .graph import (
     split_qkv_input,
 )
 from .hooks import Head, Hook, How, replacements, run_with_hooks, set_activation
+from .rotary import angle_names, angles, placed
 
 PARTS = ("resid_pre", "resid_mid", "resid_post", "mlp_out", "q", "k", "v", "z")
 ROWS = 4096  # rows of d_model (patch x batch x pos) held at once; more leave the cache
@@ -262,8 +264,10 @@ class CleanRun:
         clean, corrupt = task.clean[:, : self.reach], task.corrupt[:, : self.reach]
         self.task = replace(task, clean=clean, corrupt=corrupt)
         self.last = self.graph.layers - 1
+        differs = (clean != corrupt).any(0).nonzero().flatten().tolist()
+        self.first = differs[0] if differs else self.reach - 1
         names = {get_act_name(p, layer) for p in PARTS for layer in range(self.graph.layers)}
-        logits, self._cache = cached(model, clean, names)
+        logits, self.cache = cached(model, clean, names | angle_names(self.graph.layers))
         self._rows = torch.arange(len(clean), device=clean.device)[:, None]
         self.log_prob = task.log_prob(logits[self._rows, task.at])
         self.score = self.log_prob.mean(-1)
@@ -274,7 +278,23 @@ class CleanRun:
 
     def clean(self, part: str, layer: int) -> Tensor:
         """An activation of the clean run, (batch, pos, ...)."""
-        return self._cache[get_act_name(part, layer)]
+        return self.cache[get_act_name(part, layer)]
+
+    def placed(
+        self,
+        channel: str,
+        layer: int,
+        states: Float[Tensor, "patch batch _ head d_head"],
+        first: int = 0,
+    ) -> Float[Tensor, "patch batch _ head d_head"]:
+        """Queries that are asked for, from ``first`` on, or keys of all positions, as compared."""
+        turns = angles(self.cache, layer)
+        if turns is not None:
+            cos, sin = (part.expand(len(self.task), -1, -1) for part in turns)
+            if channel == "q":
+                cos, sin = (self.asked(layer, part[:, first:], first) for part in (cos, sin))
+            turns = cos, sin
+        return placed(self.model, layer, channel, states, turns)
 
     @cached_property
     def _corrupt(self) -> ActivationCache:
@@ -284,7 +304,7 @@ class CleanRun:
     def change(self, writer: Node) -> Float[Tensor, "batch pos d_model"]:
         """What a writer writes on the corrupt sequences minus what it writes on the clean ones."""
         corrupt = component_output(self.model, self._corrupt, writer)
-        return corrupt - component_output(self.model, self._cache, writer)
+        return corrupt - component_output(self.model, self.cache, writer)
 
     def entries(self, first: int) -> Bool[Tensor, "entry"]:
         """Which scored entries a change at position ``first`` or later can reach."""
@@ -301,10 +321,7 @@ class CleanRun:
 
     def _is_plain(self, names: Iterable[str]) -> bool:
         """Whether each part, computed from its clean input, gives its clean output."""
-        standard = self.model.cfg.positional_embedding_type == "standard"
-        if self.graph.parallel or not standard or any(n not in self._cache for n in names):
-            return False
-        if self.clean("k", 0).shape != self.clean("q", 0).shape:
+        if self.graph.parallel or any(n not in self.cache for n in names):
             return False
         for layer in range(self.graph.layers):
             start, middle, end = (self.clean(f"resid_{p}", layer) for p in ("pre", "mid", "post"))
@@ -332,7 +349,7 @@ def _lost(
     run: CleanRun, readers: Sequence[Node], groups: Sequence[Sequence[Node]]
 ) -> Float[Tensor, "patch batch"]:
     """Nats lost when all ``readers`` read each group of writers from the corrupt run."""
-    held = max(1, ROWS // run.task.clean.numel())
+    held = max(1, ROWS // run.task.clean[:, run.first :].numel())
     scores = []
     with torch.no_grad():
         for start in range(0, len(groups), held):
@@ -355,35 +372,43 @@ def _by_hooks(run: CleanRun, hooks: Sequence[Sequence[Hook]]) -> LogProb:
 
 def _patched(run: CleanRun, readers: Sequence[Node], shift: Stream) -> LogProb:
     """What ``readers`` read is shifted: the logits, one head, one MLP or a whole block."""
-    kinds, layer = {r.kind for r in readers}, readers[0].layer
+    kinds, layer, first = {r.kind for r in readers}, readers[0].layer, run.first
+    shift = shift[:, :, first:]
     if kinds == {"logits"}:
-        return _readout(run, run.asked(run.last, run.clean("resid_post", run.last) + shift))
-    start, passing = run.clean("resid_pre", layer), run.asked(layer, shift)
-    middle = run.asked(layer, run.clean("resid_mid", layer))
+        end = run.clean("resid_post", run.last)[:, first:] + shift
+        return _readout(run, run.asked(run.last, end, first), first)
+    start, middle = (run.clean(f"resid_{part}", layer)[:, first:] for part in ("pre", "mid"))
+    passing, middle = (run.asked(layer, stream, first) for stream in (shift, middle))
     if kinds == {*CHANNELS, "mlp_in"}:
-        middle = run.asked(layer, start) + _attention(run, layer, start + shift)
+        middle = run.asked(layer, start, first) + _attention(run, layer, start + shift, first)
     elif kinds != {"mlp_in"}:
         middle = middle + _head_change(run, readers, shift)
-        return _resume(run, layer + 1, middle + _mlp(run, layer, middle))
-    return _resume(run, layer + 1, middle + _mlp(run, layer, middle + passing))
+        return _resume(run, layer + 1, middle + _mlp(run, layer, middle), first)
+    return _resume(run, layer + 1, middle + _mlp(run, layer, middle + passing), first)
 
 
 def _head_change(run: CleanRun, readers: Sequence[Node], shift: Stream) -> Stream:
     """What one head writes minus what it wrote, when some of its three inputs are shifted."""
     _, layer, head = readers[0]
-    attn, shifted = run.model.blocks[layer].attn, {r.kind for r in readers}
-    normal = _through(run.model.blocks[layer].ln1, run.clean("resid_pre", layer) + shift)
-    inputs = {}
-    for channel in CHANNELS:
+    block, shifted, first = run.model.blocks[layer], {r.kind for r in readers}, run.first
+    normal = _through(block.ln1, run.clean("resid_pre", layer)[:, first:] + shift)
+
+    def read(channel: str) -> Tensor:
+        value = run.clean(channel, layer)[:, :, head].expand(len(shift), -1, -1, -1)
         if channel in shifted:
-            weight, bias = (getattr(attn, f"{p}_{channel.upper()}")[head] for p in "Wb")
-            value = normal @ weight + bias
-        else:
-            value = run.clean(channel, layer)[:, :, head].expand(len(shift), -1, -1, -1)
-        inputs[channel] = run.asked(layer, value) if channel == "q" else value
-    mask = run.seen if layer == run.last else run.causal
-    z = functional.scaled_dot_product_attention(inputs["q"], inputs["k"], inputs["v"], mask)
-    return (z - run.asked(layer, run.clean("z", layer)[:, :, head])) @ attn.W_O[head]
+            weight, bias = (getattr(block.attn, f"{p}_{channel.upper()}") for p in "Wb")
+            new = normal @ weight[head] + (0 if bias is None else bias[head])
+            value = torch.cat([value[:, :, :first], new], 2)
+        if channel == "v":
+            return value
+        if channel == "q":
+            value = run.asked(layer, value[:, :, first:], first)
+        return run.placed(channel, layer, value[..., None, :], first)[..., 0, :]
+
+    mask = run.seen[:, run.entries(first)] if layer == run.last else run.causal[first:]
+    z = functional.scaled_dot_product_attention(*map(read, CHANNELS), mask)
+    before = run.asked(layer, run.clean("z", layer)[:, first:, head], first)
+    return (z - before) @ block.attn.W_O[head]
 
 
 def _resume(
@@ -400,23 +425,29 @@ def _attention(run: CleanRun, layer: int, resid: Stream, first: int = 0) -> Stre
     """What all heads of a layer write, biases included, where it is asked for."""
     attn, attend = run.model.blocks[layer].attn, functional.scaled_dot_product_attention
     normal = _through(run.model.blocks[layer].ln1, resid)
+    simple = not hasattr(attn, "k_norm") and angles(run.cache, layer) is None
 
     def project(name: str, value: Tensor) -> Tensor:
-        flat = _through(getattr(attn, name), value).flatten(0, 1)
-        return flat.unflatten(-1, (run.graph.heads, -1)).transpose(1, 2)  # rows, head, pos, d_head
+        return _through(getattr(attn, name), value).unflatten(-1, (run.graph.heads, -1))
+
+    def by_head(states: Tensor) -> Tensor:
+        return states.flatten(0, 1).transpose(1, 2)  # rows, head, pos, d_head
 
     def everywhere(name: str) -> Tensor:
         """Keys or values; positions before ``first`` lend those of the clean run."""
-        lent = run.clean(name, layer)[:, :first].repeat(len(resid), 1, 1, 1).transpose(1, 2)
-        return torch.cat([lent, project(name, normal)], 2) if first else project(name, normal)
+        states = project(name, normal)
+        if first:
+            lent = run.clean(name, layer)[:, :first].expand(len(resid), -1, -1, -1, -1)
+            states = torch.cat([lent, states], 2)
+        return by_head(run.placed(name, layer, states) if name == "k" else states)
 
-    q = project("q", run.asked(layer, normal, first))
+    q = by_head(run.placed("q", layer, project("q", run.asked(layer, normal, first)), first))
     if layer < run.last:
         mask = run.causal[first:] if first else None
         z = attend(q, everywhere("k"), everywhere("v"), mask, is_causal=not first)
     else:
         seen = run.seen[:, run.entries(first)].repeat(len(resid), 1, 1)[:, None]
-        if first or q.shape[2] > FEW:
+        if first or not simple or q.shape[2] > FEW:
             z = attend(q, everywhere("k"), everywhere("v"), seen)
         else:  # a key's bias moves all scores alike
             flat = normal.flatten(0, 1)

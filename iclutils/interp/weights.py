@@ -16,6 +16,7 @@ from torch import Generator, Tensor
 from ..errors import IclError
 from ..models import TransformerBridge
 from .hooks import Head
+from .rotary import angles_apart, placed
 
 Embedding = Literal["tokens", "effective"]
 CHUNK = 512  # queries compared with all keys at once: 512 x 50,257 floats are 100 MB
@@ -37,10 +38,28 @@ def composition_scores(
 ) -> Float[Tensor, "layer head layer head"]:
     """Elhage's composition of an earlier head with a later one, ``|W_OV W| / (|W_OV| |W|)``.
 
-    Frobenius norms; 0 unless the second head is in a later layer. Subtract
-    ``composition_baseline`` before calling a value large.
+    Frobenius norms; 0 unless the second head is in a later layer. Rotary positions are left out
+    (they stand between W_Q and W_K). Subtract ``composition_baseline`` before calling a value
+    large.
     """
-    return model.all_composition_scores(kind).scores
+    if kind != "V" and hasattr(model.blocks[0].attn, "q_norm"):
+        raise IclError(
+            f"{kind}-composition cannot be read from this model's weights: its heads norm their "
+            "queries and keys, so that no one matrix makes the scores. V-composition can."
+        )
+    values, out = model.W_V, model.W_O
+    reads = {"Q": (model.W_Q, model.W_K.mT), "K": (model.W_K, model.W_Q.mT), "V": (values, out)}
+    left, right = reads[kind]
+    written, scored = values.mT @ values, right @ right.mT  # |A B C| needs A'A and CC' alone
+    size = (written * (out @ out.mT)).sum((-2, -1)).sqrt()
+    read_size = ((left.mT @ left) * scored).sum((-2, -1)).sqrt()
+    found = values.new_zeros(*size.shape, *size.shape)
+    for later in range(1, len(found)):
+        between = out[:later, :, None] @ left[later]  # (layer, head, later head, d_head, d_head)
+        product = (written[:later, :, None] @ between) * (between @ scored[later])
+        norm = product.sum((-2, -1)).clamp_min(0).sqrt()
+        found[:later, :, later] = norm / (size[:later, :, None] * read_size[later])
+    return found
 
 
 def composition_baseline(
@@ -65,13 +84,19 @@ def composition_baseline(
 
 
 def qk_matching(
-    model: TransformerBridge, previous: Head, induction: Head, embedding: Embedding = "tokens"
+    model: TransformerBridge,
+    previous: Head,
+    induction: Head,
+    embedding: Embedding = "tokens",
+    distance: int = 0,
 ) -> tuple[float, float]:
     """Fractions of tokens whose best key, and whose best query, is their own (seed note 003).
 
     In the K-composition circuit token i asks ``E W_Q``, and the token after an i answers
     ``E W_V W_O W_K``: QK matching alone, without positions and context. ``"tokens"``: E = W_E;
-    ``"effective"``: above layer 0, E has the first MLP's output as well. Chance: 1 / vocabulary.
+    ``"effective"``: above layer 0, E has the first MLP's output as well. Rotary positions make
+    the match depend on how far before the query the key stands: ``distance``, in tokens (an
+    induction head's is L-1); learned ones do not. Chance: 1 / vocabulary.
     """
     (l1, h1), (l2, h2) = previous, induction
     if l2 <= l1:
@@ -79,6 +104,11 @@ def qk_matching(
     queries = _embedding(model, l2, embedding) @ model.W_Q[l2, h2]
     values = _embedding(model, l1, embedding) @ model.W_V[l1, h1]
     keys = values @ model.W_O[l1, h1] @ model.W_K[l2, h2]
+    angles = angles_apart(model, l2, distance)
+    queries, keys = (
+        placed(model, l2, channel, states[:, None, None], turns)[:, 0, 0]
+        for channel, states, turns in zip("qk", (queries, keys), angles, strict=True)
+    )
     return top1(queries, keys), top1(keys, queries)
 
 

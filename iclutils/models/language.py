@@ -2,7 +2,8 @@
 
 ``load`` gives a TransformerLens ``TransformerBridge`` in float32 with eager attention, frozen and
 in evaluation mode, whose attention patterns, attention scores and residual stream can be read and,
-where ``editable`` says so, edited, under the hook names of TransformerLens.
+where ``editable`` says so, edited, under the hook names of TransformerLens. Every head has a query,
+key and value of its own: grouped ones are written out (``grouped``).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from .. import zoo
 from ..errors import IclError, unknown
 from ..files import check_sums, read_json, sha256
 from ..zoo import smollm2
+from .grouped import write_out
 
 logging.disable_progress_bar()
 
@@ -205,7 +207,7 @@ def _boot(
         numbers = _numbers(network.config.vocab_size, network.config.bos_token_id)
         bridge = TransformerBridge.boot_transformers(
             str(folder),
-            hf_model=change(network),
+            hf_model=write_out(change(network)),
             tokenizer=numbers if tokenizer in (None, "numbers") else tokenizer,
             device=device,
         )
@@ -225,6 +227,13 @@ def _boot(
             f"{name!r} does not expose attention patterns, so this package cannot look into it. "
             "Use a decoder model with softmax attention, such as GPT-2."
         )
+    shared = getattr(bridge.cfg, "n_key_value_heads", None) or bridge.cfg.n_heads
+    if shared != bridge.cfg.n_heads:
+        raise IclError(
+            f"In {name!r} {bridge.cfg.n_heads} heads share keys and values ({shared} in all) in a "
+            "way that this package cannot write out for each head. Use a model with separate "
+            "projections, such as Llama, Mistral or Qwen, or one without grouped heads."
+        )
     if fold:
         bridge.enable_compatibility_mode(disable_warnings=True)
         bridge.requires_grad_(False)
@@ -234,12 +243,15 @@ def _boot(
 def size(name_or_path: str | Path, *, revision: str | None = None) -> int:
     """Bytes of a model's weights in memory, in single precision; only their headers are read."""
     folder, name = _found(name_or_path, None, revision)
-    count = 0
+    config, count = read_json(folder / "config.json"), 0
+    heads = config.get("num_attention_heads", 1)
+    groups = heads // (config.get("num_key_value_heads") or heads)  # written out, see ``grouped``
     for path in folder.glob("*.safetensors"):
         try:
             with safe_open(path, "pt") as held:
-                names = list(held.keys())
-                count += sum(math.prod(held.get_slice(name).get_shape()) for name in names)
+                for part in held.keys():  # noqa: SIM118 (no mapping)
+                    times = groups if re.search(r"\.[kv]_proj\.", part) else 1
+                    count += times * math.prod(held.get_slice(part).get_shape())
         except (SafetensorError, OSError) as error:
             raise IclError(f"{name!r} is damaged: {path.name}: {error}. Copy it again.") from error
     return 4 * count

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny import save_gptj, save_grouped, save_neox, tiny_gpt2, tokens
+from tiny import save_gptj, save_neox, tiny_gpt2, tokens
 from torch import Tensor
 from transformer_lens.patching import get_act_patch_direct_path_all_sources
 from wired import save_wired
@@ -90,21 +90,22 @@ def test_shapes_chunks_and_chosen_edges(
         assert not got[~mask].any()
 
 
-# Would catch an engine that trusts the configuration (folded weights are still plain attention,
-# scores divided by the layer's number are not), and a fallback that patches another reader.
+# Would catch an engine that trusts the configuration (folded weights and rotary positions are plain
+# attention, scores divided by the layer's number are not), and a fallback that patches another
+# reader.
 def test_what_is_plain_is_measured_and_the_rest_goes_by_hooks(
     neox: TransformerBridge, tmp_path: Path
 ) -> None:
     tiny_gpt2(tmp_path / "plain")
     folded = models.load(tmp_path / "plain", fold=True)
-    assert patching.CleanRun(folded, a_task(folded)).plain
-    check_edges(folded, a_task(folded), 23)
+    for plain in (folded, neox):
+        assert patching.CleanRun(plain, a_task(plain)).plain
+        check_edges(plain, a_task(plain), 23)
     save_neox(tmp_path / "parallel", use_parallel_residual=True)
     parallel = models.load(tmp_path / "parallel")
     assert of(parallel).parallel
     scaled = tiny_gpt2(tmp_path / "scaled", scale_attn_by_inverse_layer_idx=True)
     for model, task in (
-        (neox, some(a_task(neox), 0, 3)),
         (parallel, a_task(parallel)),
         (scaled, some(a_task(scaled), 2)),
     ):
@@ -283,15 +284,13 @@ def test_the_head_sweep_equals_the_loop(
 
 def test_mistakes_are_refused(gpt2: TransformerBridge, tmp_path: Path) -> None:
     task, x, note = a_task(gpt2), tokens(1, 19), torch.arange(9, 18)
-    save_grouped(tmp_path / "grouped")
     save_gptj(tmp_path / "gptj")
-    grouped, gptj = (models.load(tmp_path / name) for name in ("grouped", "gptj"))
+    gptj = models.load(tmp_path / "gptj")
     edge = [(head(0, 1), Node("k", 1, 1))]
     sweep, far = patching.mlp_position_sweep, torch.tensor([19])
     for run, message in (
         (lambda: patching.path_patching(gpt2, task, [(head(1, 0), Node("q", 1, 1))]), "come later"),
         (lambda: Graph(2, 2).index((head(2, 0), Node("logits"))), "Unknown writer"),
-        (lambda: patching.path_patching(grouped, a_task(grouped)), "share their keys and values"),
         (lambda: patching.patch_edges(gptj, a_task(gptj), edge), "cannot fork"),
         (lambda: patching.patch_key_input(gpt2, x, [(1, 0)], (1, 1), x), "come later"),
         (lambda: patching.ablate(gpt2, task, [[Node("embed")]]), "Only heads and MLP"),

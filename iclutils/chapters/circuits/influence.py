@@ -250,7 +250,6 @@ def norm_weighted(model: TransformerBridge, tokens: Tokens) -> Patterns:
     norms = []
     for layer, pattern in enumerate(bar(attention_patterns(model, tokens), "layers")):
         v = cache[names[layer]].transpose(1, 2)
-        v = v.repeat_interleave(model.cfg.n_heads // v.shape[1], 1)  # fewer key heads than queries
         parts = zip(pattern.split(chunk), (v @ model.W_O[layer]).split(chunk), strict=True)
         each = [torch.einsum("bhts,bhsd->btsd", a, moved).norm(dim=-1) for a, moved in parts]
         norms.append(torch.cat(each))

@@ -19,6 +19,7 @@ from torch import Tensor
 from ...errors import IclError
 from ...interp.hooks import Head, check_editable, check_head
 from ...interp.kv_cache import demonstrations as before_query
+from ...interp.rotary import angle_names, angles, placed
 from ...models import TransformerBridge, bos, cached, check_tokens, get_act_name
 from ...progress import bar
 from ...tasks.prompts import Prompts
@@ -188,31 +189,24 @@ def read_heads(
 ) -> Iterator[list[Tensor]]:
     """Query, keys, values and z of every head at one query of each prompt, layer by layer, float64.
 
-    Query and z are (batch, head, d_head), keys and values (batch, head, pos, d_head), repeated for
-    each of the heads that share them.
+    Query and z are (batch, head, d_head), keys and values (batch, head, pos, d_head).
     """
     check_tokens(model, tokens)
     check_editable(model)
     layers = range(model.cfg.n_layers) if layers is None else layers
-    parts = ("q", "k", "v", "rot_q", "rot_k", "cos", "sin", "attn_scores", "z")
-    names = {f"blocks.{la}.attn.hook_{part}" for la in layers for part in parts}
-    _, cache = cached(model, tokens, names.__contains__)
+    parts = ("q", "k", "v", "attn_scores", "z")
+    names = {get_act_name(part, layer) for layer in layers for part in parts}
+    _, cache = cached(model, tokens, names | angle_names(model.cfg.n_layers))
     rows = torch.arange(len(at), device=at.device)
     later = torch.arange(tokens.shape[1], device=at.device) > at[:, None, None]
 
-    def read(part: str, prefix: str) -> Tensor:
-        rotated = f"{prefix}rot_{part}" in cache
-        found = cache[f"{prefix}rot_{part}" if rotated else prefix + part]
-        if part in "qk" and not rotated and f"{prefix}cos" in cache:
-            found = _rotated(found, cache[prefix + "cos"], cache[prefix + "sin"])
-        return found.repeat_interleave(model.cfg.n_heads // found.shape[2], 2).double()
-
     for layer in layers:
-        prefix = f"blocks.{layer}.attn.hook_"
-        key, value = (read(part, prefix).transpose(1, 2) for part in "kv")
-        query, z = (read(part, prefix)[rows, at] for part in "qz")
+        q, k, v, scores, z = (cache[get_act_name(part, layer)] for part in parts)
+        q, k = (placed(model, layer, c, x, angles(cache, layer)) for c, x in (("q", q), ("k", k)))
+        key, value = (each.transpose(1, 2).double() for each in (k, v))
+        query, z = (each[rows, at].double() for each in (q, z))
         ours = (key @ query[..., None])[..., 0] / math.sqrt(query.shape[-1])
-        theirs = cache[prefix + "attn_scores"][rows, :, at].masked_fill(later, 0.0)
+        theirs = scores[rows, :, at].masked_fill(later, 0.0)
         gap = (ours.masked_fill(later, 0.0) - theirs).abs().max()
         if not gap <= SCORE_TOLERANCE * (1 + theirs.abs().max()):
             raise IclError(
@@ -221,14 +215,6 @@ def read_heads(
                 "Llama."
             )
         yield [query, key, value, z]
-
-
-def _rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions on the first channels, halves paired, as GPT-NeoX and Llama have them."""
-    width = cos.shape[-1]
-    part, rest = states[..., :width], states[..., width:]
-    turned = torch.cat([-part[..., width // 2 :], part[..., : width // 2]], -1)
-    return torch.cat([part * cos[:, :, None] + turned * sin[:, :, None], rest], -1)
 
 
 def _of_head(model: TransformerBridge, tokens: Tensor, head: Head, at: Tensor) -> list[Tensor]:

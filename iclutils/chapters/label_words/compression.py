@@ -186,9 +186,8 @@ def multiply_adds(model: TransformerBridge, fed: int, memory: int = 0) -> int:
     """
     cfg = model.cfg
     inner = cfg.n_heads * cfg.d_head
-    shared = (getattr(cfg, "n_key_value_heads", None) or cfg.n_heads) * cfg.d_head
     mlp = (3 if cfg.gated_mlp else 2) * cfg.d_model * (cfg.d_mlp or 0)
-    weights = fed * (2 * cfg.d_model * (inner + shared) + mlp)
+    weights = fed * (4 * cfg.d_model * inner + mlp)
     edges = fed * memory + fed * (fed + 1) // 2
     return cfg.n_layers * (weights + 2 * inner * edges) + cfg.d_model * cfg.d_vocab
 

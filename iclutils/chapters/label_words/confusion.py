@@ -47,9 +47,9 @@ def queries_and_keys(
 ]:
     """Queries at the target, keys at the label words, and the answers; one forward pass.
 
-    All heads are concatenated (width = heads x d_head). Where heads share keys, the keys are
-    repeated; where a class is shown several times, they are averaged (ours: the paper shows each
-    class once). The paper takes the keys of its first set of demonstrations: ``keys[:, 0]``.
+    All heads are concatenated (width = heads x d_head). Where a class is shown several times, its
+    keys are averaged (ours: the paper shows each class once). The paper takes the keys of its first
+    set of demonstrations: ``keys[:, 0]``.
     """
     layers = range(model.cfg.n_layers)
     names = [(get_act_name("q", la), get_act_name("k", la)) for la in layers]
@@ -70,8 +70,7 @@ def queries_and_keys(
         hooks += [keep(k, part.label_pos) for _, k in names]
         found.append(answers(model, part, hooks))
         query = torch.stack([seen[q][:, 0] for q, _ in names])
-        key = torch.stack([seen[k] for _, k in names])
-        key = key.repeat_interleave(query.shape[-2] // key.shape[-2], -2).flatten(-2)
+        key = torch.stack([seen[k] for _, k in names]).flatten(-2)
         share = part.of_class().to(key.dtype)
         share = share / share.sum(1, keepdim=True)
         queries.append(query.flatten(-2))

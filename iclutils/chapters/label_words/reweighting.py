@@ -102,12 +102,6 @@ def prepare(model: TransformerBridge, prompts: Prompts) -> LastStep:
     """Run everything before the target, once; the label words are to be re-weighted."""
     check_prompts(model, prompts)
     keys, values = keys_values(model, prompts.tokens)
-    if values[0].shape[1] != model.cfg.n_heads:
-        raise IclError(
-            f"Here {model.cfg.n_heads} heads share {values[0].shape[1]} sets of keys and values, "
-            "so a head cannot be re-weighted by its values alone: use a model without grouped "
-            "heads."
-        )
     return LastStep(model, prompts, prompts.label_pos, keys, values)
 
 

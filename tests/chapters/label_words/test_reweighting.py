@@ -8,7 +8,6 @@ import pytest
 import torch
 from random_prompts import random_prompts
 from torch.nn.functional import cross_entropy
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from iclutils.chapters.label_words.answers import answers
 from iclutils.chapters.label_words.reweighting import (
@@ -21,7 +20,7 @@ from iclutils.chapters.label_words.reweighting import (
 )
 from iclutils.errors import IclError
 from iclutils.interp.readout import target_logits
-from iclutils.models import TransformerBridge, load
+from iclutils.models import TransformerBridge
 from iclutils.tasks.prompts import Prompts, Role, class_logits
 
 
@@ -175,9 +174,3 @@ def test_bad_input(gpt2: TransformerBridge, tmp_path: Path) -> None:
     first, second = (random_prompts(seed, count=3, shared=True) for seed in (1, 2))
     with pytest.raises(IclError, match="same demonstrations"):
         compare(gpt2, [(first, second)], torch.Generator())
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 48}
-    grouped = LlamaConfig(vocab_size=60, bos_token_id=59, eos_token_id=59, **sizes, **heads)
-    LlamaForCausalLM(grouped).save_pretrained(tmp_path)
-    with pytest.raises(IclError, match="grouped"):
-        prepare(load(tmp_path), first)

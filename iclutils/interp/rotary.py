@@ -1,0 +1,82 @@
+"""Queries and keys as attention compares them: normed (Qwen 3) and turned by where they stand.
+
+Rotary positions (Su et al. 2021) turn pairs of channels by an angle that grows with the position,
+so that a score depends on the distance of query and key alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..errors import IclError
+from ..models import ActivationCache, TransformerBridge, cached, get_act_name
+
+Angles = tuple[Float[Tensor, "*#lead pos width"], Float[Tensor, "*#lead pos width"]] | None
+FEW = 8  # tokens on which scores are compared, at least
+CLOSE = 1e-4  # of the largest score: what the model's own may differ from ours
+
+
+def angle_names(layers: int) -> set[str]:
+    """Hooks of the cosines and sines of every layer, where there are any."""
+    return {
+        f"blocks.{layer}.attn.hook_{part}" for layer in range(layers) for part in ("cos", "sin")
+    }
+
+
+def angles(cache: ActivationCache, layer: int) -> Angles:
+    """Cosines and sines of a layer, from a cache that was asked for ``angle_names``."""
+    prefix = f"blocks.{layer}.attn.hook_"
+    if f"{prefix}cos" not in cache:
+        return None
+    return cache[f"{prefix}cos"], cache[f"{prefix}sin"]
+
+
+def placed(
+    model: TransformerBridge,
+    layer: int,
+    channel: str,
+    states: Float[Tensor, "*lead pos head d_head"],
+    turns: Angles,
+) -> Float[Tensor, "*lead pos head d_head"]:
+    """Queries or keys (``"q"``, ``"k"``) after the head's own norm and rotation, if it has them.
+
+    The first channels turn, halves paired, as in GPT-NeoX, Llama and Qwen; whoever uses this
+    compares it with what the model does.
+    """
+    norm = getattr(model.blocks[layer].attn, f"{channel}_norm", None)
+    if norm is not None and norm.weight.shape == states.shape[-1:]:
+        states = norm(states)
+    if turns is None:
+        return states
+    cos, sin = (part[..., None, :] for part in turns)
+    width = cos.shape[-1]
+    part, rest = states[..., :width], states[..., width:]
+    turned = torch.cat([-part[..., width // 2 :], part[..., : width // 2]], -1)
+    return torch.cat([part * cos + turned * sin, rest], -1)
+
+
+def angles_apart(model: TransformerBridge, layer: int, distance: int) -> tuple[Angles, Angles]:
+    """Angles of a query and of a key ``distance`` tokens before it; None without rotary positions.
+
+    Refuses a model whose attention scores are not those of ``placed`` queries and keys.
+    """
+    names = {get_act_name(part, layer) for part in ("q", "k", "attn_scores")}
+    tokens = torch.arange(max(distance + 1, FEW), device=model.cfg.device)[None]
+    _, cache = cached(model, tokens % model.cfg.d_vocab, names | angle_names(model.cfg.n_layers))
+    found = angles(cache, layer)
+    states = (placed(model, layer, c, cache[get_act_name(c, layer)], found)[0] for c in "qk")
+    q, k = (each.transpose(0, 1) for each in states)
+    ours = (q @ k.mT / q.shape[-1] ** 0.5).tril()
+    theirs = cache[get_act_name("attn_scores", layer)][0].tril()
+    if not (ours - theirs).abs().max() <= CLOSE * (1 + theirs.abs().max()):
+        raise IclError(
+            "QK matching cannot be read from this model's weights: its attention scores are not "
+            "q·k / sqrt(d_head) of queries and keys with learned or rotary positions. Use a model "
+            "like GPT-2, GPT-NeoX, Llama or Qwen."
+        )
+    if found is None:
+        return None, None
+    (cos, sin), q, k = found, slice(distance, distance + 1), slice(1)
+    return (cos[0, q], sin[0, q]), (cos[0, k], sin[0, k])

@@ -1,0 +1,211 @@
+"""Heads that share keys and values, written out: the same network, and one head apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from by_hand import ByHand
+from tiny import BOS, GROUPED, VOCAB, save_grouped, tokens
+from torch import Tensor
+from transformers import FalconConfig, FalconForCausalLM, PreTrainedModel
+
+from iclutils import IclError, models
+from iclutils.interp import hooks, patching, weights
+from iclutils.interp.attribution import edge_attribution
+from iclutils.interp.circuit import scores
+from iclutils.interp.clean_corrupt import CleanCorrupt, copying
+from iclutils.interp.graph import Node, of
+from iclutils.models import TransformerBridge, cached, get_act_name
+
+Both = tuple[TransformerBridge, ByHand]
+
+
+@pytest.fixture(scope="module", params=GROUPED)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
+    """A model as the package loads it, and the same by hand."""
+    folder = tmp_path_factory.mktemp(request.param)
+    network = save_grouped(folder, request.param)
+    return models.load(folder), ByHand(network)
+
+
+def a_task(model: TransformerBridge, count: int = 2) -> CleanCorrupt:
+    return copying(model, count, 5, torch.Generator().manual_seed(0))
+
+
+def close(got: Tensor, expected: Tensor, atol: float = 2e-5) -> None:
+    torch.testing.assert_close(got.double(), expected.double(), atol=atol, rtol=1e-4)
+
+
+# Would catch keys of another group, a bias or norm left behind, and a model that is not the one
+# on disk; an edit, or a twin with random weights, of the network after it was written out.
+def test_the_network_is_the_same(both: Both) -> None:
+    model, truth = both
+    x, names = tokens(2, 9), [get_act_name("pattern", layer) for layer in range(3)]
+    logits, cache = cached(model, x, names)
+    expected = truth.run(x)
+    close(logits, expected.logits, 1e-4)
+    with torch.no_grad():
+        close(logits, truth.network(x).logits, 1e-4)
+    for (layer, head), pattern in expected.patterns.items():
+        close(cache[names[layer]][:, head], pattern)
+    assert model.W_K.shape == model.W_Q.shape == (3, 4, 24, 8)
+    for layer, head, name in ((0, 1, "k"), (1, 2, "v"), (2, 3, "q")):
+        close(getattr(model, f"W_{name.upper()}")[layer, head], truth.matrix(layer, head, name)[0])
+
+
+def test_edits_twins_and_size(tmp_path: Path) -> None:
+    save_grouped(tmp_path)
+    seen: list[torch.Size] = []
+
+    def edit(network: PreTrainedModel) -> None:
+        seen.append(network.model.layers[0].self_attn.k_proj.weight.shape)
+        network.model.layers[0].self_attn.k_proj.weight[8:] = 0
+
+    edited = models.edit_weights(tmp_path, edit)
+    assert seen == [(16, 24)], "an edit is of the published network"
+    assert edited.W_K[0, :2].any()
+    assert not edited.W_K[0, 2:].any()
+    twin = models.random_init(tmp_path, 0)
+    assert torch.equal(twin.W_V[:, 0], twin.W_V[:, 1])
+    assert not torch.equal(twin.W_V[:, 1], twin.W_V[:, 2])
+    assert models.size(tmp_path) == 4 * sum(
+        p.numel() for p in {*edited.original_model.parameters()}
+    )
+
+
+# Would catch a patch of one head's key that moves the heads of its group as well.
+def test_one_head_of_a_group_can_be_edited_alone(both: Both) -> None:
+    model, _ = both
+    x, name, z = tokens(2, 9), get_act_name("k", 1), get_act_name("z", 1)
+    before = cached(model, x, [z])[1][z]
+    _, seen = hooks.run_with_hooks(
+        model, x, [hooks.set_activation(name, torch.zeros(()), [2])], [z]
+    )
+    moved = (seen[z] - before).abs().amax((0, 1, 3)) > 1e-4
+    assert moved.tolist() == [False, False, True, False]
+
+
+# Would catch rotation left out or in the wrong place, queries and keys without their norm, a norm
+# that subtracts the mean, a gate that is lost, and a head that reads with another group's key.
+def test_every_kind_of_edge_against_float64(both: Both) -> None:
+    model, truth = both
+    graph = of(model)
+    for at in (slice(None), slice(-1, None)):
+        task = a_task(model)
+        task = CleanCorrupt(task.clean, task.corrupt, task.at[:, at], task.answer[:, at])
+        assert patching.CleanRun(model, task).plain
+        edges = [*graph.edges()[::53], *[(u, Node("logits")) for u in graph.writers[::5]]]
+        got = patching.path_patching(model, task, edges)
+        for edge in edges:
+            expected = truth.lost(task, edge)
+            close(got[graph.index(edge)], expected)
+    assert got.abs().max() > 0.01, "nothing to compare"
+
+
+# Would catch what precedes the first corrupt token being redone from the wrong states.
+@pytest.mark.parametrize("first", [1, 7])
+def test_only_what_follows_the_first_difference_is_redone(both: Both, first: int) -> None:
+    model, truth = both
+    task = a_task(model)
+    corrupt = torch.cat([task.clean[:, :first], (task.clean[:, first:] + 7) % BOS], 1)
+    task = CleanCorrupt(task.clean, corrupt, task.at, task.answer)
+    run = patching.CleanRun(model, task)
+    assert (run.plain, run.first) == (True, first)
+    graph = of(model)
+    edges = graph.edges()[::61]
+    got = patching.path_patching(model, task, edges)
+    for edge in edges:
+        close(got[graph.index(edge)], truth.lost(task, edge))
+    flow = patching.layer_flow(model, task)
+    for source, target in ((0, 1), (1, 2), (2, 3)):
+        readers = [r for r in graph.readers if r.layer == (target if target < 3 else -1)]
+        writers = [w for w in graph.writers if w.layer == source - 1]
+        clean, other = (truth.run(t).writes for t in (task.clean, task.corrupt))
+        change = sum(other[w] - clean[w] for w in writers)
+        close(
+            flow[source, target],
+            truth.score(task) - truth.score(task, dict.fromkeys(readers, change)),
+        )
+
+
+# Would catch gradients of a group where those of one head are meant: the heads of a group share a
+# matrix, so that its own gradient is the sum over them.
+def test_estimates_are_slopes_of_one_head_in_float64(both: Both) -> None:
+    model, truth = both
+    task, graph = a_task(model, 1), of(model)
+    got = edge_attribution(model, task)
+    clean, corrupt = (truth.run(x).writes for x in (task.clean, task.corrupt))
+    for edge in graph.edges()[::41]:
+        writer, reader = edge
+        part = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        score = truth.score(task, {reader: part * (corrupt[writer] - clean[writer])})
+        (slope,) = torch.autograd.grad(score.sum(), part)
+        close(got[graph.index(edge)][0], -slope, 1e-4)
+    assert got.abs().max() > 0.01, "nothing to compare"
+
+
+def test_a_circuit_without_one_edge_is_the_patch_of_it(both: Both) -> None:
+    model, truth = both
+    task, graph = a_task(model), of(model)
+    for edge in graph.edges()[5::101]:
+        kept = graph.exists & ~graph.mask([edge])
+        close(truth.score(task) - scores(model, task, kept[None])[0], truth.lost(task, edge))
+
+
+# Would catch W_V or W_K of another group, and factors of the product in the wrong order.
+def test_scores_from_weights_are_those_of_dense_matrices(both: Both) -> None:
+    model, truth = both
+    embed = truth.network.model.embed_tokens.weight.double()
+    unembed = truth.network.lm_head.weight.double()
+    copying_scores, normed = weights.copying_scores(model), hasattr(model.blocks[0].attn, "q_norm")
+
+    def circuit(layer: int, head: int, kind: str) -> Tensor:
+        w = {name: truth.matrix(layer, head, name)[0] for name in "qkv"}
+        if kind == "V":
+            return w["v"] @ truth.out(layer, head)
+        return w["q"] @ w["k"].T if kind == "Q" else w["k"] @ w["q"].T
+
+    for layer, head in ((0, 1), (1, 2), (2, 3)):
+        values = torch.linalg.eigvals(embed @ circuit(layer, head, "V") @ unembed.T)
+        expected = values.sum().real / values.abs().sum()
+        close(copying_scores[layer, head], expected.detach(), 1e-3)
+    for kind in "QKV":
+        if normed and kind != "V":
+            with pytest.raises(IclError, match=f"{kind}-composition cannot be read .* norm their"):
+                weights.composition_scores(model, kind)
+            continue
+        got = weights.composition_scores(model, kind)
+        for first, second in (((0, 1), (1, 2)), ((1, 3), (2, 1)), ((0, 0), (2, 3))):
+            ov, reads = circuit(*first, "V"), circuit(*second, kind)
+            close(
+                got[(*first, *second)], ((ov @ reads).norm() / (ov.norm() * reads.norm())).detach()
+            )
+
+
+# Would catch a turn in the wrong direction, of queries and keys alike, or before the norm.
+@pytest.mark.parametrize("distance", [0, 1, 6])
+def test_qk_matching_at_a_distance(both: Both, distance: int) -> None:
+    model, truth = both
+    embed = truth.network.model.embed_tokens.weight.double()
+    written = embed @ truth.matrix(0, 1, "v")[0] @ truth.out(0, 1)
+    states = []
+    for name, rows, place in (("q", embed, distance), ("k", written, 0)):
+        own = getattr(truth.network.model.layers[2].self_attn, f"{name}_norm", None)
+        value = rows @ truth.matrix(2, 3, name)[0]
+        value = value if own is None else truth.norm(own, value)
+        states.append(truth.turn(value, torch.full((len(rows),), float(place)).double()))
+    matches, own = states[0] @ states[1].T, torch.arange(VOCAB)
+    expected = [(matches.argmax(axis) == own).double().mean().item() for axis in (1, 0)]
+    got = weights.qk_matching(model, (0, 1), (2, 3), "tokens", distance)
+    assert got == pytest.approx(tuple(expected), abs=1e-6)
+
+
+def test_other_ways_to_share_are_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    falcon = FalconConfig(vocab_size=VOCAB, bos_token_id=BOS, eos_token_id=BOS, **sizes)
+    FalconForCausalLM(falcon).save_pretrained(tmp_path)
+    with pytest.raises(IclError, match=r"4 heads share keys and values \(1 in all\)"):
+        models.load(tmp_path)
