@@ -85,7 +85,7 @@ def group(
 
 def _mini(
     steps: int,
-    seeds: int = 3,
+    seeds: int = 5,
     data: Sequence[Data] = (ISOTROPIC,),
     settings: Mapping[str, Any] = MappingProxyType({}),
     **shape: Any,
@@ -99,7 +99,7 @@ def _mini(
 def _contrastive(**shape: Any) -> Make:
     problems = [Problem(Task(4), link) for link in LINKS]
     settings = {"scale": 1.0, "peak_rate": 5e-3, "clip": 1.0, "batch": 256}
-    return _mini(3000, 5, problems, settings, pairs=8, **shape)
+    return _mini(3000, data=problems, settings=settings, pairs=8, **shape)
 
 
 def _paper(**shape: Any) -> Make:
@@ -107,7 +107,7 @@ def _paper(**shape: Any) -> Make:
     rate = 5e-4 if shape.get("layers", 1) > 3 else 1e-3
     settings = {"batch": 2048, "peak_rate": rate, "floor": 1.0, "warmup": 1, "log_every": 1000}
     steps = 5000 if shape.get("shared") else 50_000
-    return _mini(steps, 5, settings=settings | _ALONG, **shape)
+    return _mini(steps, settings=settings | _ALONG, **shape)
 
 
 # Checkpoints on the way; and, where small weights do not move, larger ones to start from and a
@@ -119,11 +119,11 @@ _APART: dict[str, Any] = {"layers": 2, "attention": ("softmax", "linear"), "sepa
 _WAVES: dict[str, Any] = {"data": (Waves(),), "settings": {"scale": 0.3} | _ROUGH, "width": 20}
 _OURS = _SOFT | {"sees_query": True}
 SHIPPED = {
-    "lsa-1": _mini(3000, seeds=5, settings=_ALONG),
+    "lsa-1": _mini(3000, settings=_ALONG),
     "lsa-2": _mini(8000, settings=_ALONG, layers=2),
-    "lsa-5": _mini(8000, settings=_ALONG, layers=5, clip=10.0),
-    "lsa-2-shared": _mini(8000, settings=_ALONG, layers=2, shared=True),
-    "lsa-5-shared": _mini(8000, settings=_ALONG, layers=5, shared=True, clip=10.0),
+    "lsa-5": _mini(8000, 3, settings=_ALONG, layers=5, clip=10.0),
+    "lsa-2-shared": _mini(8000, 3, settings=_ALONG, layers=2, shared=True),
+    "lsa-5-shared": _mini(8000, 3, settings=_ALONG, layers=5, shared=True, clip=10.0),
     "lsa-softmax": _mini(4000, **_SOFT),
     "lsa-softmax-2-heads": _mini(4000, heads=2, **_SOFT),
     "lsa-norm": _mini(4000, norm=True),

@@ -151,9 +151,14 @@ def copying(
         squares = _jacobian(tokens, network).square().sum((-2, -1))
     pairs = squares[:, :-1]
     place = torch.arange(pairs.shape[-2], device=pairs.device)
-    own, partner = (pairs[:, place, at] / pairs.sum(-1) for at in (place, place ^ 1))
+    on_others = pairs.clone()
+    on_others[:, place, place] = 0
+    partner, others = (
+        each / pairs.sum(-1) for each in (pairs[:, place, place ^ 1], on_others.sum(-1))
+    )
+    least = torch.finfo(others.dtype).tiny
     x_on_y, y_on_x = (
-        partner[:, k::2].mean(-1) / (1 - own[:, k::2].mean(-1)).clamp(min=1e-12) for k in (0, 1)
+        partner[:, k::2].mean(-1) / others[:, k::2].mean(-1).clamp(min=least) for k in (0, 1)
     )
     return Copying(squares.sqrt(), x_on_y, y_on_x)
 

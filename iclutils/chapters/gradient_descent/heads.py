@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -25,7 +25,7 @@ from ...progress import bar
 from ...tasks.prompts import Prompts
 from ...tasks.repeated import RepeatedTokens
 from .dual import dual_form, explicit_steps, trajectory
-from .features import gram
+from .features import gram, kernel_error, scores
 
 Tokens = Int[Tensor, "batch pos"]
 Mask = Shaped[Tensor, "..."]  # (batch, pos), bool; anything else is refused with a cure
@@ -101,6 +101,50 @@ def explicit_head_step(
     at, seen = checked_query(tokens, demonstrations, at)
     query, key, value = _of_head(model, tokens, head, at)
     return explicit_steps(*gram(query, key), value, demonstrations, seen)
+
+
+def rising_similarities(
+    model: TransformerBridge, tokens: Tokens, demonstrations: Mask, at: Place = None
+) -> Float[Tensor, "batch layer head"]:
+    """Share of the demonstrations i whose v_i·W φ(k_i) rises with a head's step.
+
+    It rises by (1/D_q) Σ_j v_i·v_j φ(k_i)·φ(k_j) over the demonstrations j ({cite}`ren2024`).
+    """
+    at, seen = checked_query(tokens, demonstrations, at)
+    shown, shares = (demonstrations & seen)[:, None], []
+    for _, key, value, _ in read_heads(model, tokens, at):
+        near = scores(key, key, shown[:, :, None]).softmax(-1)  # a positive factor for each i
+        rises = (near * (value @ value.mT)).sum(-1) > 0
+        shares.append((rises & shown).sum(-1) / shown.sum(-1))
+    return torch.stack(shares, 1)
+
+
+def feature_errors(
+    model: TransformerBridge,
+    tokens: Tokens,
+    size: int,
+    at: Place = None,
+    *,
+    method: str = "iid",
+    draws: int = 1,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "batch"]:
+    """The relative error of attention by ``size`` random features at the query: median over heads.
+
+    ``method``, ``draws`` and ``generator`` as in ``features.kernel_error``.
+    """
+    at, _ = checked_query(tokens, torch.zeros_like(tokens, dtype=torch.bool), at)
+    given: dict[str, Any] = {"method": method, "draws": draws, "generator": generator}
+    errors = []
+    for row, last in zip(tokens, at, strict=True):
+        layers = read_heads(model, row[None, : int(last) + 1], last[None])
+        each = [
+            kernel_error(query[0, h, None], key[0, h], value[0, h], [size], **given)
+            for query, key, value, _ in layers
+            for h in range(model.cfg.n_heads)
+        ]
+        errors.append(torch.cat(each).median())
+    return torch.stack(errors)
 
 
 # Direct logit attribution ------------------------------------------------------------------------
