@@ -16,13 +16,17 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaConfig, Lla
 
 from iclutils import IclError, models, zoo
 from iclutils.chapters.gradient_descent.ablation import ablate, ablations, frozen_mlps, predict
+from iclutils.chapters.gradient_descent.dual import initial_model
 from iclutils.chapters.gradient_descent.heads import (
     demonstration_tokens,
     direct_logit_attribution,
     dual_heads,
     explicit_head_step,
+    feature_errors,
     first_copy,
     head_trajectory,
+    read_heads,
+    rising_similarities,
 )
 from iclutils.models import TransformerBridge
 from iclutils.tasks.prompts import Role
@@ -164,6 +168,36 @@ def test_one_heads_steps(both: Both) -> None:
         for n in (0, 3, 7):
             part = dual_heads(both.model, x, mask & (torch.arange(12) < n)).demonstration_update
             close(path[:, n], before + part[:, layer, head], 1e-10)
+
+
+def test_which_demonstrations_become_more_similar(both: Both) -> None:
+    """By the dual model itself, before and after its step."""
+    x, mask = tokens(3, 12), some_mask(3, 12)
+    found = rising_similarities(both.model, x, mask)
+    for layer, (query, key, value, _) in enumerate(
+        read_heads(both.model, x, torch.tensor([11] * 3))
+    ):
+        first = initial_model(query, key, value, mask[:, None])
+        rise = first.updated(mask[:, None]).similarities() - first.similarities()
+        close(found[:, layer], ((rise > 0) & mask[:, None]).sum(-1) / mask.sum(-1)[:, None])
+
+
+def test_random_features_at_a_heads_own_norms(wide: TransformerBridge) -> None:
+    """The mean over directions of exp(ω·(q + k) - (|q|² + |k|²)/2), summed by hand."""
+    x, at = tokens(2, 9), torch.tensor([8, 5])
+    found = feature_errors(wide, x, 64, at, generator=torch.Generator().manual_seed(1))
+    source, expected = torch.Generator().manual_seed(1), []
+    for row, last in zip(x, at, strict=True):
+        errors = []
+        for parts in read_heads(wide, row[None, : last + 1], last[None]):
+            for q, k, v, z in zip(*(part[0] for part in parts), strict=True):
+                omega = torch.randn(64, len(q), generator=source, dtype=torch.float64)
+                q, k = q / len(q) ** 0.25, k / len(q) ** 0.25
+                size = (q.square().sum() + k.square().sum(-1)) / 2
+                weights = ((q + k) @ omega.T - size[:, None]).exp().mean(-1)
+                errors.append((weights @ v / weights.sum() - z).norm() / z.norm())
+        expected.append(torch.stack(errors).median())
+    close(found, torch.stack(expected), 1e-3)
 
 
 # --- direct -------------------------------------------------------------------------------------
