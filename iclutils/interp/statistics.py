@@ -26,7 +26,7 @@ def mean_se(values: Float[Tensor, "sample"]) -> tuple[float, float]:
 
 
 def repetitions(
-    cases: Mapping[Hashable, Float[Tensor, "sample"] | float],
+    cases: Mapping[Hashable, Float[Tensor, "*sample"] | float],
 ) -> Float[Tensor, "_"] | float:
     """What a claim was repeated over: one mean for each case, or of a single case its samples."""
     found = [torch.as_tensor(values, dtype=torch.double).flatten() for values in cases.values()]
