@@ -14,6 +14,7 @@ LEDGER = """
 - id: "90.second"
   cell: start
   kind: erratum
+  added_after: "90.first"
   origin: own
   statement: It is round.
   source: a bar of ours

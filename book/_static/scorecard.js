@@ -26,7 +26,7 @@
     for (const table of tables) {
       table.closest("section").hidden = [...table.tBodies[0].rows].every(row => row.hidden);
     }
-    shown.textContent = `${rows.filter(row => !row.hidden).length} of ${rows.length} rows`;
+    shown.textContent = `${rows.filter(row => !row.hidden).length} of ${rows.length} claims`;
     const query = fields.size ? `?${fields}` : location.pathname;
     try { history.replaceState(null, "", query + location.hash); } catch { /* only the address */ }
   }

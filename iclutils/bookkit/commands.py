@@ -140,7 +140,19 @@ def claims(given: Namespace) -> None:
 
     results = claims.read_results(*claims.result_folders())
     for row in scorecard.rows(results, given.chapter):
-        print(f"{row.verdict:<15} {row.tier:<6} {row.claim.id:<40} {row.value}")
+        for column, entry in row.items():
+            if entry.verdict != scorecard.NOT_ASKED:
+                name = f"{entry.claim.id:<40} {entry.claim.kind:<9}"
+                print(f"{entry.verdict:<15} {column:<9} {name} {entry.value}")
+
+
+@command(CHAPTER, examples=("", "03"))
+def scorecard(given: Namespace) -> None:
+    """Print how many findings hold, and which do not."""
+    from . import claims, scorecard
+
+    results = claims.read_results(*claims.result_folders())
+    print(scorecard.text(scorecard.rows(results, given.chapter)))
 
 
 @command()

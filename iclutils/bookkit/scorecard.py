@@ -1,4 +1,5 @@
-"""The scorecard: every claim at every tier it applies to, with its result if there is one.
+"""The scorecard: every claim with what the source says, what was measured on small models, with
+random weights (the null), on a real model and on the source's own, and totals of the findings.
 
 Data and text only. The book's extension makes a page of it, ``make book`` prints it.
 """
@@ -6,47 +7,81 @@ Data and text only. The book's extension makes a page of it, ``make book`` print
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from . import claims, presets
-from .claims import VERDICTS, Claim, Result
+from . import claims
+from .claims import FAILS, HOLDS, NULL, PARTLY, UNDEFINED, Claim, Result
 
 MINUS = "\N{MINUS SIGN}"
-NOT_RUN = "not run"
+NOT_RUN, NOT_ASKED = "not run", "–"  # the second: the claim is not put to such models
+COLUMNS = {"mini": "Small models", f"mini{NULL}": "Null", "real": "Real model", "paper": "Paper"}
+ORIGINS = {"paper": "papers", "note": "study notes", "own": "our own"}
+# Who runs the source's own model or task reproduces it.
+REPRODUCED = {HOLDS: "reproduced", PARTLY: "reproduced in part", FAILS: "not reproduced"}
 
 
 @dataclass(frozen=True)
-class Row:
-    """One claim at one tier."""
+class Entry:
+    """One claim in one column: at a tier, or with random weights."""
 
     claim: Claim
-    tier: str
+    column: str
     result: Result | None
 
     @property
     def verdict(self) -> str:
-        """The result's verdict, or ``not run``."""
-        return self.result.verdict if self.result else NOT_RUN
+        """The result's verdict in the words of the column, ``not run``, or a dash."""
+        if self.result is None:
+            return NOT_RUN if self.column.removesuffix(NULL) in self.claim.tiers else NOT_ASKED
+        verdict = self.result.verdict
+        return REPRODUCED.get(verdict, verdict) if self.column == "paper" else verdict
 
     @property
     def value(self) -> str:
-        """The measured value with its spread, coarsely, or ``not run``."""
+        """The measured value with its standard error, coarsely; ``not run`` or a dash if none."""
         if self.result is None:
-            return NOT_RUN
+            return self.verdict
         value = self.result.value
-        return claims.UNDEFINED if value is None else number(value, self.result.spread)
+        return UNDEFINED if value is None else number(value, self.result.spread)
+
+
+Row = dict[str, Entry]  # by column
+
+
+def row(claim: Claim, results: Mapping[tuple[str, str], Result]) -> Row:
+    """A claim in every column."""
+    found = {column: results.get((column, claim.id)) for column in COLUMNS}
+    if mini := found["mini"]:
+        found[f"mini{NULL}"] = claims.null_of(mini, results)
+    return {column: Entry(claim, column, result) for column, result in found.items()}
 
 
 def rows(results: Mapping[tuple[str, str], Result], chapter: str | None = None) -> list[Row]:
-    """A row for each claim (of a chapter, or of all) and each tier it applies to."""
+    """A row for each claim, of a chapter or of all."""
+    return [row(claim, results) for claim in claims.ledger(chapter).values()]
+
+
+def of(table: Iterable[Row], column: str = "mini", **fields: str) -> list[Entry]:
+    """The entries of a column whose claims are put there and have these fields (``kind``,
+    ``origin``, ``chapter``)."""
     return [
-        Row(claim, tier, results.get((tier, claim.id)))
-        for claim in claims.ledger(chapter).values()
-        for tier in presets.TIERS
-        if tier in claim.tiers
+        found[column]
+        for found in table
+        if found[column].verdict != NOT_ASKED
+        and all(getattr(found[column].claim, k) == v for k, v in fields.items())
     ]
+
+
+def tally(entries: Iterable[Entry]) -> Counter[str]:
+    """Number of entries of each verdict."""
+    return Counter(entry.verdict for entry in entries)
+
+
+def passing(entries: Iterable[Entry], verdict: str = HOLDS) -> int:
+    """Number of entries with that verdict."""
+    return tally(entries)[verdict]
 
 
 def number(value: float, spread: float = 0.0) -> str:
@@ -75,28 +110,30 @@ def published(claim: Claim) -> str:
     return shown if isinstance(claim.published, str) else shown.replace("-", MINUS)
 
 
-def counts(table: Iterable[Row]) -> dict[tuple[str, str], Counter[str]]:
-    """Number of rows of each verdict, by (chapter, tier)."""
-    found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for row in table:
-        found[row.claim.chapter, row.tier][row.verdict] += 1
-    order = list(presets.TIERS)
-    return dict(sorted(found.items(), key=lambda item: (item[0][0], order.index(item[0][1]))))
-
-
 def text(table: list[Row]) -> str:
-    """The counts as plain text, and the claims that were not reproduced by name."""
+    """Totals of the findings on small models by chapter and by source, what stands apart from
+    them, and the findings that do not hold by name."""
     if not table:
         return "No claims yet."
-    head = ["chapter", "tier", *VERDICTS]
-    body = [
-        [chapter, tier, *(str(tally[verdict]) for verdict in VERDICTS)]
-        for (chapter, tier), tally in counts(table).items()
-    ]
-    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-             for line in [head, *body]]  # fmt: skip
-    failed = [f"{row.claim.id} ({row.tier})" for row in table if row.verdict == claims.FAILS]
+    findings = of(table, kind="finding")
+    shown = [v for v in (*REPRODUCED, UNDEFINED, NOT_RUN) if v in {*REPRODUCED, *tally(findings)}]
+    chapters = sorted({entry.claim.chapter for entry in findings})
+    groups = {f"chapter {name}": {"chapter": name} for name in chapters}
+    groups |= {words: {"origin": name} for name, words in ORIGINS.items()} | {"all": {}}
+    lines = [["findings on small models", *shown, "null holds"]]
+    for name, fields in groups.items():
+        found = tally(of(table, kind="finding", **fields))
+        null = passing(of(table, f"mini{NULL}", kind="finding", **fields))
+        lines.append([name, *(str(found[verdict]) for verdict in shown), str(null)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    said = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    apart = {"identities": of(table, kind="identity"), "errata": of(table, kind="erratum")}
+    said += [f"{len(found)} {name}, {passing(found)} hold" for name, found in apart.items()]
+    for column in ("real", "paper"):
+        counted = tally(of(table, column, kind="finding"))
+        each = ", ".join(f"{count} {verdict}" for verdict, count in counted.items())
+        said.append(f"findings, {COLUMNS[column].lower()}: {each or 'none yet'}")
+    failed = [entry.claim.id for entry in findings if entry.verdict == FAILS]
     if failed:
-        lines.append(f"Does not hold: {', '.join(failed)}")
-    return "\n".join(lines)
+        said.append(f"Does not hold on small models: {', '.join(failed)}")
+    return "\n".join(said)

@@ -42,33 +42,57 @@ def test_a_number_keeps_three_digits(value: float) -> None:
     assert float(mantissa) * 10 ** int(plain or 0) == pytest.approx(value, rel=6e-3)
 
 
-def test_one_row_for_each_claim_and_tier_and_no_result_is_not_run(
+def test_a_row_has_every_column_and_no_result_is_not_run(
     make_ledger: Callable[..., Path], tmp_path: Path
 ) -> None:
     make_ledger("90_demo", LEDGER)
     claims.check("90.first", 0.5, tier="mini", model="m", seed=0)
     table = scorecard.rows(claims.read_results(tmp_path / "results"))
-    assert [(row.claim.id, row.tier, row.verdict, row.value) for row in table] == [
-        ("90.first", "mini", "partly", "0.500"),
-        ("90.first", "paper", "not run", "not run"),
-        ("90.second", "mini", "not run", "not run"),
+    assert [[(entry.verdict, entry.value) for entry in row.values()] for row in table] == [
+        [("holds partly", "0.500"), ("not run",) * 2, ("–",) * 2, ("not run",) * 2],
+        [("not run",) * 2, ("not run",) * 2, ("–",) * 2, ("–",) * 2],
     ]
-    assert scorecard.published(table[0].claim) == "−13.898"
-    assert scorecard.published(table[2].claim) == "no figure"
+    assert scorecard.published(table[0]["mini"].claim) == "−13.898"
+    assert scorecard.published(table[1]["mini"].claim) == "no figure"
 
 
-def test_text_counts_verdicts_and_names_what_failed(
+def test_the_null_is_the_run_with_random_weights_or_the_cells_own(
+    make_ledger: Callable[..., Path], tmp_path: Path
+) -> None:
+    make_ledger("90_demo", LEDGER)
+    where = {"model": "m", "seed": 0}
+    claims.check("90.first", [2.0, 3.0, 4.0], tier="mini", **where)
+    claims.check("90.first", float("nan"), tier="mini-null", **where)
+    claims.check("90.first", 3.0, tier="paper", **where)
+    row, _ = scorecard.rows(claims.read_results(tmp_path / "results"))
+    said = [(entry.verdict, entry.value) for entry in row.values()]
+    undefined = ("undefined", "undefined")
+    assert said == [("holds partly", "3.0 ± 0.6"), undefined, ("–", "–"), ("reproduced", "3.00")]
+    claims.check("90.first", 2.0, tier="mini", null=[0.0, 0.0], **where)
+    row, _ = scorecard.rows(claims.read_results(tmp_path / "results"))
+    assert (row["mini-null"].verdict, row["mini-null"].value) == ("does not hold", "0")
+
+
+def test_text_counts_findings_and_names_what_failed(
     make_ledger: Callable[..., Path], tmp_path: Path
 ) -> None:
     assert scorecard.text([]) == "No claims yet."
     make_ledger("90_demo", LEDGER)
-    assert "Not reproduced" not in scorecard.text(scorecard.rows({}))
-    claims.check("90.first", -1.0, tier="mini", model="m", seed=0)
+    assert "Does not hold" not in scorecard.text(scorecard.rows({}))
+    for name, value in (("90.first", -1.0), ("90.second", 2.0)):
+        claims.check(name, value, tier="mini", model="m", seed=0)
+    claims.check("90.first", 2.0, tier="mini-null", model="m", seed=0)
     text = scorecard.text(scorecard.rows(claims.read_results(tmp_path / "results")))
-    rows = [re.split(r" {2,}", line) for line in text.splitlines()]
-    assert rows[0] == ["chapter", "tier", *claims.VERDICTS]
-    assert rows[1:3] == [
-        ["90", "mini", "0", "0", "0", "1", "1"],
-        ["90", "paper", "0", "0", "0", "0", "1"],
+    lines = [re.split(r" {2,}", line) for line in text.splitlines()]
+    head = ["findings on small models", "holds", "holds partly", "does not hold", "null holds"]
+    assert lines[0] == head
+    zeros, one = ["0", "0", "0", "0"], ["0", "0", "1", "1"]
+    counted = {"chapter 90": one, "papers": one, "study notes": zeros, "our own": zeros, "all": one}
+    assert lines[1:6] == [[name, *counts] for name, counts in counted.items()]
+    assert text.splitlines()[6:] == [
+        "0 identities, 0 hold",
+        "1 errata, 1 hold",
+        "findings, real model: none yet",
+        "findings, paper: 1 not run",
+        "Does not hold on small models: 90.first",
     ]
-    assert rows[3] == ["Not reproduced: 90.first (mini)"]

@@ -26,7 +26,7 @@ BIB = "@misc{xiang2024, author={Xiang, Shuyang}, title={A Note}, year={2024}}"
 PIXEL = (  # a PNG of one dot
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 )
-PRINTED = "partly          90.first\nunknown         90.second\ndone\n"
+PRINTED = "holds partly    90.first\nunknown         90.second\ndone\n"
 FIGURE = {"output_type": "display_data", "data": {"image/png": PIXEL}, "metadata": {}}
 CHAPTER = {
     "cells": [
@@ -152,10 +152,12 @@ def test_every_page_shows_what_there_is(
     book.write(
         "numbers.md",
         "# A *title*\n\n{measured}`90.first`, {measured}`90.first@paper`, "
-        "{measured}`90.first.verdict`, {measured}`90.first.best`, {measured}`90.first.seed`, "
+        "{verdict}`90.first`, {measured}`90.first@null`, {measured}`90.first.best`, "
+        "{measured}`90.first.seed`, "
         "{published}`90.first`\n" + 'Some "words" ' * 40,
     )
     book.write("book/scorecard.md", "# Scorecard\n\n```{scorecard}\n```")
+    book.write("book/verdicts.md", "# Verdicts")
     book.write("book/front.md", "# Front\n\n```{verdicts}\n```")
     book.write("figure.md", "# F\n\n```{chapterfigure} 90-start\nSee *here*.\n```")
     book.write("status.md", "# Status\n\n```{status}\n```")
@@ -187,17 +189,19 @@ def test_every_page_shows_what_there_is(
     (book.source / "book/runs/mini/90_demo.json").unlink()
     assert book.build() == ""
     said = shown(book.html("numbers"), "measured")
-    assert said == ["2.25", "3.00", "reproduced", "6.9", "7"]
+    assert said == ["2.25", "3.00", "not run", "6.9", "7"]
+    assert shown(book.html("numbers"), "verdict") == ["holds"]
     status = [plain(row) for row in rows(book.html("status"))]
-    assert "Demo mini no record 1 reproduced, 1 not run" in status
+    assert "Demo Small models no record 1 holds" in status
 
 
 def _numbers(book: Book) -> None:
     html = book.html("numbers")
-    assert shown(html, "measured") == ["0.50 ± 0.01", "not run", "partly", "5.1", "7"]
+    assert shown(html, "measured") == ["0.50 ± 0.01", "not run", "not run", "5.1", "7"]
+    assert shown(html, "verdict") == ["holds partly"]
     assert shown(html, "published") == ["−13.898"]
     said = re.search('<meta name="description" content="(.*?)"', html)[1]  # type: ignore[index]
-    assert said.startswith("0.50 ± 0.01, not run, partly")
+    assert said.startswith("0.50 ± 0.01, not run, holds partly")
     assert said.endswith(" ...")
     assert len(said) < 170
     assert '<meta property="og:title" content="A title"' in html
@@ -205,30 +209,33 @@ def _numbers(book: Book) -> None:
 
 def _scorecard(book: Book) -> None:
     html = book.html("book/scorecard")
-    assert "2 claims in 3 rows, one for each tier: 1 partly, 2 not run." in plain(html)
-    assert 'href="?verdict=not+run"' in html
-    assert 'href="?chapter=90&amp;tier=mini&amp;verdict=partly"' in html
+    assert 'href="?kind=erratum"' in html
+    assert 'href="?chapter=90&amp;kind=finding&amp;verdict=holds+partly"' in html
     body = re.split(r'<table class="[^"]*\bscorecard ', html)[1].split("</table>")[0]
     found = rows(body)[1:]
     text = [re.sub(r"<.*?>|\s+", " ", row) for row in found]
     assert [re.findall(r'id="(claim-[\w-]+)"', row) for row in found] == [
-        ["claim-90-first-mini"],
-        ["claim-90-first-paper"],
-        ["claim-90-second-mini"],
+        ["claim-90-first"],
+        ["claim-90-second"],
     ]
-    assert re.search(r"It is big.*partly .*0.50 ± 0.01 .*−13.898 .* Xia24 .*mini .*run 1", text[0])
-    assert "reproduced if above 1; partly if above 0; else not reproduced" in text[0].lower()
-    assert re.search(r"It is big.*not run .*not run .*−13.898 .*paper", text[1])
-    assert re.search(r"It is round.*not run .*not run .*no figure .*a bar of ours .*mini", text[2])
+    cells = (
+        r"It is big.*finding .*−13.898 .* Xia24 .*0.50 ± 0.01 .*holds partly .*run 1 .*not run .*–"
+    )
+    assert re.search(cells, text[0])
+    rule = "holds if the whole 95 % interval is above 1"
+    assert f"Small models: {rule}; partly if the mean is above 0" in text[0]
+    assert f"Paper: {rule}" in text[0]
+    assert "Null: the same networks with random weights" in text[0]
+    assert re.search(
+        r"It is round.*Added after +90.first +had failed.*a bar of ours .*not run", text[1]
+    )
     kinds = [set(re.match(r'<tr class="(.*?)"', row)[1].split()) for row in found]  # type: ignore[index]
-    assert kinds[0] >= {"on-chapter-90", "on-source-xiang2024", "on-tier-mini", "on-verdict-partly"}
-    assert kinds[2] >= {"on-source-ours", "on-verdict-not-run"}
-    assert ["again" in kind for kind in kinds] == [False, True, False]
+    assert kinds[0] >= {"on-chapter-90", "on-kind-finding", "on-origin-paper"}
+    assert kinds[0] >= {"on-source-xiang2024", "on-verdict-holds-partly", "on-null-not-run"}
+    assert kinds[1] >= {"on-source-ours", "on-verdict-not-run", "on-kind-erratum"}
     assert all('href="../notebooks/90_demo.html#start"' in row for row in found)
-    assert "verdict-partly" in found[0]
-    assert "verdict-not-run" in found[1]
     runs = re.sub(r"<.*?>|\s+", " ", html.split('id="run-1"')[1])
-    assert re.search(r"1 .*mini .*demo-0 .*7 .*cpu .*python \d.*torch \d", runs)
+    assert re.search(r"1 .*demo-0 .*7 .*cpu .*python \d.*torch \d", runs)
 
 
 def _filter(book: Book) -> None:
@@ -241,9 +248,13 @@ def _filter(book: Book) -> None:
     }
     assert offered == {
         "chapter": [("90", "90 Demo")],
+        "kind": [("finding", "finding"), ("erratum", "erratum")],
+        "origin": [("paper", "papers"), ("own", "our own")],
         "source": [("xiang2024", "Xiang 2024"), ("ours", "our own questions and controls")],
-        "verdict": [("partly", "partly"), ("not run", "not run")],
-        "tier": [("mini", "mini"), ("paper", "paper")],
+        "verdict": [("holds partly", "holds partly"), ("not run", "not run")],
+        "null": [("not run", "not run")],
+        "real": [],
+        "paper": [("not run", "not run")],
     }
     assert form.count("<label for=") == form.count("<select") + form.count("<input")
     assert 'aria-live="polite"' in form
@@ -256,21 +267,35 @@ def _chapter(book: Book) -> None:
     html = book.html("notebooks/90_demo")
     output = re.search(r"<pre class=\"[^\"]*stream.*?</pre>", html, re.DOTALL)[0]  # type: ignore[index]
     assert re.sub("<.*?>", "", output) == PRINTED
-    assert re.findall('href="(.*?)"', output) == ["../book/scorecard.html#claim-90-first-mini"]
-    rest = re.search(r'<p class="claims-here">(.*?)</p>', html)[1]  # type: ignore[index]
+    assert re.findall('href="(.*?)"', output) == ["../book/scorecard.html#claim-90-first"]
+    how_many, rest = re.findall(r'<p class="claims-here">(.*?)</p>', html)
+    said = "Findings of this chapter on small models: 1 hold partly (the scorecard). What a verdict"
+    assert plain(how_many).startswith(said)
+    assert 'href="../book/scorecard.html?chapter=90"' in how_many
+    assert 'href="../book/verdicts.html"' in how_many
     assert plain(rest) == "Judged here, but not in the run shown: 90.second."
-    assert 'href="../book/scorecard.html#claim-90-second-mini"' in rest
+    assert 'href="../book/scorecard.html#claim-90-second"' in rest
     assert html.index("claims-here") > html.index("The start") > html.index("<h1>")
 
 
 def _front_status_and_figure(book: Book) -> None:
     html = book.html("book/front")
-    assert "2 claims, each at one or two sizes of model: 1 partly, 2 not run." in plain(html)
-    assert 'href="scorecard.html?verdict=partly">1 partly<' in html
+    assert [plain(row) for row in rows(html)] == [
+        "Findings of on small models hold hold partly do not hold null holds",
+        "papers 1 0 1 0 0",
+        "study notes 0 0 0 0 0",
+        "our own 0 0 0 0 0",
+        "all 1 0 1 0 0",
+    ]
+    said = "Counted apart: 0 identities, which any network obeys, of which 0 hold, and 1 errata, "
+    said += "mistakes in a text or in released code, of which 0 are shown. "
+    assert said + "On the papers' own models, of 1 findings: 1 not run." in plain(html)
+    assert 'href="scorecard.html?kind=finding&amp;verdict=holds+partly">1<' in html
     html = book.html("status")
     lines = [plain(row) for row in rows(html)]
-    assert "Demo mini 2 min 05 s 1.5 GiB 1 2026-01-02 0123456789+ 1 partly, 1 not run" in lines
-    assert "Demo paper not run 1 not run" in lines
+    ran = "Demo Small models 2 min 05 s 1.5 GiB 1 2026-01-02 0123456789+ 1 holds partly"
+    assert ran in lines
+    assert "Demo Paper not run 1 not run" in lines
     assert "1 A Chip 2 8 GiB none python 3.11.7, torch 9.9" in lines
     assert 'href="notebooks/90_demo.html"' in html
     html = book.html("figure")
@@ -297,7 +322,7 @@ def test_what_is_wrong_is_a_warning_where_it_stands(book: Book) -> None:
         "{published}`91.first`": "Unknown claim '91.first'.",
         "{measured}`90.second@paper`": "Unknown tier of claim 90.second 'paper'. Known: mini.",
         "{measured}`90.first.colour`": "Unknown field of 90.first 'colour'.",
-        "{measured}`first`": "is not of the form",
+        "{measured}`first`": "is not of the form 01.claim",
         "```{chapterfigure} 90-strat\n```": "Unknown label '90-strat'. Did you mean '90-start'?",
         "```{chapterfigure} 91-start\n```": "Unknown chapter '91'",
         "```{chapterfigure} 90-start\n:number: 2\n```": "has 1 figures, and no figure 2",

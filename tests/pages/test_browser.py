@@ -303,7 +303,7 @@ def test_solutions_unfold_without_a_mouse(reader: Reader) -> None:
 @pytest.mark.parametrize("reader", [{"viewport": {"width": 390, "height": 800}}], indirect=True)
 def test_wide_tables_scroll_without_a_mouse(reader: Reader) -> None:
     tab = reader.open("book/scorecard")
-    wide = ".pst-scrollable-table-container:has(table.scorecard)"
+    wide = ".pst-scrollable-table-container:has(table.scorecard-runs)"
     tab.wait_for_selector(f"{wide}[tabindex='0']")
     tab.locator(wide).first.focus()
     tab.keyboard.press("ArrowRight")

@@ -31,36 +31,38 @@ def shown(tab: Any) -> list[str]:
 
 def names(rows: list[Row]) -> list[str]:
     """Targets of these rows."""
-    targets = [f"claim-{row.claim.id}-{row.tier}" for row in rows]
+    targets = [f"claim-{row['mini'].claim.id}" for row in rows]
     return [target.replace(".", "-").replace("_", "-") for target in targets]
 
 
 def test_each_choice_hides_the_other_rows(reader: Reader, rows: list[Row]) -> None:
     tab = reader.open(PAGE)
     said = tab.locator(".scorecard-filter output")
-    assert said.inner_text() == f"{len(rows)} of {len(rows)} rows"
+    assert said.inner_text() == f"{len(rows)} of {len(rows)} claims"
     choices = {
-        "Chapter": ("03", lambda row: row.claim.chapter == "03"),
-        "Source": ("akyurek2023", lambda row: "akyurek2023" in row.claim.source),
-        "Tier": ("mini", lambda row: row.tier == "mini"),
-        "Verdict": ("not reproduced", lambda row: row.verdict == "not reproduced"),
+        "Chapter": ("03", lambda claim: claim.chapter == "03"),
+        "Kind": ("finding", lambda claim: claim.kind == "finding"),
+        "Said by": ("paper", lambda claim: claim.origin == "paper"),
+        "Source": ("akyurek2023", lambda claim: "akyurek2023" in claim.source),
     }
     left = rows
     for label, (value, keep) in choices.items():
-        before, left = left, [row for row in left if keep(row)]
+        before, left = left, [row for row in left if keep(row["mini"].claim)]
         assert 0 < len(left) < len(before), f"{label} chooses nothing here: take another value"
-        tab.get_by_label(label).select_option(value)
+        tab.get_by_label(label, exact=True).select_option(value)
         assert shown(tab) == names(left), label
-        assert said.inner_text() == f"{len(left)} of {len(rows)} rows"
+        assert said.inner_text() == f"{len(left)} of {len(rows)} claims"
+    left = [row for row in left if row["mini"].verdict == "does not hold"]
+    tab.get_by_label("Small models").select_option("does not hold")
+    assert shown(tab) == names(left) != []
     assert not tab.get_by_role("heading", name="Chapter 01").is_visible()
     # The address holds what was chosen: another tab that opens it shows the same.
     query = tab.evaluate("location.search")[1:]
-    assert {key: value[0] for key, value in parse_qs(query).items()} == {
-        label.lower(): value for label, (value, _) in choices.items()
-    }
+    chosen = [value for value, _ in choices.values()] + ["does not hold"]
+    assert [value for (value,) in parse_qs(query).values()] == chosen
     tab = reader.open(f"{PAGE}?{query}")
     assert shown(tab) == names(left)
-    assert tab.get_by_label("Verdict").input_value() == "not reproduced"
+    assert tab.get_by_label("Small models").input_value() == "does not hold"
     tab.get_by_role("button", name="Show all").click()
     tab.wait_for_function("!location.search")
     assert len(shown(tab)) == len(rows)
@@ -71,10 +73,12 @@ def test_words_are_looked_for_in_the_whole_row_and_by_keyboard(
     reader: Reader, rows: list[Row]
 ) -> None:
     tab = reader.open(PAGE)
-    tab.get_by_label("Tier").focus()
+    tab.locator("form.scorecard-filter select").last.focus()
     tab.keyboard.press("Tab")
     tab.keyboard.type("REPETITION gain")
-    assert set(names([r for r in rows if r.claim.id == "01.repetition_gain"])) <= set(shown(tab))
+    assert set(names([r for r in rows if r["mini"].claim.id == "01.repetition_gain"])) <= set(
+        shown(tab)
+    )
     assert len(shown(tab)) < 10
     tab.keyboard.press("Tab")
     tab.keyboard.press("Enter")
@@ -82,21 +86,20 @@ def test_words_are_looked_for_in_the_whole_row_and_by_keyboard(
     assert len(shown(tab)) == len(rows)
 
 
-def test_a_claim_keeps_its_words_when_its_first_row_is_hidden(
-    reader: Reader, rows: list[Row]
-) -> None:
-    twice = next(row.claim for row in rows if len(row.claim.tiers) == 2)
-    mini, paper = names([Row(twice, tier, None) for tier in ("mini", "paper")])
+@pytest.mark.parametrize("reader", [{"viewport": {"width": 390, "height": 800}}], indirect=True)
+def test_on_a_phone_a_claim_is_a_card_with_nothing_off_the_screen(reader: Reader) -> None:
     tab = reader.open(PAGE)
-    statement = tab.locator(f"tr:has(#{paper}) .said").first
-    assert tab.locator(f"tr:has(#{mini}) .said").first.is_visible()
-    assert not statement.is_visible()
-    tab.get_by_label("Tier").select_option("paper")
-    assert statement.is_visible()
+    sides = "all => all.map(e => e.getBoundingClientRect().right)"
+    rights = tab.locator(f"{SHOWN} > :visible").evaluate_all(sides)
+    assert len(rights) > 1000
+    assert max(rights) < 390
+    assert tab.locator(f"{SHOWN} td:nth-child(4) .verdict").first.is_visible()
+    label = "td => getComputedStyle(td, '::before').content"
+    assert tab.locator(f"{SHOWN} td:nth-child(5)").first.evaluate(label) == '"Null"'
 
 
 def test_a_link_to_a_row_shows_it_whatever_was_chosen(reader: Reader, rows: list[Row]) -> None:
-    name = names([row for row in rows if row.claim.chapter == "02"])[0]
+    name = names([row for row in rows if row["mini"].claim.chapter == "02"])[0]
     tab = reader.open(f"{PAGE}?chapter=05#{name}")
     assert tab.locator(f"#{name}").is_visible()
     tab.get_by_label("Chapter").select_option("05")
@@ -120,8 +123,8 @@ def test_every_claim_leads_to_its_cell_and_back(reader: Reader, rows: list[Row])
         back = tab.locator("article a[href*='scorecard.html#claim-']").evaluate_all(
             "links => links.map(link => new URL(link.href).hash.slice(1))"
         )
-        first = {row.claim.id: row for row in reversed(rows) if row.claim.chapter == chapter[:2]}
-        assert set(back) == set(names(list(first.values())))
+        own = [row for row in rows if row["mini"].claim.chapter == chapter[:2]]
+        assert set(back) == set(names(own))
     link = tab.locator(".output.stream a[href*='scorecard.html#claim-']").first
     name = link.inner_text()
     link.click()
@@ -141,7 +144,9 @@ def test_the_front_page_shows_a_figure_and_leads_into_the_scorecard(
     assert len(figure.get_attribute("alt")) > 40
     assert figure.evaluate("i => i.complete && i.naturalWidth > 300")
     assert tab.locator(".sd-card a").count() == 3
-    wanted = [row for row in rows if row.verdict == "corrected"]
-    tab.get_by_role("link", name=f"{len(wanted)} corrected").click()
-    tab.wait_for_url("**/book/scorecard.html?verdict=corrected")
+    kept = [row for row in rows if row["mini"].verdict == "does not hold"]
+    wanted = [row for row in kept if row["mini"].claim.kind == "finding"]
+    counts = tab.locator("table.scorecard-counts tr", has_text="all")
+    counts.get_by_role("link", name=str(len(wanted)), exact=True).first.click()
+    tab.wait_for_url("**/book/scorecard.html?kind=finding&verdict=does+not+hold")
     assert shown(tab) == names(wanted)

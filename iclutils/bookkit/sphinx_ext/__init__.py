@@ -1,10 +1,11 @@
 """Sphinx extension of the book: numbers from the results, and no request to any network.
 
-- ``{scorecard}``: all claims with the source's figure, ours, verdict and provenance, and a filter;
-- ``{verdicts}``: how many rows have which verdict, as links into the scorecard;
+- ``{scorecard}``: all claims with the source's figure, ours, the null's, and a filter;
+- ``{verdicts}``: how many findings hold, by source, as links into the scorecard;
 - ``{status}``: the last run of each notebook; ``{citation}``: how to cite the book;
 - ``{chapterfigure} NN-section``: a figure of a chapter with its text;
-- ``{measured}`01.name```, with ``.field`` and ``@tier`` if wanted: a number from the results;
+- ``{measured}`01.name```, with ``.field`` and ``@null``, ``@real`` or ``@paper`` if wanted: a
+  number from the results; ``{verdict}`01.name```, likewise: its verdict;
 - ``{published}`01.name```: the source's figure;
 - ``{modelcards}``: the cards of the shipped models;
 - ``{api}``: the reference of modules, from their docstrings; ``{modules}``: a table of them;
@@ -52,7 +53,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     """Register everything above."""
     for name, directive in DIRECTIVES.items():
         app.add_directive(name, directive)
-    for name in ("measured", "published"):
+    for name in roles.ROLES:
         app.add_role(name, roles.Number())
     app.add_post_transform(explorer.PictureAndSpecification)
     api.connect(app)

@@ -2,7 +2,8 @@
 
 - ``{chapterfigure}``: a figure of a chapter, with its text for those who cannot see it;
 - where a cell printed a verdict, the name of the claim becomes a link to its row; claims that the
-  committed run did not judge are listed at the end of the section that would.
+  committed run did not judge are listed at the end of the section that would;
+- before the first cell stands how many findings hold, and where it says what that means.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from sphinx.util.docutils import SphinxDirective
 
 from ...errors import IclError, unknown
 from ...files import read_json
-from .. import claims, presets
+from .. import claims
 from ..claims import VERDICTS, Claim
 from . import scorecard
+from .markdown import rows
 
+VERDICTS_PAGE = "book/verdicts"
 LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=$", re.MULTILINE)
 PRINTED = re.compile(
     rf"^((?:{'|'.join([*VERDICTS, 'no claim', 'undefined'])}) +)(\d\d\.\w+)", re.MULTILINE
@@ -113,6 +116,7 @@ def link_claims(app: Sphinx, doctree: nodes.document) -> None:
         return
     app.env.note_reread()  # whether the ledger has changed is not seen here
     ledger = claims.ledger(stem)
+    _say_how_many_hold(app.env, doctree, stem[:2])
     judged: set[str] = set()
     for block in doctree.findall(nodes.literal_block):
         if "stream" in block["classes"]:
@@ -133,6 +137,26 @@ def link_claims(app: Sphinx, doctree: nodes.document) -> None:
         section.insert(len(section) if inner is None else inner, line)
 
 
+def _say_how_many_hold(env: BuildEnvironment, doctree: nodes.document, chapter: str) -> None:
+    """Before the first cell."""
+    first = next((n for n in doctree.findall(nodes.container) if "cell" in n["classes"]), None)
+    found = rows(env, chapter)
+    if first is None or not scorecard.sentence(found):
+        return
+    chosen = f"{os.path.relpath(scorecard.PAGE, Path(env.docname).parent)}.html?chapter={chapter}"
+    link = nodes.reference("", "the scorecard", refuri=chosen, internal=True)
+    line = nodes.paragraph("", "", classes=["claims-here"])
+    line += nodes.Text(f"Findings of this chapter on small models: {scorecard.sentence(found)} (")
+    line += [link, nodes.Text(").")]
+    if VERDICTS_PAGE in env.found_docs:
+        target = {"refdomain": "std", "reftype": "doc", "reftarget": f"/{VERDICTS_PAGE}"}
+        options = {"refdoc": env.docname, "refexplicit": True, "refwarn": True}
+        text = nodes.inline("", "What a verdict means")
+        line += [nodes.Text(" "), addnodes.pending_xref("", text, **target, **options)]
+        line += nodes.Text(".")
+    first.parent.insert(first.parent.index(first), line)
+
+
 def _link_verdicts(block: nodes.literal_block, ledger: dict[str, Claim], docname: str) -> set[str]:
     """Make the claims that an output names links; return their ids."""
     text, end, found = block.astext(), 0, set()
@@ -151,8 +175,7 @@ def _link_verdicts(block: nodes.literal_block, ledger: dict[str, Claim], docname
 
 
 def _link(claim: Claim, docname: str) -> nodes.Node:
-    """The id as a link to its first row of the scorecard."""
-    tier = next(tier for tier in presets.TIERS if tier in claim.tiers)
-    target = {"refdomain": "std", "reftype": "ref", "reftarget": scorecard.anchor(claim, tier)}
+    """The id as a link to its row of the scorecard."""
+    target = {"refdomain": "std", "reftype": "ref", "reftarget": scorecard.anchor(claim)}
     options = {"refdoc": docname, "refexplicit": True, "refwarn": True}
     return addnodes.pending_xref("", nodes.inline("", claim.id), **target, **options)

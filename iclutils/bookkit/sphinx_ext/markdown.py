@@ -47,9 +47,9 @@ def results(env: BuildEnvironment) -> dict[tuple[str, str], Result]:
     return read_results(Path(env.srcdir, "book", "results"))
 
 
-def rows(env: BuildEnvironment) -> list[scorecard.Row]:
-    """All rows of the scorecard."""
-    return scorecard.rows(results(env))
+def rows(env: BuildEnvironment, chapter: str | None = None) -> list[scorecard.Row]:
+    """Rows of the scorecard, of a chapter or of all."""
+    return scorecard.rows(results(env), chapter)
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[str]], name: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import yaml
 from ... import zoo
 from ...errors import IclError
 from ...files import read_json
-from .. import presets, scorecard
-from ..claims import VERDICTS
+from .. import claims, scorecard
 from .markdown import Generated, commit, plain, rows, table, versions
 
 FIELDS = {
@@ -29,20 +27,23 @@ class Status(Generated):
     def markdown(self) -> list[str]:
         """The table of notebooks, and that of machines."""
         runs = read_runs(Path(self.env.srcdir, "book/runs"))
-        counts = scorecard.counts(rows(self.env))
+        table_of = {name[:2]: rows(self.env, name[:2]) for name in claims.chapters()}
         machines = sorted({_machine(run) for run in runs.values()})
         body = []
         for page in sorted(name for name in self.env.found_docs if name.startswith("notebooks/")):
             name = page.removeprefix("notebooks/")
-            for tier in presets.TIERS:
-                found = counts.get((name.split("_")[0], tier), Counter[str]())
-                verdicts = ", ".join(f"{found[v]} {v}" for v in VERDICTS if found.get(v))
-                missing = "no record" if set(found) - {scorecard.NOT_RUN} else scorecard.NOT_RUN
-                run = runs.get((tier, name))
+            for column, label in scorecard.COLUMNS.items():
+                entries = scorecard.of(table_of.get(name[:2], []), column)
+                run = runs.get((column, name))
+                if not (run or entries or column == "mini"):
+                    continue
+                found = scorecard.tally(e for e in entries if e.claim.kind == "finding")
+                verdicts = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
+                missing = "no record" if any(e.result for e in entries) else scorecard.NOT_RUN
                 ran = _ran(run, machines) if run else [missing, *[""] * 4]
-                body.append([f"{{doc}}`/{page}`", tier, *ran, verdicts or "no claims"])
-        head = ["Notebook", "Tier", "Time", "Memory used", "Machine", "Date", "Commit", "Verdicts"]
-        lines = table(head, body, "status")
+                body.append([f"{{doc}}`/{page}`", label, *ran, verdicts or "none"])
+        head = ["Notebook", "Models", "Time", "Memory used", "Machine", "Date", "Commit"]
+        lines = table([*head, "Findings"], body, "status")
         if machines:
             head = ["Machine", "Processor", "Cores", "Memory", "GPU", "Versions"]
             body = [[f"{{#machine-{n}}}\n{n}", *one] for n, one in enumerate(machines, 1)]

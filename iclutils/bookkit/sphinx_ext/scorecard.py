@@ -1,5 +1,5 @@
-"""The scorecard page: a summary, a filter, a table for each chapter, and where the numbers come
-from; and the verdict counts of the front page.
+"""The scorecard page: totals, a filter, a table for each chapter, and where the numbers come from;
+and the totals of the front page.
 
 The filter's script (``book/_static/scorecard.js``) shows the form and hides rows by the classes
 that stand on them. Without it the page is the whole table.
@@ -17,31 +17,34 @@ from urllib.parse import urlencode
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from .. import presets, scorecard
-from ..claims import VERDICTS, Claim, Result
-from ..scorecard import Row
+from .. import scorecard
+from ..claims import FAILS, HOLDS, KINDS, NULL, PARTLY, VERDICTS, Claim, Result
+from ..scorecard import COLUMNS, NOT_ASKED, ORIGINS, Entry, Row, of, passing, tally
 from . import chapters
 from .markdown import Generated, commit, plain, rows, table, versions
 
 PAGE = "book/scorecard"
 SCRIPT = "scorecard.js"
 OURS = "ours"
+# Fields of the filter that choose by the verdict in a column.
+JUDGED = {"verdict": "mini", "null": f"mini{NULL}", "real": "real", "paper": "paper"}
 
 
 class Scorecard(Generated):
-    """``{scorecard}``: a summary, a table for each chapter, and where the numbers come from."""
+    """``{scorecard}``: totals, a table for each chapter, and where the numbers come from."""
 
     def run(self) -> list[nodes.Node]:
-        """The summary and the filter, then a section for each chapter."""
+        """The totals and the filter, then a section for each chapter."""
         parts = super().run()
-        for title, own in self.chapters.items():
-            head = ["Claim", "Verdict", "Ours", "Published", "Tier"]
+        for name, own in self.chapters.items():
+            head = ["Claim", "Kind", "Source", *COLUMNS.values()]
             body = [self.cells(row) for row in own]
-            parts.append(self.section(title, table(head, body, "scorecard")))
+            parts.append(self.section(f"Chapter {name}", table(head, body, "scorecard")))
             (found,) = parts[-1].findall(nodes.tbody)
-            _mark(found, own)
+            for node, row in zip(found.children, own, strict=True):
+                node["classes"] += [f"on-{k}-{v.replace(' ', '-')}" for k, v in fields(row)]
         if self.runs:
-            head = ["Run", "Tier", "Model", "Seed", "Device", "Date", "Commit", "Versions"]
+            head = ["Run", "Models", "Seed", "Device", "Date", "Commit", "Versions"]
             body = [[f"{{#run-{n}}}\n{n}", *run] for n, run in enumerate(self.runs, 1)]
             parts.append(self.section("Runs", table(head, body, "scorecard-runs")))
         return parts
@@ -54,86 +57,91 @@ class Scorecard(Generated):
         return section
 
     def markdown(self) -> list[str]:
-        """The summary and the filter."""
+        """The totals and the filter."""
         self.rows = rows(self.env)
         self.chapters: dict[str, list[Row]] = {}
         for row in self.rows:
-            self.chapters.setdefault(f"Chapter {row.claim.chapter}", []).append(row)
-        self.runs = sorted({_run(row.result) for row in self.rows if row.result})
+            self.chapters.setdefault(row["mini"].claim.chapter, []).append(row)
+        entries = [entry for row in self.rows for entry in row.values()]
+        self.runs = sorted({_run(entry.result) for entry in entries if entry.result})
         if not self.rows:
             return ["No claims yet."]
-        number = len({row.claim.id for row in self.rows})
-        lead = f"{number} claims in {len(self.rows)} rows, one for each tier: "
-        lines = [_tally(lead, self.rows, ""), "", *self.counts()]
-        return [*lines, "```{raw} html", self.form(), "```", ""]
+        return [*_totals(self.rows, ""), *self.counts(), "```{raw} html", self.form(), "```", ""]
 
     def counts(self) -> list[str]:
-        """The counts by chapter and tier; each count leads to its rows."""
+        """The counts by chapter; each leads to its rows."""
         body = []
-        for (chapter, tier), found in scorecard.counts(self.rows).items():
-            chosen = {"chapter": chapter, "tier": tier}
-            counted = [
-                _link(str(found[v]), "", **chosen, verdict=v) if found[v] else "0" for v in VERDICTS
-            ]
-            body.append([_link(chapter, "", chapter=chapter), tier, *counted])
-        head = ["Chapter", "Tier", *(verdict.capitalize() for verdict in VERDICTS)]
+        for name, own in self.chapters.items():
+            found = of(own, kind="finding")
+            chosen = {"chapter": name, "kind": "finding"}
+            counted = [_count(tally(found)[v], "", **chosen, verdict=v) for v in WORDS]
+            null = passing(of(own, f"mini{NULL}", kind="finding"))
+            counted.append(_count(null, "", **chosen, null=HOLDS))
+            for kind in KINDS[1:]:
+                counted.append(_count(len(of(own, kind=kind)), "", chapter=name, kind=kind))
+            body.append([_link(f"Chapter {name}", "", chapter=name), *counted])
+        head = ["On small models", *WORDS.values(), "null holds", "identities", "errata"]
         return table(head, body, "scorecard-counts")
 
     def cells(self, row: Row) -> list[str]:
-        """One row: its claim, how it is judged, verdict, figures and tier."""
-        claim = row.claim
+        """One row: the claim and how it is judged, kind, source, then a cell for each column."""
+        claim = row["mini"].claim
         name = f"`{claim.id}`"
         if f"notebooks/{chapters.page(claim.chapter)}" in self.env.found_docs:
             name = f"[{name}](#{claim.chapter}-{claim.cell})"
-        rules = [f"{verdict} if {_words(rule)}" for verdict, rule in claim.tiers[row.tier].items()]
-        judged = [
-            f"Measured: {claim.measure}",
-            f"{'; '.join(rules)}; else does not hold".capitalize(),
-            f"Bounds: {claim.tolerance}",
-        ]
-        statement = [f"{{#{anchor(claim, row.tier)} .claim-id}}", name, "", "{.said}"]
-        statement += [_line(claim.statement), "", "<details><summary>How it is judged</summary>"]
-        statement += ["", *(f"- {_line(text)}" for text in judged), "", "</details>"]
-        verdict = f"[{row.verdict}]{{.verdict .verdict-{row.verdict.replace(' ', '-')}}}"
-        published = f"{plain(scorecard.published(claim))}\n\n{{.said}}\n{_line(claim.source)}"
-        tier = row.tier
-        if row.result:
-            number = self.runs.index(_run(row.result)) + 1
-            tier += f"\n\n{{.run}}\n[run {number}](#run-{number})"
-        return ["\n".join(statement), verdict, plain(row.value), published, tier]
+        statement = [f"{{#{anchor(claim)} .claim-id}}", name, "", _line(claim.statement), ""]
+        if claim.added_after:
+            statement += [f"{{.added}}\nAdded after `{claim.added_after}` had failed.", ""]
+        statement += ["<details><summary>How it is judged</summary>", ""]
+        statement += [*(f"- {_line(text)}" for text in _rules(claim)), "", "</details>"]
+        said = plain(scorecard.published(claim)) + "\n\n" if claim.published is not None else ""
+        kind = f"{claim.kind}\n\n{{.muted}}\n{SAID_BY[claim.origin]}"
+        source = f"{said}{_line(claim.source)}"
+        return ["\n".join(statement), kind, source, *map(self.entry, row.values())]
+
+    def entry(self, entry: Entry) -> str:
+        """The value, the verdict, how often it was measured, and in which run."""
+        verdict = _badge(entry.verdict)
+        if entry.result is None:
+            return verdict
+        number = self.runs.index(_run(entry.result)) + 1
+        repeated = f"n = {entry.result.count}, " if entry.result.count > 1 else ""
+        run = f"{{.muted}}\n{repeated}[run {number}](#run-{number})"
+        return f"{plain(entry.value)}\n\n{verdict}\n\n{run}"
 
     def form(self) -> str:
         """The form by which the script hides rows; hidden itself until the script runs."""
-        numbers = sorted({row.claim.chapter for row in self.rows})
-        found = {
-            "chapter": _options({name: chapters.title(self.env, name) for name in numbers}),
-            "source": "".join(
-                f'<optgroup label="{escape(group)}">{_options(named)}</optgroup>'
-                for group, named in self.sources().items()
-            ),
-            "verdict": _options({v: v for v in VERDICTS if any(r.verdict == v for r in self.rows)}),
-            "tier": _options({name: name for name in presets.TIERS}),
-        }
-        fields = {
-            name: f'<select name="{name}" id="filter-{name}"><option value="">all</option>'
-            f"{options}</select>"
-            for name, options in found.items()
-        }
-        fields["words"] = '<input type="search" name="words" id="filter-words" autocomplete="off">'
-        choices = "".join(
-            f'<div><label for="filter-{name}">{name.capitalize()}</label>{field}</div>'
-            for name, field in fields.items()
+        there = {pair for row in self.rows for pair in fields(row)}
+        offered = {
+            "chapter": {name: chapters.title(self.env, name) for name in self.chapters},
+            "kind": {kind: kind for kind in KINDS},
+            "origin": dict(ORIGINS),
+            "source": {},
+        } | {field: {v: v for v in _words_of(column)} for field, column in JUDGED.items()}
+        labels = {"origin": "Said by"} | {k: COLUMNS[column] for k, column in JUDGED.items()}
+        made = []
+        for name, choices in offered.items():
+            options = _options({v: said for v, said in choices.items() if (name, v) in there})
+            for group, named in self.sources().items() if name == "source" else ():
+                options += f'<optgroup label="{escape(group)}">{_options(named)}</optgroup>'
+            field = f'<select name="{name}" id="filter-{name}"><option value="">all</option>'
+            made.append((name, f"{field}{options}</select>"))
+        field = '<input type="search" name="words" id="filter-words" autocomplete="off">'
+        form = "".join(
+            f'<div><label for="filter-{name}">{labels.get(name, name.capitalize())}</label>'
+            f"{control}</div>"
+            for name, control in [*made, ("words", field)]
         )
         return (
             '<form class="scorecard-filter" role="search" aria-label="Filter the claims" hidden>'
-            f'{choices}<button type="reset">Show all</button><output aria-live="polite"></output>'
+            f'{form}<button type="reset">Show all</button><output aria-live="polite"></output>'
             "</form>"
         )
 
     def sources(self) -> dict[str, dict[str, str]]:
         """Short names of the works that claims rest on, by citation key, in groups."""
         entries = self.env.get_domain("cite").bibdata.data.entries  # type: ignore[attr-defined]
-        wanted = {key for row in self.rows for key in keys(row.claim)}
+        wanted = {key for row in self.rows for key in keys(row["mini"].claim)}
         groups: dict[str, dict[str, str]] = {"Study notes": {}, "Papers and code": {}}
         for key in wanted & set(entries):
             note = "howpublished" in entries[key].fields
@@ -147,15 +155,12 @@ class Scorecard(Generated):
 
 
 class Verdicts(Generated):
-    """``{verdicts}``: how many rows of the scorecard have which verdict, as links to them."""
+    """``{verdicts}``: how many findings hold, by source, as links into the scorecard."""
 
     def markdown(self) -> list[str]:
-        """The sentence."""
-        found = rows(self.env)
-        number = len({row.claim.id for row in found})
+        """The totals."""
         here = Path(self.env.docname).parent
-        lead = f"{number} claims, each at one or two sizes of model: "
-        return [_tally(lead, found, f"{os.path.relpath(PAGE, here)}.html")]
+        return _totals(rows(self.env), f"{os.path.relpath(PAGE, here)}.html")
 
 
 def load_script(
@@ -166,9 +171,9 @@ def load_script(
         app.add_js_file(SCRIPT, loading_method="defer")
 
 
-def anchor(claim: Claim, tier: str) -> str:
-    """Name of a claim's row at one tier, as the page's target."""
-    return f"claim-{claim.id.replace('.', '-').replace('_', '-')}-{tier}"
+def anchor(claim: Claim) -> str:
+    """Name of a claim's row, as the page's target."""
+    return f"claim-{claim.id.replace('.', '-').replace('_', '-')}"
 
 
 def keys(claim: Claim) -> list[str]:
@@ -177,22 +182,84 @@ def keys(claim: Claim) -> list[str]:
     return [key.strip() for group in groups for key in group.split(",")] or [OURS]
 
 
-def _mark(body: nodes.tbody, found: list[Row]) -> None:
-    """Put on each row the classes ``on-FIELD-VALUE`` by which the script chooses."""
-    before = ""
-    for node, row in zip(body.children, found, strict=True):
-        fields = [("chapter", row.claim.chapter), ("tier", row.tier), ("verdict", row.verdict)]
-        fields += [("source", key) for key in keys(row.claim)]
-        node["classes"] += [f"on-{name}-{value.replace(' ', '-')}" for name, value in fields]
-        # The style sheet hides what the row above has already said, if that one is shown.
-        node["classes"] += ["again"] * (row.claim.id == before)
-        before = row.claim.id
+def fields(row: Row) -> list[tuple[str, str]]:
+    """What the filter can choose a row by: pairs of a field and one of its values."""
+    claim = row["mini"].claim
+    named = [("chapter", claim.chapter), ("kind", claim.kind), ("origin", claim.origin)]
+    named += [("source", key) for key in keys(claim)]
+    return named + [(field, row[column].verdict) for field, column in JUDGED.items()]
 
 
-def _tally(lead: str, found: list[Row], page: str) -> str:
-    """One sentence with the count of each verdict, each a link into the scorecard."""
-    tally = {v: count for v in VERDICTS if (count := sum(row.verdict == v for row in found))}
-    return lead + ", ".join(_link(f"{n} {v}", page, verdict=v) for v, n in tally.items()) + "."
+# Verdicts on small models, of several claims.
+WORDS = {HOLDS: "hold", PARTLY: "hold partly", FAILS: "do not hold"}
+SAID_BY = {"paper": "of a paper", "note": "of a study note", "own": "our own"}
+
+
+def sentence(table: list[Row]) -> str:
+    """How many findings hold on small models: ``12 hold, 3 do not hold``."""
+    counted = tally(of(table, kind="finding"))
+    return ", ".join(f"{n} {WORDS.get(verdict, verdict)}" for verdict, n in counted.most_common())
+
+
+def _totals(found: list[Row], page: str) -> list[str]:
+    """Findings on small models and in the null by who says it; identities, errata and the other
+    columns in a sentence each. Every count leads to its rows."""
+    body = []
+    for origin, said in {**ORIGINS, "": "all"}.items():
+        chosen = {"kind": "finding"} | ({"origin": origin} if origin else {})
+        counted = tally(of(found, **chosen))
+        null = passing(of(found, f"mini{NULL}", **chosen))
+        cells = [_count(counted[v], page, **chosen, verdict=v) for v in WORDS]
+        body.append([said, str(counted.total()), *cells, _count(null, page, **chosen, null=HOLDS)])
+    head = ["Findings of", "on small models", *WORDS.values(), "null holds"]
+    apart = []
+    for kind, what in {
+        "identity": "identities, which any network obeys, of which {} hold",
+        "erratum": "errata, mistakes in a text or in released code, of which {} are shown",
+    }.items():
+        entries = of(found, kind=kind)
+        count = _count(len(entries), page, kind=kind)
+        apart.append(f"{count} {what.format(passing(entries))}")
+    lines = [f"Counted apart: {', and '.join(apart)}."]
+    for field, column in JUDGED.items():
+        if column in ("real", "paper") and (entries := of(found, column, kind="finding")):
+            each = [
+                f"{_count(n, page, kind='finding', **{field: v})} {v}"
+                for v, n in tally(entries).most_common()
+            ]
+            where = {"real": "In a real language model", "paper": "On the papers' own models"}
+            lines.append(f"{where[column]}, of {len(entries)} findings: {', '.join(each)}.")
+    return [*table(head, body, "scorecard-counts"), " ".join(lines), ""]
+
+
+def _rules(claim: Claim) -> list[str]:
+    """How a claim is judged, a line each."""
+    over = f", over {claim.over}" if claim.over else ""
+    said: dict[str, list[str]] = {}
+    for tier, criteria in claim.tiers.items():
+        rule = f"holds if the whole 95 % interval is {_words(criteria['holds'])}"
+        if "partly" in criteria:
+            rule += f"; partly if the mean is {_words(criteria['partly'])}"
+        said.setdefault(rule, []).append(COLUMNS.get(tier, tier).lower())
+    lines = [f"Measured: {claim.measure}{over}"]
+    lines += [f"{' and '.join(where).capitalize()}: {rule}" for rule, where in said.items()]
+    lines.append(f"Null: {claim.null or 'the same networks with random weights'}")
+    return [*lines, f"Bounds: {claim.tolerance}"]
+
+
+def _badge(verdict: str) -> str:
+    name = "none" if verdict == NOT_ASKED else verdict.replace(" ", "-")
+    return f"[{verdict}]{{.verdict .verdict-{name}}}"
+
+
+def _words_of(column: str) -> list[str]:
+    """Words that can stand in a column."""
+    return [scorecard.REPRODUCED.get(v, v) if column == "paper" else v for v in VERDICTS]
+
+
+def _count(number: int, page: str, **chosen: str) -> str:
+    """A count that leads to its rows."""
+    return _link(str(number), page, **chosen) if number else "0"
 
 
 def _link(text: str, page: str, **chosen: str) -> str:
@@ -210,8 +277,7 @@ def _options(named: dict[str, str]) -> str:
 def _run(result: Result) -> tuple[str, ...]:
     """What results of one run have in common: the columns of the table of runs."""
     return (
-        result.tier,
-        plain(result.model),
+        plain(f"{result.model}, random weights" if result.tier.endswith(NULL) else result.model),
         str(result.seed),
         result.device,
         result.date,
