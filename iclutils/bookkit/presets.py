@@ -28,14 +28,15 @@ class Induction:
 class LabelWords:
     """Sizes of chapter 02."""
 
-    models: Names = (*ANCHORS, "anchors-deep")  # the first is the one the figures show
-    control: str = "anchors-uncopied"  # the model that never learned to copy, if there is one
+    models: Names = ANCHORS  # the first is the one the figures show
+    deeper: Names = ("anchors-deep",)  # of the same recipe; drawn, but no part of a verdict
+    controls: Names = ("anchors-uncopied",)  # twins of the first models that never learned to copy
     tasks: Names = ("topics",)
-    prompts: int = 200  # behind every mean of accuracy or loyalty
-    saliency_prompts: int = 128  # prompts behind the saliency of a layer
+    prompts: int = 120  # behind every mean of accuracy or loyalty
+    saliency_prompts: int = 64  # prompts behind the saliency of a layer
     many_shots: int = 4  # demonstrations per class, where several are compared with one
     layers: int = 2  # first and last layers that are isolated
-    sets: int = 8  # demonstration sets behind re-weighting and error diagnosis
+    sets: int = 5  # demonstration sets behind re-weighting and error diagnosis
     queries: int = 100  # on each of them
     train_per_class: int = 8  # training queries per class for the re-weighting
     batch: int | None = None  # training queries in a step of the re-weighting; None: all
@@ -129,7 +130,8 @@ PAPER = Tier(
     Induction(models=("gpt2",), length=50, sequences=32, sweeps=6, pairs=200),
     LabelWords(
         models=("gpt2-xl",),
-        control="",
+        deeper=(),
+        controls=(),
         tasks=("sst2", "trec", "ag_news"),  # EmoC is on no hub: asked for by name
         prompts=5000,
         saliency_prompts=1000,
@@ -190,7 +192,8 @@ REAL = Tier(
     Induction(models=("smollm2",), length=50, sequences=8, sweeps=2, pairs=200),
     LabelWords(
         models=("smollm2",),
-        control="",
+        deeper=(),
+        controls=(),
         tasks=("sentiment", "questions", "topic"),
         prompts=60,
         saliency_prompts=24,

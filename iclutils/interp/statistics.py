@@ -1,13 +1,12 @@
 """Means and their errors, and what chance alone would give.
 
-Sources: Efron 1979 (bootstrap); Benjamini and Hochberg 1995; Westfall and Young 1993 (the largest
-of many as null).
+Sources: Benjamini and Hochberg 1995; Westfall and Young 1993 (the largest of many as null).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 
 import torch
 from jaxtyping import Bool, Float
@@ -33,19 +32,6 @@ def repetitions(
     if len(found) > 1:
         return torch.stack([values.mean() for values in found])
     return found[0] if len(found[0]) > 1 else found[0].item()
-
-
-def bootstrap(
-    samples: Float[Tensor, "sample *rest"],
-    of: Callable[[Float[Tensor, "*rest"]], Float[Tensor, ""]],
-    generator: Generator,
-    draws: int = 200,
-) -> tuple[float, float]:
-    """A function of the mean over samples, such as a ratio of means, and its standard error."""
-    count = len(samples)
-    pick = torch.randint(0, count, (draws, count), generator=generator)
-    again = torch.stack([of(samples[rows].mean(0)) for rows in pick])
-    return of(samples.mean(0)).item(), again.std().item()
 
 
 def worst(

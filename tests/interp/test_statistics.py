@@ -18,8 +18,6 @@ from iclutils import IclError
 from iclutils.interp import readout, statistics
 from iclutils.models import TransformerBridge
 
-DRAWS = 4000  # the bootstrap's own relative error is 1 / sqrt(2 DRAWS), 1.1 %
-
 
 def seeded(seed: int = 0) -> Generator:
     return Generator().manual_seed(seed)
@@ -48,25 +46,6 @@ def test_the_worst_case_depends_on_what_is_good_and_passes_over_nan() -> None:
     assert statistics.worst(cases) == (0.7, 0.2)
     assert statistics.worst(cases, high_is_good=False) == (0.9, 0.1)
     assert np.isnan(statistics.worst({"c": cases["c"]})[0])
-
-
-def test_the_bootstrap_has_the_error_of_the_textbook_and_of_the_delta_method() -> None:
-    """The parts of a ratio are drawn together: with correlated parts that matters."""
-    draw = torch.randn(400, 2, generator=seeded(), dtype=torch.float64)
-    top = 3 + draw[:, 0]
-    pair = torch.stack([top, 2 + 0.5 * draw[:, 0] + 0.1 * draw[:, 1]], 1)
-    value, se = statistics.bootstrap(top, lambda mean: mean, seeded(1), DRAWS)
-    assert value == pytest.approx(textbook.fmean(top.tolist()), rel=1e-6)
-    assert se == pytest.approx(textbook.pstdev(top.tolist()) / 400**0.5, rel=0.06)
-    value, se = statistics.bootstrap(pair, lambda mean: mean[0] / mean[1], seeded(1), DRAWS)
-    (a, b), n = pair.mean(0).tolist(), len(pair)
-    (aa, ab), (_, bb) = torch.cov(pair.T).tolist()
-    ratio = a / b
-    assert value == pytest.approx(ratio)
-    expected = ((aa - 2 * ratio * ab + ratio**2 * bb) / n) ** 0.5 / b
-    apart = ((aa + ratio**2 * bb) / n) ** 0.5 / b
-    assert apart > 1.5 * expected
-    assert se == pytest.approx(expected, rel=0.06)
 
 
 def test_significance_by_enumeration() -> None:

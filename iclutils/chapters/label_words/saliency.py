@@ -43,6 +43,11 @@ class Flow:
 
     total: Float[Tensor, "batch layer kind"]
     count: Int[Tensor, "batch kind"]
+    others: Float[Tensor, "batch layer"]  # per edge into the target from any other token
+
+    def __getitem__(self, rows: Int[Tensor, "rows"]) -> Flow:
+        """That of some of the prompts."""
+        return Flow(self.total[rows], self.count[rows], self.others[rows])
 
     @property
     def mean(self) -> Float[Tensor, "batch layer kind"]:
@@ -58,6 +63,12 @@ class Flow:
     def relative_total(self) -> Float[Tensor, "layer kind"]:
         """The same shares of the summed flow: how much flows, not how much per edge."""
         return functional.normalize(self.total.mean(0), p=1, dim=-1)
+
+    @property
+    def at_target(self) -> Float[Tensor, "layer"]:
+        """S_pq over itself plus the same of all other tokens: 1/2 if the target favours none."""
+        read, rest = self.mean[:, :, 1].mean(0), self.others.mean(0)
+        return read / (read + rest)
 
 
 def saliency(
@@ -98,7 +109,8 @@ def measure(
     for rows in batches(prompts, batch_size, "saliency"):
         part = prompts[rows]
         parts.append(flow(saliency(model, part, heads), part))
-    return Flow(torch.cat([p.total for p in parts]), torch.cat([p.count for p in parts]))
+    columns = zip(*((p.total, p.count, p.others) for p in parts), strict=True)
+    return Flow(*map(torch.cat, columns))
 
 
 def attention_and_gradient(
@@ -130,7 +142,11 @@ def flow(importance: Float[Tensor, "batch layer dest src"], prompts: Prompts) ->
     kinds = edge_kinds(prompts)
     # One kind at a time and multiplied out, so that small shares keep their digits.
     total = [(importance * kind[:, None]).sum((-2, -1)) for kind in kinds.unbind(1)]
-    return Flow(torch.stack(total, -1), kinds.sum((-2, -1)))
+    count = kinds.sum((-2, -1))
+    asked = importance[torch.arange(len(prompts)), :, prompts.target]  # (batch, layer, src)
+    rest = kinds[torch.arange(len(prompts)), 2, prompts.target]  # no label word, not itself
+    others = (asked * rest[:, None]).sum(-1) / rest.sum(-1, keepdim=True)
+    return Flow(torch.stack(total, -1), count, others)
 
 
 def strongest_edges(importance: Float[Tensor, "layer dest src"], count: int) -> list[list[Edge]]:

@@ -113,6 +113,10 @@ def test_the_flows_are_the_papers_sums(prompts: Prompts) -> None:
             assert found.total[row, layer].tolist() == pytest.approx(total, rel=1e-4, abs=1e-4)
             means = [t / n for t, n in zip(total, count, strict=True)]
             assert found.mean[row, layer].tolist() == pytest.approx(means, rel=1e-4, abs=1e-4)
+            rest = (grid[q].sum().item() - into_target) / (q - len(places))
+            assert found.others[row, layer].item() == pytest.approx(rest, rel=1e-4, abs=1e-4)
+    even = flow(torch.ones_like(importance), prompts)
+    assert even.at_target.tolist() == pytest.approx([0.5, 0.5])
 
 
 @settings(max_examples=6, **QUIET)
