@@ -65,7 +65,7 @@ def curves(name: str) -> dict[str, list[Any]]:
 
     Example:
         >>> from iclutils import zoo
-        >>> zoo.curves("induction-1")["step"][:3]
+        >>> zoo.curves("induction-0")["step"][:3]
         [0, 100, 200]
     """
     lines = (home(name) / "curves.jsonl").read_text(encoding="utf-8").splitlines()

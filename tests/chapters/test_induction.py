@@ -151,7 +151,7 @@ def test_the_width_of_a_straight_rise() -> None:
 
 
 def test_checkpoint_metrics_are_those_of_the_other_measurements() -> None:
-    model = models.load("induction-1")
+    model = models.load("induction-0")
     batch = repeated_tokens(model, 8, 30, seeded(0))
     found = induction.checkpoint_metrics(model, batch, seeded(1))
     log_p, right = readout.predictions(model, batch.tokens)

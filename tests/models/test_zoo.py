@@ -124,16 +124,16 @@ def test_unknown_names_and_steps_are_refused() -> None:
 def test_missing_and_damaged_checkpoints_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(zoo.ROOT / "induction-1", tmp_path / "induction-1")
+    shutil.copytree(zoo.ROOT / "induction-0", tmp_path / "induction-0")
     monkeypatch.setattr(zoo, "ROOT", tmp_path)
-    weights = zoo.folder("induction-1") / "model.safetensors"
+    weights = zoo.folder("induction-0") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
-    cure = "python -m iclutils train induction-1"
+    cure = "python -m iclutils train induction-0"
     with pytest.raises(IclError, match=f"damaged.*{cure}"):
-        models.load("induction-1")
+        models.load("induction-0")
     weights.unlink()
     with pytest.raises(IclError, match=f"is missing.*{cure}"):
-        models.load("induction-1")
-    (tmp_path / "induction-1" / "README.md").unlink()
+        models.load("induction-0")
+    (tmp_path / "induction-0" / "README.md").unlink()
     with pytest.raises(IclError, match="no model card"):
-        zoo.read_card("induction-1")
+        zoo.read_card("induction-0")
