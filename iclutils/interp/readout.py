@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..errors import IclError
 from ..models import TransformerBridge, check_tokens, logits
@@ -74,6 +75,33 @@ def target_logits(
             part = prompts[rows]
             out = model.run_with_hooks(part.tokens, fwd_hooks=[*hooks, at_target(part)])
             parts.append(out[:, 0])
+    return torch.cat(parts)
+
+
+def whole_answers(
+    model: TransformerBridge,
+    prompts: Prompts,
+    whole: Int[Tensor, "batch longest"],
+    hooks: Sequence[Hook] = (),
+    batch_size: int | None = None,
+) -> Bool[Tensor, "batch"]:
+    """Whether a model that takes the likeliest token each time writes the whole answer.
+
+    ``whole``: its tokens, -1 after their end (``words.Asked``). ``hooks`` as in ``target_logits``;
+    they see the answer after the prompt.
+    """
+    check_prompts(model, prompts)
+    if hooks and batch_size is not None:
+        raise IclError("Hooks are made for one batch: leave batch_size out, or run the batches.")
+    parts = []
+    with torch.no_grad():
+        for rows in batches(prompts, batch_size, "answers"):
+            part, answer = prompts[rows], whole[rows].to(prompts.tokens.device)
+            at = part.target[:, None] + torch.arange(answer.shape[1], device=answer.device)
+            tokens = pad(part.tokens, (0, answer.shape[1])).scatter(1, at + 1, answer.clamp(min=0))
+            check_tokens(model, tokens)
+            out = model.run_with_hooks(tokens, fwd_hooks=[*hooks, at_positions(at)])
+            parts.append(((out.argmax(-1) == answer) | (answer < 0)).all(1))
     return torch.cat(parts)
 
 

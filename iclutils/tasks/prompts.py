@@ -94,12 +94,15 @@ class Prompts:
         order = self.demo_class.view(len(self), *[1] * (values.ndim - 2), -1)
         return values.gather(-1, order.expand(*values.shape[:-1], -1))
 
-    def check(self) -> None:
-        """Refuse prompts whose parts contradict each other."""
+    def check(self, unseen: int = 0) -> None:
+        """Refuse prompts whose parts contradict each other.
+
+        The last ``unseen`` classes need no demonstration.
+        """
         words = self.label_words.sort(-1).values
         if bool((words[:, 1:] == words[:, :-1]).any()):
             raise IclError("Two classes share a label word: give every class its own.")
-        if not bool(self.of_class().any(1).all()):
+        if not bool(self.of_class()[..., : self.classes - unseen].any(1).all()):
             raise IclError("Some class has no demonstration: show every class at least once.")
         shown = self.tokens.gather(1, self.label_pos)
         if not bool((shown == self.by_demonstration(self.label_words)).all()):

@@ -1,4 +1,4 @@
-"""Sources of classification prompts: made-up topics or real text, asked in the same way."""
+"""Sources of prompts: made-up topics, real text or functions between words, asked alike."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from torch import Generator
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import IclError, unknown
 from ..models import TransformerBridge, tokenizer
-from . import text, topics
+from . import text, topics, words
 from .prompts import Prompts, join
 
 PAPER_SEED, PAPER_SEEDS = 42, 5  # seeds 42 .. 46 (Wang et al. 2023, section 2.1)
-NAMES = ("topics", *text.TASKS)
+EXAMPLES = 5  # of a function between words: one "shot"
+NAMES = ("topics", *text.TASKS, *words.FUNCTIONS, "recall")
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,13 @@ class Text:
     train: list[text.Row]
     test: list[text.Row]
 
+    @property
+    def most_shots(self) -> int:
+        """Per class: what the paper says fits 1024 tokens, in proportion, and rows are there."""
+        labels = [label for _, label in self.train]
+        rows = min(map(labels.count, range(len(self.task.label_words))))
+        return min(rows, self.task.most_shots * max(1, self.context // text.CONTEXT))
+
     def _build(self, shown: list[list[text.Row]], asked: list[text.Row]) -> Prompts:
         prompts = text.build(
             self.task, self.words, shown, asked, context=self.context, over_long="drop"
@@ -83,7 +92,7 @@ class Text:
 
     def evaluation(self, count: int, shots: int = 1) -> Prompts:
         """On the paper's five demonstration sets, an equal share each."""
-        shots = min(shots, self.task.most_shots)
+        shots = min(shots, self.most_shots)
         return self._over_seeds(count, lambda seed, rows: [self._shared(seed, shots)[0]] * rows)
 
     def varied(self, count: int) -> Prompts:
@@ -101,7 +110,59 @@ class Text:
         return asked, self._build([shown] * len(others), others) if others else None
 
 
-Source = Topics | Text
+@dataclass(frozen=True)
+class Words:
+    """A function between words, or recall of arbitrary pairs: training words are shown, held-out
+    ones asked. A shot is five examples, and the classes of a prompt are its own answers.
+
+    The methods are those of topics.
+    """
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase
+    context: int
+    device: str
+    generator: Callable[[str, int], Generator]
+    folder: str | Path | None = None
+
+    def asked(self, count: int, examples: int, generator: Generator, **options: Any) -> words.Asked:
+        """Prompts and their whole answers; ``options`` are those of ``words.ask``."""
+        place = {"context": self.context, **options}
+        if self.name == "recall":
+            found = words.recall(self.tokenizer, count, examples, generator, **place)
+        else:
+            place["folder"] = self.folder
+            found = words.ask(self.name, self.tokenizer, count, examples, generator, **place)
+        return words.Asked(found.prompts.to(self.device), found.whole.to(self.device))
+
+    def evaluation(self, count: int, shots: int = 1) -> Prompts:
+        """``count`` prompts on which accuracy and loyalty are measured."""
+        return self.asked(count, EXAMPLES * shots, self.generator("evaluation", shots)).prompts
+
+    def varied(self, count: int) -> Prompts:
+        """``count`` prompts with examples of their own, for saliency."""
+        return self.asked(count, EXAMPLES, self.generator("varied", 0)).prompts
+
+    def fixed(
+        self, draw: int, count: int, train_per_class: int = 0
+    ) -> tuple[Prompts, Prompts | None]:
+        """``count`` queries on one set of examples, and training words on the same, if any."""
+        both = []
+        more = train_per_class * (EXAMPLES + 1)
+        for number, split in (count, "test"), (more, "train"):
+            if number:  # the same state draws the same examples
+                generator = self.generator("fixed", draw)
+                found = self.asked(number, EXAMPLES, generator, split=split, shared=True)
+                both.append(found.prompts)
+        return both[0], both[1] if more else None
+
+
+Source = Topics | Text | Words
+
+
+def known(name: str) -> bool:
+    """Whether a task has this name: one of ours, your own file, or a listed function."""
+    return name in NAMES or name.endswith(".tsv") or words.listed(name) is not None
 
 
 def suited(model: TransformerBridge, asked: str, usual: tuple[str, ...]) -> tuple[str, ...]:
@@ -113,7 +174,7 @@ def suited(model: TransformerBridge, asked: str, usual: tuple[str, ...]) -> tupl
     if asked:
         names = tuple(name.strip() for name in asked.split(","))
         for name in names:
-            if name not in NAMES:
+            if not known(name):
                 raise unknown("task", name, NAMES)
         return names
     if usual == ("topics",) and model.cfg.d_vocab != topics.VOCAB:
@@ -127,11 +188,15 @@ def open_source(
     generator: Callable[[str, int], Generator] | None = None,
     seed: int = 0,
     folder: str | Path | None = None,
+    labels: text.Labels = "own",
 ) -> Source:
     """The source of one task's prompts for one model.
 
-    Topics need a generator for each purpose and draw (``Session.generator``); texts are chosen
-    by ``seed`` alone (0 for the paper's sets), their rows loaded as by ``text.load``.
+    ``task`` is one of ``NAMES``, or your own labelled texts, a path that ends in ``.tsv``
+    (``text.read``), or a list of words in ``folder`` (``words.load``). Topics and words need a
+    generator for each purpose and draw (``Session.generator``); texts are chosen by ``seed`` alone
+    (0 for the paper's sets), their rows loaded as by ``text.load``; ``labels``: see
+    ``text.with_labels``.
 
     Example:
         >>> import torch
@@ -141,7 +206,8 @@ def open_source(
         >>> len(source.evaluation(5, 1))
         5
     """
-    if task not in NAMES:
+    listed = words.listed(task, folder) is not None
+    if not (known(task) or listed):
         raise unknown("task", task, NAMES)
     device = str(model.cfg.device)
     if task == "topics":
@@ -150,9 +216,21 @@ def open_source(
                 f"This model has {model.cfg.d_vocab} tokens, the made-up topics {topics.VOCAB}: "
                 f"choose a text task for it ({', '.join(text.TASKS)})."
             )
-        if generator is None:
-            raise IclError("Topics are drawn at random: give a generator, as book.generator.")
-        return Topics(generator, device)
-    rows = text.load(task, "train", folder), text.load(task, "test", folder)
-    seed = PAPER_SEED + PAPER_SEEDS * seed
-    return Text(text.TASKS[task], tokenizer(model), model.cfg.n_ctx, device, seed, *rows)
+        return Topics(_needed(generator), device)
+    reads = tokenizer(model), model.cfg.n_ctx, device
+    if task.endswith(".tsv"):
+        own, rows = text.read(task)
+        parts = text.part(rows, "train"), text.part(rows, "test")
+    elif task in text.TASKS:
+        own = text.TASKS[task]
+        parts = text.load(task, "train", folder), text.load(task, "test", folder)
+    else:
+        return Words(task, *reads, _needed(generator), folder)
+    own = text.with_labels(own, labels)
+    return Text(own, *reads, PAPER_SEED + PAPER_SEEDS * seed, *parts)
+
+
+def _needed(generator: Callable[[str, int], Generator] | None) -> Callable[[str, int], Generator]:
+    if generator is None:
+        raise IclError("These prompts are drawn at random: give a generator, as book.generator.")
+    return generator

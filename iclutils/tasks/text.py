@@ -1,8 +1,9 @@
 """Few-shot text classification as in Wang et al. 2023 (arXiv 2305.14160, section 2.1, app. A).
 
-``load`` gives the rows of a data set, ``demonstrations`` and its kin choose among them as the
-released code does, and ``build`` writes the prompts: ``cue text, newline, answer cue, label
-word`` for each demonstration, the same without a label word for the query, and nothing before.
+``load`` gives the rows of a data set (the paper's, or one of ours, which come with the package),
+``read`` those of your own, ``demonstrations`` and its kin choose among them as the released code
+does, and ``build`` writes the prompts: ``cue text, newline, answer cue, label word`` for each
+demonstration, the same without a label word for the query, and nothing before.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pyarrow
@@ -29,7 +30,13 @@ from ..files import sha256
 from .prompts import Prompts, Role
 
 Row = tuple[str, int]  # a text and its class
+Piece = tuple[str, Role]  # a part of a prompt, and what it is there for
 Split = Literal["train", "test"]
+Labels = Literal["own", "swapped", "meaningless"]
+
+OWN = Path(__file__).parent / "data" / "texts"  # our own sets, a tab-separated file each
+MEANINGLESS = (" foo", " bar", " lum", " vel", " mur", " tam")  # as Wei et al. 2023's foo and bar
+CONTEXT = 1024  # of GPT-2, to which most_shots refers
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class TextTask:
     cue: str  # before a text
     answer_cue: str  # before a label word
     label_words: tuple[str, ...]  # by class id, with the space before
-    most_shots: int = 5  # per class that fit the context (Wang et al. 2023, table 1)
+    most_shots: int = 5  # per class that fit 1024 tokens (Wang et al. 2023, table 1)
     text: str = "text"  # columns of the data set
     label: str = "label"
     classes: tuple[str, ...] = ()  # its own names of its classes
@@ -57,6 +64,7 @@ class TextTask:
     revision: str = ""
     train: File | None = None
     test: File | None = None  # what the paper evaluates on
+    one_token: bool = False  # whether every label word must be a single token
 
 
 _ONE = "00000-of-00001.parquet"
@@ -114,6 +122,34 @@ TASKS = {
         label_words=(" Others", " Happy", " Sad", " Angry"),
         classes=("others", "happy", "sad", "angry"),
     ),
+    # Our own sentences. Their label words are single tokens of GPT-2 and of SmolLM2.
+    "sentiment": TextTask(
+        title="our sentiment",
+        cue="Review:",
+        answer_cue="Sentiment:",
+        label_words=(" Negative", " Positive"),
+        most_shots=20,
+        classes=("Negative", "Positive"),
+        one_token=True,
+    ),
+    "questions": TextTask(
+        title="our questions",
+        cue="Question:",
+        answer_cue="Answer Type:",
+        label_words=(" Person", " Place", " Number", " Time", " Reason", " Meaning"),
+        most_shots=6,
+        classes=("Person", "Place", "Number", "Time", "Reason", "Meaning"),
+        one_token=True,
+    ),
+    "subjects": TextTask(
+        title="our subjects",
+        cue="Text:",
+        answer_cue="Subject:",
+        label_words=(" Sports", " Food", " Music", " Money"),
+        most_shots=10,
+        classes=("Sports", "Food", "Music", "Money"),
+        one_token=True,
+    ),
 }
 
 
@@ -125,15 +161,88 @@ def load(name: str, split: Split, folder: str | Path | None = None) -> list[Row]
 
     They are read from ``NAME.SPLIT.jsonl``, one JSON object a line, in ``folder`` or where the
     environment variable ``ICLUTILS_DATA_NAME`` or ``ICLUTILS_DATA`` says, or else from the hub.
+    Our own sets come with the package.
     """
     if name not in TASKS:
         raise unknown("data set", name, TASKS)
+    if (OWN / f"{name}.tsv").is_file():
+        return part(_labelled(OWN / f"{name}.tsv", TASKS[name].classes)[1], split)
     file = f"{name}.{split}.jsonl"
     if folder is not None:
         return _rows(name, split, Path(folder) / file)
     named = (os.environ.get(key) for key in (f"ICLUTILS_DATA_{name.upper()}", "ICLUTILS_DATA"))
     present = (Path(one) / file for one in named if one and (Path(one) / file).is_file())
     return _rows(name, split, next(present, None) or _fetch(name, split))
+
+
+def read(
+    path: str | Path, cue: str = "Text:", answer_cue: str = "Label:"
+) -> tuple[TextTask, list[Row]]:
+    """A set of your own: its template and rows, for ``build`` or, by its path, ``open_source``.
+
+    The file is tab-separated: a header ``label`` and ``text``, then one text a line. Every class
+    needs two texts; its name is its label word, which must be one token of the model.
+    """
+    classes, rows = _labelled(Path(path))
+    words = tuple(f" {name}" for name in classes)
+    title = Path(path).stem
+    return TextTask(title, cue, answer_cue, words, classes=classes, one_token=True), rows
+
+
+def part(rows: Sequence[Row], split: Split) -> list[Row]:
+    """Of every class every other row: ``train`` to show, ``test`` to ask about."""
+    seen: dict[int, int] = {}
+    kept = []
+    for row in rows:
+        seen[row[1]] = seen.get(row[1], -1) + 1
+        if seen[row[1]] % 2 == (split == "test"):
+            kept.append(row)
+    return kept
+
+
+def _labelled(path: Path, classes: tuple[str, ...] = ()) -> tuple[tuple[str, ...], list[Row]]:
+    """Classes (as they first come, unless given) and rows of a tab-separated file."""
+    try:
+        header, *lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise IclError(
+            f"{path} cannot be read as text ({type(error).__name__}: {error})."
+        ) from None
+    if header.split("\t") != ["label", "text"]:
+        raise IclError(f"{path} must begin with the line label, tab, text; got {header!r}.")
+    label_of: dict[str, str] = {}
+    for number, line in enumerate(lines, 2):
+        label, _, text = (piece.strip() for piece in line.partition("\t"))
+        what = "no label" if not label else "no text" if not text else ""
+        if what or text in label_of:
+            what = what or "a text that stood there before"
+            raise IclError(f"{path}, line {number} has {what}: mend it or take it out.")
+        label_of[text] = label
+    classes = classes or tuple(dict.fromkeys(label_of.values()))
+    for label in (*classes, *label_of.values()):
+        count = list(label_of.values()).count(label)
+        if label not in classes or count < 2:
+            raise IclError(
+                f"{path} has {count} texts of the class {label!r}: every class needs two, one to "
+                f"show and one to ask about. Its classes are {', '.join(classes)}."
+            )
+    if len(classes) < 2:
+        raise IclError(f"{path} has {len(classes)} classes: give texts of two at least.")
+    return classes, [(text, classes.index(label)) for text, label in label_of.items()]
+
+
+def with_labels(task: TextTask, labels: Labels) -> TextTask:
+    """The task with other label words: each class that of the next, or words without a meaning."""
+    if labels == "own":
+        return task
+    count = len(task.label_words)
+    if labels == "swapped":
+        return replace(task, label_words=(*task.label_words[1:], task.label_words[0]))
+    if labels != "meaningless":
+        raise unknown("kind of labels", labels, get_args(Labels))
+    if count > len(MEANINGLESS):
+        raise IclError(f"There are {len(MEANINGLESS)} words without a meaning for {count} classes.")
+    return replace(task, label_words=MEANINGLESS[:count])
 
 
 def _how_local(name: str, split: str) -> str:
@@ -289,25 +398,41 @@ def _check_supply(rows: Sequence[Row], classes: int, needed: int) -> None:
 # Prompts
 
 
-def label_tokens(task: TextTask, tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, "cls"]:
-    """Vocabulary id of the first sub-token of each class's label word (section 2.1, footnote 2)."""
+def first_tokens(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Vocabulary id of the first sub-token of each word, with the space before."""
     core = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     missing = {tokenizer.unk_token, getattr(core, "unk_token", None), None}
-    first: list[int] = []
-    for word in task.label_words:
-        ids = tokenizer(word, add_special_tokens=False)["input_ids"]
+    first = tokenizer(list(words), add_special_tokens=False)["input_ids"]
+    for word, ids in zip(words, first, strict=True):
         if not ids or tokenizer.convert_ids_to_tokens(ids[0]) in missing:
             raise IclError(
                 f"The label word {word!r} is not in the vocabulary of this model's tokenizer. "
                 "Use a model that was trained on text, or other label words."
             )
-        if ids[0] in first:
-            other = task.label_words[first.index(ids[0])]
+        if not tokenizer.decode(ids[:1]).strip():
+            raise IclError(
+                f"Of the label word {word!r} this tokenizer makes a space and the rest, so its "
+                "first sub-token says nothing. Use label words that are no numbers."
+            )
+    return [ids[0] for ids in first]
+
+
+def label_tokens(task: TextTask, tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, "cls"]:
+    """Vocabulary id of the first sub-token of each class's label word (section 2.1, footnote 2)."""
+    first = first_tokens(task.label_words, tokenizer)
+    for i, word in enumerate(task.label_words):
+        if first.index(first[i]) < i:
+            other = task.label_words[first.index(first[i])]
             raise IclError(
                 f"The label words {other!r} and {word!r} begin with the same sub-token, so the "
                 "model cannot tell their classes apart there. Use other label words."
             )
-        first.append(ids[0])
+        size = len(tokenizer(word, add_special_tokens=False)["input_ids"])
+        if task.one_token and size > 1:
+            raise IclError(
+                f"The label word {word!r} of {task.title} is {size} tokens of this model: give "
+                "that class a name that is one, such as a short common word."
+            )
     return torch.tensor(first)
 
 
@@ -331,11 +456,6 @@ def build(
             "Give one list of demonstrations per query, equally long, and at least one query; "
             f"got {len(shown)} lists for {len(queries)} queries."
         )
-    if not getattr(tokenizer, "is_fast", False):
-        raise IclError(
-            "This tokenizer does not say which characters a token comes from. Save it with a "
-            "tokenizer.json (in transformers: a fast tokenizer)."
-        )
     words = label_tokens(task, tokenizer)
     for n, (demos, query) in enumerate(zip(shown, queries, strict=True)):
         for text, label in (*demos, query):
@@ -344,7 +464,34 @@ def build(
                     f"Prompt {n} has a row {text!r} of class {label}: texts must not be blank, "
                     f"and the classes of {task.title} are 0..{len(words) - 1}."
                 )
-    parts = [_pieces(task, d, text) for d, (text, _) in zip(shown, queries, strict=True)]
+    return encode(
+        tokenizer,
+        [_pieces(task, d, text) for d, (text, _) in zip(shown, queries, strict=True)],
+        [[label for _, label in demos] for demos in shown],
+        [label for _, label in queries],
+        words.expand(len(queries), -1),
+        context=context,
+        over_long=over_long,
+    )
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase,
+    parts: Sequence[Sequence[Piece]],
+    demo_class: Sequence[Sequence[int]],
+    gold: Sequence[int],
+    label_words: Int[Tensor, "batch cls"],
+    *,
+    context: int,
+    over_long: Literal["error", "drop"] = "error",
+    unseen: int = 0,
+) -> Prompts:
+    """Prompts of pieces that, joined, are their text; see ``build`` and ``Prompts.check``."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise IclError(
+            "This tokenizer does not say which characters a token comes from. Save it with a "
+            "tokenizer.json (in transformers: a fast tokenizer)."
+        )
     texts = ["".join(piece for piece, _ in p) for p in parts]
     encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids = encoded["input_ids"]
@@ -352,31 +499,32 @@ def build(
     if len(kept) < len(ids) and (over_long == "error" or not kept):
         raise IclError(
             f"{len(ids) - len(kept)} of {len(ids)} prompts are longer than the {context} tokens "
-            f"that the model reads: with {len(shown[0])} demonstrations the longest has "
+            f"that the model reads: with {len(demo_class[0])} demonstrations the longest has "
             f"{max(map(len, ids))}. Show fewer demonstrations, use a model with a longer context, "
             'or leave those queries out with over_long="drop". Nothing is cut off.'
         )
     places = [_places(parts[n], encoded["offset_mapping"][n]) for n in kept]
     longest = max(len(ids[n]) for n in kept)
     pad = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
-    label_pos = torch.tensor([labels for _, labels in places])
+    shape = len(kept), len(demo_class[0])
+    label_pos = torch.tensor([at for _, at in places], dtype=torch.long).view(shape)
     prompts = Prompts(
         tokens=torch.tensor([ids[n] + [pad] * (longest - len(ids[n])) for n in kept]),
         roles=torch.tensor([roles + [Role.PAD] * (longest - len(roles)) for roles, _ in places]),
         target=torch.tensor([len(roles) - 1 for roles, _ in places]),
         label_pos=label_pos,
         cue_pos=label_pos - 1,
-        demo_class=torch.tensor([[label for _, label in shown[n]] for n in kept]),
-        gold=torch.tensor([queries[n][1] for n in kept]),
-        label_words=words.expand(len(kept), -1),
+        demo_class=torch.tensor([demo_class[n] for n in kept], dtype=torch.long).view(shape),
+        gold=torch.tensor([gold[n] for n in kept]),
+        label_words=label_words[kept],
     )
-    prompts.check()
+    prompts.check(unseen)
     return prompts
 
 
-def _pieces(task: TextTask, shown: Sequence[Row], query: str) -> list[tuple[str, Role]]:
+def _pieces(task: TextTask, shown: Sequence[Row], query: str) -> list[Piece]:
     """The prompt cut where roles change: joined, the pieces are the prompt."""
-    pieces = []
+    pieces: list[Piece] = []
     for text, label in shown:
         pieces += [
             (task.cue, Role.FORMAT),
@@ -389,7 +537,7 @@ def _pieces(task: TextTask, shown: Sequence[Row], query: str) -> list[tuple[str,
 
 
 def _places(
-    pieces: Sequence[tuple[str, Role]], offsets: Sequence[tuple[int, int]]
+    pieces: Sequence[Piece], offsets: Sequence[tuple[int, int]]
 ) -> tuple[list[int], list[int]]:
     """Role of every token, and position of every label word's first sub-token.
 
