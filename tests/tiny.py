@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import (
+    AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
     GPTJConfig,
@@ -15,6 +18,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -22,8 +26,19 @@ from transformers import (
 )
 
 from iclutils.models import TransformerBridge, load
+from iclutils.zoo import smollm2
 
 VOCAB, BOS, CONTEXT = 60, 59, 48
+
+
+@cache
+def real_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of ``gpt2`` or ``smollm2``; the test is skipped where it is not at hand."""
+    stand_in = Path(__file__).parents[2] / "shared" / "hub" / "gpt2-tokenizer"
+    folder = stand_in if name == "gpt2" else smollm2.cache() / smollm2.NAME
+    if not folder.is_dir():
+        pytest.skip(f"the tokenizer of {name} is not in {folder}")
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def save_gpt2(folder: Path, seed: int = 0, **changes: int) -> GPT2LMHeadModel:

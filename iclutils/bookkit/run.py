@@ -83,6 +83,7 @@ class Run:
         paths = {p for p in PACKAGE.rglob("*.py") if bookkit not in p.parents}
         paths |= {p for pattern in MET for p in bookkit.glob(pattern)}
         paths |= set(PACKAGE.glob("zoo/*/SHA256SUMS"))
+        paths |= set(PACKAGE.glob("tasks/data/*/*.tsv"))
         cells = ["".join(cell["source"]) for cell in read_json(self.source)["cells"]]
         digest = hashlib.sha256(repr([*cells, claims.provenance()["versions"]]).encode())
         for path in sorted(paths):

@@ -188,7 +188,7 @@ def open_source(
     generator: Callable[[str, int], Generator] | None = None,
     seed: int = 0,
     folder: str | Path | None = None,
-    labels: text.Labels = "own",
+    labels: str = "own",
 ) -> Source:
     """The source of one task's prompts for one model.
 

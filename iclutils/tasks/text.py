@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import pyarrow
@@ -32,10 +32,10 @@ from .prompts import Prompts, Role
 Row = tuple[str, int]  # a text and its class
 Piece = tuple[str, Role]  # a part of a prompt, and what it is there for
 Split = Literal["train", "test"]
-Labels = Literal["own", "swapped", "meaningless"]
+LABELS = ("own", "swapped", "meaningless")  # kinds of label words
 
 OWN = Path(__file__).parent / "data" / "texts"  # our own sets, a tab-separated file each
-MEANINGLESS = (" foo", " bar", " lum", " vel", " mur", " tam")  # as Wei et al. 2023's foo and bar
+MEANINGLESS = (" foo", " bar", " lum", " vel", " mur", " tam")  # after Wei et al. 2023 (2303.03846)
 CONTEXT = 1024  # of GPT-2, to which most_shots refers
 
 
@@ -231,15 +231,16 @@ def _labelled(path: Path, classes: tuple[str, ...] = ()) -> tuple[tuple[str, ...
     return classes, [(text, classes.index(label)) for text, label in label_of.items()]
 
 
-def with_labels(task: TextTask, labels: Labels) -> TextTask:
-    """The task with other label words: each class that of the next, or words without a meaning."""
+def with_labels(task: TextTask, labels: str) -> TextTask:
+    """The task with its ``own`` label words, with them ``swapped`` (each class has the next one's)
+    or with ``meaningless`` words."""
+    if labels not in LABELS:
+        raise unknown("kind of labels", labels, LABELS)
     if labels == "own":
         return task
     count = len(task.label_words)
     if labels == "swapped":
         return replace(task, label_words=(*task.label_words[1:], task.label_words[0]))
-    if labels != "meaningless":
-        raise unknown("kind of labels", labels, get_args(Labels))
     if count > len(MEANINGLESS):
         raise IclError(f"There are {len(MEANINGLESS)} words without a meaning for {count} classes.")
     return replace(task, label_words=MEANINGLESS[:count])

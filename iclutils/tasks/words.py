@@ -3,8 +3,8 @@
 Our lists are tables of ``data/words``, one kind of word each: a function goes from the first
 column to another, or by a rule of spelling, so that several functions ask about the same words
 and the query alone does not say which is meant. Every third row of a table is held out (``test``).
-The tasks are those of Hendel et al. 2023 (arXiv 2310.15916) and Todd et al. 2024 (arXiv
-2310.15213); lists in the latter's format are read from a folder.
+The tasks are those of {cite}`hendel2023` and {cite}`todd2024`; lists in the latter's format are
+read from a folder.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def load(name: str, split: Split | None = None, folder: str | Path | None = None
 
     A name that is none of ours is ``NAME.json`` in ``folder``, or where the environment variable
     ``ICLUTILS_FUNCTIONS`` says: a list of objects with ``input`` and ``output``, the format of
-    Todd et al. 2024. Of a word that stands there twice the first line counts.
+    {cite}`todd2024`. Of a word that stands there twice the first line counts.
     """
     if name in FUNCTIONS:
         table, column = FUNCTIONS[name]

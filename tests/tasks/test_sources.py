@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import save_gpt2
+from tiny import real_tokenizer, save_gpt2
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 import iclutils
 from iclutils import IclError, models
 from iclutils.models import TransformerBridge
-from iclutils.tasks import text, topics
+from iclutils.tasks import text, topics, words
 from iclutils.tasks.prompts import Prompts
 from iclutils.tasks.sources import Source, open_source, suited
 
@@ -207,6 +207,61 @@ def test_topics_to_train_on_share_the_demonstrations(made_up: Source) -> None:
         sets.add(common)
     assert len(sets) == 3
     assert made_up.fixed(0, 10)[1] is None
+
+
+# Words, and texts of your own
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
+    """A small random model with GPT-2's tokenizer."""
+    folder: Path = tmp_path_factory.mktemp("reader")
+    save_gpt2(folder, vocab_size=50257, n_positions=1024, n_layer=1, n_embd=8)
+    return models.load(folder, tokenizer=real_tokenizer("gpt2"))
+
+
+def lines(prompts: Prompts, reader: TransformerBridge) -> list[list[str]]:
+    whole = zip(prompts.tokens, prompts.kept, strict=True)
+    return [reader.tokenizer.decode(row[kept].tolist()).split("\n") for row, kept in whole]
+
+
+def test_words_shown_are_training_words_and_those_asked_held_out(
+    reader: TransformerBridge,
+) -> None:
+    source = open_source("gerund", reader, generator)
+    shown = {f"{word} -> {answer}" for word, answer in words.load("gerund", "train")}
+    asked = {f"{word} ->" for word, _ in words.load("gerund", "test")}
+    for prompts, examples in ((source.evaluation(6, shots=2), 10), (source.varied(6), 5)):
+        for *demos, query in lines(prompts, reader):
+            assert len(demos) == examples
+            assert shown.issuperset(demos)
+            assert query in asked
+    held, trained = source.fixed(0, 4, train_per_class=2)
+    assert trained is not None
+    assert (len(held), len(trained)) == (4, 12)
+    (common,) = {tuple(demos) for part in (held, trained) for *demos, _ in lines(part, reader)}
+    trained_on = {query for *_, query in lines(trained, reader)}
+    assert not trained_on & asked
+    assert not trained_on & {line.split("->")[0] + "->" for line in common}
+    assert source.fixed(0, 4)[1] is None
+    assert open_source("recall", reader, generator).evaluation(3).classes == 5
+    with pytest.raises(IclError, match="give a generator"):
+        open_source("gerund", reader)
+
+
+def test_a_file_of_your_own_and_other_labels(reader: TransformerBridge, tmp_path: Path) -> None:
+    path = tmp_path / "mood.tsv"
+    rows = [f"{('down', 'up')[i % 2]}\tline {'abcdefgh'[i]}" for i in range(8)]
+    path.write_text("\n".join(["label\ttext", *rows]))
+    assert suited(reader, f"{path}, gerund", ("topics",)) == (str(path), "gerund")
+    prompts = open_source(str(path), reader, labels="swapped").varied(20)
+    for row, gold in zip(lines(prompts, reader), prompts.gold.tolist(), strict=True):
+        for text_line, label_line in zip(row[:-2:2], row[1:-2:2], strict=True):
+            up = text_line[-1] in "bdfh"
+            assert label_line == f"Label: {'down' if up else 'up'}"
+        assert row[-1] == "Label:"
+        assert gold == (row[-2][-1] in "bdfh")
+    assert open_source("sentiment", reader).evaluation(10, shots=99).label_pos.shape[1] <= 40
 
 
 # What is refused

@@ -128,8 +128,9 @@ def test_the_golden_prompt(gpt2: PreTrainedTokenizerFast) -> None:
 
 @pytest.mark.shared
 def test_label_tokens_and_templates_are_the_published_ones(gpt2: PreTrainedTokenizerFast) -> None:
-    for name, task in TASKS.items():
-        assert label_tokens(task, gpt2).tolist() == FIRST[name]
+    for name, first in FIRST.items():
+        task = TASKS[name]
+        assert label_tokens(task, gpt2).tolist() == first
         assert gpt2(task.cue)["input_ids"] == [CUE_IDS[name], 25]
         if name in ANSWER_IDS:
             assert gpt2(task.answer_cue)["input_ids"] == [*ANSWER_IDS[name], 25]

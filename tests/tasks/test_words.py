@@ -1,0 +1,261 @@
+"""Functions between words: the lists, and prompts whose tokens say what they hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny import real_tokenizer
+
+from iclutils import IclError
+from iclutils.interp.readout import target_logits, whole_answers
+from iclutils.tasks import words
+from iclutils.tasks.prompts import Role
+
+
+@pytest.fixture(scope="module", params=["gpt2", "smollm2"])
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    return real_tokenizer(request.param)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# Lists
+
+
+@pytest.mark.parametrize("name", words.FUNCTIONS)
+def test_lists_are_long_and_repeat_nothing(name: str) -> None:
+    train, test = words.load(name, "train"), words.load(name, "test")
+    everything = words.load(name)
+    assert sorted(train + test) == sorted(everything)
+    assert len(everything) >= 60
+    assert len(test) >= 20
+    queries = [word for word, _ in everything]
+    assert len(set(queries)) == len(queries)
+    for word, answer in everything:
+        assert word != answer
+        assert word.strip() == word != ""
+        assert answer.strip() == answer != ""
+    shares = [answer for _, answer in everything]
+    assert max(map(shares.count, shares)) <= len(shares) / 3, "no answer is a good guess"
+
+
+def test_several_functions_ask_about_the_same_words() -> None:
+    def queries(name: str) -> set[str]:
+        return {word for word, _ in words.load(name)}
+
+    for a, b in (("past", "gerund"), ("plural", "kind"), ("first-letter", "last-letter")):
+        assert queries(a) == queries(b)
+    assert len(queries("capital") & queries("language")) >= 60
+    both = [word for pair in words.load("opposite") for word in pair]
+    assert len(set(both)) == len(both), "no opposite is asked from both sides"
+
+
+def test_rules_of_the_lists() -> None:
+    """What spelling alone says of the answers; exceptions are few and typed in."""
+    for word, answer in words.load("gerund"):
+        assert (answer[0], answer[-3:]) == (word[0], "ing")
+    for word, answer in words.load("third-person"):
+        assert answer in (f"{word}s", f"{word}es", f"{word[:-1]}ies")
+    odd = {word for word, past in words.load("past") if not past.endswith("ed")}
+    assert 40 <= len(odd) <= 56, "about half of the verbs are irregular"
+    grades = zip(words.load("comparative"), words.load("superlative"), strict=True)
+    for (word, more), (_, most) in grades:
+        assert more[:-1] == most[:-2] or word in ("good", "bad")
+    odd = {
+        word
+        for word, plural in words.load("plural")
+        if plural not in (f"{word}s", f"{word}es", f"{word[:-1]}ies")
+    }
+    assert odd == {"mouse", "goose", "wolf", "scarf", "shelf"}
+    following = dict(words.load("next-number"))
+    word, counted = "zero", 0
+    while word in following:
+        word, counted = following[word], counted + 1
+    assert (word, counted) == ("one hundred", 100)
+    assert words.kept(words.load("upper-case")) == 1
+    assert words.kept(words.load("opposite")) < 0.05
+    assert words.kinds(words.load("kind")) == 8
+
+
+# Prompts
+
+
+def check(asked: words.Asked, tokenizer: Any, functions: list[words.Pair], true: bool) -> None:
+    """Every prompt, read again from its decoded tokens alone."""
+    prompts, whole = asked
+    known = dict(functions)
+    count = prompts.label_pos.shape[1]
+    for n in range(len(prompts)):
+        tokens = prompts.tokens[n][prompts.kept[n]].tolist()
+        *lines, last = tokenizer.decode(tokens).split("\n")
+        assert len(lines) == count
+        pairs = [tuple(line.split(" -> ")) for line in lines]
+        assert last.endswith(" ->")
+        query = last.removesuffix(" ->")
+        answer = tokenizer.decode(whole[n][whole[n] >= 0].tolist())
+        assert answer == f" {known[query]}\n"
+        assert int(prompts.label_words[n, prompts.gold[n]]) == int(whole[n, 0])
+        assert tokenizer.decode(tokens[int(prompts.target[n])]) == " ->"
+        for d, p in enumerate(prompts.label_pos[n].tolist()):
+            assert int(prompts.demo_class[n, d]) == d
+            assert tokenizer.decode(tokens[p - 1]) == " ->"
+            end = p
+            while prompts.roles[n, end] == Role.LABEL:
+                end += 1
+            assert tokenizer.decode(tokens[p:end]) == f" {pairs[d][1]}"
+        if true:
+            assert all(known[word] == said for word, said in pairs)
+            shown = [word for word, _ in pairs]
+            assert query not in shown
+            assert known[query] not in shown
+        assert len(set(prompts.label_words[n].tolist())) == prompts.classes
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    name=st.sampled_from(sorted(words.FUNCTIONS)),
+    examples=st.integers(0, 5),
+    seed=st.integers(0, 1000),
+    split=st.sampled_from(["train", "test"]),
+    shared=st.booleans(),
+    new=st.booleans(),
+)
+def test_prompts_come_back_from_their_tokens(
+    tokenizer: Any, name: str, examples: int, seed: int, split: Any, shared: bool, new: bool
+) -> None:
+    asked = words.ask(
+        name, tokenizer, 4, examples, generator(seed), split=split, shared=shared, new=new
+    )
+    check(asked, tokenizer, words.load(name), true=True)
+    prompts = asked.prompts
+    assert prompts.label_pos.shape == (4, examples)
+    assert prompts.classes == examples + 1
+    if new:
+        assert (prompts.gold == examples).all()
+    if shared and examples:
+        ends = prompts.label_pos[0, -1] + 1
+        assert (prompts.tokens[:, :ends] == prompts.tokens[:1, :ends]).all()
+    held = {word for word, _ in words.load(name, split)}
+    for row, kept in zip(prompts.tokens, prompts.kept, strict=True):
+        assert tokenizer.decode(row[kept].tolist()).split("\n")[-1][:-3] in held
+    again = words.ask(
+        name, tokenizer, 4, examples, generator(seed), split=split, shared=shared, new=new
+    )
+    assert torch.equal(again.prompts.tokens, prompts.tokens)
+
+
+def test_all_words_are_asked_before_one_is_asked_again() -> None:
+    tokenizer = real_tokenizer("gpt2")
+    size = len(words.load("past", "test"))
+    asked = words.ask("past", tokenizer, size + 3, 2, generator(0))
+    answers = [tuple(row) for row in asked.whole.tolist()]
+    assert len(set(answers[:size])) == size
+
+
+def test_shuffled_answers_are_the_same_words(tokenizer: Any) -> None:
+    true = words.ask("past", tokenizer, 6, 4, generator(1)).prompts
+    false = words.ask("past", tokenizer, 6, 4, generator(1), shuffled=True)
+    assert torch.equal(true.tokens.sort(1).values, false.prompts.tokens.sort(1).values)
+    known = dict(words.load("past"))
+    for row, kept in zip(false.prompts.tokens, false.prompts.kept, strict=True):
+        *lines, _ = tokenizer.decode(row[kept].tolist()).split("\n")
+        assert not any(known[line.split(" -> ")[0]] == line.split(" -> ")[1] for line in lines)
+    check(false, tokenizer, words.load("past"), true=False)
+
+
+def test_recall_asks_for_one_of_the_pairs(tokenizer: Any) -> None:
+    asked = words.recall(tokenizer, 20, 6, generator(0))
+    prompts = asked.prompts
+    prompts.check()
+    assert prompts.classes == 6
+    for n in range(20):
+        *lines, last = tokenizer.decode(prompts.tokens[n][prompts.kept[n]].tolist()).split("\n")
+        pairs = dict(line.split(" -> ") for line in lines)
+        assert len({*pairs, *pairs.values()}) == 12
+        right = list(pairs).index(last.removesuffix(" ->"))
+        assert int(prompts.gold[n]) == right
+    assert len(set(prompts.gold.tolist())) > 2
+    with pytest.raises(IclError, match=r"Need 1 to \d+ pairs"):
+        words.recall(tokenizer, 1, 99, generator(0))
+
+
+def test_whole_answers_are_what_greedy_decoding_writes(gpt2: Any) -> None:
+    """Against one token at a time, on a small random network."""
+    from random_prompts import VOCAB, random_prompts
+
+    prompts = random_prompts(count=12, shots=2)
+    rows, written = torch.arange(12), prompts.tokens.clone()
+    written = torch.nn.functional.pad(written, (0, 3))
+    answer = torch.full((12, 3), -1)
+    for k in range(3):
+        with torch.no_grad():
+            scores = gpt2(written)[rows, prompts.target + k]
+        answer[:, k] = scores.argmax(-1)
+        written[rows, prompts.target + k + 1] = answer[:, k]
+    assert torch.equal(answer[:, 0], target_logits(gpt2, prompts).argmax(-1))
+    assert whole_answers(gpt2, prompts, answer).all()
+    answer[6:, 2] = -1
+    assert whole_answers(gpt2, prompts, answer, batch_size=5).all()
+    changed = answer.clone()
+    changed[:3, 1] = (changed[:3, 1] + 1) % VOCAB
+    changed[6:8, 0] = (changed[6:8, 0] + 1) % VOCAB
+    expected = [n not in (0, 1, 2, 6, 7) for n in range(12)]
+    assert whole_answers(gpt2, prompts, changed).tolist() == expected
+
+
+# Lists of others
+
+
+@pytest.mark.shared
+def test_published_lists(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shared / "functions"
+    assert words.load("antonym", folder=folder)[1] == ("orthodox", "unorthodox")
+    monkeypatch.setenv("ICLUTILS_FUNCTIONS", str(folder))
+    pairs = words.load("next_item")
+    assert len(pairs) == len({word for word, _ in pairs}) == 217
+    train, test = words.load("next_item", "train"), words.load("next_item", "test")
+    assert sorted(train + test) == sorted(pairs)
+    asked = words.ask("present-past", real_tokenizer("gpt2"), 5, 3, generator(0))
+    check(asked, real_tokenizer("gpt2"), words.load("present-past"), true=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"input": "a", "out": "b"}]', "with 'input' and 'output'"),
+        ('{"a": "b"}', "must be a list"),
+        ("[", "must be a list"),
+        ('[{"input": "a", "output": " "}]', "entry 0: .* blank"),
+    ],
+)
+def test_bad_lists_say_what_is_wrong(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "mine.json").write_text(content)
+    with pytest.raises(IclError, match=message):
+        words.load("mine", folder=tmp_path)
+
+
+def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
+    tokenizer = real_tokenizer("gpt2")
+    with pytest.raises(IclError, match=r"Did you mean 'opposite'.*ICLUTILS_FUNCTIONS"):
+        words.load("oposite")
+    for count, examples, shuffled in ((0, 1, False), (1, -1, False), (1, 1, True)):
+        with pytest.raises(IclError, match="two, to shuffle"):
+            words.ask("past", tokenizer, count, examples, generator(0), shuffled=shuffled)
+    with pytest.raises(IclError, match=r"For 9 examples 'kind' has too few .*: \d fit"):
+        words.ask("kind", tokenizer, 1, 9, generator(0))
+    pairs = [{"input": f"w{i}", "output": "on" if i % 2 else "off"} for i in range(12)]
+    (tmp_path / "two.json").write_text(json.dumps(pairs))
+    with pytest.raises(IclError, match="Every answer of 'two' is shown"):
+        words.ask("two", tokenizer, 4, 2, generator(0), folder=tmp_path)
+    with pytest.raises(IclError, match="longer than the 9 tokens"):
+        words.ask("past", tokenizer, 2, 4, generator(0), context=9)
