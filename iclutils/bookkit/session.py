@@ -11,11 +11,13 @@ import atexit
 import math
 import os
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsFloat
 
 import torch
+from transformers import PreTrainedModel
 
 from .. import models
 from ..errors import IclError, unknown
@@ -58,6 +60,14 @@ class Session:
         if self.weights == "trained":
             return models.load(name, **options)
         return models.random_init(name, seed=self._draw(name), **options)
+
+    def edit_weights(
+        self, name: str, edit: Callable[[PreTrainedModel], None]
+    ) -> models.TransformerBridge:
+        """``models.edit_weights`` of the weights that ``load`` gives."""
+        if self.weights == "trained":
+            return models.edit_weights(name, edit, device=self.device)
+        return models.random_init(name, self._draw(name), edit, device=self.device)
 
     def regressors(self, name: str, **options: Any) -> InContextRegressors:
         """``regressors.load`` onto this session's device, or with random weights."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
+from statistics import fmean
 
 import torch
 from jaxtyping import Bool, Float
@@ -41,6 +42,18 @@ def worst(
     pick = min if high_is_good else max
     defined = [pair for pair in cases.values() if not math.isnan(pair[0])]
     return pick(defined or cases.values(), key=lambda pair: pair[0])
+
+
+def jackknife(pairs: Mapping[tuple[Hashable, Hashable], float]) -> list[float]:
+    """A pseudo-value for each item from a number for every pair of at least three: their mean is
+    that of the pairs, their standard error counts items, not pairs (Arvesen 1969)."""
+    items = sorted({str(item) for pair in pairs for item in pair})
+
+    def mean(left_out: str = "") -> float:
+        return fmean(v for pair, v in pairs.items() if left_out not in map(str, pair))
+
+    count = len(items)
+    return [count * mean() - (count - 1) * mean(item) for item in items]
 
 
 def benjamini_hochberg(p: Float[Tensor, "*item"], rate: float = 0.05) -> Bool[Tensor, "*item"]:

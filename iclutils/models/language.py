@@ -132,18 +132,26 @@ def edit_weights(
     return _boot(name_or_path, change, **options)
 
 
-def random_init(name_or_path: str | Path, seed: int, **options: Any) -> TransformerBridge:
+def random_init(
+    name_or_path: str | Path,
+    seed: int,
+    edit: Callable[[PreTrainedModel], None] = lambda network: None,
+    **options: Any,
+) -> TransformerBridge:
     """A model of the same architecture with random weights, the baseline without training.
 
-    As TransformerLens' ``random_init_bridge``, with the ``options`` of ``load``.
+    As TransformerLens' ``random_init_bridge``, with the ``options`` of ``load``; ``edit`` changes
+    its network in place.
     """
 
     def change(network: PreTrainedModel) -> PreTrainedModel:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
-            return AutoModelForCausalLM.from_config(
+            made = AutoModelForCausalLM.from_config(
                 network.config, dtype=torch.float32, attn_implementation="eager"
             )
+            edit(made)
+            return made
 
     return _boot(name_or_path, change, **options)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from transformers import PreTrainedModel
 
 import iclutils
 from iclutils.bookkit import claims, presets
@@ -96,6 +97,10 @@ def test_a_check_is_judged_and_written(capsys: Out, tmp_path: Path) -> None:
     assert stored["model"] == ", ".join(MINI.models("01"))
 
 
+def cut_out(network: PreTrainedModel) -> None:
+    network.transformer.wte.weight.zero_()
+
+
 @pytest.mark.usefixtures("score")
 def test_the_null_is_the_same_network_without_training(capsys: Out, tmp_path: Path) -> None:
     trained, null = (iclutils.begin(weights=w) for w in ("trained", "random"))
@@ -110,6 +115,10 @@ def test_the_null_is_the_same_network_without_training(capsys: Out, tmp_path: Pa
         assert all(shapes), make
         assert any(differ), make
         assert all(repeats), make
+    for book in (trained, null):  # weights are edited from those that load gives
+        whole, cut = book.load("induction-0"), book.edit_weights("induction-0", cut_out)
+        assert cut.W_E.abs().max() == 0
+        assert torch.equal(cut.W_pos, whole.W_pos)
     null.check("01.score", math.nan)
     null.check("01.score", [0.1, 0.2])
     stored = read_json(tmp_path / "results/mini-null/01.score.json")

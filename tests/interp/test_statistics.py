@@ -103,3 +103,11 @@ def test_of_several_cases_the_means_are_repeated_and_of_one_its_samples() -> Non
     assert statistics.repetitions({"a": two["a"]}).tolist() == [1.0, 3.0]
     assert statistics.repetitions({"a": 4.0, "b": 6.0}).tolist() == [4.0, 6.0]
     assert statistics.repetitions({"a": 4.0}) == 4.0
+
+
+def test_the_jackknife_counts_items_and_not_pairs() -> None:
+    """An additive effect of each item: its pseudo-value is twice the effect."""
+    effect = dict(zip("abcde", (3.0, -1.0, 4.0, 1.0, -5.0), strict=True))
+    pairs = {(a, b): effect[a] + effect[b] for a in effect for b in effect if a < b}
+    assert statistics.jackknife(pairs) == pytest.approx([2 * e for e in effect.values()])
+    assert 2 * np.mean(list(effect.values())) == pytest.approx(np.mean(list(pairs.values())))

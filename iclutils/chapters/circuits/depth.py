@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import Ridge, RidgeClassifier
 from torch import Generator, Tensor
 
 from ...errors import IclError
@@ -77,26 +77,30 @@ def upper_share(sizes: Float[Tensor, "layer"]) -> float:
     return float(upper / sizes.sum())
 
 
-def gravity_difference(
-    a: Effects,
-    b: Float[Tensor, "node other"],
-    nodes: Sequence[Node],
-    layers: int,
-    generator: Generator,
-    draws: int = 200,
-) -> tuple[float, float]:
-    """Centre of gravity of ``a`` minus that of ``b``, in layers, and its standard error, by
-    bootstrap over the sequences of each (Efron 1979)."""
+def probe(
+    model: TransformerBridge,
+    tokens: Int[Tensor, "batch pos"],
+    at: Int[Tensor, "batch"],
+    target: Int[Tensor, "batch"],
+) -> Float[Tensor, "depth"]:
+    """Held-out accuracy of a linear classifier of ``target`` on the residual stream at ``at``, for
+    every depth (Tenney et al. 2019); ridge, fitted on the first half of the sequences."""
+    _, depths = residual_stream(model, tokens)
+    rows, half = torch.arange(len(tokens), device=tokens.device), len(tokens) // 2
+    truth, found = target.cpu().numpy(), []
+    for depth in depths:
+        x = depth[rows, at].double().cpu().numpy()
+        scaled = (x - x[:half].mean(0)) / (x[:half].std(0) + 1e-9)
+        fit = RidgeClassifier(alpha=len(x) / 10).fit(scaled[:half], truth[:half])
+        found.append(fit.score(scaled[half:], truth[half:]))
+    return torch.tensor(found)
 
-    def again(effects: Tensor) -> Tensor:
-        pick = torch.randint(0, effects.shape[1], (effects.shape[1],), generator=generator)
-        return effects[:, pick.to(effects.device)]
 
-    def difference(x: Tensor, y: Tensor) -> float:
-        return gravity(by_layer(x, nodes, layers)) - gravity(by_layer(y, nodes, layers))
-
-    drawn = torch.tensor([difference(again(a), again(b)) for _ in range(draws)])
-    return difference(a, b), float(drawn.std())
+def expected_depth(accuracy: Float[Tensor, "depth"]) -> float:
+    """Mean depth at which a probe gains, weighted by its gains over the depth before (Tenney et al.
+    2019, equation 2); NaN if it never gains."""
+    gain = accuracy.diff().clamp_min(0)
+    return float((torch.arange(1, len(accuracy)) * gain).sum() / gain.sum())
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,29 @@ def note_influence(
     return out.masked_fill(left_out[:, None], torch.nan).transpose(0, 1)
 
 
+def redirected(
+    model: TransformerBridge,
+    tokens: Tokens,
+    length: int,
+    generator: Generator,
+    known: int = 5,
+    steps: int = 3,
+) -> Float[Tensor, "batch"]:
+    """Share of a model's own outputs that go on from an output that was replaced by another.
+
+    ``tokens``: BOS and distinct tokens, twice. The model is given the first copy and ``known`` of
+    the second, one of its outputs is replaced by a token from further on, and it generates
+    ``steps`` more, the likeliest each.
+    """
+    rows, reach = torch.arange(len(tokens), device=tokens.device), length - steps
+    place = torch.randint(known + 3, reach + 1, (len(tokens),), generator=generator).to(tokens)
+    text = torch.cat([tokens[:, : length + 1 + known], tokens[rows, place, None]], 1)
+    for _ in range(steps):
+        text = torch.cat([text, logits(model, text)[:, -1:].argmax(-1)], 1)
+    after = place[:, None] + torch.arange(1, steps + 1).to(place)
+    return (text[:, -steps:] == tokens.gather(1, after)).float().mean(1)
+
+
 def shift_logits(model: TransformerBridge, generator: Generator) -> Hook:
     """Hook that raises all logits of a position by one number, a random linear function of them as
     large as a typical logit: the probabilities stay the same."""

@@ -42,6 +42,23 @@ def interactions(
     return alone, out
 
 
+def within_layers(
+    model: TransformerBridge,
+    task: CleanCorrupt,
+    tokens: Int[Tensor, "batch pos"],
+    heads: Sequence[Node],
+) -> list[tuple[Node, Node, float, float]]:
+    """Every two of these heads that share a layer: |correlation| of their activations on ``tokens``
+    (the note's measure) and |interaction|, in nats."""
+    noted, found = note_correlation(model, tokens).abs(), []
+    for layer in sorted({node.layer for node in heads}):
+        group = [node for node in heads if node.layer == layer]
+        size = interactions(model, task, [[node] for node in group])[1].mean(-1).abs()
+        for (i, a), (j, b) in combinations(enumerate(group), 2):
+            found.append((a, b, noted[layer, a.head, b.head].item(), size[i, j].item()))
+    return found
+
+
 def same_layer_effect(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> float:
     """Largest change of any head's output (``z``) when queries and output of another head of its
     layer are zero. 0 but for rounding: heads of a layer read the same."""

@@ -21,7 +21,7 @@ from ...interp.graph import Edge, Node, head
 from ...interp.head_scores import prefix_matching, score_heads, strongest
 from ...interp.statistics import mean_se
 from ...interp.weights import composition_baseline, composition_scores, copying_scores
-from ...models import TransformerBridge, cached, get_act_name
+from ...models import TransformerBridge, cached, get_act_name, logits
 from ...progress import bar
 from ...tasks.repeated import RepeatedTokens
 from ..induction import LABEL
@@ -174,3 +174,13 @@ def ideal_prediction(
     attention = ideal_attention(tokens)
     out = attention.new_zeros(*tokens.shape, vocab)
     return out.scatter_add_(-1, tokens[:, None].expand_as(attention), attention)
+
+
+def follows_rule(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch"]:
+    """Share of the predictions, after a token that occurred before, whose first choice followed
+    one of these occurrences; NaN where nothing recurs."""
+    rule = ideal_prediction(tokens, model.cfg.d_vocab) > 0
+    chosen = rule.gather(-1, logits(model, tokens).argmax(-1, keepdim=True))[..., 0]
+    return chosen.sum(-1) / rule.any(-1).sum(-1)

@@ -24,6 +24,18 @@ CONTENT = ("duplicate", "induction")  # scores that depend on which tokens are t
 SCORES = ("previous", "current", "local", "first", "even", "hierarchical", *CONTENT)
 NEAR = 3  # positions back that still are local
 FEWEST = 30  # sequences behind a label
+MEANT = {  # the scores that a label of seed note 004, section 5, can mean
+    "diagonal": ("previous", "current"),
+    "uniform": ("even",),
+    "hierarchical": ("hierarchical",),
+    "induction": ("induction",),
+}
+TYPICAL = {  # and the heads, of no model in particular, that it calls typical
+    "diagonal": ((0, 0), (0, 1)),
+    "uniform": ((1, 0),),
+    "hierarchical": ((2, 3), (3, 5), (4, 7)),
+    "induction": ((5, 7), (6, 3)),
+}
 
 Tokens = Int[Tensor, "batch pos"]
 PerHead = Float[Tensor, "batch layer head"]
@@ -141,6 +153,28 @@ def note_label(pattern: Float[Tensor, "dest src"]) -> str:
 def note_labels(model: TransformerBridge, tokens: Int[Tensor, "1 pos"]) -> list[list[str]]:
     """The note's label of every head, ``[layer][head]``, from one sequence as in the note."""
     return [[note_label(head) for head in layer[0]] for layer in attention_patterns(model, tokens)]
+
+
+def beyond_chance(named: Sequence[Sequence[str]], given: Labels, label: str) -> list[bool]:
+    """For every head that the note calls so, whether a label that can be meant is calibrated."""
+    meant = [SCORES.index(score) for score in MEANT[label]]
+    return [
+        bool(given[layer, head, meant].any())
+        for layer, row in enumerate(named)
+        for head, name in enumerate(row)
+        if name == label
+    ]
+
+
+def typical(given: Labels) -> int:
+    """How many of the note's eight typical heads there are and have the label it gives them."""
+    layers, heads, _ = given.shape
+    return sum(
+        bool(given[layer, head, [SCORES.index(score) for score in MEANT[label]]].any())
+        for label, places in TYPICAL.items()
+        for layer, head in places
+        if layer < layers and head < heads
+    )
 
 
 def null_scores(models: Sequence[TransformerBridge], tokens: Tokens) -> Pooled:

@@ -15,7 +15,6 @@ import torch
 from einops import einsum
 from jaxtyping import Bool, Float, Int
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import hypergeom
 from torch import Generator, Tensor
 from torch.nn import functional
 
@@ -41,9 +40,12 @@ def jaccard(a: Set, b: Set) -> float:
     return len(a & b) / len(a | b)
 
 
-def overlap_p(a: Set, b: Set, of: int) -> float:
-    """Probability that sets of these sizes, drawn at random from ``of``, share as many items."""
-    return float(hypergeom.sf(len(a & b) - 1, of, len(a), len(b)))
+def overlap_excess(a: Set[int], b: Set[int], layer: Int[Tensor, "item"]) -> float:
+    """Items in both, less what sets with as many items in each layer share when drawn at random."""
+    inside = [[int((layer[list(s)] == la).sum()) for la in layer.unique()] for s in (a, b)]
+    sizes = [int((layer == la).sum()) for la in layer.unique()]
+    chance = sum(m * n / size for m, n, size in zip(*inside, sizes, strict=True))
+    return len(a & b) - chance
 
 
 def attention_profiles(model: TransformerBridge, tokens: Tokens) -> Float[Tensor, "head feature"]:

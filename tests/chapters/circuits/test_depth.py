@@ -17,11 +17,12 @@ from iclutils.chapters.circuits import depth as module
 from iclutils.chapters.circuits.depth import (
     RIDGE,
     by_layer,
+    expected_depth,
     fit_tuned_lens,
     gravity,
-    gravity_difference,
     least_squares,
     lens,
+    probe,
     residual_stream,
     upper_share,
 )
@@ -115,15 +116,17 @@ def test_gravity_stays_among_the_layers(sizes: list[float], scale: float) -> Non
     assert upper_share(values.flip(0)) == pytest.approx(1 - upper_share(values))
 
 
-def test_the_difference_of_two_tasks() -> None:
-    """Catches: sequences of one task drawn for the other, or a standard error of one sequence."""
-    generator, nodes = seeded(1), [head(0, 0), head(1, 0)]
-    low = torch.tensor([[3.0], [1.0]]) + 0.1 * torch.randn(2, 60, generator=generator)
-    high = torch.tensor([[1.0], [3.0]]) + 0.1 * torch.randn(2, 40, generator=generator)
-    value, error = gravity_difference(high, low, nodes, 2, seeded())
-    assert value == pytest.approx(0.5, abs=0.05)
-    # d gravity = (3 noise_1 - noise_0) / 16 or its mirror: SD .1 sqrt(10) / 16 per sequence
-    assert error == pytest.approx(0.1 * 10**0.5 / 16 * (1 / 60 + 1 / 40) ** 0.5, rel=0.35)
+def test_probes_find_what_was_put_there(gpt2: TransformerBridge) -> None:
+    """Catches: positions mixed up, the training half scored, or a depth left out."""
+    rows = tokens(120, 6)
+    at = torch.arange(120) % 6
+    here = probe(gpt2, rows, at, rows[torch.arange(120), at] % 2)
+    chance = probe(gpt2, rows, at, torch.randint(0, 2, (120,), generator=seeded()))
+    assert here.shape == (gpt2.cfg.n_layers + 1,)
+    assert here[0] > 0.9
+    assert 0.25 < chance[0] < 0.75
+    assert expected_depth(torch.tensor([0.1, 0.3, 0.2, 0.8])) == pytest.approx((0.2 + 1.8) / 0.8)
+    assert math.isnan(expected_depth(torch.tensor([0.5, 0.5])))
 
 
 def test_least_squares_solves_the_normal_equations() -> None:

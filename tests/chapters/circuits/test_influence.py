@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, rel_entr
 from tiny import BOS, VOCAB, save_gptj, save_grouped, tokens
 from transformer_lens.config import TransformerBridgeConfig
+from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import influence as module
@@ -23,6 +24,7 @@ from iclutils.chapters.circuits.influence import (
     norm_weighted,
     note_influence,
     rank_agreement,
+    redirected,
     replacements,
     rollout,
     shift_logits,
@@ -30,7 +32,8 @@ from iclutils.chapters.circuits.influence import (
 )
 from iclutils.interp.clean_corrupt import CleanCorrupt
 from iclutils.interp.hooks import run_with_hooks
-from iclutils.models import TransformerBridge, cached, get_act_name, load
+from iclutils.models import TransformerBridge, cached, get_act_name, load, random_init
+from iclutils.tasks.repeated import repeated_tokens
 
 AT = torch.tensor([[2, 5], [3, 7]])
 ANSWER = torch.tensor([[4, 9], [11, 0]])
@@ -297,3 +300,12 @@ def test_what_cannot_be_measured_is_refused(gpt2: TransformerBridge, tmp_path: P
     for call, message in calls:
         with pytest.raises(IclError, match=message):
             call()
+
+
+def test_a_wired_copier_goes_on_from_a_replaced_output(tmp_path: Path) -> None:
+    """Catches: a place outside the first copy, or outputs compared one place off."""
+    save_wired(tmp_path)
+    model = load(tmp_path)
+    rows = repeated_tokens(model, 6, 14, seeded(), distinct=True).tokens
+    assert redirected(model, rows, 14, seeded(1)).tolist() == [1.0] * 6
+    assert redirected(random_init(tmp_path, 0), rows, 14, seeded(1)).mean() < 0.5

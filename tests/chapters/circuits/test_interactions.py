@@ -67,6 +67,17 @@ def test_interactions_against_ablation(gpt2: TransformerBridge) -> None:
     assert bool(each.diagonal().isnan().all())
 
 
+def test_pairs_within_layers(gpt2: TransformerBridge) -> None:
+    """Catches: heads of another layer, or the interaction of another pair."""
+    task, ids = copying(gpt2, 3, 8, generator()), tokens(2, 9)
+    heads = [head(1, 2), head(0, 1), head(1, 0)]
+    ((a, b, noted, size),) = interactions.within_layers(gpt2, task, ids, heads)
+    assert (a, b) == (head(1, 2), head(1, 0))
+    _, each = interactions.interactions(gpt2, task, [[a], [b]])
+    assert size == pytest.approx(each[0, 1].mean().abs().item(), abs=1e-6)
+    assert noted == pytest.approx(interactions.note_correlation(gpt2, ids)[1, 2, 0].abs().item())
+
+
 @pytest.mark.parametrize("name", ["gpt2", "neox"])
 def test_heads_of_a_layer_do_not_feed_each_other(name: str, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(name)

@@ -18,7 +18,7 @@ from iclutils.interp import clean_corrupt
 from iclutils.interp.graph import Node, all_heads, head
 from iclutils.interp.head_scores import prefix_matching, score_heads
 from iclutils.interp.patching import patch_key_input
-from iclutils.models import TransformerBridge, load
+from iclutils.models import TransformerBridge, load, random_init
 from iclutils.tasks.repeated import RepeatedTokens
 
 PLACES = [
@@ -117,6 +117,18 @@ def test_ideal_rule_by_brute_force(seed: int, size: int, vocab: int) -> None:
             assert attention[row, t].tolist() == pytest.approx(expected)
             spoken = [sum(a for s, a in enumerate(expected) if x[s] == v) for v in range(vocab)]
             assert prediction[row, t].tolist() == pytest.approx(spoken)
+
+
+def test_a_wired_model_follows_the_rule(tmp_path: Path) -> None:
+    """Catches: predictions that no occurrence came before counted, or a successor one late."""
+    save_wired(tmp_path)
+    model = load(tmp_path)
+    ids = torch.cat(
+        [torch.full((4, 1), 23), torch.randint(0, 8, (4, 30), generator=generator())], 1
+    )
+    assert pair.follows_rule(model, ids).min() > 0.9
+    assert pair.follows_rule(random_init(tmp_path, 0), ids).max() < 0.7
+    assert pair.follows_rule(model, torch.arange(12)[None]).isnan().all()
 
 
 def test_a_model_without_a_circuit_is_refused(tmp_path: Path) -> None:

@@ -214,3 +214,17 @@ def test_too_little_is_refused(gpt2: TransformerBridge) -> None:
         patterns.scores(gpt2, tokens(2, 2))
     with pytest.raises(IclError, match="at least 30"):
         patterns.labels(patterns.scores(gpt2, tokens(4, 9)), dict.fromkeys(patterns.SCORES, 0.0))
+
+
+def test_the_notes_heads_and_labels_against_calibrated_ones() -> None:
+    """Catches: heads that the model has not counted, or a label that is not the one meant."""
+    given = torch.zeros(2, 2, len(patterns.SCORES), dtype=torch.bool)
+    given[0, 0, patterns.SCORES.index("current")] = True
+    given[1, 0, patterns.SCORES.index("local")] = True
+    assert patterns.typical(given) == 1
+    named = [["diagonal", "diagonal"], ["hierarchical", "other"]]
+    assert patterns.beyond_chance(named, given, "diagonal") == [True, False]
+    assert patterns.beyond_chance(named, given, "hierarchical") == [False]
+    assert patterns.beyond_chance(named, given, "uniform") == []
+    every = torch.ones(7, 8, len(patterns.SCORES), dtype=torch.bool)
+    assert patterns.typical(every) == 8

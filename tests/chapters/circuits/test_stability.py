@@ -24,15 +24,21 @@ from iclutils.tasks.repeated import repeated_tokens
 # --- By name -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "other", "of"), [(1, 1, 3), (2, 3, 6), (4, 4, 5), (3, 3, 8)])
-def test_overlap_by_enumeration(size: int, other: int, of: int) -> None:
-    """Catches the two sizes exchanged, and a tail that starts one item off."""
-    sets = [frozenset(c) for c in itertools.combinations(range(of), other)]
-    fixed = frozenset(range(size))
-    for one in sets[:5]:
-        p = sum(len(fixed & s) >= len(fixed & one) for s in sets) / len(sets)
-        assert stability.overlap_p(fixed, one, of) == pytest.approx(p, abs=1e-12)
-        assert stability.jaccard(fixed, one) == len(fixed & one) / len(fixed | one)
+def test_overlap_by_enumeration() -> None:
+    """Catches a chance that ignores layers: mean over all sets with as many items in each layer."""
+    layer = torch.tensor([0, 0, 0, 1, 1])
+    fixed = frozenset({0, 1, 3})
+    for shown in ({0, 3}, {2, 4}, {0, 1, 2}, {3, 4}):
+        inside = [sum(int(layer[i]) == la for i in shown) for la in (0, 1)]
+        sets = [
+            {*low, *high}
+            for low in itertools.combinations((0, 1, 2), inside[0])
+            for high in itertools.combinations((3, 4), inside[1])
+        ]
+        chance = sum(len(fixed & s) for s in sets) / len(sets)
+        got = stability.overlap_excess(fixed, frozenset(shown), layer)
+        assert got == pytest.approx(len(fixed & shown) - chance)
+        assert stability.jaccard(fixed, shown) == len(fixed & shown) / len(fixed | shown)
 
 
 def test_the_best_items() -> None:
