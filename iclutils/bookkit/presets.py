@@ -94,7 +94,7 @@ class Circuits:
     influenced: int = 4  # behind expected influence, of each model
     draws: int = 8  # replacements of a token
     untrained: int = 5  # models behind thresholds, and as many held out
-    cases: int = 36  # broken cases, healthy ones and held-out ones, each
+    cases: int = 28  # broken cases, healthy ones and held-out ones, each
     tuned: int = 30  # steps of training after pruning
     narrow: bool = False  # softmax over the tokens of the sequence alone, for speed
 

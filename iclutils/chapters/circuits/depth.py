@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from sklearn.linear_model import Ridge, RidgeClassifier
 from torch import Generator, Tensor
 
@@ -81,7 +81,7 @@ def probe(
     model: TransformerBridge,
     tokens: Int[Tensor, "batch pos"],
     at: Int[Tensor, "batch"],
-    target: Int[Tensor, "batch"],
+    target: Shaped[Tensor, "batch"],
 ) -> Float[Tensor, "depth"]:
     """Held-out accuracy of a linear classifier of ``target`` on the residual stream at ``at``, for
     every depth (Tenney et al. 2019); ridge, fitted on the first half of the sequences."""

@@ -118,13 +118,14 @@ def test_gravity_stays_among_the_layers(sizes: list[float], scale: float) -> Non
 
 def test_probes_find_what_was_put_there(gpt2: TransformerBridge) -> None:
     """Catches: positions mixed up, the training half scored, or a depth left out."""
-    rows = tokens(120, 6)
-    at = torch.arange(120) % 6
-    here = probe(gpt2, rows, at, rows[torch.arange(120), at] % 2)
-    chance = probe(gpt2, rows, at, torch.randint(0, 2, (120,), generator=seeded()))
+    rows, at = tokens(300, 6), torch.arange(300) % 6
+    start = residual_stream(gpt2, rows)[1][0][torch.arange(300), at]
+    side = (start - start.mean(0)) @ torch.randn(start.shape[1], generator=seeded()) > 0
+    here = probe(gpt2, rows, at, side)
+    chance = probe(gpt2, rows, at, torch.randint(0, 2, (300,), generator=seeded()))
     assert here.shape == (gpt2.cfg.n_layers + 1,)
-    assert here[0] > 0.9
-    assert 0.25 < chance[0] < 0.75
+    assert here[0] > 0.85
+    assert 0.3 < chance[0] < 0.7
     assert expected_depth(torch.tensor([0.1, 0.3, 0.2, 0.8])) == pytest.approx((0.2 + 1.8) / 0.8)
     assert math.isnan(expected_depth(torch.tensor([0.5, 0.5])))
 
