@@ -116,8 +116,9 @@ def _mini(
     steps: int,
     extra: tuple[int, ...] = (),
     first: int = 0,
+    heads: int = 2,
 ) -> Callable[[str, str], RegressionRecipe]:
-    shape = Shape(dim, 2 * dim + 1, form, layers, width, heads=2)
+    shape = Shape(dim, 2 * dim + 1, form, layers, width, heads)
     return lambda name, device: group(
         name, device, shape, list(enumerate(tasks, first)), steps=steps, extra=extra
     )
@@ -156,10 +157,12 @@ SHIPPED = {
     "regression-noise": _mini(8, "one", 8, 64, _NOISY, 7000),
     "regression-noise-long": _mini(8, "one", 8, 64, _NOISY[:1], 14000),
     "regression-d2": _mini(2, "one", 4, 32, [Task(2)] * 3, 4000),
+    "regression-d2-one-head": _mini(2, "one", 4, 32, [Task(2)] * 3, 4000, heads=1),
     **{f"regression-one-L{n}": _mini(4, "one", n, 32, [Task(4)] * 3, 4000) for n in _DEPTHS},
     **{f"regression-two-L{n}": _mini(4, "two", n, 32, [Task(4)] * 3, 4000) for n in _DEPTHS},
     "regression-two-L8": _mini(4, "two", 8, 32, [Task(4)] * 3, 4000, extra=(250, 500, 1000)),
     **{f"regression-w{n}": _mini(8, "one", 4, n, [Task(8)], 4000) for n in (8, 16, 32, 64, 128)},
+    **{f"regression-d16-w{n}": _mini(16, "one", 4, n, [Task(16)], 4000) for n in (16, 32)},
 }
 PAPER = {
     "regression-paper-d8": _paper(),

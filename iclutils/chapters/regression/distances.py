@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -79,28 +79,39 @@ def under_determined(dim: int) -> slice:
     return slice(1, dim)
 
 
+def apart(
+    first: Predicted, second: Other, dim: int, region: slice | None = None
+) -> Float[Tensor, "*ensemble batch"]:
+    """SPD / d of each context, averaged over a region of n, ``under_determined`` if None.
+
+    Differences of two such distances, context by context, tell which of two algorithms is nearer.
+    """
+    region, squares = region or under_determined(dim), _squares(first, second, dim)
+    count = squares.shape[-1]
+    if not 0 <= (region.start or 0) < (region.stop or count) <= count:
+        raise IclError(f"{region} is not covered by contexts of n = 0 .. {count - 1} pairs.")
+    return squares[..., region].mean(-1)
+
+
 def mspd(first: Predicted, second: Other, dim: int, region: slice | None = None) -> Spread:
-    """SPD / d averaged over a region of n, ``under_determined`` unless another is given."""
-    return spread(_in_region(_squares(first, second, dim), dim, region))
-
-
-def margin(
-    regressor: Predicted, near: Other, far: Other, dim: int, region: slice | None = None
-) -> Spread:
-    """How much nearer ``near`` is to a regressor than ``far``: MSPD of far minus that of near."""
-    gap = _squares(regressor, far, dim) - _squares(regressor, near, dim)
-    return spread(_in_region(gap, dim, region))
+    """SPD / d averaged over a region of n: mean over contexts of ``apart``."""
+    return spread(apart(first, second, dim, region))
 
 
 class Fit(NamedTuple):
     """The linear function nearest to what a predictor answers after each context.
 
-    ``r2`` is over all contexts together: 1 if the predictor is linear in the query, NaN if its
-    predictions do not vary. A fit of d weights to q queries explains d / q of anything at all.
+    ``unexplained`` is what each context adds to 1 - R²: squares left over the mean of all squares.
+    A fit of d weights to q queries explains d / q of anything at all.
     """
 
     weights: Float[Tensor, "*ensemble batch d"]
-    r2: Float[Tensor, "*ensemble"]
+    unexplained: Float[Tensor, "*ensemble batch"]
+
+    @property
+    def r2(self) -> Float[Tensor, "*ensemble"]:
+        """R² over all contexts: 1 if linear in the query, NaN if the predictions do not vary."""
+        return 1 - self.unexplained.mean(-1)
 
 
 def implicit_weights(
@@ -128,7 +139,7 @@ def implicit_weights(
     weights = (torch.linalg.pinv(design) @ wanted[..., None])[..., 0]
     residual = (wanted - (design @ weights[..., None])[..., 0]).square().sum(-1)
     total = (wanted - wanted.mean(-1, keepdim=True)).square().sum(-1)
-    return Fit(weights[..., :dim], 1 - residual.sum(-1) / total.sum(-1))
+    return Fit(weights[..., :dim], residual / total.mean(-1, keepdim=True))
 
 
 def ilwd(first: Float[Tensor, "*ensemble batch d"], second: Other, dim: int = 1) -> Spread:
@@ -167,6 +178,11 @@ class Nearest:
         """The nearest baseline of each network; one name if there is no ensemble axis."""
         return [self.names[i] for i in self.distances.argmin(-1).flatten().tolist()]
 
+    def in_groups(self, count: int = 10) -> Int[Tensor, "*ensemble group"]:
+        """Index of the nearest baseline in each of so many groups of contexts."""
+        groups = self.by_context.tensor_split(count, -1)
+        return torch.stack([group.mean(-1).argmin(-1) for group in groups], -1)
+
     def share(
         self, generator: torch.Generator, resamples: int = 1000
     ) -> Float[Tensor, "*ensemble algorithm"]:
@@ -188,16 +204,8 @@ def nearest(
     """Which algorithm's predictions are nearest to a regressor's, by MSPD."""
     if not baselines:
         raise IclError("Need at least one algorithm to compare with.")
-    rows = [_squares(regressor, row, dim) for row in baselines.values()]
-    return Nearest(tuple(baselines), torch.stack([_in_region(r, dim, region) for r in rows], -2))
-
-
-def _in_region(values: Tensor, dim: int, region: slice | None) -> Tensor:
-    """The mean over a region of n, for each context."""
-    region, count = region or under_determined(dim), values.shape[-1]
-    if not 0 <= (region.start or 0) < (region.stop or count) <= count:
-        raise IclError(f"{region} is not covered by contexts of n = 0 .. {count - 1} pairs.")
-    return values[..., region].mean(-1)
+    rows = [apart(regressor, row, dim, region) for row in baselines.values()]
+    return Nearest(tuple(baselines), torch.stack(rows, -2))
 
 
 def _squares(first: Tensor, second: Tensor, dim: int) -> Tensor:

@@ -71,8 +71,13 @@ def shuffled(targets: Targets, generator: torch.Generator) -> Targets:
 class Probed(NamedTuple):
     """What the probes found, one for every network, layer and target."""
 
-    error: Float[Tensor, "net layer target"]  # 1 − R² on held-out contexts
+    by_context: Float[Tensor, "net layer target held_out"]  # squared error, over its variance
     attention: Float[Tensor, "net layer target pos"]  # α; each row sums to 1
+
+    @property
+    def error(self) -> Float[Tensor, "net layer target"]:
+        """1 − R² on the held-out contexts."""
+        return self.by_context.mean(-1)
 
 
 def fit(
@@ -133,7 +138,7 @@ def fit(
     with torch.no_grad():
         error = _normalised(probes(rest), scaled[:, batch - held_out :])
         attention = probes.scores.softmax(-1)
-    return Probed(error.view(shape), attention.view(*shape, pos))
+    return Probed(error.view(*shape, held_out), attention.view(*shape, pos))
 
 
 def linear_exact(
@@ -156,7 +161,8 @@ def linear_exact(
         inverse = torch.linalg.pinv(seen.mT @ seen, rtol=1e-10, hermitian=True)
         found = centred[fitted:] @ (inverse @ (seen.mT @ flat[:fitted]))
         shape = (held_out, len(targets), -1)
-        errors.append(_normalised(found.view(shape).transpose(0, 1), wanted[:, fitted:]))
+        missed = _normalised(found.view(shape).transpose(0, 1), wanted[:, fitted:])
+        errors.append(missed.mean(-1))
     return torch.stack(errors).view(*features.shape[:-2], len(targets))
 
 
@@ -213,10 +219,10 @@ def _whitened(
 
 def _normalised(
     found: Float[Tensor, "*probe target batch d"], targets: Targets
-) -> Float[Tensor, "*probe target"]:
-    """1 − R², both parts summed over the coordinates."""
-    spread = (targets - targets.mean(1, keepdim=True)).square().sum((-2, -1))
-    return (found - targets).square().sum((-2, -1)) / spread
+) -> Float[Tensor, "*probe target batch"]:
+    """What each context adds to 1 − R², both parts summed over the coordinates."""
+    spread = (targets - targets.mean(1, keepdim=True)).square().sum(-1).mean(1, keepdim=True)
+    return (found - targets).square().sum(-1) / spread
 
 
 def _check(states: Tensor, targets: Targets, batch: int, held_out: int, least: int) -> None:

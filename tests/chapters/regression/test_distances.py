@@ -15,10 +15,10 @@ from sklearn.metrics import r2_score
 from iclutils import IclError
 from iclutils.chapters.regression.algorithms import gd, knn, ols, ridge
 from iclutils.chapters.regression.distances import (
+    apart,
     concatenate,
     ilwd,
     implicit_weights,
-    margin,
     mspd,
     nearest,
     predict,
@@ -67,10 +67,7 @@ def test_mspd_is_the_mean_of_spd_below_d() -> None:
     each = ((first - second)[1, :, 1:5] ** 2 / 5).mean(-1)
     assert float(found.error[1]) == pytest.approx(float(each.std()) / 5)
     torch.testing.assert_close(mspd(first, second, 5, slice(0, 9)).mean, curve.mean(-1))
-    near, gap = normal(25, 9, seed=3), margin(first, normal(25, 9, seed=3), second, 5)
-    torch.testing.assert_close(gap.mean, found.mean - mspd(first, near, 5).mean)
-    each -= ((first[1] - near)[:, 1:5] ** 2 / 5).mean(-1)  # context by context
-    assert float(gap.error[1]) == pytest.approx(float(each.std()) / 5)
+    torch.testing.assert_close(apart(first, second, 5)[1], each)
 
 
 @pytest.mark.parametrize("pairs", [0, 2, 4, 7])
@@ -144,6 +141,9 @@ def test_the_nearest_baseline() -> None:
     best = torch.stack([found.by_context[..., row].mean(-1).argmin(-1) for row in chosen], -1)
     share = torch.stack([(best == i).double().mean(-1) for i in range(4)], -1)
     torch.testing.assert_close(found.share(source(), 50), share)
+    in_groups = found.in_groups(4)  # of 25 contexts
+    assert in_groups.shape == (2, 4)
+    assert int(in_groups[1, 3]) == int(found.by_context[1, :, 75:].mean(-1).argmin())
     alone = nearest(networks[1], known, 5, slice(3, 8))
     assert alone.winners == ["1.0"]
     expected = mspd(networks[1], known["4.0"], 5, slice(3, 8)).mean
