@@ -49,14 +49,16 @@ class LabelWords:
 class Regression:
     """Sizes of chapter 03. The names are those of networks that know their shape and task."""
 
-    # Without noise; the last is the one that was trained longest.
-    models: Names = ("regression-d8", "regression-d8-long")
-    # A member for each of the paper's ratios; later ones replace earlier.
-    noise: Names = ("regression-noise", "regression-noise-long")
+    models: Names = ("regression-d8",)  # without noise
+    longer: str = "regression-d8-long"  # trained twice as long, if there is one
+    # A member for each of the paper's ratios, by one recipe.
+    noise: Names = ("regression-noise",)
     # Of both formats, if both were trained.
     depth: Names = tuple(f"regression-{form}-L{n}" for form in ("two", "one") for n in (1, 2, 4, 8))
     width: Names = tuple(f"regression-w{n}" for n in (8, 16, 32, 64, 128))
+    wider: Names = ("regression-d16-w16", "regression-d16-w32")  # the same, d = 16
     dims: Names = ("regression-d2", "regression-one-L8")  # in other dimensions
+    one_head: str = "regression-d2-one-head"
     # The first is the one of the figures.
     probed: Names = ("regression-two-L8", "regression-two-L2", "regression-one-L8")
     contexts: int = 2000  # behind every mean distance
@@ -145,10 +147,13 @@ PAPER = Tier(
     ),
     Regression(
         models=("regression-paper-d8",),
+        longer="",
         noise=("regression-paper-noise",),
         depth=(*(f"regression-paper-L{n}" for n in (1, 2, 4, 8, 12)), "regression-paper-d8"),
         width=tuple(f"regression-paper-w{n}" for n in (16, 32, 64, 256)),
+        wider=(),
         dims=("regression-paper-d20",),
+        one_head="",
         probed=("regression-paper-d8",),
         contexts=4000,
         fitted=200,

@@ -19,7 +19,7 @@ from ...errors import unknown
 from ...tasks.regression import Task, sample
 from ..regression import algorithms
 from .layout import Layout, Numerics
-from .primitives import assemble, products
+from .primitives import aff, assemble, div, mov, products
 from .programs import gradient_program, ridge_program
 
 Kind = Literal["gradient", "ridge"]
@@ -137,6 +137,33 @@ def product_errors(
         found = layout.value(after, "product")[:, 0, 0].double()
         out[row, column] = _largest(found - factors.double().prod(-1))
     return out
+
+
+def primitive_errors(contexts: int = 1000, seed: int = 0) -> dict[str, float]:
+    """Largest error of one layer of each primitive, by name, in double precision (lemma 1).
+
+    Numbers are N(0, 1), divisors U(1, 2).
+    """
+    layout = Layout({"a": 3, "b": 3, "by": 1, "out": 3}, 4, Numerics.improved(torch.float64))
+    source = torch.Generator().manual_seed(seed)
+    values = torch.randn(contexts, 4, 10, generator=source, dtype=torch.float64)
+    values[..., 6] = 1 + torch.rand(contexts, 4, generator=source, dtype=torch.float64)
+    values[:, 0], values[..., 7:] = 0, 0  # the start token and what is written to
+    a, b, by, _ = values.split([3, 3, 1, 3], -1)
+    reads = {name: layout.pick(name) for name in layout.fields}
+    stream = layout.places + layout.field_unit * values @ torch.cat(list(reads.values()))
+    out, end = reads["out"], 3
+    layers = {  # weights, and what the last column should then hold
+        "mov": (mov(layout, reads["a"], out, 1, end), [], a[:, 1]),
+        "mul": (None, [products(layout, reads["a"], reads["b"], out)], (a * b)[:, end]),
+        "div": (div(layout, reads["by"], end), [aff(layout, reads["a"], out)], (a / by)[:, end]),
+        "aff": (None, [aff(layout, reads["a"] - reads["b"], out)], (a - b)[:, end]),
+    }
+    found = {
+        name: layout.value(assemble(layout, head, neurons)(stream), "out")[:, end] - wanted
+        for name, (head, neurons, wanted) in layers.items()
+    }
+    return {name: _largest(error) for name, error in found.items()}
 
 
 def gradient_steps(
