@@ -22,7 +22,7 @@ from iclutils.chapters.constructions.layout import (
     stencil,
 )
 from iclutils.chapters.constructions.primitives import aff, assemble, div, mov, mul
-from iclutils.chapters.constructions.reports import product_errors
+from iclutils.chapters.constructions.reports import primitive_errors, product_errors
 
 FINE = Numerics.improved(torch.float64)
 PLAIN = Numerics(0, 1e-5, 1e8, balanced=False)
@@ -139,6 +139,12 @@ def test_div_divides_by_the_absolute_value(
         after = fields(plan, assemble(plan, mov(plan, read, write, column))(divided))
         wanted[:, column:, :3] += before["a"][:, column : column + 1] / by
         torch.testing.assert_close(after["c"], wanted, atol=bound, rtol=0)
+
+
+def test_errors_of_the_primitives_alone() -> None:
+    found = primitive_errors(contexts=50)
+    assert set(found) == {"mov", "mul", "div", "aff"}
+    assert 0 < min(found.values()) < max(found.values()) < 1e-9
 
 
 def gelu(z: np.ndarray) -> np.ndarray:
