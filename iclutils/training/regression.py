@@ -155,7 +155,6 @@ SHIPPED = {
     "regression-d8-held": _mini(8, "one", 8, 64, [Task(8)] * 3, 8000, first=3),
     "regression-d8-long": _mini(8, "one", 8, 64, [Task(8)], 16000),
     "regression-noise": _mini(8, "one", 8, 64, _NOISY, 7000),
-    "regression-noise-long": _mini(8, "one", 8, 64, _NOISY[:1], 14000),
     "regression-d2": _mini(2, "one", 4, 32, [Task(2)] * 3, 4000),
     "regression-d2-one-head": _mini(2, "one", 4, 32, [Task(2)] * 3, 4000, heads=1),
     **{f"regression-one-L{n}": _mini(4, "one", n, 32, [Task(4)] * 3, 4000) for n in _DEPTHS},

@@ -46,8 +46,8 @@ def test_the_level_of_figure_2() -> None:
 @pytest.mark.parametrize(
     ("name", "holds", "fails"),
     [
-        ("width_threshold", 16, 32),
-        ("width_threshold_16", 32, 16),
+        ("width_threshold", 16.0, 32.0),
+        ("width_threshold_16", 32.0, 16.0),
         ("probe_order", 5 / 16, -5 / 16),  # layers 7 and 12 of 16
     ],
 )
