@@ -1,4 +1,4 @@
-"""Controls: what Akyurek et al. 2023 publish passes chapter 03's criteria, its opposite does not."""
+"""Controls: what Akyurek et al. 2023 publish passes chapter 03's criteria; other numbers fail."""
 
 from __future__ import annotations
 
