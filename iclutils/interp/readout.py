@@ -33,13 +33,25 @@ def check_prompts(model: TransformerBridge, prompts: Prompts) -> None:
         )
 
 
-def batches(prompts: Prompts, batch_size: int | None, what: str) -> Iterator[slice]:
-    """Rows of ``prompts``, ``batch_size`` at a time, or all; ``what``: the progress bar's name."""
+def batches(prompts: Prompts, batch_size: int | None, what: str) -> Iterator[Int[Tensor, "rows"]]:
+    """Rows of ``prompts``, ``batch_size`` of like length at a time, or all; ``what``: the progress
+    bar's name. What was measured on them, joined and indexed by ``places``, is in order again."""
     size = len(prompts) if batch_size is None else batch_size
     if size < 1:
         raise IclError(f"batch_size must be at least 1; got {batch_size}.")
-    for start in bar(range(0, len(prompts), size), what):
-        yield slice(start, start + size)
+    yield from bar(_by_length(prompts, size).split(size), what)
+
+
+def places(prompts: Prompts, batch_size: int | None) -> Int[Tensor, "batch"]:
+    """Where each prompt is in the joined ``batches``."""
+    return _by_length(prompts, batch_size or len(prompts)).argsort()
+
+
+def _by_length(prompts: Prompts, size: int) -> Int[Tensor, "batch"]:
+    """The shortest first, so that little is padded; as they come if one batch holds all."""
+    if size >= len(prompts):
+        return torch.arange(len(prompts), device=prompts.target.device)
+    return prompts.target.argsort(stable=True)
 
 
 def at_target(prompts: Prompts) -> Hook:
@@ -75,7 +87,7 @@ def target_logits(
             part = prompts[rows]
             out = model.run_with_hooks(part.tokens, fwd_hooks=[*hooks, at_target(part)])
             parts.append(out[:, 0])
-    return torch.cat(parts)
+    return torch.cat(parts)[places(prompts, batch_size)]
 
 
 def whole_answers(
@@ -102,7 +114,7 @@ def whole_answers(
             check_tokens(model, tokens)
             out = model.run_with_hooks(tokens, fwd_hooks=[*hooks, at_positions(at)])
             parts.append(((out.argmax(-1) == answer) | (answer < 0)).all(1))
-    return torch.cat(parts)
+    return torch.cat(parts)[places(prompts, batch_size)]
 
 
 def log_prob(

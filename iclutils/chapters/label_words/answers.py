@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...interp.hooks import Hook
-from ...interp.readout import batches, target_logits
+from ...interp.readout import batches, places, target_logits
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts, class_logits
 
@@ -79,7 +79,8 @@ def answers(
     if hooks:
         return Answers.of(prompts, target_logits(model, prompts, hooks, batch_size))
     parts = [prompts[rows] for rows in batches(prompts, batch_size, "answers")]
-    return Answers.join([Answers.of(part, target_logits(model, part)) for part in parts])
+    found = [Answers.of(part, target_logits(model, part)) for part in parts]
+    return Answers.join(found)[places(prompts, batch_size)]
 
 
 def label_loyalty(changed: Answers, clean: Answers) -> Bool[Tensor, "batch"]:

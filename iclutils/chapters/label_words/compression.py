@@ -27,7 +27,7 @@ from ...interp.kv_cache import (
     packed,
     shares_demonstrations,
 )
-from ...interp.readout import batches, target_logits
+from ...interp.readout import batches, places, target_logits
 from ...models import TransformerBridge
 from ...progress import bar
 from ...tasks.prompts import Prompts, Role
@@ -159,7 +159,8 @@ def _answers(
             kept = cache.keep((mask if shared else mask[rows])[:, : cache.held.shape[1]])
             stays = offset and bool(kept.held.any())
             answered.append(Answers.of(part, answer_from_cache(model, kept, part, stays)))
-    return [Answers.join(answered) for answered in found]
+    back = places(prompts, batch_size)
+    return [Answers.join(answered)[back] for answered in found]
 
 
 # What it saves

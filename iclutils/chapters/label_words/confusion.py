@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...interp.hooks import Hook
-from ...interp.readout import batches
+from ...interp.readout import batches, places
 from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts
 from .answers import Answers, answers
@@ -75,7 +75,8 @@ def queries_and_keys(
         share = share / share.sum(1, keepdim=True)
         queries.append(query.flatten(-2))
         keys.append(torch.einsum("bdc,lbdw->lbcw", share, key))
-    return torch.cat(queries, 1), torch.cat(keys, 1), Answers.join(found)
+    back = places(prompts, batch_size)
+    return torch.cat(queries, 1)[:, back], torch.cat(keys, 1)[:, back], Answers.join(found)[back]
 
 
 def key_distances(

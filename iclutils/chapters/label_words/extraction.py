@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ...interp.hooks import Hook
-from ...interp.readout import batches
+from ...interp.readout import batches, places
 from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts
 from .answers import answers
@@ -69,7 +69,8 @@ def _by_head(
         hooks = [read(layer) for layer in range(model.cfg.n_layers)]
         predicted.append(answers(model, part, hooks).predicted)
         seen.append(torch.stack(layers, 1))
-    return torch.cat(seen), torch.cat(predicted)
+    back = places(prompts, batch_size)
+    return torch.cat(seen)[back], torch.cat(predicted)[back]
 
 
 def auc(scores: Float[Tensor, "batch cls"], predicted: Int[Tensor, "batch"]) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...errors import IclError, unknown
 from ...interp.hooks import Hook, cut_attention
-from ...interp.readout import batches
+from ...interp.readout import batches, places
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts
 from .answers import Answers, answers
@@ -88,7 +88,7 @@ def isolated(
         part = prompts[rows]
         some = positions and [at[rows] for at in positions]
         parts.append(answers(model, part, isolation(model, part, layers, some, how, window)))
-    return Answers.join(parts)
+    return Answers.join(parts)[places(prompts, batch_size)]
 
 
 def random_positions(prompts: Prompts, generator: torch.Generator) -> Positions:

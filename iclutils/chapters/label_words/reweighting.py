@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from ...errors import IclError
 from ...interp.kv_cache import States, keys_values, read_with_cache, shares_demonstrations
-from ...interp.readout import batches, check_prompts
+from ...interp.readout import batches, check_prompts, places
 from ...models import TransformerBridge
 from ...progress import bar
 from ...tasks.prompts import Prompts, Role, class_logits, join
@@ -189,7 +189,8 @@ def compare(
         part, which = prepare(model, test[rows]), theirs[rows]
         for found, (beta, at) in zip(right, fitted, strict=True):
             found.append(part.at(at[which]).answers(beta[which]).correct.float())
-    before, anchors, control = map(torch.cat, right)
+    back = places(test, batch_size)
+    before, anchors, control = (torch.cat(found)[back] for found in right)
     gains = []
     for n in range(len(pairs)):
         start, *ends = (x[theirs == n].mean().item() for x in (before, anchors, control))

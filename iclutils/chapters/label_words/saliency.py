@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from ...errors import unknown
 from ...interp.hooks import Hook, check_editable
-from ...interp.readout import at_target, batches, check_prompts
+from ...interp.readout import at_target, batches, check_prompts, places
 from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts, class_logits
 
@@ -110,7 +110,7 @@ def measure(
         part = prompts[rows]
         parts.append(flow(saliency(model, part, heads), part))
     columns = zip(*((p.total, p.count, p.others) for p in parts), strict=True)
-    return Flow(*map(torch.cat, columns))
+    return Flow(*map(torch.cat, columns))[places(prompts, batch_size)]
 
 
 def attention_and_gradient(

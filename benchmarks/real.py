@@ -1,0 +1,211 @@
+"""A real language model on this machine: tokens per second, patching, shared demonstrations.
+
+SmolLM2-135M-Instruct (``load("smollm2")``) on functions between words, ``big -> small``, five
+examples and a query, the answer scored at the last position; corrupt prompts carry the answers of
+other examples. All times are CPU seconds of all threads, so that a busy machine matters little.
+
+- **rate**: tokens per second of forward passes, logits at the target alone, and the share of the
+  machine's matrix peak, a product of square matrices timed in turns with it;
+- **patching**: what every head gives to the logits, to the queries, keys and values of the
+  strongest induction head, and to all readers of the graph (a random sample), by ``path_patching``
+  and by one hooked forward pass for each patch with logits at the scored position alone, of which
+  every n-th is timed; the effects must agree;
+- **demonstrations**: N queries on the same examples, each prompt read whole, one at a time or all
+  at once, and all at once from one cache of the examples; the logits must agree.
+
+    python benchmarks/real.py --threads 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from iclutils.chapters.label_words.compression import everything, multiply_adds
+from iclutils.interp import patching
+from iclutils.interp.clean_corrupt import CleanCorrupt, scored_logits
+from iclutils.interp.graph import Edge, Node, add_to_inputs, component_outputs, of, split_qkv_input
+from iclutils.interp.kv_cache import answer_from_cache, cache_demonstrations
+from iclutils.interp.readout import target_logits
+from iclutils.models import TransformerBridge, bos, load, words
+from iclutils.tasks.prompts import Prompts, Role, join
+
+PAIRS = (
+    *("big small", "hot cold", "up down", "day night", "fast slow", "good bad", "rich poor"),
+    *("open closed", "light dark", "young old", "wet dry", "long short", "hard soft", "near far"),
+    *("full empty", "high low", "happy sad", "loud quiet", "clean dirty", "early late"),
+)
+INDUCTION = 18, 6  # the strongest induction head on random repeated tokens
+NATS, LOGITS = 1e-3, 1e-2  # how far the ways may differ, in single precision
+
+
+def cpu(run: Callable[[], object]) -> float:
+    """CPU seconds of one call."""
+    began = time.process_time()
+    run()
+    return time.process_time() - began
+
+
+def prompt(model: TransformerBridge, shown: Sequence[tuple[str, str]], asked: str) -> Prompts:
+    """Lines of ``word -> answer`` and a query."""
+    tokens, roles, labels = [bos(model)], [int(Role.FORMAT)], []
+    ids = words(model)
+    for word, answer in shown:
+        for part, role in (
+            (f"{word} ->", Role.TEXT),
+            (f" {answer}", Role.LABEL),
+            ("\n", Role.FORMAT),
+        ):
+            some = ids(part, add_special_tokens=False)["input_ids"]
+            if role == Role.LABEL:
+                labels.append(len(tokens))
+                roles += [int(Role.LABEL)] + [int(Role.FORMAT)] * (len(some) - 1)
+            else:
+                roles += [int(role)] * len(some)
+            tokens += some
+    query = ids(f"{asked} ->", add_special_tokens=False)["input_ids"]
+    tokens, roles = [*tokens, *query], [*roles, *[int(Role.QUERY)] * len(query)]
+    place = torch.tensor([labels])
+    one = torch.tensor([tokens])
+    return Prompts(
+        tokens=one,
+        roles=torch.tensor([roles]),
+        target=torch.tensor([len(tokens) - 1]),
+        label_pos=place,
+        cue_pos=place - 1,
+        demo_class=torch.arange(len(labels))[None],
+        gold=torch.zeros(1, dtype=torch.long),
+        label_words=one.gather(1, place),
+    )
+
+
+def word_function(model: TransformerBridge, count: int, examples: int) -> CleanCorrupt:
+    """Prompts of one length; corrupt: every example carries the next one's answer."""
+    pairs, draw = [tuple(pair.split()) for pair in PAIRS], random.Random(0)
+    parts, answers, ids = [], [], words(model)
+    while len(parts) < count:
+        *shown, (asked, answer) = draw.sample(pairs, examples + 1)
+        made, right = prompt(model, shown, asked), ids(f" {answer}", add_special_tokens=False)
+        if not parts or made.tokens.shape == parts[0].tokens.shape:
+            parts.append(made)
+            answers.append(right["input_ids"][0])
+    made = join(parts)
+    corrupt = made.tokens.scatter(1, made.label_pos, made.label_words.roll(1, 1))
+    return CleanCorrupt(made.tokens, corrupt, made.target[:, None], torch.tensor(answers)[:, None])
+
+
+def rate(model: TransformerBridge) -> None:
+    """Tokens per second, and the share of the matrix peak."""
+    size, made = 1536, torch.randn(1536, 1536)
+    tokens = torch.randint(1000, 40_000, (8, 64))
+    task = CleanCorrupt(tokens, tokens, torch.full((8, 1), 63), tokens[:, :1])
+    adds = 8 * multiply_adds(model, 64)
+    one, peak = [], []
+    for turn in range(4):
+        taken = cpu(lambda: made @ made), cpu(lambda: scored_logits(model, task))
+        if turn:
+            peak.append(2 * size**3 / taken[0])
+            one.append(taken[1])
+    rate = 2 * adds / statistics.median(one)
+    print(
+        f"rate: {tokens.numel() / statistics.median(one):.0f} tokens per CPU second, "
+        f"{rate / 1e9:.0f} GFLOP/s of {statistics.median(peak) / 1e9:.0f}: "
+        f"{rate / statistics.median(peak):.0%} of the peak",
+        flush=True,
+    )
+
+
+def patches(
+    model: TransformerBridge, task: CleanCorrupt, name: str, edges: list[Edge], every: int
+) -> None:
+    """All edges at once against one hooked pass each."""
+    graph = of(model)
+    found: list[Tensor] = []
+    quick = cpu(lambda: found.append(patching.path_patching(model, task, edges)))
+    some = edges[::every]
+    writers = {u for u, _ in some}
+    before, after = (component_outputs(model, x, writers) for x in (task.clean, task.corrupt))
+    clean, gap, slow = task.score(scored_logits(model, task)), 0.0, []
+    for number, (writer, reader) in enumerate(some):
+        hooks = add_to_inputs(model, {reader: after[writer] - before[writer]})
+        with split_qkv_input(model):
+            began = time.process_time()
+            patched = task.score(scored_logits(model, task, hooks))
+            taken = time.process_time() - began
+        if number:  # the first warms up
+            slow.append(taken)
+        lost = found[0][graph.index((writer, reader))]
+        gap = max(gap, float((clean - patched - lost).abs().max()))
+    if gap > NATS:
+        raise SystemExit(f"{name}: the two ways differ by {gap:.1e} nats")
+    naive = statistics.median(slow) * len(edges)
+    print(
+        f"patching, {name}: {len(edges)} patches, loop {naive:.0f} CPU s ({len(slow)} timed), at "
+        f"once {quick:.1f} s: {naive / quick:.1f} times faster; largest difference {gap:.0e} nats",
+        flush=True,
+    )
+
+
+def demonstrations(model: TransformerBridge, examples: int, count: int) -> None:
+    """Queries on shared examples, whole and from a cache."""
+    pairs = [tuple(pair.split()) for pair in PAIRS]
+    shown, asked = pairs[:examples], [pairs[i % len(pairs)][1] for i in range(count)]
+    prompts = join([prompt(model, shown, word) for word in asked])
+    alone, cached = [], []
+    whole = cpu(lambda: alone.extend(target_logits(model, prompts[i]) for i in range(count)))
+    together = cpu(lambda: cached.append(target_logits(model, prompts)))
+
+    def from_cache() -> None:
+        held = cache_demonstrations(model, prompts[:1], everything(prompts[:1]))
+        cached.append(answer_from_cache(model, held, prompts))
+
+    quick = cpu(from_cache)
+    gap = max(float((torch.cat(alone) - each).abs().max()) for each in cached)
+    if gap > LOGITS:
+        raise SystemExit(f"demonstrations: logits differ by {gap:.1e}")
+    size = int(prompts.target.float().mean()) + 1
+    print(
+        f"demonstrations: {count} queries of {size} tokens, read whole one at a time {whole:.1f} "
+        f"CPU s, all at once {together:.1f} s, from one cache (made within) {quick:.2f} s: "
+        f"{whole / quick:.1f} and {together / quick:.1f} times faster; largest difference of a "
+        f"logit {gap:.0e}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Run all parts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--every", type=int, default=27, help="loop: time every n-th patch")
+    parser.add_argument("--readers", type=int, default=6, help="readers drawn of the whole graph")
+    parser.add_argument("--queries", type=int, default=24)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    model = load("smollm2")
+    rate(model)
+    demonstrations(model, 5, given.queries)
+    demonstrations(model, 16, given.queries)
+    task, graph = word_function(model, given.prompts, 5), of(model)
+    heads = [node for node in graph.writers if node.kind == "head"]
+    earlier = [node for node in heads if node.layer < INDUCTION[0]]
+    drawn = random.Random(1).sample(graph.readers[1:], given.readers)
+    cases = {"every head to the logits": [(u, Node("logits")) for u in heads]}
+    for channel in "qkv":
+        reader = Node(channel, *INDUCTION)
+        cases[f"every head to {reader}"] = [(u, reader) for u in earlier]
+    sample = [edge for edge in graph.edges() if edge[1] in drawn]
+    cases["all writers to random readers"] = sample
+    for name, edges in cases.items():
+        patches(model, task, name, edges, max(1, min(given.every, len(edges) // 6)))
+
+
+if __name__ == "__main__":
+    main()
