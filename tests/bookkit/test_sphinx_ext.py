@@ -190,7 +190,7 @@ def test_every_page_shows_what_there_is(
     assert book.build() == ""
     said = shown(book.html("numbers"), "measured")
     assert said == ["2.25", "3.00", "not run", "6.9", "7"]
-    assert shown(book.html("numbers"), "verdict") == ["holds"]
+    assert shown(book.html("numbers"), "verdict verdict-holds") == ["holds"]
     status = [plain(row) for row in rows(book.html("status"))]
     assert "Demo Small models no record 1 holds" in status
 
@@ -198,7 +198,7 @@ def test_every_page_shows_what_there_is(
 def _numbers(book: Book) -> None:
     html = book.html("numbers")
     assert shown(html, "measured") == ["0.50 ± 0.01", "not run", "not run", "5.1", "7"]
-    assert shown(html, "verdict") == ["holds partly"]
+    assert shown(html, "verdict verdict-holds-partly") == ["holds partly"]
     assert shown(html, "published") == ["−13.898"]
     said = re.search('<meta name="description" content="(.*?)"', html)[1]  # type: ignore[index]
     assert said.startswith("0.50 ± 0.01, not run, holds partly")
@@ -269,7 +269,9 @@ def _chapter(book: Book) -> None:
     assert re.sub("<.*?>", "", output) == PRINTED
     assert re.findall('href="(.*?)"', output) == ["../book/scorecard.html#claim-90-first"]
     how_many, rest = re.findall(r'<p class="claims-here">(.*?)</p>', html)
-    said = "Findings of this chapter on small models: 1 hold partly (the scorecard). What a verdict"
+    said = (
+        "Findings of this chapter on small models: 1 holds partly (the scorecard). What a verdict"
+    )
     assert plain(how_many).startswith(said)
     assert 'href="../book/scorecard.html?chapter=90"' in how_many
     assert 'href="../book/verdicts.html"' in how_many

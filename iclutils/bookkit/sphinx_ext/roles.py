@@ -11,7 +11,7 @@ from sphinx.util.docutils import SphinxRole
 
 from ...errors import IclError, unknown
 from .. import claims, scorecard
-from .markdown import results
+from .markdown import badge, results
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,8 @@ class Number(SphinxRole):
         except IclError as error:
             logger.warning("%s: %s", self.name, error, location=self.get_location())
             return [nodes.problematic(self.rawtext, self.rawtext)], []
-        return [nodes.inline(self.rawtext, text, classes=[self.name])], []
+        classes = badge(text) if self.name == "verdict" else [self.name]
+        return [nodes.inline(self.rawtext, text, classes=classes)], []
 
 
 def measured(env: BuildEnvironment, name: str) -> str:

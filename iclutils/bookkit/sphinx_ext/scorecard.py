@@ -19,9 +19,9 @@ from sphinx.application import Sphinx
 
 from .. import scorecard
 from ..claims import FAILS, HOLDS, KINDS, NULL, PARTLY, VERDICTS, Claim, Result
-from ..scorecard import COLUMNS, NOT_ASKED, ORIGINS, Entry, Row, of, passing, tally
+from ..scorecard import COLUMNS, ORIGINS, Entry, Row, of, passing, tally
 from . import chapters
-from .markdown import Generated, commit, plain, rows, table, versions
+from .markdown import Generated, badge, commit, plain, rows, table, versions
 
 PAGE = "book/scorecard"
 SCRIPT = "scorecard.js"
@@ -192,13 +192,16 @@ def fields(row: Row) -> list[tuple[str, str]]:
 
 # Verdicts on small models, of several claims.
 WORDS = {HOLDS: "hold", PARTLY: "hold partly", FAILS: "do not hold"}
-SAID_BY = {"paper": "of a paper", "note": "of a study note", "own": "our own"}
+SAID_BY = {"paper": "a paper's", "note": "a note's", "own": "our own"}
 
 
 def sentence(table: list[Row]) -> str:
     """How many findings hold on small models: ``12 hold, 3 do not hold``."""
     counted = tally(of(table, kind="finding"))
-    return ", ".join(f"{n} {WORDS.get(verdict, verdict)}" for verdict, n in counted.most_common())
+    words = {
+        verdict: WORDS.get(verdict, verdict) if n > 1 else verdict for verdict, n in counted.items()
+    }
+    return ", ".join(f"{n} {words[verdict]}" for verdict, n in counted.most_common())
 
 
 def _totals(found: list[Row], page: str) -> list[str]:
@@ -248,8 +251,7 @@ def _rules(claim: Claim) -> list[str]:
 
 
 def _badge(verdict: str) -> str:
-    name = "none" if verdict == NOT_ASKED else verdict.replace(" ", "-")
-    return f"[{verdict}]{{.verdict .verdict-{name}}}"
+    return f"[{verdict}]{{.{' .'.join(badge(verdict))}}}"
 
 
 def _words_of(column: str) -> list[str]:
