@@ -143,7 +143,7 @@ def claims(given: Namespace) -> None:
         for column, entry in row.items():
             if entry.verdict != scorecard.NOT_ASKED:
                 name = f"{entry.claim.id:<40} {entry.claim.kind:<9}"
-                print(f"{entry.verdict:<15} {column:<9} {name} {entry.value}")
+                print(f"{entry.verdict:<18} {column:<9} {name} {entry.value}")
 
 
 @command(CHAPTER, examples=("", "03"))

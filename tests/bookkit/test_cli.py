@@ -14,7 +14,7 @@ import pytest
 
 from iclutils import __main__, training, zoo
 from iclutils.__main__ import main
-from iclutils.bookkit import claims, commands, run
+from iclutils.bookkit import claims, commands, run, scorecard
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = list(commands.COMMANDS)
@@ -143,9 +143,12 @@ def test_models_lists_the_zoo_and_the_hub(capsys: Out) -> None:
 def test_claims_lists_each_claim_at_each_tier(capsys: Out) -> None:
     assert main(["claims"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert all(line.startswith(claims.VERDICTS) for line in lines)
-    listed = [line[16:].split()[:2] for line in lines]
-    expected = [[tier, it.id] for it in claims.ledger().values() for tier in it.tiers]
+    words = (*claims.VERDICTS, *scorecard.REPRODUCED.values())
+    assert all(line.startswith(words) for line in lines)
+    listed = [line[19:].split()[:2] for line in lines]
+    tiers = [(tier, it.id) for it in claims.ledger().values() for tier in it.tiers]
+    nulls = [("mini-null", name) for tier, name in tiers if tier == "mini"]
+    expected = [[column, name] for column, name in [*tiers, *nulls]]
     assert sorted(listed) == sorted(expected)
 
 

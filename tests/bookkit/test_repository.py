@@ -27,7 +27,19 @@ DEPENDENCIES = [
 ]
 TARGETS = [
     *("help", "setup", "book", "test", "nightly", "lint", "format", "types", "unit", "notebooks"),
-    *("accept", "train", "run", "assignments", "grade", "bench", "zip", "pdf", "clean"),
+    *(
+        "accept",
+        "train",
+        "null",
+        "real",
+        "run",
+        "assignments",
+        "grade",
+        "bench",
+        "zip",
+        "pdf",
+        "clean",
+    ),
 ]
 
 

@@ -291,7 +291,7 @@ def _front_status_and_figure(book: Book) -> None:
     ]
     said = "Counted apart: 0 identities, which any network obeys, of which 0 hold, and 1 errata, "
     said += "mistakes in a text or in released code, of which 0 are shown. "
-    assert said + "On the papers' own models, of 1 findings: 1 not run." in plain(html)
+    assert said + "On the papers’ own models, of 1 findings: 1 not run." in plain(html)
     assert 'href="scorecard.html?kind=finding&amp;verdict=holds+partly">1<' in html
     html = book.html("status")
     lines = [plain(row) for row in rows(html)]
