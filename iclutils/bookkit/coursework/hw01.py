@@ -15,7 +15,7 @@ from ...models import get_act_name, load
 from ...tasks.repeated import repeated_tokens
 from .answers import Function, Value, generator
 
-MODELS = ("induction-2", "induction-0")  # of the public check, of the first hidden one
+MODELS = ("induction-3", "induction-0")  # of the public check, of the first hidden one
 
 
 def double(copy: Tensor, bos: int) -> Tensor:
@@ -250,7 +250,7 @@ REASON = {
     "Reason (b): the cut head does look at the previous token, its score is above 0.9. What else "
     "does so in that layer?": "b",
     "Reason (d): mean ablation does remove what the head says about its position: the same cut "
-    "leaves next to nothing in induction-2.": "d",
+    "leaves next to nothing in induction-3.": "d",
 }
 q6 = (
     Function(shares_kept, _models, SHARES_KEPT, tolerance=1e-3),
