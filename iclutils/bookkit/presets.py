@@ -7,10 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..errors import unknown
+from ..zoo import HELD_OUT
 
 Names = tuple[str, ...]
-INDUCTION = ("induction-0", "induction-1", "induction-2")
-ANCHORS = ("anchors-0", "anchors-1", "anchors-2")
+INDUCTION = tuple(f"induction-{seed}" for seed in HELD_OUT)
+UNCOPIED = tuple(f"anchors-uncopied-{seed}" for seed in HELD_OUT[:3])
+ANCHORS = tuple(f"anchors-{seed}" for seed in HELD_OUT)
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class LabelWords:
 
     models: Names = ANCHORS  # the first is the one the figures show
     deeper: Names = ("anchors-deep",)  # of the same recipe; drawn, but no part of a verdict
-    controls: Names = ("anchors-uncopied",)  # twins of the first models that never learned to copy
+    controls: Names = UNCOPIED  # twins of the first models, in whose training nothing repeats
     tasks: Names = ("topics",)
     prompts: int = 120  # behind every mean of accuracy or loyalty
     saliency_prompts: int = 64  # prompts behind the saliency of a layer

@@ -38,7 +38,7 @@ FOUND = (
     "nothing was chosen by them, and the verdicts are theirs."
 )
 CHECKPOINTS = (0, 200, 300, 400, 500, 600, 900, 1050, 1200, 1500, 2000, 3000)
-LOOKED_INTO = (0, 600, 900, 1500, 3000)  # of anchors-3
+KEPT = (0, 600, 3000)  # of anchors-3
 
 
 def recipe(seed: int, layers: int = 4, copying: bool = True) -> LanguageRecipe:
@@ -88,7 +88,7 @@ def recipe(seed: int, layers: int = 4, copying: bool = True) -> LanguageRecipe:
         measure=_measure,
         steps=STEPS,
         checkpoints=CHECKPOINTS,
-        kept=LOOKED_INTO if name == "anchors-3" else (STEPS,),
+        kept=KEPT if name == "anchors-3" else (STEPS,),
         curve=curves.classifying,
         card=card,
         peak_rate=2e-3,

@@ -115,12 +115,11 @@ def _mini(
     tasks: Sequence[Task],
     steps: int,
     extra: tuple[int, ...] = (),
-    first: int = 0,
     heads: int = 2,
 ) -> Callable[[str, str], RegressionRecipe]:
     shape = Shape(dim, 2 * dim + 1, form, layers, width, heads)
     return lambda name, device: group(
-        name, device, shape, list(enumerate(tasks, first)), steps=steps, extra=extra
+        name, device, shape, list(enumerate(tasks)), steps=steps, extra=extra
     )
 
 
@@ -150,9 +149,6 @@ _NOISY = tuple(Task(8, noise=noise, prior=prior) for noise, prior in NOISES)
 _DEPTHS = (1, 2, 4, 8)
 SHIPPED = {
     "regression-d8": _mini(8, "one", 8, 64, [Task(8)] * 3, 8000),
-    # The whole grid of noises by one recipe, from seeds that nothing was chosen by.
-    "regression-grid": _mini(8, "one", 8, 64, [Task(8), *_NOISY], 14000, first=10),
-    "regression-d8-held": _mini(8, "one", 8, 64, [Task(8)] * 3, 8000, first=3),
     "regression-d8-long": _mini(8, "one", 8, 64, [Task(8)], 16000),
     "regression-noise": _mini(8, "one", 8, 64, _NOISY, 7000),
     "regression-d2": _mini(2, "one", 4, 32, [Task(2)] * 3, 4000),

@@ -47,7 +47,7 @@ def test_the_zoo_is_light() -> None:
     assert sum(p.stat().st_size for p in zoo.ROOT.rglob("*") if p.is_file()) < 40e6
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 3])
 def test_induction_models_copy_with_induction_heads(seed: int) -> None:
     model = models.load(f"induction-{seed}")
     batch = repeated_tokens(model, 64, 30, fresh())
@@ -58,7 +58,7 @@ def test_induction_models_copy_with_induction_heads(seed: int) -> None:
     assert scores["previous"].max() >= 0.7
 
 
-@pytest.mark.parametrize("name", ["anchors-0", "anchors-1", "anchors-2", "anchors-deep"])
+@pytest.mark.parametrize("name", ["anchors-0", "anchors-deep"])
 def test_anchors_classify_through_their_label_words(name: str) -> None:
     """One-shot accuracy, and where saliency flows in the first and deep layers."""
     model = models.load(name)
@@ -73,7 +73,7 @@ def test_anchors_classify_through_their_label_words(name: str) -> None:
 
 def test_the_control_without_copying_stays_at_chance() -> None:
     asked = topics.sample(500, fresh())
-    logits = target_logits(models.load("anchors-uncopied"), asked, batch_size=250)
+    logits = target_logits(models.load("anchors-uncopied-3"), asked, batch_size=250)
     assert 0.15 < correct(asked, logits).float().mean() < 0.35
 
 

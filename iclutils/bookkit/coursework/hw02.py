@@ -15,7 +15,7 @@ from ...models import load
 from ...tasks import topics
 from .answers import Function, Value, generator
 
-CASES = (("anchors-0", 0), ("anchors-1", 1))  # model and layer: public, first hidden
+CASES = (("anchors-0", 0), ("anchors-3", 1))  # model and layer: public, first hidden
 
 
 def _places(seed: int) -> tuple[Tensor, Tensor]:
