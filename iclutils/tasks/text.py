@@ -410,7 +410,7 @@ def first_tokens(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> li
                 f"The label word {word!r} is not in the vocabulary of this model's tokenizer. "
                 "Use a model that was trained on text, or other label words."
             )
-        if not tokenizer.decode(ids[:1]).strip():
+        if not str(tokenizer.decode(ids[:1])).strip():
             raise IclError(
                 f"Of the label word {word!r} this tokenizer makes a space and the rest, so its "
                 "first sub-token says nothing. Use label words that are no numbers."

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -172,7 +173,7 @@ def ask(
     spaced = [f" {answer}" for answer in answers]
     first = dict(zip(answers, first_tokens(spaced, tokenizer), strict=True))
 
-    def fits(example: Pair, query: Pair) -> bool:
+    def fits(query: Pair, example: Pair) -> bool:
         same = example[1] == query[1]
         unclear = first[example[1]] == first[query[1]] and not same
         return not (unclear or example[0] in query or example[1] == query[0] or (new and same))
@@ -192,12 +193,12 @@ def ask(
 
     shown, queries = [], []
     common = chosen(lambda pair: True) if shared else []
-    asked = [query for query in asked if all(fits(pair, query) for pair in common)]
+    asked = [query for query in asked if all(fits(query, pair) for pair in common)]
     if not asked:
         raise IclError(f"No word of {name!r} can be asked after these examples: show fewer.")
     for query in islice(_forever(asked, generator), count):
         queries.append(query)
-        shown.append(common if shared else chosen(lambda pair, q=query: fits(pair, q)))
+        shown.append(common if shared else chosen(partial(fits, query)))
     labels, gold = [], []
     for n, (demos, (_, answer)) in enumerate(zip(shown, queries, strict=True)):
         if shuffled:
@@ -205,10 +206,10 @@ def ask(
             shown[n] = demos = [(w, a) for (w, _), (_, a) in zip(demos, turned, strict=True)]
         row = [pair[1] for pair in demos]
         taken = {first[a] for a in (*row, answer)}
-        spare = next((a for a in answers if first[a] not in taken), None)
-        if answer in row and spare is None:
+        last = [a for a in answers if first[a] not in taken] if answer in row else [answer]
+        if not last:
             raise IclError(f"Every answer of {name!r} is shown by {examples} examples: show fewer.")
-        labels.append([*row, spare if answer in row else answer])
+        labels.append([*row, last[0]])
         gold.append(labels[-1].index(answer))
     return _write(tokenizer, shown, queries, labels, gold, first, context, unseen=1)
 
