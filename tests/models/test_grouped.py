@@ -209,3 +209,17 @@ def test_other_ways_to_share_are_refused(tmp_path: Path) -> None:
     FalconForCausalLM(falcon).save_pretrained(tmp_path)
     with pytest.raises(IclError, match=r"4 heads share keys and values \(1 in all\)"):
         models.load(tmp_path)
+
+
+# Would catch a fold that centres what RMSNorm does not, or leaves a scale behind.
+def test_folded_weights_predict_the_same_and_hold_the_norm(
+    both: Both, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    _, truth = both
+    folder = tmp_path_factory.mktemp("folded")
+    truth.network.save_pretrained(folder)
+    folded, x = models.load(folder, fold=True), tokens(2, 9)
+    expected = truth.run(x).logits.detach().log_softmax(-1)  # the unembedding is centred
+    close(models.logits(folded, x).log_softmax(-1), expected, 1e-4)
+    scale = truth.network.model.layers[1].input_layernorm.weight.double()
+    close(folded.W_K[1, 3], scale[:, None] * truth.matrix(1, 3, "k")[0])
