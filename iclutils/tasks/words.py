@@ -202,8 +202,8 @@ def ask(
     labels, gold = [], []
     for n, (demos, (_, answer)) in enumerate(zip(shown, queries, strict=True)):
         if shuffled:
-            turned = [*demos[1:], demos[0]]
-            shown[n] = demos = [(w, a) for (w, _), (_, a) in zip(demos, turned, strict=True)]
+            others = _derangement(examples, generator)
+            shown[n] = demos = [(demos[i][0], demos[j][1]) for i, j in enumerate(others)]
         row = [pair[1] for pair in demos]
         taken = {first[a] for a in (*row, answer)}
         last = [a for a in answers if first[a] not in taken] if answer in row else [answer]
@@ -236,6 +236,14 @@ def recall(
     queries = [demos[g] for demos, g in zip(shown, gold, strict=True)]
     labels = [[answer for _, answer in demos] for demos in shown]
     return _write(tokenizer, shown, queries, labels, gold, first, context)
+
+
+def _derangement(count: int, generator: Generator) -> list[int]:
+    """A random order of ``count`` things in which none keeps its place."""
+    while True:
+        order = torch.randperm(count, generator=generator).tolist()
+        if all(i != place for place, i in enumerate(order)):
+            return order
 
 
 def _forever(pairs: Sequence[Pair], generator: Generator) -> Iterator[Pair]:
