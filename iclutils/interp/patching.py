@@ -406,7 +406,8 @@ def _head_change(run: CleanRun, readers: Sequence[Node], shift: Stream) -> Strea
         return run.placed(channel, layer, value[..., None, :], first)[..., 0, :]
 
     mask = run.seen[:, run.entries(first)] if layer == run.last else run.causal[first:]
-    z = functional.scaled_dot_product_attention(*map(read, CHANNELS), mask)
+    q, k, v = map(read, CHANNELS)
+    z = functional.scaled_dot_product_attention(q, k, v, mask)
     before = run.asked(layer, run.clean("z", layer)[:, first:, head], first)
     return (z - before) @ block.attn.W_O[head]
 

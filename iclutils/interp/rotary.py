@@ -78,5 +78,6 @@ def angles_apart(model: TransformerBridge, layer: int, distance: int) -> tuple[A
         )
     if found is None:
         return None, None
-    (cos, sin), q, k = found, slice(distance, distance + 1), slice(1)
-    return (cos[0, q], sin[0, q]), (cos[0, k], sin[0, k])
+    cos, sin = found
+    at, first = slice(distance, distance + 1), slice(1)
+    return (cos[0, at], sin[0, at]), (cos[0, first], sin[0, first])

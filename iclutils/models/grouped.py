@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -19,6 +21,7 @@ def write_out(network: PreTrainedModel) -> PreTrainedModel:
     layers = [part for part in network.modules() if hasattr(part, "num_key_value_groups")]
     if shared == heads or not layers or not all(map(_separate, layers)):
         return network
+    layer: Any
     for layer in layers:
         for projection in (layer.k_proj, layer.v_proj):
             for name, rows in list(projection.named_parameters()):
