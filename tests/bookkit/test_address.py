@@ -85,7 +85,7 @@ def test_the_set_up_cell_is_python_and_passes_every_parameter(where: str) -> Non
     assert max(map(len, source.splitlines())) <= 79
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     begin = next(c for c in calls if ast.unparse(c.func) == "iclutils.begin")
-    assert {k.arg for k in begin.keywords} == {"tier", "model", "seed", "device"}
+    assert {k.arg for k in begin.keywords} == {"tier", "model", "weights", "seed", "device"}
 
 
 def test_a_commit_can_take_the_place_of_the_release(checkout: Path) -> None:

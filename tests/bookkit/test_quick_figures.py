@@ -69,7 +69,7 @@ def test_01_finds_the_induction_head_of_the_chapter() -> None:
     made = iclutils.show("01", "induction-0")
     model = models.load("induction-0", fold=True)
     source = Session(presets.get("mini"), "", 0, "cpu").generator("doubled")
-    batch = repeated_tokens(model, 64, 30, source)
+    batch = repeated_tokens(model, presets.Induction.sequences, 30, source)
     byhand = head_scores.score_heads(model, batch.tokens, 30)["prefix"].mean(0)
     torch.testing.assert_close(made.numbers["prefix matching"], byhand)
     torch.testing.assert_close(made.numbers["copying (weights)"], weights.copying_scores(model))

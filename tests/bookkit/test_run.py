@@ -26,7 +26,7 @@ PARAMETERS = 'tier = "mini"\nmodel = ""\nseed = 0\nweight = 0.5\n'
 ENTRY = {
     **{"id": "90.score", "statement": "The score is high.", "source": "nobody2026"},
     **{"measure": "score", "cell": "score", "range": [0, 1], "tolerance": "made up"},
-    "tiers": {"mini": {"reproduced": ">= 0.8"}},
+    **{"kind": "finding", "origin": "own", "tiers": {"mini": {"holds": ">= 0.8"}}},
 }
 CHECK = """
 import json, os, pathlib
@@ -315,9 +315,11 @@ sys.exit(__main__.main(["run", "all"]))
         **{"env": os.environ | {"HOLD": "1"}, "start_new_session": True},
         **{"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE},
     )
+    limit = time.monotonic() + 300
     try:
         while not (started.exists() and (kernels.build / "run/mini/90_demo.json").exists()):
             assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            assert time.monotonic() < limit, "the first chapter did not end"
             time.sleep(0.1)
         process.send_signal(how)
         assert process.wait(180) == (130 if how == signal.SIGINT else -how)

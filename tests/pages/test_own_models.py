@@ -310,7 +310,7 @@ def test_the_tour_leads_to_every_chapter_and_to_claims_of_each() -> None:
     for name in claims.chapters():
         number = name[:2]
         assert f"<{name}>`" in text
-        rows = re.findall(rf"<claim-({number}-[\w-]+)-mini>", text)
+        rows = re.findall(rf"<claim-({number}-[\w-]+)>", text)
         assert rows, number
         known = {claim.replace(".", "-").replace("_", "-") for claim in claims.ledger(number)}
         assert set(rows) <= known
