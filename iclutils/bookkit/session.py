@@ -108,7 +108,8 @@ class Session:
         if math.isnan(measured[0]) and self.weights == "trained":
             print(f"{claims.UNDEFINED:<15} {claim_id}")
         elif self.own_model not in ("", *self.tier.models(claim.chapter)):
-            print(f"{'measured':<15} {claim_id} = {measured[0]:.4g} ({claim.measure})")
+            what = claim.said("measure", self.tier.name) or "a claim of other tiers"
+            print(f"{'measured':<15} {claim_id} = {measured[0]:.4g} ({what})")
         elif self.tier.name not in claim.tiers:
             print(f"{'no claim':<15} {claim_id} at the {self.tier.name} tier")
         else:

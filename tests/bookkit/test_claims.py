@@ -137,6 +137,9 @@ def mini(**criteria: object) -> dict[str, object]:
         ({"id": "91.score"}, "does not belong in 90_demo"),
         ({"range": [0]}, "90.score"),
         ({"range": [0, "much"]}, "much"),
+        ({"over": {"mni": "seeds"}}, "Did you mean 'mini'"),
+        ({"measure": {"real": "score"}}, "Unknown tier"),
+        ({"measure": {"mini": ""}}, "does not say what is measured at mini"),
     ],
 )
 def test_a_malformed_claim_is_refused(
@@ -145,6 +148,13 @@ def test_a_malformed_claim_is_refused(
     make_ledger("90_demo", dump(entry(**changes)))
     with pytest.raises(IclError, match=message):
         claims.ledger("90")
+
+
+def test_measure_and_repetitions_are_one_text_or_one_for_each_tier() -> None:
+    over = {"mini": "seeds", "real": "prompts"}
+    it = claim({"holds": ">= 0.8"}, over=over)
+    assert [it.said("over", x) for x in ("mini", "real-null", "paper")] == ["seeds", "prompts", ""]
+    assert it.said("measure", "mini") == it.said("measure", "paper") == "score, a fraction"
 
 
 @given(

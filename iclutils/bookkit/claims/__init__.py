@@ -52,11 +52,11 @@ class Claim:
     origin: str  # who says it: a paper, a note, or we ourselves
     statement: str  # in our words
     source: str  # where the source says it, with keys of the bibliography
-    measure: str  # what we measure, with its unit
+    measure: str | dict[str, str]  # what we measure, with its unit; one text, or one for each tier
     cell: str  # the name of the notebook cell that checks it
     tiers: dict[str, dict[str, str]]  # for each that it applies to: holds, and perhaps partly
     tolerance: str  # where the bounds come from
-    over: str = ""  # what was repeated
+    over: str | dict[str, str] = ""  # what was repeated; likewise
     null: str = ""  # the fair null, where it is not random weights; the cell measures it
     added_after: str = ""  # the claim that had failed when this easier one was added
     published: float | str | None = None  # the source's value of the same quantity
@@ -73,6 +73,11 @@ class Claim:
         if name not in self.tiers:
             raise unknown(f"tier of claim {self.id}", name, self.tiers)
         return self.tiers[name]
+
+    def said(self, field: str, tier: str) -> str:
+        """The ``measure``, or what was repeated (``over``), at a tier."""
+        text = getattr(self, field)
+        return text if isinstance(text, str) else text.get(tier.removesuffix(NULL), "")
 
     def verdict(self, tier: str, value: float, spread: float = 0.0, count: int = 1) -> str:
         """Verdict on a mean with its standard error over ``count`` repetitions."""
@@ -237,9 +242,9 @@ def problems(
             if tier in claim.tiers:
                 yield f"{name} was not measured."
             continue
-        null = null_of(result, results)
-        if claim.kind == "finding" and (result.count < REPETITIONS or not claim.over):
-            yield f"{name} is a finding of {result.count} repetitions (over {claim.over!r})."
+        null, over = null_of(result, results), claim.said("over", tier)
+        if claim.kind == "finding" and (result.count < REPETITIONS or not over):
+            yield f"{name} is a finding of {result.count} repetitions (over {over!r})."
         if claim.kind == "finding" and null is None:
             yield f"{name} is a finding without a null."
         if claim.kind == "finding" and null and result.verdict == null.verdict == HOLDS:
@@ -318,6 +323,13 @@ def refuse_if_it_cannot_fail(claim: Claim) -> None:
             raise unknown(f"{what} in {claim.id}", value, known)
     if not claim.tiers or not claim.tolerance:
         raise IclError(f"{claim.id}: a claim needs criteria for some tier, and a tolerance.")
+    for text in (claim.measure, claim.over):
+        for tier in text if isinstance(text, dict) else ():
+            if tier not in claim.tiers:
+                raise unknown(f"tier in {claim.id}", tier, claim.tiers)
+    for tier in claim.tiers:
+        if not claim.said("measure", tier):
+            raise IclError(f"{claim.id}: the ledger does not say what is measured at {tier}.")
     low, high = claim.range
     for tier, criteria in claim.tiers.items():
         if tier not in presets.TIERS:

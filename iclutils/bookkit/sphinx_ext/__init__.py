@@ -5,7 +5,8 @@
 - ``{status}``: the last run of each notebook; ``{citation}``: how to cite the book;
 - ``{chapterfigure} NN-section``: a figure of a chapter with its text;
 - ``{measured}`01.name```, with ``.field`` and ``@null``, ``@real`` or ``@paper`` if wanted: a
-  number from the results; ``{verdict}`01.name```, likewise: its verdict;
+  number from the results; ``{real}`01.name```: short for ``@real``; ``{verdict}`01.name```: the
+  verdict, likewise;
 - ``{published}`01.name```: the source's figure;
 - ``{modelcards}``: the cards of the shipped models;
 - ``{api}``: the reference of modules, from their docstrings; ``{modules}``: a table of them;

@@ -21,7 +21,8 @@ NAME = re.compile(r"(?P<id>\d\d\.[a-z0-9_]+)(?:\.(?P<field>\w+))?(?:@(?P<column>
 class Number(SphinxRole):
     """``{measured}`01.name```: the value with its spread, or one field of the result, with
     ``.field`` and ``@null``, ``@real`` or ``@paper`` if wanted; ``{verdict}`01.name```: the verdict
-    likewise; ``{published}`01.name```: the source's figure.
+    likewise; ``{real}`01.name```: the value in the real language model; ``{published}`01.name```:
+    the source's figure.
     """
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
@@ -48,6 +49,11 @@ def measured(env: BuildEnvironment, name: str) -> str:
     return scorecard.number(value) if isinstance(value, float) else str(value)
 
 
+def real(env: BuildEnvironment, name: str) -> str:
+    """The value in the real language model, or the field of that result."""
+    return measured(env, f"{name}@real")
+
+
 def verdict(env: BuildEnvironment, name: str) -> str:
     """The verdict."""
     return _entry(env, name)[0].verdict
@@ -58,7 +64,7 @@ def published(env: BuildEnvironment, name: str) -> str:
     return scorecard.published(_claim(name))
 
 
-ROLES = {"measured": measured, "published": published, "verdict": verdict}
+ROLES = {"measured": measured, "published": published, "real": real, "verdict": verdict}
 
 
 def _entry(env: BuildEnvironment, name: str) -> tuple[scorecard.Entry, str | None]:

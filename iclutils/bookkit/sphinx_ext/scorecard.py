@@ -237,17 +237,26 @@ def _totals(found: list[Row], page: str) -> list[str]:
 
 def _rules(claim: Claim) -> list[str]:
     """How a claim is judged, a line each."""
-    over = f", over {claim.over}" if claim.over else ""
+    what: dict[str, list[str]] = {}
     said: dict[str, list[str]] = {}
     for tier, criteria in claim.tiers.items():
+        over = f", over {found}" if (found := claim.said("over", tier)) else ""
+        what.setdefault(f"{claim.said('measure', tier)}{over}", []).append(tier)
         rule = f"holds if the whole 95 % interval is {_words(criteria['holds'])}"
         if "partly" in criteria:
             rule += f"; partly if the mean is {_words(criteria['partly'])}"
-        said.setdefault(rule, []).append(COLUMNS.get(tier, tier).lower())
-    lines = [f"Measured: {claim.measure}{over}"]
-    lines += [f"{' and '.join(where).capitalize()}: {rule}" for rule, where in said.items()]
+        said.setdefault(rule, []).append(tier)
+    lines = [f"Measured: {text}" for text in what]
+    if len(what) > 1:
+        lines = [f"Measured on {_named(where)}: {text}" for text, where in what.items()]
+    lines += [f"{_named(where).capitalize()}: {rule}" for rule, where in said.items()]
     lines.append(f"Null: {claim.null or 'the same networks with random weights'}")
     return [*lines, f"Bounds: {claim.tolerance}"]
+
+
+def _named(tiers: list[str]) -> str:
+    """Names of tiers in a sentence."""
+    return " and ".join(COLUMNS[tier].lower() for tier in tiers)
 
 
 def _badge(verdict: str) -> str:
