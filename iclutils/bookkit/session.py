@@ -28,7 +28,8 @@ from ..models.regressors import InContextRegressors
 from ..models.storage import Networks
 from ..tasks import generator
 from ..zoo import smollm2
-from . import claims, machine, presets
+from . import claims, machine, presets, remember
+from .remember import Found, Given
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,15 @@ class Session:
         if self.weights == "trained":
             return models.edit_weights(name, edit, device=self.device)
         return models.random_init(name, self._draw(name), edit, device=self.device)
+
+    def remember(
+        self, function: Callable[Given, Found], *given: Given.args, **named: Given.kwargs
+    ) -> Found:
+        """What the function gives. Above the mini tier it is kept on disk: a later run with the
+        same code, models and arguments goes on from it (``bookkit.remember``)."""
+        if self.tier.name == "mini":
+            return function(*given, **named)
+        return remember.remember(function, *given, **named)
 
     def regressors(self, name: str, **options: Any) -> InContextRegressors:
         """``regressors.load`` onto this session's device, or with random weights."""
@@ -148,6 +158,8 @@ def begin(
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    if chosen.name != "mini":
+        remember.sources()  # as they are now, whatever is edited while this runs
     if noted := os.environ.get("ICLUTILS_PEAK"):  # the runner asks how much memory it took
         atexit.register(lambda: write_json(Path(noted), machine.peak()))
     what = model or "the tier's own models"

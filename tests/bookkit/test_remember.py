@@ -1,0 +1,166 @@
+"""What is measured once is kept, by all that it depends on, and whatever happens to the disk."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import iclutils
+from iclutils import models
+from iclutils.bookkit import remember
+from iclutils.chapters import induction
+from iclutils.errors import IclError
+from iclutils.files import PACKAGE
+from iclutils.interp import head_scores
+from iclutils.tasks import generator, repeated
+
+Remember = Callable[..., Any]
+DRAW = repeated.RepeatedTokens.draw
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remember:
+    """``remember`` with a cache of its own, which speaks."""
+    monkeypatch.setenv("ICLUTILS_CACHE", str(tmp_path))
+    monkeypatch.delenv("ICLUTILS_QUIET", raising=False)
+    return remember.remember
+
+
+def entries() -> list[Path]:
+    return sorted(remember.folder().glob("*.gz"))
+
+
+def draw(seed: int = 0) -> tuple[Any, ...]:
+    return 3, 5, 100, 0, generator("test", 0, seed)
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise AssertionError("measured again")
+
+
+def test_a_second_time_is_not_measured_and_leaves_the_generator_where_the_first_did(
+    kept: Remember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, again = draw(), draw()
+    found = kept(DRAW, *first)
+    monkeypatch.setattr(torch, "randint", refuse)
+    monkeypatch.setattr(torch, "randperm", refuse)
+    assert torch.equal(kept(DRAW, *again).tokens, found.tokens)
+    assert torch.equal(first[-1].get_state(), again[-1].get_state())
+    assert len(entries()) == 1
+
+
+def test_another_argument_model_or_code_is_another_measurement(
+    kept: Remember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = torch.tensor([[0, *range(1, 11), *range(1, 11)]])
+    for model in (
+        models.load("induction-0"),
+        models.load("induction-0"),
+        models.load("induction-3"),
+    ):
+        kept(head_scores.score_heads, model, tokens, 10)
+    assert len(entries()) == 2, "a model is its weights"
+    model = models.load("induction-0")
+    kept(head_scores.score_heads, model, tokens + 1, 10)
+    kept(head_scores.score_heads, model, tokens.T.contiguous().T, 10)  # other strides
+    assert len(entries()) == 3
+    with torch.no_grad():
+        next(model.parameters()).add_(1e-3)
+    kept(head_scores.score_heads, model, tokens, 10)
+    assert len(entries()) == 4
+    code = remember.sources()
+    changed = code | {PACKAGE / "models/language.py": b"pass"}
+    monkeypatch.setattr(remember, "sources", lambda: changed)
+    kept(head_scores.score_heads, model, tokens, 10)
+    assert len(entries()) == 5
+
+
+def test_the_fingerprint_is_of_all_that_is_imported_and_no_more() -> None:
+    reached = remember._imports(remember._path(induction.__name__))
+    assert PACKAGE / "interp/head_scores.py" in reached
+    assert not [p for p in reached if p.relative_to(PACKAGE).parts[0] in ("bookkit", "plots")]
+    assert remember.fingerprint(induction.__name__) != remember.fingerprint(head_scores.__name__)
+
+
+@pytest.mark.parametrize("harm", [b"", b"no gzip", None])
+def test_a_damaged_entry_is_measured_again_and_said(
+    kept: Remember, capsys: pytest.CaptureFixture[str], harm: bytes | None
+) -> None:
+    found = kept(DRAW, *draw())
+    (path,) = entries()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if harm is None else harm)
+    assert torch.equal(kept(DRAW, *draw()).tokens, found.tokens)
+    assert "is damaged; measuring again" in capsys.readouterr().out
+    with gzip.open(path) as stream, gzip.GzipFile(fileobj=io.BytesIO(whole)) as before:
+        assert stream.read() == before.read()
+
+
+def test_one_changed_bit_is_found(kept: Remember) -> None:
+    found = kept(DRAW, *draw())
+    (path,) = entries()
+    whole = path.read_bytes()
+    for place in (len(whole) // 2, len(whole) - 6):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert torch.equal(kept(DRAW, *draw()).tokens, found.tokens)
+
+
+def test_a_full_disk_keeps_nothing_and_goes_on(
+    kept: Remember, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(remember.gzip, "open", full)
+    assert kept(DRAW, *draw()).tokens.shape == (3, 11)
+    assert "No space left on device); going on without" in capsys.readouterr().out
+    assert not list(remember.folder().iterdir())
+
+
+def test_what_is_killed_while_it_writes_leaves_no_entry(kept: Remember) -> None:
+    program = """
+import gzip, os
+from iclutils.bookkit import remember
+from iclutils.tasks import generator, repeated
+remember.gzip.open = lambda path, *_, **__: (path.write_bytes(b"half"), os._exit(9))
+remember.remember(repeated.RepeatedTokens.draw, 3, 5, 100, 0, generator("test", 0, 0))
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert (done.returncode, entries()) == (9, [])
+    kept(DRAW, *draw())
+    assert len(entries()) == 1
+
+
+def test_a_part_of_a_tensor_is_kept_without_the_whole(kept: Remember) -> None:
+    whole = torch.randint(1000, (1000, 1000))
+    kept(repeated.RepeatedTokens, whole[:1], 5)
+    assert entries()[0].stat().st_size < 10_000
+
+
+def test_what_cannot_be_known_is_refused(kept: Remember) -> None:
+    model = models.load("induction-0")
+    with pytest.raises(IclError, match="move it to iclutils"):
+        kept(lambda: 1)
+    with pytest.raises(IclError, match="no function of the package"):
+        kept(refuse)
+    hooks = [("blocks.0.attn.hook_pattern", lambda value, hook: value)]
+    with model.hooks(fwd_hooks=hooks), pytest.raises(IclError, match="A model with hooks"):
+        kept(head_scores.score_heads, model, torch.ones(1, 21, dtype=torch.long), 10)
+
+
+def test_the_mini_tier_just_calls(kept: Remember) -> None:
+    assert iclutils.begin().remember(len, "abc") == 3
+    with pytest.raises(IclError, match="no function of the package"):
+        iclutils.begin("real", device="cpu").remember(len, "abc")
+    assert not remember.folder().exists()
