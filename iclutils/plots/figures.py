@@ -1,9 +1,9 @@
 """Figures: they draw arrays and never see a model.
 
-Colours come from the Okabe-Ito palette (safe for colour-blind readers) and from ``viridis`` and
-``RdBu``, which keep their order in grey. The ground is white, so that figures read the same on
-light and dark pages. Alternative text stands beside the cell that draws (its metadata), where
-the book and the tests look for it.
+Colours come from the Okabe-Ito palette (safe for colour-blind readers) and from two colour maps
+in which zero is the ground. The ground is white; a dark page of the book turns lightness over and
+keeps the hues. Caption and alternative text stand beside the cell that draws (its metadata), where
+the book and the tests look for them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from torch import Tensor
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b"
+RISING, SIGNED = "YlGnBu", "RdBu_r"
 Values = Sequence[float] | Sequence[int] | Float[Tensor, "point"]
 Line = tuple[Values, Values]
 COLOURS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", "#56B4E9")
+FEW, SHORT = 5, 20  # lines of a panel that carry their names, and letters of a name
 STYLE: dict[Any, Any] = {
     "figure.dpi": 100,
     "savefig.dpi": 100,
@@ -51,6 +53,37 @@ def canvas(
         rows, columns, figsize=(width, height), layout="constrained", squeeze=False
     )
     return figure, list(axes.flat)
+
+
+def headed(figure: Figure, finding: str) -> Figure:
+    """The figure under a title that states the finding, with its number.
+
+    Example:
+        >>> figure = headed(canvas()[0], "Only layer 1 matches prefixes (0.93 of its attention)")
+    """
+    figure.suptitle(finding, x=0.02, ha="left", size=11, weight="bold", wrap=True)
+    return figure
+
+
+def name_lines(axes: Axes) -> None:
+    """Write the name of every line at its right end, in its colour, in the place of a legend.
+
+    Names that would meet are moved apart, in the order of the lines' ends. Call it last.
+    """
+    axes.figure.draw_without_rendering()  # type: ignore[union-attr]
+    low, high = axes.transAxes.transform([(0, 0), (0, 1)])[:, 1]
+    step = 12 * axes.figure.dpi / 72 / (high - low)  # of a line of text, share of the height
+    named = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    ends = {line: axes.transLimits.transform(axes.transScale.transform(line.get_xydata()[-1]))[1]
+            for line in named}  # fmt: skip
+    order = sorted(named, key=lambda line: ends[line])
+    floor, ceiling = -math.inf, 1.0 + step
+    for line in order:
+        ends[line] = floor = max(ends[line], floor + step)
+    for line in reversed(order):
+        ends[line] = ceiling = min(ends[line], ceiling - step)
+        axes.annotate(str(line.get_label()), (1.02, ends[line]), xycoords="axes fraction", size=9,
+                      color=line.get_color(), va="center", annotation_clip=False)  # fmt: skip
 
 
 def halves(
@@ -84,7 +117,7 @@ def head_maps(
     columns = math.ceil(len(scores) / rows)
     figure, axes = canvas(columns, width=2.4 * columns + 0.6, height=2.6 * rows, rows=rows)
     for ax, (name, values) in zip(axes, scores.items(), strict=False):
-        image = ax.imshow(values, vmin=low, vmax=high, cmap="viridis", aspect="auto")
+        image = ax.imshow(values, vmin=low, vmax=high, cmap=RISING, aspect="auto")
         ax.set(title=name, xlabel="head", xticks=range(values.shape[1]))
         ax.set_yticks(range(values.shape[0]))
         if values.numel() <= 16:
@@ -98,7 +131,7 @@ def patterns(named: Mapping[str, Float[Tensor, "dest src"]]) -> Figure:
     """Attention patterns side by side: destination down, source across."""
     figure, axes = canvas(len(named), width=3.4 * len(named), height=3.4)
     for ax, (name, pattern) in zip(axes, named.items(), strict=True):
-        ax.imshow(pattern, vmin=0, vmax=1, cmap="viridis")
+        ax.imshow(pattern, vmin=0, vmax=1, cmap=RISING)
         ax.set(title=name, xlabel="source position")
     axes[0].set_ylabel("destination position")
     return figure
@@ -108,7 +141,7 @@ def attention(pattern: Float[Tensor, "dest src"], words: Sequence[str]) -> Figur
     """One attention pattern with its tokens: destination down, source across."""
     side = max(3.6, 0.22 * len(words))
     figure, (axes,) = canvas(width=side + 0.8, height=side)
-    image = axes.imshow(pattern, vmin=0, vmax=1, cmap="viridis")
+    image = axes.imshow(pattern, vmin=0, vmax=1, cmap=RISING)
     axes.set_xticks(range(len(words)), words, rotation=90, size=8)
     axes.set_yticks(range(len(words)), words, size=8)
     axes.set(xlabel="source", ylabel="destination")
@@ -136,7 +169,7 @@ def position_map(values: Float[Tensor, "layer position"], start: int, label: str
         values,
         vmin=-reach,
         vmax=reach,
-        cmap="RdBu_r",
+        cmap=SIGNED,
         aspect="auto",
         extent=(start - 0.5, start + values.shape[1] - 0.5, values.shape[0] - 0.5, -0.5),
     )
@@ -159,7 +192,7 @@ def signed(
     figure, axes = canvas(columns, width=7.6, height=height * rows, rows=rows)
     reach = max(float(values.abs().max()) for values in named.values()) or 1.0
     for ax, (name, values) in zip(axes, named.items(), strict=False):
-        image = ax.imshow(values, vmin=-reach, vmax=reach, cmap="RdBu_r")
+        image = ax.imshow(values, vmin=-reach, vmax=reach, cmap=SIGNED)
         ax.set(title=name, xlabel=xlabel)
         if rows_named:
             ax.set_yticks(range(len(rows_named)), rows_named)
@@ -224,8 +257,8 @@ def curves(
 
     ``xlabel`` is one for all, or one for each.
 
-    Panels whose series have the same names share one legend. A logarithmic x axis that starts at
-    0 (training steps) is linear up to 100.
+    Few lines carry their names; with more, panels whose series have the same names share one
+    legend. A logarithmic x axis that starts at 0 (training steps) is linear up to 100.
     """
     columns = min(2, len(panels))
     rows = (len(panels) + 1) // 2
@@ -246,7 +279,12 @@ def curves(
             ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         ax.set(title=title, xlabel=under)
     series = [list(lines) for lines in panels.values()]
-    if all(set(names) <= set(series[0]) for names in series):
+    shared = all(names == series[0] for names in series)
+    if all(len(names) <= FEW and max(map(len, names)) <= SHORT for names in series):
+        for i, ax in enumerate(axes[: len(panels)]):
+            if not shared or i % columns == columns - 1 or i == len(panels) - 1:
+                name_lines(ax)
+    elif all(set(names) <= set(series[0]) for names in series):
         names = axes[0].get_legend_handles_labels()
         figure.legend(*names, loc="outside upper center", ncols=4)
     else:
@@ -312,7 +350,7 @@ def matrices(
     for ax, (name, values) in zip(axes, named.items(), strict=True):
         shown = values.clone().float()
         shown.fill_diagonal_(float("nan"))
-        image = ax.imshow(shown, vmin=low, vmax=high, cmap="viridis")
+        image = ax.imshow(shown, vmin=low, vmax=high, cmap=RISING)
         _write_in(ax, shown, (low + high) / 2)
         ax.set(title=name)
         ax.set_xticks(range(len(labels)), labels, rotation=45, ha="right", size=8)
@@ -330,12 +368,12 @@ def tables(
     """
     figure, axes = canvas(len(named), width=3.6 * len(named), height=3.2)
     for ax, (name, values) in zip(axes, named.items(), strict=True):
-        ax.imshow(values.log(), cmap="viridis", aspect="auto")
+        ax.imshow(values.log(), cmap=RISING, aspect="auto")
         middle = float((values.log().min() + values.log().max()) / 2)
         for column, best in enumerate(values.argmin(0).tolist()):
             ax.add_patch(Rectangle((column - 0.5, best - 0.5), 1, 1, fill=False, ec=ORANGE, lw=3))
             for row, value in enumerate(values[:, column].tolist()):
-                ink = "black" if math.log(value) > middle else "white"
+                ink = "white" if math.log(value) > middle else "black"
                 text = f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
                 ax.text(column, row, text, ha="center", va="center", color=ink, size=7)
         ax.set(title=name)
@@ -350,5 +388,5 @@ def _write_in(ax: Axes, values: Tensor, middle: float) -> None:
     for row, line in enumerate(values.tolist()):
         for column, value in enumerate(line):
             if not math.isnan(value):
-                ink = "black" if value > middle else "white"
+                ink = "white" if value > middle else "black"
                 ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, size=8)

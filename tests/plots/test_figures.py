@@ -116,12 +116,13 @@ def test_tables_frame_the_smallest_entry_of_every_column() -> None:
 
 def test_panels_with_other_series_have_legends_of_their_own() -> None:
     line = ([1, 2], [0.1, 10.0])
-    same = figures.curves({"p": {"a": line}, "q": {"a": line}}, "x", log_y=True)
+    long = {name * 50: line for name in "ab"}
+    same = figures.curves({"p": long, "q": long}, "x", log_y=True)
     assert len(same.legends) == 1
     assert same.axes[1].get_yscale() == "log"
-    other = figures.curves({"p": {"a": line}, "q": {"b": line}}, "x")
+    other = figures.curves({"p": {"a" * 70: line}, "q": {"b" * 70: line}}, "x")
     assert not other.legends
-    assert [ax.get_legend().get_texts()[0].get_text() for ax in other.axes] == ["a", "b"]
+    assert [ax.get_legend().get_texts()[0].get_text() for ax in other.axes] == ["a" * 70, "b" * 70]
     many = figures.curves({"p": {str(i): line for i in range(8)}}, "x")
     assert len(many.axes[0].get_lines()) == 8, "a series beyond the colours is drawn as well"
     slanted = figures.bars({"": [(1.0, 0.0)] * 10}, ["a long label"] * 10, "y", log_y=True).axes[0]

@@ -1,0 +1,499 @@
+"""Diagrams of mechanisms: what a circuit does, drawn on the tokens of a prompt.
+
+Like figures they draw arrays and never see a model, and they return a matplotlib figure. Lengths
+are in inches. Blue is what is looked up or gathered, orange what is copied or answered, grey the
+rest. Where a diagram has numbered steps, ``step`` draws only the first of them, and ``stepped``
+makes one picture of several that a reader goes through by hand.
+
+Example:
+    >>> import torch
+    >>> from iclutils.plots import diagrams
+    >>> tokens = ["A", "B", "C", "A"]
+    >>> before, after = torch.zeros(4, 4), torch.zeros(4, 4)
+    >>> before[[1, 2, 3], [0, 1, 2]] = 1.0
+    >>> after[3, 1] = 1.0
+    >>> figure = diagrams.induction_pair(tokens, before, after)
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from html import escape
+from textwrap import fill
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
+from torch import Tensor
+
+from ..errors import IclError
+from .figures import BLUE, GREEN, GREY, ORANGE, STYLE
+
+PALE = "#d9d9d9"
+PORTS = {"q": BLUE, "k": ORANGE, "v": GREEN}  # what a head reads: queries, keys, values
+Point = tuple[float, float]
+Edge = tuple[str, str, float]  # writer, reader ("k 1.2", "mlp_in 0", "logits"), effect
+
+
+def induction_pair(
+    tokens: Sequence[str],
+    previous: Float[Tensor, "dest src"],
+    induction: Float[Tensor, "dest src"],
+    at: int | None = None,
+    names: tuple[str, str] = ("previous-token head", "induction head"),
+    step: int = 3,
+) -> Figure:
+    """A previous-token head and an induction head at work on a sequence (Olsson et al. 2022).
+
+    Tokens below, the first head's output in the middle, the second's on top. ``at`` is the token
+    that is continued (the last unless named); attention under 0.05 is left out.
+    """
+    n = _square(tokens, previous, induction)
+    at = n - 1 if at is None else at
+    found = int(induction[at].argmax())
+    before = int(previous[found].argmax())
+    texts = [
+        f"1  {names[0]}: “{tokens[found]}” looks one back and notes that “{tokens[before]}” "
+        f"came before it (attention {previous[found, before]:.2f}).",
+        f"2  K-composition: the note becomes a key. The last “{tokens[at]}” asks who comes after "
+        f"“{tokens[at]}”, and finds “{tokens[found]}” (attention {induction[at, found]:.2f}).",
+        f"3  {names[1]}: it copies what it found, and “{tokens[found]}” is predicted next.",
+    ]
+    across = max(0.7, 0.3 + 0.075 * max(map(len, tokens)))
+    width = max(6.0, across * n + 0.5)
+    axes = _sheet(width, 4.1)
+    xs = [(width - across * (n - 1)) / 2 + across * i for i in range(n)]
+    low, middle, top = 1.35, 2.35, 3.4
+    for i, token in enumerate(tokens):
+        _box(axes, (xs[i], low), token, across - 0.1)
+        for y in (middle, top):
+            axes.plot(xs[i], y, "o", ms=3, color=GREY)
+    for to, source in torch.nonzero(previous.tril() > 0.05).tolist():
+        chosen = (to, source) == (found, before)
+        weight = float(previous[to, source])
+        _line(axes, (xs[source], low + 0.14), (xs[to], middle), weight, BLUE if chosen else PALE)
+    for to, source in torch.nonzero(induction.tril() > 0.05).tolist() if step > 1 else ():
+        chosen = (to, source) == (at, found)
+        weight = float(induction[to, source])
+        _line(axes, (xs[source], middle), (xs[to], top), weight, ORANGE if chosen else PALE)
+    note = f"after “{tokens[before]}”"
+    _box(axes, (xs[found], middle), note, 0.16 + 0.065 * len(note), BLUE)
+    if step > 2:
+        _box(axes, (xs[at], top + 0.2), tokens[found], across - 0.1, ORANGE)
+        _say(axes, (xs[at] - across / 2 - 0.05, top + 0.2), "predicted next:", "right")
+    for y, name in ((low + 0.5, names[0]), (middle + 0.62, names[1] if step > 1 else "")):
+        axes.text(0.1, y, fill(name, 12), va="center", size=8, color=GREY, linespacing=1.0)
+    _steps(axes, texts[:step], (BLUE, ORANGE, ORANGE), width)
+    return axes.figure  # type: ignore[return-value]
+
+
+def composition(strengths: Mapping[str, float] | None = None) -> Figure:
+    """Q-, K- and V-composition of two heads (Elhage et al. 2021), with their scores if given.
+
+    Example:
+        >>> figure = diagrams.composition({"Q": 0.04, "K": 0.31, "V": 0.06})
+    """
+    said = {
+        "Q": ("at the token that asks:", "what head 2 looks for"),
+        "K": ("at the token looked at:", "by what head 2 finds it"),
+        "V": ("at the token looked at:", "what head 2 copies"),
+    }
+    axes = _sheet(6.6, 3.05)
+    for i, (kind, (where, what)) in enumerate(said.items()):
+        left, colour = 0.6 + 2.2 * i, PORTS[kind.lower()]
+        source, asks, low, first, port, top = left, left + 1.0, 0.95, 1.45, 2.05, 2.5
+        own = asks if kind == "Q" else source
+        for x, token in ((source, "found"), (asks, "asks")):
+            _box(axes, (x, low), token, 0.62)
+        _line(axes, (source, port + 0.16), (asks, top), 0.5, GREY)
+        _line(axes, (source if own == asks else own - 0.42, low + 0.14), (own, first - 0.14), 0.5)
+        _box(axes, (own, first), "head 1", 0.66, colour)
+        _arrow(axes, (own, first + 0.14), (own, port - 0.14), colour, 2.5)
+        for x, ports in ((source, "kv"), (asks, "q")):
+            for j, name in enumerate(ports):
+                at = x + 0.26 * (j - (len(ports) - 1) / 2)
+                chosen = name == kind.lower()
+                _box(axes, (at, port), name, 0.22, colour if chosen else GREY)
+        _box(axes, (asks, top), "head 2", 0.66)
+        score = f": {strengths[kind]:.2f}" if strengths else ""
+        _say(axes, (left + 0.5, 2.87), f"{kind}-composition{score}", size=10, weight="bold")
+        _say(axes, (left + 0.5, 0.4), f"head 1 writes\n{where}\n{what}", size=8)
+    return axes.figure  # type: ignore[return-value]
+
+
+def gathering(
+    tokens: Sequence[str],
+    saliency: Float[Tensor, "layer dest src"],
+    labels: Sequence[int],
+    target: int | None = None,
+    bands: int = 6,
+    strongest: int = 14,
+) -> Figure:
+    """Information gathered in label words, then read by the target (Wang et al. 2023).
+
+    Left, the strongest edges, layer by layer upwards; right, the share of a layer's saliency that
+    flows into the labels, from the labels to the target, and elsewhere. More layers than ``bands``
+    are averaged into so many bands.
+    """
+    n = _square(tokens, *saliency)
+    target = n - 1 if target is None else target
+    flow = saliency.detach().cpu().float().abs().tril(-1)
+    count = min(bands, len(flow))
+    parts = torch.tensor_split(flow, count)
+    starts = [int(part[0]) for part in torch.tensor_split(torch.arange(len(flow)), count)]
+    into, out = torch.zeros(n, n, dtype=torch.bool), torch.zeros(n, n, dtype=torch.bool)
+    into[list(labels)] = True
+    out[target, list(labels)] = True
+    kinds = {"text to label": (into, BLUE), "label to target": (out, ORANGE)}
+    width, rise = 7.0, 0.52
+    across = 4.9 / n
+    low = 0.2 + 0.072 * max(map(len, tokens))
+    height = low + rise * count + 0.75
+    axes = _sheet(width, height)
+    xs = [0.75 + across * i for i in range(n)]
+    left, room = xs[-1] + 0.3, width - xs[-1] - 0.45
+    for i, token in enumerate(tokens):
+        colour = BLUE if i in labels else ORANGE if i == target else "black"
+        weight = "normal" if colour == "black" else "bold"
+        axes.text(xs[i], low - 0.08, token, rotation=90, ha="center", va="top", size=8,
+                  color=colour, weight=weight)  # fmt: skip
+    for band, part in enumerate(parts):
+        y, mean = low + rise * band, part.mean(0)
+        total, peak = float(mean.sum()) or 1.0, float(mean.max()) or 1.0
+        for at in mean.flatten().topk(min(strongest, mean.numel())).indices.tolist():
+            to, source = divmod(at, n)
+            weight = float(mean[to, source]) / peak
+            found = [colour for mask, colour in kinds.values() if mask[to, source]]
+            if weight > 0.02:
+                ends = (xs[source], y), (xs[to], y + rise)
+                _line(axes, *ends, weight, found[0] if found else PALE, 1 + bool(found))
+        x = left
+        for mask, colour in kinds.values():
+            share = float(mean[mask].sum()) / total
+            axes.barh(y + rise / 2, share * room, rise * 0.6, left=x, color=colour)
+            x += share * room
+        axes.barh(y + rise / 2, left + room - x, rise * 0.6, left=x, color=PALE)
+        last = starts[band + 1] - 1 if band + 1 < count else len(flow) - 1
+        name = f"layer {starts[band]}" if last == starts[band] else f"{starts[band]} to {last}"
+        _say(axes, (0.58, y + rise / 2), name, "right", size=8)
+    for band in range(count + 1):
+        axes.plot(xs, [low + rise * band] * n, ".", color=GREY, ms=3)
+    top = low + rise * count
+    for y, (name, (_, colour)) in zip((0.44, 0.22), kinds.items(), strict=True):
+        _say(axes, (xs[n // 2], top + y), name, color=colour, weight="bold")
+    _say(axes, (left + room / 2, top + 0.3), "share of the layer", size=8)
+    return axes.figure  # type: ignore[return-value]
+
+
+def descent_step(
+    x: Float[Tensor, "example"], y: Float[Tensor, "example"], query: float, rate: float
+) -> Figure:
+    """A context as a data set, and linear attention as one step of descent on it.
+
+    From the weight 0, a step of size ``rate`` on the squared error gives w = rate * sum(x y). Its
+    answer at the query, w * query, is a sum over examples: value y times rate * x * query, which
+    is what a head of linear attention adds up (von Oswald et al. 2023).
+
+    Example:
+        >>> figure = diagrams.descent_step(torch.tensor([1., 2.]), torch.tensor([1., 2.]), 1.5, .1)
+    """
+    plt.rcParams.update(STYLE)
+    figure, (data, shares) = plt.subplots(1, 2, figsize=(6.8, 3.0), layout="constrained")
+    after, parts = rate * float(x @ y), rate * query * x * y
+    reach = 1.15 * max(float(x.abs().max()), abs(query))
+    data.axline((0, 0), slope=0, color=GREY, lw=1, ls="--")
+    data.axline((0, 0), slope=after, color=BLUE, lw=2)
+    data.plot(x, y, "o", color="black", ms=5)
+    data.plot(query, after * query, "o", color=ORANGE, ms=8)
+    high = 1.25 * max(float(y.abs().max()), abs(after * query))
+    data.set(xlim=(-reach, reach), ylim=(-high, high), xlabel="x", ylabel="y")
+    data.set_title("the prompt is a data set")
+    spot = (query, after * query)
+    data.annotate("answer", spot, (-7, 7 if after > 0 else -14), textcoords="offset points",
+                  ha="right", color=ORANGE, size=9)  # fmt: skip
+    data.text(-0.95 * reach, 0.05 * high, "before: w = 0", color=GREY, size=8)
+    data.text(-0.95 * reach, 0.86 * high, f"after one step: w = {after:.2f}", color=BLUE, size=9)
+    names = [f"example {i + 1}" for i in range(len(x))] + ["answer"]
+    values = [*parts.tolist(), float(parts.sum())]
+    shares.barh(names, values, color=[BLUE] * len(x) + [ORANGE])
+    shares.axvline(0, color="black", lw=0.8)
+    shares.invert_yaxis()
+    shares.set(xlabel="value y × attention (rate · x · query)")
+    shares.set_title("attention adds up the same step")
+    return figure
+
+
+def kernel_smoother(
+    keys: Float[Tensor, "example"],
+    values: Float[Tensor, "example"],
+    query: float,
+    width: float = 1.0,
+) -> Figure:
+    """A head as a kernel smoother, and as its dual model: one number, added up in two ways.
+
+    Weights are a softmax of ``keys * query / width``. Left, values at their keys, with the weights
+    as areas, and their weighted mean. Right, the same mean as a sum of one step for each example.
+
+    Example:
+        >>> figure = diagrams.kernel_smoother(torch.arange(4.), torch.tensor([1., 0., 2., 1.]), 1.)
+    """
+    weights = (keys.double() * query / width).softmax(0)
+    parts = weights * values
+    answer = float(parts.sum())
+    plt.rcParams.update(STYLE)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(6.8, 3.0), layout="constrained")
+    left.scatter(keys, values, s=20 + 700 * weights, color=BLUE, alpha=0.75, edgecolors="none")
+    left.axhline(answer, color=ORANGE, lw=2)
+    reach = float(values.max() - values.min()) or 1.0
+    low, high = float(values.min()) - 0.35 * reach, float(values.max()) + 0.35 * reach
+    left.text(float(keys.min()), high, f"weighted mean: {answer:.2f}", color=ORANGE, va="top")
+    left.set(xlabel="key", ylabel="value", ylim=(low, high))
+    left.margins(x=0.15)
+    left.set_title("smoother: area is attention")
+    starts = [0.0, *parts.cumsum(0).tolist()]
+    for i, part in enumerate(parts.tolist()):
+        right.barh(i, part, left=starts[i], color=BLUE)
+        right.plot([starts[i + 1]] * 2, [i, i + 1], color=GREY, lw=0.8)
+    right.barh(len(keys), answer, color=ORANGE)
+    names = [f"step {i + 1}" for i in range(len(keys))] + ["answer"]
+    right.set_yticks(range(len(names)), names)
+    right.axvline(0, color="black", lw=0.8)
+    right.invert_yaxis()
+    right.set(xlabel="value × attention, added up")
+    right.set_title("dual model: a step for each example")
+    return figure
+
+
+def patched_edge(
+    clean: float, corrupted: float, patched: float, edge: tuple[str, str] = ("head 1", "head 2"),
+    unit: str = "logit difference",
+) -> Figure:  # fmt: skip
+    """One edge patched: the clean run, the corrupted run, and the clean run in which what one
+    component passes to another is taken from the corrupted run (Wang et al. 2022).
+
+    The three numbers are what the runs give.
+
+    Example:
+        >>> figure = diagrams.patched_edge(3.2, -0.1, 1.4, ("head 0.2", "head 1.2"))
+    """
+    axes = _sheet(6.6, 3.15)
+    runs = (
+        ("clean", "the prompt as it is", clean, BLUE),
+        ("corrupted", "a prompt with another answer", corrupted, ORANGE),
+        ("patched", "clean, but for the orange edge", patched, BLUE),
+    )
+    for i, (name, what, value, colour) in enumerate(runs):
+        left = 0.35 + 2.2 * i
+        ways = {"prompt": (0.75, 0.75), edge[0]: (0.3, 1.3), edge[1]: (1.2, 1.75)}
+        nodes = {k: (left + x, y) for k, (x, y) in {**ways, "answer": (0.75, 2.25)}.items()}
+        ends = [("prompt", edge[0]), ("prompt", edge[1]), edge, (edge[0], "answer"),
+                (edge[1], "answer")]  # fmt: skip
+        for writer, reader in ends:
+            (x, y), (to, up) = nodes[writer], nodes[reader]
+            swapped = name == "patched" and (writer, reader) == edge
+            after = name == "patched" and writer == edge[1]
+            style = "--" if after else "-"
+            paint = ORANGE if swapped else GREY if after else colour
+            ends_at = (x, y + 0.14), (to, up - 0.14)
+            if (writer, reader) == edge:
+                ends_at = (x + 0.1, y + 0.14), (to - 0.1, up - 0.14)
+            _arrow(axes, *ends_at, paint, 3.0 if swapped else 1.5, style)
+        for said, at in nodes.items():
+            mixed = name == "patched" and said in (edge[1], "answer")
+            _box(axes, at, said, 0.74, GREY if mixed else colour)
+        _say(axes, (left + 0.75, 2.95), name, size=10, weight="bold")
+        _say(axes, (left + 0.75, 2.7), what, size=8)
+        _say(axes, (left + 0.75, 0.42), f"{unit}\n{value:.2f}", size=8)
+    return axes.figure  # type: ignore[return-value]
+
+
+def circuit(edges: Sequence[Edge], width: float = 6.6) -> Figure:
+    """A circuit as a graph: layers upwards, heads across, an arrow for each edge.
+
+    An edge is (writer, reader, effect), named as ``interp.graph`` prints them: ``embed``, ``0.2``,
+    ``mlp 0``; ``q 1.2``, ``k 1.2``, ``v 1.2``, ``mlp_in 0``, ``logits``. Width is the size of the
+    effect, colour what is read; a dashed arrow lowers the score.
+
+    Example:
+        >>> figure = diagrams.circuit([("embed", "v 0.2", 0.4), ("0.2", "k 1.2", 0.9)])
+    """
+    if not edges:
+        raise IclError("A circuit without an edge cannot be drawn: keep at least one.")
+    drawn = [(u, *_reader(v), w) for u, v, w in edges]
+    names = {name for u, v, *_ in drawn for name in (u, v)}
+    levels = sorted(set(map(_level, names)))
+    rows = [sorted((x for x in names if _level(x) == level), key=_across) for level in levels]
+    rise, wide = 0.85, 0.78
+    width = max(width, 0.3 + wide * max(map(len, rows)))
+    axes = _sheet(width, rise * (len(levels) - 1) + 0.6)
+    at = {}
+    for y, row in enumerate(rows):
+        for i, name in enumerate(row):
+            at[name] = (width * (i + 0.5) / len(row), 0.3 + rise * y)
+    top = max(abs(w) for *_, w in drawn) or 1.0
+    shift = {"q": -0.2, "k": 0.0, "v": 0.2}
+    for writer, reader, port, effect in sorted(drawn, key=lambda edge: abs(edge[-1])):
+        (x, y), (to, up) = at[writer], at[reader]
+        end = (to + shift.get(port, 0.0), up - (0.3 if port in PORTS else 0.14))
+        style = "-" if effect >= 0 else "--"
+        _arrow(axes, (x, y + 0.14), end, PORTS.get(port, GREY), 0.7 + 4 * abs(effect) / top, style,
+               bend=0.0 if _level(reader) - _level(writer) <= 1 else 0.12)  # fmt: skip
+    for name, (x, y) in at.items():
+        _box(axes, (x, y), name, 0.66)
+        for port in sorted({p for _, v, p, _ in drawn if v == name and p in PORTS}):
+            axes.text(x + shift[port], y - 0.22, port, ha="center", va="center", size=8,
+                      color=PORTS[port], weight="bold")  # fmt: skip
+    return axes.figure  # type: ignore[return-value]
+
+
+class Stepped:
+    """Pictures that a reader goes through by hand, each with a sentence. The last expression of a
+    cell shows it: as a row of buttons where HTML is shown (no script is needed), elsewhere as the
+    last picture."""
+
+    def __init__(self, pictures: Sequence[Figure], texts: Sequence[str], title: str) -> None:
+        """Take a sentence for each picture."""
+        if not pictures or len(pictures) != len(texts):
+            raise IclError(f"{len(pictures)} pictures and {len(texts)} texts: one for each.")
+        self.texts, self.title, self.pictures = texts, title, [_png(f) for f in pictures]
+        for figure in pictures:
+            plt.close(figure)
+
+    def __repr__(self) -> str:
+        return f"{self.title}: {len(self.texts)} steps"
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        """What a notebook and a page show."""
+        last = base64.b64encode(self.pictures[-1]).decode()
+        return {"text/html": self.html(), "image/png": last, "text/plain": repr(self)}
+
+    def html(self) -> str:
+        """Radio buttons, and by CSS alone the picture of the chosen one; on paper the last."""
+        name = "s" + hashlib.sha256(b"".join(self.pictures)).hexdigest()[:8]
+        rules, buttons, shown = [], [], []
+        for i, (picture, text) in enumerate(zip(self.pictures, self.texts, strict=True), 1):
+            rules.append(f"#{name}:has(input:nth-of-type({i}):checked) figure:nth-of-type({i})")
+            chosen = " checked" if i == len(self.texts) else ""
+            buttons.append(
+                f'<input type="radio" name="{name}" id="{name}-{i}"{chosen}>'
+                f'<label for="{name}-{i}">Step {i}</label> '
+            )
+            data = base64.b64encode(picture).decode()
+            shown.append(
+                f'<figure><img alt="{escape(text)}" src="data:image/png;base64,{data}">'
+                f"<figcaption>{escape(text)}</figcaption></figure>"
+            )
+        style = f"#{name} figure{{display:none}}{','.join(rules)}{{display:block}}"
+        return (
+            f'<fieldset class="stepped" id="{name}"><style>{style}</style>'
+            f"<legend>{escape(self.title)}</legend>{''.join(buttons)}{''.join(shown)}</fieldset>"
+        )
+
+
+def stepped_pair(
+    tokens: Sequence[str],
+    previous: Float[Tensor, "dest src"],
+    induction: Float[Tensor, "dest src"],
+    at: int | None = None,
+) -> Stepped:
+    """The induction pair in three steps, to go through by hand."""
+    texts = (
+        "Step 1: every token notes which token came before it.",
+        "Step 2: the last token looks for the token that came after its earlier copy.",
+        "Step 3: it copies what it found: that token is predicted next.",
+    )
+    figures = [induction_pair(tokens, previous, induction, at, step=i) for i in (1, 2, 3)]
+    return Stepped(figures, texts, "An induction pair, step by step")
+
+
+def _png(figure: Figure) -> bytes:
+    made = io.BytesIO()
+    figure.savefig(made, format="png", dpi=150)
+    return made.getvalue()
+
+
+def _square(tokens: Sequence[str], *patterns: Float[Tensor, "dest src"]) -> int:
+    n = len(tokens)
+    if not n or any(pattern.shape != (n, n) for pattern in patterns):
+        raise IclError(
+            f"{n} tokens need patterns of {n} x {n}, got {[[*p.shape] for p in patterns]}."
+        )
+    return n
+
+
+def _sheet(width: float, height: float) -> Axes:
+    """A page without axes whose coordinates are inches."""
+    plt.rcParams.update(STYLE)
+    figure = plt.figure(figsize=(width, height))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, width), ylim=(0, height))
+    axes.set_axis_off()
+    return axes
+
+
+def _box(axes: Axes, at: Point, text: str, width: float, colour: str = "black") -> None:
+    """A word in a round box, white inside."""
+    box = FancyBboxPatch(
+        (at[0] - width / 2 + 0.04, at[1] - 0.08), width - 0.08, 0.16, boxstyle="round,pad=0.04",
+        fc="white", ec=colour, lw=1.2, zorder=3,
+    )  # fmt: skip
+    axes.add_patch(box)
+    axes.text(*at, text, ha="center", va="center", size=8.5, color=colour, zorder=4)
+
+
+def _say(axes: Axes, at: Point, text: str, ha: str = "center", **style: Any) -> None:
+    axes.text(*at, text, ha=ha, va="center", **{"size": 9, "linespacing": 1.3} | style)
+
+
+def _line(
+    axes: Axes, start: Point, end: Point, weight: float, colour: str = GREY, order: int = 1
+) -> None:
+    """A line from below to above, the wider the stronger."""
+    order += colour not in (PALE, GREY)
+    axes.plot(*zip(start, end, strict=True), color=colour, lw=0.5 + 4 * weight, alpha=0.9,
+              solid_capstyle="round", zorder=order)  # fmt: skip
+
+
+def _arrow(
+    axes: Axes, start: Point, end: Point, colour: str, width: float, style: str = "-",
+    bend: float = 0.0,
+) -> None:  # fmt: skip
+    way = {"arrowstyle": f"-|>,head_width={0.15 + 0.04 * width},head_length={0.3 + 0.05 * width}"}
+    axes.annotate("", end, start, zorder=2, arrowprops={
+        **way, "color": colour, "lw": width, "ls": style, "shrinkA": 0, "shrinkB": 0, "alpha": 0.9,
+        "connectionstyle": f"arc3,rad={bend}",
+    })  # fmt: skip
+
+
+def _steps(axes: Axes, texts: Sequence[str], colours: Sequence[str], width: float) -> None:
+    """Numbered sentences at the foot of a diagram."""
+    letters = int(width * 15.5)
+    y = 1.05
+    for text, colour in zip(texts, colours, strict=False):
+        lines = fill(text, letters, subsequent_indent="    ")
+        axes.text(0.1, y, lines, size=8.5, va="top", color=colour, linespacing=1.25)
+        y -= 0.17 * (lines.count("\n") + 1) + 0.03
+
+
+def _reader(name: str) -> tuple[str, str]:
+    """The component that reads, and what it reads it as."""
+    kind, _, where = name.partition(" ")
+    return (where, kind) if kind in PORTS else (name.replace("mlp_in", "mlp"), kind)
+
+
+def _level(name: str) -> float:
+    """Height: embedding, heads of a layer, its MLP, ..., logits."""
+    if name in ("embed", "logits"):
+        return -1.0 if name == "embed" else float("inf")
+    return int(name[4:]) + 0.5 if name.startswith("mlp") else float(name.split(".")[0])
+
+
+def _across(name: str) -> int:
+    return int(name.split(".")[1]) if "." in name else 0

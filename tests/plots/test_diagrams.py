@@ -1,0 +1,204 @@
+"""Diagrams draw what they are given; their texts keep apart, and their colours show on both
+grounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from itertools import combinations
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from iclutils.errors import IclError
+from iclutils.plots import diagrams, figures
+
+mpl.use("Agg")
+WORDS = ["start", "fox", "ink", "oak", "bob", "fox"]
+TEXT = ["thunder", "drizzle", "frost", ":", "Dover", "fig", "pear", ":", "Bravo", "cliff", ":"]
+EDGES = [("embed", "v 0.2", 0.5), ("embed", "k 1.2", -0.1), ("0.2", "k 1.2", 0.9),
+         ("0.2", "v 1.10", 0.2), ("embed", "mlp_in 0", 0.2), ("mlp 0", "q 1.2", 0.3),
+         ("1.2", "logits", 0.8), ("1.10", "logits", 0.4)]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _close() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+def pair() -> tuple[torch.Tensor, torch.Tensor]:
+    """A perfect previous-token head, and an induction head that finds the token at 2."""
+    previous = torch.eye(6).roll(1, 0).tril()
+    induction = torch.zeros(6, 6)
+    induction[:, 0] = 0.25
+    induction[5, 2] = 0.75
+    return previous, induction
+
+
+def saliency(layers: int = 8) -> torch.Tensor:
+    found = torch.full((layers, len(TEXT), len(TEXT)), 0.01).tril(-1)
+    found[0, 4, 0] = 1.0
+    found[-1, -1, 4] = 1.0
+    return found
+
+
+def lines() -> dict[str, figures.Line]:
+    return {name: ([1, 2, 3], [1.0, 2.0, 2.0 + i / 99]) for i, name in enumerate("abcd")}
+
+
+X = torch.tensor([-1.0, 0.4, 0.9, -0.3, 1.4])
+EVERY = {
+    "pair": lambda: diagrams.induction_pair(WORDS, *pair()),
+    "first step": lambda: diagrams.induction_pair(WORDS, *pair(), step=1),
+    "composition": lambda: diagrams.composition({"Q": 0.04, "K": 0.31, "V": 0.06}),
+    "gathering": lambda: diagrams.gathering(TEXT, saliency(), [4, 8]),
+    "descent": lambda: diagrams.descent_step(X, 1.5 * X, 1.1, 0.15),
+    "falling": lambda: diagrams.descent_step(X, -1.5 * X, 1.1, 0.15),
+    "smoother": lambda: diagrams.kernel_smoother(X, 2 - X**2, 1.0),
+    "patched": lambda: diagrams.patched_edge(3.2, -0.1, 1.4, ("head 0.2", "head 1.2")),
+    "circuit": lambda: diagrams.circuit(EDGES),
+    "named lines": lambda: figures.curves({"left": lines(), "right": lines()}, "x"),
+}
+
+
+def drawn(figure: Figure) -> list[mpl.text.Text]:
+    """Every text that shows, without the labels of ticks beyond the ends of an axis."""
+    found = [text for ax in figure.axes for text in (*ax.texts, ax.title)]
+    for axis in (axis for ax in figure.axes if ax.axison for axis in (ax.xaxis, ax.yaxis)):
+        found += [axis.label, *(tick.label1 for tick in axis._update_ticks())]
+    return [text for text in found if text.get_text().strip()]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_texts_stand_on_the_figure_and_apart(name: str) -> None:
+    figure = EVERY[name]()
+    figure.draw_without_rendering()
+    boxes = {f"{t.get_text()} {i}": t.get_window_extent() for i, t in enumerate(drawn(figure))}
+    assert len(boxes) > 3
+    for text, box in boxes.items():
+        assert figure.bbox.padded(1).contains(box.x0, box.y0), text
+        assert figure.bbox.padded(1).contains(box.x1, box.y1), text
+    met = [
+        pair for pair in combinations(boxes, 2)
+        if (shared := mpl.transforms.Bbox.intersection(boxes[pair[0]], boxes[pair[1]]))
+        and min(shared.width, shared.height) > 2
+    ]  # fmt: skip
+    assert met == []
+
+
+def said(figure: Figure) -> str:
+    return " ".join(text.get_text().replace("\n", " ") for text in figure.findobj(mpl.text.Text))
+
+
+def test_the_induction_pair_follows_the_arrays() -> None:
+    text = " ".join(said(diagrams.induction_pair(WORDS, *pair())).split())
+    assert "“ink” looks one back and notes that “fox” came before it (attention 1.00)" in text
+    assert "finds “ink” (attention 0.75)" in text
+    assert "“ink” is predicted next" in text
+    first = said(diagrams.induction_pair(WORDS, *pair(), step=1))
+    assert "predicted next" not in first
+    assert "K-composition" not in first
+    previous, induction = pair()
+    induction[4, 3] = 1.0
+    other = " ".join(said(diagrams.induction_pair(WORDS, previous, induction, at=4)).split())
+    assert "The last “bob” asks who comes after “bob”, and finds “oak”" in other
+
+
+def test_gathering_shares_a_layer_out() -> None:
+    axes = diagrams.gathering(TEXT, saliency(2), [4, 8]).axes[0]
+    scale = sum(bar.get_width() for bar in axes.patches[:3])
+    first, last = ([bar.get_width() / scale for bar in axes.patches[i : i + 3]] for i in (0, 3))
+    whole = saliency(2)
+    labels = whole[:, [4, 8]].sum((1, 2)) / whole.sum((1, 2))
+    target = whole[:, -1, [4, 8]].sum(1) / whole.sum((1, 2))
+    for shares, at in ((first, 0), (last, 1)):
+        assert shares[:2] == pytest.approx([labels[at].item(), target[at].item()])
+    many = diagrams.gathering(TEXT, saliency(30), [4, 8], bands=6)
+    assert "0 to 4" in said(many)
+    assert "25 to 29" in said(many)
+
+
+def test_a_step_and_its_sum_agree() -> None:
+    x, y = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([2.0, -1.0, 4.0])
+    data, shares = diagrams.descent_step(x, y, 1.5, 0.1).axes
+    widths = [bar.get_width() for bar in shares.patches]
+    assert widths[-1] == pytest.approx(sum(widths[:-1]))
+    weight = 0.1 * (1 * 2 + 2 * 1 + 0.5 * 4)
+    assert widths[-1] == pytest.approx(weight * 1.5)
+    assert f"w = {weight:.2f}" in said(data.figure)
+
+
+def test_the_dual_model_ends_at_the_weighted_mean() -> None:
+    keys, values = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.0, 3.0, -1.0])
+    _, steps = diagrams.kernel_smoother(keys, values, 0.5, width=2.0).axes
+    weights = torch.exp(keys * 0.25) / torch.exp(keys * 0.25).sum()
+    mean = float((weights * values).sum())
+    *parts, answer = steps.patches
+    assert answer.get_width() == pytest.approx(mean)
+    assert parts[-1].get_x() + parts[-1].get_width() == pytest.approx(mean)
+
+
+def test_a_circuit_has_each_component_once_and_an_arrow_for_each_edge() -> None:
+    axes = diagrams.circuit(EDGES).axes[0]
+    named = [t.get_text() for t in axes.texts if t.get_text() not in ("", "q", "k", "v")]
+    assert sorted(named) == sorted(["embed", "0.2", "mlp 0", "1.2", "1.10", "logits"])
+    arrows = [t.arrow_patch for t in axes.texts if getattr(t, "arrow_patch", None)]
+    assert len(arrows) == len(EDGES)
+    assert sum(arrow.get_linestyle() == "--" for arrow in arrows) == 1, "one effect is negative"
+    heights = {t.get_text(): t.get_position()[1] for t in axes.texts if t.get_text() in named}
+    assert heights["embed"] < heights["0.2"] < heights["mlp 0"] < heights["1.2"] == heights["1.10"]
+    assert heights["logits"] == max(heights.values())
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    previous, induction = pair()
+    with pytest.raises(IclError, match="5 tokens need patterns of 5 x 5"):
+        diagrams.induction_pair(WORDS[:5], previous, induction)
+    with pytest.raises(IclError, match="without an edge"):
+        diagrams.circuit([])
+    with pytest.raises(IclError, match="1 pictures and 2 texts"):
+        diagrams.Stepped([plt.figure()], ["one", "two"], "steps")
+
+
+def test_steps_need_no_script_and_show_one_picture_at_a_time() -> None:
+    steps = diagrams.stepped_pair(WORDS, *pair())
+    bundle = steps._repr_mimebundle_()
+    html = bundle["text/html"]
+    assert repr(steps) == bundle["text/plain"] == "An induction pair, step by step: 3 steps"
+    assert "image/png" in bundle
+    assert not re.search(r"<script|https?:|onclick", html)
+    tags: list[tuple[str, dict[str, str | None]]] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: tags.append((tag, dict(attrs)))  # type: ignore[method-assign]
+    parser.feed(html)
+    inputs = [given for tag, given in tags if tag == "input"]
+    assert [bool("checked" in given) for given in inputs] == [False, False, True]
+    assert {given["for"] for tag, given in tags if tag == "label"} == {g["id"] for g in inputs}
+    alts = [given["alt"] for tag, given in tags if tag == "img"]
+    assert alts == list(steps.texts)
+    assert html == diagrams.stepped_pair(WORDS, *pair()).html(), "the same every time"
+
+
+def turned(colour: str) -> tuple[float, ...]:
+    """A colour as a dark page shows it: ``invert(1) hue-rotate(180deg)`` of CSS filters."""
+    inverse = torch.tensor([1 - part for part in to_rgb(colour)])
+    light = torch.tensor([0.213, 0.715, 0.072]).expand(3, 3)
+    return tuple((2 * light @ inverse - inverse).clamp(0, 1).tolist())
+
+
+def luminance(rgb: tuple[float, ...]) -> float:
+    parts = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in rgb]
+    return sum(w * x for w, x in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+
+@pytest.mark.parametrize("colour", [figures.BLUE, figures.ORANGE, figures.GREEN, figures.GREY])
+def test_colours_show_on_a_light_and_on_a_dark_page(colour: str) -> None:
+    assert 1.05 / (luminance(to_rgb(colour)) + 0.05) > 3
+    dark = luminance(to_rgb("#14181e"))  # the theme's ground
+    assert (luminance(turned(colour)) + 0.05) / (dark + 0.05) > 3
