@@ -19,9 +19,9 @@ SHOWN = "table.scorecard tbody tr:not([hidden])"
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
-    """What the scorecard should show, from the committed results."""
-    return scorecard.rows(claims.read_results(Path(__file__).parents[2] / "book/results"))
+def rows(site: Path) -> list[Row]:
+    """What the scorecard should show, from the results that the pages were made of."""
+    return scorecard.rows(claims.read_results(site.parent / "src/book/results"))
 
 
 def shown(tab: Any) -> list[str]:

@@ -148,7 +148,7 @@ def test_pages_are_light(site: Path) -> None:
 
 
 def test_the_scorecard_has_each_claim_with_its_verdicts(site: Path) -> None:
-    rows = scorecard.rows(claims.read_results(ROOT / "book/results"))
+    rows = scorecard.rows(claims.read_results(site.parent / "src/book/results"))
     page = pages(site)[site / "book/scorecard.html"]
     assert page.claims == [re.sub("[._]", "-", f"claim-{name}") for name in claims.ledger()]
     assert max(page.ids.values()) == 1
