@@ -35,10 +35,10 @@ setup: $(READY)  ## make .venv and install everything into it
 book: $(READY)  ## run what changed, check the claims, build the HTML, print the scorecard
 	@$(BIN)/python -m iclutils book
 
-test: lint types  ## lint, types, tests, each chapter once, the pages in a browser
+test: lint  ## lint, types, tests, each chapter once, the pages in a browser
 	@$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests $(TOGETHER) $(ARGS)
 
-nightly: lint types  ## all of it: also what is exhaustive or long, and nbval of the notebooks
+nightly: lint  ## all of it: also what is exhaustive or long, and nbval of the notebooks
 	@$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m "nightly or not nightly" \
 	  $(TOGETHER) $(NBVAL) $(ARGS)
 
