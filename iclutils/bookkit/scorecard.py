@@ -10,13 +10,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from html import escape
 
 from . import claims
 from .claims import FAILS, HOLDS, NULL, PARTLY, UNDEFINED, Claim, Result
 
 MINUS = "\N{MINUS SIGN}"
 NOT_RUN, NOT_ASKED = "not run", "–"  # the second: the claim is not put to such models
-COLUMNS = {"mini": "Small models", f"mini{NULL}": "Null", "real": "Real model", "paper": "Paper"}
+COLUMNS = {
+    **{"mini": "Small models", f"mini{NULL}": "Null"},
+    **{"real": "Real model", f"real{NULL}": "Its null", "paper": "Paper"},
+}
 ORIGINS = {"paper": "papers", "note": "study notes", "own": "our own"}
 # Who runs the source's own model or task reproduces it.
 REPRODUCED = {HOLDS: "reproduced", PARTLY: "reproduced in part", FAILS: "not reproduced"}
@@ -53,8 +57,9 @@ Row = dict[str, Entry]  # by column
 def row(claim: Claim, results: Mapping[tuple[str, str], Result]) -> Row:
     """A claim in every column."""
     found = {column: results.get((column, claim.id)) for column in COLUMNS}
-    if mini := found["mini"]:
-        found[f"mini{NULL}"] = claims.null_of(mini, results)
+    for tier in ("mini", "real"):
+        if result := found[tier]:
+            found[tier + NULL] = claims.null_of(result, results)
     return {column: Entry(claim, column, result) for column, result in found.items()}
 
 
@@ -108,6 +113,54 @@ def published(claim: Claim) -> str:
         return "no figure"
     shown = str(claim.published)
     return shown if isinstance(claim.published, str) else shown.replace("-", MINUS)
+
+
+def badge(verdict: str) -> list[str]:
+    """Classes of a verdict on a page."""
+    name = "none" if verdict == NOT_ASKED else verdict.replace(" ", "-")
+    return ["verdict", f"verdict-{name}"]
+
+
+def anchor(claim: Claim) -> str:
+    """Name of a claim's row on the scorecard's page, as a target."""
+    return f"claim-{claim.id.replace('.', '-').replace('_', '-')}"
+
+
+def compared(table: Iterable[Row]) -> str:
+    """Claims in every column, as text: source, small models, real model, paper."""
+    said = []
+    for found in table:
+        claim = found["mini"].claim
+        said += [f"{claim.id}  {claim.statement}", f"  {'Source':<13} {published(claim)}"]
+        for column, label in COLUMNS.items():
+            value, verdict = found[column].value, found[column].verdict
+            if verdict != NOT_ASKED:
+                also = "" if value == verdict else f" ({verdict})"
+                said.append(f"  {label:<13} {value}{also}")
+    return "\n".join(said)
+
+
+def compared_html(table: Iterable[Row], page: str = "") -> str:
+    """The same as HTML; each claim leads to its row on the ``page`` of the scorecard."""
+    head = "".join(f"<th>{x}</th>" for x in ("Claim", "Source", *COLUMNS.values()))
+    body, names = [], []
+    for found in table:
+        claim = found["mini"].claim
+        name = f"<code>{claim.id}</code>"
+        if page:
+            name = f'<a class="reference internal" href="{page}#{anchor(claim)}">{name}</a>'
+        cells = [f'<td data-label="Source">{escape(published(claim))}</td>']
+        for column, label in COLUMNS.items():
+            value, verdict = found[column].value, found[column].verdict
+            number = "" if value == verdict else f"<span>{value}</span> "
+            mark = f'<span class="{" ".join(badge(verdict))}">{verdict}</span>'
+            cells.append(f'<td data-label="{label}">{number}{mark}</td>')
+        body.append(f"<tr><th>{escape(claim.statement)}<br>{name}</th>{''.join(cells)}</tr>")
+        names.append(claim.id)
+    return (
+        f'<table class="scorecard compared" data-claims="{" ".join(names)}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    )
 
 
 def text(table: list[Row]) -> str:

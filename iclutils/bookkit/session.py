@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 import torch
+from IPython.display import display
 from transformers import PreTrainedModel
 
 from .. import models
@@ -28,7 +29,7 @@ from ..models.regressors import InContextRegressors
 from ..models.storage import Networks
 from ..tasks import generator
 from ..zoo import smollm2
-from . import claims, machine, presets, remember
+from . import claims, machine, presets, remember, scorecard
 from .remember import Found, Given
 
 
@@ -126,6 +127,19 @@ class Session:
             where: dict[str, Any] = {"tier": self.column, "seed": self.seed, "device": self.device}
             where |= {"model": ", ".join(self.models(claim.chapter)), "count": measured[2]}
             claims.check(claim_id, measured[0], measured[1], **where, null=null, **detail)
+
+    def table(self, *names: str) -> None:
+        """Show claims in every column of the scorecard: the source's number, small models, a real
+        language model, the paper's own, each with its null. The numbers are the committed ones,
+        or those of the latest run; a page of the book shows those of its own tree."""
+        known, found = claims.ledger(), []
+        for name in names:
+            if name not in known:
+                raise unknown("claim", name, known)
+            results = claims.read_results(*claims.result_folders(), name=name)
+            found.append(scorecard.row(known[name], results))
+        shown = {"text/plain": scorecard.compared(found)}
+        display(shown | {"text/html": scorecard.compared_html(found)}, raw=True)
 
 
 def begin(

@@ -49,8 +49,8 @@ def test_a_row_has_every_column_and_no_result_is_not_run(
     claims.check("90.first", 0.5, tier="mini", model="m", seed=0)
     table = scorecard.rows(claims.read_results(tmp_path / "results"))
     assert [[(entry.verdict, entry.value) for entry in row.values()] for row in table] == [
-        [("holds partly", "0.500"), ("not run",) * 2, ("–",) * 2, ("not run",) * 2],
-        [("not run",) * 2, ("not run",) * 2, ("–",) * 2, ("–",) * 2],
+        [("holds partly", "0.500"), *[("not run",) * 2] * 4],
+        [*[("not run",) * 2] * 2, *[("–",) * 2] * 3],
     ]
     assert scorecard.published(table[0]["mini"].claim) == "−13.898"
     assert scorecard.published(table[1]["mini"].claim) == "no figure"
@@ -67,10 +67,32 @@ def test_the_null_is_the_run_with_random_weights_or_the_cells_own(
     row, _ = scorecard.rows(claims.read_results(tmp_path / "results"))
     said = [(entry.verdict, entry.value) for entry in row.values()]
     undefined = ("undefined", "undefined")
-    assert said == [("holds partly", "3.0 ± 0.6"), undefined, ("–", "–"), ("reproduced", "3.00")]
+    none = ("not run", "not run")
+    assert said == [("holds partly", "3.0 ± 0.6"), undefined, none, none, ("reproduced", "3.00")]
     claims.check("90.first", 2.0, tier="mini", null=[0.0, 0.0], **where)
     row, _ = scorecard.rows(claims.read_results(tmp_path / "results"))
     assert (row["mini-null"].verdict, row["mini-null"].value) == ("does not hold", "0")
+
+
+def test_claims_are_compared_in_text_and_in_html(
+    make_ledger: Callable[..., Path], tmp_path: Path
+) -> None:
+    make_ledger("90_demo", LEDGER)
+    claims.check("90.first", [2.0, 3.0, 4.0], tier="mini", model="m", seed=0)
+    claims.check("90.first", 0.5, tier="real", model="m", seed=0, null=[-1.0])
+    table = scorecard.rows(claims.read_results(tmp_path / "results"))
+    text = scorecard.compared(table)
+    first, second = re.split(r"\n(?=90)", text)
+    said = ["Source −13.898", "Small models 3.0 ± 0.6 (holds partly)", "Null not run"]
+    said += ["Real model 0.500 (holds partly)", "Its null −1.00 (does not hold)", "Paper not run"]
+    assert [" ".join(line.split()) for line in first.splitlines()] == ["90.first It is big.", *said]
+    assert "Real model" not in second, "the claim is not put there"
+    html = scorecard.compared_html(table, "card.html")
+    assert html.count("<tr>") == 3
+    assert html.count('data-label="Its null"') == 2
+    assert '<a class="reference internal" href="card.html#claim-90-first">' in html
+    assert '<span>−1.00</span> <span class="verdict verdict-does-not-hold">does not hold' in html
+    assert "href" not in scorecard.compared_html(table)
 
 
 def test_text_counts_findings_and_names_what_failed(
@@ -92,7 +114,7 @@ def test_text_counts_findings_and_names_what_failed(
     assert text.splitlines()[6:] == [
         "0 identities, 0 hold",
         "1 errata, 1 hold",
-        "findings, real model: none yet",
+        "findings, real model: 1 not run",
         "findings, paper: 1 not run",
         "Does not hold on small models: 90.first",
     ]

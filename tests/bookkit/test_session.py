@@ -161,3 +161,15 @@ def test_a_published_model_is_judged_where_it_belongs_and_reported_elsewhere(
     ]
     (stored,) = (tmp_path / "results/paper").iterdir()
     assert (stored.name, read_json(stored)["model"]) == (f"{home}.score.json", model)
+
+
+def test_a_table_shows_claims_in_every_column(score: None, capsys: Out) -> None:
+    book = iclutils.begin()
+    book.check("01.score", [0.9] * 5)
+    capsys.readouterr()
+    book.table("01.score")
+    said = capsys.readouterr().out
+    assert "01.score  It is high." in said
+    assert "Small models  0.900 (holds)" in said
+    with pytest.raises(IclError, match=r"Unknown claim '01\.scoer'\. Did you mean '01\.score'"):
+        book.table("01.scoer")

@@ -28,6 +28,8 @@ PIXEL = (  # a PNG of one dot
 )
 PRINTED = "holds partly    90.first\nunknown         90.second\ndone\n"
 FIGURE = {"output_type": "display_data", "data": {"image/png": PIXEL}, "metadata": {}}
+TABLE = '<table class="scorecard compared" data-claims="90.first 90.gone"><td>old</td></table>'
+SHOWN = {"output_type": "display_data", "data": {"text/html": TABLE}, "metadata": {}}
 CHAPTER = {
     "cells": [
         {"cell_type": "markdown", "id": "a", "metadata": {}, "source": "# Demo\n\nText."},
@@ -39,6 +41,16 @@ CHAPTER = {
             "execution_count": 1,
             "source": "shown()",
             "outputs": [{"output_type": "stream", "name": "stdout", "text": PRINTED}, FIGURE],
+        },
+        {
+            "cell_type": "code",
+            "id": "d",
+            "metadata": {},
+            "execution_count": 2,
+            "source": "book.table()",
+            "outputs": [
+                {"output_type": "display_data", "data": {"text/html": TABLE}, "metadata": {}}
+            ],
         },
     ],
     "metadata": {
@@ -153,7 +165,7 @@ def test_every_page_shows_what_there_is(
         "numbers.md",
         "# A *title*\n\n{measured}`90.first`, {measured}`90.first@paper`, "
         "{verdict}`90.first`, {measured}`90.first@null`, {measured}`90.first.best`, "
-        "{measured}`90.first.seed`, "
+        "{measured}`90.first.seed`, {real}`90.first`, "
         "{published}`90.first`\n" + 'Some "words" ' * 40,
     )
     book.write("book/scorecard.md", "# Scorecard\n\n```{scorecard}\n```")
@@ -186,11 +198,18 @@ def test_every_page_shows_what_there_is(
     # Other results, the pages untouched: the next build shows them.
     book.measure("90.first", 2.25, best="6.9")
     book.measure("90.first", 3.0, tier="paper")
+    book.measure("90.first", 4.0, tier="real", null=[-1.0, -1.0])
     (book.source / "book/runs/mini/90_demo.json").unlink()
     assert book.build() == ""
     said = shown(book.html("numbers"), "measured")
     assert said == ["2.25", "3.00", "not run", "6.9", "7"]
     assert shown(book.html("numbers"), "verdict verdict-holds") == ["holds"]
+    assert shown(book.html("numbers"), "real") == ["4.00"]
+    (table,) = re.findall(r"<table[^>]*data-claims.*?</table>", book.html("notebooks/90_demo"))
+    said = "It is big. 90.first −13.898 2.25 holds not run 4.00 holds −1.00 does not hold"
+    assert plain(table).endswith(f"{said} 3.00 reproduced")
+    assert 'href="../book/scorecard.html#claim-90-first"' in table
+    assert "all 1 1 0 0 0" in [plain(row) for row in rows(book.html("book/front"))]
     status = [plain(row) for row in rows(book.html("status"))]
     assert "Demo Small models no record 1 holds" in status
 
@@ -218,12 +237,11 @@ def _scorecard(book: Book) -> None:
         ["claim-90-first"],
         ["claim-90-second"],
     ]
-    cells = (
-        r"It is big.*finding .*−13.898 .* Xia24 .*0.50 ± 0.01 .*holds partly .*run 1 .*not run .*–"
-    )
+    cells = r"It is big.*finding .*−13.898 .* Xia24 .*0.50 ± 0.01 .*holds partly .*run 1 "
+    cells += r".*not run( .*not run){3}"
     assert re.search(cells, text[0])
     rule = "holds if the whole 95 % interval is above 1"
-    assert f"Small models: {rule}; partly if the mean is above 0" in text[0]
+    assert f"Small models and real model: {rule}; partly if the mean is above 0" in text[0]
     assert f"Paper: {rule}" in text[0]
     assert "Null: the same networks with random weights" in text[0]
     assert re.search(
@@ -253,7 +271,9 @@ def _filter(book: Book) -> None:
         "source": [("xiang2024", "Xiang 2024"), ("ours", "our own questions and controls")],
         "verdict": [("holds partly", "holds partly"), ("not run", "not run")],
         "null": [("not run", "not run")],
-        "real": [],
+        "tier": [("mini", "small models"), ("real", "real model"), ("paper", "paper")],
+        "real": [("not run", "not run")],
+        "realnull": [("not run", "not run")],
         "paper": [("not run", "not run")],
     }
     assert form.count("<label for=") == form.count("<select") + form.count("<input")

@@ -276,10 +276,10 @@ def result_folders() -> list[Path]:
     return [CHECKOUT / "book" / "results", results_folder()]
 
 
-def read_results(*folders: Path) -> dict[tuple[str, str], Result]:
-    """Results by (tier, claim id); where folders overlap, the later one wins."""
+def read_results(*folders: Path, name: str = "*") -> dict[tuple[str, str], Result]:
+    """Results by (tier, claim id), of all claims or one; of folders the later one wins."""
     found: dict[tuple[str, str], Result] = {}
-    for path in (path for folder in folders for path in sorted(folder.glob("*/*.json"))):
+    for path in (path for folder in folders for path in sorted(folder.glob(f"*/{name}.json"))):
         try:
             result = Result(**read_json(path))
         except TypeError as error:

@@ -1,6 +1,7 @@
 """What other pages take from the chapters, and what the chapters get: links to the scorecard.
 
 - ``{chapterfigure}``: a figure of a chapter, with its text for those who cannot see it;
+- tables of claims (``book.table``) show the results of the tree that is built;
 - where a cell printed a verdict, the name of the claim becomes a link to its row; claims that the
   committed run did not judge are listed at the end of the section that would;
 - before the first cell stands how many findings hold, and where it says what that means.
@@ -23,16 +24,17 @@ from sphinx.util.docutils import SphinxDirective
 
 from ...errors import IclError, unknown
 from ...files import read_json
-from .. import claims
+from .. import claims, scorecard
 from ..claims import VERDICTS, Claim
-from . import scorecard
-from .markdown import rows
+from . import scorecard as cards
+from .markdown import results, rows
 
 VERDICTS_PAGE = "book/verdicts"
 LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=$", re.MULTILINE)
 PRINTED = re.compile(
     rf"^((?:{'|'.join([*VERDICTS, 'no claim', 'undefined'])}) +)(\d\d\.\w+)", re.MULTILINE
 )
+TABLE = re.compile(r'<table class="[\w ]*compared" data-claims="([^"]*)"')
 
 
 def page(chapter: str) -> str:
@@ -112,11 +114,12 @@ def link_claims(app: Sphinx, doctree: nodes.document) -> None:
     """Lead from a chapter to its rows of the scorecard, if the book has one."""
     docname = app.env.docname
     stem = docname.removeprefix("notebooks/")
-    if stem not in claims.chapters() or scorecard.PAGE not in app.env.found_docs:
+    if stem not in claims.chapters() or cards.PAGE not in app.env.found_docs:
         return
     app.env.note_reread()  # whether the ledger has changed is not seen here
     ledger = claims.ledger(stem)
     _say_how_many_hold(app.env, doctree, stem[:2])
+    _renew_tables(app.env, doctree)
     judged: set[str] = set()
     for block in doctree.findall(nodes.literal_block):
         if "stream" in block["classes"]:
@@ -141,12 +144,12 @@ def _say_how_many_hold(env: BuildEnvironment, doctree: nodes.document, chapter: 
     """Before the first cell."""
     first = next((n for n in doctree.findall(nodes.container) if "cell" in n["classes"]), None)
     found = rows(env, chapter)
-    if first is None or not scorecard.sentence(found):
+    if first is None or not cards.sentence(found):
         return
-    chosen = f"{os.path.relpath(scorecard.PAGE, Path(env.docname).parent)}.html?chapter={chapter}"
+    chosen = f"{os.path.relpath(cards.PAGE, Path(env.docname).parent)}.html?chapter={chapter}"
     link = nodes.reference("", "the scorecard", refuri=chosen, internal=True)
     line = nodes.paragraph("", "", classes=["claims-here"])
-    line += nodes.Text(f"Findings of this chapter on small models: {scorecard.sentence(found)} (")
+    line += nodes.Text(f"Findings of this chapter on small models: {cards.sentence(found)} (")
     line += [link, nodes.Text(").")]
     if VERDICTS_PAGE in env.found_docs:
         target = {"refdomain": "std", "reftype": "doc", "reftarget": f"/{VERDICTS_PAGE}"}
@@ -155,6 +158,17 @@ def _say_how_many_hold(env: BuildEnvironment, doctree: nodes.document, chapter: 
         line += [nodes.Text(" "), addnodes.pending_xref("", text, **target, **options)]
         line += nodes.Text(".")
     first.parent.insert(first.parent.index(first), line)
+
+
+def _renew_tables(env: BuildEnvironment, doctree: nodes.document) -> None:
+    """Show in tables of claims what the results of this tree say, with links to their rows."""
+    page = f"{os.path.relpath(cards.PAGE, Path(env.docname).parent)}.html"
+    for shown in doctree.findall(nodes.raw):
+        if match := TABLE.search(shown.astext()):
+            ledger = claims.ledger()
+            known = [ledger[name] for name in match[1].split() if name in ledger]
+            renewed = [scorecard.row(claim, results(env)) for claim in known]
+            shown.children = [nodes.Text(scorecard.compared_html(renewed, page))]
 
 
 def _link_verdicts(block: nodes.literal_block, ledger: dict[str, Claim], docname: str) -> set[str]:

@@ -62,12 +62,6 @@ def table(head: Sequence[str], body: Sequence[Sequence[str]], name: str) -> list
     return [*lines, "````", ""]
 
 
-def badge(verdict: str) -> list[str]:
-    """Classes of a verdict on the page."""
-    name = "none" if verdict == scorecard.NOT_ASKED else verdict.replace(" ", "-")
-    return ["verdict", f"verdict-{name}"]
-
-
 def plain(text: object) -> str:
     """Text as it is, nothing in it taken for Markdown."""
     return re.sub(r"([!-/:-@[-`{-~])", r"\\\1", str(text))

@@ -11,7 +11,7 @@ from sphinx.util.docutils import SphinxRole
 
 from ...errors import IclError, unknown
 from .. import claims, scorecard
-from .markdown import badge, results
+from .markdown import results
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Number(SphinxRole):
         except IclError as error:
             logger.warning("%s: %s", self.name, error, location=self.get_location())
             return [nodes.problematic(self.rawtext, self.rawtext)], []
-        classes = badge(text) if self.name == "verdict" else [self.name]
+        classes = scorecard.badge(text) if self.name == "verdict" else [self.name]
         return [nodes.inline(self.rawtext, text, classes=classes)], []
 
 

@@ -19,15 +19,21 @@ from sphinx.application import Sphinx
 
 from .. import scorecard
 from ..claims import FAILS, HOLDS, KINDS, NULL, PARTLY, VERDICTS, Claim, Result
+from ..presets import TIERS
 from ..scorecard import COLUMNS, ORIGINS, Entry, Row, of, passing, tally
 from . import chapters
-from .markdown import Generated, badge, commit, plain, rows, table, versions
+from .markdown import Generated, commit, plain, rows, table, versions
 
 PAGE = "book/scorecard"
 SCRIPT = "scorecard.js"
 OURS = "ours"
 # Fields of the filter that choose by the verdict in a column.
-JUDGED = {"verdict": "mini", "null": f"mini{NULL}", "real": "real", "paper": "paper"}
+JUDGED = {
+    **{"verdict": "mini", "null": f"mini{NULL}"},
+    **{"real": "real", "realnull": f"real{NULL}", "paper": "paper"},
+}
+# Where findings are counted: the column, what it is called, and its field of the filter.
+COUNTED = {"mini": ("on small models", "verdict"), "real": ("in a real language model", "real")}
 
 
 class Scorecard(Generated):
@@ -89,7 +95,13 @@ class Scorecard(Generated):
         name = f"`{claim.id}`"
         if f"notebooks/{chapters.page(claim.chapter)}" in self.env.found_docs:
             name = f"[{name}](#{claim.chapter}-{claim.cell})"
-        statement = [f"{{#{anchor(claim)} .claim-id}}", name, "", _line(claim.statement), ""]
+        statement = [
+            f"{{#{scorecard.anchor(claim)} .claim-id}}",
+            name,
+            "",
+            _line(claim.statement),
+            "",
+        ]
         if claim.added_after:
             statement += [f"{{.added}}\nAdded after `{claim.added_after}` had failed.", ""]
         statement += ["<details><summary>How it is judged</summary>", ""]
@@ -117,8 +129,11 @@ class Scorecard(Generated):
             "kind": {kind: kind for kind in KINDS},
             "origin": dict(ORIGINS),
             "source": {},
+            "tier": {tier: COLUMNS[tier].lower() for tier in TIERS},
         } | {field: {v: v for v in _words_of(column)} for field, column in JUDGED.items()}
-        labels = {"origin": "Said by"} | {k: COLUMNS[column] for k, column in JUDGED.items()}
+        labels = {"origin": "Said by", "tier": "Asked of"} | {
+            k: COLUMNS[column] for k, column in JUDGED.items()
+        }
         made = []
         for name, choices in offered.items():
             options = _options({v: said for v, said in choices.items() if (name, v) in there})
@@ -171,11 +186,6 @@ def load_script(
         app.add_js_file(SCRIPT, loading_method="defer")
 
 
-def anchor(claim: Claim) -> str:
-    """Name of a claim's row, as the page's target."""
-    return f"claim-{claim.id.replace('.', '-').replace('_', '-')}"
-
-
 def keys(claim: Claim) -> list[str]:
     """Citation keys in a claim's source, or ``["ours"]`` where it names none."""
     groups = re.findall(r"\{cite(?::\w+)?\}`([^`]+)`", claim.source)
@@ -186,7 +196,7 @@ def fields(row: Row) -> list[tuple[str, str]]:
     """What the filter can choose a row by: pairs of a field and one of its values."""
     claim = row["mini"].claim
     named = [("chapter", claim.chapter), ("kind", claim.kind), ("origin", claim.origin)]
-    named += [("source", key) for key in keys(claim)]
+    named += [("source", key) for key in keys(claim)] + [("tier", tier) for tier in claim.tiers]
     return named + [(field, row[column].verdict) for field, column in JUDGED.items()]
 
 
@@ -205,16 +215,9 @@ def sentence(table: list[Row]) -> str:
 
 
 def _totals(found: list[Row], page: str) -> list[str]:
-    """Findings on small models and in the null by who says it; identities, errata and the other
-    columns in a sentence each. Every count leads to its rows."""
-    body = []
-    for origin, said in {**ORIGINS, "": "all"}.items():
-        chosen = {"kind": "finding"} | ({"origin": origin} if origin else {})
-        counted = tally(of(found, **chosen))
-        null = passing(of(found, f"mini{NULL}", **chosen))
-        cells = [_count(counted[v], page, **chosen, verdict=v) for v in WORDS]
-        body.append([said, str(counted.total()), *cells, _count(null, page, **chosen, null=HOLDS)])
-    head = ["Findings of", "on small models", *WORDS.values(), "null holds"]
+    """Findings on small models and in a real one, with their nulls, by who says it; identities,
+    errata and the papers' own models in a sentence each. Every count leads to its rows."""
+    lines = [line for tier in COUNTED for line in _counts(found, page, tier)]
     apart = []
     for kind, what in {
         "identity": "identities, which any network obeys, of which {} hold",
@@ -223,16 +226,31 @@ def _totals(found: list[Row], page: str) -> list[str]:
         entries = of(found, kind=kind)
         count = _count(len(entries), page, kind=kind)
         apart.append(f"{count} {what.format(passing(entries))}")
-    lines = [f"Counted apart: {', and '.join(apart)}."]
-    for field, column in JUDGED.items():
-        if column in ("real", "paper") and (entries := of(found, column, kind="finding")):
-            each = [
-                f"{_count(n, page, kind='finding', **{field: v})} {v}"
-                for v, n in tally(entries).most_common()
-            ]
-            where = {"real": "In a real language model", "paper": "On the papers' own models"}
-            lines.append(f"{where[column]}, of {len(entries)} findings: {', '.join(each)}.")
-    return [*table(head, body, "scorecard-counts"), " ".join(lines), ""]
+    said = [f"Counted apart: {', and '.join(apart)}."]
+    if entries := of(found, "paper", kind="finding"):
+        each = [
+            f"{_count(n, page, kind='finding', paper=v)} {v}"
+            for v, n in tally(entries).most_common()
+        ]
+        said.append(f"On the papers' own models, of {len(entries)} findings: {', '.join(each)}.")
+    return [*lines, " ".join(said), ""]
+
+
+def _counts(found: list[Row], page: str, tier: str) -> list[str]:
+    """A table of the findings of a tier by who says them, if it was run."""
+    if tier != "mini" and not any(row[tier].result for row in found):
+        return []
+    body, (where, field) = [], COUNTED[tier]
+    null = next(name for name, column in JUDGED.items() if column == tier + NULL)
+    for origin, said in {**ORIGINS, "": "all"}.items():
+        chosen = {"kind": "finding"} | ({"origin": origin} if origin else {})
+        counted = tally(of(found, tier, **chosen))
+        passed = passing(of(found, tier + NULL, **chosen))
+        cells = [_count(counted[v], page, **chosen, **{field: v}) for v in WORDS]
+        cells.append(_count(passed, page, **chosen, **{null: HOLDS}))
+        body.append([said, str(counted.total()), *cells])
+    head = ["Findings of", where, *WORDS.values(), "null holds"]
+    return table(head, body, "scorecard-counts")
 
 
 def _rules(claim: Claim) -> list[str]:
@@ -260,7 +278,7 @@ def _named(tiers: list[str]) -> str:
 
 
 def _badge(verdict: str) -> str:
-    return f"[{verdict}]{{.{' .'.join(badge(verdict))}}}"
+    return f"[{verdict}]{{.{' .'.join(scorecard.badge(verdict))}}}"
 
 
 def _words_of(column: str) -> list[str]:
