@@ -44,7 +44,14 @@ class LabelWords:
     batch: int | None = None  # training queries in a step of the re-weighting; None: all
     epochs: int = 20
     rate: float = 0.06
+    draws: int = 20  # of random words in place of label words; the luckiest counts
     batch_size: int | None = None  # prompts in a forward pass; None: all
+    details: bool = True  # also what holds in any network, single layers and seconds
+    # Asked of a language model alone:
+    functions: Names = ()  # between words; the heads behind the first two are removed
+    texts: Names = ()  # sets of sentences, with own, swapped and meaningless label words
+    asked: int = 8  # queries on each set of demonstrations
+    strong: int = 20  # heads that are removed
 
 
 @dataclass(frozen=True)
@@ -197,17 +204,18 @@ REAL = Tier(
         models=("smollm2",),
         deeper=(),
         controls=(),
-        tasks=("sentiment", "questions", "subjects"),
-        prompts=60,
-        saliency_prompts=24,
+        tasks=("sentiment", "subjects"),
+        prompts=40,
+        saliency_prompts=10,
         layers=10,
-        sets=5,
-        queries=20,
-        train_per_class=4,
-        batch=1,
-        epochs=2,
-        rate=0.01,
-        batch_size=8,
+        queries=12,
+        train_per_class=3,
+        epochs=8,
+        draws=5,
+        batch_size=10,
+        details=False,
+        functions=("past", "plural", "gerund", "first-letter", "capital", "opposite"),
+        texts=("sentiment", "questions", "subjects"),
     ),
     Regression(),
     GradientDescent(transformers=("smollm2",), prompts=40, labels="sentiment"),

@@ -8,7 +8,8 @@ ones through nothing else. ``cache_demonstrations`` reads demonstrations and kee
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,7 +19,7 @@ from transformers import DynamicCache
 from ..errors import IclError
 from ..models import TransformerBridge
 from ..tasks.prompts import Prompts, Role
-from .hooks import at_positions
+from .hooks import Hook, at_positions
 from .readout import check_prompts
 
 Keep = Bool[Tensor, "batch pos"]
@@ -38,6 +39,15 @@ def shares_demonstrations(prompts: Prompts) -> bool:
     return all(bool((part == part[:1]).all()) for part in starts)
 
 
+def sets(prompts: Prompts) -> list[Int[Tensor, "rows"]]:
+    """Rows of the prompts that share their demonstrations, a set at a time, in order of the first
+    of each."""
+    mine = demonstrations(prompts)
+    shown = prompts.tokens.masked_fill(~mine, -1)[:, : int(mine.sum(1).max())]
+    _, member = shown.unique(dim=0, return_inverse=True)
+    return [(member == m).nonzero()[:, 0] for m in dict.fromkeys(member.tolist())]
+
+
 @dataclass(frozen=True)
 class DemonstrationCache:
     """Keys and values of demonstration tokens, packed to the front of their rows."""
@@ -49,21 +59,23 @@ class DemonstrationCache:
     read: Int[Tensor, "batch demo_pos"]  # the demonstrations' tokens, -1 after their end
 
     def keep(self, mask: Bool[Tensor, "batch mem"]) -> DemonstrationCache:
-        """The entries in ``mask`` alone."""
+        """The entries in ``mask`` alone; of one row, those that each row of ``mask`` asks for."""
         index, held = packed(mask & self.held)
 
         def pick(states: Tensor) -> Tensor:
             place = index[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
-            return states.gather(2, place)
+            return states.expand(len(index), -1, -1, -1).gather(2, place)
 
         keys, values = (tuple(map(pick, states)) for states in (self.keys, self.values))
-        return replace(self, keys=keys, values=values, held=held)
+        begins, read = (x.expand(len(held), *x.shape[1:]) for x in (self.next_position, self.read))
+        return DemonstrationCache(keys, values, held, begins, read)
 
 
 def cache_demonstrations(
-    model: TransformerBridge, prompts: Prompts, keep: Keep
+    model: TransformerBridge, prompts: Prompts, keep: Keep, hooks: Sequence[Hook] = ()
 ) -> DemonstrationCache:
-    """Read the demonstrations once (``prompts[:1]`` where all share theirs), hold only ``keep``."""
+    """Read the demonstrations once (``prompts[:1]`` where all share theirs) under ``hooks``, and
+    hold only ``keep``."""
     check_prompts(model, prompts)
     same_shape(prompts, keep)
     mine = demonstrations(prompts)
@@ -72,15 +84,20 @@ def cache_demonstrations(
     size = mine.sum(1)
     width = int(size.max())
     tokens, mine = prompts.tokens[:, :width], mine[:, :width]
-    keys, values = keys_values(model, tokens)
+    keys, values = keys_values(model, tokens, hooks)
     whole = DemonstrationCache(keys, values, mine, size, tokens.masked_fill(~mine, -1))
     return whole.keep(keep[:, :width])
 
 
 def answer_from_cache(
-    model: TransformerBridge, cache: DemonstrationCache, prompts: Prompts, offset: bool = True
+    model: TransformerBridge,
+    cache: DemonstrationCache,
+    prompts: Prompts,
+    offset: bool = True,
+    hooks: Sequence[Hook] = (),
 ) -> Float[Tensor, "batch vocab"]:
-    """Logits at the target when the query is read with ``cache`` in place of its demonstrations.
+    """Logits at the target when the query is read, under ``hooks``, with ``cache`` in place of its
+    demonstrations.
 
     One row of ``cache`` serves all prompts that share their demonstrations. Without ``offset`` the
     query begins at position 0 (the released script's way with GPT-2 XL), not where it stands.
@@ -102,11 +119,11 @@ def answer_from_cache(
     at = place if offset else torch.where(fed, step, 0)
     states, tokens = (cache.keys, cache.values, cache.held), prompts.tokens.gather(1, place)
     with torch.no_grad():
-        return read_with_cache(model, *states, tokens, fed, at, length - 1)
+        return read_with_cache(model, *states, tokens, fed, at, length - 1, hooks)
 
 
 def keys_values(
-    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"], hooks: Sequence[Hook] = ()
 ) -> tuple[States, States]:
     """Keys and values of every layer and token, from one forward pass without gradients."""
     network = model.original_model
@@ -126,7 +143,8 @@ def keys_values(
             "positions: use one with full attention in every layer."
         )
     with torch.no_grad():
-        _, cache = model(tokens, use_cache=True, return_type="logits_and_cache", logits_to_keep=1)
+        options = {"use_cache": True, "return_type": "logits_and_cache", "logits_to_keep": 1}
+        _, cache = model.run_with_hooks(tokens, fwd_hooks=[*hooks], **options)
     return tuple(la.keys for la in cache.layers), tuple(la.values for la in cache.layers)
 
 
@@ -139,6 +157,7 @@ def read_with_cache(
     fed: Bool[Tensor, "batch pos"],
     positions: Int[Tensor, "batch pos"],
     last: Int[Tensor, "batch"],
+    hooks: Sequence[Hook] = (),
 ) -> Float[Tensor, "batch vocab"]:
     """Next-token logits at index ``last`` of ``tokens``, fed to a model that already holds
     ``keys`` and ``values`` (one row serves all of the batch); differentiable.
@@ -151,7 +170,7 @@ def read_with_cache(
         cache = DynamicCache([(k.expand(shape), v.expand(shape)) for k, v in states])
     out = model.run_with_hooks(
         tokens,
-        fwd_hooks=[at_positions(last[:, None])],
+        fwd_hooks=[*hooks, at_positions(last[:, None])],
         past_key_values=cache,
         attention_mask=torch.cat([held.expand(len(tokens), -1), fed], 1).long(),
         position_ids=positions,

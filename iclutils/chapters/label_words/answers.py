@@ -8,8 +8,8 @@ Source: Wang et al. 2023, section 2.2 (label and word loyalty).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...interp.hooks import Hook
+from ...interp.kv_cache import answer_from_cache, cache_demonstrations, demonstrations, sets
 from ...interp.readout import batches, places, target_logits
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts, class_logits
@@ -81,6 +82,39 @@ def answers(
     parts = [prompts[rows] for rows in batches(prompts, batch_size, "answers")]
     found = [Answers.of(part, target_logits(model, part)) for part in parts]
     return Answers.join(found)[places(prompts, batch_size)]
+
+
+def answers_by_set(
+    model: TransformerBridge,
+    prompts: Prompts,
+    shown: Callable[[Prompts], Sequence[Hook]] = lambda _: (),
+    asked: Sequence[Hook] = (),
+) -> Answers:
+    """The same where many prompts share their demonstrations, which are read once.
+
+    ``shown`` makes the hooks under which a set of demonstrations (prompts of one row, without a
+    query) is read; under those in ``asked`` the queries are.
+    """
+    found, groups = [], sets(prompts)
+    for rows in groups:
+        part = prompts[rows]
+        keep = demonstrations(part[:1])
+        width = int(keep.sum())
+        alone = replace(part[:1], tokens=part.tokens[:1, :width], roles=part.roles[:1, :width])
+        held = cache_demonstrations(model, part[:1], keep, shown(alone))
+        found.append(Answers.of(part, answer_from_cache(model, held, part, hooks=asked)))
+    return Answers.join(found)[torch.cat(groups).argsort()]
+
+
+def centred(found: Answers, prompts: Prompts) -> Answers:
+    """Answers less the mean logit of each class over the prompts with the same demonstrations.
+
+    It takes out a preference for one label word, which would decide in place of the query.
+    """
+    logits = found.class_logits.clone()
+    for rows in sets(prompts):
+        logits[rows] -= logits[rows].mean(0)
+    return replace(found, class_logits=logits)
 
 
 def label_loyalty(changed: Answers, clean: Answers) -> Bool[Tensor, "batch"]:

@@ -25,6 +25,7 @@ from ...interp.kv_cache import (
     cache_demonstrations,
     demonstrations,
     packed,
+    sets,
     shares_demonstrations,
 )
 from ...interp.readout import batches, places, target_logits
@@ -147,16 +148,24 @@ def _answers(
     offset: bool,
     batch_size: int | None,
 ) -> list[Answers]:
-    """Answers from what each mask keeps of the demonstrations (``_shown``), which are read once."""
+    """Answers from what each mask keeps; demonstrations that prompts share are read once."""
+    groups = sets(prompts)
+    if 1 < len(groups) < len(prompts):
+        parts = [
+            _answers(model, prompts[rows], [m[rows] for m in masks], offset, batch_size)
+            for rows in groups
+        ]
+        order = torch.cat(groups).argsort()
+        return [Answers.join(found)[order] for found in zip(*parts, strict=True)]
     found: list[list[Answers]] = [[] for _ in masks]
-    shared, cache = len(masks[0]) < len(prompts), None
+    shared, cache = len(groups) == 1, None
     for rows in batches(prompts, batch_size, "compression"):
         part = prompts[rows]
         if cache is None or not shared:
             shown = prompts[:1] if shared else part
             cache = cache_demonstrations(model, shown, everything(shown))
         for mask, answered in zip(masks, found, strict=True):
-            kept = cache.keep((mask if shared else mask[rows])[:, : cache.held.shape[1]])
+            kept = cache.keep((mask if len(mask) == 1 else mask[rows])[:, : cache.held.shape[1]])
             stays = offset and bool(kept.held.any())
             answered.append(Answers.of(part, answer_from_cache(model, kept, part, stays)))
     back = places(prompts, batch_size)

@@ -42,10 +42,14 @@ def label_attention(
     return by_head.sum(2), predicted
 
 
-def label_reading(model: TransformerBridge, prompts: Prompts) -> Float[Tensor, "layer head"]:
-    """Mean attention of every head from the target to the label words of the predicted class."""
+def label_reading(
+    model: TransformerBridge, prompts: Prompts, every: bool = False
+) -> Float[Tensor, "layer head"]:
+    """Mean attention of every head from the target to the label words of the predicted class, or
+    to all of them (``every``)."""
     by_head, predicted = _by_head(model, prompts, None)
-    return by_head[torch.arange(len(prompts)), :, :, predicted].mean(0)
+    chosen = torch.arange(len(prompts), device=predicted.device), slice(None), slice(None)
+    return by_head.sum(-1).mean(0) if every else by_head[*chosen, predicted].mean(0)
 
 
 def _by_head(

@@ -21,7 +21,7 @@ from ...interp.hooks import Hook, cut_attention
 from ...interp.readout import batches, places
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts
-from .answers import Answers, answers
+from .answers import Answers, answers, answers_by_set
 
 HOWS = ("pre-softmax", "zeroed")  # code and text of the paper
 Positions = Int[Tensor, "batch isolated"]
@@ -89,6 +89,26 @@ def isolated(
         some = positions and [at[rows] for at in positions]
         parts.append(answers(model, part, isolation(model, part, layers, some, how, window)))
     return Answers.join(parts)[places(prompts, batch_size)]
+
+
+def isolated_by_set(
+    model: TransformerBridge,
+    prompts: Prompts,
+    layers: Iterable[int],
+    generator: torch.Generator | None = None,
+) -> Answers:
+    """Answers with the label words isolated, where many prompts share their demonstrations.
+
+    These are read once. With a ``generator``, as many random positions of them that hold no label
+    word are isolated instead, drawn for every layer: the control.
+    """
+    layers = list(layers)
+
+    def hooks(shown: Prompts) -> list[Hook]:
+        at = generator and [random_positions(shown, generator) for _ in layers]
+        return isolation(model, shown, layers, at)
+
+    return answers_by_set(model, prompts, hooks)
 
 
 def random_positions(prompts: Prompts, generator: torch.Generator) -> Positions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tiny import load, save_gptj, save_neox, tiny_gpt2
+from tiny import load, save_gptj, save_grouped, save_neox, tiny_gpt2
 
 from iclutils.models import TransformerBridge
 
@@ -30,7 +30,15 @@ def gptj(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
     return load(folder)
 
 
-@pytest.fixture(params=["gpt2", "neox"])
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
+    """Heads that share keys and values, gated layers."""
+    folder = tmp_path_factory.mktemp("llama")
+    save_grouped(folder)
+    return load(folder)
+
+
+@pytest.fixture(params=["gpt2", "neox", "llama"])
 def model(request: pytest.FixtureRequest) -> TransformerBridge:
-    """Each of the two whose attention can be edited."""
+    """Each of those whose attention can be edited."""
     return request.getfixturevalue(request.param)

@@ -24,7 +24,7 @@ from iclutils.errors import IclError
 from iclutils.interp import kv_cache
 from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge, load
-from iclutils.tasks.prompts import Prompts, Role
+from iclutils.tasks.prompts import Prompts, Role, join
 
 SMALL = {"vocab_size": VOCAB, "initializer_range": 0.3, "bos_token_id": BOS, "eos_token_id": BOS}
 
@@ -245,3 +245,17 @@ def test_seconds_has_the_three_ways(gpt2) -> None:
     taken = compression.seconds(gpt2, prompts, batch=2, repeats=1)
     assert list(taken) == ["re-encoded", "prefix", "compressed"]
     assert all(value > 0 for value in taken.values())
+
+
+def test_sets_of_demonstrations_are_read_once_each(model: TransformerBridge) -> None:
+    """Mixed prompts of two sets answer as each alone does, whatever is kept for each."""
+    parts = [random_prompts(seed, count=3, shared=True) for seed in (5, 6)]
+    mixed = join(parts)[torch.tensor([0, 3, 1, 4, 5, 2])]
+    draw = torch.Generator().manual_seed(0)
+    keep = kv_cache.demonstrations(mixed) & (torch.rand(mixed.tokens.shape, generator=draw) < 0.6)
+    got = compression.compress(model, mixed, keep).class_logits
+    for i in range(len(mixed)):
+        one = mixed[i]
+        mask = keep[i : i + 1, : one.tokens.shape[1]]
+        alone = compression.compress(model, one, mask).class_logits
+        torch.testing.assert_close(got[i : i + 1], alone, atol=2e-4, rtol=1e-4)

@@ -11,17 +11,26 @@ from hypothesis import strategies as st
 from random_prompts import prompts_strategy, random_prompts
 
 from iclutils import IclError
-from iclutils.chapters.label_words.answers import Answers, answers, label_loyalty, word_loyalty
+from iclutils.chapters.label_words.answers import (
+    Answers,
+    answers,
+    answers_by_set,
+    centred,
+    label_loyalty,
+    word_loyalty,
+)
 from iclutils.chapters.label_words.isolation import (
     HOWS,
     isolated,
+    isolated_by_set,
     isolation,
     random_positions,
 )
-from iclutils.interp.hooks import run_with_hooks
+from iclutils.interp.hooks import ablate_heads, run_with_hooks
+from iclutils.interp.kv_cache import sets
 from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge, get_act_name
-from iclutils.tasks.prompts import Prompts
+from iclutils.tasks.prompts import Prompts, join
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
@@ -138,3 +147,52 @@ def test_wrong_input_is_refused(gpt2: TransformerBridge, gptj: TransformerBridge
     ):
         with pytest.raises(IclError, match=message):
             isolation(model, prompts, layers, [positions], how)
+
+
+def two_sets() -> Prompts:
+    """Seven prompts on two sets of demonstrations, mixed."""
+    parts = [random_prompts(seed, count=n, shared=True) for seed, n in ((5, 3), (6, 4))]
+    return join(parts)[torch.tensor([0, 3, 1, 4, 5, 2, 6])]
+
+
+def test_sets_are_told_apart() -> None:
+    prompts = two_sets()
+    assert [rows.tolist() for rows in sets(prompts)] == [[0, 2, 5], [1, 3, 4, 6]]
+    assert [rows.tolist() for rows in sets(random_prompts(count=2))] == [[0], [1]]
+
+
+def test_demonstrations_read_once_answer_as_whole_prompts(model: TransformerBridge) -> None:
+    """Isolated, clean and with heads removed, against one pass over every whole prompt."""
+    prompts = two_sets()
+    layers = range(model.cfg.n_layers - 1)
+    hooks = ablate_heads(model, prompts.tokens, [(0, 1), (1, 0)], "zero", prompts.tokens)
+    for got, hooked in (
+        (answers_by_set(model, prompts), []),
+        (isolated_by_set(model, prompts, layers), isolation(model, prompts, layers)),
+        (answers_by_set(model, prompts, lambda _: hooks, hooks), hooks),
+    ):
+        whole = Answers.of(prompts, target_logits(model, prompts, hooked))
+        torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
+        assert torch.equal(got.gold, prompts.gold)
+
+
+def test_random_positions_of_a_set_are_cut_for_all_its_queries(gpt2: TransformerBridge) -> None:
+    prompts = random_prompts(seed=5, count=3, shared=True)
+    width = int((prompts.roles[0] <= 2).sum())
+    alone = replace(prompts[:1], tokens=prompts.tokens[:1, :width], roles=prompts.roles[:1, :width])
+    draw = torch.Generator().manual_seed(1)
+    at = [random_positions(alone, draw).expand(3, -1) for _ in range(2)]
+    assert all(int(places.max()) < width for places in at)
+    whole = isolated(gpt2, prompts, range(2), at)
+    got = isolated_by_set(gpt2, prompts, range(2), torch.Generator().manual_seed(1))
+    torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
+
+
+def test_a_preference_is_taken_out_within_each_set() -> None:
+    prompts = two_sets()
+    given = Answers(torch.randn(7, 3), torch.zeros(7, 1).long(), prompts.gold)
+    first = [0, 2, 5]
+    mean = given.class_logits[first].sum(0) / 3
+    found = centred(given, prompts).class_logits
+    torch.testing.assert_close(found[first], given.class_logits[first] - mean)
+    torch.testing.assert_close(found[[1, 3, 4, 6]].sum(0), torch.zeros(3), atol=1e-5, rtol=0)
