@@ -81,7 +81,7 @@ def test_regressors_come_near_the_best_predictor() -> None:
     """Least squares without noise; of five penalties, nearest to the task's own or the next."""
     best, nearest = [], {}
     for name in ("regression-d8", "regression-d8-long"):
-        drawn = sample(Task(8), 2000, 17, fresh())
+        drawn = sample(Task(8), 500, 17, fresh())
         found = distances.predict(regressors.load(name), drawn.xs, drawn.ys)
         apart = distances.spd(found, algorithms.ols(drawn.xs, drawn.ys), 8).mean
         away = [n for n in range(1, 17) if abs(n - 8) > 2]
@@ -90,7 +90,7 @@ def test_regressors_come_near_the_best_predictor() -> None:
     for name in ("regression-d8", "regression-noise"):
         net = regressors.load(name)
         for i, task in enumerate(Task(**t) for t in net.tasks):
-            drawn = sample(task, 2000, 17, fresh())
+            drawn = sample(task, 500, 17, fresh())
             found = distances.predict(net.select(i), drawn.xs, drawn.ys)[0]
             rows = {p: algorithms.ridge(drawn.xs, drawn.ys, p) for p in PENALTIES}
             away = {p: distances.mspd(found, g, 8).mean.item() for p, g in rows.items()}
