@@ -1,4 +1,4 @@
-"""Random tensors and layers of linear self-attention, in double precision."""
+"""Generators, random tensors, and layers of linear self-attention in double precision."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import torch
 from iclutils.models.lsa import LinearSelfAttention, Shape
 
 TIGHT = {"atol": 1e-10, "rtol": 1e-10}
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def some(seed: int, *sizes: tuple[int, ...]) -> list[torch.Tensor]:

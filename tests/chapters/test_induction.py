@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from random_layers import seeded
 from tiny import tiny_gpt2
 from wired import save_wired
 
@@ -18,10 +19,6 @@ from iclutils.models import TransformerBridge
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 
 LENGTH = 12
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="module")

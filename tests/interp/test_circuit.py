@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_layers import seeded
 from tiny import save_gptj, save_neox, tiny_gpt2
-from torch import Generator
 from transformer_lens.tools.analysis import attribution_patching as theirs
 from wired import save_wired
 
@@ -18,10 +18,6 @@ from iclutils.interp import circuit, graph, patching, statistics
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying
 from iclutils.interp.graph import Graph, Node, head
 from iclutils.models import TransformerBridge, load
-
-
-def seeded(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="module")

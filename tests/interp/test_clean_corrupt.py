@@ -9,16 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Generator
+from random_layers import seeded
 
 from iclutils import IclError, models
 from iclutils.interp import clean_corrupt, graph
 from iclutils.models import TransformerBridge
 from iclutils.tasks import topics
-
-
-def seeded(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
 
 
 def test_copying_differs_in_the_first_copy_alone(gpt2: TransformerBridge) -> None:

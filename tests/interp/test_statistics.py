@@ -9,18 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from random_layers import seeded
 from scipy.stats import false_discovery_control
 from tiny import tokens
-from torch import Generator
 from torch.nn import functional
 
 from iclutils import IclError
 from iclutils.interp import readout, statistics
 from iclutils.models import TransformerBridge
-
-
-def seeded(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
 
 
 def test_predictions_are_those_of_cross_entropy(gpt2: TransformerBridge) -> None:

@@ -17,6 +17,7 @@ import torch
 from jsonschema import ValidationError
 from notebook_rules import faults
 from PIL import Image
+from random_layers import seeded
 
 from iclutils.bookkit.sphinx_ext.explorer import Specification
 from iclutils.errors import IclError
@@ -28,17 +29,13 @@ ROOT = Path(__file__).parents[2]
 WORDS = ["<bos>", "one", "</script>", '"two"', "one", "three"]
 
 
-def draw(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def heads(layers: int = 2, count: int = 3, n: int = 6) -> torch.Tensor:
-    raw = torch.rand(layers, count, n, n, generator=draw(0)).tril()
+    raw = torch.rand(layers, count, n, n, generator=seeded(0)).tril()
     return raw / raw.sum(-1, keepdim=True)
 
 
 def edges(layers: int = 3, n: int = 6) -> torch.Tensor:
-    return torch.rand(layers, n, n, generator=draw(1)).pow(3).tril()
+    return torch.rand(layers, n, n, generator=seeded(1)).pow(3).tril()
 
 
 def reached(kept: list[dict[str, Any]], layers: int, token: int, into: bool) -> set[int]:

@@ -9,15 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_layers import seeded
 from scipy import stats
 
 from iclutils import IclError
 from iclutils.tasks.functions import Problem, Waves
 from iclutils.tasks.regression import Contexts, Task, sample
-
-
-def source(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def straight(contexts: Contexts) -> np.ndarray:
@@ -37,11 +34,11 @@ BENT = {"linear": lambda z: z, "sine": np.sin, "exponential": lambda z: np.exp(z
 def test_labels_are_the_link_of_w_x(seed: int, dim: int, link: str, stretched: bool) -> None:
     """Recomputed from the inputs as given: scales come before the link, sqrt(d) only with one."""
     scales = tuple(1.5**k for k in range(dim)) if stretched else ()
-    found = Problem(Task(dim), link, scales).sample(5, 7, source(seed))
+    found = Problem(Task(dim), link, scales).sample(5, 7, seeded(seed))
     z = straight(found)
     expected = z if link == "linear" else BENT[link](z / math.sqrt(dim))
     np.testing.assert_allclose(found.ys.numpy(), expected, rtol=1e-4, atol=1e-5)
-    plain = sample(Task(dim), 5, 7, source(seed))
+    plain = sample(Task(dim), 5, 7, seeded(seed))
     assert torch.equal(found.weights, plain.weights)
     torch.testing.assert_close(found.xs, plain.xs * torch.tensor(scales or (1.0,) * dim))
     if link == "linear" and not stretched:  # networks trained on it saw the stream of ``sample``
@@ -50,7 +47,7 @@ def test_labels_are_the_link_of_w_x(seed: int, dim: int, link: str, stretched: b
 
 @pytest.mark.parametrize("link", sorted(BENT))
 def test_noise_is_added_after_the_link(link: str) -> None:
-    found = Problem(Task(4, noise=0.3), link, (0.5, 1.0, 1.5, 2.0)).sample(3000, 6, source())
+    found = Problem(Task(4, noise=0.3), link, (0.5, 1.0, 1.5, 2.0)).sample(3000, 6, seeded())
     z = straight(found)
     noise = found.ys.numpy() - (z if link == "linear" else BENT[link](z / 2))
     assert stats.kstest(noise.ravel(), stats.norm(0, 0.3).cdf).pvalue > 1e-3
@@ -58,7 +55,7 @@ def test_noise_is_added_after_the_link(link: str) -> None:
 
 
 def test_waves() -> None:
-    found = Waves().sample(4000, 12, source())
+    found = Waves().sample(4000, 12, seeded())
     x, y = found.xs[..., 0].double(), found.ys.double()
     amplitude = found.weights[:, 0].double().numpy()
     assert stats.kstest(x.flatten().numpy(), stats.uniform(-5, 10).cdf).pvalue > 1e-3

@@ -8,6 +8,7 @@ from math import nan
 
 import pytest
 import torch
+from random_layers import seeded
 from scipy import stats
 
 from iclutils import IclError
@@ -28,12 +29,8 @@ from iclutils.tasks.regression import (
 )
 
 
-def source(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def some(dim: int = 6, pairs: int = 9, noise: float = 0.0, count: int = 40) -> Contexts:
-    return sample(Task(dim, noise), count, pairs, source())
+    return sample(Task(dim, noise), count, pairs, seeded())
 
 
 def truth(contexts: Contexts) -> torch.Tensor:
@@ -42,15 +39,15 @@ def truth(contexts: Contexts) -> torch.Tensor:
 
 def test_normal_draws_are_inputs_weights_noise_in_this_order() -> None:
     """Trained networks saw this stream: it may not change."""
-    task, twin = Task(3, noise=0.5, prior=1.5), source(7)
-    found = sample(task, 4, 5, source(7))
+    task, twin = Task(3, noise=0.5, prior=1.5), seeded(7)
+    found = sample(task, 4, 5, seeded(7))
     xs, weights = torch.randn(4, 5, 3, generator=twin), torch.randn(4, 3, generator=twin) * 1.5
     ys = (xs * weights[:, None]).sum(-1) + torch.randn(4, 5, generator=twin) * 0.5
     for ours, theirs in zip(found, (xs, ys, weights), strict=True):
         assert torch.equal(ours, theirs)
     assert found.xs.dtype == torch.float32
     assert task.ridge == pytest.approx(1 / 9)
-    clean = sample(replace(task, noise=0.0), 4, 5, source(7))  # the noise is drawn all the same
+    clean = sample(replace(task, noise=0.0), 4, 5, seeded(7))  # the noise is drawn all the same
     assert torch.equal(clean.weights, weights)
     torch.testing.assert_close(clean.ys, truth(clean))
 
@@ -66,7 +63,7 @@ LAWS = {
 
 @pytest.mark.parametrize("law", list(LAWS))
 def test_laws_are_scipys(law: str) -> None:
-    drawn = draw(law, (100, 200), source()).flatten().double().numpy()
+    drawn = draw(law, (100, 200), seeded()).flatten().double().numpy()
     assert stats.kstest(drawn, LAWS[law].cdf).pvalue > 1e-3
     assert drawn.var() == pytest.approx(LAWS[law].var(), rel=0.04)
     if "*" not in law:
@@ -74,12 +71,12 @@ def test_laws_are_scipys(law: str) -> None:
 
 
 def test_mixed_and_sparse_laws() -> None:
-    drawn = draw("normal*0+5, normal*0+7,normal*0+9", (50, 40, 30), source())
+    drawn = draw("normal*0+5, normal*0+7,normal*0+9", (50, 40, 30), seeded())
     values, counts = drawn.unique(return_counts=True)
     assert values.tolist() == [5, 7, 9]
     assert stats.chisquare(counts.numpy()).pvalue > 1e-3
     assert len(drawn[0, 0].unique()) == 3  # not one law for a whole vector
-    drawn = draw("sparse:3", (20000, 8), source())
+    drawn = draw("sparse:3", (20000, 8), seeded())
     assert bool(((drawn != 0).sum(-1) == 3).all())
     share = (drawn != 0).double().mean(0)
     torch.testing.assert_close(share, torch.full((8,), 3 / 8).double(), atol=0.02, rtol=0)
@@ -99,7 +96,7 @@ def test_scales(factor: float, noise: float) -> None:
 
 
 def test_skewed_inputs_have_the_spectrum_and_the_length() -> None:
-    found = skewed(sample(Task(4), 1, 50_000, source()), source(1))
+    found = skewed(sample(Task(4), 1, 50_000, seeded()), seeded(1))
     covariance = torch.cov(found.xs[0].double().mT)
     expected = 1 / (torch.arange(4).double() + 1) ** 2
     expected *= 4 / expected.sum()
@@ -111,7 +108,7 @@ def test_skewed_inputs_have_the_spectrum_and_the_length() -> None:
 
 @pytest.mark.parametrize("dim", [2, 5, 8])
 def test_half_subspace_has_half_the_rank_and_the_length(dim: int) -> None:
-    found = half_subspace(some(dim, 20, count=300), source(2))
+    found = half_subspace(some(dim, 20, count=300), seeded(2))
     ranks = torch.linalg.matrix_rank(found.xs.double(), rtol=1e-5)
     assert ranks.unique().tolist() == [dim // 2]
     assert found.xs.square().sum(-1).mean() == pytest.approx(dim, rel=0.08)
@@ -121,7 +118,7 @@ def test_half_subspace_has_half_the_rank_and_the_length(dim: int) -> None:
 
 def test_opposite_quadrants() -> None:
     plain = some(noise=0.2)
-    found = opposite_quadrants(plain, source(3))
+    found = opposite_quadrants(plain, seeded(3))
     signs = found.contexts.xs.sign()
     assert bool((signs == signs[:, :1]).all())
     assert torch.equal(found.contexts.xs.abs(), plain.xs.abs())
@@ -144,7 +141,7 @@ def test_orthogonal_queries() -> None:
 
 def test_seen_queries_are_earlier_inputs() -> None:
     plain = some(pairs=6, count=500)
-    found = seen(plain, source(4))
+    found = seen(plain, seeded(4))
     same = (found.queries[:, :, None] == plain.xs[:, None]).all(-1)  # (context, query, pair)
     assert bool(same.any(-1).all())
     assert torch.equal(found.queries[:, 0], plain.xs[:, 0])
@@ -156,7 +153,7 @@ def test_seen_queries_are_earlier_inputs() -> None:
 
 def test_a_query_takes_the_place_of_its_pair() -> None:
     plain = some(noise=0.5)
-    found = Queried(plain, torch.randn(plain.xs.shape, generator=source(5)))
+    found = Queried(plain, torch.randn(plain.xs.shape, generator=seeded(5)))
     for n in (0, 3, 8):
         at = found.at(n)
         assert torch.equal(at.xs[:, :n], plain.xs[:, :n])
@@ -181,8 +178,8 @@ DOUBLE = relabelled(some(), some().xs[:, [0, 0, 1, 2, 3, 4, 5, 6, 7]])
         (lambda: Task(3, weights="normal*nan+1"), "Known: normal"),
         (lambda: Task(3, weights="normal,"), "Known: normal"),
         (lambda: Task(3, weights="sparse:4"), "between 1 and 3"),
-        (lambda: sample(Task(3), 0, 5, source()), "at least 1"),
-        (lambda: half_subspace(some(dim=1), source()), "half"),
+        (lambda: sample(Task(3), 0, 5, seeded()), "at least 1"),
+        (lambda: half_subspace(some(dim=1), seeded()), "half"),
         (lambda: Queried(some(), some().xs).at(9), "asked for 9"),
         (lambda: orthogonal(DOUBLE), "span"),
     ],

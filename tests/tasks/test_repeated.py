@@ -8,14 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from random_layers import seeded
 from tiny import BOS, VOCAB, tiny_gpt2
 
 from iclutils import IclError
 from iclutils.tasks.repeated import RepeatedTokens, markov_chain, repeated_tokens
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @given(

@@ -8,15 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from random_layers import seeded
 from scipy.stats import chisquare
 
 from iclutils import IclError
 from iclutils.tasks import topics
 from iclutils.tasks.prompts import Role
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_the_vocabulary_has_a_name_for_every_token_and_none_twice() -> None:
@@ -37,7 +34,7 @@ def test_the_vocabulary_has_a_name_for_every_token_and_none_twice() -> None:
 def test_prompts_are_what_they_say(
     seed: int, count: int, shots: int, classes: int, shared: bool
 ) -> None:
-    asked = topics.sample(count, generator(seed), shots=shots, classes=classes, shared=shared)
+    asked = topics.sample(count, seeded(seed), shots=shots, classes=classes, shared=shared)
     asked.check()
     rows = torch.arange(count)
     assert (asked.tokens[rows, asked.target] == topics.CUE).all()
@@ -62,7 +59,7 @@ def test_words_come_as_often_as_their_stated_probability(texts: topics.Texts) ->
     p = topics.word_probabilities(texts)
     assert torch.allclose(p.sum(1), torch.ones(12))
     chosen = torch.tensor([[3, 7]])
-    asked = topics.sample(3000, generator(), classes=2, texts=texts, topics=chosen)
+    asked = topics.sample(3000, seeded(), classes=2, texts=texts, topics=chosen)
     is_query = (asked.roles == Role.QUERY) & (asked.tokens < topics.FIRST_LABEL)
     words = asked.tokens[asked.gold == 1][is_query[asked.gold == 1]]
     counted = torch.bincount(words, minlength=topics.FIRST_LABEL).double()
@@ -73,7 +70,7 @@ def test_words_come_as_often_as_their_stated_probability(texts: topics.Texts) ->
 
 
 def test_the_ideal_observer_is_bayes_rule_by_brute_force() -> None:
-    asked = topics.sample(5, generator(3), classes=2, shots=2)
+    asked = topics.sample(5, seeded(3), classes=2, shots=2)
     found = topics.ideal(asked)
     p = topics.word_probabilities(topics.FULL).double()
     for row in range(5):
@@ -90,7 +87,7 @@ def test_the_ideal_observer_is_bayes_rule_by_brute_force() -> None:
 
 
 def test_word_overlap_counts_common_topic_words_and_no_fillers() -> None:
-    asked = topics.sample(20, generator(5), shots=2)
+    asked = topics.sample(20, seeded(5), shots=2)
     found = topics.word_overlap(asked)
     for row in range(20):
         starts = [0, *asked.label_pos[row].tolist()]
@@ -105,18 +102,18 @@ def test_word_overlap_counts_common_topic_words_and_no_fillers() -> None:
 
 def test_ties_are_broken_at_random_and_never_against_the_best() -> None:
     scores = torch.tensor([[1.0, 1.0, 0.0]]).expand(200, 3)
-    chosen = topics.best(scores, generator())
+    chosen = topics.best(scores, seeded())
     assert set(chosen.tolist()) == {0, 1}
     assert 60 < int((chosen == 0).sum()) < 140
 
 
 def test_training_streams_show_every_class_before_any_comes_again() -> None:
-    tokens, cue = topics.stream(50, 7, generator())
+    tokens, cue = topics.stream(50, 7, seeded())
     labels = tokens.gather(1, cue + 1)
     assert (tokens.gather(1, cue) == topics.CUE).all()
     assert all(len(set(row[:4])) == 4 and set(row) == set(row[:4]) for row in labels.tolist())
     with pytest.raises(IclError, match="more examples than classes"):
-        topics.stream(1, 4, generator())
+        topics.stream(1, 4, seeded())
 
 
 @pytest.mark.parametrize(
@@ -129,7 +126,7 @@ def test_training_streams_show_every_class_before_any_comes_again() -> None:
 )
 def test_bad_requests_are_refused(given_: dict[str, object], message: str) -> None:
     with pytest.raises(IclError, match=message):
-        topics.sample(given_.pop("count", 2), generator(), **given_)  # type: ignore[arg-type]
+        topics.sample(given_.pop("count", 2), seeded(), **given_)  # type: ignore[arg-type]
 
 
 def test_impossible_texts_are_refused() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_layers import seeded
 from tiny import real_tokenizer
 
 from iclutils import IclError
@@ -21,10 +22,6 @@ from iclutils.tasks.prompts import Role
 @pytest.fixture(scope="module", params=["gpt2", "smollm2"])
 def tokenizer(request: pytest.FixtureRequest) -> Any:
     return real_tokenizer(request.param)
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 # Lists
@@ -134,7 +131,7 @@ def test_prompts_come_back_from_their_tokens(
     tokenizer: Any, name: str, examples: int, seed: int, split: Any, shared: bool, new: bool
 ) -> None:
     asked = words.ask(
-        name, tokenizer, 4, examples, generator(seed), split=split, shared=shared, new=new
+        name, tokenizer, 4, examples, seeded(seed), split=split, shared=shared, new=new
     )
     check(asked, tokenizer, words.load(name), true=True)
     prompts = asked.prompts
@@ -149,7 +146,7 @@ def test_prompts_come_back_from_their_tokens(
     for row, kept in zip(prompts.tokens, prompts.kept, strict=True):
         assert tokenizer.decode(row[kept].tolist()).split("\n")[-1][:-3] in held
     again = words.ask(
-        name, tokenizer, 4, examples, generator(seed), split=split, shared=shared, new=new
+        name, tokenizer, 4, examples, seeded(seed), split=split, shared=shared, new=new
     )
     assert torch.equal(again.prompts.tokens, prompts.tokens)
 
@@ -157,14 +154,14 @@ def test_prompts_come_back_from_their_tokens(
 def test_all_words_are_asked_before_one_is_asked_again() -> None:
     tokenizer = real_tokenizer("gpt2")
     size = len(words.load("past", "test"))
-    asked = words.ask("past", tokenizer, size + 3, 2, generator(0))
+    asked = words.ask("past", tokenizer, size + 3, 2, seeded(0))
     answers = [tuple(row) for row in asked.whole.tolist()]
     assert len(set(answers[:size])) == size
 
 
 def test_shuffled_answers_are_the_same_words(tokenizer: Any) -> None:
-    true = words.ask("past", tokenizer, 6, 4, generator(1)).prompts
-    false = words.ask("past", tokenizer, 6, 4, generator(1), shuffled=True)
+    true = words.ask("past", tokenizer, 6, 4, seeded(1)).prompts
+    false = words.ask("past", tokenizer, 6, 4, seeded(1), shuffled=True)
     assert torch.equal(true.tokens.sort(1).values, false.prompts.tokens.sort(1).values)
     known = dict(words.load("past"))
     for row, kept in zip(false.prompts.tokens, false.prompts.kept, strict=True):
@@ -174,7 +171,7 @@ def test_shuffled_answers_are_the_same_words(tokenizer: Any) -> None:
 
 
 def test_recall_asks_for_one_of_the_pairs(tokenizer: Any) -> None:
-    asked = words.recall(tokenizer, 20, 6, generator(0))
+    asked = words.recall(tokenizer, 20, 6, seeded(0))
     prompts = asked.prompts
     prompts.check()
     assert prompts.classes == 6
@@ -186,7 +183,7 @@ def test_recall_asks_for_one_of_the_pairs(tokenizer: Any) -> None:
         assert int(prompts.gold[n]) == right
     assert len(set(prompts.gold.tolist())) > 2
     with pytest.raises(IclError, match=r"Need 1 to \d+ pairs"):
-        words.recall(tokenizer, 1, 99, generator(0))
+        words.recall(tokenizer, 1, 99, seeded(0))
 
 
 def test_whole_answers_are_what_greedy_decoding_writes(gpt2: Any) -> None:
@@ -225,7 +222,7 @@ def test_published_lists(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(pairs) == len({word for word, _ in pairs}) == 217
     train, test = words.load("next_item", "train"), words.load("next_item", "test")
     assert sorted(train + test) == sorted(pairs)
-    asked = words.ask("present-past", real_tokenizer("gpt2"), 5, 3, generator(0))
+    asked = words.ask("present-past", real_tokenizer("gpt2"), 5, 3, seeded(0))
     check(asked, real_tokenizer("gpt2"), words.load("present-past"), true=True)
 
 
@@ -250,12 +247,12 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
         words.load("oposite")
     for count, examples, shuffled in ((0, 1, False), (1, -1, False), (1, 1, True)):
         with pytest.raises(IclError, match="two, to shuffle"):
-            words.ask("past", tokenizer, count, examples, generator(0), shuffled=shuffled)
+            words.ask("past", tokenizer, count, examples, seeded(0), shuffled=shuffled)
     with pytest.raises(IclError, match=r"For 9 examples 'kind' has too few .*: \d fit"):
-        words.ask("kind", tokenizer, 1, 9, generator(0))
+        words.ask("kind", tokenizer, 1, 9, seeded(0))
     pairs = [{"input": f"w{i}", "output": "on" if i % 2 else "off"} for i in range(12)]
     (tmp_path / "two.json").write_text(json.dumps(pairs))
     with pytest.raises(IclError, match="Every answer of 'two' is shown"):
-        words.ask("two", tokenizer, 4, 2, generator(0), folder=tmp_path)
+        words.ask("two", tokenizer, 4, 2, seeded(0), folder=tmp_path)
     with pytest.raises(IclError, match="longer than the 9 tokens"):
-        words.ask("past", tokenizer, 2, 4, generator(0), context=9)
+        words.ask("past", tokenizer, 2, 4, seeded(0), context=9)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_layers import seeded
 from scipy.special import log_softmax, rel_entr
 from tiny import tokens
 
@@ -29,10 +30,6 @@ from iclutils.chapters.circuits.depth import (
 from iclutils.interp.clean_corrupt import CleanCorrupt
 from iclutils.interp.graph import Node, head
 from iclutils.models import TransformerBridge
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(params=["gpt2", "neox"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_layers import seeded
 from scipy.special import log_softmax, rel_entr
 from tiny import BOS, VOCAB, save_gptj, save_grouped, tokens
 from transformer_lens.config import TransformerBridgeConfig
@@ -37,10 +38,6 @@ from iclutils.tasks.repeated import repeated_tokens
 
 AT = torch.tensor([[2, 5], [3, 7]])
 ANSWER = torch.tensor([[4, 9], [11, 0]])
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(params=["gpt2", "neox"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from random_layers import seeded
 from tiny import save_gpt2, save_neox, tokens
 from transformer_lens.tools.analysis import direct_logit_attribution
 from transformers import GPT2LMHeadModel, GPTNeoXForCausalLM
@@ -22,10 +23,6 @@ from iclutils.interp.patching import ablate
 from iclutils.models import TransformerBridge, cached, edit_weights, get_act_name, load, logits
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gpt2")
@@ -37,7 +34,7 @@ def test_wired_pipeline_and_back_ups(tmp_path: Path) -> None:
     """The sign key: a pipeline is below 0, back-ups above, idle heads at 0."""
     save_wired(tmp_path / "pipeline")
     model = load(tmp_path / "pipeline")
-    task = copying(model, 8, 11, generator())
+    task = copying(model, 8, 11, seeded())
     _, each = interactions.interactions(model, task, [[n] for n in all_heads(model)])
     each = share(each, *baselines(model, task))
     assert -1.1 < each[0, 2] < -0.9
@@ -45,7 +42,7 @@ def test_wired_pipeline_and_back_ups(tmp_path: Path) -> None:
 
     save_wired(tmp_path / "backups", ((0, 0), (0, 1)), ((1, 0), (1, 2)), heads=3)
     model = load(tmp_path / "backups")
-    task = copying(model, 8, 11, generator())
+    task = copying(model, 8, 11, seeded())
     heads = [[head(0, 0)], [head(0, 1)], [head(1, 0)], [head(1, 2)]]
     each = share(interactions.interactions(model, task, heads)[1], *baselines(model, task))
     assert each[0, 1] > 0.8
@@ -54,7 +51,7 @@ def test_wired_pipeline_and_back_ups(tmp_path: Path) -> None:
 
 def test_interactions_against_ablation(gpt2: TransformerBridge) -> None:
     """Catches a pair of the wrong two, and a node of both groups that is counted twice."""
-    task = copying(gpt2, 3, 8, generator())
+    task = copying(gpt2, 3, 8, seeded())
     groups = [[head(0, 1), head(2, 3)], [Node("mlp", 1), head(0, 1)], []]
     single, each = interactions.interactions(gpt2, task, groups)
     clean, _ = baselines(gpt2, task)
@@ -69,7 +66,7 @@ def test_interactions_against_ablation(gpt2: TransformerBridge) -> None:
 
 def test_pairs_within_layers(gpt2: TransformerBridge) -> None:
     """Catches: heads of another layer, or the interaction of another pair."""
-    task, ids = copying(gpt2, 3, 8, generator()), tokens(2, 9)
+    task, ids = copying(gpt2, 3, 8, seeded()), tokens(2, 9)
     heads = [head(1, 2), head(0, 1), head(1, 0)]
     ((a, b, noted, size),) = interactions.within_layers(gpt2, task, ids, heads)
     assert (a, b) == (head(1, 2), head(1, 0))
@@ -92,7 +89,7 @@ def test_heads_of_a_layer_do_not_feed_each_other(name: str, request: pytest.Fixt
 def test_direct_logits_against_transformer_lens(folder: Path) -> None:
     """Their stack of heads on the folded model; catches a missing centring, scale or mean."""
     model = load(folder, fold=True)
-    task = copying(model, 3, 8, generator())
+    task = copying(model, 3, 8, seeded())
     got = interactions.direct_logits(model, task)
     rows = [u for u, n in enumerate(of(model).writers) if n.kind == "head"]
     each = []
@@ -118,7 +115,7 @@ def test_direct_logits_sum_to_the_logit(folder: Path, narrow: bool) -> None:
             block.attn.c_proj.bias.zero_()
 
     model = edit_weights(folder, edit)
-    task = copying(model, 3, 8, generator(), narrow=narrow)
+    task = copying(model, 3, 8, seeded(), narrow=narrow)
     read = scored_logits(model, task)
     right = read.gather(-1, task.answer[..., None])[..., 0]
     if task.choices is not None:
@@ -132,7 +129,7 @@ def test_rotating_a_basis_changes_the_notes_measure_alone(
     folder: Path, gpt2: TransformerBridge
 ) -> None:
     """Logits and CKA stay, as the algebra says; the correlation does not."""
-    rotation = interactions.random_rotation(8, generator())
+    rotation = interactions.random_rotation(8, seeded())
     torch.testing.assert_close(rotation @ rotation.T, torch.eye(8))
     rotated = edit_weights(folder, lambda net: interactions.rotate_head_basis(net, 1, 2, rotation))
     plain, ids = load(folder), tokens(4, 20)

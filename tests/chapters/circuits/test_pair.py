@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_layers import seeded
 from tiny import tiny_gpt2
 from wired import save_wired
 
@@ -29,14 +30,10 @@ PLACES = [
 LENGTH = 11
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def batches(
     model: TransformerBridge, count: int = 8, length: int = LENGTH, corruption: str = "fresh"
 ) -> tuple[clean_corrupt.CleanCorrupt, RepeatedTokens, RepeatedTokens]:
-    made = clean_corrupt.copying(model, count, length, generator(), corruption)
+    made = clean_corrupt.copying(model, count, length, seeded(), corruption)
     return made, RepeatedTokens(made.clean, length), RepeatedTokens(made.corrupt, length)
 
 
@@ -52,7 +49,7 @@ def test_wired_pair_is_found(
     save_wired(tmp_path, (previous,), (induction,), layers)
     model = load(tmp_path)
     _, batch, other = batches(model, corruption=corruption)
-    found = pair.find_induction_circuit(model, batch, other, generator(), load(tmp_path, fold=True))
+    found = pair.find_induction_circuit(model, batch, other, seeded(), load(tmp_path, fold=True))
     assert (found.previous, found.induction) == (head(*previous), head(*induction))
     assert found.edges == ((head(*previous), Node("k", *induction)),)
     assert found.prefix[0] > 0.8
@@ -70,7 +67,7 @@ def test_back_ups_share_the_edges(tmp_path: Path) -> None:
     save_wired(tmp_path, ((0, 0), (0, 1)), ((1, 0), (1, 2)), heads=3)
     model = load(tmp_path)
     _, batch, other = batches(model)
-    found = pair.find_induction_circuit(model, batch, other, generator())
+    found = pair.find_induction_circuit(model, batch, other, seeded())
     keys = {(u, v) for u in (head(0, 0), head(0, 1)) for v in (Node("k", 1, 0), Node("k", 1, 2))}
     assert set(found.edges) == keys
     assert found.drop[0] < 0.5
@@ -108,7 +105,7 @@ def test_paths_against_hooks(
 @given(st.integers(0, 10**6), st.integers(1, 14), st.integers(1, 6))
 def test_ideal_rule_by_brute_force(seed: int, size: int, vocab: int) -> None:
     """The formula position by position; catches a shift, BOS as a match, a missing count."""
-    ids = torch.randint(0, vocab, (2, size), generator=generator(seed))
+    ids = torch.randint(0, vocab, (2, size), generator=seeded(seed))
     attention, prediction = pair.ideal_attention(ids), pair.ideal_prediction(ids, vocab)
     for row, x in enumerate(ids.tolist()):
         for t in range(size):
@@ -123,9 +120,7 @@ def test_a_wired_model_follows_the_rule(tmp_path: Path) -> None:
     """Catches: predictions that no occurrence came before counted, or a successor one late."""
     save_wired(tmp_path)
     model = load(tmp_path)
-    ids = torch.cat(
-        [torch.full((4, 1), 23), torch.randint(0, 8, (4, 30), generator=generator())], 1
-    )
+    ids = torch.cat([torch.full((4, 1), 23), torch.randint(0, 8, (4, 30), generator=seeded())], 1)
     assert pair.follows_rule(model, ids).min() > 0.9
     assert pair.follows_rule(random_init(tmp_path, 0), ids).max() < 0.7
     assert pair.follows_rule(model, torch.arange(12)[None]).isnan().all()
@@ -135,4 +130,4 @@ def test_a_model_without_a_circuit_is_refused(tmp_path: Path) -> None:
     model = tiny_gpt2(tmp_path / "one", n_layer=1)
     _, batch, other = batches(model, 3, 7)
     with pytest.raises(IclError, match="two attention layers"):
-        pair.find_induction_circuit(model, batch, other, generator())
+        pair.find_induction_circuit(model, batch, other, seeded())

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_layers import seeded
 from scipy import special, stats
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -31,14 +32,10 @@ from iclutils.chapters.gradient_descent.features import (
 seeds = st.integers(0, 9999)
 
 
-def source(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def data(
     seed: int, queries: int, keys: int, dim: int, batch: tuple[int, ...] = (), width: int = 3
 ) -> list[torch.Tensor]:
-    place = {"generator": source(seed), "dtype": torch.float64}
+    place = {"generator": seeded(seed), "dtype": torch.float64}
     shapes = (*batch, queries, dim), (*batch, keys, dim), (*batch, keys, width)
     return [torch.randn(shape, **place) for shape in shapes]
 
@@ -85,7 +82,7 @@ def test_positive_random_features_are_right_on_average() -> None:
     a, b, _ = data(3, 2, 3, 3)
     a, b = a / 2, b / 2
     for method, least, most in (("iid", 0, 4), ("orthogonal", 0, 4), ("unsigned", 12, math.inf)):
-        drawn = directions(6, 3, source(0), method, draws=20_000)
+        drawn = directions(6, 3, seeded(0), method, draws=20_000)
         kernel = log_kernel(positive_random(a, drawn), positive_random(b, drawn)).exp()
         error = kernel.std(0) / len(kernel) ** 0.5
         misses = (kernel.mean(0) - (a @ b.mT).exp()).abs() / error
@@ -94,9 +91,9 @@ def test_positive_random_features_are_right_on_average() -> None:
 
 def test_directions() -> None:
     """Right angles in blocks, lengths as of normal vectors, and no preferred direction."""
-    plain = directions(50, 4, source(2), draws=100).flatten().numpy()
+    plain = directions(50, 4, seeded(2), draws=100).flatten().numpy()
     assert stats.kstest(plain, stats.norm.cdf).pvalue > 0.01
-    drawn = directions(7, 3, source(1), "orthogonal", draws=4000)
+    drawn = directions(7, 3, seeded(1), "orthogonal", draws=4000)
     assert drawn.shape == (4000, 7, 3)
     unit = drawn / drawn.norm(dim=-1, keepdim=True)
     for block in (unit[:, :3], unit[:, 3:6]):
@@ -105,7 +102,7 @@ def test_directions() -> None:
     assert stats.kstest(drawn[:, 4].norm(dim=-1).numpy(), stats.chi(3).cdf).pvalue > 0.01
     for channel in unit.flatten(1).T:  # a coordinate of a uniform point of the sphere is uniform
         assert stats.kstest(channel.numpy(), stats.uniform(-1, 2).cdf).pvalue > 1e-3
-    wrong = directions(7, 3, source(1), "unsigned", draws=4000)
+    wrong = directions(7, 3, seeded(1), "unsigned", draws=4000)
     assert bool((wrong[:, [0, 3, 6], 0] <= 0).all())
 
 
@@ -115,7 +112,7 @@ def test_nothing_overflows(length: float, dtype: torch.dtype) -> None:
     """|z| = 100 before scaling: the features themselves are beyond all numbers, or below."""
     q, k, v = (part.to(dtype) for part in data(4, 3, 8, 16))
     q, k = (length * part / part.norm(dim=-1, keepdim=True) for part in (q, k))
-    drawn = directions(64, 16, source(0), dtype=dtype)[0]
+    drawn = directions(64, 16, seeded(0), dtype=dtype)[0]
     features = positive_random(scaled(q), drawn), positive_random(scaled(k), drawn)
     each = features[0].double().numpy()[:, None] + features[1].double().numpy()[None]
     expected = special.logsumexp(each, -1)
@@ -179,7 +176,7 @@ def test_kernel_error_falls_with_features_and_grows_with_norms() -> None:
     q, k, v = data(3, 10, 8, 3)
     settings = {"sizes": [32, 512, 4096], "scales": [0.5, 1.0], "draws": 60}
     iid, orthogonal, unsigned = (
-        kernel_error(q, k, v, **settings, method=method, generator=source(0))
+        kernel_error(q, k, v, **settings, method=method, generator=seeded(0))
         for method in ("iid", "orthogonal", "unsigned")
     )
     for median in (iid, orthogonal):
@@ -201,9 +198,9 @@ def test_kernel_error_of_taylor_features() -> None:
 def test_draws_in_parts_are_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = data(3, 4, 6, 3)
     given = {"sizes": [8], "draws": 30}
-    whole = kernel_error(q, k, v, **given, generator=source(0))
+    whole = kernel_error(q, k, v, **given, generator=seeded(0))
     monkeypatch.setattr("iclutils.chapters.gradient_descent.features.AT_ONCE", 500)
-    torch.testing.assert_close(kernel_error(q, k, v, **given, generator=source(0)), whole)
+    torch.testing.assert_close(kernel_error(q, k, v, **given, generator=seeded(0)), whole)
 
 
 def test_bad_input() -> None:

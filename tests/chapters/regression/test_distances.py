@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 
 import pytest
 import torch
+from random_layers import seeded
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score
 
@@ -29,16 +30,12 @@ from iclutils.models.regressors import InContextRegressors, Shape
 from iclutils.tasks.regression import Contexts, Task, sample
 
 
-def source(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=source(seed), dtype=torch.float64)
+    return torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
 
 
 def some(dim: int = 4, pairs: int = 7, count: int = 30, noise: float = 0.0) -> Contexts:
-    return sample(Task(dim, noise), count, pairs, source())
+    return sample(Task(dim, noise), count, pairs, seeded())
 
 
 def ensemble(dim: int = 4, pairs: int = 7) -> InContextRegressors:
@@ -137,10 +134,10 @@ def test_the_nearest_baseline() -> None:
     assert found.winners == ["0.25", "1.0"]
     for i, row in enumerate(known.values()):
         torch.testing.assert_close(found.distances[:, i], mspd(networks, row, 5).mean)
-    chosen = torch.randint(100, (50, 100), generator=source())  # resamples, written out
+    chosen = torch.randint(100, (50, 100), generator=seeded())  # resamples, written out
     best = torch.stack([found.by_context[..., row].mean(-1).argmin(-1) for row in chosen], -1)
     share = torch.stack([(best == i).double().mean(-1) for i in range(4)], -1)
-    torch.testing.assert_close(found.share(source(), 50), share)
+    torch.testing.assert_close(found.share(seeded(), 50), share)
     in_groups = found.in_groups(4)  # of 25 contexts
     assert in_groups.shape == (2, 4)
     assert int(in_groups[1, 3]) == int(found.by_context[1, :, 75:].mean(-1).argmin())
@@ -153,7 +150,7 @@ def test_the_nearest_baseline() -> None:
 def test_an_ensemble_of_all() -> None:
     shape = Shape(2, 4, "one", 1, 8, 2)
     nets = [InContextRegressors(shape, seeds) for seeds in ([0, 1], [2])]
-    drawn = sample(Task(2), 5, 4, source())
+    drawn = sample(Task(2), 5, 4, seeded())
     found = predict(concatenate([*nets, ols]), drawn.xs, drawn.ys)
     assert found.shape == (4, 5, 4)
     torch.testing.assert_close(found[2], predict(nets[1], drawn.xs, drawn.ys)[0])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_layers import seeded
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score
 from torch import Tensor
@@ -31,12 +32,8 @@ HELD = 512
 LAYER, PLACE = 1, 3  # where signals are planted
 
 
-def source(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def noise(*size: int, seed: int = 0) -> Tensor:
-    return torch.randn(size, generator=source(seed))
+    return torch.randn(size, generator=seeded(seed))
 
 
 def planted() -> tuple[Tensor, Tensor]:
@@ -49,7 +46,7 @@ def test_a_linear_signal_is_found_where_it_was_planted() -> None:
     states, held = planted()
     mixing = states[0, LAYER, :, PLACE] * torch.tensor([9.0, 1, 0.3, 1, 1, 1]) + 4  # ill-scaled
     states[0, LAYER, :, PLACE] = mixing
-    found = fit(states, held[None], "linear", HELD, source(), steps=250)
+    found = fit(states, held[None], "linear", HELD, seeded(), steps=250)
     assert found.error[0, LAYER, 0] < 0.02
     assert found.attention[0, LAYER, 0, PLACE] > 0.9
     elsewhere = found.error[0, [0, 2], 0]
@@ -60,8 +57,8 @@ def test_a_linear_signal_is_found_where_it_was_planted() -> None:
 def test_what_is_written_without_a_linear_trace_takes_an_mlp() -> None:
     states, _ = planted()
     held = states[0, LAYER, :, PLACE, :2].abs()  # even in the states: no linear correlation
-    linear = fit(states, held[None], "linear", HELD, source(), steps=250)
-    mlp = fit(states, held[None], "mlp", HELD, source(), steps=400)
+    linear = fit(states, held[None], "linear", HELD, seeded(), steps=250)
+    mlp = fit(states, held[None], "mlp", HELD, seeded(), steps=400)
     assert linear.error.min() > 0.95
     assert mlp.error[0, LAYER, 0] < 0.25
     assert mlp.attention[0, LAYER, 0, PLACE] > 0.7
@@ -70,10 +67,10 @@ def test_what_is_written_without_a_linear_trace_takes_an_mlp() -> None:
 
 def test_shuffled_targets_cannot_be_read() -> None:
     states, held = planted()
-    moved = shuffled(held[None], source(2))
+    moved = shuffled(held[None], seeded(2))
     assert not bool((moved == held).any())
     torch.testing.assert_close(moved.sort(1).values, held[None].sort(1).values)
-    found = fit(states, moved, "mlp", HELD, source(), steps=100)
+    found = fit(states, moved, "mlp", HELD, seeded(), steps=100)
     assert found.error.min() > 0.97
 
 
@@ -83,11 +80,11 @@ def test_all_at_once_is_one_after_another(kind: Kind) -> None:
     states[1] *= 3
     targets = noise(2, 400, 3, seed=4).double() + states[0, :, :, 1, :3]
     settings = {"hidden": 8, "steps": 40, "batch_size": 50}
-    whole = fit(states, targets, kind, 100, source(5), **settings)
+    whole = fit(states, targets, kind, 100, seeded(5), **settings)
     assert whole.error.min() < 0.9
     for n, layer, k in product(range(2), range(2), range(2)):
         part = states[n : n + 1, layer : layer + 1]
-        one = fit(part, targets[k : k + 1], kind, 100, source(5), **settings)
+        one = fit(part, targets[k : k + 1], kind, 100, seeded(5), **settings)
         for ours, theirs in zip(whole, one, strict=True):
             torch.testing.assert_close(ours[n, layer, k], theirs[0, 0, 0], atol=1e-9, rtol=1e-7)
 
@@ -96,8 +93,8 @@ def test_held_out_contexts_are_never_fitted_to() -> None:
     states, held = planted()
     spoiled = states.clone()
     spoiled[..., -HELD:, :, :] = noise(1, 3, HELD, 5, 6, seed=9)
-    first = fit(states, held[None], "linear", HELD, source(), steps=100)
-    second = fit(spoiled, held[None], "linear", HELD, source(), steps=100)
+    first = fit(states, held[None], "linear", HELD, seeded(), steps=100)
+    second = fit(spoiled, held[None], "linear", HELD, seeded(), steps=100)
     torch.testing.assert_close(first.attention, second.attention)
     assert second.error[0, LAYER, 0] > 1 > first.error[0, LAYER, 0]
 
@@ -108,9 +105,9 @@ def test_training_comes_near_the_closed_form() -> None:
     states = states + 0.5 * noise(*states.shape, seed=10)
     alone = states[..., PLACE : PLACE + 1, :]
     exact = linear_exact(alone.flatten(-2), held[None], HELD)
-    found = fit(alone, held[None], "linear", HELD, source(), steps=200)
+    found = fit(alone, held[None], "linear", HELD, seeded(), steps=200)
     torch.testing.assert_close(found.error.double(), exact, atol=0.01, rtol=0)
-    found = fit(states, held[None], "linear", HELD, source(), steps=200)
+    found = fit(states, held[None], "linear", HELD, seeded(), steps=200)
     mixed = torch.einsum("nlkp,nlbpw->nlbw", found.attention, states)
     torch.testing.assert_close(
         found.error.double(), linear_exact(mixed, held[None], HELD), atol=0.01, rtol=0
@@ -145,7 +142,7 @@ def test_states_and_targets() -> None:
     """Residual streams network by network; targets by NumPy."""
     shape = Shape(3, 6, "two", 2, 8, 2)
     nets = [InContextRegressors(shape, [0, 1]), InContextRegressors(shape, [2])]
-    drawn = sample(Task(3, noise=0.3), 6, 6, source())
+    drawn = sample(Task(3, noise=0.3), 6, 6, seeded())
     drawn.xs[:, 1] = drawn.xs[:, 0]  # the first two pairs leave w open, and contradict each other
     for n in range(1, 6):
         cut = Contexts(drawn.xs[:, : n + 1], drawn.ys[:, : n + 1], drawn.weights)
@@ -164,7 +161,7 @@ def test_states_and_targets() -> None:
 
 def fitted(targets: Tensor, held: int = 50, steps: int = 1, batch_size: int = 50) -> None:
     settings = {"steps": steps, "batch_size": batch_size}
-    fit(noise(1, 2, 300, 3, 4), targets, "linear", held, source(), **settings)
+    fit(noise(1, 2, 300, 3, 4), targets, "linear", held, seeded(), **settings)
 
 
 TARGETS = noise(1, 300, 2, seed=1)
@@ -179,7 +176,7 @@ TARGETS = noise(1, 300, 2, seed=1)
         (lambda: fitted(TARGETS, held=293), "Too few contexts"),
         (lambda: fitted(TARGETS, batch_size=251), "one batch"),
         (lambda: fitted(TARGETS, steps=0), "one step"),
-        (lambda: hidden_states([], *sample(Task(2), 3, 4, source())[:2]), "one depth"),
+        (lambda: hidden_states([], *sample(Task(2), 3, 4, seeded())[:2]), "one depth"),
     ],
 )
 def test_wrong_input_is_refused(call: Callable, message: str) -> None:

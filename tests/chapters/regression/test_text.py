@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from random_layers import seeded
 from tiny import BOS, VOCAB
 
 from iclutils import IclError, models
@@ -14,15 +15,11 @@ from iclutils.chapters.regression.text import predict_numbers
 from iclutils.tasks import numbers
 
 
-def source(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 @pytest.mark.shared
 def test_numbers_are_written_in_words(text_model: Path) -> None:
     model = models.load(text_model)
     form = numbers.of_text(models.words(model))
-    drawn = numbers.contexts(form, 2, 3, source(0))
+    drawn = numbers.contexts(form, 2, 3, seeded(0))
     text = model.tokenizer.decode(form.write(drawn.xs, drawn.ys)[0][0])
     step = 2 * numbers.LARGEST / 99
     pairs = zip(drawn.xs[0, :, 0].tolist(), drawn.ys[0].tolist(), strict=True)
@@ -32,7 +29,7 @@ def test_numbers_are_written_in_words(text_model: Path) -> None:
 
 def test_what_is_written_can_be_read() -> None:
     form = numbers.of_ids(60, 59)
-    drawn = numbers.contexts(form, 5, 4, source(1))
+    drawn = numbers.contexts(form, 5, 4, seeded(1))
     tokens, at = form.write(drawn.xs, drawn.ys)
     assert tokens.shape == (5, 9)
     assert set(tokens[:, 0].tolist()) == {59}
@@ -44,7 +41,7 @@ def test_what_is_written_can_be_read() -> None:
 
 def test_a_prediction_is_the_mean_over_value_tokens(gpt2: Any) -> None:
     form = numbers.of_ids(VOCAB, BOS)
-    drawn = numbers.contexts(form, 3, 4, source(2))
+    drawn = numbers.contexts(form, 3, 4, seeded(2))
     found, sure = predict_numbers(gpt2, form, drawn.xs, drawn.ys, batch_size=2)
     tokens, at = form.write(drawn.xs, drawn.ys)
     p = models.logits(gpt2, tokens[1:2, : at[2] + 1])[0, -1].double().softmax(-1)
