@@ -90,7 +90,7 @@ GROUPED = {
 }
 
 
-def save_grouped(folder: Path, kind: str = "llama") -> PreTrainedModel:
+def save_grouped(folder: Path, kind: str = "llama", **changes: int) -> PreTrainedModel:
     """Write a small random model with two query heads for each key, and return it."""
     torch.manual_seed(0)
     settings = {
@@ -108,7 +108,7 @@ def save_grouped(folder: Path, kind: str = "llama") -> PreTrainedModel:
         "tie_word_embeddings": kind == "llama",
     }
     config, network_class = GROUPED[kind]
-    network = network_class(config(**settings)).eval()
+    network = network_class(config(**(settings | changes))).eval()
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if "norm" in name or name.endswith("bias"):

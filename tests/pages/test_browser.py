@@ -378,6 +378,7 @@ def test_printing_says_what_it_needs(
         pdf.make(tmp_path, tmp_path, [])
 
 
+@pytest.mark.nightly
 def test_the_packed_book_works_wherever_it_is_unpacked(
     browser: Any, site: Path, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""The chapters beyond their defaults: the paper tier's code path, and a reader's own model.
+"""The chapters beyond their defaults: the code path of the other tiers, and a reader's own model.
 
 The default run has each chapter once, at its defaults, compared with what is committed.
 """
@@ -18,7 +18,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
 from notebook_rules import source, tags
-from tiny import save_gpt2
+from tiny import real_tokenizer, save_gpt2, save_grouped
 
 from iclutils import IclError
 from iclutils.bookkit import claims, presets
@@ -28,6 +28,7 @@ from iclutils.models import language
 from iclutils.models.regressors import Shape
 from iclutils.tasks.regression import Task
 from iclutils.training import loop, lsa, regression
+from iclutils.zoo import smollm2
 
 pytestmark = pytest.mark.usefixtures("results_elsewhere")
 
@@ -89,20 +90,21 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], None]:
     return put
 
 
-# The paper tier
+# The other tiers
 
 
 class Paper:
-    """What a run at the paper tier printed and wrote."""
+    """What a run at the paper tier, or another, printed and wrote."""
 
     def __init__(self, chapter: str, folder: Path, **parameters: str) -> None:
-        self.printed = run(chapter, **(parameters or {"tier": "paper"}))
-        assert self.printed.startswith("paper tier, ")
-        paths = (folder / "results/paper").iterdir()
+        tier = parameters.get("tier", "paper")
+        self.printed = run(chapter, **(parameters or {"tier": tier}))
+        assert self.printed.startswith(f"{tier} tier, ")
+        paths = (folder / "results" / tier).iterdir()
         self.written = {path.stem: json.loads(path.read_text()) for path in paths}
         self.undefined = set(re.findall(r"^undefined +(\S+)$", self.printed, re.MULTILINE))
         known = claims.ledger(chapter)
-        self.missing = {name for name in known if "paper" in known[name].tiers}
+        self.missing = {name for name in known if tier in known[name].tiers}
         self.missing -= set(self.written) | self.undefined
 
     def verdicts(self, *names: str) -> set[str]:
@@ -218,6 +220,22 @@ def test_the_paper_tier_says_how_to_train_its_networks(
     monkeypatch.setenv("ICLUTILS_TRAINED", str(tmp_path / "nothing"))
     with pytest.raises(IclError, match=f"python -m iclutils train {recipe}"):
         run(chapter, tier="paper")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("chapter", sorted(PATHS)[1:])
+def test_the_real_tier_checks_its_claims_on_a_small_network(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chapter: str
+) -> None:
+    """A random Llama of three layers that reads the words of SmolLM2, in its place."""
+    words, folder = real_tokenizer("smollm2"), tmp_path / "smollm2"
+    save_grouped(folder, vocab_size=len(words), max_position_embeddings=2048)
+    words.save_pretrained(folder)
+    monkeypatch.setattr(smollm2, "folder", lambda: folder)
+    monkeypatch.setenv("ICLUTILS_CACHE", str(tmp_path / "cache"))
+    ran = Paper(chapter, tmp_path, tier="real")
+    assert not ran.missing
+    assert {result["model"] for result in ran.written.values()} <= {"smollm2", "regression-d8"}
 
 
 # A reader's own model
