@@ -156,6 +156,12 @@ class Words:
                 both.append(found.prompts)
         return both[0], both[1] if more else None
 
+    def shared(self, sets: int, queries: int) -> Prompts:
+        """Prompts on several sets of examples, each asked several queries."""
+        draws = [self.generator("shared", draw) for draw in range(sets)]
+        parts = [self.asked(queries, EXAMPLES, draw, shared=True).prompts for draw in draws]
+        return join(parts)
+
 
 Source = Topics | Text | Words
 

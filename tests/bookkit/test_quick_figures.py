@@ -14,7 +14,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from tiny import save_gpt2, save_gptj, save_neox
+from tiny import real_tokenizer, save_gpt2, save_gptj, save_grouped, save_neox
 from wired import save_wired
 
 import iclutils
@@ -190,6 +190,17 @@ def test_texts_and_labels_of_the_readers_own(text_model: Path) -> None:
     assert "of Extraordinarily only the first token counts); for that answer" in said
 
 
+def test_a_model_with_grouped_heads_is_asked_about_our_sentences(tmp_path: Path) -> None:
+    """A small random Llama with the vocabulary of SmolLM2."""
+    real_tokenizer("smollm2").save_pretrained(tmp_path)
+    save_grouped(tmp_path, vocab_size=49_152, max_position_embeddings=256, bos_token_id=1)
+    made = iclutils.show("02", tmp_path)
+    prompts = open_source("sentiment", models.load(tmp_path)).varied(10)
+    again = saliency.measure(models.load(tmp_path), prompts).relative
+    torch.testing.assert_close(made.numbers["S"], again, atol=1e-5, rtol=1e-4)
+    assert "sentences that praise or blame" in made.text
+
+
 def test_algorithms_that_learn_nothing() -> None:
     xs, ys = torch.zeros(1, 4, 1), torch.tensor([[1.0, 3.0, 5.0, 7.0]])
     found = [rule(xs, ys).tolist()[0] for rule in IDLE.values()]
@@ -211,7 +222,7 @@ def test_algorithms_that_learn_nothing() -> None:
         ("01", {"model": "regression-d2"}, "ask for chapter 03"),
         ("03", {"model": "lsa-1"}, "ask for chapter 04"),
         ("04", {"model": "lsa-waves"}, "not trained on linear functions"),
-        ("02", {"model": "induction-0"}, "something to label"),
+        ("02", {"model": "induction-0"}, "reads no text"),
         ("02", {"demonstrations": SHOWN, "query": "x"}, "reads no text"),
         ("02", {"demonstrations": SHOWN[:1], "query": "x"}, "at least two labels"),
         ("02", {"demonstrations": SHOWN}, "and a query"),

@@ -244,6 +244,9 @@ def test_words_shown_are_training_words_and_those_asked_held_out(
     assert not trained_on & asked
     assert not trained_on & {line.split("->")[0] + "->" for line in common}
     assert source.fixed(0, 4)[1] is None
+    several = lines(source.shared(3, 2), reader)
+    assert [demos for *demos, _ in several[::2]] == [demos for *demos, _ in several[1::2]]
+    assert len({(*demos,) for *demos, _ in several}) == 3
     assert open_source("recall", reader, generator).evaluation(3).classes == 5
     with pytest.raises(IclError, match="give a generator"):
         open_source("gerund", reader)

@@ -15,15 +15,15 @@ from .quick_figure import QuickFigure, Request, announce
 BATCH = 32  # prompts in a pass
 CURVES = ("S_wp", "S_pq", "S_ww")
 CUE, ANSWER = "Text:", "Label:"
+SENTENCES, FEW = "sentiment", 10  # what a model with a tokenizer is asked, in how many prompts
 
 
 def draw(request: Request) -> QuickFigure:
-    """S_wp, S_pq and S_ww by layer, on the reader's own prompt or on made-up topics."""
+    """S_wp, S_pq and S_ww by layer, on the reader's own prompt, or on made-up topics or our
+    sentences, which the model can read."""
     model = request.load()
     own = request.demonstrations or request.query
-    prompts, about = (
-        _own(request, model) if own else (_topics(request, model), "On made-up topics ")
-    )
+    prompts, about = _own(request, model) if own else _ours(request, model)
     tokens, layers = prompts.tokens[:BATCH], model.cfg.n_layers
     held = {"patterns": 4 * layers, "streams": 20 * layers, "vocab": 0}
     announce(model, "saliency", tokens, 3 * len(prompts) / len(tokens), **held)
@@ -43,15 +43,14 @@ def draw(request: Request) -> QuickFigure:
     return QuickFigure("02", figures.curves(panels, "layer"), numbers, alt, f"{about}{seen}.")
 
 
-def _topics(request: Request, model: TransformerBridge) -> Prompts:
+def _ours(request: Request, model: TransformerBridge) -> tuple[Prompts, str]:
     session = request.session
     if model.cfg.d_vocab != topics.VOCAB:
-        raise IclError(
-            "Give this model something to label: demonstrations=[(text, label), ...] and "
-            "query=text (and a tokenizer, if it has none)."
-        )
+        words(model)  # it reads text
+        source = open_source(SENTENCES, model, seed=session.seed)
+        return source.varied(FEW), "On sentences that praise or blame "
     source = open_source("topics", model, session.generator, session.seed)
-    return source.varied(session.tier.label_words.saliency_prompts)
+    return source.varied(session.tier.label_words.saliency_prompts), "On made-up topics "
 
 
 def _own(request: Request, model: TransformerBridge) -> tuple[Prompts, str]:

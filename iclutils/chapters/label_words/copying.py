@@ -5,6 +5,7 @@ Copying is measured as in chapter 01, on repeated tokens; classification on prom
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from ...interp.readout import predictions
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts
 from ...tasks.repeated import RepeatedTokens
-from .answers import answers, label_loyalty
+from .answers import Answers, answers, answers_by_set, label_loyalty
 from .isolation import isolated
 
 
@@ -57,3 +58,24 @@ def without_heads(
     """Which prompts are classified right when ``heads`` write their mean over all positions."""
     hooks = ablate_heads(model, prompts.tokens, heads, "mean", prompts.tokens)
     return answers(model, prompts, hooks).correct
+
+
+def without_heads_by_set(
+    model: TransformerBridge, prompts: Prompts, heads: list[Head], others: Prompts
+) -> Answers:
+    """Answers when ``heads`` write their mean over ``others``, where many prompts share their
+    demonstrations, which are read once."""
+    hooks = ablate_heads(model, others.tokens, heads, "mean", others.tokens)
+    return answers_by_set(model, prompts, lambda _: hooks, hooks)
+
+
+def same_layers(heads: list[Head], width: int, generator: torch.Generator) -> list[Head]:
+    """As many other heads of the same layers, at random; fewer where a layer of ``width`` heads
+    has not enough: the control of an ablation."""
+    found: list[Head] = []
+    for layer in sorted({layer for layer, _ in heads}):
+        taken = {head for at, head in heads if at == layer}
+        free = [head for head in range(width) if head not in taken]
+        order = torch.randperm(len(free), generator=generator).tolist()
+        found += [(layer, free[i]) for i in order[: len(taken)]]
+    return found

@@ -15,8 +15,8 @@ from wired import save_wired
 from iclutils import IclError
 from iclutils.chapters.label_words import copying
 from iclutils.chapters.label_words.answers import answers
-from iclutils.interp.hooks import ablate_heads
-from iclutils.models import TransformerBridge, load
+from iclutils.interp.hooks import ablate_heads, run_with_hooks
+from iclutils.models import TransformerBridge, cached, get_act_name, load
 from iclutils.tasks.prompts import Prompts
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 
@@ -141,3 +141,29 @@ def test_without_heads_means_take_their_place(plain: Built) -> None:
     found = copying.without_heads(model, prompts, [(0, 0), (2, 3)])
     assert torch.equal(found, answers(model, prompts, hooks).correct)
     assert not torch.equal(found, clean.correct)
+
+
+def test_others_are_of_the_same_layers() -> None:
+    heads = [(0, 1), (2, 0), (2, 3)]
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        found = copying.same_layers(heads, 4, draw)
+        assert [layer for layer, _ in found] == [0, 2, 2]
+        assert not set(found) & set(heads)
+        assert len(set(found)) == 3
+    assert copying.same_layers([(1, 0), (1, 1), (1, 2)], 4, draw) == [(1, 3)]
+
+
+def test_heads_are_removed_from_demonstrations_and_queries(model: TransformerBridge) -> None:
+    """Against whole prompts, in which the heads write the same mean of other prompts."""
+    prompts, others = random_prompts(3, count=4, shared=True), random_prompts(4, count=2)
+    heads = [(0, 1), (1, 2)]
+    got = copying.without_heads_by_set(model, prompts, heads, others)
+    name = get_act_name("z", 1)
+    _, seen = cached(model, others.tokens, [name])
+    mean = seen[name][:, :, 2].mean((0, 1))
+    hooks = ablate_heads(model, others.tokens, heads, "mean", others.tokens)
+    _, watched = run_with_hooks(model, prompts.tokens, hooks, [name])
+    torch.testing.assert_close(watched[name][:, :, 2], mean.expand_as(watched[name][:, :, 2]))
+    whole = answers(model, prompts, hooks)
+    torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_prompts import random_prompts
 
+from iclutils.chapters.label_words.answers import answers
 from iclutils.chapters.label_words.extraction import (
     auc,
     auc_by_layer,
@@ -121,3 +122,20 @@ def test_the_released_axes_by_hand() -> None:
     assert released_axis_bug(attention).tolist() == [[[0, 10, 1], [11, 2, 12]]]
     square = torch.rand(3, 4, 4)
     assert torch.equal(released_axis_bug(square), square.transpose(1, 2))
+
+
+def test_a_head_reads_the_predicted_class_or_all(model: TransformerBridge) -> None:
+    """Against the patterns themselves, prompt by prompt."""
+    prompts = random_prompts(seed=3, count=5, shots=2)
+    predicted = answers(model, prompts).predicted
+    name = get_act_name("pattern", 1)
+    _, cache = cached(model, prompts.tokens, [name])
+    one, every = torch.zeros(model.cfg.n_heads), torch.zeros(model.cfg.n_heads)
+    for i in range(len(prompts)):
+        row = cache[name][i, :, prompts.target[i]]
+        labels = zip(prompts.label_pos[i].tolist(), prompts.demo_class[i].tolist(), strict=True)
+        for place, shown in labels:
+            every += row[:, place] / len(prompts)
+            one += row[:, place] / len(prompts) * (shown == predicted[i])
+    torch.testing.assert_close(label_reading(model, prompts)[1], one)
+    torch.testing.assert_close(label_reading(model, prompts, every=True)[1], every)
