@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 import torch
@@ -15,66 +16,91 @@ from .regression import Contexts, Task, sample
 
 LARGEST = math.sqrt(3)  # U(-√3, √3) has variance 1
 TASK = Task(1, inputs="uniform", weights="uniform*2+-1")
+SHARES = Task(1, inputs="uniform*1+0", weights="uniform*1+0")  # y is a share of x: no middle
 
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """How pairs of numbers are written: tokens for numbers from -√3 to √3, and those around."""
+    """How pairs of numbers are written: tokens for numbers from low to high, and those around."""
 
-    values: Int[Tensor, "value"]  # smallest number first
+    values: Int[Tensor, "value part"]  # smallest number first, all of as many tokens
     start: tuple[int, ...] = ()  # before the first pair
     before: tuple[int, ...] = ()  # before an x
     between: tuple[int, ...] = ()  # between an x and its y
     after: tuple[int, ...] = ()  # after a y
+    low: float = -LARGEST
+    high: float = LARGEST
 
     @property
     def numbers(self) -> Float[Tensor, "value"]:
-        """The number that each value token stands for."""
-        return torch.linspace(-LARGEST, LARGEST, len(self.values), dtype=torch.float64)
+        """The number that each value stands for."""
+        return torch.linspace(self.low, self.high, len(self.values), dtype=torch.float64)
 
     @property
     def pair(self) -> int:
         """How many tokens a pair takes."""
-        return 2 + len(self.before) + len(self.between) + len(self.after)
+        around = len(self.before) + len(self.between) + len(self.after)
+        return around + 2 * self.values.shape[1]
 
     def nearest(self, numbers: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """Index of the value nearest to each number."""
-        step = 2 * LARGEST / (len(self.values) - 1)
-        return ((numbers + LARGEST) / step).round().long().clamp(0, len(self.values) - 1)
+        step = (self.high - self.low) / (len(self.values) - 1)
+        return ((numbers - self.low) / step).round().long().clamp(0, len(self.values) - 1)
 
     def write(
         self, xs: Float[Tensor, "batch n 1"], ys: Float[Tensor, "batch n"]
     ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "n"]]:
-        """Tokens of the contexts, and the positions whose next token is a y."""
-        batch, count = ys.shape
-        pairs = torch.tensor([*self.before, 0, *self.between, 0, *self.after])
-        pairs = pairs.repeat(batch, count, 1)
-        x, y = len(self.before), len(self.before) + 1 + len(self.between)
-        pairs[..., x] = self.values[self.nearest(xs[..., 0].cpu())]
-        pairs[..., y] = self.values[self.nearest(ys.cpu())]
-        start = torch.tensor(self.start, dtype=torch.long).expand(batch, -1)
-        tokens = torch.cat([start, pairs.flatten(1)], 1)
-        return tokens, len(self.start) + y - 1 + self.pair * torch.arange(count)
+        """Tokens of the contexts, and the positions whose next token begins a y."""
+        x, y = (self.values[self.nearest(numbers.cpu())] for numbers in (xs[..., 0], ys))
+
+        def same(ids: tuple[int, ...]) -> Tensor:
+            return torch.tensor(ids, dtype=torch.long).expand(*x.shape[:2], -1)
+
+        pairs = torch.cat([same(self.before), x, same(self.between), y, same(self.after)], -1)
+        tokens = torch.cat([same(self.start)[:, 0], pairs.flatten(1)], 1)
+        first = len(self.start) + len(self.before) + x.shape[-1] + len(self.between) - 1
+        return tokens, first + self.pair * torch.arange(x.shape[1])
 
 
-def of_text(tokenizer: PreTrainedTokenizerBase) -> NumberFormat:
-    """Numbers as a tokenizer writes them: 0 .. 99, or the digits, if each is a single token."""
+def of_text(
+    tokenizer: PreTrainedTokenizerBase, number: str = "", pair: str = "{x} ->{y}\n"
+) -> NumberFormat:
+    """Numbers as a tokenizer writes them, in pairs; a space stands before a number.
+
+    ``number`` shows how, a 0 for each digit: ``"0"`` stands for 0 .. 9, ``"0.0"`` for 0.0 .. 9.9.
+    Without it they are 0 .. 99, or the digits, if each is a single token.
+    """
 
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    for count in (100, 10):
-        for space in (" ", ""):
-            written = [ids(f"{space}{i}") for i in range(count)]
-            if all(len(one) == 1 for one in written) and len(set(written)) == count:
-                values = torch.tensor([one[0] for one in written])
-                gap = "" if space else " "
-                around = (ids(f"Input:{gap}"), ids(f" Output:{gap}"), ids("\n"))
-                return NumberFormat(values, (), *around)
+    around = dict(zip(("before", "between", "after"), re.split("{x}|{y}", pair), strict=True))
+    for count in [10 ** number.count("0")] if number else [100, 10]:
+        written = [ids(f" {_written(i, number)}") for i in range(count)]
+        if len(set(written)) < count or len({len(one) for one in written}) > 1:
+            continue
+        values = torch.tensor(written)
+        gap = int((values == values[0]).all(0).long().cumprod(0).sum())  # a space of its own
+        if not number and values.shape[1] - gap > 1:
+            continue
+        space = written[0][:gap]
+        parts = {
+            name: ids(text) + (space if text and name != "after" else ())
+            for name, text in around.items()
+        }
+        return NumberFormat(values[:, gap:], **parts)
     raise IclError(
         "This tokenizer writes neither 0 .. 99 nor the digits as single tokens, so that no token "
         "stands for a number. Use another model."
+        if not number
+        else f"This tokenizer does not write all numbers like {number} in as many tokens."
     )
+
+
+def _written(number: int, places: str) -> str:
+    """A number with its digits in the places of the zeros."""
+    digits = iter(str(number).zfill(places.count("0")))
+    return re.sub("0", lambda _: next(digits), places) if places else str(number)
 
 
 def of_ids(vocab: int, bos: int | None) -> NumberFormat:
@@ -82,12 +108,14 @@ def of_ids(vocab: int, bos: int | None) -> NumberFormat:
     ids = [i for i in range(vocab) if i != bos][:100]
     if len(ids) < 5:
         raise IclError(f"A vocabulary of {vocab} is too small to write numbers in.")
-    return NumberFormat(torch.tensor(ids), () if bos is None else (bos,))
+    return NumberFormat(torch.tensor(ids)[:, None], () if bos is None else (bos,))
 
 
-def contexts(form: NumberFormat, count: int, pairs: int, generator: Generator) -> Contexts:
-    """Contexts of ``TASK`` as they can be written: x is rounded, then y = w x, and y as well."""
-    drawn = sample(TASK, count, pairs, generator)
+def contexts(
+    form: NumberFormat, count: int, pairs: int, generator: Generator, task: Task = TASK
+) -> Contexts:
+    """Contexts of a task as they can be written: x is rounded, then y = w x, and y as well."""
+    drawn = sample(task, count, pairs, generator)
     written = form.numbers.to(drawn.xs)
     xs = written[form.nearest(drawn.xs)]
     ys = written[form.nearest((xs * drawn.weights[:, None]).sum(-1))]

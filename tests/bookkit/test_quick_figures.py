@@ -22,11 +22,11 @@ from iclutils import IclError, models
 from iclutils.__main__ import main
 from iclutils.bookkit import presets
 from iclutils.bookkit.quick_figures import circuits, quick_figure
-from iclutils.bookkit.quick_figures.regression import IDLE
 from iclutils.bookkit.session import Session
 from iclutils.chapters.gradient_descent import heads
 from iclutils.chapters.label_words import saliency
 from iclutils.chapters.regression.distances import predict
+from iclutils.chapters.regression.text import IDLE
 from iclutils.interp import clean_corrupt, head_scores, patching, weights
 from iclutils.models.lsa import LinearSelfAttention, Shape
 from iclutils.tasks import regression, text

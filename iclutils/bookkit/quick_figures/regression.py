@@ -1,7 +1,7 @@
 """Chapter 03: which textbook algorithm an in-context regressor is nearest to.
 
-A language model gets numbers written in tokens, in one dimension; it is compared with three more
-algorithms, which learn nothing: the middle, the mean of the labels so far, the last label again.
+A language model gets numbers written in tokens, in one dimension; it is compared with more
+baselines, which learn nothing: the middle, the mean of the labels so far, the last label again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...chapters.regression.algorithms import Predictor, baselines
 from ...chapters.regression.distances import nearest, predict, spd
-from ...chapters.regression.text import predict_numbers
+from ...chapters.regression.text import IDLE, predict_numbers, text_baselines
 from ...errors import IclError
 from ...models import TransformerBridge, words
 from ...plots import figures
@@ -25,13 +25,6 @@ from .quick_figure import QuickFigure, Request, announce
 SHOWN = ("OLS", "ridge 1/10", "GD 0.02", "3-NN")  # lines of the figure
 CONTEXTS, PAIRS, AT_ONCE = 64, 12, 16  # of a language model
 FEWEST = 3  # pairs that tell algorithms apart
-IDLE: dict[str, Predictor] = {  # they learn nothing
-    "the middle": lambda xs, ys: torch.zeros_like(ys),
-    "mean label": lambda xs, ys: (
-        (ys.cumsum(-1) - ys) / torch.arange(ys.shape[-1]).to(ys).clamp(min=1)
-    ),
-    "last label": lambda xs, ys: torch.nn.functional.pad(ys[..., :-1], (1, 0)),
-}
 
 
 def draw(request: Request) -> QuickFigure:
@@ -62,7 +55,7 @@ def _of_model(request: Request, source: torch.Generator) -> QuickFigure:
     found, sure = predict_numbers(model, form, drawn.xs, drawn.ys, AT_ONCE)
     share = sure[:, 1:].mean().item()
     remark = f" It gives {share:.0%} of its probability to numbers."
-    made = _compared(request, found, drawn, baselines() | IDLE, ("OLS", "3-NN", *IDLE), remark)
+    made = _compared(request, found, drawn, text_baselines(), ("OLS", "3-NN", *IDLE), remark)
     made.numbers["probability of a number"] = share
     return made
 

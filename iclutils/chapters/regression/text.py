@@ -1,15 +1,47 @@
-"""A language model as an in-context regressor: numbers written in tokens, and read off them."""
+"""A language model as an in-context regressor: numbers written in tokens, and read off it.
+
+Its prediction is the mean number of what it expects next, exactly, over all numbers that can be
+written. Besides the textbook algorithms it is compared with what ignores x, with lines that have an
+intercept (it is not told where zero is), and with the label of the nearest x.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import DynamicCache
 
 from ...errors import IclError
-from ...models import TransformerBridge, logits
+from ...interp.hooks import at_positions, run_with_hooks
+from ...interp.kv_cache import keys_values
+from ...models import TransformerBridge, get_act_name
 from ...progress import bar
 from ...tasks.numbers import NumberFormat
+from ...tasks.regression import Contexts
+from .algorithms import Predictor, baselines, knn, ridge
+
+ROWS = 32  # continuations in one pass
+IDLE: dict[str, Predictor] = {  # they learn nothing of x
+    "the middle": lambda xs, ys: torch.zeros_like(ys),
+    "mean label": lambda xs, ys: (
+        (ys.cumsum(-1) - ys) / torch.arange(ys.shape[-1]).to(ys).clamp(min=1)
+    ),
+    "last label": lambda xs, ys: torch.nn.functional.pad(ys[..., :-1], (1, 0)),
+}
+
+
+def text_baselines() -> dict[str, Predictor]:
+    """What a language model that reads numbers is compared with."""
+
+    def line(xs: Tensor, ys: Tensor, penalty: float) -> Tensor:
+        return ridge(torch.cat([xs, torch.ones_like(xs)], -1), ys, penalty)
+
+    lines = {"line": partial(line, penalty=0.0), "line, ridge 1": partial(line, penalty=1.0)}
+    return baselines() | lines | {"1-NN": partial(knn, k=1)} | IDLE
 
 
 def predict_numbers(
@@ -18,18 +50,108 @@ def predict_numbers(
     xs: Float[Tensor, "batch n d"],
     ys: Float[Tensor, "batch n"],
     batch_size: int = 16,
-) -> tuple[Float[Tensor, "batch n"], Float[Tensor, "batch n"]]:
+    seen: Sequence[int] | None = None,
+) -> tuple[Float[Tensor, "batch entry"], Float[Tensor, "batch entry"]]:
     """Each y as the model expects it after the pairs before, and the probability of any number.
 
-    The prediction is the mean number of the next token, over the tokens that stand for one.
+    ``seen``: after how many pairs it is asked; after all numbers of them if None.
     """
+    tokens, at = _written(form, xs, ys)
+    cuts = at if seen is None else at[list(seen)]
+    found = []
+    if form.values.shape[1] == 1:
+        for part in bar(tokens.split(batch_size), "contexts"):
+            hook = at_positions(cuts.expand(len(part), -1))
+            logits = run_with_hooks(model, part.to(model.cfg.device), [hook])[0].double()
+            log_p = logits.log_softmax(-1)[..., form.values[:, 0].to(logits.device)]
+            found.append(_mean(form, log_p.cpu()))
+    else:
+        heads = form.values[:, :-1]
+        branches, own = heads.unique(dim=0, return_inverse=True)
+        wanted, place = form.values.unique(return_inverse=True)
+        for part in bar(tokens.split(_rows(branches)), "contexts"):
+            log_p = continued(model, part, cuts.tolist(), branches, wanted)
+            each = log_p[:, :, own].gather(-1, place.expand(*log_p.shape[:2], -1, -1)[..., None])
+            found.append(_mean(form, each[..., 0].sum(-1)))
+    means, sure = zip(*found, strict=True)
+    return torch.cat(means), torch.cat(sure)
+
+
+def ask_every_number(
+    model: TransformerBridge, form: NumberFormat, contexts: Contexts, seen: Sequence[int]
+) -> Float[Tensor, "batch entry query"]:
+    """What the model answers to every x that can be written, after so many pairs."""
+    if form.values.shape[1] > 1 or min(seen) < 1:
+        raise IclError("Every x is asked after one pair at least, where a number is one token.")
+    tokens, at = _written(form, contexts.xs, contexts.ys)
+    starts = at - len(form.between) - 1  # the last token before an x
+    gaps = torch.tensor(form.between, dtype=torch.long).expand(len(form.values), -1)
+    asked, wanted = torch.cat([form.values, gaps], 1), form.values[:, 0]
+    parts = []
+    for part in bar(tokens.split(_rows(asked)), "contexts"):
+        log_p = continued(model, part, starts[list(seen)].tolist(), asked, wanted)
+        parts.append(_mean(form, log_p[..., -1, :])[0])
+    return torch.cat(parts)
+
+
+def continued(
+    model: TransformerBridge,
+    tokens: Int[Tensor, "batch pos"],
+    cuts: Sequence[int],
+    branches: Int[Tensor, "branch step"],
+    wanted: Int[Tensor, "wanted"],
+) -> Float[Tensor, "batch cut branch entry wanted"]:
+    """log p (nats) of the tokens ``wanted`` after each prefix, and after each step of a branch.
+
+    A prefix ends with the token at a cut; all branches share its keys and values.
+    """
+    device, count = model.cfg.device, len(branches)
+    tokens, wanted = tokens.to(device), wanted.to(device)
+    states = list(zip(*keys_values(model, tokens), strict=True))
+    found = []
+    for cut in cuts:
+        last = tokens[:, cut].repeat_interleave(count)[:, None]
+        fed = torch.cat([last, branches.to(device).repeat(len(tokens), 1)], 1)
+        cache = DynamicCache(
+            [tuple(s[:, :, :cut].repeat_interleave(count, 0) for s in both) for both in states]
+        )
+        whole = torch.ones(len(fed), cut + fed.shape[1], dtype=torch.long, device=device)
+        place = torch.arange(cut, whole.shape[1], device=device).expand_as(fed)
+        with torch.no_grad():
+            logits = model(
+                fed, past_key_values=cache, attention_mask=whole, position_ids=place
+            ).double()
+        log_p = logits[..., wanted] - logits.logsumexp(-1, keepdim=True)
+        found.append(log_p.unflatten(0, (len(tokens), count)).cpu())
+    return torch.stack(found, 1)
+
+
+def hidden_states(
+    model: TransformerBridge, form: NumberFormat, contexts: Contexts, batch_size: int = 16
+) -> Float[Tensor, "layer batch width"]:
+    """The residual stream of every layer (0: the embedding) at the token before the last y."""
+    tokens, at = _written(form, contexts.xs, contexts.ys)
+    layers = range(model.cfg.n_layers)
+    names = [get_act_name("resid_pre", 0), *(get_act_name("resid_post", la) for la in layers)]
+    cut, parts = int(at[-1]), []
+    for part in bar(tokens[:, : cut + 1].split(batch_size), "contexts"):
+        last = at_positions(torch.full((len(part), 1), cut))
+        _, kept = run_with_hooks(model, part.to(model.cfg.device), [last], names)
+        parts.append(torch.stack([kept[name][:, -1] for name in names]).cpu())
+    return torch.cat(parts, 1)
+
+
+def _written(form: NumberFormat, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
     if xs.shape[-1] != 1:
         raise IclError(f"Numbers are written for x of one dimension; got {xs.shape[-1]}.")
-    tokens, at = form.write(xs, ys)
-    found, sure = [], []
-    for part in bar(tokens.split(batch_size), "contexts"):
-        p = logits(model, part.to(model.cfg.device))[:, at].double().softmax(-1)
-        p = p[..., form.values.to(p.device)]
-        sure.append(p.sum(-1).cpu())
-        found.append((p / p.sum(-1, keepdim=True) @ form.numbers.to(p)).cpu())
-    return torch.cat(found), torch.cat(sure)
+    return form.write(xs, ys)
+
+
+def _rows(branches: Tensor) -> int:
+    """Contexts in one pass over their continuations."""
+    return max(1, ROWS // len(branches))
+
+
+def _mean(form: NumberFormat, log_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean number under log p of every number, and the probability of any."""
+    return log_p.softmax(-1) @ form.numbers, log_p.logsumexp(-1).exp()
