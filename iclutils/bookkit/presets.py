@@ -75,6 +75,11 @@ class Regression:
     queries: int = 48  # fresh queries in each of them
     probe_contexts: int = 5120
     probe_steps: int = 400
+    reader: str = ""  # a language model that reads numbers as text, and then is all there is
+    read: int = 64  # contexts that it reads, in one digit
+    spelled: int = 40  # the same in each other format
+    asked: int = 32  # contexts in which it is asked for every x
+    states: int = 240  # contexts behind a probe of its hidden states
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ class Tier:
         return {
             "01": self.induction.models,
             "02": self.label_words.models,
-            "03": self.regression.models,
+            "03": (r.reader,) if (r := self.regression).reader else r.models,
             "04": self.gradient_descent.transformers,
             "05": self.circuits.models,
         }[chapter]
@@ -217,7 +222,7 @@ REAL = Tier(
         functions=("past", "plural", "gerund", "first-letter", "capital", "opposite"),
         texts=("sentiment", "questions", "subjects"),
     ),
-    Regression(),
+    Regression(reader="smollm2"),
     GradientDescent(transformers=("smollm2",), prompts=40, labels="sentiment"),
     replace(
         PAPER.circuits,

@@ -132,8 +132,16 @@ def implicit_weights(
     xs = torch.cat([pairs, queries[:, :, None].to(pairs)], -2).flatten(0, 1)
     ys = functional.pad(contexts.ys, (0, 1))  # the last is never read
     wanted = predict(predictor, xs, ys.repeat_interleave(count, 0))[..., -1]
-    wanted = wanted.unflatten(-1, (batch, count))
-    design = queries.to(wanted)
+    return linear_fit(wanted.unflatten(-1, (batch, count)), queries, intercept)
+
+
+def linear_fit(
+    wanted: Float[Tensor, "*ensemble batch query"],
+    queries: Float[Tensor, "batch query d"],
+    intercept: bool = False,
+) -> Fit:
+    """The linear function of the queries that is nearest to the answers to them."""
+    dim, design = queries.shape[-1], queries.to(wanted)
     if intercept:
         design = torch.cat([design, torch.ones_like(design[..., :1])], -1)
     weights = (torch.linalg.pinv(design) @ wanted[..., None])[..., 0]

@@ -15,6 +15,10 @@ from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
+from sklearn.linear_model import RidgeCV
+from sklearn.model_selection import cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -26,6 +30,7 @@ from ...tasks.regression import Contexts
 Kind = Literal["linear", "mlp"]
 States = Float[Tensor, "net layer batch pos width"]
 Targets = Float[Tensor, "target contexts d"]  # of the same contexts; a mismatch gets a cure
+PENALTIES = tuple(10.0**i for i in range(7))  # of a ridge probe on standardised states
 FLOOR = 1e-6  # directions of the hidden states with less of the largest variance count as empty
 
 
@@ -235,3 +240,21 @@ def _check(states: Tensor, targets: Targets, batch: int, held_out: int, least: i
         )
     if not bool(torch.isfinite(states.sum()) & torch.isfinite(targets.sum())):
         raise IclError("Hidden states and targets must be finite: leave out what diverges.")
+
+
+def ridge_errors(
+    states: Float[Tensor, "layer batch width"],
+    targets: Float[Tensor, "target batch"],
+    folds: int = 5,
+) -> Float[Tensor, "layer target batch"]:
+    """Squared errors of a linear probe over the target's variance, each context held out once.
+
+    For few contexts of a large network: ridge regression on standardised states, its penalty chosen
+    for every target among the contexts that it is fitted to.
+    """
+    wanted, errors = targets.mT.double().numpy(), []
+    probe = make_pipeline(StandardScaler(), RidgeCV(PENALTIES, alpha_per_target=True))
+    for layer in bar(states.double().numpy(), "layers"):
+        found = cross_val_predict(probe, layer, wanted, cv=folds)
+        errors.append(torch.from_numpy((found - wanted) ** 2 / wanted.var(0)).mT)
+    return torch.stack(errors)
