@@ -200,7 +200,7 @@ PAPER = Tier(
         narrow=True,
     ),
 )
-# What has no language model in it (regression in numbers, linear self-attention) is as at ``mini``.
+# What has no language model in it (linear self-attention) is as at ``mini``.
 REAL = Tier(
     "real",
     "auto",

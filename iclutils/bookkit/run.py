@@ -34,6 +34,7 @@ NOTEBOOKS = ROOT / "notebooks"
 MET = ("session.py", "presets.py", "claims/__init__.py", "claims/*.yml")
 MEMORIES = (("memory", "memory"), ("gpu", "GPU memory"))  # as a record has them, and a reader
 UNKNOWN = {"memory": 0.0, "gpu": 0.0}
+NETWORKS = "networks"  # tag of cells about networks of our own, which a language model is not asked
 GIB_EACH = 3  # memory of a chapter at the mini tier
 
 
@@ -224,6 +225,7 @@ def _client(run: Run) -> NotebookClient:
         timeout=None,
         kernel_name="python3",
         record_timing=False,
+        skip_cells_with_tag=NETWORKS if run.tier == "real" else "",
         resources={"metadata": {"path": str(NOTEBOOKS)}},
         extra_arguments=["--IPKernelApp.log_level=40"],  # no warnings in the bar
     )

@@ -80,6 +80,13 @@ class Session:
             return function(*given, **named)
         return remember.remember(function, *given, **named)
 
+    def kept(self, claim_id: str) -> dict[str, Any]:
+        """What was noted beside a claim when the tier ``real`` was last run, for figures; nothing
+        if it never was."""
+        column = self.column if self.tier.name == "real" else "real"
+        found = claims.read_results(*claims.result_folders()).get((column, claim_id))
+        return found.detail if found else {}
+
     def regressors(self, name: str, **options: Any) -> InContextRegressors:
         """``regressors.load`` onto this session's device, or with random weights."""
         return self._ensemble(regressors.load(name, device=self.device, **options), name)

@@ -23,6 +23,7 @@ from iclutils.chapters.regression.probes import (
     linear_exact,
     prepare,
     released,
+    ridge_errors,
     shuffled,
 )
 from iclutils.models.regressors import InContextRegressors, Shape
@@ -136,6 +137,22 @@ def test_exact_probes_by_position_of_all_and_of_the_last() -> None:
     assert linear_exact(states.flatten(-2), held[None], HELD)[0, LAYER, 0] < 1e-10
     assert released(states, held, HELD).min() > 0.97
     assert released(states[..., : PLACE + 1, :], held, HELD)[0, LAYER] < 1e-10
+
+
+def test_ridge_probes_of_few_wide_states() -> None:
+    """What is planted in one layer is found there alone; every context is held out once."""
+    states = noise(2, 60, 90, seed=3)
+    targets = torch.stack([states[1, :, :2].sum(1), noise(60, seed=4)])
+    found = ridge_errors(states, targets)
+    assert found.shape == (2, 2, 60)
+    means = found.mean(-1)
+    assert means[1, 0] < 0.7 < 0.9 < min(means[0, 0], means[0, 1], means[1, 1])
+    plain = torch.cat([states, targets[:1, :, None].expand(2, -1, 60)], -1)
+    assert ridge_errors(plain, targets)[:, 0].mean() < 0.1
+    changed = targets.clone()
+    changed[1, 0] += 100
+    moved = ridge_errors(states, changed)
+    torch.testing.assert_close(moved[:, 0], found[:, 0])
 
 
 def test_states_and_targets() -> None:

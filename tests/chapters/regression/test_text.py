@@ -16,6 +16,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
+import iclutils
 from iclutils import IclError, models
 from iclutils.chapters.regression.text import (
     ask_every_number,
@@ -167,3 +168,13 @@ def test_lines_have_an_intercept() -> None:
     assert known["1-NN"] == pytest.approx(0.5 + 2 * 0.6)
     assert known["last label"] == pytest.approx(0.5 + 2 * 0.6)
     assert known["OLS"] != pytest.approx(2.5, abs=0.1)
+
+
+def test_a_quick_figure_of_a_model_with_grouped_heads(tmp_path: Path) -> None:
+    """Random weights are nearest to what learns nothing."""
+    save_grouped(tmp_path)
+    made = iclutils.show("03", tmp_path)
+    far = made.numbers["distances"]
+    assert set(far) == set(text_baselines())
+    assert min(far["the middle"], far["mean label"]) < min(far["OLS"], far["1-NN"], far["line"])
+    assert 0 < made.numbers["probability of a number"] <= 1
