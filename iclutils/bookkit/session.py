@@ -84,7 +84,8 @@ class Session:
         """What was noted beside a claim when the tier ``real`` was last run, for figures; nothing
         if it never was."""
         column = self.column if self.tier.name == "real" else "real"
-        found = claims.read_results(*claims.result_folders()).get((column, claim_id))
+        results = claims.read_results(*claims.result_folders(), name=claim_id)
+        found = results.get((column, claim_id))
         return found.detail if found else {}
 
     def regressors(self, name: str, **options: Any) -> InContextRegressors:

@@ -184,6 +184,12 @@ def test_the_readers_own_model_stays_apart(book: Book) -> None:
     assert not book.run().fresh, "the tier's own run is still up to date"
 
 
+def test_a_language_model_is_not_asked_about_networks_of_our_own(book: Book) -> None:
+    for tier, left_out in (("real", run.NETWORKS), ("mini", "")):
+        client = run._client(run.plan("90", {"tier": tier}, book.build))
+        assert client.skip_cells_with_tag == left_out
+
+
 def test_a_claim_that_was_not_checked_is_named(book: Book) -> None:
     book.add("90_demo", check=False)
     for _ in range(2):  # the failed run does not count as done

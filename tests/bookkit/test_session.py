@@ -163,6 +163,17 @@ def test_a_published_model_is_judged_where_it_belongs_and_reported_elsewhere(
     assert (stored.name, read_json(stored)["model"]) == (f"{home}.score.json", model)
 
 
+def test_what_was_noted_beside_a_claim_of_the_real_model(
+    make_ledger: Callable[..., Path], capsys: Out
+) -> None:
+    make_ledger("01_demo", entry("01", "real"))
+    assert iclutils.begin(device="cpu").kept("01.score") == {}
+    iclutils.begin("real", device="cpu").check("01.score", [0.9, 0.8], curve=[1.0, 2.0])
+    iclutils.begin("real", device="cpu", weights="random").check("01.score", 0.1, curve=[3.0])
+    assert iclutils.begin(device="cpu").kept("01.score") == {"curve": [1.0, 2.0]}
+    assert iclutils.begin("real", device="cpu", weights="random").kept("01.score")["curve"] == [3.0]
+
+
 def test_a_table_shows_claims_in_every_column(score: None, capsys: Out) -> None:
     book = iclutils.begin()
     book.check("01.score", [0.9] * 5)
