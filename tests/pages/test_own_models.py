@@ -22,7 +22,7 @@ from tiny import real_tokenizer, save_gpt2, save_grouped
 
 from iclutils import IclError
 from iclutils.bookkit import claims, presets
-from iclutils.bookkit.run import NOTEBOOKS
+from iclutils.bookkit.run import NETWORKS, NOTEBOOKS
 from iclutils.files import read_json, sha256
 from iclutils.models import language
 from iclutils.models.regressors import Shape
@@ -39,7 +39,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "label_words": {"prompts": 20, "saliency_prompts": 6, "many_shots": 2, "sets": 2,
                     "queries": 24, "train_per_class": 2, "epochs": 1},
     "regression": {"contexts": 60, "fitted": 6, "queries": 24, "probe_contexts": 640,
-                   "probe_steps": 8},
+                   "probe_steps": 8, "read": 6, "spelled": 4, "asked": 4, "states": 20},
     "gradient_descent": {"contexts": 400, "tuned": 400, "draws": 4, "prompts": 6},
     "circuits": {"length": 12, "sequences": 6, "patterned": 30, "influenced": 6, "draws": 2,
                  "untrained": 1, "cases": 12},
@@ -54,7 +54,8 @@ def run(chapter: str, **parameters: Any) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         for cell in read_json(PATHS[chapter])["cells"]:
-            if cell["cell_type"] == "code":
+            left_out = parameters.get("tier") == "real" and NETWORKS in tags(cell)
+            if cell["cell_type"] == "code" and not left_out:
                 exec(source(cell), space)
                 plt.close("all")
                 if "parameters" in tags(cell):
