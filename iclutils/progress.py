@@ -22,9 +22,9 @@ def bar(items: Iterable[Item] | None = None, what: str = "", total: int | None =
 
 
 def say(text: str) -> None:
-    """Print what is about to be done, unless all is to be quiet."""
+    """Print what is about to be done, above any bar, unless all is to be quiet."""
     if not quiet():
-        print(text, flush=True)
+        tqdm.write(text)
 
 
 def quiet() -> bool:

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "iclutils"
-COMMON = {"errors", "files", "progress", "zoo"}
+COMMON = {"errors", "files", "progress", "room", "zoo"}
 MAY_IMPORT = {
     "__init__": {*COMMON, "bookkit"},  # when a name is first used
     "__main__": {*COMMON, "bookkit"},
     "errors": set(),
     "files": {"errors"},
     "progress": set(),
-    "zoo": {"errors", "files", "progress"},
+    "room": {"errors"},
+    "zoo": {"errors", "files", "progress", "room"},
     "models": COMMON,
     "tasks": {*COMMON, "models"},
     "interp": {*COMMON, "models", "tasks"},

@@ -32,7 +32,7 @@ from . import claims
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
 # What says, shows, stores or draws, and never changes a number.
-APART = ("bookkit", "errors", "files", "plots", "progress", "zoo")
+APART = ("bookkit", "errors", "files", "plots", "progress", "room", "zoo")
 _SEEN: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], str]] = WeakKeyDictionary()
 
 

@@ -23,9 +23,10 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
-from .. import progress
+from .. import progress, room
 from ..errors import IclError, unknown
 from ..files import CHECKOUT, PACKAGE, read_json, write_json, write_text
+from ..zoo import smollm2
 from . import claims, machine, presets
 
 ROOT = CHECKOUT
@@ -35,7 +36,9 @@ MET = ("session.py", "presets.py", "claims/__init__.py", "claims/*.yml")
 MEMORIES = (("memory", "memory"), ("gpu", "GPU memory"))  # as a record has them, and a reader
 UNKNOWN = {"memory": 0.0, "gpu": 0.0}
 NETWORKS = "networks"  # tag of cells about networks of our own, which a language model is not asked
-GIB_EACH = 3  # memory of a chapter at the mini tier
+UNMEASURED: dict[str, Any] = {"seconds": math.inf, "peak_gib": UNKNOWN}
+GIB_EACH = 3  # memory of a chapter at the mini tier and at the real one
+GIB_REAL = 6  # that all chapters together may take at the real tier
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,16 @@ class Run:
         committed = ROOT / "book/runs" / self.kind / self.record.name
         return next((read_json(p) for p in (self.record, committed) if p.is_file()), None)
 
+    @property
+    def seconds(self) -> float:
+        """What the last run took, or infinity."""
+        return (self.last() or UNMEASURED)["seconds"]
+
+    @property
+    def gib(self) -> float:
+        """Memory that the last run held, or 0."""
+        return (self.last() or UNMEASURED)["peak_gib"]["memory"]
+
 
 def chapters() -> list[str]:
     """Chapters that can be run, in order."""
@@ -160,12 +173,24 @@ def run_chapters(
     """
     runs = [plan(name, given, build) for name in names]
     runs = [replace(run, fresh=force or not run.is_current()) for run in runs]
-    seconds = {run.chapter: (run.last() or {"seconds": math.inf})["seconds"] for run in runs}
-    stale = sorted((r for r in runs if r.fresh), key=lambda r: seconds[r.chapter], reverse=True)
+    stale = sorted((r for r in runs if r.fresh), key=lambda r: r.seconds, reverse=True)
     for run in stale:
         progress.say(cost(run))
+        what = f"Memory for {run.chapter} ({run.kind})"
+        room.refuse_without(run.gib, room.memory(), what, room.MEMORY)
     if stale:
-        _execute_all(stale)
+        jobs = _side_by_side(stale)
+        if len(stale) > 1:
+            ends = [0.0] * jobs
+            for run in stale:
+                ends[ends.index(min(ends))] += run.seconds
+            total = f" about {max(ends) / 60:.0f} min" if math.isfinite(max(ends)) else ""
+            progress.say(
+                f"all{total}, {jobs} at a time; what is interrupted goes on when run again"
+            )
+        if stale[0].kind.removesuffix(claims.NULL) == "real":
+            smollm2.folder()  # fetched and converted once, before several want it
+        _execute_all(stale, jobs)
     return runs
 
 
@@ -180,20 +205,22 @@ def cost(run: Run) -> str:
     return f"{what}: {', '.join(parts)}, if as last time, on {where}"
 
 
-def _execute_all(runs: list[Run]) -> None:
-    """At the mini tier as many side by side as there are cores and memory for."""
-    cores, memory = max(1, machine.cores()), machine.memory_gib() or GIB_EACH
-    jobs = min(len(runs), cores, max(1, memory // GIB_EACH)) if runs[0].tier == "mini" else 1
-    environment = {"OMP_NUM_THREADS": str(cores // jobs)} | dict(os.environ)
+def _side_by_side(runs: list[Run]) -> int:
+    """How many chapters at a time: as there are cores and memory for; at the paper tier one."""
+    if runs[0].tier == "paper":
+        return 1
+    each = max(GIB_EACH, *(run.gib for run in runs))
+    memory = min(machine.memory_gib() or each, math.inf if runs[0].tier == "mini" else GIB_REAL)
+    return min(len(runs), max(1, machine.cores()), max(1, int(memory / each)))
+
+
+def _execute_all(runs: list[Run], jobs: int) -> None:
+    threads = max(1, machine.cores()) // jobs
+    environment = {"OMP_NUM_THREADS": str(threads)} | dict(os.environ)
     clients = {run.chapter: _client(run) for run in runs}
-    codes = [x for c in clients.values() for x in c.nb.cells if x.cell_type == "code"]
-    bar = progress.bar(what=", ".join(run.chapter[:2] for run in runs), total=len(codes))
     failed: BaseException | None = None
     with ThreadPoolExecutor(jobs) as pool:
-        waiting = []
-        for run in runs:
-            clients[run.chapter].on_cell_executed = lambda **_: bar.update()
-            waiting.append(pool.submit(_execute, run, clients[run.chapter], environment))
+        waiting = [pool.submit(_execute, run, clients[run.chapter], environment) for run in runs]
         try:
             for done in as_completed(waiting):
                 if failed is None and not done.cancelled() and (failed := done.exception()):
@@ -204,8 +231,6 @@ def _execute_all(runs: list[Run]) -> None:
                 if process := getattr(getattr(client.km, "provisioner", None), "process", None):
                     process.kill()
             raise
-        finally:
-            bar.close()
     if failed:
         raise failed
 
@@ -236,6 +261,9 @@ def _execute(run: Run, client: NotebookClient, environment: dict[str, str]) -> N
     run.stamp.unlink(missing_ok=True)
     partial = run.notebook.with_suffix(".partial.ipynb")
     peak = run.notebook.with_suffix(".peak.json").resolve()
+    codes = sum(cell.cell_type == "code" for cell in client.nb.cells)
+    bar = progress.bar(what=f"{run.chapter[:2]} {run.kind}", total=codes)
+    client.on_cell_executed = lambda **_: bar.update()
     told = {"ICLUTILS_RESULTS": str(run.results.resolve()), "ICLUTILS_PEAK": str(peak)}
     try:
         client.execute(env=environment | told | {"ICLUTILS_QUIET": "1"})
@@ -247,6 +275,8 @@ def _execute(run: Run, client: NotebookClient, environment: dict[str, str]) -> N
             what = f"stopped in cell [{cell}]: {error.ename}: {error.evalue}\n"
         kept = f"The cells up to there are in {partial}; results already checked are kept."
         raise IclError(f"Chapter {run.chapter} {what}{kept}") from error
+    finally:
+        bar.close()
     seconds = time.perf_counter() - start
     write_text(run.notebook, nbformat.writes(client.nb))
     partial.unlink(missing_ok=True)
@@ -260,3 +290,5 @@ def _execute(run: Run, client: NotebookClient, environment: dict[str, str]) -> N
     write_json(run.record, record)
     peak.unlink(missing_ok=True)
     write_json(run.stamp, inputs)
+    if run.tier != "mini":
+        progress.say(f"{run.chapter} ({run.kind}): done in {seconds / 60:.1f} min")

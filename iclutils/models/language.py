@@ -36,7 +36,7 @@ from transformers import (
     logging,
 )
 
-from .. import zoo
+from .. import room, zoo
 from ..errors import IclError, unknown
 from ..files import check_sums, read_json, sha256
 from ..zoo import smollm2
@@ -44,6 +44,7 @@ from .grouped import write_out
 
 logging.disable_progress_bar()
 
+LOADING = 2  # as much memory as the weights, while they are read and written out
 Tokens = PreTrainedTokenizerBase | Literal["numbers"] | None
 _EDITABLE: WeakKeyDictionary[TransformerBridge, bool] = WeakKeyDictionary()
 
@@ -200,6 +201,8 @@ def _boot(
             "unpickling runs code: save the model with save_pretrained(..., "
             "safe_serialization=True)."
         )
+    needed = LOADING * _bytes(folder, name) / room.GIB
+    room.refuse_without(needed, room.memory(), f"Memory for {name!r}", room.MEMORY)
     try:
         network = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -250,7 +253,10 @@ def _boot(
 
 def size(name_or_path: str | Path, *, revision: str | None = None) -> int:
     """Bytes of a model's weights in memory, in single precision; only their headers are read."""
-    folder, name = _found(name_or_path, None, revision)
+    return _bytes(*_found(name_or_path, None, revision))
+
+
+def _bytes(folder: Path, name: str) -> int:
     config, count = read_json(folder / "config.json"), 0
     heads = config.get("num_attention_heads", 1)
     groups = heads // (config.get("num_key_value_heads") or heads)  # written out, see ``grouped``

