@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float
-from scipy.stats import spearmanr
+from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import IclError, unknown
@@ -106,16 +105,3 @@ def _products(
         split = gradient if reader.kind in CHANNELS else gradient[:, :, None]
         columns.append(einsum(lost, split, "u b p d, b p v d -> u v b"))
     return torch.cat(columns, 1)
-
-
-def rank_correlation(
-    estimated: Float[Tensor, "writer reader"],
-    exact: Float[Tensor, "writer reader"],
-    exists: Bool[Tensor, "writer reader"],
-) -> float:
-    """Spearman's rank correlation of estimated and exact effects over the edges that there are,
-    NaN if either does not vary."""
-    ours, truth = (v.detach().cpu().double()[exists.cpu()] for v in (estimated, exact))
-    if (ours == ours[0]).all() or (truth == truth[0]).all():
-        return float("nan")
-    return float(spearmanr(ours, truth).statistic)

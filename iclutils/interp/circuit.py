@@ -160,13 +160,6 @@ def smallest_size(
     return found
 
 
-def completeness(
-    model: TransformerBridge, task: CleanCorrupt, kept: EdgeMask
-) -> Float[Tensor, "batch"]:
-    """Score of all edges but the circuit's, in nats: near the corrupt score if it is complete."""
-    return scores(model, task, (of(model).exists & ~kept.cpu())[None])[0]
-
-
 def minimality(
     model: TransformerBridge, task: CleanCorrupt, kept: EdgeMask
 ) -> Float[Tensor, "edge batch"]:

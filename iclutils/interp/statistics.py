@@ -5,7 +5,6 @@ Sources: Benjamini and Hochberg 1995; Westfall and Young 1993 (the largest of ma
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping
 from statistics import fmean
 
@@ -33,15 +32,6 @@ def repetitions(
     if len(found) > 1:
         return torch.stack([values.mean() for values in found])
     return found[0] if len(found[0]) > 1 else found[0].item()
-
-
-def worst(
-    cases: Mapping[Hashable, tuple[float, float]], high_is_good: bool = True
-) -> tuple[float, float]:
-    """(value, error) of the least favourable case; NaN only if there is nothing else."""
-    pick = min if high_is_good else max
-    defined = [pair for pair in cases.values() if not math.isnan(pair[0])]
-    return pick(defined or cases.values(), key=lambda pair: pair[0])
 
 
 def jackknife(pairs: Mapping[tuple[Hashable, Hashable], float]) -> list[float]:

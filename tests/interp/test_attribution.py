@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from scipy.stats import spearmanr
 from tiny import save_gptj, tiny_gpt2
 from torch import Generator, Tensor
 from transformer_lens.tools.analysis import attribution_patching as theirs
@@ -105,15 +103,6 @@ def test_ends_chunks_and_shapes(
     torch.testing.assert_close(alone, ours, atol=1e-5, rtol=1e-4)
     small = tiny_gpt2(tmp_path, n_layer=1, n_head=1)
     assert edge_attribution(small, a_task(small)).shape == (3, 5, 3)
-
-
-def test_rank_correlation_is_that_of_scipy_over_what_exists() -> None:
-    estimated, exact = torch.randn(2, 3, 6, generator=Generator().manual_seed(0))
-    exists = torch.rand(3, 6, generator=Generator().manual_seed(1)) < 0.6
-    got = attribution.rank_correlation(estimated, exact, exists)
-    expected = spearmanr(estimated[exists].tolist(), exact[exists].tolist()).statistic
-    assert got == pytest.approx(expected, abs=1e-10)
-    assert math.isnan(attribution.rank_correlation(exact, 0 * exact, exists))
 
 
 def test_mistakes_are_refused(gpt2: TransformerBridge, tmp_path: Path) -> None:

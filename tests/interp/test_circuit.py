@@ -114,7 +114,7 @@ def test_the_textbook_pair_is_the_circuit_and_exact_effects_rank_it_first(tmp_pa
     kept = nodes.mask(circuit.induction_edges(nodes, [head(0, 0)], [head(1, 0)]))
     score = circuit.scores(model, task, kept[None])
     assert circuit.faithfulness(score, clean, corrupt).item() > 0.95
-    left = circuit.completeness(model, task, kept)
+    left = circuit.scores(model, task, (nodes.exists & ~kept)[None])
     assert abs(circuit.faithfulness(left, clean, corrupt).item()) < 0.05
     lost = circuit.minimality(model, task, kept).mean(1) / (clean - corrupt).mean()
     places = [(nodes.writers[u], nodes.readers[v]) for u, v in kept.nonzero().tolist()]

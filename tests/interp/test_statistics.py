@@ -37,13 +37,6 @@ def test_mean_and_standard_error(values: list[float]) -> None:
     assert se == pytest.approx(textbook.stdev(values) / len(values) ** 0.5, abs=1e-9)
 
 
-def test_the_worst_case_depends_on_what_is_good_and_passes_over_nan() -> None:
-    cases = {"a": (0.9, 0.1), "b": (0.7, 0.2), "c": (float("nan"), 0.0)}
-    assert statistics.worst(cases) == (0.7, 0.2)
-    assert statistics.worst(cases, high_is_good=False) == (0.9, 0.1)
-    assert np.isnan(statistics.worst({"c": cases["c"]})[0])
-
-
 def test_significance_by_enumeration() -> None:
     """All 2^8 flips of eight samples, and Benjamini-Hochberg by scipy."""
     values = torch.randn(5, 8, generator=seeded(), dtype=torch.float64)

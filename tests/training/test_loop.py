@@ -127,7 +127,7 @@ def test_the_cost_is_told_before() -> None:
 @pytest.mark.nightly
 def test_a_killed_training_loses_nothing_that_was_finished(tmp_path: Path) -> None:
     """The real command, killed hard after its first checkpoint."""
-    command = [sys.executable, "-m", "iclutils", "train", "induction-0", "--quiet", "--out"]
+    command = [sys.executable, "-m", "iclutils", "train", "induction-3", "--quiet", "--out"]
     process = subprocess.Popen([*command, str(tmp_path)], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 600
     while not (tmp_path / "step-00000" / "model.safetensors").is_file():
@@ -137,5 +137,5 @@ def test_a_killed_training_loses_nothing_that_was_finished(tmp_path: Path) -> No
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "SHA256SUMS").exists()
-    shipped = zoo.folder("induction-0", 0) / "model.safetensors"
+    shipped = zoo.folder("induction-3", 0) / "model.safetensors"
     assert sha256(tmp_path / "step-00000" / "model.safetensors") == sha256(shipped)
