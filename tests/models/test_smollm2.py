@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
+from tiny import language_model
 
 from iclutils import IclError, models, room
 from iclutils.zoo import smollm2
@@ -119,12 +120,10 @@ def test_a_model_that_does_not_fit_in_memory_is_refused_before_it_is_read(
 
 
 def test_the_real_one_answers_like_hugging_face() -> None:
-    if not smollm2.is_there():
-        pytest.skip("SmolLM2 is not in the cache; iclutils.models.load('smollm2') fetches it")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = smollm2.folder()
+    folder = language_model()
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     words = AutoTokenizer.from_pretrained(folder)
     tokens = words("The capital of France is", return_tensors="pt").input_ids
