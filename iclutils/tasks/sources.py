@@ -175,7 +175,7 @@ def suited(model: TransformerBridge, asked: str, usual: tuple[str, ...]) -> tupl
     """Names of the tasks to put to a model: those asked for (``"sst2,trec"``), or what suits it.
 
     A model with the vocabulary of the made-up topics gets those, any other that would have got
-    them SST-2.
+    them our own sentences about films.
     """
     if asked:
         names = tuple(name.strip() for name in asked.split(","))
@@ -184,7 +184,7 @@ def suited(model: TransformerBridge, asked: str, usual: tuple[str, ...]) -> tupl
                 raise unknown("task", name, NAMES)
         return names
     if usual == ("topics",) and model.cfg.d_vocab != topics.VOCAB:
-        return ("sst2",)
+        return ("sentiment",)
     return usual
 
 

@@ -273,7 +273,7 @@ def test_a_file_of_your_own_and_other_labels(reader: TransformerBridge, tmp_path
 def test_which_tasks_suit_a_model(model: TransformerBridge, plain: TransformerBridge) -> None:
     paper = ("sst2", "trec")
     assert suited(plain, "", ("topics",)) == ("topics",)
-    assert suited(model, "", ("topics",)) == ("sst2",)
+    assert suited(model, "", ("topics",)) == ("sentiment",)
     assert suited(model, "", paper) == paper
     assert suited(model, "trec, ag_news", paper) == ("trec", "ag_news")
     assert suited(plain, "sst2", ("topics",)) == ("sst2",)
