@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
 from transformers import (
     AutoTokenizer,
     GPT2Config,
@@ -19,6 +21,7 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -56,6 +59,15 @@ def real_tokenizer(name: str) -> PreTrainedTokenizerBase:
     if not folder.is_dir():
         pytest.skip(f"the tokenizer of {name} is not in {folder}")
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def whole_words(known: list[str], **special: object) -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words; a space belongs to the word after it, a newline is one word."""
+    core = Tokenizer(WordLevel({word: i for i, word in enumerate(known)}, unk_token="?"))
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"\n|:"), "isolated"), pre_tokenizers.Split(" ", "removed")]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, **special)
 
 
 def save_gpt2(folder: Path, seed: int = 0, **changes: int) -> GPT2LMHeadModel:

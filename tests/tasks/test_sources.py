@@ -8,10 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import real_tokenizer, save_gpt2
-from tokenizers import Regex, Tokenizer, pre_tokenizers
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
+from tiny import real_tokenizer, save_gpt2, whole_words
 
 import iclutils
 from iclutils import IclError, models
@@ -60,15 +57,11 @@ def queries(seed: int, count: int) -> list[int]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
     """A small model that reads whole words."""
     folder: Path = tmp_path_factory.mktemp("words")
-    core = Tokenizer(WordLevel({word: i for i, word in enumerate([*WORDS, "?"])}, unk_token="?"))
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"\n|:"), "isolated"), pre_tokenizers.Split(" ", "removed")]
-    )
     size, end = len(WORDS) + 1, len(WORDS)
     save_gpt2(
         folder, vocab_size=size, n_positions=128, n_layer=1, bos_token_id=end, eos_token_id=end
     )
-    words = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="?", eos_token="?")
+    words = whole_words([*WORDS, "?"], unk_token="?", eos_token="?")
     words.save_pretrained(folder)
     return models.load(folder)
 

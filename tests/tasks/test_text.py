@@ -16,7 +16,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tiny import whole_words
+from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -52,20 +53,11 @@ WORDS = ["Review", "Sentiment", ":", "Negative", "Positive", "Neutral", "\n"] + 
 POSITIVE, NEGATIVE, NEWLINE, COLON = 4, 3, 6, 2
 
 
-def words(**changes: object) -> PreTrainedTokenizerFast:
-    """A tokenizer of whole words; a space belongs to the word after it, a newline is one word."""
-    vocabulary = {word: i for i, word in enumerate(WORDS)} | {"?": len(WORDS), "END": 99}
-    core = Tokenizer(WordLevel(vocabulary, unk_token="?"))
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(r"\n|:"), "isolated"),
-            pre_tokenizers.Split(" ", "removed"),
-        ]
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="?", eos_token="END", **changes)
-
-
+READER = whole_words([*WORDS, "?"], unk_token="?", eos_token="END")
 TASK = TextTask("words", "Review:", "Sentiment:", (" Negative", " Positive"))
+TWINS, STRANGE = (
+    replace(TASK, label_words=(" Negative", word)) for word in (" Negative w1", " Great")
+)
 SHOWN = [("w1 w2", 1), ("w3", 0)]
 
 
@@ -175,14 +167,14 @@ def test_positions_for_any_lengths(shots: list[tuple[int, int]], queries: list[i
     shots = [*shots, (1, 0), (2, 1)]
     shown = [(" ".join(f"w{i}" for i in range(k)), c) for k, c in shots]
     rows = [("w0 " * k, 1) for k in queries]
-    prompts = build(TASK, words(), [shown] * len(rows), rows, context=200)
+    prompts = build(TASK, READER, [shown] * len(rows), rows, context=200)
     ends = np.cumsum([k + 7 for k, _ in shots])
     assert prompts.label_pos.tolist() == [(ends - 2).tolist()] * len(rows)
     assert prompts.demo_class.tolist() == [[c for _, c in shots]] * len(rows)
     assert prompts.target.tolist() == [ends[-1] + k + 5 - 1 for k in queries]
     assert ((prompts.roles == Role.TEXT).sum(-1) == sum(k for k, _ in shots)).all()
     assert ((prompts.roles == Role.QUERY).sum(-1) == torch.tensor(queries) + 5).all()
-    check_against_words(prompts, words(), TASK)
+    check_against_words(prompts, READER, TASK)
 
 
 # What is refused
@@ -192,30 +184,20 @@ def test_over_long_prompts_are_refused_or_dropped_never_cut() -> None:
     queries = [("w4", 0), ("w5 " * 20, 1), ("w6", 1)]
     shown = [SHOWN] * 3
     with pytest.raises(IclError, match=r"1 of 3 .*longer than the 30 .*2 demonstr.* has 42.*drop"):
-        build(TASK, words(), shown, queries, context=30)
-    prompts = build(TASK, words(), shown, queries, context=30, over_long="drop")
+        build(TASK, READER, shown, queries, context=30)
+    prompts = build(TASK, READER, shown, queries, context=30, over_long="drop")
     assert prompts.gold.tolist() == [0, 1]
     assert prompts.tokens.shape == (2, 23)
-    assert len(build(TASK, words(), shown, queries, context=42)) == 3
+    assert len(build(TASK, READER, shown, queries, context=42)) == 3
     with pytest.raises(IclError, match="3 of 3 prompts are longer than the 10 tokens"):
-        build(TASK, words(), shown, queries, context=10, over_long="drop")
+        build(TASK, READER, shown, queries, context=10, over_long="drop")
 
 
 @pytest.mark.parametrize(
     ("task", "shown", "query", "message"),
     [
-        (
-            replace(TASK, label_words=(" Negative", " Negative w1")),
-            SHOWN,
-            ("w1", 0),
-            "begin with the same sub-token",
-        ),
-        (
-            replace(TASK, label_words=(" Negative", " Great")),
-            SHOWN,
-            ("w1", 0),
-            "' Great' is not in the vocabulary",
-        ),
+        (TWINS, SHOWN, ("w1", 0), "begin with the same sub-token"),
+        (STRANGE, SHOWN, ("w1", 0), "' Great' is not in the vocabulary"),
         (TASK, SHOWN, ("w1", 2), r"of class 2: .*the classes of words are 0..1"),
         (TASK, [*SHOWN, ("w1", -1)], ("w1", 0), "of class -1"),
         (TASK, [("", 0), ("w1", 1)], ("w1", 0), "must not be blank"),
@@ -226,24 +208,19 @@ def test_bad_prompts_say_what_is_wrong(
     task: TextTask, shown: list, query: tuple, message: str
 ) -> None:
     with pytest.raises(IclError, match=message):
-        build(task, words(), [shown], [query], context=99)
+        build(task, READER, [shown], [query], context=99)
     for uneven in ([shown], [], [SHOWN, SHOWN * 2]):
         with pytest.raises(IclError, match="one list of demonstrations per query, equally long"):
-            build(task, words(), uneven, [query] * 2 * bool(uneven), context=99)
+            build(task, READER, uneven, [query] * 2 * bool(uneven), context=99)
 
 
 def test_a_tokenizer_that_merges_labels_is_refused() -> None:
     """One that takes a cue and its label word for one word, and one that takes whole lines."""
     vocabulary = {"Review: w1\nSentiment: Negative\n": 0, "?": 1, " Negative": 2, " Positive": 3}
     whole = Tokenizer(WordLevel(vocabulary, unk_token="?"))
+    reader = PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="?")
     with pytest.raises(IclError, match="merges the label word ' Negative'"):
-        build(
-            TASK,
-            PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="?"),
-            [[("w1", 0), ("w1", 1)]],
-            [("w1", 0)],
-            context=99,
-        )
+        build(TASK, reader, [[("w1", 0), ("w1", 1)]], [("w1", 0)], context=99)
 
 
 # Selection
