@@ -113,6 +113,10 @@ class Circuits:
     cases: int = 28  # broken cases, healthy ones and held-out ones, each
     tuned: int = 30  # steps of training after pruning
     narrow: bool = False  # softmax over the tokens of the sequence alone, for speed
+    whole: bool = True  # else a part, for a model so large that edges are estimated from gradients
+    # Functions between words, each with another one on the same words, and prompts of each.
+    functions: tuple[tuple[str, str], ...] = ()
+    prompts: int = 6
 
 
 @dataclass(frozen=True)
@@ -227,11 +231,23 @@ REAL = Tier(
     replace(
         PAPER.circuits,
         models=("smollm2",),
-        length=20,
-        sequences=4,
-        patterned=16,
-        influenced=2,
-        cases=16,
+        length=12,
+        sequences=6,
+        patterned=30,
+        draws=4,
+        untrained=1,
+        cases=8,
+        whole=False,
+        functions=(
+            ("past", "gerund"),
+            ("gerund", "third-person"),
+            ("third-person", "past"),
+            ("plural", "kind"),
+            ("kind", "first-letter"),
+            ("first-letter", "plural"),
+            ("comparative", "superlative"),
+            ("superlative", "comparative"),
+        ),
     ),
 )
 MINI = Tier("mini", "cpu", Induction(), LabelWords(), Regression(), GradientDescent(), Circuits())

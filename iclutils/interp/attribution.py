@@ -8,13 +8,14 @@ Sources: Nanda 2023; Syed et al. 2023; Hanna et al. 2024 (averaged).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
-from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import IclError, unknown
-from ..models import TransformerBridge, check_tokens
+from ..models import TransformerBridge, cached, check_tokens
 from ..progress import bar
 from .clean_corrupt import CleanCorrupt
 from .graph import (
@@ -70,7 +71,7 @@ def edge_attribution(
             for step in range(1, steps + 1):
                 embedding = torch.lerp(start, end, step / steps)
                 out[..., rows] += _products(model, part, graph, embedding, clean - corrupt) / steps
-    return out * graph.exists[..., None].to(out)
+    return out
 
 
 def _products(
@@ -81,27 +82,69 @@ def _products(
     lost: Float[Tensor, "writer batch pos d_model"],
 ) -> Float[Tensor, "writer reader batch"]:
     """Each writer's change times the gradient at each reader's input, from one backward pass."""
-    inputs: dict[str, Tensor] = {}
+    readers = [v for v in graph.readers if v.head <= 0]  # the heads of a layer share a hook
+    names = [input_hook(model, v) for v in readers]
+    keep, inputs = _keeping(names)
+    begin = embedding.detach().requires_grad_()
+    with torch.enable_grad():
+        hooks: list = [(output_hook(Node("embed")), lambda value, hook: begin)]
+        hooks += [*keep, at_positions(part.at)]
+        logits = model.run_with_hooks(part.clean, fwd_hooks=hooks)
+        # Sequences do not mix, so one backward pass serves all of them.
+        found = torch.autograd.grad(part.score(logits).sum(), [inputs[n] for n in names])
+    each, start = lost.transpose(0, 1).flatten(2), 0
+    out = lost.new_zeros(len(part), *graph.exists.shape)
+    for reader, gradient in zip(readers, found, strict=True):
+        slopes = gradient.transpose(1, 2) if reader.kind in CHANNELS else gradient[:, None]
+        before, count = int(graph.exists[:, start].sum()), slopes.shape[1]  # its writers are first
+        out[:, :before, start : start + count] = each[:, :before] @ slopes.flatten(2).mT
+        start += count
+    return out.permute(1, 2, 0)
+
+
+def _keeping(names: Iterable[str]) -> tuple[list[Hook], dict[str, Tensor]]:
+    """Hooks that keep activations, to take gradients at them, and where they keep them."""
+    held: dict[str, Tensor] = {}
 
     def keep(name: str) -> Hook:
         def store(value: Tensor, hook: object) -> Tensor:
             # A new tensor, because an MLP reads the very one that the stream goes on with.
-            inputs[name] = value.view_as(value)
-            return inputs[name]
+            held[name] = value.view_as(value)
+            return held[name]
 
         return name, store
 
-    readers = [v for v in graph.readers if v.head <= 0]  # the heads of a layer share a hook
-    names = [input_hook(model, v) for v in readers]
-    begin = embedding.detach().requires_grad_()
-    with torch.enable_grad():
-        hooks: list = [(output_hook(Node("embed")), lambda value, hook: begin)]
-        hooks += [*map(keep, names), at_positions(part.at)]
-        logits = model.run_with_hooks(part.clean, fwd_hooks=hooks)
-        # Sequences do not mix, so one backward pass serves all of them.
-        found = torch.autograd.grad(part.score(logits).sum(), [inputs[n] for n in names])
-    columns = []
-    for reader, gradient in zip(readers, found, strict=True):
-        split = gradient if reader.kind in CHANNELS else gradient[:, :, None]
-        columns.append(einsum(lost, split, "u b p d, b p v d -> u v b"))
-    return torch.cat(columns, 1)
+    return [*map(keep, names)], held
+
+
+def node_attribution(
+    model: TransformerBridge, task: CleanCorrupt, steps: int = 1
+) -> Float[Tensor, "node batch"]:
+    """Nats lost when each head or MLP layer is resampled (``patching.ablate``), estimated, in the
+    order of the graph's writers: the gradient at its output times its change, from one backward
+    pass, or averaged over ``steps`` as in ``edge_attribution``."""
+    check_tokens(model, task.clean)
+    check_editable(model)
+    embed, *nodes = of(model).writers
+    names = list(dict.fromkeys(map(output_hook, nodes)))
+    (_, clean), (_, corrupt) = (
+        cached(model, tokens, [output_hook(embed), *names]) for tokens in (task.clean, task.corrupt)
+    )
+    slopes = {name: torch.zeros_like(clean[name]) for name in names}
+    for step in range(1, steps + 1):
+        ends = (side[output_hook(embed)] for side in (corrupt, clean))
+        embedding = torch.lerp(*ends, step / steps).detach().requires_grad_()
+        hooks, held = _keeping(names)
+        with torch.enable_grad():
+            start: Hook = output_hook(embed), lambda value, hook, e=embedding: e
+            logits = model.run_with_hooks(
+                task.clean, fwd_hooks=[start, *hooks, at_positions(task.at)]
+            )
+            found = torch.autograd.grad(task.score(logits).sum(), [held[n] for n in names])
+        for name, slope in zip(names, found, strict=True):
+            slopes[name] += slope / steps
+    each = []
+    for name in names:
+        lost = slopes[name] * (clean[name] - corrupt[name])
+        each.append(lost.sum((1, 3)).T if lost.ndim == 4 else lost.sum((1, 2))[None])
+    return torch.cat(each)

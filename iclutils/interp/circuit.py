@@ -91,12 +91,15 @@ def _hooks(
 ) -> Iterator[Hook]:
     """Hooks that run all circuits on all sequences in one pass; inside ``split_qkv_input``."""
     moved = corrupt.repeat(len(cut), 1, 1, 1)  # less what the run itself writes, once it does
-    mask = cut.repeat_interleave(len(corrupt), 0).to(moved.dtype)
+    mask = cut.repeat_interleave(len(corrupt), 0).to(moved.dtype).mT.contiguous()
+    whole: dict[int, Tensor] = {}  # what the three channels of a layer's heads are to read, at once
 
     def watch(first: Node, start: int) -> Hook:
         def subtract(value: Tensor, hook: object) -> Tensor:
             if first.kind == "head":
-                live = einsum(value, model.W_O[first.layer], "r p h k, h k d -> r h p d")
+                live = einsum(
+                    value, model.blocks[first.layer].attn.W_O, "r p h k, h k d -> r h p d"
+                )
             else:
                 live = value[:, None]
             moved[:, start : start + live.shape[1]] -= live
@@ -104,12 +107,21 @@ def _hooks(
 
         return output_hook(first), subtract
 
-    def replace(first: Node, columns: slice, before: int) -> Hook:
+    def change(start: int, count: int, before: int) -> Float[Tensor, "batch reader pos d_model"]:
+        some = mask[:, start : start + count, :before] @ moved[:, :before].flatten(2)
+        return some.unflatten(2, moved.shape[2:])
+
+    def replace(first: Node, start: int, before: int) -> Hook:
+        channel = CHANNELS.index(first.kind) if first.kind in CHANNELS else None
+
         def add(value: Tensor, hook: object) -> Tensor:
-            change = einsum(
-                mask[:, :before, columns], moved[:, :before], "r u v, r u p d -> r p v d"
-            )
-            return value + (change if first.kind in CHANNELS else change[:, :, 0])
+            if channel is None:
+                return value + change(start, 1, before)[:, 0]
+            if first.layer not in whole:
+                whole.clear()
+                begin = start - channel * graph.heads
+                whole[first.layer] = change(begin, 3 * graph.heads, before).transpose(1, 2)
+            return value + whole[first.layer].chunk(3, 2)[channel]
 
         return input_hook(model, first), add
 
@@ -120,7 +132,7 @@ def _hooks(
         columns = slice(start, start + (graph.heads if reader.kind in CHANNELS else 1))
         if reader.head <= 0 and bool(cut[:, :, columns].any()):
             before = int(graph.exists[:, start].sum())  # who feeds it comes first in the order
-            yield replace(reader, columns, before)
+            yield replace(reader, start, before)
 
 
 def faithfulness(
@@ -174,16 +186,20 @@ def minimality(
 
 
 def random_circuits(
-    exists: EdgeMask, size: int, count: int, generator: Generator
+    graph: Graph, kept: EdgeMask, count: int, generator: Generator
 ) -> Bool[Tensor, "circuit writer reader"]:
-    """``count`` circuits of ``size`` edges, each drawn without replacement: the control."""
-    places = exists.cpu().nonzero()
-    if not 0 <= size <= len(places):
-        raise IclError(f"The model has {len(places)} edges; cannot draw a circuit of {size}.")
-    out = torch.zeros(count, *exists.shape, dtype=torch.bool)
-    for row in out:
-        drawn = places[torch.randperm(len(places), generator=generator)[:size]]
-        row[drawn[:, 0], drawn[:, 1]] = True
+    """``count`` circuits with as many edges as ``kept`` between the same layers, each edge drawn
+    without replacement: the control."""
+    layer = [torch.tensor([node.layer for node in side]) for side in (graph.writers, graph.readers)]
+    layer[1][-1] = graph.layers  # the logits
+    block = (layer[0][:, None] + 1) * (graph.layers + 1) + layer[1]
+    out = torch.zeros(count, *graph.exists.shape, dtype=torch.bool)
+    for which in block[kept.cpu()].unique():
+        places = (graph.exists & (block == which)).nonzero()
+        size = int(kept.cpu()[block == which].sum())
+        for row in out:
+            drawn = places[torch.randperm(len(places), generator=generator)[:size]]
+            row[drawn[:, 0], drawn[:, 1]] = True
     return out
 
 

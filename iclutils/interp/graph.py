@@ -92,14 +92,18 @@ class Graph:
     def index(self, edge: Edge) -> tuple[int, int]:
         """Row and column of an edge."""
         writer, reader = edge
-        sides = ("writer", writer, self.writers), ("reader", reader, self.readers)
-        for kind, node, nodes in sides:
+        for kind, node, nodes in zip(("writer", "reader"), edge, self._places, strict=True):
             if node not in nodes:
                 raise unknown(kind, str(node), nodes)
-        place = self.writers.index(writer), self.readers.index(reader)
+        place = self._places[0][writer], self._places[1][reader]
         if not bool(self.exists[place]):
             raise IclError(f"No edge from {writer} to {reader}: a reader must come later.")
         return place
+
+    @cached_property
+    def _places(self) -> tuple[dict[Node, int], dict[Node, int]]:
+        sides = ({n: i for i, n in enumerate(nodes)} for nodes in (self.writers, self.readers))
+        return next(sides), next(sides)
 
     def mask(self, edges: Iterable[Edge]) -> Bool[Tensor, "writer reader"]:
         """True at these edges."""

@@ -9,11 +9,13 @@ one hooked forward pass for each patch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import groupby
 
 import torch
+from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 from torch.nn import functional
@@ -69,8 +71,55 @@ def ablate(
         name = output_hook(node)
         return set_activation(name, values[name], [node.head] if node.kind == "head" else [])
 
-    hooks = [list(map(fill, group)) for group in groups]
-    return torch.stack([task.score(scored_logits(model, task, h)) for h in bar(hooks, "sets")])
+    scores, run = [], CleanRun(model, task) if len(groups) > FEW else None
+    with bar(what="sets", total=len(groups)) as shown, torch.no_grad():
+        for layers, some in groupby(groups, lambda group: {node.layer for node in group}):
+            alike = list(some)
+            if run is not None and run.plain and len(layers) == 1:
+                scores.append(_ablated(run, alike, values, shown.update))
+                continue
+            for group in alike:
+                logits = scored_logits(model, task, [*map(fill, group)])
+                scores.append(task.score(logits)[None])
+                shown.update()
+    return torch.cat(scores)
+
+
+def _ablated(
+    run: CleanRun,
+    groups: Sequence[Sequence[Node]],
+    values: Mapping[str, Tensor],
+    done: Callable[[int], object],
+) -> Float[Tensor, "set batch"]:
+    """Score without each set of nodes, all of one layer: what lies before it is not run again."""
+    layer, held = groups[0][0].layer, max(1, ROWS // run.task.clean.numel())
+
+    def new(part: str) -> Tensor:
+        value = values[get_act_name(part, layer)]
+        return value[:, : run.reach] if value.ndim else value
+
+    scores = []
+    for start in range(0, len(groups), held):
+        part, streams = groups[start : start + held], []
+        for nodes in part:
+            heads = sorted({node.head for node in nodes} - {-1})
+            middle = run.asked(layer, run.clean("resid_mid", layer))
+            if heads:
+                change = (new("z") - run.clean("z", layer))[:, :, heads]
+                write = einsum(
+                    change, run.model.blocks[layer].attn.W_O[heads], "b p h k, h k d -> b p d"
+                )
+                middle = middle + run.asked(layer, write)
+            gone = any(node.kind == "mlp" for node in nodes)
+            mlp = (
+                run.asked(layer, new("mlp_out").expand_as(run.clean("mlp_out", layer)))
+                if gone
+                else _mlp(run, layer, middle[None])[0]
+            )
+            streams.append(middle + mlp)
+        scores.append(_resume(run, layer + 1, torch.stack(streams)).mean(-1))
+        done(len(part))
+    return torch.cat(scores)
 
 
 def patch_edges(
@@ -101,6 +150,34 @@ def patch_key_input(
     hooks, name = _edge_hooks(model, tokens, other, edges), get_act_name("pattern", target[0])
     with split_qkv_input(model):
         return run_with_hooks(model, tokens, hooks, [name])[1][name][:, target[1]]
+
+
+def key_patterns(
+    run: CleanRun, groups: Sequence[Sequence[Node]], target: Node
+) -> Float[Tensor, "set batch dest src"]:
+    """As ``patch_key_input``, for each group of earlier heads: the target's layer alone is run."""
+    _, layer, head = target
+    if not run.plain:
+        sides = run.task.clean, run.task.corrupt
+        each = ([node[1:] for node in group] for group in groups)
+        found = [patch_key_input(run.model, sides[0], e, target[1:], sides[1]) for e in each]
+        return torch.stack(found)
+    attn, start = run.model.blocks[layer].attn, run.clean("resid_pre", layer)
+    turns, held = angles(run.cache, layer), max(1, ROWS // run.task.clean.numel())
+
+    def compared(channel: str, states: Tensor) -> Tensor:
+        return placed(run.model, layer, channel, states[..., None, :], turns)[..., 0, :]
+
+    bias = 0 if attn.b_K is None else attn.b_K[head]
+    q, found = compared("q", run.clean("q", layer)[:, :, head]), []
+    with torch.no_grad():
+        for first in range(0, len(groups), held):
+            part = groups[first : first + held]
+            shifted = torch.stack([sum(map(run.change, group), start) for group in part])
+            k = _through(run.model.blocks[layer].ln1, shifted) @ attn.W_K[head] + bias
+            scores = q @ compared("k", k).mT / k.shape[-1] ** 0.5
+            found.append(scores.masked_fill(~run.causal, -torch.inf).softmax(-1))
+    return torch.cat(found)
 
 
 def path_patching(
@@ -246,7 +323,7 @@ def head_ablation_sweep(
             layers.append(_by_hooks(run, hooks))
             continue
         change = (fill[layer] - run.clean("z", layer)).transpose(1, 2)  # batch, head, pos, d_head
-        write = run.asked(layer, (change @ model.W_O[layer]).transpose(0, 1))
+        write = run.asked(layer, (change @ model.blocks[layer].attn.W_O).transpose(0, 1))
         middle = run.asked(layer, run.clean("resid_mid", layer)) + write
         layers.append(_resume(run, layer + 1, middle + _mlp(run, layer, middle)))
     return torch.stack(layers)[:, :, 0] - run.log_prob[0]

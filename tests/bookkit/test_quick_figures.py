@@ -129,15 +129,18 @@ def test_05_finds_the_edges_that_were_built(session: Session, tmp_path: Path) ->
 # Any model
 
 
-@pytest.mark.parametrize("chapter", ["01", "03", "04", "05"])
+@pytest.mark.parametrize(
+    ("chapter", "save"),
+    [*((chapter, save_neox) for chapter in ("01", "03", "04", "05")), ("05", save_grouped)],
+)
 @pytest.mark.usefixtures("small")
 def test_a_random_model_with_rotary_positions_and_what_it_costs(
-    chapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    chapter: str, save: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """It is near an algorithm that learns nothing, and does not copy."""
     monkeypatch.delenv("ICLUTILS_QUIET")
     monkeypatch.setattr(circuits, "EXACT", 0)
-    save_neox(tmp_path)
+    save(tmp_path)
     made = iclutils.show(chapter, tmp_path)
     first, second = capsys.readouterr().out.splitlines()
     assert re.match("loading .* of weights in memory", first)

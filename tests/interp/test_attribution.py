@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import save_gptj, tiny_gpt2
+from tiny import save_gptj, save_grouped, tiny_gpt2
 from torch import Generator, Tensor
 from transformer_lens.tools.analysis import attribution_patching as theirs
 
@@ -79,6 +79,20 @@ def test_the_edges_of_a_writer_sum_to_what_all_of_it_does(gpt2: TransformerBridg
         row = graph.of(gpt2).writers.index(head(layer, index))
         torch.testing.assert_close(estimated[row], slope, atol=1e-3, rtol=0.01)
         assert slope.abs().max() > 0.05, "no effect to compare"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_node_is_all_of_its_edges(kind: str, gpt2: TransformerBridge, tmp_path: Path) -> None:
+    """Catches nodes out of order, and a gradient that leaves a reader out."""
+    if kind == "llama":
+        save_grouped(tmp_path)
+    model = gpt2 if kind == "gpt2" else load(tmp_path)
+    task = a_task(model)
+    for steps in (1, 3):
+        got = attribution.node_attribution(model, task, steps)
+        expected = edge_attribution(model, task, steps).sum(1)[1:]
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    assert got.abs().max() > 0.05, "nothing to compare"
 
 
 def test_averaged_gradients_of_the_embedding_sum_to_the_gap(gpt2: TransformerBridge) -> None:

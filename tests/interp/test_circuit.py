@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,13 @@ def a_task(
     model: TransformerBridge, count: int = 3, length: int = 6, seed: int = 0
 ) -> CleanCorrupt:
     return copying(model, count, length, seeded(seed))
+
+
+def drawn(nodes: Graph, size: int, count: int, generator: Generator) -> torch.Tensor:
+    """Circuits of ``size`` edges at random."""
+    edges = nodes.edges()
+    picks = [torch.randperm(len(edges), generator=generator)[:size] for _ in range(count)]
+    return torch.stack([nodes.mask([edges[i] for i in pick.tolist()]) for pick in picks])
 
 
 def test_no_edge_is_the_corrupt_run_and_all_but_one_is_that_edge_patched(
@@ -78,7 +86,7 @@ def test_faithfulness_is_that_of_transformer_lens(gpt2: TransformerBridge) -> No
     """Catches edges inside a circuit that carry the clean output instead of the run's own."""
     task = a_task(gpt2, 1, 3)
     clean, corrupt = baselines(gpt2, task)
-    for kept in circuit.random_circuits(graph.of(gpt2).exists, 90, 2, seeded(2)):
+    for kept in drawn(graph.of(gpt2), 90, 2, seeded(2)):
         result = theirs.faithfulness(
             gpt2,
             task.clean,
@@ -96,8 +104,7 @@ def test_circuits_do_not_touch_each_other(
     gpt2: TransformerBridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches rows of a batch that get the mask, or the corrupt output, of another row."""
-    task, exists = a_task(gpt2, 3), graph.of(gpt2).exists
-    kept = circuit.random_circuits(exists, 80, 4, seeded())
+    task, kept = a_task(gpt2, 3), drawn(graph.of(gpt2), 80, 4, seeded())
     together = circuit.scores(gpt2, task, kept)
     for rows in (1, 450):  # one row a pass; two sequences, of one circuit
         monkeypatch.setattr(circuit, "ROWS", rows)
@@ -164,10 +171,15 @@ def test_rankings_and_random_circuits_hold_each_edge_once(
     assert set(ranking) == set(nodes.edges())
     order = [(-values[nodes.index(e)].abs().item(), nodes.edges().index(e)) for e in ranking]
     assert order == sorted(order)
-    size = seed % (len(ranking) + 1)
-    drawn = circuit.random_circuits(nodes.exists, size, 3, generator)
-    assert drawn.sum((1, 2)).tolist() == [size] * 3
-    assert not (drawn & ~nodes.exists).any()
+    kept = nodes.mask(ranking[: seed % (len(ranking) + 1)])
+
+    def between(mask: torch.Tensor) -> Counter:
+        pairs = (nodes.edges()[i] for i in mask[nodes.exists].nonzero()[:, 0].tolist())
+        return Counter((u.layer, v.layer) for u, v in pairs)
+
+    for control in circuit.random_circuits(nodes, kept, 3, generator):
+        assert between(control) == between(kept)
+        assert not (control & ~nodes.exists).any()
 
 
 def test_mistakes_are_refused(gpt2: TransformerBridge, tmp_path: Path) -> None:
@@ -179,7 +191,6 @@ def test_mistakes_are_refused(gpt2: TransformerBridge, tmp_path: Path) -> None:
         (lambda: circuit.minimality(gpt2, task, nothing), "size zero"),
         (lambda: circuit.scores(gpt2, task, ~nothing[None]), "edges that exist"),
         (lambda: circuit.scores(gpt2, task, nothing[None, 1:]), "another model"),
-        (lambda: circuit.random_circuits(nodes.exists, 10**6, 1, seeded()), "cannot draw"),
         (lambda: circuit.induction_edges(nodes, [head(1, 0)], [head(1, 1)]), "before an induction"),
         (lambda: circuit.induction_edges(nodes, [head(0, 7)], [head(1, 1)]), "Unknown reader"),
         (lambda: circuit.scores(gptj, a_task(gptj), graph.of(gptj).exists[None]), "cannot fork"),

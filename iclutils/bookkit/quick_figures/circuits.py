@@ -6,6 +6,8 @@ effects are estimated from gradients, and the figure says so.
 
 from __future__ import annotations
 
+import torch
+
 from ...interp import attribution, circuit, clean_corrupt, graph, patching
 from ...plots import figures
 from .quick_figure import QuickFigure, Request, announce
@@ -13,8 +15,9 @@ from .quick_figure import QuickFigure, Request, announce
 EXACT = 2e12  # multiplications that all edges may cost to be patched one by one
 WORDS = 2000  # tokens; with more, the softmax is over those of the sequence
 FEW = 4  # sequences, if edges are estimated
-STEPS = 5  # gradients that an estimate averages
-SIZES = (0, 1, 2, 5, 10, 15, 20, 25, 30, 40, 60, 80, 120, 200, 400, 1000, 2000, 5000)
+STEPS = 3  # gradients that an estimate averages
+SIZES = (1, 2, 5, 10, 15, 20, 25, 30, 40, 60, 80, 120, 200, 400, 1000, 2000, 5000)
+SPARSE = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)  # where there are more than these
 ENOUGH = 0.9  # of the gap: a circuit that keeps so much is faithful
 
 
@@ -29,8 +32,8 @@ def draw(request: Request) -> QuickFigure:
     exact = total * task.clean.numel() * 6 * cfg.n_layers * cfg.d_model**2 <= EXACT
     task = task if exact else task[:FEW]
     clean, corrupt = clean_corrupt.baselines(model, task)
-    kept = [size for size in SIZES if size < total] + [total]
-    passes = (total / 2 if exact else 8 * STEPS) + 4 * len(kept)
+    tried = [size for size in (SPARSE if total > SPARSE[-1] else SIZES) if size < total]
+    passes = (total / 2 if exact else 8 * STEPS) + 4 * len(tried)
     split = cfg.n_layers * (3 * cfg.n_heads + 4)  # every head has inputs of its own
     held = {"patterns": 4 * cfg.n_layers, "streams": split if exact else 2 * split}
     announce(model, "edges and circuits", task.clean, passes, **held)
@@ -41,7 +44,9 @@ def draw(request: Request) -> QuickFigure:
     gap = (clean - corrupt).mean().item()
     share = (effects.mean(-1) / gap).cpu()
     ranking = circuit.rank_edges(share, edges)
-    faithful = circuit.faithfulness(circuit.curve(model, task, ranking, kept), clean, corrupt).cpu()
+    scores = circuit.curve(model, task, ranking, tried)
+    kept = [0, *tried, total]  # both ends are known
+    faithful = circuit.faithfulness(torch.stack([corrupt, *scores, clean]), clean, corrupt).cpu()
     enough = circuit.smallest_size(kept, faithful, ENOUGH)
     way = "patched one by one" if exact else "estimated from gradients, for there are too many"
     count = f"{enough} of {total} edges keep" if enough else f"Fewer than {total} edges do not keep"

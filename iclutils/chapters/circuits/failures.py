@@ -240,7 +240,9 @@ def features(
             at = task.source[..., None]
             routed = rows.gather(-1, at)[..., 0] - rows.scatter(-1, at, 0).amax(-1)
             key_head = node.head * values.shape[2] // model.cfg.n_heads
-            moved = values[batch, task.source, key_head] @ model.W_O[node.layer, node.head]
+            moved = (
+                values[batch, task.source, key_head] @ model.blocks[node.layer].attn.W_O[node.head]
+            )
             right = (moved * tokens[task.answer]).sum(-1)
             arrives = (right >= (moved @ rivals.mT).amax(-1) - 1e-4).to(rows)
         each = {
@@ -429,7 +431,7 @@ def _shorten(model: TransformerBridge, task: CleanCorrupt, head: Node, usual: fl
 
     def shorten(z: Tensor) -> Tensor:
         batch = torch.arange(len(z), device=z.device)[:, None]
-        write = z[batch, task.at] @ model.W_O[head.layer, head.head]
+        write = z[batch, task.at] @ model.blocks[head.layer].attn.W_O[head.head]
         length = write.norm(dim=-1).mean(-1).clamp(min=1e-9)
         return z * (usual / length).clamp(max=1)[:, None, None]
 

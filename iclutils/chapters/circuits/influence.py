@@ -273,7 +273,9 @@ def norm_weighted(model: TransformerBridge, tokens: Tokens) -> Patterns:
     norms = []
     for layer, pattern in enumerate(bar(attention_patterns(model, tokens), "layers")):
         v = cache[names[layer]].transpose(1, 2)
-        parts = zip(pattern.split(chunk), (v @ model.W_O[layer]).split(chunk), strict=True)
+        parts = zip(
+            pattern.split(chunk), (v @ model.blocks[layer].attn.W_O).split(chunk), strict=True
+        )
         each = [torch.einsum("bhts,bhsd->btsd", a, moved).norm(dim=-1) for a, moved in parts]
         norms.append(torch.cat(each))
     return torch.stack(norms, 1)

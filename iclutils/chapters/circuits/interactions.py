@@ -6,7 +6,7 @@ The correlation of two heads' activations (seed note 004, section 4.1) means not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -21,23 +21,30 @@ from ...interp.graph import Node, component_output, of, output_hook
 from ...interp.hooks import run_with_hooks, set_activation
 from ...interp.patching import ablate
 from ...models import TransformerBridge, cached, get_act_name
+from ...models.grouped import write_out
 from ...progress import bar
 
 
 def interactions(
-    model: TransformerBridge, task: CleanCorrupt, groups: Sequence[Sequence[Node]]
+    model: TransformerBridge,
+    task: CleanCorrupt,
+    groups: Sequence[Sequence[Node]],
+    alone: Float[Tensor, "group batch"] | None = None,
 ) -> tuple[Float[Tensor, "group batch"], Float[Tensor, "group group batch"]]:
-    """Nats lost without each group of heads and MLP layers, and the interaction of every two.
+    """Nats lost without each group of heads and MLP layers (``alone``, if they were removed
+    before), and the interaction of every two.
 
     D(a, b) - D(a) - D(b), with D the nats lost by resample ablation: below 0 for a pipeline,
     about 0 for independent groups, above 0 for back-ups (Wang et al. 2022); NaN on the diagonal.
     """
     pairs = list(combinations(range(len(groups)), 2))
     unions = [list(dict.fromkeys([*groups[a], *groups[b]])) for a, b in pairs]
-    lost = task.score(scored_logits(model, task)) - ablate(model, task, [*groups, *unions])
-    alone, joint = lost[: len(groups)], lost[len(groups) :]
+    sets = unions if alone is not None else [*groups, *unions]
+    lost = task.score(scored_logits(model, task)) - ablate(model, task, sets)
+    if alone is None:
+        alone, lost = lost[: len(groups)], lost[len(groups) :]
     out = alone.new_full((len(groups), len(groups), len(task)), torch.nan)
-    for (a, b), both in zip(pairs, joint, strict=True):
+    for (a, b), both in zip(pairs, lost, strict=True):
         out[a, b] = out[b, a] = both - alone[a] - alone[b]
     return alone, out
 
@@ -46,14 +53,17 @@ def within_layers(
     model: TransformerBridge,
     task: CleanCorrupt,
     tokens: Int[Tensor, "batch pos"],
-    heads: Sequence[Node],
+    alone: Mapping[Node, Float[Tensor, "sequence"]],
 ) -> list[tuple[Node, Node, float, float]]:
     """Every two of these heads that share a layer: |correlation| of their activations on ``tokens``
-    (the note's measure) and |interaction|, in nats."""
+    (the note's measure) and |interaction|, in nats. ``alone``: the nats lost without each head."""
     noted, found = note_correlation(model, tokens).abs(), []
-    for layer in sorted({node.layer for node in heads}):
-        group = [node for node in heads if node.layer == layer]
-        size = interactions(model, task, [[node] for node in group])[1].mean(-1).abs()
+    for layer in sorted({node.layer for node in alone}):
+        group = [node for node in alone if node.layer == layer]
+        if len(group) == 1:
+            continue
+        known = torch.stack([alone[node] for node in group])
+        size = interactions(model, task, [[n] for n in group], known)[1].mean(-1).abs()
         for (i, a), (j, b) in combinations(enumerate(group), 2):
             found.append((a, b, noted[layer, a.head, b.head].item(), size[i, j].item()))
     return found
@@ -125,27 +135,40 @@ def random_rotation(size: int, generator: Generator) -> Float[Tensor, "size size
 def rotate_head_basis(
     network: PreTrainedModel, layer: int, head: int, rotation: Float[Tensor, "size size"]
 ) -> None:
-    """Rotate the basis of one head of a GPT-2, in place: W_V R, b_V R, R^T W_O (``edit_weights``).
-    What the head writes stays the same, whatever it attends to."""
-    attn, rows, values = head_weights(network, layer, head)
+    """Rotate the basis of one head, in place: W_V R, b_V R, R^T W_O (``edit_weights``). What the
+    head writes stays the same, whatever it attends to."""
     if not torch.allclose(rotation.T @ rotation, torch.eye(len(rotation)), atol=1e-4):
         raise IclError("The matrix is no rotation: its columns must be orthonormal.")
+    into, *values = head_weights(network, layer, head)
     with torch.no_grad():
-        for part in (attn.c_attn.weight, attn.c_attn.bias):
-            part[..., values] = part[..., values] @ rotation
-        attn.c_proj.weight[rows] = rotation.T @ attn.c_proj.weight[rows]
+        for part in values:
+            part.copy_(part @ rotation)
+        into.copy_(rotation.T @ into)
 
 
-def head_weights(network: PreTrainedModel, layer: int, head: int) -> tuple[Any, slice, slice]:
-    """Attention module of a GPT-2's layer; a head's rows of ``c_proj`` and its values' columns."""
-    if not isinstance(network, GPT2LMHeadModel):
-        raise IclError("Only models with the architecture of GPT-2 can have their heads edited.")
-    layers, heads, width = (getattr(network.config, n) for n in ("n_layer", "n_head", "n_embd"))
+def head_weights(network: PreTrainedModel, layer: int, head: int) -> list[Tensor]:
+    """Views of a head's W_O (d_head, d_model), W_V (d_model, d_head) and, if there is one, b_V.
+
+    Of a GPT-2, or a model built like Llama, whose shared values are first written out.
+    """
+    config = network.config
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
     if not (0 <= layer < layers and 0 <= head < heads):
         raise IclError(
             f"There is no head {layer}.{head}: the model has {layers} layers of {heads} heads."
         )
-    start, size = head * width // heads, width // heads
-    rows = slice(start, start + size)
-    values = slice(2 * width + start, 2 * width + start + size)
-    return network.transformer.h[layer].attn, rows, values
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    rows = slice(head * width, (head + 1) * width)
+    attn: Any
+    if isinstance(network, GPT2LMHeadModel):
+        attn, start = network.transformer.h[layer].attn, 2 * config.hidden_size
+        values = slice(start + rows.start, start + rows.stop)
+        parts = [attn.c_proj.weight[rows], attn.c_attn.weight[:, values]]
+        return [*parts, attn.c_attn.bias[values]]
+    write_out(network)
+    blocks = getattr(network.base_model, "layers", None)
+    attn = getattr(blocks[layer], "self_attn", None) if blocks is not None else None
+    if not all(hasattr(attn, name) for name in ("o_proj", "v_proj")):
+        raise IclError("Only models with the architecture of GPT-2 or Llama can be edited.")
+    bias = [] if attn.v_proj.bias is None else [attn.v_proj.bias[rows]]
+    return [attn.o_proj.weight[:, rows].T, attn.v_proj.weight[rows].T, *bias]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,17 +16,18 @@ from torch import Generator, Tensor
 
 from ...errors import IclError
 from ...interp import graph
+from ...interp.clean_corrupt import CleanCorrupt
 from ...interp.graph import Edge, Node, head
 from ...interp.head_scores import prefix_matching, score_heads, strongest
+from ...interp.patching import CleanRun, key_patterns
 from ...interp.statistics import mean_se
 from ...interp.weights import composition_baseline, composition_scores, copying_scores
-from ...models import TransformerBridge, cached, get_act_name, logits
+from ...models import TransformerBridge, logits
 from ...progress import bar
 from ...tasks.repeated import RepeatedTokens
 from ..induction import LABEL
 from .patterns import repeats
 
-ROWS = 4096  # rows of d_model, once for each head, held at once
 DROP = 0.1  # share of prefix matching that a path must carry to belong to the circuit
 Measured = tuple[float, float]  # mean and standard error over sequences
 
@@ -120,44 +120,17 @@ def path_drops(
 
     Mean over sequences is mean lost over mean matching.
     """
-    heads, last = graph.all_heads(model), max(node.layer for node in induction)
-    early = [node for node in heads if node.layer < last]
-    clean, foreign = (graph.component_outputs(model, b.tokens, early) for b in (batch, other))
-    change = [foreign[node] - clean[node] for node in early]
+    heads = graph.all_heads(model)
+    at = torch.full_like(batch.tokens[:, :1], batch.tokens.shape[1] - 1)
+    run = CleanRun(model, CleanCorrupt(batch.tokens, other.tokens, at, batch.tokens[:, :1]))
     out = torch.zeros(len(heads), len(induction), len(batch.tokens), device=batch.tokens.device)
     for i, target in enumerate(bar(induction, "induction heads")):
         below = target.layer * model.cfg.n_heads
+        seen = key_patterns(run, [[], *([node] for node in heads[:below])], target)
+        before, *after = prefix_matching(seen.flatten(0, 1), batch.length).view(len(seen), -1)
         if below:
-            none = torch.zeros_like(change[0])
-            before, *after = _matching(model, batch, target, [none, *change[:below]])
             out[:below, i] = (before - torch.stack(after)) / before.mean()
     return out
-
-
-def _matching(
-    model: TransformerBridge,
-    batch: RepeatedTokens,
-    target: Node,
-    changes: Sequence[Float[Tensor, "batch pos d_model"]],
-) -> Float[Tensor, "patch batch"]:
-    """Prefix matching of one head after each change of what its keys read: nothing below its layer
-    changes, so that layer alone is run, with many changes at once."""
-    layer, keys = target.layer, target._replace(kind="k")
-    start, name = get_act_name("resid_pre", layer), get_act_name("pattern", layer)
-    resid = cached(model, batch.tokens, [start])[1][start]
-    only: dict[str, Any] = {
-        "start_at_layer": layer,
-        "stop_at_layer": layer + 1,
-        "names_filter": [name],
-    }
-    held, found = max(1, ROWS // batch.tokens.numel()), []
-    with graph.split_qkv_input(model), torch.no_grad():
-        for i in range(0, len(changes), held):
-            some = changes[i : i + held]
-            with model.hooks(fwd_hooks=graph.add_to_inputs(model, {keys: torch.cat([*some])})):
-                _, cache = model.run_with_cache(resid.repeat(len(some), 1, 1), **only)
-            found.append(prefix_matching(cache[name][:, target.head], batch.length))
-    return torch.cat(found).view(len(changes), -1)
 
 
 def ideal_attention(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch dest src"]:

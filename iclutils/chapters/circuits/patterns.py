@@ -236,11 +236,11 @@ def false_alarms(given: Labels, limits: Mapping[str, float]) -> float:
     return given[..., possible].double().mean().item()
 
 
-def label_overlap(first: Labels, second: Labels) -> float:
-    """Mean Jaccard similarity of a head's labels on two kinds of sequences, over the heads that
-    have a label on at least one; NaN if none has."""
+def label_overlap(first: Labels, second: Labels) -> Float[Tensor, "labelled"]:
+    """Jaccard similarity of a head's labels on two kinds of sequences, for each head that has a
+    label on at least one."""
     both, either = (first & second).sum(-1), (first | second).sum(-1)
-    return (both[either > 0] / either[either > 0]).double().mean().item()
+    return (both[either > 0] / either[either > 0]).double()
 
 
 def table(

@@ -94,14 +94,12 @@ def advice(
 
 
 def prune(network: PreTrainedModel, heads: Iterable[Node]) -> None:
-    """Zero the values and the output rows of heads of a GPT-2, in place (``models.edit_weights``):
-    no gradient reaches a pruned head, so training leaves it pruned."""
+    """Zero the values and the output rows of heads, in place (``models.edit_weights``): no gradient
+    reaches a pruned head, so training leaves it pruned."""
     for node in heads:
-        attn, rows, values = head_weights(network, node.layer, node.head)
         with torch.no_grad():
-            attn.c_proj.weight[rows] = 0
-            attn.c_attn.weight[:, values] = 0
-            attn.c_attn.bias[values] = 0
+            for part in head_weights(network, node.layer, node.head):
+                part.zero_()
 
 
 def cost(model: TransformerBridge, length: int, removed: int = 0) -> int:

@@ -48,6 +48,17 @@ def overlap_excess(a: Set[int], b: Set[int], layer: Int[Tensor, "item"]) -> floa
     return len(a & b) - chance
 
 
+def others(chosen: Set[int], layer: Int[Tensor, "item"], generator: Generator) -> frozenset[int]:
+    """As many other items of the same layers at random, or all others of a layer that has fewer."""
+    drawn: set[int] = set()
+    for la in layer[list(chosen)].unique():
+        inside = set((layer == la).nonzero()[:, 0].tolist())
+        rest = torch.tensor(sorted(inside - chosen), dtype=torch.long)
+        mixed = rest[torch.randperm(len(rest), generator=generator)]
+        drawn |= set(mixed[: len(inside & chosen)].tolist())
+    return frozenset(drawn)
+
+
 def attention_profiles(model: TransformerBridge, tokens: Tokens) -> Float[Tensor, "head feature"]:
     """What every head looks at: mean attention by distance back and by relation, less even's.
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from random_layers import seeded
-from tiny import save_gpt2, save_neox, tokens
+from tiny import save_gpt2, save_grouped, save_neox, tokens
 from transformer_lens.tools.analysis import direct_logit_attribution
 from transformers import GPT2LMHeadModel, GPTNeoXForCausalLM
 from wired import save_wired
@@ -68,7 +68,9 @@ def test_pairs_within_layers(gpt2: TransformerBridge) -> None:
     """Catches: heads of another layer, or the interaction of another pair."""
     task, ids = copying(gpt2, 3, 8, seeded()), tokens(2, 9)
     heads = [head(1, 2), head(0, 1), head(1, 0)]
-    ((a, b, noted, size),) = interactions.within_layers(gpt2, task, ids, heads)
+    lost = baselines(gpt2, task)[0] - ablate(gpt2, task, [[node] for node in heads])
+    alone = dict(zip(heads, lost, strict=True))
+    ((a, b, noted, size),) = interactions.within_layers(gpt2, task, ids, alone)
     assert (a, b) == (head(1, 2), head(1, 0))
     _, each = interactions.interactions(gpt2, task, [[a], [b]])
     assert size == pytest.approx(each[0, 1].mean().abs().item(), abs=1e-6)
@@ -125,10 +127,11 @@ def test_direct_logits_sum_to_the_logit(folder: Path, narrow: bool) -> None:
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_rotating_a_basis_changes_the_notes_measure_alone(
-    folder: Path, gpt2: TransformerBridge
-) -> None:
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
+def test_rotating_a_basis_changes_the_notes_measure_alone(kind: str, tmp_path: Path) -> None:
     """Logits and CKA stay, as the algebra says; the correlation does not."""
+    folder = tmp_path
+    save_gpt2(folder) if kind == "gpt2" else save_grouped(folder, kind)
     rotation = interactions.random_rotation(8, seeded())
     torch.testing.assert_close(rotation @ rotation.T, torch.eye(8))
     rotated = edit_weights(folder, lambda net: interactions.rotate_head_basis(net, 1, 2, rotation))
@@ -153,7 +156,10 @@ def test_what_cannot_be_edited_is_refused(gpt2: TransformerBridge, tmp_path: Pat
     other = GPTNeoXForCausalLM.from_pretrained(tmp_path)
     network, one = gpt2.original_model, torch.eye(8)
     for call, message in [
-        (lambda: interactions.rotate_head_basis(other, 0, 0, one), "architecture of GPT-2"),
+        (
+            lambda: interactions.rotate_head_basis(other, 0, 0, one),
+            "architecture of GPT-2 or Llama",
+        ),
         (lambda: interactions.rotate_head_basis(network, 9, 0, one), "no head 9.0"),
         (lambda: interactions.rotate_head_basis(network, 0, -1, one), "no head 0.-1"),
         (lambda: interactions.rotate_head_basis(network, 0, 0, 2 * one), "no rotation"),

@@ -15,7 +15,7 @@ from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import pair
-from iclutils.interp import clean_corrupt
+from iclutils.interp import clean_corrupt, patching
 from iclutils.interp.graph import Node, all_heads, head
 from iclutils.interp.head_scores import prefix_matching, score_heads
 from iclutils.interp.patching import patch_key_input
@@ -81,7 +81,7 @@ def test_paths_against_hooks(
 ) -> None:
     """One hooked pass per pair; catches stale LayerNorm, a wrong mask, scale or key bias."""
     model = request.getfixturevalue(kind)
-    monkeypatch.setattr(pair, "ROWS", 100)  # a few changes at a time
+    monkeypatch.setattr(patching, "ROWS", 100)  # a few changes at a time
     _, batch, other = batches(model, 3, 7)
     targets = [head(model.cfg.n_layers - 1, 2), head(0, 1)]
     got = pair.path_drops(model, batch, other, targets)

@@ -8,12 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import save_gpt2, save_gptj, tokens
+from tiny import save_gpt2, save_gptj, save_grouped, tokens
 from torch.utils.flop_counter import FlopCounterMode
 
 from iclutils import IclError, models
 from iclutils.chapters.circuits import redundancy
-from iclutils.chapters.circuits.interactions import head_weights
 from iclutils.interp.clean_corrupt import copying, scored_logits
 from iclutils.interp.graph import all_heads, head
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
@@ -97,8 +96,9 @@ def test_advice_is_a_hypothesis_with_a_test() -> None:
 
 # Would catch rows taken for columns, another head's slice, a value bias that stays, and an edit of
 # what was not named.
-def test_pruning_is_zero_ablation(tmp_path: Path) -> None:
-    network = save_gpt2(tmp_path)
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
+def test_pruning_is_zero_ablation(kind: str, tmp_path: Path) -> None:
+    network = save_gpt2(tmp_path) if kind == "gpt2" else save_grouped(tmp_path, kind)
     whole = models.load(tmp_path)
     pruned = models.edit_weights(tmp_path, lambda net: redundancy.prune(net, HEADS))
     batch = tokens(3, 12)
@@ -106,6 +106,8 @@ def test_pruning_is_zero_ablation(tmp_path: Path) -> None:
     expected, _ = run_with_hooks(whole, batch, hooks)
     torch.testing.assert_close(models.logits(pruned, batch), expected, atol=1e-5, rtol=1e-5)
     assert (models.logits(whole, batch) - expected).abs().max() > 0.1
+    if kind != "gpt2":
+        return
     before = {n: p.clone() for n, p in network.named_parameters()}
     redundancy.prune(network, HEADS)
     changed = {n for n, p in network.named_parameters() if not torch.equal(p, before[n])}
@@ -137,7 +139,8 @@ def test_no_gradient_reaches_a_pruned_head(tmp_path: Path) -> None:
     redundancy.prune(network, HEADS)
     network(batch, labels=batch).loss.backward()
     for node in HEADS:
-        attn, rows, values = head_weights(network, node.layer, node.head)
+        attn, rows = network.transformer.h[node.layer].attn, slice(8 * node.head, 8 * node.head + 8)
+        values = slice(64 + rows.start, 64 + rows.stop)
         for part in (
             attn.c_proj.weight.grad[rows],
             attn.c_attn.weight.grad[:, values],

@@ -232,3 +232,13 @@ def test_what_cannot_be_compared_is_refused() -> None:
     ]:
         with pytest.raises(IclError, match=message):
             call()
+
+
+# Would catch a chosen head among the control, another layer, or the same draw each time.
+def test_others_are_of_the_same_layers() -> None:
+    layer, chosen = torch.arange(4).repeat_interleave(5), frozenset({0, 1, 7, 15, 16, 17})
+    draws = {stability.others(chosen, layer, Generator().manual_seed(seed)) for seed in range(20)}
+    assert len(draws) > 5
+    for drawn in draws:
+        assert not drawn & chosen
+        assert sorted(layer[list(drawn)].tolist()) == [0, 0, 1, 3, 3]
