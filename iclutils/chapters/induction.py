@@ -12,18 +12,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from ..errors import IclError
 from ..interp.graph import all_heads, component_outputs
 from ..interp.head_scores import prefix_matching, score_heads, strongest
-from ..interp.hooks import Head, Hook, ablate_heads, at_positions, run_with_hooks
+from ..interp.hooks import (
+    Head,
+    Hook,
+    ablate_sets,
+    at_positions,
+    logits_under,
+    run_with_hooks,
+)
 from ..interp.patching import patch_key_input
-from ..interp.readout import icl_score, log_prob, predictions
+from ..interp.readout import check_prompts, icl_score, predictions, with_answers, writes
 from ..models import TransformerBridge, get_act_name
 from ..progress import bar
 from ..tasks.repeated import RepeatedTokens, repeated_tokens
+from ..tasks.words import Asked
 
 LABEL = 0.4  # threshold in use for calling a head by a role (ARENA 2023)
 
@@ -56,7 +64,7 @@ class Cause:
     without_path: Float[Tensor, "batch"]
     without_all_previous: Float[Tensor, "batch"]
     without_all_paths: Float[Tensor, "batch"]
-    without_other: dict[Head, Float[Tensor, "batch"]]
+    without_others: list[Float[Tensor, "batch"]]
 
 
 def find(model: TransformerBridge, batch: RepeatedTokens) -> Circuit:
@@ -99,48 +107,60 @@ def _heads(model: TransformerBridge, layers: int) -> list[Head]:
 
 
 def cause(
-    model: TransformerBridge, batch: RepeatedTokens, circuit: Circuit, other: RepeatedTokens
+    model: TransformerBridge,
+    batch: RepeatedTokens,
+    circuit: Circuit,
+    other: RepeatedTokens,
+    controls: Sequence[Sequence[Head]] | None = None,
 ) -> Cause:
     """What remains of the induction head's prefix matching when the circuit is cut.
 
     Mean-ablate the previous-token head, or patch only its write into the induction head's keys
-    with that on ``other``; both for all previous-token heads at once; mean-ablate each other head
-    below (the control).
+    with that on ``other``; both for all previous-token heads at once; mean-ablate each set of
+    ``controls`` (each other head below, if None).
     """
     layer, head = circuit.induction
-    below = [h for h in _heads(model, layer) if h not in circuit.all_previous]
-    watch = [get_act_name("pattern", layer)]
+    if controls is None:
+        controls = [[h] for h in _heads(model, layer) if h not in circuit.all_previous]
+    name = get_act_name("pattern", layer)
 
-    def ablated(cut: Sequence[Head]) -> Tensor:
-        hooks = ablate_heads(model, batch.tokens, cut, "mean", other.tokens)
-        _, seen = run_with_hooks(model, batch.tokens, hooks, watch)
-        return prefix_matching(seen[watch[0]][:, head], batch.length)
+    def matching(hooks: Sequence[Hook]) -> Tensor:
+        _, seen = run_with_hooks(model, batch.tokens, hooks, [name], layer + 1)
+        return prefix_matching(seen[name][:, head], batch.length)
 
     def patched(cut: Sequence[Head]) -> Tensor:
         pattern = patch_key_input(model, batch.tokens, cut, circuit.induction, other.tokens)
         return prefix_matching(pattern, batch.length)
 
+    sets = [[circuit.previous], circuit.all_previous, *controls]
+    hooks = ablate_sets(model, batch.tokens, sets, "mean", other.tokens)
+    without, without_all, *without_others = map(matching, bar(hooks, "sets of heads"))
     return Cause(
-        before=ablated([]),
-        without_previous=ablated([circuit.previous]),
+        before=matching([]),
+        without_previous=without,
         without_path=patched([circuit.previous]),
-        without_all_previous=ablated(circuit.all_previous),
+        without_all_previous=without_all,
         without_all_paths=patched(circuit.all_previous),
-        without_other={h: ablated([h]) for h in bar(below, "other heads")},
+        without_others=without_others,
     )
 
 
 def second_copy(
-    model: TransformerBridge, batch: RepeatedTokens, hooks: Sequence[Hook]
-) -> dict[str, Float[Tensor, "batch"]]:
-    """What a model makes of the clean second copy of each sequence, under hooks: loss (nats),
-    logit of the right token, accuracy."""
-    scores, _ = run_with_hooks(model, batch.tokens, hooks)
-    truth, part = batch.tokens[:, 1:], batch.clean_half
-    logit = scores[:, :-1].gather(-1, truth[..., None])[..., 0]
-    right = (scores[:, :-1].argmax(-1) == truth).float()
-    found = {"loss": -log_prob(scores, batch.tokens), "logit": logit, "accuracy": right}
-    return {name: values[:, part].mean(1) for name, values in found.items()}
+    model: TransformerBridge, batch: RepeatedTokens, ways: Sequence[Sequence[Hook]]
+) -> list[dict[str, Float[Tensor, "batch"]]]:
+    """What a model makes of the clean second copy of each sequence under each list of hooks: loss
+    (nats), logit of the right token, accuracy."""
+    part = torch.arange(*batch.clean_half.indices(batch.tokens.shape[1]))
+    at = part.to(batch.tokens.device).expand(len(batch.tokens), -1)
+    truth = batch.tokens.gather(1, at + 1)[..., None]
+
+    def measured(scores: Tensor) -> dict[str, Tensor]:
+        logit = scores.gather(-1, truth)[..., 0]
+        right = (scores.argmax(-1) == truth[..., 0]).float()
+        found = {"loss": scores.logsumexp(-1) - logit, "logit": logit, "accuracy": right}
+        return {name: values.mean(1) for name, values in found.items()}
+
+    return [measured(scores) for scores in logits_under(model, batch.tokens, ways, at)]
 
 
 def direct_effects(
@@ -181,6 +201,26 @@ def shapley_values(
     scores, _ = run_with_hooks(model, tokens, [end])
     log_p = scores[:, 0].log_softmax(-1)[:, row[-1]].view(draws, count + 1)
     return log_p.diff(dim=1).gather(1, step)
+
+
+def repeats_a_pair(tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch entry"]:
+    """Whether token i + 1, which entry i is about, ends a pair of tokens that has occurred before:
+    where an induction head can help."""
+    one, two = tokens[:, :-1], tokens[:, 1:]
+    same = (one[:, :, None] == one[:, None]) & (two[:, :, None] == two[:, None])
+    return same.tril(-1).any(-1)
+
+
+def answers_without(
+    model: TransformerBridge, asked: Asked, sets: Sequence[Sequence[Head]]
+) -> Bool[Tensor, "set batch"]:
+    """Which words are answered right, whole, without each set of heads (mean ablation over all
+    positions of the batch)."""
+    check_prompts(model, asked.prompts)
+    tokens, at = with_answers(asked.prompts, asked.whole)
+    ways = ablate_sets(model, tokens, sets, "mean", tokens)
+    found = logits_under(model, tokens, ways, at)
+    return torch.stack([writes(scores, asked.whole) for scores in found])
 
 
 def random_sets(

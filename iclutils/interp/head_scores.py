@@ -8,11 +8,11 @@ al. 2022 (prefix matching); seed note 003 (stripe).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ..errors import IclError
 from ..models import TransformerBridge, cached, get_act_name, head_detector
@@ -161,6 +161,29 @@ def detector_scores(
 def strongest(scores: Float[Tensor, "layer head"]) -> tuple[int, int]:
     """(layer, head) of the largest score."""
     return divmod(int(scores.argmax()), scores.shape[1])
+
+
+def top_heads(scores: Float[Tensor, "layer head"], count: int) -> list[tuple[int, int]]:
+    """(layer, head) of the largest scores, the largest first."""
+    return [divmod(i, scores.shape[1]) for i in scores.flatten().topk(count).indices.tolist()]
+
+
+def same_layers(
+    heads: Iterable[tuple[int, int]], per_layer: int, draws: int, generator: Generator
+) -> list[list[tuple[int, int]]]:
+    """Random sets of other heads, as many in each layer as ``heads`` has there (all that are left,
+    where they are fewer): the control for a set of heads that stands at a certain depth."""
+    chosen: dict[int, list[int]] = {}
+    for layer, head in sorted(set(heads)):
+        chosen.setdefault(layer, []).append(head)
+
+    def draw() -> Iterator[tuple[int, int]]:
+        for layer, named in chosen.items():
+            order = torch.randperm(per_layer, generator=generator).tolist()
+            left = [head for head in order if head not in named]
+            yield from ((layer, head) for head in left[: len(named)])
+
+    return [list(draw()) for _ in range(draws)]
 
 
 def attention_patterns(

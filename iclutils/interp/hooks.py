@@ -8,7 +8,8 @@ the statistics and removes the content. Hook names: ``models.get_act_name("z", l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -16,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import IclError, unknown
-from ..models import TransformerBridge, cached, check_tokens, editable, get_act_name
+from ..models import TransformerBridge, check_tokens, editable, get_act_name
 
 Head = tuple[int, int]
 How = Literal["zero", "mean", "resample"]
@@ -27,9 +28,16 @@ CUT = -10_000.0  # score of an edge that is cut; its exponential is 0 in float32
 
 
 def run_with_hooks(
-    model: TransformerBridge, tokens: Tokens, hooks: Sequence[Hook], watch: Iterable[str] = ()
-) -> tuple[Float[Tensor, "batch entry vocab"], dict[str, Tensor]]:
-    """One forward pass under ``hooks``: logits, and the activations named in ``watch``."""
+    model: TransformerBridge,
+    tokens: Tokens,
+    hooks: Sequence[Hook],
+    watch: Iterable[str] = (),
+    stop_at_layer: int | None = None,
+) -> tuple[Float[Tensor, "batch entry out"], dict[str, Tensor]]:
+    """One forward pass under ``hooks``: logits, and the activations named in ``watch``.
+
+    Stopped before a layer, it gives the residual stream there in place of logits.
+    """
     check_tokens(model, tokens)
     seen: dict[str, Tensor] = {}
 
@@ -41,8 +49,36 @@ def run_with_hooks(
         return name, store
 
     with torch.no_grad():
-        out = model.run_with_hooks(tokens, fwd_hooks=[*hooks, *map(keep, watch)])
+        every = [*hooks, *map(keep, watch)]
+        out = model.run_with_hooks(tokens, fwd_hooks=every, stop_at_layer=stop_at_layer)
     return out, seen
+
+
+def logits_under(
+    model: TransformerBridge,
+    tokens: Tokens,
+    ways: Sequence[Sequence[Hook]],
+    at: Int[Tensor, "batch entry"] | None = None,
+) -> Iterator[Float[Tensor, "batch entry vocab"]]:
+    """Logits under each list of hooks in turn, at positions ``at`` or all.
+
+    The layers below the first hooked one of a list are those of a single pass, for all lists.
+    """
+    firsts = [_layers(name for name, _ in hooks)[0] if hooks else 0 for hooks in ways]
+    names = {layer: get_act_name("resid_post", layer - 1) for layer in set(firsts) if layer}
+    _, seen = run_with_hooks(model, tokens, [], names.values(), max(firsts, default=0) or None)
+    last = [] if at is None else [at_positions(at)]
+    for layer, hooks in zip(firsts, ways, strict=True):
+        start: dict[str, int] = {"start_at_layer": layer} if layer else {}
+        source = seen[names[layer]] if layer else tokens
+        with torch.no_grad():
+            yield model.run_with_hooks(source, fwd_hooks=[*hooks, *last], **start)
+
+
+def _layers(names: Iterable[str]) -> list[int]:
+    """Lowest and highest layer whose activations are named."""
+    found = sorted(int(re.findall(r"blocks\.(\d+)\.", name)[0]) for name in names)
+    return [found[0], found[-1]]
 
 
 def at_positions(at: Int[Tensor, "batch entry"]) -> Hook:
@@ -83,12 +119,24 @@ def ablate_heads(
         >>> [name for name, _ in hooks.ablate_heads(net, tokens, [(1, 0), (1, 2)], "mean", other)]
         ['blocks.1.attn.hook_z']
     """
-    chosen: dict[str, list[int]] = {}
-    for head in heads:
-        check_head(model, head)
-        chosen.setdefault(get_act_name("z", head[0]), []).append(head[1])
-    values = replacements(model, tokens, chosen, how, other)
-    return [set_activation(name, values[name], some) for name, some in chosen.items()]
+    return ablate_sets(model, tokens, [list(heads)], how, other)[0]
+
+
+def ablate_sets(
+    model: TransformerBridge,
+    tokens: Tokens,
+    sets: Sequence[Sequence[Head]],
+    how: How,
+    other: Other,
+) -> list[list[Hook]]:
+    """Hooks as of ``ablate_heads`` for each set of heads; what replaces them is found once."""
+    chosen: list[dict[str, list[int]]] = [{} for _ in sets]
+    for some, heads in zip(chosen, sets, strict=True):
+        for head in heads:
+            check_head(model, head)
+            some.setdefault(get_act_name("z", head[0]), []).append(head[1])
+    values = replacements(model, tokens, {name for some in chosen for name in some}, how, other)
+    return [[set_activation(n, values[n], heads) for n, heads in some.items()] for some in chosen]
 
 
 def ablate_mlps(
@@ -155,7 +203,7 @@ def replacements(
     if how == "zero":
         return {name: torch.zeros((), device=tokens.device) for name in names}
     if how == "mean":
-        _, cache = cached(model, tokens, names)
+        cache = _read(model, tokens, names)
         return {name: cache[name].mean((0, 1), keepdim=True) for name in names}
     if how == "resample":
         if other.shape != tokens.shape:
@@ -163,6 +211,12 @@ def replacements(
                 f"Resampling needs sequences of the same shape; got {tuple(other.shape)} for "
                 f"{tuple(tokens.shape)}."
             )
-        _, cache = cached(model, other, names)
-        return {name: cache[name] for name in names}
+        return _read(model, other, names)
     raise unknown("ablation", how, ["zero", "mean", "resample"])
+
+
+def _read(model: TransformerBridge, tokens: Tokens, names: Sequence[str]) -> dict[str, Tensor]:
+    """The named activations of a run that goes no further than they are."""
+    if not names:
+        return {}
+    return run_with_hooks(model, tokens, [], names, _layers(names)[1] + 1)[1]

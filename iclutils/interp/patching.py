@@ -149,7 +149,7 @@ def patch_key_input(
     of(model).mask(edges)  # all of them exist
     hooks, name = _edge_hooks(model, tokens, other, edges), get_act_name("pattern", target[0])
     with split_qkv_input(model):
-        return run_with_hooks(model, tokens, hooks, [name])[1][name][:, target[1]]
+        return run_with_hooks(model, tokens, hooks, [name], target[0] + 1)[1][name][:, target[1]]
 
 
 def key_patterns(

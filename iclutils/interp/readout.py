@@ -108,13 +108,30 @@ def whole_answers(
     parts = []
     with torch.no_grad():
         for rows in batches(prompts, batch_size, "answers"):
-            part, answer = prompts[rows], whole[rows].to(prompts.tokens.device)
-            at = part.target[:, None] + torch.arange(answer.shape[1], device=answer.device)
-            tokens = pad(part.tokens, (0, answer.shape[1])).scatter(1, at + 1, answer.clamp(min=0))
+            tokens, at = with_answers(prompts[rows], whole[rows])
             check_tokens(model, tokens)
             out = model.run_with_hooks(tokens, fwd_hooks=[*hooks, at_positions(at)])
-            parts.append(((out.argmax(-1) == answer) | (answer < 0)).all(1))
+            parts.append(writes(out, whole[rows]))
     return torch.cat(parts)[places(prompts, batch_size)]
+
+
+def with_answers(
+    prompts: Prompts, whole: Int[Tensor, "batch longest"]
+) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch longest"]]:
+    """Prompts with their whole answers written after them, and where each token of these is
+    predicted."""
+    answer = whole.to(prompts.tokens.device)
+    at = prompts.target[:, None] + torch.arange(answer.shape[1], device=answer.device)
+    tokens = pad(prompts.tokens, (0, answer.shape[1])).scatter(1, at + 1, answer.clamp(min=0))
+    return tokens, at
+
+
+def writes(
+    scores: Float[Tensor, "batch longest vocab"], whole: Int[Tensor, "batch longest"]
+) -> Bool[Tensor, "batch"]:
+    """Whether every token of the whole answers is the likeliest; see ``with_answers``."""
+    answer = whole.to(scores.device)
+    return ((scores.argmax(-1) == answer) | (answer < 0)).all(1)
 
 
 def log_prob(

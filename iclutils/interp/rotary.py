@@ -6,12 +6,14 @@ so that a score depends on the distance of query and key alone.
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import IclError
-from ..models import ActivationCache, TransformerBridge, cached, get_act_name
+from ..models import ActivationCache, TransformerBridge, get_act_name
 
 Angles = tuple[Float[Tensor, "*#lead pos width"], Float[Tensor, "*#lead pos width"]] | None
 FEW = 8  # tokens on which scores are compared, at least
@@ -57,14 +59,32 @@ def placed(
     return torch.cat([part * cos + turned * sin, rest], -1)
 
 
+_APART: WeakKeyDictionary[TransformerBridge, dict[tuple[int, int], tuple[Angles, Angles]]] = (
+    WeakKeyDictionary()
+)
+
+
 def angles_apart(model: TransformerBridge, layer: int, distance: int) -> tuple[Angles, Angles]:
     """Angles of a query and of a key ``distance`` tokens before it; None without rotary positions.
 
-    Refuses a model whose attention scores are not those of ``placed`` queries and keys.
+    Refuses a model whose attention scores are not those of ``placed`` queries and keys. Measured
+    once for each model, layer and distance.
     """
+    found = _APART.setdefault(model, {})
+    if (layer, distance) not in found:
+        found[layer, distance] = _angles_apart(model, layer, distance)
+    return found[layer, distance]
+
+
+def _angles_apart(model: TransformerBridge, layer: int, distance: int) -> tuple[Angles, Angles]:
     names = {get_act_name(part, layer) for part in ("q", "k", "attn_scores")}
     tokens = torch.arange(max(distance + 1, FEW), device=model.cfg.device)[None]
-    _, cache = cached(model, tokens % model.cfg.d_vocab, names | angle_names(model.cfg.n_layers))
+    with torch.no_grad():
+        _, cache = model.run_with_cache(
+            tokens % model.cfg.d_vocab,
+            names_filter=(names | angle_names(layer + 1)).__contains__,
+            stop_at_layer=layer + 1,
+        )
     found = angles(cache, layer)
     states = (placed(model, layer, c, cache[get_act_name(c, layer)], found)[0] for c in "qk")
     q, k = (each.transpose(0, 1) for each in states)

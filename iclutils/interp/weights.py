@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from ..errors import IclError
@@ -34,21 +34,24 @@ def copying_scores(model: TransformerBridge) -> Float[Tensor, "layer head"]:
 
 
 def composition_scores(
-    model: TransformerBridge, kind: Literal["Q", "K", "V"]
+    model: TransformerBridge, kind: Literal["Q", "K", "V"], distance: int | None = None
 ) -> Float[Tensor, "layer head layer head"]:
     """Elhage's composition of an earlier head with a later one, ``|W_OV W| / (|W_OV| |W|)``.
 
-    Frobenius norms; 0 unless the second head is in a later layer. Rotary positions are left out
-    (they stand between W_Q and W_K). Subtract ``composition_baseline`` before calling a value
-    large.
+    Frobenius norms; 0 unless the second head is in a later layer. Rotary positions stand between
+    W_Q and W_K: with a ``distance``, queries and keys are turned as those of a key that many tokens
+    before the query are; otherwise they are left out. Subtract ``composition_baseline`` before
+    calling a value large.
     """
     if kind != "V" and hasattr(model.blocks[0].attn, "q_norm"):
         raise IclError(
             f"{kind}-composition cannot be read from this model's weights: its heads norm their "
             "queries and keys, so that no one matrix makes the scores. V-composition can."
         )
-    values, out = model.W_V, model.W_O
-    reads = {"Q": (model.W_Q, model.W_K.mT), "K": (model.W_K, model.W_Q.mT), "V": (values, out)}
+    values, out, queries, keys = model.W_V, model.W_O, model.W_Q, model.W_K
+    if distance is not None:
+        queries, keys = _turned(model, distance)
+    reads = {"Q": (queries, keys.mT), "K": (keys, queries.mT), "V": (values, out)}
     left, right = reads[kind]
     written, scored = values.mT @ values, right @ right.mT  # |A B C| needs A'A and CC' alone
     size = (written * (out @ out.mT)).sum((-2, -1)).sqrt()
@@ -60,6 +63,18 @@ def composition_scores(
         norm = product.sum((-2, -1)).clamp_min(0).sqrt()
         found[:later, :, later] = norm / (size[:later, :, None] * read_size[later])
     return found
+
+
+def _turned(model: TransformerBridge, distance: int) -> tuple[Tensor, Tensor]:
+    """W_Q and W_K, each (layer, head, d_model, d_head), turned as at a distance."""
+    parts: dict[str, list[Tensor]] = {"q": [], "k": []}
+    for layer in range(model.cfg.n_layers):
+        turns = angles_apart(model, layer, distance)
+        weights = model.W_Q[layer], model.W_K[layer]
+        for channel, weight, turn in zip("qk", weights, turns, strict=True):
+            states = placed(model, layer, channel, weight.transpose(0, 1)[:, None], turn)[:, 0]
+            parts[channel].append(states.transpose(0, 1))
+    return torch.stack(parts["q"]), torch.stack(parts["k"])
 
 
 def composition_baseline(
@@ -89,6 +104,7 @@ def qk_matching(
     induction: Head,
     embedding: Embedding = "tokens",
     distance: int = 0,
+    among: Int[Tensor, "token"] | None = None,
 ) -> tuple[float, float]:
     """Fractions of tokens whose best key, and whose best query, is their own (seed note 003).
 
@@ -96,13 +112,14 @@ def qk_matching(
     ``E W_V W_O W_K``: QK matching alone, without positions and context. ``"tokens"``: E = W_E;
     ``"effective"``: above layer 0, E has the first MLP's output as well. Rotary positions make
     the match depend on how far before the query the key stands: ``distance``, in tokens (an
-    induction head's is L-1); learned ones do not. Chance: 1 / vocabulary.
+    induction head's is L-1); learned ones do not. ``among``: the tokens that are compared, the
+    vocabulary if None; chance is one over their number.
     """
     (l1, h1), (l2, h2) = previous, induction
     if l2 <= l1:
         raise IclError(f"{l2}.{h2} cannot read {l1}.{h1}: it must be in a later layer.")
-    queries = _embedding(model, l2, embedding) @ model.W_Q[l2, h2]
-    values = _embedding(model, l1, embedding) @ model.W_V[l1, h1]
+    queries = _embedding(model, l2, embedding, among) @ model.W_Q[l2, h2]
+    values = _embedding(model, l1, embedding, among) @ model.W_V[l1, h1]
     keys = values @ model.W_O[l1, h1] @ model.W_K[l2, h2]
     angles = angles_apart(model, l2, distance)
     queries, keys = (
@@ -126,10 +143,10 @@ def head_pairs(model: TransformerBridge) -> list[tuple[Head, Head]]:
 
 
 def _embedding(
-    model: TransformerBridge, layer: int, kind: Embedding
+    model: TransformerBridge, layer: int, kind: Embedding, among: Tensor | None = None
 ) -> Float[Tensor, "vocab d_model"]:
     """What the given layer sees of a token without context or position."""
-    tokens, block = model.W_E, model.blocks[0]
+    tokens, block = model.W_E if among is None else model.W_E[among], model.blocks[0]
     if kind == "tokens" or layer == 0:
         return tokens
     with torch.no_grad():

@@ -35,6 +35,7 @@ Split = Literal["train", "test"]
 LABELS = ("own", "swapped", "meaningless")  # kinds of label words
 
 OWN = Path(__file__).parent / "data" / "texts"  # our own sets, a tab-separated file each
+PASSAGES = Path(__file__).parent / "data" / "passages.tsv"  # of our own writing: kind and text
 MEANINGLESS = (" foo", " bar", " lum", " vel", " mur", " tam")  # after Wei et al. 2023 (2303.03846)
 CONTEXT = 1024  # of GPT-2, to which most_shots refers
 
@@ -187,6 +188,19 @@ def read(
     words = tuple(f" {name}" for name in classes)
     title = Path(path).stem
     return TextTask(title, cue, answer_cue, words, classes=classes, one_token=True), rows
+
+
+def passages(
+    tokenizer: PreTrainedTokenizerBase, length: int, bos: int
+) -> tuple[list[str], Int[Tensor, "passage pos"]]:
+    """Kinds and beginnings of our passages of prose, BOS and ``length`` tokens each."""
+    lines = [line.split("\t") for line in PASSAGES.read_text(encoding="utf-8").splitlines()]
+    kinds, texts = map(list, zip(*lines, strict=True))
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    shortest = min(map(len, ids))
+    if not 1 <= length <= shortest:
+        raise IclError(f"The passages have {shortest} tokens and more; got length={length}.")
+    return kinds, torch.tensor([[bos, *row[:length]] for row in ids])
 
 
 def part(rows: Sequence[Row], split: Split) -> list[Row]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from random_layers import seeded
-from tiny import tiny_gpt2
+from tiny import save_gpt2, save_grouped, tiny_gpt2
 from wired import save_wired
 
 from iclutils import IclError, models
 from iclutils.chapters import induction
 from iclutils.interp import head_scores, readout
+from iclutils.interp.hooks import ablate_sets, logits_under
 from iclutils.models import TransformerBridge
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 
@@ -52,24 +54,61 @@ def test_cutting_the_wire_is_what_stops_it(built: tuple) -> None:
     assert cut.without_previous.max() < 0.2
     torch.testing.assert_close(cut.without_all_previous, cut.without_previous)
     torch.testing.assert_close(cut.without_all_paths, cut.without_path)
-    assert set(cut.without_other) == {(0, 1)}
-    torch.testing.assert_close(cut.without_other[0, 1], cut.before)
+    assert len(cut.without_others) == 1  # head 0.1, which is idle
+    torch.testing.assert_close(cut.without_others[0], cut.before)
+    sets = [[(0, 0)], [(0, 1)]]
+    chosen = induction.cause(model, batch, induction.find(model, batch), other, sets)
+    torch.testing.assert_close(torch.stack(chosen.without_others)[0], cut.without_previous)
+    torch.testing.assert_close(torch.stack(chosen.without_others)[1], cut.before)
 
 
 def test_the_loss_rises_without_the_head_and_not_without_an_idle_one(built: tuple) -> None:
     model, batch, other = built
-    found = induction.second_copy(model, batch, [])
+    (found,) = induction.second_copy(model, batch, [[]])
     before = found["loss"]
     log_p, right = readout.predictions(model, batch.tokens)
     torch.testing.assert_close(before, -log_p[:, batch.clean_half].mean(1))
     torch.testing.assert_close(found["accuracy"], right[:, batch.clean_half].float().mean(1))
-    rise = {}
-    for head in [(1, 0), (1, 1)]:
-        hooks = induction.ablate_heads(model, batch.tokens, [head], "zero", other.tokens)
-        after = induction.second_copy(model, batch, hooks)
-        rise[head] = (after["loss"] - before).mean().item()
-    assert rise[1, 0] > 1
-    assert rise[1, 1] == pytest.approx(0, abs=1e-6)
+    ways = ablate_sets(model, batch.tokens, [[(1, 0)], [(1, 1)]], "zero", other.tokens)
+    cut, idle = (x["loss"] - before for x in induction.second_copy(model, batch, ways))
+    assert cut.mean() > 1
+    assert idle.mean().item() == pytest.approx(0, abs=1e-6)
+
+
+def test_a_pair_that_comes_again() -> None:
+    tokens = torch.tensor([[9, 1, 2, 1, 3, 1, 2, 2, 1, 2]])
+    again = induction.repeats_a_pair(tokens)[0].tolist()
+    expected = [
+        (a, b) in list(pairwise(tokens[0].tolist()))[:i]
+        for i, (a, b) in enumerate(pairwise(tokens[0].tolist()))
+    ]
+    assert again == expected
+    assert sum(again) == 3
+
+
+@pytest.mark.parametrize("save", [save_gpt2, save_grouped])
+def test_answers_without_heads_are_those_of_plain_passes(save: Any, tmp_path: Path) -> None:
+    """Against a loop of whole passes that overwrite the heads by hand."""
+    save(tmp_path)
+    model = models.load(tmp_path, tokenizer="numbers")
+    tokens = torch.randint(0, 50, (6, 9), generator=seeded(0))
+    sets = [[(1, 0), (2, 3)], [(0, 2)], [], [(2, 1)]]
+    _, cache = models.cached(model, tokens, lambda name: name.endswith("hook_z"))
+    ways = ablate_sets(model, tokens, sets, "mean", tokens)
+    fast = list(logits_under(model, tokens, ways))
+
+    def overwrite(layer: int, head: int) -> Any:
+        def hook(z: torch.Tensor, hook: Any) -> torch.Tensor:
+            z = z.clone()
+            z[:, :, head] = cache["z", layer][:, :, head].mean((0, 1))
+            return z
+
+        return f"blocks.{layer}.attn.hook_z", hook
+
+    for heads, got in zip(sets, fast, strict=True):
+        with torch.no_grad():
+            slow = model.run_with_hooks(tokens, fwd_hooks=[overwrite(*h) for h in heads])
+        torch.testing.assert_close(got, slow, atol=1e-5, rtol=1e-5)
 
 
 def test_a_model_without_a_circuit_still_gets_an_answer(tmp_path: Path) -> None:

@@ -103,3 +103,20 @@ def test_mistakes_are_refused() -> None:
     ):
         with pytest.raises(IclError, match=message):
             run()
+
+
+def test_controls_stand_in_the_same_layers() -> None:
+    heads = [(1, 0), (1, 2), (3, 1), (4, 0), (4, 1), (4, 2)]
+    sets = head_scores.same_layers(heads, 4, 6, torch.Generator().manual_seed(0))
+    assert len(sets) == 6
+    for drawn in sets:
+        assert not set(drawn) & set(heads)
+        layers = [layer for layer, _ in drawn]
+        assert (layers.count(1), layers.count(3), layers.count(4)) == (2, 1, 1)  # one left in 4
+        assert len(set(drawn)) == len(drawn)
+    assert len({tuple(sorted(drawn)) for drawn in sets}) > 1
+
+
+def test_top_heads_come_in_order() -> None:
+    scores = torch.tensor([[0.1, 0.9], [0.8, 0.3]])
+    assert head_scores.top_heads(scores, 3) == [(0, 1), (1, 0), (1, 1)]

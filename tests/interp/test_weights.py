@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
-from tiny import save_gpt2
+from tiny import save_gpt2, save_grouped
 from transformers import GPT2LMHeadModel
 
 from iclutils import IclError, models
@@ -94,3 +95,38 @@ def test_pairs_go_upwards(gpt2: TransformerBridge) -> None:
     assert all(a[0] < b[0] for a, b in pairs)
     with pytest.raises(IclError, match="must be in a later layer"):
         weights.qk_matching(gpt2, (1, 0), (1, 2))
+
+
+@pytest.mark.parametrize("kind", ["Q", "K"])
+def test_composition_under_rotary_positions_turns_queries_and_keys(
+    kind: str, tmp_path: Path
+) -> None:
+    """Scores of one head on two tokens, read off the model, give its W_QK at that distance."""
+    save_grouped(tmp_path)
+    model, distance = models.load(tmp_path), 5
+    scores = weights.composition_scores(model, kind, distance)  # type: ignore[arg-type]
+    size = model.cfg.d_head
+    angle = distance * 10_000.0 ** (-torch.arange(0, size, 2).double() / size)
+    turn = torch.zeros(size, size, dtype=torch.double)
+    for i, a in enumerate(angle.tolist()):  # halves paired; the query is the later of the two
+        j = i + size // 2
+        turn[i, i] = turn[j, j] = math.cos(a)
+        turn[i, j], turn[j, i] = math.sin(a), -math.sin(a)
+    q, k = (w[2, 3].double() for w in (model.W_Q, model.W_K))
+    ov = (model.W_V[0, 1] @ model.W_O[0, 1]).double()
+    qk = q @ turn @ k.T
+    read = qk if kind == "Q" else qk.T
+    expected = (ov @ read).norm() / (ov.norm() * read.norm())
+    assert scores[0, 1, 2, 3].item() == pytest.approx(expected.item(), rel=1e-4)
+    plain = weights.composition_scores(model, kind)  # type: ignore[arg-type]
+    assert not torch.allclose(plain, scores)
+
+
+def test_qk_matching_among_some_tokens(tmp_path: Path) -> None:
+    save_gpt2(tmp_path)
+    model, some = models.load(tmp_path), torch.tensor([3, 8, 11, 40, 41])
+    found = weights.qk_matching(model, (0, 1), (2, 3), among=some)
+    words = model.W_E[some]
+    keys = words @ model.W_V[0, 1] @ model.W_O[0, 1] @ model.W_K[2, 3]
+    best = (words @ model.W_Q[2, 3] @ keys.T).argmax(1)
+    assert found[0] == pytest.approx((best == torch.arange(5)).float().mean().item())
