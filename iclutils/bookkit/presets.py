@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..errors import unknown
+from ..tasks import words
 from ..zoo import HELD_OUT
 
 Names = tuple[str, ...]
@@ -24,6 +25,13 @@ class Induction:
     sequences: int = 32  # repeated sequences behind every mean
     sweeps: int = 8  # sequences behind the position sweep
     pairs: int = 100  # random head pairs in the null of the QK-matching circuit
+    matched: int | None = None  # tokens among which queries are matched with keys; None: all
+    ways: Names = ("zero", "mean", "resample")  # in which MLP layers are removed
+    draws: int = 0  # of other heads of the same layers; 0: of all heads without a role
+    explained: int = 5  # sequences with Shapley values of their tokens
+    strongest: int = 0  # induction heads that are removed together on text and words
+    functions: Names = ()  # between words
+    prompts: int = 0  # of each function
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,7 @@ class Tier:
 PAPER = Tier(
     "paper",
     "auto",
-    Induction(models=("gpt2",), length=50, sequences=32, sweeps=6, pairs=200),
+    Induction(models=("gpt2",), length=50, sequences=32, sweeps=6, pairs=200, draws=10),
     LabelWords(
         models=("gpt2-xl",),
         deeper=(),
@@ -208,7 +216,19 @@ PAPER = Tier(
 REAL = Tier(
     "real",
     "auto",
-    Induction(models=("smollm2",), length=50, sequences=8, sweeps=2, pairs=200),
+    Induction(
+        models=("smollm2",),
+        length=50,
+        sequences=8,
+        sweeps=0,
+        matched=4096,
+        ways=("mean",),
+        draws=5,
+        explained=0,
+        strongest=20,
+        functions=tuple(words.FUNCTIONS),
+        prompts=30,
+    ),
     LabelWords(
         models=("smollm2",),
         deeper=(),

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
+from sklearn.metrics import roc_auc_score
 from torch import Generator, Tensor
 
 from ..errors import IclError
 from ..interp.graph import all_heads, component_outputs
-from ..interp.head_scores import prefix_matching, score_heads, strongest
+from ..interp.head_scores import prefix_matching, score_heads, strongest, top_heads
 from ..interp.hooks import (
     Head,
     Hook,
@@ -27,7 +28,14 @@ from ..interp.hooks import (
     run_with_hooks,
 )
 from ..interp.patching import patch_key_input
-from ..interp.readout import check_prompts, icl_score, predictions, with_answers, writes
+from ..interp.readout import (
+    check_prompts,
+    icl_score,
+    log_prob,
+    predictions,
+    with_answers,
+    writes,
+)
 from ..models import TransformerBridge, get_act_name
 from ..progress import bar
 from ..tasks.repeated import RepeatedTokens, repeated_tokens
@@ -85,8 +93,9 @@ def find(model: TransformerBridge, batch: RepeatedTokens) -> Circuit:
     return roles({name: values.mean(0) for name, values in scores.items()})
 
 
-def roles(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Circuit:
-    """Heads by role from their mean scores (``score_heads``), as in ``find``."""
+def roles(scores: Mapping[str, Float[Tensor, "layer head"]], least: int = 1) -> Circuit:
+    """Heads by role from their mean scores (``score_heads``), as in ``find``; ``least``: how many
+    stand for a role that no head has."""
     if len(scores["prefix"]) < 2:
         raise IclError("An induction circuit needs two attention layers; this model has one.")
     prefix = scores["prefix"].clone()
@@ -94,12 +103,12 @@ def roles(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Circuit:
     induction = strongest(prefix)
     below = scores["previous"][: induction[0]]
     previous = strongest(below)
-    many = _labelled(prefix) or (induction,), _labelled(below) or (previous,)
-    return Circuit(previous, induction, *many)
+    return Circuit(previous, induction, *(_labelled(each, least) for each in (prefix, below)))
 
 
-def _labelled(scores: Float[Tensor, "layer head"]) -> tuple[Head, ...]:
-    return tuple((layer, head) for layer, head in torch.nonzero(scores > LABEL).tolist())
+def _labelled(scores: Float[Tensor, "layer head"], least: int) -> tuple[Head, ...]:
+    found = tuple((layer, head) for layer, head in torch.nonzero(scores > LABEL).tolist())
+    return found or tuple(top_heads(scores, min(least, scores.numel())))
 
 
 def _heads(model: TransformerBridge, layers: int) -> list[Head]:
@@ -201,6 +210,35 @@ def shapley_values(
     scores, _ = run_with_hooks(model, tokens, [end])
     log_p = scores[:, 0].log_softmax(-1)[:, row[-1]].view(draws, count + 1)
     return log_p.diff(dim=1).gather(1, step)
+
+
+def depth_order(
+    previous: Float[Tensor, "layer head"], prefix: Float[Tensor, "layer head"], count: int = 5
+) -> float:
+    """Share of pairs of one of the ``count`` heads with the highest previous-token scores and one
+    of those with the highest prefix matching in which the former stands in an earlier layer, a tie
+    counting half."""
+    below, above = (
+        torch.tensor([layer for layer, _ in top_heads(scores, count)])
+        for scores in (previous, prefix)
+    )
+    return ((above - below[:, None]).sign().double().mean().item() + 1) / 2
+
+
+def separation(scores: Float[Tensor, "layer head"], heads: Sequence[Head]) -> float:
+    """Area under the ROC curve of a score for ``heads`` against all others."""
+    named = torch.zeros(scores.shape, dtype=torch.bool)
+    for head in heads:
+        named[head] = True
+    return float(roc_auc_score(named.flatten(), scores.flatten()))
+
+
+def losses_without(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"], sets: Sequence[Sequence[Head]]
+) -> Float[Tensor, "set batch entry"]:
+    """Loss (nats) of every next token without each set of heads (mean ablation)."""
+    ways = ablate_sets(model, tokens, sets, "mean", tokens)
+    return torch.stack([-log_prob(s, tokens) for s in logits_under(model, tokens, ways)])
 
 
 def repeats_a_pair(tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch entry"]:

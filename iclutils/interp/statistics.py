@@ -5,7 +5,7 @@ Sources: Benjamini and Hochberg 1995; Westfall and Young 1993 (the largest of ma
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import fmean
 
 import torch
@@ -44,6 +44,15 @@ def jackknife(pairs: Mapping[tuple[Hashable, Hashable], float]) -> list[float]:
 
     count = len(items)
     return [count * mean() - (count - 1) * mean(item) for item in items]
+
+
+def pseudo_values(statistic: Callable[..., float], *columns: Sequence[float]) -> list[float]:
+    """Jackknife pseudo-values of a statistic of several columns, a row left out at a time: their
+    mean is the statistic less its bias, their standard error that of the statistic (Efron 1982)."""
+    rows = list(zip(*columns, strict=True))
+    whole = statistic(*columns)
+    left = [statistic(*zip(*(rows[:i] + rows[i + 1 :]), strict=True)) for i in range(len(rows))]
+    return [len(rows) * whole - (len(rows) - 1) * one for one in left]
 
 
 def benjamini_hochberg(p: Float[Tensor, "*item"], rate: float = 0.05) -> Bool[Tensor, "*item"]:

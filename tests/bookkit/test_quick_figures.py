@@ -77,6 +77,16 @@ def test_01_finds_the_induction_head_of_the_chapter() -> None:
     assert f"{byhand[1, 0]:.2f}" in made.text
 
 
+@pytest.mark.usefixtures("small")
+def test_01_reads_heads_that_share_keys_and_values(tmp_path: Path) -> None:
+    save_grouped(tmp_path)
+    numbers = iclutils.show("01", tmp_path).numbers
+    model = models.load(tmp_path, fold=True)
+    torch.testing.assert_close(numbers["copying (weights)"], weights.copying_scores(model))
+    layer, head = numbers["induction head"]
+    assert numbers["prefix matching"][1:].max() == numbers["prefix matching"][layer, head]
+
+
 def test_02_measures_the_flow_of_the_chapter(session: Session) -> None:
     made = iclutils.show("02", "anchors-0")
     model = models.load("anchors-0")

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 import torch
 from random_layers import seeded
+from random_prompts import random_prompts
 from tiny import save_gpt2, save_grouped, tiny_gpt2
 from wired import save_wired
 
 from iclutils import IclError, models
 from iclutils.chapters import induction
 from iclutils.interp import head_scores, readout
-from iclutils.interp.hooks import ablate_sets, logits_under
+from iclutils.interp.hooks import ablate_heads, ablate_sets, logits_under
 from iclutils.models import TransformerBridge
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
+from iclutils.tasks.words import Asked
 
 LENGTH = 12
 
@@ -194,3 +196,29 @@ def test_checkpoint_metrics_are_those_of_the_other_measurements() -> None:
     assert found["loss"] == pytest.approx(-log_p[:, batch.clean_half].mean().item())
     assert found["accuracy"] == pytest.approx(right[:, batch.clean_half].float().mean().item())
     assert found["icl"] < -1
+
+
+def test_what_the_weights_and_the_depth_of_heads_say() -> None:
+    previous = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.1, 0.0]])
+    prefix = torch.tensor([[0.0, 0.0], [0.9, 0.0], [0.1, 0.8]])
+    # layers of the former 0, 1 and of the latter 1, 2: three pairs in order, one tie
+    assert induction.depth_order(previous, prefix, 2) == pytest.approx(3.5 / 4)
+    assert induction.depth_order(prefix, previous, 2) == pytest.approx(0.5 / 4)
+    # heads 0.1 and 1.0 have scores of 0.1 and 0.2, the others of 0.9 and 0.8: no pair in order
+    assert induction.separation(previous[:2], [(0, 1), (1, 0)]) == 0
+    assert induction.separation(previous[:2], [(0, 0), (1, 0)]) == pytest.approx(3 / 4)
+
+
+def test_words_answered_without_heads(tmp_path: Path) -> None:
+    """Against whole passes, the answer's two tokens predicted after one another."""
+    save_grouped(tmp_path)
+    model = models.load(tmp_path, tokenizer="numbers")
+    prompts = random_prompts(count=6, classes=2)
+    whole = torch.tensor([[7, 8, -1]] * 5 + [[0, 0, 0]])
+    free = models.logits(model, prompts.tokens)
+    whole[:, 0] = free[torch.arange(6), prompts.target].argmax(-1)
+    right = induction.answers_without(model, Asked(prompts, whole), [[], [(1, 0), (2, 1)]])
+    assert right[0].tolist() == readout.whole_answers(model, prompts, whole).tolist()
+    tokens, _ = readout.with_answers(prompts, whole)
+    hooks = ablate_heads(model, tokens, [(1, 0), (2, 1)], "mean", tokens)
+    assert right[1].tolist() == readout.whole_answers(model, prompts, whole, hooks).tolist()

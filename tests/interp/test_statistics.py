@@ -37,6 +37,15 @@ def test_mean_and_standard_error(values: list[float]) -> None:
     assert se == pytest.approx(textbook.stdev(values) / len(values) ** 0.5, abs=1e-9)
 
 
+def test_pseudo_values_of_a_mean_are_the_data_and_those_of_a_ratio_give_its_error() -> None:
+    x, y = [1.0, 4.0, 2.0, 7.0], [2.0, 2.5, 4.0, 3.0]
+    assert statistics.pseudo_values(textbook.fmean, x) == pytest.approx(x)
+    found = statistics.pseudo_values(lambda a, b: sum(a) / sum(b), x, y)
+    left = [(sum(x) - a) / (sum(y) - b) for a, b in zip(x, y, strict=True)]
+    spread = sum((one - textbook.fmean(left)) ** 2 for one in left) * 3 / 4  # Efron's formula
+    assert textbook.variance(found) / 4 == pytest.approx(spread)
+
+
 def test_significance_by_enumeration() -> None:
     """All 2^8 flips of eight samples, and Benjamini-Hochberg by scipy."""
     values = torch.randn(5, 8, generator=seeded(), dtype=torch.float64)

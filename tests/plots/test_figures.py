@@ -128,3 +128,11 @@ def test_panels_with_other_series_have_legends_of_their_own() -> None:
     slanted = figures.bars({"": [(1.0, 0.0)] * 10}, ["a long label"] * 10, "y", log_y=True).axes[0]
     assert slanted.get_yscale() == "log"
     assert slanted.get_xticklabels()[0].get_rotation() == 40
+
+
+def test_points_carry_their_names() -> None:
+    axes = figures.named_points({"past": (0.5, 0.2), "kind": (0.0, -0.1)}, "x", "y").axes[0]
+    assert {t.get_text(): tuple(t.xy) for t in axes.texts} == {
+        "past": (0.5, 0.2),
+        "kind": (0.0, -0.1),
+    }
