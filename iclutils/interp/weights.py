@@ -58,7 +58,7 @@ def composition_scores(
     read_size = ((left.mT @ left) * scored).sum((-2, -1)).sqrt()
     found = values.new_zeros(*size.shape, *size.shape)
     for later in range(1, len(found)):
-        between = out[:later, :, None] @ left[later]  # (layer, head, later head, d_head, d_head)
+        between = torch.einsum("lhdm,kme->lhkde", out[:later], left[later])  # one large product
         product = (written[:later, :, None] @ between) * (between @ scored[later])
         norm = product.sum((-2, -1)).clamp_min(0).sqrt()
         found[:later, :, later] = norm / (size[:later, :, None] * read_size[later])
