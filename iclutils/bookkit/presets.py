@@ -32,6 +32,7 @@ class Induction:
     strongest: int = 0  # induction heads that are removed together on text and words
     functions: Names = ()  # between words
     prompts: int = 0  # of each function
+    quantised: Names = ()  # a model in few bits, and the same unquantised
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,15 @@ class Tier:
 PAPER = Tier(
     "paper",
     "auto",
-    Induction(models=("gpt2",), length=50, sequences=32, sweeps=6, pairs=200, draws=10),
+    Induction(
+        models=("gpt2",),
+        length=50,
+        sequences=32,
+        sweeps=6,
+        pairs=200,
+        draws=10,
+        quantised=("smollm2", "smollm2-unquantised"),
+    ),
     LabelWords(
         models=("gpt2-xl",),
         deeper=(),

@@ -170,9 +170,9 @@ def begin(
     chosen = presets.get(tier)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise IclError(f"seed must be a natural number; got {seed!r}.")
-    if model in models.HUB:  # a published model: the sizes and claims of its tier
+    if model in models.HUB and tier != "real":  # a published model: sizes and claims of its tier
         chosen = presets.TIERS["paper"]
-    if model == smollm2.NAME:
+    if model.startswith(smollm2.NAME):
         chosen = presets.TIERS["real"]
     if weights not in ("trained", "random"):
         raise unknown("weights", weights, ("trained", "random"))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
+from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 from torch import Generator, Tensor
 
@@ -36,7 +37,7 @@ from ..interp.readout import (
     with_answers,
     writes,
 )
-from ..models import TransformerBridge, get_act_name
+from ..models import TransformerBridge, get_act_name, logits
 from ..progress import bar
 from ..tasks.repeated import RepeatedTokens, repeated_tokens
 from ..tasks.words import Asked
@@ -239,6 +240,23 @@ def losses_without(
     """Loss (nats) of every next token without each set of heads (mean ablation)."""
     ways = ablate_sets(model, tokens, sets, "mean", tokens)
     return torch.stack([-log_prob(s, tokens) for s in logits_under(model, tokens, ways)])
+
+
+def alike(
+    one: TransformerBridge,
+    other: TransformerBridge,
+    prose: Int[Tensor, "passage pos"],
+    copied: RepeatedTokens,
+) -> tuple[Float[Tensor, "passage"], Float[Tensor, "sequence"]]:
+    """How alike two models are that read the same tokens: the share of predictions on prose whose
+    likeliest token is the same, and the rank correlation over heads of prefix matching."""
+    first, second = (logits(model, prose).argmax(-1) for model in (one, other))
+    scores = [score_heads(m, copied.tokens, copied.length)["prefix"] for m in (one, other)]
+    ranks = [
+        spearmanr(*(x.flatten().cpu() for x in pair)).statistic
+        for pair in zip(*scores, strict=True)
+    ]
+    return (first == second).double().mean(1), torch.tensor(ranks)
 
 
 def repeats_a_pair(tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch entry"]:

@@ -41,6 +41,8 @@ def test_beginning_says_what_runs_where(capsys: Out, tmp_path: Path) -> None:
     assert iclutils.begin(model=str(tmp_path)).models("01") == (str(tmp_path),)
     published = iclutils.begin(model="gpt2", device="cpu")
     assert (published.tier.name, published.own_model) == ("paper", "gpt2")
+    for given in ({"model": "smollm2-unquantised"}, {"model": "gpt2", "tier": "real"}):
+        assert iclutils.begin(**given).tier.name == "real"
     for name in claims.chapters():
         assert all(tier.models(name[:2]) for tier in presets.TIERS.values())
 

@@ -7,11 +7,16 @@ import subprocess
 import zipfile
 from pathlib import Path
 
+import gguf
 import pytest
+import torch
 from safetensors import SafetensorError
-from tiny import language_model
+from tiny import language_model, save_grouped
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from iclutils import IclError, models, room
+from iclutils.chapters import induction
+from iclutils.tasks.repeated import repeated_tokens
 from iclutils.zoo import smollm2
 
 
@@ -120,9 +125,6 @@ def test_a_model_that_does_not_fit_in_memory_is_refused_before_it_is_read(
 
 
 def test_the_real_one_answers_like_hugging_face() -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     folder = language_model()
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     words = AutoTokenizer.from_pretrained(folder)
@@ -132,3 +134,68 @@ def test_the_real_one_answers_like_hugging_face() -> None:
     assert words.decode(expected[0, -1].argmax()) == " Paris"
     found = models.logits(models.load("smollm2"), tokens)
     torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-4)
+
+
+def write_gguf(network: PreTrainedModel, path: Path) -> None:
+    """A small Llama in the format of the wheel: matrices in four bits, as llama.cpp stores them."""
+    config, writer = network.config, gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123"
+    words = [*letters, "ab", "cd", "<|endoftext|>"][-config.vocab_size :]
+    writer.add_token_list(words)
+    writer.add_token_merges(["a b", "c d"])
+    writer.add_bos_token_id(len(words) - 1)
+    writer.add_eos_token_id(len(words) - 1)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    four = gguf.GGMLQuantizationType.Q4_1
+    for name, value in network.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        if groups := {"q": 4, "k": 2}.get(name.split(".")[-2][0]) if "_proj" in name else None:
+            value = value.view(groups, 2, -1, value.shape[1]).transpose(1, 2).flatten(0, 2)
+        stored = names.get_name(name, try_suffixes=(".weight",))
+        if value.ndim == 1:
+            writer.add_tensor(stored, value.numpy())
+        else:
+            writer.add_tensor(stored, gguf.quantize(value.numpy(), four), raw_dtype=four)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_checkpoint_in_four_bits_is_the_network_to_a_sixteenth(tmp_path: Path) -> None:
+    """A small one of the wheel's format, read as the wheel is, against the weights before."""
+    sizes = {
+        "hidden_size": 64,
+        "head_dim": 16,
+        "intermediate_size": 96,
+        "tie_word_embeddings": True,
+    }
+    whole = save_grouped(tmp_path / "whole", **sizes)
+    write_gguf(whole, tmp_path / "model.gguf")
+    smollm2._convert(tmp_path, tmp_path / "four")
+    four = AutoModelForCausalLM.from_pretrained(tmp_path / "four", dtype=torch.float32)
+    for (name, before), after in zip(
+        whole.state_dict().items(), four.state_dict().values(), strict=True
+    ):
+        if before.ndim == 2:  # 32 numbers in a row share sixteen levels from least to largest
+            rows = before.view(len(before), -1, 32)
+            step = (rows.amax(-1) - rows.amin(-1)) / 15
+            apart = (before - after).view_as(rows).abs().amax(-1)
+            assert (apart <= 0.6 * step + 1e-3).all(), name
+    read, same = (models.load(tmp_path / x, tokenizer="numbers") for x in ("four", "whole"))
+    copied = repeated_tokens(same, 4, 10, torch.Generator().manual_seed(0))
+    assert all((x == 1).all() for x in induction.alike(same, same, copied.tokens, copied))
+    chosen, ranks = induction.alike(read, same, copied.tokens, copied)
+    assert 0.3 < chosen.mean() < 1
+    assert 0.4 < ranks.mean() < 1
