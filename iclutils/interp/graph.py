@@ -168,8 +168,8 @@ def split_qkv_input(model: TransformerBridge) -> Iterator[None]:
         model.set_use_hook_mlp_in(True)
     except (AttributeError, NotImplementedError) as error:
         raise IclError(
-            "This model cannot fork the inputs of queries, keys and values: use one like GPT-2, "
-            "GPT-NeoX or Llama."
+            "Path patching does not fit this model: it cannot fork the inputs of queries, keys and "
+            "values. Use one like GPT-2, GPT-NeoX or Llama."
         ) from error
     try:
         yield

@@ -129,8 +129,8 @@ def keys_values(
     network = model.original_model
     if "position_ids" not in inspect.signature(network.forward).parameters:
         raise IclError(
-            "This model takes no explicit positions, so what it remembers cannot be cut without "
-            "moving the rest: use one with learned or rotary positions."
+            "A cut memory does not fit this model: it takes no explicit positions, so nothing can "
+            "be cut without moving the rest. Use one with learned or rotary positions."
         )
     config = network.config
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
@@ -139,8 +139,8 @@ def keys_values(
         windowed = any("full" not in kind and "global" not in kind for kind in kinds)
     if windowed:
         raise IclError(
-            "This model attends to a sliding window, which counts remembered tokens rather than "
-            "positions: use one with full attention in every layer."
+            "A cut memory does not fit this model: it attends to a sliding window, which counts "
+            "remembered tokens and not positions. Use one with full attention in every layer."
         )
     with torch.no_grad():
         options = {"use_cache": True, "return_type": "logits_and_cache", "logits_to_keep": 1}

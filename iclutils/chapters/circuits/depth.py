@@ -49,8 +49,8 @@ def lens(
             ).values[0]
         except (NotImplementedError, ValueError) as error:
             raise IclError(
-                "This model's predictions are not read from its last layer by a final LayerNorm "
-                "and the unembedding alone, so no depth can be read so."
+                "The logit lens does not fit this model: its predictions are not read from its "
+                "last layer by a final norm and the unembedding alone."
             ) from error
         logits = seen[rows, where]
         kl.append((final.exp() * (final - logits.log_softmax(-1))).sum(-1).mean(-1))

@@ -219,8 +219,9 @@ def direct_logit_attribution(
     gap = parts.sum(1) + constant - value
     if not bool((gap.abs() <= LOGIT_TOLERANCE * (parts.abs().sum(1) + constant.abs())).all()):
         raise IclError(
-            "The parts do not sum to the logit: this model's residual stream or final norm is not "
-            "of the usual kind. Use a model like GPT-2, GPT-NeoX or Llama."
+            "Direct logit attribution does not fit this model: the parts do not sum to the logit, "
+            "because its residual stream or final norm is not of the usual kind. Use a model like "
+            "GPT-2, GPT-NeoX or Llama."
         )
     return LogitAttribution(first, update, mlp, embedding, constant, value)
 
@@ -254,9 +255,9 @@ def read_heads(
         gap = (ours.masked_fill(later, 0.0) - theirs).abs().max()
         if not gap <= SCORE_TOLERANCE * (1 + theirs.abs().max()):
             raise IclError(
-                "This model's attention scores are not q·k / sqrt(d_head) of the queries and keys "
-                "that it shows (another scale, other positions, a window): use one like GPT-2 or "
-                "Llama."
+                "Heads of this model cannot be taken as dual models: attention scores are not "
+                "q·k / sqrt(d_head) of the queries and keys that it shows (another scale, other "
+                "positions, a window). Use one like GPT-2 or Llama."
             )
         yield [query, key, value, z]
 

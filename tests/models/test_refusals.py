@@ -1,0 +1,62 @@
+"""What a lens does not know of a model it refuses, and names itself and the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import save_gptj, save_grouped
+from transformers import BloomConfig, BloomForCausalLM
+
+from iclutils import IclError, models
+from iclutils.chapters.gradient_descent import heads
+from iclutils.interp import clean_corrupt, kv_cache, patching, weights
+from iclutils.interp.graph import Node
+from iclutils.models import TransformerBridge
+
+TOKENS = torch.randint(1, 59, (2, 11), generator=torch.Generator().manual_seed(0))
+SHOWN = (torch.arange(11) < 6).expand(2, -1)
+
+
+def save_bloom(folder: Path) -> None:
+    """Positions as slopes of attention, and another scale."""
+    sizes = {"vocab_size": 60, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+    torch.manual_seed(0)
+    config = BloomConfig(**sizes, bos_token_id=59, eos_token_id=59)
+    BloomForCausalLM(config).save_pretrained(folder)
+
+
+def patched(model: TransformerBridge) -> Any:
+    task = clean_corrupt.copying(model, 1, 5, torch.Generator().manual_seed(0))
+    return patching.patch_edges(model, task, [(Node("head", 0, 0), Node("k", 1, 0))])
+
+
+@pytest.mark.parametrize(
+    ("save", "lens", "message"),
+    [
+        (save_bloom, lambda m: heads.dual_heads(m, TOKENS, SHOWN), "dual models: .* other positi"),
+        (save_bloom, lambda m: weights.qk_matching(m, (0, 0), (1, 0)), "^QK matching .* rotary"),
+        (save_bloom, lambda m: weights.composition_scores(m, "K", 1), "composition at a distance"),
+        (save_bloom, lambda m: kv_cache.keys_values(m, TOKENS), "A cut memory .* no explicit posi"),
+        (save_gptj, lambda m: heads.dual_heads(m, TOKENS, SHOWN), "editing the attention"),
+        (save_gptj, patched, "^Path patching does not fit this model: it cannot fork"),
+        (
+            lambda folder: save_grouped(folder, "qwen3"),
+            lambda m: weights.composition_scores(m, "K"),
+            "^K-composition cannot be read .* its heads norm their queries",
+        ),
+    ],
+)
+def test_a_lens_names_itself_and_the_reason(
+    tmp_path: Path,
+    save: Callable[[Path], Any],
+    lens: Callable[[TransformerBridge], Any],
+    message: str,
+) -> None:
+    save(tmp_path)
+    model = models.load(tmp_path, tokenizer="numbers")
+    with pytest.raises(IclError, match=message):
+        lens(model)
