@@ -142,15 +142,17 @@ def compared(table: Iterable[Row]) -> str:
 
 def compared_html(table: Iterable[Row], page: str = "") -> str:
     """The same as HTML; each claim leads to its row on the ``page`` of the scorecard."""
-    head = "".join(f"<th>{x}</th>" for x in ("Claim", "Source", *COLUMNS.values()))
+    rows = list(table)  # without columns in which no claim is put
+    columns = {c: label for c, label in COLUMNS.items() if of(rows, c)}
+    head = "".join(f"<th>{x}</th>" for x in ("Claim", "Source", *columns.values()))
     body, names = [], []
-    for found in table:
+    for found in rows:
         claim = found["mini"].claim
         name = f"<code>{claim.id}</code>"
         if page:
             name = f'<a class="reference internal" href="{page}#{anchor(claim)}">{name}</a>'
         cells = [f'<td data-label="Source">{escape(published(claim))}</td>']
-        for column, label in COLUMNS.items():
+        for column, label in columns.items():
             value, verdict = found[column].value, found[column].verdict
             number = "" if value == verdict else f"<span>{value}</span> "
             mark = f'<span class="{" ".join(badge(verdict))}">{verdict}</span>'
