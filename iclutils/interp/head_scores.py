@@ -164,8 +164,9 @@ def strongest(scores: Float[Tensor, "layer head"]) -> tuple[int, int]:
 
 
 def top_heads(scores: Float[Tensor, "layer head"], count: int) -> list[tuple[int, int]]:
-    """(layer, head) of the largest scores, the largest first."""
-    return [divmod(i, scores.shape[1]) for i in scores.flatten().topk(count).indices.tolist()]
+    """(layer, head) of the largest scores, the largest first; of fewer heads, all."""
+    best = scores.flatten().topk(min(count, scores.numel())).indices
+    return [divmod(i, scores.shape[1]) for i in best.tolist()]
 
 
 def same_layers(

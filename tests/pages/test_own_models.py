@@ -233,6 +233,9 @@ def test_the_real_tier_checks_its_claims_on_a_small_network(
     words, folder = real_tokenizer("smollm2"), tmp_path / "smollm2"
     save_grouped(folder, vocab_size=len(words), max_position_embeddings=2048)
     words.save_pretrained(folder)
+    real = presets.TIERS["real"]
+    few = replace(real.induction, strongest=3, draws=2, prompts=6)
+    monkeypatch.setitem(presets.TIERS, "real", replace(real, induction=few))
     monkeypatch.setattr(smollm2, "folder", lambda: folder)
     monkeypatch.setenv("ICLUTILS_CACHE", str(tmp_path / "cache"))
     ran = Paper(chapter, tmp_path, tier="real")
