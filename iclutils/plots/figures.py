@@ -214,15 +214,13 @@ def scatter(panels: Mapping[str, tuple[Values, Values]], xlabel: str, ylabel: st
     return figure
 
 
-def named_points(points: Mapping[str, tuple[float, float]], xlabel: str, ylabel: str) -> Figure:
-    """Points with their names beside them."""
-    figure, (axes,) = canvas(height=3.8)
-    axes.axhline(0, color=GREY, lw=1, ls="--")
-    for name, (x, y) in points.items():
-        axes.plot(x, y, "o", ms=4, color=BLUE)
-        axes.annotate(name, (x, y), (4, 3), textcoords="offset points", size=8)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.margins(x=0.12)
+def rows(values: Mapping[str, float], xlabel: str) -> Figure:
+    """A bar from zero for each name, the first on top."""
+    figure, (axes,) = canvas(height=0.6 + 0.24 * len(values))
+    axes.barh(list(values), list(values.values()), color=BLUE)
+    axes.axvline(0, color=GREY, lw=1)
+    axes.invert_yaxis()
+    axes.set(xlabel=xlabel)
     return figure
 
 

@@ -130,9 +130,8 @@ def test_panels_with_other_series_have_legends_of_their_own() -> None:
     assert slanted.get_xticklabels()[0].get_rotation() == 40
 
 
-def test_points_carry_their_names() -> None:
-    axes = figures.named_points({"past": (0.5, 0.2), "kind": (0.0, -0.1)}, "x", "y").axes[0]
-    assert {t.get_text(): tuple(t.xy) for t in axes.texts} == {
-        "past": (0.5, 0.2),
-        "kind": (0.0, -0.1),
-    }
+def test_rows_keep_their_order_from_the_top() -> None:
+    axes = figures.rows({"past": 0.5, "kind": -0.1}, "x").axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [0.5, -0.1]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["past", "kind"]
+    assert axes.yaxis_inverted()
