@@ -2,13 +2,13 @@
 
 /* Formulas that are wider than the page can be reached, and so scrolled, with the keyboard. */
 function reachFormulas() {
-  for (const formula of document.querySelectorAll("mjx-container[display=true]")) {
+  for (const formula of document.querySelectorAll("div.math")) {
     if (formula.scrollWidth > formula.clientWidth) formula.tabIndex = 0;
     else formula.removeAttribute("tabindex");
   }
 }
 window.addEventListener("resize", reachFormulas);
-window.addEventListener("load", () => window.MathJax?.startup?.promise?.then(reachFormulas));
+window.addEventListener("load", reachFormulas);
 
 /* Paper is light, whatever the screen is. */
 let shown;

@@ -22,7 +22,7 @@ from . import address, claims, machine, run, scorecard
 SETTINGS = ("_config.yml", "_toc.yml")
 SHOWN = ("CHANGELOG.md", "CITATION.cff")  # pages of the book show them
 VOLATILE = ("date", "commit", "seconds", "peak_gib")  # what differs between two runs of the same
-BUILDERS = ("jupyter-book", "sphinx", "sphinx-book-theme", "myst-nb", "sphinx-mathjax-offline",
+BUILDERS = ("jupyter-book", "sphinx", "sphinx-book-theme", "myst-nb",
             "vl-convert-python")  # fmt: skip
 # Jupyter Book's own command has no option for several processes, and pybtex looks through all
 # installed packages for its plugins at every citation.

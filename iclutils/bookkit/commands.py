@@ -237,8 +237,8 @@ def pdf(given: Namespace) -> None:
     """Print chapters of the built book."""
     from . import pdf, run
 
-    wanted = [run.resolve(chapter) for chapter in given.chapters] or run.chapters()
-    names = [f"notebooks/{name}" for name in wanted]
+    wanted = [name for chapter in given.chapters for name in run.resolve(chapter)]
+    names = [f"notebooks/{name}" for name in wanted or run.chapters()]
     print(*pdf.make(BUILD / "html", BUILD / "pdf", names), sep="\n")
 
 

@@ -40,7 +40,6 @@ def make(html: Path, folder: Path, names: list[str]) -> list[Path]:
         tab.set_default_timeout(PATIENCE)
         for name in names:
             tab.goto((html / f"{name}.html").resolve().as_uri())
-            tab.evaluate("window.MathJax?.startup?.promise?.then(() => 0)")  # formulas are set
             path = folder / f"{Path(name).name}.pdf"
             with replacing(path) as temporary:
                 tab.pdf(path=temporary, format="A4", prefer_css_page_size=True, outline=True,

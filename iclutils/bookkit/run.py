@@ -97,10 +97,11 @@ class Run:
         return {"inputs": digest.hexdigest(), "parameters": self.parameters}
 
     def unchecked(self) -> list[str]:
-        """Claims of this chapter and tier that have no result."""
-        if self.kind == "own" or self.chapter not in claims.chapters():
+        """Claims of this tier that the notebook names and that have no result."""
+        if self.kind == "own":
             return []
-        wanted = [c.id for c in claims.ledger(self.chapter).values() if self.tier in c.tiers]
+        named = claims.named_in(read_json(self.source)["cells"])
+        wanted = [k for k, c in claims.ledger().items() if k in named and self.tier in c.tiers]
         return [k for k in wanted if not (self.results / self.kind / f"{k}.json").is_file()]
 
     def is_current(self) -> bool:
@@ -125,15 +126,16 @@ class Run:
 
 
 def chapters() -> list[str]:
-    """Chapters that can be run, in order."""
-    return sorted(path.stem for path in NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+    """Notebooks that can be run, in order. Those of one number share a ledger; the one that has its
+    name is the first of them, the others (an appendix) follow."""
+    names = [path.stem for path in NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")]
+    return sorted(names, key=lambda name: (name[:2], name not in claims.chapters(), name))
 
 
-def resolve(chapter: str) -> str:
-    """Full name of a chapter given as ``"01"`` or ``"01_gpt2_induction"``."""
-    for name in chapters():
-        if chapter in (name, name.split("_")[0]):
-            return name
+def resolve(chapter: str) -> list[str]:
+    """Notebooks of a chapter given as ``"01"``, or the one named like ``"01_gpt2_induction"``."""
+    if found := [name for name in chapters() if chapter in (name, name[:2])]:
+        return found
     raise unknown("chapter", chapter, chapters())
 
 
@@ -150,7 +152,7 @@ def parameters_of(notebook: Path) -> dict[str, Any]:
 
 def plan(chapter: str, given: dict[str, Any], build: Path) -> Run:
     """A run of a chapter (name or number) with these parameters, each of its default's type."""
-    name = resolve(chapter)
+    name = resolve(chapter)[0]
     known = parameters_of(NOTEBOOKS / f"{name}.ipynb")
     for key, value in given.items():
         if key not in known:
@@ -173,7 +175,7 @@ def run_chapters(
     Notebooks go to ``run/TIER/`` in ``build``, JSON to ``results/TIER/``, time and machine to
     ``runs/TIER/``. Where a chapter fails, those that have begun are finished before its error.
     """
-    runs = [plan(name, given, build) for name in names]
+    runs = [plan(name, given, build) for chapter in names for name in resolve(chapter)]
     runs = [replace(run, fresh=force or not run.is_current()) for run in runs]
     stale = sorted((r for r in runs if r.fresh), key=lambda r: r.seconds, reverse=True)
     for run in stale:

@@ -8,11 +8,6 @@ makes one picture of several that a reader goes through by hand.
 Example:
     >>> import torch
     >>> from iclutils.plots import diagrams
-    >>> tokens = ["A", "B", "C", "A"]
-    >>> before, after = torch.zeros(4, 4), torch.zeros(4, 4)
-    >>> before[[1, 2, 3], [0, 1, 2]] = 1.0
-    >>> after[3, 1] = 1.0
-    >>> figure = diagrams.induction_pair(tokens, before, after)
 """
 
 from __future__ import annotations
@@ -54,6 +49,11 @@ def induction_pair(
 
     Tokens below, the first head's output in the middle, the second's on top. ``at`` is the token
     that is continued (the last unless named); attention under 0.05 is left out.
+
+    Example:
+        >>> before, after = torch.eye(4).roll(1, 0).tril(), torch.zeros(4, 4)
+        >>> after[3, 1] = 1.0
+        >>> figure = diagrams.induction_pair(["fox", "ink", "oak", "fox"], before, after)
     """
     n = _square(tokens, previous, induction)
     at = n - 1 if at is None else at
@@ -67,9 +67,9 @@ def induction_pair(
         f"3  {names[1]}: it copies what it found, and “{tokens[found]}” is predicted next.",
     ]
     across = max(0.7, 0.3 + 0.075 * max(map(len, tokens)))
-    width = max(6.0, across * n + 0.5)
+    width = max(6.0, across * n + 1.0)
     axes = _sheet(width, 4.1)
-    xs = [(width - across * (n - 1)) / 2 + across * i for i in range(n)]
+    xs = [(width + 0.8 - across * (n - 1)) / 2 + across * i for i in range(n)]
     low, middle, top = 1.35, 2.35, 3.4
     for i, token in enumerate(tokens):
         _box(axes, (xs[i], low), token, across - 0.1)
@@ -141,6 +141,11 @@ def gathering(
     Left, the strongest edges, layer by layer upwards; right, the share of a layer's saliency that
     flows into the labels, from the labels to the target, and elsewhere. More layers than ``bands``
     are averaged into so many bands.
+
+    Example:
+        >>> flow = torch.rand(4, 6, 6, generator=torch.Generator().manual_seed(0)).tril(-1)
+        >>> words = ["good", ":", "yes", "bad", ":", "no"]
+        >>> figure = diagrams.gathering(words, flow, [2])
     """
     n = _square(tokens, *saliency)
     target = n - 1 if target is None else target

@@ -14,7 +14,7 @@ import operator
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -122,6 +122,12 @@ class Result:
 def chapters() -> list[str]:
     """Names of the chapters that have a ledger, such as ``01_gpt2_induction``."""
     return sorted(path.stem for path in ROOT.glob("*.yml"))
+
+
+def named_in(cells: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Ids that the code of a notebook's cells names."""
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    return set(re.findall(r"""["'](\d\d\.[a-z]\w*)["']""", code))
 
 
 @cache

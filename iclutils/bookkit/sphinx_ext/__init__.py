@@ -3,7 +3,8 @@
 - ``{scorecard}``: all claims with the source's figure, ours, the null's, and a filter;
 - ``{verdicts}``: how many findings hold, by source, as links into the scorecard;
 - ``{status}``: the last run of each notebook; ``{citation}``: how to cite the book;
-- ``{chapterfigure} NN-section``: a figure of a chapter with its text;
+- ``{chapterfigure} NN-section``: a figure of a chapter with its text; ``{gallery}``: the pictures
+  that a module's examples draw;
 - ``{measured}`01.name```, with ``.field`` and ``@null``, ``@real`` or ``@paper`` if wanted: a
   number from the results; ``{real}`01.name```: short for ``@real``; ``{verdict}`01.name```: the
   verdict, likewise;
@@ -14,15 +15,13 @@
 - ``{packages}``: which part of the package uses which, drawn from the imports.
 
 Results are read from ``book/results/TIER/CLAIM.json`` of the tree that is built. A claim that is
-not in the ledger is a warning, which ``-W`` makes an error. MathJax is copied from an installed
-package into the pages, and launch buttons come from ``iclutils.bookkit.address``.
-Claims that a chapter prints lead to their rows of the scorecard, and every page describes itself
-in its head.
+not in the ledger is a warning, which ``-W`` makes an error. Formulas become MathML, chapters and
+figures get numbers, and launch buttons come from ``iclutils.bookkit.address``. Claims that a
+chapter prints lead to their rows of the scorecard, and every page describes itself in its head.
 """
 
 from __future__ import annotations
 
-import shutil
 from importlib import metadata
 from pathlib import Path
 
@@ -33,13 +32,26 @@ from sphinx.util.typing import ExtensionMetadata
 
 from ...errors import IclError
 from .. import address
-from . import api, chapters, explorer, head, markdown, packages, pages, roles, scorecard
+from . import (
+    api,
+    chapters,
+    equations,
+    explorer,
+    gallery,
+    head,
+    markdown,
+    numbers,
+    packages,
+    pages,
+    roles,
+    scorecard,
+)
 
-MATHJAX = "mathjax/tex-svg.js"  # SVG output needs no fonts, so it also works from disk
 DIRECTIVES = {
     "api": api.Api,
     "chapterfigure": chapters.ChapterFigure,
     "citation": pages.Citation,
+    "gallery": gallery.Gallery,
     "messages": pages.Messages,
     "modelcards": pages.ModelCards,
     "modules": api.Modules,
@@ -57,7 +69,10 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     for name in roles.ROLES:
         app.add_role(name, roles.Number())
     app.add_post_transform(explorer.PictureAndSpecification)
+    app.add_transform(numbers.Numbered)
     api.connect(app)
+    equations.connect(app)
+    app.connect("env-get-updated", numbers.count_by_page, priority=600)
     app.connect("config-inited", _configure, priority=100)
     app.connect("builder-inited", lambda _: markdown.read_results.cache_clear())
     app.connect("doctree-read", chapters.link_claims)
@@ -70,22 +85,18 @@ def setup(app: Sphinx) -> ExtensionMetadata:
 
 
 def _configure(app: Sphinx, config: Config) -> None:
-    """Set what the YAML file cannot know: launch buttons, MathJax on this disk, and the marks by
-    which generated Markdown names its classes and targets.
+    """Set what the YAML file cannot know: launch buttons, and the marks by which generated Markdown
+    names its classes and targets.
     """
     try:
         config.html_theme_options.update(address.launch_options())
     except IclError as error:
         raise ConfigError(str(error)) from error
-    config.mathjax_path = MATHJAX
     config.myst_enable_extensions = {*config.myst_enable_extensions, "attrs_block", "attrs_inline"}
 
 
 def _copy_scripts(app: Sphinx, exception: Exception | None) -> None:
     if exception is None and app.builder.format == "html":
-        package = metadata.distribution("sphinx-mathjax-offline")
-        source = Path(str(package.locate_file(f"sphinx-mathjax-offline/static/{MATHJAX}")))
         static = Path(app.outdir, "_static")
-        (static / MATHJAX).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, static / MATHJAX)
+        (static / "scripts/fontawesome.js").write_text("")  # the theme's styles draw its icons too
         explorer.write(static)

@@ -42,13 +42,16 @@ def page(chapter: str) -> str:
     return next(name for name in claims.chapters() if name.startswith(f"{chapter}_"))
 
 
-def cells(env: BuildEnvironment, chapter: str) -> tuple[Path, list[dict[str, Any]]]:
-    """The notebook of a chapter, given as its number, and its cells."""
-    paths = sorted(Path(env.srcdir, "notebooks").glob("[0-9][0-9]_*.ipynb"))
-    known = {path.stem[:2]: path for path in paths}
-    if chapter not in known:
-        raise unknown("chapter", chapter, known)
-    return known[chapter], read_json(known[chapter])["cells"]
+def cells(env: BuildEnvironment, chapter: str) -> tuple[list[Path], list[dict[str, Any]]]:
+    """The notebooks of a chapter, given as its number, and all their cells, an appendix last."""
+    paths = sorted(
+        Path(env.srcdir, "notebooks").glob("[0-9][0-9]_*.ipynb"),
+        key=lambda path: (path.stem not in claims.chapters(), path.stem),
+    )
+    known = [path for path in paths if path.stem[:2] == chapter]
+    if not known:
+        raise unknown("chapter", chapter, sorted({path.stem[:2] for path in paths}))
+    return known, [cell for path in known for cell in read_json(path)["cells"]]
 
 
 def title(env: BuildEnvironment, chapter: str) -> str:
@@ -64,8 +67,9 @@ def title(env: BuildEnvironment, chapter: str) -> str:
 def figure(env: BuildEnvironment, label: str, number: int) -> tuple[bytes, str]:
     """PNG and alternative text of the ``number``-th figure of a chapter after ``(label)=``."""
     inside, found, labels = False, [], []
-    path, every = cells(env, label.split("-")[0])
-    env.note_dependency(str(path))
+    paths, every = cells(env, label.split("-")[0])
+    for path in paths:
+        env.note_dependency(str(path))
     for cell in every:
         if cell["cell_type"] == "markdown" and (named := LABEL.findall("".join(cell["source"]))):
             labels += named
@@ -114,11 +118,12 @@ def link_claims(app: Sphinx, doctree: nodes.document) -> None:
     """Lead from a chapter to its rows of the scorecard, if the book has one."""
     docname = app.env.docname
     stem = docname.removeprefix("notebooks/")
-    if stem not in claims.chapters() or cards.PAGE not in app.env.found_docs:
+    ledger = {k: claim for k, claim in claims.ledger().items() if claim.chapter == stem[:2]}
+    if stem == docname or not ledger or cards.PAGE not in app.env.found_docs:
         return
     app.env.note_reread()  # whether the ledger has changed is not seen here
-    ledger = claims.ledger(stem)
-    _say_how_many_hold(app.env, doctree, stem[:2])
+    if stem in claims.chapters():
+        _say_how_many_hold(app.env, doctree, stem[:2])
     _renew_tables(app.env, doctree)
     judged: set[str] = set()
     for block in doctree.findall(nodes.literal_block):

@@ -1,9 +1,10 @@
 """Explorers on the pages: the still picture first, and the specification beside it.
 
 A notebook output that has both becomes one container. A page with such a container, and no
-other, loads the Vega libraries, a style sheet and ``explorer.js``, which puts the drawing in the
-place of the picture. The specification stands in the page, since a page on disk may not read
-files. Where scripts are off, and in print, the picture stays.
+other, loads a style sheet and ``explorer.js``, which puts a button below the picture; who presses
+it gets the Vega libraries, and the drawing in the place of the picture. The specification stands
+in the page, since a page on disk may not read files. Where scripts are off, and in print, the
+picture stays.
 """
 
 from __future__ import annotations
@@ -61,8 +62,7 @@ class PictureAndSpecification(SphinxPostTransform):
 def load(app: Sphinx, page: str, template: str, context: Any, tree: nodes.document | None) -> None:
     """Load the scripts on a page with an explorer, and on no other."""
     if tree and any("explorer" in found["classes"] for found in tree.findall(nodes.container)):
-        app.add_js_file(LIBRARY, loading_method="defer")
-        app.add_js_file(OURS[0], loading_method="defer")
+        app.add_js_file(OURS[0], loading_method="defer", **{"data-library": LIBRARY})
         app.add_css_file(OURS[1])
 
 

@@ -27,13 +27,13 @@ class Status(Generated):
     def markdown(self) -> list[str]:
         """The table of notebooks, and that of machines."""
         runs = read_runs(Path(self.env.srcdir, "book/runs"))
-        table_of = {name[:2]: rows(self.env, name[:2]) for name in claims.chapters()}
+        table_of = {name: rows(self.env, name[:2]) for name in claims.chapters()}
         machines = sorted({_machine(run) for run in runs.values()})
         body = []
         for page in sorted(name for name in self.env.found_docs if name.startswith("notebooks/")):
             name = page.removeprefix("notebooks/")
             for column, label in scorecard.COLUMNS.items():
-                entries = scorecard.of(table_of.get(name[:2], []), column)
+                entries = scorecard.of(table_of.get(name, []), column)
                 run = runs.get((column, name))
                 if not (run or entries or column == "mini"):
                     continue

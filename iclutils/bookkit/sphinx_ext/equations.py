@@ -1,0 +1,57 @@
+"""Formulas as MathML, which browsers set themselves: no script, also on paper and from disk.
+
+The converter is docutils' own. It knows a part of LaTeX; what of it this book writes otherwise is
+translated first, and a formula that it cannot read is a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.util.math import get_node_equation_number
+
+logger = logging.getLogger(__name__)
+OTHERWISE = (
+    (r"\\dots\b", r"\\ldots"),
+    (r"\\[bB]ig[lr]?(?![a-zA-Z])", ""),  # brackets of MathML grow by themselves
+    (r"(\\t?frac)\s*(\d)\s*(\d)", r"\1{\2}{\3}"),
+)
+
+
+def connect(app: Sphinx) -> None:
+    """Make it the renderer of formulas."""
+    app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
+    app.config.html_math_renderer = "mathml"
+
+
+def mathml(text: str, block: bool) -> str:
+    """A formula as MathML, on one line."""
+    for pattern, other in OTHERWISE:
+        text = re.sub(pattern, other, text)
+    return re.sub(r"\s*\n\s*", " ", tex2mathml(text.strip(), as_block=block))
+
+
+def _inline(self: Any, node: nodes.math) -> None:
+    _add(self, node, "span", block=False)
+
+
+def _block(self: Any, node: nodes.math_block) -> None:
+    _add(self, node, "div", block=True)
+
+
+def _add(self: Any, node: nodes.Element, tag: str, block: bool) -> None:
+    self.body.append(self.starttag(node, tag, "", CLASS="math notranslate nohighlight"))
+    if node.get("number"):
+        self.body.append(f'<span class="eqno">({get_node_equation_number(self, node)})</span>')
+    try:
+        self.body.append(mathml(node.astext(), block))
+    except MathError as error:
+        logger.warning("formula %r: %s", node.astext(), error, location=node)
+    self.body.append(f"</{tag}>\n")
+    raise nodes.SkipNode

@@ -1,0 +1,46 @@
+"""Numbers that a reader can cite: of chapters, in titles and contents, and of figures and
+exercises, which are counted page by page (``Figure 1.3``).
+
+A cell of a notebook gives its figure a caption in its metadata, as ``mystnb``: ``figure``:
+``caption`` (and ``name``, to refer to it by ``{numref}``). Where it names no alternative text,
+the caption is also that.
+"""
+
+from __future__ import annotations
+
+import re
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.transforms import SphinxTransform
+
+CHAPTER = re.compile(r"notebooks/(\d\d)_")
+
+
+class Numbered(SphinxTransform):
+    """Put the number before the title of a chapter, and give every figure a name and a text."""
+
+    default_priority = 700  # names and targets are made
+
+    def apply(self) -> None:
+        """Change the page that is read."""
+        title = next(self.document.findall(nodes.title), None)
+        if (chapter := CHAPTER.match(self.env.docname)) and title is not None:
+            title.insert(0, nodes.Text(f"{chapter[1]} "))
+        for figure in self.document.findall(nodes.figure):
+            if not figure["ids"]:
+                self.document.set_id(figure)
+            for caption in figure.findall(nodes.caption):
+                for image in figure.findall(nodes.image):
+                    image["alt"] = image.get("alt") or caption.astext()
+
+
+def count_by_page(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """Count figures and exercises anew on each page, after the number of its chapter."""
+    for page, kinds in env.toc_fignumbers.items():
+        chapter = CHAPTER.match(page)
+        before = (int(chapter[1]),) if chapter else ()
+        for found in kinds.values():
+            found.update({name: (*before, i) for i, name in enumerate(found, 1)})
+    return []
