@@ -97,11 +97,16 @@ class Run:
         return {"inputs": digest.hexdigest(), "parameters": self.parameters}
 
     def unchecked(self) -> list[str]:
-        """Claims of this tier that the notebook names and that have no result."""
+        """Claims of this notebook and tier that have no result: those that it names; of the one with
+        the ledger's name all that no other notebook of the chapter names."""
         if self.kind == "own":
             return []
-        named = claims.named_in(read_json(self.source)["cells"])
-        wanted = [k for k, c in claims.ledger().items() if k in named and self.tier in c.tiers]
+        names = [name for name in chapters() if name[:2] == self.chapter[:2]]
+        of = {n: claims.named_in(read_json(NOTEBOOKS / f"{n}.ipynb")["cells"]) for n in names}
+        mine = of.pop(self.chapter) & set(claims.ledger())
+        if self.chapter in claims.chapters():
+            mine = set(claims.ledger(self.chapter)) - set().union(*of.values())
+        wanted = [k for k, c in claims.ledger().items() if k in mine and self.tier in c.tiers]
         return [k for k in wanted if not (self.results / self.kind / f"{k}.json").is_file()]
 
     def is_current(self) -> bool:
