@@ -97,8 +97,8 @@ class Run:
         return {"inputs": digest.hexdigest(), "parameters": self.parameters}
 
     def unchecked(self) -> list[str]:
-        """Claims of this notebook and tier that have no result: those that it names; of the one with
-        the ledger's name all that no other notebook of the chapter names."""
+        """Claims of this notebook and tier that have no result: those that it names, and for the
+        one with the ledger's name all that no other notebook of the chapter names."""
         if self.kind == "own":
             return []
         names = [name for name in chapters() if name[:2] == self.chapter[:2]]

@@ -20,6 +20,7 @@ from sphinx.util.docutils import docutils_namespace, patch_docutils
 
 from iclutils import zoo
 from iclutils.bookkit import address, claims
+from iclutils.bookkit.sphinx_ext.equations import mathml
 from iclutils.bookkit.sphinx_ext.pages import duration, held
 
 BIB = "@misc{xiang2024, author={Xiang, Shuyang}, title={A Note}, year={2024}}"
@@ -336,6 +337,67 @@ def _citation(book: Book) -> None:
     assert (fields["year"], fields["url"]) == ("2027", "https://example.org/a/b")
     people = entry["icl_taken_apart"].persons["author"]
     assert [str(person) for person in people] == ["{Ada Byron}", "{The Others}"]
+
+
+CAPTION = {"mystnb": {"figure": {"name": "fig-dot", "caption": "A dot of *ink*."}}}
+
+
+def test_chapters_and_figures_have_numbers_and_formulas_no_script(book: Book) -> None:
+    shown = dict(execution_count=1, source="1", outputs=[FIGURE])
+    cells = [
+        CHAPTER["cells"][0] | {"source": "# Demo\n\nSee {numref}`fig-dot`, and $x_1$."},
+        {"cell_type": "code", "id": "e", "metadata": CAPTION, **shown},
+        {"cell_type": "code", "id": "f", "metadata": {"mystnb": {"figure": {"caption": "No."}}}}
+        | shown,
+    ]
+    book.settings |= {"numfig": True, "myst_enable_extensions": ["dollarmath"]}
+    book.write("first.md", "# First\n\n```{figure} dot.png\nOf a page.\n```\n")
+    book.write("dot.png", "")
+    book.write("notebooks/07_demo.ipynb", json.dumps(CHAPTER | {"cells": cells}))
+    assert book.build() == ""
+    page = book.html("notebooks/07_demo")
+    assert "<h1>07 Demo" in page
+    assert "07 Demo" in book.html("index")
+    assert "See Fig. 7.1, and" in plain(page)
+    assert re.findall(r"Fig\. [\d.]+ ", plain(page.split("<figcaption>", 1)[1])) == [
+        "Fig. 7.1 ", "Fig. 7.2 "
+    ]  # fmt: skip
+    assert 'alt="A dot of ink."' in page
+    assert "Fig. 1 Of a page." in plain(book.html("first"))
+    assert "<math" in page
+    assert "<msub>" in page
+    assert "mathjax" not in page.lower()
+
+
+def test_a_formula_that_cannot_be_read_is_a_warning(book: Book) -> None:
+    book.settings |= {"myst_enable_extensions": ["dollarmath"]}
+    book.write("first.md", "# First\n\n$\\nonsense{1}$\n")
+    assert "formula '\\\\nonsense{1}'" in book.build()
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        (r"\frac12", ["<mfrac>", "<mn>1</mn>", "<mn>2</mn>"]),
+        (r"\Big(\tfrac{N+1}{N}\Big)", ["<mo>(</mo>", "<mfrac "]),
+        (r"r_1, \dots, r_L", ["…"]),
+        ("a \n+ b", ["<mo>+</mo>"]),
+    ],
+)
+def test_formulas_are_translated(text: str, inside: list[str]) -> None:
+    for block in (False, True):
+        made = mathml(text, block)
+        assert "\n" not in made
+        assert [part for part in inside if part not in made] == []
+
+
+def test_the_gallery_draws_what_the_examples_draw(book: Book) -> None:
+    book.write("first.md", "# First\n\n```{gallery} iclutils.plots.diagrams\n```\n")
+    assert book.build() == ""
+    page = book.html("first")
+    for name in ("induction_pair", "composition", "gathering", "descent_step", "circuit"):
+        assert (book.out / ".doctrees/figures" / f"{name}.png").is_file()
+        assert f"{name}: " in plain(page)
 
 
 def test_what_is_wrong_is_a_warning_where_it_stands(book: Book) -> None:

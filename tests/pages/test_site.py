@@ -131,17 +131,13 @@ def test_every_citation_is_in_the_bibliography(site: Path) -> None:
 
 
 def test_pages_are_light(site: Path) -> None:
-    """Each with what it loads itself, MathJax apart; and all of them with every library."""
+    """Each with all that it loads; and all of them with every library."""
     loaded = {
         path: {target(path, link)[0] for link in page.loads if inside(link)}
         for path, page in pages(site).items()
         if path.name != "index.html"  # it only leads to the first page
     }
-    common = set.intersection(*loaded.values())
-    sizes = {
-        path: sum(f.stat().st_size for f in [path, *(files - common)] if "mathjax" not in f.parts)
-        for path, files in loaded.items()
-    }
+    sizes = {path: sum(f.stat().st_size for f in {path, *files}) for path, files in loaded.items()}
     assert {path: size for path, size in sizes.items() if size > LIMIT} == {}
     assert max(sizes.values()) > 200_000, "the figures were not counted"
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 30e6

@@ -98,5 +98,6 @@ def _configure(app: Sphinx, config: Config) -> None:
 def _copy_scripts(app: Sphinx, exception: Exception | None) -> None:
     if exception is None and app.builder.format == "html":
         static = Path(app.outdir, "_static")
-        (static / "scripts/fontawesome.js").write_text("")  # the theme's styles draw its icons too
+        if (icons := static / "scripts/fontawesome.js").is_file():
+            icons.write_text("")  # the theme's style sheet draws the same icons
         explorer.write(static)

@@ -19,7 +19,9 @@ from sphinx.util.math import get_node_equation_number
 logger = logging.getLogger(__name__)
 OTHERWISE = (
     (r"\\dots\b", r"\\ldots"),
-    (r"\\[bB]ig[lr]?(?![a-zA-Z])", ""),  # brackets of MathML grow by themselves
+    (r"\\[bB]ig[lr]?(?=[(\[]|\\{)", r"\\left"),  # they grow with what they hold
+    (r"\\[bB]ig[lr]?(?=[)\]]|\\})", r"\\right"),
+    (r"\\[bB]ig[lr]?(?![a-zA-Z])", ""),
     (r"(\\t?frac)\s*(\d)\s*(\d)", r"\1{\2}{\3}"),
 )
 
