@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from xml.etree import ElementTree
 
 from docutils import nodes
 from docutils.utils.math import MathError
@@ -17,11 +18,13 @@ from sphinx.util import logging
 from sphinx.util.math import get_node_equation_number
 
 logger = logging.getLogger(__name__)
+BRACE = "⏟"
 OTHERWISE = (
     (r"\\dots\b", r"\\ldots"),
     (r"\\[bB]ig[lr]?(?=[(\[]|\\{)", r"\\left"),  # they grow with what they hold
     (r"\\[bB]ig[lr]?(?=[)\]]|\\})", r"\\right"),
     (r"\\[bB]ig[lr]?(?![a-zA-Z])", ""),
+    (r"\\top\b", r"\\mathsf{T}"),
     (r"(\\t?frac)\s*(\d)\s*(\d)", r"\1{\2}{\3}"),
 )
 
@@ -36,7 +39,18 @@ def mathml(text: str, block: bool) -> str:
     """A formula as MathML, on one line."""
     for pattern, other in OTHERWISE:
         text = re.sub(pattern, other, text)
-    return re.sub(r"\s*\n\s*", " ", tex2mathml(text.strip(), as_block=block))
+    made = tex2mathml(text.strip(), as_block=block).replace("&ApplyFunction;", "\u2061")
+    root = ElementTree.fromstring(made)
+    for node in root.iter():
+        node.tag, node.tail = node.tag.rpartition("}")[2], None
+        node.text = (node.text or "").strip() or None
+        if node.text == BRACE:
+            node.set("stretchy", "true")
+    for node in root.iter("msub"):  # the name of a brace is below it, not beside it
+        if node[0].tag == "munder" and node[0][1].text == BRACE:
+            node.tag = "munder"
+    root.set("xmlns", "http://www.w3.org/1998/Math/MathML")
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def _inline(self: Any, node: nodes.math) -> None:
