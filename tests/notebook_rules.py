@@ -126,7 +126,8 @@ def _execution(notebook: Notebook) -> Iterator[str]:
 
 
 def _outputs(cell: dict[str, Any]) -> Iterator[str]:
-    alt = cell["metadata"].get("mystnb", {}).get("image", {}).get("alt", "")
+    given = cell["metadata"].get("mystnb", {})
+    alt = given.get("image", {}).get("alt") or given.get("figure", {}).get("caption", "")
     for output in cell["outputs"]:
         kinds = set(output.get("data", {}))
         if output["output_type"] == "error":

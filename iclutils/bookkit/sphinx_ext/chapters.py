@@ -74,7 +74,8 @@ def figure(env: BuildEnvironment, label: str, number: int) -> tuple[bytes, str]:
         if cell["cell_type"] == "markdown" and (named := LABEL.findall("".join(cell["source"]))):
             labels += named
             inside = named[-1] == label
-        alt = cell["metadata"].get("mystnb", {}).get("image", {}).get("alt", "")
+        given = cell["metadata"].get("mystnb", {})
+        alt = given.get("image", {}).get("alt") or given.get("figure", {}).get("caption", "")
         pictures = [o.get("data", {}).get("image/png") for o in cell.get("outputs", [])]
         found += [(picture, alt) for picture in pictures if inside and picture]
     if label not in labels:

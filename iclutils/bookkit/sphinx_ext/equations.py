@@ -67,7 +67,7 @@ def _add(self: Any, node: nodes.Element, tag: str, block: bool) -> None:
         self.body.append(f'<span class="eqno">({get_node_equation_number(self, node)})</span>')
     try:
         self.body.append(mathml(node.astext(), block))
-    except MathError as error:
+    except (MathError, ElementTree.ParseError) as error:
         logger.warning("formula %r: %s", node.astext(), error, location=node)
     self.body.append(f"</{tag}>\n")
     raise nodes.SkipNode
