@@ -33,6 +33,7 @@ from .figures import BLUE, GREEN, GREY, ORANGE, STYLE
 
 PALE = "#d9d9d9"
 PORTS = {"q": BLUE, "k": ORANGE, "v": GREEN}  # what a head reads: queries, keys, values
+PAIR = ("previous-token head", "induction head")
 Point = tuple[float, float]
 Edge = tuple[str, str, float]  # writer, reader ("k 1.2", "mlp_in 0", "logits"), effect
 
@@ -42,13 +43,15 @@ def induction_pair(
     previous: Float[Tensor, "dest src"],
     induction: Float[Tensor, "dest src"],
     at: int | None = None,
-    names: tuple[str, str] = ("previous-token head", "induction head"),
+    names: tuple[str, str] = PAIR,
     step: int = 3,
+    told: bool = True,
 ) -> Figure:
     """A previous-token head and an induction head at work on a sequence (Olsson et al. 2022).
 
     Tokens below, the first head's output in the middle, the second's on top. ``at`` is the token
-    that is continued (the last unless named); attention under 0.05 is left out.
+    that is continued (the last unless named); attention under 0.05 is left out. ``told`` puts the
+    steps as sentences below.
 
     Example:
         >>> before, after = torch.eye(4).roll(1, 0).tril(), torch.zeros(4, 4)
@@ -59,13 +62,7 @@ def induction_pair(
     at = n - 1 if at is None else at
     found = int(induction[at].argmax())
     before = int(previous[found].argmax())
-    texts = [
-        f"1  {names[0]}: “{tokens[found]}” looks one back and notes that “{tokens[before]}” "
-        f"came before it (attention {previous[found, before]:.2f}).",
-        f"2  K-composition: the note becomes a key. The last “{tokens[at]}” asks who comes after "
-        f"“{tokens[at]}”, and finds “{tokens[found]}” (attention {induction[at, found]:.2f}).",
-        f"3  {names[1]}: it copies what it found, and “{tokens[found]}” is predicted next.",
-    ]
+    texts = _pair_steps(tokens, previous, induction, at, names)
     across = max(0.7, 0.3 + 0.075 * max(map(len, tokens)))
     width = max(6.0, across * n + 1.0)
     axes = _sheet(width, 4.1)
@@ -90,7 +87,11 @@ def induction_pair(
         _say(axes, (xs[at] - across / 2 - 0.05, top + 0.2), "predicted next:", "right")
     for y, name in ((low + 0.5, names[0]), (middle + 0.62, names[1] if step > 1 else "")):
         axes.text(0.1, y, fill(name, 12), va="center", size=8, color=GREY, linespacing=1.0)
-    _steps(axes, texts[:step], (BLUE, ORANGE, ORANGE), width)
+    if told:
+        _steps(axes, texts[:step], (BLUE, ORANGE, ORANGE), width)
+    else:
+        axes.figure.set_figheight(3.1)
+        axes.set_ylim(1.0, 4.1)
     return axes.figure  # type: ignore[return-value]
 
 
@@ -409,13 +410,28 @@ def stepped_pair(
     at: int | None = None,
 ) -> Stepped:
     """The induction pair in three steps, to go through by hand."""
-    texts = (
-        "Step 1: every token notes which token came before it.",
-        "Step 2: the last token looks for the token that came after its earlier copy.",
-        "Step 3: it copies what it found: that token is predicted next.",
-    )
-    figures = [induction_pair(tokens, previous, induction, at, step=i) for i in (1, 2, 3)]
-    return Stepped(figures, texts, "An induction pair, step by step")
+    given = (tokens, previous, induction, len(tokens) - 1 if at is None else at)
+    figures = [induction_pair(*given, step=i, told=False) for i in (1, 2, 3)]
+    return Stepped(figures, _pair_steps(*given, PAIR), "An induction pair, step by step")
+
+
+def _pair_steps(
+    tokens: Sequence[str],
+    previous: Float[Tensor, "dest src"],
+    induction: Float[Tensor, "dest src"],
+    at: int,
+    names: tuple[str, str],
+) -> list[str]:
+    """What the two heads do, a sentence for each step."""
+    found = int(induction[at].argmax())
+    before = int(previous[found].argmax())
+    return [
+        f"1  {names[0]}: “{tokens[found]}” looks one back and notes that “{tokens[before]}” "
+        f"came before it (attention {previous[found, before]:.2f}).",
+        f"2  K-composition: the note becomes a key. The last “{tokens[at]}” asks who comes after "
+        f"“{tokens[at]}”, and finds “{tokens[found]}” (attention {induction[at, found]:.2f}).",
+        f"3  {names[1]}: it copies what it found, and “{tokens[found]}” is predicted next.",
+    ]
 
 
 def _png(figure: Figure) -> bytes:
@@ -450,7 +466,7 @@ def _box(axes: Axes, at: Point, text: str, width: float, colour: str = "black") 
         fc="white", ec=colour, lw=1.2, zorder=3,
     )  # fmt: skip
     axes.add_patch(box)
-    axes.text(*at, text, ha="center", va="center", size=8.5, color=colour, zorder=4)
+    axes.text(*at, text, ha="center", va="center", size=9, color=colour, zorder=4)
 
 
 def _say(axes: Axes, at: Point, text: str, ha: str = "center", **style: Any) -> None:

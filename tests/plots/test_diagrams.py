@@ -55,6 +55,7 @@ def lines() -> dict[str, figures.Line]:
 X = torch.tensor([-1.0, 0.4, 0.9, -0.3, 1.4])
 EVERY = {
     "pair": lambda: diagrams.induction_pair(WORDS, *pair()),
+    "without its sentences": lambda: diagrams.induction_pair(WORDS, *pair(), told=False),
     "first step": lambda: diagrams.induction_pair(WORDS, *pair(), step=1),
     "composition": lambda: diagrams.composition({"Q": 0.04, "K": 0.31, "V": 0.06}),
     "gathering": lambda: diagrams.gathering(TEXT, saliency(), [4, 8]),

@@ -69,5 +69,5 @@ def _add(self: Any, node: nodes.Element, tag: str, block: bool) -> None:
         self.body.append(mathml(node.astext(), block))
     except (MathError, ElementTree.ParseError) as error:
         logger.warning("formula %r: %s", node.astext(), error, location=node)
-    self.body.append(f"</{tag}>\n")
+    self.body.append(f"</{tag}>")
     raise nodes.SkipNode
