@@ -26,6 +26,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
+from PIL import Image
 from torch import Tensor
 
 from ..errors import IclError
@@ -435,8 +436,9 @@ def _pair_steps(
 
 
 def _png(figure: Figure) -> bytes:
-    made = io.BytesIO()
-    figure.savefig(made, format="png", dpi=150)
+    drawn, made = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=150)
+    Image.open(drawn).convert("RGB").quantize(32).save(made, "PNG", optimize=True)
     return made.getvalue()
 
 
