@@ -212,7 +212,7 @@ def test_every_page_shows_what_there_is(
     assert 'href="../book/scorecard.html#claim-90-first"' in table
     assert "all 1 1 0 0 0" in [plain(row) for row in rows(book.html("book/front"))]
     status = [plain(row) for row in rows(book.html("status"))]
-    assert "Demo Small models no record 1 holds" in status
+    assert "90 Demo Small models no record 1 holds" in status
 
 
 def _numbers(book: Book) -> None:
@@ -316,9 +316,9 @@ def _front_status_and_figure(book: Book) -> None:
     assert 'href="scorecard.html?kind=finding&amp;verdict=holds+partly">1<' in html
     html = book.html("status")
     lines = [plain(row) for row in rows(html)]
-    ran = "Demo Small models 2 min 05 s 1.5 GiB 1 2026-01-02 0123456789+ 1 holds partly"
+    ran = "90 Demo Small models 2 min 05 s 1.5 GiB 1 2026-01-02 0123456789+ 1 holds partly"
     assert ran in lines
-    assert "Demo Paper not run 1 not run" in lines
+    assert "90 Demo Paper not run 1 not run" in lines
     assert "1 A Chip 2 8 GiB none python 3.11.7, torch 9.9" in lines
     assert 'href="notebooks/90_demo.html"' in html
     html = book.html("figure")
