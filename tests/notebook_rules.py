@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from iclutils.bookkit import claims
 from iclutils.bookkit.address import set_up_cell
 from iclutils.bookkit.claims import VERDICTS, Claim
 from iclutils.plots.explorer import MIME
@@ -23,7 +24,6 @@ PATH = re.compile(
     r"(?<![\w./:-])/(?:home|Users|root|tmp|work|mnt|opt|usr|var|private|content)/|\b[A-Z]:\\\w"
 )
 FLOAT = re.compile(r"(?<![\w.])[-+−]?(\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?(?!\d|\.\d)", re.I)
-CLAIM = re.compile(r"\d\d\.[a-z]\w*")
 LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=\s*$", re.MULTILINE)
 VERDICT = re.compile(rf"^({'|'.join(VERDICTS)}) +(\d\d\.\w+)$", re.MULTILINE)
 Notebook = dict[str, Any]
@@ -61,9 +61,8 @@ def tree(cell: dict[str, Any]) -> ast.Module:
 
 
 def claim_ids(cell: dict[str, Any]) -> set[str]:
-    """Every claim that the code names."""
-    texts = (n.value for n in ast.walk(tree(cell)) if isinstance(n, ast.Constant))
-    return {text for text in texts if isinstance(text, str) and CLAIM.fullmatch(text)}
+    """Every claim that the code names, other than to show it in a table."""
+    return claims.named_in([cell])
 
 
 def verdicts(notebook: Notebook) -> dict[str, str]:

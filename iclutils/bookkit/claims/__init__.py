@@ -125,8 +125,9 @@ def chapters() -> list[str]:
 
 
 def named_in(cells: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Ids that the code of a notebook's cells names."""
+    """Ids that the code of a notebook's cells names, other than to show them in a table."""
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    code = re.sub(r"\bbook\.table\(.*?\)", "", code, flags=re.DOTALL)
     return set(re.findall(r"""["'](\d\d\.[a-z]\w*)["']""", code))
 
 
