@@ -120,7 +120,6 @@ def repeated() -> Values:
 
 TEXTS = {  # cue of a text, of an answer
     "sentiment": ("Review:", "Sentiment:", "Negative Positive"),
-    "questions": ("Question:", "Answer Type:", "Person Place Number Time Reason Meaning"),
     "subjects": ("Text:", "Subject:", "Sports Food Music Money"),
 }
 NONSENSE = ["foo", "bar", "lum", "vel", "mur", "tam"]
@@ -154,7 +153,7 @@ def shuffled(rows: list[tuple[str, int]], classes: int, shots: int, seed: int) -
     return shown
 
 
-def labelled(kind: str, queries: int = 20, shots: int = 4) -> list[float]:
+def labelled(kind: str, queries: int = 8, shots: int = 4) -> list[float]:
     """Over five sets: accuracy less chance with meaningless labels, or for swapped ones the share
     of answers by the words' meaning less that by the context; logits centred in every set."""
     found = []
@@ -190,7 +189,7 @@ def after(prompts: list[str]) -> Tensor:
     return torch.stack(found)
 
 
-def gathering(prompts: int = 24) -> list[float]:
+def gathering(prompts: int = 10) -> list[float]:
     """By how much S_wp leads in the first layer, over fifths of the prompts of each set."""
     leads = []
     for task in TEXTS:
@@ -252,7 +251,7 @@ def anchors() -> Values:
 # Chapter 03: numbers as text
 
 
-def numbers(count: int = 60, pairs: int = 25) -> Values:
+def numbers(count: int = 64, pairs: int = 25) -> Values:
     """The share of the variance of y that is missed, and how sure a number comes."""
     draw, digits = random.Random(3), [ids(str(i))[0] for i in range(10)]
     places = [-math.sqrt(3) + i * 2 * math.sqrt(3) / 9 for i in range(10)]
@@ -318,13 +317,51 @@ def steps() -> Values:
     }
 
 
-# Chapter 05: the circuit of copying
+# Chapter 05: the circuit of copying, and functions between words
+
+PAIRS = (  # of functions on the same words
+    *(("past", "gerund"), ("gerund", "third-person"), ("third-person", "past")),
+    *(("plural", "kind"), ("kind", "first-letter"), ("first-letter", "plural")),
+    *(("comparative", "superlative"), ("superlative", "comparative")),
+)
+TABLES = {"verbs": ("past", "gerund", "third-person"), "nouns": ("plural", "kind", "first-letter")}
+
+
+def pairs(function: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Words and answers of a function: those to show, and every third, held out."""
+    table = next((k for k, columns in TABLES.items() if function in columns), "adjectives")
+    lines = (DATA / f"words/{table}.tsv").read_text(encoding="utf-8").splitlines()
+    head, *rows = [line.split("\t") for line in lines]
+    found = [(r[0], r[head.index(function)] if function in head else r[0][0]) for r in rows]
+    found = [pair for pair in found if pair[1] != "-"]
+    held = [i % 3 == 2 for i in range(len(found))]
+    parts = [[p for p, out in zip(found, held, strict=True) if out == asked] for asked in (0, 1)]
+    return dict(parts[0]), dict(parts[1])
+
+
+def told(function: str, partner: str, count: int = 12) -> float:
+    """How often five examples of each of two functions decide which of both answers is likelier."""
+    parts = []
+    for mine, theirs in zip(pairs(function), pairs(partner), strict=True):
+        rows = [(w, f" {mine[w]}", f" {theirs[w]}") for w in mine if w in theirs]
+        parts.append([r for r in rows if r[1] != r[2] and all(len(ids(x)) == 1 for x in r)])
+    draw, decided = random.Random(f"{function} {partner}"), []
+    for _ in range(count):
+        shown, query = draw.sample(parts[0], 5), draw.choice(parts[1])
+        first = [ids(answer)[0] for answer in query[1:]]
+        wins = []
+        for column in (1, 2):
+            text = "".join(f"{row[0]} ->{row[column]}\n" for row in shown) + f"{query[0]} ->"
+            mine, other = logits(torch.tensor([ids(text)]))[0, -1, first]
+            wins.append(bool(mine > other))
+        decided.append(wins == [True, False])
+    return statistics.fmean(decided)
 
 
 def circuits() -> Values:
     """The behaviour, and where heads look."""
-    size, draw = 20, seeded("sequences")
-    clean, other = copies(draw, 4, size, distinct=True), copies(draw, 4, size, distinct=True)
+    size, draw = 12, seeded("sequences")
+    clean, other = copies(draw, 6, size, distinct=True), copies(draw, 6, size, distinct=True)
     corrupt = clean.clone()
     corrupt[:, 1 : size + 1] = other[:, 1 : size + 1]
     at, choices = range(size + 1, 2 * size), clean[:, size + 1 :]
@@ -334,7 +371,7 @@ def circuits() -> Values:
         log_p = found.log_softmax(-1)
         return torch.stack([log_p[:, t, t - size] for t in at]).mean(0)
 
-    tokens = copies(seeded("patterns"), 16, size, distinct=True)
+    tokens = copies(seeded("patterns"), 30, size, distinct=True)
     far, place = [], torch.arange(2 * size)
     back = (place[:, None] - place).clamp(min=0)
     for pattern in patterns(tokens):
@@ -345,6 +382,7 @@ def circuits() -> Values:
     return {
         "05.behaviour_gap": (score(clean) - score(corrupt)).tolist(),
         "05.low_is_local": ranks,
+        "05.function_told": [told(*pair) for pair in PAIRS],
     }
 
 

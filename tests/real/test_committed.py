@@ -83,7 +83,8 @@ def adds_up(model: TransformerBridge) -> Tensor:
 
 
 def copies(model: TransformerBridge) -> Tensor:
-    task = clean_corrupt.copying(model, 4, 20, generator("sequences"), narrow=True)
+    length = presets.REAL.circuits.length
+    task = clean_corrupt.copying(model, 4, length, generator("sequences"), narrow=True)
     clean, corrupt = clean_corrupt.baselines(model, task)
     return clean - corrupt
 
