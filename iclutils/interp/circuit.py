@@ -165,7 +165,7 @@ def smallest_size(
     """The first size, of increasing ones, from which on a curve stays at or above ``bar``; None if
     it never does."""
     found = None
-    for size, value in zip(reversed(sizes), reversed(share.tolist()), strict=True):
+    for size, value in reversed(list(zip(sizes, share.tolist(), strict=True))):
         if not value >= bar:
             break
         found = size
