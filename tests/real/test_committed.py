@@ -102,12 +102,13 @@ MEASURES: dict[str, Callable[[TransformerBridge], Tensor]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURES)
-def test_a_committed_number_is_measured_again(name: str, model: TransformerBridge) -> None:
+def test_a_committed_number_is_measured_again(name: str, request: pytest.FixtureRequest) -> None:
     results = claims.read_results(COMMITTED, name=name)
     if ("real", name) not in results:
         pytest.skip(f"{name} has no committed result at the tier real")
     committed = results["real", name]
     assert committed.value is not None
+    model = request.getfixturevalue("model")
     mean, error, count = claims.summary(MEASURES[name](model).cpu())
     each = committed.spread * math.sqrt(committed.count)  # of one repetition
     apart = each * math.sqrt(1 / count + 1 / committed.count)
