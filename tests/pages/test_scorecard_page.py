@@ -93,8 +93,8 @@ def test_on_a_phone_a_claim_is_a_card_with_nothing_off_the_screen(reader: Reader
     rights = tab.locator(f"{SHOWN} > :visible").evaluate_all(sides)
     assert len(rights) > 1000
     assert max(rights) < 390
-    null = tab.locator(f"{SHOWN} td:nth-child(5):has(.verdict):visible").first
-    assert null.evaluate("td => getComputedStyle(td, '::before').content") == '"Null"'
+    real = tab.locator(f"{SHOWN} td:nth-child(4):has(.verdict):visible").first
+    assert real.evaluate("td => getComputedStyle(td, '::before').content") == '"Real model"'
 
 
 def test_a_link_to_a_row_shows_it_whatever_was_chosen(reader: Reader, rows: list[Row]) -> None:

@@ -43,7 +43,7 @@ class Scorecard(Generated):
         """The totals and the filter, then a section for each chapter."""
         parts = super().run()
         for name, own in self.chapters.items():
-            head = ["Claim", "Kind", "Source", *COLUMNS.values()]
+            head = ["Claim", "Source", *(COLUMNS[tier] for tier in TIERS)]
             body = [self.cells(row) for row in own]
             parts.append(self.section(f"Chapter {name}", table(head, body, "scorecard")))
             (found,) = parts[-1].findall(nodes.tbody)
@@ -90,7 +90,7 @@ class Scorecard(Generated):
         return table(head, body, "scorecard-counts")
 
     def cells(self, row: Row) -> list[str]:
-        """One row: the claim and how it is judged, kind, source, then a cell for each column."""
+        """One row: the claim and how it is judged, kind and source, then a cell for each tier."""
         claim = row["mini"].claim
         name = f"`{claim.id}`"
         if f"notebooks/{chapters.page(claim.chapter)}" in self.env.found_docs:
@@ -106,10 +106,17 @@ class Scorecard(Generated):
             statement += [f"{{.added}}\nAdded after `{claim.added_after}` had failed.", ""]
         statement += ["<details><summary>How it is judged</summary>", ""]
         statement += [*(f"- {_line(text)}" for text in _rules(claim)), "", "</details>"]
-        said = plain(scorecard.published(claim)) + "\n\n" if claim.published is not None else ""
-        kind = f"{claim.kind}\n\n{{.muted}}\n{SAID_BY[claim.origin]}"
-        source = f"{said}{_line(claim.source)}"
-        return ["\n".join(statement), kind, source, *map(self.entry, row.values())]
+        said = [f"{{.muted}}\n{claim.kind}, {SAID_BY[claim.origin]}"]
+        said += [plain(scorecard.published(claim))] if claim.published is not None else []
+        source = "\n\n".join([*said, _line(claim.source)])
+        return ["\n".join(statement), source, *(self.tier(row, tier) for tier in TIERS)]
+
+    def tier(self, row: Row, tier: str) -> str:
+        """What was measured at a tier, and below it its null."""
+        said, null = self.entry(row[tier]), row.get(tier + NULL)
+        if row[tier].result and null:
+            said += f"\n\n{{.null}}\nNull:\n\n{self.entry(null)}"
+        return said
 
     def entry(self, entry: Entry) -> str:
         """The value, the verdict, how often it was measured, and in which run."""
