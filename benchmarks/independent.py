@@ -283,7 +283,35 @@ def numbers(count: int = 64, pairs: int = 25) -> Values:
     }
 
 
+# Functions between words
+
+TABLES = {
+    "verbs": ("past", "gerund", "third-person"),
+    "nouns": ("plural", "kind", "first-letter"),
+    "adjectives": ("comparative", "superlative"),
+    "countries": ("capital", "language"),
+    "opposites": ("opposite",),
+}
+
+
+def pairs(function: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Words and answers of a function: those to show, and every third, held out."""
+    table = next(name for name, columns in TABLES.items() if function in columns)
+    lines = (DATA / f"words/{table}.tsv").read_text(encoding="utf-8").splitlines()
+    head, *rows = [line.split("\t") for line in lines]
+    found = [(r[0], r[head.index(function)] if function in head else r[0][0]) for r in rows]
+    found = [pair for pair in found if pair[1] != "-"]
+    held = [i % 3 == 2 for i in range(len(found))]
+    parts = [[p for p, out in zip(found, held, strict=True) if out == asked] for asked in (0, 1)]
+    return dict(parts[0]), dict(parts[1])
+
+
 # Chapter 04: steps of heads
+
+FUNCTIONS = (
+    *("third-person", "gerund", "plural", "past", "first-letter"),
+    *("capital", "opposite", "language", "kind"),
+)
 
 
 def without(cut: Tensor) -> Callable[[int, Tensor, Tensor], Tensor]:
@@ -295,6 +323,29 @@ def without(cut: Tensor) -> Callable[[int, Tensor, Tensor], Tensor]:
         return weights
 
     return edit
+
+
+def carried(function: str, count: int = 16) -> tuple[bool, float]:
+    """Whether five examples teach a function to within two standard errors, and of right answers
+    (their first tokens) the share that is right without what the examples give to the arrow."""
+    shown, held = (list(part.items()) for part in pairs(function))
+    draw, found = random.Random(function), []
+    for query, answer in draw.choices(held, k=count):
+        fitting = [p for p in shown if p[1] != answer and query not in p and p[0] != answer]
+        examples: dict[int, tuple[str, str]] = {}
+        for pair in draw.sample(fitting, len(fitting)):
+            if len(examples) < 5:
+                examples.setdefault(ids(f" {pair[1]}")[0], pair)
+        before = ids("".join(f"{word} -> {what}\n" for word, what in examples.values()))
+        tokens = torch.tensor([before + ids(f"{query} ->")])
+        cut = torch.arange(tokens.shape[1]) < len(before)
+        wanted = ids(f" {answer}")[0]
+        found.append(
+            [int(logits(tokens, *e)[0, -1].argmax()) == wanted for e in ((), (without(cut),))]
+        )
+    whole, left = torch.tensor(found).double().unbind(1)
+    error = whole.std() / math.sqrt(count)
+    return bool(whole.mean() > 2 * error), float((whole * left).sum() / whole.sum())
 
 
 def steps() -> Values:
@@ -311,7 +362,10 @@ def steps() -> Values:
         return torch.stack(found) == answers
 
     whole = right()
+    kept = {name: carried(name) for name in FUNCTIONS}
+    able = [left for sure, left in kept.values() if sure]
     return {
+        "04.carry_functions": able,
         "04.carry_copying": right(without(shown))[whole].double().tolist(),
         "04.start_idle_copying": right(without(~shown))[whole].double().tolist(),
     }
@@ -324,19 +378,6 @@ PAIRS = (  # of functions on the same words
     *(("plural", "kind"), ("kind", "first-letter"), ("first-letter", "plural")),
     *(("comparative", "superlative"), ("superlative", "comparative")),
 )
-TABLES = {"verbs": ("past", "gerund", "third-person"), "nouns": ("plural", "kind", "first-letter")}
-
-
-def pairs(function: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Words and answers of a function: those to show, and every third, held out."""
-    table = next((k for k, columns in TABLES.items() if function in columns), "adjectives")
-    lines = (DATA / f"words/{table}.tsv").read_text(encoding="utf-8").splitlines()
-    head, *rows = [line.split("\t") for line in lines]
-    found = [(r[0], r[head.index(function)] if function in head else r[0][0]) for r in rows]
-    found = [pair for pair in found if pair[1] != "-"]
-    held = [i % 3 == 2 for i in range(len(found))]
-    parts = [[p for p, out in zip(found, held, strict=True) if out == asked] for asked in (0, 1)]
-    return dict(parts[0]), dict(parts[1])
 
 
 def told(function: str, partner: str, count: int = 12) -> float:
