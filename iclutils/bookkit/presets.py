@@ -60,6 +60,8 @@ class LabelWords:
     # Asked of a language model alone:
     functions: Names = ()  # between words; the heads behind the first two are removed
     texts: Names = ()  # sets of sentences, with own, swapped and meaningless label words
+    confused: Names = ()  # sets of texts whose errors are diagnosed, in place of the tasks
+    diagnosed: int = 0  # queries on each of their demonstration sets
     asked: int = 8  # queries on each set of demonstrations
     strong: int = 20  # heads that are removed
 
@@ -256,6 +258,8 @@ REAL = Tier(
         details=False,
         functions=("past", "plural", "gerund", "first-letter", "capital", "opposite"),
         texts=("sentiment", "questions", "subjects"),
+        confused=("questions",),
+        diagnosed=24,
     ),
     Regression(reader="smollm2"),
     GradientDescent(transformers=("smollm2",), prompts=40, labels="sentiment"),

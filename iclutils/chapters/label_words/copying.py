@@ -5,7 +5,6 @@ Copying is measured as in chapter 01, on repeated tokens; classification on prom
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -67,15 +66,3 @@ def without_heads_by_set(
     demonstrations, which are read once."""
     hooks = ablate_heads(model, others.tokens, heads, "mean", others.tokens)
     return answers_by_set(model, prompts, lambda _: hooks, hooks)
-
-
-def same_layers(heads: list[Head], width: int, generator: torch.Generator) -> list[Head]:
-    """As many other heads of the same layers, at random; fewer where a layer of ``width`` heads
-    has not enough: the control of an ablation."""
-    found: list[Head] = []
-    for layer in sorted({layer for layer, _ in heads}):
-        taken = {head for at, head in heads if at == layer}
-        free = [head for head in range(width) if head not in taken]
-        order = torch.randperm(len(free), generator=generator).tolist()
-        found += [(layer, free[i]) for i in order[: len(taken)]]
-    return found

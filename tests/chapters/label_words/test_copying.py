@@ -143,17 +143,6 @@ def test_without_heads_means_take_their_place(plain: Built) -> None:
     assert not torch.equal(found, clean.correct)
 
 
-def test_others_are_of_the_same_layers() -> None:
-    heads = [(0, 1), (2, 0), (2, 3)]
-    draw = torch.Generator().manual_seed(0)
-    for _ in range(20):
-        found = copying.same_layers(heads, 4, draw)
-        assert [layer for layer, _ in found] == [0, 2, 2]
-        assert not set(found) & set(heads)
-        assert len(set(found)) == 3
-    assert copying.same_layers([(1, 0), (1, 1), (1, 2)], 4, draw) == [(1, 3)]
-
-
 def test_heads_are_removed_from_demonstrations_and_queries(model: TransformerBridge) -> None:
     """Against whole prompts, in which the heads write the same mean of other prompts."""
     prompts, others = random_prompts(3, count=4, shared=True), random_prompts(4, count=2)
