@@ -160,7 +160,7 @@ def read_with_cache(
     hooks: Sequence[Hook] = (),
 ) -> Float[Tensor, "batch vocab"]:
     """Next-token logits at index ``last`` of ``tokens``, fed to a model that already holds
-    ``keys`` and ``values`` (one row serves all of the batch); differentiable.
+    ``keys`` and ``values`` (one row serves all of the batch), under hooks; differentiable.
 
     ``held``: entries of the cache that may be attended to. ``fed``: tokens that are no padding.
     """

@@ -6,6 +6,7 @@ so that a score depends on the distance of query and key alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import IclError
-from ..models import ActivationCache, TransformerBridge, get_act_name
+from ..models import TransformerBridge, get_act_name
 
 Angles = tuple[Float[Tensor, "*#lead pos width"], Float[Tensor, "*#lead pos width"]] | None
 FEW = 8  # tokens on which scores are compared, at least
@@ -27,8 +28,8 @@ def angle_names(layers: int) -> set[str]:
     }
 
 
-def angles(cache: ActivationCache, layer: int) -> Angles:
-    """Cosines and sines of a layer, from a cache that was asked for ``angle_names``."""
+def angles(cache: Mapping[str, Tensor], layer: int) -> Angles:
+    """Cosines and sines of a layer, from activations by name with those of ``angle_names``."""
     prefix = f"blocks.{layer}.attn.hook_"
     if f"{prefix}cos" not in cache:
         return None

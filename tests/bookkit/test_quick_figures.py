@@ -109,8 +109,9 @@ def test_04_takes_the_heads_apart_as_the_chapter_does(session: Session) -> None:
     tokens = repeated_tokens(model, 16, 12, session.generator("copying"), distinct=True).tokens
     shown = heads.first_copy(RepeatedTokens(tokens, 12))[:, :19]
     others = torch.arange(model.cfg.d_vocab)[None]
-    duals = heads.dual_heads(model, tokens[:, :19], shown)
-    split = heads.direct_logit_attribution(model, tokens[:, :19], duals, tokens[:, 19], others)
+    query = heads.read(model, tokens[:, :19])
+    duals = heads.dual_heads(query, shown)
+    split = heads.direct_logit_attribution(query, duals, tokens[:, 19], others)
     torch.testing.assert_close(made.numbers["updates"], split.demonstration_update.mean(0))
     assert made.numbers["share of updates"] == pytest.approx(split.update_share.item())
     assert made.numbers["accuracy"] > 0.9 > 0.1 > made.numbers["accuracy without updates"]

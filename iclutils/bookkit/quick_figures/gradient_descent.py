@@ -43,11 +43,11 @@ def _of_heads(request: Request) -> QuickFigure:
     announce(model, "updates of all heads", parts[0][0], 8 * len(parts), **held, more=twice)
     splits, right = [], []
     for some, where, wanted in bar(parts, "prompts"):
-        duals = heads.dual_heads(model, some, where)
-        splits.append(heads.direct_logit_attribution(model, some, duals, wanted, others))
-        cut = ablation.ablate(model, some, where)
-        ways = [ablation.predict(model, some, wanted, hooks=hooks) for hooks in ([], cut)]
-        right.append(torch.stack([way.is_correct for way in ways]))
+        query = heads.read(model, some)
+        duals = heads.dual_heads(query, where)
+        splits.append(heads.direct_logit_attribution(query, duals, wanted, others))
+        ways = ablation.ablations(query, where, wanted, ways=["whole", "no update"])
+        right.append(torch.stack([way.is_correct for way in ways.values()]))
     split = heads.LogitAttribution(*(torch.cat(part) for part in zip(*splits, strict=True)))
     whole, without = torch.cat(right, 1).float().mean(1).tolist()
     updates = split.demonstration_update.mean(0).cpu()

@@ -1,13 +1,15 @@
-"""Ablate the demonstration updates of heads, run the model on, and see what it still knows.
+"""Change what heads take from demonstrations and from the rest, and see what is still known.
 
-Zeroing the attention on the demonstrations leaves z at the query term of the running model, and
-zeroing the rest leaves the update. With the MLPs held at their values of the unchanged run, the
-effect that is left does not pass through them.
+At the query attention's output is linear in its weights: those on the demonstrations make the
+update, the others the query term. So every change of the dual model is a change of weights, made
+in all heads or some while the query is read again. With the MLPs held at their values of the
+unchanged run, the effect that is left does not pass through them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,13 +17,44 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...errors import IclError, unknown
-from ...interp.hooks import Head, Hook, at_positions, check_head, cut_attention
-from ...models import TransformerBridge, cached, get_act_name
+from ...interp.hooks import Head, Hook, check_head
+from ...models import get_act_name
 from ...progress import bar
-from .heads import Ids, Mask, Place, Tokens, check_answers, checked_query
+from .heads import AtQuery, Ids, Mask, check_answers, dual_heads
 
-PARTS = ("update", "query term")
-WAYS = ("whole", *(f"no {part}{how}" for part in PARTS for how in ("", ", MLPs held")))
+Weights = Float[Tensor, "batch head 1 mem"]
+Shown = Bool[Tensor, "batch 1 1 mem"]
+Change = Callable[[Weights, Shown], Weights]
+
+
+def no_update(weights: Weights, shown: Shown) -> Weights:
+    """W_0 φ(q) alone: no step is taken."""
+    return weights * ~shown
+
+
+def no_query_term(weights: Weights, shown: Shown) -> Weights:
+    """ΔW φ(q) alone: the step from 0."""
+    return weights * shown
+
+
+def regularised(weights: Weights, shown: Shown, alpha: float) -> Weights:
+    """(1-α) W_0 φ(q) + ΔW φ(q), as ``dual.regularised``."""
+    return torch.where(shown, weights, (1 - alpha) * weights)
+
+
+def negative_samples(weights: Weights, shown: Shown, beta: float) -> Weights:
+    """The step with each value less β times the mean of the others, as ``dual.contrasted``."""
+    chosen = weights * shown
+    others = (chosen.sum(-1, keepdim=True) - chosen) / (shown.sum(-1, keepdim=True) - 1).clamp(1)
+    return weights - beta * shown * others
+
+
+PARTS: Mapping[str, Change] = {"update": no_update, "query term": no_query_term}
+WAYS = (
+    "whole",
+    *(f"no {part}{how}" for part in PARTS for how in ("", ", MLPs held")),
+    *(f"mean {part}" for part in PARTS),
+)
 
 
 class Predictions(NamedTuple):
@@ -31,77 +64,98 @@ class Predictions(NamedTuple):
     is_correct: Bool[Tensor, "batch"]
 
 
-def ablate(
-    model: TransformerBridge,
-    tokens: Tokens,
-    demonstrations: Mask,
-    part: str = "update",
-    heads: Iterable[Head] | None = None,
-    at: Place = None,
+def change_heads(
+    query: AtQuery, demonstrations: Mask, change: Change, heads: Iterable[Head] | None = None
 ) -> list[Hook]:
-    """Hooks that take the "update" or the "query term" out of heads, all or some, at the query."""
-    at, _ = checked_query(tokens, demonstrations, at)
-    if part not in PARTS:
-        raise unknown("part of a head", part, PARTS)
-    cfg = model.cfg
-    chosen = torch.zeros(cfg.n_layers, cfg.n_heads, 1, 1, dtype=torch.bool, device=tokens.device)
+    """Hooks for ``query.again`` that change the weights of attention in heads, all or some."""
+    shown = query.as_read_again(query.mask(demonstrations))[:, None, None]
+    cfg = query.model.cfg
+    chosen = torch.zeros(cfg.n_layers, cfg.n_heads, 1, 1, dtype=torch.bool, device=shown.device)
     for head in [divmod(i, cfg.n_heads) for i in range(chosen.numel())] if heads is None else heads:
-        check_head(model, head)
+        check_head(query.model, head)
         chosen[head] = True
-    rows = torch.arange(tokens.shape[1], device=tokens.device) == at[:, None]
-    cut = demonstrations if part == "update" else ~demonstrations
-    edges = (rows[:, :, None] & cut[:, None])[:, None]  # (batch, 1, dest, src)
-    layers = {layer: edges & some for layer, some in enumerate(chosen) if some.any()}
-    return cut_attention(model, layers, renormalise=False)
+
+    def changed(weights: Tensor, hook: object, some: Tensor) -> Tensor:
+        return torch.where(some, change(weights, shown), weights)
+
+    return [
+        (get_act_name("pattern", layer), partial(changed, some=some))
+        for layer, some in enumerate(chosen)
+        if some.any()
+    ]
 
 
-def frozen_mlps(model: TransformerBridge, tokens: Tokens) -> list[Hook]:
-    """Hooks that hold every MLP at its outputs in the unchanged run, at every position."""
-    names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
-    _, cache = cached(model, tokens, names)
-    return [(name, lambda value, hook, name=name: cache[name]) for name in names]
+def means(query: AtQuery, demonstrations: Mask, part: str) -> list[Hook]:
+    """Hooks that put the mean over the prompts in the place of every head's part."""
+    duals = dual_heads(query, demonstrations)
+    mean = duals.demonstration_update if part == "update" else duals.query_term
+    mean = mean.mean(0).to(query.logits)
+
+    def added(z: Tensor, hook: object, layer: int) -> Tensor:
+        return z + mean[layer]
+
+    return [
+        *change_heads(query, demonstrations, PARTS[part]),
+        *((get_act_name("z", la), partial(added, layer=la)) for la in range(len(mean))),
+    ]
+
+
+def frozen_mlps(query: AtQuery) -> list[Hook]:
+    """Hooks that hold every MLP at its output in the unchanged run."""
+    names = [get_act_name("mlp_out", layer) for layer in range(query.model.cfg.n_layers)]
+    return [(name, lambda value, hook, name=name: query.found[name]) for name in names]
 
 
 def predict(
-    model: TransformerBridge,
-    tokens: Tokens,
+    query: AtQuery,
     answer: Ids,
     choices: Ids | None = None,
-    at: Place = None,
-    hooks: Iterable[Hook] = (),
+    hooks: Sequence[Hook] = (),
+    *,
+    centred: bool = False,
 ) -> Predictions:
-    """How the model answers at the query, under hooks; with ``choices`` (batch, k), among these."""
-    at, _ = checked_query(tokens, torch.zeros_like(tokens, dtype=torch.bool), at)
-    check_answers(model, tokens, answer, choices)
-    with torch.no_grad():
-        logits = model.run_with_hooks(tokens, fwd_hooks=[*hooks, at_positions(at[:, None])])[:, 0]
-    chosen = logits.gather(1, answer[:, None])[:, 0]
-    if choices is not None:
-        if not bool((choices == answer[:, None]).any(1).all()):
-            raise IclError("Every answer must be among its choices.")
-        logits = logits.gather(1, choices.expand(len(tokens), -1))
+    """How the model answers at the query, under hooks; with ``choices`` (batch, k), among these.
+
+    ``centred``: after the mean logit of every choice, over the prompts, is taken off, so that no
+    label wins because the model likes its word.
+    """
+    check_answers(query, answer, choices)
+    if centred and choices is None:
+        raise IclError("Only choices can be centred: give them.")
+    if choices is None:
+        choices = torch.arange(query.model.cfg.d_vocab, device=answer.device)[None]
+    is_answer = choices == answer[:, None]
+    if not bool(is_answer.any(1).all()):
+        raise IclError("Every answer must be among its choices.")
+    logits = query.again(hooks).gather(1, choices.expand(len(answer), -1))
+    logits = logits - logits.mean(0) if centred else logits
+    chosen = (logits * is_answer).sum(1)
     return Predictions(chosen - logits.logsumexp(1), chosen == logits.amax(1))
 
 
 def ablations(
-    model: TransformerBridge,
-    tokens: Tokens,
+    query: AtQuery,
     demonstrations: Mask,
     answer: Ids,
     choices: Ids | None = None,
-    at: Place = None,
     heads: Sequence[Head] | None = None,
     ways: Sequence[str] = WAYS,
+    *,
+    centred: bool = False,
 ) -> dict[str, Predictions]:
     """What is left of the answers of the ``whole`` model without updates, or query terms, of heads.
 
-    "no update, MLPs held" and the like: with the MLPs at their values of the whole run. Other
-    arguments as for ``ablate`` and ``predict``.
+    "no update, MLPs held" and the like: with the MLPs at their values of the whole run; "mean
+    update": with its mean over the prompts, in all heads. Other arguments as for ``predict``.
     """
     found = {}
     for way in bar(ways, "ablations"):
-        part, _, held = way.removeprefix("no ").partition(", ")
-        hooks = [] if way == "whole" else ablate(model, tokens, demonstrations, part, heads, at)
-        hooks += frozen_mlps(model, tokens) if held else []
-        found[way] = predict(model, tokens, answer, choices, at, hooks)
+        how, _, rest = way.partition(" ")
+        part, _, held = rest.partition(", ")
+        if way != "whole" and part not in PARTS:
+            raise unknown("part of a head", part, PARTS)
+        hooks = [] if way == "whole" else change_heads(query, demonstrations, PARTS[part], heads)
+        hooks = means(query, demonstrations, part) if how == "mean" else hooks
+        hooks += frozen_mlps(query) if held else []
+        found[way] = predict(query, answer, choices, hooks, centred=centred)
     return found

@@ -1,15 +1,15 @@
 """Heads of a real transformer as linear models that learn from demonstrations in one step.
 
-Every head, at one position of every prompt (``at``; the last if omitted), is taken apart as in
-``dual``: its output z, before ``W_O``, is the query term plus one gradient step on the
-demonstrations, a mask of tokens. Queries, keys and values are the actual activations, after any
-rotation; products are in float64. What the updates do to the prediction: ``ablation``.
+Every head, at one position of every prompt (``AtQuery``), is taken apart as in ``dual``: its output
+z, before ``W_O``, is the query term plus one gradient step on the demonstrations, a mask of tokens.
+Queries, keys and values are the actual activations, after any rotation; products are in float64.
+The prompt is read once; what the updates do to the prediction (``ablation``) takes one token more.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,15 +17,16 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.hooks import Head, check_editable, check_head
+from ...interp.hooks import Head, Hook, check_editable, check_head
+from ...interp.kv_cache import States, keys_values, read_with_cache
 from ...interp.kv_cache import demonstrations as before_query
 from ...interp.rotary import angle_names, angles, placed
-from ...models import TransformerBridge, bos, cached, check_tokens, get_act_name
+from ...models import TransformerBridge, bos, check_tokens, get_act_name
 from ...progress import bar
-from ...tasks.prompts import Prompts
+from ...tasks.prompts import Prompts, Role
 from ...tasks.repeated import RepeatedTokens
 from .dual import dual_form, explicit_steps, trajectory
-from .features import gram, kernel_error, scores
+from .features import balance, gram, kernel_error, scores
 
 Tokens = Int[Tensor, "batch pos"]
 Mask = Shaped[Tensor, "..."]  # (batch, pos), bool; anything else is refused with a cure
@@ -49,6 +50,121 @@ def demonstration_tokens(model: TransformerBridge, prompts: Prompts) -> Bool[Ten
     return shown
 
 
+def examples(prompts: Prompts) -> Int[Tensor, "batch pos"]:
+    """The number of the example that a token belongs to, from 0, with the newline at its end."""
+    label = torch.nn.functional.pad(prompts.roles == Role.LABEL, (2, 0))
+    return (label[:, :-2] & ~label[:, 1:-1]).cumsum(1)
+
+
+# One query of every prompt -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AtQuery:
+    """One token of every prompt, its query, as ``read`` found it; later tokens may be padding."""
+
+    model: TransformerBridge
+    tokens: Tokens
+    at: Int[Tensor, "batch"]  # where the query stands
+    keys: States  # per layer (batch, head, pos, d_head), after any rotation
+    values: States
+    found: Mapping[str, Tensor]  # activations at the query, (batch, 1, ...), by the hook's name
+    logits: Float[Tensor, "batch vocab"]
+
+    @property
+    def seen(self) -> Bool[Tensor, "batch pos"]:
+        """Which tokens the query sees."""
+        return torch.arange(self.tokens.shape[1], device=self.at.device) <= self.at[:, None]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, rows: slice) -> AtQuery:
+        """Some of the prompts."""
+        keys, values = (tuple(x[rows] for x in part) for part in (self.keys, self.values))
+        found = {k: x if len(x) == 1 else x[rows] for k, x in self.found.items()}
+        some = (self.tokens[rows], self.at[rows], keys, values, found, self.logits[rows])
+        return AtQuery(self.model, *some)
+
+    def mask(self, demonstrations: Mask) -> Bool[Tensor, "batch pos"]:
+        """The demonstrations that the query sees; refuses a mask that does not fit."""
+        fits = demonstrations.dtype == torch.bool and demonstrations.shape == self.tokens.shape
+        if not fits:
+            raise IclError(
+                "The demonstrations must be a bool mask of the tokens' shape, "
+                f"{tuple(self.tokens.shape)}; got {demonstrations.dtype} of "
+                f"{tuple(demonstrations.shape)}."
+            )
+        return demonstrations & self.seen
+
+    def as_read_again(self, mask: Bool[Tensor, "batch pos"]) -> Bool[Tensor, "batch mem"]:
+        """The mask as ``again`` has its keys: those before the last query, then the query's own."""
+        own = mask.gather(1, self.at[:, None])
+        before = torch.arange(int(self.at.max()), device=self.at.device) < self.at[:, None]
+        return torch.cat([mask[:, : before.shape[1]] & before, own], 1)
+
+    def again(self, hooks: Sequence[Hook] = ()) -> Float[Tensor, "batch vocab"]:
+        """Logits when the query alone is read again, under hooks, on the kept keys and values."""
+        memory = int(self.at.max())
+        held = torch.arange(memory, device=self.at.device) < self.at[:, None]
+        kept = (tuple(x[:, :, :memory] for x in part) for part in (self.keys, self.values))
+        own, at = self.tokens.gather(1, self.at[:, None]), self.at[:, None]
+        fed, last = torch.ones_like(own, dtype=torch.bool), torch.zeros_like(self.at)
+        with torch.no_grad():
+            return read_with_cache(self.model, *kept, held, own, fed, at, last, hooks)
+
+
+def read(model: TransformerBridge, tokens: Tokens, at: Place = None) -> AtQuery:
+    """Read the prompts once; the query is the last token, or that at ``at``."""
+    check_tokens(model, tokens)
+    check_editable(model)
+    size, layers = tokens.shape[1], range(model.cfg.n_layers)
+    at = torch.full((len(tokens),), size - 1, device=tokens.device) if at is None else at
+    if at.shape != tokens.shape[:1] or not bool(((at >= 0) & (at < size)).all()):
+        raise IclError(f"Need one query position per prompt, in 0..{size - 1}.")
+    ends = ("q", "attn_scores", "z", "resid_post", "attn_out", "mlp_out")
+    names = {get_act_name(end, layer) for layer in layers for end in ends}
+    names |= {f"ln_final.hook_{part}" for part in ("scale", "normalized")}
+    names |= {get_act_name("resid_pre", 0)} | angle_names(model.cfg.n_layers)
+    names &= set(model.hook_dict)
+    found: dict[str, Tensor] = {}
+    unknown = torch.empty(len(tokens), model.cfg.d_vocab)
+    query = AtQuery(model, tokens, at, *keys_values(model, tokens), found, unknown)
+    logits = query.again(
+        [(name, lambda value, hook, name=name: found.update({name: value})) for name in names]
+    )
+    query = replace(query, logits=logits)
+    seen = query.as_read_again(query.seen)
+    for layer, (q, key, _, _) in enumerate(read_heads(query)):
+        ours = scores(q[:, :, None], key)[:, :, 0]
+        last = at[:, None, None].expand(-1, ours.shape[1], 1)
+        ours = torch.cat([ours[..., : seen.shape[1] - 1], ours.gather(2, last)], 2)
+        theirs = found[get_act_name("attn_scores", layer)][:, :, 0]
+        ours, theirs = (x.masked_fill(~seen[:, None], 0.0) for x in (ours, theirs))
+        if not (ours - theirs).abs().max() <= SCORE_TOLERANCE * (1 + theirs.abs().max()):
+            raise IclError(
+                "Heads of this model cannot be taken as dual models: attention scores are not "
+                "q·k / sqrt(d_head) of the queries and keys that it shows (another scale, other "
+                "positions, a window). Use one like GPT-2 or Llama."
+            )
+    return query
+
+
+def read_heads(query: AtQuery, layers: Sequence[int] | None = None) -> Iterator[list[Tensor]]:
+    """Query, keys, values and z of every head, layer by layer, float64.
+
+    Query and z are (batch, head, d_head), keys and values (batch, head, pos, d_head).
+    """
+    for layer in range(query.model.cfg.n_layers) if layers is None else layers:
+        q, z = (query.found[get_act_name(part, layer)] for part in ("q", "z"))
+        q = placed(query.model, layer, "q", q, angles(query.found, layer))
+        parts = q[:, 0], query.keys[layer], query.values[layer], z[:, 0]
+        yield [part.double() for part in parts]
+
+
+# Dual models -------------------------------------------------------------------------------------
+
+
 class DualHeads(NamedTuple):
     """The dual model of every head at the query: W_0 φ(q), ΔW φ(q), and what the head gives."""
 
@@ -58,10 +174,8 @@ class DualHeads(NamedTuple):
     attention_share: Float[Tensor, "batch layer head"]  # on the demonstrations
 
 
-def dual_heads(
-    model: TransformerBridge, tokens: Tokens, demonstrations: Mask, at: Place = None
-) -> DualHeads:
-    """The dual models of all heads at one query of every prompt; after it may be padding.
+def dual_heads(query: AtQuery, demonstrations: Mask) -> DualHeads:
+    """The dual models of all heads.
 
     Example:
         >>> import torch
@@ -70,49 +184,43 @@ def dual_heads(
         >>> from iclutils.tasks.repeated import repeated_tokens
         >>> net = models.load("induction-0")
         >>> batch = repeated_tokens(net, 2, 10, torch.Generator().manual_seed(0))
-        >>> found = heads.dual_heads(net, batch.tokens, heads.first_copy(batch))
+        >>> query = heads.read(net, batch.tokens)
+        >>> found = heads.dual_heads(query, heads.first_copy(batch))
         >>> gap = found.query_term + found.demonstration_update - found.z
         >>> bool(gap.abs().max() < 1e-3)
         True
     """
-    at, seen = checked_query(tokens, demonstrations, at)
-    masks = demonstrations[:, None], seen[:, None, None]
+    masks = query.mask(demonstrations)[:, None], query.seen[:, None, None]
     parts = []
-    for query, key, value, z in bar(read_heads(model, tokens, at), "layers", model.cfg.n_layers):
+    for q, key, value, z in bar(read_heads(query), "layers", query.model.cfg.n_layers):
         values = torch.cat([value, torch.ones_like(value[..., :1])], -1)  # 1 sums the attention
-        first, update = (p[:, :, 0] for p in dual_form(query[:, :, None], key, values, *masks))
+        first, update = (p[:, :, 0] for p in dual_form(q[:, :, None], key, values, *masks))
         parts.append((first[..., :-1], update[..., :-1], z, update[..., -1]))
     return DualHeads(*(torch.stack(part, 1) for part in zip(*parts, strict=True)))
 
 
 def head_trajectory(
-    model: TransformerBridge, tokens: Tokens, demonstrations: Mask, head: Head, at: Place = None
+    query: AtQuery, demonstrations: Mask, head: Head
 ) -> Float[Tensor, "batch shown d_head"]:
     """What one head's dual model says to the query while it learns token by token, up to z."""
-    at, seen = checked_query(tokens, demonstrations, at)
-    query, key, value = _of_head(model, tokens, head, at)
-    return trajectory(query, key, value, demonstrations, seen)
+    return trajectory(*_of_head(query, head), query.mask(demonstrations), query.seen)
 
 
 def explicit_head_step(
-    model: TransformerBridge, tokens: Tokens, demonstrations: Mask, head: Head, at: Place = None
+    query: AtQuery, demonstrations: Mask, head: Head
 ) -> tuple[Float[Tensor, "batch d_head"], Float[Tensor, "batch d_head"]]:
     """One head's dual model before and after a gradient step by autograd, in exact features."""
-    at, seen = checked_query(tokens, demonstrations, at)
-    query, key, value = _of_head(model, tokens, head, at)
-    return explicit_steps(*gram(query, key), value, demonstrations, seen)
+    q, key, value = _of_head(query, head)
+    return explicit_steps(*gram(q, key), value, query.mask(demonstrations), query.seen)
 
 
-def rising_similarities(
-    model: TransformerBridge, tokens: Tokens, demonstrations: Mask, at: Place = None
-) -> Float[Tensor, "batch layer head"]:
+def rising_similarities(query: AtQuery, demonstrations: Mask) -> Float[Tensor, "batch layer head"]:
     """Share of the demonstrations i whose v_i·W φ(k_i) rises with a head's step.
 
     It rises by (1/D_q) Σ_j v_i·v_j φ(k_i)·φ(k_j) over the demonstrations j ({cite}`ren2024`).
     """
-    at, seen = checked_query(tokens, demonstrations, at)
-    shown, shares = (demonstrations & seen)[:, None], []
-    for _, key, value, _ in read_heads(model, tokens, at):
+    shown, shares = query.mask(demonstrations)[:, None], []
+    for _, key, value, _ in read_heads(query):
         near = scores(key, key, shown[:, :, None]).softmax(-1)  # a positive factor for each i
         rises = (near * (value @ value.mT)).sum(-1) > 0
         shares.append((rises & shown).sum(-1) / shown.sum(-1))
@@ -120,31 +228,37 @@ def rising_similarities(
 
 
 def feature_errors(
-    model: TransformerBridge,
-    tokens: Tokens,
+    query: AtQuery,
     size: int,
-    at: Place = None,
     *,
+    balanced: bool = False,
     method: str = "iid",
     draws: int = 1,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "batch"]:
     """The relative error of attention by ``size`` random features at the query: median over heads.
 
-    ``method``, ``draws`` and ``generator`` as in ``features.kernel_error``.
+    ``balanced``: of queries and keys after ``features.balance``. ``method``, ``draws`` and
+    ``generator`` as in ``features.kernel_error``.
     """
-    at, _ = checked_query(tokens, torch.zeros_like(tokens, dtype=torch.bool), at)
     given: dict[str, Any] = {"method": method, "draws": draws, "generator": generator}
     errors = []
-    for row, last in zip(tokens, at, strict=True):
-        layers = read_heads(model, row[None, : int(last) + 1], last[None])
-        each = [
-            kernel_error(query[0, h, None], key[0, h], value[0, h], [size], **given)
-            for query, key, value, _ in layers
-            for h in range(model.cfg.n_heads)
-        ]
+    for row, last in enumerate(query.at.tolist()):
+        each = []
+        for parts in read_heads(query[row : row + 1]):
+            for q, key, value in zip(*(part[0] for part in parts[:3]), strict=True):
+                q, key = q[None], key[: last + 1]
+                q, key = balance(q, key) if balanced else (q, key)
+                each.append(kernel_error(q, key, value[: last + 1], [size], **given))
         errors.append(torch.cat(each).median())
     return torch.stack(errors)
+
+
+def _of_head(query: AtQuery, head: Head) -> list[Tensor]:
+    """Query, keys and values of one head."""
+    check_head(query.model, head)
+    (parts,) = read_heads(query, [head[0]])
+    return [part[:, head[1]] for part in parts[:3]]
 
 
 # Direct logit attribution ------------------------------------------------------------------------
@@ -167,12 +281,7 @@ class LogitAttribution(NamedTuple):
 
 
 def direct_logit_attribution(
-    model: TransformerBridge,
-    tokens: Tokens,
-    duals: DualHeads,
-    answer: Ids,
-    against: Ids | None = None,
-    at: Place = None,
+    query: AtQuery, duals: DualHeads, answer: Ids, against: Ids | None = None
 ) -> LogitAttribution:
     """What query terms and updates add to the answer's logit, beside the MLPs and the embedding.
 
@@ -180,40 +289,37 @@ def direct_logit_attribution(
     The mean logit of the tokens ``against``, (batch, k) or one row for all, is subtracted: a logit
     alone means little, as softmax ignores a constant.
     """
-    at, _ = checked_query(tokens, torch.zeros_like(tokens, dtype=torch.bool), at)
-    check_answers(model, tokens, answer, against)
-    layers, rows = range(model.cfg.n_layers), torch.arange(len(tokens), device=tokens.device)
-    ends = ("resid_post", "attn_out", "mlp_out")
-    names = {get_act_name(end, la) for la in layers for end in ends}
-    norm = {f"ln_final.hook_{part}" for part in ("scale", "normalized")}
-    logits, cache = cached(model, tokens, names | norm | {get_act_name("resid_pre", 0)})
+    model = query.model
+    check_answers(query, answer, against)
+    layers = range(model.cfg.n_layers)
 
-    def read(name: str, layer: int | None = None) -> Tensor:
-        return cache[name if layer is None else get_act_name(name, layer)][rows, at].double()
+    def found(name: str, layer: int | None = None) -> Tensor:
+        return query.found[name if layer is None else get_act_name(name, layer)][:, 0].double()
 
-    unembed, bias = model.W_U.double(), model.b_U.double()
-    direction, offset = unembed[:, answer].T, bias[answer]
-    logit = logits[rows, at].double()
+    unembed, bias = model.W_U, model.b_U.double()
+    direction, offset = unembed[:, answer].double().T, bias[answer]
+    logit = query.logits.double()
     value = logit.gather(1, answer[:, None])[:, 0]
     if against is not None:
-        value = value - logit.gather(1, against.expand(len(tokens), -1)).mean(1)
-        direction = direction - torch.stack([unembed[:, each].mean(1) for each in against])
+        value = value - logit.gather(1, against.expand(len(query), -1)).mean(1)
+        direction = direction - torch.stack([unembed[:, each].double().mean(1) for each in against])
         offset = offset - bias[against].mean(1)
     weight = model.ln_final.weight.double() + getattr(model.ln_final, "uses_weight_offset", False)
     shift = getattr(model.ln_final, "bias", None)
     if shift is not None:
         offset = offset + (direction * shift.double()).sum(1)
-    resid, scale = read("resid_post", layers[-1]), read("ln_final.hook_scale")
+    resid, scale = found("resid_post", layers[-1]), found("ln_final.hook_scale")
     toward = direction * weight / scale
-    centred = (resid - read("ln_final.hook_normalized") * scale).norm() > 1e-3 * resid.norm()
+    centred = (resid - found("ln_final.hook_normalized") * scale).norm() > 1e-3 * resid.norm()
     if bool(centred):  # LayerNorm; RMSNorm does not subtract the mean
         toward = toward - toward.mean(1, keepdim=True)
     each = torch.einsum("lhde,be->blhd", model.W_O.double(), toward)
     first, update, z = ((part * each).sum(-1) for part in duals[:3])
     attention, mlp = (
-        torch.stack([(read(name, la) * toward).sum(1) for la in layers], 1) for name in ends[1:]
+        torch.stack([(found(name, la) * toward).sum(1) for la in layers], 1)
+        for name in ("attn_out", "mlp_out")
     )
-    embedding = (read("resid_pre", 0) * toward).sum(1)
+    embedding = (found("resid_pre", 0) * toward).sum(1)
     constant = attention.sum(1) - z.sum((1, 2)) + offset
     parts = torch.cat([first.flatten(1), update.flatten(1), mlp, embedding[:, None]], 1)
     gap = parts.sum(1) + constant - value
@@ -226,69 +332,9 @@ def direct_logit_attribution(
     return LogitAttribution(first, update, mlp, embedding, constant, value)
 
 
-# Activations -------------------------------------------------------------------------------------
-
-
-def read_heads(
-    model: TransformerBridge, tokens: Tokens, at: Tensor, layers: Sequence[int] | None = None
-) -> Iterator[list[Tensor]]:
-    """Query, keys, values and z of every head at one query of each prompt, layer by layer, float64.
-
-    Query and z are (batch, head, d_head), keys and values (batch, head, pos, d_head).
-    """
-    check_tokens(model, tokens)
-    check_editable(model)
-    layers = range(model.cfg.n_layers) if layers is None else layers
-    parts = ("q", "k", "v", "attn_scores", "z")
-    names = {get_act_name(part, layer) for layer in layers for part in parts}
-    _, cache = cached(model, tokens, names | angle_names(model.cfg.n_layers))
-    rows = torch.arange(len(at), device=at.device)
-    later = torch.arange(tokens.shape[1], device=at.device) > at[:, None, None]
-
-    for layer in layers:
-        q, k, v, scores, z = (cache[get_act_name(part, layer)] for part in parts)
-        q, k = (placed(model, layer, c, x, angles(cache, layer)) for c, x in (("q", q), ("k", k)))
-        key, value = (each.transpose(1, 2).double() for each in (k, v))
-        query, z = (each[rows, at].double() for each in (q, z))
-        ours = (key @ query[..., None])[..., 0] / math.sqrt(query.shape[-1])
-        theirs = scores[rows, :, at].masked_fill(later, 0.0)
-        gap = (ours.masked_fill(later, 0.0) - theirs).abs().max()
-        if not gap <= SCORE_TOLERANCE * (1 + theirs.abs().max()):
-            raise IclError(
-                "Heads of this model cannot be taken as dual models: attention scores are not "
-                "q·k / sqrt(d_head) of the queries and keys that it shows (another scale, other "
-                "positions, a window). Use one like GPT-2 or Llama."
-            )
-        yield [query, key, value, z]
-
-
-def _of_head(model: TransformerBridge, tokens: Tensor, head: Head, at: Tensor) -> list[Tensor]:
-    """Query at ``at``, keys and values of one head."""
-    check_head(model, head)
-    (parts,) = read_heads(model, tokens, at, [head[0]])
-    return [part[:, head[1]] for part in parts[:3]]
-
-
-def checked_query(tokens: Tokens, demonstrations: Mask, at: Place) -> tuple[Tensor, Tensor]:
-    """The query's position and which tokens it sees; refuses masks that do not fit."""
-    if demonstrations.dtype != torch.bool or demonstrations.shape != tokens.shape:
-        raise IclError(
-            f"The demonstrations must be a bool mask of the tokens' shape, {tuple(tokens.shape)}; "
-            f"got {demonstrations.dtype} of {tuple(demonstrations.shape)}."
-        )
-    size = tokens.shape[1]
-    if at is None:
-        at = torch.full((len(tokens),), size - 1, device=tokens.device)
-    if at.shape != tokens.shape[:1] or not bool(((at >= 0) & (at < size)).all()):
-        raise IclError(f"Need one query position per prompt, in 0..{size - 1}.")
-    return at, torch.arange(size, device=tokens.device) <= at[:, None]
-
-
-def check_answers(
-    model: TransformerBridge, tokens: Tensor, answer: Tensor, others: Tensor | None
-) -> None:
+def check_answers(query: AtQuery, answer: Tensor, others: Tensor | None) -> None:
     """Refuse answers, or tokens that they are compared with, that do not fit the prompts."""
-    rows, size = len(tokens), model.cfg.d_vocab
+    rows, size = len(query), query.model.cfg.d_vocab
     given = [answer] if others is None else [answer, others]
     fit = answer.shape == (rows,) and (others is None or len(others) in (1, rows))
     if not fit or not all(bool(((ids >= 0) & (ids < size)).all()) for ids in given):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +16,26 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from iclutils import IclError, models, zoo
-from iclutils.chapters.gradient_descent.ablation import ablate, ablations, frozen_mlps, predict
-from iclutils.chapters.gradient_descent.dual import initial_model
+from iclutils.chapters.gradient_descent import ablation
+from iclutils.chapters.gradient_descent.ablation import (
+    PARTS,
+    ablations,
+    change_heads,
+    frozen_mlps,
+    predict,
+)
+from iclutils.chapters.gradient_descent.dual import initial_model, negative_samples, regularised
+from iclutils.chapters.gradient_descent.features import attention, balance
 from iclutils.chapters.gradient_descent.heads import (
     demonstration_tokens,
     direct_logit_attribution,
     dual_heads,
+    examples,
     explicit_head_step,
     feature_errors,
     first_copy,
     head_trajectory,
+    read,
     read_heads,
     rising_similarities,
 )
@@ -35,6 +46,7 @@ from iclutils.tasks.repeated import RepeatedTokens
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 KINDS = ("gpt2", "neox", "llama", "induction-0")
 SINGLE = 2e-5  # the model computes in float32
+PARAMETER = {"regularised": "alpha", "negative_samples": "beta"}
 
 
 def save_llama(folder: Path) -> None:
@@ -133,11 +145,12 @@ def test_query_term_and_update_are_the_heads_output(both: Both) -> None:
     """z and attention from Hugging Face. Fails if q and k are read before their rotation."""
     x, mask = tokens(3, 12), some_mask(3, 12)
     _, z, pattern = both.run(x)
-    found = dual_heads(both.model, x, mask)
+    query = read(both.model, x)
+    found = dual_heads(query, mask)
     close(found.query_term + found.demonstration_update, z[:, :, -1])
     close(found.attention_share, (pattern[:, :, :, -1] * mask[:, None, None]).sum(-1))
     assert found.z.dtype == torch.float64
-    every = dual_heads(both.model, x, mask | True)
+    every = dual_heads(query, mask | True)
     assert not every.query_term.any()
     close(every.demonstration_update, found.z)
 
@@ -148,36 +161,37 @@ def test_padding_does_not_matter(wide: TransformerBridge, prompts) -> None:
     """Nor demonstrations after the query."""
     mask = demonstration_tokens(wide, prompts)
     later = torch.arange(mask.shape[1]) > prompts.target[:, None]
-    together = dual_heads(wide, prompts.tokens, mask | later, prompts.target)
+    query = read(wide, prompts.tokens, prompts.target)
+    together = dual_heads(query, mask | later)
     for row, q in enumerate(prompts.target.tolist()):
-        alone = dual_heads(wide, prompts.tokens[row : row + 1, : q + 1], mask[row, None, : q + 1])
+        cut = read(wide, prompts.tokens[row : row + 1, : q + 1])
+        alone = dual_heads(cut, mask[row, None, : q + 1])
         for a, b in zip(together[:4], alone[:4], strict=True):
             close(a[row : row + 1], b)
+        close(query.logits[row : row + 1], cut.logits, 1e-4)
 
 
 def test_one_heads_steps(both: Both) -> None:
     """A gradient step by autograd; entry n of the trajectory, on the demonstrations before n."""
-    x, mask = tokens(3, 12), some_mask(3, 12)
-    duals = dual_heads(both.model, x, mask)
+    query, mask = read(both.model, tokens(3, 12)), some_mask(3, 12)
+    duals = dual_heads(query, mask)
     for layer, head in [(0, 1), (1, 3)]:
-        before, stepped = explicit_head_step(both.model, x, mask, (layer, head))
-        path = head_trajectory(both.model, x, mask, (layer, head))
+        before, stepped = explicit_head_step(query, mask, (layer, head))
+        path = head_trajectory(query, mask, (layer, head))
         close(stepped, duals.z[:, layer, head])
         close(path[:, -1], duals.z[:, layer, head])
         close(before, duals.query_term[:, layer, head], 1e-10)
         for n in (0, 3, 7):
-            part = dual_heads(both.model, x, mask & (torch.arange(12) < n)).demonstration_update
+            part = dual_heads(query, mask & (torch.arange(12) < n)).demonstration_update
             close(path[:, n], before + part[:, layer, head], 1e-10)
 
 
 def test_which_demonstrations_become_more_similar(both: Both) -> None:
     """By the dual model itself, before and after its step."""
-    x, mask = tokens(3, 12), some_mask(3, 12)
-    found = rising_similarities(both.model, x, mask)
-    for layer, (query, key, value, _) in enumerate(
-        read_heads(both.model, x, torch.tensor([11] * 3))
-    ):
-        first = initial_model(query, key, value, mask[:, None])
+    query, mask = read(both.model, tokens(3, 12)), some_mask(3, 12)
+    found = rising_similarities(query, mask)
+    for layer, (q, key, value, _) in enumerate(read_heads(query)):
+        first = initial_model(q, key, value, mask[:, None])
         rise = first.updated(mask[:, None]).similarities() - first.similarities()
         close(found[:, layer], ((rise > 0) & mask[:, None]).sum(-1) / mask.sum(-1)[:, None])
 
@@ -185,11 +199,12 @@ def test_which_demonstrations_become_more_similar(both: Both) -> None:
 def test_random_features_at_a_heads_own_norms(wide: TransformerBridge) -> None:
     """The mean over directions of exp(ω·(q + k) - (|q|² + |k|²)/2), summed by hand."""
     x, at = tokens(2, 9), torch.tensor([8, 5])
-    found = feature_errors(wide, x, 64, at, generator=torch.Generator().manual_seed(1))
+    query = read(wide, x, at)
+    found = feature_errors(query, 64, generator=torch.Generator().manual_seed(1))
     source, expected = torch.Generator().manual_seed(1), []
     for row, last in zip(x, at, strict=True):
         errors = []
-        for parts in read_heads(wide, row[None, : last + 1], last[None]):
+        for parts in read_heads(read(wide, row[None, : last + 1])):
             for q, k, v, z in zip(*(part[0] for part in parts), strict=True):
                 omega = torch.randn(64, len(q), generator=source, dtype=torch.float64)
                 q, k = q / len(q) ** 0.25, k / len(q) ** 0.25
@@ -198,6 +213,24 @@ def test_random_features_at_a_heads_own_norms(wide: TransformerBridge) -> None:
                 errors.append((weights @ v / weights.sum() - z).norm() / z.norm())
         expected.append(torch.stack(errors).median())
     close(found, torch.stack(expected), 1e-3)
+
+
+def test_balanced_queries_and_keys_attend_alike() -> None:
+    """Lengths, and the mean key, as the words say. Fails if one vector is taken off the queries."""
+    q, k, v = torch.randn(3, 2, 7, 4, generator=torch.Generator().manual_seed(0)).double()
+    long, far = balance(q, 5 * k + 3)
+    close(attention(long, far, v), attention(q, 5 * k + 3, v), 1e-12)
+    close(far.mean(-2), torch.zeros(2, 4), 1e-12)
+    close(long.square().sum((-2, -1)), far.square().sum((-2, -1)), 1e-12)
+
+
+def test_the_balance_is_felt(wide: TransformerBridge) -> None:
+    query, source = read(wide, tokens(4, 30)), torch.Generator()
+    plain, balanced = (
+        feature_errors(query, 512, balanced=b, generator=source.manual_seed(0))
+        for b in (False, True)
+    )
+    assert balanced.mean() < plain.mean()
 
 
 # --- direct -------------------------------------------------------------------------------------
@@ -209,8 +242,9 @@ def test_direct_contributions_sum_to_the_logit(both: Both, against: str | None) 
     logits, answer = both.run(x)[0][:, -1], torch.tensor([4, 5, 6])
     each = torch.tensor([[1, 2], [3, 4], [5, 9]])
     others = {None: None, "one": torch.arange(VOCAB)[None], "each": each}[against]
-    duals = dual_heads(both.model, x, mask)
-    found = direct_logit_attribution(both.model, x, duals, answer, others)
+    query = read(both.model, x)
+    duals = dual_heads(query, mask)
+    found = direct_logit_attribution(query, duals, answer, others)
     expected = logits.gather(1, answer[:, None])[:, 0]
     if others is not None:
         expected = expected - logits.gather(1, others.expand(3, -1)).mean(1)
@@ -226,13 +260,12 @@ def test_a_direct_contribution_is_what_its_ablation_costs(both: Both) -> None:
     scale held too, ablating an update lowers the logit by its direct contribution."""
     x, mask = tokens(2, 11), some_mask(2, 11)
     layer, head, answer = both.model.cfg.n_layers - 1, 2, torch.tensor([4, 5])
-    duals = dual_heads(both.model, x, mask)
-    found = direct_logit_attribution(both.model, x, duals, answer)
-    _, cache = models.cached(both.model, x, ["ln_final.hook_scale"])
-    hooks = [*ablate(both.model, x, mask, heads=[(layer, head)]), *frozen_mlps(both.model, x)]
-    hooks.append(("ln_final.hook_scale", lambda value, hook: cache["ln_final.hook_scale"]))
-    with torch.no_grad():
-        logits = both.model.run_with_hooks(x, fwd_hooks=hooks)[:, -1]
+    query = read(both.model, x)
+    duals = dual_heads(query, mask)
+    found = direct_logit_attribution(query, duals, answer)
+    scale = "ln_final.hook_scale"
+    hooks = change_heads(query, mask, PARTS["update"], [(layer, head)]) + frozen_mlps(query)
+    logits = query.again([*hooks, (scale, lambda value, hook: query.found[scale])])
     change = found.logit - logits.gather(1, answer[:, None])[:, 0]
     close(change, found.demonstration_update[:, layer, head], 5e-4)
     assert duals.demonstration_update[:, layer, head].norm() > 0.1
@@ -245,15 +278,39 @@ def test_a_direct_contribution_is_what_its_ablation_costs(both: Both) -> None:
 def test_ablation_is_z_replaced_by_hand(both: Both, part: str) -> None:
     """Hugging Face with one head's z set to what is left. Fails if other heads change too."""
     x, mask = tokens(3, 12), some_mask(3, 12)
-    duals = dual_heads(both.model, x, mask)
+    query = read(both.model, x)
+    duals = dual_heads(query, mask)
     layer, head = 0, 3
     left = (duals.query_term if part == "update" else duals.demonstration_update)[:, layer, head]
-    expected = both.run_with_z(x, layer, head, left)
-    hooks = ablate(both.model, x, mask, part, [(layer, head)])
-    with torch.no_grad():
-        logits = both.model.run_with_hooks(x, fwd_hooks=hooks)
-    close(logits, expected, 1e-3)
-    assert (both.run(x)[0][:, -1] - expected[:, -1]).abs().max() > 1e-2
+    expected = both.run_with_z(x, layer, head, left)[:, -1]
+    close(query.again(change_heads(query, mask, PARTS[part], [(layer, head)])), expected, 1e-3)
+    assert (both.run(x)[0][:, -1] - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("variant", ["regularised", "negative_samples"])
+def test_a_variant_is_z_replaced_by_hand(both: Both, variant: str) -> None:
+    """Hugging Face with one head's z made by the variant of ``dual``, from its keys and values."""
+    x, mask, layer, head = tokens(3, 12), some_mask(3, 12), 1, 2
+    query = read(both.model, x)
+    (parts,) = read_heads(query, [layer])
+    q, key, value = (part[:, head] for part in parts[:3])
+    by_hand = {"regularised": regularised, "negative_samples": negative_samples}[variant]
+    z = by_hand(q[:, None], key, value, mask, 0.7)[:, 0]
+    change = partial(getattr(ablation, variant), **{PARAMETER[variant]: 0.7})
+    expected = both.run_with_z(x, layer, head, z)[:, -1]
+    close(query.again(change_heads(query, mask, change, [(layer, head)])), expected, 1e-3)
+    assert (both.run(x)[0][:, -1] - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("part", list(PARTS))
+def test_means_keep_one_prompt_and_mix_several(both: Both, part: str) -> None:
+    """Of prompts that are alike, the mean of a part is the part, to rounding."""
+    x, mask, answer = tokens(1, 12).expand(3, -1), some_mask(1, 12).expand(3, -1), torch.arange(3)
+    found = ablations(read(both.model, x), mask, answer, ways=["whole", f"mean {part}"])
+    close(found[f"mean {part}"].log_prob, found["whole"].log_prob, 1e-3)
+    x, mask = tokens(3, 12), some_mask(3, 12)
+    found = ablations(read(both.model, x), mask, answer, ways=["whole", f"mean {part}"])
+    assert (found[f"mean {part}"].log_prob - found["whole"].log_prob).abs().max() > 1e-2
 
 
 def test_mlps_are_held(gpt2: Both) -> None:
@@ -266,7 +323,8 @@ def test_mlps_are_held(gpt2: Both) -> None:
     block, seen = network.h[0], []
     block.mlp.register_forward_hook(lambda m, a, out: seen.append(out) or seen[0])  # the first
     block.register_forward_hook(lambda m, a, out: seen.append(out))
-    left = dual_heads(gpt2.model, x, mask).query_term[:, 0].flatten(1)
+    query = read(gpt2.model, x)
+    left = dual_heads(query, mask).query_term[:, 0].flatten(1)
 
     def replace(module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
         return (torch.cat([given[0][:, :-1], left[:, None]], 1),)
@@ -275,37 +333,42 @@ def test_mlps_are_held(gpt2: Both) -> None:
         network(x)
         block.attn.c_proj.register_forward_pre_hook(replace)
         network(x)
-        hooks = [*ablate(gpt2.model, x, mask), *frozen_mlps(gpt2.model, x)]
-        held: list[Tensor] = []
-        keep = ("blocks.0.hook_resid_post", lambda value, hook: held.append(value))
-        gpt2.model.run_with_hooks(x, fwd_hooks=[*hooks, keep])
+    hooks = [*change_heads(query, mask, PARTS["update"]), *frozen_mlps(query)]
+    held: list[Tensor] = []
+    keep = ("blocks.0.hook_resid_post", lambda value, hook: held.append(value))
+    query.again([*hooks, keep])
     out = seen[-1]
-    close(held[0], out[0] if isinstance(out, tuple) else out, 1e-4)
+    close(held[0][:, 0], (out[0] if isinstance(out, tuple) else out)[:, -1], 1e-4)
 
 
 def test_ablations(gpt2: Both) -> None:
     x, mask = tokens(3, 12), some_mask(3, 12)
     answer, choices = torch.tensor([4, 5, 6]), torch.tensor([[4, 1], [2, 5], [6, 7]])
-    logits = gpt2.run(x)[0][:, -1]
-    found = ablations(gpt2.model, x, mask, answer)
+    logits, query = gpt2.run(x)[0][:, -1], read(gpt2.model, x)
+    found = ablations(query, mask, answer)
     assert set(found) == {
         "whole",
         "no update",
         "no update, MLPs held",
         "no query term",
         "no query term, MLPs held",
+        "mean update",
+        "mean query term",
     }
     close(found["whole"].log_prob, logits.log_softmax(-1).gather(1, answer[:, None])[:, 0], 1e-4)
     assert torch.equal(found["whole"].is_correct, logits.argmax(-1) == answer)
-    among = predict(gpt2.model, x, answer, choices)
+    among = predict(query, answer, choices)
     chosen = logits.gather(1, choices).log_softmax(-1)[torch.arange(3), torch.tensor([0, 1, 0])]
     close(among.log_prob, chosen, 1e-4)
     assert torch.equal(among.is_correct, chosen > np.log(0.5))
-    hooks = ablate(gpt2.model, x, mask, "query term", [(1, 0)])
-    one = predict(gpt2.model, x, answer, hooks=hooks).log_prob
-    again = ablations(gpt2.model, x, mask, answer, heads=[(1, 0)])["no query term"].log_prob
+    centred = logits.gather(1, choices) - logits.gather(1, choices).mean(0)
+    centred = centred.log_softmax(-1)[torch.arange(3), torch.tensor([0, 1, 0])]
+    close(predict(query, answer, choices, centred=True).log_prob, centred, 1e-4)
+    hooks = change_heads(query, mask, PARTS["query term"], [(1, 0)])
+    one = predict(query, answer, hooks=hooks).log_prob
+    again = ablations(query, mask, answer, heads=[(1, 0)])["no query term"].log_prob
     assert torch.equal(one, again)
-    none = ablations(gpt2.model, x, mask & False, answer)
+    none = ablations(query, mask & False, answer)
     assert torch.equal(none["no update"].log_prob, none["whole"].log_prob)
 
 
@@ -314,10 +377,13 @@ def test_ablations_ask_at_the_target(wide: TransformerBridge) -> None:
     mask = demonstration_tokens(wide, prompts)
     answer = prompts.label_words.gather(1, prompts.gold[:, None])[:, 0]
     given = (answer, prompts.label_words)
-    together = ablations(wide, prompts.tokens, mask, *given, prompts.target)
+    query = read(wide, prompts.tokens, prompts.target)
+    ways = [way for way in ablation.WAYS if not way.startswith("mean")]
+    together = ablations(query, mask, *given, ways=ways)
     for row, q in enumerate(prompts.target.tolist()):
-        cut = prompts.tokens[row, None, : q + 1], mask[row, None, : q + 1]
-        alone = ablations(wide, *cut, *(part[row : row + 1] for part in given))
+        cut = read(wide, prompts.tokens[row, None, : q + 1])
+        one = (part[row : row + 1] for part in given)
+        alone = ablations(cut, mask[row, None, : q + 1], *one, ways=ways)
         for name in together:
             close(together[name].log_prob[row], alone[name].log_prob[0], 1e-4)
 
@@ -336,37 +402,50 @@ def test_masks(wide: TransformerBridge) -> None:
     assert torch.equal(demonstration_tokens(wide, prompts), before)
 
 
+def test_tokens_know_their_example() -> None:
+    """From the roles: an example ends with the token after its label word."""
+    prompts = random_prompts(seed=1, count=4)
+    found = examples(prompts)
+    for row in range(len(prompts)):
+        for n, place in enumerate(prompts.label_pos[row].tolist()):
+            assert found[row, place] == n
+        assert found[row, prompts.target[row]] == prompts.label_pos.shape[1]
+    assert bool((found.diff(dim=1) >= 0).all())
+    assert not found[:, 0].any()
+
+
 X, SHOWN, ANSWER = tokens(2, 9), some_mask(2, 9), torch.tensor([1, 2])
+UPDATE = PARTS["update"]
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: dual_heads(m, X, SHOWN[:, :-1]), "bool mask of the tokens' shape"),
-        (lambda m: ablate(m, X, SHOWN.float()), "bool mask of the tokens' shape"),
-        (lambda m: dual_heads(m, X, SHOWN, torch.tensor([3, 9])), "one query position per prompt"),
-        (lambda m: ablate(m, X, SHOWN, heads=[(3, 0)]), r"no head 3\.0"),
-        (lambda m: head_trajectory(m, X, SHOWN, (0, 4)), r"no head 0\.4"),
-        (lambda m: predict(m, X, ANSWER[:1]), "one answer for each"),
-        (lambda m: predict(m, X, ANSWER + 58), r"in the vocabulary, 0\.\.59"),
-        (lambda m: predict(m, X, ANSWER, torch.tensor([[1, 3]])), "among its choices"),
-        (lambda m: predict(m, X, ANSWER, torch.zeros(3, 2).long()), "one row for all"),
-        (lambda m: ablations(m, X, SHOWN, ANSWER, ways=["no updates"]), "Did you mean 'update'"),
+        (lambda q: dual_heads(q, SHOWN[:, :-1]), "bool mask of the tokens' shape"),
+        (lambda q: change_heads(q, SHOWN.float(), UPDATE), "bool mask of the tokens' shape"),
+        (lambda q: read(q.model, X, torch.tensor([3, 9])), "one query position per prompt"),
+        (lambda q: change_heads(q, SHOWN, UPDATE, [(3, 0)]), r"no head 3\.0"),
+        (lambda q: head_trajectory(q, SHOWN, (0, 4)), r"no head 0\.4"),
+        (lambda q: predict(q, ANSWER[:1]), "one answer for each"),
+        (lambda q: predict(q, ANSWER + 58), r"in the vocabulary, 0\.\.59"),
+        (lambda q: predict(q, ANSWER, torch.tensor([[1, 3]])), "among its choices"),
+        (lambda q: predict(q, ANSWER, torch.zeros(3, 2).long()), "one row for all"),
+        (lambda q: predict(q, ANSWER, centred=True), "give them"),
+        (lambda q: ablations(q, SHOWN, ANSWER, ways=["no updates"]), "Did you mean 'update'"),
     ],
 )
 def test_bad_input(gpt2: Both, call, message: str) -> None:  # type: ignore[no-untyped-def]
+    query = read(gpt2.model, X)
     with pytest.raises(IclError, match=message):
-        call(gpt2.model)
+        call(query)
 
 
 def test_models_that_cannot_be_taken_apart(tmp_path: Path) -> None:
     save_gptj(tmp_path / "gptj")
-    gptj = models.load(tmp_path / "gptj")
-    for call in (dual_heads, ablate):
-        with pytest.raises(IclError, match="only after using it"):
-            call(gptj, X, SHOWN)
+    with pytest.raises(IclError, match="only after using it"):
+        read(models.load(tmp_path / "gptj"), X)
     network: GPT2LMHeadModel = save_gpt2(tmp_path / "scaled")
     network.config.scale_attn_by_inverse_layer_idx = True
     network.config.save_pretrained(tmp_path / "scaled")
     with pytest.raises(IclError, match="are not q·k"):
-        dual_heads(models.load(tmp_path / "scaled"), X, SHOWN)
+        read(models.load(tmp_path / "scaled"), X)
