@@ -106,6 +106,10 @@ class GradientDescent:
     draws: int = 100  # of random features, and of random queries, keys and values
     prompts: int = 200  # to every transformer
     labels: str = "topics"  # labelled examples for those that do not know the made-up topics
+    label_words: str = "own"  # or without a meaning: of a model that knows what its own mean
+    functions: Names = ()  # between words, for a language model
+    asked: int = 0  # prompts of each of these
+    featured: int = 6  # prompts behind the error of random features, of each kind
 
 
 @dataclass(frozen=True)
@@ -262,7 +266,21 @@ REAL = Tier(
         diagnosed=24,
     ),
     Regression(reader="smollm2"),
-    GradientDescent(transformers=("smollm2",), prompts=40, labels="sentiment"),
+    GradientDescent(
+        transformers=("smollm2",),
+        contexts=2000,
+        tuned=2000,
+        draws=20,
+        prompts=40,
+        labels="questions",
+        label_words="meaningless",
+        functions=(
+            *("third-person", "gerund", "plural", "past", "first-letter"),
+            *("capital", "opposite", "language", "kind"),
+        ),
+        asked=16,
+        featured=1,
+    ),
     replace(
         PAPER.circuits,
         models=("smollm2",),

@@ -56,6 +56,14 @@ def examples(prompts: Prompts) -> Int[Tensor, "batch pos"]:
     return (label[:, :-2] & ~label[:, 1:-1]).cumsum(1)
 
 
+def shortened(prompts: Prompts, left_out: int) -> tuple[Tokens, Int[Tensor, "batch"]]:
+    """The prompts without their first examples: tokens, padded on the right, and target."""
+    first = (examples(prompts) < left_out).sum(1)
+    target = prompts.target - first
+    place = torch.arange(int(target.max()) + 1, device=target.device).expand(len(target), -1)
+    return prompts.tokens.gather(1, (first + place.T).T.minimum(prompts.target[:, None])), target
+
+
 # One query of every prompt -----------------------------------------------------------------------
 
 

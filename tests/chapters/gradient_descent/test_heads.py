@@ -38,6 +38,7 @@ from iclutils.chapters.gradient_descent.heads import (
     read,
     read_heads,
     rising_similarities,
+    shortened,
 )
 from iclutils.models import TransformerBridge
 from iclutils.tasks.prompts import Role
@@ -402,14 +403,19 @@ def test_masks(wide: TransformerBridge) -> None:
     assert torch.equal(demonstration_tokens(wide, prompts), before)
 
 
-def test_tokens_know_their_example() -> None:
-    """From the roles: an example ends with the token after its label word."""
+def test_tokens_know_their_example_which_can_be_left_out() -> None:
+    """From the positions: an example ends with the token after its label word."""
     prompts = random_prompts(seed=1, count=4)
     found = examples(prompts)
     for row in range(len(prompts)):
         for n, place in enumerate(prompts.label_pos[row].tolist()):
             assert found[row, place] == n
         assert found[row, prompts.target[row]] == prompts.label_pos.shape[1]
+        for left_out in (0, 1, 2):
+            cut, target = shortened(prompts, left_out)
+            begins = int(prompts.label_pos[row, left_out - 1]) + 2 if left_out else 0
+            kept = prompts.tokens[row, begins : prompts.target[row] + 1]
+            assert cut[row, : target[row] + 1].tolist() == kept.tolist()
     assert bool((found.diff(dim=1) >= 0).all())
     assert not found[:, 0].any()
 
