@@ -117,6 +117,21 @@ def test_04_takes_the_heads_apart_as_the_chapter_does(session: Session) -> None:
     assert made.numbers["accuracy"] > 0.9 > 0.1 > made.numbers["accuracy without updates"]
 
 
+def test_04_takes_grouped_heads_apart(tmp_path: Path, session: Session) -> None:
+    """A small random Llama, which answers nothing; the parts are those of the science."""
+    save_grouped(tmp_path)
+    made = iclutils.show("04", tmp_path)
+    model = models.load(tmp_path)
+    tokens = repeated_tokens(model, 16, 23, session.generator("copying"), distinct=True).tokens
+    query = heads.read(model, tokens[:, :35])
+    duals = heads.dual_heads(query, heads.first_copy(RepeatedTokens(tokens, 23))[:, :35])
+    others = torch.arange(model.cfg.d_vocab)[None]
+    split = heads.direct_logit_attribution(query, duals, tokens[:, 35], others)
+    torch.testing.assert_close(made.numbers["updates"], split.demonstration_update.mean(0))
+    assert made.numbers["updates"].shape == (3, 4)
+    assert "It does not copy" in made.text
+
+
 def test_04_compares_linear_attention_with_a_step() -> None:
     made = iclutils.show("04", "lsa-1")
     assert made.numbers["cosine"].min() > 0.99  # chapter 04

@@ -38,9 +38,9 @@ def _of_heads(request: Request) -> QuickFigure:
     others = torch.arange(cfg.d_vocab, device=tokens.device)[None]
     columns = (rows.split(BATCH) for rows in (tokens, shown[:, :end], answer))
     parts = list(zip(*columns, strict=True))
-    held = {"patterns": 3 * cfg.n_layers, "streams": 12 * cfg.n_layers}
-    twice = 16 * cfg.d_vocab * cfg.d_model  # the unembedding, in double precision
-    announce(model, "updates of all heads", parts[0][0], 8 * len(parts), **held, more=twice)
+    unembedding = 8 * cfg.d_vocab * cfg.d_model  # in double precision
+    held = {"streams": 4 * cfg.n_layers, "vocab": 1, "more": unembedding}
+    announce(model, "updates of all heads", parts[0][0], 2 * len(parts), **held)
     splits, right = [], []
     for some, where, wanted in bar(parts, "prompts"):
         query = heads.read(model, some)

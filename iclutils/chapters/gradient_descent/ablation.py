@@ -18,9 +18,10 @@ from torch import Tensor
 
 from ...errors import IclError, unknown
 from ...interp.hooks import Head, Hook, check_head
-from ...models import get_act_name
+from ...models import TransformerBridge, get_act_name
 from ...progress import bar
-from .heads import AtQuery, Ids, Mask, check_answers, dual_heads
+from ...tasks.prompts import Prompts
+from .heads import AtQuery, Ids, Mask, check_answers, dual_heads, read, shortened
 
 Weights = Float[Tensor, "batch head 1 mem"]
 Shown = Bool[Tensor, "batch 1 1 mem"]
@@ -159,3 +160,10 @@ def ablations(
         hooks += frozen_mlps(query) if held else []
         found[way] = predict(query, answer, choices, hooks, centred=centred)
     return found
+
+
+def after_shorter(
+    model: TransformerBridge, prompts: Prompts, answer: Ids, left_out: int
+) -> Float[Tensor, "batch"]:
+    """log p of the answer, in nats, after the prompts without their first examples."""
+    return predict(read(model, *shortened(prompts, left_out)), answer).log_prob

@@ -11,9 +11,19 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from random_prompts import prompts_strategy, random_prompts
-from tiny import BOS, CONTEXT, VOCAB, save_gpt2, save_gptj, save_neox, tiny_gpt2, tokens
+from tiny import (
+    BOS,
+    CONTEXT,
+    VOCAB,
+    save_gpt2,
+    save_gptj,
+    save_grouped,
+    save_neox,
+    tiny_gpt2,
+    tokens,
+)
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 from iclutils import IclError, models, zoo
 from iclutils.chapters.gradient_descent import ablation
@@ -50,29 +60,11 @@ SINGLE = 2e-5  # the model computes in float32
 PARAMETER = {"regularised": "alpha", "negative_samples": "beta"}
 
 
-def save_llama(folder: Path) -> None:
-    """A small random Llama: rotary positions, RMSNorm, two query heads for each key head."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.3,
-        bos_token_id=BOS,
-        eos_token_id=BOS,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-
-
 class Both:
     """A model as the package loads it, and the same by Hugging Face alone, in float64."""
 
     def __init__(self, kind: str, folder: Path) -> None:
-        makers = {"gpt2": save_gpt2, "neox": save_neox, "llama": save_llama}
+        makers = {"gpt2": save_gpt2, "neox": save_neox, "llama": save_grouped}
         if kind in makers:
             makers[kind](folder)
             self.model = models.load(folder)
