@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from random_prompts import prompts_strategy, random_prompts
 from tiny import (
     BOS,
-    CONTEXT,
     VOCAB,
     save_gpt2,
     save_gptj,
