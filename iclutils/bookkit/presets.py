@@ -268,9 +268,6 @@ REAL = Tier(
     Regression(reader="smollm2"),
     GradientDescent(
         transformers=("smollm2",),
-        contexts=2000,
-        tuned=2000,
-        draws=20,
         prompts=40,
         labels="questions",
         label_words="meaningless",
