@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import IclError
-from ..models import TransformerBridge, get_act_name
+from ..models import ActivationCache, TransformerBridge, get_act_name
 
 Angles = tuple[Float[Tensor, "*#lead pos width"], Float[Tensor, "*#lead pos width"]] | None
 FEW = 8  # tokens on which scores are compared, at least
@@ -28,7 +28,7 @@ def angle_names(layers: int) -> set[str]:
     }
 
 
-def angles(cache: Mapping[str, Tensor], layer: int) -> Angles:
+def angles(cache: ActivationCache | Mapping[str, Tensor], layer: int) -> Angles:
     """Cosines and sines of a layer, from activations by name with those of ``angle_names``."""
     prefix = f"blocks.{layer}.attn.hook_"
     if f"{prefix}cos" not in cache:

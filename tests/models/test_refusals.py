@@ -18,7 +18,6 @@ from iclutils.interp.graph import Node
 from iclutils.models import TransformerBridge
 
 TOKENS = torch.randint(1, 59, (2, 11), generator=torch.Generator().manual_seed(0))
-SHOWN = (torch.arange(11) < 6).expand(2, -1)
 
 
 def save_bloom(folder: Path) -> None:
@@ -37,11 +36,11 @@ def patched(model: TransformerBridge) -> Any:
 @pytest.mark.parametrize(
     ("save", "lens", "message"),
     [
-        (save_bloom, lambda m: heads.dual_heads(m, TOKENS, SHOWN), "dual models: .* other positi"),
+        (save_bloom, lambda m: heads.read(m, TOKENS), "dual models. .* no explicit positi"),
         (save_bloom, lambda m: weights.qk_matching(m, (0, 0), (1, 0)), "^QK matching .* rotary"),
         (save_bloom, lambda m: weights.composition_scores(m, "K", 1), "composition at a distance"),
         (save_bloom, lambda m: kv_cache.keys_values(m, TOKENS), "A cut memory .* no explicit posi"),
-        (save_gptj, lambda m: heads.dual_heads(m, TOKENS, SHOWN), "editing the attention"),
+        (save_gptj, lambda m: heads.read(m, TOKENS), "editing the attention"),
         (save_gptj, patched, "^Path patching does not fit this model: it cannot fork"),
         (
             lambda folder: save_grouped(folder, "qwen3"),

@@ -77,7 +77,7 @@ def reads_numbers(model: TransformerBridge) -> Tensor:
 
 def adds_up(model: TransformerBridge) -> Tensor:
     batch = few(model)
-    found = heads.dual_heads(model, batch.tokens, heads.first_copy(batch))
+    found = heads.dual_heads(heads.read(model, batch.tokens), heads.first_copy(batch))
     gap = found.query_term + found.demonstration_update - found.z
     return (gap.abs().max() / found.z.abs().max())[None]
 

@@ -137,7 +137,11 @@ def read(model: TransformerBridge, tokens: Tokens, at: Place = None) -> AtQuery:
     names &= set(model.hook_dict)
     found: dict[str, Tensor] = {}
     unknown = torch.empty(len(tokens), model.cfg.d_vocab)
-    query = AtQuery(model, tokens, at, *keys_values(model, tokens), found, unknown)
+    try:
+        kept = keys_values(model, tokens)
+    except IclError as error:
+        raise IclError(f"Heads of this model cannot be taken as dual models. {error}") from None
+    query = AtQuery(model, tokens, at, *kept, found, unknown)
     logits = query.again(
         [(name, lambda value, hook, name=name: found.update({name: value})) for name in names]
     )
