@@ -33,7 +33,7 @@ from iclutils.zoo import smollm2
 pytestmark = pytest.mark.usefixtures("results_elsewhere")
 
 PATHS = {path.name[:2]: path for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))}
-# Sizes of both tiers, cut down, by the field of the tier.
+# Sizes of all tiers, cut down, by the field of the tier.
 SIZES: dict[str, dict[str, Any]] = {
     "induction": {"sequences": 4, "sweeps": 1, "pairs": 3, "quantised": ()},
     "label_words": {"prompts": 20, "saliency_prompts": 6, "many_shots": 2, "sets": 2,
@@ -64,7 +64,7 @@ def run(chapter: str, **parameters: Any) -> str:
 
 
 def cut(patch: pytest.MonkeyPatch, field: str, **sizes: Any) -> None:
-    """Both tiers with other sizes."""
+    """All tiers with other sizes."""
     for name, tier in list(presets.TIERS.items()):
         changed = replace(getattr(tier, field), **sizes)
         patch.setitem(presets.TIERS, name, replace(tier, **{field: changed}))
@@ -72,10 +72,9 @@ def cut(patch: pytest.MonkeyPatch, field: str, **sizes: Any) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both tiers, cut down."""
+    """All tiers, cut down."""
     for field, sizes in SIZES.items():
         cut(monkeypatch, field, **sizes)
-    cut(monkeypatch, "label_words", models=presets.TIERS["paper"].label_words.models[:1])
 
 
 @pytest.fixture
@@ -272,7 +271,8 @@ def test_a_readers_own_model_gets_numbers_and_no_verdicts(
         save_gpt2(folder, **SMALL)
     printed = run(chapter, model=str(folder))
     assert said in printed
-    assert not VERDICT.search(printed), "the closing table shows those of the tiers alone"
+    judged = {verdict for verdict, _ in VERDICT.findall(printed)}  # not in the closing table
+    assert judged <= {claims.UNDEFINED}
     assert not (tmp_path / "results").exists()
 
 
@@ -324,7 +324,7 @@ def test_the_tour_asks_a_readers_own_model_what_it_can(quick_tour: None, tmp_pat
     assert "3 layers of 4 heads" in printed
     assert "does not read our made-up texts" in printed
     assert "iclutils.show('02', demonstrations=..., query=...)" in printed
-    assert "nearest of 34 algorithms" in printed
+    assert re.search(r"nearest of \d+ algorithms", printed)
     assert re.search("of 262 (edges|wires)", printed)
 
 
