@@ -91,7 +91,7 @@ def induction_pair(
     if told:
         _steps(axes, texts[:step], (BLUE, ORANGE, ORANGE), width)
     else:
-        axes.figure.set_figheight(3.1)
+        axes.figure.set_figheight(3.1)  # type: ignore[union-attr]
         axes.set_ylim(1.0, 4.1)
     return axes.figure  # type: ignore[return-value]
 
@@ -168,9 +168,9 @@ def gathering(
     left, room = xs[-1] + 0.3, width - xs[-1] - 0.45
     for i, token in enumerate(tokens):
         colour = BLUE if i in labels else ORANGE if i == target else "black"
-        weight = "normal" if colour == "black" else "bold"
+        face = "normal" if colour == "black" else "bold"
         axes.text(xs[i], low - 0.08, token, rotation=90, ha="center", va="top", size=8,
-                  color=colour, weight=weight)  # fmt: skip
+                  color=colour, weight=face)  # fmt: skip
     for band, part in enumerate(parts):
         y, mean = low + rise * band, part.mean(0)
         total, peak = float(mean.sum()) or 1.0, float(mean.max()) or 1.0
@@ -341,9 +341,9 @@ def circuit(edges: Sequence[Edge], width: float = 6.6) -> Figure:
     width = max(width, 0.3 + wide * max(map(len, rows)))
     axes = _sheet(width, rise * (len(levels) - 1) + 0.6)
     at = {}
-    for y, row in enumerate(rows):
+    for height, row in enumerate(rows):
         for i, name in enumerate(row):
-            at[name] = (width * (i + 0.5) / len(row), 0.3 + rise * y)
+            at[name] = (width * (i + 0.5) / len(row), 0.3 + rise * height)
     top = max(abs(w) for *_, w in drawn) or 1.0
     shift = {"q": -0.2, "k": 0.0, "v": 0.2}
     for writer, reader, port, effect in sorted(drawn, key=lambda edge: abs(edge[-1])):
