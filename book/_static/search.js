@@ -1,7 +1,7 @@
 // Chapters before pages, pages before the reference.
 var Scorer = {
   score: ([page, title, anchor, text, score]) =>
-    score + (page.startsWith("notebooks/") ? 20 : /^book\/(api|errors)/.test(page) ? -30 : 0),
+    score + (page.startsWith("notebooks/") ? 20 : /^book\/(api|changelog|errors)/.test(page) ? -30 : 0),
   objNameMatch: 11,
   objPartialMatch: 6,
   objPrio: { 0: 15, 1: 5, 2: -5 },

@@ -74,8 +74,8 @@ def name_lines(axes: Axes) -> None:
     low, high = axes.transAxes.transform([(0, 0), (0, 1)])[:, 1]
     step = 12 * axes.figure.dpi / 72 / (high - low)  # of a line of text, share of the height
     named = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
-    ends = {line: axes.transLimits.transform(axes.transScale.transform(line.get_xydata()[-1]))[1]
-            for line in named}  # fmt: skip
+    place = axes.transScale + axes.transLimits  # shares of width and height
+    ends = {line: float(place.transform(line.get_xydata())[-1, 1]) for line in named}
     order = sorted(named, key=lambda line: ends[line])
     floor, ceiling = -math.inf, 1.0 + step
     for line in order:
