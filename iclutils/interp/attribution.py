@@ -132,14 +132,13 @@ def node_attribution(
     )
     slopes = {name: torch.zeros_like(clean[name]) for name in names}
     for step in range(1, steps + 1):
-        ends = (side[output_hook(embed)] for side in (corrupt, clean))
-        embedding = torch.lerp(*ends, step / steps).detach().requires_grad_()
+        start, end = (side[output_hook(embed)] for side in (corrupt, clean))
+        embedding = torch.lerp(start, end, step / steps).detach().requires_grad_()
         hooks, held = _keeping(names)
         with torch.enable_grad():
-            start: Hook = output_hook(embed), lambda value, hook, e=embedding: e
-            logits = model.run_with_hooks(
-                task.clean, fwd_hooks=[start, *hooks, at_positions(task.at)]
-            )
+            begin: Hook = output_hook(embed), lambda value, hook, e=embedding: e
+            fwd_hooks: list = [begin, *hooks, at_positions(task.at)]
+            logits = model.run_with_hooks(task.clean, fwd_hooks=fwd_hooks)
             found = torch.autograd.grad(task.score(logits).sum(), [held[n] for n in names])
         for name, slope in zip(names, found, strict=True):
             slopes[name] += slope / steps
