@@ -49,7 +49,10 @@ def draw(request: Request) -> QuickFigure:
     faithful = circuit.faithfulness(torch.stack([corrupt, *scores, clean]), clean, corrupt).cpu()
     enough = circuit.smallest_size(kept, faithful, ENOUGH)
     way = "patched one by one" if exact else "estimated from gradients, for there are too many"
-    count = f"{enough} of {total} edges keep" if enough else f"Fewer than {total} edges do not keep"
+    few = enough is not None and enough < total
+    count = (
+        f"{enough} of {total} edges keep" if few else f"{tried[-1]} of {total} edges do not keep"
+    )
     text = (
         f"Copying, the model gains {gap:.1f} nats. {count} {ENOUGH:.0%} of it. The strongest "
         f"({way}): {', '.join(f'{u} -> {v}' for u, v in ranking[:4])}."
