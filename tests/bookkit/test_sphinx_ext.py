@@ -346,6 +346,7 @@ def test_chapters_and_figures_have_numbers_and_formulas_no_script(book: Book) ->
     shown = dict(execution_count=1, source="1", outputs=[FIGURE])
     cells = [
         CHAPTER["cells"][0] | {"source": "# Demo\n\nSee {numref}`fig-dot`, and $x_1$."},
+        CHAPTER["cells"][1] | {"source": "(07-dots)=\n## Dots"},
         {"cell_type": "code", "id": "e", "metadata": CAPTION, **shown},
         {"cell_type": "code", "id": "f", "metadata": {"mystnb": {"figure": {"caption": "No."}}}}
         | shown,
@@ -353,6 +354,7 @@ def test_chapters_and_figures_have_numbers_and_formulas_no_script(book: Book) ->
     book.settings |= {"numfig": True, "myst_enable_extensions": ["dollarmath"]}
     book.write("first.md", "# First\n\n```{figure} dot.png\nOf a page.\n```\n")
     book.write("dot.png", "")
+    book.write("taken.md", "# Taken\n\n```{chapterfigure} 07-dots\n:name: fig-dot\nIt.\n```\n")
     book.write("notebooks/07_demo.ipynb", json.dumps(CHAPTER | {"cells": cells}))
     assert book.build() == ""
     page = book.html("notebooks/07_demo")
@@ -364,6 +366,7 @@ def test_chapters_and_figures_have_numbers_and_formulas_no_script(book: Book) ->
     ]  # fmt: skip
     assert 'alt="A dot of ink."' in page
     assert "Fig. 1 Of a page." in plain(book.html("first"))
+    assert (book.out / ".doctrees/figures/07-dots-fig-dot.png").is_file()
     assert "<math" in page
     assert "<msub>" in page
     assert not re.search("<script[^>]*mathjax", page.lower())

@@ -31,7 +31,7 @@ def test_every_module_of_the_science_is_on_one_page_and_in_the_table() -> None:
     assert len(SHOWN) == len(set(SHOWN))
     paths = [path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")]
     names = {".".join(("iclutils", *path.parts)).removesuffix(".__init__") for path in paths}
-    machinery = r"iclutils(\.(bookkit|__main__|files|progress)\b.*|\.chapters)?"
+    machinery = r"iclutils(\.(bookkit|__main__|files|progress|room)\b.*|\.chapters)?"
     science = {name for name in names if not re.fullmatch(machinery, name) and "._" not in name}
     empty = {name for name in science if not inspect.getdoc(importlib.import_module(name))}
     assert science - empty == set(SCIENCE)

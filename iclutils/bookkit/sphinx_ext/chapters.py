@@ -64,8 +64,9 @@ def title(env: BuildEnvironment, chapter: str) -> str:
     return f"{chapter} {heading[1]}" if heading else chapter
 
 
-def figure(env: BuildEnvironment, label: str, number: int) -> tuple[bytes, str]:
-    """PNG and alternative text of the ``number``-th figure of a chapter after ``(label)=``."""
+def figure(env: BuildEnvironment, label: str, number: int, name: str = "") -> tuple[bytes, str]:
+    """PNG and alternative text of the ``number``-th figure of a chapter after ``(label)=``, or of
+    the one of that name."""
     inside, found, labels = False, [], []
     paths, every = cells(env, label.split("-")[0])
     for path in paths:
@@ -76,8 +77,9 @@ def figure(env: BuildEnvironment, label: str, number: int) -> tuple[bytes, str]:
             inside = named[-1] == label
         given = cell["metadata"].get("mystnb", {})
         alt = given.get("image", {}).get("alt") or given.get("figure", {}).get("caption", "")
+        wanted = inside and name in ("", given.get("figure", {}).get("name"))
         pictures = [o.get("data", {}).get("image/png") for o in cell.get("outputs", [])]
-        found += [(picture, alt) for picture in pictures if inside and picture]
+        found += [(picture, alt) for picture in pictures if wanted and picture]
     if label not in labels:
         raise unknown("label", label, labels)
     if not 1 <= number <= len(found):
@@ -89,22 +91,24 @@ def figure(env: BuildEnvironment, label: str, number: int) -> tuple[bytes, str]:
 class ChapterFigure(SphinxDirective):
     """``{chapterfigure} NN-section``: a figure of that section, its caption the content.
 
-    The option ``number`` counts the figures of the section, from 1.
+    The option ``name`` takes the figure of that name, which its cell's metadata give it; ``number``
+    counts the figures of the section, from 1.
     """
 
     required_arguments = 1
     has_content = True
-    option_spec = {"number": directives.positive_int}  # noqa: RUF012 - docutils' own form
+    option_spec = {"name": directives.unchanged, "number": directives.positive_int}  # noqa: RUF012 - docutils' own form
 
     def run(self) -> list[nodes.Node]:
         """Build the figure."""
         label, number = self.arguments[0], self.options.get("number", 1)
+        name = self.options.get("name", "")
         try:
-            picture, alt = figure(self.env, label, number)
+            picture, alt = figure(self.env, label, number, name)
         except IclError as error:
             raise self.error(str(error)) from error
         # Beside the stored pages and not among the sources, which must stay as they are.
-        path = Path(self.env.doctreedir, "figures", f"{label}-{number}.png")
+        path = Path(self.env.doctreedir, "figures", f"{label}-{name or number}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture)
         uri = f"/{os.path.relpath(path, self.env.srcdir)}".replace(os.sep, "/")
