@@ -29,7 +29,7 @@ logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b"
 RISING, SIGNED = "YlGnBu", "RdBu_r"
 Values = Sequence[float] | Sequence[int] | Float[Tensor, "point"]
-Line = tuple[Values, Values]
+Line = Sequence[Values]  # x and y
 COLOURS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", "#56B4E9")
 FEW, SHORT = 5, 20  # lines of a panel that carry their names, and letters of a name
 STYLE: dict[Any, Any] = {
@@ -225,7 +225,7 @@ def rows(values: Mapping[str, float], xlabel: str) -> Figure:
 
 
 def bars(
-    groups: Mapping[str, Sequence[tuple[float, float]]],
+    groups: Mapping[str, Sequence[Sequence[float]]],
     labels: Sequence[str],
     ylabel: str,
     line: float | None = None,
