@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -49,7 +49,7 @@ def run_with_hooks(
         return name, store
 
     with torch.no_grad():
-        every = [*hooks, *map(keep, watch)]
+        every: list[Any] = [*hooks, *map(keep, watch)]
         out = model.run_with_hooks(tokens, fwd_hooks=every, stop_at_layer=stop_at_layer)
     return out, seen
 
@@ -69,7 +69,7 @@ def logits_under(
     _, seen = run_with_hooks(model, tokens, [], names.values(), max(firsts, default=0) or None)
     last = [] if at is None else [at_positions(at)]
     for layer, hooks in zip(firsts, ways, strict=True):
-        start: dict[str, int] = {"start_at_layer": layer} if layer else {}
+        start: dict[str, Any] = {"start_at_layer": layer} if layer else {}
         source = seen[names[layer]] if layer else tokens
         with torch.no_grad():
             yield model.run_with_hooks(source, fwd_hooks=[*hooks, *last], **start)

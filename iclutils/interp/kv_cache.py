@@ -143,8 +143,9 @@ def keys_values(
             "remembered tokens and not positions. Use one with full attention in every layer."
         )
     with torch.no_grad():
-        options = {"use_cache": True, "return_type": "logits_and_cache", "logits_to_keep": 1}
-        _, cache = model.run_with_hooks(tokens, fwd_hooks=[*hooks], **options)
+        options: dict[str, Any] = {"use_cache": True, "logits_to_keep": 1}
+        options |= {"return_type": "logits_and_cache", "fwd_hooks": [*hooks]}
+        _, cache = model.run_with_hooks(tokens, **options)
     return tuple(la.keys for la in cache.layers), tuple(la.values for la in cache.layers)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -84,7 +85,7 @@ def of_text(
         if not number and values.shape[1] - gap > 1:
             continue
         space = written[0][:gap]
-        parts = {
+        parts: dict[str, Any] = {
             name: ids(text) + (space if text and name != "after" else ())
             for name, text in around.items()
         }

@@ -62,7 +62,8 @@ class PictureAndSpecification(SphinxPostTransform):
 def load(app: Sphinx, page: str, template: str, context: Any, tree: nodes.document | None) -> None:
     """Load the scripts on a page with an explorer, and on no other."""
     if tree and any("explorer" in found["classes"] for found in tree.findall(nodes.container)):
-        app.add_js_file(OURS[0], loading_method="defer", **{"data-library": LIBRARY})
+        library: dict[str, Any] = {"data-library": LIBRARY}
+        app.add_js_file(OURS[0], loading_method="defer", **library)
         app.add_css_file(OURS[1])
 
 

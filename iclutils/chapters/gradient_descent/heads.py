@@ -115,11 +115,11 @@ class AtQuery:
         """Logits when the query alone is read again, under hooks, on the kept keys and values."""
         memory = int(self.at.max())
         held = torch.arange(memory, device=self.at.device) < self.at[:, None]
-        kept = (tuple(x[:, :, :memory] for x in part) for part in (self.keys, self.values))
+        keys, values = (tuple(x[:, :, :memory] for x in s) for s in (self.keys, self.values))
         own, at = self.tokens.gather(1, self.at[:, None]), self.at[:, None]
         fed, last = torch.ones_like(own, dtype=torch.bool), torch.zeros_like(self.at)
         with torch.no_grad():
-            return read_with_cache(self.model, *kept, held, own, fed, at, last, hooks)
+            return read_with_cache(self.model, keys, values, held, own, fed, at, last, hooks)
 
 
 def read(model: TransformerBridge, tokens: Tokens, at: Place = None) -> AtQuery:
@@ -142,9 +142,10 @@ def read(model: TransformerBridge, tokens: Tokens, at: Place = None) -> AtQuery:
     except IclError as error:
         raise IclError(f"Heads of this model cannot be taken as dual models. {error}") from None
     query = AtQuery(model, tokens, at, *kept, found, unknown)
-    logits = query.again(
-        [(name, lambda value, hook, name=name: found.update({name: value})) for name in names]
-    )
+    watch: list[Any] = [
+        (name, lambda value, hook, name=name: found.update({name: value})) for name in names
+    ]
+    logits = query.again(watch)
     query = replace(query, logits=logits)
     seen = query.as_read_again(query.seen)
     for layer, (q, key, _, _) in enumerate(read_heads(query)):
@@ -215,7 +216,8 @@ def head_trajectory(
     query: AtQuery, demonstrations: Mask, head: Head
 ) -> Float[Tensor, "batch shown d_head"]:
     """What one head's dual model says to the query while it learns token by token, up to z."""
-    return trajectory(*_of_head(query, head), query.mask(demonstrations), query.seen)
+    states, keys, values = _of_head(query, head)
+    return trajectory(states, keys, values, query.mask(demonstrations), query.seen)
 
 
 def explicit_head_step(

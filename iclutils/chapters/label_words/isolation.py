@@ -105,7 +105,7 @@ def isolated_by_set(
     layers = list(layers)
 
     def hooks(shown: Prompts) -> list[Hook]:
-        at = generator and [random_positions(shown, generator) for _ in layers]
+        at = [random_positions(shown, generator) for _ in layers] if generator else None
         return isolation(model, shown, layers, at)
 
     return answers_by_set(model, prompts, hooks)
