@@ -122,11 +122,11 @@ def test_04_takes_grouped_heads_apart(tmp_path: Path, session: Session) -> None:
     save_grouped(tmp_path)
     made = iclutils.show("04", tmp_path)
     model = models.load(tmp_path)
-    tokens = repeated_tokens(model, 16, 23, session.generator("copying"), distinct=True).tokens
-    query = heads.read(model, tokens[:, :35])
-    duals = heads.dual_heads(query, heads.first_copy(RepeatedTokens(tokens, 23))[:, :35])
+    tokens = repeated_tokens(model, 16, 12, session.generator("copying"), distinct=True).tokens
+    query = heads.read(model, tokens[:, :19])
+    duals = heads.dual_heads(query, heads.first_copy(RepeatedTokens(tokens, 12))[:, :19])
     others = torch.arange(model.cfg.d_vocab)[None]
-    split = heads.direct_logit_attribution(query, duals, tokens[:, 35], others)
+    split = heads.direct_logit_attribution(query, duals, tokens[:, 19], others)
     torch.testing.assert_close(made.numbers["updates"], split.demonstration_update.mean(0))
     assert made.numbers["updates"].shape == (3, 4)
     assert "It does not copy" in made.text
