@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from iclutils.bookkit import address, build, claims, run, scorecard
+from iclutils.bookkit import address, build, claims, presets, run, scorecard
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 2_000_000  # bytes that one page may cost its reader
@@ -149,7 +149,9 @@ def test_the_scorecard_has_each_claim_with_its_verdicts(site: Path) -> None:
     assert page.claims == [re.sub("[._]", "-", f"claim-{name}") for name in claims.ledger()]
     assert max(page.ids.values()) == 1
     html = (site / "book/scorecard.html").read_text(encoding="utf-8")
-    found = scorecard.tally(entry for row in rows for entry in row.values())
+    measured = [(row, tier) for row in rows for tier in presets.TIERS if row[tier].result]
+    nulls = [row[f"{tier}{claims.NULL}"] for row, tier in measured if tier != "paper"]
+    found = scorecard.tally([*(row[tier] for row in rows for tier in presets.TIERS), *nulls])
     for verdict, count in found.items():
         badge = f'verdict-{verdict.replace(" ", "-").replace("–", "none")}">{verdict}<'
         assert html.count(badge) == count
