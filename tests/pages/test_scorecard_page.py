@@ -143,7 +143,7 @@ def test_the_front_page_shows_figures_and_leads_into_the_scorecard(
         figure.scroll_into_view_if_needed()
         assert len(figure.get_attribute("alt")) > 40
         assert figure.evaluate("async i => (await i.decode(), i.naturalWidth > 300)")
-    assert tab.locator(".sd-card a").count() == 3
+    assert tab.locator(".sd-card a").count() == 4  # tour, read, run, teach
     kept = [row for row in rows if row["mini"].verdict == "does not hold"]
     wanted = [row for row in kept if row["mini"].claim.kind == "finding"]
     counts = tab.locator("table.scorecard-counts tr", has_text="all")
