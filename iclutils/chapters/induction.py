@@ -109,7 +109,7 @@ def roles(scores: Mapping[str, Float[Tensor, "layer head"]], least: int = 1) -> 
 
 def _labelled(scores: Float[Tensor, "layer head"], least: int) -> tuple[Head, ...]:
     found = tuple((layer, head) for layer, head in torch.nonzero(scores > LABEL).tolist())
-    return found or tuple(top_heads(scores, min(least, scores.numel())))
+    return found or tuple(top_heads(scores, least))
 
 
 def _heads(model: TransformerBridge, layers: int) -> list[Head]:

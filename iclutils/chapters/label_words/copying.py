@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.head_scores import score_heads
+from ...interp.head_scores import score_heads, top_heads
 from ...interp.hooks import Head, ablate_heads
 from ...interp.readout import predictions
 from ...models import TransformerBridge
@@ -48,7 +48,7 @@ def copying_heads(scores: Float[Tensor, "layer head"], count: int) -> list[Head]
     """The ``count`` heads with the highest prefix-matching score, best first."""
     if not 1 <= count <= scores.numel():
         raise IclError(f"The model has {scores.numel()} heads; got count={count}.")
-    return [divmod(i, scores.shape[1]) for i in scores.flatten().topk(count).indices.tolist()]
+    return top_heads(scores, count)
 
 
 def without_heads(
