@@ -166,7 +166,7 @@ def test_every_page_shows_what_there_is(
         "numbers.md",
         "# A *title*\n\n{measured}`90.first`, {measured}`90.first@paper`, "
         "{verdict}`90.first`, {measured}`90.first@null`, {measured}`90.first.best`, "
-        "{measured}`90.first.seed`, {real}`90.first`, "
+        "{measured}`90.first.seed`, {measured}`90.first.percent`, {real}`90.first`, "
         "{published}`90.first`\n" + 'Some "words" ' * 40,
     )
     book.write("book/scorecard.md", "# Scorecard\n\n```{scorecard}\n```")
@@ -203,7 +203,7 @@ def test_every_page_shows_what_there_is(
     (book.source / "book/runs/mini/90_demo.json").unlink()
     assert book.build() == ""
     said = shown(book.html("numbers"), "measured")
-    assert said == ["2.25", "3.00", "not run", "6.9", "7"]
+    assert said == ["2.25", "3.00", "not run", "6.9", "7", "225 %"]
     assert shown(book.html("numbers"), "verdict verdict-holds") == ["holds"]
     assert shown(book.html("numbers"), "real") == ["4.00"]
     (table,) = re.findall(r"<table[^>]*data-claims.*?</table>", book.html("notebooks/90_demo"))
@@ -217,7 +217,7 @@ def test_every_page_shows_what_there_is(
 
 def _numbers(book: Book) -> None:
     html = book.html("numbers")
-    assert shown(html, "measured") == ["0.50 ± 0.01", "not run", "not run", "5.1", "7"]
+    assert shown(html, "measured") == ["0.50 ± 0.01", "not run", "not run", "5.1", "7", "50 %"]
     assert shown(html, "verdict verdict-holds-partly") == ["holds partly"]
     assert shown(html, "published") == ["−13.898"]
     said = re.search('<meta name="description" content="(.*?)"', html)[1]  # type: ignore[index]

@@ -19,10 +19,11 @@ import pytest
 from exercises import KINDS, LEVELS, Exercise, asserts, exercises
 from notebook_rules import code, source
 
+from iclutils.bookkit import claims
 from iclutils.bookkit.run import NOTEBOOKS
 from iclutils.files import read_json
 
-CHAPTERS = sorted(NOTEBOOKS.glob("0[1-9]_*.ipynb"))
+CHAPTERS = [NOTEBOOKS / f"{name}.ipynb" for name in claims.chapters()]
 NAMED = re.compile(r"`([a-z_]\w*(?:\.\w+)+)(?:\(.*?\))?`", re.DOTALL)
 IMPORTS = (ast.Import, ast.ImportFrom)
 

@@ -22,7 +22,7 @@ from tiny import real_tokenizer, save_gpt2, save_grouped
 
 from iclutils import IclError
 from iclutils.bookkit import claims, presets
-from iclutils.bookkit.run import NETWORKS, NOTEBOOKS
+from iclutils.bookkit.run import NETWORKS, NOTEBOOKS, resolve
 from iclutils.files import read_json, sha256
 from iclutils.models import language
 from iclutils.models.regressors import Shape
@@ -32,7 +32,6 @@ from iclutils.zoo import smollm2
 
 pytestmark = pytest.mark.usefixtures("results_elsewhere")
 
-PATHS = {path.name[:2]: path for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))}
 # Sizes of all tiers, cut down, by the field of the tier.
 SIZES: dict[str, dict[str, Any]] = {
     "induction": {"sequences": 4, "sweeps": 1, "pairs": 3, "quantised": ()},
@@ -49,18 +48,19 @@ SMALL = {"n_positions": 80, "vocab_size": 90, "bos_token_id": 89, "eos_token_id"
 
 
 def run(chapter: str, **parameters: Any) -> str:
-    """Execute a chapter's code here, on the CPU, and return what it prints."""
+    """Execute a chapter's code here, its appendix too, on the CPU, and return what it prints."""
     mpl.use("Agg")
-    space: dict[str, Any] = {}
     out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        for cell in read_json(PATHS[chapter])["cells"]:
-            left_out = parameters.get("tier") == "real" and NETWORKS in tags(cell)
-            if cell["cell_type"] == "code" and not left_out:
-                exec(source(cell), space)
-                plt.close("all")
-                if "parameters" in tags(cell):
-                    space.update(parameters, device="cpu")
+    for name in resolve(chapter):
+        space: dict[str, Any] = {}
+        with contextlib.redirect_stdout(out):
+            for cell in read_json(NOTEBOOKS / f"{name}.ipynb")["cells"]:
+                left_out = parameters.get("tier") == "real" and NETWORKS in tags(cell)
+                if cell["cell_type"] == "code" and not left_out:
+                    exec(source(cell), space)
+                    plt.close("all")
+                    if "parameters" in tags(cell):
+                        space.update(parameters, device="cpu")
     return out.getvalue()
 
 
@@ -225,7 +225,7 @@ def test_the_paper_tier_says_how_to_train_its_networks(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("chapter", sorted(PATHS)[1:])
+@pytest.mark.parametrize("chapter", [name[:2] for name in claims.chapters()])
 def test_the_real_tier_checks_its_claims_on_a_small_network(
     small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chapter: str
 ) -> None:
@@ -330,7 +330,7 @@ def test_the_tour_asks_a_readers_own_model_what_it_can(quick_tour: None, tmp_pat
 
 
 def test_the_tour_leads_to_every_chapter_and_to_claims_of_each() -> None:
-    text = "\n".join(source(cell) for cell in read_json(PATHS["00"])["cells"])
+    text = "\n".join(source(cell) for cell in read_json(NOTEBOOKS / "00_tour.ipynb")["cells"])
     for name in claims.chapters():
         number = name[:2]
         assert f"<{name}>`" in text

@@ -6,8 +6,8 @@
 - ``{chapterfigure} NN-section``: a figure of a chapter with its text; ``{gallery}``: the pictures
   that a module's examples draw;
 - ``{measured}`01.name```, with ``.field`` and ``@null``, ``@real`` or ``@paper`` if wanted: a
-  number from the results; ``{real}`01.name```: short for ``@real``; ``{verdict}`01.name```: the
-  verdict, likewise;
+  number from the results, ``.percent`` of it as "87 %"; ``{real}`01.name```: short for ``@real``;
+  ``{verdict}`01.name```: the verdict, likewise;
 - ``{published}`01.name```: the source's figure;
 - ``{modelcards}``: the cards of the shipped models;
 - ``{api}``: the reference of modules, from their docstrings; ``{modules}``: a table of them;

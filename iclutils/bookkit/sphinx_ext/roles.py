@@ -11,6 +11,7 @@ from sphinx.util.docutils import SphinxRole
 
 from ...errors import IclError, unknown
 from .. import claims, scorecard
+from ..claims import UNDEFINED
 from .markdown import results
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ class Number(SphinxRole):
     """``{measured}`01.name```: the value with its spread, or one field of the result, with
     ``.field`` and ``@null``, ``@real`` or ``@paper`` if wanted; ``{verdict}`01.name```: the verdict
     likewise; ``{real}`01.name```: the value in the real language model; ``{published}`01.name```:
-    the source's figure.
+    the source's figure. The field ``percent`` gives the value as "87 %".
     """
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
@@ -42,7 +43,8 @@ def measured(env: BuildEnvironment, name: str) -> str:
     entry, field = _entry(env, name)
     if field is None or entry.result is None:
         return entry.value
-    known = vars(entry.result) | {"verdict": entry.verdict} | entry.result.detail
+    share = f"{100 * entry.result.value:.0f} %" if entry.result.value is not None else UNDEFINED
+    known = vars(entry.result) | {"verdict": entry.verdict, "percent": share} | entry.result.detail
     if field not in known:
         raise unknown(f"field of {entry.claim.id}", field, known)
     value = known[field]
