@@ -34,7 +34,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iclu
 FOLDER = Path(os.environ.get("ICLUTILS_CACHE") or CACHE) / "smollm2"
 ROUNDING = 0.01  # of numbers from the same draws
 VOCAB, BOS, LAYERS = 49152, 1, 30
-DRAWN_ANEW = ("04.carry_functions", "05.function_told")
+DRAWN_ANEW = ("05.carry_functions", "06.function_told")
 Values = dict[str, list[float]]  # by claim, one for each repetition
 EDIT: list[Callable[[int, Tensor, Tensor], Tensor]] = []  # of (layer, attention, values)
 
@@ -309,7 +309,7 @@ def pairs(function: str) -> tuple[dict[str, str], dict[str, str]]:
     return dict(parts[0]), dict(parts[1])
 
 
-# Chapter 04: steps of heads
+# Chapter 05: steps of heads
 
 FUNCTIONS = (
     *("third-person", "gerund", "plural", "past", "first-letter"),
@@ -368,13 +368,13 @@ def steps() -> Values:
     kept = {name: carried(name) for name in FUNCTIONS}
     able = [left for sure, left in kept.values() if sure]
     return {
-        "04.carry_functions": able,
-        "04.carry_copying": right(without(shown))[whole].double().tolist(),
-        "04.start_idle_copying": right(without(~shown))[whole].double().tolist(),
+        "05.carry_functions": able,
+        "05.carry_copying": right(without(shown))[whole].double().tolist(),
+        "05.start_idle_copying": right(without(~shown))[whole].double().tolist(),
     }
 
 
-# Chapter 05: the circuit of copying, and functions between words
+# Chapter 06: the circuit of copying, and functions between words
 
 PAIRS = (  # of functions on the same words
     *(("past", "gerund"), ("gerund", "third-person"), ("third-person", "past")),
@@ -424,13 +424,13 @@ def circuits() -> Values:
     layer = torch.arange(LAYERS)[:, None].expand(LAYERS, 9)
     ranks = [spearmanr(layer.flatten(), row.flatten()).statistic for row in far]
     return {
-        "05.behaviour_gap": (score(clean) - score(corrupt)).tolist(),
-        "05.low_is_local": ranks,
-        "05.function_told": [told(*pair) for pair in PAIRS],
+        "06.behaviour_gap": (score(clean) - score(corrupt)).tolist(),
+        "06.low_is_local": ranks,
+        "06.function_told": [told(*pair) for pair in PAIRS],
     }
 
 
-CHAPTERS = {"01": repeated, "02": anchors, "03": numbers, "04": steps, "05": circuits}
+CHAPTERS = {"01": repeated, "02": anchors, "03": numbers, "05": steps, "06": circuits}
 
 
 def main() -> None:

@@ -96,7 +96,7 @@ class Regression:
 
 @dataclass(frozen=True)
 class GradientDescent:
-    """Sizes of chapter 04. Networks not named here are the shipped ones at every tier."""
+    """Sizes of chapters 04 and 05. Networks not named here are the shipped ones at every tier."""
 
     transformers: Names = (*INDUCTION, *ANCHORS)  # whose heads are taken as dual models
     depth: Names = ("lsa-1", "lsa-2", "lsa-5")  # linear self-attention of one layer, two and five
@@ -114,7 +114,7 @@ class GradientDescent:
 
 @dataclass(frozen=True)
 class Circuits:
-    """Sizes of chapter 05. The first model is the guide; an empty name or 0 leaves a part out."""
+    """Sizes of chapter 06. The first model is the guide; an empty name or 0 leaves a part out."""
 
     models: Names = ANCHORS  # seeds of the guide
     deeper: str = "anchors-deep"  # the guide's recipe, deeper
@@ -153,8 +153,9 @@ class Tier:
             "01": self.induction.models,
             "02": self.label_words.models,
             "03": (r.reader,) if (r := self.regression).reader else r.models,
-            "04": self.gradient_descent.transformers,
-            "05": self.circuits.models,
+            "04": self.gradient_descent.depth,
+            "05": self.gradient_descent.transformers,
+            "06": self.circuits.models,
         }[chapter]
 
 

@@ -48,7 +48,7 @@ def classifying(work: Path, steps: Sequence[int]) -> Rows:
 def _along(
     work: Path, steps: Sequence[int], measure: Callable[[TransformerBridge], dict[str, float]]
 ) -> Rows:
-    """The measures at every step, and three of chapter 05.
+    """The measures at every step, and three of chapter 06.
 
     ``gap`` is what the corruption of repeated tokens costs (nats); ``similarity`` the Jaccard
     index of the best 20 edges and those of the step before, on other sequences; ``floor`` what two

@@ -103,8 +103,8 @@ def test_03_predicts_as_the_chapter_does(session: Session) -> None:
     assert numbers["nearest"] == min(numbers["distances"], key=numbers["distances"].get)
 
 
-def test_04_takes_the_heads_apart_as_the_chapter_does(session: Session) -> None:
-    made = iclutils.show("04", "induction-0")
+def test_05_takes_the_heads_apart_as_the_chapter_does(session: Session) -> None:
+    made = iclutils.show("05", "induction-0")
     model = models.load("induction-0")
     tokens = repeated_tokens(model, 16, 12, session.generator("copying"), distinct=True).tokens
     shown = heads.first_copy(RepeatedTokens(tokens, 12))[:, :19]
@@ -117,10 +117,10 @@ def test_04_takes_the_heads_apart_as_the_chapter_does(session: Session) -> None:
     assert made.numbers["accuracy"] > 0.9 > 0.1 > made.numbers["accuracy without updates"]
 
 
-def test_04_takes_grouped_heads_apart(tmp_path: Path, session: Session) -> None:
+def test_05_takes_grouped_heads_apart(tmp_path: Path, session: Session) -> None:
     """A small random Llama, which answers nothing; the parts are those of the science."""
     save_grouped(tmp_path)
-    made = iclutils.show("04", tmp_path)
+    made = iclutils.show("05", tmp_path)
     model = models.load(tmp_path)
     tokens = repeated_tokens(model, 16, 12, session.generator("copying"), distinct=True).tokens
     query = heads.read(model, tokens[:, :19])
@@ -138,9 +138,9 @@ def test_04_compares_linear_attention_with_a_step() -> None:
     assert made.numbers["loss ratio"] == pytest.approx(1, abs=0.05)
 
 
-def test_05_finds_the_edges_that_were_built(session: Session, tmp_path: Path) -> None:
+def test_06_finds_the_edges_that_were_built(session: Session, tmp_path: Path) -> None:
     save_wired(tmp_path)
-    made = iclutils.show("05", tmp_path)
+    made = iclutils.show("06", tmp_path)
     assert made.numbers["exact"]
     strongest = {f"{u} -> {v}" for u, v in made.numbers["strongest"][:8]}
     assert {"0.0 -> k 1.0", "1.0 -> logits", "embed -> v 0.0"} <= strongest
@@ -157,7 +157,7 @@ def test_05_finds_the_edges_that_were_built(session: Session, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("chapter", "save"),
-    [*((chapter, save_neox) for chapter in ("01", "03", "04", "05")), ("05", save_grouped)],
+    [*((chapter, save_neox) for chapter in ("01", "03", "05", "06")), ("06", save_grouped)],
 )
 @pytest.mark.usefixtures("small")
 def test_a_random_model_with_rotary_positions_and_what_it_costs(
@@ -177,10 +177,10 @@ def test_a_random_model_with_rotary_positions_and_what_it_costs(
         far = made.numbers["distances"]
         assert min(far["the middle"], far["mean label"]) < far["OLS"]
         assert made.numbers["squared error"]["the model"].mean() > 0.5 * made.numbers["scale"]
-    if chapter == "04":
+    if chapter == "05":
         assert math.isnan(made.numbers["share of updates"])
         assert "does not copy" in made.text
-    if chapter == "05":
+    if chapter == "06":
         assert not made.numbers["exact"]
         assert "estimated from gradients" in made.text
 
@@ -242,7 +242,7 @@ def test_algorithms_that_learn_nothing() -> None:
 @pytest.mark.parametrize(
     ("chapter", "more", "message"),
     [
-        ("06", {}, "Unknown chapter '06'"),
+        ("09", {}, "Unknown chapter '09'"),
         ("01", {"model": "no/such/folder"}, "hub model must be pinned"),
         ("01", {"model": "./nowhere"}, "There is no folder"),
         ("01", {"model": "induction-0", "prompt": "hello"}, "reads no text"),
@@ -250,6 +250,7 @@ def test_algorithms_that_learn_nothing() -> None:
         ("01", {"query": "hello"}, "for chapter 02"),
         ("01", {"model": "regression-d2"}, "ask for chapter 03"),
         ("03", {"model": "lsa-1"}, "ask for chapter 04"),
+        ("04", {"model": "induction-0"}, "ask for chapter 05"),
         ("04", {"model": "lsa-waves"}, "not trained on linear functions"),
         ("02", {"model": "induction-0"}, "reads no text"),
         ("02", {"demonstrations": SHOWN, "query": "x"}, "reads no text"),
@@ -286,8 +287,8 @@ def test_texts_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("chapter", "save", "message"),
     [
-        ("04", save_gptj, "shows its attention only after"),
-        ("05", save_gptj, "cannot fork the inputs"),
+        ("05", save_gptj, "shows its attention only after"),
+        ("06", save_gptj, "cannot fork the inputs"),
         ("01", partial(save_gpt2, n_layer=1), "two attention layers"),
         ("03", partial(save_gpt2, n_positions=5), "Only 2 pairs"),
         ("04", LinearSelfAttention(Shape(dim=2, pairs=3), [0]).save, "not trained on linear"),

@@ -9,7 +9,7 @@ HELD = [
     ("04.published_loss", (0.20468888,)),  # the constant of the released notebook
     ("04.one_cosine", (1.0, 0.0, 5)),  # where the curves of the paper end
     ("04.two_shared_plus", (1.0, 0.0, 5)),
-    ("04.random_rate", (-0.5, 0.01, 100)),  # one over the square root of the number
+    ("05.random_rate", (-0.5, 0.01, 100)),  # one over the square root of the number
 ]
 
 

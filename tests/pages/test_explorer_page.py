@@ -14,7 +14,7 @@ from iclutils.bookkit.sphinx_ext.explorer import OURS
 
 pytestmark = pytest.mark.browser
 
-PAGES = ("01_gpt2_induction", "02_label_anchors", "05_attention_circuits")
+PAGES = ("01_gpt2_induction", "02_label_anchors", "06_attention_circuits")
 CHART = ".explorer .explorer-chart"
 
 

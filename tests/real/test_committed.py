@@ -95,8 +95,8 @@ MEASURES: dict[str, Callable[[TransformerBridge], Tensor]] = {
     "01.previous_best": best_head("previous"),
     "02.swp_shallow": gathers,
     "03.text_number": reads_numbers,
-    "04.head_identity": adds_up,
-    "05.behaviour_gap": copies,
+    "05.head_identity": adds_up,
+    "06.behaviour_gap": copies,
 }
 
 

@@ -1,4 +1,4 @@
-"""Homework 4, on chapter 04: attention as a gradient step, and softmax attention as another."""
+"""Homework 4, on chapter 04: attention as a step of gradient descent."""
 
 from __future__ import annotations
 
@@ -172,130 +172,6 @@ BEST_RATES = {
 q3 = (Function(best_rates, _moments, BEST_RATES),)
 
 
-def dual_parts(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    demos: Tensor,
-    root: float = 0.5,
-    over: Any = lambda raw, demos: (raw.sum(), raw.sum()),
-) -> Tensor:
-    """What the dual model says before its step, and what the step adds, over normalisers."""
-    raw = (keys @ query / len(query) ** root).exp()
-    first, second = over(raw, demos)
-    start, step = raw[~demos] @ values[~demos], raw[demos] @ values[demos]
-    return torch.stack([start / first, step / second])
-
-
-def _attention(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    draw, keys, d = generator(seed), 6 + seed, 4 + seed % 3
-    demos = torch.arange(keys) < keys - 2
-    demos[0] = seed % 2 == 0
-    return normal(draw, d), normal(draw, keys, d), normal(draw, keys, 3) + 1, demos
-
-
-DUAL_PARTS = {
-    "The normaliser is that of *all* keys, for both parts: demonstrations and the rest share one "
-    "softmax.": {"over": lambda raw, demos: (raw[~demos].sum(), raw[demos].sum())},
-    "The normaliser runs over the demonstrations only: take all keys.": {
-        "over": lambda raw, demos: (raw[demos].sum(), raw[demos].sum())
-    },
-    "The step's normaliser runs over the demonstrations only: take all keys.": {
-        "over": lambda raw, demos: (raw.sum(), raw[demos].sum())
-    },
-    "The two are exchanged: the start is what the other tokens say, the step what the "
-    "demonstrations say.": lambda *given: dual_parts(*given).flip(0),
-    "The scores are divided by the square root of d.": {"root": 0.0},
-    "The scores are divided by the square root of d, not by d.": {"root": 1.0},
-    "Divide by the normaliser D_q.": {"over": lambda raw, demos: (1, 1)},
-    "D_q takes the place of a mean: do not divide by the number of keys.": {
-        "over": lambda raw, demos: (len(raw), len(raw))
-    },
-    "That is the whole of attention: split it.": lambda *given: dual_parts(*given).sum(0),
-}
-q4 = (Function(dual_parts, _attention, DUAL_PARTS, tolerance=1e-6),)
-
-
-def features(z: Tensor, omega: Tensor, half: float = 0.5, power: float = 0.5) -> Tensor:
-    """Positive random features."""
-    norms = z.square().sum(-1, keepdim=True)
-    return torch.exp(z @ omega.T - half * norms) / len(omega) ** power
-
-
-def contrastive_loss(
-    W: Tensor, values: Tensor, features: Tensor, normaliser: Any, rate: float
-) -> Tensor:
-    """The loss of the dual model."""
-    return -(values * (features @ W.T)).sum() / (rate * normaliser)
-
-
-def _step_taken(
-    loss: Callable[..., Any], W: Tensor, values: Tensor, keys: Tensor, total: Tensor, rate: float
-) -> Tensor:
-    """The answer to a query after a step on the loss, and the loss."""
-    weights = W.clone().requires_grad_()
-    found = loss(weights, values, keys, total, rate)
-    if not isinstance(found, Tensor) or found.ndim or not found.requires_grad:
-        raise Mistake(
-            "`contrastive_loss` returns one number as a tensor that depends on W, so that "
-            "autograd can take its gradient: no .item(), no detach."
-        )
-    after = (W - rate * torch.autograd.grad(found, weights)[0]) @ keys[-1]
-    return torch.cat([after, found.detach()[None]])
-
-
-def _points(seed: int) -> tuple[Tensor, Tensor]:
-    draw, d = generator(seed), 2 + seed % 2
-    return normal(draw, 3 + seed, d), normal(draw, 5 + seed, d)
-
-
-def _dual(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
-    keys, draw = features(*_points(seed)), generator(seed + 100)
-    values, W = normal(draw, len(keys), 2), normal(draw, 2, keys.shape[1])
-    return W, values, keys, (keys @ keys[-1]).sum(), 0.5 + 0.25 * seed
-
-
-FEATURES = {
-    "The factor exp(-|z|²/2) is missing: without it the mean of the product is exp(|k + q|²/2).": {
-        "half": 0.0
-    },
-    "The factor is exp(-|z|²/2), half the square.": {"half": 1.0},
-    "The factor is exp(-|z|²/2): a minus.": {"half": -0.5},
-    "The factor is exp(-|z|²/2), with |z|² the sum of squares: did you take the length?": (
-        lambda z, omega: (
-            torch.exp(z @ omega.T - z.norm(dim=-1, keepdim=True) / 2) / math.sqrt(len(omega))
-        )
-    ),
-    "Divide by the square root of the number of directions: the product of two features is then "
-    "a mean.": {"power": 0.0},
-    "Divide by the *square root* of the number of directions: a product has two features.": {
-        "power": 1.0
-    },
-}
-CONTRASTIVE_LOSS = {
-    "The gradient has the wrong sign: the loss is *minus* the similarity, since descent must "
-    "raise it.": lambda *given: -contrastive_loss(*given),
-    "D_q is missing: without it the step is not softmax attention.": lambda W, v, f, total, rate: (
-        contrastive_loss(W, v, f, 1.0, rate)
-    ),
-    "Softmax has no 1/N: D_q stands in its place.": lambda W, v, f, total, rate: contrastive_loss(
-        W, v, f, len(v), rate
-    ),
-    "D_q and 1/N: one of them is enough.": lambda W, v, f, total, rate: contrastive_loss(
-        W, v, f, total * len(v), rate
-    ),
-    "The rate is missing: a step of the rate η must not depend on it, so the loss is divided by "
-    "η.": lambda W, v, f, total, rate: contrastive_loss(W, v, f, total, 1.0),
-    "The loss is divided by η, not multiplied.": lambda W, v, f, total, rate: contrastive_loss(
-        W, v, f, total, 1 / rate
-    ),
-}
-q5 = (
-    Function(features, _points, FEATURES),
-    Function(contrastive_loss, _dual, CONTRASTIVE_LOSS, outcome=_step_taken),
-)
-
-
 def learnt_rates(
     found: Tensor, xs: Tensor, ys: Tensor, pairs: int = -1, total: bool = False
 ) -> Tensor:
@@ -362,7 +238,7 @@ REASON = {
     "Reason (d): the layer reads x as it is. `xs` of both networks go through the same "
     "operations.": "d",
 }
-q6 = (
+q4 = (
     Function(learnt_rates, _made_up, LEARNT_RATES, tolerance=1e-6),
     Value("rates", _pair(2.2, 6.6), RATES, tolerance=0.31 / 6.6, reading=_ends),
     Value("ratio", 3.04, RATIO, tolerance=0.18 / 3.04),

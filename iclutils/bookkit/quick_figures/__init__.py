@@ -24,8 +24,9 @@ CHAPTERS = {
     "01": induction.draw,
     "02": label_words.draw,
     "03": regression.draw,
-    "04": gradient_descent.draw,
-    "05": circuits.draw,
+    "04": gradient_descent.of_lsa,
+    "05": gradient_descent.of_heads,
+    "06": circuits.draw,
 }
 # Which chapter looks at networks without tokens.
 NUMBERS = {"in-context regressors": "03", "solvers": "04"}
@@ -46,7 +47,7 @@ def show(
     Args:
         chapter: its number.
         model: a Hugging Face folder, a name that ``load`` knows, or a folder of in-context
-            regressors (03) or linear self-attention (04); the chapter's own model if omitted.
+            regressors (03) or of linear self-attention (04); the chapter's own model if omitted.
         prompt: chapter 01 only, for a model with a tokenizer: a text, which is shown twice.
         demonstrations, query: chapter 02 only, for a model with a tokenizer: texts with their
             labels, and the text to be labelled, with its label if there is a right one.
@@ -70,6 +71,11 @@ def show(
         raise IclError(
             f"{name!r} holds {kind}, which read numbers and no tokens: ask for chapter "
             f"{NUMBERS[kind]}, or name a language model."
+        )
+    if chapter == "04" and kind == "transformer":
+        raise IclError(
+            f"Chapter 04 looks at networks that read numbers, such as 'lsa-1'; ask for chapter 05, "
+            f"which takes the heads of {name!r} as steps of gradient descent."
         )
     session = Session(tier, str(model), seed, resolve_device(device))
     return CHAPTERS[chapter](Request(session, name, kind, prompt, tuple(demonstrations), query))

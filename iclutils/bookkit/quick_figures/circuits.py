@@ -1,4 +1,4 @@
-"""Chapter 05: the edges of a model when it copies, and how few of them are enough.
+"""Chapter 06: the edges of a model when it copies, and how few of them are enough.
 
 Every edge is patched exactly where that is cheap; elsewhere, as in all but very small models, the
 effects are estimated from gradients, and the figure says so.

@@ -1,5 +1,5 @@
-"""Chapter 04: what the updates of a language model's heads add to the answer when it copies; or
-linear self-attention of our recipes beside a step of gradient descent, as inputs are stretched.
+"""Chapter 04: linear self-attention of our recipes beside a step of gradient descent, as inputs are
+stretched. Chapter 05: what the updates of a language model's heads add to an answer it copies.
 """
 
 from __future__ import annotations
@@ -22,12 +22,7 @@ STRETCHED = [0.5, 0.75, 1.0, 1.25, 1.5, 2.0]
 CONTEXTS = 4000
 
 
-def draw(request: Request) -> QuickFigure:
-    """Updates and query terms of heads, or a trained layer against a step of gradient descent."""
-    return _of_lsa(request) if request.kind == "solvers" else _of_heads(request)
-
-
-def _of_heads(request: Request) -> QuickFigure:
+def of_heads(request: Request) -> QuickFigure:
     """Repeated tokens up to the middle of the second copy; the first copy demonstrates."""
     model = request.load()
     cfg, source = model.cfg, request.session.generator("copying")
@@ -74,10 +69,10 @@ def _of_heads(request: Request) -> QuickFigure:
     layers, each = (list(map(str, range(count))) for count in updates.shape)
     maps = {"updates, nats": updates, "query terms, nats": query_terms}
     figure = figures.signed(maps, "head", "layer", 2, layers, each)
-    return QuickFigure("04", figure, numbers, alt, text)
+    return QuickFigure("05", figure, numbers, alt, text)
 
 
-def _of_lsa(request: Request) -> QuickFigure:
+def of_lsa(request: Request) -> QuickFigure:
     net = request.session.lsa(request.name)
     known = net.tasks[-1] if net.tasks else {}
     if known.get("kind") != "Problem" or known.get("link") != "linear":
