@@ -81,12 +81,12 @@ class Session:
         return remember.remember(function, *given, **named)
 
     def kept(self, claim_id: str) -> dict[str, Any]:
-        """What was noted beside a claim when the tier ``real`` was last run, for figures; nothing
-        if it never was."""
+        """Value of a claim and what was noted beside it when the tier ``real`` was last run, for
+        figures; nothing if it never was."""
         column = self.column if self.tier.name == "real" else "real"
         results = claims.read_results(*claims.result_folders(), name=claim_id)
         found = results.get((column, claim_id))
-        return found.detail if found else {}
+        return {"value": found.value} | found.detail if found else {}
 
     def regressors(self, name: str, **options: Any) -> InContextRegressors:
         """``regressors.load`` onto this session's device, or with random weights."""
