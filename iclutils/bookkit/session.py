@@ -84,9 +84,14 @@ class Session:
         """Value of a claim and what was noted beside it when the tier ``real`` was last run, for
         figures; nothing if it never was."""
         column = self.column if self.tier.name == "real" else "real"
-        results = claims.read_results(*claims.result_folders(), name=claim_id)
-        found = results.get((column, claim_id))
+        found = self._results(claim_id).get((column, claim_id))
         return {"value": found.value} | found.detail if found else {}
+
+    def _results(self, name: str) -> dict[tuple[str, str], claims.Result]:
+        """Of one claim: the committed results, and at this tier those of the latest run."""
+        committed, latest = (claims.read_results(f, name=name) for f in claims.result_folders())
+        own = (self.tier.name, self.tier.name + claims.NULL)
+        return committed | {key: found for key, found in latest.items() if key[0] in own}
 
     def regressors(self, name: str, **options: Any) -> InContextRegressors:
         """``regressors.load`` onto this session's device, or with random weights."""
@@ -138,14 +143,13 @@ class Session:
 
     def table(self, *names: str) -> None:
         """Show claims in every column of the scorecard: the source's number, small models, a real
-        language model, the paper's own, each with its null. The numbers are the committed ones,
-        or those of the latest run; a page of the book shows those of its own tree."""
+        language model, the paper's own, each with its null. The numbers are the committed ones, at
+        this tier those of the latest run; a page of the book shows those of its own tree."""
         known, found = claims.ledger(), []
         for name in names:
             if name not in known:
                 raise unknown("claim", name, known)
-            results = claims.read_results(*claims.result_folders(), name=name)
-            found.append(scorecard.row(known[name], results))
+            found.append(scorecard.row(known[name], self._results(name)))
         shown = {"text/plain": scorecard.compared(found)}
         display(shown | {"text/html": scorecard.compared_html(found)}, raw=True)
 

@@ -169,11 +169,11 @@ def test_what_was_noted_beside_a_claim_of_the_real_model(
     make_ledger: Callable[..., Path], capsys: Out
 ) -> None:
     make_ledger("01_demo", entry("01", "real"))
-    assert iclutils.begin(device="cpu").kept("01.score") == {}
     iclutils.begin("real", device="cpu").check("01.score", [0.9, 0.8], curve=[1.0, 2.0])
     iclutils.begin("real", device="cpu", weights="random").check("01.score", 0.1, curve=[3.0])
-    kept = iclutils.begin(device="cpu").kept("01.score")
+    kept = iclutils.begin("real", device="cpu").kept("01.score")
     assert kept == {"value": pytest.approx(0.85), "curve": [1.0, 2.0]}
+    assert iclutils.begin(device="cpu").kept("01.score") == {}  # it is not committed
     assert iclutils.begin("real", device="cpu", weights="random").kept("01.score")["curve"] == [3.0]
 
 
@@ -185,5 +185,9 @@ def test_a_table_shows_claims_in_every_column(score: None, capsys: Out) -> None:
     said = capsys.readouterr().out
     assert "01.score  It is high." in said
     assert "Small models  0.900 (holds)" in said
+    iclutils.begin("real", device="cpu").check("01.score", [0.5] * 5)  # here, and not committed
+    capsys.readouterr()
+    book.table("01.score")
+    assert "0.500" not in capsys.readouterr().out
     with pytest.raises(IclError, match=r"Unknown claim '01\.scoer'\. Did you mean '01\.score'"):
         book.table("01.scoer")
