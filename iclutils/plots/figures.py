@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
@@ -221,6 +222,33 @@ def rows(values: Mapping[str, float], xlabel: str) -> Figure:
     axes.axvline(0, color=GREY, lw=1)
     axes.invert_yaxis()
     axes.set(xlabel=xlabel)
+    return figure
+
+
+def dots(panels: Mapping[str, Mapping[str, Mapping[str, Values]]]) -> Figure:
+    """Rows of dots, the first on top: a panel for each quantity, in it a row for each name, in it
+    every value of each series, by colour.
+
+    Example:
+        >>> cut = {"one head": {"small": [0.1, 0.2], "large": [0.2]}, "others": {"small": [1.0]}}
+        >>> figure = dots({"share that remains": cut})
+    """
+    most = max(map(len, panels.values()))
+    figure, axes = canvas(len(panels), height=1.2 + 0.32 * most)
+    series = list(dict.fromkeys(n for lines in panels.values() for x in lines.values() for n in x))
+    for ax, (quantity, lines) in zip(axes, panels.items(), strict=True):
+        for height, values in enumerate(lines.values()):
+            for name, found in values.items():
+                place = series.index(name)
+                shift = 0.3 * (place - (len(series) - 1) / 2) / max(1, len(series) - 1)
+                ax.plot(found, [height + shift] * len(found), "o", ms=5, alpha=0.75, mew=0,
+                        color=COLOURS[place])  # fmt: skip
+        ax.set_yticks(range(len(lines)), list(lines))
+        ax.set(xlabel=quantity, ylim=(len(lines) - 0.5, -0.5))
+        ax.grid(axis="y", color=GREY, alpha=0.25)
+    marks = [Line2D([], [], ls="", marker="o", color=COLOURS[i]) for i in range(len(series))]
+    if len(series) > 1:
+        figure.legend(marks, series, loc="outside lower center", ncols=len(series))
     return figure
 
 
