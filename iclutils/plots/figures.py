@@ -95,15 +95,13 @@ def halves(
     ``uniform`` is the log-probability of guessing evenly.
     """
     figure, (axes,) = canvas()
-    entry = torch.arange(len(mean))
-    spans = {"first copy": slice(0, length), "second copy": slice(length, 2 * length)}
+    spans = {"first copy": range(length), "second copy": range(length, len(mean))}
     for (name, span), colour in zip(spans.items(), (BLUE, ORANGE), strict=True):
-        axes.errorbar(
-            entry[span], mean[span], se[span], fmt="o-", ms=3, lw=1, color=colour, label=name
-        )
-    axes.axhline(uniform, color=GREY, ls="--", lw=1, label="even guess")
-    axes.set(xlabel="prediction entry (about the next token)", ylabel="log p, nats")
-    axes.legend(loc="center left")
+        axes.errorbar(span, mean[span], se[span], fmt="o-", ms=3, lw=1, color=colour)
+        axes.text(span[len(span) // 2], uniform / 2, name, color=colour, ha="center")
+    axes.axhline(uniform, color=GREY, ls="--", lw=1)
+    axes.text(len(mean) - 1, uniform, "even guess", color=GREY, ha="right", va="bottom", size=9)
+    axes.set(xlabel="entry (about the next token)", ylabel="log p, nats")
     return figure
 
 
@@ -128,16 +126,6 @@ def head_maps(
     return figure
 
 
-def patterns(named: Mapping[str, Float[Tensor, "dest src"]]) -> Figure:
-    """Attention patterns side by side: destination down, source across."""
-    figure, axes = canvas(len(named), width=3.4 * len(named), height=3.4)
-    for ax, (name, pattern) in zip(axes, named.items(), strict=True):
-        ax.imshow(pattern, vmin=0, vmax=1, cmap=RISING)
-        ax.set(title=name, xlabel="source position")
-    axes[0].set_ylabel("destination position")
-    return figure
-
-
 def attention(pattern: Float[Tensor, "dest src"], words: Sequence[str]) -> Figure:
     """One attention pattern with its tokens: destination down, source across."""
     side = max(3.6, 0.22 * len(words))
@@ -151,14 +139,17 @@ def attention(pattern: Float[Tensor, "dest src"], words: Sequence[str]) -> Figur
 
 
 def profile(named: Mapping[str, Float[Tensor, "distance"]], marks: Mapping[str, int]) -> Figure:
-    """Mean attention by distance back, one line per head, with marked distances."""
+    """Mean attention by distance back, one line per head; a dotted line for each marked distance,
+    with its name above."""
     figure, (axes,) = canvas()
     for (name, values), colour in zip(named.items(), COLOURS, strict=False):
         axes.plot(values, "o-", ms=3, lw=1, color=colour, label=name)
-    for (name, where), style in zip(marks.items(), ("--", ":"), strict=False):
-        axes.axvline(where, color=GREY, ls=style, lw=1, label=name)
-    axes.set(xlabel="distance back", ylabel="mean attention")
-    axes.legend(loc="upper center")
+    for name, where in marks.items():
+        axes.axvline(where, color=GREY, ls=":", lw=1)
+        axes.annotate(name, (where, 1), xycoords=("data", "axes fraction"), size=9, ha="right",
+                      xytext=(-3, 0), textcoords="offset points", va="top", color=GREY)  # fmt: skip
+    axes.set(xlabel="distance back, tokens", ylabel="mean attention")
+    name_lines(axes)
     return figure
 
 

@@ -24,8 +24,8 @@ def _close() -> Iterator[None]:
 def test_halves_draws_both_copies_and_the_even_guess() -> None:
     mean, se = -torch.arange(8.0), torch.full((8,), 0.1)
     axes = figures.halves(mean, se, 4, -6.2).axes[0]
-    drawn = {line.get_label(): line for line in axes.get_lines()}
-    assert list(drawn["even guess"].get_ydata()) == [-6.2, -6.2]
+    assert [-6.2, -6.2] in [list(line.get_ydata()) for line in axes.get_lines()]
+    assert [text.get_text() for text in axes.texts] == ["first copy", "second copy", "even guess"]
     points = [c.lines[0].get_ydata().tolist() for c in axes.containers]
     assert points == [[0, -1, -2, -3], [-4, -5, -6, -7]]
 
@@ -58,14 +58,11 @@ def test_bars_carry_values_and_errors() -> None:
     assert [t.get_text() for t in axes.get_xticklabels()] == ["x", "y"]
 
 
-def test_curves_profiles_patterns_and_nulls_draw_their_arrays() -> None:
+def test_curves_profiles_and_nulls_draw_their_arrays() -> None:
     panel = figures.curves({"t": {"a": ([0, 100], [1.0, 2.0])}}, "step", log_x=True)
     assert list(panel.axes[0].get_lines()[0].get_ydata()) == [1.0, 2.0]
     lines = figures.profile({"h": torch.tensor([0.1, 0.9])}, {"here": 1}).axes[0].get_lines()
     assert list(lines[1].get_xdata()) == [1, 1]
-    pattern = torch.eye(3)
-    drawn = figures.patterns({"p": pattern}).axes[0].images[0].get_array()
-    assert torch.equal(torch.tensor(drawn), pattern)
     null = figures.null_histogram({"other": [0.0, 0.0, 1.0]}, {"found": 0.5}, "x").axes[0]
     assert sum(p.get_height() for p in null.patches) == 3
 
@@ -135,3 +132,17 @@ def test_rows_keep_their_order_from_the_top() -> None:
     assert [bar.get_width() for bar in axes.patches] == [0.5, -0.1]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["past", "kind"]
     assert axes.yaxis_inverted()
+
+
+def test_dots_show_every_value_of_a_series_in_its_colour() -> None:
+    rows = {"cut": {"small": [0.1, 0.2], "large": [0.3]}, "control": {"small": [1.0]}}
+    figure = figures.dots({"share": rows, "again": {"cut": {"large": [0.5]}}})
+    share, again = figure.axes
+    drawn = [(list(x.get_xdata()), x.get_color()) for x in share.get_lines()]
+    blue, orange = figures.COLOURS[:2]
+    assert drawn == [([0.1, 0.2], blue), ([0.3], orange), ([1.0], blue)]
+    assert again.get_lines()[0].get_color() == orange
+    assert [label.get_text() for label in share.get_yticklabels()] == ["cut", "control"]
+    assert share.yaxis_inverted()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["small", "large"]
