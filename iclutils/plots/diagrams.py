@@ -30,7 +30,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import IclError
-from .figures import BLUE, GREEN, GREY, ORANGE, STYLE
+from .figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE, name_lines
 
 PALE = "#d9d9d9"
 PORTS = {"q": BLUE, "k": ORANGE, "v": GREEN}  # what a head reads: queries, keys, values
@@ -197,6 +197,46 @@ def gathering(
         _say(axes, (xs[n // 2], top + y), name, color=colour, weight="bold")
     _say(axes, (left + room / 2, top + 0.3), "share of the layer", size=8)
     return axes.figure  # type: ignore[return-value]
+
+
+def one_prompt(
+    x: Float[Tensor, "example"],
+    y: Float[Tensor, "example"],
+    query: float,
+    grid: Float[Tensor, "x"],
+    answers: Mapping[str, Float[Tensor, "x"]],
+) -> Figure:
+    """A prompt as a data set, and what a learner and textbook algorithms answer to every x.
+
+    Left, the prompt; right, its pairs, and a line of answers over the ``grid`` for each name, the
+    learner first. They are compared at the query (Akyürek et al. 2023, section 4.1).
+
+    Example:
+        >>> x, grid = torch.tensor([1.0, 3.0]), torch.arange(5.0)
+        >>> figure = diagrams.one_prompt(x, 2 * x, 2.0, grid, {"model": grid, "OLS": 2 * grid})
+    """
+    if not answers:
+        raise IclError("Need the answers of a learner, and of algorithms to compare it with.")
+    plt.rcParams.update(STYLE)
+    figure, (left, axes) = plt.subplots(
+        1, 2, figsize=(6.6, 3.1), layout="constrained", width_ratios=(1, 4)
+    )
+    left.axis("off")
+    shown = [f"{a:g} -> {b:g}" for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+    for i, text in enumerate([*shown, f"{query:g} -> ?"]):
+        colour = "black" if i < len(shown) else ORANGE
+        left.text(0.1, 0.9 - 0.11 * i, text, color=colour, size=11, family="monospace")
+    left.set_title("the prompt")
+    axes.axvline(query, color=GREY, lw=1, ls="--")
+    at = int((grid - query).abs().argmin())
+    for (name, line), colour in zip(answers.items(), (ORANGE, BLUE, GREEN, PINK), strict=False):
+        axes.plot(grid, line, "o-" if colour == ORANGE else "-", ms=3, color=colour, label=name)
+        axes.plot(float(grid[at]), float(line[at]), "o", ms=8, color=colour, zorder=3)
+    axes.plot(x, y, "ks", ms=6, label="_pairs", zorder=4)
+    axes.set(xlabel="x (squares: pairs; dashed: the x that is asked)", ylabel="y, or the answer")
+    axes.set_title("what each would answer")
+    name_lines(axes)
+    return figure
 
 
 def descent_step(
