@@ -225,7 +225,9 @@ def one_prompt(
     shown = [f"{a:g} -> {b:g}" for a, b in zip(x.tolist(), y.tolist(), strict=True)]
     for i, text in enumerate([*shown, f"{query:g} -> ?"]):
         colour = "black" if i < len(shown) else ORANGE
-        left.text(0.1, 0.9 - 0.11 * i, text, color=colour, size=11, family="monospace")
+        left.text(
+            0.1, 0.9 - 0.7 / max(6, len(shown)) * i, text, color=colour, size=11, family="monospace"
+        )
     left.set_title("the prompt")
     axes.axvline(query, color=GREY, lw=1, ls="--")
     at = int((grid - query).abs().argmin())

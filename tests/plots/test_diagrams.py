@@ -52,6 +52,7 @@ def lines() -> dict[str, figures.Line]:
     return {name: ([1, 2, 3], [1.0, 2.0, 2.0 + i / 99]) for i, name in enumerate("abcd")}
 
 
+GRID = torch.arange(-2.0, 3.0)
 X = torch.tensor([-1.0, 0.4, 0.9, -0.3, 1.4])
 EVERY = {
     "pair": lambda: diagrams.induction_pair(WORDS, *pair()),
@@ -64,6 +65,7 @@ EVERY = {
     "smoother": lambda: diagrams.kernel_smoother(X, 2 - X**2, 1.0),
     "patched": lambda: diagrams.patched_edge(3.2, -0.1, 1.4, ("head 0.2", "head 1.2")),
     "circuit": lambda: diagrams.circuit(EDGES),
+    "prompt": lambda: diagrams.one_prompt(X, 2 * X, 1.1, GRID, {"a": GRID, "b": 2 * GRID}),
     "named lines": lambda: figures.curves({"left": lines(), "right": lines()}, "x"),
 }
 
@@ -135,6 +137,15 @@ def test_a_step_and_its_sum_agree() -> None:
     assert f"w = {weight:.2f}" in said(data.figure)
 
 
+def test_answers_are_compared_at_the_query() -> None:
+    learner, algorithm = GRID.square(), 2 * GRID
+    figure = diagrams.one_prompt(X, 2 * X, 1.1, GRID, {"learner": learner, "OLS": algorithm})
+    at = [list(map(float, line.get_xydata()[0])) for line in figure.axes[1].get_lines()
+          if len(line.get_xydata()) == 1]  # fmt: skip
+    assert at == [[1.0, 1.0], [1.0, 2.0]]
+    assert {"-1 -> -2", "1.1 -> ?", "learner", "OLS"} <= {t.get_text() for t in drawn(figure)}
+
+
 def test_the_dual_model_ends_at_the_weighted_mean() -> None:
     keys, values = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.0, 3.0, -1.0])
     _, steps = diagrams.kernel_smoother(keys, values, 0.5, width=2.0).axes
@@ -163,6 +174,8 @@ def test_what_does_not_fit_is_refused() -> None:
         diagrams.induction_pair(WORDS[:5], previous, induction)
     with pytest.raises(IclError, match="without an edge"):
         diagrams.circuit([])
+    with pytest.raises(IclError, match="answers of a learner"):
+        diagrams.one_prompt(X, X, 0.0, GRID, {})
     with pytest.raises(IclError, match="1 pictures and 2 texts"):
         diagrams.Stepped([plt.figure()], ["one", "two"], "steps")
 
