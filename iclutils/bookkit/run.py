@@ -113,6 +113,14 @@ class Run:
         wanted = [k for k, c in claims.ledger().items() if k in mine and self.tier in c.tiers]
         return [k for k in wanted if not (self.results / self.kind / f"{k}.json").is_file()]
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether the tier puts a claim that the notebook names, if it names any: networks that
+        read numbers have none at the tier ``real``."""
+        named = claims.named_in(read_json(self.source)["cells"])
+        known = [claims.ledger()[name] for name in named & set(claims.ledger())]
+        return not known or any(self.tier in claim.tiers for claim in known)
+
     def is_current(self) -> bool:
         """Whether all outputs are there, and nothing has changed since."""
         there = all(path.is_file() for path in (self.notebook, self.record, self.stamp))
@@ -179,12 +187,18 @@ def plan(chapter: str, given: dict[str, Any], build: Path) -> Run:
 def run_chapters(
     names: list[str], given: dict[str, Any], build: Path, *, force: bool = False
 ) -> list[Run]:
-    """Run those chapters that are not up to date, the longest first; return all in their order.
+    """Run those chapters that are not up to date, the longest first; return all in their order,
+    without those of which the tier asks nothing.
 
     Notebooks go to ``run/TIER/`` in ``build``, JSON to ``results/TIER/``, time and machine to
     ``runs/TIER/``. Where a chapter fails, those that have begun are finished before its error.
     """
     runs = [plan(name, given, build) for chapter in names for name in resolve(chapter)]
+    for run in runs:
+        if not run.is_asked:
+            what = "of a language model" if run.tier == "real" else f"at the tier {run.tier}"
+            progress.say(f"{run.chapter}: nothing in it is asked {what}, so it is not run")
+    runs = [run for run in runs if run.is_asked]
     runs = [replace(run, fresh=force or not run.is_current()) for run in runs]
     stale = sorted((r for r in runs if r.fresh), key=lambda r: r.seconds, reverse=True)
     for run in stale:

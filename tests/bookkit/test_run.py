@@ -192,6 +192,20 @@ def test_a_language_model_is_not_asked_about_networks_of_our_own(book: Book) -> 
         assert client.skip_cells_with_tag == left_out
 
 
+def test_a_chapter_of_which_a_language_model_is_asked_nothing_is_not_run(
+    book: Book, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ICLUTILS_QUIET")
+    monkeypatch.setattr(smollm2, "folder", lambda: pytest.fail("fetched for nothing"))
+    book.add("90_demo", 'judged = "90.score"')  # a claim of the tier mini alone
+    assert run.run_chapters(["90"], {"tier": "real"}, book.build) == []
+    assert "90_demo: nothing in it is asked of a language model" in capsys.readouterr().out
+    assert book.run().fresh
+    monkeypatch.undo()
+    of_numbers, of_words = (run.plan(n, {"tier": "real"}, book.build) for n in ("04", "05"))
+    assert (of_numbers.is_asked, of_words.is_asked) == (False, True)
+
+
 def test_a_claim_that_was_not_checked_is_named(book: Book) -> None:
     book.add("90_demo", check=False)
     for _ in range(2):  # the failed run does not count as done
