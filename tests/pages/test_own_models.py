@@ -227,7 +227,9 @@ def test_the_paper_tier_says_how_to_train_its_networks(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("chapter", [name[:2] for name in claims.chapters()])
+@pytest.mark.parametrize(
+    "chapter", sorted({c.chapter for c in claims.ledger().values() if "real" in c.tiers})
+)
 def test_the_real_tier_checks_its_claims_on_a_small_network(
     small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chapter: str
 ) -> None:
