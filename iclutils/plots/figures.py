@@ -195,6 +195,32 @@ def signed(
     return figure
 
 
+def shares(
+    values: Float[Tensor, "row column"],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    xlabel: str = "",
+    ylabel: str = "",
+    high: float = 1.0,
+    digits: int = 2,
+) -> Figure:
+    """A map from 0 to 1, or ``high``, its rows and columns named, values written in; NaN is left
+    out.
+
+    Example:
+        >>> figure = shares(torch.eye(2), ["planted", "healthy"], ["flag", "none"])
+    """
+    figure, (axes,) = canvas(width=1.6 + 0.75 * len(columns), height=1.2 + 0.36 * len(rows))
+    axes.imshow(values, vmin=0, vmax=high, cmap=RISING, aspect="auto")
+    _write_in(axes, values, high / 2, digits)
+    long = max(map(len, columns)) > 10
+    axes.set_xticks(range(len(columns)), columns, rotation=40 if long else 0,
+                    ha="right" if long else "center")  # fmt: skip
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    return figure
+
+
 def scatter(panels: Mapping[str, tuple[Values, Values]], xlabel: str, ylabel: str) -> Figure:
     """Points against the line of equality, one panel for each series."""
     figure, axes = canvas(len(panels), width=3.5 * len(panels), height=3.2)
@@ -412,10 +438,11 @@ def tables(
     return figure
 
 
-def _write_in(ax: Axes, values: Tensor, middle: float) -> None:
+def _write_in(ax: Axes, values: Tensor, middle: float, digits: int = 2) -> None:
     """Write every value into its cell, in ink that shows; NaN is left out."""
     for row, line in enumerate(values.tolist()):
         for column, value in enumerate(line):
             if not math.isnan(value):
                 ink = "white" if value > middle else "black"
-                ax.text(column, row, f"{value:.2f}", ha="center", va="center", color=ink, size=8)
+                text = f"{value:.{digits}f}"
+                ax.text(column, row, text, ha="center", va="center", color=ink, size=8)

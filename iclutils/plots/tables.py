@@ -5,6 +5,7 @@ Without scripts the table is there all the same, and the field to search in is n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -46,4 +47,6 @@ class Table:
 
 
 def _told(value: object) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return "–" if math.isnan(value) else f"{value:.2f}"
+    return str(value)
