@@ -356,7 +356,12 @@ def test_chapters_and_figures_have_numbers_and_formulas_no_script(book: Book) ->
     book.write("dot.png", "")
     book.write("taken.md", "# Taken\n\n```{chapterfigure} 07-dots\n:name: fig-dot\nIt.\n```\n")
     book.write("notebooks/07_demo.ipynb", json.dumps(CHAPTER | {"cells": cells}))
+    more = [{**CHAPTER["cells"][0], "source": "# More"}, cells[3]]
+    book.write("notebooks/07_appendix.ipynb", json.dumps(CHAPTER | {"cells": more}))
     assert book.build() == ""
+    page = book.html("notebooks/07_appendix")
+    assert "<h1>More" in page
+    assert "Fig. 7A.1 No." in plain(page)
     page = book.html("notebooks/07_demo")
     assert "<h1>07 Demo" in page
     assert "07 Demo" in book.html("index")

@@ -1,5 +1,5 @@
 """Numbers that a reader can cite: of chapters, in titles and contents, and of figures and
-exercises, which are counted page by page (``Figure 1.3``).
+exercises, which are counted page by page (``Figure 1.3``, in an appendix ``Figure 1A.3``).
 
 A cell of a notebook gives its figure a caption in its metadata, as ``mystnb``: ``figure``:
 ``caption`` (and ``name``, to refer to it by ``{numref}``). Where it names no alternative text,
@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.transforms import SphinxTransform
 
-CHAPTER = re.compile(r"notebooks/(\d\d)_")
+CHAPTER = re.compile(r"notebooks/(\d\d)_(appendix)?")
 
 
 class Numbered(SphinxTransform):
@@ -26,7 +26,8 @@ class Numbered(SphinxTransform):
     def apply(self) -> None:
         """Change the page that is read."""
         title = next(self.document.findall(nodes.title), None)
-        if (chapter := CHAPTER.match(self.env.docname)) and title is not None:
+        chapter = CHAPTER.match(self.env.docname)
+        if chapter and title is not None and not chapter[2]:
             title.insert(0, nodes.Text(f"{chapter[1]} "))
         for figure in self.document.findall(nodes.figure):
             if not figure["ids"]:
@@ -40,7 +41,7 @@ def count_by_page(app: Sphinx, env: BuildEnvironment) -> list[str]:
     """Count figures and exercises anew on each page, after the number of its chapter."""
     for page, kinds in env.toc_fignumbers.items():
         chapter = CHAPTER.match(page)
-        before = (int(chapter[1]),) if chapter else ()
+        before = (f"{int(chapter[1])}{'A' if chapter[2] else ''}",) if chapter else ()
         for found in kinds.values():
             found.update({name: (*before, i) for i, name in enumerate(found, 1)})
     return []
