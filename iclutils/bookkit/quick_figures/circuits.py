@@ -68,4 +68,4 @@ def draw(request: Request) -> QuickFigure:
         "effect of one edge, share of the gap": {"by rank": (range(1, len(order) + 1), order)},
     }
     figure = figures.curves(panels, ["edges kept", "rank of the edge"], log_x=True)
-    return QuickFigure("05", figure, numbers, alt, text)
+    return QuickFigure("06", figure, numbers, alt, text)
