@@ -279,44 +279,47 @@ def descent_step(
     return figure
 
 
-def kernel_smoother(
-    keys: Float[Tensor, "example"],
-    values: Float[Tensor, "example"],
-    query: float,
-    width: float = 1.0,
+def dual_head(
+    tokens: Sequence[str],
+    attention: Float[Tensor, "key"],
+    values: Float[Tensor, "key"],
+    groups: Mapping[str, Sequence[int]],
+    unit: str = "what the head gives",
 ) -> Figure:
     """A head as a kernel smoother, and as its dual model: one number, added up in two ways.
 
-    Weights are a softmax of ``keys * query / width``. Left, values at their keys, with the weights
-    as areas, and their weighted mean. Right, the same mean as a sum of one step for each example.
+    Above, the weights of a mean: the ``attention`` that the query gives to each token. Below, the
+    same mean of ``values``, group by group: the first is the start of the dual model, each other
+    a step on one example (Ren & Liu 2024).
 
     Example:
-        >>> figure = diagrams.kernel_smoother(torch.arange(4.), torch.tensor([1., 0., 2., 1.]), 1.)
+        >>> weights, worth = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([1.0, -0.5, 0.2])
+        >>> groups = {"start": [2], "example 1": [0], "example 2": [1]}
+        >>> figure = diagrams.dual_head(["Alpha", "Bravo", ":"], weights, worth, groups)
     """
-    weights = (keys.double() * query / width).softmax(0)
-    parts = weights * values
-    answer = float(parts.sum())
+    parts = [float((attention * values)[list(at)].sum()) for at in groups.values()]
+    colours = [GREY] + [BLUE] * (len(parts) - 1)
     plt.rcParams.update(STYLE)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(6.8, 3.0), layout="constrained")
-    left.scatter(keys, values, s=20 + 700 * weights, color=BLUE, alpha=0.75, edgecolors="none")
-    left.axhline(answer, color=ORANGE, lw=2)
-    reach = float(values.max() - values.min()) or 1.0
-    low, high = float(values.min()) - 0.35 * reach, float(values.max()) + 0.35 * reach
-    left.text(float(keys.min()), high, f"weighted mean: {answer:.2f}", color=ORANGE, va="top")
-    left.set(xlabel="key", ylabel="value", ylim=(low, high))
-    left.margins(x=0.15)
-    left.set_title("smoother: area is attention")
-    starts = [0.0, *parts.cumsum(0).tolist()]
-    for i, part in enumerate(parts.tolist()):
-        right.barh(i, part, left=starts[i], color=BLUE)
-        right.plot([starts[i + 1]] * 2, [i, i + 1], color=GREY, lw=0.8)
-    right.barh(len(keys), answer, color=ORANGE)
-    names = [f"step {i + 1}" for i in range(len(keys))] + ["answer"]
-    right.set_yticks(range(len(names)), names)
-    right.axvline(0, color="black", lw=0.8)
-    right.invert_yaxis()
-    right.set(xlabel="value × attention, added up")
-    right.set_title("dual model: a step for each example")
+    room = {"height_ratios": [1.2, 0.25 + 0.16 * len(parts)]}
+    figure, (above, below) = plt.subplots(
+        2, 1, figsize=(7.0, 3.0 + 0.2 * len(parts)), layout="constrained", gridspec_kw=room
+    )
+    for at, colour in zip(groups.values(), colours, strict=True):
+        above.bar(list(at), attention[list(at)].tolist(), color=colour)
+    above.set_xticks(range(len(tokens)), tokens, rotation=90, size=8)
+    above.set(ylabel="attention", xlim=(-0.7, len(tokens) - 0.3))
+    above.set_title("kernel smoother: a weight for each token", loc="left")
+    end = 0.0
+    for i, (part, colour) in enumerate(zip(parts, colours, strict=True)):
+        below.barh(i, part, left=end, color=colour)
+        end += part
+        below.plot([end] * 2, [i, i + 1], color=GREY, lw=0.8)
+    below.barh(len(parts), end, color=ORANGE)
+    below.set_yticks(range(len(parts) + 1), [*groups, "output"], size=9)
+    below.axvline(0, color="black", lw=0.8)
+    below.invert_yaxis()
+    below.set(xlabel=unit)
+    below.set_title("dual model: a start, and a step for each example", loc="left")
     return figure
 
 

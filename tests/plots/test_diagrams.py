@@ -54,6 +54,7 @@ def lines() -> dict[str, figures.Line]:
 
 GRID = torch.arange(-2.0, 3.0)
 X = torch.tensor([-1.0, 0.4, 0.9, -0.3, 1.4])
+GROUPS = {"start": [4], "example 1": [0, 1], "example 2": [2, 3]}
 EVERY = {
     "pair": lambda: diagrams.induction_pair(WORDS, *pair()),
     "without its sentences": lambda: diagrams.induction_pair(WORDS, *pair(), told=False),
@@ -62,7 +63,7 @@ EVERY = {
     "gathering": lambda: diagrams.gathering(TEXT, saliency(), [4, 8]),
     "descent": lambda: diagrams.descent_step(X, 1.5 * X, 1.1, 0.15),
     "falling": lambda: diagrams.descent_step(X, -1.5 * X, 1.1, 0.15),
-    "smoother": lambda: diagrams.kernel_smoother(X, 2 - X**2, 1.0),
+    "dual": lambda: diagrams.dual_head(list("abcde"), X.softmax(0), 2 - X**2, GROUPS),
     "patched": lambda: diagrams.patched_edge(3.2, -0.1, 1.4, ("head 0.2", "head 1.2")),
     "circuit": lambda: diagrams.circuit(EDGES),
     "prompt": lambda: diagrams.one_prompt(X, 2 * X, 1.1, GRID, {"a": GRID, "b": 2 * GRID}),
@@ -147,13 +148,13 @@ def test_answers_are_compared_at_the_query() -> None:
 
 
 def test_the_dual_model_ends_at_the_weighted_mean() -> None:
-    keys, values = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.0, 3.0, -1.0])
-    _, steps = diagrams.kernel_smoother(keys, values, 0.5, width=2.0).axes
-    weights = torch.exp(keys * 0.25) / torch.exp(keys * 0.25).sum()
-    mean = float((weights * values).sum())
-    *parts, answer = steps.patches
-    assert answer.get_width() == pytest.approx(mean)
-    assert parts[-1].get_x() + parts[-1].get_width() == pytest.approx(mean)
+    weights, values = torch.tensor([0.5, 0.2, 0.3]), torch.tensor([1.0, 3.0, -1.0])
+    groups = {"start": [2], "example 1": [0], "example 2": [1]}
+    figure = diagrams.dual_head(["a", "b", ":"], weights, values, groups)
+    start, first, second, output = figure.axes[1].patches
+    assert [p.get_width() for p in (start, first, second)] == pytest.approx([-0.3, 0.5, 0.6])
+    assert output.get_width() == pytest.approx(0.8) == second.get_x() + second.get_width()
+    assert [p.get_height() for p in figure.axes[0].patches] == pytest.approx([0.3, 0.5, 0.2])
 
 
 def test_a_circuit_has_each_component_once_and_an_arrow_for_each_edge() -> None:
