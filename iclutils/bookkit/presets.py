@@ -41,7 +41,6 @@ class LabelWords:
     """Sizes of chapter 02."""
 
     models: Names = ANCHORS  # the first is the one the figures show
-    deeper: Names = ("anchors-deep",)  # of the same recipe; drawn, but no part of a verdict
     controls: Names = UNCOPIED  # twins of the first models, in whose training nothing repeats
     tasks: Names = ("topics",)
     prompts: int = 120  # behind every mean of accuracy or loyalty
@@ -173,7 +172,6 @@ PAPER = Tier(
     ),
     LabelWords(
         models=("gpt2-xl",),
-        deeper=(),
         controls=(),
         tasks=("sst2", "trec", "ag_news"),  # EmoC is on no hub: asked for by name
         prompts=5000,
@@ -249,7 +247,6 @@ REAL = Tier(
     ),
     LabelWords(
         models=("smollm2",),
-        deeper=(),
         controls=(),
         tasks=("sentiment", "subjects"),
         prompts=40,

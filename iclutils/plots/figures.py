@@ -118,7 +118,7 @@ def head_maps(
     for ax, (name, values) in zip(axes, scores.items(), strict=False):
         image = ax.imshow(values, vmin=low, vmax=high, cmap=RISING, aspect="auto")
         ax.set(title=name, xlabel="head", xticks=range(values.shape[1]))
-        ax.set_yticks(range(values.shape[0]))
+        ax.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
         if values.numel() <= 16:
             _write_in(ax, values, (low + high) / 2)
     axes[0].set_ylabel("layer")
@@ -286,7 +286,8 @@ def bars(
     for i, (name, pairs) in enumerate(groups.items()):
         values, errors = zip(*pairs, strict=True)
         shift = (i - (len(groups) - 1) / 2) * width
-        axes.bar(where + shift, values, width, yerr=errors, color=COLOURS[i], label=name, capsize=2)
+        spread = errors if any(errors) else None  # no error bars without spread
+        axes.bar(where + shift, values, width, yerr=spread, color=COLOURS[i], label=name, capsize=2)
     if line is not None:
         axes.axhline(line, color=GREY, ls="--", lw=1)
     axes.set(ylabel=ylabel, xticks=where, xticklabels=labels)
@@ -298,7 +299,7 @@ def bars(
     if max(map(len, labels)) * len(labels) > 90:
         axes.set_xticks(where, labels, rotation=40, ha="right")
     if len(groups) > 1:
-        figure.legend(loc="outside upper center", ncols=len(groups))
+        figure.legend(loc="outside lower center", ncols=len(groups))
     return figure
 
 
@@ -341,7 +342,7 @@ def curves(
                 name_lines(ax)
     elif all(set(names) <= set(series[0]) for names in series):
         names = axes[0].get_legend_handles_labels()
-        figure.legend(*names, loc="outside upper center", ncols=4)
+        figure.legend(*names, loc="outside lower center", ncols=4)
     else:
         for ax in axes[: len(panels)]:
             ax.legend(fontsize=8)
@@ -393,7 +394,7 @@ def flow(
     middles = [depth + 0.5 for depth in range(len(edges))]
     axes.set_yticks(middles, [f"layer {depth}" for depth in range(len(edges))])
     axes.tick_params(length=0)
-    figure.legend(loc="outside upper center", ncols=len(kinds))
+    figure.legend(loc="outside lower center", ncols=len(kinds))
     return figure
 
 

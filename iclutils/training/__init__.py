@@ -22,6 +22,7 @@ _LANGUAGE = (
         f"anchors-uncopied-{seed}": partial(label_words.recipe, seed, copying=False)
         for seed in HELD_OUT[:3]
     }
+    | {f"anchors-narrow-{s}": partial(label_words.recipe, s, heads=8) for s in HELD_OUT[:2]}
 )
 
 

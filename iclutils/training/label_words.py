@@ -8,7 +8,8 @@ classification stays at chance; positions start at 0 until copying stands and
 then shift in a growing range, or copying does not emerge; wide heads let one layer do the look one
 token back, so that label words gather their texts in the first layer. Frozen since; seeds 3 to 7
 were trained afterwards and never used to choose anything. ``anchors-uncopied-N`` is the twin of
-``anchors-N`` from the same seed, schedule and batches, in which nothing ever repeats.
+``anchors-N`` from the same seed, schedule and batches, in which nothing ever repeats;
+``anchors-narrow-N`` the one of eight heads of 16, to show what the choice of wide heads does.
 """
 
 from __future__ import annotations
@@ -38,13 +39,15 @@ FOUND = (
     "nothing was chosen by them, and the verdicts are theirs."
 )
 CHECKPOINTS = (0, 200, 300, 400, 500, 600, 900, 1050, 1200, 1500, 2000, 3000)
-KEPT = (0, 600, 3000)  # of anchors-3
+KEPT = (0, 3000)  # of anchors-3
 
 
-def recipe(seed: int, layers: int = 4, copying: bool = True) -> LanguageRecipe:
-    """``anchors-N``; of six layers ``anchors-deep``, without copying ``anchors-uncopied-N``."""
+def recipe(seed: int, layers: int = 4, copying: bool = True, heads: int = 4) -> LanguageRecipe:
+    """``anchors-N``; of six layers ``anchors-deep``, without copying ``anchors-uncopied-N``, of
+    eight heads ``anchors-narrow-N``."""
     name = f"anchors-{seed}" if layers == 4 else "anchors-deep"
     name = name if copying else f"anchors-uncopied-{seed}"
+    name = name if heads == 4 else f"anchors-narrow-{seed}"
 
     def batch(step: int) -> Batch:
         generator = Generator().manual_seed(seed * 1_000_003 + step)
@@ -67,10 +70,10 @@ def recipe(seed: int, layers: int = 4, copying: bool = True) -> LanguageRecipe:
     )
     card = model_card(
         name,
-        f"A GPT-2-architecture model of {layers} layers (4 heads of 32, width 128, MLP 256, "
-        "vocabulary 122 with BOS = 121, 256 positions) trained from scratch by the recipe "
-        f"`iclutils.training.label_words`, seed {seed}, to be looked into: it classifies texts "
-        "about made-up topics by the labelled examples in its context.",
+        f"A GPT-2-architecture model of {layers} layers ({heads} heads of {128 // heads}, "
+        "width 128, MLP 256, vocabulary 122 with BOS = 121, 256 positions) trained from scratch "
+        f"by the recipe `iclutils.training.label_words`, seed {seed}, to be looked into: it "
+        "classifies texts about made-up topics by the labelled examples in its context.",
         data="synthetic. Texts of 4 to 12 tokens from 12 topics of 8 words and 16 fillers, the "
         "label words drawn anew for every sequence; random segments repeated.",
         training=f"{STEPS} steps of about 2048 tokens: {stages}; position embeddings starting as "
@@ -83,7 +86,7 @@ def recipe(seed: int, layers: int = 4, copying: bool = True) -> LanguageRecipe:
     return LanguageRecipe(
         name=name,
         seed=seed,
-        config=small_gpt2(topics.VOCAB, CONTEXT, layers),
+        config=small_gpt2(topics.VOCAB, CONTEXT, layers, heads),
         batch=batch,
         measure=_measure,
         steps=STEPS,

@@ -78,14 +78,14 @@ class LanguageRecipe(Recipe):
         self.config.to_json_file(folder / "config.json")
 
 
-def small_gpt2(vocab: int, positions: int, layers: int) -> GPT2Config:
+def small_gpt2(vocab: int, positions: int, layers: int, heads: int = 4) -> GPT2Config:
     """Width 128, four heads of 32, MLPs of 256, no dropout; the last token id is BOS."""
     return GPT2Config(
         vocab_size=vocab,
         n_positions=positions,
         n_embd=128,
         n_layer=layers,
-        n_head=4,
+        n_head=heads,
         n_inner=256,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
