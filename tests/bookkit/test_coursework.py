@@ -214,6 +214,11 @@ def test_homework_4_against_autograd_enumeration_and_pytorch() -> None:
     attend = partial(scaled_dot_product_attention, query[None], keys)
     parts = torch.cat([attend(values * side[:, None]) for side in (~demos, demos)])
     torch.testing.assert_close(hw05.dual_parts(query, keys, values, demos), parts)
+    shown, changed = demos.nonzero()[:, 0].tolist(), values.clone()
+    for i in shown:
+        changed[i] -= 0.5 * torch.stack([values[j] for j in shown if j != i]).mean(0)
+    pushed = hw05.with_negatives(query, keys, values, demos, 0.5)
+    torch.testing.assert_close(pushed, attend(changed)[0])
     z = 0.3 * normal(generator(0), 2, 3)
     f = hw05.features(z, normal(generator(1), 200_000, 3))
     torch.testing.assert_close(f @ f.T, (z @ z.T).exp(), rtol=0.02, atol=0.0)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .answers import Function, Mistake, generator, normal
+from .answers import Function, Mistake, Value, generator, normal
 
 
 def dual_parts(
@@ -133,4 +133,51 @@ CONTRASTIVE_LOSS = {
 q2 = (
     Function(features, _points, FEATURES),
     Function(contrastive_loss, _dual, CONTRASTIVE_LOSS, outcome=_step_taken),
+)
+
+
+def with_negatives(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    demos: Tensor,
+    beta: float,
+    own: float = 1.0,
+    over: int = 1,
+    everywhere: bool = False,
+) -> Tensor:
+    """The output of a head that also descends the negatives."""
+    shown = values[demos]
+    changed = values.clone()
+    among = demos | everywhere
+    changed[among] -= beta * (shown.sum(0) - own * values[among]) / (len(shown) - over)
+    return (keys @ query / math.sqrt(len(query))).softmax(0) @ changed
+
+
+def _contrast(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+    return *_attention(seed), 0.3 + 0.2 * seed
+
+
+WITH_NEGATIVES = {
+    "A value is no negative of its own key: leave v_i out of the sum over j.": {"own": 0.0},
+    "It is a mean over the *other* demonstrations: divide by |D| - 1.": {"over": 0},
+    "Only demonstrations are in the loss: the values of the other tokens stay.": {
+        "everywhere": True
+    },
+    "Descent pushes *away* from the negatives: subtract them.": lambda *given: with_negatives(
+        *given[:4], -given[4]
+    ),
+    "That is attention as it was: where is beta?": lambda *given: with_negatives(*given[:4], 0.0),
+    "That is the step alone: add the start.": lambda *given: (
+        with_negatives(*given) - dual_parts(*given[:4])[0]
+    ),
+}
+REASON = {
+    "Reason (a): an untrained transformer takes steps, and answers nothing right.": "a",
+    "Reason (c): the identity is algebra; check it on any weights.": "c",
+    "Reason (d): take the steps out of a trained transformer, and hardly an answer is left.": "d",
+}
+q3 = (
+    Function(with_negatives, _contrast, WITH_NEGATIVES),
+    Value("reason", "b", REASON),
 )
