@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import re
+import statistics
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,32 @@ def test_every_claim_is_judged_by_one_notebook_of_its_chapter() -> None:
     assert [path.stem for path in CHAPTERS if not judged_by(path)] == ["00_tour"]
     named = [key for path in CHAPTERS for key in judged_by(path)]
     assert sorted(named) == sorted(claims.ledger())
+
+
+def test_no_two_figures_have_one_name() -> None:
+    cells = (cell for path in NOTEBOOKS for cell in read_json(path)["cells"])
+    figures = (cell["metadata"].get("mystnb", {}).get("figure", {}) for cell in cells)
+    counted = Counter(figure["name"] for figure in figures if figure)
+    assert max(counted.values()) == 1, counted.most_common(2)
+
+
+TAUGHT = [path for path in JUDGED if not path.stem.endswith("_appendix")]
+
+
+@pytest.mark.parametrize("path", TAUGHT, ids=name)
+def test_a_chapter_is_read_in_twenty_minutes(path: Path) -> None:
+    """At most 2500 words, 25 open cells and 20 lines in each of them; exercises do not count."""
+    lengths, words = [], 0
+    for cell in read_json(path)["cells"]:
+        tags, text = cell["metadata"].get("tags", []), "".join(cell["source"])
+        if cell["cell_type"] == "code" and not {"hide-input", "hide-cell", "remove-cell"} & {*tags}:
+            lengths.append(sum(bool(line.strip()) for line in text.split("\n")))
+        elif cell["cell_type"] == "markdown" and not {"exercise", "solution"} & {*tags}:
+            words += len(re.findall(r"[A-Za-z0-9][\w'’.-]*", text))
+    assert words <= 2550  # references count as words
+    assert len(lengths) <= 25
+    assert max(lengths) <= 20
+    assert statistics.median(lengths) <= 14
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
