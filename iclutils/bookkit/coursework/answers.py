@@ -1,13 +1,20 @@
-"""One answer: is it there, is it the student's own, is it right, and if not, what went wrong."""
+"""One answer: is it there, is it the student's own, is it right, and if not, what went wrong.
+
+A ``Part`` is what students may have of it: how an answer is asked, and how it is compared. What is
+``Expected`` comes from the solution (``Function``, ``Value``), which they may not have.
+"""
 
 from __future__ import annotations
 
 import functools
+import numbers
 import types
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -16,6 +23,8 @@ MEASURES = (
     *(f"iclutils.interp.{name}" for name in ("head_scores", "readout", "statistics", "weights")),
     *("iclutils.chapters", "iclutils.bookkit.coursework"),
 )
+SINGLE = 1e-5  # relative; what an answer in single precision may be off by, at least
+Expected = tuple[Any, Mapping[str, Any]]  # the truth, and what each mistake gives, by its message
 
 
 class Mistake(Exception):
@@ -23,24 +32,61 @@ class Mistake(Exception):
 
 
 @dataclass(frozen=True)
+class Part:
+    """How one answer is asked and compared, without what is right.
+
+    The ``kind`` is ``function``, ``number``, ``tensor`` or ``letter``. A function is asked for
+    ``outcome(function, *inputs(seed))``, of a value ``outcome(value)`` is read. ``look(given,
+    truth)`` is what is compared with the truth.
+    """
+
+    name: str
+    kind: str = "function"
+    inputs: Callable[[int], tuple[Any, ...] | None] = lambda seed: ()
+    outcome: Callable[..., Any] = lambda answer, *inputs: answer(*inputs) if inputs else answer
+    look: Callable[[Any, Any], Any] = lambda given, truth: given
+    tolerance: float = SINGLE
+
+    def given(self, answer: Any, seed: int) -> Any:
+        """What the answer gives for the random inputs of a seed; None where it has none."""
+        ready = prepared(self.name, answer, self.kind)
+        with _draws(seed):
+            inputs = self.inputs(seed)
+            return None if inputs is None else _detached(self.outcome(ready, *inputs))
+
+    def judge(self, given: Any, expected: Expected | None) -> None:
+        """Return if what was given is right, or if nothing is expected."""
+        if expected is not None:
+            truth, wrong = expected
+            compare(self.look(given, truth), truth, wrong, self.tolerance)
+
+
+@dataclass(frozen=True)
 class Function:
     """A function to be written: on random inputs it must give what the solution gives.
 
     ``inputs(seed)`` are its arguments, None where a seed has none. ``mistakes`` has, for each
-    message, a function that makes the mistake, or options with which the solution does. What is
-    compared is ``outcome(function, *inputs)``.
+    message, a function that makes the mistake, or options with which the solution does. ``inputs``,
+    ``outcome`` and ``look`` go to the students, so they may not use a solution.
     """
 
     solution: Callable[..., Any]
     inputs: Callable[[int], tuple[Any, ...] | None]
     mistakes: Mapping[str, Any]
-    tolerance: float = 1e-5
+    tolerance: float = SINGLE
     outcome: Callable[..., Any] = lambda function, *inputs: function(*inputs)
+    look: Callable[[Any, Any], Any] = lambda given, truth: given
 
     @property
     def name(self) -> str:
         """What the function is called."""
         return self.solution.__name__
+
+    @property
+    def part(self) -> Part:
+        """What students may have of it."""
+        public = self.inputs, self.outcome, self.look
+        return Part(self.name, "function", *public, self.tolerance)
 
     def wrong(self) -> dict[str, Callable[..., Any]]:
         """For each message a function that makes the mistake."""
@@ -49,42 +95,50 @@ class Function:
             for text, each in self.mistakes.items()
         }
 
-    def judge(self, answer: Any, seed: int) -> None:
-        """Return if the answer is right."""
-        inputs = self.inputs(seed)
-        if inputs is None:
-            return
-        gives = functools.partial(functools.partial, self.outcome)
-        wrong = {text: gives(function, *inputs) for text, function in self.wrong().items()}
-        truth = self.outcome(self.solution, *inputs)
-        compare(self.outcome(answer, *inputs), truth, wrong, self.tolerance)
+    def expected(self, seed: int) -> Expected | None:
+        """What is right on the inputs of a seed, and what the mistakes give."""
+        with _draws(seed):
+            inputs, wrong = self.inputs(seed), {}
+            if inputs is None:
+                return None
+            for text, function in self.wrong().items():
+                with suppress(Exception):  # it cannot be made on these inputs
+                    wrong[text] = _detached(self.outcome(function, *inputs))
+            return _detached(self.outcome(self.solution, *inputs)), wrong
 
 
 @dataclass(frozen=True)
 class Value:
     """A number, a tensor or a letter to be found; only the hidden checks tell whether it is right.
 
-    ``mistakes`` has the values that mistakes give, ``reading(value)`` is what is compared.
+    ``mistakes`` has the values that mistakes give, ``reading(value)`` is what is compared; it goes
+    to the students.
     """
 
     name: str
     truth: Any
     mistakes: Mapping[str, Any]
-    tolerance: float = 1e-9
+    tolerance: float = SINGLE
     reading: Callable[[Any], Any] = lambda value: value
 
-    def judge(self, answer: Any, seed: int) -> None:
-        """Return if the answer has the right form or, hidden, the right value."""
-        if isinstance(self.truth, str):
-            answer = str(answer).strip().lower()
-            if answer not in tuple("abcd"):
-                raise Mistake(f"`{self.name}` is one of the letters 'a' to 'd'; got {answer!r}.")
-        elif isinstance(self.truth, float) and not isinstance(answer, int | float | Tensor):
-            raise Mistake(f"`{self.name}` is a number; got {answer!r}.")
-        answer = self.reading(answer)
-        if seed:
-            wrong = {text: functools.partial(lambda v: v, v) for text, v in self.mistakes.items()}
-            compare(answer, self.truth, wrong, self.tolerance)
+    @property
+    def part(self) -> Part:
+        """What students may have of it."""
+        kinds = {str: "letter", Tensor: "tensor"}
+        kind = kinds.get(type(self.truth), "number")
+        return Part(self.name, kind, outcome=self.reading, tolerance=self.tolerance)
+
+    def expected(self, seed: int) -> Expected | None:
+        """What is right, and what mistakes give; nothing for the public checks."""
+        return (self.truth, self.mistakes) if seed else None
+
+
+@contextmanager
+def _draws(seed: int) -> Iterator[None]:
+    """Random numbers of an answer's own begin with the seed, and leave the notebook's alone."""
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(seed)
+        yield
 
 
 def generator(seed: int) -> Generator:
@@ -97,12 +151,22 @@ def normal(draw: Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=draw, dtype=torch.float64)
 
 
-def prepared(name: str, answer: Any, function: bool) -> Any:
+def prepared(name: str, answer: Any, kind: str = "function") -> Any:
     """The answer, ready to be judged: what a function raises becomes a ``Mistake``."""
     if answer is None or answer is ...:
         raise Mistake(f"`{name}` is missing or still `...`: nothing is written yet.")
-    if not function:
-        return answer
+    if kind == "letter":
+        letter = str(answer).strip(" ().").lower()
+        if letter not in tuple("abcd"):
+            raise Mistake(f"`{name}` is one of the letters 'a' to 'd'; got {answer!r}.")
+        return letter
+    if kind != "function":
+        value = plain(answer)
+        if kind == "number":
+            value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            if not isinstance(value, int | float):
+                raise Mistake(f"`{name}` is a number; got {answer!r}.")
+        return value
     if not callable(answer):
         raise Mistake(f"`{name}` should be a function; it is a {type(answer).__name__}.")
     borrowed = next((each for each in _mentioned(answer) if each.startswith(MEASURES)), "")
@@ -118,9 +182,35 @@ def prepared(name: str, answer: Any, function: bool) -> Any:
             raise Mistake(f"`{name}` raised {type(error).__name__}: {error}") from error
         if given is None or given is ...:
             raise Mistake(f"`{name}` returned None: nothing is written yet, or no `return`.")
-        return given
+        return plain(given)
 
     return guarded
+
+
+def plain(value: Any) -> Any:
+    """A number as a number and whatever holds numbers as a tensor, whichever library made it."""
+    if isinstance(value, list | tuple):
+        found = [plain(each) for each in value]
+        if found and all(isinstance(each, int | float) for each in found):
+            return torch.from_numpy(np.array(found))
+        theirs = any(isinstance(each, Tensor) for each in value)
+        return found if theirs else _stacked(found)  # several tensors may be several answers
+    if isinstance(value, np.ndarray | np.generic):
+        return torch.from_numpy(np.array(value)) if value.dtype.kind in "biuf" else value
+    real = isinstance(value, numbers.Real) and not isinstance(value, int | float)
+    return float(value) if real else value
+
+
+def _stacked(found: list[Any]) -> Any:
+    """Tensors of one shape as one tensor; any other list as it is."""
+    shapes = {each.shape if isinstance(each, Tensor) else None for each in found}
+    return torch.stack(found) if len(shapes) == 1 and None not in shapes else found
+
+
+def _detached(value: Any) -> Any:
+    value = plain(value)
+    value = _stacked(value) if isinstance(value, list) else value
+    return value.detach().cpu() if isinstance(value, Tensor) else value
 
 
 def _mentioned(answer: Callable[..., Any]) -> Iterator[str]:
@@ -140,21 +230,18 @@ def _mentioned(answer: Callable[..., Any]) -> Iterator[str]:
 def compare(
     got: Any,
     truth: Any,
-    mistakes: Mapping[str, Callable[[], Any]] | None = None,
-    tolerance: float = 1e-5,
+    mistakes: Mapping[str, Any] | None = None,
+    tolerance: float = SINGLE,
 ) -> None:
     """Return if ``got`` is the truth; otherwise name the mistake that gives the same.
 
     Numbers may be off by ``tolerance``, relative to the largest of the truth and to 1.
     """
+    got, tolerance = _detached(got), max(tolerance, SINGLE)
     fault = _fault(got, truth, tolerance)
     if not fault:
         return
-    for message, wrong in (mistakes or {}).items():
-        try:
-            value = wrong()
-        except Exception:  # it cannot be made on these inputs
-            continue
+    for message, value in (mistakes or {}).items():
         if _fault(value, truth, tolerance) and not _fault(got, value, tolerance):
             raise Mistake(message)
     raise Mistake(fault)
@@ -164,7 +251,7 @@ def _fault(got: Any, truth: Any, tolerance: float) -> str:
     """What is wrong, or nothing."""
     if isinstance(truth, Tensor):
         return _tensor_fault(got, truth, tolerance)
-    got = got.item() if isinstance(got, Tensor) and got.ndim == 0 else got
+    got = got.item() if isinstance(got, Tensor) and got.numel() == 1 else got
     if isinstance(truth, str):
         return "" if got == truth else f"{got!r} is not the right answer."
     if not isinstance(got, int | float):
@@ -174,18 +261,21 @@ def _fault(got: Any, truth: Any, tolerance: float) -> str:
 
 
 def _tensor_fault(got: Any, truth: Tensor, tolerance: float) -> str:
-    if not isinstance(got, Tensor):
-        return f"Expected a tensor; got a {type(got).__name__}."
+    if isinstance(got, int | float) and truth.numel() == 1:
+        got = torch.full_like(truth, got, dtype=torch.float64)
+    if not isinstance(got, Tensor) or got.is_complex():
+        kind = "complex tensor" if isinstance(got, Tensor) else type(got).__name__
+        return f"Expected a tensor; got a {kind}."
     if got.shape != truth.shape:
         return f"Expected the shape {tuple(truth.shape)}; got {tuple(got.shape)}."
-    if got.is_floating_point() != truth.is_floating_point():
-        kind = "real numbers" if truth.is_floating_point() else "whole numbers"
-        return f"Expected a tensor of {kind}; its dtype is {got.dtype}."
-    got, truth = got.detach().double(), truth.detach().double()
+    kind = got.dtype
+    got, truth, real = got.double(), truth.double(), truth.is_floating_point()
     if got.isnan().any():
         return "The result has NaN in it: is there a division by zero, or a log of zero?"
-    off = (got - truth).abs().max().item()
-    close = off <= tolerance * max(1.0, truth.abs().max().item())
-    return (
-        "" if close else f"The shape is right, the values are not: they are off by up to {off:.3g}."
-    )
+    off = (got - truth).abs().max().item() if truth.numel() else 0.0
+    if off <= tolerance * max(1.0, truth.abs().max().item() if truth.numel() else 0.0):
+        return ""
+    if kind.is_floating_point != real:
+        wanted = "real numbers" if real else "whole numbers"
+        return f"Expected a tensor of {wanted}; its dtype is {kind}."
+    return f"The shape is right, the values are not: they are off by up to {off:.3g}."
