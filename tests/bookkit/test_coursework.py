@@ -10,7 +10,9 @@ import ast
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
+from fractions import Fraction
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -30,22 +32,21 @@ from iclutils.bookkit.coursework import (
     Mistake,
     check,
     grade,
+    handout,
     homeworks,
-    hw01,
-    hw02,
-    hw03,
-    hw04,
-    hw05,
-    hw06,
     names,
     questions,
+    table,
 )
-from iclutils.bookkit.coursework.answers import Function, compare, generator, normal
+from iclutils.bookkit.coursework.answers import Function, Value, compare, generator, normal
 from iclutils.errors import IclError
 from iclutils.interp import head_scores
 
 ROOT = Path(__file__).parents[2]
 MASTERS = {path.stem[:4]: path for path in sorted((ROOT / "notebooks/assignments").glob("*.ipynb"))}
+hw01, hw02, hw03, hw04, hw05, hw06 = (
+    sys.modules[f"iclutils_{name}"] for name in homeworks() if questions(name)
+)
 ALL = [(homework, name) for homework in homeworks() for name in questions(homework)]
 
 
@@ -135,6 +136,95 @@ def first_mistake(question: str, given: list[Any]) -> str:
         except Mistake as mistake:
             return str(mistake)
     return "no mistake was found"
+
+
+NUMPY = (np.float32, np.float64, np.longdouble, lambda v: np.array([v]), Fraction)
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "single": lambda v: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v,
+    "numpy": lambda v: v.detach().numpy() if isinstance(v, Tensor) else np.float32(v),
+    "tuple": lambda v: tuple(v.tolist()) if isinstance(v, Tensor) and v.ndim else (float(v),),
+    "0-d": lambda v: v if isinstance(v, Tensor) else torch.tensor(v),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("homework", "question"), ALL)
+def test_a_right_answer_is_right_in_other_forms(homework: str, question: str, form: str) -> None:
+    """Of functions what they return, and in single precision what they are given."""
+    parts, given = questions(homework)[question], answers(homework, question)
+
+    def in_form(function: Callable, name: str) -> Callable:
+        theirs = {"contrastive_loss", "gradient_layer"} & {name}  # autograd, four matrices
+        return own(function) if theirs else lambda *args: FORMS[form](function(*args))
+
+    for i, part in enumerate(parts):
+        if isinstance(part, Function):
+            given[i] = in_form(given[i], part.name)
+        elif not isinstance(part.truth, str):
+            given[i] = FORMS[form](given[i])
+    for hidden in (False, True):
+        grade(f"{homework}.{question}", *given, hidden=hidden)
+
+
+@pytest.mark.parametrize("question", ["hw01.q2", "hw03.q1", "hw03.q2", "hw06.q2", "hw06.q5"])
+def test_single_precision_is_enough(question: str) -> None:
+    """Where a student takes the inputs to single precision first."""
+    homework, name = question.split(".")
+    (right,) = answers(homework, name)
+    single = FORMS["single"]
+    for hidden in (False, True):
+        grade(question, lambda *args: right(*map(single, args)), hidden=hidden)
+
+
+@pytest.mark.parametrize("number", [np.float16, *NUMPY, torch.tensor, lambda v: torch.tensor([v])])
+def test_a_number_is_a_number_whoever_made_it(number: Callable) -> None:
+    compare(number(0.25), 0.25)
+    part = Value("kept", 0.25, {}).part
+    part.judge(part.given(number(0.25), 1), (0.25, {}))
+    letter = Value("reason", "b", {}).part
+    for given in ("B", " b ", "b)", np.str_("b")):
+        assert letter.given(given, 1) == "b"
+
+
+@pytest.mark.parametrize("homework", homeworks())
+def test_students_carry_public_checks_alone(homework: str) -> None:
+    """They say the same as the table does, and hold no solution, no hidden value."""
+    asked = questions(homework)
+    name, public = handout.unpacked(handout.packed(table(homework), asked))
+    assert (name, list(public)) == (homework, list(asked))
+    source = handout.source(table(homework), asked)
+    for question, parts in asked.items():
+        assert [part.name for part, _ in public[question]] == names(parts)
+        for (part, expected), entry in zip(public[question], parts, strict=True):
+            if isinstance(entry, Value):
+                assert expected is None
+                assert "truth" not in vars(part)
+                continue
+            assert f"def {entry.name}(" not in source
+            right = own(solutions(homework)[entry.name])
+            part.judge(part.given(right, 0), expected)
+            for message, wrong in entry.wrong().items():
+                if message in expected[1] and message == first_mistake_of(entry, wrong):
+                    with pytest.raises(Mistake) as raised:
+                        part.judge(part.given(own(wrong), 0), expected)
+                    assert str(raised.value) == message
+
+
+def first_mistake_of(entry: Function, wrong: Callable) -> str:
+    try:
+        entry.part.judge(entry.part.given(own(wrong), 0), entry.expected(0))
+    except Mistake as mistake:
+        return str(mistake)
+    return ""
+
+
+def test_a_students_half_that_holds_a_solution_is_refused(tmp_path: Path) -> None:
+    text = table("hw05").read_text(encoding="utf-8")
+    leaks = text.replace("normal(draw, 3 + seed, 5 + seed)", "features(*_points(seed))")
+    assert leaks != text
+    (tmp_path / "hw05.py").write_text(leaks, encoding="utf-8")
+    with pytest.raises(IclError, match="use the solution"):
+        handout.source(tmp_path / "hw05.py", questions("hw05"))
 
 
 # Solutions, against independent truths
@@ -330,10 +420,11 @@ def test_questions_that_do_not_exist() -> None:
     ("got", "truth", "message"),
     [
         (torch.zeros(2), torch.zeros(3), r"shape \(3,\); got \(2,\)"),
-        (torch.zeros(2).long(), torch.zeros(2), "real numbers; its dtype is torch.int64"),
+        (torch.zeros(2).long(), torch.ones(2), "real numbers; its dtype is torch.int64"),
         (torch.tensor([torch.nan]), torch.ones(1), "NaN"),
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), "off by up to 0.5"),
-        ([1.0], torch.ones(1), "Expected a tensor; got a list"),
+        (["a"], torch.ones(1), "Expected a tensor; got a list"),
+        (torch.ones(1) + 1j, torch.ones(1), "got a complex tensor"),
         ("a", 1.0, "Expected a number; got a str"),
         (1.1, 1.0, "The value 1.1 is off"),
         ("b", "a", "not the right answer"),
@@ -343,6 +434,6 @@ def test_questions_that_do_not_exist() -> None:
 )
 def test_what_is_wrong_is_said(got: Any, truth: Any, message: str) -> None:
     if not message:
-        return compare(got, truth, {"never": lambda: got})
+        return compare(got, truth, {"never": got})
     with pytest.raises(Mistake, match=message):
-        compare(got, truth, {"gives the truth by chance": lambda: truth})
+        compare(got, truth, {"gives the truth by chance": truth})

@@ -6,30 +6,39 @@ The bounds themselves are tried on small programs; then one class hands in what 
 from __future__ import annotations
 
 import ast
-import csv
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
+from zipfile import ZipFile
 
 import psutil
 import pytest
 
-from iclutils.bookkit.coursework import assignments, confine, grading, guard, homeworks
+from iclutils.bookkit.coursework import (
+    assignments,
+    confine,
+    grading,
+    guard,
+    homeworks,
+    reports,
+    table,
+)
 from iclutils.bookkit.coursework.assignments import Assignment
 from iclutils.bookkit.coursework.confine import End, Limits
+from iclutils.bookkit.coursework.grading import Grade
 from iclutils.errors import IclError
 from iclutils.files import read_json
 
 pytest.importorskip("otter", reason="needs otter-grader (extra: coursework)")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="bounds need a POSIX system")
-
-ROOT = Path(__file__).parents[2]
-WRONG = "def double(copy, bos):\n    return torch.cat([copy, copy], 1)"
 
 
 # The bounds, on small programs
@@ -65,12 +74,10 @@ def test_a_program_within_its_bounds_just_ends(bounded: Callable[..., End]) -> N
          {"memory": 0.5}, "memory", "more than 0.5 GB"),
         ("import os, time\nfor _ in range(9): os.fork() or time.sleep(600)\ntime.sleep(600)",
          {"processes": 5}, "processes", "more than 5 processes"),
-        ("import socket\ntry: socket.create_connection(('192.0.2.1', 80), 1)\nexcept OSError: pass",
-         {}, "network", "192.0.2.1"),
-        ("import urllib.request as r\ntry: r.urlopen('http://example.com')\nexcept Exception: 0",
-         {}, "network", "example.com"),
+        (f"open({confine.STEP!r}, 'w').write('cell 3'); __import__('time').sleep(600)",
+         {"step": 0.1}, "step", "longer than 0.1 s"),
     ],
-    ids=["loop", "memory", "processes", "address", "name"],
+    ids=["loop", "memory", "processes", "step"],
 )  # fmt: skip
 def test_a_program_that_breaks_a_bound_is_stopped(
     bounded: Callable[..., End], code: str, limits: dict[str, float], stopped: str, reason: str
@@ -78,6 +85,27 @@ def test_a_program_that_breaks_a_bound_is_stopped(
     end = bounded(code, **limits)
     assert end.stopped == stopped
     assert reason in end.reason
+
+
+@pytest.mark.parametrize(
+    ("code", "host"),
+    [
+        ("import socket\ntry: socket.create_connection(('192.0.2.1', 80), 1)\nexcept OSError: pass",
+         "192.0.2.1"),
+        ("import urllib.request as r\ntry: r.urlopen('http://example.com')\nexcept Exception: 0",
+         "example.com"),
+    ],
+)  # fmt: skip
+def test_the_network_is_closed_and_who_tries_is_named(
+    bounded: Callable[..., End], code: str, host: str
+) -> None:
+    end = bounded(code)
+    assert (end.code, end.stopped, end.reached) == (0, "", (host,))
+
+
+def test_the_solutions_are_closed(bounded: Callable[..., End]) -> None:
+    end = bounded(f"open({str(table('hw01'))!r}).read()")
+    assert "PermissionError: The solutions are closed" in end.said
 
 
 def test_a_program_may_talk_to_itself(bounded: Callable[..., End]) -> None:
@@ -125,8 +153,8 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hw01(build: Path) -> Assignment:
-    (made,) = assignments.make(ROOT, build, "hw01")
+def hw05(build: Path) -> Assignment:
+    (made,) = assignments.make(build, "hw05")
     return made
 
 
@@ -139,13 +167,13 @@ def cells(path: Path, kind: str = "code") -> list[str]:
 @pytest.mark.parametrize("homework", homeworks())
 def test_students_get_no_solution_and_no_hidden_test(homework: str, build: Path) -> None:
     """Otter refuses a master whose solution fails, so this also runs every solution."""
-    (made,) = assignments.make(ROOT, build, homework)
+    (made,) = assignments.make(build, homework)
     student, solved = cells(made.student), cells(made.instructor)
     assert len(student) == len(solved)
     differ = [(a, b) for a, b in zip(student, solved, strict=True) if a != b]
     asked = {name for cell in read_json(made.student)["cells"]
              for name in cell["metadata"].get("otter", {}).get("tests", [])}  # fmt: skip
-    assert asked == set(made.points)
+    assert asked == set(made.points) - {assignments.BY_HAND}
     assert len(differ) >= len(asked)
     for empty, full in differ:
         for node in ast.parse(empty).body:
@@ -155,27 +183,33 @@ def test_students_get_no_solution_and_no_hidden_test(homework: str, build: Path)
     text = made.student.read_text(encoding="utf-8")
     assert "hidden=True" not in text
     assert "SOLUTION" not in text
-    assert not assignments.make(ROOT, build, homework)[0].fresh
+    assert assignments.PARAGRAPH.splitlines()[0] in text
+    assert not assignments.make(build, homework)[0].fresh
+    with ZipFile(made.autograder) as autograder:
+        assert f"files/{homework}.py" in autograder.namelist()
 
 
 @pytest.mark.nightly
-def test_a_master_that_fails_its_own_tests_is_refused(tmp_path: Path) -> None:
-    master = read_json(assignments.masters(ROOT)["hw01"])
+def test_a_master_that_fails_its_own_tests_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = read_json(assignments.masters()["hw01"])
     end = next(i for i, c in enumerate(master["cells"]) if c["source"] == ["# END QUESTION"])
     master["cells"] = master["cells"][: end + 1]
     for cell in master["cells"]:
         cell["source"] = [line.replace("[start, copy, copy]", "[copy, copy]")
                           for line in cell["source"]]  # fmt: skip
-    folder = tmp_path / assignments.MASTERS
-    folder.mkdir(parents=True)
-    (folder / "hw01_x.ipynb").write_text(json.dumps(master))
+    (tmp_path / "answers").mkdir()
+    shutil.copy(table("hw01"), tmp_path / "answers")
+    (tmp_path / "hw01_x.ipynb").write_text(json.dumps(master))
+    monkeypatch.setenv("ICLUTILS_HOMEWORK", str(tmp_path))
     with pytest.raises(IclError, match=r"hw01_x.*fails its own tests.*BOS is missing"):
-        assignments.make(tmp_path, tmp_path / "build")
+        assignments.make(tmp_path / "build")
     assert not list((tmp_path / "build" / "assignments").iterdir())
 
 
 def test_a_copy_that_shows_a_solution_is_refused() -> None:
-    master = read_json(assignments.masters(ROOT)["hw01"])
+    master = read_json(assignments.masters()["hw01"])
     lines = assignments.solution_lines(master)
     assert "return torch.cat([start, copy, copy], 1)" in lines
     assert 'reason = "c"' in lines
@@ -183,122 +217,369 @@ def test_a_copy_that_shows_a_solution_is_refused() -> None:
         assignments._keep_secrets(master, master, "hw01")
 
 
-def test_mistakes_of_the_instructor(tmp_path: Path) -> None:
+def test_a_homework_is_made_anew_when_it_has_changed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    master = assignments.masters()["hw05"]
+    before = assignments._digest(master)
+    monkeypatch.setattr(grading, "__file__", __file__)
+    assert assignments._digest(master) == before
+    monkeypatch.setattr(assignments, "set_up_cell", lambda: "changed")
+    assert assignments._digest(master) != before
+
+
+def test_mistakes_of_the_instructor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(IclError, match="holds no masters"):
-        assignments.make(tmp_path, tmp_path)
     with pytest.raises(IclError, match="Unknown homework 'hw9'"):
-        assignments.make(ROOT, tmp_path, "hw9")
+        assignments.make(tmp_path, "hw9")
     with pytest.raises(IclError, match="no folder"):
-        grading.grade(ROOT, tmp_path, tmp_path / "nowhere", "hw01")
+        grading.grade(tmp_path, tmp_path / "nowhere", "hw01")
     with pytest.raises(IclError, match="is empty"):
-        grading.grade(ROOT, tmp_path, tmp_path / "empty", "hw01")
+        grading.grade(tmp_path, tmp_path / "empty", "hw01")
     (tmp_path / "empty" / "essay.txt").write_text("x")
     with pytest.raises(IclError, match=r"no homework\. Say which one"):
-        grading.grade(ROOT, tmp_path, tmp_path / "empty")
+        grading.grade(tmp_path, tmp_path / "empty")
+    with pytest.raises(IclError, match="holds no table"):
+        reports.gradebook(tmp_path)
+    monkeypatch.setenv("ICLUTILS_HOMEWORK", str(tmp_path))
+    with pytest.raises(IclError, match="holds no masters"):
+        assignments.make(tmp_path)
 
 
-# Grading
+# Grading: forty submissions of hw05, and what is to become of each
+
+PARTS = "def dual_parts"
 
 
-def hand_in(folder: Path, name: str, source: Path, first: str = "", **metadata: object) -> None:
-    """A submission: ``source``, with its first answer replaced."""
+def cell(cells: list[dict], begins: str) -> dict:
+    return next(each for each in cells if "".join(each["source"]).startswith(begins))
+
+
+def add(begins: str, before: str = "", after: str = "") -> Callable[[list[dict]], None]:
+    def edit(cells: list[dict]) -> None:
+        found = cell(cells, begins)
+        found["source"] = before + "".join(found["source"]) + after
+
+    return edit
+
+
+def put(begins: str, text: str) -> Callable[[list[dict]], None]:
+    return lambda cells: cell(cells, begins).update(source=text)
+
+
+def wrap(code: str) -> Callable[[list[dict]], None]:
+    """``dual_parts`` as it is, and then ``code`` makes another of it, from ``right``."""
+    return add(PARTS, after=f"\n\nright = dual_parts\n\n{code}")
+
+
+RIGHT: dict[str, Callable[[list[dict]], Any]] = {  # edits
+    "as it is": lambda cells: None,
+    "single precision": wrap(
+        "def dual_parts(query, keys, values, demos):\n"
+        "    return right(query.float(), keys.float(), values.float(), demos)"
+    ),
+    "numpy": wrap(
+        "import numpy as np\ndef dual_parts(*given):\n    return np.float32(right(*given).numpy())"
+    ),
+    "lists": wrap("def dual_parts(*given):\n    return right(*given).tolist()"),
+    "tuple of rows": wrap("def dual_parts(*given):\n    return tuple(right(*given))"),
+    "requires grad": wrap("def dual_parts(*given):\n    return right(*given).requires_grad_()"),
+    "changes its inputs": wrap(
+        "def dual_parts(*given):\n    found = right(*given)\n    given[2].zero_()\n    return found"
+    ),
+    "lambda": wrap("dual_parts = lambda query, keys, values, demos: "
+                   "right(query, keys, values, demos)"),
+    "class": wrap("class Parts:\n    def __call__(self, *given):\n        return right(*given)\n\n"
+                  "dual_parts = Parts()"),
+    "two cells": lambda cells: cells.insert(
+        cells.index(cell(cells, PARTS)) + 1,
+        {"cell_type": "code", "source": ["x = 1\n", "x"], "metadata": {}},
+    ),
+    "comment and settings": add(
+        PARTS,
+        "# the otter said: no subprocess\nimport torch\ntorch.backends.cudnn.benchmark = False\n",
+    ),
+    "magic and shell": add(PARTS, "%matplotlib inline\n!echo here\n"),
+    "pip of what is there": add(PARTS, "!pip install -q torch 'numpy>1'\n%pip install iclutils\n"),
+    "prints": add(PARTS, after="\n\nfor i in range(9):\n    print(i)"),
+    "figures": add(PARTS, "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\n"),
+    "loop after the answer": add(PARTS, after="\n\nwhile True:\n    pass"),
+    "flood after the answer": add(PARTS, after="\n\nfor _ in range(300):\n    print('x' * 10**6)"),
+    "await": add(PARTS, "import asyncio\nawait asyncio.sleep(0)\n"),
+}  # fmt: skip
+WRONG: dict[str, tuple[Callable[[list[dict]], Any], str, str]] = {  # edit, status, message of q1
+    "not written": (put(PARTS, "def dual_parts(*given):\n    ..."), "graded", "nothing is written"),
+    "no cell": (lambda cells: cells.remove(cell(cells, PARTS)), "graded", "no cell defines it"),
+    "another name": (put(PARTS, "def dual_part(*given):\n    return 1"), "graded", "no cell"),
+    "a typical mistake": (
+        wrap("def dual_parts(*given):\n    return right(*given).flip(0)"),
+        *("graded", "The two are exchanged"),
+    ),
+    "a wrong shape": (
+        wrap("def dual_parts(*given):\n    return right(*given)[:1]"),
+        *("graded", "the shape (2, 3)"),
+    ),
+    "raises": (put(PARTS, "def dual_parts(*given):\n    return 1 / 0"), "graded", "ZeroDivision"),
+    "a syntax error": (add(PARTS, after="\n)"), "graded", "SyntaxError: unmatched"),
+    "a failed import": (add(PARTS, "import seaborn_of_mine\n"), "graded", "No module named"),
+    "pip of what is not there": (
+        add(PARTS, "!pip install seaborn_of_mine\nimport seaborn_of_mine\n"), "graded", "No module"
+    ),
+    "sys.exit": (add(PARTS, "import sys\nsys.exit()\n"), "graded", "SystemExit"),
+    "ends its process": (add(PARTS, "import os\nos._exit(3)\n"), "graded", "ended the process"),
+    "an endless loop": (add(PARTS, "while True:\n    pass\n"), "graded", "longer than 6 s"),
+    "a loop that holds on": (
+        add(PARTS, "while True:\n  try:\n    pass\n  except BaseException:\n    pass\n"),
+        *("graded", "longer than 6 s"),
+    ),
+    "an answer that loops": (
+        put(PARTS, "def dual_parts(*given):\n    while True:\n        pass"),
+        *("graded", "longer than 6 s"),
+    ),
+    "300 MB of output": (
+        add(PARTS, "for _ in range(300):\n    print('x' * 10**6)\n"), "graded", "more than 1 MB"
+    ),
+    "memory": (add(PARTS, "kept = [bytearray(10**8) for _ in range(99)]\n"), "graded", "Memory"),
+    "network": (
+        add(PARTS, "import urllib.request as r\nr.urlopen('http://a.example')\n"),
+        *("graded: look at it", "network is closed"),
+    ),
+    "the silent patch": (
+        put(PARTS, "from iclutils.bookkit import coursework\n"
+            "vars(coursework)['grade'] = vars(coursework)['check'] = lambda *a, **k: None"),
+        *("graded: look at it", "no cell defines it"),
+    ),
+    "patches the comparison": (
+        put(PARTS, "import iclutils.bookkit.coursework.answers as a\na.compare = lambda *a: None\n"
+            "a._fault = lambda *a: ''\ndef dual_parts(*given):\n    return given[0]"),
+        *("graded: look at it", "shape"),
+    ),
+    "reads the solutions": (
+        put(PARTS, f"exec(open({str(table('hw05'))!r}).read())"), *("graded: look at it", "closed")
+    ),
+}  # fmt: skip
+
+
+def hand_in(folder: Path, name: str, source: Path, edit: Callable, **about: object) -> Path:
     notebook = read_json(source)
-    for cell in notebook["cells"]:
-        if first and "".join(cell["source"]).startswith("def double"):
-            cell["source"] = first
-            break
-    notebook["metadata"] |= metadata
-    folder.mkdir(exist_ok=True)
-    (folder / f"{name}.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+    edit(notebook["cells"])
+    notebook["metadata"] |= about
+    folder.mkdir(exist_ok=True, parents=True)
+    path = folder / f"{name}.ipynb"
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    return path
 
 
 def rows(table: Path) -> dict[str, dict[str, str]]:
-    with table.open(encoding="utf-8", newline="") as stream:
-        return {row["name"].removesuffix(".ipynb"): row for row in csv.DictReader(stream)}
+    return {row["name"].removesuffix(".ipynb"): row for row in reports.read(table)}
 
 
 @pytest.mark.nightly
-def test_a_class_is_graded(
-    hw01: Assignment, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_forty_submissions_are_graded_fairly(
+    hw05: Assignment, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, solved = tmp_path / "given", hw01.instructor
-    other = {"name": "their-own", "display_name": "Theirs", "language": "python"}
-    hand_in(given, "good", solved, kernelspec=other)
-    hand_in(given, "stub", hw01.student)
-    hand_in(given, "wrong", solved, WRONG)
-    hand_in(given, "memory", solved, "kept = [bytearray(10**8) for _ in range(10**5)]")
-    hand_in(given, "network", solved, "import urllib.request as r\nr.urlopen('http://a.example')")
-    hand_in(given, "tampered", hw01.student,
-            "import iclutils.bookkit.coursework as c\nc.grade = lambda *a, **k: None")  # fmt: skip
-    hand_in(given, "ends", solved, "import os\nos._exit(3)")
-    hand_in(given, "another", solved, otter={"assignment_name": "hw02"})
+    given = tmp_path / "given"
+    for name, edit in RIGHT.items():
+        hand_in(given, name, hw05.instructor, edit)
+    for name, (edit, *_) in WRONG.items():
+        hand_in(given, name, hw05.instructor, edit)
+    bare = hand_in(given, "without metadata", hw05.instructor, lambda cells: None)
+    text = json.dumps({"cells": [{key: each[key] for key in ("cell_type", "source")}
+                                 for each in read_json(bare)["cells"]]})  # fmt: skip
+    bare.write_text(text, encoding="utf-8-sig")
+    hand_in(
+        given, "another", hw05.instructor, lambda cells: None, otter={"assignment_name": "hw02"}
+    )
     (given / "broken.ipynb").write_text("{")
     (given / "essay.pdf").write_text("an essay")
-    table = grading.grade(ROOT, build, given, "hw01", Limits(300.0, 3.0))
+    assert len(list(given.iterdir())) >= 40
+    start = time.monotonic()
+    table = grading.grade(build, given, "hw05", Limits(step=6.0, seconds=120.0, memory=3.0))
+    assert time.monotonic() - start < 480
     found = rows(table)
-    assert {name: row["status"] for name, row in found.items()} == {
-        "good": "graded",
-        "stub": "graded",
-        "wrong": "graded",
-        "memory": "stopped: memory",
-        "network": "stopped: network",
-        "tampered": "graded: look at it",
-        "ends": "crashed",
-        "another": "another homework",
-        "broken": "broken",
-        "essay.pdf": "not a notebook",
-    }
-    assert found["good"]["percent"] == "100"
-    assert found["good"]["message"] == ""
-    assert found["stub"]["percent"] == "0"
-    assert found["stub"]["message"].count("nothing is written yet") == len(hw01.points)
-    assert found["wrong"]["q1"] == "0"
-    assert float(found["wrong"]["total"]) == sum(hw01.points.values()) - hw01.points["q1"]
-    assert found["wrong"]["message"].startswith("q1: BOS is missing")
+    for name in (*RIGHT, "without metadata"):
+        row = found[name]
+        assert (row["status"], row["percent"], row["message"]) == ("graded", "100", ""), name
+    for name, (_, status, message) in WRONG.items():
+        row = found[name]
+        assert (row["status"], row["q1"], row["q2"]) == (status, "0", "4"), (name, row)
+        assert message in row["message"], (name, row["message"])
+    assert "cell 5 installs seaborn_of_mine" in found["pip of what is not there"]["message"]
     assert "a.example" in found["network"]["message"]
-    assert "c.grade" in found["tampered"]["message"]
-    assert "hw02" in found["another"]["message"]
+    for name, status in {"another": "another homework", "broken": "broken",
+                         "essay.pdf": "not a notebook"}.items():  # fmt: skip
+        assert (found[name]["status"], found[name]["q1"], found[name]["total"]) == (status, "", "")
+        assert found[name]["message"]
+    feedback = (table.parent / "feedback" / "a typical mistake.ipynb.md").read_text()
+    assert "| q1 | 0 | 4 | The two are exchanged" in feedback
 
     def never(*given: object) -> None:
         raise AssertionError("graded again")
 
     before = table.read_text()
     monkeypatch.setattr(confine, "run", never)
-    assert grading.grade(ROOT, build, given, "hw01", Limits(300.0, 3.0)).read_text() == before
-    (given / "essay.pdf").unlink()
-    grading.grade(ROOT, build, given, "hw01", Limits(300.0, 3.0))
-    assert set(rows(table)) == set(found) - {"essay.pdf"}
+    again = grading.grade(build, given, "hw05", Limits(step=6.0, seconds=120.0, memory=3.0))
+    assert again.read_text() == before
+    assert not (table.parent / "table.1.csv").exists()
 
 
 @pytest.mark.nightly
-def test_a_loop_is_stopped(hw01: Assignment, build: Path, tmp_path: Path) -> None:
-    hand_in(tmp_path / "given", "loop", hw01.instructor, "while True:\n    pass")
-    row = rows(grading.grade(ROOT, build, tmp_path / "given", limits=Limits(15.0)))["loop"]
-    assert (row["status"], row["total"]) == ("stopped: time", "0")
-    assert row["message"] == "it ran longer than 15 s"
+def test_otter_alone_grades_the_same(hw05: Assignment, tmp_path: Path) -> None:
+    """What Gradescope runs: it has the hidden checks from the file that it is given."""
+    shutil.copy(hw05.instructor, tmp_path / "solved.ipynb")
+    command = [sys.executable, "-m", "otter", "run", "-a", str(hw05.autograder), "solved.ipynb"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True,
+                   env=os.environ | {"ICLUTILS_HOMEWORK": str(tmp_path)})  # fmt: skip
+    tests = read_json(tmp_path / "results.json")["tests"]
+    scores = {test["name"]: test.get("score") for test in tests}
+    assert (scores["q1"], scores["q2"]) == (4.0, 4.0)
 
 
 @pytest.mark.nightly
-def test_what_was_graded_before_an_interruption_is_kept(
-    hw01: Assignment, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_private_homework_needs_no_change_of_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = tmp_path / "given"
-    for name in ("a", "b", "c"):
-        hand_in(given, name, hw01.student, f"# {name}")
+    private = tmp_path / "private"
+    (private / "answers").mkdir(parents=True)
+    for source, new in ((assignments.masters()["hw05"], private / "hw77_mine.ipynb"),
+                        (table("hw05"), private / "answers" / "hw77.py")):  # fmt: skip
+        new.write_text(source.read_text(encoding="utf-8").replace("hw05", "hw77"), encoding="utf-8")
+    monkeypatch.setenv("ICLUTILS_HOMEWORK", str(private))
+    (made,) = assignments.make(tmp_path / "build")
+    hand_in(tmp_path / "given", "ada", made.instructor, lambda cells: None)
+    row = rows(grading.grade(tmp_path / "build", tmp_path / "given"))["ada"]
+    assert (row["status"], row["percent"]) == ("graded", "100")
 
-    def graded(path: Path, name: str, *more: object) -> grading.Grade:
-        if path.stem == "b":
-            raise KeyboardInterrupt
-        return grading.Grade(name, "graded")
 
-    monkeypatch.setattr(grading, "_graded", graded)
+@pytest.fixture
+def graded(monkeypatch: pytest.MonkeyPatch, hw05: Assignment) -> Callable[..., Path]:
+    """``graded(build, folder, name=Grade, ...)`` is the table, where grading gives these."""
+
+    def table(build: Path, folder: Path, **grades: Grade | BaseException) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in grades:
+            (folder / f"{name}.ipynb").write_text(json.dumps({"name": str(folder / name)}))
+
+        def given(path: Path, name: str, **more: object) -> Grade:
+            each = grades[path.stem]
+            if isinstance(each, BaseException):
+                raise each
+            return replace(each, name=name)
+
+        monkeypatch.setattr(grading, "_graded", given)
+        monkeypatch.setattr(assignments, "make", lambda *given: [hw05])
+        return grading.grade(build, folder, "hw05", jobs=1)
+
+    return table
+
+
+FULL = Grade("", "graded", {"q1": 4.0, "q2": 4.0})
+
+
+def test_what_was_graded_before_an_interruption_is_kept(
+    graded: Callable[..., Path], tmp_path: Path
+) -> None:
     with pytest.raises(KeyboardInterrupt):
-        grading.grade(ROOT, build, given, "hw01", jobs=1)
-    assert "a" in rows(build / "grades" / "hw01.csv")
+        graded(tmp_path, tmp_path / "given", a=FULL, b=KeyboardInterrupt(), c=FULL)
+    found = graded(tmp_path, tmp_path / "given", a=AssertionError("again"), b=FULL, c=FULL)
+    assert set(rows(found)) == {"a", "b", "c"}
 
 
-def test_a_table_holds_no_formula() -> None:
-    evil = grading.Grade("=HYPERLINK(1).ipynb", "broken", message="-1\nb")
-    name, *_, message = grading._csv([evil], {"q1": 2.0}).splitlines()[1].split(",")
-    assert (name, message) == ("'=HYPERLINK(1).ipynb", "'-1 b")
+def test_no_table_is_lost(graded: Callable[..., Path], tmp_path: Path) -> None:
+    first = graded(tmp_path, tmp_path / "monday", ada=FULL)
+    other = graded(tmp_path, tmp_path / "tuesday", ada=FULL)
+    assert first != other
+    before = first.read_text()
+    assert graded(tmp_path, tmp_path / "monday", ada=FULL, bob=FULL) == first
+    assert set(rows(first)) == {"ada", "bob"}
+    assert (first.parent / "table.1.csv").read_text() == before
+
+
+def test_points_by_hand_and_comments_join_the_table(
+    graded: Callable[..., Path], tmp_path: Path
+) -> None:
+    written = replace(FULL, written="A control that fails, too.")
+    table = graded(tmp_path, tmp_path / "given", ada=written)
+    assert rows(table)["ada"]["paragraph"] == ""
+    assert (rows(table)["ada"]["possible"], rows(table)["ada"]["percent"]) == ("8", "100")
+    hand = table.parent / "by_hand.csv"
+    (row,) = reports.read(hand)
+    assert row["written"] == "A control that fails, too."
+    hand.write_text("name,paragraph,comment,written\nada.ipynb,2,Which control?,\n")
+    row = rows(graded(tmp_path, tmp_path / "given", ada=written))["ada"]
+    assert (row["paragraph"], row["total"], row["possible"]) == ("2", "10", "12")
+    feedback = (table.parent / "feedback" / "ada.ipynb.md").read_text()
+    assert "| paragraph | 2 | 4 | Which control? |" in feedback
+    hand.write_text("name,paragraph\nada.ipynb,two\n")
+    with pytest.raises(IclError, match=r"'two', for ada\.ipynb, is no number"):
+        graded(tmp_path, tmp_path / "given", ada=written)
+
+
+def test_several_homeworks_join_into_one_gradebook(
+    graded: Callable[..., Path], tmp_path: Path
+) -> None:
+    table = graded(tmp_path, tmp_path / "given", ada_lovelace=FULL, bob=Grade("", "crashed"))
+    grades = tmp_path / "grades"
+    other = grades / "hw02" / "monday" / "table.csv"
+    other.parent.mkdir(parents=True)
+    other.write_text(
+        table.read_text().replace("ada_lovelace", "ada_lovelace").replace(",8,8,", ",5,8,")
+    )
+    assert reports.read(reports.gradebook(grades)) == [
+        {"student": "ada_lovelace", "hw02": "5", "hw05": "8"}
+    ]
+    canvas = tmp_path / "canvas.csv"
+    canvas.write_text('Student,ID\n"Lovelace, Ada",17\n"Moore, Bob",18\n')
+    assert reports.read(reports.gradebook(grades, canvas)) == [
+        {"Student": "Lovelace, Ada", "ID": "17", "hw02": "5", "hw05": "8"},
+        {"Student": "Moore, Bob", "ID": "18", "hw02": "", "hw05": ""},
+    ]
+    canvas.write_text("Student\nNobody\n")
+    with pytest.raises(IclError, match="does not name ada_lovelace"):
+        reports.gradebook(grades, canvas)
+
+
+def test_copies_are_named_also_renamed() -> None:
+    one = (
+        "def f(a, b):\n    total = a @ b.T\n    for k in range(3):\n        total = total + k * a\n"
+        * 3
+    )
+    renamed = one.replace("total", "summe").replace("a", "x") + "\n# my own work"
+    other = (
+        "def g(q):\n    return {key: [v ** 2 for v in q[key] if v > 1] for key in sorted(q)}\n" * 3
+    )
+    grades = [Grade(name, "graded", code=code)
+              for name, code in {"ada": one, "bob": renamed, "eve": other}.items()]  # fmt: skip
+    (pair,) = reports.similar(grades)
+    assert set(pair[:2]) == {"ada", "bob"}
+
+
+def test_an_honest_notebook_raises_no_alarm() -> None:
+    honest = """\
+# the otter, sys.modules and setattr are named in a comment
+import torch
+from iclutils.bookkit import coursework
+torch.backends.cuda.matmul.allow_tf32 = False
+said = "otter"
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.size = len(list(self.modules()))
+coursework.check("hw01.q1", said)
+"""
+    assert not grading._odd([honest], [honest])
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import otter", "coursework.grade = print", "vars(coursework)['grade'] = print",
+     "setattr(coursework, 'grade', print)", "coursework.__dict__['grade'] = print",
+     "sys.modules['iclutils']", "from iclutils.bookkit.coursework import answers",
+     "coursework.answers._fault = print", "open('notebooks/assignments/answers/hw01.py')"],
+)  # fmt: skip
+def test_who_touches_the_grader_is_named(code: str) -> None:
+    assert grading._odd([code], ["from iclutils.bookkit import coursework", code])
+
+
+def test_a_table_holds_no_formula(tmp_path: Path) -> None:
+    evil = Grade("=HYPERLINK(1).ipynb", "broken", notes={"": "-1\nb"})
+    (row,) = reports.read(reports.write(tmp_path, "hw05", [evil], {"q1": 2.0}))
+    assert (row["name"], row["message"], row["q1"]) == ("'=HYPERLINK(1).ipynb", "'-1 b", "")

@@ -1,10 +1,10 @@
 """Coursework: what is asked, how an answer is judged, and how a class is graded.
 
 The solved masters in ``notebooks/assignments/`` hold the questions; a table beside them holds, for
-each answer, the solution, random inputs and typical mistakes. The same comparison serves the student
-(``check``), the tests that otter runs (``grade``), the grader and this project's own tests. Students
-get ``public`` checks alone. ``assignments`` derives the copies from the masters, ``grading`` grades
-submissions, ``gradebook`` joins what they got.
+each answer, the solution, random inputs and typical mistakes. One comparison serves the student
+(``check``), the tests that otter runs (``grade``), the grader and this project's own tests.
+Students get the ``public`` checks alone. ``assignments`` derives the copies from the masters,
+``grading`` grades submissions, ``gradebook`` joins what they got.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def table(homework: str) -> Path:
     places = (folder() / TABLES / f"{homework}.py", Path.cwd() / f"{homework}.py")  # or otter's
     found = next((path for path in places if path.is_file()), None)
     if found is None and not homeworks():
-        raise IclError(f"The checks of {homework} are not here: run the first cells of the homework.")
+        raise IclError(
+            f"The checks of {homework} are not here: run the first cells of the homework."
+        )
     if found is None:
         raise unknown("homework", homework, homeworks())
     return found

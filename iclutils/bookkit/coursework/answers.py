@@ -101,10 +101,11 @@ class Function:
             inputs, wrong = self.inputs(seed), {}
             if inputs is None:
                 return None
+            truth = _detached(self.outcome(self.solution, *inputs))
             for text, function in self.wrong().items():
                 with suppress(Exception):  # it cannot be made on these inputs
-                    wrong[text] = _detached(self.outcome(function, *inputs))
-            return _detached(self.outcome(self.solution, *inputs)), wrong
+                    wrong[text] = self.look(_detached(self.outcome(function, *inputs)), truth)
+            return truth, wrong
 
 
 @dataclass(frozen=True)
@@ -195,8 +196,9 @@ def plain(value: Any) -> Any:
             return torch.from_numpy(np.array(found))
         theirs = any(isinstance(each, Tensor) for each in value)
         return found if theirs else _stacked(found)  # several tensors may be several answers
-    if isinstance(value, np.ndarray | np.generic):
-        return torch.from_numpy(np.array(value)) if value.dtype.kind in "biuf" else value
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
+        kind = np.float64 if value.dtype.kind == "f" else np.int64
+        return torch.from_numpy(np.array(value, dtype=kind))
     real = isinstance(value, numbers.Real) and not isinstance(value, int | float)
     return float(value) if real else value
 

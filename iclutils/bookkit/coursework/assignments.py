@@ -1,8 +1,9 @@
 """From each solved master: the student's copy, the autograder, the instructor's copy.
 
-``otter assign`` derives them and refuses a master whose solution fails its own tests. A homework
-is derived anew only when its master, the grade functions or the set-up cell have changed, and it
-is there whole or not at all.
+``otter assign`` derives them and refuses a master whose solution fails its own tests. On the way
+the set-up cell of today is put in, the public checks, and a question that is graded by hand; the
+hidden checks go to the autograder alone. A homework is derived anew only when its master, its
+table, the judge or the set-up cell have changed, and it is there whole or not at all.
 """
 
 from __future__ import annotations
@@ -24,9 +25,24 @@ from ...errors import IclError, unknown
 from ...files import read_json, write_json
 from ...progress import bar
 from ..address import set_up_cell
+from . import answers, folder, handout, questions, table
 
-MASTERS = Path("notebooks") / "assignments"
 SIGN = "made.json"  # written last: of what the folder was made
+BY_HAND = "paragraph"  # the question that a person grades, and its points
+BY_HAND_POINTS = 4.0
+PARAGRAPH = """\
+## In your own words
+
+*4 points · graded by hand · 20 minutes*
+
+One paragraph, without code: which result of this homework would have changed your mind, and about
+what? Say what you measured, on what, and what the number does not rule out.
+"""
+CHECKS = """\
+# @title The public checks of this homework: run this cell, it need not be read.
+from iclutils.bookkit import coursework
+
+coursework.public("{}")"""
 
 
 @dataclass(frozen=True)
@@ -42,17 +58,17 @@ class Assignment:
     fresh: bool = False  # whether it was made just now
 
 
-def masters(root: Path) -> dict[str, Path]:
-    """The solved masters of a checkout by name."""
-    found = {path.stem[:4]: path for path in sorted((root / MASTERS).glob("hw[0-9][0-9]_*.ipynb"))}
+def masters() -> dict[str, Path]:
+    """The solved masters by name."""
+    found = {path.stem[:4]: path for path in sorted(folder().glob("hw[0-9][0-9]_*.ipynb"))}
     if not found:
-        raise IclError(f"{root / MASTERS} holds no masters. Run this at the top of the checkout.")
+        raise IclError(f"{folder()} holds no masters, such as hw01_name.ipynb.")
     return found
 
 
-def make(root: Path, build: Path, name: str = "") -> list[Assignment]:
-    """Derive one homework (``"hw01"``), or all, of a checkout into ``build/assignments/NAME``."""
-    known = masters(root)
+def make(build: Path, name: str = "") -> list[Assignment]:
+    """Derive one homework (``"hw01"``), or all, into ``build/assignments/NAME``."""
+    known = masters()
     if name and name not in known:
         raise unknown("homework", name, known)
     chosen = [name] if name else list(known)
@@ -68,6 +84,7 @@ def _made(master: Path, folder: Path) -> Assignment:
         work = Path(place).resolve()
         text = _ready(master)
         (work / master.name).write_text(text, encoding="utf-8")
+        shutil.copy(table(folder.name), work)
         _assign(work / master.name, work / "out")
         made = work / "made"
         for part in ("student", "autograder", "instructor"):
@@ -99,27 +116,40 @@ def _assignment(folder: Path, master: Path, fresh: bool = False) -> Assignment:
 
 def _points(master: dict[str, Any]) -> dict[str, float]:
     cells = "\0".join("".join(cell["source"]) for cell in master["cells"])
-    begun = re.findall(r"# BEGIN QUESTION\nname: (\w+)\npoints: ([\d.]+)", cells)
+    begun = re.findall(r"# BEGIN QUESTION\nname: (\w+)\n(?:manual: true\n)?points: ([\d.]+)", cells)
     return {name: float(points) for name, points in begun}
 
 
 def _digest(master: Path) -> str:
-    package = Path(__file__).parent
-    judged = sorted(path for path in package.glob("*.py") if not path.name.startswith("hw"))
-    sources = [master, *judged, package / f"{master.stem[:4]}.py"]
+    judge = [Path(str(module.__file__)) for module in (answers, handout)]
     whole = hashlib.sha256((set_up_cell() + metadata.version("otter-grader")).encode())
-    for path in sources:
+    for path in (master, table(master.stem[:4]), *judge, Path(__file__)):
         whole.update(path.name.encode() + path.read_bytes())
     return whole.hexdigest()
 
 
 def _ready(master: Path) -> str:
-    """The master with the set-up cell of today."""
-    notebook = read_json(master)
-    for cell in notebook["cells"]:
-        if "set-up" in cell["metadata"].get("tags", []):
-            cell["source"] = set_up_cell().splitlines(keepends=True)
+    """The master with what is put into every homework."""
+    notebook, name = read_json(master), master.stem[:4]
+    cells = notebook["cells"]
+    cells[0]["source"] = ["".join(cells[0]["source"]).rstrip(), f"\nautograder_files: [{name}.py]"]
+    at = next(i for i, cell in enumerate(cells) if "set-up" in cell["metadata"].get("tags", []))
+    cells[at]["source"] = set_up_cell().splitlines(keepends=True)
+    checks = CHECKS.format(handout.packed(table(name), questions(name)))
+    hidden = {"tags": ["checks"], "jupyter": {"source_hidden": True}, "cellView": "form"}
+    cells.insert(at + 1, _cell("checks", "code", checks, hidden))
+    hand = [
+        *(("raw", f"# BEGIN QUESTION\nname: {BY_HAND}\nmanual: true\npoints: {BY_HAND_POINTS:g}"),),
+        *(("markdown", PARAGRAPH), ("raw", "# BEGIN SOLUTION"), ("markdown", "See the chapter.")),
+        *(("raw", "# END SOLUTION"), ("raw", "# END QUESTION")),
+    ]
+    cells += [_cell(f"by-hand-{i}", kind, text) for i, (kind, text) in enumerate(hand)]
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
+def _cell(name: str, kind: str, text: str, about: dict[str, Any] | None = None) -> dict[str, Any]:
+    code = {"outputs": [], "execution_count": None} if kind == "code" else {}
+    return {"id": name, "cell_type": kind, "metadata": about or {}, "source": text} | code
 
 
 def _assign(master: Path, out: Path) -> None:

@@ -1,8 +1,8 @@
 """Run one command in a folder of its own, within bounds, and stop it when it breaks one.
 
 The command and all it starts get a clean environment, the ``guard`` and a watcher, which adds up
-their memory and reads the guard's note. Whatever they leave behind is ended, too: everything
-that was started carries the folder's name in its environment.
+their memory and sees when the command's last step began. Whatever they leave behind is ended, too:
+everything that was started carries the folder's name in its environment.
 """
 
 from __future__ import annotations
@@ -20,19 +20,25 @@ from threading import Event
 
 import psutil
 
+from ...files import CHECKOUT
+from . import folder as masters
 from . import guard
+from .inside import STEP
 
 PAUSE = 0.1  # seconds between two looks
+GRACE = 5.0  # seconds that a step has to end itself when its time is up
 KEPT = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one submission may use: seconds on the clock, gigabytes, processes.
+    """What one submission may use: seconds on the clock for each step (a cell, or the answers to
+    one question) and in all, gigabytes, processes.
 
-    A solution needs about ten seconds, one gigabyte and two processes.
+    A solution needs about ten seconds in all, one gigabyte and one process.
     """
 
+    step: float = 60.0
     seconds: float = 300.0
     memory: float = 4.0
     processes: int = 16
@@ -40,12 +46,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class End:
-    """How it ended: the exit status, why it was stopped (or nothing), and what it said."""
+    """How it ended: the exit status, why it was stopped (or nothing), what it said, and which
+    machines it tried to reach."""
 
     code: int
     stopped: str
     reason: str
     said: str
+    reached: tuple[str, ...] = ()
 
 
 def run(command: list[str], folder: Path, limits: Limits, interrupted: Event) -> End:
@@ -66,21 +74,29 @@ def run(command: list[str], folder: Path, limits: Limits, interrupted: Event) ->
             stopped, reason = _watch(process, folder, limits, interrupted)
         finally:
             _end_all(process, folder)
-    text = (folder / "said.txt").read_text(encoding="utf-8", errors="replace")
-    return End(process.returncode, stopped, reason, text)
+    said, note = (_text(folder / name) for name in ("said.txt", guard.NOTE))
+    return End(process.returncode, stopped, reason, said, tuple(sorted(set(note.split()))))
+
+
+def _text(path: Path) -> str:
+    """The end of a file that the command may have written, as text."""
+    with suppress(OSError), path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - 10_000))
+        return stream.read().decode("utf-8", errors="replace")
+    return ""
 
 
 def _environment(folder: Path) -> dict[str, str]:
     """Nothing of the grader's own environment but what programs need to start."""
     watched = folder / "guard"
-    watched.mkdir()
+    for name in ("guard", "home", "tmp"):
+        (folder / name).mkdir(exist_ok=True)
     shutil.copy(guard.__file__, watched / "sitecustomize.py")
-    for name in ("home", "tmp"):
-        (folder / name).mkdir()
     folders = {
         **dict.fromkeys(("HOME", "IPYTHONDIR"), folder / "home"),
         **dict.fromkeys(("TMPDIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR"), folder / "tmp"),
-        **{"ICLUTILS_RESULTS": folder / "tmp", guard.FOLDER: folder, "PYTHONPATH": watched},
+        **{"ICLUTILS_RESULTS": folder / "tmp", guard.FOLDER: folder},
+        **{"PYTHONPATH": os.pathsep.join(map(str, (watched, CHECKOUT))), guard.SECRET: masters()},
     }
     flags = ("PYTHONDONTWRITEBYTECODE", "HF_HUB_OFFLINE", "ICLUTILS_QUIET", "OMP_NUM_THREADS")
     own = folders | dict.fromkeys(flags, 1) | {"MPLBACKEND": "agg", "USER": "student"}
@@ -92,18 +108,14 @@ def _watch(
     process: subprocess.Popen[bytes], folder: Path, limits: Limits, interrupted: Event
 ) -> tuple[str, str]:
     """Look until the process ends by itself or breaks a bound; say which."""
-    root, started, note = psutil.Process(process.pid), time.monotonic(), folder / guard.NOTE
-    while True:
-        running = process.poll() is None
-        if note.exists():
-            host = note.read_text(encoding="utf-8", errors="replace").split("\n")[0]
-            return "network", f"it tried to reach {host}"
-        if not running:
-            return "", ""
+    root, started, step = psutil.Process(process.pid), time.monotonic(), folder / STEP
+    while process.poll() is None:
         if interrupted.is_set():
             return "interrupted", "grading was interrupted"
         if time.monotonic() - started > limits.seconds:
             return "time", f"it ran longer than {limits.seconds:g} s"
+        if step.is_file() and time.time() - step.stat().st_mtime > limits.step + GRACE:
+            return "step", f"it ran longer than {limits.step:g} s"
         members = list(_family(root))
         if len(members) > limits.processes:
             return "processes", f"it started more than {limits.processes} processes"
@@ -111,6 +123,7 @@ def _watch(
         if all(sum(_memory(p, shared) for p in members) > bound for shared in (True, False)):
             return "memory", f"it used more than {limits.memory:g} GB of memory"
         time.sleep(PAUSE)
+    return "", ""
 
 
 def _family(root: psutil.Process) -> Iterator[psutil.Process]:
@@ -148,9 +161,6 @@ def _belongs(process: psutil.Process, folder: Path) -> bool:
     return False
 
 
-def otter(autograder: Path, submission: Path) -> list[str]:
-    """The command that grades one submission; it leaves ``results.json`` in its folder."""
-    return [
-        *(sys.executable, "-m", "otter", "run", "--no-logo"),
-        *("-a", str(autograder), "-o", ".", submission.name),
-    ]
+def command(folder: Path) -> list[str]:
+    """What runs the submission in a folder."""
+    return [sys.executable, "-m", "iclutils.bookkit.coursework.inside", str(folder)]

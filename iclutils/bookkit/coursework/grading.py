@@ -1,59 +1,96 @@
-"""Grade a folder of submissions into a CSV, without a server.
+"""Grade a folder of submissions into tables, without a server.
 
-Each submission is graded by ``otter run`` in processes, a folder and bounds of its own
-(``confine``), so that one that loops, eats memory or reaches for the network is stopped and
-reported, and the others are graded. What has been graded is kept until the submission, the
-homework or the bounds change.
+Each submission runs in a process, a folder and bounds of its own (``confine``, ``inside``), which
+know no truth; what its answers give is compared here, out of its reach. A step that loops, ends the
+process or eats memory costs its own question: the submission is run again without it. What has been
+graded is kept until the submission, the homework or the bounds change.
 """
 
 from __future__ import annotations
 
 import ast
-import csv
 import hashlib
-import io
 import json
 import re
-import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 from threading import Event
 from typing import Any
 
-from ...errors import IclError
-from ...files import read_json, write_json, write_text
-from ...progress import bar
-from . import assignments, confine
-from .confine import Limits
+import torch
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
-# What an honest answer has no need of: whoever writes it may be after the tests themselves.
-SUSPECT = re.compile(
-    r"sys\.modules|\botter\b|\bctypes\b|ICLUTILS_GRADED|__builtins__|\bsetattr\b|"
-    r"coursework\.(?!check\b)\w+|coursework\s+import"
-)
+from ...errors import IclError
+from ...files import read_json, write_json
+from ...progress import bar
+from . import HIDDEN, PUBLIC, Question, assignments, confine, handout, questions, reports, table
+from .answers import Expected, Mistake
+from .confine import Limits
+from .inside import DONE, ERRORS, STEP
+
 LONGEST = 20 * 2**20  # bytes of a notebook
+RUNS = 10  # of one submission, each without a step that ended the last
+# What an honest answer has no need of: whoever writes it may be after the tests themselves.
+SUSPECT = ("otter", "ctypes", "subprocess")
+INNER = ("__builtins__", "__dict__", "_getframe", "__subclasses__")
+OPEN = ("check", "public", "coursework")  # what an honest notebook has of the judge
+PIP = re.compile(
+    r"^(?P<indent>[ \t]*)[!%][ \t]*(?:\S*python\S*[ \t]+-m[ \t]+)?(?:pip3?|conda|mamba|uv[ \t]+pip)"
+    r"[ \t]+install\b(?P<what>.*)$",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
 class Grade:
-    """What one submission got; ``message`` says what was wrong, or why nothing was graded.
+    """What one submission got; ``notes`` say what was wrong, by question, or why nothing is graded.
 
     The status is ``graded``, ``graded: look at it``, ``stopped: time`` (or ``memory``,
-    ``network``, ``processes``), ``crashed``, ``not a notebook``, ``broken`` or
-    ``another homework``.
+    ``processes``), ``crashed``, ``not a notebook``, ``broken`` or ``another homework``. Where
+    nothing could be graded there are no scores.
     """
 
     name: str  # the file, relative to the folder of submissions
     status: str
-    scores: dict[str, float] = field(default_factory=dict)  # by question; none unless graded
-    message: str = ""
+    scores: dict[str, float] = field(default_factory=dict)  # by question
+    notes: dict[str, str] = field(default_factory=dict)  # by question; "" is the whole of it
+    written: str = ""  # the answer that a person grades
+    code: str = ""  # what the student wrote, for the report of what is alike
+
+    @property
+    def message(self) -> str:
+        """All notes in a line."""
+        return "; ".join(f"{name}: {text}" if name else text for name, text in self.notes.items())
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the judge alone has: what is expected of each part, by question and seed."""
+
+    made: assignments.Assignment
+    asked: dict[str, Question]
+    expected: dict[str, dict[int, list[Expected | None]]]
+    public: str  # what a submission gets
+
+    @staticmethod
+    def of(made: assignments.Assignment) -> Truth:
+        asked = questions(made.name)
+        seeds = (*PUBLIC, *HIDDEN)
+        expected = {
+            name: {seed: [part.expected(seed) for part in parts] for seed in seeds}
+            for name, parts in asked.items()
+        }
+        return Truth(made, asked, expected, handout.packed(table(made.name), asked))
 
 
 def grade(
-    root: Path,
     build: Path,
     submissions: Path,
     homework: str = "",
@@ -63,56 +100,56 @@ def grade(
 ) -> Path:
     """Grade every file under ``submissions``, a notebook for each student, ``jobs`` at a time.
 
-    Returns the CSV, ``build/grades/NAME.csv``. The homework is the one that the submissions say
-    they are, unless it is named. ``force`` grades again what has not changed.
+    Returns the table, in ``build/grades/HOMEWORK/FOLDER``; one that is there and differs is kept
+    under another name. The homework is the one that the submissions say they are, unless it is
+    named. ``force`` grades again what has not changed.
     """
     if not submissions.is_dir():
         raise IclError(f"There is no folder {submissions}. Name the one with the submissions.")
     files = sorted(_files(submissions))
     if not files:
         raise IclError(f"{submissions} is empty: put one notebook per student into it.")
-    if jobs < 1 or min(limits.seconds, limits.memory, limits.processes) <= 0:
+    if jobs < 1 or min(limits.step, limits.seconds, limits.memory, limits.processes) <= 0:
         raise IclError("The number of jobs and all bounds must be positive.")
-    (made,) = assignments.make(root, build, homework or _only_homework(files))
-    record = build / "grades" / f"{made.name}.json"
-    known = read_json(record) if record.is_file() and not force else {}
+    (made,) = assignments.make(build, homework or _only_homework(files))
+    place = build / "grades" / made.name
+    record = place / "known.json"
+    known = read_json(record) if record.is_file() else {}
     keys = {path: _key(path, made, limits) for path in files}
     named = {path: path.relative_to(submissions).as_posix() for path in files}
-    done = {p: Grade(**known[k] | {"name": named[p]}) for p, k in keys.items() if k in known}
-    table = build / "grades" / f"{made.name}.csv"
-
-    def keep() -> None:
-        write_json(record, {keys[path]: asdict(each) for path, each in done.items()})
-        write_text(table, _csv([done[path] for path in files if path in done], made.points))
-
+    kept = {} if force else {path: known[key] for path, key in keys.items() if key in known}
+    done = {path: Grade(**each | {"name": named[path]}) for path, each in kept.items()}
+    left = [path for path in files if path not in done]
     interrupted = Event()
     with ThreadPoolExecutor(jobs) as pool:
-        waiting = {
-            pool.submit(_graded, path, named[path], made, limits, interrupted): path
-            for path in files
-            if path not in done
-        }
+        truth = Truth.of(made) if left else None
+        ask = partial(_graded, truth=truth, limits=limits, interrupted=interrupted)
+        waiting = {pool.submit(ask, path, named[path]): path for path in left}
         try:
             for ready in bar(as_completed(waiting), f"grading {made.name}", len(waiting)):
-                done[waiting[ready]] = ready.result()
-                keep()
+                path = waiting[ready]
+                done[path] = ready.result()
+                known[keys[path]] = asdict(done[path])
+                write_json(record, known)
         except BaseException:
             interrupted.set()
             pool.shutdown(cancel_futures=True)
             raise
-    keep()
-    return table
+    folder = place / (submissions.resolve().name or "submissions")
+    return reports.write(folder, made.name, [done[path] for path in files], made.points)
 
 
 def _files(folder: Path) -> Iterator[Path]:
     for path in folder.rglob("*"):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        hidden = any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
         if path.is_file() and not hidden:
             yield path
 
 
 def _key(path: Path, made: assignments.Assignment, limits: Limits) -> str:
     whole = hashlib.sha256(f"{path.suffix} {made.digest} {limits}".encode())
+    for source in (Path(__file__), Path(confine.__file__)):
+        whole.update(source.read_bytes())
     return hashlib.sha256(whole.digest() + path.read_bytes()).hexdigest()
 
 
@@ -132,113 +169,215 @@ def _homework(notebook: dict[str, Any]) -> str:
     return str(otter.get("assignment_name", "")) if isinstance(otter, dict) else ""
 
 
-def _read(path: Path) -> tuple[dict[str, Any], tuple[str, str]]:
-    """The notebook in a file, or the status and the message that say why there is none."""
+def _read(path: Path) -> tuple[dict[str, Any], Grade | None]:
+    """The notebook in a file, or the grade that says why there is none."""
     if path.suffix != ".ipynb":
-        return {}, ("not a notebook", "only .ipynb files are graded")
+        return {}, Grade("", "not a notebook", notes={"": "only .ipynb files are graded"})
     if path.stat().st_size > LONGEST:
-        return {}, ("broken", "the file is larger than 20 MB")
+        return {}, Grade("", "broken", notes={"": "the file is larger than 20 MB"})
     try:
-        notebook = json.loads(path.read_text(encoding="utf-8"))
+        notebook = json.loads(path.read_text(encoding="utf-8-sig"))
         for cell in notebook["cells"]:
             "".join(cell["source"])
+            cell["cell_type"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        return {}, ("broken", f"no readable notebook: {error}")
-    return notebook, ("", "")
+        return {}, Grade("", "broken", notes={"": f"no readable notebook: {error}"})
+    return notebook, None
 
 
-def _graded(
-    path: Path, name: str, made: assignments.Assignment, limits: Limits, interrupted: Event
-) -> Grade:
+def _graded(path: Path, name: str, truth: Truth, limits: Limits, interrupted: Event) -> Grade:
     """Grade one submission; whatever is wrong with it is in the result."""
-    notebook, (fault, message) = _read(path)
+    notebook, fault = _read(path)
     if fault:
-        return Grade(name, fault, message=message)
-    if _homework(notebook) not in ("", made.name):
-        return Grade(name, "another homework", message=f"it is {_homework(notebook)}")
+        return replace(fault, name=name)
+    if (other := _homework(notebook)) not in ("", truth.made.name):
+        return Grade(name, "another homework", notes={"": f"it is {other}"})
+    texts = [("".join(c["source"]), c["cell_type"]) for c in notebook["cells"]]
+    code = [text for text, kind in texts if kind == "code"]
+    cells, asked_for = _without_pip(code)
+    plan = {"cells": cells, "public": truth.public, "seconds": limits.step, "memory": limits.memory}
     with tempfile.TemporaryDirectory(prefix="iclutils-graded-") as place:
         folder = Path(place).resolve()
-        # A kernel of the student's own machine does not exist here, and outputs are not read.
-        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        notebook.setdefault("metadata", {})["kernelspec"] = kernel
-        for cell in notebook["cells"]:
-            if "outputs" in cell:
-                cell["outputs"] = []
-        (folder / "submission.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
-        shutil.copy(made.autograder, folder / "autograder.zip")
-        command = confine.otter(folder / "autograder.zip", folder / "submission.ipynb")
-        end = confine.run(command, folder, limits, interrupted)
-        if end.stopped:
-            return Grade(name, f"stopped: {end.stopped}", message=end.reason)
-        results = folder / "results.json"
-        if end.code or not results.is_file():
+        skip, end = _run(folder, plan, limits, interrupted)
+        if not (folder / DONE).is_file():
             last = (end.said.strip().splitlines() or ["it ended without a result"])[-1]
-            return Grade(name, "crashed", message=last[:300])
-        return _judged(name, notebook, read_json(results), made)
-
-
-def _judged(
-    name: str, notebook: dict[str, Any], results: dict[str, Any], made: assignments.Assignment
-) -> Grade:
-    scores: dict[str, float] = {}
-    notes = []
-    for test in results["tests"]:
-        if "max_score" not in test:
-            continue
-        scores[test["name"]] = float(test["score"])
-        said = re.search(r"^\s*(?:Mistake|(\w+Error)): (.+)$", test["output"], re.MULTILINE)
-        if test["score"] < test["max_score"]:
-            kind = f"{said[1]}: " if said and said[1] else ""
-            notes.append(f"{test['name']}: {kind}{said[2] if said else 'not passed'}")
-    missing = sorted(_asked(read_json(made.student)) - _asked(notebook))
-    if missing:
-        notes.append(f"cells of {', '.join(missing)} are missing")
-    given = {"".join(cell["source"]) for cell in read_json(made.student)["cells"]}
-    code = ["".join(c["source"]) for c in notebook["cells"] if c.get("cell_type") == "code"]
-    odd = _odd([text for text in code if text not in given], "\n".join(code))
+            status = f"stopped: {end.stopped}" if end.stopped else "crashed"
+            return Grade(name, status, notes={"": end.reason or last[:300]})
+        errors = _errors(folder) | {s: why for s, why in skip.items() if s.startswith("cell")}
+        scores, notes = {}, {}
+        for question in truth.asked:
+            found = skip.get(question) or _load(folder / f"{question}.pt")
+            scores[question], note = _judged(question, found, truth)
+            if scores[question] < truth.made.points[question]:
+                own = _own_error(question, truth, code, errors, note)
+                notes[question] = own or note
+    given = {"".join(cell["source"]) for cell in read_json(truth.made.student)["cells"]}
+    own = [text for text in code if text not in given]
+    if asked_for:
+        notes[""] = "; ".join(f"cell {i + 1} installs {what}" for i, what in asked_for)
+    odd = _odd(own, code) | {f"the network, {host}" for host in end.reached}
     if odd:
-        notes.append(f"it touches {', '.join(sorted(odd))}")
+        notes["look at"] = f"it touches {', '.join(sorted(odd))}"
     status = "graded: look at it" if odd else "graded"
-    return Grade(name, status, scores, "; ".join(notes))
+    return Grade(name, status, scores, notes, _paragraph(texts), "\n".join(own))
 
 
-def _odd(cells: list[str], whole: str) -> set[str]:
-    """What in some cells an honest answer has no need of; modules that are changed, above all."""
-    modules = set(re.findall(r"\bimport\s+(\w+)|\bas\s+(\w+)|,\s*(\w+)", whole))
-    known = {name for names in modules for name in names if name}
-    found = {match[0] for text in cells for match in SUSPECT.finditer(text)}
-    for text in cells:
+def _run(
+    folder: Path, plan: dict[str, Any], limits: Limits, interrupted: Event
+) -> tuple[dict[str, str], confine.End]:
+    """Run a submission until it comes through, each time without the step that ended it."""
+    started, skip = time.monotonic(), dict[str, str]()
+    for _ in range(RUNS):
+        (folder / STEP).unlink(missing_ok=True)
+        write_json(folder / "plan.json", plan | {"skip": list(skip)})
+        seconds = max(1.0, limits.seconds - (time.monotonic() - started))
+        command = confine.command(folder)
+        end = confine.run(command, folder, replace(limits, seconds=seconds), interrupted)
+        step = _text(folder / STEP)
+        if (folder / DONE).is_file() or end.stopped in ("time", "interrupted") or not step:
+            break
+        if step in skip:
+            break
+        skip[step] = end.reason or "it ended the process that ran it"
+    return skip, end
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")[:100] if path.is_file() else ""
+
+
+def _errors(folder: Path) -> dict[str, str]:
+    """What cells raised; the file is the submission's to write, so it may be anything."""
+    try:
+        found = json.loads((folder / ERRORS).read_text(encoding="utf-8"))
+        return {f"cell {int(i)}": str(text)[:300] for i, text in found.items()}
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}
+
+
+def _load(path: Path) -> Any:
+    """The numbers of one question; a file that holds anything else is a mistake."""
+    try:
+        return torch.load(path, weights_only=True, map_location="cpu")
+    except Exception:  # whatever a submission may put there
+        return "its answers were not written down"
+
+
+def _judged(question: str, found: Any, truth: Truth) -> tuple[float, str]:
+    """The points of a question, half for each kind of check, and the first mistake."""
+    if isinstance(found, str):
+        return 0.0, found
+    score, first = 0.0, ""
+    for seeds in (PUBLIC, HIDDEN):
         try:
-            nodes = list(ast.walk(ast.parse(text)))
-        except (SyntaxError, ValueError, RecursionError):
-            continue  # also what only IPython understands
-        for node in nodes:
-            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-                root = ast.unparse(node).split(".")[0]
-                found |= {ast.unparse(node)} if root in known else set()
+            for seed in seeds:
+                parts = truth.asked[question], truth.expected[question][seed]
+                for given, entry, expected in zip(found[seed], *parts, strict=True):
+                    if "mistake" in given:
+                        raise Mistake(str(given["mistake"])[:300])
+                    entry.part.judge(given["value"], expected)
+            score += truth.made.points[question] / 2
+        except Mistake as mistake:
+            first = first or str(mistake)
+        except Exception:  # the file is not what ``inside`` writes
+            first = first or "its answers cannot be read"
+    return score, first
+
+
+def _own_error(
+    question: str, truth: Truth, code: list[str], errors: dict[str, str], note: str
+) -> str:
+    """What the cell raised that should have written the answer which is missing."""
+    for part in truth.asked[question]:
+        defines = re.compile(
+            rf"^[ \t]*(?:async )?(?:def {part.name}\b|{part.name}\s*(?:=|:))", re.M
+        )
+        if f"`{part.name}` is missing" in note:
+            for i, text in enumerate(code):
+                if defines.search(text) and f"cell {i}" in errors:
+                    return f"code cell {i + 1}: {errors[f'cell {i}']}"
+            if not any(defines.search(text) for text in code):
+                return f"`{part.name}` is missing: no cell defines it."
+    return ""
+
+
+def _without_pip(cells: list[str]) -> tuple[list[str], list[tuple[int, str]]]:
+    """Cells without their installations, and those which ask for what is not here."""
+    missing: list[tuple[int, str]] = []
+    for i, cell in enumerate(cells):
+        for line in PIP.finditer(cell):
+            wanted = [word.strip("'\"") for word in line["what"].split() if word[:1] != "-"]
+            missing += [(i, word) for word in wanted if not _installed(word)]
+    return [PIP.sub(r"\g<indent>pass", cell) for cell in cells], missing
+
+
+def _installed(word: str) -> bool:
+    if "iclutils" in word or word == "pip":
+        return True
+    try:
+        asked = Requirement(word)
+        return asked.specifier.contains(metadata.version(canonicalize_name(asked.name)), True)
+    except (InvalidRequirement, metadata.PackageNotFoundError):
+        return False
+
+
+def _odd(cells: list[str], whole: list[str]) -> set[str]:
+    """What in some cells an honest answer has no need of: the insides of this package, above all.
+
+    Comments, texts and other libraries' settings are nobody's business.
+    """
+    bound = [pair for text in whole for pair in _imported(_tree(text))]
+    ours = {name for name, module in bound if module.startswith("iclutils")}
+    judge = {name for name, module in bound if module.startswith("iclutils.bookkit")}
+    found: set[str] = set()
+    for text in cells:
+        tree = _tree(text)
+        for name, module in _imported(tree):
+            inner = module.startswith("iclutils.bookkit.") and name not in OPEN
+            found |= {module} if inner or module.split(".")[0] in SUSPECT else set()
+        for node in ast.walk(tree):
+            path = ast.unparse(node)[:60] if isinstance(node, ast.expr) else ""
+            root = path.split(".")[0]
+            if isinstance(node, ast.Attribute):
+                changed = root in ours and not isinstance(node.ctx, ast.Load)
+                inner = node.attr in INNER or path == "sys.modules"
+                if changed or inner or (root in judge and node.attr not in OPEN):
+                    found.add(path)
+            elif isinstance(node, ast.Call) and node.args:
+                changed = ast.unparse(node.args[0]).split(".")[0] in ours
+                if changed and root.startswith(("setattr(", "delattr(", "vars(")):
+                    found.add(path)
+            elif (isinstance(node, ast.Name) and node.id in INNER) or (
+                isinstance(node, ast.Constant)
+                and re.search(r"ICLUTILS_GRADED|notebooks/assignments|answers/hw\d", path)
+            ):
+                found.add(path)
     return found
 
 
-def _asked(notebook: dict[str, Any]) -> set[str]:
-    """Questions whose answer cells are in a notebook."""
-    marks = [cell.get("metadata", {}).get("otter", {}) for cell in notebook["cells"]]
-    return {name for mark in marks for name in mark.get("tests", [])}
+def _tree(text: str) -> ast.AST:
+    """The syntax of a cell; nothing of one that is no Python, which does not run either."""
+    try:
+        return ast.parse(re.sub(r"^([ \t]*)[!%].*$", r"\1pass", text, flags=re.M))
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module([], [])
 
 
-def _csv(grades: list[Grade], possible: dict[str, float]) -> str:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["name", "status", *possible, "total", "possible", "percent", "message"])
-    whole = float(sum(possible.values()))
-    for each in grades:
-        total = float(sum(each.scores.values()))
-        points = [each.scores.get(question, 0.0) for question in possible]
-        row = [f"{n:g}" for n in (*points, total, whole, round(100 * total / whole, 1))]
-        table.writerow([_plain(each.name), each.status, *row, _plain(each.message)])
-    return text.getvalue()
+def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """The names that imports bind, and what they stand for."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((a.asname or a.name.split(".")[0], a.name) for a in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((a.asname or a.name, f"{node.module}.{a.name}") for a in node.names)
 
 
-def _plain(text: str) -> str:
-    """Text that no spreadsheet takes for a formula."""
-    text = " ".join(text.split())
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+def _paragraph(texts: list[tuple[str, str]]) -> str:
+    """What stands below the heading of the question that a person grades."""
+    heading = assignments.PARAGRAPH.splitlines()[0]
+    at = next((i for i, (text, _) in enumerate(texts) if heading in text), None)
+    if at is None:
+        return ""
+    below = [text for text, kind in texts[at + 1 :] if kind == "markdown"]
+    whole = "\n".join(text for text in below if "END QUESTION" not in text)
+    return re.sub(r"^_Type your answer here.*?_$", "", whole, flags=re.M).strip()

@@ -1,8 +1,8 @@
 """What code under grading may not do. This file is a submission's ``sitecustomize``.
 
 Every Python process that is started while a submission is graded runs this first: it closes the
-network, bounds the size of files, and refuses to write outside the submission's own folder. An
-attempt to reach the network is noted in a file, and ``grading`` then stops the submission. The
+network, bounds the size of files, refuses to write outside the submission's own folder and to read
+the solutions. An attempt to reach the network is noted in a file, which ``grading`` reports. The
 hooks are Python's own audit hooks, which cannot be removed; native code can go round them. Where
 the system permits it, the processes get a network of their own without a way out, which native
 code cannot leave.
@@ -18,6 +18,7 @@ import sys
 from typing import Any
 
 FOLDER, NOTE, ALONE = "ICLUTILS_GRADED_IN", "network.txt", "ICLUTILS_GRADED_ALONE"
+SECRET = "ICLUTILS_GRADED_SECRET"  # the folder of the solutions
 LARGEST = 256 * 2**20  # bytes of one file
 NAMES = {"localhost", "", "::1", "0.0.0.0", "::", socket.gethostname()}
 CONNECT = {"socket.connect", "socket.sendto", "socket.sendmsg"}
@@ -26,9 +27,10 @@ CHANGE = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.c
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
-def install(folder: str) -> None:
+def install(folder: str, secret: str = "") -> None:
     """Watch this process from now on."""
     inside = os.path.realpath(folder)
+    closed = os.path.realpath(secret) + os.sep if secret else ""
 
     def at_home(path: Any) -> bool:
         if isinstance(path, int) or path is None:
@@ -52,6 +54,9 @@ def install(folder: str) -> None:
             path, _, flags = given
             if isinstance(flags, int) and flags & WRITING and not at_home(path):
                 raise PermissionError(f"Only the own folder can be written to, not {path}.")
+            named = closed and isinstance(path, str | bytes | os.PathLike)
+            if named and os.path.realpath(os.fsdecode(path)).startswith(closed):
+                raise PermissionError("The solutions are closed while this is graded.")
         elif event in CHANGE:
             for path in given[: 2 if event in ("os.rename", "os.link") else 1]:
                 if not at_home(path):
@@ -89,4 +94,4 @@ if __name__ == "sitecustomize" and os.environ.get(FOLDER):
         leave_the_network()
     if sys.platform != "win32":
         bound_files()
-    install(os.environ[FOLDER])
+    install(os.environ[FOLDER], os.environ.get(SECRET, ""))

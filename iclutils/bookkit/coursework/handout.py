@@ -1,4 +1,4 @@
-"""The half of a homework that students get: how answers are asked, and what the public checks expect.
+"""The half of a homework that students get: how answers are asked, what public checks expect.
 
 It is cut out of the homework's table: of the code what ``inputs``, ``outcome``, ``look`` and
 ``reading`` need, of solutions and mistakes only the values that they give on the public input. A

@@ -6,14 +6,13 @@ from functools import cache
 from typing import Any
 
 import torch
+from iclutils.bookkit.coursework.answers import Function, Value, generator
+from iclutils.chapters.label_words.answers import answers
+from iclutils.chapters.label_words.isolation import isolation
+from iclutils.interp.hooks import cut_attention
+from iclutils.models import load
+from iclutils.tasks import topics
 from torch import Tensor
-
-from ...chapters.label_words.answers import answers
-from ...chapters.label_words.isolation import isolation
-from ...interp.hooks import cut_attention
-from ...models import load
-from ...tasks import topics
-from .answers import Function, Value, generator
 
 CASES = (("anchors-0", 0), ("anchors-3", 1))  # model and layer: public, first hidden
 

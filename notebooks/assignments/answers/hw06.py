@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from iclutils.bookkit.coursework.answers import Function, Value, generator, normal
 from torch import Tensor
-
-from .answers import Function, Value, generator, normal
 
 
 def influence(

@@ -6,14 +6,13 @@ from functools import cache
 from typing import Any
 
 import torch
+from iclutils.bookkit.coursework.answers import Function, Value, generator
+from iclutils.interp import head_scores
+from iclutils.interp.hooks import ablate_heads, run_with_hooks
+from iclutils.models import get_act_name, load
+from iclutils.tasks.repeated import repeated_tokens
 from torch import Tensor
 from torch.nn.functional import pad
-
-from ...interp import head_scores
-from ...interp.hooks import ablate_heads, run_with_hooks
-from ...models import get_act_name, load
-from ...tasks.repeated import repeated_tokens
-from .answers import Function, Value, generator
 
 MODELS = ("induction-3", "induction-0")  # of the public check, of the first hidden one
 
@@ -62,7 +61,8 @@ def repetition_gain(
 
 def _logits(seed: int) -> tuple[Tensor, Tensor]:
     draw, count, length = generator(seed), 3 + seed, 4 + seed
-    tokens = double(torch.randint(1, 11, (count, length), generator=draw), 0)
+    copy = torch.randint(1, 11, (count, length), generator=draw)
+    tokens = torch.cat([torch.zeros_like(copy[:, :1]), copy, copy], 1)
     return torch.randn(count, 2 * length + 1, 11, generator=draw), tokens
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from iclutils.bookkit.coursework.answers import Function, Mistake, Value, generator, normal
 from torch import Tensor
-
-from .answers import Function, Mistake, Value, generator, normal
 
 
 def one_step(W0: Tensor, xs: Tensor, ys: Tensor, query: Tensor, rate: float) -> Tensor:
@@ -69,6 +68,13 @@ def gradient_layer(W0: Tensor, rate: float, pairs: int, label: float = -1.0) -> 
     return W_K, W_K, W_V, rate / pairs * eye
 
 
+def _layer(tokens: Tensor, W_K: Tensor, W_Q: Tensor, W_V: Tensor, P: Tensor) -> Tensor:
+    """Linear attention whose last token is no key, as sums over pairs of tokens."""
+    keys = tokens[:-1]
+    moved = torch.einsum("ni,ji,jk,mk,mc,dc->nd", tokens, W_Q, W_K, keys, keys, W_V)
+    return tokens + moved @ P.T
+
+
 def _two_layers(layer: Callable[..., Any], W0: Tensor, rate: float, pairs: int) -> Tensor:
     """Labels of random tokens after one such layer, and after two; x must stay."""
     o, d = W0.shape
@@ -76,7 +82,7 @@ def _two_layers(layer: Callable[..., Any], W0: Tensor, rate: float, pairs: int) 
     ys = normal(generator(pairs + 1), pairs + 1, o)
     ys[-1] = -W0 @ xs[-1]
     found = layer(W0, rate, pairs)
-    if not isinstance(found, tuple | list) or len(found) != 4:
+    if not isinstance(found, tuple | list | Tensor) or len(found) != 4:
         raise Mistake("`gradient_layer` returns four matrices: W_K, W_Q, W_V, P.")
     for name, each in zip(("W_K", "W_Q", "W_V", "P"), found, strict=True):
         if not isinstance(each, Tensor) or each.shape != (d + o, d + o):
@@ -84,13 +90,13 @@ def _two_layers(layer: Callable[..., Any], W0: Tensor, rate: float, pairs: int) 
             more = " It multiplies values, one for each channel, not pairs." if name == "P" else ""
             raise Mistake(f"{name} should be {(d + o, d + o)}; it is {size}.{more}")
     matrices = [each.double() for each in found]
-    once = attend(torch.cat([xs, ys], -1), *matrices)
+    once = _layer(torch.cat([xs, ys], -1), *matrices)
     if (once[:, :d] - xs).abs().max() > 1e-9:
         raise Mistake(
             "The x of a token moves: the upper half of W_V is empty (a value is W_V e, of a column "
             "e), and P keeps it so."
         )
-    return torch.cat([once[:, d:], attend(once, *matrices)[:, d:]])
+    return torch.cat([once[:, d:], _layer(once, *matrices)[:, d:]])
 
 
 def _start(seed: int) -> tuple[Tensor, float, int]:

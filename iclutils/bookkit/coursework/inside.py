@@ -1,0 +1,139 @@
+"""Run one submission, cell by cell, and write down what its answers give; nothing is judged here.
+
+This is the submission's own process: whatever it holds, students may read and change. It has the
+public half of the homework, a bound of time and output for each step (a cell, or the answers to
+one question), and no truth. It writes ``step.txt`` (what is being done), ``errors.json`` (what
+cells raised) and a file of numbers for each question, which ``grading`` compares elsewhere.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from torch import Tensor
+from traitlets.config import Config
+
+from . import HIDDEN, PUBLIC
+from .answers import Mistake, Part
+from .handout import unpacked
+
+PRINTED = 2**20  # characters that one step may print
+LARGEST = 10**7  # numbers of one answer
+STEP, ERRORS, DONE = "step.txt", "errors.json", "done.txt"
+
+
+class Overtime(BaseException):
+    """A step ran for too long; no ``except Exception`` swallows it."""
+
+
+class Screen(io.TextIOBase):
+    """What is printed is counted, and forgotten."""
+
+    left = PRINTED
+
+    def write(self, text: str) -> int:
+        self.left -= len(text)
+        if self.left < 0:
+            raise OSError(f"it printed more than {PRINTED // 2**20} MB")
+        return len(text)
+
+
+def main(folder: Path) -> None:
+    """Do what ``plan.json`` says."""
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    parts = unpacked(plan["public"])[1]
+    _bound_memory(plan["memory"])
+    # IPython, for what a notebook may hold beside Python: %magic, !shell, await, display.
+    quiet = Config({"HistoryManager": {"enabled": False}})
+    shell, errors = InteractiveShell.instance(config=quiet), {}
+    screen = sys.stdout = sys.stderr = Screen()
+    sys.path.insert(0, str(folder))
+    for i, source in enumerate(plan["cells"]):
+        if (step := f"cell {i}") not in plan["skip"]:
+            error: BaseException | None
+            try:
+                with _bounded(folder, step, plan["seconds"], screen):
+                    result = shell.run_cell(source)
+                error = result.error_before_exec or result.error_in_exec
+            except Overtime as late:
+                error = late
+            if error is not None:
+                errors[i] = _said(error, plan["seconds"])
+                (folder / ERRORS).write_text(json.dumps(errors), encoding="utf-8")
+    for question, asked in parts.items():
+        if question not in plan["skip"]:
+            found: Any = {}
+            with suppress(Overtime), _bounded(folder, question, plan["seconds"], screen):
+                for seed in (*PUBLIC, *HIDDEN):
+                    found[seed] = [_given(p, shell.user_ns.get(p.name), seed) for p, _ in asked]
+            torch.save(found, folder / f"{question}.pt")
+    (folder / DONE).write_text("done", encoding="utf-8")
+    os._exit(0)  # whatever threads are left
+
+
+@contextmanager
+def _bounded(folder: Path, step: str, seconds: float, screen: Screen) -> Iterator[None]:
+    """Say what is being done, and end it when its time is up: then, and every second from then."""
+
+    def late(*_: Any) -> None:
+        raise Overtime
+
+    (folder / STEP).write_text(step, encoding="utf-8")
+    screen.left = PRINTED
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def _given(part: Part, answer: Any, seed: int) -> dict[str, Any]:
+    """What one answer gives, as nothing but numbers, or the mistake that it is."""
+    try:
+        value = part.given(answer, seed)
+    except Mistake as mistake:
+        return {"mistake": str(mistake)}
+    except (Exception, SystemExit) as error:
+        return {"mistake": f"`{part.name}` raised {_said(error, 0.0)}"}
+    if isinstance(value, Tensor):
+        value = value.as_subclass(Tensor)
+        large = value.numel() > LARGEST
+        return (
+            {"mistake": f"`{part.name}` gives {value.numel()} numbers."}
+            if large
+            else {"value": value.contiguous().clone()}
+        )
+    if value is None or type(value) in (bool, int, float, str):
+        return {"value": value}
+    return {"mistake": f"`{part.name}` gives a {type(value).__name__}: not a number, nor a tensor."}
+
+
+def _said(error: BaseException, seconds: float) -> str:
+    if isinstance(error, Overtime):
+        return f"it ran longer than {seconds:g} s"
+    return traceback.format_exception_only(error)[-1].strip()[:300]
+
+
+def _bound_memory(gigabytes: float) -> None:
+    """Memory beyond the bound is refused to the step that asks for it (Linux)."""
+    import resource
+
+    most = int(gigabytes * 2**30)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
