@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 # Before torch is imported: a thread that waits sleeps, so that other programs are not in its way.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if os.environ.get("ICLUTILS_QUIET"):  # also the bars of the libraries below
+    os.environ |= {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 if TYPE_CHECKING:
     from .bookkit.quick_figures import QuickFigure, show

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import sys
 
 from .bookkit.commands import COMMANDS
 from .errors import IclError, unknown
 
+CURES = {
+    errno.ENOSPC: "Make room on the disk and run again; what was finished is kept.",
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Run where you may write files."),
+}
 OVERVIEW = """\
 examples:
   python -m iclutils doctor
@@ -32,6 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
         return given.act(given) or 0
     except IclError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # whoever read has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        print(f"error: {what}. {CURES.get(error.errno, '')}".rstrip(), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept: run again to continue", file=sys.stderr)

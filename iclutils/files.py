@@ -55,11 +55,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file."""
+    """Read a JSON file: one of ours, which is made again, or a model's."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise IclError(f"{path} is not valid JSON ({error}). Delete it and run again.") from error
+        theirs = path.name == "config.json"
+        cure = "Mend it, or copy the model again." if theirs else "Delete it and run again."
+        raise IclError(f"{path} is not valid JSON ({error}). {cure}") from error
 
 
 def sha256(path: Path) -> str:

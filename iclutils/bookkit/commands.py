@@ -124,7 +124,9 @@ def run(given: Namespace) -> None:
 def show(given: Namespace) -> None:
     """Draw one chapter's main figure for one model."""
     from .quick_figures import show
+    from .quick_figures.quick_figure import ending
 
+    ending(given.out)
     pairs = [text.rpartition("=")[::2] for text in given.demonstration]
     if not all(text and label for text, label in pairs):
         raise IclError("--demonstration takes TEXT=LABEL.")

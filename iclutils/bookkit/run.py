@@ -133,8 +133,9 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """What the last run took, or infinity."""
-        return (self.last() or UNMEASURED)["seconds"]
+        """What the last run took, as long as this machine takes for it, or infinity."""
+        last = self.last() or UNMEASURED
+        return last["seconds"] * (machine.pace() / last["pace"] if "pace" in last else 1.0)
 
     @property
     def gib(self) -> float:
@@ -181,6 +182,12 @@ def plan(chapter: str, given: dict[str, Any], build: Path) -> Run:
             )
     planned = Run(name, known | given, build)
     presets.get(planned.tier)
+    if given:
+        from . import session  # takes seconds to import
+
+        asked = {"model": "", "seed": 0, "weights": "trained", "device": "auto"} | known | given
+        session.refuse(asked["model"], asked["seed"], asked["weights"])
+        session.resolve_device(asked["device"])
     return planned
 
 
@@ -226,8 +233,10 @@ def cost(run: Run) -> str:
     what, last = f"{run.chapter} ({run.kind})", run.last()
     if last is None:
         return f"{what}: no run is recorded, so its time and memory are not known"
-    parts = [f"about {max(1, round(last['seconds'] / 60))} min"]
+    parts = [f"about {max(1, round(run.seconds / 60))} min"]
     parts += [f"{last['peak_gib'][k]:g} GiB of {m}" for k, m in MEMORIES if last["peak_gib"][k]]
+    if "pace" in last:
+        return f"{what}: {', '.join(parts)}, by its last run and a calibration of this machine"
     where = last["machine"]["gpu"] or f"{last['machine']['cores']} cores"
     return f"{what}: {', '.join(parts)}, if as last time, on {where}"
 
@@ -324,7 +333,7 @@ def _execute(run: Run, client: NotebookClient, environment: dict[str, str]) -> N
     record = {
         **{"chapter": run.chapter, "tier": run.kind, "seconds": round(seconds, 1)},
         "peak_gib": read_json(peak) if peak.is_file() else UNKNOWN,
-        **{"machine": machine.describe(), **claims.provenance()},
+        **{"machine": machine.describe(), "pace": machine.pace(), **claims.provenance()},
     }
     write_json(run.record, record)
     peak.unlink(missing_ok=True)

@@ -172,14 +172,11 @@ def begin(
         ('mini', 'induction-0')
     """
     chosen = presets.get(tier)
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise IclError(f"seed must be a natural number; got {seed!r}.")
+    refuse(model, seed, weights)
     if model in models.HUB and tier != "real":  # a published model: sizes and claims of its tier
         chosen = presets.TIERS["paper"]
     if model.startswith(smollm2.NAME):
         chosen = presets.TIERS["real"]
-    if weights not in ("trained", "random"):
-        raise unknown("weights", weights, ("trained", "random"))
     where = resolve_device(chosen.device if device == "auto" else device)
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -192,6 +189,18 @@ def begin(
     untrained = ", random weights" if weights == "random" else ""
     print(f"{chosen.name} tier, {what}{untrained}, seed {seed}, {where}")
     return Session(chosen, model, seed, where, weights)
+
+
+def refuse(model: str, seed: int, weights: str = "trained") -> None:
+    """Refuse what no chapter can take, before anything is computed."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise IclError(f"seed must be a natural number; got {seed!r}.")
+    if weights not in ("trained", "random"):
+        raise unknown("weights", weights, ("trained", "random"))
+    folder = Path(model)
+    path = folder.is_dir() or folder.is_absolute() or model.startswith(("./", "../", "~"))
+    if model and path and not (folder / "config.json").is_file():
+        raise IclError(f"{model} is no model folder: it has no config.json.")
 
 
 def resolve_device(name: str) -> str:

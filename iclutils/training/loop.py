@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -29,7 +29,7 @@ from tqdm.auto import tqdm
 from .. import zoo
 from ..errors import IclError
 from ..files import replacing, write_sums, write_text
-from ..progress import bar
+from ..progress import bar, quiet
 
 SAVE_EVERY = 500
 COPIES = 4  # of the weights in memory: themselves, their gradients, two means of the optimiser
@@ -229,7 +229,8 @@ def _run(recipe: Recipe, work: Path, progress: bool) -> None:
         _checkpoint(recipe, network, work, 0)
     began, seconds = time.process_time(), rows[-1]["cpu_seconds"] if rows else 0.0
     since, behind = time.perf_counter(), start
-    shown = tqdm(total=recipe.steps, initial=start, desc=recipe.name, disable=not progress)
+    silent = not progress or quiet()
+    shown = tqdm(total=recipe.steps, initial=start, desc=recipe.name, disable=silent)
     recent: list[float] = []
     for step in range(start + 1, recipe.steps + 1):
         recent.append(take_step(network, optimizers, recipe, step))
@@ -293,7 +294,12 @@ def _resume(path: Path, recipe: Recipe, network: nn.Module, optimizers: list[Opt
     if not path.is_file():
         return 0
     held = {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
-    with safe_open(path, "pt") as stream:
+    try:
+        opened = safe_open(path, "pt")
+    except SafetensorError as error:
+        cure = "Delete it: the training then begins anew."
+        raise IclError(f"{path} is damaged ({error}). {cure}") from error
+    with opened as stream:
         described = stream.metadata() or {}
         if described.get("recipe") != recipe.name:
             raise IclError(f"{path} belongs to another recipe. Delete it or choose another folder.")
@@ -312,7 +318,11 @@ def _resume(path: Path, recipe: Recipe, network: nn.Module, optimizers: list[Opt
 def _read_log(path: Path) -> Rows:
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        cure = f"Delete {path.parent}: the training then begins anew."
+        raise IclError(f"{path} is damaged ({error}). {cure}") from error
 
 
 def _write_log(path: Path, rows: Rows) -> None:

@@ -255,11 +255,35 @@ def test_later_folders_win_and_strangers_are_refused(tmp_path: Path) -> None:
     assert found["mini", "90.score"].value == 0.7
     assert claims.read_results(new, old)["mini", "90.score"].value == 0.6
     (new / "mini/90.gone.json").write_text(text.replace("90.score", "90.gone"))
-    with pytest.raises(IclError, match=r"90\.gone.*no longer in the ledger\. Delete it"):
+    with pytest.raises(IclError, match=r"90\.gone.*no longer in the ledger\)\. Delete it"):
         claims.read_results(new)
     (old / "mini/90.score.json").write_text('{"id": "90.score"}')
     with pytest.raises(IclError, match=r"is not a result .*Delete it"):
         claims.read_results(old)
+
+
+@pytest.mark.usefixtures("one")
+def test_a_stored_result_is_judged_anew(tmp_path: Path) -> None:
+    """By the criteria of today; a value that the measure cannot give is refused."""
+    stored = tmp_path / "results/mini/90.score.json"
+    before = claims.check("90.score", 0.9, **WHERE, null=[0.1, 0.1, 0.1])
+    text = stored.read_text()
+    stored.write_text(text.replace('"holds"', '"does not hold"'))
+    result = claims.read_results(tmp_path / "results")["mini", "90.score"]
+    assert result == before
+    for damaged in (text.replace("0.9,", "7.5,"), text.replace("0.9,", '"much",')):
+        stored.write_text(damaged)
+        with pytest.raises(IclError, match=r"90\.score\.json is not a result .*Delete it"):
+            claims.read_results(tmp_path / "results")
+
+
+@pytest.mark.parametrize("change", [{"kind": "findings"}, {"tiers": {"mini": {"holds": 0.8}}}])
+def test_errors_of_a_ledger_name_the_claim(
+    make_ledger: Callable[..., Path], change: dict[str, object]
+) -> None:
+    make_ledger("90_demo", dump(entry(**change)))
+    with pytest.raises(IclError, match=r"90\.score"):
+        claims.ledger("90")
 
 
 def test_what_a_finding_and_an_identity_need(make_ledger: Callable[..., Path]) -> None:

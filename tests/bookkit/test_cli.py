@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shlex
 import shutil
@@ -69,6 +71,14 @@ def test_every_example_is_one_that_is_understood() -> None:
         (["runn"], "Unknown command 'runn'. Did you mean 'run'? Known: doctor, run,"),
         (["run", "99"], "Unknown chapter '99'"),
         (["run", "01", "-p", "seed"], "-p takes NAME=VALUE; got 'seed'"),
+        (["run", "01", "--seed", "-3"], "seed must be a natural number; got -3"),
+        (["run", "01", "--device", "tpu"], "Unknown device 'tpu'"),
+        (["run", "01", "--weights", "rnd"], "Unknown weights 'rnd'"),
+        (["run", "01", "--model", "./nowhere"], "./nowhere is no model folder"),
+        (["show", "01", "--seed", "-3"], "seed must be a natural number; got -3"),
+        (["show", "01", "--model", "/nowhere"], "/nowhere is no model folder"),
+        (["show", "01", "--out", "figure.pdf"], "written as .png or .svg; got 'figure.pdf'"),
+        (["gradebook"], "holds no table. Grade a folder first"),
         (["train", "regression-d2", "--device", "tpu"], "Unknown device 'tpu'"),
         (["train", "induction-9"], "Unknown recipe 'induction-9'. Did you mean 'induction-"),
         (["train", "lsa-1", "--jobs", "2"], "--jobs and --cluster are for several recipes"),
@@ -115,6 +125,31 @@ def test_an_interruption_says_how_to_go_on(monkeypatch: Patch, capsys: Out) -> N
     monkeypatch.setattr(run, "run_chapters", interrupt)
     assert main(["run", "01"]) == 130
     assert "run again to continue" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "cure"), [(errno.ENOSPC, "Make room on the disk"), (errno.EROFS, "you may write")]
+)
+def test_a_disk_that_does_not_take_files_is_one_line(
+    number: int, cure: str, monkeypatch: Patch, capsys: Out
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), "results/x.json")
+
+    monkeypatch.setattr(run, "run_chapters", refuse)
+    assert main(["run", "01"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: results/x.json: {os.strerror(number)}. ")
+    assert cure in line
+
+
+def test_quiet_silences_the_bars_of_libraries_too() -> None:
+    code = "import iclutils, tqdm\nfor _ in tqdm.tqdm(range(3)): pass"
+    for quiet, shown in (("1", False), ("", True)):
+        asked = os.environ | {"ICLUTILS_QUIET": quiet, "TQDM_DISABLE": ""}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, env=asked)
+        assert bool(done.stderr) == shown
 
 
 def test_train_lists_recipes_and_says_what_one_costs_before_it_starts(

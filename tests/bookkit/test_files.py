@@ -67,6 +67,10 @@ def test_broken_json_says_which_file_and_what_to_do(tmp_path: Path) -> None:
     path.write_text('{"value": 1')
     with pytest.raises(IclError, match=r"half\.json is not valid JSON.*Delete it"):
         read_json(path)
+    model = tmp_path / "config.json"
+    model.write_text("{")
+    with pytest.raises(IclError, match=r"config\.json is not valid JSON.*Mend it, or copy"):
+        read_json(model)
 
 
 @pytest.fixture

@@ -152,6 +152,14 @@ def test_06_finds_the_edges_that_were_built(session: Session, tmp_path: Path) ->
     assert made.numbers["faithfulness"][-1] == pytest.approx(1, abs=1e-4)
 
 
+def test_06_gives_no_share_of_nothing(tmp_path: Path) -> None:
+    """A model that does not copy gains nothing, and what is kept of it is not told."""
+    save_neox(tmp_path)
+    said = iclutils.show("06", tmp_path).text
+    assert "gains nothing" in said
+    assert "%" not in said
+
+
 # Any model
 
 

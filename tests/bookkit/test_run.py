@@ -238,6 +238,10 @@ def test_what_a_run_costs_is_said_before_it(
     write_json(tmp_path / "book/runs/mini/90_demo.json", record)
     said = "90_demo (mini): about 3 min, 2.4 GiB of memory, if as last time, on 2 cores"
     assert run.cost(planned) == said
+    monkeypatch.setattr(machine, "pace", lambda: 0.6)  # three times as slow as the other one
+    write_json(tmp_path / "book/runs/mini/90_demo.json", record | {"pace": 0.2})
+    assert "about 9 min" in run.cost(planned)
+    assert "a calibration of this machine" in run.cost(planned)
     larger = {"peak_gib": {"memory": 9.0, "gpu": 40.0}, "machine": {"cores": 8, "gpu": "A GPU"}}
     write_json(planned.record, record | larger)
     assert run.cost(planned).endswith("40 GiB of GPU memory, if as last time, on A GPU")
@@ -281,7 +285,8 @@ def test_a_run_records_its_time_memory_and_machine(kernels: Book) -> None:
     begin = "import iclutils; iclutils.begin(tier, model, seed, 'cpu')"
     kernels.add("91_large", begin, "held = bytearray(2**30); held[::4096] = b'x' * 2**18")
     done, large = (read_json(it.record) for it in run.run_chapters(["90", "91"], {}, kernels.build))
-    assert set(done) == status.FIELDS
+    assert set(done) == status.FIELDS | {"pace"}
+    assert 0.0 < done["pace"] < 60.0
     known = {"chapter": "90_demo", "tier": "mini", "machine": machine.describe()}
     known |= claims.provenance() | {"peak_gib": run.UNKNOWN}  # it does not begin, nor say
     assert done == done | known

@@ -15,7 +15,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -87,7 +87,7 @@ class Claim:
         low, high = self.range  # no repetition can lie outside
         if not low <= value <= high:
             raise IclError(f"{self.id}: measured {value}, outside its range {self.range}.")
-        reach = spread * (student.ppf(0.975, count - 1) if count > 1 else 2.0)
+        reach = spread * _reach(count)
         first, last = max(low, value - reach), min(high, value + reach)
         bounds = [float(x) for x in re.findall(NUMBER, criteria["holds"])]
         points = [first, value, last, *(x for x in bounds if first < x < last)]
@@ -96,6 +96,12 @@ class Claim:
             return HOLDS
         weaker = "partly" in criteria and criterion(criteria["partly"])(value)
         return PARTLY if any(met) or weaker else FAILS
+
+
+@cache
+def _reach(count: int) -> float:
+    """Half the 95 % interval of a mean, in standard errors."""
+    return float(student.ppf(0.975, count - 1)) if count > 1 else 2.0
 
 
 @dataclass(frozen=True)
@@ -163,8 +169,11 @@ def read_ledger(path: Path) -> dict[str, Claim]:
             span = {"range": tuple(map(float, entry["range"]))} if "range" in entry else {}
             claim = Claim(**entry | whole | span)
             refuse_if_it_cannot_fail(claim)
-        except IclError:
-            raise
+        except IclError as error:
+            named = str(entry.get("id")) in str(error)
+            raise (
+                error if named else IclError(f"{path.name}, claim {entry.get('id')!r}: {error}")
+            ) from error
         except (TypeError, ValueError, AttributeError) as error:
             raise IclError(f"{path.name}, claim {entry.get('id')!r}: {error}.") from error
         if claim.id in claims:
@@ -289,12 +298,26 @@ def read_results(*folders: Path, name: str = "*") -> dict[tuple[str, str], Resul
     for path in (path for folder in folders for path in sorted(folder.glob(f"*/{name}.json"))):
         try:
             result = Result(**read_json(path))
-        except TypeError as error:
+            if result.id not in ledger():
+                raise IclError(f"claim {result.id!r} is no longer in the ledger")
+            found[result.tier, result.id] = _judged_anew(result)
+        except (TypeError, ValueError, KeyError) as error:  # an IclError is a ValueError
             raise IclError(f"{path} is not a result ({error}). Delete it.") from error
-        if result.id not in ledger():
-            raise IclError(f"{path}: claim {result.id!r} is no longer in the ledger. Delete it.")
-        found[result.tier, result.id] = result
     return found
+
+
+def _judged_anew(result: Result) -> Result:
+    """A stored measurement under the criteria of today, which may not be those it was stored under;
+    what the measure cannot give is refused."""
+    claim = ledger()[result.id]
+
+    def verdict(value: float | None, spread: float, count: int) -> str:
+        return UNDEFINED if value is None else claim.verdict(result.tier, value, spread, count)
+
+    null = result.null
+    if null:
+        null = null | {"verdict": verdict(null["value"], null["spread"], null["count"])}
+    return replace(result, verdict=verdict(result.value, result.spread, result.count), null=null)
 
 
 @cache

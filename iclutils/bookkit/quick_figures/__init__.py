@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...errors import IclError, unknown
 from .. import presets
-from ..session import Session, resolve_device
+from ..session import Session, refuse, resolve_device
 from . import circuits, gradient_descent, induction, label_words, regression
 from .quick_figure import Labelled, QuickFigure, Request, kind_of
 
@@ -64,6 +64,7 @@ def show(
         raise IclError("A prompt of your own is for chapter 01; 02 takes demonstrations and query.")
     if (demonstrations or query) and chapter != "02":
         raise IclError("Demonstrations and a query are for chapter 02.")
+    refuse(str(model), seed)
     tier = presets.get("mini")
     name = str(model) or tier.models(chapter)[0]
     kind = kind_of(name)

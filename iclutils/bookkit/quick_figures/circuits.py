@@ -18,6 +18,7 @@ FEW = 4  # sequences, if edges are estimated
 STEPS = 3  # gradients that an estimate averages
 SIZES = (1, 2, 5, 10, 15, 20, 25, 30, 40, 60, 80, 120, 200, 400, 1000, 2000, 5000)
 SPARSE = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)  # where there are more than these
+NOTHING = 2  # standard errors above 0 that a gain is, if it is one
 ENOUGH = 0.9  # of the gap: a circuit that keeps so much is faithful
 
 
@@ -41,7 +42,8 @@ def draw(request: Request) -> QuickFigure:
         effects = patching.path_patching(model, task)
     else:
         effects = attribution.edge_attribution(model, task, steps=STEPS)
-    gap = (clean - corrupt).mean().item()
+    gains = clean - corrupt
+    gap, error = gains.mean().item(), gains.std().item() / len(gains) ** 0.5
     share = (effects.mean(-1) / gap).cpu()
     ranking = circuit.rank_edges(share, edges)
     scores = circuit.curve(model, task, ranking, tried)
@@ -56,6 +58,8 @@ def draw(request: Request) -> QuickFigure:
     text = (
         f"Copying, the model gains {gap:.1f} nats. {count} {ENOUGH:.0%} of it. The strongest "
         f"({way}): {', '.join(f'{u} -> {v}' for u, v in ranking[:4])}."
+        if gap > NOTHING * error
+        else "Copying, the model gains nothing, of which no circuit can keep a share."
     )
     numbers = {
         **{"effects": share, "strongest": ranking[:20], "exact": exact},

@@ -39,12 +39,17 @@ class QuickFigure:
     def save(self, path: str | Path) -> Path:
         """Write the figure as PNG or SVG, with its description inside."""
         path = Path(path)
-        ending = path.suffix.lower()[1:]
-        if ending not in ("png", "svg"):
-            raise IclError(f"Figures are written as .png or .svg; got {path.name!r}.")
+        form = ending(path)
         with replacing(path) as temporary:
-            self.figure.savefig(temporary, format=ending, metadata={"Description": self.alt})
+            self.figure.savefig(temporary, format=form, metadata={"Description": self.alt})
         return path
+
+
+def ending(path: Path) -> str:
+    """The format that a figure's file is written in, by its name."""
+    if path.suffix not in (".png", ".svg"):
+        raise IclError(f"Figures are written as .png or .svg; got {path.name!r}.")
+    return path.suffix[1:]
 
 
 @dataclass(frozen=True)
