@@ -273,7 +273,7 @@ def test_a_stored_result_is_judged_anew(tmp_path: Path) -> None:
     assert result == before
     for damaged in (text.replace("0.9,", "7.5,"), text.replace("0.9,", '"much",')):
         stored.write_text(damaged)
-        with pytest.raises(IclError, match=r"90\.score\.json is not a result .*Delete it"):
+        with pytest.raises(IclError, match=r"(?s)90\.score\.json is not a result .*Delete it"):
             claims.read_results(tmp_path / "results")
 
 

@@ -19,14 +19,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from IPython.core.interactiveshell import InteractiveShell
 from torch import Tensor
 from traitlets.config import Config
 
 from . import HIDDEN, PUBLIC
 from .answers import Mistake, Part
-from .handout import unpacked
+from .handout import frozen, unpacked
 
 PRINTED = 2**20  # characters that one step may print
 LARGEST = 10**7  # numbers of one answer
@@ -77,7 +76,7 @@ def main(folder: Path) -> None:
             with suppress(Overtime), _bounded(folder, question, plan["seconds"], screen):
                 for seed in (*PUBLIC, *HIDDEN):
                     found[seed] = [_given(p, shell.user_ns.get(p.name), seed) for p, _ in asked]
-            torch.save(found, folder / f"{question}.pt")
+            (folder / f"{question}.given").write_bytes(frozen(found))
     (folder / DONE).write_text("done", encoding="utf-8")
     os._exit(0)  # whatever threads are left
 
@@ -108,13 +107,9 @@ def _given(part: Part, answer: Any, seed: int) -> dict[str, Any]:
     except (Exception, SystemExit) as error:
         return {"mistake": f"`{part.name}` raised {_said(error, 0.0)}"}
     if isinstance(value, Tensor):
-        value = value.as_subclass(Tensor)
-        large = value.numel() > LARGEST
-        return (
-            {"mistake": f"`{part.name}` gives {value.numel()} numbers."}
-            if large
-            else {"value": value.contiguous().clone()}
-        )
+        if value.numel() > LARGEST:
+            return {"mistake": f"`{part.name}` gives {value.numel()} numbers."}
+        return {"value": value.as_subclass(Tensor)}
     if value is None or type(value) in (bool, int, float, str):
         return {"value": value}
     return {"mistake": f"`{part.name}` gives a {type(value).__name__}: not a number, nor a tensor."}
