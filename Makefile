@@ -1,5 +1,6 @@
 # The two main jobs are `make book` and `make test`; `make help` lists the rest.
-# Everything runs in .venv, which is made on first use. Dependencies: pyproject.toml, only there.
+# Everything runs in .venv, which is made on first use. Dependencies: pyproject.toml, only there;
+# the versions that are installed: constraints.txt.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -26,7 +27,7 @@ TOGETHER := -n 2 --dist loadfile
 CHAPTER ?= all
 TIER ?= mini
 
-.PHONY: help setup book test nightly lint format types unit notebooks accept train null real run assignments grade bench zip pdf clean
+.PHONY: help setup book test nightly lint format types unit notebooks accept train null real run assignments grade gradebook bench zip pdf clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,11 +78,14 @@ run: $(READY)  ## run chapters: make run CHAPTER=01 TIER=paper
 	@$(BIN)/python -m iclutils run $(CHAPTER) --tier $(TIER)
 
 assignments: $(READY)  ## derive homework from the solved masters: student, autograder, instructor
-	@$(BIN)/python -m iclutils assignments $(HW)
+	@$(BIN)/python -m iclutils assignments $(HW) $(if $(MASTERS),--masters "$(MASTERS)")
 
 grade: $(READY)  ## grade a folder into a CSV: make grade SUBMISSIONS=folder HW=hw01
 	@$(BIN)/python -m iclutils grade "$(or $(SUBMISSIONS),$(error which folder? \
-	  make grade SUBMISSIONS=folder))" $(if $(HW),--homework $(HW))
+	  make grade SUBMISSIONS=folder))" $(if $(HW),--homework $(HW)) $(if $(MASTERS),--masters "$(MASTERS)")
+
+gradebook: $(READY)  ## join the graded homeworks by student: make gradebook ROSTER=participants.csv
+	@$(BIN)/python -m iclutils gradebook $(if $(ROSTER),--roster "$(ROSTER)")
 
 bench: $(READY)  ## speed: each fast path against the plain loop, equal outputs asserted
 	@for program in benchmarks/*.py; do $(OFFLINE) $(BIN)/python $$program || exit 1; done
@@ -96,11 +100,12 @@ clean:  ## remove everything built; .venv stays
 	rm -rf _build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The stamp is removed first and written last, so an interrupted installation is started afresh.
-$(READY): pyproject.toml
+$(READY): pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then \
 	  echo "error: Python 3.11 or newer is needed, and none was found. Install it, or name it:" \
 	    "make $(or $(MAKECMDGOALS),book) PYTHON=/path/to/python" >&2; exit 2; fi
 	@if [ -f $@ ]; then rm $@; else $(PYTHON) -m venv --clear .venv; fi
 	@echo "installing into .venv (some minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[book,cluster,coursework,dev]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  -e ".[book,cluster,coursework,dev]"
 	@touch $@

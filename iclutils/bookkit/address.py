@@ -25,31 +25,45 @@ if importlib.util.find_spec("iclutils") is None:
     raise SystemExit("iclutils is not installed: see 'How to run this book'.")
 """
 
-# torch and numpy are named in the same call, so that pip has to refuse rather than replace them.
+# torch and numpy are named in the same call, so that pip has to refuse rather than replace them;
+# transformers too, unless it is one that the release cannot work with.
 _PUBLIC = """\
 # Set-up: the same cell in every notebook. Where iclutils is missing, as on
-# Colab, it is installed; the torch and numpy that are there are kept.
+# Colab, it is installed; the torch and numpy that are there are kept, and
+# transformers where it fits. What else is replaced is said.
 import importlib.util
 import re
 import subprocess
 import sys
 import time
-from importlib.metadata import version
+from importlib.metadata import distributions
+
+
+def versions():
+    return {{each.name: each.version for each in distributions()}}
+
 
 if importlib.util.find_spec("iclutils") is None:
     release = "git+{address}@{tag}"
-    kept = [f"{{name}}=={{version(name)}}" for name in ("torch", "numpy")]
-    pip = [sys.executable, "-m", "pip", "install", release, *kept]
-    start = time.monotonic()
-    done = subprocess.run(pip, capture_output=True, text=True)
-    if done.returncode:
+    before, start = versions(), time.monotonic()
+    for fitting in (["transformers"], []):
+        names = [n for n in ["torch", "numpy", *fitting] if n in before]
+        kept = [f"{{name}}=={{before[name]}}" for name in names]
+        pip = [sys.executable, "-m", "pip", "install", release, *kept]
+        done = subprocess.run(pip, capture_output=True, text=True)
+        if done.returncode == 0:
+            break
+    else:
         why = r"(?:ERROR|fatal|error): (?!sub).*|.*depends on.*|.*requested.*"
         said = re.findall(why, done.stdout + done.stderr)
         head = "iclutils was not installed (see 'How to run this book'):"
         raise SystemExit("\\n".join([head, *said]))
     importlib.invalidate_caches()
     spent = time.monotonic() - start
+    now = versions()
+    new = [f"{{n}} {{v}} -> {{now[n]}}" for n, v in before.items() if now[n] != v]
     print(f"installed {{release}} in {{spent:.0f}} s; kept {{', '.join(kept)}}")
+    print(f"replaced: {{', '.join(new) or 'nothing'}}")
 """
 
 _BEGIN = """

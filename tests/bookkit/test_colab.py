@@ -188,8 +188,9 @@ def test_a_notebook_installs_the_release_and_runs(
         {"cell_type": "code", "metadata": {}, "source": [asked, "\nprint(iclutils.__file__)"]}
     ]
     printed = execute(python, [*cells, cells[1], *probes], tmp_path)
-    first, second = printed[1].splitlines()
-    kept = ", ".join(f"{name}=={metadata.version(name)}" for name in ("torch", "numpy"))
+    first, replaced, second = printed[1].splitlines()
+    kept = ", ".join(f"{n}=={metadata.version(n)}" for n in ("torch", "numpy", "transformers"))
+    assert re.fullmatch(r"replaced: (nothing|\S+ \S+ -> \S+.*)", replaced)
     assert re.fullmatch(rf"installed git\+{address}@{TAG} in \d+ s; kept {re.escape(kept)}", first)
     assert second == "mini tier, the tier's own models, seed 0, cpu"
     assert printed[-2].splitlines() == [second], "where it is present nothing is installed"

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import tomllib
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import iclutils
 from iclutils.bookkit.address import ADDRESS
@@ -56,6 +58,18 @@ def text_files() -> dict[str, str]:
 # Dependencies and versions
 
 
+def test_versions_are_pinned_within_their_range_and_torch_has_no_ceiling() -> None:
+    """Each dependency has one pin, which is what is installed where the tests run."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    ranges = {name_of(each): Requirement(each).specifier for each in DEPENDENCIES}
+    assert sorted(pins) == sorted(ranges)
+    for name, pin in pins.items():
+        assert ranges[name].contains(pin), name
+        assert metadata.version(name).split("+")[0] == pin, name
+    assert all(ranges["torch"].contains(newer) for newer in ("2.15.0", "3.0.0"))
+
+
 def test_dependencies_are_named_once_and_only_in_pyproject() -> None:
     names = [name_of(dependency) for dependency in DEPENDENCIES]
     assert sorted(names) == sorted(set(names))
@@ -65,7 +79,7 @@ def test_dependencies_are_named_once_and_only_in_pyproject() -> None:
     pip = next(d["pip"] for d in environment["dependencies"] if isinstance(d, dict))
     assert {name_of(d) for d in plain} == {"python", "pip"}
     assert f"python{PROJECT['project']['requires-python']}" in plain
-    assert pip == ["-e .[book,dev]"]
+    assert pip == ["-c constraints.txt", "-e .[book,dev]"]
     for name, text in text_files().items():
         for line in re.findall(r"^[^#\n]*pip install (.+)$", text, re.MULTILINE):
             words = [word.strip("\"'`") for word in line.split() if not word.startswith("-")]
@@ -160,8 +174,8 @@ def bare(tmp_path: Path) -> Path:
     """A folder with the Makefile alone."""
     if shutil.which("make") is None:
         pytest.skip("needs make")
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
     return tmp_path
 
 
@@ -208,9 +222,12 @@ def test_installation_is_done_once_and_redone_after_an_interruption(bare: Path) 
     assert set_up() == (True, 2)
     assert calls.read_text().count("-m venv --clear") == 2, "a broken one starts afresh"
     assert set_up() == (True, 2), "a second call installs nothing"
-    later = stamp.stat().st_mtime + 10
-    os.utime(bare / "pyproject.toml", (later, later))
-    assert set_up(FAIL="yes") == (False, 3)
+    assert "-c constraints.txt -e" in calls.read_text()
+    for count, name in enumerate(("pyproject.toml", "constraints.txt"), 3):
+        later = stamp.stat().st_mtime + 10
+        os.utime(bare / name, (later, later))
+        assert set_up() == (True, count)
+        os.utime(bare / name, (1, 1))
 
 
 @pytest.mark.parametrize(("target", "nbval"), [("test", False), ("nightly", True)])
