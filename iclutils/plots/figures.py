@@ -445,5 +445,5 @@ def _write_in(ax: Axes, values: Tensor, middle: float, digits: int = 2) -> None:
         for column, value in enumerate(line):
             if not math.isnan(value):
                 ink = "white" if value > middle else "black"
-                text = f"{value:.{digits}f}"
+                text = f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.00
                 ax.text(column, row, text, ha="center", va="center", color=ink, size=8)
