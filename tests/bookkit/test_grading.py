@@ -297,12 +297,13 @@ RIGHT: dict[str, Callable[[list[dict]], Any]] = {  # edits
         PARTS,
         "# the otter said: no subprocess\nimport torch\ntorch.backends.cudnn.benchmark = False\n",
     ),
-    "magic and shell": add(PARTS, "%matplotlib inline\n!echo here\n"),
+    "magic and shell": add(PARTS, "%matplotlib inline\n%timeit -n1 -r1 1 + 1\n!echo here\n"),
     "pip of what is there": add(PARTS, "!pip install -q torch 'numpy>1'\n%pip install iclutils\n"),
     "prints": add(PARTS, after="\n\nfor i in range(9):\n    print(i)"),
     "figures": add(PARTS, "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\n"),
     "loop after the answer": add(PARTS, after="\n\nwhile True:\n    pass"),
     "flood after the answer": add(PARTS, after="\n\nfor _ in range(300):\n    print('x' * 10**6)"),
+    "widgets": add(PARTS, "import ipywidgets\ndisplay(ipywidgets.IntSlider(3))\n"),
     "await": add(PARTS, "import asyncio\nawait asyncio.sleep(0)\n"),
 }  # fmt: skip
 WRONG: dict[str, tuple[Callable[[list[dict]], Any], str, str]] = {  # edit, status, message of q1
@@ -353,7 +354,7 @@ WRONG: dict[str, tuple[Callable[[list[dict]], Any], str, str]] = {  # edit, stat
         *("graded: look at it", "shape"),
     ),
     "reads the solutions": (
-        put(PARTS, f"exec(open({str(table('hw05'))!r}).read())"), *("graded: look at it", "closed")
+        put(PARTS, f"exec(open({str(table('hw05'))!r}).read())"), *("graded: look at it", "no cell defines it")
     ),
 }  # fmt: skip
 

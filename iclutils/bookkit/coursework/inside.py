@@ -36,6 +36,13 @@ class Overtime(BaseException):
     """A step ran for too long; no ``except Exception`` swallows it."""
 
 
+class Shell(InteractiveShell):
+    """IPython, for what a notebook may hold beside Python: %magic, !shell, await, display."""
+
+    def enable_gui(self, gui: Any = None) -> None:
+        """There is no screen: %matplotlib has nothing to start."""
+
+
 class Screen(io.TextIOBase):
     """What is printed is counted, and forgotten."""
 
@@ -53,9 +60,8 @@ def main(folder: Path) -> None:
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     parts = unpacked(plan["public"])[1]
     _bound_memory(plan["memory"])
-    # IPython, for what a notebook may hold beside Python: %magic, !shell, await, display.
     quiet = Config({"HistoryManager": {"enabled": False}})
-    shell, errors = InteractiveShell.instance(config=quiet), {}
+    shell, errors = Shell.instance(config=quiet), {}
     screen = sys.stdout = sys.stderr = Screen()
     sys.path.insert(0, str(folder))
     for i, source in enumerate(plan["cells"]):
@@ -72,9 +78,10 @@ def main(folder: Path) -> None:
                 (folder / ERRORS).write_text(json.dumps(errors), encoding="utf-8")
     for question, asked in parts.items():
         if question not in plan["skip"]:
-            found: Any = {}
+            late = {"mistake": f"its answers took longer than {plan['seconds']:g} s"}
+            found: Any = {seed: [late] * len(asked) for seed in (*PUBLIC, *HIDDEN)}
             with suppress(Overtime), _bounded(folder, question, plan["seconds"], screen):
-                for seed in (*PUBLIC, *HIDDEN):
+                for seed in found:
                     found[seed] = [_given(p, shell.user_ns.get(p.name), seed) for p, _ in asked]
             (folder / f"{question}.given").write_bytes(frozen(found))
     (folder / DONE).write_text("done", encoding="utf-8")
