@@ -354,7 +354,8 @@ WRONG: dict[str, tuple[Callable[[list[dict]], Any], str, str]] = {  # edit, stat
         *("graded: look at it", "shape"),
     ),
     "reads the solutions": (
-        put(PARTS, f"exec(open({str(table('hw05'))!r}).read())"), *("graded: look at it", "no cell defines it")
+        put(PARTS, f"exec(open({str(table('hw05'))!r}).read())"),
+        *("graded: look at it", "no cell defines it"),
     ),
 }  # fmt: skip
 
@@ -451,8 +452,9 @@ def test_a_private_homework_needs_no_change_of_the_package(
 
 
 @pytest.fixture
-def graded(monkeypatch: pytest.MonkeyPatch, hw05: Assignment) -> Callable[..., Path]:
+def graded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """``graded(build, folder, name=Grade, ...)`` is the table, where grading gives these."""
+    made = Assignment("hw05", *[Path()] * 3, "digest", {"q1": 4.0, "q2": 4.0, "paragraph": 4.0})
 
     def table(build: Path, folder: Path, **grades: Grade | BaseException) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
@@ -466,7 +468,7 @@ def graded(monkeypatch: pytest.MonkeyPatch, hw05: Assignment) -> Callable[..., P
             return replace(each, name=name)
 
         monkeypatch.setattr(grading, "_graded", given)
-        monkeypatch.setattr(assignments, "make", lambda *given: [hw05])
+        monkeypatch.setattr(assignments, "make", lambda *given: [made])
         return grading.grade(build, folder, "hw05", jobs=1)
 
     return table
