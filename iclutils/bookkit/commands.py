@@ -105,7 +105,7 @@ def run(given: Namespace) -> None:
 
 
 @command(
-    option("chapter", help="01 to 05"),
+    option("chapter", help="01 to 06"),
     option("--model", default="", help="a Hugging Face folder, or a name; else ours"),
     option("--prompt", help="01: a text, which is shown twice"),
     option(
