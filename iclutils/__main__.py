@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 141
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        print(f"error: {what}. {CURES.get(error.errno, '')}".rstrip(), file=sys.stderr)
+        print(f"error: {what}. {CURES.get(error.errno or 0, '')}".rstrip(), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept: run again to continue", file=sys.stderr)

@@ -185,7 +185,9 @@ def plan(chapter: str, given: dict[str, Any], build: Path) -> Run:
     if given:
         from . import session  # takes seconds to import
 
-        asked = {"model": "", "seed": 0, "weights": "trained", "device": "auto"} | known | given
+        asked: dict[str, Any] = (
+            {"model": "", "seed": 0, "weights": "trained", "device": "auto"} | known | given
+        )
         session.refuse(asked["model"], asked["seed"], asked["weights"])
         session.resolve_device(asked["device"])
     return planned

@@ -461,7 +461,7 @@ def graded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
         for name in grades:
             (folder / f"{name}.ipynb").write_text(json.dumps({"name": str(folder / name)}))
 
-        def given(path: Path, name: str, **more: object) -> Grade:
+        def given(path: Path, name: str, *more: object) -> Grade:
             each = grades[path.stem]
             if isinstance(each, BaseException):
                 raise each

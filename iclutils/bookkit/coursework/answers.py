@@ -270,14 +270,14 @@ def _tensor_fault(got: Any, truth: Tensor, tolerance: float) -> str:
         return f"Expected a tensor; got a {kind}."
     if got.shape != truth.shape:
         return f"Expected the shape {tuple(truth.shape)}; got {tuple(got.shape)}."
-    kind = got.dtype
+    dtype = got.dtype
     got, truth, real = got.double(), truth.double(), truth.is_floating_point()
     if got.isnan().any():
         return "The result has NaN in it: is there a division by zero, or a log of zero?"
     off = (got - truth).abs().max().item() if truth.numel() else 0.0
     if off <= tolerance * max(1.0, truth.abs().max().item() if truth.numel() else 0.0):
         return ""
-    if kind.is_floating_point != real:
+    if dtype.is_floating_point != real:
         wanted = "real numbers" if real else "whole numbers"
-        return f"Expected a tensor of {wanted}; its dtype is {kind}."
+        return f"Expected a tensor of {wanted}; its dtype is {dtype}."
     return f"The shape is right, the values are not: they are off by up to {off:.3g}."

@@ -148,7 +148,7 @@ def _ready(master: Path) -> str:
 
 
 def _cell(name: str, kind: str, text: str, about: dict[str, Any] | None = None) -> dict[str, Any]:
-    code = {"outputs": [], "execution_count": None} if kind == "code" else {}
+    code: dict[str, Any] = {"outputs": [], "execution_count": None} if kind == "code" else {}
     return {"id": name, "cell_type": kind, "metadata": about or {}, "source": text} | code
 
 

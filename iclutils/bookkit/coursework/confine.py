@@ -74,8 +74,8 @@ def run(command: list[str], folder: Path, limits: Limits, interrupted: Event) ->
             stopped, reason = _watch(process, folder, limits, interrupted)
         finally:
             _end_all(process, folder)
-    said, note = (_text(folder / name) for name in ("said.txt", guard.NOTE))
-    return End(process.returncode, stopped, reason, said, tuple(sorted(set(note.split()))))
+    text, note = (_text(folder / name) for name in ("said.txt", guard.NOTE))
+    return End(process.returncode, stopped, reason, text, tuple(sorted(set(note.split()))))
 
 
 def _text(path: Path) -> str:

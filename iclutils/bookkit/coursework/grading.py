@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from threading import Event
@@ -121,9 +120,12 @@ def grade(
     left = [path for path in files if path not in done]
     interrupted = Event()
     with ThreadPoolExecutor(jobs) as pool:
-        truth = Truth.of(made) if left else None
-        ask = partial(_graded, truth=truth, limits=limits, interrupted=interrupted)
-        waiting = {pool.submit(ask, path, named[path]): path for path in left}
+        truths = [Truth.of(made)] if left else []
+        waiting = {
+            pool.submit(_graded, path, named[path], truth, limits, interrupted): path
+            for truth in truths
+            for path in left
+        }
         try:
             for ready in bar(as_completed(waiting), f"grading {made.name}", len(waiting)):
                 path = waiting[ready]
@@ -208,8 +210,7 @@ def _graded(path: Path, name: str, truth: Truth, limits: Limits, interrupted: Ev
             found = skip.get(question) or _load(folder / f"{question}.given")
             scores[question], note = _judged(question, found, truth)
             if scores[question] < truth.made.points[question]:
-                own = _own_error(question, truth, code, errors, note)
-                notes[question] = own or note
+                notes[question] = _own_error(question, truth, code, errors, note) or note
     given = {"".join(cell["source"]) for cell in read_json(truth.made.student)["cells"]}
     own = [text for text in code if text not in given]
     if asked_for:

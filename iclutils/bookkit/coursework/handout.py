@@ -90,7 +90,7 @@ def source(table: Path, questions: dict[str, tuple[Function | Value, ...]]) -> s
         for name, parts in questions.items()
     ]
     needed: set[str] = set()
-    left = [ast.parse(line) for line in made]
+    left: list[ast.AST] = [ast.parse(line) for line in made]
     while left:
         used = {each.id for each in ast.walk(left.pop()) if isinstance(each, ast.Name)}
         new = (used & bound.keys()) - needed - questions.keys()

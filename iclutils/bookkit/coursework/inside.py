@@ -78,8 +78,8 @@ def main(folder: Path) -> None:
                 (folder / ERRORS).write_text(json.dumps(errors), encoding="utf-8")
     for question, asked in parts.items():
         if question not in plan["skip"]:
-            late = {"mistake": f"its answers took longer than {plan['seconds']:g} s"}
-            found: Any = {seed: [late] * len(asked) for seed in (*PUBLIC, *HIDDEN)}
+            slow = {"mistake": f"its answers took longer than {plan['seconds']:g} s"}
+            found: Any = {seed: [slow] * len(asked) for seed in (*PUBLIC, *HIDDEN)}
             with suppress(Overtime), _bounded(folder, question, plan["seconds"], screen):
                 for seed in found:
                     found[seed] = [_given(p, shell.user_ns.get(p.name), seed) for p, _ in asked]
