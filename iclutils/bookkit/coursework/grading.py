@@ -15,7 +15,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -119,6 +119,13 @@ def grade(
     done = {path: Grade(**each | {"name": named[path]}) for path, each in kept.items()}
     left = [path for path in files if path not in done]
     interrupted = Event()
+
+    def keep(ready: Future[Grade]) -> None:
+        path, given = waiting[ready], ready.result()
+        if given.status != "stopped: interrupted":
+            done[path], known[keys[path]] = given, asdict(given)
+            write_json(record, known)
+
     with ThreadPoolExecutor(jobs) as pool:
         truths = [Truth.of(made)] if left else []
         waiting = {
@@ -128,13 +135,13 @@ def grade(
         }
         try:
             for ready in bar(as_completed(waiting), f"grading {made.name}", len(waiting)):
-                path = waiting[ready]
-                done[path] = ready.result()
-                known[keys[path]] = asdict(done[path])
-                write_json(record, known)
+                keep(ready)
         except BaseException:
             interrupted.set()
             pool.shutdown(cancel_futures=True)
+            for each in waiting:
+                if not each.cancelled() and each.exception() is None:
+                    keep(each)
             raise
     folder = place / (submissions.resolve().name or "submissions")
     return reports.write(folder, made.name, [done[path] for path in files], made.points)
