@@ -20,7 +20,7 @@ import torch
 from IPython.display import display
 from transformers import PreTrainedModel
 
-from .. import models
+from .. import models, zoo
 from ..errors import IclError, unknown
 from ..files import write_json
 from ..models import lsa, regressors
@@ -197,9 +197,9 @@ def refuse(model: str, seed: int, weights: str = "trained") -> None:
         raise IclError(f"seed must be a natural number; got {seed!r}.")
     if weights not in ("trained", "random"):
         raise unknown("weights", weights, ("trained", "random"))
-    folder = Path(model)
-    path = folder.is_dir() or folder.is_absolute() or model.startswith(("./", "../", "~"))
-    if model and path and not (folder / "config.json").is_file():
+    folder = Path(model or "/nowhere")
+    path = folder.is_dir() or (bool(model) and model.startswith(("/", "./", "../", "~")))
+    if path and not zoo.has(model) and not (folder / "config.json").is_file():
         raise IclError(f"{model} is no model folder: it has no config.json.")
 
 

@@ -38,6 +38,7 @@ def test_beginning_says_what_runs_where(capsys: Out, tmp_path: Path) -> None:
     assert (book.tier, book.seed, book.device) == (MINI, 4, "cpu")
     assert book.models("01") == MINI.models("01")
     assert capsys.readouterr().out == "mini tier, the tier's own models, seed 4, cpu\n"
+    (tmp_path / "config.json").write_text("{}")
     assert iclutils.begin(model=str(tmp_path)).models("01") == (str(tmp_path),)
     published = iclutils.begin(model="gpt2", device="cpu")
     assert (published.tier.name, published.own_model) == ("paper", "gpt2")
