@@ -14,6 +14,10 @@ Names = tuple[str, ...]
 INDUCTION = tuple(f"induction-{seed}" for seed in HELD_OUT)
 UNCOPIED = tuple(f"anchors-uncopied-{seed}" for seed in HELD_OUT[:3])
 ANCHORS = tuple(f"anchors-{seed}" for seed in HELD_OUT)
+RIVALS = (  # functions between words, each with another one on the same words
+    *(("past", "gerund"), ("gerund", "third-person"), ("third-person", "past")),
+    *(("comparative", "superlative"), ("superlative", "comparative")),
+)
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,27 @@ class Circuits:
 
 
 @dataclass(frozen=True)
+class Lenses:
+    """Sizes of chapter 07. What is repeated are models or, of a single one, functions."""
+
+    models: Names = ANCHORS
+    # Functions between words, each with its rival on the same words.
+    functions: tuple[tuple[str, str], ...] = ()
+    examples: int = 5  # of a function
+    prompts: int = 64  # behind the marks of the heads, and as many fresh ones for what is removed
+    contexts: int = 128  # behind the fit of the algorithms
+    steps: int = 5  # of the path along which the circuit's gradients are taken
+    strong: int = 4  # heads that a lens marks
+    layer: int = 1  # after which the vector is read
+    hidden: int = 0  # layer of the states that algorithms compare
+    length: int = 24  # L of the repeated random tokens
+    text: str = ""  # sentences with label words without a meaning
+    sets: int = 5  # of their demonstrations
+    asked: int = 8  # sentences on each
+    edges: int = 0  # prompts behind the edges; 0: none
+
+
+@dataclass(frozen=True)
 class Tier:
     """One tier: a name, a device and the sizes of each chapter."""
 
@@ -145,6 +170,7 @@ class Tier:
     regression: Regression
     gradient_descent: GradientDescent
     circuits: Circuits
+    lenses: Lenses
 
     def models(self, chapter: str) -> Names:
         """Names of the models that a chapter (by number) looks at."""
@@ -155,6 +181,7 @@ class Tier:
             "04": self.gradient_descent.depth,
             "05": self.gradient_descent.transformers,
             "06": self.circuits.models,
+            "07": self.lenses.models,
         }[chapter]
 
 
@@ -225,6 +252,17 @@ PAPER = Tier(
         cases=32,
         tuned=0,
         narrow=True,
+    ),
+    Lenses(
+        models=("gpt2",),
+        functions=RIVALS,
+        prompts=32,
+        contexts=200,
+        strong=12,
+        layer=8,
+        hidden=4,
+        length=40,
+        edges=8,
     ),
 )
 # What has no language model in it (linear self-attention) is as at ``mini``.
@@ -297,8 +335,22 @@ REAL = Tier(
             ("superlative", "comparative"),
         ),
     ),
+    Lenses(
+        models=("smollm2",),
+        functions=RIVALS,
+        prompts=16,
+        contexts=96,
+        steps=2,
+        strong=20,
+        layer=20,
+        hidden=10,
+        length=40,
+        text="sentiment",
+        edges=4,
+    ),
 )
-MINI = Tier("mini", "cpu", Induction(), LabelWords(), Regression(), GradientDescent(), Circuits())
+_SIZES = Induction(), LabelWords(), Regression(), GradientDescent(), Circuits(), Lenses()
+MINI = Tier("mini", "cpu", *_SIZES)
 TIERS = {"mini": MINI, "real": REAL, "paper": PAPER}
 
 

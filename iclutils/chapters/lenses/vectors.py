@@ -1,0 +1,65 @@
+"""One vector for a task: added at the target of a prompt without examples.
+
+Sources: Hendel et al. 2023 (the state of a layer at the last arrow); Todd et al. 2024 (the sum of
+what a few heads write there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...interp.hooks import Head, Hook, logits_under
+from ...models import TransformerBridge, get_act_name
+from ..gradient_descent.heads import read
+from .marks import written
+from .question import Question
+
+
+def task_vectors(
+    model: TransformerBridge, question: Question
+) -> tuple[Float[Tensor, "layer d_model"], Float[Tensor, "layer head d_model"]]:
+    """Mean at the target with examples less without: the state after every layer, and what every
+    head writes."""
+    bare = question.without(range(question.examples))
+    sides = ((question.task.clean, question.at), bare)
+    (heads, states), (less, before) = (written(read(model, *side)) for side in sides)
+    return states.mean(0) - before.mean(0), heads.mean(0) - less.mean(0)
+
+
+def steered(
+    model: TransformerBridge,
+    question: Question,
+    vectors: Iterable[tuple[int, Float[Tensor, "d_model"]]],
+) -> tuple[Float[Tensor, "vector batch"], Float[Tensor, "vector batch"]]:
+    """Prompts without examples, with a vector added at the target after a layer: margin (nats), and
+    whether the right answer is the likeliest of all tokens; for each pair of layer and vector."""
+    tokens, target = question.without(range(question.examples))
+    rows = torch.arange(len(tokens), device=tokens.device)
+
+    def add(layer: int, vector: Tensor) -> list[Hook]:
+        def change(value: Tensor, hook: object) -> Tensor:
+            value = value.clone()
+            value[rows, target] += vector.to(value)
+            return value
+
+        return [(get_act_name("resid_post", layer), change)]
+
+    ways = [add(layer, vector) for layer, vector in vectors]
+    found = [x[:, 0] for x in logits_under(model, tokens, ways, target[:, None])]
+    right = [(x.argmax(1) == question.task.answer[:, 0]).to(x.dtype) for x in found]
+    return torch.stack([question.margin(x) for x in found]), torch.stack(right)
+
+
+def written_by(writes: Float[Tensor, "layer head d_model"], heads: Iterable[Head]) -> Tensor:
+    """The function vector of some heads: the sum of what they write."""
+    return torch.stack([writes[layer, head] for layer, head in heads]).sum(0)
+
+
+def random_like(vector: Float[Tensor, "*lead d_model"], generator: torch.Generator) -> Tensor:
+    """A vector of the same length in a random direction: the control."""
+    drawn = torch.randn(vector.shape, generator=generator).to(vector)
+    return drawn * vector.norm(dim=-1, keepdim=True) / drawn.norm(dim=-1, keepdim=True)
