@@ -68,14 +68,14 @@ def read_examples(
     states = seen[name][torch.arange(len(tokens))[:, None], arrows].double()
     query = read(model, tokens, question.at)
     logits = question.choice_logits(query.logits).double()
-    return logits, states - states.mean((0, 1)), attention(query, question)
+    return logits.cpu(), (states - states.mean((0, 1))).cpu(), attention(query, question).cpu()
 
 
 def votes(
     weights: Float[Tensor, "batch *head demo"], shows: Int[Tensor, "batch demo"], choices: int
 ) -> Float[Tensor, "batch *head choice"]:
     """Sum of the weights of the examples of each choice, less the mean over the choices."""
-    member = one_hot(shows, choices).to(weights)
+    member = one_hot(shows.cpu(), choices).to(weights)
     summed = torch.einsum("b...n,bnc->b...c", weights, member)
     return summed - summed.mean(-1, keepdim=True)
 

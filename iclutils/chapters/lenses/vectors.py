@@ -55,8 +55,8 @@ def steered(
 
 
 def written_by(writes: Float[Tensor, "layer head d_model"], heads: Iterable[Head]) -> Tensor:
-    """The function vector of some heads: the sum of what they write."""
-    return torch.stack([writes[layer, head] for layer, head in heads]).sum(0)
+    """The function vector of some heads: the sum of what they write (of none, 0)."""
+    return sum((writes[layer, head] for layer, head in heads), torch.zeros_like(writes[0, 0]))
 
 
 def random_like(vector: Float[Tensor, "*lead d_model"], generator: torch.Generator) -> Tensor:
