@@ -108,3 +108,12 @@ def beyond_counting(
     slope = torch.einsum("blhc,bc->lh", each, count) / norm
     each = each - torch.einsum("lh,bc->blhc", slope, count)
     return agreement(each, target)
+
+
+def fit(
+    weights: Float[Tensor, "batch demo"],
+    shows: Int[Tensor, "batch demo"],
+    logits: Float[Tensor, "batch choice"],
+) -> float:
+    """``agreement`` of the votes under these weights with the logits."""
+    return agreement(votes(weights, shows, logits.shape[1]), logits).item()
