@@ -1,0 +1,171 @@
+"""The lenses of chapter 07: against plain passes, libraries and sums that must come out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import pearsonr
+from sklearn.kernel_ridge import KernelRidge
+
+from iclutils import models
+from iclutils.chapters.gradient_descent.heads import dual_heads, read
+from iclutils.chapters.lenses import marks, smoothers, vectors
+from iclutils.chapters.lenses.question import Question, logits, of_prompts
+from iclutils.interp.hooks import cut_attention
+from iclutils.models import TransformerBridge, get_act_name
+from iclutils.tasks import topics
+
+
+@pytest.fixture(scope="module")
+def net() -> TransformerBridge:
+    return models.load("anchors-0")
+
+
+@pytest.fixture(scope="module")
+def here() -> Question:
+    return of_prompts(topics.sample(6, torch.Generator().manual_seed(0)))
+
+
+@pytest.fixture(scope="module")
+def found(net: TransformerBridge, here: Question) -> marks.Marks:
+    return marks.measure(net, here, layer=2, steps=1)
+
+
+def at_target(net: TransformerBridge, here: Question, side: str, name: str) -> torch.Tensor:
+    _, cache = net.run_with_cache(getattr(here.task, side), names_filter=name)
+    return cache[name][torch.arange(len(here)), here.at]
+
+
+def test_readers_look_where_the_model_looks(
+    net: TransformerBridge, here: Question, found: marks.Marks
+) -> None:
+    for layer in range(4):
+        name = get_act_name("pattern", layer)
+        _, cache = net.run_with_cache(here.task.clean, names_filter=name)
+        for row in range(len(here)):
+            looks = cache[name][row, :, here.at[row], here.answers[row]].sum(-1)
+            assert torch.allclose(found.anchors[row, layer], looks, atol=1e-4)
+
+
+def test_heads_and_mlps_write_the_whole_vector(
+    net: TransformerBridge, here: Question, found: marks.Marks
+) -> None:
+    common = found.states[:, 2].mean(0)
+    mlps = sum(
+        at_target(net, here, "clean", get_act_name("mlp_out", layer))
+        - at_target(net, here, "corrupt", get_act_name("mlp_out", layer))
+        for layer in range(3)
+    )
+    share = mlps @ common / common.square().sum()
+    assert torch.allclose(found.vector.sum((1, 2)).mean() + share.mean(), torch.ones(()), atol=1e-3)
+    assert not found.vector[:, 3].any()
+
+
+def test_a_step_towards_a_vector_is_what_the_dual_model_writes_along_it(
+    net: TransformerBridge, here: Question
+) -> None:
+    query, vector = read(net, here.task.clean, here.at), torch.randn(net.cfg.d_model)
+    update = dual_heads(query, here.shown).demonstration_update
+    written = torch.einsum("blhe,lhed->blhd", update, net.W_O.double()) @ vector.double()
+    step = marks.step_towards(query, here, vector)
+    assert torch.allclose(step.sum(-1), written / vector.double().square().sum(), atol=1e-9)
+
+
+def test_the_margin_without_reading_is_that_of_a_whole_pass(
+    net: TransformerBridge, here: Question
+) -> None:
+    cut = torch.zeros(len(here), *here.shown.shape[1:] * 2, dtype=torch.bool)
+    cut[torch.arange(len(here)), here.at] = here.shown
+    plain = logits(net, here.task.clean, here.at, cut_attention(net, dict.fromkeys((1, 2), cut)))
+    ours = marks.margin_without_reading(net, here, [range(1, 3), range(0)])
+    assert torch.allclose(ours[0], here.margin(plain), atol=1e-3)
+    assert torch.allclose(ours[1], marks.answered(net, here)[0], atol=1e-3)
+
+
+def test_an_example_that_is_left_out_costs_what_a_shorter_prompt_lacks(
+    net: TransformerBridge, here: Question
+) -> None:
+    lost = marks.lost_without_each(net, here)
+    tokens, target = here.without([2])
+    one = net(tokens[:1, : int(target[0]) + 1])[:, -1].detach()
+    whole = marks.answered(net, here)[0][0]
+    assert torch.isclose(lost[0, 2], whole - here[:1].margin(one)[0], atol=1e-3)
+
+
+def test_the_common_share_of_one_vector_is_one_and_of_noise_none() -> None:
+    vector, noise = torch.randn(8), torch.randn(400, 8, generator=torch.Generator().manual_seed(0))
+    assert marks.common_share(vector.expand(5, -1)) == pytest.approx(1)
+    assert abs(marks.common_share(noise)) < 0.02
+
+
+def test_heads_are_drawn_in_the_same_layers() -> None:
+    layer = torch.arange(4).repeat_interleave(5)
+    draw = torch.Generator().manual_seed(0)
+    chosen, barred = {0, 1, 7, 15}, {2, 3}
+    for _ in range(20):
+        drawn = marks.draw_heads(chosen, layer, draw, barred)
+        assert not drawn & barred
+        assert layer[sorted(drawn)].tolist() == [0, 0, 1, 3]
+
+
+def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_other(
+    net: TransformerBridge, here: Question
+) -> None:
+    one = here[:1]
+    states, writes = vectors.task_vectors(net, one)
+    margins, right = vectors.steered(net, one, [(3, states[3]), (3, 0 * states[3])])
+    whole, sure = marks.answered(net, one)
+    bare = logits(net, *one.without(range(4)))
+    assert torch.allclose(margins[0], whole, atol=1e-2)
+    assert torch.equal(right[0], sure)
+    assert torch.allclose(margins[1], one.margin(bare), atol=1e-3)
+    both = vectors.written_by(writes, [(0, 1), (2, 3)])
+    assert torch.allclose(both, writes[0, 1] + writes[2, 3])
+    assert not vectors.written_by(writes, []).any()
+    random = vectors.random_like(states[3], torch.Generator().manual_seed(0))
+    assert torch.isclose(random.norm(), states[3].norm())
+
+
+def test_smoothers_are_those_of_the_textbooks() -> None:
+    draw = torch.Generator().manual_seed(0)
+    states = torch.randn(3, 6, 4, generator=draw, dtype=torch.double)
+    labels = torch.randn(3, 5, generator=draw, dtype=torch.double)
+    for name, rule in smoothers.SMOOTHERS.items():
+        said = (rule(states) * labels).sum(1)
+        for row, value in enumerate(said.tolist()):
+            x, query, y = states[row, :-1].numpy(), states[row, -1:].numpy(), labels[row].numpy()
+            gram = x @ x.T
+            angle = (x @ query[0]) / np.linalg.norm(x, axis=1)
+            expected = {
+                "count": y.sum(),
+                "last example": y[-1],
+                "nearest example": y[angle.argmax()],
+                "ridge on states": KernelRidge(
+                    alpha=smoothers.RIDGE * gram.diagonal().mean(), kernel="linear"
+                ).fit(x, y).predict(query)[0],
+                "one gradient step": (x.T @ y) @ query[0],
+            }  # fmt: skip
+            assert value == pytest.approx(expected[name]), name
+
+
+def test_agreement_is_a_correlation_and_what_a_count_explains_can_be_taken_out() -> None:
+    draw = torch.Generator().manual_seed(0)
+    shows = torch.randint(0, 2, (50, 5), generator=draw)
+    weights = torch.rand(50, 1, 1, 5, generator=draw).double()
+    told = torch.randn(50, 2, generator=draw).double()
+    sign = 1 - 2 * shows.double()
+    target = (told[:, 0] - told[:, 1]).numpy()
+    signs = np.concatenate([target, -target])  # over both choices, so that the mean is 0
+
+    def correlate(x: np.ndarray, y: np.ndarray) -> float:
+        return pearsonr(np.concatenate([x, -x]), y).statistic
+
+    vote = (weights[:, 0, 0] * sign).sum(1).numpy()
+    assert smoothers.fit(weights[:, 0, 0], shows, told) == pytest.approx(correlate(vote, signs))
+    even = (weights / weights.sum(-1, keepdim=True))[:, 0, 0]
+    count, vote = sign.sum(1).numpy(), (even * sign).sum(1).numpy()
+    left = [y - count * (y @ count) / (count @ count) for y in (vote, target)]
+    expected = correlate(left[0], np.concatenate([left[1], -left[1]]))
+    found = smoothers.beyond_counting(weights, shows, told)
+    assert found.item() == pytest.approx(expected)
