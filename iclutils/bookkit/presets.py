@@ -338,8 +338,8 @@ REAL = Tier(
     Lenses(
         models=("smollm2",),
         functions=RIVALS,
-        prompts=16,
-        contexts=96,
+        prompts=12,
+        contexts=64,
         steps=2,
         strong=20,
         layer=20,
