@@ -34,7 +34,10 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iclu
 FOLDER = Path(os.environ.get("ICLUTILS_CACHE") or CACHE) / "smollm2"
 ROUNDING = 0.01  # of numbers from the same draws
 VOCAB, BOS, LAYERS = 49152, 1, 30
-DRAWN_ANEW = ("05.carry_functions", "06.function_told")
+DRAWN_ANEW = (
+    *("05.carry_functions", "06.function_told"),
+    *("07.told", "07.one_vector", "07.vector_works"),
+)
 Values = dict[str, list[float]]  # by claim, one for each repetition
 EDIT: list[Callable[[int, Tensor, Tensor], Tensor]] = []  # of (layer, attention, values)
 
@@ -430,7 +433,79 @@ def circuits() -> Values:
     }
 
 
-CHAPTERS = {"01": repeated, "02": anchors, "03": numbers, "05": steps, "06": circuits}
+# Chapter 07: functions between words, and the vector that carries them
+
+RIVALS = (  # functions, each with another one on the same words
+    *(("past", "gerund"), ("gerund", "third-person"), ("third-person", "past")),
+    *(("comparative", "superlative"), ("superlative", "comparative")),
+)
+DEEP = 20  # layer after which the vector is read
+
+
+def asked(function: str, rival: str, count: int, draw: random.Random) -> list[tuple[str, ...]]:
+    """Prompts of a function and of its rival without the last word; that word; both answers."""
+    parts = []
+    for mine, theirs in zip(pairs(function), pairs(rival), strict=True):
+        rows = [(w, f" {mine[w]}", f" {theirs[w]}") for w in mine if w in theirs]
+        parts.append([r for r in rows if r[1] != r[2] and all(len(ids(x)) == 1 for x in r)])
+    found = []
+    for _ in range(count):
+        shown, query = draw.sample(parts[0], 5), draw.choice(parts[1])
+        both = ("".join(f"{row[0]} ->{row[c]}\n" for row in shown) for c in (1, 2))
+        found.append((*both, *query))
+    return found
+
+
+def at_arrow(text: str, added: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The state after ``DEEP`` at the last token, and its logits; with a vector added there."""
+
+    def add(module, inputs, output):  # type: ignore[no-untyped-def]
+        state = output[0] if isinstance(output, tuple) else output
+        if added is not None:
+            state[:, -1] += added
+        seen.append(state[0, -1].clone())
+
+    seen: list[Tensor] = []
+    handle = MODEL.model.layers[DEEP].register_forward_hook(add)
+    try:
+        out = MODEL(torch.tensor([ids(text)])).logits[0, -1]
+    finally:
+        handle.remove()
+    return seen[0], out
+
+
+def vector(function: str, rival: str, count: int = 12) -> tuple[float, float, float]:
+    """How often examples decide; the common share of what they change; accuracy with the vector,
+    over that with examples, on other prompts."""
+    draw, decided, changes, shift = random.Random(f"{function} {rival} 07"), [], [], []
+    for clean, corrupt, word, *answers in asked(function, rival, count, draw):
+        first = [ids(answer)[0] for answer in answers]
+        state, mine = at_arrow(f"{clean}{word} ->")
+        other, theirs = at_arrow(f"{corrupt}{word} ->")
+        decided.append(
+            bool(mine[first[0]] > mine[first[1]] and theirs[first[0]] < theirs[first[1]])
+        )
+        changes.append((state - other).double())
+        shift.append(state - at_arrow(f"\n{word} ->")[0])
+    inner = torch.stack(changes) @ torch.stack(changes).T
+    share = (inner.sum() - inner.trace()) / (count - 1) / inner.trace()
+    full, right = torch.stack(shift).mean(0), []
+    for clean, _, word, answer, _ in asked(function, rival, count, draw):
+        gold = ids(answer)[0]
+        both = at_arrow(f"\n{word} ->", full)[1], at_arrow(f"{clean}{word} ->")[1]
+        right.append([int(x.argmax()) == gold for x in both])
+    added, shown = (sum(column) for column in zip(*right, strict=True))
+    return statistics.fmean(decided), float(share), added / shown
+
+
+def lenses() -> Values:
+    """The prompt and its vector."""
+    names = "07.told", "07.one_vector", "07.vector_works"
+    found = zip(*(vector(*both) for both in RIVALS), strict=True)
+    return {name: list(values) for name, values in zip(names, found, strict=True)}
+
+
+CHAPTERS = {"01": repeated, "02": anchors, "03": numbers, "05": steps, "06": circuits, "07": lenses}
 
 
 def main() -> None:
