@@ -10,7 +10,7 @@ from sklearn.kernel_ridge import KernelRidge
 
 from iclutils import models
 from iclutils.chapters.gradient_descent.heads import dual_heads, read
-from iclutils.chapters.lenses import marks, smoothers, vectors
+from iclutils.chapters.lenses import compare, marks, smoothers, vectors
 from iclutils.chapters.lenses.question import Question, logits, of_prompts
 from iclutils.interp.hooks import cut_attention
 from iclutils.models import TransformerBridge, get_act_name
@@ -169,3 +169,29 @@ def test_agreement_is_a_correlation_and_what_a_count_explains_can_be_taken_out()
     expected = correlate(left[0], np.concatenate([left[1], -left[1]]))
     found = smoothers.beyond_counting(weights, shows, told)
     assert found.item() == pytest.approx(expected)
+
+
+def test_sets_to_remove_part_the_marked_heads_and_their_controls_are_unmarked() -> None:
+    layer = torch.arange(6).repeat_interleave(10)
+    top = {"circuit": {0, 1, 2}, "anchors": {1, 2, 3, 12}, "induction": {2, 12, 13}}
+    sets = compare.sets_to_remove(top, layer, torch.Generator().manual_seed(0))
+    assert sets["both"] == {2, 12}
+    assert (sets["matchers only"], sets["readers only"]) == ({13}, {1, 3})
+    assert (sets["circuit only"], sets["no circuit"]) == ({0}, {3, 12})
+    for name, heads in sets.items():
+        own = sets[name.split(",")[0]]
+        assert sorted(layer[sorted(heads)].tolist()) == sorted(layer[sorted(own)].tolist())
+        if "others" in name:
+            assert not heads & {0, 1, 2, 3, 12, 13}
+
+
+def test_every_lens_scores_every_head_and_half_of_the_prompts_will_do(
+    net: TransformerBridge, here: Question, found: marks.Marks
+) -> None:
+    contexts = smoothers.read_examples(net, here, 0)
+    prefix = torch.rand(4, 4, 4)
+    scores = compare.head_scores(found, prefix, contexts, here.shows)
+    assert tuple(scores) == marks.LENSES
+    assert all(x.shape == (4, 4) for x in scores.values())
+    half = compare.head_scores(found, prefix, contexts, here.shows, slice(0, None, 2))
+    assert torch.allclose(half["anchors"], found.anchors[::2].mean(0))
