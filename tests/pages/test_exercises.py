@@ -64,7 +64,7 @@ def dotted(block: str) -> set[str]:
 
 
 def test_there_are_exercises_in_every_chapter() -> None:
-    assert len(CHAPTERS) == 6
+    assert len(CHAPTERS) == 7
 
 
 def test_a_chapter_leads_from_a_warm_up_to_an_open_question(chapter: Path) -> None:
