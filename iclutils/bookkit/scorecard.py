@@ -108,11 +108,21 @@ def number(value: float, spread: float = 0.0) -> str:
 
 
 def published(claim: Claim) -> str:
-    """The source's figure as the source gives it, or ``no figure``."""
+    """The source's number as the source gives it, or ``no number``."""
     if claim.published is None:
-        return "no figure"
+        return "no number"
     shown = str(claim.published)
     return shown if isinstance(claim.published, str) else shown.replace("-", MINUS)
+
+
+def in_words(criterion: str) -> str:
+    """A criterion of the ledger in words."""
+    low, between, high = criterion.replace("-", MINUS).partition(" .. ")
+    if between:
+        return f"between {low} and {high}"
+    for sign, word in (("<=", "at most"), (">=", "at least"), ("<", "below"), (">", "above")):
+        low = low.replace(sign, word)
+    return low
 
 
 def badge(verdict: str) -> list[str]:
@@ -141,9 +151,11 @@ def compared(table: Iterable[Row]) -> str:
 
 
 def compared_html(table: Iterable[Row], page: str = "") -> str:
-    """The same as HTML; each claim leads to its row on the ``page`` of the scorecard."""
-    rows = list(table)  # without columns in which no claim is put
-    columns = {c: label for c, label in COLUMNS.items() if of(rows, c)}
+    """The same as HTML, with what was measured; each claim leads to its row on the ``page`` of the
+    scorecard. Columns in which nothing was run are left out."""
+    rows = list(table)
+    run = {c for found in rows for c, entry in found.items() if entry.result}
+    columns = {c: label for c, label in COLUMNS.items() if c in run}
     head = "".join(f"<th>{x}</th>" for x in ("Claim", "Source", *columns.values()))
     body, names = [], []
     for found in rows:
@@ -157,7 +169,10 @@ def compared_html(table: Iterable[Row], page: str = "") -> str:
             number = "" if value == verdict else f"<span>{value}</span> "
             mark = f'<span class="{" ".join(badge(verdict))}">{verdict}</span>'
             cells.append(f'<td data-label="{label}">{number}{mark}</td>')
-        body.append(f"<tr><th>{escape(claim.statement)}<br>{name}</th>{''.join(cells)}</tr>")
+        tier = next(tier for tier in ("mini", *claim.tiers) if tier in claim.tiers)
+        rule = f"holds if {in_words(claim.tiers[tier]['holds'])}"
+        what = f'<span class="muted">{escape(claim.said("measure", tier))}; {rule}</span>'
+        body.append(f"<tr><th>{escape(claim.statement)} {what}<br>{name}</th>{''.join(cells)}</tr>")
         names.append(claim.id)
     return (
         f'<table class="scorecard compared" data-claims="{" ".join(names)}">'

@@ -53,7 +53,7 @@ def test_a_row_has_every_column_and_no_result_is_not_run(
         [*[("not run",) * 2] * 2, *[("–",) * 2] * 3],
     ]
     assert scorecard.published(table[0]["mini"].claim) == "−13.898"
-    assert scorecard.published(table[1]["mini"].claim) == "no figure"
+    assert scorecard.published(table[1]["mini"].claim) == "no number"
 
 
 def test_the_null_is_the_run_with_random_weights_or_the_cells_own(

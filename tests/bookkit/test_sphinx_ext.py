@@ -207,8 +207,8 @@ def test_every_page_shows_what_there_is(
     assert shown(book.html("numbers"), "verdict verdict-holds") == ["holds"]
     assert shown(book.html("numbers"), "real") == ["4.00"]
     (table,) = re.findall(r"<table[^>]*data-claims.*?</table>", book.html("notebooks/90_demo"))
-    said = "It is big. 90.first −13.898 2.25 holds not run 4.00 holds −1.00 does not hold"
-    assert plain(table).endswith(f"{said} 3.00 reproduced")
+    said = "It is big. the size; holds if above 1 90.first −13.898 2.25 holds 4.00 holds −1.00"
+    assert plain(table).endswith(f"{said} does not hold 3.00 reproduced")  # no null was run
     assert 'href="../book/scorecard.html#claim-90-first"' in table
     assert "all 1 1 0 0 0" in [plain(row) for row in rows(book.html("book/front"))]
     status = [plain(row) for row in rows(book.html("status"))]
@@ -296,7 +296,10 @@ def _chapter(book: Book) -> None:
     assert plain(how_many).startswith(said)
     assert 'href="../book/scorecard.html?chapter=90"' in how_many
     assert 'href="../book/verdicts.html"' in how_many
-    assert plain(rest) == "Judged here, but not in the run shown: 90.second."
+    assert (
+        plain(rest)
+        == "Put to another model than this run's, with results on the scorecard: 90.second."
+    )
     assert 'href="../book/scorecard.html#claim-90-second"' in rest
     assert html.index("claims-here") > html.index("The start") > html.index("<h1>")
 

@@ -141,7 +141,7 @@ def link_claims(app: Sphinx, doctree: nodes.document) -> None:
             section = section.parent
         if section is None:  # the scorecard warns of a label that is not there
             continue
-        lead = "Judged here, but not in the run shown: "
+        lead = "Put to another model than this run's, with results on the scorecard: "
         line = nodes.paragraph("", lead, classes=["claims-here"])
         for number, claim in enumerate(claim for claim in rest if claim.cell == cell):
             line += [nodes.Text(", " * bool(number)), _link(claim, docname)]

@@ -267,9 +267,9 @@ def _rules(claim: Claim) -> list[str]:
     for tier, criteria in claim.tiers.items():
         over = f", over {found}" if (found := claim.said("over", tier)) else ""
         what.setdefault(f"{claim.said('measure', tier)}{over}", []).append(tier)
-        rule = f"holds if the whole 95 % interval is {_words(criteria['holds'])}"
+        rule = f"holds if the whole 95 % interval is {scorecard.in_words(criteria['holds'])}"
         if "partly" in criteria:
-            rule += f"; partly if the mean is {_words(criteria['partly'])}"
+            rule += f"; partly if the mean is {scorecard.in_words(criteria['partly'])}"
         said.setdefault(rule, []).append(tier)
     lines = [f"Measured: {text}" for text in what]
     if len(what) > 1:
@@ -320,16 +320,6 @@ def _run(result: Result) -> tuple[str, ...]:
         commit(result.commit),
         versions(result.python, result.versions),
     )
-
-
-def _words(criterion: str) -> str:
-    """A criterion of the ledger in words."""
-    low, between, high = criterion.replace("-", scorecard.MINUS).partition(" .. ")
-    if between:
-        return f"between {low} and {high}"
-    for sign, word in (("<=", "at most"), (">=", "at least"), ("<", "below"), (">", "above")):
-        low = low.replace(sign, word)
-    return low
 
 
 def _line(markdown: str) -> str:
