@@ -172,7 +172,7 @@ def begin(
         ('mini', 'induction-0')
     """
     chosen = presets.get(tier)
-    refuse(model, seed, weights)
+    refuse("", seed, weights)  # a model is looked for when it is loaded
     if model in models.HUB and tier != "real":  # a published model: sizes and claims of its tier
         chosen = presets.TIERS["paper"]
     if model.startswith(smollm2.NAME):
