@@ -221,17 +221,6 @@ def shares(
     return figure
 
 
-def scatter(panels: Mapping[str, tuple[Values, Values]], xlabel: str, ylabel: str) -> Figure:
-    """Points against the line of equality, one panel for each series."""
-    figure, axes = canvas(len(panels), width=3.5 * len(panels), height=3.2)
-    for ax, (name, (x, y)) in zip(axes, panels.items(), strict=True):
-        ax.axline((0, 0), slope=1, color=GREY, lw=1, ls="--")
-        ax.plot(x, y, "o", ms=3, color=BLUE)
-        ax.set(title=name, xlabel=xlabel)
-    axes[0].set_ylabel(ylabel)
-    return figure
-
-
 def rows(values: Mapping[str, float], xlabel: str) -> Figure:
     """A bar from zero for each name, the first on top."""
     figure, (axes,) = canvas(height=0.6 + 0.24 * len(values))
@@ -361,40 +350,6 @@ def null_histogram(
         axes.axvline(value, color=colour, lw=2, label=name)
     axes.set(xlabel=xlabel, ylabel="head pairs")
     axes.legend()
-    return figure
-
-
-def flow(
-    words: Sequence[str], edges: Sequence[Mapping[str, Sequence[tuple[int, int, float]]]]
-) -> Figure:
-    """Which token feeds which, layer by layer: the prompt across, depth upwards.
-
-    ``edges[layer]`` maps a kind of flow to (destination, source, weight); an edge rises from its
-    source below the layer to its destination above it, the wider the stronger.
-    """
-    figure, (axes,) = canvas(width=max(7.0, 0.2 * len(words)), height=1.0 + 1.1 * len(edges))
-    kinds = list(dict.fromkeys(kind for layer in edges for kind in layer))
-    colour = dict(zip(kinds, (BLUE, ORANGE, GREY), strict=False))
-    top = max((w for layer in edges for found in layer.values() for *_, w in found), default=1.0)
-    for depth, layer in enumerate(edges):
-        for kind, found in layer.items():
-            for to, source, weight in found:
-                axes.plot(
-                    (source, to),
-                    (depth, depth + 1),
-                    color=colour[kind],
-                    alpha=0.75,
-                    lw=5 * weight / top,
-                )
-    for kind in kinds:
-        axes.plot([], [], color=colour[kind], lw=3, label=kind)
-    for height in range(len(edges) + 1):
-        axes.plot(range(len(words)), [height] * len(words), ".", color="black", ms=2)
-    axes.set_xticks(range(len(words)), words, rotation=90, size=8)
-    middles = [depth + 0.5 for depth in range(len(edges))]
-    axes.set_yticks(middles, [f"layer {depth}" for depth in range(len(edges))])
-    axes.tick_params(length=0)
-    figure.legend(loc="outside lower center", ncols=len(kinds))
     return figure
 
 

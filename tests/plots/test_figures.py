@@ -76,23 +76,6 @@ def test_colours_differ_in_grey_too() -> None:
     assert len(set(figures.COLOURS)) == len(figures.COLOURS)
 
 
-def test_flow_draws_every_edge_from_below_to_above_its_layer() -> None:
-    edges = [{"in": [(2, 0, 0.5)], "out": []}, {"in": [], "out": [(3, 2, 1.0)]}]
-    figure = figures.flow(["a", "b", "c", "d"], edges)
-    (axes,) = figure.axes
-    drawn = [
-        line
-        for line in axes.get_lines()
-        if line.get_linestyle() == "-" and len(line.get_xdata()) == 2
-    ]
-    assert [list(line.get_xdata()) for line in drawn] == [[0, 2], [2, 3]]
-    assert [list(line.get_ydata()) for line in drawn] == [[0, 1], [1, 2]]
-    assert [line.get_linewidth() for line in drawn] == [2.5, 5.0]
-    assert drawn[0].get_color() != drawn[1].get_color()
-    assert [t.get_text() for t in axes.get_xticklabels()] == ["a", "b", "c", "d"]
-    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["in", "out"]
-
-
 def test_matrices_write_all_but_the_diagonal_and_leave_their_input_alone() -> None:
     values = torch.tensor([[1.0, 0.2], [0.7, 1.0]])
     figure = figures.matrices({"one": values, "two": values}, ["x", "y"], 0.0, 1.0)
