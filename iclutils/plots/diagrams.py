@@ -274,7 +274,7 @@ def descent_step(
     shares.barh(names, values, color=[BLUE] * len(x) + [ORANGE])
     shares.axvline(0, color="black", lw=0.8)
     shares.invert_yaxis()
-    shares.set(xlabel="value y × attention (rate · x · query)")
+    shares.set(xlabel="value y × attention (η/N · x · query)")
     shares.set_title("attention adds up the same step")
     return figure
 

@@ -172,7 +172,7 @@ def tune(
     if plus and not shared and steps > 5:
         raise IclError(
             f"Tune GD++ for at most 5 steps, or with shared settings; got {steps}: the answer is a "
-            "polynomial of degree 3^steps in Σ x_i x_iᵀ, and fits some contexts to harm others."
+            "polynomial of degree (3^steps - 1) / 2 in Σ x_i x_iᵀ, fit to some, harmful to others."
         )
     pairs, query, y = split_query(xs.double(), ys.double())
     values, axes = torch.linalg.eigh(pairs.mT @ pairs / pairs.shape[-2])
