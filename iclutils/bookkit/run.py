@@ -261,8 +261,9 @@ def _execute_all(runs: list[Run], jobs: int) -> None:
         waiting = [pool.submit(_execute, run, clients[run.chapter], environment) for run in runs]
         try:
             for done in as_completed(waiting):
-                if failed is None and not done.cancelled() and (failed := done.exception()):
+                if failed := done.exception():
                     pool.shutdown(wait=False, cancel_futures=True)
+                    break  # what was cancelled never completes; what runs is waited for below
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             for client in clients.values():
