@@ -27,7 +27,7 @@ TOGETHER := -n 2 --dist loadfile
 CHAPTER ?= all
 TIER ?= mini
 
-.PHONY: help setup book test nightly lint format types unit notebooks accept train null real run assignments grade gradebook bench zip pdf clean
+.PHONY: help setup book test nightly lint format types unit notebooks accept train null real run exercises assignments grade gradebook bench zip pdf clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ real: $(READY)  ## run all chapters on a pretrained language model: at most 90 m
 
 run: $(READY)  ## run chapters: make run CHAPTER=01 TIER=paper
 	@$(BIN)/python -m iclutils run $(CHAPTER) --tier $(TIER)
+
+exercises: $(READY)  ## chapters without the solutions of their exercises, into _build/exercises/
+	@$(BIN)/python -m iclutils exercises $(filter-out all,$(CHAPTER))
 
 assignments: $(READY)  ## derive homework from the solved masters: student, autograder, instructor
 	@$(BIN)/python -m iclutils assignments $(HW) $(if $(MASTERS),--masters "$(MASTERS)")

@@ -102,7 +102,8 @@ def _frame(notebook: Notebook) -> Iterator[str]:
         yield "the set-up cell is not the shared one: run python -m iclutils address"
     before = notebook["cells"][0]
     for cell in notebook["cells"]:
-        story = cell["cell_type"] == "code" and not tags(cell) & {"parameters", "set-up"}
+        silent = tags(cell) & {"parameters", "set-up", "exercise"}
+        story = cell["cell_type"] == "code" and not silent
         if story and before["cell_type"] != "markdown":
             yield f"no sentence before the cell {_name(cell)}"
         before = cell

@@ -245,6 +245,19 @@ def pdf(given: Namespace) -> None:
     print(*pdf.make(BUILD / "html", BUILD / "pdf", names), sep="\n")
 
 
+@command(
+    CHAPTER,
+    option("--out", type=Path, default=BUILD / "exercises", help="folder (_build/exercises)"),
+    examples=("", "01", "01 --out path/to/folder"),
+)
+def exercises(given: Namespace) -> None:
+    """Write the chapters without the solutions of their exercises, to be handed out."""
+    from . import exercises
+
+    for path in exercises.without_solutions(given.chapter, given.out):
+        print(f"wrote {path}")
+
+
 @command()
 def accept(given: Namespace) -> None:
     """Make the last mini run the committed one."""

@@ -11,7 +11,8 @@ import atexit
 import math
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsFloat
@@ -31,6 +32,8 @@ from ..tasks import generator
 from ..zoo import smollm2
 from . import claims, machine, presets, remember, scorecard
 from .remember import Found, Given
+
+UNFILLED = "write this first"  # what the stub of an exercise raises
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,29 @@ class Session:
             where: dict[str, Any] = {"tier": self.column, "seed": self.seed, "device": self.device}
             where |= {"model": ", ".join(self.models(claim.chapter)), "count": measured[2]}
             claims.check(claim_id, measured[0], measured[1], **where, null=null, **detail)
+
+    @staticmethod
+    @contextmanager
+    def exercise(label: str) -> Iterator[None]:
+        """Say whether what the reader wrote passes the assertions of the block: ``right``, ``not
+        yet`` with the message of the first that fails, or ``write this first`` while it is the
+        stub. Any other error passes through, for the reader to see where it was raised.
+
+        Example:
+            >>> with Session.exercise("01-ex-even"):
+            ...     assert 1 + 1 == 3, "One and one are two."
+            01-ex-even: not yet. One and one are two.
+        """
+        try:
+            yield
+        except NotImplementedError as error:
+            if str(error) != UNFILLED:
+                raise
+            print(f"{label}: {UNFILLED}.")
+        except AssertionError as error:
+            print(f"{label}: not yet. {error}".rstrip())
+        else:
+            print(f"{label}: right.")
 
     def table(self, *names: str) -> None:
         """Show claims in every column of the scorecard: the source's number, small models, a real

@@ -84,6 +84,7 @@ def test_every_example_is_one_that_is_understood() -> None:
         (["train", "lsa-1", "--jobs", "2"], "--jobs and --cluster are for several recipes"),
         (["train", "lsa-1", "--cluster", "tcp://x:1"], "'lsa-1' names one. Leave them out"),
         (["claims", "99"], "Unknown chapter '99'"),
+        (["exercises", "00"], "Unknown chapter '00'"),
         (["show", "02", "--demonstration", "no label"], "--demonstration takes TEXT=LABEL"),
         (["book"], "Run this in the checkout"),
         (["accept"], "Run this in the checkout"),

@@ -12,7 +12,7 @@ import yaml
 from transformers import PreTrainedModel
 
 import iclutils
-from iclutils.bookkit import claims, presets
+from iclutils.bookkit import claims, presets, session
 from iclutils.errors import IclError
 from iclutils.files import read_json
 
@@ -192,3 +192,27 @@ def test_a_table_shows_claims_in_every_column(score: None, capsys: Out) -> None:
     assert "0.500" not in capsys.readouterr().out
     with pytest.raises(IclError, match=r"Unknown claim '01\.scoer'\. Did you mean '01\.score'"):
         book.table("01.scoer")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (NotImplementedError("write this first"), "write this first."),
+        (AssertionError("One and one are two."), "not yet. One and one are two."),
+        (AssertionError(), "not yet."),
+        (None, "right."),
+    ],
+)
+def test_an_exercise_is_to_be_written_not_yet_or_right(
+    error: Exception | None, said: str, capsys: Out
+) -> None:
+    with session.Session.exercise("01-ex-sum"):
+        if error:
+            raise error
+    assert capsys.readouterr().out == f"01-ex-sum: {said}\n"
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), NotImplementedError("no such operator")])
+def test_other_errors_of_an_exercise_pass_through(error: Exception) -> None:
+    with pytest.raises(type(error)), session.Session.exercise("01-ex-sum"):
+        raise error

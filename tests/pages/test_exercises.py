@@ -1,7 +1,7 @@
-"""The exercises: their form, that what they name exists, and that every solution is one.
+"""The exercises: their form, that what they name exists, and what their tests say.
 
-A stub ends in the assertions that its solution must satisfy. So there are two things to run: the
-solution, which must pass, and the stub as it stands, which must not.
+Three things are run after the chapter: the stub as it stands, which must ask to be written; the
+solution in its place, which must be right; and a typical mistake, which must be told.
 """
 
 from __future__ import annotations
@@ -16,16 +16,27 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
-from exercises import KINDS, LEVELS, Exercise, asserts, exercises
-from notebook_rules import code, source
+from exercises import KINDS, LEVELS, Exercise, blocks, exercises, functions, imported, unfilled
+from mistakes import MISTAKES
+from notebook_rules import code, source, tags
 
+from iclutils.__main__ import main
 from iclutils.bookkit import claims
 from iclutils.bookkit.run import NOTEBOOKS
+from iclutils.bookkit.session import UNFILLED
 from iclutils.files import read_json
 
-CHAPTERS = [NOTEBOOKS / f"{name}.ipynb" for name in claims.chapters()]
+ALL = [NOTEBOOKS / f"{name}.ipynb" for name in claims.chapters()]
 NAMED = re.compile(r"`([a-z_]\w*(?:\.\w+)+)(?:\(.*?\))?`", re.DOTALL)
-IMPORTS = (ast.Import, ast.ImportFrom)
+Out = pytest.CaptureFixture[str]
+
+
+def story(notebook: Path) -> list[str]:
+    """The code of the chapter before its exercises."""
+    return [source(cell) for cell in code(read_json(notebook)) if "exercise" not in tags(cell)]
+
+
+CHAPTERS = [path for path in ALL if len(story(path)) < len(code(read_json(path)))]
 
 
 @pytest.fixture(params=CHAPTERS, ids=lambda path: path.stem)
@@ -33,14 +44,6 @@ def chapter(request: pytest.FixtureRequest) -> Path:
     """Every chapter in turn."""
     path: Path = request.param
     return path
-
-
-def imported(*blocks: str) -> dict[str, Any]:
-    """What the imports at the top of blocks of code bind."""
-    lines = [ast.unparse(s) for b in blocks for s in ast.parse(b).body if isinstance(s, IMPORTS)]
-    space: dict[str, Any] = {}
-    exec("\n".join(lines), space)
-    return space
 
 
 def missing(names: set[str], space: dict[str, Any]) -> list[str]:
@@ -64,7 +67,7 @@ def dotted(block: str) -> set[str]:
 
 
 def test_there_are_exercises_in_every_chapter() -> None:
-    assert len(CHAPTERS) == 7
+    assert len(ALL) == 7
 
 
 def test_a_chapter_leads_from_a_warm_up_to_an_open_question(chapter: Path) -> None:
@@ -85,28 +88,60 @@ def test_labels_are_those_of_the_chapter_and_of_no_other_exercise() -> None:
 
 def test_every_exercise_has_its_parts(chapter: Path) -> None:
     for e in exercises(chapter):
+        cells = [e.label, f"{e.label}-stub", f"{e.label}-test", f"{e.label}-solution"]
+        assert e.ids == cells[: 3 if e.is_open else 4]
         assert re.match(r"(\d+ minutes|an hour|an afternoon)", e.minutes), e.label
         assert e.folded == ("Where to start" if e.is_open else "Hint"), e.label
         assert (e.kind == "Open question") == e.is_open == (not e.solution), e.label
         assert len(e.hint.split()) >= 8, e.label
-        assert "..." in e.stub, e.label
-        assert asserts(e.stub), e.label
         assert e.is_open or len(e.why.split()) >= 15, e.label
-        lines = (e.stub + e.solution).splitlines()
+        lines = "\n".join([e.stub, e.test, e.solution]).splitlines()
         assert max(map(len, lines)) <= 72, e.label  # a box is narrower than a cell
 
 
-def test_a_solution_answers_to_the_assertions_of_its_stub(chapter: Path) -> None:
+def test_solutions_stand_at_the_end_in_the_order_of_their_exercises(chapter: Path) -> None:
+    cells = read_json(chapter)["cells"]
+    wanted = [f"{e.label}-solution" for e in exercises(chapter) if e.solution]
+    assert [cell["id"] for cell in cells if "solution" in tags(cell)][1:] == wanted
+    first = len(cells) - len(wanted) - 1
+    assert source(cells[first]).startswith("## Solutions")
+    assert source(cells[first - 1]).startswith("## Further reading")
+
+
+def test_a_stub_computes_nothing_and_its_test_begins_with_it(chapter: Path) -> None:
+    cells = story(chapter)
     for e in exercises(chapter):
-        if e.solution:
-            assert set(asserts(e.stub)) <= set(asserts(e.solution)), e.label
+        left, parts = unfilled(e.stub), ast.parse(e.stub).body
+        assert left, e.label
+        kinds = ast.Import | ast.ImportFrom | ast.FunctionDef
+        assert all(isinstance(part, kinds) for part in parts), e.label
+        assert all(ast.get_docstring(f) for f in functions(e.stub)), e.label
+        exec(e.stub, imported(*cells))
+        (block,) = blocks(e.test)
+        head = [ast.unparse(item) for item in block.items]
+        assert head == [f"book.exercise({e.label!r})"], e.label
+        calls = [any(name in ast.unparse(part) for name in left) for part in block.body]
+        assert calls.index(True) <= 3, f"{e.label}: much is done before the stub is asked"
+        judged = [part for part in ast.walk(block) if isinstance(part, ast.Assert)]
+        assert judged, e.label
+        for part in judged:
+            assert part.msg is not None, f"{e.label}: {ast.unparse(part)} has no message"
+
+
+def test_a_solution_fills_the_stub(chapter: Path) -> None:
+    """It defines the same functions with the same arguments, and nothing is left."""
+    for e in (e for e in exercises(chapter) if e.solution):
+        given = {f.name: ast.unparse(f.args) for f in functions(e.stub)}
+        solved = {f.name: ast.unparse(f.args) for f in functions(e.solution)}
+        assert given.items() <= solved.items(), e.label
+        assert not unfilled(e.solution), e.label
 
 
 def test_what_code_and_hints_name_exists(chapter: Path) -> None:
-    cells = [source(cell) for cell in code(read_json(chapter))]
     for e in exercises(chapter):
-        space = imported(*cells, e.stub, e.solution)
-        named = dotted(e.stub) | dotted(e.solution) | set(NAMED.findall(e.text + e.why))
+        blocks = (e.stub, e.test, e.solution)
+        space = imported(*story(chapter), *blocks)
+        named = set().union(*map(dotted, blocks), NAMED.findall(e.text + e.why))
         assert not missing(named, space), e.label
         for name in named:
             if name.startswith("iclutils."):
@@ -120,32 +155,69 @@ def test_a_name_that_leads_nowhere_is_found() -> None:
     ]
 
 
+# The version without solutions
+
+
+def test_the_version_without_solutions_holds_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["exercises", "01"]) == main(["exercises", "--out", "all"]) == 0
+    made, *rest = (Path(line[6:]) for line in capsys.readouterr().out.splitlines())
+    assert made.parent == Path("_build/exercises")
+    assert made.read_text() == rest[0].read_text()
+    assert [path.name for path in rest] == [path.name for path in ALL]
+    assert sorted(Path("all").iterdir()) == sorted(rest)
+    for path in rest:
+        whole, cells = read_json(NOTEBOOKS / path.name)["cells"], read_json(path)["cells"]
+        kept = [cell["id"] for cell in whole if "solution" not in tags(cell)]
+        assert [cell["id"] for cell in cells] == kept
+        assert not any("{solution}" in source(cell) for cell in cells)
+        assert not any(
+            cell["outputs"] or cell["execution_count"] for cell in code({"cells": cells})
+        )
+
+
+def test_an_unknown_chapter_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["exercises", "99"]) == 2
+    assert "Unknown chapter '99'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+# What the tests of the exercises say
+
+
+def test_mistakes_are_known_for_every_chapter() -> None:
+    labels = {e.label for path in CHAPTERS for e in exercises(path)}
+    assert set(MISTAKES) <= labels
+    assert {label[:2] for label in MISTAKES} == {path.stem[:2] for path in CHAPTERS}
+
+
 @pytest.mark.nightly
 @pytest.mark.usefixtures("results_elsewhere")
-def test_solutions_solve_and_stubs_do_not(
-    chapter: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stubs_ask_solutions_are_right_and_mistakes_are_told(chapter: Path, capsys: Out) -> None:
     """After the chapter, as a reader meets them."""
     space: dict[str, Any] = {}
-    for cell in code(read_json(chapter)):
-        exec(source(cell), space)
+    for cell in story(chapter):
+        exec(cell, space)
         plt.close("all")
-    for e in (e for e in exercises(chapter) if e.solution):
-        run(e, e.solution, space)
-        checks = "\n".join(asserts(e.solution))
-        assert not passes(e, f"{e.stub}\n{checks}", space), e.label
+    capsys.readouterr()
+    for e in exercises(chapter):
+        assert said(e, e.stub, space, capsys) == f"{e.label}: {UNFILLED}."
+        if e.solution:
+            assert said(e, e.solution, space, capsys) == f"{e.label}: right."
+        if e.label in MISTAKES:
+            wrong, message = MISTAKES[e.label]
+            told = said(e, f"{e.stub}\n{wrong}", space, capsys)
+            assert told.startswith(f"{e.label}: not yet. ")
+            assert message in told
     plt.close("all")
 
 
-def run(e: Exercise, block: str, space: dict[str, Any]) -> None:
-    """Run a block after the chapter, without leaving anything behind."""
-    exec(compile(block, e.label, "exec"), dict(space))
-
-
-def passes(e: Exercise, block: str, space: dict[str, Any]) -> bool:
-    """Whether a block runs to its end: `...` stops it in many ways."""
-    try:
-        run(e, block, space)
-    except Exception:
-        return False
-    return True
+def said(e: Exercise, block: str, space: dict[str, Any], capsys: Out) -> str:
+    """What the test of an exercise prints last of a block in place of the stub."""
+    exec(compile(f"{block}\n{e.test}", e.label, "exec"), dict(space))
+    return capsys.readouterr().out.splitlines()[-1]
