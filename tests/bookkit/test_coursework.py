@@ -14,14 +14,14 @@ import sys
 from collections.abc import Callable
 from fractions import Fraction
 from functools import cache, partial
-from itertools import product
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import entropy
+from scipy.stats import entropy, hypergeom, pearsonr, ttest_rel
 from sklearn.linear_model import Ridge
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
@@ -44,7 +44,7 @@ from iclutils.interp import head_scores
 
 ROOT = Path(__file__).parents[2]
 MASTERS = {path.stem[:4]: path for path in sorted((ROOT / "notebooks/assignments").glob("*.ipynb"))}
-hw01, hw02, hw03, hw04, hw05, hw06 = (
+hw01, hw02, hw03, hw04, hw05, hw06, hw07 = (
     sys.modules[f"iclutils_{name}"] for name in homeworks() if questions(name)
 )
 ALL = [(homework, name) for homework in homeworks() for name in questions(homework)]
@@ -77,7 +77,7 @@ def answers(homework: str, question: str) -> list[Any]:
 
 @pytest.mark.parametrize("homework", homeworks())
 def test_a_master_is_made_of_what_otter_and_students_need(homework: str) -> None:
-    assert list(MASTERS) == homeworks() == [f"hw0{i}" for i in range(1, 7)]
+    assert list(MASTERS) == homeworks() == [f"hw0{i}" for i in range(1, 8)]
     cells = master(homework)
     texts = [source(cell) for cell in cells]
     assert texts[0].startswith("# ASSIGNMENT CONFIG\nname: " + homework)
@@ -166,7 +166,9 @@ def test_a_right_answer_is_right_in_other_forms(homework: str, question: str, fo
         grade(f"{homework}.{question}", *given, hidden=hidden)
 
 
-@pytest.mark.parametrize("question", ["hw01.q2", "hw03.q1", "hw03.q2", "hw06.q2", "hw06.q5"])
+@pytest.mark.parametrize(
+    "question", ["hw01.q2", "hw03.q1", "hw03.q2", "hw06.q2", "hw06.q5", "hw07.q1"]
+)
 def test_single_precision_is_enough(question: str) -> None:
     """Where a student takes the inputs to single precision first."""
     homework, name = question.split(".")
@@ -317,7 +319,7 @@ def test_homework_4_against_autograd_enumeration_and_pytorch() -> None:
     torch.testing.assert_close(after, W @ f[-1] + values.T @ f @ f[-1] / total)
 
 
-def test_homework_5_against_scipy_and_two_copies_of_a_model() -> None:
+def test_homework_6_against_scipy_and_two_copies_of_a_model() -> None:
     clean, altered = hw06._logits(1)
     kl = [entropy(clean.softmax(-1), each.softmax(-1)) for each in altered]
     expected = torch.tensor([np.mean(kl), np.std(kl, ddof=1) / len(kl) ** 0.5])
@@ -349,6 +351,48 @@ def test_homework_5_against_scipy_and_two_copies_of_a_model() -> None:
     k, m = (centre @ each @ each.T @ centre for each in (x, y))
     hsic = (k * m).sum() / ((k * k).sum() * (m * m).sum()).sqrt()
     assert hw06.cka(x, y) == pytest.approx(hsic.item())
+
+
+def test_homework_7_against_scipy_closed_forms_and_pairs() -> None:
+    a, b, top = hw07._scores(1)
+    marks = [each.numpy() >= np.sort(each.numpy(), axis=None)[-top] for each in (a, b)]
+    by_chance = [
+        hypergeom(a.shape[1], *inside).mean()
+        for inside in zip(*(each.sum(1) for each in marks), strict=True)
+    ]
+    expected = (marks[0] & marks[1]).sum() - sum(by_chance)
+    assert hw07.beyond_chance(a, b, top) == pytest.approx(expected)
+    draw = generator(3)
+    maps = [0.3 * normal(draw, 4, 4) for _ in range(3)]
+    blocks = [lambda x, w=each: x @ w for each in maps]  # linear: the stream is a product
+    one, two, three = (torch.eye(4).double() + each for each in maps)
+    shown, bare, vector, readout = (
+        normal(draw, *shape) for shape in ((5, 4), (3, 4), (4,), (4, 3))
+    )
+    expected = (shown.mean(0) - bare.mean(0)) @ one @ two
+    torch.testing.assert_close(hw07.task_vector(blocks, shown, bare, 1), expected)
+    logits = (bare @ one @ two + vector) @ three @ readout
+    expected = logits[:, 1] - logits[:, [0, 2]].mean(1)
+    right = torch.ones(3).long()
+    margins = hw07.steered_margin(blocks, readout, bare, vector, 1, right)
+    torch.testing.assert_close(margins, expected)
+    query, keys, shows, choices = hw07._examples(1)
+    values = torch.eye(choices).double()[shows]
+    expected = scaled_dot_product_attention(query[None], keys, values)[0]
+    torch.testing.assert_close(hw07.smooth(query, keys, shows, choices), expected)
+    both = [each.numpy() - each.numpy().mean(1)[:, None] for each in hw07._votes(1)]
+    expected = pearsonr(*(each.ravel() for each in both)).statistic
+    assert hw07.agreement(*hw07._votes(1)) == pytest.approx(expected)
+    steps, values = torch.tensor([0.0, 100, 300, 700]), torch.tensor([0.2, 0.3, 0.5, 1.0])
+    expected = np.interp(0.6, values, steps)  # the way back, where a curve only rises
+    assert hw07.half_way(steps, values, 0.2) == pytest.approx(expected)
+    first, second = hw07._seeds(1)
+    mean, error = hw07.later_by(first, second)
+    assert (mean / error).item() == pytest.approx(ttest_rel(second, first).statistic)
+    (changes,) = hw07._changes(1)
+    pairs = [float(x @ y) for x, y in permutations(changes, 2)]
+    own = np.mean([float(x @ x) for x in changes])
+    assert hw07.common_share(changes) == pytest.approx(np.mean(pairs) / own)
 
 
 # What is around the questions
@@ -400,6 +444,11 @@ def _imports(pattern: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
             "The x of a token moves",
         ),
         ("hw05.q2", [own(hw05.features), lambda *given: 1.0], r"no \.item\(\), no detach"),
+        (
+            "hw07.q2",
+            [lambda *given: torch.zeros(3), own(hw07.steered_margin)],
+            r"Expected the shape",
+        ),
     ],
 )
 def test_answers_of_a_wrong_kind(question: str, given: list[Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Homework 5, on chapter 06: influence, chance, circuits, path patching, similarity, synergy."""
+"""Homework 6, on chapter 06: influence, chance, circuits, path patching, similarity, synergy."""
 
 from __future__ import annotations
 
