@@ -9,12 +9,13 @@ from __future__ import annotations
 import configparser
 import math
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-from iclutils.bookkit import build, run
+from iclutils.bookkit import run
 from iclutils.files import read_json
 
 BUILD = run.ROOT / "_build"
@@ -24,12 +25,24 @@ SANITIZE = configparser.ConfigParser(interpolation=None)
 SANITIZE.read(Path(__file__).with_name("sanitize.cfg"))
 
 
-@pytest.fixture(scope="session")
-def runs() -> dict[str, run.Run]:
-    """A run of every chapter, by its name."""
+@cache
+def ran(appendices: bool) -> dict[str, run.Run]:
+    """Runs of the chapters, or of their appendices, by name."""
+    names = [name for name in run.chapters() if name.endswith("_appendix") == appendices]
     BUILD.mkdir(exist_ok=True)
     with FileLock(BUILD / ".lock"):
-        return {done.chapter: done for done in run.run_chapters(run.chapters(), {}, BUILD)}
+        return {done.chapter: done for done in run.run_chapters(names, {}, BUILD)}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.nightly if "_appendix" in name else ())
+        for name in run.chapters()
+    ]
+)
+def done(request: pytest.FixtureRequest) -> run.Run:
+    """The run of a notebook; that of an appendix every night."""
+    return ran("_appendix" in request.param)[request.param]
 
 
 def printed(notebook: Path) -> list[str]:
@@ -48,9 +61,8 @@ def printed(notebook: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", run.chapters())
-def test_a_chapter_prints_what_is_committed(name: str, runs: dict[str, run.Run]) -> None:
-    fresh, committed = printed(runs[name].notebook), printed(run.NOTEBOOKS / f"{name}.ipynb")
+def test_a_chapter_prints_what_is_committed(done: run.Run) -> None:
+    fresh, committed = printed(done.notebook), printed(done.source)
     assert [TINY.sub("#", text) for text in fresh] == [TINY.sub("#", text) for text in committed]
     pairs = zip(TINY.findall(" ".join(fresh)), TINY.findall(" ".join(committed)), strict=True)
     for a, b in ((float(a), float(b)) for a, b in pairs):
@@ -58,5 +70,9 @@ def test_a_chapter_prints_what_is_committed(name: str, runs: dict[str, run.Run])
 
 
 @pytest.mark.slow
-def test_verdicts_are_the_committed_ones(runs: dict[str, run.Run]) -> None:
-    assert build.changed(run.ROOT / "book/results/mini", BUILD / "results/mini") == []
+def test_verdicts_are_the_committed_ones(done: run.Run) -> None:
+    fresh, committed = (
+        {name: read_json(folder / f"{name}.json")["verdict"] for name in done.asks()}
+        for folder in (done.results / done.kind, run.ROOT / "book/results/mini")
+    )
+    assert fresh == committed

@@ -100,18 +100,20 @@ class Run:
             digest.update(path.read_bytes())
         return {"inputs": digest.hexdigest(), "parameters": self.parameters}
 
-    def unchecked(self) -> list[str]:
-        """Claims of this notebook and tier that have no result: those that it names, and for the
-        one with the ledger's name all that no other notebook of the chapter names."""
-        if self.kind == "own":
-            return []
+    def asks(self) -> list[str]:
+        """Claims of this notebook and tier: those that it names, and for the one with the ledger's
+        name all that no other notebook of the chapter names."""
         names = [name for name in chapters() if name[:2] == self.chapter[:2]]
         of = {n: claims.named_in(read_json(NOTEBOOKS / f"{n}.ipynb")["cells"]) for n in names}
         mine = of.pop(self.chapter) & set(claims.ledger())
         if self.chapter in claims.chapters():
             mine = set(claims.ledger(self.chapter)) - set().union(*of.values())
-        wanted = [k for k, c in claims.ledger().items() if k in mine and self.tier in c.tiers]
-        return [k for k in wanted if not (self.results / self.kind / f"{k}.json").is_file()]
+        return [k for k, c in claims.ledger().items() if k in mine and self.tier in c.tiers]
+
+    def unchecked(self) -> list[str]:
+        """Claims of this notebook and tier that have no result."""
+        asked = self.asks() if self.kind != "own" else []
+        return [k for k in asked if not (self.results / self.kind / f"{k}.json").is_file()]
 
     @property
     def is_asked(self) -> bool:
