@@ -126,6 +126,28 @@ def head_maps(
     return figure
 
 
+def every_lens(
+    tokens: Sequence[str],
+    written: Float[Tensor, "layer token"],
+    lenses: Sequence[str],
+    marked: Float[Tensor, "lens layer"],
+) -> Figure:
+    """Chapter 07 in one picture: the share of the task's vector that each layer writes by reading
+    each token, and how many heads of each layer a lens marks."""
+    figure, (left, right) = canvas(2, width=8.4, height=4.6)
+    reach = float(written.abs().max())
+    style: dict[str, Any] = {"origin": "lower", "aspect": "auto"}
+    image = left.imshow(written, cmap=SIGNED, vmin=-reach, vmax=reach, **style)
+    left.set_xticks(range(len(tokens)), tokens, rotation=90)
+    left.set(ylabel="layer", title="share of the vector, by token read")
+    figure.colorbar(image, ax=left)
+    image = right.imshow(marked.T, cmap=RISING, **style)
+    right.set_xticks(range(len(lenses)), lenses, rotation=40, ha="right")
+    right.set(title="heads marked, of nine a layer")
+    figure.colorbar(image, ax=right)
+    return figure
+
+
 def attention(pattern: Float[Tensor, "dest src"], words: Sequence[str]) -> Figure:
     """One attention pattern with its tokens: destination down, source across."""
     side = max(3.6, 0.22 * len(words))

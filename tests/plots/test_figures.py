@@ -30,6 +30,17 @@ def test_halves_draws_both_copies_and_the_even_guess() -> None:
     assert points == [[0, -1, -2, -3], [-4, -5, -6, -7]]
 
 
+def test_every_lens_names_tokens_and_lenses_and_keeps_zero_white() -> None:
+    written, marked = torch.tensor([[0.2, -0.1], [0.5, 0.0], [0.1, 0.3]]), torch.ones(4, 3)
+    figure = figures.every_lens(["a", "b"], written, list("wxyz"), marked)
+    left, right = figure.axes[:2]
+    assert [t.get_text() for t in left.get_xticklabels()] == ["a", "b"]
+    assert [t.get_text() for t in right.get_xticklabels()] == list("wxyz")
+    assert left.images[0].get_clim() == (-0.5, 0.5)
+    assert right.images[0].get_array().shape == (3, 4)  # layers upwards
+    assert not left.yaxis_inverted()
+
+
 def test_head_maps_share_one_scale_and_write_their_values() -> None:
     scores = torch.tensor([[0.25, 0.75], [0.5, 1.0]])
     figure = figures.head_maps({"a": scores, "b": 1 - scores})

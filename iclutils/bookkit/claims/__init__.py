@@ -131,9 +131,9 @@ def chapters() -> list[str]:
 
 
 def named_in(cells: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Ids that the code of a notebook's cells names, other than to show them in a table."""
+    """Ids that the code of a notebook's cells names, other than to show what was found."""
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    code = re.sub(r"\bbook\.table\(.*?\)", "", code, flags=re.DOTALL)
+    code = re.sub(r"\bbook\.(table|kept)\(.*?\)", "", code, flags=re.DOTALL)
     return set(re.findall(r"""["'](\d\d\.[a-z]\w*)["']""", code))
 
 
