@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -91,8 +92,23 @@ def test_claims_are_compared_in_text_and_in_html(
     assert html.count("<tr>") == 3
     assert html.count('data-label="Its null"') == 2
     assert '<a class="reference internal" href="card.html#claim-90-first">' in html
-    assert '<span>−1.00</span> <span class="verdict verdict-does-not-hold">does not hold' in html
+    assert '<span>−1.00</span> <span class="verdict verdict-of-null">does not hold' in html
+    assert "nothing to measure" not in html
     assert "href" not in scorecard.compared_html(table)
+
+
+@pytest.mark.parametrize("kind", ["finding", "identity"])
+def test_a_table_leaves_out_what_says_nothing(
+    make_ledger: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
+    """A source without numbers, and the null of what holds in any network."""
+    made = LEDGER.replace("published: -13.898", "").replace("kind: finding", f"kind: {kind}")
+    make_ledger("90_demo", made)
+    claims.check("90.first", [2.0, 3.0, 4.0], tier="mini", model="m", seed=0)
+    claims.check("90.first", math.nan, tier="mini-null", model="m", seed=0)
+    html = scorecard.compared_html(scorecard.rows(claims.read_results(tmp_path / "results")))
+    assert "Source" not in html
+    assert ("nothing to measure" in html) == (kind == "finding")
 
 
 def test_text_counts_findings_and_names_what_failed(
