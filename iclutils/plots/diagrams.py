@@ -288,7 +288,8 @@ def dual_head(
 ) -> Figure:
     """A head as a kernel smoother, and as its dual model: one number, added up in two ways.
 
-    Above, the weights of a mean: the ``attention`` that the query gives to each token. Below, the
+    Above, the weights of a mean: the ``attention`` that the query gives to each token, with a
+    bracket over each group but the first. Below, the
     same mean of ``values``, group by group: the first is the start of the dual model, each other
     a step on one example (Ren & Liu 2024).
 
@@ -306,8 +307,13 @@ def dual_head(
     )
     for at, colour in zip(groups.values(), colours, strict=True):
         above.bar(list(at), attention[list(at)].tolist(), color=colour)
+    high = 1.08 * float(attention.max())
+    for name, at in list(groups.items())[1:]:
+        low, end = min(at) - 0.4, max(at) + 0.4
+        above.plot([low, low, end, end], [0.97 * high, high, high, 0.97 * high], color=GREY, lw=1)
+        above.text((low + end) / 2, 1.03 * high, name, ha="center", va="bottom", size=8)
     above.set_xticks(range(len(tokens)), tokens, rotation=90, size=8)
-    above.set(ylabel="attention", xlim=(-0.7, len(tokens) - 0.3))
+    above.set(ylabel="attention", xlim=(-0.7, len(tokens) - 0.3), ylim=(0, 1.2 * high))
     above.set_title("kernel smoother: a weight for each token", loc="left")
     end = 0.0
     for i, (part, colour) in enumerate(zip(parts, colours, strict=True)):
@@ -324,11 +330,11 @@ def dual_head(
 
 
 def patched_edge(
-    clean: float, corrupted: float, patched: float, edge: tuple[str, str] = ("head 1", "head 2"),
+    clean: float, corrupt: float, patched: float, edge: tuple[str, str] = ("head 1", "head 2"),
     unit: str = "logit difference",
 ) -> Figure:  # fmt: skip
-    """One edge patched: the clean run, the corrupted run, and the clean run in which what one
-    component passes to another is taken from the corrupted run (Wang et al. 2022).
+    """One edge patched: the clean run, the corrupt run, and the clean run in which what one
+    component passes to another is taken from the corrupt run (Wang et al. 2022).
 
     The three numbers are what the runs give.
 
@@ -338,7 +344,7 @@ def patched_edge(
     axes = _sheet(6.6, 3.15)
     runs = (
         ("clean", "the prompt as it is", clean, BLUE),
-        ("corrupted", "a prompt with another answer", corrupted, ORANGE),
+        ("corrupt", "a prompt with another answer", corrupt, ORANGE),
         ("patched", "clean, but for the orange edge", patched, BLUE),
     )
     for i, (name, what, value, colour) in enumerate(runs):
@@ -370,7 +376,7 @@ def circuit(edges: Sequence[Edge], width: float = 6.6) -> Figure:
     """A circuit as a graph: layers upwards, heads across, an arrow for each edge.
 
     An edge is (writer, reader, effect), named as ``interp.graph`` prints them: ``embed``, ``0.2``,
-    ``mlp 0``; ``q 1.2``, ``k 1.2``, ``v 1.2``, ``mlp_in 0``, ``logits``. Width is the size of the
+    ``mlp 0``; ``q 1.2``, ``k 1.2``, ``v 1.2``, ``mlp_in 0``, ``logits``. Width is the root of the
     effect, colour what is read; a dashed arrow lowers the score.
 
     Example:
@@ -395,7 +401,8 @@ def circuit(edges: Sequence[Edge], width: float = 6.6) -> Figure:
         (x, y), (to, up) = at[writer], at[reader]
         end = (to + shift.get(port, 0.0), up - (0.3 if port in PORTS else 0.14))
         style = "-" if effect >= 0 else "--"
-        _arrow(axes, (x, y + 0.14), end, PORTS.get(port, GREY), 0.7 + 4 * abs(effect) / top, style,
+        size = 0.7 + 4 * (abs(effect) / top) ** 0.5
+        _arrow(axes, (x, y + 0.14), end, PORTS.get(port, GREY), size, style,
                bend=0.0 if _level(reader) - _level(writer) <= 1 else 0.12)  # fmt: skip
     for name, (x, y) in at.items():
         _box(axes, (x, y), name, 0.66)

@@ -319,22 +319,26 @@ def curves(
     xlabel: str | Sequence[str],
     log_x: bool = False,
     log_y: bool = False,
+    in_a_row: int = 2,
+    alike: bool = False,
 ) -> Figure:
-    """One panel per quantity, two in a row, one line per series: (x, y).
+    """One panel per quantity, one line per series: (x, y).
 
-    ``xlabel`` is one for all, or one for each.
+    ``xlabel`` is one for all, or one for each. Series that are ``alike``, such as training seeds,
+    are all grey and have no names.
 
     Few lines carry their names; with more, panels whose series have the same names share one
     legend. A logarithmic x axis that starts at 0 (training steps) is linear up to 100.
     """
-    columns = min(2, len(panels))
-    rows = (len(panels) + 1) // 2
+    columns = min(in_a_row, len(panels))
+    rows = math.ceil(len(panels) / columns)
     figure, axes = canvas(columns, height=2.6 * rows, rows=rows)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     below = [xlabel] * len(panels) if isinstance(xlabel, str) else xlabel
     for ax, (title, lines), under in zip(axes, panels.items(), below, strict=False):
-        for (name, (x, y)), colour in zip(lines.items(), cycle(COLOURS), strict=False):
+        colours = cycle([GREY] if alike else COLOURS)
+        for (name, (x, y)), colour in zip(lines.items(), colours, strict=False):
             ax.plot(x, y, "o-", ms=3, lw=1, color=colour, label=name)
         if log_y:
             ax.set_yscale("log")
@@ -345,6 +349,8 @@ def curves(
         else:
             ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         ax.set(title=title, xlabel=under)
+    if alike:
+        return figure
     series = [list(lines) for lines in panels.values()]
     shared = all(names == series[0] for names in series)
     if all(len(names) <= FEW and max(map(len, names)) <= SHORT for names in series):

@@ -155,6 +155,9 @@ def test_the_dual_model_ends_at_the_weighted_mean() -> None:
     assert [p.get_width() for p in (start, first, second)] == pytest.approx([-0.3, 0.5, 0.6])
     assert output.get_width() == pytest.approx(0.8) == second.get_x() + second.get_width()
     assert [p.get_height() for p in figure.axes[0].patches] == pytest.approx([0.3, 0.5, 0.2])
+    assert [t.get_text() for t in figure.axes[0].texts] == ["example 1", "example 2"]
+    spans = [line.get_xdata()[[0, -1]].tolist() for line in figure.axes[0].get_lines()]
+    assert spans == [pytest.approx([-0.4, 0.4]), pytest.approx([0.6, 1.4])]
 
 
 def test_a_circuit_has_each_component_once_and_an_arrow_for_each_edge() -> None:

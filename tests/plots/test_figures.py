@@ -116,6 +116,10 @@ def test_panels_with_other_series_have_legends_of_their_own() -> None:
     assert [ax.get_legend().get_texts()[0].get_text() for ax in other.axes] == ["a" * 70, "b" * 70]
     many = figures.curves({"p": {str(i): line for i in range(8)}}, "x")
     assert len(many.axes[0].get_lines()) == 8, "a series beyond the colours is drawn as well"
+    seeds = figures.curves({k: {"a": line, "b": line} for k in "pqr"}, "x", in_a_row=3, alike=True)
+    assert len({ax.get_subplotspec().rowspan.start for ax in seeds.axes}) == 1
+    assert {line.get_color() for ax in seeds.axes for line in ax.get_lines()} == {figures.GREY}
+    assert not any(ax.texts for ax in seeds.axes)
     slanted = figures.bars({"": [(1.0, 0.0)] * 10}, ["a long label"] * 10, "y", log_y=True).axes[0]
     assert slanted.get_yscale() == "log"
     assert slanted.get_xticklabels()[0].get_rotation() == 40
