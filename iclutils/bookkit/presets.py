@@ -1,13 +1,15 @@
 """Presets: the sizes of all that a chapter does. The defaults are those of the ``mini`` tier, for a
-laptop; those of ``real`` (a language model on a laptop) and ``paper`` (a GPU) are at the end.
+laptop; ``presets.toml`` has those of ``real`` (a language model on a laptop) and ``paper`` (a GPU).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from ..errors import unknown
-from ..tasks import words
 from ..zoo import HELD_OUT
 
 Names = tuple[str, ...]
@@ -185,172 +187,26 @@ class Tier:
         }[chapter]
 
 
-PAPER = Tier(
-    "paper",
-    "auto",
-    Induction(
-        models=("gpt2",),
-        length=50,
-        sequences=32,
-        sweeps=6,
-        pairs=200,
-        draws=10,
-        quantised=("smollm2", "smollm2-unquantised"),
-    ),
-    LabelWords(
-        models=("gpt2-xl",),
-        controls=(),
-        tasks=("sst2", "trec", "ag_news"),  # EmoC is on no hub: asked for by name
-        prompts=5000,
-        saliency_prompts=1000,
-        many_shots=5,
-        layers=5,
-        sets=5,
-        queries=500,
-        train_per_class=4,
-        batch=1,
-        epochs=10,
-        rate=0.01,
-        batch_size=8,
-    ),
-    Regression(
-        models=("regression-paper-d8",),
-        longer="",
-        noise=("regression-paper-noise",),
-        depth=(*(f"regression-paper-L{n}" for n in (1, 2, 4, 8, 12)), "regression-paper-d8"),
-        width=tuple(f"regression-paper-w{n}" for n in (16, 32, 64, 256)),
-        wider=(),
-        dims=("regression-paper-d20",),
-        one_head="",
-        probed=("regression-paper-d8",),
-        contexts=4000,
-        fitted=200,
-        queries=64,
-        probe_contexts=4096,
-        probe_steps=2000,
-    ),
-    GradientDescent(
-        transformers=("gpt2",),
-        depth=("lsa-paper-1", "lsa-paper-2", "lsa-paper-5"),
-        shared=("lsa-paper-2-shared", "lsa-paper-5-shared"),
-        contexts=100_000,
-        tuned=20_000,
-        draws=200,
-        prompts=500,
-        labels="sst2",
-    ),
-    Circuits(
-        models=("gpt2",),
-        deeper="",
-        others=(),
-        exception="",
-        length=25,
-        sequences=8,
-        patterned=32,
-        influenced=6,
-        untrained=2,
-        cases=32,
-        tuned=0,
-        narrow=True,
-    ),
-    Lenses(
-        models=("gpt2",),
-        functions=RIVALS,
-        prompts=32,
-        contexts=200,
-        strong=12,
-        layer=8,
-        hidden=4,
-        length=40,
-        edges=8,
-    ),
-)
-# What has no language model in it (linear self-attention) is as at ``mini``.
-REAL = Tier(
-    "real",
-    "auto",
-    Induction(
-        models=("smollm2",),
-        length=50,
-        sequences=8,
-        sweeps=0,
-        matched=2048,
-        ways=("mean",),
-        mlp_step=3,
-        draws=5,
-        explained=0,
-        strongest=20,
-        functions=tuple(words.FUNCTIONS),
-        prompts=30,
-    ),
-    LabelWords(
-        models=("smollm2",),
-        controls=(),
-        tasks=("sentiment", "subjects"),
-        prompts=40,
-        saliency_prompts=10,
-        layers=10,
-        queries=12,
-        train_per_class=3,
-        epochs=8,
-        draws=5,
-        batch_size=10,
-        details=False,
-        functions=("past", "plural", "gerund", "first-letter", "capital", "opposite"),
-        texts=("sentiment", "questions", "subjects"),
-        confused=("questions",),
-        diagnosed=24,
-    ),
-    Regression(reader="smollm2"),
-    GradientDescent(
-        transformers=("smollm2",),
-        prompts=40,
-        labels="questions",
-        label_words="meaningless",
-        functions=(
-            *("third-person", "gerund", "plural", "past", "first-letter"),
-            *("capital", "opposite", "language", "kind"),
-        ),
-        asked=16,
-        featured=1,
-    ),
-    replace(
-        PAPER.circuits,
-        models=("smollm2",),
-        length=12,
-        sequences=6,
-        patterned=30,
-        draws=4,
-        untrained=1,
-        cases=8,
-        whole=False,
-        functions=(
-            ("past", "gerund"),
-            ("gerund", "third-person"),
-            ("third-person", "past"),
-            ("plural", "kind"),
-            ("kind", "first-letter"),
-            ("first-letter", "plural"),
-            ("comparative", "superlative"),
-            ("superlative", "comparative"),
-        ),
-    ),
-    Lenses(
-        models=("smollm2",),
-        functions=RIVALS,
-        prompts=12,
-        contexts=64,
-        steps=2,
-        strong=20,
-        layer=20,
-        hidden=10,
-        length=40,
-        text="sentiment",
-        edges=4,
-    ),
-)
-_SIZES = Induction(), LabelWords(), Regression(), GradientDescent(), Circuits(), Lenses()
-MINI = Tier("mini", "cpu", *_SIZES)
+def _sizes(tier: str, device: str) -> Tier:
+    """A tier, of the defaults above and of what ``presets.toml`` says otherwise."""
+    kinds = {
+        **{"induction": Induction, "label_words": LabelWords, "regression": Regression},
+        **{"gradient_descent": GradientDescent, "circuits": Circuits, "lenses": Lenses},
+    }
+    changed = OTHERWISE.get(tier, {})
+    made = {name: kind(**_frozen(changed.get(name, {}))) for name, kind in kinds.items()}
+    return Tier(tier, device, **made)
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, wherever they stand."""
+    if isinstance(value, dict):
+        return {key: _frozen(item) for key, item in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+OTHERWISE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+MINI, REAL, PAPER = _sizes("mini", "cpu"), _sizes("real", "auto"), _sizes("paper", "auto")
 TIERS = {"mini": MINI, "real": REAL, "paper": PAPER}
 
 

@@ -14,7 +14,6 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbformat import NotebookNode
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
-from PIL import Image
 
 from .. import progress, room
 from ..errors import IclError, unknown
@@ -36,7 +34,7 @@ from . import claims, machine, presets
 ROOT = CHECKOUT
 NOTEBOOKS = ROOT / "notebooks"
 # Of the machinery a notebook meets these; it meets the science whole.
-MET = ("session.py", "presets.py", "claims/__init__.py", "claims/*.yml")
+MET = ("session.py", "presets.*", "claims/__init__.py", "claims/*.yml")
 MEMORIES = (("memory", "memory"), ("gpu", "GPU memory"))  # as a record has them, and a reader
 UNKNOWN = {"memory": 0.0, "gpu": 0.0}
 NETWORKS = "networks"  # tag of cells about networks of our own, which a language model is not asked
@@ -91,7 +89,7 @@ class Run:
         paths = {p for p in PACKAGE.rglob("*.py") if bookkit not in p.parents}
         paths |= {p for pattern in MET for p in bookkit.glob(pattern)}
         paths |= set(PACKAGE.glob("zoo/*/SHA256SUMS"))
-        paths |= set(PACKAGE.glob("tasks/data/*/*.tsv"))
+        paths |= {*PACKAGE.glob("tasks/data/*/*.tsv"), *PACKAGE.glob("plots/*.yml")}
         if self.tier == "mini":  # it shows what a language model gave
             shown = "07" if self.chapter == "00_tour" else self.chapter[:2]
             paths |= set(ROOT.glob(f"book/results/real*/{shown}.*.json"))
@@ -300,13 +298,13 @@ def _client(run: Run) -> NotebookClient:
 
 def lighter(notebook: NotebookNode) -> NotebookNode:
     """The notebook with its figures in 256 colours, a quarter of their size and not told apart."""
+    from ..plots.figures import few_colours  # takes seconds to import
+
     for cell in notebook.cells:
         for shown in cell.get("outputs", []):
             if "image/png" in (data := shown.get("data", {})):
-                drawn, small = Image.open(BytesIO(base64.b64decode(data["image/png"]))), BytesIO()
-                way = Image.Quantize.FASTOCTREE  # the one that keeps transparency
-                drawn.convert("RGBA").quantize(256, way).save(small, "png", optimize=True)
-                data["image/png"] = base64.b64encode(small.getvalue()).decode()
+                small = few_colours(base64.b64decode(data["image/png"]), 256, "RGBA")
+                data["image/png"] = base64.b64encode(small).decode()
     return notebook
 
 

@@ -26,11 +26,10 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
-from PIL import Image
 from torch import Tensor
 
 from ..errors import IclError
-from .figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE, name_lines
+from .figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE, few_colours, name_lines
 
 PALE = "#d9d9d9"
 PORTS = {"q": BLUE, "k": ORANGE, "v": GREEN}  # what a head reads: queries, keys, values
@@ -488,10 +487,9 @@ def _pair_steps(
 
 
 def _png(figure: Figure) -> bytes:
-    drawn, made = io.BytesIO(), io.BytesIO()
+    drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=150)
-    Image.open(drawn).convert("RGB").quantize(32).save(made, "PNG", optimize=True)
-    return made.getvalue()
+    return few_colours(drawn.getvalue(), 32)
 
 
 def _square(tokens: Sequence[str], *patterns: Float[Tensor, "dest src"]) -> int:

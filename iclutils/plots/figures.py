@@ -8,6 +8,7 @@ the book and the tests look for them.
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 from torch import Tensor
 
 # A stale font list names fonts that are gone; the figures then use another, without a word.
@@ -64,6 +66,13 @@ def headed(figure: Figure, finding: str) -> Figure:
     """
     figure.suptitle(finding, x=0.02, ha="left", size=11, weight="bold", wrap=True)
     return figure
+
+
+def few_colours(png: bytes, colours: int, mode: str = "RGB") -> bytes:
+    """A PNG in so many colours, a part of its size and not told apart; RGBA keeps transparency."""
+    small = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert(mode).quantize(colours).save(small, "PNG", optimize=True)
+    return small.getvalue()
 
 
 def name_lines(axes: Axes) -> None:
