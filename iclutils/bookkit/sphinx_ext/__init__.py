@@ -1,23 +1,8 @@
 """Sphinx extension of the book: numbers from the results, and no request to any network.
 
-- ``{scorecard}``: all claims with the source's figure, ours, the null's, and a filter;
-- ``{verdicts}``: how many findings hold, by source, as links into the scorecard;
-- ``{status}``: the last run of each notebook; ``{citation}``: how to cite the book;
-- ``{chapterfigure} NN-section``: a figure of a chapter with its text; ``{gallery}``: the pictures
-  that a module's examples draw;
-- ``{measured}`01.name```, with ``.field`` and ``@null``, ``@real`` or ``@paper`` if wanted: a
-  number from the results, ``.percent`` of it as "87 %"; ``{real}`01.name```: short for ``@real``;
-  ``{verdict}`01.name```: the verdict, likewise;
-- ``{published}`01.name```: the source's figure;
-- ``{modelcards}``: the cards of the shipped models;
-- ``{api}``: the reference of modules, from their docstrings; ``{modules}``: a table of them;
-- ``{messages}``: the pages about errors, each with the message it shows;
-- ``{packages}``: which part of the package uses which, drawn from the imports.
-
-Results are read from ``book/results/TIER/CLAIM.json`` of the tree that is built. A claim that is
-not in the ledger is a warning, which ``-W`` makes an error. Formulas become MathML, chapters and
-figures get numbers, and launch buttons come from ``iclutils.bookkit.address``. Claims that a
-chapter prints lead to their rows of the scorecard, and every page describes itself in its head.
+``DIRECTIVES`` and ``roles.ROLES`` list what the pages can use; the class of each says what it
+shows. Results are read from ``book/results/TIER/CLAIM.json`` of the tree that is built. A claim
+that is not in the ledger is a warning, which ``-W`` makes an error.
 """
 
 from __future__ import annotations
@@ -36,12 +21,10 @@ from . import (
     api,
     chapters,
     equations,
+    every_page,
     explorer,
-    gallery,
-    head,
+    figures,
     markdown,
-    numbers,
-    packages,
     pages,
     roles,
     scorecard,
@@ -49,13 +32,13 @@ from . import (
 
 DIRECTIVES = {
     "api": api.Api,
-    "chapterfigure": chapters.ChapterFigure,
+    "chapterfigure": figures.ChapterFigure,
     "citation": pages.Citation,
-    "gallery": gallery.Gallery,
+    "gallery": figures.Gallery,
     "messages": pages.Messages,
     "modelcards": pages.ModelCards,
     "modules": api.Modules,
-    "packages": packages.Packages,
+    "packages": api.Packages,
     "scorecard": scorecard.Scorecard,
     "status": pages.Status,
     "verdicts": scorecard.Verdicts,
@@ -69,14 +52,14 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     for name in roles.ROLES:
         app.add_role(name, roles.Number())
     app.add_post_transform(explorer.PictureAndSpecification)
-    app.add_transform(numbers.Numbered)
+    app.add_transform(every_page.Numbered)
     api.connect(app)
     equations.connect(app)
-    app.connect("env-get-updated", numbers.count_by_page, priority=600)
+    app.connect("env-get-updated", every_page.count_by_page, priority=600)
     app.connect("config-inited", _configure, priority=100)
     app.connect("builder-inited", lambda _: markdown.read_results.cache_clear())
     app.connect("doctree-read", chapters.link_claims)
-    for act in (scorecard.load_script, explorer.load, head.describe):
+    for act in (scorecard.load_script, explorer.load, every_page.describe):
         app.connect("html-page-context", act)
     app.connect("build-finished", _copy_scripts)
     if silent := app.extensions.get("sphinx_multitoc_numbering"):

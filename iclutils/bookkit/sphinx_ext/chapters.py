@@ -1,6 +1,5 @@
-"""What other pages take from the chapters, and what the chapters get: links to the scorecard.
+"""The chapters on the pages: their cells, and links from them to the scorecard.
 
-- ``{chapterfigure}``: a figure of a chapter, with its text for those who cannot see it;
 - tables of claims (``book.table``) show the results of the tree that is built;
 - where a cell printed a verdict, the name of the claim becomes a link to its row; claims that the
   committed run did not judge are listed at the end of the section that would;
@@ -9,18 +8,15 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from docutils.parsers.rst import directives
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
-from sphinx.util.docutils import SphinxDirective
 
 from ...errors import IclError, unknown
 from ...files import read_json
@@ -30,7 +26,6 @@ from . import scorecard as cards
 from .markdown import results, rows
 
 VERDICTS_PAGE = "book/verdicts"
-LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=$", re.MULTILINE)
 PRINTED = re.compile(
     rf"^((?:{'|'.join([*VERDICTS, 'no claim', 'undefined'])}) +)(\d\d\.\w+)", re.MULTILINE
 )
@@ -64,61 +59,6 @@ def title(env: BuildEnvironment, chapter: str) -> str:
     return f"{chapter} {heading[1]}" if heading else chapter
 
 
-def figure(env: BuildEnvironment, label: str, number: int, name: str = "") -> tuple[bytes, str]:
-    """PNG and alternative text of the ``number``-th figure of a chapter after ``(label)=``, or of
-    the one of that name."""
-    inside, found, labels = False, [], []
-    paths, every = cells(env, label.split("-")[0])
-    for path in paths:
-        env.note_dependency(str(path))
-    for cell in every:
-        if cell["cell_type"] == "markdown" and (named := LABEL.findall("".join(cell["source"]))):
-            labels += named
-            inside = named[-1] == label
-        given = cell["metadata"].get("mystnb", {})
-        alt = given.get("image", {}).get("alt") or given.get("figure", {}).get("caption", "")
-        wanted = inside and name in ("", given.get("figure", {}).get("name"))
-        pictures = [o.get("data", {}).get("image/png") for o in cell.get("outputs", [])]
-        found += [(picture, alt) for picture in pictures if wanted and picture]
-    if label not in labels:
-        raise unknown("label", label, labels)
-    if not 1 <= number <= len(found):
-        raise IclError(f"Section {label} has {len(found)} figures, and no figure {number}.")
-    picture, alt = found[number - 1]
-    return base64.b64decode(picture), alt
-
-
-class ChapterFigure(SphinxDirective):
-    """``{chapterfigure} NN-section``: a figure of that section, its caption the content.
-
-    The option ``name`` takes the figure of that name, which its cell's metadata give it; ``number``
-    counts the figures of the section, from 1.
-    """
-
-    required_arguments = 1
-    has_content = True
-    option_spec = {"name": directives.unchanged, "number": directives.positive_int}  # noqa: RUF012 - docutils' own form
-
-    def run(self) -> list[nodes.Node]:
-        """Build the figure."""
-        label, number = self.arguments[0], self.options.get("number", 1)
-        name = self.options.get("name", "")
-        try:
-            picture, alt = figure(self.env, label, number, name)
-        except IclError as error:
-            raise self.error(str(error)) from error
-        # Beside the stored pages and not among the sources, which must stay as they are.
-        path = Path(self.env.doctreedir, "figures", f"{label}-{name or number}.png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture)
-        uri = f"/{os.path.relpath(path, self.env.srcdir)}".replace(os.sep, "/")
-        shown = nodes.figure("", nodes.image(uri=uri, alt=alt), classes=["chapterfigure"])
-        if self.content:
-            said, _ = self.state.inline_text(" ".join(self.content), self.lineno)
-            shown += nodes.caption("", "", *said)
-        return [shown]
-
-
 def link_claims(app: Sphinx, doctree: nodes.document) -> None:
     """Lead from a chapter to its rows of the scorecard, if the book has one."""
     docname = app.env.docname
@@ -144,7 +84,7 @@ def link_claims(app: Sphinx, doctree: nodes.document) -> None:
         lead = "Put to another model than this run's, with results on the scorecard: "
         line = nodes.paragraph("", lead, classes=["claims-here"])
         for number, claim in enumerate(claim for claim in rest if claim.cell == cell):
-            line += [nodes.Text(", " * bool(number)), _link(claim, docname)]
+            line += [nodes.Text(", " * bool(number)), _to_row(claim, docname)]
         line += nodes.Text(".")
         inner = next((i for i, n in enumerate(section) if isinstance(n, nodes.section)), None)
         section.insert(len(section) if inner is None else inner, line)
@@ -162,11 +102,9 @@ def _say_how_many_hold(env: BuildEnvironment, doctree: nodes.document, chapter: 
     line += nodes.Text(f"Findings of this chapter on small models: {cards.sentence(found)} (")
     line += [link, nodes.Text(").")]
     if VERDICTS_PAGE in env.found_docs:
-        target = {"refdomain": "std", "reftype": "doc", "reftarget": f"/{VERDICTS_PAGE}"}
-        options = {"refdoc": env.docname, "refexplicit": True, "refwarn": True}
-        text = nodes.inline("", "What a verdict means")
-        line += [nodes.Text(" "), addnodes.pending_xref("", text, **target, **options)]
-        line += nodes.Text(".")
+        text = "What a verdict means"
+        link = _link(text, env.docname, reftype="doc", reftarget=f"/{VERDICTS_PAGE}")
+        line += [nodes.Text(" "), link, nodes.Text(".")]
     first.parent.insert(first.parent.index(first), line)
 
 
@@ -187,7 +125,7 @@ def _link_verdicts(block: nodes.literal_block, ledger: dict[str, Claim], docname
     children: list[nodes.Node] = []
     for match in PRINTED.finditer(text):
         if claim := ledger.get(match[2]):
-            children += [nodes.Text(text[end : match.start(2)]), _link(claim, docname)]
+            children += [nodes.Text(text[end : match.start(2)]), _to_row(claim, docname)]
             end = match.end()
             found.add(claim.id)
     if found:
@@ -198,8 +136,12 @@ def _link_verdicts(block: nodes.literal_block, ledger: dict[str, Claim], docname
     return found
 
 
-def _link(claim: Claim, docname: str) -> nodes.Node:
+def _to_row(claim: Claim, docname: str) -> nodes.Node:
     """The id as a link to its row of the scorecard."""
-    target = {"refdomain": "std", "reftype": "ref", "reftarget": scorecard.anchor(claim)}
-    options = {"refdoc": docname, "refexplicit": True, "refwarn": True}
-    return addnodes.pending_xref("", nodes.inline("", claim.id), **target, **options)
+    return _link(claim.id, docname, reftype="ref", reftarget=scorecard.anchor(claim))
+
+
+def _link(text: str, docname: str, **target: str) -> nodes.Node:
+    """A link from a page, which Sphinx resolves when all pages are read."""
+    options = {"refdomain": "std", "refdoc": docname, "refexplicit": True, "refwarn": True}
+    return addnodes.pending_xref("", nodes.inline("", text), **options, **target)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from docutils import nodes
-from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
@@ -16,6 +15,7 @@ from .markdown import results
 
 logger = logging.getLogger(__name__)
 
+ROLES = ("measured", "published", "real", "verdict")
 NAME = re.compile(r"(?P<id>\d\d\.[a-z0-9_]+)(?:\.(?P<field>\w+))?(?:@(?P<column>[\w-]+))?")
 
 
@@ -30,59 +30,39 @@ class Number(SphinxRole):
         """Show the text, marked with the role's name; or warn with the error."""
         self.env.note_reread()
         try:
-            text = ROLES[self.name](self.env, self.text)
+            text = self.shown()
         except IclError as error:
             logger.warning("%s: %s", self.name, error, location=self.get_location())
             return [nodes.problematic(self.rawtext, self.rawtext)], []
         classes = scorecard.badge(text) if self.name == "verdict" else [self.name]
         return [nodes.inline(self.rawtext, text, classes=classes)], []
 
-
-def measured(env: BuildEnvironment, name: str) -> str:
-    """The value with its spread, or the field of the result."""
-    entry, field = _entry(env, name)
-    if field is None or entry.result is None:
-        return entry.value
-    share = f"{100 * entry.result.value:.0f} %" if entry.result.value is not None else UNDEFINED
-    known = vars(entry.result) | {"verdict": entry.verdict, "percent": share} | entry.result.detail
-    if field not in known:
-        raise unknown(f"field of {entry.claim.id}", field, known)
-    value = known[field]
-    return scorecard.number(value) if isinstance(value, float) else str(value)
-
-
-def real(env: BuildEnvironment, name: str) -> str:
-    """The value in the real language model, or the field of that result."""
-    return measured(env, f"{name}@real")
-
-
-def verdict(env: BuildEnvironment, name: str) -> str:
-    """The verdict."""
-    return _entry(env, name)[0].verdict
-
-
-def published(env: BuildEnvironment, name: str) -> str:
-    """The source's figure."""
-    return scorecard.published(_claim(name))
-
-
-ROLES = {"measured": measured, "published": published, "real": real, "verdict": verdict}
-
-
-def _entry(env: BuildEnvironment, name: str) -> tuple[scorecard.Entry, str | None]:
-    """The claim in the column that is named, and the field."""
-    match = NAME.fullmatch(name)
-    if not match:
-        raise IclError(f"{name!r} is not of the form 01.claim, 01.claim.field or 01.claim@real.")
-    column = {None: "mini", "null": f"mini{claims.NULL}"}.get(match["column"], match["column"])
-    entry = scorecard.row(_claim(match["id"]), results(env)).get(column)
-    if entry is None or entry.verdict == scorecard.NOT_ASKED:
-        raise unknown(f"tier of claim {match['id']}", column, _claim(match["id"]).tiers)
-    return entry, match["field"]
-
-
-def _claim(name: str) -> claims.Claim:
-    known = claims.ledger()
-    if name not in known:
-        raise unknown("claim", name, known)
-    return known[name]
+    def shown(self) -> str:
+        """What stands in the place of the role."""
+        match = NAME.fullmatch(self.text + "@real" * (self.name == "real"))
+        if not match:
+            raise IclError(
+                f"{self.text!r} is not of the form 01.claim, 01.claim.field or 01.claim@real."
+            )
+        known, field = claims.ledger(), match["field"]
+        if match["id"] not in known:
+            raise unknown("claim", match["id"], known)
+        claim = known[match["id"]]
+        if self.name == "published":
+            return scorecard.published(claim)
+        column = {None: "mini", "null": f"mini{claims.NULL}"}.get(match["column"], match["column"])
+        entry = scorecard.row(claim, results(self.env)).get(column)
+        if entry is None or entry.verdict == scorecard.NOT_ASKED:
+            raise unknown(f"tier of claim {claim.id}", column, claim.tiers)
+        if self.name == "verdict":
+            return entry.verdict
+        if field is None or entry.result is None:
+            return entry.value
+        value = entry.result.value
+        share = f"{100 * value:.0f} %" if value is not None else UNDEFINED
+        fields = vars(entry.result) | {"verdict": entry.verdict, "percent": share}
+        fields |= entry.result.detail
+        if field not in fields:
+            raise unknown(f"field of {claim.id}", field, fields)
+        chosen = fields[field]
+        return scorecard.number(chosen) if isinstance(chosen, float) else str(chosen)

@@ -95,21 +95,15 @@ class Scorecard(Generated):
         name = f"`{claim.id}`"
         if f"notebooks/{chapters.page(claim.chapter)}" in self.env.found_docs:
             name = f"[{name}](#{claim.chapter}-{claim.cell})"
-        statement = [
-            f"{{#{scorecard.anchor(claim)} .claim-id}}",
-            name,
-            "",
-            _line(claim.statement),
-            "",
-        ]
+        rules = "\n".join(f"- {_line(text)}" for text in _rules(claim))
+        said = [f"{{#{scorecard.anchor(claim)} .claim-id}}\n{name}", _line(claim.statement)]
         if claim.added_after:
-            statement += [f"{{.added}}\nAdded after `{claim.added_after}` had failed.", ""]
-        statement += ["<details><summary>How it is judged</summary>", ""]
-        statement += [*(f"- {_line(text)}" for text in _rules(claim)), "", "</details>"]
-        said = [f"{{.muted}}\n{claim.kind}, {SAID_BY[claim.origin]}"]
-        said += [plain(scorecard.published(claim))] if claim.published is not None else []
-        source = "\n\n".join([*said, _line(claim.source)])
-        return ["\n".join(statement), source, *(self.tier(row, tier) for tier in TIERS)]
+            said.append(f"{{.added}}\nAdded after `{claim.added_after}` had failed.")
+        said += ["<details><summary>How it is judged</summary>", f"{rules}\n\n</details>"]
+        source = [f"{{.muted}}\n{claim.kind}, {SAID_BY[claim.origin]}"]
+        source += [plain(scorecard.published(claim))] if claim.published is not None else []
+        source.append(_line(claim.source))
+        return [*map("\n\n".join, (said, source)), *(self.tier(row, tier) for tier in TIERS)]
 
     def tier(self, row: Row, tier: str) -> str:
         """What was measured at a tier, and below it its null."""
@@ -120,7 +114,7 @@ class Scorecard(Generated):
 
     def entry(self, entry: Entry) -> str:
         """The value, the verdict, how often it was measured, and in which run."""
-        verdict = _badge(entry.verdict)
+        verdict = f"[{entry.verdict}]{{.{' .'.join(scorecard.badge(entry.verdict))}}}"
         if entry.result is None:
             return verdict
         number = self.runs.index(_run(entry.result)) + 1
@@ -132,27 +126,30 @@ class Scorecard(Generated):
         """The form by which the script hides rows; hidden itself until the script runs."""
         there = {pair for row in self.rows for pair in fields(row)}
         offered = {
-            "chapter": {name: chapters.title(self.env, name) for name in self.chapters},
-            "kind": {kind: kind for kind in KINDS},
-            "origin": dict(ORIGINS),
-            "source": {},
-            "tier": {tier: COLUMNS[tier].lower() for tier in TIERS},
-        } | {field: {v: v for v in _words_of(column)} for field, column in JUDGED.items()}
-        labels = {"origin": "Said by", "tier": "Asked of"} | {
-            k: COLUMNS[column] for k, column in JUDGED.items()
+            "Chapter": (
+                "chapter",
+                {name: chapters.title(self.env, name) for name in self.chapters},
+            ),
+            "Kind": ("kind", {kind: kind for kind in KINDS}),
+            "Said by": ("origin", ORIGINS),
+            "Source": ("source", {}),
+            "Asked of": ("tier", {tier: COLUMNS[tier].lower() for tier in TIERS}),
         }
-        made = []
-        for name, choices in offered.items():
+        for field, column in JUDGED.items():
+            words = [scorecard.REPRODUCED.get(v, v) if column == "paper" else v for v in VERDICTS]
+            offered[COLUMNS[column]] = (field, {word: word for word in words})
+        controls = {}
+        for label, (name, choices) in offered.items():
             options = _options({v: said for v, said in choices.items() if (name, v) in there})
             for group, named in self.sources().items() if name == "source" else ():
                 options += f'<optgroup label="{escape(group)}">{_options(named)}</optgroup>'
             field = f'<select name="{name}" id="filter-{name}"><option value="">all</option>'
-            made.append((name, f"{field}{options}</select>"))
-        field = '<input type="search" name="words" id="filter-words" autocomplete="off">'
+            controls[name, label] = f"{field}{options}</select>"
+        words = '<input type="search" name="words" id="filter-words" autocomplete="off">'
+        controls["words", "Words"] = words
         form = "".join(
-            f'<div><label for="filter-{name}">{labels.get(name, name.capitalize())}</label>'
-            f"{control}</div>"
-            for name, control in [*made, ("words", field)]
+            f'<div><label for="filter-{name}">{label}</label>{control}</div>'
+            for (name, label), control in controls.items()
         )
         return (
             '<form class="scorecard-filter" role="search" aria-label="Filter the claims" hidden>'
@@ -169,11 +166,11 @@ class Scorecard(Generated):
             note = "howpublished" in entries[key].fields
             groups["Study notes" if note else "Papers and code"][key] = _work(entries[key], note)
         groups["This book"] = {OURS: "our own questions and controls"} if OURS in wanted else {}
-        by_name = {
+        return {
             group: dict(sorted(found.items(), key=lambda item: item[1].lower()))
             for group, found in groups.items()
+            if found
         }
-        return {group: found for group, found in by_name.items() if found}
 
 
 class Verdicts(Generated):
@@ -214,33 +211,26 @@ SAID_BY = {"paper": "a paper's", "note": "a note's", "own": "our own"}
 
 def sentence(table: list[Row]) -> str:
     """How many findings hold on small models: ``12 hold, 3 do not hold``."""
-    counted = tally(of(table, kind="finding"))
-    words = {
-        verdict: WORDS.get(verdict, verdict) if n > 1 else verdict for verdict, n in counted.items()
-    }
-    return ", ".join(f"{n} {words[verdict]}" for verdict, n in counted.most_common())
+    counted = tally(of(table, kind="finding")).most_common()
+    return ", ".join(f"{n} {WORDS.get(v, v) if n > 1 else v}" for v, n in counted)
 
 
 def _totals(found: list[Row], page: str) -> list[str]:
     """Findings on small models and in a real one, with their nulls, by who says it; identities,
     errata and the papers' own models in a sentence each. Every count leads to its rows."""
     lines = [line for tier in COUNTED for line in _counts(found, page, tier)]
-    apart = []
-    for kind, what in {
-        "identity": "identities, which any network obeys, of which {} hold",
-        "erratum": "errata, mistakes in a text or in released code, of which {} are shown",
-    }.items():
-        entries = of(found, kind=kind)
-        count = _count(len(entries), page, kind=kind)
-        apart.append(f"{count} {what.format(passing(entries))}")
-    said = [f"Counted apart: {', and '.join(apart)}."]
+    identities, errata = of(found, kind="identity"), of(found, kind="erratum")
+    said = (
+        f"Counted apart: {_count(len(identities), page, kind='identity')} identities, which any "
+        f"network obeys, of which {passing(identities)} hold, and "
+        f"{_count(len(errata), page, kind='erratum')} errata, mistakes in a text or in released "
+        f"code, of which {passing(errata)} are shown."
+    )
     if entries := of(found, "paper", kind="finding"):
-        each = [
-            f"{_count(n, page, kind='finding', paper=v)} {v}"
-            for v, n in tally(entries).most_common()
-        ]
-        said.append(f"On the papers' own models, of {len(entries)} findings: {', '.join(each)}.")
-    return [*lines, " ".join(said), ""]
+        counted = tally(entries).most_common()
+        each = [f"{_count(n, page, kind='finding', paper=v)} {v}" for v, n in counted]
+        said += f" On the papers' own models, of {len(entries)} findings: {', '.join(each)}."
+    return [*lines, said, ""]
 
 
 def _counts(found: list[Row], page: str, tier: str) -> list[str]:
@@ -262,35 +252,22 @@ def _counts(found: list[Row], page: str, tier: str) -> list[str]:
 
 def _rules(claim: Claim) -> list[str]:
     """How a claim is judged, a line each."""
-    what: dict[str, list[str]] = {}
+    what: dict[str, list[str]] = {}  # texts by the tiers of which they are true
     said: dict[str, list[str]] = {}
     for tier, criteria in claim.tiers.items():
+        name = COLUMNS[tier].lower()
         over = f", over {found}" if (found := claim.said("over", tier)) else ""
-        what.setdefault(f"{claim.said('measure', tier)}{over}", []).append(tier)
+        what.setdefault(f"{claim.said('measure', tier)}{over}", []).append(name)
         rule = f"holds if the whole 95 % interval is {scorecard.in_words(criteria['holds'])}"
         if "partly" in criteria:
             rule += f"; partly if the mean is {scorecard.in_words(criteria['partly'])}"
-        said.setdefault(rule, []).append(tier)
-    lines = [f"Measured: {text}" for text in what]
-    if len(what) > 1:
-        lines = [f"Measured on {_named(where)}: {text}" for text, where in what.items()]
-    lines += [f"{_named(where).capitalize()}: {rule}" for rule, where in said.items()]
+        said.setdefault(rule, []).append(name)
+    lines = [f"Measured on {' and '.join(where)}: {text}" for text, where in what.items()]
+    if len(what) == 1:
+        lines = [f"Measured: {text}" for text in what]
+    lines += [f"{' and '.join(where).capitalize()}: {rule}" for rule, where in said.items()]
     lines.append(f"Null: {claim.null or 'the same networks with random weights'}")
     return [*lines, f"Bounds: {claim.tolerance}"]
-
-
-def _named(tiers: list[str]) -> str:
-    """Names of tiers in a sentence."""
-    return " and ".join(COLUMNS[tier].lower() for tier in tiers)
-
-
-def _badge(verdict: str) -> str:
-    return f"[{verdict}]{{.{' .'.join(scorecard.badge(verdict))}}}"
-
-
-def _words_of(column: str) -> list[str]:
-    """Words that can stand in a column."""
-    return [scorecard.REPRODUCED.get(v, v) if column == "paper" else v for v in VERDICTS]
 
 
 def _count(number: int, page: str, **chosen: str) -> str:

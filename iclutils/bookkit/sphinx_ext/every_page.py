@@ -1,5 +1,7 @@
-"""Numbers that a reader can cite: of chapters, in titles and contents, and of figures and
-exercises, which are counted page by page (``Figure 1.3``, in an appendix ``Figure 1A.3``).
+"""What every page gets: numbers that a reader can cite, and a description in its head.
+
+Chapters have their numbers in titles and contents; figures and exercises are counted page by page
+(``Figure 1.3``, in an appendix ``Figure 1A.3``).
 
 A cell of a notebook gives its figure a caption in its metadata, as ``mystnb``: ``figure``:
 ``caption`` (and ``name``, to refer to it by ``{numref}``). Where it names no alternative text,
@@ -9,6 +11,9 @@ the caption is also that.
 from __future__ import annotations
 
 import re
+import textwrap
+from html import escape
+from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -45,3 +50,24 @@ def count_by_page(app: Sphinx, env: BuildEnvironment) -> list[str]:
         for found in kinds.values():
             found.update({name: (*before, i) for i, name in enumerate(found, 1)})
     return []
+
+
+def describe(
+    app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Add ``description`` and the Open Graph fields to a page that was written by someone."""
+    if doctree is None:
+        return
+    # Entries of the bibliography are items of their list: docutils gives them a role that a list
+    # may not hold and that ARIA 1.3 has withdrawn.
+    context["body"] = context["body"].replace('role="doc-biblioentry"', 'role="listitem"')
+    paragraphs = (
+        p for p in doctree.findall(nodes.paragraph) if isinstance(p.parent, nodes.section)
+    )
+    first = next(paragraphs, nodes.paragraph()).astext()
+    said = textwrap.shorten(first, 165, placeholder=" ...")
+    title = re.sub(r"<[^>]*>", "", context.get("title", ""))
+    tags = {"og:title": title, "og:description": said, "og:type": "article"}
+    lines = [f'<meta name="description" content="{escape(said)}" />'] if said else []
+    lines += [f'<meta property="{k}" content="{escape(v)}" />' for k, v in tags.items() if v]
+    context["metatags"] = "\n".join([context.get("metatags", ""), *lines])
