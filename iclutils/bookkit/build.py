@@ -56,10 +56,9 @@ def make(root: Path, build: Path) -> str:
 
 
 def accept(root: Path, build: Path) -> list[Path]:
-    """Make the last mini run the committed one: outputs into ``notebooks/``, results and records
-    into ``book/``; so those of its null and of a real
-    language model, if they were run. What differs in date, commit and seconds
-    only stays; return what changed."""
+    """Make the last mini run the committed one, and those of its null and of a real language model
+    if they were run: outputs into ``notebooks/``, results and records into ``book/``. What differs
+    in date, commit and seconds only stays; return what changed."""
     _refuse_elsewhere(root)
     wanted: dict[Path, Any] = {}
     for name in run.chapters():
@@ -73,20 +72,18 @@ def accept(root: Path, build: Path) -> list[Path]:
         fresh = build / "results/mini" / f"{name}.json"
         if "mini" in claim.tiers:
             wanted[root / "book/results/mini" / f"{name}.json"] = read_json(fresh)
-    kinds = ["mini"]
-    for kind in ("mini" + claims.NULL, "real", "real" + claims.NULL):
-        if (build / "runs" / kind).is_dir():
-            kinds.append(kind)
-            for sort in ("results", "runs"):
-                for path in (build / sort / kind).glob("*.json"):
-                    if sort == "runs" or path.stem in claims.ledger():
-                        wanted[root / "book" / sort / kind / path.name] = read_json(path)
+    others = ("mini" + claims.NULL, "real", "real" + claims.NULL)
+    kinds = [kind for kind in others if (build / "runs" / kind).is_dir()]
+    for folder in (f"{sort}/{kind}" for kind in kinds for sort in ("results", "runs")):
+        for path in (build / folder).glob("*.json"):
+            if folder.startswith("runs") or path.stem in claims.ledger():
+                wanted[root / "book" / folder / path.name] = read_json(path)
     updated = [path for path, value in wanted.items() if not _stands(path, value)]
     for path in updated:
         write_json(path, wanted[path])
-    folders = [root / "book" / sort / kind for sort in ("results", "runs") for kind in kinds]
-    kept = [path for folder in folders for path in folder.glob("*.json")]
-    gone = [path for path in sorted(kept) if path not in wanted]
+    folders = [f"book/{sort}/{kind}" for sort in ("results", "runs") for kind in ("mini", *kinds)]
+    kept = sorted(path for folder in folders for path in (root / folder).glob("*.json"))
+    gone = [path for path in kept if path not in wanted]
     for path in gone:
         path.unlink()
     return [*updated, *gone]
@@ -109,10 +106,7 @@ def executed(source: Path, ran: Path) -> dict[str, Any]:
         raise IclError(f"{source.name} has not been run. Run: make book")
     notebook, cells = read_json(source), read_json(ran)["cells"]
     cells = [c for c in cells if "injected-parameters" not in c["metadata"].get("tags", [])]
-    old, new = (
-        [(c["cell_type"], "".join(c["source"])) for c in x] for x in (notebook["cells"], cells)
-    )
-    if old != new:
+    if [_text(cell) for cell in notebook["cells"]] != [_text(cell) for cell in cells]:
         raise IclError(f"{source.name} was edited since its last run. Run: make book")
     for number, (cell, fresh) in enumerate(zip(notebook["cells"], cells, strict=True)):
         cell.setdefault("id", f"cell-{number:02d}")
@@ -123,6 +117,10 @@ def executed(source: Path, ran: Path) -> dict[str, Any]:
         "language_info": {"name": "python"},
     }
     return notebook | {"nbformat": 4, "nbformat_minor": 5}
+
+
+def _text(cell: dict[str, Any]) -> tuple[str, str]:
+    return cell["cell_type"], "".join(cell["source"])
 
 
 def stage(root: Path, build: Path, done: list[run.Run]) -> Path:
@@ -149,7 +147,6 @@ def stage(root: Path, build: Path, done: list[run.Run]) -> Path:
 
 def pages(root: Path) -> list[str]:
     """Pages that the table of contents names, in order, without their endings."""
-
     text = (root / "_toc.yml").read_text(encoding="utf-8")
     return re.findall(r"^[\s-]*(?:root|file): *(\S+)", text, re.MULTILINE)
 

@@ -186,9 +186,8 @@ def plan(chapter: str, given: dict[str, Any], build: Path) -> Run:
     if given:
         from . import session  # takes seconds to import
 
-        asked: dict[str, Any] = (
-            {"model": "", "seed": 0, "weights": "trained", "device": "auto"} | known | given
-        )
+        asked: dict[str, Any] = dict(model="", seed=0, weights="trained", device="auto")
+        asked |= known | given
         session.refuse(asked["model"], asked["seed"], asked["weights"])
         session.resolve_device(asked["device"])
     return planned
@@ -203,13 +202,13 @@ def run_chapters(
     Notebooks go to ``run/TIER/`` in ``build``, JSON to ``results/TIER/``, time and machine to
     ``runs/TIER/``. Where a chapter fails, those that have begun are finished before its error.
     """
-    runs = [plan(name, given, build) for chapter in names for name in resolve(chapter)]
-    for run in runs:
-        if not run.is_asked:
+    runs = []
+    for run in (plan(name, given, build) for chapter in names for name in resolve(chapter)):
+        if run.is_asked:
+            runs.append(replace(run, fresh=force or not run.is_current()))
+        else:
             what = "of a language model" if run.tier == "real" else f"at the tier {run.tier}"
             progress.say(f"{run.chapter}: nothing in it is asked {what}, so it is not run")
-    runs = [run for run in runs if run.is_asked]
-    runs = [replace(run, fresh=force or not run.is_current()) for run in runs]
     stale = sorted((r for r in runs if r.fresh), key=lambda r: r.seconds, reverse=True)
     for run in stale:
         progress.say(cost(run))

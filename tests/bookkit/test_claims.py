@@ -125,12 +125,12 @@ def mini(**criteria: object) -> dict[str, object]:
         *((mini(holds=x), "is not one of") for x in (">= -inf", "< nan", "= 0.5", "> a", "1")),
         (mini(hold=">= 0.8"), "Did you mean 'holds'"),
         (mini(partly=">= 0.8"), "needs the criterion 'holds'"),
-        (mini(holds=0.8), "90"),
+        (mini(holds=0.8), "quotation marks"),
         ({"kind": "findings"}, "Did you mean 'finding'"),
         ({"origin": "book"}, "Unknown origin"),
         ({"tiers": {"mni": {"holds": ">= 0.8"}}}, "Did you mean 'mini'"),
         ({"tiers": {}}, "needs criteria"),
-        ({"tiers": ["mini"]}, "90"),
+        ({"tiers": ["mini"]}, "no attribute"),
         ({"tolerance": ""}, "tolerance"),
         ({"statement": None}, "statement"),
         ({"colour": "red"}, "colour"),
@@ -146,8 +146,9 @@ def test_a_malformed_claim_is_refused(
     make_ledger: Callable[..., Path], changes: dict[str, object], message: str
 ) -> None:
     make_ledger("90_demo", dump(entry(**changes)))
-    with pytest.raises(IclError, match=message):
+    with pytest.raises(IclError, match=message) as caught:
         claims.ledger("90")
+    assert str(changes.get("id", "90")) in str(caught.value), "it names the claim"
 
 
 def test_measure_and_repetitions_are_one_text_or_one_for_each_tier() -> None:
@@ -214,10 +215,8 @@ def test_check_prints_the_verdict_alone_and_writes_provenance(
     stored = json.loads((tmp_path / "results/mini/90.score.json").read_text())
     known = {"value": 0.8123456789, "spread": 0.001, "count": 5, "device": "cpu", **WHERE}
     known["null"] = {"value": 0.2, "spread": 0.1, "count": 2, "verdict": claims.PARTLY}
-    assert stored == stored | known | {"detail": {"heads": [1], "note": "é"}}
-    assert set(stored["versions"]) >= {"torch", "transformer-lens"}
-    assert stored["python"]
-    assert stored["date"]
+    known |= claims.provenance() | {"detail": {"heads": [1], "note": "é"}}
+    assert stored == stored | known
     assert claims.read_results(tmp_path / "results") == {("mini", "90.score"): wrote}
 
 
@@ -277,15 +276,6 @@ def test_a_stored_result_is_judged_anew(tmp_path: Path) -> None:
             claims.read_results(tmp_path / "results")
 
 
-@pytest.mark.parametrize("change", [{"kind": "findings"}, {"tiers": {"mini": {"holds": 0.8}}}])
-def test_errors_of_a_ledger_name_the_claim(
-    make_ledger: Callable[..., Path], change: dict[str, object]
-) -> None:
-    make_ledger("90_demo", dump(entry(**change)))
-    with pytest.raises(IclError, match=r"90\.score"):
-        claims.ledger("90")
-
-
 def test_what_a_finding_and_an_identity_need(make_ledger: Callable[..., Path]) -> None:
     mini = {"mini": {"holds": ">= 0.5"}}
     names = ("good", "alone", "single", "passes", "algebra", "untrue", "lost")
@@ -309,19 +299,8 @@ def test_what_a_finding_and_an_identity_need(make_ledger: Callable[..., Path]) -
 # The committed ledgers
 
 
-def test_every_committed_claim_can_hold_can_fail_and_is_written_with_care() -> None:
+def test_every_committed_claim_is_written_with_care() -> None:
     for it in claims.ledger().values():
-        for tier, criteria in it.tiers.items():
-            low, high = max(it.range[0], -1e9), min(it.range[1], 1e9)
-            words = " ".join(criteria.values()).replace("..", " ").split()
-            bounds = [float(word) for word in words if word.strip("<>=")]
-            near = [b + d for b in bounds for d in (-1e-3, -1e-6, 0.0, 1e-6, 1e-3)]
-            values = [v for v in (low, high, *near) if low <= v <= high]
-            verdicts = {it.verdict(tier, value) for value in values}
-            wanted = {claims.HOLDS, claims.FAILS} | {
-                claims.PARTLY for k in criteria if k == "partly"
-            }
-            assert verdicts == wanted, f"{it.id} at {tier}"
         assert it.statement.rstrip().endswith("."), f"{it.id}: a statement is a sentence"
         assert it.source.strip(), it.id
         assert len(it.tolerance.split()) > 2, f"{it.id}: say where the bounds come from"

@@ -7,10 +7,10 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -53,16 +53,11 @@ def test_without_a_command_all_are_listed(capsys: Out) -> None:
     assert helped(capsys=capsys) == out
 
 
-def examples() -> list[list[str]]:
-    """The words of every example that a help text shows."""
+def test_every_example_is_one_that_is_understood() -> None:
     lines = re.findall(r"^  python -m iclutils ?(.*)$", __main__.OVERVIEW, re.MULTILINE)
     lines += [f"{name} {x}" for name, it in commands.COMMANDS.items() for x in it.examples]
-    return [shlex.split(line) for line in lines]
-
-
-def test_every_example_is_one_that_is_understood() -> None:
-    for words in examples():
-        assert callable(__main__.parser().parse_args(words).act)
+    for line in lines:
+        assert callable(__main__.parser().parse_args(shlex.split(line)).act)
 
 
 @pytest.mark.parametrize(
@@ -104,44 +99,40 @@ def test_a_mistake_is_one_line_and_status_2(
 def test_what_is_asked_becomes_parameters_of_their_type(
     monkeypatch: Patch, tmp_path: Path, capsys: Out
 ) -> None:
-    calls = []
-
-    def pretend(names: list[str], given: dict, build: Path, *, force: bool = False) -> list:
-        calls.append((names, given, force))
-        return [run.Run(name, {}, tmp_path, fresh=not force) for name in names]
-
-    monkeypatch.setattr(run, "run_chapters", pretend)
+    ran = mock.Mock(side_effect=lambda names, given, build, force: [
+        run.Run(name, {}, tmp_path, fresh=not force) for name in names
+    ])  # fmt: skip
+    monkeypatch.setattr(run, "run_chapters", ran)
     monkeypatch.setattr(run, "chapters", lambda: ["90_demo", "91_other"])
     options = ["--tier", "paper", "--seed", "3", "-p", "weight=0.5", "-p", "name=a b", "--force"]
     assert main(["run", "90", *options]) == main(["run"]) == 0
     values = {"tier": "paper", "seed": 3, "weight": 0.5, "name": "a b"}
-    assert calls == [(["90"], values, True), (["90_demo", "91_other"], {}, False)]
+    every, build = ["90_demo", "91_other"], commands.BUILD
+    assert ran.mock_calls == [
+        mock.call(["90"], values, build, force=True), mock.call(every, {}, build, force=False)
+    ]  # fmt: skip
     assert re.findall(r"^(.*): ", capsys.readouterr().out, re.M) == ["up to date", "ran", "ran"]
 
 
-def test_an_interruption_says_how_to_go_on(monkeypatch: Patch, capsys: Out) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run, "run_chapters", interrupt)
-    assert main(["run", "01"]) == 130
-    assert "run again to continue" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("number", "cure"), [(errno.ENOSPC, "Make room on the disk"), (errno.EROFS, "you may write")]
+    ("error", "status", "said"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted; .*run again to continue"),
+        (
+            OSError(errno.ENOSPC, "Full", "x.json"),
+            2,
+            r"error: x\.json: Full\. Make room on the disk",
+        ),
+        (OSError(errno.EROFS, "Closed", "x.json"), 2, r"error: x\.json: Closed\. .*you may write"),
+    ],
 )
-def test_a_disk_that_does_not_take_files_is_one_line(
-    number: int, cure: str, monkeypatch: Patch, capsys: Out
+def test_an_interruption_or_a_full_disk_is_one_line(
+    error: BaseException, status: int, said: str, monkeypatch: Patch, capsys: Out
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number), "results/x.json")
-
-    monkeypatch.setattr(run, "run_chapters", refuse)
-    assert main(["run", "01"]) == 2
+    monkeypatch.setattr(run, "run_chapters", mock.Mock(side_effect=error))
+    assert main(["run", "01"]) == status
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: results/x.json: {os.strerror(number)}. ")
-    assert cure in line
+    assert re.match(said, line)
 
 
 def test_quiet_silences_the_bars_of_libraries_too() -> None:
@@ -186,17 +177,6 @@ def test_claims_lists_each_claim_at_each_tier(capsys: Out) -> None:
     nulls = [(f"{tier}-null", name) for tier, name in tiers if tier != "paper"]
     expected = [[column, name] for column, name in [*tiers, *nulls]]
     assert sorted(listed) == sorted(expected)
-
-
-def test_address_writes_the_address(tmp_path: Path, capsys: Out) -> None:
-    shutil.copy(ROOT / "CITATION.cff", tmp_path)
-    with (tmp_path / "CITATION.cff").open("a") as citation:
-        citation.write('repository-code: "https://example.org/stale/one"\n')
-    assert main(["address"]) == 0
-    assert f"updated {tmp_path / 'CITATION.cff'}" in capsys.readouterr().out
-    assert "stale" not in (tmp_path / "CITATION.cff").read_text()
-    assert main(["address"]) == 0
-    assert capsys.readouterr().out == "", "nothing is left to do"
 
 
 def test_the_module_is_the_command_line() -> None:

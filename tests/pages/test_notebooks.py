@@ -94,19 +94,6 @@ def test_printed_verdicts_are_those_of_the_committed_results(path: Path) -> None
     results = claims.read_results(folder.parent)
     stored = {key: r for (tier, key), r in results.items() if tier == "mini" and key in ledger}
     assert {key: r.verdict for key, r in stored.items()} == verdicts(read_json(path))
-    for key, result in stored.items():
-        assert result.value is not None
-        judged = ledger[key].verdict("mini", result.value, result.spread, result.count)
-        assert judged == result.verdict, f"{key}: the ledger has changed since; run make accept"
-
-
-def test_results_of_every_tier_still_follow_from_the_ledger() -> None:
-    for (tier, key), result in claims.read_results(ROOT / "book" / "results").items():
-        if result.value is None:
-            assert (result.verdict, tier.endswith(claims.NULL)) == (claims.UNDEFINED, True)
-        else:
-            measured = (result.value, result.spread, result.count)
-            assert claims.ledger()[key].verdict(tier, *measured) == result.verdict, key
 
 
 @pytest.mark.parametrize("path", JUDGED, ids=name)
@@ -147,7 +134,7 @@ def ledger() -> dict[str, Claim]:
 def sound() -> Notebook:
     alt = {"mystnb": {"image": {"alt": "A heat map with one bright cell at layer 2, head 3."}}}
     figure = shown(image_png="iVBORw0KGgo=", text_plain="<Figure size 640x480 with 1 Axes>")
-    check = 'book.check("90.score", value)'
+    check, rank = 'book.check("90.score", value)', 'book.check("90.rank", rank)'
     return {
         "cells": [
             cell("markdown", "# A chapter"),
@@ -156,12 +143,7 @@ def sound() -> Notebook:
             cell("markdown", "(90-score)=\n## Score\nHow high is it?"),
             cell("code", check, 3, outputs=[stream("holds           90.score\n")]),
             cell("markdown", "(90-rank)=\n## Rank\nAnd which rank?"),
-            cell(
-                "code",
-                'book.check("90.rank", rank)',
-                4,
-                outputs=[stream("holds partly  90.rank\n")],
-            ),
+            cell("code", rank, 4, outputs=[stream("holds partly  90.rank\n")]),
             cell("markdown", "The picture:"),
             cell("code", "figures.heads(scores)", 5, metadata=alt, outputs=[figure]),
         ],
@@ -176,14 +158,9 @@ def put(number: int, **changes: object) -> Callable[[Notebook], object]:
     return lambda notebook: notebook["cells"][number].update(changes)
 
 
-def clear(notebook: Notebook) -> None:
-    for each in code(notebook):
-        each.update(outputs=[], execution_count=None)
-
-
-def clear_outputs_only(notebook: Notebook) -> None:
-    for each in code(notebook):
-        each.update(outputs=[])
+def clear(**changes: object) -> Callable[[Notebook], object]:
+    """Changes every code cell."""
+    return lambda notebook: [each.update(outputs=[], **changes) for each in code(notebook)]
 
 
 def tag(number: int, *tags: str) -> Callable[[Notebook], object]:
@@ -197,8 +174,8 @@ def swap_checks(notebook: Notebook) -> None:
 
 LONG = "def f(x):\n" + "    x += 1\n" * 9 + "    return x"
 BREAKS: dict[str, tuple[Callable[[Notebook], object], str]] = {
-    "all cleared": (clear, "not all run once"),
-    "outputs cleared": (clear_outputs_only, "no output in the cell"),
+    "all cleared": (clear(execution_count=None), "not all run once"),
+    "outputs cleared": (clear(), "no output in the cell"),
     "one unrun": (put(4, execution_count=None), "not all run once"),
     "run twice": (put(8, execution_count=6), "not all run once"),
     "out of order": (lambda n: n["cells"].insert(3, n["cells"].pop(6)), "not all run once"),
@@ -261,22 +238,10 @@ def test_what_is_allowed(
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("0.123", 3),
-        ("0.00120", 3),
-        ("-13.898", 5),
-        ("1.5e-07", 2),
-        ("12.", 2),
-        ("0.12345.", 5),
-        ("0.12345s", 5),
-        (".5", 1),
-        ("tensor(0.12345)", 5),
-    ],
+    [("0.00120", 3), ("-13.898", 5), ("1.5e-07", 2), ("12.", 2), (".5", 1), ("0.12345s.", 5)],
 )
 def test_significant_digits(text: str, expected: int) -> None:
-    match = FLOAT.search(text)
-    assert match
-    assert digits(match.group(1)) == expected
+    assert digits(FLOAT.search(text)[1]) == expected  # type: ignore[index]
 
 
 # What is left out of a comparison

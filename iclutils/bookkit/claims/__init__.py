@@ -156,26 +156,23 @@ def read_ledger(path: Path) -> dict[str, Claim]:
         raise IclError(f"{path.name} is not a list of claims, each a map of fields.")
     claims: dict[str, Claim] = {}
     for entry in entries:
-        entry = {k or "null": v for k, v in entry.items()}  # YAML's null is no text
-        whole: dict[str, Any] = {
-            k: float(v) for k, v in entry.items() if isinstance(v, int)
-        }  # YAML's 2 is one
+        # YAML takes the key null, and the number 2, for something else.
+        given = {k or "null": float(v) if isinstance(v, int) else v for k, v in entry.items()}
         try:
-            criteria = entry.get("tiers")
+            criteria = given.get("tiers")
             if isinstance(criteria, dict):  # "real: mini" takes the criteria of another tier
-                whole["tiers"] = {
-                    k: criteria.get(v, v) if isinstance(v, str) else v for k, v in criteria.items()
-                }
-            span = {"range": tuple(map(float, entry["range"]))} if "range" in entry else {}
-            claim = Claim(**entry | whole | span)
+                same = {k: v for k, v in criteria.items() if isinstance(v, str)}
+                given["tiers"] = criteria | {k: criteria.get(v, v) for k, v in same.items()}
+            if "range" in given:
+                given["range"] = tuple(map(float, given["range"]))
+            claim = Claim(**given)
             refuse_if_it_cannot_fail(claim)
-        except IclError as error:
-            named = str(entry.get("id")) in str(error)
-            raise (
-                error if named else IclError(f"{path.name}, claim {entry.get('id')!r}: {error}")
+        except (TypeError, ValueError, AttributeError) as error:  # an IclError is a ValueError
+            if isinstance(error, IclError) and str(entry.get("id")) in str(error):
+                raise
+            raise IclError(
+                f"{path.name}, claim {entry.get('id')!r}: {error}".rstrip(".") + "."
             ) from error
-        except (TypeError, ValueError, AttributeError) as error:
-            raise IclError(f"{path.name}, claim {entry.get('id')!r}: {error}.") from error
         if claim.id in claims:
             raise IclError(f"{path.name} has two claims {claim.id!r}.")
         if claim.chapter != path.stem.split("_")[0]:
@@ -205,16 +202,12 @@ def check(
     known = ledger()
     if claim_id not in known:
         raise unknown("claim", claim_id, known)
-    claim, measured = known[claim_id], summary(value, spread, count)
-    own = None
+    measured = _judged(known[claim_id], tier, *summary(value, spread, count))
     if null is not None:
         found = summary(*null) if isinstance(null, tuple) else summary(null)
-        keys = ("value", "spread", "count", "verdict")
-        own = dict(zip(keys, (*_stored(found), _judged(claim, tier, found)), strict=True))
-    measure: Any = (_judged(claim, tier, measured), *_stored(measured))
-    where: Any = (tier, model, seed, device)
-    made: Any = provenance() | {"null": own, "detail": detail}
-    result = Result(claim_id, *measure, *where, **made)
+        null = _judged(known[claim_id], tier, *found)
+    made = measured | provenance() | {"null": null, "detail": detail}
+    result = Result(claim_id, tier=tier, model=model, seed=seed, device=device, **made)
     write_json(results_folder() / tier / f"{claim_id}.json", asdict(result))
     print(f"{result.verdict:<15} {claim_id}")
     return result
@@ -230,15 +223,12 @@ def summary(value: Any, spread: float = 0.0, count: int = 1) -> tuple[float, flo
     return float(repeated.mean()), float(error), number
 
 
-def _judged(claim: Claim, tier: str, measured: tuple[float, float, int]) -> str:
-    if math.isnan(measured[0]) and tier.endswith(NULL):  # such networks may have nothing to measure
-        return UNDEFINED
-    return claim.verdict(tier, *measured)
-
-
-def _stored(measured: tuple[float, float, int]) -> tuple[float | None, float, int]:
-    value, spread, count = measured
-    return (None, 0.0, count) if math.isnan(value) else (value, spread, count)
+def _judged(claim: Claim, tier: str, value: float, spread: float, count: int) -> dict[str, Any]:
+    """A measurement as it is stored, with its verdict."""
+    if math.isnan(value) and tier.endswith(NULL):  # such networks may have nothing to measure
+        return {"verdict": UNDEFINED, "value": None, "spread": 0.0, "count": count}
+    verdict = claim.verdict(tier, value, spread, count)
+    return {"verdict": verdict, "value": value, "spread": spread, "count": count}
 
 
 def null_of(result: Result, results: Mapping[tuple[str, str], Result]) -> Result | None:
@@ -311,13 +301,14 @@ def _judged_anew(result: Result) -> Result:
     what the measure cannot give is refused."""
     claim = ledger()[result.id]
 
-    def verdict(value: float | None, spread: float, count: int) -> str:
-        return UNDEFINED if value is None else claim.verdict(result.tier, value, spread, count)
+    def verdict(found: dict[str, Any]) -> dict[str, str]:
+        measured = found["value"], found["spread"], found["count"]
+        return {
+            "verdict": UNDEFINED if measured[0] is None else claim.verdict(result.tier, *measured)
+        }
 
-    null = result.null
-    if null:
-        null = null | {"verdict": verdict(null["value"], null["spread"], null["count"])}
-    return replace(result, verdict=verdict(result.value, result.spread, result.count), null=null)
+    null = result.null and result.null | verdict(result.null)
+    return replace(result, **verdict(vars(result)), null=null)
 
 
 @cache
