@@ -26,101 +26,10 @@ EVERY = [*build.pages(ROOT), "search?q=head", "genindex"]
 KINDS = ["book/intro", "notebooks/01_gpt2_induction", "book/scorecard", "book/api/tasks",
          "book/errors/bos", "book/how_to_read"]  # fmt: skip
 QUICK = "desktop, light; phone, dark"
+SCRIPT = Path(__file__).with_name("page.js")
 LOOKS = {QUICK: KINDS, "desktop, light and dark; phone, light and dark": EVERY}
-# Nothing moves or fades any more, and what was folded is open.
-SETTLE = """
-async () => {
-  const still = document.createElement("style");
-  const none = "{ animation: none !important; transition: none !important }";
-  still.textContent = `*, ::before, ::after ${none}`;
-  document.head.append(still);
-  for (const folded of document.querySelectorAll("details")) folded.open = true;
-  for (const button of document.querySelectorAll(".toggle-button-hidden")) button.click();
-}
-"""
-# All rules but contrast, and the one on the size of targets, which is off by default.
-STRUCTURE = """
-() => axe.run(document, {
-  resultTypes: ["violations"],
-  rules: { "color-contrast": { enabled: false }, "target-size": { enabled: true } },
-})
-"""
-# Contrast depends on the colours of a text and of what is behind it, on its size and weight. axe
-# needs minutes for a long page, so one text of each kind is kept, and the others are emptied.
-THIN = """
-() => {
-  const root = document.documentElement, kinds = new Map(), kept = new Set();
-  const texts = [...document.body.querySelectorAll("*")].filter(element =>
-    element.getClientRects().length &&
-    [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim()));
-  for (const theme of ["light", "dark"]) {
-    root.dataset.theme = theme;
-    const grounds = new Map([[null, ""]]);
-    const ground = node => {
-      if (!grounds.has(node)) {
-        const { backgroundColor, backgroundImage, opacity } = getComputedStyle(node);
-        const own = [backgroundColor, backgroundImage, opacity].join(" ");
-        const plain = own === "rgba(0, 0, 0, 0) none 1";
-        grounds.set(node, ground(node.parentElement) + (plain ? "" : own));
-      }
-      return grounds.get(node);
-    };
-    for (const text of texts) {
-      const { color, fontSize, fontWeight } = getComputedStyle(text);
-      const kind = [theme, color, fontSize, fontWeight, ground(text)].join();
-      if (!kinds.has(kind)) kinds.set(kind, text);
-    }
-  }
-  for (const first of [...kinds.values(), ...document.querySelectorAll("input, select")])
-    for (let node = first; node; node = node.parentElement) kept.add(node);
-  for (const text of texts)
-    if (!kept.has(text)) text.tagName === "SPAN" ? text.remove() : text.replaceChildren();
-  return kinds.size;
-}
-"""
-CONTRAST = """
-theme => {
-  document.documentElement.dataset.theme = theme;
-  return axe.run(document, { resultTypes: ["violations"], runOnly: ["color-contrast"] });
-}
-"""
-# All rows of a table are made alike: for the quick look some of them are enough.
-SHORT = """
-() => document.querySelectorAll("tr:nth-child(n + 20)").forEach(row => row.remove())
-"""
-# What axe lets pass: an image with an empty text is decoration to it; here none is.
-NAMELESS = """
-() => [...document.images].filter(image => !image.alt.trim()).map(image => image.src)
-"""
-BROKEN = """
-() => [...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src)
-"""
-# What sticks out of the screen and out of no part that can be scrolled, so that nobody sees it.
-CUT_OFF = """
-() => {
-  const scrolled = new Map([[null, false]]);
-  const scrolls = node => {
-    if (!scrolled.has(node)) {
-      const own = ["auto", "scroll"].includes(getComputedStyle(node).overflowX) &&
-        node.getBoundingClientRect().right <= innerWidth + 1;
-      scrolled.set(node, own || scrolls(node.parentElement));
-    }
-    return scrolled.get(node);
-  };
-  return [...document.querySelectorAll("article :not(svg *)")].filter(e =>
-    e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1 &&
-    !scrolls(e)).map(e => e.outerHTML.slice(0, 120));
-}
-"""
 # What paper has no use for; the contents of the page are printed, and what an explorer shows.
 BARS = "nav:not([aria-label='Page']):visible, button:visible, dialog:visible"
-# How an element shows that it has the focus.
-MARK = """
-element => {
-  const { outlineStyle, outlineWidth, boxShadow } = getComputedStyle(element);
-  return [outlineStyle !== "none" && parseFloat(outlineWidth) > 1, boxShadow];
-}
-"""
 
 
 def found(result: dict[str, Any]) -> list[str]:
@@ -137,7 +46,8 @@ def settled(reader: Reader, name: str) -> Any:
     """A page with everything open, and axe in it."""
     base = pytest.importorskip("axe_playwright_python.base")
     tab = reader.open(name)
-    tab.evaluate(SETTLE)
+    tab.add_script_tag(path=SCRIPT)
+    tab.evaluate("settle()")
     tab.evaluate(base.AXE_SCRIPT)
     return tab
 
@@ -156,13 +66,13 @@ def complaints(tab: Any, looks: str) -> dict[str, list[str]]:
     lines = {}
     for device in WIDTHS:
         resize(tab, device)
-        lines[device] = found(tab.evaluate(STRUCTURE))
-    tab.evaluate(THIN)
+        lines[device] = found(tab.evaluate("structure()"))
+    tab.evaluate("thin()")
     for look in looks.split("; "):
         device, themes = look.split(", ")
         resize(tab, device)
         for theme in themes.split(" and "):
-            lines[f"{device}, {theme}"] = found(tab.evaluate(CONTRAST, theme))
+            lines[f"{device}, {theme}"] = found(tab.evaluate("contrast", theme))
     return {where: what for where, what in lines.items() if what}
 
 
@@ -182,12 +92,12 @@ def test_a_page_can_be_used(reader: Reader, looks: str, name: str) -> None:
     assert tab.evaluate("document.documentElement.lang") == "en"
     assert tab.locator("main").count() == 1
     assert tab.locator("h1:visible").count() == 1
-    assert (tab.evaluate(NAMELESS), tab.evaluate(BROKEN)) == ([], [])
+    assert (tab.evaluate("nameless()"), tab.evaluate("broken()")) == ([], [])
     resize(tab, "phone")
     assert tab.evaluate("document.documentElement.scrollWidth") <= WIDTHS["phone"]
-    assert tab.evaluate(CUT_OFF) == []
+    assert tab.evaluate("cutOff()") == []
     if looks == QUICK:
-        tab.evaluate(SHORT)
+        tab.evaluate("shorten()")
     assert complaints(tab, looks) == {}
 
 
@@ -203,7 +113,7 @@ def test_what_is_wrong_would_be_found(reader: Reader) -> None:
         }"""
     )
     assert reader.left == ["https://example.org/"]
-    assert tab.evaluate(NAMELESS)
+    assert tab.evaluate("nameless()")
     lines = complaints(tab, "phone, light and dark")
     rules = {line.split(": ")[1] for where in WIDTHS for line in lines[where]}
     assert rules == {"image-alt", "button-name", "heading-order", "html-has-lang"}
@@ -215,14 +125,14 @@ def test_what_opens_over_a_page_can_be_used(reader: Reader) -> None:
     tab = settled(reader, "book/how_to_read")
     tab.keyboard.press("Control+k")
     assert tab.locator("dialog#pst-search-dialog").is_visible()
-    assert found(tab.evaluate(STRUCTURE)) == []
+    assert found(tab.evaluate("structure()")) == []
     tab.keyboard.press("Escape")
     tab.set_viewport_size({"width": WIDTHS["phone"], "height": 800})
     tab.locator("button.primary-toggle").click()
     assert tab.locator("dialog#pst-primary-sidebar-modal").is_visible()
-    assert found(tab.evaluate(STRUCTURE)) == []
+    assert found(tab.evaluate("structure()")) == []
     for theme in ("light", "dark"):
-        assert found(tab.evaluate(CONTRAST, theme)) == []
+        assert found(tab.evaluate("contrast", theme)) == []
 
 
 def test_mathematics_is_set(reader: Reader) -> None:
@@ -322,17 +232,18 @@ def test_wide_tables_scroll_without_a_mouse(reader: Reader) -> None:
 @pytest.mark.parametrize("name", ["book/scorecard", "notebooks/01_gpt2_induction"])
 def test_what_has_the_focus_shows_it(reader: Reader, name: str) -> None:
     tab = reader.open(name)
-    tab.evaluate(SETTLE)
+    tab.add_script_tag(path=SCRIPT)
+    tab.evaluate("settle()")
     stops = []
     for _ in range(70):
         tab.keyboard.press("Tab")
         stop = focused(tab)
-        outline, shadow = stop.evaluate(MARK)
+        outline, shadow = stop.evaluate("e => mark(e)")
         said = stop.evaluate("element => element.outerHTML.slice(0, 200)")
         if not outline:  # then the shadow must be there for the focus alone
             assert shadow != "none", said
             stop.evaluate("element => element.blur()")
-            assert stop.evaluate(MARK)[1] != shadow, said
+            assert stop.evaluate("e => mark(e)")[1] != shadow, said
             stop.focus()
         stops.append(said)
     assert len(set(stops)) > 40
