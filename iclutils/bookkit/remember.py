@@ -12,6 +12,7 @@ import ast
 import gzip
 import hashlib
 import pickle
+import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -49,7 +50,8 @@ def remember(function: Callable[Given, Found], *given: Given.args, **named: Give
         try:
             with gzip.open(path) as stream:  # its checksum finds what has changed
                 found, states = pickle.load(stream)
-        except (OSError, EOFError, ValueError, pickle.UnpicklingError, ImportError, AttributeError):
+        except (OSError, EOFError, ValueError, zlib.error, pickle.UnpicklingError,
+                ImportError, AttributeError):  # fmt: skip
             say(f"{path} is damaged; measuring again")
         else:
             for generator, state in zip(draws, states, strict=True):

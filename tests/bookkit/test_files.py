@@ -25,8 +25,7 @@ def test_what_json_cannot_hold_leaves_the_old_file(tmp_path: Path, bad: object) 
     write_json(path, {"old": 1})
     with pytest.raises((ValueError, TypeError)):
         write_json(path, {"new": bad})
-    assert read_json(path) == {"old": 1}
-    assert list(tmp_path.iterdir()) == [path]
+    assert [read_json(path) for path in tmp_path.iterdir()] == [{"old": 1}]
 
 
 def test_a_file_appears_only_when_complete(tmp_path: Path) -> None:
@@ -63,14 +62,10 @@ with replacing(pathlib.Path({str(path)!r})) as temporary:
 
 
 def test_broken_json_says_which_file_and_what_to_do(tmp_path: Path) -> None:
-    path = tmp_path / "half.json"
-    path.write_text('{"value": 1')
-    with pytest.raises(IclError, match=r"half\.json is not valid JSON.*Delete it"):
-        read_json(path)
-    model = tmp_path / "config.json"
-    model.write_text("{")
-    with pytest.raises(IclError, match=r"config\.json is not valid JSON.*Mend it, or copy"):
-        read_json(model)
+    for name, cure in (("half.json", "Delete it"), ("config.json", "Mend it, or copy")):
+        (tmp_path / name).write_text('{"value": 1')
+        with pytest.raises(IclError, match=f"{name} is not valid JSON.*{cure}"):
+            read_json(tmp_path / name)
 
 
 @pytest.fixture

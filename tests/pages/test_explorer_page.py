@@ -25,21 +25,17 @@ def opened(reader: Reader, name: str) -> Any:
     return tab
 
 
-def spec(tab: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(tab.locator(".explorer script").first.text_content())
-    return found
+def spec(tab: Any) -> Any:
+    return json.loads(tab.locator(".explorer script").first.text_content())
 
 
-def opacities(tab: Any, marks: str) -> list[float]:
-    paths = f"{CHART} g.{marks}_marks path"
+def opacities(tab: Any, marks: str) -> Any:
     script = "all => all.map(x => Number(x.getAttribute('fill-opacity')))"
-    found: list[float] = tab.locator(paths).evaluate_all(script)
-    return found
+    return tab.locator(f"{CHART} g.{marks}_marks path").evaluate_all(script)
 
 
-def lines(tab: Any) -> int:
-    count: int = tab.locator(f"{CHART} g.mark-rule line").count()
-    return count
+def lines(tab: Any) -> Any:
+    return tab.locator(f"{CHART} g.mark-rule line").count()
 
 
 def test_each_head_shows_its_own_weights(reader: Reader) -> None:

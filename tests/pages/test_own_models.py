@@ -9,7 +9,7 @@ import contextlib
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,11 +93,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], None]:
     return put
 
 
-# The other tiers
-
-
-class Paper:
-    """What a run at the paper tier, or another, printed and wrote."""
+class Ran:
+    """What a chapter at the paper tier, or another, printed and wrote."""
 
     def __init__(self, chapter: str, folder: Path, **parameters: str) -> None:
         tier = parameters.get("tier", "paper")
@@ -110,9 +107,10 @@ class Paper:
         self.missing = {name for name in known if tier in known[name].tiers}
         self.missing -= set(self.written) | self.undefined
 
-    def verdicts(self, *names: str) -> set[str]:
-        """Verdicts on these claims."""
-        return {self.written[name]["verdict"] for name in names}
+    def check(self, fails: Iterable[str] = (), holds: Iterable[str] = ()) -> None:
+        """Assert the verdicts on these claims."""
+        assert {self.written[name]["verdict"] for name in fails} <= {"does not hold"}
+        assert {self.written[name]["verdict"] for name in holds} <= {"holds"}
 
 
 @pytest.mark.nightly
@@ -123,13 +121,12 @@ def test_chapter_01_checks_every_claim_on_a_model_without_a_circuit(
     sizes = {"n_layer": 12, "n_head": 12, "n_embd": 48, "vocab_size": 400, "n_positions": 128}
     save_gpt2(tmp_path / "hub", **sizes, bos_token_id=399, eos_token_id=399)
     stand_in("gpt2", tmp_path / "hub")
-    ran = Paper("01", tmp_path, **parameters)
+    ran = Ran("01", tmp_path, **parameters)
     assert ran.missing == {"01.four_bits", "01.four_bits_heads"}, "they need two networks more"
     assert ran.undefined == set()
     assert {result["model"] for result in ran.written.values()} == {"gpt2"}
     no = ("01.prefix_best", "01.stripe_5_5", "01.circuit_top1", "01.cause_loss")
-    assert ran.verdicts(*no) == {"does not hold"}
-    assert ran.verdicts("01.detector_agrees") == {"holds"}
+    ran.check(fails=no, holds=["01.detector_agrees"])
 
 
 @pytest.mark.nightly
@@ -138,14 +135,12 @@ def test_chapter_02_runs_offline_on_real_rows(
     small: None, stand_in: Callable, text_model: Path, tmp_path: Path
 ) -> None:
     stand_in("gpt2-xl", text_model)
-    ran = Paper("02", tmp_path, tier="paper", tasks="sst2,trec,ag_news")
+    ran = Ran("02", tmp_path, tier="paper", tasks="sst2,trec,ag_news")
     # the rows of emoc are nowhere to be had, and table 2 is the mean of all four data sets
     assert [n for n in ran.missing if not re.search("emoc$|^02.table2", n)] == []
     assert not set(ran.written) & ran.undefined
     no = ("02.isolate_first", "02.beats_text", "02.reweighting", "02.swp_shallow")
-    assert ran.verdicts(*no) == {"does not hold"}
-    assert ran.verdicts("02.exact") == {"holds"}
-    assert ran.verdicts("02.last_layer_is_blind") == {"holds"}
+    ran.check(fails=no, holds=["02.exact", "02.last_layer_is_blind"])
     assert ran.written["02.isolate_first"]["count"] == 5
 
 
@@ -164,13 +159,12 @@ def test_chapter_03_runs_on_networks_that_were_trained_here(
         hasty = regression.group(name, "cpu", shape, members, steps=2, log_every=1)
         monkeypatch.setitem(regression.PAPER, name, lambda _, __, hasty=hasty: hasty)
         loop.train(hasty, tmp_path / "trained" / name, progress=False)
-    ran = Paper("03", tmp_path)
+    ran = Ran("03", tmp_path)
     assert not ran.missing
     assert len(ran.undefined) < 3
     # networks that were hardly trained follow no algorithm: the claims can fail, and do
     no = ("03.bar", "03.linear", "03.shift_seen", "03.mspd_level")
-    assert ran.verdicts(*no) == {"does not hold"}
-    assert ran.verdicts("03.can_step") == {"holds"}
+    ran.check(fails=no, holds=["03.can_step"])
     assert ran.written["03.sees_own_label"]["value"] == 0
 
 
@@ -189,16 +183,15 @@ def test_chapter_04_runs_offline_on_networks_that_were_trained_here(
         hasty = replace(plan, steps=30, batch=32, log_every=10, checkpoints=(0, 10, 30))
         loop.train(hasty, tmp_path / "trained" / name, progress=False)
     stand_in("gpt2", text_model)
-    ran = Paper("04", tmp_path)
+    ran = Ran("04", tmp_path)
     assert not ran.missing
     no = ("04.one_cosine", "04.one_loss", "04.two_like_plus", "04.five_shared_plus")
-    assert ran.verdicts(*no) == {"does not hold"}
-    assert ran.verdicts("04.stacks") == {"holds"}
-    ran = Paper("05", tmp_path)
+    ran.check(fails=no, holds=["04.stacks"])
+    ran = Ran("05", tmp_path)
     assert not ran.missing
     assert len(ran.undefined) <= 6  # a random transformer answers nothing: no shares of it
     # the identities hold for any weights
-    assert ran.verdicts("05.kernel", "05.dual_step", "05.head_step", "05.sign") == {"holds"}
+    ran.check(holds=["05.kernel", "05.dual_step", "05.head_step", "05.sign"])
 
 
 @pytest.mark.nightly
@@ -207,13 +200,13 @@ def test_chapter_06_runs_on_a_model_that_has_no_circuit(
 ) -> None:
     save_gpt2(tmp_path / "hub", **SMALL | {"n_layer": 3, "n_head": 3, "n_embd": 48})
     stand_in("gpt2", tmp_path / "hub")
-    ran = Paper("06", tmp_path)
+    ran = Ran("06", tmp_path)
     assert not ran.missing
     assert "left out: a model that does not do it has nothing to break" in ran.printed
     # shares of a gap that is not there are undefined
     assert {"06.failure_found", "06.fix_helps", "06.circuit_faithful"} <= ran.undefined
-    assert ran.verdicts("06.behaviour_gap", "06.pair_formula") == {"does not hold"}
-    assert ran.verdicts("06.flow_forward", "06.influence_future") == {"holds"}
+    no, yes = ("06.behaviour_gap", "06.pair_formula"), ("06.flow_forward", "06.influence_future")
+    ran.check(fails=no, holds=yes)
     assert ran.written["06.correlation_basis"]["value"] > 0
 
 
@@ -244,12 +237,9 @@ def test_the_real_tier_checks_its_claims_on_a_small_network(
     monkeypatch.setitem(presets.TIERS, "real", replace(real, induction=few))
     monkeypatch.setattr(smollm2, "folder", lambda: folder)
     monkeypatch.setenv("ICLUTILS_CACHE", str(tmp_path / "cache"))
-    ran = Paper(chapter, tmp_path, tier="real")
+    ran = Ran(chapter, tmp_path, tier="real")
     assert not ran.missing
     assert {result["model"] for result in ran.written.values()} <= {"smollm2", "regression-d8"}
-
-
-# A reader's own model
 
 
 @pytest.mark.nightly
@@ -299,9 +289,6 @@ def test_a_model_that_a_chapter_cannot_use_is_refused(
         save_gpt2(tmp_path / "own", **sizes)
     with pytest.raises(IclError, match=message):
         run(chapter, model=str(tmp_path / "own"), **parameters)
-
-
-# The tour
 
 
 @pytest.fixture
