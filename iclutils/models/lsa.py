@@ -1,7 +1,7 @@
 """Linear self-attention: small networks that answer one query about a regression.
 
 A context is N pairs and a query. Its tokens are e_i = (x_i, y_i), and (x_q, 0) for the query; the
-answer is read from the query's last channel, times -1 ({cite}`vonoswald2023`, section 3). There is
+answer is read from the query's last channel, times -1 ({cite}`vonoswald2023`). There is
 no causal mask, and the query is no key unless asked for. Softmax attention, LayerNorm, an MLP and
 the variants of {cite}`ren2024` are options of the ``Shape``.
 """

@@ -1,8 +1,8 @@
 """Alignment: how near a trained network is to an algorithm, by what both answer and by weights.
 
 A predictor is a ``LinearSelfAttention``, or any function of contexts (xs, ys) that returns the
-answers for their queries, (batch,). The measures are those of {cite}`vonoswald2023`, section 3 and
-appendix: answers, the sensitivity of an answer to the query's x, interpolated weights, and losses
+answers for their queries, (batch,). The measures are those of {cite}`vonoswald2023`:
+answers, the sensitivity of an answer to the query's x, interpolated weights, and losses
 of contexts unlike those of training.
 """
 

@@ -137,7 +137,7 @@ def copying(
     """The norm of the mean Jacobian, over contexts, of each token after the first layer.
 
     Where x and y are tokens of their own, a layer has to bring them together first
-    ({cite}`vonoswald2023`, section 5). What depends on the context at random cancels in the mean.
+    ({cite}`vonoswald2023`). What depends on the context at random cancels in the mean.
     """
     shape = network.shape
     if not shape.separate or shape.norm or shape.hidden or shape.clip or shape.variant != "plain":

@@ -13,8 +13,8 @@ the *query term* and the *demonstration update*. ΔW is one step of gradient des
 Minimising L *raises* the similarity between the model's answer to a key and the value of the same
 token: a positive pair, as in contrastive learning, but no pair is pushed apart. L is linear in W,
 so there is no minimum, and D_q depends on q, so each query has a model of its own
-({cite}`ren2024`, section 3; the sign as derived here). Changes of the loss are changes of attention
-(section 4; derivations ours): ``regularised``, ``negative_samples``, ``layer_model``.
+({cite}`ren2024`; the sign as derived here). Changes of the loss are changes of attention
+(derivations ours): ``regularised``, ``negative_samples``, ``layer_model``.
 
 Shapes as in ``features``; ``demos`` (…, key) are the keys of D. Without one, the update is 0.
 """
