@@ -18,17 +18,15 @@ bound below 3; on the guide one pass is mostly overhead, so the ratio may exceed
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import tempfile
 import time
 from argparse import Namespace
 from dataclasses import replace
 
 import torch
+from common import gpt2_small, options, timed
 from torch import Tensor
 from transformer_lens.patching import get_act_patch_direct_path
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from iclutils.interp import patching
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying
@@ -37,14 +35,6 @@ from iclutils.interp.patching import FEW
 from iclutils.models import TransformerBridge, cached, load
 
 TOLERANCE = 1e-5
-
-
-def small(layers: int) -> TransformerBridge:
-    """GPT-2 small with random weights, through a folder, as a reader's model would come."""
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        GPT2LMHeadModel(GPT2Config(n_layer=layers)).save_pretrained(folder)
-        return load(folder)
 
 
 def last_entry(behaviour: CleanCorrupt) -> CleanCorrupt:
@@ -115,14 +105,12 @@ def compare(name: str, model: TransformerBridge, behaviour: CleanCorrupt, given:
         found = patching.path_patching(model, behaviour, keys)[rows][:, columns]
         return found.view(layers, heads, layers, heads, -1)
 
-    all_at_once()  # burn-in
+    found = all_at_once()  # burn-in
     loop(model, behaviour, "k", sources[-1])
     fast, slow, gap = [], [], 0.0
     for number, source in enumerate(sources[:: given.every]):
         if number < given.repeats:
-            began = time.process_time()
-            found = all_at_once()
-            fast.append(time.process_time() - began)
+            fast.append(timed(all_at_once)[1])
         scores, each = loop(model, behaviour, "k", source)
         slow.append(each)
         lost = found[source][source[0] + 1 :].flatten(0, 1)
@@ -141,20 +129,19 @@ def compare(name: str, model: TransformerBridge, behaviour: CleanCorrupt, given:
 
 def main() -> None:
     """Run all four comparisons."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--every", type=int, default=1, help="run every n-th writing head's loop")
-    parser.add_argument("--repeats", type=int, default=3, help="repetitions of the fast way")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--only", choices=["guide", "small"], help="one of the two models")
-    parser.add_argument("--layers", type=int, default=12, help="of the small model; fewer: faster")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    given = options(
+        __doc__,
+        every=(1, "run every n-th writing head's loop"),
+        repeats=(3, "repetitions of the fast way"),
+        only=("", "one of the two models: guide or small"),
+        layers=(12, "of the small model; fewer: faster"),
+    )
     cases = {
         "guide": (lambda: load("anchors-0"), 16, 20),
-        "small": (lambda: small(given.layers), 1, 25),
+        "small": (lambda: gpt2_small(given.layers), 1, 25),
     }
     for name, (make, count, length) in cases.items():
-        if given.only in (None, name):
+        if given.only in ("", name):
             model = make()
             whole = copying(model, count, length, torch.Generator().manual_seed(0))
             compare(f"{name}, last entry", model, last_entry(whole), given)

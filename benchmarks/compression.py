@@ -13,16 +13,12 @@ fed, tokens remembered, and multiply-adds.
 
 from __future__ import annotations
 
-import argparse
-import tempfile
-
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from common import gpt2_small, options
 
 from iclutils.chapters.label_words.compression import costs, everything, hidden_anchor, seconds
 from iclutils.interp.kv_cache import answer_from_cache, cache_demonstrations
 from iclutils.interp.readout import target_logits
-from iclutils.models import TransformerBridge, load
 from iclutils.tasks.prompts import Prompts, Role
 
 TOLERANCE = 1e-3
@@ -31,14 +27,6 @@ SHAPES = {  # name: (classes, text tokens of a demonstration, tokens of a query)
     "SST-2 lengths: 2 demonstrations, 18 tokens; query 19": (2, 2, 19),
     "long demonstrations: 8, 240 tokens; query 16": (8, 23, 16),
 }
-
-
-def model_of_shape() -> TransformerBridge:
-    """GPT-2 small with random weights, through a folder, as a reader's model would come."""
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
-        return load(folder)
 
 
 def random_prompts(count: int, classes: int, text: int, query: int, seed: int = 0) -> Prompts:
@@ -70,13 +58,8 @@ def random_prompts(count: int, classes: int, text: int, query: int, seed: int = 
 
 def main() -> None:
     """Time every shape, one query at a time and in batches."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--queries", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    model = model_of_shape()
+    given = options(__doc__, queries=(8, "on the same demonstrations"), repeats=(3, "turns"))
+    model = gpt2_small()
     for name, (classes, text, query) in SHAPES.items():
         prompts = random_prompts(given.queries, classes, text, query)
         whole = target_logits(model, prompts)

@@ -18,14 +18,14 @@ it computes the whole square of scores where the loops compute the half that is 
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
+from common import in_turns, options
 from torch import Tensor
 
 from iclutils.chapters.gradient_descent.dual import dual_form
@@ -94,12 +94,7 @@ def compare(parts: list[Tensor], repeats: int) -> None:
         gaps[name] = max(((a - b).abs().max() / a.abs().max()).item() for a, b in pairs)
         if not gaps[name] <= TOLERANCE:
             raise SystemExit(f"{name} differs by {gaps[name]:.1e} of the largest: {TOLERANCE}")
-    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
-    for _ in range(repeats):
-        for name, way in WAYS.items():
-            began = time.perf_counter()
-            way(*parts)
-            seconds[name].append(time.perf_counter() - began)
+    seconds = in_turns({name: partial(way, *parts) for name, way in WAYS.items()}, repeats)
     each = {name: statistics.median(values) for name, values in seconds.items()}
     for name, values in seconds.items():
         print(
@@ -111,14 +106,9 @@ def compare(parts: list[Tensor], repeats: int) -> None:
 
 def main() -> None:
     """Time the ways in both precisions."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--heads", type=int, default=12)
-    parser.add_argument("--width", type=int, default=64, help="of a head")
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    given = options(
+        __doc__, heads=(12, ""), width=(64, "of a head"), tokens=(256, ""), repeats=(7, "turns")
+    )
     parts = layer(given.heads, given.width, given.tokens)
     for dtype in (torch.float64, torch.float32):
         print(f"{dtype}, {given.heads} heads, {given.tokens} queries")

@@ -9,12 +9,9 @@ benchmark stops. The ways take turns, and the median of the turns counts.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import time
 
-import torch
-from tqdm.auto import tqdm
+from common import in_turns, options
 
 from iclutils.models.regressors import Shape
 from iclutils.tasks.regression import Task
@@ -55,19 +52,15 @@ def compare(size: tuple[int, int, int, int], turns: int, steps: int) -> None:
     """Print one line: seconds per step of all members, both ways, and the ratio."""
     together = Run(recipe(size, list(range(MEMBERS))))
     alone = [Run(recipe(size, [seed])) for seed in range(MEMBERS)]
-    seconds: dict[str, list[float]] = {"together": [], "one by one": []}
-    for turn in tqdm(range(turns + 1), desc=str(size), leave=False):
-        began = time.perf_counter()
-        joint = together.go(steps)
-        between = time.perf_counter()
-        apart = sum(run.go(steps) for run in alone)
-        ended = time.perf_counter()
-        if turn == 0:  # warm-up, and the check: later, rounding has had time to grow
-            if abs(joint - apart) > TOLERANCE * abs(apart):
-                raise SystemExit(f"{size}: the losses differ, {joint} and {apart}")
-            continue
-        seconds["together"].append(between - began)
-        seconds["one by one"].append(ended - between)
+    ways = {
+        "together": lambda: together.go(steps),
+        "one by one": lambda: sum(run.go(steps) for run in alone),
+    }
+    # The warm-up is the check too: later, rounding has had time to grow.
+    joint, apart = (way() for way in ways.values())
+    if abs(joint - apart) > TOLERANCE * abs(apart):
+        raise SystemExit(f"{size}: the losses differ, {joint} and {apart}")
+    seconds = in_turns(ways, turns)
     fast, slow = (1000 * statistics.median(times) / steps for times in seconds.values())
     dim, layers, width, batch = size
     print(
@@ -78,12 +71,7 @@ def compare(size: tuple[int, int, int, int], turns: int, steps: int) -> None:
 
 def main() -> None:
     """Run all sizes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    given = options(__doc__, turns=(5, ""), steps=(5, "in a turn"))
     for size in SIZES:
         compare(size, given.turns, given.steps)
 

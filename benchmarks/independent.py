@@ -388,20 +388,13 @@ PAIRS = (  # of functions on the same words
 
 def told(function: str, partner: str, count: int = 12) -> float:
     """How often five examples of each of two functions decide which of both answers is likelier."""
-    parts = []
-    for mine, theirs in zip(pairs(function), pairs(partner), strict=True):
-        rows = [(w, f" {mine[w]}", f" {theirs[w]}") for w in mine if w in theirs]
-        parts.append([r for r in rows if r[1] != r[2] and all(len(ids(x)) == 1 for x in r)])
-    draw, decided = random.Random(f"{function} {partner}"), []
-    for _ in range(count):
-        shown, query = draw.sample(parts[0], 5), draw.choice(parts[1])
-        first = [ids(answer)[0] for answer in query[1:]]
-        wins = []
-        for column in (1, 2):
-            text = "".join(f"{row[0]} ->{row[column]}\n" for row in shown) + f"{query[0]} ->"
-            mine, other = logits(torch.tensor([ids(text)]))[0, -1, first]
-            wins.append(bool(mine > other))
-        decided.append(wins == [True, False])
+    decided = []
+    for *both, word, mine, other in asked(
+        function, partner, count, random.Random(f"{function} {partner}")
+    ):
+        first = [ids(answer)[0] for answer in (mine, other)]
+        scores = [logits(torch.tensor([ids(f"{text}{word} ->")]))[0, -1, first] for text in both]
+        decided.append([bool(a > b) for a, b in scores] == [True, False])
     return statistics.fmean(decided)
 
 

@@ -18,13 +18,13 @@ other examples. All times are CPU seconds of all threads, so that a busy machine
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import torch
+from common import options, timed
 from torch import Tensor
 
 from iclutils.chapters.label_words.compression import everything, multiply_adds
@@ -43,13 +43,6 @@ PAIRS = (
 )
 INDUCTION = 18, 6  # the strongest induction head on random repeated tokens
 NATS, LOGITS = 1e-3, 1e-2  # how far the ways may differ, in single precision
-
-
-def cpu(run: Callable[[], object]) -> float:
-    """CPU seconds of one call."""
-    began = time.process_time()
-    run()
-    return time.process_time() - began
 
 
 def prompt(model: TransformerBridge, shown: Sequence[tuple[str, str]], asked: str) -> Prompts:
@@ -108,7 +101,7 @@ def rate(model: TransformerBridge) -> None:
     adds = 8 * multiply_adds(model, 64)
     one, peak = [], []
     for turn in range(4):
-        taken = cpu(lambda: made @ made), cpu(lambda: scored_logits(model, task))
+        taken = [timed(way)[1] for way in (lambda: made @ made, lambda: scored_logits(model, task))]
         if turn:
             peak.append(2 * size**3 / taken[0])
             one.append(taken[1])
@@ -126,8 +119,7 @@ def patches(
 ) -> None:
     """All edges at once against one hooked pass each."""
     graph = of(model)
-    found: list[Tensor] = []
-    quick = cpu(lambda: found.append(patching.path_patching(model, task, edges)))
+    found, quick = timed(lambda: patching.path_patching(model, task, edges))
     some = edges[::every]
     writers = {u for u, _ in some}
     before, after = (component_outputs(model, x, writers) for x in (task.clean, task.corrupt))
@@ -135,13 +127,11 @@ def patches(
     for number, (writer, reader) in enumerate(some):
         hooks = add_to_inputs(model, {reader: after[writer] - before[writer]})
         with split_qkv_input(model):
-            began = time.process_time()
-            patched = task.score(scored_logits(model, task, hooks))
-            taken = time.process_time() - began
+            logits, taken = timed(partial(scored_logits, model, task, hooks))
         if number:  # the first warms up
             slow.append(taken)
-        lost = found[0][graph.index((writer, reader))]
-        gap = max(gap, float((clean - patched - lost).abs().max()))
+        lost = found[graph.index((writer, reader))]
+        gap = max(gap, float((clean - task.score(logits) - lost).abs().max()))
     if gap > NATS:
         raise SystemExit(f"{name}: the two ways differ by {gap:.1e} nats")
     naive = statistics.median(slow) * len(edges)
@@ -157,16 +147,17 @@ def demonstrations(model: TransformerBridge, examples: int, count: int) -> None:
     pairs = [tuple(pair.split()) for pair in PAIRS]
     shown, asked = pairs[:examples], [pairs[i % len(pairs)][1] for i in range(count)]
     prompts = join([prompt(model, shown, word) for word in asked])
-    alone, cached = [], []
-    whole = cpu(lambda: alone.extend(target_logits(model, prompts[i]) for i in range(count)))
-    together = cpu(lambda: cached.append(target_logits(model, prompts)))
 
-    def from_cache() -> None:
+    def from_cache() -> Tensor:
         held = cache_demonstrations(model, prompts[:1], everything(prompts[:1]))
-        cached.append(answer_from_cache(model, held, prompts))
+        return answer_from_cache(model, held, prompts)
 
-    quick = cpu(from_cache)
-    gap = max(float((torch.cat(alone) - each).abs().max()) for each in cached)
+    one_by_one, whole = timed(
+        lambda: torch.cat([target_logits(model, prompts[i]) for i in range(count)])
+    )
+    at_once, together = timed(lambda: target_logits(model, prompts))
+    cached, quick = timed(from_cache)
+    gap = max(float((one_by_one - each).abs().max()) for each in (at_once, cached))
     if gap > LOGITS:
         raise SystemExit(f"demonstrations: logits differ by {gap:.1e}")
     size = int(prompts.target.float().mean()) + 1
@@ -181,14 +172,13 @@ def demonstrations(model: TransformerBridge, examples: int, count: int) -> None:
 
 def main() -> None:
     """Run all parts."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--every", type=int, default=27, help="loop: time every n-th patch")
-    parser.add_argument("--readers", type=int, default=6, help="readers drawn of the whole graph")
-    parser.add_argument("--queries", type=int, default=24)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    given = options(
+        __doc__,
+        prompts=(4, "that are patched"),
+        every=(27, "loop: time every n-th patch"),
+        readers=(6, "drawn of the whole graph"),
+        queries=(24, "on the same examples"),
+    )
     model = load("smollm2")
     rate(model)
     demonstrations(model, 5, given.queries)

@@ -10,14 +10,13 @@ predictions for the contexts that all have seen must agree to 1e-8 or the benchm
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
+from common import in_turns, options
 from sklearn.linear_model import LinearRegression, Ridge
 
 from iclutils.chapters.regression.algorithms import ols, ridge
@@ -71,24 +70,17 @@ def loop(predict: Callable, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
 
 def seconds(call: Callable[[], object], repeats: int) -> float:
     """Median time of a call, after one that is not counted."""
-    call()
-    taken = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+    return statistics.median(in_turns({"": call}, 1 + repeats)[""][1:])
 
 
 def main() -> None:
     """Print one line for each size and algorithm."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--contexts", type=int, default=1024)
-    parser.add_argument("--loop", type=int, default=16, help="contexts that the loop takes")
-    parser.add_argument("--repeats", type=int, default=5, help="repetitions of the batched way")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    given = options(
+        __doc__,
+        contexts=(1024, "of the batched way"),
+        loop=(16, "contexts that the loop takes"),
+        repeats=(5, "repetitions of the batched way"),
+    )
     for dim, pairs in SIZES:
         xs, ys = contexts(given.contexts, pairs, dim)
         some = xs[: given.loop].numpy(), ys[: given.loop].numpy()

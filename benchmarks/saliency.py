@@ -17,32 +17,22 @@ of both methods must agree or the benchmark stops.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
+from common import gpt2_small, in_turns, options
 from torch.nn import functional
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from iclutils.chapters.label_words.saliency import saliency
 from iclutils.interp.hooks import Hook
 from iclutils.interp.readout import target_logits
-from iclutils.models import TransformerBridge, get_act_name, load
+from iclutils.models import TransformerBridge, get_act_name
 from iclutils.tasks.prompts import Prompts, Role, class_logits
 
 CLASSES = 4
 TOLERANCE = 1e-4  # of the largest saliency of a layer: float32, different order of sums
-
-
-def model_of_shape() -> TransformerBridge:
-    """GPT-2 small with random weights, through a folder, as a reader's model would come."""
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
-        return load(folder)
 
 
 def random_batch(count: int, shortest: int, longest: int, vocab: int) -> Prompts:
@@ -103,15 +93,14 @@ def plain(model: TransformerBridge, prompts: Prompts) -> torch.Tensor:
 
 def main() -> None:
     """Time the three ways and print their ratios."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=8, help="prompts in the batch")
-    parser.add_argument("--shortest", type=int, default=64, help="tokens of the shortest prompt")
-    parser.add_argument("--longest", type=int, default=128, help="tokens of the longest")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    model = model_of_shape()
+    given = options(
+        __doc__,
+        count=(8, "prompts in the batch"),
+        shortest=(64, "tokens of the shortest prompt"),
+        longest=(128, "tokens of the longest"),
+        repeats=(5, "turns"),
+    )
+    model = gpt2_small()
     prompts = random_batch(given.count, given.shortest, given.longest, model.cfg.d_vocab)
     ways: dict[str, Callable[[TransformerBridge, Prompts], torch.Tensor]] = {
         "forward": plain,
@@ -124,12 +113,8 @@ def main() -> None:
     gap = ((ours - theirs).abs().amax((-2, -1)) / theirs.amax((-2, -1))).max().item()
     if gap > TOLERANCE:
         raise SystemExit(f"the two saliencies differ by {gap:.1e} of the largest: {TOLERANCE}")
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(given.repeats):
-        for name, way in ways.items():
-            began = time.perf_counter()
-            way(model, prompts)
-            seconds[name].append(time.perf_counter() - began)
+    calls = {name: partial(way, model, prompts) for name, way in ways.items()}
+    seconds = in_turns(calls, given.repeats)
     each = {name: statistics.median(values) for name, values in seconds.items()}
     for name, values in seconds.items():
         spread = f"{min(values):.2f}..{max(values):.2f}"

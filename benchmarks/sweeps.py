@@ -13,45 +13,35 @@ CPU seconds of all threads, so that a busy machine does not matter.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
+from common import gpt2_small, options, timed
 from tqdm.auto import tqdm
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from iclutils.interp import patching
 from iclutils.interp.hooks import Hook, run_with_hooks
 from iclutils.interp.readout import log_prob
-from iclutils.models import TransformerBridge, cached, get_act_name, load
+from iclutils.models import TransformerBridge, cached, get_act_name
 from iclutils.tasks.repeated import repeated_tokens
 
 LENGTH = 50
 TOLERANCE = 1e-5
 
 
-def model_of_shape() -> TransformerBridge:
-    """GPT-2 small with random weights, through a folder, as a reader's model would come."""
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        GPT2LMHeadModel(GPT2Config()).save_pretrained(folder)
-        return load(folder)
-
-
 def loop(
     model: TransformerBridge, tokens: torch.Tensor, hooks: list[Hook], entries: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[float]]:
     """Log p at ``entries`` and seconds for one hooked full forward pass per hook."""
-    values, seconds = [], []
-    for hook in tqdm(hooks, desc="naive loop"):
-        began = time.process_time()
+
+    def patched(hook: Hook) -> torch.Tensor:
         scores, _ = run_with_hooks(model, tokens, [hook])
-        values.append(log_prob(scores, tokens)[0, entries])
-        seconds.append(time.process_time() - began)
-    return values, seconds
+        return log_prob(scores, tokens)[0, entries]
+
+    found = [timed(partial(patched, hook)) for hook in tqdm(hooks, desc="naive loop")]
+    return [value for value, _ in found], [taken for _, taken in found]
 
 
 def position_hooks(model: TransformerBridge, tokens: torch.Tensor) -> list[Hook]:
@@ -127,12 +117,8 @@ def compare(
     repeats: int,
 ) -> None:
     """Run both ways, check that they agree, print the ratio and the bound."""
-    fast()  # burn-in
-    seconds = []
-    for _ in range(repeats):
-        began = time.process_time()
-        changes = fast().flatten(0, 1)
-        seconds.append(time.process_time() - began)
+    changes = fast().flatten(0, 1)  # burn-in
+    seconds = [timed(fast)[1] for _ in range(repeats)]
     clean, _ = run_with_hooks(model, tokens, [])
     base = log_prob(clean, tokens)[0, entries]
     loop(model, tokens, hooks[:3], entries)  # burn-in
@@ -151,13 +137,12 @@ def compare(
 
 def main() -> None:
     """Run both comparisons."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--every", type=int, default=1, help="time every n-th patch of the loop")
-    parser.add_argument("--repeats", type=int, default=3, help="repetitions of the fast way")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    model = model_of_shape()
+    given = options(
+        __doc__,
+        every=(1, "time every n-th patch of the loop"),
+        repeats=(3, "repetitions of the fast way"),
+    )
+    model = gpt2_small()
     task = repeated_tokens(model, 1, LENGTH, torch.Generator().manual_seed(0))
     note = torch.arange(LENGTH, 2 * LENGTH)
     clean = torch.arange(LENGTH + 1, 2 * LENGTH)

@@ -289,9 +289,18 @@ def _without(
 
 @dataclass(frozen=True)
 class Reference:
-    """What is usual, of a name in ``Features``, among healthy cases that the model solves."""
+    """What is usual, of a name in ``Features``, among at least 30 healthy cases that the model
+    solves."""
 
     of: Features
+
+    def __post_init__(self) -> None:
+        count = int(self.of.correct.sum())
+        if count < LEAST:
+            raise IclError(
+                f"A reference needs {LEAST} correctly solved cases, and the model solves {count} "
+                f"of {len(self.of.correct)}: give more, or easier ones."
+            )
 
     def solved(self, name: str) -> Float[Tensor, "case place"]:
         values = self.of.score[:, None] if name == "score" else self.of.values[name]
@@ -306,17 +315,6 @@ class Reference:
     def spread(self, name: str) -> Float[Tensor, "place"]:
         """1.4826 MAD: the standard deviation, were the values normal."""
         return MAD * (self.solved(name) - self.median(name)).abs().median(0).values
-
-
-def reference_distribution(healthy: Features) -> Reference:
-    """The reference of at least 30 correctly solved cases."""
-    count = int(healthy.correct.sum())
-    if count < LEAST:
-        raise IclError(
-            f"A reference needs {LEAST} correctly solved cases, and the model solves {count} "
-            f"of {len(healthy.correct)}: give more, or easier ones."
-        )
-    return Reference(healthy)
 
 
 @dataclass(frozen=True)

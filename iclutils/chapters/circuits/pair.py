@@ -8,11 +8,11 @@ what it would be on other sequences (path patching; Wang et al. 2022).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ...errors import IclError
 from ...interp import graph
@@ -21,7 +21,6 @@ from ...interp.graph import Edge, Node, head
 from ...interp.head_scores import prefix_matching, score_heads, strongest
 from ...interp.patching import CleanRun, key_patterns
 from ...interp.statistics import mean_se
-from ...interp.weights import composition_baseline, composition_scores, copying_scores
 from ...models import TransformerBridge, logits
 from ...progress import bar
 from ...tasks.repeated import RepeatedTokens
@@ -32,39 +31,28 @@ DROP = 0.1  # share of prefix matching that a path must carry to belong to the c
 Measured = tuple[float, float]  # mean and standard error over sequences
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """Two heads and what makes them a pair.
 
-    ``prefix`` is the matching of the induction head, ``drop`` the share of it that the path from
-    the other head carries, ``previous_score`` and ``duplicate_score`` that head's attention to the
+    ``drop`` is the share of the induction head's prefix matching that the path from the other head
+    carries, ``previous_score`` and ``duplicate_score`` that head's attention to the
     token before and to the earlier copy. ``edges``: all paths into the keys of induction heads
-    (matching above 0.4, or the best) that carry more than a tenth of it. From folded weights:
-    ``copying`` (-1 to 1), and ``k_composition`` in standard deviations above random heads.
+    (matching above 0.4, or the best) that carry more than a tenth of it.
     """
 
     previous: Node
     induction: Node
-    prefix: Measured
     previous_score: Measured
     duplicate_score: Measured
     drop: Measured
     edges: tuple[Edge, ...]
-    copying: float = float("nan")
-    k_composition: float = float("nan")
 
 
 def find_induction_circuit(
-    model: TransformerBridge,
-    batch: RepeatedTokens,
-    other: RepeatedTokens,
-    generator: Generator,
-    folded: TransformerBridge | None = None,
+    model: TransformerBridge, batch: RepeatedTokens, other: RepeatedTokens
 ) -> Pair:
-    """The best induction head, and the earlier head whose path to its keys matters most.
-
-    ``other``: the same sequences with another first copy. ``folded``: the same model loaded with
-    ``fold=True``, to read its weights; ``generator`` is for the null of their composition.
+    """The best induction head, and the earlier head whose path to its keys matters most;
+    ``other``: the same sequences with another first copy.
 
     Example:
         >>> import torch
@@ -72,10 +60,10 @@ def find_induction_circuit(
         >>> from iclutils.chapters.circuits import pair
         >>> from iclutils.interp import clean_corrupt
         >>> from iclutils.tasks.repeated import RepeatedTokens
-        >>> net, generator = models.load("induction-0"), torch.Generator().manual_seed(0)
-        >>> task = clean_corrupt.copying(net, 6, 8, generator)
+        >>> net = models.load("induction-0")
+        >>> task = clean_corrupt.copying(net, 6, 8, torch.Generator().manual_seed(0))
         >>> batches = (RepeatedTokens(tokens, 8) for tokens in (task.clean, task.corrupt))
-        >>> found = pair.find_induction_circuit(net, *batches, generator)
+        >>> found = pair.find_induction_circuit(net, *batches)
         >>> found.previous.layer, found.induction.layer
         (0, 1)
     """
@@ -85,27 +73,19 @@ def find_induction_circuit(
     prefix = scores["prefix"].mean(0)
     prefix[0] = 0  # nothing below layer 0 could feed a head there
     second = head(*strongest(prefix))
-    seconds = [second, *(head(*place) for place in (prefix > LABEL).nonzero().tolist())]
-    seconds = list(dict.fromkeys(seconds))  # the best comes first, and once
+    labelled = (head(*place) for place in (prefix > LABEL).nonzero().tolist())
+    seconds = list(dict.fromkeys([second, *labelled]))  # the best comes first, and once
     drops, heads = path_drops(model, batch, other, seconds), graph.all_heads(model)
     best = int(drops[: second.layer * model.cfg.n_heads, 0].mean(-1).argmax())
     first, strong = heads[best], (drops.mean(-1) > DROP).nonzero().tolist()
     paths = [(first, second), *((heads[u], seconds[v]) for u, v in strong)]
-    weights = {}
-    if folded is not None:
-        score = composition_scores(folded, "K")[(*first[1:], *second[1:])].item()
-        mean, spread = composition_baseline(folded.cfg.d_model, folded.cfg.d_head, generator)
-        weights["k_composition"] = (score - mean) / spread
-        weights["copying"] = copying_scores(folded)[second.layer, second.head].item()
     return Pair(
         previous=first,
         induction=second,
-        prefix=mean_se(scores["prefix"][:, second.layer, second.head]),
         previous_score=mean_se(scores["previous"][:, first.layer, first.head]),
         duplicate_score=mean_se(scores["duplicate"][:, first.layer, first.head]),
         drop=mean_se(drops[best, 0]),
         edges=tuple(dict.fromkeys((u, v._replace(kind="k")) for u, v in paths)),
-        **weights,
     )
 
 
@@ -133,27 +113,12 @@ def path_drops(
     return out
 
 
-def ideal_attention(tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch dest src"]:
-    """a_t(s) = [x_{s-1} = x_t] / number of such s: even over what followed the current token, and 0
-    where nothing did (Elhage et al. 2021). The first token is no match for any."""
-    follows = repeats(tokens).roll(1, -1).float()
-    return follows / follows.sum(-1, keepdim=True).clamp_min(1)
-
-
-def ideal_prediction(
-    tokens: Int[Tensor, "batch pos"], vocab: int
-) -> Float[Tensor, "batch pos vocab"]:
-    """p(x_{t+1} = v) = sum over s of a_t(s) [x_s = v]; 0 for every v where nothing matches."""
-    attention = ideal_attention(tokens)
-    out = attention.new_zeros(*tokens.shape, vocab)
-    return out.scatter_add_(-1, tokens[:, None].expand_as(attention), attention)
-
-
 def follows_rule(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch"]:
     """Share of the predictions, after a token that occurred before, whose first choice followed
-    one of these occurrences; NaN where nothing recurs."""
-    rule = ideal_prediction(tokens, model.cfg.d_vocab) > 0
-    chosen = rule.gather(-1, logits(model, tokens).argmax(-1, keepdim=True))[..., 0]
-    return chosen.sum(-1) / rule.any(-1).sum(-1)
+    one of these occurrences (Elhage et al. 2021); NaN where nothing recurs. The first token is no
+    match for any."""
+    follows = repeats(tokens).roll(1, -1)  # (batch, dest, src): what came after an occurrence
+    chosen = tokens[:, None] == logits(model, tokens).argmax(-1)[..., None]
+    return (follows & chosen).any(-1).sum(-1) / follows.any(-1).sum(-1)

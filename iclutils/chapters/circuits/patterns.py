@@ -16,8 +16,7 @@ from torch import Generator, Tensor
 
 from ...errors import IclError
 from ...interp.head_scores import attention_patterns, first_token, previous_token, uniform_pattern
-from ...interp.hooks import Hook, run_with_hooks
-from ...models import TransformerBridge, get_act_name
+from ...models import TransformerBridge
 from ...progress import bar
 
 CONTENT = ("duplicate", "induction")  # scores that depend on which tokens are the same
@@ -79,7 +78,7 @@ def pattern_scores(
 def scores(
     model: TransformerBridge, tokens: Tokens, repeats_of: Tokens | None = None
 ) -> dict[str, PerHead]:
-    """All scores of all heads: one forward pass, one layer's patterns held at a time.
+    """All scores of all heads, from one forward pass.
 
     ``repeats_of``: tokens that decide what repeats, where it is not those that the model reads.
 
@@ -92,18 +91,9 @@ def scores(
         >>> patterns.scores(net, tokens)["previous"].shape
         torch.Size([1, 2, 4])
     """
-    found: dict[int, dict[str, Tensor]] = {}
-
-    def score_layer(layer: int) -> Hook:
-        def look(pattern: Tensor, hook: object) -> Tensor:
-            found[layer] = pattern_scores(pattern, tokens if repeats_of is None else repeats_of)
-            return pattern
-
-        return get_act_name("pattern", layer), look
-
-    layers = range(model.cfg.n_layers)
-    run_with_hooks(model, tokens, [score_layer(layer) for layer in layers])
-    return {name: torch.stack([found[layer][name] for layer in layers], 1) for name in SCORES}
+    ids = tokens if repeats_of is None else repeats_of
+    layers = [pattern_scores(pattern, ids) for pattern in attention_patterns(model, tokens)]
+    return {name: torch.stack([layer[name] for layer in layers], 1) for name in SCORES}
 
 
 def uniform_scores(tokens: Tokens) -> dict[str, Float[Tensor, "batch"]]:

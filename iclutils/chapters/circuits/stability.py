@@ -48,14 +48,20 @@ def overlap_excess(a: Set[int], b: Set[int], layer: Int[Tensor, "item"]) -> floa
     return len(a & b) - chance
 
 
-def others(chosen: Set[int], layer: Int[Tensor, "item"], generator: Generator) -> frozenset[int]:
-    """As many other items of the same layers at random, or all others of a layer that has fewer."""
-    drawn: set[int] = set()
-    for la in layer[list(chosen)].unique():
+def draw_heads(
+    chosen: Set[int],
+    layer: Int[Tensor, "item"],
+    generator: Generator,
+    barred: Set[int] = frozenset(),
+) -> frozenset[int]:
+    """As many random heads in each layer as ``chosen`` has there, none of them ``barred`` (all that
+    are left, where they are fewer): the null and the control that keep layers."""
+    drawn: list[int] = []
+    for la in layer[sorted(chosen)].unique():
         inside = set((layer == la).nonzero()[:, 0].tolist())
-        rest = torch.tensor(sorted(inside - chosen), dtype=torch.long)
-        mixed = rest[torch.randperm(len(rest), generator=generator)]
-        drawn |= set(mixed[: len(inside & chosen)].tolist())
+        free = sorted(inside - barred)
+        order = torch.randperm(len(free), generator=generator).tolist()
+        drawn += [free[i] for i in order[: len(inside & chosen)]]
     return frozenset(drawn)
 
 
@@ -118,12 +124,6 @@ def match(similarity: Float[Tensor, "a b"], within: Groups | None = None) -> lis
     """The pairs of heads whose similarities have the largest sum; each head in one pair at most.
 
     ``within``: the group (layer) of each head of either model; pairs stay in a group. (Kuhn 1955.)
-
-    Example:
-        >>> import torch
-        >>> from iclutils.chapters.circuits import stability
-        >>> stability.match(torch.tensor([[0.1, 0.9], [0.8, 0.2]]))
-        [(0, 1), (1, 0)]
     """
     if not bool(similarity.isfinite().all()):
         raise IclError("A similarity is not finite: leave heads out that write or see nothing.")

@@ -66,17 +66,7 @@ def answers(
     hooks: Sequence[Hook] = (),
     batch_size: int | None = None,
 ) -> Answers:
-    """What a model answers; ``hooks`` are of the whole batch, and only without ``batch_size``.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.chapters.label_words.answers import answers
-        >>> from iclutils.tasks import topics
-        >>> asked = topics.sample(8, torch.Generator().manual_seed(0), classes=2)
-        >>> answers(models.load("anchors-0"), asked).class_logits.shape
-        torch.Size([8, 2])
-    """
+    """What a model answers; ``hooks`` are of the whole batch, and only without ``batch_size``."""
     if hooks:
         return Answers.of(prompts, target_logits(model, prompts, hooks, batch_size))
     parts = [prompts[rows] for rows in batches(prompts, batch_size, "answers")]

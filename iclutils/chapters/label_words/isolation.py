@@ -5,7 +5,7 @@ random other positions is the control. The paper's code sets the scores to -10,0
 softmax, so that the row becomes one-hot on the position itself; its text sets A[p, i] to 0 for
 i < p, and the row keeps only the mass A[p, p].
 
-Source: Wang et al. 2023, section 2.2, figure 4 (released code: window 0, independent draws).
+Source: Wang et al. 2023, section 2.2, figure 4 (released code: independent draws).
 """
 
 from __future__ import annotations
@@ -33,32 +33,25 @@ def isolation(
     layers: Iterable[int],
     positions: Sequence[Positions] | None = None,
     how: str = "pre-softmax",
-    window: int = 0,
 ) -> list[Hook]:
-    """Hooks that isolate ``positions`` of each layer, or all label words, in ``prompts``.
-
-    With a window, as many tokens after each position are cut off from the same sources as well.
-    """
+    """Hooks that isolate ``positions`` of each layer, or all label words, in ``prompts``."""
     if how not in HOWS:
         raise unknown("way to isolate", how, HOWS)
     layers = list(layers)
     each = [prompts.label_pos] * len(layers) if positions is None else positions
-    cut = {la: cut_edges(prompts, at, window) for la, at in zip(layers, each, strict=True)}
+    cut = {la: cut_edges(prompts, at) for la, at in zip(layers, each, strict=True)}
     return cut_attention(model, cut, renormalise=how == "pre-softmax")
 
 
-def cut_edges(
-    prompts: Prompts, positions: Positions, window: int = 0
-) -> Bool[Tensor, "batch dest src"]:
-    """The edges that isolation cuts: from everything before a position into it and its window."""
+def cut_edges(prompts: Prompts, positions: Positions) -> Bool[Tensor, "batch dest src"]:
+    """The edges that isolation cuts: from everything before a position into it."""
     size = prompts.tokens.shape[1]
     inside = bool(((positions >= 0) & (positions < size)).all())
     if len(positions) != len(prompts) or not inside:
         raise IclError("Need one row of positions per prompt, all of them inside the prompt.")
     place = torch.arange(size, device=positions.device)
-    first = positions[..., None]
-    rows = (place >= first) & (place <= first + window)  # (batch, isolated, dest)
-    return (rows[..., None] & (place < first)[:, :, None]).any(1)
+    isolated = (place == positions[..., None]).any(1)
+    return isolated[:, :, None] & (place < place[:, None])
 
 
 def isolated(
@@ -67,7 +60,6 @@ def isolated(
     layers: Iterable[int],
     positions: Sequence[Positions] | None = None,
     how: str = "pre-softmax",
-    window: int = 0,
     batch_size: int | None = None,
 ) -> Answers:
     """Answers under ``isolation``; arguments as there.
@@ -87,7 +79,7 @@ def isolated(
     for rows in batches(prompts, batch_size, "isolation"):
         part = prompts[rows]
         some = positions and [at[rows] for at in positions]
-        parts.append(answers(model, part, isolation(model, part, layers, some, how, window)))
+        parts.append(answers(model, part, isolation(model, part, layers, some, how)))
     return Answers.join(parts)[places(prompts, batch_size)]
 
 

@@ -119,17 +119,6 @@ def fit(
     one row a step (``batch=None``: all), ten epochs, rows shuffled anew in each (without a
     generator they keep their order). Several sets are fitted as if alone (ours), because Adam
     works entry by entry, with all rows in every step.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.chapters.label_words import reweighting
-        >>> from iclutils.tasks import topics
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> drawn = topics.sample(8, generator, classes=2, shared=True)
-        >>> step = reweighting.prepare(models.load("anchors-0"), drawn)
-        >>> reweighting.fit(step, torch.zeros(8).long(), generator, epochs=2).shape
-        torch.Size([1, 4, 4, 2])
     """
     cfg, sets = step.model.cfg, sets.to(step.prompts.target)
     shape = int(sets.max()) + 1, cfg.n_layers, cfg.n_heads, step.prompts.classes

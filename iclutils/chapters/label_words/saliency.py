@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,15 +25,6 @@ from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts, class_logits
 
 HEADS = ("sum", "sum_of_abs")  # how heads are joined: formula and code, or footnote
-
-
-class Edge(NamedTuple):
-    """One strong edge: at ``dest``, the layer reads from ``src``."""
-
-    layer: int
-    dest: int
-    src: int
-    weight: float
 
 
 @dataclass(frozen=True)
@@ -147,19 +137,6 @@ def flow(importance: Float[Tensor, "batch layer dest src"], prompts: Prompts) ->
     rest = kinds[torch.arange(len(prompts)), 2, prompts.target]  # no label word, not itself
     others = (asked * rest[:, None]).sum(-1) / rest.sum(-1, keepdim=True)
     return Flow(torch.stack(total, -1), count, others)
-
-
-def strongest_edges(importance: Float[Tensor, "layer dest src"], count: int) -> list[list[Edge]]:
-    """The ``count`` strongest edges of every layer of one prompt, strongest first.
-
-    The diagonal is left out, and so is what has no saliency at all: a layer may have fewer.
-    """
-    size, found = importance.shape[-1], []
-    for layer, values in enumerate(importance.tril(-1).flatten(1)):
-        best = values.topk(min(count, size * size))
-        edges = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        found.append([Edge(layer, at // size, at % size, w) for at, w in edges if w > 0])
-    return found
 
 
 def _backward(

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Set
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from .marks import Marks, draw_heads
+from ..circuits.stability import draw_heads
+from .marks import Marks
 from .smoothers import beyond_counting
 
 Heads = frozenset[int]  # numbers of heads in order of depth

@@ -15,12 +15,12 @@ et al. 2023 (algorithm); Hendel et al. 2023, Todd et al. 2024 (vector); Ren and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
-from torch import Generator, Tensor
+from jaxtyping import Float
+from torch import Tensor
 
 from ...interp.attribution import node_attribution
 from ...interp.graph import of
@@ -47,7 +47,6 @@ class Marks:
     clean: Float[Tensor, "batch"]  # margin, in nats
     corrupt: Float[Tensor, "batch"]
     circuit: Heads
-    mlp: Float[Tensor, "batch layer"]  # the circuit lens on MLP layers
     anchors: Heads
     vector: Heads
     dual: Heads
@@ -75,7 +74,6 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
     task = question.task
     felt, nodes = node_attribution(model, task, steps), of(model).writers[1:]
     heads = [i for i, node in enumerate(nodes) if node.kind == "head"]
-    layers = [i for i, node in enumerate(nodes) if node.kind == "mlp"]
     shape = len(task), model.cfg.n_layers, model.cfg.n_heads
     clean, corrupt = (read(model, tokens, question.at) for tokens in (task.clean, task.corrupt))
     (writes, states), (others, before) = written(clean), written(corrupt)
@@ -89,7 +87,6 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
         question.margin(clean.logits),
         question.margin(corrupt.logits),
         felt[heads].T.reshape(shape),
-        felt[layers].T,
         attention(clean, question).sum(-1),
         vector,
         _direct(clean, question, question.shown),
@@ -144,23 +141,6 @@ def step_towards(
         along = torch.einsum("hed,d->he", query.model.blocks[layer].attn.W_O.double(), unit)
         found.append(torch.einsum("bhpe,he->bhp", values, along))
     return rows(query) * torch.stack(found, 1) * question.shown[:, None, None]
-
-
-def draw_heads(
-    chosen: Set[int],
-    layer: Int[Tensor, "item"],
-    generator: Generator,
-    barred: Set[int] = frozenset(),
-) -> frozenset[int]:
-    """As many random heads in each layer as ``chosen`` has there, none of them ``barred`` (all that
-    are left, where they are fewer): the null and the control that keep layers."""
-    drawn: list[int] = []
-    for la in layer[sorted(chosen)].unique():
-        inside = set((layer == la).nonzero()[:, 0].tolist())
-        free = sorted(inside - barred)
-        order = torch.randperm(len(free), generator=generator).tolist()
-        drawn += [free[i] for i in order[: len(inside & chosen)]]
-    return frozenset(drawn)
 
 
 def common_share(states: Float[Tensor, "batch d_model"]) -> float:

@@ -76,11 +76,6 @@ class Question:
         """The tokens of the examples."""
         return (self.example >= 0) & (self.example < self.examples)
 
-    @property
-    def is_answer(self) -> Bool[Tensor, "batch pos"]:
-        """The answers of the examples, as a mask."""
-        return torch.zeros_like(self.shown).scatter(1, self.answers, True)
-
     def margin(self, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch"]:
         """Logit of the right answer less the mean of the other choices, in nats."""
         return self.task.score(logits[:, None])

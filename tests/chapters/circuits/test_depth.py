@@ -32,11 +32,6 @@ from iclutils.interp.graph import Node, head
 from iclutils.models import TransformerBridge
 
 
-@pytest.fixture(params=["gpt2", "neox"])
-def model(request: pytest.FixtureRequest) -> TransformerBridge:
-    return request.getfixturevalue(request.param)
-
-
 def some_task(choices: bool = False) -> CleanCorrupt:
     rows = tokens(3, 9)
     at = torch.tensor([[2, 5], [3, 8], [0, 5]])

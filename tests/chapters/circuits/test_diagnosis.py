@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from random_layers import seeded
 from sklearn.covariance import LedoitWolf
 from wired import save_wired
 
@@ -47,25 +48,21 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    folder: Path = tmp_path_factory.mktemp("wired")
-    save_wired(folder)
-    return make_bench(load(folder), 40, 20)
+def bench(wired: TransformerBridge) -> Bench:
+    return make_bench(wired, 40, 20)
 
 
 def make_bench(model: TransformerBridge, healthy: int, cases: int) -> Bench:
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     fitted, other, broken = (copying(model, n, 11, generator) for n in (healthy, healthy, cases))
     covariances = fit_covariances(model, fitted)
     return Bench(model, covariances, component_statistics(model, other, covariances), broken)
 
 
-@pytest.mark.parametrize("which", ["gpt2", "neox"])
-def test_statistics_by_another_way(which: str, request: pytest.FixtureRequest) -> None:
+def test_statistics_by_another_way(model: TransformerBridge) -> None:
     """Length, effect and entropy as features see them, distance by hand; only columns in order
     agree."""
-    model = request.getfixturevalue(which)
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     fitted, task = (copying(model, 10, 6, generator) for _ in range(2))
     covariances, names = fit_covariances(model, fitted), statistic_names(model)
     columns = component_statistics(model, task, covariances)
@@ -93,7 +90,7 @@ def test_statistics_by_another_way(which: str, request: pytest.FixtureRequest) -
 
 
 def test_findings_are_those_of_scipy_one_by_one() -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded()
     cases, healthy = (torch.randn(n, 6, generator=generator).double() for n in (15, 20))
     cases[:, 2] += 3
     cases[:, 5] = healthy[:, 5] = 1  # never varies
@@ -104,14 +101,10 @@ def test_findings_are_those_of_scipy_one_by_one() -> None:
     assert found[2]
 
 
-@pytest.mark.parametrize("which", ["gpt2", "neox"])
 @pytest.mark.parametrize("kind", ["even", "overactive", "cut"])
-def test_on_healthy_inputs_a_fault_shows_where_it_sits(
-    which: str, kind: str, request: pytest.FixtureRequest
-) -> None:
+def test_on_healthy_inputs_a_fault_shows_where_it_sits(model: TransformerBridge, kind: str) -> None:
     """Otherwise consequences would be called causes."""
-    model = request.getfixturevalue(which)
-    task = copying(model, 10, 6, torch.Generator().manual_seed(0))
+    task = copying(model, 10, 6, seeded())
     covariances, names = fit_covariances(model, task), statistic_names(model)
     fault = Fault(kind, (head(0, 1),), (Node("k", 1, 2),) if kind == "cut" else ())
     hooks = plant(model, task, [fault])
@@ -125,7 +118,7 @@ def test_on_healthy_inputs_a_fault_shows_where_it_sits(
 
 
 def test_restoring_everything_restores_the_score(gpt2: TransformerBridge) -> None:
-    task = copying(gpt2, 4, 6, torch.Generator().manual_seed(0))
+    task = copying(gpt2, 4, 6, seeded())
     hooks = plant(gpt2, task, [Fault("sink", (head(0, 1), head(1, 2)))])
     back = restored(gpt2, task, hooks, [components(gpt2), [], [head(0, 1), head(1, 2)]])
     lost = score(gpt2, task) - score(gpt2, task, hooks)

@@ -11,8 +11,8 @@ import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import save_gpt2, save_gptj
-from wired import save_wired
+from random_layers import seeded
+from tiny import save_gpt2
 
 from iclutils import IclError
 from iclutils.chapters.circuits import failures
@@ -28,7 +28,6 @@ from iclutils.chapters.circuits.failures import (
     flags,
     observe,
     plant,
-    reference_distribution,
     repair,
     score,
 )
@@ -51,16 +50,8 @@ PLANTED = {
 }
 
 
-@pytest.fixture(params=["gpt2", "neox"])
-def model(request: pytest.FixtureRequest) -> TransformerBridge:
-    return request.getfixturevalue(request.param)
-
-
 def some_task(model: TransformerBridge, count: int = 4, seed: int = 0) -> CleanCorrupt:
-    return copying(model, count, 6, torch.Generator().manual_seed(seed))
-
-
-# --- Faults --------------------------------------------------------------------------------------
+    return copying(model, count, 6, seeded(seed))
 
 
 def a_fault(kind: str, strength: float = 1.0) -> Fault:
@@ -98,8 +89,7 @@ def test_an_overactive_head_puts_out_more(model: TransformerBridge) -> None:
     task, name = some_task(model), get_act_name("z", 0)
     _, clean = observe(model, task, (), [name])
     _, broken = observe(model, task, plant(model, task, [a_fault("overactive", 0.5)]), [name])
-    ratio = torch.ones(model.cfg.n_heads)
-    ratio[[1, 3]] = 2.5
+    ratio = torch.tensor([1, 2.5, 1, 2.5])
     torch.testing.assert_close(broken[name], clean[name] * ratio[:, None])
 
 
@@ -132,14 +122,11 @@ def test_all_edges_cut_is_the_head_ablated(model: TransformerBridge) -> None:
 
 def test_damage_is_in_one_layer_alone(tmp_path: Path) -> None:
     save_gpt2(tmp_path)
-    damaged = edit_weights(tmp_path, damage_mlp(1, 0.5, torch.Generator().manual_seed(3)))
+    damaged = edit_weights(tmp_path, damage_mlp(1, 0.5, seeded(3)))
     clean, after = (dict(m.named_parameters()) for m in (load(tmp_path), damaged))
     for name, weight in clean.items():
         changed = not torch.equal(after[name], weight)
         assert changed == (".h.1." in name and ".mlp." in name), name
-
-
-# --- Features ------------------------------------------------------------------------------------
 
 
 def test_features_by_hand(model: TransformerBridge) -> None:
@@ -188,14 +175,10 @@ def test_effects_are_those_of_patched_edges(gpt2: TransformerBridge) -> None:
     assert broken.values["effect"][:, 0].abs().max() < 1e-5  # nothing on it could be exchanged
 
 
-# --- Flags ---------------------------------------------------------------------------------------
-
-
 @dataclass
 class Bench:
     """The wired model, healthy cases to compare with and cases to break."""
 
-    folder: Path
     model: TransformerBridge
     reference: Reference
     cases: CleanCorrupt
@@ -210,13 +193,11 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    folder: Path = tmp_path_factory.mktemp("wired")
-    save_wired(folder)
-    model, generator = load(folder), torch.Generator().manual_seed(1)
-    healthy, cases, held_out = (copying(model, n, 11, generator) for n in (300, 24, 20))
-    seen = features(model, healthy, [FIRST, SECOND], [EDGE])
-    return Bench(folder, model, reference_distribution(seen), cases, held_out)
+def bench(wired: TransformerBridge) -> Bench:
+    generator = seeded(1)
+    healthy, cases, held_out = (copying(wired, n, 11, generator) for n in (300, 24, 20))
+    seen = features(wired, healthy, [FIRST, SECOND], [EDGE])
+    return Bench(wired, Reference(seen), cases, held_out)
 
 
 def test_only_the_right_source_arrives(bench: Bench) -> None:
@@ -260,9 +241,8 @@ def test_healthy_cases_raise_few_alarms(bench: Bench) -> None:
 
 def test_a_damaged_mlp_is_none_of_them(bench: Bench) -> None:
     """It sits behind all heads that matter, so that attention looks as ever."""
-    broken = edit_weights(bench.folder, damage_mlp(1, 3.0, torch.Generator().manual_seed(0)))
-    healthy = copying(bench.model, 60, 11, torch.Generator().manual_seed(2))
-    reference = reference_distribution(features(bench.model, healthy, [SECOND]))
+    broken = edit_weights(bench.model.cfg.model_name, damage_mlp(1, 3.0, seeded(0)))
+    reference = Reference(features(bench.model, copying(bench.model, 60, 11, seeded(2)), [SECOND]))
     found = flags(features(broken, bench.cases, [SECOND]), reference, [[SECOND]])
     assert found.wrong.all()
     assert found.unknown.float().mean() >= 0.8
@@ -280,9 +260,6 @@ def test_the_notes_chain() -> None:
     flagged[0, [2, 4]] = flagged[1, 1] = flagged[2, [3, 4]] = True
     names = ["path_interruption", "attention_collapse", "incorrect_routing", "unknown"]
     assert failures.first_match(flagged) == names
-
-
-# --- Repair --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -304,7 +281,7 @@ def test_a_fix_repairs_other_cases_and_harms_no_healthy_one(bench: Bench, kind: 
 @settings(deadline=None, max_examples=25)
 @given(size=st.integers(2, 8), seed=st.integers(0, 99), temperature=st.floats(0.5, 8))
 def test_fixes_of_rows_by_hand(size: int, seed: int, temperature: float) -> None:
-    scores = torch.randn(2, size, size, generator=torch.Generator().manual_seed(seed))
+    scores = torch.randn(2, size, size, generator=seeded(seed))
     causal = scores.masked_fill(~torch.ones(size, size).tril().bool(), -torch.inf)
     rows = causal.softmax(-1)
     torch.testing.assert_close(
@@ -315,14 +292,10 @@ def test_fixes_of_rows_by_hand(size: int, seed: int, temperature: float) -> None
     torch.testing.assert_close(failures.without_first(rows), masked.softmax(-1))
 
 
-# --- Refusals ------------------------------------------------------------------------------------
-
-
-def test_what_cannot_be_is_refused(bench: Bench, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused(bench: Bench, gptj: TransformerBridge) -> None:
     net, task = bench.model, bench.cases
     blind = replace(task, source=None)
-    save_gptj(tmp_path)
-    gptj, rerouted = load(tmp_path), repair(net, "misrouted", blind, [], [FIRST])
+    rerouted = repair(net, "misrouted", blind, [], [FIRST])
     for call, message in [
         (lambda: Fault("asleep", (FIRST,)), "Unknown fault"),
         (lambda: Fault("cut", (FIRST,)), "Name readers"),
@@ -331,7 +304,7 @@ def test_what_cannot_be_is_refused(bench: Bench, tmp_path: Path) -> None:
         (lambda: plant(net, task, [Fault("cut", (SECOND,), (EDGE[1],))]), "must come later"),
         (lambda: plant(gptj, some_task(gptj), [PLANTED["sink"]]), "only after using it"),
         (lambda: features(net, task, [head(5, 0)]), r"head.*5\.0"),
-        (lambda: reference_distribution(bench.see([])), "30 correctly solved"),
+        (lambda: Reference(bench.see([])), "30 correctly solved"),
         (lambda: flags(features(net, task, [FIRST]), bench.reference, [[FIRST]]), "same places"),
         (lambda: repair(net, "tired", task, [], [FIRST]), "Unknown failure"),
         (lambda: repair(net, "overactive", task, [], [FIRST]), "give the reference"),

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
 from scipy.special import log_softmax, rel_entr
-from tiny import BOS, VOCAB, save_gptj, save_grouped, tokens
+from tiny import BOS, VOCAB, save_grouped, tokens
 from transformer_lens.config import TransformerBridgeConfig
-from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import influence as module
@@ -38,14 +37,6 @@ from iclutils.tasks.repeated import repeated_tokens
 
 AT = torch.tensor([[2, 5], [3, 7]])
 ANSWER = torch.tensor([[4, 9], [11, 0]])
-
-
-@pytest.fixture(params=["gpt2", "neox"])
-def model(request: pytest.FixtureRequest) -> TransformerBridge:
-    return request.getfixturevalue(request.param)
-
-
-# --- Replaced tokens -----------------------------------------------------------------------------
 
 
 def one_by_one(
@@ -96,12 +87,11 @@ def test_influence_is_what_one_row_at_a_time_gives(
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
 
 
-def test_models_without_a_cache_that_can_be_cut_work_too(tmp_path: Path) -> None:
-    save_gptj(tmp_path)
+def test_models_without_a_cache_that_can_be_cut_work_too(gptj: TransformerBridge) -> None:
     config = TransformerBridgeConfig(
         n_layers=2, d_model=32, n_ctx=48, d_head=8, n_heads=4, d_vocab=VOCAB, attn_only=True
     )
-    for other in (load(tmp_path), TransformerBridge.boot_native(config).eval()):
+    for other in (gptj, TransformerBridge.boot_native(config).eval()):
         got = influence(other, tokens(2, 9), AT, ANSWER, seeded(), draws=2)
         assert got.kl.isfinite().all()
         assert got.kl.max() > 1e-5
@@ -162,9 +152,6 @@ def test_the_notes_score_by_its_own_loop(model: TransformerBridge) -> None:
         assert got[d, b, e, t:].isnan().all()
 
 
-# --- Sources -------------------------------------------------------------------------------------
-
-
 def planted(
     rng: np.random.Generator, effects: dict[int, float], count: int = 14
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -200,9 +187,6 @@ def test_sources_average_entries_and_leave_out_the_future() -> None:
     torch.testing.assert_close(got.mean[place], truth)
     signed[:9, :, [9, 11]] = torch.nan  # five sequences left
     assert 0 not in sources(signed, at, source, seeded()).offset.tolist()
-
-
-# --- Attention -----------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=25)
@@ -281,28 +265,23 @@ def test_rank_agreement_counts_pairs_of_earlier_positions(seed: int, coarse: boo
         assert got == pytest.approx(np.mean(each) if each else np.nan, nan_ok=True)
 
 
-# --- Refusals ------------------------------------------------------------------------------------
-
-
-def test_what_cannot_be_measured_is_refused(gpt2: TransformerBridge, tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_refused(
+    gpt2: TransformerBridge, gptj: TransformerBridge
+) -> None:
     rows, one = tokens(2, 9), torch.tensor([[3], [3]])
     task = CleanCorrupt(rows, rows.flip(0), one, one)
-    save_gptj(tmp_path)
     few = planted(np.random.default_rng(2), {}, count=5)
-    calls = [
+    for call, message in [
         (lambda: sources(*few, seeded()), "at least 6 sequences"),
         (lambda: knockout(gpt2, task, one, one + 1), "0 <= src < dest"),
-        (lambda: knockout(load(tmp_path), task, one, one - 1), "only after using it"),
-    ]
-    for call, message in calls:
+        (lambda: knockout(gptj, task, one, one - 1), "only after using it"),
+    ]:
         with pytest.raises(IclError, match=message):
             call()
 
 
-def test_a_wired_copier_goes_on_from_a_replaced_output(tmp_path: Path) -> None:
+def test_a_wired_copier_goes_on_from_a_replaced_output(wired: TransformerBridge) -> None:
     """Catches: a place outside the first copy, or outputs compared one place off."""
-    save_wired(tmp_path)
-    model = load(tmp_path)
-    rows = repeated_tokens(model, 6, 14, seeded(), distinct=True).tokens
-    assert redirected(model, rows, 14, seeded(1)).tolist() == [1.0] * 6
-    assert redirected(random_init(tmp_path, 0), rows, 14, seeded(1)).mean() < 0.5
+    rows = repeated_tokens(wired, 6, 14, seeded(), distinct=True).tokens
+    assert redirected(wired, rows, 14, seeded(1)).tolist() == [1.0] * 6
+    assert redirected(random_init(wired.cfg.model_name, 0), rows, 14, seeded(1)).mean() < 0.5

@@ -30,18 +30,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_wired_pipeline_and_back_ups(tmp_path: Path) -> None:
+def test_wired_pipeline_and_back_ups(wired: TransformerBridge, tmp_path: Path) -> None:
     """The sign key: a pipeline is below 0, back-ups above, idle heads at 0."""
-    save_wired(tmp_path / "pipeline")
-    model = load(tmp_path / "pipeline")
-    task = copying(model, 8, 11, seeded())
-    _, each = interactions.interactions(model, task, [[n] for n in all_heads(model)])
-    each = share(each, *baselines(model, task))
+    task = copying(wired, 8, 11, seeded())
+    _, each = interactions.interactions(wired, task, [[n] for n in all_heads(wired)])
+    each = share(each, *baselines(wired, task))
     assert -1.1 < each[0, 2] < -0.9
     assert each[[0, 0, 1, 1, 2], [1, 3, 2, 3, 3]].abs().max() < 1e-2
 
-    save_wired(tmp_path / "backups", ((0, 0), (0, 1)), ((1, 0), (1, 2)), heads=3)
-    model = load(tmp_path / "backups")
+    save_wired(tmp_path, ((0, 0), (0, 1)), ((1, 0), (1, 2)), heads=3)
+    model = load(tmp_path)
     task = copying(model, 8, 11, seeded())
     heads = [[head(0, 0)], [head(0, 1)], [head(1, 0)], [head(1, 2)]]
     each = share(interactions.interactions(model, task, heads)[1], *baselines(model, task))
@@ -77,9 +75,7 @@ def test_pairs_within_layers(gpt2: TransformerBridge) -> None:
     assert noted == pytest.approx(interactions.note_correlation(gpt2, ids)[1, 2, 0].abs().item())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "neox"])
-def test_heads_of_a_layer_do_not_feed_each_other(name: str, request: pytest.FixtureRequest) -> None:
-    model = request.getfixturevalue(name)
+def test_heads_of_a_layer_do_not_feed_each_other(model: TransformerBridge) -> None:
     ids = tokens(2, 9)
     assert interactions.same_layer_effect(model, ids) < 1e-6
     hooks = ablate_heads(model, ids, [(0, 0)], "zero", ids)  # but those of the next they do

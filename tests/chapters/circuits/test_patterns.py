@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_layers import seeded
 from tiny import save_gpt2, save_gptj, save_neox, tiny_gpt2, tokens
-from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import patterns
@@ -31,8 +31,7 @@ def one(pattern: torch.Tensor, ids: torch.Tensor = PLAIN) -> dict[str, float]:
 
 
 def random_pattern(seed: int, size: int = SIZE) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    scores = 3 * torch.randn(size, size, generator=generator)
+    scores = 3 * torch.randn(size, size, generator=seeded(seed))
     return scores.masked_fill(~torch.ones(size, size).tril().bool(), -torch.inf).softmax(-1)
 
 
@@ -139,18 +138,15 @@ def test_all_heads_at_once(save: Callable[[Path], object], tmp_path: Path) -> No
     assert patterns.future_attention(model, ids) == 0
 
 
-def test_wired_heads_get_their_labels(tmp_path: Path) -> None:
+def test_wired_heads_get_their_labels(wired: TransformerBridge) -> None:
     """The known answer; idle heads attend evenly and get nothing."""
-    save_wired(tmp_path)
-    model = load(tmp_path)
-    generator = torch.Generator().manual_seed(0)
-    ids = repeated_tokens(model, 40, 11, generator, distinct=True).tokens
-    blank = [random_init(tmp_path, seed) for seed in range(2)]
-    shuffled = patterns.shuffled_scores(model, ids, torch.Generator().manual_seed(1))
+    ids = repeated_tokens(wired, 40, 11, seeded(), distinct=True).tokens
+    blank = [random_init(wired.cfg.model_name, seed) for seed in range(2)]
+    shuffled = patterns.shuffled_scores(wired, ids, seeded(1))
     nulls = [patterns.null_scores(blank, ids), shuffled]
     limits = patterns.thresholds(nulls, patterns.uniform_scores(ids))
     assert math.isnan(limits["even"])  # even attention is as even as can be
-    scores = patterns.scores(model, ids)
+    scores = patterns.scores(wired, ids)
     given = patterns.labels(scores, limits)
     table = patterns.table(scores, limits, given, removal=torch.arange(4.0).reshape(2, 2))
     assert [row["labels"] for row in table] == ["previous, local", "", "induction", ""]

@@ -14,14 +14,11 @@ from scipy.stats import ortho_group
 from tiny import save_gpt2, tokens
 from torch import Generator
 from transformers import PreTrainedModel
-from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.circuits import stability
 from iclutils.models import TransformerBridge, cached, edit_weights, load
 from iclutils.tasks.repeated import repeated_tokens
-
-# --- By name -------------------------------------------------------------------------------------
 
 
 def test_overlap_by_enumeration() -> None:
@@ -45,9 +42,6 @@ def test_the_best_items() -> None:
     values = torch.tensor([0.5, -3.0, float("nan"), 2.0, 0.5])
     assert stability.top(values, 2) == {3, 0}, "of equal ones the first"
     assert stability.top(values, 4) == {3, 0, 4, 1}
-
-
-# --- By role -------------------------------------------------------------------------------------
 
 
 def permuted(network: PreTrainedModel, order: list[list[int]]) -> None:
@@ -90,12 +84,10 @@ def test_permuted_heads_are_matched_back(tmp_path: Path) -> None:
     assert above > 3 * spread > 0
 
 
-def test_profiles_say_what_the_wired_heads_look_at(tmp_path: Path) -> None:
+def test_profiles_say_what_the_wired_heads_look_at(wired: TransformerBridge) -> None:
     """Catches a relation or distance that is one token off, and the first position counted."""
-    save_wired(tmp_path)
-    model = load(tmp_path)
-    rows = repeated_tokens(model, 8, 11, Generator().manual_seed(0), distinct=True).tokens
-    size, profile = rows.shape[1], stability.attention_profiles(model, rows)
+    rows = repeated_tokens(wired, 8, 11, Generator().manual_seed(0), distinct=True).tokens
+    size, profile = rows.shape[1], stability.attention_profiles(wired, rows)
     assert profile.shape == (4, size + 4)
     even = [(1 / torch.arange(d + 1, size + 1)).sum().item() for d in range(size)]
     even[0] -= 1  # the first row
@@ -168,9 +160,6 @@ def test_random_matchings_are_those_within_the_groups() -> None:
     assert spread == pytest.approx(chance.std(correction=0).item(), abs=0.015)
 
 
-# --- Along training ------------------------------------------------------------------------------
-
-
 def series(noise: float, swap: int, checkpoints: int = 8) -> torch.Tensor:
     """(checkpoint, item, batch): 5 of 30 items matter; from ``swap`` on it is 5 others."""
     generator = Generator().manual_seed(0)
@@ -234,11 +223,13 @@ def test_what_cannot_be_compared_is_refused() -> None:
             call()
 
 
-# Would catch a chosen head among the control, another layer, or the same draw each time.
-def test_others_are_of_the_same_layers() -> None:
-    layer, chosen = torch.arange(4).repeat_interleave(5), frozenset({0, 1, 7, 15, 16, 17})
-    draws = {stability.others(chosen, layer, Generator().manual_seed(seed)) for seed in range(20)}
+def test_heads_are_drawn_in_the_same_layers() -> None:
+    """Catches a barred head, another layer, or the same draw each time; layer 3 has two left."""
+    layer, barred = torch.arange(4).repeat_interleave(5), {2, 15, 16, 17}
+    generator = Generator().manual_seed(0)
+    chosen = {0, 1, 7, 15, 16, 17}
+    draws = {stability.draw_heads(chosen, layer, generator, barred) for _ in range(20)}
     assert len(draws) > 5
     for drawn in draws:
-        assert not drawn & chosen
+        assert not drawn & barred
         assert sorted(layer[list(drawn)].tolist()) == [0, 0, 1, 3, 3]

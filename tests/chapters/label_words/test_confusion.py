@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from itertools import permutations
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_prompts import random_prompts
-from scipy.stats import kstest, spearmanr
 from sklearn.decomposition import PCA
 from sklearn.metrics import roc_auc_score
 
@@ -116,53 +114,24 @@ def test_rotation_does_not_enter(gpt2: TransformerBridge, neox: TransformerBridg
     assert gap[1] > 0.1
 
 
-def test_rho_is_spearmans_and_the_null_is_enumerated() -> None:
-    one, other = noise(4, 4), noise(4, 4, seed=1)
-    one, other = one + one.T, other + other.T
-    found = confusion.rank_correlation(one, other)
-    i, j = torch.tril_indices(4, 4, -1)
-    assert found.rho == pytest.approx(spearmanr(one[i, j], other[i, j]).statistic)
-    null = []
-    for order in permutations(range(4)):
-        moved = one[list(order)][:, list(order)]
-        null.append(spearmanr(moved[i, j], other[i, j]).statistic)
-    assert found.p_value == pytest.approx(sum(v >= found.rho - 1e-9 for v in null) / 24)
-    itself = confusion.rank_correlation(one, one)
-    assert itself.rho == pytest.approx(1)
-    assert itself.p_value == pytest.approx(1 / 24)
-
-
-def test_several_sets_are_averaged() -> None:
-    one, other = noise(6, 4, 4), noise(6, 4, 4, seed=1)
+def test_rho_is_the_mean_of_spearmans_over_sets() -> None:
+    """Catches: pairs counted twice, another set's matrix, undefined pairs or sets that count."""
+    one, other = noise(3, 4, 4), noise(3, 4, 4, seed=1)
     one, other = one + one.mT, other + other.mT
-    found = confusion.rank_correlation(one, other, draws=200)
-    each = [confusion.rank_correlation(a, b).rho for a, b in zip(one, other, strict=True)]
-    assert found.rho == pytest.approx(sum(each) / 6)
-    agreed = confusion.rank_correlation(one, one, draws=200)
-    assert agreed.p_value == pytest.approx(1 / 201)
-
-
-@pytest.mark.parametrize("sets", [1, 3])
-def test_p_values_are_uniform_where_there_is_nothing(sets: int) -> None:
-    values = []
-    for seed in range(200):
-        one, other = noise(sets, 5, 5, seed=seed), noise(sets, 5, 5, seed=seed + 1000)
-        found = confusion.rank_correlation(one + one.mT, other + other.mT, draws=150)
-        values.append(found.p_value)
-    assert kstest(values, "uniform").pvalue > 0.01
-
-
-def test_undefined_pairs() -> None:
-    one, other = noise(4, 4), noise(4, 4, seed=1)
-    one, other = one + one.T, other + other.T
-    other[3, 0] = other[0, 3] = torch.nan
+    other[1, 3, 0] = other[1, 0, 3] = torch.nan
+    other[2] = 1.0  # nothing to rank
     i, j = torch.tril_indices(4, 4, -1)
-    known = ~other[i, j].isnan()
-    expected = spearmanr(one[i, j][known], other[i, j][known]).statistic
-    assert confusion.rank_correlation(one, other).rho == pytest.approx(expected)
-    two = confusion.rank_correlation(torch.ones(2, 2), torch.ones(2, 2))
-    assert math.isnan(two.rho)
-    assert math.isnan(two.p_value)
+    expected = []
+    for a, b in zip(one[:2, i, j], other[:2, i, j], strict=True):
+        known = ~b.isnan()
+        ranks = [x[known].argsort().argsort().double() for x in (a, b)]
+        expected.append(torch.corrcoef(torch.stack(ranks))[0, 1].item())
+    assert confusion.rank_correlation(one, other) == pytest.approx(sum(expected) / 2)
+    assert confusion.rank_correlation(one[0], other[0]) == pytest.approx(expected[0])
+    assert math.isnan(confusion.rank_correlation(one[2], other[2]))
+
+
+def test_keys_that_coincide_tell_nothing() -> None:
     same = confusion.predicted_confusion(noise(20, 4), torch.ones(3, 4), 2)
     assert bool(same[0, 1].isnan())
 

@@ -99,16 +99,6 @@ def test_the_common_share_of_one_vector_is_one_and_of_noise_none() -> None:
     assert abs(marks.common_share(noise)) < 0.02
 
 
-def test_heads_are_drawn_in_the_same_layers() -> None:
-    layer = torch.arange(4).repeat_interleave(5)
-    draw = torch.Generator().manual_seed(0)
-    chosen, barred = {0, 1, 7, 15}, {2, 3}
-    for _ in range(20):
-        drawn = marks.draw_heads(chosen, layer, draw, barred)
-        assert not drawn & barred
-        assert layer[sorted(drawn)].tolist() == [0, 0, 1, 3]
-
-
 def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_other(
     net: TransformerBridge, here: Question
 ) -> None:
