@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ...errors import IclError
 from ...interp import graph
@@ -21,6 +21,7 @@ from ...interp.graph import Edge, Node, head
 from ...interp.head_scores import prefix_matching, score_heads, strongest
 from ...interp.patching import CleanRun, key_patterns
 from ...interp.statistics import mean_se
+from ...interp.weights import composition_baseline, composition_scores, copying_scores
 from ...models import TransformerBridge, logits
 from ...progress import bar
 from ...tasks.repeated import RepeatedTokens
@@ -34,25 +35,35 @@ Measured = tuple[float, float]  # mean and standard error over sequences
 class Pair(NamedTuple):
     """Two heads and what makes them a pair.
 
-    ``drop`` is the share of the induction head's prefix matching that the path from the other head
-    carries, ``previous_score`` and ``duplicate_score`` that head's attention to the
+    ``prefix`` is the matching of the induction head, ``drop`` the share of it that the path from
+    the other head carries, ``previous_score`` and ``duplicate_score`` that head's attention to the
     token before and to the earlier copy. ``edges``: all paths into the keys of induction heads
-    (matching above 0.4, or the best) that carry more than a tenth of it.
+    (matching above 0.4, or the best) that carry more than a tenth of it. From folded weights:
+    ``copying`` (-1 to 1), and ``k_composition`` in standard deviations above random heads.
     """
 
     previous: Node
     induction: Node
+    prefix: Measured
     previous_score: Measured
     duplicate_score: Measured
     drop: Measured
     edges: tuple[Edge, ...]
+    copying: float = float("nan")
+    k_composition: float = float("nan")
 
 
 def find_induction_circuit(
-    model: TransformerBridge, batch: RepeatedTokens, other: RepeatedTokens
+    model: TransformerBridge,
+    batch: RepeatedTokens,
+    other: RepeatedTokens,
+    generator: Generator,
+    folded: TransformerBridge | None = None,
 ) -> Pair:
-    """The best induction head, and the earlier head whose path to its keys matters most;
-    ``other``: the same sequences with another first copy.
+    """The best induction head, and the earlier head whose path to its keys matters most.
+
+    ``other``: the same sequences with another first copy. ``folded``: the same model loaded with
+    ``fold=True``, to read its weights; ``generator`` is for the null of their composition.
 
     Example:
         >>> import torch
@@ -60,10 +71,10 @@ def find_induction_circuit(
         >>> from iclutils.chapters.circuits import pair
         >>> from iclutils.interp import clean_corrupt
         >>> from iclutils.tasks.repeated import RepeatedTokens
-        >>> net = models.load("induction-0")
-        >>> task = clean_corrupt.copying(net, 6, 8, torch.Generator().manual_seed(0))
+        >>> net, generator = models.load("induction-0"), torch.Generator().manual_seed(0)
+        >>> task = clean_corrupt.copying(net, 6, 8, generator)
         >>> batches = (RepeatedTokens(tokens, 8) for tokens in (task.clean, task.corrupt))
-        >>> found = pair.find_induction_circuit(net, *batches)
+        >>> found = pair.find_induction_circuit(net, *batches, generator)
         >>> found.previous.layer, found.induction.layer
         (0, 1)
     """
@@ -79,13 +90,21 @@ def find_induction_circuit(
     best = int(drops[: second.layer * model.cfg.n_heads, 0].mean(-1).argmax())
     first, strong = heads[best], (drops.mean(-1) > DROP).nonzero().tolist()
     paths = [(first, second), *((heads[u], seconds[v]) for u, v in strong)]
+    weights = {}
+    if folded is not None:
+        score = composition_scores(folded, "K")[(*first[1:], *second[1:])].item()
+        mean, spread = composition_baseline(folded.cfg.d_model, folded.cfg.d_head, generator)
+        weights["k_composition"] = (score - mean) / spread
+        weights["copying"] = copying_scores(folded)[second.layer, second.head].item()
     return Pair(
         previous=first,
         induction=second,
+        prefix=mean_se(scores["prefix"][:, second.layer, second.head]),
         previous_score=mean_se(scores["previous"][:, first.layer, first.head]),
         duplicate_score=mean_se(scores["duplicate"][:, first.layer, first.head]),
         drop=mean_se(drops[best, 0]),
         edges=tuple(dict.fromkeys((u, v._replace(kind="k")) for u, v in paths)),
+        **weights,
     )
 
 

@@ -50,11 +50,14 @@ def test_wired_pair_is_found(
     save_wired(tmp_path, (previous,), (induction,), layers)
     model = load(tmp_path)
     _, batch, other = batches(model, corruption=corruption)
-    found = pair.find_induction_circuit(model, batch, other)
+    found = pair.find_induction_circuit(model, batch, other, seeded(), load(tmp_path, fold=True))
     assert (found.previous, found.induction) == (head(*previous), head(*induction))
     assert found.edges == ((head(*previous), Node("k", *induction)),)
     assert found.previous_score[0] > 0.9 > 0.1 > found.duplicate_score[0]
+    assert found.prefix[0] > 0.8
     assert found.drop[0] > 0.9
+    assert found.copying > 0.9
+    assert found.k_composition > 2
     drops = pair.path_drops(model, batch, other, [found.induction]).mean(-1)[:, 0]
     idle = [i for i, node in enumerate(all_heads(model)) if node != found.previous]
     assert drops[idle].abs().max() < 1e-3
@@ -65,10 +68,11 @@ def test_back_ups_share_the_edges(tmp_path: Path) -> None:
     save_wired(tmp_path, ((0, 0), (0, 1)), ((1, 0), (1, 2)), heads=3)
     model = load(tmp_path)
     _, batch, other = batches(model)
-    found = pair.find_induction_circuit(model, batch, other)
+    found = pair.find_induction_circuit(model, batch, other, seeded())
     keys = {(u, v) for u in (head(0, 0), head(0, 1)) for v in (Node("k", 1, 0), Node("k", 1, 2))}
     assert set(found.edges) == keys
     assert found.drop[0] < 0.5
+    assert math.isnan(found.copying)
 
 
 def test_paths_against_hooks(model: TransformerBridge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,4 +124,4 @@ def test_a_model_without_a_circuit_is_refused(tmp_path: Path) -> None:
     model = tiny_gpt2(tmp_path / "one", n_layer=1)
     _, batch, other = batches(model, 3, 7)
     with pytest.raises(IclError, match="two attention layers"):
-        pair.find_induction_circuit(model, batch, other)
+        pair.find_induction_circuit(model, batch, other, seeded())
