@@ -115,9 +115,8 @@ def test_offset_is_the_query_moved(gpt2: TransformerBridge, neox: TransformerBri
         torch.testing.assert_close(got, moved, atol=1e-5, rtol=1e-5)
     near, far = (kv_cache.answer_from_cache(gpt2, held, prompts, o) for o in (False, True))
     assert (near - far).abs().max() > 0.1
-    alone = compression.compress(
-        gpt2, prompts, lambda p: ~p.kept
-    )  # nothing kept: no distance to keep either
+    # Where nothing is kept there is no distance to keep either.
+    alone = compression.compress(gpt2, prompts, lambda p: ~p.kept)
     expected = near.gather(1, prompts.label_words)
     torch.testing.assert_close(alone.class_logits, expected, atol=1e-5, rtol=1e-5)
     prompts = random_prompts(0, count=3)
@@ -176,18 +175,6 @@ def test_hidden_random_top(gpt2: TransformerBridge) -> None:
     assert loyalty.tolist() == pytest.approx(expected)
     chosen = found[int(torch.tensor(expected).argmax())]
     torch.testing.assert_close(best.class_logits, chosen.class_logits, atol=1e-5, rtol=1e-5)
-
-
-def test_shared_demonstrations_are_noticed(gpt2: TransformerBridge) -> None:
-    assert not kv_cache.shares_demonstrations(random_prompts(1, count=4))
-    prompts = random_prompts(1, count=4, shared=True)
-    assert kv_cache.shares_demonstrations(prompts)
-    one, each = (
-        kv_cache.cache_demonstrations(gpt2, some, compression.hidden_anchor(some))
-        for some in (prompts[:1], prompts)
-    )
-    answered = kv_cache.answer_from_cache(gpt2, one, prompts)
-    torch.testing.assert_close(answered, kv_cache.answer_from_cache(gpt2, each, prompts))
 
 
 def test_bad_input(gpt2: TransformerBridge) -> None:

@@ -27,7 +27,7 @@ from iclutils.chapters.label_words.isolation import (
     random_positions,
 )
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
-from iclutils.interp.kv_cache import sets
+from iclutils.interp.kv_cache import sets, shares_demonstrations
 from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge, get_act_name
 from iclutils.tasks.prompts import Prompts, join
@@ -152,6 +152,8 @@ def test_sets_are_told_apart() -> None:
     prompts = two_sets()
     assert [rows.tolist() for rows in sets(prompts)] == [[0, 2, 5], [1, 3, 4, 6]]
     assert [rows.tolist() for rows in sets(random_prompts(count=2))] == [[0], [1]]
+    assert not shares_demonstrations(prompts)
+    assert shares_demonstrations(prompts[torch.tensor([0, 2, 5])])
 
 
 def test_demonstrations_read_once_answer_as_whole_prompts(model: TransformerBridge) -> None:
