@@ -1,6 +1,92 @@
 """Typical mistakes in exercises: code in place of the stub, and a part of what the test says."""
 
 MISTAKES: dict[str, tuple[str, str]] = {
+    "01-ex-even": (
+        """
+def even_score():
+    return (1 + 1 / 2 + 1 / 3) / 3
+""",
+        "Leave out row 0",
+    ),
+    "01-ex-entries": (
+        """
+def known_entries(tokens):
+    return [3, 4, 5]
+""",
+        "Entry 3 asks what follows r_3",
+    ),
+    "01-ex-score": (
+        """
+def near_copy(net, length=30):
+    doubled = repeated_tokens(net, 32, length, book.generator("near copy"))
+    _, stored = cached(net, doubled.tokens, lambda name: name.endswith("hook_pattern"))
+    every = [stored["pattern", layer] for layer in range(net.cfg.n_layers)]
+    return torch.stack([pattern.amax((0, 2, 3)) for pattern in every])
+""",
+        "An untrained model should stay below 0.1",
+    ),
+    "01-ex-none": (
+        """
+from iclutils.interp.hooks import ablate_heads, run_with_hooks
+
+def gain_without(net, cut_heads):
+    doubled = repeated_tokens(net, 64, L, book.generator("once"), distinct=True)
+    hooks = ablate_heads(net, doubled.tokens, cut_heads, "mean", doubled.tokens)
+    logits = [run_with_hooks(net, doubled.tokens, given)[0] for given in (hooks, [])]
+    after, before = (readout.log_prob(x, doubled.tokens) for x in logits)
+    return (after - before).mean(1)
+""",
+        "is there one copy only",
+    ),
+    "02-ex-rows": (
+        """
+def cut_rows():
+    return [0.0, 0.0, 0.0, 0.4], [0.0, 0.0, 0.0, 0.4]
+""",
+        "is divided by its sum",
+    ),
+    "02-ex-edges": (
+        """
+def edge_counts(label_positions, target):
+    into = sum(label_positions)
+    return [into, len(label_positions), target**2 - into]
+""",
+        "is not the number of the others",
+    ),
+    "02-ex-shots": (
+        """
+def kept_without(net, p, further, number):
+    at, layers = p.label_pos, range(sizes.layers)
+    changed = isolation.isolated(net, p, layers, [at for _ in layers])
+    return label_loyalty(changed, answers(net, p)).float().mean().item()
+""",
+        "With one of four isolated",
+    ),
+    "03-ex-zero": (
+        """
+def distance_to_zero(n, dim):
+    return 1 - (n / dim).clamp(max=1)
+""",
+        "With no pairs least squares answers 0 as well.",
+    ),
+    "03-ex-penalty": (
+        """
+def posterior_mean(x, y, noise, prior):
+    return x * y / (x**2 + noise**2)
+""",
+        "with the penalty sigma² / tau²",
+    ),
+    "03-ex-own": (
+        """
+def mine(xs, ys):
+    return ys.mean(1, keepdim=True).expand_as(ys)
+
+def leaks(learner):
+    changed = learner(xs[:4], ys[:4] + 1) - learner(xs[:4], ys[:4])
+    return changed.abs().max().item()
+""",
+        "Your learner sees the label it predicts.",
+    ),
     "04-ex-scale": (
         """
 def factor_of_out():
