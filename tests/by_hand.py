@@ -23,7 +23,6 @@ class Pass:
 
     writes: dict[Node, Tensor]  # (batch, pos, d_model)
     patterns: dict[tuple[int, int], Tensor]  # (batch, dest, src)
-    states: dict[tuple[str, int, int], Tensor]  # queries and keys as compared, and values
     logits: Tensor
 
 
@@ -32,10 +31,7 @@ class ByHand:
 
     def __init__(self, network: PreTrainedModel) -> None:
         self.network, self.config = network, network.config
-        self.layers, self.heads = (
-            network.config.num_hidden_layers,
-            network.config.num_attention_heads,
-        )
+        self.heads = network.config.num_attention_heads
         self.group = self.heads // network.config.num_key_value_heads
 
     def matrix(self, layer: int, head: int, name: str) -> tuple[Tensor, Tensor]:
@@ -78,25 +74,18 @@ class ByHand:
         added, model = shift or {}, self.network.model
         later = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
         stream = model.embed_tokens.weight.double()[tokens]
-        found = Pass({Node("embed"): stream}, {}, {}, stream)
+        found = Pass({Node("embed"): stream}, {}, stream)
         for at, block in enumerate(model.layers):
             heads = []
             for h in range(self.heads):
-                q, k, v = (
-                    self.state(
-                        at,
-                        h,
-                        c,
-                        self.norm(block.input_layernorm, stream + added.get(Node(c, at, h), 0)),
-                    )
-                    for c in "qkv"
-                )
+                read = (stream + added.get(Node(c, at, h), 0) for c in "qkv")
+                normal = (self.norm(block.input_layernorm, each) for each in read)
+                q, k, v = (self.state(at, h, *each) for each in zip("qkv", normal, strict=True))
                 scores = q @ k.mT / self.config.head_dim**0.5
                 pattern = scores.masked_fill(later, -torch.inf).softmax(-1)
                 heads.append(pattern @ v @ self.out(at, h))
                 found.writes[Node("head", at, h)] = heads[-1]
                 found.patterns[at, h] = pattern
-                found.states |= {("q", at, h): q, ("k", at, h): k, ("v", at, h): v}
             stream = stream + sum(heads)
             seen = stream + added.get(Node("mlp_in", at), 0)
             normal, mlp = self.norm(block.post_attention_layernorm, seen), block.mlp

@@ -33,6 +33,9 @@ from iclutils.models import TransformerBridge, load
 from iclutils.zoo import smollm2
 
 VOCAB, BOS, CONTEXT = 60, 59, 48
+# Large weights, so that patches have effects well above rounding error.
+ALL = {"vocab_size": VOCAB, "initializer_range": 0.3, "bos_token_id": BOS, "eos_token_id": BOS}
+HEADS = {"num_attention_heads": 4, "max_position_embeddings": CONTEXT}
 
 
 @cache
@@ -72,43 +75,17 @@ def whole_words(known: list[str], **special: object) -> PreTrainedTokenizerFast:
 
 def save_gpt2(folder: Path, seed: int = 0, **changes: int) -> GPT2LMHeadModel:
     """Write a small random GPT-2 to ``folder`` and return it."""
-    settings = {
-        "vocab_size": VOCAB,
-        "n_positions": CONTEXT,
-        "n_embd": 32,
-        "n_layer": 3,
-        "n_head": 4,
-        "n_inner": 48,
-        "bos_token_id": BOS,
-        "eos_token_id": BOS,
-        # Large weights, so that patches have effects well above rounding error.
-        "initializer_range": 0.3,
-    }
+    sizes = {"n_positions": CONTEXT, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 48}
     torch.manual_seed(seed)
-    config = GPT2Config(**(settings | changes), attn_implementation="eager")
-    network = GPT2LMHeadModel(config).eval()
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            if "ln_" in name or name.endswith("bias"):
-                parameter.add_(0.3 * torch.randn_like(parameter))
-    network.save_pretrained(folder)
-    return network
+    config = GPT2Config(**(ALL | sizes | changes), attn_implementation="eager")
+    return _save(GPT2LMHeadModel(config), "ln_", folder)
 
 
 def save_neox(folder: Path, **changes: bool) -> None:
     """Write a small random GPT-NeoX: rotary positions, which the sweeps leave to the loop."""
     torch.manual_seed(0)
-    settings = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": CONTEXT,
-        "use_parallel_residual": False,
-        "initializer_range": 0.3,
-        "bos_token_id": BOS,
-    }
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
+    settings = ALL | HEADS | sizes | {"use_parallel_residual": False}
     GPTNeoXForCausalLM(GPTNeoXConfig(**(settings | changes))).save_pretrained(folder)
 
 
@@ -122,25 +99,19 @@ GROUPED = {
 def save_grouped(folder: Path, kind: str = "llama", **changes: int) -> PreTrainedModel:
     """Write a small random model with two query heads for each key, and return it."""
     torch.manual_seed(0)
-    settings = {
-        "vocab_size": VOCAB,
-        "hidden_size": 24,
-        "head_dim": 8,
-        "intermediate_size": 40,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": CONTEXT,
-        "initializer_range": 0.3,
-        "bos_token_id": BOS,
-        "eos_token_id": BOS,
-        "tie_word_embeddings": kind == "llama",
-    }
+    sizes = {"hidden_size": 24, "head_dim": 8, "intermediate_size": 40, "num_hidden_layers": 3}
+    settings = ALL | HEADS | sizes | {"num_key_value_heads": 2}
+    settings["tie_word_embeddings"] = kind == "llama"
     config, network_class = GROUPED[kind]
-    network = network_class(config(**(settings | changes))).eval()
+    return _save(network_class(config(**(settings | changes))), "norm", folder)
+
+
+def _save(network: PreTrainedModel, norm: str, folder: Path) -> PreTrainedModel:
+    """Write it, its norms and biases random as well."""
+    network.eval()
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            if "norm" in name or name.endswith("bias"):
+            if norm in name or name.endswith("bias"):
                 parameter.add_(0.3 * torch.randn_like(parameter))
     network.save_pretrained(folder)
     return network
@@ -149,18 +120,8 @@ def save_grouped(folder: Path, kind: str = "llama", **changes: int) -> PreTraine
 def save_gptj(folder: Path) -> None:
     """Write a small random GPT-J: its attention can be read, but not edited."""
     torch.manual_seed(0)
-    config = GPTJConfig(
-        vocab_size=VOCAB,
-        n_positions=96,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        rotary_dim=4,
-        initializer_range=0.3,
-        bos_token_id=BOS,
-        eos_token_id=BOS,
-    )
-    GPTJForCausalLM(config).save_pretrained(folder)
+    sizes = {"n_positions": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
+    GPTJForCausalLM(GPTJConfig(**(ALL | sizes))).save_pretrained(folder)
 
 
 def tiny_gpt2(folder: Path, **changes: int) -> TransformerBridge:

@@ -8,7 +8,7 @@ Sources: Nanda 2023; Syed et al. 2023; Hanna et al. 2024 (averaged).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -81,17 +81,9 @@ def _products(
     embedding: Float[Tensor, "batch pos d_model"],
     lost: Float[Tensor, "writer batch pos d_model"],
 ) -> Float[Tensor, "writer reader batch"]:
-    """Each writer's change times the gradient at each reader's input, from one backward pass."""
+    """Each writer's change times the gradient at each reader's input."""
     readers = [v for v in graph.readers if v.head <= 0]  # the heads of a layer share a hook
-    names = [input_hook(model, v) for v in readers]
-    keep, inputs = _keeping(names)
-    begin = embedding.detach().requires_grad_()
-    with torch.enable_grad():
-        hooks: list = [(output_hook(Node("embed")), lambda value, hook: begin)]
-        hooks += [*keep, at_positions(part.at)]
-        logits = model.run_with_hooks(part.clean, fwd_hooks=hooks)
-        # Sequences do not mix, so one backward pass serves all of them.
-        found = torch.autograd.grad(part.score(logits).sum(), [inputs[n] for n in names])
+    found = _gradients(model, part, embedding, [input_hook(model, v) for v in readers])
     each, start = lost.transpose(0, 1).flatten(2), 0
     out = lost.new_zeros(len(part), *graph.exists.shape)
     for reader, gradient in zip(readers, found, strict=True):
@@ -102,8 +94,11 @@ def _products(
     return out.permute(1, 2, 0)
 
 
-def _keeping(names: Iterable[str]) -> tuple[list[Hook], dict[str, Tensor]]:
-    """Hooks that keep activations, to take gradients at them, and where they keep them."""
+def _gradients(
+    model: TransformerBridge, task: CleanCorrupt, embedding: Tensor, names: Sequence[str]
+) -> Sequence[Tensor]:
+    """Gradients of the clean score at the named activations, in a run that begins with another
+    embedding; sequences do not mix, so one backward pass serves all of them."""
     held: dict[str, Tensor] = {}
 
     def keep(name: str) -> Hook:
@@ -114,7 +109,11 @@ def _keeping(names: Iterable[str]) -> tuple[list[Hook], dict[str, Tensor]]:
 
         return name, store
 
-    return [*map(keep, names)], held
+    begin = embedding.detach().requires_grad_()
+    hooks: list = [(output_hook(Node("embed")), lambda value, hook: begin), *map(keep, names)]
+    with torch.enable_grad():
+        logits = model.run_with_hooks(task.clean, fwd_hooks=[*hooks, at_positions(task.at)])
+        return torch.autograd.grad(task.score(logits).sum(), [held[n] for n in names])
 
 
 def node_attribution(
@@ -126,20 +125,14 @@ def node_attribution(
     check_tokens(model, task.clean)
     check_editable(model)
     embed, *nodes = of(model).writers
-    names = list(dict.fromkeys(map(output_hook, nodes)))
+    begin, names = output_hook(embed), list(dict.fromkeys(map(output_hook, nodes)))
     (_, clean), (_, corrupt) = (
-        cached(model, tokens, [output_hook(embed), *names]) for tokens in (task.clean, task.corrupt)
+        cached(model, tokens, [begin, *names]) for tokens in (task.clean, task.corrupt)
     )
     slopes = {name: torch.zeros_like(clean[name]) for name in names}
     for step in range(1, steps + 1):
-        start, end = (side[output_hook(embed)] for side in (corrupt, clean))
-        embedding = torch.lerp(start, end, step / steps).detach().requires_grad_()
-        hooks, held = _keeping(names)
-        with torch.enable_grad():
-            begin: Hook = output_hook(embed), lambda value, hook, e=embedding: e
-            fwd_hooks: list = [begin, *hooks, at_positions(task.at)]
-            logits = model.run_with_hooks(task.clean, fwd_hooks=fwd_hooks)
-            found = torch.autograd.grad(task.score(logits).sum(), [held[n] for n in names])
+        embedding = torch.lerp(corrupt[begin], clean[begin], step / steps)
+        found = _gradients(model, task, embedding, names)
         for name, slope in zip(names, found, strict=True):
             slopes[name] += slope / steps
     each = []

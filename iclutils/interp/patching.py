@@ -303,26 +303,21 @@ def mlp_position_sweep(
 
 
 def head_ablation_sweep(
-    model: TransformerBridge,
-    tokens: Int[Tensor, "one pos"],
-    scored: Int[Tensor, "entry"],
-    mean: Float[Tensor, "layer head d_head"] | None = None,
+    model: TransformerBridge, tokens: Int[Tensor, "one pos"], scored: Int[Tensor, "entry"]
 ) -> Float[Tensor, "layer head entry"]:
-    """Change of log p (nats) when each head's ``z`` alone becomes ``mean``, or zero.
+    """Change of log p (nats) when each head's ``z`` alone becomes zero.
 
     One sequence; ``scored``: increasing prediction entries (entry i is about token i + 1).
     """
-    run = _one_sequence(model, tokens, scored)
-    shape = model.cfg.n_layers, model.cfg.n_heads
-    fill = torch.zeros(*shape, 1, device=tokens.device) if mean is None else mean
+    run, zero = _one_sequence(model, tokens, scored), torch.zeros((), device=tokens.device)
     layers = []
-    for layer in bar(range(shape[0]), "layers"):
+    for layer in bar(range(model.cfg.n_layers), "layers"):
         if not run.plain:
             name = get_act_name("z", layer)
-            hooks = [[set_activation(name, fill[layer, h], [h])] for h in range(shape[1])]
+            hooks = [[set_activation(name, zero, [h])] for h in range(model.cfg.n_heads)]
             layers.append(_by_hooks(run, hooks))
             continue
-        change = (fill[layer] - run.clean("z", layer)).transpose(1, 2)  # batch, head, pos, d_head
+        change = -run.clean("z", layer).transpose(1, 2)  # batch, head, pos, d_head
         write = run.asked(layer, (change @ model.blocks[layer].attn.W_O).transpose(0, 1))
         middle = run.asked(layer, run.clean("resid_mid", layer)) + write
         layers.append(_resume(run, layer + 1, middle + _mlp(run, layer, middle)))

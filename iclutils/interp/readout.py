@@ -90,31 +90,6 @@ def target_logits(
     return torch.cat(parts)[places(prompts, batch_size)]
 
 
-def whole_answers(
-    model: TransformerBridge,
-    prompts: Prompts,
-    whole: Int[Tensor, "batch longest"],
-    hooks: Sequence[Hook] = (),
-    batch_size: int | None = None,
-) -> Bool[Tensor, "batch"]:
-    """Whether a model that takes the likeliest token each time writes the whole answer.
-
-    ``whole``: its tokens, -1 after their end (``words.Asked``). ``hooks`` as in ``target_logits``;
-    they see the answer after the prompt.
-    """
-    check_prompts(model, prompts)
-    if hooks and batch_size is not None:
-        raise IclError("Hooks are made for one batch: leave batch_size out, or run the batches.")
-    parts = []
-    with torch.no_grad():
-        for rows in batches(prompts, batch_size, "answers"):
-            tokens, at = with_answers(prompts[rows], whole[rows])
-            check_tokens(model, tokens)
-            out = model.run_with_hooks(tokens, fwd_hooks=[*hooks, at_positions(at)])
-            parts.append(writes(out, whole[rows]))
-    return torch.cat(parts)[places(prompts, batch_size)]
-
-
 def with_answers(
     prompts: Prompts, whole: Int[Tensor, "batch longest"]
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch longest"]]:

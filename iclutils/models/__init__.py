@@ -26,26 +26,3 @@ from .language import (
     tokenizer,
     words,
 )
-
-__all__ = [
-    "HUB",
-    "ActivationCache",
-    "TransformerBridge",
-    "bos",
-    "cached",
-    "check_tokens",
-    "edit_weights",
-    "editable",
-    "get_act_name",
-    "head_detector",
-    "load",
-    "logit_lens",
-    "logits",
-    "orthonormal_subspace",
-    "projection_kernel",
-    "random_init",
-    "random_projection_kernel_moments",
-    "size",
-    "tokenizer",
-    "words",
-]

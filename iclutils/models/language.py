@@ -58,37 +58,8 @@ class HubModel:
     sha256: dict[str, str]
 
 
-HUB = {
-    "gpt2": HubModel(
-        "openai-community/gpt2",
-        "607a30d783dfa663caf39e06633721c8d4cfcd7e",
-        {
-            "config.json": "0daed7749b4f02b8f76240d5444551d7b08712dab4d0adb8239c56ba823bb7b4",
-            "model.safetensors": "248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707",
-            "vocab.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
-            "merges.txt": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
-        },
-    ),
-    "gpt2-xl": HubModel(
-        "openai-community/gpt2-xl",
-        "15ea56dee5df4983c59b2538573817e1667135e2",
-        {
-            "config.json": "be48115d52314bc27327e160bf10197760db02ea689d10adb24db4102edf7a8a",
-            "model.safetensors": "0f8b28eb05a8075f48b61b6f35332978c74fc7763fa9fb4051a1c30511736a6a",
-            "vocab.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
-            "merges.txt": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
-        },
-    ),
-    "smollm2-unquantised": HubModel(  # what zoo.smollm2 has in four bits
-        "HuggingFaceTB/SmolLM2-135M-Instruct",
-        "12fd25f77366fa6b3b4b768ec3050bf629380bac",
-        {
-            "config.json": "8eb740e8bbe4cff95ea7b4588d17a2432deb16e8075bc5828ff7ba9be94d982a",
-            "model.safetensors": "5af571cbf074e6d21a03528d2330792e532ca608f24ac70a143f6b369968ab8c",
-            "tokenizer.json": "9ca9acddb6525a194ec8ac7a87f24fbba7232a9a15ffa1af0c1224fcd888e47c",
-        },
-    ),
-}
+PINNED = read_json(Path(__file__).with_name("hub.json"))
+HUB = {name: HubModel(**known) for name, known in PINNED.items()}
 # GPT-J is no entry, because the SHA-256 of its safetensors weights could not be confirmed; they
 # are at load("EleutherAI/gpt-j-6b@f3f428825b6fc4c087af475ea729ac652edeee33").
 
@@ -101,8 +72,9 @@ def load(
     device: str | torch.device = "cpu",
     tokenizer: Tokens = None,
     fold: bool = False,
+    change: Callable[[PreTrainedModel], PreTrainedModel] = lambda network: network,
 ) -> TransformerBridge:
-    """Load a model, ready to be looked into.
+    """Load a model, frozen, in evaluation mode, with its attention in sight.
 
     Args:
         name_or_path: a zoo name (``"induction-0"``), ``"smollm2"`` (see ``zoo.smollm2``), a
@@ -115,6 +87,7 @@ def load(
             ``"7"``, as zoo models do. A folder without a tokenizer gives a model without one.
         fold: fold LayerNorm scales into the weights and centre what writes to the residual
             stream (same predictions, other weights), for measures that read weights.
+        change: what to make of the Hugging Face network first (``edit_weights``, ``random_init``).
 
     Example:
         >>> from iclutils import models
@@ -122,85 +95,6 @@ def load(
         >>> net.cfg.n_layers, net.cfg.n_heads
         (2, 4)
     """
-    where: dict[str, Any] = {"step": step, "revision": revision, "device": device}
-    return _boot(name_or_path, **where, tokenizer=tokenizer, fold=fold)
-
-
-def edit_weights(
-    name_or_path: str | Path, edit: Callable[[PreTrainedModel], None], **options: Any
-) -> TransformerBridge:
-    """A copy of the model with other weights: ``edit`` changes its Hugging Face network in place.
-
-    ``options`` are those of ``load``.
-    """
-
-    def change(network: PreTrainedModel) -> PreTrainedModel:
-        with torch.no_grad():
-            edit(network)
-        return network
-
-    return _boot(name_or_path, change, **options)
-
-
-def random_init(
-    name_or_path: str | Path,
-    seed: int,
-    edit: Callable[[PreTrainedModel], None] = lambda network: None,
-    **options: Any,
-) -> TransformerBridge:
-    """A model of the same architecture with random weights, the baseline without training.
-
-    As TransformerLens' ``random_init_bridge``, with the ``options`` of ``load``; ``edit`` changes
-    its network in place.
-    """
-
-    def change(network: PreTrainedModel) -> PreTrainedModel:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(seed)
-            made = AutoModelForCausalLM.from_config(
-                network.config, dtype=torch.float32, attn_implementation="eager"
-            )
-            edit(made)
-            return made
-
-    return _boot(name_or_path, change, **options)
-
-
-def _found(name_or_path: str | Path, step: int | None, revision: str | None) -> tuple[Path, str]:
-    """The folder that holds a model, and the name it was asked for by."""
-    name = str(name_or_path)
-    if zoo.has(name):
-        folder = zoo.folder(name, step)
-        if read_json(folder / "config.json").get("model_type") != "gpt2":
-            raise IclError(
-                f"{name!r} reads no tokens: load it with iclutils.models.regressors.load or "
-                "iclutils.models.lsa.load."
-            )
-    elif step is not None:
-        raise IclError(f"Only zoo models have training steps, and {name!r} is not one of them.")
-    elif Path(name).is_dir():
-        folder = Path(name)
-        if (folder / "SHA256SUMS").is_file():
-            listed = [p.name for p in folder.glob("*.safetensors")] + ["config.json"]
-            check_sums(folder, listed, "Copy the folder again.")
-    elif name == smollm2.NAME:
-        folder = smollm2.folder()
-    else:
-        repo, _, pinned = name.partition("@")
-        folder = _fetch(repo, pinned or revision)
-    return folder, name
-
-
-def _boot(
-    name_or_path: str | Path,
-    change: Callable[[PreTrainedModel], PreTrainedModel] = lambda network: network,
-    step: int | None = None,
-    revision: str | None = None,
-    device: str | torch.device = "cpu",
-    tokenizer: Tokens = None,
-    fold: bool = False,
-) -> TransformerBridge:
-    """A model, its weights changed, frozen, in evaluation mode, with its attention in sight."""
     folder, name = _found(name_or_path, step, revision)
     if not (folder / "config.json").is_file():
         raise IclError(f"{folder} has no config.json: it is not a Hugging Face model folder.")
@@ -258,6 +152,71 @@ def _boot(
         bridge.enable_compatibility_mode(disable_warnings=True)
         bridge.requires_grad_(False)
     return bridge
+
+
+def edit_weights(
+    name_or_path: str | Path, edit: Callable[[PreTrainedModel], None], **options: Any
+) -> TransformerBridge:
+    """A copy of the model with other weights: ``edit`` changes its Hugging Face network in place.
+
+    ``options`` are those of ``load``.
+    """
+
+    def change(network: PreTrainedModel) -> PreTrainedModel:
+        with torch.no_grad():
+            edit(network)
+        return network
+
+    return load(name_or_path, change=change, **options)
+
+
+def random_init(
+    name_or_path: str | Path,
+    seed: int,
+    edit: Callable[[PreTrainedModel], None] = lambda network: None,
+    **options: Any,
+) -> TransformerBridge:
+    """A model of the same architecture with random weights, the baseline without training.
+
+    As TransformerLens' ``random_init_bridge``, with the ``options`` of ``load``; ``edit`` changes
+    its network in place.
+    """
+
+    def change(network: PreTrainedModel) -> PreTrainedModel:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            made = AutoModelForCausalLM.from_config(
+                network.config, dtype=torch.float32, attn_implementation="eager"
+            )
+            edit(made)
+            return made
+
+    return load(name_or_path, change=change, **options)
+
+
+def _found(name_or_path: str | Path, step: int | None, revision: str | None) -> tuple[Path, str]:
+    """The folder that holds a model, and the name it was asked for by."""
+    name = str(name_or_path)
+    if zoo.has(name):
+        folder = zoo.folder(name, step)
+        if read_json(folder / "config.json").get("model_type") != "gpt2":
+            raise IclError(
+                f"{name!r} reads no tokens: load it with iclutils.models.regressors.load or "
+                "iclutils.models.lsa.load."
+            )
+    elif step is not None:
+        raise IclError(f"Only zoo models have training steps, and {name!r} is not one of them.")
+    elif Path(name).is_dir():
+        folder = Path(name)
+        if (folder / "SHA256SUMS").is_file():
+            listed = [p.name for p in folder.glob("*.safetensors")] + ["config.json"]
+            check_sums(folder, listed, "Copy the folder again.")
+    elif name == smollm2.NAME:
+        folder = smollm2.folder()
+    else:
+        repo, _, pinned = name.partition("@")
+        folder = _fetch(repo, pinned or revision)
+    return folder, name
 
 
 def size(name_or_path: str | Path, *, revision: str | None = None) -> int:

@@ -62,7 +62,7 @@ class Asked(NamedTuple):
 
     The classes of a prompt are the answers of its examples, in their order, and one more: the
     query's, or where an example shows that, another answer of the function. ``whole`` ends in the
-    newline and in -1 after that; see ``interp.readout.whole_answers``.
+    newline and in -1 after that; see ``interp.readout.with_answers``.
     """
 
     prompts: Prompts

@@ -28,13 +28,7 @@ def trained() -> Path:
 
 
 def names(root: Path | None = None) -> list[str]:
-    """Names of the shipped models, or of the finished ones in another folder.
-
-    Example:
-        >>> from iclutils import zoo
-        >>> "induction-0" in zoo.names()
-        True
-    """
+    """Names of the shipped models, or of the finished ones in another folder."""
     return sorted(p.parent.name for p in (root or ROOT).glob("*/SHA256SUMS"))
 
 
@@ -51,13 +45,7 @@ def home(name: str) -> Path:
 
 
 def steps(name: str) -> list[int]:
-    """Training steps whose weights are there, in order; the last are those of the model.
-
-    Example:
-        >>> from iclutils import zoo
-        >>> zoo.steps("induction-0")[-1]
-        4000
-    """
+    """Training steps whose weights are there, in order; the last are those of the model."""
     return sorted(int(p.name.removeprefix("step-")) for p in home(name).glob("step-*"))
 
 

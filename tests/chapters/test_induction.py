@@ -17,7 +17,7 @@ from wired import save_wired
 from iclutils import IclError, models
 from iclutils.chapters import induction
 from iclutils.interp import head_scores, readout
-from iclutils.interp.hooks import ablate_heads, ablate_sets, logits_under
+from iclutils.interp.hooks import ablate_heads, ablate_sets, logits_under, run_with_hooks
 from iclutils.models import TransformerBridge
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 from iclutils.tasks.words import Asked
@@ -50,18 +50,15 @@ def test_the_wired_heads_are_found(built: tuple) -> None:
 
 def test_cutting_the_wire_is_what_stops_it(built: tuple) -> None:
     model, batch, other = built
-    cut = induction.cause(model, batch, induction.find(model, batch), other)
-    assert cut.before.min() > 0.99
-    assert cut.without_path.max() < 0.2
-    assert cut.without_previous.max() < 0.2
-    torch.testing.assert_close(cut.without_all_previous, cut.without_previous)
-    torch.testing.assert_close(cut.without_all_paths, cut.without_path)
-    assert len(cut.without_others) == 1  # head 0.1, which is idle
-    torch.testing.assert_close(cut.without_others[0], cut.before)
-    sets = [[(0, 0)], [(0, 1)]]
-    chosen = induction.cause(model, batch, induction.find(model, batch), other, sets)
-    torch.testing.assert_close(torch.stack(chosen.without_others)[0], cut.without_previous)
-    torch.testing.assert_close(torch.stack(chosen.without_others)[1], cut.before)
+    circuit = induction.find(model, batch)
+    for sets in (None, [[(0, 0)], [(0, 1)]]):  # by default head 0.1 alone, which is idle
+        cut = induction.cause(model, batch, circuit, other, sets)
+        assert cut.before.min() > 0.99
+        assert max(cut.without_path.max(), cut.without_previous.max()) < 0.2
+        torch.testing.assert_close(cut.without_all_previous, cut.without_previous)
+        torch.testing.assert_close(cut.without_all_paths, cut.without_path)
+        expected = [cut.without_previous, cut.before][0 if sets else 1 :]
+        torch.testing.assert_close(cut.without_others, expected)
 
 
 def test_the_loss_rises_without_the_head_and_not_without_an_idle_one(built: tuple) -> None:
@@ -78,26 +75,22 @@ def test_the_loss_rises_without_the_head_and_not_without_an_idle_one(built: tupl
 
 
 def test_a_pair_that_comes_again() -> None:
-    tokens = torch.tensor([[9, 1, 2, 1, 3, 1, 2, 2, 1, 2]])
-    again = induction.repeats_a_pair(tokens)[0].tolist()
-    expected = [
-        (a, b) in list(pairwise(tokens[0].tolist()))[:i]
-        for i, (a, b) in enumerate(pairwise(tokens[0].tolist()))
-    ]
-    assert again == expected
-    assert sum(again) == 3
+    tokens = [9, 1, 2, 1, 3, 1, 2, 2, 1, 2]
+    pairs = list(pairwise(tokens))
+    expected = [pair in pairs[:i] for i, pair in enumerate(pairs)]
+    assert induction.repeats_a_pair(torch.tensor([tokens]))[0].tolist() == expected
+    assert sum(expected) == 3
 
 
 @pytest.mark.parametrize("save", [save_gpt2, save_grouped])
-def test_answers_without_heads_are_those_of_plain_passes(save: Any, tmp_path: Path) -> None:
+def test_logits_without_heads_are_those_of_plain_passes(save: Any, tmp_path: Path) -> None:
     """Against a loop of whole passes that overwrite the heads by hand."""
     save(tmp_path)
     model = models.load(tmp_path, tokenizer="numbers")
     tokens = torch.randint(0, 50, (6, 9), generator=seeded(0))
     sets = [[(1, 0), (2, 3)], [(0, 2)], [], [(2, 1)]]
-    _, cache = models.cached(model, tokens, lambda name: name.endswith("hook_z"))
     ways = ablate_sets(model, tokens, sets, "mean", tokens)
-    fast = list(logits_under(model, tokens, ways))
+    _, cache = models.cached(model, tokens, lambda name: name.endswith("hook_z"))
 
     def overwrite(layer: int, head: int) -> Any:
         def hook(z: torch.Tensor, hook: Any) -> torch.Tensor:
@@ -107,7 +100,7 @@ def test_answers_without_heads_are_those_of_plain_passes(save: Any, tmp_path: Pa
 
         return f"blocks.{layer}.attn.hook_z", hook
 
-    for heads, got in zip(sets, fast, strict=True):
+    for heads, got in zip(sets, logits_under(model, tokens, ways), strict=True):
         with torch.no_grad():
             slow = model.run_with_hooks(tokens, fwd_hooks=[overwrite(*h) for h in heads])
         torch.testing.assert_close(got, slow, atol=1e-5, rtol=1e-5)
@@ -150,13 +143,6 @@ def test_direct_effects_and_the_rest_add_up_to_the_logit(tmp_path: Path) -> None
     torch.testing.assert_close(heads, above, atol=1e-5, rtol=1e-4)
 
 
-def test_it_is_the_induction_head_that_writes_the_answer(built: tuple) -> None:
-    model, batch, _ = built
-    effects = induction.direct_effects(model, batch).mean(0)
-    assert effects[1, 0] > 1
-    assert effects[0].abs().max() < 0.1 * effects[1, 0]
-
-
 def test_shapley_values_of_three_tokens_are_those_of_all_orders(tmp_path: Path) -> None:
     model = tiny_gpt2(tmp_path)
     row, fill = torch.tensor([1, 7, 8, 9, 7]), torch.tensor([2, 3, 4])
@@ -176,16 +162,18 @@ def test_shapley_values_of_three_tokens_are_those_of_all_orders(tmp_path: Path) 
     assert bool(((found.mean(0) - exact).abs() < 5 * error + 1e-6).all())
 
 
-def test_a_share_that_was_there_from_the_start_was_never_reached() -> None:
-    assert induction.reached([0, 10], [1.0, 2.0], 0.75) == 5.0
-    assert math.isnan(induction.reached([0, 10], [1.0, 1.1], 0.5))
-    assert math.isnan(induction.reached([0, 10], [-2.0, -1.0], 0.5))
-
-
-def test_the_width_of_a_straight_rise() -> None:
-    assert induction.width_of_rise([0, 50, 100], [0.0, 0.5, 1.0], 0.1, 0.8) == pytest.approx(0.7)
-    sudden = induction.width_of_rise([0, 10, 20, 100], [0.0, 0.0, 1.0, 1.0], 0.1, 0.8)
-    assert sudden == pytest.approx(0.07)
+@pytest.mark.parametrize(
+    ("steps", "values", "expected"),
+    [
+        ([0, 50, 100], [0.0, 0.5, 1.0], 0.7),
+        ([0, 10, 20, 100], [0.0, 0.0, 1.0, 1.0], 0.07),
+        ([0, 10], [1.0, 1.1], math.nan),  # what was there from the start was never reached
+        ([0, 10], [-2.0, -1.0], math.nan),
+    ],
+)
+def test_the_width_of_a_rise(steps: list[int], values: list[float], expected: float) -> None:
+    found = induction.width_of_rise(steps, values, 0.1, 0.8)
+    assert found == pytest.approx(expected, nan_ok=True)
 
 
 def test_checkpoint_metrics_are_those_of_the_other_measurements() -> None:
@@ -217,8 +205,10 @@ def test_words_answered_without_heads(tmp_path: Path) -> None:
     whole = torch.tensor([[7, 8, -1]] * 5 + [[0, 0, 0]])
     free = models.logits(model, prompts.tokens)
     whole[:, 0] = free[torch.arange(6), prompts.target].argmax(-1)
-    right = induction.answers_without(model, Asked(prompts, whole), [[], [(1, 0), (2, 1)]])
-    assert right[0].tolist() == readout.whole_answers(model, prompts, whole).tolist()
-    tokens, _ = readout.with_answers(prompts, whole)
-    hooks = ablate_heads(model, tokens, [(1, 0), (2, 1)], "mean", tokens)
-    assert right[1].tolist() == readout.whole_answers(model, prompts, whole, hooks).tolist()
+    heads = [(1, 0), (2, 1)]
+    right = induction.answers_without(model, Asked(prompts, whole), [[], heads])
+    tokens, at = readout.with_answers(prompts, whole)
+    ways = [[], ablate_heads(model, tokens, heads, "mean", tokens)]
+    for got, hooks in zip(right, ways, strict=True):
+        logits = run_with_hooks(model, tokens, hooks)[0][torch.arange(6)[:, None], at]
+        assert torch.equal(got, ((logits.argmax(-1) == whole) | (whole < 0)).all(1))

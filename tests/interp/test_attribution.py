@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import save_gptj, save_grouped, tiny_gpt2
-from torch import Generator, Tensor
+from tiny import save_grouped, tiny_gpt2
+from torch import Generator
 from transformer_lens.tools.analysis import attribution_patching as theirs
 
 from iclutils import IclError
 from iclutils.interp import attribution, graph
 from iclutils.interp.attribution import edge_attribution
-from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying, scored_logits
-from iclutils.interp.graph import Node, head
-from iclutils.interp.hooks import Hook
-from iclutils.models import TransformerBridge, cached, get_act_name, load
+from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying
+from iclutils.interp.graph import Node
+from iclutils.models import TransformerBridge, load
 
 
 def a_task(model: TransformerBridge, count: int = 3, length: int = 6) -> CleanCorrupt:
@@ -61,26 +60,6 @@ def test_estimates_are_those_of_transformer_lens(kind: str, request: pytest.Fixt
     assert not ours[~nodes.exists].any()
 
 
-def test_the_edges_of_a_writer_sum_to_what_all_of_it_does(gpt2: TransformerBridge) -> None:
-    """Catches a reader that is left out: the output itself is changed a little, for all readers."""
-    task, small = a_task(gpt2), 1e-2
-    estimated = edge_attribution(gpt2, task).sum(1)
-    for layer, index in ((0, 1), (1, 3), (2, 2)):
-        name = get_act_name("z", layer)
-        (_, clean), (_, corrupt) = (cached(gpt2, t, [name]) for t in (task.clean, task.corrupt))
-        change = torch.zeros_like(clean[name])
-        change[:, :, index] = (corrupt[name] - clean[name])[:, :, index]
-
-        def hook(part: float, change: Tensor = change, name: str = name) -> Hook:
-            return name, lambda z, hook: z + part * change
-
-        less, more = (task.score(scored_logits(gpt2, task, [hook(s)])) for s in (-small, small))
-        slope = (less - more) / (2 * small)
-        row = graph.of(gpt2).writers.index(head(layer, index))
-        torch.testing.assert_close(estimated[row], slope, atol=1e-3, rtol=0.01)
-        assert slope.abs().max() > 0.05, "no effect to compare"
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_a_node_is_all_of_its_edges(kind: str, gpt2: TransformerBridge, tmp_path: Path) -> None:
     """Catches nodes out of order, and a gradient that leaves a reader out."""
@@ -119,13 +98,10 @@ def test_ends_chunks_and_shapes(
     assert edge_attribution(small, a_task(small)).shape == (3, 5, 3)
 
 
-def test_mistakes_are_refused(gpt2: TransformerBridge, tmp_path: Path) -> None:
-    save_gptj(tmp_path)
-    gptj = load(tmp_path)
+def test_mistakes_are_refused(gpt2: TransformerBridge) -> None:
     for run, message in (
         (lambda: edge_attribution(gpt2, a_task(gpt2), at="clear"), "Unknown end of the path"),
         (lambda: edge_attribution(gpt2, a_task(gpt2), steps=0), "steps must be at least 1"),
-        (lambda: edge_attribution(gptj, a_task(gptj)), "only after using it"),
     ):
         with pytest.raises(IclError, match=message):
             run()

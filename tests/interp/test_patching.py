@@ -1,4 +1,4 @@
-"""Patches against hooked passes, TransformerLens, and a model with a known circuit."""
+"""Patches against hooked passes and TransformerLens; against float64 in ``test_grouped``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny import save_gpt2, save_gptj, save_grouped, save_neox, tiny_gpt2, tokens
+from tiny import save_gpt2, save_grouped, save_neox, tiny_gpt2, tokens
 from torch import Tensor
 from transformer_lens.patching import get_act_patch_direct_path_all_sources
-from wired import save_wired
 
 from iclutils import IclError, models
 from iclutils.interp import patching
-from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying, share
-from iclutils.interp.graph import Graph, Node, all_heads, head, of
+from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying
+from iclutils.interp.graph import Graph, Node, head, of
 from iclutils.interp.hooks import run_with_hooks
 from iclutils.interp.readout import log_prob
 from iclutils.models import TransformerBridge, cached, get_act_name
@@ -140,20 +139,6 @@ def test_edges_between_heads_are_those_of_transformer_lens(gpt2: TransformerBrid
         close(got, (baselines(gpt2, task)[0].mean() - expected) * later)
 
 
-# Would catch a block whose MLP does not see the shifted stream, a stream that keeps the shift
-# after the block, or biases counted among what a layer writes.
-def test_layer_flow_is_all_edges_of_two_layers_at_once(gpt2: TransformerBridge) -> None:
-    task, graph = a_task(gpt2), of(gpt2)
-    got = patching.layer_flow(gpt2, task)
-    assert not got.permute(2, 1, 0).triu(1).any(), "a target comes after its source"
-    for source in range(-1, 3):
-        for target in range(source + 1, 4):
-            writers = [w for w in graph.writers if w.layer == source]
-            readers = [r for r in graph.readers if r.layer == (target if target < 3 else -1)]
-            expected = lost(gpt2, task, [(u, v) for u in writers for v in readers])
-            close(got[source + 1, target], expected)
-
-
 # The residual stream is the sum of what is written: with every writer corrupt at the logits, the
 # corrupt run is left. Would catch a writer that is missing or counted twice, a baseline that is
 # not the clean run, sequences that mix, and a hook that reaches back.
@@ -169,23 +154,10 @@ def test_invariants(
     assert patching.path_patching(gpt2, same, of(gpt2).edges()[::7]).abs().max() < 2e-5
     order = torch.tensor([2, 0, 1])
     flow, turned = (patching.layer_flow(gpt2, t) for t in (task, task[order]))
+    assert not flow.permute(2, 1, 0).triu(1).any(), "a target comes after its source"
     close(turned, flow[..., order], 2e-5, 1e-4)
     for model in (gpt2, neox):
         assert patching.backward_flow(model, a_task(model, 1, length, seed)) == 0
-
-
-# Only the wired heads are missed, and what the layer between them neither reads nor writes.
-def test_the_wired_heads_and_layers_alone_count(tmp_path: Path) -> None:
-    save_wired(tmp_path / "two")
-    save_wired(tmp_path / "three", previous=((0, 1),), induction=((2, 0),), layers=3)
-    wired, deeper = (models.load(tmp_path / name) for name in ("two", "three"))
-    task = a_task(wired, 8, 11)
-    clean, corrupt = baselines(wired, task)
-    gone = clean - patching.ablate(wired, task, [[node] for node in all_heads(wired)])
-    close(share(gone, clean, corrupt), torch.tensor([1.0, 0, 1, 0]), 0.05, 0)
-    task = a_task(deeper, 8, 11)
-    flow = share(patching.layer_flow(deeper, task), *baselines(deeper, task))
-    close(flow[[1, 2, 1], [1, 2, 2]], torch.tensor([0.0, 0, 1]), 0.05, 0)
 
 
 # One hooked pass for each set is the truth; few sets are run so. Would catch a layer that is redone
@@ -290,34 +262,25 @@ def test_the_position_sweep_equals_the_loop(
         assert not got[-1][scored != positions[:, None]].any(), "after the last layer, one entry"
 
 
-@pytest.mark.parametrize("with_mean", [False, True])
-def test_the_head_sweep_equals_the_loop(
-    gpt2: TransformerBridge, neox: TransformerBridge, with_mean: bool
-) -> None:
-    x, scored = tokens(1, 24), torch.tensor([14, 15, 20])
+def test_the_head_sweep_equals_the_loop(gpt2: TransformerBridge, neox: TransformerBridge) -> None:
+    x, scored, zero = tokens(1, 24), torch.tensor([14, 15, 20]), torch.zeros(())
     for model in (gpt2, neox):
-        shape = model.cfg.n_layers, 4, 8
-        fill = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * with_mean
-        got = patching.head_ablation_sweep(model, x, scored, fill if with_mean else None)
+        got = patching.head_ablation_sweep(model, x, scored)
         edits = [
-            (get_act_name("z", layer), (slice(None), slice(None), h), fill[layer, h])
-            for layer in range(shape[0])
+            (get_act_name("z", layer), (slice(None), slice(None), h), zero)
+            for layer in range(model.cfg.n_layers)
             for h in range(4)
         ]
         close(got, loop(model, x, scored, edits).view_as(got), 2e-5, 1e-4)
         assert got.abs().max() > 1e-2
 
 
-def test_mistakes_are_refused(gpt2: TransformerBridge, tmp_path: Path) -> None:
+def test_mistakes_are_refused(gpt2: TransformerBridge) -> None:
     task, x, note = a_task(gpt2), tokens(1, 19), torch.arange(9, 18)
-    save_gptj(tmp_path / "gptj")
-    gptj = models.load(tmp_path / "gptj")
-    edge = [(head(0, 1), Node("k", 1, 1))]
     sweep, far = patching.mlp_position_sweep, torch.tensor([19])
     for run, message in (
         (lambda: patching.path_patching(gpt2, task, [(head(1, 0), Node("q", 1, 1))]), "come later"),
         (lambda: Graph(2, 2).index((head(2, 0), Node("logits"))), "Unknown writer"),
-        (lambda: patching.patch_edges(gptj, a_task(gptj), edge), "cannot fork"),
         (lambda: patching.patch_key_input(gpt2, x, [(1, 0)], (1, 1), x), "come later"),
         (lambda: patching.ablate(gpt2, task, [[Node("embed")]]), "Only heads and MLP"),
         (lambda: sweep(gpt2, x, far, note[:1], note[:1]), "both inside the sequence"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,9 +38,9 @@ def test_copying_equals_the_eigenvalues_of_the_dense_matrix(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["Q", "K", "V"])
-def test_composition_equals_elhages_formula(tmp_path: Path, kind: str) -> None:
+def test_composition_equals_elhages_formula(tmp_path: Path, kind: Any) -> None:
     network = save_gpt2(tmp_path)
-    scores = weights.composition_scores(models.load(tmp_path), kind)  # type: ignore[arg-type]
+    scores = weights.composition_scores(models.load(tmp_path), kind)
     first, second = dense(network, 0, 1), dense(network, 2, 3)
     ov = first["V"] @ first["O"]
     reads = {
@@ -71,22 +72,23 @@ def test_the_random_baseline_equals_dense_products() -> None:
     assert got[1] == pytest.approx(expected.std().item(), rel=0.3)
 
 
-@pytest.mark.parametrize("embedding", ["tokens", "effective"])
-def test_qk_matching_equals_the_dense_matrix(tmp_path: Path, embedding: str) -> None:
+@pytest.mark.parametrize(
+    ("embedding", "among"),
+    [("tokens", None), ("effective", None), ("tokens", torch.tensor([3, 8, 11, 40, 41]))],
+)
+def test_qk_matching_equals_the_dense_matrix(tmp_path: Path, embedding: Any, among: Any) -> None:
     network = save_gpt2(tmp_path, vocab_size=700, bos_token_id=699, eos_token_id=699)
-    model = models.load(tmp_path)
-    words = network.transformer.wte.weight.detach()
-    block = network.transformer.h[0]
+    block, words = network.transformer.h[0], network.transformer.wte.weight.detach()
+    words = words if among is None else words[among]
     with torch.no_grad():
         after = words + block.mlp(block.ln_2(words)) if embedding == "effective" else words
     first, second = dense(network, 1, 2), dense(network, 2, 0)
     q = after.double() @ second["Q"]
     k = after.double() @ first["V"] @ first["O"] @ second["K"]
-    m = q @ k.T
-    own = torch.arange(700)
-    expected = [(m.argmax(axis) == own).double().mean().item() for axis in (1, 0)]
-    got = weights.qk_matching(model, (1, 2), (2, 0), embedding)  # type: ignore[arg-type]
-    assert got == pytest.approx(tuple(expected), abs=2 / 700)
+    own = torch.arange(len(words))
+    expected = [((q @ k.T).argmax(axis) == own).double().mean().item() for axis in (1, 0)]
+    found = weights.qk_matching(models.load(tmp_path), (1, 2), (2, 0), embedding, 0, among)
+    assert found == pytest.approx(tuple(expected), abs=2 / 700)
 
 
 def test_pairs_go_upwards(gpt2: TransformerBridge) -> None:
@@ -99,12 +101,12 @@ def test_pairs_go_upwards(gpt2: TransformerBridge) -> None:
 
 @pytest.mark.parametrize("kind", ["Q", "K"])
 def test_composition_under_rotary_positions_turns_queries_and_keys(
-    kind: str, tmp_path: Path
+    kind: Any, tmp_path: Path
 ) -> None:
     """Scores of one head on two tokens, read off the model, give its W_QK at that distance."""
     save_grouped(tmp_path)
     model, distance = models.load(tmp_path), 5
-    scores = weights.composition_scores(model, kind, distance)  # type: ignore[arg-type]
+    scores = weights.composition_scores(model, kind, distance)
     size = model.cfg.d_head
     angle = distance * 10_000.0 ** (-torch.arange(0, size, 2).double() / size)
     turn = torch.zeros(size, size, dtype=torch.double)
@@ -118,15 +120,5 @@ def test_composition_under_rotary_positions_turns_queries_and_keys(
     read = qk if kind == "Q" else qk.T
     expected = (ov @ read).norm() / (ov.norm() * read.norm())
     assert scores[0, 1, 2, 3].item() == pytest.approx(expected.item(), rel=1e-4)
-    plain = weights.composition_scores(model, kind)  # type: ignore[arg-type]
+    plain = weights.composition_scores(model, kind)
     assert not torch.allclose(plain, scores)
-
-
-def test_qk_matching_among_some_tokens(tmp_path: Path) -> None:
-    save_gpt2(tmp_path)
-    model, some = models.load(tmp_path), torch.tensor([3, 8, 11, 40, 41])
-    found = weights.qk_matching(model, (0, 1), (2, 3), among=some)
-    words = model.W_E[some]
-    keys = words @ model.W_V[0, 1] @ model.W_O[0, 1] @ model.W_K[2, 3]
-    best = (words @ model.W_Q[2, 3] @ keys.T).argmax(1)
-    assert found[0] == pytest.approx((best == torch.arange(5)).float().mean().item())

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,36 +14,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import TIGHT, some
-from scipy.special import erf
+from scipy.special import erf, softmax
 
 from iclutils import IclError
 from iclutils.files import read_json, write_json
-from iclutils.models.lsa import (
-    Layer,
-    Shape,
-    attend,
-    load,
-)
+from iclutils.models.lsa import Layer, Shape, attend, load
 from iclutils.models.lsa import LinearSelfAttention as LSA
 
+SOFTMAX = Shape(3, 5, heads=2, attention=("softmax",), sees_query=True)
 SHAPES = {
     "linear": Shape(3, 5),
     "deep": Shape(3, 5, layers=3, heads=2, attention=("linear", "softmax", "linear")),
     "recurrent": Shape(3, 5, layers=3, heads=2, shared=True),
-    "softmax": Shape(3, 5, heads=2, attention=("softmax",), sees_query=True),
+    "softmax": SOFTMAX,
     "separate": Shape(3, 5, layers=2, attention=("softmax", "linear"), separate=True),
     "norm": Shape(3, 5, layers=2, norm=True),
     "clip": Shape(3, 5, layers=3, clip=2.0),
     "mlp": Shape(3, 5, layers=2, hidden=7, width=6),
     "all": Shape(3, 5, layers=2, heads=2, shared=True, norm=True, hidden=7, width=6, separate=True),
-    "regularised": Shape(
-        3, 5, heads=2, attention=("softmax",), sees_query=True, variant="regularised", strength=0.4
-    ),
-    "negatives": Shape(
-        3, 5, heads=2, attention=("softmax",), sees_query=True, variant="negatives", strength=0.3
-    ),
-    "values": Shape(3, 5, heads=2, attention=("softmax",), variant="values"),
-    "both": Shape(3, 5, heads=2, attention=("softmax",), sees_query=True, variant="both"),
+    "regularised": replace(SOFTMAX, variant="regularised", strength=0.4),
+    "negatives": replace(SOFTMAX, variant="negatives", strength=0.3),
+    "values": replace(SOFTMAX, sees_query=False, variant="values"),
+    "both": replace(SOFTMAX, variant="both"),
 }
 every_shape = pytest.mark.parametrize("name", SHAPES)
 
@@ -58,42 +51,31 @@ def random(shape: Shape, seeds: tuple[int, ...] = (0, 1), scale: float = 1.0) ->
     return network
 
 
-# Against loops -----------------------------------------------------------------------------------
-
-
 def gelu(x: np.ndarray) -> np.ndarray:
     return x * (1 + erf(x / math.sqrt(2))) / 2
 
 
 def tokens_by_hand(xs: np.ndarray, ys: np.ndarray, separate: bool) -> np.ndarray:
     """Of one context, one by one."""
-    rows = []
-    last = len(xs) - 1
-    for i in range(len(xs)):
-        y = 0.0 if i == last else ys[i]
-        if separate:
-            rows.append([*xs[i], 0.0])
-            if i < last:
-                rows.append([*np.zeros(xs.shape[1]), y])
-        else:
-            rows.append([*xs[i], y])
-    if separate:
-        for place, row in enumerate(rows):
-            for k in range(5):
-                angle = place / 10000 ** (2 * k / 10)
-                row += [math.sin(angle), math.cos(angle)]
+    pairs = list(zip(xs, [*ys[:-1], 0.0], strict=True))
+    if not separate:
+        return np.array([[*x, y] for x, y in pairs])
+    rows = [row for x, y in pairs for row in ([*x, 0.0], [*(0 * x), y])][:-1]
+    for place, row in enumerate(rows):
+        for k in range(5):
+            angle = place / 10000 ** (2 * k / 10)
+            row += [math.sin(angle), math.cos(angle)]
     return np.array(rows)
 
 
 def answer_by_hand(network: LSA, member: int, xs: np.ndarray, ys: np.ndarray) -> float:
-    """The answer of one member for one context, head by head, query by query, key by key."""
+    """The answer of one member for one context, head by head."""
     shape = network.shape
     part = {name: p[member].numpy() for name, p in network.attention.items()}
     other = {name: p[member].numpy() for name, p in network.others.items()}
     e = tokens_by_hand(xs, ys, shape.separate)
     e = e @ other["read_in"] if shape.width else e
     demos = len(e) - 1
-    keys = demos + shape.sees_query
     kinds = shape.attention if len(shape.attention) > 1 else shape.attention * shape.layers
     for number in range(shape.layers):
         at = 0 if shape.shared else number
@@ -106,28 +88,20 @@ def answer_by_hand(network: LSA, member: int, xs: np.ndarray, ys: np.ndarray) ->
         added = np.zeros_like(e)
         for head in range(shape.heads):
             w = {name: p[at, head] for name, p in part.items()}
-            key = [seen[i] @ w["key"] for i in range(keys)]
-            value = [seen[i] @ w["value"] for i in range(keys)]
+            key, value = ((seen @ w[n])[: demos + shape.sees_query] for n in ("key", "value"))
             if shape.variant in ("values", "both"):
-                up, down = other["values_up"], other["values_down"]
-                value = [v + gelu(v @ up) @ down for v in value]
+                value = value + gelu(value @ other["values_up"]) @ other["values_down"]
             if shape.variant == "both":
-                key = [k + gelu(k @ other["keys_up"]) @ other["keys_down"] for k in key]
+                key = key + gelu(key @ other["keys_up"]) @ other["keys_down"]
             if shape.variant == "negatives":
-                mixed = []
-                for i in range(demos):
-                    rest = [value[k] for k in range(demos) if k != i]
-                    mixed.append(value[i] - shape.strength * np.mean(rest, 0))
-                value = mixed + value[demos:]
-            for j in range(len(e)):
-                scores = np.array([seen[j] @ w["query"] @ key[i] for i in range(keys)])
-                if kinds[number] == "softmax":
-                    scores = np.exp(scores / math.sqrt(len(key[0])))
-                    scores = scores / scores.sum()
-                for i in range(keys):
-                    own = shape.variant == "regularised" and i == demos
-                    share = 1 - shape.strength if own else 1.0
-                    added[j] += share * scores[i] * value[i] @ w["out"]
+                rest = [np.delete(value[:demos], i, 0).mean(0) for i in range(demos)]
+                value[:demos] -= shape.strength * np.array(rest)
+            if shape.variant == "regularised":
+                value[demos] *= 1 - shape.strength
+            scores = seen @ w["query"] @ key.T
+            if kinds[number] == "softmax":
+                scores = softmax(scores / math.sqrt(key.shape[1]), -1)
+            added += scores @ value @ w["out"]
         e = e + added
         e = np.clip(e, -shape.clip, shape.clip) if shape.clip else e
     return float(e[-1] @ other["read_out"][:, 0]) if shape.width else -float(e[-1, shape.dim])
@@ -144,9 +118,6 @@ def test_answers_are_those_of_loops(name: str) -> None:
         for b in range(3):
             expected = answer_by_hand(network, member, xs[member, b].numpy(), ys[member, b].numpy())
             assert float(found[member, b]) == pytest.approx(expected, rel=close, abs=close)
-
-
-# Symmetries --------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)
@@ -213,9 +184,6 @@ def test_a_layer_applied_again_and_again(damping: float) -> None:
         torch.testing.assert_close(answers[-1], network(xs, ys), **TIGHT)
 
 
-# Given weights, files, bad input -----------------------------------------------------------------
-
-
 @every_shape
 def test_networks_of_given_weights_and_of_files(name: str, tmp_path: Path) -> None:
     network = LSA(SHAPES[name], (3, 4), scale=1.0)
@@ -238,60 +206,52 @@ def test_networks_of_given_weights_and_of_files(name: str, tmp_path: Path) -> No
     torch.testing.assert_close(alone(xs, ys), network(xs, ys)[:1])
 
 
-def test_weights_and_files_that_do_not_fit(tmp_path: Path) -> None:
-    network = LSA(Shape(3, 5), (0,))
-    for shape, message in ((Shape(4, 5), "do not fit"), (Shape(3, 5, hidden=2), "others.up")):
-        with pytest.raises(IclError, match=message):
-            LSA.from_layers(shape, [network.layer()])
-    network.save(tmp_path)
-    known = read_json(tmp_path / "config.json")
-    for change in ({"dim": 4}, {"colour": 4}, {"dim": 0}):
-        write_json(tmp_path / "config.json", known | {"shape": known["shape"] | change})
-        with pytest.raises(IclError):
-            load(tmp_path)
-    write_json(tmp_path / "config.json", known)
-    (tmp_path / "model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(IclError, match="does not hold"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"layers": 0}, "sizes are at least 1"),
-        ({"clip": -1.0}, "a bound above 0"),
-        ({"layers": 3, "attention": ("linear", "softmax")}, "one for each layer"),
-        ({"variant": "values"}, "single softmax layer"),
-        ({"variant": "both", "layers": 2, "attention": ("softmax",)}, "single softmax layer"),
-        ({"variant": "regularised", "attention": ("softmax",)}, "sees_query=True"),
-        ({"variant": "negatives", "pairs": 1, "attention": ("softmax",)}, "at least two pairs"),
-    ],
-)
-def test_shapes_that_cannot_be(change: dict, message: str) -> None:
-    with pytest.raises(IclError, match=message):
-        replace(Shape(3, 5), **change)
-
-
-@pytest.mark.parametrize(
-    ("xs", "ys", "message"),
-    [
-        ((4, 6, 2), (4, 6), "x of 3 dimensions; got 2"),
-        ((4, 1, 3), (4, 1), "at least one pair"),
-        ((4, 6, 3), (4, 5), "ensemble axis"),
-        ((6, 3), (6,), "ensemble axis"),
-        ((2, 4, 6, 3), (2, 4, 6), "for 1 or all 3 networks"),
-    ],
-)
-def test_contexts_that_do_not_fit(xs: tuple, ys: tuple, message: str) -> None:
-    with pytest.raises(IclError, match=message):
-        random(Shape(3, 5), (0, 1, 2))(torch.ones(xs).double(), torch.ones(ys).double())
-
-
-def test_contexts_with_nan_and_of_other_lengths() -> None:
+def test_contexts_of_other_lengths() -> None:
     network = random(Shape(3, 5))
-    with pytest.raises(IclError, match="NaN or infinite"):
-        network(torch.full((2, 6, 3), nan).double(), torch.zeros(2, 6).double())
     for pairs in (1, 9):
         xs, ys = some(0, (4, pairs + 1, 3), (4, pairs + 1))
         expected = answer_by_hand(network, 1, xs[2].numpy(), ys[2].numpy())
         assert float(network(xs, ys)[1, 2]) == pytest.approx(expected)
+
+
+def asked(xs: tuple[int, ...], ys: tuple[int, ...], fill: float = 1.0) -> torch.Tensor:
+    return random(Shape(3, 5), (0, 1, 2))(torch.full(xs, fill).double(), torch.ones(ys).double())
+
+
+def made(**change: Any) -> LSA:
+    """Weights of the plain shape, for another one."""
+    return LSA.from_layers(replace(Shape(3, 5), **change), [LSA(Shape(3, 5), (0,)).layer()])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Shape(3, 5, layers=0), "sizes are at least 1"),
+        (lambda: Shape(3, 5, clip=-1.0), "a bound above 0"),
+        (lambda: Shape(3, 5, layers=3, attention=("linear", "softmax")), "one for each layer"),
+        (lambda: Shape(3, 5, variant="values"), "single softmax layer"),
+        (lambda: replace(SOFTMAX, layers=2, variant="both"), "single softmax layer"),
+        (lambda: replace(SOFTMAX, sees_query=False, variant="regularised"), "sees_query=True"),
+        (lambda: replace(SOFTMAX, pairs=1, variant="negatives"), "at least two pairs"),
+        (lambda: made(dim=4), "do not fit"),
+        (lambda: made(hidden=2), "others.up"),
+        (lambda: asked((4, 6, 2), (4, 6)), "x of 3 dimensions; got 2"),
+        (lambda: asked((4, 1, 3), (4, 1)), "at least one pair"),
+        (lambda: asked((4, 6, 3), (4, 5)), "ensemble axis"),
+        (lambda: asked((6, 3), (6,)), "ensemble axis"),
+        (lambda: asked((2, 4, 6, 3), (2, 4, 6)), "for 1 or all 3 networks"),
+        (lambda: asked((2, 6, 3), (2, 6), nan), "NaN or infinite"),
+    ],
+)
+def test_mistakes_are_refused(call: Any, message: str) -> None:
+    with pytest.raises(IclError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("change", [{"dim": 4}, {"colour": 4}, {"dim": 0}])
+def test_files_that_do_not_fit_are_refused(change: dict, tmp_path: Path) -> None:
+    LSA(Shape(3, 5), (0,)).save(tmp_path)
+    known = read_json(tmp_path / "config.json")
+    write_json(tmp_path / "config.json", known | {"shape": known["shape"] | change})
+    with pytest.raises(IclError, match=r"does not hold|at least 1"):
+        load(tmp_path)

@@ -13,8 +13,16 @@ from transformers import BloomConfig, BloomForCausalLM
 
 from iclutils import IclError, models
 from iclutils.chapters.gradient_descent import heads
-from iclutils.interp import clean_corrupt, kv_cache, patching, weights
-from iclutils.interp.graph import Node
+from iclutils.interp import (
+    attribution,
+    circuit,
+    clean_corrupt,
+    hooks,
+    kv_cache,
+    patching,
+    weights,
+)
+from iclutils.interp.graph import Node, head, of
 from iclutils.models import TransformerBridge
 
 TOKENS = torch.randint(1, 59, (2, 11), generator=torch.Generator().manual_seed(0))
@@ -28,9 +36,8 @@ def save_bloom(folder: Path) -> None:
     BloomForCausalLM(config).save_pretrained(folder)
 
 
-def patched(model: TransformerBridge) -> Any:
-    task = clean_corrupt.copying(model, 1, 5, torch.Generator().manual_seed(0))
-    return patching.patch_edges(model, task, [(Node("head", 0, 0), Node("k", 1, 0))])
+def a_task(model: TransformerBridge) -> clean_corrupt.CleanCorrupt:
+    return clean_corrupt.copying(model, 1, 5, torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +48,14 @@ def patched(model: TransformerBridge) -> Any:
         (save_bloom, lambda m: weights.composition_scores(m, "K", 1), "composition at a distance"),
         (save_bloom, lambda m: kv_cache.keys_values(m, TOKENS), "A cut memory .* no explicit posi"),
         (save_gptj, lambda m: heads.read(m, TOKENS), "editing the attention"),
-        (save_gptj, patched, "^Path patching does not fit this model: it cannot fork"),
+        (save_gptj, lambda m: hooks.cut_attention(m, {}), "only after using it"),
+        (save_gptj, lambda m: attribution.edge_attribution(m, a_task(m)), "only after using it"),
+        (save_gptj, lambda m: circuit.scores(m, a_task(m), of(m).exists[None]), "cannot fork"),
+        (
+            save_gptj,
+            lambda m: patching.patch_edges(m, a_task(m), [(head(0, 0), Node("k", 1, 0))]),
+            "^Path patching does not fit this model: it cannot fork",
+        ),
         (
             lambda folder: save_grouped(folder, "qwen3"),
             lambda m: weights.composition_scores(m, "K"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -25,11 +25,6 @@ from .programs import gradient_program, ridge_program
 Kind = Literal["gradient", "ridge"]
 Variant = Literal["paper", "stencil", "improved"]
 Precision = Literal["float32", "float64"]
-KNOWN = {
-    "program": ("gradient", "ridge"),
-    "variant": ("paper", "stencil", "improved"),
-    "precision": ("float32", "float64"),
-}
 RATE, CONTEXTS = 0.03, 8
 
 
@@ -74,11 +69,11 @@ def report(
         >>> found.layers, found.error < 1e-3
         (9, True)
     """
-    for name, given in (("program", kind), ("variant", variant), ("precision", precision)):
-        if given not in KNOWN[name]:
-            raise unknown(name, given, KNOWN[name])
+    for name, given, known in (("program", kind, Kind), ("variant", variant, Variant)):
+        if given not in get_args(known):
+            raise unknown(name, given, get_args(known))
     penalty = float(kind == "ridge") if penalty is None else penalty
-    dtype = getattr(torch, precision)
+    dtype = _dtype(precision)
     numerics = (Numerics.paper if variant == "paper" else Numerics.improved)(dtype)
     drawn = sample(Task(dim), CONTEXTS, examples + 1, torch.Generator().manual_seed(seed))
     xs, ys = drawn.xs.to(dtype), drawn.ys.to(dtype)
@@ -121,9 +116,7 @@ def product_errors(
     seed: int = 0,
 ) -> Float[Tensor, "order scale"]:
     """Largest error of a product of N(0, 1) numbers in a block, by order and ε of its stencil."""
-    if precision not in KNOWN["precision"]:
-        raise unknown("precision", precision, KNOWN["precision"])
-    dtype = getattr(torch, precision)
+    dtype = _dtype(precision)
     source = torch.Generator().manual_seed(seed)
     factors = torch.randn(pairs, 2, generator=source, dtype=torch.float64).to(dtype)
     ratio = Numerics.improved(dtype).ratio
@@ -192,6 +185,12 @@ def sherman_morrison(
         inverse = inverse - u[..., :, None] * u[..., None, :] / q[..., None, None]
         moment = moment + x * y[..., None]
     return torch.stack(out, -1)
+
+
+def _dtype(precision: Precision) -> torch.dtype:
+    if precision not in get_args(Precision):
+        raise unknown("precision", precision, get_args(Precision))
+    return getattr(torch, precision)
 
 
 def _largest(errors: Tensor) -> float:

@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 from scipy.special import erf
 
 from iclutils import IclError
-from iclutils.chapters.constructions.layout import (
-    Gelu,
-    Layout,
-    Numerics,
-    best_eps,
-    leading_error,
-    stencil,
-)
+from iclutils.chapters.constructions import layout as layouts
+from iclutils.chapters.constructions.layout import Layout, Numerics, leading_error, stencil
 from iclutils.chapters.constructions.primitives import aff, assemble, div, mov, mul
 from iclutils.chapters.constructions.reports import primitive_errors, product_errors
 
@@ -95,7 +89,7 @@ def test_mul_multiplies_matrices(a: int, b: int, c: int, seed: int, plain: bool)
 
 @settings(max_examples=25, deadline=None)
 @given(seed=seeds, gelu=st.sampled_from(["gelu", "gelu_new"]), plain=st.booleans())
-def test_aff_is_an_affine_map(seed: int, gelu: Gelu, plain: bool) -> None:
+def test_aff_is_an_affine_map(seed: int, gelu: layouts.Gelu, plain: bool) -> None:
     plan = layout(replace(PLAIN if plain else FINE, gelu=gelu))
     w1, w2, shift = normal(seed, 4, 3), normal(seed + 1, 4, 2), normal(seed + 2, 4)
     stream = filled(plan, seed)
@@ -178,7 +172,7 @@ def test_the_leading_error(order: int) -> None:
 def test_the_best_scale_is_best(precision: str) -> None:
     """On a wide grid no scale has a quarter of its error, run in a block."""
     for order in (0, 1, 2, 4):
-        best = best_eps(order, getattr(torch, precision))
+        best = layouts.best_eps(order, getattr(torch, precision))
         errors = product_errors([order], [best * 2.0**k for k in range(-6, 7)], precision, 2000)[0]
         assert float(errors[6]) < 4 * float(errors.min())
         assert float(errors[0]) > 8 * float(errors[6])
