@@ -29,6 +29,7 @@ from .graph import (
     Edge,
     Node,
     add_to_inputs,
+    all_heads,
     component_output,
     component_outputs,
     of,
@@ -62,6 +63,18 @@ def ablate(
     and its positions (``"mean"``), or nothing (``"zero"``).
     """
     groups = [list(nodes) for nodes in sets]
+    run = CleanRun(model, task) if len(groups) > FEW else None
+    return _without(model, task, groups, how, run).mean(-1)
+
+
+def _without(
+    model: TransformerBridge,
+    task: CleanCorrupt,
+    groups: Sequence[Sequence[Node]],
+    how: How,
+    run: CleanRun | None,
+) -> LogProb:
+    """log p of the right answers without each set of nodes; with a ``run``, the fast way."""
     nodes = {node for group in groups for node in group}
     if not nodes <= {node for node in of(model).writers if node.kind != "embed"}:
         raise IclError("Only heads and MLP layers of the model can be removed.")
@@ -71,18 +84,18 @@ def ablate(
         name = output_hook(node)
         return set_activation(name, values[name], [node.head] if node.kind == "head" else [])
 
-    scores, run = [], CleanRun(model, task) if len(groups) > FEW else None
+    found = []
     with bar(what="sets", total=len(groups)) as shown, torch.no_grad():
         for layers, some in groupby(groups, lambda group: {node.layer for node in group}):
             alike = list(some)
             if run is not None and run.plain and len(layers) == 1:
-                scores.append(_ablated(run, alike, values, shown.update))
+                found.append(_ablated(run, alike, values, shown.update))
                 continue
             for group in alike:
                 logits = scored_logits(model, task, [*map(fill, group)])
-                scores.append(task.score(logits)[None])
+                found.append(task.log_prob(logits)[None])
                 shown.update()
-    return torch.cat(scores)
+    return torch.cat(found)
 
 
 def _ablated(
@@ -90,15 +103,15 @@ def _ablated(
     groups: Sequence[Sequence[Node]],
     values: Mapping[str, Tensor],
     done: Callable[[int], object],
-) -> Float[Tensor, "set batch"]:
-    """Score without each set of nodes, all of one layer: what lies before it is not run again."""
+) -> LogProb:
+    """As ``_without``, of sets of nodes of one layer: what lies before it is not run again."""
     layer, held = groups[0][0].layer, max(1, ROWS // run.task.clean.numel())
 
     def new(part: str) -> Tensor:
         value = values[get_act_name(part, layer)]
         return value[:, : run.reach] if value.ndim else value
 
-    scores = []
+    found = []
     for start in range(0, len(groups), held):
         part, streams = groups[start : start + held], []
         for nodes in part:
@@ -117,9 +130,9 @@ def _ablated(
                 else _mlp(run, layer, middle[None])[0]
             )
             streams.append(middle + mlp)
-        scores.append(_resume(run, layer + 1, torch.stack(streams)).mean(-1))
+        found.append(_resume(run, layer + 1, torch.stack(streams)))
         done(len(part))
-    return torch.cat(scores)
+    return torch.cat(found)
 
 
 def patch_edges(
@@ -309,19 +322,10 @@ def head_ablation_sweep(
 
     One sequence; ``scored``: increasing prediction entries (entry i is about token i + 1).
     """
-    run, zero = _one_sequence(model, tokens, scored), torch.zeros((), device=tokens.device)
-    layers = []
-    for layer in bar(range(model.cfg.n_layers), "layers"):
-        if not run.plain:
-            name = get_act_name("z", layer)
-            hooks = [[set_activation(name, zero, [h])] for h in range(model.cfg.n_heads)]
-            layers.append(_by_hooks(run, hooks))
-            continue
-        change = -run.clean("z", layer).transpose(1, 2)  # batch, head, pos, d_head
-        write = run.asked(layer, (change @ model.blocks[layer].attn.W_O).transpose(0, 1))
-        middle = run.asked(layer, run.clean("resid_mid", layer)) + write
-        layers.append(_resume(run, layer + 1, middle + _mlp(run, layer, middle)))
-    return torch.stack(layers)[:, :, 0] - run.log_prob[0]
+    run = _one_sequence(model, tokens, scored)
+    heads = [[node] for node in all_heads(model)]
+    changed = _without(model, run.task, heads, "zero", run)[:, 0] - run.log_prob[0]
+    return changed.unflatten(0, (-1, model.cfg.n_heads))
 
 
 class CleanRun:
