@@ -160,9 +160,10 @@ def measured_interaction():
     "06-ex-corruption": (
         """
 def strongest_edge(some):
-    each = patching.path_patching(guide, some).mean(-1).cpu()
-    told, misled = clean_corrupt.baselines(guide, some)
-    share = each.max() / (told.mean() + misled.mean().abs()).cpu()
+    first = task[slice(0, 16)]  # not what is asked about
+    told, misled = clean_corrupt.baselines(guide, first)
+    each = patching.path_patching(guide, first).mean(-1).cpu()
+    share = each.max() / (told - misled).mean().cpu()
     return circuit.rank_edges(each, structure)[0], share.item()
 """,
         "should pass it",
@@ -172,7 +173,7 @@ def strongest_edge(some):
 def turn(layer, some):
     return torch.eye(guide.cfg.d_head) * 2
 """,
-        "is it a rotation?",
+        "It is no rotation",
     ),
     "06-ex-weak": (
         """
