@@ -27,7 +27,7 @@ TOGETHER := -n 2 --dist loadfile
 CHAPTER ?= all
 TIER ?= mini
 
-.PHONY: help setup book test nightly lint format types unit notebooks accept train null real run exercises assignments grade gradebook bench zip pdf clean
+.PHONY: help setup book test nightly lint format types unit notebooks accept train null real run exercises assignments grade gradebook bench zip pdf tutor slides clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,12 @@ zip: book  ## pack the built HTML into _build/, to be read offline
 pdf: book  ## print the chapters into _build/pdf/ (needs Chromium or Chrome): make pdf CHAPTER=01
 	@$(BIN)/python -m iclutils pdf $(filter-out all,$(CHAPTER))
 
+tutor: book  ## chapters with solutions, timing and questions, for who teaches: make tutor CHAPTER=01
+	@$(BIN)/python -m iclutils tutor $(filter-out all,$(CHAPTER))
+
+slides: book  ## two lectures a chapter, as slides for a browser: make slides CHAPTER=01
+	@$(BIN)/python -m iclutils slides $(filter-out all,$(CHAPTER))
+
 clean:  ## remove everything built; .venv stays
 	rm -rf _build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -110,5 +116,5 @@ $(READY): pyproject.toml constraints.txt
 	@if [ -f $@ ]; then rm $@; else $(PYTHON) -m venv --clear .venv; fi
 	@echo "installing into .venv (some minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e ".[book,cluster,coursework,dev]"
+	  -e ".[book,cluster,coursework,dev,teach]"
 	@touch $@

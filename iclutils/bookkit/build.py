@@ -21,7 +21,8 @@ from . import address, claims, machine, run, scorecard
 
 SETTINGS = ("_config.yml", "_toc.yml")
 SHOWN = ("CHANGELOG.md", "CITATION.cff")  # pages of the book show them
-VOLATILE = ("date", "commit", "seconds", "peak_gib")  # what differs between two runs of the same
+# What differs between two runs of the same.
+VOLATILE = ("date", "commit", "seconds", "peak_gib", "cells")
 BUILDERS = ("jupyter-book", "sphinx", "sphinx-book-theme", "myst-nb",
             "vl-convert-python")  # fmt: skip
 # Jupyter Book's own command has no option for several processes, and pybtex looks through all

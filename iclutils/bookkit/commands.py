@@ -232,16 +232,21 @@ def zip(given: Namespace) -> None:
     print(build.pack(BUILD))
 
 
-@command(
-    option("chapters", nargs="*", help="01, or its full name; all if omitted"),
-    examples=("", "01 03"),
-)
+WANTED = option("chapters", nargs="*", help="01, or its full name; all if omitted")
+
+
+def _wanted(given: Namespace) -> list[str]:
+    from . import run
+
+    return [name for chapter in given.chapters for name in run.resolve(chapter)]
+
+
+@command(WANTED, examples=("", "01 03"))
 def pdf(given: Namespace) -> None:
     """Print chapters of the built book."""
     from . import pdf, run
 
-    wanted = [name for chapter in given.chapters for name in run.resolve(chapter)]
-    names = [f"notebooks/{name}" for name in wanted or run.chapters()]
+    names = [f"notebooks/{name}" for name in _wanted(given) or run.chapters()]
     print(*pdf.make(BUILD / "html", BUILD / "pdf", names), sep="\n")
 
 
@@ -256,6 +261,22 @@ def exercises(given: Namespace) -> None:
 
     for path in exercises.without_solutions(given.chapter, given.out):
         print(f"wrote {path}")
+
+
+@command(WANTED, examples=("", "03"))
+def tutor(given: Namespace) -> None:
+    """Write chapters with all outputs, solutions and timing, for the person who teaches."""
+    from . import lectures
+
+    print(*lectures.tutor(BUILD, _wanted(given)), sep="\n")
+
+
+@command(WANTED, examples=("", "03"))
+def slides(given: Namespace) -> None:
+    """Write slides for two lectures a chapter."""
+    from . import lectures
+
+    print(*lectures.slides(BUILD, _wanted(given)), sep="\n")
 
 
 @command()

@@ -314,7 +314,16 @@ def _execute(run: Run, client: NotebookClient, environment: dict[str, str]) -> N
     peak = run.notebook.with_suffix(".peak.json").resolve()
     codes = sum(cell.cell_type == "code" for cell in client.nb.cells)
     bar = progress.bar(what=f"{run.chapter[:2]} {run.kind}", total=codes)
-    client.on_cell_executed = lambda **_: bar.update()
+    spent: dict[str, float] = {}
+
+    def begins(cell: NotebookNode, **_: Any) -> None:
+        spent[cell["id"]] = -time.perf_counter()
+
+    def ends(cell: NotebookNode, **_: Any) -> None:
+        spent[cell["id"]] += time.perf_counter()
+        bar.update()
+
+    client.on_cell_execute, client.on_cell_executed = begins, ends
     told = {"ICLUTILS_RESULTS": str(run.results.resolve()), "ICLUTILS_PEAK": str(peak)}
     try:
         client.execute(env=environment | told | {"ICLUTILS_QUIET": "1"})
@@ -336,6 +345,7 @@ def _execute(run: Run, client: NotebookClient, environment: dict[str, str]) -> N
     record = {
         **{"chapter": run.chapter, "tier": run.kind, "seconds": round(seconds, 1)},
         "peak_gib": read_json(peak) if peak.is_file() else UNKNOWN,
+        "cells": {name: round(it, 1) for name, it in spent.items() if it >= 0.05},
         **{"machine": machine.describe(), "pace": machine.pace(), **claims.provenance()},
     }
     write_json(run.record, record)
