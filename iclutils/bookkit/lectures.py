@@ -6,6 +6,7 @@ pages, with every number in its place, and in the record of the chapter's last r
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shutil
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urljoin
 
 from docutils.nodes import make_id
 
@@ -200,12 +200,11 @@ def tutor(build: Path, wanted: list[str]) -> list[Path]:
                 part.place.find(re.compile("^h[1-6]$")).insert_after(note)
         page.h1.insert_after(_element(_timetable(chapter)))
         page.title.insert(0, "For the tutor: ")
-        beside = f"../html/notebooks/{chapter.name}.html"
         page.html["data-content_root"] = "../html/"
         for tag in page.find_all(True):
             for key in ("href", "src", "action"):
                 if (link := tag.get(key)) and not re.match(r"#|[a-z]+:", link):
-                    tag[key] = urljoin(beside, link)
+                    tag[key] = posixpath.normpath(f"../html/notebooks/{link}")
         written.append(build / "tutor" / f"{chapter.name}.html")
         write_text(written[-1], str(page))
     return written
