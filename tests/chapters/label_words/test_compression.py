@@ -10,13 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_prompts import prompts_strategy, random_prompts
-from tiny import BOS, CONTEXT, VOCAB
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    GPTNeoConfig,
-    GPTNeoForCausalLM,
-)
+from tiny import BOS, VOCAB
+from transformers import AutoModelForCausalLM, BloomConfig, GPTNeoConfig
 
 from iclutils.chapters.label_words import compression
 from iclutils.chapters.label_words.answers import answers
@@ -101,7 +96,7 @@ def test_answers_equal_cut_edges_whatever_the_padding(gpt2, prompts: Prompts, se
         torch.testing.assert_close(alone, got[:1], atol=1e-5, rtol=1e-5)
 
 
-def test_offset_is_the_query_moved(gpt2: TransformerBridge, neox: TransformerBridge) -> None:
+def test_offset_is_the_query_moved(gpt2: TransformerBridge) -> None:
     network = gpt2.original_model
     prompts = random_prompts(0, count=1)
     size = int(kv_cache.demonstrations(prompts).sum())
@@ -119,12 +114,6 @@ def test_offset_is_the_query_moved(gpt2: TransformerBridge, neox: TransformerBri
     alone = compression.compress(gpt2, prompts, lambda p: ~p.kept)
     expected = near.gather(1, prompts.label_words)
     torch.testing.assert_close(alone.class_logits, expected, atol=1e-5, rtol=1e-5)
-    prompts = random_prompts(0, count=3)
-    near, far = (
-        compression.compress(neox, prompts, compression.hidden_anchor, o).class_logits
-        for o in (False, True)
-    )
-    assert (near - far).abs().max() > 0.01
 
 
 def test_golden_prompt() -> None:
@@ -195,14 +184,12 @@ def test_bad_input(gpt2: TransformerBridge) -> None:
 
 
 def test_models_whose_positions_cannot_be_given_are_refused(tmp_path: Path) -> None:
-    bloom = BloomConfig(hidden_size=32, n_layer=2, n_head=4, **SMALL)
-    attention = {"attention_types": [[["global", "local"], 1]], "window_size": 8}
-    sizes = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_position_embeddings": CONTEXT}
-    for network, message in (
-        (BloomForCausalLM(bloom), "no explicit positions"),
-        (GPTNeoForCausalLM(GPTNeoConfig(**sizes, **attention, **SMALL)), "sliding window"),
+    local = {"attention_types": [[["global", "local"], 1]], "window_size": 8, "num_layers": 2}
+    for config, message in (
+        (BloomConfig(hidden_size=32, n_layer=2, n_head=4, **SMALL), "no explicit positions"),
+        (GPTNeoConfig(hidden_size=32, num_heads=4, **local, **SMALL), "sliding window"),
     ):
-        network.save_pretrained(tmp_path / message)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / message)
         with pytest.raises(IclError, match=message):
             kv_cache.keys_values(load(tmp_path / message), random_prompts().tokens)
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from random_prompts import random_prompts
 from transformers import GPT2LMHeadModel
-from wired import save_wired
 
 from iclutils import IclError
 from iclutils.chapters.label_words import copying
 from iclutils.chapters.label_words.answers import answers
 from iclutils.chapters.label_words.isolation import isolated
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
-from iclutils.models import TransformerBridge, cached, get_act_name, load
+from iclutils.models import TransformerBridge, cached, get_act_name
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 
 LENGTH = 12
@@ -57,10 +54,8 @@ def test_the_state_is_what_plain_passes_say(gpt2: TransformerBridge, layers: int
     assert len(clean.unique()) == 3
 
 
-def test_copying_heads_are_those_of_the_circuit(tmp_path: Path) -> None:
-    save_wired(tmp_path)
-    model = load(tmp_path)
-    scores = copying.prefix_scores(model, copied(model))
+def test_copying_heads_are_those_of_the_circuit(wired: TransformerBridge) -> None:
+    scores = copying.prefix_scores(wired, copied(wired))
     assert copying.copying_heads(scores, 1) == [(1, 0)], "head 1.0 is wired to copy"
     assert scores[1, 0] > 0.99
     scores = torch.rand(3, 4)

@@ -1,0 +1,30 @@
+"""Small models that the tests of several chapters share; none of them changes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import load, save_gptj, save_grouped
+from wired import save_wired
+
+from iclutils.models import TransformerBridge
+
+
+def made(save: Callable[[Path], object]) -> Any:
+    """A fixture: the model that ``save`` writes."""
+
+    @pytest.fixture(scope="session")
+    def model(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
+        folder = tmp_path_factory.mktemp("model")
+        save(folder)
+        return load(folder)
+
+    return model
+
+
+gptj = made(save_gptj)  # its attention can be read, but not edited
+llama = made(save_grouped)  # heads that share keys and values, gated layers
+wired = made(save_wired)  # 0.0 writes the previous token, 1.0 is an induction head; 0.1, 1.1 idle
