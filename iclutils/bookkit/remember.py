@@ -79,7 +79,7 @@ def fingerprint(module: str) -> str:
         found.add(path)
         waiting |= _imports(path) - found
     if any(path.is_relative_to(PACKAGE / "tasks") for path in found):
-        found |= {path for path in sources() if path.suffix == ".tsv"}
+        found |= {path for path in sources() if path.suffix != ".py"}
     return hashlib.sha256(b"".join(sources()[path] for path in sorted(found))).hexdigest()
 
 
@@ -87,9 +87,7 @@ def fingerprint(module: str) -> str:
 def sources() -> dict[Path, bytes]:
     """All code and data, as they were when this was first asked: what is edited while a chapter
     runs is not what it runs."""
-    return {
-        p: p.read_bytes() for p in (*PACKAGE.rglob("*.py"), *PACKAGE.glob("tasks/data/*/*.tsv"))
-    }
+    return {p: p.read_bytes() for p in (*PACKAGE.rglob("*.py"), *PACKAGE.glob("tasks/data/**/*.*"))}
 
 
 @cache

@@ -89,7 +89,7 @@ class Run:
         paths = {p for p in PACKAGE.rglob("*.py") if bookkit not in p.parents}
         paths |= {p for pattern in MET for p in bookkit.glob(pattern)}
         paths |= set(PACKAGE.glob("zoo/*/SHA256SUMS"))
-        paths |= {*PACKAGE.glob("tasks/data/*/*.tsv"), *PACKAGE.glob("plots/*.yml")}
+        paths |= {*PACKAGE.glob("tasks/data/**/*.*"), *PACKAGE.glob("plots/*.yml")}
         if self.tier == "mini":  # it shows what a language model gave
             shown = "07" if self.chapter == "00_tour" else self.chapter[:2]
             paths |= set(ROOT.glob(f"book/results/real*/{shown}.*.json"))

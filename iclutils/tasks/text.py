@@ -13,11 +13,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow
 import torch
+import yaml
 from huggingface_hub import hf_hub_download
 from jaxtyping import Int
 from pyarrow import json as pyarrow_json
@@ -68,90 +69,18 @@ class TextTask:
     one_token: bool = False  # whether every label word must be a single token
 
 
-_ONE = "00000-of-00001.parquet"
-TASKS = {
-    "sst2": TextTask(
-        title="SST-2",
-        cue="Review:",
-        answer_cue="Sentiment:",
-        label_words=(" Negative", " Positive"),
-        text="sentence",
-        classes=("negative", "positive"),
-        repo="stanfordnlp/sst2",  # made from the same archive as the GLUE that the paper reads
-        revision="8d51e7e4887a4caaa95b3fbebbf53c0490b58bbb",
-        train=File(
-            f"data/train-{_ONE}", "c7921283b75a42e685f50edecb96798607ea0fcbfd0739ee8975f22c12d55f09"
-        ),
-        test=File(  # GLUE keeps the classes of its test split to itself
-            f"data/validation-{_ONE}",
-            "fb00fe008f6828f86ba2beda8415a4cf5da0c884f21c5f238c87131b5aa19529",
-        ),
-    ),
-    "trec": TextTask(
-        title="TREC",
-        cue="Question:",
-        answer_cue="Answer Type:",
-        label_words=(" Abbreviation", " Entity", " Description", " Person", " Location", " Number"),
-        label="coarse_label",
-        classes=("ABBR", "ENTY", "DESC", "HUM", "LOC", "NUM"),
-        # The hub's conversion to parquet; no SHA-256 is published, so class counts stand in.
-        repo="CogComp/trec",
-        revision="65752bf53af25bc935a0dce92fb5b6c930728450",
-        train=File("default/train/0000.parquet", counts=(86, 1250, 1162, 1223, 835, 896)),
-        test=File("default/test/0000.parquet", counts=(9, 94, 138, 65, 81, 113)),
-    ),
-    "ag_news": TextTask(
-        title="AG News",
-        cue="Article:",
-        answer_cue="Answer:",
-        label_words=(" World", " Sports", " Business", " Technology"),
-        most_shots=3,
-        classes=("World", "Sports", "Business", "Sci/Tech"),
-        repo="fancyzhx/ag_news",
-        revision="eb185aade064a813bc0b7f42de02595523103ca4",
-        train=File(
-            f"data/train-{_ONE}", "fc508d6d9868594e3da960a8cfeb63ab5a4746598b93428c224397080c1f52ee"
-        ),
-        test=File(
-            f"data/test-{_ONE}", "71de87ec66bc5737752a2502204dfa6d7fe9856ade3ea444dc6317789a4f13fb"
-        ),
-    ),
-    "emoc": TextTask(  # no copy in a plain format could be pinned
-        title="EmoC",
-        cue="Dialogue:",
-        answer_cue="Emotion:",
-        label_words=(" Others", " Happy", " Sad", " Angry"),
-        classes=("others", "happy", "sad", "angry"),
-    ),
-    # Our own sentences. Their label words are single tokens of GPT-2 and of SmolLM2.
-    "sentiment": TextTask(
-        title="our sentiment",
-        cue="Review:",
-        answer_cue="Sentiment:",
-        label_words=(" Negative", " Positive"),
-        most_shots=20,
-        classes=("Negative", "Positive"),
-        one_token=True,
-    ),
-    "questions": TextTask(
-        title="our questions",
-        cue="Question:",
-        answer_cue="Answer Type:",
-        label_words=(" Person", " Place", " Number", " Time", " Reason", " Meaning"),
-        most_shots=6,
-        classes=("Person", "Place", "Number", "Time", "Reason", "Meaning"),
-        one_token=True,
-    ),
-    "subjects": TextTask(
-        title="our subjects",
-        cue="Text:",
-        answer_cue="Subject:",
-        label_words=(" Sports", " Food", " Music", " Money"),
-        most_shots=10,
-        classes=("Sports", "Food", "Music", "Money"),
-        one_token=True,
-    ),
-}
+def _task(**fields: Any) -> TextTask:
+    """A task from its fields in ``tasks.yml``, whose lists are tuples here."""
+
+    def tuples(given: dict[str, Any]) -> dict[str, Any]:
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+
+    files = {k: File(**tuples(v)) for k, v in fields.items() if isinstance(v, dict)}
+    return TextTask(**tuples(fields) | files)
+
+
+_FIELDS = yaml.safe_load((OWN / "tasks.yml").read_text(encoding="utf-8"))
+TASKS = {name: _task(**fields) for name, fields in _FIELDS.items()}
 
 
 # Rows

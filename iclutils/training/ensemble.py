@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Generator, Tensor, nn
@@ -16,7 +16,6 @@ from ..tasks.regression import Contexts
 from .loop import Recipe
 
 HELD_OUT_SEED = 77_777
-Plan = TypeVar("Plan", bound="EnsembleRecipe")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +32,28 @@ class EnsembleRecipe(Recipe):
     scale: float
 
     held_out_contexts = 4000
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        device: str,
+        shape: Any,
+        members: Sequence[tuple[int, Any]],
+        steps: int,
+        extra: tuple[int, ...] = (),
+        **settings: Any,
+    ) -> Self:
+        """A recipe for (seed, task) pairs of one shape; ``extra`` are checkpoints on the way."""
+        seeds, tasks = zip(*members, strict=True)
+        settings |= {"seed": seeds[0], "seeds": seeds, "tasks": tasks, "steps": steps}
+        checkpoints = (*extra, steps)
+        plan = cls(name=name, device=device, shape=shape, checkpoints=checkpoints, **settings)
+        return replace(plan, card=plan.describe())
+
+    @abstractmethod
+    def describe(self) -> str:
+        """The text of the model card."""
 
     @abstractmethod
     def sample(self, task: Any, contexts: int, source: Generator) -> Contexts:
@@ -73,30 +94,3 @@ class EnsembleRecipe(Recipe):
     def save(self, network: nn.Module, folder: Path) -> None:
         """A folder that ``load`` of the network's module reads."""
         network.save(folder)  # type: ignore[operator]
-
-
-def grouped(
-    kind: type[Plan],
-    card: Callable[[Plan], str],
-    name: str,
-    device: str,
-    shape: Any,
-    members: Sequence[tuple[int, Any]],
-    steps: int,
-    extra: tuple[int, ...] = (),
-    **settings: Any,
-) -> Plan:
-    """A recipe for (seed, task) pairs of one shape; ``extra`` are checkpoints on the way."""
-    seeds, tasks = zip(*members, strict=True)
-    plan = kind(
-        name=name,
-        seed=seeds[0],
-        device=device,
-        shape=shape,
-        seeds=seeds,
-        tasks=tasks,
-        steps=steps,
-        checkpoints=(*extra, steps),
-        **settings,
-    )
-    return replace(plan, card=card(plan))

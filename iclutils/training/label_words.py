@@ -30,14 +30,6 @@ COPIED, SHORTEST = 64, 12  # length of a copying sequence, its shortest period
 TOKENS = 2048  # tokens in a batch, about
 COPY_SHARE, REVISIT_SHARE = 0.1, 0.3
 MOST_EXAMPLES = 17
-FOUND = (
-    "by accuracy with one demonstration per class, and in one point by the effect: narrow heads "
-    "classified too, but label words did not gather their texts in the first layer, so heads were "
-    "widened. Tried and left: no stage of copying (accuracy stays at chance); positions that shift "
-    "from the first step on (copying does not emerge). Seeds 0 to 2 were looked at on the way. "
-    "Seeds 3 to 7 and their twins without copying were trained once the recipe was frozen; "
-    "nothing was chosen by them, and the verdicts are theirs."
-)
 CHECKPOINTS = (0, 200, 300, 400, 500, 600, 900, 1050, 1200, 1500, 2000, 3000)
 KEPT = (0, 3000)  # of anchors-3
 
@@ -69,19 +61,15 @@ def recipe(seed: int, layers: int = 4, copying: bool = True, heads: int = 4) -> 
         else "those of the twin with copying, in which every repeat is replaced by random tokens"
     )
     card = model_card(
+        "label_words",
         name,
-        f"A GPT-2-architecture model of {layers} layers ({heads} heads of {128 // heads}, "
-        "width 128, MLP 256, vocabulary 122 with BOS = 121, 256 positions) trained from scratch "
-        f"by the recipe `iclutils.training.label_words`, seed {seed}, to be looked into: it "
-        "classifies texts about made-up topics by the labelled examples in its context.",
-        data="synthetic. Texts of 4 to 12 tokens from 12 topics of 8 words and 16 fillers, the "
-        "label words drawn anew for every sequence; random segments repeated.",
-        training=f"{STEPS} steps of about 2048 tokens: {stages}; position embeddings starting as "
-        "sinusoids, AdamW (betas .9, .98; weight decay .1 on matrices), peak rate 2e-3, 200 "
-        f"warm-up steps, cosine to 5 %, clipping at 1. {curves.NOTE}",
-        found=FOUND,
-        limits="it knows no language; its words are names of token ids. Four classes, one to four "
-        "demonstrations of each. Sequences longer than 256 tokens are refused.",
+        seed=seed,
+        layers=layers,
+        heads=heads,
+        width=128 // heads,
+        steps=STEPS,
+        stages=stages,
+        curves=curves.NOTE,
     )
     return LanguageRecipe(
         name=name,

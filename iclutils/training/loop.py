@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import yaml
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -99,29 +100,13 @@ class Recipe(ABC):
         return self.peak_rate * warm * (self.floor + (1 - self.floor) * cosine)
 
 
-def model_card(
-    name: str,
-    what: str,
-    data: str,
-    training: str,
-    found: str,
-    limits: str,
-    storage: str = "weights in half precision (safetensors), computed in single",
-) -> str:
-    """The text of a model card."""
-    parts = {
-        "Data": f"{data} No real text, no personal data.",
-        "Training": f"{training} `training.jsonl` is the log.",
-        "How the recipe was found": found,
-        "Storage": f"{storage}.",
-        "Rebuild": f"`python -m iclutils train {name}`. The same machine and versions give the "
-        "same weights bit for bit, also after an interruption; others give a different model of "
-        "the same kind.",
-        "Limits": limits,
-        "Licence": "MIT, as the package.",
-    }
-    lines = [textwrap.fill(f"- **{k}**: {v}", 98, subsequent_indent="  ") for k, v in parts.items()]
-    return f"# {name}\n\n{textwrap.fill(what, 98)}\n\n" + "\n".join(lines) + "\n"
+def model_card(kind: str, name: str, **filled: Any) -> str:
+    """The text of a model card: the sentences of its kind in ``cards.yml``, filled in."""
+    known = yaml.safe_load((Path(__file__).parent / "cards.yml").read_text(encoding="utf-8"))
+    texts = {k: v.format(name=name, **filled) for k, v in (known["all"] | known[kind]).items()}
+    what = textwrap.fill(texts.pop("what"), 98)
+    lines = [textwrap.fill(f"- **{k}**: {v}", 98, subsequent_indent="  ") for k, v in texts.items()]
+    return f"# {name}\n\n{what}\n\n" + "\n".join(lines) + "\n"
 
 
 def train(recipe: Recipe, work: Path, progress: bool = True) -> Path:

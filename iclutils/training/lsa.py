@@ -7,7 +7,7 @@ mini tier steps and batch are fewer, and our rate falls along a cosine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any
@@ -19,14 +19,13 @@ from torch.optim import Optimizer
 from ..models.lsa import LinearSelfAttention, Shape
 from ..tasks.functions import LINKS, Problem, Waves
 from ..tasks.regression import Contexts, Task
-from .ensemble import EnsembleRecipe, grouped
+from .ensemble import EnsembleRecipe
 from .loop import model_card
 
 Data = Problem | Waves
 _TASK = Task(10, inputs="uniform*1+-0.5")
 ISOTROPIC = Problem(_TASK)
 STRETCHED = Problem(_TASK, scales=(2.0, 2.0, 1.4, 1.4, 1.0, 1.0, 0.7, 0.7, 0.5, 0.5))
-Make = Callable[[str, str], "LsaRecipe"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,10 @@ class LsaRecipe(EnsembleRecipe):
 
     batch: int = 512
     scale: float = 0.045  # of the initial weights
+    peak_rate: float = 1e-2
+    warmup: int = 50
+    floor: float = 0.01
+    clip: float = 1e-3
 
     def network(self) -> LinearSelfAttention:
         """Networks drawn from their seeds."""
@@ -60,6 +63,20 @@ class LsaRecipe(EnsembleRecipe):
         found = _errors(self.predict_held_out(network), self.held_out_data[1])
         return {f"loss_{i}": value for i, value in enumerate(found.tolist())}
 
+    def describe(self) -> str:
+        """The text of the model card."""
+        return model_card(
+            "lsa",
+            self.name,
+            plan=self,
+            count=len(self.seeds),
+            layers=f"{self.shape.layers} layer{'s' * (self.shape.layers > 1)}",
+            attention=" then ".join(self.shape.attention),
+            told=_told(self.shape),
+            data="; ".join(dict.fromkeys(map(_told, self.tasks))),
+            seeds=", ".join(map(str, sorted(set(self.seeds)))),
+        )
+
 
 def _errors(answers: Tensor, ys: Tensor) -> Tensor:
     return 0.5 * (answers - ys[..., -1]).square().mean(-1)
@@ -67,7 +84,7 @@ def _errors(answers: Tensor, ys: Tensor) -> Tensor:
 
 def recipe(name: str, device: str = "cpu") -> LsaRecipe:
     """The recipe of a name in ``SHIPPED`` or ``PAPER``."""
-    return (SHIPPED | PAPER)[name](name, device)
+    return group(name, device, **(SHIPPED | PAPER)[name])
 
 
 def group(
@@ -78,9 +95,8 @@ def group(
     steps: int,
     **settings: Any,
 ) -> LsaRecipe:
-    """A recipe for (seed, data) pairs of one shape; see ``ensemble.grouped``."""
-    usual = {"peak_rate": 1e-2, "warmup": 50, "floor": 0.01, "clip": 1e-3}
-    return grouped(LsaRecipe, _card, name, device, shape, members, steps, **usual | settings)
+    """A recipe for (seed, data) pairs of one shape; see ``EnsembleRecipe.of``."""
+    return LsaRecipe.of(name, device, shape, members, steps, **settings)
 
 
 def _mini(
@@ -89,20 +105,20 @@ def _mini(
     data: Sequence[Data] = (ISOTROPIC,),
     settings: Mapping[str, Any] = MappingProxyType({}),
     **shape: Any,
-) -> Make:
+) -> dict[str, Any]:
     """Seeds of each kind of data; on the paper's, or on others of its size."""
     known = Shape(**{"dim": data[0].dim, "pairs": 10} | shape)
     members = [(seed, each) for each in data for seed in range(seeds)]
-    return lambda name, device: group(name, device, known, members, steps=steps, **settings)
+    return {"shape": known, "members": members, "steps": steps, **settings}
 
 
-def _contrastive(**shape: Any) -> Make:
+def _contrastive(**shape: Any) -> dict[str, Any]:
     problems = [Problem(Task(4), link) for link in LINKS]
     settings = {"scale": 1.0, "peak_rate": 5e-3, "clip": 1.0, "batch": 256}
     return _mini(3000, data=problems, settings=settings, pairs=8, **shape)
 
 
-def _paper(**shape: Any) -> Make:
+def _paper(**shape: Any) -> dict[str, Any]:
     """The released code's batch, steps and rates."""
     rate = 5e-4 if shape.get("layers", 1) > 3 else 1e-3
     settings = {"batch": 2048, "peak_rate": rate, "floor": 1.0, "warmup": 1, "log_every": 1000}
@@ -145,28 +161,6 @@ PAPER = {
     "lsa-paper-2-shared": _paper(layers=2, shared=True),
     "lsa-paper-5-shared": _paper(layers=5, shared=True, clip=10.0),
 }
-
-
-def _card(plan: LsaRecipe) -> str:
-    shape = plan.shape
-    seeds = ", ".join(map(str, sorted(set(plan.seeds))))
-    return model_card(
-        plan.name,
-        f"{len(plan.seeds)} networks of {shape.layers} layer{'s' * (shape.layers > 1)} of "
-        f"{' then '.join(shape.attention)} attention, trained from scratch by the recipe "
-        "`iclutils.training.lsa` to answer one query of a regression from the pairs in its "
-        f"context. Shape: {_told(shape)}.",
-        data="synthetic, a new function for every context. "
-        f"{'; '.join(dict.fromkeys(map(_told, plan.tasks)))}.",
-        training=f"{plan.steps} steps of {plan.batch} contexts, Adam, peak rate "
-        f"{plan.peak_rate:g}, {plan.warmup} warm-up steps, cosine {plan.cosine} to "
-        f"{plan.floor:.0%}, clipping at {plan.clip:g}, initial scale {plan.scale:g}; seeds "
-        f"{seeds}.",
-        found="the settings of von Oswald et al. (2023) with fewer steps and contexts; the rate "
-        "by the loss of trial runs.",
-        limits="it does nothing but this regression, at this number of pairs.",
-        storage="safetensors, single precision",
-    )
 
 
 def _told(given: Any) -> str:

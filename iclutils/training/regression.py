@@ -9,7 +9,7 @@ curriculum. The rate falls to nearly nothing, so that the end of every log is fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from ..chapters.regression.algorithms import ridge
 from ..models.regressors import Format, InContextRegressors, Shape
 from ..tasks.regression import Contexts, Task, sample
-from .ensemble import EnsembleRecipe, grouped
+from .ensemble import EnsembleRecipe
 from .language import sinusoids
 from .loop import model_card
 from .muon import Muon
@@ -34,6 +34,8 @@ class RegressionRecipe(EnsembleRecipe):
     """Networks of one shape, each on its own task."""
 
     batch: int = 64
+    peak_rate: float = 6e-3
+    floor: float = 0.02
     scale: float = 5 / 3  # rate of Muon, over that of AdamW; 0 for AdamW alone
     mixed: bool = False  # the blocks' products in bfloat16
 
@@ -88,23 +90,31 @@ class RegressionRecipe(EnsembleRecipe):
         parts = zip(*self.held_out_data, self.tasks, strict=True)
         return torch.stack([ridge(x, y, task.ridge) for x, y, task in parts])
 
+    def describe(self) -> str:
+        """The text of the model card."""
+        count, shape = len(self.tasks), self.shape
+        tokens = {"one": "one token for each pair", "two": "x and y as tokens of their own"}
+        noisy = (f"noise {t.noise:g}, prior {t.prior:g}" for t in self.tasks if t.noise)
+        muon = "Muon on the matrices of the blocks, AdamW on the rest"
+        return model_card(
+            "regression",
+            self.name,
+            plan=self,
+            shape=shape,
+            networks="One network" if count == 1 else f"{count} networks",
+            layers=f"{shape.layers} layer{'s' * (shape.layers > 1)}",
+            tokens=tokens[shape.format],
+            noise="; ".join(noisy) or "no noise",
+            optimiser=muon if self.scale else "AdamW",
+            seeds=", ".join(map(str, self.seeds)),
+        )
+
 
 def recipe(name: str, device: str = "cpu") -> RegressionRecipe:
     """The recipe of a name in ``SHIPPED`` or ``PAPER``."""
-    return (SHIPPED | PAPER)[name](name, device)
-
-
-def group(
-    name: str,
-    device: str,
-    shape: Shape,
-    members: Sequence[tuple[int, Task]],
-    steps: int,
-    **settings: Any,
-) -> RegressionRecipe:
-    """A recipe for (seed, task) pairs of one shape; see ``ensemble.grouped``."""
-    usual = {"peak_rate": 6e-3, "warmup": max(1, steps // 20), "floor": 0.02}
-    return grouped(RegressionRecipe, _card, name, device, shape, members, steps, **usual | settings)
+    settings = (SHIPPED | PAPER)[name]
+    mixed = name in PAPER and device == "cuda"
+    return RegressionRecipe.of(name, device, mixed=mixed, **settings)
 
 
 def _mini(
@@ -116,33 +126,28 @@ def _mini(
     steps: int,
     extra: tuple[int, ...] = (),
     heads: int = 2,
-) -> Callable[[str, str], RegressionRecipe]:
+) -> dict[str, Any]:
     shape = Shape(dim, 2 * dim + 1, form, layers, width, heads)
-    return lambda name, device: group(
-        name, device, shape, list(enumerate(tasks)), steps=steps, extra=extra
-    )
+    settings = {"steps": steps, "extra": extra, "warmup": steps // 20}
+    return {"shape": shape, "members": list(enumerate(tasks)), **settings}
 
 
 def _paper(
     layers: int = 16, width: int = 512, tasks: Sequence[Task] = (Task(8),)
-) -> Callable[[str, str], RegressionRecipe]:
+) -> dict[str, Any]:
     """Akyurek et al. 2023, table 1: their block, format, rate, and half a million steps."""
     shape = Shape(tasks[0].dim, 41, "two", layers, width, 4, "released")
-    steps = 500_000
-    return lambda name, device: group(
-        name,
-        device,
-        shape,
-        list(enumerate(tasks)),
-        steps=steps,
-        scale=0.0,
-        mixed=device == "cuda",
-        peak_rate=1e-4,
-        warmup=steps // 5,
-        cosine="after warm-up",
-        floor=0.0,
-        log_every=1000,
-    )
+    return {
+        "shape": shape,
+        "members": list(enumerate(tasks)),
+        "steps": 500_000,
+        "scale": 0.0,
+        "peak_rate": 1e-4,
+        "warmup": 100_000,
+        "cosine": "after warm-up",
+        "floor": 0.0,
+        "log_every": 1000,
+    }
 
 
 _NOISY = tuple(Task(8, noise=noise, prior=prior) for noise, prior in NOISES)
@@ -166,27 +171,3 @@ PAPER = {
     **{f"regression-paper-L{layers}": _paper(layers) for layers in (1, 2, 4, 8, 12)},
     **{f"regression-paper-w{width}": _paper(width=width) for width in (16, 32, 64, 256)},
 }
-
-
-def _card(plan: RegressionRecipe) -> str:
-    shape, count = plan.shape, len(plan.tasks)
-    tokens = {"one": "one token for each pair", "two": "x and y as tokens of their own"}
-    noisy = "; ".join(f"noise {t.noise:g}, prior {t.prior:g}" for t in plan.tasks if t.noise)
-    optimiser = "Muon on the matrices of the blocks, AdamW on the rest" if plan.scale else "AdamW"
-    return model_card(
-        plan.name,
-        f"{'One network' if count == 1 else f'{count} networks'} of {shape.layers} "
-        f"layer{'s' * (shape.layers > 1)} (width {shape.width}, {shape.heads} heads, block "
-        f"`{shape.block}`), trained from scratch by the recipe `iclutils.training.regression` to "
-        "predict y from x and the pairs before it: linear regression in context, "
-        f"{shape.dim} dimensions, {tokens[shape.format]}.",
-        data=f"synthetic. x and w normal, a new w for every context of {shape.pairs} pairs; "
-        f"{noisy or 'no noise'}.",
-        training=f"{plan.steps} steps of {plan.batch} contexts, {optimiser}, peak rate "
-        f"{plan.peak_rate:g}, {plan.warmup} warm-up steps, cosine {plan.cosine} to "
-        f"{plan.floor:.0%}, clipping at {plan.clip:g}; seeds {', '.join(map(str, plan.seeds))}.",
-        found="by the loss on held-out contexts alone. Tried and left: AdamW on all weights "
-        "(twice the steps for the same loss), more and narrower heads, random positions, a "
-        "curriculum of dimensions.",
-        limits="it does nothing but this regression. Longer contexts are refused.",
-    )

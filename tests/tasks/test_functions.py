@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
+from refusals import refused
 from scipy import stats
 
-from iclutils import IclError
 from iclutils.tasks.functions import Problem, Waves
 from iclutils.tasks.regression import Contexts, Task, sample
 
@@ -70,14 +70,8 @@ def test_waves() -> None:
     assert abs(np.corrcoef(turns, linked)[0, 1]) < 0.06  # the released code ties them
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"link": "sin"}, "Did you mean 'sine'"),
-        ({"scales": (1.0,)}, "2 positive scales"),
-        ({"scales": (1.0, -1.0)}, "2 positive scales"),
-    ],
+test_problems_that_cannot_be = refused(
+    (lambda: Problem(Task(2), link="sin"), "Did you mean 'sine'"),
+    (lambda: Problem(Task(2), scales=(1.0,)), "2 positive scales"),
+    (lambda: Problem(Task(2), scales=(1.0, -1.0)), "2 positive scales"),
 )
-def test_problems_that_cannot_be(options: dict, message: str) -> None:
-    with pytest.raises(IclError, match=message):
-        Problem(Task(2), **options)

@@ -218,9 +218,7 @@ def lines(prompts: Prompts, reader: TransformerBridge) -> list[list[str]]:
     return [reader.tokenizer.decode(row[kept].tolist()).split("\n") for row, kept in whole]
 
 
-def test_words_shown_are_training_words_and_those_asked_held_out(
-    reader: TransformerBridge,
-) -> None:
+def test_words_shown_are_training_words_and_those_asked_held_out(reader: TransformerBridge) -> None:
     source = open_source("gerund", reader, generator)
     shown = {f"{word} -> {answer}" for word, answer in words.load("gerund", "train")}
     asked = {f"{word} ->" for word, _ in words.load("gerund", "test")}

@@ -345,20 +345,6 @@ def test_the_real_rows(shared: Path) -> None:
     assert {label for _, label in load("ag_news", "train", folder)} == {0, 1, 2, 3}
 
 
-@pytest.mark.shared
-def test_trec_counted_in_the_old_order_is_refused(shared: Path, tmp_path: Path) -> None:
-    """DESC ENTY ABBR HUM NUM LOC, under the new column's name."""
-    old = [2, 1, 0, 3, 5, 4]
-    for split in ("train", "test"):
-        rows = load("trec", split, shared / "datasets")
-        lines = [{"text": words, "coarse_label": old[label]} for words, label in rows]
-        write_lines(tmp_path, f"trec.{split}", *lines)
-        with pytest.raises(IclError, match="numbered in another order"):
-            load("trec", split, tmp_path)
-        write_lines(tmp_path, f"trec.{split}", *lines[:-1])
-        assert len(load("trec", split, tmp_path)) == len(rows) - 1  # a part is not judged
-
-
 def test_rows_from_a_folder_keep_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,8 @@ def regressor(name: str = "plain", steps: int = 12, members: slice = slice(2)) -
     width, layers = 16 if name == "wide" else 8, 2 if name == "deep" else 1
     shape = regressors.Shape(2, 5, "one", layers, width, 2)
     tasks = [(0, Task(2)), (5, Task(2, noise=2.0 if name == "noisy" else 0.0))][members]
-    return replace(regression.group(name, "cpu", shape, tasks, steps=steps), clip=0.05)
+    made = regression.RegressionRecipe.of(name, "cpu", shape, tasks, steps=steps, warmup=1)
+    return replace(made, clip=0.05)
 
 
 def linear(name: str = "linear", steps: int = 12, members: slice = slice(2)) -> Recipe:

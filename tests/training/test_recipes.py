@@ -149,7 +149,8 @@ def test_operations_are_those_torch_counts() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     shape = regressors.Shape(8, 17, "two", 4, 64, 2)
-    plan = regression.group("count", "cpu", shape, [(0, Task(8)), (1, Task(8))], steps=1)
+    tasks = [(0, Task(8)), (1, Task(8))]
+    plan = regression.RegressionRecipe.of("count", "cpu", shape, tasks, steps=1)
     network = plan.network()
     with FlopCounterMode(display=False) as counter:
         plan.loss(network, 1).backward()

@@ -126,10 +126,7 @@ def initial_model(query: Query, keys: Keys, values: Values, demos: Demos) -> Dua
 
 
 def gradient_steps(
-    loss: Callable[[Tensor], Tensor],
-    matrix: Float[Tensor, "*shape"],
-    rate: float,
-    steps: int = 1,
+    loss: Callable[[Tensor], Tensor], matrix: Float[Tensor, "*shape"], rate: float, steps: int = 1
 ) -> Float[Tensor, "*shape"]:
     """W ← W - rate ∂loss/∂W by autograd, so many times."""
     for _ in range(steps):

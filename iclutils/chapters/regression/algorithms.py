@@ -82,11 +82,7 @@ def ridge_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
 
 
 def gd_weights(
-    xs: Xs,
-    ys: Labels,
-    rate: float | Float[Tensor, "rate"],
-    steps: int = 1,
-    penalty: float = 0.0,
+    xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: int = 1, penalty: float = 0.0
 ) -> Weights:
     """Full-batch gradient descent from 0 on each prefix: w -= 2 rate (XᵀXw - Xᵀy + λw).
 

@@ -11,16 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from random_prompts import prompts_strategy, random_prompts
-from tiny import (
-    BOS,
-    VOCAB,
-    save_gpt2,
-    save_gptj,
-    save_grouped,
-    save_neox,
-    tiny_gpt2,
-    tokens,
-)
+from tiny import BOS, VOCAB, save_gpt2, save_gptj, save_grouped, save_neox, tiny_gpt2, tokens
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
@@ -338,15 +329,8 @@ def test_ablations(gpt2: Both) -> None:
     answer, choices = torch.tensor([4, 5, 6]), torch.tensor([[4, 1], [2, 5], [6, 7]])
     logits, query = gpt2.run(x)[0][:, -1], read(gpt2.model, x)
     found = ablations(query, mask, answer)
-    assert set(found) == {
-        "whole",
-        "no update",
-        "no update, MLPs held",
-        "no query term",
-        "no query term, MLPs held",
-        "mean update",
-        "mean query term",
-    }
+    parts = [f"{how} {part}" for part in ("update", "query term") for how in ("no", "mean")]
+    assert set(found) == {"whole", *parts, *(f"{p}, MLPs held" for p in parts if p[:2] == "no")}
     close(found["whole"].log_prob, logits.log_softmax(-1).gather(1, answer[:, None])[:, 0], 1e-4)
     assert torch.equal(found["whole"].is_correct, logits.argmax(-1) == answer)
     among = predict(query, answer, choices)

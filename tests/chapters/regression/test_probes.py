@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 
 import numpy as np
@@ -11,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
+from refusals import refused
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score
 from torch import Tensor
 
-from iclutils import IclError
 from iclutils.chapters.regression.probes import (
     Kind,
     fit,
@@ -184,18 +183,12 @@ def fitted(targets: Tensor, held: int = 50, steps: int = 1, batch_size: int = 50
 TARGETS = noise(1, 300, 2, seed=1)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: fitted(TARGETS / 0), "must be finite"),
-        (lambda: fitted(TARGETS[:, :200]), "targets of 200 contexts"),
-        (lambda: fitted(TARGETS, held=1), "Too few contexts"),
-        (lambda: fitted(TARGETS, held=293), "Too few contexts"),
-        (lambda: fitted(TARGETS, batch_size=251), "one batch"),
-        (lambda: fitted(TARGETS, steps=0), "one step"),
-        (lambda: hidden_states([], *sample(Task(2), 3, 4, seeded())[:2]), "one depth"),
-    ],
+test_wrong_input_is_refused = refused(
+    (lambda: fitted(TARGETS / 0), "must be finite"),
+    (lambda: fitted(TARGETS[:, :200]), "targets of 200 contexts"),
+    (lambda: fitted(TARGETS, held=1), "Too few contexts"),
+    (lambda: fitted(TARGETS, held=293), "Too few contexts"),
+    (lambda: fitted(TARGETS, batch_size=251), "one batch"),
+    (lambda: fitted(TARGETS, steps=0), "one step"),
+    (lambda: hidden_states([], *sample(Task(2), 3, 4, seeded())[:2]), "one depth"),
 )
-def test_wrong_input_is_refused(call: Callable, message: str) -> None:
-    with pytest.raises(IclError, match=message):
-        call()

@@ -1,0 +1,20 @@
+"""A table of calls that must be refused, and of what each says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from iclutils import IclError
+
+
+def refused(*rows: tuple[Callable[..., object], str]) -> Callable[..., None]:
+    """A test with a case for each row: a call without arguments, and a part of its message."""
+
+    @pytest.mark.parametrize(("call", "message"), rows)
+    def test(call: Callable[[], object], message: str) -> None:
+        with pytest.raises(IclError, match=message):
+            call()
+
+    return test
