@@ -59,15 +59,7 @@ class Contexts(NamedTuple):
 
 
 def sample(task: Task, contexts: int, pairs: int, generator: torch.Generator) -> Contexts:
-    """Draw so many contexts of so many pairs, on the device of the generator.
-
-    Example:
-        >>> import torch
-        >>> from iclutils.tasks import regression
-        >>> drawn = regression.sample(regression.Task(4), 500, 3, torch.Generator().manual_seed(0))
-        >>> torch.allclose(drawn.ys, (drawn.xs * drawn.weights[:, None]).sum(-1), atol=1e-5)
-        True
-    """
+    """Draw so many contexts of so many pairs, on the device of the generator."""
     if contexts < 1 or pairs < 1:
         raise IclError(f"Need at least 1 context and 1 pair; got {contexts} and {pairs}.")
     xs = draw(task.inputs, (contexts, pairs, task.dim), generator)

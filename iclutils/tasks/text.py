@@ -251,12 +251,10 @@ def _rows(name: str, split: Split, path: Path) -> list[Row]:
         )
     rows, count = list(zip(texts, labels, strict=True)), len(data.classes)
     for i, (text, label) in enumerate(rows):
-        if not isinstance(text, str):
-            raise IclError(f"{path}, row {i}: {data.text!r} must be text, not {text!r}.")
-        if type(label) is not int or not 0 <= label < count:
+        if not isinstance(text, str) or type(label) is not int or not 0 <= label < count:
             raise IclError(
-                f"{path}, row {i}: {data.label!r} must be a class id in 0..{count - 1}, not "
-                f"{label!r}."
+                f"{path}, row {i}: {data.text!r} must be text, not {text!r}, and {data.label!r} a "
+                f"class id in 0..{count - 1}, not {label!r}."
             )
     file = getattr(data, split)
     known = file.counts if file else ()

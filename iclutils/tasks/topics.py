@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import permutations
+from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
@@ -18,20 +19,8 @@ from torch import Generator, Tensor
 from ..errors import IclError
 from .prompts import Prompts, Role
 
-TOPIC_WORDS = {  # three after three are siblings
-    "birds": "robin sparrow falcon heron finch gull crane wren",
-    "fish": "trout salmon herring cod carp eel tuna perch",
-    "insects": "beetle wasp cricket moth ant hornet gnat locust",
-    "fruit": "apple pear plum cherry fig melon grape lemon",
-    "baking": "bread bun crust dough pastry scone muffin wafer",
-    "dairy": "milk butter cheese cream yogurt curd whey custard",
-    "metal": "anvil rivet chisel forge solder bolt wrench hinge",
-    "cloth": "wool silk linen thread loom denim felt velvet",
-    "paper": "ink quill folio envelope ledger pulp stamp scroll",
-    "weather": "rain hail storm frost fog thunder breeze drizzle",
-    "water": "river brook lake pond delta harbour tide spring",
-    "terrain": "hill cliff valley ridge canyon plateau dune gorge",
-}
+_LINES = (Path(__file__).parent / "data" / "topics.tsv").read_text(encoding="utf-8").splitlines()
+TOPIC_WORDS = dict(line.split("\t") for line in _LINES)  # three after three are siblings
 FILLERS = "the a of and to in it is was on with that for as at by"
 LABELS = "Alpha Bravo Cedar Dover Ember Flint Grove Haven"
 

@@ -156,12 +156,6 @@ def ask(
     answer or has the query for an answer. ``shared`` gives all prompts the same examples. ``new``
     leaves out examples that show the query's answer. ``shuffled`` deals the examples' answers out
     to other examples: the same words, and no function.
-
-    Example:
-        >>> import torch
-        >>> from iclutils.tasks import words
-        >>> words.load("past", "train")[:2]
-        [('walk', 'walked'), ('eat', 'ate')]
     """
     if count < 1 or examples < 0 or (shuffled and examples < 2):
         raise IclError(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -16,6 +16,7 @@ from ..tasks.regression import Contexts
 from .loop import Recipe
 
 HELD_OUT_SEED = 77_777
+Plan = TypeVar("Plan", bound="EnsembleRecipe")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class EnsembleRecipe(Recipe):
 
     @classmethod
     def of(
-        cls,
+        cls: type[Plan],
         name: str,
         device: str,
         shape: Any,
@@ -43,7 +44,7 @@ class EnsembleRecipe(Recipe):
         steps: int,
         extra: tuple[int, ...] = (),
         **settings: Any,
-    ) -> Self:
+    ) -> Plan:
         """A recipe for (seed, task) pairs of one shape; ``extra`` are checkpoints on the way."""
         seeds, tasks = zip(*members, strict=True)
         settings |= {"seed": seeds[0], "seeds": seeds, "tasks": tasks, "steps": steps}

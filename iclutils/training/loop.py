@@ -126,22 +126,19 @@ def train(recipe: Recipe, work: Path, progress: bool = True) -> Path:
     return work
 
 
-def tune(
-    network: nn.Module, recipe: Recipe, steps: int, rate: float, first_step: int | None = None
-) -> list[float]:
+def tune(network: nn.Module, recipe: Recipe, steps: int, rate: float) -> list[float]:
     """Train on, in place, at a constant rate, with a fresh optimiser; the loss of every step.
 
-    The data are those of ``first_step`` and on: by default those after the recipe's last step. A
-    pruned head stays pruned, because no gradient reaches it. Works inside ``models.edit_weights``.
+    The data are those after the recipe's last step. A pruned head stays pruned, because no gradient
+    reaches it. Works inside ``models.edit_weights``.
     """
-    first = recipe.steps + 1 if first_step is None else first_step
     constant = replace(recipe, peak_rate=rate, warmup=1, floor=1.0)
     training = network.training
     network.train()
     try:
         with _one_thread(), torch.enable_grad(), torch.random.fork_rng(devices=[]):
             optimizers = constant.optimizers(network)
-            taken = bar(range(first, first + steps), "tuning")
+            taken = bar(range(recipe.steps + 1, recipe.steps + 1 + steps), "tuning")
             return [take_step(network, optimizers, constant, step) for step in taken]
     finally:
         network.train(training)

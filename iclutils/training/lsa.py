@@ -16,6 +16,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
+from ..chapters.gradient_descent.alignment import half_mse
 from ..models.lsa import LinearSelfAttention, Shape
 from ..tasks.functions import LINKS, Problem, Waves
 from ..tasks.regression import Contexts, Task
@@ -52,7 +53,7 @@ class LsaRecipe(EnsembleRecipe):
     def loss(self, network: nn.Module, step: int) -> Tensor:
         """Half the mean squared error of the answers, summed over the networks."""
         xs, ys = self.batch_of(step)
-        return _errors(network(xs, ys), ys).sum()
+        return half_mse(network(xs, ys), ys).sum()
 
     def optimizers(self, network: nn.Module) -> list[Optimizer]:
         """Adam."""
@@ -60,7 +61,7 @@ class LsaRecipe(EnsembleRecipe):
 
     def held_out(self, network: nn.Module) -> dict[str, float]:
         """The loss of each network on contexts that are always the same."""
-        found = _errors(self.predict_held_out(network), self.held_out_data[1])
+        found = half_mse(self.predict_held_out(network), self.held_out_data[1])
         return {f"loss_{i}": value for i, value in enumerate(found.tolist())}
 
     def describe(self) -> str:
@@ -76,10 +77,6 @@ class LsaRecipe(EnsembleRecipe):
             data="; ".join(dict.fromkeys(map(_told, self.tasks))),
             seeds=", ".join(map(str, sorted(set(self.seeds)))),
         )
-
-
-def _errors(answers: Tensor, ys: Tensor) -> Tensor:
-    return 0.5 * (answers - ys[..., -1]).square().mean(-1)
 
 
 def recipe(name: str, device: str = "cpu") -> LsaRecipe:

@@ -93,7 +93,9 @@ def alignment(
     )
 
 
-def half_mse(found: Float[Tensor, "ensemble batch"], ys: Labels) -> Float[Tensor, "ensemble"]:
+def half_mse(
+    found: Float[Tensor, "ensemble batch"], ys: Float[Tensor, "*lead batch n"]
+) -> Float[Tensor, "ensemble"]:
     """The loss: half the mean squared error of the answers, against the last y."""
     return 0.5 * (found - ys[..., -1]).square().mean(-1)
 

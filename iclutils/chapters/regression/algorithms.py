@@ -81,16 +81,14 @@ def ridge_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
     return _ridge(x, y, penalty) if penalty else ols_weights(xs, ys)
 
 
-def gd_weights(
-    xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: int = 1, penalty: float = 0.0
-) -> Weights:
-    """Full-batch gradient descent from 0 on each prefix: w -= 2 rate (XᵀXw - Xᵀy + λw).
+def gd_weights(xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: int = 1) -> Weights:
+    """Full-batch gradient descent from 0 on each prefix: w -= 2 rate (XᵀXw - Xᵀy).
 
     ``rate`` is one for all prefixes, or has entry n for the prefix of n pairs (``tuned_rate``).
     """
     if steps < 1:
         raise IclError(f"Gradient descent takes at least one step; got {steps}.")
-    x, y = _checked(xs, ys, at_least_0=penalty)
+    x, y = _checked(xs, ys)
     rates = torch.as_tensor(rate, dtype=y.dtype, device=y.device)
     if rates.ndim and rates.shape != y.shape[-1:]:
         raise IclError(f"Need one rate, or {y.shape[-1]}, one for each prefix; got {len(rates)}.")
@@ -99,12 +97,10 @@ def gd_weights(
     pace = 2 * rates.expand(y.shape[-1:])[:, None]
     moments = _before(x * y[..., None])
     weights = pace * moments
-    if steps == 1:
-        return weights
-    grams = _grams(x)
+    if steps > 1:
+        grams = _grams(x)
     for _ in range(steps - 1):
-        gradient = (grams @ weights[..., None])[..., 0] - moments + penalty * weights
-        weights = weights - pace * gradient
+        weights = weights - pace * ((grams @ weights[..., None])[..., 0] - moments)
     return weights
 
 
@@ -117,43 +113,40 @@ def tuned_rate(pairs: int, dim: int, ratio: float = 0.0) -> Float[Tensor, "n"]:
     return 0.5 / (torch.arange(pairs, dtype=torch.float64) + dim + 1 + ratio)
 
 
-def sgd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weights:
-    """One pass of stochastic gradient descent, a pair a step: w -= 2 rate (x(x·w) - xy + λw).
+def sgd_weights(xs: Xs, ys: Labels, rate: float) -> Weights:
+    """One pass of stochastic gradient descent, a pair a step: w -= 2 rate (x(x·w) - xy).
 
-    No loop: with q = 1 - 2 rate λ the errors e_n = y_n - w_n·x_n solve the triangular system
-    e_n + 2 rate Σ_{i<n} q^(n-1-i) (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i.
+    No loop: the errors e_n = y_n - w_n·x_n solve the triangular system
+    e_n + 2 rate Σ_{i<n} (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i.
     """
-    x, y = _checked(xs, ys, above_0=rate, at_least_0=penalty)
-    place = torch.arange(y.shape[-1], device=x.device)
-    age = (place[:, None] - place - 1).clamp(min=0)
-    decay = torch.pow(torch.full_like(age, 1 - 2 * rate * penalty, dtype=x.dtype), age)
-    decay = 2 * rate * decay.tril(-1)
-    system = decay * (x @ x.mT) + torch.eye(len(age), dtype=x.dtype, device=x.device)
-    errors = solve_triangular(system, y[..., None], upper=False, unitriangular=True)
-    return decay @ (x * errors)
+    x, y = _checked(xs, ys, above_0=rate)
+    eye = torch.eye(y.shape[-1], dtype=x.dtype, device=x.device)
+    steps = 2 * rate * torch.ones_like(eye).tril(-1)
+    errors = solve_triangular(
+        steps * (x @ x.mT) + eye, y[..., None], upper=False, unitriangular=True
+    )
+    return steps @ (x * errors)
 
 
-def released_sgd_weights(
-    xs: Xs, ys: Labels, rate: float, penalty: float = 0.0, *, growing: bool = False
-) -> Weights:
+def released_sgd_weights(xs: Xs, ys: Labels, rate: float, *, growing: bool = False) -> Weights:
     """As ``sgd_weights``, with every entry of a gradient kept within ±20.
 
     With ``growing``, step i is taken on the first i + 1 pairs and not on the last of them alone.
     """
-    x, y = _checked(xs, ys, above_0=rate, at_least_0=penalty)
+    x, y = _checked(xs, ys, above_0=rate)
     weights = torch.zeros_like(x)
     for n in range(x.shape[-2] - 1):
         rows = slice(0 if growing else n, n + 1)
         w = weights[..., n, :, None]
         error = x[..., rows, :] @ w - y[..., rows, None]
-        gradient = 2 * (x[..., rows, :].mT @ error + penalty * w)
+        gradient = 2 * x[..., rows, :].mT @ error
         weights[..., n + 1, :] = (w - rate * gradient.clamp(-CLIP, CLIP))[..., 0]
     return weights
 
 
-def released_gd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weights:
+def released_gd_weights(xs: Xs, ys: Labels, rate: float) -> Weights:
     """What the released code runs as GD: n steps on a growing prefix, within ±20."""
-    return released_sgd_weights(xs, ys, rate, penalty, growing=True)
+    return released_sgd_weights(xs, ys, rate, growing=True)
 
 
 def averaging_weights(xs: Xs, ys: Labels) -> Weights:

@@ -103,13 +103,6 @@ def fit(
     Adam on states whitened layer by layer, from the same first weights and even attention; ``rate``
     (of the map) and ``score_rate`` (of s) fall to 0 along a cosine. The paper has a rate of 1e-3,
     512 hidden units and more steps.
-
-    Example:
-        >>> import torch
-        >>> from iclutils.chapters.regression import probes
-        >>> states, generator = torch.randn(1, 3, 200, 4, 8), torch.Generator()
-        >>> probes.fit(states, states[:, 0, :, 0, :2], "linear", 40, generator, steps=9).error.shape
-        torch.Size([1, 3, 1])
     """
     net, layer, batch, pos, width = states.shape
     _check(states, targets, batch, held_out, width + pos)
