@@ -2,10 +2,7 @@
 
 Data: BOS, then a random segment of 12 to 32 tokens, repeated until the sequence is full. Half of
 the sequences draw the segment uniformly, half from a fixed random Markov chain, which speeds the
-appearance of induction heads. Found by measurement: sequences must start at random positions, or
-the model stores pairs of neighbours far from where they stand; wide heads and sinusoids to start
-from make the previous-token head sharp; and with segments from 3 tokens on two of nine runs found
-offset induction instead, of which ``detour`` (from random position embeddings) is kept.
+appearance of induction heads. What was tried, the model card tells (``cards.yml``).
 """
 
 from __future__ import annotations

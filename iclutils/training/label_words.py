@@ -3,13 +3,10 @@
 For 600 steps the model only copies: BOS and a random segment that repeats. For the next 300 it
 sees pairs of a word and a label word. From then on texts have cues and grow, over 1200 steps, from
 one fixed word per topic to the full task of ``iclutils.tasks.topics``; three batches in ten revisit
-an easier stage, and one in ten goes on copying. Found by measurement: without the copying stage
-classification stays at chance; positions start at 0 until copying stands and
-then shift in a growing range, or copying does not emerge; wide heads let one layer do the look one
-token back, so that label words gather their texts in the first layer. Frozen since; seeds 3 to 7
-were trained afterwards and never used to choose anything. ``anchors-uncopied-N`` is the twin of
-``anchors-N`` from the same seed, schedule and batches, in which nothing ever repeats;
-``anchors-narrow-N`` the one of eight heads of 16, to show what the choice of wide heads does.
+an easier stage, and one in ten goes on copying. Positions start at 0 until copying stands and then
+shift in a growing range. ``anchors-uncopied-N`` is the twin of ``anchors-N`` from the same seed,
+schedule and batches, in which nothing ever repeats; ``anchors-narrow-N`` the one of eight heads of
+16. What was tried, the model card tells (``cards.yml``).
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Data are drawn anew at every step: x and w standard normal (w times its prior), y with noise where
 the network has some; the loss is the squared error of every y of the context, the first included,
-as in the code released with {cite}`akyurek2023`. Found by measurement: Muon on the matrices of the
-blocks needs half the steps of AdamW alone; positions start as sinusoids; two wide heads, and no
-curriculum. The rate falls to nearly nothing, so that the end of every log is flat.
+as in the code released with {cite}`akyurek2023`. What was tried, the model card tells
+(``cards.yml``).
 """
 
 from __future__ import annotations

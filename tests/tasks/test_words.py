@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
+from refusals import refused
 from tiny import real_tokenizer
 
 from iclutils import IclError, models
@@ -182,8 +183,6 @@ def test_recall_asks_for_one_of_the_pairs(tokenizer: Any) -> None:
         right = list(pairs).index(last.removesuffix(" ->"))
         assert int(prompts.gold[n]) == right
     assert len(set(prompts.gold.tolist())) > 2
-    with pytest.raises(IclError, match=r"Need 1 to \d+ pairs"):
-        words.recall(tokenizer, 1, 99, seeded(0))
 
 
 def test_whole_answers_are_what_greedy_decoding_writes(gpt2: Any) -> None:
@@ -246,18 +245,23 @@ def test_bad_lists_say_what_is_wrong(tmp_path: Path, content: str, message: str)
         words.load("mine", folder=tmp_path)
 
 
-def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
-    tokenizer = real_tokenizer("gpt2")
-    with pytest.raises(IclError, match=r"Did you mean 'opposite'.*ICLUTILS_FUNCTIONS"):
-        words.load("oposite")
-    for count, examples, shuffled in ((0, 1, False), (1, -1, False), (1, 1, True)):
-        with pytest.raises(IclError, match="two, to shuffle"):
-            words.ask("past", tokenizer, count, examples, seeded(0), shuffled=shuffled)
-    with pytest.raises(IclError, match=r"For 9 examples 'kind' has too few .*: \d fit"):
-        words.ask("kind", tokenizer, 1, 9, seeded(0))
+def asked(name: str, count: int, examples: int, **options: Any) -> words.Asked:
+    return words.ask(name, real_tokenizer("gpt2"), count, examples, seeded(0), **options)
+
+
+test_what_cannot_be_asked_is_refused = refused(
+    (lambda: words.load("oposite"), r"Did you mean 'opposite'.*ICLUTILS_FUNCTIONS"),
+    (lambda: asked("past", 0, 1), "two, to shuffle"),
+    (lambda: asked("past", 1, -1), "two, to shuffle"),
+    (lambda: asked("past", 1, 1, shuffled=True), "two, to shuffle"),
+    (lambda: asked("kind", 1, 9), r"For 9 examples 'kind' has too few .*: \d fit"),
+    (lambda: asked("past", 2, 4, context=9), "longer than the 9 tokens"),
+    (lambda: words.recall(real_tokenizer("gpt2"), 1, 99, seeded(0)), r"Need 1 to \d+ pairs"),
+)
+
+
+def test_a_query_needs_an_answer_that_is_not_shown(tmp_path: Path) -> None:
     pairs = [{"input": f"w{i}", "output": "on" if i % 2 else "off"} for i in range(12)]
     (tmp_path / "two.json").write_text(json.dumps(pairs))
     with pytest.raises(IclError, match="Every answer of 'two' is shown"):
-        words.ask("two", tokenizer, 4, 2, seeded(0), folder=tmp_path)
-    with pytest.raises(IclError, match="longer than the 9 tokens"):
-        words.ask("past", tokenizer, 2, 4, seeded(0), context=9)
+        asked("two", 4, 2, folder=tmp_path)

@@ -145,26 +145,3 @@ def test_dependence_is_the_jacobian_of_the_mean(kind: str, sees_query: bool) -> 
         own = torch.stack([share[:, k, k] for k in rows]).mean(0)
         partner = torch.stack([share[:, k, k + 1 if k % 2 == 0 else k - 1] for k in rows]).mean(0)
         torch.testing.assert_close(found_share, partner / (1 - own), **TIGHT)
-
-
-def test_a_layer_that_copies_is_seen_to_copy() -> None:
-    """Queries and keys of positions, turned so that y asks for the token before it; then nothing
-    is written."""
-    network = random(Shape(2, 4, attention=("softmax",), separate=True), (0,))
-    for part in network.attention.values():
-        part.zero_()
-    layer = network.layer()
-    for k, rate in enumerate((10000.0 ** (-torch.arange(0, 10, 2) / 10)).double()):
-        turn = torch.stack([rate.cos(), rate.sin(), -rate.sin(), rate.cos()]).reshape(2, 2)
-        at = slice(3 + 2 * k, 5 + 2 * k)
-        layer.query[0, 0, at, at] = 200 * torch.eye(2).double()
-        layer.key[0, 0, at, at] = turn.mT  # the angle one step further
-    layer.value[0, 0, :3, :3] = torch.eye(3).double()
-    layer.out[0, 0, :3, :3] = torch.eye(3).double()
-    xs, ys = some(0, (40, 5, 2), (40, 5))
-    found = copying(network, xs, ys)
-    assert float(found.y_on_x) > 0.99
-    assert float(found.x_on_y) < 0.1
-    network.attention["out"].zero_()
-    found = copying(network, xs, ys)
-    assert (float(found.y_on_x), float(found.x_on_y)) == (0, 0)

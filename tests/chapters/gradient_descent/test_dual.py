@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
-from iclutils import IclError
 from iclutils.chapters.gradient_descent.dual import (
     Block,
     contrasted,
@@ -30,7 +30,7 @@ from iclutils.chapters.gradient_descent.dual import (
     trajectory,
 )
 from iclutils.chapters.gradient_descent.features import gram, needed_degree, scaled, scores, taylor
-from iclutils.models.lsa import Layer, LinearSelfAttention, Shape, as_tokens
+from iclutils.models.lsa import Layer
 
 seeds = st.integers(0, 9999)
 EXACT = {"atol": 1e-10, "rtol": 0.0}
@@ -137,18 +137,6 @@ def test_explicit_steps_are_attention(kind: str, masked: bool) -> None:
     torch.testing.assert_close(after, first + step, **EXACT)
 
 
-@pytest.mark.parametrize("size", [3.0, 8.0])
-def test_gram_features_hold_scores_up_to_200(size: float) -> None:
-    """Fails if D is part of what is differentiated."""
-    q, k, v, _ = data(1, 9, 5, (4,), 3)
-    q, k, chosen = size * q, size * k, torch.arange(9) < 6
-    _, after = explicit_steps(*gram(q, k), v, chosen)
-    expected = scaled_dot_product_attention(q[:, None], k, v)[:, 0]
-    torch.testing.assert_close(after, expected, atol=1e-12, rtol=1e-10)
-    with pytest.raises(IclError, match="subtract the mean key"):
-        explicit_steps(*gram(40 * torch.ones(2), -40 * torch.ones(9, 2)), v[0], chosen)
-
-
 def test_gradient_steps() -> None:
     start_at = torch.tensor([3.0, -1.0], dtype=torch.float64)
     with torch.no_grad():
@@ -220,21 +208,6 @@ def test_contrasted_values_by_hand() -> None:
     assert torch.equal(contrasted(v, alone, 0.5), v)  # nothing to push away from
 
 
-@pytest.mark.parametrize(
-    ("variant", "change"), [("regularised", regularised), ("negatives", negative_samples)]
-)
-def test_trained_layers_compute_these_functions(variant: str, change) -> None:  # type: ignore[no-untyped-def]
-    """``LinearSelfAttention`` of a variant, with large random weights."""
-    shape = Shape(3, 5, attention=("softmax",), sees_query=True, variant=variant, strength=0.375)
-    net = LinearSelfAttention(shape, [0], scale=2.0).double()
-    _, xs, ys, _ = data(0, 6, 3, (4,), 1)
-    tokens = as_tokens(xs, ys[..., 0])
-    q, k, v = (tokens @ part[0, 0] for part in net.layer()[:3])
-    mixed = change(q, k, v, torch.arange(6) < 5, 0.375)
-    expected = -(tokens + mixed @ net.layer().out[0, 0])[:, -1, 3]
-    torch.testing.assert_close(net(xs, ys[..., 0])[0], expected, **EXACT)
-
-
 @pytest.mark.parametrize("activation", [torch.relu, functional.gelu])
 def test_a_whole_layer_is_one_gradient_step(activation) -> None:  # type: ignore[no-untyped-def]
     """Autograd on -Σ_h (1/D_h) Σ_D (M O_h v_i)·W φ_h(k_i), and the layer as one would write it."""
@@ -253,3 +226,10 @@ def test_a_whole_layer_is_one_gradient_step(activation) -> None:  # type: ignore
     torch.testing.assert_close(said, expected, **EXACT)
     _, after = explicit_steps(*gram(q[:, -1], k), model.values, chosen)
     torch.testing.assert_close(after.sum(0) + constant, expected, **EXACT)
+
+
+FAR = torch.ones(2), -torch.ones(9, 2)
+
+test_keys_too_far_away_are_refused = refused(
+    (lambda: explicit_steps(*gram(*(40 * x for x in FAR)), FAR[1], FAR[1][:, 0] < 0), "subtract"),
+)
