@@ -374,8 +374,8 @@ def test_trec_from_the_hub_is_checked_by_content(
 ) -> None:
     pin(monkeypatch, "trec", File("data.parquet", counts=(1, 2, 3, 1, 1, 1)))
     labels, old = [0, 1, 1, 2, 2, 2, 3, 4, 5], [2, 1, 1, 0, 0, 0, 3, 5, 4]  # DESC ENTY ABBR ...
-    for given, right in ((labels, True), (old, False), (labels[:-1], False)):
-        columns = {"text": [f"question {i}" for i in given], "coarse_label": given}
+    for found, right in ((labels, True), (old, False), (labels[:-1], False)):
+        columns = {"text": [f"question {i}" for i in found], "coarse_label": found}
         pq.write_table(pa.table(columns), hub["file"])
         if right:
             assert [label for _, label in load("trec", "train")] == labels
