@@ -150,15 +150,15 @@ def test_chapter_03_runs_on_networks_that_were_trained_here(
 ) -> None:
     """Each with its name, block, format and tasks, but small and hasty."""
     monkeypatch.setenv("ICLUTILS_TRAINED", str(tmp_path / "trained"))
-    for name, make in list(regression.PAPER.items()):
-        plan = make(name, "cpu")
+    for name in list(regression.PAPER):
+        plan = regression.recipe(name)
         depth, width = min(plan.shape.layers, 16), min(plan.shape.width // 8 * 2, 32)
         shape = replace(plan.shape, layers=depth if "-L" in name else 2, width=max(width, 16))
         shape = replace(shape, heads=2, pairs=2 * shape.dim + 1)
         members = list(zip(plan.seeds, plan.tasks, strict=True))
-        hasty = regression.group(name, "cpu", shape, members, steps=2, log_every=1)
-        monkeypatch.setitem(regression.PAPER, name, lambda _, __, hasty=hasty: hasty)
-        loop.train(hasty, tmp_path / "trained" / name, progress=False)
+        settings = {"shape": shape, "members": members, "steps": 2, "log_every": 1, "warmup": 1}
+        monkeypatch.setitem(regression.PAPER, name, settings)
+        loop.train(regression.recipe(name), tmp_path / "trained" / name, progress=False)
     ran = Ran("03", tmp_path)
     assert not ran.missing
     assert len(ran.undefined) < 3
@@ -259,9 +259,8 @@ def test_a_readers_own_model_gets_numbers_and_no_verdicts(
     if chapter == "02":
         folder = request.getfixturevalue("text_model")
     elif chapter == "03":
-        plan = regression.group(
-            "own", "cpu", Shape(8, 20, "two", 1, 16, 2), [(5, Task(8))], steps=3
-        )
+        shape = Shape(8, 20, "two", 1, 16, 2)
+        plan = regression.RegressionRecipe.of("own", "cpu", shape, [(5, Task(8))], steps=3)
         folder = loop.train(plan, tmp_path / "own", progress=False) / "step-00003"
     else:
         folder = tmp_path / "own"

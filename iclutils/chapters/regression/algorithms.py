@@ -113,19 +113,20 @@ def tuned_rate(pairs: int, dim: int, ratio: float = 0.0) -> Float[Tensor, "n"]:
     return 0.5 / (torch.arange(pairs, dtype=torch.float64) + dim + 1 + ratio)
 
 
-def sgd_weights(xs: Xs, ys: Labels, rate: float) -> Weights:
-    """One pass of stochastic gradient descent, a pair a step: w -= 2 rate (x(x·w) - xy).
+def sgd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weights:
+    """One pass of stochastic gradient descent, a pair a step: w -= 2 rate (x(x·w) - xy + λw).
 
-    No loop: the errors e_n = y_n - w_n·x_n solve the triangular system
-    e_n + 2 rate Σ_{i<n} (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i.
+    No loop: with q = 1 - 2 rate λ the errors e_n = y_n - w_n·x_n solve the triangular system
+    e_n + 2 rate Σ_{i<n} q^(n-1-i) (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i.
     """
-    x, y = _checked(xs, ys, above_0=rate)
-    eye = torch.eye(y.shape[-1], dtype=x.dtype, device=x.device)
-    steps = 2 * rate * torch.ones_like(eye).tril(-1)
-    errors = solve_triangular(
-        steps * (x @ x.mT) + eye, y[..., None], upper=False, unitriangular=True
-    )
-    return steps @ (x * errors)
+    x, y = _checked(xs, ys, above_0=rate, at_least_0=penalty)
+    place = torch.arange(y.shape[-1], device=x.device)
+    age = (place[:, None] - place - 1).clamp(min=0)
+    decay = torch.pow(torch.full_like(age, 1 - 2 * rate * penalty, dtype=x.dtype), age)
+    decay = 2 * rate * decay.tril(-1)
+    system = decay * (x @ x.mT) + torch.eye(len(age), dtype=x.dtype, device=x.device)
+    errors = solve_triangular(system, y[..., None], upper=False, unitriangular=True)
+    return decay @ (x * errors)
 
 
 def released_sgd_weights(xs: Xs, ys: Labels, rate: float, *, growing: bool = False) -> Weights:

@@ -37,7 +37,7 @@ WEIGHTS: dict[str, Callable] = {
     "ridge": partial(ridge_weights, penalty=0.3),
     "gd": partial(gd_weights, rate=0.02),
     "gd, steps": partial(gd_weights, rate=0.01, steps=7),
-    "sgd": partial(sgd_weights, rate=0.03),
+    "sgd": partial(sgd_weights, rate=0.03, penalty=0.2),
     "released gd": partial(released_gd_weights, rate=0.01),
     "released sgd": partial(released_sgd_weights, rate=0.03),
     "averaging": averaging_weights,
@@ -158,13 +158,13 @@ def test_gradient_descent_by_autograd() -> None:
 
 
 def sgd_by_hand(
-    xs: torch.Tensor, ys: torch.Tensor, rate: float, clip: float, growing: bool
+    xs: torch.Tensor, ys: torch.Tensor, rate: float, penalty: float, clip: float, growing: bool
 ) -> torch.Tensor:
     """One context, number by number."""
     w = [0.0] * xs.shape[1]
     rows = [list(w)]
     for n in range(len(xs) - 1):
-        slope = [0.0] * len(w)
+        slope = [2 * penalty * v for v in w]
         for i in range(0 if growing else n, n + 1):
             error = sum(a * b for a, b in zip(w, xs[i].tolist(), strict=True)) - float(ys[i])
             slope = [s + 2 * error * a for s, a in zip(slope, xs[i].tolist(), strict=True)]
@@ -173,18 +173,19 @@ def sgd_by_hand(
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("rate", [0.03, 0.3])
-def test_stochastic_descent_by_hand(rate: float) -> None:
+@pytest.mark.parametrize(("rate", "penalty"), [(0.03, 0.0), (0.03, 0.5), (0.3, 0.0), (0.5, 2.0)])
+def test_stochastic_descent_by_hand(rate: float, penalty: float) -> None:
+    """Rates and penalties where 1 - 2 rate penalty is 1, between 0 and 1, and below 0."""
     xs, ys = data(2, 9, 3)
     ys = ys * 4  # far enough for the clip to act
     for b in range(3):
         case = xs[b], ys[b]
-        for found, clip, growing in (
-            (sgd_weights(*case, rate), inf, False),
-            (released_sgd_weights(*case, rate), 20, False),
-            (released_gd_weights(*case, rate), 20, True),
+        for found, settings in (
+            (sgd_weights(*case, rate, penalty), (penalty, inf, False)),
+            (released_sgd_weights(*case, rate), (0.0, 20, False)),
+            (released_gd_weights(*case, rate), (0.0, 20, True)),
         ):
-            torch.testing.assert_close(found, sgd_by_hand(*case, rate, clip, growing))
+            torch.testing.assert_close(found, sgd_by_hand(*case, rate, *settings))
 
 
 def test_a_tuned_rate_has_the_least_risk() -> None:

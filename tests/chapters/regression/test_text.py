@@ -112,15 +112,18 @@ def test_numbers_of_several_tokens(kind: str, tmp_path: Path) -> None:
     digits = torch.tensor([[a, 9, b] for a in (1, 2, 3) for b in (4, 5, 6, 7)])
     form = numbers.NumberFormat(digits, start=(BOS,), between=(10,), after=(11, 12))
     drawn = numbers.contexts(form, 5, 3, seeded(4))
-    found, sure = predict_numbers(model, form, drawn.xs, drawn.ys)
+    found, sure = predict_numbers(model, form, drawn.xs, drawn.ys, seen=[0, 2])
+    assert found.shape == (5, 2)
     tokens, at = form.write(drawn.xs, drawn.ys)
-    for row, n in [(0, 0), (4, 2)]:
+    for row, (entry, n) in [(0, (0, 0)), (4, (1, 2))]:
         prefix = tokens[row, : at[n] + 1].expand(len(digits), -1)
         whole = torch.cat([prefix, digits], 1)
         log_p = models.logits(model, whole).double().log_softmax(-1)[:, at[n] : -1]
         p = log_p.gather(-1, digits[..., None]).sum((1, 2)).exp()
-        assert sure[row, n].item() == pytest.approx(p.sum().item(), rel=1e-4)
-        assert found[row, n].item() == pytest.approx((p @ form.numbers / p.sum()).item(), abs=1e-4)
+        assert sure[row, entry].item() == pytest.approx(p.sum().item(), rel=1e-4)
+        assert found[row, entry].item() == pytest.approx(
+            (p @ form.numbers / p.sum()).item(), abs=1e-4
+        )
 
 
 @pytest.mark.parametrize("kind", SAVE)
