@@ -36,9 +36,10 @@ def test_estimates_are_those_of_transformer_lens(kind: str, request: pytest.Fixt
     ours = edge_attribution(model, task)
     model.requires_grad_(True)  # theirs needs weights that are not frozen
 
+    names = {"attn_head_out": "head", "mlp_out": "mlp", **{f"{c}_input": c for c in "qkv"}}
+
     def our(node: theirs.Node) -> Node:
-        kind = {"attn_head_out": "head", "mlp_out": "mlp"}.get(node.kind, node.kind)
-        kind = kind[0] if kind in ("q_input", "k_input", "v_input") else kind
+        kind = names.get(node.kind, node.kind)
         layer = -1 if node.layer is None or kind == "logits" else node.layer
         return Node(kind, layer, -1 if node.head is None else node.head)
 

@@ -65,21 +65,16 @@ def test_no_edge_is_the_corrupt_run_and_all_but_one_is_that_edge_patched(
 
 def expanded(model: TransformerBridge, kept: torch.Tensor, size: int) -> list:
     """Edges in the words of TransformerLens, which takes each position for an edge of its own."""
-    nodes = graph.of(model)
+    nodes, last = graph.of(model), model.cfg.n_layers - 1
+    names = {"head": "attn_head_out", "mlp": "mlp_out", **{c: f"{c}_input" for c in "qkv"}}
 
     def their(node: Node, position: int) -> theirs.Node:
-        kind = {"head": "attn_head_out", "mlp": "mlp_out"}.get(node.kind, node.kind)
-        kind = f"{kind}_input" if kind in graph.CHANNELS else kind
-        layer = model.cfg.n_layers - 1 if kind == "logits" else node.layer
-        return theirs.Node(
-            kind, position, None if layer < 0 else layer, None if node.head < 0 else node.head
-        )
+        layer = {"logits": last, "embed": None}.get(node.kind, node.layer)
+        head = None if node.head < 0 else node.head
+        return theirs.Node(names.get(node.kind, node.kind), position, layer, head)
 
-    return [
-        (their(nodes.writers[u], p), their(nodes.readers[v], p))
-        for u, v in kept.nonzero().tolist()
-        for p in range(size)
-    ]
+    edges = [(nodes.writers[u], nodes.readers[v]) for u, v in kept.nonzero().tolist()]
+    return [(their(u, place), their(v, place)) for u, v in edges for place in range(size)]
 
 
 def test_faithfulness_is_that_of_transformer_lens(gpt2: TransformerBridge) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 import torch
 from hypothesis import given
@@ -38,19 +40,11 @@ def test_scores_equal_loops_over_positions(length: int, seed: int) -> None:
 
 
 def test_uniform_baselines_are_harmonic_sums() -> None:
-    def mean_inverse(rows: range) -> float:
-        return sum(1 / (q + 1) for q in rows) / len(rows)
-
-    even = head_scores.uniform_baselines(50)
-    expected = {
-        "previous": mean_inverse(range(1, 101)),
-        "current": mean_inverse(range(101)),
-        "first": mean_inverse(range(101)),
-        "duplicate": mean_inverse(range(51, 101)),
-        "prefix": mean_inverse(range(51, 101)),
-        "stripe": mean_inverse(range(49, 101)),
-    }
-    assert even == pytest.approx(expected, abs=1e-6)
+    second, every = range(51, 101), range(101)
+    rows = {"previous": range(1, 101), "current": every, "first": every}
+    rows |= {"duplicate": second, "prefix": second, "stripe": range(49, 101)}
+    expected = {name: fmean(1 / (q + 1) for q in some) for name, some in rows.items()}
+    assert head_scores.uniform_baselines(50) == pytest.approx(expected, abs=1e-6)
 
 
 def test_olssons_evaluator_sums_over_all_earlier_followers() -> None:
@@ -91,15 +85,11 @@ def test_the_detector_is_the_scaled_score_on_distinct_tokens(gpt2: TransformerBr
 
 
 def test_mistakes_are_refused() -> None:
+    pattern, tokens = random_pattern(6, 0)[:1], torch.arange(6)[None]
     for run, message in (
         (lambda: head_scores.prefix_matching(torch.zeros(20, 20), 10), "this pattern has 20"),
         (lambda: head_scores.attention_at_offset(torch.zeros(21, 21), 10, 12), "must lie in"),
-        (
-            lambda: head_scores.olsson_prefix_matching(
-                random_pattern(6, 0)[:1], torch.arange(6)[None]
-            ),
-            "nothing to match",
-        ),
+        (lambda: head_scores.olsson_prefix_matching(pattern, tokens), "nothing to match"),
     ):
         with pytest.raises(IclError, match=message):
             run()

@@ -1,4 +1,4 @@
-"""Patches against hooked passes and TransformerLens; against float64 in ``test_grouped``."""
+"""Patches against hooked passes; against float64 in ``test_grouped``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import save_gpt2, save_grouped, save_neox, tiny_gpt2, tokens
 from torch import Tensor
-from transformer_lens.patching import get_act_patch_direct_path_all_sources
 
 from iclutils import IclError, models
 from iclutils.interp import patching
@@ -114,29 +113,6 @@ def test_what_is_plain_is_measured_and_the_rest_goes_by_hooks(
         readers = [r for r in of(model).readers if r.layer == 1]
         flow = patching.layer_flow(model, task)
         close(flow[0, 1], lost(model, task, [(Node("embed"), r) for r in readers]))
-
-
-# Would catch an effect with the wrong sign or direction, or values patched with keys: the tool of
-# TransformerLens puts the second cache's writes into runs of the first.
-def test_edges_between_heads_are_those_of_transformer_lens(gpt2: TransformerBridge) -> None:
-    task, rows = a_task(gpt2), torch.arange(2)[:, None]
-    (_, clean), (_, corrupt) = (gpt2.run_with_cache(t) for t in (task.clean, task.corrupt))
-    later = torch.ones(3, 3, dtype=torch.bool).triu(1)[:, None, :, None]
-    graph, found = of(gpt2), patching.path_patching(gpt2, task).mean(-1)
-    rows_of_heads = [u for u, writer in enumerate(graph.writers) if writer.kind == "head"]
-    for channel in "qkv":
-        columns = [v for v, reader in enumerate(graph.readers) if reader.kind == channel]
-        got = found[rows_of_heads][:, columns].view(3, 4, 3, 4)
-        expected = get_act_patch_direct_path_all_sources(
-            gpt2,
-            task.clean,
-            corrupt,
-            clean,
-            lambda logits: task.score(logits[rows, task.at]).mean(),
-            component=channel,
-            verbose=False,
-        )
-        close(got, (baselines(gpt2, task)[0].mean() - expected) * later)
 
 
 # The residual stream is the sum of what is written: with every writer corrupt at the logits, the
