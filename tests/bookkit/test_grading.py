@@ -535,9 +535,41 @@ def test_several_homeworks_join_into_one_gradebook(
         {"Student": "Lovelace, Ada", "ID": "17", "hw02": "5", "hw05": "8"},
         {"Student": "Moore, Bob", "ID": "18", "hw02": "", "hw05": ""},
     ]
+    moodle = tmp_path / "moodle.csv"
+    moodle.write_text("First name,Last name\nAda,Lovelace\nBob,Moore\n")
+    assert [row["hw05"] for row in reports.read(reports.gradebook(grades, moodle))] == ["8", ""]
     canvas.write_text("Student\nNobody\n")
     with pytest.raises(IclError, match="does not name ada_lovelace"):
         reports.gradebook(grades, canvas)
+
+
+@pytest.mark.parametrize(
+    ("handed_in", "whose"),
+    [
+        ("ada.ipynb", "ada"),
+        ("ada/hw05.ipynb", "ada"),
+        ("Ada Lovelace_12_assignsubmission_file/hw05.ipynb", "Ada Lovelace"),  # Moodle
+        ("Ada Lovelace_12_assignsubmission_file_hw05.ipynb", "Ada Lovelace"),
+        ("lovelaceada_12_34_hw05.ipynb", "lovelaceada_12"),  # Canvas
+        ("lovelaceada_LATE_12_34_hw05-1.ipynb", "lovelaceada_12"),
+        ("ada_lovelace_hw05.ipynb", "ada_lovelace_hw05"),
+    ],
+)
+def test_names_of_moodle_and_canvas_are_those_of_their_rosters(
+    handed_in: str, whose: str, tmp_path: Path
+) -> None:
+    assert reports.student(handed_in) == whose
+    table = tmp_path / "hw05/monday/table.csv"
+    table.parent.mkdir(parents=True)
+    table.write_text(f"student,total\n{whose},8\n")
+    for text in ("Student,ID\n'Lovelace Ada',12\n", "First name,Surname\nAda,Lovelace\n"):
+        roster = tmp_path / "roster.csv"
+        roster.write_text(text)
+        numbered = whose.endswith("_12")
+        if " " in whose or (numbered and "ID" in text):
+            assert [row["hw05"] for row in reports.read(reports.gradebook(tmp_path, roster))] == [
+                "8"
+            ]
 
 
 def test_copies_are_named_also_renamed() -> None:

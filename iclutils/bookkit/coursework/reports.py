@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .grading import Grade
 
 ALIKE = 0.6  # similarity from which two submissions are worth a look
+# What they call a submission, for example Ada Lovelace_12_... and lovelaceada_12_34_...
+MOODLE, CANVAS = r"(.+)_\d+_assignsubmission_", r"([^\W_]+?)(?:_LATE)?(_\d+)_\d+_"
 Rows = list[dict[str, Any]]
 
 
@@ -76,9 +78,11 @@ def _row(each: Grade, by_hand: dict[str, Any], points: dict[str, float]) -> dict
 
 
 def student(name: str) -> str:
-    """Whose a submission is: its folder, else its file."""
+    """Whose a submission is: its folder, else its file, without what Moodle and Canvas add."""
     first, *rest = Path(name).parts
-    return first if rest else Path(first).stem
+    whole = first if rest else Path(first).stem
+    found = re.match(MOODLE, whole) or re.match(CANVAS, whole)
+    return "".join(found.groups()) if found else whole
 
 
 def _feedback(
@@ -143,7 +147,7 @@ def gradebook(grades: Path, roster: Path | None = None) -> Path:
 
     With a ``roster``, the list of participants that a learning-management system exports (Moodle,
     Canvas), its lines and columns come first, so that the system imports the file again; a student
-    is recognised in any of its columns.
+    is recognised by one of its columns, or by two: first and last name; name and number (Canvas).
     """
     tables = sorted(grades.glob("hw[0-9][0-9]/*/table.csv"), key=lambda path: path.stat().st_mtime)
     if not tables:
@@ -161,14 +165,24 @@ def gradebook(grades: Path, roster: Path | None = None) -> Path:
     names = {_bare(name): name for name in totals}
     met = set()
     for row in rows:
-        known = {names[_bare(text)] for text in row.values() if text and _bare(text) in names}
+        known = {names[words] for words in _written(row) if words in names}
         name = known.pop() if len(known) == 1 else ""
         met.add(name)
         row |= {homework: totals.get(name, {}).get(homework, "") for homework in homeworks}
     if lost := sorted(totals.keys() - met):
-        raise IclError(f"{roster} does not name {', '.join(lost)}.")
+        raise IclError(
+            f"{roster} does not name {', '.join(lost)}. Add them to it, or rename what they "
+            "handed in and grade again."
+        )
     write_text(grades / "gradebook.csv", _csv(rows))
     return grades / "gradebook.csv"
+
+
+def _written(row: dict[str, Any]) -> set[str]:
+    """All ways in which a line of a roster may name its student."""
+    texts = [text for text in row.values() if isinstance(text, str) and text.strip()]
+    first = [*texts, *(re.sub(r"[\W\d_]", "", text) for text in texts)]  # Canvas: lovelaceada
+    return {_bare(f"{one} {other}") for one in first for other in ("", *texts)}
 
 
 def _bare(name: str) -> str:
