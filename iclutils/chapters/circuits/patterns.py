@@ -23,18 +23,6 @@ CONTENT = ("duplicate", "induction")  # scores that depend on which tokens are t
 SCORES = ("previous", "current", "local", "first", "even", "hierarchical", *CONTENT)
 NEAR = 3  # positions back that still are local
 FEWEST = 30  # sequences behind a label
-MEANT = {  # the scores that a label of seed note 004, section 5, can mean
-    "diagonal": ("previous", "current"),
-    "uniform": ("even",),
-    "hierarchical": ("hierarchical",),
-    "induction": ("induction",),
-}
-TYPICAL = {  # and the heads, of no model in particular, that it calls typical
-    "diagonal": ((0, 0), (0, 1)),
-    "uniform": ((1, 0),),
-    "hierarchical": ((2, 3), (3, 5), (4, 7)),
-    "induction": ((5, 7), (6, 3)),
-}
 
 Tokens = Int[Tensor, "batch pos"]
 PerHead = Float[Tensor, "batch layer head"]
@@ -123,48 +111,6 @@ def mean_distance(pattern: Float[Tensor, "*lead dest src"]) -> Float[Tensor, "*l
 def future_attention(model: TransformerBridge, tokens: Tokens) -> float:
     """Largest attention that any head gives to a later position."""
     return max(float(pattern.triu(1).max()) for pattern in attention_patterns(model, tokens))
-
-
-def note_label(pattern: Float[Tensor, "dest src"]) -> str:
-    """What the chain of if and elif in seed note 004, section 5.2, calls a pattern.
-
-    The note does not define its scores. Ours: attention to the previous and the current token; one
-    minus the total variation distance from even attention; the entropy of distance bands.
-    """
-    adjacent = pattern.diagonal(-1).mean() + pattern.diagonal()[1:].mean()
-    apart = (pattern - uniform_pattern(len(pattern)).to(pattern)).abs().sum(-1) / 2
-    if adjacent > 0.7:
-        return "diagonal"
-    if 1 - apart[1:].mean() > 0.5:
-        return "uniform"
-    return "hierarchical" if _band_entropy(pattern) > 0.6 else "other"
-
-
-def note_labels(model: TransformerBridge, tokens: Int[Tensor, "1 pos"]) -> list[list[str]]:
-    """The note's label of every head, ``[layer][head]``, from one sequence as in the note."""
-    return [[note_label(head) for head in layer[0]] for layer in attention_patterns(model, tokens)]
-
-
-def beyond_chance(named: Sequence[Sequence[str]], given: Labels, label: str) -> list[bool]:
-    """For every head that the note calls so, whether a label that can be meant is calibrated."""
-    meant = [SCORES.index(score) for score in MEANT[label]]
-    return [
-        bool(given[layer, head, meant].any())
-        for layer, row in enumerate(named)
-        for head, name in enumerate(row)
-        if name == label
-    ]
-
-
-def typical(given: Labels) -> int:
-    """How many of the note's eight typical heads there are and have the label it gives them."""
-    layers, heads, _ = given.shape
-    return sum(
-        bool(given[layer, head, [SCORES.index(score) for score in MEANT[label]]].any())
-        for label, places in TYPICAL.items()
-        for layer, head in places
-        if layer < layers and head < heads
-    )
 
 
 def null_scores(models: Sequence[TransformerBridge], tokens: Tokens) -> Pooled:

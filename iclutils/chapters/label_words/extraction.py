@@ -111,14 +111,3 @@ def cumulative(aucs: Float[Tensor, "layer"]) -> Float[Tensor, "layer"]:
     above = aucs - 0.5
     total = above.sum()
     return above.cumsum(0) / torch.where(total == 0, torch.nan, total)
-
-
-def released_axis_bug(
-    attention: Float[Tensor, "batch layer cls"],
-) -> Float[Tensor, "batch layer cls"]:
-    """What the released notebook reads, with one demonstration per class, for ``attention``.
-
-    Rows are stored as (class, layer) and there unpacked as (layer, class): "layer l, class c"
-    holds entry l C + c of the class-major list, mostly of another layer.
-    """
-    return attention.transpose(1, 2).reshape(attention.shape)

@@ -109,17 +109,6 @@ def test_distance_leaves_the_first_token_out() -> None:
     assert math.isnan(float(patterns.mean_distance(shifted(SIZE))))
 
 
-def test_the_notes_chain() -> None:
-    """Catches another order of the branches, or a branch for induction, which the note lacks."""
-    assert patterns.note_label(shifted(1)) == patterns.note_label(shifted(0)) == "diagonal"
-    assert patterns.note_label(uniform_pattern(SIZE)) == "uniform"
-    assert patterns.note_label(shifted(5)) == "other"
-    far = torch.zeros(64, 64)
-    for row in range(64):
-        far[row, row - torch.tensor([b[-1] for b in bands(row)])] = 1 / len(bands(row))
-    assert patterns.note_label(far) == "hierarchical"
-
-
 @pytest.mark.parametrize("save", [save_gpt2, save_neox, save_gptj])
 def test_all_heads_at_once(save: Callable[[Path], object], tmp_path: Path) -> None:
     """Against each layer's cached patterns; catches layers or heads in another order."""
@@ -134,7 +123,6 @@ def test_all_heads_at_once(save: Callable[[Path], object], tmp_path: Path) -> No
         for name in patterns.SCORES:
             torch.testing.assert_close(got[name][:, layer], expected[name], equal_nan=True)
         torch.testing.assert_close(distances[1, layer, 2], patterns.mean_distance(pattern[1, 2]))
-    assert patterns.note_labels(model, ids[:1])[-1][-1] == patterns.note_label(pattern[0, -1])
     assert patterns.future_attention(model, ids) == 0
 
 
@@ -210,17 +198,3 @@ def test_too_little_is_refused(gpt2: TransformerBridge) -> None:
         patterns.scores(gpt2, tokens(2, 2))
     with pytest.raises(IclError, match="at least 30"):
         patterns.labels(patterns.scores(gpt2, tokens(4, 9)), dict.fromkeys(patterns.SCORES, 0.0))
-
-
-def test_the_notes_heads_and_labels_against_calibrated_ones() -> None:
-    """Catches: heads that the model has not counted, or a label that is not the one meant."""
-    given = torch.zeros(2, 2, len(patterns.SCORES), dtype=torch.bool)
-    given[0, 0, patterns.SCORES.index("current")] = True
-    given[1, 0, patterns.SCORES.index("local")] = True
-    assert patterns.typical(given) == 1
-    named = [["diagonal", "diagonal"], ["hierarchical", "other"]]
-    assert patterns.beyond_chance(named, given, "diagonal") == [True, False]
-    assert patterns.beyond_chance(named, given, "hierarchical") == [False]
-    assert patterns.beyond_chance(named, given, "uniform") == []
-    every = torch.ones(7, 8, len(patterns.SCORES), dtype=torch.bool)
-    assert patterns.typical(every) == 8

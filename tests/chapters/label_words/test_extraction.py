@@ -17,7 +17,6 @@ from iclutils.chapters.label_words.extraction import (
     cumulative,
     label_attention,
     label_reading,
-    released_axis_bug,
 )
 from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge, cached, get_act_name
@@ -97,12 +96,3 @@ def test_no_attention_counts_as_even_and_undefined_areas_are_nan() -> None:
 
 def test_r_gathers_what_is_above_chance() -> None:
     assert cumulative(torch.tensor([0.5, 0.75, 0.25, 1.0])).tolist() == [0, 0.5, 0, 1]
-
-
-def test_the_released_axes_by_hand() -> None:
-    """Two layers, three classes; the entry of layer l and class c is written lc."""
-    attention = torch.tensor([[[0.0, 1, 2], [10, 11, 12]]])
-    # Stored class by class: 00 10 01 11 02 12. Read as two rows of three.
-    assert released_axis_bug(attention).tolist() == [[[0, 10, 1], [11, 2, 12]]]
-    square = torch.rand(3, 4, 4)
-    assert torch.equal(released_axis_bug(square), square.transpose(1, 2))
