@@ -83,7 +83,8 @@ def _box(text: str) -> Exercise:
     label, head, folded = re.search(r":label: (\S+)", text), HEAD.search(text), FOLDED.search(text)
     if not (BOX.fullmatch(text) and label and head and folded) or CODE.search(text):
         raise ValueError(f"not of the form: label, *level, minutes. kind.*, hint: {text}")
-    return Exercise(label[1], *head.groups()[:3], text, folded[1], folded[2].strip())
+    level, minutes, kind = head.groups()[:3]
+    return Exercise(label[1], level, minutes, kind, text, folded[1], folded[2].strip())
 
 
 def unfilled(stub: str) -> list[str]:

@@ -147,8 +147,9 @@ def test_no_exercise_changes_what_another_reads(chapter: Path) -> None:
     for e in found:
         changed = set(imported(e.stub, e.test)) - {"__builtins__"}
         for part in [*ast.parse(e.stub).body, *blocks(e.test)[0].body]:
-            outer = isinstance(part, ast.FunctionDef)
-            changed |= {part.name} if outer else bound(ast.unparse(part))
+            changed |= (
+                {part.name} if isinstance(part, ast.FunctionDef) else bound(ast.unparse(part))
+            )
         for other in found:
             assert not changed & read(other), f"{e.label}, {other.label}"
 
