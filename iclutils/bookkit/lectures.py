@@ -68,7 +68,11 @@ class Chapter:
 
     @property
     def title(self) -> str:
-        return self.page.h1.get_text().rstrip("#")
+        return self.heading.get_text().rstrip("#")
+
+    @property
+    def heading(self) -> Tag:
+        return self.page.select_one("article h1")
 
     def lectures(self) -> Iterator[tuple[int, list[Part], float]]:
         """Number, parts and minutes of each lecture."""
@@ -198,7 +202,7 @@ def tutor(build: Path, wanted: list[str]) -> list[Path]:
                 part.place.insert_before(note)
             else:
                 part.place.find(re.compile("^h[1-6]$")).insert_after(note)
-        page.h1.insert_after(_element(_timetable(chapter)))
+        chapter.heading.insert_after(_element(_timetable(chapter)))
         page.title.insert(0, "For the tutor: ")
         page.html["data-content_root"] = "../html/"
         for tag in page.find_all(True):
@@ -286,6 +290,7 @@ def slides(build: Path, wanted: list[str]) -> list[Path]:
             "revealjs_static_path": [str(Path(place, "static"))],
             "revealjs_style_theme": "white",
             "revealjs_css_files": ["slides.css"],
+            "html_copy_source": False,
             "revealjs_script_conf": SHOW,
             "revealjs_script_plugins": [
                 {"name": "RevealNotes", "src": "revealjs/plugin/notes/notes.js"}
@@ -313,7 +318,7 @@ def _deck(chapter: Chapter, number: int, parts: list[Part]) -> str:
     """The Markdown of a lecture's slides."""
     page = chapter.page
     last = number == max(part.lecture for part in chapter.parts)
-    told = f"<p>{_text(page.h1.find_next('p'))}</p>"
+    told = f"<p>{_text(chapter.heading.find_next('p'))}</p>"
     told += f'<p class="said">Lecture {number}: {KINDS[number]}</p>'
     shown = ["---\norphan: true\n---", f"# {chapter.title}\n\n{_raw(told)}"]
     if number == 1:
@@ -346,8 +351,8 @@ def _slides(part: Part) -> list[str]:
         for row in table.find_all("tr")[5:] if table and not formulas else ():
             row.decompose()
         shown = "".join(map(str, formulas[:2] or filter(None, [table])))
-    wrong = [f"<p>Some say: {wrong}</p>" for wrong in part.wrong]
-    notes = f"<p>{_minutes(part)}</p>{''.join(wrong)}"
+    wrong = [re.sub("<[^>]*>", "", f"Some say: {each}") for each in part.wrong]
+    notes = "\n\n".join([_minutes(part), *wrong])
     more = [_slide(part.title, _figure(figure, True)) for figure in others]
     return [_slide(part.title, ask + shown + answer, notes), *more]
 
@@ -366,7 +371,7 @@ def _figure(figure: Tag, told: bool) -> str:
 
 def _slide(title: str, body: str, notes: str = "") -> str:
     slide = f"## {title}\n\n{_raw(body)}"
-    return f"{slide}\n\n````{{revealjs-notes}}\n{_raw(notes)}\n````" if notes else slide
+    return f"{slide}\n\n```{{revealjs-notes}}\n{notes}\n```" if notes else slide
 
 
 def _raw(html: str) -> str:

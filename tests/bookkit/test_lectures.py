@@ -20,7 +20,7 @@ HEAD = "<tr><th>Lecture</th></tr>"
 PAGE = """<html data-content_root="../"><head><title>Demo</title>
 <link href="../_static/a.css"></head><body>
 <a href="#solutions">Solutions</a><a href="02_other.html#there">on</a>
-<section id="demo"><h1>Demo#</h1><p>A question?</p>
+<h1>Demo</h1><article><section id="demo"><h1>Demo#</h1><p>A question?</p>
 <figure id="fig-one"><img src="../_images/one.png">
 <figcaption><span class="caption-text">One head. Then more.</span></figcaption></figure>
 <section id="first-heading"><span id="first"></span><h2>Which one?#</h2><p>Told.</p>
@@ -38,7 +38,7 @@ PAGE = """<html data-content_root="../"><head><title>Demo</title>
 <section id="what-to-believe-and-what-is-open"><h2>What to believe#</h2><p>This.</p></section>
 <section id="solutions"><h2>Solutions#</h2>
 <div class="solution dropdown admonition"><p class="admonition-title">Solution</p></div></section>
-</section></body></html>"""
+</section></article></body></html>"""
 
 
 def cell(kind: str, name: str, source: str, **metadata: Any) -> dict[str, Any]:
@@ -100,6 +100,7 @@ def test_the_tutor_sees_outputs_solutions_beside_exercises_and_what_to_ask(build
     assert places == sorted(places)
     assert '<details class="hide" open="">' in page
     assert "solutions" not in page
+    assert page.index("together; 77 of 90") < page.index("A question?")
     assert 'href="#first-heading"' in page
     links = ["../html/_static/a.css", "../html/_images/one.png", "../html/notebooks/02_other.html"]
     assert all(link in page for link in links)
@@ -113,7 +114,10 @@ def test_slides_ask_show_and_answer_without_a_network(build: Path) -> None:
     places = [first.index(what) for what in order]
     assert places == sorted(places)
     assert "Then more." not in first
-    assert all(what in second for what in ("So far", "Why?", "Thus.", "Takeaways", "Never."))
+    assert all(
+        what in second
+        for what in ("So far", "Why?", "Thus.", "Takeaways", "Some say: Never. Really?")
+    )
     assert not any('src="http' in page or '<link href="http' in page for page in (first, second))
     for name in ("_images/one.png", "_static/revealjs/dist/reveal.js", "_static/slides.css"):
         assert (one.parent / name).is_file()
