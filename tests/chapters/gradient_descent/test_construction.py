@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import TIGHT, random, some
+from refusals import refused
 
-from iclutils import IclError
 from iclutils.chapters.gradient_descent.construction import (
     constructed,
     copying,
@@ -94,31 +94,26 @@ def test_constructed_networks(shared: bool, plus: bool, heads: int) -> None:
     assert {(p.dtype, p.requires_grad) for p in single.parameters()} == {(torch.float32, False)}
 
 
-def test_refusals() -> None:
-    shape = Shape(4, 7, layers=2)
-    for change in (
-        {"attention": ("linear", "softmax")},
-        {"sees_query": True},
-        {"separate": True},
-        {"norm": True},
-        {"hidden": 8},
-        {"width": 5},
-    ):
-        with pytest.raises(IclError, match="needs linear attention over joint tokens"):
-            constructed(replace(shape, **change), [0.1, 0.1])
-    for shared, rates, gammas in (
-        (False, [0.1], None),
-        (True, [0.1, 0.2], None),
-        (True, [0.1, 0.1], [0.1, 0.2]),
-    ):
-        with pytest.raises(IclError, match="the same for all if the layers share"):
-            constructed(replace(shape, shared=shared), rates, gammas)
-    xs, ys = some(0, (3, 6, 4), (3, 6))
-    with pytest.raises(IclError, match="Did you mean 'stacking'"):
-        tokens(xs, ys, convention="stacked")
-    for other in (Shape(4, 5), Shape(4, 5, separate=True, norm=True)):
-        with pytest.raises(IclError, match="tokens of their own, with a first layer"):
-            copying(random(other), xs, ys)
+SHAPE, PAIRS = Shape(4, 7, layers=2), some(0, (3, 6, 4), (3, 6))
+OTHERS = (
+    *({"attention": ("linear", "softmax")}, {"sees_query": True}, {"separate": True}),
+    *({"norm": True}, {"hidden": 8}, {"width": 5}),
+)
+UNLIKE = ((False, [0.1], None), (True, [0.1, 0.2], None), (True, [0.1, 0.1], [0.1, 0.2]))
+
+test_refusals = refused(
+    *(
+        (lambda one=one: constructed(replace(SHAPE, **one), [0.1, 0.1]), "over joint tokens")
+        for one in OTHERS
+    ),
+    *(
+        (lambda s=s, given=given: constructed(replace(SHAPE, shared=s), *given), "the same for all")
+        for s, *given in UNLIKE
+    ),
+    (lambda: tokens(*PAIRS, convention="stacked"), "Did you mean 'stacking'"),
+    (lambda: copying(random(Shape(4, 5)), *PAIRS), "tokens of their own, with a first layer"),
+    (lambda: copying(random(Shape(4, 5, separate=True, norm=True)), *PAIRS), "tokens of their own"),
+)
 
 
 # Copying -----------------------------------------------------------------------------------------
