@@ -49,7 +49,7 @@ def remember(function: Callable[Given, Found], *given: Given.args, **named: Give
     if path.is_file():
         try:
             with gzip.open(path) as stream:  # its checksum finds what has changed
-                found, states = pickle.load(stream)
+                found, states = pickle.loads(stream.read())
         except (OSError, EOFError, ValueError, zlib.error, pickle.UnpicklingError,
                 ImportError, AttributeError):  # fmt: skip
             say(f"{path} is damaged; measuring again")
