@@ -373,15 +373,6 @@ def flags(
     return Flags(torch.stack([kinds[kind] for kind in KINDS], 1), wrong)
 
 
-def first_match(flagged: Bool[Tensor, "case kind"]) -> list[str]:
-    """The note's answer: the first of its four questions with a yes, else ``unknown``."""
-    names = [NOTE[kind] for kind in KINDS]
-    return [
-        next((n for n, f in zip(names, row, strict=True) if f), "unknown")
-        for row in flagged.tolist()
-    ]
-
-
 def repair(
     model: TransformerBridge,
     kind: str,

@@ -18,7 +18,6 @@ from iclutils import IclError
 from iclutils.chapters.circuits import failures
 from iclutils.chapters.circuits.failures import (
     KINDS,
-    NOTE,
     Fault,
     Features,
     Flags,
@@ -222,11 +221,9 @@ def test_what_was_planted_is_flagged(bench: Bench, kind: str) -> None:
 
 
 def test_two_at_once_are_both_flagged(bench: Bench) -> None:
-    """A chain of questions would name one of them."""
     for a, b in [("even", "overactive"), ("misrouted", "overactive"), ("sink", "cut")]:
         found = bench.flag(PLANTED[a], PLANTED[b])
         assert found.kinds[:, [KINDS.index(a), KINDS.index(b)]].all(), (a, b)
-        assert all({NOTE[a], NOTE[b]} - {name} for name in failures.first_match(found.kinds))
 
 
 def test_healthy_cases_raise_few_alarms(bench: Bench) -> None:
@@ -253,13 +250,6 @@ def test_a_majority_of_a_role_is_needed(bench: Bench) -> None:
     both = [[FIRST, SECOND]]
     assert flags(seen, bench.reference, both, 0.5).kinds[:, kind].all()
     assert flags(seen, bench.reference, both, 0.9).kinds[:, kind].float().mean() < 0.2
-
-
-def test_the_notes_chain() -> None:
-    flagged = torch.zeros(4, 5, dtype=torch.bool)
-    flagged[0, [2, 4]] = flagged[1, 1] = flagged[2, [3, 4]] = True
-    names = ["path_interruption", "attention_collapse", "incorrect_routing", "unknown"]
-    assert failures.first_match(flagged) == names
 
 
 @pytest.mark.parametrize("kind", KINDS)
