@@ -27,6 +27,8 @@ FLOAT = re.compile(r"(?<![\w.])[-+−]?(\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?(?
 LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=\s*$", re.MULTILINE)
 VERDICT = re.compile(rf"^({'|'.join(VERDICTS)}) +(\d\d\.\w+)$", re.MULTILINE)
 Notebook = dict[str, Any]
+REPETITIONS = 5  # behind a finding, at least
+HARMLESS = (claims.HOLDS, claims.UNDEFINED)  # with random weights, for an identity
 
 
 def source(cell: dict[str, Any]) -> str:
@@ -201,3 +203,26 @@ def _text(notebook: Notebook) -> Iterator[str]:
 def _name(cell: dict[str, Any]) -> str:
     first = source(cell).strip().split("\n")[0]
     return f"[{cell.get('execution_count') or ' '}] {first[:60]!r}"
+
+
+def problems(
+    results: dict[tuple[str, str], claims.Result], chapter: str | None = None, tier: str = "mini"
+) -> Iterator[str]:
+    """What stands in the way of these results' being what their kinds say."""
+    for name, claim in claims.ledger(chapter).items():
+        result = results.get((tier, name))
+        if result is None:
+            if tier in claim.tiers:
+                yield f"{name} was not measured."
+            continue
+        null, over = claims.null_of(result, results), claim.said("over", tier)
+        if claim.kind == "finding" and (result.count < REPETITIONS or not over):
+            yield f"{name} is a finding of {result.count} repetitions (over {over!r})."
+        if claim.kind == "finding" and null is None:
+            yield f"{name} is a finding without a null."
+        if claim.kind == "finding" and null and result.verdict == null.verdict == claims.HOLDS:
+            yield f"{name} is no finding: its null passes too."
+        if claim.kind == "identity" and null and null.verdict not in HARMLESS:
+            yield f"{name} is no identity: with random weights it {null.verdict}."
+        if claim.null and not result.null:
+            yield f"{name} names a null of its own, which its cell does not pass to check()."

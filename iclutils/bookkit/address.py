@@ -10,6 +10,7 @@ import json
 import re
 from importlib import metadata
 from pathlib import Path
+from string import Template
 
 from ..errors import IclError
 from ..files import read_json, write_text
@@ -25,47 +26,6 @@ if importlib.util.find_spec("iclutils") is None:
     raise SystemExit("iclutils is not installed: see 'How to run this book'.")
 """
 
-# torch and numpy are named in the same call, so that pip has to refuse rather than replace them;
-# transformers too, unless it is one that the release cannot work with.
-_PUBLIC = """\
-# Set-up: the same cell in every notebook. Where iclutils is missing, as on
-# Colab, it is installed; the torch and numpy that are there are kept, and
-# transformers where it fits. What else is replaced is said.
-import importlib.util
-import re
-import subprocess
-import sys
-import time
-from importlib.metadata import distributions
-
-
-def versions():
-    return {{each.name: each.version for each in distributions()}}
-
-
-if importlib.util.find_spec("iclutils") is None:
-    release = "git+{address}@{tag}"
-    before, start = versions(), time.monotonic()
-    for fitting in (["transformers"], []):
-        names = [n for n in ["torch", "numpy", *fitting] if n in before]
-        kept = [f"{{name}}=={{before[name]}}" for name in names]
-        pip = [sys.executable, "-m", "pip", "install", release, *kept]
-        done = subprocess.run(pip, capture_output=True, text=True)
-        if done.returncode == 0:
-            break
-    else:
-        why = r"(?:ERROR|fatal|error): (?!sub).*|.*depends on.*|.*requested.*"
-        said = re.findall(why, done.stdout + done.stderr)
-        head = "iclutils was not installed (see 'How to run this book'):"
-        raise SystemExit("\\n".join([head, *said]))
-    importlib.invalidate_caches()
-    spent = time.monotonic() - start
-    now = versions()
-    new = [f"{{n}} {{v}} -> {{now[n]}}" for n, v in before.items() if now[n] != v]
-    print(f"installed {{release}} in {{spent:.0f}} s; kept {{', '.join(kept)}}")
-    print(f"replaced: {{', '.join(new) or 'nothing'}}")
-"""
-
 _BEGIN = """
 import iclutils
 
@@ -75,8 +35,13 @@ book = iclutils.begin(
 
 
 def set_up_cell(address: str = ADDRESS, tag: str = TAG) -> str:
-    """Source of the set-up cell."""
-    return (_PUBLIC.format(address=address, tag=tag) if address else _LOCAL) + _BEGIN
+    """Source of the set-up cell, which installs the release where there is an address."""
+    if not address:
+        return _LOCAL + _BEGIN
+    # torch and numpy are named in the same call, so that pip has to refuse rather than replace
+    # them; transformers too, unless it is one that the release cannot work with.
+    text = Path(__file__).with_name("set_up_cell.txt").read_text(encoding="utf-8")
+    return Template(text).substitute(release=f"git+{address}@{tag}") + _BEGIN
 
 
 def launch_options(address: str = ADDRESS) -> dict[str, object]:

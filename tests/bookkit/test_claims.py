@@ -13,6 +13,7 @@ import scipy.stats
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from notebook_rules import problems
 
 from iclutils.bookkit import claims
 from iclutils.bookkit.claims import Claim
@@ -291,7 +292,7 @@ def test_what_a_finding_and_an_identity_need(make_ledger: Callable[..., Path]) -
         claims.check(f"90.{name}", 0.8, **WHERE)
         claims.check(f"90.{name}", value, **WHERE | {"tier": "mini-null"})
     found = claims.read_results(claims.results_folder())
-    assert [text.split(".")[1].split()[0] for text in claims.problems(found)] == [
+    assert [text.split(".")[1].split()[0] for text in problems(found)] == [
         *("alone", "single", "passes", "untrue", "lost"),
     ]
 

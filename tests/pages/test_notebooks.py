@@ -17,7 +17,7 @@ from typing import Any
 import nbformat
 import pytest
 from nbval.plugin import get_sanitize_patterns
-from notebook_rules import FLOAT, Notebook, code, digits, faults, verdicts
+from notebook_rules import FLOAT, Notebook, code, digits, faults, problems, verdicts
 
 from iclutils.bookkit import claims
 from iclutils.bookkit.address import set_up_cell
@@ -99,8 +99,8 @@ def test_printed_verdicts_are_those_of_the_committed_results(path: Path) -> None
 @pytest.mark.parametrize("path", JUDGED, ids=name)
 def test_findings_have_spread_and_null_and_identities_need_no_training(path: Path) -> None:
     results = claims.read_results(ROOT / "book" / "results")
-    assert not list(claims.problems(results, path.stem[:2]))
-    real = claims.problems(results, path.stem[:2], "real")
+    assert not list(problems(results, path.stem[:2]))
+    real = problems(results, path.stem[:2], "real")
     assert not [fault for fault in real if not fault.endswith("was not measured.")]
 
 

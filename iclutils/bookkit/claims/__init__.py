@@ -14,7 +14,7 @@ import operator
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -37,7 +37,6 @@ HOLDS, PARTLY, FAILS, UNDEFINED = "holds", "holds partly", "does not hold", "und
 VERDICTS = (HOLDS, PARTLY, FAILS, UNDEFINED, "not run")
 CRITERIA = ("holds", "partly")
 NULL = "-null"  # after the name of a tier: its networks with random weights
-REPETITIONS = 5  # behind a finding, at least
 NUMBER = r"-?\d+(?:\.\d*)?(?:e-?\d+)?"
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 VERSIONED = ("iclutils", "torch", "transformers", "transformer-lens", "numpy")
@@ -236,29 +235,6 @@ def null_of(result: Result, results: Mapping[tuple[str, str], Result]) -> Result
     if result.null:
         return Result(**asdict(result) | result.null | {"null": None})
     return results.get((result.tier + NULL, result.id))
-
-
-def problems(
-    results: Mapping[tuple[str, str], Result], chapter: str | None = None, tier: str = "mini"
-) -> Iterator[str]:
-    """What stands in the way of these results' being what their kinds say."""
-    for name, claim in ledger(chapter).items():
-        result = results.get((tier, name))
-        if result is None:
-            if tier in claim.tiers:
-                yield f"{name} was not measured."
-            continue
-        null, over = null_of(result, results), claim.said("over", tier)
-        if claim.kind == "finding" and (result.count < REPETITIONS or not over):
-            yield f"{name} is a finding of {result.count} repetitions (over {over!r})."
-        if claim.kind == "finding" and null is None:
-            yield f"{name} is a finding without a null."
-        if claim.kind == "finding" and null and result.verdict == null.verdict == HOLDS:
-            yield f"{name} is no finding: its null passes too."
-        if claim.kind == "identity" and null and null.verdict not in (HOLDS, UNDEFINED):
-            yield f"{name} is no identity: with random weights it {null.verdict}."
-        if claim.null and not result.null:
-            yield f"{name} names a null of its own, which its cell does not pass to check()."
 
 
 def provenance() -> dict[str, Any]:
