@@ -201,11 +201,10 @@ def kernel() -> Iterator[Finding]:
         return
     # Jupyter starts a bare name as the Python that it runs in itself.
     bare = ("python", f"python{sys.version_info[0]}", "python{}.{}".format(*sys.version_info))
-    ours = (
-        program in bare or Path(program).parent.resolve() == Path(sys.executable).parent.resolve()
-    )
-    other = missing(f"Jupyter kernel python3 is another Python: {program}", cure)
-    yield ok("Jupyter kernel python3: this Python") if ours else other
+    if program in bare or Path(program).parent.resolve() == Path(sys.executable).parent.resolve():
+        yield ok("Jupyter kernel python3: this Python")
+    else:
+        yield missing(f"Jupyter kernel python3 is another Python: {program}", cure)
 
 
 def hub(network: bool) -> Iterator[Finding]:
@@ -244,8 +243,5 @@ def programs() -> Iterator[Finding]:
     """Programs beside Python: each optional."""
     for name, without in PROGRAMS.items():
         yield ok(name) if shutil.which(name) else note(f"{name} is not there: {without}")
-    what, cure = (
-        "browser for the tests of the pages",
-        "install Chromium or Chrome; they skip without",
-    )
-    yield ok(f"{what}: {path}") if (path := browser()) else note(f"no {what}", cure)
+    what, cure = "browser for the tests of the pages", "install Chromium or Chrome"
+    yield ok(f"{what}: {path}") if (path := browser()) else note(f"no {what}; they skip", cure)

@@ -43,7 +43,6 @@ def induction_pair(
     previous: Float[Tensor, "dest src"],
     induction: Float[Tensor, "dest src"],
     at: int | None = None,
-    names: tuple[str, str] = PAIR,
     step: int = 3,
     told: bool = True,
 ) -> Figure:
@@ -62,7 +61,7 @@ def induction_pair(
     at = n - 1 if at is None else at
     found = int(induction[at].argmax())
     before = int(previous[found].argmax())
-    texts = _pair_steps(tokens, previous, induction, at, names)
+    texts = _pair_steps(tokens, previous, induction, at)
     across = max(0.7, 0.3 + 0.075 * max(map(len, tokens)))
     width = max(6.0, across * n + 1.0)
     axes = _sheet(width, 4.1)
@@ -85,7 +84,7 @@ def induction_pair(
     if step > 2:
         _box(axes, (xs[at], top + 0.2), tokens[found], across - 0.1, ORANGE)
         _say(axes, (xs[at] - across / 2 - 0.05, top + 0.2), "predicted next:", "right")
-    for y, name in ((low + 0.5, names[0]), (middle + 0.62, names[1] if step > 1 else "")):
+    for y, name in ((low + 0.5, PAIR[0]), (middle + 0.62, PAIR[1] if step > 1 else "")):
         axes.text(0.1, y, fill(name, 12), va="center", size=8, color=GREY, linespacing=1.0)
     if told:
         _steps(axes, texts[:step], (BLUE, ORANGE, ORANGE), width)
@@ -464,7 +463,7 @@ def stepped_pair(
     """The induction pair in three steps, to go through by hand."""
     given = (tokens, previous, induction, len(tokens) - 1 if at is None else at)
     figures = [induction_pair(*given, step=i, told=False) for i in (1, 2, 3)]
-    return Stepped(figures, _pair_steps(*given, PAIR), "An induction pair, step by step")
+    return Stepped(figures, _pair_steps(*given), "An induction pair, step by step")
 
 
 def _pair_steps(
@@ -472,17 +471,16 @@ def _pair_steps(
     previous: Float[Tensor, "dest src"],
     induction: Float[Tensor, "dest src"],
     at: int,
-    names: tuple[str, str],
 ) -> list[str]:
     """What the two heads do, a sentence for each step."""
     found = int(induction[at].argmax())
     before = int(previous[found].argmax())
     return [
-        f"1  {names[0]}: “{tokens[found]}” looks one back and notes that “{tokens[before]}” "
+        f"1  {PAIR[0]}: “{tokens[found]}” looks one back and notes that “{tokens[before]}” "
         f"came before it (attention {previous[found, before]:.2f}).",
         f"2  K-composition: the note becomes a key. The last “{tokens[at]}” asks who comes after "
         f"“{tokens[at]}”, and finds “{tokens[found]}” (attention {induction[at, found]:.2f}).",
-        f"3  {names[1]}: it copies what it found, and “{tokens[found]}” is predicted next.",
+        f"3  {PAIR[1]}: it copies what it found, and “{tokens[found]}” is predicted next.",
     ]
 
 

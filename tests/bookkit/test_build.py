@@ -180,12 +180,6 @@ def test_stage_refuses_contents_that_name_a_missing_page(checkout: Path) -> None
         build.stage(checkout, checkout / "_build", [])
 
 
-def test_elsewhere_than_in_the_checkout_is_refused(checkout: Path, tmp_path: Path) -> None:
-    for act in (build.make, build.accept):
-        with pytest.raises(IclError, match="Run this in the checkout"):
-            act(tmp_path, tmp_path / "_build")
-
-
 @pytest.mark.nightly
 def test_a_warning_fails_the_build_and_is_not_forgotten(checkout: Path) -> None:
     """Sphinx itself passes the second time: it does not read an unchanged page again."""

@@ -57,9 +57,6 @@ def reached(kept: list[dict[str, Any]], layers: int, token: int, into: bool) -> 
     return set().union(*found)
 
 
-# What the specification says
-
-
 @pytest.mark.parametrize(
     "made", [explorer.attention(WORDS, heads()), explorer.flow(WORDS, edges())]
 )
@@ -131,22 +128,17 @@ def test_arrays_that_cannot_be_drawn_are_refused(change: Any, message: str) -> N
 
 
 def test_choices_and_sizes_are_checked() -> None:
-    for choice, message in (({"layer": 2}, "no layer 2"), ({"head": -1}, "no head -1")):
-        with pytest.raises(IclError, match=f"{message}: they are numbered 0 to"):
-            explorer.attention(WORDS, heads(), **choice)
-    with pytest.raises(IclError, match="no token 6"):
-        explorer.attention(WORDS, heads(), token=6)
-    with pytest.raises(IclError, match="positions 0 to 5"):
-        explorer.flow(WORDS, edges(), {"there": [6]})
-    with pytest.raises(IclError, match="positions 0 to 5"):
-        explorer.flow(WORDS, edges(), token=-1)
-    with pytest.raises(IclError, match="101 tokens are too many"):
-        explorer.attention(["a"] * 101, torch.zeros(1, 1, 101, 101))
-    with pytest.raises(IclError, match="fewer layers or a shorter prompt"):
-        explorer.attention(["a"] * 100, torch.zeros(1, 1, 100, 100).expand(8, 8, -1, -1))
-
-
-# What a notebook shows
+    for message, draw, *given in (
+        ("no layer 2: they are numbered 0 to", explorer.attention, WORDS, heads(), 2),
+        ("no head -1: they are numbered 0 to", explorer.attention, WORDS, heads(), 0, -1),
+        ("no token 6", explorer.attention, WORDS, heads(), 0, 0, 6),
+        ("positions 0 to 5", explorer.flow, WORDS, edges(), {"there": [6]}),
+        ("positions 0 to 5", explorer.flow, WORDS, edges(), {}, 16, -1),
+        ("101 tokens are too many", explorer.attention, ["a"] * 101, torch.zeros(1, 1, 101, 101)),
+        ("fewer layers", explorer.attention, ["a"] * 100, torch.zeros(8, 8, 100, 100)),
+    ):
+        with pytest.raises(IclError, match=message):
+            draw(*given)
 
 
 def test_a_notebook_shows_the_picture_of_the_same_specification() -> None:

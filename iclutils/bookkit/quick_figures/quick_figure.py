@@ -113,12 +113,9 @@ def duration(seconds: float | int) -> str:
     """Seconds in words."""
     if seconds < 2:
         return "less than 2 seconds"
-    minutes = seconds >= 100
-    return (
-        f"about {_rounded(seconds / 60)} minutes"
-        if minutes
-        else f"about {_rounded(seconds)} seconds"
-    )
+    if seconds < 100:
+        return f"about {_rounded(seconds)} seconds"
+    return f"about {_rounded(seconds / 60)} minutes"
 
 
 def _rounded(value: float | int) -> str:

@@ -79,7 +79,6 @@ class Modules(Generated):
         return [module for name in named for module in modules(name)]
 
     def markdown(self) -> list[str]:
-        """The table."""
         body = []
         for name in self.names():
             text = " ".join((inspect.getdoc(importlib.import_module(name)) or "").split())
@@ -92,7 +91,6 @@ class Api(Modules):
     """``{api}``: a section for each module."""
 
     def markdown(self) -> list[str]:
-        """Headings, and what autodoc fills in."""
         lines = []
         for name in self.names():
             lines += [f"## `{name.removeprefix('iclutils.')}`", "", "```{eval-rst}"]
@@ -182,5 +180,4 @@ class Packages(Generated):
     """``{packages}``: the picture."""
 
     def markdown(self) -> list[str]:
-        """The SVG, as it is."""
         return ["```{raw} html", drawing(), "```"]

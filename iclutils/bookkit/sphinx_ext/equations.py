@@ -7,6 +7,7 @@ translated first, and a formula that it cannot read is a warning.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 
@@ -31,7 +32,8 @@ OTHERWISE = (
 
 def connect(app: Sphinx) -> None:
     """Make it the renderer of formulas."""
-    app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
+    inline, block = partial(_add, tag="span", block=False), partial(_add, tag="div", block=True)
+    app.add_html_math_renderer("mathml", (inline, None), (block, None))
     app.config.html_math_renderer = "mathml"
 
 
@@ -51,14 +53,6 @@ def mathml(text: str, block: bool) -> str:
             node.tag = "munder"
     root.set("xmlns", "http://www.w3.org/1998/Math/MathML")
     return ElementTree.tostring(root, encoding="unicode")
-
-
-def _inline(self: Any, node: nodes.math) -> None:
-    _add(self, node, "span", block=False)
-
-
-def _block(self: Any, node: nodes.math_block) -> None:
-    _add(self, node, "div", block=True)
 
 
 def _add(self: Any, node: nodes.Element, tag: str, block: bool) -> None:

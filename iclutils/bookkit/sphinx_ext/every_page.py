@@ -29,7 +29,6 @@ class Numbered(SphinxTransform):
     default_priority = 700  # names and targets are made
 
     def apply(self) -> None:
-        """Change the page that is read."""
         title = next(self.document.findall(nodes.title), None)
         chapter = CHAPTER.match(self.env.docname)
         if chapter and title is not None and not chapter[2]:

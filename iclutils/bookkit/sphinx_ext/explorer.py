@@ -50,7 +50,6 @@ class PictureAndSpecification(SphinxPostTransform):
     formats = ("html",)
 
     def run(self, **_: Any) -> None:
-        """Replace each output that has both."""
         for bundle in list(self.document.findall(nodes.container)):
             if bundle.get("nb_element") == "mime_bundle":
                 kinds = {part["mime_type"]: part for part in bundle.children}

@@ -36,7 +36,6 @@ class ChapterFigure(SphinxDirective):
     option_spec = {"name": directives.unchanged, "number": directives.positive_int}  # noqa: RUF012 - docutils' own form
 
     def run(self) -> list[nodes.Node]:
-        """Build the figure."""
         label, number = self.arguments[0], self.options.get("number", 1)
         name = self.options.get("name", "")
         try:
@@ -55,7 +54,6 @@ class Gallery(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Draw, and build one figure each."""
         module = importlib.import_module(self.arguments[0])
         setting, found = _run(module, {}), []
         for name, function in vars(module).items():

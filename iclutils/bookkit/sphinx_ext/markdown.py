@@ -36,10 +36,7 @@ class Generated(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True)
 
 
-@cache
-def read_results(folder: Path) -> dict[tuple[str, str], Result]:
-    """Results by (tier, claim id); read once in each build."""
-    return claims.read_results(folder)
+read_results = cache(claims.read_results)  # once in each build
 
 
 def results(env: BuildEnvironment) -> dict[tuple[str, str], Result]:

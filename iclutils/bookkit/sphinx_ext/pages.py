@@ -25,7 +25,6 @@ class Status(Generated):
     """``{status}``: run time, machine, date, commit and verdicts of each notebook at each tier."""
 
     def markdown(self) -> list[str]:
-        """The table of notebooks, and that of machines."""
         runs = read_runs(Path(self.env.srcdir, "book/runs"))
         table_of = {name: rows(self.env, name[:2]) for name in claims.chapters()}
         machines = sorted({_machine(run) for run in runs.values()})
@@ -97,7 +96,6 @@ class Citation(Generated):
     """``{citation}``: how to cite the book, from ``CITATION.cff``, as text and as BibTeX."""
 
     def markdown(self) -> list[str]:
-        """Both forms, each ready to be copied."""
         path = Path(self.env.srcdir, "CITATION.cff")
         if not path.is_file():
             raise IclError("The book has no CITATION.cff.")
@@ -132,7 +130,6 @@ class ModelCards(Generated):
     """``{modelcards}``: the card of each shipped model, its title one level down."""
 
     def markdown(self) -> list[str]:
-        """The cards, one after the other."""
         cards = [_one_level_down(zoo.read_card(name)) for name in zoo.names()]
         return "\n\n".join(cards or ["No model is shipped yet."]).splitlines()
 
@@ -149,7 +146,6 @@ class Messages(Generated):
     """``{messages}``: the pages about errors beside its own, each with the message it shows."""
 
     def markdown(self) -> list[str]:
-        """The table."""
         folder = Path(self.env.doc2path(self.env.docname)).parent
         shown = {page.stem: message(page) for page in sorted(folder.glob("*.md"))}
         body = [[f"{{doc}}`{page}`", f"`` {text} ``"] for page, text in shown.items() if text]

@@ -27,7 +27,6 @@ class Number(SphinxRole):
     """
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        """Show the text, marked with the role's name; or warn with the error."""
         self.env.note_reread()
         try:
             text = self.shown()

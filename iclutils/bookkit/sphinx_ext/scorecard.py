@@ -40,7 +40,6 @@ class Scorecard(Generated):
     """``{scorecard}``: totals, a table for each chapter, and where the numbers come from."""
 
     def run(self) -> list[nodes.Node]:
-        """The totals and the filter, then a section for each chapter."""
         parts = super().run()
         for name, own in self.chapters.items():
             head = ["Claim", "Source", *(COLUMNS[tier] for tier in TIERS)]
@@ -63,7 +62,6 @@ class Scorecard(Generated):
         return section
 
     def markdown(self) -> list[str]:
-        """The totals and the filter."""
         self.rows = rows(self.env)
         self.chapters: dict[str, list[Row]] = {}
         for row in self.rows:
@@ -177,7 +175,6 @@ class Verdicts(Generated):
     """``{verdicts}``: how many findings hold, by source, as links into the scorecard."""
 
     def markdown(self) -> list[str]:
-        """The totals."""
         here = Path(self.env.docname).parent
         return _totals(rows(self.env), f"{os.path.relpath(PAGE, here)}.html")
 
