@@ -278,16 +278,6 @@ def test_models_that_cannot_be_asked_are_refused(
         iclutils.show(chapter, tmp_path)
 
 
-def test_the_weights_are_counted_from_their_headers(tmp_path: Path) -> None:
-    network = save_gpt2(tmp_path)
-    assert models.size(tmp_path) == 4 * network.num_parameters()
-    with pytest.raises(IclError, match="Unknown model"):
-        models.size("gpt3")
-    (tmp_path / "model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(IclError, match=r"damaged: model\.safetensors"):
-        models.size(tmp_path)
-
-
 def test_amounts_and_durations_are_rounded() -> None:
     sizes = {3e5: "less than 1 MB", 1.44e6: "about 1.4 MB", 497.8e6: "about 500 MB"}
     assert {size: quick_figure.amount(size) for size in sizes} == sizes
