@@ -120,11 +120,12 @@ def flow(
 ) -> Explorer:
     """What flows from token to token through the layers: the prompt across, depth upwards.
 
-    A weight (for example a saliency; the diagonal is left out) is shown as a share of the
-    ``strongest`` edges of its layer, and these are kept. A chosen token (``token`` at first; all
-    if omitted) keeps what flows into it, or out of it, through however many layers: an edge stays
-    if a path of edges over the threshold joins it to the token, where every token also keeps what
-    it has. ``groups`` are positions by name; edges into them have a colour of their own.
+    A weight (for example a saliency; the diagonal is left out) is shown as a share of the largest
+    of its layer; so many of the ``strongest`` edges of each layer are kept. A chosen token
+    (``token`` at first; all if omitted) keeps what flows into it, or out of it, through however
+    many layers: an edge stays if a path of edges over the threshold joins it to the token, where
+    every token also keeps what it has. ``groups`` are positions by name; edges into them have a
+    colour of their own.
 
     Example:
         >>> edges = torch.rand(2, 3, 3).tril()
