@@ -1,4 +1,8 @@
-"""A small ledger for tests."""
+"""A small ledger for tests, and sound claims to be changed."""
+
+from __future__ import annotations
+
+import yaml
 
 LEDGER = """
 - id: "90.first"
@@ -22,3 +26,25 @@ LEDGER = """
   tiers: {mini: {holds: "> 1"}}
   tolerance: a bar for the test
 """
+
+
+def entry(**changes: object) -> dict[str, object]:
+    """A sound ledger entry, with changes; ``None`` removes a field."""
+    sound: dict[str, object] = {
+        "id": "90.score",
+        "statement": "The score is high.",
+        "source": "nobody2026",
+        "measure": "score, a fraction",
+        "cell": "90-score",
+        "kind": "finding",
+        "origin": "own",
+        "range": [0, 1],
+        "tolerance": "made up",
+        "tiers": {"mini": {"holds": ">= 0.8", "partly": ">= 0.5"}},
+    }
+    return {k: v for k, v in (sound | changes).items() if v is not None}
+
+
+def dump(*entries: dict[str, object]) -> str:
+    """YAML in the order given: the order of criteria matters."""
+    return yaml.safe_dump([*entries], sort_keys=False)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import scipy.stats
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from ledger import dump, entry
 from notebook_rules import problems
 
 from iclutils.bookkit import claims
@@ -21,28 +21,6 @@ from iclutils.errors import IclError
 
 NUMBERS = st.floats(-1e6, 1e6)
 WHERE: dict[str, Any] = {"tier": "mini", "model": "m", "seed": 0}
-
-
-def entry(**changes: object) -> dict[str, object]:
-    """A sound ledger entry, with changes; ``None`` removes a field."""
-    sound: dict[str, object] = {
-        "id": "90.score",
-        "statement": "The score is high.",
-        "source": "nobody2026",
-        "measure": "score, a fraction",
-        "cell": "90-score",
-        "kind": "finding",
-        "origin": "own",
-        "range": [0, 1],
-        "tolerance": "made up",
-        "tiers": {"mini": {"holds": ">= 0.8", "partly": ">= 0.5"}},
-    }
-    return {k: v for k, v in (sound | changes).items() if v is not None}
-
-
-def dump(*entries: dict[str, object]) -> str:
-    """YAML in the order given: the order of criteria matters."""
-    return yaml.safe_dump([*entries], sort_keys=False)
 
 
 def claim(criteria: dict[str, str], **changes: object) -> Claim:

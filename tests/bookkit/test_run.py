@@ -14,7 +14,7 @@ from unittest import mock
 
 import nbformat
 import pytest
-import yaml
+from ledger import dump, entry
 from nbclient import NotebookClient
 
 from iclutils import room
@@ -25,11 +25,6 @@ from iclutils.files import read_json, write_json
 from iclutils.zoo import smollm2
 
 PARAMETERS = 'tier = "mini"\nmodel = ""\nseed = 0\nweight = 0.5\n'
-ENTRY = {
-    **{"id": "90.score", "statement": "The score is high.", "source": "nobody2026"},
-    **{"measure": "score", "cell": "score", "range": [0, 1], "tolerance": "made up"},
-    **{"kind": "finding", "origin": "own", "tiers": {"mini": {"holds": ">= 0.8"}}},
-}
 CHECK = """
 import json, os, pathlib
 with open({log!r}, "a") as log:
@@ -53,9 +48,9 @@ class Book:
         self.notebooks.mkdir()
 
     def add(self, name: str, *cells: str, check: bool = True, parameters: str = "") -> Path:
-        entry = ENTRY | {"id": f"{name[:2]}.score"}
-        self._ledger(name, yaml.safe_dump([entry]))
-        last = CHECK.format(log=str(self.log), name=name, id=entry["id"])
+        claim = f"{name[:2]}.score"
+        self._ledger(name, dump(entry(id=claim)))
+        last = CHECK.format(log=str(self.log), name=name, id=claim)
         sources = [PARAMETERS + parameters, *cells, *([last] if check else [])]
         notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, sources)])
         notebook.cells[0].metadata["tags"] = ["parameters"]

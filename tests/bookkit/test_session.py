@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
+from ledger import dump, entry
 from transformers import PreTrainedModel
 
 import iclutils
@@ -20,17 +20,14 @@ Out = pytest.CaptureFixture[str]
 MINI = presets.TIERS["mini"]
 
 
-def entry(chapter: str, tier: str) -> str:
-    """A ledger of one claim."""
-    sound = {"id": f"{chapter}.score", "statement": "It is high.", "source": "nobody2026"}
-    sound |= {"measure": "score, a fraction", "cell": "score", "tolerance": "made up"}
-    sound |= {"kind": "finding", "origin": "own"}
-    return yaml.safe_dump([{**sound, "tiers": {tier: {"holds": ">= 0.8"}}}])
+def ledger(chapter: str, tier: str) -> str:
+    """One of a claim."""
+    return dump(entry(id=f"{chapter}.score", tiers={tier: {"holds": ">= 0.8"}}))
 
 
 @pytest.fixture
 def score(make_ledger: Callable[..., Path]) -> None:
-    make_ledger("01_demo", entry("01", "mini"))
+    make_ledger("01_demo", ledger("01", "mini"))
 
 
 def test_beginning_says_what_runs_where(capsys: Out, tmp_path: Path) -> None:
@@ -153,7 +150,7 @@ def test_a_published_model_is_judged_where_it_belongs_and_reported_elsewhere(
     make_ledger: Callable[..., Path], capsys: Out, tmp_path: Path, model: str, home: str, away: str
 ) -> None:
     for chapter in ("01", "02"):
-        make_ledger(f"{chapter}_demo", entry(chapter, "paper"))
+        make_ledger(f"{chapter}_demo", ledger(chapter, "paper"))
     book = iclutils.begin(model=model, device="cpu")
     assert book.models(home) == book.models(away) == (model,)
     book.check(f"{away}.score", 0.25)
@@ -169,7 +166,7 @@ def test_a_published_model_is_judged_where_it_belongs_and_reported_elsewhere(
 def test_what_was_noted_beside_a_claim_of_the_real_model(
     make_ledger: Callable[..., Path], capsys: Out
 ) -> None:
-    make_ledger("01_demo", entry("01", "real"))
+    make_ledger("01_demo", ledger("01", "real"))
     iclutils.begin("real", device="cpu").check("01.score", [0.9, 0.8], curve=[1.0, 2.0])
     iclutils.begin("real", device="cpu", weights="random").check("01.score", 0.1, curve=[3.0])
     kept = iclutils.begin("real", device="cpu").kept("01.score")
@@ -184,7 +181,7 @@ def test_a_table_shows_claims_in_every_column(score: None, capsys: Out) -> None:
     capsys.readouterr()
     book.table("01.score")
     said = capsys.readouterr().out
-    assert "01.score  It is high." in said
+    assert "01.score  The score is high." in said
     assert "Small models  0.900 (holds)" in said
     iclutils.begin("real", device="cpu").check("01.score", [0.5] * 5)  # here, and not committed
     capsys.readouterr()
