@@ -34,9 +34,6 @@ def one(make_ledger: Callable[..., Path]) -> None:
     make_ledger("90_demo", dump(entry()))
 
 
-# Verdicts
-
-
 def test_every_form_of_criterion() -> None:
     for text, holds, fails in (
         ("> 0.5", [0.51, 7.0], [0.5, -1.0]),
@@ -82,9 +79,6 @@ def test_an_interval_ends_where_values_do_and_straddles_a_band_that_it_contains(
     assert bounded.verdict("mini", 0.99, 0.02, 10) == claims.HOLDS
     assert bounded.verdict("mini", 0.99, 0.05, 10) == claims.PARTLY
     assert claim({"holds": "0.4 .. 0.6"}).verdict("mini", 0.7, 0.2, 10) == claims.PARTLY
-
-
-# What the ledger refuses
 
 
 def mini(**criteria: object) -> dict[str, object]:
@@ -179,9 +173,6 @@ def test_a_tier_can_take_the_criteria_of_another(make_ledger: Callable[..., Path
     assert it.tiers["paper"] == it.tiers["mini"] == {"holds": "> 0.5"}
 
 
-# Results
-
-
 @pytest.mark.usefixtures("one")
 def test_check_prints_the_verdict_alone_and_writes_provenance(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -273,9 +264,6 @@ def test_what_a_finding_and_an_identity_need(make_ledger: Callable[..., Path]) -
     assert [text.split(".")[1].split()[0] for text in problems(found)] == [
         *("alone", "single", "passes", "untrue", "lost"),
     ]
-
-
-# The committed ledgers
 
 
 def test_every_committed_claim_is_written_with_care() -> None:

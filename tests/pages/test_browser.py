@@ -143,9 +143,6 @@ def test_mathematics_is_set(reader: Reader) -> None:
     assert tab.locator("article math").evaluate_all(size) == []
 
 
-# The keyboard
-
-
 def focused(tab: Any) -> Any:
     return tab.evaluate_handle("document.activeElement").as_element()
 
@@ -248,9 +245,6 @@ def test_what_has_the_focus_shows_it(reader: Reader, name: str) -> None:
         stops.append(said)
     assert len(set(stops)) > 40
     assert not any("<math" in said for said in stops), "formulas are not in the way"
-
-
-# Paper, and a copy to take away
 
 
 def test_a_page_is_printed_light_and_without_bars(reader: Reader) -> None:

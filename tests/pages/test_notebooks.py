@@ -35,9 +35,6 @@ def name(path: Path) -> str:
     return path.stem
 
 
-# The committed notebooks
-
-
 def judged_by(path: Path) -> dict[str, Claim]:
     """Claims of the ledger that a notebook names; several of one number share their ledger."""
     named = claims.named_in(read_json(path)["cells"])
@@ -102,9 +99,6 @@ def test_findings_have_spread_and_null_and_identities_need_no_training(path: Pat
     assert not list(problems(results, path.stem[:2]))
     real = problems(results, path.stem[:2], "real")
     assert not [fault for fault in real if not fault.endswith("was not measured.")]
-
-
-# The rules themselves: a sound stand-in, and every way to break it
 
 
 def cell(kind: str, source: str, count: int | None = None, **more: object) -> dict:
@@ -242,9 +236,6 @@ def test_what_is_allowed(
 )
 def test_significant_digits(text: str, expected: int) -> None:
     assert digits(FLOAT.search(text)[1]) == expected  # type: ignore[index]
-
-
-# What is left out of a comparison
 
 
 def test_nbval_reads_every_section_of_the_sanitize_file() -> None:

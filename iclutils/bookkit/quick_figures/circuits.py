@@ -51,16 +51,15 @@ def draw(request: Request) -> QuickFigure:
     faithful = circuit.faithfulness(torch.stack([corrupt, *scores, clean]), clean, corrupt).cpu()
     enough = circuit.smallest_size(kept, faithful, ENOUGH)
     way = "patched one by one" if exact else "estimated from gradients, for there are too many"
-    few = enough is not None and enough < total
-    count = (
-        f"{enough} of {total} edges keep" if few else f"{tried[-1]} of {total} edges do not keep"
-    )
-    text = (
-        f"Copying, the model gains {gap:.1f} nats. {count} {ENOUGH:.0%} of it. The strongest "
-        f"({way}): {', '.join(f'{u} -> {v}' for u, v in ranking[:4])}."
-        if gap > NOTHING * error
-        else "Copying, the model gains nothing, of which no circuit can keep a share."
-    )
+    count = f"{tried[-1]} of {total} edges do not keep"
+    if enough is not None and enough < total:
+        count = f"{enough} of {total} edges keep"
+    text = "Copying, the model gains nothing, of which no circuit can keep a share."
+    if gap > NOTHING * error:
+        text = (
+            f"Copying, the model gains {gap:.1f} nats. {count} {ENOUGH:.0%} of it. The strongest "
+            f"({way}): {', '.join(f'{u} -> {v}' for u, v in ranking[:4])}."
+        )
     numbers = {
         **{"effects": share, "strongest": ranking[:20], "exact": exact},
         **{"sizes": kept, "faithfulness": faithful, "enough": enough, "gap": gap},

@@ -1,10 +1,8 @@
 """Explorers on the pages: the still picture first, and the specification beside it.
 
-A notebook output that has both becomes one container. A page with such a container, and no
-other, loads a style sheet and ``explorer.js``, which puts a button below the picture; who presses
-it gets the Vega libraries, and the drawing in the place of the picture. The specification stands
-in the page, since a page on disk may not read files. Where scripts are off, and in print, the
-picture stays.
+``explorer.js`` puts a button below the picture; who presses it gets the Vega libraries, and the
+drawing in the place of the picture. The specification stands in the page, since a page on disk may
+not read files. Where scripts are off, and in print, the picture stays.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ class Specification:
         """The specification as JSON in a script that no browser runs."""
         if data.mime_type != MIME:
             return None
-        # Without its schema: that is an address, and of the version that notebooks draw, not of
-        # the library here.
+        # Without its schema, which is an address, and not of the version of the library here.
         spec = {key: value for key, value in data.content.items() if key != "$schema"}
         content = json.dumps(spec, ensure_ascii=False, separators=(",", ":"))
         text = content.replace("<", "\\u003c")  # nothing in it can end the script
