@@ -63,6 +63,15 @@ def text_model(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
+def closed() -> Iterator[None]:
+    """Figures that a test leaves open are closed."""
+    from matplotlib import pyplot
+
+    yield
+    pyplot.close("all")
+
+
+@pytest.fixture
 def results_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What claims are judged to be goes to a folder of the test, not to the checkout."""
     monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "results"))

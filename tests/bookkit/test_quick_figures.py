@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from tiny import real_tokenizer, save_gpt2, save_gptj, save_grouped, save_neox
@@ -35,12 +34,7 @@ from iclutils.tasks.sources import open_source
 
 SHOWN: list[tuple[str, str]] = [("a great movie", "Positive"), ("a bad film", "Negative")]
 mpl.use("Agg")
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Any:
-    yield
-    plt.close("all")
+pytestmark = pytest.mark.usefixtures("closed")
 
 
 @pytest.fixture

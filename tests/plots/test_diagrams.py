@@ -4,7 +4,6 @@ grounds."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import combinations
 
@@ -19,17 +18,12 @@ from iclutils.errors import IclError
 from iclutils.plots import diagrams, figures
 
 mpl.use("Agg")
+pytestmark = pytest.mark.usefixtures("closed")
 WORDS = ["start", "fox", "ink", "oak", "bob", "fox"]
 TEXT = ["thunder", "drizzle", "frost", ":", "Dover", "fig", "pear", ":", "Bravo", "cliff", ":"]
 EDGES = [("embed", "v 0.2", 0.5), ("embed", "k 1.2", -0.1), ("0.2", "k 1.2", 0.9),
          ("0.2", "v 1.10", 0.2), ("embed", "mlp_in 0", 0.2), ("mlp 0", "q 1.2", 0.3),
          ("1.2", "logits", 0.8), ("1.10", "logits", 0.4)]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    plt.close("all")
 
 
 def pair() -> tuple[torch.Tensor, torch.Tensor]:

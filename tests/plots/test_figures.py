@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import matplotlib as mpl
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from matplotlib.colors import to_rgb
@@ -13,12 +10,7 @@ from matplotlib.colors import to_rgb
 from iclutils.plots import figures
 
 mpl.use("Agg")
-
-
-@pytest.fixture(autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    plt.close("all")
+pytestmark = pytest.mark.usefixtures("closed")
 
 
 def test_halves_draws_both_copies_and_the_even_guess() -> None:
