@@ -156,7 +156,9 @@ def read_ledger(path: Path) -> dict[str, Claim]:
     claims: dict[str, Claim] = {}
     for entry in entries:
         # YAML takes the key null, and the number 2, for something else.
-        given = {k or "null": float(v) if isinstance(v, int) else v for k, v in entry.items()}
+        given: dict[str, Any] = {
+            k or "null": float(v) if isinstance(v, int) else v for k, v in entry.items()
+        }
         try:
             criteria = given.get("tiers")
             if isinstance(criteria, dict):  # "real: mini" takes the criteria of another tier
@@ -277,14 +279,13 @@ def _judged_anew(result: Result) -> Result:
     what the measure cannot give is refused."""
     claim = ledger()[result.id]
 
-    def verdict(found: dict[str, Any]) -> dict[str, str]:
-        measured = found["value"], found["spread"], found["count"]
-        return {
-            "verdict": UNDEFINED if measured[0] is None else claim.verdict(result.tier, *measured)
-        }
+    def verdict(value: float | None, spread: float, count: int) -> str:
+        return UNDEFINED if value is None else claim.verdict(result.tier, value, spread, count)
 
-    null = result.null and result.null | verdict(result.null)
-    return replace(result, **verdict(vars(result)), null=null)
+    null = result.null
+    if null:
+        null = null | {"verdict": verdict(null["value"], null["spread"], null["count"])}
+    return replace(result, verdict=verdict(result.value, result.spread, result.count), null=null)
 
 
 @cache
