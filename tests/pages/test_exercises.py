@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import matplotlib.pyplot as plt
+import nbformat
 import pytest
 from exercises import KINDS, LEVELS, Exercise, blocks, exercises, functions, imported, unfilled
 from mistakes import MISTAKES
@@ -210,6 +211,7 @@ def test_the_version_without_solutions_holds_none(
     assert [path.name for path in rest] == [path.name for path in CHAPTERS]
     assert sorted(Path("all").iterdir()) == sorted(rest)
     for path in rest:
+        nbformat.validate(nbformat.read(path, as_version=4))
         whole, cells = read_json(NOTEBOOKS / path.name)["cells"], read_json(path)["cells"]
         kept = [cell["id"] for cell in whole if "solution" not in tags(cell)]
         assert [cell["id"] for cell in cells] == kept
