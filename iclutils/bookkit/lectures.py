@@ -234,9 +234,8 @@ def _unfold(chapter: Chapter) -> None:
             last = following
         box["class"].remove("dropdown")
         last.insert_after(box.extract())
-    for rest in (page.find("section", id="solutions"), page.find("a", href="#solutions")):
-        if rest:
-            rest.decompose()
+    for rest in page.select('section#solutions, a[href="#solutions"]'):
+        rest.decompose()
 
 
 def _note(part: Part) -> str:

@@ -19,7 +19,7 @@ ROW = f"<tr><td>{{}}</td>{LINK}<td>{{}}</td><td>{{}}</td></tr>"
 HEAD = "<tr><th>Lecture</th></tr>"
 PAGE = """<html data-content_root="../"><head><title>Demo</title>
 <link href="../_static/a.css"></head><body>
-<a href="#solutions">Solutions</a><a href="02_other.html#there">on</a>
+<a href="#solutions">Solutions</a><a href="#solutions">Again</a><a href="02_other.html#there">on</a>
 <h1>Demo</h1><article><section id="demo"><h1>Demo#</h1><p>A question?</p>
 <figure id="fig-one"><img src="../_images/one.png">
 <figcaption><span class="caption-text">One head. Then more.</span></figcaption></figure>
