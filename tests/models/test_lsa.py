@@ -138,20 +138,11 @@ def test_order_and_the_querys_label(seed: int, name: str) -> None:
         assert torch.equal(network(xs, ys), found)
 
 
-@every_shape
-def test_networks_of_an_ensemble_do_not_know_of_each_other(name: str) -> None:
-    """Each answers as it does alone, and as its seed says, for shared and own contexts."""
-    xs, ys = some(4, (3, 4, 6, 3), (3, 4, 6))
-    whole = random(SHAPES[name], (0, 5, 1))
-    together, same = whole(xs, ys), whole(xs[:1], ys[:1])
-    assert torch.equal(whole(xs[0], ys[0]), same)  # without an ensemble axis, too
-    assert same.shape == (3, 4)
-    for place, seed in enumerate((0, 5, 1)):
-        alone = random(SHAPES[name], (seed,))
-        one = slice(place, place + 1)
-        torch.testing.assert_close(together[one], alone(xs[one], ys[one]), **TIGHT)
-        torch.testing.assert_close(same[one], alone(xs[:1], ys[:1]), **TIGHT)
-    assert (same[0] - same[1]).abs().max() > 1e-6
+def test_contexts_without_an_ensemble_axis_go_to_every_network() -> None:
+    xs, ys = some(4, (1, 4, 6, 3), (1, 4, 6))
+    whole = random(SHAPES["deep"], (0, 5, 1))
+    assert torch.equal(whole(xs[0], ys[0]), whole(xs, ys))
+    torch.testing.assert_close(whole(xs, ys)[1:2], random(SHAPES["deep"], (5,))(xs, ys), **TIGHT)
 
 
 def test_weights_start_as_said() -> None:
