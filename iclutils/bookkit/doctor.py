@@ -28,6 +28,7 @@ EXTRAS = {
     "cluster": "to train on a cluster",
     "coursework": "to make and grade assignments",
     "dev": "to run the tests",
+    "teach": "to make slides and the tutor's pages",
 }
 PROGRAMS = {
     "git": "results then do not say which commit they come from",

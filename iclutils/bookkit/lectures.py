@@ -15,8 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from docutils.nodes import make_id
-
 from ..errors import IclError
 from ..files import read_json, write_text
 from . import run
@@ -144,6 +142,8 @@ def _paragraphs(section: Tag) -> str:
 def _time(chapter: Chapter, build: Path) -> None:
     """Count each section's words, code, figures and the seconds of its cells; what stands between
     two sections of the table belongs to the first of them."""
+    from docutils.nodes import make_id
+
     spent = (run.Run(chapter.name, {}, build).last() or {}).get("cells", {})
     sections = {part.anchor: part for part in chapter.parts if not part.is_exercise}
     now = next(iter(sections.values()))
