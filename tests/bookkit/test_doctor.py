@@ -49,11 +49,21 @@ def test_an_old_python(monkeypatch: Patch) -> None:
 @pytest.mark.parametrize(
     ("faked", "states", "what", "cure"),
     [
-        ({"torch": "2.13.0+cu130"}, "ok ok ok ok ok", "all", ""),
-        ({"torch": "2.4.1"}, "missing ok ok ok ok", "torch 2.4.1, needed >=2.6", "torch>"),
-        ({"einops": None}, "missing ok ok ok ok", "einops is not installed", 'pip install "einops'),
-        ({"dask": None}, "ok ok note ok ok", "cluster): dask is not", '"iclutils[cluster]"'),
-        ({"otter-grader": "6.0"}, "ok ok ok note ok", "otter-grader 6.0, needed <8,>=7", "setup"),
+        ({"torch": "2.13.0+cu130"}, "ok ok ok ok ok ok", "all", ""),
+        ({"torch": "2.4.1"}, "missing ok ok ok ok ok", "torch 2.4.1, needed >=2.6", "torch>"),
+        (
+            {"einops": None},
+            "missing ok ok ok ok ok",
+            "einops is not installed",
+            'pip install "einops',
+        ),
+        ({"dask": None}, "ok ok note ok ok ok", "cluster): dask is not", '"iclutils[cluster]"'),
+        (
+            {"otter-grader": "6.0"},
+            "ok ok ok note ok ok",
+            "otter-grader 6.0, needed <8,>=7",
+            "setup",
+        ),
     ],
 )
 def test_versions(
