@@ -16,7 +16,7 @@ from common import in_turns, options
 from iclutils.models.regressors import Shape
 from iclutils.tasks.regression import Task
 from iclutils.training.loop import take_step
-from iclutils.training.regression import RegressionRecipe, group
+from iclutils.training.regression import RegressionRecipe
 
 MEMBERS = 8
 # (d, layers, width, contexts in a batch)
@@ -29,7 +29,8 @@ def recipe(size: tuple[int, int, int, int], seeds: list[int]) -> RegressionRecip
     dim, layers, width, batch = size
     shape = Shape(dim, 2 * dim + 1, "one", layers, width, 2)
     members = [(seed, Task(dim)) for seed in seeds]
-    return group("bench", "cpu", shape, members, steps=1000, batch=batch, log_every=1000)
+    settings = {"steps": 1000, "warmup": 50, "batch": batch, "log_every": 1000}
+    return RegressionRecipe.of("bench", "cpu", shape=shape, members=members, **settings)
 
 
 class Run:
