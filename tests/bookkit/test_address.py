@@ -60,12 +60,15 @@ def test_an_address_reaches_every_file_once(checkout: Path) -> None:
     assert citation["repository-code"] == PUBLIC
     setup = "".join(cells(checkout)[0]["source"])
     assert f'release = "git+{PUBLIC}@{address.TAG}"' in setup
+    assert f'version = "{address.TAG[1:]}"' in (ROOT / "pyproject.toml").read_text()
     assert cells(checkout)[1]["source"] == ["1 + 1"]
     assert cells(checkout)[0]["outputs"] == [1], "only the source of the cell is written"
     options = address.launch_options(PUBLIC)
     assert (options["repository_url"], options["repository_branch"]) == (PUBLIC, address.TAG)
     assert "launch_buttons" in options
     assert "launch_buttons" not in address.launch_options("https://example.org/owner/repository")
+    address.apply(checkout, PUBLIC, "0123abc")  # a commit in the place of the release
+    assert f'"git+{PUBLIC}@0123abc"' in "".join(cells(checkout)[0]["source"])
 
 
 @pytest.mark.parametrize(
@@ -86,9 +89,3 @@ def test_the_set_up_cell_is_python_and_passes_every_parameter(where: str) -> Non
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     begin = next(c for c in calls if ast.unparse(c.func) == "iclutils.begin")
     assert {k.arg for k in begin.keywords} == {"tier", "model", "weights", "seed", "device"}
-
-
-def test_a_commit_can_take_the_place_of_the_release(checkout: Path) -> None:
-    address.apply(checkout, PUBLIC, "0123abc")
-    assert f'"git+{PUBLIC}@0123abc"' in "".join(cells(checkout)[0]["source"])
-    assert f'version = "{address.TAG[1:]}"' in (ROOT / "pyproject.toml").read_text()

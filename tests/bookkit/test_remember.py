@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,20 +116,6 @@ def test_a_full_disk_keeps_nothing_and_goes_on(
     assert kept(DRAW, *draw()).tokens.shape == (3, 11)
     assert "No space left on device); going on without" in capsys.readouterr().out
     assert not list(remember.folder().iterdir())
-
-
-def test_what_is_killed_while_it_writes_leaves_no_entry(kept: Remember) -> None:
-    program = """
-import gzip, os
-from iclutils.bookkit import remember
-from iclutils.tasks import generator, repeated
-remember.gzip.open = lambda path, *_, **__: (path.write_bytes(b"half"), os._exit(9))
-remember.remember(repeated.RepeatedTokens.draw, 3, 5, 100, 0, generator("test", 0, 0))
-"""
-    done = subprocess.run([sys.executable, "-c", program], check=False)
-    assert (done.returncode, entries()) == (9, [])
-    kept(DRAW, *draw())
-    assert len(entries()) == 1
 
 
 def test_a_part_of_a_tensor_is_kept_without_the_whole(kept: Remember) -> None:
