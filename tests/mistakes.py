@@ -182,7 +182,7 @@ def onsets(kind, strengths):
     rows = [f.kinds[:, place[kind]] for f in seen], [f.wrong for f in seen]
     return [next(s for s, x in zip(strengths, row) if x.any()) for row in rows]
 """,
-        "not yet",
+        "should be flagged before",
     ),
     "07-ex-chance": (
         """
