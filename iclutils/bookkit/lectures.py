@@ -13,15 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import IclError
 from ..files import read_json, write_text
 from . import run
 
-if TYPE_CHECKING:
-    from bs4 import BeautifulSoup, Tag
-
+Tag = BeautifulSoup = Any  # of bs4, whose types say that all it finds may be missing
 LECTURE = 90  # minutes
 WORDS = 100  # words that are told in a minute
 LINE, FORMULA, FIGURE, QUESTION = 1 / 6, 2, 2, 3  # minutes for each
