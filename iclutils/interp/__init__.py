@@ -1,0 +1,1 @@
+"""What several chapters share: hooks, head scores, weights, path patching, edges, statistics."""

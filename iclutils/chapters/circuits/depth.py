@@ -27,7 +27,7 @@ Effects = Float[Tensor, "node batch"]
 Maps = tuple[Float[Tensor, "depth d_model d_model"], Float[Tensor, "depth d_model"]]
 
 
-def lens(
+def lens_by_depth(
     model: TransformerBridge,
     task: CleanCorrupt,
     translate: Callable[[Tensor, int], Tensor] | None = None,

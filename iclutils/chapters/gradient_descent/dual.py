@@ -16,6 +16,8 @@ so there is no minimum, and D_q depends on q, so each query has a model of its o
 ({cite}`ren2024`; the sign as derived here). Changes of the loss are changes of attention
 (derivations ours): ``regularised``, ``negative_samples``, ``layer_model``.
 
+``heads.dual_heads`` takes the heads of a language model apart in this way.
+
 Shapes as in ``features``; ``demos`` (…, key) are the keys of D. Without one, the update is 0.
 """
 

@@ -44,7 +44,7 @@ def prefix_scores(model: TransformerBridge, copied: RepeatedTokens) -> Float[Ten
     return score_heads(model, copied.tokens, copied.length)["prefix"].mean(0)
 
 
-def copying_heads(scores: Float[Tensor, "layer head"], count: int) -> list[Head]:
+def prefix_matching_heads(scores: Float[Tensor, "layer head"], count: int) -> list[Head]:
     """The ``count`` heads with the highest prefix-matching score, best first."""
     if not 1 <= count <= scores.numel():
         raise IclError(f"The model has {scores.numel()} heads; got count={count}.")

@@ -54,7 +54,7 @@ def steered(
     return torch.stack([question.margin(x) for x in found]), torch.stack(right)
 
 
-def written_by(writes: Float[Tensor, "layer head d_model"], heads: Iterable[Head]) -> Tensor:
+def function_vector(writes: Float[Tensor, "layer head d_model"], heads: Iterable[Head]) -> Tensor:
     """The function vector of some heads: the sum of what they write (of none, 0)."""
     return sum((writes[layer, head] for layer, head in heads), torch.zeros_like(writes[0, 0]))
 

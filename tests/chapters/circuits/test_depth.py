@@ -22,7 +22,7 @@ from iclutils.chapters.circuits.depth import (
     fit_tuned_lens,
     gravity,
     least_squares,
-    lens,
+    lens_by_depth,
     probe,
     residual_stream,
     upper_share,
@@ -46,7 +46,7 @@ def test_the_lens_is_the_models_own_readout_of_each_depth(
 ) -> None:
     """Catches: entries of other rows, KL the wrong way round."""
     task = some_task(choices)
-    kl, score = lens(model, task)
+    kl, score = lens_by_depth(model, task)
     with torch.no_grad():
         whole = model(task.clean).double().numpy()
     norm, table = model.ln_final, model.original_model.get_output_embeddings()
@@ -77,7 +77,7 @@ def test_the_lens_translates_first(gpt2: TransformerBridge) -> None:
         seen.append(depth)
         return final[:, asked]
 
-    assert lens(gpt2, task, translate)[0].max() < 1e-5
+    assert lens_by_depth(gpt2, task, translate)[0].max() < 1e-5
     assert seen == [0, 1, 2, 3]
 
 
@@ -139,7 +139,7 @@ def test_least_squares_solves_the_normal_equations() -> None:
 def kl_of(model: TransformerBridge, rows: torch.Tensor, at: torch.Tensor, found: object) -> object:
     """Mean KL of a lens on the positions that it was fitted to."""
     task = CleanCorrupt(rows, rows, at, torch.zeros_like(at))
-    return lens(model, task, found and found.translate)[0].mean(1)  # type: ignore[attr-defined]
+    return lens_by_depth(model, task, found and found.translate)[0].mean(1)  # type: ignore[attr-defined]
 
 
 def test_a_tuned_lens_reads_more(model: TransformerBridge) -> None:

@@ -54,16 +54,16 @@ def test_the_state_is_what_plain_passes_say(gpt2: TransformerBridge, layers: int
     assert len(clean.unique()) == 3
 
 
-def test_copying_heads_are_those_of_the_circuit(wired: TransformerBridge) -> None:
+def test_prefix_matching_heads_are_those_of_the_circuit(wired: TransformerBridge) -> None:
     scores = copying.prefix_scores(wired, copied(wired))
-    assert copying.copying_heads(scores, 1) == [(1, 0)], "head 1.0 is wired to copy"
+    assert copying.prefix_matching_heads(scores, 1) == [(1, 0)], "head 1.0 is wired to copy"
     assert scores[1, 0] > 0.99
     scores = torch.rand(3, 4)
     heads = [(layer, head) for layer in range(3) for head in range(4)]
     ranked = sorted(heads, key=lambda head: -scores[head].item())
-    assert copying.copying_heads(scores, 5) == ranked[:5]
+    assert copying.prefix_matching_heads(scores, 5) == ranked[:5]
     with pytest.raises(IclError, match="has 12 heads; got count=13"):
-        copying.copying_heads(scores, 13)
+        copying.prefix_matching_heads(scores, 13)
 
 
 def test_without_heads_means_take_their_place(gpt2: TransformerBridge) -> None:
