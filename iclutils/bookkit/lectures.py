@@ -13,13 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import IclError
 from ..files import read_json, write_text
 from . import run
 
-Tag = BeautifulSoup = Any  # of bs4, whose types say that all it finds may be missing
+# Of bs4, whose types say that all it finds may be missing.
+Tag: TypeAlias = Any
+BeautifulSoup: TypeAlias = Any
 LECTURE = 90  # minutes
 WORDS = 100  # words that are told in a minute
 LINE, FORMULA, FIGURE, QUESTION = 1 / 6, 2, 2, 3  # minutes for each

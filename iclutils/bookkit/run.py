@@ -209,6 +209,8 @@ def run_chapters(
         else:
             what = "of a language model" if run.tier == "real" else f"at the tier {run.tier}"
             progress.say(f"{run.chapter}: nothing in it is asked {what}, so it is not run")
+    for run in runs:
+        _forget(run.results / run.kind, run.tier)
     stale = sorted((r for r in runs if r.fresh), key=lambda r: r.seconds, reverse=True)
     for run in stale:
         progress.say(cost(run))
@@ -241,6 +243,14 @@ def cost(run: Run) -> str:
         return f"{what}: {', '.join(parts)}, by its last run and a calibration of this machine"
     where = last["machine"]["gpu"] or f"{last['machine']['cores']} cores"
     return f"{what}: {', '.join(parts)}, if as last time, on {where}"
+
+
+def _forget(results: Path, tier: str) -> None:
+    """Delete the results of claims that the ledger had once and puts to this tier no more."""
+    asked = {name for name, claim in claims.ledger().items() if tier in claim.tiers}
+    for path in results.glob("*.json"):
+        if path.stem not in asked:
+            path.unlink()
 
 
 def _side_by_side(runs: list[Run]) -> int:

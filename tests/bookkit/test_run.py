@@ -223,6 +223,13 @@ def test_what_a_run_costs_is_said_before_it(
     assert run.cost(planned).endswith("40 GiB of GPU memory, if as last time, on A GPU")
 
 
+def test_results_of_claims_that_are_gone_are_forgotten(book: Book) -> None:
+    old = book.build / "results/mini/90.gone.json"
+    write_json(old, {"id": "90.gone"})
+    book.run()
+    assert not old.exists()
+
+
 def test_the_whole_is_said_and_what_does_not_fit_in_memory_is_refused(
     book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

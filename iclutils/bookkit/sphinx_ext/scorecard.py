@@ -134,11 +134,11 @@ class Scorecard(Generated):
             "Asked of": ("tier", {tier: COLUMNS[tier].lower() for tier in TIERS}),
         }
         for field, column in JUDGED.items():
-            words = [scorecard.REPRODUCED.get(v, v) if column == "paper" else v for v in VERDICTS]
-            offered[COLUMNS[column]] = (field, {word: word for word in words})
+            said = [scorecard.REPRODUCED.get(v, v) if column == "paper" else v for v in VERDICTS]
+            offered[COLUMNS[column]] = (field, {word: word for word in said})
         controls = {}
         for label, (name, choices) in offered.items():
-            options = _options({v: said for v, said in choices.items() if (name, v) in there})
+            options = _options({v: shown for v, shown in choices.items() if (name, v) in there})
             for group, named in self.sources().items() if name == "source" else ():
                 options += f'<optgroup label="{escape(group)}">{_options(named)}</optgroup>'
             field = f'<select name="{name}" id="filter-{name}"><option value="">all</option>'
