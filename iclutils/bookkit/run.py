@@ -210,7 +210,7 @@ def run_chapters(
             what = "of a language model" if run.tier == "real" else f"at the tier {run.tier}"
             progress.say(f"{run.chapter}: nothing in it is asked {what}, so it is not run")
     for run in runs:
-        _forget(run.results / run.kind, run.tier)
+        _forget(run.results, run.tier)
     stale = sorted((r for r in runs if r.fresh), key=lambda r: r.seconds, reverse=True)
     for run in stale:
         progress.say(cost(run))
@@ -246,11 +246,13 @@ def cost(run: Run) -> str:
 
 
 def _forget(results: Path, tier: str) -> None:
-    """Delete the results of claims that the ledger had once and puts to this tier no more."""
+    """Delete the results of claims that the ledger had once and puts to this tier no more, and
+    of their null."""
     asked = {name for name, claim in claims.ledger().items() if tier in claim.tiers}
-    for path in results.glob("*.json"):
-        if path.stem not in asked:
-            path.unlink()
+    for kind in (tier, tier + claims.NULL):
+        for path in (results / kind).glob("*.json"):
+            if path.stem not in asked:
+                path.unlink()
 
 
 def _side_by_side(runs: list[Run]) -> int:
