@@ -55,7 +55,7 @@ def read_runs(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     found = {}
     for path in sorted(folder.glob("*/*.json")):
         record = read_json(path)
-        if not isinstance(record, dict) or set(record) - {"pace"} != FIELDS:
+        if not isinstance(record, dict) or set(record) - {"pace", "cells"} != FIELDS:
             raise IclError(f"{path} is not the record of a run. Delete it.")
         found[record["tier"], record["chapter"]] = record
     return found
