@@ -286,6 +286,7 @@ def slides(build: Path, wanted: list[str]) -> list[Path]:
         settings = {
             "extensions": ["myst_parser", "sphinx_revealjs"],
             "root_doc": next(iter(decks)),
+            "source_suffix": {".md": "markdown"},
             "revealjs_static_path": [str(Path(place, "static"))],
             "revealjs_style_theme": "white",
             "revealjs_css_files": ["slides.css"],
