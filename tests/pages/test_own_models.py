@@ -109,8 +109,8 @@ class Ran:
 
     def check(self, fails: Iterable[str] = (), holds: Iterable[str] = ()) -> None:
         """Assert the verdicts on these claims."""
-        assert {self.written[name]["verdict"] for name in fails} <= {"does not hold"}
-        assert {self.written[name]["verdict"] for name in holds} <= {"holds"}
+        wanted = dict.fromkeys(fails, "does not hold") | dict.fromkeys(holds, "holds")
+        assert {name: self.written[name]["verdict"] for name in wanted} == wanted
 
 
 @pytest.mark.nightly
@@ -139,8 +139,11 @@ def test_chapter_02_runs_offline_on_real_rows(
     # the rows of emoc are nowhere to be had, and table 2 is the mean of all four data sets
     assert [n for n in ran.missing if not re.search("emoc$|^02.table2", n)] == []
     assert not set(ran.written) & ran.undefined
-    no = ("02.isolate_first", "02.beats_text", "02.reweighting", "02.swp_shallow")
-    ran.check(fails=no, holds=["02.exact", "02.last_layer_is_blind"])
+    no, yes = ("02.isolate_first", "02.swp_shallow"), ("02.exact", "02.last_layer_is_blind")
+    ran.check(fails=no, holds=yes)
+    # of five sets of demonstrations some gain by chance: the interval holds 0
+    some = ("02.beats_text", "02.reweighting")
+    assert {ran.written[name]["verdict"] for name in some} <= {"does not hold", "holds partly"}
     assert ran.written["02.isolate_first"]["count"] == 5
 
 
@@ -247,7 +250,7 @@ def test_the_real_tier_checks_its_claims_on_a_small_network(
     ("chapter", "said"),
     [
         ("01", "measured        01.prefix_best = "),
-        pytest.param("02", "measured        02.hidden_anchor = ", marks=pytest.mark.shared),
+        pytest.param("02", "measured        02.more_shots = ", marks=pytest.mark.shared),
         ("03", "measured        03.bar = "),
         ("05", "measured        05.head_identity = "),
         ("06", "measured        06.behaviour_gap = "),
