@@ -12,8 +12,9 @@ RESULTS = tempfile.TemporaryDirectory(prefix="iclutils-")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Generator[None, None, None]:
-    """A kernel starts with its first cell: no hub, no results kept."""
+    """A kernel starts with its first cell: no hub, bars or kept results."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("ICLUTILS_QUIET", "1")
         patch.setenv("ICLUTILS_RESULTS", RESULTS.name)
         return (yield)
