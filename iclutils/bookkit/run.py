@@ -209,8 +209,8 @@ def run_chapters(
         else:
             what = "of a language model" if run.tier == "real" else f"at the tier {run.tier}"
             progress.say(f"{run.chapter}: nothing in it is asked {what}, so it is not run")
-    for run in runs:
-        _forget(run.results, run.tier)
+    if runs:
+        _forget(runs[0].results, runs[0].tier)
     stale = sorted((r for r in runs if r.fresh), key=lambda r: r.seconds, reverse=True)
     for run in stale:
         progress.say(cost(run))

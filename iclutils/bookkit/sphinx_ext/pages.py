@@ -18,6 +18,7 @@ FIELDS = {
     *("chapter", "tier", "seconds", "peak_gib"),
     *("machine", "versions", "python", "commit", "date"),
 }
+NEWER = {"pace", "cells"}  # not in the records of older runs
 SHOWN = re.compile(r"^## You see\n\n```text\n(.*?)\n```", re.DOTALL | re.MULTILINE)
 
 
@@ -55,7 +56,7 @@ def read_runs(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     found = {}
     for path in sorted(folder.glob("*/*.json")):
         record = read_json(path)
-        if not isinstance(record, dict) or set(record) - {"pace", "cells"} != FIELDS:
+        if not isinstance(record, dict) or set(record) - NEWER != FIELDS:
             raise IclError(f"{path} is not the record of a run. Delete it.")
         found[record["tier"], record["chapter"]] = record
     return found
