@@ -112,13 +112,15 @@ def fit(
     epochs: int = 10,
     batch: int | None = 1,
     lr: float = 0.01,
+    batch_size: int | None = None,
 ) -> Float[Tensor, "set layer head cls"]:
     """Learn a beta for each set of demonstrations; ``sets`` numbers that of each prompt, from 0.
 
     The defaults are the paper's: from beta = 0, Adam on the cross-entropy over the label words,
-    one row a step (``batch=None``: all), ten epochs, rows shuffled anew in each (without a
-    generator they keep their order). Several sets are fitted as if alone (ours), because Adam
-    works entry by entry, with all rows in every step.
+    one row a step, shuffled anew in each of ten epochs (without a generator they keep their
+    order; ``batch=None``: all in a step). Several sets are fitted as if alone (ours), because Adam
+    works entry by entry, with all rows in every step. ``batch_size``: rows in a pass, whose
+    gradients are added up to that of the step.
     """
     cfg, sets = step.model.cfg, sets.to(step.prompts.target)
     shape = int(sets.max()) + 1, cfg.n_layers, cfg.n_heads, step.prompts.classes
@@ -126,15 +128,15 @@ def fit(
     adam = torch.optim.Adam([beta], lr=lr)
     for _ in bar(range(epochs), "epochs"):
         order = torch.arange(len(sets))
-        if generator is not None:
+        if generator is not None and batch is not None:
             order = torch.randperm(len(sets), generator=generator, device=generator.device)
-        steps = [slice(None)] if batch is None else order.to(sets.device).split(batch)
-        for rows in steps:
-            mine = sets[rows]
-            share = 1 / mine.bincount()[mine]  # of a row in the loss of its set
-            with torch.enable_grad():
-                loss = (step[rows].losses(beta[mine]) * share).sum()
-            (beta.grad,) = torch.autograd.grad(loss, beta)
+        for rows in order.to(sets.device).split(batch or len(sets)):
+            share = 1 / sets[rows].bincount(minlength=len(beta))[sets]  # in the loss of its set
+            beta.grad = torch.zeros_like(beta)
+            for few in rows.split(batch_size or len(rows)):
+                with torch.enable_grad():
+                    loss = (step[few].losses(beta[sets[few]]) * share[few]).sum()
+                beta.grad += torch.autograd.grad(loss, beta)[0]
             adam.step()
     return beta.detach()
 
@@ -158,7 +160,7 @@ def compare(
     """Fit and score on sets of demonstrations, once for anchors and once for random words.
 
     ``pairs`` are training prompts and other queries on the same demonstrations. With
-    ``batch=None`` all sets are fitted in one go; ``batch_size``: prompts scored in a pass.
+    ``batch=None`` all sets are fitted in one go; ``batch_size``: prompts in a pass.
     """
     if batch is not None and len(pairs) > 1:
         each = [compare(model, [pair], generator, epochs, batch, lr, batch_size) for pair in pairs]
@@ -170,7 +172,8 @@ def compare(
     labels = torch.cat([first.label_pos[:1] for first, _ in pairs])
     step = prepare(model, train)
     own, other = (
-        fit(step.at(at[mine]), mine, generator, epochs, batch, lr) for at in (labels, words)
+        fit(step.at(at[mine]), mine, generator, epochs, batch, lr, batch_size)
+        for at in (labels, words)
     )
     fitted = [(torch.zeros_like(own), labels), (own, labels), (other, words)]
     right: list[list[Tensor]] = [[], [], []]  # before, anchors, control

@@ -102,7 +102,9 @@ def test_a_fit_is_steps_of_adam(
 def test_sets_are_fitted_as_if_alone(gpt2: TransformerBridge) -> None:
     whole = random_prompts(3, count=9)
     sets = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
-    together = fit(prepare(gpt2, whole), sets, torch.Generator(), epochs=4, batch=None)
+    together = fit(prepare(gpt2, whole), sets, None, epochs=4, batch=None)
+    in_parts = fit(prepare(gpt2, whole), sets, None, epochs=4, batch=None, batch_size=4)
+    torch.testing.assert_close(in_parts, together, atol=1e-6, rtol=1e-4)
     for number in range(3):
         part = whole[(sets == number).nonzero()[:, 0]]
         alone = fitted(prepare(gpt2, part), epochs=4, batch=None)
