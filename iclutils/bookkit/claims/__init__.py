@@ -57,6 +57,7 @@ class Claim:
     tolerance: str  # where the bounds come from
     over: str | dict[str, str] = ""  # what was repeated; likewise
     null: str = ""  # the fair null, where it is not random weights; the cell measures it
+    undefined: str = ""  # why random weights leave nothing to measure, where that is so
     added_after: str = ""  # the claim that had failed when this easier one was added
     published: float | str | None = None  # the source's value of the same quantity
     range: tuple[float, float] = (-math.inf, math.inf)  # values that the measure can take
