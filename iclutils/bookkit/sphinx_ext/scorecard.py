@@ -263,7 +263,7 @@ def _rules(claim: Claim) -> list[str]:
     if len(what) == 1:
         lines = [f"Measured: {text}" for text in what]
     lines += [f"{' and '.join(where).capitalize()}: {rule}" for rule, where in said.items()]
-    why = f"; undefined where {claim.undefined}" if claim.undefined else ""
+    why = f", undefined because {claim.undefined}" if claim.undefined else ""
     lines.append(f"Null: {claim.null or 'the same networks with random weights'}{why}")
     return [*lines, f"Bounds: {claim.tolerance}"]
 
