@@ -114,13 +114,15 @@ class Run:
         asked = self.asks() if self.kind != "own" else []
         return [k for k in asked if not (self.results / self.kind / f"{k}.json").is_file()]
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether the tier puts a claim that the notebook names, if it names any: networks that
-        read numbers have none at the tier ``real``."""
+    def is_asked(self, whole: bool = False) -> bool:
+        """Whether the tier puts a claim that the notebook names: networks that read numbers have
+        none at the tier ``real``. One that names none, as the tour, is left out where the ``whole``
+        book is run on models that are neither small nor a reader's own."""
         named = claims.named_in(read_json(self.source)["cells"])
         known = [claims.ledger()[name] for name in named & set(claims.ledger())]
-        return not known or any(self.tier in claim.tiers for claim in known)
+        if not known:
+            return not whole or self.tier == "mini" or self.kind == "own"
+        return any(self.tier in claim.tiers for claim in known)
 
     def is_current(self) -> bool:
         """Whether all outputs are there, and nothing has changed since."""
@@ -204,7 +206,7 @@ def run_chapters(
     """
     runs = []
     for run in (plan(name, given, build) for chapter in names for name in resolve(chapter)):
-        if run.is_asked:
+        if run.is_asked(whole=names == chapters()):
             runs.append(replace(run, fresh=force or not run.is_current()))
         else:
             what = "of a language model" if run.tier == "real" else f"at the tier {run.tier}"

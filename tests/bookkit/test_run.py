@@ -182,6 +182,14 @@ def test_a_chapter_of_which_a_language_model_is_asked_nothing_is_not_run(
     assert run.run_chapters(["90"], {"tier": "real"}, book.build) == []
     assert "90_demo: nothing in it is asked of a language model" in capsys.readouterr().out
     assert book.run().fresh
+    book.add("00_tour")  # it names no claim
+    for names, given, ran in (
+        (run.chapters(), {"tier": "real"}, []),
+        (run.chapters(), {"tier": "paper"}, []),
+        (run.chapters(), {"tier": "real", "model": "my/folder"}, ["00_tour"]),
+        (["00"], {"tier": "paper"}, ["00_tour"]),
+    ):
+        assert [it.chapter for it in run.run_chapters(names, given, book.build)] == ran
     for tier, left_out in (("real", run.NETWORKS), ("mini", "")):  # nor are cells about networks
         client = run._client(run.plan("90", {"tier": tier}, book.build))
         assert client.skip_cells_with_tag == left_out
