@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -93,10 +95,11 @@ def test_an_example_that_is_left_out_costs_what_a_shorter_prompt_lacks(
     assert torch.isclose(lost[0, 2], whole - here[:1].margin(one)[0], atol=1e-3)
 
 
-def test_the_common_share_of_one_vector_is_one_and_of_noise_none() -> None:
-    vector, noise = torch.randn(8), torch.randn(400, 8, generator=torch.Generator().manual_seed(0))
-    assert marks.common_share(vector.expand(5, -1)) == pytest.approx(1)
-    assert abs(marks.common_share(noise)) < 0.02
+def test_the_common_share_by_pairs() -> None:
+    states = torch.randn(9, 8, generator=torch.Generator().manual_seed(0)) + 1
+    pairs = [float(x @ y) for x, y in itertools.permutations(states, 2)]
+    expected = np.mean(pairs) / np.mean([float(x @ x) for x in states])
+    assert marks.common_share(states) == pytest.approx(expected)
 
 
 def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_other(
