@@ -25,8 +25,12 @@ def memory() -> float | None:
 
 def disk(folder: Path) -> float:
     """GiB of disk that are free where a folder is, or would be."""
-    place = next(path for path in (folder, *folder.resolve().parents) if path.is_dir())
-    return shutil.disk_usage(place).free / GIB
+    return shutil.disk_usage(nearest(folder)).free / GIB
+
+
+def nearest(folder: Path) -> Path:
+    """The folder, or the one above it that is there."""
+    return next(path for path in (folder, *folder.resolve().parents) if path.is_dir())
 
 
 def refuse_without(needed: float, free: float | None, what: str, cure: str) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import yaml
+
+from iclutils.bookkit import claims
 
 LEDGER = """
 - id: "90.first"
@@ -26,6 +30,15 @@ LEDGER = """
   tiers: {mini: {holds: "> 1"}}
   tolerance: a bar for the test
 """
+
+
+def measured(
+    name: str, value: Any, spread: float = 0.0, count: int = 1, null: Any = None, **where: Any
+) -> claims.Result:
+    """Judge and keep a value as the mini tier does, or a sequence of them."""
+    where = {"tier": "mini", "model": "m", "seed": 0, "device": "cpu"} | where
+    own = None if null is None else claims.summary(null)
+    return claims.keep(claims.find(name), claims.summary(value, spread, count), own, **where)
 
 
 def entry(**changes: object) -> dict[str, object]:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from ..errors import IclError
 from ..files import check_sums
+from ..room import disk, nearest
 from . import machine
 
 MEMORY_GIB = {"mini": 4, "real": 6, "paper": 32}
@@ -132,12 +133,11 @@ def device() -> Iterator[Finding]:
 
 def room(build: Path) -> Iterator[Finding]:
     """Memory, and disk space for the folder of outputs, which must be one that can be written."""
-    place = next(p for p in (build.resolve(), *build.resolve().parents) if p.is_dir())
-    free = round(shutil.disk_usage(place).free / machine.GIB, 1)
+    free = round(disk(build), 1)
     yield _enough("memory", machine.memory_gib(), MEMORY_GIB, "close other programs")
     yield _enough(f"disk space for {build}", free, DISK_GIB, "make room, or run elsewhere")
     try:
-        tempfile.TemporaryFile(dir=place).close()
+        tempfile.TemporaryFile(dir=nearest(build)).close()
     except OSError as error:
         cure = "run from a folder that you may write to"
         yield missing(f"{build} cannot be written: {error.strerror}", cure)

@@ -126,12 +126,10 @@ class Session:
         **detail: Any,
     ) -> None:
         """Judge a measurement against its claim: a mean with its standard error over ``count``,
-        or a sequence of repetitions. Only report it if it is undefined (NaN), or on a model of the
-        reader's that is not the tier's for this chapter."""
-        known = claims.ledger()
-        if claim_id not in known:
-            raise unknown("claim", claim_id, known)
-        claim, measured = known[claim_id], claims.summary(value, float(spread), count)
+        or a sequence of repetitions; ``null``, of the cell's own, is a sequence or such a triple.
+        Only report it if it is undefined (NaN), or on a model of the reader's that is not the
+        tier's for this chapter. ``detail`` is anything else worth keeping."""
+        claim, measured = claims.find(claim_id), claims.summary(value, float(spread), count)
         if math.isnan(measured[0]) and self.weights == "trained":
             print(f"{claims.UNDEFINED:<15} {claim_id}")
         elif self.own_model not in ("", *self.tier.models(claim.chapter)):
@@ -140,9 +138,11 @@ class Session:
         elif self.tier.name not in claim.tiers:
             print(f"{'no claim':<15} {claim_id} at the {self.tier.name} tier")
         else:
+            if null is not None:
+                null = claims.summary(*null) if isinstance(null, tuple) else claims.summary(null)
             where: dict[str, Any] = {"tier": self.column, "seed": self.seed, "device": self.device}
-            where |= {"model": ", ".join(self.models(claim.chapter)), "count": measured[2]}
-            claims.check(claim_id, measured[0], measured[1], **where, null=null, **detail)
+            where |= {"model": ", ".join(self.models(claim.chapter)), "detail": detail}
+            claims.keep(claim, measured, null, **where)
 
     @staticmethod
     @contextmanager
@@ -171,11 +171,7 @@ class Session:
         """Show claims in every column of the scorecard: the source's number, small models, a real
         language model, the paper's own, each with its null. The numbers are the committed ones, at
         this tier those of the latest run; a page of the book shows those of its own tree."""
-        known, found = claims.ledger(), []
-        for name in names:
-            if name not in known:
-                raise unknown("claim", name, known)
-            found.append(scorecard.row(known[name], self._results(name)))
+        found = [scorecard.row(claims.find(name), self._results(name)) for name in names]
         shown = {"text/plain": scorecard.compared(found)}
         display(shown | {"text/html": scorecard.compared_html(found)}, raw=True)
 

@@ -276,11 +276,6 @@ RIGHT: dict[str, Callable[[list[dict]], Any]] = {  # edits
         "def dual_parts(query, keys, values, demos):\n"
         "    return right(query.float(), keys.float(), values.float(), demos)"
     ),
-    "numpy": wrap(
-        "import numpy as np\ndef dual_parts(*given):\n    return np.float32(right(*given).numpy())"
-    ),
-    "lists": wrap("def dual_parts(*given):\n    return right(*given).tolist()"),
-    "tuple of rows": wrap("def dual_parts(*given):\n    return tuple(right(*given))"),
     "requires grad": wrap("def dual_parts(*given):\n    return right(*given).requires_grad_()"),
     "changes its inputs": wrap(
         "def dual_parts(*given):\n    found = right(*given)\n    given[2].zero_()\n    return found"

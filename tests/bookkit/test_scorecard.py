@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger import LEDGER
+from ledger import LEDGER, measured
 
 from iclutils.bookkit import claims, scorecard
 
@@ -47,7 +47,7 @@ def test_a_row_has_every_column_and_no_result_is_not_run(
     make_ledger: Callable[..., Path], tmp_path: Path
 ) -> None:
     make_ledger("90_demo", LEDGER)
-    claims.check("90.first", 0.5, tier="mini", model="m", seed=0)
+    measured("90.first", 0.5)
     table = scorecard.rows(claims.read_results(tmp_path / "results"))
     assert [[(entry.verdict, entry.value) for entry in row.values()] for row in table] == [
         [("holds partly", "0.500"), *[("not run",) * 2] * 4],
@@ -61,16 +61,15 @@ def test_the_null_is_the_run_with_random_weights_or_the_cells_own(
     make_ledger: Callable[..., Path], tmp_path: Path
 ) -> None:
     make_ledger("90_demo", LEDGER)
-    where = {"model": "m", "seed": 0}
-    claims.check("90.first", [2.0, 3.0, 4.0], tier="mini", **where)
-    claims.check("90.first", float("nan"), tier="mini-null", **where)
-    claims.check("90.first", 3.0, tier="paper", **where)
+    measured("90.first", [2.0, 3.0, 4.0])
+    measured("90.first", float("nan"), tier="mini-null")
+    measured("90.first", 3.0, tier="paper")
     row, _ = scorecard.rows(claims.read_results(tmp_path / "results"))
     said = [(entry.verdict, entry.value) for entry in row.values()]
     undefined = ("undefined", "undefined")
     none = ("not run", "not run")
     assert said == [("holds partly", "3.0 ± 0.6"), undefined, none, none, ("reproduced", "3.00")]
-    claims.check("90.first", 2.0, tier="mini", null=[0.0, 0.0], **where)
+    measured("90.first", 2.0, null=[0.0, 0.0])
     row, _ = scorecard.rows(claims.read_results(tmp_path / "results"))
     assert (row["mini-null"].verdict, row["mini-null"].value) == ("does not hold", "0")
 
@@ -79,8 +78,8 @@ def test_claims_are_compared_in_text_and_in_html(
     make_ledger: Callable[..., Path], tmp_path: Path
 ) -> None:
     make_ledger("90_demo", LEDGER)
-    claims.check("90.first", [2.0, 3.0, 4.0], tier="mini", model="m", seed=0)
-    claims.check("90.first", 0.5, tier="real", model="m", seed=0, null=[-1.0])
+    measured("90.first", [2.0, 3.0, 4.0])
+    measured("90.first", 0.5, tier="real", null=[-1.0])
     table = scorecard.rows(claims.read_results(tmp_path / "results"))
     text = scorecard.compared(table)
     first, second = re.split(r"\n(?=90)", text)
@@ -104,8 +103,8 @@ def test_a_table_leaves_out_what_says_nothing(
     """A source without numbers, and the null of what holds in any network."""
     made = LEDGER.replace("published: -13.898", "").replace("kind: finding", f"kind: {kind}")
     make_ledger("90_demo", made)
-    claims.check("90.first", [2.0, 3.0, 4.0], tier="mini", model="m", seed=0)
-    claims.check("90.first", math.nan, tier="mini-null", model="m", seed=0)
+    measured("90.first", [2.0, 3.0, 4.0])
+    measured("90.first", math.nan, tier="mini-null")
     html = scorecard.compared_html(scorecard.rows(claims.read_results(tmp_path / "results")))
     assert "Source" not in html
     assert ("nothing to measure" in html) == (kind == "finding")
@@ -118,8 +117,8 @@ def test_text_counts_findings_and_names_what_failed(
     make_ledger("90_demo", LEDGER)
     assert "Does not hold" not in scorecard.text(scorecard.rows({}))
     for name, value in (("90.first", -1.0), ("90.second", 2.0)):
-        claims.check(name, value, tier="mini", model="m", seed=0)
-    claims.check("90.first", 2.0, tier="mini-null", model="m", seed=0)
+        measured(name, value)
+    measured("90.first", 2.0, tier="mini-null")
     text = scorecard.text(scorecard.rows(claims.read_results(tmp_path / "results")))
     lines = [re.split(r" {2,}", line) for line in text.splitlines()]
     head = ["findings on small models", "holds", "holds partly", "does not hold", "null holds"]

@@ -90,11 +90,12 @@ def test_beginning_fixes_the_global_seed_and_float32() -> None:
 
 @pytest.mark.usefixtures("score")
 def test_a_check_is_judged_and_written(capsys: Out, tmp_path: Path) -> None:
-    iclutils.begin(seed=2).check("01.score", [0.9, 0.9, 0.9], head=[4, 5])
+    iclutils.begin(seed=2).check("01.score", [0.9, 0.9, 0.9], null=(0.2, 0.1, 2), head=[4, 5])
     assert capsys.readouterr().out.splitlines()[1:] == ["holds           01.score"]
     stored = read_json(tmp_path / "results/mini/01.score.json")
     assert (stored["seed"], stored["count"], stored["detail"]) == (2, 3, {"head": [4, 5]})
     assert stored["model"] == ", ".join(MINI.models("01"))
+    assert [stored["null"][key] for key in ("value", "spread", "count")] == [0.2, 0.1, 2]
 
 
 def cut_out(network: PreTrainedModel) -> None:

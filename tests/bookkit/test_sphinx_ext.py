@@ -14,7 +14,7 @@ from typing import Any
 import nbformat
 import pybtex.database
 import pytest
-from ledger import LEDGER
+from ledger import LEDGER, measured
 from nbformat import NotebookNode
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
@@ -110,9 +110,9 @@ class Book:
         if path.suffix in (".md", ".ipynb"):
             self.pages = list(dict.fromkeys([*self.pages, name.rpartition(".")[0]]))
 
-    def measure(self, claim: str, value: float, tier: str = "mini", **detail: object) -> None:
+    def measure(self, claim: str, value: float, tier: str = "mini", **given: Any) -> None:
         """Check a claim as a notebook would, and commit the result to this book."""
-        claims.check(claim, value, tier=tier, model="demo-0", seed=7, **detail)
+        measured(claim, value, tier=tier, model="demo-0", seed=7, **given)
         name = f"{tier}/{claim}.json"
         self.write(f"book/results/{name}", (claims.results_folder() / name).read_text())
 
@@ -182,7 +182,7 @@ def test_every_page_shows_what_there_is(
     book.write("CITATION.cff", CITATION)
     book.write("notebooks/90_demo.ipynb", CHAPTER)
     book.write("book/runs/mini/90_demo.json", json.dumps(RUN))
-    book.measure("90.first", 0.5, spread=0.01, best="5.1")
+    book.measure("90.first", 0.5, spread=0.01, detail={"best": "5.1"})
     assert book.build() == ""
     _numbers(book)
     _scorecard(book)
@@ -198,7 +198,7 @@ def test_every_page_shows_what_there_is(
     assert "names.html" in row
     assert "Unknown name." in plain(row)
     # Other results, the pages untouched: the next build shows them.
-    book.measure("90.first", 2.25, best="6.9")
+    book.measure("90.first", 2.25, detail={"best": "6.9"})
     book.measure("90.first", 3.0, tier="paper")
     book.measure("90.first", 4.0, tier="real", null=[-1.0, -1.0])
     (book.source / "book/runs/mini/90_demo.json").unlink()

@@ -39,6 +39,7 @@ CRITERIA = ("holds", "partly")
 NULL = "-null"  # after the name of a tier: its networks with random weights
 NUMBER = r"-?\d+(?:\.\d*)?(?:e-?\d+)?"
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+Summary = tuple[float, float, int]  # a mean, its standard error, and over how many repetitions
 VERSIONED = ("iclutils", "torch", "transformers", "transformer-lens", "numpy")
 
 
@@ -146,6 +147,13 @@ def ledger(chapter: str | None = None) -> dict[str, Claim]:
     return {k: v for name in names for k, v in read_ledger(ROOT / f"{name}.yml").items()}
 
 
+def find(name: str) -> Claim:
+    """The claim of an id."""
+    if name not in ledger():
+        raise unknown("claim", name, ledger())
+    return ledger()[name]
+
+
 def read_ledger(path: Path) -> dict[str, Claim]:
     """Read and check one ledger file."""
     try:
@@ -183,39 +191,18 @@ def read_ledger(path: Path) -> dict[str, Claim]:
     return claims
 
 
-def check(
-    claim_id: str,
-    value: Any,
-    spread: float = 0.0,
-    *,
-    tier: str,
-    model: str,
-    seed: int,
-    device: str = "cpu",
-    count: int = 1,
-    null: Any = None,
-    **detail: Any,
-) -> Result:
-    """Judge a measured value, write the result with its provenance as JSON, print the verdict.
-
-    ``value`` and ``null`` are a sequence of repetitions, or means with the standard error
-    ``spread`` over ``count`` (of a null: a triple); ``detail`` is anything else worth keeping.
-    """
-    known = ledger()
-    if claim_id not in known:
-        raise unknown("claim", claim_id, known)
-    measured = _judged(known[claim_id], tier, *summary(value, spread, count))
-    if null is not None:
-        found = summary(*null) if isinstance(null, tuple) else summary(null)
-        null = _judged(known[claim_id], tier, *found)
-    made = measured | provenance() | {"null": null, "detail": detail}
-    result = Result(claim_id, tier=tier, model=model, seed=seed, device=device, **made)
-    write_json(results_folder() / tier / f"{claim_id}.json", asdict(result))
-    print(f"{result.verdict:<15} {claim_id}")
+def keep(claim: Claim, measured: Summary, null: Summary | None = None, **where: Any) -> Result:
+    """Judge a mean, write the result with its provenance as JSON, print the verdict. ``where`` has
+    the other fields of a ``Result``: tier, model, seed, device, detail."""
+    made = _judged(claim, where["tier"], *measured) | provenance() | where
+    made["null"] = None if null is None else _judged(claim, where["tier"], *null)
+    result = Result(claim.id, **made)
+    write_json(results_folder() / result.tier / f"{claim.id}.json", asdict(result))
+    print(f"{result.verdict:<15} {claim.id}")
     return result
 
 
-def summary(value: Any, spread: float = 0.0, count: int = 1) -> tuple[float, float, int]:
+def summary(value: Any, spread: float = 0.0, count: int = 1) -> Summary:
     """Mean, standard error and number of repetitions; a number stands for itself."""
     if not np.ndim(value):
         return float(value), float(spread), int(count)

@@ -43,10 +43,7 @@ class Number(SphinxRole):
             raise IclError(
                 f"{self.text!r} is not of the form 01.claim, 01.claim.field or 01.claim@real."
             )
-        known, field = claims.ledger(), match["field"]
-        if match["id"] not in known:
-            raise unknown("claim", match["id"], known)
-        claim = known[match["id"]]
+        claim, field = claims.find(match["id"]), match["field"]
         if self.name == "published":
             return scorecard.published(claim)
         column = {None: "mini", "null": f"mini{claims.NULL}"}.get(match["column"], match["column"])
