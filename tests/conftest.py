@@ -48,6 +48,14 @@ def neox(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load(folder)
 
 
+@pytest.fixture(scope="module", params=["gpt2", "smollm2"])
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    """Of GPT-2, then of SmolLM2."""
+    from tiny import real_tokenizer  # it imports the hub's client
+
+    return real_tokenizer(request.param)
+
+
 @pytest.fixture
 def text_model(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A random checkpoint with the real tokenizer, in the hub's format, and the real rows."""

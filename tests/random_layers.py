@@ -14,7 +14,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def some(seed: int, *sizes: tuple[int, ...]) -> list[torch.Tensor]:
-    source = torch.Generator().manual_seed(seed)
+    source = seeded(seed)
     return [torch.randn(size, generator=source, dtype=torch.float64) for size in sizes]
 
 

@@ -9,12 +9,18 @@ import pytest
 from iclutils import IclError
 
 
+def must_refuse(*rows: tuple[Callable[[], object], str]) -> None:
+    """Each row: a call, and a part of its message."""
+    for call, message in rows:
+        with pytest.raises(IclError, match=message):
+            call()
+
+
 def refused(*rows: tuple[Callable[..., object], str]) -> Callable[..., None]:
     """A test with a case for each row: a call without arguments, and a part of its message."""
 
     @pytest.mark.parametrize(("call", "message"), rows)
     def test(call: Callable[[], object], message: str) -> None:
-        with pytest.raises(IclError, match=message):
-            call()
+        must_refuse((call, message))
 
     return test

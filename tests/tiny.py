@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from iclutils.errors import IclError
+from iclutils.interp.clean_corrupt import CleanCorrupt, copying
 from iclutils.models import TransformerBridge, load
 from iclutils.zoo import smollm2
 
@@ -128,6 +129,14 @@ def tiny_gpt2(folder: Path, **changes: int) -> TransformerBridge:
     """A small random GPT-2, loaded the way a reader's model is."""
     save_gpt2(folder, **changes)
     return load(folder)
+
+
+def a_task(
+    model: TransformerBridge, count: int = 3, length: int = 6, seed: int = 0, narrow: bool = False
+) -> CleanCorrupt:
+    """Repeated tokens, whose first copy is corrupt on the other side."""
+    generator = torch.Generator().manual_seed(seed)
+    return copying(model, count, length, generator, narrow=narrow)
 
 
 def tokens(count: int, length: int, seed: int = 0) -> torch.Tensor:

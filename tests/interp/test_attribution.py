@@ -7,20 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import save_grouped, tiny_gpt2
-from torch import Generator
+from refusals import must_refuse
+from tiny import a_task, save_grouped, tiny_gpt2
 from transformer_lens.tools.analysis import attribution_patching as theirs
 
-from iclutils import IclError
 from iclutils.interp import attribution, graph
 from iclutils.interp.attribution import edge_attribution
-from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying
+from iclutils.interp.clean_corrupt import CleanCorrupt, baselines
 from iclutils.interp.graph import Node
 from iclutils.models import TransformerBridge, load
-
-
-def a_task(model: TransformerBridge, count: int = 3, length: int = 6) -> CleanCorrupt:
-    return copying(model, count, length, Generator().manual_seed(0))
 
 
 def turned(task: CleanCorrupt) -> CleanCorrupt:
@@ -100,9 +95,7 @@ def test_ends_chunks_and_shapes(
 
 
 def test_mistakes_are_refused(gpt2: TransformerBridge) -> None:
-    for run, message in (
+    must_refuse(
         (lambda: edge_attribution(gpt2, a_task(gpt2), at="clear"), "Unknown end of the path"),
         (lambda: edge_attribution(gpt2, a_task(gpt2), steps=0), "steps must be at least 1"),
-    ):
-        with pytest.raises(IclError, match=message):
-            run()
+    )

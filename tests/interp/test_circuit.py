@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
-from tiny import save_neox, tiny_gpt2
+from refusals import must_refuse
+from tiny import a_task, save_neox, tiny_gpt2
 from transformer_lens.tools.analysis import attribution_patching as theirs
 from wired import save_wired
 
-from iclutils import IclError
 from iclutils.interp import circuit, graph, patching, statistics
-from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying
+from iclutils.interp.clean_corrupt import baselines
 from iclutils.interp.graph import Graph, Node, head
 from iclutils.models import TransformerBridge, load
 
@@ -31,13 +31,7 @@ def models(
     return [gpt2, neox, load(folder), smallest]
 
 
-def a_task(
-    model: TransformerBridge, count: int = 3, length: int = 6, seed: int = 0
-) -> CleanCorrupt:
-    return copying(model, count, length, seeded(seed))
-
-
-def drawn(nodes: Graph, size: int, count: int, generator: Generator) -> torch.Tensor:
+def drawn(nodes: Graph, size: int, count: int, generator: torch.Generator) -> torch.Tensor:
     """Circuits of ``size`` edges at random."""
     edges = nodes.edges()
     picks = [torch.randperm(len(edges), generator=generator)[:size] for _ in range(count)]
@@ -180,12 +174,10 @@ def test_rankings_and_random_circuits_hold_each_edge_once(
 def test_mistakes_are_refused(gpt2: TransformerBridge) -> None:
     task, nodes = a_task(gpt2), graph.of(gpt2)
     nothing = torch.zeros_like(nodes.exists)
-    for run, message in (
+    must_refuse(
         (lambda: circuit.minimality(gpt2, task, nothing), "size zero"),
         (lambda: circuit.scores(gpt2, task, ~nothing[None]), "edges that exist"),
         (lambda: circuit.scores(gpt2, task, nothing[None, 1:]), "another model"),
         (lambda: circuit.induction_edges(nodes, [head(1, 0)], [head(1, 1)]), "before an induction"),
         (lambda: circuit.induction_edges(nodes, [head(0, 7)], [head(1, 1)]), "Unknown reader"),
-    ):
-        with pytest.raises(IclError, match=message):
-            run()
+    )

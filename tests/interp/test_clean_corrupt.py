@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
+from refusals import must_refuse
 from tiny import real_tokenizer
 
 from iclutils import IclError, models
@@ -100,13 +101,11 @@ def test_the_graph_has_every_later_reader(layers: int, heads: int, parallel: boo
 def test_mistakes_are_refused(gpt2: TransformerBridge) -> None:
     task, shots = clean_corrupt.copying(gpt2, 3, 6, seeded()), topics.sample(2, seeded(), shots=2)
     same, short = replace(task, corrupt=task.clean), task.clean[:, :-1]
-    for run, message in (
+    must_refuse(
         (lambda: clean_corrupt.copying(gpt2, 4, 11, seeded(), "reversed"), "Unknown corruption"),
         (lambda: clean_corrupt.classification(shots), "one demonstration per class"),
         (lambda: task[slice(0, 0)], "nothing to score"),
         (lambda: clean_corrupt.baselines(gpt2, same), "score the same"),
         (lambda: replace(task, corrupt=short), "same shape"),
         (lambda: replace(task, at=task.at + 9), "outside the sequence"),
-    ):
-        with pytest.raises(IclError, match=message):
-            run()
+    )

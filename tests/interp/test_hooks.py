@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from random_layers import seeded
+from refusals import must_refuse
 from tiny import save_gpt2, tokens
 from torch import Tensor
 
-from iclutils import IclError, models
+from iclutils import models
 from iclutils.interp.hooks import (
     Hook,
     ablate_heads,
@@ -66,7 +68,7 @@ def test_cut_edges_are_left_out_of_the_softmax_or_zeroed(
     gpt2: TransformerBridge, renormalise: bool
 ) -> None:
     x, names = tokens(2, 6), [get_act_name("attn_scores", 1), get_act_name("pattern", 1)]
-    cut = torch.rand(2, 6, 6, generator=torch.Generator().manual_seed(0)) < 0.4
+    cut = torch.rand(2, 6, 6, generator=seeded(0)) < 0.4
     cut &= ~torch.eye(6, dtype=torch.bool)
     heads = torch.tensor([True, False, True, False])[:, None, None]
     _, plain = run_with_hooks(gpt2, x, [], names)
@@ -82,12 +84,10 @@ def test_cut_edges_are_left_out_of_the_softmax_or_zeroed(
 
 def test_mistakes_are_refused(gpt2: TransformerBridge) -> None:
     x = tokens(2, 10)
-    for run, message in (
+    must_refuse(
         (lambda: ablate_heads(gpt2, x, [(3, 0)], "zero", x), "There is no head 3.0"),
         (lambda: ablate_mlps(gpt2, x, [7], "zero", x), "There is no layer 7"),
         (lambda: ablate_heads(gpt2, x, [(0, 0)], "resample", x[:1]), "of the same shape"),
         (lambda: run_with_hooks(gpt2, tokens(1, 49), []), "reads at most 48"),
         (lambda: cut_attention(gpt2, {3: torch.ones(1, 1, 1).bool()}), "There is no layer 3"),
-    ):
-        with pytest.raises(IclError, match=message):
-            run()
+    )

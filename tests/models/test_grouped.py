@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from by_hand import ByHand
-from tiny import BOS, GROUPED, VOCAB, save_grouped, tokens
+from tiny import BOS, GROUPED, VOCAB, a_task, save_grouped, tokens
 from torch import Tensor
 from transformers import FalconConfig, FalconForCausalLM, PreTrainedModel
 
 from iclutils import IclError, models
 from iclutils.interp import patching, weights
 from iclutils.interp.attribution import edge_attribution
-from iclutils.interp.clean_corrupt import CleanCorrupt, copying
+from iclutils.interp.clean_corrupt import CleanCorrupt
 from iclutils.interp.graph import Node, of
 from iclutils.models import TransformerBridge, cached, get_act_name
 
@@ -28,10 +28,6 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(request.param)
     network = save_grouped(folder, request.param)
     return models.load(folder), ByHand(network)
-
-
-def a_task(model: TransformerBridge, count: int = 2) -> CleanCorrupt:
-    return copying(model, count, 5, torch.Generator().manual_seed(0))
 
 
 def close(got: Tensor, expected: Tensor, atol: float = 2e-5) -> None:
@@ -81,7 +77,7 @@ def test_edits_twins_and_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("first", "entries"), [(1, ALL), (1, slice(-1, None)), (7, ALL)])
 def test_edges_and_layers_against_float64(both: Both, first: int, entries: slice) -> None:
     model, truth = both
-    task, graph = a_task(model), of(model)
+    task, graph = a_task(model, 2, 5), of(model)
     corrupt = torch.cat([task.clean[:, :first], (task.clean[:, first:] + 7) % BOS], 1)
     task = CleanCorrupt(task.clean, corrupt, task.at[:, entries], task.answer[:, entries])
     run = patching.CleanRun(model, task)
@@ -104,7 +100,7 @@ def test_edges_and_layers_against_float64(both: Both, first: int, entries: slice
 # matrix, so that its own gradient is the sum over them.
 def test_estimates_are_slopes_of_one_head_in_float64(both: Both) -> None:
     model, truth = both
-    task, graph = a_task(model, 1), of(model)
+    task, graph = a_task(model, 1, 5), of(model)
     got = edge_attribution(model, task)
     clean, corrupt = (truth.run(x).writes for x in (task.clean, task.corrupt))
     for edge in graph.edges()[::41]:

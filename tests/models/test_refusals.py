@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import save_gptj, save_grouped
+from random_layers import seeded
+from tiny import a_task, save_gptj, save_grouped
 from transformers import BloomConfig, BloomForCausalLM
 
 from iclutils import IclError, models
@@ -16,7 +17,6 @@ from iclutils.chapters.gradient_descent import heads
 from iclutils.interp import (
     attribution,
     circuit,
-    clean_corrupt,
     hooks,
     kv_cache,
     patching,
@@ -25,7 +25,7 @@ from iclutils.interp import (
 from iclutils.interp.graph import Node, head, of
 from iclutils.models import TransformerBridge
 
-TOKENS = torch.randint(1, 59, (2, 11), generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
 
 
 def save_bloom(folder: Path) -> None:
@@ -34,10 +34,6 @@ def save_bloom(folder: Path) -> None:
     torch.manual_seed(0)
     config = BloomConfig(**sizes, bos_token_id=59, eos_token_id=59)
     BloomForCausalLM(config).save_pretrained(folder)
-
-
-def a_task(model: TransformerBridge) -> clean_corrupt.CleanCorrupt:
-    return clean_corrupt.copying(model, 1, 5, torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(

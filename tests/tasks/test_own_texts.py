@@ -17,11 +17,6 @@ from iclutils.tasks.prompts import Role
 NAMES = ("sentiment", "questions", "subjects")
 
 
-@pytest.fixture(params=["gpt2", "smollm2"])
-def tokenizer(request: pytest.FixtureRequest) -> Any:
-    return real_tokenizer(request.param)
-
-
 def test_passages_begin_with_bos_and_are_cut_where_asked(tokenizer: Any) -> None:
     kinds, tokens = text.passages(tokenizer, 190, bos=5)
     assert len(set(kinds)) == len(kinds) == len(tokens) == 12

@@ -19,12 +19,6 @@ from iclutils.interp.readout import target_logits, with_answers, writes
 from iclutils.tasks import words
 from iclutils.tasks.prompts import Role
 
-
-@pytest.fixture(scope="module", params=["gpt2", "smollm2"])
-def tokenizer(request: pytest.FixtureRequest) -> Any:
-    return real_tokenizer(request.param)
-
-
 # Lists
 
 

@@ -12,6 +12,7 @@ import base64
 import json
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,8 @@ from ...errors import IclError
 from .answers import Expected, Function, Part, Value
 
 Parts = dict[str, list[tuple[Part, Expected | None]]]
-ARGUMENTS = {  # of a table's entries: which of them a student may have, by their order
-    "Function": ("solution", "inputs", "mistakes", "tolerance", "outcome", "look"),
-    "Value": ("name", "truth", "mistakes", "tolerance", "reading"),
-}
-KEPT = {"inputs": "inputs", "outcome": "outcome", "look": "look", "reading": "outcome",
-        "tolerance": "tolerance"}  # fmt: skip
+# What a student may have of an entry of the table, and what a ``Part`` calls it.
+KEPT = {name: name for name in ("inputs", "outcome", "look", "tolerance")} | {"reading": "outcome"}
 
 
 def packed(table: Path, questions: dict[str, tuple[Function | Value, ...]]) -> str:
@@ -131,7 +128,7 @@ def _calls(node: ast.stmt, table: Path) -> list[ast.Call]:
 def _part(call: ast.Call, entry: Function | Value) -> str:
     """The code of the ``Part`` of one entry."""
     flat = [each.value.elts if isinstance(each, ast.Starred) else [each] for each in call.args]  # type: ignore[attr-defined]
-    names = ARGUMENTS[type(entry).__name__]
+    names = (field.name for field in fields(entry))
     given = dict(zip(names, (each for some in flat for each in some), strict=False))
     given |= {str(each.arg): each.value for each in call.keywords}
     kept = [f"{KEPT[name]}={ast.unparse(node)}" for name, node in given.items() if name in KEPT]

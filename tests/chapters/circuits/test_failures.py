@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
-from tiny import save_gpt2
+from refusals import must_refuse
+from tiny import a_task, save_gpt2
 
-from iclutils import IclError
 from iclutils.chapters.circuits import failures
 from iclutils.chapters.circuits.failures import (
     KINDS,
@@ -49,10 +49,6 @@ PLANTED = {
 }
 
 
-def some_task(model: TransformerBridge, count: int = 4, seed: int = 0) -> CleanCorrupt:
-    return copying(model, count, 6, seeded(seed))
-
-
 def a_fault(kind: str, strength: float = 1.0) -> Fault:
     readers = (Node("k", 1, 2), Node("mlp_in", 1)) if kind == "cut" else ()
     return Fault(kind, (head(0, 1), head(0, 3)), readers, strength)
@@ -66,7 +62,7 @@ def test_parts_are_where_the_model_works_wrongly() -> None:
 @pytest.mark.parametrize("strength", [0.0, 0.25, 1.0])
 @pytest.mark.parametrize("kind", ["even", "sink", "misrouted"])
 def test_rows_of_attention_by_hand(model: TransformerBridge, kind: str, strength: float) -> None:
-    task, name = some_task(model), get_act_name("pattern", 0)
+    task, name = a_task(model, 4), get_act_name("pattern", 0)
     before, after = (
         observe(model, task, hooks, [name])[1][name].numpy()
         for hooks in ([], plant(model, task, [a_fault(kind, strength)]))
@@ -85,7 +81,7 @@ def test_rows_of_attention_by_hand(model: TransformerBridge, kind: str, strength
 
 
 def test_an_overactive_head_puts_out_more(model: TransformerBridge) -> None:
-    task, name = some_task(model), get_act_name("z", 0)
+    task, name = a_task(model, 4), get_act_name("z", 0)
     _, clean = observe(model, task, (), [name])
     _, broken = observe(model, task, plant(model, task, [a_fault("overactive", 0.5)]), [name])
     ratio = torch.tensor([1, 2.5, 1, 2.5])
@@ -94,7 +90,7 @@ def test_an_overactive_head_puts_out_more(model: TransformerBridge) -> None:
 
 def test_a_cut_edge_carries_the_mean(model: TransformerBridge) -> None:
     """Against a shift made beforehand: catches a wrong reader, a wrong sign, a lost strength."""
-    task, writer, reader = some_task(model), head(0, 1), Node("v", 1, 0)
+    task, writer, reader = a_task(model, 4), head(0, 1), Node("v", 1, 0)
     own = component_outputs(model, task.clean, [writer])[writer]
     shift = graph.add_to_inputs(model, {reader: 0.5 * (own.mean((0, 1)) - own)})
     with graph.split_qkv_input(model):
@@ -106,7 +102,7 @@ def test_a_cut_edge_carries_the_mean(model: TransformerBridge) -> None:
 def test_all_edges_cut_is_the_head_ablated(model: TransformerBridge) -> None:
     """Cuts see what is written in the run, so that later readers, earlier cuts and an overactive
     writer agree."""
-    task, writer = some_task(model), head(0, 2)
+    task, writer = a_task(model, 4), head(0, 2)
     readers = tuple(v for u, v in graph.of(model).edges() if u == writer)
     cut = Fault("cut", (writer,), readers)
     ablated = scored_logits(
@@ -129,7 +125,7 @@ def test_damage_is_in_one_layer_alone(tmp_path: Path) -> None:
 
 
 def test_features_by_hand(model: TransformerBridge) -> None:
-    task = some_task(model, 3)
+    task = a_task(model, 3)
     assert task.source is not None
     heads = all_heads(model)
     seen = features(model, task, heads)
@@ -163,7 +159,7 @@ def test_features_by_hand(model: TransformerBridge) -> None:
 
 
 def test_effects_are_those_of_patched_edges(gpt2: TransformerBridge) -> None:
-    task, edge = some_task(gpt2, 3), (head(0, 1), Node("v", 2, 0))
+    task, edge = a_task(gpt2, 3), (head(0, 1), Node("v", 2, 0))
     edges = [edge, (head(1, 3), Node("mlp_in", 1))]
     seen = features(gpt2, task, [head(0, 1)], edges)
     for k, each in enumerate(edges):
@@ -286,19 +282,17 @@ def test_what_cannot_be_is_refused(bench: Bench, gptj: TransformerBridge) -> Non
     net, task = bench.model, bench.cases
     blind = replace(task, source=None)
     rerouted = repair(net, "misrouted", blind, [], [FIRST])
-    for call, message in [
+    must_refuse(
         (lambda: Fault("asleep", (FIRST,)), "Unknown fault"),
         (lambda: Fault("cut", (FIRST,)), "Name readers"),
         (lambda: Fault("even", (FIRST,), (), 1.5), "0..1"),
         (lambda: plant(net, task, [Fault("even", (head(9, 0),))]), r"head.*9\.0"),
         (lambda: plant(net, task, [Fault("cut", (SECOND,), (EDGE[1],))]), "must come later"),
-        (lambda: plant(gptj, some_task(gptj), [PLANTED["sink"]]), "only after using it"),
+        (lambda: plant(gptj, a_task(gptj, 4), [PLANTED["sink"]]), "only after using it"),
         (lambda: features(net, task, [head(5, 0)]), r"head.*5\.0"),
         (lambda: Reference(bench.see([])), "30 correctly solved"),
         (lambda: flags(features(net, task, [FIRST]), bench.reference, [[FIRST]]), "same places"),
         (lambda: repair(net, "tired", task, [], [FIRST]), "Unknown failure"),
         (lambda: repair(net, "overactive", task, [], [FIRST]), "give the reference"),
         (lambda: score(net, blind, rerouted(blind)), "no source"),
-    ]:
-        with pytest.raises(IclError, match=message):
-            call()
+    )

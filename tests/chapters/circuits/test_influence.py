@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
+from refusals import must_refuse
 from scipy.special import log_softmax, rel_entr
 from tiny import BOS, VOCAB, save_grouped, tokens
 from transformer_lens.config import TransformerBridgeConfig
@@ -271,13 +272,11 @@ def test_what_cannot_be_measured_is_refused(
     rows, one = tokens(2, 9), torch.tensor([[3], [3]])
     task = CleanCorrupt(rows, rows.flip(0), one, one)
     few = planted(np.random.default_rng(2), {}, count=5)
-    for call, message in [
+    must_refuse(
         (lambda: sources(*few, seeded()), "at least 6 sequences"),
         (lambda: knockout(gpt2, task, one, one + 1), "0 <= src < dest"),
         (lambda: knockout(gptj, task, one, one - 1), "only after using it"),
-    ]:
-        with pytest.raises(IclError, match=message):
-            call()
+    )
 
 
 def test_a_wired_copier_goes_on_from_a_replaced_output(wired: TransformerBridge) -> None:

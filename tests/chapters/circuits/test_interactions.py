@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from random_layers import seeded
+from refusals import must_refuse
 from tiny import save_gpt2, save_grouped, save_neox, tokens
 from transformer_lens.tools.analysis import direct_logit_attribution
 from transformers import GPT2LMHeadModel, GPTNeoXForCausalLM
 from wired import save_wired
 
-from iclutils import IclError
 from iclutils.chapters.circuits import interactions, stability
 from iclutils.interp.clean_corrupt import baselines, copying, scored_logits, share
 from iclutils.interp.graph import Node, all_heads, head, of
@@ -151,7 +151,7 @@ def test_what_cannot_be_edited_is_refused(gpt2: TransformerBridge, tmp_path: Pat
     save_neox(tmp_path)
     other = GPTNeoXForCausalLM.from_pretrained(tmp_path)
     network, one = gpt2.original_model, torch.eye(8)
-    for call, message in [
+    must_refuse(
         (
             lambda: interactions.rotate_head_basis(other, 0, 0, one),
             "architecture of GPT-2 or Llama",
@@ -159,6 +159,4 @@ def test_what_cannot_be_edited_is_refused(gpt2: TransformerBridge, tmp_path: Pat
         (lambda: interactions.rotate_head_basis(network, 9, 0, one), "no head 9.0"),
         (lambda: interactions.rotate_head_basis(network, 0, -1, one), "no head 0.-1"),
         (lambda: interactions.rotate_head_basis(network, 0, 0, 2 * one), "no rotation"),
-    ]:
-        with pytest.raises(IclError, match=message):
-            call()
+    )

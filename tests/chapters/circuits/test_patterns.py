@@ -68,7 +68,7 @@ def bands(row: int) -> list[list[int]]:
 @given(st.integers(0, 10**6), st.integers(3, 20), st.integers(2, 8))
 def test_brute_force(seed: int, size: int, vocab: int) -> None:
     """Row by row; catches a mask shifted, BOS taken for a match, a mean over wrong rows."""
-    ids = torch.randint(0, vocab, (1, size), generator=torch.Generator().manual_seed(seed))
+    ids = torch.randint(0, vocab, (1, size), generator=seeded(seed))
     pattern = random_pattern(seed, size)
     got, a, x = one(pattern, ids), pattern.double().numpy(), ids[0].tolist()
     duplicate, induction, scale, even = [], [], [], []

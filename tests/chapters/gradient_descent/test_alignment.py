@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_layers import TIGHT, random, some
+from random_layers import TIGHT, random, seeded, some
 from refusals import refused
 
 from iclutils.chapters.gradient_descent.alignment import (
@@ -96,7 +96,7 @@ def test_cosines_without_a_direction_are_zero() -> None:
 
 def test_losses_under_shift() -> None:
     """Of one step of GD: flat when weights grow, the closed form when inputs do."""
-    drawn = sample(Task(4), 40_000, 7, torch.Generator().manual_seed(0))
+    drawn = sample(Task(4), 40_000, 7, seeded(0))
     drawn = Contexts(*(part.double() for part in drawn))
     table: dict = {"gd": gd(0.4), "zero": gd(0.0), "network": constructed(Shape(4, 6), [0.4])}
     plain = float(half_mse(answers(gd(0.4), drawn.xs, drawn.ys), drawn.ys))
@@ -115,9 +115,9 @@ def test_losses_under_shift() -> None:
 
 
 def test_noise_is_normal_and_anywhere() -> None:
-    drawn = sample(Task(2), 20_000, 6, torch.Generator().manual_seed(0))
+    drawn = sample(Task(2), 20_000, 6, seeded(0))
     far = drawn._replace(ys=drawn.ys + 100)
-    found = with_noise(far, 2, torch.Generator().manual_seed(0)).ys
+    found = with_noise(far, 2, seeded(0)).ys
     hit = found != far.ys
     assert bool((hit.sum(1) == 2).all())
     expected = torch.tensor([0.4] * 5 + [0.0])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_layers import some
+from random_layers import seeded, some
 from refusals import refused
 from scipy.optimize import minimize
 
@@ -30,7 +30,7 @@ shapes = given(
 
 def contexts(count: int) -> Contexts:
     task = Task(10, inputs="uniform*1+-0.5")
-    drawn = sample(task, count, 11, torch.Generator().manual_seed(0))
+    drawn = sample(task, count, 11, seeded(0))
     return Contexts(*(part.double() for part in drawn))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_layers import seeded
 from random_prompts import prompts_strategy, random_prompts
 
 from iclutils import IclError
@@ -80,9 +81,7 @@ def test_padding_order_and_batch_size_do_not_matter(
 @settings(max_examples=40, **QUIET)
 @given(prompts=prompts_strategy(), seed=st.integers(0, 100))
 def test_the_control_draws_no_label_and_no_target(prompts: Prompts, seed: int) -> None:
-    drawn, again = (
-        random_positions(prompts, torch.Generator().manual_seed(seed)) for _ in range(2)
-    )
+    drawn, again = (random_positions(prompts, seeded(seed)) for _ in range(2))
     assert torch.equal(drawn, again)
     for row, places in enumerate(drawn.tolist()):
         assert len(set(places)) == prompts.label_pos.shape[1]
@@ -92,7 +91,7 @@ def test_the_control_draws_no_label_and_no_target(prompts: Prompts, seed: int) -
 
 def test_the_control_draws_evenly_and_anew() -> None:
     prompts = random_prompts(count=1, longest=3)
-    generator, labels = torch.Generator().manual_seed(0), prompts.label_pos[0].tolist()
+    generator, labels = seeded(0), prompts.label_pos[0].tolist()
     draws = torch.cat([random_positions(prompts, generator) for _ in range(1000)]).flatten()
     allowed = set(range(int(prompts.target) - 1)) - set(labels)
     assert set(draws.tolist()) == allowed
@@ -175,11 +174,11 @@ def test_random_positions_of_a_set_are_cut_for_all_its_queries(gpt2: Transformer
     prompts = random_prompts(seed=5, count=3, shared=True)
     width = int((prompts.roles[0] <= 2).sum())
     alone = replace(prompts[:1], tokens=prompts.tokens[:1, :width], roles=prompts.roles[:1, :width])
-    draw = torch.Generator().manual_seed(1)
+    draw = seeded(1)
     at = [random_positions(alone, draw).expand(3, -1) for _ in range(2)]
     assert all(int(places.max()) < width for places in at)
     whole = isolated(gpt2, prompts, range(2), at)
-    got = isolated_by_set(gpt2, prompts, range(2), torch.Generator().manual_seed(1))
+    got = isolated_by_set(gpt2, prompts, range(2), seeded(1))
     torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from random_layers import seeded
 from tiny import real_tokenizer, save_grouped
 
 from iclutils import IclError, models
@@ -27,7 +28,7 @@ def spoken(model: TransformerBridge, tokens: torch.Tensor) -> str:
 
 
 def asked(model: TransformerBridge, count: int = 4, seed: int = 0) -> Question:
-    draw = torch.Generator().manual_seed(seed)
+    draw = seeded(seed)
     return question.of_words(model, "past", "gerund", count, 3, draw)
 
 
@@ -55,19 +56,17 @@ def test_an_example_goes_with_the_newline_before_it(reader: TransformerBridge) -
 
 
 def test_mixed_examples_show_what_they_say(reader: TransformerBridge) -> None:
-    here = asked(reader, count=20).mixed(torch.Generator().manual_seed(1))
+    here = asked(reader, count=20).mixed(seeded(1))
     shown = here.task.clean.gather(1, here.answers)
     rival = here.task.corrupt.gather(1, here.answers)
     assert torch.equal(shown == rival, here.shows == 1)
     assert 0.2 < here.shows.float().mean() < 0.8
     with pytest.raises(IclError, match="two choices"):
-        question.of_prompts(topics.sample(2, torch.Generator().manual_seed(0))).mixed(
-            torch.Generator()
-        )
+        question.of_prompts(topics.sample(2, seeded(0))).mixed(torch.Generator())
 
 
 def test_the_margin_is_the_right_logit_less_the_others() -> None:
-    here = question.of_prompts(topics.sample(6, torch.Generator().manual_seed(0)))
+    here = question.of_prompts(topics.sample(6, seeded(0)))
     logits = torch.randn(6, topics.VOCAB)
     for row, margin in enumerate(here.margin(logits)):
         right = int(here.task.answer[row, 0])
@@ -76,7 +75,7 @@ def test_the_margin_is_the_right_logit_less_the_others() -> None:
 
 
 def test_texts_lose_an_example_and_keep_their_first_token() -> None:
-    prompts = topics.sample(5, torch.Generator().manual_seed(0))
+    prompts = topics.sample(5, seeded(0))
     here = question.of_prompts(prompts)
     tokens, target = here.without([1])
     for row in range(5):
