@@ -86,19 +86,20 @@ def change_heads(
     ]
 
 
-def means(query: AtQuery, demonstrations: Mask, part: str) -> list[Hook]:
-    """Hooks that put the mean over the prompts in the place of every head's part."""
-    duals = dual_heads(query, demonstrations)
-    mean = duals.demonstration_update if part == "update" else duals.query_term
-    mean = mean.mean(0).to(query.logits)
+def replaced(
+    query: AtQuery, demonstrations: Mask, part: str, vectors: Float[Tensor, "layer head d_head"]
+) -> list[Hook]:
+    """Hooks that put vectors in the place of every head's part."""
+    return [*change_heads(query, demonstrations, PARTS[part]), *moved(vectors[None])]
+
+
+def moved(vectors: Float[Tensor, "#batch layer head d_head"]) -> list[Hook]:
+    """Hooks that move every head's output by a vector."""
 
     def added(z: Tensor, hook: object, layer: int) -> Tensor:
-        return z + mean[layer]
+        return z + vectors[:, layer, None].to(z)
 
-    return [
-        *change_heads(query, demonstrations, PARTS[part]),
-        *((get_act_name("z", la), partial(added, layer=la)) for la in range(len(mean))),
-    ]
+    return [(get_act_name("z", la), partial(added, layer=la)) for la in range(vectors.shape[1])]
 
 
 def frozen_mlps(query: AtQuery) -> list[Hook]:
@@ -156,7 +157,10 @@ def ablations(
         if way != "whole" and part not in PARTS:
             raise unknown("part of a head", part, PARTS)
         hooks = [] if way == "whole" else change_heads(query, demonstrations, PARTS[part], heads)
-        hooks = means(query, demonstrations, part) if how == "mean" else hooks
+        if how == "mean":
+            duals = dual_heads(query, demonstrations)
+            each = duals.demonstration_update if part == "update" else duals.query_term
+            hooks = replaced(query, demonstrations, part, each.mean(0))
         hooks += frozen_mlps(query) if held else []
         found[way] = predict(query, answer, choices, hooks, centred=centred)
     return found

@@ -295,6 +295,18 @@ def test_means_keep_one_prompt_and_mix_several(both: Both, part: str) -> None:
     assert (found[f"mean {part}"].log_prob - found["whole"].log_prob).abs().max() > 1e-2
 
 
+def test_heads_that_are_moved_by_minus_their_step_take_none(gpt2: Both) -> None:
+    """In the last layer, which feeds no other head."""
+    x, mask = tokens(3, 12), some_mask(3, 12)
+    query, cfg = read(gpt2.model, x), gpt2.model.cfg
+    step = dual_heads(query, mask).demonstration_update
+    step[:, :-1] = 0.0
+    last = [(cfg.n_layers - 1, head) for head in range(cfg.n_heads)]
+    hooks = change_heads(query, mask, ablation.no_update, last)
+    close(query.again(ablation.moved(-step)), query.again(hooks), 1e-3)
+    assert (query.again(hooks) - query.logits).abs().max() > 1e-2
+
+
 def test_ablations(gpt2: Both) -> None:
     x, mask = tokens(3, 12), some_mask(3, 12)
     answer, choices = torch.tensor([4, 5, 6]), torch.tensor([[4, 1], [2, 5], [6, 7]])
