@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,4 +28,5 @@ def made(save: Callable[[Path], object]) -> Any:
 
 gptj = made(save_gptj)  # its attention can be read, but not edited
 llama = made(save_grouped)  # heads that share keys and values, gated layers
+qwen2 = made(partial(save_grouped, kind="qwen2"))  # and biases of queries, keys and values
 wired = made(save_wired)  # 0.0 writes the previous token, 1.0 is an induction head; 0.1, 1.1 idle

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from random_layers import seeded
 from refusals import must_refuse
 from scipy.special import log_softmax, rel_entr
-from tiny import BOS, VOCAB, save_grouped, tokens
+from tiny import BOS, VOCAB, tokens
 from transformer_lens.config import TransformerBridgeConfig
 
 from iclutils import IclError
@@ -33,7 +31,7 @@ from iclutils.chapters.circuits.influence import (
 )
 from iclutils.interp.clean_corrupt import CleanCorrupt
 from iclutils.interp.hooks import run_with_hooks
-from iclutils.models import TransformerBridge, cached, get_act_name, load, random_init
+from iclutils.models import TransformerBridge, cached, get_act_name, random_init
 from iclutils.tasks.repeated import repeated_tokens
 
 AT = torch.tensor([[2, 5], [3, 7]])
@@ -202,14 +200,12 @@ def test_rollout_walks_down_the_layers(seed: int, layers: int, size: int) -> Non
     torch.testing.assert_close(rollout(patterns)[0], walker)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "neox", "grouped"])
+@pytest.mark.parametrize("kind", ["gpt2", "neox", "llama", "qwen2"])
 def test_norms_of_what_edges_carry(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By attention cut to one edge; catches values of other heads, dest and src exchanged."""
-    if kind == "grouped":  # fewer key heads than queries
-        save_grouped(tmp_path)
-    model = load(tmp_path) if kind == "grouped" else request.getfixturevalue(kind)
+    model = request.getfixturevalue(kind)
     rows, name = tokens(3, 7), "blocks.1.hook_attn_out"
     got = norm_weighted(model, rows)
     monkeypatch.setattr(module, "ROWS", 1)  # one sequence at a time

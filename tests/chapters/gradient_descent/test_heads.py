@@ -44,7 +44,7 @@ from iclutils.tasks.prompts import Role
 from iclutils.tasks.repeated import RepeatedTokens
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-KINDS = ("gpt2", "neox", "llama", "induction-0")
+KINDS = ("gpt2", "neox", "llama", "qwen2", "induction-0")
 SINGLE = 2e-5  # the model computes in float32
 PARAMETER = {"regularised": "alpha", "negative_samples": "beta"}
 
@@ -53,7 +53,8 @@ class Both:
     """A model as the package loads it, and the same by Hugging Face alone, in float64."""
 
     def __init__(self, kind: str, folder: Path) -> None:
-        makers = {"gpt2": save_gpt2, "neox": save_neox, "llama": save_grouped}
+        grouped = {name: partial(save_grouped, kind=name) for name in ("llama", "qwen2")}
+        makers = {"gpt2": save_gpt2, "neox": save_neox, **grouped}
         if kind in makers:
             makers[kind](folder)
             self.model = models.load(folder)
@@ -62,7 +63,7 @@ class Both:
             self.model = models.load(kind)
         network = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
         self.network = network.double().eval()
-        name = {"neox": "dense", "llama": "o_proj"}.get(kind, "c_proj")
+        name = {"neox": "dense", "llama": "o_proj", "qwen2": "o_proj"}.get(kind, "c_proj")
         modules = network.named_modules()
         self.out = [m for n, m in modules if n.split(".")[-1] == name and "mlp" not in n]
 

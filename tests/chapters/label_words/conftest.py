@@ -14,7 +14,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
     return tiny_gpt2(tmp_path_factory.mktemp("gpt2"), n_positions=128)
 
 
-@pytest.fixture(params=["gpt2", "neox", "llama"])
+@pytest.fixture(params=["gpt2", "neox", "llama", "qwen2"])
 def model(request: pytest.FixtureRequest) -> TransformerBridge:
     """Each whose attention can be edited."""
     return request.getfixturevalue(request.param)

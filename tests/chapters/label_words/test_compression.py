@@ -24,7 +24,7 @@ from iclutils.tasks.prompts import Prompts, Role, join
 SMALL = {"vocab_size": VOCAB, "initializer_range": 0.3, "bos_token_id": BOS, "eos_token_id": BOS}
 
 
-@pytest.fixture(params=["gpt2", "neox", "gptj"])
+@pytest.fixture(params=["gpt2", "neox", "qwen2", "gptj"])
 def any_model(request: pytest.FixtureRequest) -> TransformerBridge:
     """Also one whose attention cannot be edited."""
     return request.getfixturevalue(request.param)
