@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,9 +60,9 @@ HELD_OUT = 3  # every third row
 class Asked(NamedTuple):
     """Prompts of a function, and their whole answers, of which they know the first token.
 
-    The classes of a prompt are the answers of its examples, in their order, and one more: the
-    query's, or where an example shows that, another answer of the function. ``whole`` ends in the
-    newline and in -1 after that; see ``interp.readout.with_answers``.
+    The classes of a prompt are the answers of its examples, in their order, and one more, if the
+    function has one: the query's, or where an example shows that, another answer. ``whole`` ends
+    in the newline and in -1 after that; see ``interp.readout.with_answers``.
     """
 
     prompts: Prompts
@@ -115,6 +115,8 @@ def _outside(name: str, folder: str | Path | None) -> list[Pair]:
             f"{path} must be a list of objects with 'input' and 'output' "
             f"({type(error).__name__}: {error})."
         ) from None
+    if not pairs:
+        raise IclError(f"{path} is empty: list objects with 'input' and 'output'.")
     for n, pair in enumerate(pairs):
         if not all(pair) or "\n" in "".join(pair):
             raise IclError(f"{path}, entry {n}: a word or its answer is blank or has two lines.")
@@ -152,10 +154,11 @@ def ask(
 ) -> Asked:
     """``count`` prompts of a function: ``examples`` of its training pairs, and a word of ``split``.
 
-    The answers of a prompt's examples begin with different tokens; no example asks for the query's
-    answer or has the query for an answer. ``shared`` gives all prompts the same examples. ``new``
-    leaves out examples that show the query's answer. ``shuffled`` deals the examples' answers out
-    to other examples: the same words, and no function.
+    The answers of a prompt's examples begin with different tokens; where a function has too few,
+    as sentiment has two, they repeat, all about as often. No example asks for the query's answer or
+    has the query for an answer. ``shared`` gives all prompts the same examples. ``new`` leaves out
+    examples that show the query's answer. ``shuffled`` deals the examples' answers out to other
+    examples: the same words, and (but for answers that repeat) no function.
     """
     if count < 1 or examples < 0 or (shuffled and examples < 2):
         raise IclError(
@@ -173,17 +176,19 @@ def ask(
         return not (unclear or example[0] in query or example[1] == query[0] or (new and same))
 
     def chosen(fitting: Callable[[Pair], bool]) -> list[Pair]:
-        """Examples with answers that begin differently, one for each first token at most."""
-        found: dict[int, Pair] = {}
-        for i in torch.randperm(len(pool), generator=generator).tolist():
-            if len(found) < examples and fitting(pool[i]):
-                found.setdefault(first[pool[i][1]], pool[i])
+        """Examples in random order: one of each answer, then another of each, until enough."""
+        alike: dict[int, dict[int, Pair]] = {}  # by first token: pairs with one answer, by place
+        for place, i in enumerate(torch.randperm(len(pool), generator=generator).tolist()):
+            if fitting(pool[i]):
+                same = alike.setdefault(first[pool[i][1]], {place: pool[i]})
+                if next(iter(same.values()))[1] == pool[i][1]:
+                    same[place] = pool[i]
+        turns = zip_longest(*(same.items() for same in alike.values()))
+        found = [one for turn in turns for one in turn if one]
         if len(found) < examples:
-            raise IclError(
-                f"For {examples} examples {name!r} has too few answers that begin with different "
-                f"tokens: {len(found)} fit. Show fewer."
-            )
-        return list(found.values())
+            few = f"{name!r} has too few pairs for {examples} examples: {len(found)} fit."
+            raise IclError(f"{few} Show fewer.")
+        return [pair for _, pair in sorted(found[:examples])]
 
     shown, queries = [], []
     common = chosen(lambda pair: True) if shared else []
@@ -193,19 +198,18 @@ def ask(
     for query in islice(_forever(asked, generator), count):
         queries.append(query)
         shown.append(common if shared else chosen(partial(fits, query)))
+    classes = min(examples + 1, len(set(first.values())))
     labels, gold = [], []
     for n, (demos, (_, answer)) in enumerate(zip(shown, queries, strict=True)):
         if shuffled:
             others = _derangement(examples, generator)
             shown[n] = demos = [(demos[i][0], demos[j][1]) for i, j in enumerate(others)]
-        row = [pair[1] for pair in demos]
-        taken = {first[a] for a in (*row, answer)}
-        last = [a for a in answers if first[a] not in taken] if answer in row else [answer]
-        if not last:
-            raise IclError(f"Every answer of {name!r} is shown by {examples} examples: show fewer.")
-        labels.append([*row, last[0]])
+        row: dict[int, str] = {}
+        for one in (*(one for _, one in demos), answer, *answers):
+            row.setdefault(first[one], one)
+        labels.append(list(row.values())[:classes])
         gold.append(labels[-1].index(answer))
-    return _write(tokenizer, shown, queries, labels, gold, first, context, unseen=1)
+    return _write(tokenizer, shown, queries, labels, gold, first, context)
 
 
 def recall(
@@ -254,17 +258,18 @@ def _write(
     gold: Sequence[int],
     first: dict[str, int],
     context: int,
-    unseen: int = 0,
 ) -> Asked:
+    """The prompts, given that in ``labels`` the classes that no example shows come last."""
+    rows = list(zip(shown, labels, strict=True))
     parts = [_pieces(demos, word) for demos, (word, _) in zip(shown, queries, strict=True)]
     prompts = encode(
         tokenizer,
         parts,
-        [list(range(len(demos))) for demos in shown],
+        [[row.index(answer) for _, answer in demos] for demos, row in rows],
         gold,
         torch.tensor([[first[answer] for answer in row] for row in labels]),
         context=context,
-        unseen=unseen,
+        unseen=max(len(row) - len({answer for _, answer in demos}) for demos, row in rows),
     )
     lines = [f" {answer}\n" for _, answer in queries]
     whole = tokenizer(lines, add_special_tokens=False)["input_ids"]

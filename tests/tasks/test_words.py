@@ -97,7 +97,8 @@ def check(asked: words.Asked, tokenizer: Any, functions: list[words.Pair], true:
         assert int(prompts.label_words[n, prompts.gold[n]]) == int(whole[n, 0])
         assert tokenizer.decode(tokens[int(prompts.target[n])]) == " ->"
         for d, p in enumerate(prompts.label_pos[n].tolist()):
-            assert int(prompts.demo_class[n, d]) == d
+            kind = int(prompts.demo_class[n, d])
+            assert int(prompts.label_words[n, kind]) == tokens[p]
             assert tokenizer.decode(tokens[p - 1]) == " ->"
             end = p
             while prompts.roles[n, end] == Role.LABEL:
@@ -132,6 +133,7 @@ def test_prompts_come_back_from_their_tokens(
     prompts = asked.prompts
     assert prompts.label_pos.shape == (4, examples)
     assert prompts.classes == examples + 1
+    assert (prompts.demo_class == torch.arange(examples)).all(), "each answer once"
     if new:
         assert (prompts.gold == examples).all()
     if shared and examples:
@@ -220,8 +222,12 @@ def test_published_lists(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(pairs) == len({word for word, _ in pairs}) == 217
     train, test = words.load("next_item", "train"), words.load("next_item", "test")
     assert sorted(train + test) == sorted(pairs)
-    asked = words.ask("present-past", real_tokenizer("gpt2"), 5, 3, seeded(0))
-    check(asked, real_tokenizer("gpt2"), words.load("present-past"), true=True)
+    gpt2 = real_tokenizer("gpt2")
+    for name, classes in (("present-past", 6), ("sentiment", 2), ("person-sport", 5)):
+        asked = words.ask(name, gpt2, 5, 5, seeded(0))
+        check(asked, gpt2, words.load(name), true=True)
+        assert asked.prompts.classes == classes
+        assert (asked.prompts.of_class().any(1).sum(1) == min(classes, 5)).all()
 
 
 @pytest.mark.parametrize(
@@ -230,6 +236,7 @@ def test_published_lists(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ('[{"input": "a", "out": "b"}]', "with 'input' and 'output'"),
         ('{"a": "b"}', "must be a list"),
         ("[", "must be a list"),
+        ("[]", r"mine\.json is empty"),
         ('[{"input": "a", "output": " "}]', "entry 0: .* blank"),
     ],
 )
@@ -248,14 +255,25 @@ test_what_cannot_be_asked_is_refused = refused(
     (lambda: asked("past", 0, 1), "two, to shuffle"),
     (lambda: asked("past", 1, -1), "two, to shuffle"),
     (lambda: asked("past", 1, 1, shuffled=True), "two, to shuffle"),
-    (lambda: asked("kind", 1, 9), r"For 9 examples 'kind' has too few .*: \d fit"),
+    (lambda: asked("kind", 1, 99), r"'kind' has too few pairs for 99 examples: \d\d fit"),
     (lambda: asked("past", 2, 4, context=9), "longer than the 9 tokens"),
     (lambda: words.recall(real_tokenizer("gpt2"), 1, 99, seeded(0)), r"Need 1 to \d+ pairs"),
 )
 
 
-def test_a_query_needs_an_answer_that_is_not_shown(tmp_path: Path) -> None:
-    pairs = [{"input": f"w{i}", "output": "on" if i % 2 else "off"} for i in range(12)]
-    (tmp_path / "two.json").write_text(json.dumps(pairs))
-    with pytest.raises(IclError, match="Every answer of 'two' is shown"):
-        asked("two", 4, 2, folder=tmp_path)
+def test_answers_repeat_where_there_are_too_few(tmp_path: Path) -> None:
+    """As many different ones as there are, all about as often, in no fixed order."""
+    pairs = [{"input": f"w{i}", "output": ("on", "off", "up")[i // 5 % 3]} for i in range(40)]
+    (tmp_path / "three.json").write_text(json.dumps(pairs))
+    for examples, counts in ((2, [1, 1]), (3, [1, 1, 1]), (5, [1, 2, 2]), (6, [2, 2, 2])):
+        found = asked("three", 8, examples, folder=tmp_path)
+        check(found, real_tokenizer("gpt2"), words.load("three", folder=tmp_path), true=True)
+        prompts = found.prompts
+        assert prompts.classes == 3
+        seen = prompts.of_class().sum(1).sort(1).values
+        assert (seen[:, -len(counts) :] == torch.tensor(counts)).all()
+    assert len({tuple(row) for row in prompts.demo_class.tolist()}) > 2
+    new = asked("three", 8, 6, folder=tmp_path, new=True).prompts
+    assert (new.demo_class != new.gold[:, None]).all()
+    mixed = asked("three", 8, 6, folder=tmp_path, shuffled=True).prompts
+    assert (mixed.of_class().sum(1) == 2).all()
