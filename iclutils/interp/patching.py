@@ -17,7 +17,7 @@ from itertools import groupby
 import torch
 from einops import einsum
 from jaxtyping import Bool, Float, Int
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import IclError
@@ -236,22 +236,6 @@ def layer_flow(
         readers = [r for r in graph.readers if r.layer == (target if target < layers else -1)]
         out[: target + 1, target] = _lost(run, readers, sources[: target + 1])
     return out
-
-
-def sampled_difference(
-    model: TransformerBridge,
-    task: CleanCorrupt,
-    found: Float[Tensor, "writer reader batch"],
-    count: int,
-    generator: Generator,
-) -> float:
-    """Largest difference (nats) of ``path_patching`` to ``patch_edges``, on random edges."""
-    graph, clean = of(model), task.score(scored_logits(model, task))
-    edges, worst = graph.edges(), 0.0
-    for i in torch.randperm(len(edges), generator=generator)[:count].tolist():
-        slow = clean - patch_edges(model, task, [edges[i]])
-        worst = max(worst, float((found[graph.index(edges[i])] - slow).abs().max()))
-    return worst
 
 
 def backward_flow(model: TransformerBridge, task: CleanCorrupt) -> float:

@@ -5,11 +5,6 @@ from __future__ import annotations
 from transformer_lens import ActivationCache, head_detector
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.tools.analysis.logit_lens import logit_lens
-from transformer_lens.tools.analysis.projection_kernel import (
-    orthonormal_subspace,
-    projection_kernel,
-    random_projection_kernel_moments,
-)
 from transformer_lens.utilities import get_act_name
 
 from .language import (

@@ -194,7 +194,9 @@ def random_init(
     return load(name_or_path, change=change, **options)
 
 
-def _found(name_or_path: str | Path, step: int | None, revision: str | None) -> tuple[Path, str]:
+def _found(
+    name_or_path: str | Path, step: int | None = None, revision: str | None = None
+) -> tuple[Path, str]:
     """The folder that holds a model, and the name it was asked for by."""
     name = str(name_or_path)
     if zoo.has(name):
@@ -219,9 +221,9 @@ def _found(name_or_path: str | Path, step: int | None, revision: str | None) -> 
     return folder, name
 
 
-def size(name_or_path: str | Path, *, revision: str | None = None) -> int:
+def size(name_or_path: str | Path) -> int:
     """Bytes of a model's weights in memory, in single precision; only their headers are read."""
-    return _bytes(*_found(name_or_path, None, revision))
+    return _bytes(*_found(name_or_path))
 
 
 def _bytes(folder: Path, name: str) -> int:

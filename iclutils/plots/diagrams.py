@@ -33,6 +33,7 @@ from .figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE, few_colours, name_l
 
 PALE = "#d9d9d9"
 PORTS = {"q": BLUE, "k": ORANGE, "v": GREEN}  # what a head reads: queries, keys, values
+BANDS, STRONGEST = 6, 14  # bands of layers, and edges of each, in ``gathering``
 PAIR = ("previous-token head", "induction head")
 Point = tuple[float, float]
 Edge = tuple[str, str, float]  # writer, reader ("k 1.2", "mlp_in 0", "logits"), effect
@@ -133,14 +134,12 @@ def gathering(
     saliency: Float[Tensor, "layer dest src"],
     labels: Sequence[int],
     target: int | None = None,
-    bands: int = 6,
-    strongest: int = 14,
 ) -> Figure:
     """Information gathered in label words, then read by the target (Wang et al. 2023).
 
     Left, the strongest edges, layer by layer upwards; right, the share of a layer's saliency that
-    flows into the labels, from the labels to the target, and elsewhere. More layers than ``bands``
-    are averaged into so many bands.
+    flows into the labels, from the labels to the target, and elsewhere. More than six layers
+    are averaged into six bands.
 
     Example:
         >>> flow = torch.rand(4, 6, 6, generator=torch.Generator().manual_seed(0)).tril(-1)
@@ -150,7 +149,7 @@ def gathering(
     n = _square(tokens, *saliency)
     target = n - 1 if target is None else target
     flow = saliency.detach().cpu().float().abs().tril(-1)
-    count = min(bands, len(flow))
+    count = min(BANDS, len(flow))
     parts = torch.tensor_split(flow, count)
     starts = [int(part[0]) for part in torch.tensor_split(torch.arange(len(flow)), count)]
     into, out = torch.zeros(n, n, dtype=torch.bool), torch.zeros(n, n, dtype=torch.bool)
@@ -172,7 +171,7 @@ def gathering(
     for band, part in enumerate(parts):
         y, mean = low + rise * band, part.mean(0)
         total, peak = float(mean.sum()) or 1.0, float(mean.max()) or 1.0
-        for at in mean.flatten().topk(min(strongest, mean.numel())).indices.tolist():
+        for at in mean.flatten().topk(min(STRONGEST, mean.numel())).indices.tolist():
             to, source = divmod(at, n)
             weight = float(mean[to, source]) / peak
             found = [colour for mask, colour in kinds.values() if mask[to, source]]

@@ -114,10 +114,8 @@ def halves(
     return figure
 
 
-def head_maps(
-    scores: Mapping[str, Float[Tensor, "layer head"]], low: float = 0.0, high: float = 1.0
-) -> Figure:
-    """One layer x head map per score, on one scale, at most five in a row.
+def head_maps(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Figure:
+    """One layer x head map per score, from 0 to 1, at most five in a row.
 
     Values are written in when they fit.
     """
@@ -125,11 +123,11 @@ def head_maps(
     columns = math.ceil(len(scores) / rows)
     figure, axes = canvas(columns, width=2.4 * columns + 0.6, height=2.6 * rows, rows=rows)
     for ax, (name, values) in zip(axes, scores.items(), strict=False):
-        image = ax.imshow(values, vmin=low, vmax=high, cmap=RISING, aspect="auto")
+        image = ax.imshow(values, vmin=0, vmax=1, cmap=RISING, aspect="auto")
         ax.set(title=name, xlabel="head", xticks=range(values.shape[1]))
         ax.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
         if values.numel() <= 16:
-            _write_in(ax, values, (low + high) / 2)
+            _write_in(ax, values, 0.5)
     axes[0].set_ylabel("layer")
     figure.colorbar(image, ax=axes)
     return figure

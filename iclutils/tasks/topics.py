@@ -124,17 +124,17 @@ def stream(
     examples: int,
     generator: Generator,
     *,
-    classes: int = 4,
     texts: Texts = FULL,
     cues: bool = True,
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch example"]]:
-    """Training sequences of labelled examples, and the positions before their labels.
+    """Training sequences of examples of four classes, and the positions before their labels.
 
     The first examples show every class once, in random order; the others are of any class.
     Without ``cues`` a label follows its text at once.
     """
+    classes = 4
     if examples <= classes:
-        raise IclError(f"Need more examples than classes; got {examples} and {classes}.")
+        raise IclError(f"Need more examples than classes, which are {classes}; got {examples}.")
     topics = _choose(count, len(TOPICS), classes, generator)
     words = FIRST_LABEL + _choose(count, classes, classes, generator)
     first = _choose(count, classes, classes, generator)
@@ -175,13 +175,13 @@ def word_overlap(prompts: Prompts) -> Float[Tensor, "batch cls"]:
     return common.sum(-1)
 
 
-def ideal(prompts: Prompts, texts: Texts = FULL) -> Float[Tensor, "batch cls"]:
-    """Probability of each class by Bayes' rule: topics unknown, everything else known.
+def ideal(prompts: Prompts) -> Float[Tensor, "batch cls"]:
+    """Probability of each class by Bayes' rule: topics unknown, texts as in ``FULL``.
 
     Sums over every assignment of distinct topics to the classes.
     """
     demo, query = _counts(prompts)
-    log_p = word_probabilities(texts).log()  # (topic, word)
+    log_p = word_probabilities(FULL).log()  # (topic, word)
     width = log_p.shape[1]
     shown = demo[..., :width] @ log_p.T  # (batch, class, topic)
     asked = query[:, :width] @ log_p.T  # (batch, topic)

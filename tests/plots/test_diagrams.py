@@ -117,7 +117,7 @@ def test_gathering_shares_a_layer_out() -> None:
     target = whole[:, -1, [4, 8]].sum(1) / whole.sum((1, 2))
     for shares, at in ((first, 0), (last, 1)):
         assert shares[:2] == pytest.approx([labels[at].item(), target[at].item()])
-    many = diagrams.gathering(TEXT, saliency(30), [4, 8], bands=6)
+    many = diagrams.gathering(TEXT, saliency(30), [4, 8])
     assert "0 to 4" in said(many)
     assert "25 to 29" in said(many)
 

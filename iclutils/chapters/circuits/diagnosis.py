@@ -112,7 +112,6 @@ def explain(
     hooks: Sequence[Hook],
     covariances: dict[Node, LedoitWolf],
     healthy: Float[Tensor, "healthy item"],
-    rate: float = 0.05,
 ) -> list[Finding]:
     """Every component that is anomalous in failing cases, against ``healthy`` ones not used before.
 
@@ -126,7 +125,7 @@ def explain(
     names = statistic_names(model)
 
     def anomalous(hooks: Sequence[Hook], usual: Statistics) -> list[Node]:
-        _, found = anomalies(component_statistics(model, task, covariances, hooks), usual, rate)
+        _, found = anomalies(component_statistics(model, task, covariances, hooks), usual)
         return list(dict.fromkeys(names[i][0] for i in found.nonzero()[:, 0].tolist()))
 
     suspects = anomalous(hooks, healthy)

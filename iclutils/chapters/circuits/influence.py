@@ -111,19 +111,15 @@ def note_influence(
 
 
 def redirected(
-    model: TransformerBridge,
-    tokens: Tokens,
-    length: int,
-    generator: Generator,
-    known: int = 5,
-    steps: int = 3,
+    model: TransformerBridge, tokens: Tokens, length: int, generator: Generator
 ) -> Float[Tensor, "batch"]:
     """Share of a model's own outputs that go on from an output that was replaced by another.
 
-    ``tokens``: BOS and distinct tokens, twice. The model is given the first copy and ``known`` of
-    the second, one of its outputs is replaced by a token from further on, and it generates
-    ``steps`` more, the likeliest each.
+    ``tokens``: BOS and distinct tokens, twice. The model is given the first copy and five tokens of
+    the second, one of its outputs is replaced by a token from further on, and it generates three
+    more, the likeliest each.
     """
+    known, steps = 5, 3
     rows, reach = torch.arange(len(tokens), device=tokens.device), length - steps
     place = torch.randint(known + 3, reach + 1, (len(tokens),), generator=generator).to(tokens)
     text = torch.cat([tokens[:, : length + 1 + known], tokens[rows, place, None]], 1)

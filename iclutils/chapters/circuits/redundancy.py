@@ -73,19 +73,15 @@ ADVICE = {
 
 
 def advice(
-    spared: Bool[Tensor, "layer head"],
-    rank: Float[Tensor, "layer head"],
-    width: int,
-    trigger: float = 0.3,
-    full: float = 0.9,
+    spared: Bool[Tensor, "layer head"], rank: Float[Tensor, "layer head"], width: int
 ) -> list[Advice]:
     """The hypotheses that the measurements suggest; none of them is a result.
 
-    Prune if more than ``trigger`` of the heads are ``redundant``; widen those whose effective rank
-    is above ``full`` times the width of a head.
+    Prune if more than 0.3 of the heads are ``redundant``; widen those whose effective rank is
+    above 0.9 of the width of a head.
     """
-    many = spared.float().mean() > trigger
-    found = {"prune": spared & many, "widen": rank > full * width}
+    many = spared.float().mean() > 0.3
+    found = {"prune": spared & many, "widen": rank > 0.9 * width}
     return [
         Advice(kind, tuple(head(*place) for place in which.nonzero().tolist()), *ADVICE[kind])
         for kind, which in found.items()

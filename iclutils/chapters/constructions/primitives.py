@@ -67,11 +67,10 @@ class Head(NamedTuple):
 
 
 class Neurons(NamedTuple):
-    """Weights of a few neurons of an MLP; ``shift`` is added to its output."""
+    """Weights of a few neurons of an MLP."""
 
     into: Float[Tensor, "width neurons"]
     out: Float[Tensor, "neurons width"]
-    shift: Float[Tensor, "width"]
 
 
 def mov(
@@ -121,7 +120,7 @@ def products(
     into = torch.einsum("wi,k->wik", layout.reading(left) / sizes[0], x)
     into += torch.einsum("wi,k->wik", layout.reading(right) / sizes[1], y)
     out = torch.einsum("iw,k->ikw", write, weight) * (sizes[0] * sizes[1] * layout.field_unit)
-    return Neurons(into.flatten(1), out.flatten(0, 1), torch.zeros_like(write[0]))
+    return Neurons(into.flatten(1), out.flatten(0, 1))
 
 
 def mul(
@@ -139,17 +138,11 @@ def mul(
 
 
 def aff(
-    layout: Layout,
-    read: Float[Tensor, "count width"],
-    write: Float[Tensor, "count width"],
-    shift: Float[Tensor, "count"] | None = None,
+    layout: Layout, read: Float[Tensor, "count width"], write: Float[Tensor, "count width"]
 ) -> Neurons:
-    """Add what is read, a linear map of fields, plus ``shift``; G(z) - G(-z) is z, exactly."""
+    """Add what is read, a linear map of fields; G(z) - G(-z) is z, exactly."""
     into, out = _share(layout.reading(read), write * layout.field_unit)
-    added = torch.zeros_like(write) if shift is None else shift[:, None].to(write) * write
-    return Neurons(
-        torch.cat([into, -into], 1), torch.cat([out, -out]), added.sum(0) * layout.field_unit
-    )
+    return Neurons(torch.cat([into, -into], 1), torch.cat([out, -out]))
 
 
 def div(layout: Layout, by: Float[Tensor, "1 width"], column: int) -> Head:
@@ -174,7 +167,7 @@ def assemble(layout: Layout, head: Head | None = None, neurons: Sequence[Neurons
         inner[2, :, : head.value.shape[1]] = head.value
         project[: len(head.out)] = head.out
     empty = torch.zeros(width, dtype=torch.float64)
-    parts = neurons or [Neurons(empty[:, None], empty[None], empty)]
+    parts = neurons or [Neurons(empty[:, None], empty[None])]
     into = torch.cat([part.into for part in parts], 1)
     weights = {
         "attn.c_attn.weight": inner.permute(1, 0, 2).reshape(width, 3 * width),
@@ -184,7 +177,7 @@ def assemble(layout: Layout, head: Head | None = None, neurons: Sequence[Neurons
         "mlp.c_fc.weight": into,
         "mlp.c_fc.bias": into.new_zeros(into.shape[1]),
         "mlp.c_proj.weight": torch.cat([part.out for part in parts]),
-        "mlp.c_proj.bias": torch.stack([part.shift for part in parts]).sum(0),
+        "mlp.c_proj.bias": empty,
     }
     for norm in ("ln_1", "ln_2"):
         weights |= {f"{norm}.weight": empty + layout.gain, f"{norm}.bias": empty}

@@ -113,11 +113,10 @@ def product_errors(
     scales: Sequence[float],
     precision: Precision = "float64",
     pairs: int = 10_000,
-    seed: int = 0,
 ) -> Float[Tensor, "order scale"]:
     """Largest error of a product of N(0, 1) numbers in a block, by order and ε of its stencil."""
     dtype = _dtype(precision)
-    source = torch.Generator().manual_seed(seed)
+    source = torch.Generator().manual_seed(0)
     factors = torch.randn(pairs, 2, generator=source, dtype=torch.float64).to(dtype)
     ratio = Numerics.improved(dtype).ratio
     out = torch.zeros(len(orders), len(scales), dtype=torch.float64)
@@ -132,13 +131,13 @@ def product_errors(
     return out
 
 
-def primitive_errors(contexts: int = 1000, seed: int = 0) -> dict[str, float]:
+def primitive_errors(contexts: int = 1000) -> dict[str, float]:
     """Largest error of one layer of each primitive, by name, in double precision (lemma 1).
 
     Numbers are N(0, 1), divisors U(1, 2).
     """
     layout = Layout({"a": 3, "b": 3, "by": 1, "out": 3}, 4, Numerics.improved(torch.float64))
-    source = torch.Generator().manual_seed(seed)
+    source = torch.Generator().manual_seed(0)
     values = torch.randn(contexts, 4, 10, generator=source, dtype=torch.float64)
     values[..., 6] = 1 + torch.rand(contexts, 4, generator=source, dtype=torch.float64)
     values[:, 0], values[..., 7:] = 0, 0  # the start token and what is written to

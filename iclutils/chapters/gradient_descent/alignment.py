@@ -162,28 +162,28 @@ def products(network: LinearSelfAttention, layer: int = 0) -> tuple[Tensor, Tens
 
 
 def off_pattern(
-    network: LinearSelfAttention, layer: int = 0
+    network: LinearSelfAttention,
 ) -> tuple[Float[Tensor, "ensemble head"], Float[Tensor, "ensemble head"]]:
-    """Of KQ and PV, the shares of the squared norms that are not the construction's.
+    """Of KQ and PV of layer 0, the shares of the squared norms that are not the construction's.
 
     At its best scale: I on the x-block for KQ, and the entry from y to y for PV.
     """
-    kq, pv = _of_joint_tokens(network, layer)
+    kq, pv = _of_joint_tokens(network)
     dim = network.shape.dim
     inside = kq.diagonal(dim1=-2, dim2=-1)[..., :dim].mean(-1).square() * dim
     whole_kq, whole_pv = (matrix.square().sum((-2, -1)) for matrix in (kq, pv))
     return (1 - inside / whole_kq).clamp(min=0), 1 - pv[..., dim, dim].square() / whole_pv
 
 
-def step_matrix(network: LinearSelfAttention, layer: int = 0) -> Float[Tensor, "ensemble d d"]:
-    """A of the step that a layer of linear attention takes: -N Σ_heads PV_yy KQ_xx.
+def step_matrix(network: LinearSelfAttention) -> Float[Tensor, "ensemble d d"]:
+    """A of the step that a first layer of linear attention takes: -N Σ_heads PV_yy KQ_xx.
 
-    If PV writes nothing from x to y and KQ compares x alone, the first layer answers
+    If PV writes nothing from x to y and KQ compares x alone, the layer answers
     x_qᵀ A (1/N) Σ_i x_i y_i; a step of GD has A = η I (see ``descent.best_step``).
     """
-    if network.shape.kinds[layer] != "linear":
+    if network.shape.kinds[0] != "linear":
         raise IclError("Softmax attention has no matrix of its step; take linear attention.")
-    kq, pv = _of_joint_tokens(network, layer)
+    kq, pv = _of_joint_tokens(network)
     dim = network.shape.dim
     return -network.shape.pairs * (pv[..., dim:, dim:] * kq[..., :dim, :dim]).sum(1)
 
@@ -217,8 +217,8 @@ def _to_scale(network: LinearSelfAttention) -> tuple[Tensor, Tensor]:
     return kq / scale, pv * scale
 
 
-def _of_joint_tokens(network: LinearSelfAttention, layer: int) -> tuple[Tensor, Tensor]:
+def _of_joint_tokens(network: LinearSelfAttention) -> tuple[Tensor, Tensor]:
     if network.shape.width or network.shape.separate:
         raise IclError("The construction is one of tokens (x, y); these networks have others.")
     with torch.no_grad():
-        return products(network, layer)
+        return products(network)

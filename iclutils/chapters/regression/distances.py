@@ -93,9 +93,9 @@ def apart(
     return squares[..., region].mean(-1)
 
 
-def mspd(first: Predicted, second: Other, dim: int, region: slice | None = None) -> Spread:
-    """SPD / d averaged over a region of n: mean over contexts of ``apart``."""
-    return spread(apart(first, second, dim, region))
+def mspd(first: Predicted, second: Other, dim: int) -> Spread:
+    """SPD / d averaged over the ``under_determined`` n: mean over contexts of ``apart``."""
+    return spread(apart(first, second, dim))
 
 
 class Fit(NamedTuple):

@@ -236,9 +236,7 @@ def _check(states: Tensor, targets: Targets, batch: int, held_out: int, least: i
 
 
 def ridge_errors(
-    states: Float[Tensor, "layer batch width"],
-    targets: Float[Tensor, "target batch"],
-    folds: int = 5,
+    states: Float[Tensor, "layer batch width"], targets: Float[Tensor, "target batch"]
 ) -> Float[Tensor, "layer target batch"]:
     """Squared errors of a linear probe over the target's variance, each context held out once.
 
@@ -248,6 +246,6 @@ def ridge_errors(
     wanted, errors = targets.mT.double().numpy(), []
     probe = make_pipeline(StandardScaler(), RidgeCV(PENALTIES, alpha_per_target=True))
     for layer in bar(states.double().numpy(), "layers"):
-        found = cross_val_predict(probe, layer, wanted, cv=folds)
+        found = cross_val_predict(probe, layer, wanted, cv=5)
         errors.append(torch.from_numpy((found - wanted) ** 2 / wanted.var(0)).mT)
     return torch.stack(errors)

@@ -150,7 +150,7 @@ def test_off_pattern_of_constructions_and_of_known_dirt() -> None:
     )  # squares 1 + 4 + 9 + 4, of which the mean of the diagonal explains 3 · 2²
     network.attention["key"][0, 0, 0] = torch.eye(4)
     assert float(off_pattern(network)[0]) == pytest.approx(1 - 12 / 18)
-    wild = off_pattern(random(Shape(10, 5, layers=2, heads=2), (0, 1, 2)), 1)
+    wild = off_pattern(random(Shape(10, 5, layers=2, heads=2), (0, 1, 2)))
     assert wild[0].shape == wild[1].shape == (3, 2)
     assert bool((wild[0] > 0.9).all())
 

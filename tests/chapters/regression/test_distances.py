@@ -62,7 +62,7 @@ def test_mspd_is_the_mean_of_spd_below_d() -> None:
     torch.testing.assert_close(found.mean, curve[:, 1:5].mean(-1))
     each = ((first - second)[1, :, 1:5] ** 2 / 5).mean(-1)
     assert float(found.error[1]) == pytest.approx(float(each.std()) / 5)
-    torch.testing.assert_close(mspd(first, second, 5, slice(0, 9)).mean, curve.mean(-1))
+    torch.testing.assert_close(apart(first, second, 5, slice(0, 9)).mean(-1), curve.mean(-1))
     torch.testing.assert_close(apart(first, second, 5)[1], each)
 
 
@@ -128,7 +128,7 @@ def test_the_nearest_baseline() -> None:
     assert int(in_groups[1, 3]) == int(found.by_context[1, :, 75:].mean(-1).argmin())
     alone = nearest(networks[1], known, 5, slice(3, 8))
     assert alone.winners == ["1.0"]
-    expected = mspd(networks[1], known["4.0"], 5, slice(3, 8)).mean
+    expected = apart(networks[1], known["4.0"], 5, slice(3, 8)).mean(-1)
     torch.testing.assert_close(alone.distances[3], expected)
 
 
@@ -151,9 +151,9 @@ test_wrong_input_is_refused = refused(
     (lambda: spd(TABLE, normal(10, 5), 4), "same contexts"),
     (lambda: spd(TABLE * nan, TABLE, 4), "NaN"),
     (lambda: ilwd(TABLE, TABLE * nan, 4), "NaN"),
-    (lambda: mspd(TABLE, TABLE, 4, slice(1, 7)), "not covered"),
-    (lambda: mspd(TABLE, TABLE, 4, slice(3, 3)), "not covered"),
-    (lambda: mspd(TABLE, TABLE, 4, slice(-2, 4)), "not covered"),
+    (lambda: apart(TABLE, TABLE, 4, slice(1, 7)), "not covered"),
+    (lambda: apart(TABLE, TABLE, 4, slice(3, 3)), "not covered"),
+    (lambda: apart(TABLE, TABLE, 4, slice(-2, 4)), "not covered"),
     (lambda: mspd(TABLE, TABLE, 8), "not covered"),
     (lambda: mspd(TABLE, TABLE, 1), "single pair"),
     (lambda: nearest(TABLE, {}, 4), "at least one algorithm"),
