@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -19,7 +18,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .. import zoo
 from ..errors import IclError, unknown
 from .storage import Ensemble, stacked
 
@@ -291,17 +289,4 @@ def as_tokens(
     return torch.cat([both, place.expand(*both.shape[:-1], POSITIONS)], -1)
 
 
-def load(
-    name_or_path: str | Path, *, step: int | None = None, device: str | torch.device = "cpu"
-) -> LinearSelfAttention:
-    """Networks, frozen: shipped (``"lsa-1"``), trained here, or in a folder that ``save`` wrote.
-
-    Of a name, ``step`` is one of its training checkpoints; the final one if omitted.
-
-    Example:
-        >>> import torch
-        >>> from iclutils.models import lsa
-        >>> lsa.load("lsa-1")(torch.randn(4, 11, 10), torch.randn(4, 11)).shape
-        torch.Size([5, 4])
-    """
-    return LinearSelfAttention.restore(zoo.find(name_or_path, step), device)
+load = LinearSelfAttention.load

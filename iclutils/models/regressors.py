@@ -18,7 +18,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .. import zoo
 from ..errors import IclError
 from .storage import Ensemble, stacked
 
@@ -199,18 +198,4 @@ def as_tokens(
     return torch.stack([x_tokens, y_tokens], -2).flatten(-3, -2)[..., :-1, :]
 
 
-def load(
-    name_or_path: str | Path, *, step: int | None = None, device: str | torch.device = "cpu"
-) -> InContextRegressors:
-    """Networks, frozen: shipped (``"regression-d8"``), trained here, or in a folder that was saved.
-
-    Of a name, ``step`` is one of its training checkpoints; the final one if omitted.
-
-    Example:
-        >>> import torch
-        >>> from iclutils.models import regressors
-        >>> nets = regressors.load("regression-d8")
-        >>> nets(torch.randn(3, 5, 8), torch.randn(3, 5)).shape[1:]
-        torch.Size([3, 5])
-    """
-    return InContextRegressors.restore(zoo.find(name_or_path, step), device)
+load = InContextRegressors.load

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from .. import zoo
 from ..errors import IclError
 from ..files import read_json, write_json
 
@@ -53,8 +54,27 @@ class Ensemble(nn.Module):
         write_json(folder / "config.json", known | {"tasks": self.tasks})
 
     @classmethod
-    def restore(cls: type[Networks], folder: Path, device: str | torch.device) -> Networks:
-        """The networks that ``save`` wrote, frozen."""
+    def load(
+        cls: type[Networks],
+        name_or_path: str | Path,
+        *,
+        step: int | None = None,
+        device: str | torch.device = "cpu",
+    ) -> Networks:
+        """Networks, frozen: shipped, trained here, or in a folder that ``save`` wrote.
+
+        Of a name, ``step`` is one of its training checkpoints; the final one if omitted.
+
+        Example:
+            >>> import torch
+            >>> from iclutils.models import lsa, regressors
+            >>> nets = regressors.load("regression-d8")
+            >>> nets(torch.randn(3, 5, 8), torch.randn(3, 5)).shape[1:]
+            torch.Size([3, 5])
+            >>> lsa.load("lsa-1")(torch.randn(4, 11, 10), torch.randn(4, 11)).shape
+            torch.Size([5, 4])
+        """
+        folder = zoo.find(name_or_path, step)
         try:
             known = read_json(folder / "config.json")
             sizes = known["shape"].items()

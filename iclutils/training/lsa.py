@@ -81,19 +81,7 @@ class LsaRecipe(EnsembleRecipe):
 
 def recipe(name: str, device: str = "cpu") -> LsaRecipe:
     """The recipe of a name in ``SHIPPED`` or ``PAPER``."""
-    return group(name, device, **(SHIPPED | PAPER)[name])
-
-
-def group(
-    name: str,
-    device: str,
-    shape: Shape,
-    members: Sequence[tuple[int, Data]],
-    steps: int,
-    **settings: Any,
-) -> LsaRecipe:
-    """A recipe for (seed, data) pairs of one shape; see ``EnsembleRecipe.of``."""
-    return LsaRecipe.of(name, device, shape, members, steps, **settings)
+    return LsaRecipe.of(name, device, **(SHIPPED | PAPER)[name])
 
 
 def _mini(

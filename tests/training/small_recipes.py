@@ -52,7 +52,9 @@ def regressor(name: str = "plain", steps: int = 12, members: slice = slice(2)) -
 
 def linear(name: str = "linear", steps: int = 12, members: slice = slice(2)) -> Recipe:
     tasks = [(0, Problem(Task(2))), (5, Problem(Task(2, noise=2.0)))][members]
-    made = lsa.group(name, "cpu", lsa_models.Shape(2, 3), tasks, steps=steps, extra=(0,), batch=32)
+    made = lsa.LsaRecipe.of(
+        name, "cpu", lsa_models.Shape(2, 3), tasks, steps=steps, extra=(0,), batch=32
+    )
     return replace(made, log_every=4)
 
 
