@@ -25,7 +25,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.linalg import qr, solve_triangular
-from torch.nn import functional
 
 from ...errors import IclError, unknown
 
@@ -35,7 +34,6 @@ Weights = Float[Tensor, "*batch n d"]
 Predictor = Callable[[Tensor, Tensor], Tensor]
 CLIP = 20.0  # the released code keeps every entry of a gradient within this
 WORST = 1e5  # condition of the first d pairs beyond which OLS takes another way
-CORNERS = 50  # of the lasso's path, per dimension, before it is given up; d or so are usual
 PENALTIES = (  # of ridge, in the wide baselines
     *("1/64", "1/32", "1/16", "1/10", "1/9", "1/8", "1/4", "4/9", "1/2"),
     *("1", "2", "4", "8", "16"),
@@ -157,37 +155,7 @@ def averaging_weights(xs: Xs, ys: Labels) -> Weights:
     return _before(x * y[..., None]) / count[:, None]
 
 
-def lasso_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
-    """The minimum of |y - Xw|² / (2n) + penalty |w|₁ ({cite}`garg2022`).
-
-    The path of minima as the penalty falls is made of straight lines (Osborne, Presnell and Turlach
-    2000), followed from corner to corner for all prefixes at once; the conditions of the minimum
-    are checked at its end. scikit-learn's path stops short of the minimum in about one fit of 900
-    (5 of 48 sets of 104 fits) and is about four times slower.
-    """
-    x, y = _checked(xs, ys, above_0=penalty)
-    dim = x.shape[-1]
-    count = torch.arange(y.shape[-1], dtype=x.dtype, device=x.device)
-    grams, moments = _grams(x).reshape(-1, dim, dim), _before(x * y[..., None]).reshape(-1, dim)
-    target = (count * penalty).expand(y.shape).reshape(-1, 1)
-    weights, sign = torch.zeros_like(moments), torch.zeros_like(moments)
-    level = moments.abs().amax(-1, keepdim=True)
-    for _ in range(CORNERS * dim):
-        todo = (level > target).nonzero()[:, 0]
-        if not len(todo):
-            break
-        slope = moments[todo] - (grams[todo] @ weights[todo][..., None])[..., 0]
-        state = weights[todo], sign[todo], level[todo]
-        weights[todo], sign[todo], level[todo] = _corner(grams[todo], slope, *state, target[todo])
-    slope = moments - (grams @ weights[..., None])[..., 0]
-    inside = (slope.abs() - target).clamp(min=0)
-    miss = torch.where(weights == 0, inside, (slope - target * weights.sign()).abs())
-    if not bool((miss <= 1e-9 * moments.abs().amax(-1, keepdim=True)).all()):  # never true of NaN
-        raise IclError("The lasso was not solved for every prefix; take a larger penalty.")
-    return weights.reshape(x.shape)
-
-
-ols, ridge, lasso = Linear(ols_weights), Linear(ridge_weights), Linear(lasso_weights)
+ols, ridge = Linear(ols_weights), Linear(ridge_weights)
 gd, sgd, averaging = Linear(gd_weights), Linear(sgd_weights), Linear(averaging_weights)
 released_gd, released_sgd = Linear(released_gd_weights), Linear(released_sgd_weights)
 
@@ -314,33 +282,6 @@ def _one_by_one(xs: Tensor, ys: Tensor, cut: float) -> Tensor:
     along = (left.mT @ ys[:, None])[..., 0]
     share = torch.where(sizes > cut * sizes[:, :1], along / sizes, 0)
     return (share[:, None] @ axes)[:, 0]
-
-
-def _corner(
-    gram: Tensor, slope: Tensor, weights: Tensor, sign: Tensor, level: Tensor, target: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The next corner of the lasso's path: the weights, their signs and the limit of the slopes.
-
-    ``sign`` is 0 for the weights that stay 0 on the way.
-    """
-    dim, one_hot = slope.shape[-1], functional.one_hot
-    first = one_hot(slope.abs().argmax(-1), dim) * slope.sign()
-    sign = torch.where((sign == 0).all(-1, keepdim=True), first, sign)
-    within = sign[:, :, None] * sign[:, None] != 0
-    matrix = torch.where(within, gram, torch.diag_embed((sign == 0).to(gram)))
-    pace = torch.linalg.solve_ex(matrix, sign[..., None])[0][..., 0] * sign.abs()
-    fall = (gram @ pace[..., None])[..., 0]  # of the slopes, while the limit falls by 1
-
-    steep = torch.stack([1 - fall, 1 + fall])
-    leave = torch.stack([level - slope, level + slope]) / steep
-    leave = torch.where((sign == 0) & (steep > 1e-12), leave.clamp(min=0), torch.inf)
-    back = torch.where((sign != 0) & (weights * pace < 0), -weights / pace, torch.inf)
-    length, which = torch.cat([*leave, back, level - target], -1).min(-1, keepdim=True)
-
-    up, down, gone, end = one_hot(which[:, 0], 3 * dim + 1).bool().split([dim, dim, dim, 1], -1)
-    sign = torch.where(up, 1.0, torch.where(down, -1.0, torch.where(gone, 0.0, sign)))
-    level = torch.where(end, target, level - length)
-    return (weights + length * pace).masked_fill(gone, 0), sign, level
 
 
 def _before(terms: Tensor) -> Tensor:

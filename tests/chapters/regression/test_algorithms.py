@@ -20,7 +20,6 @@ from iclutils.chapters.regression.algorithms import (
     baselines,
     gd_weights,
     knn,
-    lasso_weights,
     ols,
     ols_weights,
     released_gd_weights,
@@ -41,7 +40,6 @@ WEIGHTS: dict[str, Callable] = {
     "released gd": partial(released_gd_weights, rate=0.01),
     "released sgd": partial(released_sgd_weights, rate=0.03),
     "averaging": averaging_weights,
-    "lasso": partial(lasso_weights, penalty=0.1),
 }
 
 
@@ -218,20 +216,6 @@ def test_a_neighbour_at_the_query_decides() -> None:
     assert knn(xs, ys, 3, 0.0)[3] == pytest.approx(14 / 3)
 
 
-@pytest.mark.parametrize("penalty", [1e-3, 0.03, 0.3, 30.0])
-@pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_lasso_is_the_minimum_of_its_loss(penalty: float, noise: float) -> None:
-    """Where a weight is not 0 the slope of the squares is ±penalty, elsewhere within."""
-    xs, ys = data(4, 14, 6, count=8, noise=noise)
-    found = lasso_weights(xs, ys, penalty)
-    for n in range(1, 14):
-        error = ys[:, :n] - (xs[:, :n] @ found[:, n, :, None])[..., 0]
-        slope = (xs[:, :n] * error[..., None]).mean(1)
-        weights = found[:, n]
-        kept = torch.where(weights == 0, slope.clamp(-penalty, penalty), penalty * weights.sign())
-        torch.testing.assert_close(slope, kept, atol=1e-9, rtol=1e-9)
-
-
 def test_every_baseline_predicts() -> None:
     xs, ys = data(0, 9, 4)
     for which in ("wide", "paper", "released"):
@@ -257,13 +241,11 @@ PAIRS = X, Y = data(0, 6, 3)
 test_wrong_input_is_refused = refused(
     (lambda: ols(X, Y[:, :5]), "Need xs of"),
     (lambda: knn(X, Y[..., None]), "Need xs of"),
-    (lambda: lasso_weights(X[:, :0], Y[:, :0], 1.0), "Need xs of"),
     (lambda: ridge(X / 0, Y, 1.0), "finite"),
     (lambda: averaging_weights(X, Y * nan), "finite"),
     (lambda: ridge(*PAIRS, -0.1), "finite"),
     (lambda: gd_weights(*PAIRS, inf), "finite"),
     (lambda: gd_weights(*PAIRS, torch.tensor([0.1] * 5 + [nan])), "finite"),
-    (lambda: lasso_weights(*PAIRS, 0.0), "finite"),
     (lambda: baselines("wide", -0.1), "finite"),
     (lambda: knn(*PAIRS, 0), "neighbour"),
     (lambda: gd_weights(*PAIRS, 0.1, 0), "one step"),
