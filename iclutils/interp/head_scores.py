@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from ..errors import IclError
@@ -67,6 +67,26 @@ def distance_profile(pattern: Pattern, length: int) -> Float[Tensor, "*lead dist
     return torch.stack([attention_at_offset(pattern, length, offset) for offset in offsets], -1)
 
 
+def repeats(tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch dest src"]:
+    """Which earlier positions hold the same token; the first position never counts."""
+    same = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
+    same[:, :, 0] = False
+    return same
+
+
+def followers(tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch dest src"]:
+    """Which positions hold what came after an earlier occurrence of the token."""
+    return repeats(tokens).roll(1, -1)  # no row repeats the last position
+
+
+def attention_to(
+    pattern: Float[Tensor, "batch head dest src"], where: Bool[Tensor, "batch dest src"]
+) -> Float[Tensor, "batch head"]:
+    """Attention to marked sources, summed; mean over the rows that have one, NaN if none has."""
+    rows = where.any(-1)
+    return (pattern * where[:, None]).sum((-2, -1)) / rows.sum(-1)[:, None]
+
+
 def olsson_prefix_matching(
     pattern: Float[Tensor, "batch head dest src"], tokens: Int[Tensor, "batch src"]
 ) -> Float[Tensor, "batch head"]:
@@ -75,16 +95,10 @@ def olsson_prefix_matching(
 
     Olsson et al. 2022, appendix on head activation evaluators: 25 random tokens, four times.
     """
-    same = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
-    same[:, :, 0] = False
-    target = torch.zeros_like(same)
-    target[:, :, 1:] = same[:, :, :-1]
-    target = target.tril()
-    asked = target.any(-1)
-    if not bool(asked.any(-1).all()):
+    where = followers(tokens)
+    if not bool(where.flatten(1).any(1).all()):
         raise IclError("No token is repeated in at least one sequence: nothing to match.")
-    found = (pattern * target[:, None]).sum(-1) * asked[:, None]
-    return found.sum(-1) / asked.sum(-1)[:, None]
+    return attention_to(pattern, where)
 
 
 SCORES: dict[str, Callable[[Tensor, int], Tensor]] = {

@@ -18,7 +18,7 @@ from ...errors import IclError
 from ...interp import graph
 from ...interp.clean_corrupt import CleanCorrupt
 from ...interp.graph import Edge, Node, head
-from ...interp.head_scores import prefix_matching, score_heads, strongest
+from ...interp.head_scores import followers, prefix_matching, score_heads, strongest
 from ...interp.patching import CleanRun, key_patterns
 from ...interp.statistics import mean_se
 from ...interp.weights import composition_baseline, composition_scores, copying_scores
@@ -26,7 +26,6 @@ from ...models import TransformerBridge, logits
 from ...progress import bar
 from ...tasks.repeated import RepeatedTokens
 from ..induction import LABEL
-from .patterns import repeats
 
 DROP = 0.1  # share of prefix matching that a path must carry to belong to the circuit
 Measured = tuple[float, float]  # mean and standard error over sequences
@@ -138,6 +137,6 @@ def follows_rule(
     """Share of the predictions, after a token that occurred before, whose first choice followed
     one of these occurrences (Elhage et al. 2021); NaN where nothing recurs. The first token is no
     match for any."""
-    follows = repeats(tokens).roll(1, -1)  # (batch, dest, src): what came after an occurrence
+    follows = followers(tokens)
     chosen = tokens[:, None] == logits(model, tokens).argmax(-1)[..., None]
     return (follows & chosen).any(-1).sum(-1) / follows.any(-1).sum(-1)

@@ -15,7 +15,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from ...errors import IclError
-from ...interp.head_scores import attention_patterns, first_token, previous_token, uniform_pattern
+from ...interp.head_scores import (
+    attention_patterns,
+    attention_to,
+    first_token,
+    followers,
+    previous_token,
+    repeats,
+    uniform_pattern,
+)
 from ...models import TransformerBridge
 from ...progress import bar
 
@@ -50,7 +58,6 @@ def pattern_scores(
     entropy = torch.special.entr(pattern).sum(-1)[..., 1:]
     highest = torch.arange(2, size + 1, device=pattern.device).log()
     near = pattern * (_back(pattern) <= NEAR)
-    same = repeats(tokens)
     return {
         "previous": previous_token(pattern),
         "current": pattern.diagonal(0, -2, -1)[..., 1:].mean(-1),
@@ -58,8 +65,8 @@ def pattern_scores(
         "first": first_token(pattern),
         "even": (entropy / highest).mean(-1),
         "hierarchical": _band_entropy(pattern),
-        "duplicate": _mass(pattern, same),
-        "induction": _mass(pattern, same.roll(1, -1)),  # no row repeats the last position
+        "duplicate": attention_to(pattern, repeats(tokens)),
+        "induction": attention_to(pattern, followers(tokens)),
     }
 
 
@@ -88,13 +95,6 @@ def uniform_scores(tokens: Tokens) -> dict[str, Float[Tensor, "batch"]]:
     """The same scores for a head that spreads its attention evenly."""
     even = uniform_pattern(tokens.shape[1]).to(tokens.device).expand(len(tokens), 1, -1, -1)
     return {name: values[:, 0] for name, values in pattern_scores(even, tokens).items()}
-
-
-def repeats(tokens: Tokens) -> Bool[Tensor, "batch dest src"]:
-    """Which earlier positions hold the same token; the first position never counts."""
-    same = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
-    same[:, :, 0] = False
-    return same
 
 
 def attention_distance(model: TransformerBridge, tokens: Tokens) -> PerHead:
@@ -212,11 +212,3 @@ def _band_entropy(pattern: Float[Tensor, "*lead dest src"]) -> Float[Tensor, "*l
     mass = torch.einsum("...ts,tsk->...tk", pattern, in_band)
     highest = (band[:, 0] + 1).log()  # a row's own bands: those up to its distance from the start
     return (torch.special.entr(mass).sum(-1) / highest)[..., 2:].mean(-1)
-
-
-def _mass(
-    pattern: Float[Tensor, "batch head dest src"], where: Bool[Tensor, "batch dest src"]
-) -> Float[Tensor, "batch head"]:
-    """Mass on marked sources, mean over the rows that have one; NaN if none has."""
-    rows = where.any(-1)
-    return (pattern * where[:, None]).sum((-2, -1)) / rows.sum(-1)[:, None]

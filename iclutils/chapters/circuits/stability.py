@@ -19,9 +19,8 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from ...errors import IclError
-from ...interp.head_scores import attention_patterns, uniform_pattern
+from ...interp.head_scores import attention_patterns, followers, repeats, uniform_pattern
 from ...models import TransformerBridge, cached, get_act_name
-from .patterns import repeats
 
 MOST = 2048  # positions of head outputs kept
 
@@ -72,11 +71,10 @@ def attention_profiles(model: TransformerBridge, tokens: Tokens) -> Float[Tensor
     one, on the first token and on itself; the first position left out. Heads in order of depth.
     """
     same = repeats(tokens)
-    after = functional.pad(same[:, :, :-1], (1, 0)).tril()
     first, itself = torch.zeros_like(same), torch.zeros_like(same)
     first[:, :, 0] = True
     itself.diagonal(0, 1, 2).fill_(True)
-    relations = torch.stack([same, after, first, itself])[:, :, 1:].double()
+    relations = torch.stack([same, followers(tokens), first, itself])[:, :, 1:].double()
 
     def features(pattern: Float[Tensor, "batch head dest src"]) -> Float[Tensor, "head feature"]:
         rows = pattern[:, :, 1:].double()
