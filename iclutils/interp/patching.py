@@ -135,18 +135,6 @@ def _ablated(
     return torch.cat(found)
 
 
-def patch_edges(
-    model: TransformerBridge, task: CleanCorrupt, edges: Sequence[Edge]
-) -> Float[Tensor, "batch"]:
-    """Score when these edges carry what their writers write on the corrupt sequence, in nats.
-
-    Every other edge carries what the run itself brings, so what lies after is computed anew.
-    """
-    hooks = _edge_hooks(model, task.clean, task.corrupt, edges)
-    with split_qkv_input(model):
-        return task.score(scored_logits(model, task, hooks))
-
-
 def patch_key_input(
     model: TransformerBridge,
     tokens: Int[Tensor, "batch pos"],

@@ -19,6 +19,10 @@ from torch.nn.functional import pad
 from ..errors import IclError
 
 
+class NoPrompt(IclError, IndexError):
+    """A number beyond the last prompt: refused, and the end of a loop over prompts."""
+
+
 class Role(IntEnum):
     """What a token is there for."""
 
@@ -62,8 +66,9 @@ class Prompts:
     def __getitem__(self, rows: int | slice | Int[Tensor, "rows"]) -> Prompts:
         """Some of the prompts, also a single one, with the padding that they all have cut off."""
         if isinstance(rows, int):
-            first = range(len(self))[rows]
-            rows = slice(first, first + 1)
+            if not -len(self) <= rows < len(self):
+                raise NoPrompt(f"There is no prompt {rows}: there are {len(self)}.")
+            rows = slice(rows % len(self), rows % len(self) + 1)
         chosen = {name: value[rows] for name, value in vars(self).items()}
         if not len(chosen["target"]):
             raise IclError("There are no prompts: give at least one.")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patched import patch_edges
 from random_layers import seeded
 from refusals import must_refuse
 from tiny import a_task, save_neox, tiny_gpt2
@@ -49,7 +50,7 @@ def test_no_edge_is_the_corrupt_run_and_all_but_one_is_that_edge_patched(
         chosen = [nodes.edges()[i] for i in pick.tolist()]
         kept = [torch.zeros_like(nodes.exists), nodes.exists]
         kept += [nodes.exists & ~nodes.mask([edge]) for edge in chosen]
-        one = [patching.patch_edges(model, task, [edge]) for edge in chosen]
+        one = [patch_edges(model, task, [edge]) for edge in chosen]
         got = circuit.scores(model, task, torch.stack(kept))
         torch.testing.assert_close(got, torch.stack([corrupt, clean, *one]), atol=1e-5, rtol=1e-5)
         assert (clean - torch.stack([corrupt, *one])).abs().max() > 0.1, "nothing to compare"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from patched import patch_edges
 from random_layers import seeded
 from refusals import must_refuse
 from tiny import a_task, save_gpt2, save_grouped, save_neox, tiny_gpt2, tokens
@@ -36,7 +37,7 @@ def some(task: CleanCorrupt, *entries: int) -> CleanCorrupt:
 
 
 def lost(model: TransformerBridge, task: CleanCorrupt, edges: list) -> Tensor:
-    return baselines(model, task)[0] - patching.patch_edges(model, task, edges)
+    return baselines(model, task)[0] - patch_edges(model, task, edges)
 
 
 def check_edges(model: TransformerBridge, task: CleanCorrupt, every: int = 1) -> None:
@@ -48,7 +49,7 @@ def check_edges(model: TransformerBridge, task: CleanCorrupt, every: int = 1) ->
     assert not got[~graph.exists].any()
     clean = baselines(model, task)[0]
     for edge in edges:
-        close(got[graph.index(edge)], clean - patching.patch_edges(model, task, [edge]))
+        close(got[graph.index(edge)], clean - patch_edges(model, task, [edge]))
     assert got.abs().max() > 1e-2, "the edges have no effect to compare"
 
 
@@ -121,7 +122,7 @@ def test_invariants(
 ) -> None:
     task = a_task(gpt2, 3, length, seed)
     every = [(writer, Node("logits")) for writer in of(gpt2).writers]
-    close(patching.patch_edges(gpt2, task, every), baselines(gpt2, task)[1], 2e-5, 1e-4)
+    close(patch_edges(gpt2, task, every), baselines(gpt2, task)[1], 2e-5, 1e-4)
     same = replace(task, corrupt=task.clean)
     assert patching.path_patching(gpt2, same, of(gpt2).edges()[::7]).abs().max() < 2e-5
     order = torch.tensor([2, 0, 1])

@@ -22,7 +22,7 @@ from iclutils.interp import (
     patching,
     weights,
 )
-from iclutils.interp.graph import Node, head, of
+from iclutils.interp.graph import of
 from iclutils.models import TransformerBridge
 
 TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
@@ -49,7 +49,7 @@ def save_bloom(folder: Path) -> None:
         (save_gptj, lambda m: circuit.scores(m, a_task(m), of(m).exists[None]), "cannot fork"),
         (
             save_gptj,
-            lambda m: patching.patch_edges(m, a_task(m), [(head(0, 0), Node("k", 1, 0))]),
+            lambda m: patching.patch_key_input(m, TOKENS, [(0, 0)], (1, 0), TOKENS),
             "^Path patching does not fit this model: it cannot fork",
         ),
         (

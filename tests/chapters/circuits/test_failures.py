@@ -11,6 +11,7 @@ import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patched import patch_edges
 from random_layers import seeded
 from refusals import must_refuse
 from tiny import a_task, save_gpt2
@@ -35,7 +36,6 @@ from iclutils.interp import graph
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying, scored_logits
 from iclutils.interp.graph import Node, all_heads, component_outputs, head
 from iclutils.interp.hooks import Hook, ablate_heads
-from iclutils.interp.patching import patch_edges
 from iclutils.models import TransformerBridge, cached, edit_weights, get_act_name, load
 
 FIRST, SECOND = head(0, 0), head(1, 0)
