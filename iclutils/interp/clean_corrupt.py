@@ -16,12 +16,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from ..errors import IclError, unknown
-from ..models import TransformerBridge, check_tokens
+from ..models import TransformerBridge
 from ..tasks import words
 from ..tasks.prompts import Prompts
 from ..tasks.repeated import repeated_tokens
 from ..tasks.text import Split
-from .hooks import Hook, at_positions
+from .hooks import Hook, logits_at
 
 Logits = Float[Tensor, "*lead batch entry vocab"]
 CONSTANT = 1e-6  # nats; a smaller gap between clean and corrupt runs is no gap
@@ -81,10 +81,7 @@ def scored_logits(
     model: TransformerBridge, task: CleanCorrupt, hooks: Sequence[Hook] = (), corrupt: bool = False
 ) -> Float[Tensor, "batch entry vocab"]:
     """Logits at the scored positions alone, under ``hooks``, without gradients."""
-    tokens = task.corrupt if corrupt else task.clean
-    check_tokens(model, tokens)
-    with torch.no_grad():
-        return model.run_with_hooks(tokens, fwd_hooks=[*hooks, at_positions(task.at)])
+    return logits_at(model, task.corrupt if corrupt else task.clean, task.at, hooks)
 
 
 def baselines(
@@ -155,21 +152,21 @@ def copying(
 
 
 def classification(prompts: Prompts) -> CleanCorrupt:
-    """Name the class of the query (chapter 02's task); one demonstration per class.
+    """Name the class of the query (chapter 02's task).
 
     Corrupt: every demonstration carries the label word of the next class (its first sub-token).
+    The answer has one source where every class has one demonstration.
     """
     prompts.check()
-    if prompts.label_pos.shape[1] != prompts.classes:
-        raise IclError("Give prompts with one demonstration per class.")
     other = prompts.label_words.gather(1, (prompts.demo_class + 1) % prompts.classes)
-    shown = prompts.demo_class == prompts.gold[:, None]
+    shown = (prompts.demo_class == prompts.gold[:, None]).long()
+    once = prompts.label_pos.shape[1] == prompts.classes
     return CleanCorrupt(
         clean=prompts.tokens,
         corrupt=prompts.tokens.scatter(1, prompts.label_pos, other),
         at=prompts.target[:, None],
         answer=prompts.label_words.gather(1, prompts.gold[:, None]),
-        source=prompts.label_pos[shown][:, None],
+        source=prompts.label_pos.gather(1, shown.argmax(1, keepdim=True)) if once else None,
         choices=prompts.label_words,
     )
 

@@ -90,6 +90,16 @@ def at_positions(at: Int[Tensor, "batch entry"]) -> Hook:
     return "unembed.hook_in", pick
 
 
+def logits_at(
+    model: TransformerBridge,
+    tokens: Tokens,
+    at: Int[Tensor, "batch entry"],
+    hooks: Sequence[Hook] = (),
+) -> Float[Tensor, "batch entry vocab"]:
+    """Logits at these positions alone, under ``hooks``, without gradients."""
+    return run_with_hooks(model, tokens, [*hooks, at_positions(at)])[0]
+
+
 def set_activation(name: str, new: Float[Tensor, "..."], heads: Sequence[int] = ()) -> Hook:
     """Hook that replaces an activation, or of ``z`` these heads alone, by what broadcasts to it."""
 

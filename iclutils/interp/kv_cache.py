@@ -119,7 +119,8 @@ def answer_from_cache(
     at = place if offset else torch.where(fed, step, 0)
     states, tokens = (cache.keys, cache.values, cache.held), prompts.tokens.gather(1, place)
     with torch.no_grad():
-        return read_with_cache(model, *states, tokens, fed, at, length - 1, hooks)
+        read = read_with_cache(model, *states, tokens, fed, at, (length - 1)[:, None], hooks)
+    return read[:, 0]
 
 
 def keys_values(
@@ -157,10 +158,10 @@ def read_with_cache(
     tokens: Int[Tensor, "batch pos"],
     fed: Bool[Tensor, "batch pos"],
     positions: Int[Tensor, "batch pos"],
-    last: Int[Tensor, "batch"],
+    read: Int[Tensor, "batch entry"],
     hooks: Sequence[Hook] = (),
-) -> Float[Tensor, "batch vocab"]:
-    """Next-token logits at index ``last`` of ``tokens``, fed to a model that already holds
+) -> Float[Tensor, "batch entry vocab"]:
+    """Next-token logits at the indices ``read`` of ``tokens``, fed to a model that already holds
     ``keys`` and ``values`` (one row serves all of the batch), under hooks; differentiable.
 
     ``held``: entries of the cache that may be attended to. ``fed``: tokens that are no padding.
@@ -169,14 +170,13 @@ def read_with_cache(
     if held.shape[1]:
         states = zip(keys, values, strict=True)
         cache = DynamicCache([(k.expand(shape), v.expand(shape)) for k, v in states])
-    out = model.run_with_hooks(
+    return model.run_with_hooks(
         tokens,
-        fwd_hooks=[*hooks, at_positions(last[:, None])],
+        fwd_hooks=[*hooks, at_positions(read)],
         past_key_values=cache,
         attention_mask=torch.cat([held.expand(len(tokens), -1), fed], 1).long(),
         position_ids=positions,
     )
-    return out[:, 0]
 
 
 def packed(mask: Bool[Tensor, "batch pos"]) -> tuple[Tensor, Tensor]:

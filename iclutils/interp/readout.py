@@ -17,7 +17,7 @@ from ..errors import IclError
 from ..models import TransformerBridge, check_tokens, logits
 from ..progress import bar
 from ..tasks.prompts import Prompts
-from .hooks import Hook, at_positions
+from .hooks import Hook, at_positions, logits_at
 
 
 def check_prompts(model: TransformerBridge, prompts: Prompts) -> None:
@@ -82,11 +82,9 @@ def target_logits(
     if hooks and batch_size is not None:
         raise IclError("Hooks are made for one batch: leave batch_size out, or run the batches.")
     parts = []
-    with torch.no_grad():
-        for rows in batches(prompts, batch_size, "logits"):
-            part = prompts[rows]
-            out = model.run_with_hooks(part.tokens, fwd_hooks=[*hooks, at_target(part)])
-            parts.append(out[:, 0])
+    for rows in batches(prompts, batch_size, "logits"):
+        part = prompts[rows]
+        parts.append(logits_at(model, part.tokens, part.target[:, None], hooks)[:, 0])
     return torch.cat(parts)[places(prompts, batch_size)]
 
 

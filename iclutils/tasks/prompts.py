@@ -116,6 +116,16 @@ class Prompts:
             raise IclError("The target must be the last token of each prompt.")
 
 
+def leave_out(
+    tokens: Int[Tensor, "batch pos"], target: Int[Tensor, "batch"], gone: Bool[Tensor, "batch pos"]
+) -> tuple[Int[Tensor, "batch shorter"], Int[Tensor, "batch"]]:
+    """Prompts without some of their tokens, padded on the right, and their target."""
+    order = gone.long().sort(dim=1, stable=True).indices
+    place = torch.arange(gone.shape[1], device=gone.device)
+    target = target - (gone & (place <= target[:, None])).sum(1)
+    return tokens.gather(1, order)[:, : int(target.max()) + 1], target
+
+
 def join(parts: Sequence[Prompts]) -> Prompts:
     """Several batches as one, padded to the longest."""
     shapes = {(p.label_pos.shape[1], p.classes) for p in parts}

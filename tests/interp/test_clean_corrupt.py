@@ -99,11 +99,10 @@ def test_the_graph_has_every_later_reader(layers: int, heads: int, parallel: boo
 
 
 def test_mistakes_are_refused(gpt2: TransformerBridge) -> None:
-    task, shots = clean_corrupt.copying(gpt2, 3, 6, seeded()), topics.sample(2, seeded(), shots=2)
+    task = clean_corrupt.copying(gpt2, 3, 6, seeded())
     same, short = replace(task, corrupt=task.clean), task.clean[:, :-1]
     must_refuse(
         (lambda: clean_corrupt.copying(gpt2, 4, 11, seeded(), "reversed"), "Unknown corruption"),
-        (lambda: clean_corrupt.classification(shots), "one demonstration per class"),
         (lambda: task[slice(0, 0)], "nothing to score"),
         (lambda: clean_corrupt.baselines(gpt2, same), "score the same"),
         (lambda: replace(task, corrupt=short), "same shape"),

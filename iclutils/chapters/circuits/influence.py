@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from scipy.stats import spearmanr
 from torch import Generator, Tensor
-from transformers import DynamicCache
 
 from ...errors import IclError
 from ...interp.clean_corrupt import CleanCorrupt
 from ...interp.head_scores import attention_patterns
-from ...interp.hooks import Hook, at_positions, cut_attention
-from ...interp.kv_cache import keys_values
+from ...interp.hooks import Hook, cut_attention, logits_at
+from ...interp.kv_cache import States, keys_values, read_with_cache
 from ...interp.statistics import benjamini_hochberg, sign_flip_p
 from ...models import TransformerBridge, cached, get_act_name, logits
 from ...progress import bar
@@ -169,21 +168,19 @@ def _altered(
     entries before the altered position the logits mean nothing.
     """
     last, draws = int(at.max()) + 1, len(drawn)
-    past: Any = None
+    past: tuple[States, ...] = ()
     with suppress(IclError, AttributeError):  # keys and values cannot be cut: whole rows, then
         past = keys_values(model, tokens[:, :last])
     row = torch.arange(len(tokens), device=tokens.device).repeat_interleave(draws)
     draw = torch.arange(draws, device=tokens.device).repeat(len(tokens))
     for position in bar(range(last), "altered positions"):
-        start = position if past is not None else 0
+        start = position if past else 0
         logits_fit = LOGITS // (at.shape[1] * model.cfg.d_vocab)
         chunk = max(1, min(BATCH, ROWS // (last - start), logits_fit))
         for r, d in zip(row.split(chunk), draw.split(chunk), strict=True):
             fed = tokens[r, start:last]
             fed[:, position - start] = drawn[d, r, position]
-            before = past and [
-                (k[r, :, :start], v[r, :, :start]) for k, v in zip(*past, strict=True)
-            ]
+            before = [tuple(s[r, :, :start] for s in part) for part in past]
             yield position, r, d, _logits(model, fed, at[r], hooks, start, before)
 
 
@@ -193,20 +190,16 @@ def _logits(
     at: Tensor,
     hooks: Sequence[Hook],
     start: int = 0,
-    past: Any = None,
+    past: Sequence[States] = (),
 ) -> Float[Tensor, "rows entry vocab"]:
     """Logits at ``at`` when ``fed`` is read from position ``start`` on, after ``past``."""
-    more: dict[str, Any] = {}
-    if past and start:
-        size = start + fed.shape[1]
-        more = {
-            "past_key_values": DynamicCache(past),
-            "attention_mask": fed.new_ones(len(fed), size),
-            "position_ids": torch.arange(start, size, device=fed.device).expand(len(fed), -1),
-        }
-    chosen = at_positions((at - start).clamp_min(0))
+    at = (at - start).clamp_min(0)
+    if not start:
+        return logits_at(model, fed, at, hooks)
+    held, own = (fed.new_ones(len(fed), n, dtype=torch.bool) for n in (start, fed.shape[1]))
+    places = (start + torch.arange(fed.shape[1], device=fed.device)).expand_as(fed)
     with torch.no_grad():
-        return model.run_with_hooks(fed, fwd_hooks=[chosen, *hooks], **more)
+        return read_with_cache(model, *past, held, fed, own, places, at, hooks)
 
 
 class Sources(NamedTuple):

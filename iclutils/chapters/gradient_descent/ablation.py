@@ -20,8 +20,8 @@ from ...errors import IclError, unknown
 from ...interp.hooks import Head, Hook, check_head
 from ...models import TransformerBridge, get_act_name
 from ...progress import bar
-from ...tasks.prompts import Prompts
-from .heads import AtQuery, Ids, Mask, check_answers, dual_heads, read, shortened
+from ...tasks.prompts import Prompts, leave_out
+from .heads import AtQuery, Ids, Mask, check_answers, dual_heads, examples, read
 
 Weights = Float[Tensor, "batch head 1 mem"]
 Shown = Bool[Tensor, "batch 1 1 mem"]
@@ -170,4 +170,5 @@ def after_shorter(
     model: TransformerBridge, prompts: Prompts, answer: Ids, left_out: int
 ) -> Float[Tensor, "batch"]:
     """log p of the answer, in nats, after the prompts without their first examples."""
-    return predict(read(model, *shortened(prompts, left_out)), answer).log_prob
+    shorter = leave_out(prompts.tokens, prompts.target, examples(prompts) < left_out)
+    return predict(read(model, *shorter), answer).log_prob

@@ -56,14 +56,6 @@ def examples(prompts: Prompts) -> Int[Tensor, "batch pos"]:
     return (label[:, :-2] & ~label[:, 1:-1]).cumsum(1)
 
 
-def shortened(prompts: Prompts, left_out: int) -> tuple[Tokens, Int[Tensor, "batch"]]:
-    """The prompts without their first examples: tokens, padded on the right, and target."""
-    first = (examples(prompts) < left_out).sum(1)
-    target = prompts.target - first
-    place = torch.arange(int(target.max()) + 1, device=target.device).expand(len(target), -1)
-    return prompts.tokens.gather(1, (first + place.T).T.minimum(prompts.target[:, None])), target
-
-
 # One query of every prompt -----------------------------------------------------------------------
 
 
@@ -117,9 +109,10 @@ class AtQuery:
         held = torch.arange(memory, device=self.at.device) < self.at[:, None]
         keys, values = (tuple(x[:, :, :memory] for x in s) for s in (self.keys, self.values))
         own, at = self.tokens.gather(1, self.at[:, None]), self.at[:, None]
-        fed, last = torch.ones_like(own, dtype=torch.bool), torch.zeros_like(self.at)
+        fed, last = torch.ones_like(own, dtype=torch.bool), torch.zeros_like(own)
         with torch.no_grad():
-            return read_with_cache(self.model, keys, values, held, own, fed, at, last, hooks)
+            out = read_with_cache(self.model, keys, values, held, own, fed, at, last, hooks)
+        return out[:, 0]
 
 
 def read(model: TransformerBridge, tokens: Tokens, at: Place = None) -> AtQuery:

@@ -84,8 +84,8 @@ class LastStep:
             prompts.tokens.gather(1, target[:, None]),
             torch.ones_like(target[:, None], dtype=torch.bool),
             target[:, None],
-            torch.zeros_like(target),
-        )
+            torch.zeros_like(target[:, None]),
+        )[:, 0]
 
     def losses(self, beta: Beta) -> Float[Tensor, "batch"]:
         """Cross-entropy (nats) of the gold class under the softmax over the label words."""

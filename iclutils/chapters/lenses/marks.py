@@ -23,8 +23,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...interp.attribution import node_attribution
+from ...interp.clean_corrupt import scored_logits
 from ...interp.graph import of
-from ...interp.hooks import CUT, Hook
+from ...interp.hooks import CUT, Hook, logits_at
 from ...models import TransformerBridge, get_act_name
 from ..gradient_descent.features import scores
 from ..gradient_descent.heads import (
@@ -34,7 +35,7 @@ from ..gradient_descent.heads import (
     read,
     read_heads,
 )
-from .question import Question, logits
+from .question import Question
 
 LENSES = ("circuit", "anchors", "induction", "algorithm", "vector", "dual")
 Heads = Float[Tensor, "batch layer head"]
@@ -171,17 +172,18 @@ def margin_without_reading(
 
 def lost_without_each(model: TransformerBridge, question: Question) -> Float[Tensor, "batch demo"]:
     """Margin that a prompt loses when one of its examples is left out, in nats."""
-    whole = question.margin(logits(model, question.task.clean, question.at))
-    less = [
-        question.margin(logits(model, *question.without([i]))) for i in range(question.examples)
-    ]
-    return whole[:, None] - torch.stack(less, 1)
+
+    def margin(tokens: Tensor, at: Tensor) -> Tensor:
+        return question.margin(logits_at(model, tokens, at[:, None])[:, 0])
+
+    less = [margin(*question.without([i])) for i in range(question.examples)]
+    return margin(question.task.clean, question.at)[:, None] - torch.stack(less, 1)
 
 
 def answered(
     model: TransformerBridge, question: Question
 ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:
     """Margin with examples (nats), and whether the answer is the likeliest of all tokens."""
-    found = logits(model, question.task.clean, question.at)
+    found = scored_logits(model, question.task)[:, 0]
     right = found.argmax(1) == question.task.answer[:, 0]
     return question.margin(found), right.to(found.dtype)

@@ -14,10 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.clean_corrupt import CleanCorrupt, Logits, two_functions
-from ...interp.hooks import Hook, at_positions
+from ...interp.clean_corrupt import CleanCorrupt, Logits, classification, two_functions
 from ...models import TransformerBridge
-from ...tasks.prompts import Prompts
+from ...tasks.prompts import Prompts, leave_out
 
 ANSWER, LINE = 2, 4  # of ``word -> answer \\n``: where the answer stands, and the tokens of a line
 
@@ -99,10 +98,7 @@ class Question:
         """The clean prompts without some of their examples: tokens, padded on the right, and
         target."""
         gone = torch.isin(self.example, torch.tensor([*examples], device=self.example.device))
-        order = gone.long().sort(dim=1, stable=True).indices
-        place = torch.arange(gone.shape[1], device=gone.device)
-        target = self.at - (gone & (place <= self.at[:, None])).sum(1)
-        return self.task.clean.gather(1, order)[:, : int(target.max()) + 1], target
+        return leave_out(self.task.clean, self.at, gone)
 
 
 def of_words(
@@ -127,27 +123,8 @@ def of_words(
 
 def of_prompts(prompts: Prompts) -> Question:
     """Labelled texts; corrupt: every demonstration carries the label word of the next class."""
-    prompts.check()
-    other = (prompts.demo_class + 1) % prompts.classes
-    task = Margin(
-        clean=prompts.tokens,
-        corrupt=prompts.tokens.scatter(1, prompts.label_pos, prompts.label_words.gather(1, other)),
-        at=prompts.target[:, None],
-        answer=prompts.label_words.gather(1, prompts.gold[:, None]),
-        choices=prompts.label_words,
-    )
+    task = Margin(**vars(classification(prompts)))
     place = torch.arange(prompts.tokens.shape[1], device=prompts.tokens.device)
     example = (place[:, None] > prompts.label_pos[:, None]).sum(-1)
     example[:, 0] = -1  # BOS, or the first word of the template: never taken away
     return Question(task, example, prompts.cue_pos, prompts.demo_class)
-
-
-def logits(
-    model: TransformerBridge,
-    tokens: Int[Tensor, "batch pos"],
-    at: Int[Tensor, "batch"],
-    hooks: Sequence[Hook] = (),
-) -> Float[Tensor, "batch vocab"]:
-    """Next-token logits at one position of every prompt, without gradients."""
-    with torch.no_grad():
-        return model.run_with_hooks(tokens, fwd_hooks=[*hooks, at_positions(at[:, None])])[:, 0]

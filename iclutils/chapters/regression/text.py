@@ -13,11 +13,10 @@ from functools import partial
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import DynamicCache
 
 from ...errors import IclError
 from ...interp.hooks import at_positions, run_with_hooks
-from ...interp.kv_cache import keys_values
+from ...interp.kv_cache import keys_values, read_with_cache
 from ...models import TransformerBridge, get_act_name
 from ...progress import bar
 from ...tasks.numbers import NumberFormat
@@ -107,20 +106,18 @@ def continued(
     """
     device, count = model.cfg.device, len(branches)
     tokens, wanted = tokens.to(device), wanted.to(device)
-    states = list(zip(*keys_values(model, tokens), strict=True))
+    states = keys_values(model, tokens)
     found = []
     for cut in cuts:
         last = tokens[:, cut].repeat_interleave(count)[:, None]
         fed = torch.cat([last, branches.to(device).repeat(len(tokens), 1)], 1)
-        cache = DynamicCache(
-            [tuple(s[:, :, :cut].repeat_interleave(count, 0) for s in both) for both in states]
+        keys, values = (
+            tuple(s[:, :, :cut].repeat_interleave(count, 0) for s in part) for part in states
         )
-        whole = torch.ones(len(fed), cut + fed.shape[1], dtype=torch.long, device=device)
-        place = torch.arange(cut, whole.shape[1], device=device).expand_as(fed)
+        held, own = (fed.new_ones(len(fed), n, dtype=torch.bool) for n in (cut, fed.shape[1]))
+        step = torch.arange(fed.shape[1], device=device).expand_as(fed)
         with torch.no_grad():
-            logits = model(
-                fed, past_key_values=cache, attention_mask=whole, position_ids=place
-            ).double()
+            logits = read_with_cache(model, keys, values, held, fed, own, cut + step, step).double()
         log_p = logits[..., wanted] - logits.logsumexp(-1, keepdim=True)
         found.append(log_p.unflatten(0, (len(tokens), count)).cpu())
     return torch.stack(found, 1)

@@ -37,10 +37,9 @@ from iclutils.chapters.gradient_descent.heads import (
     read,
     read_heads,
     rising_similarities,
-    shortened,
 )
 from iclutils.models import TransformerBridge
-from iclutils.tasks.prompts import Role
+from iclutils.tasks.prompts import Role, leave_out
 from iclutils.tasks.repeated import RepeatedTokens
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
@@ -371,7 +370,7 @@ def test_tokens_know_their_example_which_can_be_left_out() -> None:
             assert found[row, place] == n
         assert found[row, prompts.target[row]] == prompts.label_pos.shape[1]
         for left_out in (0, 1, 2):
-            cut, target = shortened(prompts, left_out)
+            cut, target = leave_out(prompts.tokens, prompts.target, found < left_out)
             begins = int(prompts.label_pos[row, left_out - 1]) + 2 if left_out else 0
             kept = prompts.tokens[row, begins : prompts.target[row] + 1]
             assert cut[row, : target[row] + 1].tolist() == kept.tolist()

@@ -13,8 +13,9 @@ from sklearn.kernel_ridge import KernelRidge
 from iclutils import models
 from iclutils.chapters.gradient_descent.heads import dual_heads, read
 from iclutils.chapters.lenses import compare, marks, smoothers, vectors
-from iclutils.chapters.lenses.question import Question, logits, of_prompts
-from iclutils.interp.hooks import cut_attention
+from iclutils.chapters.lenses.question import Question, of_prompts
+from iclutils.interp.clean_corrupt import scored_logits
+from iclutils.interp.hooks import cut_attention, logits_at
 from iclutils.models import TransformerBridge, get_act_name
 from iclutils.tasks import topics
 
@@ -79,7 +80,8 @@ def test_the_margin_without_reading_is_that_of_a_whole_pass(
 ) -> None:
     cut = torch.zeros(len(here), *here.shown.shape[1:] * 2, dtype=torch.bool)
     cut[torch.arange(len(here)), here.at] = here.shown
-    plain = logits(net, here.task.clean, here.at, cut_attention(net, dict.fromkeys((1, 2), cut)))
+    cuts = cut_attention(net, dict.fromkeys((1, 2), cut))
+    plain = scored_logits(net, here.task, cuts)[:, 0]
     ours = marks.margin_without_reading(net, here, [range(1, 3), range(0)])
     assert torch.allclose(ours[0], here.margin(plain), atol=1e-3)
     assert torch.allclose(ours[1], marks.answered(net, here)[0], atol=1e-3)
@@ -109,7 +111,8 @@ def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_oth
     states, writes = vectors.task_vectors(net, one)
     margins, right = vectors.steered(net, one, [(3, states[3]), (3, 0 * states[3])])
     whole, sure = marks.answered(net, one)
-    bare = logits(net, *one.without(range(4)))
+    tokens, target = one.without(range(4))
+    bare = logits_at(net, tokens, target[:, None])[:, 0]
     assert torch.allclose(margins[0], whole, atol=1e-2)
     assert torch.equal(right[0], sure)
     assert torch.allclose(margins[1], one.margin(bare), atol=1e-3)
