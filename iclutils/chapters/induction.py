@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from ..errors import IclError
 from ..interp.graph import all_heads, component_outputs
-from ..interp.head_scores import prefix_matching, score_heads, strongest, top_heads
+from ..interp.head_scores import LABEL, prefix_matching, score_heads, strongest, top_heads
 from ..interp.hooks import (
     Head,
     Hook,
@@ -41,8 +41,6 @@ from ..models import TransformerBridge, get_act_name, logits
 from ..progress import bar
 from ..tasks.repeated import RepeatedTokens, repeated_tokens
 from ..tasks.words import Asked
-
-LABEL = 0.4  # threshold in use for calling a head by a role (ARENA 2023)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ al. 2022 (prefix matching); seed note 003 (stripe).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,7 @@ from ..models import TransformerBridge, cached, get_act_name, head_detector
 
 Pattern = Float[Tensor, "*lead dest src"]
 Score = Float[Tensor, "*lead"]
+LABEL = 0.4  # threshold in use for calling a head by a role (ARENA 2023)
 
 
 def uniform_pattern(size: int) -> Float[Tensor, "dest src"]:
@@ -199,6 +200,23 @@ def same_layers(
             yield from ((layer, head) for head in left[: len(named)])
 
     return [list(draw()) for _ in range(draws)]
+
+
+def draw_heads(
+    chosen: Set[int],
+    layer: Int[Tensor, "item"],
+    generator: Generator,
+    barred: Set[int] = frozenset(),
+) -> frozenset[int]:
+    """As many random heads in each layer as ``chosen`` has there, none of them ``barred`` (all that
+    are left, where they are fewer): the null and the control that keep layers."""
+    drawn: list[int] = []
+    for la in layer[sorted(chosen)].unique():
+        inside = set((layer == la).nonzero()[:, 0].tolist())
+        free = sorted(inside - barred)
+        order = torch.randperm(len(free), generator=generator).tolist()
+        drawn += [free[i] for i in order[: len(inside & chosen)]]
+    return frozenset(drawn)
 
 
 def attention_patterns(

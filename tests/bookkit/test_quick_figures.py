@@ -26,7 +26,7 @@ from iclutils.chapters.gradient_descent import heads
 from iclutils.chapters.label_words import saliency
 from iclutils.chapters.regression.distances import predict
 from iclutils.chapters.regression.text import IDLE
-from iclutils.interp import clean_corrupt, head_scores, patching, weights
+from iclutils.interp import at_query, clean_corrupt, head_scores, patching, weights
 from iclutils.models.lsa import LinearSelfAttention, Shape
 from iclutils.tasks import regression, text
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
@@ -94,7 +94,7 @@ def test_05_takes_the_heads_apart_as_the_chapter_does(
     made = iclutils.show("05", name := tmp_path if grouped else "induction-0")
     model = models.load(name)
     tokens = repeated_tokens(model, 16, 12, session.generator("copying"), distinct=True).tokens
-    query = heads.read(model, tokens[:, :19])
+    query = at_query.read(model, tokens[:, :19])
     duals = heads.dual_heads(query, heads.first_copy(RepeatedTokens(tokens, 12))[:, :19])
     others = torch.arange(model.cfg.d_vocab)[None]
     split = heads.direct_logit_attribution(query, duals, tokens[:, 19], others)

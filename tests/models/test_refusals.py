@@ -13,8 +13,8 @@ from tiny import a_task, save_gptj, save_grouped
 from transformers import BloomConfig, BloomForCausalLM
 
 from iclutils import IclError, models
-from iclutils.chapters.gradient_descent import heads
 from iclutils.interp import (
+    at_query,
     attribution,
     circuit,
     hooks,
@@ -39,11 +39,11 @@ def save_bloom(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("save", "lens", "message"),
     [
-        (save_bloom, lambda m: heads.read(m, TOKENS), "dual models. .* no explicit positi"),
+        (save_bloom, lambda m: at_query.read(m, TOKENS), "dual models. .* no explicit positi"),
         (save_bloom, lambda m: weights.qk_matching(m, (0, 0), (1, 0)), "^QK matching .* rotary"),
         (save_bloom, lambda m: weights.composition_scores(m, "K", 1), "composition at a distance"),
         (save_bloom, lambda m: kv_cache.keys_values(m, TOKENS), "A cut memory .* no explicit posi"),
-        (save_gptj, lambda m: heads.read(m, TOKENS), "editing the attention"),
+        (save_gptj, lambda m: at_query.read(m, TOKENS), "editing the attention"),
         (save_gptj, lambda m: hooks.cut_attention(m, {}), "only after using it"),
         (save_gptj, lambda m: attribution.edge_attribution(m, a_task(m)), "only after using it"),
         (save_gptj, lambda m: circuit.scores(m, a_task(m), of(m).exists[None]), "cannot fork"),

@@ -20,7 +20,7 @@ from iclutils.bookkit import claims, presets
 from iclutils.chapters.gradient_descent import heads
 from iclutils.chapters.label_words import saliency
 from iclutils.chapters.regression import text
-from iclutils.interp import clean_corrupt, head_scores, readout
+from iclutils.interp import at_query, clean_corrupt, head_scores, readout
 from iclutils.models import TransformerBridge
 from iclutils.tasks import generator, numbers
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
@@ -77,7 +77,7 @@ def reads_numbers(model: TransformerBridge) -> Tensor:
 
 def adds_up(model: TransformerBridge) -> Tensor:
     batch = few(model)
-    found = heads.dual_heads(heads.read(model, batch.tokens), heads.first_copy(batch))
+    found = heads.dual_heads(at_query.read(model, batch.tokens), heads.first_copy(batch))
     gap = found.query_term + found.demonstration_update - found.z
     return (gap.abs().max() / found.z.abs().max())[None]
 

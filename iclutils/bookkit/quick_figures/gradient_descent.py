@@ -10,6 +10,7 @@ import torch
 
 from ...chapters.gradient_descent import ablation, alignment, descent, heads
 from ...errors import IclError
+from ...interp import at_query
 from ...plots import figures
 from ...progress import bar, say
 from ...tasks.functions import Problem
@@ -38,7 +39,7 @@ def of_heads(request: Request) -> QuickFigure:
     announce(model, "updates of all heads", parts[0][0], 2 * len(parts), **held)
     splits, right = [], []
     for some, where, wanted in bar(parts, "prompts"):
-        query = heads.read(model, some)
+        query = at_query.read(model, some)
         duals = heads.dual_heads(query, where)
         splits.append(heads.direct_logit_attribution(query, duals, wanted, others))
         ways = ablation.ablations(query, where, wanted, ways=["whole", "no update"])

@@ -18,14 +18,13 @@ from ...errors import IclError
 from ...interp import graph
 from ...interp.clean_corrupt import CleanCorrupt
 from ...interp.graph import Edge, Node, head
-from ...interp.head_scores import followers, prefix_matching, score_heads, strongest
+from ...interp.head_scores import LABEL, followers, prefix_matching, score_heads, strongest
 from ...interp.patching import CleanRun, key_patterns
 from ...interp.statistics import mean_se
 from ...interp.weights import composition_baseline, composition_scores, copying_scores
 from ...models import TransformerBridge, logits
 from ...progress import bar
 from ...tasks.repeated import RepeatedTokens
-from ..induction import LABEL
 
 DROP = 0.1  # share of prefix matching that a path must carry to belong to the circuit
 Measured = tuple[float, float]  # mean and standard error over sequences

@@ -47,23 +47,6 @@ def overlap_excess(a: Set[int], b: Set[int], layer: Int[Tensor, "item"]) -> floa
     return len(a & b) - chance
 
 
-def draw_heads(
-    chosen: Set[int],
-    layer: Int[Tensor, "item"],
-    generator: Generator,
-    barred: Set[int] = frozenset(),
-) -> frozenset[int]:
-    """As many random heads in each layer as ``chosen`` has there, none of them ``barred`` (all that
-    are left, where they are fewer): the null and the control that keep layers."""
-    drawn: list[int] = []
-    for la in layer[sorted(chosen)].unique():
-        inside = set((layer == la).nonzero()[:, 0].tolist())
-        free = sorted(inside - barred)
-        order = torch.randperm(len(free), generator=generator).tolist()
-        drawn += [free[i] for i in order[: len(inside & chosen)]]
-    return frozenset(drawn)
-
-
 def attention_profiles(model: TransformerBridge, tokens: Tokens) -> Float[Tensor, "head feature"]:
     """What every head looks at: mean attention by distance back and by relation, less even's.
 

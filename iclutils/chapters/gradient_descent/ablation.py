@@ -17,11 +17,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...errors import IclError, unknown
+from ...interp.at_query import AtQuery, Mask, read
 from ...interp.hooks import Head, Hook, check_head
 from ...models import TransformerBridge, get_act_name
 from ...progress import bar
 from ...tasks.prompts import Prompts, leave_out
-from .heads import AtQuery, Ids, Mask, check_answers, dual_heads, examples, read
+from .heads import Ids, check_answers, dual_heads, examples
 
 Weights = Float[Tensor, "batch head 1 mem"]
 Shown = Bool[Tensor, "batch 1 1 mem"]

@@ -31,8 +31,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...errors import IclError
+from ...interp.at_query import Allowed, Keys, Queries, scores
 from ...models.lsa import Layer
-from .features import Allowed, Keys, Queries, Values, attention, log_normaliser, scores
+from .features import Values, attention, log_normaliser
 
 Query = Float[Tensor, "*batch channel"]
 Demos = Bool[Tensor, "*#batch key"]

@@ -17,17 +17,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from sklearn.preprocessing import PolynomialFeatures
 from torch import Tensor
 
 from ...errors import IclError, unknown
+from ...interp.at_query import Allowed, Keys, Queries, scores
 from ...progress import bar
 
-Queries = Float[Tensor, "*batch query channel"]
-Keys = Float[Tensor, "*batch key channel"]
 Values = Float[Tensor, "*batch key value"]
-Allowed = Bool[Tensor, "..."]
 METHODS = ("taylor", "iid", "orthogonal", "unsigned")
 MOST = 200_000  # Taylor features; beyond, they would not fit in memory for a context
 AT_ONCE = 2**22  # numbers in the largest tensor of a sweep
@@ -36,14 +34,6 @@ AT_ONCE = 2**22  # numbers in the largest tensor of a sweep
 def scaled(z: Float[Tensor, "*batch channel"]) -> Float[Tensor, "*batch channel"]:
     """z / d^(1/4), so that inner products of such are k·q / √d."""
     return z / z.shape[-1] ** 0.25
-
-
-def scores(
-    queries: Queries, keys: Keys, allowed: Allowed | None = None
-) -> Float[Tensor, "*batch query key"]:
-    """k·q / √d, the logarithm of the kernel; -inf where a query may not look."""
-    found = queries @ keys.mT / math.sqrt(keys.shape[-1])
-    return found if allowed is None else found.masked_fill(~allowed, -torch.inf)
 
 
 def attention(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from ..circuits.stability import draw_heads
+from ...interp.head_scores import draw_heads
 from .marks import Marks
 from .smoothers import beyond_counting
 

@@ -22,19 +22,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...interp.at_query import AtQuery, read, read_heads, scores
 from ...interp.attribution import node_attribution
 from ...interp.clean_corrupt import scored_logits
 from ...interp.graph import of
 from ...interp.hooks import CUT, Hook, logits_at
 from ...models import TransformerBridge, get_act_name
-from ..gradient_descent.features import scores
-from ..gradient_descent.heads import (
-    AtQuery,
-    direct_logit_attribution,
-    dual_heads,
-    read,
-    read_heads,
-)
+from ..gradient_descent.heads import direct_logit_attribution, dual_heads
 from .question import Question
 
 LENSES = ("circuit", "anchors", "induction", "algorithm", "vector", "dual")

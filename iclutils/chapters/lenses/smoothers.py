@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
+from ...interp.at_query import read
 from ...interp.hooks import run_with_hooks
 from ...models import TransformerBridge, get_act_name
-from ..gradient_descent.heads import read
 from .marks import attention
 from .question import Question
 

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ...interp.at_query import read
 from ...interp.hooks import Head, Hook, logits_under
 from ...models import TransformerBridge, get_act_name
-from ..gradient_descent.heads import read
 from .marks import written
 from .question import Question
 

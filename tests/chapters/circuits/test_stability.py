@@ -17,6 +17,7 @@ from tiny import save_gpt2, tokens
 from transformers import PreTrainedModel
 
 from iclutils.chapters.circuits import stability
+from iclutils.interp.head_scores import draw_heads
 from iclutils.models import TransformerBridge, cached, edit_weights, load
 from iclutils.tasks.repeated import repeated_tokens
 
@@ -223,7 +224,7 @@ def test_heads_are_drawn_in_the_same_layers() -> None:
     layer, barred = torch.arange(4).repeat_interleave(5), {2, 15, 16, 17}
     generator = seeded(0)
     chosen = {0, 1, 7, 15, 16, 17}
-    draws = {stability.draw_heads(chosen, layer, generator, barred) for _ in range(20)}
+    draws = {draw_heads(chosen, layer, generator, barred) for _ in range(20)}
     assert len(draws) > 5
     for drawn in draws:
         assert not drawn & barred

@@ -29,7 +29,8 @@ from iclutils.chapters.gradient_descent.dual import (
     regularised,
     trajectory,
 )
-from iclutils.chapters.gradient_descent.features import gram, needed_degree, scaled, scores, taylor
+from iclutils.chapters.gradient_descent.features import gram, needed_degree, scaled, taylor
+from iclutils.interp.at_query import scores
 from iclutils.models.lsa import Layer
 
 seeds = st.integers(0, 9999)

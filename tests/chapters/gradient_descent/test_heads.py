@@ -34,10 +34,9 @@ from iclutils.chapters.gradient_descent.heads import (
     feature_errors,
     first_copy,
     head_trajectory,
-    read,
-    read_heads,
     rising_similarities,
 )
+from iclutils.interp.at_query import read, read_heads
 from iclutils.models import TransformerBridge
 from iclutils.tasks.prompts import Role, leave_out
 from iclutils.tasks.repeated import RepeatedTokens

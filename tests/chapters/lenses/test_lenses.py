@@ -11,9 +11,10 @@ from scipy.stats import pearsonr
 from sklearn.kernel_ridge import KernelRidge
 
 from iclutils import models
-from iclutils.chapters.gradient_descent.heads import dual_heads, read
+from iclutils.chapters.gradient_descent.heads import dual_heads
 from iclutils.chapters.lenses import compare, marks, smoothers, vectors
 from iclutils.chapters.lenses.question import Question, of_prompts
+from iclutils.interp.at_query import read
 from iclutils.interp.clean_corrupt import scored_logits
 from iclutils.interp.hooks import cut_attention, logits_at
 from iclutils.models import TransformerBridge, get_act_name
