@@ -12,7 +12,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from patched import patch_edges
-from random_layers import seeded
 from refusals import must_refuse
 from tiny import a_task, save_gpt2, save_grouped, save_neox, tiny_gpt2, tokens
 from torch import Tensor
