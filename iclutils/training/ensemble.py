@@ -15,6 +15,7 @@ from torch import Generator, Tensor, nn
 from ..tasks.regression import Contexts
 from .loop import Recipe
 
+FRESH = 10  # seeds of the shipped networks start here: the recipes were found with 0 to 4
 HELD_OUT_SEED = 77_777
 Plan = TypeVar("Plan", bound="EnsembleRecipe")
 

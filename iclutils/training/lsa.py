@@ -20,7 +20,7 @@ from ..chapters.gradient_descent.alignment import half_mse
 from ..models.lsa import LinearSelfAttention, Shape
 from ..tasks.functions import LINKS, Problem, Waves
 from ..tasks.regression import Contexts, Task
-from .ensemble import EnsembleRecipe
+from .ensemble import FRESH, EnsembleRecipe
 from .loop import model_card
 
 Data = Problem | Waves
@@ -93,7 +93,7 @@ def _mini(
 ) -> dict[str, Any]:
     """Seeds of each kind of data; on the paper's, or on others of its size."""
     known = Shape(**{"dim": data[0].dim, "pairs": 10} | shape)
-    members = [(seed, each) for each in data for seed in range(seeds)]
+    members = [(seed, each) for each in data for seed in range(FRESH, FRESH + seeds)]
     return {"shape": known, "members": members, "steps": steps, **settings}
 
 

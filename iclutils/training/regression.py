@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from ..chapters.regression.algorithms import ridge
 from ..models.regressors import Format, InContextRegressors, Shape
 from ..tasks.regression import Contexts, Task, sample
-from .ensemble import EnsembleRecipe
+from .ensemble import FRESH, EnsembleRecipe
 from .language import sinusoids
 from .loop import model_card
 from .muon import Muon
@@ -128,7 +128,7 @@ def _mini(
 ) -> dict[str, Any]:
     shape = Shape(dim, 2 * dim + 1, form, layers, width, heads)
     settings = {"steps": steps, "extra": extra, "warmup": steps // 20}
-    return {"shape": shape, "members": list(enumerate(tasks)), **settings}
+    return {"shape": shape, "members": list(enumerate(tasks, FRESH)), **settings}
 
 
 def _paper(
@@ -152,8 +152,8 @@ def _paper(
 _NOISY = tuple(Task(8, noise=noise, prior=prior) for noise, prior in NOISES)
 _DEPTHS = (1, 2, 4, 8)
 SHIPPED = {
-    "regression-d8": _mini(8, "one", 8, 64, [Task(8)] * 3, 8000),
-    "regression-d8-long": _mini(8, "one", 8, 64, [Task(8)], 16000),
+    "regression-d8": _mini(8, "one", 8, 64, [Task(8)] * 3, 7000),
+    "regression-d8-long": _mini(8, "one", 8, 64, [Task(8)], 14000),
     "regression-noise": _mini(8, "one", 8, 64, _NOISY, 7000),
     "regression-d2": _mini(2, "one", 4, 32, [Task(2)] * 3, 4000),
     "regression-d2-one-head": _mini(2, "one", 4, 32, [Task(2)] * 3, 4000, heads=1),
