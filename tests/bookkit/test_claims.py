@@ -245,21 +245,26 @@ def test_a_stored_result_is_judged_anew(tmp_path: Path) -> None:
 
 def test_what_a_finding_and_an_identity_need(make_ledger: Callable[..., Path]) -> None:
     mini = {"mini": {"holds": ">= 0.5"}}
-    names = ("good", "alone", "single", "passes", "algebra", "untrue", "lost")
+    names = ("good", "alone", "single", "passes", "algebra", "untrue", "lost", "silent", "says")
     kinds = {"algebra": "identity", "untrue": "identity"}
     entries = (
-        entry(id=f"90.{n}", kind=kinds.get(n, "finding"), over="5 seeds", tiers=mini) for n in names
+        entry(id=f"90.{n}", kind=kinds.get(n, "finding"), over="5 seeds", tiers=mini)
+        | ({"undefined": "nothing is there to measure"} if n == "says" else {})
+        for n in names
     )
     make_ledger("90_demo", dump(*entries))
     for name, null in (("good", [0.1, 0.1]), ("alone", None), ("passes", [0.9, 0.9])):
         measured(f"90.{name}", [0.8] * 5, null=null)
     measured("90.single", 0.8, null=[0.1, 0.1])
+    for name in ("silent", "says"):
+        measured(f"90.{name}", [0.8] * 5)
+        measured(f"90.{name}", math.nan, tier="mini-null")
     for name, value in (("algebra", math.nan), ("untrue", 0.1)):
         measured(f"90.{name}", 0.8)
         measured(f"90.{name}", value, tier="mini-null")
     found = claims.read_results(claims.results_folder())
     assert [text.split(".")[1].split()[0] for text in problems(found)] == [
-        *("alone", "single", "passes", "untrue", "lost"),
+        *("alone", "single", "passes", "untrue", "lost", "silent"),
     ]
 
 
