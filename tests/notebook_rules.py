@@ -220,9 +220,9 @@ def problems(
             yield f"{name} is a finding of {result.count} repetitions (over {over!r})."
         if claim.kind == "finding" and null is None:
             yield f"{name} is a finding without a null."
-        if claim.kind == "finding" and null and null.verdict == claims.UNDEFINED:
-            if not claim.undefined:
-                yield f"{name} does not say why its null is undefined."
+        silent = null and null.verdict == claims.UNDEFINED and not claim.undefined
+        if claim.kind == "finding" and silent:
+            yield f"{name} does not say why its null is undefined."
         if claim.kind == "finding" and null and result.verdict == null.verdict == claims.HOLDS:
             yield f"{name} is no finding: its null passes too."
         if claim.kind == "identity" and null and null.verdict not in HARMLESS:
