@@ -204,9 +204,9 @@ def run_chapters(
     Notebooks go to ``run/TIER/`` in ``build``, JSON to ``results/TIER/``, time and machine to
     ``runs/TIER/``. Where a chapter fails, those that have begun are finished before its error.
     """
-    runs = []
+    runs, whole = [], names == chapters()
     for run in (plan(name, given, build) for chapter in names for name in resolve(chapter)):
-        if run.is_asked(whole=names == chapters()):
+        if run.is_asked(whole):
             runs.append(replace(run, fresh=force or not run.is_current()))
         else:
             what = "of a language model" if run.tier == "real" else f"at the tier {run.tier}"
