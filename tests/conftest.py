@@ -116,7 +116,7 @@ def site() -> Path:
 
     folder = ROOT / "_build"
     folder.mkdir(exist_ok=True)
-    with FileLock(folder / ".lock"):  # one build, even where several processes test
+    with FileLock(folder / ".site.lock"):  # one build, even where several processes test
         planned = [run.plan(name, {}, folder) for name in run.chapters()]
         done = [each for each in planned if each.is_current()]
         return build.render(build.stage(ROOT, folder, done), folder).parent

@@ -158,6 +158,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("homework", "question"), ALL)
 def test_a_right_answer_is_right_in_other_forms(homework: str, question: str, form: str) -> None:

@@ -346,7 +346,13 @@ def test_a_kernel_that_dies_is_one_clear_error(kernels: Book) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGINT, id="Ctrl-C"),
+        pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_run_that_was_ended_continues_where_it_stopped(
     kernels: Book, tmp_path: Path, how: signal.Signals
 ) -> None:

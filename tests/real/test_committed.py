@@ -100,8 +100,14 @@ MEASURES: dict[str, Callable[[TransformerBridge], Tensor]] = {
 }
 
 
+SLOWEST = "02.swp_shallow"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.nightly if n == SLOWEST else ()) for n in MEASURES],
+)
 def test_a_committed_number_is_measured_again(name: str, request: pytest.FixtureRequest) -> None:
     results = claims.read_results(COMMITTED, name=name)
     if ("real", name) not in results:

@@ -20,6 +20,8 @@ from ...errors import IclError
 from ...tasks.regression import Contexts
 from .algorithms import Predictor
 
+AT_ONCE = 128  # contexts in a pass: what more of them need leaves the processor's cache
+
 Predicted = Float[Tensor, "*ensemble batch n"]
 Other = Float[Tensor, "*other_ensemble other_batch other_n"]  # a mismatch is refused with a cure
 
@@ -40,12 +42,14 @@ def spread(values: Float[Tensor, "*ensemble batch"]) -> Spread:
 
 def predict(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
     """The predictions (*ensemble, batch, n) for contexts (batch, n, d), in float64."""
-    with torch.no_grad():
-        found = predictor(xs, ys).double()
-    if found.shape[-2:] != ys.shape[-2:]:
-        shapes = f"{tuple(ys.shape)}; got {tuple(found.shape)}"
-        raise IclError(f"A predictor must give one prediction for each of the labels {shapes}.")
-    return _finite(found)
+    parts = []
+    for x, y in zip(xs.split(AT_ONCE, -3), ys.split(AT_ONCE, -2), strict=True):
+        with torch.no_grad():
+            parts.append(predictor(x, y).double())
+        if parts[-1].shape[-2:] != y.shape[-2:]:
+            shapes = f"{tuple(y.shape)}; got {tuple(parts[-1].shape)}"
+            raise IclError(f"A predictor must give one prediction for each of the labels {shapes}.")
+    return _finite(torch.cat(parts, -2))
 
 
 def concatenate(predictors: Sequence[Predictor]) -> Predictor:

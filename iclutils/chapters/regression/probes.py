@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...errors import IclError
-from ...models.regressors import InContextRegressors
+from ...models.regressors import InContextRegressors, as_tokens
 from ...progress import bar
 from ...tasks.regression import Contexts
 
@@ -39,7 +39,7 @@ def hidden_states(
     networks: Sequence[InContextRegressors],
     xs: Float[Tensor, "batch pairs d"],
     ys: Float[Tensor, "batch pairs"],
-    batch_size: int = 512,
+    batch_size: int = 128,
 ) -> States:
     """The residual streams of all networks, one ensemble after another, on the same contexts.
 
@@ -47,10 +47,14 @@ def hidden_states(
     """
     if len({(net.shape.layers, net.shape.width, net.shape.format) for net in networks}) != 1:
         raise IclError("Probe networks of one depth, width and format at a time.")
-    parts = []
-    for x, y in zip(xs.split(batch_size), ys.split(batch_size), strict=True):
-        parts.append(torch.cat([torch.stack(net.resid(x, y), 1) for net in networks]))
-    return torch.cat(parts, 2)
+    shape, nets = networks[0].shape, sum(len(net.seeds) for net in networks)
+    pos = as_tokens(xs[:1], ys[:1], shape.format).shape[1]
+    states = networks[0].positions.new_empty(nets, shape.layers + 1, len(xs), pos, shape.width)
+    for rows in torch.arange(len(xs)).split(batch_size):
+        each = [net.resid(xs[rows], ys[rows]) for net in networks]
+        for layer, found in enumerate(zip(*each, strict=True)):
+            states[:, layer, rows] = torch.cat(found)
+    return states
 
 
 def prepare(networks: Sequence[InContextRegressors], contexts: Contexts) -> tuple[States, Targets]:
