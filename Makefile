@@ -22,9 +22,8 @@ OFFLINE := HF_HUB_OFFLINE=1
 export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 300 \
   --nbval-sanitize-with tests/sanitize.cfg --ignore notebooks/assignments notebooks
-# Two files of tests at a time, each on one thread, so that they do not get in each other's way. The
-# chapters, which take longest, begin at once.
-TESTS := tests/test_chapters.py tests
+# Two files of tests at a time, each on one thread, so that they do not get in each other's way, in
+# the order that they have: those of the chapters, which take longest, begin.
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 CHAPTER ?= all
 TIER ?= mini
@@ -40,10 +39,10 @@ book: $(READY)  ## run what changed, check the claims, build the HTML, print the
 	@$(BIN)/python -m iclutils book
 
 test: lint  ## lint, types, tests, each chapter once, the pages in a browser
-	@$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTS) $(TOGETHER) $(ARGS)
+	@$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests $(TOGETHER) $(ARGS)
 
 nightly: lint  ## all of it: also what is exhaustive or long, and nbval of the notebooks
-	@$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TESTS) -m "nightly or not nightly" \
+	@$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m "nightly or not nightly" \
 	  $(TOGETHER) $(NBVAL) $(ARGS)
 
 lint: $(READY)  ## ruff: style and format, nothing is changed

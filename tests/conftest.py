@@ -21,6 +21,11 @@ settings.register_profile("book", deadline=None, derandomize=True)
 settings.load_profile("book")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The chapters, which take longest, begin at once."""
+    items.sort(key=lambda item: item.path.name != "test_chapters.py")
+
+
 @pytest.fixture
 def shared() -> Path:
     """Offline stand-ins for the hub, optional: a folder beside the checkout."""

@@ -270,6 +270,7 @@ def slides(build: Path, wanted: list[str]) -> list[Path]:
     try:
         import sphinx_revealjs  # noqa: F401
         from sphinx.application import Sphinx
+        from sphinx.util.docutils import docutils_namespace
     except ImportError:
         raise IclError('Slides need sphinx-revealjs: pip install -e ".[teach]"') from None
     html, folder = build / "html", build / "slides"
@@ -296,17 +297,17 @@ def slides(build: Path, wanted: list[str]) -> list[Path]:
                 {"name": "RevealNotes", "src": "revealjs/plugin/notes/notes.js"}
             ],
         }
-        app = Sphinx(
-            str(source),
-            None,
-            str(folder),
-            str(Path(place, "doctrees")),
-            "revealjs",
-            settings,
-            status=None,
-            warningiserror=True,
-        )
-        app.build()
+        with docutils_namespace():  # leaves nothing behind for who builds next
+            Sphinx(
+                str(source),
+                None,
+                str(folder),
+                str(Path(place, "doctrees")),
+                "revealjs",
+                settings,
+                status=None,
+                warningiserror=True,
+            ).build()
     shown = "\n".join(decks.values())
     for image in sorted(set(re.findall(r'"_images/([^"]+)"', shown))):
         (folder / "_images").mkdir(exist_ok=True)
