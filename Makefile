@@ -23,7 +23,7 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 300 \
   --nbval-sanitize-with tests/sanitize.cfg --ignore notebooks/assignments notebooks
 # Two files of tests at a time, each on one thread, so that they do not get in each other's way, in
-# the order that they have: those of the chapters, which take longest, begin.
+# the order that they have: chapters and pages, which take longest, begin.
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 CHAPTER ?= all
 TIER ?= mini

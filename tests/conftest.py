@@ -22,7 +22,8 @@ settings.load_profile("book")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The chapters, which take longest, begin at once."""
+    """The chapters and the pages, which take longest, begin at once, side by side."""
+    items.sort(key=lambda item: item.path.parent.name != "pages")
     items.sort(key=lambda item: item.path.name != "test_chapters.py")
 
 
