@@ -266,15 +266,16 @@ def read_results(*folders: Path, name: str = "*") -> dict[tuple[str, str], Resul
 def _judged_anew(result: Result) -> Result:
     """A stored measurement under the criteria of today, which may not be those it was stored under;
     what the measure cannot give is refused."""
+    measured = result.value, result.spread, result.count
+    null = result.null and result.null | {
+        "verdict": _verdict(result, *(result.null[key] for key in ("value", "spread", "count")))
+    }
+    return replace(result, verdict=_verdict(result, *measured), null=null)
+
+
+def _verdict(result: Result, value: float | None, *rest: Any) -> str:
     claim = ledger()[result.id]
-
-    def verdict(value: float | None, spread: float, count: int) -> str:
-        return UNDEFINED if value is None else claim.verdict(result.tier, value, spread, count)
-
-    null = result.null
-    if null:
-        null = null | {"verdict": verdict(null["value"], null["spread"], null["count"])}
-    return replace(result, verdict=verdict(result.value, result.spread, result.count), null=null)
+    return UNDEFINED if value is None else claim.verdict(result.tier, value, *rest)
 
 
 @cache
