@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,6 +15,10 @@ from hypothesis import settings
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before anything imports torch
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub's client
 os.environ["ICLUTILS_QUIET"] = "1"  # as the runner does: bars depend on the machine's speed
+
+# What our modules import first is compiled anew in each process, under the hook for their types.
+for _library in ("transformer_lens", "sklearn.linear_model", "matplotlib.pyplot"):
+    importlib.import_module(_library)
 
 ROOT = Path(__file__).parents[1]
 # Drawn tests do not time themselves, and draw the same every time: a failure is there to stay.
