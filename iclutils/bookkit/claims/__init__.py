@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -213,9 +213,11 @@ def summary(value: Any, spread: float = 0.0, count: int = 1) -> Summary:
     return float(repeated.mean()), float(error), number
 
 
-def _judged(claim: Claim, tier: str, value: float, spread: float, count: int) -> dict[str, Any]:
-    """A measurement as it is stored, with its verdict."""
-    if math.isnan(value) and tier.endswith(NULL):  # such networks may have nothing to measure
+def _judged(
+    claim: Claim, tier: str, value: float | None, spread: float, count: int
+) -> dict[str, Any]:
+    """A measurement as it is stored, with its verdict; None is undefined."""
+    if value is None or (math.isnan(value) and tier.endswith(NULL)):  # nothing to measure there
         return {"verdict": UNDEFINED, "value": None, "spread": 0.0, "count": count}
     verdict = claim.verdict(tier, value, spread, count)
     return {"verdict": verdict, "value": value, "spread": spread, "count": count}
@@ -266,16 +268,9 @@ def read_results(*folders: Path, name: str = "*") -> dict[tuple[str, str], Resul
 def _judged_anew(result: Result) -> Result:
     """A stored measurement under the criteria of today, which may not be those it was stored under;
     what the measure cannot give is refused."""
-    measured = result.value, result.spread, result.count
-    null = result.null and result.null | {
-        "verdict": _verdict(result, *(result.null[key] for key in ("value", "spread", "count")))
-    }
-    return replace(result, verdict=_verdict(result, *measured), null=null)
-
-
-def _verdict(result: Result, value: float | None, *rest: Any) -> str:
-    claim = ledger()[result.id]
-    return UNDEFINED if value is None else claim.verdict(result.tier, value, *rest)
+    again = partial(_judged, ledger()[result.id], result.tier)
+    null = result.null and again(*(result.null[key] for key in ("value", "spread", "count")))
+    return replace(result, **again(result.value, result.spread, result.count), null=null)
 
 
 @cache

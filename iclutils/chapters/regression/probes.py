@@ -26,6 +26,7 @@ from ...errors import IclError
 from ...models.regressors import InContextRegressors, as_tokens
 from ...progress import bar
 from ...tasks.regression import Contexts
+from .distances import AT_ONCE
 
 Kind = Literal["linear", "mlp"]
 States = Float[Tensor, "net layer batch pos width"]
@@ -39,7 +40,7 @@ def hidden_states(
     networks: Sequence[InContextRegressors],
     xs: Float[Tensor, "batch pairs d"],
     ys: Float[Tensor, "batch pairs"],
-    batch_size: int = 128,
+    batch_size: int = AT_ONCE,
 ) -> States:
     """The residual streams of all networks, one ensemble after another, on the same contexts.
 
