@@ -17,8 +17,8 @@ if os.environ.get("ICLUTILS_QUIET"):  # also the bars of the libraries below
 
 if TYPE_CHECKING:
     from .bookkit.quick_figures import QuickFigure, show
-    from .bookkit.session import Session, begin
     from .errors import IclError
+    from .session import Session, begin
 
 __all__ = ["IclError", "QuickFigure", "Session", "begin", "show"]
 __version__ = metadata.version("iclutils")
@@ -26,8 +26,8 @@ __version__ = metadata.version("iclutils")
 _MODULES = {
     "IclError": "errors",
     "QuickFigure": "bookkit.quick_figures",
-    "Session": "bookkit.session",
-    "begin": "bookkit.session",
+    "Session": "session",
+    "begin": "session",
     "show": "bookkit.quick_figures",
 }
 

@@ -99,7 +99,7 @@ def results_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def make_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
     """``make_ledger("90_demo", text)`` writes a ledger; only such ledgers exist in the test."""
-    from iclutils.bookkit import claims
+    from iclutils import claims
 
     folder = tmp_path / "package" / "claims"
     folder.mkdir(parents=True)

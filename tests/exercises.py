@@ -14,8 +14,8 @@ from typing import Any
 
 from notebook_rules import source, tags
 
-from iclutils.bookkit.session import UNFILLED
 from iclutils.files import read_json
+from iclutils.session import UNFILLED
 
 LEVELS = ("Easy", "Medium", "Hard", "Open")
 KINDS = ("Warm-up", "By hand", "Extend the method", "Break a claim", "Open question")

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from iclutils.bookkit import claims
+from iclutils import claims
 
 LEDGER = """
 - id: "90.first"

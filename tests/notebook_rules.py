@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from iclutils.bookkit import claims
+from iclutils import claims
 from iclutils.bookkit.address import set_up_cell
-from iclutils.bookkit.claims import VERDICTS, Claim
+from iclutils.claims import VERDICTS, Claim
 from iclutils.plots.explorer import MIME
 
 IGNORED = {"nbval-ignore-output", "nbval-skip"}

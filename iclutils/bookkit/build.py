@@ -15,9 +15,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from .. import claims, machine, scorecard
 from ..errors import IclError
 from ..files import PACKAGE, read_json, replacing, write_json
-from . import address, claims, machine, run, scorecard
+from . import address, run
 
 SETTINGS = ("_config.yml", "_toc.yml")
 SHOWN = ("CHANGELOG.md", "CITATION.cff")  # pages of the book show them

@@ -139,7 +139,7 @@ def show(given: Namespace) -> None:
 @command(CHAPTER, examples=("", "03"))
 def claims(given: Namespace) -> None:
     """Print the claims with their latest verdicts."""
-    from . import claims, scorecard
+    from .. import claims, scorecard
 
     results = claims.read_results(*claims.result_folders())
     for row in scorecard.rows(results, given.chapter):
@@ -152,7 +152,7 @@ def claims(given: Namespace) -> None:
 @command(CHAPTER, examples=("", "03"))
 def scorecard(given: Namespace) -> None:
     """Print how many findings hold, and which do not."""
-    from . import claims, scorecard
+    from .. import claims, scorecard
 
     results = claims.read_results(*claims.result_folders())
     print(scorecard.text(scorecard.rows(results, given.chapter)))
@@ -189,8 +189,8 @@ def train(given: Namespace) -> None:
     """Train a shipped model again, or one of the paper's size."""
     from .. import training, zoo
     from ..progress import say
+    from ..session import resolve_device
     from ..training import sweep
-    from .session import resolve_device
 
     names = training.matching(given.name) if given.name else training.all_names()
     if given.name is None:

@@ -17,10 +17,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from .. import machine
 from ..errors import IclError
 from ..files import check_sums
 from ..room import disk, nearest
-from . import machine
 
 MEMORY_GIB = {"mini": 4, "real": 6, "paper": 32}
 DISK_GIB = {"mini": 1, "real": 2, "paper": 20}
@@ -174,8 +174,8 @@ def models() -> Iterator[Finding]:
 
 def language_model() -> Finding:
     """SmolLM2 and the measurements that are kept of it, or what fetching it takes."""
+    from .. import remember
     from ..zoo import smollm2
-    from . import remember
 
     what = f"language model {smollm2.NAME}"
     if not smollm2.is_there():

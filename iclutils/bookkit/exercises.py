@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from .. import claims
 from ..errors import unknown
 from ..files import read_json, write_json
-from . import claims, run
+from . import run
 
 
 def without_solutions(chapter: str | None, folder: Path) -> Iterator[Path]:

@@ -25,16 +25,13 @@ from nbformat import NotebookNode
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
-from .. import progress, room
+from .. import claims, machine, presets, progress, room
 from ..errors import IclError, unknown
 from ..files import CHECKOUT, PACKAGE, read_json, write_json, write_text
 from ..zoo import smollm2
-from . import claims, machine, presets
 
 ROOT = CHECKOUT
 NOTEBOOKS = ROOT / "notebooks"
-# Of the machinery a notebook meets these; it meets the science whole.
-MET = ("session.py", "presets.*", "claims/__init__.py", "claims/*.yml")
 MEMORIES = (("memory", "memory"), ("gpu", "GPU memory"))  # as a record has them, and a reader
 UNKNOWN = {"memory": 0.0, "gpu": 0.0}
 NETWORKS = "networks"  # tag of cells about networks of our own, which a language model is not asked
@@ -87,9 +84,9 @@ class Run:
         """All that a run depends on: parameters, and a hash of sources, ledgers and models."""
         bookkit = PACKAGE / "bookkit"
         paths = {p for p in PACKAGE.rglob("*.py") if bookkit not in p.parents}
-        paths |= {p for pattern in MET for p in bookkit.glob(pattern)}
+        for data in ("presets.toml", "claims/*.yml", "plots/*.yml", "tasks/data/**/*.*"):
+            paths |= set(PACKAGE.glob(data))
         paths |= set(PACKAGE.glob("zoo/*/SHA256SUMS"))
-        paths |= {*PACKAGE.glob("tasks/data/**/*.*"), *PACKAGE.glob("plots/*.yml")}
         if self.tier == "mini":  # it shows what a language model gave
             shown = "07" if self.chapter == "00_tour" else self.chapter[:2]
             paths |= set(ROOT.glob(f"book/results/real*/{shown}.*.json"))
@@ -186,7 +183,7 @@ def plan(chapter: str, given: dict[str, Any], build: Path) -> Run:
     planned = Run(name, known | given, build)
     presets.get(planned.tier)
     if given:
-        from . import session  # takes seconds to import
+        from .. import session  # takes seconds to import
 
         asked: dict[str, Any] = dict(model="", seed=0, weights="trained", device="auto")
         asked |= known | given

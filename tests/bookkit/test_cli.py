@@ -14,9 +14,9 @@ from unittest import mock
 
 import pytest
 
-from iclutils import __main__, training, zoo
+from iclutils import __main__, claims, scorecard, training, zoo
 from iclutils.__main__ import main
-from iclutils.bookkit import claims, commands, run, scorecard
+from iclutils.bookkit import commands, run
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = list(commands.COMMANDS)

@@ -15,8 +15,8 @@ import pytest
 import torch
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
 
-from iclutils import files, zoo
-from iclutils.bookkit import doctor, machine
+from iclutils import files, machine, zoo
+from iclutils.bookkit import doctor
 from iclutils.bookkit.doctor import Finding
 from iclutils.zoo import smollm2
 

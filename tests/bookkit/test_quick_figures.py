@@ -17,17 +17,16 @@ from tiny import real_tokenizer, save_gpt2, save_grouped, save_neox
 from wired import save_wired
 
 import iclutils
-from iclutils import IclError, models
+from iclutils import IclError, models, presets
 from iclutils.__main__ import main
-from iclutils.bookkit import presets
 from iclutils.bookkit.quick_figures import circuits, quick_figure
-from iclutils.bookkit.session import Session
 from iclutils.chapters.gradient_descent import heads
 from iclutils.chapters.label_words import saliency
 from iclutils.chapters.regression.distances import predict
 from iclutils.chapters.regression.text import IDLE
 from iclutils.interp import at_query, clean_corrupt, head_scores, patching, weights
 from iclutils.models.lsa import LinearSelfAttention, Shape
+from iclutils.session import Session
 from iclutils.tasks import regression, text
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 from iclutils.tasks.sources import open_source

@@ -17,8 +17,8 @@ import pytest
 from ledger import dump, entry
 from nbclient import NotebookClient
 
-from iclutils import room
-from iclutils.bookkit import claims, machine, run
+from iclutils import claims, machine, room
+from iclutils.bookkit import run
 from iclutils.bookkit.sphinx_ext import pages as status
 from iclutils.errors import IclError
 from iclutils.files import read_json, write_json
@@ -145,7 +145,7 @@ def test_a_run_leaves_notebook_and_result_and_is_not_repeated(book: Book) -> Non
 
 def test_changes_are_noticed(book: Book, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "fake"
-    for name in ("code.py", "training/loop.py", "zoo/m.1/SHA256SUMS", "bookkit/session.py"):
+    for name in ("code.py", "training/loop.py", "zoo/m.1/SHA256SUMS", "session.py"):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("x = 1\n")
     monkeypatch.setattr(run, "PACKAGE", package)
@@ -157,6 +157,7 @@ def test_changes_are_noticed(book: Book, monkeypatch: pytest.MonkeyPatch, tmp_pa
         path.unlink() if path in made else path.write_text("x = 2\n")
         assert book.run().fresh, f"a change of {path} was not noticed"
         assert not book.run().fresh, f"after {path}: nothing changed since"
+    (package / "bookkit").mkdir()
     (package / "bookkit/doctor.py").write_text("x = 1\n")
     path = book.notebooks / "90_demo.ipynb"
     path.write_text(path.read_text().replace('"outputs": []', '"outputs": [{"text": "accepted"}]'))

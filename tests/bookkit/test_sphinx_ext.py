@@ -19,8 +19,8 @@ from nbformat import NotebookNode
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-from iclutils import zoo
-from iclutils.bookkit import address, claims
+from iclutils import claims, zoo
+from iclutils.bookkit import address
 from iclutils.bookkit.sphinx_ext.equations import mathml
 from iclutils.bookkit.sphinx_ext.pages import duration, held
 

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from iclutils.bookkit import claims
+from iclutils import claims
 from iclutils.interp.head_scores import uniform_baselines
 
 EVEN = uniform_baselines(50)

@@ -21,11 +21,11 @@ from exercises import KINDS, LEVELS, Exercise, blocks, exercises, functions, imp
 from mistakes import MISTAKES
 from notebook_rules import code, source, tags
 
+from iclutils import claims
 from iclutils.__main__ import main
-from iclutils.bookkit import claims
 from iclutils.bookkit.run import NETWORKS, NOTEBOOKS
-from iclutils.bookkit.session import UNFILLED
 from iclutils.files import read_json
+from iclutils.session import UNFILLED
 
 CHAPTERS = [NOTEBOOKS / f"{name}.ipynb" for name in claims.chapters()]
 NAMED = re.compile(r"`([a-z_]\w*(?:\.\w+)+)(?:\(.*?\))?`", re.DOTALL)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from iclutils.bookkit import claims, lectures
+from iclutils import claims
+from iclutils.bookkit import lectures
 
 ROOT = Path(__file__).parents[2]
 pytest.importorskip("bs4")

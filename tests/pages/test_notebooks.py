@@ -19,9 +19,9 @@ import pytest
 from nbval.plugin import get_sanitize_patterns
 from notebook_rules import FLOAT, Notebook, code, digits, faults, problems, verdicts
 
-from iclutils.bookkit import claims
+from iclutils import claims
 from iclutils.bookkit.address import set_up_cell
-from iclutils.bookkit.claims import Claim
+from iclutils.claims import Claim
 from iclutils.files import read_json
 
 ROOT = Path(__file__).parents[2]

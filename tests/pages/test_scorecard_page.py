@@ -9,8 +9,8 @@ from urllib.parse import parse_qs
 import pytest
 from reader import Reader
 
-from iclutils.bookkit import claims, scorecard
-from iclutils.bookkit.scorecard import Row
+from iclutils import claims, scorecard
+from iclutils.scorecard import Row
 
 pytestmark = pytest.mark.browser
 

@@ -15,8 +15,7 @@ import torch
 from tiny import language_model
 from torch import Tensor
 
-from iclutils import models
-from iclutils.bookkit import claims, presets
+from iclutils import claims, models, presets
 from iclutils.chapters.gradient_descent import heads
 from iclutils.chapters.label_words import saliency
 from iclutils.chapters.regression import text

@@ -16,7 +16,7 @@ from ...errors import IclError
 from ...files import read_json, replacing
 from ...models import TransformerBridge
 from ...progress import quiet, say
-from ..session import Session
+from ...session import Session
 
 Labelled = tuple[str, str]  # a text and its label
 FLOAT = 4  # bytes

@@ -18,10 +18,10 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
+from ... import claims, scorecard
+from ...claims import VERDICTS, Claim
 from ...errors import IclError, unknown
 from ...files import read_json
-from .. import claims, scorecard
-from ..claims import VERDICTS, Claim
 from . import scorecard as cards
 from .markdown import results, rows
 

@@ -11,9 +11,9 @@ from docutils import nodes
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
+from ... import claims, scorecard
+from ...claims import Result
 from ...errors import IclError
-from .. import claims, scorecard
-from ..claims import Result
 
 
 class Generated(SphinxDirective):

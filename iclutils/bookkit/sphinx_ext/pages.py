@@ -8,10 +8,9 @@ from typing import Any
 
 import yaml
 
-from ... import zoo
+from ... import claims, scorecard, zoo
 from ...errors import IclError
 from ...files import read_json
-from .. import claims, scorecard
 from .markdown import Generated, commit, plain, rows, table, versions
 
 FIELDS = {

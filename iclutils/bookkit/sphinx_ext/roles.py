@@ -8,9 +8,9 @@ from docutils import nodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
+from ... import claims, scorecard
+from ...claims import UNDEFINED
 from ...errors import IclError, unknown
-from .. import claims, scorecard
-from ..claims import UNDEFINED
 from .markdown import results
 
 logger = logging.getLogger(__name__)

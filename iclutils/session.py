@@ -21,17 +21,16 @@ import torch
 from IPython.display import display
 from transformers import PreTrainedModel
 
-from .. import models, zoo
-from ..errors import IclError, unknown
-from ..files import write_json
-from ..models import lsa, regressors
-from ..models.lsa import LinearSelfAttention
-from ..models.regressors import InContextRegressors
-from ..models.storage import Networks
-from ..tasks import generator
-from ..zoo import smollm2
-from . import claims, machine, presets, remember, scorecard
+from . import claims, machine, models, presets, remember, scorecard, zoo
+from .errors import IclError, unknown
+from .files import write_json
+from .models import lsa, regressors
+from .models.lsa import LinearSelfAttention
+from .models.regressors import InContextRegressors
+from .models.storage import Networks
 from .remember import Found, Given
+from .tasks import generator
+from .zoo import smollm2
 
 UNFILLED = "write this first"  # what the stub of an exercise raises
 
@@ -78,7 +77,7 @@ class Session:
         self, function: Callable[Given, Found], *given: Given.args, **named: Given.kwargs
     ) -> Found:
         """What the function gives. Above the mini tier it is kept on disk: a later run with the
-        same code, models and arguments goes on from it (``bookkit.remember``)."""
+        same code, models and arguments goes on from it (``iclutils.remember``)."""
         if self.tier.name == "mini":
             return function(*given, **named)
         return remember.remember(function, *given, **named)

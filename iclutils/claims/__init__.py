@@ -26,9 +26,9 @@ import numpy as np
 import yaml
 from scipy.stats import t as student
 
-from ...errors import IclError, unknown
-from ...files import CHECKOUT, output_folder, read_json, write_json
 from .. import presets
+from ..errors import IclError, unknown
+from ..files import CHECKOUT, output_folder, read_json, write_json
 
 ROOT = Path(__file__).parent
 KINDS = ("finding", "identity", "erratum")

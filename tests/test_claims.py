@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ledger import dump, entry, measured
 from notebook_rules import problems
 
-from iclutils.bookkit import claims
-from iclutils.bookkit.claims import Claim
+from iclutils import claims
+from iclutils.claims import Claim
 from iclutils.errors import IclError
 
 NUMBERS = st.floats(-1e6, 1e6)

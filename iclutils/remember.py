@@ -24,16 +24,19 @@ import torch
 from joblib.hashing import NumpyHasher
 from torch import Tensor, nn
 
-from ..errors import IclError
-from ..files import PACKAGE, replacing
-from ..progress import say
-from ..zoo import smollm2
 from . import claims
+from .errors import IclError
+from .files import PACKAGE, replacing
+from .progress import say
+from .zoo import smollm2
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
 # What says, shows, stores or draws, and never changes a number.
-APART = ("bookkit", "errors", "files", "plots", "progress", "room", "zoo")
+APART = (
+    *("bookkit", "claims", "errors", "files", "machine", "plots", "presets", "progress"),
+    *("remember", "room", "scorecard", "session", "zoo"),
+)
 _SEEN: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], str]] = WeakKeyDictionary()
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger import LEDGER, measured
 
-from iclutils.bookkit import claims, scorecard
+from iclutils import claims, scorecard
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import unknown
-from ..zoo import HELD_OUT
+from .errors import unknown
+from .zoo import HELD_OUT
 
 Names = tuple[str, ...]
 INDUCTION = tuple(f"induction-{seed}" for seed in HELD_OUT)

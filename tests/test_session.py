@@ -12,7 +12,7 @@ from ledger import dump, entry
 from transformers import PreTrainedModel
 
 import iclutils
-from iclutils.bookkit import claims, presets, session
+from iclutils import claims, presets, session
 from iclutils.errors import IclError
 from iclutils.files import read_json
 
