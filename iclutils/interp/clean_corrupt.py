@@ -1,15 +1,16 @@
 """Clean/corrupt tasks: what a model is asked, what it must answer, and what it loses without cause.
 
 Every sequence comes twice. On the *clean* one the answer can be told, on the *corrupt* one it
-cannot; length, scored positions and right answers are the same. The score is the mean
-log-probability of the right answers, in nats, one number per sequence.
+cannot; length, scored positions and right answers are the same. The score is what the task makes
+of the logits, one number per sequence: the mean log-probability of the right answers, in nats,
+where nothing else is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -54,14 +55,22 @@ class CleanCorrupt:
         held: dict[str, Any] = {k: None if v is None else v[rows] for k, v in vars(self).items()}
         return replace(self, **held)
 
-    def log_prob(self, logits: Logits) -> Float[Tensor, "*lead batch entry"]:
-        """log p of the right answers, in nats."""
-        right, choices = self._compared(logits)
+    def compare(
+        self, right: Float[Tensor, "*lead"], choices: Float[Tensor, "*lead choice"]
+    ) -> Float[Tensor, "*lead"]:
+        """Score of single predictions, from the logits of the right answer and of all choices: log
+        p, in nats. Another task overrides this, and nothing else."""
         return right - choices.logsumexp(-1)
 
+    @final
+    def by_entry(self, logits: Logits) -> Float[Tensor, "*lead batch entry"]:
+        """Score of every scored entry, in nats."""
+        return self.compare(*self._compared(logits))
+
+    @final
     def score(self, logits: Logits) -> Float[Tensor, "*lead batch"]:
-        """Mean log p of the right answers, in nats."""
-        return self.log_prob(logits).mean(-1)
+        """Mean score of the entries, in nats."""
+        return self.by_entry(logits).mean(-1)
 
     def is_correct(self, logits: Logits) -> Bool[Tensor, "*lead batch entry"]:
         """Whether no other token (or choice) has a higher logit than the right answer."""
@@ -69,7 +78,7 @@ class CleanCorrupt:
         return right >= choices.max(-1).values
 
     def _compared(self, logits: Logits) -> tuple[Tensor, Tensor]:
-        """Logits of the right answers, and of all that the softmax is taken over."""
+        """Logits of the right answers, and of all that they are compared with."""
         lead = logits.shape[:-1]
         right = logits.gather(-1, self.answer[..., None].expand(*lead, 1))[..., 0]
         if self.choices is None:

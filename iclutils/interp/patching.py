@@ -48,7 +48,7 @@ CLOSE = 1e-4  # how well the model must be reproduced
 
 Stream = Float[Tensor, "patch batch _ d_model"]  # the residual stream, or what is added to it
 Reached = Bool[Tensor, "patch batch entry"] | None  # what can differ from the clean run
-LogProb = Float[Tensor, "patch batch entry"]
+Scores = Float[Tensor, "patch batch entry"]  # the task's, in nats
 
 
 def ablate(
@@ -73,8 +73,8 @@ def _without(
     groups: Sequence[Sequence[Node]],
     how: How,
     run: CleanRun | None,
-) -> LogProb:
-    """log p of the right answers without each set of nodes; with a ``run``, the fast way."""
+) -> Scores:
+    """Score of every entry without each set of nodes; with a ``run``, the fast way."""
     nodes = {node for group in groups for node in group}
     if not nodes <= {node for node in of(model).writers if node.kind != "embed"}:
         raise IclError("Only heads and MLP layers of the model can be removed.")
@@ -93,7 +93,7 @@ def _without(
                 continue
             for group in alike:
                 logits = scored_logits(model, task, [*map(fill, group)])
-                found.append(task.log_prob(logits)[None])
+                found.append(task.by_entry(logits)[None])
                 shown.update()
     return torch.cat(found)
 
@@ -103,7 +103,7 @@ def _ablated(
     groups: Sequence[Sequence[Node]],
     values: Mapping[str, Tensor],
     done: Callable[[int], object],
-) -> LogProb:
+) -> Scores:
     """As ``_without``, of sets of nodes of one layer: what lies before it is not run again."""
     layer, held = groups[0][0].layer, max(1, ROWS // run.task.clean.numel())
 
@@ -262,7 +262,7 @@ def mlp_position_sweep(
         raise IclError("Need one source per position, and both inside the sequence.")
     names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)  # a source may lie after the last scored entry
-    out = run.log_prob[0].expand(len(names), len(positions), -1).clone()
+    out = run.by_entry[0].expand(len(names), len(positions), -1).clone()
     order = positions.argsort()
     order = order[positions[order] < run.reach]  # no later one is read
     if not len(order):
@@ -284,7 +284,7 @@ def mlp_position_sweep(
                 reached = run.task.at >= positions[some, None]
             resid = run.asked(layer, resid[:, None], first)
             out[layer, some] = _resume(run, layer + 1, resid, first, reached[:, None])[:, 0]
-    return out - run.log_prob[0]
+    return out - run.by_entry[0]
 
 
 def head_ablation_sweep(
@@ -296,15 +296,15 @@ def head_ablation_sweep(
     """
     run = _one_sequence(model, tokens, scored)
     heads = [[node] for node in all_heads(model)]
-    changed = _without(model, run.task, heads, "zero", run)[:, 0] - run.log_prob[0]
+    changed = _without(model, run.task, heads, "zero", run)[:, 0] - run.by_entry[0]
     return changed.unflatten(0, (-1, model.cfg.n_heads))
 
 
 class CleanRun:
     """What one clean and one corrupt pass leave behind, up to the last scored position.
 
-    ``log_prob``: of the right answers in the clean run, in nats, (batch, entry); ``plain``:
-    whether the fast way reproduces the model.
+    ``by_entry``: score of every entry of the clean run, (batch, entry), ``score`` their mean, in
+    nats; ``plain``: whether the fast way reproduces the model.
     """
 
     def __init__(self, model: TransformerBridge, task: CleanCorrupt) -> None:
@@ -317,8 +317,8 @@ class CleanRun:
         names = {get_act_name(p, layer) for p in PARTS for layer in range(self.graph.layers)}
         logits, self.cache = cached(model, clean, names | angle_names(self.graph.layers))
         self._rows = torch.arange(len(clean), device=clean.device)[:, None]
-        self.log_prob = task.log_prob(logits[self._rows, task.at])
-        self.score = self.log_prob.mean(-1)
+        self.by_entry = task.by_entry(logits[self._rows, task.at])
+        self.score = self.by_entry.mean(-1)
         place = torch.arange(self.reach, device=clean.device)
         self.seen = place <= task.at[..., None]  # (batch, entry, pos)
         self.causal = place <= place[:, None]
@@ -378,7 +378,7 @@ class CleanRun:
             for one, other in ((ours, middle), (middle + _mlp(self, layer, middle), end)):
                 if not torch.allclose(one, other, CLOSE, CLOSE):
                     return False
-        return torch.allclose(_readout(self, end)[0], self.log_prob, CLOSE, CLOSE)
+        return torch.allclose(_readout(self, end)[0], self.by_entry, CLOSE, CLOSE)
 
 
 def _edge_hooks(
@@ -412,13 +412,13 @@ def _lost(
     return run.score - torch.cat(scores)
 
 
-def _by_hooks(run: CleanRun, hooks: Sequence[Sequence[Hook]]) -> LogProb:
-    """log p of the right answers under each list of hooks, one forward pass for each."""
+def _by_hooks(run: CleanRun, hooks: Sequence[Sequence[Hook]]) -> Scores:
+    """Score of every entry under each list of hooks, one forward pass for each."""
     logits = (scored_logits(run.model, run.task, one) for one in hooks)
-    return torch.stack([*map(run.task.log_prob, logits)])
+    return torch.stack([*map(run.task.by_entry, logits)])
 
 
-def _patched(run: CleanRun, readers: Sequence[Node], shift: Stream) -> LogProb:
+def _patched(run: CleanRun, readers: Sequence[Node], shift: Stream) -> Scores:
     """What ``readers`` read is shifted: the logits, one head, one MLP or a whole block."""
     kinds, layer, first = {r.kind for r in readers}, readers[0].layer, run.first
     shift = shift[:, :, first:]
@@ -462,8 +462,8 @@ def _head_change(run: CleanRun, readers: Sequence[Node], shift: Stream) -> Strea
 
 def _resume(
     run: CleanRun, layer: int, resid: Stream, first: int = 0, reached: Reached = None
-) -> LogProb:
-    """Go on from the input of ``layer``, positions from ``first`` on, to log p of the answers."""
+) -> Scores:
+    """Go on from the input of ``layer``, positions from ``first`` on, to the scores."""
     for block in range(layer, run.graph.layers):
         middle = run.asked(block, resid, first) + _attention(run, block, resid, first)
         resid = middle + _mlp(run, block, middle)
@@ -514,25 +514,25 @@ def _mlp(run: CleanRun, layer: int, middle: Stream) -> Stream:
     return _through(block.mlp, _through(block.ln2, middle))
 
 
-def _readout(run: CleanRun, resid: Stream, first: int = 0, reached: Reached = None) -> LogProb:
-    """log p of the right answers, in nats, from the last residual stream at scored positions."""
+def _readout(run: CleanRun, resid: Stream, first: int = 0, reached: Reached = None) -> Scores:
+    """Score of every entry, from the last residual stream at scored positions."""
     task, model, kept = run.task, run.model, run.entries(first)
     normal, answer = _through(model.ln_final, resid), task.answer[:, kept]
-    out = run.log_prob.repeat(len(resid), 1, 1)
+    out = run.by_entry.repeat(len(resid), 1, 1)
     changed = kept.expand_as(out) if reached is None else reached
     pick = changed[..., kept]
     if task.choices is not None:
         columns, bias = model.W_U.T, model.b_U
         right = (normal * columns[answer]).sum(-1) + bias[answer]
         rest = normal @ columns[task.choices].mT + bias[task.choices][:, None]
-        out[changed] = (right - rest.logsumexp(-1))[pick]
+        out[changed] = task.compare(right, rest)[pick]
         return out
     found = []
     held = max(1, LOGITS // model.cfg.d_vocab)
     parts = zip(normal[pick].split(held), answer.expand(pick.shape)[pick].split(held), strict=True)
     for rows, target in parts:
         logits = model.unembed(rows[None])[0]
-        found.append(logits.gather(-1, target[:, None])[:, 0] - logits.logsumexp(-1))
+        found.append(task.compare(logits.gather(-1, target[:, None])[:, 0], logits))
     out[changed] = torch.cat(found)
     return out
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.clean_corrupt import CleanCorrupt, Logits, classification, two_functions
+from ...interp.clean_corrupt import CleanCorrupt, classification, two_functions
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts, leave_out
 
@@ -27,11 +27,11 @@ class Margin(CleanCorrupt):
     Unlike a log-probability it does not saturate where the answer is nearly certain.
     """
 
-    def score(self, logits: Logits) -> Float[Tensor, "*lead batch"]:
-        """Mean margin of the right answers, in nats."""
-        right, choices = self._compared(logits)
-        others = (choices.sum(-1) - right) / (choices.shape[-1] - 1)
-        return (right - others).mean(-1)
+    def compare(
+        self, right: Float[Tensor, "*lead"], choices: Float[Tensor, "*lead choice"]
+    ) -> Float[Tensor, "*lead"]:
+        """Margin of single predictions, in nats."""
+        return right - (choices.sum(-1) - right) / (choices.shape[-1] - 1)
 
 
 @dataclass(frozen=True)
