@@ -13,11 +13,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Generator, Tensor, nn
+from torch.nn import functional
 from torch.optim import Optimizer
 
 from ..chapters.gradient_descent.alignment import half_mse
-from ..models.lsa import LinearSelfAttention, Shape
+from ..models.lsa import Inputs, Labels, LinearSelfAttention, Shape, as_tokens
 from ..tasks.functions import LINKS, Problem, Waves
 from ..tasks.regression import Contexts, Task
 from .ensemble import FRESH, EnsembleRecipe
@@ -79,9 +81,44 @@ class LsaRecipe(EnsembleRecipe):
         )
 
 
+class PaperRecipe(LsaRecipe):
+    """Networks of the paper's size, whose batches are answered in the faster order of products."""
+
+    def loss(self, network: nn.Module, step: int) -> Tensor:
+        """As of every recipe here."""
+        xs, ys = self.batch_of(step)
+        return half_mse(answers_by_moments(network, xs, ys), ys).sum()  # type: ignore[arg-type]
+
+
+def answers_by_moments(
+    network: LinearSelfAttention, xs: Inputs, ys: Labels
+) -> Float[Tensor, "networks batch"]:
+    """``network(xs, ys)`` of layers that are linear with one head, in a tenth to 2/3 of the time.
+
+    A layer adds x A S B to every token x: A = QKᵀ, B = VO, and S = Σ eᵀe over the pairs of the
+    context. Of the last layer the query alone is needed. xs and ys have an ensemble axis.
+    """
+    shape, tokens = network.shape, as_tokens(xs, ys)
+    pairs, query = tokens[..., :-1, :], tokens[..., -1:, :]
+
+    def times(x: Tensor, matrix: Tensor) -> Tensor:
+        return (x.flatten(1, 2) @ matrix[:, 0]).view(x.shape)
+
+    for number in range(shape.layers):
+        layer = network.layer(number)
+        read, write, moments = layer.query @ layer.key.mT, layer.value @ layer.out, pairs.mT @ pairs
+        needed = (query, pairs) if number + 1 < shape.layers else (query,)
+        moved = [x + times(times(x, read) @ moments, write) for x in needed]
+        if shape.clip:
+            moved = [functional.hardtanh(x, -shape.clip, shape.clip) for x in moved]
+        query, pairs = moved[0], moved[-1]
+    return -query[..., 0, -1]
+
+
 def recipe(name: str, device: str = "cpu") -> LsaRecipe:
     """The recipe of a name in ``SHIPPED`` or ``PAPER``."""
-    return LsaRecipe.of(name, device, **(SHIPPED | PAPER)[name])
+    kind = PaperRecipe if name in PAPER else LsaRecipe
+    return kind.of(name, device, **(SHIPPED | PAPER)[name])
 
 
 def _mini(
@@ -104,16 +141,18 @@ def _contrastive(**shape: Any) -> dict[str, Any]:
 
 
 def _paper(**shape: Any) -> dict[str, Any]:
-    """The released code's batch, steps and rates."""
+    """The released code's batch, steps and rates; twenty checkpoints, evenly in their logarithm."""
     rate = 5e-4 if shape.get("layers", 1) > 3 else 1e-3
-    settings = {"batch": 2048, "peak_rate": rate, "floor": 1.0, "warmup": 1, "log_every": 1000}
     steps = 5000 if shape.get("shared") else 50_000
-    return _mini(steps, settings=settings | _ALONG, **shape)
+    extra = tuple(at for at in sorted((*_ALONG["extra"], *_LATER)) if at < steps)
+    settings = {"batch": 2048, "peak_rate": rate, "floor": 1.0, "warmup": 1, "extra": extra}
+    return _mini(steps, settings=settings | {"log_every": steps // 100}, **shape)
 
 
 # Checkpoints on the way; and, where small weights do not move, larger ones to start from and a
 # lower rate.
 _ALONG: dict[str, Any] = {"extra": (0, 10, 30, 100, 200, 300, 500, 1000, 2000)}
+_LATER = (700, 1500, 3000, 4000, 5000, 7000, 10_000, 15_000, 20_000, 30_000, 40_000)
 _ROUGH: dict[str, Any] = {"peak_rate": 3e-3, "clip": 1.0}
 _SOFT: dict[str, Any] = {"attention": ("softmax",)}
 _APART: dict[str, Any] = {"layers": 2, "attention": ("softmax", "linear"), "separate": True}

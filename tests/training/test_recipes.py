@@ -181,3 +181,15 @@ def test_paper_sizes_are_those_of_the_papers() -> None:
     assert (oswald.batch, oswald.steps) == (2048, 5000)
     assert oswald.rate(1) == oswald.rate(5000) == 5e-4
     assert training.recipe("lsa-paper-2").steps == 50_000
+
+
+@pytest.mark.parametrize("name", ["lsa-paper-1", "lsa-paper-5", "lsa-paper-2-shared"])
+def test_paper_networks_answer_by_moments_as_they_do_by_attention(name: str) -> None:
+    plan = replace(training.recipe(name), batch=50, scale=1.0)
+    network, (xs, ys) = plan.network().double(), plan.batch_of(1)
+    xs, ys = xs.double(), 9 * ys.double()  # some are clipped
+    answers = network(xs, ys), lsa.answers_by_moments(network, xs, ys)
+    torch.testing.assert_close(*answers)
+    gradients = [torch.autograd.grad(a.square().sum(), [*network.parameters()]) for a in answers]
+    torch.testing.assert_close(*gradients)
+    plan.loss(plan.network(), 1).backward()
