@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import unknown
 from ..zoo import HELD_OUT
-from . import induction, label_words, loop, lsa, regression
+from . import induction, label_words, loop, lsa, phase_change, regression
 from .loop import Recipe, cost, tune
 
 __all__ = ["Recipe", "all_names", "cost", "matching", "names", "recipe", "train", "tune"]
@@ -32,8 +32,8 @@ def names() -> list[str]:
 
 
 def all_names() -> list[str]:
-    """Names of all recipes: the shipped models, and those of paper size, which need a GPU."""
-    return [*names(), *regression.PAPER, *lsa.PAPER]
+    """Names of all recipes: shipped models, those of which curves ship, and those of paper size."""
+    return [*names(), *phase_change.names(), *regression.PAPER, *lsa.PAPER]
 
 
 def matching(pattern: str) -> list[str]:
@@ -49,6 +49,8 @@ def recipe(name: str, device: str = "cpu") -> Recipe:
     for kind in (regression, lsa):
         if name in kind.SHIPPED | kind.PAPER:
             return kind.recipe(name, device)
+    if name in phase_change.names():
+        return phase_change.recipe(name)
     if name not in _LANGUAGE:
         raise unknown("recipe", name, all_names())
     return _LANGUAGE[name]()

@@ -68,7 +68,7 @@ def _recipe(
         seed=seed,
         config=small_gpt2(VOCAB, LENGTH + SHIFTS - 1, layers=2),
         batch=batch,
-        measure=_measure,
+        measure=measure,
         steps=checkpoints[-1],
         checkpoints=checkpoints,
         curve=curves.copying if len(checkpoints) > 1 else None,
@@ -89,9 +89,14 @@ def _sample(chain: Tensor, shortest: int, generator: Generator) -> Tensor:
     return tiled(segment, period, LENGTH, BOS)
 
 
-def _measure(network: GPT2LMHeadModel) -> dict[str, float]:
-    """Accuracy and log p on the clean second copy of 30 repeated sequences never trained on."""
-    held = RepeatedTokens.draw(30, 30, VOCAB, BOS, Generator().manual_seed(77_777))
+def held_out() -> RepeatedTokens:
+    """30 repeated sequences that are never trained on."""
+    return RepeatedTokens.draw(30, 30, VOCAB, BOS, Generator().manual_seed(77_777))
+
+
+def measure(network: GPT2LMHeadModel) -> dict[str, float]:
+    """Accuracy and log p on the clean second copy of sequences never trained on."""
+    held = held_out()
     scores = network(held.tokens[:, :-1]).logits.log_softmax(-1)
     truth = held.tokens[:, 1:]
     log_p = scores.gather(-1, truth[..., None])[..., 0][:, held.clean_half]

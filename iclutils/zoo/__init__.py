@@ -65,7 +65,7 @@ def curves(name: str) -> dict[str, list[Any]]:
 def folder(name: str, step: int | None = None) -> Path:
     """Folder with the weights of one step (the last if None), its checksums verified."""
     known = steps(name)
-    step = known[-1] if step is None else step
+    step = known[-1] if step is None and known else step
     if step not in known:
         raise unknown(f"training step of {name}", step, known)
     inside = f"step-{step:05d}"
