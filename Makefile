@@ -25,6 +25,7 @@ NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 300 \
 # Two files of tests at a time, each on one thread, so that they do not get in each other's way, in
 # the order that they have: chapters and pages, which take longest, begin.
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
+GRADING := PYTHONPATH=notebooks/assignments $(BIN)/python -m grading
 CHAPTER ?= all
 TIER ?= mini
 
@@ -82,14 +83,14 @@ exercises: $(READY)  ## chapters without the solutions of their exercises, into 
 	@$(BIN)/python -m iclutils exercises $(filter-out all,$(CHAPTER))
 
 assignments: $(READY)  ## derive homework from the solved masters: student, autograder, instructor
-	@$(BIN)/python -m iclutils assignments $(HW) $(if $(MASTERS),--masters "$(MASTERS)")
+	@$(GRADING) assignments $(HW) $(if $(MASTERS),--masters "$(MASTERS)")
 
 grade: $(READY)  ## grade a folder into a CSV: make grade SUBMISSIONS=folder HW=hw01
-	@$(BIN)/python -m iclutils grade "$(or $(SUBMISSIONS),$(error which folder? \
+	@$(GRADING) grade "$(or $(SUBMISSIONS),$(error which folder? \
 	  make grade SUBMISSIONS=folder))" $(if $(HW),--homework $(HW)) $(if $(MASTERS),--masters "$(MASTERS)")
 
 gradebook: $(READY)  ## join the graded homeworks by student: make gradebook ROSTER=participants.csv
-	@$(BIN)/python -m iclutils gradebook $(if $(ROSTER),--roster "$(ROSTER)")
+	@$(GRADING) gradebook $(if $(ROSTER),--roster "$(ROSTER)")
 
 bench: $(READY)  ## speed: each fast path against the plain loop, equal outputs asserted
 	@for program in benchmarks/*.py; do $(OFFLINE) $(BIN)/python $$program || exit 1; done

@@ -7,7 +7,6 @@ is missing where a dependency is.
 from __future__ import annotations
 
 import ast
-import os
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -286,63 +285,6 @@ def accept(given: Namespace) -> None:
 
     for path in build.accept(Path.cwd(), BUILD):
         print(f"updated {path}")
-
-
-MASTERS = option("--masters", help="folder of homework of your own, instead of the book's")
-
-
-@command(
-    option("homework", nargs="?", default="", help="hw01; all if omitted"),
-    MASTERS,
-    examples=("", "hw01", "hw01 --masters path/to/folder"),
-)
-def assignments(given: Namespace) -> None:
-    """Derive the students' homework from the solved masters."""
-    from .coursework import assignments
-
-    _masters(given)
-    for made in assignments.make(BUILD, given.homework):
-        folder = made.student.parents[1].as_posix()
-        print(f"{'made' if made.fresh else 'up to date'}: {folder}")
-
-
-def _masters(given: Namespace) -> None:
-    if given.masters:
-        os.environ["ICLUTILS_HOMEWORK"] = str(Path(given.masters).resolve())
-
-
-@command(
-    option("submissions", type=Path, help="folder with one notebook per student"),
-    option("--homework", default="", help="hw01; what they say they are if omitted"),
-    option("--step", type=float, default=60.0, help="seconds for each cell and question (60)"),
-    option("--seconds", type=float, default=300.0, help="for each submission (300)"),
-    option("--memory", type=float, default=4.0, help="GB for each submission (4)"),
-    option("--jobs", type=int, default=2, help="how many at a time (2)"),
-    option("--force", action="store_true", help="grade again what has not changed"),
-    MASTERS,
-    examples=("path/to/folder", "path/to/folder --homework hw01 --step 20"),
-)
-def grade(given: Namespace) -> None:
-    """Grade a folder of homework into a table, with a feedback file for each student."""
-    from .coursework import confine, grading
-
-    _masters(given)
-    limits = confine.Limits(given.step, given.seconds, given.memory)
-    asked = (BUILD, given.submissions, given.homework, limits, given.jobs, given.force)
-    table = grading.grade(*asked)
-    print(table.read_text(encoding="utf-8"), end="")
-    print(f"written to {table}; feedback for students beside it")
-
-
-@command(
-    option("--roster", type=Path, help="list of participants, as Moodle or Canvas exports it"),
-    examples=("", "--roster participants.csv"),
-)
-def gradebook(given: Namespace) -> None:
-    """Join the graded homeworks into one table by student."""
-    from .coursework import reports
-
-    print(f"written to {reports.gradebook(BUILD / 'grades', given.roster)}")
 
 
 @command()

@@ -70,7 +70,6 @@ def test_every_example_is_one_that_is_understood() -> None:
         (["run", "01", "--model", "./nowhere"], "./nowhere is no model folder"),
         (["show", "01", "--seed", "-3"], "seed must be a natural number; got -3"),
         (["show", "01", "--out", "figure.pdf"], "written as .png or .svg; got 'figure.pdf'"),
-        (["gradebook"], "holds no table. Grade a folder first"),
         (["train", "regression-d2", "--device", "tpu"], "Unknown device 'tpu'"),
         (["train", "induction-9"], "Unknown recipe 'induction-9'. Did you mean 'induction-"),
         (["train", "lsa-1", "--jobs", "2"], "--jobs and --cluster are for several recipes"),

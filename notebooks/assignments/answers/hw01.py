@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from iclutils.bookkit.coursework.answers import Function, Value, generator
+from iclutils.checks import Function, Value, generator
 from iclutils.interp import head_scores
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
 from iclutils.models import get_act_name, load

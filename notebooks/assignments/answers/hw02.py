@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from iclutils.bookkit.coursework.answers import Function, Value, generator
 from iclutils.chapters.label_words.answers import answers
 from iclutils.chapters.label_words.isolation import isolation
+from iclutils.checks import Function, Value, generator
 from iclutils.interp.hooks import cut_attention
 from iclutils.models import load
 from iclutils.tasks import topics

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from iclutils.bookkit.coursework.answers import Function, Mistake, Value, generator, normal
 from iclutils.chapters.regression import algorithms
+from iclutils.checks import Function, Mistake, Value, generator, normal
 from torch import Tensor
 from torch.nn.functional import pad
 

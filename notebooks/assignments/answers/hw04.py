@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from iclutils.bookkit.coursework.answers import Function, Mistake, Value, generator, normal
+from iclutils.checks import Function, Mistake, Value, generator, normal
 from torch import Tensor
 
 

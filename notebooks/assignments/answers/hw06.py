@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from iclutils.bookkit.coursework.answers import Function, Value, generator, normal
+from iclutils.checks import Function, Value, generator, normal
 from torch import Tensor
 
 

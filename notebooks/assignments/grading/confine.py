@@ -19,11 +19,10 @@ from pathlib import Path
 from threading import Event
 
 import psutil
+from iclutils.checks import folder as masters
+from iclutils.files import CHECKOUT
 
-from ...files import CHECKOUT
-from . import folder as masters
-from . import guard
-from .inside import STEP
+from . import guard, inside
 
 PAUSE = 0.1  # seconds between two looks
 GRACE = 5.0  # seconds that a step has to end itself when its time is up
@@ -108,7 +107,7 @@ def _watch(
     process: subprocess.Popen[bytes], folder: Path, limits: Limits, interrupted: Event
 ) -> tuple[str, str]:
     """Look until the process ends by itself or breaks a bound; say which."""
-    root, started, step = psutil.Process(process.pid), time.monotonic(), folder / STEP
+    root, started, step = psutil.Process(process.pid), time.monotonic(), folder / inside.STEP
     while process.poll() is None:
         if interrupted.is_set():
             return "interrupted", "grading was interrupted"
@@ -163,4 +162,4 @@ def _belongs(process: psutil.Process, folder: Path) -> bool:
 
 def command(folder: Path) -> list[str]:
     """What runs the submission in a folder."""
-    return [sys.executable, "-m", "iclutils.bookkit.coursework.inside", str(folder)]
+    return [sys.executable, "-P", inside.__file__, str(folder)]

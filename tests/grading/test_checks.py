@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from grading import handout
 from random_prompts import random_prompts
 from scipy.stats import ttest_rel
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -31,23 +32,28 @@ from torch.distributions import Categorical, kl_divergence
 from torch.nn.functional import scaled_dot_product_attention
 
 from iclutils.bookkit.address import set_up_cell
-from iclutils.bookkit.coursework import (
-    Mistake,
-    check,
-    grade,
-    handout,
-    homeworks,
-    names,
-    questions,
-    table,
-)
-from iclutils.bookkit.coursework.answers import Function, Value, compare, generator, normal, plain
 from iclutils.chapters.circuits import stability
 from iclutils.chapters.gradient_descent import descent, dual, features
 from iclutils.chapters.label_words import saliency
 from iclutils.chapters.label_words.isolation import cut_edges
 from iclutils.chapters.lenses import marks, smoothers
 from iclutils.chapters.regression import algorithms
+from iclutils.checks import (
+    Function,
+    Mistake,
+    Value,
+    check,
+    compare,
+    generator,
+    grade,
+    homeworks,
+    names,
+    normal,
+    plain,
+    questions,
+    table,
+    unpacked,
+)
 from iclutils.errors import IclError
 from iclutils.interp import head_scores
 from iclutils.interp.statistics import mean_se
@@ -77,7 +83,7 @@ def solutions(homework: str) -> dict[str, Any]:
     for cell in master(homework):
         text = source(cell)
         testing = (testing or text == "# BEGIN TESTS") and text != "# END TESTS"
-        if cell["cell_type"] == "code" and not testing and not text.startswith("coursework.check"):
+        if cell["cell_type"] == "code" and not testing and not text.startswith("checks.check"):
             exec(text, names)
     return names
 
@@ -104,13 +110,13 @@ def test_a_master_is_made_of_what_otter_and_students_need(homework: str) -> None
         assert points % 2 == 0, "half for the public checks, half for the hidden ones"
         assert re.search(rf"\*{points} points · (warm-up|medium|hard) · \d+ minutes\*", part[1])
         tests = part[part.index("# BEGIN TESTS") + 1 : part.index("# END TESTS")]
-        body = "    from iclutils.bookkit.coursework import grade\n    grade('{}.{}', {}{})"
+        body = "    from iclutils.checks import grade\n    grade('{}.{}', {}{})"
         assert [ast.unparse(ast.parse(text)) for text in tests] == [
             f"def test_public({given}):\n" + body.format(homework, name, given, ""),
             f"def test_hidden({given}):\n" + body.format(homework, name, given, ", hidden=True"),
         ]
         assert tests[1].startswith("# HIDDEN")
-        assert ast.unparse(ast.parse(part[-1])) == f"coursework.check('{homework}.{name}', {given})"
+        assert ast.unparse(ast.parse(part[-1])) == f"checks.check('{homework}.{name}', {given})"
 
 
 @pytest.mark.parametrize(("homework", "question"), ALL)
@@ -204,7 +210,7 @@ def test_a_number_is_a_number_whoever_made_it(number: Callable) -> None:
 def test_students_carry_public_checks_alone(homework: str) -> None:
     """They say the same as the table does, and hold no solution, no hidden value."""
     asked = questions(homework)
-    name, public = handout.unpacked(handout.packed(table(homework), asked))
+    name, public = unpacked(handout.packed(table(homework), asked))
     assert (name, list(public)) == (homework, list(asked))
     source = handout.source(table(homework), asked)
     for question, parts in asked.items():

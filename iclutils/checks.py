@@ -1,29 +1,45 @@
-"""One answer: is it there, is it the student's own, is it right, and if not, what went wrong.
+"""Checks of homework: is an answer there, is it the student's own, is it right, what went wrong?
 
-A ``Part`` is what students may have of it: how an answer is asked, and how it is compared. What is
-``Expected`` comes from the solution (``Function``, ``Value``), which they may not have.
+A table ``answers/hw01.py`` holds, for each answer, the solution, random inputs and typical mistakes
+(``Function``, ``Value``). A ``Part`` is what students may have of it: how an answer is asked, and
+how it is compared. One comparison serves the student (``check``), the tests that otter runs
+(``grade``) and the grader. A student's notebook carries its ``public`` checks.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
+import importlib.util
+import json
 import numbers
+import os
+import re
+import sys
 import types
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load, save
 from torch import Generator, Tensor
+
+from .errors import IclError, unknown
+from .files import CHECKOUT
 
 # What an answer may not be made of.
 MEASURES = (
     *(f"iclutils.interp.{name}" for name in ("head_scores", "readout", "statistics", "weights")),
-    *("iclutils.chapters", "iclutils.bookkit.coursework"),
+    *("iclutils.chapters", "iclutils.checks"),
 )
 SINGLE = 1e-5  # relative; what an answer in single precision may be off by, at least
+PUBLIC, HIDDEN = (0,), (1, 2, 3, 4, 5)  # seeds of the random inputs
+TABLES = "answers"  # the folder of tables, beside the masters
 Expected = tuple[Any, Mapping[str, Any]]  # the truth, and what each mistake gives, by its message
 
 
@@ -281,3 +297,143 @@ def _tensor_fault(got: Any, truth: Tensor, tolerance: float) -> str:
         wanted = "real numbers" if real else "whole numbers"
         return f"Expected a tensor of {wanted}; its dtype is {dtype}."
     return f"The shape is right, the values are not: they are off by up to {off:.3g}."
+
+
+# A homework
+
+Question = tuple[Function | Value, ...]
+Parts = dict[str, list[tuple[Part, Expected | None]]]
+_students: dict[str, Parts] = {}  # what ``public`` has read
+
+
+def folder() -> Path:
+    """Where the masters are: ``$ICLUTILS_HOMEWORK``, or the book's own in the checkout."""
+    given = os.environ.get("ICLUTILS_HOMEWORK")
+    return Path(given) if given else CHECKOUT / "notebooks" / "assignments"
+
+
+def homeworks() -> list[str]:
+    """``hw01``, ``hw02``, ..."""
+    return sorted(path.stem for path in (folder() / TABLES).glob("hw[0-9][0-9].py"))
+
+
+def table(homework: str) -> Path:
+    """The file with the solutions and mistakes of a homework."""
+    places = (folder() / TABLES / f"{homework}.py", Path.cwd() / f"{homework}.py")  # or otter's
+    found = next((path for path in places if path.is_file()), None)
+    if found is None and not homeworks():
+        raise IclError(
+            f"The checks of {homework} are not here: run the first cells of the homework."
+        )
+    if found is None:
+        raise unknown("homework", homework, homeworks())
+    return found
+
+
+def questions(homework: str) -> dict[str, Question]:
+    """The questions of one homework by name, ``q1`` first; each has one part for each answer."""
+    return _questions(table(homework).resolve())
+
+
+@functools.cache
+def _questions(path: Path) -> dict[str, Question]:
+    name = f"iclutils_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = {name: each for name, each in vars(module).items() if re.fullmatch(r"q\d+", name)}
+    return dict(sorted(found.items()))
+
+
+def names(question: Question) -> list[str]:
+    """What the answers to a question are called in the student's notebook."""
+    return [part.name for part in question]
+
+
+def public(text: str) -> None:
+    """Read the public checks that a student's notebook carries."""
+    name, parts = unpacked(text)
+    _students[name] = parts
+
+
+def grade(question: str, *answers: Any, hidden: bool = False) -> None:
+    """Judge the answers to one question (``"hw01.q1"``); return only if they are right.
+
+    ``hidden`` takes the inputs of the hidden checks instead of the public ones.
+    """
+    parts = _known(questions(question.partition(".")[0]), question, answers)
+    for seed in HIDDEN if hidden else PUBLIC:
+        for entry, answer in zip(parts, answers, strict=True):
+            entry.part.judge(entry.part.given(answer, seed), entry.expected(seed))
+
+
+def check(question: str, *answers: Any) -> None:
+    """The public checks of one question: print whether they pass, or the likely mistake."""
+    homework = question.partition(".")[0]
+    try:
+        if homework in _students:
+            parts = _known(_students[homework], question, answers)
+            for (part, expected), answer in zip(parts, answers, strict=True):
+                part.judge(part.given(answer, 0), expected)
+        else:
+            grade(question, *answers)
+    except Mistake as mistake:
+        print(f"{question}: not yet. {mistake}")
+    else:
+        print(f"{question}: the public checks pass.")
+
+
+def _known(found: dict[str, Any], question: str, answers: tuple[Any, ...]) -> Any:
+    homework, _, name = question.partition(".")
+    if name not in found:
+        raise unknown("question", question, [f"{homework}.{each}" for each in found])
+    asked = [getattr(each, "name", None) or each[0].name for each in found[name]]
+    if len(answers) != len(asked):
+        raise IclError(f"{question} asks for {', '.join(asked)}; got {len(answers)} answers.")
+    return found[name]
+
+
+def unpacked(text: str) -> tuple[str, Parts]:
+    """The name of a homework and its questions."""
+    kept = thawed(zlib.decompress(base64.b85decode("".join(text.split()))))
+    names: dict[str, Any] = {"__name__": f"the public checks of {kept['name']}"}
+    exec(kept["source"], names)
+    return kept["name"], {
+        question: [
+            (part, each and tuple(each))
+            for part, each in zip(names[question], expected, strict=True)
+        ]
+        for question, expected in kept["expected"].items()
+    }
+
+
+def frozen(value: Any) -> bytes:
+    """Dicts and lists of texts, numbers and tensors as bytes, which hold no code."""
+    tensors: dict[str, torch.Tensor] = {}
+
+    def plain(each: Any) -> Any:
+        if isinstance(each, torch.Tensor):
+            tensors[str(len(tensors))] = each.contiguous().clone()
+            return {"tensor": str(len(tensors) - 1)}
+        if isinstance(each, Mapping):
+            return {"map": {str(key): plain(one) for key, one in each.items()}}
+        return [plain(one) for one in each] if isinstance(each, list | tuple) else each
+
+    text = json.dumps(plain(value)).encode()
+    return save(tensors | {"json": torch.frombuffer(bytearray(text), dtype=torch.uint8)})
+
+
+def thawed(data: bytes) -> Any:
+    """What was ``frozen``; keys are texts."""
+    tensors = load(data)
+
+    def whole(each: Any) -> Any:
+        if isinstance(each, list):
+            return [whole(one) for one in each]
+        if isinstance(each, dict) and "map" in each:
+            return {key: whole(one) for key, one in each["map"].items()}
+        return tensors[each["tensor"]] if isinstance(each, dict) else each
+
+    return whole(json.loads(bytes(tensors["json"].tolist())))

@@ -16,12 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import IclError
-from ...files import write_text
+from iclutils.errors import IclError
+from iclutils.files import write_text
+
 from .assignments import BY_HAND
 
 if TYPE_CHECKING:
-    from .grading import Grade
+    from .submissions import Grade
 
 ALIKE = 0.6  # similarity from which two submissions are worth a look
 # What they call a submission, for example Ada Lovelace_12_... and lovelaceada_12_34_...

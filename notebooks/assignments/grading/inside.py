@@ -19,13 +19,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from iclutils.checks import HIDDEN, PUBLIC, Mistake, Part, frozen, unpacked
 from IPython.core.interactiveshell import InteractiveShell
 from torch import Tensor
 from traitlets.config import Config
-
-from . import HIDDEN, PUBLIC
-from .answers import Mistake, Part
-from .handout import frozen, unpacked
 
 PRINTED = 2**20  # characters that one step may print
 LARGEST = 10**7  # numbers of one answer

@@ -21,19 +21,12 @@ from zipfile import ZipFile
 
 import psutil
 import pytest
+from grading import assignments, confine, guard, inside, reports, submissions
+from grading.assignments import Assignment
+from grading.confine import End, Limits
+from grading.submissions import Grade
 
-from iclutils.bookkit.coursework import (
-    assignments,
-    confine,
-    grading,
-    guard,
-    homeworks,
-    reports,
-    table,
-)
-from iclutils.bookkit.coursework.assignments import Assignment
-from iclutils.bookkit.coursework.confine import End, Limits
-from iclutils.bookkit.coursework.grading import Grade
+from iclutils.checks import homeworks, table
 from iclutils.errors import IclError
 from iclutils.files import read_json
 
@@ -74,7 +67,7 @@ def test_a_program_within_its_bounds_just_ends(bounded: Callable[..., End]) -> N
          {"memory": 0.5}, "memory", "more than 0.5 GB"),
         ("import os, time\nfor _ in range(9): os.fork() or time.sleep(600)\ntime.sleep(600)",
          {"processes": 5}, "processes", "more than 5 processes"),
-        (f"open({confine.STEP!r}, 'w').write('cell 3'); __import__('time').sleep(600)",
+        (f"open({inside.STEP!r}, 'w').write('cell 3'); __import__('time').sleep(600)",
          {"step": 0.1}, "step", "longer than 0.1 s"),
     ],
     ids=["loop", "memory", "processes", "step"],
@@ -220,7 +213,7 @@ def test_a_copy_that_shows_a_solution_is_refused() -> None:
 def test_a_homework_is_made_anew_when_it_has_changed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     master = assignments.masters()["hw05"]
     before = assignments._digest(master)
-    monkeypatch.setattr(grading, "__file__", __file__)
+    monkeypatch.setattr(submissions, "__file__", __file__)
     assert assignments._digest(master) == before
     monkeypatch.setattr(assignments, "set_up_cell", lambda: "changed")
     assert assignments._digest(master) != before
@@ -231,12 +224,12 @@ def test_mistakes_of_the_instructor(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(IclError, match="Unknown homework 'hw9'"):
         assignments.make(tmp_path, "hw9")
     with pytest.raises(IclError, match="no folder"):
-        grading.grade(tmp_path, tmp_path / "nowhere", "hw01")
+        submissions.grade(tmp_path, tmp_path / "nowhere", "hw01")
     with pytest.raises(IclError, match="is empty"):
-        grading.grade(tmp_path, tmp_path / "empty", "hw01")
+        submissions.grade(tmp_path, tmp_path / "empty", "hw01")
     (tmp_path / "empty" / "essay.txt").write_text("x")
     with pytest.raises(IclError, match=r"no homework\. Say which one"):
-        grading.grade(tmp_path, tmp_path / "empty")
+        submissions.grade(tmp_path, tmp_path / "empty")
     with pytest.raises(IclError, match="holds no table"):
         reports.gradebook(tmp_path)
     monkeypatch.setenv("ICLUTILS_HOMEWORK", str(tmp_path))
@@ -339,12 +332,12 @@ WRONG: dict[str, tuple[Callable[[list[dict]], Any], str, str]] = {  # edit, stat
         *("graded: look at it", "network is closed"),
     ),
     "the silent patch": (
-        put(PARTS, "from iclutils.bookkit import coursework\n"
-            "vars(coursework)['grade'] = vars(coursework)['check'] = lambda *a, **k: None"),
+        put(PARTS, "from iclutils import checks\n"
+            "vars(checks)['grade'] = vars(checks)['check'] = lambda *a, **k: None"),
         *("graded: look at it", "no cell defines it"),
     ),
     "patches the comparison": (
-        put(PARTS, "import iclutils.bookkit.coursework.answers as a\na.compare = lambda *a: None\n"
+        put(PARTS, "import iclutils.checks as a\na.compare = lambda *a: None\n"
             "a._fault = lambda *a: ''\ndef dual_parts(*given):\n    return given[0]"),
         *("graded: look at it", "shape"),
     ),
@@ -389,7 +382,7 @@ def test_forty_submissions_are_graded_fairly(
     (given / "essay.pdf").write_text("an essay")
     assert len(list(given.iterdir())) >= 40
     start = time.monotonic()
-    table = grading.grade(build, given, "hw05", Limits(step=6.0, seconds=120.0, memory=3.0))
+    table = submissions.grade(build, given, "hw05", Limits(step=6.0, seconds=120.0, memory=3.0))
     assert time.monotonic() - start < 480
     found = rows(table)
     for name in (*RIGHT, "without metadata"):
@@ -413,7 +406,7 @@ def test_forty_submissions_are_graded_fairly(
 
     before = table.read_text()
     monkeypatch.setattr(confine, "run", never)
-    again = grading.grade(build, given, "hw05", Limits(step=6.0, seconds=120.0, memory=3.0))
+    again = submissions.grade(build, given, "hw05", Limits(step=6.0, seconds=120.0, memory=3.0))
     assert again.read_text() == before
     assert not (table.parent / "table.1.csv").exists()
 
@@ -442,7 +435,7 @@ def test_a_private_homework_needs_no_change_of_the_package(
     monkeypatch.setenv("ICLUTILS_HOMEWORK", str(private))
     (made,) = assignments.make(tmp_path / "build")
     hand_in(tmp_path / "given", "ada", made.instructor, lambda cells: None)
-    row = rows(grading.grade(tmp_path / "build", tmp_path / "given"))["ada"]
+    row = rows(submissions.grade(tmp_path / "build", tmp_path / "given"))["ada"]
     assert (row["status"], row["percent"]) == ("graded", "100")
 
 
@@ -462,9 +455,9 @@ def graded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
                 raise each
             return replace(each, name=name)
 
-        monkeypatch.setattr(grading, "_graded", given)
+        monkeypatch.setattr(submissions, "_graded", given)
         monkeypatch.setattr(assignments, "make", lambda *given: [made])
-        return grading.grade(build, folder, "hw05", jobs=1)
+        return submissions.grade(build, folder, "hw05", jobs=1)
 
     return table
 
@@ -586,27 +579,27 @@ def test_an_honest_notebook_raises_no_alarm() -> None:
     honest = """\
 # the otter, sys.modules and setattr are named in a comment
 import torch
-from iclutils.bookkit import coursework
+from iclutils import checks
 torch.backends.cuda.matmul.allow_tf32 = False
 said = "otter"
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.size = len(list(self.modules()))
-coursework.check("hw01.q1", said)
+checks.check("hw01.q1", said)
 """
-    assert not grading._odd([honest], [honest])
+    assert not submissions._odd([honest], [honest])
 
 
 @pytest.mark.parametrize(
     "code",
-    ["import otter", "coursework.grade = print", "vars(coursework)['grade'] = print",
-     "setattr(coursework, 'grade', print)", "coursework.__dict__['grade'] = print",
-     "sys.modules['iclutils']", "from iclutils.bookkit.coursework import answers",
-     "coursework.answers._fault = print", "open('notebooks/assignments/answers/hw01.py')"],
+    ["import otter", "checks.grade = print", "vars(checks)['grade'] = print",
+     "setattr(checks, 'grade', print)", "checks.__dict__['grade'] = print",
+     "sys.modules['iclutils']", "from iclutils.checks import compare",
+     "checks._fault = print", "open('notebooks/assignments/answers/hw01.py')"],
 )  # fmt: skip
 def test_who_touches_the_grader_is_named(code: str) -> None:
-    assert grading._odd([code], ["from iclutils.bookkit import coursework", code])
+    assert submissions._odd([code], ["from iclutils import checks", code])
 
 
 def test_a_table_holds_no_formula(tmp_path: Path) -> None:

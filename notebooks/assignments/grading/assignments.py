@@ -21,11 +21,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ...errors import IclError, unknown
-from ...files import read_json, write_json
-from ...progress import bar
-from ..address import set_up_cell
-from . import answers, folder, handout, questions, table
+from iclutils import checks
+from iclutils.bookkit.address import set_up_cell
+from iclutils.checks import folder, questions, table
+from iclutils.errors import IclError, unknown
+from iclutils.files import read_json, write_json
+from iclutils.progress import bar
+
+from . import handout
 
 SIGN = "made.json"  # written last: of what the folder was made
 BY_HAND = "paragraph"  # the question that a person grades, and its points
@@ -40,9 +43,9 @@ what? Say what you measured, on what, and what the number does not rule out.
 """
 CHECKS = """\
 # @title The public checks of this homework: run this cell, it need not be read.
-from iclutils.bookkit import coursework
+from iclutils import checks
 
-coursework.public("{}")"""
+checks.public("{}")"""
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def _points(master: dict[str, Any]) -> dict[str, float]:
 
 
 def _digest(master: Path) -> str:
-    judge = [Path(str(module.__file__)) for module in (answers, handout)]
+    judge = [Path(str(module.__file__)) for module in (checks, handout)]
     whole = hashlib.sha256((set_up_cell() + metadata.version("otter-grader")).encode())
     for path in (master, table(master.stem[:4]), *judge, Path(__file__)):
         whole.update(path.name.encode() + path.read_bytes())

@@ -9,73 +9,23 @@ from __future__ import annotations
 
 import ast
 import base64
-import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors.torch import load, save
+from iclutils.checks import Function, Part, Value, frozen
+from iclutils.errors import IclError
 
-from ...errors import IclError
-from .answers import Expected, Function, Part, Value
-
-Parts = dict[str, list[tuple[Part, Expected | None]]]
 # What a student may have of an entry of the table, and what a ``Part`` calls it.
 KEPT = {name: name for name in ("inputs", "outcome", "look", "tolerance")} | {"reading": "outcome"}
 
 
 def packed(table: Path, questions: dict[str, tuple[Function | Value, ...]]) -> str:
-    """The students' half of a table as text; ``unpacked`` reads it."""
+    """The students' half of a table as text; ``checks.unpacked`` reads it."""
     expected = {name: [part.expected(0) for part in parts] for name, parts in questions.items()}
     kept = {"name": table.stem, "source": source(table, questions), "expected": expected}
     return base64.b85encode(zlib.compress(frozen(kept), 9)).decode()
-
-
-def unpacked(text: str) -> tuple[str, Parts]:
-    """The name of a homework and its questions."""
-    kept = thawed(zlib.decompress(base64.b85decode("".join(text.split()))))
-    names: dict[str, Any] = {"__name__": f"the public checks of {kept['name']}"}
-    exec(kept["source"], names)
-    return kept["name"], {
-        question: [
-            (part, each and tuple(each))
-            for part, each in zip(names[question], expected, strict=True)
-        ]
-        for question, expected in kept["expected"].items()
-    }
-
-
-def frozen(value: Any) -> bytes:
-    """Dicts and lists of texts, numbers and tensors as bytes, which hold no code."""
-    tensors: dict[str, torch.Tensor] = {}
-
-    def plain(each: Any) -> Any:
-        if isinstance(each, torch.Tensor):
-            tensors[str(len(tensors))] = each.contiguous().clone()
-            return {"tensor": str(len(tensors) - 1)}
-        if isinstance(each, Mapping):
-            return {"map": {str(key): plain(one) for key, one in each.items()}}
-        return [plain(one) for one in each] if isinstance(each, list | tuple) else each
-
-    text = json.dumps(plain(value)).encode()
-    return save(tensors | {"json": torch.frombuffer(bytearray(text), dtype=torch.uint8)})
-
-
-def thawed(data: bytes) -> Any:
-    """What was ``frozen``; keys are texts."""
-    tensors = load(data)
-
-    def whole(each: Any) -> Any:
-        if isinstance(each, list):
-            return [whole(one) for one in each]
-        if isinstance(each, dict) and "map" in each:
-            return {key: whole(one) for key, one in each["map"].items()}
-        return tensors[each["tensor"]] if isinstance(each, dict) else each
-
-    return whole(json.loads(bytes(tensors["json"].tolist())))
 
 
 def source(table: Path, questions: dict[str, tuple[Function | Value, ...]]) -> str:

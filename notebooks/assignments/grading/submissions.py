@@ -22,14 +22,23 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from iclutils.checks import (
+    HIDDEN,
+    PUBLIC,
+    Expected,
+    Mistake,
+    Question,
+    questions,
+    table,
+    thawed,
+)
+from iclutils.errors import IclError
+from iclutils.files import read_json, write_json
+from iclutils.progress import bar
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from ...errors import IclError
-from ...files import read_json, write_json
-from ...progress import bar
-from . import HIDDEN, PUBLIC, Question, assignments, confine, handout, questions, reports, table
-from .answers import Expected, Mistake
+from . import assignments, confine, handout, reports
 from .confine import Limits
 from .inside import DONE, ERRORS, STEP
 
@@ -38,7 +47,8 @@ RUNS = 10  # of one submission, each without a step that ended the last
 # What an honest answer has no need of: whoever writes it may be after the tests themselves.
 SUSPECT = ("otter", "ctypes", "subprocess")
 INNER = ("__builtins__", "__dict__", "_getframe", "__subclasses__")
-OPEN = ("check", "public", "coursework")  # what an honest notebook has of the judge
+JUDGE = "iclutils.checks"
+OPEN = (JUDGE, f"{JUDGE}.check", f"{JUDGE}.public")  # what an honest notebook has of it
 PIP = re.compile(
     r"^(?P<indent>[ \t]*)[!%][ \t]*(?:\S*python\S*[ \t]+-m[ \t]+)?(?:pip3?|conda|mamba|uv[ \t]+pip)"
     r"[ \t]+install\b(?P<what>.*)$",
@@ -265,7 +275,7 @@ def _errors(folder: Path) -> dict[str, str]:
 def _load(path: Path) -> Any:
     """The numbers of one question; a file that holds anything else is a mistake."""
     try:
-        return handout.thawed(path.read_bytes())
+        return thawed(path.read_bytes())
     except Exception:  # whatever a submission may put there
         return "its answers were not written down"
 
@@ -335,12 +345,12 @@ def _odd(cells: list[str], whole: list[str]) -> set[str]:
     """
     bound = [pair for text in whole for pair in _imported(_tree(text))]
     ours = {name for name, module in bound if module.startswith("iclutils")}
-    judge = {name for name, module in bound if module.startswith("iclutils.bookkit")}
+    judge = {name for name, module in bound if module.startswith(JUDGE)}
     found: set[str] = set()
     for text in cells:
         tree = _tree(text)
-        for name, module in _imported(tree):
-            inner = module.startswith("iclutils.bookkit.") and name not in OPEN
+        for _, module in _imported(tree):
+            inner = module.startswith(JUDGE) and module not in OPEN
             found |= {module} if inner or module.split(".")[0] in SUSPECT else set()
         for node in ast.walk(tree):
             path = ast.unparse(node)[:60] if isinstance(node, ast.expr) else ""
@@ -348,7 +358,7 @@ def _odd(cells: list[str], whole: list[str]) -> set[str]:
             if isinstance(node, ast.Attribute):
                 changed = root in ours and not isinstance(node.ctx, ast.Load)
                 inner = node.attr in INNER or path == "sys.modules"
-                if changed or inner or (root in judge and node.attr not in OPEN):
+                if changed or inner or (root in judge and f"{JUDGE}.{node.attr}" not in OPEN):
                     found.add(path)
             elif isinstance(node, ast.Call) and node.args:
                 changed = ast.unparse(node.args[0]).split(".")[0] in ours
