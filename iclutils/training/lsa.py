@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -18,16 +19,19 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from ..chapters.gradient_descent.alignment import half_mse
-from ..models.lsa import Inputs, Labels, LinearSelfAttention, Shape, as_tokens
+from ..chapters.gradient_descent import descent
+from ..chapters.gradient_descent.alignment import alignment, half_mse, responses
+from ..models.lsa import Inputs, Labels, LinearSelfAttention, Shape, as_tokens, load
+from ..tasks import generator
 from ..tasks.functions import LINKS, Problem, Waves
 from ..tasks.regression import Contexts, Task
 from .ensemble import FRESH, EnsembleRecipe
-from .loop import model_card
+from .loop import Rows, model_card
 
 Data = Problem | Waves
 _TASK = Task(10, inputs="uniform*1+-0.5")
 ISOTROPIC = Problem(_TASK)
+_DISTANCES = "`curves.jsonl` holds the loss along it, and the distances to steps of descent."
 STRETCHED = Problem(_TASK, scales=(2.0, 2.0, 1.4, 1.4, 1.0, 1.0, 0.7, 0.7, 0.5, 0.5))
 
 
@@ -41,6 +45,7 @@ class LsaRecipe(EnsembleRecipe):
     warmup: int = 50
     floor: float = 0.01
     clip: float = 1e-3
+    kind = "lsa"  # of model card
 
     def network(self) -> LinearSelfAttention:
         """Networks drawn from their seeds."""
@@ -69,7 +74,7 @@ class LsaRecipe(EnsembleRecipe):
     def describe(self) -> str:
         """The text of the model card."""
         return model_card(
-            "lsa",
+            self.kind,
             self.name,
             plan=self,
             count=len(self.seeds),
@@ -78,11 +83,14 @@ class LsaRecipe(EnsembleRecipe):
             told=_told(self.shape),
             data="; ".join(dict.fromkeys(map(_told, self.tasks))),
             seeds=", ".join(map(str, sorted(set(self.seeds)))),
+            curves=f" {_DISTANCES}" * bool(self.curve),
         )
 
 
 class PaperRecipe(LsaRecipe):
     """Networks of the paper's size, whose batches are answered in the faster order of products."""
+
+    kind = "lsa_paper"
 
     def loss(self, network: nn.Module, step: int) -> Tensor:
         """As of every recipe here."""
@@ -115,6 +123,32 @@ def answers_by_moments(
     return -query[..., 0, -1]
 
 
+def distances(folder: Path, steps: Sequence[int]) -> Rows:
+    """Of networks of K layers: their loss along training, and ``alignment`` with K tuned steps.
+
+    The steps are of GD and GD++, with one rate (and γ) for all of them. A measure is a list with a
+    number for each network, on 4000 contexts.
+    """
+    shape = load(folder / f"step-{steps[0]:05d}").shape
+    learnt_on, (xs, ys, _) = (
+        ISOTROPIC.sample(4000, shape.pairs + 1, generator(use)) for use in ("tuning", "history")
+    )
+    algorithms = {}
+    for kind in ("GD", "GD++"):
+        best = descent.tune(shape.layers, learnt_on.xs, learnt_on.ys, plus=kind == "GD++")[-1]
+        algorithms[kind] = responses(descent.predictor(best.rates, best.gammas), xs, ys)
+    rows: Rows = []
+    for step in steps:
+        network = responses(load(folder / f"step-{step:05d}"), xs, ys)
+        measures: dict[str, Tensor] = {}
+        for kind, reference in algorithms.items():
+            found = alignment(network, reference, xs, ys)._asdict()
+            measures |= {"loss": found.pop("loss")} | {f"{n}_{kind}": v for n, v in found.items()}
+        listed = {name: [round(v, 5) for v in values.tolist()] for name, values in measures.items()}
+        rows.append({"step": step} | listed)
+    return rows
+
+
 def recipe(name: str, device: str = "cpu") -> LsaRecipe:
     """The recipe of a name in ``SHIPPED`` or ``PAPER``."""
     kind = PaperRecipe if name in PAPER else LsaRecipe
@@ -140,13 +174,18 @@ def _contrastive(**shape: Any) -> dict[str, Any]:
     return _mini(3000, data=problems, settings=settings, pairs=8, **shape)
 
 
-def _paper(**shape: Any) -> dict[str, Any]:
-    """The released code's batch, steps and rates; twenty checkpoints, evenly in their logarithm."""
-    rate = 5e-4 if shape.get("layers", 1) > 3 else 1e-3
-    steps = 5000 if shape.get("shared") else 50_000
-    extra = tuple(at for at in sorted((*_ALONG["extra"], *_LATER)) if at < steps)
-    settings = {"batch": 2048, "peak_rate": rate, "floor": 1.0, "warmup": 1, "extra": extra}
-    return _mini(steps, settings=settings | {"log_every": steps // 100}, **shape)
+def _paper(layers: int = 1, shared: bool = False) -> dict[str, Any]:
+    """The released code's batch, steps, rates and clipping; checkpoints all along the way."""
+    deep, steps = layers > 3, 5000 if shared or layers == 1 else 50_000
+    settings: dict[str, Any] = {
+        **{"batch": 2048, "peak_rate": 5e-4 if deep else 1e-3, "floor": 1.0, "warmup": 1},
+        **{"clip": 10.0 if deep else 1e-3, "log_every": steps // 100},
+        "extra": tuple(at for at in sorted((*_ALONG["extra"], *_LATER)) if at < steps),
+    }
+    if layers > 1:  # their distances are small, their checkpoints are not
+        settings |= {"kept": (steps,), "curve": distances}
+    clip = 10.0 if deep else 0.0  # of channels; the other one is of gradients
+    return _mini(steps, settings=settings, layers=layers, shared=shared, clip=clip)
 
 
 # Checkpoints on the way; and, where small weights do not move, larger ones to start from and a
@@ -180,10 +219,10 @@ SHIPPED = {
 }
 PAPER = {
     "lsa-paper-1": _paper(),
-    "lsa-paper-2": _paper(layers=2),
-    "lsa-paper-5": _paper(layers=5, clip=10.0),
-    "lsa-paper-2-shared": _paper(layers=2, shared=True),
-    "lsa-paper-5-shared": _paper(layers=5, shared=True, clip=10.0),
+    "lsa-paper-2": _paper(2),
+    "lsa-paper-5": _paper(5),
+    "lsa-paper-2-shared": _paper(2, shared=True),
+    "lsa-paper-5-shared": _paper(5, shared=True),
 }
 
 

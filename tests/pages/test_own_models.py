@@ -182,7 +182,7 @@ def test_chapter_04_runs_offline_on_networks_that_were_trained_here(
     monkeypatch.setenv("ICLUTILS_TRAINED", str(tmp_path / "trained"))
     for name in lsa.PAPER:
         plan = lsa.recipe(name)
-        hasty = replace(plan, steps=30, batch=32, log_every=10, checkpoints=(0, 10, 30))
+        hasty = replace(plan, steps=30, batch=32, log_every=10, checkpoints=(0, 10, 30), kept=())
         loop.train(hasty, tmp_path / "trained" / name, progress=False)
     stand_in("gpt2", text_model)
     ran = Ran("04", tmp_path)

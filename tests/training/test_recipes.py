@@ -180,7 +180,10 @@ def test_paper_sizes_are_those_of_the_papers() -> None:
     assert (oswald.shape.dim, oswald.shape.pairs, oswald.shape.layers) == (10, 10, 5)
     assert (oswald.batch, oswald.steps) == (2048, 5000)
     assert oswald.rate(1) == oswald.rate(5000) == 5e-4
-    assert training.recipe("lsa-paper-2").steps == 50_000
+    assert (oswald.clip, oswald.shape.clip) == (10, 10)
+    two, one = training.recipe("lsa-paper-2"), training.recipe("lsa-paper-1")
+    assert (two.steps, two.clip, two.shape.clip) == (50_000, 1e-3, 0)
+    assert one.steps == 5000, "the released code shares the weights of one layer"
 
 
 @pytest.mark.parametrize("name", ["lsa-paper-1", "lsa-paper-5", "lsa-paper-2-shared"])
@@ -193,3 +196,13 @@ def test_paper_networks_answer_by_moments_as_they_do_by_attention(name: str) -> 
     gradients = [torch.autograd.grad(a.square().sum(), [*network.parameters()]) for a in answers]
     torch.testing.assert_close(*gradients)
     plan.loss(plan.network(), 1).backward()
+
+
+def test_distances_to_descent_along_a_training() -> None:
+    """Of the shipped two layers with shared weights, of which the third network went astray."""
+    first, last = lsa.distances(zoo.home("lsa-2-shared"), (100, 8000))
+    assert (first["step"], last["step"]) == (100, 8000)
+    assert min(last["cosine_GD++"][:2]) > 0.998 > 0.96 > max(last["cosine_GD"])
+    assert max(last["predictions_GD++"][:2]) < 0.03 < 0.2 < min(first["predictions_GD++"])
+    assert last["loss"][:2] == pytest.approx(last["reference_loss_GD++"][:2], rel=0.01)
+    assert last["loss"][2] > last["reference_loss_GD"][2]
