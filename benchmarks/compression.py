@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from common import gpt2_small, options
 
-from iclutils.chapters.label_words.compression import costs, everything, hidden_anchor, seconds
+from iclutils.chapters.label_anchors.compression import costs, everything, hidden_anchor, seconds
 from iclutils.interp.kv_cache import answer_from_cache, cache_demonstrations
 from iclutils.interp.readout import target_logits
 from iclutils.tasks.prompts import Prompts, Role

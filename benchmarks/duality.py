@@ -28,7 +28,7 @@ import torch
 from common import in_turns, options
 from torch import Tensor
 
-from iclutils.chapters.gradient_descent.dual import dual_form
+from iclutils.chapters.contrastive_kernel.dual import dual_form
 
 TOLERANCE = 1e-5
 SCORE = 2.0  # standard deviation of q·k / sqrt(d)

@@ -15,8 +15,8 @@ from common import in_turns, options
 
 from iclutils.models.regressors import Shape
 from iclutils.tasks.regression import Task
-from iclutils.training.loop import take_step
-from iclutils.training.regression import RegressionRecipe
+from iclutils.zoo.recipes.loop import take_step
+from iclutils.zoo.recipes.regression import RegressionRecipe
 
 MEMBERS = 8
 # (d, layers, width, contexts in a batch)

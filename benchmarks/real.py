@@ -27,7 +27,7 @@ import torch
 from common import options, timed
 from torch import Tensor
 
-from iclutils.chapters.label_words.compression import everything, multiply_adds
+from iclutils.chapters.label_anchors.compression import everything, multiply_adds
 from iclutils.interp import patching
 from iclutils.interp.clean_corrupt import CleanCorrupt, scored_logits
 from iclutils.interp.graph import Edge, Node, add_to_inputs, component_outputs, of, split_qkv_input

@@ -22,8 +22,8 @@ from common import in_turns, options
 from sklearn.linear_model import LinearRegression, Ridge
 
 from iclutils import zoo
-from iclutils.chapters.regression.algorithms import ols, ridge
-from iclutils.chapters.regression.distances import predict
+from iclutils.chapters.ridge_ols.algorithms import ols, ridge
+from iclutils.chapters.ridge_ols.distances import predict
 from iclutils.models.regressors import InContextRegressors
 
 TOLERANCE = 1e-8

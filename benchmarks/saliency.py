@@ -25,7 +25,7 @@ import torch
 from common import gpt2_small, in_turns, options
 from torch.nn import functional
 
-from iclutils.chapters.label_words.saliency import saliency
+from iclutils.chapters.label_anchors.saliency import saliency
 from iclutils.interp.hooks import Hook
 from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge, get_act_name

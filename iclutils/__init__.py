@@ -1,6 +1,18 @@
 """iclutils: the measurements behind *In-Context Learning, Taken Apart*.
 
-Arrows point one way: models -> tasks -> interp -> chapters -> plots; ``bookkit`` makes the book.
+Each notebook has a module of its name in ``iclutils.chapters``:
+
+- 01 ``gpt2_induction``: find the induction circuit, cut it, watch it grow.
+- 02 ``label_anchors``: how label words collect what demonstrations say, and the target reads it.
+- 03 ``ridge_ols``: which algorithm in-context regression is, and a transformer that runs it.
+- 04 ``gradient_step``: linear self-attention as a step of gradient descent.
+- 05 ``contrastive_kernel``: softmax attention as a kernel, and its dual model.
+- 06 ``attention_circuits``: which parts do one thing, how they connect, and what happens if not.
+- 07 ``every_lens``: one prompt, and what each of these ways of looking marks.
+
+``models`` and ``zoo`` hold the networks (``zoo.recipes`` trains them), ``tasks`` the inputs,
+``interp`` what several chapters measure, ``plots`` the figures. Arrows point one way:
+models -> tasks -> interp -> chapters -> zoo.recipes; ``bookkit`` makes the book.
 
 The names below are imported when they are first used, so that ``python -m iclutils`` answers at
 once, and can say what is missing where a dependency is.

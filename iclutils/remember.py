@@ -106,8 +106,8 @@ def _imports(path: Path) -> set[Path]:
 
 
 def _counts(path: Path) -> bool:
-    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    return part not in (*APART, "__init__")
+    part, *inside = path.relative_to(PACKAGE).parts
+    return "recipes" in inside or part.removesuffix(".py") not in (*APART, "__init__")
 
 
 def _path(module: str) -> Path:

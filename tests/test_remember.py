@@ -14,7 +14,7 @@ import torch
 
 import iclutils
 from iclutils import models, remember
-from iclutils.chapters import induction
+from iclutils.chapters import gpt2_induction
 from iclutils.errors import IclError
 from iclutils.files import PACKAGE
 from iclutils.interp import head_scores
@@ -79,10 +79,12 @@ def test_another_argument_model_or_code_is_another_measurement(
 
 
 def test_the_fingerprint_is_of_all_that_is_imported_and_no_more() -> None:
-    reached = remember._imports(remember._path(induction.__name__))
+    reached = remember._imports(remember._path(gpt2_induction.__name__))
     assert PACKAGE / "interp/head_scores.py" in reached
     assert not [p for p in reached if p.relative_to(PACKAGE).parts[0] in remember.APART]
-    assert remember.fingerprint(induction.__name__) != remember.fingerprint(head_scores.__name__)
+    assert remember.fingerprint(gpt2_induction.__name__) != remember.fingerprint(
+        head_scores.__name__
+    )
 
 
 @pytest.mark.parametrize(

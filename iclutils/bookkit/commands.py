@@ -186,12 +186,13 @@ def models(given: Namespace) -> None:
 )
 def train(given: Namespace) -> None:
     """Train a shipped model again, or one of the paper's size."""
-    from .. import training, zoo
+    from .. import zoo
     from ..progress import say
     from ..session import resolve_device
-    from ..training import sweep
+    from ..zoo import recipes
+    from ..zoo.recipes import sweep
 
-    names = training.matching(given.name) if given.name else training.all_names()
+    names = recipes.matching(given.name) if given.name else recipes.all_names()
     if given.name is None:
         print("\n".join(names))
         return
@@ -201,17 +202,17 @@ def train(given: Namespace) -> None:
             f"--jobs and --cluster are for several recipes, and {given.name!r} names one. "
             "Leave them out, or quote a pattern: 'regression-one-*'."
         )
-    recipes = [training.recipe(name, device) for name in names]
+    plans = [recipes.recipe(name, device) for name in names]
     if not given.quiet:
         first = f"{len(names)} trainings, the first of which is " if several else ""
-        say(f"{first}{training.cost(recipes[0])}")
+        say(f"{first}{recipes.cost(plans[0])}")
     if several:
         with sweep.on_cluster(given.cluster):
-            folders = sweep.sweep(recipes, given.out or zoo.trained(), given.jobs)
+            folders = sweep.sweep(plans, given.out or zoo.trained(), given.jobs)
         print("\n".join(map(str, folders)))
     else:
         out = given.out or zoo.trained() / names[0]
-        training.train(names[0], out, progress=not given.quiet, device=device)
+        recipes.train(names[0], out, progress=not given.quiet, device=device)
         print(f"{out} holds the model. To ship it, copy it to iclutils/zoo/{names[0]}.")
 
 

@@ -1,5 +1,4 @@
 """What one chapter measures, a folder for each subject. Nothing here draws.
 
-01 ``induction``, 02 ``label_words``, 03 ``regression`` and ``constructions``, 04 and 05
-``gradient_descent``, 06 ``circuits``, 07 ``lenses``.
+Each is named as its notebook, 01 ``gpt2_induction`` to 07 ``every_lens``; ``iclutils`` lists them.
 """

@@ -250,7 +250,7 @@ class LinearSelfAttention(Ensemble):
         return x.clamp(-clip, clip) if clip else x
 
     def _varied(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the variants, which ``chapters.gradient_descent.dual`` derives."""
+        """Keys and values of the variants, which ``chapters.contrastive_kernel.dual`` derives."""
         key, value = self._augmented(key, "keys"), self._augmented(value, "values")
         count = value.shape[-2] - self.shape.sees_query
         demos, query = value[..., :count, :], value[..., count:, :]

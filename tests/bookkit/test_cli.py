@@ -14,9 +14,10 @@ from unittest import mock
 
 import pytest
 
-from iclutils import __main__, claims, scorecard, training, zoo
+from iclutils import __main__, claims, scorecard, zoo
 from iclutils.__main__ import main
 from iclutils.bookkit import commands, run
+from iclutils.zoo import recipes
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = list(commands.COMMANDS)
@@ -144,9 +145,9 @@ def test_train_lists_recipes_and_says_what_one_costs_before_it_starts(
     monkeypatch: Patch, capsys: Out, tmp_path: Path
 ) -> None:
     assert main(["train"]) == 0
-    assert capsys.readouterr().out.split() == training.all_names()
+    assert capsys.readouterr().out.split() == recipes.all_names()
     monkeypatch.delenv("ICLUTILS_QUIET")
-    monkeypatch.setattr(training, "train", lambda *_, **__: print("trains"))
+    monkeypatch.setattr(recipes, "train", lambda *_, **__: print("trains"))
     assert main(["train", "lsa-1", "--out", str(tmp_path)]) == 0
     said, then, *_ = capsys.readouterr().out.splitlines()
     steps = json.loads(zoo.log("lsa-1").read_text().splitlines()[-1])["step"]

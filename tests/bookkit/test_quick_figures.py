@@ -20,10 +20,10 @@ import iclutils
 from iclutils import IclError, models, presets
 from iclutils.__main__ import main
 from iclutils.bookkit.quick_figures import circuits, quick_figure
-from iclutils.chapters.gradient_descent import heads
-from iclutils.chapters.label_words import saliency
-from iclutils.chapters.regression.distances import predict
-from iclutils.chapters.regression.text import IDLE
+from iclutils.chapters.contrastive_kernel import heads
+from iclutils.chapters.label_anchors import saliency
+from iclutils.chapters.ridge_ols.distances import predict
+from iclutils.chapters.ridge_ols.text import IDLE
 from iclutils.interp import at_query, clean_corrupt, head_scores, patching, weights
 from iclutils.models.lsa import LinearSelfAttention, Shape
 from iclutils.session import Session

@@ -145,7 +145,7 @@ def test_a_run_leaves_notebook_and_result_and_is_not_repeated(book: Book) -> Non
 
 def test_changes_are_noticed(book: Book, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = tmp_path / "fake"
-    for name in ("code.py", "training/loop.py", "zoo/m.1/SHA256SUMS", "session.py"):
+    for name in ("code.py", "zoo/recipes/loop.py", "zoo/m.1/SHA256SUMS", "session.py"):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("x = 1\n")
     monkeypatch.setattr(run, "PACKAGE", package)

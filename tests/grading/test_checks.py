@@ -32,12 +32,13 @@ from torch.distributions import Categorical, kl_divergence
 from torch.nn.functional import scaled_dot_product_attention
 
 from iclutils.bookkit.address import set_up_cell
-from iclutils.chapters.circuits import stability
-from iclutils.chapters.gradient_descent import descent, dual, features
-from iclutils.chapters.label_words import saliency
-from iclutils.chapters.label_words.isolation import cut_edges
-from iclutils.chapters.lenses import marks, smoothers
-from iclutils.chapters.regression import algorithms
+from iclutils.chapters.attention_circuits import stability
+from iclutils.chapters.contrastive_kernel import dual, features
+from iclutils.chapters.every_lens import marks, smoothers
+from iclutils.chapters.gradient_step import descent
+from iclutils.chapters.label_anchors import saliency
+from iclutils.chapters.label_anchors.isolation import cut_edges
+from iclutils.chapters.ridge_ols import algorithms
 from iclutils.checks import (
     Function,
     Mistake,

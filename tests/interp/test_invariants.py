@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import a_task
 
-from iclutils.chapters.lenses import question
+from iclutils.chapters.every_lens import question
 from iclutils.interp import circuit, patching
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, scored_logits
 from iclutils.interp.graph import head, of

@@ -26,8 +26,8 @@ from iclutils.files import read_json, sha256
 from iclutils.models import language
 from iclutils.models.regressors import Shape
 from iclutils.tasks.regression import Task
-from iclutils.training import loop, lsa, regression
 from iclutils.zoo import smollm2
+from iclutils.zoo.recipes import loop, lsa, regression
 
 pytestmark = pytest.mark.usefixtures("results_elsewhere")
 

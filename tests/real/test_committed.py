@@ -16,9 +16,9 @@ from tiny import language_model
 from torch import Tensor
 
 from iclutils import claims, models, presets
-from iclutils.chapters.gradient_descent import heads
-from iclutils.chapters.label_words import saliency
-from iclutils.chapters.regression import text
+from iclutils.chapters.contrastive_kernel import heads
+from iclutils.chapters.label_anchors import saliency
+from iclutils.chapters.ridge_ols import text
 from iclutils.interp import at_query, clean_corrupt, head_scores, readout
 from iclutils.models import TransformerBridge
 from iclutils.tasks import generator, numbers

@@ -8,7 +8,8 @@ import math
 
 import torch
 
-from ...chapters.gradient_descent import ablation, alignment, descent, heads
+from ...chapters.contrastive_kernel import ablation, heads
+from ...chapters.gradient_step import alignment, descent
 from ...errors import IclError
 from ...interp import at_query
 from ...plots import figures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...chapters import induction
+from ...chapters import gpt2_induction
 from ...errors import IclError
 from ...interp import head_scores, weights
 from ...models import TransformerBridge, bos, cached, check_tokens, words
@@ -32,7 +32,7 @@ def draw(request: Request) -> QuickFigure:
     scores = {key: torch.cat([part[key] for part in found]).mean(0).cpu() for key in found[0]}
     maps = {title: scores[key] for title, key in SHOWN.items()}
     maps["copying (weights)"] = weights.copying_scores(model)
-    layer, head = induction.roles(scores).induction
+    layer, head = gpt2_induction.roles(scores).induction
     even = head_scores.uniform_baselines(length)["prefix"]
     seen = (
         f"head {layer}.{head} attends most to what followed the earlier copy: "

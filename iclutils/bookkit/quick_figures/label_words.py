@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...chapters.label_words import saliency
+from ...chapters.label_anchors import saliency
 from ...errors import IclError
 from ...interp.readout import target_logits
 from ...models import TransformerBridge, words

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ...chapters.regression.algorithms import Predictor, baselines
-from ...chapters.regression.distances import nearest, predict, spd
-from ...chapters.regression.text import IDLE, predict_numbers, text_baselines
+from ...chapters.ridge_ols.algorithms import Predictor, baselines
+from ...chapters.ridge_ols.distances import nearest, predict, spd
+from ...chapters.ridge_ols.text import IDLE, predict_numbers, text_baselines
 from ...errors import IclError
 from ...models import TransformerBridge, words
 from ...plots import figures

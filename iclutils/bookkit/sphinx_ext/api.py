@@ -35,7 +35,7 @@ HOLDS = {  # in the order of dependence
     "tasks": "repeated tokens, prompts, topics, regression",
     "interp": "hooks, head scores, patching, attribution, statistics",
     "chapters": "what one chapter measures",
-    "training": "recipes of the shipped models",
+    "zoo/recipes": "recipes of the shipped models",
     "plots": "figures, tables, explorers",
     "bookkit": "session, claims, runs, pages",
 }
@@ -142,9 +142,13 @@ def uses(part: str, package: Path = PACKAGE) -> set[str]:
         above = path.relative_to(package).parent.parts
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.level > len(above):
-                named = [node.module] if node.module else [alias.name for alias in node.names]
-                found |= {name.split(".")[0] for name in named}
-    return found & set(HOLDS) - {part}
+                named = [f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names]
+                found |= {other for other in HOLDS if any(_inside(name, other) for name in named)}
+    return found - {part}
+
+
+def _inside(module: str, part: str) -> bool:
+    return f"{module}.".startswith(part.replace("/", ".") + ".")
 
 
 def drawing() -> str:

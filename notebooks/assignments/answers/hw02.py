@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from iclutils.chapters.label_words.answers import answers
-from iclutils.chapters.label_words.isolation import isolation
+from iclutils.chapters.label_anchors.answers import answers
+from iclutils.chapters.label_anchors.isolation import isolation
 from iclutils.checks import Function, Value, generator
 from iclutils.interp.hooks import cut_attention
 from iclutils.models import load

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from iclutils.chapters.regression import algorithms
+from iclutils.chapters.ridge_ols import algorithms
 from iclutils.checks import Function, Mistake, Value, generator, normal
 from torch import Tensor
 from torch.nn.functional import pad

@@ -1,0 +1,214 @@
+"""What a head looks at, as scores of its attention pattern, and which scores are above chance.
+
+A label is a score above a threshold: the largest of what even attention, heads of untrained models
+and (for scores that depend on content) the model's own heads on shuffled tokens score. A head may
+have several labels or none; they belong to a head and a kind of sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isnan
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Generator, Tensor
+
+from ...errors import IclError
+from ...interp.head_scores import (
+    attention_patterns,
+    attention_to,
+    first_token,
+    followers,
+    previous_token,
+    repeats,
+    uniform_pattern,
+)
+from ...models import TransformerBridge
+from ...progress import bar
+
+CONTENT = ("duplicate", "induction")  # scores that depend on which tokens are the same
+SCORES = ("previous", "current", "local", "first", "even", "hierarchical", *CONTENT)
+NEAR = 3  # positions back that still are local
+FEWEST = 30  # sequences behind a label
+
+Tokens = Int[Tensor, "batch pos"]
+PerHead = Float[Tensor, "batch layer head"]
+Scores = Mapping[str, PerHead]
+Pooled = Mapping[str, Float[Tensor, "_"]]  # scores of many heads and sequences together
+Labels = Bool[Tensor, "layer head label"]
+
+
+def pattern_scores(
+    pattern: Float[Tensor, "batch head dest src"], tokens: Int[Tensor, "batch dest"]
+) -> dict[str, Float[Tensor, "batch head"]]:
+    """All scores of some heads, each sequence by itself: means over rows, from 0 to 1.
+
+    Row 0, which can only look at itself, is left out of all but ``first``. ``previous``,
+    ``current``: attention to the token before, to the token itself. ``local``: to the last four
+    positions. ``first``: to the first token (attention sink; Xiao et al. 2024). ``even``: entropy
+    over ln(t + 1). ``hierarchical`` (ours): entropy of the mass in the distance bands {0}, {1},
+    {2, 3}, {4 .. 7}, .. over the log of their number, for rows with at least three. ``duplicate``:
+    to earlier occurrences of the current token; ``induction``: to what followed them (Olsson et
+    al. 2022); both NaN where nothing repeats.
+    """
+    size = tokens.shape[1]
+    if size < 3:
+        raise IclError("Patterns need at least one sequence of at least three tokens.")
+    entropy = torch.special.entr(pattern).sum(-1)[..., 1:]
+    highest = torch.arange(2, size + 1, device=pattern.device).log()
+    near = pattern * (_back(pattern) <= NEAR)
+    return {
+        "previous": previous_token(pattern),
+        "current": pattern.diagonal(0, -2, -1)[..., 1:].mean(-1),
+        "local": near.sum(-1)[..., 1:].mean(-1),
+        "first": first_token(pattern),
+        "even": (entropy / highest).mean(-1),
+        "hierarchical": _band_entropy(pattern),
+        "duplicate": attention_to(pattern, repeats(tokens)),
+        "induction": attention_to(pattern, followers(tokens)),
+    }
+
+
+def scores(
+    model: TransformerBridge, tokens: Tokens, repeats_of: Tokens | None = None
+) -> dict[str, PerHead]:
+    """All scores of all heads, from one forward pass.
+
+    ``repeats_of``: tokens that decide what repeats, where it is not those that the model reads.
+
+    Example:
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.chapters.attention_circuits import patterns
+        >>> net = models.load("induction-0")
+        >>> tokens = torch.tensor([[models.bos(net), 5, 6, 7, 5, 6]])
+        >>> patterns.scores(net, tokens)["previous"].shape
+        torch.Size([1, 2, 4])
+    """
+    ids = tokens if repeats_of is None else repeats_of
+    layers = [pattern_scores(pattern, ids) for pattern in attention_patterns(model, tokens)]
+    return {name: torch.stack([layer[name] for layer in layers], 1) for name in SCORES}
+
+
+def uniform_scores(tokens: Tokens) -> dict[str, Float[Tensor, "batch"]]:
+    """The same scores for a head that spreads its attention evenly."""
+    even = uniform_pattern(tokens.shape[1]).to(tokens.device).expand(len(tokens), 1, -1, -1)
+    return {name: values[:, 0] for name, values in pattern_scores(even, tokens).items()}
+
+
+def attention_distance(model: TransformerBridge, tokens: Tokens) -> PerHead:
+    """Mean distance back, in positions, of what attention does not go to the first token."""
+    return torch.stack([mean_distance(p) for p in attention_patterns(model, tokens)], 1)
+
+
+def mean_distance(pattern: Float[Tensor, "*lead dest src"]) -> Float[Tensor, "*lead"]:
+    """``attention_distance`` of single patterns; NaN where the first token gets everything."""
+    rest = pattern[..., 1:, 1:]
+    return (rest * _back(rest)).sum((-2, -1)) / rest.sum((-2, -1))
+
+
+def future_attention(model: TransformerBridge, tokens: Tokens) -> float:
+    """Largest attention that any head gives to a later position."""
+    return max(float(pattern.triu(1).max()) for pattern in attention_patterns(model, tokens))
+
+
+def null_scores(models: Sequence[TransformerBridge], tokens: Tokens) -> Pooled:
+    """Scores of every head of untrained models on every sequence."""
+    each = [scores(model, tokens) for model in bar(models, "untrained models")]
+    return {name: torch.cat([s[name].flatten() for s in each]) for name in SCORES}
+
+
+def shuffled_scores(model: TransformerBridge, tokens: Tokens, generator: Generator) -> Pooled:
+    """What position alone scores: shuffled tokens (all but the first) are read, the original ones
+    say what repeats."""
+    order = torch.rand(tokens[:, 1:].shape, generator=generator).argsort(-1).to(tokens.device)
+    shuffled = torch.cat([tokens[:, :1], tokens[:, 1:].gather(1, order)], 1)
+    found = scores(model, shuffled, repeats_of=tokens)
+    return {name: found[name].flatten() for name in CONTENT}
+
+
+def thresholds(
+    nulls: Sequence[Pooled],
+    uniform: Mapping[str, Float[Tensor, "batch"]],
+    alpha: float = 0.01,
+) -> dict[str, float]:
+    """Largest (1 - alpha)-quantile of the nulls and of even attention, for each score; NaN, and no
+    label, where no score can be above it (``even``) or nothing defines it."""
+    limits = {}
+    for name in SCORES:
+        known = [null[name].double() for null in [*nulls, uniform] if name in null]
+        highest = [values.nanquantile(1 - alpha).item() for values in known]
+        limit = max((q for q in highest if not isnan(q)), default=float("nan"))
+        limits[name] = limit if limit < 1 - 1e-6 else float("nan")
+    return limits
+
+
+def labels(scores: Scores, limits: Mapping[str, float]) -> Labels:
+    """Which labels a head has, in the order of ``SCORES``: mean - 2 SE above the threshold, over at
+    least 30 sequences that define the score."""
+    count = len(scores[SCORES[0]])
+    if count < FEWEST:
+        raise IclError(f"Labels need at least {FEWEST} sequences; got {count}.")
+    out = []
+    for name in SCORES:
+        values = scores[name].double()
+        known = (~values.isnan()).sum(0)
+        mean = values.nanmean(0)
+        error = ((values - mean).square().nansum(0) / (known - 1) / known).sqrt()
+        out.append((known >= FEWEST) & (mean - 2 * error > limits[name]))
+    return torch.stack(out, -1)
+
+
+def excess(scores: Scores, limits: Mapping[str, float]) -> Float[Tensor, "layer head label"]:
+    """Calibrated scores: 0 at the threshold, 1 at the highest possible; NaN where undefined."""
+    each = [(scores[n].double().nanmean(0) - limits[n]) / (1 - limits[n]) for n in SCORES]
+    return torch.stack(each, -1)
+
+
+def false_alarms(given: Labels, limits: Mapping[str, float]) -> float:
+    """Share of the possible labels that these heads (untrained ones) have."""
+    possible = [i for i, name in enumerate(SCORES) if not isnan(limits[name])]
+    return given[..., possible].double().mean().item()
+
+
+def label_overlap(first: Labels, second: Labels) -> Float[Tensor, "labelled"]:
+    """Jaccard similarity of a head's labels on two kinds of sequences, for each head that has a
+    label on at least one."""
+    both, either = (first & second).sum(-1), (first | second).sum(-1)
+    return (both[either > 0] / either[either > 0]).double()
+
+
+def table(
+    scores: Scores,
+    limits: Mapping[str, float],
+    given: Labels,
+    **more: Float[Tensor, "layer head"],
+) -> list[dict[str, object]]:
+    """One row for each head: every score beside its threshold, labels, and ``more`` columns."""
+    means = {name: scores[name].double().nanmean(0) for name in SCORES}
+    rows = []
+    for layer, head in torch.cartesian_prod(*map(torch.arange, given.shape[:2])).tolist():
+        row: dict[str, object] = {"layer": layer, "head": head}
+        for name in SCORES:
+            row[name] = means[name][layer, head].item()
+            row[f"{name} by chance"] = limits[name]
+        row["labels"] = ", ".join(SCORES[i] for i in given[layer, head].nonzero()[:, 0].tolist())
+        rows.append(row | {name: values[layer, head].item() for name, values in more.items()})
+    return rows
+
+
+def _back(pattern: Float[Tensor, "*lead dest src"]) -> Int[Tensor, "dest src"]:
+    """Distance from each row back to each source."""
+    place = torch.arange(pattern.shape[-1], device=pattern.device)
+    return place[:, None] - place
+
+
+def _band_entropy(pattern: Float[Tensor, "*lead dest src"]) -> Float[Tensor, "*lead"]:
+    """Entropy over dyadic distance bands, relative to equal mass in each."""
+    # The exponent of a distance is its band: 0 -> 0, 1 -> 1, 2 and 3 -> 2, 4 to 7 -> 3, ..
+    band = torch.frexp(_back(pattern).clamp_min(0).float()).exponent.long()
+    in_band = torch.nn.functional.one_hot(band).to(pattern)
+    mass = torch.einsum("...ts,tsk->...tk", pattern, in_band)
+    highest = (band[:, 0] + 1).log()  # a row's own bands: those up to its distance from the start
+    return (torch.special.entr(mass).sum(-1) / highest)[..., 2:].mean(-1)

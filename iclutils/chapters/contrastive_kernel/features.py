@@ -1,0 +1,261 @@
+"""Features: softmax attention as a linear model in the space of a feature map.
+
+Softmax attention weighs a key k by exp(k·q / √d). That is an inner product φ(k)·φ(q) of features,
+so the output (1/D_q) Σ v_i φ(k_i)·φ(q), with D_q = Σ φ(k_i)·φ(q), is linear in φ(q). Exact without
+features: ``scores``, ``attention``. Features of exp(a·b), for tokens that were ``scaled`` by
+d^(-1/4): ``taylor``, ``positive_random``. Exact for one query and its keys: ``gram``.
+
+Shapes: queries (*batch, query, channel), keys (*batch, key, channel), values (*batch, key, value).
+``allowed`` (…, query, key) tells which keys a query may look at; all, if omitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from sklearn.preprocessing import PolynomialFeatures
+from torch import Tensor
+
+from ...errors import IclError, unknown
+from ...interp.at_query import Allowed, Keys, Queries, scores
+from ...progress import bar
+
+Values = Float[Tensor, "*batch key value"]
+METHODS = ("taylor", "iid", "orthogonal", "unsigned")
+MOST = 200_000  # Taylor features; beyond, they would not fit in memory for a context
+AT_ONCE = 2**22  # numbers in the largest tensor of a sweep
+
+
+def scaled(z: Float[Tensor, "*batch channel"]) -> Float[Tensor, "*batch channel"]:
+    """z / d^(1/4), so that inner products of such are k·q / √d."""
+    return z / z.shape[-1] ** 0.25
+
+
+def attention(
+    queries: Queries, keys: Keys, values: Values, allowed: Allowed | None = None
+) -> Float[Tensor, "*batch query value"]:
+    """Softmax attention, exact: Σ_i v_i exp(k_i·q/√d) / D_q."""
+    return scores(queries, keys, allowed).softmax(-1) @ values
+
+
+def log_normaliser(queries: Queries, keys: Keys) -> Float[Tensor, "*batch query"]:
+    """log D_q = log Σ_i exp(k_i·q/√d), for every query another."""
+    return scores(queries, keys).logsumexp(-1)
+
+
+def linearised(queries: Queries, keys: Keys, values: Values) -> Float[Tensor, "*batch query value"]:
+    """Softmax attention to first order in its scores: v̄ + (1/n) Σ_i (v_i - v̄) (k_i - k̄)·q/√d.
+
+    One step of gradient descent on least squares from 0, with an intercept, at the rate 1/√d.
+    """
+    mean, exponent = values.mean(-2, keepdim=True), scores(queries, keys)
+    centred = exponent - exponent.mean(-1, keepdim=True)
+    return mean + centred @ (values - mean) / keys.shape[-2]
+
+
+# Feature maps ------------------------------------------------------------------------------------
+
+
+def taylor(z: Float[Tensor, "*batch channel"], degree: int) -> Float[Tensor, "*batch feature"]:
+    """All monomials of z up to a degree, Π_c z_c^{a_c} / √a_c!: (degree + d choose d) of them.
+
+    The inner product of taylor(a) and taylor(b) is Σ_{r ≤ degree} (a·b)^r / r!, by the multinomial
+    theorem. How high the degree must be: ``needed_degree``.
+    """
+    dim = z.shape[-1]
+    count = math.comb(degree + dim, dim)
+    if count > MOST:
+        raise IclError(
+            f"Degree {degree} in {dim} dimensions makes {count} features, more than {MOST}: take "
+            "a lower degree, fewer dimensions, or the kernel form, which needs no features."
+        )
+    powers = torch.from_numpy(PolynomialFeatures(degree).fit(np.zeros((1, dim))).powers_).to(z)
+    each = z[..., None] ** torch.arange(degree + 1).to(z)  # every power of every channel once
+    found = (-torch.lgamma(powers + 1).sum(-1) / 2).exp()
+    for channel in range(dim):
+        found = found * each[..., channel, powers[:, channel].long()]
+    return found
+
+
+def needed_degree(largest: float, tolerance: float = 1e-12) -> int:
+    """The degree from which the truncated series of exp(x) is right to a relative tolerance.
+
+    For all |x| ≤ ``largest``, here k·q/√d. The remainder is at most |x|^(R+1)/(R+1)! · max(1, e^x),
+    and is compared with e^x: negative scores are the hard ones.
+    """
+    for degree in range(1001):
+        exponent = (degree + 1) * math.log(max(largest, 1e-300)) - math.lgamma(degree + 2) + largest
+        if exponent <= math.log(tolerance):
+            return degree
+    raise IclError(f"No degree up to 1000 serves scores up to {largest}: use the kernel form.")
+
+
+def directions(
+    count: int,
+    dim: int,
+    generator: torch.Generator,
+    method: str = "iid",
+    draws: int = 1,
+    dtype: torch.dtype = torch.float64,
+) -> Float[Tensor, "draw feature channel"]:
+    """Directions ω for ``positive_random``, each N(0, I), on the device of the generator.
+
+    ``orthogonal``: blocks of d rows at right angles, from a QR decomposition of normal matrices,
+    with lengths of independent normal vectors. ``unsigned`` forgets to multiply the columns of Q by
+    the signs of R's diagonal, and they are not uniform: Householder's method leaves the first entry
+    of Q negative, always.
+    """
+
+    def normals(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=generator.device, dtype=dtype)
+
+    normal = normals(draws, count, dim)
+    if method == "iid":
+        return normal
+    unit, upper = torch.linalg.qr(normals(draws, math.ceil(count / dim), dim, dim))
+    if method == "orthogonal":
+        unit = unit * upper.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
+    return unit.reshape(draws, -1, dim)[:, :count] * normal.norm(dim=-1, keepdim=True)
+
+
+def positive_random(
+    z: Float[Tensor, "*batch channel"], directions: Float[Tensor, "*draw feature channel"]
+) -> Float[Tensor, "*shape feature"]:
+    """Logarithms of the positive random features, ω·z - |z|²/2 - log(m)/2: (*draw, *batch, m).
+
+    The mean of φ(a)·φ(b) over ω ~ N(0, I) is exp(a·b) ({cite}`choromanski2021`, lemma 1). As
+    logarithms they cannot overflow.
+    """
+    flat = z.reshape(-1, z.shape[-1])
+    along = flat @ directions.mT - flat.square().sum(-1, keepdim=True) / 2
+    found = along - math.log(directions.shape[-2]) / 2
+    return found.reshape(*directions.shape[:-2], *z.shape[:-1], directions.shape[-2])
+
+
+def gram(
+    query: Float[Tensor, "*batch channel"], keys: Keys
+) -> tuple[Float[Tensor, "*batch feature"], Float[Tensor, "*batch key feature"]]:
+    """φ(q) and φ(k) of one query and n keys, n + 1 features, float64, so that none exceeds 1.
+
+    Their inner products are exp(a·b / √d) up to a factor for the query and one for the keys. The
+    first coordinate is along φ(q), so that products with the query keep their relative precision
+    however small; the others are a square root of what is left of the keys' Gram matrix.
+    """
+    q, k = query.double(), keys.double()
+    root = math.sqrt(query.shape[-1])
+    half_q, half_k = ((x * x).sum(-1) / (2 * root) for x in (q, k))
+    cross = (k @ q[..., None])[..., 0] / root - half_q[..., None]
+    cosine = (cross - half_k).exp()  # of φ(k) and φ(q)
+    kernel = (k @ k.mT / root - half_k[..., None] - half_k[..., None, :]).exp()
+    values, vectors = torch.linalg.eigh(kernel - cosine[..., None] * cosine[..., None, :])
+    longest = half_k.amax(-1, keepdim=True)
+    length = (half_k - longest).exp()[..., None]
+    others = vectors * values.clamp_min(0).sqrt()[..., None, :] * length
+    phi_k = torch.cat([(cross - longest).exp()[..., None], others], -1)
+    phi_q = torch.zeros_like(phi_k[..., 0, :])
+    phi_q[..., 0] = 1.0
+    return phi_q, phi_k
+
+
+def balance(queries: Queries, keys: Keys) -> tuple[Queries, Keys]:
+    """The same attention with the mean key taken off all keys, and as long queries as keys.
+
+    A vector added to all keys cancels in the softmax, and so does a factor that queries gain and
+    keys lose; but random features miss by what grows with the lengths of both.
+    """
+    keys = keys - keys.mean(-2, keepdim=True)
+    long, short = (z.square().sum(-1).mean(-1)[..., None, None] for z in (queries, keys))
+    factor = (short / long) ** 0.25
+    return queries * factor, keys / factor
+
+
+# Attention by features ---------------------------------------------------------------------------
+
+
+def log_kernel(queries: Queries, keys: Keys) -> Float[Tensor, "*batch query key"]:
+    """log φ(q)·φ(k) from the logarithms of positive features.
+
+    A product of matrices, each token's largest feature put to 1; the slow sum of exponentials where
+    that is lost below the smallest numbers, as no feature is large for both.
+    """
+    top_query, top_key = queries.amax(-1, keepdim=True), keys.amax(-1, keepdim=True)
+    found = (queries - top_query).exp() @ (keys - top_key).exp().mT
+    limits = torch.finfo(found.dtype)
+    if bool((found > limits.tiny / limits.eps).all()):
+        return found.log() + top_query + top_key.mT
+    return (queries[..., :, None, :] + keys[..., None, :, :]).logsumexp(-1)
+
+
+def feature_attention(
+    queries: Queries,
+    keys: Keys,
+    values: Float[Tensor, "*#batch key value"],
+    logarithms: bool = False,
+) -> Float[Tensor, "*batch query value"]:
+    """Σ_i v_i φ(k_i)·φ(q) / D_q, from features or (``positive_random``) their logarithms.
+
+    Example:
+        >>> import torch
+        >>> from iclutils.chapters.contrastive_kernel import features
+        >>> q, k, v = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+        >>> phi_q, phi_k = (features.taylor(features.scaled(z), degree=24) for z in (q, k))
+        >>> exact = features.attention(q, k, v)
+        >>> torch.allclose(features.feature_attention(phi_q, phi_k, v), exact, atol=1e-4)
+        True
+    """
+    if logarithms:
+        return log_kernel(queries, keys).softmax(-1) @ values
+    weights = queries @ keys.mT
+    return weights @ values / weights.sum(-1, keepdim=True)
+
+
+def kernel_error(
+    queries: Queries,
+    keys: Keys,
+    values: Values,
+    sizes: Sequence[int],
+    scales: Sequence[float] = (1.0,),
+    *,
+    method: str = "iid",
+    draws: int = 200,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "scale size"]:
+    """|attention by features - softmax attention| / |softmax attention|, for tokens times scales.
+
+    The median over draws, batch and queries. ``sizes`` are numbers of random features, for each
+    draw of ``directions`` by a method; with the method ``taylor`` they are degrees.
+    """
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    if method != "taylor" and generator is None:
+        raise IclError(f"Method {method!r} draws directions: give a generator.")
+    rows = []
+    for scale in bar(scales, "scales"):
+        q, k = scale * queries, scale * keys
+        exact = attention(q, k, values)
+        for size in sizes:
+            errors = []
+            for phi in _features(scaled(q), scaled(k), size, method, draws, generator):
+                missed = feature_attention(*phi, values, method != "taylor") - exact
+                errors.append((missed.norm(dim=-1) / exact.norm(dim=-1)).flatten())
+            rows.append(torch.cat(errors).quantile(0.5))
+    return torch.stack(rows).unflatten(0, (len(scales), len(sizes)))
+
+
+def _features(
+    q: Tensor, k: Tensor, size: int, method: str, draws: int, generator: Any
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Features of queries and keys, with a draw axis if random: as many draws at once as fit."""
+    if method == "taylor":
+        yield taylor(q, size), taylor(k, size)
+        return
+    at_once = max(1, AT_ONCE // (size * (q[..., 0].numel() + k[..., 0].numel())))
+    for first in range(0, draws, at_once):
+        some = min(at_once, draws - first)
+        omega = directions(size, q.shape[-1], generator, method, some, q.dtype)
+        yield positive_random(q, omega), positive_random(k, omega)

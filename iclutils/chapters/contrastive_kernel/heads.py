@@ -1,0 +1,233 @@
+"""Heads of a real transformer as linear models that learn from demonstrations in one step.
+
+Every head, at one position of every prompt (``AtQuery``), is taken apart as in ``dual``: its output
+z, before ``W_O``, is the query term plus one gradient step on the demonstrations, a mask of tokens.
+Queries, keys and values are the actual activations, after any rotation; products are in float64.
+The prompt is read once; what the updates do to the prediction (``ablation``) takes one token more.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ...errors import IclError
+from ...interp.at_query import AtQuery, Mask, read_heads, scores
+from ...interp.hooks import Head, check_head
+from ...interp.kv_cache import demonstrations as before_query
+from ...models import TransformerBridge, bos, get_act_name
+from ...progress import bar
+from ...tasks.prompts import Prompts, Role
+from ...tasks.repeated import RepeatedTokens
+from .dual import dual_form, explicit_steps, trajectory
+from .features import balance, gram, kernel_error
+
+Ids = Int[Tensor, "..."]  # tokens: answers (batch), or those they are compared with (batch or 1, k)
+LOGIT_TOLERANCE = 1e-3  # of the parts' absolute sum
+
+
+def first_copy(batch: RepeatedTokens) -> Bool[Tensor, "batch pos"]:
+    """The demonstrations of repeated tokens: the first copy, without BOS."""
+    place = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
+    return ((place >= 1) & (place <= batch.length)).expand(batch.tokens.shape)
+
+
+def demonstration_tokens(model: TransformerBridge, prompts: Prompts) -> Bool[Tensor, "batch pos"]:
+    """The demonstrations of few-shot prompts: all before the query but BOS, which shows nothing."""
+    shown = before_query(prompts).clone()
+    if getattr(model.cfg, "bos_token_id", None) is not None:
+        shown[:, 0] &= prompts.tokens[:, 0] != bos(model)
+    return shown
+
+
+def examples(prompts: Prompts) -> Int[Tensor, "batch pos"]:
+    """The number of the example that a token belongs to, from 0, with the newline at its end."""
+    label = torch.nn.functional.pad(prompts.roles == Role.LABEL, (2, 0))
+    return (label[:, :-2] & ~label[:, 1:-1]).cumsum(1)
+
+
+# Dual models -------------------------------------------------------------------------------------
+
+
+class DualHeads(NamedTuple):
+    """The dual model of every head at the query: W_0 φ(q), ΔW φ(q), and what the head gives."""
+
+    query_term: Float[Tensor, "batch layer head d_head"]
+    demonstration_update: Float[Tensor, "batch layer head d_head"]
+    z: Float[Tensor, "batch layer head d_head"]
+    attention_share: Float[Tensor, "batch layer head"]  # on the demonstrations
+
+
+def dual_heads(query: AtQuery, demonstrations: Mask) -> DualHeads:
+    """The dual models of all heads.
+
+    Example:
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.chapters.contrastive_kernel import heads
+        >>> from iclutils.interp import at_query
+        >>> from iclutils.tasks.repeated import repeated_tokens
+        >>> net = models.load("induction-0")
+        >>> batch = repeated_tokens(net, 2, 10, torch.Generator().manual_seed(0))
+        >>> query = at_query.read(net, batch.tokens)
+        >>> found = heads.dual_heads(query, heads.first_copy(batch))
+        >>> gap = found.query_term + found.demonstration_update - found.z
+        >>> bool(gap.abs().max() < 1e-3)
+        True
+    """
+    masks = query.mask(demonstrations)[:, None], query.seen[:, None, None]
+    parts = []
+    for q, key, value, z in bar(read_heads(query), "layers", query.model.cfg.n_layers):
+        values = torch.cat([value, torch.ones_like(value[..., :1])], -1)  # 1 sums the attention
+        first, update = (p[:, :, 0] for p in dual_form(q[:, :, None], key, values, *masks))
+        parts.append((first[..., :-1], update[..., :-1], z, update[..., -1]))
+    return DualHeads(*(torch.stack(part, 1) for part in zip(*parts, strict=True)))
+
+
+def head_trajectory(
+    query: AtQuery, demonstrations: Mask, head: Head
+) -> Float[Tensor, "batch shown d_head"]:
+    """What one head's dual model says to the query while it learns token by token, up to z."""
+    states, keys, values = _of_head(query, head)
+    return trajectory(states, keys, values, query.mask(demonstrations), query.seen)
+
+
+def explicit_head_step(
+    query: AtQuery, demonstrations: Mask, head: Head
+) -> tuple[Float[Tensor, "batch d_head"], Float[Tensor, "batch d_head"]]:
+    """One head's dual model before and after a gradient step by autograd, in exact features."""
+    q, key, value = _of_head(query, head)
+    return explicit_steps(*gram(q, key), value, query.mask(demonstrations), query.seen)
+
+
+def rising_similarities(query: AtQuery, demonstrations: Mask) -> Float[Tensor, "batch layer head"]:
+    """Share of the demonstrations i whose v_i·W φ(k_i) rises with a head's step.
+
+    It rises by (1/D_q) Σ_j v_i·v_j φ(k_i)·φ(k_j) over the demonstrations j ({cite}`ren2024`).
+    """
+    shown, shares = query.mask(demonstrations)[:, None], []
+    for _, key, value, _ in read_heads(query):
+        near = scores(key, key, shown[:, :, None]).softmax(-1)  # a positive factor for each i
+        rises = (near * (value @ value.mT)).sum(-1) > 0
+        shares.append((rises & shown).sum(-1) / shown.sum(-1))
+    return torch.stack(shares, 1)
+
+
+def feature_errors(
+    query: AtQuery,
+    size: int,
+    *,
+    balanced: bool = False,
+    method: str = "iid",
+    draws: int = 1,
+    generator: torch.Generator | None = None,
+) -> Float[Tensor, "batch"]:
+    """The relative error of attention by ``size`` random features at the query: median over heads.
+
+    ``balanced``: of queries and keys after ``features.balance``. ``method``, ``draws`` and
+    ``generator`` as in ``features.kernel_error``.
+    """
+    given: dict[str, Any] = {"method": method, "draws": draws, "generator": generator}
+    errors = []
+    for row, last in enumerate(query.at.tolist()):
+        each = []
+        for parts in read_heads(query[row : row + 1]):
+            for q, key, value in zip(*(part[0] for part in parts[:3]), strict=True):
+                q, key = q[None], key[: last + 1]
+                q, key = balance(q, key) if balanced else (q, key)
+                each.append(kernel_error(q, key, value[: last + 1], [size], **given))
+        errors.append(torch.cat(each).median())
+    return torch.stack(errors)
+
+
+def _of_head(query: AtQuery, head: Head) -> list[Tensor]:
+    """Query, keys and values of one head."""
+    check_head(query.model, head)
+    (parts,) = read_heads(query, [head[0]])
+    return [part[:, head[1]] for part in parts[:3]]
+
+
+# Direct logit attribution ------------------------------------------------------------------------
+
+
+class LogitAttribution(NamedTuple):
+    """Parts of a logit, in nats: they sum to ``logit``."""
+
+    query_term: Float[Tensor, "batch layer head"]
+    demonstration_update: Float[Tensor, "batch layer head"]
+    mlp: Float[Tensor, "batch layer"]
+    embedding: Float[Tensor, "batch"]
+    constant: Float[Tensor, "batch"]  # biases of attention outputs, final norm, unembedding
+    logit: Float[Tensor, "batch"]
+
+    @property
+    def update_share(self) -> Float[Tensor, ""]:
+        """Mean of what all updates add, divided by the mean logit."""
+        return self.demonstration_update.sum((1, 2)).mean() / self.logit.mean()
+
+
+def direct_logit_attribution(
+    query: AtQuery, duals: DualHeads, answer: Ids, against: Ids | None = None
+) -> LogitAttribution:
+    """What query terms and updates add to the answer's logit, beside the MLPs and the embedding.
+
+    The scale of the final norm is held fixed; what a head feeds to later layers counts for those.
+    The mean logit of the tokens ``against``, (batch, k) or one row for all, is subtracted: a logit
+    alone means little, as softmax ignores a constant.
+    """
+    model = query.model
+    check_answers(query, answer, against)
+    layers = range(model.cfg.n_layers)
+
+    def found(name: str, layer: int | None = None) -> Tensor:
+        return query.found[name if layer is None else get_act_name(name, layer)][:, 0].double()
+
+    unembed, bias = model.W_U, model.b_U.double()
+    direction, offset = unembed[:, answer].double().T, bias[answer]
+    logit = query.logits.double()
+    value = logit.gather(1, answer[:, None])[:, 0]
+    if against is not None:
+        value = value - logit.gather(1, against.expand(len(query), -1)).mean(1)
+        direction = direction - torch.stack([unembed[:, each].double().mean(1) for each in against])
+        offset = offset - bias[against].mean(1)
+    weight = model.ln_final.weight.double() + getattr(model.ln_final, "uses_weight_offset", False)
+    shift = getattr(model.ln_final, "bias", None)
+    if shift is not None:
+        offset = offset + (direction * shift.double()).sum(1)
+    resid, scale = found("resid_post", layers[-1]), found("ln_final.hook_scale")
+    toward = direction * weight / scale
+    centred = (resid - found("ln_final.hook_normalized") * scale).norm() > 1e-3 * resid.norm()
+    if bool(centred):  # LayerNorm; RMSNorm does not subtract the mean
+        toward = toward - toward.mean(1, keepdim=True)
+    each = torch.einsum("lhde,be->blhd", model.W_O.double(), toward)
+    first, update, z = ((part * each).sum(-1) for part in duals[:3])
+    attention, mlp = (
+        torch.stack([(found(name, la) * toward).sum(1) for la in layers], 1)
+        for name in ("attn_out", "mlp_out")
+    )
+    embedding = (found("resid_pre", 0) * toward).sum(1)
+    constant = attention.sum(1) - z.sum((1, 2)) + offset
+    parts = torch.cat([first.flatten(1), update.flatten(1), mlp, embedding[:, None]], 1)
+    gap = parts.sum(1) + constant - value
+    if not bool((gap.abs() <= LOGIT_TOLERANCE * (parts.abs().sum(1) + constant.abs())).all()):
+        raise IclError(
+            "Direct logit attribution does not fit this model: the parts do not sum to the logit, "
+            "because its residual stream or final norm is not of the usual kind. Use a model like "
+            "GPT-2, GPT-NeoX or Llama."
+        )
+    return LogitAttribution(first, update, mlp, embedding, constant, value)
+
+
+def check_answers(query: AtQuery, answer: Tensor, others: Tensor | None) -> None:
+    """Refuse answers, or tokens that they are compared with, that do not fit the prompts."""
+    rows, size = len(query), query.model.cfg.d_vocab
+    given = [answer] if others is None else [answer, others]
+    fit = answer.shape == (rows,) and (others is None or len(others) in (1, rows))
+    if not fit or not all(bool(((ids >= 0) & (ids < size)).all()) for ids in given):
+        raise IclError(
+            f"Need one answer for each of {rows} prompts, and other tokens of (batch, k) or one "
+            f"row for all prompts, in the vocabulary, 0..{size - 1}."
+        )

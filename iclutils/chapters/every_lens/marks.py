@@ -1,0 +1,183 @@
+"""What each lens marks: a number for every head, read from the same prompts.
+
+| lens | a head's score |
+|---|---|
+| circuit | margin lost when the head is resampled, in nats, estimated (attribution patching) |
+| anchors | attention from the target to the answers of the examples |
+| induction | prefix matching on repeated random tokens (``interp.head_scores``) |
+| algorithm | how well its attention, as a kernel, predicts which examples count (``smoothers``) |
+| vector | share of what all prompts have in common at the target that it has written |
+| dual | margin that its step on the demonstrations adds directly, in nats |
+
+Sources: Syed et al. 2023 (circuit); Wang et al. 2023 (anchors); Olsson et al. 2022 (induction); Han
+et al. 2023 (algorithm); Hendel et al. 2023, Todd et al. 2024 (vector); Ren and Liu 2024 (dual).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...interp.at_query import AtQuery, read, read_heads, scores
+from ...interp.attribution import node_attribution
+from ...interp.clean_corrupt import scored_logits
+from ...interp.graph import of
+from ...interp.hooks import CUT, Hook, logits_at
+from ...models import TransformerBridge, get_act_name
+from ..contrastive_kernel.heads import direct_logit_attribution, dual_heads
+from .question import Question
+
+LENSES = ("circuit", "anchors", "induction", "algorithm", "vector", "dual")
+Heads = Float[Tensor, "batch layer head"]
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What a batch of prompts shows to the lenses that look at its target."""
+
+    clean: Float[Tensor, "batch"]  # margin, in nats
+    corrupt: Float[Tensor, "batch"]
+    circuit: Heads
+    anchors: Heads
+    vector: Heads
+    dual: Heads
+    logit_by_example: Float[Tensor, "batch demo"]  # the dual lens, summed over heads
+    vector_by_example: Float[Tensor, "batch demo"]  # the same step, towards the common vector
+    from_token: Float[Tensor, "batch layer pos"]  # the same by the token that is read
+    states: Float[Tensor, "batch layer d_model"]  # clean less corrupt, after every layer
+
+
+def measure(model: TransformerBridge, question: Question, layer: int, steps: int = 2) -> Marks:
+    """The lenses on a question, from one reading of either side and ``steps`` backward passes.
+
+    The vector is the mean difference of the clean and the corrupt side at the target, after
+    ``layer``. Heads above it have written nothing of it.
+
+    Example:
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.chapters.every_lens import marks, question
+        >>> from iclutils.tasks import topics
+        >>> asked = question.of_prompts(topics.sample(4, torch.Generator().manual_seed(0)))
+        >>> marks.measure(models.load("anchors-0"), asked, layer=1).dual.shape
+        torch.Size([4, 4, 4])
+    """
+    task = question.task
+    felt, nodes = node_attribution(model, task, steps), of(model).writers[1:]
+    heads = [i for i, node in enumerate(nodes) if node.kind == "head"]
+    shape = len(task), model.cfg.n_layers, model.cfg.n_heads
+    clean, corrupt = (read(model, tokens, question.at) for tokens in (task.clean, task.corrupt))
+    (writes, states), (others, before) = written(clean), written(corrupt)
+    common = (states - before)[:, layer].mean(0)
+    vector = (writes - others) @ (common / common.square().sum())
+    vector[:, layer + 1 :] = 0.0
+    towards = step_towards(clean, question, common)
+    towards[:, layer + 1 :] = 0.0
+    direct = [_direct(clean, question, question.example == i) for i in range(question.examples)]
+    parts: list[Tensor] = [
+        question.margin(clean.logits),
+        question.margin(corrupt.logits),
+        felt[heads].T.reshape(shape),
+        attention(clean, question).sum(-1),
+        vector,
+        _direct(clean, question, question.shown),
+        torch.stack([part.sum((1, 2)) for part in direct], 1),
+        question.by_example(towards.sum((1, 2))),
+        towards.sum(2),
+        states - before,
+    ]
+    return Marks(*(part.detach().float().cpu() for part in parts))
+
+
+def _direct(query: AtQuery, question: Question, demonstrations: Tensor) -> Heads:
+    """What the step on these tokens adds to the margin directly, in nats."""
+    task = question.task
+    assert task.choices is not None
+    others = task.choices[task.choices != task.answer].view(len(question), -1)
+    duals = dual_heads(query, demonstrations)
+    return direct_logit_attribution(query, duals, task.answer[:, 0], others).demonstration_update
+
+
+def written(
+    query: AtQuery,
+) -> tuple[Float[Tensor, "batch layer head d_model"], Float[Tensor, "batch layer d_model"]]:
+    """What every head writes at the query, and the residual stream there after every layer."""
+    layers = range(query.model.cfg.n_layers)
+    z = torch.stack([query.found[get_act_name("z", la)][:, 0] for la in layers], 1)
+    states = [query.found[get_act_name("resid_post", la)][:, 0] for la in layers]
+    return torch.einsum("blhe,lhed->blhd", z, query.model.W_O), torch.stack(states, 1)
+
+
+def rows(query: AtQuery) -> Float[Tensor, "batch layer head pos"]:
+    """Attention of every head from the query, float64."""
+    seen = query.seen[:, None, None]
+    each = [scores(q[:, :, None], k, seen).softmax(-1)[:, :, 0] for q, k, _, _ in read_heads(query)]
+    return torch.stack(each, 1)
+
+
+def attention(query: AtQuery, question: Question) -> Float[Tensor, "batch layer head demo"]:
+    """Attention of every head from the target to the answer of each example."""
+    found = rows(query)
+    return found.gather(3, question.answers[:, None, None].expand(*found.shape[:3], -1))
+
+
+def step_towards(
+    query: AtQuery, question: Question, vector: Float[Tensor, "d_model"]
+) -> Float[Tensor, "batch layer head pos"]:
+    """What every head writes along a vector, as a share of it, by the token of the examples that it
+    reads: attention times the value's part along the vector."""
+    unit = (vector / vector.square().sum()).double()
+    found = []
+    for layer, (_, _, values, _) in enumerate(read_heads(query)):
+        along = torch.einsum("hed,d->he", query.model.blocks[layer].attn.W_O.double(), unit)
+        found.append(torch.einsum("bhpe,he->bhp", values, along))
+    return rows(query) * torch.stack(found, 1) * question.shown[:, None, None]
+
+
+def common_share(states: Float[Tensor, "batch d_model"]) -> float:
+    """Share of a difference that is the same for all prompts: the mean of v_a·v_b over pairs of
+    prompts, over that of v_a·v_a. One vector gives 1, unrelated ones 0."""
+    inner = states.double() @ states.double().T
+    own = inner.diagonal().sum()
+    return float((inner.sum() - own) / (len(states) - 1) / own)
+
+
+def margin_without_reading(
+    model: TransformerBridge, question: Question, cuts: Sequence[range]
+) -> Float[Tensor, "cut batch"]:
+    """Margin when the target may not attend to the examples in some layers, in nats.
+
+    The rest of the prompt is read as before: only the target's own rows are cut.
+    """
+    query = read(model, question.task.clean, question.at)
+    gone = query.as_read_again(query.mask(question.shown))[:, None, None]
+
+    def cut(layer: int) -> Hook:
+        name = get_act_name("attn_scores", layer)
+        return name, lambda value, hook: value.masked_fill(gone, CUT)
+
+    ways = [[cut(layer) for layer in layers] for layers in cuts]
+    return torch.stack([question.margin(query.again(hooks)) for hooks in ways])
+
+
+def lost_without_each(model: TransformerBridge, question: Question) -> Float[Tensor, "batch demo"]:
+    """Margin that a prompt loses when one of its examples is left out, in nats."""
+
+    def margin(tokens: Tensor, at: Tensor) -> Tensor:
+        return question.margin(logits_at(model, tokens, at[:, None])[:, 0])
+
+    less = [margin(*question.without([i])) for i in range(question.examples)]
+    return margin(question.task.clean, question.at)[:, None] - torch.stack(less, 1)
+
+
+def answered(
+    model: TransformerBridge, question: Question
+) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:
+    """Margin with examples (nats), and whether the answer is the likeliest of all tokens."""
+    found = scored_logits(model, question.task)[:, 0]
+    right = found.argmax(1) == question.task.answer[:, 0]
+    return question.margin(found), right.to(found.dtype)

@@ -1,1 +1,0 @@
-"""Attention as a step of learning: on a least-squares loss, and on a contrastive one."""

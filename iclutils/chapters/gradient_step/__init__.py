@@ -1,0 +1,1 @@
+"""Attention as a step of gradient descent on a least-squares loss ({cite}`vonoswald2023`)."""

@@ -1,0 +1,261 @@
+"""Gradient descent on the least-squares loss of a context, explicit, and its best settings.
+
+A context is N pairs and, last, the query, whose y is never read. The loss of W is
+1/(2N) Σ_i |W x_i - y_i|² over the pairs; a step of GD at the rate η is W -= (η/N) Σ_i (W x_i - y_i)
+x_iᵀ. GD++ ({cite}`vonoswald2023`) also maps every x, the query's too, by I - γ Σ_i x_i x_iᵀ. What a
+setting costs is half the mean squared error of the query's answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ...errors import IclError
+from ...progress import bar
+
+Labels = Float[Tensor, "..."]  # (*batch, n), or (*batch, n, o) for o outputs
+Settings = Sequence[float] | Float[Tensor, "_"]
+
+
+class Descent(NamedTuple):
+    """The answers after 0 .. K steps, and the weights W behind them: an answer is W x_q."""
+
+    predictions: Float[Tensor, "step *batch"]  # (step, *batch, o) for several outputs
+    weights: Float[Tensor, "step *batch o d"]
+
+
+def descend(
+    xs: Float[Tensor, "*batch n d"],
+    ys: Labels,
+    rates: Settings,
+    gammas: Settings | None = None,
+    start: Float[Tensor, "o dim"] | None = None,
+) -> Descent:
+    """GD, or GD++ if there are gammas: a step for each rate from ``start``, W_0, zero if omitted.
+
+    All of a step reads what was there before it, as in a layer of attention. So later steps of GD++
+    take the errors W_0 x_i - y_i of pairs as they are by then, and spoil a W_0 that fits the pairs:
+    take W_0 x from ys beforehand.
+
+    Example:
+        >>> import torch
+        >>> from iclutils.chapters.gradient_step import descent
+        >>> xs, ys = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2.0, 4.0, 0.0])
+        >>> descent.descend(xs, ys, rates=[0.4]).predictions
+        tensor([0., 6.])
+    """
+    pairs, query, y = split_query(xs, ys)
+    first = pairs.new_zeros(y.shape[-1], xs.shape[-1]) if start is None else start.to(pairs)
+    weights = first.expand(*xs.shape[:-2], *first.shape)
+    mapped = torch.eye(xs.shape[-1]).to(pairs)  # what GD++ has done to x so far
+    found = [weights]
+    for rate, gamma in each_step(rates, gammas):
+        errors = pairs @ first.mT - y
+        change = -(rate / pairs.shape[-2]) * errors.mT @ pairs
+        y = y - pairs @ change.mT
+        weights = weights + change @ mapped
+        found.append(weights)
+        if gamma:
+            moment = pairs.mT @ pairs
+            mapped = mapped - gamma * moment @ mapped
+            pairs = pairs - gamma * pairs @ moment
+    path = torch.stack(found)
+    answers = (path @ query[..., None])[..., 0]
+    return Descent(answers if ys.ndim == xs.ndim else answers[..., 0], path)
+
+
+def predictor(
+    rates: Settings, gammas: Settings | None = None
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The answers of the last step from 0, as a function of (xs, ys)."""
+    return lambda xs, ys: descend(xs, ys, rates, gammas).predictions[-1]
+
+
+def spectrum(xs: Float[Tensor, "*batch n d"], gammas: Settings) -> Float[Tensor, "step *batch dim"]:
+    """Eigenvalues, rising, of (1/N) Σ x_i x_iᵀ over the pairs: before and after each step of GD++.
+
+    A step makes λ (1 - γ N λ)² of an eigenvalue λ: up to γ N λ = 1, the larger shrink the more.
+    """
+    pairs = xs[..., :-1, :]
+    count = pairs.shape[-2]
+    values = [torch.linalg.eigvalsh(pairs.mT @ pairs / count)]
+    for gamma in gammas:
+        values.append(values[-1] * (1 - float(gamma) * count * values[-1]).square())
+    return torch.stack(values).sort(-1).values
+
+
+def split_query(xs: Float[Tensor, "*batch n d"], ys: Labels) -> tuple[Tensor, Tensor, Tensor]:
+    """The x of the pairs, that of the query, and the labels of the pairs (*batch, N, o)."""
+    if ys.shape[: xs.ndim - 1] != xs.shape[:-1] or ys.ndim > xs.ndim or xs.shape[-2] < 2:
+        raise IclError(
+            "Need xs of (*batch, N + 1, d) and ys of (*batch, N + 1) or (*batch, N + 1, o), with "
+            f"at least one pair and the query last; got {tuple(xs.shape)} and {tuple(ys.shape)}."
+        )
+    labels = (ys if ys.ndim == xs.ndim else ys[..., None]).to(xs)
+    return xs[..., :-1, :], xs[..., -1, :], labels[..., :-1, :]
+
+
+def each_step(rates: Settings, gammas: Settings | None) -> list[tuple[float, float]]:
+    """A rate and a gamma for each step; gammas are 0 if there are none."""
+    etas = [float(rate) for rate in rates]
+    squeezes = [0.0] * len(etas) if gammas is None else [float(gamma) for gamma in gammas]
+    if len(etas) != len(squeezes):
+        raise IclError(f"Need a gamma for each rate, or none; got {etas} and {squeezes}.")
+    return list(zip(etas, squeezes, strict=True))
+
+
+# One step: the best rate and the best matrix -----------------------------------------------------
+
+
+class BestStep(NamedTuple):
+    """The best matrix A in the place of the rate; the best rate, and its expected loss."""
+
+    matrix: Float[Tensor, "d d"]
+    rate: float
+    rate_loss: float
+
+
+def best_step(
+    dim: int,
+    pairs: int,
+    variances: float | Float[Tensor, "dim"],
+    fourths: float | Float[Tensor, "dim"],
+) -> BestStep:
+    """The best single step from 0, in closed form, for independent centred inputs, w ~ N(0, I).
+
+    It answers x_qᵀ A (1/N) Σ_i x_i y_i. Half its expected squared error is ½ tr[S A M Aᵀ - 2 A S² +
+    S]: S holds the variances s_i, and M = E[Ŝ²] for Ŝ = (1/N) Σ x_i x_iᵀ is diagonal, M_ii = (m_i +
+    s_i Σ_{k≠i} s_k)/N + (1 - 1/N) s_i² for fourth moments m_i. So A = S M⁻¹ is best
+    ({cite}`ahn2023`, {cite}`mahankali2023`).
+    """
+    s, m = (torch.as_tensor(x, dtype=torch.float64).expand(dim) for x in (variances, fourths))
+    if pairs < 1 or not bool(((s > 0) & (m >= s.square() * (1 - 1e-9))).all()):
+        raise IclError(
+            "Need at least 1 pair, variances above 0, and fourth moments of at least their squares;"
+            f" got {pairs} pairs, {s.tolist()} and {m.tolist()}."
+        )
+    moment = (m + s * (s.sum() - s)) / pairs + (1 - 1 / pairs) * s.square()
+    gain = s.square().sum()
+    rate = gain / (s * moment).sum()
+    return BestStep((s / moment).diag(), float(rate), float(s.sum() - rate * gain) / 2)
+
+
+# Several steps: the best settings, found numerically ---------------------------------------------
+
+
+class Tuned(NamedTuple):
+    """The best settings found, and half the mean squared error of the query's answer."""
+
+    rates: Float[Tensor, "step"]
+    gammas: Float[Tensor, "step"] | None
+    loss: float
+
+
+def tune(
+    steps: int,
+    xs: Float[Tensor, "batch n d"],
+    ys: Float[Tensor, "batch n"],
+    plus: bool = False,
+    shared: bool = True,
+) -> list[Tuned]:
+    """For 1, 2, .. ``steps``: the positive rates, and with ``plus`` the gammas, that answer best.
+
+    L-BFGS in float64 on all contexts (give thousands), from the best settings of one step less.
+    With settings for each step, not ``shared``, GD++ has many local optima: the best of several
+    starts on some contexts is taken. Its last gamma does nothing to the answer and is then 0.
+    """
+    if plus and not shared and steps > 5:
+        raise IclError(
+            f"Tune GD++ for at most 5 steps, or with shared settings; got {steps}: the answer is a "
+            "polynomial of degree (3^steps - 1) / 2 in Σ x_i x_iᵀ, fit to some, harmful to others."
+        )
+    pairs, query, y = split_query(xs.double(), ys.double())
+    values, axes = torch.linalg.eigh(pairs.mT @ pairs / pairs.shape[-2])
+    unit, wanted = float(values.mean()), ys[:, -1].double()
+    pull = (axes.mT @ (pairs.mT @ y))[..., 0] / pairs.shape[-2] / unit
+    query = (axes.mT @ query[..., None])[..., 0]
+    given = values / unit, pull, query, wanted
+    answer = (query * pull).sum(-1)
+    rate = (answer * wanted).sum() / answer.square().sum()  # the best of one step
+    if not float(rate) > 0:
+        raise IclError(
+            "Even a small step of gradient descent does harm to these contexts, or the label of a "
+            "query, which is needed here, is NaN."
+        )
+    point = torch.stack([rate, torch.tensor(0.13).to(rate)])[: 1 + plus].log()
+    own, results = point[:1], []
+    for k in bar(range(1, steps + 1), "steps"):
+        point = _minimised(given, point, k, plus, True)
+        if not shared:
+            part = tuple(each[:1000] for each in given)
+            tried = [_minimised(part, s, k, plus, False) for s in _starts(point, own, k, plus)]
+            losses = torch.stack([_loss(part, one, k, plus, False) for one in tried])
+            own = _minimised(given, tried[int(losses.argmin())], k, plus, False)
+        best = point if shared else own
+        etas, gammas = _settings(best, k, plus, shared)
+        squeezes = gammas / unit / pairs.shape[-2] if plus else None
+        results.append(Tuned(etas / unit, squeezes, float(_loss(given, best, k, plus, shared))))
+    return results
+
+
+def _loss(given: tuple[Tensor, ...], point: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
+    """Half the mean squared error, in the axes of Σ x_i x_iᵀ / N, where a step is one of numbers.
+
+    With λ the eigenvalues and b those of Σ x_i y_i/N, both as they were, W += η t² (b - λ W), and
+    t, what the steps have made of x, becomes t (1 - γ N λ t²).
+    """
+    values, pull, query, wanted = given
+    weights, size = torch.zeros_like(pull), torch.ones_like(pull)
+    for eta, gamma in zip(*_settings(point, steps, plus, shared), strict=True):
+        weights = weights + eta * size.square() * (pull - values * weights)
+        size = size * (1 - gamma * values * size.square())
+    return 0.5 * ((query * weights).sum(-1) - wanted).square().mean()
+
+
+def _settings(point: Tensor, steps: int, plus: bool, shared: bool) -> tuple[Tensor, Tensor]:
+    """Rates and gammas of each step, from the logarithms of those that are free."""
+    free = point.exp()
+    none = torch.zeros(steps, dtype=point.dtype)
+    if shared:
+        return free[0].expand(steps), free[1].expand(steps) if plus else none
+    return free[:steps], torch.cat([free[steps:], none[:1]]) if plus else none
+
+
+def _starts(point: Tensor, own: Tensor, steps: int, plus: bool) -> list[Tensor]:
+    """Where to look for settings of each step: near the shared ones, and one step further.
+
+    λ (1 - γ λ)² takes [0, 4/(3γ)] to a ninth of it, so gammas nine times as large follow.
+    """
+    tilts = [torch.linspace(-t, t, steps, dtype=point.dtype) for t in (0.3, 0.8)]
+    near = [torch.cat([point[0] + tilt, point[1:].expand(plus * (steps - 1))]) for tilt in tilts]
+    if steps == 1:
+        return near[:1]
+    rates, gammas = own[: steps - 1], own[steps - 1 :]
+    for growth in (0.0, 1.0, 2.2):
+        more = (gammas[-1:] + 2.2 if steps > 2 else point[1:]) if plus else gammas
+        near.append(torch.cat([rates, rates[-1:] + growth, gammas, more]))
+    return near
+
+
+def _minimised(
+    given: tuple[Tensor, ...], start: Tensor, steps: int, plus: bool, shared: bool
+) -> Tensor:
+    point = start.clone().requires_grad_()
+    limits: dict[str, Any] = {"max_iter": 300, "tolerance_grad": 1e-9, "tolerance_change": 1e-12}
+    search = torch.optim.LBFGS([point], **limits, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        value = _loss(given, point, steps, plus, shared).clamp(min=1e-300).log()
+        (point.grad,) = torch.autograd.grad(value, point)
+        if value.isfinite() and point.grad.isfinite().all():
+            return value
+        point.grad = torch.zeros_like(point)
+        return torch.full_like(value, 1e3)  # a trial too far: the search comes back
+
+    search.step(closure)
+    return point.detach() if bool(point.isfinite().all()) else start

@@ -1,0 +1,113 @@
+"""Extraction: does the target read its answer from the label words, and in which layers?
+
+In every layer the target's attention to the label words is turned into a classifier of the class
+that the *model* predicts, right or not, and R_l is the share of all AUC above chance that layers
+up to l have gathered. A layer that repeats what an earlier one decided scores just as high.
+
+Source: Wang et al. 2023, section 2.3, equations 5 and 6, and appendix E.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from ...interp.hooks import Hook
+from ...interp.readout import batches, places
+from ...models import TransformerBridge, get_act_name
+from ...tasks.prompts import Prompts
+from .answers import answers
+
+
+def label_attention(
+    model: TransformerBridge, prompts: Prompts, batch_size: int | None = None
+) -> tuple[Float[Tensor, "batch layer cls"], Int[Tensor, "batch"]]:
+    """The target's attention to the label words of each class, and the class predicted.
+
+    ``a_l[c]`` is summed over the heads and over all label words of class c.
+
+    Example:
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.chapters.label_anchors import extraction
+        >>> from iclutils.tasks import topics
+        >>> asked = topics.sample(40, torch.Generator().manual_seed(0), classes=2)
+        >>> attention, predicted = extraction.label_attention(models.load("anchors-0"), asked)
+        >>> attention.shape[1:], len(extraction.auc_by_layer(attention, predicted))
+        (torch.Size([4, 2]), 4)
+    """
+    by_head, predicted = _by_head(model, prompts, batch_size)
+    return by_head.sum(2), predicted
+
+
+def label_reading(
+    model: TransformerBridge, prompts: Prompts, every: bool = False
+) -> Float[Tensor, "layer head"]:
+    """Mean attention of every head from the target to the label words of the predicted class, or
+    to all of them (``every``)."""
+    by_head, predicted = _by_head(model, prompts, None)
+    chosen = torch.arange(len(prompts), device=predicted.device), slice(None), slice(None)
+    return by_head.sum(-1).mean(0) if every else by_head[*chosen, predicted].mean(0)
+
+
+def _by_head(
+    model: TransformerBridge, prompts: Prompts, batch_size: int | None
+) -> tuple[Float[Tensor, "batch layer head cls"], Int[Tensor, "batch"]]:
+    seen, predicted = [], []
+    for rows in batches(prompts, batch_size, "attention"):
+        part, layers = prompts[rows], [Tensor()] * model.cfg.n_layers
+
+        def read(layer: int, part: Prompts = part, layers: list[Tensor] = layers) -> Hook:
+            each = torch.arange(len(part), device=part.tokens.device)
+            places = part.label_pos[:, None].expand(-1, model.cfg.n_heads, -1)
+
+            def store(pattern: Tensor, hook: object) -> Tensor:
+                row = pattern[each, :, part.target]  # (batch, head, src)
+                layers[layer] = part.by_class(row.gather(2, places))
+                return pattern
+
+            return get_act_name("pattern", layer), store
+
+        hooks = [read(layer) for layer in range(model.cfg.n_layers)]
+        predicted.append(answers(model, part, hooks).predicted)
+        seen.append(torch.stack(layers, 1))
+    back = places(prompts, batch_size)
+    return torch.cat(seen)[back], torch.cat(predicted)[back]
+
+
+def auc(scores: Float[Tensor, "batch cls"], predicted: Int[Tensor, "batch"]) -> float:
+    """Area under the ROC curve of ``scores`` for the class ``predicted``, as in the paper's code.
+
+    Of the classes that are ever predicted, two are told apart by the raw score of the second.
+    With more, rows are divided by their sums (without any attention they count as even) and the
+    areas of all pairs averaged (one-vs-one; Hand and Till 2001). With one alone it is NaN.
+    """
+    present = predicted.unique()
+    if len(present) < 2:
+        return float("nan")
+    kept, truth = scores[:, present].double().cpu(), predicted.cpu().numpy()
+    if len(present) == 2:
+        return float(roc_auc_score(truth, kept[:, 1].numpy()))
+    total = kept.sum(-1, keepdim=True)
+    shares = torch.where(total > 0, kept / total, 1 / len(present))
+    return float(roc_auc_score(truth, shares.numpy(), multi_class="ovo", average="macro"))
+
+
+def auc_by_layer(
+    attention: Float[Tensor, "batch layer cls"], predicted: Int[Tensor, "batch"]
+) -> Float[Tensor, "layer"]:
+    """AUCROC_l: ``auc`` of every layer."""
+    values = [auc(attention[:, layer], predicted) for layer in range(attention.shape[1])]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def cumulative(aucs: Float[Tensor, "layer"]) -> Float[Tensor, "layer"]:
+    """R_l: share of all AUC above chance that the layers up to l hold; R of the last is 1.
+
+    Terms may be negative, so it need not rise. NaN where AUCs are, or if they sum to chance.
+    """
+    above = aucs - 0.5
+    total = above.sum()
+    return above.cumsum(0) / torch.where(total == 0, torch.nan, total)

@@ -1,0 +1,122 @@
+"""Isolation: label words that may not look back, and what the model loses by it.
+
+In chosen layers a position is cut off from everything before it, in every head; isolating as many
+random other positions is the control. The paper's code sets the scores to -10,000 before the
+softmax, so that the row becomes one-hot on the position itself; its text sets A[p, i] to 0 for
+i < p, and the row keeps only the mass A[p, p].
+
+Source: Wang et al. 2023, section 2.2, figure 4 (released code: independent draws).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from ...errors import IclError, unknown
+from ...interp.hooks import Hook, cut_attention
+from ...interp.readout import batches, places
+from ...models import TransformerBridge
+from ...tasks.prompts import Prompts
+from .answers import Answers, answers, answers_by_set
+
+HOWS = ("pre-softmax", "zeroed")  # code and text of the paper
+Positions = Int[Tensor, "batch isolated"]
+
+
+def isolation(
+    model: TransformerBridge,
+    prompts: Prompts,
+    layers: Iterable[int],
+    positions: Sequence[Positions] | None = None,
+    how: str = "pre-softmax",
+) -> list[Hook]:
+    """Hooks that isolate ``positions`` of each layer, or all label words, in ``prompts``."""
+    if how not in HOWS:
+        raise unknown("way to isolate", how, HOWS)
+    layers = list(layers)
+    each = [prompts.label_pos] * len(layers) if positions is None else positions
+    cut = {la: cut_edges(prompts, at) for la, at in zip(layers, each, strict=True)}
+    return cut_attention(model, cut, renormalise=how == "pre-softmax")
+
+
+def cut_edges(prompts: Prompts, positions: Positions) -> Bool[Tensor, "batch dest src"]:
+    """The edges that isolation cuts: from everything before a position into it."""
+    size = prompts.tokens.shape[1]
+    inside = bool(((positions >= 0) & (positions < size)).all())
+    if len(positions) != len(prompts) or not inside:
+        raise IclError("Need one row of positions per prompt, all of them inside the prompt.")
+    place = torch.arange(size, device=positions.device)
+    isolated = (place == positions[..., None]).any(1)
+    return isolated[:, :, None] & (place < place[:, None])
+
+
+def isolated(
+    model: TransformerBridge,
+    prompts: Prompts,
+    layers: Iterable[int],
+    positions: Sequence[Positions] | None = None,
+    how: str = "pre-softmax",
+    batch_size: int | None = None,
+) -> Answers:
+    """Answers under ``isolation``; arguments as there.
+
+    For the control, ``positions=[random_positions(prompts, generator) for _ in layers]``.
+
+    Example:
+        >>> import torch
+        >>> from iclutils import models
+        >>> from iclutils.chapters.label_anchors.isolation import isolated
+        >>> from iclutils.tasks import topics
+        >>> asked = topics.sample(8, torch.Generator().manual_seed(0), classes=2)
+        >>> isolated(models.load("anchors-0"), asked, layers=[0]).predicted.shape
+        torch.Size([8])
+    """
+    layers, parts = list(layers), []
+    for rows in batches(prompts, batch_size, "isolation"):
+        part = prompts[rows]
+        some = positions and [at[rows] for at in positions]
+        parts.append(answers(model, part, isolation(model, part, layers, some, how)))
+    return Answers.join(parts)[places(prompts, batch_size)]
+
+
+def isolated_by_set(
+    model: TransformerBridge,
+    prompts: Prompts,
+    layers: Iterable[int],
+    generator: torch.Generator | None = None,
+) -> Answers:
+    """Answers with the label words isolated, where many prompts share their demonstrations.
+
+    These are read once. With a ``generator``, as many random positions of them that hold no label
+    word are isolated instead, drawn for every layer: the control.
+    """
+    layers = list(layers)
+
+    def hooks(shown: Prompts) -> list[Hook]:
+        at = [random_positions(shown, generator) for _ in layers] if generator else None
+        return isolation(model, shown, layers, at)
+
+    return answers_by_set(model, prompts, hooks)
+
+
+def random_positions(prompts: Prompts, generator: torch.Generator) -> Positions:
+    """The control: as many random positions as there are label words, none of them one.
+
+    Drawn without replacement, for each prompt alone, from 0 .. q-2 without the label positions,
+    as in the paper's code. Draw again for every layer.
+    """
+    tokens, labels = prompts.tokens.cpu(), prompts.label_pos.cpu()
+    free = torch.arange(tokens.shape[1]) <= prompts.target.cpu()[:, None] - 2
+    free = free.scatter(1, labels, False)
+    fewest = int(free.sum(-1).min())
+    if fewest < labels.shape[1]:
+        raise IclError(
+            f"Cannot draw {labels.shape[1]} random positions: some prompt has only {fewest} to "
+            "draw from, up to two before its target. Use longer prompts."
+        )
+    drawn = torch.multinomial(free.double(), labels.shape[1], generator=generator)
+    return drawn.to(prompts.tokens.device)

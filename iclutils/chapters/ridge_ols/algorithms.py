@@ -1,0 +1,316 @@
+"""Textbook algorithms, each at every prefix of a context, in float64.
+
+An algorithm predicts, from the pairs (xs, ys), each y_n from x_n and the pairs 0 .. n-1; the first
+prediction is 0. ``ols`` predicts w·x, ``ols_weights`` is that w, and so for each name. Errors are
+summed over the pairs and gradients carry the factor 2, so that learning rates are absolute. Where
+{cite}`akyurek2023` and its code differ, the code has the name ``released_...``.
+
+Example:
+    >>> import torch
+    >>> from iclutils.chapters.ridge_ols import algorithms
+    >>> xs = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> algorithms.ridge(xs, torch.tensor([2.0, 3.0, 5.0]), penalty=1.0)
+    tensor([0.0000, 0.0000, 2.5000], dtype=torch.float64)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.linalg import qr, solve_triangular
+
+from ...errors import IclError, unknown
+
+Xs = Float[Tensor, "*batch n d"]
+Labels = Float[Tensor, "*label_batch label_n"]  # one for each x; a mismatch is refused with a cure
+Weights = Float[Tensor, "*batch n d"]
+Predictor = Callable[[Tensor, Tensor], Tensor]
+CLIP = 20.0  # the released code keeps every entry of a gradient within this
+WORST = 1e5  # condition of the first d pairs beyond which OLS takes another way
+PENALTIES = (  # of ridge, in the wide baselines
+    *("1/64", "1/32", "1/16", "1/10", "1/9", "1/8", "1/4", "4/9", "1/2"),
+    *("1", "2", "4", "8", "16"),
+)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """An algorithm that learns weights: call it for its predictions."""
+
+    weights: Callable[..., Tensor]
+
+    def __call__(self, xs: Xs, ys: Labels, *settings: object, **named: object) -> Tensor:
+        return predictions(self.weights(xs, ys, *settings, **named), xs)
+
+
+def predictions(weights: Weights, xs: Xs) -> Float[Tensor, "*batch n"]:
+    """w_n · x_n for the weights of every prefix."""
+    return (weights * xs.double()).sum(-1)
+
+
+def ols_weights(xs: Xs, ys: Labels) -> Weights:
+    """Min-norm ordinary least squares, X⁺y.
+
+    Singular values below max(n, d) times the machine epsilon of the data as given, relative to the
+    largest, count as 0: repeated pairs and inputs of a subspace have a defined answer.
+    """
+    cut = torch.finfo(xs.dtype).eps * max(xs.shape[-2:], default=1)
+    x, y = _checked(xs, ys)
+    flat = x.reshape(-1, *x.shape[-2:]), y.reshape(-1, y.shape[-1])
+    weights, well = _well_conditioned(*flat, cut)
+    if not bool(well.all()):
+        weights[~well] = _ill_conditioned(flat[0][~well], flat[1][~well], cut)
+    return weights.reshape(x.shape)
+
+
+def ridge_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
+    """Ridge regression, (XᵀX + penalty I)⁻¹ Xᵀy; without a penalty, min-norm least squares.
+
+    With noise and w ~ N(0, prior² I), the penalty (noise/prior)² gives the posterior mean.
+    """
+    x, y = _checked(xs, ys, at_least_0=penalty)
+    return _ridge(x, y, penalty) if penalty else ols_weights(xs, ys)
+
+
+def gd_weights(xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: int = 1) -> Weights:
+    """Full-batch gradient descent from 0 on each prefix: w -= 2 rate (XᵀXw - Xᵀy).
+
+    ``rate`` is one for all prefixes, or has entry n for the prefix of n pairs (``tuned_rate``).
+    """
+    if steps < 1:
+        raise IclError(f"Gradient descent takes at least one step; got {steps}.")
+    x, y = _checked(xs, ys)
+    rates = torch.as_tensor(rate, dtype=y.dtype, device=y.device)
+    if rates.ndim and rates.shape != y.shape[-1:]:
+        raise IclError(f"Need one rate, or {y.shape[-1]}, one for each prefix; got {len(rates)}.")
+    for value in (rates.min(), rates.max()):
+        _check(float(value), above_0=True)
+    pace = 2 * rates.expand(y.shape[-1:])[:, None]
+    moments = _before(x * y[..., None])
+    weights = pace * moments
+    if steps > 1:
+        grams = _grams(x)
+    for _ in range(steps - 1):
+        weights = weights - pace * ((grams @ weights[..., None])[..., 0] - moments)
+    return weights
+
+
+def tuned_rate(pairs: int, dim: int, ratio: float = 0.0) -> Float[Tensor, "n"]:
+    """The rates at which one step of GD has the least risk, 1 / (2 (n + d + 1 + ``ratio``)).
+
+    For x ~ N(0, I) and w ~ N(0, prior² I), ``ratio`` being noise²/prior²: E|aXᵀy - w|² is a
+    parabola in a = 2 rate, and E tr((XᵀX)²) = n d (n + d + 1).
+    """
+    return 0.5 / (torch.arange(pairs, dtype=torch.float64) + dim + 1 + ratio)
+
+
+def sgd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weights:
+    """One pass of stochastic gradient descent, a pair a step: w -= 2 rate (x(x·w) - xy + λw).
+
+    No loop: with q = 1 - 2 rate λ the errors e_n = y_n - w_n·x_n solve the triangular system
+    e_n + 2 rate Σ_{i<n} q^(n-1-i) (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i.
+    """
+    x, y = _checked(xs, ys, above_0=rate, at_least_0=penalty)
+    place = torch.arange(y.shape[-1], device=x.device)
+    age = (place[:, None] - place - 1).clamp(min=0)
+    decay = torch.pow(torch.full_like(age, 1 - 2 * rate * penalty, dtype=x.dtype), age)
+    decay = 2 * rate * decay.tril(-1)
+    system = decay * (x @ x.mT) + torch.eye(len(age), dtype=x.dtype, device=x.device)
+    errors = solve_triangular(system, y[..., None], upper=False, unitriangular=True)
+    return decay @ (x * errors)
+
+
+def released_sgd_weights(xs: Xs, ys: Labels, rate: float, *, growing: bool = False) -> Weights:
+    """As ``sgd_weights``, with every entry of a gradient kept within ±20.
+
+    With ``growing``, step i is taken on the first i + 1 pairs and not on the last of them alone.
+    """
+    x, y = _checked(xs, ys, above_0=rate)
+    weights = torch.zeros_like(x)
+    for n in range(x.shape[-2] - 1):
+        rows = slice(0 if growing else n, n + 1)
+        w = weights[..., n, :, None]
+        error = x[..., rows, :] @ w - y[..., rows, None]
+        gradient = 2 * x[..., rows, :].mT @ error
+        weights[..., n + 1, :] = (w - rate * gradient.clamp(-CLIP, CLIP))[..., 0]
+    return weights
+
+
+def released_gd_weights(xs: Xs, ys: Labels, rate: float) -> Weights:
+    """What the released code runs as GD: n steps on a growing prefix, within ±20."""
+    return released_sgd_weights(xs, ys, rate, growing=True)
+
+
+def averaging_weights(xs: Xs, ys: Labels) -> Weights:
+    """The mean of x y ({cite}`garg2022`): one step of GD at the rate 1 / (2n)."""
+    x, y = _checked(xs, ys)
+    count = torch.arange(y.shape[-1], dtype=x.dtype, device=x.device).clamp(min=1)
+    return _before(x * y[..., None]) / count[:, None]
+
+
+ols, ridge = Linear(ols_weights), Linear(ridge_weights)
+gd, sgd, averaging = Linear(gd_weights), Linear(sgd_weights), Linear(averaging_weights)
+released_gd, released_sgd = Linear(released_gd_weights), Linear(released_sgd_weights)
+
+
+def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*batch n"]:
+    """Mean label of the k nearest pairs before, weighted by distance to the power of -``power``.
+
+    With fewer than k pairs all of them count; with a power above 0, pairs at the query itself
+    count alone. The paper takes k = 3 and powers 0 and 2, the released code k = 5 and 0 and 1.
+    """
+    if k < 1:
+        raise IclError(f"k-NN needs at least one neighbour; got k={k}.")
+    x, y = _checked(xs, ys, at_least_0=power)
+    apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
+    later = torch.ones_like(apart).triu().bool()
+    near, index = apart.masked_fill(later, torch.inf).topk(min(k, y.shape[-1]), largest=False)
+    label = y[..., None, :].expand_as(apart).gather(-1, index)
+    far = near.clamp(min=1e-300).log().mul(power).masked_fill(torch.isinf(near), torch.inf)
+    weight = (far.amin(-1, keepdim=True) - far).exp().nan_to_num(0)  # no pair yet: inf - inf
+    return (weight * label).sum(-1) / weight.sum(-1).clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def baselines(which: str = "wide", ratio: float = 0.0) -> dict[str, Predictor]:
+    """Algorithms to compare a regressor with, by name; those with weights are ``Linear``.
+
+    ``which``: ``paper``, those of {cite}`akyurek2023`; ``released``, those of its code; ``wide``,
+    the paper's with more ridge penalties and rates, averaging, GD of several steps, and the best
+    rates for ``ratio``, the task's noise²/prior² (SGD: 1 / (2 (d + 2)), at which |w - w_n|²
+    shrinks fastest).
+    """
+    if which not in ("wide", "paper", "released"):
+        raise unknown("set of baselines", which, ["wide", "paper", "released"])
+    _check(ratio)
+    wide = which == "wide"
+    neighbours: dict[str, Predictor]
+    found: dict[str, Callable[..., Tensor]] = {"OLS": ols_weights}
+    for penalty in PENALTIES if wide else ("1/10", "1/2"):
+        found[f"ridge {penalty}"] = partial(ridge_weights, penalty=float(Fraction(penalty)))
+    if which == "released":
+        for rate in (0.02, 0.03):
+            found[f"GD {rate} (released)"] = partial(released_gd_weights, rate=rate)
+            found[f"SGD {rate} (released)"] = partial(released_sgd_weights, rate=rate)
+        neighbours = {"5-NN": partial(knn, k=5), "5-NN 1/r": partial(knn, k=5, power=1.0)}
+    else:
+        more = (0.05, 0.1) if wide else ()
+        found |= {f"GD {rate}": partial(gd_weights, rate=rate) for rate in (0.01, 0.02, *more)}
+        found |= {f"SGD {rate}": partial(sgd_weights, rate=rate) for rate in (0.01, 0.03, *more)}
+        neighbours = {"3-NN": partial(knn, k=3), "3-NN 1/r²": partial(knn, k=3, power=2.0)}
+    if wide:
+        for steps in (1, 2, 4, 8):
+            name = "GD best" if steps == 1 else f"GD best, {steps} steps"
+            found[name] = partial(_best_gd, ratio=ratio, steps=steps)
+        found["SGD best"] = lambda xs, ys: sgd_weights(xs, ys, 0.5 / (xs.shape[-1] + 2))
+        found["averaging"] = averaging_weights
+    return {name: Linear(weights) for name, weights in found.items()} | neighbours
+
+
+def _best_gd(xs: Tensor, ys: Tensor, ratio: float, steps: int) -> Tensor:
+    return gd_weights(xs, ys, tuned_rate(xs.shape[-2], xs.shape[-1], ratio), steps)
+
+
+# Least squares at every prefix at once.
+#
+# Ridge: let X Xᵀ + λI = L Lᵀ (Cholesky) for the n rows of a context. The leading rows of L⁻¹X and
+# L⁻¹y depend on the leading pairs alone, and w_n = Σ_{i<n} (L⁻¹X)ᵢ (L⁻¹y)ᵢ: one factor serves all
+# prefixes. A thin QR of [X, sqrt(λ) I]ᵀ gives L⁻¹X and L⁻¹ sqrt(λ) as the two parts of its
+# orthonormal factor, at the square root of the condition.
+#
+# OLS: up to d pairs in the same way, from the thin QR of X_dᵀ. Later prefixes are a ridge problem
+# with λ = 1 for v = X_d w, where the first d pairs say v ≈ y_d and the others are the rows of
+# X_rest X_d⁻¹. This loses digits where the first d pairs are nearly dependent: such contexts are
+# turned into the space they span first, or solved prefix by prefix.
+
+
+def _ridge(xs: Tensor, ys: Tensor, penalty: float) -> Tensor:
+    root, (pairs, dim) = penalty**0.5, xs.shape[-2:]
+    beside = root * torch.eye(pairs, dtype=xs.dtype, device=xs.device)
+    basis = qr(torch.cat([xs, beside.expand(*xs.shape[:-1], pairs)], -1).mT).Q
+    surprise = basis[..., dim:, :].mT @ ys[..., None] / root
+    return _before(basis[..., :dim, :].mT * surprise)
+
+
+def _well_conditioned(xs: Tensor, ys: Tensor, cut: float) -> tuple[Tensor, Tensor]:
+    """Weights, and in which contexts they can be trusted."""
+    pairs, dim = xs.shape[-2:]
+    first = min(pairs, dim)
+    basis, upper = qr(xs[:, :first].mT)
+    eye = torch.eye(first, dtype=xs.dtype, device=xs.device)
+    inverse = solve_triangular(upper, eye.expand_as(upper), upper=True)
+    condition = torch.linalg.matrix_norm(xs) * torch.linalg.matrix_norm(inverse)
+    well = condition < min(WORST, 1 / cut)
+    lower = torch.where(well[:, None, None], upper, eye).mT
+    terms = basis.mT * solve_triangular(lower, ys[:, :first, None], upper=False)
+    weights = _before(terms)
+    if pairs == first:
+        return weights, well
+    whole = terms.sum(-2)
+    turned = solve_triangular(lower, xs[:, first:] @ basis, upper=False, left=False)
+    left = ys[:, first:] - (xs[:, first:] @ whole[..., None])[..., 0]
+    change = _ridge(turned, left, 1.0)
+    later = solve_triangular(lower, change.mT, upper=False).mT @ basis.mT
+    return torch.cat([weights, whole[:, None] + later], -2), well
+
+
+def _ill_conditioned(xs: Tensor, ys: Tensor, cut: float) -> Tensor:
+    """Contexts of low rank in the space that they span; what is still ill, prefix by prefix."""
+    _, sizes, axes = torch.linalg.svd(xs, full_matrices=False)
+    ranks = (sizes > cut * sizes[:, :1]).sum(-1)
+    weights = torch.zeros_like(xs)
+    for rank in set(ranks.tolist()) - {0}:
+        rows = (ranks == rank).nonzero()[:, 0]
+        axis = axes[rows, :rank].mT
+        inner, well = _well_conditioned(xs[rows] @ axis, ys[rows], cut)
+        weights[rows] = inner @ axis.mT
+        for row in rows[~well].tolist():
+            weights[row] = _one_by_one(xs[row], ys[row], cut)
+    return weights
+
+
+def _one_by_one(xs: Tensor, ys: Tensor, cut: float) -> Tensor:
+    """One context, a singular value decomposition for each prefix."""
+    seen = torch.ones(len(xs), len(xs), dtype=xs.dtype, device=xs.device).tril(-1)
+    left, sizes, axes = torch.linalg.svd(xs * seen[..., None], full_matrices=False)
+    along = (left.mT @ ys[:, None])[..., 0]
+    share = torch.where(sizes > cut * sizes[:, :1], along / sizes, 0)
+    return (share[:, None] @ axes)[:, 0]
+
+
+def _before(terms: Tensor) -> Tensor:
+    """Entry n: the sum of the entries 0 .. n-1."""
+    return torch.cat([torch.zeros_like(terms[..., :1, :]), terms[..., :-1, :].cumsum(-2)], -2)
+
+
+def _grams(xs: Tensor) -> Tensor:
+    """XᵀX of the pairs 0 .. n-1, for every n: (*batch, n, d, d)."""
+    outer = xs[..., :, None] * xs[..., None, :]
+    return _before(outer.flatten(-2)).reshape(outer.shape)
+
+
+def _checked(
+    xs: Tensor, ys: Tensor, above_0: float = 1.0, at_least_0: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    _check(above_0, above_0=True)
+    _check(at_least_0)
+    if xs.ndim < 2 or xs.shape[:-1] != ys.shape or not xs.numel():
+        raise IclError(
+            "Need xs of (*batch, n, d) and ys of (*batch, n), of at least one pair and one "
+            f"dimension; got {tuple(xs.shape)} and {tuple(ys.shape)}."
+        )
+    if not (bool(torch.isfinite(xs).all()) and bool(torch.isfinite(ys).all())):
+        raise IclError("Pairs must be finite; these hold NaN or infinity. Leave such contexts out.")
+    return xs.double(), ys.double()
+
+
+def _check(setting: float, above_0: bool = False) -> None:
+    if not (math.isfinite(setting) and (setting > 0 or (setting == 0 and not above_0))):
+        bound = "above 0" if above_0 else "at least 0"
+        raise IclError(f"This rate, penalty or power must be finite and {bound}; got {setting}.")

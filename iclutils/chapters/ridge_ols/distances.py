@@ -1,0 +1,234 @@
+"""How far two predictors are apart, and which algorithm an in-context regressor is nearest to.
+
+{cite}`akyurek2023` defines SPD, MSPD and ILWD, and plots them divided by d (figures 1 and 2).
+Means need care where labels are noisy: the error of OLS has no finite mean at n = d - 1, d and
+d + 1 pairs, so the mean SPD to OLS there is whatever the worst contexts of the sample are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from ...errors import IclError
+from ...tasks.regression import Contexts
+from .algorithms import Predictor
+
+AT_ONCE = 128  # contexts in a pass: what more of them need leaves the processor's cache
+
+Predicted = Float[Tensor, "*ensemble batch n"]
+Other = Float[Tensor, "*other_ensemble other_batch other_n"]  # a mismatch is refused with a cure
+
+
+class Spread(NamedTuple):
+    """A mean over contexts, and the standard error of that mean."""
+
+    mean: Float[Tensor, "*shape"]
+    error: Float[Tensor, "*shape"]
+
+
+def spread(values: Float[Tensor, "*ensemble batch"]) -> Spread:
+    """Mean and standard error (NaN for a single context) over the last axis."""
+    count = values.shape[-1]
+    error = values.std(-1) / count**0.5 if count > 1 else torch.full_like(values[..., 0], torch.nan)
+    return Spread(values.mean(-1), error)
+
+
+def predict(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
+    """The predictions (*ensemble, batch, n) for contexts (batch, n, d), in float64."""
+    parts = []
+    for x, y in zip(xs.split(AT_ONCE, -3), ys.split(AT_ONCE, -2), strict=True):
+        with torch.no_grad():
+            parts.append(predictor(x, y).double())
+        if parts[-1].shape[-2:] != y.shape[-2:]:
+            shapes = f"{tuple(y.shape)}; got {tuple(parts[-1].shape)}"
+            raise IclError(f"A predictor must give one prediction for each of the labels {shapes}.")
+    return _finite(torch.cat(parts, -2))
+
+
+def concatenate(predictors: Sequence[Predictor]) -> Predictor:
+    """One predictor with the networks of all ensembles, in order."""
+
+    def predictor(xs: Tensor, ys: Tensor) -> Tensor:
+        found = [predict(each, xs, ys) for each in predictors]
+        return torch.cat([f if f.ndim > ys.ndim else f[None] for f in found])
+
+    return predictor
+
+
+def spd(first: Predicted, second: Other, dim: int = 1) -> Spread:
+    """Squared prediction difference for n = 0, 1, ... pairs seen: mean over contexts of (f - g)².
+
+    Divided by ``dim``: 1 is the definition, d what the paper plots. Leading axes are broadcast.
+
+    Example:
+        >>> import torch
+        >>> from iclutils.chapters.ridge_ols import distances
+        >>> distances.spd(torch.full((8, 3), 2.0), torch.zeros(8, 3), dim=2).mean
+        tensor([2., 2., 2.], dtype=torch.float64)
+    """
+    return spread(_squares(first, second, dim).mT)
+
+
+def under_determined(dim: int) -> slice:
+    """Numbers of pairs that leave w open: n = 1 .. d - 1 (the paper leaves the ends unsaid)."""
+    if dim < 2:
+        raise IclError("With one dimension a single pair decides; there is no such region.")
+    return slice(1, dim)
+
+
+def apart(
+    first: Predicted, second: Other, dim: int, region: slice | None = None
+) -> Float[Tensor, "*ensemble batch"]:
+    """SPD / d of each context, averaged over a region of n, ``under_determined`` if None.
+
+    Differences of two such distances, context by context, tell which of two algorithms is nearer.
+    """
+    region, squares = region or under_determined(dim), _squares(first, second, dim)
+    count = squares.shape[-1]
+    if not 0 <= (region.start or 0) < (region.stop or count) <= count:
+        raise IclError(f"{region} is not covered by contexts of n = 0 .. {count - 1} pairs.")
+    return squares[..., region].mean(-1)
+
+
+def mspd(first: Predicted, second: Other, dim: int) -> Spread:
+    """SPD / d averaged over the ``under_determined`` n: mean over contexts of ``apart``."""
+    return spread(apart(first, second, dim))
+
+
+class Fit(NamedTuple):
+    """The linear function nearest to what a predictor answers after each context.
+
+    ``unexplained`` is what each context adds to 1 - R²: squares left over the mean of all squares.
+    A fit of d weights to q queries explains d / q of anything at all.
+    """
+
+    weights: Float[Tensor, "*ensemble batch d"]
+    unexplained: Float[Tensor, "*ensemble batch"]
+
+    @property
+    def r2(self) -> Float[Tensor, "*ensemble"]:
+        """R² over all contexts: 1 if linear in the query, NaN if the predictions do not vary."""
+        return 1 - self.unexplained.mean(-1)
+
+
+def implicit_weights(
+    predictor: Predictor,
+    contexts: Contexts,
+    queries: Float[Tensor, "batch query d"],
+    intercept: bool = False,
+) -> Fit:
+    """The implicit linear weights of a predictor after each context ({cite}`akyurek2023`).
+
+    Every query in turn is the x that follows the n pairs of its context. The released code fits an
+    intercept as well, and drops it.
+    """
+    batch, count, dim = queries.shape
+    if count <= dim + intercept:
+        raise IclError(f"A fit of {dim + intercept} numbers needs more queries; got {count}.")
+    pairs = contexts.xs[:, None].expand(-1, count, -1, -1)
+    xs = torch.cat([pairs, queries[:, :, None].to(pairs)], -2).flatten(0, 1)
+    ys = functional.pad(contexts.ys, (0, 1))  # the last is never read
+    wanted = predict(predictor, xs, ys.repeat_interleave(count, 0))[..., -1]
+    return linear_fit(wanted.unflatten(-1, (batch, count)), queries, intercept)
+
+
+def linear_fit(
+    wanted: Float[Tensor, "*ensemble batch query"],
+    queries: Float[Tensor, "batch query d"],
+    intercept: bool = False,
+) -> Fit:
+    """The linear function of the queries that is nearest to the answers to them."""
+    dim, design = queries.shape[-1], queries.to(wanted)
+    if intercept:
+        design = torch.cat([design, torch.ones_like(design[..., :1])], -1)
+    weights = (torch.linalg.pinv(design) @ wanted[..., None])[..., 0]
+    residual = (wanted - (design @ weights[..., None])[..., 0]).square().sum(-1)
+    total = (wanted - wanted.mean(-1, keepdim=True)).square().sum(-1)
+    return Fit(weights[..., :dim], residual / total.mean(-1, keepdim=True))
+
+
+def ilwd(first: Float[Tensor, "*ensemble batch d"], second: Other, dim: int = 1) -> Spread:
+    """Implicit linear weight difference, the mean over contexts of |w - v|², divided by ``dim``.
+
+    Weights are an algorithm's own, or a regressor's ``implicit_weights``.
+    """
+    return spread(_squares(first, second, dim).sum(-1))
+
+
+def released_r2(
+    found: Float[Tensor, "*batch query"], labels: Float[Tensor, "*batch query"]
+) -> float:
+    """What the released code calls r2: of the true labels, with the predictions as their model.
+
+    It tells how good the predictions are, not how linear.
+    """
+    total = (labels - labels.mean()).square().sum()
+    return float(1 - (labels - found).square().sum() / total)
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """MSPD of a regressor to each baseline."""
+
+    names: tuple[str, ...]
+    by_context: Float[Tensor, "*ensemble algorithm batch"]
+
+    @property
+    def distances(self) -> Float[Tensor, "*ensemble algorithm"]:
+        """Mean over the contexts."""
+        return self.by_context.mean(-1)
+
+    @property
+    def winners(self) -> list[str]:
+        """The nearest baseline of each network; one name if there is no ensemble axis."""
+        return [self.names[i] for i in self.distances.argmin(-1).flatten().tolist()]
+
+    def in_groups(self, count: int = 10) -> Int[Tensor, "*ensemble group"]:
+        """Index of the nearest baseline in each of so many groups of contexts."""
+        groups = self.by_context.tensor_split(count, -1)
+        return torch.stack([group.mean(-1).argmin(-1) for group in groups], -1)
+
+    def share(
+        self, generator: torch.Generator, resamples: int = 1000
+    ) -> Float[Tensor, "*ensemble algorithm"]:
+        """In what share of bootstrap resamples of the contexts each baseline is the nearest."""
+        size, device = (resamples, self.by_context.shape[-1]), generator.device
+        chosen = torch.randint(size[1], size, generator=generator, device=device)
+        chosen = chosen.to(self.by_context.device)
+        counts = torch.zeros_like(chosen).scatter_add_(1, chosen, torch.ones_like(chosen))
+        best = (self.by_context @ counts.mT.to(self.by_context)).argmin(-2)
+        return functional.one_hot(best, len(self.names)).double().mean(-2)
+
+
+def nearest(
+    regressor: Predicted,
+    baselines: Mapping[str, Float[Tensor, "batch n"]],
+    dim: int,
+    region: slice | None = None,
+) -> Nearest:
+    """Which algorithm's predictions are nearest to a regressor's, by MSPD."""
+    if not baselines:
+        raise IclError("Need at least one algorithm to compare with.")
+    rows = [apart(regressor, row, dim, region) for row in baselines.values()]
+    return Nearest(tuple(baselines), torch.stack(rows, -2))
+
+
+def _squares(first: Tensor, second: Tensor, dim: int) -> Tensor:
+    """(first - second)² / dim."""
+    if first.shape[-2:] != second.shape[-2:]:
+        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
+        raise IclError(f"Need predictions or weights for the same contexts; got {shapes}.")
+    return (_finite(first.double()) - _finite(second.double())).square() / dim
+
+
+def _finite(values: Tensor) -> Tensor:
+    if not bool(torch.isfinite(values).all()):
+        raise IclError("A prediction or weight is NaN or infinite; leave such contexts out.")
+    return values

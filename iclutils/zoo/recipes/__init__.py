@@ -1,0 +1,61 @@
+"""Training: one loop, and a recipe for each kind of model."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+
+from ...errors import unknown
+from .. import HELD_OUT
+from . import induction, label_words, loop, lsa, phase_change, regression
+from .loop import Recipe, cost, tune
+
+__all__ = ["Recipe", "all_names", "cost", "matching", "names", "recipe", "train", "tune"]
+
+_LANGUAGE = (
+    {f"induction-{seed}": partial(induction.recipe, seed) for seed in (0, *HELD_OUT)}
+    | {"detour": partial(induction.offset_induction, 2)}
+    | {f"anchors-{seed}": partial(label_words.recipe, seed) for seed in (0, *HELD_OUT)}
+    | {"anchors-deep": partial(label_words.recipe, 0, layers=6)}
+    | {
+        f"anchors-uncopied-{seed}": partial(label_words.recipe, seed, copying=False)
+        for seed in HELD_OUT[:3]
+    }
+    | {f"anchors-narrow-{s}": partial(label_words.recipe, s, heads=8) for s in HELD_OUT[:2]}
+)
+
+
+def names() -> list[str]:
+    """Names of the shipped models, each of which can be trained again."""
+    return [*_LANGUAGE, *regression.SHIPPED, *lsa.SHIPPED]
+
+
+def all_names() -> list[str]:
+    """Names of all recipes: shipped models, those of which curves ship, and those of paper size."""
+    return [*names(), *phase_change.names(), *regression.PAPER, *lsa.PAPER]
+
+
+def matching(pattern: str) -> list[str]:
+    """The recipes whose names match, such as ``regression-one-L*``."""
+    found = [name for name in all_names() if fnmatch(name, pattern)]
+    if not found:
+        raise unknown("recipe", pattern, all_names())
+    return found
+
+
+def recipe(name: str, device: str = "cpu") -> Recipe:
+    """The recipe of that name; ``device`` is for regressions, language models use the CPU."""
+    for kind in (regression, lsa):
+        if name in kind.SHIPPED | kind.PAPER:
+            return kind.recipe(name, device)
+    if name in phase_change.names():
+        return phase_change.recipe(name)
+    if name not in _LANGUAGE:
+        raise unknown("recipe", name, all_names())
+    return _LANGUAGE[name]()
+
+
+def train(name: str, work: Path, progress: bool = True, device: str = "cpu") -> Path:
+    """Train, or go on training, the named model in the folder ``work``."""
+    return loop.train(recipe(name, device), work, progress)

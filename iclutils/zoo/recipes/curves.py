@@ -1,0 +1,73 @@
+"""Curves of a training: what the chapters draw along it, measured from its checkpoints.
+
+The measures are those of the chapters, on data drawn with seed 0 and on the weights as they are
+stored. They stand in ``curves.jsonl`` of a model's folder (``zoo.curves``), a line for each
+checkpoint, so that the checkpoints themselves need not be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...chapters import gpt2_induction
+from ...chapters.attention_circuits import stability
+from ...chapters.label_anchors.copying import checkpoint_metrics
+from ...interp import attribution, clean_corrupt
+from ...models import TransformerBridge, load
+from ...tasks import generator, topics
+from ...tasks.repeated import repeated_tokens
+from .loop import Rows
+
+NOTE = "`curves.jsonl` holds what the chapters measure along it; `step-*` are checkpoints."
+SEQUENCES, LENGTH, BEST = 24, 20, 20  # behind the likeness of checkpoints, and edges compared
+
+
+def copying(work: Path, steps: Sequence[int]) -> Rows:
+    """Of a model that copies: the scores of chapter 01, and how alike its circuits are."""
+
+    def measure(net: TransformerBridge) -> dict[str, float]:
+        few = repeated_tokens(net, 32, 30, generator("history"))
+        return gpt2_induction.checkpoint_metrics(net, few, generator("icl"))
+
+    return _along(work, steps, measure)
+
+
+def classifying(work: Path, steps: Sequence[int]) -> Rows:
+    """Of a model that classifies: the shares of chapter 02, and how alike its circuits are."""
+    few = topics.sample(200, generator("evaluation", 1), shots=1)[:64]
+
+    def measure(net: TransformerBridge) -> dict[str, float]:
+        copied = repeated_tokens(net, 32, 24, generator("copied"))
+        return checkpoint_metrics(net, few, copied, layers=2)
+
+    return _along(work, steps, measure)
+
+
+def _along(
+    work: Path, steps: Sequence[int], measure: Callable[[TransformerBridge], dict[str, float]]
+) -> Rows:
+    """The measures at every step, and three of chapter 06.
+
+    ``gap`` is what the corruption of repeated tokens costs (nats); ``similarity`` the Jaccard
+    index of the best 20 edges and those of the step before, on other sequences; ``floor`` what two
+    halves of the sequences of one and the same step have in common.
+    """
+    rows, before, half = [], None, SEQUENCES // 2
+    for step in steps:
+        net = load(work / f"step-{step:05d}", tokenizer="numbers")
+        row: dict[str, Any] = {"step": step} | measure(net)
+        task = clean_corrupt.copying(net, SEQUENCES, LENGTH, generator("history"))
+        clean, corrupt = (
+            task.score(clean_corrupt.scored_logits(net, task, corrupt=c)).mean().item()
+            for c in (False, True)
+        )
+        effects = attribution.edge_attribution(net, task, steps=5).flatten(0, 1)
+        row |= {"gap": clean - corrupt, "similarity": None, "floor": None}
+        if before is not None:
+            row["similarity"] = stability.top_overlap(before[:, :half], effects[:, half:], BEST)
+            row["floor"] = stability.reextraction_floor(effects, BEST, generator("floor"))
+        before = effects
+        rows.append(row)
+    return rows

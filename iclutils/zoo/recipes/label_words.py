@@ -1,0 +1,124 @@
+"""Recipes ``anchors-...``: a GPT-2 that copies first and then classifies by labelled examples.
+
+For 600 steps the model only copies: BOS and a random segment that repeats. For the next 300 it
+sees pairs of a word and a label word. From then on texts have cues and grow, over 1200 steps, from
+one fixed word per topic to the full task of ``iclutils.tasks.topics``; three batches in ten revisit
+an easier stage, and one in ten goes on copying. Positions start at 0 until copying stands and then
+shift in a growing range. ``anchors-uncopied-N`` is the twin of ``anchors-N`` from the same seed,
+schedule and batches, in which nothing ever repeats; ``anchors-narrow-N`` the one of eight heads of
+16. What was tried, the model card tells (``cards.yml``).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+from transformers import GPT2LMHeadModel
+
+from ...tasks import prompts, topics
+from ...tasks.repeated import tiled
+from . import curves
+from .language import Batch, LanguageRecipe, small_gpt2
+from .loop import model_card
+
+CONTEXT = 256
+STEPS, COPYING, PAIRS, EASING, SPREADING = 3000, 600, 300, 1200, 600
+COPIED, SHORTEST = 64, 12  # length of a copying sequence, its shortest period
+TOKENS = 2048  # tokens in a batch, about
+COPY_SHARE, REVISIT_SHARE = 0.1, 0.3
+MOST_EXAMPLES = 17
+CHECKPOINTS = (0, 200, 300, 400, 500, 600, 900, 1050, 1200, 1500, 2000, 3000)
+KEPT = (0, 3000)  # of anchors-3
+
+
+def recipe(seed: int, layers: int = 4, copying: bool = True, heads: int = 4) -> LanguageRecipe:
+    """``anchors-N``; of six layers ``anchors-deep``, without copying ``anchors-uncopied-N``, of
+    eight heads ``anchors-narrow-N``."""
+    name = f"anchors-{seed}" if layers == 4 else "anchors-deep"
+    name = name if copying else f"anchors-uncopied-{seed}"
+    name = name if heads == 4 else f"anchors-narrow-{seed}"
+
+    def batch(step: int) -> Batch:
+        generator = Generator().manual_seed(seed * 1_000_003 + step)
+        asked, revisits, easier = torch.rand(3, generator=generator).tolist()
+        if step <= COPYING or asked < COPY_SHARE:
+            tokens, weights = _copying(generator, repeats=copying)
+        else:
+            reached = min(1.0, (step - COPYING - PAIRS) / EASING)
+            difficulty = reached * (easier if revisits < REVISIT_SHARE else 1.0)
+            tokens, weights = _classifying(max(0.0, difficulty), reached > 0, generator)
+        free = max(0, CONTEXT - tokens.shape[1] + 1)
+        reach = int(free * min(1.0, max(0, step - COPYING) / SPREADING))
+        shift = torch.randint(0, reach + 1, (len(tokens), 1), generator=generator)
+        return Batch(tokens, torch.arange(tokens.shape[1] - 1) + shift, weights)
+
+    stages = (
+        f"{COPYING} steps of copying alone, then classification with a tenth of copying"
+        if copying
+        else "those of the twin with copying, in which every repeat is replaced by random tokens"
+    )
+    card = model_card(
+        "label_words",
+        name,
+        seed=seed,
+        layers=layers,
+        heads=heads,
+        width=128 // heads,
+        steps=STEPS,
+        stages=stages,
+        curves=curves.NOTE,
+    )
+    return LanguageRecipe(
+        name=name,
+        seed=seed,
+        config=small_gpt2(topics.VOCAB, CONTEXT, layers, heads),
+        batch=batch,
+        measure=_measure,
+        steps=STEPS,
+        checkpoints=CHECKPOINTS,
+        kept=KEPT if name == "anchors-3" else (STEPS,),
+        curve=curves.classifying,
+        card=card,
+        peak_rate=2e-3,
+        warmup=200,
+        weight_decay=0.1,
+        log_every=100,
+    )
+
+
+def _copying(generator: Generator, repeats: bool = True) -> tuple[Tensor, Tensor]:
+    """Random segments of 12 to 32 tokens repeated to 64, or as many random tokens, of which none
+    repeats; the repeats count, or what stands in their place."""
+    count = TOKENS // COPIED
+    period = torch.randint(SHORTEST, COPIED // 2 + 1, (count, 1), generator=generator)
+    segment = torch.randint(0, topics.BOS, (count, COPIED // 2), generator=generator)
+    tokens = tiled(segment, period, COPIED, topics.BOS)
+    if not repeats:
+        other = Generator().manual_seed(generator.initial_seed() + 500_000)  # later draws stay
+        tokens[:, 1:] = torch.randint(0, topics.BOS, (count, COPIED - 1), generator=other)
+    return tokens, (torch.arange(1, COPIED) > period).float()
+
+
+def _classifying(difficulty: float, cues: bool, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Labelled examples; the labels from the fifth example on count."""
+    few = torch.rand((), generator=generator).item() ** 2  # short sequences twice as often as long
+    examples = 5 + int(few * (MOST_EXAMPLES - 4))
+    texts = topics.FULL.eased(difficulty)
+    size = (texts.shortest + texts.longest) // 2 + 1 + cues
+    count = TOKENS // (examples * size)
+    tokens, cue = topics.stream(count, examples, generator, texts=texts, cues=cues)
+    weights = torch.zeros(count, tokens.shape[1] - 1)
+    return tokens, weights.scatter_(1, cue[:, 4:], 1.0)
+
+
+def _measure(network: GPT2LMHeadModel) -> dict[str, float]:
+    """Accuracy with one and four demonstrations per class, and in copying, on data of its own."""
+    generator = Generator().manual_seed(77_777)
+    found = {}
+    for name, shots, count in (("one_shot", 1, 256), ("four_shot", 4, 96)):
+        asked = topics.sample(count, generator, shots=shots)
+        logits = network(asked.tokens).logits[torch.arange(count), asked.target]
+        found[name] = prompts.correct(asked, logits).float().mean().item()
+    tokens, weights = _copying(generator)
+    right = network(tokens[:, :-1]).logits.argmax(-1) == tokens[:, 1:]
+    return found | {"copying": ((right * weights).sum() / weights.sum()).item()}

@@ -1,0 +1,311 @@
+"""The training loop that every recipe shares.
+
+It is deterministic (one thread; the data of a step depend on the seed and the step alone), writes
+checkpoints atomically, and goes on after an interruption to the same weights bit for bit, because
+weights and optimiser state are saved together. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import textwrap
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from tqdm.auto import tqdm
+
+from ... import zoo
+from ...errors import IclError
+from ...files import replacing, write_sums, write_text
+from ...progress import bar, quiet
+
+SAVE_EVERY = 500
+COPIES = 4  # of the weights in memory: themselves, their gradients, two means of the optimiser
+TIMED = 3  # steps tried where no log tells what a step costs; the last of them counts
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(ABC):
+    """Everything that decides a model's weights.
+
+    ``checkpoints`` are the steps whose weights are saved. Those in ``kept`` stay (all if it is
+    empty); of every one ``curve(folder, steps)`` measures what ``curves.jsonl`` holds.
+    """
+
+    name: str
+    seed: int
+    steps: int
+    checkpoints: tuple[int, ...]
+    kept: tuple[int, ...] = ()
+    curve: Callable[[Path, Sequence[int]], Rows] | None = None
+    card: str = ""
+    peak_rate: float = 1e-3
+    warmup: int = 100
+    cosine: Literal["from the start", "after warm-up"] = "from the start"
+    floor: float = 0.05
+    clip: float = 1.0
+    log_every: int = 250
+    device: str = "cpu"
+
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """The network with its initial weights."""
+
+    @abstractmethod
+    def loss(self, network: nn.Module, step: int) -> Tensor:
+        """The loss on the data of that step."""
+
+    @abstractmethod
+    def optimizers(self, network: nn.Module) -> list[Optimizer]:
+        """What moves the weights. A group's ``scale`` multiplies the rate, where it has one."""
+
+    @abstractmethod
+    def held_out(self, network: nn.Module) -> dict[str, float]:
+        """Numbers for the log, on data that are never trained on."""
+
+    @abstractmethod
+    def save(self, network: nn.Module, folder: Path) -> None:
+        """Write configuration and weights into an empty folder."""
+
+    def operations(self) -> float:
+        """Floating-point operations of a step, for the log; 0 where nobody counted them."""
+        return 0.0
+
+    def clip_gradients(self, network: nn.Module) -> None:
+        """Bring the norm of the gradient down to ``clip``, if it is larger."""
+        torch.nn.utils.clip_grad_norm_(network.parameters(), self.clip)
+
+    def rate(self, step: int) -> float:
+        """Learning rate: linear warm-up and a cosine down to ``floor`` of the peak.
+
+        The cosine begins with the warm-up, whose end is then below the peak, or after it.
+        """
+        start = self.warmup if self.cosine == "after warm-up" else 0
+        warm = min(1.0, step / self.warmup)
+        cosine = 0.5 * (1 + math.cos(math.pi * max(0, step - start) / (self.steps - start)))
+        return self.peak_rate * warm * (self.floor + (1 - self.floor) * cosine)
+
+
+def model_card(kind: str, name: str, **filled: Any) -> str:
+    """The text of a model card: the sentences of its kind in ``cards.yml``, filled in."""
+    known = yaml.safe_load((Path(__file__).parent / "cards.yml").read_text(encoding="utf-8"))
+    texts = {k: v.format(name=name, **filled) for k, v in (known["all"] | known[kind]).items()}
+    what = textwrap.fill(texts.pop("what"), 98)
+    lines = [textwrap.fill(f"- **{k}**: {v}", 98, subsequent_indent="  ") for k, v in texts.items()]
+    return f"# {name}\n\n{what}\n\n" + "\n".join(lines) + "\n"
+
+
+def train(recipe: Recipe, work: Path, progress: bool = True) -> Path:
+    """Train, or go on training, one recipe in the folder ``work``; a finished one is left alone.
+
+    The folder then holds what a zoo folder does.
+    """
+    if (work / "SHA256SUMS").is_file():
+        return work
+    work.mkdir(parents=True, exist_ok=True)
+    with _one_thread():
+        _run(recipe, work, progress)
+        _measure(recipe, work)
+    write_text(work / "README.md", recipe.card)
+    (work / "resume.safetensors").unlink(missing_ok=True)
+    write_sums(work)
+    return work
+
+
+def tune(network: nn.Module, recipe: Recipe, steps: int, rate: float) -> list[float]:
+    """Train on, in place, at a constant rate, with a fresh optimiser; the loss of every step.
+
+    The data are those after the recipe's last step. A pruned head stays pruned, because no gradient
+    reaches it. Works inside ``models.edit_weights``.
+    """
+    constant = replace(recipe, peak_rate=rate, warmup=1, floor=1.0)
+    training = network.training
+    network.train()
+    try:
+        with _one_thread(), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            optimizers = constant.optimizers(network)
+            taken = bar(range(recipe.steps + 1, recipe.steps + 1 + steps), "tuning")
+            return [take_step(network, optimizers, constant, step) for step in taken]
+    finally:
+        network.train(training)
+        network.zero_grad()
+
+
+def cost(recipe: Recipe) -> str:
+    """Steps, time and memory of one training, in words.
+
+    The time is that of the shipped model's log; where there is none, it is judged by a few steps
+    taken here, on a network of their own.
+    """
+    network = recipe.network()
+    held = COPIES * sum(p.numel() * p.element_size() for p in network.parameters()) / 2**20
+    if recipe.name in zoo.names():
+        last = _read_log(zoo.log(recipe.name))[-1]
+        seconds, how = last["cpu_seconds"], "as it took for the shipped model on one core"
+    else:
+        with _one_thread():
+            network = network.to(recipe.device).train()
+            optimizers = recipe.optimizers(network)
+            for step in range(1, TIMED + 1):
+                start = time.perf_counter()
+                take_step(network, optimizers, recipe, step)  # it returns a number, and so is done
+        seconds = (time.perf_counter() - start) * recipe.steps
+        how = f"judged by {TIMED} steps on {recipe.device}"
+    words = (
+        f"{max(1, round(seconds / 60))} min" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+    )
+    return (
+        f"{recipe.name}: {recipe.steps} steps, about {words}, {how}; {max(1, held):.0f} MiB for "
+        "the weights and their training, and a batch on top"
+    )
+
+
+def take_step(network: nn.Module, optimizers: list[Optimizer], recipe: Recipe, step: int) -> float:
+    """Take one training step and return its loss."""
+    rate = recipe.rate(step)
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["lr"] = rate * group.get("scale", 1.0)
+    torch.manual_seed(recipe.seed * 1_000_003 + step)  # dropout, if any, depends on the step alone
+    loss = recipe.loss(network, step)
+    if not torch.isfinite(loss):
+        raise IclError(f"{recipe.name}: the loss is {loss.item()} at step {step}: lower the rate.")
+    network.zero_grad()
+    loss.backward()
+    recipe.clip_gradients(network)
+    for optimizer in optimizers:
+        optimizer.step()
+    return loss.item()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(recipe: Recipe, work: Path, progress: bool) -> None:
+    network = recipe.network().to(recipe.device).train()
+    optimizers = recipe.optimizers(network)
+    log = work / "training.jsonl"
+    start = _resume(work / "resume.safetensors", recipe, network, optimizers)
+    rows = [r for r in _read_log(log) if r["step"] <= start]
+    if start == 0:
+        _checkpoint(recipe, network, work, 0)
+    began, seconds = time.process_time(), rows[-1]["cpu_seconds"] if rows else 0.0
+    since, behind = time.perf_counter(), start
+    silent = not progress or quiet()
+    shown = tqdm(total=recipe.steps, initial=start, desc=recipe.name, disable=silent)
+    recent: list[float] = []
+    for step in range(start + 1, recipe.steps + 1):
+        recent.append(take_step(network, optimizers, recipe, step))
+        if step % recipe.log_every == 0 or step == recipe.steps:
+            spent = seconds + time.process_time() - began
+            row: dict[str, Any] = {"step": step, "loss": round(sum(recent) / len(recent), 5)}
+            row |= {k: round(v, 5) for k, v in recipe.held_out(network.eval()).items()}
+            pace = (step - behind) / (time.perf_counter() - since)
+            row |= {"cpu_seconds": round(spent, 1), "steps_per_second": round(pace, 2)}
+            if recipe.operations():
+                row["teraflops"] = round(pace * recipe.operations() / 1e12, 4)
+            rows.append(row)
+            since, behind = time.perf_counter(), step
+            network.train()
+            recent = []
+            _write_log(log, rows)
+            shown.set_postfix(row)
+        _checkpoint(recipe, network, work, step)
+        if step % SAVE_EVERY == 0:
+            _save(work / "resume.safetensors", recipe, network, optimizers, step)
+        shown.update()
+    shown.close()
+
+
+def _checkpoint(recipe: Recipe, network: nn.Module, work: Path, step: int) -> None:
+    """Save the weights as a folder, if this step is wanted."""
+    if step not in recipe.checkpoints:
+        return
+    folder, fresh = work / f"step-{step:05d}", work / f".step-{step:05d}.tmp"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    recipe.save(network, fresh)
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.rename(folder)
+
+
+def _measure(recipe: Recipe, work: Path) -> None:
+    """Measure the saved checkpoints, then remove those that are not kept."""
+    path = work / "curves.jsonl"
+    if recipe.curve and not path.is_file():
+        _write_log(path, recipe.curve(work, recipe.checkpoints))
+    for step in set(recipe.checkpoints) - set(recipe.kept or recipe.checkpoints):
+        shutil.rmtree(work / f"step-{step:05d}", ignore_errors=True)
+
+
+def _save(
+    path: Path, recipe: Recipe, network: nn.Module, optimizers: list[Optimizer], step: int
+) -> None:
+    """Write weights and optimiser state together."""
+    state = {f"weight.{n}": p.detach() for n, p in network.named_parameters()}
+    for name, parameter in network.named_parameters():
+        for optimizer in optimizers:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                state[f"state.{key}.{name}"] = value
+    with replacing(path) as temporary:
+        save_file(state, temporary, metadata={"recipe": recipe.name, "step": str(step)})
+
+
+def _resume(path: Path, recipe: Recipe, network: nn.Module, optimizers: list[Optimizer]) -> int:
+    """Restore weights and optimisers; return the step they belong to (0 if there is no file)."""
+    if not path.is_file():
+        return 0
+    held = {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
+    try:
+        opened = safe_open(path, "pt")
+    except SafetensorError as error:
+        cure = "Delete it: the training then begins anew."
+        raise IclError(f"{path} is damaged ({error}). {cure}") from error
+    with opened as stream:
+        described = stream.metadata() or {}
+        if described.get("recipe") != recipe.name:
+            raise IclError(f"{path} belongs to another recipe. Delete it or choose another folder.")
+        named = dict(network.named_parameters())
+        for stored in stream.keys():  # noqa: SIM118
+            kind, _, name = stored.partition(".")
+            if kind == "weight":
+                named[name].data.copy_(stream.get_tensor(stored))
+            else:
+                key, _, name = name.partition(".")
+                value = stream.get_tensor(stored).to(named[name].device)
+                held[named[name]].state[named[name]][key] = value
+    return int(described["step"])
+
+
+def _read_log(path: Path) -> Rows:
+    if not path.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        cure = f"Delete {path.parent}: the training then begins anew."
+        raise IclError(f"{path} is damaged ({error}). {cure}") from error
+
+
+def _write_log(path: Path, rows: Rows) -> None:
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,172 @@
+"""Recipes ``regression-...``: transformers that learn linear regression in context (chapter 03).
+
+Data are drawn anew at every step: x and w standard normal (w times its prior), y with noise where
+the network has some; the loss is the squared error of every y of the context, the first included,
+as in the code released with {cite}`akyurek2023`. What was tried, the model card tells
+(``cards.yml``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.optim import Optimizer
+
+from ...chapters.ridge_ols.algorithms import ridge
+from ...models.regressors import Format, InContextRegressors, Shape
+from ...tasks.regression import Contexts, Task, sample
+from .ensemble import FRESH, EnsembleRecipe
+from .language import sinusoids
+from .loop import model_card
+from .muon import Muon
+
+NOISES = ((0.25, 1.0), (0.5, 1.5), (0.5, 1.0), (0.5, 0.75))  # (noise, prior), as in the paper
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressionRecipe(EnsembleRecipe):
+    """Networks of one shape, each on its own task."""
+
+    batch: int = 64
+    peak_rate: float = 6e-3
+    floor: float = 0.02
+    scale: float = 5 / 3  # rate of Muon, over that of AdamW; 0 for AdamW alone
+    mixed: bool = False  # the blocks' products in bfloat16
+
+    held_out_contexts = 512
+
+    def network(self) -> InContextRegressors:
+        """Networks drawn from their seeds, positions as sinusoids."""
+        network = InContextRegressors(self.shape, self.seeds)
+        network.tasks = [asdict(task) for task in self.tasks]
+        if self.shape.block == "standard":
+            network.positions.data[:] = 0.3 * sinusoids(*network.positions.shape[1:])
+        return network
+
+    def sample(self, task: Task, contexts: int, source: Generator) -> Contexts:
+        """Contexts as long as the network can read."""
+        return sample(task, contexts, self.shape.pairs, source)
+
+    def operations(self) -> float:
+        """Six for each weight in a product and each token; products of attention besides."""
+        shape, inner = self.shape, self.shape.head * self.shape.heads
+        weights = shape.layers * shape.width * (4 * inner + 8 * shape.width)
+        mixing = shape.layers * 2 * inner * shape.places
+        return 6.0 * (weights + mixing) * shape.places * self.batch * len(self.seeds)
+
+    def loss(self, network: nn.Module, step: int) -> Tensor:
+        """Mean squared error of every prediction, summed over the networks."""
+        xs, ys = self.batch_of(step)
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.mixed):
+            predicted = network(xs, ys)
+        return (predicted.float() - ys).square().mean((1, 2)).sum()
+
+    def optimizers(self, network: nn.Module) -> list[Optimizer]:
+        """Muon on the matrices of the blocks, AdamW without decay on the rest."""
+        named = dict(network.named_parameters())
+        inside = {n for n, p in named.items() if n.startswith("blocks.") and p.shape[1] > 1}
+        inside = inside if self.scale else set()
+        matrices = {"params": [named[n] for n in named if n in inside], "scale": self.scale}
+        rest = [p for n, p in named.items() if n not in inside]
+        adam = torch.optim.AdamW(
+            rest, lr=self.peak_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
+        )
+        return [Muon([matrices], lr=self.peak_rate), adam] if inside else [adam]
+
+    def held_out(self, network: nn.Module) -> dict[str, float]:
+        """Squared distance of each network to the best predictor over d, mean over prefixes."""
+        apart = (self.predict_held_out(network) - self.best).square()[:, :, 1:].mean((1, 2))
+        return {f"spd_best_{i}": v for i, v in enumerate((apart / self.shape.dim).tolist())}
+
+    @cached_property
+    def best(self) -> Tensor:
+        """What ridge with the task's own penalty answers to the held-out contexts."""
+        parts = zip(*self.held_out_data, self.tasks, strict=True)
+        return torch.stack([ridge(x, y, task.ridge) for x, y, task in parts])
+
+    def describe(self) -> str:
+        """The text of the model card."""
+        count, shape = len(self.tasks), self.shape
+        tokens = {"one": "one token for each pair", "two": "x and y as tokens of their own"}
+        noisy = (f"noise {t.noise:g}, prior {t.prior:g}" for t in self.tasks if t.noise)
+        muon = "Muon on the matrices of the blocks, AdamW on the rest"
+        return model_card(
+            "regression",
+            self.name,
+            plan=self,
+            shape=shape,
+            networks="One network" if count == 1 else f"{count} networks",
+            layers=f"{shape.layers} layer{'s' * (shape.layers > 1)}",
+            tokens=tokens[shape.format],
+            noise="; ".join(noisy) or "no noise",
+            optimiser=muon if self.scale else "AdamW",
+            seeds=", ".join(map(str, self.seeds)),
+        )
+
+
+def recipe(name: str, device: str = "cpu") -> RegressionRecipe:
+    """The recipe of a name in ``SHIPPED`` or ``PAPER``."""
+    settings = (SHIPPED | PAPER)[name]
+    mixed = name in PAPER and device == "cuda"
+    return RegressionRecipe.of(name, device, mixed=mixed, **settings)
+
+
+def _mini(
+    dim: int,
+    form: Format,
+    layers: int,
+    width: int,
+    tasks: Sequence[Task],
+    steps: int,
+    extra: tuple[int, ...] = (),
+    heads: int = 2,
+) -> dict[str, Any]:
+    shape = Shape(dim, 2 * dim + 1, form, layers, width, heads)
+    settings = {"steps": steps, "extra": extra, "warmup": steps // 20}
+    return {"shape": shape, "members": list(enumerate(tasks, FRESH)), **settings}
+
+
+def _paper(
+    layers: int = 16, width: int = 512, tasks: Sequence[Task] = (Task(8),)
+) -> dict[str, Any]:
+    """Akyurek et al. 2023, table 1: their block, format, rate, and half a million steps."""
+    shape = Shape(tasks[0].dim, 41, "two", layers, width, 4, "released")
+    return {
+        "shape": shape,
+        "members": list(enumerate(tasks)),
+        "steps": 500_000,
+        "scale": 0.0,
+        "peak_rate": 1e-4,
+        "warmup": 100_000,
+        "cosine": "after warm-up",
+        "floor": 0.0,
+        "log_every": 1000,
+    }
+
+
+_NOISY = tuple(Task(8, noise=noise, prior=prior) for noise, prior in NOISES)
+_DEPTHS = (1, 2, 4, 8)
+SHIPPED = {
+    "regression-d8": _mini(8, "one", 8, 64, [Task(8)] * 3, 7000),
+    "regression-d8-long": _mini(8, "one", 8, 64, [Task(8)], 14000),
+    "regression-noise": _mini(8, "one", 8, 64, _NOISY, 7000),
+    "regression-d2": _mini(2, "one", 4, 32, [Task(2)] * 3, 4000),
+    "regression-d2-one-head": _mini(2, "one", 4, 32, [Task(2)] * 3, 4000, heads=1),
+    **{f"regression-one-L{n}": _mini(4, "one", n, 32, [Task(4)] * 3, 4000) for n in _DEPTHS},
+    **{f"regression-two-L{n}": _mini(4, "two", n, 32, [Task(4)] * 3, 4000) for n in _DEPTHS},
+    "regression-two-L8": _mini(4, "two", 8, 32, [Task(4)] * 3, 4000, extra=(250, 500, 1000)),
+    **{f"regression-w{n}": _mini(8, "one", 4, n, [Task(8)], 4000) for n in (8, 16, 32, 64, 128)},
+    **{f"regression-d16-w{n}": _mini(16, "one", 4, n, [Task(16)], 4000) for n in (16, 32)},
+}
+PAPER = {
+    "regression-paper-d8": _paper(),
+    "regression-paper-d20": _paper(tasks=[Task(20)]),
+    "regression-paper-noise": _paper(tasks=_NOISY),
+    **{f"regression-paper-L{layers}": _paper(layers) for layers in (1, 2, 4, 8, 12)},
+    **{f"regression-paper-w{width}": _paper(width=width) for width in (16, 32, 64, 256)},
+}

@@ -1,0 +1,54 @@
+"""Many trainings at once, through joblib: the cores of one machine, or a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from joblib import Parallel, delayed, parallel_config
+
+from ...errors import IclError
+from .loop import Recipe, train
+
+
+def sweep(recipes: Sequence[Recipe], out: Path, jobs: int | None = None) -> list[Path]:
+    """Train every recipe in the folder ``out / recipe.name``; return these folders.
+
+    Runs on joblib's current backend (all cores of this machine if none is set), ``jobs`` at a
+    time. A finished folder is left alone and an interrupted one continued, so that a sweep can be
+    stopped and started again. On a cluster all workers must see the folder.
+    """
+    names = [recipe.name for recipe in recipes]
+    if len(set(names)) < len(names):
+        raise IclError("Two recipes of a sweep have the same name, and so the same folder.")
+    run = Parallel(n_jobs=-1 if jobs is None else jobs, batch_size=1, pre_dispatch="all")
+    found = run(delayed(_train)(recipe, out / recipe.name) for recipe in recipes)
+    failed = [problem for problem in found if problem]
+    if failed:
+        raise IclError(f"{len(failed)} of {len(found)} trainings failed: {'; '.join(failed)}")
+    return [out / name for name in names]
+
+
+def on_cluster(scheduler: str) -> AbstractContextManager[object]:
+    """Joblib's Dask backend on the cluster of that address; on this machine if it is empty."""
+    if not scheduler:
+        return nullcontext()
+    try:
+        from distributed import Client
+
+        Client(scheduler, timeout="10s", set_as_default=True)
+    except ImportError as error:
+        raise IclError('Dask is not installed: pip install "iclutils[cluster]".') from error
+    except (OSError, ValueError) as error:
+        raise IclError(f"No Dask scheduler answers at {scheduler}: {error}.") from error
+    return parallel_config("dask")
+
+
+def _train(recipe: Recipe, work: Path) -> str:
+    """Train one; a mistake is reported instead of raised, so that the others go on."""
+    try:
+        train(recipe, work, progress=False)
+    except IclError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,158 @@
+"""Component statistics against scikit-learn and SciPy; causes told from consequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from random_layers import seeded
+from sklearn.covariance import LedoitWolf
+from wired import save_wired
+
+from iclutils import IclError
+from iclutils.chapters.attention_circuits.diagnosis import (
+    anomalies,
+    component_statistics,
+    components,
+    explain,
+    fit_covariances,
+    healthy_inputs,
+    restored,
+    statistic_names,
+)
+from iclutils.chapters.attention_circuits.failures import KINDS, Fault, features, plant, score
+from iclutils.interp.clean_corrupt import CleanCorrupt, copying
+from iclutils.interp.graph import Node, component_outputs, head
+from iclutils.models import TransformerBridge, load
+
+FIRST, SECOND = head(0, 0), head(1, 0)
+FAULTS = {
+    "even": Fault("even", (FIRST,), (), 0.95),
+    "sink": Fault("sink", (FIRST,), (), 0.97),
+    "cut": Fault("cut", (FIRST,), (Node("k", 1, 0),)),
+    "misrouted": Fault("misrouted", (SECOND,)),
+    "overactive": Fault("overactive", (FIRST,)),
+}
+
+
+@dataclass
+class Bench:
+    model: TransformerBridge
+    covariances: dict[Node, LedoitWolf]
+    healthy: torch.Tensor
+    cases: CleanCorrupt
+
+
+@pytest.fixture(scope="module")
+def bench(wired: TransformerBridge) -> Bench:
+    return make_bench(wired, 40, 20)
+
+
+def make_bench(model: TransformerBridge, healthy: int, cases: int) -> Bench:
+    generator = seeded(1)
+    fitted, other, broken = (copying(model, n, 11, generator) for n in (healthy, healthy, cases))
+    covariances = fit_covariances(model, fitted)
+    return Bench(model, covariances, component_statistics(model, other, covariances), broken)
+
+
+def test_statistics_by_another_way(model: TransformerBridge) -> None:
+    """Length, effect and entropy as features see them, distance by hand; only columns in order
+    agree."""
+    generator = seeded()
+    fitted, task = (copying(model, 10, 6, generator) for _ in range(2))
+    covariances, names = fit_covariances(model, fitted), statistic_names(model)
+    columns = component_statistics(model, task, covariances)
+    heads = [n for n in components(model) if n.kind == "head"]
+    seen = features(model, task, heads).values
+    for k, node in enumerate(heads):
+        for measure, name in (("length", "norm"), ("direct", "direct"), ("entropy", "entropy")):
+            value = seen[name].abs()
+            own = columns[:, names.index((node, measure))].float()
+            torch.testing.assert_close(own, value[:, k], atol=1e-5, rtol=1e-4)
+    assert (Node("mlp", 0), "entropy") not in names
+    for node in (heads[2], Node("mlp", 1)):
+
+        def mean_write(some: CleanCorrupt, node: Node = node) -> np.ndarray:
+            write = component_outputs(model, some.clean, [node])[node]
+            return write[torch.arange(10)[:, None], some.at].mean(1).double().numpy()
+
+        spread = LedoitWolf().fit(mean_write(fitted))
+        moved = mean_write(task) - mean_write(fitted).mean(0)
+        expected = np.sqrt(
+            np.einsum("ci,ij,cj->c", moved, np.linalg.inv(spread.covariance_), moved)
+        )
+        got = columns[:, names.index((node, "distance"))]
+        np.testing.assert_allclose(got, expected, rtol=1e-4)
+
+
+def test_findings_are_those_of_scipy_one_by_one() -> None:
+    generator = seeded()
+    cases, healthy = (torch.randn(n, 6, generator=generator).double() for n in (15, 20))
+    cases[:, 2] += 3
+    cases[:, 5] = healthy[:, 5] = 1  # never varies
+    p, found = anomalies(cases, healthy)
+    one = [scipy.stats.mannwhitneyu(cases[:, k], healthy[:, k]).pvalue for k in range(5)] + [1.0]
+    np.testing.assert_allclose(p.numpy(), one, rtol=1e-10)
+    assert found.tolist() == (scipy.stats.false_discovery_control(one) <= 0.05).tolist()
+    assert found[2]
+
+
+@pytest.mark.parametrize("kind", ["even", "overactive", "cut"])
+def test_on_healthy_inputs_a_fault_shows_where_it_sits(model: TransformerBridge, kind: str) -> None:
+    """Otherwise consequences would be called causes."""
+    task = copying(model, 10, 6, seeded())
+    covariances, names = fit_covariances(model, task), statistic_names(model)
+    fault = Fault(kind, (head(0, 1),), (Node("k", 1, 2),) if kind == "cut" else ())
+    hooks = plant(model, task, [fault])
+    own = [*hooks, *healthy_inputs(model, task)]
+    healthy, local, spread = (
+        component_statistics(model, task, covariances, h) for h in ([], own, hooks)
+    )
+    moved = ((local - healthy).abs().amax(0) > 1e-3).nonzero()[:, 0].tolist()
+    assert {names[k][0] for k in moved} == fault.parts
+    assert sum((spread - healthy).abs().amax(0) > 1e-3) > 4
+
+
+def test_restoring_everything_restores_the_score(gpt2: TransformerBridge) -> None:
+    task = copying(gpt2, 4, 6, seeded())
+    hooks = plant(gpt2, task, [Fault("sink", (head(0, 1), head(1, 2)))])
+    back = restored(gpt2, task, hooks, [components(gpt2), [], [head(0, 1), head(1, 2)]])
+    lost = score(gpt2, task) - score(gpt2, task, hooks)
+    torch.testing.assert_close(back[0], lost, atol=1e-5, rtol=0)
+    torch.testing.assert_close(back[2], lost, atol=1e-5, rtol=0)
+    assert back[1].abs().max() == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cause_is_told_from_its_consequences(bench: Bench, kind: str) -> None:
+    """Planted in 0.0, the induction head is anomalous too; a cut is the reader's problem."""
+    fault = FAULTS[kind]
+    hooks = plant(bench.model, bench.cases, [fault])
+    found = explain(bench.model, bench.cases, hooks, bench.covariances, bench.healthy)
+    causes = {p.component: p for p in found if p.confirmed}
+    assert set(causes) == fault.parts
+    assert all(p.restored > 0.8 and p.local for p in causes.values())
+    if fault.parts == {FIRST}:
+        (rest,) = (p for p in found if p.component == SECOND)
+        assert not rest.local
+        assert np.isnan(rest.restored)
+    depth = [components(bench.model).index(p.component) for p in found]
+    assert depth == sorted(depth)
+
+
+def test_partners_are_both_named(tmp_path: Path) -> None:
+    """Two induction heads that stand in for each other: one alone brings nearly all back."""
+    save_wired(tmp_path, induction=((1, 0), (1, 2)), heads=3)
+    bench = make_bench(load(tmp_path), 24, 12)
+    hooks = plant(bench.model, bench.cases, [Fault("sink", (head(1, 0), head(1, 2)))])
+    found = explain(bench.model, bench.cases, hooks, bench.covariances, bench.healthy)
+    assert {p.component for p in found if p.confirmed} == {head(1, 0), head(1, 2)}
+
+
+def test_where_nothing_is_lost_nothing_is_explained(bench: Bench) -> None:
+    with pytest.raises(IclError, match="lose nothing"):
+        explain(bench.model, bench.cases, [], bench.covariances, bench.healthy)

@@ -1,0 +1,298 @@
+"""Planted faults by hand, features against numpy, faults found again, fixes on held-out cases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from patched import patch_edges
+from random_layers import seeded
+from refusals import must_refuse
+from tiny import a_task, save_gpt2
+
+from iclutils.chapters.attention_circuits import failures
+from iclutils.chapters.attention_circuits.failures import (
+    KINDS,
+    Fault,
+    Features,
+    Flags,
+    Reference,
+    damage_mlp,
+    features,
+    flags,
+    observe,
+    plant,
+    repair,
+    score,
+)
+from iclutils.chapters.attention_circuits.interactions import direct_logits
+from iclutils.interp import graph
+from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying, scored_logits
+from iclutils.interp.graph import Node, all_heads, component_outputs, head
+from iclutils.interp.hooks import Hook, ablate_heads
+from iclutils.models import TransformerBridge, cached, edit_weights, get_act_name, load
+
+FIRST, SECOND = head(0, 0), head(1, 0)
+EDGE = (FIRST, Node("k", 1, 0))
+PLANTED = {
+    "even": Fault("even", (SECOND,)),
+    "sink": Fault("sink", (SECOND,)),
+    "cut": Fault("cut", (FIRST,), (EDGE[1],)),
+    "misrouted": Fault("misrouted", (SECOND,)),
+    "overactive": Fault("overactive", (FIRST,)),
+}
+
+
+def a_fault(kind: str, strength: float = 1.0) -> Fault:
+    readers = (Node("k", 1, 2), Node("mlp_in", 1)) if kind == "cut" else ()
+    return Fault(kind, (head(0, 1), head(0, 3)), readers, strength)
+
+
+def test_parts_are_where_the_model_works_wrongly() -> None:
+    assert a_fault("even").parts == {head(0, 1), head(0, 3)}
+    assert a_fault("cut").parts == {head(1, 2), Node("mlp", 1)}
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("kind", ["even", "sink", "misrouted"])
+def test_rows_of_attention_by_hand(model: TransformerBridge, kind: str, strength: float) -> None:
+    task, name = a_task(model, 4), get_act_name("pattern", 0)
+    before, after = (
+        observe(model, task, hooks, [name])[1][name].numpy()
+        for hooks in ([], plant(model, task, [a_fault(kind, strength)]))
+    )
+    for h in range(model.cfg.n_heads):
+        wanted = before[:, h].copy()
+        for t in range(wanted.shape[1]) if h in (1, 3) else ():
+            target = np.zeros_like(wanted[:, t])
+            for s in range(t + 1):
+                if kind == "even":
+                    target[:, s] += 1 / (t + 1)
+                else:
+                    target[:, 0 if kind == "sink" else max(s - 1, 0)] += before[:, h, t, s]
+            wanted[:, t] = (1 - strength) * before[:, h, t] + strength * target
+        np.testing.assert_allclose(after[:, h], wanted, atol=1e-6)
+
+
+def test_an_overactive_head_puts_out_more(model: TransformerBridge) -> None:
+    task, name = a_task(model, 4), get_act_name("z", 0)
+    _, clean = observe(model, task, (), [name])
+    _, broken = observe(model, task, plant(model, task, [a_fault("overactive", 0.5)]), [name])
+    ratio = torch.tensor([1, 2.5, 1, 2.5])
+    torch.testing.assert_close(broken[name], clean[name] * ratio[:, None])
+
+
+def test_a_cut_edge_carries_the_mean(model: TransformerBridge) -> None:
+    """Against a shift made beforehand: catches a wrong reader, a wrong sign, a lost strength."""
+    task, writer, reader = a_task(model, 4), head(0, 1), Node("v", 1, 0)
+    own = component_outputs(model, task.clean, [writer])[writer]
+    shift = graph.add_to_inputs(model, {reader: 0.5 * (own.mean((0, 1)) - own)})
+    with graph.split_qkv_input(model):
+        wanted = task.score(scored_logits(model, task, shift))
+    hooks = plant(model, task, [Fault("cut", (writer,), (reader,), 0.5)])
+    torch.testing.assert_close(score(model, task, hooks), wanted, atol=1e-5, rtol=0)
+
+
+def test_all_edges_cut_is_the_head_ablated(model: TransformerBridge) -> None:
+    """Cuts see what is written in the run, so that later readers, earlier cuts and an overactive
+    writer agree."""
+    task, writer = a_task(model, 4), head(0, 2)
+    readers = tuple(v for u, v in graph.of(model).edges() if u == writer)
+    cut = Fault("cut", (writer,), readers)
+    ablated = scored_logits(
+        model, task, ablate_heads(model, task.clean, [(0, 2)], "mean", task.clean)
+    )
+    for faults in ([cut], [cut, Fault("overactive", (writer,))]):
+        hooks = plant(model, task, faults)
+        torch.testing.assert_close(
+            score(model, task, hooks), task.score(ablated), atol=1e-5, rtol=0
+        )
+
+
+def test_damage_is_in_one_layer_alone(tmp_path: Path) -> None:
+    save_gpt2(tmp_path)
+    damaged = edit_weights(tmp_path, damage_mlp(1, 0.5, seeded(3)))
+    clean, after = (dict(m.named_parameters()) for m in (load(tmp_path), damaged))
+    for name, weight in clean.items():
+        changed = not torch.equal(after[name], weight)
+        assert changed == (".h.1." in name and ".mlp." in name), name
+
+
+def test_features_by_hand(model: TransformerBridge) -> None:
+    task = a_task(model, 3)
+    assert task.source is not None
+    heads = all_heads(model)
+    seen = features(model, task, heads)
+    names = [get_act_name(part, n.layer) for n in heads for part in ("pattern", "z")]
+    _, cache = cached(model, task.clean, names)
+    for k, node in enumerate(heads):
+        pattern = cache[get_act_name("pattern", node.layer)][:, node.head].double().numpy()
+        z = cache[get_act_name("z", node.layer)][:, :, node.head]
+        write = (z @ model.W_O[node.layer, node.head]).double().numpy()
+        for case in range(3):
+            at, source = task.at[case].numpy(), task.source[case].numpy()
+            rows = pattern[case, at]
+            entropies = [
+                scipy.stats.entropy(r) / np.log(t + 1) for r, t in zip(rows, at, strict=True)
+            ]
+            others = [np.delete(r, s).max() for r, s in zip(rows, source, strict=True)]
+            spread = np.linalg.norm(write[case] - write[case].mean(0))
+            wanted = {
+                "entropy": np.mean(entropies),
+                "first": rows[:, 0].mean(),
+                "sink": (rows.argmax(1) == 0).mean(),
+                "uniformity": spread / np.linalg.norm(write[case]),
+                "routed": (rows[np.arange(len(at)), source] - others).mean(),
+                "norm": np.linalg.norm(write[case, at], axis=1).mean(),
+            }
+            for name, value in wanted.items():
+                assert float(seen.values[name][case, k]) == pytest.approx(value, abs=1e-5)
+    torch.testing.assert_close(seen.score, task.score(scored_logits(model, task)))
+    direct = direct_logits(model, task)[[graph.of(model).writers.index(n) for n in heads]]
+    torch.testing.assert_close(seen.values["direct"].T, direct)
+
+
+def test_effects_are_those_of_patched_edges(gpt2: TransformerBridge) -> None:
+    task, edge = a_task(gpt2, 3), (head(0, 1), Node("v", 2, 0))
+    edges = [edge, (head(1, 3), Node("mlp_in", 1))]
+    seen = features(gpt2, task, [head(0, 1)], edges)
+    for k, each in enumerate(edges):
+        wanted = seen.score - patch_edges(gpt2, task, [each])
+        torch.testing.assert_close(seen.values["effect"][:, k], wanted, atol=1e-5, rtol=0)
+    hooks = plant(gpt2, task, [Fault("cut", (edge[0],), (edge[1],))])
+    broken = features(gpt2, task, [head(0, 1)], edges, hooks)
+    assert broken.values["effect"][:, 0].abs().max() < 1e-5  # nothing on it could be exchanged
+
+
+@dataclass
+class Bench:
+    """The wired model, healthy cases to compare with and cases to break."""
+
+    model: TransformerBridge
+    reference: Reference
+    cases: CleanCorrupt
+    held_out: CleanCorrupt
+
+    def see(self, hooks: list[Hook]) -> Features:
+        return features(self.model, self.cases, [FIRST, SECOND], [EDGE], hooks)
+
+    def flag(self, *faults: Fault) -> Flags:
+        seen = self.see(plant(self.model, self.cases, faults))
+        return flags(seen, self.reference, [[FIRST], [SECOND]])
+
+
+@pytest.fixture(scope="module")
+def bench(wired: TransformerBridge) -> Bench:
+    generator = seeded(1)
+    healthy, cases, held_out = (copying(wired, n, 11, generator) for n in (300, 24, 20))
+    seen = features(wired, healthy, [FIRST, SECOND], [EDGE])
+    return Bench(wired, Reference(seen), cases, held_out)
+
+
+def test_only_the_right_source_arrives(bench: Bench) -> None:
+    """The induction head moves the token it finds; the previous-token head names no answer."""
+    assert float(bench.reference.median("arrives")[1]) == 1
+    assert float(bench.reference.of.values["routed"][:, 1].min()) > 0.5
+    assert bench.cases.source is not None
+    wrong = replace(bench.cases, source=bench.cases.source - 2)
+    seen = features(bench.model, wrong, [SECOND]).values
+    assert float(seen["arrives"].max()) == 0
+    assert float(seen["routed"].max()) < 0
+    blind = features(bench.model, replace(bench.cases, source=None), [SECOND]).values
+    assert blind["routed"].isnan().all()
+    assert blind["arrives"].isnan().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_planted_is_flagged(bench: Bench, kind: str) -> None:
+    found = bench.flag(PLANTED[kind])
+    assert found.kinds[:, KINDS.index(kind)].all()
+    assert not found.unknown.any()
+
+
+def test_two_at_once_are_both_flagged(bench: Bench) -> None:
+    for a, b in [("even", "overactive"), ("misrouted", "overactive"), ("sink", "cut")]:
+        found = bench.flag(PLANTED[a], PLANTED[b])
+        assert found.kinds[:, [KINDS.index(a), KINDS.index(b)]].all(), (a, b)
+
+
+def test_healthy_cases_raise_few_alarms(bench: Bench) -> None:
+    """Compared with itself, one case in a hundred leaves each quantile, on either side."""
+    for node in (FIRST, SECOND):
+        found = flags(bench.reference.of, bench.reference, [[node]])
+        for kind, tails in {"even": 2, "sink": 2, "misrouted": 1, "cut": 1}.items():
+            alarms = found.kinds[:, KINDS.index(kind)].float().mean()
+            assert alarms <= 1.5 * 0.01 * tails, kind
+        assert found.wrong.float().mean() <= 1.5 * 0.01
+
+
+def test_a_damaged_mlp_is_none_of_them(bench: Bench) -> None:
+    """It sits behind all heads that matter, so that attention looks as ever."""
+    broken = edit_weights(bench.model.cfg.model_name, damage_mlp(1, 3.0, seeded(0)))
+    reference = Reference(features(bench.model, copying(bench.model, 60, 11, seeded(2)), [SECOND]))
+    found = flags(features(broken, bench.cases, [SECOND]), reference, [[SECOND]])
+    assert found.wrong.all()
+    assert found.unknown.float().mean() >= 0.8
+
+
+def test_a_majority_of_a_role_is_needed(bench: Bench) -> None:
+    seen, kind = bench.see(plant(bench.model, bench.cases, [PLANTED["even"]])), KINDS.index("even")
+    both = [[FIRST, SECOND]]
+    assert flags(seen, bench.reference, both, 0.5).kinds[:, kind].all()
+    assert flags(seen, bench.reference, both, 0.9).kinds[:, kind].float().mean() < 0.2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fix_repairs_other_cases_and_harms_no_healthy_one(bench: Bench, kind: str) -> None:
+    strength = {"even": 0.95, "sink": 0.97}.get(kind, 1.0)
+    heads = (SECOND,) if kind == "misrouted" else (FIRST,)
+    fault = replace(PLANTED[kind], heads=heads, strength=strength)
+    net, held = bench.model, bench.held_out
+    hooks = plant(net, bench.cases, [fault])
+    fix = repair(net, kind, bench.cases, hooks, heads, fault.edges, bench.reference)(held)
+    broken = plant(net, held, [fault])
+    scores = (score(net, held, h) for h in ([], fix, broken, [*broken, *fix]))
+    whole, harmed, before, after = (values.mean() for values in scores)
+    clean, corrupt = baselines(net, held)
+    assert (after - before) / (whole - before) >= 0.9
+    assert abs(float(whole - harmed) / float((clean - corrupt).mean())) < 0.01
+
+
+@settings(deadline=None, max_examples=25)
+@given(size=st.integers(2, 8), seed=st.integers(0, 99), temperature=st.floats(0.5, 8))
+def test_fixes_of_rows_by_hand(size: int, seed: int, temperature: float) -> None:
+    scores = torch.randn(2, size, size, generator=seeded(seed))
+    causal = scores.masked_fill(~torch.ones(size, size).tril().bool(), -torch.inf)
+    rows = causal.softmax(-1)
+    torch.testing.assert_close(
+        failures.sharpened(rows, temperature), (temperature * causal).softmax(-1)
+    )
+    masked = causal.clone()
+    masked[:, 1:, 0] = -torch.inf  # the first row sees nothing else
+    torch.testing.assert_close(failures.without_first(rows), masked.softmax(-1))
+
+
+def test_what_cannot_be_is_refused(bench: Bench, gptj: TransformerBridge) -> None:
+    net, task = bench.model, bench.cases
+    blind = replace(task, source=None)
+    rerouted = repair(net, "misrouted", blind, [], [FIRST])
+    must_refuse(
+        (lambda: Fault("asleep", (FIRST,)), "Unknown fault"),
+        (lambda: Fault("cut", (FIRST,)), "Name readers"),
+        (lambda: Fault("even", (FIRST,), (), 1.5), "0..1"),
+        (lambda: plant(net, task, [Fault("even", (head(9, 0),))]), r"head.*9\.0"),
+        (lambda: plant(net, task, [Fault("cut", (SECOND,), (EDGE[1],))]), "must come later"),
+        (lambda: plant(gptj, a_task(gptj, 4), [PLANTED["sink"]]), "only after using it"),
+        (lambda: features(net, task, [head(5, 0)]), r"head.*5\.0"),
+        (lambda: Reference(bench.see([])), "30 correctly solved"),
+        (lambda: flags(features(net, task, [FIRST]), bench.reference, [[FIRST]]), "same places"),
+        (lambda: repair(net, "tired", task, [], [FIRST]), "Unknown failure"),
+        (lambda: repair(net, "overactive", task, [], [FIRST]), "give the reference"),
+        (lambda: score(net, blind, rerouted(blind)), "no source"),
+    )

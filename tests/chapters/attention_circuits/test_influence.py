@@ -1,0 +1,282 @@
+"""Influence, sources and attention: brute force, planted effects, sums, edges that are cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_layers import seeded
+from refusals import must_refuse
+from scipy.special import log_softmax, rel_entr
+from tiny import BOS, VOCAB, tokens
+from transformer_lens.config import TransformerBridgeConfig
+
+from iclutils import IclError
+from iclutils.chapters.attention_circuits import influence as module
+from iclutils.chapters.attention_circuits.influence import (
+    future_influence,
+    influence,
+    knockout,
+    mean_patterns,
+    norm_weighted,
+    note_influence,
+    rank_agreement,
+    redirected,
+    replacements,
+    rollout,
+    shift_logits,
+    sources,
+)
+from iclutils.interp.clean_corrupt import CleanCorrupt
+from iclutils.interp.hooks import run_with_hooks
+from iclutils.models import TransformerBridge, cached, get_act_name, random_init
+from iclutils.tasks.repeated import repeated_tokens
+
+AT = torch.tensor([[2, 5], [3, 7]])
+ANSWER = torch.tensor([[4, 9], [11, 0]])
+
+
+def one_by_one(
+    model: TransformerBridge, rows: torch.Tensor, drawn: torch.Tensor
+) -> tuple[np.ndarray, np.ndarray]:
+    """KL and change of log p of every draw: one whole sequence and one forward pass at a time."""
+    size = *drawn.shape[:2], 2, rows.shape[1]
+    kl, signed = np.zeros(size), np.zeros(size)
+
+    def log_p(row: torch.Tensor) -> np.ndarray:
+        with torch.no_grad():
+            return log_softmax(model(row[None])[0].double().numpy(), axis=-1)
+
+    for d, b, i in np.ndindex(*drawn.shape):
+        row = rows[b].clone()
+        row[i] = drawn[d, b, i]
+        clean, after = log_p(rows[b]), log_p(row)
+        for e in range(2):
+            t, right = int(AT[b, e]), int(ANSWER[b, e])
+            kl[d, b, e, i] = rel_entr(np.exp(clean[t]), np.exp(after[t])).sum()
+            signed[d, b, e, i] = after[t, right] - clean[t, right]
+    return kl, signed
+
+
+def test_influence_is_what_one_row_at_a_time_gives(
+    model: TransformerBridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without cached prefixes; catches those of another row or position, KL the wrong way
+    round, entries of whole rows shifted."""
+    rows = tokens(2, 9)
+    drawn = replacements(model, rows, seeded(1), 3)
+    kl, signed = one_by_one(model, rows, drawn)
+    truth = kl.mean(0), signed.mean(0)
+    assert truth[0][(torch.arange(9) > AT[..., None]).numpy()].max() < 1e-9  # nothing from later
+    for size in (512, 2):
+        monkeypatch.setattr(module, "BATCH", size)
+        got = influence(model, rows, AT, ANSWER, seeded(1), draws=3)
+        for ours, theirs in zip(got, truth, strict=True):
+            np.testing.assert_allclose(ours.numpy(), theirs, atol=2e-5, rtol=1e-4)
+    assert got.kl.max() > 0.05
+
+    def refuse(*_: object) -> None:
+        raise IclError("no cache")
+
+    monkeypatch.setattr(module, "keys_values", refuse)
+    slow = influence(model, rows, AT, ANSWER, seeded(1), draws=3)
+    for ours, theirs in zip(got, slow, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+
+
+def test_models_without_a_cache_that_can_be_cut_work_too(gptj: TransformerBridge) -> None:
+    config = TransformerBridgeConfig(
+        n_layers=2, d_model=32, n_ctx=48, d_head=8, n_heads=4, d_vocab=VOCAB, attn_only=True
+    )
+    for other in (gptj, TransformerBridge.boot_native(config).eval()):
+        got = influence(other, tokens(2, 9), AT, ANSWER, seeded(), draws=2)
+        assert got.kl.isfinite().all()
+        assert got.kl.max() > 1e-5
+
+
+def test_a_model_that_looks_ahead_is_caught(gpt2: TransformerBridge) -> None:
+    """Catches: a brute force that compares the wrong positions and so finds nothing anywhere."""
+    rows, whole = tokens(2, 9), gpt2.forward
+    assert (future_influence(gpt2, rows, seeded()) < 1e-5).all()
+
+    def ahead(some: torch.Tensor, **more: object) -> torch.Tensor:
+        return whole(some, **more).roll(-1, 1)  # every position answers for the next one
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpt2, "forward", ahead)
+        assert (future_influence(gpt2, rows, seeded()) > 1e-2).all()
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10**6))
+def test_replacements_leave_out_the_token_and_bos(gpt2: TransformerBridge, seed: int) -> None:
+    rows = tokens(3, 5, seed)
+    drawn = replacements(gpt2, rows, seeded(seed), 4)
+    assert drawn.shape == (4, 3, 5)
+    assert not (drawn == rows).any()
+    assert not (drawn == BOS).any()
+
+
+def test_shifted_logits_have_the_same_probabilities(gpt2: TransformerBridge) -> None:
+    """Catches: a measure of raw logits, of which the softmax ignores a part."""
+    rows, hook = tokens(2, 9), shift_logits(gpt2, seeded(3))
+    with torch.no_grad():
+        clean, shifted = gpt2(rows), gpt2.run_with_hooks(rows, fwd_hooks=[hook])
+    shift = shifted - clean
+    torch.testing.assert_close(shift, shift[..., :1].expand_as(shift), atol=1e-4, rtol=1e-4)
+    assert shift[..., 0].std() > 0.1
+    ours, theirs = (
+        influence(gpt2, rows, AT, ANSWER, seeded(1), draws=3, hooks=h) for h in ([], [hook])
+    )
+    torch.testing.assert_close(theirs.kl, ours.kl, atol=1e-4, rtol=1e-4)
+    before, after = (note_influence(gpt2, rows, AT, seeded(1), 3, hooks=h) for h in ([], [hook]))
+    assert (after.nansum() / before.nansum() - 1).abs() > 0.1
+
+
+def test_the_notes_score_by_its_own_loop(model: TransformerBridge) -> None:
+    """Catches: a norm over the wrong axis, the own position counted, shared replacements."""
+    rows = tokens(2, 9)
+    got = note_influence(model, rows, AT, seeded(5), 2)
+    drawn = torch.randint(0, VOCAB, (2, 2, 9), generator=seeded(5))
+    for d, b, e in np.ndindex(2, 2, 2):
+        t = int(AT[b, e])
+        for i in range(t):
+            row = rows[b].clone()
+            row[i] = drawn[d, b, i]
+            with torch.no_grad():
+                truth = torch.norm(model(rows[b][None])[0, t] - model(row[None])[0, t])
+            torch.testing.assert_close(got[d, b, e, i], truth, atol=1e-4, rtol=1e-4)
+        assert got[d, b, e, t:].isnan().all()
+
+
+def planted(
+    rng: np.random.Generator, effects: dict[int, float], count: int = 14
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Noise at every position, and a loss of so many nats at offsets from the source."""
+    source = torch.tensor([[9, 11]]).expand(count, -1)
+    at = source + 5
+    signed = rng.normal(0, 1, (count, 2, 30))
+    for offset, nats in effects.items():
+        for entry, place in enumerate((9, 11)):
+            signed[:, entry, place + offset] -= nats
+    return torch.from_numpy(signed), at, source
+
+
+def test_the_rate_of_false_sources_is_kept() -> None:
+    """Catches: no correction for many positions, or one for the wrong number of them."""
+    rng, effects = np.random.default_rng(0), {-1: 4.0, 0: 8.0, 5: 4.0, 3: -8.0}
+    false, power = [], []
+    for seed in range(100):
+        found = sources(*planted(rng, effects), seeded(seed))
+        offsets = set(found.offset[found.found].tolist())
+        false.append(len(offsets - {-1, 0, 5}) / max(1, len(offsets)))
+        power.append(len(offsets & {-1, 0, 5}) / 3)
+    assert np.mean(false) <= 0.07
+    assert np.mean(power) > 0.99
+
+
+def test_sources_average_entries_and_leave_out_the_future() -> None:
+    signed, at, source = planted(np.random.default_rng(1), {0: 3.0})
+    got = sources(signed, at, source, seeded())
+    assert got.offset.tolist() == list(range(-11, 6))  # to each entry itself, and no further
+    place = int((got.offset == 0).nonzero())
+    truth = -(signed[:, 0, 9] + signed[:, 1, 11]).mean() / 2
+    torch.testing.assert_close(got.mean[place], truth)
+    signed[:9, :, [9, 11]] = torch.nan  # five sequences left
+    assert 0 not in sources(signed, at, source, seeded()).offset.tolist()
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10**6), layers=st.integers(1, 4), size=st.integers(1, 6))
+def test_rollout_walks_down_the_layers(seed: int, layers: int, size: int) -> None:
+    """Catches: layers in the wrong order. Against a sum over all walks, layer by layer."""
+    raw = torch.rand(1, layers, size, size, generator=seeded(seed), dtype=torch.float64) + 1e-3
+    patterns = raw.tril() / raw.tril().sum(-1, keepdim=True)
+    walker = torch.eye(size, dtype=torch.float64)  # rows: where a walk began; from the top down
+    for layer in reversed(range(layers)):
+        walker = 0.5 * walker + 0.5 * torch.einsum("bi,ij->bj", walker, patterns[0, layer])
+    torch.testing.assert_close(rollout(patterns)[0], walker)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "neox", "llama", "qwen2"])
+def test_norms_of_what_edges_carry(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By attention cut to one edge; catches values of other heads, dest and src exchanged."""
+    model = request.getfixturevalue(kind)
+    rows, name = tokens(3, 7), "blocks.1.hook_attn_out"
+    got = norm_weighted(model, rows)
+    monkeypatch.setattr(module, "ROWS", 1)  # one sequence at a time
+    torch.testing.assert_close(norm_weighted(model, rows), got)
+    pattern, bias = get_act_name("pattern", 1), getattr(model.blocks[1].attn.o, "bias", None)
+    for dest, src in ((4, 2), (6, 6), (3, 0)):
+
+        def alone(value: torch.Tensor, hook: object, at: tuple[int, int] = (dest, src)) -> object:
+            edge = torch.zeros_like(value)
+            edge[:, :, at[0], at[1]] = value[:, :, at[0], at[1]]
+            return edge
+
+        _, seen = run_with_hooks(model, rows, [(pattern, alone)], [name])
+        carried = seen[name][:, dest] - (0 if bias is None else bias)
+        torch.testing.assert_close(got[:, 1, dest, src], carried.norm(dim=-1), atol=1e-5, rtol=1e-4)
+    _, cache = cached(model, rows, [pattern])
+    torch.testing.assert_close(mean_patterns(model, rows)[:, 1], cache[pattern].mean(1))
+
+
+def test_cut_edges_get_no_attention_and_the_rest_shares_it(model: TransformerBridge) -> None:
+    """Catches: edges of other rows cut, or rows that no longer sum to 1."""
+    rows = tokens(2, 7)
+    task = CleanCorrupt(rows, rows.flip(0), *[torch.full((2, 1), 5)] * 2)
+    cut = torch.zeros(2, 7, 7, dtype=torch.bool)
+    for b, d, s in ((0, 4, 2), (0, 6, 5), (1, 3, 0), (1, 6, 1)):
+        cut[b, d, s] = True
+    hooks = knockout(model, task, torch.tensor([[4, 6], [3, 6]]), torch.tensor([[2, 5], [0, 1]]))
+    names = [get_act_name("pattern", layer) for layer in range(2)]
+    _, seen = run_with_hooks(model, rows, hooks, names)
+    _, clean = run_with_hooks(model, rows, [], names)
+    for name in names:
+        assert not seen[name].transpose(0, 1)[:, cut].any()
+    rest = clean[names[0]].masked_fill(cut[:, None], 0)
+    torch.testing.assert_close(seen[names[0]], rest / rest.sum(-1, keepdim=True))
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10**6), coarse=st.booleans())
+def test_rank_agreement_counts_pairs_of_earlier_positions(seed: int, coarse: bool) -> None:
+    """Catches: the entry itself or later positions counted. Pearson's of ranks, ties averaged."""
+    whole, b = torch.randn(2, 2, 9, 9, generator=seeded(seed), dtype=torch.float64)
+    at = torch.tensor([[4, 8], [1, 6]])
+    whole, b = whole.round() if coarse else whole, b[:, :2]
+
+    def ranks(x: torch.Tensor) -> np.ndarray:
+        return np.array([(x < v).sum() + (x == v).sum() / 2 for v in x])
+
+    for row, got in enumerate(rank_agreement(whole, b, at).tolist()):
+        each = []
+        for e, t in enumerate(at[row].tolist()):
+            x, y = ranks(whole[row, t, :t]), ranks(b[row, e, :t])
+            if t > 1 and x.std() > 0:
+                each.append(np.corrcoef(x, y)[0, 1])
+        assert got == pytest.approx(np.mean(each) if each else np.nan, nan_ok=True)
+
+
+def test_what_cannot_be_measured_is_refused(
+    gpt2: TransformerBridge, gptj: TransformerBridge
+) -> None:
+    rows, one = tokens(2, 9), torch.tensor([[3], [3]])
+    task = CleanCorrupt(rows, rows.flip(0), one, one)
+    few = planted(np.random.default_rng(2), {}, count=5)
+    must_refuse(
+        (lambda: sources(*few, seeded()), "at least 6 sequences"),
+        (lambda: knockout(gpt2, task, one, one + 1), "0 <= src < dest"),
+        (lambda: knockout(gptj, task, one, one - 1), "only after using it"),
+    )
+
+
+def test_a_wired_copier_goes_on_from_a_replaced_output(wired: TransformerBridge) -> None:
+    """Catches: a place outside the first copy, or outputs compared one place off."""
+    rows = repeated_tokens(wired, 6, 14, seeded(), distinct=True).tokens
+    assert redirected(wired, rows, 14, seeded(1)).tolist() == [1.0] * 6
+    assert redirected(random_init(wired.cfg.model_name, 0), rows, 14, seeded(1)).mean() < 0.5

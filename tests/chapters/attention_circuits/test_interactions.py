@@ -1,0 +1,162 @@
+"""Heads together: wired pipelines and back-ups, rotated bases, TransformerLens' direct logits."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from random_layers import seeded
+from refusals import must_refuse
+from tiny import save_gpt2, save_grouped, save_neox, tokens
+from transformer_lens.tools.analysis import direct_logit_attribution
+from transformers import GPT2LMHeadModel, GPTNeoXForCausalLM
+from wired import save_wired
+
+from iclutils.chapters.attention_circuits import interactions, stability
+from iclutils.interp.clean_corrupt import baselines, copying, scored_logits, share
+from iclutils.interp.graph import Node, all_heads, head, of
+from iclutils.interp.hooks import ablate_heads, run_with_hooks
+from iclutils.interp.patching import ablate
+from iclutils.models import TransformerBridge, cached, edit_weights, get_act_name, load, logits
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gpt2")
+    save_gpt2(folder)
+    return folder
+
+
+def test_wired_pipeline_and_back_ups(wired: TransformerBridge, tmp_path: Path) -> None:
+    """The sign key: a pipeline is below 0, back-ups above, idle heads at 0."""
+    task = copying(wired, 8, 11, seeded())
+    _, each = interactions.interactions(wired, task, [[n] for n in all_heads(wired)])
+    each = share(each, *baselines(wired, task))
+    assert -1.1 < each[0, 2] < -0.9
+    assert each[[0, 0, 1, 1, 2], [1, 3, 2, 3, 3]].abs().max() < 1e-2
+
+    save_wired(tmp_path, ((0, 0), (0, 1)), ((1, 0), (1, 2)), heads=3)
+    model = load(tmp_path)
+    task = copying(model, 8, 11, seeded())
+    heads = [[head(0, 0)], [head(0, 1)], [head(1, 0)], [head(1, 2)]]
+    each = share(interactions.interactions(model, task, heads)[1], *baselines(model, task))
+    assert each[0, 1] > 0.8
+    assert each[2, 3] > 0.8
+
+
+def test_interactions_against_ablation(gpt2: TransformerBridge) -> None:
+    """Catches a pair of the wrong two, and a node of both groups that is counted twice."""
+    task = copying(gpt2, 3, 8, seeded())
+    groups = [[head(0, 1), head(2, 3)], [Node("mlp", 1), head(0, 1)], []]
+    single, each = interactions.interactions(gpt2, task, groups)
+    clean, _ = baselines(gpt2, task)
+    torch.testing.assert_close(single, clean - ablate(gpt2, task, groups), atol=1e-5, rtol=1e-5)
+    for a, b in combinations(range(3), 2):
+        (union,) = clean - ablate(gpt2, task, [list({*groups[a], *groups[b]})])
+        expected = union - single[a] - single[b]
+        torch.testing.assert_close(each[b, a], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(each[a, b], expected, atol=1e-5, rtol=1e-5)
+    assert bool(each.diagonal().isnan().all())
+
+
+def test_pairs_within_layers(gpt2: TransformerBridge) -> None:
+    """Catches: heads of another layer, or the interaction of another pair."""
+    task, ids = copying(gpt2, 3, 8, seeded()), tokens(2, 9)
+    heads = [head(1, 2), head(0, 1), head(1, 0)]
+    lost = baselines(gpt2, task)[0] - ablate(gpt2, task, [[node] for node in heads])
+    alone = dict(zip(heads, lost, strict=True))
+    ((a, b, noted, size),) = interactions.within_layers(gpt2, task, ids, alone)
+    assert (a, b) == (head(1, 2), head(1, 0))
+    _, each = interactions.interactions(gpt2, task, [[a], [b]])
+    assert size == pytest.approx(each[0, 1].mean().abs().item(), abs=1e-6)
+    assert noted == pytest.approx(interactions.note_correlation(gpt2, ids)[1, 2, 0].abs().item())
+
+
+def test_heads_of_a_layer_do_not_feed_each_other(model: TransformerBridge) -> None:
+    ids = tokens(2, 9)
+    assert interactions.same_layer_effect(model, ids) < 1e-6
+    hooks = ablate_heads(model, ids, [(0, 0)], "zero", ids)  # but those of the next they do
+    z = get_act_name("z", 1)
+    before, after = (run_with_hooks(model, ids, h, [z])[1][z] for h in ([], hooks))
+    assert (after - before).abs().max() > 1e-2
+
+
+def test_direct_logits_against_transformer_lens(folder: Path) -> None:
+    """Their stack of heads on the folded model; catches a missing centring, scale or mean."""
+    model = load(folder, fold=True)
+    task = copying(model, 3, 8, seeded())
+    got = interactions.direct_logits(model, task)
+    rows = [u for u, n in enumerate(of(model).writers) if n.kind == "head"]
+    each = []
+    for entry in range(task.at.shape[1]):
+        theirs = direct_logit_attribution(
+            model,
+            task.clean,
+            answer_tokens=task.answer[:, entry],
+            unit="head",
+            pos=int(task.at[0, entry]),
+        )
+        each.append(theirs.attribution[: len(rows)])
+    torch.testing.assert_close(got[rows], torch.stack(each).mean(0), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_direct_logits_sum_to_the_logit(folder: Path, narrow: bool) -> None:
+    """Without biases of attention and final LayerNorm nothing is missing."""
+
+    def edit(network: GPT2LMHeadModel) -> None:
+        network.transformer.ln_f.bias.zero_()
+        for block in network.transformer.h:
+            block.attn.c_proj.bias.zero_()
+
+    model = edit_weights(folder, edit)
+    task = copying(model, 3, 8, seeded(), narrow=narrow)
+    read = scored_logits(model, task)
+    right = read.gather(-1, task.answer[..., None])[..., 0]
+    if task.choices is not None:
+        read = read.gather(-1, task.choices[:, None].expand(-1, read.shape[1], -1))
+    expected = (right - read.mean(-1)).mean(-1)
+    got = interactions.direct_logits(model, task).sum(0)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
+def test_rotating_a_basis_changes_the_notes_measure_alone(kind: str, tmp_path: Path) -> None:
+    """Logits and CKA stay, as the algebra says; the correlation does not."""
+    folder = tmp_path
+    save_gpt2(folder) if kind == "gpt2" else save_grouped(folder, kind)
+    rotation = interactions.random_rotation(8, seeded())
+    torch.testing.assert_close(rotation @ rotation.T, torch.eye(8))
+    rotated = edit_weights(folder, lambda net: interactions.rotate_head_basis(net, 1, 2, rotation))
+    plain, ids = load(folder), tokens(4, 20)
+    torch.testing.assert_close(logits(rotated, ids), logits(plain, ids), atol=1e-4, rtol=1e-4)
+    before, after = (stability.head_outputs(m, ids).flatten(0, 1) for m in (plain, rotated))
+    alike = stability.cka(before, before), stability.cka(after, after)
+    torch.testing.assert_close(*alike, atol=1e-4, rtol=1e-4)
+    before, after = (interactions.note_correlation(m, ids) for m in (plain, rotated))
+    change = (after - before).abs()
+    assert change[1, 2, [0, 1, 3]].max() > 0.05
+    change[1, 2], change[1, :, 2] = 0, 0
+    assert change.max() < 1e-4
+    _, cache = cached(plain, ids, [get_act_name("z", 1)])
+    z = cache[get_act_name("z", 1)].numpy()
+    pearson = np.corrcoef(z[:, :, 0].ravel(), z[:, :, 3].ravel())[0, 1]
+    assert float(before[1, 0, 3]) == pytest.approx(pearson)
+
+
+def test_what_cannot_be_edited_is_refused(gpt2: TransformerBridge, tmp_path: Path) -> None:
+    save_neox(tmp_path)
+    other = GPTNeoXForCausalLM.from_pretrained(tmp_path)
+    network, one = gpt2.original_model, torch.eye(8)
+    must_refuse(
+        (
+            lambda: interactions.rotate_head_basis(other, 0, 0, one),
+            "architecture of GPT-2 or Llama",
+        ),
+        (lambda: interactions.rotate_head_basis(network, 9, 0, one), "no head 9.0"),
+        (lambda: interactions.rotate_head_basis(network, 0, -1, one), "no head 0.-1"),
+        (lambda: interactions.rotate_head_basis(network, 0, 0, 2 * one), "no rotation"),
+    )

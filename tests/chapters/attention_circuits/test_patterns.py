@@ -1,0 +1,199 @@
+"""Pattern scores and labels: closed forms, brute force, hand-wired heads, chance kept in bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_layers import seeded
+from tiny import save_gpt2, save_gptj, save_neox, tiny_gpt2, tokens
+
+from iclutils import IclError
+from iclutils.chapters.attention_circuits import patterns
+from iclutils.interp.head_scores import uniform_pattern
+from iclutils.models import TransformerBridge, cached, get_act_name, load, random_init
+from iclutils.tasks.repeated import repeated_tokens
+
+SIZE = 16
+PLAIN = torch.arange(SIZE)[None]  # no token occurs twice
+
+
+def one(pattern: torch.Tensor, ids: torch.Tensor = PLAIN) -> dict[str, float]:
+    """Scores of one pattern."""
+    scores = patterns.pattern_scores(pattern[None, None].float(), ids)
+    return {name: float(value) for name, value in scores.items()}
+
+
+def random_pattern(seed: int, size: int = SIZE) -> torch.Tensor:
+    scores = 3 * torch.randn(size, size, generator=seeded(seed))
+    return scores.masked_fill(~torch.ones(size, size).tril().bool(), -torch.inf).softmax(-1)
+
+
+def shifted(steps: int, size: int = SIZE) -> torch.Tensor:
+    """Every row looks so many steps back, the first rows at the first token."""
+    return torch.eye(size)[(torch.arange(size) - steps).clamp_min(0)]
+
+
+# Each catches a row that should be left out (row 0) or a diagonal off by one.
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (shifted(0), {"previous": 0, "current": 1, "local": 1, "first": 1 / SIZE, "even": 0}),
+        (shifted(1), {"previous": 1, "current": 0, "local": 1, "first": 2 / SIZE, "even": 0}),
+        (shifted(4), {"previous": 1 / (SIZE - 1), "local": 3 / (SIZE - 1), "hierarchical": 0}),
+        (shifted(SIZE), {"first": 1, "local": 3 / (SIZE - 1), "even": 0, "hierarchical": 0}),
+        (uniform_pattern(SIZE), {"even": 1, "first": sum(1 / (t + 1) for t in range(SIZE)) / SIZE}),
+    ],
+)
+def test_closed_forms(pattern: torch.Tensor, expected: dict[str, float]) -> None:
+    assert {name: one(pattern)[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def bands(row: int) -> list[list[int]]:
+    """Distances by dyadic band: {0}, {1}, {2, 3}, {4 .. 7}, .. as far as the row reaches."""
+    found, start, stop = [[0]], 1, 2
+    while start <= row:
+        found.append(list(range(start, min(stop, row + 1))))
+        start, stop = stop, 2 * stop
+    return found
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 10**6), st.integers(3, 20), st.integers(2, 8))
+def test_brute_force(seed: int, size: int, vocab: int) -> None:
+    """Row by row; catches a mask shifted, BOS taken for a match, a mean over wrong rows."""
+    ids = torch.randint(0, vocab, (1, size), generator=seeded(seed))
+    pattern = random_pattern(seed, size)
+    got, a, x = one(pattern, ids), pattern.double().numpy(), ids[0].tolist()
+    duplicate, induction, scale, even = [], [], [], []
+    for t in range(1, size):
+        earlier = [s for s in range(1, t) if x[s] == x[t]]
+        if earlier:
+            duplicate.append(sum(a[t, s] for s in earlier))
+            induction.append(sum(a[t, s + 1] for s in earlier))
+        even.append(-sum(p * math.log(p) for p in a[t] if p > 0) / math.log(t + 1))
+        if len(bands(t)) >= 3:
+            mass = [sum(a[t, t - back] for back in band) for band in bands(t)]
+            scale.append(-sum(p * math.log(p) for p in mass if p > 0) / math.log(len(mass)))
+    for name, rows in [("duplicate", duplicate), ("induction", induction)]:
+        expected = np.mean(rows) if rows else math.nan
+        assert got[name] == pytest.approx(expected, abs=1e-5, nan_ok=True)
+    assert got["even"] == pytest.approx(np.mean(even), abs=1e-5)
+    assert got["hierarchical"] == pytest.approx(np.mean(scale), abs=1e-5)
+    assert all(math.isnan(v) or -1e-6 <= v <= 1 + 1e-6 for v in got.values())
+
+
+def test_sequences_do_not_mix() -> None:
+    """Catches a mean over the batch, or masks of another row."""
+    pattern = torch.stack([random_pattern(seed, 21) for seed in range(8)]).reshape(4, 2, 21, 21)
+    ids = torch.cat([torch.full((4, 1), 59), tokens(4, 10).repeat(1, 2)], 1)
+    order = torch.tensor([2, 0, 3, 1])
+    straight = patterns.pattern_scores(pattern, ids)
+    mixed = patterns.pattern_scores(pattern[order], ids[order])
+    for name in patterns.SCORES:
+        torch.testing.assert_close(straight[name][order], mixed[name])
+
+
+def test_distance_leaves_the_first_token_out() -> None:
+    """Catches a mean over all mass, which sinks would dominate."""
+    sinking = 0.9 * shifted(SIZE) + 0.1 * shifted(2)
+    assert float(patterns.mean_distance(sinking)) == pytest.approx(2)
+    assert float(patterns.mean_distance(shifted(0))) == 0
+    assert math.isnan(float(patterns.mean_distance(shifted(SIZE))))
+
+
+@pytest.mark.parametrize("save", [save_gpt2, save_neox, save_gptj])
+def test_all_heads_at_once(save: Callable[[Path], object], tmp_path: Path) -> None:
+    """Against each layer's cached patterns; catches layers or heads in another order."""
+    ids = tokens(3, 12) % 7
+    save(tmp_path)
+    model = load(tmp_path)
+    got, distances = patterns.scores(model, ids), patterns.attention_distance(model, ids)
+    for layer in range(model.cfg.n_layers):
+        _, cache = cached(model, ids, [get_act_name("pattern", layer)])
+        pattern = cache[get_act_name("pattern", layer)]
+        expected = patterns.pattern_scores(pattern, ids)
+        for name in patterns.SCORES:
+            torch.testing.assert_close(got[name][:, layer], expected[name], equal_nan=True)
+        torch.testing.assert_close(distances[1, layer, 2], patterns.mean_distance(pattern[1, 2]))
+    assert patterns.future_attention(model, ids) == 0
+
+
+def test_wired_heads_get_their_labels(wired: TransformerBridge) -> None:
+    """The known answer; idle heads attend evenly and get nothing."""
+    ids = repeated_tokens(wired, 40, 11, seeded(), distinct=True).tokens
+    blank = [random_init(wired.cfg.model_name, seed) for seed in range(2)]
+    shuffled = patterns.shuffled_scores(wired, ids, seeded(1))
+    nulls = [patterns.null_scores(blank, ids), shuffled]
+    limits = patterns.thresholds(nulls, patterns.uniform_scores(ids))
+    assert math.isnan(limits["even"])  # even attention is as even as can be
+    scores = patterns.scores(wired, ids)
+    given = patterns.labels(scores, limits)
+    table = patterns.table(scores, limits, given, removal=torch.arange(4.0).reshape(2, 2))
+    assert [row["labels"] for row in table] == ["previous, local", "", "induction", ""]
+    assert [row["removal"] for row in table] == [0, 1, 2, 3]
+    assert (table[2]["layer"], table[2]["head"]) == (1, 0)
+    assert patterns.excess(scores, limits)[1, 0, patterns.SCORES.index("induction")] > 0.5
+    # Shuffled tokens scored by what repeats in *them* would hide a true induction head.
+    assert shuffled["induction"].quantile(0.99) < 0.5 < scores["induction"][:, 1, 0].mean()
+
+
+def test_false_alarms_are_kept(tmp_path: Path) -> None:
+    """On other untrained models; catches a quantile of means, or the wrong tail."""
+    tiny_gpt2(tmp_path)
+    ids = torch.cat([torch.full((30, 1), 59), tokens(30, 10).repeat(1, 2)], 1)
+    made = [random_init(tmp_path, seed) for seed in range(10)]
+    nulls = [patterns.null_scores(made[:5], ids)]
+    fresh = [patterns.scores(model, ids) for model in made[5:]]
+
+    def alarms(alpha: float) -> float:
+        limits = patterns.thresholds(nulls, patterns.uniform_scores(ids), alpha)
+        held = [patterns.labels(scores, limits) for scores in fresh]
+        return patterns.false_alarms(torch.stack(held).flatten(0, 1), limits)
+
+    assert alarms(0.01) <= 0.02 < alarms(0.5)
+
+
+def test_thresholds_are_the_largest_quantile() -> None:
+    nulls = [{n: torch.linspace(0, top, 101) for n in patterns.SCORES} for top in (0.2, 0.5)]
+    even = {n: torch.full((3,), 0.3) for n in patterns.SCORES} | {"duplicate": torch.ones(3)}
+    limits = patterns.thresholds([*nulls, {"induction": torch.full((9,), 0.7)}], even, alpha=0.1)
+    assert limits["previous"] == pytest.approx(0.45)
+    assert limits["induction"] == pytest.approx(0.7)
+    assert math.isnan(limits["duplicate"])  # 1 cannot be passed
+    undefined = {n: torch.full((3,), torch.nan) for n in patterns.SCORES}
+    assert all(math.isnan(v) for v in patterns.thresholds([], undefined).values())
+
+
+def test_labels_need_certainty_and_enough_sequences() -> None:
+    """Catches a label by the mean alone, and undefined sequences counted as zeros."""
+    wide = torch.tensor([0.0, 1.0]).repeat(20)  # mean .5, SE .08
+    rare = torch.where(torch.arange(40) < 29, 1.0, torch.nan)
+    values = {"previous": wide, "duplicate": rare, "induction": rare.roll(5).nan_to_num(1)}
+    scores = {n: values.get(n, torch.zeros(40))[:, None, None] for n in patterns.SCORES}
+    limits = dict.fromkeys(patterns.SCORES, 0.4)
+    given = dict(zip(patterns.SCORES, patterns.labels(scores, limits)[0, 0].tolist(), strict=True))
+    assert not given["previous"]
+    assert patterns.labels(scores, limits | {"previous": 0.3})[0, 0, 0]
+    assert not given["duplicate"]
+    assert given["induction"]
+
+
+def test_overlap_of_labels() -> None:
+    first = torch.tensor([[[1, 1, 0], [0, 0, 0], [1, 0, 0]]]).bool()
+    second = torch.tensor([[[1, 0, 0], [0, 0, 0], [0, 0, 1]]]).bool()
+    assert patterns.label_overlap(first, second).tolist() == [1 / 2, 0]
+    assert not len(patterns.label_overlap(first & False, second & False))
+
+
+def test_too_little_is_refused(gpt2: TransformerBridge) -> None:
+    with pytest.raises(IclError, match="at least three tokens"):
+        patterns.scores(gpt2, tokens(2, 2))
+    with pytest.raises(IclError, match="at least 30"):
+        patterns.labels(patterns.scores(gpt2, tokens(4, 9)), dict.fromkeys(patterns.SCORES, 0.0))

@@ -1,0 +1,151 @@
+"""Redundancy, rank, pruning: finite differences, known spectra, zero ablation, a counter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import save_gpt2, save_grouped, tokens
+from torch.utils.flop_counter import FlopCounterMode
+
+from iclutils import IclError, models
+from iclutils.chapters.attention_circuits import redundancy
+from iclutils.interp.clean_corrupt import copying, scored_logits
+from iclutils.interp.graph import all_heads, head
+from iclutils.interp.hooks import ablate_heads, run_with_hooks
+from iclutils.models import TransformerBridge, get_act_name
+
+HEADS = [head(0, 1), head(0, 3), head(2, 0)]
+
+
+# Would catch a mask on the wrong axis, a sum over sequences, or a gradient of the loss of one.
+def test_importance_is_the_slope_of_a_mask(
+    gpt2: TransformerBridge, gptj: TransformerBridge
+) -> None:
+    task, step = copying(gpt2, 3, 7, torch.Generator().manual_seed(0)), 1e-2
+    got = redundancy.importance(gpt2, task)
+    assert got.shape == (3, 4, 3)
+    for layer, h in ((0, 1), (1, 3), (2, 0)):
+
+        def scaled(by: float, layer: int = layer, h: int = h) -> torch.Tensor:
+            def scale(z: torch.Tensor, hook: object) -> torch.Tensor:
+                z = z.clone()
+                z[:, :, h] *= by
+                return z
+
+            hooks = [(get_act_name("z", layer), scale)]
+            return task.score(scored_logits(gpt2, task, hooks)).double()
+
+        slope = (scaled(1 + step) - scaled(1 - step)) / (2 * step)
+        torch.testing.assert_close(got[layer, h].double(), slope.abs(), atol=2e-4, rtol=1e-2)
+    assert got.max() > 1e-2, "no head matters, so nothing is compared"
+    with pytest.raises(IclError, match="silently come to nothing"):
+        redundancy.importance(gptj, task)
+
+
+# Would catch a bar that noise passes: the same mean, known well or badly.
+def test_redundant_means_known_to_be_small() -> None:
+    known = torch.tensor([0.004, 0.006]).repeat(8)
+    noisy = torch.tensor([-0.1, 0.11]).repeat(8)
+    losses = torch.stack([known, noisy, known + 1, known - 1])
+    assert redundancy.redundant(losses).tolist() == [True, False, False, True]
+    by_numpy = losses.double().numpy()
+    upper = by_numpy.mean(1) + 2 * by_numpy.std(1, ddof=1) / 4
+    assert redundancy.redundant(losses, 0.06).tolist() == (upper < 0.06).tolist()
+
+
+# An orthogonal basis with known variances has a known entropy. Would catch singular values that
+# are not squared, outputs that are not centred, a logarithm to another base.
+@settings(max_examples=25, deadline=None)
+@given(
+    size=st.integers(1, 6), seed=st.integers(0, 99), offset=st.floats(-5, 5), scale=st.floats(1, 9)
+)
+def test_the_rank_of_a_known_spectrum(size: int, seed: int, offset: float, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    power = torch.rand(size, generator=generator, dtype=torch.float64) + 0.05
+    draw = torch.randn(40, size + 1, generator=generator, dtype=torch.float64)
+    draw[:, 0] = 1  # what is orthogonal to it has mean zero
+    columns = torch.linalg.qr(draw).Q[:, 1:]
+    turn = torch.linalg.qr(torch.randn(9, 9, generator=generator, dtype=torch.float64)).Q[:size]
+    outputs = scale * columns * power.sqrt() @ turn + offset
+    expected = float(torch.special.entr(power / power.sum()).sum().exp())
+    got = redundancy.effective_rank(torch.stack([outputs, 0 * outputs]))
+    assert float(got[0]) == pytest.approx(expected, rel=1e-6)
+    assert got[1].isnan(), "a silent head has no rank"
+
+
+# Would catch a trigger that is compared the wrong way round, and an advice without a test.
+def test_advice_is_a_hypothesis_with_a_test() -> None:
+    none = torch.zeros(2, 4, dtype=torch.bool)
+    most, few = none.clone(), none.clone()
+    most[:, 1:] = True
+    few[0, 0] = few[1, 1] = True
+    low, high = torch.full((2, 4), 3.0), torch.full((2, 4), 7.9)
+    assert redundancy.advice(none, low, 8) == []
+    assert redundancy.advice(few, low, 8) == [], "a quarter is not above three tenths"
+    assert redundancy.advice(none, low / 0 * 0, 8) == [], "NaN is no rank"
+    (prune,) = redundancy.advice(most, low, 8)
+    assert prune.kind == "prune"
+    assert prune.nodes == (*(head(0, h) for h in (1, 2, 3)), *(head(1, h) for h in (1, 2, 3)))
+    found = redundancy.advice(most, high, 8)
+    assert [a.kind for a in found] == ["prune", "widen"]
+    assert all(a.hypothesis and a.confirmed_by for a in found)
+
+
+# Would catch rows taken for columns, another head's slice, a value bias that stays, and an edit of
+# what was not named.
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
+def test_pruning_is_zero_ablation(kind: str, tmp_path: Path) -> None:
+    network = save_gpt2(tmp_path) if kind == "gpt2" else save_grouped(tmp_path, kind)
+    whole = models.load(tmp_path)
+    pruned = models.edit_weights(tmp_path, lambda net: redundancy.prune(net, HEADS))
+    batch = tokens(3, 12)
+    hooks = ablate_heads(whole, batch, [(n.layer, n.head) for n in HEADS], "zero", batch)
+    expected, _ = run_with_hooks(whole, batch, hooks)
+    torch.testing.assert_close(models.logits(pruned, batch), expected, atol=1e-5, rtol=1e-5)
+    assert (models.logits(whole, batch) - expected).abs().max() > 0.1
+    if kind != "gpt2":
+        return
+    before = {n: p.clone() for n, p in network.named_parameters()}
+    redundancy.prune(network, HEADS)
+    changed = {n for n, p in network.named_parameters() if not torch.equal(p, before[n])}
+    assert changed == {
+        f"transformer.h.{la}.attn.{part}"
+        for la in (0, 2)
+        for part in ("c_attn.weight", "c_attn.bias", "c_proj.weight")
+    }
+
+
+# PyTorch's own counter is the truth, for the whole and for all heads gone. Would catch a product
+# that is forgotten or counted for half of the square.
+@pytest.mark.parametrize("length", [5, 17])
+def test_cost_is_what_the_counter_counts(tmp_path: Path, length: int) -> None:
+    network = save_gpt2(tmp_path)
+    model = models.load(tmp_path)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(tokens(1, length), use_cache=False)
+    assert 2 * redundancy.cost(model, length) == counter.get_total_flops()
+    by_module = counter.get_flop_counts()
+    heads = sum(sum(c.values()) for name, c in by_module.items() if name.endswith(".attn"))
+    every = len(all_heads(model))
+    assert 2 * redundancy.cost(model, length, every) == counter.get_total_flops() - heads
+
+
+# Would catch a head that grows back: it gets no gradient, and weight decay leaves a zero.
+def test_no_gradient_reaches_a_pruned_head(tmp_path: Path) -> None:
+    network, batch = save_gpt2(tmp_path), tokens(3, 12)
+    redundancy.prune(network, HEADS)
+    network(batch, labels=batch).loss.backward()
+    for node in HEADS:
+        attn, rows = network.transformer.h[node.layer].attn, slice(8 * node.head, 8 * node.head + 8)
+        values = slice(64 + rows.start, 64 + rows.stop)
+        for part in (
+            attn.c_proj.weight.grad[rows],
+            attn.c_attn.weight.grad[:, values],
+            attn.c_attn.bias.grad[values],
+        ):
+            assert not part.any()
+    assert network.transformer.h[0].attn.c_proj.weight.grad.any()

@@ -1,0 +1,231 @@
+"""Stability of circuits: overlap by enumeration, permuted heads matched, planted phases."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_layers import seeded
+from refusals import must_refuse
+from scipy.stats import ortho_group
+from tiny import save_gpt2, tokens
+from transformers import PreTrainedModel
+
+from iclutils.chapters.attention_circuits import stability
+from iclutils.interp.head_scores import draw_heads
+from iclutils.models import TransformerBridge, cached, edit_weights, load
+from iclutils.tasks.repeated import repeated_tokens
+
+
+def test_overlap_by_enumeration() -> None:
+    """Catches a chance that ignores layers: mean over all sets with as many items in each layer."""
+    layer = torch.tensor([0, 0, 0, 1, 1])
+    fixed = frozenset({0, 1, 3})
+    for shown in ({0, 3}, {2, 4}, {0, 1, 2}, {3, 4}):
+        inside = [sum(int(layer[i]) == la for i in shown) for la in (0, 1)]
+        sets = [
+            {*low, *high}
+            for low in itertools.combinations((0, 1, 2), inside[0])
+            for high in itertools.combinations((3, 4), inside[1])
+        ]
+        chance = sum(len(fixed & s) for s in sets) / len(sets)
+        got = stability.overlap_excess(fixed, frozenset(shown), layer)
+        assert got == pytest.approx(len(fixed & shown) - chance)
+        assert stability.jaccard(fixed, shown) == len(fixed & shown) / len(fixed | shown)
+
+
+def test_the_best_items() -> None:
+    values = torch.tensor([0.5, -3.0, float("nan"), 2.0, 0.5])
+    assert stability.top(values, 2) == {3, 0}, "of equal ones the first"
+    assert stability.top(values, 4) == {3, 0, 4, 1}
+
+
+def permuted(network: PreTrainedModel, order: list[list[int]]) -> None:
+    """Head ``order[layer][i]`` becomes head i; the network computes the same."""
+    width, heads = network.config.n_embd, network.config.n_head
+    size = width // heads
+    for block, heads_in in zip(network.transformer.h, order, strict=True):
+        place = torch.cat([torch.arange(size) + h * size for h in heads_in])
+        three = torch.cat([place + part * width for part in range(3)])
+        attn = block.attn
+        attn.c_attn.weight.copy_(attn.c_attn.weight[:, three].clone())
+        attn.c_attn.bias.copy_(attn.c_attn.bias[three].clone())
+        attn.c_proj.weight.copy_(attn.c_proj.weight[place].clone())
+
+
+def test_permuted_heads_are_matched_back(tmp_path: Path) -> None:
+    """Catches rows exchanged with columns, and features that belong to another head."""
+    save_gpt2(tmp_path)
+    order = [[2, 0, 3, 1], [1, 2, 3, 0], [3, 2, 1, 0]]
+    plain, other = load(tmp_path), edit_weights(tmp_path, lambda network: permuted(network, order))
+    rows = repeated_tokens(plain, 8, 10, seeded(0)).tokens
+    expected = sorted(
+        (4 * layer + old, 4 * layer + new)
+        for layer, heads in enumerate(order)
+        for new, old in enumerate(heads)
+    )
+    groups = (torch.arange(3).repeat_interleave(4),) * 2
+    seen = stability.profile_similarity(
+        *(stability.attention_profiles(m, rows) for m in (plain, other))
+    )
+    wrote = stability.cka(*(stability.head_outputs(m, rows).flatten(0, 1) for m in (plain, other)))
+    for alike in (seen, wrote):
+        assert stability.match(alike) == stability.match(alike, groups) == expected
+        for a, b in expected:
+            assert alike[a, b].item() == pytest.approx(1, abs=1e-5)
+        assert alike.abs().max() < 1 + 1e-6
+    by_attention = stability.match(seen, groups)
+    generator = seeded(0)
+    above, spread = stability.matching_excess(wrote, by_attention, generator, groups)
+    assert above > 3 * spread > 0
+
+
+def test_profiles_say_what_the_wired_heads_look_at(wired: TransformerBridge) -> None:
+    """Catches a relation or distance that is one token off, and the first position counted."""
+    rows = repeated_tokens(wired, 8, 11, seeded(0), distinct=True).tokens
+    size, profile = rows.shape[1], stability.attention_profiles(wired, rows)
+    assert profile.shape == (4, size + 4)
+    even = [(1 / torch.arange(d + 1, size + 1)).sum().item() for d in range(size)]
+    even[0] -= 1  # the first row
+    back_one, back_ten = profile[0, 1].item(), profile[2, 10].item()
+    assert back_one == pytest.approx(1 - even[1] / (size - 1), abs=0.02)
+    assert back_ten == pytest.approx(11 / (size - 1) - even[10] / (size - 1), abs=0.05)
+    same, after, first, itself = profile[2, size:].tolist()
+    assert after > 0.3 > abs(same)
+    assert itself == pytest.approx(profile[2, 0].item(), abs=1e-12)
+    assert profile[1].abs().max() < 1e-6, "an idle head attends evenly"
+    assert first < 0
+    assert not stability.profile_similarity(profile[1:2].round(decimals=5), profile).any()
+
+
+def test_head_outputs_add_up(gpt2: TransformerBridge) -> None:
+    """All heads of a layer and its bias are the layer's output; catches heads or rows mixed."""
+    ids = tokens(3, 9)
+    got = stability.head_outputs(gpt2, ids)
+    for layer in range(gpt2.cfg.n_layers):
+        name = f"blocks.{layer}.hook_attn_out"
+        _, cache = cached(gpt2, ids, [name])
+        whole = got[layer].sum(0) + gpt2.b_O[layer]
+        torch.testing.assert_close(whole, cache[name][:, 1:].flatten(0, 1), atol=1e-5, rtol=1e-4)
+    assert stability.head_outputs(gpt2, tokens(60, 40)).shape[2] == stability.MOST
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 10**6), st.integers(4, 12), st.integers(1, 5), st.integers(2, 5))
+def test_cka(seed: int, count: int, left: int, right: int) -> None:
+    """Gram matrices in numpy; catches a missing centring, and a basis or scale that matters."""
+    noise = np.random.default_rng(seed)
+    x, y = noise.normal(1, 1, (2, count, left)), noise.normal(1, 1, (3, count, right))
+    middle = np.eye(count) - 1 / count
+    grams = [[middle @ z @ z.T @ middle for z in group] for group in (x, y)]
+    expected = [
+        [(k * m).sum() / np.sqrt((k * k).sum() * (m * m).sum()) for m in grams[1]] for k in grams[0]
+    ]
+    np.testing.assert_allclose(stability.cka(torch.tensor(x), torch.tensor(y)), expected, atol=1e-8)
+    turned = torch.tensor(3 * y @ ortho_group.rvs(right, random_state=noise) + 7)
+    np.testing.assert_allclose(stability.cka(torch.tensor(x), turned), expected, atol=1e-8)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 999), rows=st.integers(1, 4), columns=st.integers(1, 4))
+def test_the_best_matching_by_trying_all(seed: int, rows: int, columns: int) -> None:
+    """Catches a cost that is minimised, and heads that are matched twice."""
+    alike = torch.rand(rows, columns, generator=seeded(seed))
+    pairs = stability.match(alike)
+    assert len({a for a, _ in pairs}) == len({b for _, b in pairs}) == min(rows, columns)
+    flat = alike if rows <= columns else alike.T
+    every = itertools.permutations(range(flat.shape[1]), flat.shape[0])
+    best = max(sum(flat[i, j].item() for i, j in enumerate(p)) for p in every)
+    assert sum(alike[a, b].item() for a, b in pairs) == pytest.approx(best, abs=1e-6)
+
+
+def test_random_matchings_are_those_within_the_groups() -> None:
+    """Catches random pairs across groups: mean and spread of all permutations are known."""
+    alike = torch.rand(5, 5, generator=seeded(0))
+    groups = (torch.tensor([0, 0, 0, 1, 1]),) * 2
+    values = [
+        (sum(alike[i, p[i]] for i in range(3)) + sum(alike[3 + i, 3 + q[i]] for i in range(2))) / 5
+        for p in itertools.permutations(range(3))
+        for q in itertools.permutations(range(2))
+    ]
+    chance, pairs = torch.stack(values), stability.match(alike, groups)
+    assert all((a < 3) == (b < 3) for a, b in pairs)
+    generator = seeded(0)
+    above, spread = stability.matching_excess(alike, pairs, generator, groups, 2000)
+    assert above == pytest.approx((chance.max() - chance.mean()).item(), abs=0.015)
+    assert spread == pytest.approx(chance.std(correction=0).item(), abs=0.015)
+
+
+def series(noise: float, swap: int, checkpoints: int = 8) -> torch.Tensor:
+    """(checkpoint, item, batch): 5 of 30 items matter; from ``swap`` on it is 5 others."""
+    generator = seeded(0)
+    values = noise * torch.randn(checkpoints, 30, 24, generator=generator)
+    values[:swap, :5] += 1
+    values[swap:, 10:15] -= 1  # of the other sign: the size of an effect counts
+    return values
+
+
+@pytest.mark.parametrize("absent", [0, 2])
+def test_a_swap_of_items_is_found_where_it_was_planted(absent: int) -> None:
+    """Catches intervals shifted by one, signed means, and phases before there is a circuit."""
+    values, generator = series(0.5, swap=5), seeded(1)
+    alike = [stability.top_overlap(a, b, 5) for a, b in itertools.pairwise(values)]
+    floors = [stability.reextraction_floor(v, 5, generator, 50) for v in values[1:]]
+    present = torch.arange(8) >= absent
+    found = stability.phases(torch.tensor(alike), torch.tensor(floors), present)
+    expected = ["stable"] * 4 + ["unstable"] + ["stable"] * 2
+    assert found == ["absent"] * absent + expected[absent:]
+
+
+def test_the_floor_falls_with_noise() -> None:
+    """Catches halves that overlap, of which the floor would stay high."""
+    floors = [stability.reextraction_floor(series(n, 8)[0], 5, seeded(0)) for n in (0.1, 1, 30)]
+    assert floors[0] == 1
+    assert floors[0] > floors[1] > floors[2]
+    noise = torch.randn(400, 24, generator=seeded(0))
+    middle = stability.reextraction_floor(noise, 80, seeded(0), alpha=0.5)
+    assert middle == pytest.approx(80 / (2 * 400 - 80), abs=0.03), "two random sets of 80"
+
+
+def test_short_runs_are_no_stable_phase() -> None:
+    similar = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0])
+    present, floors = torch.tensor([True] * 6 + [False, True]), torch.full((7,), 0.5)
+    kinds = stability.phases(similar, floors, present)
+    assert kinds == ["unstable"] * 2 + ["stable"] * 2 + ["unstable", "absent", "absent"]
+    assert stability.phases(similar, floors, present, 1)[0] == "stable"
+
+
+def test_a_rise_is_where_the_value_crosses_both_bars() -> None:
+    """Catches the interval that ends at a crossing counted as after it."""
+    during, after = stability.rise([0.0, 0.01, 0.05, 0.5, 0.85, 0.9, 1.0])
+    assert during.tolist() == [False, False, True, True, False, False]
+    assert after.tolist() == [False, False, False, False, True, True]
+    during, after = stability.rise([0.0, 0.0, 1.0, 1.0])
+    assert during.tolist() == [False, True, False]
+    assert after.tolist() == [False, False, True]
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    alike, groups = torch.rand(2, 3), (torch.tensor([0, 1]), torch.tensor([0, 1]))
+    must_refuse(
+        (lambda: stability.match(alike / 0), "not finite"),
+        (lambda: stability.match(alike, groups), "a group for each of 2 and 3"),
+        (lambda: stability.rise([0.5, 0.0]), "final value"),
+    )
+
+
+def test_heads_are_drawn_in_the_same_layers() -> None:
+    """Catches a barred head, another layer, or the same draw each time; layer 3 has two left."""
+    layer, barred = torch.arange(4).repeat_interleave(5), {2, 15, 16, 17}
+    generator = seeded(0)
+    chosen = {0, 1, 7, 15, 16, 17}
+    draws = {draw_heads(chosen, layer, generator, barred) for _ in range(20)}
+    assert len(draws) > 5
+    for drawn in draws:
+        assert not drawn & barred
+        assert sorted(layer[list(drawn)].tolist()) == [0, 0, 1, 3, 3]

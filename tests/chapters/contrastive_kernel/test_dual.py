@@ -1,0 +1,236 @@
+"""The dual model: against explicit gradient steps, on features that are exact, and PyTorch.
+
+The features of the tests are rows of a root of the kernel matrix exp(k·q/√d) of all tokens at
+hand. They have the right inner products to rounding, and share nothing with the package's.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from refusals import refused
+from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention
+
+from iclutils.chapters.contrastive_kernel.dual import (
+    Block,
+    contrasted,
+    dual_form,
+    explicit_steps,
+    gradient_steps,
+    initial_model,
+    layer_model,
+    negative_samples,
+    regularised,
+    trajectory,
+)
+from iclutils.chapters.contrastive_kernel.features import gram, needed_degree, scaled, taylor
+from iclutils.interp.at_query import scores
+from iclutils.models.lsa import Layer
+
+seeds = st.integers(0, 9999)
+EXACT = {"atol": 1e-10, "rtol": 0.0}
+CLOSE = {"atol": 1e-9, "rtol": 1e-9}
+
+
+def data(
+    seed: int, keys: int = 6, dim: int = 3, batch: tuple[int, ...] = (), width: int = 2
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One query for each context, keys, values and which keys are demonstrations."""
+    place = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
+    shapes = (*batch, dim), (*batch, keys, dim), (*batch, keys, width)
+    q, k, v = (torch.randn(shape, **place) for shape in shapes)
+    chosen = torch.rand(*batch, keys, **place) < 0.6
+    chosen[..., 0], chosen[..., -1] = True, False
+    return q, k, v, chosen
+
+
+class Explicit:
+    """Rows of a root of the kernel, and the loss -(1/(η D_q)) Σ_D v_i · W φ(k_i), for one query."""
+
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: torch.Tensor):
+        tokens = np.concatenate([k.numpy(), q.numpy()[None]])
+        kernel = np.exp(tokens @ tokens.T / math.sqrt(tokens.shape[-1]))
+        values, vectors = np.linalg.eigh(kernel)
+        root = torch.from_numpy(vectors * np.sqrt(values.clip(min=0)))
+        self.keys, self.query = root[:-1], root[-1]
+        self.v, self.chosen = v, chosen
+        self.total = float(kernel[-1, :-1].sum())
+        self.start = sum(
+            torch.outer(v[j], self.keys[j]) / self.total for j in range(len(k)) if not chosen[j]
+        )
+
+    def loss(self, matrix: torch.Tensor, rate: float = 1.0) -> torch.Tensor:
+        pairs = [self.v[i] @ matrix @ self.keys[i] for i in range(len(self.v)) if self.chosen[i]]
+        return -sum(pairs) / (rate * self.total)
+
+    def stepped(self, rate: float = 1.0, size: float = 1.0) -> torch.Tensor:
+        at = self.start.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(self.loss(at, rate), at)
+        return self.start - size * rate * slope
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=seeds, keys=st.integers(2, 7), dim=st.integers(1, 4), rate=st.sampled_from([0.1, 1.0, 7.0])
+)
+def test_one_gradient_step_is_softmax_attention(
+    seed: int, keys: int, dim: int, rate: float
+) -> None:
+    """Autograd on exact features. Fails with the other sign, another D, or a 1/n in the loss."""
+    q, k, v, chosen = data(seed, keys, dim)
+    by_hand = Explicit(q, k, v, chosen)
+    first, step = dual_form(q[None], k, v, chosen)
+    torch.testing.assert_close(first[0], by_hand.start @ by_hand.query, **EXACT)
+    after = by_hand.stepped(rate) @ by_hand.query
+    torch.testing.assert_close((first + step)[0], after, **EXACT)
+    expected = scaled_dot_product_attention(q[None], k, v)[0]
+    torch.testing.assert_close(after, expected, **EXACT)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=seeds,
+    batch=st.sampled_from([(), (2,), (2, 3)]),
+    keys=st.integers(1, 8),
+    dim=st.integers(1, 5),
+    causal=st.booleans(),
+)
+def test_query_term_and_update_add_up_to_attention(
+    seed: int, batch: tuple[int, ...], keys: int, dim: int, causal: bool
+) -> None:
+    """All queries and heads at once, and each part is attention to its own keys."""
+    _, k, v, _ = data(seed, keys, dim, batch)
+    _, q, _, _ = data(seed + 1, keys, dim, batch)
+    chosen = torch.rand(keys, generator=torch.Generator().manual_seed(seed)) < 0.5
+    mask = torch.ones(keys, keys).tril().bool() if causal else None
+    first, step = dual_form(q, k, v, chosen, mask)
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(first + step, expected, **EXACT)
+    kernel = np.exp((q @ k.mT).numpy() / math.sqrt(dim)) * (1 if mask is None else mask.numpy())
+    part = (kernel * chosen.numpy()) @ v.numpy() / kernel.sum(-1, keepdims=True)
+    np.testing.assert_allclose(step, part, atol=1e-10)
+
+
+def mapped(query: torch.Tensor, keys: torch.Tensor, kind: str) -> list[torch.Tensor]:
+    """Features of the package."""
+    if kind == "gram":
+        return list(gram(query, keys))
+    largest = max(float(scores(q, keys).abs().max()) for q in (query[..., None, :], keys))
+    return [taylor(scaled(z), needed_degree(largest, 1e-13)) for z in (query, keys)]
+
+
+@pytest.mark.parametrize("kind", ["gram", "taylor"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_explicit_steps_are_attention(kind: str, masked: bool) -> None:
+    """For a batch, and for keys that the query may not look at."""
+    q, k, v, chosen = data(0, batch=(2, 3))
+    q, k, allowed = q / 2, k / 2, torch.arange(6) < 5 if masked else None
+    mask = None if allowed is None else allowed[None]
+    first, step = (part[..., 0, :] for part in dual_form(q[..., None, :], k, v, chosen, mask))
+    before, after = explicit_steps(*mapped(q, k, kind), v, chosen, allowed)
+    torch.testing.assert_close(before, first, **EXACT)
+    torch.testing.assert_close(after, first + step, **EXACT)
+
+
+def test_gradient_steps() -> None:
+    start_at = torch.tensor([3.0, -1.0], dtype=torch.float64)
+    with torch.no_grad():
+        found = gradient_steps(lambda w: (w**2).sum() / 2, start_at, 0.1, 3)
+    torch.testing.assert_close(found, start_at * 0.9**3, atol=1e-14, rtol=0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=seeds, keys=st.integers(2, 7))
+def test_the_dual_model_and_its_losses(seed: int, keys: int) -> None:
+    """Answers to keys and queries, and losses, before and after steps of three sizes."""
+    q, k, v, chosen = data(seed, keys)
+    by_hand, index = Explicit(q, k, v, chosen), chosen.nonzero()[:, 0]
+    model = initial_model(q, k, v, chosen)
+    for size in (0.0, 1.0, 10.0):
+        matrix = by_hand.stepped(size=size)
+        now, said = model.updated(chosen, size), by_hand.keys @ matrix.mT
+        torch.testing.assert_close(now(k), said, **CLOSE)
+        torch.testing.assert_close(now(q[None])[0], matrix @ by_hand.query, **CLOSE)
+        torch.testing.assert_close(now.similarities(), (said * v).sum(-1), **CLOSE)
+        torch.testing.assert_close(now.loss(chosen), by_hand.loss(matrix), **CLOSE)
+        logits = said[index] @ v[index].mT
+        expected = -logits.log_softmax(-1).diagonal().sum() / by_hand.total
+        torch.testing.assert_close(now.info_nce(chosen), expected, **CLOSE)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=seeds, keys=st.integers(2, 6), batch=st.sampled_from([(), (2,)]))
+def test_the_trajectory_is_a_gradient_at_a_time(seed: int, keys: int, batch: tuple) -> None:
+    """Entry n is the step on the demonstrations among the first n keys."""
+    q, k, v, chosen = data(seed, keys, batch=batch)
+    found, model = trajectory(q, k, v, chosen), initial_model(q, k, v, chosen)
+    assert found.shape == (*batch, keys + 1, 2)
+    for n in range(keys + 1):
+        now = model.updated(chosen & (torch.arange(keys) < n))
+        torch.testing.assert_close(found[..., n, :], now(q[..., None, :])[..., 0, :], **EXACT)
+    seen = torch.arange(keys) < keys - 1
+    cut = trajectory(q, k, v, chosen, seen)[..., :-1, :]
+    part = trajectory(q, k[..., :-1, :], v[..., :-1, :], chosen[..., :-1])
+    torch.testing.assert_close(cut, part, **EXACT)
+
+
+# Variants ----------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=10)
+@given(
+    seed=seeds, alpha=st.sampled_from([-0.2, 0.0, 0.3, 1.0]), beta=st.sampled_from([-0.3, 0.2, 1.0])
+)
+def test_variants_are_steps_on_the_changed_losses(seed: int, alpha: float, beta: float) -> None:
+    q, k, v, chosen = data(seed)
+    for found, change in (
+        (regularised(q[None], k, v, chosen, alpha), {"alpha": alpha}),
+        (negative_samples(q[None], k, v, chosen, beta), {"beta": beta}),
+    ):
+        _, expected = explicit_steps(*gram(q, k), v, chosen, **change)
+        torch.testing.assert_close(found[0], expected, **CLOSE)
+
+
+def test_contrasted_values_by_hand() -> None:
+    _, _, v, _ = data(0, keys=4)
+    expected = v.clone()
+    expected[0] -= 0.5 * (v[1] + v[3]) / 2
+    expected[1] -= 0.5 * (v[0] + v[3]) / 2
+    expected[3] -= 0.5 * (v[0] + v[1]) / 2
+    found = contrasted(v, torch.tensor([True, True, False, True]), 0.5)
+    torch.testing.assert_close(found, expected, **EXACT)
+    alone = torch.tensor([True, False, False, False])
+    assert torch.equal(contrasted(v, alone, 0.5), v)  # nothing to push away from
+
+
+@pytest.mark.parametrize("activation", [torch.relu, functional.gelu])
+def test_a_whole_layer_is_one_gradient_step(activation) -> None:  # type: ignore[no-untyped-def]
+    """Autograd on -Σ_h (1/D_h) Σ_D (M O_h v_i)·W φ_h(k_i), and the layer as one would write it."""
+    place = {"generator": torch.Generator().manual_seed(1), "dtype": torch.float64}
+    parts = [torch.randn(2, 5, 3, **place) / 2.5 for _ in range(3)]
+    layer = Layer(*parts, torch.randn(2, 3, 5, **place) / 1.7)
+    up, up_bias = torch.randn(5, 12, **place) / 2.2, torch.randn(12, **place)
+    down, down_bias = torch.randn(12, 5, **place) / 3.5, torch.randn(5, **place)
+    block = Block(layer, up, up_bias, down, down_bias, activation)
+    tokens, chosen = torch.randn(7, 5, **place) / 2, torch.arange(7) < 4
+    q, k, v = (torch.stack([tokens @ part[h] for h in range(2)]) for part in parts)
+    attended = tokens + (scaled_dot_product_attention(q, k, v) @ layer.out).sum(0)
+    expected = (attended + activation(attended @ up + up_bias) @ down + down_bias)[-1]
+    model, constant = layer_model(tokens, block, chosen)
+    said = model.updated(chosen)(q[:, -1:])[:, 0].sum(0) + constant
+    torch.testing.assert_close(said, expected, **EXACT)
+    _, after = explicit_steps(*gram(q[:, -1], k), model.values, chosen)
+    torch.testing.assert_close(after.sum(0) + constant, expected, **EXACT)
+
+
+FAR = torch.ones(2), -torch.ones(9, 2)
+
+test_keys_too_far_away_are_refused = refused(
+    (lambda: explicit_steps(*gram(*(40 * x for x in FAR)), FAR[1], FAR[1][:, 0] < 0), "subtract"),
+)

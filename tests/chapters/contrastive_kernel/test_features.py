@@ -1,0 +1,200 @@
+"""Features of the softmax kernel: NumPy in loops, the exponential series, laws of the draws."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_layers import seeded
+from refusals import refused
+from scipy import special, stats
+from torch.nn.functional import scaled_dot_product_attention
+
+from iclutils.chapters.contrastive_kernel.features import (
+    attention,
+    directions,
+    feature_attention,
+    gram,
+    kernel_error,
+    linearised,
+    log_kernel,
+    log_normaliser,
+    needed_degree,
+    positive_random,
+    scaled,
+    taylor,
+)
+
+seeds = st.integers(0, 9999)
+
+
+def data(
+    seed: int, queries: int, keys: int, dim: int, batch: tuple[int, ...] = (), width: int = 3
+) -> list[torch.Tensor]:
+    place = {"generator": seeded(seed), "dtype": torch.float64}
+    shapes = (*batch, queries, dim), (*batch, keys, dim), (*batch, keys, width)
+    return [torch.randn(shape, **place) for shape in shapes]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_is_pytorchs(masked: bool) -> None:
+    q, k, v = data(0, 5, 5, 4, (2, 3))
+    mask = torch.ones(5, 5).tril().bool() if masked else None
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(attention(q, k, v, mask), expected, atol=1e-12, rtol=0)
+    total = np.exp((q @ k.mT).numpy() / 2).sum(-1)
+    np.testing.assert_allclose(log_normaliser(q, k), np.log(total), atol=1e-12)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=seeds, dim=st.integers(1, 5), degree=st.integers(0, 7))
+def test_taylor_features_have_the_truncated_series_as_inner_product(
+    seed: int, dim: int, degree: int
+) -> None:
+    """Fails if a monomial is missing, counted twice, or divided by a! instead of its root."""
+    a, b, _ = data(seed, 3, 4, dim)
+    found = taylor(a, degree) @ taylor(b, degree).mT
+    assert taylor(a, degree).shape[-1] == math.comb(degree + dim, dim)
+    inner = (a @ b.mT).numpy()
+    expected = sum(inner**r / math.factorial(r) for r in range(degree + 1))
+    size = sum(np.abs(inner) ** r / math.factorial(r) for r in range(degree + 1)).max()
+    np.testing.assert_allclose(found, expected, atol=1e-12 * size)
+
+
+@pytest.mark.parametrize("largest", [0.0, 0.3, 1.0, 4.0, 9.0])
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-8, 1e-12])
+def test_needed_degree_is_enough_and_not_much_more(largest: float, tolerance: float) -> None:
+    def error(degree: int, x: float) -> float:
+        return abs(math.fsum(x**r / math.factorial(r) for r in range(degree + 1)) / math.exp(x) - 1)
+
+    degree = needed_degree(largest, tolerance)
+    rounding = 1e-16 * math.exp(2 * largest)
+    assert max(error(degree, x) for x in (largest, -largest)) <= tolerance + rounding
+    assert degree <= 2 or error(degree - 2, -largest) > tolerance
+
+
+def test_positive_random_features_are_right_on_average() -> None:
+    """Within 4 standard errors. Orthogonal ones without the signs are off by dozens of them."""
+    a, b, _ = data(3, 2, 3, 3)
+    a, b = a / 2, b / 2
+    for method, least, most in (("iid", 0, 4), ("orthogonal", 0, 4), ("unsigned", 12, math.inf)):
+        drawn = directions(6, 3, seeded(0), method, draws=20_000)
+        kernel = log_kernel(positive_random(a, drawn), positive_random(b, drawn)).exp()
+        error = kernel.std(0) / len(kernel) ** 0.5
+        misses = (kernel.mean(0) - (a @ b.mT).exp()).abs() / error
+        assert least < float(misses.max()) < most
+
+
+def test_directions() -> None:
+    """Right angles in blocks, lengths as of normal vectors, and no preferred direction."""
+    plain = directions(50, 4, seeded(2), draws=100).flatten().numpy()
+    assert stats.kstest(plain, stats.norm.cdf).pvalue > 0.01
+    drawn = directions(7, 3, seeded(1), "orthogonal", draws=4000)
+    assert drawn.shape == (4000, 7, 3)
+    unit = drawn / drawn.norm(dim=-1, keepdim=True)
+    for block in (unit[:, :3], unit[:, 3:6]):
+        expected = torch.eye(3, dtype=torch.float64).expand_as(block)
+        torch.testing.assert_close(block @ block.mT, expected, atol=1e-12, rtol=0)
+    assert stats.kstest(drawn[:, 4].norm(dim=-1).numpy(), stats.chi(3).cdf).pvalue > 0.01
+    for channel in unit.flatten(1).T:  # a coordinate of a uniform point of the sphere is uniform
+        assert stats.kstest(channel.numpy(), stats.uniform(-1, 2).cdf).pvalue > 1e-3
+    wrong = directions(7, 3, seeded(1), "unsigned", draws=4000)
+    assert bool((wrong[:, [0, 3, 6], 0] <= 0).all())
+
+
+@pytest.mark.parametrize("length", [1.0, 30.0, 100.0, 1000.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_nothing_overflows(length: float, dtype: torch.dtype) -> None:
+    """|z| = 100 before scaling: the features themselves are beyond all numbers, or below."""
+    q, k, v = (part.to(dtype) for part in data(4, 3, 8, 16))
+    q, k = (length * part / part.norm(dim=-1, keepdim=True) for part in (q, k))
+    drawn = directions(64, 16, seeded(0), dtype=dtype)[0]
+    features = positive_random(scaled(q), drawn), positive_random(scaled(k), drawn)
+    each = features[0].double().numpy()[:, None] + features[1].double().numpy()[None]
+    expected = special.logsumexp(each, -1)
+    precision = 1e-12 if dtype == torch.float64 else 1e-5
+    close = precision * max(np.abs(expected).max(), 1)
+    np.testing.assert_allclose(log_kernel(*features), expected, atol=close)
+    for found in (attention(q, k, v), feature_attention(*features, v, logarithms=True)):
+        assert float(found.abs().max()) <= float(v.abs().max()) * (1 + precision)
+    assert length < 100 or not bool(features[0].exp().all())  # as numbers they are lost
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=seeds, dim=st.integers(1, 6), keys=st.integers(1, 9), size=st.sampled_from([0.1, 1.0, 4.0])
+)
+def test_gram_features_have_the_kernels_products(
+    seed: int, dim: int, keys: int, size: float
+) -> None:
+    """exp(a·b / sqrt(d)) by numpy. With the query the relative error is small at any size."""
+    q, k, _ = data(seed, 1, keys, dim)
+    q, k = size * q[0], size * k
+    phi_q, phi_k = gram(q, k)
+    assert phi_k.shape == (keys, keys + 1)
+    half_q, half_k = (((x**2).sum(-1) / 2 / dim**0.5).numpy() for x in (q, k))
+    product = np.exp(k.numpy() @ q.numpy() / dim**0.5 - half_q - half_k.max())
+    np.testing.assert_allclose((phi_k @ phi_q).numpy(), product, rtol=1e-11)
+    pairs = np.exp(k.numpy() @ k.numpy().T / dim**0.5 - 2 * half_k.max())
+    length = np.exp(half_k - half_k.max())
+    gap = np.abs((phi_k @ phi_k.T).numpy() - pairs) / (length[:, None] * length)
+    assert gap.max() < 1e-12 * keys + 1e-13
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=seeds, keys=st.integers(1, 7), dim=st.integers(1, 4))
+def test_linearised_is_the_first_derivative(seed: int, keys: int, dim: int) -> None:
+    """By autograd: attention at scores of 0, and its derivative along them."""
+    q, k, v = data(seed, 3, keys, dim, (2,))
+    zero = torch.zeros(()).double()
+    at, slope = torch.func.jvp(
+        lambda s: scaled_dot_product_attention(s * q, k, v), (zero,), (zero + 1,)
+    )
+    torch.testing.assert_close(linearised(q, k, v), at + slope, atol=1e-10, rtol=0)
+
+
+def test_kernel_error_falls_with_features_and_grows_with_norms() -> None:
+    """As the root of their number; without the signs of the QR it stops falling.
+
+    Both are plain for short tokens. For long ones the draws have heavy tails, which hide them.
+    """
+    q, k, v = data(3, 10, 8, 3)
+    settings = {"sizes": [32, 512, 4096], "scales": [0.5, 1.0], "draws": 60}
+    iid, orthogonal, unsigned = (
+        kernel_error(q, k, v, **settings, method=method, generator=seeded(0))
+        for method in ("iid", "orthogonal", "unsigned")
+    )
+    for median in (iid, orthogonal):
+        assert float(median[0, 0] / median[0, 2]) == pytest.approx(128**0.5, rel=0.2)
+        assert bool((median[0] < median[1]).all())
+    assert float(unsigned[0, 2]) > 0.9 * float(unsigned[0, 1])
+    assert float(unsigned[0, 2]) > 5 * float(orthogonal[0, 2])
+
+
+def test_kernel_error_of_taylor_features() -> None:
+    q, k, v = data(5, 3, 6, 3)
+    found = kernel_error(q, k, v, [0, 1, 30], [0.5, 1.0], method="taylor")
+    assert float(found[:, 2].max()) < 1e-12
+    uniform = v.mean(0) - attention(q, k, v)  # degree 0 weighs all keys alike
+    expected = uniform.norm(dim=-1) / attention(q, k, v).norm(dim=-1)
+    assert float(found[1, 0]) == pytest.approx(float(expected.median()))
+
+
+def test_draws_in_parts_are_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = data(3, 4, 6, 3)
+    given = {"sizes": [8], "draws": 30}
+    whole = kernel_error(q, k, v, **given, generator=seeded(0))
+    monkeypatch.setattr("iclutils.chapters.contrastive_kernel.features.AT_ONCE", 500)
+    torch.testing.assert_close(kernel_error(q, k, v, **given, generator=seeded(0)), whole)
+
+
+test_bad_input = refused(
+    (lambda: taylor(torch.ones(60), 9), "lower degree"),
+    (lambda: needed_degree(1e4), "No degree"),
+    (lambda: kernel_error(*data(0, 3, 4, 2), [4], method="iids"), "Did you mean 'iid'"),
+    (lambda: kernel_error(*data(0, 3, 4, 2), [4]), "generator"),
+)

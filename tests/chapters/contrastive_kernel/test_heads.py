@@ -1,0 +1,414 @@
+"""Dual models of real heads: against Hugging Face's modules in float64, and edits by hand there."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from random_prompts import prompts_strategy, random_prompts
+from tiny import BOS, VOCAB, save_gpt2, save_gptj, save_grouped, save_neox, tiny_gpt2, tokens
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
+
+from iclutils import IclError, models, zoo
+from iclutils.chapters.contrastive_kernel import ablation
+from iclutils.chapters.contrastive_kernel.ablation import (
+    PARTS,
+    ablations,
+    change_heads,
+    frozen_mlps,
+    predict,
+)
+from iclutils.chapters.contrastive_kernel.dual import initial_model, negative_samples, regularised
+from iclutils.chapters.contrastive_kernel.features import attention, balance
+from iclutils.chapters.contrastive_kernel.heads import (
+    demonstration_tokens,
+    direct_logit_attribution,
+    dual_heads,
+    examples,
+    explicit_head_step,
+    feature_errors,
+    first_copy,
+    head_trajectory,
+    rising_similarities,
+)
+from iclutils.interp.at_query import read, read_heads
+from iclutils.models import TransformerBridge
+from iclutils.tasks.prompts import Role, leave_out
+from iclutils.tasks.repeated import RepeatedTokens
+
+QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+KINDS = ("gpt2", "neox", "llama", "qwen2", "induction-0")
+SINGLE = 2e-5  # the model computes in float32
+PARAMETER = {"regularised": "alpha", "negative_samples": "beta"}
+
+
+class Both:
+    """A model as the package loads it, and the same by Hugging Face alone, in float64."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        grouped = {name: partial(save_grouped, kind=name) for name in ("llama", "qwen2")}
+        makers = {"gpt2": save_gpt2, "neox": save_neox, **grouped}
+        if kind in makers:
+            makers[kind](folder)
+            self.model = models.load(folder)
+        else:
+            folder = zoo.folder(kind)
+            self.model = models.load(kind)
+        network = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+        self.network = network.double().eval()
+        name = {"neox": "dense", "llama": "o_proj", "qwen2": "o_proj"}.get(kind, "c_proj")
+        modules = network.named_modules()
+        self.out = [m for n, m in modules if n.split(".")[-1] == name and "mlp" not in n]
+
+    def run(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, z (batch, layer, pos, head, d_head) and attention (batch, layer, head, ...)."""
+        seen: list[Tensor] = []
+        handles = [m.register_forward_pre_hook(lambda _, a: seen.append(a[0])) for m in self.out]
+        with torch.no_grad():
+            out = self.network(x, output_attentions=True)
+        for handle in handles:
+            handle.remove()
+        heads = self.model.cfg.n_heads
+        z = torch.stack([part.unflatten(-1, (heads, -1)) for part in seen], 1)
+        return out.logits, z, torch.stack(out.attentions, 1)
+
+    def run_with_z(self, x: Tensor, layer: int, head: int, z: Tensor) -> Tensor:
+        """Logits when one head's z at the last position is replaced."""
+
+        def replace(module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+            flat = given[0].clone()
+            flat.unflatten(-1, (self.model.cfg.n_heads, -1))[:, -1, head] = z
+            return (flat,)
+
+        handle = self.out[layer].register_forward_pre_hook(replace)
+        with torch.no_grad():
+            logits = self.network(x).logits
+        handle.remove()
+        return logits
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
+    return Both(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    return Both("gpt2", tmp_path_factory.mktemp("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
+    return tiny_gpt2(tmp_path_factory.mktemp("wide"), n_positions=128)
+
+
+def some_mask(count: int, size: int) -> Tensor:
+    """Random demonstrations among the tokens before the last two."""
+    mask = torch.rand(count, size, generator=torch.Generator().manual_seed(0)) < 0.6
+    mask[:, -2:] = False
+    mask[:, 1] = True
+    return mask
+
+
+# --- the identity -------------------------------------------------------------------------------
+
+
+def close(found: Tensor, expected: Tensor, gap: float = SINGLE) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), atol=gap, rtol=gap)
+
+
+def test_query_term_and_update_are_the_heads_output(both: Both) -> None:
+    """z and attention from Hugging Face. Fails if q and k are read before their rotation."""
+    x, mask = tokens(3, 12), some_mask(3, 12)
+    _, z, pattern = both.run(x)
+    query = read(both.model, x)
+    found = dual_heads(query, mask)
+    close(found.query_term + found.demonstration_update, z[:, :, -1])
+    close(found.attention_share, (pattern[:, :, :, -1] * mask[:, None, None]).sum(-1))
+    assert found.z.dtype == torch.float64
+    every = dual_heads(query, mask | True)
+    assert not every.query_term.any()
+    close(every.demonstration_update, found.z)
+
+
+@settings(max_examples=5, **QUIET)
+@given(prompts=prompts_strategy())
+def test_padding_does_not_matter(wide: TransformerBridge, prompts) -> None:
+    """Nor demonstrations after the query."""
+    mask = demonstration_tokens(wide, prompts)
+    later = torch.arange(mask.shape[1]) > prompts.target[:, None]
+    query = read(wide, prompts.tokens, prompts.target)
+    together = dual_heads(query, mask | later)
+    for row, q in enumerate(prompts.target.tolist()):
+        cut = read(wide, prompts.tokens[row : row + 1, : q + 1])
+        alone = dual_heads(cut, mask[row, None, : q + 1])
+        for a, b in zip(together[:4], alone[:4], strict=True):
+            close(a[row : row + 1], b)
+        close(query.logits[row : row + 1], cut.logits, 1e-4)
+
+
+def test_one_heads_steps(both: Both) -> None:
+    """A gradient step by autograd; entry n of the trajectory, on the demonstrations before n."""
+    query, mask = read(both.model, tokens(3, 12)), some_mask(3, 12)
+    duals = dual_heads(query, mask)
+    for layer, head in [(0, 1), (1, 3)]:
+        before, stepped = explicit_head_step(query, mask, (layer, head))
+        path = head_trajectory(query, mask, (layer, head))
+        close(stepped, duals.z[:, layer, head])
+        close(path[:, -1], duals.z[:, layer, head])
+        close(before, duals.query_term[:, layer, head], 1e-10)
+        for n in (0, 3, 7):
+            part = dual_heads(query, mask & (torch.arange(12) < n)).demonstration_update
+            close(path[:, n], before + part[:, layer, head], 1e-10)
+
+
+def test_which_demonstrations_become_more_similar(both: Both) -> None:
+    """By the dual model itself, before and after its step."""
+    query, mask = read(both.model, tokens(3, 12)), some_mask(3, 12)
+    found = rising_similarities(query, mask)
+    for layer, (q, key, value, _) in enumerate(read_heads(query)):
+        first = initial_model(q, key, value, mask[:, None])
+        rise = first.updated(mask[:, None]).similarities() - first.similarities()
+        close(found[:, layer], ((rise > 0) & mask[:, None]).sum(-1) / mask.sum(-1)[:, None])
+
+
+def test_random_features_at_a_heads_own_norms(wide: TransformerBridge) -> None:
+    """The mean over directions of exp(ω·(q + k) - (|q|² + |k|²)/2), summed by hand."""
+    x, at = tokens(2, 9), torch.tensor([8, 5])
+    query = read(wide, x, at)
+    found = feature_errors(query, 64, generator=torch.Generator().manual_seed(1))
+    source, expected = torch.Generator().manual_seed(1), []
+    for row, last in zip(x, at, strict=True):
+        errors = []
+        for parts in read_heads(read(wide, row[None, : last + 1])):
+            for q, k, v, z in zip(*(part[0] for part in parts), strict=True):
+                omega = torch.randn(64, len(q), generator=source, dtype=torch.float64)
+                q, k = q / len(q) ** 0.25, k / len(q) ** 0.25
+                size = (q.square().sum() + k.square().sum(-1)) / 2
+                weights = ((q + k) @ omega.T - size[:, None]).exp().mean(-1)
+                errors.append((weights @ v / weights.sum() - z).norm() / z.norm())
+        expected.append(torch.stack(errors).median())
+    close(found, torch.stack(expected), 1e-3)
+
+
+def test_balanced_queries_and_keys_attend_alike() -> None:
+    """Lengths, and the mean key, as the words say. Fails if one vector is taken off the queries."""
+    q, k, v = torch.randn(3, 2, 7, 4, generator=torch.Generator().manual_seed(0)).double()
+    long, far = balance(q, 5 * k + 3)
+    close(attention(long, far, v), attention(q, 5 * k + 3, v), 1e-12)
+    close(far.mean(-2), torch.zeros(2, 4), 1e-12)
+    close(long.square().sum((-2, -1)), far.square().sum((-2, -1)), 1e-12)
+
+
+def test_the_balance_is_felt(wide: TransformerBridge) -> None:
+    query, source = read(wide, tokens(4, 30)), torch.Generator()
+    plain, balanced = (
+        feature_errors(query, 512, balanced=b, generator=source.manual_seed(0))
+        for b in (False, True)
+    )
+    assert balanced.mean() < plain.mean()
+
+
+# --- direct -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("against", [None, "one", "each"])
+def test_direct_contributions_sum_to_the_logit(both: Both, against: str | None) -> None:
+    x, mask = tokens(3, 12), some_mask(3, 12)
+    logits, answer = both.run(x)[0][:, -1], torch.tensor([4, 5, 6])
+    each = torch.tensor([[1, 2], [3, 4], [5, 9]])
+    others = {None: None, "one": torch.arange(VOCAB)[None], "each": each}[against]
+    query = read(both.model, x)
+    duals = dual_heads(query, mask)
+    found = direct_logit_attribution(query, duals, answer, others)
+    expected = logits.gather(1, answer[:, None])[:, 0]
+    if others is not None:
+        expected = expected - logits.gather(1, others.expand(3, -1)).mean(1)
+    updates = found.demonstration_update.sum((1, 2))
+    rest = found.query_term.sum((1, 2)) + found.mlp.sum(1) + found.embedding + found.constant
+    close(updates + rest, expected, 1e-4)
+    close(found.logit, expected, 1e-4)
+    assert float(found.update_share) == pytest.approx(float(updates.mean() / expected.mean()), 1e-3)
+
+
+def test_a_direct_contribution_is_what_its_ablation_costs(both: Both) -> None:
+    """In the last block nothing else reads a head but its MLP, which is held: with the norm's
+    scale held too, ablating an update lowers the logit by its direct contribution."""
+    x, mask = tokens(2, 11), some_mask(2, 11)
+    layer, head, answer = both.model.cfg.n_layers - 1, 2, torch.tensor([4, 5])
+    query = read(both.model, x)
+    duals = dual_heads(query, mask)
+    found = direct_logit_attribution(query, duals, answer)
+    scale = "ln_final.hook_scale"
+    hooks = change_heads(query, mask, PARTS["update"], [(layer, head)]) + frozen_mlps(query)
+    logits = query.again([*hooks, (scale, lambda value, hook: query.found[scale])])
+    change = found.logit - logits.gather(1, answer[:, None])[:, 0]
+    close(change, found.demonstration_update[:, layer, head], 5e-4)
+    assert duals.demonstration_update[:, layer, head].norm() > 0.1
+
+
+# --- causal -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["update", "query term"])
+def test_ablation_is_z_replaced_by_hand(both: Both, part: str) -> None:
+    """Hugging Face with one head's z set to what is left. Fails if other heads change too."""
+    x, mask = tokens(3, 12), some_mask(3, 12)
+    query = read(both.model, x)
+    duals = dual_heads(query, mask)
+    layer, head = 0, 3
+    left = (duals.query_term if part == "update" else duals.demonstration_update)[:, layer, head]
+    expected = both.run_with_z(x, layer, head, left)[:, -1]
+    close(query.again(change_heads(query, mask, PARTS[part], [(layer, head)])), expected, 1e-3)
+    assert (both.run(x)[0][:, -1] - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("variant", ["regularised", "negative_samples"])
+def test_a_variant_is_z_replaced_by_hand(both: Both, variant: str) -> None:
+    """Hugging Face with one head's z made by the variant of ``dual``, from its keys and values."""
+    x, mask, layer, head = tokens(3, 12), some_mask(3, 12), 1, 2
+    query = read(both.model, x)
+    (parts,) = read_heads(query, [layer])
+    q, key, value = (part[:, head] for part in parts[:3])
+    by_hand = {"regularised": regularised, "negative_samples": negative_samples}[variant]
+    z = by_hand(q[:, None], key, value, mask, 0.7)[:, 0]
+    change = partial(getattr(ablation, variant), **{PARAMETER[variant]: 0.7})
+    expected = both.run_with_z(x, layer, head, z)[:, -1]
+    close(query.again(change_heads(query, mask, change, [(layer, head)])), expected, 1e-3)
+    assert (both.run(x)[0][:, -1] - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("part", list(PARTS))
+def test_means_keep_one_prompt_and_mix_several(both: Both, part: str) -> None:
+    """Of prompts that are alike, the mean of a part is the part, to rounding."""
+    x, mask, answer = tokens(1, 12).expand(3, -1), some_mask(1, 12).expand(3, -1), torch.arange(3)
+    found = ablations(read(both.model, x), mask, answer, ways=["whole", f"mean {part}"])
+    close(found[f"mean {part}"].log_prob, found["whole"].log_prob, 1e-3)
+    x, mask = tokens(3, 12), some_mask(3, 12)
+    found = ablations(read(both.model, x), mask, answer, ways=["whole", f"mean {part}"])
+    assert (found[f"mean {part}"].log_prob - found["whole"].log_prob).abs().max() > 1e-2
+
+
+def test_heads_that_are_moved_by_minus_their_step_take_none(gpt2: Both) -> None:
+    """In the last layer, which feeds no other head."""
+    x, mask = tokens(3, 12), some_mask(3, 12)
+    query, cfg = read(gpt2.model, x), gpt2.model.cfg
+    step = dual_heads(query, mask).demonstration_update
+    step[:, :-1] = 0.0
+    last = [(cfg.n_layers - 1, head) for head in range(cfg.n_heads)]
+    hooks = change_heads(query, mask, ablation.no_update, last)
+    close(query.again(ablation.moved(-step)), query.again(hooks), 1e-3)
+    assert (query.again(hooks) - query.logits).abs().max() > 1e-2
+
+
+def test_ablations(gpt2: Both) -> None:
+    x, mask = tokens(3, 12), some_mask(3, 12)
+    answer, choices = torch.tensor([4, 5, 6]), torch.tensor([[4, 1], [2, 5], [6, 7]])
+    logits, query = gpt2.run(x)[0][:, -1], read(gpt2.model, x)
+    found = ablations(query, mask, answer)
+    parts = [f"{how} {part}" for part in ("update", "query term") for how in ("no", "mean")]
+    assert set(found) == {"whole", *parts, *(f"{p}, MLPs held" for p in parts if p[:2] == "no")}
+    close(found["whole"].log_prob, logits.log_softmax(-1).gather(1, answer[:, None])[:, 0], 1e-4)
+    assert torch.equal(found["whole"].is_correct, logits.argmax(-1) == answer)
+    among = predict(query, answer, choices)
+    chosen = logits.gather(1, choices).log_softmax(-1)[torch.arange(3), torch.tensor([0, 1, 0])]
+    close(among.log_prob, chosen, 1e-4)
+    assert torch.equal(among.is_correct, chosen > np.log(0.5))
+    centred = logits.gather(1, choices) - logits.gather(1, choices).mean(0)
+    centred = centred.log_softmax(-1)[torch.arange(3), torch.tensor([0, 1, 0])]
+    close(predict(query, answer, choices, centred=True).log_prob, centred, 1e-4)
+    hooks = change_heads(query, mask, PARTS["query term"], [(1, 0)])
+    one = predict(query, answer, hooks=hooks).log_prob
+    again = ablations(query, mask, answer, heads=[(1, 0)])["no query term"].log_prob
+    assert torch.equal(one, again)
+    none = ablations(query, mask & False, answer)
+    assert torch.equal(none["no update"].log_prob, none["whole"].log_prob)
+
+
+def test_ablations_ask_at_the_target(wide: TransformerBridge) -> None:
+    prompts = random_prompts(seed=3, count=3)
+    mask = demonstration_tokens(wide, prompts)
+    answer = prompts.label_words.gather(1, prompts.gold[:, None])[:, 0]
+    given = (answer, prompts.label_words)
+    query = read(wide, prompts.tokens, prompts.target)
+    ways = [way for way in ablation.WAYS if not way.startswith("mean")]
+    together = ablations(query, mask, *given, ways=ways)
+    for row, q in enumerate(prompts.target.tolist()):
+        cut = read(wide, prompts.tokens[row, None, : q + 1])
+        one = (part[row : row + 1] for part in given)
+        alone = ablations(cut, mask[row, None, : q + 1], *one, ways=ways)
+        for name in together:
+            close(together[name].log_prob[row], alone[name].log_prob[0], 1e-4)
+
+
+# --- masks and bad input ------------------------------------------------------------------------
+
+
+def test_masks(wide: TransformerBridge) -> None:
+    batch = RepeatedTokens.draw(2, 4, VOCAB, BOS, torch.Generator().manual_seed(0))
+    assert first_copy(batch).tolist() == [[False] + 4 * [True] + 4 * [False]] * 2
+    prompts = random_prompts()
+    before = prompts.roles <= Role.LABEL
+    assert torch.equal(demonstration_tokens(wide, prompts), before)
+    prompts.tokens[:, 0] = BOS
+    before[:, 0] = False
+    assert torch.equal(demonstration_tokens(wide, prompts), before)
+
+
+def test_tokens_know_their_example_which_can_be_left_out() -> None:
+    """From the positions: an example ends with the token after its label word."""
+    prompts = random_prompts(seed=1, count=4)
+    found = examples(prompts)
+    for row in range(len(prompts)):
+        for n, place in enumerate(prompts.label_pos[row].tolist()):
+            assert found[row, place] == n
+        assert found[row, prompts.target[row]] == prompts.label_pos.shape[1]
+        for left_out in (0, 1, 2):
+            cut, target = leave_out(prompts.tokens, prompts.target, found < left_out)
+            begins = int(prompts.label_pos[row, left_out - 1]) + 2 if left_out else 0
+            kept = prompts.tokens[row, begins : prompts.target[row] + 1]
+            assert cut[row, : target[row] + 1].tolist() == kept.tolist()
+    assert bool((found.diff(dim=1) >= 0).all())
+    assert not found[:, 0].any()
+
+
+X, SHOWN, ANSWER = tokens(2, 9), some_mask(2, 9), torch.tensor([1, 2])
+UPDATE = PARTS["update"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda q: dual_heads(q, SHOWN[:, :-1]), "bool mask of the tokens' shape"),
+        (lambda q: change_heads(q, SHOWN.float(), UPDATE), "bool mask of the tokens' shape"),
+        (lambda q: read(q.model, X, torch.tensor([3, 9])), "one query position per prompt"),
+        (lambda q: change_heads(q, SHOWN, UPDATE, [(3, 0)]), r"no head 3\.0"),
+        (lambda q: head_trajectory(q, SHOWN, (0, 4)), r"no head 0\.4"),
+        (lambda q: predict(q, ANSWER[:1]), "one answer for each"),
+        (lambda q: predict(q, ANSWER + 58), r"in the vocabulary, 0\.\.59"),
+        (lambda q: predict(q, ANSWER, torch.tensor([[1, 3]])), "among its choices"),
+        (lambda q: predict(q, ANSWER, torch.zeros(3, 2).long()), "one row for all"),
+        (lambda q: predict(q, ANSWER, centred=True), "give them"),
+        (lambda q: ablations(q, SHOWN, ANSWER, ways=["no updates"]), "Did you mean 'update'"),
+    ],
+)
+def test_bad_input(gpt2: Both, call, message: str) -> None:  # type: ignore[no-untyped-def]
+    query = read(gpt2.model, X)
+    with pytest.raises(IclError, match=message):
+        call(query)
+
+
+def test_models_that_cannot_be_taken_apart(tmp_path: Path) -> None:
+    save_gptj(tmp_path / "gptj")
+    with pytest.raises(IclError, match="only after using it"):
+        read(models.load(tmp_path / "gptj"), X)
+    network: GPT2LMHeadModel = save_gpt2(tmp_path / "scaled")
+    network.config.scale_attn_by_inverse_layer_idx = True
+    network.config.save_pretrained(tmp_path / "scaled")
+    with pytest.raises(IclError, match="are not q·k"):
+        read(models.load(tmp_path / "scaled"), X)

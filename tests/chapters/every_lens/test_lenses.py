@@ -1,0 +1,194 @@
+"""The lenses of chapter 07: against plain passes, libraries and sums that must come out."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import pearsonr
+from sklearn.kernel_ridge import KernelRidge
+
+from iclutils import models
+from iclutils.chapters.contrastive_kernel.heads import dual_heads
+from iclutils.chapters.every_lens import compare, marks, smoothers, vectors
+from iclutils.chapters.every_lens.question import Question, of_prompts
+from iclutils.interp.at_query import read
+from iclutils.interp.clean_corrupt import scored_logits
+from iclutils.interp.hooks import cut_attention, logits_at
+from iclutils.models import TransformerBridge, get_act_name
+from iclutils.tasks import topics
+
+
+@pytest.fixture(scope="module")
+def net() -> TransformerBridge:
+    return models.load("anchors-0")
+
+
+@pytest.fixture(scope="module")
+def here() -> Question:
+    return of_prompts(topics.sample(6, torch.Generator().manual_seed(0)))
+
+
+@pytest.fixture(scope="module")
+def found(net: TransformerBridge, here: Question) -> marks.Marks:
+    return marks.measure(net, here, layer=2, steps=1)
+
+
+def at_target(net: TransformerBridge, here: Question, side: str, name: str) -> torch.Tensor:
+    _, cache = net.run_with_cache(getattr(here.task, side), names_filter=name)
+    return cache[name][torch.arange(len(here)), here.at]
+
+
+def test_readers_look_where_the_model_looks(
+    net: TransformerBridge, here: Question, found: marks.Marks
+) -> None:
+    for layer in range(4):
+        name = get_act_name("pattern", layer)
+        _, cache = net.run_with_cache(here.task.clean, names_filter=name)
+        for row in range(len(here)):
+            looks = cache[name][row, :, here.at[row], here.answers[row]].sum(-1)
+            assert torch.allclose(found.anchors[row, layer], looks, atol=1e-4)
+
+
+def test_heads_and_mlps_write_the_whole_vector(
+    net: TransformerBridge, here: Question, found: marks.Marks
+) -> None:
+    common = found.states[:, 2].mean(0)
+    mlps = sum(
+        at_target(net, here, "clean", get_act_name("mlp_out", layer))
+        - at_target(net, here, "corrupt", get_act_name("mlp_out", layer))
+        for layer in range(3)
+    )
+    share = mlps @ common / common.square().sum()
+    assert torch.allclose(found.vector.sum((1, 2)).mean() + share.mean(), torch.ones(()), atol=1e-3)
+    assert not found.vector[:, 3].any()
+
+
+def test_a_step_towards_a_vector_is_what_the_dual_model_writes_along_it(
+    net: TransformerBridge, here: Question
+) -> None:
+    query, vector = read(net, here.task.clean, here.at), torch.randn(net.cfg.d_model)
+    update = dual_heads(query, here.shown).demonstration_update
+    written = torch.einsum("blhe,lhed->blhd", update, net.W_O.double()) @ vector.double()
+    step = marks.step_towards(query, here, vector)
+    assert torch.allclose(step.sum(-1), written / vector.double().square().sum(), atol=1e-9)
+
+
+def test_the_margin_without_reading_is_that_of_a_whole_pass(
+    net: TransformerBridge, here: Question
+) -> None:
+    cut = torch.zeros(len(here), *here.shown.shape[1:] * 2, dtype=torch.bool)
+    cut[torch.arange(len(here)), here.at] = here.shown
+    cuts = cut_attention(net, dict.fromkeys((1, 2), cut))
+    plain = scored_logits(net, here.task, cuts)[:, 0]
+    ours = marks.margin_without_reading(net, here, [range(1, 3), range(0)])
+    assert torch.allclose(ours[0], here.margin(plain), atol=1e-3)
+    assert torch.allclose(ours[1], marks.answered(net, here)[0], atol=1e-3)
+
+
+def test_an_example_that_is_left_out_costs_what_a_shorter_prompt_lacks(
+    net: TransformerBridge, here: Question
+) -> None:
+    lost = marks.lost_without_each(net, here)
+    tokens, target = here.without([2])
+    one = net(tokens[:1, : int(target[0]) + 1])[:, -1].detach()
+    whole = marks.answered(net, here)[0][0]
+    assert torch.isclose(lost[0, 2], whole - here[:1].margin(one)[0], atol=1e-3)
+
+
+def test_the_common_share_by_pairs() -> None:
+    states = torch.randn(9, 8, generator=torch.Generator().manual_seed(0)) + 1
+    pairs = [float(x @ y) for x, y in itertools.permutations(states, 2)]
+    expected = np.mean(pairs) / np.mean([float(x @ x) for x in states])
+    assert marks.common_share(states) == pytest.approx(expected)
+
+
+def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_other(
+    net: TransformerBridge, here: Question
+) -> None:
+    one = here[:1]
+    states, writes = vectors.task_vectors(net, one)
+    margins, right = vectors.steered(net, one, [(3, states[3]), (3, 0 * states[3])])
+    whole, sure = marks.answered(net, one)
+    tokens, target = one.without(range(4))
+    bare = logits_at(net, tokens, target[:, None])[:, 0]
+    assert torch.allclose(margins[0], whole, atol=1e-2)
+    assert torch.equal(right[0], sure)
+    assert torch.allclose(margins[1], one.margin(bare), atol=1e-3)
+    both = vectors.function_vector(writes, [(0, 1), (2, 3)])
+    assert torch.allclose(both, writes[0, 1] + writes[2, 3])
+    assert not vectors.function_vector(writes, []).any()
+    random = vectors.random_like(states[3], torch.Generator().manual_seed(0))
+    assert torch.isclose(random.norm(), states[3].norm())
+
+
+def test_smoothers_are_those_of_the_textbooks() -> None:
+    draw = torch.Generator().manual_seed(0)
+    states = torch.randn(3, 6, 4, generator=draw, dtype=torch.double)
+    labels = torch.randn(3, 5, generator=draw, dtype=torch.double)
+    for name, rule in smoothers.SMOOTHERS.items():
+        said = (rule(states) * labels).sum(1)
+        for row, value in enumerate(said.tolist()):
+            x, query, y = states[row, :-1].numpy(), states[row, -1:].numpy(), labels[row].numpy()
+            gram = x @ x.T
+            angle = (x @ query[0]) / np.linalg.norm(x, axis=1)
+            expected = {
+                "count": y.sum(),
+                "last example": y[-1],
+                "nearest example": y[angle.argmax()],
+                "ridge on states": KernelRidge(
+                    alpha=smoothers.RIDGE * gram.diagonal().mean(), kernel="linear"
+                ).fit(x, y).predict(query)[0],
+                "one gradient step": (x.T @ y) @ query[0],
+            }  # fmt: skip
+            assert value == pytest.approx(expected[name]), name
+
+
+def test_agreement_is_a_correlation_and_what_a_count_explains_can_be_taken_out() -> None:
+    draw = torch.Generator().manual_seed(0)
+    shows = torch.randint(0, 2, (50, 5), generator=draw)
+    weights = torch.rand(50, 1, 1, 5, generator=draw).double()
+    told = torch.randn(50, 2, generator=draw).double()
+    sign = 1 - 2 * shows.double()
+    target = (told[:, 0] - told[:, 1]).numpy()
+    signs = np.concatenate([target, -target])  # over both choices, so that the mean is 0
+
+    def correlate(x: np.ndarray, y: np.ndarray) -> float:
+        return pearsonr(np.concatenate([x, -x]), y).statistic
+
+    vote = (weights[:, 0, 0] * sign).sum(1).numpy()
+    assert smoothers.fit(weights[:, 0, 0], shows, told) == pytest.approx(correlate(vote, signs))
+    even = (weights / weights.sum(-1, keepdim=True))[:, 0, 0]
+    count, vote = sign.sum(1).numpy(), (even * sign).sum(1).numpy()
+    left = [y - count * (y @ count) / (count @ count) for y in (vote, target)]
+    expected = correlate(left[0], np.concatenate([left[1], -left[1]]))
+    found = smoothers.beyond_counting(weights, shows, told)
+    assert found.item() == pytest.approx(expected)
+
+
+def test_sets_to_remove_part_the_marked_heads_and_their_controls_are_unmarked() -> None:
+    layer = torch.arange(6).repeat_interleave(10)
+    top = {"circuit": {0, 1, 2}, "anchors": {1, 2, 3, 12}, "induction": {2, 12, 13}}
+    sets = compare.sets_to_remove(top, layer, torch.Generator().manual_seed(0))
+    assert sets["both"] == {2, 12}
+    assert (sets["matchers only"], sets["readers only"]) == ({13}, {1, 3})
+    assert (sets["circuit only"], sets["no circuit"]) == ({0}, {3, 12})
+    for name, heads in sets.items():
+        own = sets[name.split(",")[0]]
+        assert sorted(layer[sorted(heads)].tolist()) == sorted(layer[sorted(own)].tolist())
+        if "others" in name:
+            assert not heads & {0, 1, 2, 3, 12, 13}
+
+
+def test_every_lens_scores_every_head_and_half_of_the_prompts_will_do(
+    net: TransformerBridge, here: Question, found: marks.Marks
+) -> None:
+    contexts = smoothers.read_examples(net, here, 0)
+    prefix = torch.rand(4, 4, 4)
+    scores = compare.head_scores(found, prefix, contexts, here.shows)
+    assert tuple(scores) == marks.LENSES
+    assert all(x.shape == (4, 4) for x in scores.values())
+    half = compare.head_scores(found, prefix, contexts, here.shows, slice(0, None, 2))
+    assert torch.allclose(half["anchors"], found.anchors[::2].mean(0))

@@ -1,0 +1,215 @@
+"""Alignment with algorithms: finite differences, networks with known answers, weights by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_layers import TIGHT, random, seeded, some
+from refusals import refused
+
+from iclutils.chapters.gradient_step.alignment import (
+    alignment,
+    answers,
+    half_mse,
+    interpolate,
+    off_pattern,
+    products,
+    responses,
+    step_matrix,
+    under_shift,
+    with_noise,
+)
+from iclutils.chapters.gradient_step.construction import constructed
+from iclutils.chapters.gradient_step.descent import best_step, descend, predictor
+from iclutils.models.lsa import Shape
+from iclutils.tasks.regression import Contexts, Task, sample
+
+
+def gd(*rates: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    return predictor(list(rates))
+
+
+# Answers -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    dim=st.integers(1, 4),
+    kind=st.sampled_from(["linear", "softmax"]),
+    steps=st.integers(1, 2),
+)
+def test_sensitivity_is_the_change_per_change_of_the_query(
+    seed: int, dim: int, kind: str, steps: int
+) -> None:
+    """By central differences, for networks of an ensemble and any function."""
+    xs, ys = some(seed, (3, 6, dim), (3, 6))
+    network = random(Shape(dim, 5, layers=steps, heads=2, attention=(kind,), sees_query=True))
+    found = responses(network, xs, ys).sensitivity
+    assert found.shape == (2, 3, dim)
+    alone = responses(lambda xs, ys: network(xs, ys)[1], xs, ys).sensitivity
+    torch.testing.assert_close(alone, found[1:], **TIGHT)
+    for channel in range(dim):
+        step = torch.zeros_like(xs)
+        step[:, -1, channel] = 1e-5
+        change = (answers(network, xs + step, ys) - answers(network, xs - step, ys)) / 2e-5
+        torch.testing.assert_close(found[..., channel], change, atol=1e-6, rtol=1e-6)
+
+
+def test_alignment_of_known_pairs() -> None:
+    """The same; the same times 3 and times -1, whose numbers follow from the weights."""
+    xs, ys = some(1, (50, 8, 4), (50, 8))
+    weights = descend(xs, ys, [0.2]).weights[-1, :, 0]
+    answer = (weights * xs[:, -1]).sum(-1)
+    network = constructed(Shape(4, 7), [0.2], dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(responses(network, xs, ys).sensitivity[0], weights, **TIGHT)
+    for factor, cosine in ((1, 1.0), (3, 1.0), (-1, -1.0)):
+        found = alignment(gd(0.2 * factor), network, xs, ys)
+        gap = abs(factor - 1)
+        wrong, right = (0.5 * (f * answer - ys[:, -1]).square().mean() for f in (factor, 1))
+        size, length = answer.abs().mean(), weights.norm(dim=-1).mean()
+        expected = [cosine, gap * length, gap * size, wrong, right]
+        assert [float(v) for v in found] == pytest.approx([*map(float, expected)], abs=1e-10)
+
+
+def test_cosines_without_a_direction_are_zero() -> None:
+    """A predictor that says 0, one that does not read the query; contexts without labels."""
+    xs, ys = some(2, (10, 6, 3), (10, 6))
+    silent = [lambda xs, ys: 0 * xs[:, -1, 0], lambda xs, ys: xs[:, 0, 0] * ys[:, 0]]
+    for one in silent:
+        found = alignment(one, gd(0.3), xs, ys)
+        assert float(found.cosine) == 0
+        assert bool(torch.stack(list(found)).isfinite().all())
+    half = ys * (torch.arange(10) % 2)[:, None]  # every other context has w = 0
+    assert float(alignment(gd(0.3), gd(0.1), xs, half).cosine) == pytest.approx(0.5)
+
+
+# Shifts ------------------------------------------------------------------------------------------
+
+
+def test_losses_under_shift() -> None:
+    """Of one step of GD: flat when weights grow, the closed form when inputs do."""
+    drawn = sample(Task(4), 40_000, 7, seeded(0))
+    drawn = Contexts(*(part.double() for part in drawn))
+    table: dict = {"gd": gd(0.4), "zero": gd(0.0), "network": constructed(Shape(4, 6), [0.4])}
+    plain = float(half_mse(answers(gd(0.4), drawn.xs, drawn.ys), drawn.ys))
+    flat = float(0.5 * drawn.ys[:, -1].square().mean())
+    factors = [0.5, 1.0, 2.0]
+    expected = []
+    for factor in factors:  # the loss is a parabola in the rate
+        best = best_step(4, 6, factor**2, 3 * factor**4)
+        off = (0.4 / best.rate - 1) ** 2
+        expected.append((best.rate_loss + off * (2 * factor**2 - best.rate_loss)) / factor**2)
+    for kind, wanted, close in (("weights", [plain] * 3, 1e-6), ("inputs", expected, 0.05)):
+        found = under_shift(table, drawn, factors, kind)
+        torch.testing.assert_close(found["network"], found["gd"], atol=1e-4, rtol=1e-4)
+        assert found["zero"][0].tolist() == pytest.approx([flat] * 3)
+        assert found["gd"][0].tolist() == pytest.approx(wanted, rel=close)
+
+
+def test_noise_is_normal_and_anywhere() -> None:
+    drawn = sample(Task(2), 20_000, 6, seeded(0))
+    far = drawn._replace(ys=drawn.ys + 100)
+    found = with_noise(far, 2, seeded(0)).ys
+    hit = found != far.ys
+    assert bool((hit.sum(1) == 2).all())
+    expected = torch.tensor([0.4] * 5 + [0.0])
+    torch.testing.assert_close(hit.float().mean(0), expected, atol=0.02, rtol=0)
+    assert float(found[hit].mean()) == pytest.approx(0, abs=0.02)
+    assert float(found[hit].var()) == pytest.approx(1, abs=0.03)
+
+
+# Weights -----------------------------------------------------------------------------------------
+
+
+def test_products_are_what_a_layer_does() -> None:
+    """Scores e_j KQ e_iᵀ and writes e_i PV, summed by hand over heads and keys."""
+    xs, ys = some(0, (4, 6, 3), (4, 6))
+    network = random(Shape(3, 5, layers=2, heads=2))
+    stream = [tokens.numpy() for tokens in network.resid(xs, ys)]
+    for number, e in enumerate(stream[:2]):
+        kq, pv = (part.numpy() for part in products(network, number))
+        seen = e[:, :, :5]
+        expected = e + np.einsum("mbjc,mhcd,mbid,mbie,mhef->mbjf", e, kq, seen, seen, pv)
+        np.testing.assert_allclose(stream[number + 1], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_off_pattern_of_constructions_and_of_known_dirt() -> None:
+    network = constructed(Shape(3, 5), [0.7], [0.2], torch.float64)
+    yy, xx = (0.7 / 5) ** 2, 3 * 0.2**2  # GD++ writes x, too
+    assert [float(part) for part in off_pattern(network)] == pytest.approx([0, xx / (xx + yy)])
+    network.attention["query"][0, 0, 0] = torch.tensor(
+        [[1.0, 0, 0, 2], [0, 2, 0, 0], [0, 0, 3, 0], [0, 0, 0, 0]]
+    )  # squares 1 + 4 + 9 + 4, of which the mean of the diagonal explains 3 · 2²
+    network.attention["key"][0, 0, 0] = torch.eye(4)
+    assert float(off_pattern(network)[0]) == pytest.approx(1 - 12 / 18)
+    wild = off_pattern(random(Shape(10, 5, layers=2, heads=2), (0, 1, 2)))
+    assert wild[0].shape == wild[1].shape == (3, 2)
+    assert bool((wild[0] > 0.9).all())
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_the_matrix_of_a_step(heads: int) -> None:
+    """η I for the construction; for any x-block and y-channel, what the layer answers."""
+    built = constructed(Shape(3, 5, heads=heads), [0.7], dtype=torch.float64)
+    torch.testing.assert_close(step_matrix(built)[0], 0.7 * torch.eye(3).double(), **TIGHT)
+    xs, ys = some(1, (20, 6, 3), (20, 6))
+    network = random(Shape(3, 5, heads=heads))
+    for name in ("query", "key"):
+        network.attention[name][..., 3, :] = 0  # y is not compared
+    network.attention["value"][..., :3, :] = 0  # x is not written
+    mean = (xs[:, :-1] * ys[:, :-1, None]).mean(1)
+    expected = torch.einsum("bc,mcd,bd->mb", xs[:, -1], step_matrix(network), mean)
+    torch.testing.assert_close(answers(network, xs, ys), expected, **TIGHT)
+
+
+@pytest.mark.parametrize(("layers", "shared"), [(1, False), (3, True)])
+def test_interpolation(layers: int, shared: bool) -> None:
+    """Ends, averages and scale, against numpy; a rescaled twin stays where it is."""
+    xs, ys = some(2, (20, 6, 3), (20, 6))
+    shape = Shape(3, 5, layers=layers, shared=shared)
+    built, twin = (constructed(shape, [0.3] * layers, dtype=torch.float64) for _ in range(2))
+    network = random(shape, (0, 1, 2))
+    for end, expected in ((0.0, network), (1.0, built)):
+        found, wanted = answers(interpolate(network, built, end), xs, ys), answers(expected, xs, ys)
+        torch.testing.assert_close(found, wanted.expand_as(found), atol=1e-8, rtol=1e-8)
+    found_kq, found_pv = products(interpolate(network, built, 0.25))
+    kq, pv = (part[:, 0].numpy() for part in products(network))
+    target_kq, target_pv = (part[0, 0].numpy() for part in products(built))
+    for member in range(3):
+        scale = np.diag(kq[member])[:3].mean()
+        expected = 0.75 * kq[member] / scale + 0.25 * target_kq
+        np.testing.assert_allclose(found_kq[member, 0], expected, rtol=1e-9)
+        expected = 0.75 * pv[member] * scale + 0.25 * target_pv
+        np.testing.assert_allclose(found_pv[member, 0], expected, rtol=1e-9, atol=1e-12)
+    twin.attention["query"] *= -3
+    twin.attention["out"] /= -3
+    for share in (0.0, 0.5, 1.0):
+        found = answers(interpolate(twin, built, share), xs, ys)
+        torch.testing.assert_close(found, answers(built, xs, ys), **TIGHT)
+
+
+XS, YS = some(0, (4, 6, 3), (4, 6))
+DRAWN, SHAPE = Contexts(XS, YS, XS[:, 0]), Shape(3, 5)
+OTHERS = [{"heads": 2}, {"layers": 2}, {"norm": True}, {"attention": ("softmax",)}, {"pairs": 6}]
+
+
+test_bad_input = refused(
+    *(
+        (lambda one=one: interpolate(random(replace(SHAPE, **one)), random(SHAPE), 0.5), "sing")
+        for one in OTHERS
+    ),
+    (lambda: answers(lambda xs, ys: ys[:2, 0], XS, YS), "for each of 4 contexts"),
+    (lambda: responses(lambda xs, ys: ys[:, 0] / 0, XS, YS), "for each of 4 contexts"),
+    (lambda: under_shift({"gd": gd(0.1)}, DRAWN, [1.0], "input"), "Did you mean 'inputs'"),
+    (lambda: with_noise(DRAWN, 6, torch.Generator()), r"0 \.\. 5 pairs"),
+    (lambda: step_matrix(random(replace(SHAPE, attention=("softmax",)))), "no matrix"),
+    (lambda: off_pattern(random(replace(SHAPE, separate=True))), r"tokens \(x, y\)"),
+)

@@ -1,0 +1,213 @@
+"""Descent in context: autograd, token loops, exact expectations over discrete laws, searches."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import nan, sqrt
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_layers import seeded, some
+from refusals import refused
+from scipy.optimize import minimize
+
+from iclutils.chapters.gradient_step.descent import best_step, descend, predictor, spectrum, tune
+from iclutils.tasks.regression import Contexts, Task, sample
+
+seeds = st.integers(0, 10_000)
+shapes = given(
+    seed=seeds,
+    dim=st.integers(1, 6),
+    pairs=st.integers(1, 9),
+    outputs=st.integers(1, 3),
+    steps=st.integers(0, 5),
+    started=st.booleans(),
+)
+
+
+def contexts(count: int) -> Contexts:
+    task = Task(10, inputs="uniform*1+-0.5")
+    drawn = sample(task, count, 11, seeded(0))
+    return Contexts(*(part.double() for part in drawn))
+
+
+def loss(found: torch.Tensor, ys: torch.Tensor) -> float:
+    return float(0.5 * (found - ys[..., -1]).square().mean())
+
+
+@settings(max_examples=25, deadline=None)
+@shapes
+def test_gradient_descent_is_autograds(
+    seed: int, dim: int, pairs: int, outputs: int, steps: int, started: bool
+) -> None:
+    """The loss as it is defined, and its gradient; a wrong sign, N or W_0 would show."""
+    xs, ys, start = some(seed, (4, pairs + 1, dim), (4, pairs + 1, outputs), (outputs, dim))
+    rates = torch.linspace(0.1, 0.4, steps).double()
+    found = descend(xs, ys, rates, start=start if started else None)
+    weights = (start * started).expand(4, outputs, dim).clone().requires_grad_()
+    for k in range(steps + 1):
+        answer = torch.einsum("bod,bd->bo", weights, xs[:, -1])
+        torch.testing.assert_close(found.weights[k], weights.detach(), atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(found.predictions[k], answer, atol=1e-10, rtol=1e-10)
+        if k < steps:
+            errors = torch.einsum("bod,bnd->bno", weights, xs[:, :-1]) - ys[:, :-1]
+            gradient = torch.autograd.grad(errors.square().sum() / (2 * pairs), weights)[0]
+            weights = (weights - rates[k] * gradient).detach().requires_grad_()
+
+
+def by_tokens(
+    xs: np.ndarray, ys: np.ndarray, rates: list[float], gammas: list[float], start: np.ndarray
+) -> np.ndarray:
+    """GD++ of one context, token by token: all of a step reads the tokens before it."""
+    x, y = list(xs), list(ys)
+    count = len(x) - 1
+    y[-1] = -start @ x[-1]
+    answers = [-y[-1]]
+    for rate, gamma in zip(rates, gammas, strict=True):
+        near = np.array([[x[i] @ x[j] for i in range(count)] for j in range(count + 1)])
+        errors = np.array([start @ x[i] - y[i] for i in range(count)])
+        y = [y[j] + rate / count * near[j] @ errors for j in range(count + 1)]
+        x = [x[j] - gamma * near[j] @ np.array(x[:count]) for j in range(count + 1)]
+        answers.append(-y[-1])
+    return np.array(answers)
+
+
+@settings(max_examples=25, deadline=None)
+@shapes
+def test_plus_is_a_loop_over_tokens(
+    seed: int, dim: int, pairs: int, outputs: int, steps: int, started: bool
+) -> None:
+    xs, ys, start = some(seed, (2, pairs + 1, dim), (2, pairs + 1, outputs), (outputs, dim))
+    rates, gammas = [0.3, 0.2, 0.1, 0.4, 0.2][:steps], [0.02, 0.05, 0.01, -0.02, 0.03][:steps]
+    start = start * started
+    ys[:, -1] = nan  # not read
+    found = descend(xs, ys, rates, gammas, start)
+    for b in range(2):
+        expected = by_tokens(xs[b].numpy(), ys[b].numpy(), rates, gammas, start.numpy())
+        np.testing.assert_allclose(found.predictions[:, b], expected, rtol=1e-10, atol=1e-10)
+    answer = torch.einsum("kbod,bd->kbo", found.weights, xs[:, -1])
+    torch.testing.assert_close(found.predictions, answer)
+    from_zero = descend(xs, ys[..., 0], rates, gammas).predictions[-1]
+    torch.testing.assert_close(predictor(rates, gammas)(xs, ys[..., 0]), from_zero)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=seeds, dim=st.integers(1, 6), pairs=st.integers(1, 9))
+def test_spectrum_is_that_of_the_tokens(seed: int, dim: int, pairs: int) -> None:
+    xs, gammas = some(seed, (3, pairs + 1, dim))[0], [0.02, 0.1, -0.01]
+    found, x = spectrum(xs, gammas), xs[:, :-1].numpy()
+    for k in range(4):
+        moment = x.swapaxes(1, 2) @ x
+        values = np.linalg.eigvalsh(moment / pairs)
+        np.testing.assert_allclose(found[k], values, rtol=1e-8, atol=1e-10)
+        x = x - gammas[min(k, 2)] * x @ moment
+
+
+# One step ----------------------------------------------------------------------------------------
+
+
+def test_one_step_as_published() -> None:
+    """U(-1/2, 1/2), d = N = 10, as the released code has it; and normal inputs: ((1 + 1/N) S +
+    tr(S)/N I)⁻¹ (Ahn et al. 2023, theorem 1; Zhang et al. 2024)."""
+    assert best_step(10, 10, 1 / 12, 1 / 80)[1:] == pytest.approx((6.0606, 0.2062), abs=1e-4)
+    assert best_step(1, 1, 1.0, 1.0)[1:] == (1.0, 0.0)  # x = ±1: one pair tells all
+    s = torch.tensor([0.3, 1.0, 2.5]).double()
+    theorem = torch.linalg.inv(9 / 8 * s.diag() + s.sum() / 8 * torch.eye(3))
+    torch.testing.assert_close(best_step(3, 8, s, 3 * s.square()).matrix, theorem)
+
+
+def expected_loss(
+    matrix: torch.Tensor, fourths: list[float], scales: torch.Tensor, pairs: int = 2
+) -> torch.Tensor:
+    """Of one step, summed over all inputs: laws of variance 1 on (-a, 0, a), times the scales."""
+    laws = [[(-sqrt(m), 0.5 / m), (0.0, 1 - 1 / m), (sqrt(m), 0.5 / m)] for m in fourths]
+    points = np.array(list(product(*laws)))
+    x, chance = torch.from_numpy(points[..., 0]) * scales, points[..., 1].prod(-1)
+    total = torch.zeros(()).double()
+    for chosen in product(range(len(points)), repeat=pairs):
+        rows = x[list(chosen)]
+        miss = matrix @ rows.T @ rows / pairs - torch.eye(len(scales)).double()
+        total = (
+            total + chance[list(chosen)].prod() * (scales.square().diag() @ miss @ miss.T).trace()
+        )
+    return total / 2
+
+
+def test_the_best_matrix_has_the_least_loss() -> None:
+    """Exactly, for laws on few points. The loss is a parabola: its gradient is 0 at the minimum."""
+    fourths, scales = [1.2, 4.0], torch.tensor([0.7, 1.4]).double()
+    found = best_step(2, 2, scales.square(), torch.tensor(fourths).double() * scales**4)
+    matrix = found.matrix.clone().requires_grad_()
+    least = expected_loss(matrix, fourths, scales)
+    assert torch.autograd.grad(least, matrix)[0].abs().max() < 1e-6
+    rate = torch.tensor(found.rate, dtype=torch.float64).requires_grad_()
+    value = expected_loss(rate * torch.eye(2).double(), fourths, scales)
+    assert value.item() == pytest.approx(found.rate_loss, rel=1e-6)
+    assert abs(float(torch.autograd.grad(value, rate)[0])) < 1e-6
+    assert least < found.rate_loss - 1e-3
+
+
+# Tuning ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plus", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_search_without_gradients_finds_nothing_better(plus: bool, shared: bool) -> None:
+    """Nelder-Mead on the explicit descent, from the settings found and from below them."""
+    drawn = contexts(300)
+    found = tune(2, drawn.xs, drawn.ys, plus, shared)[-1]
+    free = 1 if shared else 2
+
+    def value(point: np.ndarray) -> float:
+        rates = [*point[:free].tolist()] * (2 // free)
+        gammas = [*point[free:].tolist(), 0.0] if plus else None
+        return loss(predictor(rates, gammas)(drawn.xs, drawn.ys), drawn.ys)
+
+    best = found.rates[:free].tolist() + ([] if found.gammas is None else [float(found.gammas[0])])
+    assert value(np.array(best)) == pytest.approx(found.loss, rel=1e-9)
+    for share in (1.0, 0.8):
+        searched = minimize(value, share * np.array(best), method="Nelder-Mead")
+        assert searched.fun > found.loss * (1 - 1e-7)
+
+
+def test_rates_of_their_own_are_one_over_the_eigenvalues() -> None:
+    """Two axes, of lengths that all contexts share: two steps can be exact."""
+    turn = torch.linalg.qr(some(0, (200, 2, 2))[0]).Q
+    pairs = turn @ torch.tensor([2.0, 4.0]).double().sqrt().diag() @ turn.mT
+    query, weights = some(1, (200, 1, 2), (200, 2, 1))
+    xs = torch.cat([pairs, query], 1)  # eigenvalues of the mean of xxᵀ: 1 and 2
+    found = tune(2, xs, (xs @ weights)[..., 0], shared=False)[-1]
+    assert found.loss < 1e-12
+    torch.testing.assert_close(
+        found.rates.sort().values, torch.tensor([0.5, 1.0]).double(), atol=1e-6, rtol=0
+    )
+
+
+def test_more_freedom_is_no_worse() -> None:
+    drawn = contexts(500)
+    gd, own, plus, own_plus = (
+        [found.loss for found in tune(3, drawn.xs, drawn.ys, kind, shared)]
+        for kind, shared in ((False, True), (False, False), (True, True), (True, False))
+    )
+    assert plus[0] == pytest.approx(own[0], rel=1e-9)
+    assert own_plus[2] < plus[2] < gd[2] < plus[0]
+    assert own_plus[2] < own[2] < gd[2]
+
+
+XS, YS = some(0, (30, 6, 4), (30, 6))
+HARMED = torch.cat([YS[:, :-1], -predictor([1.0])(XS, YS)[:, None]], -1)
+
+
+test_bad_input = refused(
+    (lambda: descend(XS, YS[:, :5], [0.1]), "Need xs of"),
+    (lambda: descend(XS[:, :1], YS[:, :1], [0.1]), "at least one pair"),
+    (lambda: descend(XS, YS, [0.1, 0.2], [0.1]), "a gamma for each"),
+    (lambda: best_step(3, 0, 1.0, 1.0), "at least 1 pair"),
+    (lambda: best_step(3, 3, 1.0, 0.5), "fourth moments"),
+    (lambda: tune(6, XS, YS, True, False), "at most 5 steps"),
+    (lambda: tune(1, XS, HARMED), "does harm"),
+    (lambda: tune(1, XS, HARMED * nan), "is NaN"),
+)

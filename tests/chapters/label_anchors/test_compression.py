@@ -1,0 +1,235 @@
+"""Tests of compression: exactness, what is kept, and what the query can see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_prompts import prompts_strategy, random_prompts
+from tiny import BOS, VOCAB
+from transformers import AutoModelForCausalLM, BloomConfig, GPTNeoConfig
+
+from iclutils.chapters.label_anchors import compression
+from iclutils.chapters.label_anchors.answers import answers
+from iclutils.errors import IclError
+from iclutils.interp import kv_cache
+from iclutils.interp.readout import target_logits
+from iclutils.models import TransformerBridge, load
+from iclutils.tasks.prompts import Prompts, Role, join
+
+SMALL = {"vocab_size": VOCAB, "initializer_range": 0.3, "bos_token_id": BOS, "eos_token_id": BOS}
+
+
+@pytest.fixture(params=["gpt2", "neox", "qwen2", "gptj"])
+def any_model(request: pytest.FixtureRequest) -> TransformerBridge:
+    """Also one whose attention cannot be edited."""
+    return request.getfixturevalue(request.param)
+
+
+def golden() -> Prompts:
+    """Demonstrations "a great movie" (Positive) and "awful film" (Negative), 30 GPT-2 tokens."""
+    cue = [198, 31837, 3681, 25]  # newline, "Sent", "iment", ":"
+    first = [14832, 25, 257, 1049, 3807, *cue, 33733, 198]
+    second = [14832, 25, 12659, 2646, *cue, 36183, 198]
+    query = [14832, 25, 3734, 670, 994, *cue]
+    fmt, text, label = int(Role.FORMAT), int(Role.TEXT), int(Role.LABEL)
+    roles = [fmt] * 2 + [text] * 3 + [fmt] * 4 + [label] + [fmt]
+    roles += [fmt] * 2 + [text] * 2 + [fmt] * 4 + [label] + [fmt]
+    roles += [int(Role.QUERY)] * len(query)
+    prompts = Prompts(
+        tokens=torch.tensor([first + second + query]),
+        roles=torch.tensor([roles]),
+        target=torch.tensor([29]),
+        label_pos=torch.tensor([[9, 19]]),
+        cue_pos=torch.tensor([[8, 18]]),
+        demo_class=torch.tensor([[1, 0]]),
+        gold=torch.tensor([1]),
+        label_words=torch.tensor([[36183, 33733]]),
+    )
+    prompts.check()
+    return prompts
+
+
+def cut(model: TransformerBridge, prompts: Prompts, keep: torch.Tensor) -> torch.Tensor:
+    """Independent truth: the whole prompt, the query's edges to what is not kept cut."""
+    query = prompts.roles == Role.QUERY
+    dropped = kv_cache.demonstrations(prompts) & ~keep
+    edges = (query[:, :, None] & dropped[:, None, :])[:, None]
+
+    def forbid(scores: torch.Tensor, hook: object) -> torch.Tensor:
+        return scores.masked_fill(edges, torch.finfo(scores.dtype).min)
+
+    names = [f"blocks.{layer}.attn.hook_attn_scores" for layer in range(model.cfg.n_layers)]
+    return target_logits(model, prompts, [(name, forbid) for name in names])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_everything_with_offset_is_the_whole_prompt(
+    any_model: TransformerBridge, shared: bool
+) -> None:
+    prompts = random_prompts(3, count=5, shots=2, shared=shared)
+    whole = target_logits(any_model, prompts).gather(1, prompts.label_words)
+    for size in (None, 2):
+        for keep in (compression.everything, compression.everything(prompts)):  # rule, or mask
+            again = compression.compress(any_model, prompts, keep, batch_size=size)
+            torch.testing.assert_close(again.class_logits, whole, atol=1e-5, rtol=1e-5)
+
+
+@given(prompts=prompts_strategy(), seed=st.integers(0, 99))
+@settings(max_examples=7, deadline=None)
+def test_answers_equal_cut_edges_whatever_the_padding(gpt2, prompts: Prompts, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    keep = kv_cache.demonstrations(prompts) & (torch.rand(prompts.tokens.shape) < 0.5)
+    masks = [keep, compression.hidden_anchor(prompts), compression.label_only(prompts)]
+    masks += [torch.zeros_like(keep), compression.hidden_random(prompts, generator)]
+    for mask in masks:
+        held = kv_cache.cache_demonstrations(gpt2, prompts, mask)
+        got = kv_cache.answer_from_cache(gpt2, held, prompts)
+        torch.testing.assert_close(got, cut(gpt2, prompts, mask), atol=2e-5, rtol=1e-5)
+        one = prompts[:1]
+        held = kv_cache.cache_demonstrations(gpt2, one, mask[:1, : one.tokens.shape[1]])
+        alone = kv_cache.answer_from_cache(gpt2, held, one)
+        torch.testing.assert_close(alone, got[:1], atol=1e-5, rtol=1e-5)
+
+
+def test_offset_is_the_query_moved(gpt2: TransformerBridge) -> None:
+    network = gpt2.original_model
+    prompts = random_prompts(0, count=1)
+    size = int(kv_cache.demonstrations(prompts).sum())
+    query, none = prompts.tokens[:, size:], torch.zeros_like(prompts.kept)
+    held = kv_cache.cache_demonstrations(gpt2, prompts, none)
+    for start in (0, size):
+        with torch.no_grad():
+            at = start + torch.arange(query.shape[1])[None]
+            moved = network(query, position_ids=at).logits[:, -1]
+        got = kv_cache.answer_from_cache(gpt2, held, prompts, offset=bool(start))
+        torch.testing.assert_close(got, moved, atol=1e-5, rtol=1e-5)
+    near, far = (kv_cache.answer_from_cache(gpt2, held, prompts, o) for o in (False, True))
+    assert (near - far).abs().max() > 0.1
+    # Where nothing is kept there is no distance to keep either.
+    alone = compression.compress(gpt2, prompts, lambda p: ~p.kept)
+    expected = near.gather(1, prompts.label_words)
+    torch.testing.assert_close(alone.class_logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_golden_prompt() -> None:
+    prompts = golden()
+    kept = compression.hidden_anchor(prompts)[0].nonzero()[:, 0].tolist()
+    assert kept == [0, 1, *range(5, 13), *range(15, 21)]
+    assert compression.label_only(prompts)[0].nonzero()[:, 0].tolist() == [9, 19]
+    text = compression.text_anchor(prompts)
+    text.check()
+    assert (text.label_pos.tolist(), text.target.tolist()) == ([[6, 14]], [24])
+    left = [n for n in range(30) if n not in (2, 3, 4, 13, 14)]  # all but the texts
+    assert torch.equal(text.tokens, prompts.tokens[:, left])
+
+
+@given(prompts=prompts_strategy(), seed=st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+def test_hidden_random_replaces_labels_by_their_own_text(prompts: Prompts, seed: int) -> None:
+    keep = compression.hidden_random(prompts, torch.Generator().manual_seed(seed))
+    drawn = keep & (prompts.roles == Role.TEXT)
+    assert torch.equal(keep ^ drawn, prompts.roles == Role.FORMAT)
+    for row, ends in zip(drawn, prompts.label_pos.tolist(), strict=True):
+        starts = [0, *ends[:-1]]
+        assert [int(row[a:b].sum()) for a, b in zip(starts, ends, strict=True)] == [1] * len(ends)
+
+
+def test_hidden_random_with_long_labels_and_little_text() -> None:
+    prompts = golden()
+    roles = prompts.roles.clone()
+    roles[0, [10, 20]] = Role.LABEL  # label words of two sub-tokens
+    roles[0, 13] = Role.FORMAT  # and, before one, a text of a single token
+    keep = compression.hidden_random(replace(prompts, roles=roles), torch.Generator())
+    drawn = (keep & (roles != Role.FORMAT))[0].nonzero()[:, 0].tolist()
+    assert len(drawn) == 3
+    assert set(drawn) < {2, 3, 4, 14}
+    assert drawn[-1] == 14
+
+
+def test_hidden_random_top(gpt2: TransformerBridge) -> None:
+    prompts = random_prompts(2, count=8, shared=True, longest=6)
+    clean = answers(gpt2, prompts)
+    first, generator = (torch.Generator().manual_seed(0) for _ in range(2))
+    best, loyalty = compression.hidden_random_top(gpt2, prompts, clean, first, draws=5)
+    found = [
+        compression.compress(gpt2, prompts, lambda p: compression.hidden_random(p, generator))
+        for _ in range(5)
+    ]
+    expected = [(x.predicted == clean.predicted).float().mean().item() for x in found]
+    assert loyalty.tolist() == pytest.approx(expected)
+    chosen = found[int(torch.tensor(expected).argmax())]
+    torch.testing.assert_close(best.class_logits, chosen.class_logits, atol=1e-5, rtol=1e-5)
+
+
+def test_bad_input(gpt2: TransformerBridge) -> None:
+    prompts, other = random_prompts(1, count=2), random_prompts(2, count=2)
+    held, one = (
+        kv_cache.cache_demonstrations(gpt2, some, compression.everything(some))
+        for some in (prompts, prompts[:1])
+    )
+    for act, message in (
+        (lambda: kv_cache.answer_from_cache(gpt2, held, other), "other demonstrations"),
+        (lambda: kv_cache.answer_from_cache(gpt2, one, prompts), "other demonstrations"),
+        (lambda: kv_cache.cache_demonstrations(gpt2, prompts, prompts.kept), "query"),
+        (lambda: kv_cache.cache_demonstrations(gpt2, prompts, prompts.kept[:, 1:]), "shape"),
+        (lambda: compression.seconds(gpt2, prompts), "share their"),
+    ):
+        with pytest.raises(IclError, match=message):
+            act()
+
+
+def test_models_whose_positions_cannot_be_given_are_refused(tmp_path: Path) -> None:
+    local = {"attention_types": [[["global", "local"], 1]], "window_size": 8, "num_layers": 2}
+    for config, message in (
+        (BloomConfig(hidden_size=32, n_layer=2, n_head=4, **SMALL), "no explicit positions"),
+        (GPTNeoConfig(hidden_size=32, num_heads=4, **local, **SMALL), "sliding window"),
+    ):
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / message)
+        with pytest.raises(IclError, match=message):
+            kv_cache.keys_values(load(tmp_path / message), random_prompts().tokens)
+
+
+def test_work_counts_every_product(gpt2) -> None:
+    d, mlp, vocab, layers = 32, 48, VOCAB, 3
+    by_hand = layers * (4 * d * d + 2 * d * mlp) + layers * 2 * d * (5 + 1) + d * vocab
+    assert compression.multiply_adds(gpt2, 1, 5) == by_hand
+    # Feeding tokens one at a time is the same work, but for the unembedding of each.
+    steps = sum(compression.multiply_adds(gpt2, 1, before) for before in range(7))
+    assert steps - 6 * d * vocab == compression.multiply_adds(gpt2, 7)
+
+
+def test_costs_count_tokens(gpt2) -> None:
+    cost = compression.costs(gpt2, golden(), compression.hidden_anchor(golden()))
+    assert {name: (each.fed, each.memory) for name, each in cost.items()} == {
+        "re-encoded": (30, 0),
+        "prefix": (9, 21),
+        "compressed": (9, 16),
+    }
+    adds = [each.multiply_adds for each in cost.values()]
+    assert adds == sorted(adds, reverse=True)
+
+
+def test_seconds_has_the_three_ways(gpt2) -> None:
+    prompts = random_prompts(1, count=3, shared=True)
+    taken = compression.seconds(gpt2, prompts, batch=2, repeats=1)
+    assert list(taken) == ["re-encoded", "prefix", "compressed"]
+    assert all(value > 0 for value in taken.values())
+
+
+def test_sets_of_demonstrations_are_read_once_each(model: TransformerBridge) -> None:
+    """Mixed prompts of two sets answer as each alone does, whatever is kept for each."""
+    parts = [random_prompts(seed, count=3, shared=True) for seed in (5, 6)]
+    mixed = join(parts)[torch.tensor([0, 3, 1, 4, 5, 2])]
+    draw = torch.Generator().manual_seed(0)
+    keep = kv_cache.demonstrations(mixed) & (torch.rand(mixed.tokens.shape, generator=draw) < 0.6)
+    got = compression.compress(model, mixed, keep).class_logits
+    for i in range(len(mixed)):
+        one = mixed[i]
+        mask = keep[i : i + 1, : one.tokens.shape[1]]
+        alone = compression.compress(model, one, mask).class_logits
+        torch.testing.assert_close(got[i : i + 1], alone, atol=2e-4, rtol=1e-4)

@@ -1,0 +1,98 @@
+"""Extraction: attention by hand, AUC against counted pairs and scikit-learn, undefined cases."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import isnan
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_prompts import random_prompts
+
+from iclutils.chapters.label_anchors.extraction import (
+    auc,
+    auc_by_layer,
+    cumulative,
+    label_attention,
+    label_reading,
+)
+from iclutils.interp.readout import target_logits
+from iclutils.models import TransformerBridge, cached, get_act_name
+from iclutils.tasks.prompts import class_logits
+
+
+@pytest.mark.parametrize("shots", [1, 2])
+def test_attention_is_summed_over_demonstrations_and_heads_or_prompts(
+    model: TransformerBridge, shots: int
+) -> None:
+    prompts = random_prompts(count=5, classes=3, shots=shots, longest=3)
+    found, predicted = label_attention(model, prompts, batch_size=2)
+    layers, heads = range(model.cfg.n_layers), model.cfg.n_heads
+    _, cache = cached(model, prompts.tokens, {get_act_name("pattern", layer) for layer in layers})
+    expected = torch.zeros(5, len(layers), heads, 3)
+    for row, q in enumerate(prompts.target.tolist()):
+        for layer in layers:
+            for p, c in zip(prompts.label_pos[row], prompts.demo_class[row], strict=True):
+                expected[row, layer, :, c] += cache["pattern", layer][row, :, q, p]
+    torch.testing.assert_close(found, expected.sum(2), atol=1e-5, rtol=1e-4)
+    choice = class_logits(prompts, target_logits(model, prompts)).argmax(-1)
+    assert torch.equal(predicted, choice)
+    own = expected[torch.arange(5), :, :, predicted].mean(0)
+    torch.testing.assert_close(label_reading(model, prompts), own, atol=1e-5, rtol=1e-4)
+    whole = expected.sum(-1).mean(0)
+    torch.testing.assert_close(label_reading(model, prompts, True), whole, atol=1e-5, rtol=1e-4)
+
+
+def by_pairs(scores: list[float], positive: list[bool]) -> float:
+    """AUC as it is defined: how often a positive row outscores a negative one; ties count half."""
+    yes = [s for s, p in zip(scores, positive, strict=True) if p]
+    no = [s for s, p in zip(scores, positive, strict=True) if not p]
+    wins = sum((a > b) + 0.5 * (a == b) for a in yes for b in no)
+    return wins / (len(yes) * len(no))
+
+
+def by_hand(scores: torch.Tensor, predicted: torch.Tensor) -> float:
+    """The rule of the paper's code, by counting pairs."""
+    classes = sorted(set(predicted.tolist()))
+    if len(classes) == 2:
+        return by_pairs(scores[:, classes[1]].tolist(), (predicted == classes[1]).tolist())
+    shares = scores / scores[:, classes].sum(-1, keepdim=True)
+    areas = []
+    for a, b in combinations(classes, 2):
+        rows = (predicted == a) | (predicted == b)
+        for one in (a, b):
+            areas.append(by_pairs(shares[rows, one].tolist(), (predicted[rows] == one).tolist()))
+    return sum(areas) / len(areas)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    classes=st.integers(2, 5),
+    rows=st.integers(4, 30),
+    seed=st.integers(0, 1000),
+    coarse=st.booleans(),
+)
+def test_auc_counts_pairs(classes: int, rows: int, seed: int, coarse: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(rows, classes, generator=generator, dtype=torch.float64) + 0.1
+    if coarse:  # ties; integers, so that shares tie exactly too
+        scores = torch.randint(1, 3, (rows, classes), generator=generator).double()
+    predicted = torch.randint(0, classes, (rows,), generator=generator)
+    if len(predicted.unique()) == 1:
+        assert isnan(auc(scores, predicted))
+    else:
+        assert auc(scores, predicted) == pytest.approx(by_hand(scores, predicted), abs=1e-12)
+
+
+def test_no_attention_counts_as_even_and_undefined_areas_are_nan() -> None:
+    assert auc(torch.zeros(3, 3), torch.arange(3)) == 0.5
+    scores = torch.rand(5, 3)
+    layers = auc_by_layer(scores[:, None].expand(5, 4, 3), torch.zeros(5, dtype=torch.long))
+    for values in (layers, cumulative(layers), cumulative(torch.full((4,), 0.5))):
+        assert bool(values.isnan().all())
+
+
+def test_r_gathers_what_is_above_chance() -> None:
+    assert cumulative(torch.tensor([0.5, 0.75, 0.25, 1.0])).tolist() == [0, 0.5, 0, 1]

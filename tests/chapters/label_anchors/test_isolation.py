@@ -1,0 +1,192 @@
+"""Isolation: rows of attention by hand, what cannot change, the random control; loyalty by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_layers import seeded
+from random_prompts import prompts_strategy, random_prompts
+
+from iclutils import IclError
+from iclutils.chapters.label_anchors.answers import (
+    Answers,
+    answers,
+    answers_by_set,
+    centred,
+    label_loyalty,
+    word_loyalty,
+)
+from iclutils.chapters.label_anchors.isolation import (
+    HOWS,
+    isolated,
+    isolated_by_set,
+    isolation,
+    random_positions,
+)
+from iclutils.interp.hooks import ablate_heads, run_with_hooks
+from iclutils.interp.kv_cache import sets, shares_demonstrations
+from iclutils.interp.readout import target_logits
+from iclutils.models import TransformerBridge, get_act_name
+from iclutils.tasks.prompts import Prompts, join
+
+QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_only_the_rows_of_label_words_change(model: TransformerBridge, how: str) -> None:
+    prompts = random_prompts(seed=2, count=4, longest=3)
+    name, hooks = get_act_name("pattern", 0), isolation(model, prompts, [0], how=how)
+    clean, cut = (
+        run_with_hooks(model, prompts.tokens, edits, [name])[1][name] for edits in ([], hooks)
+    )
+    for row, places in enumerate(prompts.label_pos.tolist()):
+        for p in places:
+            assert not cut[row, :, p, :p].any()
+            kept = clean[row, :, p, p] if how == "zeroed" else torch.ones(model.cfg.n_heads)
+            torch.testing.assert_close(cut[row, :, p, p], kept)
+        others = sorted(set(range(cut.shape[-1])) - {*places})
+        assert torch.equal(cut[row][:, others], clean[row][:, others])
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_isolating_the_last_layer_changes_nothing(model: TransformerBridge, how: str) -> None:
+    """No later layer reads what the label words write in the last one."""
+    prompts = random_prompts(seed=4)
+    hooks = isolation(model, prompts, [model.cfg.n_layers - 1], how=how)
+    clean = target_logits(model, prompts)
+    assert torch.equal(target_logits(model, prompts, hooks), clean)
+    first = target_logits(model, prompts, isolation(model, prompts, [0], how=how))
+    assert (first - clean).abs().max() > 0.01
+
+
+@settings(max_examples=6, **QUIET)
+@given(prompts=prompts_strategy(), how=st.sampled_from(HOWS))
+def test_padding_order_and_batch_size_do_not_matter(
+    gpt2: TransformerBridge, prompts: Prompts, how: str
+) -> None:
+    drawn = [prompts.label_pos, prompts.label_pos - 1]
+    whole = isolated(gpt2, prompts, [0, 1], drawn, how).class_logits
+    apart = isolated(gpt2, prompts, [0, 1], drawn, how, batch_size=1).class_logits
+    torch.testing.assert_close(whole, apart, atol=1e-4, rtol=1e-4)
+    order = torch.arange(len(prompts)).flip(0)
+    flipped = [places[order] for places in drawn]
+    again = isolated(gpt2, prompts[order], [0, 1], flipped, how)[order].class_logits
+    torch.testing.assert_close(whole, again, atol=1e-4, rtol=1e-4)
+
+
+@settings(max_examples=40, **QUIET)
+@given(prompts=prompts_strategy(), seed=st.integers(0, 100))
+def test_the_control_draws_no_label_and_no_target(prompts: Prompts, seed: int) -> None:
+    drawn, again = (random_positions(prompts, seeded(seed)) for _ in range(2))
+    assert torch.equal(drawn, again)
+    for row, places in enumerate(drawn.tolist()):
+        assert len(set(places)) == prompts.label_pos.shape[1]
+        assert not set(places) & set(prompts.label_pos[row].tolist())
+        assert max(places) <= int(prompts.target[row]) - 2
+
+
+def test_the_control_draws_evenly_and_anew() -> None:
+    prompts = random_prompts(count=1, longest=3)
+    generator, labels = seeded(0), prompts.label_pos[0].tolist()
+    draws = torch.cat([random_positions(prompts, generator) for _ in range(1000)]).flatten()
+    allowed = set(range(int(prompts.target) - 1)) - set(labels)
+    assert set(draws.tolist()) == allowed
+    expected = 1000 * len(labels) / len(allowed)
+    counts = torch.tensor([int((draws == p).sum()) for p in allowed])
+    assert bool(((counts - expected).abs() < 5 * expected**0.5).all())
+    short = replace(prompts, target=torch.tensor([labels[-1] + 1 - len(allowed)]))
+    with pytest.raises(IclError, match="Cannot draw 3 random positions"):
+        random_positions(short, generator)
+
+
+def test_answers_are_what_the_logits_say(model: TransformerBridge) -> None:
+    prompts = random_prompts(longest=6)
+    logits = model(prompts.tokens)[torch.arange(len(prompts)), prompts.target]
+    for found in (answers(model, prompts), answers(model, prompts, batch_size=2)):
+        expected = logits.gather(1, prompts.label_words)
+        torch.testing.assert_close(found.class_logits, expected, atol=1e-5, rtol=1e-5)
+        assert torch.equal(found.words, logits.argsort(-1, descending=True)[:, :10])
+        assert torch.equal(found.correct, expected.argmax(-1) == prompts.gold)
+
+
+def test_loyalty_by_hand() -> None:
+    gold = torch.tensor([0, 0])
+    clean = Answers(torch.tensor([[5.0, 4.0]] * 2), torch.tensor([[0, 1, 2]] * 2), gold)
+    words = torch.tensor([[0, 1, 2], [1, 0, 5]])
+    changed = Answers(torch.tensor([[5.0, 4.0], [4.0, 5.0]]), words, gold)
+    assert label_loyalty(changed, clean).tolist() == [True, False]
+    assert word_loyalty(changed, clean, 2).tolist() == [1, 1]  # order does not count
+    assert word_loyalty(changed, clean, 3).tolist() == [1, 0.5]  # {0,1,2} and {0,1,5}
+    with pytest.raises(IclError, match="3 words are kept; got k=4"):
+        word_loyalty(changed, clean, 4)
+
+
+def test_wrong_input_is_refused(gpt2: TransformerBridge, gptj: TransformerBridge) -> None:
+    """Without the refusal of GPT-J every prediction would be loyal, and nothing would show why."""
+    prompts = random_prompts()
+    places = prompts.label_pos
+    for model, layers, positions, how, message in (
+        (gpt2, [3], places, HOWS[0], "no layer 3"),
+        (gpt2, [0], places, "zero", "way to isolate"),
+        (gpt2, [0], places + 100, HOWS[0], "inside"),
+        (gpt2, [0], places[:1], HOWS[0], "one row"),
+        (gptj, [0], places, HOWS[0], r"after using it.*Use a model like GPT-2"),
+        (gptj, [0], places, HOWS[1], r"after using it.*Use a model like GPT-2"),
+    ):
+        with pytest.raises(IclError, match=message):
+            isolation(model, prompts, layers, [positions], how)
+
+
+def two_sets() -> Prompts:
+    """Seven prompts on two sets of demonstrations, mixed."""
+    parts = [random_prompts(seed, count=n, shared=True) for seed, n in ((5, 3), (6, 4))]
+    return join(parts)[torch.tensor([0, 3, 1, 4, 5, 2, 6])]
+
+
+def test_sets_are_told_apart() -> None:
+    prompts = two_sets()
+    assert [rows.tolist() for rows in sets(prompts)] == [[0, 2, 5], [1, 3, 4, 6]]
+    assert [rows.tolist() for rows in sets(random_prompts(count=2))] == [[0], [1]]
+    assert not shares_demonstrations(prompts)
+    assert shares_demonstrations(prompts[torch.tensor([0, 2, 5])])
+
+
+def test_demonstrations_read_once_answer_as_whole_prompts(model: TransformerBridge) -> None:
+    """Isolated, clean and with heads removed, against one pass over every whole prompt."""
+    prompts = two_sets()
+    layers = range(model.cfg.n_layers - 1)
+    hooks = ablate_heads(model, prompts.tokens, [(0, 1), (1, 0)], "zero", prompts.tokens)
+    for got, hooked in (
+        (answers_by_set(model, prompts), []),
+        (isolated_by_set(model, prompts, layers), isolation(model, prompts, layers)),
+        (answers_by_set(model, prompts, lambda _: hooks, hooks), hooks),
+    ):
+        whole = Answers.of(prompts, target_logits(model, prompts, hooked))
+        torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
+        assert torch.equal(got.gold, prompts.gold)
+
+
+def test_random_positions_of_a_set_are_cut_for_all_its_queries(gpt2: TransformerBridge) -> None:
+    prompts = random_prompts(seed=5, count=3, shared=True)
+    width = int((prompts.roles[0] <= 2).sum())
+    alone = replace(prompts[:1], tokens=prompts.tokens[:1, :width], roles=prompts.roles[:1, :width])
+    draw = seeded(1)
+    at = [random_positions(alone, draw).expand(3, -1) for _ in range(2)]
+    assert all(int(places.max()) < width for places in at)
+    whole = isolated(gpt2, prompts, range(2), at)
+    got = isolated_by_set(gpt2, prompts, range(2), seeded(1))
+    torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
+
+
+def test_a_preference_is_taken_out_within_each_set() -> None:
+    prompts = two_sets()
+    given = Answers(torch.randn(7, 3), torch.zeros(7, 1).long(), prompts.gold)
+    first = [0, 2, 5]
+    mean = given.class_logits[first].sum(0) / 3
+    found = centred(given, prompts).class_logits
+    torch.testing.assert_close(found[first], given.class_logits[first] - mean)
+    torch.testing.assert_close(found[[1, 3, 4, 6]].sum(0), torch.zeros(3), atol=1e-5, rtol=0)

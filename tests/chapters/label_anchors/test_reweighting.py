@@ -1,0 +1,151 @@
+"""Tests of re-weighting, against hooks on the attention pattern of the whole forward pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from random_prompts import random_prompts
+
+from iclutils.chapters.label_anchors.answers import answers
+from iclutils.chapters.label_anchors.reweighting import (
+    LastStep,
+    compare,
+    fit,
+    gradient,
+    prepare,
+    random_text,
+)
+from iclutils.chapters.label_anchors.saliency import attention_and_gradient
+from iclutils.errors import IclError
+from iclutils.interp.readout import target_logits
+from iclutils.models import TransformerBridge
+from iclutils.tasks.prompts import Prompts, Role
+
+
+def by_hooks(
+    model: TransformerBridge, prompts: Prompts, beta: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """Independent truth: the attention patterns edited entry by entry in a full forward pass."""
+
+    def edit(layer: int):
+        def multiply(pattern: torch.Tensor, hook: object) -> torch.Tensor:
+            pattern = pattern.clone()
+            for row, q in enumerate(prompts.target.tolist()):
+                for demo, p in enumerate(positions[row].tolist()):
+                    c = int(prompts.demo_class[row, demo])
+                    pattern[row, :, q, p] *= beta[layer, :, c].exp()
+            return pattern
+
+        return f"blocks.{layer}.attn.hook_pattern", multiply
+
+    hooks = [edit(layer) for layer in range(model.cfg.n_layers)]
+    return target_logits(model, prompts, hooks).gather(1, prompts.label_words)
+
+
+def random_beta(model: TransformerBridge, prompts: Prompts) -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(model.cfg.n_layers, model.cfg.n_heads, prompts.classes)
+
+
+@pytest.mark.parametrize("shots", [1, 2])
+def test_one_step_equals_hooks_on_the_whole(model: TransformerBridge, shots: int) -> None:
+    prompts = random_prompts(5, count=4, shots=shots)
+    beta, step = random_beta(model, prompts), prepare(model, prompts)
+    got = step.answers(beta).class_logits
+    expected = by_hooks(model, prompts, beta, prompts.label_pos)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
+    clean = answers(model, prompts).class_logits
+    assert (got - clean).abs().max() > 0.1
+    got = step.at(prompts.cue_pos).answers(beta).class_logits
+    expected = by_hooks(model, prompts, beta, prompts.cue_pos)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
+    same = step.answers(torch.zeros_like(beta)).class_logits
+    torch.testing.assert_close(same, clean, atol=1e-5, rtol=1e-5)
+
+
+def test_gradient_at_zero_is_attention_times_its_gradient(model: TransformerBridge) -> None:
+    prompts, rows = random_prompts(2, count=3), torch.arange(3)
+    attention, slope = attention_and_gradient(model, prompts)
+    zero = torch.zeros(model.cfg.n_layers, model.cfg.n_heads, prompts.classes)
+    found = gradient(prepare(model, prompts), zero)
+    for c in range(prompts.classes):
+        p = prompts.label_pos[prompts.demo_class == c]
+        expected = (attention * slope)[rows, :, :, prompts.target, p].mean(0)
+        torch.testing.assert_close(found[..., c], expected, atol=1e-6, rtol=1e-4)
+
+
+def fitted(step: LastStep, seed: int | None = 0, **options: object) -> torch.Tensor:
+    """The beta of a single set of demonstrations."""
+    sets = torch.zeros(len(step.prompts), dtype=torch.long)
+    draw = None if seed is None else torch.Generator().manual_seed(seed)
+    return fit(step, sets, draw, **options)[0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("batch", "seed"), [(None, 3), (1, 3), (1, None)])
+def test_a_fit_is_steps_of_adam(
+    gpt2: TransformerBridge, batch: int | None, seed: int | None
+) -> None:
+    prompts, draw = random_prompts(7, count=4, shared=True), torch.Generator().manual_seed(3)
+    found = fitted(prepare(gpt2, prompts), seed=seed, epochs=2, batch=batch)
+    assert all(p.grad is None and not p.requires_grad for p in gpt2.parameters())
+    beta = torch.zeros_like(found, requires_grad=True)
+    adam = torch.optim.Adam([beta], lr=0.01)
+    for _ in range(2):
+        order = torch.arange(4) if seed is None else torch.randperm(4, generator=draw)
+        for part in [prompts] if batch is None else [prompts[int(n)] for n in order]:
+            adam.zero_grad()
+            prepare(gpt2, part).losses(beta).mean().backward()
+            adam.step()
+    torch.testing.assert_close(found, beta.detach(), atol=1e-5, rtol=1e-4)
+
+
+def test_sets_are_fitted_as_if_alone(gpt2: TransformerBridge) -> None:
+    whole = random_prompts(3, count=9)
+    sets = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
+    together = fit(prepare(gpt2, whole), sets, None, epochs=4, batch=None)
+    in_parts = fit(prepare(gpt2, whole), sets, None, epochs=4, batch=None, batch_size=4)
+    torch.testing.assert_close(in_parts, together, atol=1e-6, rtol=1e-4)
+    for number in range(3):
+        part = whole[(sets == number).nonzero()[:, 0]]
+        alone = fitted(prepare(gpt2, part), epochs=4, batch=None)
+        torch.testing.assert_close(together[number], alone, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("batch_size", [None, 7])
+def test_comparing_is_fitting_and_scoring_twice(
+    gpt2: TransformerBridge, batch_size: int | None
+) -> None:
+    """Scored through hooks, with fits of its own and the words that were drawn."""
+    sets = [random_prompts(seed, count=60, shared=True) for seed in (2, 4)]
+    pairs = [(both[:24], both[24:]) for both in sets]
+    options = {"epochs": 15, "batch": None, "lr": 0.2}
+    gains = compare(gpt2, pairs, torch.Generator().manual_seed(5), **options, batch_size=batch_size)
+    draw, differ = torch.Generator().manual_seed(5), set()
+    for (train, test), gain in zip(pairs, gains, strict=True):
+        words = random_text(train, draw)
+
+        def share(logits: torch.Tensor, test: Prompts = test) -> float:
+            return (logits.argmax(-1) == test.gold).float().mean().item()
+
+        before = share(answers(gpt2, test).class_logits)
+        assert gain.before == pytest.approx(before)
+        for at, found in ((train.label_pos[:1], gain.anchors), (words, gain.control)):
+            beta = fitted(prepare(gpt2, train).at(at), **options)
+            changed = by_hooks(gpt2, test, beta, at.expand(len(test), -1))
+            assert found == pytest.approx(share(changed) - before)
+        differ |= {0.0, gain.anchors, gain.control}
+    assert len(differ) > 2, "nothing to tell apart"
+
+
+def test_random_text_is_text() -> None:
+    prompts = random_prompts(3, count=6, shared=True)
+    (drawn,) = random_text(prompts, torch.Generator().manual_seed(0))
+    assert drawn.shape == prompts.label_pos[0].shape
+    assert bool((prompts.roles[:, drawn] == Role.TEXT).all())
+    assert len(set(drawn.tolist())) == len(drawn)
+
+
+def test_other_demonstrations_are_refused(gpt2: TransformerBridge) -> None:
+    first, second = (random_prompts(seed, count=3, shared=True) for seed in (1, 2))
+    with pytest.raises(IclError, match="same demonstrations"):
+        compare(gpt2, [(first, second)], torch.Generator())

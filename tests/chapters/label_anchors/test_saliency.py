@@ -1,0 +1,132 @@
+"""Saliency against retained gradients and the paper's formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from random_prompts import prompts_strategy, random_prompts
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from iclutils import IclError
+from iclutils.chapters.label_anchors.saliency import (
+    HEADS,
+    attention_and_gradient,
+    edge_kinds,
+    flow,
+    measure,
+    saliency,
+)
+from iclutils.models import TransformerBridge
+from iclutils.tasks.prompts import Prompts, class_logits
+
+QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+def loss(prompts: Prompts, at_target: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(
+        class_logits(prompts, at_target), prompts.gold, reduction="none"
+    )
+
+
+def by_retained_gradients(
+    model: TransformerBridge, prompts: Prompts
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and dL/dA from the Hugging Face model alone: (batch, layer, head, dest, src), float64."""
+    network = AutoModelForCausalLM.from_pretrained(
+        model.cfg.model_name, attn_implementation="eager", dtype=torch.float64
+    )
+    out = network.eval()(prompts.tokens, output_attentions=True)
+    for pattern in out.attentions:
+        pattern.retain_grad()
+    rows = torch.arange(len(prompts))
+    loss(prompts, out.logits[rows, prompts.target]).sum().backward()
+    patterns = torch.stack([a.detach() for a in out.attentions], 1)
+    return patterns, torch.stack([a.grad for a in out.attentions], 1)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_it_equals_retained_gradients(model: TransformerBridge, heads: str) -> None:
+    prompts = random_prompts(seed=3, count=4)
+    attention, gradient = by_retained_gradients(model, prompts)
+    product = attention * gradient
+    expected = {
+        "sum": product.sum(2).abs(),
+        "sum_of_abs": product.abs().sum(2),
+    }[heads]
+    assert expected.max() > 0.1
+    got = saliency(model, prompts, heads).double()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    torch.testing.assert_close(got, expected, atol=2e-6, rtol=2e-5)
+    ours = attention_and_gradient(model, prompts)
+    torch.testing.assert_close(ours[0].double(), attention, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close((ours[0] * ours[1]).double(), product, atol=2e-6, rtol=2e-5)
+
+
+@settings(max_examples=30, **QUIET)
+@given(prompts=prompts_strategy())
+def test_the_flows_are_the_papers_sums(prompts: Prompts) -> None:
+    size = prompts.tokens.shape[1]
+    importance = torch.rand(len(prompts), 2, size, size, generator=torch.Generator().manual_seed(0))
+    found = flow(importance, prompts)
+    assert int(edge_kinds(prompts).sum(1).max()) == 1
+    for row, q in enumerate(prompts.target.tolist()):
+        places = prompts.label_pos[row].tolist()
+        count = [sum(places), len(places), q * (q + 1) // 2 - sum(places) - len(places)]
+        assert found.count[row].tolist() == count
+        for layer in range(2):
+            grid = importance[row, layer, : q + 1, : q + 1].double().tril(-1)
+            into_label = sum(grid[p, :p].sum().item() for p in places)
+            into_target = sum(grid[q, p].item() for p in places)
+            total = [into_label, into_target, grid.sum().item() - into_label - into_target]
+            assert found.total[row, layer].tolist() == pytest.approx(total, rel=1e-4, abs=1e-4)
+            means = [t / n for t, n in zip(total, count, strict=True)]
+            assert found.mean[row, layer].tolist() == pytest.approx(means, rel=1e-4, abs=1e-4)
+            rest = (grid[q].sum().item() - into_target) / (q - len(places))
+            assert found.others[row, layer].item() == pytest.approx(rest, rel=1e-4, abs=1e-4)
+    even = flow(torch.ones_like(importance), prompts)
+    assert even.at_target.tolist() == pytest.approx([0.5, 0.5])
+
+
+@settings(max_examples=6, **QUIET)
+@given(prompts=prompts_strategy())
+def test_padding_and_order_do_not_matter(gpt2: TransformerBridge, prompts: Prompts) -> None:
+    whole = saliency(gpt2, prompts)
+    other = replace(prompts, tokens=prompts.tokens.where(prompts.kept, 7))
+    assert torch.equal(saliency(gpt2, other), whole)
+    order = torch.arange(len(prompts)).flip(0)
+    torch.testing.assert_close(saliency(gpt2, prompts[order])[order], whole)
+    for row in range(len(prompts)):
+        alone = saliency(gpt2, prompts[row])[0]  # without padding
+        width = alone.shape[-1]
+        torch.testing.assert_close(whole[row, :, :width, :width], alone, atol=1e-5, rtol=1e-4)
+        assert not whole[row, :, width:].any()
+        assert not whole[row, :, :, width:].any()
+
+
+def test_measuring_equals_the_flow_of_the_saliency(gpt2: TransformerBridge) -> None:
+    prompts = random_prompts(count=5, shots=2)
+    found, expected = measure(gpt2, prompts, batch_size=2), flow(saliency(gpt2, prompts), prompts)
+    torch.testing.assert_close(found.total, expected.total, atol=1e-5, rtol=1e-4)
+    for share, of in ((found.relative, expected.mean), (found.relative_total, expected.total)):
+        mean = of.mean(0)
+        torch.testing.assert_close(share, mean / mean.sum(-1, keepdim=True))
+
+
+def test_what_cannot_be_measured_is_refused(
+    gpt2: TransformerBridge, neox: TransformerBridge, gptj: TransformerBridge
+) -> None:
+    prompts = random_prompts()
+    long = random_prompts(classes=5, shots=3, longest=5)
+    foreign = replace(prompts, label_words=prompts.label_words + 60)
+    for model, asked, heads, message in (
+        (gpt2, prompts, "sum_of_abz", "sum_of_abs"),
+        (gpt2, foreign, "sum", "vocabulary"),
+        (neox, long, "sum", "at most 48"),
+        (gptj, prompts, "sum", r"after using it.*Use a model like GPT-2.*compression"),
+    ):
+        with pytest.raises(IclError, match=message):
+            measure(model, asked, heads)

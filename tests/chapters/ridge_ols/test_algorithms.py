@@ -1,0 +1,254 @@
+"""Algorithms at every prefix: scikit-learn, closed forms, loops by hand, symmetries, edge cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import inf, nan
+
+import numpy as np
+import pytest
+import torch
+from refusals import refused
+from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.neighbors import KNeighborsRegressor
+
+from iclutils.chapters.ridge_ols import algorithms
+from iclutils.chapters.ridge_ols.algorithms import (
+    Linear,
+    averaging_weights,
+    baselines,
+    gd_weights,
+    knn,
+    ols,
+    ols_weights,
+    released_gd_weights,
+    released_sgd_weights,
+    ridge,
+    ridge_weights,
+    sgd_weights,
+    tuned_rate,
+)
+from iclutils.tasks.regression import Task, half_subspace, sample
+
+WEIGHTS: dict[str, Callable] = {
+    "ols": ols_weights,
+    "ridge": partial(ridge_weights, penalty=0.3),
+    "gd": partial(gd_weights, rate=0.02),
+    "gd, steps": partial(gd_weights, rate=0.01, steps=7),
+    "sgd": partial(sgd_weights, rate=0.03, penalty=0.2),
+    "released gd": partial(released_gd_weights, rate=0.01),
+    "released sgd": partial(released_sgd_weights, rate=0.03),
+    "averaging": averaging_weights,
+}
+
+
+def data(
+    seed: int, pairs: int, dim: int, count: int = 3, noise: float = 0.3
+) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    place = {"generator": generator, "dtype": torch.float64}
+    xs = torch.randn(count, pairs, dim, **place)
+    ys = (xs @ torch.randn(count, dim, 1, **place))[..., 0]
+    return xs, ys + noise * torch.randn(count, pairs, **place)
+
+
+def by_fits(make: Callable, xs: torch.Tensor, ys: torch.Tensor) -> torch.Tensor:
+    """One estimator of scikit-learn for each context and prefix."""
+    found = torch.zeros_like(ys)
+    for b in range(len(xs)):
+        for n in range(1, xs.shape[1]):
+            fitted = make(n).fit(xs[b, :n].numpy(), ys[b, :n].numpy())
+            found[b, n] = fitted.predict(xs[b, n : n + 1].numpy())[0]
+    return found
+
+
+@pytest.mark.parametrize(("pairs", "dim"), [(40, 20), (17, 8), (5, 8), (1, 3), (12, 1)])
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_least_squares_are_scikit_learns(pairs: int, dim: int, noise: float) -> None:
+    xs, ys = data(pairs, pairs, dim, noise=noise)
+    expected = by_fits(lambda n: LinearRegression(fit_intercept=False), xs, ys)
+    torch.testing.assert_close(ols(xs, ys), expected, atol=1e-8, rtol=1e-8)
+    for penalty in (1e-6, 1 / 64, 0.5, 16.0):
+        model = partial(Ridge, penalty, fit_intercept=False, solver="svd")
+        expected = by_fits(lambda n, model=model: model(), xs, ys)
+        torch.testing.assert_close(ridge(xs, ys, penalty), expected, atol=1e-8, rtol=1e-8)
+
+
+def test_nearly_singular_contexts_keep_their_digits() -> None:
+    """The first d pairs have a condition of up to 1e12; scikit-learn's own error grows with it."""
+    xs, ys = data(0, 14, 6, count=6, noise=0.0)
+    for row in range(6):
+        xs[row, 3] = xs[row, 2] + 10.0 ** (-2 * row - 2) * xs[row, 3]
+    weights = data(1, 1, 6, count=6)[0]
+    ys = (xs * weights).sum(-1)
+    found = ols_weights(xs, ys)
+    miss = (found[:, 6:] - weights).abs().amax((1, 2))
+    assert bool((miss < 1e-11 + 1e-14 * 10.0 ** (2 * torch.arange(6) + 2)).all())  # ~ condition
+    residual = ((xs[:, None] @ found[..., None])[..., 0] - ys[:, None]).tril(-1)
+    assert residual.abs().max() < 1e-10  # every prefix fits its pairs, at any condition
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda xs: xs.index_copy(1, torch.tensor([2, 5]), xs[:, [0, 0]]),  # repeated inputs
+        lambda xs: xs.index_fill(1, torch.tensor([0, 3]), 0.0),  # inputs of zero
+        lambda xs: xs.index_fill(2, torch.tensor([1, 4]), 0.0),  # coordinates of zero
+        lambda xs: torch.cat([xs[:1], xs[1:] * 0], 0),  # one context is well
+    ],
+    ids=["repeated", "zero", "coordinates", "mixed"],
+)
+@pytest.mark.parametrize("pairs", [4, 10])
+def test_singular_systems_have_the_min_norm_solution(spoil: Callable, pairs: int) -> None:
+    xs, ys = data(3, max(pairs, 6), 6)
+    xs, ys = spoil(xs)[:, :pairs], ys[:, :pairs]
+    found = ols_weights(xs, ys)
+    for n in range(1, pairs):
+        for b in range(3):
+            expected = torch.from_numpy(
+                np.linalg.lstsq(xs[b, :n].numpy(), ys[b, :n].numpy(), rcond=1e-12)[0]
+            )
+            torch.testing.assert_close(found[b, n], expected, atol=1e-8, rtol=1e-8)
+    assert torch.equal(ridge(xs, ys, 0.0), ols(xs, ys))
+    assert bool(torch.isfinite(ridge(xs, ys, 1e-3)).all())
+
+
+def test_rank_is_decided_at_the_precision_of_the_data() -> None:
+    """Inputs of a subspace in float32 stick out of it by rounding, which must not be fitted."""
+    plain = sample(Task(8, noise=0.5), 20, 16, torch.Generator().manual_seed(0))
+    half = half_subspace(plain, torch.Generator().manual_seed(1))
+    found = ols_weights(half.xs, half.ys)
+    expected = (
+        torch.linalg.pinv(half.xs[:, :15].double(), rtol=1e-4) @ half.ys[:, :15, None].double()
+    )
+    torch.testing.assert_close(found[:, 15], expected[..., 0], atol=1e-4, rtol=1e-4)
+    assert found.dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", list(WEIGHTS))
+def test_a_prefix_knows_nothing_of_later_pairs_or_other_contexts(name: str) -> None:
+    xs, ys = data(5, 10, 4, count=6)
+    whole = WEIGHTS[name](xs, ys)
+    assert not bool(whole[:, 0].any())
+    for n in (1, 3, 6):
+        part = WEIGHTS[name](xs[:, : n + 1], ys[:, : n + 1])
+        torch.testing.assert_close(part[:, n], whole[:, n], atol=1e-8, rtol=1e-8)
+    alone = torch.stack([WEIGHTS[name](x, y) for x, y in zip(xs, ys, strict=True)])
+    torch.testing.assert_close(alone, whole, atol=1e-8, rtol=1e-8)
+    folded = WEIGHTS[name](xs.unflatten(0, (2, 3)), ys.unflatten(0, (2, 3)))
+    torch.testing.assert_close(folded.flatten(0, 1), whole, atol=1e-8, rtol=1e-8)
+
+
+def test_gradient_descent_by_autograd() -> None:
+    xs, ys = data(0, 8, 3)
+    rate = torch.linspace(0.01, 0.03, 8).double()
+    for steps in (1, 2, 5):
+        found = gd_weights(xs, ys, rate, steps)
+        for n in range(8):
+            w = torch.zeros(3, 3, dtype=torch.float64, requires_grad=True)
+            for _ in range(steps):
+                error = (xs[:, :n] @ w[..., None])[..., 0] - ys[:, :n]
+                (slope,) = torch.autograd.grad(error.square().sum(), w)
+                w = (w - rate[n] * slope).detach().requires_grad_()
+            torch.testing.assert_close(found[:, n], w.detach())
+    torch.testing.assert_close(averaging_weights(xs, ys)[:, 7], gd_weights(xs, ys, 1 / 14)[:, 7])
+
+
+def sgd_by_hand(
+    xs: torch.Tensor, ys: torch.Tensor, rate: float, penalty: float, clip: float, growing: bool
+) -> torch.Tensor:
+    """One context, number by number."""
+    w = [0.0] * xs.shape[1]
+    rows = [list(w)]
+    for n in range(len(xs) - 1):
+        slope = [2 * penalty * v for v in w]
+        for i in range(0 if growing else n, n + 1):
+            error = sum(a * b for a, b in zip(w, xs[i].tolist(), strict=True)) - float(ys[i])
+            slope = [s + 2 * error * a for s, a in zip(slope, xs[i].tolist(), strict=True)]
+        w = [v - rate * min(max(s, -clip), clip) for v, s in zip(w, slope, strict=True)]
+        rows.append(list(w))
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("rate", "penalty"), [(0.03, 0.0), (0.03, 0.5), (0.3, 0.0), (0.5, 2.0)])
+def test_stochastic_descent_by_hand(rate: float, penalty: float) -> None:
+    """Rates and penalties where 1 - 2 rate penalty is 1, between 0 and 1, and below 0."""
+    xs, ys = data(2, 9, 3)
+    ys = ys * 4  # far enough for the clip to act
+    for b in range(3):
+        case = xs[b], ys[b]
+        for found, settings in (
+            (sgd_weights(*case, rate, penalty), (penalty, inf, False)),
+            (released_sgd_weights(*case, rate), (0.0, 20, False)),
+            (released_gd_weights(*case, rate), (0.0, 20, True)),
+        ):
+            torch.testing.assert_close(found, sgd_by_hand(*case, rate, *settings))
+
+
+def test_a_tuned_rate_has_the_least_risk() -> None:
+    """|w - w*|² over many tasks against rates around it, with and without noise."""
+    for noise in (0.0, 1.5):
+        task = sample(Task(4, noise), 100_000, 9, torch.Generator().manual_seed(0))
+        unit = gd_weights(task.xs, task.ys, 0.5)  # XᵀY
+        truth = task.weights.double()[:, None]
+        best = (unit * truth).sum(-1).mean(0) / unit.square().sum(-1).mean(0).clamp(min=1e-9)
+        expected = 2 * tuned_rate(9, 4, noise**2)
+        torch.testing.assert_close(best[1:], expected[1:], rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5, 50])
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+def test_neighbours_are_scikit_learns(k: int, power: float) -> None:
+    def weigh(distance: np.ndarray) -> np.ndarray:
+        return distance**-power
+
+    xs, ys = data(1, 12, 3)
+    expected = by_fits(lambda n: KNeighborsRegressor(min(k, n), weights=weigh), xs, ys)
+    torch.testing.assert_close(knn(xs, ys, k, power), expected)
+
+
+def test_a_neighbour_at_the_query_decides() -> None:
+    xs = torch.tensor([[0.0], [1.0], [0.0], [0.0], [5.0]]).double()
+    ys = torch.tensor([1.0, 10.0, 3.0, 0.0, 0.0]).double()
+    assert knn(xs, ys, 3, 2.0)[2] == 1  # the pair at 0 alone
+    assert knn(xs, ys, 3, 1.0)[3] == 2  # the two pairs at 0, evenly
+    assert knn(xs, ys, 3, 0.0)[3] == pytest.approx(14 / 3)
+
+
+def test_every_baseline_predicts() -> None:
+    xs, ys = data(0, 9, 4)
+    for which in ("wide", "paper", "released"):
+        found = baselines(which)
+        rows = [algorithm(xs, ys) for algorithm in found.values()]
+        assert all(row.shape == ys.shape for row in rows)
+        assert not any(torch.equal(a, b) for i, a in enumerate(rows) for b in rows[:i])
+        assert all(isinstance(f, Linear) == ("NN" not in name) for name, f in found.items())
+    wide, released = baselines(ratio=0.25), baselines("released")
+    for found, expected in (
+        (wide["ridge 4/9"], ridge(xs, ys, 4 / 9)),
+        (wide["3-NN 1/r²"], knn(xs, ys, 3, 2.0)),
+        (wide["GD best, 4 steps"], algorithms.gd(xs, ys, tuned_rate(9, 4, 0.25), 4)),
+        (released["5-NN 1/r"], knn(xs, ys, 5, 1.0)),
+        (released["GD 0.02 (released)"], algorithms.released_gd(xs, ys, rate=0.02)),
+    ):
+        assert torch.equal(found(xs, ys), expected)
+
+
+PAIRS = X, Y = data(0, 6, 3)
+
+
+test_wrong_input_is_refused = refused(
+    (lambda: ols(X, Y[:, :5]), "Need xs of"),
+    (lambda: knn(X, Y[..., None]), "Need xs of"),
+    (lambda: ridge(X / 0, Y, 1.0), "finite"),
+    (lambda: averaging_weights(X, Y * nan), "finite"),
+    (lambda: ridge(*PAIRS, -0.1), "finite"),
+    (lambda: gd_weights(*PAIRS, inf), "finite"),
+    (lambda: gd_weights(*PAIRS, torch.tensor([0.1] * 5 + [nan])), "finite"),
+    (lambda: baselines("wide", -0.1), "finite"),
+    (lambda: knn(*PAIRS, 0), "neighbour"),
+    (lambda: gd_weights(*PAIRS, 0.1, 0), "one step"),
+    (lambda: gd_weights(*PAIRS, torch.full((5,), 0.1)), "one for each prefix"),
+    (lambda: baselines("papers"), "Did you mean 'paper'"),
+)

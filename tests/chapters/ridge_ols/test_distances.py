@@ -1,0 +1,166 @@
+"""Distances: closed forms, scikit-learn's fits, learners by hand, and what must be refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import nan
+from statistics import fmean, stdev
+
+import pytest
+import torch
+from random_layers import seeded
+from refusals import refused
+from sklearn.linear_model import LinearRegression
+from sklearn.metrics import r2_score
+
+from iclutils.chapters.ridge_ols.algorithms import gd, knn, ols, ridge
+from iclutils.chapters.ridge_ols.distances import (
+    apart,
+    concatenate,
+    ilwd,
+    implicit_weights,
+    mspd,
+    nearest,
+    predict,
+    released_r2,
+    spd,
+)
+from iclutils.models.regressors import InContextRegressors, Shape
+from iclutils.tasks.regression import Contexts, Task, sample
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
+
+
+def some(dim: int = 4, pairs: int = 7, count: int = 30, noise: float = 0.0) -> Contexts:
+    return sample(Task(dim, noise), count, pairs, seeded())
+
+
+def ensemble(dim: int = 4, pairs: int = 7) -> InContextRegressors:
+    return InContextRegressors(Shape(dim, pairs, "one", layers=1, width=16, heads=2), [0, 1])
+
+
+def test_spd_by_hand_and_with_ensemble() -> None:
+    first, second = normal(3, 20, 5, seed=1), normal(20, 5, seed=2)
+    found = spd(first, second, 4)
+    for m in range(3):
+        for n in range(5):
+            values = [float(first[m, b, n] - second[b, n]) ** 2 / 4 for b in range(20)]
+            assert float(found.mean[m, n]) == pytest.approx(fmean(values))
+            assert float(found.error[m, n]) == pytest.approx(stdev(values) / 20**0.5)
+    assert spd(first[:, :1], second[:1]).error.isnan().all()
+    torch.testing.assert_close(spd(second, first, 4).mean, found.mean)  # a distance: symmetric
+    torch.testing.assert_close(spd(first[1], second, 4).error, found.error[1])
+    torch.testing.assert_close(spd(first, second).mean, 4 * found.mean)  # the definition
+    assert not bool(spd(first, first, 4).mean.any())
+
+
+def test_mspd_is_the_mean_of_spd_below_d() -> None:
+    first, second = normal(2, 25, 9, seed=1), normal(25, 9, seed=2)
+    curve, found = spd(first, second, 5).mean, mspd(first, second, 5)
+    torch.testing.assert_close(found.mean, curve[:, 1:5].mean(-1))
+    each = ((first - second)[1, :, 1:5] ** 2 / 5).mean(-1)
+    assert float(found.error[1]) == pytest.approx(float(each.std()) / 5)
+    torch.testing.assert_close(apart(first, second, 5, slice(0, 9)).mean(-1), curve.mean(-1))
+    torch.testing.assert_close(apart(first, second, 5)[1], each)
+
+
+@pytest.mark.parametrize("pairs", [0, 2, 4, 7])
+def test_implicit_weights_of_a_linear_algorithm_are_its_own(pairs: int) -> None:
+    task, queries = some(pairs=8), normal(30, 12, 4, seed=3).float()
+    cut = Contexts(task.xs[:, :pairs], task.ys[:, :pairs], task.weights)
+    known = [(ols, {}), (ridge, {"penalty": 0.3}), (gd, {"rate": 0.02})]
+    together = concatenate([partial(algorithm, **settings) for algorithm, settings in known])
+    fit = implicit_weights(together, cut, queries)
+    for m, (algorithm, settings) in enumerate(known):
+        expected = algorithm.weights(task.xs, task.ys, **settings)[:, pairs]
+        torch.testing.assert_close(fit.weights[m], expected, atol=1e-6, rtol=1e-6)
+        assert float(fit.r2[m]) == pytest.approx(1) if pairs else bool(fit.r2[m].isnan())
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_implicit_weights_are_scikit_learns_fit(intercept: bool) -> None:
+    task, queries = some(count=6), normal(6, 20, 4, seed=3).float()
+    neighbours = partial(knn, k=2)
+    fit = implicit_weights(neighbours, task, queries, intercept)
+    missed = 0.0
+    wanted = torch.zeros(6, 20).double()
+    for b in range(6):
+        for q in range(20):
+            xs = torch.cat([task.xs[b], queries[b, q, None]])
+            wanted[b, q] = neighbours(xs, torch.cat([task.ys[b], torch.zeros(1)]))[-1]
+        x, y = queries[b].double().numpy(), wanted[b].numpy()
+        line = LinearRegression(fit_intercept=intercept).fit(x, y)
+        torch.testing.assert_close(fit.weights[b], torch.from_numpy(line.coef_))
+        missed += float(((y - line.predict(x)) ** 2).sum())
+    total = float((wanted - wanted.mean(1, keepdim=True)).square().sum())
+    assert float(fit.r2) == pytest.approx(1 - missed / total)
+    assert fit.r2 < 0.9  # k-NN is not linear in the query
+
+
+def test_released_r2_is_about_the_labels() -> None:
+    labels, found = normal(5, 9, seed=1), normal(5, 9, seed=2)
+    expected = r2_score(labels.flatten().numpy(), found.flatten().numpy())
+    assert released_r2(found, labels) == pytest.approx(expected)
+
+
+def test_ilwd_by_hand() -> None:
+    first, second = normal(3, 20, 4, seed=1), normal(20, 4, seed=2)
+    each = (first - second).square().sum(-1) / 4
+    torch.testing.assert_close(ilwd(first, second, 4).mean, each.mean(-1))
+
+
+def test_the_nearest_baseline() -> None:
+    task = some(dim=5, pairs=8, count=100)
+    known = {str(p): ridge(task.xs, task.ys, p) for p in (0.0, 0.25, 1.0, 4.0)}
+    networks = torch.stack([known["0.25"] + 0.01, ridge(task.xs, task.ys, 1.1)])
+    found = nearest(networks, known, 5)
+    assert found.winners == ["0.25", "1.0"]
+    for i, row in enumerate(known.values()):
+        torch.testing.assert_close(found.distances[:, i], mspd(networks, row, 5).mean)
+    chosen = torch.randint(100, (50, 100), generator=seeded())  # resamples, written out
+    best = torch.stack([found.by_context[..., row].mean(-1).argmin(-1) for row in chosen], -1)
+    share = torch.stack([(best == i).double().mean(-1) for i in range(4)], -1)
+    torch.testing.assert_close(found.share(seeded(), 50), share)
+    in_groups = found.in_groups(4)  # of 25 contexts
+    assert in_groups.shape == (2, 4)
+    assert int(in_groups[1, 3]) == int(found.by_context[1, :, 75:].mean(-1).argmin())
+    alone = nearest(networks[1], known, 5, slice(3, 8))
+    assert alone.winners == ["1.0"]
+    expected = apart(networks[1], known["4.0"], 5, slice(3, 8)).mean(-1)
+    torch.testing.assert_close(alone.distances[3], expected)
+
+
+def test_an_ensemble_of_all() -> None:
+    shape = Shape(2, 4, "one", 1, 8, 2)
+    nets = [InContextRegressors(shape, seeds) for seeds in ([0, 1], [2])]
+    drawn = sample(Task(2), 5, 4, seeded())
+    found = predict(concatenate([*nets, ols]), drawn.xs, drawn.ys)
+    assert found.shape == (4, 5, 4)
+    torch.testing.assert_close(found[2], predict(nets[1], drawn.xs, drawn.ys)[0])
+    torch.testing.assert_close(found[3], ols(drawn.xs, drawn.ys))
+
+
+TABLE = normal(10, 6)
+TASK, QUERIES = some(), normal(30, 9, 4).float()
+
+
+test_wrong_input_is_refused = refused(
+    (lambda: spd(TABLE, normal(9, 6), 4), "same contexts"),
+    (lambda: spd(TABLE, normal(10, 5), 4), "same contexts"),
+    (lambda: spd(TABLE * nan, TABLE, 4), "NaN"),
+    (lambda: ilwd(TABLE, TABLE * nan, 4), "NaN"),
+    (lambda: apart(TABLE, TABLE, 4, slice(1, 7)), "not covered"),
+    (lambda: apart(TABLE, TABLE, 4, slice(3, 3)), "not covered"),
+    (lambda: apart(TABLE, TABLE, 4, slice(-2, 4)), "not covered"),
+    (lambda: mspd(TABLE, TABLE, 8), "not covered"),
+    (lambda: mspd(TABLE, TABLE, 1), "single pair"),
+    (lambda: nearest(TABLE, {}, 4), "at least one algorithm"),
+    # seven pairs and the query are eight
+    (lambda: implicit_weights(ensemble(pairs=7), TASK, QUERIES), "7 pairs"),
+    (lambda: implicit_weights(ols, TASK, QUERIES[:, :4]), "needs more queries"),
+    (lambda: implicit_weights(ols, TASK, QUERIES[:, :5], intercept=True), "needs more queries"),
+    (lambda: predict(lambda xs, ys: ys[..., :-1], TASK.xs, TASK.ys), "one prediction for each"),
+    (lambda: predict(lambda xs, ys: ys * nan, TASK.xs, TASK.ys), "NaN"),
+)

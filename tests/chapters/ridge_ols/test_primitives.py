@@ -1,0 +1,192 @@
+"""Products of GELUs against SciPy's; mov, mul, div and aff on random streams, against NumPy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_layers import seeded
+from refusals import must_refuse
+from scipy.special import erf
+
+from iclutils.chapters.ridge_ols import layout as layouts
+from iclutils.chapters.ridge_ols.layout import Layout, Numerics, leading_error, stencil
+from iclutils.chapters.ridge_ols.primitives import aff, assemble, div, mov, mul
+from iclutils.chapters.ridge_ols.reports import primitive_errors, product_errors
+
+FINE = Numerics.improved(torch.float64)
+PLAIN = Numerics(0, 1e-5, 1e8, balanced=False)
+FIELDS = {"a": 3, "b": 2, "c": 4}
+seeds = st.integers(0, 999)
+
+
+def normal(seed: int, *shape: int) -> torch.Tensor:
+    generator = seeded(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def layout(numerics: Numerics = FINE, columns: int = 6) -> Layout:
+    return Layout(FIELDS, columns, numerics)
+
+
+def filled(plan: Layout, seed: int, batch: int = 4) -> torch.Tensor:
+    """A stream whose fields are random, but 0 in the start token."""
+    values = normal(seed, batch, plan.columns, 9)
+    values[:, 0] = 0
+    rows = torch.cat([plan.pick(name) for name in FIELDS])
+    return plan.places + plan.field_unit * values @ rows
+
+
+def fields(plan: Layout, stream: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {name: plan.value(stream, name) for name in FIELDS}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    columns=st.integers(3, 60),
+    place=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    seed=seeds,
+    single=st.booleans(),
+    plain=st.booleans(),
+)
+def test_mov_copies_one_column(
+    columns: int, place: tuple[float, float], seed: int, single: bool, plain: bool
+) -> None:
+    """From s to t, or to every column from s on: whatever else there is stays as it was."""
+    source, target = sorted(1 + int(part * (columns - 2)) for part in place)
+    plan = layout(PLAIN if plain else FINE, columns)
+    stream = filled(plan, seed)
+    head = mov(plan, plan.pick("a"), plan.pick("c")[:3], source, target if single else None)
+    before, after = fields(plan, stream), fields(plan, assemble(plan, head)(stream))
+    expected = before["c"].clone()
+    reached = slice(target, target + 1) if single else slice(source, None)
+    expected[:, reached, :3] += before["a"][:, source : source + 1]
+    for name, wanted in (before | {"c": expected}).items():
+        torch.testing.assert_close(after[name], wanted, atol=1e-6 if plain else 1e-9, rtol=0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    a=st.integers(1, 3), b=st.integers(1, 3), c=st.integers(1, 3), seed=seeds, plain=st.booleans()
+)
+def test_mul_multiplies_matrices(a: int, b: int, c: int, seed: int, plain: bool) -> None:
+    sizes = {"left": a * b, "right": b * c, "out": a * c}
+    plan = Layout(sizes, 4, PLAIN if plain else FINE)
+    left, right = normal(seed, 3, a, b), normal(seed + 1, 3, b, c)
+    rows = torch.cat([plan.pick("left"), plan.pick("right")])
+    values = torch.cat([left.flatten(1), right.flatten(1)], 1)
+    stream = plan.places[1:] + plan.field_unit * values @ rows
+    factors = plan.pick("left").view(a, b, -1), plan.pick("right").view(b, c, -1)
+    neurons = mul(plan, *factors, plan.pick("out").view(a, c, -1))
+    found = plan.value(assemble(plan, None, [neurons])(stream[None])[0], "out").view(3, a, c)
+    expected = np.einsum("nab,nbc->nac", left.numpy(), right.numpy())
+    np.testing.assert_allclose(found.numpy(), expected, atol=2e-8 if plain else 1e-11)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=seeds, gelu=st.sampled_from(["gelu", "gelu_new"]), plain=st.booleans())
+def test_aff_is_a_linear_map(seed: int, gelu: layouts.Gelu, plain: bool) -> None:
+    plan = layout(replace(PLAIN if plain else FINE, gelu=gelu))
+    w1, w2 = normal(seed, 4, 3), normal(seed + 1, 4, 2)
+    stream = filled(plan, seed)
+    before = fields(plan, stream)
+    neurons = aff(plan, w1 @ plan.pick("a") + w2 @ plan.pick("b"), plan.pick("c"))
+    after = fields(plan, assemble(plan, None, [neurons])(stream))
+    wanted = before["a"] @ w1.T + before["b"] @ w2.T
+    torch.testing.assert_close(
+        after["c"] - before["c"], wanted, atol=1e-6 if plain else 1e-10, rtol=0
+    )
+    for name in ("a", "b"):
+        torch.testing.assert_close(after[name], before[name])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    by=st.floats(0.3, 50),
+    sign=st.sampled_from([1, -1]),
+    column=st.integers(1, 5),
+    seed=seeds,
+    plain=st.booleans(),
+)
+def test_div_divides_by_the_absolute_value(
+    by: float, sign: int, column: int, seed: int, plain: bool
+) -> None:
+    plan = layout(PLAIN if plain else FINE)
+    stream, row = filled(plan, seed), plan.pick("b")[:1]
+    stream[:, 1:] += (plan.field_unit * by * sign - stream[:, 1:] @ row.T) * row
+    before = fields(plan, stream)
+    read, write = plan.pick("a"), plan.pick("c")[:3]
+    divide = assemble(plan, div(plan, plan.pick("b")[:1], column), [aff(plan, read, write)])
+    divided = divide(stream)
+    after = fields(plan, divided)
+    wanted = before["c"].clone()
+    wanted[..., :3] += before["a"]
+    wanted[:, column, :3] += before["a"][:, column] * (1 / by - 1)
+    # A LayerNorm's own epsilon shifts a quotient by 1e-5 width / (8 ratio), relatively.
+    bound = 1e-6 if plain else 1e-9
+    torch.testing.assert_close(after["c"], wanted, atol=bound, rtol=0)
+    if sign > 0:  # the column is still found, and what is fetched from it is divided
+        after = fields(plan, assemble(plan, mov(plan, read, write, column))(divided))
+        wanted[:, column:, :3] += before["a"][:, column : column + 1] / by
+        torch.testing.assert_close(after["c"], wanted, atol=bound, rtol=0)
+
+
+def test_errors_of_the_primitives_alone() -> None:
+    found = primitive_errors(contexts=50)
+    assert set(found) == {"mov", "mul", "div", "aff"}
+    assert 0 < min(found.values()) < max(found.values()) < 1e-9
+
+
+def gelu(z: np.ndarray) -> np.ndarray:
+    return z * (1 + erf(z / math.sqrt(2))) / 2
+
+
+def by_stencil(order: int, eps: float, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    left, right, out = (part.numpy() for part in stencil(order, eps))
+    return (out * gelu(left * x[..., None] + right * y[..., None])).sum(-1)
+
+
+def test_the_papers_product_has_three_gelus() -> None:
+    x, y = np.array([0.3, -0.2, 0.1]), np.array([0.1, 0.25, 0.3])
+    three = math.sqrt(math.pi / 2) * (gelu(x + y) - gelu(x) - gelu(y))
+    np.testing.assert_allclose(by_stencil(0, 1.0, x, y), three, rtol=1e-12)
+
+
+@pytest.mark.parametrize("order", range(5))
+def test_the_leading_error(order: int) -> None:
+    """The error is its first term up to two more powers, in the numbers and in ε alike."""
+    x, y = np.random.default_rng(0).normal(size=(2, 50))
+    wanted = leading_error(order, 0.2, torch.tensor(x), torch.tensor(y)).numpy()
+    scale = np.abs(wanted).max()
+    np.testing.assert_allclose(by_stencil(order, 0.2, x, y) - x * y, wanted, atol=0.2 * scale)
+    if order < 3:  # beyond that, rounding
+        small = by_stencil(order, 0.02, x, y) - x * y
+        np.testing.assert_allclose(small * 100 ** max(order, 1), wanted, atol=0.004 * scale)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_the_best_scale_is_best(precision: str) -> None:
+    """On a wide grid no scale has a quarter of its error, run in a block."""
+    for order in (0, 1, 2, 4):
+        best = layouts.best_eps(order, getattr(torch, precision))
+        errors = product_errors([order], [best * 2.0**k for k in range(-6, 7)], precision, 2000)[0]
+        assert float(errors[6]) < 4 * float(errors.min())
+        assert float(errors[0]) > 8 * float(errors[6])
+        assert float(errors[12]) > 100 * float(errors[6])
+
+
+def test_wrong_input_is_refused() -> None:
+    plan = layout()
+    a = plan.pick("a")
+    must_refuse(
+        (lambda: mov(plan, a, a, 4, 2), "cannot read column 4"),
+        (lambda: mov(plan, a, a, 6), r"1\.\.5"),
+        (lambda: plan.pick("aa"), "Did you mean 'a'"),
+        (lambda: product_errors([-1], [0.1]), "order"),
+        (lambda: product_errors([1], [0.0]), "ε"),
+    )

@@ -1,0 +1,194 @@
+"""Probes: planted signals are found where they are, and only there; closed forms agree."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_layers import seeded
+from refusals import refused
+from sklearn.linear_model import LinearRegression
+from sklearn.metrics import r2_score
+from torch import Tensor
+
+from iclutils.chapters.ridge_ols.probes import (
+    Kind,
+    fit,
+    hidden_states,
+    linear_exact,
+    prepare,
+    released,
+    ridge_errors,
+    shuffled,
+)
+from iclutils.models.regressors import InContextRegressors, Shape
+from iclutils.tasks.regression import Contexts, Task, sample
+
+HELD = 512
+LAYER, PLACE = 1, 3  # where signals are planted
+
+
+def noise(*size: int, seed: int = 0) -> Tensor:
+    return torch.randn(size, generator=seeded(seed))
+
+
+def planted() -> tuple[Tensor, Tensor]:
+    """States of a network with 3 layers and 5 positions of pure noise, and what one place holds."""
+    states = noise(1, 3, 2048 + HELD, 5, 6)
+    return states, states[0, LAYER, :, PLACE] @ noise(6, 2, seed=1)
+
+
+def test_a_linear_signal_is_found_where_it_was_planted() -> None:
+    states, held = planted()
+    mixing = states[0, LAYER, :, PLACE] * torch.tensor([9.0, 1, 0.3, 1, 1, 1]) + 4  # ill-scaled
+    states[0, LAYER, :, PLACE] = mixing
+    found = fit(states, held[None], "linear", HELD, seeded(), steps=250)
+    assert found.error[0, LAYER, 0] < 0.02
+    assert found.attention[0, LAYER, 0, PLACE] > 0.9
+    elsewhere = found.error[0, [0, 2], 0]
+    assert bool((elsewhere > 0.97).all() & (elsewhere < 1.1).all())
+    torch.testing.assert_close(found.attention.sum(-1), torch.ones(1, 3, 1))
+
+
+def test_what_is_written_without_a_linear_trace_takes_an_mlp() -> None:
+    states, _ = planted()
+    held = states[0, LAYER, :, PLACE, :2].abs()  # even in the states: no linear correlation
+    linear = fit(states, held[None], "linear", HELD, seeded(), steps=250)
+    mlp = fit(states, held[None], "mlp", HELD, seeded(), steps=400)
+    assert linear.error.min() > 0.95
+    assert mlp.error[0, LAYER, 0] < 0.25
+    assert mlp.attention[0, LAYER, 0, PLACE] > 0.7
+    assert mlp.error[0, [0, 2], 0].min() > 0.95
+
+
+def test_shuffled_targets_cannot_be_read() -> None:
+    states, held = planted()
+    moved = shuffled(held[None], seeded(2))
+    assert not bool((moved == held).any())
+    torch.testing.assert_close(moved.sort(1).values, held[None].sort(1).values)
+    found = fit(states, moved, "mlp", HELD, seeded(), steps=100)
+    assert found.error.min() > 0.97
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_all_at_once_is_one_after_another(kind: Kind) -> None:
+    states = noise(2, 2, 400, 4, 5).double()
+    states[1] *= 3
+    targets = noise(2, 400, 3, seed=4).double() + states[0, :, :, 1, :3]
+    settings = {"hidden": 8, "steps": 40, "batch_size": 50}
+    whole = fit(states, targets, kind, 100, seeded(5), **settings)
+    assert whole.error.min() < 0.9
+    for n, layer, k in product(range(2), range(2), range(2)):
+        part = states[n : n + 1, layer : layer + 1]
+        one = fit(part, targets[k : k + 1], kind, 100, seeded(5), **settings)
+        for ours, theirs in zip(whole, one, strict=True):
+            torch.testing.assert_close(ours[n, layer, k], theirs[0, 0, 0], atol=1e-9, rtol=1e-7)
+
+
+def test_held_out_contexts_are_never_fitted_to() -> None:
+    states, held = planted()
+    spoiled = states.clone()
+    spoiled[..., -HELD:, :, :] = noise(1, 3, HELD, 5, 6, seed=9)
+    first = fit(states, held[None], "linear", HELD, seeded(), steps=100)
+    second = fit(spoiled, held[None], "linear", HELD, seeded(), steps=100)
+    torch.testing.assert_close(first.attention, second.attention)
+    assert second.error[0, LAYER, 0] > 1 > first.error[0, LAYER, 0]
+
+
+def test_training_comes_near_the_closed_form() -> None:
+    """With one position there is nothing to attend to; with more, α is taken as it was found."""
+    states, held = planted()
+    states = states + 0.5 * noise(*states.shape, seed=10)
+    alone = states[..., PLACE : PLACE + 1, :]
+    exact = linear_exact(alone.flatten(-2), held[None], HELD)
+    found = fit(alone, held[None], "linear", HELD, seeded(), steps=200)
+    torch.testing.assert_close(found.error.double(), exact, atol=0.01, rtol=0)
+    found = fit(states, held[None], "linear", HELD, seeded(), steps=200)
+    mixed = torch.einsum("nlkp,nlbpw->nlbw", found.attention, states)
+    torch.testing.assert_close(
+        found.error.double(), linear_exact(mixed, held[None], HELD), atol=0.01, rtol=0
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(width=st.integers(1, 6), d=st.integers(1, 3), seed=st.integers(0, 100))
+def test_exact_probes_are_scikit_learns(width: int, d: int, seed: int) -> None:
+    features = noise(2, 60, width, seed=seed).double() * 2 + 1
+    targets = noise(2, 60, d, seed=seed + 1).double() + features[0, :, :1]
+    twice = torch.cat([features, features], -1)  # without full rank
+    for found in (linear_exact(features, targets, 20), linear_exact(twice, targets, 20)):
+        for i, k in product(range(2), range(2)):
+            x, y = features[i].numpy(), targets[k].numpy()
+            guess = LinearRegression().fit(x[:40], y[:40]).predict(x[40:]).reshape(20, d)
+            expected = 1 - r2_score(y[40:], guess, multioutput="variance_weighted")
+            assert found[i, k] == pytest.approx(expected, abs=1e-8)
+
+
+def test_exact_probes_by_position_of_all_and_of_the_last() -> None:
+    states, held = planted()
+    found = linear_exact(states.transpose(-2, -3), held[None], HELD)[..., 0]
+    assert found[0, LAYER, PLACE] < 1e-10
+    assert sorted(found.flatten().tolist())[1] > 0.97
+    assert linear_exact(states.flatten(-2), held[None], HELD)[0, LAYER, 0] < 1e-10
+    assert released(states, held, HELD).min() > 0.97
+    assert released(states[..., : PLACE + 1, :], held, HELD)[0, LAYER] < 1e-10
+
+
+def test_ridge_probes_of_few_wide_states() -> None:
+    """What is planted in one layer is found there alone; every context is held out once."""
+    states = noise(2, 60, 90, seed=3)
+    targets = torch.stack([states[1, :, :2].sum(1), noise(60, seed=4)])
+    found = ridge_errors(states, targets)
+    assert found.shape == (2, 2, 60)
+    means = found.mean(-1)
+    assert means[1, 0] < 0.7 < 0.9 < min(means[0, 0], means[0, 1], means[1, 1])
+    plain = torch.cat([states, targets[:1, :, None].expand(2, -1, 60)], -1)
+    assert ridge_errors(plain, targets)[:, 0].mean() < 0.1
+    changed = targets.clone()
+    changed[1, 0] += 100
+    moved = ridge_errors(states, changed)
+    torch.testing.assert_close(moved[:, 0], found[:, 0])
+
+
+def test_states_and_targets() -> None:
+    """Residual streams network by network; targets by NumPy."""
+    shape = Shape(3, 6, "two", 2, 8, 2)
+    nets = [InContextRegressors(shape, [0, 1]), InContextRegressors(shape, [2])]
+    drawn = sample(Task(3, noise=0.3), 6, 6, seeded())
+    drawn.xs[:, 1] = drawn.xs[:, 0]  # the first two pairs leave w open, and contradict each other
+    for n in range(1, 6):
+        cut = Contexts(drawn.xs[:, : n + 1], drawn.ys[:, : n + 1], drawn.weights)
+        states, targets = prepare(nets, cut)
+        expected = torch.cat([torch.stack(net.resid(cut.xs, cut.ys), 1) for net in nets])
+        torch.testing.assert_close(states, expected)
+        for i in range(6):
+            x, y = cut.xs[i, :n].double().numpy(), cut.ys[i, :n].double().numpy()
+            np.testing.assert_allclose(targets[0, i], x.T @ y, 1e-4, 1e-5)
+            least = np.linalg.lstsq(x, y, rcond=1e-10)[0]
+            np.testing.assert_allclose(targets[1, i], least, 1e-4, 1e-5)
+    in_parts = hidden_states(nets, drawn.xs, drawn.ys, batch_size=4)
+    torch.testing.assert_close(in_parts, prepare(nets, drawn)[0])
+    assert not in_parts.requires_grad
+
+
+def fitted(targets: Tensor, held: int = 50, steps: int = 1, batch_size: int = 50) -> None:
+    settings = {"steps": steps, "batch_size": batch_size}
+    fit(noise(1, 2, 300, 3, 4), targets, "linear", held, seeded(), **settings)
+
+
+TARGETS = noise(1, 300, 2, seed=1)
+
+
+test_wrong_input_is_refused = refused(
+    (lambda: fitted(TARGETS / 0), "must be finite"),
+    (lambda: fitted(TARGETS[:, :200]), "targets of 200 contexts"),
+    (lambda: fitted(TARGETS, held=1), "Too few contexts"),
+    (lambda: fitted(TARGETS, held=293), "Too few contexts"),
+    (lambda: fitted(TARGETS, batch_size=251), "one batch"),
+    (lambda: fitted(TARGETS, steps=0), "one step"),
+    (lambda: hidden_states([], *sample(Task(2), 3, 4, seeded())[:2]), "one depth"),
+)

@@ -1,0 +1,183 @@
+"""Programs: blocks in Hugging Face's GPT-2, results against NumPy, what they cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2Model
+
+from iclutils import IclError
+from iclutils.chapters.ridge_ols.layout import Gelu, Numerics
+from iclutils.chapters.ridge_ols.primitives import Block
+from iclutils.chapters.ridge_ols.programs import Program, gradient_program, ridge_program
+from iclutils.chapters.ridge_ols.reports import report, reports
+
+DOUBLE, SINGLE = torch.float64, torch.float32
+SHORT = Numerics(2, 0.1, 1e6, balanced=True)
+PROGRAMS = {
+    "gradient": lambda d, n, numerics: gradient_program(d, n, 0.05, 0.3, numerics),
+    "inverse": lambda d, n, numerics: ridge_program(d, n, 0.5, "inverse", numerics),
+    "gain": lambda d, n, numerics: ridge_program(d, n, 0.5, "gain", numerics),
+}
+every_program = pytest.mark.parametrize("name", PROGRAMS)
+
+
+def contexts(dim: int, pairs: int, count: int = 8, seed: int = 0) -> tuple:
+    source = torch.Generator().manual_seed(seed)
+    xs = torch.randn(count, pairs, dim, generator=source, dtype=DOUBLE)
+    return xs, torch.randn(count, pairs, generator=source, dtype=DOUBLE)
+
+
+def truth(name: str, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
+    """Row n: w after n steps w - 2α (x (xᵀw) - x y + λ w), or (λI + XᵀX)⁻¹ Xᵀy of n pairs."""
+    out = np.zeros(xs.shape)
+    for b, n in np.ndindex(len(xs), xs.shape[1] - 1):
+        x, y, w = xs[b, n], ys[b, n], out[b, n]
+        out[b, n + 1] = w - 2 * 0.05 * (np.outer(x, x) @ w - x * y + 0.3 * w)
+        if name != "gradient":
+            x, y = xs[b, : n + 1], ys[b, : n + 1]
+            out[b, n + 1] = np.linalg.solve(x.T @ x + 0.5 * np.eye(x.shape[1]), x.T @ y)
+    return out
+
+
+def worst(program: Program, name: str, xs: torch.Tensor, ys: torch.Tensor) -> float:
+    expected = (truth(name, xs.numpy(), ys.numpy()) * xs.numpy()).sum(-1)
+    return float(np.abs(program(xs, ys).double().numpy() - expected).max())
+
+
+def neurons(block: Block) -> int:
+    return block.weights["mlp.c_fc.weight"].shape[1]
+
+
+def gpt2(blocks: list[Block], pos: int) -> GPT2Model:
+    """Hugging Face's GPT-2 with these blocks; neurons that are missing get weights of 0."""
+    width, inner = len(blocks[0].weights["ln_1.bias"]), max(map(neurons, blocks))
+    sizes = {"vocab_size": 2, "n_positions": pos, "n_embd": width, "n_inner": inner, "n_head": 1}
+    config = GPT2Config(**sizes, n_layer=len(blocks), activation_function=blocks[0].gelu)
+    model = GPT2Model(config).double().eval()
+    state = {name: torch.zeros_like(weight) for name, weight in model.state_dict().items()}
+    for layer, block in enumerate(blocks):
+        for key, weight in block.weights.items():
+            state[f"h.{layer}.{key}"][tuple(map(slice, weight.shape))] = weight
+    model.load_state_dict(state)
+    return model
+
+
+@pytest.mark.parametrize("gelu", ["gelu", "gelu_new"])
+@every_program
+def test_gpt2_runs_the_program(name: str, gelu: Gelu) -> None:
+    xs, ys = contexts(2, 4)
+    program = PROGRAMS[name](2, 3, replace(SHORT, gelu=gelu))
+    streams = program.stream(xs, ys)
+    model = gpt2(list(program.blocks), streams[0].shape[1])
+    with torch.no_grad():
+        found = model(inputs_embeds=streams[0], output_hidden_states=True).hidden_states
+    assert len(found) == len(streams) == len(program.blocks) + 1
+    unit = program.layout.field_unit
+    for theirs, ours in zip(found[:-1], streams[:-1], strict=True):  # the last one has a norm more
+        torch.testing.assert_close(theirs / unit, ours / unit, atol=1e-7, rtol=1e-9)
+
+
+# The tolerances below: the long stencils are at their best scale, where rounding decides; they are
+# five times the worst of twenty seeds, rounded up.
+@pytest.mark.parametrize(
+    ("name", "dim", "examples", "double", "single"),
+    [
+        ("gradient", 1, 1, 2e-13, 2e-5),
+        ("gradient", 4, 1, 1e-12, 5e-5),
+        ("gradient", 3, 6, 1e-12, 5e-5),
+        ("inverse", 2, 1, 5e-10, 1e-3),
+        ("inverse", 3, 4, 5e-10, 1e-3),
+        ("gain", 1, 3, 5e-11, 1e-4),
+        ("gain", 3, 4, 2e-10, 1e-4),
+        ("gain", 4, 8, 5e-10, 2e-4),
+        ("gain", 8, 16, 1e-9, 1e-3),
+    ],
+)
+def test_programs_predict_as_the_formula(
+    name: str, dim: int, examples: int, double: float, single: float
+) -> None:
+    xs, ys = contexts(dim, examples + 1)
+    for dtype, bound in ((DOUBLE, double), (SINGLE, single)):
+        program = PROGRAMS[name](dim, examples, Numerics.improved(dtype)).to(dtype)
+        assert program(xs, ys).dtype == dtype
+        for pairs in {1, examples, examples + 1}:  # shorter contexts, too
+            assert worst(program, name, xs[:, :pairs], ys[:, :pairs]) < bound
+        one, all_ = program(xs[0], ys[0]), program(xs, ys)
+        torch.testing.assert_close(one, all_[0], atol=2 * bound, rtol=0)  # no batch
+
+
+@pytest.mark.parametrize("numerics", [Numerics.paper(DOUBLE), Numerics.improved(DOUBLE)])
+@pytest.mark.parametrize(
+    ("name", "power", "per_example", "extra"),
+    [("gradient", 1, 2, 1), ("inverse", 2, 4, 2), ("gain", 2, 4, 1)],
+)
+def test_sizes(name: str, power: int, per_example: int, extra: int, numerics: Numerics) -> None:
+    """Width and neurons are polynomials in d; the layers grow with n, by the same for each."""
+
+    def sizes(dim: int, count: int) -> tuple[int, int, int]:
+        program = PROGRAMS[name](dim, count, numerics)
+        return len(program.blocks), program.layout.width, max(map(neurons, program.blocks))
+
+    table = np.array([sizes(dim, 2)[1:] for dim in range(5, 10)])
+    assert not np.diff(table, power + 1, axis=0).any()
+    assert (np.diff(table, power, axis=0) > 0).all()
+    for count in (1, 2, 5):
+        assert sizes(5, count) == (per_example * count + extra, *table[0])
+
+
+def test_a_report_says_what_was_built() -> None:
+    found = report("ridge", "improved", dim=2, examples=3, penalty=0.5)
+    settings = ("ridge", "improved", "float64", 2, 3, 0.5)
+    program = ridge_program(2, 3, 0.5)
+    weights = [weight for block in program.blocks for weight in block.weights.values()]
+    parts = [program.embedding, program.layout.places, program.read_out, *weights]
+    built = (13, 27, max(float(part.abs().max()) for part in parts))
+    assert tuple(vars(found).values())[:9] == settings + built
+    assert 1e-15 < found.error < 1e-9
+    assert max(found.direct_error, report("gradient").direct_error) < 1e-13
+    single = report("ridge", precision="float32")
+    assert (single.penalty, report("gradient").penalty) == (1, 0)
+    assert 1e-8 < single.direct_error < single.error < 1e-3
+
+
+def test_each_improvement_improves() -> None:
+    rows = reports("ridge", variant=["paper", "stencil", "improved"], penalty=[0.01, 1.0], dim=3)
+    errors = {(row.variant, row.penalty): row.error for row in rows}
+    assert len(errors) == 6
+    assert errors["paper", 1.0] > 30 * errors["stencil", 1.0]
+    assert errors["paper", 0.01] > 1000 * errors["improved", 0.01]
+    assert errors["stencil", 0.01] > 1000 * errors["improved", 0.01]
+    paper, improved = reports("gradient", variant=["paper", "improved"])
+    assert paper.error > 100 * improved.error
+    assert paper.largest > 1e6 * improved.largest
+    # Single precision with a small penalty: no digit is right; the improved form keeps three.
+    settings = {"penalty": 0.001, "dim": 3, "precision": "float32"}
+    paper, improved = reports("ridge", variant=["paper", "improved"], **settings)
+    assert paper.error > 1 > 1e-2 > improved.error
+
+
+PROGRAM, PAIRS = PROGRAMS["gradient"](2, 2, SHORT), contexts(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: gradient_program(0, 1, 0.1), "d ≥ 1 and n ≥ 1"),
+        (lambda: ridge_program(1, 0, 1.0), "d ≥ 1 and n ≥ 1"),
+        (lambda: ridge_program(2, 2, 0.0), "penalty=0.0"),
+        (lambda: gradient_program(2, 2, 0.1, -0.1), "penalty=-0.1"),
+        (lambda: gradient_program(2, 2, float("nan")), "rate=nan"),
+        (lambda: PROGRAM(PAIRS[0][..., [0, 1, 1]], PAIRS[1]), r"xs \(\*batch, n, 2\)"),
+        (lambda: PROGRAM(PAIRS[0], PAIRS[1][:, :2]), r"ys \(\*batch, n\)"),
+        (lambda: PROGRAM(*contexts(2, 4)), "1 to 3 pairs"),
+        (lambda: PROGRAM(PAIRS[0] / 0, PAIRS[1]), "not finite"),
+        (lambda: PROGRAM(PAIRS[0], PAIRS[1] / 0), "not finite"),
+    ],
+)
+def test_wrong_input_is_refused(call, message: str) -> None:
+    with pytest.raises(IclError, match=message):
+        call()

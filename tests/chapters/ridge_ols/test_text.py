@@ -1,0 +1,180 @@
+"""Regression in numbers written in tokens: what is written, and what is read off the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from random_layers import seeded
+from tiny import BOS, VOCAB, save_gpt2, save_grouped
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
+
+import iclutils
+from iclutils import IclError, models
+from iclutils.chapters.ridge_ols.text import (
+    ask_every_number,
+    hidden_states,
+    predict_numbers,
+    text_baselines,
+)
+from iclutils.tasks import numbers
+
+SAVE: dict[str, Callable[[Path], Any]] = {"gpt2": save_gpt2, "llama": save_grouped}
+
+
+@pytest.mark.shared
+def test_numbers_are_written_in_words(text_model: Path) -> None:
+    model = models.load(text_model)
+    form = numbers.of_text(models.words(model))
+    drawn = numbers.contexts(form, 2, 3, seeded(0))
+    text = model.tokenizer.decode(form.write(drawn.xs, drawn.ys)[0][0])
+    step = 2 * numbers.LARGEST / 99
+    pairs = zip(drawn.xs[0, :, 0].tolist(), drawn.ys[0].tolist(), strict=True)
+    as_read = [[round((v + numbers.LARGEST) / step) for v in pair] for pair in pairs]
+    assert text == "".join(f" {x} -> {y}\n" for x, y in as_read)
+
+
+@pytest.mark.parametrize(("number", "shown"), [("0", "3"), ("00", "03"), ("0.0", "0.3")])
+def test_numbers_in_digits(number: str, shown: str) -> None:
+    """A tokenizer that splits digits, and parts a space from them, as SmolLM2's does."""
+    form = numbers.of_text(spelling("[\\s\\S]"), number, "in:{x} out:{y}\n")
+    assert form.values.shape == (10 ** number.count("0"), len(number))
+    assert "".join(map(chr, form.values[3].tolist())) == shown
+    ones = torch.full((1, 2, 1), numbers.LARGEST)
+    tokens, at = form.write(ones, -ones[..., 0])
+    largest = number.replace("0", "9")
+    assert "".join(map(chr, tokens[0].tolist())) == f"in: {largest} out: {number}\n" * 2
+    assert all("".join(map(chr, tokens[0, : i + 1].tolist())).endswith("out: ") for i in at)
+    bare = numbers.of_text(spelling("[\\s\\S]"), number)
+    assert "".join(map(chr, bare.write(ones, ones[..., 0])[0][0].tolist())).startswith(largest)
+
+
+def spelling(pattern: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of ASCII, one token for each match of the pattern; 42 has a token."""
+    words = {chr(i): i for i in range(128)} | {"42": 128}
+    spelled = Tokenizer(WordLevel(words, unk_token=chr(0)))
+    spelled.pre_tokenizer = Split(Regex(pattern), "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=spelled)
+
+
+def test_numbers_of_several_lengths_are_refused() -> None:
+    with pytest.raises(IclError, match="all numbers like 00 in as many tokens"):
+        numbers.of_text(spelling("42|[\\s\\S]"), "00")
+
+
+def test_shares_begin_at_zero() -> None:
+    form = replace(numbers.of_ids(60, None), low=0.0, high=1.0)
+    drawn = numbers.contexts(form, 50, 4, seeded(3), numbers.SHARES)
+    assert drawn.weights.min() >= 0
+    assert drawn.weights.max() <= 1
+    assert (drawn.ys <= drawn.xs[..., 0]).all()
+    exact = (drawn.xs * drawn.weights[:, None]).sum(-1)
+    assert (drawn.ys - exact).abs().max() <= 0.5 / 59 + 1e-6
+
+
+def test_what_is_written_can_be_read() -> None:
+    form = numbers.of_ids(60, 59)
+    drawn = numbers.contexts(form, 5, 4, seeded(1))
+    tokens, at = form.write(drawn.xs, drawn.ys)
+    assert tokens.shape == (5, 9)
+    assert set(tokens[:, 0].tolist()) == {59}
+    torch.testing.assert_close(form.numbers[tokens[:, at + 1]].float(), drawn.ys)
+    torch.testing.assert_close(form.numbers[tokens[:, at]].float(), drawn.xs[..., 0])
+    with pytest.raises(IclError, match="too small"):
+        numbers.of_ids(5, 4)
+
+
+def test_a_prediction_is_the_mean_over_value_tokens(gpt2: Any) -> None:
+    form = numbers.of_ids(VOCAB, BOS)
+    drawn = numbers.contexts(form, 3, 4, seeded(2))
+    found, sure = predict_numbers(gpt2, form, drawn.xs, drawn.ys, batch_size=2)
+    tokens, at = form.write(drawn.xs, drawn.ys)
+    p = models.logits(gpt2, tokens[1:2, : at[2] + 1])[0, -1].double().softmax(-1)
+    p = p[form.values[:, 0]]
+    assert sure[1, 2].item() == pytest.approx(p.sum().item(), abs=1e-5)
+    assert found[1, 2].item() == pytest.approx((p @ form.numbers / p.sum()).item(), abs=1e-4)
+    with pytest.raises(IclError, match="one dimension; got 2"):
+        predict_numbers(gpt2, form, torch.zeros(1, 2, 2), torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("kind", SAVE)
+def test_numbers_of_several_tokens(kind: str, tmp_path: Path) -> None:
+    """Against one pass for each number that can be written; 3 parts, the middle one fixed."""
+    SAVE[kind](tmp_path)
+    model = models.load(tmp_path)
+    digits = torch.tensor([[a, 9, b] for a in (1, 2, 3) for b in (4, 5, 6, 7)])
+    form = numbers.NumberFormat(digits, start=(BOS,), between=(10,), after=(11, 12))
+    drawn = numbers.contexts(form, 5, 3, seeded(4))
+    found, sure = predict_numbers(model, form, drawn.xs, drawn.ys, seen=[0, 2])
+    assert found.shape == (5, 2)
+    tokens, at = form.write(drawn.xs, drawn.ys)
+    for row, (entry, n) in [(0, (0, 0)), (4, (1, 2))]:
+        prefix = tokens[row, : at[n] + 1].expand(len(digits), -1)
+        whole = torch.cat([prefix, digits], 1)
+        log_p = models.logits(model, whole).double().log_softmax(-1)[:, at[n] : -1]
+        p = log_p.gather(-1, digits[..., None]).sum((1, 2)).exp()
+        assert sure[row, entry].item() == pytest.approx(p.sum().item(), rel=1e-4)
+        assert found[row, entry].item() == pytest.approx(
+            (p @ form.numbers / p.sum()).item(), abs=1e-4
+        )
+
+
+@pytest.mark.parametrize("kind", SAVE)
+def test_every_number_is_asked(kind: str, tmp_path: Path) -> None:
+    """Against contexts in which that x was written, one by one."""
+    SAVE[kind](tmp_path)
+    model = models.load(tmp_path)
+    values = torch.arange(20, 27)[:, None]
+    form = numbers.NumberFormat(values, between=(10, 13), after=(11,))
+    drawn = numbers.contexts(form, 6, 5, seeded(5))
+    answers = ask_every_number(model, form, drawn, [1, 4])
+    assert answers.shape == (6, 2, 7)
+    for n, entry in ((1, 0), (4, 1)):
+        for query in (0, 6):
+            asked = drawn.xs.clone()
+            asked[:, n] = form.numbers[query]
+            byhand = predict_numbers(model, form, asked, drawn.ys)[0][:, n]
+            torch.testing.assert_close(answers[:, entry, query], byhand, atol=1e-4, rtol=0)
+    with pytest.raises(IclError, match="after one pair"):
+        ask_every_number(model, form, drawn, [0])
+
+
+def test_states_are_those_of_transformers(tmp_path: Path) -> None:
+    network = save_grouped(tmp_path)
+    model = models.load(tmp_path)
+    form = numbers.of_ids(VOCAB, BOS)
+    drawn = numbers.contexts(form, 5, 4, seeded(6))
+    states = hidden_states(model, form, drawn, batch_size=2)
+    tokens, at = form.write(drawn.xs, drawn.ys)
+    with torch.no_grad():
+        theirs = network(tokens[:, : at[-1] + 1], output_hidden_states=True).hidden_states
+    assert len(states) == len(theirs)
+    for mine, whole in zip(states[:-1], theirs[:-1], strict=True):  # their last one is normed
+        torch.testing.assert_close(mine, whole[:, -1], atol=1e-4, rtol=1e-4)
+
+
+def test_lines_have_an_intercept() -> None:
+    xs = torch.linspace(-1, 1, 6)[None, :, None]
+    ys = 0.5 + 2 * xs[..., 0]
+    known = {name: rule(xs, ys)[0, -1].item() for name, rule in text_baselines().items()}
+    assert known["line"] == pytest.approx(2.5)
+    assert known["1-NN"] == pytest.approx(0.5 + 2 * 0.6)
+    assert known["last label"] == pytest.approx(0.5 + 2 * 0.6)
+    assert known["OLS"] != pytest.approx(2.5, abs=0.1)
+
+
+def test_a_quick_figure_of_a_model_with_grouped_heads(tmp_path: Path) -> None:
+    """Random weights are nearest to what learns nothing."""
+    save_grouped(tmp_path)
+    made = iclutils.show("03", tmp_path)
+    far = made.numbers["distances"]
+    assert set(far) == set(text_baselines())
+    assert min(far["the middle"], far["mean label"]) < min(far["OLS"], far["1-NN"], far["line"])
+    assert 0 < made.numbers["probability of a number"] <= 1

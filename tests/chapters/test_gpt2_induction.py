@@ -1,0 +1,214 @@
+"""The induction circuit, on one whose answer is known because it is wired."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise, permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from random_layers import seeded
+from random_prompts import random_prompts
+from tiny import save_gpt2, save_grouped, tiny_gpt2
+from wired import save_wired
+
+from iclutils import IclError, models
+from iclutils.chapters import gpt2_induction
+from iclutils.interp import head_scores, readout
+from iclutils.interp.hooks import ablate_heads, ablate_sets, logits_under, run_with_hooks
+from iclutils.models import TransformerBridge
+from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
+from iclutils.tasks.words import Asked
+
+LENGTH = 12
+
+
+@pytest.fixture(scope="module")
+def built(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[TransformerBridge, RepeatedTokens, RepeatedTokens]:
+    folder = tmp_path_factory.mktemp("built")
+    save_wired(folder)
+    model = models.load(folder)
+    batch, other = (repeated_tokens(model, 8, LENGTH, seeded(s), distinct=True) for s in (0, 1))
+    return model, batch, other
+
+
+def test_the_wired_heads_are_found(built: tuple) -> None:
+    model, batch, _ = built
+    circuit = gpt2_induction.find(model, batch)
+    assert circuit == gpt2_induction.Circuit((0, 0), (1, 0), ((1, 0),), ((0, 0),))
+    assert circuit.others(model) == [(0, 1), (1, 1)]
+    assert circuit.pairs() == [((0, 0), (1, 0))]
+    scores = {k: v.mean(0) for k, v in head_scores.score_heads(model, batch.tokens, LENGTH).items()}
+    assert scores["prefix"][1, 0] > 0.99
+    assert scores["previous"][0, 0] > 0.99
+    assert scores["duplicate"][1, 0] < 0.01
+
+
+def test_cutting_the_wire_is_what_stops_it(built: tuple) -> None:
+    model, batch, other = built
+    circuit = gpt2_induction.find(model, batch)
+    for sets in (None, [[(0, 0)], [(0, 1)]]):  # by default head 0.1 alone, which is idle
+        cut = gpt2_induction.cause(model, batch, circuit, other, sets)
+        assert cut.before.min() > 0.99
+        assert max(cut.without_path.max(), cut.without_previous.max()) < 0.2
+        torch.testing.assert_close(cut.without_all_previous, cut.without_previous)
+        torch.testing.assert_close(cut.without_all_paths, cut.without_path)
+        expected = [cut.without_previous, cut.before][0 if sets else 1 :]
+        torch.testing.assert_close(cut.without_others, expected)
+
+
+def test_the_loss_rises_without_the_head_and_not_without_an_idle_one(built: tuple) -> None:
+    model, batch, other = built
+    (found,) = gpt2_induction.second_copy(model, batch, [[]])
+    before = found["loss"]
+    log_p, right = readout.predictions(model, batch.tokens)
+    torch.testing.assert_close(before, -log_p[:, batch.clean_half].mean(1))
+    torch.testing.assert_close(found["accuracy"], right[:, batch.clean_half].float().mean(1))
+    ways = ablate_sets(model, batch.tokens, [[(1, 0)], [(1, 1)]], "zero", other.tokens)
+    cut, idle = (x["loss"] - before for x in gpt2_induction.second_copy(model, batch, ways))
+    assert cut.mean() > 1
+    assert idle.mean().item() == pytest.approx(0, abs=1e-6)
+
+
+def test_a_pair_that_comes_again() -> None:
+    tokens = [9, 1, 2, 1, 3, 1, 2, 2, 1, 2]
+    pairs = list(pairwise(tokens))
+    expected = [pair in pairs[:i] for i, pair in enumerate(pairs)]
+    assert gpt2_induction.repeats_a_pair(torch.tensor([tokens]))[0].tolist() == expected
+    assert sum(expected) == 3
+
+
+@pytest.mark.parametrize("save", [save_gpt2, save_grouped])
+def test_logits_without_heads_are_those_of_plain_passes(save: Any, tmp_path: Path) -> None:
+    """Against a loop of whole passes that overwrite the heads by hand."""
+    save(tmp_path)
+    model = models.load(tmp_path, tokenizer="numbers")
+    tokens = torch.randint(0, 50, (6, 9), generator=seeded(0))
+    sets = [[(1, 0), (2, 3)], [(0, 2)], [], [(2, 1)]]
+    ways = ablate_sets(model, tokens, sets, "mean", tokens)
+    _, cache = models.cached(model, tokens, lambda name: name.endswith("hook_z"))
+
+    def overwrite(layer: int, head: int) -> Any:
+        def hook(z: torch.Tensor, hook: Any) -> torch.Tensor:
+            z = z.clone()
+            z[:, :, head] = cache["z", layer][:, :, head].mean((0, 1))
+            return z
+
+        return f"blocks.{layer}.attn.hook_z", hook
+
+    for heads, got in zip(sets, logits_under(model, tokens, ways), strict=True):
+        with torch.no_grad():
+            slow = model.run_with_hooks(tokens, fwd_hooks=[overwrite(*h) for h in heads])
+        torch.testing.assert_close(got, slow, atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_without_a_circuit_still_gets_an_answer(tmp_path: Path) -> None:
+    model = tiny_gpt2(tmp_path)
+    batch = repeated_tokens(model, 4, 10, seeded(0))
+    circuit = gpt2_induction.find(model, batch)
+    assert circuit.previous[0] < circuit.induction[0]
+    assert circuit.all_induction == (circuit.induction,), "below the threshold: the best one"
+    model = tiny_gpt2(tmp_path / "one layer", n_layer=1)
+    with pytest.raises(IclError, match="needs two attention layers"):
+        gpt2_induction.find(model, batch)
+
+
+def test_random_sets_are_sets_of_the_given_heads() -> None:
+    heads = [(0, h) for h in range(6)]
+    sets = gpt2_induction.random_sets(heads, 3, 5, seeded(0))
+    assert len(sets) == 5
+    assert all(len(set(s)) == 3 and set(s) <= set(heads) for s in sets)
+    assert gpt2_induction.random_sets(heads[:2], 4, 1, seeded(0)) in ([heads[:2]], [heads[1::-1]])
+
+
+def test_direct_effects_and_the_rest_add_up_to_the_logit(tmp_path: Path) -> None:
+    tiny_gpt2(tmp_path)
+    model = models.load(tmp_path, fold=True, tokenizer="numbers")
+    batch = repeated_tokens(model, 3, 6, seeded(0))
+    heads = gpt2_induction.direct_effects(model, batch).sum((1, 2))
+    wanted = lambda name: name.endswith(("hook_z", "resid_post"))  # noqa: E731
+    logits, cache = models.cached(model, batch.tokens, wanted)
+    resid = cache["resid_post", model.cfg.n_layers - 1]
+    written = sum(
+        (cache["z", la][..., None] * model.W_O[la]).sum((2, 3)) for la in range(model.cfg.n_layers)
+    )
+    rest = (resid - written) / (resid.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    logits = logits - rest @ model.W_U - model.b_U
+    above = logits.gather(-1, batch.tokens[:, 1:, None].expand(-1, -1, 1))[..., 0]
+    above = (above - logits[:, :-1].mean(-1))[:, batch.clean_half].mean(1)
+    torch.testing.assert_close(heads, above, atol=1e-5, rtol=1e-4)
+
+
+def test_shapley_values_of_three_tokens_are_those_of_all_orders(tmp_path: Path) -> None:
+    model = tiny_gpt2(tmp_path)
+    row, fill = torch.tensor([1, 7, 8, 9, 7]), torch.tensor([2, 3, 4])
+
+    def value(kept: set[int]) -> float:
+        inner = [int(row[i + 1] if i in kept else fill[i]) for i in range(3)]
+        logits = models.logits(model, torch.tensor([[1, *inner]]))
+        return logits[0, -1].log_softmax(-1)[7].item()
+
+    exact = torch.zeros(3)
+    for order in permutations(range(3)):
+        for place, i in enumerate(order):
+            exact[i] += (value({*order[: place + 1]}) - value({*order[:place]})) / 6
+    found = gpt2_induction.shapley_values(model, row, fill.expand(4000, 3), seeded(0))
+    torch.testing.assert_close(found.sum(1), torch.full((4000,), value({0, 1, 2}) - value(set())))
+    error = found.std(0) / 4000**0.5
+    assert bool(((found.mean(0) - exact).abs() < 5 * error + 1e-6).all())
+
+
+@pytest.mark.parametrize(
+    ("steps", "values", "expected"),
+    [
+        ([0, 50, 100], [0.0, 0.5, 1.0], 0.7),
+        ([0, 10, 20, 100], [0.0, 0.0, 1.0, 1.0], 0.07),
+        ([0, 10], [1.0, 1.1], math.nan),  # what was there from the start was never reached
+        ([0, 10], [-2.0, -1.0], math.nan),
+    ],
+)
+def test_the_width_of_a_rise(steps: list[int], values: list[float], expected: float) -> None:
+    found = gpt2_induction.width_of_rise(steps, values, 0.1, 0.8)
+    assert found == pytest.approx(expected, nan_ok=True)
+
+
+def test_checkpoint_metrics_are_those_of_the_other_measurements() -> None:
+    model = models.load("induction-0")
+    batch = repeated_tokens(model, 8, 30, seeded(0))
+    found = gpt2_induction.checkpoint_metrics(model, batch, seeded(1))
+    log_p, right = readout.predictions(model, batch.tokens)
+    assert found["loss"] == pytest.approx(-log_p[:, batch.clean_half].mean().item())
+    assert found["accuracy"] == pytest.approx(right[:, batch.clean_half].float().mean().item())
+    assert found["icl"] < -1
+
+
+def test_what_the_weights_and_the_depth_of_heads_say() -> None:
+    previous = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.1, 0.0]])
+    prefix = torch.tensor([[0.0, 0.0], [0.9, 0.0], [0.1, 0.8]])
+    # layers of the former 0, 1 and of the latter 1, 2: three pairs in order, one tie
+    assert gpt2_induction.depth_order(previous, prefix, 2) == pytest.approx(3.5 / 4)
+    assert gpt2_induction.depth_order(prefix, previous, 2) == pytest.approx(0.5 / 4)
+    # heads 0.1 and 1.0 have scores of 0.1 and 0.2, the others of 0.9 and 0.8: no pair in order
+    assert gpt2_induction.separation(previous[:2], [(0, 1), (1, 0)]) == 0
+    assert gpt2_induction.separation(previous[:2], [(0, 0), (1, 0)]) == pytest.approx(3 / 4)
+
+
+def test_words_answered_without_heads(tmp_path: Path) -> None:
+    """Against whole passes, the answer's two tokens predicted after one another."""
+    save_grouped(tmp_path)
+    model = models.load(tmp_path, tokenizer="numbers")
+    prompts = random_prompts(count=6, classes=2)
+    whole = torch.tensor([[7, 8, -1]] * 5 + [[0, 0, 0]])
+    free = models.logits(model, prompts.tokens)
+    whole[:, 0] = free[torch.arange(6), prompts.target].argmax(-1)
+    heads = [(1, 0), (2, 1)]
+    right = gpt2_induction.answers_without(model, Asked(prompts, whole), [[], heads])
+    tokens, at = readout.with_answers(prompts, whole)
+    ways = [[], ablate_heads(model, tokens, heads, "mean", tokens)]
+    for got, hooks in zip(right, ways, strict=True):
+        logits = run_with_hooks(model, tokens, hooks)[0][torch.arange(6)[:, None], at]
+        assert torch.equal(got, ((logits.argmax(-1) == whole) | (whole < 0)).all(1))

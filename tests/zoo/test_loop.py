@@ -1,0 +1,148 @@
+"""The training loop: bit for bit the same, also after an interruption; nothing is pickled."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_recipes import digests, gpt2, linear, regressor
+from transformers import GPT2LMHeadModel
+
+from iclutils import IclError, models, zoo
+from iclutils.files import sha256
+from iclutils.zoo import recipes
+from iclutils.zoo.recipes import loop
+from iclutils.zoo.recipes.loop import Recipe
+
+
+def test_training_leaves_a_zoo_folder_with_what_is_kept(tmp_path: Path) -> None:
+    def curve(work: Path, steps: tuple[int, ...]) -> list[dict]:
+        assert all((work / f"step-{step:05d}" / "model.safetensors").is_file() for step in steps)
+        return [{"step": step} for step in steps]
+
+    work = loop.train(gpt2(), tmp_path / "all", progress=False)
+    assert set(digests(work)) == {f"step-{s:05d}/model.safetensors" for s in (0, 6, 12)}
+    assert len(set(digests(work).values())) == 3, "training changed nothing"
+    assert {"README.md", "SHA256SUMS", "training.jsonl"} <= {p.name for p in work.iterdir()}
+    rows = [json.loads(line) for line in (work / "training.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [4, 8, 12]
+    assert models.load(work / "step-00012").cfg.n_layers == 1
+
+    less = replace(gpt2(), kept=(12,), curve=curve)
+    work = loop.train(less, tmp_path / "less", progress=False)
+    assert list(digests(work)) == ["step-00012/model.safetensors"]
+    assert (work / "curves.jsonl").read_text().count("step") == 3
+    before = {p: p.stat().st_mtime_ns for p in work.rglob("*")}
+    loop.train(less, work, progress=False)
+    assert {p: p.stat().st_mtime_ns for p in work.rglob("*")} == before, "it was finished"
+
+
+@pytest.mark.parametrize("make", [gpt2, regressor, linear])
+def test_an_interrupted_training_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Recipe]
+) -> None:
+    """The regressors have two optimisers, of which each keeps its own state."""
+    monkeypatch.setattr(loop, "SAVE_EVERY", 4)
+    whole = loop.train(make(), tmp_path / "whole", progress=False)
+    plain, seen = loop.take_step, []
+
+    def cut(network, optimizers, recipe, step):  # type: ignore[no-untyped-def]
+        seen.append(step)
+        if step == 10 and seen.count(10) == 1:
+            raise KeyboardInterrupt
+        return plain(network, optimizers, recipe, step)
+
+    monkeypatch.setattr(loop, "take_step", cut)
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(make(), tmp_path / "cut", progress=False)
+    assert not (tmp_path / "cut" / "SHA256SUMS").exists()
+    with pytest.raises(IclError, match="belongs to another recipe"):
+        loop.train(replace(make(), name="other"), tmp_path / "cut", progress=False)
+    (saved,) = (tmp_path / "cut").glob("*.safetensors")
+    state = saved.read_bytes()
+    saved.write_bytes(state[:99])
+    with pytest.raises(IclError, match=r"is damaged .*Delete it: the training then begins anew"):
+        loop.train(make(), tmp_path / "cut", progress=False)
+    saved.write_bytes(state)
+    loop.train(make(), tmp_path / "cut", progress=False)
+    assert seen == [*range(1, 11), *range(9, 13)], "it should go on from step 8"
+    assert digests(tmp_path / "cut") == digests(whole)
+
+
+def test_the_first_step_is_the_one_torch_takes(tmp_path: Path) -> None:
+    """One step of the loop against AdamW written out in float64."""
+    one = replace(gpt2(steps=2), checkpoints=(0, 1, 2), warmup=1, clip=1e9)
+    for share in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
+        setattr(one.config, share, 0.0)
+    loop.train(one, tmp_path, progress=False)
+    torch.manual_seed(one.seed)
+    network = GPT2LMHeadModel(one.config).train()
+    tokens, positions, _ = one.batch(1)
+    scores = network(tokens[:, :-1], position_ids=positions).logits.log_softmax(-1)
+    (-scores.gather(-1, tokens[:, 1:, None]).mean()).backward()
+    after = load_file(tmp_path / "step-00001" / "model.safetensors")
+    name = "transformer.h.0.mlp.c_fc.weight"
+    weight = network.get_parameter(name).detach().double()
+    gradient = network.get_parameter(name).grad
+    assert gradient is not None
+    rate = one.rate(1)
+    # after one step both bias-corrected moments are the gradient and its square
+    expected = weight * (1 - rate * one.weight_decay) - rate * gradient / (gradient.abs() + 1e-8)
+    torch.testing.assert_close(after[name].double(), expected, atol=2e-4, rtol=2e-3)
+
+
+def test_the_learning_rate_warms_up_and_falls() -> None:
+    """After the warm-up as PyTorch's schedulers in sequence; from the start as their product."""
+    plan = replace(gpt2(steps=100), warmup=20, floor=0.0)
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    sgd = torch.optim.SGD(weights, lr=plan.peak_rate)
+    warm = torch.optim.lr_scheduler.LinearLR(sgd, 1e-9, 1.0, 20)
+    fall = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, 80)
+    theirs = torch.optim.lr_scheduler.SequentialLR(sgd, [warm, fall], [20])
+    after = replace(plan, cosine="after warm-up")
+    for step in range(101):
+        assert after.rate(step) == pytest.approx(sgd.param_groups[0]["lr"], abs=1e-9)
+        whole = plan.peak_rate * min(1, step / 20) * 0.5 * (1 + math.cos(math.pi * step / 100))
+        assert plan.rate(step) == pytest.approx(whole, abs=1e-12)
+        sgd.step()
+        theirs.step()
+    assert max(map(after.rate, range(101))) == plan.peak_rate > max(map(plan.rate, range(101)))
+
+
+def test_a_loss_that_is_no_number_stops_with_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(IclError, match=r"small: the loss is nan at step .*lower the rate"):
+        loop.train(replace(gpt2(), peak_rate=1e38), tmp_path, progress=False)
+
+
+def test_the_cost_is_told_before() -> None:
+    assert "3000 steps, about 1 min, as it took for the shipped" in recipes.cost(
+        recipes.recipe("lsa-1")
+    )
+    assert "12 steps, about 1 min, judged by 3 steps on cpu; 1 MiB" in recipes.cost(linear())
+
+
+@pytest.mark.nightly
+def test_a_killed_training_loses_nothing_that_was_finished(tmp_path: Path) -> None:
+    """The real command, killed hard after its first checkpoint."""
+    command = [sys.executable, "-m", "iclutils", "train", "induction-3", "--quiet", "--out"]
+    process = subprocess.Popen([*command, str(tmp_path)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 600
+    while not (tmp_path / "step-00000" / "model.safetensors").is_file():
+        assert process.poll() is None, "the command ended by itself"
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "SHA256SUMS").exists()
+    shipped = zoo.folder("induction-3", 0) / "model.safetensors"
+    assert sha256(tmp_path / "step-00000" / "model.safetensors") == sha256(shipped)

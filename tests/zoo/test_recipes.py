@@ -1,0 +1,209 @@
+"""Recipes: what they draw and minimise, and that the shipped models are theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_recipes import linear, regressor
+
+from iclutils import IclError, models, zoo
+from iclutils.models import lsa as lsa_models
+from iclutils.models import regressors
+from iclutils.tasks.regression import Task, sample
+from iclutils.zoo import recipes
+from iclutils.zoo.recipes import curves, induction, label_words, language, loop, lsa, regression
+
+
+def test_names() -> None:
+    assert set(recipes.names()) == set(zoo.names())
+    assert recipes.matching("regression-one-L*") == [f"regression-one-L{n}" for n in (1, 2, 4, 8)]
+    with pytest.raises(IclError, match="Unknown recipe 'regression-three-"):
+        recipes.matching("regression-three-*")
+    with pytest.raises(IclError, match=r"Unknown recipe 'induction-00'\. Did you mean"):
+        recipes.recipe("induction-00")
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_a_shipped_model_is_that_of_its_recipe(name: str) -> None:
+    plan = recipes.recipe(name)
+    assert zoo.steps(name) == sorted(plan.kept or plan.checkpoints)
+    assert zoo.read_card(name) == plan.card
+    assert (zoo.home(name) / "curves.jsonl").is_file() == bool(plan.curve)
+    assert not plan.curve or zoo.curves(name)["step"] == list(plan.checkpoints)
+    if isinstance(plan, language.LanguageRecipe):
+        config = models.load(name).cfg
+        assert (config.n_layers, config.n_heads) == (plan.config.n_layer, plan.config.n_head)
+        assert (config.d_vocab, config.n_ctx) == (plan.config.vocab_size, plan.config.n_positions)
+        return
+    kind = lsa_models if isinstance(plan, lsa.LsaRecipe) else regressors
+    shipped = kind.load(name)
+    assert (shipped.shape, shipped.seeds) == (plan.shape, plan.seeds)
+    assert shipped.tasks == json.loads(json.dumps(plan.network().tasks))
+
+
+@pytest.mark.parametrize(("name", "load"), [("induction-3", None), ("lsa-2", lsa_models.load)])
+def test_the_weights_of_step_0_are_drawn_again_bit_for_bit(
+    name: str, load: Callable | None
+) -> None:
+    drawn = recipes.recipe(name).network().state_dict()
+    stored = load(name, step=0).state_dict() if load else None
+    stored = stored or load_file(zoo.folder(name, 0) / "model.safetensors")
+    for key, value in stored.items():
+        assert torch.equal(drawn[key].to(value.dtype), value)
+
+
+@pytest.mark.parametrize(
+    ("measure", "name", "steps"),
+    [
+        (curves.copying, "induction-3", (850, 1000)),
+        pytest.param(curves.classifying, "anchors-3", (3000,), marks=pytest.mark.nightly),
+    ],
+)
+def test_a_logged_curve_is_what_the_kept_checkpoints_give(
+    measure: Callable, name: str, steps: tuple[int, ...]
+) -> None:
+    logged = zoo.curves(name)
+    rows = measure(zoo.home(name), steps)
+    at = [logged["step"].index(step) for step in steps]
+    for key, values in logged.items():
+        expected = [values[i] for i in at]
+        if key in ("similarity", "floor"):
+            expected[0] = None
+        for row, value in zip(rows, expected, strict=True):
+            assert row[key] == (pytest.approx(value, abs=1e-4) if value is not None else None)
+
+
+def test_the_induction_data_repeat_and_depend_on_step_and_seed() -> None:
+    tokens, positions, _ = induction.recipe(0).batch(7)
+    assert torch.equal(tokens, induction.recipe(0).batch(7).tokens)
+    assert not torch.equal(tokens, induction.recipe(1).batch(7).tokens)
+    assert (tokens[:, 0] == induction.BOS).all()
+    for row in tokens[:, 1:].tolist():
+        periods = [p for p in range(12, 33) if row[p:] == row[:-p]]
+        assert periods, "a sequence does not repeat with a period of 12 to 32"
+    starts = positions[:, 0]
+    assert torch.equal(positions, starts[:, None] + torch.arange(induction.LENGTH - 1))
+    assert int(starts.max()) + induction.LENGTH - 1 <= 96
+    assert len(set(starts.tolist())) > 5
+
+
+def test_label_words_follow_copying() -> None:
+    plan, control = label_words.recipe(0), label_words.recipe(0, copying=False)
+    for step in (1, 600):
+        tokens, positions, weights = plan.batch(step)
+        assert tokens.shape == (32, 64)
+        assert not positions[:, 0].any(), "nothing is shifted before copying stands"
+        assert weights is not None
+        assert weights.sum() > 0
+        other, places, counted = control.batch(step)
+        assert places.equal(positions)
+        assert counted.equal(weights), "only what stands where a repeat stood differs"
+        assert all(len(set(row.tolist())) > 35 for row in other)
+
+
+@pytest.mark.parametrize("make", [regressor, linear])
+def test_networks_train_together_as_they_would_alone(tmp_path: Path, make: Callable) -> None:
+    """Clipping, too, is each network's own: with a small clip it acts at every step."""
+    both = make("noisy", members=slice(2))
+    loop.train(both, tmp_path / "both", progress=False)
+    together = load_file(tmp_path / "both" / "step-00012" / "model.safetensors")
+    for i in range(2):
+        loop.train(make("noisy", members=slice(i, i + 1)), tmp_path / f"{i}", progress=False)
+        alone = load_file(tmp_path / f"{i}" / "step-00012" / "model.safetensors")
+        for name, value in alone.items():
+            torch.testing.assert_close(together[name][i : i + 1], value, atol=2e-3, rtol=2e-2)
+    first = both.network().state_dict()
+    moved = max((together[n].float() - v).abs().max().item() for n, v in first.items())
+    assert moved > 1e-3
+
+
+@pytest.mark.parametrize(("make", "half"), [(regressor, 1.0), (linear, 0.5)])
+def test_the_loss_of_a_network_that_says_0_is_the_square_of_what_is_asked(
+    make: Callable, half: float
+) -> None:
+    """Of regressors every y of a context, of linear attention half of the query's."""
+    plan = make("noisy")
+    network = plan.network()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+    expected = 0.0
+    for seed, task in zip(plan.seeds, plan.tasks, strict=True):
+        source = torch.Generator().manual_seed(seed * 1_000_003 + 7)
+        if make is regressor:
+            ys = sample(task, plan.batch, 5, source).ys
+        else:
+            ys = task.sample(plan.batch, 4, source).ys[:, -1]
+        expected += half * np.mean(ys.double().numpy() ** 2)
+    assert plan.loss(network, 7).item() == pytest.approx(expected, rel=1e-5)
+    assert plan.loss(network, 8).item() != pytest.approx(expected, rel=1e-3)
+
+
+def test_operations_are_those_torch_counts() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shape = regressors.Shape(8, 17, "two", 4, 64, 2)
+    tasks = [(0, Task(8)), (1, Task(8))]
+    plan = regression.RegressionRecipe.of("count", "cpu", shape, tasks, steps=1)
+    network = plan.network()
+    with FlopCounterMode(display=False) as counter:
+        plan.loss(network, 1).backward()
+    assert plan.operations() == pytest.approx(counter.get_total_flops(), rel=0.1)
+
+
+def test_mixed_precision_runs_and_stays_near() -> None:
+    plan = regressor("wide")
+    network = plan.network()
+    full, half = plan.loss(network, 3).item(), replace(plan, mixed=True).loss(network, 3)
+    half.backward()
+    assert half.item() == pytest.approx(full, rel=0.02)
+    assert half.item() != full
+
+
+def test_paper_sizes_are_those_of_the_papers() -> None:
+    akyurek = recipes.recipe("regression-paper-d8")
+    shape = akyurek.shape
+    assert (shape.layers, shape.width, shape.heads) == (16, 512, 4)
+    assert (shape.format, shape.block, akyurek.batch) == ("two", "released", 64)
+    assert (akyurek.steps, akyurek.warmup) == (500_000, 100_000)
+    assert akyurek.rate(100_000) == 1e-4, "the peak is reached"
+    assert akyurek.rate(300_000) == pytest.approx(5e-5)
+    ratios = [Task(8, noise=n, prior=p).ridge for n, p in regression.NOISES]
+    assert ratios == pytest.approx([1 / 16, 1 / 9, 1 / 4, 4 / 9])
+    oswald = recipes.recipe("lsa-paper-5-shared")
+    assert (oswald.shape.dim, oswald.shape.pairs, oswald.shape.layers) == (10, 10, 5)
+    assert (oswald.batch, oswald.steps) == (2048, 5000)
+    assert oswald.rate(1) == oswald.rate(5000) == 5e-4
+    assert (oswald.clip, oswald.shape.clip) == (10, 10)
+    two, one = recipes.recipe("lsa-paper-2"), recipes.recipe("lsa-paper-1")
+    assert (two.steps, two.clip, two.shape.clip) == (50_000, 1e-3, 0)
+    assert one.steps == 5000, "the released code shares the weights of one layer"
+
+
+@pytest.mark.parametrize("name", ["lsa-paper-1", "lsa-paper-5", "lsa-paper-2-shared"])
+def test_paper_networks_answer_by_moments_as_they_do_by_attention(name: str) -> None:
+    plan = replace(recipes.recipe(name), batch=50, scale=1.0)
+    network, (xs, ys) = plan.network().double(), plan.batch_of(1)
+    xs, ys = xs.double(), 9 * ys.double()  # some are clipped
+    answers = network(xs, ys), lsa.answers_by_moments(network, xs, ys)
+    torch.testing.assert_close(*answers)
+    gradients = [torch.autograd.grad(a.square().sum(), [*network.parameters()]) for a in answers]
+    torch.testing.assert_close(*gradients)
+    plan.loss(plan.network(), 1).backward()
+
+
+def test_distances_to_descent_along_a_training() -> None:
+    """Of the shipped two layers with shared weights, of which the third network went astray."""
+    first, last = lsa.distances(zoo.home("lsa-2-shared"), (100, 8000))
+    assert (first["step"], last["step"]) == (100, 8000)
+    assert min(last["cosine_GD++"][:2]) > 0.998 > 0.96 > max(last["cosine_GD"])
+    assert max(last["predictions_GD++"][:2]) < 0.03 < 0.2 < min(first["predictions_GD++"])
+    assert last["loss"][:2] == pytest.approx(last["reference_loss_GD++"][:2], rel=0.01)
+    assert last["loss"][2] > last["reference_loss_GD"][2]
