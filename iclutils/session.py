@@ -48,7 +48,7 @@ class Session:
     @property
     def column(self) -> str:
         """Where results belong: the tier, or the null of the tier."""
-        return self.tier.name + (claims.NULL if self.weights == "random" else "")
+        return self.tier.column + (claims.NULL if self.weights == "random" else "")
 
     def models(self, chapter: str) -> tuple[str, ...]:
         """The reader's own model if there is one, else the tier's for that chapter."""
@@ -92,7 +92,7 @@ class Session:
     def _results(self, name: str) -> dict[tuple[str, str], claims.Result]:
         """Of one claim: the committed results, and at this tier those of the latest run."""
         committed, latest = (claims.read_results(f, name=name) for f in claims.result_folders())
-        own = (self.tier.name, self.tier.name + claims.NULL)
+        own = (self.tier.column, self.tier.column + claims.NULL)
         return committed | {key: found for key, found in latest.items() if key[0] in own}
 
     def regressors(self, name: str, **options: Any) -> InContextRegressors:
@@ -196,7 +196,7 @@ def begin(
     refuse("", seed, weights)  # a model is looked for when it is loaded
     if model in models.HUB and tier != "real":  # a published model: sizes and claims of its tier
         chosen = presets.TIERS["paper"]
-    if model.startswith(smollm2.NAME):
+    if model.startswith(smollm2.NAME) and chosen.name != "real":
         chosen = presets.TIERS["real"]
     where = resolve_device(chosen.device if device == "auto" else device)
     torch.manual_seed(seed)
@@ -208,7 +208,7 @@ def begin(
         atexit.register(lambda: write_json(Path(noted), machine.peak()))
     what = model or "the tier's own models"
     untrained = ", random weights" if weights == "random" else ""
-    print(f"{chosen.name} tier, {what}{untrained}, seed {seed}, {where}")
+    print(f"{chosen.column} tier, {what}{untrained}, seed {seed}, {where}")
     return Session(chosen, model, seed, where, weights)
 
 

@@ -61,7 +61,8 @@ class Run:
     def kind(self) -> str:
         """The tier, its null, or ``own`` for a reader's own model."""
         null = claims.NULL if self.parameters.get("weights") == "random" else ""
-        return "own" if self.parameters.get("model") else self.tier + null
+        column = presets.get(self.parameters.get("tier", "mini")).column
+        return "own" if self.parameters.get("model") else column + null
 
     @property
     def notebook(self) -> Path:
@@ -225,7 +226,7 @@ def run_chapters(
             progress.say(
                 f"all{total}, {jobs} at a time; what is interrupted goes on when run again"
             )
-        if stale[0].kind.removesuffix(claims.NULL) == "real":
+        if stale[0].kind != "own" and stale[0].tier == "real":
             smollm2.folder()  # fetched and converted once, before several want it
         _execute_all(stale, jobs)
     return runs
@@ -248,10 +249,9 @@ def _forget(results: Path, tier: str) -> None:
     """Delete the results of claims that the ledger had once and puts to this tier no more, and
     of their null."""
     asked = {name for name, claim in claims.ledger().items() if tier in claim.tiers}
-    for kind in (tier, tier + claims.NULL):
-        for path in (results / kind).glob("*.json"):
-            if path.stem not in asked:
-                path.unlink()
+    for path in (*results.glob(f"{tier}/*.json"), *results.glob(f"{tier}-*/*.json")):
+        if path.stem not in asked:
+            path.unlink()
 
 
 def _side_by_side(runs: list[Run]) -> int:

@@ -71,7 +71,7 @@ class Claim:
 
     def criteria(self, tier: str) -> dict[str, str]:
         """The criteria of a tier, or of the tier whose null it is."""
-        name = tier.removesuffix(NULL)
+        name = of(tier)
         if name not in self.tiers:
             raise unknown(f"tier of claim {self.id}", name, self.tiers)
         return self.tiers[name]
@@ -79,7 +79,7 @@ class Claim:
     def said(self, field: str, tier: str) -> str:
         """The ``measure``, or what was repeated (``over``), at a tier."""
         text = getattr(self, field)
-        return text if isinstance(text, str) else text.get(tier.removesuffix(NULL), "")
+        return text if isinstance(text, str) else text.get(of(tier), "")
 
     def verdict(self, tier: str, value: float, spread: float = 0.0, count: int = 1) -> str:
         """Verdict on a mean with its standard error over ``count`` repetitions."""
@@ -125,6 +125,11 @@ class Result:
     date: str
     null: dict[str, Any] | None = None  # value, spread, count and verdict of the cell's own null
     detail: dict[str, Any] = field(default_factory=dict)
+
+
+def of(column: str) -> str:
+    """The tier that a column of results belongs to: ``real`` for ``real-null``, ``real-part``."""
+    return column.partition("-")[0]
 
 
 def chapters() -> list[str]:

@@ -1,0 +1,396 @@
+"""What a number depends on: the definitions that the code which gives it can reach, by name.
+
+Code is followed by the names that it uses, from definition to definition (a function, a class or a
+constant of the package, a statement of a notebook), and hashed without what changes no number: its
+file, layout, comments, docstrings, annotations, imports, refusals and the names of its local
+variables. A class counts whole, and a name that may be meant counts.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from .files import PACKAGE
+
+Key = tuple[str, str]  # a module's name, and that of a definition in it
+Science = dict[str, str]  # for the name of each definition a hash of its code
+# What says, shows, stores or judges, and never changes a number.
+APART = {
+    *("bookkit", "errors", "files", "plots", "progress", "room"),
+    *("claims", "remember", "science", "scorecard", "session"),
+}
+SHOWS = {"display", "print"}
+SESSION, CHECK = "book", "check"  # what notebooks call it, and its method that judges
+JUDGES = f"{SESSION}.{CHECK}"
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+@cache
+def sources() -> dict[Path, bytes]:
+    """All code and data, as they were when this was first asked: what is edited while a chapter
+    runs is not what it runs."""
+    return {p: p.read_bytes() for p in (*PACKAGE.rglob("*.py"), *PACKAGE.glob("tasks/data/**/*.*"))}
+
+
+def of_definition(module: str, name: str) -> Science:
+    """What a definition of the package can reach, itself too."""
+    return _hashed({}, {(module, name)})
+
+
+def of_notebook(cells: Iterable[str]) -> tuple[Science, set[str]]:
+    """What the checks of a notebook can reach, and the names of the sizes that they ask for."""
+    code = "\n".join(cells).splitlines()
+    tree = ast.parse("\n".join(line for line in code if not line.startswith(("%", "!"))))
+    home = Module("notebook", Path(), {}, dict(_imports(tree, "notebook")))
+    own, uses, asked = dict[str, list[str]](), set[Key](), set[str]()
+    for needed in _needed([_Statement(node, home) for node in tree.body]):
+        own.setdefault(needed.name, []).append(needed.code)
+        uses |= needed.plain.uses
+        asked |= needed.plain.asked
+    sizes = {name.split(".")[1] for name in asked if name.startswith("tier.")}
+    return _hashed(own, uses | _of_session(asked)), sizes - {"name", "models"}
+
+
+def digest(of: Any) -> str:
+    """A short hash of a plain value."""
+    return hashlib.sha256(repr(of).encode()).hexdigest()[:10]
+
+
+def _hashed(own: Mapping[str, list[str]], uses: set[Key]) -> Science:
+    """Hashes of all that can be reached; definitions of one name are told together."""
+    found, waiting = dict[Key, str](), set(uses)
+    while waiting:
+        key = waiting.pop()
+        found[key], more = _definition(*key)
+        waiting |= more - found.keys()
+    codes = {name: ["\n".join(said)] for name, said in own.items()}
+    for (_, name), code in found.items():
+        codes.setdefault(name, []).append(code)
+    return {name: " ".join(sorted(map(digest, each))) for name, each in sorted(codes.items())}
+
+
+@dataclass(frozen=True)
+class Module:
+    """The statements that define each name of a file, and what its imports call things."""
+
+    name: str
+    folder: Path
+    defined: Mapping[str, list[ast.stmt]]
+    imported: Mapping[str, str]  # as iclutils.interp.patching.ablate
+
+
+@cache
+def _module(name: str) -> Module | None:
+    """The module of the package of that name, if there is one."""
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    package = path / "__init__.py" in sources()
+    path = path / "__init__.py" if package else path.with_suffix(".py")
+    if path not in sources():
+        return None
+    tree, defined = ast.parse(sources()[path]), dict[str, list[ast.stmt]]()
+    for own, node in chain.from_iterable(map(_parts, tree.body)):
+        defined.setdefault(own, []).append(node)
+    imported = dict(_imports(tree, name if package else name.rpartition(".")[0]))
+    return Module(name, path.parent, defined, imported)
+
+
+def _parts(node: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
+    """The names that a statement of a module defines, each with its own part of it."""
+    match node:
+        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+            for name, value in zip(names, values, strict=True):
+                yield from _parts(ast.Assign([name], value))
+        case _:
+            first, *others = *_binds(node), ""
+            yield from ((name, deepcopy(node)) for name in others if name)
+            yield first, node
+
+
+def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
+    """What each name stands for that is imported anywhere in a file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            above = parts[: len(parts) - node.level + 1] if node.level else []
+            for alias in node.names:
+                full = ".".join(filter(None, [*above, node.module, alias.name]))
+                yield alias.asname or alias.name, full
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                yield alias.asname or first, alias.name if alias.asname else first
+
+
+def _resolve(dotted: str) -> tuple[str, str, str] | None:
+    """The module, the definition in it and what is left of a dotted name; None outside science."""
+    parts = dotted.split(".")
+    if parts[0] != PACKAGE.name or parts[1:2] and parts[1] in APART:
+        return None
+    for cut in range(len(parts), 0, -1):
+        if module := _module(".".join(parts[:cut])):
+            name, left = ".".join(parts[cut : cut + 1]), parts[cut + 1 :]
+            if name in module.imported and name not in module.defined:
+                return _resolve(".".join([module.imported[name], *left]))
+            return module.name, name, ".".join(left)
+    return None
+
+
+@cache
+def _definition(module: str, name: str) -> tuple[str, frozenset[Key]]:
+    """The plain code of a definition, with the data files that it names, and what it uses."""
+    home = _module(module)
+    assert home is not None
+    nodes, plain = home.defined.get(name, []), _Plain(home)
+    said = [plain.code(node) for node in nodes]
+    if "__file__" in plain.free:
+        values = [n.value for node in nodes for n in ast.walk(node) if isinstance(n, ast.Constant)]
+        texts = (text for text in values if isinstance(text, str) and text != "utf-8")
+        there = home.folder.joinpath(*texts)
+        data = sorted(p for p in sources() if p.suffix != ".py" and there in (p, *p.parents))
+        said += [digest((path.name, sources()[path])) for path in data]
+    return "\n".join(said), frozenset(plain.uses)
+
+
+def _of_session(asked: set[str]) -> set[Key]:
+    """What the session's methods of these names use; the session itself only hands on."""
+    methods, uses, seen, waiting = _session(), set[Key](), set[str](), set(asked)
+    while waiting:
+        name = waiting.pop().partition(".")[0]
+        if name in methods and name not in seen:
+            uses |= methods[name][0]
+            waiting |= methods[name][1]
+        seen.add(name)
+    return uses
+
+
+@cache
+def _session() -> dict[str, tuple[set[Key], set[str]]]:
+    """For each method of the session the definitions and the methods that it uses."""
+    package = _module(PACKAGE.name)
+    assert package is not None
+    home = _module(package.imported["begin"].rpartition(".")[0])
+    assert home is not None
+    found = {}
+    for node in ast.walk(home.defined["Session"][0]):
+        if isinstance(node, ast.FunctionDef):
+            plain = _Plain(home, "self")
+            plain.code(node)
+            found[node.name] = {key for key in plain.uses if key[0] != home.name}, plain.asked
+    return found
+
+
+class _Bare(ast.NodeTransformer):
+    """Code without annotations, docstrings, imports and refusals."""
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        return ast.arg(node.arg)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        bare = ast.Assign([node.target], node.value) if node.value else ast.Expr(node.target)
+        return self.generic_visit(bare)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_Import(self, node: ast.stmt) -> None:
+        return None
+
+    visit_ImportFrom = visit_Assert = visit_Import
+
+    def visit_Raise(self, node: ast.Raise) -> ast.AST:
+        return ast.Raise()
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        refuses = not node.orelse and all(isinstance(step, ast.Raise) for step in node.body)
+        if not refuses:
+            return self.generic_visit(node)
+        sets = any(isinstance(part, ast.NamedExpr) for part in ast.walk(node.test))
+        return ast.Expr(node.test) if sets else None
+
+
+class _Plain(ast.NodeTransformer):
+    """Bare code that calls a definition by its own name, wherever it stands and however it was
+    imported, and local variables by numbers. What it names is noted on the way: ``uses``
+    definitions, ``free`` names that are neither defined nor local, and what is ``asked`` of the
+    session, which is called ``me``."""
+
+    def __init__(self, home: Module, me: str = SESSION) -> None:
+        self.home, self.me = home, me
+        self.uses, self.free, self.asked = set[Key](), set[str](), set[str]()
+        self.scopes: list[dict[str, str]] = []
+
+    def code(self, node: ast.stmt) -> str:
+        """The code of a statement as text."""
+        bare = _Bare().visit(node)
+        return _said(self.visit(bare)) if bare else ""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        for scope in reversed(self.scopes):
+            if node.id in scope:
+                return ast.Name(scope[node.id])
+        return self._refer(node.id) if isinstance(node.ctx, ast.Load) else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        names, base = [node.attr], node.value
+        while isinstance(base, ast.Attribute):
+            names, base = [base.attr, *names], base.value
+        if isinstance(base, ast.Name):
+            if base.id == self.me:
+                self.asked.add(".".join(names))
+            elif not any(base.id in scope for scope in self.scopes):
+                return self._refer(".".join([base.id, *names]))
+        return self.generic_visit(node)
+
+    def _refer(self, dotted: str) -> ast.AST:
+        """A dotted name whose first part is not local."""
+        first, _, rest = dotted.partition(".")
+        if first in self.home.defined:
+            self.uses.add((self.home.name, first))
+            return ast.Name(dotted)
+        self.free.add(first)
+        if first not in self.home.imported:
+            return ast.Name(dotted)
+        full = ".".join(filter(None, [self.home.imported[first], rest]))
+        found = _resolve(full)
+        if found is None:
+            ours = full.startswith(f"{PACKAGE.name}.")
+            return ast.Name(full.rpartition(".")[2] if ours else full)
+        module, name, left = found
+        every = getattr(_module(module), "defined", {}) if not name else [name]  # as a value: all
+        self.uses |= {(module, each) for each in every}
+        return ast.Name(".".join(filter(None, [name or module.rpartition(".")[2], left])))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if self.scopes:
+            node.name = self.scopes[-1].get(node.name, node.name)
+        node.decorator_list = [self.visit(each) for each in node.decorator_list]
+        node.args = self.generic_visit(node.args)  # type: ignore[assignment]  # its defaults
+        outer = {name for n in ast.walk(node) if isinstance(n, ast.Global | ast.Nonlocal)
+                 for name in n.names}  # fmt: skip
+        own = [name for step in node.body for name in _binds(step) if name not in outer]
+        self._enter(own, {a.arg: a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)})
+        node.body = [found for step in node.body if (found := self.visit(step))]
+        self.scopes.pop()
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        node.args = self.generic_visit(node.args)  # type: ignore[assignment]
+        self._enter([a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)], {})
+        for each in (a for a in ast.walk(node.args) if isinstance(a, ast.arg)):
+            each.arg = self.scopes[-1][each.arg]
+        node.body = self.visit(node.body)
+        self.scopes.pop()
+        return node
+
+    def visit_ListComp(self, node: Any) -> ast.AST:
+        first = node.generators[0]
+        first.iter = self.visit(first.iter)  # outside of the comprehension
+        self._enter([name for each in node.generators for name in _binds(each.target)], {})
+        kept, first.iter = first.iter, ast.Constant(None)
+        self.generic_visit(node)
+        first.iter = kept
+        self.scopes.pop()
+        return node
+
+    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
+
+    def _enter(self, own: Iterable[str], given: dict[str, str]) -> None:
+        depth = len(self.scopes)
+        short = {name: f"_{depth}_{n}" for n, name in enumerate(dict.fromkeys(own))}
+        self.scopes.append(short | given)
+
+
+class _Statement:
+    """A statement of a notebook: its plain code, the names that it binds, and those of objects that
+    it may change."""
+
+    def __init__(self, node: ast.stmt, home: Module) -> None:
+        self.binds, self.changes = set(_binds(node)), set(_changes(node, home))
+        self.defines = isinstance(node, NESTED)
+        self.replaces = self.defines or isinstance(node, ast.Assign | ast.AnnAssign)
+        claim = re.search(r"""(["'])(\d\d\.[a-z]\w*)\1""", ast.unparse(node))
+        self.plain = _Plain(home)
+        self.code, asked = self.plain.code(node), self.plain.asked
+        self.free = self.plain.free | ({JUDGES} if CHECK in asked else set())
+        self.name = claim[2] if claim and CHECK in asked else min(self.binds | self.changes, default="")
+
+
+def _needed(statements: list[_Statement]) -> list[_Statement]:
+    """Those that a check depends on, in order: names are followed from the last one back."""
+    bodies = dict[str, set[str]]()
+    for made in (each for each in statements if each.defines):
+        bodies.setdefault(made.name, set()).update(made.free)
+    needed, live = list[_Statement](), set[str]()
+    for each in reversed(statements):
+        names, waiting = set[str](), set(each.free)
+        while waiting:  # a function is called where it is named, and takes its names from there
+            names |= waiting
+            waiting = set().union(*(bodies.get(name, ()) for name in waiting)) - names
+        if (JUDGES in names and not each.defines) or (each.binds | each.changes) & live:
+            needed.append(each)
+            live = (live - each.binds if each.replaces else live) | names
+    return needed[::-1]
+
+
+def _changes(node: ast.AST, home: Module) -> Iterator[str]:
+    """Names of objects that a statement may change: it calls a method of theirs or hands them to a
+    function, for nothing but its effect, or it sets a part of them."""
+    for part in ast.walk(node):
+        match part:
+            case ast.Expr(value=ast.Call(func=ast.Attribute() as func)) if (
+                name := _base(func)
+            ) not in home.imported:
+                yield from {name} - {SESSION, ""}
+            case ast.Expr(value=ast.Call(func=func, args=args)):
+                full = home.imported.get(_base(func), _base(func)).split(".")
+                if full[0] not in SHOWS and not (full[0] == PACKAGE.name and full[1] in APART):
+                    yield from (n.id for a in args for n in ast.walk(a) if isinstance(n, ast.Name))
+            case ast.Subscript(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()):
+                yield from {_base(part)} - {""}
+
+
+def _base(node: ast.AST) -> str:
+    """The name that an expression begins with, or nothing."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _binds(node: ast.AST) -> Iterator[str]:
+    """Names that a statement binds in its own scope, in order."""
+    if isinstance(node, NESTED):
+        yield node.name
+        return
+    if isinstance(node, (*COMPREHENSIONS, ast.Lambda)):
+        return
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+        yield node.name
+    for child in ast.iter_child_nodes(node):
+        yield from _binds(child)
+
+
+def _said(node: Any) -> str:
+    """Code as text that is the same in every version of Python."""
+    if isinstance(node, list):
+        return f"[{','.join(map(_said, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    parts = (f"{name}={_said(value)}" for name, value in ast.iter_fields(node)
+             if name not in ("ctx", "type_comment", "kind") and value not in (None, []))  # fmt: skip
+    return f"{type(node).__name__}({','.join(parts)})"
