@@ -29,7 +29,7 @@ GRADING := PYTHONPATH=notebooks/assignments $(BIN)/python -m grading
 CHAPTER ?= all
 TIER ?= mini
 
-.PHONY: help setup book test nightly lint format types unit notebooks accept train null real run exercises assignments grade gradebook bench zip pdf tutor slides clean
+.PHONY: help setup book test nightly lint format types unit notebooks accept train null real part run exercises assignments grade gradebook bench zip pdf tutor slides clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,8 +63,8 @@ unit: $(READY)  ## unit and property tests alone: make unit ARGS="-k claims"
 notebooks: $(READY)  ## nbval alone: run the notebooks and compare with what is committed
 	@$(OFFLINE) $(BIN)/python -m pytest $(NBVAL) $(ARGS)
 
-accept: $(READY)  ## make the last mini run the committed one (look at git diff first)
-	@$(BIN)/python -m iclutils accept
+accept: $(READY)  ## make the last runs the committed ones (look at what differs first)
+	@$(BIN)/python -m iclutils compare --accept
 
 train: $(READY)  ## rebuild a zoo model: make train NAME=induction-0 (no NAME: list them)
 	@$(BIN)/python -m iclutils train $(NAME)
@@ -75,6 +75,10 @@ null: $(READY)  ## run all chapters with random weights: the null beside every f
 real: $(READY)  ## run all chapters on a pretrained language model: at most 90 minutes on 2 cores
 	@$(BIN)/python -m iclutils run --tier real
 	@$(BIN)/python -m iclutils run --tier real --weights random
+
+part: $(READY)  ## after a refactoring: does the language model still give the same? 15 minutes
+	@$(BIN)/python -m iclutils run --tier real-part
+	@$(BIN)/python -m iclutils run --tier real-part --weights random
 
 run: $(READY)  ## run chapters: make run CHAPTER=01 TIER=paper
 	@$(BIN)/python -m iclutils run $(CHAPTER) --tier $(TIER)

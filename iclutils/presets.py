@@ -196,8 +196,10 @@ def _sizes(tier: str, device: str, part: str = "") -> Tier:
         **{"gradient_descent": GradientDescent, "circuits": Circuits, "lenses": Lenses},
     }
     layers = [OTHERWISE.get(name, {}) for name in (tier, part)]
-    changed = {name: _frozen({k: v for of in layers for k, v in of.get(name, {}).items()})
-               for name in kinds}
+    changed = {
+        name: _frozen({k: v for of in layers for k, v in of.get(name, {}).items()})
+        for name in kinds
+    }
     made = {name: kind(**changed[name]) for name, kind in kinds.items()}
     return Tier(tier, part or tier, device, **made)
 

@@ -1,16 +1,15 @@
 """Measurements that are kept on disk, so that an interrupted run of a chapter goes on.
 
-The key of a measurement is what it depends on: the function's name, the code and data of all
-science modules that it can reach, the versions of the libraries, and the arguments: tensors by
-their content, models by their weights, generators by their state. Entries are whole or not there;
-one that is damaged is computed again, and where the disk is full nothing is kept.
+The key of a measurement is what it depends on: the code that the function can reach (``science``),
+the versions of the libraries, and the arguments: tensors by their content, models by their weights,
+generators by their state. Entries are whole or not there; one that is damaged is computed again,
+and where the disk is full nothing is kept.
 """
 
 from __future__ import annotations
 
-import ast
 import gzip
-import hashlib
+import inspect
 import pickle
 import zlib
 from collections.abc import Callable
@@ -24,19 +23,14 @@ import torch
 from joblib.hashing import NumpyHasher
 from torch import Tensor, nn
 
-from . import claims
+from . import claims, science
 from .errors import IclError
-from .files import PACKAGE, replacing
+from .files import replacing
 from .progress import say
 from .zoo import smollm2
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
-# What says, shows, stores or draws, and never changes a number.
-APART = (
-    *("bookkit", "claims", "errors", "files", "machine", "plots", "presets", "progress"),
-    *("remember", "room", "scorecard", "session", "zoo"),
-)
 _SEEN: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], str]] = WeakKeyDictionary()
 
 
@@ -48,7 +42,7 @@ def remember(function: Callable[Given, Found], *given: Given.args, **named: Give
     draws = [x for x in (*given, *named.values()) if isinstance(x, torch.Generator)]
     code = _code(function)
     key = _Hasher().hash((code, getattr(function, "__self__", None), given, named, _versions()))
-    path = folder() / f"{code[1]}-{key}.pkl.gz"
+    path = folder() / f"{code[0]}-{key}.pkl.gz"
     if path.is_file():
         try:
             with gzip.open(path) as stream:  # its checksum finds what has changed
@@ -72,48 +66,6 @@ def remember(function: Callable[Given, Found], *given: Given.args, **named: Give
 def folder() -> Path:
     """Where measurements are kept, in the user's cache; it may be deleted at any time."""
     return smollm2.cache() / "measured"
-
-
-def fingerprint(module: str) -> str:
-    """Hash of the code and data that a module of the package can reach by its imports."""
-    found, waiting = set[Path](), {_path(module)}
-    while waiting:
-        path = waiting.pop()
-        found.add(path)
-        waiting |= _imports(path) - found
-    if any(path.is_relative_to(PACKAGE / "tasks") for path in found):
-        found |= {path for path in sources() if path.suffix != ".py"}
-    return hashlib.sha256(b"".join(sources()[path] for path in sorted(found))).hexdigest()
-
-
-@cache
-def sources() -> dict[Path, bytes]:
-    """All code and data, as they were when this was first asked: what is edited while a chapter
-    runs is not what it runs."""
-    return {p: p.read_bytes() for p in (*PACKAGE.rglob("*.py"), *PACKAGE.glob("tasks/data/**/*.*"))}
-
-
-@cache
-def _imports(path: Path) -> set[Path]:
-    """Files of the science modules that a file names in its imports."""
-    found, package = set[Path](), path.relative_to(PACKAGE.parent).parent.parts
-    for node in ast.walk(ast.parse(sources()[path])):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            above = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
-            name = ".".join(filter(None, above))
-            found |= {_path(name), *(_path(f"{name}.{alias.name}") for alias in node.names)}
-    return {path for path in found if path in sources() and _counts(path)}
-
-
-def _counts(path: Path) -> bool:
-    part, *inside = path.relative_to(PACKAGE).parts
-    return "recipes" in inside or part.removesuffix(".py") not in (*APART, "__init__")
-
-
-def _path(module: str) -> Path:
-    """The file of a module, or a path that is no file."""
-    path = PACKAGE.parent.joinpath(*module.split("."))
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 @cache
@@ -152,15 +104,21 @@ class _Hasher(NumpyHasher):
         super().save(value)
 
 
-def _code(function: Any) -> tuple[str, str, str]:
-    """What a function does: its module, its name, and the code that it can reach."""
+def _code(function: Any) -> tuple[str, Any, Any]:
+    """What a function does: its name, the code that it can reach, and, of one that a notebook
+    defines, the values that it takes from there."""
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "?")
-    if not module.startswith("iclutils.") or "<" in name:
+    if module.startswith("iclutils.") and "<" not in name:
+        return name, science.of_definition(module, name.partition(".")[0]), ()
+    try:
+        around = function.__globals__ | inspect.getclosurevars(function).nonlocals
+        code, taken = science.of_source(inspect.getsource(function), around)
+    except (AttributeError, OSError, TypeError, SyntaxError) as error:
         raise IclError(
-            f"{name} is no function of the package at its top level, so what it depends on is not "
-            "known: move it to iclutils, or call it without remember()."
-        )
-    return module, name, fingerprint(module)
+            f"The code of {name} cannot be read, so what it depends on is not known: write it as a "
+            "function (def) of the notebook, or call it without remember()."
+        ) from error
+    return name, code, {each: around[each] for each in taken if each != function.__name__}
 
 
 class _Pickler(pickle.Pickler):

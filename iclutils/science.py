@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from textwrap import dedent
+from types import ModuleType
 from typing import Any
 
 from .files import PACKAGE
@@ -26,12 +28,13 @@ Science = dict[str, str]  # for the name of each definition a hash of its code
 # What says, shows, stores or judges, and never changes a number.
 APART = {
     *("bookkit", "errors", "files", "plots", "progress", "room"),
-    *("claims", "remember", "science", "scorecard", "session"),
+    *("checks", "claims", "machine", "remember", "science", "scorecard", "session"),
 }
 SHOWS = {"display", "print"}
 SESSION, CHECK = "book", "check"  # what notebooks call it, and its method that judges
 JUDGES = f"{SESSION}.{CHECK}"
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+UNSAID = ("ctx", "kind", "type_comment")  # of a node
 NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -42,13 +45,40 @@ def sources() -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in (*PACKAGE.rglob("*.py"), *PACKAGE.glob("tasks/data/**/*.*"))}
 
 
+def is_current() -> bool:
+    """Whether the files are still what they were."""
+    return all(path.is_file() and path.read_bytes() == it for path, it in sources().items())
+
+
 def of_definition(module: str, name: str) -> Science:
     """What a definition of the package can reach, itself too."""
     return _hashed({}, {(module, name)})
 
 
-def of_notebook(cells: Iterable[str]) -> tuple[Science, set[str]]:
-    """What the checks of a notebook can reach, and the names of the sizes that they ask for."""
+def of_source(source: str, around: Mapping[str, Any]) -> tuple[Science, set[str]]:
+    """What a function outside of the package can reach of it, and the names of the other values
+    that it takes from ``around``."""
+    full = {name: _full(value) for name, value in around.items()}
+    here = f"{around.get('__name__')}."
+    imported = {k: it for k, it in full.items() if it and not it.startswith(here)}
+    home = Module("", Path(), {}, imported)
+    plain = _Plain(home)
+    code = plain.code(ast.parse(dedent(source)).body[0])
+    return _hashed({"": [code]}, plain.uses), plain.free & (around.keys() - home.imported.keys())
+
+
+def _full(value: Any) -> str:
+    """The dotted name of a module, or of what a module defines; else nothing."""
+    if isinstance(value, ModuleType):
+        return value.__name__
+    module, name = (getattr(value, f"__{part}__", "") for part in ("module", "qualname"))
+    return f"{module}.{name}" if module and name else ""
+
+
+@cache
+def of_notebook(cells: tuple[str, ...]) -> tuple[Science, set[str]]:
+    """What the checks of a notebook's cells of code can reach, and the names of the sizes that they
+    ask for."""
     code = "\n".join(cells).splitlines()
     tree = ast.parse("\n".join(line for line in code if not line.startswith(("%", "!"))))
     home = Module("notebook", Path(), {}, dict(_imports(tree, "notebook")))
@@ -111,9 +141,9 @@ def _parts(node: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
             for name, value in zip(names, values, strict=True):
                 yield from _parts(ast.Assign([name], value))
         case _:
-            first, *others = *_binds(node), ""
-            yield from ((name, deepcopy(node)) for name in others if name)
-            yield first, node
+            first, *others = [*_binds(node)] or [""]
+            yield from ((name, deepcopy(node)) for name in others)
+            yield from [(first, node)] * bool(first)
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
@@ -134,7 +164,7 @@ def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
 def _resolve(dotted: str) -> tuple[str, str, str] | None:
     """The module, the definition in it and what is left of a dotted name; None outside science."""
     parts = dotted.split(".")
-    if parts[0] != PACKAGE.name or parts[1:2] and parts[1] in APART:
+    if parts[0] != PACKAGE.name or APART.intersection(parts[1:2]):
         return None
     for cut in range(len(parts), 0, -1):
         if module := _module(".".join(parts[:cut])):
@@ -251,7 +281,8 @@ class _Plain(ast.NodeTransformer):
         if isinstance(base, ast.Name):
             if base.id == self.me:
                 self.asked.add(".".join(names))
-            elif not any(base.id in scope for scope in self.scopes):
+                return ast.Name(".".join([base.id, *names]))
+            if not any(base.id in scope for scope in self.scopes):
                 return self._refer(".".join([base.id, *names]))
         return self.generic_visit(node)
 
@@ -324,9 +355,11 @@ class _Statement:
         self.replaces = self.defines or isinstance(node, ast.Assign | ast.AnnAssign)
         claim = re.search(r"""(["'])(\d\d\.[a-z]\w*)\1""", ast.unparse(node))
         self.plain = _Plain(home)
-        self.code, asked = self.plain.code(node), self.plain.asked
-        self.free = self.plain.free | ({JUDGES} if CHECK in asked else set())
-        self.name = claim[2] if claim and CHECK in asked else min(self.binds | self.changes, default="")
+        self.code = self.plain.code(node)
+        judges = CHECK in self.plain.asked
+        self.free = self.plain.free | ({JUDGES} if judges else set())
+        names = sorted(self.binds | self.changes)
+        self.name = claim[2] if claim and (judges or not names) else (names or [""])[0]
 
 
 def _needed(statements: list[_Statement]) -> list[_Statement]:
@@ -391,6 +424,5 @@ def _said(node: Any) -> str:
         return f"[{','.join(map(_said, node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
-    parts = (f"{name}={_said(value)}" for name, value in ast.iter_fields(node)
-             if name not in ("ctx", "type_comment", "kind") and value not in (None, []))  # fmt: skip
-    return f"{type(node).__name__}({','.join(parts)})"
+    fields = {k: v for k, v in ast.iter_fields(node) if k not in UNSAID and v not in (None, [])}
+    return f"{type(node).__name__}({','.join(f'{k}={_said(v)}' for k, v in fields.items())})"

@@ -21,7 +21,7 @@ import torch
 from IPython.display import display
 from transformers import PreTrainedModel
 
-from . import claims, machine, models, presets, remember, scorecard, zoo
+from . import claims, machine, models, presets, remember, science, scorecard, zoo
 from .errors import IclError, unknown
 from .files import write_json
 from .models import lsa, regressors
@@ -203,7 +203,7 @@ def begin(
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     if chosen.name != "mini":
-        remember.sources()  # as they are now, whatever is edited while this runs
+        science.sources()  # as they are now, whatever is edited while this runs
     if noted := os.environ.get("ICLUTILS_PEAK"):  # the runner asks how much memory it took
         atexit.register(lambda: write_json(Path(noted), machine.peak()))
     what = model or "the tier's own models"

@@ -13,10 +13,8 @@ import pytest
 import torch
 
 import iclutils
-from iclutils import models, remember
-from iclutils.chapters import gpt2_induction
+from iclutils import models, remember, science
 from iclutils.errors import IclError
-from iclutils.files import PACKAGE
 from iclutils.interp import head_scores
 from iclutils.tasks import generator, repeated
 
@@ -71,20 +69,28 @@ def test_another_argument_model_or_code_is_another_measurement(
         next(model.parameters()).add_(1e-3)
     kept(head_scores.score_heads, model, tokens, 10)
     assert len(entries()) == 4
-    code = remember.sources()
-    changed = code | {PACKAGE / "models/language.py": b"pass"}
-    monkeypatch.setattr(remember, "sources", lambda: changed)
+    monkeypatch.setattr(science, "of_definition", lambda *_: {"score_heads": "another"})
     kept(head_scores.score_heads, model, tokens, 10)
     assert len(entries()) == 5
 
 
-def test_the_fingerprint_is_of_all_that_is_imported_and_no_more() -> None:
-    reached = remember._imports(remember._path(gpt2_induction.__name__))
-    assert PACKAGE / "interp/head_scores.py" in reached
-    assert not [p for p in reached if p.relative_to(PACKAGE).parts[0] in remember.APART]
-    assert remember.fingerprint(gpt2_induction.__name__) != remember.fingerprint(
-        head_scores.__name__
-    )
+def test_a_function_of_a_notebook_is_its_source_and_the_values_that_it_takes(
+    kept: Remember, tmp_path: Path
+) -> None:
+    def run(source: str, **around: Any) -> tuple[Any, int]:
+        path = tmp_path / f"cell_{len(list(tmp_path.iterdir()))}.py"  # as IPython keeps its cells
+        path.write_text(source)
+        space = {"__name__": "__main__", "head_scores": head_scores, **around}
+        exec(compile(source, path, "exec"), space)
+        return kept(space["scaled"], 2), len(entries())
+
+    cell = "def scaled(x):\n    return [weight * x + shift() for _ in 'a']\n"
+    shift = "def shift():\n    return 1\n"
+    assert run(shift + cell, weight=3) == ([7], 1)
+    assert run(shift + cell.replace("x", "y"), weight=3) == ([7], 2)  # callers may name arguments
+    assert run(f"# Said.\n{shift}{cell}", weight=3) == ([7], 2)
+    assert run(shift + cell, weight=4) == ([9], 3)
+    assert run(shift.replace("1", "2") + cell, weight=3) == ([8], 4)
 
 
 @pytest.mark.parametrize(
@@ -127,10 +133,10 @@ def test_a_part_of_a_tensor_is_kept_without_the_whole(kept: Remember) -> None:
 
 def test_what_cannot_be_known_is_refused(kept: Remember) -> None:
     model = models.load("induction-0")
-    with pytest.raises(IclError, match="move it to iclutils"):
-        kept(lambda: 1)
-    with pytest.raises(IclError, match="no function of the package"):
-        kept(refuse)
+    with pytest.raises(IclError, match=r"The code of .* cannot be read, .* write it as a function"):
+        kept(eval("lambda: 1"))
+    with pytest.raises(IclError, match=r"The code of len cannot be read"):
+        kept(len, "abc")
     hooks = [("blocks.0.attn.hook_pattern", lambda value, hook: value)]
     with model.hooks(fwd_hooks=hooks), pytest.raises(IclError, match="A model with hooks"):
         kept(head_scores.score_heads, model, torch.ones(1, 21, dtype=torch.long), 10)
@@ -138,6 +144,6 @@ def test_what_cannot_be_known_is_refused(kept: Remember) -> None:
 
 def test_the_mini_tier_just_calls(kept: Remember) -> None:
     assert iclutils.begin().remember(len, "abc") == 3
-    with pytest.raises(IclError, match="no function of the package"):
+    with pytest.raises(IclError, match="cannot be read"):
         iclutils.begin("real", device="cpu").remember(len, "abc")
     assert not remember.folder().exists()

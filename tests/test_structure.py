@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "iclutils"
 COMMON = {"errors", "files", "progress", "room", "zoo"}
-BOOK = {"claims", "machine", "presets", "remember", "scorecard", "session"}
+BOOK = {"claims", "machine", "presets", "remember", "science", "scorecard", "session"}
 MAY_IMPORT = {
     "__init__": {*COMMON, "session", "bookkit"},  # when a name is first used
     "__main__": {*COMMON, "bookkit"},
@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "machine": set(),
     "presets": COMMON,
     "claims": {*COMMON, "presets"},
-    "remember": {*COMMON, "claims"},
+    "science": {"files"},
+    "remember": {*COMMON, "claims", "science"},
     "scorecard": {"claims"},
     "session": {*COMMON, *BOOK, "models", "tasks"},
     "bookkit": {*(*COMMON, *BOOK, "models", "tasks", "interp", "chapters", "zoo/recipes", "plots")},

@@ -1,5 +1,5 @@
 """The book: run what changed, check the claims, stage the sources, build the HTML. Everything
-happens in the build folder; only ``accept`` writes into the checkout.
+happens in the build folder; only what is accepted is written into the checkout.
 """
 
 from __future__ import annotations
@@ -13,17 +13,14 @@ import sys
 import zipfile
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from .. import claims, machine, scorecard
 from ..errors import IclError
 from ..files import PACKAGE, read_json, replacing, write_json
-from . import address, run
+from . import address, results, run
 
 SETTINGS = ("_config.yml", "_toc.yml")
 SHOWN = ("CHANGELOG.md", "CITATION.cff")  # pages of the book show them
-# What differs between two runs of the same.
-VOLATILE = ("date", "commit", "seconds", "peak_gib", "cells")
 BUILDERS = ("jupyter-book", "sphinx", "sphinx-book-theme", "myst-nb",
             "vl-convert-python")  # fmt: skip
 # Jupyter Book's own command has no option for several processes, and pybtex looks through all
@@ -39,90 +36,18 @@ sys.exit(main())
 """
 
 
-def make(root: Path, build: Path) -> str:
-    """Run the chapters that changed, check their claims, build the HTML; return the scorecard as
-    plain text, and where to open the book."""
+def make(root: Path, build: Path, *, accept: bool = False) -> int:
+    """Run the chapters that changed, say which values are not the committed ones, build the HTML,
+    and print the scorecard and where to open the book. Another verdict that is not accepted stops
+    it; the status to exit with is returned."""
     _refuse_elsewhere(root)
     done = run.run_chapters(run.chapters(), {}, build)
-    differences = changed(root / "book/results/mini", build / "results/mini")
-    if differences:
-        lines = "\n  ".join(differences)
-        raise IclError(
-            f"These verdicts are not the committed ones:\n  {lines}\n"
-            f"Look at the notebooks in {build / 'run/mini'}. If the new verdicts are right, "
-            "make them the committed ones with: make accept"
-        )
+    if status := results.conclude(done, accept):
+        return status
     index = render(stage(root, build, done), build)
-    card = scorecard.text(scorecard.rows(claims.read_results(build / "src/book/results")))
-    return f"{card}\nThe book: {index.resolve().as_uri()}"
-
-
-def accept(root: Path, build: Path) -> list[Path]:
-    """Make the last mini run the committed one, and those of its null and of a real language model
-    if they were run: outputs into ``notebooks/``, results and records into ``book/``. What differs
-    in date, commit and seconds only stays; return what changed."""
-    _refuse_elsewhere(root)
-    wanted: dict[Path, Any] = {}
-    for name in run.chapters():
-        path = root / "notebooks" / f"{name}.ipynb"
-        wanted[path] = executed(path, build / "run/mini" / path.name)
-        record = f"runs/mini/{name}.json"
-        if not (build / record).is_file():
-            raise IclError(f"{path.name} has no record of its last run. Run: make book")
-        wanted[root / "book" / record] = read_json(build / record)
-    for name, claim in claims.ledger().items():
-        fresh = build / "results/mini" / f"{name}.json"
-        if "mini" in claim.tiers:
-            wanted[root / "book/results/mini" / f"{name}.json"] = read_json(fresh)
-    others = ("mini" + claims.NULL, "real", "real" + claims.NULL)
-    kinds = [kind for kind in others if (build / "runs" / kind).is_dir()]
-    for folder in (f"{sort}/{kind}" for kind in kinds for sort in ("results", "runs")):
-        for path in (build / folder).glob("*.json"):
-            if folder.startswith("runs") or path.stem in claims.ledger():
-                wanted[root / "book" / folder / path.name] = read_json(path)
-    updated = [path for path, value in wanted.items() if not _stands(path, value)]
-    for path in updated:
-        write_json(path, wanted[path])
-    folders = [f"book/{sort}/{kind}" for sort in ("results", "runs") for kind in ("mini", *kinds)]
-    kept = sorted(path for folder in folders for path in (root / folder).glob("*.json"))
-    gone = [path for path in kept if path not in wanted]
-    for path in gone:
-        path.unlink()
-    return [*updated, *gone]
-
-
-def changed(committed: Path, fresh: Path) -> list[str]:
-    """What a fresh run says otherwise than the committed results: one line for each claim."""
-    lines = []
-    for path in sorted(committed.glob("*.json")):
-        before, now = read_json(path)["verdict"], "no longer measured"
-        if path.stem in claims.ledger() and (fresh / path.name).is_file():
-            now = read_json(fresh / path.name)["verdict"]
-        lines += [f"{path.stem}: {before} -> {now}"] if now != before else []
-    return lines
-
-
-def executed(source: Path, ran: Path) -> dict[str, Any]:
-    """The notebook ``source`` with the outputs of its run ``ran``, and nothing else of it."""
-    if not ran.is_file():
-        raise IclError(f"{source.name} has not been run. Run: make book")
-    notebook, cells = read_json(source), read_json(ran)["cells"]
-    cells = [c for c in cells if "injected-parameters" not in c["metadata"].get("tags", [])]
-    if [_text(cell) for cell in notebook["cells"]] != [_text(cell) for cell in cells]:
-        raise IclError(f"{source.name} was edited since its last run. Run: make book")
-    for number, (cell, fresh) in enumerate(zip(notebook["cells"], cells, strict=True)):
-        cell.setdefault("id", f"cell-{number:02d}")
-        if cell["cell_type"] == "code":
-            cell |= {key: fresh[key] for key in ("execution_count", "outputs")}
-    notebook["metadata"] = {
-        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-        "language_info": {"name": "python"},
-    }
-    return notebook | {"nbformat": 4, "nbformat_minor": 5}
-
-
-def _text(cell: dict[str, Any]) -> tuple[str, str]:
-    return cell["cell_type"], "".join(cell["source"])
+    print(scorecard.text(scorecard.rows(claims.read_results(build / "src/book/results"))))
+    print(f"The book: {index.resolve().as_uri()}")
+    return 0
 
 
 def stage(root: Path, build: Path, done: list[run.Run]) -> Path:
@@ -136,12 +61,12 @@ def stage(root: Path, build: Path, done: list[run.Run]) -> Path:
     for name in pages(root):
         path = root / f"{name}.ipynb"
         if path.is_file():
-            notebook = executed(path, fresh[name]) if name in fresh else read_json(path)
+            notebook = results.executed(path, fresh[name]) if name in fresh else read_json(path)
             wanted[f"{name}.ipynb"] = json.dumps(notebook, ensure_ascii=False).encode()
         elif not (root / f"{name}.md").is_file():
             raise IclError(f"_toc.yml names {name}, but there is no such .md or .ipynb file.")
-    results = {path for item in done for path in item.results.glob("*/*.json")}
-    made = [p for p in results if p.stem in claims.ledger()] + [item.record for item in done]
+    found = {path for item in done for path in item.results.glob("*/*.json")}
+    made = [p for p in found if p.stem in claims.ledger()] + [item.record for item in done]
     wanted |= {f"book/{p.relative_to(build).as_posix()}": p.read_bytes() for p in made}
     _sync(build / "src", wanted)
     return build / "src"
@@ -235,16 +160,6 @@ def _sync(folder: Path, wanted: dict[str, bytes]) -> None:
         if not path.is_file() or path.read_bytes() != content:
             with replacing(path) as temporary:
                 temporary.write_bytes(content)
-
-
-def _stands(path: Path, value: Any) -> bool:
-    """Whether a committed file already says this; date, seconds and clean commit do not count."""
-    if not path.is_file():
-        return False
-    before = read_json(path)
-    if path.suffix == ".json" and not before["commit"].endswith("+"):
-        value = value | {key: before[key] for key in VOLATILE if key in before}
-    return before == value
 
 
 def _refuse_elsewhere(root: Path) -> None:

@@ -52,6 +52,7 @@ def _given(given: Namespace, *names: str) -> dict[str, Any]:
 
 SEED = option("--seed", type=int, help="of every random draw")
 DEVICE = option("--device", help="auto, cpu or cuda")
+ACCEPT = option("--accept", action="store_true", help="make what differs the committed ones")
 CHAPTER = option("chapter", nargs="?", help="01 or its full name; all if omitted")
 
 
@@ -70,7 +71,7 @@ def doctor(given: Namespace) -> int:
 
 @command(
     option("chapter", nargs="?", default="all", help="01, its full name, or all"),
-    option("--tier", help="mini (default), real or paper"),
+    option("--tier", help="mini (default), real, its real-part, or paper"),
     option("--model", help="a model of your own instead of the tier's"),
     option("--weights", help="trained (default), or random: the null of every finding"),
     *(SEED, DEVICE),
@@ -80,14 +81,15 @@ def doctor(given: Namespace) -> int:
         help="any parameter of the notebook, as often as needed",
     ),
     option("--force", action="store_true", help="run even if up to date"),
+    ACCEPT,
     examples=(
         *("01", "all", "01 --seed 3 --force", "01 --tier paper --device cuda", "--weights random"),
         *("01 --model path/to/folder", "01 --model owner/name@COMMIT", "01 -p seed=3"),
     ),
 )
-def run(given: Namespace) -> None:
-    """Run a chapter, or all, and keep the results."""
-    from . import run
+def run(given: Namespace) -> int:
+    """Run a chapter, or all, and say which values are not the committed ones."""
+    from . import results, run
 
     values = _given(given, "tier", "model", "weights", "seed", "device")
     for pair in given.parameter:
@@ -99,8 +101,20 @@ def run(given: Namespace) -> None:
         except (ValueError, SyntaxError):
             values[name] = text
     wanted = run.chapters() if given.chapter == "all" else [given.chapter]
-    for done in run.run_chapters(wanted, values, BUILD, force=given.force):
+    runs = run.run_chapters(wanted, values, BUILD, force=given.force)
+    for done in runs:
         print(f"{'ran' if done.fresh else 'up to date'}: {done.notebook}")
+    return results.conclude(runs, given.accept)
+
+
+@command(CHAPTER, ACCEPT, examples=("", "03", "--accept"))
+def compare(given: Namespace) -> int:
+    """Say which values of the last runs are not the committed ones, without running anything."""
+    from . import results, run
+
+    wanted = run.resolve(given.chapter) if given.chapter else run.chapters()
+    runs = [done for done in results.last(BUILD) if done.chapter in wanted]
+    return results.conclude(runs, given.accept)
 
 
 @command(
@@ -216,12 +230,12 @@ def train(given: Namespace) -> None:
         print(f"{out} holds the model. To ship it, copy it to iclutils/zoo/{names[0]}.")
 
 
-@command()
-def book(given: Namespace) -> None:
+@command(ACCEPT, examples=("", "--accept"))
+def book(given: Namespace) -> int:
     """Run what changed, check the claims, build the pages."""
     from . import build
 
-    print(build.make(Path.cwd(), BUILD))
+    return build.make(Path.cwd(), BUILD, accept=given.accept)
 
 
 @command()
@@ -277,15 +291,6 @@ def slides(given: Namespace) -> None:
     from . import lectures
 
     print(*lectures.slides(BUILD, _wanted(given)), sep="\n")
-
-
-@command()
-def accept(given: Namespace) -> None:
-    """Make the last mini run the committed one."""
-    from . import build
-
-    for path in build.accept(Path.cwd(), BUILD):
-        print(f"updated {path}")
 
 
 @command()

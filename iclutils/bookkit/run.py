@@ -12,6 +12,7 @@ import hashlib
 import math
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from nbformat import NotebookNode
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
-from .. import claims, machine, presets, progress, room
+from .. import claims, machine, presets, progress, room, science
 from ..errors import IclError, unknown
 from ..files import CHECKOUT, PACKAGE, read_json, write_json, write_text
 from ..zoo import smollm2
@@ -36,6 +37,7 @@ MEMORIES = (("memory", "memory"), ("gpu", "GPU memory"))  # as a record has them
 UNKNOWN = {"memory": 0.0, "gpu": 0.0}
 NETWORKS = "networks"  # tag of cells about networks of our own, which a language model is not asked
 UNMEASURED: dict[str, Any] = {"seconds": math.inf, "peak_gib": UNKNOWN}
+USUAL = ("tier", "weights", "device")  # what the book itself runs otherwise
 GIB_EACH = 3  # memory of a chapter at the mini tier and at the real one
 GIB_REAL = 6  # that all chapters together may take at the real tier
 
@@ -65,6 +67,16 @@ class Run:
         return "own" if self.parameters.get("model") else column + null
 
     @property
+    def part(self) -> bool:
+        """Whether it is a run of a part of its tier."""
+        return self.kind.startswith(presets.PART.column)
+
+    @property
+    def whole(self) -> Run:
+        """The run that it is a part of, or is."""
+        return replace(self, parameters=self.parameters | {"tier": self.tier})
+
+    @property
     def notebook(self) -> Path:
         return self.build / "run" / self.kind / f"{self.chapter}.ipynb"
 
@@ -75,6 +87,11 @@ class Run:
     @property
     def record(self) -> Path:
         return self.build / "runs" / self.kind / f"{self.chapter}.json"
+
+    @property
+    def committed(self) -> Path:
+        """The record of the run whose results are committed."""
+        return ROOT / "book/runs" / self.kind / self.record.name
 
     @property
     def stamp(self) -> Path:
@@ -96,6 +113,20 @@ class Run:
         for path in sorted(paths):
             digest.update(path.read_bytes())
         return {"inputs": digest.hexdigest(), "parameters": self.parameters}
+
+    def code(self) -> science.Science:
+        """The code that its numbers depend on, and the sizes."""
+        cells = (cell for cell in read_json(self.source)["cells"] if cell["cell_type"] == "code")
+        left_out = {NETWORKS} if self.tier == "real" else set()
+        kept = (c for c in cells if left_out.isdisjoint(c["metadata"].get("tags", [])))
+        found, sizes = science.of_notebook(tuple("".join(cell["source"]) for cell in kept))
+        tier = presets.get(self.parameters["tier"])
+        return found | {"sizes": science.digest([getattr(tier, name) for name in sorted(sizes)])}
+
+    def is_usual(self) -> bool:
+        """Whether it is as the book runs it: its results can be compared with the committed."""
+        usual = parameters_of(self.source)
+        return all(usual[k] == v for k, v in self.parameters.items() if k not in USUAL)
 
     def asks(self) -> list[str]:
         """Claims of this notebook and tier: those that it names, and for the one with the ledger's
@@ -129,8 +160,7 @@ class Run:
 
     def last(self) -> dict[str, Any] | None:
         """The record of the last run, on this machine or the committed one."""
-        committed = ROOT / "book/runs" / self.kind / self.record.name
-        return next((read_json(p) for p in (self.record, committed) if p.is_file()), None)
+        return next((read_json(p) for p in (self.record, self.committed) if p.is_file()), None)
 
     @property
     def seconds(self) -> float:
@@ -319,7 +349,7 @@ def lighter(notebook: NotebookNode) -> NotebookNode:
 
 
 def _execute(run: Run, client: NotebookClient, environment: dict[str, str]) -> None:
-    inputs, start = run.inputs(), time.perf_counter()
+    inputs, code, start = run.inputs(), run.code(), time.perf_counter()
     run.stamp.unlink(missing_ok=True)
     partial = run.notebook.with_suffix(".partial.ipynb")
     peak = run.notebook.with_suffix(".peak.json").resolve()
@@ -353,14 +383,26 @@ def _execute(run: Run, client: NotebookClient, environment: dict[str, str]) -> N
     partial.unlink(missing_ok=True)
     if missing := run.unchecked():
         raise IclError(f"Chapter {run.chapter} did not check these claims: {', '.join(missing)}.")
-    record = {
+    record: dict[str, Any] = {
         **{"chapter": run.chapter, "tier": run.kind, "seconds": round(seconds, 1)},
         "peak_gib": read_json(peak) if peak.is_file() else UNKNOWN,
         "cells": {name: round(it, 1) for name, it in spent.items() if it >= 0.05},
         **{"machine": machine.describe(), "pace": machine.pace(), **claims.provenance()},
     }
+    record["science"] = code if science.is_current() else {}  # else edited while it ran
+    if run.part:
+        record["values"] = dict(_few_digits(run))
     write_json(run.record, record)
     peak.unlink(missing_ok=True)
     write_json(run.stamp, inputs)
     if run.tier != "mini":
         progress.say(f"{run.chapter} ({run.kind}): done in {seconds / 60:.1f} min")
+
+
+def _few_digits(run: Run) -> Iterator[tuple[str, float | None]]:
+    """What was measured, and what the null of the cell gave where it has one."""
+    for name in run.asks():
+        result = read_json(run.results / run.kind / f"{name}.json")
+        for what, found in ((name, result), (f"{name} (null)", result["null"])):
+            if found:
+                yield what, found["value"] and float(f"{found['value']:.6g}")

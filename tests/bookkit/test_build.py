@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -63,88 +63,23 @@ def ran(root: Path, value: float, shown: str = "2") -> run.Run:
     return run.Run("90_demo", {"tier": "mini"}, root / "_build", fresh=True)
 
 
-def accept(root: Path) -> list[str]:
-    """What accepting the last run changes."""
-    return [p.relative_to(root).as_posix() for p in build.accept(root, root / "_build")]
-
-
-def test_accept_takes_outputs_and_results_and_nothing_else(checkout: Path) -> None:
-    ran(checkout, 2.0)
-    assert accept(checkout) == [
-        "notebooks/90_demo.ipynb",
-        "book/runs/mini/90_demo.json",
-        "book/results/mini/90.first.json",
-        "book/results/mini/90.second.json",
-    ]
-    text = (checkout / "notebooks/90_demo.ipynb").read_text()
-    assert text.endswith("}\n")
-    assert "papermill" not in text
-    notebook = json.loads(text)
-    assert [cell["id"] for cell in notebook["cells"]] == ["title", "first", "second"]
-    assert notebook["cells"][1]["metadata"] == {"tags": ["kept"]}
-    assert notebook["cells"][2]["outputs"][0]["text"] == ["2"]
-    assert [cell.get("execution_count") for cell in notebook["cells"]] == [None, 1, 2]
-    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
-    assert accept(checkout) == []
-
-
-def test_accept_leaves_what_differs_in_date_alone_and_removes_what_is_gone(checkout: Path) -> None:
-    ran(checkout, 2.0)
-    accept(checkout)
-    name, kept = "book/results/mini/90.first.json", "book/runs/mini/90_demo.json"
-    result = read_json(checkout / name)
-    write_json(checkout / name, result | {"date": "2020-01-01", "commit": "0" * 40})
-    fresh = checkout / "_build/runs/mini/90_demo.json"
-    write_json(fresh, RECORD | {"seconds": 9.0, "date": "2026-02-02", "commit": "2" * 40})
-    assert accept(checkout) == []
-    assert read_json(checkout / kept) == RECORD
-    # But a run of a committed package replaces one of a changed package.
-    write_json(checkout / name, result | {"commit": "0" * 40 + "+"})
-    write_json(fresh, RECORD | {"machine": {"cores": 4}})
-    assert accept(checkout) == [kept, name]
-    stale, folder = "book/results/mini/90.renamed.json", checkout / "book/results/mini"
-    write_json(checkout / stale, result | {"id": "90.renamed"})
-    write_json(checkout / "book/runs/mini/91_gone.json", RECORD)
-    said = ["90.renamed: holds -> no longer measured"]
-    assert build.changed(folder, checkout / "_build/results/mini") == said
-    assert accept(checkout) == [stale, "book/runs/mini/91_gone.json"]
-    assert not (checkout / stale).exists()
-    fresh.unlink()
-    with pytest.raises(IclError, match=r"90_demo.ipynb has no record of its last run"):
-        accept(checkout)
-
-
-def test_accept_refuses_a_notebook_that_was_edited_or_never_run(checkout: Path) -> None:
-    with pytest.raises(IclError, match=r"has not been run. Run: make book"):
-        accept(checkout)
-    ran(checkout, 2.0)
-    path = checkout / "notebooks/90_demo.ipynb"
-    path.write_text(path.read_text().replace("1 + 1", "1 + 2"))
-    with pytest.raises(IclError, match=r"was edited since its last run. Run: make book"):
-        accept(checkout)
-
-
 def test_a_verdict_that_changed_stops_the_book(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, value = checkout / "_build", 2.0
     monkeypatch.setattr(run, "run_chapters", lambda *_: [ran(checkout, value)])
     monkeypatch.setattr(build, "render", lambda source, _: source / "_config.yml")
-    printed = build.make(checkout, folder)  # nothing is committed yet
-    assert printed.startswith("findings on small models")
-    build.accept(checkout, folder)
-    assert build.make(checkout, folder) == printed
-    assert printed.splitlines()[-1].startswith("The book: file://")
+    assert build.make(checkout, folder, accept=True) == 0
+    capsys.readouterr()
+    assert build.make(checkout, folder) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "nothing differs (2 values compared)" in said
+    assert said[-1].startswith("The book: file://")
     value = 0.5
-    wrong = r"90.first: holds -> holds partly\n.*90.second: holds -> does not(.|\n)*make accept"
-    with pytest.raises(IclError, match=wrong):
-        build.make(checkout, folder)
-    # A committed result that someone tampered with is no better.
-    value = 2.0
-    path = checkout / "book/results/mini/90.first.json"
-    write_json(path, read_json(path) | {"verdict": "does not hold"})
-    with pytest.raises(IclError, match=r"90\.first: does not hold -> holds"):
-        build.make(checkout, folder)
+    assert build.make(checkout, folder) == 1
+    text = capsys.readouterr().out
+    assert re.search(r"90\.first +mini +2\.00 +0\.500 +holds -> holds partly\n", text)
+    assert "The book:" not in text
 
 
 def test_stage_takes_fresh_outputs_and_touches_only_what_differs(checkout: Path) -> None:

@@ -1,0 +1,184 @@
+"""Results beside the committed ones: what differs in one table, what is stored, what is stale."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ledger import LEDGER, measured
+
+from iclutils import __main__, presets
+from iclutils.bookkit import commands, results, run
+from iclutils.errors import IclError
+from iclutils.files import read_json, write_json
+
+ROOT = Path(__file__).parents[2]
+RECORD = {"chapter": "90_demo", "machine": {"cores": 2}, "seconds": 1.5, "date": "2026-01-01",
+          "commit": "1" * 40, "science": {"measure": "1", "sizes": "1"}}  # fmt: skip
+CELLS = ['tier = "mini"\nmodel = ""\nweights = "trained"\nseed = 0\n', "1 + 1"]
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def root(tmp_path: Path, make_ledger: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with one chapter, its ledger and no results; the build folder is ``_build``."""
+    make_ledger("90_demo", LEDGER)
+    cell = {"cell_type": "code", "execution_count": None, "outputs": []}
+    cells = [{**cell, "id": str(n), "metadata": {}, "source": it} for n, it in enumerate(CELLS)]
+    cells[0]["metadata"] = {"tags": ["parameters"]}
+    notebook = {"cells": cells, "metadata": {"own": 1}, "nbformat": 4, "nbformat_minor": 5}
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook["metadata"] = {"kernelspec": kernel}
+    write_json(tmp_path / "notebooks/90_demo.ipynb", notebook)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "NOTEBOOKS", tmp_path / "notebooks")
+    monkeypatch.setattr(commands, "BUILD", tmp_path / "_build")
+    monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "_build/results"))
+    return tmp_path
+
+
+def ran(root: Path, value: float, tier: str = "mini", **record: Any) -> run.Run:
+    """Leave behind what a run of the chapter would."""
+    done = run.plan("90", {"tier": tier}, root / "_build")
+    for claim in done.asks():
+        measured(claim, value, tier=done.kind)
+    notebook = read_json(done.source)
+    for number, cell in enumerate(notebook["cells"], 1):
+        cell["execution_count"], cell["metadata"]["papermill"] = number, {"duration": 0.1}
+        cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["2"]}]
+    write_json(done.notebook, notebook)
+    write_json(done.record, RECORD | {"tier": done.kind} | record)
+    write_json(done.stamp, {"parameters": done.parameters})
+    return done
+
+
+def stored(root: Path, *runs: run.Run) -> list[str]:
+    return [path.relative_to(root).as_posix() for path in results.store(runs)]
+
+
+def test_what_is_stored_are_outputs_results_and_the_record(root: Path) -> None:
+    done = ran(root, 2.0)
+    name, kept = "book/results/mini/90.first.json", "book/runs/mini/90_demo.json"
+    assert stored(root, done) == [
+        "notebooks/90_demo.ipynb",
+        kept,
+        name,
+        "book/results/mini/90.second.json",
+    ]
+    notebook = read_json(done.source)
+    assert [cell["metadata"] for cell in notebook["cells"]] == [{"tags": ["parameters"]}, {}]
+    assert [cell["execution_count"] for cell in notebook["cells"]] == [1, 2]
+    assert stored(root, done) == []
+    # What differs in date, commit and seconds alone stays; other code, or a clean commit, does not.
+    result = read_json(root / name)
+    write_json(root / name, result | {"date": "2020-01-01", "commit": "0" * 40})
+    assert stored(root, ran(root, 2.0, seconds=9.0, commit="2" * 40)) == []
+    assert stored(root, ran(root, 2.0, science={"measure": "2"})) == [kept]
+    write_json(root / name, result | {"commit": "0" * 40 + "+"})
+    assert stored(root, ran(root, 2.0, science={"measure": "2"})) == [name]
+    gone = ["book/results/mini/90.renamed.json", "book/runs/mini/91_gone.json"]
+    for path in gone:
+        write_json(root / path, result | {"id": "90.renamed"})
+    (found,) = results.compare(done)[1]
+    assert (found.name, found.now, found.is_wrong) == ("90.renamed", results.GONE, True)
+    assert stored(root, ran(root, 2.0, science={"measure": "2"})) == gone
+
+
+def test_a_notebook_that_was_edited_since_is_not_stored(root: Path) -> None:
+    done = ran(root, 2.0)
+    done.source.write_text(done.source.read_text().replace("1 + 1", "1 + 2"))
+    with pytest.raises(IclError, match=r"was edited since its last run. Run: make book"):
+        results.store([done])
+    done.notebook.unlink()
+    with pytest.raises(IclError, match=r"has not been run. Run: make book"):
+        results.store([done])
+
+
+def test_a_run_ends_with_one_table_and_another_verdict_is_status_1(
+    root: Path, capsys: Said
+) -> None:
+    compare = ["compare", "90"]
+    ran(root, 2.0)
+    assert __main__.main([*compare, "--accept"]) == 0, "nothing was committed"
+    ran(root, 2.0 + 1e-5)
+    capsys.readouterr()
+    assert __main__.main(compare) == 0
+    assert capsys.readouterr().out == "nothing differs (2 values compared)\n"
+    ran(root, 2.1)
+    assert __main__.main(compare) == 0, "the same verdicts"
+    assert "2 of 2 values differ" in capsys.readouterr().out
+    ran(root, 0.5)
+    assert __main__.main(compare) == 1
+    said = capsys.readouterr().out
+    assert re.search(r"90\.first +mini +2\.00 +0\.500 +holds -> holds partly\n", said)
+    assert re.search(r"90\.second +mini +2\.00 +0\.500 +holds -> does not hold\n", said)
+    assert __main__.main([*compare, "--accept"]) == 0
+    assert __main__.main(compare) == 0
+    # A committed result that someone tampered with is no better.
+    path = root / "book/results/mini/90.first.json"
+    write_json(path, read_json(path) | {"verdict": "holds"})
+    assert __main__.main(compare) == 1
+
+
+def test_a_seed_of_ones_own_is_not_compared(root: Path, capsys: Said) -> None:
+    done = ran(root, 2.0)
+    other = replace(done, parameters=done.parameters | {"seed": 3})
+    capsys.readouterr()
+    assert results.conclude([other], accept=True) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "90_demo: not compared: its model, seed or parameters are not the book's"
+    )
+    assert not done.committed.exists()
+
+
+def test_a_part_that_gives_the_same_renews_the_whole(root: Path, capsys: Said) -> None:
+    whole, values = ran(root, 2.0, "real"), {"90.first": 2.0}
+    part = ran(root, 2.0, presets.PART.column, values=values)
+    assert part.kind == "real-part"
+    assert results.conclude([whole, part], accept=True) == 0
+    now = {"measure": "2", "sizes": "7"}
+    again = {"values": {"90.first": 2.0 + 1e-5}, "science": now, "date": "2026-02-02"}
+    part = ran(root, 2.0, presets.PART.column, **again)
+    capsys.readouterr()
+    assert results.conclude([part]) == 0
+    assert capsys.readouterr().out.startswith("nothing differs (1 values compared)\nupdated ")
+    record = read_json(whole.committed)
+    assert record["science"] == now | {"sizes": "1"}, "sizes are those of the whole"
+    assert record["part"] == {"date": "2026-02-02", "commit": "1" * 40}
+    assert record["date"] == "2026-01-01"
+    part = ran(root, 2.0, presets.PART.column, values={"90.first": 2.1}, science=RECORD["science"])
+    assert results.conclude([part]) == 1, "another value"
+    assert read_json(whole.committed) == record
+    # Values of a part that are not those of the code of the whole say nothing about it.
+    write_json(whole.committed, record | {"science": {"measure": "3", "sizes": "1"}})
+    part = ran(root, 2.0, presets.PART.column, **again)
+    with pytest.raises(IclError, match=r"was measured by other code than the whole"):
+        results.conclude([part])
+
+
+def test_what_is_stale_is_named_with_what_changed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = ran(root, 2.0, "real")
+    assert results.stale(done) == "", "nothing is committed"
+    results.store([done])
+    monkeypatch.setattr(run.Run, "code", lambda _: {"measure": "2", "new": "3", "sizes": "1"})
+    assert results.stale(done) == (
+        "90_demo (real): changed since it was measured: measure, new. Run: python -m iclutils run "
+        "90_demo --tier real-part; if that differs: python -m iclutils run 90_demo --tier real "
+        "--accept"
+    )
+
+
+@pytest.mark.parametrize("weights", ["trained", "random"])
+@pytest.mark.parametrize("tier", ["mini", "real"])
+def test_the_committed_results_are_those_of_the_code_of_today(tier: str, weights: str) -> None:
+    given = {"tier": tier, "model": "", "weights": weights}
+    runs = (run.Run(name, given, ROOT / "_build") for name in run.chapters())
+    found = [said for each in runs if (said := results.stale(each))]
+    assert not found, "\n".join(found)
