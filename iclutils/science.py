@@ -161,13 +161,19 @@ def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
                 yield alias.asname or first, alias.name if alias.asname else first
 
 
+def _is_apart(parts: list[str]) -> bool:
+    return parts[0] == PACKAGE.name and not APART.isdisjoint(parts[1:2])
+
+
 def _resolve(dotted: str) -> tuple[str, str, str] | None:
     """The module, the definition in it and what is left of a dotted name; None outside science."""
     parts = dotted.split(".")
-    if parts[0] != PACKAGE.name or APART.intersection(parts[1:2]):
+    if parts[0] != PACKAGE.name or _is_apart(parts):
         return None
     for cut in range(len(parts), 0, -1):
         if module := _module(".".join(parts[:cut])):
+            if module.name == f"{PACKAGE.name}.zoo":  # it hands out what is told by its checksums
+                return None
             name, left = ".".join(parts[cut : cut + 1]), parts[cut + 1 :]
             if name in module.imported and name not in module.defined:
                 return _resolve(".".join([module.imported[name], *left]))
@@ -390,7 +396,7 @@ def _changes(node: ast.AST, home: Module) -> Iterator[str]:
                 yield from {name} - {SESSION, ""}
             case ast.Expr(value=ast.Call(func=func, args=args)):
                 full = home.imported.get(_base(func), _base(func)).split(".")
-                if full[0] not in SHOWS and not (full[0] == PACKAGE.name and full[1] in APART):
+                if full[0] not in SHOWS and not _is_apart(full):
                     yield from (n.id for a in args for n in ast.walk(a) if isinstance(n, ast.Name))
             case ast.Subscript(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()):
                 yield from {_base(part)} - {""}

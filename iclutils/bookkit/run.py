@@ -11,6 +11,7 @@ import base64
 import hashlib
 import math
 import os
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -26,7 +27,7 @@ from nbformat import NotebookNode
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
-from .. import claims, machine, presets, progress, room, science
+from .. import claims, machine, presets, progress, room, science, zoo
 from ..errors import IclError, unknown
 from ..files import CHECKOUT, PACKAGE, read_json, write_json, write_text
 from ..zoo import smollm2
@@ -115,13 +116,16 @@ class Run:
         return {"inputs": digest.hexdigest(), "parameters": self.parameters}
 
     def code(self) -> science.Science:
-        """The code that its numbers depend on, and the sizes."""
+        """The code that its numbers depend on, and the sizes with the weights that they name."""
         cells = (cell for cell in read_json(self.source)["cells"] if cell["cell_type"] == "code")
         left_out = {NETWORKS} if self.tier == "real" else set()
         kept = (c for c in cells if left_out.isdisjoint(c["metadata"].get("tags", [])))
-        found, sizes = science.of_notebook(tuple("".join(cell["source"]) for cell in kept))
+        found, asked = science.of_notebook(tuple("".join(cell["source"]) for cell in kept))
         tier = presets.get(self.parameters["tier"])
-        return found | {"sizes": science.digest([getattr(tier, name) for name in sorted(sizes)])}
+        sizes = repr([getattr(tier, name) for name in sorted(asked)])
+        networks = (zoo.ROOT / name / "SHA256SUMS" for name in re.findall(r"'([\w-]+)'", sizes))
+        sums = [path.read_bytes() for path in networks if path.is_file()]
+        return found | {"sizes": science.digest([sizes, sums])}
 
     def is_usual(self) -> bool:
         """Whether it is as the book runs it: its results can be compared with the committed."""

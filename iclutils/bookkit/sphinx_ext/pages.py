@@ -17,7 +17,9 @@ FIELDS = {
     *("chapter", "tier", "seconds", "peak_gib"),
     *("machine", "versions", "python", "commit", "date"),
 }
-NEWER = {"pace", "cells"}  # not in the records of older runs
+# Not in every record: older runs had none, ``values`` are those of a part of a tier, and ``part``
+# says when the whole was last found equal on one.
+NEWER = {"pace", "cells", "science", "values", "part"}
 SHOWN = re.compile(r"^## You see\n\n```text\n(.*?)\n```", re.DOTALL | re.MULTILINE)
 
 
@@ -39,9 +41,10 @@ class Status(Generated):
                 found = scorecard.tally(e for e in entries if e.claim.kind == "finding")
                 verdicts = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
                 missing = "no record" if any(e.result for e in entries) else scorecard.NOT_RUN
-                ran = _ran(run, machines) if run else [missing, *[""] * 4]
+                ran = _ran(run, machines) if run else [missing, *[""] * 5]
                 body.append([f"{{doc}}`/{page}`", label, *ran, verdicts or "none"])
-        head = ["Notebook", "Models", "Time", "Memory used", "Machine", "Date", "Commit"]
+        head = ["Notebook", "Models", "Time", "Memory used", "Machine", "Measured", "Commit"]
+        head.append("Since then")
         lines = table([*head, "Findings"], body, "status")
         if machines:
             head = ["Machine", "Processor", "Cores", "Memory", "GPU", "Versions"]
@@ -77,7 +80,10 @@ def _ran(run: dict[str, Any], machines: list[tuple[str, ...]]) -> list[str]:
     number = machines.index(_machine(run)) + 1
     which = f"[{number}](#machine-{number})"
     told = duration(run["seconds"]), held(run["peak_gib"])
-    return [*told, which, run["date"], commit(run["commit"])]
+    part, since = run.get("part"), ""
+    if part:
+        since = f"found equal on a part, {part['date']}, {commit(part['commit'])}"
+    return [*told, which, run["date"], commit(run["commit"]), since]
 
 
 def _machine(run: dict[str, Any]) -> tuple[str, ...]:
