@@ -365,7 +365,8 @@ def test_a_run_that_was_ended_continues_where_it_stopped(
 import pathlib, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run unattended
 from iclutils import __main__
-from iclutils.bookkit import claims, commands, run
+from iclutils import claims
+from iclutils.bookkit import commands, run
 run.NOTEBOOKS = pathlib.Path({str(kernels.notebooks)!r})
 claims.ROOT = pathlib.Path({str(claims.ROOT)!r})
 commands.BUILD = pathlib.Path({str(kernels.build)!r})
