@@ -20,6 +20,7 @@ from ..files import PACKAGE, read_json, replacing, write_json
 from . import address, results, run
 
 SETTINGS = ("_config.yml", "_toc.yml")
+CODE = {"_ext", "__pycache__"}  # of folders in book/ that are no pages
 SHOWN = ("CHANGELOG.md", "CITATION.cff")  # pages of the book show them
 BUILDERS = ("jupyter-book", "sphinx", "sphinx-book-theme", "myst-nb",
             "vl-convert-python")  # fmt: skip
@@ -27,6 +28,7 @@ BUILDERS = ("jupyter-book", "sphinx", "sphinx-book-theme", "myst-nb",
 # installed packages for its plugins at every citation.
 PROGRAM = """
 import functools, sys
+sys.path.insert(0, {root!r})  # where the extension is
 from jupyter_book import sphinx
 from jupyter_book.cli.main import main
 from pybtex import plugin
@@ -57,7 +59,11 @@ def stage(root: Path, build: Path, done: list[run.Run]) -> Path:
     """
     fresh = {f"notebooks/{item.chapter}": item.notebook for item in done}
     paths = [root / name for name in (*SETTINGS, *SHOWN)] + sorted((root / "book").rglob("*"))
-    wanted = {p.relative_to(root).as_posix(): p.read_bytes() for p in paths if p.is_file()}
+    wanted = {
+        p.relative_to(root).as_posix(): p.read_bytes()
+        for p in paths
+        if p.is_file() and not CODE & {*p.parts}
+    }
     for name in pages(root):
         path = root / f"{name}.ipynb"
         if path.is_file():
@@ -92,7 +98,7 @@ def render(source: Path, build: Path) -> Path:
     if last.get("frame") != stamp["frame"]:
         shutil.rmtree(work, ignore_errors=True)
     record.unlink(missing_ok=True)
-    program = PROGRAM.format(jobs=max(1, machine.cores()))
+    program = PROGRAM.format(root=str(run.ROOT), jobs=max(1, machine.cores()))
     options = ["build", str(source), "--path-output", str(build), "-n", "-W", "--keep-going", "-q"]
     outcome = subprocess.run(
         [sys.executable, "-c", program, *options],
@@ -128,11 +134,10 @@ def pack(build: Path) -> Path:
 def _stamp(source: Path) -> dict[str, str]:
     """Hashes of what the HTML depends on: ``text`` of pages and results, and the ``frame``."""
     from .. import zoo
-    from . import sphinx_ext
 
     framing = [source / name for name in SETTINGS]
     framing += sorted((source / "book/_static").rglob("*.*"))
-    framing += sorted(Path(sphinx_ext.__file__).parent.glob("*.*"))
+    framing += sorted((run.ROOT / "book/_ext").glob("*.*"))
     framing += [Path(module.__file__ or "") for module in (address, claims, scorecard)]
     texts = [path for path in sorted(source.rglob("*")) if path.is_file()]
     texts += [*sorted(claims.ROOT.glob("*.yml")), *sorted(zoo.ROOT.glob("*/README.md"))]

@@ -255,3 +255,22 @@ def _picked(
 def _rounded(values: Float[Tensor, "value"]) -> list[float | int]:
     """Three decimals, which is all that a picture can show; a bare 0 is shorter."""
     return [round(value, 3) or 0 for value in values.tolist()]
+
+
+class Specification:
+    """MyST-NB's renderer of the specification (an entry point of the package)."""
+
+    mime_priority_overrides: tuple[tuple[str, str, int | None], ...] = ()
+
+    @staticmethod
+    def handle_mime(renderer: Any, data: Any, inline: bool) -> list[Any] | None:
+        """The specification as JSON in a script that no browser runs."""
+        if data.mime_type != MIME:
+            return None
+        from docutils import nodes
+
+        # Without its schema, which is an address, and not of the version of the library here.
+        spec = {key: value for key, value in data.content.items() if key != "$schema"}
+        content = json.dumps(spec, ensure_ascii=False, separators=(",", ":"))
+        text = content.replace("<", "\\u003c")  # nothing in it can end the script
+        return [nodes.raw("", f'<script type="application/json">{text}</script>', format="html")]

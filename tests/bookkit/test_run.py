@@ -17,9 +17,9 @@ import pytest
 from ledger import dump, entry
 from nbclient import NotebookClient
 
+from book._ext import pages as status
 from iclutils import claims, machine, room
 from iclutils.bookkit import run
-from iclutils.bookkit.sphinx_ext import pages as status
 from iclutils.errors import IclError
 from iclutils.files import read_json, write_json
 from iclutils.zoo import smollm2

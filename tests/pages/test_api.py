@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from iclutils.bookkit.sphinx_ext import api
+from book._ext import api
 
 BOOK = Path(__file__).parents[2] / "book/api"
 PACKAGE = Path(api.iclutils.__file__).parent

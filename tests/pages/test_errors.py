@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from book._ext.pages import message as shown
 from iclutils import IclError
-from iclutils.bookkit.sphinx_ext.pages import message as shown
 
 FOLDER = Path(__file__).parents[2] / "book/errors"
 PAGES = {path.stem: path for path in sorted(FOLDER.glob("*.md")) if shown(path)}

@@ -10,7 +10,7 @@ from urllib.parse import urlparse
 import pytest
 from reader import Reader, soon
 
-from iclutils.bookkit.sphinx_ext.explorer import OURS
+from book._ext.explorer import OURS
 
 pytestmark = pytest.mark.browser
 

@@ -19,11 +19,10 @@ from notebook_rules import faults
 from PIL import Image
 from random_layers import seeded
 
-from iclutils.bookkit.sphinx_ext.explorer import Specification
 from iclutils.errors import IclError
 from iclutils.files import read_json
 from iclutils.plots import explorer
-from iclutils.plots.explorer import MIME
+from iclutils.plots.explorer import MIME, Specification
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["<bos>", "one", "</script>", '"two"', "one", "three"]

@@ -17,10 +17,11 @@ from urllib.parse import urlencode
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from ... import scorecard
-from ...claims import FAILS, HOLDS, KINDS, NULL, PARTLY, VERDICTS, Claim, Result
-from ...presets import TIERS
-from ...scorecard import COLUMNS, ORIGINS, Entry, Row, of, passing, tally
+from iclutils import scorecard
+from iclutils.claims import FAILS, HOLDS, KINDS, NULL, PARTLY, VERDICTS, Claim, Result
+from iclutils.presets import TIERS
+from iclutils.scorecard import COLUMNS, ORIGINS, Entry, Row, of, passing, tally
+
 from . import chapters
 from .markdown import Generated, commit, plain, rows, table, versions
 

@@ -7,7 +7,6 @@ not read files. Where scripts are off, and in print, the picture stays.
 
 from __future__ import annotations
 
-import json
 import shutil
 from importlib import metadata
 from pathlib import Path
@@ -17,27 +16,10 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
-from ...plots.explorer import MIME
+from iclutils.plots.explorer import MIME
 
 OURS = ("explorer.js", "explorer.css")
 LIBRARY = f"vega-{metadata.version('vl-convert-python')}.js"  # Vega, Vega-Lite and Vega-Embed
-
-
-class Specification:
-    """MyST-NB's renderer of the specification (an entry point of the package)."""
-
-    mime_priority_overrides: tuple[tuple[str, str, int | None], ...] = ()
-
-    @staticmethod
-    def handle_mime(renderer: Any, data: Any, inline: bool) -> list[nodes.Element] | None:
-        """The specification as JSON in a script that no browser runs."""
-        if data.mime_type != MIME:
-            return None
-        # Without its schema, which is an address, and not of the version of the library here.
-        spec = {key: value for key, value in data.content.items() if key != "$schema"}
-        content = json.dumps(spec, ensure_ascii=False, separators=(",", ":"))
-        text = content.replace("<", "\\u003c")  # nothing in it can end the script
-        return [nodes.raw("", f'<script type="application/json">{text}</script>', format="html")]
 
 
 class PictureAndSpecification(SphinxPostTransform):

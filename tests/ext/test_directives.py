@@ -19,10 +19,10 @@ from nbformat import NotebookNode
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
+from book._ext.equations import mathml
+from book._ext.pages import duration, held
 from iclutils import claims, zoo
 from iclutils.bookkit import address
-from iclutils.bookkit.sphinx_ext.equations import mathml
-from iclutils.bookkit.sphinx_ext.pages import duration, held
 
 BIB = "@misc{xiang2024, author={Xiang, Shuyang}, title={A Note}, year={2024}}"
 PIXEL = (  # a PNG of one dot
@@ -94,7 +94,7 @@ class Book:
     def __init__(self, folder: Path) -> None:
         self.source, self.out = folder / "src", folder / "out"
         self.settings: dict[str, Any] = {
-            "extensions": ["myst_nb", "sphinxcontrib.bibtex", "iclutils.bookkit.sphinx_ext"],
+            "extensions": ["myst_nb", "sphinxcontrib.bibtex", "book._ext"],
             "bibtex_bibfiles": ["refs.bib"],
             "html_theme": "basic",
             "nb_execution_mode": "off",

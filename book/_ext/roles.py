@@ -8,9 +8,10 @@ from docutils import nodes
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
-from ... import claims, scorecard
-from ...claims import UNDEFINED
-from ...errors import IclError, unknown
+from iclutils import claims, scorecard
+from iclutils.claims import UNDEFINED
+from iclutils.errors import IclError, unknown
+
 from .markdown import results
 
 logger = logging.getLogger(__name__)

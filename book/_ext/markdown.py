@@ -11,9 +11,9 @@ from docutils import nodes
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
-from ... import claims, scorecard
-from ...claims import Result
-from ...errors import IclError
+from iclutils import claims, scorecard
+from iclutils.claims import Result
+from iclutils.errors import IclError
 
 
 class Generated(SphinxDirective):

@@ -18,10 +18,11 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-from ... import claims, scorecard
-from ...claims import VERDICTS, Claim
-from ...errors import IclError, unknown
-from ...files import read_json
+from iclutils import claims, scorecard
+from iclutils.claims import VERDICTS, Claim
+from iclutils.errors import IclError, unknown
+from iclutils.files import read_json
+
 from . import scorecard as cards
 from .markdown import results, rows
 

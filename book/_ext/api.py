@@ -21,8 +21,8 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 import iclutils
+from iclutils.files import PACKAGE
 
-from ...files import PACKAGE
 from .markdown import Generated, table
 
 CODE = re.compile(r"(``.+?``)", re.DOTALL)

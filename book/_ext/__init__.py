@@ -15,8 +15,9 @@ from sphinx.config import Config
 from sphinx.errors import ConfigError
 from sphinx.util.typing import ExtensionMetadata
 
-from ...errors import IclError
-from .. import address
+from iclutils.bookkit import address
+from iclutils.errors import IclError
+
 from . import (
     api,
     chapters,

@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
-from ... import claims, scorecard, zoo
-from ...errors import IclError
-from ...files import read_json
+from iclutils import claims, scorecard, zoo
+from iclutils.errors import IclError
+from iclutils.files import read_json
+
 from .markdown import Generated, commit, plain, rows, table, versions
 
 FIELDS = {

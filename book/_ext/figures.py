@@ -17,7 +17,8 @@ from docutils.parsers.rst import directives
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
-from ...errors import IclError, unknown
+from iclutils.errors import IclError, unknown
+
 from .chapters import cells
 
 LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=$", re.MULTILINE)
