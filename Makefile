@@ -37,7 +37,7 @@ help:  ## list these commands
 setup: $(READY)  ## make .venv and install everything into it
 
 book: $(READY)  ## run what changed, check the claims, build the HTML, print the scorecard
-	@$(BIN)/python -m iclutils book
+	@$(BIN)/python -m book._tools book
 
 test: lint  ## lint, types, tests, each chapter once, the pages in a browser
 	@$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests $(TOGETHER) $(ARGS)
@@ -64,27 +64,27 @@ notebooks: $(READY)  ## nbval alone: run the notebooks and compare with what is 
 	@$(OFFLINE) $(BIN)/python -m pytest $(NBVAL) $(ARGS)
 
 accept: $(READY)  ## make the last runs the committed ones (look at what differs first)
-	@$(BIN)/python -m iclutils compare --accept
+	@$(BIN)/python -m book._tools compare --accept
 
 train: $(READY)  ## rebuild a zoo model: make train NAME=induction-0 (no NAME: list them)
 	@$(BIN)/python -m iclutils train $(NAME)
 
 null: $(READY)  ## run all chapters with random weights: the null beside every finding
-	@$(BIN)/python -m iclutils run --weights random
+	@$(BIN)/python -m book._tools run --weights random
 
 real: $(READY)  ## run all chapters on a pretrained language model: at most 90 minutes on 2 cores
-	@$(BIN)/python -m iclutils run --tier real
-	@$(BIN)/python -m iclutils run --tier real --weights random
+	@$(BIN)/python -m book._tools run --tier real
+	@$(BIN)/python -m book._tools run --tier real --weights random
 
 part: $(READY)  ## after a refactoring: does the language model still give the same? 15 minutes
-	@$(BIN)/python -m iclutils run --tier real-part
-	@$(BIN)/python -m iclutils run --tier real-part --weights random
+	@$(BIN)/python -m book._tools run --tier real-part
+	@$(BIN)/python -m book._tools run --tier real-part --weights random
 
 run: $(READY)  ## run chapters: make run CHAPTER=01 TIER=paper
-	@$(BIN)/python -m iclutils run $(CHAPTER) --tier $(TIER)
+	@$(BIN)/python -m book._tools run $(CHAPTER) --tier $(TIER)
 
 exercises: $(READY)  ## chapters without the solutions of their exercises, into _build/exercises/
-	@$(BIN)/python -m iclutils exercises $(filter-out all,$(CHAPTER))
+	@$(BIN)/python -m book._tools exercises $(filter-out all,$(CHAPTER))
 
 assignments: $(READY)  ## derive homework from the solved masters: student, autograder, instructor
 	@$(GRADING) assignments $(HW) $(if $(MASTERS),--masters "$(MASTERS)")
@@ -100,16 +100,16 @@ bench: $(READY)  ## speed: each fast path against the plain loop, equal outputs 
 	@for program in benchmarks/*.py; do $(OFFLINE) $(BIN)/python $$program || exit 1; done
 
 zip: book  ## pack the built HTML into _build/, to be read offline
-	@$(BIN)/python -m iclutils zip
+	@$(BIN)/python -m book._tools zip
 
 pdf: book  ## print the chapters into _build/pdf/ (needs Chromium or Chrome): make pdf CHAPTER=01
-	@$(BIN)/python -m iclutils pdf $(filter-out all,$(CHAPTER))
+	@$(BIN)/python -m book._tools pdf $(filter-out all,$(CHAPTER))
 
 tutor: book  ## chapters with solutions, timing and questions, for who teaches: make tutor CHAPTER=01
-	@$(BIN)/python -m iclutils tutor $(filter-out all,$(CHAPTER))
+	@$(BIN)/python -m book._tools tutor $(filter-out all,$(CHAPTER))
 
 slides: book  ## two lectures a chapter, as slides for a browser: make slides CHAPTER=01
-	@$(BIN)/python -m iclutils slides $(filter-out all,$(CHAPTER))
+	@$(BIN)/python -m book._tools slides $(filter-out all,$(CHAPTER))
 
 clean:  ## remove everything built; .venv stays
 	rm -rf _build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

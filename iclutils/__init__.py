@@ -12,7 +12,7 @@ Each notebook has a module of its name in ``iclutils.chapters``:
 
 ``models`` and ``zoo`` hold the networks (``zoo.recipes`` trains them), ``tasks`` the inputs,
 ``interp`` what several chapters measure, ``plots`` the figures. Arrows point one way:
-models -> tasks -> interp -> chapters -> zoo.recipes; ``bookkit`` makes the book.
+models -> tasks -> interp -> chapters -> zoo.recipes. ``book/_tools`` makes the book.
 
 The names below are imported when they are first used, so that ``python -m iclutils`` answers at
 once, and can say what is missing where a dependency is.
@@ -28,8 +28,8 @@ if os.environ.get("ICLUTILS_QUIET"):  # also the bars of the libraries below
     os.environ |= {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 if TYPE_CHECKING:
-    from .bookkit.quick_figures import QuickFigure, show
     from .errors import IclError
+    from .quick_figures import QuickFigure, show
     from .session import Session, begin
 
 __all__ = ["IclError", "QuickFigure", "Session", "begin", "show"]
@@ -37,10 +37,10 @@ __version__ = metadata.version("iclutils")
 
 _MODULES = {
     "IclError": "errors",
-    "QuickFigure": "bookkit.quick_figures",
+    "QuickFigure": "quick_figures",
     "Session": "session",
     "begin": "session",
-    "show": "bookkit.quick_figures",
+    "show": "quick_figures",
 }
 
 

@@ -1,74 +1,148 @@
-"""Everything that can be done with this package, as commands."""
+"""What can be done with this package alone, as commands."""
 
 from __future__ import annotations
 
-import argparse
-import errno
-import os
 import sys
+from argparse import Namespace
+from importlib import import_module
+from pathlib import Path
 
-from .bookkit.commands import COMMANDS
-from .errors import IclError, unknown
+from .commandline import CommandLine, named, option
+from .errors import IclError
+from .files import CHECKOUT
 
-CURES = {
-    errno.ENOSPC: "Make room on the disk and run again; what was finished is kept.",
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Run where you may write files."),
-}
-OVERVIEW = """\
-examples:
-  python -m iclutils doctor
-  python -m iclutils run 01
-  python -m iclutils run 01 --model path/to/folder
-  python -m iclutils claims 03
-  python -m iclutils train induction-0
+LINE = CommandLine(
+    "iclutils",
+    __doc__,
+    ("doctor", "run 01 --model path/to/folder", "show 01 --model gpt2", "train induction-0"),
+)
+command = LINE.command
+SEED = option("--seed", type=int, help="of every random draw")
+DEVICE = option("--device", help="auto, cpu or cuda")
 
-Each command explains itself: python -m iclutils run --help"""
+
+@command(
+    option("--network", action="store_true", help="also ask whether the hub answers"),
+    examples=("", "--network"),
+)
+def doctor(given: Namespace) -> int:
+    """Check this machine, and say what is missing and how to mend it."""
+    from . import doctor
+
+    findings = doctor.examine(Path("_build"), network=given.network)
+    print(doctor.report(findings))
+    return 0 if doctor.healthy(findings) else 1
+
+
+@command(
+    option("chapter", help="01 to 06"),
+    option("--model", default="", help="a Hugging Face folder, or a name; else ours"),
+    option("--prompt", help="01: a text, which is shown twice"),
+    option(
+        "--demonstration",
+        **{"action": "append", "default": [], "metavar": "TEXT=LABEL"},
+        help="02: a labelled text, as often as needed",
+    ),
+    option("--query", help="02: the text to be labelled"),
+    *(SEED, DEVICE),
+    option("--out", type=Path, default=Path("figure.png"), help=".png or .svg"),
+    examples=(
+        *("01 --model path/to/folder", "01 --model gpt2 --prompt 'a text'", "05 --out edges.svg"),
+        "02 --model gpt2 --demonstration 'fun=Good' --demonstration 'dull=Bad' --query 'great'",
+    ),
+)
+def show(given: Namespace) -> None:
+    """Draw one chapter's main figure for one model."""
+    from .quick_figures import show
+    from .quick_figures.quick_figure import ending
+
+    ending(given.out)
+    pairs = [text.rpartition("=")[::2] for text in given.demonstration]
+    if not all(text and label for text, label in pairs):
+        raise IclError("--demonstration takes TEXT=LABEL.")
+    asked = named(given, "prompt", "query", "seed", "device")
+    made = show(given.chapter, given.model, demonstrations=pairs, **asked)
+    print(made)
+    print(f"wrote {made.save(given.out)}")
+
+
+@command()
+def models(given: Namespace) -> None:
+    """List the models that load() knows by name."""
+    from . import models, zoo
+    from .zoo import smollm2
+
+    for name in zoo.names():
+        print(f"{name:<22} shipped; training steps {', '.join(map(str, zoo.steps(name)))}")
+    state = f"in {smollm2.folder()}" if smollm2.is_there() else "fetched at first use, 93 MB"
+    print(f"{smollm2.NAME:<22} SmolLM2-135M-Instruct, four bits, of {smollm2.PACKAGE}; {state}")
+    for name, spec in models.HUB.items():
+        print(f"{name:<22} hub: {spec.repo} at {spec.revision}")
+    print("Also: any Hugging Face folder on disk, and owner/name with revision=<40-hex commit>.")
+
+
+@command(
+    option("name", nargs="?", help="a recipe, or several: 'regression-one-*'"),
+    option("--out", type=Path, help="folder (default _build/train/NAME)"),
+    option("--quiet", action="store_true", help="no progress bar"),
+    option("--device", default="cpu", help="cpu (default), cuda or auto"),
+    option("--jobs", type=int, help="of several, how many at a time (all cores)"),
+    option("--cluster", default="", help="address of a Dask scheduler, for several"),
+    examples=(
+        *("", "induction-0", "'regression-one-*' --jobs 2"),
+        "'regression-paper-*' --device cuda --cluster tcp://scheduler:8786",
+    ),
+)
+def train(given: Namespace) -> None:
+    """Train a shipped model again, or one of the paper's size."""
+    from . import zoo
+    from .progress import say
+    from .session import resolve_device
+    from .zoo import recipes
+    from .zoo.recipes import sweep
+
+    names = recipes.matching(given.name) if given.name else recipes.all_names()
+    if given.name is None:
+        print("\n".join(names))
+        return
+    several, device = len(names) > 1, resolve_device(given.device)
+    if not several and (given.jobs is not None or given.cluster):
+        raise IclError(
+            f"--jobs and --cluster are for several recipes, and {given.name!r} names one. "
+            "Leave them out, or quote a pattern: 'regression-one-*'."
+        )
+    plans = [recipes.recipe(name, device) for name in names]
+    if not given.quiet:
+        first = f"{len(names)} trainings, the first of which is " if several else ""
+        say(f"{first}{recipes.cost(plans[0])}")
+    if several:
+        with sweep.on_cluster(given.cluster):
+            folders = sweep.sweep(plans, given.out or zoo.trained(), given.jobs)
+        print("\n".join(map(str, folders)))
+    else:
+        out = given.out or zoo.trained() / names[0]
+        recipes.train(names[0], out, progress=not given.quiet, device=device)
+        print(f"{out} holds the model. To ship it, copy it to iclutils/zoo/{names[0]}.")
+
+
+@command(examples=("01", "01 --model path/to/folder", "01 --tier paper --device cuda", "--help"))
+def run(given: Namespace) -> None:
+    """Run a chapter of the checkout, on a model of your own if you name one."""
+    raise IclError(
+        "Chapters are run in a checkout of the book, and this package is installed without one. "
+        "Clone the repository and run this there, or open the notebook and set its parameters."
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status (2 for a mistake of the user's)."""
     words = sys.argv[1:] if arguments is None else arguments
-    if not words:
-        parser().print_help()
-        return 0
-    try:
-        if words[0] not in COMMANDS and not words[0].startswith("-"):
-            raise unknown("command", words[0], COMMANDS)
-        given = parser().parse_args(words)
-        return given.act(given) or 0
-    except IclError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # whoever read has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        print(f"error: {what}. {CURES.get(error.errno or 0, '')}".rstrip(), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; what was finished is kept: run again to continue", file=sys.stderr)
-        return 130
-
-
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
-    prog, plain = "python -m iclutils", argparse.RawDescriptionHelpFormatter
-    made = argparse.ArgumentParser(
-        prog, description=__doc__, epilog=OVERVIEW, formatter_class=plain
-    )
-    listed = made.add_subparsers(title="commands", metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        what = str(command.act.__doc__)
-        shown = "\n".join(f"  {prog} {name} {words}".rstrip() for words in command.examples)
-        line, end = f"{what[0].lower()}{what[1:-1]}", f"examples:\n{shown}"
-        added = listed.add_parser(
-            name, help=line, description=what, epilog=end, formatter_class=plain
-        )
-        added.set_defaults(act=command.act)
-        for names, about in command.options:
-            added.add_argument(*names, **about)
-    return made
+    if words[:1] != ["run"]:
+        return LINE.main(words)
+    if not (CHECKOUT / "book/_tools").is_dir():
+        return LINE.main(["run"])
+    sys.path.insert(0, str(CHECKOUT))
+    return int(import_module("book._tools.__main__").LINE.main(words))
 
 
 if __name__ == "__main__":

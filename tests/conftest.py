@@ -123,7 +123,7 @@ def site() -> Path:
     outputs for other chapters; built only where something changed."""
     from filelock import FileLock
 
-    from iclutils.bookkit import build, run
+    from book._tools import build, run
 
     folder = ROOT / "_build"
     folder.mkdir(exist_ok=True)
@@ -138,7 +138,7 @@ def browser() -> Iterator[Any]:
     """An installed browser, without a network."""
     from reader import FLAGS, PATIENCE
 
-    from iclutils.bookkit import doctor
+    from iclutils import doctor
 
     program = doctor.browser()
     if program is None:

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from book._tools.address import set_up_cell
 from iclutils import claims
-from iclutils.bookkit.address import set_up_cell
 from iclutils.claims import VERDICTS, Claim
 from iclutils.plots.explorer import MIME
 
@@ -101,7 +101,7 @@ def _frame(notebook: Notebook) -> Iterator[str]:
             yield f"code cell {place + 1} must be the only one tagged {tag}"
             return
     if source(cells[1]) != set_up_cell():
-        yield "the set-up cell is not the shared one: run python -m iclutils address"
+        yield "the set-up cell is not the shared one: run python -m book._tools address"
     before = notebook["cells"][0]
     for cell in notebook["cells"]:
         silent = tags(cell) & {"parameters", "set-up", "exercise"}

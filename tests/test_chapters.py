@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from iclutils.bookkit import run
+from book._tools import run
 from iclutils.files import read_json
 
 BUILD = run.ROOT / "_build"

@@ -12,8 +12,12 @@ PACKAGE = Path(__file__).parents[1] / "iclutils"
 COMMON = {"errors", "files", "progress", "room", "zoo"}
 BOOK = {"claims", "machine", "presets", "remember", "science", "scorecard", "session"}
 MAY_IMPORT = {
-    "__init__": {*COMMON, "session", "bookkit"},  # when a name is first used
-    "__main__": {*COMMON, "bookkit"},
+    "__init__": {*COMMON, "quick_figures", "session"},  # when a name is first used
+    "__main__": {
+        *COMMON,
+        *("commandline", "doctor", "models", "quick_figures", "session", "zoo/recipes"),
+    },
+    "commandline": COMMON,
     "errors": set(),
     "files": {"errors"},
     "progress": set(),
@@ -33,7 +37,8 @@ MAY_IMPORT = {
     "remember": {*COMMON, "claims", "science"},
     "scorecard": {"claims"},
     "session": {*COMMON, *BOOK, "models", "tasks"},
-    "bookkit": {*(*COMMON, *BOOK, "models", "tasks", "interp", "chapters", "zoo/recipes", "plots")},
+    "doctor": {*COMMON, "machine", "remember"},
+    "quick_figures": {*COMMON, *BOOK, "models", "tasks", "interp", "chapters", "plots"},
 }
 
 

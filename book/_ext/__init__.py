@@ -15,7 +15,7 @@ from sphinx.config import Config
 from sphinx.errors import ConfigError
 from sphinx.util.typing import ExtensionMetadata
 
-from iclutils.bookkit import address
+from book._tools import address
 from iclutils.errors import IclError
 
 from . import (

@@ -37,7 +37,7 @@ HOLDS = {  # in the order of dependence
     "chapters": "what one chapter measures",
     "zoo/recipes": "recipes of the shipped models",
     "plots": "figures, tables, explorers",
-    "bookkit": "session, claims, runs, pages",
+    "session": "with which every notebook starts",
 }
 ROW, BOX, WIDTH = 58, 420, 640  # pixels: from row to row, width of a box, of the picture
 

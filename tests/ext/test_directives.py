@@ -21,8 +21,8 @@ from sphinx.util.docutils import docutils_namespace, patch_docutils
 
 from book._ext.equations import mathml
 from book._ext.pages import duration, held
+from book._tools import address
 from iclutils import claims, zoo
-from iclutils.bookkit import address
 
 BIB = "@misc{xiang2024, author={Xiang, Shuyang}, title={A Note}, year={2024}}"
 PIXEL = (  # a PNG of one dot

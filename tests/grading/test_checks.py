@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 from torch.nn.functional import scaled_dot_product_attention
 
-from iclutils.bookkit.address import set_up_cell
+from book._tools.address import set_up_cell
 from iclutils.chapters.attention_circuits import stability
 from iclutils.chapters.contrastive_kernel import dual, features
 from iclutils.chapters.every_lens import marks, smoothers

@@ -24,8 +24,13 @@ def listed(page: Path, directive: str) -> list[str]:
 
 
 SHOWN = sorted(module for page in BOOK.glob("*.md") for module in listed(page, "api"))
-BOOK_ONLY = ("bookkit", "__main__", "claims", "files", "machine", "presets", "progress", "remember")
-MACHINERY = rf"iclutils(\.({'|'.join(BOOK_ONLY)}|room|scorecard|session)\b.*|\.chapters)?"
+BOOK_ONLY = "|".join(
+    [
+        *("__main__", "claims", "commandline", "doctor", "files", "machine", "presets"),
+        *("progress", "quick_figures", "remember", "room", "scorecard", "session"),
+    ]
+)
+MACHINERY = rf"iclutils(\.({BOOK_ONLY})\b.*|\.chapters)?"
 SCIENCE = [name for name in SHOWN if not re.fullmatch(MACHINERY, name)]
 
 

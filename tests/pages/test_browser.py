@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from reader import Reader
 
-from iclutils.bookkit import build, pdf
+from book._tools import build, pdf
 from iclutils.errors import IclError
 
 pytestmark = pytest.mark.browser

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from book._tools import lectures
 from iclutils import claims
-from iclutils.bookkit import lectures
 
 ROOT = Path(__file__).parents[2]
 pytest.importorskip("bs4")

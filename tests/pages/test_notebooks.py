@@ -19,8 +19,8 @@ import pytest
 from nbval.plugin import get_sanitize_patterns
 from notebook_rules import FLOAT, Notebook, code, digits, faults, problems, verdicts
 
+from book._tools.address import set_up_cell
 from iclutils import claims
-from iclutils.bookkit.address import set_up_cell
 from iclutils.claims import Claim
 from iclutils.files import read_json
 

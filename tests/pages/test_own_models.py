@@ -20,8 +20,8 @@ import pytest
 from notebook_rules import VERDICT, source, tags
 from tiny import real_tokenizer, save_gpt2, save_grouped
 
+from book._tools.run import NETWORKS, NOTEBOOKS, resolve
 from iclutils import IclError, claims, presets
-from iclutils.bookkit.run import NETWORKS, NOTEBOOKS, resolve
 from iclutils.files import read_json, sha256
 from iclutils.models import language
 from iclutils.models.regressors import Shape

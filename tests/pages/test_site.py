@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from book._tools import address, build, run
 from iclutils import claims, presets, scorecard
-from iclutils.bookkit import address, build, run
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 2_000_000  # bytes that one page may cost its reader

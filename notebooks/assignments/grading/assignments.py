@@ -21,8 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from book._tools.address import set_up_cell
 from iclutils import checks
-from iclutils.bookkit.address import set_up_cell
 from iclutils.checks import folder, questions, table
 from iclutils.errors import IclError, unknown
 from iclutils.files import read_json, write_json

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ... import presets
-from ...errors import IclError, unknown
-from ...session import Session, refuse, resolve_device
+from .. import presets
+from ..errors import IclError, unknown
+from ..session import Session, refuse, resolve_device
 from . import circuits, gradient_descent, induction, label_words, regression
 from .quick_figure import Labelled, QuickFigure, Request, kind_of
 

@@ -1,7 +1,7 @@
 """The repository's public address, set here and nowhere else; there is none yet.
 
 Launch buttons, links to the repository, the notebooks' set-up cell and CITATION.cff leave it out
-while ``ADDRESS`` is empty. After a change ``python -m iclutils address`` rewrites the files.
+while ``ADDRESS`` is empty. After a change ``python -m book._tools address`` rewrites the files.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from string import Template
 
-from ..errors import IclError
-from ..files import read_json, write_text
+from iclutils.errors import IclError
+from iclutils.files import read_json, write_text
 
 ADDRESS = ""  # for example "https://github.com/OWNER/REPOSITORY"
 TAG = f"v{metadata.version('iclutils')}"  # the release that Colab installs

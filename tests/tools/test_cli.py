@@ -14,13 +14,14 @@ from unittest import mock
 
 import pytest
 
+from book._tools import __main__ as tools
+from book._tools import results, run
 from iclutils import __main__, claims, scorecard, zoo
-from iclutils.__main__ import main
-from iclutils.bookkit import commands, results, run
+from iclutils.commandline import CommandLine
 from iclutils.zoo import recipes
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = list(commands.COMMANDS)
+LINES = (__main__.LINE, tools.LINE)
 Out = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 
@@ -32,39 +33,54 @@ def _elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "results"))
 
 
-def helped(*words: str, capsys: Out) -> str:
+def main(words: list[str]) -> int:
+    """The command line that has this command."""
+    return (__main__.main if words[0] in __main__.LINE.commands else tools.LINE.main)(words)
+
+
+def helped(line: CommandLine, *words: str, capsys: Out) -> str:
     with pytest.raises(SystemExit, match="0"):
-        main([*words, "--help"])
+        line.main([*words, "--help"])
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str, capsys: Out) -> None:
-    shown = helped(command, capsys=capsys)
-    assert f"usage: python -m iclutils {command}" in shown
-    examples = shown.partition("\nexamples:\n")[2].splitlines()
-    assert examples
-    assert all(line.startswith(f"  python -m iclutils {command}") for line in examples)
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.program)
+def test_every_command_explains_itself(line: CommandLine, capsys: Out) -> None:
+    for command in line.commands:
+        shown = helped(line, command, capsys=capsys)
+        assert f"usage: python -m {line.program} {command}" in shown
+        examples = shown.partition("\nexamples:\n")[2].splitlines()
+        assert examples
+        assert all(x.startswith(f"  python -m {line.program} {command}") for x in examples)
 
 
-def test_without_a_command_all_are_listed(capsys: Out) -> None:
-    assert main([]) == 0
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.program)
+def test_without_a_command_all_are_listed(line: CommandLine, capsys: Out) -> None:
+    assert line.main([]) == 0
     out = capsys.readouterr().out
-    assert re.findall(r"^    (\w+)\s+\S.*$", out, re.MULTILINE) == COMMANDS
-    assert helped(capsys=capsys) == out
+    assert re.findall(r"^    (\w+)\s+\S.*$", out, re.MULTILINE) == [*line.commands]
+    assert helped(line, capsys=capsys) == out
 
 
 def test_every_example_is_one_that_is_understood() -> None:
-    lines = re.findall(r"^  python -m iclutils ?(.*)$", __main__.OVERVIEW, re.MULTILINE)
-    lines += [f"{name} {x}" for name, it in commands.COMMANDS.items() for x in it.examples]
-    for line in lines:
-        assert callable(__main__.parser().parse_args(shlex.split(line)).act)
+    for line in LINES:
+        words = [f"{name} {x}" for name, it in line.commands.items() for x in it.examples]
+        for text in [*line.examples, *words]:
+            known = tools.LINE if text.startswith("run") else line
+            if text != "run --help":
+                assert callable(known.parser().parse_args(shlex.split(text)).act)
+
+
+def test_chapters_are_run_by_the_checkout(monkeypatch: Patch, capsys: Out, tmp_path: Path) -> None:
+    monkeypatch.setattr(__main__, "CHECKOUT", tmp_path)
+    assert __main__.main(["run", "01", "--model", "x"]) == 2
+    assert "in a checkout of the book" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["runn"], "Unknown command 'runn'. Did you mean 'run'? Known: doctor, run,"),
+        (["runn"], "Unknown command 'runn'. Did you mean 'run'? Known: "),
         (["run", "99"], "Unknown chapter '99'"),
         (["run", "01", "-p", "seed"], "-p takes NAME=VALUE; got 'seed'"),
         (["run", "01", "--seed", "-3"], "seed must be a natural number; got -3"),
@@ -104,7 +120,7 @@ def test_what_is_asked_becomes_parameters_of_their_type(
     options = ["--tier", "paper", "--seed", "3", "-p", "weight=0.5", "-p", "name=a b", "--force"]
     assert main(["run", "90", *options]) == main(["run"]) == 0
     values = {"tier": "paper", "seed": 3, "weight": 0.5, "name": "a b"}
-    every, build = ["90_demo", "91_other"], commands.BUILD
+    every, build = ["90_demo", "91_other"], tools.BUILD
     assert ran.mock_calls == [
         mock.call(["90"], values, build, force=True), mock.call(every, {}, build, force=False)
     ]  # fmt: skip
@@ -181,4 +197,4 @@ def test_the_module_is_the_command_line() -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: Unknown chapter '99'")
-    assert f"{commands.BUILD}/" in (ROOT / ".gitignore").read_text().splitlines()
+    assert f"{tools.BUILD}/" in (ROOT / ".gitignore").read_text().splitlines()

@@ -17,10 +17,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from .. import machine
-from ..errors import IclError
-from ..files import check_sums
-from ..room import disk, nearest
+from . import machine
+from .errors import IclError
+from .files import check_sums
+from .room import disk, nearest
 
 MEMORY_GIB = {"mini": 4, "real": 6, "paper": 32}
 DISK_GIB = {"mini": 1, "real": 2, "paper": 20}
@@ -33,7 +33,7 @@ EXTRAS = {
 }
 PROGRAMS = {
     "git": "results then do not say which commit they come from",
-    "make": "the commands of the Makefile; python -m iclutils works without it",
+    "make": "the commands of the Makefile; python -m book._tools works without it",
 }
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 HUB = "https://huggingface.co"
@@ -155,7 +155,7 @@ def _enough(what: str, there: float | int, needed: dict[str, int], cure: str) ->
 
 def models() -> Iterator[Finding]:
     """Whether the shipped models are there and whole, and SmolLM2 on this machine."""
-    from .. import zoo
+    from . import zoo
 
     again = "git checkout -- iclutils/zoo, or install the package again"
     names, broken = zoo.names(), []
@@ -174,8 +174,8 @@ def models() -> Iterator[Finding]:
 
 def language_model() -> Finding:
     """SmolLM2 and the measurements that are kept of it, or what fetching it takes."""
-    from .. import remember
-    from ..zoo import smollm2
+    from . import remember
+    from .zoo import smollm2
 
     what = f"language model {smollm2.NAME}"
     if not smollm2.is_there():

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ...chapters.label_anchors import saliency
-from ...errors import IclError
-from ...interp.readout import target_logits
-from ...models import TransformerBridge, words
-from ...plots import figures
-from ...tasks import text, topics
-from ...tasks.prompts import Prompts, predicted_class
-from ...tasks.sources import open_source
+from ..chapters.label_anchors import saliency
+from ..errors import IclError
+from ..interp.readout import target_logits
+from ..models import TransformerBridge, words
+from ..plots import figures
+from ..tasks import text, topics
+from ..tasks.prompts import Prompts, predicted_class
+from ..tasks.sources import open_source
 from .quick_figure import QuickFigure, Request, announce
 
 BATCH = 32  # prompts in a pass

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ...chapters.ridge_ols.algorithms import Predictor, baselines
-from ...chapters.ridge_ols.distances import nearest, predict, spd
-from ...chapters.ridge_ols.text import IDLE, predict_numbers, text_baselines
-from ...errors import IclError
-from ...models import TransformerBridge, words
-from ...plots import figures
-from ...progress import say
-from ...tasks import numbers, regression
-from ...tasks.regression import Contexts, Task
+from ..chapters.ridge_ols.algorithms import Predictor, baselines
+from ..chapters.ridge_ols.distances import nearest, predict, spd
+from ..chapters.ridge_ols.text import IDLE, predict_numbers, text_baselines
+from ..errors import IclError
+from ..models import TransformerBridge, words
+from ..plots import figures
+from ..progress import say
+from ..tasks import numbers, regression
+from ..tasks.regression import Contexts, Task
 from .quick_figure import QuickFigure, Request, announce
 
 SHOWN = ("OLS", "ridge 1/10", "GD 0.02", "3-NN")  # lines of the figure

@@ -17,7 +17,7 @@ import yaml
 from packaging.requirements import Requirement
 
 import iclutils
-from iclutils.bookkit.address import ADDRESS
+from book._tools.address import ADDRESS
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -141,7 +141,7 @@ def test_workflows_run_what_the_readme_names() -> None:
     wanted = {
         "ci": [".ci/run"],
         "colab": ["-m nbconvert --to notebook --execute", "address.apply("],
-        "gpu": ['-m iclutils run "$CHAPTER" --tier paper'],
+        "gpu": ['-m book._tools run "$CHAPTER" --tier paper'],
         "nightly": ["make nightly"],
         "publish": ["make zip"],
     }

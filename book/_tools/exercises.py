@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from .. import claims
-from ..errors import unknown
-from ..files import read_json, write_json
+from iclutils import claims
+from iclutils.errors import unknown
+from iclutils.files import read_json, write_json
+
 from . import run
 
 

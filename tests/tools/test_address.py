@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from iclutils.bookkit import address
+from book._tools import address
 from iclutils.errors import IclError
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def cells(checkout: Path) -> list[dict]:
 def test_what_is_stored_in_files_is_up_to_date(tmp_path: Path) -> None:
     shutil.copy(ROOT / "CITATION.cff", tmp_path)
     shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
-    assert address.apply(tmp_path) == [], "run: python -m iclutils address"
+    assert address.apply(tmp_path) == [], "run: python -m book._tools address"
 
 
 def test_without_an_address_there_is_nothing_dead(checkout: Path) -> None:

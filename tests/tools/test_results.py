@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from ledger import LEDGER, measured
 
-from iclutils import __main__, presets
-from iclutils.bookkit import commands, results, run
+from book._tools import __main__ as tools
+from book._tools import results, run
+from iclutils import presets
 from iclutils.errors import IclError
 from iclutils.files import read_json, write_json
 
@@ -36,7 +37,7 @@ def root(tmp_path: Path, make_ledger: Callable[..., Path], monkeypatch: pytest.M
     write_json(tmp_path / "notebooks/90_demo.ipynb", notebook)
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setattr(run, "NOTEBOOKS", tmp_path / "notebooks")
-    monkeypatch.setattr(commands, "BUILD", tmp_path / "_build")
+    monkeypatch.setattr(tools, "BUILD", tmp_path / "_build")
     monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "_build/results"))
     return tmp_path
 
@@ -103,25 +104,25 @@ def test_a_run_ends_with_one_table_and_another_verdict_is_status_1(
 ) -> None:
     compare = ["compare", "90"]
     ran(root, 2.0)
-    assert __main__.main([*compare, "--accept"]) == 0, "nothing was committed"
+    assert tools.LINE.main([*compare, "--accept"]) == 0, "nothing was committed"
     ran(root, 2.0 + 1e-5)
     capsys.readouterr()
-    assert __main__.main(compare) == 0
+    assert tools.LINE.main(compare) == 0
     assert capsys.readouterr().out == "nothing differs (2 values compared)\n"
     ran(root, 2.1)
-    assert __main__.main(compare) == 0, "the same verdicts"
+    assert tools.LINE.main(compare) == 0, "the same verdicts"
     assert "2 of 2 values differ" in capsys.readouterr().out
     ran(root, 0.5)
-    assert __main__.main(compare) == 1
+    assert tools.LINE.main(compare) == 1
     said = capsys.readouterr().out
     assert re.search(r"90\.first +mini +2\.00 +0\.500 +holds -> holds partly\n", said)
     assert re.search(r"90\.second +mini +2\.00 +0\.500 +holds -> does not hold\n", said)
-    assert __main__.main([*compare, "--accept"]) == 0
-    assert __main__.main(compare) == 0
+    assert tools.LINE.main([*compare, "--accept"]) == 0
+    assert tools.LINE.main(compare) == 0
     # A committed result that someone tampered with is no better.
     path = root / "book/results/mini/90.first.json"
     write_json(path, read_json(path) | {"verdict": "holds"})
-    assert __main__.main(compare) == 1
+    assert tools.LINE.main(compare) == 1
 
 
 def test_a_seed_of_ones_own_is_not_compared(root: Path, capsys: Said) -> None:

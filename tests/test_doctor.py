@@ -15,12 +15,11 @@ import pytest
 import torch
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
 
-from iclutils import files, machine, zoo
-from iclutils.bookkit import doctor
-from iclutils.bookkit.doctor import Finding
+from iclutils import doctor, files, machine, zoo
+from iclutils.doctor import Finding
 from iclutils.zoo import smollm2
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 Patch = pytest.MonkeyPatch
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from book._tools import lectures, run
 from iclutils import IclError
-from iclutils.bookkit import lectures, run
 from iclutils.files import write_json, write_text
 
 pytest.importorskip("bs4")

@@ -15,8 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
-from ..errors import IclError
-from ..files import read_json, write_text
+from iclutils.errors import IclError
+from iclutils.files import read_json, write_text
+
 from . import run
 
 # Of bs4, whose types say that all it finds may be missing.

@@ -8,15 +8,15 @@ import math
 
 import torch
 
-from ...chapters.contrastive_kernel import ablation, heads
-from ...chapters.gradient_step import alignment, descent
-from ...errors import IclError
-from ...interp import at_query
-from ...plots import figures
-from ...progress import bar, say
-from ...tasks.functions import Problem
-from ...tasks.regression import Task
-from ...tasks.repeated import repeated_tokens
+from ..chapters.contrastive_kernel import ablation, heads
+from ..chapters.gradient_step import alignment, descent
+from ..errors import IclError
+from ..interp import at_query
+from ..plots import figures
+from ..progress import bar, say
+from ..tasks.functions import Problem
+from ..tasks.regression import Task
+from ..tasks.repeated import repeated_tokens
 from .quick_figure import QuickFigure, Request, announce
 
 PROMPTS, BATCH = 16, 8

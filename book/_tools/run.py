@@ -27,10 +27,10 @@ from nbformat import NotebookNode
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
-from .. import claims, machine, presets, progress, room, science, zoo
-from ..errors import IclError, unknown
-from ..files import CHECKOUT, PACKAGE, read_json, write_json, write_text
-from ..zoo import smollm2
+from iclutils import claims, machine, presets, progress, room, science, zoo
+from iclutils.errors import IclError, unknown
+from iclutils.files import CHECKOUT, PACKAGE, read_json, write_json, write_text
+from iclutils.zoo import smollm2
 
 ROOT = CHECKOUT
 NOTEBOOKS = ROOT / "notebooks"
@@ -101,8 +101,7 @@ class Run:
 
     def inputs(self) -> dict[str, Any]:
         """All that a run depends on: parameters, and a hash of sources, ledgers and models."""
-        bookkit = PACKAGE / "bookkit"
-        paths = {p for p in PACKAGE.rglob("*.py") if bookkit not in p.parents}
+        paths = set(PACKAGE.rglob("*.py"))
         for data in ("presets.toml", "claims/*.yml", "plots/*.yml", "tasks/data/**/*.*"):
             paths |= set(PACKAGE.glob(data))
         paths |= set(PACKAGE.glob("zoo/*/SHA256SUMS"))
@@ -219,7 +218,7 @@ def plan(chapter: str, given: dict[str, Any], build: Path) -> Run:
     planned = Run(name, known | given, build)
     presets.get(planned.tier)
     if given:
-        from .. import session  # takes seconds to import
+        from iclutils import session  # takes seconds to import
 
         asked: dict[str, Any] = dict(model="", seed=0, weights="trained", device="auto")
         asked |= known | given
@@ -343,7 +342,7 @@ def _client(run: Run) -> NotebookClient:
 
 def lighter(notebook: NotebookNode) -> NotebookNode:
     """The notebook with its figures in 256 colours, a quarter of their size and not told apart."""
-    from ..plots.figures import few_colours  # takes seconds to import
+    from iclutils.plots.figures import few_colours  # takes seconds to import
 
     for cell in notebook.cells:
         for shown in cell.get("outputs", []):

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import claims, presets, scorecard
-from ..errors import IclError
-from ..files import read_json, write_json
+from iclutils import claims, presets, scorecard
+from iclutils.errors import IclError
+from iclutils.files import read_json, write_json
+
 from . import run
 from .run import Run
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ledger import LEDGER, measured
 
-from iclutils.bookkit import build, run
+from book._tools import build, run
 from iclutils.errors import IclError
 from iclutils.files import read_json, write_json
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ...chapters import gpt2_induction
-from ...errors import IclError
-from ...interp import head_scores, weights
-from ...models import TransformerBridge, bos, cached, check_tokens, words
-from ...plots import figures
-from ...progress import bar
-from ...tasks.repeated import RepeatedTokens, repeated_tokens
+from ..chapters import gpt2_induction
+from ..errors import IclError
+from ..interp import head_scores, weights
+from ..models import TransformerBridge, bos, cached, check_tokens, words
+from ..plots import figures
+from ..progress import bar
+from ..tasks.repeated import RepeatedTokens, repeated_tokens
 from .quick_figure import QuickFigure, Request, announce
 
 BATCH = 8  # sequences in a pass

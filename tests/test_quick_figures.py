@@ -19,13 +19,13 @@ from wired import save_wired
 import iclutils
 from iclutils import IclError, models, presets
 from iclutils.__main__ import main
-from iclutils.bookkit.quick_figures import circuits, quick_figure
 from iclutils.chapters.contrastive_kernel import heads
 from iclutils.chapters.label_anchors import saliency
 from iclutils.chapters.ridge_ols.distances import predict
 from iclutils.chapters.ridge_ols.text import IDLE
 from iclutils.interp import at_query, clean_corrupt, head_scores, patching, weights
 from iclutils.models.lsa import LinearSelfAttention, Shape
+from iclutils.quick_figures import circuits, quick_figure
 from iclutils.session import Session
 from iclutils.tasks import regression, text
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens

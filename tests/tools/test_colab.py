@@ -22,7 +22,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from iclutils.bookkit.address import TAG, set_up_cell
+from book._tools.address import TAG, set_up_cell
 
 ROOT = Path(__file__).parents[2]
 PREINSTALLED = (

@@ -11,12 +11,12 @@ from jaxtyping import Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ... import models, zoo
-from ...errors import IclError
-from ...files import read_json, replacing
-from ...models import TransformerBridge
-from ...progress import quiet, say
-from ...session import Session
+from .. import models, zoo
+from ..errors import IclError
+from ..files import read_json, replacing
+from ..models import TransformerBridge
+from ..progress import quiet, say
+from ..session import Session
 
 Labelled = tuple[str, str]  # a text and its label
 FLOAT = 4  # bytes

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from ...interp import attribution, circuit, clean_corrupt, graph, patching
-from ...plots import figures
+from ..interp import attribution, circuit, clean_corrupt, graph, patching
+from ..plots import figures
 from .quick_figure import QuickFigure, Request, announce
 
 EXACT = 2e12  # multiplications that all edges may cost to be patched one by one

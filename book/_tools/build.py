@@ -14,13 +14,14 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-from .. import claims, machine, scorecard
-from ..errors import IclError
-from ..files import PACKAGE, read_json, replacing, write_json
+from iclutils import claims, machine, scorecard
+from iclutils.errors import IclError
+from iclutils.files import PACKAGE, read_json, replacing, write_json
+
 from . import address, results, run
 
 SETTINGS = ("_config.yml", "_toc.yml")
-CODE = {"_ext", "__pycache__"}  # of folders in book/ that are no pages
+CODE = {"_ext", "_tools"}  # of folders in book/ that are no pages
 SHOWN = ("CHANGELOG.md", "CITATION.cff")  # pages of the book show them
 BUILDERS = ("jupyter-book", "sphinx", "sphinx-book-theme", "myst-nb",
             "vl-convert-python")  # fmt: skip
@@ -133,7 +134,7 @@ def pack(build: Path) -> Path:
 
 def _stamp(source: Path) -> dict[str, str]:
     """Hashes of what the HTML depends on: ``text`` of pages and results, and the ``frame``."""
-    from .. import zoo
+    from iclutils import zoo
 
     framing = [source / name for name in SETTINGS]
     framing += sorted((source / "book/_static").rglob("*.*"))

@@ -18,8 +18,8 @@ from ledger import dump, entry
 from nbclient import NotebookClient
 
 from book._ext import pages as status
+from book._tools import run
 from iclutils import claims, machine, room
-from iclutils.bookkit import run
 from iclutils.errors import IclError
 from iclutils.files import read_json, write_json
 from iclutils.zoo import smollm2
@@ -157,11 +157,9 @@ def test_changes_are_noticed(book: Book, monkeypatch: pytest.MonkeyPatch, tmp_pa
         path.unlink() if path in made else path.write_text("x = 2\n")
         assert book.run().fresh, f"a change of {path} was not noticed"
         assert not book.run().fresh, f"after {path}: nothing changed since"
-    (package / "bookkit").mkdir()
-    (package / "bookkit/doctor.py").write_text("x = 1\n")
     path = book.notebooks / "90_demo.ipynb"
     path.write_text(path.read_text().replace('"outputs": []', '"outputs": [{"text": "accepted"}]'))
-    assert not book.run().fresh, "neither the doctor nor outputs matter"
+    assert not book.run().fresh, "outputs do not matter"
 
 
 def test_the_readers_own_model_stays_apart(book: Book) -> None:
@@ -364,13 +362,13 @@ def test_a_run_that_was_ended_continues_where_it_stopped(
     program = f"""
 import pathlib, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run unattended
-from iclutils import __main__
 from iclutils import claims
-from iclutils.bookkit import commands, run
+from book._tools import __main__ as tools
+from book._tools import run
 run.NOTEBOOKS = pathlib.Path({str(kernels.notebooks)!r})
 claims.ROOT = pathlib.Path({str(claims.ROOT)!r})
-commands.BUILD = pathlib.Path({str(kernels.build)!r})
-sys.exit(__main__.main(["run", "all"]))
+tools.BUILD = pathlib.Path({str(kernels.build)!r})
+sys.exit(tools.LINE.main(["run", "all"]))
 """
     process = subprocess.Popen(
         [sys.executable, "-c", program],
