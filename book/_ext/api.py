@@ -138,7 +138,9 @@ def _plain(
 def uses(part: str, package: Path = PACKAGE) -> set[str]:
     """The other parts that the modules of a part import."""
     found = set()
-    for path in (package / part).rglob("*.py"):
+    for path in [package / f"{part}.py", *(package / part).rglob("*.py")]:
+        if not path.is_file():
+            continue
         above = path.relative_to(package).parent.parts
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.level > len(above):
