@@ -18,9 +18,9 @@ FIELDS = {
     *("chapter", "tier", "seconds", "peak_gib"),
     *("machine", "versions", "python", "commit", "date"),
 }
-# Not in every record: older runs had none, ``values`` are those of a part of a tier, and ``part``
-# says when the whole was last found equal on one.
-NEWER = {"pace", "cells", "science", "values", "part"}
+# Not in every record: older runs had none, ``values`` are those of a part of a tier, and ``equal``
+# says when later code was found to give the same.
+NEWER = {"pace", "cells", "science", "values", "equal"}
 SHOWN = re.compile(r"^## You see\n\n```text\n(.*?)\n```", re.DOTALL | re.MULTILINE)
 
 
@@ -81,9 +81,9 @@ def _ran(run: dict[str, Any], machines: list[tuple[str, ...]]) -> list[str]:
     number = machines.index(_machine(run)) + 1
     which = f"[{number}](#machine-{number})"
     told = duration(run["seconds"]), held(run["peak_gib"])
-    part, since = run.get("part"), ""
-    if part:
-        since = f"found equal on a part, {part['date']}, {commit(part['commit'])}"
+    since = ""
+    if equal := run.get("equal"):
+        since = f"found equal in {equal['in']}, {equal['date']}, {commit(equal['commit'])}"
     return [*told, which, run["date"], commit(run["commit"]), since]
 
 

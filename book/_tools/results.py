@@ -69,6 +69,9 @@ def conclude(runs: list[Run], accept: bool = False) -> int:
         compared, differ = compare(each)
         count, found = count + compared, found + differ
         equal += [] if differ else [each]
+    later = [each.chapter for each in equal if not each.part and stale(each)]
+    if later and not accept:
+        print(f"the code of {', '.join(later)} is not what is noted: --accept notes it")
     print(told(count, found))
     for path in store(usual) if accept else renew(equal):
         print(f"updated {path}")
@@ -157,7 +160,7 @@ def renew(runs: Iterable[Run]) -> list[Path]:
     where the part was measured before by the code that had measured the whole."""
     changed = []
     for each in (each for each in runs if each.part):
-        path = each.whole.committed
+        path = each.with_tier(each.tier).committed
         whole, before, now = map(read_json, (path, each.committed, each.record))
         if not _same_code(whole, before):
             raise IclError(
@@ -166,8 +169,8 @@ def renew(runs: Iterable[Run]) -> list[Path]:
             )
         if not _same_code(before, now):
             sizes = {"sizes": whole["science"]["sizes"]}
-            found = {key: now[key] for key in ("date", "commit")}
-            write_json(path, whole | {"science": now["science"] | sizes, "part": found})
+            equal = {"in": "a part", "date": now["date"], "commit": now["commit"]}
+            write_json(path, whole | {"science": now["science"] | sizes, "equal": equal})
             write_json(each.committed, now)
             changed += [path, each.committed]
     return changed
@@ -186,7 +189,7 @@ def stale(each: Run) -> str:
     again = f"python -m iclutils run {each.chapter} --tier {each.tier}"
     random = " --weights random" * each.kind.endswith(claims.NULL)
     cure = f"{again}{random} --accept"
-    if each.tier == presets.PART.name:
+    if presets.PART.name == each.tier and each.with_tier(presets.PART.column).committed.is_file():
         cure = f"{again}-part{random}; if that differs: {cure}"
     return f"{each.chapter} ({each.kind}): changed since it was measured: {what}. Run: {cure}"
 

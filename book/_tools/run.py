@@ -72,10 +72,9 @@ class Run:
         """Whether it is a run of a part of its tier."""
         return self.kind.startswith(presets.PART.column)
 
-    @property
-    def whole(self) -> Run:
-        """The run that it is a part of, or is."""
-        return replace(self, parameters=self.parameters | {"tier": self.tier})
+    def with_tier(self, tier: str) -> Run:
+        """The same at another tier: the whole of a part, or a part of the whole."""
+        return replace(self, parameters=self.parameters | {"tier": tier})
 
     @property
     def notebook(self) -> Path:

@@ -37,6 +37,7 @@ def root(tmp_path: Path, make_ledger: Callable[..., Path], monkeypatch: pytest.M
     write_json(tmp_path / "notebooks/90_demo.ipynb", notebook)
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setattr(run, "NOTEBOOKS", tmp_path / "notebooks")
+    monkeypatch.setattr(run.Run, "code", lambda _: RECORD["science"])
     monkeypatch.setattr(tools, "BUILD", tmp_path / "_build")
     monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "_build/results"))
     return tmp_path
@@ -150,7 +151,7 @@ def test_a_part_that_gives_the_same_renews_the_whole(root: Path, capsys: Said) -
     assert capsys.readouterr().out.startswith("nothing differs (1 values compared)\nupdated ")
     record = read_json(whole.committed)
     assert record["science"] == now | {"sizes": "1"}, "sizes are those of the whole"
-    assert record["part"] == {"date": "2026-02-02", "commit": "1" * 40}
+    assert record["equal"] == {"in": "a part", "date": "2026-02-02", "commit": "1" * 40}
     assert record["date"] == "2026-01-01"
     part = ran(root, 2.0, presets.PART.column, values={"90.first": 2.1}, science=RECORD["science"])
     assert results.conclude([part]) == 1, "another value"
@@ -168,6 +169,7 @@ def test_what_is_stale_is_named_with_what_changed(
     done = ran(root, 2.0, "real")
     assert results.stale(done) == "", "nothing is committed"
     results.store([done])
+    results.store([ran(root, 2.0, presets.PART.column, values={})])
     monkeypatch.setattr(run.Run, "code", lambda _: {"measure": "2", "new": "3", "sizes": "1"})
     assert results.stale(done) == (
         "90_demo (real): changed since it was measured: measure, new. Run: python -m iclutils run "
