@@ -19,13 +19,16 @@ once, and can say what is missing where a dependency is.
 """
 
 import os
-from importlib import import_module, metadata
+import warnings
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 # Before torch is imported: a thread that waits sleeps, so that other programs are not in its way.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if os.environ.get("ICLUTILS_QUIET"):  # also the bars of the libraries below
     os.environ |= {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+# Without ipywidgets bars are lines of text, and that is no mistake.
+warnings.filterwarnings("ignore", "IProgress not found")
 
 if TYPE_CHECKING:
     from .errors import IclError
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
     from .session import Session, begin
 
 __all__ = ["IclError", "QuickFigure", "Session", "begin", "show"]
-__version__ = metadata.version("iclutils")
 
 _MODULES = {
     "IclError": "errors",
@@ -45,6 +47,10 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib import metadata  # takes longer than all the rest
+
+        return metadata.version("iclutils")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_MODULES[name]}", __name__), name)

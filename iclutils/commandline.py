@@ -77,6 +77,9 @@ class CommandLine:
         except IclError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
+        except ModuleNotFoundError as error:
+            print(f"error: {error}. python -m iclutils doctor says what for.", file=sys.stderr)
+            return 2
         except BrokenPipeError:  # whoever read has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141

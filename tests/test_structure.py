@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,11 +75,38 @@ def test_every_part_has_its_place() -> None:
     assert parts - {"__pycache__", "py"} == set(MAY_IMPORT) - {"zoo/recipes"}
 
 
+def top_level(path: Path) -> Iterator[str]:
+    """The packages of others that a module imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def test_the_package_knows_no_builder_grader_or_browser() -> None:
+    machinery = {
+        *("book", "grading", "otter", "sphinx", "myst_nb", "jupyter_book", "nbclient", "nbformat"),
+        *("playwright", "bs4", "psutil"),
+    }
+    for path in PACKAGE.rglob("*.py"):
+        wrong = machinery & set(top_level(path))
+        assert not wrong, f"{path.relative_to(PACKAGE)} imports {sorted(wrong)}"
+
+
+def test_an_import_of_the_package_imports_no_library() -> None:
+    """So that it takes milliseconds; its names are imported when they are first used."""
+    code = "import sys; old = {*sys.modules}; import iclutils; print(*({*sys.modules} - old))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert {name.split(".")[0] for name in loaded} <= {"iclutils", *sys.stdlib_module_names}
+    assert "importlib.metadata" not in loaded
+
+
 def test_only_models_imports_transformer_lens() -> None:
     importers = {
         path.relative_to(PACKAGE).parts[0]
         for path in PACKAGE.rglob("*.py")
-        if any(line.split()[:1] in (["import"], ["from"]) and "transformer_lens" in line
-               for line in path.read_text(encoding="utf-8").splitlines())
-    }  # fmt: skip
+        if "transformer_lens" in top_level(path)
+    }
     assert importers == {"models"}

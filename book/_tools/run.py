@@ -20,12 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-import papermill
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbformat import NotebookNode
-from papermill.iorw import load_notebook_node
-from papermill.parameterize import parameterize_notebook
+from nbformat.v4 import new_code_cell
 
 from iclutils import claims, machine, presets, progress, room, science, zoo
 from iclutils.errors import IclError, unknown
@@ -192,13 +190,18 @@ def resolve(chapter: str) -> list[str]:
 
 
 def parameters_of(notebook: Path) -> dict[str, Any]:
-    """Parameters of a notebook and their defaults."""
+    """Parameters of a notebook and their defaults, the literals in its cell of that tag."""
     found = {}
-    for name, info in papermill.inspect_notebook(str(notebook)).items():
-        try:
-            found[name] = ast.literal_eval(info["default"])
-        except (ValueError, SyntaxError) as error:
-            raise IclError(f"{notebook.name}: parameter {name} is not a plain literal.") from error
+    for cell in read_json(notebook)["cells"]:
+        if "parameters" in cell["metadata"].get("tags", []):
+            for line in ast.parse("".join(cell["source"])).body:
+                name = ast.unparse(getattr(line, "targets", [line])[0])
+                try:
+                    found[name] = ast.literal_eval(getattr(line, "value", line))
+                except ValueError as error:
+                    raise IclError(
+                        f"{notebook.name}: parameter {name} is not a plain literal."
+                    ) from error
     return found
 
 
@@ -321,13 +324,15 @@ def _execute_all(runs: list[Run], jobs: int) -> None:
 def _client(run: Run) -> NotebookClient:
     """What executes the source, with the parameters that differ from its defaults in a cell of
     their own: naming a default must give the committed notebook's cells."""
-    notebook, defaults = load_notebook_node(str(run.source)), parameters_of(run.source)
-    given = {name: value for name, value in run.parameters.items() if value != defaults[name]}
-    if given:
-        notebook = parameterize_notebook(notebook, given)
+    notebook, defaults = nbformat.read(run.source, as_version=4), parameters_of(run.source)
+    given = [f"{k} = {value!r}" for k, value in run.parameters.items() if value != defaults[k]]
+    tags = [cell.metadata.get("tags", []) for cell in notebook.cells]
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
+    if given:
+        injected = new_code_cell("\n".join(given), metadata={"tags": ["injected-parameters"]})
+        notebook.cells.insert(1 + ["parameters" in each for each in tags].index(True), injected)
     return NotebookClient(
         notebook,
         timeout=None,

@@ -31,7 +31,7 @@ PREINSTALLED = (
     *("safetensors", "scikit-learn", "scipy", "sentencepiece", "tokenizers", "torch", "tqdm"),
     *("transformers", "typeguard", "wandb"),
 )
-ABSENT = ("iclutils", "transformer-lens", "jaxtyping", "beartype", "papermill")
+ABSENT = ("iclutils", "transformer-lens", "jaxtyping", "gguf")
 CONFLICT = "v0.0.1"  # a release that asks for another numpy
 pytestmark = pytest.mark.nightly
 

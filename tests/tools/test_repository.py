@@ -259,7 +259,7 @@ FORBIDDEN = {
 def test_code_runs_no_code_of_others_and_weights_are_safetensors() -> None:
     """But the memory of measurements reads back the pickles that it has put in the user's cache."""
     for name, text in text_files().items():
-        if name.startswith(("iclutils/", "notebooks/", "benchmarks/")):
+        if name.startswith(("iclutils/", "book/_", "notebooks/", "benchmarks/")):
             for pattern, why in FORBIDDEN.items():
                 if name == "iclutils/remember.py" and "pickles" in why:
                     continue
