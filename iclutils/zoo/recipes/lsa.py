@@ -151,7 +151,7 @@ def distances(folder: Path, steps: Sequence[int]) -> Rows:
 
 def recipe(name: str, device: str = "cpu") -> LsaRecipe:
     """The recipe of a name in ``SHIPPED`` or ``PAPER``."""
-    kind = PaperRecipe if name in PAPER else LsaRecipe
+    kind = PaperRecipe if "-paper-" in name else LsaRecipe
     return kind.of(name, device, **(SHIPPED | PAPER)[name])
 
 
