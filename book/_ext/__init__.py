@@ -36,7 +36,6 @@ DIRECTIVES = {
     "chapterfigure": figures.ChapterFigure,
     "citation": pages.Citation,
     "gallery": figures.Gallery,
-    "messages": pages.Messages,
     "modelcards": pages.ModelCards,
     "modules": api.Modules,
     "packages": api.Packages,

@@ -1,4 +1,4 @@
-"""Directives of single pages: status, how to cite, model cards, and the table of errors."""
+"""Directives of single pages: status, how to cite, model cards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ FIELDS = {
 # Not in every record: older runs had none, ``values`` are those of a part of a tier, and ``equal``
 # says when later code was found to give the same.
 NEWER = {"pace", "cells", "science", "values", "equal"}
-SHOWN = re.compile(r"^## You see\n\n```text\n(.*?)\n```", re.DOTALL | re.MULTILINE)
 
 
 class Status(Generated):
@@ -147,19 +146,3 @@ def _one_level_down(card: str) -> str:
     pieces = re.split(r"^(```.*?^```)", card, flags=re.DOTALL | re.MULTILINE)
     pieces[::2] = [re.sub(r"^#", "##", piece, flags=re.MULTILINE) for piece in pieces[::2]]
     return "".join(pieces)
-
-
-class Messages(Generated):
-    """``{messages}``: the pages about errors beside its own, each with the message it shows."""
-
-    def markdown(self) -> list[str]:
-        folder = Path(self.env.doc2path(self.env.docname)).parent
-        shown = {page.stem: message(page) for page in sorted(folder.glob("*.md"))}
-        body = [[f"{{doc}}`{page}`", f"`` {text} ``"] for page, text in shown.items() if text]
-        return table(["Page", "For example"], body, "messages")
-
-
-def message(page: Path) -> str:
-    """The message that a page about an error shows, on one line."""
-    found = SHOWN.search(page.read_text(encoding="utf-8"))
-    return " ".join(found[1].split()) if found else ""

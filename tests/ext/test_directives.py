@@ -177,8 +177,6 @@ def test_every_page_shows_what_there_is(
     book.write("status.md", "# Status\n\n```{status}\n```")
     book.write("cite.md", "# Cite\n\n```{citation}\n```")
     book.write("cards.md", "# Cards\n\n```{modelcards}\n```")
-    book.write("errors/index.md", "# Errors\n\n```{messages}\n```")
-    book.write("errors/names.md", "# Names\n\n## You see\n\n```text\nUnknown\nname.\n```\n")
     book.write("CITATION.cff", CITATION)
     book.write("notebooks/90_demo.ipynb", CHAPTER)
     book.write("book/runs/mini/90_demo.json", json.dumps(RUN))
@@ -194,9 +192,6 @@ def test_every_page_shows_what_there_is(
     assert re.search(r"<h2>demo-0<.*<h3>Use<", cards, re.DOTALL)
     assert "# a comment" in re.sub("<.*?>", "", cards)
     assert "license" not in cards
-    (row,) = rows(book.html("errors/index").split("<tbody>")[1])
-    assert "names.html" in row
-    assert "Unknown name." in plain(row)
     # Other results, the pages untouched: the next build shows them.
     book.measure("90.first", 2.25, detail={"best": "6.9"})
     book.measure("90.first", 3.0, tier="paper")

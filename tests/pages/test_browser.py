@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 WIDTHS = {"desktop": 1280, "phone": 390}
 EVERY = [*build.pages(ROOT), "search?q=head", "genindex"]
 KINDS = ["book/intro", "notebooks/01_gpt2_induction", "book/scorecard", "book/api/tasks",
-         "book/errors/bos", "book/how_to_read"]  # fmt: skip
+         "book/errors", "book/how_to_read"]  # fmt: skip
 QUICK = "desktop, light; phone, dark"
 SCRIPT = Path(__file__).with_name("page.js")
 LOOKS = {QUICK: KINDS, "desktop, light and dark; phone, light and dark": EVERY}

@@ -1,4 +1,4 @@
-"""Pages about errors: what a page shows is what happens."""
+"""The page about errors: what it shows is what happens."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from book._ext.pages import message as shown
 from iclutils import IclError
 
-FOLDER = Path(__file__).parents[2] / "book/errors"
-PAGES = {path.stem: path for path in sorted(FOLDER.glob("*.md")) if shown(path)}
+PAGE = (Path(__file__).parents[2] / "book/errors.md").read_text(encoding="utf-8")
+# For each kind of error its message, and the lines that bring it about if there are some.
+KINDS = {
+    section.partition("\n")[0]: re.findall(r"^```(?:text|python)\n(.*?)^```", section, re.S | re.M)
+    for section in re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]
+}
 # What cannot be brought about safely, or not on every machine.
-WITHOUT = {"coursework", "extras", "no_build", "offline", "stale", "stopped", "verdicts"}
+WITHOUT = {
+    *("A chapter that stopped", "A chapter that was not run", "A part that is not installed"),
+    *("Coursework that cannot be derived or graded", "The book does not build"),
+    *("The hub cannot be reached", "Values that are not the committed ones"),
+}
 
 
-def example(page: str) -> str:
-    """The lines that bring a message about, if its page has some."""
-    found = re.search(r"```python\n(.*?)```", PAGES[page].read_text(), re.DOTALL)
-    return found[1] if found else ""
-
-
-def test_which_pages_have_examples() -> None:
-    assert {page for page in PAGES if not example(page)} == WITHOUT
+def test_which_kinds_have_examples() -> None:
+    assert {kind for kind, blocks in KINDS.items() if len(blocks) == 1} == WITHOUT
 
 
 @pytest.mark.usefixtures("results_elsewhere")
-@pytest.mark.parametrize("page", sorted(set(PAGES) - WITHOUT))
-def test_an_example_raises_what_its_page_shows(page: str) -> None:
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - WITHOUT))
+def test_an_example_raises_what_is_shown(kind: str) -> None:
+    shown, example = KINDS[kind]
     with pytest.raises(IclError) as caught:
-        exec(example(page), {})
+        exec(example, {})
     said = re.sub(r"/\S*/tmp\w+", "FOLDER", str(caught.value))
-    assert " ".join(said.split()) == shown(PAGES[page])
+    assert said.split() == shown.split()

@@ -81,6 +81,14 @@ def test_every_page_is_in_the_contents_and_built(site: Path) -> None:
     )
 
 
+def test_the_sidebar_is_short(site: Path) -> None:
+    for path in pages(site):
+        sidebar = path.read_text(encoding="utf-8").partition('<nav class="bd-links')[2]
+        links = re.findall('<a class="reference', sidebar.partition("</nav>")[0])
+        assert len(links) <= 32, f"{path.relative_to(site)}: {len(links)}"
+        assert len(links) > 10 or path.name == "index.html"
+
+
 def test_every_link_inside_the_book_leads_somewhere(site: Path) -> None:
     known, dead, fragments = pages(site), [], 0
     for path, page in known.items():
