@@ -357,6 +357,7 @@ class _Statement:
 
     def __init__(self, node: ast.stmt, home: Module) -> None:
         self.binds, self.changes = set(_binds(node)), set(_changes(node, home))
+        self.generators = set(_generators(node))
         self.defines = isinstance(node, NESTED)
         self.replaces = self.defines or isinstance(node, ast.Assign | ast.AnnAssign)
         claim = re.search(r"""(["'])(\d\d\.[a-z]\w*)\1""", ast.unparse(node))
@@ -365,21 +366,25 @@ class _Statement:
         judges = CHECK in self.plain.asked
         self.free = self.plain.free | ({JUDGES} if judges else set())
         names = sorted(self.binds | self.changes)
-        self.name = claim[2] if claim and (judges or not names) else (names or [""])[0]
+        self.name = (
+            claim[2] if claim and (judges or not names) else [*names, *sorted(self.free), ""][0]
+        )
 
 
 def _needed(statements: list[_Statement]) -> list[_Statement]:
-    """Those that a check depends on, in order: names are followed from the last one back."""
-    bodies = dict[str, set[str]]()
-    for made in (each for each in statements if each.defines):
-        bodies.setdefault(made.name, set()).update(made.free)
+    """Those that a check depends on, in order: names are followed from the last one back. A
+    function is called where it is named, and who names a generator draws from it."""
+    functions = [each for each in statements if each.defines]
+    generators = set().union(*(each.generators for each in statements))
     needed, live = list[_Statement](), set[str]()
     for each in reversed(statements):
-        names, waiting = set[str](), set(each.free)
-        while waiting:  # a function is called where it is named, and takes its names from there
-            names |= waiting
-            waiting = set().union(*(bodies.get(name, ()) for name in waiting)) - names
-        if (JUDGES in names and not each.defines) or (each.binds | each.changes) & live:
+        names, called = set(each.free), list[_Statement]()
+        while more := [it for it in functions if it.name in names and it not in called]:
+            called += more
+            names = names.union(*(it.free for it in more))
+        changes = each.changes.union(names & generators, *(it.changes for it in called))
+        changes = set() if each.defines else changes
+        if (JUDGES in names and not each.defines) or (each.binds | changes) & live:
             needed.append(each)
             live = (live - each.binds if each.replaces else live) | names
     return needed[::-1]
@@ -400,6 +405,15 @@ def _changes(node: ast.AST, home: Module) -> Iterator[str]:
                     yield from (n.id for a in args for n in ast.walk(a) if isinstance(n, ast.Name))
             case ast.Subscript(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()):
                 yield from {_base(part)} - {""}
+
+
+def _generators(node: ast.AST) -> Iterator[str]:
+    """Names that a statement gives to random generators."""
+    for part in (part for part in ast.walk(node) if isinstance(part, ast.Assign)):
+        for name, own in _parts(part):
+            made = own.value if isinstance(own, ast.Assign) else own
+            if ast.unparse(made).startswith(f"{SESSION}.generator("):
+                yield name
 
 
 def _base(node: ast.AST) -> str:

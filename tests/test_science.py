@@ -167,4 +167,12 @@ def test_of_a_notebook_what_computes_counts_and_what_shows_does_not(told: Told) 
         "01.first",
         "01.other",
     }
+    counts = "def count():\n    found.update(c=3)\n"
+    assert differing(before, told(show=f"{counts}count()")) == {"count"}
+    assert before == told(show=counts)
+    tossed = {
+        "load": "net, coin = book.load('a'), book.generator('one')",
+        "check": "book.check('01.first', [coin, sizes])",
+    }
+    assert differing(told(**tossed), told(**tossed, show="shown = coin.tossed()")) == {"shown"}
     assert differing(before, told(begin="found = 1\n" + CELLS["begin"])) == set(), "made anew"
