@@ -13,9 +13,10 @@ from ledger import LEDGER, measured
 
 from book._tools import __main__ as tools
 from book._tools import results, run
-from iclutils import presets
+from iclutils import presets, science
 from iclutils.errors import IclError
 from iclutils.files import read_json, write_json
+from iclutils.interp import head_scores
 
 ROOT = Path(__file__).parents[2]
 RECORD = {"chapter": "90_demo", "machine": {"cores": 2}, "seconds": 1.5, "date": "2026-01-01",
@@ -176,6 +177,29 @@ def test_what_is_stale_is_named_with_what_changed(
         "90_demo --tier real-part; if that differs: python -m iclutils run 90_demo --tier real "
         "--accept"
     )
+
+
+def test_a_number_deep_in_the_science_is_named_for_the_chapters_that_it_reaches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = Path(head_scores.__file__)
+    changed = science.sources()[path].replace(b"length, length - 1)", b"length, length - 2)", 1)
+    assert changed != science.sources()[path]
+    named = "01_gpt2_induction", "04_gradient_step", "07_every_lens"
+    runs = [run.Run(name, {"tier": "mini"}, ROOT / "_build") for name in named]
+    before = {each.chapter: each.code() for each in runs}
+    code = science.sources() | {path: changed}
+    caches = science.of_notebook, science._module, science._definition, science._session
+    with monkeypatch.context() as patch:
+        patch.setattr(science, "sources", lambda: code)
+        for cache in caches:
+            cache.cache_clear()
+        after = {each.chapter: each.code() for each in runs}
+    for cache in caches:
+        cache.cache_clear()
+    for name, found in before.items():
+        differ = {each for each in found if after[name][each] != found[each]}
+        assert differ == (set() if name == "04_gradient_step" else {"prefix_matching"})
 
 
 @pytest.mark.parametrize("weights", ["trained", "random"])
