@@ -155,8 +155,8 @@ def _functions(cell: dict[str, Any]) -> Iterator[str]:
         return
     for node in ast.walk(tree(cell)):
         named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        if named and (node.end_lineno or 0) - node.lineno + 1 > 10:
-            yield f"{node.name} has more than ten lines: move it to iclutils, or tag it lesson"
+        if named and (node.end_lineno or 0) - node.lineno + 1 > 20:
+            yield f"{node.name} has more than twenty lines: move it to iclutils, or tag it lesson"
 
 
 def _claims(notebook: Notebook, chapter: str, ledger: dict[str, Claim]) -> Iterator[str]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from scipy.stats import spearmanr
-from sklearn.metrics import roc_auc_score
 from torch import Generator, Tensor
 
 from ..errors import IclError
@@ -211,27 +210,6 @@ def shapley_values(
     return log_p.diff(dim=1).gather(1, step)
 
 
-def depth_order(
-    previous: Float[Tensor, "layer head"], prefix: Float[Tensor, "layer head"], count: int = 5
-) -> float:
-    """Share of pairs of one of the ``count`` heads with the highest previous-token scores and one
-    of those with the highest prefix matching in which the former stands in an earlier layer, a tie
-    counting half."""
-    below, above = (
-        torch.tensor([layer for layer, _ in top_heads(scores, count)])
-        for scores in (previous, prefix)
-    )
-    return ((above - below[:, None]).sign().double().mean().item() + 1) / 2
-
-
-def separation(scores: Float[Tensor, "layer head"], heads: Sequence[Head]) -> float:
-    """Area under the ROC curve of a score for ``heads`` against all others."""
-    named = torch.zeros(scores.shape, dtype=torch.bool)
-    for head in heads:
-        named[head] = True
-    return float(roc_auc_score(named.flatten(), scores.flatten()))
-
-
 def losses_without(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"], sets: Sequence[Sequence[Head]]
 ) -> Float[Tensor, "set batch entry"]:
@@ -257,14 +235,6 @@ def alike(
     return (first == second).double().mean(1), torch.tensor(ranks)
 
 
-def repeats_a_pair(tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch entry"]:
-    """Whether token i + 1, which entry i is about, ends a pair of tokens that has occurred before:
-    where an induction head can help."""
-    one, two = tokens[:, :-1], tokens[:, 1:]
-    same = (one[:, :, None] == one[:, None]) & (two[:, :, None] == two[:, None])
-    return same.tril(-1).any(-1)
-
-
 def answers_without(
     model: TransformerBridge, asked: Asked, sets: Sequence[Sequence[Head]]
 ) -> Bool[Tensor, "set batch"]:
@@ -275,14 +245,6 @@ def answers_without(
     ways = ablate_sets(model, tokens, sets, "mean", tokens)
     found = logits_under(model, tokens, ways, at)
     return torch.stack([writes(scores, asked.whole) for scores in found])
-
-
-def random_sets(
-    heads: Sequence[Head], size: int, count: int, generator: Generator
-) -> list[list[Head]]:
-    """``count`` random sets of ``size`` heads (all heads where fewer exist)."""
-    draws = [torch.randperm(len(heads), generator=generator)[:size] for _ in range(count)]
-    return [[heads[i] for i in draw.tolist()] for draw in draws]
 
 
 def checkpoint_metrics(
@@ -316,8 +278,3 @@ def reached(steps: Sequence[int], values: Sequence[float], share: float) -> floa
         return math.nan
     part = (goal - values[i - 1]) / (values[i] - values[i - 1])
     return steps[i - 1] + part * (steps[i] - steps[i - 1])
-
-
-def width_of_rise(steps: Sequence[int], values: Sequence[float], low: float, high: float) -> float:
-    """Share of training between the first reach of ``low`` and of ``high`` x the final value."""
-    return (reached(steps, values, high) - reached(steps, values, low)) / steps[-1]

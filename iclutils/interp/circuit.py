@@ -172,19 +172,6 @@ def smallest_size(
     return found
 
 
-def minimality(
-    model: TransformerBridge, task: CleanCorrupt, kept: EdgeMask
-) -> Float[Tensor, "edge batch"]:
-    """Nats that a circuit loses with each of its edges, in the order of the graph."""
-    places = kept.cpu().nonzero()
-    if not len(places):
-        raise IclError("A circuit of size zero has no edge that could be needed: give it one.")
-    without = kept.cpu().repeat(len(places) + 1, 1, 1)
-    without[torch.arange(len(places)), places[:, 0], places[:, 1]] = False
-    found = scores(model, task, without)
-    return found[-1] - found[:-1]
-
-
 def random_circuits(
     graph: Graph, kept: EdgeMask, count: int, generator: Generator
 ) -> Bool[Tensor, "circuit writer reader"]:
@@ -222,10 +209,3 @@ def induction_edges(
     edges = [*into, *between, *((v, logits) for v in induction), (embed, logits)]
     graph.mask(edges)  # all of them exist
     return edges
-
-
-def above_threshold(
-    effects: Float[Tensor, "writer reader batch"], exists: EdgeMask, threshold: float
-) -> EdgeMask:
-    """The edges whose mean effect, of either sign, is above a threshold."""
-    return exists & (effects.mean(-1).abs() > threshold).to(exists.device)

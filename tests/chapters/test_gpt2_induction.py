@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise, permutations
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +73,6 @@ def test_the_loss_rises_without_the_head_and_not_without_an_idle_one(built: tupl
     assert idle.mean().item() == pytest.approx(0, abs=1e-6)
 
 
-def test_a_pair_that_comes_again() -> None:
-    tokens = [9, 1, 2, 1, 3, 1, 2, 2, 1, 2]
-    pairs = list(pairwise(tokens))
-    expected = [pair in pairs[:i] for i, pair in enumerate(pairs)]
-    assert gpt2_induction.repeats_a_pair(torch.tensor([tokens]))[0].tolist() == expected
-    assert sum(expected) == 3
-
-
 @pytest.mark.parametrize("save", [save_gpt2, save_grouped])
 def test_logits_without_heads_are_those_of_plain_passes(save: Any, tmp_path: Path) -> None:
     """Against a loop of whole passes that overwrite the heads by hand."""
@@ -115,14 +106,6 @@ def test_a_model_without_a_circuit_still_gets_an_answer(tmp_path: Path) -> None:
     model = tiny_gpt2(tmp_path / "one layer", n_layer=1)
     with pytest.raises(IclError, match="needs two attention layers"):
         gpt2_induction.find(model, batch)
-
-
-def test_random_sets_are_sets_of_the_given_heads() -> None:
-    heads = [(0, h) for h in range(6)]
-    sets = gpt2_induction.random_sets(heads, 3, 5, seeded(0))
-    assert len(sets) == 5
-    assert all(len(set(s)) == 3 and set(s) <= set(heads) for s in sets)
-    assert gpt2_induction.random_sets(heads[:2], 4, 1, seeded(0)) in ([heads[:2]], [heads[1::-1]])
 
 
 def test_direct_effects_and_the_rest_add_up_to_the_logit(tmp_path: Path) -> None:
@@ -162,20 +145,6 @@ def test_shapley_values_of_three_tokens_are_those_of_all_orders(tmp_path: Path) 
     assert bool(((found.mean(0) - exact).abs() < 5 * error + 1e-6).all())
 
 
-@pytest.mark.parametrize(
-    ("steps", "values", "expected"),
-    [
-        ([0, 50, 100], [0.0, 0.5, 1.0], 0.7),
-        ([0, 10, 20, 100], [0.0, 0.0, 1.0, 1.0], 0.07),
-        ([0, 10], [1.0, 1.1], math.nan),  # what was there from the start was never reached
-        ([0, 10], [-2.0, -1.0], math.nan),
-    ],
-)
-def test_the_width_of_a_rise(steps: list[int], values: list[float], expected: float) -> None:
-    found = gpt2_induction.width_of_rise(steps, values, 0.1, 0.8)
-    assert found == pytest.approx(expected, nan_ok=True)
-
-
 def test_checkpoint_metrics_are_those_of_the_other_measurements() -> None:
     model = models.load("induction-0")
     batch = repeated_tokens(model, 8, 30, seeded(0))
@@ -184,17 +153,6 @@ def test_checkpoint_metrics_are_those_of_the_other_measurements() -> None:
     assert found["loss"] == pytest.approx(-log_p[:, batch.clean_half].mean().item())
     assert found["accuracy"] == pytest.approx(right[:, batch.clean_half].float().mean().item())
     assert found["icl"] < -1
-
-
-def test_what_the_weights_and_the_depth_of_heads_say() -> None:
-    previous = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.1, 0.0]])
-    prefix = torch.tensor([[0.0, 0.0], [0.9, 0.0], [0.1, 0.8]])
-    # layers of the former 0, 1 and of the latter 1, 2: three pairs in order, one tie
-    assert gpt2_induction.depth_order(previous, prefix, 2) == pytest.approx(3.5 / 4)
-    assert gpt2_induction.depth_order(prefix, previous, 2) == pytest.approx(0.5 / 4)
-    # heads 0.1 and 1.0 have scores of 0.1 and 0.2, the others of 0.9 and 0.8: no pair in order
-    assert gpt2_induction.separation(previous[:2], [(0, 1), (1, 0)]) == 0
-    assert gpt2_induction.separation(previous[:2], [(0, 0), (1, 0)]) == pytest.approx(3 / 4)
 
 
 def test_words_answered_without_heads(tmp_path: Path) -> None:

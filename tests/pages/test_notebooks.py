@@ -166,7 +166,7 @@ def swap_checks(notebook: Notebook) -> None:
     one["source"], other["source"] = other["source"], one["source"]
 
 
-LONG = "def f(x):\n" + "    x += 1\n" * 9 + "    return x"
+LONG = "def f(x):\n" + "    x += 1\n" * 19 + "    return x"
 BREAKS: dict[str, tuple[Callable[[Notebook], object], str]] = {
     "all cleared": (clear(execution_count=None), "not all run once"),
     "outputs cleared": (clear(), "no output in the cell"),
@@ -193,7 +193,7 @@ BREAKS: dict[str, tuple[Callable[[Notebook], object], str]] = {
     "a path in code": (put(8, source='open("/home/me/model")'), "absolute path"),
     "a path in text": (put(7, source="See C:\\models:"), "absolute path"),
     "a path in output": (put(8, outputs=[stream("saved /tmp/x\n")]), "absolute path"),
-    "a long function": (put(8, source=LONG), "more than ten lines"),
+    "a long function": (put(8, source=LONG), "more than twenty lines"),
     "too large": (put(7, source="long " * 200_000), "the limit is 1 MB"),
     "a stranger": (put(8, source='book.check("90.scoer", 1)'), "90.scoer is not in the ledger"),
     "one unchecked": (put(4, source="pass"), "90.score is never checked"),

@@ -70,13 +70,6 @@ def gravity(sizes: Float[Tensor, "layer"]) -> float:
     return float((layer * sizes).sum() / sizes.sum())
 
 
-def upper_share(sizes: Float[Tensor, "layer"]) -> float:
-    """Share of the effects in the upper half of the layers; an odd middle layer counts half."""
-    count = len(sizes)
-    upper = sizes[(count + 1) // 2 :].sum() + (count % 2) * 0.5 * sizes[count // 2]
-    return float(upper / sizes.sum())
-
-
 def probe(
     model: TransformerBridge,
     tokens: Int[Tensor, "batch pos"],
@@ -94,13 +87,6 @@ def probe(
         fit = RidgeClassifier(alpha=len(x) / 10).fit(scaled[:half], truth[:half])
         found.append(fit.score(scaled[half:], truth[half:]))
     return torch.tensor(found)
-
-
-def expected_depth(accuracy: Float[Tensor, "depth"]) -> float:
-    """Mean depth at which a probe gains, weighted by its gains over the depth before (Tenney et al.
-    2019, equation 2); NaN if it never gains."""
-    gain = accuracy.diff().clamp_min(0)
-    return float((torch.arange(1, len(accuracy)) * gain).sum() / gain.sum())
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,11 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy.stats import spearmanr
 from torch import Generator, Tensor
 
 from ...errors import IclError
-from ...interp.clean_corrupt import CleanCorrupt
 from ...interp.head_scores import attention_patterns
-from ...interp.hooks import Hook, cut_attention, logits_at
+from ...interp.hooks import Hook, logits_at
 from ...interp.kv_cache import States, keys_values, read_with_cache
 from ...interp.statistics import benjamini_hochberg, sign_flip_p
 from ...models import TransformerBridge, cached, get_act_name, logits
@@ -56,7 +54,7 @@ def influence(
     """Influence of every token on the predictions at ``at``, whose right tokens are ``answer``.
 
     Each token is replaced ``draws`` times, all others but BOS being as likely. ``hooks`` act on the
-    logits (``shift_logits``) of the clean and the altered passes.
+    logits of the clean and the altered passes.
     """
     drawn = replacements(model, tokens, generator, draws)
     clean = _logits(model, tokens[:, : int(at.max()) + 1], at, hooks).log_softmax(-1)
@@ -126,18 +124,6 @@ def redirected(
         text = torch.cat([text, logits(model, text)[:, -1:].argmax(-1)], 1)
     after = place[:, None] + torch.arange(1, steps + 1).to(place)
     return (text[:, -steps:] == tokens.gather(1, after)).float().mean(1)
-
-
-def shift_logits(model: TransformerBridge, generator: Generator) -> Hook:
-    """Hook that raises all logits of a position by one number, a random linear function of them as
-    large as a typical logit: the probabilities stay the same."""
-    size = model.cfg.d_vocab
-    weight = torch.randn(size, generator=generator) / size**0.5
-
-    def shift(values: Tensor, hook: object) -> Tensor:
-        return values + (values @ weight.to(values))[..., None]
-
-    return "unembed.hook_out", shift
 
 
 def replacements(
@@ -269,34 +255,3 @@ def norm_weighted(model: TransformerBridge, tokens: Tokens) -> Patterns:
         each = [torch.einsum("bhts,bhsd->btsd", a, moved).norm(dim=-1) for a, moved in parts]
         norms.append(torch.cat(each))
     return torch.stack(norms, 1)
-
-
-def knockout(
-    model: TransformerBridge, task: CleanCorrupt, dest: Entries, src: Entries
-) -> list[Hook]:
-    """Hooks that forbid ``dest`` to attend to ``src``, pair by pair, in every head of every layer;
-    the rest of the row takes over (Geva et al. 2023, section 4)."""
-    count, size = task.clean.shape
-    if not bool(((src >= 0) & (src < dest) & (dest < size)).all()):
-        raise IclError("Attention can be cut from a position to an earlier one: 0 <= src < dest.")
-    cut = torch.zeros(count, size, size, dtype=torch.bool, device=task.clean.device)
-    cut[torch.arange(count, device=cut.device)[:, None], dest, src] = True
-    return cut_attention(model, dict.fromkeys(range(model.cfg.n_layers), cut))
-
-
-def rank_agreement(
-    a: Float[Tensor, "batch dest src"], b: Float[Tensor, "batch entry src"], at: Entries
-) -> Float[Tensor, "batch"]:
-    """Spearman's rank correlation of rows ``at`` of ``a`` with ``b`` over the positions before each
-    entry, mean over entries; NaN where either does not vary in any entry."""
-    rows = a[torch.arange(len(at), device=at.device)[:, None], at].double().cpu()
-    found = [
-        [_spearman(x[:t], y[:t]) for x, y, t in zip(*row, strict=True)]
-        for row in zip(rows, b.double().cpu(), at.tolist(), strict=True)
-    ]
-    return torch.tensor(found, dtype=torch.float64).nanmean(1).to(a)
-
-
-def _spearman(x: Float[Tensor, "n"], y: Float[Tensor, "n"]) -> float:
-    varies = len(x) > 1 and len(x.unique()) > 1 and len(y.unique()) > 1
-    return float(spearmanr(x, y).statistic) if varies else float("nan")

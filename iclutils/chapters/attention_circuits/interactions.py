@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Generator, Tensor
+from torch import Tensor
 from transformers import GPT2LMHeadModel, PreTrainedModel
 
 from ...errors import IclError
@@ -125,11 +125,6 @@ def note_correlation(
     _, cache = cached(model, tokens, names)
     flat = [cache[name].permute(2, 0, 1, 3).flatten(1).double() for name in names]
     return torch.stack([torch.corrcoef(z).reshape(len(z), len(z)) for z in flat])
-
-
-def random_rotation(size: int, generator: Generator) -> Float[Tensor, "size size"]:
-    """A random orthogonal matrix."""
-    return torch.linalg.qr(torch.randn(size, size, generator=generator)).Q
 
 
 def rotate_head_basis(

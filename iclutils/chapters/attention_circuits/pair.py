@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ...errors import IclError
 from ...interp import graph
 from ...interp.clean_corrupt import CleanCorrupt
 from ...interp.graph import Edge, Node, head
-from ...interp.head_scores import LABEL, followers, prefix_matching, score_heads, strongest
+from ...interp.head_scores import LABEL, prefix_matching, score_heads, strongest
 from ...interp.patching import CleanRun, key_patterns
 from ...interp.statistics import mean_se
 from ...interp.weights import composition_baseline, composition_scores, copying_scores
-from ...models import TransformerBridge, logits
+from ...models import TransformerBridge
 from ...progress import bar
 from ...tasks.repeated import RepeatedTokens
 
@@ -128,14 +128,3 @@ def path_drops(
         if below:
             out[:below, i] = (before - torch.stack(after)) / before.mean()
     return out
-
-
-def follows_rule(
-    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
-) -> Float[Tensor, "batch"]:
-    """Share of the predictions, after a token that occurred before, whose first choice followed
-    one of these occurrences (Elhage et al. 2021); NaN where nothing recurs. The first token is no
-    match for any."""
-    follows = followers(tokens)
-    chosen = tokens[:, None] == logits(model, tokens).argmax(-1)[..., None]
-    return (follows & chosen).any(-1).sum(-1) / follows.any(-1).sum(-1)

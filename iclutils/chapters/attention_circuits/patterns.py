@@ -97,22 +97,6 @@ def uniform_scores(tokens: Tokens) -> dict[str, Float[Tensor, "batch"]]:
     return {name: values[:, 0] for name, values in pattern_scores(even, tokens).items()}
 
 
-def attention_distance(model: TransformerBridge, tokens: Tokens) -> PerHead:
-    """Mean distance back, in positions, of what attention does not go to the first token."""
-    return torch.stack([mean_distance(p) for p in attention_patterns(model, tokens)], 1)
-
-
-def mean_distance(pattern: Float[Tensor, "*lead dest src"]) -> Float[Tensor, "*lead"]:
-    """``attention_distance`` of single patterns; NaN where the first token gets everything."""
-    rest = pattern[..., 1:, 1:]
-    return (rest * _back(rest)).sum((-2, -1)) / rest.sum((-2, -1))
-
-
-def future_attention(model: TransformerBridge, tokens: Tokens) -> float:
-    """Largest attention that any head gives to a later position."""
-    return max(float(pattern.triu(1).max()) for pattern in attention_patterns(model, tokens))
-
-
 def null_scores(models: Sequence[TransformerBridge], tokens: Tokens) -> Pooled:
     """Scores of every head of untrained models on every sequence."""
     each = [scores(model, tokens) for model in bar(models, "untrained models")]
@@ -164,19 +148,6 @@ def excess(scores: Scores, limits: Mapping[str, float]) -> Float[Tensor, "layer 
     """Calibrated scores: 0 at the threshold, 1 at the highest possible; NaN where undefined."""
     each = [(scores[n].double().nanmean(0) - limits[n]) / (1 - limits[n]) for n in SCORES]
     return torch.stack(each, -1)
-
-
-def false_alarms(given: Labels, limits: Mapping[str, float]) -> float:
-    """Share of the possible labels that these heads (untrained ones) have."""
-    possible = [i for i, name in enumerate(SCORES) if not isnan(limits[name])]
-    return given[..., possible].double().mean().item()
-
-
-def label_overlap(first: Labels, second: Labels) -> Float[Tensor, "labelled"]:
-    """Jaccard similarity of a head's labels on two kinds of sequences, for each head that has a
-    label on at least one."""
-    both, either = (first & second).sum(-1), (first | second).sum(-1)
-    return (both[either > 0] / either[either > 0]).double()
 
 
 def table(

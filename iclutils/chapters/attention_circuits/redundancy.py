@@ -43,14 +43,6 @@ def redundant(losses: Float[Tensor, "*item batch"], bar: float = 0.01) -> Bool[T
     return losses.mean(-1) + 2 * losses.std(-1) / losses.shape[-1] ** 0.5 < bar
 
 
-def effective_rank(outputs: Float[Tensor, "*item sample width"]) -> Float[Tensor, "*item"]:
-    """exp(entropy of the shares of variance) of what parts write (Roy and Vetterli 2007); NaN where
-    it never changes."""
-    centred = outputs - outputs.mean(-2, keepdim=True)
-    power = torch.linalg.svdvals(centred.double()).square()
-    return torch.special.entr(power / power.sum(-1, keepdim=True)).sum(-1).exp()
-
-
 class Advice(NamedTuple):
     """What one might do, why it might help, and the measurement that would confirm it."""
 

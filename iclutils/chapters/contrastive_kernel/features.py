@@ -48,16 +48,6 @@ def log_normaliser(queries: Queries, keys: Keys) -> Float[Tensor, "*batch query"
     return scores(queries, keys).logsumexp(-1)
 
 
-def linearised(queries: Queries, keys: Keys, values: Values) -> Float[Tensor, "*batch query value"]:
-    """Softmax attention to first order in its scores: v̄ + (1/n) Σ_i (v_i - v̄) (k_i - k̄)·q/√d.
-
-    One step of gradient descent on least squares from 0, with an intercept, at the rate 1/√d.
-    """
-    mean, exponent = values.mean(-2, keepdim=True), scores(queries, keys)
-    centred = exponent - exponent.mean(-1, keepdim=True)
-    return mean + centred @ (values - mean) / keys.shape[-2]
-
-
 # Feature maps ------------------------------------------------------------------------------------
 
 

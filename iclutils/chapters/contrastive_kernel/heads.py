@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.at_query import AtQuery, Mask, read_heads, scores
+from ...interp.at_query import AtQuery, Mask, read_heads
 from ...interp.hooks import Head, check_head
 from ...interp.kv_cache import demonstrations as before_query
 from ...models import TransformerBridge, bos, get_act_name
@@ -101,19 +101,6 @@ def explicit_head_step(
     """One head's dual model before and after a gradient step by autograd, in exact features."""
     q, key, value = _of_head(query, head)
     return explicit_steps(*gram(q, key), value, query.mask(demonstrations), query.seen)
-
-
-def rising_similarities(query: AtQuery, demonstrations: Mask) -> Float[Tensor, "batch layer head"]:
-    """Share of the demonstrations i whose v_i·W φ(k_i) rises with a head's step.
-
-    It rises by (1/D_q) Σ_j v_i·v_j φ(k_i)·φ(k_j) over the demonstrations j ({cite}`ren2024`).
-    """
-    shown, shares = query.mask(demonstrations)[:, None], []
-    for _, key, value, _ in read_heads(query):
-        near = scores(key, key, shown[:, :, None]).softmax(-1)  # a positive factor for each i
-        rises = (near * (value @ value.mT)).sum(-1) > 0
-        shares.append((rises & shown).sum(-1) / shown.sum(-1))
-    return torch.stack(shares, 1)
 
 
 def feature_errors(

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...interp.at_query import read
-from ...interp.hooks import Head, Hook, logits_under
+from ...interp.hooks import Hook, logits_under
 from ...models import TransformerBridge, get_act_name
 from .marks import written
 from .question import Question
@@ -52,11 +52,6 @@ def steered(
     found = [x[:, 0] for x in logits_under(model, tokens, ways, target[:, None])]
     right = [(x.argmax(1) == question.task.answer[:, 0]).to(x.dtype) for x in found]
     return torch.stack([question.margin(x) for x in found]), torch.stack(right)
-
-
-def function_vector(writes: Float[Tensor, "layer head d_model"], heads: Iterable[Head]) -> Tensor:
-    """The function vector of some heads: the sum of what they write (of none, 0)."""
-    return sum((writes[layer, head] for layer, head in heads), torch.zeros_like(writes[0, 0]))
 
 
 def random_like(vector: Float[Tensor, "*lead d_model"], generator: torch.Generator) -> Tensor:

@@ -76,19 +76,6 @@ def predictor(
     return lambda xs, ys: descend(xs, ys, rates, gammas).predictions[-1]
 
 
-def spectrum(xs: Float[Tensor, "*batch n d"], gammas: Settings) -> Float[Tensor, "step *batch dim"]:
-    """Eigenvalues, rising, of (1/N) Σ x_i x_iᵀ over the pairs: before and after each step of GD++.
-
-    A step makes λ (1 - γ N λ)² of an eigenvalue λ: up to γ N λ = 1, the larger shrink the more.
-    """
-    pairs = xs[..., :-1, :]
-    count = pairs.shape[-2]
-    values = [torch.linalg.eigvalsh(pairs.mT @ pairs / count)]
-    for gamma in gammas:
-        values.append(values[-1] * (1 - float(gamma) * count * values[-1]).square())
-    return torch.stack(values).sort(-1).values
-
-
 def split_query(xs: Float[Tensor, "*batch n d"], ys: Labels) -> tuple[Tensor, Tensor, Tensor]:
     """The x of the pairs, that of the query, and the labels of the pairs (*batch, N, o)."""
     if ys.shape[: xs.ndim - 1] != xs.shape[:-1] or ys.ndim > xs.ndim or xs.shape[-2] < 2:

@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...errors import IclError
 from ...interp.hooks import Hook
 from ...interp.kv_cache import answer_from_cache, cache_demonstrations, demonstrations, sets
 from ...interp.readout import batches, places, target_logits
@@ -110,15 +109,3 @@ def centred(found: Answers, prompts: Prompts) -> Answers:
 def label_loyalty(changed: Answers, clean: Answers) -> Bool[Tensor, "batch"]:
     """Whether the changed model predicts the same class as the unmodified one."""
     return changed.predicted == clean.predicted
-
-
-def word_loyalty(changed: Answers, clean: Answers, k: int = 5) -> Float[Tensor, "batch"]:
-    """Jaccard similarity of the k likeliest words of both models, 0 to 1.
-
-    The paper says k = 5; the released notebook takes 10 for isolation and 5 for compression.
-    """
-    if not 1 <= k <= clean.words.shape[1]:
-        raise IclError(f"Of every answer {clean.words.shape[1]} words are kept; got k={k}.")
-    same = changed.words[:, :k, None] == clean.words[:, None, :k]
-    shared = same.sum((1, 2)).to(clean.class_logits.dtype)
-    return shared / (2 * k - shared)

@@ -162,17 +162,6 @@ def ilwd(first: Float[Tensor, "*ensemble batch d"], second: Other, dim: int = 1)
     return spread(_squares(first, second, dim).sum(-1))
 
 
-def released_r2(
-    found: Float[Tensor, "*batch query"], labels: Float[Tensor, "*batch query"]
-) -> float:
-    """What the released code calls r2: of the true labels, with the predictions as their model.
-
-    It tells how good the predictions are, not how linear.
-    """
-    total = (labels - labels.mean()).square().sum()
-    return float(1 - (labels - found).square().sum() / total)
-
-
 @dataclass(frozen=True)
 class Nearest:
     """MSPD of a regressor to each baseline."""

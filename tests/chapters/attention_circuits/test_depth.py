@@ -18,14 +18,12 @@ from iclutils.chapters.attention_circuits import depth as module
 from iclutils.chapters.attention_circuits.depth import (
     RIDGE,
     by_layer,
-    expected_depth,
     fit_tuned_lens,
     gravity,
     least_squares,
     lens_by_depth,
     probe,
     residual_stream,
-    upper_share,
 )
 from iclutils.interp.clean_corrupt import CleanCorrupt
 from iclutils.interp.graph import Node, head
@@ -87,9 +85,6 @@ def test_effects_by_layer() -> None:
     got = by_layer(effects, nodes, 3)
     torch.testing.assert_close(got, torch.tensor([4.0, 0.0, 1.5]))
     assert gravity(got) == pytest.approx(2 * 1.5 / 5.5)
-    assert upper_share(got) == pytest.approx(1.5 / 5.5)
-    assert upper_share(torch.tensor([1.0, 1.0, 2.0, 4.0])) == pytest.approx(6 / 8)
-    assert upper_share(torch.ones(5)) == pytest.approx(0.5)
     assert math.isnan(gravity(torch.zeros(4)))
 
 
@@ -105,7 +100,6 @@ def test_gravity_stays_among_the_layers(sizes: list[float], scale: float) -> Non
     assert 0 <= gravity(values) <= len(sizes) - 1 + 1e-9
     assert gravity(scale * values) == pytest.approx(gravity(values))
     assert gravity(values.flip(0)) == pytest.approx(len(sizes) - 1 - gravity(values))
-    assert upper_share(values.flip(0)) == pytest.approx(1 - upper_share(values))
 
 
 def test_probes_find_what_was_put_there(gpt2: TransformerBridge) -> None:
@@ -118,8 +112,6 @@ def test_probes_find_what_was_put_there(gpt2: TransformerBridge) -> None:
     assert here.shape == (gpt2.cfg.n_layers + 1,)
     assert here[0] > 0.85
     assert 0.3 < chance[0] < 0.7
-    assert expected_depth(torch.tensor([0.1, 0.3, 0.2, 0.8])) == pytest.approx((0.2 + 1.8) / 0.8)
-    assert math.isnan(expected_depth(torch.tensor([0.5, 0.5])))
 
 
 def test_least_squares_solves_the_normal_equations() -> None:

@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from random_layers import seeded
 from tiny import tiny_gpt2
-from torch.nn.functional import one_hot
 from wired import save_wired
 
 from iclutils import IclError
@@ -20,7 +17,7 @@ from iclutils.interp import clean_corrupt, patching
 from iclutils.interp.graph import Node, all_heads, head
 from iclutils.interp.head_scores import prefix_matching, score_heads
 from iclutils.interp.patching import patch_key_input
-from iclutils.models import TransformerBridge, load, random_init
+from iclutils.models import TransformerBridge, load
 from iclutils.tasks.repeated import RepeatedTokens
 
 PLACES = [
@@ -95,29 +92,6 @@ def test_paths_against_hooks(model: TransformerBridge, monkeypatch: pytest.Monke
             )
             lost = (before - prefix_matching(changed, 7)) / before.mean()
             torch.testing.assert_close(got[u, v], lost, atol=1e-5, rtol=1e-4)
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.integers(0, 10**6), st.integers(1, 14), st.integers(1, 6))
-def test_the_rule_by_brute_force(gpt2: TransformerBridge, seed: int, size: int, vocab: int) -> None:
-    """Position by position; catches a shift, BOS as a match, what nothing came before counted."""
-    ids, said = torch.randint(0, vocab, (2, 2, size), generator=seeded(seed))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pair, "logits", lambda *_: one_hot(said, vocab).float())
-        got = pair.follows_rule(gpt2, ids)
-    for x, best, share in zip(ids.tolist(), said.tolist(), got.tolist(), strict=True):
-        after = [[x[s] for s in range(2, t + 1) if x[s - 1] == x[t]] for t in range(size)]
-        follows = [best[t] in known for t, known in enumerate(after) if known]
-        expected = sum(follows) / len(follows) if follows else math.nan
-        assert share == pytest.approx(expected, nan_ok=True)
-
-
-def test_a_wired_model_follows_the_rule(wired: TransformerBridge) -> None:
-    """Catches: predictions that no occurrence came before counted, or a successor one late."""
-    ids = torch.cat([torch.full((4, 1), 23), torch.randint(0, 8, (4, 30), generator=seeded())], 1)
-    assert pair.follows_rule(wired, ids).min() > 0.9
-    assert pair.follows_rule(random_init(wired.cfg.model_name, 0), ids).max() < 0.7
-    assert pair.follows_rule(wired, torch.arange(12)[None]).isnan().all()
 
 
 def test_a_model_without_a_circuit_is_refused(tmp_path: Path) -> None:

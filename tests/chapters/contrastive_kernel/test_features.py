@@ -20,7 +20,6 @@ from iclutils.chapters.contrastive_kernel.features import (
     feature_attention,
     gram,
     kernel_error,
-    linearised,
     log_kernel,
     log_normaliser,
     needed_degree,
@@ -143,18 +142,6 @@ def test_gram_features_have_the_kernels_products(
     length = np.exp(half_k - half_k.max())
     gap = np.abs((phi_k @ phi_k.T).numpy() - pairs) / (length[:, None] * length)
     assert gap.max() < 1e-12 * keys + 1e-13
-
-
-@settings(deadline=None, max_examples=25)
-@given(seed=seeds, keys=st.integers(1, 7), dim=st.integers(1, 4))
-def test_linearised_is_the_first_derivative(seed: int, keys: int, dim: int) -> None:
-    """By autograd: attention at scores of 0, and its derivative along them."""
-    q, k, v = data(seed, 3, keys, dim, (2,))
-    zero = torch.zeros(()).double()
-    at, slope = torch.func.jvp(
-        lambda s: scaled_dot_product_attention(s * q, k, v), (zero,), (zero + 1,)
-    )
-    torch.testing.assert_close(linearised(q, k, v), at + slope, atol=1e-10, rtol=0)
 
 
 def test_kernel_error_falls_with_features_and_grows_with_norms() -> None:

@@ -23,7 +23,7 @@ from iclutils.chapters.contrastive_kernel.ablation import (
     frozen_mlps,
     predict,
 )
-from iclutils.chapters.contrastive_kernel.dual import initial_model, negative_samples, regularised
+from iclutils.chapters.contrastive_kernel.dual import negative_samples, regularised
 from iclutils.chapters.contrastive_kernel.features import attention, balance
 from iclutils.chapters.contrastive_kernel.heads import (
     demonstration_tokens,
@@ -34,7 +34,6 @@ from iclutils.chapters.contrastive_kernel.heads import (
     feature_errors,
     first_copy,
     head_trajectory,
-    rising_similarities,
 )
 from iclutils.interp.at_query import read, read_heads
 from iclutils.models import TransformerBridge
@@ -165,16 +164,6 @@ def test_one_heads_steps(both: Both) -> None:
         for n in (0, 3, 7):
             part = dual_heads(query, mask & (torch.arange(12) < n)).demonstration_update
             close(path[:, n], before + part[:, layer, head], 1e-10)
-
-
-def test_which_demonstrations_become_more_similar(both: Both) -> None:
-    """By the dual model itself, before and after its step."""
-    query, mask = read(both.model, tokens(3, 12)), some_mask(3, 12)
-    found = rising_similarities(query, mask)
-    for layer, (q, key, value, _) in enumerate(read_heads(query)):
-        first = initial_model(q, key, value, mask[:, None])
-        rise = first.updated(mask[:, None]).similarities() - first.similarities()
-        close(found[:, layer], ((rise > 0) & mask[:, None]).sum(-1) / mask.sum(-1)[:, None])
 
 
 def test_random_features_at_a_heads_own_norms(wide: TransformerBridge) -> None:

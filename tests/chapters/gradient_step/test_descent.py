@@ -14,7 +14,7 @@ from random_layers import seeded, some
 from refusals import refused
 from scipy.optimize import minimize
 
-from iclutils.chapters.gradient_step.descent import best_step, descend, predictor, spectrum, tune
+from iclutils.chapters.gradient_step.descent import best_step, descend, predictor, tune
 from iclutils.tasks.regression import Contexts, Task, sample
 
 seeds = st.integers(0, 10_000)
@@ -92,18 +92,6 @@ def test_plus_is_a_loop_over_tokens(
     torch.testing.assert_close(found.predictions, answer)
     from_zero = descend(xs, ys[..., 0], rates, gammas).predictions[-1]
     torch.testing.assert_close(predictor(rates, gammas)(xs, ys[..., 0]), from_zero)
-
-
-@settings(max_examples=20, deadline=None)
-@given(seed=seeds, dim=st.integers(1, 6), pairs=st.integers(1, 9))
-def test_spectrum_is_that_of_the_tokens(seed: int, dim: int, pairs: int) -> None:
-    xs, gammas = some(seed, (3, pairs + 1, dim))[0], [0.02, 0.1, -0.01]
-    found, x = spectrum(xs, gammas), xs[:, :-1].numpy()
-    for k in range(4):
-        moment = x.swapaxes(1, 2) @ x
-        values = np.linalg.eigvalsh(moment / pairs)
-        np.testing.assert_allclose(found[k], values, rtol=1e-8, atol=1e-10)
-        x = x - gammas[min(k, 2)] * x @ moment
 
 
 # One step ----------------------------------------------------------------------------------------

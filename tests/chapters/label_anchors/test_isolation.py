@@ -18,7 +18,6 @@ from iclutils.chapters.label_anchors.answers import (
     answers_by_set,
     centred,
     label_loyalty,
-    word_loyalty,
 )
 from iclutils.chapters.label_anchors.isolation import (
     HOWS,
@@ -119,10 +118,6 @@ def test_loyalty_by_hand() -> None:
     words = torch.tensor([[0, 1, 2], [1, 0, 5]])
     changed = Answers(torch.tensor([[5.0, 4.0], [4.0, 5.0]]), words, gold)
     assert label_loyalty(changed, clean).tolist() == [True, False]
-    assert word_loyalty(changed, clean, 2).tolist() == [1, 1]  # order does not count
-    assert word_loyalty(changed, clean, 3).tolist() == [1, 0.5]  # {0,1,2} and {0,1,5}
-    with pytest.raises(IclError, match="3 words are kept; got k=4"):
-        word_loyalty(changed, clean, 4)
 
 
 def test_wrong_input_is_refused(gpt2: TransformerBridge, gptj: TransformerBridge) -> None:

@@ -11,7 +11,6 @@ import torch
 from random_layers import seeded
 from refusals import refused
 from sklearn.linear_model import LinearRegression
-from sklearn.metrics import r2_score
 
 from iclutils.chapters.ridge_ols.algorithms import gd, knn, ols, ridge
 from iclutils.chapters.ridge_ols.distances import (
@@ -22,7 +21,6 @@ from iclutils.chapters.ridge_ols.distances import (
     mspd,
     nearest,
     predict,
-    released_r2,
     spd,
 )
 from iclutils.models.regressors import InContextRegressors, Shape
@@ -97,12 +95,6 @@ def test_implicit_weights_are_scikit_learns_fit(intercept: bool) -> None:
     total = float((wanted - wanted.mean(1, keepdim=True)).square().sum())
     assert float(fit.r2) == pytest.approx(1 - missed / total)
     assert fit.r2 < 0.9  # k-NN is not linear in the query
-
-
-def test_released_r2_is_about_the_labels() -> None:
-    labels, found = normal(5, 9, seed=1), normal(5, 9, seed=2)
-    expected = r2_score(labels.flatten().numpy(), found.flatten().numpy())
-    assert released_r2(found, labels) == pytest.approx(expected)
 
 
 def test_ilwd_by_hand() -> None:
