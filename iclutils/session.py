@@ -167,10 +167,12 @@ class Session:
             print(f"{label}: right.")
 
     def table(self, *names: str) -> None:
-        """Show claims in every column of the scorecard: the source's number, small models, a real
-        language model, the paper's own, each with its null. The numbers are the committed ones, at
-        this tier those of the latest run; a page of the book shows those of its own tree."""
-        found = [scorecard.row(claims.find(name), self._results(name)) for name in names]
+        """Show claims, or all of a section named by its label (``"06-circuit"``), in every column
+        of the scorecard: the source's number, small models, a real language model, the paper's
+        own, each with its null. The numbers are the committed ones, at this tier those of the
+        latest run; a page of the book shows those of its own tree."""
+        shown_claims = [claim for name in names for claim in claims.matching(name)]
+        found = [scorecard.row(claim, self._results(claim.id)) for claim in shown_claims]
         shown = {"text/plain": scorecard.compared(found)}
         display(shown | {"text/html": scorecard.compared_html(found)}, raw=True)
 

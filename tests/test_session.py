@@ -184,6 +184,8 @@ def test_a_table_shows_claims_in_every_column(score: None, capsys: Out) -> None:
     said = capsys.readouterr().out
     assert "01.score  The score is high." in said
     assert "Small models  0.900 (holds)" in said
+    book.table(f"01-{claims.find('01.score').cell}")
+    assert capsys.readouterr().out == said
     iclutils.begin("real", device="cpu").check("01.score", [0.5] * 5)  # here, and not committed
     capsys.readouterr()
     book.table("01.score")

@@ -153,6 +153,12 @@ def ledger(chapter: str | None = None) -> dict[str, Claim]:
     return {k: v for name in names for k, v in read_ledger(ROOT / f"{name}.yml").items()}
 
 
+def matching(name: str) -> list[Claim]:
+    """The claim of an id, or those of the section with that label, such as ``"06-circuit"``."""
+    section = [c for c in ledger().values() if f"{c.chapter}-{c.cell}" == name]
+    return section or [find(name)]
+
+
 def find(name: str) -> Claim:
     """The claim of an id."""
     if name not in ledger():
