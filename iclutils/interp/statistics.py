@@ -28,7 +28,7 @@ def repetitions(
     cases: Mapping[Hashable, Float[Tensor, "*sample"] | float],
 ) -> Float[Tensor, "_"] | float:
     """What a claim was repeated over: one mean for each case, or of a single case its samples."""
-    found = [torch.as_tensor(values, dtype=torch.double).flatten() for values in cases.values()]
+    found = [torch.as_tensor(values).double().cpu().flatten() for values in cases.values()]
     if len(found) > 1:
         return torch.stack([values.mean() for values in found])
     return found[0] if len(found[0]) > 1 else found[0].item()
