@@ -82,13 +82,13 @@ def _products(
     lost: Float[Tensor, "writer batch pos d_model"],
 ) -> Float[Tensor, "writer reader batch"]:
     """Each writer's change times the gradient at each reader's input."""
-    readers = [v for v in graph.readers if v.head <= 0]  # the heads of a layer share a hook
-    found = _gradients(model, part, embedding, [input_hook(model, v) for v in readers])
+    groups = graph.reader_groups
+    found = _gradients(model, part, embedding, [input_hook(model, group[0]) for group in groups])
     each, start = lost.transpose(0, 1).flatten(2), 0
     out = lost.new_zeros(len(part), *graph.exists.shape)
-    for reader, gradient in zip(readers, found, strict=True):
-        slopes = gradient.transpose(1, 2) if reader.kind in CHANNELS else gradient[:, None]
-        before, count = int(graph.exists[:, start].sum()), slopes.shape[1]  # its writers are first
+    for group, gradient in zip(groups, found, strict=True):
+        slopes = gradient.transpose(1, 2) if group[0].kind in CHANNELS else gradient[:, None]
+        before, count = int(graph.exists[:, start].sum()), len(group)  # its writers are first
         out[:, :before, start : start + count] = each[:, :before] @ slopes.flatten(2).mT
         start += count
     return out.permute(1, 2, 0)

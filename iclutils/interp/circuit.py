@@ -128,11 +128,13 @@ def _hooks(
     for start, writer in enumerate(graph.writers):
         if writer.kind != "head" or writer.head == 0:  # the heads of a layer share a hook
             yield watch(writer, start)
-    for start, reader in enumerate(graph.readers):
-        columns = slice(start, start + (graph.heads if reader.kind in CHANNELS else 1))
-        if reader.head <= 0 and bool(cut[:, :, columns].any()):
+    start = 0
+    for group in graph.reader_groups:
+        end = start + len(group)
+        if bool(cut[:, :, start:end].any()):
             before = int(graph.exists[:, start].sum())  # who feeds it comes first in the order
-            yield replace(reader, start, before)
+            yield replace(group[0], start, before)
+        start = end
 
 
 def faithfulness(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -73,6 +74,12 @@ class Graph:
             nodes += [Node(c, layer, h) for c in CHANNELS for h in range(self.heads)]
             nodes.append(Node("mlp_in", layer))
         return (*nodes, Node("logits"))
+
+    @cached_property
+    def reader_groups(self) -> list[list[Node]]:
+        """The readers in their order, those together that share a hook: the queries, the keys or
+        the values of all heads of a layer."""
+        return [list(group) for _, group in groupby(self.readers, lambda v: (v.kind, v.layer))]
 
     @cached_property
     def exists(self) -> Bool[Tensor, "writer reader"]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice, zip_longest
@@ -177,14 +178,13 @@ def ask(
 
     def chosen(fitting: Callable[[Pair], bool]) -> list[Pair]:
         """Examples in random order: one of each answer, then another of each, until enough."""
-        alike: dict[int, dict[int, Pair]] = {}  # by first token: pairs with one answer, by place
+        by_token = defaultdict[int, list[tuple[int, Pair]]](list)  # place and pair, by answer
         for place, i in enumerate(torch.randperm(len(pool), generator=generator).tolist()):
             if fitting(pool[i]):
-                same = alike.setdefault(first[pool[i][1]], {place: pool[i]})
-                if next(iter(same.values()))[1] == pool[i][1]:
-                    same[place] = pool[i]
-        turns = zip_longest(*(same.items() for same in alike.values()))
-        found = [one for turn in turns for one in turn if one]
+                by_token[first[pool[i][1]]].append((place, pool[i]))
+        # Of answers that begin with one token the one that was drawn first.
+        groups = [[it for it in same if it[1][1] == same[0][1][1]] for same in by_token.values()]
+        found = [one for turn in zip_longest(*groups) for one in turn if one]
         if len(found) < examples:
             few = f"{name!r} has too few pairs for {examples} examples: {len(found)} fit."
             raise IclError(f"{few} Show fewer.")

@@ -132,12 +132,14 @@ def explain(
     own = component_statistics(model, task, covariances)
     on_healthy_inputs = anomalous([*hooks, *healthy_inputs(model, task)], own)
     local = [node for node in suspects if node in on_healthy_inputs]
-    rest = [[n for n in local if n != node] for node in local if len(local) > 1]
-    back = restored(model, task, hooks, [local, *([n] for n in local), *rest]) / lost
-    alone, last = back[1 : 1 + len(local)], back[:1] - back[1 + len(local) :]
+    others = [[n for n in local if n != node] for node in local if len(local) > 1]
+    sets = [local, *([node] for node in local), *others]
+    everything, *each = restored(model, task, hooks, sets) / lost
+    alone, without = each[: len(local)], each[len(local) :]
+    on_top = [everything - back for back in without] or alone  # a single one has no others
     shares = {
-        node: max(mean_se(way) for way in (alone[k], *last[k : k + 1]))
-        for k, node in enumerate(local)
+        node: max(mean_se(by_itself), mean_se(as_last))
+        for node, by_itself, as_last in zip(local, alone, on_top, strict=True)
     }
     undefined = torch.nan, torch.nan
     return [Finding(node, node in local, *shares.get(node, undefined)) for node in suspects]

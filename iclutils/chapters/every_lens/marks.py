@@ -78,19 +78,19 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
     towards = step_towards(clean, question, common)
     towards[:, layer + 1 :] = 0.0
     direct = [_direct(clean, question, question.example == i) for i in range(question.examples)]
-    parts: list[Tensor] = [
-        question.margin(clean.logits),
-        question.margin(corrupt.logits),
-        felt[heads].T.reshape(shape),
-        attention(clean, question).sum(-1),
-        vector,
-        _direct(clean, question, question.shown),
-        torch.stack([part.sum((1, 2)) for part in direct], 1),
-        question.by_example(towards.sum((1, 2))),
-        towards.sum(2),
-        states - before,
-    ]
-    return Marks(*(part.detach().float().cpu() for part in parts))
+    marked = {
+        "clean": question.margin(clean.logits),
+        "corrupt": question.margin(corrupt.logits),
+        "circuit": felt[heads].T.reshape(shape),
+        "anchors": attention(clean, question).sum(-1),
+        "vector": vector,
+        "dual": _direct(clean, question, question.shown),
+        "logit_by_example": torch.stack([update.sum((1, 2)) for update in direct], 1),
+        "vector_by_example": question.by_example(towards.sum((1, 2))),
+        "from_token": towards.sum(2),
+        "states": states - before,
+    }
+    return Marks(**{name: values.detach().float().cpu() for name, values in marked.items()})
 
 
 def _direct(query: AtQuery, question: Question, demonstrations: Tensor) -> Heads:
