@@ -12,11 +12,7 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 from sphinx.config import Config
-from sphinx.errors import ConfigError
 from sphinx.util.typing import ExtensionMetadata
-
-from book._tools import address
-from iclutils.errors import IclError
 
 from . import (
     api,
@@ -68,13 +64,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
 
 
 def _configure(app: Sphinx, config: Config) -> None:
-    """Set what the YAML file cannot know: launch buttons, and the marks by which generated Markdown
-    names its classes and targets.
-    """
-    try:
-        config.html_theme_options.update(address.launch_options())
-    except IclError as error:
-        raise ConfigError(str(error)) from error
+    """Add the marks by which generated Markdown names its classes and targets."""
     config.myst_enable_extensions = {*config.myst_enable_extensions, "attrs_block", "attrs_inline"}
 
 

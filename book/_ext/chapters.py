@@ -1,4 +1,4 @@
-"""The chapters on the pages: their cells, and links from them to the scorecard.
+"""Links from the chapters to the scorecard.
 
 - tables of claims (``book.table``) show the results of the tree that is built;
 - where a cell printed a verdict, the name of the claim becomes a link to its row; claims that the
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from docutils import nodes
 from sphinx import addnodes
@@ -20,8 +19,6 @@ from sphinx.environment import BuildEnvironment
 
 from iclutils import claims, scorecard
 from iclutils.claims import VERDICTS, Claim
-from iclutils.errors import IclError, unknown
-from iclutils.files import read_json
 
 from . import scorecard as cards
 from .markdown import results, rows
@@ -31,33 +28,6 @@ PRINTED = re.compile(
     rf"^((?:{'|'.join([*VERDICTS, 'no claim', 'undefined'])}) +)(\d\d\.\w+)", re.MULTILINE
 )
 TABLE = re.compile(r'<table class="[\w ]*compared" data-claims="([^"]*)"')
-
-
-def page(chapter: str) -> str:
-    """Name of the notebook of a chapter, given as its number."""
-    return next(name for name in claims.chapters() if name.startswith(f"{chapter}_"))
-
-
-def cells(env: BuildEnvironment, chapter: str) -> tuple[list[Path], list[dict[str, Any]]]:
-    """The notebooks of a chapter, given as its number, and all their cells, an appendix last."""
-    paths = sorted(
-        Path(env.srcdir, "notebooks").glob("[0-9][0-9]_*.ipynb"),
-        key=lambda path: (path.stem not in claims.chapters(), path.stem),
-    )
-    known = [path for path in paths if path.stem[:2] == chapter]
-    if not known:
-        raise unknown("chapter", chapter, sorted({path.stem[:2] for path in paths}))
-    return known, [cell for path in known for cell in read_json(path)["cells"]]
-
-
-def title(env: BuildEnvironment, chapter: str) -> str:
-    """Number and title of a chapter, or its number alone where the book has no notebook of it."""
-    try:
-        first = "".join(cells(env, chapter)[1][0]["source"])
-    except IclError:
-        return chapter
-    heading = re.search(r"^# (.+)$", first, re.MULTILINE)
-    return f"{chapter} {heading[1]}" if heading else chapter
 
 
 def link_claims(app: Sphinx, doctree: nodes.document) -> None:

@@ -19,7 +19,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from iclutils.errors import IclError, unknown
 
-from .chapters import cells
+from .markdown import cells
 
 LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=$", re.MULTILINE)
 EXAMPLES = doctest.DocTestParser()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from sphinx.environment import BuildEnvironment
@@ -13,7 +14,8 @@ from sphinx.util.docutils import SphinxDirective
 
 from iclutils import claims, scorecard
 from iclutils.claims import Result
-from iclutils.errors import IclError
+from iclutils.errors import IclError, unknown
+from iclutils.files import read_json
 
 
 class Generated(SphinxDirective):
@@ -47,6 +49,33 @@ def results(env: BuildEnvironment) -> dict[tuple[str, str], Result]:
 def rows(env: BuildEnvironment, chapter: str | None = None) -> list[scorecard.Row]:
     """Rows of the scorecard, of a chapter or of all."""
     return scorecard.rows(results(env), chapter)
+
+
+def notebook(chapter: str) -> str:
+    """Name of the notebook of a chapter, given as its number."""
+    return next(name for name in claims.chapters() if name.startswith(f"{chapter}_"))
+
+
+def cells(env: BuildEnvironment, chapter: str) -> tuple[list[Path], list[dict[str, Any]]]:
+    """The notebooks of a chapter, given as its number, and all their cells, an appendix last."""
+    paths = sorted(
+        Path(env.srcdir, "notebooks").glob("[0-9][0-9]_*.ipynb"),
+        key=lambda path: (path.stem not in claims.chapters(), path.stem),
+    )
+    known = [path for path in paths if path.stem[:2] == chapter]
+    if not known:
+        raise unknown("chapter", chapter, sorted({path.stem[:2] for path in paths}))
+    return known, [cell for path in known for cell in read_json(path)["cells"]]
+
+
+def heading(env: BuildEnvironment, chapter: str) -> str:
+    """Number and title of a chapter, or its number alone where the book has no notebook of it."""
+    try:
+        first = "".join(cells(env, chapter)[1][0]["source"])
+    except IclError:
+        return chapter
+    found = re.search(r"^# (.+)$", first, re.MULTILINE)
+    return f"{chapter} {found[1]}" if found else chapter
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[str]], name: str) -> list[str]:

@@ -22,8 +22,7 @@ from iclutils.claims import FAILS, HOLDS, KINDS, NULL, PARTLY, VERDICTS, Claim, 
 from iclutils.presets import TIERS
 from iclutils.scorecard import COLUMNS, ORIGINS, Entry, Row, of, passing, tally
 
-from . import chapters
-from .markdown import Generated, commit, plain, rows, table, versions
+from .markdown import Generated, commit, heading, notebook, plain, rows, table, versions
 
 PAGE = "book/scorecard"
 SCRIPT = "scorecard.js"
@@ -92,7 +91,7 @@ class Scorecard(Generated):
         """One row: the claim and how it is judged, kind and source, then a cell for each tier."""
         claim = row["mini"].claim
         name = f"`{claim.id}`"
-        if f"notebooks/{chapters.page(claim.chapter)}" in self.env.found_docs:
+        if f"notebooks/{notebook(claim.chapter)}" in self.env.found_docs:
             name = f"[{name}](#{claim.chapter}-{claim.cell})"
         rules = "\n".join(f"- {_line(text)}" for text in _rules(claim))
         said = [f"{{#{scorecard.anchor(claim)} .claim-id}}\n{name}", _line(claim.statement)]
@@ -127,7 +126,7 @@ class Scorecard(Generated):
         offered = {
             "Chapter": (
                 "chapter",
-                {name: chapters.title(self.env, name) for name in self.chapters},
+                {name: heading(self.env, name) for name in self.chapters},
             ),
             "Kind": ("kind", {kind: kind for kind in KINDS}),
             "Said by": ("origin", ORIGINS),

@@ -1,7 +1,8 @@
-"""The repository's public address, set here and nowhere else; there is none yet.
+"""The repository's public address: the theme's ``repository_url`` in ``_config.yml``, and nowhere
+else; there is none yet.
 
-Launch buttons, links to the repository, the notebooks' set-up cell and CITATION.cff leave it out
-while ``ADDRESS`` is empty. After a change ``python -m book._tools address`` rewrites the files.
+The notebooks' set-up cell and CITATION.cff leave it out while there is none. After a change
+``python -m book._tools address`` rewrites them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from importlib import metadata
 from pathlib import Path
 from string import Template
 
-from iclutils.errors import IclError
-from iclutils.files import read_json, write_text
+import yaml
 
-ADDRESS = ""  # for example "https://github.com/OWNER/REPOSITORY"
+from iclutils.errors import IclError
+from iclutils.files import CHECKOUT, read_json, write_text
+
+_SETTINGS = yaml.safe_load((CHECKOUT / "_config.yml").read_text(encoding="utf-8"))
+ADDRESS = _SETTINGS["sphinx"]["config"]["html_theme_options"].get("repository_url", "")
 TAG = f"v{metadata.version('iclutils')}"  # the release that Colab installs
 
 _LOCAL = """\
@@ -44,24 +48,11 @@ def set_up_cell(address: str = ADDRESS, tag: str = TAG) -> str:
     return Template(text).substitute(release=f"git+{address}@{tag}") + _BEGIN
 
 
-def launch_options(address: str = ADDRESS) -> dict[str, object]:
-    """Theme options of the book that exist only when there is an address."""
-    if not address:
-        return {}
-    if not re.fullmatch(r"https://[\w.-]+/[\w.-]+/[\w.-]+", address):
-        raise IclError(f"{address!r} is not of the form https://HOST/OWNER/REPOSITORY.")
-    colab = {"launch_buttons": {"colab_url": "https://colab.research.google.com"}}
-    return {
-        **{"repository_url": address, "use_repository_button": True, "use_issues_button": True},
-        "repository_branch": TAG,  # so that a launched notebook fits the release that it installs
-        **(colab if address.startswith("https://github.com/") else {}),  # it opens no other host's
-    }
-
-
 def apply(root: Path, address: str = ADDRESS, tag: str = TAG) -> list[Path]:
     """Write the address, and the tag or commit that is installed from it, into the files of the
     checkout ``root`` that store them; return those that changed."""
-    launch_options(address)
+    if address and not re.fullmatch(r"https://[\w.-]+/[\w.-]+/[\w.-]+", address):
+        raise IclError(f"{address!r} is not of the form https://HOST/OWNER/REPOSITORY.")
     citation = root / "CITATION.cff"
     if not citation.is_file():
         raise IclError(f"{root} has no CITATION.cff. Run this at the top of the checkout.")

@@ -18,7 +18,7 @@ from iclutils import claims, machine, scorecard
 from iclutils.errors import IclError
 from iclutils.files import PACKAGE, read_json, replacing, write_json
 
-from . import address, results, run
+from . import results, run
 
 SETTINGS = ("_config.yml", "_toc.yml")
 CODE = {"_ext", "_tools"}  # of folders in book/ that are no pages
@@ -139,7 +139,7 @@ def _stamp(source: Path) -> dict[str, str]:
     framing = [source / name for name in SETTINGS]
     framing += sorted((source / "book/_static").rglob("*.*"))
     framing += sorted((run.ROOT / "book/_ext").glob("*.*"))
-    framing += [Path(module.__file__ or "") for module in (address, claims, scorecard)]
+    framing += [Path(module.__file__ or "") for module in (claims, scorecard)]
     texts = [path for path in sorted(source.rglob("*")) if path.is_file()]
     texts += [*sorted(claims.ROOT.glob("*.yml")), *sorted(zoo.ROOT.glob("*/README.md"))]
     texts += sorted(PACKAGE.rglob("*.py"))  # the reference is made from them

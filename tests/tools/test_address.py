@@ -44,7 +44,6 @@ def test_what_is_stored_in_files_is_up_to_date(tmp_path: Path) -> None:
 def test_without_an_address_there_is_nothing_dead(checkout: Path) -> None:
     address.apply(checkout, PUBLIC)
     address.apply(checkout, "")  # the way back
-    assert address.launch_options("") == {}
     assert "repository-code" not in (checkout / "CITATION.cff").read_text()
     setup = "".join(cells(checkout)[0]["source"])
     assert setup == address.set_up_cell("")
@@ -63,10 +62,6 @@ def test_an_address_reaches_every_file_once(checkout: Path) -> None:
     assert f'version = "{address.TAG[1:]}"' in (ROOT / "pyproject.toml").read_text()
     assert cells(checkout)[1]["source"] == ["1 + 1"]
     assert cells(checkout)[0]["outputs"] == [1], "only the source of the cell is written"
-    options = address.launch_options(PUBLIC)
-    assert (options["repository_url"], options["repository_branch"]) == (PUBLIC, address.TAG)
-    assert "launch_buttons" in options
-    assert "launch_buttons" not in address.launch_options("https://example.org/owner/repository")
     address.apply(checkout, PUBLIC, "0123abc")  # a commit in the place of the release
     assert f'"git+{PUBLIC}@0123abc"' in "".join(cells(checkout)[0]["source"])
 
