@@ -1,14 +1,12 @@
-"""Redundancy: which heads a task can spare, what to conclude, and what pruning saves.
+"""Redundancy: which heads a task can spare, and what pruning saves.
 
 Ablating heads one at a time misleads where heads stand in for each other, and gradients tell what
-a small change would do: every advice here is a hypothesis, together with the measurement that
-would confirm it.
+a small change would do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...interp.clean_corrupt import CleanCorrupt
-from ...interp.graph import Node, head
+from ...interp.graph import Node
 from ...interp.hooks import Hook, at_positions, check_editable
 from ...models import TransformerBridge, get_act_name
 from .interactions import head_weights
@@ -41,44 +39,6 @@ def importance(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor, "l
 def redundant(losses: Float[Tensor, "*item batch"], bar: float = 0.01) -> Bool[Tensor, "*item"]:
     """Which parts can be spared: mean loss plus two standard errors below ``bar`` (nats)."""
     return losses.mean(-1) + 2 * losses.std(-1) / losses.shape[-1] ** 0.5 < bar
-
-
-class Advice(NamedTuple):
-    """What one might do, why it might help, and the measurement that would confirm it."""
-
-    kind: str
-    nodes: tuple[Node, ...]
-    hypothesis: str
-    confirmed_by: str
-
-
-ADVICE = {
-    "prune": (
-        "The behaviour, and whatever else the model is for, can do without these heads.",
-        "Remove them together, on every task; tune; compare with an unpruned model tuned as long.",
-    ),
-    "widen": (
-        "These heads write in as many directions as they have, so wider heads would help.",
-        "Train the same model with wider heads, and as many weights elsewhere; compare the loss.",
-    ),
-}
-
-
-def advice(
-    spared: Bool[Tensor, "layer head"], rank: Float[Tensor, "layer head"], width: int
-) -> list[Advice]:
-    """The hypotheses that the measurements suggest; none of them is a result.
-
-    Prune if more than 0.3 of the heads are ``redundant``; widen those whose effective rank is
-    above 0.9 of the width of a head.
-    """
-    many = spared.float().mean() > 0.3
-    found = {"prune": spared & many, "widen": rank > 0.9 * width}
-    return [
-        Advice(kind, tuple(head(*place) for place in which.nonzero().tolist()), *ADVICE[kind])
-        for kind, which in found.items()
-        if bool(which.any())
-    ]
 
 
 def prune(network: PreTrainedModel, heads: Iterable[Node]) -> None:

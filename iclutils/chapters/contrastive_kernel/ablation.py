@@ -17,12 +17,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...errors import IclError, unknown
-from ...interp.at_query import AtQuery, Mask, read
+from ...interp.at_query import AtQuery, Mask
 from ...interp.hooks import Head, Hook, check_head
-from ...models import TransformerBridge, get_act_name
+from ...models import get_act_name
 from ...progress import bar
-from ...tasks.prompts import Prompts, leave_out
-from .heads import Ids, check_answers, dual_heads, examples
+from .heads import Ids, check_answers, dual_heads
 
 Weights = Float[Tensor, "batch head 1 mem"]
 Shown = Bool[Tensor, "batch 1 1 mem"]
@@ -165,11 +164,3 @@ def ablations(
         hooks += frozen_mlps(query) if held else []
         found[way] = predict(query, answer, choices, hooks, centred=centred)
     return found
-
-
-def after_shorter(
-    model: TransformerBridge, prompts: Prompts, answer: Ids, left_out: int
-) -> Float[Tensor, "batch"]:
-    """log p of the answer, in nats, after the prompts without their first examples."""
-    shorter = leave_out(prompts.tokens, prompts.target, examples(prompts) < left_out)
-    return predict(read(model, *shorter), answer).log_prob

@@ -26,7 +26,7 @@ from ...interp.at_query import AtQuery, read, read_heads, scores
 from ...interp.attribution import node_attribution
 from ...interp.clean_corrupt import scored_logits
 from ...interp.graph import of
-from ...interp.hooks import CUT, Hook, logits_at
+from ...interp.hooks import CUT, Hook
 from ...models import TransformerBridge, get_act_name
 from ..contrastive_kernel.heads import direct_logit_attribution, dual_heads
 from .question import Question
@@ -162,16 +162,6 @@ def margin_without_reading(
 
     ways = [[cut(layer) for layer in layers] for layers in cuts]
     return torch.stack([question.margin(query.again(hooks)) for hooks in ways])
-
-
-def lost_without_each(model: TransformerBridge, question: Question) -> Float[Tensor, "batch demo"]:
-    """Margin that a prompt loses when one of its examples is left out, in nats."""
-
-    def margin(tokens: Tensor, at: Tensor) -> Tensor:
-        return question.margin(logits_at(model, tokens, at[:, None])[:, 0])
-
-    less = [margin(*question.without([i])) for i in range(question.examples)]
-    return margin(question.task.clean, question.at)[:, None] - torch.stack(less, 1)
 
 
 def answered(

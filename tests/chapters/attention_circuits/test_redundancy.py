@@ -55,24 +55,6 @@ def test_redundant_means_known_to_be_small() -> None:
     assert redundancy.redundant(losses, 0.06).tolist() == (upper < 0.06).tolist()
 
 
-# Would catch a trigger that is compared the wrong way round, and an advice without a test.
-def test_advice_is_a_hypothesis_with_a_test() -> None:
-    none = torch.zeros(2, 4, dtype=torch.bool)
-    most, few = none.clone(), none.clone()
-    most[:, 1:] = True
-    few[0, 0] = few[1, 1] = True
-    low, high = torch.full((2, 4), 3.0), torch.full((2, 4), 7.9)
-    assert redundancy.advice(none, low, 8) == []
-    assert redundancy.advice(few, low, 8) == [], "a quarter is not above three tenths"
-    assert redundancy.advice(none, low / 0 * 0, 8) == [], "NaN is no rank"
-    (prune,) = redundancy.advice(most, low, 8)
-    assert prune.kind == "prune"
-    assert prune.nodes == (*(head(0, h) for h in (1, 2, 3)), *(head(1, h) for h in (1, 2, 3)))
-    found = redundancy.advice(most, high, 8)
-    assert [a.kind for a in found] == ["prune", "widen"]
-    assert all(a.hypothesis and a.confirmed_by for a in found)
-
-
 # Would catch rows taken for columns, another head's slice, a value bias that stays, and an edit of
 # what was not named.
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])

@@ -88,16 +88,6 @@ def test_the_margin_without_reading_is_that_of_a_whole_pass(
     assert torch.allclose(ours[1], marks.answered(net, here)[0], atol=1e-3)
 
 
-def test_an_example_that_is_left_out_costs_what_a_shorter_prompt_lacks(
-    net: TransformerBridge, here: Question
-) -> None:
-    lost = marks.lost_without_each(net, here)
-    tokens, target = here.without([2])
-    one = net(tokens[:1, : int(target[0]) + 1])[:, -1].detach()
-    whole = marks.answered(net, here)[0][0]
-    assert torch.isclose(lost[0, 2], whole - here[:1].margin(one)[0], atol=1e-3)
-
-
 def test_the_common_share_by_pairs() -> None:
     states = torch.randn(9, 8, generator=torch.Generator().manual_seed(0)) + 1
     pairs = [float(x @ y) for x, y in itertools.permutations(states, 2)]
