@@ -76,7 +76,7 @@ class Session:
     def remember(
         self, function: Callable[Given, Found], *given: Given.args, **named: Given.kwargs
     ) -> Found:
-        """What the function gives. Above the mini tier it is kept on disk: a later run with the
+        """Result of the function. Above the mini tier it is kept on disk: a later run with the
         same code, models and arguments goes on from it (``iclutils.remember``)."""
         if self.tier.name == "mini":
             return function(*given, **named)

@@ -120,7 +120,7 @@ def cause(
     other: RepeatedTokens,
     controls: Sequence[Sequence[Head]] | None = None,
 ) -> Cause:
-    """What remains of the induction head's prefix matching when the circuit is cut.
+    """Prefix matching of the induction head that remains when the circuit is cut.
 
     Mean-ablate the previous-token head, or patch only its write into the induction head's keys
     with that on ``other``; both for all previous-token heads at once; mean-ablate each set of
@@ -155,8 +155,8 @@ def cause(
 def second_copy(
     model: TransformerBridge, batch: RepeatedTokens, ways: Sequence[Sequence[Hook]]
 ) -> list[dict[str, Float[Tensor, "batch"]]]:
-    """What a model makes of the clean second copy of each sequence under each list of hooks: loss
-    (nats), logit of the right token, accuracy."""
+    """Loss (nats), logit of the right token and accuracy on the clean second copy of each
+    sequence, under each list of hooks."""
     part = torch.arange(*batch.clean_half.indices(batch.tokens.shape[1]))
     at = part.to(batch.tokens.device).expand(len(batch.tokens), -1)
     truth = batch.tokens.gather(1, at + 1)[..., None]
@@ -173,7 +173,7 @@ def second_copy(
 def direct_effects(
     model: TransformerBridge, batch: RepeatedTokens
 ) -> Float[Tensor, "batch layer head"]:
-    """What each head by itself adds to the logit of the right token, above its mean over the
+    """Direct effect of each head on the logit of the right token, above its mean over the
     vocabulary, on the clean second copy; for a model loaded with ``fold=True``.
 
     The final norm keeps the scale of the whole run, so that the parts add up to the logit.
@@ -194,7 +194,7 @@ def shapley_values(
     fill: Int[Tensor, "draw token"],
     generator: Generator,
 ) -> Float[Tensor, "draw token"]:
-    """What each token between BOS and the last adds to log p of the last (nats).
+    """Shapley value of each token between BOS and the last for log p of the last (nats).
 
     From a sequence with all of these tokens replaced by ``fill`` they are restored in random
     order, another in each draw; the mean over orders is the Shapley value (1953).
@@ -250,7 +250,7 @@ def answers_without(
 def checkpoint_metrics(
     model: TransformerBridge, batch: RepeatedTokens, generator: Generator
 ) -> dict[str, float]:
-    """What a model can do at one step of its training; what logged curves hold.
+    """Scores of a model at one step of its training, as logged curves hold them.
 
     Best head scores, loss (nats) and accuracy on the clean second copy, and the in-context-
     learning score of entries 10 and 50 of segments of 15 tokens repeated four times (Olsson et

@@ -235,14 +235,14 @@ def _judged(
 
 
 def null_of(result: Result, results: Mapping[tuple[str, str], Result]) -> Result | None:
-    """What the null gives: the cell's own, or the run with random weights."""
+    """Result of the null: the cell's own, or that of the run with random weights."""
     if result.null:
         return Result(**asdict(result) | result.null | {"null": None})
     return results.get((result.tier + NULL, result.id))
 
 
 def provenance() -> dict[str, Any]:
-    """What a result was made with, and when."""
+    """Versions and time of a result."""
     return {
         "versions": {name: metadata.version(name) for name in VERSIONED},
         "python": platform.python_version(),

@@ -188,7 +188,7 @@ def two_functions(
     examples: int,
     generator: Generator,
 ) -> CleanCorrupt:
-    """What does a function between words make of a held-out word, rather than another function?
+    """Task: say what a function makes of a held-out word, rather than what another function does.
 
     Lines ``word -> answer`` of ``tasks.words``, all of single tokens: word, arrow, answer, newline.
     Corrupt: the examples carry the other function's answers. The softmax is over both answers.

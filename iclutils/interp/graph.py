@@ -150,7 +150,8 @@ def input_hook(model: TransformerBridge, reader: Node) -> str:
 def component_output(
     model: TransformerBridge, cache: ActivationCache | Mapping[str, Tensor], writer: Node
 ) -> Float[Tensor, "batch pos d_model"]:
-    """What a writer adds to the residual stream, from a cache; biases after W_O belong to none."""
+    """Contribution of a writer to the residual stream, from a cache; biases after W_O belong to
+    none."""
     value = cache[output_hook(writer)]
     if writer.kind == "head":
         return value[:, :, writer.head] @ model.blocks[writer.layer].attn.W_O[writer.head]
@@ -160,7 +161,7 @@ def component_output(
 def component_outputs(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"], writers: Iterable[Node]
 ) -> dict[Node, Float[Tensor, "batch pos d_model"]]:
-    """What each of ``writers`` adds to the residual stream on ``tokens``."""
+    """Contribution of each of ``writers`` to the residual stream on ``tokens``."""
     writers = list(writers)
     _, cache = cached(model, tokens, {output_hook(w) for w in writers})
     return {w: component_output(model, cache, w) for w in writers}

@@ -208,7 +208,7 @@ def check_editable(model: TransformerBridge) -> None:
 def replacements(
     model: TransformerBridge, tokens: Tokens, names: Iterable[str], how: How, other: Other
 ) -> Mapping[str, Tensor]:
-    """What ablated activations are replaced by (zero, their mean, those of ``other``), by name."""
+    """Values that replace ablated activations (zero, their mean, those of ``other``), by name."""
     names = list(names)
     if how == "zero":
         return {name: torch.zeros((), device=tokens.device) for name in names}

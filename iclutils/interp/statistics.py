@@ -27,7 +27,7 @@ def mean_se(values: Float[Tensor, "sample"]) -> tuple[float, float]:
 def repetitions(
     cases: Mapping[Hashable, Float[Tensor, "*sample"] | float],
 ) -> Float[Tensor, "_"] | float:
-    """What a claim was repeated over: one mean for each case, or of a single case its samples."""
+    """Repetitions behind a claim: one mean for each case, or of a single case its samples."""
     found = [torch.as_tensor(values).double().cpu().flatten() for values in cases.values()]
     if len(found) > 1:
         return torch.stack([values.mean() for values in found])

@@ -145,7 +145,7 @@ def head_pairs(model: TransformerBridge) -> list[tuple[Head, Head]]:
 def _embedding(
     model: TransformerBridge, layer: int, kind: Embedding, among: Tensor | None = None
 ) -> Float[Tensor, "vocab d_model"]:
-    """What the given layer sees of a token without context or position."""
+    """Input of a layer for each token, without context or position."""
     tokens, block = model.W_E if among is None else model.W_E[among], model.blocks[0]
     if kind == "tokens" or layer == 0:
         return tokens

@@ -30,7 +30,7 @@ POSITIONS = 10  # channels that tell positions apart, where x and y are tokens o
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the sizes of a network, and what its layers do."""
+    """Sizes of a network, and the kinds of its layers."""
 
     dim: int
     pairs: int  # N, without the query
@@ -109,7 +109,7 @@ def attend(
     kind: Kind = "linear",
     change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> Float[Tensor, "*ensemble batch pos channel"]:
-    """What a layer adds to every token: Σ_heads P Σ_i V e_i a(K e_i, Q e_j) over the first keys.
+    """Update of every token by a layer: Σ_heads P Σ_i V e_i a(K e_i, Q e_j) over the first keys.
 
     ``linear``: a is the inner product, neither scaled nor normalised. ``softmax``: the usual one,
     scaled by the square root of the inner width. ``change`` is applied to keys and values.

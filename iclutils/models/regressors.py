@@ -28,7 +28,7 @@ Labels = Float[Tensor, "*label_batch label_n"]  # one for each x; a mismatch is 
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the sizes of a network; ``pairs`` is the longest context it can read."""
+    """Sizes of a network; ``pairs`` is the longest context it can read."""
 
     dim: int
     pairs: int
@@ -183,7 +183,7 @@ def _mlp(x: Tensor, block: Any) -> Tensor:
 def as_tokens(
     xs: Float[Tensor, "*batch n d"], ys: Float[Tensor, "*batch n"], form: Format
 ) -> Float[Tensor, "*batch pos channel"]:
-    """What the network reads, so that the token of x_i has seen y_1 .. y_{i-1} and not y_i.
+    """Tokens that the network reads, so that the token of x_i has seen y_1 .. y_{i-1} and not y_i.
 
     In the format ``one`` token i is (x_i, x_{i-1}, y_{i-1}), and the first has zeros for the pair
     before it. In the format ``two``, the paper's, (0, x_i) and (y_i, 0) take turns; the last y is

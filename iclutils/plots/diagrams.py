@@ -426,7 +426,7 @@ class Stepped:
         return f"{self.title}: {len(self.texts)} steps"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        """What a notebook and a page show."""
+        """Picture and text for a notebook and a page."""
         last = base64.b64encode(self.pictures[-1]).decode()
         return {"text/html": self.html(), "image/png": last, "text/plain": repr(self)}
 
@@ -471,7 +471,7 @@ def _pair_steps(
     induction: Float[Tensor, "dest src"],
     at: int,
 ) -> list[str]:
-    """What the two heads do, a sentence for each step."""
+    """Steps of the two heads, a sentence for each."""
     found = int(induction[at].argmax())
     before = int(previous[found].argmax())
     return [

@@ -76,9 +76,9 @@ def attention(
     head: int = 0,
     token: int | None = None,
 ) -> Explorer:
-    """What every token looks at, and who looks at it, head by head: arcs from a chosen token, and
-    the whole pattern below them. ``layer``, ``head`` and ``token`` (the last unless named) are
-    what is chosen at first.
+    """Explorer of attention, head by head: arcs between a chosen token and those that it looks at
+    or that look at it, and the whole pattern below them. ``layer``, ``head`` and
+    ``token`` (the last unless named) are what is chosen at first.
 
     Example:
         >>> even = torch.ones(3, 3).tril() / torch.arange(1, 4)[:, None]
@@ -118,7 +118,7 @@ def flow(
     strongest: int = 16,
     token: int | None = None,
 ) -> Explorer:
-    """What flows from token to token through the layers: the prompt across, depth upwards.
+    """Explorer of what flows from token to token through layers: the prompt across, depth upwards.
 
     A weight (for example a saliency; the diagonal is left out) is shown as a share of the largest
     of its layer; so many of the ``strongest`` edges of each layer are kept. A chosen token

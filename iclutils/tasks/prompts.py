@@ -24,7 +24,7 @@ class NoPrompt(IclError, IndexError):
 
 
 class Role(IntEnum):
-    """What a token is there for."""
+    """Purpose of a token."""
 
     TEXT = 0  # the text of a demonstration
     FORMAT = 1  # template words, cues and newlines of the demonstrations, and BOS

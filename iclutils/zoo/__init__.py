@@ -50,7 +50,7 @@ def steps(name: str) -> list[int]:
 
 
 def curves(name: str) -> dict[str, list[Any]]:
-    """What chapters measured along a training, as columns: ``step`` and the measures.
+    """Columns that chapters measured along a training: ``step`` and the measures.
 
     Example:
         >>> from iclutils import zoo

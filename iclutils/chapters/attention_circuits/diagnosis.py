@@ -40,7 +40,7 @@ def components(model: TransformerBridge) -> list[Node]:
 
 
 def statistic_names(model: TransformerBridge) -> list[tuple[Node, str]]:
-    """What each column of ``component_statistics`` is."""
+    """Component and measure of each column of ``component_statistics``."""
     pairs = [(node, measure) for node in components(model) for measure in MEASURES]
     return [(node, m) for node, m in pairs if node.kind == "head" or m != "entropy"]
 
@@ -174,7 +174,7 @@ def healthy_inputs(model: TransformerBridge, task: CleanCorrupt) -> list[Hook]:
 def _scored_writes(
     model: TransformerBridge, task: CleanCorrupt, hooks: Sequence[Hook] = ()
 ) -> tuple[dict[Node, Float[Tensor, "case entry d_model"]], dict[str, Tensor]]:
-    """What every component writes at the scored positions, and activations there by name."""
+    """Writes of every component at the scored positions, and activations there by name."""
     layers = range(model.cfg.n_layers)
     watch = [get_act_name(part, la) for la in layers for part in ("pattern", "z", "mlp_out")]
     _, whole = observe(model, task, hooks, [*watch, SCALE])

@@ -194,7 +194,7 @@ def score(
 
 @dataclass(frozen=True)
 class Features:
-    """What is seen of every case (sequence): ``score`` in nats, whether at least half of the
+    """Measures of every case (sequence): ``score`` in nats, whether at least half of the
     answers are ``correct``, and ``values`` at every head or, for ``effect``, edge.
 
     ``entropy`` of attention, over that of even attention; ``first``, attention on the first token;
@@ -289,8 +289,8 @@ def _without(
 
 @dataclass(frozen=True)
 class Reference:
-    """What is usual, of a name in ``Features``, among at least 30 healthy cases that the model
-    solves."""
+    """The usual values of each name in ``Features``, among at least 30 healthy cases that the
+    model solves: what ``flags`` compares cases with."""
 
     of: Features
 

@@ -86,8 +86,8 @@ def same_layer_effect(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 
 
 def direct_logits(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor, "writer batch"]:
-    """What each writer adds to the right answer's logit over the mean of all (or ``choices``),
-    directly, mean over scored entries (Elhage et al. 2021, Wang et al. 2022).
+    """Direct effect of each writer on the right answer's logit over the mean of all (or
+    ``choices``), mean over scored entries (Elhage et al. 2021, Wang et al. 2022).
 
     Biases of attention layers, the final LayerNorm and the unembedding belong to nobody.
     """

@@ -104,8 +104,8 @@ def null_scores(models: Sequence[TransformerBridge], tokens: Tokens) -> Pooled:
 
 
 def shuffled_scores(model: TransformerBridge, tokens: Tokens, generator: Generator) -> Pooled:
-    """What position alone scores: shuffled tokens (all but the first) are read, the original ones
-    say what repeats."""
+    """Scores that position alone gives, the null of those in ``CONTENT``: shuffled tokens (all but
+    the first) are read, the original ones say what repeats."""
     order = torch.rand(tokens[:, 1:].shape, generator=generator).argsort(-1).to(tokens.device)
     shuffled = torch.cat([tokens[:, :1], tokens[:, 1:].gather(1, order)], 1)
     found = scores(model, shuffled, repeats_of=tokens)

@@ -48,7 +48,7 @@ def overlap_excess(a: Set[int], b: Set[int], layer: Int[Tensor, "item"]) -> floa
 
 
 def attention_profiles(model: TransformerBridge, tokens: Tokens) -> Float[Tensor, "head feature"]:
-    """What every head looks at: mean attention by distance back and by relation, less even's.
+    """Features of every head's attention: its mean by distance back and by relation, less even's.
 
     Features: mass 0, 1, ... tokens back, then on an earlier copy of the token, on what followed
     one, on the first token and on itself; the first position left out. Heads in order of depth.
@@ -79,8 +79,8 @@ def profile_similarity(
 def head_outputs(
     model: TransformerBridge, tokens: Tokens
 ) -> Float[Tensor, "layer head sample d_model"]:
-    """What every head writes to the residual stream (z W_O) at all positions but the first, or at
-    2,048 of them, evenly spaced."""
+    """Writes of every head to the residual stream (z W_O) at all positions but the first, or at
+    2,048 of them, evenly spaced; for ``cka``."""
     names = [get_act_name("z", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
     count = len(tokens) * (tokens.shape[1] - 1)
@@ -182,7 +182,7 @@ def phases(
     present: Bool[Tensor, "checkpoint"],
     shortest: int = 2,
 ) -> list[str]:
-    """What each interval between checkpoints is: ``stable``, ``unstable`` or ``absent``.
+    """Kind of each interval between checkpoints: ``stable``, ``unstable`` or ``absent``.
 
     Absent where the task is not solved (``present``) at both ends; stable where ``shortest``
     intervals in a row are as similar as their floors. (Seed note 004, section 7.2, with a floor and

@@ -145,7 +145,7 @@ def ablations(
     *,
     centred: bool = False,
 ) -> dict[str, Predictions]:
-    """What is left of the answers of the ``whole`` model without updates, or query terms, of heads.
+    """Answers without the updates, or query terms, of heads, by way; beside those of the ``whole``.
 
     "no update, MLPs held" and the like: with the MLPs at their values of the whole run; "mean
     update": with its mean over the prompts, in all heads. Other arguments as for ``predict``.

@@ -62,7 +62,7 @@ def dual_form(
 def trajectory(
     query: Query, keys: Keys, values: Values, demos: Demos, allowed: Allowed | None = None
 ) -> Float[Tensor, "*batch time value"]:
-    """What the dual model says to its query as it learns one demonstration after the other.
+    """Answers of the dual model to its query as it learns one demonstration after the other.
 
     Entry 0 is the query term; entry n has learned the demonstrations among the first n keys, as the
     gradient is a sum that does not depend on W; the last is attention's output. ``allowed`` is
@@ -150,7 +150,8 @@ def explicit_steps(
     alpha: float = 0.0,
     beta: float = 0.0,
 ) -> tuple[Float[Tensor, "*batch value"], Float[Tensor, "*batch value"]]:
-    """What the model answers before and after a gradient step from W_0, with W a matrix.
+    """Answers before and after a gradient step from W_0, with W a matrix: what ``dual_form`` is
+    checked against.
 
     Query and keys are given by their features, ``features.gram`` or ``features.taylor``;
     ``allowed`` is (…, key). The loss is, with u_i = W φ(k_i),

@@ -90,7 +90,7 @@ def dual_heads(query: AtQuery, demonstrations: Mask) -> DualHeads:
 def head_trajectory(
     query: AtQuery, demonstrations: Mask, head: Head
 ) -> Float[Tensor, "batch shown d_head"]:
-    """What one head's dual model says to the query while it learns token by token, up to z."""
+    """Answers of one head's dual model to the query while it learns token by token, up to z."""
     states, keys, values = _of_head(query, head)
     return trajectory(states, keys, values, query.mask(demonstrations), query.seen)
 
@@ -159,7 +159,7 @@ class LogitAttribution(NamedTuple):
 def direct_logit_attribution(
     query: AtQuery, duals: DualHeads, answer: Ids, against: Ids | None = None
 ) -> LogitAttribution:
-    """What query terms and updates add to the answer's logit, beside the MLPs and the embedding.
+    """Parts of the answer's logit: query terms and updates of heads, MLPs and the embedding.
 
     The scale of the final norm is held fixed; what a head feeds to later layers counts for those.
     The mean logit of the tokens ``against``, (batch, k) or one row for all, is subtracted: a logit

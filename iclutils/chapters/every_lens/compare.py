@@ -22,7 +22,7 @@ def head_scores(
     shows: Int[Tensor, "context demo"],
     part: slice = slice(None),
 ) -> dict[str, Float[Tensor, "layer head"]]:
-    """What each lens gives every head, from all prompts, sequences and contexts or a part of each;
+    """Score of every head by each lens, from all prompts, sequences and contexts or a part of each;
     ``contexts`` as of ``smoothers.read_examples``."""
     logits, _, looks = contexts
     return {

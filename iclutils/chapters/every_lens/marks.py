@@ -37,7 +37,7 @@ Heads = Float[Tensor, "batch layer head"]
 
 @dataclass(frozen=True)
 class Marks:
-    """What a batch of prompts shows to the lenses that look at its target."""
+    """Scores by the lenses that look at the target of a batch of prompts."""
 
     clean: Float[Tensor, "batch"]  # margin, in nats
     corrupt: Float[Tensor, "batch"]
@@ -94,7 +94,7 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
 
 
 def _direct(query: AtQuery, question: Question, demonstrations: Tensor) -> Heads:
-    """What the step on these tokens adds to the margin directly, in nats."""
+    """Margin that the step on these tokens adds directly, in nats."""
     task = question.task
     assert task.choices is not None
     others = task.choices[task.choices != task.answer].view(len(question), -1)
@@ -105,7 +105,7 @@ def _direct(query: AtQuery, question: Question, demonstrations: Tensor) -> Heads
 def written(
     query: AtQuery,
 ) -> tuple[Float[Tensor, "batch layer head d_model"], Float[Tensor, "batch layer d_model"]]:
-    """What every head writes at the query, and the residual stream there after every layer."""
+    """Writes of every head at the query, and the residual stream there after every layer."""
     layers = range(query.model.cfg.n_layers)
     z = torch.stack([query.found[get_act_name("z", la)][:, 0] for la in layers], 1)
     states = [query.found[get_act_name("resid_post", la)][:, 0] for la in layers]
@@ -128,8 +128,8 @@ def attention(query: AtQuery, question: Question) -> Float[Tensor, "batch layer 
 def step_towards(
     query: AtQuery, question: Question, vector: Float[Tensor, "d_model"]
 ) -> Float[Tensor, "batch layer head pos"]:
-    """What every head writes along a vector, as a share of it, by the token of the examples that it
-    reads: attention times the value's part along the vector."""
+    """Share of a vector that every head writes, by the token of the examples that it reads:
+    attention times the value's part along the vector."""
     unit = (vector / vector.square().sum()).double()
     found = []
     for layer, (_, _, values, _) in enumerate(read_heads(query)):

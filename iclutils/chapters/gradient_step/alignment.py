@@ -28,13 +28,13 @@ SHIFTS = {"inputs": scaled_inputs, "weights": scaled_outputs}
 
 
 def answers(predictor: Predictor, xs: Inputs, ys: Labels) -> Float[Tensor, "ensemble batch"]:
-    """What a predictor answers; networks get the contexts in the precision of their weights."""
+    """Answers of a predictor; networks get the contexts in the precision of their weights."""
     with torch.no_grad():
         return _answers(predictor, xs, ys)
 
 
 class Responses(NamedTuple):
-    """What a predictor answers, and its sensitivity: the gradient with respect to the query's x."""
+    """Answers of a predictor, and their sensitivity: the gradient with respect to the query's x."""
 
     answers: Float[Tensor, "ensemble batch"]
     sensitivity: Float[Tensor, "ensemble batch d"]

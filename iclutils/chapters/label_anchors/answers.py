@@ -65,7 +65,7 @@ def answers(
     hooks: Sequence[Hook] = (),
     batch_size: int | None = None,
 ) -> Answers:
-    """What a model answers; ``hooks`` are of the whole batch, and only without ``batch_size``."""
+    """Answers of a model; ``hooks`` are of the whole batch, and only without ``batch_size``."""
     if hooks:
         return Answers.of(prompts, target_logits(model, prompts, hooks, batch_size))
     parts = [prompts[rows] for rows in batches(prompts, batch_size, "answers")]

@@ -22,7 +22,7 @@ from .isolation import isolated
 def checkpoint_metrics(
     model: TransformerBridge, prompts: Prompts, copied: RepeatedTokens, layers: int
 ) -> dict[str, float]:
-    """What a model can do at one step of its training, 0 to 1; what logged curves hold.
+    """Scores of a model at one step of its training, 0 to 1, as logged curves hold them.
 
     Accuracy in copying, best prefix-matching score, accuracy in classification, and as
     ``aggregation`` the share of predictions that change when the label words are isolated in the

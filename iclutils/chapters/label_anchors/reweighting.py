@@ -93,7 +93,7 @@ class LastStep:
         return cross_entropy(scores, self.prompts.gold, reduction="none")
 
     def answers(self, beta: Beta) -> Answers:
-        """What the model answers under ``beta``."""
+        """Answers of the model under ``beta``."""
         with torch.no_grad():
             return Answers.of(self.prompts, self.logits(beta))
 

@@ -142,7 +142,7 @@ def flow(importance: Float[Tensor, "batch layer dest src"], prompts: Prompts) ->
 def _backward(
     model: TransformerBridge, prompts: Prompts, join: Callable[[Tensor, Tensor], Tensor]
 ) -> Float[Tensor, "batch layer *rest"]:
-    """What ``join`` makes of every layer's pattern and its gradient while that passes by."""
+    """Results of ``join`` for every layer's pattern and its gradient while that passes by."""
     check_prompts(model, prompts)
     check_editable(model)
     start: list[Tensor] = []

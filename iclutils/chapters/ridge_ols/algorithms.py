@@ -144,7 +144,7 @@ def released_sgd_weights(xs: Xs, ys: Labels, rate: float, *, growing: bool = Fal
 
 
 def released_gd_weights(xs: Xs, ys: Labels, rate: float) -> Weights:
-    """What the released code runs as GD: n steps on a growing prefix, within ±20."""
+    """Weights of the released code's GD: n steps on a growing prefix, within ±20."""
     return released_sgd_weights(xs, ys, rate, growing=True)
 
 

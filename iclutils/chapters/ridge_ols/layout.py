@@ -124,7 +124,7 @@ class Layout:
 
     @property
     def field_unit(self) -> float:
-        """What a field of value 1 adds to the stream."""
+        """Size of a field of value 1 in the stream."""
         return self.numerics.ratio**-0.5 if self.numerics.balanced else 1.0
 
     @property
@@ -134,7 +134,7 @@ class Layout:
 
     @cached_property
     def seen_unit(self) -> float:
-        """What a field of value 1 is behind a LayerNorm."""
+        """Size of a field of value 1 behind a LayerNorm."""
         norm = 4 * (self.numerics.ratio * self.field_unit) ** 2  # of an address, squared
         return self.gain * self.field_unit / math.sqrt(norm / self.width + LN_EPSILON)
 
@@ -181,7 +181,7 @@ class Layout:
     def value(
         self, stream: Float[Tensor, "*batch pos width"], name: str
     ) -> Float[Tensor, "*batch pos size"]:
-        """What a field holds."""
+        """Value of a field, read from the stream."""
         return stream @ self.pick(name).T.to(stream) / self.field_unit
 
     def _rows(self, which: slice) -> Float[Tensor, "size width"]:

@@ -59,7 +59,7 @@ def hidden_states(
 
 
 def prepare(networks: Sequence[InContextRegressors], contexts: Contexts) -> tuple[States, Targets]:
-    """What a probe needs: states up to the last x, and XᵀY (a sum) and OLS of the pairs before it.
+    """Inputs of a probe: states up to the last x; XᵀY (a sum) and OLS of the pairs before it.
 
     With noise and n near d the tails of OLS are heavy, and 1 − R² hangs on a few contexts.
     """
@@ -79,7 +79,7 @@ def shuffled(targets: Targets, generator: torch.Generator) -> Targets:
 
 
 class Probed(NamedTuple):
-    """What the probes found, one for every network, layer and target."""
+    """Results of the probes, one for every network, layer and target."""
 
     by_context: Float[Tensor, "net layer target held_out"]  # squared error, over its variance
     attention: Float[Tensor, "net layer target pos"]  # α; each row sums to 1
@@ -223,7 +223,7 @@ def _whitened(
 def _normalised(
     found: Float[Tensor, "*probe target batch d"], targets: Targets
 ) -> Float[Tensor, "*probe target batch"]:
-    """What each context adds to 1 − R², both parts summed over the coordinates."""
+    """Part of each context in 1 − R²; errors and variances are summed over the coordinates."""
     spread = (targets - targets.mean(1, keepdim=True)).square().sum(-1).mean(1, keepdim=True)
     return (found - targets).square().sum(-1) / spread
 

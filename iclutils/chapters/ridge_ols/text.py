@@ -34,7 +34,7 @@ IDLE: dict[str, Predictor] = {  # they learn nothing of x
 
 
 def text_baselines() -> dict[str, Predictor]:
-    """What a language model that reads numbers is compared with."""
+    """Algorithms that a language model which reads numbers is compared with."""
 
     def line(xs: Tensor, ys: Tensor, penalty: float) -> Tensor:
         return ridge(torch.cat([xs, torch.ones_like(xs)], -1), ys, penalty)
@@ -79,7 +79,7 @@ def predict_numbers(
 def ask_every_number(
     model: TransformerBridge, form: NumberFormat, contexts: Contexts, seen: Sequence[int]
 ) -> Float[Tensor, "batch entry query"]:
-    """What the model answers to every x that can be written, after so many pairs."""
+    """Answers of the model to every x that can be written, after so many pairs."""
     if form.values.shape[1] > 1 or min(seen) < 1:
         raise IclError("Every x is asked after one pair at least, where a number is one token.")
     tokens, at = _written(form, contexts.xs, contexts.ys)

@@ -80,7 +80,7 @@ class EnsembleRecipe(Recipe):
         return self.draw(self.held_out_contexts, [HELD_OUT_SEED] * len(self.tasks), Generator())
 
     def predict_held_out(self, network: nn.Module) -> Tensor:
-        """What the networks answer to the held-out contexts, on the CPU."""
+        """Answers of the networks to the held-out contexts, on the CPU."""
         xs, ys = (each.to(self.device) for each in self.held_out_data)
         with torch.no_grad():
             return network(xs, ys).cpu()

@@ -66,7 +66,7 @@ class LanguageRecipe(Recipe):
         return [torch.optim.AdamW(groups, lr=self.peak_rate, betas=(0.9, 0.98), fused=True)]
 
     def held_out(self, network: nn.Module) -> dict[str, float]:
-        """What ``measure`` says."""
+        """Results of ``measure``."""
         with torch.no_grad():
             return self.measure(network)  # type: ignore[arg-type]
 

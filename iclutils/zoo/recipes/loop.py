@@ -71,7 +71,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def optimizers(self, network: nn.Module) -> list[Optimizer]:
-        """What moves the weights. A group's ``scale`` multiplies the rate, where it has one."""
+        """Optimisers of the weights. A group's ``scale`` multiplies the rate, where it has one."""
 
     @abstractmethod
     def held_out(self, network: nn.Module) -> dict[str, float]:

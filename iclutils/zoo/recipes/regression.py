@@ -85,7 +85,7 @@ class RegressionRecipe(EnsembleRecipe):
 
     @cached_property
     def best(self) -> Tensor:
-        """What ridge with the task's own penalty answers to the held-out contexts."""
+        """Answers of ridge with the task's own penalty to the held-out contexts."""
         parts = zip(*self.held_out_data, self.tasks, strict=True)
         return torch.stack([ridge(x, y, task.ridge) for x, y, task in parts])
 
