@@ -137,13 +137,15 @@ def _module(name: str) -> Module | None:
 def _parts(node: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
     """The names that a statement of a module defines, each with its own part of it."""
     match node:
-        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(
+            names
+        ) == len(values):
             for name, value in zip(names, values, strict=True):
                 yield from _parts(ast.Assign([name], value))
         case _:
-            first, *others = [*_binds(node)] or [""]
-            yield from ((name, deepcopy(node)) for name in others)
-            yield from [(first, node)] * bool(first)
+            stored = (n for n in ast.walk(node) if isinstance(getattr(n, "ctx", None), ast.Store))
+            names = [*_binds(node)] or [*filter(None, map(_base, stored))]  # or a part of them
+            yield from ((name, deepcopy(node) if n else node) for n, name in enumerate(names))
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
@@ -365,10 +367,9 @@ class _Statement:
         self.code = self.plain.code(node)
         judges = CHECK in self.plain.asked
         self.free = self.plain.free | ({JUDGES} if judges else set())
-        names = sorted(self.binds | self.changes)
-        self.name = (
-            claim[2] if claim and (judges or not names) else [*names, *sorted(self.free), ""][0]
-        )
+        said = [claim[2]] if claim else []
+        made = [*([] if self.defines else sorted(self.changes)), *sorted(self.binds)]
+        self.name = [*(said + made if judges else made + said), *sorted(self.free), ""][0]
 
 
 def _needed(statements: list[_Statement]) -> list[_Statement]:
@@ -379,7 +380,7 @@ def _needed(statements: list[_Statement]) -> list[_Statement]:
     needed, live = list[_Statement](), set[str]()
     for each in reversed(statements):
         names, called = set(each.free), list[_Statement]()
-        while more := [it for it in functions if it.name in names and it not in called]:
+        while more := [it for it in functions if it.binds & names and it not in called]:
             called += more
             names = names.union(*(it.free for it in more))
         changes = each.changes.union(names & generators, *(it.changes for it in called))

@@ -175,4 +175,6 @@ def test_of_a_notebook_what_computes_counts_and_what_shows_does_not(told: Told) 
         "check": "book.check('01.first', [coin, sizes])",
     }
     assert differing(told(**tossed), told(**tossed, show="shown = coin.tossed()")) == {"shown"}
+    inside = "def judge():\n    book.check('01.first', found)\njudge()"
+    assert "found" in told(check=inside), "a check in a function that is called"
     assert differing(before, told(begin="found = 1\n" + CELLS["begin"])) == set(), "made anew"

@@ -57,13 +57,21 @@ def run(given: Namespace) -> int:
     return results.conclude(runs, given.accept)
 
 
-@command(CHAPTER, ACCEPT, examples=("", "03", "--accept"))
+@command(
+    CHAPTER,
+    option("--tier", help="mini, real, real-part or paper; all if omitted"),
+    ACCEPT,
+    examples=("", "03", "--tier real", "--accept"),
+)
 def compare(given: Namespace) -> int:
     """Say which values of the last runs are not the committed ones, without running anything."""
+    from iclutils.claims import NULL
+
     from . import results, run
 
     wanted = run.resolve(given.chapter) if given.chapter else run.chapters()
     runs = [done for done in results.last(BUILD) if done.chapter in wanted]
+    runs = [done for done in runs if given.tier in (None, done.kind.removesuffix(NULL))]
     return results.conclude(runs, given.accept)
 
 
