@@ -144,8 +144,8 @@ def _parts(node: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
                 yield from _parts(ast.Assign([name], value))
         case _:
             stored = (n for n in ast.walk(node) if isinstance(getattr(n, "ctx", None), ast.Store))
-            names = [*_binds(node)] or [*filter(None, map(_base, stored))]  # or a part of them
-            yield from ((name, deepcopy(node) if n else node) for n, name in enumerate(names))
+            own = [*_binds(node)] or [*filter(None, map(_base, stored))]  # or a part of them
+            yield from ((name, deepcopy(node) if n else node) for n, name in enumerate(own))
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
