@@ -26,7 +26,7 @@ DEVICE = option("--device", help="auto, cpu or cuda")
     examples=("", "--network"),
 )
 def doctor(given: Namespace) -> int:
-    """Check this machine, and say what is missing and how to mend it."""
+    """Say whether chapters can run on this machine, and how to mend what is missing."""
     from . import doctor
 
     findings = doctor.examine(Path("_build"), network=given.network)

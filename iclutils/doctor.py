@@ -1,4 +1,4 @@
-"""The doctor: can this machine run the book, and if not, what is missing and how is it mended?
+"""The doctor: can this machine run the chapters, and if not, what is missing and how is it mended?
 
 Each function looks at one thing and yields findings; nothing is changed. Dependencies are imported
 late, so that the absence of one is a finding, too.
@@ -7,7 +7,6 @@ late, so that the absence of one is a finding, too.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -31,11 +30,6 @@ EXTRAS = {
     "dev": "to run the tests",
     "teach": "to make slides and the tutor's pages",
 }
-PROGRAMS = {
-    "git": "results then do not say which commit they come from",
-    "make": "the commands of the Makefile; python -m book._tools works without it",
-}
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 HUB = "https://huggingface.co"
 SECONDS = 5  # that the hub is given to answer
 
@@ -54,9 +48,13 @@ ok, note, missing = (partial(Finding, state) for state in ("ok", "note", "missin
 
 def examine(build: Path, network: bool = False) -> list[Finding]:
     """Look at everything; ask the hub whether it answers only where ``network`` says so."""
+    return listed(python(), packages(), device(), room(build), models(), hub(network), texts())
+
+
+def listed(*looks: Iterator[Finding]) -> list[Finding]:
+    """All findings; what cannot be imported is one of them."""
     found: list[Finding] = []
-    looks = (python(), packages(), device(), room(build), models(), kernel(), hub(network))
-    for look in (*looks, texts(), programs()):
+    for look in looks:
         try:
             found += look
         except ImportError as error:
@@ -190,24 +188,6 @@ def language_model() -> Finding:
     return ok(f"{what}: in {where}; {size}, which may be deleted at any time")
 
 
-def kernel() -> Iterator[Finding]:
-    """Whether the kernel ``python3``, which the notebooks ask for, is this Python."""
-    from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
-
-    cure = f"{sys.executable} -m ipykernel install --prefix {sys.prefix} --name python3"
-    try:
-        program = KernelSpecManager().get_kernel_spec("python3").argv[0]
-    except NoSuchKernel:
-        yield missing("no Jupyter kernel named python3", cure)
-        return
-    # Jupyter starts a bare name as the Python that it runs in itself.
-    bare = ("python", f"python{sys.version_info[0]}", "python{}.{}".format(*sys.version_info))
-    if program in bare or Path(program).parent.resolve() == Path(sys.executable).parent.resolve():
-        yield ok("Jupyter kernel python3: this Python")
-    else:
-        yield missing(f"Jupyter kernel python3 is another Python: {program}", cure)
-
-
 def hub(network: bool) -> Iterator[Finding]:
     """Whether models can be fetched, which the paper tier alone does."""
     from urllib.request import Request, urlopen
@@ -233,16 +213,3 @@ def texts() -> Iterator[Finding]:
     cure = "unset ICLUTILS_DATA, or name a folder of NAME.SPLIT.jsonl files"
     lost = named and not Path(named).is_dir()
     yield note(f"{where}, is no folder", cure) if lost else ok(f"texts of the paper tier: {where}")
-
-
-def browser() -> str | None:
-    """Path of an installed Chromium or Chrome, if there is one."""
-    return next(filter(None, map(shutil.which, BROWSERS)), None)
-
-
-def programs() -> Iterator[Finding]:
-    """Programs beside Python: each optional."""
-    for name, without in PROGRAMS.items():
-        yield ok(name) if shutil.which(name) else note(f"{name} is not there: {without}")
-    what, cure = "browser for the tests of the pages", "install Chromium or Chrome"
-    yield ok(f"{what}: {path}") if (path := browser()) else note(f"no {what}; they skip", cure)

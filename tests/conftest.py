@@ -138,7 +138,7 @@ def browser() -> Iterator[Any]:
     """An installed browser, without a network."""
     from reader import FLAGS, PATIENCE
 
-    from iclutils import doctor
+    from book._tools import doctor
 
     program = doctor.browser()
     if program is None:

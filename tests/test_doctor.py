@@ -13,7 +13,6 @@ from unittest import mock
 
 import pytest
 import torch
-from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
 
 from iclutils import doctor, files, machine, zoo
 from iclutils.doctor import Finding
@@ -133,32 +132,6 @@ def test_shipped_models(monkeypatch: Patch, tmp_path: Path) -> None:
     assert "no shipped model" in next(doctor.models()).what
 
 
-@pytest.mark.parametrize(
-    ("program", "state"),
-    [("python", "ok"), (sys.executable, "ok"), ("/nowhere/bin/python", "missing"), ("", "missing")],
-)
-def test_the_kernel(monkeypatch: Patch, program: str, state: str) -> None:
-    def get(_: object, name: str) -> KernelSpec:
-        if not program:
-            raise NoSuchKernel(name)
-        return KernelSpec(argv=[program, "-m", "ipykernel_launcher"])
-
-    monkeypatch.setattr(KernelSpecManager, "get_kernel_spec", get)
-    found = next(doctor.kernel())
-    assert found.state == state
-    assert (f"{sys.executable} -m ipykernel install" in found.cure) == (state == "missing")
-
-
-def test_what_is_optional(monkeypatch: Patch, tmp_path: Path) -> None:
-    monkeypatch.setenv("ICLUTILS_DATA", str(tmp_path))
-    assert next(doctor.texts()).state == "ok"
-    monkeypatch.setenv("ICLUTILS_DATA", str(tmp_path / "gone"))
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    findings = [*doctor.texts(), *doctor.programs()]
-    assert [finding.state for finding in findings] == ["note"] * 4
-    assert doctor.healthy(findings)
-
-
 def test_the_report_and_the_status() -> None:
     findings = [Finding("ok", "rest"), Finding("missing", "a thing", "get one")]
     assert [doctor.healthy(found) for found in (findings, findings[:1])] == [False, True]
@@ -171,7 +144,7 @@ def test_the_report_and_the_status() -> None:
 def test_the_command_starts_where_nothing_else_can(tmp_path: Path) -> None:
     code = """
 import sys
-gone = ("torch", "numpy", "transformers", "transformer_lens", "jupyter_client", "packaging")
+gone = ("torch", "numpy", "transformers", "transformer_lens", "packaging")
 sys.modules |= dict.fromkeys((*gone, "packaging.requirements"))  # an import of them fails
 from iclutils.__main__ import main
 sys.exit(main(["doctor"]))
@@ -179,7 +152,7 @@ sys.exit(main(["doctor"]))
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "")
-    for what in ("torch does not start", "packaging cannot be", "jupyter_client cannot be"):
+    for what in ("torch does not start", "packaging cannot be"):
         assert f"missing  {what}" in done.stdout
 
 

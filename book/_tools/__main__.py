@@ -75,6 +75,21 @@ def compare(given: Namespace) -> int:
     return results.conclude(runs, given.accept)
 
 
+@command(
+    option("--network", action="store_true", help="also ask whether the hub answers"),
+    examples=("", "--network"),
+)
+def doctor(given: Namespace) -> int:
+    """Check this machine, and say what is missing and how to mend it."""
+    from iclutils import doctor
+
+    from . import doctor as also
+
+    findings = [*doctor.examine(BUILD, network=given.network), *also.examine()]
+    print(doctor.report(findings))
+    return 0 if doctor.healthy(findings) else 1
+
+
 @command(CHAPTER, examples=("", "03"))
 def claims(given: Namespace) -> None:
     """Print the claims with their latest verdicts."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from iclutils import doctor
 from iclutils.errors import IclError
 from iclutils.files import replacing
+
+from . import doctor
 
 FLAGS = ("--no-sandbox", "--disable-gpu")
 PATIENCE = 180_000  # ms that a step may take on a slow machine
