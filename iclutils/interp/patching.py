@@ -365,7 +365,8 @@ class CleanRun:
         last layer the scored ones."""
         if layer < self.last:
             return value
-        return value[..., self._rows, self.task.at[:, self.entries(first)] - first, :]
+        at = self.task.at[:, self.entries(first)] - first
+        return value[..., self._rows, at.clamp(min=0), :]  # what a row has before is not read
 
     def _is_plain(self, names: Iterable[str]) -> bool:
         """Whether each part, computed from its clean input, gives its clean output."""
@@ -519,7 +520,7 @@ def _readout(run: CleanRun, resid: Stream, first: int = 0, reached: Reached = No
     task, model, kept = run.task, run.model, run.entries(first)
     normal, answer = _through(model.ln_final, resid), task.answer[:, kept]
     out = run.by_entry.repeat(len(resid), 1, 1)
-    changed = kept.expand_as(out) if reached is None else reached
+    changed = (task.at >= first).expand_as(out) if reached is None else reached
     pick = changed[..., kept]
     if task.choices is not None:
         columns, bias = model.W_U.T, model.b_U

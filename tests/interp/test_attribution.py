@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from refusals import must_refuse
-from tiny import a_task, save_grouped, tiny_gpt2
+from tiny import a_task
 from transformer_lens.tools.analysis import attribution_patching as theirs
 
-from iclutils.interp import attribution, graph
+from iclutils.interp import graph
 from iclutils.interp.attribution import edge_attribution
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines
 from iclutils.interp.graph import Node
-from iclutils.models import TransformerBridge, load
+from iclutils.models import TransformerBridge
 
 
 def turned(task: CleanCorrupt) -> CleanCorrupt:
@@ -56,20 +55,6 @@ def test_estimates_are_those_of_transformer_lens(kind: str, request: pytest.Fixt
     assert not ours[~nodes.exists].any()
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_a_node_is_all_of_its_edges(kind: str, gpt2: TransformerBridge, tmp_path: Path) -> None:
-    """Catches nodes out of order, and a gradient that leaves a reader out."""
-    if kind == "llama":
-        save_grouped(tmp_path)
-    model = gpt2 if kind == "gpt2" else load(tmp_path)
-    task = a_task(model)
-    for steps in (1, 3):
-        got = attribution.node_attribution(model, task, steps)
-        expected = edge_attribution(model, task, steps).sum(1)[1:]
-        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
-    assert got.abs().max() > 0.05, "nothing to compare"
-
-
 def test_averaged_gradients_of_the_embedding_sum_to_the_gap(gpt2: TransformerBridge) -> None:
     """Catches runs that do not lie between the two: the integral of a slope is the rise."""
     task = a_task(gpt2, 2)
@@ -80,18 +65,11 @@ def test_averaged_gradients_of_the_embedding_sum_to_the_gap(gpt2: TransformerBri
     assert (once - (clean - corrupt)).abs().max() > 0.1, "one step would do as well"
 
 
-def test_ends_chunks_and_shapes(
-    gpt2: TransformerBridge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches a gradient taken on the other run than asked for, and sequences that mix."""
+def test_the_ends_are_each_others_when_turned(gpt2: TransformerBridge) -> None:
+    """Catches a gradient taken on the other run than asked for."""
     task = a_task(gpt2)
     ours, other = edge_attribution(gpt2, task, at="corrupt"), edge_attribution(gpt2, turned(task))
     torch.testing.assert_close(ours, -other, atol=1e-5, rtol=1e-4)
-    monkeypatch.setattr(attribution, "ROWS", 1)
-    alone = edge_attribution(gpt2, task, at="corrupt")
-    torch.testing.assert_close(alone, ours, atol=1e-5, rtol=1e-4)
-    small = tiny_gpt2(tmp_path, n_layer=1, n_head=1)
-    assert edge_attribution(small, a_task(small)).shape == (3, 5, 3)
 
 
 def test_mistakes_are_refused(gpt2: TransformerBridge) -> None:

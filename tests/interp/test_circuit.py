@@ -1,4 +1,4 @@
-"""Circuits of edges: against one patched edge, TransformerLens, and a circuit known by design."""
+"""Circuits of edges: against TransformerLens, and a circuit known by design."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patched import patch_edges
 from random_layers import seeded
 from refusals import must_refuse
-from tiny import a_task, save_neox, tiny_gpt2
+from tiny import a_task
 from transformer_lens.tools.analysis import attribution_patching as theirs
 from wired import save_wired
 
@@ -22,40 +21,11 @@ from iclutils.interp.graph import Graph, Node, head
 from iclutils.models import TransformerBridge, load
 
 
-@pytest.fixture(scope="module")
-def models(
-    gpt2: TransformerBridge, neox: TransformerBridge, tmp_path_factory: pytest.TempPathFactory
-) -> list[TransformerBridge]:
-    folder = tmp_path_factory.mktemp("models")
-    save_neox(folder, use_parallel_residual=True)
-    smallest = tiny_gpt2(tmp_path_factory.mktemp("smallest"), n_layer=1, n_head=1)
-    return [gpt2, neox, load(folder), smallest]
-
-
 def drawn(nodes: Graph, size: int, count: int, generator: torch.Generator) -> torch.Tensor:
     """Circuits of ``size`` edges at random."""
     edges = nodes.edges()
     picks = [torch.randperm(len(edges), generator=generator)[:size] for _ in range(count)]
     return torch.stack([nodes.mask([edges[i] for i in pick.tolist()]) for pick in picks])
-
-
-def test_no_edge_is_the_corrupt_run_and_all_but_one_is_that_edge_patched(
-    models: list[TransformerBridge],
-) -> None:
-    """Catches a writer or reader that is left out, or a mask applied to another edge."""
-    for model in models:
-        task, nodes = a_task(model, 2), graph.of(model)
-        clean, corrupt = baselines(model, task)
-        pick = torch.randperm(len(nodes.edges()), generator=seeded(1))[:12]
-        chosen = [nodes.edges()[i] for i in pick.tolist()]
-        kept = [torch.zeros_like(nodes.exists), nodes.exists]
-        kept += [nodes.exists & ~nodes.mask([edge]) for edge in chosen]
-        one = [patch_edges(model, task, [edge]) for edge in chosen]
-        got = circuit.scores(model, task, torch.stack(kept))
-        torch.testing.assert_close(got, torch.stack([corrupt, clean, *one]), atol=1e-5, rtol=1e-5)
-        assert (clean - torch.stack([corrupt, *one])).abs().max() > 0.1, "nothing to compare"
-        shares = circuit.faithfulness(got[:2], clean, corrupt)
-        torch.testing.assert_close(shares, torch.tensor([0.0, 1.0]), atol=1e-4, rtol=0)
 
 
 def expanded(model: TransformerBridge, kept: torch.Tensor, size: int) -> list:
@@ -88,18 +58,6 @@ def test_faithfulness_is_that_of_transformer_lens(gpt2: TransformerBridge) -> No
         ours = circuit.faithfulness(score, clean, corrupt).item()
         assert ours == pytest.approx(result.recovered, abs=1e-4)
         assert 1e-3 < abs(ours) < 0.999
-
-
-def test_circuits_do_not_touch_each_other(
-    gpt2: TransformerBridge, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches rows of a batch that get the mask, or the corrupt output, of another row."""
-    task, kept = a_task(gpt2, 3), drawn(graph.of(gpt2), 80, 4, seeded())
-    together = circuit.scores(gpt2, task, kept)
-    for rows in (1, 450):  # one row a pass; two sequences, of one circuit
-        monkeypatch.setattr(circuit, "ROWS", rows)
-        again = circuit.scores(gpt2, task, kept)
-        torch.testing.assert_close(again, together, atol=1e-5, rtol=1e-5)
 
 
 def test_the_textbook_pair_is_the_circuit_and_exact_effects_rank_it_first(tmp_path: Path) -> None:

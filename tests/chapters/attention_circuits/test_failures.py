@@ -11,7 +11,6 @@ import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patched import patch_edges
 from random_layers import seeded
 from refusals import must_refuse
 from tiny import a_task, save_gpt2
@@ -36,6 +35,7 @@ from iclutils.interp import graph
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying, scored_logits
 from iclutils.interp.graph import Node, all_heads, component_outputs, head
 from iclutils.interp.hooks import Hook, ablate_heads
+from iclutils.interp.patching import path_patching
 from iclutils.models import TransformerBridge, cached, edit_weights, get_act_name, load
 
 FIRST, SECOND = head(0, 0), head(1, 0)
@@ -162,8 +162,9 @@ def test_effects_are_those_of_patched_edges(gpt2: TransformerBridge) -> None:
     task, edge = a_task(gpt2, 3), (head(0, 1), Node("v", 2, 0))
     edges = [edge, (head(1, 3), Node("mlp_in", 1))]
     seen = features(gpt2, task, [head(0, 1)], edges)
+    lost = path_patching(gpt2, task, edges)
     for k, each in enumerate(edges):
-        wanted = seen.score - patch_edges(gpt2, task, [each])
+        wanted = lost[graph.of(gpt2).index(each)]
         torch.testing.assert_close(seen.values["effect"][:, k], wanted, atol=1e-5, rtol=0)
     hooks = plant(gpt2, task, [Fault("cut", (edge[0],), (edge[1],))])
     broken = features(gpt2, task, [head(0, 1)], edges, hooks)
