@@ -37,8 +37,6 @@ def batches(prompts: Prompts, batch_size: int | None, what: str) -> Iterator[Int
     """Rows of ``prompts``, ``batch_size`` of like length at a time, or all; ``what``: the progress
     bar's name. What was measured on them, joined and indexed by ``places``, is in order again."""
     size = len(prompts) if batch_size is None else batch_size
-    if size < 1:
-        raise IclError(f"batch_size must be at least 1; got {batch_size}.")
     yield from bar(_by_length(prompts, size).split(size), what)
 
 

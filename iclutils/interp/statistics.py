@@ -57,8 +57,6 @@ def pseudo_values(statistic: Callable[..., float], *columns: Sequence[float]) ->
 
 def benjamini_hochberg(p: Float[Tensor, "*item"], rate: float = 0.05) -> Bool[Tensor, "*item"]:
     """Which p-values are findings at this false-discovery rate."""
-    if not 0 < rate < 1:
-        raise IclError(f"The false-discovery rate must lie between 0 and 1; got {rate}.")
     adjusted = false_discovery_control(p.double().cpu().numpy(), axis=None)
     return torch.as_tensor(adjusted, device=p.device).reshape(p.shape) <= rate
 

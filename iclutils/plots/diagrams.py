@@ -212,8 +212,6 @@ def one_prompt(
         >>> x, grid = torch.tensor([1.0, 3.0]), torch.arange(5.0)
         >>> figure = diagrams.one_prompt(x, 2 * x, 2.0, grid, {"model": grid, "OLS": 2 * grid})
     """
-    if not answers:
-        raise IclError("Need the answers of a learner, and of algorithms to compare it with.")
     plt.rcParams.update(STYLE)
     figure, (left, axes) = plt.subplots(
         1, 2, figsize=(6.6, 3.1), layout="constrained", width_ratios=(1, 4)
@@ -379,8 +377,6 @@ def circuit(edges: Sequence[Edge], width: float = 6.6) -> Figure:
     Example:
         >>> figure = diagrams.circuit([("embed", "v 0.2", 0.4), ("0.2", "k 1.2", 0.9)])
     """
-    if not edges:
-        raise IclError("A circuit without an edge cannot be drawn: keep at least one.")
     drawn = [(u, *_reader(v), w) for u, v, w in edges]
     names = {name for u, v, *_ in drawn for name in (u, v)}
     levels = sorted(set(map(_level, names)))

@@ -128,9 +128,6 @@ def leave_out(
 
 def join(parts: Sequence[Prompts]) -> Prompts:
     """Several batches as one, padded to the longest."""
-    shapes = {(p.label_pos.shape[1], p.classes) for p in parts}
-    if len(shapes) != 1:
-        raise IclError(f"Only prompts of one shape can be joined; got {sorted(shapes)}.")
     longest = max(p.tokens.shape[1] for p in parts)
 
     def padded(part: Prompts) -> dict[str, Tensor]:

@@ -170,10 +170,6 @@ def test_what_does_not_fit_is_refused() -> None:
     previous, induction = pair()
     with pytest.raises(IclError, match="5 tokens need patterns of 5 x 5"):
         diagrams.induction_pair(WORDS[:5], previous, induction)
-    with pytest.raises(IclError, match="without an edge"):
-        diagrams.circuit([])
-    with pytest.raises(IclError, match="answers of a learner"):
-        diagrams.one_prompt(X, X, 0.0, GRID, {})
     with pytest.raises(IclError, match="1 pictures and 2 texts"):
         diagrams.Stepped([plt.figure()], ["one", "two"], "steps")
 

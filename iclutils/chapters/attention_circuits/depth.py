@@ -43,15 +43,9 @@ def lens_by_depth(
     rows = torch.arange(len(task), device=task.at.device)[:, None]
     kl, score = [], []
     for depth in bar(range(model.cfg.n_layers + 1), "depths"):
-        try:
-            seen = logit_lens(
-                cache, layers=[depth], positions=asked.tolist(), lens=translate, chunk_size=256
-            ).values[0]
-        except (NotImplementedError, ValueError) as error:
-            raise IclError(
-                "The logit lens does not fit this model: its predictions are not read from its "
-                "last layer by a final norm and the unembedding alone."
-            ) from error
+        seen = logit_lens(
+            cache, layers=[depth], positions=asked.tolist(), lens=translate, chunk_size=256
+        ).values[0]
         logits = seen[rows, where]
         kl.append((final.exp() * (final - logits.log_softmax(-1))).sum(-1).mean(-1))
         score.append(task.score(logits))

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 from transformers import PreTrainedModel
 
-from ...errors import IclError, unknown
+from ...errors import IclError
 from ...interp import graph
 from ...interp.clean_corrupt import CleanCorrupt
 from ...interp.graph import Edge, Node, component_output, output_hook
@@ -57,8 +57,6 @@ class Fault:
     strength: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise unknown("fault", self.kind, KINDS)
         if bool(self.readers) != (self.kind == "cut"):
             raise IclError("Name readers for a cut, and only for a cut: edges run to them.")
         if not 0 <= self.strength <= 1:
@@ -390,10 +388,6 @@ def repair(
     ``reference``. Temperature and share are those that score best on ``fitting``. What is not there
     cannot come back: a row that is exactly even holds no scores.
     """
-    if kind not in KINDS:
-        raise unknown("failure", kind, KINDS)
-    if kind == "overactive" and reference is None:
-        raise IclError("To repair overactivity, give the reference: it holds the usual lengths.")
 
     def fix(task: CleanCorrupt, amount: float) -> list[Hook]:
         if kind == "cut":

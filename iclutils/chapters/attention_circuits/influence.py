@@ -221,8 +221,6 @@ def sources(
         value = torch.where(here, lost, 0.0).sum((1, 2))[count > 0] / count[count > 0]
         if len(value) >= FEWEST:
             worth[offset] = value
-    if not worth:
-        raise IclError(f"Sources need at least {FEWEST} sequences that show an offset.")
     p = torch.stack([sign_flip_p(value, generator) for value in worth.values()])
     mean = torch.stack([value.mean() for value in worth.values()])
     return Sources(torch.tensor([*worth]).to(at), mean, benjamini_hochberg(p, rate) & (mean > 0))

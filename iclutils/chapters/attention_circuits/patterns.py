@@ -53,8 +53,6 @@ def pattern_scores(
     al. 2022); both NaN where nothing repeats.
     """
     size = tokens.shape[1]
-    if size < 3:
-        raise IclError("Patterns need at least one sequence of at least three tokens.")
     entropy = torch.special.entr(pattern).sum(-1)[..., 1:]
     highest = torch.arange(2, size + 1, device=pattern.device).log()
     near = pattern * (_back(pattern) <= NEAR)

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, pad
 
-from ...errors import IclError, unknown
+from ...errors import IclError
 from ...models.lsa import Layer, LinearSelfAttention
 from ...progress import bar
 from ...tasks.regression import Contexts, scaled_inputs, scaled_outputs
@@ -125,8 +125,6 @@ def under_shift(
     Labels grow with the factor in both, so a predictor that answers 0 keeps the same number, as
     does any whose answers scale with the labels; GD's do under "weights", not under "inputs".
     """
-    if kind not in SHIFTS:
-        raise unknown("shift", kind, SHIFTS)
     rows: dict[str, list[Tensor]] = {name: [] for name in predictors}
     for factor in bar(factors, "factors"):
         shifted = SHIFTS[kind](contexts, factor)

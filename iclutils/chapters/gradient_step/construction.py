@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from ...errors import IclError, unknown
+from ...errors import IclError
 from ...models.lsa import Layer, LinearSelfAttention, Shape, attend
 from .descent import Labels, Settings, each_step, split_query
 
@@ -53,8 +53,6 @@ def tokens(
     convention: str = "stacking",
 ) -> Float[Tensor, "*batch n channel"]:
     """(x_i, y_i), and the query's x with -W_0 x_q, or +W_0 x_q in the convention "note"."""
-    if convention not in SIGNS:
-        raise unknown("convention", convention, SIGNS)
     _, query, labels = split_query(xs, ys)
     guess = torch.zeros_like(labels[..., 0, :])
     if start is not None:

@@ -91,8 +91,6 @@ def each_step(rates: Settings, gammas: Settings | None) -> list[tuple[float, flo
     """A rate and a gamma for each step; gammas are 0 if there are none."""
     etas = [float(rate) for rate in rates]
     squeezes = [0.0] * len(etas) if gammas is None else [float(gamma) for gamma in gammas]
-    if len(etas) != len(squeezes):
-        raise IclError(f"Need a gamma for each rate, or none; got {etas} and {squeezes}.")
     return list(zip(etas, squeezes, strict=True))
 
 

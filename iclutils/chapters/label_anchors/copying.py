@@ -8,7 +8,6 @@ from __future__ import annotations
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...errors import IclError
 from ...interp.head_scores import score_heads, top_heads
 from ...interp.hooks import Head, ablate_heads
 from ...interp.readout import predictions
@@ -46,8 +45,6 @@ def prefix_scores(model: TransformerBridge, copied: RepeatedTokens) -> Float[Ten
 
 def prefix_matching_heads(scores: Float[Tensor, "layer head"], count: int) -> list[Head]:
     """The ``count`` heads with the highest prefix-matching score, best first."""
-    if not 1 <= count <= scores.numel():
-        raise IclError(f"The model has {scores.numel()} heads; got count={count}.")
     return top_heads(scores, count)
 
 

@@ -88,8 +88,6 @@ def gd_weights(xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: i
         raise IclError(f"Gradient descent takes at least one step; got {steps}.")
     x, y = _checked(xs, ys)
     rates = torch.as_tensor(rate, dtype=y.dtype, device=y.device)
-    if rates.ndim and rates.shape != y.shape[-1:]:
-        raise IclError(f"Need one rate, or {y.shape[-1]}, one for each prefix; got {len(rates)}.")
     for value in (rates.min(), rates.max()):
         _check(float(value), above_0=True)
     pace = 2 * rates.expand(y.shape[-1:])[:, None]
@@ -166,8 +164,6 @@ def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*b
     With fewer than k pairs all of them count; with a power above 0, pairs at the query itself
     count alone. The paper takes k = 3 and powers 0 and 2, the released code k = 5 and 0 and 1.
     """
-    if k < 1:
-        raise IclError(f"k-NN needs at least one neighbour; got k={k}.")
     x, y = _checked(xs, ys, at_least_0=power)
     apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     later = torch.ones_like(apart).triu().bool()

@@ -203,8 +203,6 @@ def nearest(
     region: slice | None = None,
 ) -> Nearest:
     """Which algorithm's predictions are nearest to a regressor's, by MSPD."""
-    if not baselines:
-        raise IclError("Need at least one algorithm to compare with.")
     rows = [apart(regressor, row, dim, region) for row in baselines.values()]
     return Nearest(tuple(baselines), torch.stack(rows, -2))
 

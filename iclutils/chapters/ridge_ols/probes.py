@@ -112,11 +112,6 @@ def fit(
     net, layer, batch, pos, width = states.shape
     _check(states, targets, batch, held_out, width + pos)
     fitted = (batch - held_out) // max(batch_size, 1) * batch_size
-    if fitted < 1 or steps < 1:
-        raise IclError(
-            f"Give at least one step and one batch; got {steps} steps, and batches of {batch_size} "
-            f"from {batch - held_out} contexts that are not held out."
-        )
     parts, rest = _whitened(states, fitted, batch_size, held_out)
     centred = targets.to(states) - targets.to(states)[:, :fitted].mean(1, keepdim=True)
     scaled = centred / centred[:, :fitted].square().mean((1, 2), keepdim=True).sqrt()

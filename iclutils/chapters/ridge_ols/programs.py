@@ -205,7 +205,5 @@ def _predict(layout: Layout) -> Block:
 
 
 def _check(dim: int, examples: int, fits: bool, given: str) -> None:
-    if dim < 1 or examples < 1:
-        raise IclError(f"A program needs d ≥ 1 and n ≥ 1, not d = {dim} and n = {examples}.")
     if not fits:
         raise IclError(f"Rate and penalty must be positive and finite; got {given}.")

@@ -73,7 +73,7 @@ def report(
         if given not in get_args(known):
             raise unknown(name, given, get_args(known))
     penalty = float(kind == "ridge") if penalty is None else penalty
-    dtype = _dtype(precision)
+    dtype = getattr(torch, precision)
     numerics = (Numerics.paper if variant == "paper" else Numerics.improved)(dtype)
     drawn = sample(Task(dim), CONTEXTS, examples + 1, torch.Generator().manual_seed(seed))
     xs, ys = drawn.xs.to(dtype), drawn.ys.to(dtype)
@@ -115,7 +115,7 @@ def product_errors(
     pairs: int = 10_000,
 ) -> Float[Tensor, "order scale"]:
     """Largest error of a product of N(0, 1) numbers in a block, by order and ε of its stencil."""
-    dtype = _dtype(precision)
+    dtype = getattr(torch, precision)
     source = torch.Generator().manual_seed(0)
     factors = torch.randn(pairs, 2, generator=source, dtype=torch.float64).to(dtype)
     ratio = Numerics.improved(dtype).ratio
@@ -184,12 +184,6 @@ def sherman_morrison(
         inverse = inverse - u[..., :, None] * u[..., None, :] / q[..., None, None]
         moment = moment + x * y[..., None]
     return torch.stack(out, -1)
-
-
-def _dtype(precision: Precision) -> torch.dtype:
-    if precision not in get_args(Precision):
-        raise unknown("precision", precision, get_args(Precision))
-    return getattr(torch, precision)
 
 
 def _largest(errors: Tensor) -> float:

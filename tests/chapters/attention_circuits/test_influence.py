@@ -221,12 +221,6 @@ def test_norms_of_what_edges_carry(
     torch.testing.assert_close(mean_patterns(model, rows)[:, 1], cache[pattern].mean(1))
 
 
-def test_too_few_sequences_are_refused() -> None:
-    few = planted(np.random.default_rng(2), {}, count=5)
-    with pytest.raises(IclError, match="at least 6 sequences"):
-        sources(*few, seeded())
-
-
 def test_a_wired_copier_goes_on_from_a_replaced_output(wired: TransformerBridge) -> None:
     """Catches: a place outside the first copy, or outputs compared one place off."""
     rows = repeated_tokens(wired, 6, 14, seeded(), distinct=True).tokens

@@ -208,7 +208,6 @@ test_bad_input = refused(
     ),
     (lambda: answers(lambda xs, ys: ys[:2, 0], XS, YS), "for each of 4 contexts"),
     (lambda: responses(lambda xs, ys: ys[:, 0] / 0, XS, YS), "for each of 4 contexts"),
-    (lambda: under_shift({"gd": gd(0.1)}, DRAWN, [1.0], "input"), "Did you mean 'inputs'"),
     (lambda: with_noise(DRAWN, 6, torch.Generator()), r"0 \.\. 5 pairs"),
     (lambda: step_matrix(random(replace(SHAPE, attention=("softmax",)))), "no matrix"),
     (lambda: off_pattern(random(replace(SHAPE, separate=True))), r"tokens \(x, y\)"),

@@ -110,7 +110,6 @@ test_refusals = refused(
         (lambda s=s, given=given: constructed(replace(SHAPE, shared=s), *given), "the same for all")
         for s, *given in UNLIKE
     ),
-    (lambda: tokens(*PAIRS, convention="stacked"), "Did you mean 'stacking'"),
     (lambda: copying(random(Shape(4, 5)), *PAIRS), "tokens of their own, with a first layer"),
     (lambda: copying(random(Shape(4, 5, separate=True, norm=True)), *PAIRS), "tokens of their own"),
 )

@@ -192,7 +192,6 @@ HARMED = torch.cat([YS[:, :-1], -predictor([1.0])(XS, YS)[:, None]], -1)
 test_bad_input = refused(
     (lambda: descend(XS, YS[:, :5], [0.1]), "Need xs of"),
     (lambda: descend(XS[:, :1], YS[:, :1], [0.1]), "at least one pair"),
-    (lambda: descend(XS, YS, [0.1, 0.2], [0.1]), "a gamma for each"),
     (lambda: best_step(3, 0, 1.0, 1.0), "at least 1 pair"),
     (lambda: best_step(3, 3, 1.0, 0.5), "fourth moments"),
     (lambda: tune(6, XS, YS, True, False), "at most 5 steps"),

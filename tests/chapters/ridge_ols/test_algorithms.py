@@ -247,8 +247,6 @@ test_wrong_input_is_refused = refused(
     (lambda: gd_weights(*PAIRS, inf), "finite"),
     (lambda: gd_weights(*PAIRS, torch.tensor([0.1] * 5 + [nan])), "finite"),
     (lambda: baselines("wide", -0.1), "finite"),
-    (lambda: knn(*PAIRS, 0), "neighbour"),
     (lambda: gd_weights(*PAIRS, 0.1, 0), "one step"),
-    (lambda: gd_weights(*PAIRS, torch.full((5,), 0.1)), "one for each prefix"),
     (lambda: baselines("papers"), "Did you mean 'paper'"),
 )

@@ -188,7 +188,5 @@ test_wrong_input_is_refused = refused(
     (lambda: fitted(TARGETS[:, :200]), "targets of 200 contexts"),
     (lambda: fitted(TARGETS, held=1), "Too few contexts"),
     (lambda: fitted(TARGETS, held=293), "Too few contexts"),
-    (lambda: fitted(TARGETS, batch_size=251), "one batch"),
-    (lambda: fitted(TARGETS, steps=0), "one step"),
     (lambda: hidden_states([], *sample(Task(2), 3, 4, seeded())[:2]), "one depth"),
 )
