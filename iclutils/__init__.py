@@ -32,17 +32,17 @@ warnings.filterwarnings("ignore", "IProgress not found")
 
 if TYPE_CHECKING:
     from .errors import IclError
-    from .quick_figures import QuickFigure, show
     from .session import Session, begin
+    from .your_model import Shown, show
 
-__all__ = ["IclError", "QuickFigure", "Session", "begin", "show"]
+__all__ = ["IclError", "Session", "Shown", "begin", "show"]
 
 _MODULES = {
     "IclError": "errors",
-    "QuickFigure": "quick_figures",
     "Session": "session",
+    "Shown": "your_model",
     "begin": "session",
-    "show": "quick_figures",
+    "show": "your_model",
 }
 
 

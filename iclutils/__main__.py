@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .commandline import CommandLine, named, option
 from .errors import IclError
-from .files import CHECKOUT
+from .files import CHECKOUT, output_folder
 
 LINE = CommandLine(
     "iclutils",
@@ -44,8 +44,9 @@ def doctor(given: Namespace) -> int:
         help="02: a labelled text, as often as needed",
     ),
     option("--query", help="02: the text to be labelled"),
+    option("--answer", help="02: its right label"),
     *(SEED, DEVICE),
-    option("--out", type=Path, default=Path("figure.png"), help=".png or .svg"),
+    option("--out", type=Path, help=".png or .svg (default _build/show/01.png)"),
     examples=(
         *("01 --model path/to/folder", "01 --model gpt2 --prompt 'a text'", "05 --out edges.svg"),
         "02 --model gpt2 --demonstration 'fun=Good' --demonstration 'dull=Bad' --query 'great'",
@@ -53,17 +54,17 @@ def doctor(given: Namespace) -> int:
 )
 def show(given: Namespace) -> None:
     """Draw one chapter's main figure for one model."""
-    from .quick_figures import show
-    from .quick_figures.quick_figure import ending
+    from .your_model import ending, show
 
-    ending(given.out)
+    out = given.out or output_folder("ICLUTILS_SHOWN", "_build/show", ".") / f"{given.chapter}.png"
+    ending(out)
     pairs = [text.rpartition("=")[::2] for text in given.demonstration]
     if not all(text and label for text, label in pairs):
         raise IclError("--demonstration takes TEXT=LABEL.")
-    asked = named(given, "prompt", "query", "seed", "device")
+    asked = named(given, "prompt", "query", "answer", "seed", "device")
     made = show(given.chapter, given.model, demonstrations=pairs, **asked)
     print(made)
-    print(f"wrote {made.save(given.out)}")
+    print(f"wrote {made.save(out)}")
 
 
 @command()

@@ -27,7 +27,7 @@ Key = tuple[str, str]  # a module's name, and that of a definition in it
 Science = dict[str, str]  # for the name of each definition a hash of its code
 # What says, shows, stores or judges, and never changes a number.
 APART = {
-    *("commandline", "doctor", "errors", "files", "plots", "progress", "quick_figures", "room"),
+    *("commandline", "doctor", "errors", "files", "plots", "progress", "room", "your_model"),
     *("checks", "claims", "machine", "remember", "science", "scorecard", "session"),
 }
 SHOWS = {"display", "print"}

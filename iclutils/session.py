@@ -21,7 +21,7 @@ import torch
 from IPython.display import display
 from transformers import PreTrainedModel
 
-from . import claims, machine, models, presets, remember, science, scorecard, zoo
+from . import claims, machine, models, presets, remember, science, scorecard
 from .errors import IclError, unknown
 from .files import write_json
 from .models import lsa, regressors
@@ -220,10 +220,8 @@ def refuse(model: str, seed: int, weights: str = "trained") -> None:
         raise IclError(f"seed must be a natural number; got {seed!r}.")
     if weights not in ("trained", "random"):
         raise unknown("weights", weights, ("trained", "random"))
-    folder = Path(model or "/nowhere")
-    path = folder.is_dir() or (bool(model) and model.startswith(("/", "./", "../", "~")))
-    if path and not zoo.has(model) and not (folder / "config.json").is_file():
-        raise IclError(f"{model} is no model folder: it has no config.json.")
+    if model:
+        models.check_name(model)
 
 
 def resolve_device(name: str) -> str:

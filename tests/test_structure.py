@@ -14,10 +14,10 @@ PACKAGE = Path(__file__).parents[1] / "iclutils"
 COMMON = {"errors", "files", "progress", "room", "zoo"}
 BOOK = {"claims", "machine", "presets", "remember", "science", "scorecard", "session"}
 MAY_IMPORT = {
-    "__init__": {*COMMON, "quick_figures", "session"},  # when a name is first used
+    "__init__": {*COMMON, "your_model", "session"},  # when a name is first used
     "__main__": {
         *COMMON,
-        *("commandline", "doctor", "models", "quick_figures", "session", "zoo/recipes"),
+        *("commandline", "doctor", "models", "your_model", "session", "zoo/recipes"),
     },
     "commandline": COMMON,
     "errors": set(),
@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "scorecard": {"claims"},
     "session": {*COMMON, *BOOK, "models", "tasks"},
     "doctor": {*COMMON, "machine", "remember"},
-    "quick_figures": {*COMMON, *BOOK, "models", "tasks", "interp", "chapters", "plots"},
+    "your_model": {*COMMON, "models", "session"},
 }
 
 

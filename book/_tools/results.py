@@ -136,7 +136,8 @@ def store(runs: Iterable[Run]) -> list[Path]:
     for each in runs:
         if each.kind == "mini":
             wanted[each.source] = executed(each.source, each.notebook)
-        wanted[each.committed] = read_json(each.record)
+        if each.chapter not in run.BESIDE:
+            wanted[each.committed] = read_json(each.record)
         for name in [] if each.part else each.asks():
             result = each.results / each.kind / f"{name}.json"
             wanted[run.ROOT / "book/results" / each.kind / result.name] = read_json(result)

@@ -35,6 +35,7 @@ NOTEBOOKS = ROOT / "notebooks"
 MEMORIES = (("memory", "memory"), ("gpu", "GPU memory"))  # as a record has them, and a reader
 UNKNOWN = {"memory": 0.0, "gpu": 0.0}
 NETWORKS = "networks"  # tag of cells about networks of our own, which a language model is not asked
+BESIDE = ("your_model",)  # a notebook of no chapter, which is run by its name
 UNMEASURED: dict[str, Any] = {"seconds": math.inf, "peak_gib": UNKNOWN}
 USUAL = ("tier", "weights", "device")  # what the book itself runs otherwise
 GIB_EACH = 3  # memory of a chapter at the mini tier and at the real one
@@ -134,7 +135,7 @@ class Run:
         name all that no other notebook of the chapter names."""
         names = [name for name in chapters() if name[:2] == self.chapter[:2]]
         of = {n: claims.named_in(read_json(NOTEBOOKS / f"{n}.ipynb")["cells"]) for n in names}
-        mine = of.pop(self.chapter) & set(claims.ledger())
+        mine = of.pop(self.chapter, set()) & set(claims.ledger())
         if self.chapter in claims.chapters():
             mine = set(claims.ledger(self.chapter)) - set().union(*of.values())
         return [k for k, c in claims.ledger().items() if k in mine and self.tier in c.tiers]
@@ -184,7 +185,8 @@ def chapters() -> list[str]:
 
 def resolve(chapter: str) -> list[str]:
     """Notebooks of a chapter given as ``"01"``, or the one named like ``"01_gpt2_induction"``."""
-    if found := [name for name in chapters() if chapter in (name, name[:2])]:
+    known = [*chapters(), *(name for name in BESIDE if (NOTEBOOKS / f"{name}.ipynb").is_file())]
+    if found := [name for name in known if chapter in (name, name[:2])]:
         return found
     raise unknown("chapter", chapter, chapters())
 

@@ -98,6 +98,12 @@ def roles(scores: Mapping[str, Float[Tensor, "layer head"]], least: int = 1) -> 
         raise IclError("An induction circuit needs two attention layers; this model has one.")
     prefix = scores["prefix"].clone()
     prefix[0] = 0  # nothing below layer 0 could feed a head there
+    if not prefix.any():
+        raise IclError(
+            "No head above layer 0 looks at what followed an earlier copy: every prefix-matching "
+            "score is 0, as where a model's attention reaches back less far than a copy is long. "
+            "Use shorter copies (L), or a model that looks further back."
+        )
     induction = strongest(prefix)
     below = scores["previous"][: induction[0]]
     previous = strongest(below)

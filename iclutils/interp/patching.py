@@ -370,7 +370,8 @@ class CleanRun:
 
     def _is_plain(self, names: Iterable[str]) -> bool:
         """Whether each part, computed from its clean input, gives its clean output."""
-        if self.graph.parallel or any(n not in self.cache for n in names):
+        whole = all(getattr(block.mlp, "name", "mlp") for block in self.model.blocks)  # not OPT's
+        if self.graph.parallel or not whole or any(n not in self.cache for n in names):
             return False
         for layer in range(self.graph.layers):
             start, middle, end = (self.clean(f"resid_{p}", layer) for p in ("pre", "mid", "post"))

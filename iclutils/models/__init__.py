@@ -11,6 +11,7 @@ from .language import (
     HUB,
     bos,
     cached,
+    check_name,
     check_tokens,
     edit_weights,
     editable,

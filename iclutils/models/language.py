@@ -8,7 +8,6 @@ key and value of its own: grouped ones are written out (``grouped``).
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterable
@@ -20,7 +19,6 @@ from weakref import WeakKeyDictionary
 import torch
 from huggingface_hub import snapshot_download
 from jaxtyping import Float, Int
-from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -29,7 +27,6 @@ from transformer_lens import ActivationCache
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -40,6 +37,7 @@ from .. import room, zoo
 from ..errors import IclError, unknown
 from ..files import check_sums, read_json, sha256
 from ..zoo import smollm2
+from . import checkpoint
 from .grouped import write_out
 
 logging.disable_progress_bar()
@@ -96,50 +94,41 @@ def load(
         (2, 4)
     """
     folder, name = _found(name_or_path, step, revision)
-    if not (folder / "config.json").is_file():
-        raise IclError(f"{folder} has no config.json: it is not a Hugging Face model folder.")
-    if not any(folder.glob("*.safetensors")):
-        raise IclError(
-            f"{folder} has no .safetensors weights. Pickled weights are not loaded, because "
-            "unpickling runs code: save the model with save_pretrained(..., "
-            "safe_serialization=True)."
-        )
-    needed = LOADING * _bytes(folder, name) / room.GIB
+    checkpoint.refuse(folder, name)
+    needed = LOADING * checkpoint.size(folder, name) / room.GIB
     room.refuse_without(needed, room.memory(), f"Memory for {name!r}", room.MEMORY)
+    network = checkpoint.read(folder, name)
+    if tokenizer is None:
+        tokenizer = checkpoint.tokenizer(folder, name)
+    numbers = _numbers(network.config.vocab_size, network.config.bos_token_id)
     try:
-        network = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=torch.float32,
-            attn_implementation="eager",
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-        )
-        own = any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json"))
-        if tokenizer is None and own:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        numbers = _numbers(network.config.vocab_size, network.config.bos_token_id)
         bridge = TransformerBridge.boot_transformers(
             str(folder),
             hf_model=write_out(change(network)),
             tokenizer=numbers if tokenizer in (None, "numbers") else tokenizer,
             device=device,
         )
-    except Exception as error:  # damaged files and unsupported architectures alike
-        first = str(error).strip().split("\n")[0]
+    except Exception as error:  # it raises many types
+        first = str(error).strip().split("\n")[0].rstrip(".")
         raise IclError(
-            f"{name!r} could not be loaded: {type(error).__name__}: {first}. If its files are "
-            "whole, its architecture is one that TransformerLens does not support."
+            f"{name!r} could not be loaded: its architecture is one that TransformerLens does not "
+            f"support ({first})."
         ) from error
     if tokenizer is None and not zoo.has(name):
         bridge.tokenizer = None
     bridge.eval().requires_grad_(False)
     with torch.no_grad():
         _, seen = bridge.run_with_cache(torch.zeros(1, 2, dtype=torch.long, device=device))
-    if not isinstance(seen.cache_dict.get("blocks.0.attn.hook_pattern"), Tensor):
+    pattern = seen.cache_dict.get("blocks.0.attn.hook_pattern")
+    if not isinstance(pattern, Tensor):
         raise IclError(
             f"{name!r} does not expose attention patterns, so this package cannot look into it. "
             "Use a decoder model with softmax attention, such as GPT-2."
+        )
+    if bool(pattern[..., 0, 1].any()):
+        raise IclError(
+            f"{name!r} reads in both directions, as BERT does: its first token attends to the "
+            "second. Use a decoder model, such as GPT-2."
         )
     shared = getattr(bridge.cfg, "n_key_value_heads", None) or bridge.cfg.n_heads
     if shared != bridge.cfg.n_heads:
@@ -223,22 +212,7 @@ def _found(
 
 def size(name_or_path: str | Path) -> int:
     """Bytes of a model's weights in memory, in single precision; only their headers are read."""
-    return _bytes(*_found(name_or_path))
-
-
-def _bytes(folder: Path, name: str) -> int:
-    config, count = read_json(folder / "config.json"), 0
-    heads = config.get("num_attention_heads", 1)
-    groups = heads // (config.get("num_key_value_heads") or heads)  # written out, see ``grouped``
-    for path in folder.glob("*.safetensors"):
-        try:
-            with safe_open(path, "pt") as held:
-                for part in held.keys():  # noqa: SIM118 (no mapping)
-                    times = groups if re.search(r"\.[kv]_proj\.", part) else 1
-                    count += times * math.prod(held.get_slice(part).get_shape())
-        except (SafetensorError, OSError) as error:
-            raise IclError(f"{name!r} is damaged: {path.name}: {error}. Copy it again.") from error
-    return 4 * count
+    return checkpoint.size(*_found(name_or_path))
 
 
 def bos(model: TransformerBridge) -> int:
@@ -333,8 +307,17 @@ def cached(
         return model.run_with_cache(tokens, names_filter=wanted)
 
 
-def _fetch(name: str, revision: str | None) -> Path:
-    """Download (or find in the cache) one pinned hub repository and verify it."""
+def check_name(name: str) -> None:
+    """Refuse a name that no model stands behind, before anything is loaded or fetched."""
+    if Path(name).is_dir():
+        checkpoint.refuse(Path(name), name)
+    elif not zoo.has(name) and name != smollm2.NAME:
+        repo, _, pinned = name.partition("@")
+        _pinned(repo, pinned or None)
+
+
+def _pinned(name: str, revision: str | None) -> HubModel:
+    """What is known of a hub repository; a name that is neither known nor pinned is refused."""
     known = HUB.get(name)
     if known is None and "/" not in name:
         raise unknown(
@@ -350,7 +333,12 @@ def _fetch(name: str, revision: str | None) -> Path:
         )
     if known is not None and revision not in (None, known.revision):
         raise IclError(f"{name!r} is pinned to revision {known.revision}; leave revision out.")
-    spec = known or HubModel(name, str(revision), {})
+    return known or HubModel(name, str(revision), {})
+
+
+def _fetch(name: str, revision: str | None) -> Path:
+    """Download (or find in the cache) one pinned hub repository and verify it."""
+    spec = _pinned(name, revision)
     patterns = list(spec.sha256) or ["*.json", "*.safetensors", "*.txt", "*.model"]
     try:
         folder = Path(snapshot_download(spec.repo, revision=spec.revision, allow_patterns=patterns))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,18 @@ class Problem:
         straight = (drawn.xs * drawn.weights[:, None]).sum(-1)
         bent = LINKS[self.link](straight / math.sqrt(self.dim))
         return drawn._replace(ys=bent + drawn.ys - straight)
+
+
+def linear_problem(tasks: Sequence[Mapping[str, Any]]) -> Problem:
+    """The linear problem that networks of linear self-attention were trained on, by their
+    ``tasks``; others cannot be compared with gradient descent on a linear model."""
+    known = tasks[-1] if tasks else {}
+    if known.get("kind") != "Problem" or known.get("link") != "linear":
+        raise IclError(
+            "These networks were not trained on linear functions; a step of gradient descent on a "
+            "linear model is nothing to compare them with. Use networks such as 'lsa-1'."
+        )
+    return Problem(Task(**known["task"]), known["link"], tuple(known["scales"]))
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,11 @@ from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import IclError
+from ..models import TransformerBridge, words
 from .regression import Contexts, Task, sample
 
 LARGEST = math.sqrt(3)  # U(-√3, √3) has variance 1
+FEWEST = 3  # pairs that tell algorithms apart
 TASK = Task(1, inputs="uniform", weights="uniform*2+-1")
 SHARES = Task(1, inputs="uniform*1+0", weights="uniform*1+0")  # y is a share of x: no middle
 
@@ -43,6 +45,16 @@ class NumberFormat:
         around = len(self.before) + len(self.between) + len(self.after)
         return around + 2 * self.values.shape[1]
 
+    def fitting(self, context: int, most: int) -> int:
+        """How many pairs, up to ``most``, a model reads at once that has so long a context."""
+        pairs = min(most, (context - len(self.start)) // self.pair)
+        if pairs < FEWEST:
+            raise IclError(
+                f"Only {pairs} pairs of numbers fit the {context} tokens that this model reads; "
+                f"at least {FEWEST} are needed."
+            )
+        return pairs
+
     def nearest(self, numbers: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
         """Index of the value nearest to each number."""
         step = (self.high - self.low) / (len(self.values) - 1)
@@ -61,6 +73,15 @@ class NumberFormat:
         tokens = torch.cat([same(self.start)[:, 0], pairs.flatten(1)], 1)
         first = len(self.start) + len(self.before) + x.shape[-1] + len(self.between) - 1
         return tokens, first + self.pair * torch.arange(x.shape[1])
+
+
+def of_model(model: TransformerBridge) -> NumberFormat:
+    """Numbers as the model's tokenizer writes them, or its token ids where it reads no text."""
+    try:
+        return of_text(words(model))
+    except IclError:
+        first = getattr(model.cfg, "bos_token_id", None)
+        return of_ids(model.cfg.d_vocab, None if first is None else int(first))
 
 
 def of_text(

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from ..errors import IclError
-from ..models import TransformerBridge, bos
+from ..models import TransformerBridge, bos, check_tokens, words
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,16 @@ def repeated_tokens(
     vocab = model.cfg.d_vocab
     drawn = RepeatedTokens.draw(count, length, vocab, bos(model), generator, times, distinct)
     return RepeatedTokens(drawn.tokens.to(model.cfg.device), length)
+
+
+def text_twice(model: TransformerBridge, text: str) -> RepeatedTokens:
+    """BOS and a text two times over: repeated tokens of the reader's own, for any head score."""
+    ids = words(model)(text, add_special_tokens=False)["input_ids"]
+    if len(ids) < 2:
+        raise IclError(f"The prompt {text!r} has {len(ids)} tokens: give at least two.")
+    tokens = torch.tensor([[bos(model), *ids, *ids]], device=model.cfg.device)
+    check_tokens(model, tokens)
+    return RepeatedTokens(tokens, len(ids))
 
 
 def tiled(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -13,7 +13,8 @@ from torch import Generator
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import IclError, unknown
-from ..models import TransformerBridge, tokenizer
+from ..models import TransformerBridge
+from ..models import words as model_words
 from . import text, topics, words
 from .prompts import Prompts, join
 
@@ -223,7 +224,7 @@ def open_source(
                 f"choose a text task for it ({', '.join(text.TASKS)})."
             )
         return Topics(_needed(generator), device)
-    reads = tokenizer(model), model.cfg.n_ctx, device
+    reads = model_words(model), model.cfg.n_ctx, device
     if task.endswith(".tsv"):
         own, rows = text.read(task)
         parts = text.part(rows, "train"), text.part(rows, "test")
@@ -234,6 +235,44 @@ def open_source(
         return Words(task, *reads, _needed(generator), folder)
     own = text.with_labels(own, labels)
     return Text(own, *reads, PAPER_SEED + PAPER_SEEDS * seed, *parts)
+
+
+def labelled(
+    model: TransformerBridge,
+    demonstrations: Sequence[tuple[str, str]],
+    query: str,
+    answer: str = "",
+) -> tuple[Prompts, list[str]]:
+    """One prompt of the reader's own, and its labels in the order of their classes.
+
+    Texts with their labels, and the text to be labelled; without a right ``answer`` its class is
+    the first, as a place holder. Of a label that is several tokens only the first counts.
+
+    Example:
+        >>> from iclutils import models
+        >>> from iclutils.chapters.label_anchors import saliency
+        >>> from iclutils.tasks import sources
+        >>> net = models.load("smollm2")
+        >>> shown = [("a great film", "good"), ("a waste of time", "bad")]
+        >>> prompts, labels = sources.labelled(net, shown, "I loved it", "good")
+        >>> s_wp = saliency.measure(net, prompts).mean[0, :, 0]  # into label words, by layer
+        >>> labels, s_wp.shape
+        (['good', 'bad'], torch.Size([30]))
+    """
+    labels = list(dict.fromkeys(label.strip() for _, label in demonstrations))
+    if len(labels) < 2 or not query:
+        raise IclError(
+            "Give demonstrations with at least two labels, [(text, label), ...], and a query; got "
+            f"{len(labels)} labels and the query {query!r}."
+        )
+    if answer and answer.strip() not in labels:
+        raise IclError(f"The answer {answer!r} is no label that is shown: {', '.join(labels)}.")
+    task = text.TextTask("your prompt", "Text:", "Label:", tuple(f" {label}" for label in labels))
+    shown = [(demo, labels.index(label.strip())) for demo, label in demonstrations]
+    gold = labels.index(answer.strip()) if answer else 0
+    reads, context = model_words(model), model.cfg.n_ctx
+    prompts = text.build(task, reads, [shown], [(query, gold)], context=context)
+    return prompts.to(model.cfg.device), labels
 
 
 def _needed(generator: Callable[[str, int], Generator] | None) -> Callable[[str, int], Generator]:

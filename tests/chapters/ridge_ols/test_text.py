@@ -170,11 +170,11 @@ def test_lines_have_an_intercept() -> None:
     assert known["OLS"] != pytest.approx(2.5, abs=0.1)
 
 
-def test_a_quick_figure_of_a_model_with_grouped_heads(tmp_path: Path) -> None:
+def test_the_figure_of_a_model_with_grouped_heads(tmp_path: Path) -> None:
     """Random weights are nearest to what learns nothing."""
     save_grouped(tmp_path)
     made = iclutils.show("03", tmp_path)
-    far = made.numbers["distances"]
+    far = dict(zip(made.numbers["best"].names, made.numbers["best"].distances, strict=True))
     assert set(far) == set(text_baselines())
     assert min(far["the middle"], far["mean label"]) < min(far["OLS"], far["1-NN"], far["line"])
-    assert 0 < made.numbers["probability of a number"] <= 1
+    assert 0 < made.numbers["sure"].mean() <= 1
