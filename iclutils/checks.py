@@ -273,9 +273,14 @@ def _fault(got: Any, truth: Any, tolerance: float) -> str:
     if isinstance(truth, str):
         return "" if got == truth else f"{got!r} is not the right answer."
     if not isinstance(got, int | float):
-        return f"Expected a number; got a {type(got).__name__}."
+        return f"Expected a number; got {_a(type(got).__name__)}."
     close = abs(got - truth) <= tolerance * max(1.0, abs(truth))
     return "" if close else f"The value {got:.6g} is off. Check it by hand on a small case."
+
+
+def _a(kind: str) -> str:
+    """The kind with its article."""
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
 def _tensor_fault(got: Any, truth: Tensor, tolerance: float) -> str:
@@ -283,7 +288,7 @@ def _tensor_fault(got: Any, truth: Tensor, tolerance: float) -> str:
         got = torch.full_like(truth, got, dtype=torch.float64)
     if not isinstance(got, Tensor) or got.is_complex():
         kind = "complex tensor" if isinstance(got, Tensor) else type(got).__name__
-        return f"Expected a tensor; got a {kind}."
+        return f"Expected a tensor; got {_a(kind)}."
     if got.shape != truth.shape:
         return f"Expected the shape {tuple(truth.shape)}; got {tuple(got.shape)}."
     dtype = got.dtype

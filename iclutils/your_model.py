@@ -140,8 +140,10 @@ def _run(chapter: str, given: dict[str, Any]) -> Shown:
     before = {*space, "print"}
     space["print"] = lambda *words: printed.append(" ".join(map(str, words)))
     for cell in (cell for cell, its in zip(cells, tags, strict=True) if chapter in its):
+        drawn = space.get("figure")
         run(cell)
-        alt = cell["metadata"].get("mystnb", {}).get("image", {}).get("alt", alt)
+        if space.get("figure") is not drawn:  # the last that is drawn is shown
+            alt = cell["metadata"]["mystnb"]["image"]["alt"]
     named = {name: value for name, value in space.items() if name not in before}
     return Shown(chapter, named["figure"], alt, " ".join(printed), named)
 

@@ -219,7 +219,7 @@ def test_algorithms_that_learn_nothing() -> None:
     [
         ("09", {}, "Unknown chapter '09'"),
         ("01", {"model": "no/such/folder"}, "hub model must be pinned"),
-        ("01", {"model": "./nowhere"}, "is no model folder"),
+        ("01", {"model": "./nowhere"}, "There is no folder"),
         ("01", {"model": "induction-0", "prompt": "hello"}, "reads no text"),
         ("03", {"prompt": "hello"}, "for chapter 01"),
         ("01", {"query": "hello"}, "for chapter 02"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,8 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import (
     AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTJConfig,
@@ -19,6 +21,10 @@ from transformers import (
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -92,6 +98,7 @@ def save_neox(folder: Path, **changes: bool) -> None:
 
 GROUPED = {
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),  # biases
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),  # queries and keys are normed
 }
@@ -123,6 +130,25 @@ def save_gptj(folder: Path) -> None:
     torch.manual_seed(0)
     sizes = {"n_positions": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
     GPTJForCausalLM(GPTJConfig(**(ALL | sizes))).save_pretrained(folder)
+
+
+def save_opt(folder: Path) -> None:
+    """Write a small random OPT: positions are learned, and its attention cannot be edited."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 48, "word_embed_proj_dim": 32}
+    OPTForCausalLM(OPTConfig(**(ALL | HEADS | sizes))).save_pretrained(folder)
+
+
+def save_bert(folder: Path) -> None:
+    """Write a small random BERT, which reads in both directions."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+    BertForMaskedLM(BertConfig(**(HEADS | sizes | {"vocab_size": VOCAB}))).save_pretrained(folder)
+
+
+ARCHITECTURES = {
+    **{"gpt2": save_gpt2, "neox": save_neox, "gptj": save_gptj, "opt": save_opt},
+    **{kind: partial(save_grouped, kind=kind) for kind in GROUPED},
+}
 
 
 def tiny_gpt2(folder: Path, **changes: int) -> TransformerBridge:

@@ -266,8 +266,9 @@ def read_results(*folders: Path, name: str = "*") -> dict[tuple[str, str], Resul
     """Results by (tier, claim id), of all claims or one; of folders the later one wins."""
     found: dict[tuple[str, str], Result] = {}
     for path in (path for folder in folders for path in sorted(folder.glob(f"*/{name}.json"))):
+        known = read_json(path)
         try:
-            result = Result(**read_json(path))
+            result = Result(**known)
             if result.id not in ledger():
                 raise IclError(f"claim {result.id!r} is no longer in the ledger")
             found[result.tier, result.id] = _judged_anew(result)

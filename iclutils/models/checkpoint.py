@@ -25,7 +25,7 @@ FEW = 3  # names that a message lists
 POINTER = b"version https://git-lfs"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Tensors of old files that networks compute for themselves.
-BUFFERS = re.compile(r"(attn|attention)\.(masked_)?bias$|inv_freq$")
+BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|inv_freq$")
 
 
 def refuse(folder: Path, name: str) -> None:

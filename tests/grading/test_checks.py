@@ -469,6 +469,7 @@ def test_questions_that_do_not_exist() -> None:
         (torch.tensor([torch.nan]), torch.ones(1), "NaN"),
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), "off by up to 0.5"),
         (["a"], torch.ones(1), "Expected a tensor; got a list"),
+        (1, torch.ones(2), "Expected a tensor; got an int"),
         (torch.ones(1) + 1j, torch.ones(1), "got a complex tensor"),
         ("a", 1.0, "Expected a number; got a str"),
         (1.1, 1.0, "The value 1.1 is off"),

@@ -84,7 +84,7 @@ def test_chapters_are_run_by_the_checkout(monkeypatch: Patch, capsys: Out, tmp_p
         (["run", "99"], "Unknown chapter '99'"),
         (["run", "01", "-p", "seed"], "-p takes NAME=VALUE; got 'seed'"),
         (["run", "01", "--seed", "-3"], "seed must be a natural number; got -3"),
-        (["run", "01", "--model", "./nowhere"], "./nowhere is no model folder"),
+        (["run", "01", "--model", "./nowhere"], "There is no folder './nowhere'"),
         (["show", "01", "--seed", "-3"], "seed must be a natural number; got -3"),
         (["show", "01", "--out", "figure.pdf"], "written as .png or .svg; got 'figure.pdf'"),
         (["train", "regression-d2", "--device", "tpu"], "Unknown device 'tpu'"),
