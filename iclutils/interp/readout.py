@@ -6,7 +6,7 @@ the residual stream alone. Padding on the right comes after the target, which ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -33,23 +33,21 @@ def check_prompts(model: TransformerBridge, prompts: Prompts) -> None:
         )
 
 
-def batches(prompts: Prompts, batch_size: int | None, what: str) -> Iterator[Int[Tensor, "rows"]]:
-    """Rows of ``prompts``, ``batch_size`` of like length at a time, or all; ``what``: the progress
-    bar's name. What was measured on them, joined and indexed by ``places``, is in order again."""
-    size = len(prompts) if batch_size is None else batch_size
-    yield from bar(_by_length(prompts, size).split(size), what)
-
-
-def places(prompts: Prompts, batch_size: int | None) -> Int[Tensor, "batch"]:
-    """Where each prompt is in the joined ``batches``."""
-    return _by_length(prompts, batch_size or len(prompts)).argsort()
-
-
-def _by_length(prompts: Prompts, size: int) -> Int[Tensor, "batch"]:
-    """The shortest first, so that little is padded; as they come if one batch holds all."""
-    if size >= len(prompts):
-        return torch.arange(len(prompts), device=prompts.target.device)
-    return prompts.target.argsort(stable=True)
+def in_batches(
+    prompts: Prompts,
+    batch_size: int | None,
+    what: str,
+    measure: Callable[[Prompts, Int[Tensor, "rows"]], Iterable[Tensor]],
+) -> list[Tensor]:
+    """Tensors (batch, ...) that ``measure`` gives of some prompts and their rows, for all prompts
+    in their order: ``batch_size`` of like length in a pass, or all; ``what`` names the bar."""
+    size = batch_size or len(prompts)
+    if size < len(prompts):
+        order = prompts.target.argsort(stable=True)  # the shortest first, so that little is padded
+    else:
+        order = torch.arange(len(prompts), device=prompts.target.device)
+    parts = [tuple(measure(prompts[rows], rows)) for rows in bar(order.split(size), what)]
+    return [torch.cat(column)[order.argsort()] for column in zip(*parts, strict=True)]
 
 
 def at_target(prompts: Prompts) -> Hook:
@@ -79,11 +77,11 @@ def target_logits(
     check_prompts(model, prompts)
     if hooks and batch_size is not None:
         raise IclError("Hooks are made for one batch: leave batch_size out, or run the batches.")
-    parts = []
-    for rows in batches(prompts, batch_size, "logits"):
-        part = prompts[rows]
-        parts.append(logits_at(model, part.tokens, part.target[:, None], hooks)[:, 0])
-    return torch.cat(parts)[places(prompts, batch_size)]
+
+    def measure(part: Prompts, _: Tensor) -> list[Tensor]:
+        return [logits_at(model, part.tokens, part.target[:, None], hooks)[:, 0]]
+
+    return in_batches(prompts, batch_size, "logits", measure)[0]
 
 
 def with_answers(

@@ -8,7 +8,7 @@ Source: Wang et al. 2023, section 2.2 (label and word loyalty).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...interp.hooks import Hook
 from ...interp.kv_cache import answer_from_cache, cache_demonstrations, demonstrations, sets
-from ...interp.readout import batches, places, target_logits
+from ...interp.readout import in_batches, target_logits
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts, class_logits
 
@@ -68,9 +68,11 @@ def answers(
     """Answers of a model; ``hooks`` are of the whole batch, and only without ``batch_size``."""
     if hooks:
         return Answers.of(prompts, target_logits(model, prompts, hooks, batch_size))
-    parts = [prompts[rows] for rows in batches(prompts, batch_size, "answers")]
-    found = [Answers.of(part, target_logits(model, part)) for part in parts]
-    return Answers.join(found)[places(prompts, batch_size)]
+
+    def of(part: Prompts, _: Tensor) -> Iterable[Tensor]:
+        return vars(Answers.of(part, target_logits(model, part))).values()
+
+    return Answers(*in_batches(prompts, batch_size, "answers", of))
 
 
 def answers_by_set(

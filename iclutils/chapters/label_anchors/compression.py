@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,7 +28,7 @@ from ...interp.kv_cache import (
     sets,
     shares_demonstrations,
 )
-from ...interp.readout import batches, places, target_logits
+from ...interp.readout import in_batches, target_logits
 from ...models import TransformerBridge
 from ...progress import bar
 from ...tasks.prompts import Prompts, Role
@@ -157,19 +157,21 @@ def _answers(
         ]
         order = torch.cat(groups).argsort()
         return [Answers.join(found)[order] for found in zip(*parts, strict=True)]
-    found: list[list[Answers]] = [[] for _ in masks]
-    shared, cache = len(groups) == 1, None
-    for rows in batches(prompts, batch_size, "compression"):
-        part = prompts[rows]
-        if cache is None or not shared:
-            shown = prompts[:1] if shared else part
-            cache = cache_demonstrations(model, shown, everything(shown))
-        for mask, answered in zip(masks, found, strict=True):
+    one = prompts[:1]
+    shared = cache_demonstrations(model, one, everything(one)) if len(groups) == 1 else None
+
+    def measure(part: Prompts, rows: Tensor) -> Iterator[Tensor]:
+        cache = shared
+        if cache is None:
+            cache = cache_demonstrations(model, part, everything(part))
+        for mask in masks:
             kept = cache.keep((mask if len(mask) == 1 else mask[rows])[:, : cache.held.shape[1]])
             stays = offset and bool(kept.held.any())
-            answered.append(Answers.of(part, answer_from_cache(model, kept, part, stays)))
-    back = places(prompts, batch_size)
-    return [Answers.join(answered)[back] for answered in found]
+            told = Answers.of(part, answer_from_cache(model, kept, part, stays))
+            yield from vars(told).values()
+
+    columns = iter(in_batches(prompts, batch_size, "compression", measure))
+    return [Answers(*fields) for fields in zip(columns, columns, columns, strict=True)]
 
 
 # What it saves

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...interp.hooks import Hook
-from ...interp.readout import batches, places
+from ...interp.readout import in_batches
 from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts
 from .answers import Answers, answers
@@ -42,12 +42,11 @@ def queries_and_keys(
     """
     layers = range(model.cfg.n_layers)
     names = [(get_act_name("q", la), get_act_name("k", la)) for la in layers]
-    queries, keys, found = [], [], []
-    for rows in batches(prompts, batch_size, "queries and keys"):
-        part = prompts[rows]
+
+    def measure(part: Prompts, _: Tensor) -> list[Tensor]:
         seen: dict[str, Tensor] = {}
 
-        def keep(name: str, at: Tensor, seen: dict = seen) -> Hook:
+        def keep(name: str, at: Tensor) -> Hook:
             def store(value: Tensor, hook: object) -> Tensor:
                 every = torch.arange(len(at), device=at.device)[:, None]
                 seen[name] = value[every, at]  # (batch, position, head, d_head)
@@ -57,15 +56,16 @@ def queries_and_keys(
 
         hooks = [keep(q, part.target[:, None]) for q, _ in names]
         hooks += [keep(k, part.label_pos) for _, k in names]
-        found.append(answers(model, part, hooks))
-        query = torch.stack([seen[q][:, 0] for q, _ in names])
+        told = answers(model, part, hooks)
+        query = torch.stack([seen[q][:, 0] for q, _ in names], 1)
         key = torch.stack([seen[k] for _, k in names]).flatten(-2)
         share = part.of_class().to(key.dtype)
         share = share / share.sum(1, keepdim=True)
-        queries.append(query.flatten(-2))
-        keys.append(torch.einsum("bdc,lbdw->lbcw", share, key))
-    back = places(prompts, batch_size)
-    return torch.cat(queries, 1)[:, back], torch.cat(keys, 1)[:, back], Answers.join(found)[back]
+        by_class = torch.einsum("bdc,lbdw->lbcw", share, key).transpose(0, 1)
+        return [query.flatten(-2), by_class, *vars(told).values()]
+
+    query, key, *told = in_batches(prompts, batch_size, "queries and keys", measure)
+    return query.transpose(0, 1), key.transpose(0, 1), Answers(*told)
 
 
 def key_distances(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...interp.head_scores import score_heads, top_heads
+from ...interp.head_scores import score_heads
 from ...interp.hooks import Head, ablate_heads
 from ...interp.readout import predictions
 from ...models import TransformerBridge
@@ -41,11 +41,6 @@ def checkpoint_metrics(
 def prefix_scores(model: TransformerBridge, copied: RepeatedTokens) -> Float[Tensor, "layer head"]:
     """Mean prefix-matching score of every head on repeated tokens (chapter 01)."""
     return score_heads(model, copied.tokens, copied.length)["prefix"].mean(0)
-
-
-def prefix_matching_heads(scores: Float[Tensor, "layer head"], count: int) -> list[Head]:
-    """The ``count`` heads with the highest prefix-matching score, best first."""
-    return top_heads(scores, count)
 
 
 def without_heads(

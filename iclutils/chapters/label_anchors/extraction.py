@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ...interp.hooks import Hook
-from ...interp.readout import batches, places
+from ...interp.readout import in_batches
 from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts
 from .answers import answers
@@ -55,11 +55,10 @@ def label_reading(
 def _by_head(
     model: TransformerBridge, prompts: Prompts, batch_size: int | None
 ) -> tuple[Float[Tensor, "batch layer head cls"], Int[Tensor, "batch"]]:
-    seen, predicted = [], []
-    for rows in batches(prompts, batch_size, "attention"):
-        part, layers = prompts[rows], [Tensor()] * model.cfg.n_layers
+    def measure(part: Prompts, _: Tensor) -> list[Tensor]:
+        layers = [Tensor()] * model.cfg.n_layers
 
-        def read(layer: int, part: Prompts = part, layers: list[Tensor] = layers) -> Hook:
+        def read(layer: int) -> Hook:
             each = torch.arange(len(part), device=part.tokens.device)
             places = part.label_pos[:, None].expand(-1, model.cfg.n_heads, -1)
 
@@ -71,10 +70,11 @@ def _by_head(
             return get_act_name("pattern", layer), store
 
         hooks = [read(layer) for layer in range(model.cfg.n_layers)]
-        predicted.append(answers(model, part, hooks).predicted)
-        seen.append(torch.stack(layers, 1))
-    back = places(prompts, batch_size)
-    return torch.cat(seen)[back], torch.cat(predicted)[back]
+        predicted = answers(model, part, hooks).predicted
+        return [torch.stack(layers, 1), predicted]
+
+    attention, predicted = in_batches(prompts, batch_size, "attention", measure)
+    return attention, predicted
 
 
 def auc(scores: Float[Tensor, "batch cls"], predicted: Int[Tensor, "batch"]) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...errors import IclError, unknown
 from ...interp.hooks import Hook, cut_attention
-from ...interp.readout import batches, places
+from ...interp.readout import in_batches
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts
 from .answers import Answers, answers, answers_by_set
@@ -75,12 +75,13 @@ def isolated(
         >>> isolated(models.load("anchors-0"), asked, layers=[0]).predicted.shape
         torch.Size([8])
     """
-    layers, parts = list(layers), []
-    for rows in batches(prompts, batch_size, "isolation"):
-        part = prompts[rows]
+    layers = list(layers)
+
+    def of(part: Prompts, rows: Tensor) -> Iterable[Tensor]:
         some = positions and [at[rows] for at in positions]
-        parts.append(answers(model, part, isolation(model, part, layers, some, how)))
-    return Answers.join(parts)[places(prompts, batch_size)]
+        return vars(answers(model, part, isolation(model, part, layers, some, how))).values()
+
+    return Answers(*in_batches(prompts, batch_size, "isolation", of))
 
 
 def isolated_by_set(

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from ...errors import IclError
 from ...interp.kv_cache import States, keys_values, read_with_cache, shares_demonstrations
-from ...interp.readout import batches, check_prompts, places
+from ...interp.readout import check_prompts, in_batches
 from ...models import TransformerBridge
 from ...progress import bar
 from ...tasks.prompts import Prompts, Role, class_logits, join
@@ -176,16 +176,16 @@ def compare(
         for at in (labels, words)
     )
     fitted = [(torch.zeros_like(own), labels), (own, labels), (other, words)]
-    right: list[list[Tensor]] = [[], [], []]  # before, anchors, control
-    for rows in batches(test, batch_size, "re-weighting"):
-        part, which = prepare(model, test[rows]), theirs[rows]
-        for found, (beta, at) in zip(right, fitted, strict=True):
-            found.append(part.at(at[which]).answers(beta[which]).correct.float())
-    back = places(test, batch_size)
-    before, anchors, control = (torch.cat(found)[back] for found in right)
+
+    def right(part: Prompts, rows: Tensor) -> list[Tensor]:
+        ready, which = prepare(model, part), theirs[rows]
+        told = [ready.at(at[which]).answers(beta[which]) for beta, at in fitted]
+        return [one.correct.float() for one in told]
+
+    by_weights = in_batches(test, batch_size, "re-weighting", right)  # none, anchors, control
     gains = []
     for n in range(len(pairs)):
-        start, *ends = (x[theirs == n].mean().item() for x in (before, anchors, control))
+        start, *ends = (x[theirs == n].mean().item() for x in by_weights)
         gains.append(Gain(start, *(end - start for end in ends)))
     return gains
 

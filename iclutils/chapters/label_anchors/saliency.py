@@ -10,7 +10,7 @@ formula and code sum, a constant factor; its footnote takes absolute values insi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from ...errors import unknown
 from ...interp.hooks import Hook, check_editable
-from ...interp.readout import at_target, batches, check_prompts, places
+from ...interp.readout import at_target, check_prompts, in_batches
 from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts, class_logits
 
@@ -34,10 +34,6 @@ class Flow:
     total: Float[Tensor, "batch layer kind"]
     count: Int[Tensor, "batch kind"]
     others: Float[Tensor, "batch layer"]  # per edge into the target from any other token
-
-    def __getitem__(self, rows: Int[Tensor, "rows"]) -> Flow:
-        """That of some of the prompts."""
-        return Flow(self.total[rows], self.count[rows], self.others[rows])
 
     @property
     def mean(self) -> Float[Tensor, "batch layer kind"]:
@@ -95,12 +91,11 @@ def measure(
     batch_size: int | None = None,
 ) -> Flow:
     """``flow`` of the ``saliency`` of prompts, batch by batch."""
-    parts = []
-    for rows in batches(prompts, batch_size, "saliency"):
-        part = prompts[rows]
-        parts.append(flow(saliency(model, part, heads), part))
-    columns = zip(*((p.total, p.count, p.others) for p in parts), strict=True)
-    return Flow(*map(torch.cat, columns))[places(prompts, batch_size)]
+
+    def of(part: Prompts, _: Tensor) -> Iterable[Tensor]:
+        return vars(flow(saliency(model, part, heads), part)).values()
+
+    return Flow(*in_batches(prompts, batch_size, "saliency", of))
 
 
 def attention_and_gradient(

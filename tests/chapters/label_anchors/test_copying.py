@@ -7,10 +7,10 @@ import torch
 from random_prompts import random_prompts
 from transformers import GPT2LMHeadModel
 
-from iclutils import IclError
 from iclutils.chapters.label_anchors import copying
 from iclutils.chapters.label_anchors.answers import answers
 from iclutils.chapters.label_anchors.isolation import isolated
+from iclutils.interp.head_scores import top_heads
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
 from iclutils.models import TransformerBridge, cached, get_act_name
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
@@ -54,16 +54,10 @@ def test_the_state_is_what_plain_passes_say(gpt2: TransformerBridge, layers: int
     assert len(clean.unique()) == 3
 
 
-def test_prefix_matching_heads_are_those_of_the_circuit(wired: TransformerBridge) -> None:
+def test_the_wired_head_matches_prefixes(wired: TransformerBridge) -> None:
     scores = copying.prefix_scores(wired, copied(wired))
-    assert copying.prefix_matching_heads(scores, 1) == [(1, 0)], "head 1.0 is wired to copy"
+    assert top_heads(scores, 1) == [(1, 0)]
     assert scores[1, 0] > 0.99
-    scores = torch.rand(3, 4)
-    heads = [(layer, head) for layer in range(3) for head in range(4)]
-    ranked = sorted(heads, key=lambda head: -scores[head].item())
-    assert copying.prefix_matching_heads(scores, 5) == ranked[:5]
-    with pytest.raises(IclError, match="has 12 heads; got count=13"):
-        copying.prefix_matching_heads(scores, 13)
 
 
 def test_without_heads_means_take_their_place(gpt2: TransformerBridge) -> None:
