@@ -305,9 +305,13 @@ def _execute_all(runs: list[Run], jobs: int) -> None:
     threads = max(1, machine.cores()) // jobs
     environment = {"OMP_NUM_THREADS": str(threads)} | dict(os.environ)
     clients = {run.chapter: _client(run) for run in runs}
+    codes = {run.chapter: run.code() for run in runs}  # parsed once, so not in several threads
     failed: BaseException | None = None
     with ThreadPoolExecutor(jobs) as pool:
-        waiting = [pool.submit(_execute, run, clients[run.chapter], environment) for run in runs]
+        waiting = [
+            pool.submit(_execute, r, clients[r.chapter], codes[r.chapter], environment)
+            for r in runs
+        ]
         try:
             for done in as_completed(waiting):
                 if failed := done.exception():
@@ -358,8 +362,10 @@ def lighter(notebook: NotebookNode) -> NotebookNode:
     return notebook
 
 
-def _execute(run: Run, client: NotebookClient, environment: dict[str, str]) -> None:
-    inputs, code, start = run.inputs(), run.code(), time.perf_counter()
+def _execute(
+    run: Run, client: NotebookClient, code: science.Science, environment: dict[str, str]
+) -> None:
+    inputs, start = run.inputs(), time.perf_counter()
     run.stamp.unlink(missing_ok=True)
     partial = run.notebook.with_suffix(".partial.ipynb")
     peak = run.notebook.with_suffix(".peak.json").resolve()
