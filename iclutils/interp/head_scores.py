@@ -141,14 +141,6 @@ def uniform_baselines(length: int) -> dict[str, float]:
     return {name: score(even, length).item() for name, score in SCORES.items()}
 
 
-def olsson_scores(
-    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
-) -> Float[Tensor, "batch layer head"]:
-    """Olsson's evaluator for every head (see ``olsson_prefix_matching``)."""
-    patterns = attention_patterns(model, tokens)
-    return torch.stack([olsson_prefix_matching(pattern, tokens) for pattern in patterns], 1)
-
-
 def detector_scores(
     model: TransformerBridge, tokens: Int[Tensor, "1 pos"]
 ) -> dict[str, Float[Tensor, "layer head"]]:

@@ -69,9 +69,6 @@ def test_every_head_of_a_model_is_scored(gpt2: TransformerBridge) -> None:
     _, cache = cached(gpt2, batch.tokens, [name])
     expected = sum(cache[name][1, 3, q, q - 9] for q in range(11, 21)) / 10
     torch.testing.assert_close(scores["prefix"][1, 2, 3], expected)
-    olsson = head_scores.olsson_scores(gpt2, batch.tokens)
-    expected = head_scores.olsson_prefix_matching(cache[name], batch.tokens)
-    torch.testing.assert_close(olsson[:, 2], expected)
     profile = head_scores.distance_profile(cache[name][1, 3], 10)
     torch.testing.assert_close(profile[9], scores["prefix"][1, 2, 3])
 

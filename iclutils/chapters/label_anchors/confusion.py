@@ -127,18 +127,6 @@ def actual_confusion(
     return auc
 
 
-def diagnose(
-    model: TransformerBridge,
-    prompts: Prompts,
-    directions: int = 10,
-    batch_size: int | None = None,
-) -> tuple[Float[Tensor, "layer cls cls"], Float[Tensor, "cls cls"]]:
-    """Predicted confusion at every layer, and the actual one; keys are the first prompt's."""
-    queries, keys, found = queries_and_keys(model, prompts, batch_size)
-    predicted = predicted_confusion(queries, keys[:, 0], directions)
-    return predicted, actual_confusion(found.class_logits, prompts.gold)
-
-
 def rank_correlation(
     predicted: Float[Tensor, "*set cls cls"], actual: Float[Tensor, "*set cls cls"]
 ) -> float:

@@ -5,16 +5,15 @@ Copying is measured as in chapter 01, on repeated tokens; classification on prom
 
 from __future__ import annotations
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from ...interp.head_scores import score_heads
-from ...interp.hooks import Head, ablate_heads
 from ...interp.readout import predictions
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts
 from ...tasks.repeated import RepeatedTokens
-from .answers import Answers, answers, answers_by_set, label_loyalty
+from .answers import answers, label_loyalty
 from .isolation import isolated
 
 
@@ -41,20 +40,3 @@ def checkpoint_metrics(
 def prefix_scores(model: TransformerBridge, copied: RepeatedTokens) -> Float[Tensor, "layer head"]:
     """Mean prefix-matching score of every head on repeated tokens (chapter 01)."""
     return score_heads(model, copied.tokens, copied.length)["prefix"].mean(0)
-
-
-def without_heads(
-    model: TransformerBridge, prompts: Prompts, heads: list[Head]
-) -> Bool[Tensor, "batch"]:
-    """Which prompts are classified right when ``heads`` write their mean over all positions."""
-    hooks = ablate_heads(model, prompts.tokens, heads, "mean", prompts.tokens)
-    return answers(model, prompts, hooks).correct
-
-
-def without_heads_by_set(
-    model: TransformerBridge, prompts: Prompts, heads: list[Head], others: Prompts
-) -> Answers:
-    """Answers when ``heads`` write their mean over ``others``, where many prompts share their
-    demonstrations, which are read once."""
-    hooks = ablate_heads(model, others.tokens, heads, "mean", others.tokens)
-    return answers_by_set(model, prompts, lambda _: hooks, hooks)

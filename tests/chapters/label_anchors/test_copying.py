@@ -8,7 +8,7 @@ from random_prompts import random_prompts
 from transformers import GPT2LMHeadModel
 
 from iclutils.chapters.label_anchors import copying
-from iclutils.chapters.label_anchors.answers import answers
+from iclutils.chapters.label_anchors.answers import answers, answers_by_set
 from iclutils.chapters.label_anchors.isolation import isolated
 from iclutils.interp.head_scores import top_heads
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
@@ -60,23 +60,14 @@ def test_the_wired_head_matches_prefixes(wired: TransformerBridge) -> None:
     assert scores[1, 0] > 0.99
 
 
-def test_without_heads_means_take_their_place(gpt2: TransformerBridge) -> None:
-    clean = answers(gpt2, PROMPTS)
-    assert torch.equal(copying.without_heads(gpt2, PROMPTS, []), clean.correct)
-    hooks = ablate_heads(gpt2, PROMPTS.tokens, [(0, 0), (2, 3)], "mean", PROMPTS.tokens)
-    found = copying.without_heads(gpt2, PROMPTS, [(0, 0), (2, 3)])
-    assert torch.equal(found, answers(gpt2, PROMPTS, hooks).correct)
-    assert not torch.equal(found, clean.correct)
-
-
 def test_heads_are_removed_from_demonstrations_and_queries(model: TransformerBridge) -> None:
     """Against whole prompts, in which the heads write the same mean of other prompts."""
     prompts, others = random_prompts(3, count=4, shared=True), random_prompts(4, count=2)
     heads, name = [(0, 1), (1, 2)], get_act_name("z", 1)
-    got = copying.without_heads_by_set(model, prompts, heads, others)
     mean = cached(model, others.tokens, [name])[1][name][:, :, 2].mean((0, 1))
     hooks = ablate_heads(model, others.tokens, heads, "mean", others.tokens)
     written = run_with_hooks(model, prompts.tokens, hooks, [name])[1][name][:, :, 2]
     torch.testing.assert_close(written, mean.expand_as(written))
+    got = answers_by_set(model, prompts, lambda _: hooks, hooks)
     whole = answers(model, prompts, hooks)
     torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
