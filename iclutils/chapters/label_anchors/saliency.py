@@ -35,6 +35,10 @@ class Flow:
     count: Int[Tensor, "batch kind"]
     others: Float[Tensor, "batch layer"]  # per edge into the target from any other token
 
+    def __getitem__(self, rows: Int[Tensor, "rows"]) -> Flow:
+        """That of some of the prompts."""
+        return Flow(self.total[rows], self.count[rows], self.others[rows])
+
     @property
     def mean(self) -> Float[Tensor, "batch layer kind"]:
         """S_wp, S_pq and S_ww: saliency per edge; NaN where a prompt has no edge of the kind."""
