@@ -1,0 +1,123 @@
+"""Chapter 01: heads that look where a token stood before, and what is lost without them."""
+
+from __future__ import annotations
+
+import torch
+from alone import BLOCKS, MODEL, UNEMBED, copies, instead, mean_z, run, write_of
+from stored import write
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+LENGTH, FIRST, SECOND = 15, (16, 0), (18, 6)  # a previous-token head, an induction head
+SET = [(18, 6), (17, 3), (17, 4), (17, 5)]
+READERS = {"previous": FIRST, "prefix": SECOND, "duplicate": (8, 0), "first": (5, 0)}
+tokens, other = copies(2, LENGTH, 1), copies(2, LENGTH, 2)
+other = torch.cat([tokens[:, :1], other[:, 1 : LENGTH + 1], tokens[:, LENGTH + 1 :]], 1)
+place = torch.arange(LENGTH + 1, 2 * LENGTH + 1)  # the second copy
+logits, seen = run(tokens)
+
+
+def matching(weights: torch.Tensor) -> torch.Tensor:
+    """Attention from the second copy to what followed the first."""
+    return weights[..., place, place - LENGTH + 1].mean(-1)
+
+
+def losses(scores: torch.Tensor) -> torch.Tensor:
+    log_p = scores[:, :-1].log_softmax(-1)
+    return -log_p.gather(-1, tokens[:, 1:, None])[..., 0]
+
+
+def after(edits: dict) -> tuple[torch.Tensor, dict]:
+    return run(tokens, edits)
+
+
+weights = {name: seen["weights", layer][:, head] for name, (layer, head) in READERS.items()}
+clean = slice(LENGTH + 1, 2 * LENGTH)
+right = logits[:, :-1].argmax(-1) == tokens[:, 1:]
+without, missing = after(instead(SET, mean_z(seen)))
+_, cut = after(instead([FIRST], mean_z(seen)))
+_, elsewhere = run(other)
+
+# what the previous-token head writes on other sequences, read by the induction head's keys alone
+layer, head = SECOND
+change = write_of(elsewhere, *FIRST) - write_of(seen, *FIRST)
+attn = BLOCKS[layer].self_attn
+group = slice(head // 3 * 64, head // 3 * 64 + 64)
+key = BLOCKS[layer].input_layernorm(seen["resid", layer - 1] + change) @ attn.k_proj.weight[group].T
+cos, sin = MODEL.model.rotary_emb(key, torch.arange(tokens.shape[1])[None])
+turned = apply_rotary_pos_emb(key[:, None], key[:, None], cos, sin)[1][:, 0]
+scores = seen["q", layer][:, head] @ turned.mT / 8
+later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+patched = scores.masked_fill(later, -torch.inf).softmax(-1)
+
+# what the head adds to the right token's logit directly, above the mean over the vocabulary
+final = seen["resid", 29]
+scale = (final.square().mean(-1) + MODEL.config.rms_norm_eps).sqrt()[:, clean]
+normed = UNEMBED * MODEL.model.norm.weight
+columns = normed[tokens[:, 1:][:, clean]] - normed.mean(0)
+direct = ((write_of(seen, layer, head)[:, clean] * columns).sum(-1) / scale).mean(1)
+
+# weights with the norms folded in
+value = attn.v_proj.weight[group] * BLOCKS[layer].input_layernorm.weight
+out = attn.o_proj.weight[:, head * 64 : head * 64 + 64]
+centred = normed - normed.mean(0)
+core = (value @ (MODEL.model.embed_tokens.weight.T @ centred) @ out).double()
+eigen = torch.linalg.eigvals(core)
+
+# how much of what the induction head's keys read the other head can write, and which keys match
+FIRST_GROUP = slice(FIRST[1] // 3 * 64, FIRST[1] // 3 * 64 + 64)
+early = BLOCKS[FIRST[0]].self_attn
+moves = (
+    early.o_proj.weight[:, FIRST[1] * 64 : FIRST[1] * 64 + 64] @ early.v_proj.weight[FIRST_GROUP]
+)
+asks = attn.q_proj.weight[head * 64 : head * 64 + 64].T @ attn.k_proj.weight[group]
+composed = (asks @ moves).norm() / (asks.norm() * moves.norm())
+embedding = MODEL.model.embed_tokens.weight[:300]
+matches = embedding @ asks @ moves @ embedding.T
+own = torch.arange(len(embedding))
+
+row = tokens[0]
+fill = copies(1, LENGTH, 3)[0, 1 : len(row) - 1]
+blank = torch.cat([row[:1], fill])
+ends = [run(x[None])[0][0, -1].log_softmax(-1)[row[-1]] for x in (row[:-1], blank)]
+
+swapped = {("mlp", 10): lambda x: x.index_copy(1, torch.tensor([20]), x[:, [5]])}
+moved = after(swapped)[0]
+
+write(
+    __file__,
+    {
+        "tokens": tokens,
+        "other": other,
+        "length": LENGTH,
+        "heads": [list(h) for h in SET],
+        "fill": fill,
+    },
+    {
+        "previous_token 16.0": weights["previous"].diagonal(-1, -2, -1).mean(-1),
+        "prefix_matching 18.6": matching(weights["prefix"]),
+        "duplicate 8.0": weights["duplicate"][:, place, place - LENGTH].mean(-1),
+        "first 5.0": weights["first"][..., 0].mean(-1),
+        "stripe 18.6": weights["prefix"].diagonal(1 - LENGTH, -2, -1).mean(-1),
+        "olsson 18.6": weights["prefix"][:, place, place - LENGTH + 1].mean(-1),
+        "accuracy": right[:, clean].double().mean(1),
+        "loss": losses(logits)[:, clean].mean(1),
+        "loss of the first copy": losses(logits)[:, :LENGTH].mean(1),
+        "loss without four heads": losses(without)[:, clean].mean(1),
+        "loss of all entries without four heads": losses(without).mean(1),
+        "matching without 16.0": matching(cut["weights", layer][:, head]),
+        "matching without the path from 16.0": matching(patched),
+        "direct effect of 18.6": direct,
+        "copying score of 18.6": (eigen.sum().real / eigen.abs().sum()).item(),
+        "share of the matching lost with the path": (
+            (matching(weights["prefix"]) - matching(patched)) / matching(weights["prefix"]).mean()
+        ),
+        "K-composition of 16.0 and 18.6": composed.item(),
+        "tokens whose best key and query are their own": [
+            (matches.argmax(axis) == own).float().mean().item() for axis in (1, 0)
+        ],
+        "sum of Shapley values": (ends[0] - ends[1]).item(),
+        "log p when MLP 10 at 20 becomes that at 5": (
+            losses(logits)[0, [20, 25]] - losses(moved)[0, [20, 25]]
+        ),
+    },
+)

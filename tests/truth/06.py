@@ -1,0 +1,200 @@
+"""Chapter 06: the circuit of copying; nodes and edges patched, slopes, and where heads look."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from alone import (
+    BLOCKS,
+    HEADS,
+    LAYERS,
+    MODEL,
+    SIZE,
+    UNEMBED,
+    VOCAB,
+    copies,
+    instead,
+    mean_z,
+    run,
+    write_of,
+)
+from stored import write
+from torch import Tensor
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+LENGTH, FIRST, SECOND, THIRD = 8, (16, 0), (18, 6), (17, 3)
+clean, other = copies(2, LENGTH, 4), copies(2, LENGTH, 5)
+corrupt = torch.cat([clean[:, :1], other[:, 1 : LENGTH + 1], clean[:, LENGTH + 1 :]], 1)
+at, rows = torch.arange(LENGTH + 1, 2 * LENGTH), torch.arange(2)[:, None]
+choices = clean[:, LENGTH + 1 :]
+size = clean.shape[1]
+later = torch.ones(size, size, dtype=torch.bool).triu(1)
+layer, head = SECOND
+
+
+def score(logits: Tensor) -> Tensor:
+    """Mean log p of the right token among those of the second copy."""
+    found = logits[rows[..., None], at[None, :, None], choices[:, None]].log_softmax(-1)
+    return found[:, torch.arange(LENGTH - 1), torch.arange(1, LENGTH)].mean(1)
+
+
+def read_out(final: Tensor) -> Tensor:
+    return score(MODEL.lm_head(MODEL.model.norm(final)))
+
+
+logits, seen = run(clean)
+before, off = run(corrupt)
+whole = score(logits)
+
+
+def change(place: tuple[int, int]) -> Tensor:
+    return write_of(off, *place) - write_of(seen, *place)
+
+
+def keys(stream: Tensor) -> Tensor:
+    """The induction head's keys, turned."""
+    group = slice(head // 3 * SIZE, head // 3 * SIZE + SIZE)
+    weight = BLOCKS[layer].self_attn.k_proj.weight[group]
+    states = (BLOCKS[layer].input_layernorm(stream) @ weight.T)[:, None]
+    turns = MODEL.model.rotary_emb(states, torch.arange(size)[None])
+    return apply_rotary_pos_emb(states, states, *turns)[1][:, 0]
+
+
+def k_path(part: Tensor) -> dict:
+    """The induction head's keys read some of the corrupt write of the earlier head."""
+
+    def edit(k: Tensor) -> Tensor:
+        k = k.clone()
+        k[:, head] = keys(seen["resid", layer - 1] + part * change(FIRST))
+        return k
+
+    return {("k", layer): edit}
+
+
+def mlp_path(part: Tensor) -> dict:
+    middle = seen["resid", 4] + seen["attn", 5] + part * (off["mlp", 2] - seen["mlp", 2])
+    block = BLOCKS[5]
+    return {("mlp", 5): lambda x: block.mlp.forward(block.post_attention_layernorm(middle))}
+
+
+one = torch.ones(())
+without_k, live = run(clean, k_path(one))
+final = seen["resid", LAYERS - 1]
+paths = {
+    "16.0 to the keys of 18.6": score(without_k),
+    "MLP 2 to MLP 5": score(run(clean, mlp_path(one))[0]),
+    "18.6 to the logits": read_out(final + change(SECOND)),
+    "MLP 29 to the logits": read_out(final + off["mlp", 29] - seen["mlp", 29]),
+}
+both = read_out(live["resid", LAYERS - 1] + write_of(off, *SECOND) - write_of(live, *SECOND))
+
+
+def slope(way) -> Tensor:  # type: ignore[no-untyped-def]
+    part = torch.zeros(2, 1, 1, requires_grad=True)
+    return -torch.autograd.grad(score(run(clean, way(part))[0]).sum(), part)[0][:, 0, 0]
+
+
+def alone(*heads: tuple[int, int]) -> Tensor:
+    return whole - score(run(clean, instead(heads, lambda la, h: off["z", la][:, h]))[0])
+
+
+mask = torch.ones(2, 1, 1, requires_grad=True)
+
+
+def masked(z: Tensor) -> Tensor:
+    return torch.cat([z[:, :head], z[:, head : head + 1] * mask[..., None], z[:, head + 1 :]], 1)
+
+
+(felt,) = torch.autograd.grad(score(run(clean, {("z", layer): masked})[0]).sum(), mask)
+
+normed = UNEMBED * MODEL.model.norm.weight
+answer = normed[clean[:, LENGTH + 2 :]] - normed[choices].mean(1, keepdim=True)
+scale = (final.square().mean(-1, keepdim=True) + MODEL.config.rms_norm_eps).sqrt()[:, at]
+direct = ((write_of(seen, *SECOND)[:, at] / scale * answer).sum(-1)).mean(1)
+
+early = MODEL.lm_head(MODEL.model.norm(seen["resid", 19]))
+p = logits[:, at].log_softmax(-1)
+kl = (p.exp() * (p - early[:, at].log_softmax(-1))).sum(-1).mean(1)
+
+source = at - LENGTH + 1
+forbidden = torch.zeros(size, size, dtype=torch.bool)
+forbidden[at, source] = True
+knocked = score(
+    run(clean, {("scores", la): lambda x: x.masked_fill(forbidden, -1e4) for la in range(LAYERS)})[
+        0
+    ]
+)
+
+pattern = seen["weights", layer][:, head]
+far = torch.arange(size)[:, None] - torch.arange(size)
+entropy = torch.special.entr(pattern).sum(-1)[:, 1:]
+bands = torch.zeros(2, size, 6)
+for back in range(size):
+    band = 0 if back == 0 else 1 + int(math.log2(back))
+    bands[:, back:, band] += pattern.diagonal(-back, -2, -1)
+number = torch.tensor([1 if t == 0 else 2 + int(math.log2(t)) for t in range(size)])
+hierarchical = (torch.special.entr(bands).sum(-1) / number.log())[:, 2:].mean(1)
+
+joined = torch.eye(size).expand(2, -1, -1)
+for la in range(LAYERS):
+    joined = (seen["weights", la].mean(1) @ joined + joined) / 2
+moved = sum(
+    seen["weights", layer][:, h, -1, :, None]
+    * (
+        seen["v", layer][:, h]
+        @ BLOCKS[layer].self_attn.o_proj.weight[:, h * SIZE : (h + 1) * SIZE].T
+    )
+    for h in range(HEADS)
+)
+flat = seen["z", 17].transpose(0, 1).flatten(1).double().numpy()
+
+generator = torch.Generator().manual_seed(6)
+drawn = torch.randint(2, VOCAB, clean.shape, generator=generator)
+signed = []
+for position in (1, 5, 9):
+    altered = clean.clone()
+    altered[:, position] = drawn[:, position]
+    after = run(altered)[0][:, -2].log_softmax(-1)
+    now = logits[:, -2].log_softmax(-1)
+    signed.append((after - now).gather(1, clean[:, -1:])[:, 0])
+
+write(
+    __file__,
+    {
+        "clean": clean,
+        "corrupt": corrupt,
+        "at": at.expand(2, -1),
+        "answer": clean[:, LENGTH + 2 :],
+        "source": source.expand(2, -1),
+        "choices": choices,
+        "drawn": drawn,
+    },
+    {
+        "score": whole,
+        "score of the corrupt side": score(before),
+        "lost without 18.6": alone(SECOND),
+        "interaction of 18.6 and 17.3": alone(SECOND, THIRD) - alone(SECOND) - alone(THIRD),
+        "score without 18.6 and 17.3, mean": score(
+            run(clean, instead((SECOND, THIRD), mean_z(seen)))[0]
+        ),
+        **{f"lost, {name}": whole - value for name, value in paths.items()},
+        "slope, 16.0 to the keys of 18.6": slope(k_path),
+        "slope, MLP 2 to MLP 5": slope(mlp_path),
+        "circuit without two edges": both,
+        "faithfulness": ((both - score(before)).mean() / (whole - score(before)).mean()).item(),
+        "importance of 18.6": felt[:, 0, 0].abs(),
+        "direct logit of 18.6": direct,
+        "KL to the lens after layer 19": kl,
+        "score of the lens after layer 19": score(early),
+        "score with the sources knocked out": knocked,
+        "even 18.6": (entropy / torch.arange(2, size + 1).log()).mean(1),
+        "local 18.6": (pattern * ((far >= 0) & (far <= 3))).sum(-1)[:, 1:].mean(1),
+        "hierarchical 18.6": hierarchical,
+        "rollout to the last": joined[:, -1, [0, 8, 16]],
+        "moved to the last in layer 18": moved.norm(dim=-1)[:, [0, 8, 9]],
+        "correlation of heads 3 and 4 of layer 17": float(np.corrcoef(flat)[3, 4]),
+        "influence of positions 1, 5, 9": torch.stack(signed, 1),
+    },
+)

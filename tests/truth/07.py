@@ -1,0 +1,162 @@
+"""Chapter 07: six lenses on a function between words, and the heads they mark removed."""
+
+from __future__ import annotations
+
+import torch
+from alone import BLOCKS, MODEL, SIZE, UNEMBED, ids, instead, run, write_of
+from stored import write
+from torch import Tensor
+
+LINES = "walk walked walking,play played playing,call called calling,help helped helping,"
+LINES += "open opened opening,jump jumped jumping,start started starting,look looked looking"
+VERBS = [line.split() for line in LINES.split(",")]
+SHOWN, ASKED = ((0, 1, 2), (3, 4, 1), (5, 2, 0)), (6, 7, 3)
+READER, SET, DEEP, EARLY = (18, 6), [(17, 3), (17, 4), (17, 5), (18, 6)], 20, 14
+COUNT, LINE = 3, 4  # examples; tokens of ``word -> answer \n``
+
+
+def sequence(shown: tuple[int, ...], asked: int, column: int) -> list[int]:
+    lines = [f"{VERBS[i][0]} -> {VERBS[i][column]}\n" for i in shown]
+    tokens = ids("".join(lines) + f"{VERBS[asked][0]} ->")
+    assert len(tokens) == COUNT * LINE + 2
+    return tokens
+
+
+clean, corrupt = (
+    torch.tensor([sequence(s, a, column) for s, a in zip(SHOWN, ASKED, strict=True)])
+    for column in (1, 2)
+)
+choices = torch.tensor([[ids(f" {VERBS[a][c]}")[0] for c in (1, 2)] for a in ASKED])
+cues = 1 + LINE * torch.arange(COUNT)
+example = (torch.arange(clean.shape[1])[:, None] > cues + 1).sum(1)
+shown = example < COUNT
+
+
+def margin(logits: Tensor) -> Tensor:
+    found = logits[:, -1].gather(1, choices)
+    return found[:, 0] - found[:, 1]
+
+
+def taken_out(gone: Tensor) -> Tensor:
+    return clean[:, ~gone]
+
+
+logits, seen = run(clean)
+others, before = run(corrupt)
+layer, head = READER
+
+# the circuit lens: slopes of the margin, halfway from the corrupt embedding and at the clean one
+slopes = torch.zeros_like(seen["z", layer])
+for part in (0.5, 1.0):
+    start = torch.lerp(before["resid", -1], seen["resid", -1], part).requires_grad_()
+    out, held = run(clean, {("resid", -1): lambda x, start=start: start})
+    slopes += torch.autograd.grad(margin(out).sum(), held["z", layer])[0] / 2
+felt = (slopes * (seen["z", layer] - before["z", layer])).sum((2, 3))[:, head]
+
+anchors = seen["weights", layer][:, head, -1, cues + 1].sum(-1)
+change = (seen["resid", DEEP] - before["resid", DEEP])[:, -1]
+common = change.mean(0)
+wrote = (write_of(seen, *READER) - write_of(before, *READER))[:, -1]
+inner = change.double() @ change.double().T
+
+scale = (seen["resid", 29][:, -1].square().mean(-1) + MODEL.config.rms_norm_eps).sqrt()
+towards = (UNEMBED[choices[:, 0]] - UNEMBED[choices[:, 1]]) * MODEL.model.norm.weight
+towards = towards / scale[:, None]
+columns = BLOCKS[layer].self_attn.o_proj.weight[:, head * SIZE : (head + 1) * SIZE]
+moved = seen["weights", layer][:, head, -1, :, None] * seen["v", layer][:, head] @ columns.T
+steps = (moved * towards[:, None]).sum(-1)
+
+
+def no_reading(scores: Tensor) -> Tensor:
+    scores = scores.clone()
+    scores[:, :, -1, shown] = -10_000.0
+    return scores
+
+
+unread = run(clean, {("scores", la): no_reading for la in range(10, 21)})[0]
+left_out = torch.stack([margin(run(taken_out(example == i))[0]) for i in range(COUNT)], 1)
+bare, plain = run(taken_out(shown))
+vector = (seen["resid", EARLY][:, -1] - plain["resid", EARLY][:, -1]).mean(0)
+
+
+def added(state: Tensor) -> Tensor:
+    state = state.clone()
+    state[:, -1] += vector
+    return state
+
+
+steered = run(taken_out(shown), {("resid", EARLY): added})[0]
+ways: dict[str, dict] = {
+    "resample": instead(SET, lambda la, h: before["z", la][:, h]),
+    "zero": instead(SET, lambda la, h: torch.zeros(SIZE)),
+    "mlp": {("mlp", DEEP): lambda x: before["mlp", DEEP]},
+}
+removed = {name: margin(run(clean, edits)[0]) for name, edits in ways.items()}
+
+
+def votes(weights: Tensor, shows: Tensor) -> Tensor:
+    found = torch.stack([(weights * (shows == c)).sum(1) for c in range(2)], 1)
+    return found - found.mean(1, keepdim=True)
+
+
+# the algorithm lens: ridge on the states at the arrows, its votes for mixed examples
+shows = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 1, 1]])
+mixed = clean.clone()
+mixed[:, cues + 1] = torch.where(shows == 1, corrupt[:, cues + 1], clean[:, cues + 1])
+found, inside = run(mixed)
+arrows = torch.cat([cues, torch.tensor([clean.shape[1] - 1])])
+states = inside["resid", DEEP][:, arrows].double()
+states = states - states.mean((0, 1))
+among = states[:, :-1] @ states[:, :-1].mT
+near = (states[:, :-1] @ states[:, -1:].mT)[..., 0]
+penalty = 0.1 * torch.stack([row.trace() for row in among]) / COUNT
+inverse = torch.linalg.inv(among + penalty[:, None, None] * torch.eye(COUNT))
+weights = (inverse @ near[..., None])[..., 0]
+target = found[:, -1].gather(1, choices).double()
+target = target - target.mean(1, keepdim=True)
+voted = votes(weights, shows)
+by_attention = inside["weights", layer][:, head, -1, cues + 1].double()
+share = votes(by_attention / by_attention.sum(1, keepdim=True), shows)
+count = votes(torch.ones_like(near), shows)
+
+
+def rest(values: Tensor) -> Tensor:
+    return values - (values * count).sum() / count.square().sum() * count
+
+
+def agreement(one: Tensor, other: Tensor) -> float:
+    return ((one * other).sum() / (one.norm() * other.norm())).item()
+
+
+write(
+    __file__,
+    {
+        "clean": clean,
+        "corrupt": corrupt,
+        "choices": choices,
+        "example": example.expand_as(clean),
+        "cues": cues.expand(len(clean), -1),
+        "mixed": mixed,
+        "shows": shows,
+        "heads": [list(each) for each in SET],
+    },
+    {
+        "margin": margin(logits),
+        "margin of the corrupt side": margin(others),
+        "circuit 18.6": felt,
+        "anchors 18.6": anchors,
+        "vector 18.6": wrote @ (common / common.square().sum()),
+        "dual 18.6": (steps * shown).sum(1),
+        "common share after layer 20": ((inner.sum() - inner.trace()) / 2 / inner.trace()).item(),
+        "margin without reading in layers 10 to 20": margin(unread),
+        "lost without each example": margin(logits)[:, None] - left_out,
+        "task vector after layer 14": vector[:4],
+        "margin with the vector": margin(steered),
+        "margin of the bare prompt": margin(bare),
+        "margin without four heads, resampled": removed["resample"],
+        "margin without four heads, zero": removed["zero"],
+        "margin without MLP 20": removed["mlp"],
+        "fit of ridge on the states": agreement(voted, target),
+        "algorithm 18.6": agreement(rest(share), rest(target)),
+    },
+)

@@ -1,0 +1,396 @@
+"""The public measures on SmolLM2 against what transformers alone gave: ``NN.py`` wrote ``NN.json``.
+
+Both sides read the same token ids. ``MEASURES[NN]`` computes the values of a chapter from them.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import language_model
+
+from iclutils import models
+from iclutils.chapters import gpt2_induction as induction
+from iclutils.chapters.attention_circuits import (
+    depth,
+    failures,
+    influence,
+    interactions,
+    patterns,
+    redundancy,
+)
+from iclutils.chapters.attention_circuits.pair import path_drops
+from iclutils.chapters.contrastive_kernel import ablation, heads
+from iclutils.chapters.every_lens import marks, smoothers, vectors
+from iclutils.chapters.every_lens.question import Margin, Question
+from iclutils.chapters.gradient_step import alignment, construction, descent
+from iclutils.chapters.label_anchors import (
+    answers,
+    compression,
+    confusion,
+    extraction,
+    isolation,
+    reweighting,
+    saliency,
+)
+from iclutils.chapters.ridge_ols import algorithms, distances, text
+from iclutils.interp import (
+    at_query,
+    attribution,
+    circuit,
+    graph,
+    head_scores,
+    hooks,
+    patching,
+    readout,
+    weights,
+)
+from iclutils.interp.clean_corrupt import CleanCorrupt, baselines
+from iclutils.interp.graph import Node, head
+from iclutils.models import TransformerBridge, lsa
+from iclutils.tasks.numbers import NumberFormat
+from iclutils.tasks.prompts import Prompts
+from iclutils.tasks.regression import Contexts
+from iclutils.tasks.repeated import RepeatedTokens
+
+HERE = Path(__file__).parent
+Values = dict[str, Any]
+MEASURES: dict[str, Callable[[Any, Values], Values]] = {}
+
+
+def chapter(number: str) -> Callable:
+    def keep(measure: Callable) -> Callable:
+        MEASURES[number] = measure
+        return measure
+
+    return keep
+
+
+@cache
+def model(fold: bool = False) -> TransformerBridge:
+    language_model()
+    return models.load("smollm2", fold=fold)
+
+
+@cache
+def stored(number: str) -> tuple[Values, Values]:
+    """What both sides read (lists as tensors), and the values."""
+    both = json.loads((HERE / f"{number}.json").read_text(encoding="utf-8"))
+    given = {k: torch.tensor(v) if isinstance(v, list) else v for k, v in both["given"].items()}
+    return given, both["values"]
+
+
+@cache
+def measured(number: str) -> Values:
+    return MEASURES[number](None if number == "04" else model(), stored(number)[0])
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(path.stem, name) for path in sorted(HERE.glob("*.json")) for name in stored(path.stem)[1]],
+)
+def test_a_measure_is_what_transformers_alone_gives(number: str, name: str) -> None:
+    got, expected = (
+        torch.as_tensor(values[name]).double() for values in (measured(number), stored(number)[1])
+    )
+    torch.testing.assert_close(got, expected, atol=5e-5, rtol=5e-4)
+
+
+def test_every_chapter_has_values_that_owe_the_package_nothing() -> None:
+    roots = {"__future__", "alone", "collections", "json", "math", "os", "pathlib", "stored"}
+    for number in MEASURES:
+        assert len(stored(number)[1]) >= 10
+    for script in {*HERE.glob("*.py")} - {HERE / "test_truth.py"}:
+        for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            known = roots | {"numpy", "torch", "transformers", "typing"}
+            assert {name.split(".")[0] for name in names} <= known, script
+
+
+@chapter("01")
+def copying(net: TransformerBridge, given: Values) -> Values:
+    batch, other = (RepeatedTokens(given[k], given["length"]) for k in ("tokens", "other"))
+    cut, clean = [tuple(h) for h in given["heads"].tolist()], batch.clean_half
+    found = head_scores.score_heads(net, batch.tokens, batch.length)
+    log_p, right = readout.predictions(net, batch.tokens)
+    ways = [[], hooks.ablate_heads(net, batch.tokens, cut, "mean", other.tokens)]
+    second, without = induction.second_copy(net, batch, ways)
+    pair = induction.Circuit((16, 0), (18, 6), ((18, 6),), ((16, 0),))
+    cause = induction.cause(net, batch, pair, other, [])
+    folded = model(fold=True)
+    draws = given["fill"][None]
+    parts = induction.shapley_values(net, batch.tokens[0], draws, torch.Generator())
+    drops = path_drops(net, batch, other, [head(18, 6)])
+    sweep = patching.mlp_position_sweep(
+        net, batch.tokens[:1], torch.tensor([20]), torch.tensor([5]), torch.tensor([20, 25])
+    )
+    return {
+        "previous_token 16.0": found["previous"][:, 16, 0],
+        "prefix_matching 18.6": found["prefix"][:, 18, 6],
+        "duplicate 8.0": found["duplicate"][:, 8, 0],
+        "first 5.0": found["first"][:, 5, 0],
+        "stripe 18.6": found["stripe"][:, 18, 6],
+        "olsson 18.6": head_scores.olsson_scores(net, batch.tokens)[:, 18, 6],
+        "accuracy": right[:, clean].double().mean(1),
+        "loss": second["loss"],
+        "loss of the first copy": -log_p[:, : batch.length].mean(1),
+        "loss without four heads": without["loss"],
+        "loss of all entries without four heads": (
+            induction.losses_without(net, batch.tokens, [cut])[0].mean(1)
+        ),
+        "matching without 16.0": cause.without_previous,
+        "matching without the path from 16.0": cause.without_path,
+        "direct effect of 18.6": induction.direct_effects(folded, batch)[:, 18, 6],
+        "copying score of 18.6": weights.copying_scores(folded)[18, 6],
+        "share of the matching lost with the path": drops[16 * 9, 0],
+        "K-composition of 16.0 and 18.6": weights.composition_scores(net, "K")[16, 0, 18, 6],
+        "tokens whose best key and query are their own": weights.qk_matching(
+            net, (16, 0), (18, 6), among=torch.arange(300)
+        ),
+        "sum of Shapley values": parts.sum(),
+        "log p when MLP 10 at 20 becomes that at 5": sweep[10, 0],
+    }
+
+
+@chapter("02")
+def label_words(net: TransformerBridge, given: Values) -> Values:
+    asked = Prompts(**given)
+    found = answers.answers(net, asked)
+    flow = saliency.measure(net, asked)
+    read, _ = extraction.label_attention(net, asked)
+    step = reweighting.prepare(net, asked)
+    beta = torch.tensor([0.5, -0.3]).expand(30, 9, -1)
+    slope = reweighting.gradient(step, torch.zeros(30, 9, 2))
+    queries, keys, _ = confusion.queries_and_keys(net, asked)
+    near = confusion.key_distances(queries, keys[:, 0], 1)
+    some = [0, 14, 21]
+    return {
+        "logits of the labels": found.class_logits,
+        "logits less the mean of the set": (
+            answers.centred(answers.answers_by_set(net, asked), asked).class_logits
+        ),
+        "saliency per edge in layers 0, 14, 21": flow.mean[0, some] * 1000,
+        "shares in layers 0, 14, 21": flow.relative[some],
+        "label words isolated in 5 layers": (
+            isolation.isolated_by_set(net, asked, range(5)).class_logits
+        ),
+        "attention to earlier tokens zeroed in 5 layers": (
+            isolation.isolated(net, asked, range(5), how="zeroed").class_logits
+        ),
+        "attention to the labels in layer 18": read[:, 18],
+        "from formatting and labels": (
+            compression.compress(net, asked, compression.hidden_anchor).class_logits
+        ),
+        "from labels alone": compression.compress(net, asked, compression.label_only).class_logits,
+        "without the texts": answers.answers(net, compression.text_anchor(asked)).class_logits,
+        "re-weighted": step.answers(beta).class_logits,
+        "slope of re-weighting in layers 14 and 21": slope.sum(1)[[14, 21]] * 1000,
+        "distance of the keys in layer 18": near[18, 0, 1],
+    }
+
+
+@chapter("07")
+def every_lens(net: TransformerBridge, given: Values) -> Values:
+    four, choices = [head(*h) for h in given["heads"].tolist()], given["choices"]
+    at = torch.full((len(choices), 1), given["clean"].shape[1] - 1)
+    task = Margin(given["clean"], given["corrupt"], at, choices[:, :1], choices=choices)
+    asked = Question(task, given["example"], given["cues"], torch.zeros_like(given["shows"]))
+    found, (layer, h) = marks.measure(net, asked, layer=20), (18, 6)
+    vector = vectors.task_vectors(net, asked)[0][14]
+    steered, _ = vectors.steered(net, asked, [(14, vector), (14, torch.zeros_like(vector))])
+    sets = [four, [Node("mlp", 20)]]
+    resampled = patching.ablate(net, task, sets)
+    shorter = [asked.without([i]) for i in range(3)]
+    left_out = [asked.margin(hooks.logits_at(net, t, at[:, None])[:, 0]) for t, at in shorter]
+    mixed = replace(asked, task=replace(task, clean=given["mixed"]), shows=given["shows"])
+    logits, states, looks = smoothers.read_examples(net, mixed, 20)
+    ridge = smoothers.SMOOTHERS["ridge on states"](states)
+    beyond = smoothers.beyond_counting(looks, mixed.shows, logits)
+    return {
+        "margin": found.clean,
+        "margin of the corrupt side": found.corrupt,
+        "circuit 18.6": found.circuit[:, layer, h],
+        "anchors 18.6": found.anchors[:, layer, h],
+        "vector 18.6": found.vector[:, layer, h],
+        "dual 18.6": found.dual[:, layer, h],
+        "common share after layer 20": marks.common_share(found.states[:, 20]),
+        "margin without reading in layers 10 to 20": (
+            marks.margin_without_reading(net, asked, [range(10, 21)])[0]
+        ),
+        "lost without each example": found.clean[:, None] - torch.stack(left_out, 1),
+        "task vector after layer 14": vector[:4],
+        "margin with the vector": steered[0],
+        "margin of the bare prompt": steered[1],
+        "margin without four heads, resampled": resampled[0],
+        "margin without four heads, zero": patching.ablate(net, task, sets[:1], "zero")[0],
+        "margin without MLP 20": resampled[1],
+        "fit of ridge on the states": smoothers.fit(ridge, mixed.shows, logits),
+        "algorithm 18.6": beyond[layer, h],
+    }
+
+
+@chapter("06")
+def circuits(net: TransformerBridge, given: Values) -> Values:
+    names = "clean", "corrupt", "at", "answer", "source", "choices"
+    task = CleanCorrupt(**{name: given[name] for name in names})
+    (first, second, third), tokens = (head(16, 0), head(18, 6), head(17, 3)), task.clean
+    nodes, keys = graph.of(net), Node("k", 18, 6)
+    edges = {
+        "16.0 to the keys of 18.6": (first, keys),
+        "MLP 2 to MLP 5": (Node("mlp", 2), Node("mlp_in", 5)),
+        "18.6 to the logits": (second, Node("logits")),
+        "MLP 29 to the logits": (Node("mlp", 29), Node("logits")),
+    }
+    lost = patching.path_patching(net, task, [*edges.values()])
+    slope = attribution.edge_attribution(net, task)
+    kept = nodes.exists & ~nodes.mask([(first, keys), (second, Node("logits"))])
+    whole, corrupt = baselines(net, task)
+    left = circuit.scores(net, task, kept[None])
+    each, both = interactions.interactions(net, task, [[second], [third]])
+    mean = patching.ablate(net, task, [[second, third]], "mean")
+    kl, by_depth = depth.lens_by_depth(net, task)
+    forbidden = torch.zeros(2, tokens.shape[1], tokens.shape[1], dtype=torch.bool)
+    forbidden[:, task.at[0], given["source"][0]] = True
+    cut = hooks.cut_attention(net, dict.fromkeys(range(30), forbidden))
+    looks = patterns.scores(net, tokens)
+    attention, place = influence.mean_patterns(net, tokens), tokens.shape[1] - 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(influence, "replacements", lambda *_: given["drawn"][None])
+        last = torch.full((2, 1), place)
+        signed = influence.influence(net, tokens, last, tokens[:, -1:], torch.Generator(), 1).signed
+    return {
+        "score": whole,
+        "score of the corrupt side": corrupt,
+        "lost without 18.6": each[0],
+        "interaction of 18.6 and 17.3": both[0, 1],
+        "score without 18.6 and 17.3, mean": mean[0],
+        **{f"lost, {name}": lost[nodes.index(edge)] for name, edge in edges.items()},
+        "slope, 16.0 to the keys of 18.6": slope[nodes.index((first, keys))],
+        "slope, MLP 2 to MLP 5": slope[nodes.index(edges["MLP 2 to MLP 5"])],
+        "circuit without two edges": left[0],
+        "faithfulness": circuit.faithfulness(left, whole, corrupt)[0],
+        "importance of 18.6": redundancy.importance(net, task)[18, 6],
+        "direct logit of 18.6": interactions.direct_logits(net, task)[nodes.writers.index(second)],
+        "KL to the lens after layer 19": kl[20],
+        "score of the lens after layer 19": by_depth[20],
+        "score with the sources knocked out": failures.score(net, task, cut),
+        **{f"{name} 18.6": looks[name][:, 18, 6] for name in ("even", "local", "hierarchical")},
+        "rollout to the last": influence.rollout(attention)[:, -1, [0, 8, 16]],
+        "moved to the last in layer 18": influence.norm_weighted(net, tokens)[:, 18, -1, [0, 8, 9]],
+        "correlation of heads 3 and 4 of layer 17": (
+            interactions.note_correlation(net, tokens)[17, 3, 4]
+        ),
+        "influence of positions 1, 5, 9": signed[:, 0, [1, 5, 9]],
+    }
+
+
+@chapter("03")
+def numbers_as_text(net: TransformerBridge, given: Values) -> Values:
+    around = (tuple(given[name].tolist()) for name in ("between", "after"))
+    form = NumberFormat(given["values"], (), (), *around)
+    xs, ys = given["xs"].double()[..., None], given["ys"].double()
+    contexts = Contexts(xs, ys, torch.zeros(2, 1))
+    assert torch.equal(form.write(xs, ys)[0], given["tokens"])
+    means, sure = text.predict_numbers(net, form, xs, ys)
+    states = text.hidden_states(net, form, contexts)
+    others = text.text_baselines()
+    named = {
+        "least squares": others["OLS"],
+        "ridge 1": partial(algorithms.ridge, penalty=1.0),
+        **{name: others[name] for name in ("line", "line, ridge 1", "1-NN")},
+        **{name: others[name] for name in ("mean label", "last label")},
+        "SGD at 0.1": partial(algorithms.sgd, rate=0.1),
+    }
+    return {
+        "expected number": means,
+        "probability of a number": sure,
+        "every x after four pairs": text.ask_every_number(net, form, contexts, [4])[:, 0],
+        "state after layer 10": states[10, :, :3],
+        "state after layer 29": states[29, :, :3],
+        **{f"{name}, sixth": predictor(xs, ys)[:, 5] for name, predictor in named.items()},
+        "squared distance to y": distances.spd(means, ys).mean[5],
+    }
+
+
+@chapter("05")
+def steps_of_heads(net: TransformerBridge, given: Values) -> Values:
+    query, shown = at_query.read(net, given["tokens"]), given["shown"].bool()
+    answer, (layer, h) = given["answer"], (18, 6)
+    duals = heads.dual_heads(query, shown)
+    parts = heads.direct_logit_attribution(query, duals, answer)
+    ways = ("whole", "no update", "no query term", "no update, MLPs held", "mean update")
+    found = ablation.ablations(query, shown, answer, ways=ways)
+    one = ablation.ablations(query, shown, answer, heads=[(layer, h)], ways=["no update"])
+    changes = {
+        "regularised": partial(ablation.regularised, alpha=0.3),
+        "contrasted": partial(ablation.negative_samples, beta=0.5),
+    }
+    changed = {
+        name: ablation.predict(query, answer, hooks=ablation.change_heads(query, shown, change))
+        for name, change in changes.items()
+    }
+    said = (
+        "log p without updates",
+        "log p without query terms",
+        "log p without updates, MLPs held",
+        "log p with the mean update",
+    )
+    return {
+        "log p": found["whole"].log_prob,
+        "query term of 18.6": duals.query_term[:, layer, h, :3],
+        "update of 18.6": duals.demonstration_update[:, layer, h, :3],
+        "attention of 18.6 to the first copy": duals.attention_share[:, layer, h],
+        "18.6 after five tokens": heads.head_trajectory(query, shown, (layer, h))[:, 6, :3],
+        "what 18.6 learns, to the logit": parts.demonstration_update[:, layer, h],
+        "MLP 20 to the logit": parts.mlp[:, 20],
+        "embedding to the logit": parts.embedding,
+        "logit": parts.logit,
+        **{name: found[way].log_prob for name, way in zip(said, ways[1:], strict=True)},
+        "log p without the update of 18.6": one["no update"].log_prob,
+        **{f"log p, {name}": values.log_prob for name, values in changed.items()},
+    }
+
+
+@chapter("04")
+def gradient_steps(_: None, given: Values) -> Values:
+    xs, ys = given["xs"], given["ys"]
+    layers = [
+        lsa.Layer(*(given[name][i][None].double() for name in lsa.Layer._fields)) for i in range(2)
+    ]
+    linear, softmax = (
+        lsa.LinearSelfAttention.from_layers(lsa.Shape(2, 4, layers=2, attention=(kind,)), layers)
+        for kind in ("linear", "softmax")
+    )
+    rates, gammas = given["rates"].tolist(), given["gammas"].tolist()
+    near = alignment.alignment(linear, descent.predictor(rates[:1]), xs, ys)
+    kq, pv = alignment.off_pattern(linear)
+    both = descent.descend(xs, ys, rates).predictions
+    best = descent.best_step(2, 4, 1 / 12, 1 / 80)
+    assert torch.allclose(construction.stacked(xs, ys, rates), both)
+    one = alignment.responses(linear, xs, ys)
+    return {
+        "answers of two layers": one.answers[0],
+        "answers of softmax attention": alignment.answers(softmax, xs, ys)[0],
+        "slope in the query": one.sensitivity[0],
+        "one step of descent": both[1],
+        "two steps of descent": both[2],
+        "two steps of descent, GD++": descent.predictor(rates, gammas)(xs, ys),
+        "cosine with one step": near.cosine[0],
+        "distance of the slopes": near.difference[0],
+        "half the squared error": near.loss[0],
+        "off the pattern, KQ": kq[0, 0],
+        "off the pattern, PV": pv[0, 0],
+        "matrix of the step": alignment.step_matrix(linear)[0],
+        "best rate": best.rate,
+    }
