@@ -118,6 +118,8 @@ def _code(function: Any) -> tuple[str, Any, Any]:
             f"The code of {name} cannot be read, so what it depends on is not known: write it as a "
             "function (def) of the notebook, or call it without remember()."
         ) from error
+    if drawn := [each for each in taken if isinstance(around[each], torch.Generator)]:
+        raise IclError(f"{name} draws from {drawn[0]}, so that would be left as it is: hand it in.")
     return name, code, {each: around[each] for each in taken if each != function.__name__}
 
 

@@ -64,7 +64,9 @@ def of_source(source: str, around: Mapping[str, Any]) -> tuple[Science, set[str]
     home = Module("", Path(), {}, imported)
     plain = _Plain(home)
     code = plain.code(ast.parse(dedent(source)).body[0])
-    return _hashed({"": [code]}, plain.uses), plain.free & (around.keys() - home.imported.keys())
+    taken = plain.free | ({SESSION} if plain.asked else set())
+    uses = plain.uses | _of_session(plain.asked)
+    return _hashed({"": [code]}, uses), taken & (around.keys() - home.imported.keys())
 
 
 def _full(value: Any) -> str:

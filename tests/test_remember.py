@@ -91,6 +91,11 @@ def test_a_function_of_a_notebook_is_its_source_and_the_values_that_it_takes(
     assert run(f"# Said.\n{shift}{cell}", weight=3) == ([7], 2)
     assert run(shift + cell, weight=4) == ([9], 3)
     assert run(shift.replace("1", "2") + cell, weight=3) == ([8], 4)
+    seeded = "def scaled(x):\n    return book.seed * x\n"
+    for seed in (1, 2):
+        assert run(seeded, book=iclutils.begin(seed=seed)) == (2 * seed, 4 + seed)
+    with pytest.raises(IclError, match="scaled draws from weight, so that would be left as it is"):
+        run(shift + cell, weight=torch.Generator())
 
 
 @pytest.mark.parametrize(
