@@ -20,10 +20,18 @@ def write(script: str, given: dict[str, Any], values: dict[str, Any]) -> None:
         return float(f"{value:.6g}") if isinstance(value, float) else value
 
     found = {
-        part: {k: plain(v) for k, v in d.items()}
-        for part, d in (("given", given), ("values", values))
+        part: {name: plain(value) for name, value in each.items()}
+        for part, each in (("given", given), ("values", values))
     }
-    path = Path(script).with_suffix(".json")
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    Path(script).with_suffix(".json").write_text(lines(found), encoding="utf-8")
     for name, value in found["values"].items():
         print(name, value)
+
+
+def lines(found: dict[str, dict[str, Any]]) -> str:
+    """JSON with one line for each entry."""
+    parts = []
+    for part, each in found.items():
+        rows = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in each.items())
+        parts.append(f" {json.dumps(part)}: {{\n" + ",\n".join(rows) + "\n }")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
