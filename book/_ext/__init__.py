@@ -21,6 +21,7 @@ from . import (
     every_page,
     explorer,
     figures,
+    live,
     markdown,
     pages,
     roles,
@@ -51,6 +52,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_transform(every_page.Numbered)
     api.connect(app)
     equations.connect(app)
+    live.setup(app)
     app.connect("env-get-updated", every_page.count_by_page, priority=600)
     app.connect("config-inited", _configure, priority=100)
     app.connect("builder-inited", lambda _: markdown.read_results.cache_clear())

@@ -141,7 +141,8 @@ def _stamp(source: Path) -> dict[str, str]:
     framing += sorted((run.ROOT / "book/_ext").glob("*.*"))
     framing += [Path(module.__file__ or "") for module in (claims, scorecard)]
     texts = [path for path in sorted(source.rglob("*")) if path.is_file()]
-    texts += [*sorted(claims.ROOT.glob("*.yml")), *sorted(zoo.ROOT.glob("*/README.md"))]
+    texts += sorted([*claims.ROOT.glob("*.yml"), *zoo.ROOT.glob("*/README.md")])
+    texts += sorted(zoo.ROOT.glob("*/SHA256SUMS"))  # of the weights that run in the page
     texts += sorted(PACKAGE.rglob("*.py"))  # the reference is made from them
     frame = hashlib.sha256(b"".join(path.read_bytes() for path in framing))
     frame.update(repr([metadata.version(name) for name in BUILDERS]).encode())

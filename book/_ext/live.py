@@ -1,0 +1,145 @@
+"""Models that run in the page: figures of ``book/_static/live``, and the weights they load.
+
+A figure stands on its page as a still picture with its caption, which stays where scripts are off
+and in print. Its script puts a button there; who presses it gets the weights, as scripts since a
+page on disk may not read files, and the controls.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from docutils import nodes
+from safetensors.torch import load_file
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from iclutils import zoo
+from iclutils.errors import unknown
+from iclutils.files import read_json
+from iclutils.tasks import topics
+
+SCRIPTS = ("transformer.js", "numbers.js", "live.js")  # then the figure's own
+# What each figure may load: scripts of weights, and in each the models, with their training steps.
+FIGURES: dict[str, dict[str, list[tuple[str, int]]]] = {
+    "induction": {
+        **{f"induction-3-{s}": [("induction-3", s)] for s in zoo.steps("induction-3")},
+        "detour": [("detour", 6000)],
+    },
+    "labels": {"anchors-3": [("anchors-3", 3000)]},
+    "points": {"regression-d2": [("regression-d2", 4000)]},
+    "step": {"lsa-1": [("lsa-1", step) for step in zoo.steps("lsa-1")]},
+    "waves": {"lsa-waves": [("lsa-waves", 6000)]},
+}
+NAMES = {  # of GPT-2's parts, in Hugging Face's files and in the scripts
+    "transformer.": "",
+    "h.": "blocks.",
+    "ln_1": "norm_1",
+    "attn.c_attn": "qkv",
+    "attn.c_proj": "out",
+    "ln_2": "norm_2",
+    "mlp.c_fc": "up",
+    "mlp.c_proj": "down",
+    "ln_f": "norm",
+}
+
+
+class Live(SphinxDirective):
+    """``{live} figure``: a figure whose model runs in the page; the content is its caption."""
+
+    required_arguments = 1
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        name = self.arguments[0]
+        if name not in FIGURES:
+            raise self.error(str(unknown("live figure", name, list(FIGURES))))
+        static = Path(self.env.app.confdir, self.config.html_static_path[0])
+        path = static / f"live/stills/{name}.html"
+        self.env.note_dependency(str(path))
+        still = path.read_text(encoding="utf-8")
+        figure = nodes.container("", nodes.raw("", still, format="html"), classes=["live-figure"])
+        figure["ids"] = [f"live-{name}"]
+        self.state.nested_parse(self.content, self.content_offset, figure)
+        return [figure]
+
+
+def script(key: str, parts: list[tuple[str, int]]) -> str:
+    """A script that hands over the weights of the first network of each of some models.
+
+    Per model its sizes, the names and shapes of its tensors, and their numbers, one after another,
+    in base64: half precision (``f2``) or single (``f4``), as the zoo has them.
+    """
+    return f"Live.weights[{json.dumps(key)}] = {json.dumps([_packed(*part) for part in parts])};\n"
+
+
+def _packed(name: str, step: int) -> dict[str, Any]:
+    folder = zoo.folder(name, step)
+    config, tensors = read_json(folder / "config.json"), load_file(folder / "model.safetensors")
+    if config["model_type"] == "gpt2":
+        sizes = {"width": config["n_embd"], "heads": config["n_head"], "pos": config["n_positions"]}
+        tensors = {_renamed(full): weight for full, weight in tensors.items()}
+        if config["vocab_size"] == topics.VOCAB:
+            sizes["words"] = topics.NAMES
+    else:  # networks side by side: the first
+        shape = config["shape"]
+        sizes = {key: shape[key] for key in ("dim", "pairs", "layers", "heads", "width")}
+        if "attention" in shape:
+            kinds = shape["attention"] * (shape["layers"] // len(shape["attention"]))
+            sizes |= {"hidden": shape["hidden"], "kinds": kinds}
+        tensors = {full: weight[0].squeeze(0) for full, weight in tensors.items()}
+    (dtype,) = {weight.dtype for weight in tensors.values()}
+    raw = b"".join(weight.contiguous().numpy().tobytes() for weight in tensors.values())
+    return {
+        "name": name,
+        "step": step,
+        "config": sizes,
+        "dtype": {torch.float16: "f2", torch.float32: "f4"}[dtype],
+        "tensors": [[full, *weight.shape] for full, weight in tensors.items()],
+        "data": base64.b64encode(raw).decode(),
+    }
+
+
+def _renamed(name: str) -> str:
+    for old, new in NAMES.items():
+        name = name.replace(old, new)
+    return name
+
+
+def load(app: Sphinx, page: str, template: str, context: Any, tree: nodes.document | None) -> None:
+    """Load the engines and the scripts of its figures on a page that has some."""
+    shown = [
+        name.removeprefix("live-")
+        for figure in (tree.findall(nodes.container) if tree else ())
+        if "live-figure" in figure["classes"]
+        for name in figure["ids"]
+    ]
+    if shown:
+        app.add_css_file("live/live.css")
+        for name in [*SCRIPTS, *(f"{name}.js" for name in shown)]:
+            app.add_js_file(f"live/{name}", loading_method="defer")
+
+
+def write(static: Path) -> None:
+    """Write the weights of all figures into the folder of static files."""
+    folder = static / "live/weights"
+    folder.mkdir(parents=True, exist_ok=True)
+    for parts in FIGURES.values():
+        for key, models in parts.items():
+            (folder / f"{key}.js").write_text(script(key, models), encoding="utf-8")
+
+
+def setup(app: Sphinx) -> None:
+    """Register the directive, and what loads and writes its scripts."""
+    app.add_directive("live", Live)
+    app.connect("html-page-context", load)
+    app.connect("build-finished", _finish)
+
+
+def _finish(app: Sphinx, exception: Exception | None) -> None:
+    if exception is None and app.builder.format == "html":
+        write(Path(app.outdir, "_static"))

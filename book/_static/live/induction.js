@@ -1,0 +1,212 @@
+// Figure 1: the induction pair (notebook 01). Letters in, the next letter out; heads switched off,
+// the path into the keys of induction heads cut, checkpoints of training, two other networks.
+{
+  // The ids of the letters: A to P are those of the notebook's example, the others are as good.
+  const EXAMPLE = [275, 492, 263, 150, 111, 225, 391, 439, 259, 307, 300, 45, 12, 438, 28, 253];
+  const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", BOS = 511;
+  const IDS = [...EXAMPLE];
+  for (let id = 3; IDS.length < LETTERS.length; id += 9) if (!IDS.includes(id)) IDS.push(id);
+  const LETTER = new Map(IDS.map((id, i) => [id, LETTERS[i]]));
+  const MOST = 47, CHECKPOINTS = [0, 600, 850, 1000, 4000], HEADS = ["0", "1", "2", "3"];
+  const ROLE = 0.4; // a head counts as a previous-token head above this score, as in the notebook
+
+  const copied = (text) => text + text;
+  const readable = (text) => [...text].filter((c) => LETTERS.includes(c)).slice(0, 2 * MOST);
+  const tokensOf = (text) => [BOS, ...readable(text).map((c) => IDS[LETTERS.indexOf(c)])];
+  const nameOf = (id) => LETTER.get(id) ?? (id === BOS ? "BOS" : "other");
+  const all = (layer) => HEADS.map((head) => [layer, Number(head)]);
+  const headOf = (text) => text.split(".").map(Number);
+
+  // Mean attention to the place before, over all places but the first: pattern (dest, src)
+  function previousScore(pattern, n) {
+    let sum = 0;
+    for (let q = 1; q < n; q++) sum += pattern[q * n + q - 1];
+    return sum / (n - 1);
+  }
+
+  // Prefix matching: attention to what followed an earlier copy of the token, summed over earlier
+  // copies, mean over the places that have one; NaN where nothing repeats
+  function prefixScore(pattern, tokens) {
+    const n = tokens.length;
+    let sum = 0, places = 0;
+    for (let q = 2; q < n; q++) {
+      const earlier = tokens.map((t, p) => p).filter((p) => p > 0 && p < q && tokens[p] === tokens[q]);
+      if (!earlier.length) continue;
+      places++;
+      for (const p of earlier) sum += pattern[q * n + p + 1];
+    }
+    return places ? sum / places : NaN;
+  }
+
+  // The entries that a repetition announces: the pair of a token and the next has stood before
+  function announced(tokens) {
+    const seen = new Set(), found = [];
+    for (let i = 0; i + 1 < tokens.length; i++) {
+      const pair = `${tokens[i]} ${tokens[i + 1]}`;
+      if (seen.has(pair)) found.push(i);
+      seen.add(pair);
+    }
+    return found;
+  }
+
+  function probabilities(logits, vocab, at) {
+    const row = logits.subarray(at * vocab, (at + 1) * vocab), top = Math.max(...row);
+    const grown = row.map((value) => Math.exp(value - top)), sum = grown.reduce((a, b) => a + b);
+    return grown.map((value) => value / sum);
+  }
+
+  // Another sequence of the same length, which repeats where this one's half would: what a head
+  // writes there says something plausible and wrong
+  function another(tokens) {
+    const half = Math.max(1, Math.ceil((tokens.length - 1) / 2));
+    const own = new Set(tokens), uniform = Live.random(7);
+    const free = Array.from({ length: 511 }, (_, id) => id).filter((id) => !own.has(id));
+    const drawn = Live.shuffled(free, uniform);
+    return tokens.map((_, i) => (i ? drawn[(i - 1) % half] : BOS));
+  }
+
+  const random = {}; // the network with random weights of a seed, made once
+  function network(state, parts) {
+    const net = (parts[0].net ??= Transformer.network(parts[0]));
+    if (state.model !== "random") return net;
+    return (random[state.seed] ??= Gpt2.random(net, Live.normal(Live.random(state.seed))));
+  }
+
+  // Everything that the figure says of a state
+  function measured(state, parts) {
+    const net = network(state, parts), tokens = tokensOf(state.text), n = tokens.length;
+    const plain = Gpt2.forward(net, tokens);
+    const square = (run, [layer, head]) => run.patterns[layer].subarray(head * n * n, (head + 1) * n * n);
+    const previous = all(0).map((head) => previousScore(square(plain, head), n));
+    const best = Math.max(...previous);
+    const roles = all(0).filter((_, h) => previous[h] > ROLE || previous[h] === best);
+    const hooks = { ablate: [], keys: [] };
+    for (const name of state.off.split(" ").filter(Boolean)) {
+      const [layer, head] = headOf(name), z = plain.z[layer];
+      hooks.ablate.push({ layer, head, z: state.how === "zero" ? null : Transformer.meanOfHead(net, z, head) });
+    }
+    if (state.from !== "none") {
+      const other = Gpt2.forward(net, another(tokens));
+      const sources = state.from === "previous" ? roles : [headOf(state.from)];
+      const readers = state.into === "all" ? all(1) : [headOf(state.into)];
+      for (const to of readers)
+        for (const from of sources) hooks.keys.push({ from, to, z: Transformer.ofHead(net, other.z[0], from[1]) });
+    }
+    const changed = hooks.ablate.length || hooks.keys.length;
+    const run = changed ? Gpt2.forward(net, tokens, hooks) : plain;
+    const asked = announced(tokens), places = tokens.map((_, i) => probabilities(run.logits, run.vocab, i));
+    const guesses = places.map((p) => p.indexOf(Math.max(...p)));
+    const right = asked.filter((i) => guesses[i] === tokens[i + 1]).length;
+    const loss = asked.reduce((sum, i) => sum - Math.log(places[i][tokens[i + 1]]) / asked.length, 0);
+    const scores = [0, 1].map((layer) => all(layer).map((head) => prefixScore(square(run, head), tokens)));
+    const head = headOf(state.head), prefix = scores[head[0]][head[1]];
+    const at = Math.min(state.place, n - 1);
+    return { tokens, n, run, asked, places, guesses, right, loss, prefix, roles, head, at, scores,
+      pattern: square(run, head), best: Math.max(...scores.flat()) };
+  }
+
+  // The attention of the chosen head, as a map: rows look, columns are looked at
+  function map({ tokens, n, pattern, at, head }) {
+    const size = 10, edge = 14, whole = edge + size * n, shades = Array.from({ length: 11 }, () => "");
+    for (let q = 0; q < n; q++)
+      for (let k = 0; k <= q; k++)
+        shades[Math.round(10 * pattern[q * n + k])] += `M${edge + k * size} ${edge + q * size}h${size}v${size}h-${size}z`;
+    const cells = shades.map((d, i) => (i && d ? `<path d="${d}" opacity="${i / 10}"/>` : "")).join("");
+    const letter = (t) => (t === BOS ? "·" : nameOf(t));
+    const names = tokens.map((t, i) => `<text x="${edge + (i + 0.5) * size}" y="10">${letter(t)}</text>` +
+      `<text x="7" y="${edge + (i + 0.8) * size}">${letter(t)}</text>`).join("");
+    const row = `<rect class="live-row" x="${edge}" y="${edge + at * size}" width="${size * n}" height="${size}"/>`;
+    const hits = tokens.map((_, i) => `<rect class="live-hit" x="0" y="${edge + i * size}" width="${whole}" height="${size}" data-pick='{"place":${i}}'/>`).join("");
+    return `<svg viewBox="0 0 ${whole} ${whole}" role="img" aria-label="Attention of head ${head.join(".")}: each row is a place, each column a place that it looks at.">` +
+      `<path class="live-ground" d="M${edge} ${edge}v${size * n}h${size * n}z"/>` +
+      `<g class="live-a">${cells}</g><g class="live-letters">${names}</g>${row}${hits}</svg>`;
+  }
+
+  // Bars with names and numbers: [name, value in 0..1, class]
+  function bars(title, rows) {
+    const line = 22, height = line * rows.length + 4;
+    const drawn = rows.map(([name, value, mark], i) =>
+      `<text x="46" y="${i * line + 16}" text-anchor="end">${Live.escaped(name)}</text>` +
+      `<rect class="live-${mark}" x="52" y="${i * line + 4}" width="${(180 * value).toFixed(1)}" height="${line - 7}"/>` +
+      `<text x="${(57 + 180 * value).toFixed(1)}" y="${i * line + 16}">${value.toFixed(2)}</text>`).join("");
+    const said = rows.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", ");
+    return `<p class="live-head">${title}</p><svg viewBox="0 0 280 ${height}" role="img" aria-label="${Live.escaped(said)}">${drawn}</svg>`;
+  }
+
+  // The sequence: each letter, and below it what the network says comes next
+  function strip({ tokens, n, guesses, asked, at, pattern }) {
+    const cells = tokens.map((t, i) => {
+      const known = asked.includes(i), hit = i + 1 < n && guesses[i] === tokens[i + 1];
+      const guess = nameOf(guesses[i]), look = i <= at ? pattern[at * n + i] : 0;
+      const mark = known ? (hit ? " ✓" : " ✗") : "";
+      return `<span class="live-cell${i === at ? " live-here" : ""}${known ? (hit ? " live-right" : " live-wrong") : ""}" data-pick='{"place":${i}}'>` +
+        `<b style="--look:${look.toFixed(2)}">${t === BOS ? "BOS" : nameOf(t)}</b><i>${guess === "other" ? "?" : guess}${mark}</i></span>`;
+    });
+    return `<div class="live-strip" aria-hidden="true">${cells.join("")}</div>`;
+  }
+
+  const number = (value, digits) => (Number.isNaN(value) ? "–" : value.toFixed(digits));
+
+  Live.figure("induction", {
+    title: "The induction pair, live",
+    first: { text: copied("ABCDEFGHIJKLMNOP"), model: "induction-3", step: 4, seed: 1, head: "1.3",
+      place: 19, off: "", how: "zero", from: "none", into: "1.3" },
+    needs: ({ model, step }) => [model === "induction-3" ? `induction-3-${CHECKPOINTS[step] ?? 4000}`
+      : model === "detour" ? "detour" : "induction-3-0"],
+
+    fields(state) {
+      const heads = [...all(0), ...all(1)].map((head) => head.join("."));
+      const n = tokensOf(state.text).length, tokens = tokensOf(state.text);
+      const own = readable(state.text).join("");
+      return [
+        { kind: "text", name: "text", label: `Letters, up to ${2 * MOST} (a to z, A to Z)` },
+        { kind: "actions", options: [
+          ["Repeat it", (s) => ({ ...s, text: copied(own.slice(0, MOST)) })],
+          ["Shuffle, then repeat", (s) => ({ ...s, text: copied(Live.shuffled([...new Set(own)], Math.random).join("").slice(0, MOST)) })],
+        ] },
+        { kind: "select", name: "model", label: "Network", options: [["induction-3", "induction-3"], ["detour", "detour"], ["random", "random weights"]] },
+        ...(state.model === "induction-3" ? [{ kind: "range", name: "step", label: "Training step", min: 0, max: 4, said: (i) => `${CHECKPOINTS[i]}` }] : []),
+        ...(state.model === "random" ? [{ kind: "range", name: "seed", label: "Draw of the weights", min: 1, max: 9, said: (i) => `${i}` }] : []),
+        { kind: "radios", name: "head", label: "Head to look at (layer.head)", class: "live-heads", options: heads.map((h) => [h, h]) },
+        { kind: "range", name: "place", label: "Place to look from", min: 0, max: n - 1, said: (i) => `${i}, ${nameOf(tokens[Math.min(i, n - 1)])}` },
+        { kind: "checks", name: "off", label: "Switch heads off", class: "live-heads", options: heads.map((h) => [h, h]) },
+        { kind: "radios", name: "how", label: "A head that is off writes", options: [["zero", "nothing"], ["mean", "its mean"]] },
+        { kind: "select", name: "from", label: "Cut the path: what is written by", options: [["none", "no head (no cut)"], ["previous", "all previous-token heads"], ...heads.slice(0, 4).map((h) => [h, `head ${h}`])] },
+        { kind: "select", name: "into", label: "and read by the keys of", options: [...heads.slice(4).map((h) => [h, `head ${h}`]), ["all", "all heads of layer 1"]] },
+      ];
+    },
+
+    draw(state, parts) {
+      const m = measured(state, parts), count = m.asked.length;
+      const p = m.places[m.at], top = [...p.keys()].sort((a, b) => p[b] - p[a]).slice(0, 5);
+      const next = m.tokens[m.at + 1], here = nameOf(m.tokens[m.at]);
+      const looked = Array.from({ length: m.at + 1 }, (_, k) => k).sort((a, b) => m.pattern[m.at * m.n + b] - m.pattern[m.at * m.n + a]).slice(0, 3);
+      const numbers = [
+        [`prefix matching, head ${m.head.join(".")}`, number(m.prefix, 2), `best head ${number(m.best, 2)}`],
+        ["loss, second copy", count ? `${m.loss.toFixed(2)} nats` : "–", "an even guess 6.24"],
+        ["tokens right", count ? `${m.right} of ${count}` : "–", "where a pair repeats"],
+      ];
+      const view = `${strip(m)}<p class="live-note">Blue: what head ${m.head.join(".")} looks at from ${here} at place ${m.at}. Below each letter: ` +
+        `what the network says comes next (? is one of 459 tokens without a letter).</p><div class="live-row-of">` +
+        `<div><p class="live-head">Where head ${m.head.join(".")} looks, from every place</p>${map(m)}</div>` +
+        `<div>${bars(`From ${here} at place ${m.at} it looks at`, looked.map((k) => [`${nameOf(m.tokens[k])}, ${k}`, m.pattern[m.at * m.n + k], "a"]))}` +
+        `${bars("The network says what comes next", top.map((v) => [nameOf(v), p[v], v === next ? "c" : "b"]))}</div></div>`;
+      const said = count
+        ? `Prefix matching of head ${m.head.join(".")} ${number(m.prefix, 2)}, best of all heads ${number(m.best, 2)}; loss ${m.loss.toFixed(2)} nats; ${m.right} of ${count} tokens right. ` +
+          `From ${here} at place ${m.at} the head looks most at ${nameOf(m.tokens[looked[0]])} at place ${looked[0]}; the network says ${nameOf(top[0])}, ${p[top[0]].toFixed(2)}.`
+        : "Nothing repeats in these letters: press “Repeat it”.";
+      return { numbers, view, said, ...m };
+    },
+
+    tasks: [
+      { text: "Kill copying with one click: from the first state, switch off one head, so that no token is right.",
+        done: (s, m) => s.model === "induction-3" && s.step === 4 && s.from === "none" && s.off.split(" ").filter(Boolean).length === 1 && m.asked.length > 9 && m.right === 0 },
+      { text: "Find the trap: cut one path, so that the head you look at matches prefixes no more (below 0.1), while 14 or more tokens stay right. Which other heads copy? Then cut the path into all.",
+        done: (s, m) => s.model === "induction-3" && s.step === 4 && !s.off && s.from !== "none" && s.into === s.head && m.prefix < 0.1 && m.asked.length > 14 && m.right >= 14 },
+      { text: "When does it appear? Find the earliest checkpoint at which more than half of the tokens are right.",
+        done: (s, m) => s.model === "induction-3" && s.step === 2 && s.from === "none" && !s.off && m.right > m.asked.length / 2 },
+      { text: "Take the network “detour”. It copies as well: which of the three numbers misses that? Look at what its heads look at.",
+        done: (s, m) => s.model === "detour" && !s.off && m.right > 10 && m.best < 0.1 },
+    ],
+  });
+}

@@ -1,0 +1,125 @@
+// Figure 2: label words (notebook 02). A prompt of four labelled texts to rearrange, read by
+// `anchors-3`; label words, or as many random words, cut off from what stands before them.
+{
+  const LABELS = "Alpha Bravo Cedar Dover Ember Flint Grove Haven".split(" "), LAYERS = 4, DEMOS = 4;
+  const first = {
+    t1: "for on as salmon eel trout it", l1: "Cedar", t2: "and tuna gnat locust", l2: "Dover",
+    t3: "the with solder envelope loom", l3: "Alpha", t4: "drizzle storm and drizzle thunder breeze", l4: "Bravo",
+    q: "perch cod to as", drop: 0, cut: "none", layers: 1, layer: 1, from: "end",
+  };
+  const demos = (state) => [1, 2, 3, 4].filter((i) => i !== Number(state.drop));
+
+  // BOS text : label text : label .. query :   -> ids, places of label words, unknown words
+  function prompt(state, words) {
+    const id = (word) => words.indexOf(word), tokens = [id("<bos>")], at = [], starts = [], unknown = [];
+    const read = (text) => {
+      for (const word of text.trim().toLowerCase().split(/\s+/).filter(Boolean).slice(0, 40))
+        id(word) < 0 ? unknown.push(word) : tokens.push(id(word));
+      tokens.push(id(":"));
+    };
+    for (const i of demos(state)) {
+      starts.push(tokens.length);
+      read(state[`t${i}`]);
+      at.push(tokens.push(id(state[`l${i}`])) - 1);
+    }
+    const query = tokens.length;
+    read(state.q);
+    return { tokens, at, starts, query, unknown };
+  }
+
+  // Places that are cut off in each of the first layers: the label words, or others at random
+  function isolated({ tokens, at }, { cut, layers }) {
+    const uniform = Live.random(5), free = tokens.map((_, i) => i).slice(0, -2).filter((i) => !at.includes(i));
+    return Array.from({ length: layers }, (_, layer) => {
+      const places = cut === "labels" ? at : Live.shuffled(free, uniform).slice(0, at.length);
+      return { layer, edges: places.flatMap((dest) => Array.from({ length: dest }, (_, src) => [dest, src])) };
+    });
+  }
+
+  // Mean over heads of the attention from one place, (src)
+  function attention(run, layer, dest, n, heads) {
+    return Float64Array.from({ length: n }, (_, src) => {
+      let sum = 0;
+      for (let h = 0; h < heads; h++) sum += run.patterns[layer][(h * n + dest) * n + src] / heads;
+      return sum;
+    });
+  }
+
+  function chances(run, tokens, ids) {
+    const at = (tokens.length - 1) * run.vocab, top = Math.max(...ids.map((id) => run.logits[at + id]));
+    const grown = ids.map((id) => Math.exp(run.logits[at + id] - top)), sum = grown.reduce((a, b) => a + b);
+    return grown.map((value) => value / sum);
+  }
+
+  function measured(state, [part]) {
+    const net = (part.net ??= Transformer.network(part)), asked = prompt(state, net.words), { tokens, at } = asked, n = tokens.length;
+    const run = state.cut === "none" ? Gpt2.forward(net, tokens) : Gpt2.forward(net, tokens, { cut: isolated(asked, state) });
+    const plain = state.cut === "none" ? run : Gpt2.forward(net, tokens);
+    const ids = [...new Set(at.map((p) => tokens[p]))], names = ids.map((id) => net.words[id]);
+    const now = chances(run, tokens, ids), before = chances(plain, tokens, ids);
+    const best = (list) => names[list.indexOf(Math.max(...list))];
+    const into = [], out = [];
+    for (let layer = 0; layer < LAYERS; layer++) {
+      const gathered = at.map((p, i) => attention(run, layer, p, n, net.heads).subarray(asked.starts[i], p - 1).reduce((a, b) => a + b, 0));
+      const end = attention(run, layer, n - 1, n, net.heads);
+      into.push(gathered.reduce((a, b) => a + b, 0) / at.length);
+      out.push(at.reduce((sum, p) => sum + end[p], 0));
+    }
+    const place = at[demos(state).indexOf(Number(state.from))] ?? n - 1;
+    return { ...asked, words: net.words, names, now, before, answer: best(now), was: best(before), into, out, place, look: attention(run, state.layer, place, n, net.heads) };
+  }
+
+  // Two bars for each row: [name, [value, class], [value, class]], values in 0..1
+  function pairs(title, rows) {
+    const line = 34, drawn = rows.map(([name, ...two], i) => `<text x="66" y="${i * line + 21}" text-anchor="end">${name}</text>` +
+      two.map(([value, mark], k) => `<rect class="live-${mark}" x="72" y="${i * line + 3 + 14 * k}" width="${(160 * value).toFixed(1)}" height="12"/>` +
+        `<text x="${(77 + 160 * value).toFixed(1)}" y="${i * line + 14 + 14 * k}">${value.toFixed(2)}</text>`).join("")).join("");
+    const said = rows.map(([name, ...two]) => `${name} ${two.map(([value]) => value.toFixed(2)).join(" and ")}`).join(", ");
+    return `<div><p class="live-head">${title}</p><svg viewBox="0 0 290 ${line * rows.length}" role="img" aria-label="${said}">${drawn}</svg></div>`;
+  }
+
+  Live.figure("labels", {
+    title: "Label words: a prompt to rearrange",
+    first,
+    needs: () => ["anchors-3"],
+    fields: (state) => [
+      ...[1, 2, 3, 4].flatMap((i) => [
+        { kind: "text", name: `t${i}`, label: `Text ${i}` },
+        { kind: "select", name: `l${i}`, label: `Label word ${i}`, options: [...LABELS, "the", "hail"].map((word) => [word, word === "the" || word === "hail" ? `${word} (never a label in training)` : word]) },
+      ]),
+      { kind: "text", name: "q", label: "Text without a label" },
+      { kind: "actions", options: [
+        ["Pass the labels on", (s) => ({ ...s, l1: s.l4, l2: s.l1, l3: s.l2, l4: s.l3 })],
+        ["Reverse the order", (s) => ({ ...s, ...Object.fromEntries([1, 2, 3, 4].flatMap((i) => [[`t${i}`, s[`t${5 - i}`]], [`l${i}`, s[`l${5 - i}`]]])) })],
+      ] },
+      { kind: "radios", name: "drop", label: "Leave out", options: [["0", "none"], ...[1, 2, 3, 4].map((i) => [String(i), `${i}`])] },
+      { kind: "select", name: "cut", label: "Cut off from all before them", options: [["none", "no words"], ["labels", "the label words"], ["random", "as many random words"]] },
+      { kind: "range", name: "layers", label: "in the first layers", min: 1, max: LAYERS, said: String },
+      { kind: "select", name: "from", label: "Look from", options: [["end", "the end"], ...demos(state).map((i) => [String(i), `label word ${i}`])] },
+      { kind: "range", name: "layer", label: "in layer", min: 0, max: LAYERS - 1, said: String },
+    ],
+
+    draw(state, parts) {
+      const m = measured(state, parts), chance = Math.max(...m.now);
+      const text = m.tokens.map((token, i) => `<span class="${m.at.includes(i) ? "live-label" : ""}${i === m.place ? " live-from" : ""}" style="--look:${m.look[i].toFixed(2)}">${Live.escaped(m.words[token])}</span>`).join(" ");
+      const rows = m.names.map((name, i) => [name, [m.before[i], "grey"], [m.now[i], name === m.answer ? "c" : "b"]]);
+      const flow = m.into.map((value, layer) => [`layer ${layer}`, [value, "a"], [m.out[layer], "b"]]);
+      const unknown = m.unknown.length ? ` The network does not know: ${Live.escaped(m.unknown.join(", "))}.` : "";
+      const view = `<p class="live-prompt" aria-hidden="true">${text}</p><p class="live-note">Blue: what the framed word looks at in layer ${state.layer}, on average over heads. Underlined: label words.${unknown}</p>` +
+        `<div class="live-row-of">${pairs("Answers: untouched (grey) and now", rows)}${pairs("Attention: text to label word (blue), label words to the end (brown)", flow)}</div>`;
+      const numbers = [
+        ["the answer", m.answer, m.answer === m.was ? "as without a cut" : `without the cut ${m.was}`],
+        ["its probability", chance.toFixed(2), `among ${m.names.length} label words`],
+        ["layer 0 gathers", m.into[0].toFixed(2), "of a label word's attention"],
+      ];
+      const said = `The network answers ${m.answer}, ${chance.toFixed(2)}; without a cut ${m.was}. From ${m.words[m.tokens[m.place]]} it looks most at ${m.words[m.tokens[m.look.indexOf(Math.max(...m.look))]]}.${unknown}`;
+      return { numbers, view, said, ...m };
+    },
+
+    tasks: [
+      { text: "Give the words of the first text another label: does the answer follow the word, whatever it is?", done: (s, m) => s.l1 !== "Cedar" && s.cut === "none" && m.answer === s.l1 && demos(s).includes(1) },
+      { text: "Cut the label words off in as few layers as you can, so that the answer changes. Then cut as many random words: does it change back?", done: (s, m) => s.cut === "labels" && Number(s.layers) === 1 && m.answer !== m.was },
+      { text: "Leave out the text about fish. Where does the answer come from now?", done: (s, m) => s.cut === "none" && Number(s.drop) === 1 && m.answer !== "Cedar" },
+    ],
+  });
+}

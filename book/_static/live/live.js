@@ -1,0 +1,292 @@
+// What all live figures share: weights loaded on demand, controls, the state in the address.
+//
+// A figure's script calls Live.figure(name, {first, needs, fields, draw, ..}):
+//   first           the state at the start: an object of strings and numbers
+//   needs(state)    the scripts of weights that it takes: ["detour"]
+//   fields(state)   its controls; see `controls` below
+//   draw(state, nets)  -> {numbers: [[name, value, note]], view, said, ..}: what stays in sight, the
+//                   picture as HTML, and a sentence for those who listen; nets holds the networks
+//                   of the scripts, in their order
+//   tasks           optional: [{text, done(state, drawn)}]
+//   change(state)   optional -> state, once something has changed it
+//   drag(state, id, x, y)  optional -> state: what it means to drag [data-drag=id] to there
+// On the page the figure is the element #live-NAME, with .live-numbers and a .live-view that hold
+// the still, which is the first state as this script has drawn it (tests/pages/test_live.py).
+const Live = (() => {
+  const own = document.currentScript;
+  const weights = {}, loading = {};
+
+  // Half precision to numbers, by a table of all 65 536 halves
+  let halves;
+  function half(bits) {
+    halves ??= Float32Array.from({ length: 65536 }, (_, b) => {
+      const sign = b >> 15 ? -1 : 1, exponent = (b >> 10) & 31, part = b & 1023;
+      if (exponent === 31) return part ? NaN : sign * Infinity;
+      return sign * (exponent ? (1 + part / 1024) * 2 ** (exponent - 15) : (part / 1024) * 2 ** -14);
+    });
+    return halves[bits];
+  }
+
+  function decode({ name, step, config, dtype, tensors, data }) {
+    const text = atob(data), bytes = new Uint8Array(text.length);
+    for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
+    const numbers = dtype === "f2" ? Float32Array.from(new Uint16Array(bytes.buffer), half)
+      : new Float32Array(bytes.buffer);
+    const found = {};
+    let at = 0;
+    for (const [full, ...shape] of tensors) {
+      const size = shape.reduce((product, n) => product * n, 1);
+      found[full] = { shape, data: numbers.subarray(at, (at += size)) };
+    }
+    return { name, step, config, tensors: found };
+  }
+
+  // The networks of a script of weights, loaded once
+  function load(key) {
+    return (loading[key] ??= new Promise((done, fail) => {
+      const script = document.createElement("script");
+      script.src = new URL(`weights/${key}.js`, own.src);
+      script.onload = () => {
+        done(weights[key].map(decode));
+        delete weights[key]; // the text is as long as the numbers
+      };
+      script.onerror = () => {
+        delete loading[key];
+        fail(new Error(`The weights of ${key} could not be read.`));
+      };
+      document.head.append(script);
+    }));
+  }
+
+  // Uniform draws from a seed (mulberry32), and normal ones
+  function random(seed) {
+    let a = seed >>> 0;
+    return () => {
+      a = (a + 0x6d2b79f5) | 0;
+      let t = Math.imul(a ^ (a >>> 15), 1 | a);
+      t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+      return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+    };
+  }
+  const normal = (uniform) => () =>
+    Math.sqrt(-2 * Math.log(1 - uniform())) * Math.cos(2 * Math.PI * uniform());
+  function shuffled(list, uniform) {
+    const out = [...list];
+    for (let i = out.length - 1; i > 0; i--) {
+      const j = Math.floor(uniform() * (i + 1));
+      [out[i], out[j]] = [out[j], out[i]];
+    }
+    return out;
+  }
+
+  // An element: make("label", {class: "x"}, "text", child, ..); functions listen
+  function make(tag, attributes = {}, ...inside) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes))
+      if (typeof value === "function") element.addEventListener(name, value);
+      else if (value !== false) element.setAttribute(name, value === true ? "" : value);
+    element.append(...inside);
+    return element;
+  }
+  const escaped = (text) => String(text).replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
+
+  // A control for each field; change(state) takes the new state. Kinds, with `name` and `label`:
+  //   text     a line of text
+  //   range    min, max, step, said(value): a slider, and its value in words
+  //   select   options: [[value, label]]
+  //   radios   options, as buttons of which one is pressed
+  //   checks   options, of which some: the state holds their values with blanks between
+  //   actions  options: [[label, (state) => state]]
+  // -> {element, set(state)}
+  let count = 0;
+  function control(field, get, change) {
+    const { kind, name, label, options = [] } = field, id = `live-${++count}`;
+    const put = (value) => change({ ...get(), [name]: value });
+    if (kind === "actions") {
+      const buttons = options.map(([text, act]) =>
+        make("button", { type: "button", click: () => change(act(get())) }, text));
+      return { element: make("div", { class: "live-actions" }, ...buttons), set() {} };
+    }
+    if (kind === "radios" || kind === "checks") {
+      const many = kind === "checks", inputs = [];
+      const chosen = () => inputs.filter((input) => input.checked).map((input) => input.value);
+      const pills = options.map(([value, text]) => {
+        const input = make("input", { type: many ? "checkbox" : "radio", name: id, value,
+          change: () => put(chosen().join(" ")) });
+        inputs.push(input);
+        return make("label", { class: "live-pill" }, input, make("span", {}, text));
+      });
+      return {
+        element: make("fieldset", { class: `live-${kind} ${field.class ?? ""}` }, make("legend", {}, label), ...pills),
+        set(state) {
+          const on = String(state[name]).split(" ");
+          for (const input of inputs) input.checked = on.includes(input.value);
+        },
+      };
+    }
+    const said = make("span", { class: "live-said" });
+    const input = kind === "select"
+      ? make("select", { id, change: () => put(input.value) },
+        ...options.map(([value, text]) => make("option", { value }, text)))
+      : kind === "range"
+        ? make("input", { id, type: "range", min: field.min, max: field.max, step: field.step ?? 1,
+          input: () => put(Number(input.value)) })
+        : make("input", { id, type: "text", spellcheck: "false", autocomplete: "off", input: () => put(input.value) });
+    return {
+      element: make("div", { class: `live-field live-${kind}` }, make("label", { for: id }, label, " ", said), input),
+      set(state) {
+        if (kind === "select" || input !== document.activeElement || String(input.value) !== String(state[name]))
+          input.value = state[name];
+        if (!field.said) return;
+        said.textContent = field.said(state[name]);
+        input.setAttribute("aria-valuetext", said.textContent);
+      },
+    };
+  }
+
+  // What differs from the first state, as the end of the address: #live-points?penalty=2
+  function written(name, first, state) {
+    const parts = new URLSearchParams();
+    for (const [key, value] of Object.entries(state))
+      if (String(value) !== String(first[key])) parts.set(key, value);
+    return `#live-${name}${parts.size ? `?${parts}` : ""}`;
+  }
+  function readFrom(hash, name, first) {
+    const [place, query] = hash.slice(1).split("?");
+    if (place !== `live-${name}` || query === undefined) return null;
+    const state = { ...first };
+    for (const [key, value] of new URLSearchParams(query))
+      if (key in first) state[key] = typeof first[key] === "number" ? Number(value) || 0 : value;
+    return state;
+  }
+
+  const told = (numbers) => numbers.map(([name, value, note]) =>
+    `<div><dt>${name}</dt><dd><b>${value}</b> <small>${note}</small></dd></div>`).join("");
+
+  function start(name, figure, root, view, state) {
+    const form = make("form", { class: "live-controls", submit: (event) => event.preventDefault(),
+      "aria-label": "What the figure shows" });
+    const status = make("p", { class: "live-status", role: "status" }, "The weights are being read …");
+    const tasks = make("ol", { class: "live-tasks", "aria-label": "Things to find" });
+    for (const { text } of figure.tasks ?? [])
+      tasks.append(make("li", {}, text, " ", make("strong", { class: "live-found" })));
+    let shown = [], waiting = 0, telling = 0, turn = 0;
+    const get = () => state;
+
+    // Controls whose description has changed are made anew; the others keep the focus.
+    function controls() {
+      const fields = [...figure.fields(state), { kind: "actions", options: [["Reset", () => ({ ...figure.first })]] }];
+      const made = fields.map((field, i) => {
+        const key = JSON.stringify(field), old = shown[i];
+        return old?.key === key ? old : { key, ...control(field, get, change) };
+      });
+      if (made.length !== shown.length || made.some((one, i) => one !== shown[i])) {
+        const focus = document.activeElement?.id;
+        made.forEach((one, i) => {
+          if (one !== shown[i] && shown[i]) shown[i].element.replaceWith(one.element);
+          else if (!shown[i]) form.append(one.element);
+        });
+        for (const gone of shown.slice(made.length)) gone.element.remove();
+        if (focus) document.getElementById(focus)?.focus();
+      }
+      shown = made;
+      for (const one of shown) one.set(state);
+    }
+
+    async function redraw() {
+      waiting = 0;
+      const asked = ++turn, began = performance.now();
+      try {
+        const nets = (await Promise.all(figure.needs(state).map(load))).flat();
+        if (asked !== turn) return; // something newer is on its way
+        const drawn = figure.draw(state, nets);
+        root.querySelector(".live-numbers").innerHTML = told(drawn.numbers);
+        view.innerHTML = drawn.view;
+        root.classList.add("live-on");
+        [...tasks.children].forEach((item, i) => {
+          if (!figure.tasks[i].done(state, drawn)) return;
+          item.classList.add("live-solved");
+          item.lastChild.textContent = "Found.";
+        });
+        history.replaceState(null, "", written(name, figure.first, state));
+        clearTimeout(telling);
+        telling = setTimeout(() => (status.textContent = drawn.said), 300);
+        root.dataset.ms = Math.round(performance.now() - began);
+        root.dataset.drawn = asked;
+      } catch (error) {
+        root.classList.remove("live-on"); // then the status is seen
+        status.textContent = error.message;
+        console.error(error);
+      }
+    }
+    function change(next) {
+      state = figure.change?.(next) ?? next;
+      controls();
+      waiting ||= requestAnimationFrame(redraw);
+    }
+
+    if (figure.drag) {
+      let held = null, plane = 0; // of the point that is dragged, and of the drawings that have it
+      const planes = () => [...view.querySelectorAll("svg[data-plane]")];
+      const move = (event) => {
+        if (held === null) return;
+        const svg = planes()[plane], at = svg.createSVGPoint();
+        [at.x, at.y] = [event.clientX, event.clientY];
+        const { x, y } = at.matrixTransform(svg.getScreenCTM().inverse());
+        change(figure.drag(state, held, x, y));
+      };
+      view.addEventListener("pointerdown", (event) => {
+        plane = planes().indexOf(event.target.closest("svg"));
+        if (plane < 0 || !event.target.closest("[data-drag]")) return;
+        const away = (point) => { // where places to grip overlap, the nearest point is meant
+          const { x, y, width, height } = point.getBoundingClientRect();
+          return Math.hypot(x + width / 2 - event.clientX, y + height / 2 - event.clientY);
+        };
+        const dots = [...planes()[plane].querySelectorAll("[data-drag] .live-dot")].sort((a, b) => away(a) - away(b));
+        held = dots[0].closest("[data-drag]").dataset.drag;
+        view.setPointerCapture(event.pointerId); // what is dragged is drawn anew at every move
+        event.preventDefault();
+        move(event);
+      });
+      view.addEventListener("pointermove", move);
+      for (const end of ["pointerup", "pointercancel"]) view.addEventListener(end, () => (held = null));
+    }
+    view.addEventListener("click", (event) => {
+      const pick = event.target.closest("[data-pick]");
+      if (pick) change({ ...state, ...JSON.parse(pick.dataset.pick) });
+    });
+    root.setAttribute("role", "group");
+    root.setAttribute("aria-label", figure.title);
+    view.before(...(figure.tasks ? [make("p", { class: "live-head" }, "Can you find it?"), tasks] : []), form);
+    view.after(status);
+    change(state);
+    return change;
+  }
+
+  const figures = {};
+  function figure(name, made) {
+    figures[name] = made;
+    const root = document.getElementById(`live-${name}`), view = root?.querySelector(".live-view");
+    if (!view) return;
+    let change = null; // once the figure runs
+    const begin = (state) => {
+      button.remove();
+      change = start(name, made, root, view, state);
+    };
+    const button = make("button", { type: "button", class: "live-run", click: () => {
+      begin({ ...made.first });
+      root.querySelector("input, select, button")?.focus();
+    } }, "Run it here");
+    view.after(button);
+    const follow = () => { // a link to a state, from elsewhere or in the page
+      const linked = readFrom(location.hash, name, made.first);
+      if (!linked) return;
+      change ? change(linked) : begin(linked);
+      root.scrollIntoView();
+    };
+    addEventListener("hashchange", follow);
+    follow();
+  }
+
+  return { weights, figures, figure, load, random, normal, shuffled, escaped };
+})();

@@ -1,0 +1,110 @@
+// Figure 3: drag the points (notebook 03). What a trained network predicts over the plane after a
+// few pairs (x, y), beside ridge regression, least squares and a step of gradient descent.
+{
+  const EDGE = 3, CELLS = 24, SIZE = 10, MOST = 4; // the plane reaches from -3 to 3; pairs at most
+  const START = { x: [1.2, -0.9, -1.6, 0.7], z: [0.8, 1.5, -0.7, -1.4] }, W = [0.8, -0.6];
+  const round = (value) => Math.round(value * 20) / 20;
+  const bounded = (value, most) => Math.max(-most, Math.min(most, round(value)));
+  const signed = (value) => value.toFixed(2).replace("-", "−");
+
+  // Where the network is asked: the middle of each cell, and draws as it was trained on
+  const grid = new Float64Array(2 * CELLS * CELLS);
+  for (let i = 0; i < CELLS * CELLS; i++) {
+    grid[2 * i] = ((i % CELLS) + 0.5) * ((2 * EDGE) / CELLS) - EDGE;
+    grid[2 * i + 1] = EDGE - (Math.floor(i / CELLS) + 0.5) * ((2 * EDGE) / CELLS);
+  }
+  const drawn = Float64Array.from({ length: 400 }, Live.normal(Live.random(3)));
+
+  const first = { count: 4, point: 1, other: "ols", penalty: 0.1, rate: 0.5, scale: 1 };
+  START.x.forEach((x, i) => {
+    const z = START.z[i];
+    Object.assign(first, { [`a${i + 1}`]: x, [`b${i + 1}`]: z, [`y${i + 1}`]: round(W[0] * x + W[1] * z) });
+  });
+
+  const linear = (w, at) => Float64Array.from({ length: at.length / 2 }, (_, i) => w[0] * at[2 * i] + w[1] * at[2 * i + 1]);
+  const spread = (a, b) => Math.sqrt(a.reduce((sum, v, i) => sum + (v - b[i]) ** 2, 0) / a.length);
+
+  function measured(state, [part]) {
+    const net = (part.net ??= Transformer.network(part)), n = state.count;
+    const xs = new Float64Array(2 * n), ys = new Float64Array(n);
+    for (let i = 0; i < n; i++) {
+      xs.set([state[`a${i + 1}`], state[`b${i + 1}`]], 2 * i);
+      ys[i] = state[`y${i + 1}`] * state.scale;
+    }
+    const weights = { ols: Algorithms.ols(xs, ys), ridge: Algorithms.ridge(xs, ys, state.penalty), step: Algorithms.step(xs, ys, state.rate) };
+    // Per unit of the labels, so that a change of their scale alone moves nothing that is linear
+    const asked = Regressor.field(net, xs, ys, drawn).map((v) => v / state.scale);
+    const away = Object.fromEntries(Object.entries(weights).map(([name, w]) => [name, spread(asked, linear(w, drawn).map((v) => v / state.scale))]));
+    const field = Regressor.field(net, xs, ys, grid).map((v) => v / state.scale);
+    const other = linear(weights[state.other], grid).map((v) => v / state.scale);
+    return { field, other, away, weights };
+  }
+
+  // A field over the plane: blue above 0, brown below, in ten shades each
+  function plane(title, values, state, most) {
+    const shades = new Map(), whole = CELLS * SIZE;
+    values.forEach((value, i) => {
+      const shade = Math.max(-10, Math.min(10, Math.round((10 * value) / most)));
+      const path = shades.get(shade) ?? "";
+      shades.set(shade, `${path}M${(i % CELLS) * SIZE} ${Math.floor(i / CELLS) * SIZE}h${SIZE}v${SIZE}h-${SIZE}z`);
+    });
+    const cells = [...shades].filter(([shade]) => shade).map(([shade, d]) => `<path class="live-${shade > 0 ? "a" : "b"}" opacity="${(Math.abs(shade) * 0.085).toFixed(2)}" d="${d}"/>`).join("");
+    const place = (value, sign) => (((sign * value + EDGE) / (2 * EDGE)) * whole).toFixed(1);
+    const points = Array.from({ length: state.count }, (_, i) => {
+      const x = place(state[`a${i + 1}`], 1), y = place(state[`b${i + 1}`], -1), on = state.point === i + 1;
+      return `<g data-drag="${i + 1}"><circle class="live-grip" cx="${x}" cy="${y}" r="22"/><circle class="live-dot${on ? " live-chosen" : ""}" cx="${x}" cy="${y}" r="6"/>` +
+        `<text x="${Number(x) + (x > whole - 50 ? -10 : 9)}" y="${Number(y) - 7}" text-anchor="${x > whole - 50 ? "end" : "start"}">${signed(state[`y${i + 1}`])}</text></g>`;
+    }).join("");
+    return `<div><p class="live-head">${title}</p><svg data-plane="" viewBox="0 0 ${whole} ${whole}" role="img" aria-label="${title}: a plane of x, from −3 to 3 each way, shaded by the prediction.">` +
+      `<rect class="live-ground" width="${whole}" height="${whole}"/>${cells}<path class="live-axis" d="M${whole / 2} 0v${whole}M0 ${whole / 2}h${whole}"/>${points}</svg></div>`;
+  }
+
+  const NAMES = { ols: "least squares", ridge: "ridge", step: "one step" };
+  Live.figure("points", {
+    title: "Drag the points: a trained network and the algorithms it is compared with",
+    first,
+    needs: () => ["regression-d2"],
+
+    fields(state) {
+      const i = state.point, coordinate = (name, label, most) => ({ kind: "range", name: `${name}${i}`, label, min: -most, max: most, step: 0.05, said: signed });
+      return [
+        { kind: "range", name: "count", label: "Pairs", min: 1, max: MOST, said: String },
+        { kind: "range", name: "scale", label: "Labels times", min: 1, max: 20, said: String },
+        { kind: "select", name: "other", label: "Compare with", options: Object.entries(NAMES) },
+        { kind: "range", name: "penalty", label: "Ridge: penalty λ", min: 0.05, max: 5, step: 0.05, said: (v) => Number(v).toFixed(2) },
+        { kind: "range", name: "rate", label: "One step: rate η", min: 0.05, max: 2, step: 0.05, said: (v) => Number(v).toFixed(2) },
+        { kind: "radios", name: "point", label: "Point to move (or drag it)", options: Array.from({ length: state.count }, (_, k) => [String(k + 1), `${k + 1}`]) },
+        coordinate("a", "its x, across", EDGE), coordinate("b", "its x, up", EDGE), coordinate("y", "its label y", 4),
+      ];
+    },
+
+    change: (state) => ({ ...state, point: Math.min(Number(state.point), state.count) }),
+
+    drag: (state, id, x, y) => ({ ...state, point: Number(id),
+      [`a${id}`]: bounded((x / (CELLS * SIZE)) * 2 * EDGE - EDGE, EDGE), [`b${id}`]: bounded(EDGE - (y / (CELLS * SIZE)) * 2 * EDGE, EDGE) }),
+
+    draw(state, parts) {
+      const m = measured(state, parts), gap = m.field.map((value, i) => value - m.other[i]);
+      const most = Math.max(2, ...m.other.map(Math.abs));
+      const rows = Object.entries(m.away).sort((a, b) => a[1] - b[1]);
+      const per = state.scale === 1 ? "" : ", per unit of the scale";
+      const view = `<div class="live-row-of live-three">${plane("The network", m.field, state, most)}${plane(NAMES[state.other][0].toUpperCase() + NAMES[state.other].slice(1), m.other, state, most)}` +
+        `${plane("The network minus it", gap, state, most)}</div>` +
+        `<p class="live-note">Blue: above 0; brown: below. White circles: the pairs, with their labels${state.scale === 1 ? "" : ` before they are multiplied by ${state.scale}`}. The numbers above are root mean squares over queries drawn as in training${per}.</p>`;
+      const settings = { ols: "no penalty", ridge: `λ = ${Number(state.penalty).toFixed(2)}`, step: `η = ${Number(state.rate).toFixed(2)}` };
+      const numbers = Object.entries(NAMES).map(([key, name]) =>
+        [`network from ${name}`, m.away[key].toFixed(2), settings[key] + (key === rows[0][0] ? ", the nearest" : "")]);
+      const said = `The network is ${rows.map(([key, value]) => `${value.toFixed(2)} from ${NAMES[key]}`).join(", ")}${per}.`;
+      return { numbers, view, said, ...m };
+    },
+
+    tasks: [
+      { text: "Where does the network leave the algorithm? Multiply the labels until it is more than 0.3 from least squares.",
+        done: (s, m) => s.count > 2 && s.scale > 1 && m.away.ols > 0.3 },
+      { text: "Make the network prefer ridge: with two pairs, close to each other and with different labels, least squares must be steep. Bring the network at least 0.3 nearer to ridge.",
+        done: (s, m) => s.scale === 1 && m.away.ridge < m.away.ols - 0.3 },
+      { text: "Find a rate at which one step of descent comes within 0.1. Then drag all points near one line: does any rate do it now?",
+        done: (s, m) => s.count > 2 && m.away.step < 0.1 },
+    ],
+  });
+}

@@ -1,0 +1,72 @@
+// Figure 4, first part: one layer is one step (notebook 04). The loss of a step of descent from 0
+// over its rate, in closed form, and where the layer `lsa-1` stands in training.
+{
+  const DIM = 10, PAIRS = 10, SQUARE = 1 / 12, FOURTH = 1 / 80; // x uniform in ±1/2: its moments
+  const A2 = (FOURTH + (DIM - 1) * SQUARE ** 2) / PAIRS + ((PAIRS - 1) / PAIRS) * SQUARE ** 2;
+  const BEST = SQUARE / A2; // the rate of the lowest loss
+  const lossOf = (rate) => 0.5 * DIM * SQUARE * (1 - 2 * rate * SQUARE + rate ** 2 * A2);
+  const CONTEXTS = 600, MOST = 13;
+
+  // Contexts as in training, and the answers of the best step to them
+  let contexts;
+  function draw() {
+    const uniform = Live.random(4), normal = Live.normal(uniform);
+    return Array.from({ length: CONTEXTS }, () => {
+      const xs = Float64Array.from({ length: (PAIRS + 1) * DIM }, () => uniform() - 0.5);
+      const w = Float64Array.from({ length: DIM }, normal), at = (weights, i) => weights.reduce((sum, v, k) => sum + v * xs[i * DIM + k], 0);
+      const ys = Float64Array.from({ length: PAIRS }, (_, i) => at(w, i));
+      return { xs, ys, truth: at(w, PAIRS), step: at(Algorithms.step(xs.subarray(0, PAIRS * DIM), ys, BEST), PAIRS) };
+    });
+  }
+
+  // The rate that a layer takes, the mean of its matrix's diagonal, and its loss: that of the best
+  // step in closed form, plus how much more the layer loses on the same contexts
+  function placed(net) {
+    if (net.place) return net.place;
+    contexts ??= draw();
+    const matrix = Lsa.stepMatrix(net, PAIRS);
+    const rate = Array.from({ length: DIM }, (_, k) => matrix[k * (DIM + 1)]).reduce((a, b) => a + b) / DIM;
+    const more = contexts.reduce((sum, { xs, ys, truth, step }) =>
+      sum + (Lsa.answer(net, xs, ys) - truth) ** 2 - (step - truth) ** 2, 0) / (2 * CONTEXTS);
+    return (net.place = { rate, loss: lossOf(BEST) + more });
+  }
+
+  const rounded = (rate) => (Math.abs(rate) < 0.05 ? 0 : rate).toFixed(1); // and no −0.0
+  const left = 46, width = 330, top = 8, height = 210, ceiling = 0.5;
+  const x = (rate) => left + (rate / MOST) * width, y = (loss) => top + (1 - loss / ceiling) * height;
+  Live.figure("step", {
+    title: "One layer is one step: the loss over the rate, and a layer in training",
+    first: { rate: 2, at: 0 },
+    needs: () => ["lsa-1"],
+    fields: () => [
+      { kind: "range", name: "rate", label: "Your step: rate η", min: 0, max: MOST, step: 0.1, said: (v) => Number(v).toFixed(1) },
+      { kind: "range", name: "at", label: "The layer, after training steps", min: 0, max: 9, said: (i) => ["0", "10", "30", "100", "200", "300", "500", "1000", "2000", "3000"][i] },
+    ],
+
+    draw(state, nets) {
+      const mine = lossOf(state.rate), layer = placed(nets[state.at]), last = placed(nets[9]);
+      const curve = Array.from({ length: 66 }, (_, i) => `${i ? "L" : "M"}${x((i * MOST) / 65).toFixed(1)} ${y(lossOf((i * MOST) / 65)).toFixed(1)}`).join("");
+      const trail = nets.map((net) => `<circle class="live-grey" cx="${x(placed(net).rate).toFixed(1)}" cy="${y(placed(net).loss).toFixed(1)}" r="2.5"/>`).join("");
+      const ticks = [0, 2, 4, 6, 8, 10, 12].map((r) => `<text x="${x(r)}" y="${top + height + 18}" text-anchor="middle">${r}</text>`).join("") +
+        [0, 0.1, 0.2, 0.3, 0.4, 0.5].map((v) => `<text x="${left - 6}" y="${y(v) + 4}" text-anchor="end">${v.toFixed(1)}</text>`).join("");
+      const said = `Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}. The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; the best step, at rate ${BEST.toFixed(1)}, ${lossOf(BEST).toFixed(3)}.`;
+      const view = `<svg class="live-wide" viewBox="0 0 390 ${top + height + 40}" role="img" aria-label="${said}">` +
+        `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">rate η of the step</text>` +
+        `<path class="live-line live-a" d="${curve}"/><path class="live-axis" stroke-dasharray="3 3" d="M${x(BEST)} ${top}v${height}"/><text x="${x(BEST) + 5}" y="${top + 12}">best rate ${BEST.toFixed(2)}</text>${trail}` +
+        `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/><rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
+        `<p class="live-note">Line: half the mean squared error of one step from 0, in closed form. Disc: your step. Square: the layer, at the rate that its matrix has on average, with its loss on ${CONTEXTS} contexts; grey: its other checkpoints.</p>`;
+      const numbers = [
+        ["your step", mine.toFixed(3), `η = ${Number(state.rate).toFixed(1)}`],
+        ["the layer", layer.loss.toFixed(3), `acts like η = ${rounded(layer.rate)}`],
+        ["the best step", lossOf(BEST).toFixed(3), `η = ${BEST.toFixed(1)}`],
+      ];
+      return { numbers, view, said, mine, layer, last, best: lossOf(BEST) };
+    },
+
+    tasks: [
+      { text: "Find the best rate: bring your step to within 0.001 of the lowest loss. Where does the layer end?", done: (s, m) => m.mine - m.best < 0.001 && Number(s.at) === 9 },
+      { text: "Find another rate than 0 at which a step is no better than answering 0 (loss 0.417).", done: (s, m) => s.rate > 1 && Math.abs(m.mine - lossOf(0)) < 0.006 },
+      { text: "When has the layer learnt the step? Find the earliest checkpoint whose loss is within a tenth of the best step's.", done: (s, m) => Number(s.at) === 3 && m.layer.loss < 1.1 * m.best },
+    ],
+  });
+}

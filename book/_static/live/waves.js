@@ -1,0 +1,64 @@
+// Figure 4, second part: a layer behind an MLP fits curves (notebook 04). The answers of `lsa-waves`
+// after ten points, beside one step of descent on x, which can only draw a straight line.
+{
+  const PAIRS = 10, EDGE = 5, HIGH = 1, GRID = 101;
+  const X = [-4.6, -3.7, -2.9, -1.8, -0.9, 0.2, 1.3, 2.4, 3.4, 4.4];
+  const signed = (value) => Number(value).toFixed(2).replace("-", "−");
+  const bounded = (value, most) => Math.max(-most, Math.min(most, Math.round(value * 50) / 50));
+  const first = { point: 1, rate: 0.05, scale: 1 };
+  X.forEach((x, i) => Object.assign(first, { [`x${i + 1}`]: x, [`y${i + 1}`]: bounded(0.4 * Math.sin(x + 0.7), HIGH) }));
+  const grid = Float64Array.from({ length: GRID }, (_, i) => -EDGE + (2 * EDGE * i) / (GRID - 1));
+
+  const answers = (net, xs, ys) => grid.map((x) => Lsa.answer(net, Float64Array.from([...xs, x]), ys));
+  const spread = (a, b) => Math.sqrt(a.reduce((sum, v, i) => sum + (v - b[i]) ** 2, 0) / a.length);
+
+  function measured(state, [net]) {
+    const of = (name) => Float64Array.from({ length: PAIRS }, (_, i) => state[`${name}${i + 1}`]);
+    const xs = of("x"), ys = of("y").map((v) => v * state.scale), told = answers(net, xs, ys);
+    const bent = Float64Array.from([...xs].flatMap((x) => [Math.sin(x), Math.cos(x)]));
+    const [a, b] = Algorithms.ols(bent, ys), [w] = Algorithms.step(xs, ys, state.rate);
+    const wave = grid.map((x) => a * Math.sin(x) + b * Math.cos(x)), line = grid.map((x) => w * x);
+    const half = answers(net, xs, ys.map((v) => v / 2)).map((v) => 2 * v);
+    const size = Math.sqrt(told.reduce((sum, v) => sum + v * v, 0) / GRID) || 1;
+    return { told, wave, line, ys, nearer: spread(told, wave), farther: spread(line, wave), bent: spread(told, half) / size };
+  }
+
+  const left = 44, width = 336, top = 8, height = 210;
+  const px = (x) => left + ((x + EDGE) / (2 * EDGE)) * width, py = (y, most) => top + (0.5 - y / (2 * most)) * height;
+  Live.figure("waves", {
+    title: "A layer behind an MLP fits curves: drag the points",
+    first,
+    needs: () => ["lsa-waves"],
+    fields(state) {
+      const i = state.point;
+      return [
+        { kind: "range", name: "rate", label: "Descent on x: rate η", min: 0, max: 0.3, step: 0.01, said: (v) => Number(v).toFixed(2) },
+        { kind: "range", name: "scale", label: "Labels times", min: 0.5, max: 5, step: 0.5, said: String },
+        { kind: "radios", name: "point", label: "Point to move (or drag it)", options: X.map((_, k) => [String(k + 1), `${k + 1}`]) },
+        { kind: "range", name: `x${i}`, label: "its x", min: -EDGE, max: EDGE, step: 0.1, said: signed },
+        { kind: "range", name: `y${i}`, label: "its label y", min: -HIGH, max: HIGH, step: 0.02, said: signed },
+      ];
+    },
+    drag: (state, id, x, y) => ({ ...state, point: Number(id),
+      [`x${id}`]: bounded(((x - left) / width) * 2 * EDGE - EDGE, EDGE), [`y${id}`]: bounded((0.5 - (y - top) / height) * 2 * HIGH, HIGH) }),
+
+    draw(state, nets) {
+      const m = measured(state, nets), most = HIGH * state.scale;
+      const path = (values) => values.reduce((d, v, i) => `${d}${i ? "L" : "M"}${px(grid[i]).toFixed(1)} ${py(Math.max(-most, Math.min(most, v)), most).toFixed(1)}`, "");
+      const points = X.map((_, i) => `<g data-drag="${i + 1}"><circle class="live-grip" cx="${px(state[`x${i + 1}`])}" cy="${py(m.ys[i], most)}" r="22"/>` +
+        `<circle class="live-dot${Number(state.point) === i + 1 ? " live-chosen" : ""}" cx="${px(state[`x${i + 1}`])}" cy="${py(m.ys[i], most)}" r="6"/></g>`).join("");
+      const ticks = [-4, -2, 0, 2, 4].map((v) => `<text x="${px(v)}" y="${top + height + 18}" text-anchor="middle">${v}</text>`).join("") +
+        [-1, 0, 1].map((v) => `<text x="${left - 6}" y="${py(v * most, most) + 4}" text-anchor="end">${v * most}</text>`).join("");
+      const said = `The layer's curve is ${m.nearer.toFixed(2)} from the wave that fits the points best, descent on x ${m.farther.toFixed(2)}. Twice the answer to half the labels differs from the answer by ${(100 * m.bent).toFixed(0)} percent.`;
+      const view = `<svg class="live-wide" data-plane="" viewBox="0 0 390 ${top + height + 26}" role="img" aria-label="${said}"><path class="live-axis" d="M${left} ${top}v${height}h${width}M${left} ${top + height / 2}h${width}"/>${ticks}` +
+        `<path class="live-line live-c" d="${path(m.wave)}"/><path class="live-line live-b" d="${path(m.line)}"/><path class="live-line live-a" d="${path(m.told)}"/>${points}</svg>` +
+        `<p class="live-note">Whole line: the layer. Dotted: the wave a sin x + b cos x that fits the points best. Dashed: one step of descent on x.</p>`;
+      const numbers = [
+        ["the layer from the wave", m.nearer.toFixed(2), "root mean square over x"],
+        ["descent from the wave", m.farther.toFixed(2), `η = ${Number(state.rate).toFixed(2)}`],
+        ["not linear in the labels", `${(100 * m.bent).toFixed(0)} %`, "twice half the labels"],
+      ];
+      return { numbers, view, said, ...m };
+    },
+  });
+}

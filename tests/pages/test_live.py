@@ -1,0 +1,512 @@
+"""Models that run in the page: their engines against PyTorch and numpy, and each figure driven as a
+reader would. The pages are built for these tests, with the figures alone.
+
+Stills are rewritten by ``ICLUTILS_STILLS=write``, which is for a change of a figure's first state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reader import Reader, soon
+from transformers import GPT2LMHeadModel
+
+from book._ext import live
+from iclutils import models, zoo
+from iclutils.interp.hooks import cut_attention, run_with_hooks
+from iclutils.models import lsa, regressors
+from iclutils.session import generator
+from iclutils.tasks import topics
+from iclutils.tasks.repeated import RepeatedTokens
+
+pytestmark = pytest.mark.browser
+
+STATIC = Path(__file__).parents[2] / "book/_static"
+CASES, CLOSE = 40, 1e-3  # random cases of each model; largest difference in a logit
+SHOWN = [
+    pytest.param(n, marks=() if n == "induction" else pytest.mark.nightly) for n in live.FIGURES
+]
+GPT2 = {key: parts[0] for key, parts in live.FIGURES["induction"].items()}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page for each figure."""
+    from sphinx.application import Sphinx
+
+    source, out = (tmp_path_factory.mktemp(name) for name in ("source", "html"))
+    toc = "\n".join(live.FIGURES)
+    (source / "index.md").write_text(f"# Figures\n\n```{{toctree}}\n{toc}\n```\n")
+    for name in live.FIGURES:
+        (source / f"{name}.md").write_text(f"# Figure\n\n```{{live}} {name}\nA caption.\n```\n")
+    Sphinx(
+        source, None, out, out / ".doctrees", "html", status=None, warningiserror=True,
+        confoverrides={
+            "extensions": ["myst_parser", "sphinx_book_theme", live.__name__],
+            "html_theme": "sphinx_book_theme",
+            "html_static_path": [str(STATIC)],
+            "html_css_files": ["custom.css"],
+            "html_context": {"default_mode": "auto"},
+        },
+    ).build()  # fmt: skip
+    return out
+
+
+def engine(tab: Any, key: str, work: str, given: Any, change: tuple[str, str] = ("", "")) -> Any:
+    """What JavaScript makes of ``given`` with the engines, read anew from their files, and the
+    first network of a script of weights: ``work`` is the body of a function of both."""
+    source = "".join((STATIC / f"live/{n}.js").read_text() for n in ("transformer", "numbers"))
+    assert change[0] in source
+    source = source.replace(*change) if change[0] else source
+    return tab.evaluate(
+        """async ([source, key, work, given]) => {
+            const parts = await Live.load(key);
+            return new Function("parts", "given", source + work)(parts, given);
+        }""",
+        [source, key, work, given],
+    )
+
+
+def gpt2_logits(net: GPT2LMHeadModel, case: dict[str, Any]) -> np.ndarray:
+    """PyTorch's logits, heads ablated and key paths cut by hooks on Hugging Face's network."""
+    blocks, handles, streams, written = net.transformer.h, [], {}, {}
+    d = net.config.n_embd // net.config.n_head
+
+    def at(head: int) -> slice:
+        return slice(head * d, (head + 1) * d)
+
+    def ablate(layer: int) -> Any:
+        def hook(module: Any, given: Any) -> Any:
+            z = given[0].clone()
+            for part in case["ablate"]:
+                if part["layer"] == layer:
+                    z[0, :, at(part["head"])] = torch.tensor(part["z"] or 0.0)
+            written[layer] = z
+            return (z,)
+
+        return hook
+
+    def cut(layer: int) -> Any:
+        def hook(module: Any, given: Any, out: torch.Tensor) -> torch.Tensor:
+            out = out.clone()
+            edges = [edge for edge in case["keys"] if edge["to"][0] == layer]
+            for head in {edge["to"][1] for edge in edges}:
+                stream = streams[layer].clone()
+                for edge in edges:
+                    if edge["to"][1] == head:
+                        below, source = edge["from"]
+                        change = torch.tensor(edge["z"]) - written[below][0, :, at(source)]
+                        stream += change @ blocks[below].attn.c_proj.weight[at(source)]
+                every = blocks[layer].ln_1(stream) @ module.weight + module.bias
+                keys = slice(net.config.n_embd, 2 * net.config.n_embd)
+                out[..., keys][..., at(head)] = every[..., keys][..., at(head)]
+            return out
+
+        return hook
+
+    for layer, block in enumerate(blocks):
+        handles += [
+            block.register_forward_pre_hook(lambda m, x, n=layer: streams.update({n: x[0]})),
+            block.attn.c_proj.register_forward_pre_hook(ablate(layer)),
+            block.attn.c_attn.register_forward_hook(cut(layer)),
+        ]
+    with torch.no_grad():
+        logits = net(torch.tensor([case["tokens"]])).logits[0].numpy()
+    for handle in handles:
+        handle.remove()
+    return logits
+
+
+def token_cases(count: int, seed: int) -> list[dict[str, Any]]:
+    """Sequences, every other one with heads ablated, key paths cut, or both."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for number in range(count):
+        n = int(draw.integers(2, 24))
+        case = {"tokens": [511, *draw.integers(0, 511, n - 1).tolist()], "ablate": [], "keys": []}
+        if number % 4 in (1, 3):
+            layer, head = int(draw.integers(2)), int(draw.integers(4))
+            z = [None, draw.normal(size=32).tolist(), draw.normal(size=(n, 32)).tolist()]
+            case["ablate"] = [{"layer": layer, "head": head, "z": z[number % 3]}]
+        if number % 4 in (2, 3):
+            pairs = draw.choice(16, 3, replace=False)
+            other = draw.normal(size=(3, n, 32)).tolist()
+            case["keys"] = [
+                {"from": [0, int(p // 4)], "to": [1, int(p % 4)], "z": z}
+                for p, z in zip(pairs, other, strict=True)
+            ]
+        found.append(case)
+    return found
+
+
+TOKENS = """
+const net = Transformer.network(parts[0]), flat = (z) => z && Float64Array.from(z.flat());
+return given.map(({ tokens, ablate, keys }) => [...Gpt2.forward(net, tokens, {
+  ablate: ablate.map((part) => ({ ...part, z: flat(part.z) })),
+  keys: keys.map((edge) => ({ ...edge, z: flat(edge.z) })),
+}).logits]);
+"""
+
+
+def largest(found: list[Any], truth: list[Any]) -> float:
+    pairs = zip(found, truth, strict=True)
+    return max(float(np.abs(np.asarray(a).ravel() - np.asarray(b).ravel()).max()) for a, b in pairs)
+
+
+def gpt2_difference(
+    reader: Reader, key: str, count: int, change: tuple[str, str] = ("", "")
+) -> float:
+    tab, (name, step) = reader.open("induction"), GPT2[key]
+    net = (
+        GPT2LMHeadModel.from_pretrained(zoo.folder(name, step), attn_implementation="eager")
+        .float()
+        .eval()
+    )
+    cases = token_cases(count, 1)
+    found = engine(tab, key, TOKENS, cases, change)
+    return largest(found, [gpt2_logits(net, case) for case in cases])
+
+
+QUICK = ("induction-3-4000", "detour")  # the checkpoints before have the same shapes
+
+
+@pytest.mark.parametrize(
+    "key", [pytest.param(k, marks=() if k in QUICK else pytest.mark.nightly) for k in GPT2]
+)
+def test_tokens_are_read_as_by_pytorch(reader: Reader, key: str, record_property: Any) -> None:
+    found = gpt2_difference(reader, key, CASES)
+    record_property("largest difference in a logit", found)
+    assert found < CLOSE
+    assert reader.left == reader.errors == []
+
+
+def test_edges_of_attention_are_cut_as_in_the_package(reader: Reader, record_property: Any) -> None:
+    net, draw, cases, truth = models.load("anchors-3"), np.random.default_rng(5), [], []
+    for number in range(CASES):
+        n = int(draw.integers(4, 20))
+        tokens = [topics.BOS, *draw.integers(0, topics.BOS, n - 1).tolist()]
+        cut = {}
+        if number % 2:
+            for layer in draw.choice(4, 2, replace=False).tolist():
+                cut[layer] = torch.tensor(draw.random((1, n, n)) < 0.3).tril(-1)
+        edges = [{"layer": la, "edges": m[0].nonzero().tolist()} for la, m in cut.items()]
+        cases.append([tokens, edges])
+        out = run_with_hooks(net, torch.tensor([tokens]), cut_attention(net, cut))[0]
+        truth.append(out[0].detach().numpy())
+    work = """const net = Transformer.network(parts[0]);
+        return given.map(([tokens, cut]) => [...Gpt2.forward(net, tokens, { cut }).logits]);"""
+    found = largest(engine(reader.open("labels"), "anchors-3", work, cases), truth)
+    record_property("largest difference in a logit", found)
+    assert found < CLOSE
+
+
+MUTATIONS = {
+    "another GELU": ("0.044715", "0.04"),
+    "scores not scaled": ("score / Math.sqrt(d)", "score"),
+    "a change added twice": ("z[i * d + k] - seenZ", "2 * z[i * d + k] - seenZ"),
+    "values in the place of keys": ("width + head * d; // keys", "2 * width + head * d; // keys"),
+    "zeros where there is a z": ("new_ ? new_", "!new_ ? new_"),
+    "queries see the future": ("src <= dest", "src <= Math.min(dest + 1, total - 1)"),
+}
+
+
+@pytest.mark.parametrize("change", MUTATIONS.values(), ids=MUTATIONS)
+def test_a_changed_engine_is_found(reader: Reader, change: tuple[str, str]) -> None:
+    from playwright.sync_api import Error
+
+    try:
+        assert gpt2_difference(reader, "induction-3-4000", 4, change) > 10 * CLOSE
+    except Error:  # so changed that it does not run
+        assert change == MUTATIONS["zeros where there is a z"]
+
+
+def test_the_letters_are_those_of_the_notebook(reader: Reader) -> None:
+    drawn = RepeatedTokens.draw(1, 16, 512, 511, generator("by hand", 0, 0), distinct=True)
+    assert str(drawn.tokens[0, 1:17].tolist()) in (STATIC / "live/induction.js").read_text()
+
+
+def test_pairs_are_read_as_by_pytorch(reader: Reader, record_property: Any) -> None:
+    """At every place, and many queries at once after the same pairs."""
+    draw = np.random.default_rng(2)
+    cases = []
+    for number in range(CASES):
+        n = number % 4 + 2
+        xs, ys = draw.normal(size=(n, 2)), draw.normal(size=n) * (10 if number % 3 == 0 else 1)
+        cases.append(
+            {"xs": xs.tolist(), "ys": ys.tolist(), "queries": draw.normal(size=(5, 2)).tolist()}
+        )
+    work = """
+        const net = Transformer.network(parts[0]), flat = (x) => Float64Array.from(x.flat());
+        return given.map(({ xs, ys, queries }) => [
+          ...Regressor.forward(net, flat(xs), ys),
+          ...Regressor.field(net, flat(xs.slice(0, -1)), ys.slice(0, -1), flat(queries))]);
+    """
+    net = regressors.load("regression-d2").select(0)
+    truth = []
+    for case in cases:
+        xs, ys, queries = (torch.tensor(case[key]).float() for key in ("xs", "ys", "queries"))
+        asked = torch.cat([xs[:-1].expand(5, -1, 2), queries[:, None]], 1)
+        answers = net(xs[None], ys[None])[0, 0], net(asked, ys.expand(5, -1))[0, :, -1]
+        truth.append(torch.cat(answers).numpy())
+    found = largest(engine(reader.open("points"), "regression-d2", work, cases), truth)
+    record_property("largest difference in an answer", found)
+    assert found < CLOSE
+
+
+@pytest.mark.parametrize("name", ["lsa-1", "lsa-waves"])
+def test_linear_attention_answers_as_in_pytorch(
+    reader: Reader, name: str, record_property: Any
+) -> None:
+    page, part = ("step", 9) if name == "lsa-1" else ("waves", 0)
+    net, draw = lsa.load(name), np.random.default_rng(3)
+    xs = draw.normal(size=(CASES, 11, net.shape.dim)) * (0.3 if name == "lsa-1" else 2)
+    ys = draw.normal(size=(CASES, 11))
+    truth = net(torch.tensor(xs).float(), torch.tensor(ys).float())[0]
+    work = f"""const net = parts[{part}], flat = (x) => Float64Array.from(x.flat());
+        return given.map(([xs, ys]) => [Lsa.answer(net, flat(xs), ys)]);"""
+    pairs = [[x.tolist(), y[:-1].tolist()] for x, y in zip(xs, ys, strict=True)]
+    found = largest(engine(reader.open(page), name, work, pairs), list(truth.numpy()))
+    record_property("largest difference in an answer", found)
+    assert found < CLOSE
+    if name == "lsa-1":
+        told = engine(reader.open(page), name, "return [...Lsa.stepMatrix(parts[9], 10)]", 0)
+        assert largest([told], [step_matrix(net)]) < CLOSE
+
+
+def step_matrix(net: lsa.LinearSelfAttention) -> np.ndarray:
+    """A of an answer x_q A (1/n) sum_i x_i y_i, from the weights."""
+    dim, n = net.shape.dim, net.shape.pairs
+    query, key, value, out = (
+        net.attention[k][0, 0, 0].double().numpy() for k in ("query", "key", "value", "out")
+    )
+    return -n * (value @ out)[dim, dim] * (query @ key.T)[:dim, :dim]
+
+
+def test_algorithms_are_those_of_numpy(reader: Reader) -> None:
+    draw, cases = np.random.default_rng(4), []
+    for number in range(CASES):
+        n = number % 5 + 1
+        xs = draw.normal(size=(n, 2))
+        if number % 4 == 0:
+            xs[1:] = xs[:1] * draw.normal(size=(n - 1, 1))  # on one line
+        cases.append([xs.tolist(), draw.normal(size=n).tolist(), float(draw.uniform(0.05, 3))])
+    work = """return given.map(([x, ys, s]) => { const xs = Float64Array.from(x.flat());
+        return ["ols", "ridge", "step"].map((name) => [...Algorithms[name](xs, ys, s)]); });"""
+    truth = []
+    for x, y, s in cases:
+        xs, ys = np.array(x), np.array(y)
+        ridge = np.linalg.solve(xs.T @ xs + s * np.eye(2), xs.T @ ys)
+        gradient = sum(-(yi - 0) * xi for xi, yi in zip(xs, ys, strict=True)) / len(ys)
+        truth.append([np.linalg.lstsq(xs, ys, rcond=1e-6)[0], ridge, -s * gradient])
+    assert largest(engine(reader.open("points"), "regression-d2", work, cases), truth) < 1e-9
+
+
+# The figures, as a reader uses them --------------------------------------------------------------
+
+
+def opened(reader: Reader, name: str, state: str = "") -> Any:
+    """A page whose figure runs, in its first state or in one that the address holds."""
+    tab = reader.tab
+    tab.goto("about:blank")
+    tab.goto((reader.site / f"{name}.html").as_uri() + (f"#live-{name}?{state}" if state else ""))
+    if not state:
+        tab.locator(".live-run").click()
+    tab.locator(".live-on").wait_for()
+    return tab
+
+
+def shown(tab: Any) -> str:
+    return tab.locator(".live-numbers").inner_html() + tab.locator(".live-view").inner_html()
+
+
+def after(tab: Any, act: Any) -> str:
+    """What the figure shows once it has answered to an act."""
+    drawn = tab.locator(".live-figure").get_attribute("data-drawn")
+    act()
+    tab.wait_for_function(f"document.querySelector('.live-figure').dataset.drawn !== '{drawn}'")
+    return shown(tab)
+
+
+def solved(tab: Any) -> list[int]:
+    found = tab.locator(".live-tasks li").evaluate_all(
+        "all => all.map(x => x.classList.contains('live-solved'))"
+    )
+    return [i + 1 for i, done in enumerate(found) if done]
+
+
+def controls(tab: Any) -> list[Any]:
+    """One act for every control: another option, the other end, other letters."""
+    acts = []
+    for box in tab.locator(".live-controls .live-field").all():
+        kind = box.get_attribute("class").split("live-")[-1]
+        inside = box.locator("input, select")
+        if kind == "select":
+            values = inside.locator("option").evaluate_all("all => all.map(x => x.value)")
+            new = next(v for v in values if v != inside.input_value())
+            acts.append((inside.select_option, new))
+        elif kind == "range":
+            end = "Home" if inside.input_value() != inside.get_attribute("min") else "End"
+            acts.append((inside.press, end))
+        else:
+            letters = "Letters" in box.inner_text()
+            acts.append((inside.fill, "ABCABD" if letters else "silk loom"))
+    for group in tab.locator(".live-controls fieldset").all():
+        acts.append((group.locator("input:not(:checked)").first.check,))
+    return acts
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_every_control_changes_the_picture(reader: Reader, name: str) -> None:
+    """Also from the address; *Reset* brings back the first state."""
+    tab = opened(reader, name)
+    first = shown(tab)
+    acting = {"induction": "off=0.2&from=0.2", "labels": "cut=labels&from=2&q=cod"}
+    state = acting.get(name, "point=2&at=4")  # in which all controls act
+
+    def follow(link: str) -> str:
+        return after(tab, lambda: tab.evaluate("link => { location.hash = link; }", link))
+
+    for number in range(len(controls(tab))):
+        before = follow(f"live-{name}?{state}")
+        act, *given = controls(tab)[number]
+        changed = after(tab, partial(act, *given))
+        assert changed != before, (number, given)
+        link = tab.url.partition("#")[2]
+        assert after(tab, tab.get_by_role("button", name="Reset").click) == first
+        assert follow(link) == changed
+    assert reader.left == reader.errors == []
+
+
+def test_the_tasks_of_the_induction_pair_can_be_solved(reader: Reader) -> None:
+    tab = opened(reader, "induction")
+    off = tab.get_by_role("group", name="Switch heads off")
+    reset = tab.get_by_role("button", name="Reset")
+    assert solved(tab) == []
+    assert "0 of 15" in after(tab, off.get_by_label("0.2").check)
+    assert solved(tab) == [1]
+    after(tab, reset.click)
+    source, into = tab.get_by_label("Cut the path"), tab.get_by_label("and read by")
+    trap = after(tab, lambda: source.select_option("previous"))
+    assert "15 of 15" in trap
+    assert solved(tab) == [1, 2]
+    assert "0 of 15" in after(tab, lambda: into.select_option("all"))
+    after(tab, reset.click)
+    steps = tab.get_by_label("Training step")
+    right = [after(tab, lambda: steps.press("ArrowLeft")) for _ in range(4)]
+    assert ["15 of 15" in x for x in right] == [True, True, False, False]
+    assert solved(tab) == [1, 2, 3]
+    copying = after(tab, lambda: tab.get_by_label("Network").select_option("detour"))
+    assert "15 of 15" in copying
+    assert solved(tab) == [1, 2, 3, 4]
+    assert tab.locator(".live-found:not(:empty)").count() == 4
+    after(tab, lambda: tab.get_by_label("Network").select_option("random"))
+    told = tab.locator(".live-status")
+    soon(lambda: "0 of 15 tokens right" in told.text_content(), True)
+    tab.get_by_label("Letters").fill("ABCDEF")
+    soon(lambda: "Nothing repeats" in told.text_content(), True)
+
+
+@pytest.mark.parametrize(
+    ("name", "states"),
+    [
+        ("points", ["scale=10", "count=2&a1=1&b1=0&y1=0.5&a2=1&b2=0.1&y2=1.5", "rate=0.7"]),
+        ("labels", ["l1=Dover&l2=Cedar", "cut=labels", "drop=1"]),
+        ("step", ["rate=6.1&at=9", "rate=12.1", "at=3"]),
+    ],
+)
+def test_the_other_tasks_can_be_solved(reader: Reader, name: str, states: list[str]) -> None:
+    found = [solved(opened(reader, name, state)) for state in states]
+    assert found == [[1], [2], [3]]
+
+
+@pytest.mark.parametrize("name", ["points", "waves"])
+def test_points_are_dragged(reader: Reader, name: str) -> None:
+    tab = opened(reader, name)
+    point = tab.locator("[data-drag='2'] .live-dot").last
+    point.scroll_into_view_if_needed()
+    box = point.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    tab.mouse.move(x, y)
+    tab.mouse.down()
+    tab.mouse.move(x + 17, y + 27, steps=3)
+    tab.mouse.up()
+
+    def is_there() -> bool:
+        now = point.bounding_box()
+        return abs(now["x"] - box["x"] - 17) < 4 and abs(now["y"] - box["y"] - 27) < 4
+
+    soon(is_there, True)
+    assert tab.locator("input[type=radio]:checked").input_value() == "2"
+
+
+@pytest.mark.parametrize("name", live.FIGURES)
+def test_a_still_is_the_first_state(reader: Reader, name: str) -> None:
+    tab = opened(reader, name)
+    numbers, view = (tab.locator(f".live-{part}").inner_html() for part in ("numbers", "view"))
+    drawn = f'<dl class="live-numbers">{numbers}</dl>\n<div class="live-view">{view}</div>\n'
+    path = STATIC / f"live/stills/{name}.html"
+    if os.environ.get("ICLUTILS_STILLS") == "write":
+        path.write_text(drawn, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == drawn, "set ICLUTILS_STILLS=write and look at it"
+
+
+@pytest.mark.parametrize("reader", [{"java_script_enabled": False}], indirect=True)
+@pytest.mark.parametrize("name", live.FIGURES)
+def test_where_scripts_are_off_the_still_stands(reader: Reader, name: str) -> None:
+    tab = reader.open(name)
+    assert tab.locator(".live-view svg").first.is_visible()
+    assert tab.get_by_text("A caption.").is_visible()
+    assert tab.locator(".live-figure button").count() == 0
+
+
+SCRIPT = Path(__file__).with_name("page.js")
+TARGETS = ".live-figure :is(button, select, input, .live-pill)"
+SMALL = """all => all
+    .filter((x) => { const r = x.getBoundingClientRect(); return r.height < 44 || r.width < 44; })
+    .map((x) => x.outerHTML)"""
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_figure_can_be_used_by_all(reader: Reader, name: str) -> None:
+    """By eye in both themes, on a phone, by ear; and it is printed without controls."""
+    axe = pytest.importorskip("axe_playwright_python.base").AXE_SCRIPT
+    tab = opened(reader, name)
+    tab.evaluate(axe)
+    tab.add_script_tag(path=SCRIPT)
+    for width in (1280, 390):
+        tab.set_viewport_size({"width": width, "height": 900})
+        rules = ".live-figure", {"rules": {"target-size": {"enabled": True}}}
+        for theme in ("light", "dark"):
+            tab.evaluate("theme => (document.documentElement.dataset.theme = theme)", theme)
+            found = tab.evaluate("([where, how]) => axe.run(where, how)", rules)["violations"]
+            assert [(x["id"], x["nodes"][0]["html"]) for x in found] == []
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.evaluate("cutOff()") == []
+        assert tab.locator(TARGETS).evaluate_all(SMALL) == []
+    numbers = tab.locator(".live-numbers")
+    tab.locator(".live-controls button").last.scroll_into_view_if_needed()
+    assert numbers.evaluate("x => x.getBoundingClientRect().top >= -1"), "the numbers stay in sight"
+    soon(lambda: len(tab.locator(".live-status").text_content().split()) > 8, True)
+    tab.emulate_media(media="print")
+    assert tab.locator(".live-controls:visible, .live-figure button:visible").count() == 0
+    assert tab.locator(".live-view svg:visible").count() > 0
+
+
+def test_what_a_page_loads_is_small(site: Path) -> None:
+    """Scripts of figures before the press, and weights after it, in bytes."""
+    scripts = [
+        STATIC / f"live/{name}.js" for name in ("transformer", "numbers", "live", *live.FIGURES)
+    ]
+    stills = [*(STATIC / "live/stills").iterdir()]
+    assert sum(path.stat().st_size for path in scripts + stills) < 300_000
+    weights = {path.stem: path.stat().st_size for path in (site / "_static/live/weights").iterdir()}
+    assert set(weights) == {key for parts in live.FIGURES.values() for key in parts}
+    assert max(weights.values()) < 2_000_000
+    json.loads((site / "_static/live/weights/detour.js").read_text().partition(" = ")[2][:-2])
