@@ -26,6 +26,7 @@ NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 300 \
 # the order that they have: chapters and pages, which take longest, begin.
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 GRADING := PYTHONPATH=notebooks/assignments $(BIN)/python -m grading
+GRADED = $(if $(MASTERS),--masters "$(MASTERS)") $(if $(BUILD),--build "$(BUILD)")
 CHAPTER ?= all
 TIER ?= mini
 # A run that ends with status 1 has another result than the committed one; one table says all.
@@ -89,14 +90,15 @@ exercises: $(READY)  ## chapters without the solutions of their exercises, into 
 	@$(BIN)/python -m book._tools exercises $(filter-out all,$(CHAPTER))
 
 assignments: $(READY)  ## derive homework from the solved masters: student, autograder, instructor
-	@$(GRADING) assignments $(HW) $(if $(MASTERS),--masters "$(MASTERS)")
+	@$(GRADING) assignments $(HW) $(GRADED)
 
 grade: $(READY)  ## grade a folder into a CSV: make grade SUBMISSIONS=folder HW=hw01
 	@$(GRADING) grade "$(or $(SUBMISSIONS),$(error which folder? \
-	  make grade SUBMISSIONS=folder))" $(if $(HW),--homework $(HW)) $(if $(MASTERS),--masters "$(MASTERS)")
+	  make grade SUBMISSIONS=folder))" $(if $(HW),--homework $(HW)) $(GRADED) \
+  $(if $(RETRY),--retry)
 
 gradebook: $(READY)  ## join the graded homeworks by student: make gradebook ROSTER=participants.csv
-	@$(GRADING) gradebook $(if $(ROSTER),--roster "$(ROSTER)")
+	@$(GRADING) gradebook $(if $(BUILD),--build "$(BUILD)") $(if $(ROSTER),--roster "$(ROSTER)")
 
 bench: $(READY)  ## speed: each fast path against the plain loop, equal outputs asserted
 	@for program in benchmarks/*.py; do $(OFFLINE) $(BIN)/python $$program || exit 1; done

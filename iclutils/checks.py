@@ -12,6 +12,7 @@ import base64
 import functools
 import importlib.util
 import json
+import math
 import numbers
 import os
 import re
@@ -28,6 +29,7 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import Generator, Tensor
+from torch.overrides import TorchFunctionMode
 
 from .errors import IclError, unknown
 from .files import CHECKOUT
@@ -117,10 +119,16 @@ class Function:
             inputs, wrong = self.inputs(seed), {}
             if inputs is None:
                 return None
-            truth = _detached(self.outcome(self.solution, *inputs))
+            with _Slip() as right:
+                truth = _detached(self.outcome(self.solution, *inputs))
             for text, function in self.wrong().items():
                 with suppress(Exception):  # it cannot be made on these inputs
                     wrong[text] = self.look(_detached(self.outcome(function, *inputs)), truth)
+            for name in filter(right.might_have, SLIPS):
+                with suppress(Exception), _Slip(name):
+                    given = self.look(_detached(self.outcome(self.solution, *inputs)), truth)
+                    if _fault(given, truth, self.tolerance):
+                        wrong[SLIPS[name]] = given
             return truth, wrong
 
 
@@ -148,6 +156,47 @@ class Value:
     def expected(self, seed: int) -> Expected | None:
         """What is right, and what mistakes give; nothing for the public checks."""
         return (self.truth, self.mistakes) if seed else None
+
+
+EXPONENTIALS = ("exp", "softmax", "log_softmax", "logsumexp")
+REDUCTIONS = ("sum", "mean", "softmax", "log_softmax", "logsumexp", "norm", "cumsum", "argmax")
+SLIPS = {
+    "exp": "Powers of 2 stand where powers of e belong: exp, softmax.",
+    "log": "The logarithm is to base 2: take the natural one.",
+    **{f"{name}, axis": f"The {name} runs over the wrong axis." for name in REDUCTIONS},
+}
+
+
+class _Slip(TorchFunctionMode):
+    """What is computed inside has one of the ``SLIPS`` that are typical of any homework."""
+
+    def __init__(self, name: str = "") -> None:
+        super().__init__()
+        self.calls = list[str]()
+        self.name, _, self.axis = name.partition(", ")
+
+    def might_have(self, name: str) -> bool:
+        """Whether what was computed inside could have had a slip; a whole model is spared."""
+        made_in = set(EXPONENTIALS) if name == "exp" else {name.split(",")[0]}
+        return len(self.calls) < 300 and not made_in.isdisjoint(self.calls)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name, given = getattr(func, "__name__", ""), dict(kwargs or {})
+        self.calls.append(name)
+        if self.axis and name == self.name and args[0].ndim > 1:
+            by_name = "dim" in given or len(args) < 2
+            dim = given.get("dim") if by_name else args[1]
+            other = {-1: -2, -2: -1, 0: 1, 1: 0}[dim]
+            if by_name:
+                given["dim"] = other
+            else:
+                args = (args[0], other, *args[2:])
+        elif not self.axis and self.name == "exp" and name in EXPONENTIALS:
+            args = (args[0] * math.log(2), *args[1:])
+        found = func(*args, **given)
+        return found / math.log(2) if self.name == name == "log" else found
 
 
 @contextmanager
@@ -210,8 +259,8 @@ def plain(value: Any) -> Any:
         found = [plain(each) for each in value]
         if found and all(isinstance(each, int | float) for each in found):
             return torch.from_numpy(np.array(found))
-        theirs = any(isinstance(each, Tensor) for each in value)
-        return found if theirs else _stacked(found)  # several tensors may be several answers
+        several = any(isinstance(each, Tensor) and each.ndim for each in value)
+        return found if several else _stacked(found)  # several tensors may be several answers
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
         kind = np.float64 if value.dtype.kind == "f" else np.int64
         return torch.from_numpy(np.array(value, dtype=kind))
@@ -221,13 +270,18 @@ def plain(value: Any) -> Any:
 
 def _stacked(found: list[Any]) -> Any:
     """Tensors of one shape as one tensor; any other list as it is."""
+    found = [torch.from_numpy(np.array(x)) if isinstance(x, int | float) else x for x in found]
     shapes = {each.shape if isinstance(each, Tensor) else None for each in found}
-    return torch.stack(found) if len(shapes) == 1 and None not in shapes else found
+    if len(shapes) != 1 or None in shapes:
+        return found
+    kind = functools.reduce(torch.promote_types, (each.dtype for each in found))
+    return torch.stack([each.to(kind) for each in found])
 
 
 def _detached(value: Any) -> Any:
     value = plain(value)
-    value = _stacked(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        value = _stacked([_detached(each) for each in value])
     return value.detach().cpu() if isinstance(value, Tensor) else value
 
 
@@ -289,6 +343,8 @@ def _tensor_fault(got: Any, truth: Tensor, tolerance: float) -> str:
     if not isinstance(got, Tensor) or got.is_complex():
         kind = "complex tensor" if isinstance(got, Tensor) else type(got).__name__
         return f"Expected a tensor; got {_a(kind)}."
+    if got.shape != truth.shape and got.squeeze().shape == truth.squeeze().shape:
+        got = got.reshape(truth.shape)
     if got.shape != truth.shape:
         return f"Expected the shape {tuple(truth.shape)}; got {tuple(got.shape)}."
     dtype = got.dtype

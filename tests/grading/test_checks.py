@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,14 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     "numpy": lambda v: v.detach().numpy() if isinstance(v, Tensor) else np.float32(v),
     "tuple": lambda v: tuple(v.tolist()) if isinstance(v, Tensor) and v.ndim else (float(v),),
     "0-d": lambda v: v if isinstance(v, Tensor) else torch.tensor(v),
+    "entries": lambda v: entries(v) if isinstance(v, Tensor) else [v],
+    "one more axis": lambda v: v[None] if isinstance(v, Tensor) else torch.tensor([[v]]),
 }
+
+
+def entries(value: Tensor) -> Any:
+    """Lists of lists of tensors without axes."""
+    return [entries(each) for each in value] if value.ndim else value
 
 
 @pytest.mark.nightly
@@ -195,6 +203,48 @@ def test_single_precision_is_enough(question: str) -> None:
     single = FORMS["single"]
     for hidden in (False, True):
         grade(question, lambda *args: right(*map(single, args)), hidden=hidden)
+
+
+def test_lists_of_numbers_and_axes_of_one_are_no_mistakes() -> None:
+    truth = torch.arange(6.0).double().reshape(2, 3)
+    mixed = [[torch.tensor(0.0), 1, 2.0], [np.float32(3), torch.tensor([4.0])[0], 5]]
+    for given in (entries(truth), mixed, list(truth), [list(row) for row in truth], truth[:, None]):
+        compare(plain(given), truth)
+    compare(torch.tensor([0.25]), torch.tensor(0.25))
+    with pytest.raises(Mistake, match="shape"):
+        compare(truth.T, truth)
+    loss = own(lambda *given: hw05.contrastive_loss(*given)[None])
+    grade("hw05.q2", own(hw05.features), loss)
+
+
+def parts_in_base_two(query: Tensor, keys: Tensor, values: Tensor, demos: Tensor) -> Tensor:
+    weights = 2 ** (keys @ query / len(query) ** 0.5)
+    return torch.stack([weights[at] @ values[at] / weights.sum() for at in (~demos, demos)])
+
+
+def gain(logits: Tensor, tokens: Tensor, axis: int = -1, base: float = math.e) -> Tensor:
+    """Differences of log-probabilities, which are normalised over an axis."""
+    logits = logits - (base**logits).sum(axis, keepdim=True).log() / math.log(base)
+    right = (logits * math.log(base))[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
+    length = tokens.shape[1] // 2
+    return right[:, length + 1 :].mean(1) - right[:, :length].mean(1)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "message"),
+    [
+        ("hw05.q1", parts_in_base_two, "Powers of 2 stand where powers of e belong"),
+        ("hw01.q2", partial(gain, base=2.0), "Powers of 2 stand where powers of e belong"),
+        ("hw01.q2", partial(gain, axis=1), "The log_softmax runs over the wrong axis"),
+        ("hw02.q2", lambda a, g: (a * g).sum(0).abs(), "The sum runs over the wrong axis"),
+    ],
+)
+def test_slips_that_any_homework_may_have_are_named(
+    question: str, answer: Callable[..., Any], message: str
+) -> None:
+    grade("hw01.q2", gain)
+    with pytest.raises(Mistake, match=message):
+        grade(question, answer)
 
 
 @pytest.mark.parametrize("number", [np.float16, *NUMPY, torch.tensor, lambda v: torch.tensor([v])])

@@ -9,6 +9,7 @@ import ast
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from zipfile import ZipFile
 
 import psutil
 import pytest
-from grading import assignments, confine, guard, inside, reports, submissions
+from grading import assignments, confine, guard, jail, reports, submissions
 from grading.assignments import Assignment
 from grading.confine import End, Limits
 from grading.submissions import Grade
@@ -30,33 +31,43 @@ from iclutils.checks import homeworks, table
 from iclutils.errors import IclError
 from iclutils.files import read_json
 
+ROOT = Path(__file__).parents[2]
 pytest.importorskip("otter", reason="needs otter-grader (extra: coursework)")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="bounds need a POSIX system")
 
 
 # The bounds, on small programs
 
+NAMESPACES = sys.platform == "linux" and not subprocess.run(
+    ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "true"],
+    capture_output=True, check=False,
+).returncode  # fmt: skip
+MODES = ["hooks", pytest.param("namespaces", marks=pytest.mark.skipif(
+    not NAMESPACES, reason="this system has no namespaces for this user"))]  # fmt: skip
+Bounded = Callable[..., End]
 
-@pytest.fixture
-def bounded(tmp_path: Path) -> Callable[..., End]:
-    """``bounded(code)`` runs a Python program in bounds, in a folder of its own."""
+
+@pytest.fixture(params=MODES)
+def bounded(request: pytest.FixtureRequest) -> Bounded:
+    """``bounded(code)`` runs a Python program in bounds, with namespaces or by hooks alone."""
+    jailed = request.param == "namespaces"
 
     def run(code: str, **limits: float) -> End:
-        folder = tmp_path / "own"
-        folder.mkdir()
-        return confine.run([sys.executable, "-c", code], folder, Limits(**limits), Event())
+        command = [sys.executable, "-c", code]
+        end = confine.run(command, Limits(**limits), Event(), jailed=jailed)
+        assert end.code != jail.REFUSED, end.said
+        return end
 
     return run
 
 
-def test_a_program_within_its_bounds_just_ends(bounded: Callable[..., End]) -> None:
-    os.environ["SECRET_OF_THE_GRADER"] = "x"
-    try:
-        end = bounded("import os; print(os.getcwd(), 'SECRET_OF_THE_GRADER' in os.environ)")
-    finally:
-        del os.environ["SECRET_OF_THE_GRADER"]
-    assert (end.code, end.stopped) == (0, "")
-    assert end.said.strip().endswith("own False")
+def test_a_program_within_its_bounds_just_ends(
+    bounded: Bounded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_GRADER", "x")
+    end = bounded("import os; print(os.listdir(), 'SECRET_OF_THE_GRADER' in os.environ)")
+    assert (end.code, end.stopped, end.told) == (0, "", [])
+    assert end.said.strip() == "[] False"
 
 
 @pytest.mark.parametrize(
@@ -67,13 +78,14 @@ def test_a_program_within_its_bounds_just_ends(bounded: Callable[..., End]) -> N
          {"memory": 0.5}, "memory", "more than 0.5 GB"),
         ("import os, time\nfor _ in range(9): os.fork() or time.sleep(600)\ntime.sleep(600)",
          {"processes": 5}, "processes", "more than 5 processes"),
-        (f"open({inside.STEP!r}, 'w').write('cell 3'); __import__('time').sleep(600)",
+        ("import guard, time; guard.send({'step': 'cell 3'}); time.sleep(600)",
          {"step": 0.1}, "step", "longer than 0.1 s"),
+        ("import guard\nwhile True: guard.send({}, bytes(10**7))", {}, "output", "more than 256"),
     ],
-    ids=["loop", "memory", "processes", "step"],
+    ids=["loop", "memory", "processes", "step", "output"],
 )  # fmt: skip
 def test_a_program_that_breaks_a_bound_is_stopped(
-    bounded: Callable[..., End], code: str, limits: dict[str, float], stopped: str, reason: str
+    bounded: Bounded, code: str, limits: dict[str, float], stopped: str, reason: str
 ) -> None:
     end = bounded(code, **limits)
     assert end.stopped == stopped
@@ -90,18 +102,13 @@ def test_a_program_that_breaks_a_bound_is_stopped(
     ],
 )  # fmt: skip
 def test_the_network_is_closed_and_who_tries_is_named(
-    bounded: Callable[..., End], code: str, host: str
+    bounded: Bounded, code: str, host: str
 ) -> None:
     end = bounded(code)
-    assert (end.code, end.stopped, end.reached) == (0, "", (host,))
+    assert (end.code, end.stopped, end.values("note")) == (0, "", [f"the network, {host}"])
 
 
-def test_the_solutions_are_closed(bounded: Callable[..., End]) -> None:
-    end = bounded(f"open({str(table('hw01'))!r}).read()")
-    assert "PermissionError: The solutions are closed" in end.said
-
-
-def test_a_program_may_talk_to_itself(bounded: Callable[..., End]) -> None:
+def test_a_program_may_talk_to_itself(bounded: Bounded) -> None:
     """As a notebook does with its kernel."""
     end = bounded(
         "import socket\ns = socket.create_server(('127.0.0.1', 0))\n"
@@ -110,31 +117,85 @@ def test_a_program_may_talk_to_itself(bounded: Callable[..., End]) -> None:
     assert (end.stopped, end.said.strip()) == ("", "reached")
 
 
-def test_nothing_outside_its_folder_is_changed(bounded: Callable[..., End], tmp_path: Path) -> None:
-    other = tmp_path / "other.ipynb"
+# Each is tried, in Python and by native code; none is to signal, read or write outside. By hooks
+# alone native code is refused only where its name tells, and then it is told.
+LIBC = "import ctypes; libc = ctypes.CDLL(None); "
+ATTACKS = {
+    "signal the parent": "import os; os.kill(os.getppid(), 9)",
+    "signal all": "import os; os.kill(-1, 9)",
+    "signal the parent's group": "import os; os.killpg(os.getpgid(os.getppid()), 9)",
+    "signal natively": LIBC + "import os; libc.kill(os.getppid(), 9); libc.kill(-1, 9)",
+    "signal by a shell": "import os; os.system('kill -9 $PPID; kill -9 -1')",
+    "trace the parent": LIBC + "import os; print(libc.ptrace(16, os.getppid(), 0, 0))",
+    "read": "print(open({secret!r}).read())",
+    "read by a link": "import os; os.symlink({secret!r}, 'x'); print(open('x').read())",
+    "read by /proc": "print(open('/proc/self/root' + {secret!r}).read())",
+    "read as the parent": "import os; "
+                          "print(open(f'/proc/{{os.getppid()}}/root' + {secret!r}).read())",
+    "read by a shell": "import os; os.system('cat {secret}')",
+    "read by a program": "import subprocess as s; print(s.run(['cat', {secret!r}]))",
+    "read natively": LIBC + "libc.system(b'cat {secret}')",
+    "read in a fork": "import os; os.fork() or os.execvp('cat', ['cat', {secret!r}])",
+    "write": "open({other!r}, 'w')",
+    "remove": "import os; os.remove({other!r})",
+    "replace": "import os; open('x', 'w'); os.rename('x', {other!r})",
+    "write by a shell": "import os; os.system('echo evil > {other}')",
+    "write by a program": "import subprocess as s; s.run(['tee', {other!r}], input=b'evil')",
+    "write natively": LIBC + "libc.write(libc.open(b'{other}', 1), b'evil', 4)",
+    "unmount": "import os; os.system('unshare -rm sh -c \"umount -a; cat {secret}\"')",
+    "write to libraries": "import os; os.system('unshare -rm sh -c \"mount -o remount,rw,bind "
+                          "{library}; echo > {library}/evil\"')",
+    "a shell's bomb": "import os; os.system('bomb() {{ bomb | bomb & }}; bomb; sleep 9')",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_nothing_outside_is_signalled_read_or_written(
+    bounded: Bounded, name: str, tmp_path: Path
+) -> None:
+    other, secret = tmp_path / "other.ipynb", table("hw05")
     other.write_text("precious")
-    for code in (f"open({str(other)!r}, 'w')", f"__import__('os').remove({str(other)!r})"):
-        end = bounded(f"open('own.txt', 'w').write('mine')\n{code}")
-        shutil.rmtree(tmp_path / "own")
-        assert "PermissionError: Only the own folder can be" in end.said
-        assert other.read_text() == "precious"
+    library = Path(json.__file__).parent
+    code = ATTACKS[name].format(other=str(other), secret=str(secret), library=str(library))
+    beside = subprocess.Popen(["sleep", "60"])
+    end = bounded(code, seconds=20.0)
+    assert beside.poll() is None
+    beside.kill()
+    assert beside.wait() == -signal.SIGKILL
+    assert "def dual_parts" not in end.said
+    assert other.read_text() == "precious"
+    assert not (library / "evil").exists()
 
 
-def test_a_large_file_is_not_written(bounded: Callable[..., End]) -> None:
+def test_a_large_file_is_not_written(bounded: Bounded) -> None:
     end = bounded(f"f = open('big', 'wb')\nf.seek({guard.LARGEST})\nf.write(b'0')\nf.close()")
     assert "File too large" in end.said
 
 
-def test_what_is_left_behind_is_ended(bounded: Callable[..., End], tmp_path: Path) -> None:
-    sleep = "import subprocess as s\nprint(s.Popen(['sleep', '60'], start_new_session=True).pid)"
-    end = bounded(sleep)
-    assert end.code == 0
-    left = int(end.said)
-    for _ in range(600):
-        if not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE:
+def test_the_disk_is_not_filled(bounded: Bounded) -> None:
+    end = bounded("for i in range(3000): open(f'{i}', 'wb').write(bytes(10**6))", seconds=60.0)
+    assert "No space left" in end.said or end.stopped == "disk"
+
+
+def test_what_is_left_behind_is_ended(bounded: Bounded) -> None:
+    mark = f"{time.monotonic_ns()}"
+    bounded(f"import os, time\n{mark}\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)")
+    for _ in range(100):
+        if not any(mark in " ".join(p.info["cmdline"] or ()) and p.info["status"] != "zombie"
+                   for p in psutil.process_iter(["cmdline", "status"])):  # fmt: skip
             return
         time.sleep(0.1)
     pytest.fail("it still runs")
+
+
+def test_solutions_among_libraries_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ICLUTILS_HOMEWORK", str(tmp_path))
+    assert str(tmp_path) not in confine.shown()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path.parent))
+    with pytest.raises(IclError, match="the solutions are in it"):
+        confine.shown()
 
 
 # Deriving
@@ -237,7 +298,40 @@ def test_mistakes_of_the_instructor(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assignments.make(tmp_path)
 
 
-# Grading: forty submissions of hw05, and what is to become of each
+@pytest.mark.parametrize(
+    ("name", "data", "status", "message"),
+    [
+        ("a.ipynb", b"", "broken", "The file is empty: the upload did not finish. Hand"),
+        ("a.ipynb", b"\n \n", "broken", "The file is empty"),
+        (
+            "a.ipynb",
+            b"<!DOCTYPE html><html>",
+            "not a notebook",
+            "a web page. Download the notebook",
+        ),
+        ("a.html", b"<html>", "not a notebook", "a web page. Download"),
+        ("a.ipynb", b"PK\x03\x04 and more", "not a notebook", "an archive. Unpack it"),
+        ("a.pdf", b"%PDF-1.7", "not a notebook", "a PDF. Open it in Jupyter"),
+        ("a.py", b"x = 1", "not a notebook", "Only .ipynb is graded. Open it in Jupyter"),
+        ("a.ipynb", b"x = 1", "broken", "This is no notebook. Open it in Jupyter"),
+        ("a.ipynb", b"\xff\xfe\x00", "broken", "This is no notebook"),
+        ("a.ipynb", b'{"cells": [{"cell', "broken", "breaks off: it was not saved or sent whole"),
+        ("a.ipynb", b'{"kernel": 3}', "broken", "JSON, but holds no cells"),
+        ("a.ipynb", b'{"cells": [3]}', "broken", "JSON, but holds no cells"),
+        ("a.ipynb", b"[" * 10**6, "broken", "This is no notebook"),
+    ],
+)
+def test_what_is_no_notebook_is_told_why_and_what_helps(
+    tmp_path: Path, name: str, data: bytes, status: str, message: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    fault = submissions._read(tmp_path / name)[1]
+    assert fault is not None
+    assert (fault.status, len(fault.message.splitlines())) == (status, 1)
+    assert message in fault.message
+
+
+# Grading: submissions of hw05, right, wrong and hostile, and what is to become of each
 
 PARTS = "def dual_parts"
 
@@ -293,6 +387,20 @@ RIGHT: dict[str, Callable[[list[dict]], Any]] = {  # edits
     "flood after the answer": add(PARTS, after="\n\nfor _ in range(300):\n    print('x' * 10**6)"),
     "widgets": add(PARTS, "import ipywidgets\ndisplay(ipywidgets.IntSlider(3))\n"),
     "await": add(PARTS, "import asyncio\nawait asyncio.sleep(0)\n"),
+    "lists of tensors without axes": wrap(
+        "def dual_parts(*given):\n    return [[x for x in row] for row in right(*given)]"
+    ),
+    "lists of floats and an axis more": wrap(
+        "def dual_parts(*given):\n    return [[[float(x) for x in row]] for row in right(*given)]"
+    ),
+    "a loss in a list": add(
+        "def features",
+        after="\n\nmine = contrastive_loss\ncontrastive_loss = lambda *given: mine(*given)[None]",
+    ),
+    "files of its own": add(PARTS, "import tempfile, pathlib\nopen('notes.txt', 'w').write('x')\n"
+        "tempfile.NamedTemporaryFile('w').write('x')\npathlib.Path.home().joinpath('y').touch()\n"),
+    "processes of its own": add(PARTS, "from joblib import Parallel, delayed\n"
+        "Parallel(2, backend='threading')(delayed(abs)(i) for i in range(3))\n"),
 }  # fmt: skip
 WRONG: dict[str, tuple[Callable[[list[dict]], Any], str, str]] = {  # edit, status, message of q1
     "not written": (put(PARTS, "def dual_parts(*given):\n    ..."), "graded", "nothing is written"),
@@ -348,6 +456,85 @@ WRONG: dict[str, tuple[Callable[[list[dict]], Any], str, str]] = {  # edit, stat
 }  # fmt: skip
 
 
+# Answers to q1 that are after the solution, the grader or the machine, and what they get for q1.
+HUNT = """\
+import gc, os, sys
+def take(text):
+    text = text if isinstance(text, str) else bytes(text).decode('utf8', 'replace')
+    if 'raw[demos] @' + ' values[demos]' in text:
+        raise RuntimeError('the solution leaked')
+def read(*paths):
+    for path in paths:
+        try:
+            take(open(path, 'rb').read(10**7))
+        except OSError:
+            pass
+"""
+ALONE = "it ended the process that ran it"
+HOSTILE: dict[str, tuple[str, str]] = {  # code, what the message of q1 holds
+    "hunts the disk": (
+        "for top, inner, names in os.walk('/'):\n"
+        "    inner[:] = set(inner) - {'proc', 'sys', 'usr', 'lib', 'bin', 'site-packages', 'zoo'}\n"
+        "    read(*(f'{top}/{n}' for n in names if n.endswith(('.py', '.ipynb', '.pack', '.zip'))))",
+        "no cell defines it"),
+    "hunts a path": ("read(SECRET, '/proc/self/root' + SECRET, '/proc/1/root' + SECRET)",
+                     "no cell defines it"),
+    "hunts by a link": ("os.symlink(SECRET, 'x')\nread('x')\nos.link(SECRET, 'y')", "no cell defines it"),
+    "hunts by a shell": ("said = !cat $SECRET\ntake(str(said))\n!kill -9 -1", ""),
+    "hunts in git": ("said = !git -C $ROOT show HEAD:notebooks/assignments/answers/hw05.py\n"
+                     "take(str(said))", "no cell defines it"),
+    "hunts in /proc": (
+        "for pid in os.listdir('/proc'):\n"
+        "    read(*(f'/proc/{pid}/{name}' for name in ('environ', 'cmdline', 'maps', 'stack')))\n"
+        "    read(f'/proc/{pid}/root' + SECRET, f'/proc/{pid}/cwd/answers/hw05.py')",
+        "no cell defines it"),
+    "hunts in memory": (
+        "for each in gc.get_objects():\n"
+        "    if type(each) in (str, bytes): take(each)\n"
+        "    if getattr(each, '__name__', '') == 'dual_parts': raise RuntimeError('leaked')\n"
+        "take(str([sys._getframe(i).f_locals for i in range(12)]))", "no cell defines it"),
+    "hunts modules": ("import iclutils.checks as c\nc.questions('hw05')", "no cell defines it"),
+    "imports the grader": ("from grading import submissions, handout", "no cell defines it"),
+    "kills its parent": ("os.kill(os.getppid(), 9)", "no cell defines it"),
+    "kills all": ("import ctypes\nctypes.CDLL(None).kill(-1, 9)\n!kill -9 -1 1 0", ""),
+    "kills natively": ("import ctypes\nc = ctypes.CDLL(None)\nc.kill(os.getppid(), 9)", ""),
+    "traces its parent": ("import ctypes\nctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0)", ""),
+    "a segmentation fault": ("import ctypes\nctypes.string_at(0)", ALONE),
+    "a bomb": ("while True:\n    os.fork()", "more than 16 processes"),
+    "a bomb of threads": ("import threading, time\nfor _ in range(5000):\n"
+                          "    threading.Thread(target=time.sleep, args=(9,)).start()", "q1"),
+    "memory of children": ("import time\nfor _ in range(4):\n    if os.fork() == 0:\n"
+                           "        kept = bytes(10**9)\n        kept = kept[1:] + b'x'\n"
+                           "        time.sleep(99)\ntime.sleep(99)", "more than 3 GB"),
+    "fills the disk": ("for i in range(900):\n    open(f'{i}', 'wb').write(bytes(10**6))", ""),
+    "floods its output": ("for _ in range(600):\n    os.write(1, bytes(10**6))", ""),
+    "writes elsewhere": (
+        "!echo evil > $OTHER\nos.system('echo evil > ' + OTHER)\nopen(OTHER, 'w').write('evil')",
+        "no cell defines it"),
+    "writes later": ("import subprocess\nlater = 'sleep 3; echo evil > ' + OTHER\n"
+                     "subprocess.Popen(['sh', '-c', later], start_new_session=True)", ""),
+    "writes natively": ("import ctypes\nc = ctypes.CDLL(None)\n"
+                        "c.write(c.open(OTHER.encode(), 1), b'evil', 4)", ""),
+    "writes at exit": ("import atexit\natexit.register(lambda: open(OTHER, 'w'))", "no cell"),
+    "changes the package": ("import iclutils\nopen(iclutils.__file__, 'a').write('#')", "no cell defines it"),
+    "forges an end": ("import guard\nguard.send({'done': True})\nos._exit(0)", "not written down"),
+    "forges an answer": ("import guard\nfrom iclutils.checks import frozen\n"
+                         "guard.send({'question': 'q1'}, frozen({str(s): [{'value': float('nan')}]"
+                         " for s in range(6)}))\nguard.send({'error': [], 'cell': {}, 'note': {}})",
+                         "no cell defines it"),
+    "spoils the pipe": ("import guard\nos.write(int(os.environ[guard.TO]), b'\\xff' * 99)", ""),
+    "closes the pipe": ("import guard\nos.close(int(os.environ[guard.TO]))", ""),
+    "a tensor that lies": (
+        "import torch\nclass Lie(torch.Tensor):\n"
+        "    __torch_function__ = classmethod(lambda *a, **k: torch.tensor(0.0))\n"
+        "def dual_parts(q, k, v, d):\n    return torch.zeros(2, v.shape[1]).as_subclass(Lie)", ""),
+    "patches what compares": (
+        "import torch, builtins\ntorch.equal = torch.allclose = lambda *a, **k: True\n"
+        "builtins.abs = builtins.max = lambda *a, **k: 0.0\n"
+        "def dual_parts(*given):\n    return torch.zeros(2, 3)", ""),
+}  # fmt: skip
+
+
 def hand_in(folder: Path, name: str, source: Path, edit: Callable, **about: object) -> Path:
     notebook = read_json(source)
     edit(notebook["cells"])
@@ -358,12 +545,18 @@ def hand_in(folder: Path, name: str, source: Path, edit: Callable, **about: obje
     return path
 
 
+def files_of(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Size and time of each file."""
+    found = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+
+
 def rows(table: Path) -> dict[str, dict[str, str]]:
     return {row["name"].removesuffix(".ipynb"): row for row in reports.read(table)}
 
 
 @pytest.mark.nightly
-def test_forty_submissions_are_graded_fairly(
+def test_seventy_submissions_are_graded_fairly(
     hw05: Assignment, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = tmp_path / "given"
@@ -380,11 +573,23 @@ def test_forty_submissions_are_graded_fairly(
     )
     (given / "broken.ipynb").write_text("{")
     (given / "essay.pdf").write_text("an essay")
-    assert len(list(given.iterdir())) >= 40
+    other = tmp_path / "other"
+    other.write_text("precious")
+    names = f"SECRET, ROOT, OTHER = {str(table('hw05'))!r}, {str(ROOT)!r}, {str(other)!r}\n"
+    for name, (code, _) in HOSTILE.items():
+        hand_in(given, name, hw05.instructor, put(PARTS, HUNT + names + code))
+    science = files_of(ROOT / "iclutils")
     start = time.monotonic()
-    table = submissions.grade(build, given, "hw05", Limits(step=6.0, seconds=120.0, memory=3.0))
-    assert time.monotonic() - start < 480
-    found = rows(table)
+    graded = submissions.grade(build, given, "hw05", Limits(step=6.0, seconds=120.0, memory=3.0))
+    assert time.monotonic() - start < 12 * len(list(given.iterdir()))
+    assert other.read_text() == "precious"
+    assert files_of(ROOT / "iclutils") == science
+    found = rows(graded)
+    for name, (_, message) in HOSTILE.items():
+        row = found[name]
+        assert row["q1"] in ("0", ""), (name, row)
+        assert message in row["message"], (name, row["message"])
+        assert "leaked" not in row["message"], name
     for name in (*RIGHT, "without metadata"):
         row = found[name]
         assert (row["status"], row["percent"], row["message"]) == ("graded", "100", ""), name
@@ -398,17 +603,17 @@ def test_forty_submissions_are_graded_fairly(
                          "essay.pdf": "not a notebook"}.items():  # fmt: skip
         assert (found[name]["status"], found[name]["q1"], found[name]["total"]) == (status, "", "")
         assert found[name]["message"]
-    feedback = (table.parent / "feedback" / "a typical mistake.ipynb.md").read_text()
+    feedback = (graded.parent / "feedback" / "a typical mistake.ipynb.md").read_text()
     assert "| q1 | 0 | 4 | The two are exchanged" in feedback
 
     def never(*given: object) -> None:
         raise AssertionError("graded again")
 
-    before = table.read_text()
+    before = graded.read_text()
     monkeypatch.setattr(confine, "run", never)
     again = submissions.grade(build, given, "hw05", Limits(step=6.0, seconds=120.0, memory=3.0))
     assert again.read_text() == before
-    assert not (table.parent / "table.1.csv").exists()
+    assert not (graded.parent / "table.1.csv").exists()
 
 
 @pytest.mark.nightly
@@ -529,6 +734,28 @@ def test_several_homeworks_join_into_one_gradebook(
     canvas.write_text("Student\nNobody\n")
     with pytest.raises(IclError, match="does not name ada_lovelace"):
         reports.gradebook(grades, canvas)
+
+
+def test_two_spellings_of_a_name_are_one_student(tmp_path: Path) -> None:
+    def graded(homework: str, *rows: str) -> None:
+        table = tmp_path / homework / "monday/table.csv"
+        table.parent.mkdir(parents=True, exist_ok=True)
+        table.write_text("\n".join(["name,student,total", *rows]))
+
+    graded("hw01", "r01 plain.ipynb,r01 plain,8")
+    graded("hw02", "r01_plain.ipynb,r01_plain,5", "R01 Plain/a.ipynb,R01 Plain,5")
+    assert reports.read(reports.gradebook(tmp_path)) == [
+        {"student": "r01 plain", "hw01": "8", "hw02": "5"}
+    ]
+    roster = tmp_path / "roster.csv"
+    roster.write_text("Student\nR01 plain\n")
+    assert reports.read(reports.gradebook(tmp_path, roster))[0]["hw02"] == "5"
+    graded("hw02", "r01_plain.ipynb,r01_plain,5", "r01 plain.ipynb,r01 plain,4")
+    with pytest.raises(IclError, match=r"r01_plain.ipynb with 5 points and r01 plain.ipynb with 4"):
+        reports.gradebook(tmp_path)
+    graded("hw02", "plain r01.ipynb,plain r01,4")
+    with pytest.raises(IclError, match="r01 plain and plain r01 have the same words"):
+        reports.gradebook(tmp_path, roster)
 
 
 @pytest.mark.parametrize(

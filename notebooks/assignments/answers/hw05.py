@@ -74,13 +74,13 @@ def _step_taken(
     """The answer to a query after a step on the loss, and the loss."""
     weights = W.clone().requires_grad_()
     found = loss(weights, values, keys, total, rate)
-    if not isinstance(found, Tensor) or found.ndim or not found.requires_grad:
+    if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
         raise Mistake(
             "`contrastive_loss` returns one number as a tensor that depends on W, so that "
             "autograd can take its gradient: no .item(), no detach."
         )
     after = (W - rate * torch.autograd.grad(found, weights)[0]) @ keys[-1]
-    return torch.cat([after, found.detach()[None]])
+    return torch.cat([after, found.detach().reshape(1)])
 
 
 def _points(seed: int) -> tuple[Tensor, Tensor]:

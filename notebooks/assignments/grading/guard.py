@@ -1,84 +1,96 @@
-"""What code under grading may not do. This file is a submission's ``sitecustomize``.
+"""What code under grading may not do, by Python's own audit hooks, which cannot be removed.
 
-Every Python process that is started while a submission is graded runs this first: it closes the
-network, bounds the size of files, refuses to write outside the submission's own folder and to read
-the solutions. An attempt to reach the network is noted in a file, which ``grading`` reports. The
-hooks are Python's own audit hooks, which cannot be removed; native code can go round them. Where
-the system permits it, the processes get a network of their own without a way out, which native
-code cannot leave.
-
-It uses the standard library alone, because it runs before anything else.
+Every Python process that is started while a submission is graded runs ``begin`` first. The network
+is closed, files are bounded, a signal to another's process is refused. Where the system has no
+namespaces (``jail``), nothing else but libraries can be read, nothing outside the submission's own
+folder be written, and no program be started; native code can go round that. What was tried is
+``sent`` to the grader. This uses the standard library alone, because it runs before anything else.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
 from typing import Any
 
-FOLDER, NOTE, ALONE = "ICLUTILS_GRADED_IN", "network.txt", "ICLUTILS_GRADED_ALONE"
-SECRET = "ICLUTILS_GRADED_SECRET"  # the folder of the solutions
+FOLDER, TO, MAY_READ = "ICLUTILS_GRADED_IN", "ICLUTILS_GRADED_TO", "ICLUTILS_GRADED_MAY_READ"
 LARGEST = 256 * 2**20  # bytes of one file
 NAMES = {"localhost", "", "::1", "0.0.0.0", "::", socket.gethostname()}
 CONNECT = {"socket.connect", "socket.sendto", "socket.sendmsg"}
 RESOLVE = {"socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"}
-CHANGE = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.link"}
+CHANGE = {"remove", "rename", "rmdir", "mkdir", "truncate", "chmod", "chown", "link"}
+START = {"os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn"}
+HARMLESS = ("fc-list", "uname", "ldconfig", "lscpu", "nvidia-smi", "gcc", "cc", "ld", "clang")
+NATIVE = {"system", "popen", "execv", "execve", "execvp", "fork", "vfork", "posix_spawn", "kill",
+          "killpg", "ptrace", "syscall", "open", "openat", "fopen", "unlink", "rename"}  # fmt: skip
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
-def install(folder: str, secret: str = "") -> None:
-    """Watch this process from now on."""
-    inside = os.path.realpath(folder)
-    closed = os.path.realpath(secret) + os.sep if secret else ""
+def send(about: dict[str, Any], more: bytes = b"") -> None:
+    """Tell the grader: a line of JSON and bytes, preceded by how many there are."""
+    whole = json.dumps(about).encode() + b"\n" + more
+    whole, to = len(whole).to_bytes(8, "little") + whole, int(os.environ[TO])
+    while whole:
+        whole = whole[os.write(to, whole) :]
 
-    def at_home(path: Any) -> bool:
+
+def install(folder: str, readable: list[str]) -> None:
+    """Watch this process from now on; files and programs only where something is ``readable``."""
+    inside = os.path.realpath(folder)
+    free = (inside, "/dev", "/proc/self")
+    roots = (*free, "/proc", "/sys", *map(os.path.realpath, readable))
+
+    def within(path: Any, places: tuple[str, ...]) -> bool:
         if isinstance(path, int) or path is None:
             return True
         real = os.path.realpath(os.fsdecode(path))
-        return real.startswith((inside + os.sep, "/dev/", "/proc/self/")) or real == inside
+        return any(real == place or real.startswith(place + os.sep) for place in places)
 
-    def local(host: Any) -> bool:
-        host = host.decode() if isinstance(host, bytes) else host
-        return host is None or host in NAMES or str(host).startswith("127.")
+    def refuse(why: str, what: object = "") -> None:
+        if what:
+            send({"note": str(what)[:100]})
+        raise PermissionError(f"{why} while this is graded.")
+
+    def others(pid: int, group: bool) -> bool:
+        if pid <= 0 and not group:
+            pid, group = -pid, True
+        try:
+            return pid == 1 or (pid > 0 and os.getsid(pid) != os.getsid(0))
+        except ProcessLookupError:
+            return False
 
     def watch(event: str, given: tuple[Any, ...]) -> None:
         if event in CONNECT or event in RESOLVE:
             where = given[1] if event in CONNECT else given[0]
             host = where[0] if isinstance(where, tuple) else where if event in RESOLVE else None
-            if not local(host):
-                with open(os.path.join(inside, NOTE), "a", encoding="utf-8") as note:
-                    note.write(f"{host}\n")
-                raise PermissionError("The network is closed while this is graded.")
+            host = host.decode() if isinstance(host, bytes) else host
+            if host is not None and host not in NAMES and not str(host).startswith("127."):
+                refuse("The network is closed", f"the network, {host}")
+        elif event in ("os.kill", "os.killpg") and others(given[0], event == "os.killpg"):
+            refuse("Other processes are closed", "another process, by a signal")
+        elif not readable:
+            return
         elif event == "open":
             path, _, flags = given
-            if isinstance(flags, int) and flags & WRITING and not at_home(path):
-                raise PermissionError(f"Only the own folder can be written to, not {path}.")
-            named = closed and isinstance(path, str | bytes | os.PathLike)
-            if named and os.path.realpath(os.fsdecode(path)).startswith(closed):
-                raise PermissionError("The solutions are closed while this is graded.")
-        elif event in CHANGE:
+            if isinstance(flags, int) and flags & WRITING and not within(path, free):
+                refuse(f"Only the own folder can be written to, not {path},")
+            if not within(path, roots):
+                refuse(f"Only libraries and the own folder can be read, not {path},")
+        elif event.startswith("os.") and event[3:] in CHANGE:
             for path in given[: 2 if event in ("os.rename", "os.link") else 1]:
-                if not at_home(path):
-                    raise PermissionError(f"Only the own folder can be changed, not {path}.")
+                if not within(path, free):
+                    refuse(f"Only the own folder can be changed, not {path},")
+        elif event in START:
+            name = given[0] or (given[1] or [""])[0] if len(given) > 1 else given[0]
+            name = os.fsdecode(name) if isinstance(name, bytes) else str(name)
+            known = os.path.basename(name.split(" ")[0]) in HARMLESS
+            refuse("Other programs are closed", "" if known else f"a program, {name}")
+        elif event == "ctypes.dlsym" and str(given[1]) in NATIVE:
+            refuse("The system's own functions are closed", f"native code, {given[1]}")
 
     sys.addaudithook(watch)
-
-
-def leave_the_network() -> None:
-    """Get a network without a way out, where the system lets us (Linux); once per submission."""
-    import ctypes
-    import fcntl
-    import struct
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    network, user = 0x40000000, 0x10000000  # CLONE_NEWNET, CLONE_NEWUSER
-    if libc.unshare(network) and libc.unshare(network | user):
-        return
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        up = struct.pack("16sh", b"lo", 0x41)  # IFF_UP and IFF_RUNNING
-        fcntl.ioctl(any_socket, 0x8914, up)  # SIOCSIFFLAGS: the kernel answers on this address
-    os.environ[ALONE] = "1"
 
 
 def bound_files() -> None:
@@ -89,9 +101,9 @@ def bound_files() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-if __name__ == "sitecustomize" and os.environ.get(FOLDER):
-    if sys.platform == "linux" and not os.environ.get(ALONE):
-        leave_the_network()
-    if sys.platform != "win32":
-        bound_files()
-    install(os.environ[FOLDER], os.environ.get(SECRET, ""))
+def begin() -> None:
+    """What a submission's ``sitecustomize`` does."""
+    if folder := os.environ.get(FOLDER):
+        if sys.platform != "win32":
+            bound_files()
+        install(folder, list(filter(None, os.environ.get(MAY_READ, "").split(os.pathsep))))

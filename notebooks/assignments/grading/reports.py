@@ -154,16 +154,27 @@ def gradebook(grades: Path, roster: Path | None = None) -> Path:
     if not tables:
         raise IclError(f"{grades} holds no table. Grade a folder first: make grade SUBMISSIONS=...")
     totals: dict[str, dict[str, str]] = {}
+    spelt: dict[str, str] = {}  # how a student was first written, by the words of the name
     for table in tables:  # of a student in several tables of one homework, the latest counts
-        for row in read(table):
-            if row["total"]:
-                totals.setdefault(row["student"], {})[table.parts[-3]] = row["total"]
+        once: dict[str, dict[str, Any]] = {}
+        for row in filter(lambda row: row["total"], read(table)):
+            name = spelt.setdefault(_words(row["student"]), row["student"])
+            other = once.setdefault(name, row)
+            if other["total"] != row["total"]:
+                raise IclError(
+                    f"{table} has two of one student: {other['name']} with {other['total']} points "
+                    f"and {row['name']} with {row['total']}. Take one away, and grade again."
+                )
+            totals.setdefault(name, {})[table.parts[-3]] = row["total"]
     homeworks = sorted({name for each in totals.values() for name in each})
     if roster is None:
         rows: Rows = [{"student": name} for name in sorted(totals)]
     else:
         rows = read(roster)
-    names = {_bare(name): name for name in totals}
+    names: dict[str, str] = {}
+    for name in totals:
+        if (other := names.setdefault(_bare(name), name)) != name:
+            raise IclError(f"{other} and {name} have the same words: name them apart.")
     met = set()
     for row in rows:
         known = {names[words] for words in _written(row) if words in names}
@@ -186,9 +197,14 @@ def _written(row: dict[str, Any]) -> set[str]:
     return {_bare(f"{one} {other}") for one in first for other in ("", *texts)}
 
 
+def _words(name: str) -> str:
+    """A name as its words, so that "Ada Lovelace" is ada_lovelace."""
+    return " ".join(re.findall(r"\w+", name.casefold().replace("_", " ")))
+
+
 def _bare(name: str) -> str:
     """A name as its words in order, so that "Lovelace, Ada" is ada_lovelace."""
-    return " ".join(sorted(re.findall(r"\w+", name.casefold().replace("_", " "))))
+    return " ".join(sorted(_words(name).split()))
 
 
 def read(path: Path) -> Rows:

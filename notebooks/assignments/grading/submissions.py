@@ -1,25 +1,27 @@
 """Grade a folder of submissions into tables, without a server.
 
-Each submission runs in a process, a folder and bounds of its own (``confine``, ``inside``), which
-know no truth; what its answers give is compared here, out of its reach. A step that loops, ends the
-process or eats memory costs its own question: the submission is run again without it. What has been
-graded is kept until the submission, the homework or the bounds change.
+Each submission runs in processes and bounds of its own (``confine``, ``inside``), which know no
+truth; what its answers give is compared here, out of its reach. A step that loops, ends the process
+or eats memory costs its own question: the submission is run again without it. What has been graded
+is kept until the submission, the homework or the bounds change; a submission is noted before it
+runs, so that one with which the grader ended is gone past.
 """
 
 from __future__ import annotations
 
 import ast
+import fcntl
 import hashlib
 import json
 import re
-import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 from iclutils.checks import (
@@ -39,9 +41,19 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from . import assignments, confine, handout, reports
-from .confine import Limits
-from .inside import DONE, ERRORS, STEP
+from .confine import End, Limits
 
+LOST = "stopped: with the grader"
+LOST_BECAUSE = (
+    "grading ended while this ran: it may have ended it, or it was beside what did. To try it "
+    "again: make grade RETRY=1"
+)
+SAVE = "Open it in Jupyter, save it, and hand in the file that ends in .ipynb."
+NO_NOTEBOOKS = {  # how they begin, and what helps
+    "a web page": (("<!doctype", "<html", "<?xml"), "Download the notebook itself: " + SAVE),
+    "an archive": (("pk\x03\x04", "rar!", "7z"), "Unpack it, and hand in the .ipynb file in it."),
+    "a PDF": ("%pdf", SAVE),
+}
 LONGEST = 20 * 2**20  # bytes of a notebook
 RUNS = 10  # of one submission, each without a step that ended the last
 # What an honest answer has no need of: whoever writes it may be after the tests themselves.
@@ -61,8 +73,8 @@ class Grade:
     """What one submission got; ``notes`` say what was wrong, by question, or why nothing is graded.
 
     The status is ``graded``, ``graded: look at it``, ``stopped: time`` (or ``memory``,
-    ``processes``), ``crashed``, ``not a notebook``, ``broken`` or ``another homework``. Where
-    nothing could be graded there are no scores.
+    ``processes``, ``output``, ``disk``, ``with the grader``), ``crashed``, ``not a notebook``,
+    ``broken`` or ``another homework``. Where nothing could be graded there are no scores.
     """
 
     name: str  # the file, relative to the folder of submissions
@@ -105,12 +117,13 @@ def grade(
     limits: Limits = Limits(),  # noqa: B008 - it cannot be changed
     jobs: int = 2,
     force: bool = False,
+    retry: bool = False,
 ) -> Path:
     """Grade every file under ``submissions``, a notebook for each student, ``jobs`` at a time.
 
     Returns the table, in ``build/grades/HOMEWORK/FOLDER``; one that is there and differs is kept
     under another name. The homework is the one that the submissions say they are, unless it is
-    named. ``force`` grades again what has not changed.
+    named. ``force`` grades again what has not changed, ``retry`` that with which the grader ended.
     """
     if not submissions.is_dir():
         raise IclError(f"There is no folder {submissions}. Name the one with the submissions.")
@@ -121,40 +134,75 @@ def grade(
         raise IclError("The number of jobs and all bounds must be positive.")
     (made,) = assignments.make(build, homework or _only_homework(files))
     place = build / "grades" / made.name
-    record = place / "known.json"
+    with _alone(place):
+        grades = _all(files, submissions, made, limits, jobs, place / "known.json", force, retry)
+    folder = place / (submissions.resolve().name or "submissions")
+    return reports.write(folder, made.name, grades, made.points)
+
+
+@contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """Of two that grade one homework at once, the second is sent away."""
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise IclError(
+                f"{place.name} is being graded in {place}: wait until it ends."
+            ) from None
+        yield
+
+
+def _all(
+    files: list[Path],
+    submissions: Path,
+    made: assignments.Assignment,
+    limits: Limits,
+    jobs: int,
+    record: Path,
+    force: bool,
+    retry: bool,
+) -> list[Grade]:
+    """A grade for each file; those in the record are not made again."""
     known = read_json(record) if record.is_file() else {}
     keys = {path: _key(path, made, limits) for path in files}
     named = {path: path.relative_to(submissions).as_posix() for path in files}
-    kept = {} if force else {path: known[key] for path, key in keys.items() if key in known}
-    done = {path: Grade(**each | {"name": named[path]}) for path, each in kept.items()}
-    left = [path for path in files if path not in done]
-    interrupted = Event()
+    kept = {path: known[key] for path, key in keys.items() if key in known and not force}
+    again = {path for path, each in kept.items() if retry and each["status"] == LOST}
+    done = {path: Grade(**kept[path] | {"name": named[path]}) for path in kept if path not in again}
+    left = sorted((path for path in files if path not in done), key=lambda path: path in again)
+    interrupted, writing = Event(), Lock()
 
-    def keep(ready: Future[Grade]) -> None:
-        path, given = waiting[ready], ready.result()
-        if given.status != "stopped: interrupted":
-            done[path], known[keys[path]] = given, asdict(given)
+    def note(path: Path, grade: Grade | None) -> None:
+        with writing:
+            if grade is None:
+                known.pop(keys[path], None)
+            else:
+                known[keys[path]] = asdict(grade)
             write_json(record, known)
 
-    with ThreadPoolExecutor(jobs) as pool:
-        truths = [Truth.of(made)] if left else []
-        waiting = {
-            pool.submit(_graded, path, named[path], truth, limits, interrupted): path
-            for truth in truths
-            for path in left
-        }
+    def begin(path: Path) -> None:
+        if truth is not None and not interrupted.is_set():
+            note(path, Grade(named[path], LOST, notes={"": LOST_BECAUSE}))
+            given = _graded(path, named[path], truth, limits, interrupted)
+            if given.status != "stopped: interrupted":
+                done[path] = given
+                note(path, given)
+
+    truth = Truth.of(made) if left else None
+    with ThreadPoolExecutor(1 if again else jobs) as pool:
+        waiting = {pool.submit(begin, path): path for path in left}
         try:
             for ready in bar(as_completed(waiting), f"grading {made.name}", len(waiting)):
-                keep(ready)
+                ready.result()
         except BaseException:
             interrupted.set()
             pool.shutdown(cancel_futures=True)
-            for each in waiting:
-                if not each.cancelled() and each.exception() is None:
-                    keep(each)
+            for path in set(left) - done.keys():
+                note(path, None)
             raise
-    folder = place / (submissions.resolve().name or "submissions")
-    return reports.write(folder, made.name, [done[path] for path in files], made.points)
+    return [done[path] for path in files]
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -166,8 +214,8 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _key(path: Path, made: assignments.Assignment, limits: Limits) -> str:
     whole = hashlib.sha256(f"{path.suffix} {made.digest} {limits}".encode())
-    for source in (Path(__file__), Path(confine.__file__)):
-        whole.update(source.read_bytes())
+    for name in ("submissions", "confine", "guard", "inside", "jail"):
+        whole.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     return hashlib.sha256(whole.digest() + path.read_bytes()).hexdigest()
 
 
@@ -189,18 +237,40 @@ def _homework(notebook: dict[str, Any]) -> str:
 
 def _read(path: Path) -> tuple[dict[str, Any], Grade | None]:
     """The notebook in a file, or the grade that says why there is none."""
-    if path.suffix != ".ipynb":
-        return {}, Grade("", "not a notebook", notes={"": "only .ipynb files are graded"})
     if path.stat().st_size > LONGEST:
-        return {}, Grade("", "broken", notes={"": "the file is larger than 20 MB"})
+        return {}, _broken(
+            "The file is larger than 20 MB. Clear the outputs of all cells, and save."
+        )
+    data = path.read_bytes()
+    begins = data[:200].decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n").lower()
+    if not begins:
+        return {}, _broken(
+            "The file is empty: the upload did not finish. Hand the notebook in again."
+        )
+    for name, (start, cure) in NO_NOTEBOOKS.items():
+        if begins.startswith(start):
+            return {}, Grade("", "not a notebook", notes={"": f"The file is {name}. {cure}"})
+    if path.suffix != ".ipynb":
+        return {}, Grade("", "not a notebook", notes={"": f"Only .ipynb is graded. {SAVE}"})
     try:
-        notebook = json.loads(path.read_text(encoding="utf-8-sig"))
+        notebook = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        cut = begins.startswith("{")
+        what = (
+            "The file breaks off: it was not saved or sent whole" if cut else "This is no notebook"
+        )
+        return {}, _broken(f"{what}. {SAVE}")
+    try:
         for cell in notebook["cells"]:
             "".join(cell["source"])
-            cell["cell_type"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        return {}, Grade("", "broken", notes={"": f"no readable notebook: {error}"})
+            cell["cell_type"] + ""
+    except (TypeError, KeyError):
+        return {}, _broken(f"The file is JSON, but holds no cells of a notebook. {SAVE}")
     return notebook, None
+
+
+def _broken(why: str) -> Grade:
+    return Grade("", "broken", notes={"": why})
 
 
 def _graded(path: Path, name: str, truth: Truth, limits: Limits, interrupted: Event) -> Grade:
@@ -214,69 +284,50 @@ def _graded(path: Path, name: str, truth: Truth, limits: Limits, interrupted: Ev
     code = [text for text, kind in texts if kind == "code"]
     cells, asked_for = _without_pip(code)
     plan = {"cells": cells, "public": truth.public, "seconds": limits.step, "memory": limits.memory}
-    with tempfile.TemporaryDirectory(prefix="iclutils-graded-") as place:
-        folder = Path(place).resolve()
-        skip, end = _run(folder, plan, limits, interrupted)
-        if not (folder / DONE).is_file():
-            last = (end.said.strip().splitlines() or ["it ended without a result"])[-1]
-            status = f"stopped: {end.stopped}" if end.stopped else "crashed"
-            return Grade(name, status, notes={"": end.reason or last[:300]})
-        errors = _errors(folder) | {s: why for s, why in skip.items() if s.startswith("cell")}
-        scores, notes = {}, {}
-        for question in truth.asked:
-            found = skip.get(question) or _load(folder / f"{question}.given")
-            scores[question], note = _judged(question, found, truth)
-            if scores[question] < truth.made.points[question]:
-                notes[question] = _own_error(question, truth, code, errors, note) or note
+    skip, end = _run(plan, limits, interrupted)
+    if not end.values("done"):
+        last = (end.said.strip().splitlines() or ["it ended without a result"])[-1]
+        status = f"stopped: {end.stopped}" if end.stopped else "crashed"
+        return Grade(name, status, notes={"": end.reason or last[:300]})
+    told = [about for about, _ in end.told if {"cell", "error"} <= about.keys()]
+    errors = {f"cell {each['cell']}"[:99]: str(each["error"])[:300] for each in told} | skip
+    answers = {str(about["question"]): more for about, more in end.told if "question" in about}
+    scores, notes = {}, {}
+    for question in truth.asked:
+        found = skip.get(question) or _load(answers.get(question, b""))
+        scores[question], note = _judged(question, found, truth)
+        if scores[question] < truth.made.points[question]:
+            notes[question] = _own_error(question, truth, code, errors, note) or note
     given = {"".join(cell["source"]) for cell in read_json(truth.made.student)["cells"]}
     own = [text for text in code if text not in given]
     if asked_for:
         notes[""] = "; ".join(f"cell {i + 1} installs {what}" for i, what in asked_for)
-    odd = _odd(own, code) | {f"the network, {host}" for host in end.reached}
+    odd = _odd(own, code) | {str(note)[:100] for note in end.values("note")[:9]}
     if odd:
         notes["look at"] = f"it touches {', '.join(sorted(odd))}"
     status = "graded: look at it" if odd else "graded"
     return Grade(name, status, scores, notes, _paragraph(texts), "\n".join(own))
 
 
-def _run(
-    folder: Path, plan: dict[str, Any], limits: Limits, interrupted: Event
-) -> tuple[dict[str, str], confine.End]:
+def _run(plan: dict[str, Any], limits: Limits, interrupted: Event) -> tuple[dict[str, str], End]:
     """Run a submission until it comes through, each time without the step that ended it."""
     started, skip = time.monotonic(), dict[str, str]()
     for _ in range(RUNS):
-        (folder / STEP).unlink(missing_ok=True)
-        write_json(folder / "plan.json", plan | {"skip": list(skip)})
         seconds = max(1.0, limits.seconds - (time.monotonic() - started))
-        command = confine.command(folder)
-        end = confine.run(command, folder, replace(limits, seconds=seconds), interrupted)
-        step = _text(folder / STEP)
-        if (folder / DONE).is_file() or end.stopped in ("time", "interrupted") or not step:
-            break
-        if step in skip:
+        text = json.dumps(plan | {"skip": list(skip)}).encode()
+        end = confine.run(confine.command(), replace(limits, seconds=seconds), interrupted, text)
+        step = str(end.values("step")[-1])[:99] if end.values("step") else ""
+        if end.values("done") or end.stopped in ("time", "interrupted") or not step or step in skip:
             break
         skip[step] = end.reason or "it ended the process that ran it"
     return skip, end
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")[:100] if path.is_file() else ""
-
-
-def _errors(folder: Path) -> dict[str, str]:
-    """What cells raised; the file is the submission's to write, so it may be anything."""
+def _load(data: bytes) -> Any:
+    """The numbers of one question; what is anything else is a mistake."""
     try:
-        found = json.loads((folder / ERRORS).read_text(encoding="utf-8"))
-        return {f"cell {int(i)}": str(text)[:300] for i, text in found.items()}
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return {}
-
-
-def _load(path: Path) -> Any:
-    """The numbers of one question; a file that holds anything else is a mistake."""
-    try:
-        return thawed(path.read_bytes())
-    except Exception:  # whatever a submission may put there
+        return thawed(data)
+    except Exception:  # whatever a submission may tell
         return "its answers were not written down"
 
 
