@@ -23,6 +23,7 @@ from zipfile import ZipFile
 import psutil
 import pytest
 from grading import assignments, confine, guard, jail, reports, submissions
+from grading.__main__ import main
 from grading.assignments import Assignment
 from grading.confine import End, Limits
 from grading.submissions import Grade
@@ -470,32 +471,32 @@ def read(*paths):
         except OSError:
             pass
 """
-ALONE = "it ended the process that ran it"
+GONE, ALONE = "no cell defines it", "it ended the process that ran it"
 HOSTILE: dict[str, tuple[str, str]] = {  # code, what the message of q1 holds
     "hunts the disk": (
         "for top, inner, names in os.walk('/'):\n"
         "    inner[:] = set(inner) - {'proc', 'sys', 'usr', 'lib', 'bin', 'site-packages', 'zoo'}\n"
-        "    read(*(f'{top}/{n}' for n in names if n.endswith(('.py', '.ipynb', '.pack', '.zip'))))",
-        "no cell defines it"),
+        "    read(*(f'{top}/{n}' for n in names if n.endswith(('.py', '.ipynb', '.pack', 'zip'))))",
+        GONE),
     "hunts a path": ("read(SECRET, '/proc/self/root' + SECRET, '/proc/1/root' + SECRET)",
-                     "no cell defines it"),
-    "hunts by a link": ("os.symlink(SECRET, 'x')\nread('x')\nos.link(SECRET, 'y')", "no cell defines it"),
+                     GONE),
+    "hunts by a link": ("os.symlink(SECRET, 'x')\nread('x')\nos.link(SECRET, 'y')", GONE),
     "hunts by a shell": ("said = !cat $SECRET\ntake(str(said))\n!kill -9 -1", ""),
     "hunts in git": ("said = !git -C $ROOT show HEAD:notebooks/assignments/answers/hw05.py\n"
-                     "take(str(said))", "no cell defines it"),
-    "hunts in /proc": (
+                     "take(str(said))", GONE),
+    "hunts in proc": (
         "for pid in os.listdir('/proc'):\n"
         "    read(*(f'/proc/{pid}/{name}' for name in ('environ', 'cmdline', 'maps', 'stack')))\n"
         "    read(f'/proc/{pid}/root' + SECRET, f'/proc/{pid}/cwd/answers/hw05.py')",
-        "no cell defines it"),
+        GONE),
     "hunts in memory": (
         "for each in gc.get_objects():\n"
         "    if type(each) in (str, bytes): take(each)\n"
         "    if getattr(each, '__name__', '') == 'dual_parts': raise RuntimeError('leaked')\n"
-        "take(str([sys._getframe(i).f_locals for i in range(12)]))", "no cell defines it"),
-    "hunts modules": ("import iclutils.checks as c\nc.questions('hw05')", "no cell defines it"),
-    "imports the grader": ("from grading import submissions, handout", "no cell defines it"),
-    "kills its parent": ("os.kill(os.getppid(), 9)", "no cell defines it"),
+        "take(str([sys._getframe(i).f_locals for i in range(12)]))", GONE),
+    "hunts modules": ("import iclutils.checks as c\nc.questions('hw05')", GONE),
+    "imports the grader": ("from grading import submissions, handout", GONE),
+    "kills its parent": ("os.kill(os.getppid(), 9)", GONE),
     "kills all": ("import ctypes\nctypes.CDLL(None).kill(-1, 9)\n!kill -9 -1 1 0", ""),
     "kills natively": ("import ctypes\nc = ctypes.CDLL(None)\nc.kill(os.getppid(), 9)", ""),
     "traces its parent": ("import ctypes\nctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0)", ""),
@@ -510,18 +511,18 @@ HOSTILE: dict[str, tuple[str, str]] = {  # code, what the message of q1 holds
     "floods its output": ("for _ in range(600):\n    os.write(1, bytes(10**6))", ""),
     "writes elsewhere": (
         "!echo evil > $OTHER\nos.system('echo evil > ' + OTHER)\nopen(OTHER, 'w').write('evil')",
-        "no cell defines it"),
+        GONE),
     "writes later": ("import subprocess\nlater = 'sleep 3; echo evil > ' + OTHER\n"
                      "subprocess.Popen(['sh', '-c', later], start_new_session=True)", ""),
     "writes natively": ("import ctypes\nc = ctypes.CDLL(None)\n"
                         "c.write(c.open(OTHER.encode(), 1), b'evil', 4)", ""),
     "writes at exit": ("import atexit\natexit.register(lambda: open(OTHER, 'w'))", "no cell"),
-    "changes the package": ("import iclutils\nopen(iclutils.__file__, 'a').write('#')", "no cell defines it"),
+    "changes the package": ("import iclutils\nopen(iclutils.__file__, 'a').write('#')", GONE),
     "forges an end": ("import guard\nguard.send({'done': True})\nos._exit(0)", "not written down"),
     "forges an answer": ("import guard\nfrom iclutils.checks import frozen\n"
                          "guard.send({'question': 'q1'}, frozen({str(s): [{'value': float('nan')}]"
                          " for s in range(6)}))\nguard.send({'error': [], 'cell': {}, 'note': {}})",
-                         "no cell defines it"),
+                         GONE),
     "spoils the pipe": ("import guard\nos.write(int(os.environ[guard.TO]), b'\\xff' * 99)", ""),
     "closes the pipe": ("import guard\nos.close(int(os.environ[guard.TO]))", ""),
     "a tensor that lies": (
@@ -649,20 +650,24 @@ def graded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """``graded(build, folder, name=Grade, ...)`` is the table, where grading gives these."""
     made = Assignment("hw05", *[Path()] * 3, "digest", {"q1": 4.0, "q2": 4.0, "paragraph": 4.0})
 
-    def table(build: Path, folder: Path, **grades: Grade | BaseException) -> Path:
+    def table(
+        build: Path, folder: Path, retry: bool = False, **grades: Grade | BaseException
+    ) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for name in grades:
             (folder / f"{name}.ipynb").write_text(json.dumps({"name": str(folder / name)}))
 
         def given(path: Path, name: str, *more: object) -> Grade:
             each = grades[path.stem]
+            if isinstance(each, SystemExit):  # as a signal does
+                os.kill(os.getpid(), signal.SIGKILL)
             if isinstance(each, BaseException):
                 raise each
             return replace(each, name=name)
 
         monkeypatch.setattr(submissions, "_graded", given)
         monkeypatch.setattr(assignments, "make", lambda *given: [made])
-        return submissions.grade(build, folder, "hw05", jobs=1)
+        return submissions.grade(build, folder, "hw05", jobs=1, retry=retry)
 
     return table
 
@@ -677,6 +682,42 @@ def test_what_was_graded_before_an_interruption_is_kept(
         graded(tmp_path, tmp_path / "given", a=FULL, b=KeyboardInterrupt(), c=FULL)
     found = graded(tmp_path, tmp_path / "given", a=AssertionError("again"), b=FULL, c=FULL)
     assert set(rows(found)) == {"a", "b", "c"}
+
+
+def test_a_submission_with_which_grading_ended_is_gone_past(
+    graded: Callable[..., Path], tmp_path: Path
+) -> None:
+    if (pid := os.fork()) == 0:
+        graded(tmp_path, tmp_path / "given", ada=FULL, bob=SystemExit(), eve=FULL)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    again = AssertionError("again")
+    found = rows(graded(tmp_path, tmp_path / "given", ada=again, bob=again, eve=FULL))
+    assert {name: row["status"] for name, row in found.items()} == {
+        "ada": "graded", "bob": "stopped: with the grader", "eve": "graded"
+    }  # fmt: skip
+    assert "make grade RETRY=1" in found["bob"]["message"]
+    found = rows(graded(tmp_path, tmp_path / "given", retry=True, ada=again, bob=FULL, eve=again))
+    assert found["bob"]["status"] == "graded"
+
+
+def test_two_do_not_grade_one_homework_at_once(graded: Callable[..., Path], tmp_path: Path) -> None:
+    with (
+        submissions._alone(tmp_path / "grades" / "hw05"),
+        pytest.raises(IclError, match=r"hw05 is being graded in .*: wait until it ends"),
+    ):
+        graded(tmp_path, tmp_path / "given", ada=FULL)
+    assert set(rows(graded(tmp_path, tmp_path / "given", ada=FULL))) == {"ada"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes /sys for a folder that is closed")
+def test_mistakes_of_the_command_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gradebook", "--build", "nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("error: nowhere/grades holds no table")
+    assert main(["assignments", "hw05", "--build", "/sys/x"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("error: /sys/x")
+    assert said.endswith("Name a folder that can be written to: BUILD=path/to/folder")
 
 
 def test_no_table_is_lost(graded: Callable[..., Path], tmp_path: Path) -> None:
