@@ -13,6 +13,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -280,13 +281,13 @@ def _end_all(process: subprocess.Popen[bytes], folder: Path) -> None:
     """End the process and all that it started, also those that left its group; in namespaces they
     end with it."""
     for _ in range(5):  # one that is ended may have started another meanwhile
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # first: a bomb does not outrun it
+        process.wait()
         left = [each for each in psutil.process_iter() if _belongs(each, folder)]
         for each in left:
             with suppress(psutil.Error):
                 each.kill()
-        if process.poll() is None:
-            process.kill()
-        process.wait()
         if not left:
             return
         psutil.wait_procs(left, timeout=1)

@@ -28,7 +28,7 @@ USER, SPACES = 0x10000000, 0x20000 | 0x20000000 | 0x40000000 | 0x8000000 | 0x400
 BIND, RECURSIVE, PRIVATE, DETACH = 0x1000, 0x4000, 0x40000, 2
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 MOUNT_SETATTR, HERE, EVERYWHERE, READ_ONLY = 442, -100, 0x8000, 1
-PROCESSES = 1024  # beyond what the grader allows: it looks ten times a second
+PROCESSES = 200  # and threads: beyond what the grader allows, which looks ten times a second
 libc = ctypes.CDLL(None, use_errno=True)
 
 
