@@ -471,68 +471,62 @@ def read(*paths):
         except OSError:
             pass
 """
-GONE, ALONE = "no cell defines it", "it ended the process that ran it"
-HOSTILE: dict[str, tuple[str, str]] = {  # code, what the message of q1 holds
+HOSTILE: dict[str, str] = {
     "hunts the disk": (
         "for top, inner, names in os.walk('/'):\n"
         "    inner[:] = set(inner) - {'proc', 'sys', 'usr', 'lib', 'bin', 'site-packages', 'zoo'}\n"
-        "    read(*(f'{top}/{n}' for n in names if n.endswith(('.py', '.ipynb', '.pack', 'zip'))))",
-        GONE),
-    "hunts a path": ("read(SECRET, '/proc/self/root' + SECRET, '/proc/1/root' + SECRET)",
-                     GONE),
-    "hunts by a link": ("os.symlink(SECRET, 'x')\nread('x')\nos.link(SECRET, 'y')", GONE),
-    "hunts by a shell": ("said = !cat $SECRET\ntake(str(said))\n!kill -9 -1", ""),
+        "    read(*(f'{top}/{n}' for n in names if n.endswith(('py', '.ipynb', '.pack', 'zip'))))"),
+    "hunts a path": "read(SECRET, '/proc/self/root' + SECRET, '/proc/1/root' + SECRET)",
+    "hunts by a link": "os.symlink(SECRET, 'x')\nread('x')\nos.link(SECRET, 'y')",
+    "hunts by a shell": "said = !cat $SECRET\ntake(str(said))\n!kill -9 -1",
     "hunts in git": ("said = !git -C $ROOT show HEAD:notebooks/assignments/answers/hw05.py\n"
-                     "take(str(said))", GONE),
+                     "take(str(said))"),
     "hunts in proc": (
         "for pid in os.listdir('/proc'):\n"
         "    read(*(f'/proc/{pid}/{name}' for name in ('environ', 'cmdline', 'maps', 'stack')))\n"
-        "    read(f'/proc/{pid}/root' + SECRET, f'/proc/{pid}/cwd/answers/hw05.py')",
-        GONE),
+        "    read(f'/proc/{pid}/root' + SECRET, f'/proc/{pid}/cwd/answers/hw05.py')"),
     "hunts in memory": (
         "for each in gc.get_objects():\n"
         "    if type(each) in (str, bytes): take(each)\n"
         "    if getattr(each, '__name__', '') == 'dual_parts': raise RuntimeError('leaked')\n"
-        "take(str([sys._getframe(i).f_locals for i in range(12)]))", GONE),
-    "hunts modules": ("import iclutils.checks as c\nc.questions('hw05')", GONE),
-    "imports the grader": ("from grading import submissions, handout", GONE),
-    "kills its parent": ("os.kill(os.getppid(), 9)", GONE),
-    "kills all": ("import ctypes\nctypes.CDLL(None).kill(-1, 9)\n!kill -9 -1 1 0", ""),
-    "kills natively": ("import ctypes\nc = ctypes.CDLL(None)\nc.kill(os.getppid(), 9)", ""),
-    "traces its parent": ("import ctypes\nctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0)", ""),
-    "a segmentation fault": ("import ctypes\nctypes.string_at(0)", ALONE),
-    "a bomb": ("while True:\n    os.fork()", "more than 16 processes"),
+        "take(str([sys._getframe(i).f_locals for i in range(12)]))"),
+    "hunts modules": "import iclutils.checks as c\nc.questions('hw05')",
+    "imports the grader": "from grading import submissions, handout",
+    "kills its parent": "os.kill(os.getppid(), 9)",
+    "kills all": "import ctypes\nctypes.CDLL(None).kill(-1, 9)\n!kill -9 -1 1 0",
+    "kills natively": "import ctypes\nc = ctypes.CDLL(None)\nc.kill(os.getppid(), 9)",
+    "traces its parent": "import ctypes\nctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0)",
+    "a segmentation fault": "import ctypes\nctypes.string_at(0)",
+    "a bomb": "while True:\n    os.fork()",
     "a bomb of threads": ("import threading, time\nfor _ in range(5000):\n"
-                          "    threading.Thread(target=time.sleep, args=(9,)).start()", "q1"),
+                          "    threading.Thread(target=time.sleep, args=(9,)).start()"),
     "memory of children": ("import time\nfor _ in range(4):\n    if os.fork() == 0:\n"
                            "        kept = bytes(10**9)\n        kept = kept[1:] + b'x'\n"
-                           "        time.sleep(99)\ntime.sleep(99)", "more than 3 GB"),
-    "fills the disk": ("for i in range(900):\n    open(f'{i}', 'wb').write(bytes(10**6))", ""),
-    "floods its output": ("for _ in range(600):\n    os.write(1, bytes(10**6))", ""),
+                           "        time.sleep(99)\ntime.sleep(99)"),
+    "fills the disk": "for i in range(900):\n    open(f'{i}', 'wb').write(bytes(10**6))",
+    "floods its output": "for _ in range(600):\n    os.write(1, bytes(10**6))",
     "writes elsewhere": (
-        "!echo evil > $OTHER\nos.system('echo evil > ' + OTHER)\nopen(OTHER, 'w').write('evil')",
-        GONE),
+        "!echo evil > $OTHER\nos.system('echo evil > ' + OTHER)\nopen(OTHER, 'w').write('x')"),
     "writes later": ("import subprocess\nlater = 'sleep 3; echo evil > ' + OTHER\n"
-                     "subprocess.Popen(['sh', '-c', later], start_new_session=True)", ""),
+                     "subprocess.Popen(['sh', '-c', later], start_new_session=True)"),
     "writes natively": ("import ctypes\nc = ctypes.CDLL(None)\n"
-                        "c.write(c.open(OTHER.encode(), 1), b'evil', 4)", ""),
-    "writes at exit": ("import atexit\natexit.register(lambda: open(OTHER, 'w'))", "no cell"),
-    "changes the package": ("import iclutils\nopen(iclutils.__file__, 'a').write('#')", GONE),
-    "forges an end": ("import guard\nguard.send({'done': True})\nos._exit(0)", "not written down"),
+                        "c.write(c.open(OTHER.encode(), 1), b'evil', 4)"),
+    "writes at exit": "import atexit\natexit.register(lambda: open(OTHER, 'w'))",
+    "changes the package": "import iclutils\nopen(iclutils.__file__, 'a').write('#')",
+    "forges an end": "import guard\nguard.send({'done': True})\nos._exit(0)",
     "forges an answer": ("import guard\nfrom iclutils.checks import frozen\n"
                          "guard.send({'question': 'q1'}, frozen({str(s): [{'value': float('nan')}]"
-                         " for s in range(6)}))\nguard.send({'error': [], 'cell': {}, 'note': {}})",
-                         GONE),
-    "spoils the pipe": ("import guard\nos.write(int(os.environ[guard.TO]), b'\\xff' * 99)", ""),
-    "closes the pipe": ("import guard\nos.close(int(os.environ[guard.TO]))", ""),
+                         " for s in range(6)}))\nguard.send({'error': [], 'cell': {}, 'note': {}})"),
+    "spoils the pipe": "import guard\nos.write(int(os.environ[guard.TO]), b'\\xff' * 99)",
+    "closes the pipe": "import guard\nos.close(int(os.environ[guard.TO]))",
     "a tensor that lies": (
         "import torch\nclass Lie(torch.Tensor):\n"
         "    __torch_function__ = classmethod(lambda *a, **k: torch.tensor(0.0))\n"
-        "def dual_parts(q, k, v, d):\n    return torch.zeros(2, v.shape[1]).as_subclass(Lie)", ""),
+        "def dual_parts(q, k, v, d):\n    return torch.zeros(2, v.shape[1]).as_subclass(Lie)"),
     "patches what compares": (
         "import torch, builtins\ntorch.equal = torch.allclose = lambda *a, **k: True\n"
         "builtins.abs = builtins.max = lambda *a, **k: 0.0\n"
-        "def dual_parts(*given):\n    return torch.zeros(2, 3)", ""),
+        "def dual_parts(*given):\n    return torch.zeros(2, 3)"),
 }  # fmt: skip
 
 
@@ -577,7 +571,7 @@ def test_seventy_submissions_are_graded_fairly(
     other = tmp_path / "other"
     other.write_text("precious")
     names = f"SECRET, ROOT, OTHER = {str(table('hw05'))!r}, {str(ROOT)!r}, {str(other)!r}\n"
-    for name, (code, _) in HOSTILE.items():
+    for name, code in HOSTILE.items():
         hand_in(given, name, hw05.instructor, put(PARTS, HUNT + names + code))
     science = files_of(ROOT / "iclutils")
     start = time.monotonic()
@@ -586,10 +580,10 @@ def test_seventy_submissions_are_graded_fairly(
     assert other.read_text() == "precious"
     assert files_of(ROOT / "iclutils") == science
     found = rows(graded)
-    for name, (_, message) in HOSTILE.items():
+    for name in HOSTILE:
         row = found[name]
-        assert row["q1"] in ("0", ""), (name, row)
-        assert message in row["message"], (name, row["message"])
+        lost = name in ("forges an end", "spoils the pipe", "closes the pipe")
+        assert (row["q1"], row["q2"]) == ("0", "4") or (lost and row["q1"] in ("0", "")), row
         assert "leaked" not in row["message"], name
     for name in (*RIGHT, "without metadata"):
         row = found[name]
