@@ -187,8 +187,7 @@ class _Slip(TorchFunctionMode):
         self.calls.append(name)
         if self.axis and name == self.name and args[0].ndim > 1:
             by_name = "dim" in given or len(args) < 2
-            dim = given.get("dim") if by_name else args[1]
-            other = {-1: -2, -2: -1, 0: 1, 1: 0}[dim]
+            other = {-1: -2, -2: -1, 0: 1, 1: 0}[given["dim"] if by_name else args[1]]
             if by_name:
                 given["dim"] = other
             else:

@@ -516,7 +516,7 @@ HOSTILE: dict[str, str] = {
     "forges an end": "import guard\nguard.send({'done': True})\nos._exit(0)",
     "forges an answer": ("import guard\nfrom iclutils.checks import frozen\n"
                          "guard.send({'question': 'q1'}, frozen({str(s): [{'value': float('nan')}]"
-                         " for s in range(6)}))\nguard.send({'error': [], 'cell': {}, 'note': {}})"),
+                         " for s in range(6)}))\nguard.send({'error': [], 'cell': {}, 'note': 1})"),
     "spoils the pipe": "import guard\nos.write(int(os.environ[guard.TO]), b'\\xff' * 99)",
     "closes the pipe": "import guard\nos.close(int(os.environ[guard.TO]))",
     "a tensor that lies": (

@@ -159,35 +159,40 @@ def gradebook(grades: Path, roster: Path | None = None) -> Path:
         once: dict[str, dict[str, Any]] = {}
         for row in filter(lambda row: row["total"], read(table)):
             name = spelt.setdefault(_words(row["student"]), row["student"])
-            other = once.setdefault(name, row)
-            if other["total"] != row["total"]:
+            first = once.setdefault(name, row)
+            if first["total"] != row["total"]:
                 raise IclError(
-                    f"{table} has two of one student: {other['name']} with {other['total']} points "
+                    f"{table} has two of one student: {first['name']} with {first['total']} points "
                     f"and {row['name']} with {row['total']}. Take one away, and grade again."
                 )
             totals.setdefault(name, {})[table.parts[-3]] = row["total"]
     homeworks = sorted({name for each in totals.values() for name in each})
+    empty = dict.fromkeys(homeworks, "")
     if roster is None:
-        rows: Rows = [{"student": name} for name in sorted(totals)]
+        rows: Rows = [{"student": name} | empty | totals[name] for name in sorted(totals)]
     else:
-        rows = read(roster)
-    names: dict[str, str] = {}
+        rows = _on(roster, totals, empty)
+    write_text(grades / "gradebook.csv", _csv(rows))
+    return grades / "gradebook.csv"
+
+
+def _on(roster: Path, totals: dict[str, dict[str, str]], empty: dict[str, str]) -> Rows:
+    """The lines of a roster, with what each student got."""
+    rows, names, met = read(roster), dict[str, str](), set()
     for name in totals:
         if (other := names.setdefault(_bare(name), name)) != name:
             raise IclError(f"{other} and {name} have the same words: name them apart.")
-    met = set()
     for row in rows:
         known = {names[words] for words in _written(row) if words in names}
         name = known.pop() if len(known) == 1 else ""
         met.add(name)
-        row |= {homework: totals.get(name, {}).get(homework, "") for homework in homeworks}
+        row |= empty | totals.get(name, {})
     if lost := sorted(totals.keys() - met):
         raise IclError(
             f"{roster} does not name {', '.join(lost)}. Add them to it, or rename what they "
             "handed in and grade again."
         )
-    write_text(grades / "gradebook.csv", _csv(rows))
-    return grades / "gradebook.csv"
+    return rows
 
 
 def _written(row: dict[str, Any]) -> set[str]:

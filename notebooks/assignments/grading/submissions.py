@@ -49,10 +49,10 @@ LOST_BECAUSE = (
     "again: make grade RETRY=1"
 )
 SAVE = "Open it in Jupyter, save it, and hand in the file that ends in .ipynb."
-NO_NOTEBOOKS = {  # how they begin, and what helps
+NO_NOTEBOOKS: dict[str, tuple[tuple[str, ...], str]] = {  # how they begin, and what helps
     "a web page": (("<!doctype", "<html", "<?xml"), "Download the notebook itself: " + SAVE),
     "an archive": (("pk\x03\x04", "rar!", "7z"), "Unpack it, and hand in the .ipynb file in it."),
-    "a PDF": ("%pdf", SAVE),
+    "a PDF": (("%pdf",), SAVE),
 }
 LONGEST = 20 * 2**20  # bytes of a notebook
 RUNS = 10  # of one submission, each without a step that ended the last
