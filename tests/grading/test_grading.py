@@ -582,7 +582,7 @@ def test_seventy_submissions_are_graded_fairly(
     found = rows(graded)
     for name in HOSTILE:
         row = found[name]
-        lost = name in ("forges an end", "spoils the pipe", "closes the pipe")
+        lost = name in ("forges an end", "patches what compares")
         assert (row["q1"], row["q2"]) == ("0", "4") or (lost and row["q1"] in ("0", "")), row
         assert "leaked" not in row["message"], name
     for name in (*RIGHT, "without metadata"):
@@ -858,7 +858,8 @@ checks.check("hw01.q1", said)
     ["import otter", "checks.grade = print", "vars(checks)['grade'] = print",
      "setattr(checks, 'grade', print)", "checks.__dict__['grade'] = print",
      "sys.modules['iclutils']", "from iclutils.checks import compare",
-     "checks._fault = print", "open('notebooks/assignments/answers/hw01.py')"],
+     "checks._fault = print", "found = !ls\nimport ctypes",
+     "open('notebooks/assignments/answers/hw01.py')"],
 )  # fmt: skip
 def test_who_touches_the_grader_is_named(code: str) -> None:
     assert submissions._odd([code], ["from iclutils import checks", code])

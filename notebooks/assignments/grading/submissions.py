@@ -426,7 +426,7 @@ def _odd(cells: list[str], whole: list[str]) -> set[str]:
 def _tree(text: str) -> ast.AST:
     """The syntax of a cell; nothing of one that is no Python, which does not run either."""
     try:
-        return ast.parse(re.sub(r"^([ \t]*)[!%].*$", r"\1pass", text, flags=re.M))
+        return ast.parse(re.sub(r"^([ \t]*)([\w, ]+=\s*)?[!%].*$", r"\1pass", text, flags=re.M))
     except (SyntaxError, ValueError, RecursionError):
         return ast.Module([], [])
 
