@@ -111,8 +111,8 @@ def roles(scores: Mapping[str, Float[Tensor, "layer head"]], least: int = 1) -> 
 
 
 def _labelled(scores: Float[Tensor, "layer head"], least: int) -> tuple[Head, ...]:
-    found = tuple((layer, head) for layer, head in torch.nonzero(scores > LABEL).tolist())
-    return found or tuple(top_heads(scores, least))
+    labelled = tuple((layer, head) for layer, head in torch.nonzero(scores > LABEL).tolist())
+    return labelled or tuple(top_heads(scores, least))
 
 
 def _heads(model: TransformerBridge, layers: int) -> list[Head]:
@@ -170,8 +170,8 @@ def second_copy(
     def measured(scores: Tensor) -> dict[str, Tensor]:
         logit = scores.gather(-1, truth)[..., 0]
         right = (scores.argmax(-1) == truth[..., 0]).float()
-        found = {"loss": scores.logsumexp(-1) - logit, "logit": logit, "accuracy": right}
-        return {name: values.mean(1) for name, values in found.items()}
+        measures = {"loss": scores.logsumexp(-1) - logit, "logit": logit, "accuracy": right}
+        return {name: values.mean(1) for name, values in measures.items()}
 
     return [measured(scores) for scores in logits_under(model, batch.tokens, ways, at)]
 
@@ -249,8 +249,8 @@ def answers_without(
     check_prompts(model, asked.prompts)
     tokens, at = with_answers(asked.prompts, asked.whole)
     ways = ablate_sets(model, tokens, sets, "mean", tokens)
-    found = logits_under(model, tokens, ways, at)
-    return torch.stack([writes(scores, asked.whole) for scores in found])
+    logits_of_sets = logits_under(model, tokens, ways, at)
+    return torch.stack([writes(scores, asked.whole) for scores in logits_of_sets])
 
 
 def checkpoint_metrics(

@@ -34,8 +34,8 @@ def scores(
     queries: Queries, keys: Keys, allowed: Allowed | None = None
 ) -> Float[Tensor, "*batch query key"]:
     """k·q / √d, the logarithm of the kernel; -inf where a query may not look."""
-    found = queries @ keys.mT / math.sqrt(keys.shape[-1])
-    return found if allowed is None else found.masked_fill(~allowed, -torch.inf)
+    products = queries @ keys.mT / math.sqrt(keys.shape[-1])
+    return products if allowed is None else products.masked_fill(~allowed, -torch.inf)
 
 
 @dataclass(frozen=True)

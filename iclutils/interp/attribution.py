@@ -83,10 +83,12 @@ def _products(
 ) -> Float[Tensor, "writer reader batch"]:
     """Each writer's change times the gradient at each reader's input."""
     groups = graph.reader_groups
-    found = _gradients(model, part, embedding, [input_hook(model, group[0]) for group in groups])
+    gradients = _gradients(
+        model, part, embedding, [input_hook(model, group[0]) for group in groups]
+    )
     each, start = lost.transpose(0, 1).flatten(2), 0
     out = lost.new_zeros(len(part), *graph.exists.shape)
-    for group, gradient in zip(groups, found, strict=True):
+    for group, gradient in zip(groups, gradients, strict=True):
         slopes = gradient.transpose(1, 2) if group[0].kind in CHANNELS else gradient[:, None]
         before, count = int(graph.exists[:, start].sum()), len(group)  # its writers are first
         out[:, :before, start : start + count] = each[:, :before] @ slopes.flatten(2).mT
@@ -132,8 +134,8 @@ def node_attribution(
     slopes = {name: torch.zeros_like(clean[name]) for name in names}
     for step in range(1, steps + 1):
         embedding = torch.lerp(corrupt[begin], clean[begin], step / steps)
-        found = _gradients(model, task, embedding, names)
-        for name, slope in zip(names, found, strict=True):
+        gradients = _gradients(model, task, embedding, names)
+        for name, slope in zip(names, gradients, strict=True):
             slopes[name] += slope / steps
     each = []
     for name in names:

@@ -72,8 +72,8 @@ def scores(
     with split_qkv_input(model), bar(what="circuits", total=count) as shown:
         for rows in sequences:
             part = task[rows]
-            found = component_outputs(model, part.corrupt, graph.writers)
-            corrupt = torch.stack([found[u] for u in graph.writers], 1)
+            written = component_outputs(model, part.corrupt, graph.writers)
+            corrupt = torch.stack([written[u] for u in graph.writers], 1)
             for some in circuits:
                 hooks = list(_hooks(model, graph, cut[some], corrupt))
                 copies = part[torch.arange(len(part)).repeat(len(some))]
@@ -166,12 +166,12 @@ def smallest_size(
 ) -> int | None:
     """The first size, of increasing ones, from which on a curve stays at or above ``bar``; None if
     it never does."""
-    found = None
+    smallest = None
     for size, value in reversed(list(zip(sizes, share.tolist(), strict=True))):
         if not value >= bar:
             break
-        found = size
-    return found
+        smallest = size
+    return smallest
 
 
 def random_circuits(

@@ -160,8 +160,10 @@ def detector_scores(
     scores = {}
     for name, build in wanted.items():
         expected = build(tokens.cpu())
-        found = [similarity(pattern, expected, **options) for pattern in patterns.flatten(0, 1)]
-        scores[name] = torch.tensor(found).view(patterns.shape[:2])
+        similarities = [
+            similarity(pattern, expected, **options) for pattern in patterns.flatten(0, 1)
+        ]
+        scores[name] = torch.tensor(similarities).view(patterns.shape[:2])
     return scores
 
 

@@ -77,8 +77,8 @@ def logits_under(
 
 def _layers(names: Iterable[str]) -> list[int]:
     """Lowest and highest layer whose activations are named."""
-    found = sorted(int(re.findall(r"blocks\.(\d+)\.", name)[0]) for name in names)
-    return [found[0], found[-1]]
+    layers = sorted(int(re.findall(r"blocks\.(\d+)\.", name)[0]) for name in names)
+    return [layers[0], layers[-1]]
 
 
 def at_positions(at: Int[Tensor, "batch entry"]) -> Hook:

@@ -71,10 +71,10 @@ def angles_apart(model: TransformerBridge, layer: int, distance: int) -> tuple[A
     Refuses a model whose attention scores are not those of ``placed`` queries and keys. Measured
     once for each model, layer and distance.
     """
-    found = _APART.setdefault(model, {})
-    if (layer, distance) not in found:
-        found[layer, distance] = _angles_apart(model, layer, distance)
-    return found[layer, distance]
+    known = _APART.setdefault(model, {})
+    if (layer, distance) not in known:
+        known[layer, distance] = _angles_apart(model, layer, distance)
+    return known[layer, distance]
 
 
 def _angles_apart(model: TransformerBridge, layer: int, distance: int) -> tuple[Angles, Angles]:
@@ -86,8 +86,8 @@ def _angles_apart(model: TransformerBridge, layer: int, distance: int) -> tuple[
             names_filter=(names | angle_names(layer + 1)).__contains__,
             stop_at_layer=layer + 1,
         )
-    found = angles(cache, layer)
-    states = (placed(model, layer, c, cache[get_act_name(c, layer)], found)[0] for c in "qk")
+    turns = angles(cache, layer)
+    states = (placed(model, layer, c, cache[get_act_name(c, layer)], turns)[0] for c in "qk")
     q, k = (each.transpose(0, 1) for each in states)
     ours = (q @ k.mT / q.shape[-1] ** 0.5).tril()
     theirs = cache[get_act_name("attn_scores", layer)][0].tril()
@@ -97,8 +97,8 @@ def _angles_apart(model: TransformerBridge, layer: int, distance: int) -> tuple[
             "its attention scores are not q·k / sqrt(d_head) of queries and keys with learned or "
             "rotary positions. Use a model like GPT-2, GPT-NeoX, Llama or Qwen."
         )
-    if found is None:
+    if turns is None:
         return None, None
-    cos, sin = found
+    cos, sin = turns
     at, first = slice(distance, distance + 1), slice(1)
     return (cos[0, at], sin[0, at]), (cos[0, first], sin[0, first])

@@ -28,10 +28,10 @@ def repetitions(
     cases: Mapping[Hashable, Float[Tensor, "*sample"] | float],
 ) -> Float[Tensor, "_"] | float:
     """Repetitions behind a claim: one mean for each case, or of a single case its samples."""
-    found = [torch.as_tensor(values).double().cpu().flatten() for values in cases.values()]
-    if len(found) > 1:
-        return torch.stack([values.mean() for values in found])
-    return found[0] if len(found[0]) > 1 else found[0].item()
+    samples = [torch.as_tensor(values).double().cpu().flatten() for values in cases.values()]
+    if len(samples) > 1:
+        return torch.stack([values.mean() for values in samples])
+    return samples[0] if len(samples[0]) > 1 else samples[0].item()
 
 
 def jackknife(pairs: Mapping[tuple[Hashable, Hashable], float]) -> list[float]:

@@ -56,13 +56,13 @@ def composition_scores(
     written, scored = values.mT @ values, right @ right.mT  # |A B C| needs A'A and CC' alone
     size = (written * (out @ out.mT)).sum((-2, -1)).sqrt()
     read_size = ((left.mT @ left) * scored).sum((-2, -1)).sqrt()
-    found = values.new_zeros(*size.shape, *size.shape)
-    for later in range(1, len(found)):
+    scores = values.new_zeros(*size.shape, *size.shape)
+    for later in range(1, len(scores)):
         between = torch.einsum("lhdm,kme->lhkde", out[:later], left[later])  # one large product
         product = (written[:later, :, None] @ between) * (between @ scored[later])
         norm = product.sum((-2, -1)).clamp_min(0).sqrt()
-        found[:later, :, later] = norm / (size[:later, :, None] * read_size[later])
-    return found
+        scores[:later, :, later] = norm / (size[:later, :, None] * read_size[later])
+    return scores
 
 
 def _turned(model: TransformerBridge, distance: int) -> tuple[Tensor, Tensor]:

@@ -238,10 +238,10 @@ def tokenizer(model: TransformerBridge) -> PreTrainedTokenizerBase:
 
 def words(model: TransformerBridge) -> PreTrainedTokenizerBase:
     """The tokenizer of a model that reads text."""
-    found = tokenizer(model)
-    if all(word == str(token) for word, token in found.get_vocab().items()):
+    reader = tokenizer(model)
+    if all(word == str(token) for word, token in reader.get_vocab().items()):
         raise IclError("This model reads no text: its tokens are numbers. Choose one with words.")
-    return found
+    return reader
 
 
 def editable(model: TransformerBridge) -> bool:

@@ -129,7 +129,7 @@ class InContextRegressors(Ensemble):
 
     def patterns(self, xs: Xs, ys: Labels) -> list[Float[Tensor, "ensemble_out batch head q k"]]:
         """The attention patterns of each layer."""
-        found = []
+        by_layer = []
         for x, layer in zip(self.resid(xs, ys), self.blocks, strict=False):
             block: Any = layer
             seen = x if self.shape.block == "post-norm" else _norm(x, block["norm_1"])
@@ -137,8 +137,8 @@ class InContextRegressors(Ensemble):
             scores = query @ key.mT / math.sqrt(self.shape.head)
             future = torch.ones_like(scores[0, 0]).triu(1).bool()
             pattern = scores.masked_fill(future, -torch.inf).softmax(-1)
-            found.append(pattern.unflatten(0, x.shape[:2]))
-        return found
+            by_layer.append(pattern.unflatten(0, x.shape[:2]))
+        return by_layer
 
     def save(self, folder: Path, dtype: torch.dtype = torch.float16) -> None:
         """Write ``config.json`` and the weights, in half precision unless told otherwise."""

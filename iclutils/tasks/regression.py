@@ -93,11 +93,13 @@ def draw(law: str, shape: tuple[int, ...], generator: torch.Generator) -> Float[
 
 
 def _check_law(law: str, dim: int) -> None:
-    found = LAWS.fullmatch(law)
-    if found and found[2] and not 1 <= int(found[2]) <= dim:
+    parsed = LAWS.fullmatch(law)
+    if parsed and parsed[2] and not 1 <= int(parsed[2]) <= dim:
         raise IclError(f"The law {law!r} needs between 1 and {dim} coordinates.")
     try:
-        finite = found is not None and all(math.isfinite(float(g)) for g in found.groups()[3:] if g)
+        finite = parsed is not None and all(
+            math.isfinite(float(g)) for g in parsed.groups()[3:] if g
+        )
     except ValueError:
         finite = False
     if not finite:

@@ -130,11 +130,11 @@ class Words:
         """Prompts and their whole answers; ``options`` are those of ``words.ask``."""
         place = {"context": self.context, **options}
         if self.name == "recall":
-            found = words.recall(self.tokenizer, count, examples, generator, **place)
+            drawn = words.recall(self.tokenizer, count, examples, generator, **place)
         else:
             place["folder"] = self.folder
-            found = words.ask(self.name, self.tokenizer, count, examples, generator, **place)
-        return words.Asked(found.prompts.to(self.device), found.whole.to(self.device))
+            drawn = words.ask(self.name, self.tokenizer, count, examples, generator, **place)
+        return words.Asked(drawn.prompts.to(self.device), drawn.whole.to(self.device))
 
     def evaluation(self, count: int, shots: int = 1) -> Prompts:
         """``count`` prompts on which accuracy and loyalty are measured."""
@@ -153,8 +153,8 @@ class Words:
         for number, split in (count, "test"), (more, "train"):
             if number:  # the same state draws the same examples
                 generator = self.generator("fixed", draw)
-                found = self.asked(number, EXAMPLES, generator, split=split, shared=True)
-                both.append(found.prompts)
+                drawn = self.asked(number, EXAMPLES, generator, split=split, shared=True)
+                both.append(drawn.prompts)
         return both[0], both[1] if more else None
 
     def shared(self, sets: int, queries: int) -> Prompts:

@@ -207,19 +207,19 @@ def _fetch(name: str, split: Split) -> Path:
             f"Instead, {_how_local(name, split)}, or leave {name!r} out of the tasks."
         )
     try:
-        found = hf_hub_download(data.repo, file.path, repo_type="dataset", revision=data.revision)
+        path = hf_hub_download(data.repo, file.path, repo_type="dataset", revision=data.revision)
     except Exception as error:  # the hub client raises many unrelated types
         raise IclError(
             f"Could not fetch {file.path} of the data set {data.repo} at "
             f"{data.revision[:12]} ({type(error).__name__}). Connect to the network and run "
             f"again, or {_how_local(name, split)}, or stay with the mini tier."
         ) from error
-    if file.digest is not None and sha256(Path(found)) != file.digest:
+    if file.digest is not None and sha256(Path(path)) != file.digest:
         raise IclError(
-            f"{found} does not match its pinned SHA-256. Delete that file and run again to "
+            f"{path} does not match its pinned SHA-256. Delete that file and run again to "
             "download it anew."
         )
-    return Path(found)
+    return Path(path)
 
 
 def _rows(name: str, split: Split, path: Path) -> list[Row]:

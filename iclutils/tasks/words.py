@@ -184,11 +184,11 @@ def ask(
                 by_token[first[pool[i][1]]].append((place, pool[i]))
         # Of answers that begin with one token the one that was drawn first.
         groups = [[it for it in same if it[1][1] == same[0][1][1]] for same in by_token.values()]
-        found = [one for turn in zip_longest(*groups) for one in turn if one]
-        if len(found) < examples:
-            few = f"{name!r} has too few pairs for {examples} examples: {len(found)} fit."
+        in_turns = [one for turn in zip_longest(*groups) for one in turn if one]
+        if len(in_turns) < examples:
+            few = f"{name!r} has too few pairs for {examples} examples: {len(in_turns)} fit."
             raise IclError(f"{few} Show fewer.")
-        return [pair for _, pair in sorted(found[:examples])]
+        return [pair for _, pair in sorted(in_turns[:examples])]
 
     shown, queries = [], []
     common = chosen(lambda pair: True) if shared else []

@@ -74,13 +74,13 @@ def probe(
     every depth (Tenney et al. 2019); ridge, fitted on the first half of the sequences."""
     _, depths = residual_stream(model, tokens)
     rows, half = torch.arange(len(tokens), device=tokens.device), len(tokens) // 2
-    truth, found = target.cpu().numpy(), []
+    truth, accuracies = target.cpu().numpy(), []
     for depth in depths:
         x = depth[rows, at].double().cpu().numpy()
         scaled = (x - x[:half].mean(0)) / (x[:half].std(0) + 1e-9)
         fit = RidgeClassifier(alpha=len(x) / 10).fit(scaled[:half], truth[:half])
-        found.append(fit.score(scaled[half:], truth[half:]))
-    return torch.tensor(found)
+        accuracies.append(fit.score(scaled[half:], truth[half:]))
+    return torch.tensor(accuracies)
 
 
 @dataclass(frozen=True)

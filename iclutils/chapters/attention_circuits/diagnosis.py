@@ -125,8 +125,8 @@ def explain(
     names = statistic_names(model)
 
     def anomalous(hooks: Sequence[Hook], usual: Statistics) -> list[Node]:
-        _, found = anomalies(component_statistics(model, task, covariances, hooks), usual)
-        return list(dict.fromkeys(names[i][0] for i in found.nonzero()[:, 0].tolist()))
+        _, flagged = anomalies(component_statistics(model, task, covariances, hooks), usual)
+        return list(dict.fromkeys(names[i][0] for i in flagged.nonzero()[:, 0].tolist()))
 
     suspects = anomalous(hooks, healthy)
     own = component_statistics(model, task, covariances)

@@ -57,7 +57,7 @@ def within_layers(
 ) -> list[tuple[Node, Node, float, float]]:
     """Every two of these heads that share a layer: |correlation| of their activations on ``tokens``
     (the note's measure) and |interaction|, in nats. ``alone``: the nats lost without each head."""
-    noted, found = note_correlation(model, tokens).abs(), []
+    noted, pairs = note_correlation(model, tokens).abs(), []
     for layer in sorted({node.layer for node in alone}):
         group = [node for node in alone if node.layer == layer]
         if len(group) == 1:
@@ -65,8 +65,8 @@ def within_layers(
         known = torch.stack([alone[node] for node in group])
         size = interactions(model, task, [[n] for n in group], known)[1].mean(-1).abs()
         for (i, a), (j, b) in combinations(enumerate(group), 2):
-            found.append((a, b, noted[layer, a.head, b.head].item(), size[i, j].item()))
-    return found
+            pairs.append((a, b, noted[layer, a.head, b.head].item(), size[i, j].item()))
+    return pairs
 
 
 def same_layer_effect(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> float:

@@ -106,8 +106,8 @@ def shuffled_scores(model: TransformerBridge, tokens: Tokens, generator: Generat
     the first) are read, the original ones say what repeats."""
     order = torch.rand(tokens[:, 1:].shape, generator=generator).argsort(-1).to(tokens.device)
     shuffled = torch.cat([tokens[:, :1], tokens[:, 1:].gather(1, order)], 1)
-    found = scores(model, shuffled, repeats_of=tokens)
-    return {name: found[name].flatten() for name in CONTENT}
+    by_position = scores(model, shuffled, repeats_of=tokens)
+    return {name: by_position[name].flatten() for name in CONTENT}
 
 
 def thresholds(

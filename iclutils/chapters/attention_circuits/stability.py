@@ -109,8 +109,8 @@ def match(similarity: Float[Tensor, "a b"], within: Groups | None = None) -> lis
     pairs: list[tuple[int, int]] = []
     for rows, columns in _blocks(similarity, within):
         block = similarity[rows][:, columns].detach().cpu().double().numpy()
-        found = linear_sum_assignment(block, maximize=True)
-        pairs += [(int(rows[i]), int(columns[j])) for i, j in zip(*found, strict=True)]
+        matched = linear_sum_assignment(block, maximize=True)
+        pairs += [(int(rows[i]), int(columns[j])) for i, j in zip(*matched, strict=True)]
     return sorted(pairs)
 
 
@@ -166,12 +166,12 @@ def reextraction_floor(
 ) -> float:
     """The ``top_overlap`` that two halves of one checkpoint's sequences undercut with ``alpha``;
     for two checkpoints, compare ``first[:, :half]`` with ``second[:, half:]``."""
-    count, found = effects.shape[1], []
+    count, overlaps = effects.shape[1], []
     for _ in range(draws):
         order = torch.randperm(count, generator=generator)
         one, two = (effects[:, half] for half in order.split((count + 1) // 2))
-        found.append(top_overlap(one, two, size))
-    return float(torch.tensor(found, dtype=torch.float64).quantile(alpha))
+        overlaps.append(top_overlap(one, two, size))
+    return float(torch.tensor(overlaps, dtype=torch.float64).quantile(alpha))
 
 
 def phases(

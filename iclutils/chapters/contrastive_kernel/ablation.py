@@ -150,7 +150,7 @@ def ablations(
     "no update, MLPs held" and the like: with the MLPs at their values of the whole run; "mean
     update": with its mean over the prompts, in all heads. Other arguments as for ``predict``.
     """
-    found = {}
+    by_way = {}
     for way in bar(ways, "ablations"):
         how, _, rest = way.partition(" ")
         part, _, held = rest.partition(", ")
@@ -162,5 +162,5 @@ def ablations(
             each = duals.demonstration_update if part == "update" else duals.query_term
             hooks = replaced(query, demonstrations, part, each.mean(0))
         hooks += frozen_mlps(query) if held else []
-        found[way] = predict(query, answer, choices, hooks, centred=centred)
-    return found
+        by_way[way] = predict(query, answer, choices, hooks, centred=centred)
+    return by_way

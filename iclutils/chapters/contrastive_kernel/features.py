@@ -66,10 +66,10 @@ def taylor(z: Float[Tensor, "*batch channel"], degree: int) -> Float[Tensor, "*b
         )
     powers = torch.from_numpy(PolynomialFeatures(degree).fit(np.zeros((1, dim))).powers_).to(z)
     each = z[..., None] ** torch.arange(degree + 1).to(z)  # every power of every channel once
-    found = (-torch.lgamma(powers + 1).sum(-1) / 2).exp()
+    monomials = (-torch.lgamma(powers + 1).sum(-1) / 2).exp()
     for channel in range(dim):
-        found = found * each[..., channel, powers[:, channel].long()]
-    return found
+        monomials = monomials * each[..., channel, powers[:, channel].long()]
+    return monomials
 
 
 def needed_degree(largest: float, tolerance: float = 1e-12) -> int:
@@ -123,8 +123,8 @@ def positive_random(
     """
     flat = z.reshape(-1, z.shape[-1])
     along = flat @ directions.mT - flat.square().sum(-1, keepdim=True) / 2
-    found = along - math.log(directions.shape[-2]) / 2
-    return found.reshape(*directions.shape[:-2], *z.shape[:-1], directions.shape[-2])
+    logs = along - math.log(directions.shape[-2]) / 2
+    return logs.reshape(*directions.shape[:-2], *z.shape[:-1], directions.shape[-2])
 
 
 def gram(
@@ -174,10 +174,10 @@ def log_kernel(queries: Queries, keys: Keys) -> Float[Tensor, "*batch query key"
     that is lost below the smallest numbers, as no feature is large for both.
     """
     top_query, top_key = queries.amax(-1, keepdim=True), keys.amax(-1, keepdim=True)
-    found = (queries - top_query).exp() @ (keys - top_key).exp().mT
-    limits = torch.finfo(found.dtype)
-    if bool((found > limits.tiny / limits.eps).all()):
-        return found.log() + top_query + top_key.mT
+    kernel = (queries - top_query).exp() @ (keys - top_key).exp().mT
+    limits = torch.finfo(kernel.dtype)
+    if bool((kernel > limits.tiny / limits.eps).all()):
+        return kernel.log() + top_query + top_key.mT
     return (queries[..., :, None, :] + keys[..., None, :, :]).logsumexp(-1)
 
 

@@ -169,7 +169,7 @@ def direct_logit_attribution(
     check_answers(query, answer, against)
     layers = range(model.cfg.n_layers)
 
-    def found(name: str, layer: int | None = None) -> Tensor:
+    def at_query(name: str, layer: int | None = None) -> Tensor:
         return query.found[name if layer is None else get_act_name(name, layer)][:, 0].double()
 
     unembed, bias = model.W_U, model.b_U.double()
@@ -184,18 +184,18 @@ def direct_logit_attribution(
     shift = getattr(model.ln_final, "bias", None)
     if shift is not None:
         offset = offset + (direction * shift.double()).sum(1)
-    resid, scale = found("resid_post", layers[-1]), found("ln_final.hook_scale")
+    resid, scale = at_query("resid_post", layers[-1]), at_query("ln_final.hook_scale")
     toward = direction * weight / scale
-    centred = (resid - found("ln_final.hook_normalized") * scale).norm() > 1e-3 * resid.norm()
+    centred = (resid - at_query("ln_final.hook_normalized") * scale).norm() > 1e-3 * resid.norm()
     if bool(centred):  # LayerNorm; RMSNorm does not subtract the mean
         toward = toward - toward.mean(1, keepdim=True)
     each = torch.einsum("lhde,be->blhd", model.W_O.double(), toward)
     first, update, z = ((part * each).sum(-1) for part in duals[:3])
     attention, mlp = (
-        torch.stack([(found(name, la) * toward).sum(1) for la in layers], 1)
+        torch.stack([(at_query(name, la) * toward).sum(1) for la in layers], 1)
         for name in ("attn_out", "mlp_out")
     )
-    embedding = (found("resid_pre", 0) * toward).sum(1)
+    embedding = (at_query("resid_pre", 0) * toward).sum(1)
     constant = attention.sum(1) - z.sum((1, 2)) + offset
     parts = torch.cat([first.flatten(1), update.flatten(1), mlp, embedding[:, None]], 1)
     gap = parts.sum(1) + constant - value

@@ -121,8 +121,8 @@ def rows(query: AtQuery) -> Float[Tensor, "batch layer head pos"]:
 
 def attention(query: AtQuery, question: Question) -> Float[Tensor, "batch layer head demo"]:
     """Attention of every head from the target to the answer of each example."""
-    found = rows(query)
-    return found.gather(3, question.answers[:, None, None].expand(*found.shape[:3], -1))
+    pattern = rows(query)
+    return pattern.gather(3, question.answers[:, None, None].expand(*pattern.shape[:3], -1))
 
 
 def step_towards(
@@ -131,11 +131,11 @@ def step_towards(
     """Share of a vector that every head writes, by the token of the examples that it reads:
     attention times the value's part along the vector."""
     unit = (vector / vector.square().sum()).double()
-    found = []
+    by_layer = []
     for layer, (_, _, values, _) in enumerate(read_heads(query)):
         along = torch.einsum("hed,d->he", query.model.blocks[layer].attn.W_O.double(), unit)
-        found.append(torch.einsum("bhpe,he->bhp", values, along))
-    return rows(query) * torch.stack(found, 1) * question.shown[:, None, None]
+        by_layer.append(torch.einsum("bhpe,he->bhp", values, along))
+    return rows(query) * torch.stack(by_layer, 1) * question.shown[:, None, None]
 
 
 def common_share(states: Float[Tensor, "batch d_model"]) -> float:
@@ -168,6 +168,6 @@ def answered(
     model: TransformerBridge, question: Question
 ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:
     """Margin with examples (nats), and whether the answer is the likeliest of all tokens."""
-    found = scored_logits(model, question.task)[:, 0]
-    right = found.argmax(1) == question.task.answer[:, 0]
-    return question.margin(found), right.to(found.dtype)
+    logits = scored_logits(model, question.task)[:, 0]
+    right = logits.argmax(1) == question.task.answer[:, 0]
+    return question.margin(logits), right.to(logits.dtype)

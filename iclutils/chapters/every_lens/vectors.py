@@ -49,9 +49,9 @@ def steered(
         return [(get_act_name("resid_post", layer), change)]
 
     ways = [add(layer, vector) for layer, vector in vectors]
-    found = [x[:, 0] for x in logits_under(model, tokens, ways, target[:, None])]
-    right = [(x.argmax(1) == question.task.answer[:, 0]).to(x.dtype) for x in found]
-    return torch.stack([question.margin(x) for x in found]), torch.stack(right)
+    logits = [x[:, 0] for x in logits_under(model, tokens, ways, target[:, None])]
+    right = [(x.argmax(1) == question.task.answer[:, 0]).to(x.dtype) for x in logits]
+    return torch.stack([question.margin(x) for x in logits]), torch.stack(right)
 
 
 def random_like(vector: Float[Tensor, "*lead d_model"], generator: torch.Generator) -> Tensor:

@@ -48,9 +48,10 @@ def responses(predictor: Predictor, xs: Inputs, ys: Labels) -> Responses:
         xs, ys = (part.expand(len(predictor.seeds), *part.shape) for part in (xs, ys))
     with torch.enable_grad():
         query.requires_grad_()
-        found = _answers(predictor, torch.cat([xs[..., :-1, :], query], -2), ys)
-        (slope,) = torch.autograd.grad(found.sum() + 0 * query.sum(), query)  # 0 if it is not read
-    return Responses(found.detach(), slope.reshape(*found.shape, -1))
+        answered = _answers(predictor, torch.cat([xs[..., :-1, :], query], -2), ys)
+        # 0 if the query is not read.
+        (slope,) = torch.autograd.grad(answered.sum() + 0 * query.sum(), query)
+    return Responses(answered.detach(), slope.reshape(*answered.shape, -1))
 
 
 class Alignment(NamedTuple):
@@ -82,36 +83,36 @@ def alignment(
         one if isinstance(one, Responses) else responses(one, xs, ys)
         for one in (predictor, reference)
     ]
-    (found, slope), (other, reference_slope) = ([part.double() for part in one] for one in both)
-    gap = found - other
+    (answered, slope), (other, reference_slope) = ([part.double() for part in one] for one in both)
+    gap = answered - other
     return Alignment(
         cosine_similarity(slope, reference_slope, dim=-1, eps=1e-8).mean(-1),
         (slope - reference_slope).norm(dim=-1).mean(-1),
         gap.abs().mean(-1),
-        half_mse(found, ys).expand(len(gap)),
+        half_mse(answered, ys).expand(len(gap)),
         half_mse(other, ys).expand(len(gap)),
     )
 
 
 def half_mse(
-    found: Float[Tensor, "ensemble batch"], ys: Float[Tensor, "*lead batch n"]
+    predicted: Float[Tensor, "ensemble batch"], ys: Float[Tensor, "*lead batch n"]
 ) -> Float[Tensor, "ensemble"]:
     """The loss: half the mean squared error of the answers, against the last y."""
-    return 0.5 * (found - ys[..., -1]).square().mean(-1)
+    return 0.5 * (predicted - ys[..., -1]).square().mean(-1)
 
 
 def _answers(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
     if isinstance(predictor, LinearSelfAttention):
         weight = predictor.attention["query"]
-        found = predictor(xs.to(weight), ys.to(weight))
+        answered = predictor(xs.to(weight), ys.to(weight))
     else:
-        found = predictor(xs, ys)[None]
-    if found.shape[1:] != xs.shape[-3:-2] or not bool(found.isfinite().all()):
+        answered = predictor(xs, ys)[None]
+    if answered.shape[1:] != xs.shape[-3:-2] or not bool(answered.isfinite().all()):
         raise IclError(
             f"A predictor gives a finite answer for each of {xs.shape[-3]} contexts; got "
-            f"{tuple(found.shape[1:])}, or NaN or infinity. Leave such contexts out."
+            f"{tuple(answered.shape[1:])}, or NaN or infinity. Leave such contexts out."
         )
-    return found
+    return answered
 
 
 # Contexts unlike those of training ---------------------------------------------------------------
@@ -129,8 +130,8 @@ def under_shift(
     for factor in bar(factors, "factors"):
         shifted = SHIFTS[kind](contexts, factor)
         for name, predictor in predictors.items():
-            found = answers(predictor, shifted.xs, shifted.ys).double()
-            rows[name].append(half_mse(found, shifted.ys) / factor**2)
+            answered = answers(predictor, shifted.xs, shifted.ys).double()
+            rows[name].append(half_mse(answered, shifted.ys) / factor**2)
     return {name: torch.stack(losses, -1) for name, losses in rows.items()}
 
 

@@ -53,18 +53,18 @@ def descend(
     first = pairs.new_zeros(y.shape[-1], xs.shape[-1]) if start is None else start.to(pairs)
     weights = first.expand(*xs.shape[:-2], *first.shape)
     mapped = torch.eye(xs.shape[-1]).to(pairs)  # what GD++ has done to x so far
-    found = [weights]
+    steps = [weights]
     for rate, gamma in each_step(rates, gammas):
         errors = pairs @ first.mT - y
         change = -(rate / pairs.shape[-2]) * errors.mT @ pairs
         y = y - pairs @ change.mT
         weights = weights + change @ mapped
-        found.append(weights)
+        steps.append(weights)
         if gamma:
             moment = pairs.mT @ pairs
             mapped = mapped - gamma * moment @ mapped
             pairs = pairs - gamma * pairs @ moment
-    path = torch.stack(found)
+    path = torch.stack(steps)
     answers = (path @ query[..., None])[..., 0]
     return Descent(answers if ys.ndim == xs.ndim else answers[..., 0], path)
 

@@ -86,15 +86,15 @@ def answers_by_set(
     ``shown`` makes the hooks under which a set of demonstrations (prompts of one row, without a
     query) is read; under those in ``asked`` the queries are.
     """
-    found, groups = [], sets(prompts)
+    by_set, groups = [], sets(prompts)
     for rows in groups:
         part = prompts[rows]
         keep = demonstrations(part[:1])
         width = int(keep.sum())
         alone = replace(part[:1], tokens=part.tokens[:1, :width], roles=part.roles[:1, :width])
         held = cache_demonstrations(model, part[:1], keep, shown(alone))
-        found.append(Answers.of(part, answer_from_cache(model, held, part, hooks=asked)))
-    return Answers.join(found)[torch.cat(groups).argsort()]
+        by_set.append(Answers.of(part, answer_from_cache(model, held, part, hooks=asked)))
+    return Answers.join(by_set)[torch.cat(groups).argsort()]
 
 
 def centred(found: Answers, prompts: Prompts) -> Answers:

@@ -131,9 +131,9 @@ def hidden_random_top(
     draws before it, which favours this control.)
     """
     masks = [hidden_random(_shown(prompts), generator) for _ in range(draws)]
-    found = _answers(model, prompts, masks, True, batch_size)
-    loyal = torch.stack([label_loyalty(one, clean).float().mean() for one in found])
-    return found[int(loyal.argmax())], loyal
+    by_draw = _answers(model, prompts, masks, True, batch_size)
+    loyal = torch.stack([label_loyalty(one, clean).float().mean() for one in by_draw])
+    return by_draw[int(loyal.argmax())], loyal
 
 
 def _shown(prompts: Prompts) -> Prompts:
@@ -156,7 +156,7 @@ def _answers(
             for rows in groups
         ]
         order = torch.cat(groups).argsort()
-        return [Answers.join(found)[order] for found in zip(*parts, strict=True)]
+        return [Answers.join(of_mask)[order] for of_mask in zip(*parts, strict=True)]
     one = prompts[:1]
     shared = cache_demonstrations(model, one, everything(one)) if len(groups) == 1 else None
 

@@ -187,26 +187,26 @@ def baselines(which: str = "wide", ratio: float = 0.0) -> dict[str, Predictor]:
     _check(ratio)
     wide = which == "wide"
     neighbours: dict[str, Predictor]
-    found: dict[str, Callable[..., Tensor]] = {"OLS": ols_weights}
+    linear: dict[str, Callable[..., Tensor]] = {"OLS": ols_weights}
     for penalty in PENALTIES if wide else ("1/10", "1/2"):
-        found[f"ridge {penalty}"] = partial(ridge_weights, penalty=float(Fraction(penalty)))
+        linear[f"ridge {penalty}"] = partial(ridge_weights, penalty=float(Fraction(penalty)))
     if which == "released":
         for rate in (0.02, 0.03):
-            found[f"GD {rate} (released)"] = partial(released_gd_weights, rate=rate)
-            found[f"SGD {rate} (released)"] = partial(released_sgd_weights, rate=rate)
+            linear[f"GD {rate} (released)"] = partial(released_gd_weights, rate=rate)
+            linear[f"SGD {rate} (released)"] = partial(released_sgd_weights, rate=rate)
         neighbours = {"5-NN": partial(knn, k=5), "5-NN 1/r": partial(knn, k=5, power=1.0)}
     else:
         more = (0.05, 0.1) if wide else ()
-        found |= {f"GD {rate}": partial(gd_weights, rate=rate) for rate in (0.01, 0.02, *more)}
-        found |= {f"SGD {rate}": partial(sgd_weights, rate=rate) for rate in (0.01, 0.03, *more)}
+        linear |= {f"GD {rate}": partial(gd_weights, rate=rate) for rate in (0.01, 0.02, *more)}
+        linear |= {f"SGD {rate}": partial(sgd_weights, rate=rate) for rate in (0.01, 0.03, *more)}
         neighbours = {"3-NN": partial(knn, k=3), "3-NN 1/r²": partial(knn, k=3, power=2.0)}
     if wide:
         for steps in (1, 2, 4, 8):
             name = "GD best" if steps == 1 else f"GD best, {steps} steps"
-            found[name] = partial(_best_gd, ratio=ratio, steps=steps)
-        found["SGD best"] = lambda xs, ys: sgd_weights(xs, ys, 0.5 / (xs.shape[-1] + 2))
-        found["averaging"] = averaging_weights
-    return {name: Linear(weights) for name, weights in found.items()} | neighbours
+            linear[name] = partial(_best_gd, ratio=ratio, steps=steps)
+        linear["SGD best"] = lambda xs, ys: sgd_weights(xs, ys, 0.5 / (xs.shape[-1] + 2))
+        linear["averaging"] = averaging_weights
+    return {name: Linear(weights) for name, weights in linear.items()} | neighbours
 
 
 def _best_gd(xs: Tensor, ys: Tensor, ratio: float, steps: int) -> Tensor:

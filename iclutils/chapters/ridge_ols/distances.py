@@ -56,8 +56,8 @@ def concatenate(predictors: Sequence[Predictor]) -> Predictor:
     """One predictor with the networks of all ensembles, in order."""
 
     def predictor(xs: Tensor, ys: Tensor) -> Tensor:
-        found = [predict(each, xs, ys) for each in predictors]
-        return torch.cat([f if f.ndim > ys.ndim else f[None] for f in found])
+        predicted = [predict(each, xs, ys) for each in predictors]
+        return torch.cat([f if f.ndim > ys.ndim else f[None] for f in predicted])
 
     return predictor
 

@@ -53,8 +53,8 @@ def hidden_states(
     states = networks[0].positions.new_empty(nets, shape.layers + 1, len(xs), pos, shape.width)
     for rows in torch.arange(len(xs)).split(batch_size):
         each = [net.resid(xs[rows], ys[rows]) for net in networks]
-        for layer, found in enumerate(zip(*each, strict=True)):
-            states[:, layer, rows] = torch.cat(found)
+        for layer, parts_of_layer in enumerate(zip(*each, strict=True)):
+            states[:, layer, rows] = torch.cat(parts_of_layer)
     return states
 
 
@@ -157,9 +157,9 @@ def linear_exact(
         centred = each.double() - each[:fitted].double().mean(0)
         seen = centred[:fitted]
         inverse = torch.linalg.pinv(seen.mT @ seen, rtol=1e-10, hermitian=True)
-        found = centred[fitted:] @ (inverse @ (seen.mT @ flat[:fitted]))
+        predicted = centred[fitted:] @ (inverse @ (seen.mT @ flat[:fitted]))
         shape = (held_out, len(targets), -1)
-        missed = _normalised(found.view(shape).transpose(0, 1), wanted[:, fitted:])
+        missed = _normalised(predicted.view(shape).transpose(0, 1), wanted[:, fitted:])
         errors.append(missed.mean(-1))
     return torch.stack(errors).view(*features.shape[:-2], len(targets))
 
@@ -216,11 +216,11 @@ def _whitened(
 
 
 def _normalised(
-    found: Float[Tensor, "*probe target batch d"], targets: Targets
+    predicted: Float[Tensor, "*probe target batch d"], targets: Targets
 ) -> Float[Tensor, "*probe target batch"]:
     """Part of each context in 1 − R²; errors and variances are summed over the coordinates."""
     spread = (targets - targets.mean(1, keepdim=True)).square().sum(-1).mean(1, keepdim=True)
-    return (found - targets).square().sum(-1) / spread
+    return (predicted - targets).square().sum(-1) / spread
 
 
 def _check(states: Tensor, targets: Targets, batch: int, held_out: int, least: int) -> None:
@@ -246,6 +246,6 @@ def ridge_errors(
     wanted, errors = targets.mT.double().numpy(), []
     probe = make_pipeline(StandardScaler(), RidgeCV(PENALTIES, alpha_per_target=True))
     for layer in bar(states.double().numpy(), "layers"):
-        found = cross_val_predict(probe, layer, wanted, cv=5)
-        errors.append(torch.from_numpy((found - wanted) ** 2 / wanted.var(0)).mT)
+        predicted = cross_val_predict(probe, layer, wanted, cv=5)
+        errors.append(torch.from_numpy((predicted - wanted) ** 2 / wanted.var(0)).mT)
     return torch.stack(errors)

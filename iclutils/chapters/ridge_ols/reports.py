@@ -151,11 +151,11 @@ def primitive_errors(contexts: int = 1000) -> dict[str, float]:
         "div": (div(layout, reads["by"], end), [aff(layout, reads["a"], out)], (a / by)[:, end]),
         "aff": (None, [aff(layout, reads["a"] - reads["b"], out)], (a - b)[:, end]),
     }
-    found = {
+    errors = {
         name: layout.value(assemble(layout, head, neurons)(stream), "out")[:, end] - wanted
         for name, (head, neurons, wanted) in layers.items()
     }
-    return {name: _largest(error) for name, error in found.items()}
+    return {name: _largest(error) for name, error in errors.items()}
 
 
 def gradient_steps(

@@ -57,13 +57,13 @@ def predict_numbers(
     """
     tokens, at = _written(form, xs, ys)
     cuts = at if seen is None else at[list(seen)]
-    found = []
+    answers = []
     if form.values.shape[1] == 1:
         for part in bar(tokens.split(batch_size), "contexts"):
             hook = at_positions(cuts.expand(len(part), -1))
             logits = run_with_hooks(model, part.to(model.cfg.device), [hook])[0].double()
             log_p = logits.log_softmax(-1)[..., form.values[:, 0].to(logits.device)]
-            found.append(_mean(form, log_p.cpu()))
+            answers.append(_mean(form, log_p.cpu()))
     else:
         heads = form.values[:, :-1]
         branches, own = heads.unique(dim=0, return_inverse=True)
@@ -71,8 +71,8 @@ def predict_numbers(
         for part in bar(tokens.split(_rows(branches)), "contexts"):
             log_p = continued(model, part, cuts.tolist(), branches, wanted)
             each = log_p[:, :, own].gather(-1, place.expand(*log_p.shape[:2], -1, -1)[..., None])
-            found.append(_mean(form, each[..., 0].sum(-1)))
-    means, sure = zip(*found, strict=True)
+            answers.append(_mean(form, each[..., 0].sum(-1)))
+    means, sure = zip(*answers, strict=True)
     return torch.cat(means), torch.cat(sure)
 
 
@@ -107,7 +107,7 @@ def continued(
     device, count = model.cfg.device, len(branches)
     tokens, wanted = tokens.to(device), wanted.to(device)
     states = keys_values(model, tokens)
-    found = []
+    log_ps = []
     for cut in cuts:
         last = tokens[:, cut].repeat_interleave(count)[:, None]
         fed = torch.cat([last, branches.to(device).repeat(len(tokens), 1)], 1)
@@ -119,8 +119,8 @@ def continued(
         with torch.no_grad():
             logits = read_with_cache(model, keys, values, held, fed, own, cut + step, step).double()
         log_p = logits[..., wanted] - logits.logsumexp(-1, keepdim=True)
-        found.append(log_p.unflatten(0, (len(tokens), count)).cpu())
-    return torch.stack(found, 1)
+        log_ps.append(log_p.unflatten(0, (len(tokens), count)).cpu())
+    return torch.stack(log_ps, 1)
 
 
 def hidden_states(
