@@ -190,11 +190,15 @@ def path_patching(
     Example:
         >>> import torch
         >>> from iclutils import models
-        >>> from iclutils.interp import clean_corrupt, patching
+        >>> from iclutils.interp import clean_corrupt, graph, patching
         >>> net = models.load("induction-0")
         >>> task = clean_corrupt.copying(net, 2, 5, torch.Generator().manual_seed(0))
-        >>> patching.path_patching(net, task).shape
+        >>> patching.path_patching(net, task).shape  # all edges
         torch.Size([11, 27, 2])
+        >>> edge = graph.head(0, 2), graph.Node("k", 1, 0)  # what head 0.2 writes, keys of 1.0
+        >>> lost = patching.path_patching(net, task, [edge])
+        >>> lost[graph.of(net).index(edge)].shape  # nats, by sequence
+        torch.Size([2])
     """
     run = CleanRun(model, task)
     graph = run.graph

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -61,8 +62,8 @@ def ols_weights(xs: Xs, ys: Labels) -> Weights:
     Singular values below max(n, d) times the machine epsilon of the data as given, relative to the
     largest, count as 0: repeated pairs and inputs of a subspace have a defined answer.
     """
-    cut = torch.finfo(xs.dtype).eps * max(xs.shape[-2:], default=1)
     x, y = _checked(xs, ys)
+    cut = torch.finfo(xs.dtype).eps * max(xs.shape[-2:], default=1)
     flat = x.reshape(-1, *x.shape[-2:]), y.reshape(-1, y.shape[-1])
     weights, well = _well_conditioned(*flat, cut)
     if not bool(well.all()):
@@ -292,8 +293,10 @@ def _grams(xs: Tensor) -> Tensor:
 
 
 def _checked(
-    xs: Tensor, ys: Tensor, above_0: float = 1.0, at_least_0: float = 0.0
+    xs: Any, ys: Any, above_0: float = 1.0, at_least_0: float = 0.0
 ) -> tuple[Tensor, Tensor]:
+    if not (isinstance(xs, Tensor) and isinstance(ys, Tensor)):
+        raise IclError("Give xs and ys as tensors: torch.tensor(xs), torch.tensor(ys).")
     _check(above_0, above_0=True)
     _check(at_least_0)
     if xs.ndim < 2 or xs.shape[:-1] != ys.shape or not xs.numel():
