@@ -63,6 +63,7 @@ def test_versions_are_pinned_within_their_range_and_torch_has_no_ceiling() -> No
     for name, pin in pins.items():
         assert ranges[name].contains(pin), name
         assert metadata.version(name).split("+")[0] == pin, name
+    assert ranges["ipykernel"].contains("6.17.1"), "Colab's: it must not be replaced while it runs"
     assert all(ranges["torch"].contains(newer) for newer in ("2.15.0", "3.0.0"))
 
 
