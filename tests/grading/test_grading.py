@@ -66,7 +66,8 @@ def test_a_program_within_its_bounds_just_ends(
     bounded: Bounded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_OF_THE_GRADER", "x")
-    end = bounded("import os; print(os.listdir(), 'SECRET_OF_THE_GRADER' in os.environ)")
+    code = "import os; print(os.listdir(), 'SECRET_OF_THE_GRADER' in os.environ); os.openpty()"
+    end = bounded(code)
     assert (end.code, end.stopped, end.told) == (0, "", [])
     assert end.said.strip() == "[] False"
 

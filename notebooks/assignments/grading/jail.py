@@ -90,12 +90,14 @@ def _build(folder: str, megabytes: str, paths: tuple[str, ...], root: bool) -> N
         if not os.path.isdir(path) and not os.path.exists(target):
             open(target, "x").close()
         mount(path, target, BIND | RECURSIVE)
-    for name in ("/proc", "/tmp", "/dev/shm", HOME):
+    for name in ("/proc", "/tmp", "/dev/shm", "/dev/pts", HOME):
         os.makedirs(folder + name, exist_ok=True)
     os.symlink("/proc/self/fd", folder + "/dev/fd")
+    os.symlink("pts/ptmx", folder + "/dev/ptmx")
     read_only = struct.pack("4Q", READ_ONLY, 0, 0, 0)
     _call("syscall", MOUNT_SETATTR, HERE, folder.encode(), EVERYWHERE, read_only, len(read_only))
     mount("proc", folder + "/proc", 0, "proc")
+    mount("devpts", folder + "/dev/pts", 0, "devpts", "newinstance,ptmxmode=0666")
     owner = NOBODY if root else STUDENT
     mount("tmpfs", folder + HOME, 0, "tmpfs", f"size={megabytes}m,nr_inodes=50k,uid={owner}")
     for name in ("/tmp", "/dev/shm"):
