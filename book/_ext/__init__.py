@@ -35,7 +35,6 @@ DIRECTIVES = {
     "gallery": figures.Gallery,
     "modelcards": pages.ModelCards,
     "modules": api.Modules,
-    "packages": api.Packages,
     "scorecard": scorecard.Scorecard,
     "status": pages.Status,
     "verdicts": scorecard.Verdicts,

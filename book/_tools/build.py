@@ -16,7 +16,7 @@ from pathlib import Path
 
 from iclutils import claims, machine, scorecard
 from iclutils.errors import IclError
-from iclutils.files import PACKAGE, read_json, replacing, write_json
+from iclutils.files import CHECKOUT, PACKAGE, read_json, replacing, write_json
 
 from . import results, run
 
@@ -60,11 +60,8 @@ def stage(root: Path, build: Path, done: list[run.Run]) -> Path:
     """
     fresh = {f"notebooks/{item.chapter}": item.notebook for item in done}
     paths = [root / name for name in (*SETTINGS, *SHOWN)] + sorted((root / "book").rglob("*"))
-    wanted = {
-        p.relative_to(root).as_posix(): p.read_bytes()
-        for p in paths
-        if p.is_file() and not CODE & {*p.parts}
-    }
+    found = [path for path in paths if path.is_file() and not CODE & set(path.parts)]
+    wanted = {path.relative_to(root).as_posix(): path.read_bytes() for path in found}
     for name in pages(root):
         path = root / f"{name}.ipynb"
         if path.is_file():
@@ -99,7 +96,7 @@ def render(source: Path, build: Path) -> Path:
     if last.get("frame") != stamp["frame"]:
         shutil.rmtree(work, ignore_errors=True)
     record.unlink(missing_ok=True)
-    program = PROGRAM.format(root=str(run.ROOT), jobs=max(1, machine.cores()))
+    program = PROGRAM.format(root=str(CHECKOUT), jobs=max(1, machine.cores()))
     options = ["build", str(source), "--path-output", str(build), "-n", "-W", "--keep-going", "-q"]
     outcome = subprocess.run(
         [sys.executable, "-c", program, *options],
@@ -138,7 +135,7 @@ def _stamp(source: Path) -> dict[str, str]:
 
     framing = [source / name for name in SETTINGS]
     framing += sorted((source / "book/_static").rglob("*.*"))
-    framing += sorted((run.ROOT / "book/_ext").glob("*.*"))
+    framing += sorted((CHECKOUT / "book/_ext").glob("*.*"))
     framing += [Path(module.__file__ or "") for module in (claims, scorecard)]
     texts = [path for path in sorted(source.rglob("*")) if path.is_file()]
     texts += sorted([*claims.ROOT.glob("*.yml"), *zoo.ROOT.glob("*/README.md")])
