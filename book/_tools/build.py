@@ -60,8 +60,8 @@ def stage(root: Path, build: Path, done: list[run.Run]) -> Path:
     """
     fresh = {f"notebooks/{item.chapter}": item.notebook for item in done}
     paths = [root / name for name in (*SETTINGS, *SHOWN)] + sorted((root / "book").rglob("*"))
-    found = [path for path in paths if path.is_file() and not CODE & set(path.parts)]
-    wanted = {path.relative_to(root).as_posix(): path.read_bytes() for path in found}
+    sources = [path for path in paths if path.is_file() and not CODE & set(path.parts)]
+    wanted = {path.relative_to(root).as_posix(): path.read_bytes() for path in sources}
     for name in pages(root):
         path = root / f"{name}.ipynb"
         if path.is_file():
