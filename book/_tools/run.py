@@ -15,11 +15,13 @@ import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import nbformat
+from filelock import FileLock, Timeout
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbformat import NotebookNode
@@ -266,8 +268,25 @@ def run_chapters(
             )
         if stale[0].kind != "own" and stale[0].tier == "real":
             smollm2.folder()  # fetched and converted once, before several want it
-        _execute_all(stale, jobs)
+        with _alone(stale[0].notebook.parent):  # another may have run them by then
+            _execute_all([r for r in stale if force or not r.is_current()], jobs)
     return runs
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process runs chapters into this folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        progress.say(f"another run is at work in {folder}; this one begins after it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def cost(run: Run) -> str:

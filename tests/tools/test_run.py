@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import nbformat
 import pytest
+from filelock import FileLock
 from ledger import dump, entry
 from nbclient import NotebookClient
 
@@ -287,6 +289,22 @@ def test_a_run_records_its_time_memory_and_machine(kernels: Book) -> None:
     assert 1.0 < large["peak_gib"]["memory"] < 8.0
     assert large["peak_gib"]["gpu"] == 0.0
     assert not list(kernels.build.rglob("*.peak.json"))
+
+
+def test_two_runs_at_once_take_turns(
+    book: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.delenv("ICLUTILS_QUIET")
+    other = FileLock(book.run().notebook.with_name(".lock"), thread_local=False)
+    other.acquire()
+    book.add("91_other")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(book.run, "91")
+        with pytest.raises(TimeoutError):
+            waiting.result(0.5)
+        other.release()
+        assert waiting.result().fresh
+    assert "this one begins after it" in capsys.readouterr().out
 
 
 MEET = """
