@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -78,7 +79,7 @@ def size(folder: Path, name: str) -> int:
 def read(folder: Path, name: str) -> PreTrainedModel:
     """The Hugging Face network in float32, every weight of which came from the files."""
     try:
-        network, told = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
             attn_implementation="eager",
@@ -91,6 +92,7 @@ def read(folder: Path, name: str) -> PreTrainedModel:
     except Exception as error:  # damaged files and unknown architectures alike
         first = str(error).strip().split("\n")[0].rstrip(".")
         raise IclError(f"{name!r} could not be loaded: {first}.") from error
+    network, told = loaded
     wrong = {
         "lacking": told["missing_keys"],
         "left over": {k for k in told["unexpected_keys"] if not BUFFERS.search(k)},

@@ -272,7 +272,7 @@ def labelled(
     gold = labels.index(answer.strip()) if answer else 0
     reads, context = model_words(model), model.cfg.n_ctx
     prompts = text.build(task, reads, [shown], [(query, gold)], context=context)
-    return prompts.to(model.cfg.device), labels
+    return prompts.to(model.W_E.device), labels
 
 
 def _needed(generator: Callable[[str, int], Generator] | None) -> Callable[[str, int], Generator]:
