@@ -368,7 +368,7 @@ def test_every_control_changes_the_picture(reader: Reader, name: str) -> None:
     tab = opened(reader, name)
     first = shown(tab)
     acting = {"induction": "off=0.2&from=0.2", "labels": "cut=labels&from=2&q=cod"}
-    state = acting.get(name, "point=2&at=4")  # in which all controls act
+    state = acting.get(name, "point=2&at=4&rate=1")  # in which all controls act
 
     def follow(link: str) -> str:
         return after(tab, lambda: tab.evaluate("link => { location.hash = link; }", link))
