@@ -11,21 +11,18 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from textwrap import dedent
-from threading import RLock
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from .files import PACKAGE
 
-Given = ParamSpec("Given")
-Found = TypeVar("Found")
 Key = tuple[str, str]  # a module's name, and that of a definition in it
 Science = dict[str, str]  # for the name of each definition a hash of its code
 # What says, shows, stores or judges, and never changes a number.
@@ -38,7 +35,6 @@ SESSION, CHECK = "book", "check"  # what notebooks call it, and its method that 
 JUDGES = f"{SESSION}.{CHECK}"
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 UNSAID = ("ctx", "kind", "type_comment")  # of a node
-_LOCK = RLock()
 NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -54,24 +50,11 @@ def is_current() -> bool:
     return all(path.is_file() and path.read_bytes() == it for path, it in sources().items())
 
 
-def _one_at_a_time(function: Callable[Given, Found]) -> Callable[Given, Found]:
-    """For threads, which share the trees of the files: making one plain changes it."""
-
-    @wraps(function)
-    def held(*given: Given.args, **named: Given.kwargs) -> Found:
-        with _LOCK:
-            return function(*given, **named)
-
-    return held
-
-
-@_one_at_a_time
 def of_definition(module: str, name: str) -> Science:
     """What a definition of the package can reach, itself too."""
     return _hashed({}, {(module, name)})
 
 
-@_one_at_a_time
 def of_source(source: str, around: Mapping[str, Any]) -> tuple[Science, set[str]]:
     """What a function outside of the package can reach of it, and the names of the other values
     that it takes from ``around``."""
@@ -95,7 +78,6 @@ def _full(value: Any) -> str:
 
 
 @cache
-@_one_at_a_time
 def of_notebook(cells: tuple[str, ...]) -> tuple[Science, set[str]]:
     """What the checks of a notebook's cells of code can reach, and the names of the sizes that they
     ask for."""

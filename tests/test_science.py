@@ -3,16 +3,12 @@ three calls deep changes that of its own definition."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from notebook_rules import code
 
 from iclutils import science
-from iclutils.files import PACKAGE, read_json
 
 FILES = {
     "__init__.py": "from .session import begin\n",
@@ -182,18 +178,3 @@ def test_of_a_notebook_what_computes_counts_and_what_shows_does_not(told: Told) 
     inside = "def judge():\n    book.check('01.first', found)\njudge()"
     assert "found" in told(check=inside), "a check in a function that is called"
     assert differing(before, told(begin="found = 1\n" + CELLS["begin"])) == set(), "made anew"
-
-
-def test_notebooks_are_read_side_by_side() -> None:
-    """Threads share the trees of the files; one that two of them made plain at once was broken."""
-    paths = sorted((PACKAGE.parent / "notebooks").glob("06_*.ipynb")) * 2
-    notebooks = [tuple("".join(c["source"]) for c in code(read_json(path))) for path in paths]
-    for known in (science._definition, science._module):
-        known.cache_clear()
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            assert all(pool.map(science.of_notebook.__wrapped__, notebooks))
-    finally:
-        sys.setswitchinterval(usual)
