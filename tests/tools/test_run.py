@@ -167,7 +167,7 @@ def test_changes_are_noticed(book: Book, monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_the_readers_own_model_stays_apart(book: Book) -> None:
     done = book.run()
     before = [path.read_bytes() for path in (book.result, done.record)]
-    own = book.run(model="my/folder", seed=3)
+    own = book.run(model="gpt2", seed=3)
     assert own.fresh
     assert own.notebook == book.build / "run/own/90_demo.ipynb"
     assert [path.read_bytes() for path in (book.result, done.record)] == before
@@ -187,7 +187,7 @@ def test_a_chapter_of_which_a_language_model_is_asked_nothing_is_not_run(
     for names, given, ran in (
         (run.chapters(), {"tier": "real"}, []),
         (run.chapters(), {"tier": "paper"}, []),
-        (run.chapters(), {"tier": "real", "model": "my/folder"}, ["00_tour"]),
+        (run.chapters(), {"tier": "real", "model": "gpt2"}, ["00_tour"]),
         (["00"], {"tier": "paper"}, ["00_tour"]),
     ):
         assert [it.chapter for it in run.run_chapters(names, given, book.build)] == ran
