@@ -31,7 +31,7 @@ def repetitions(
     samples = [torch.as_tensor(values).double().cpu().flatten() for values in cases.values()]
     if len(samples) > 1:
         return torch.stack([values.mean() for values in samples])
-    return samples[0] if len(samples[0]) > 1 else samples[0].item()
+    return samples[0] if len(samples[0]) > 1 else samples[0].mean().item()  # of none, NaN
 
 
 def jackknife(pairs: Mapping[tuple[Hashable, Hashable], float]) -> list[float]:

@@ -77,6 +77,8 @@ class Ensemble(nn.Module):
         folder = zoo.find(name_or_path, step)
         try:
             known = read_json(folder / "config.json")
+            if (held := known.get("model_type")) != cls.kind:
+                raise TypeError(f"its config.json says {held!r}")
             sizes = known["shape"].items()
             shape = cls.shape_type(**{k: tuple(v) if isinstance(v, list) else v for k, v in sizes})
             network = cls(shape, known["seeds"])
@@ -85,10 +87,9 @@ class Ensemble(nn.Module):
         except (OSError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
             first = str(error).strip().split("\n")[0]
             raise IclError(
-                f"{folder} does not hold {cls.kind} ({type(error).__name__}: {first}). Language "
-                "models are loaded with iclutils.models.load, in-context regressors with "
-                "iclutils.models.regressors.load, linear self-attention with "
-                "iclutils.models.lsa.load."
+                f"{folder} does not hold {cls.kind}: {first}. Language models are loaded with "
+                "iclutils.models.load, in-context regressors with iclutils.models.regressors.load, "
+                "linear self-attention with iclutils.models.lsa.load."
             ) from error
         return network.to(device).eval().requires_grad_(False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics as textbook
 
 import numpy as np
@@ -97,6 +98,7 @@ def test_of_several_cases_the_means_are_repeated_and_of_one_its_samples() -> Non
     assert statistics.repetitions({"a": two["a"]}).tolist() == [1.0, 3.0]
     assert statistics.repetitions({"a": 4.0, "b": 6.0}).tolist() == [4.0, 6.0]
     assert statistics.repetitions({"a": 4.0}) == 4.0
+    assert math.isnan(statistics.repetitions({"a": torch.empty(0)})), "undefined, as of no head"
 
 
 def test_the_jackknife_counts_items_and_not_pairs() -> None:
