@@ -97,14 +97,14 @@ def load(
     checkpoint.refuse(folder, name)
     needed = LOADING * checkpoint.size(folder, name) / room.GIB
     room.refuse_without(needed, room.memory(), f"Memory for {name!r}", room.MEMORY)
-    network = checkpoint.read(folder, name)
+    network = write_out(change(checkpoint.read(folder, name)))
     if tokenizer is None:
         tokenizer = checkpoint.tokenizer(folder, name)
     numbers = _numbers(network.config.vocab_size, network.config.bos_token_id)
     try:
         bridge = TransformerBridge.boot_transformers(
             str(folder),
-            hf_model=write_out(change(network)),
+            hf_model=network,
             tokenizer=numbers if tokenizer in (None, "numbers") else tokenizer,
             device=device,
         )

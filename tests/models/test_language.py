@@ -202,3 +202,13 @@ def test_edited_weights_are_a_copy(tmp_path: Path) -> None:
     edited = models.edit_weights(tmp_path, double)
     torch.testing.assert_close(edited.W_E, 2 * plain.W_E)
     torch.testing.assert_close(models.load(tmp_path).W_E, plain.W_E)
+
+
+def test_an_edit_that_is_refused_says_so_itself(tmp_path: Path) -> None:
+    save_gpt2(tmp_path)
+
+    def refuse(network: GPT2LMHeadModel) -> None:
+        raise IclError("no such head")
+
+    with pytest.raises(IclError, match=r"^no such head$"):
+        models.edit_weights(tmp_path, refuse)
