@@ -141,5 +141,6 @@ def setup(app: Sphinx) -> None:
 
 
 def _finish(app: Sphinx, exception: Exception | None) -> None:
-    if exception is None and app.builder.format == "html":
-        write(Path(app.outdir, "_static"))
+    static = Path(app.outdir, "_static")
+    if exception is None and (static / "live").is_dir():  # the book has such figures
+        write(static)

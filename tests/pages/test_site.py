@@ -74,7 +74,7 @@ def inside(link: str) -> bool:
 def test_every_page_is_in_the_contents_and_built(site: Path) -> None:
     listed = build.pages(ROOT)
     written = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "book").rglob("*.md")]
-    chapters = [f"notebooks/{name}" for name in run.chapters()]
+    chapters = [f"notebooks/{path.stem}" for path in run.NOTEBOOKS.glob("*.ipynb")]
     assert sorted(listed) == sorted([*(path.as_posix() for path in written), *chapters])
     assert {site / f"{name}.html" for name in [*listed, "index", "search", "genindex"]} == set(
         pages(site)
