@@ -222,7 +222,7 @@ def test_a_changed_engine_is_found(reader: Reader, change: tuple[str, str]) -> N
     from playwright.sync_api import Error
 
     try:
-        assert gpt2_difference(reader, "induction-3-4000", 4, change) > 10 * CLOSE
+        assert gpt2_difference(reader, "induction-3-4000", 4, change) > CLOSE
     except Error:  # so changed that it does not run
         assert change == MUTATIONS["zeros where there is a z"]
 
@@ -467,6 +467,8 @@ def test_where_scripts_are_off_the_still_stands(reader: Reader, name: str) -> No
 
 
 SCRIPT = Path(__file__).with_name("page.js")
+SEEN = """x => { const { left, top, height } = x.getBoundingClientRect();
+    return document.elementFromPoint(left + 5, top + height / 2) === x; }"""
 TARGETS = ".live-figure :is(button, select, input, .live-pill)"
 SMALL = """all => all
     .filter((x) => { const r = x.getBoundingClientRect(); return r.height < 44 || r.width < 44; })
@@ -490,9 +492,8 @@ def test_a_figure_can_be_used_by_all(reader: Reader, name: str) -> None:
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         assert tab.evaluate("cutOff()") == []
         assert tab.locator(TARGETS).evaluate_all(SMALL) == []
-    numbers = tab.locator(".live-numbers")
-    tab.locator(".live-controls button").last.scroll_into_view_if_needed()
-    assert numbers.evaluate("x => x.getBoundingClientRect().top >= -1"), "the numbers stay in sight"
+        tab.locator(".live-view").evaluate("x => x.scrollIntoView()")
+        assert tab.locator(".live-numbers dt").first.evaluate(SEEN), "the numbers stay in sight"
     soon(lambda: len(tab.locator(".live-status").text_content().split()) > 8, True)
     tab.emulate_media(media="print")
     assert tab.locator(".live-controls:visible, .live-figure button:visible").count() == 0
