@@ -58,6 +58,7 @@ def show(given: Namespace) -> None:
 
     out = given.out or output_folder("ICLUTILS_SHOWN", "_build/show", ".") / f"{given.chapter}.png"
     ending(out)
+    out.parent.mkdir(parents=True, exist_ok=True)  # refused now, if it may not be written
     pairs = [text.rpartition("=")[::2] for text in given.demonstration]
     if not all(text and label for text, label in pairs):
         raise IclError("--demonstration takes TEXT=LABEL.")
