@@ -151,6 +151,13 @@ def _run(chapter: str, given: dict[str, Any]) -> Shown:
 def _notebook() -> Path:
     """Of the checkout, or as it was installed with the package."""
     here = CHECKOUT / "notebooks" / NOTEBOOK
-    installed = (path.locate() for path in metadata.files("iclutils") or ())
-    found = [here, *(Path(str(path)) for path in installed if Path(str(path)).name == NOTEBOOK)]
-    return next(path for path in found if path.is_file())
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        if not here.is_file():
+            files = (Path(str(path.locate())) for path in metadata.files("iclutils") or ())
+            here = next((path for path in files if path.name == NOTEBOOK), here)
+    if not here.is_file():
+        raise IclError(
+            f"{NOTEBOOK}, whose cells draw the figures, is neither in this folder's checkout nor "
+            "installed: run this in a checkout of the book, or install the package with pip."
+        )
+    return here

@@ -273,3 +273,10 @@ def test_amounts_and_durations_are_rounded() -> None:
     assert {size: cost.amount(size) for size in sizes} == sizes
     times = {0.3: "less than 2 seconds", 41.7: "about 42 seconds", 100: "about 1.7 minutes"}
     assert {time: cost.duration(time) for time in times} == times
+
+
+def test_a_package_without_its_notebook_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(your_model, "CHECKOUT", Path("nowhere"))
+    monkeypatch.setattr(your_model.metadata, "files", lambda name: [])
+    with pytest.raises(IclError, match="install the package with pip"):
+        iclutils.show("01")
