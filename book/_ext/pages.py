@@ -21,13 +21,15 @@ FIELDS = {
 # Not in every record: older runs had none, ``values`` are those of a part of a tier, and ``equal``
 # says when later code was found to give the same.
 NEWER = {"pace", "cells", "science", "values", "equal"}
+LATE = "its code has changed; not measured again yet"
 
 
 class Status(Generated):
     """``{status}``: run time, machine, date, commit and verdicts of each notebook at each tier."""
 
     def markdown(self) -> list[str]:
-        runs = read_runs(Path(self.env.srcdir, "book/runs"))
+        folder = Path(self.env.srcdir, "book/runs")
+        runs, late = read_runs(folder), owed(folder)
         table_of = {name: rows(self.env, name[:2]) for name in claims.chapters()}
         machines = sorted({_machine(run) for run in runs.values()})
         body = []
@@ -42,6 +44,7 @@ class Status(Generated):
                 verdicts = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
                 missing = "no record" if any(e.result for e in entries) else scorecard.NOT_RUN
                 ran = _ran(run, machines) if run else [missing, *[""] * 5]
+                ran[-1] = LATE if f"{column} {name}" in late else ran[-1]
                 body.append([f"{{doc}}`/{page}`", label, *ran, verdicts or "none"])
         head = ["Notebook", "Models", "Time", "Memory used", "Machine", "Measured", "Commit"]
         head.append("Since then")
@@ -62,6 +65,13 @@ def read_runs(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
             raise IclError(f"{path} is not the record of a run. Delete it.")
         found[record["tier"], record["chapter"]] = record
     return found
+
+
+def owed(folder: Path) -> set[str]:
+    """Runs (``tier notebook``) whose code has changed since, and that nobody has repeated yet."""
+    path = folder / "owed.txt"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return {line for line in lines if not line.startswith("#")}
 
 
 def duration(seconds: float) -> str:

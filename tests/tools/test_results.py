@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ledger import LEDGER, measured
 
+from book._ext import pages
 from book._tools import __main__ as tools
 from book._tools import results, run
 from iclutils import presets, science
@@ -202,10 +204,18 @@ def test_a_number_deep_in_the_science_is_named_for_the_chapters_that_it_reaches(
         assert differ == (set() if name == "04_gradient_step" else {"prefix_matching"})
 
 
-@pytest.mark.parametrize("weights", ["trained", "random"])
-@pytest.mark.parametrize("tier", ["mini", "real"])
-def test_the_committed_results_are_those_of_the_code_of_today(tier: str, weights: str) -> None:
-    given = {"tier": tier, "model": "", "weights": weights}
-    runs = (run.Run(name, given, ROOT / "_build") for name in run.chapters())
-    found = [said for each in runs if (said := results.stale(each))]
-    assert not found, "\n".join(found)
+def committed_runs() -> Iterator[Any]:
+    """All runs with committed results; those that ``book/runs/owed.txt`` names are known to be of
+    other code, until they are measured again."""
+    late = pages.owed(ROOT / "book/runs")
+    mark = pytest.mark.xfail(reason="its code has changed since; to be measured", strict=True)
+    for tier, weights in product(("mini", "real"), ("trained", "random")):
+        given = {"tier": tier, "model": "", "weights": weights}
+        for each in (run.Run(name, given, ROOT / "_build") for name in run.chapters()):
+            known = f"{each.kind} {each.chapter}"
+            yield pytest.param(each, id=known, marks=[mark] if known in late else [])
+
+
+@pytest.mark.parametrize("each", committed_runs())
+def test_the_committed_results_are_those_of_the_code_of_today(each: run.Run) -> None:
+    assert not results.stale(each)
