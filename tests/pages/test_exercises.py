@@ -21,9 +21,9 @@ from exercises import KINDS, LEVELS, Exercise, blocks, exercises, functions, imp
 from mistakes import MISTAKES
 from notebook_rules import code, source, tags
 
+from book._tools.__main__ import main
 from book._tools.run import NETWORKS, NOTEBOOKS
 from iclutils import claims
-from iclutils.__main__ import main
 from iclutils.files import read_json
 from iclutils.session import UNFILLED
 

@@ -50,6 +50,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source, None, out, out / ".doctrees", "html", status=None, warningiserror=True,
         confoverrides={
             "extensions": ["myst_parser", "sphinx_book_theme", live.__name__],
+            # Given, because what is registered here would stay in Sphinx's own default.
+            "source_suffix": {".rst": "restructuredtext", ".md": "markdown"},
             "html_theme": "sphinx_book_theme",
             "html_static_path": [str(STATIC)],
             "html_css_files": ["custom.css"],
