@@ -21,7 +21,7 @@ from exercises import KINDS, LEVELS, Exercise, blocks, exercises, functions, imp
 from mistakes import MISTAKES
 from notebook_rules import code, source, tags
 
-from book._tools.__main__ import main
+from book._tools.__main__ import LINE
 from book._tools.run import NETWORKS, NOTEBOOKS
 from iclutils import claims
 from iclutils.files import read_json
@@ -204,7 +204,7 @@ def test_the_version_without_solutions_holds_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["exercises", "01"]) == main(["exercises", "--out", "all"]) == 0
+    assert LINE.main(["exercises", "01"]) == LINE.main(["exercises", "--out", "all"]) == 0
     made, *rest = (Path(line[6:]) for line in capsys.readouterr().out.splitlines())
     assert made.parent == Path("_build/exercises")
     assert made.read_text() == rest[0].read_text()
@@ -225,7 +225,7 @@ def test_an_unknown_chapter_is_refused_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["exercises", "99"]) == 2
+    assert LINE.main(["exercises", "99"]) == 2
     assert "Unknown chapter '99'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
