@@ -40,24 +40,26 @@ GPT2 = {key: parts[0] for key, parts in live.FIGURES["induction"].items()}
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page for each figure."""
     from sphinx.application import Sphinx
+    from sphinx.util.docutils import docutils_namespace, patch_docutils
 
     source, out = (tmp_path_factory.mktemp(name) for name in ("source", "html"))
     toc = "\n".join(live.FIGURES)
     (source / "index.md").write_text(f"# Figures\n\n```{{toctree}}\n{toc}\n```\n")
     for name in live.FIGURES:
         (source / f"{name}.md").write_text(f"# Figure\n\n```{{live}} {name}\nA caption.\n```\n")
-    Sphinx(
-        source, None, out, out / ".doctrees", "html", status=None, warningiserror=True,
-        confoverrides={
-            "extensions": ["myst_parser", "sphinx_book_theme", live.__name__],
-            # Given, because what is registered here would stay in Sphinx's own default.
-            "source_suffix": {".rst": "restructuredtext", ".md": "markdown"},
-            "html_theme": "sphinx_book_theme",
-            "html_static_path": [str(STATIC)],
-            "html_css_files": ["custom.css"],
-            "html_context": {"default_mode": "auto"},
-        },
-    ).build()  # fmt: skip
+    with patch_docutils(), docutils_namespace():
+        Sphinx(
+            source, None, out, out / ".doctrees", "html", status=None, warningiserror=True,
+            confoverrides={
+                "extensions": ["myst_parser", "sphinx_book_theme", live.__name__],
+                # Given, because what is registered here would stay in Sphinx's own default.
+                "source_suffix": {".rst": "restructuredtext", ".md": "markdown"},
+                "html_theme": "sphinx_book_theme",
+                "html_static_path": [str(STATIC)],
+                "html_css_files": ["custom.css"],
+                "html_context": {"default_mode": "auto"},
+            },
+        ).build()  # fmt: skip
     return out
 
 
