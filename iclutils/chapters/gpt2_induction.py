@@ -2,8 +2,7 @@
 
 An induction head attends from a token to what *followed* its earlier copy. It reads, through its
 keys, which token came before each position, from a previous-token head in an earlier layer
-(K-composition; Elhage et al. 2021).
-"""
+(K-composition; Elhage et al. 2021)."""
 
 from __future__ import annotations
 
@@ -19,23 +18,9 @@ from torch import Generator, Tensor
 from ..errors import IclError
 from ..interp.graph import all_heads, component_outputs
 from ..interp.head_scores import LABEL, prefix_matching, score_heads, strongest, top_heads
-from ..interp.hooks import (
-    Head,
-    Hook,
-    ablate_sets,
-    at_positions,
-    logits_under,
-    run_with_hooks,
-)
+from ..interp.hooks import Head, Hook, ablate_sets, at_positions, logits_under, run_with_hooks
 from ..interp.patching import patch_key_input
-from ..interp.readout import (
-    check_prompts,
-    icl_score,
-    log_prob,
-    predictions,
-    with_answers,
-    writes,
-)
+from ..interp.readout import check_prompts, icl_score, log_prob, predictions, with_answers, writes
 from ..models import TransformerBridge, get_act_name, logits
 from ..progress import bar
 from ..tasks.repeated import RepeatedTokens, repeated_tokens
@@ -126,12 +111,10 @@ def cause(
     other: RepeatedTokens,
     controls: Sequence[Sequence[Head]] | None = None,
 ) -> Cause:
-    """Prefix matching of the induction head that remains when the circuit is cut.
-
-    Mean-ablate the previous-token head, or patch only its write into the induction head's keys
-    with that on ``other``; both for all previous-token heads at once; mean-ablate each set of
-    ``controls`` (each other head below, if None).
-    """
+    """Prefix matching of the induction head that remains when the circuit is cut. Mean-ablate the
+    previous-token head, or patch only its write into the induction head's keys with that on
+    ``other``; both for all previous-token heads at once; mean-ablate each set of ``controls`` (each
+    other head below, if None)."""
     layer, head = circuit.induction
     if controls is None:
         controls = [[h] for h in _heads(model, layer) if h not in circuit.all_previous]
@@ -161,8 +144,8 @@ def cause(
 def second_copy(
     model: TransformerBridge, batch: RepeatedTokens, ways: Sequence[Sequence[Hook]]
 ) -> list[dict[str, Float[Tensor, "batch"]]]:
-    """Loss (nats), logit of the right token and accuracy on the clean second copy of each
-    sequence, under each list of hooks."""
+    """Loss (nats), logit of the right token and accuracy on the clean second copy of each sequence,
+    under each list of hooks."""
     part = torch.arange(*batch.clean_half.indices(batch.tokens.shape[1]))
     at = part.to(batch.tokens.device).expand(len(batch.tokens), -1)
     truth = batch.tokens.gather(1, at + 1)[..., None]
@@ -180,10 +163,8 @@ def direct_effects(
     model: TransformerBridge, batch: RepeatedTokens
 ) -> Float[Tensor, "batch layer head"]:
     """Direct effect of each head on the logit of the right token, above its mean over the
-    vocabulary, on the clean second copy; for a model loaded with ``fold=True``.
-
-    The final norm keeps the scale of the whole run, so that the parts add up to the logit.
-    """
+    vocabulary, on the clean second copy; for a model loaded with ``fold=True``. The final norm
+    keeps the scale of the whole run, so that the parts add up to the logit."""
     part, last = batch.clean_half, get_act_name("resid_post", model.cfg.n_layers - 1)
     with torch.no_grad():
         _, seen = run_with_hooks(model, batch.tokens, [], [last])
@@ -200,11 +181,9 @@ def shapley_values(
     fill: Int[Tensor, "draw token"],
     generator: Generator,
 ) -> Float[Tensor, "draw token"]:
-    """Shapley value of each token between BOS and the last for log p of the last (nats).
-
-    From a sequence with all of these tokens replaced by ``fill`` they are restored in random
-    order, another in each draw; the mean over orders is the Shapley value (1953).
-    """
+    """Shapley value of each token between BOS and the last for log p of the last (nats). From a
+    sequence with all of these tokens replaced by ``fill`` they are restored in random order,
+    another in each draw; the mean over orders is the Shapley value (1953)."""
     draws, count = fill.shape
     step = torch.rand(draws, count, generator=generator).argsort(1).to(row.device)  # of each token
     there = step[:, None] < torch.arange(count + 1, device=row.device)[:, None]
@@ -256,12 +235,10 @@ def answers_without(
 def checkpoint_metrics(
     model: TransformerBridge, batch: RepeatedTokens, generator: Generator
 ) -> dict[str, float]:
-    """Scores of a model at one step of its training, as logged curves hold them.
-
-    Best head scores, loss (nats) and accuracy on the clean second copy, and the in-context-
-    learning score of entries 10 and 50 of segments of 15 tokens repeated four times (Olsson et
-    al. 2022 compare tokens 50 and 500 of texts).
-    """
+    """Scores of a model at one step of its training, as logged curves hold them. Best head scores,
+    loss (nats) and accuracy on the clean second copy, and the in-context- learning score of entries
+    10 and 50 of segments of 15 tokens repeated four times (Olsson et al. 2022 compare tokens 50 and
+    500 of texts)."""
     scores = {k: v.mean(0) for k, v in score_heads(model, batch.tokens, batch.length).items()}
     log_probs, right = predictions(model, batch.tokens)
     long = repeated_tokens(model, len(batch.tokens), 15, generator, times=4)

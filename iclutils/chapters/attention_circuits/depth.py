@@ -1,8 +1,7 @@
 """Depth: what a prediction looks like halfway up, and at which height its work is done.
 
 A lens says where an answer can be read in the residual stream (logit lens, nostalgebraist 2020;
-tuned lens, Belrose et al. 2023), the centre of gravity of ablation effects where it is made.
-"""
+tuned lens, Belrose et al. 2023), the centre of gravity of ablation effects where it is made."""
 
 from __future__ import annotations
 
@@ -33,10 +32,8 @@ def lens_by_depth(
     translate: Callable[[Tensor, int], Tensor] | None = None,
 ) -> tuple[Float[Tensor, "depth batch"], Float[Tensor, "depth batch"]]:
     """Prediction read at every depth: KL(final || read here) and score of the right answers, nats.
-
     Means over the scored entries of the clean sequences; depth 0 is after the embedding, depth l
-    after layer l - 1. ``translate`` (of a ``TunedLens``) acts on the residual stream of a depth.
-    """
+    after layer l - 1. ``translate`` (of a ``TunedLens``) acts on the residual stream of a depth."""
     final = scored_logits(model, task).log_softmax(-1)
     cache, _ = residual_stream(model, task.clean)
     asked, where = task.at.unique(return_inverse=True)
@@ -106,12 +103,10 @@ def fit_tuned_lens(
     rate: float = 1e-3,
     batch_size: int = 512,
 ) -> TunedLens:
-    """Tuned lens of the positions ``at`` of ``tokens`` (Belrose et al. 2023, section 3).
-
-    Each depth starts at the identity, as there, or at the ridge regression on the final residual
-    stream, whichever reads better, and ends there if ``steps`` steps of Adam on KL(final || lens)
-    do not read better still; so on these positions no depth reads worse than the logit lens.
-    """
+    """Tuned lens of the positions ``at`` of ``tokens`` (Belrose et al. 2023, section 3). Each depth
+    starts at the identity, as there, or at the ridge regression on the final residual stream,
+    whichever reads better, and ends there if ``steps`` steps of Adam on KL(final || lens) do not
+    read better still; so on these positions no depth reads worse than the logit lens."""
     rows = torch.arange(len(tokens), device=tokens.device)[:, None]
     _, depths = residual_stream(model, tokens)
     *below, final = (x[rows, at].flatten(0, 1) for x in depths)
@@ -157,8 +152,8 @@ def fit_tuned_lens(
 def least_squares(
     inputs: Float[Tensor, "depth row d_model"], target: Float[Tensor, "row d_model"]
 ) -> Maps:
-    """Affine maps x W + b nearest to ``target``, each as near to the identity as ridge makes it
-    (of target - x on x, with a penalty of ``RIDGE`` times the mean variance)."""
+    """Affine maps x W + b nearest to ``target``, each as near to the identity as ridge makes it (of
+    target - x on x, with a penalty of ``RIDGE`` times the mean variance)."""
     weights, biases = [], []
     for x in inputs:
         known, change = x.double().cpu().numpy(), (target - x).double().cpu().numpy()

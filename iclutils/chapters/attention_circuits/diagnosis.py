@@ -2,8 +2,7 @@
 
 Whatever reads from a broken component is anomalous too. So a component is the cause if it is
 anomalous *on healthy inputs* and if giving it back its healthy output brings the score back. The
-healthy model on the same sequences is needed for both.
-"""
+healthy model on the same sequences is needed for both."""
 
 from __future__ import annotations
 
@@ -59,10 +58,8 @@ def component_statistics(
     hooks: Sequence[Hook] = (),
 ) -> Statistics:
     """Statistics of every component in every case under ``hooks``, means over scored positions.
-
     ``length`` of what it writes; size of its ``direct`` effect on the answer's logit; ``distance``
-    of its mean write from the usual one (Mahalanobis); ``entropy`` of attention.
-    """
+    of its mean write from the usual one (Mahalanobis); ``entropy`` of attention."""
     writes, seen = _scored_writes(model, task, hooks)
     toward = answer_direction(model, task) / seen[SCALE]
 
@@ -114,11 +111,9 @@ def explain(
     healthy: Float[Tensor, "healthy item"],
 ) -> list[Finding]:
     """Every component that is anomalous in failing cases, against ``healthy`` ones not used before.
-
     ``hooks`` are what is wrong with the healthy model (``failures.plant``). Components of one role
     stand in for each other, so that one alone may bring back everything (its partner was enough) or
-    nothing (both are needed): the larger share counts, alone and on top of all other local ones.
-    """
+    nothing (both are needed): the larger share counts, alone and on top of all other local ones."""
     lost = (score(model, task) - score(model, task, hooks)).mean()
     if abs(float(lost)) < CONSTANT:
         raise IclError("These cases lose nothing: there is no failure to explain.")

@@ -2,8 +2,8 @@
 
 Rows of attention are mixed with even attention (``even``: rank collapse; Dong et al. 2021), with
 the first token (``sink``; Xiao et al. 2024) or with themselves one source earlier (``misrouted``);
-edges carry the mean of what is written on them (``cut``); heads put out too much (``overactive``).
-"""
+edges carry the mean of what is written on them (``cut``); heads put out too much
+(``overactive``)."""
 
 from __future__ import annotations
 
@@ -192,17 +192,15 @@ def score(
 
 @dataclass(frozen=True)
 class Features:
-    """Measures of every case (sequence): ``score`` in nats, whether at least half of the
-    answers are ``correct``, and ``values`` at every head or, for ``effect``, edge.
-
-    ``entropy`` of attention, over that of even attention; ``first``, attention on the first token;
-    ``sink``, share of rows that give it most; ``uniformity``, ||X - mean|| / ||X|| of what the head
-    writes (Dong et al. 2021); ``routed``, attention on the source minus that on the best other
-    position; ``arrives``, share of entries in which what the head would move from the source speaks
-    for the answer most; ``norm`` of what it writes; ``direct``, what that adds to the answer's
-    logit over the mean logit; ``effect``, nats lost when the edge carries what the model under test
-    writes on the corrupt sequence. NaN where undefined.
-    """
+    """Measures of every case (sequence): ``score`` in nats, whether at least half of the answers
+    are ``correct``, and ``values`` at every head or, for ``effect``, edge. ``entropy`` of
+    attention, over that of even attention; ``first``, attention on the first token; ``sink``, share
+    of rows that give it most; ``uniformity``, ||X - mean|| / ||X|| of what the head writes (Dong et
+    al. 2021); ``routed``, attention on the source minus that on the best other position;
+    ``arrives``, share of entries in which what the head would move from the source speaks for the
+    answer most; ``norm`` of what it writes; ``direct``, what that adds to the answer's logit over
+    the mean logit; ``effect``, nats lost when the edge carries what the model under test writes on
+    the corrupt sequence. NaN where undefined."""
 
     heads: tuple[Node, ...]
     edges: tuple[Edge, ...]
@@ -287,8 +285,8 @@ def _without(
 
 @dataclass(frozen=True)
 class Reference:
-    """The usual values of each name in ``Features``, among at least 30 healthy cases that the
-    model solves: what ``flags`` compares cases with."""
+    """The usual values of each name in ``Features``, among at least 30 healthy cases that the model
+    solves: what ``flags`` compares cases with."""
 
     of: Features
 
@@ -332,12 +330,10 @@ def flags(
     seen: Features, reference: Reference, roles: Sequence[Sequence[Node]], majority: float = 0.5
 ) -> Flags:
     """A flag for every kind that cases show against healthy ones, none instead of the others.
-
     ``roles``: groups of heads that do the same, in one of which a share of ``majority`` must be
     conspicuous; of a cut, the effect of some edge must be below the healthy 1 %. A head is
     misrouted only if it looks at the source when healthy, if its values there would serve as well
-    as ever, and if it is not mostly collapsed.
-    """
+    as ever, and if it is not mostly collapsed."""
     if (seen.heads, seen.edges) != (reference.of.heads, reference.of.edges):
         raise IclError("Take the features of cases and of the reference at the same places.")
 
@@ -381,13 +377,11 @@ def repair(
     reference: Reference | None = None,
 ) -> Callable[[CleanCorrupt], list[Hook]]:
     """The fix for a failure at ``heads`` (or ``edges``) under ``hooks``: makes hooks for any cases.
-
     ``even``: scores times a temperature (Zhai et al. 2023). ``sink``: the first token is masked.
     ``cut``: a share of what the writer writes is added back. ``misrouted``: rows are put on the
     source (PASTA; Zhang et al. 2024). ``overactive``: writes are scaled down to the usual length of
     ``reference``. Temperature and share are those that score best on ``fitting``. What is not there
-    cannot come back: a row that is exactly even holds no scores.
-    """
+    cannot come back: a row that is exactly even holds no scores."""
 
     def fix(task: CleanCorrupt, amount: float) -> list[Hook]:
         if kind == "cut":

@@ -3,8 +3,7 @@
 Influence is what a prediction loses when an earlier token, or its own, is drawn anew (occlusion;
 Zeiler and Fergus 2014; Li et al. 2016). Attention answers the same question by multiplying patterns
 (``rollout``), by the size of what it carries (``norm_weighted``) or by cutting it (``knockout``),
-which alone intervenes.
-"""
+which alone intervenes."""
 
 from __future__ import annotations
 
@@ -52,10 +51,8 @@ def influence(
     hooks: Sequence[Hook] = (),
 ) -> Influence:
     """Influence of every token on the predictions at ``at``, whose right tokens are ``answer``.
-
     Each token is replaced ``draws`` times, all others but BOS being as likely. ``hooks`` act on the
-    logits of the clean and the altered passes.
-    """
+    logits of the clean and the altered passes."""
     drawn = replacements(model, tokens, generator, draws)
     clean = _logits(model, tokens[:, : int(at.max()) + 1], at, hooks).log_softmax(-1)
     right = answer[..., None]
@@ -111,11 +108,9 @@ def redirected(
     model: TransformerBridge, tokens: Tokens, length: int, generator: Generator
 ) -> Float[Tensor, "batch"]:
     """Share of a model's own outputs that go on from an output that was replaced by another.
-
     ``tokens``: BOS and distinct tokens, twice. The model is given the first copy and five tokens of
     the second, one of its outputs is replaced by a token from further on, and it generates three
-    more, the likeliest each.
-    """
+    more, the likeliest each."""
     known, steps = 5, 3
     rows, reach = torch.arange(len(tokens), device=tokens.device), length - steps
     place = torch.randint(known + 3, reach + 1, (len(tokens),), generator=generator).to(tokens)
@@ -142,17 +137,11 @@ def replacements(
 
 
 def _altered(
-    model: TransformerBridge,
-    tokens: Tensor,
-    at: Tensor,
-    drawn: Tensor,
-    hooks: Sequence[Hook],
+    model: TransformerBridge, tokens: Tensor, at: Tensor, drawn: Tensor, hooks: Sequence[Hook]
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-    """Position, rows, draws and logits (rows, entry, vocab) of altered sequences, in chunks.
-
-    What stands before an altered position is read once, where keys and values can be cut. At
-    entries before the altered position the logits mean nothing.
-    """
+    """Position, rows, draws and logits (rows, entry, vocab) of altered sequences, in chunks. What
+    stands before an altered position is read once, where keys and values can be cut. At entries
+    before the altered position the logits mean nothing."""
     last, draws = int(at.max()) + 1, len(drawn)
     past: tuple[States, ...] = ()
     with suppress(IclError, AttributeError):  # keys and values cannot be cut: whole rows, then
@@ -205,11 +194,9 @@ def sources(
     rate: float = 0.05,
 ) -> Sources:
     """Offsets from the source at which tokens help, at this false-discovery rate (sign flips over
-    sequences; Benjamini and Hochberg 1995).
-
-    ``signed``: of ``influence``. Entries are averaged within a sequence; offsets that fewer than
-    six sequences show are left out. With n sequences no p-value is below 2^(1-n).
-    """
+    sequences; Benjamini and Hochberg 1995). ``signed``: of ``influence``. Entries are averaged
+    within a sequence; offsets that fewer than six sequences show are left out. With n sequences no
+    p-value is below 2^(1-n)."""
     lost = -signed.double()
     place = torch.arange(signed.shape[-1], device=signed.device)
     known = (place <= at[..., None]) & ~lost.isnan()

@@ -2,8 +2,7 @@
 
 The second head is found by its pattern, the first by its effect: the share of the second's prefix
 matching that is lost when the first one's write into the second one's *keys*, and nothing else, is
-what it would be on other sequences (path patching; Wang et al. 2022).
-"""
+what it would be on other sequences (path patching; Wang et al. 2022)."""
 
 from __future__ import annotations
 
@@ -31,14 +30,12 @@ Measured = tuple[float, float]  # mean and standard error over sequences
 
 
 class Pair(NamedTuple):
-    """Two heads and what makes them a pair.
-
-    ``prefix`` is the matching of the induction head, ``drop`` the share of it that the path from
-    the other head carries, ``previous_score`` and ``duplicate_score`` that head's attention to the
-    token before and to the earlier copy. ``edges``: all paths into the keys of induction heads
-    (matching above 0.4, or the best) that carry more than a tenth of it. From folded weights:
-    ``copying`` (-1 to 1), and ``k_composition`` in standard deviations above random heads.
-    """
+    """Two heads and what makes them a pair. ``prefix`` is the matching of the induction head,
+    ``drop`` the share of it that the path from the other head carries, ``previous_score`` and
+    ``duplicate_score`` that head's attention to the token before and to the earlier copy.
+    ``edges``: all paths into the keys of induction heads (matching above 0.4, or the best) that
+    carry more than a tenth of it. From folded weights: ``copying`` (-1 to 1), and ``k_composition``
+    in standard deviations above random heads."""
 
     previous: Node
     induction: Node
@@ -58,9 +55,8 @@ def find_induction_circuit(
     generator: Generator,
     folded: TransformerBridge | None = None,
 ) -> Pair:
-    """The best induction head, and the earlier head whose path to its keys matters most.
-
-    ``other``: the same sequences with another first copy. ``folded``: the same model loaded with
+    """The best induction head, and the earlier head whose path to its keys matters most. ``other``:
+    the same sequences with another first copy. ``folded``: the same model loaded with
     ``fold=True``, to read its weights; ``generator`` is for the null of their composition.
 
     Example:
@@ -113,10 +109,8 @@ def path_drops(
     induction: Sequence[Node],
 ) -> Float[Tensor, "head induction batch"]:
     """Share of an induction head's prefix matching that is lost when its keys, and nothing else,
-    read what an earlier head writes on ``other``; 0 for heads that are not earlier.
-
-    Mean over sequences is mean lost over mean matching.
-    """
+    read what an earlier head writes on ``other``; 0 for heads that are not earlier. Mean over
+    sequences is mean lost over mean matching."""
     heads = graph.all_heads(model)
     at = torch.full_like(batch.tokens[:, :1], batch.tokens.shape[1] - 1)
     run = CleanRun(model, CleanCorrupt(batch.tokens, other.tokens, at, batch.tokens[:, :1]))

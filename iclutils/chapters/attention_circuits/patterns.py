@@ -2,8 +2,7 @@
 
 A label is a score above a threshold: the largest of what even attention, heads of untrained models
 and (for scores that depend on content) the model's own heads on shuffled tokens score. A head may
-have several labels or none; they belong to a head and a kind of sequence.
-"""
+have several labels or none; they belong to a head and a kind of sequence."""
 
 from __future__ import annotations
 
@@ -42,16 +41,14 @@ Labels = Bool[Tensor, "layer head label"]
 def pattern_scores(
     pattern: Float[Tensor, "batch head dest src"], tokens: Int[Tensor, "batch dest"]
 ) -> dict[str, Float[Tensor, "batch head"]]:
-    """All scores of some heads, each sequence by itself: means over rows, from 0 to 1.
-
-    Row 0, which can only look at itself, is left out of all but ``first``. ``previous``,
-    ``current``: attention to the token before, to the token itself. ``local``: to the last four
-    positions. ``first``: to the first token (attention sink; Xiao et al. 2024). ``even``: entropy
-    over ln(t + 1). ``hierarchical`` (ours): entropy of the mass in the distance bands {0}, {1},
-    {2, 3}, {4 .. 7}, .. over the log of their number, for rows with at least three. ``duplicate``:
-    to earlier occurrences of the current token; ``induction``: to what followed them (Olsson et
-    al. 2022); both NaN where nothing repeats.
-    """
+    """All scores of some heads, each sequence by itself: means over rows, from 0 to 1. Row 0, which
+    can only look at itself, is left out of all but ``first``. ``previous``, ``current``: attention
+    to the token before, to the token itself. ``local``: to the last four positions. ``first``: to
+    the first token (attention sink; Xiao et al. 2024). ``even``: entropy over ln(t + 1).
+    ``hierarchical`` (ours): entropy of the mass in the distance bands {0}, {1}, {2, 3}, {4 .. 7},
+    .. over the log of their number, for rows with at least three. ``duplicate``: to earlier
+    occurrences of the current token; ``induction``: to what followed them (Olsson et al. 2022);
+    both NaN where nothing repeats."""
     size = tokens.shape[1]
     entropy = torch.special.entr(pattern).sum(-1)[..., 1:]
     highest = torch.arange(2, size + 1, device=pattern.device).log()
@@ -71,9 +68,8 @@ def pattern_scores(
 def scores(
     model: TransformerBridge, tokens: Tokens, repeats_of: Tokens | None = None
 ) -> dict[str, PerHead]:
-    """All scores of all heads, from one forward pass.
-
-    ``repeats_of``: tokens that decide what repeats, where it is not those that the model reads.
+    """All scores of all heads, from one forward pass. ``repeats_of``: tokens that decide what
+    repeats, where it is not those that the model reads.
 
     Example:
         >>> import torch
@@ -111,9 +107,7 @@ def shuffled_scores(model: TransformerBridge, tokens: Tokens, generator: Generat
 
 
 def thresholds(
-    nulls: Sequence[Pooled],
-    uniform: Mapping[str, Float[Tensor, "batch"]],
-    alpha: float = 0.01,
+    nulls: Sequence[Pooled], uniform: Mapping[str, Float[Tensor, "batch"]], alpha: float = 0.01
 ) -> dict[str, float]:
     """Largest (1 - alpha)-quantile of the nulls and of even attention, for each score; NaN, and no
     label, where no score can be above it (``even``) or nothing defines it."""
@@ -149,10 +143,7 @@ def excess(scores: Scores, limits: Mapping[str, float]) -> Float[Tensor, "layer 
 
 
 def table(
-    scores: Scores,
-    limits: Mapping[str, float],
-    given: Labels,
-    **more: Float[Tensor, "layer head"],
+    scores: Scores, limits: Mapping[str, float], given: Labels, **more: Float[Tensor, "layer head"]
 ) -> list[dict[str, object]]:
     """One row for each head: every score beside its threshold, labels, and ``more`` columns."""
     means = {name: scores[name].double().nanmean(0) for name in SCORES}

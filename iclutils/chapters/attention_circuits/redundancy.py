@@ -1,8 +1,7 @@
 """Redundancy: which heads a task can spare, and what pruning saves.
 
-Ablating heads one at a time misleads where heads stand in for each other, and gradients tell what
-a small change would do.
-"""
+Ablating heads one at a time misleads where heads stand in for each other, and gradients tell what a
+small change would do."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A head of one seed has no counterpart of the same name in another. Roles are matched by what heads
 attend to and tested on another measure, what they write (CKA), because the best matching of any
 matrix, noise included, beats random ones on that matrix. Along training, two checkpoints can be no
-more alike than two extractions from one of them on different sequences: the re-extraction floor.
-"""
+more alike than two extractions from one of them on different sequences: the re-extraction floor."""
 
 from __future__ import annotations
 
@@ -49,10 +48,8 @@ def overlap_excess(a: Set[int], b: Set[int], layer: Int[Tensor, "item"]) -> floa
 
 def attention_profiles(model: TransformerBridge, tokens: Tokens) -> Float[Tensor, "head feature"]:
     """Features of every head's attention: its mean by distance back and by relation, less even's.
-
     Features: mass 0, 1, ... tokens back, then on an earlier copy of the token, on what followed
-    one, on the first token and on itself; the first position left out. Heads in order of depth.
-    """
+    one, on the first token and on itself; the first position left out. Heads in order of depth."""
     same = repeats(tokens)
     first, itself = torch.zeros_like(same), torch.zeros_like(same)
     first[:, :, 0] = True
@@ -103,9 +100,8 @@ def cka(a: Float[Tensor, "a sample d_a"], b: Float[Tensor, "b sample d_b"]) -> F
 
 def match(similarity: Float[Tensor, "a b"], within: Groups | None = None) -> list[tuple[int, int]]:
     """The pairs of heads whose similarities have the largest sum; each head in one pair at most.
-
-    ``within``: the group (layer) of each head of either model; pairs stay in a group. (Kuhn 1955.)
-    """
+    ``within``: the group (layer) of each head of either model; pairs stay in a group. (Kuhn
+    1955.)"""
     pairs: list[tuple[int, int]] = []
     for rows, columns in _blocks(similarity, within):
         block = similarity[rows][:, columns].detach().cpu().double().numpy()
@@ -180,12 +176,10 @@ def phases(
     present: Bool[Tensor, "checkpoint"],
     shortest: int = 2,
 ) -> list[str]:
-    """Kind of each interval between checkpoints: ``stable``, ``unstable`` or ``absent``.
-
-    Absent where the task is not solved (``present``) at both ends; stable where ``shortest``
-    intervals in a row are as similar as their floors. (Seed note 004, section 7.2, with a floor and
-    absence added; Tigges et al. 2024.)
-    """
+    """Kind of each interval between checkpoints: ``stable``, ``unstable`` or ``absent``. Absent
+    where the task is not solved (``present``) at both ends; stable where ``shortest`` intervals in
+    a row are as similar as their floors. (Seed note 004, section 7.2, with a floor and absence
+    added; Tigges et al. 2024.)"""
     there = present[:-1] & present[1:]
     pairs = zip(there.tolist(), (similarity >= floors).tolist(), strict=True)
     kinds = ["absent" if not here else "stable" if alike else "unstable" for here, alike in pairs]

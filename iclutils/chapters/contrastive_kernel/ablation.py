@@ -1,10 +1,9 @@
 """Change what heads take from demonstrations and from the rest, and see what is still known.
 
 At the query attention's output is linear in its weights: those on the demonstrations make the
-update, the others the query term. So every change of the dual model is a change of weights, made
-in all heads or some while the query is read again. With the MLPs held at their values of the
-unchanged run, the effect that is left does not pass through them.
-"""
+update, the others the query term. So every change of the dual model is a change of weights, made in
+all heads or some while the query is read again. With the MLPs held at their values of the unchanged
+run, the effect that is left does not pass through them."""
 
 from __future__ import annotations
 
@@ -117,10 +116,8 @@ def predict(
     centred: bool = False,
 ) -> Predictions:
     """How the model answers at the query, under hooks; with ``choices`` (batch, k), among these.
-
     ``centred``: after the mean logit of every choice, over the prompts, is taken off, so that no
-    label wins because the model likes its word.
-    """
+    label wins because the model likes its word."""
     check_answers(query, answer, choices)
     if centred and choices is None:
         raise IclError("Only choices can be centred: give them.")
@@ -146,10 +143,8 @@ def ablations(
     centred: bool = False,
 ) -> dict[str, Predictions]:
     """Answers without the updates, or query terms, of heads, by way; beside those of the ``whole``.
-
     "no update, MLPs held" and the like: with the MLPs at their values of the whole run; "mean
-    update": with its mean over the prompts, in all heads. Other arguments as for ``predict``.
-    """
+    update": with its mean over the prompts, in all heads. Other arguments as for ``predict``."""
     by_way = {}
     for way in bar(ways, "ablations"):
         how, _, rest = way.partition(" ")

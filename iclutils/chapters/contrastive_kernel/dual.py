@@ -62,12 +62,10 @@ def dual_form(
 def trajectory(
     query: Query, keys: Keys, values: Values, demos: Demos, allowed: Allowed | None = None
 ) -> Float[Tensor, "*batch time value"]:
-    """Answers of the dual model to its query as it learns one demonstration after the other.
-
-    Entry 0 is the query term; entry n has learned the demonstrations among the first n keys, as the
+    """Answers of the dual model to its query as it learns one demonstration after the other. Entry
+    0 is the query term; entry n has learned the demonstrations among the first n keys, as the
     gradient is a sum that does not depend on W; the last is attention's output. ``allowed`` is
-    (…, key).
-    """
+    (…, key)."""
     seen = None if allowed is None else allowed[..., None, :]
     parts = scores(query[..., None, :], keys, seen).softmax(-1).mT * values
     first = (parts * ~demos[..., None]).sum(-2, keepdim=True)
@@ -76,11 +74,9 @@ def trajectory(
 
 @dataclass(frozen=True)
 class DualModel:
-    """A linear model of features, z ↦ W φ(z), for one query of each context.
-
-    W = exp(log_scale) Σ_i c_i v_i φ(k_i)ᵀ, with exp(log_scale) = 1/D_q: held by its coefficients,
-    so no features are needed.
-    """
+    """A linear model of features, z ↦ W φ(z), for one query of each context. W = exp(log_scale) Σ_i
+    c_i v_i φ(k_i)ᵀ, with exp(log_scale) = 1/D_q: held by its coefficients, so no features are
+    needed."""
 
     keys: Float[Tensor, "*batch key channel"]
     values: Float[Tensor, "*batch key value"]
@@ -99,10 +95,8 @@ class DualModel:
         return replace(self, coefficients=self.coefficients + size * demos.to(self.keys))
 
     def similarities(self) -> Float[Tensor, "*batch key"]:
-        """v_i·W φ(k_i) of every key: a step on L raises their sum over demonstrations.
-
-        Not of attention's output: one vector added to all keys changes them and leaves attention.
-        """
+        """v_i·W φ(k_i) of every key: a step on L raises their sum over demonstrations. Not of
+        attention's output: one vector added to all keys changes them and leaves attention."""
         return (self(self.keys) * self.values).sum(-1)
 
     def loss(self, demos: Demos) -> Float[Tensor, "*batch"]:
@@ -110,10 +104,8 @@ class DualModel:
         return -(self.similarities() * demos).sum(-1) * self.log_scale.exp()
 
     def info_nce(self, demos: Demos) -> Float[Tensor, "*batch"]:
-        """-(1/D_q) Σ_D [v_i·u_i - log Σ_{j∈D} exp(v_j·u_i)], with u_i = W φ(k_i).
-
-        What L would be with negatives: as the bracket is a log-probability, it cannot fall below 0.
-        """
+        """-(1/D_q) Σ_D [v_i·u_i - log Σ_{j∈D} exp(v_j·u_i)], with u_i = W φ(k_i). What L would be
+        with negatives: as the bracket is a log-probability, it cannot fall below 0."""
         logits = (self(self.keys) @ self.values.mT).masked_fill(~demos[..., None, :], -torch.inf)
         own = logits.log_softmax(-1).diagonal(dim1=-2, dim2=-1)
         return -torch.where(demos, own, 0.0).sum(-1) * self.log_scale.exp()
@@ -226,16 +218,14 @@ class Block:
 def layer_model(
     tokens: Float[Tensor, "*batch pos channel"], block: Block, demos: Bool[Tensor, "*#batch pos"]
 ) -> tuple[DualModel, Float[Tensor, "*batch channel"]]:
-    """The dual model of a whole layer for its last token, one part a head, and a constant.
-
-    With a the token after attention, a layer gives a + W_2 act(W_1 a + b_1) + b_2. An activation is
-    a gate times its input, act(u) = g(u) u. Given the gates G the layer is linear in a, M a + c
-    with M = I + W_2 G W_1 and c = W_2 G b_1 + b_2, and a = x_q + Σ_h O_h h'_h is what the heads'
-    dual models say. So the output is the sum over heads of ``model.updated(demos)`` at the head's
-    query, with M O_h v_i in the place of v_i, plus the constant M x_q + c. The gates are those of
-    the answer *after* the step: M is known only once the answer is. Derivation ours, after the
-    extension in {cite}`ren2024`.
-    """
+    """The dual model of a whole layer for its last token, one part a head, and a constant. With a
+    the token after attention, a layer gives a + W_2 act(W_1 a + b_1) + b_2. An activation is a gate
+    times its input, act(u) = g(u) u. Given the gates G the layer is linear in a, M a + c with
+    M = I + W_2 G W_1 and c = W_2 G b_1 + b_2, and a = x_q + Σ_h O_h h'_h is what the heads' dual
+    models say. So the output is the sum over heads of ``model.updated(demos)`` at the head's query,
+    with M O_h v_i in the place of v_i, plus the constant M x_q + c. The gates are those of the
+    answer *after* the step: M is known only once the answer is. Derivation ours, after the
+    extension in {cite}`ren2024`."""
     queries, keys, values = block.heads(tokens)
     own, out = tokens[..., -1, :], block.attention.out
     mixed = attention(queries[..., -1:, :], keys, values)[..., 0, :]

@@ -3,8 +3,8 @@
 Every head, at one position of every prompt (``AtQuery``), is taken apart as in ``dual``: its output
 z, before ``W_O``, is the query term plus one gradient step on the demonstrations, a mask of tokens.
 Queries, keys and values are the actual activations, after any rotation; products are in float64.
-The prompt is read once; what the updates do to the prediction (``ablation``) takes one token more.
-"""
+The prompt is read once; what the updates do to the prediction (``ablation``) takes one token
+more."""
 
 from __future__ import annotations
 
@@ -113,10 +113,8 @@ def feature_errors(
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "batch"]:
     """The relative error of attention by ``size`` random features at the query: median over heads.
-
     ``balanced``: of queries and keys after ``features.balance``. ``method``, ``draws`` and
-    ``generator`` as in ``features.kernel_error``.
-    """
+    ``generator`` as in ``features.kernel_error``."""
     given: dict[str, Any] = {"method": method, "draws": draws, "generator": generator}
     errors = []
     for row, last in enumerate(query.at.tolist()):
@@ -159,12 +157,10 @@ class LogitAttribution(NamedTuple):
 def direct_logit_attribution(
     query: AtQuery, duals: DualHeads, answer: Ids, against: Ids | None = None
 ) -> LogitAttribution:
-    """Parts of the answer's logit: query terms and updates of heads, MLPs and the embedding.
-
-    The scale of the final norm is held fixed; what a head feeds to later layers counts for those.
-    The mean logit of the tokens ``against``, (batch, k) or one row for all, is subtracted: a logit
-    alone means little, as softmax ignores a constant.
-    """
+    """Parts of the answer's logit: query terms and updates of heads, MLPs and the embedding. The
+    scale of the final norm is held fixed; what a head feeds to later layers counts for those. The
+    mean logit of the tokens ``against``, (batch, k) or one row for all, is subtracted: a logit
+    alone means little, as softmax ignores a constant."""
     model = query.model
     check_answers(query, answer, against)
     layers = range(model.cfg.n_layers)

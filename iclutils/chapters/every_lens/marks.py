@@ -52,10 +52,9 @@ class Marks:
 
 
 def measure(model: TransformerBridge, question: Question, layer: int, steps: int = 2) -> Marks:
-    """The lenses on a question, from one reading of either side and ``steps`` backward passes.
-
-    The vector is the mean difference of the clean and the corrupt side at the target, after
-    ``layer``. Heads above it have written nothing of it.
+    """The lenses on a question, from one reading of either side and ``steps`` backward passes. The
+    vector is the mean difference of the clean and the corrupt side at the target, after ``layer``.
+    Heads above it have written nothing of it.
 
     Example:
         >>> import torch
@@ -149,10 +148,8 @@ def common_share(states: Float[Tensor, "batch d_model"]) -> float:
 def margin_without_reading(
     model: TransformerBridge, question: Question, cuts: Sequence[range]
 ) -> Float[Tensor, "cut batch"]:
-    """Margin when the target may not attend to the examples in some layers, in nats.
-
-    The rest of the prompt is read as before: only the target's own rows are cut.
-    """
+    """Margin when the target may not attend to the examples in some layers, in nats. The rest of
+    the prompt is read as before: only the target's own rows are cut."""
     query = read(model, question.task.clean, question.at)
     gone = query.as_read_again(query.mask(question.shown))[:, None, None]
 

@@ -1,8 +1,7 @@
 """One prompt that only its examples can answer, and the parts of it that can be taken away.
 
 A *question* is a clean/corrupt task with the place of every example. Its *margin* is the logit of
-the right answer less the mean logit of the other choices, in nats.
-"""
+the right answer less the mean logit of the other choices, in nats."""
 
 from __future__ import annotations
 
@@ -23,9 +22,7 @@ ANSWER, LINE = 2, 4  # of ``word -> answer \\n``: where the answer stands, and t
 
 class Margin(CleanCorrupt):
     """The same task, scored by the logit of the right answer less the mean of the other choices.
-
-    Unlike a log-probability it does not saturate where the answer is nearly certain.
-    """
+    Unlike a log-probability it does not saturate where the answer is nearly certain."""
 
     def compare(
         self, right: Float[Tensor, "*lead"], choices: Float[Tensor, "*lead choice"]
@@ -109,10 +106,8 @@ def of_words(
     examples: int,
     generator: torch.Generator,
 ) -> Question:
-    """``word -> answer`` lines of a function, asked of held-out words; corrupt: of its rival.
-
-    The newline before a line belongs to it, so that a prompt without examples begins with one.
-    """
+    """``word -> answer`` lines of a function, asked of held-out words; corrupt: of its rival. The
+    newline before a line belongs to it, so that a prompt without examples begins with one."""
     task = Margin(**vars(two_functions(model, function, rival, count, examples, generator)))
     place = torch.arange(task.clean.shape[1], device=task.clean.device)
     cues = ANSWER - 1 + LINE * torch.arange(examples, device=place.device)

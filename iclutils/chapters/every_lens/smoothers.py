@@ -2,8 +2,7 @@
 
 Every example of a prompt votes for one choice. A *smoother* gives each example a weight by how near
 it is to the query, and its votes are compared with the model's logits of the choices, both less
-their mean. States are those of one layer at the arrows, less their mean over all prompts.
-"""
+their mean. States are those of one layer at the arrows, less their mean over all prompts."""
 
 from __future__ import annotations
 

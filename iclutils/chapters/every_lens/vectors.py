@@ -1,8 +1,7 @@
 """One vector for a task: added at the target of a prompt without examples.
 
 Sources: Hendel et al. 2023 (the state of a layer at the last arrow); Todd et al. 2024 (the sum of
-what a few heads write there).
-"""
+what a few heads write there)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Alignment: how near a trained network is to an algorithm, by what both answer and by weights.
 
 A predictor is a ``LinearSelfAttention``, or any function of contexts (xs, ys) that returns the
-answers for their queries, (batch,). The measures are those of {cite}`vonoswald2023`:
-answers, the sensitivity of an answer to the query's x, interpolated weights, and losses
-of contexts unlike those of training.
-"""
+answers for their queries, (batch,). The measures are those of {cite}`vonoswald2023`: answers, the
+sensitivity of an answer to the query's x, interpolated weights, and losses of contexts unlike those
+of training."""
 
 from __future__ import annotations
 
@@ -122,10 +121,8 @@ def under_shift(
     predictors: Mapping[str, Predictor], contexts: Contexts, factors: Sequence[float], kind: str
 ) -> dict[str, Float[Tensor, "ensemble factor"]]:
     """Losses when the inputs or weights of linear tasks are scaled, over the square of the factor.
-
     Labels grow with the factor in both, so a predictor that answers 0 keeps the same number, as
-    does any whose answers scale with the labels; GD's do under "weights", not under "inputs".
-    """
+    does any whose answers scale with the labels; GD's do under "weights", not under "inputs"."""
     rows: dict[str, list[Tensor]] = {name: [] for name in predictors}
     for factor in bar(factors, "factors"):
         shifted = SHIFTS[kind](contexts, factor)
@@ -152,10 +149,8 @@ def with_noise(contexts: Contexts, count: int, generator: torch.Generator) -> Co
 
 
 def products(network: LinearSelfAttention, layer: int = 0) -> tuple[Tensor, Tensor]:
-    """KQ and PV of a layer, (ensemble, head, channel, channel) each.
-
-    Scores are e_j KQ e_iᵀ for the query's token j, and a key's token writes e_i PV.
-    """
+    """KQ and PV of a layer, (ensemble, head, channel, channel) each. Scores are e_j KQ e_iᵀ for the
+    query's token j, and a key's token writes e_i PV."""
     weights = network.layer(layer)
     return weights.query @ weights.key.mT, weights.value @ weights.out
 
@@ -163,10 +158,8 @@ def products(network: LinearSelfAttention, layer: int = 0) -> tuple[Tensor, Tens
 def off_pattern(
     network: LinearSelfAttention,
 ) -> tuple[Float[Tensor, "ensemble head"], Float[Tensor, "ensemble head"]]:
-    """Of KQ and PV of layer 0, the shares of the squared norms that are not the construction's.
-
-    At its best scale: I on the x-block for KQ, and the entry from y to y for PV.
-    """
+    """Of KQ and PV of layer 0, the shares of the squared norms that are not the construction's. At
+    its best scale: I on the x-block for KQ, and the entry from y to y for PV."""
     kq, pv = _of_joint_tokens(network)
     dim = network.shape.dim
     inside = kq.diagonal(dim1=-2, dim2=-1)[..., :dim].mean(-1).square() * dim
@@ -175,11 +168,9 @@ def off_pattern(
 
 
 def step_matrix(network: LinearSelfAttention) -> Float[Tensor, "ensemble d d"]:
-    """A of the step that a first layer of linear attention takes: -N Σ_heads PV_yy KQ_xx.
-
-    If PV writes nothing from x to y and KQ compares x alone, the layer answers
-    x_qᵀ A (1/N) Σ_i x_i y_i; a step of GD has A = η I (see ``descent.best_step``).
-    """
+    """A of the step that a first layer of linear attention takes: -N Σ_heads PV_yy KQ_xx. If PV
+    writes nothing from x to y and KQ compares x alone, the layer answers x_qᵀ A (1/N) Σ_i x_i y_i;
+    a step of GD has A = η I (see ``descent.best_step``)."""
     if network.shape.kinds[0] != "linear":
         raise IclError("Softmax attention has no matrix of its step; take linear attention.")
     kq, pv = _of_joint_tokens(network)
@@ -190,11 +181,9 @@ def step_matrix(network: LinearSelfAttention) -> Float[Tensor, "ensemble d d"]:
 def interpolate(
     network: LinearSelfAttention, reference: LinearSelfAttention, share: float
 ) -> LinearSelfAttention:
-    """Networks with ``share`` of the KQ and PV of a reference, the rest of their own.
-
-    First the mean of KQ's x-diagonal goes over to PV: the two are one solution up to scale if the
-    loss stays as low half-way.
-    """
+    """Networks with ``share`` of the KQ and PV of a reference, the rest of their own. First the
+    mean of KQ's x-diagonal goes over to PV: the two are one solution up to scale if the loss stays
+    as low half-way."""
     shape = network.shape
     extra = shape.norm or shape.hidden or shape.width or "softmax" in shape.attention
     if extra or shape.heads > 1 or shape.own > 1 or shape != reference.shape:

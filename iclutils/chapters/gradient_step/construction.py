@@ -1,13 +1,11 @@
 """Gradient descent as weights of linear self-attention ({cite}`vonoswald2023`, proposition 1).
 
-Tokens are e_i = (x_i, y_i), of d + o channels, and (x_q, -W_0 x_q) for the query. With W_K = W_Q =
-[[I, 0], [0, 0]], W_V = [[0, 0], [W_0, -I]] and P = η/N on the y-block, a layer adds -ΔW x_j to
-every y_j, so labels become what is left of them, and layers stack: K of them are K steps. The
-answer is the query's y-block times -1.
-
-The *note* that this chapter starts from has P = -η/n and (x_q, +W_0 x_q), read as it is. One
-layer gives the same answer. But it adds +ΔW x_i to the labels, and a second layer goes astray.
-"""
+Tokens are e_i = (x_i, y_i), of d + o channels, and (x_q, -W_0 x_q) for the query. With
+W_K = W_Q = [[I, 0], [0, 0]], W_V = [[0, 0], [W_0, -I]] and P = η/N on the y-block, a layer adds -ΔW
+x_j to every y_j, so labels become what is left of them, and layers stack: K of them are K steps.
+The answer is the query's y-block times -1. The *note* that this chapter starts from has P = -η/n
+and (x_q, +W_0 x_q), read as it is. One layer gives the same answer. But it adds +ΔW x_i to the
+labels, and a second layer goes astray."""
 
 from __future__ import annotations
 
@@ -33,10 +31,8 @@ def gradient_layer(
     outputs: int = 1,
     gamma: float = 0.0,
 ) -> Layer:
-    """One step of GD from W_0 (``start``) as a head of d + o channels, float64.
-
-    For GD++, W_V and P also hold I and -γ I on the x-block. The note's layer has the rate -η.
-    """
+    """One step of GD from W_0 (``start``) as a head of d + o channels, float64. For GD++, W_V and P
+    also hold I and -γ I on the x-block. The note's layer has the rate -η."""
     y = torch.cat([torch.zeros(dim), torch.ones(outputs)]).double()
     x = 1 - y
     value = torch.diag(x * bool(gamma) - y)
@@ -68,10 +64,8 @@ def stacked(
     start: Float[Tensor, "o dim"] | None = None,
     convention: str = "stacking",
 ) -> Float[Tensor, "step ..."]:
-    """The answers after 0 .. K layers, in the shape of ``descent.descend(...).predictions``.
-
-    Equal to them with the convention "stacking"; with "note", after the first layer alone.
-    """
+    """The answers after 0 .. K layers, in the shape of ``descent.descend(...).predictions``. Equal
+    to them with the convention "stacking"; with "note", after the first layer alone."""
     stream = [tokens(xs, ys, start, convention)]
     dim, pairs, outputs = xs.shape[-1], xs.shape[-2] - 1, stream[0].shape[-1] - xs.shape[-1]
     sign = SIGNS[convention]
@@ -90,10 +84,8 @@ def constructed(
     gammas: Settings | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LinearSelfAttention:
-    """One network whose layers are the steps from W_0 = 0, for one output.
-
-    Of several heads, the first does the work and the others are 0. A clip bounds what is exact.
-    """
+    """One network whose layers are the steps from W_0 = 0, for one output. Of several heads, the
+    first does the work and the others are 0. A clip bounds what is exact."""
     more = shape.norm or shape.hidden or shape.width or shape.variant != "plain"
     if set(shape.attention) != {"linear"} or more or shape.sees_query or shape.separate:
         raise IclError(
@@ -118,11 +110,9 @@ def constructed(
 
 
 class Copying(NamedTuple):
-    """How much the token at a row, after the first layer, depends on each token before it.
-
-    The shares are, of what a token of x (or y) depends on beside itself, that of its pair's y (x),
-    by squared norms; means over the pairs.
-    """
+    """How much the token at a row, after the first layer, depends on each token before it. The
+    shares are, of what a token of x (or y) depends on beside itself, that of its pair's y (x), by
+    squared norms; means over the pairs."""
 
     dependence: Float[Tensor, "ensemble pos pos"]
     x_on_y: Float[Tensor, "ensemble"]
@@ -132,11 +122,9 @@ class Copying(NamedTuple):
 def copying(
     network: LinearSelfAttention, xs: Float[Tensor, "batch n d"], ys: Float[Tensor, "batch n"]
 ) -> Copying:
-    """The norm of the mean Jacobian, over contexts, of each token after the first layer.
-
-    Where x and y are tokens of their own, a layer has to bring them together first
-    ({cite}`vonoswald2023`). What depends on the context at random cancels in the mean.
-    """
+    """The norm of the mean Jacobian, over contexts, of each token after the first layer. Where x
+    and y are tokens of their own, a layer has to bring them together first ({cite}`vonoswald2023`).
+    What depends on the context at random cancels in the mean."""
     shape = network.shape
     if not shape.separate or shape.norm or shape.hidden or shape.clip or shape.variant != "plain":
         raise IclError(
@@ -163,10 +151,8 @@ def copying(
 
 def _jacobian(tokens: Tensor, network: LinearSelfAttention) -> Tensor:
     """The mean over contexts of ∂(token j after the layer) / ∂(token i): (ensemble, j, i, in, out).
-
     A token writes a_ji u_i with u_i = e_i PV, and a_ji follows from the score z_ji. So z_ji, which
-    both tokens change, moves what is written by u_i, or by a_ji (u_i - Σ a_jl u_l) with softmax.
-    """
+    both tokens change, moves what is written by u_i, or by a_ji (u_i - Σ a_jl u_l) with softmax."""
     layer, keys = network.layer(0), tokens.shape[-2] - (not network.shape.sees_query)
     query = torch.einsum("mbtc,mhck->mbhtk", tokens, layer.query)
     key = torch.einsum("mbtc,mhck->mbhtk", tokens[..., :keys, :], layer.key)

@@ -1,10 +1,9 @@
 """Gradient descent on the least-squares loss of a context, explicit, and its best settings.
 
-A context is N pairs and, last, the query, whose y is never read. The loss of W is
-1/(2N) Σ_i |W x_i - y_i|² over the pairs; a step of GD at the rate η is W -= (η/N) Σ_i (W x_i - y_i)
-x_iᵀ. GD++ ({cite}`vonoswald2023`) also maps every x, the query's too, by I - γ Σ_i x_i x_iᵀ. What a
-setting costs is half the mean squared error of the query's answer.
-"""
+A context is N pairs and, last, the query, whose y is never read. The loss of W is 1/(2N) Σ_i |W
+x_i - y_i|² over the pairs; a step of GD at the rate η is W -= (η/N) Σ_i (W x_i - y_i) x_iᵀ. GD++
+({cite}`vonoswald2023`) also maps every x, the query's too, by I - γ Σ_i x_i x_iᵀ. What a setting
+costs is half the mean squared error of the query's answer."""
 
 from __future__ import annotations
 
@@ -37,7 +36,6 @@ def descend(
     start: Float[Tensor, "o dim"] | None = None,
 ) -> Descent:
     """GD, or GD++ if there are gammas: a step for each rate from ``start``, W_0, zero if omitted.
-
     All of a step reads what was there before it, as in a layer of attention. So later steps of GD++
     take the errors W_0 x_i - y_i of pairs as they are by then, and spoil a W_0 that fits the pairs:
     take W_0 x from ys beforehand.
@@ -111,13 +109,11 @@ def best_step(
     variances: float | Float[Tensor, "dim"],
     fourths: float | Float[Tensor, "dim"],
 ) -> BestStep:
-    """The best single step from 0, in closed form, for independent centred inputs, w ~ N(0, I).
-
-    It answers x_qᵀ A (1/N) Σ_i x_i y_i. Half its expected squared error is ½ tr[S A M Aᵀ - 2 A S² +
-    S]: S holds the variances s_i, and M = E[Ŝ²] for Ŝ = (1/N) Σ x_i x_iᵀ is diagonal, M_ii = (m_i +
-    s_i Σ_{k≠i} s_k)/N + (1 - 1/N) s_i² for fourth moments m_i. So A = S M⁻¹ is best
-    ({cite}`ahn2023`, {cite}`mahankali2023`).
-    """
+    """The best single step from 0, in closed form, for independent centred inputs, w ~ N(0, I). It
+    answers x_qᵀ A (1/N) Σ_i x_i y_i. Half its expected squared error is ½ tr[S A M Aᵀ - 2 A
+    S² + S]: S holds the variances s_i, and M = E[Ŝ²] for Ŝ = (1/N) Σ x_i x_iᵀ is diagonal,
+    M_ii = (m_i + s_i Σ_{k≠i} s_k)/N + (1 - 1/N) s_i² for fourth moments m_i. So A = S M⁻¹ is best
+    ({cite}`ahn2023`, {cite}`mahankali2023`)."""
     s, m = (torch.as_tensor(x, dtype=torch.float64).expand(dim) for x in (variances, fourths))
     if pairs < 1 or not bool(((s > 0) & (m >= s.square() * (1 - 1e-9))).all()):
         raise IclError(
@@ -149,11 +145,9 @@ def tune(
     shared: bool = True,
 ) -> list[Tuned]:
     """For 1, 2, .. ``steps``: the positive rates, and with ``plus`` the gammas, that answer best.
-
     L-BFGS in float64 on all contexts (give thousands), from the best settings of one step less.
     With settings for each step, not ``shared``, GD++ has many local optima: the best of several
-    starts on some contexts is taken. Its last gamma does nothing to the answer and is then 0.
-    """
+    starts on some contexts is taken. Its last gamma does nothing to the answer and is then 0."""
     if plus and not shared and steps > 5:
         raise IclError(
             f"Tune GD++ for at most 5 steps, or with shared settings; got {steps}: the answer is a "
@@ -190,10 +184,8 @@ def tune(
 
 def _loss(given: tuple[Tensor, ...], point: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
     """Half the mean squared error, in the axes of Σ x_i x_iᵀ / N, where a step is one of numbers.
-
     With λ the eigenvalues and b those of Σ x_i y_i/N, both as they were, W += η t² (b - λ W), and
-    t, what the steps have made of x, becomes t (1 - γ N λ t²).
-    """
+    t, what the steps have made of x, becomes t (1 - γ N λ t²)."""
     values, pull, query, wanted = given
     weights, size = torch.zeros_like(pull), torch.ones_like(pull)
     for eta, gamma in zip(*_settings(point, steps, plus, shared), strict=True):
@@ -212,10 +204,8 @@ def _settings(point: Tensor, steps: int, plus: bool, shared: bool) -> tuple[Tens
 
 
 def _starts(point: Tensor, own: Tensor, steps: int, plus: bool) -> list[Tensor]:
-    """Where to look for settings of each step: near the shared ones, and one step further.
-
-    λ (1 - γ λ)² takes [0, 4/(3γ)] to a ninth of it, so gammas nine times as large follow.
-    """
+    """Where to look for settings of each step: near the shared ones, and one step further. λ (1 - γ
+    λ)² takes [0, 4/(3γ)] to a ninth of it, so gammas nine times as large follow."""
     tilts = [torch.linspace(-t, t, steps, dtype=point.dtype) for t in (0.3, 0.8)]
     near = [torch.cat([point[0] + tilt, point[1:].expand(plus * (steps - 1))]) for tilt in tilts]
     if steps == 1:

@@ -1,11 +1,9 @@
 """Compression: answer a query from a few of the demonstrations' tokens, and what that saves.
 
-The demonstrations are read once. Of all that they leave behind, one key and one value per layer
-and token, only what stands at the anchors is kept (label words and formatting), at its original
-position, and the query is answered from that.
-
-Source: Wang et al. 2023, section 3.2, Tables 2, 3 and 6 and footnote 6, and their released code.
-"""
+The demonstrations are read once. Of all that they leave behind, one key and one value per layer and
+token, only what stands at the anchors is kept (label words and formatting), at its original
+position, and the query is answered from that. Source: Wang et al. 2023, section 3.2, Tables 2, 3
+and 6 and footnote 6, and their released code."""
 
 from __future__ import annotations
 
@@ -54,11 +52,9 @@ def label_only(prompts: Prompts) -> Keep:
 
 
 def hidden_random(prompts: Prompts, generator: torch.Generator) -> Keep:
-    """Hidden_random: formatting, and in place of each label word random text before it.
-
-    A label word of k sub-tokens gives way to k tokens of its own demonstration's text, drawn
-    without replacement, or to all where there are fewer (ours: the paper has no such case).
-    """
+    """Hidden_random: formatting, and in place of each label word random text before it. A label
+    word of k sub-tokens gives way to k tokens of its own demonstration's text, drawn without
+    replacement, or to all where there are fewer (ours: the paper has no such case)."""
     roles, device = prompts.roles, prompts.roles.device
     place = torch.arange(roles.shape[1], device=device)
     begun = (prompts.label_pos[:, :, None] <= place).sum(1)  # label words begun so far
@@ -75,9 +71,7 @@ def hidden_random(prompts: Prompts, generator: torch.Generator) -> Keep:
 
 def text_anchor(prompts: Prompts) -> Prompts:
     """Text_anchor: the prompts without their demonstrations' texts, to be read from scratch.
-
-    Formatting, label words and query are the same tokens; positions start again at 0.
-    """
+    Formatting, label words and query are the same tokens; positions start again at 0."""
     keep = prompts.kept & (prompts.roles != Role.TEXT)
     index, held = packed(keep)
     moved = keep.cumsum(1) - 1
@@ -99,10 +93,9 @@ def compress(
     offset: bool = True,
     batch_size: int | None = None,
 ) -> Answers:
-    """Answers from what a rule, as ``hidden_anchor``, or a mask (batch, pos) keeps.
-
-    With ``offset`` the query stays at its position (but where nothing is kept); without, it
-    begins at position 0, as in the released script for GPT-2 XL.
+    """Answers from what a rule, as ``hidden_anchor``, or a mask (batch, pos) keeps. With ``offset``
+    the query stays at its position (but where nothing is kept); without, it begins at position 0,
+    as in the released script for GPT-2 XL.
 
     Example:
         >>> import torch
@@ -126,10 +119,8 @@ def hidden_random_top(
     batch_size: int | None = None,
 ) -> tuple[Answers, Float[Tensor, "draw"]]:
     """Hidden_random-top: the draw with the highest label loyalty to ``clean``, and that of each.
-
     (The released code never clears its mask, so that a draw also keeps the random tokens of all
-    draws before it, which favours this control.)
-    """
+    draws before it, which favours this control.)"""
     masks = [hidden_random(_shown(prompts), generator) for _ in range(draws)]
     by_draw = _answers(model, prompts, masks, True, batch_size)
     loyal = torch.stack([label_loyalty(one, clean).float().mean() for one in by_draw])
@@ -179,11 +170,8 @@ def _answers(
 
 @dataclass(frozen=True)
 class Cost:
-    """Mean cost of a query.
-
-    Tokens that go through the model, keys and values per layer and head that it holds besides,
-    and multiply-adds of all matrix products.
-    """
+    """Mean cost of a query. Tokens that go through the model, keys and values per layer and head
+    that it holds besides, and multiply-adds of all matrix products."""
 
     fed: float
     memory: float
@@ -191,11 +179,8 @@ class Cost:
 
 
 def multiply_adds(model: TransformerBridge, fed: int, memory: int = 0) -> int:
-    """Multiply-adds of one forward pass over ``fed`` tokens with ``memory`` tokens cached.
-
-    Weights, attention scores and weighted values (causal entries only), and one row of the
-    unembedding.
-    """
+    """Multiply-adds of one forward pass over ``fed`` tokens with ``memory`` tokens cached. Weights,
+    attention scores and weighted values (causal entries only), and one row of the unembedding."""
     cfg = model.cfg
     inner = cfg.n_heads * cfg.d_head
     mlp = (3 if cfg.gated_mlp else 2) * cfg.d_model * (cfg.d_mlp or 0)
@@ -205,11 +190,9 @@ def multiply_adds(model: TransformerBridge, fed: int, memory: int = 0) -> int:
 
 
 def costs(model: TransformerBridge, prompts: Prompts, keep: Keep) -> dict[str, Cost]:
-    """Mean cost of a query in three ways, the same on every machine.
-
-    ``re-encoded``: the whole prompt (the paper's baseline); ``prefix``: keys and values of all
-    demonstration tokens re-used (the fair baseline); ``compressed``: of those in ``keep`` alone.
-    """
+    """Mean cost of a query in three ways, the same on every machine. ``re-encoded``: the whole
+    prompt (the paper's baseline); ``prefix``: keys and values of all demonstration tokens re-used
+    (the fair baseline); ``compressed``: of those in ``keep`` alone."""
     shown, kept = demonstrations(prompts).sum(1), keep.sum(1)
     total, none = prompts.target + 1, torch.zeros_like(kept)
 
@@ -228,11 +211,9 @@ def costs(model: TransformerBridge, prompts: Prompts, keep: Keep) -> dict[str, C
 def seconds(
     model: TransformerBridge, prompts: Prompts, batch: int = 1, repeats: int = 5
 ) -> dict[str, float]:
-    """Median wall-clock seconds per query, for the three ways of ``costs``.
-
-    The demonstrations must be shared; reading them once is not counted, as in the paper. All
-    three ways compute logits at the target only, and the repeats take turns.
-    """
+    """Median wall-clock seconds per query, for the three ways of ``costs``. The demonstrations must
+    be shared; reading them once is not counted, as in the paper. All three ways compute logits at
+    the target only, and the repeats take turns."""
     if not shares_demonstrations(prompts):
         raise IclError("A speed-up needs prompts that share their demonstrations.")
     device = prompts.tokens.device

@@ -2,11 +2,8 @@
 
 If the target's attention tells classes apart by the keys of their label words, two classes with
 near keys are hard to tell apart, near along the directions in which the targets' queries vary.
-Queries and keys are the vectors before any rotation by position.
-
-Source: Wang et al. 2023, section 3.3, appendices J and K. The rank correlation is ours: the
-paper compares by eye.
-"""
+Queries and keys are the vectors before any rotation by position. Source: Wang et al. 2023, section
+3.3, appendices J and K. The rank correlation is ours: the paper compares by eye."""
 
 from __future__ import annotations
 
@@ -29,17 +26,11 @@ from .answers import Answers, answers
 
 def queries_and_keys(
     model: TransformerBridge, prompts: Prompts, batch_size: int | None = None
-) -> tuple[
-    Float[Tensor, "layer batch width"],
-    Float[Tensor, "layer batch cls width"],
-    Answers,
-]:
-    """Queries at the target, keys at the label words, and the answers; one forward pass.
-
-    All heads are concatenated (width = heads x d_head). Where a class is shown several times, its
-    keys are averaged (ours: the paper shows each class once). The paper takes the keys of its first
-    set of demonstrations: ``keys[:, 0]``.
-    """
+) -> tuple[Float[Tensor, "layer batch width"], Float[Tensor, "layer batch cls width"], Answers]:
+    """Queries at the target, keys at the label words, and the answers; one forward pass. All heads
+    are concatenated (width = heads x d_head). Where a class is shown several times, its keys are
+    averaged (ours: the paper shows each class once). The paper takes the keys of its first set of
+    demonstrations: ``keys[:, 0]``."""
     layers = range(model.cfg.n_layers)
     names = [(get_act_name("q", la), get_act_name("k", la)) for la in layers]
 
@@ -73,11 +64,9 @@ def key_distances(
     keys: Float[Tensor, "*lead cls width"],
     directions: int,
 ) -> Float[Tensor, "*lead cls cls"]:
-    """Distances of the keys, each projected to ``sigma_m * (v_m . k)``; keys are not centred.
-
-    v_m are the first ``directions`` principal directions of the queries and sigma_m the standard
-    deviations along them.
-    """
+    """Distances of the keys, each projected to ``sigma_m * (v_m . k)``; keys are not centred. v_m
+    are the first ``directions`` principal directions of the queries and sigma_m the standard
+    deviations along them."""
     count, width = queries.shape[-2:]
     most = min(count - 1, width)
     if not 1 <= directions <= most:
@@ -97,10 +86,8 @@ def predicted_confusion(
     keys: Float[Tensor, "*lead cls width"],
     directions: int = 10,
 ) -> Float[Tensor, "*lead cls cls"]:
-    """Distance over the largest distance; small is easily confused. The diagonal is set to 1.
-
-    NaN off the diagonal where all keys coincide.
-    """
+    """Distance over the largest distance; small is easily confused. The diagonal is set to 1. NaN
+    off the diagonal where all keys coincide."""
     distances = key_distances(queries, keys, directions)
     relative = distances / distances.amax((-2, -1), keepdim=True)
     same = torch.eye(keys.shape[-2], dtype=torch.bool, device=keys.device)
@@ -110,11 +97,9 @@ def predicted_confusion(
 def actual_confusion(
     scores: Float[Tensor, "batch cls"], gold: Int[Tensor, "batch"]
 ) -> Float[Tensor, "cls cls"]:
-    """ROC-AUC of telling i from j, over the prompts whose gold class is one of them.
-
-    The score is p_i / p_j, from log-probabilities or logits. 1 is never confused, .5 is chance;
-    the diagonal is set to 1; NaN where one of the two classes is nobody's gold class.
-    """
+    """ROC-AUC of telling i from j, over the prompts whose gold class is one of them. The score is
+    p_i / p_j, from log-probabilities or logits. 1 is never confused, .5 is chance; the diagonal is
+    set to 1; NaN where one of the two classes is nobody's gold class."""
     classes = scores.shape[1]
     auc = torch.full((classes, classes), torch.nan, dtype=scores.dtype).fill_diagonal_(1.0)
     scores, gold = scores.detach().cpu(), gold.cpu()
@@ -130,11 +115,9 @@ def actual_confusion(
 def rank_correlation(
     predicted: Float[Tensor, "*set cls cls"], actual: Float[Tensor, "*set cls cls"]
 ) -> float:
-    """Spearman correlation over pairs of classes, mean over sets of demonstrations.
-
-    Pairs that are NaN are left out, and so are sets with nothing to rank; NaN if there is none.
-    Positive: near keys, low AUC.
-    """
+    """Spearman correlation over pairs of classes, mean over sets of demonstrations. Pairs that are
+    NaN are left out, and so are sets with nothing to rank; NaN if there is none. Positive: near
+    keys, low AUC."""
     classes = predicted.shape[-1]
     i, j = torch.tril_indices(classes, classes, -1)
     flat = (x.detach().cpu().double().view(-1, classes, classes) for x in (predicted, actual))

@@ -1,7 +1,6 @@
 """Copying heads in a model that classifies: what they carry, and when in training they come.
 
-Copying is measured as in chapter 01, on repeated tokens; classification on prompts.
-"""
+Copying is measured as in chapter 01, on repeated tokens; classification on prompts."""
 
 from __future__ import annotations
 
@@ -20,12 +19,10 @@ from .isolation import isolated
 def checkpoint_metrics(
     model: TransformerBridge, prompts: Prompts, copied: RepeatedTokens, layers: int
 ) -> dict[str, float]:
-    """Scores of a model at one step of its training, 0 to 1, as logged curves hold them.
-
-    Accuracy in copying, best prefix-matching score, accuracy in classification, and as
-    ``aggregation`` the share of predictions that change when the label words are isolated in the
-    first ``layers`` layers.
-    """
+    """Scores of a model at one step of its training, 0 to 1, as logged curves hold them. Accuracy
+    in copying, best prefix-matching score, accuracy in classification, and as ``aggregation`` the
+    share of predictions that change when the label words are isolated in the first ``layers``
+    layers."""
     _, right = predictions(model, copied.tokens)
     clean = answers(model, prompts)
     cut = isolated(model, prompts, range(layers))

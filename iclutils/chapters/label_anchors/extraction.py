@@ -1,11 +1,9 @@
 """Extraction: does the target read its answer from the label words, and in which layers?
 
 In every layer the target's attention to the label words is turned into a classifier of the class
-that the *model* predicts, right or not, and R_l is the share of all AUC above chance that layers
-up to l have gathered. A layer that repeats what an earlier one decided scores just as high.
-
-Source: Wang et al. 2023, section 2.3, equations 5 and 6, and appendix E.
-"""
+that the *model* predicts, right or not, and R_l is the share of all AUC above chance that layers up
+to l have gathered. A layer that repeats what an earlier one decided scores just as high. Source:
+Wang et al. 2023, section 2.3, equations 5 and 6, and appendix E."""
 
 from __future__ import annotations
 
@@ -24,9 +22,8 @@ from .answers import answers
 def label_attention(
     model: TransformerBridge, prompts: Prompts, batch_size: int | None = None
 ) -> tuple[Float[Tensor, "batch layer cls"], Int[Tensor, "batch"]]:
-    """The target's attention to the label words of each class, and the class predicted.
-
-    ``a_l[c]`` is summed over the heads and over all label words of class c.
+    """The target's attention to the label words of each class, and the class predicted. ``a_l[c]``
+    is summed over the heads and over all label words of class c.
 
     Example:
         >>> import torch
@@ -45,8 +42,8 @@ def label_attention(
 def label_reading(
     model: TransformerBridge, prompts: Prompts, every: bool = False
 ) -> Float[Tensor, "layer head"]:
-    """Mean attention of every head from the target to the label words of the predicted class, or
-    to all of them (``every``)."""
+    """Mean attention of every head from the target to the label words of the predicted class, or to
+    all of them (``every``)."""
     by_head, predicted = _by_head(model, prompts, None)
     chosen = torch.arange(len(prompts), device=predicted.device), slice(None), slice(None)
     return by_head.sum(-1).mean(0) if every else by_head[*chosen, predicted].mean(0)
@@ -79,11 +76,9 @@ def _by_head(
 
 def auc(scores: Float[Tensor, "batch cls"], predicted: Int[Tensor, "batch"]) -> float:
     """Area under the ROC curve of ``scores`` for the class ``predicted``, as in the paper's code.
-
-    Of the classes that are ever predicted, two are told apart by the raw score of the second.
-    With more, rows are divided by their sums (without any attention they count as even) and the
-    areas of all pairs averaged (one-vs-one; Hand and Till 2001). With one alone it is NaN.
-    """
+    Of the classes that are ever predicted, two are told apart by the raw score of the second. With
+    more, rows are divided by their sums (without any attention they count as even) and the areas of
+    all pairs averaged (one-vs-one; Hand and Till 2001). With one alone it is NaN."""
     present = predicted.unique()
     if len(present) < 2:
         return float("nan")
@@ -104,10 +99,8 @@ def auc_by_layer(
 
 
 def cumulative(aucs: Float[Tensor, "layer"]) -> Float[Tensor, "layer"]:
-    """R_l: share of all AUC above chance that the layers up to l hold; R of the last is 1.
-
-    Terms may be negative, so it need not rise. NaN where AUCs are, or if they sum to chance.
-    """
+    """R_l: share of all AUC above chance that the layers up to l hold; R of the last is 1. Terms
+    may be negative, so it need not rise. NaN where AUCs are, or if they sum to chance."""
     above = aucs - 0.5
     total = above.sum()
     return above.cumsum(0) / torch.where(total == 0, torch.nan, total)

@@ -3,10 +3,8 @@
 In chosen layers a position is cut off from everything before it, in every head; isolating as many
 random other positions is the control. The paper's code sets the scores to -10,000 before the
 softmax, so that the row becomes one-hot on the position itself; its text sets A[p, i] to 0 for
-i < p, and the row keeps only the mass A[p, p].
-
-Source: Wang et al. 2023, section 2.2, figure 4 (released code: independent draws).
-"""
+i < p, and the row keeps only the mass A[p, p]. Source: Wang et al. 2023, section 2.2, figure 4
+(released code: independent draws)."""
 
 from __future__ import annotations
 
@@ -62,9 +60,8 @@ def isolated(
     how: str = "pre-softmax",
     batch_size: int | None = None,
 ) -> Answers:
-    """Answers under ``isolation``; arguments as there.
-
-    For the control, ``positions=[random_positions(prompts, generator) for _ in layers]``.
+    """Answers under ``isolation``; arguments as there. For the control,
+    ``positions=[random_positions(prompts, generator) for _ in layers]``.
 
     Example:
         >>> import torch
@@ -90,11 +87,9 @@ def isolated_by_set(
     layers: Iterable[int],
     generator: torch.Generator | None = None,
 ) -> Answers:
-    """Answers with the label words isolated, where many prompts share their demonstrations.
-
-    These are read once. With a ``generator``, as many random positions of them that hold no label
-    word are isolated instead, drawn for every layer: the control.
-    """
+    """Answers with the label words isolated, where many prompts share their demonstrations. These
+    are read once. With a ``generator``, as many random positions of them that hold no label word
+    are isolated instead, drawn for every layer: the control."""
     layers = list(layers)
 
     def hooks(shown: Prompts) -> list[Hook]:
@@ -105,11 +100,9 @@ def isolated_by_set(
 
 
 def random_positions(prompts: Prompts, generator: torch.Generator) -> Positions:
-    """The control: as many random positions as there are label words, none of them one.
-
-    Drawn without replacement, for each prompt alone, from 0 .. q-2 without the label positions,
-    as in the paper's code. Draw again for every layer.
-    """
+    """The control: as many random positions as there are label words, none of them one. Drawn
+    without replacement, for each prompt alone, from 0 .. q-2 without the label positions, as in the
+    paper's code. Draw again for every layer."""
     tokens, labels = prompts.tokens.cpu(), prompts.label_pos.cpu()
     free = torch.arange(tokens.shape[1]) <= prompts.target.cpu()[:, None] - 2
     free = free.scatter(1, labels, False)

@@ -2,11 +2,9 @@
 
 The target's attention to the label word of class i, in layer l and head h, is multiplied by
 ``exp(beta[l, h, i])`` after the softmax and not renormalised. That is scaling the value,
-``(exp(beta) A) v = A (exp(beta) v)``, and nothing before the target sees it: keys and values of
-all earlier positions are computed once, and a step of training runs one token through the model.
-
-Source: Wang et al. 2023, section 3.1, appendices G and H.
-"""
+``(exp(beta) A) v = A (exp(beta) v)``, and nothing before the target sees it: keys and values of all
+earlier positions are computed once, and a step of training runs one token through the model.
+Source: Wang et al. 2023, section 3.1, appendices G and H."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ class Gain:
 @dataclass(frozen=True)
 class LastStep:
     """Prompts read up to their target, which is still to come: what ``fit`` repeats, and no more.
-
-    ``positions`` are re-weighted, one for every demonstration; keys and values are per layer.
-    """
+    ``positions`` are re-weighted, one for every demonstration; keys and values are per layer."""
 
     model: TransformerBridge
     prompts: Prompts
@@ -115,13 +111,11 @@ def fit(
     batch_size: int | None = None,
 ) -> Float[Tensor, "set layer head cls"]:
     """Learn a beta for each set of demonstrations; ``sets`` numbers that of each prompt, from 0.
-
-    The defaults are the paper's: from beta = 0, Adam on the cross-entropy over the label words,
-    one row a step, shuffled anew in each of ten epochs (without a generator they keep their
-    order; ``batch=None``: all in a step). Several sets are fitted as if alone (ours), because Adam
-    works entry by entry, with all rows in every step. ``batch_size``: rows in a pass, whose
-    gradients are added up to that of the step.
-    """
+    The defaults are the paper's: from beta = 0, Adam on the cross-entropy over the label words, one
+    row a step, shuffled anew in each of ten epochs (without a generator they keep their order;
+    ``batch=None``: all in a step). Several sets are fitted as if alone (ours), because Adam works
+    entry by entry, with all rows in every step. ``batch_size``: rows in a pass, whose gradients are
+    added up to that of the step."""
     cfg, sets = step.model.cfg, sets.to(step.prompts.target)
     shape = int(sets.max()) + 1, cfg.n_layers, cfg.n_heads, step.prompts.classes
     beta = torch.zeros(shape, device=sets.device, requires_grad=True)
@@ -158,10 +152,8 @@ def compare(
     batch_size: int | None = None,
 ) -> list[Gain]:
     """Fit and score on sets of demonstrations, once for anchors and once for random words.
-
-    ``pairs`` are training prompts and other queries on the same demonstrations. With
-    ``batch=None`` all sets are fitted in one go; ``batch_size``: prompts in a pass.
-    """
+    ``pairs`` are training prompts and other queries on the same demonstrations. With ``batch=None``
+    all sets are fitted in one go; ``batch_size``: prompts in a pass."""
     if batch is not None and len(pairs) > 1:
         each = [compare(model, [pair], generator, epochs, batch, lr, batch_size) for pair in pairs]
         return [gain for gains in each for gain in gains]

@@ -1,12 +1,10 @@
 """Saliency: which token feeds which, and how much the answer's loss hangs on it.
 
-The saliency of an edge is its attention times the gradient of the loss with respect to it,
-``I_l[i, j] = |sum over heads of A[i, j] * dL/dA[i, j]|`` for destination i and source j, where L
-is the cross-entropy of the softmax over the label words at the target, in nats.
-
-Source: Wang et al. 2023, section 2.1, equations 1 to 4. The text averages over heads where
-formula and code sum, a constant factor; its footnote takes absolute values inside the sum.
-"""
+The saliency of an edge is its attention times the gradient of the loss with respect to it, ``I_l[i,
+j] = |sum over heads of A[i, j] * dL/dA[i, j]|`` for destination i and source j, where L is the
+cross-entropy of the softmax over the label words at the target, in nats. Source: Wang et al. 2023,
+section 2.1, equations 1 to 4. The text averages over heads where formula and code sum, a constant
+factor; its footnote takes absolute values inside the sum."""
 
 from __future__ import annotations
 
@@ -64,9 +62,8 @@ class Flow:
 def saliency(
     model: TransformerBridge, prompts: Prompts, heads: str = "sum"
 ) -> Float[Tensor, "batch layer dest src"]:
-    """Saliency of every edge, in nats, from one forward and one backward pass.
-
-    No gradient of a parameter is taken. The diagonal is left in; padding has none.
+    """Saliency of every edge, in nats, from one forward and one backward pass. No gradient of a
+    parameter is taken. The diagonal is left in; padding has none.
 
     Example:
         >>> import torch
@@ -89,10 +86,7 @@ def saliency(
 
 
 def measure(
-    model: TransformerBridge,
-    prompts: Prompts,
-    heads: str = "sum",
-    batch_size: int | None = None,
+    model: TransformerBridge, prompts: Prompts, heads: str = "sum", batch_size: int | None = None
 ) -> Flow:
     """``flow`` of the ``saliency`` of prompts, batch by batch."""
 
@@ -112,10 +106,8 @@ def attention_and_gradient(
 
 def edge_kinds(prompts: Prompts) -> Bool[Tensor, "batch kind dest src"]:
     """Which edges are of which kind: into label words (wp), from them to the target (pq), others.
-
     Together they are all edges from an earlier to a later position up to the target. Sources of a
-    label word are all earlier positions, other labels and formatting included, as in the code.
-    """
+    label word are all earlier positions, other labels and formatting included, as in the code."""
     place = torch.arange(prompts.tokens.shape[1], device=prompts.tokens.device)
     label = torch.zeros_like(prompts.tokens, dtype=torch.bool).scatter(1, prompts.label_pos, True)
     asked = place == prompts.target[:, None]

@@ -57,11 +57,9 @@ def predictions(weights: Weights, xs: Xs) -> Float[Tensor, "*batch n"]:
 
 
 def ols_weights(xs: Xs, ys: Labels) -> Weights:
-    """Min-norm ordinary least squares, X⁺y.
-
-    Singular values below max(n, d) times the machine epsilon of the data as given, relative to the
-    largest, count as 0: repeated pairs and inputs of a subspace have a defined answer.
-    """
+    """Min-norm ordinary least squares, X⁺y. Singular values below max(n, d) times the machine
+    epsilon of the data as given, relative to the largest, count as 0: repeated pairs and inputs of
+    a subspace have a defined answer."""
     x, y = _checked(xs, ys)
     cut = torch.finfo(xs.dtype).eps * max(xs.shape[-2:], default=1)
     flat = x.reshape(-1, *x.shape[-2:]), y.reshape(-1, y.shape[-1])
@@ -72,19 +70,15 @@ def ols_weights(xs: Xs, ys: Labels) -> Weights:
 
 
 def ridge_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
-    """Ridge regression, (XᵀX + penalty I)⁻¹ Xᵀy; without a penalty, min-norm least squares.
-
-    With noise and w ~ N(0, prior² I), the penalty (noise/prior)² gives the posterior mean.
-    """
+    """Ridge regression, (XᵀX + penalty I)⁻¹ Xᵀy; without a penalty, min-norm least squares. With
+    noise and w ~ N(0, prior² I), the penalty (noise/prior)² gives the posterior mean."""
     x, y = _checked(xs, ys, at_least_0=penalty)
     return _ridge(x, y, penalty) if penalty else ols_weights(xs, ys)
 
 
 def gd_weights(xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: int = 1) -> Weights:
-    """Full-batch gradient descent from 0 on each prefix: w -= 2 rate (XᵀXw - Xᵀy).
-
-    ``rate`` is one for all prefixes, or has entry n for the prefix of n pairs (``tuned_rate``).
-    """
+    """Full-batch gradient descent from 0 on each prefix: w -= 2 rate (XᵀXw - Xᵀy). ``rate`` is one
+    for all prefixes, or has entry n for the prefix of n pairs (``tuned_rate``)."""
     if steps < 1:
         raise IclError(f"Gradient descent takes at least one step; got {steps}.")
     x, y = _checked(xs, ys)
@@ -102,20 +96,16 @@ def gd_weights(xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: i
 
 
 def tuned_rate(pairs: int, dim: int, ratio: float = 0.0) -> Float[Tensor, "n"]:
-    """The rates at which one step of GD has the least risk, 1 / (2 (n + d + 1 + ``ratio``)).
-
-    For x ~ N(0, I) and w ~ N(0, prior² I), ``ratio`` being noise²/prior²: E|aXᵀy - w|² is a
-    parabola in a = 2 rate, and E tr((XᵀX)²) = n d (n + d + 1).
-    """
+    """The rates at which one step of GD has the least risk, 1 / (2 (n + d + 1 + ``ratio``)). For x
+    ~ N(0, I) and w ~ N(0, prior² I), ``ratio`` being noise²/prior²: E|aXᵀy - w|² is a parabola in
+    a = 2 rate, and E tr((XᵀX)²) = n d (n + d + 1)."""
     return 0.5 / (torch.arange(pairs, dtype=torch.float64) + dim + 1 + ratio)
 
 
 def sgd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weights:
-    """One pass of stochastic gradient descent, a pair a step: w -= 2 rate (x(x·w) - xy + λw).
-
-    No loop: with q = 1 - 2 rate λ the errors e_n = y_n - w_n·x_n solve the triangular system
-    e_n + 2 rate Σ_{i<n} q^(n-1-i) (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i.
-    """
+    """One pass of stochastic gradient descent, a pair a step: w -= 2 rate (x(x·w) - xy + λw). No
+    loop: with q = 1 - 2 rate λ the errors e_n = y_n - w_n·x_n solve the triangular system e_n + 2
+    rate Σ_{i<n} q^(n-1-i) (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i."""
     x, y = _checked(xs, ys, above_0=rate, at_least_0=penalty)
     place = torch.arange(y.shape[-1], device=x.device)
     age = (place[:, None] - place - 1).clamp(min=0)
@@ -127,10 +117,8 @@ def sgd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weight
 
 
 def released_sgd_weights(xs: Xs, ys: Labels, rate: float, *, growing: bool = False) -> Weights:
-    """As ``sgd_weights``, with every entry of a gradient kept within ±20.
-
-    With ``growing``, step i is taken on the first i + 1 pairs and not on the last of them alone.
-    """
+    """As ``sgd_weights``, with every entry of a gradient kept within ±20. With ``growing``, step i
+    is taken on the first i + 1 pairs and not on the last of them alone."""
     x, y = _checked(xs, ys, above_0=rate)
     weights = torch.zeros_like(x)
     for n in range(x.shape[-2] - 1):
@@ -161,10 +149,8 @@ released_gd, released_sgd = Linear(released_gd_weights), Linear(released_sgd_wei
 
 def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*batch n"]:
     """Mean label of the k nearest pairs before, weighted by distance to the power of -``power``.
-
-    With fewer than k pairs all of them count; with a power above 0, pairs at the query itself
-    count alone. The paper takes k = 3 and powers 0 and 2, the released code k = 5 and 0 and 1.
-    """
+    With fewer than k pairs all of them count; with a power above 0, pairs at the query itself count
+    alone. The paper takes k = 3 and powers 0 and 2, the released code k = 5 and 0 and 1."""
     x, y = _checked(xs, ys, at_least_0=power)
     apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     later = torch.ones_like(apart).triu().bool()
@@ -177,12 +163,10 @@ def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*b
 
 def baselines(which: str = "wide", ratio: float = 0.0) -> dict[str, Predictor]:
     """Algorithms to compare a regressor with, by name; those with weights are ``Linear``.
-
     ``which``: ``paper``, those of {cite}`akyurek2023`; ``released``, those of its code; ``wide``,
     the paper's with more ridge penalties and rates, averaging, GD of several steps, and the best
-    rates for ``ratio``, the task's noise²/prior² (SGD: 1 / (2 (d + 2)), at which |w - w_n|²
-    shrinks fastest).
-    """
+    rates for ``ratio``, the task's noise²/prior² (SGD: 1 / (2 (d + 2)), at which |w - w_n|² shrinks
+    fastest)."""
     if which not in ("wide", "paper", "released"):
         raise unknown("set of baselines", which, ["wide", "paper", "released"])
     _check(ratio)

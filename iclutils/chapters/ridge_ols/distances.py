@@ -1,9 +1,8 @@
 """How far two predictors are apart, and which algorithm an in-context regressor is nearest to.
 
-{cite}`akyurek2023` defines SPD, MSPD and ILWD, and plots them divided by d (figures 1 and 2).
-Means need care where labels are noisy: the error of OLS has no finite mean at n = d - 1, d and
-d + 1 pairs, so the mean SPD to OLS there is whatever the worst contexts of the sample are.
-"""
+{cite}`akyurek2023` defines SPD, MSPD and ILWD, and plots them divided by d (figures 1 and 2). Means
+need care where labels are noisy: the error of OLS has no finite mean at n = d - 1, d and d + 1
+pairs, so the mean SPD to OLS there is whatever the worst contexts of the sample are."""
 
 from __future__ import annotations
 
@@ -64,7 +63,6 @@ def concatenate(predictors: Sequence[Predictor]) -> Predictor:
 
 def spd(first: Predicted, second: Other, dim: int = 1) -> Spread:
     """Squared prediction difference for n = 0, 1, ... pairs seen: mean over contexts of (f - g)².
-
     Divided by ``dim``: 1 is the definition, d what the paper plots. Leading axes are broadcast.
 
     Example:
@@ -87,9 +85,8 @@ def apart(
     first: Predicted, second: Other, dim: int, region: slice | None = None
 ) -> Float[Tensor, "*ensemble batch"]:
     """SPD / d of each context, averaged over a region of n, ``under_determined`` if None.
-
-    Differences of two such distances, context by context, tell which of two algorithms is nearer.
-    """
+    Differences of two such distances, context by context, tell which of two algorithms is
+    nearer."""
     region, squares = region or under_determined(dim), _squares(first, second, dim)
     count = squares.shape[-1]
     if not 0 <= (region.start or 0) < (region.stop or count) <= count:
@@ -103,11 +100,9 @@ def mspd(first: Predicted, second: Other, dim: int) -> Spread:
 
 
 class Fit(NamedTuple):
-    """The linear function nearest to what a predictor answers after each context.
-
-    ``unexplained`` is what each context adds to 1 - R²: squares left over the mean of all squares.
-    A fit of d weights to q queries explains d / q of anything at all.
-    """
+    """The linear function nearest to what a predictor answers after each context. ``unexplained``
+    is what each context adds to 1 - R²: squares left over the mean of all squares. A fit of d
+    weights to q queries explains d / q of anything at all."""
 
     weights: Float[Tensor, "*ensemble batch d"]
     unexplained: Float[Tensor, "*ensemble batch"]
@@ -124,11 +119,9 @@ def implicit_weights(
     queries: Float[Tensor, "batch query d"],
     intercept: bool = False,
 ) -> Fit:
-    """The implicit linear weights of a predictor after each context ({cite}`akyurek2023`).
-
-    Every query in turn is the x that follows the n pairs of its context. The released code fits an
-    intercept as well, and drops it.
-    """
+    """The implicit linear weights of a predictor after each context ({cite}`akyurek2023`). Every
+    query in turn is the x that follows the n pairs of its context. The released code fits an
+    intercept as well, and drops it."""
     batch, count, dim = queries.shape
     if count <= dim + intercept:
         raise IclError(f"A fit of {dim + intercept} numbers needs more queries; got {count}.")
@@ -156,9 +149,7 @@ def linear_fit(
 
 def ilwd(first: Float[Tensor, "*ensemble batch d"], second: Other, dim: int = 1) -> Spread:
     """Implicit linear weight difference, the mean over contexts of |w - v|², divided by ``dim``.
-
-    Weights are an algorithm's own, or a regressor's ``implicit_weights``.
-    """
+    Weights are an algorithm's own, or a regressor's ``implicit_weights``."""
     return spread(_squares(first, second, dim).sum(-1))
 
 

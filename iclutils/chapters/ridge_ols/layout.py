@@ -3,8 +3,7 @@
 The address of column t is ±(cos θ, sin θ, 1) with θ = 2π t / columns, so much larger than all
 fields that it alone sets the scale of a LayerNorm. Column 0, the start token, has empty fields and
 *rest* for its address: columns with nothing to fetch attend to it. *zero* is subtracted in every
-reading, which takes out the mean that the LayerNorm subtracts.
-"""
+reading, which takes out the mean that the LayerNorm subtracts."""
 
 from __future__ import annotations
 
@@ -30,11 +29,9 @@ def stencil(
     order: int, eps: float
 ) -> tuple[Float[Tensor, "neurons"], Float[Tensor, "neurons"], Float[Tensor, "neurons"]]:
     """(left, right, out) of the GELUs G that multiply: ``xy ≈ Σ out_k G(left_k x + right_k y)``.
-
     Second differences of G around 0 give squares. Order 0 is the paper's ({cite}`akyurek2023`,
     lemma 1), ``sqrt(π/2) (G(x + y) - G(x) - G(y))`` at the scale ε; order J ≥ 1 takes 4 J GELUs, on
-    the central difference of J steps up to ε, with an error of order ε^2J.
-    """
+    the central difference of J steps up to ε, with an error of order ε^2J."""
     bend = math.sqrt(math.pi / 2)
     rows = []
     if order == 0:
@@ -54,10 +51,8 @@ def stencil(
 def leading_error(
     order: int, eps: float, x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"]
 ) -> Float[Tensor, "*shape"]:
-    """First term of (what the stencil gives - xy) in powers of ε, for the exact GELU.
-
-    The paper's is of fourth order in the numbers, not of third, as its O(x³ + y³) might be read.
-    """
+    """First term of (what the stencil gives - xy) in powers of ε, for the exact GELU. The paper's
+    is of fourth order in the numbers, not of third, as its O(x³ + y³) might be read."""
     if order == 0:
         return -(eps**2) * ((x + y) ** 4 - x**4 - y**4) / 12
     power = 2 * order
@@ -67,11 +62,9 @@ def leading_error(
 
 def best_eps(order: int, dtype: torch.dtype) -> float:
     """The ε at which truncation and rounding are about equal, for factors as large as four.
-
     Truncation, ``leading_error``, grows as ε^2J (ε² for the paper's); rounding, of the linear
-    halves z/2 of the GELUs, which must cancel, falls as 1/ε. In double precision the paper's best
-    ε is near 10⁻⁶, where half of the digits are lost; that of the longer ones is near 0.05.
-    """
+    halves z/2 of the GELUs, which must cancel, falls as 1/ε. In double precision the paper's best ε
+    is near 10⁻⁶, where half of the digits are lost; that of the longer ones is near 0.05."""
     large = torch.tensor(4.0, dtype=torch.float64)
     left, right, out = stencil(order, 1.0)
     rounding = float((out * (left + right) * large / 2).norm()) * torch.finfo(dtype).eps / 2
@@ -81,11 +74,8 @@ def best_eps(order: int, dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class Numerics:
-    """How a construction calculates.
-
-    A LayerNorm is off by |fields|² / (8 ratio²), relatively, and a quotient by 10⁻⁵ width /
-    (8 address²), from the LayerNorm's own epsilon.
-    """
+    """How a construction calculates. A LayerNorm is off by |fields|² / (8 ratio²), relatively, and
+    a quotient by 10⁻⁵ width / (8 address²), from the LayerNorm's own epsilon."""
 
     order: int  # of the stencil of a product
     eps: float  # its scale

@@ -1,8 +1,7 @@
 """The primitives of {cite}`akyurek2023`, lemma 1, as weights of a standard block.
 
 ``mov`` and ``div`` give the weights of an attention head, ``mul`` and ``aff`` those of neurons.
-They read and write rows over the channels of a ``Layout``. Writing adds to the stream.
-"""
+They read and write rows over the channels of a ``Layout``. Writing adds to the stream."""
 
 from __future__ import annotations
 
@@ -80,10 +79,8 @@ def mov(
     source: int,
     target: int | None = None,
 ) -> Head:
-    """Add what column ``source`` reads to column ``target``, or to all from ``source`` on.
-
-    The score is positive for the source alone and 0 for the start token, which holds nothing.
-    """
+    """Add what column ``source`` reads to column ``target``, or to all from ``source`` on. The
+    score is positive for the source alone and 0 for the start token, which holds nothing."""
     if target is not None and source > target:
         raise IclError(f"Column {target} cannot read column {source}, which comes after it.")
     gap = 1 - math.cos(2 * math.pi / layout.columns)  # of the cosine, to the next column
@@ -112,10 +109,8 @@ def products(
     write: Float[Tensor, "count width"],
     sizes: tuple[float, float] = (1.0, 1.0),
 ) -> Neurons:
-    """Add left_i times right_i along the row write_i, for every i; rows to write may repeat.
-
-    The factors are divided by ``sizes``, their typical standard deviations, before the GELU.
-    """
+    """Add left_i times right_i along the row write_i, for every i; rows to write may repeat. The
+    factors are divided by ``sizes``, their typical standard deviations, before the GELU."""
     x, y, weight = stencil(layout.numerics.order, layout.numerics.eps)
     into = torch.einsum("wi,k->wik", layout.reading(left) / sizes[0], x)
     into += torch.einsum("wi,k->wik", layout.reading(right) / sizes[1], y)
@@ -146,11 +141,9 @@ def aff(
 
 
 def div(layout: Layout, by: Float[Tensor, "1 width"], column: int) -> Head:
-    """Divide by |by| all that is read in one column from here on.
-
-    The head multiplies the column's address by the divisor, and every LayerNorm divides by it;
-    other columns still find this one if ``by`` is positive.
-    """
+    """Divide by |by| all that is read in one column from here on. The head multiplies the column's
+    address by the divisor, and every LayerNorm divides by it; other columns still find this one if
+    ``by`` is positive."""
     return mov(layout, by - layout.where[2:], layout.address(column), column, column)
 
 

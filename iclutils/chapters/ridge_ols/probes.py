@@ -3,8 +3,7 @@
 A probe mixes the positions of a layer with weights α = softmax(s), the same for every context, and
 maps αᵀH to the target, linearly or by one hidden GELU layer (the paper's matrix W on H is part of
 that map). Errors are 1 − R² on contexts that no probe was fitted to. What training put there is the
-margin over a network with random weights. Source: {cite}`akyurek2023`, section 5 and appendix E.
-"""
+margin over a network with random weights. Source: {cite}`akyurek2023`, section 5 and appendix E."""
 
 from __future__ import annotations
 
@@ -42,10 +41,8 @@ def hidden_states(
     ys: Float[Tensor, "batch pairs"],
     batch_size: int = AT_ONCE,
 ) -> States:
-    """The residual streams of all networks, one ensemble after another, on the same contexts.
-
-    Layer 0 is the embedding. For the states after n pairs give n + 1 pairs: the last is the query.
-    """
+    """The residual streams of all networks, one ensemble after another, on the same contexts. Layer
+    0 is the embedding. For the states after n pairs give n + 1 pairs: the last is the query."""
     if len({(net.shape.layers, net.shape.width, net.shape.format) for net in networks}) != 1:
         raise IclError("Probe networks of one depth, width and format at a time.")
     shape, nets = networks[0].shape, sum(len(net.seeds) for net in networks)
@@ -59,10 +56,8 @@ def hidden_states(
 
 
 def prepare(networks: Sequence[InContextRegressors], contexts: Contexts) -> tuple[States, Targets]:
-    """Inputs of a probe: states up to the last x; XᵀY (a sum) and OLS of the pairs before it.
-
-    With noise and n near d the tails of OLS are heavy, and 1 − R² hangs on a few contexts.
-    """
+    """Inputs of a probe: states up to the last x; XᵀY (a sum) and OLS of the pairs before it. With
+    noise and n near d the tails of OLS are heavy, and 1 − R² hangs on a few contexts."""
     x, y = contexts.xs[:, :-1], contexts.ys[:, :-1, None]
     least_squares = torch.linalg.pinv(x.double(), rtol=1e-10) @ y.double()
     targets = torch.stack([(x * y).sum(-2), least_squares[..., 0].to(x.dtype)])
@@ -104,11 +99,9 @@ def fit(
     score_rate: float = 0.2,
 ) -> Probed:
     """Train one probe for every network, layer and target at once; the last contexts are held out.
-
     Adam on states whitened layer by layer, from the same first weights and even attention; ``rate``
     (of the map) and ``score_rate`` (of s) fall to 0 along a cosine. The paper has a rate of 1e-3,
-    512 hidden units and more steps.
-    """
+    512 hidden units and more steps."""
     net, layer, batch, pos, width = states.shape
     _check(states, targets, batch, held_out, width + pos)
     fitted = (batch - held_out) // max(batch_size, 1) * batch_size
@@ -142,11 +135,9 @@ def fit(
 def linear_exact(
     features: Float[Tensor, "*probe batch feature"], targets: Targets, held_out: int
 ) -> Float[Tensor, "*probe target"]:
-    """Held-out error, 1 − R², of the best linear probe of some features, in closed form.
-
-    With ``states.transpose(-2, -3)`` every position has a probe of its own; with
-    ``states.flatten(-2)`` one probe reads all positions at once.
-    """
+    """Held-out error, 1 − R², of the best linear probe of some features, in closed form. With
+    ``states.transpose(-2, -3)`` every position has a probe of its own; with ``states.flatten(-2)``
+    one probe reads all positions at once."""
     batch, size = features.shape[-2:]
     _check(features, targets, batch, held_out, size)
     fitted = batch - held_out
@@ -238,11 +229,9 @@ def _check(states: Tensor, targets: Targets, batch: int, held_out: int, least: i
 def ridge_errors(
     states: Float[Tensor, "layer batch width"], targets: Float[Tensor, "target batch"]
 ) -> Float[Tensor, "layer target batch"]:
-    """Squared errors of a linear probe over the target's variance, each context held out once.
-
-    For few contexts of a large network: ridge regression on standardised states, its penalty chosen
-    for every target among the contexts that it is fitted to.
-    """
+    """Squared errors of a linear probe over the target's variance, each context held out once. For
+    few contexts of a large network: ridge regression on standardised states, its penalty chosen for
+    every target among the contexts that it is fitted to."""
     wanted, errors = targets.mT.double().numpy(), []
     probe = make_pipeline(StandardScaler(), RidgeCV(PENALTIES, alpha_per_target=True))
     for layer in bar(states.double().numpy(), "layers"):

@@ -20,11 +20,9 @@ Form = Literal["inverse", "gain"]
 
 @dataclass(frozen=True)
 class Program:
-    """Embedding, blocks and a linear read-out.
-
-    The tokens are the paper's, (0, x_i) in column 2i - 1 and (y_i, 0) in column 2i, behind a start
-    token. Called with xs and ys, it predicts each y, as an in-context regressor does.
-    """
+    """Embedding, blocks and a linear read-out. The tokens are the paper's, (0, x_i) in column
+    2i - 1 and (y_i, 0) in column 2i, behind a start token. Called with xs and ys, it predicts each
+    y, as an in-context regressor does."""
 
     layout: Layout
     blocks: tuple[Block, ...]
@@ -80,18 +78,12 @@ class Program:
 
 
 def gradient_program(
-    dim: int,
-    examples: int,
-    rate: float,
-    penalty: float = 0.0,
-    numerics: Numerics | None = None,
+    dim: int, examples: int, rate: float, penalty: float = 0.0, numerics: Numerics | None = None
 ) -> Program:
-    """One step of gradient descent for each example: w' = w - 2α (x (xᵀw) - x y + λ w), from 0.
-
-    Two blocks for a step and one for the prediction, in O(d) channels and neurons (theorem 1). Step
-    i, in every column after y_i: fetch x = x_i, and calculate xᵀw; then fetch the residual xᵀw - y
-    and a flag from the column of y_i (columns before it fetch nothing), and change w.
-    """
+    """One step of gradient descent for each example: w' = w - 2α (x (xᵀw) - x y + λ w), from 0. Two
+    blocks for a step and one for the prediction, in O(d) channels and neurons (theorem 1). Step i,
+    in every column after y_i: fetch x = x_i, and calculate xᵀw; then fetch the residual xᵀw - y and
+    a flag from the column of y_i (columns before it fetch nothing), and change w."""
     _check(dim, examples, rate > 0 and 0 <= penalty < math.inf, f"rate={rate}, penalty={penalty}")
     numerics = numerics or Numerics.improved(torch.float64)
     fields = {"label": 1, "input": dim, "weights": dim, "prediction": 1}
@@ -119,19 +111,13 @@ def gradient_program(
 
 
 def ridge_program(
-    dim: int,
-    examples: int,
-    penalty: float,
-    form: Form = "gain",
-    numerics: Numerics | None = None,
+    dim: int, examples: int, penalty: float, form: Form = "gain", numerics: Numerics | None = None
 ) -> Program:
     """A ridge solution, updated with one example at a time by the formula of Sherman and Morrison.
-
     With A = λI + Σ xxᵀ, ``(A + xxᵀ)⁻¹ = A⁻¹ - A⁻¹x (A⁻¹x)ᵀ / (1 + xᵀA⁻¹x)`` (theorem 2). Four
-    blocks for an example, then one (two for ``inverse``), in O(d²) channels and neurons.
-
-    In ``inverse``, the paper's form, the state is A⁻¹, which starts at I/λ, and b = Σ xy; at the
-    end w = A⁻¹b. In ``gain`` it is M = λA⁻¹, from I, stored as a symmetric matrix, and w itself
+    blocks for an example, then one (two for ``inverse``), in O(d²) channels and neurons. In
+    ``inverse``, the paper's form, the state is A⁻¹, which starts at I/λ, and b = Σ xy; at the end
+    w = A⁻¹b. In ``gain`` it is M = λA⁻¹, from I, stored as a symmetric matrix, and w itself
     (recursive least squares): w + Mx e / (λ + xᵀMx) with e = y - xᵀw. Nothing is as large as 1/λ.
 
     Example i, with u = Mx (or A⁻¹x): columns after y_i fetch x_i and calculate u (and xᵀw), then

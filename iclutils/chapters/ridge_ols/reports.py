@@ -1,8 +1,7 @@
 """How far a construction is from the formula it implements, and what it costs.
 
-Errors are those of the predictions against float64, the largest over all contexts and prefixes;
-x and w are N(0, I), without noise.
-"""
+Errors are those of the predictions against float64, the largest over all contexts and prefixes; x
+and w are N(0, I), without noise."""
 
 from __future__ import annotations
 
@@ -30,11 +29,9 @@ RATE, CONTEXTS = 0.03, 8
 
 @dataclass(frozen=True)
 class Report:
-    """A program, what it costs and how far it is off.
-
-    ``largest`` is the largest absolute weight, ``direct_error`` the error of the plain formula in
-    the same precision. Errors are infinite where the result is not a number.
-    """
+    """A program, what it costs and how far it is off. ``largest`` is the largest absolute weight,
+    ``direct_error`` the error of the plain formula in the same precision. Errors are infinite where
+    the result is not a number."""
 
     kind: str
     variant: str
@@ -59,7 +56,6 @@ def report(
     seed: int = 0,
 ) -> Report:
     """Build a program (``penalty``: 1 for ``ridge``, 0 for ``gradient`` if omitted) and measure it.
-
     ``variant``: ``paper``, three GELUs for a product and the inverse for ridge; ``stencil``, the
     same algebra with long stencils and balanced weights; ``improved``, for ridge also the gain.
 
@@ -97,9 +93,7 @@ def report(
 
 def reports(kind: Kind, **choices: Any) -> list[Report]:
     """A report for every combination of ``choices``: arguments of ``report``, or lists of them.
-
-    ``reports("ridge", variant=["paper", "improved"], dim=[2, 4], seed=1)`` gives four.
-    """
+    ``reports("ridge", variant=["paper", "improved"], dim=[2, 4], seed=1)`` gives four."""
     lists = [
         value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
         for value in choices.values()
@@ -132,10 +126,8 @@ def product_errors(
 
 
 def primitive_errors(contexts: int = 1000) -> dict[str, float]:
-    """Largest error of one layer of each primitive, by name, in double precision (lemma 1).
-
-    Numbers are N(0, 1), divisors U(1, 2).
-    """
+    """Largest error of one layer of each primitive, by name, in double precision (lemma 1). Numbers
+    are N(0, 1), divisors U(1, 2)."""
     layout = Layout({"a": 3, "b": 3, "by": 1, "out": 3}, 4, Numerics.improved(torch.float64))
     source = torch.Generator().manual_seed(0)
     values = torch.randn(contexts, 4, 10, generator=source, dtype=torch.float64)

@@ -2,8 +2,7 @@
 
 Its prediction is the mean number of what it expects next, exactly, over all numbers that can be
 written. Besides the textbook algorithms it is compared with what ignores x, with lines that have an
-intercept (it is not told where zero is), and with the label of the nearest x.
-"""
+intercept (it is not told where zero is), and with the label of the nearest x."""
 
 from __future__ import annotations
 
@@ -52,9 +51,7 @@ def predict_numbers(
     seen: Sequence[int] | None = None,
 ) -> tuple[Float[Tensor, "batch entry"], Float[Tensor, "batch entry"]]:
     """Each y as the model expects it after the pairs before, and the probability of any number.
-
-    ``seen``: after how many pairs it is asked; after all numbers of them if None.
-    """
+    ``seen``: after how many pairs it is asked; after all numbers of them if None."""
     tokens, at = _written(form, xs, ys)
     cuts = at if seen is None else at[list(seen)]
     answers = []
@@ -100,10 +97,8 @@ def continued(
     branches: Int[Tensor, "branch step"],
     wanted: Int[Tensor, "wanted"],
 ) -> Float[Tensor, "batch cut branch entry wanted"]:
-    """log p (nats) of the tokens ``wanted`` after each prefix, and after each step of a branch.
-
-    A prefix ends with the token at a cut; all branches share its keys and values.
-    """
+    """log p (nats) of the tokens ``wanted`` after each prefix, and after each step of a branch. A
+    prefix ends with the token at a cut; all branches share its keys and values."""
     device, count = model.cfg.device, len(branches)
     tokens, wanted = tokens.to(device), wanted.to(device)
     states = keys_values(model, tokens)
