@@ -285,14 +285,19 @@ def _detached(value: Any) -> Any:
 
 
 def _mentioned(answer: Callable[..., Any]) -> Iterator[str]:
-    """Modules that a function's code refers to, one level deep."""
-    code = getattr(answer, "__code__", None)
-    codes = [code] if code else []
-    while codes:
-        code = codes.pop()
-        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    """Modules that a function's code refers to, and that of those it calls of its own file."""
+    waiting, seen = [getattr(answer, "__code__", None)], set[types.CodeType]()
+    known = getattr(answer, "__globals__", {})
+    while waiting:
+        code = waiting.pop()
+        if code is None or code in seen:
+            continue
+        seen.add(code)
+        waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         for name in code.co_names:
-            value = getattr(answer, "__globals__", {}).get(name)
+            value = known.get(name)
+            if getattr(value, "__globals__", None) is known:
+                waiting.append(getattr(value, "__code__", None))
             module = value if isinstance(value, types.ModuleType) else None
             yield module.__name__ if module else str(getattr(value, "__module__", ""))
             yield name  # an import inside the function

@@ -479,6 +479,7 @@ def _imports(pattern: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
             "Write it yourself",
         ),
         ("hw01.q4", [_imports], "Write it yourself"),
+        ("hw01.q4", [lambda *given: _imports(*given)], "Write it yourself"),
         ("hw01.q6", [own(hw01.shares_kept), "because"], "one of the letters"),
         ("hw04.q4", [own(hw04.learnt_rates), 3.0, 3.0, "c"], "a tensor"),
         ("hw06.q6", [own(hw06.synergy), "much", 3.0, "c"], "`stand_in` is a number"),
