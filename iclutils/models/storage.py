@@ -89,7 +89,8 @@ class Ensemble(nn.Module):
             raise IclError(
                 f"{folder} does not hold {cls.kind}: {first}. Language models are loaded with "
                 "iclutils.models.load, in-context regressors with iclutils.models.regressors.load, "
-                "linear self-attention with iclutils.models.lsa.load."
+                "linear self-attention with iclutils.models.lsa.load. What chapter 03 asks of a "
+                "language model belongs to the tier real: --tier real."
             ) from error
         return network.to(device).eval().requires_grad_(False)
 
