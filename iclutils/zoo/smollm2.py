@@ -58,6 +58,15 @@ def folder() -> Path:
     return made
 
 
+def missing() -> str:
+    """Why it cannot be had, or nothing; it is fetched and converted, if it was not."""
+    try:
+        folder()
+    except IclError as error:
+        return str(error)
+    return ""
+
+
 def _make(made: Path) -> None:
     if util.find_spec("gguf") is None:
         raise IclError(f"Reading {NAME} needs the package gguf: pip install gguf")
