@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from html import escape
 
 from . import claims
 from .claims import FAILS, HOLDS, NULL, PARTLY, UNDEFINED, Claim, Result
@@ -21,8 +20,6 @@ COLUMNS = {
     **{"mini": "Small models", f"mini{NULL}": "Null"},
     **{"real": "Real model", f"real{NULL}": "Its null", "paper": "Paper"},
 }
-SHOULD_FAIL = ' <span class="muted">should not hold</span>'
-UNDEFINED_MEANS = '<p class="muted">undefined: nothing to measure, or to take a share of</p>'
 ORIGINS = {"paper": "papers", "note": "study notes", "own": "our own"}
 # Who runs the source's own model or task reproduces it.
 REPRODUCED = {HOLDS: "reproduced", PARTLY: "reproduced in part", FAILS: "not reproduced"}
@@ -150,47 +147,6 @@ def compared(table: Iterable[Row]) -> str:
                 also = "" if value == verdict else f" ({verdict})"
                 said.append(f"  {label:<13} {value}{also}")
     return "\n".join(said)
-
-
-def compared_html(table: Iterable[Row], page: str = "") -> str:
-    """The same as HTML, with what was measured; each claim leads to its row on the ``page`` of the
-    scorecard. Columns without a number are left out, and so is the null of an identity, which is
-    true of any network."""
-    rows = list(table)
-    run = {c for found in rows for c, entry in found.items() if entry.result}
-    columns = {c: label for c, label in COLUMNS.items() if c in run}
-    sourced = any(found["mini"].claim.published is not None for found in rows)
-    labels = [f"{x}{SHOULD_FAIL if c.endswith(NULL) else ''}" for c, x in columns.items()]
-    head = "".join(f"<th>{x}</th>" for x in ("Claim", *["Source"] * sourced, *labels))
-    body, names, shown = [], [], set()
-    for found in rows:
-        claim = found["mini"].claim
-        name = f"<code>{claim.id}</code>"
-        if page:
-            name = f'<a class="reference internal" href="{page}#{anchor(claim)}">{name}</a>'
-        cells = [f'<td data-label="Source">{escape(published(claim))}</td>'] * sourced
-        for column, label in columns.items():
-            value, verdict, null = found[column].value, found[column].verdict, column.endswith(NULL)
-            if null and claim.kind == "identity":
-                value = verdict = NOT_ASKED
-            shown.add(verdict)
-            number = "" if value == verdict else f"<span>{value}</span> "
-            classes = (
-                ["verdict", "verdict-of-null"] if null and verdict == FAILS else badge(verdict)
-            )
-            mark = f'<span class="{" ".join(classes)}">{verdict}</span>'
-            cells.append(f'<td data-label="{label}">{number}{mark}</td>')
-        tier = next(tier for tier in ("mini", *claim.tiers) if tier in claim.tiers)
-        rule = f"holds if {in_words(claim.tiers[tier]['holds'])}"
-        what = f'<span class="muted">{escape(claim.said("measure", tier))}; {rule}</span>'
-        body.append(f"<tr><th>{escape(claim.statement)} {what}<br>{name}</th>{''.join(cells)}</tr>")
-        names.append(claim.id)
-    return (
-        f'<table class="scorecard compared" data-claims="{" ".join(names)}">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-        + UNDEFINED_MEANS
-        * (UNDEFINED in shown)
-    )
 
 
 def text(table: list[Row]) -> str:

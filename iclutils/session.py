@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 import torch
-from IPython.display import display
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -146,7 +145,8 @@ class Session:
     ) -> None:
         """Judge a measurement against its claim: a mean with its standard error over ``count``,
         or a sequence of repetitions; ``null``, of the cell's own, is a sequence or such a triple.
-        Only report it if it is undefined (NaN), or on a model of the reader's that is not the
+        The verdict is kept, not printed (``table``, and the page of the chapter, show it). Only
+        report what is undefined (NaN), or measured on a model of the reader's that is not the
         tier's for this chapter. ``detail`` is anything else worth keeping."""
         claim, measured = claims.find(claim_id), claims.summary(value, float(spread), count)
         if math.isnan(measured[0]) and self.weights == "trained":
@@ -154,9 +154,7 @@ class Session:
         elif self.own_model not in ("", *self.tier.models(claim.chapter)):
             what = claim.said("measure", self.tier.name) or "a claim of other tiers"
             print(f"{'measured':<15} {claim_id} = {measured[0]:.4g} ({what})")
-        elif self.tier.name not in claim.tiers:
-            print(f"{'no claim':<15} {claim_id} at the {self.tier.name} tier")
-        else:
+        elif self.tier.name in claim.tiers:
             if null is not None:
                 null = claims.summary(*null) if isinstance(null, tuple) else claims.summary(null)
             where: dict[str, Any] = {"tier": self.column, "seed": self.seed, "device": self.device}
@@ -187,14 +185,13 @@ class Session:
             print(f"{label}: right.")
 
     def table(self, *names: str) -> None:
-        """Show claims, or all of a section named by its label (``"06-circuit"``), in every column
-        of the scorecard: the source's number, small models, a real language model, the paper's
-        own, each with its null. The numbers are the committed ones, at this tier those of the
-        latest run; a page of the book shows those of its own tree."""
+        """Print claims, or all of a chapter (``"06"``) or section (``"06-circuit"``), in every
+        column of the scorecard: the source's number, small models, a real language model, the
+        paper's own, each with its null. The numbers are the committed ones, at this tier those of
+        the latest run."""
         shown_claims = [claim for name in names for claim in claims.matching(name)]
-        found = [scorecard.row(claim, self._results(claim.id)) for claim in shown_claims]
-        shown = {"text/plain": scorecard.compared(found)}
-        display(shown | {"text/html": scorecard.compared_html(found)}, raw=True)
+        found = (scorecard.row(claim, self._results(claim.id)) for claim in shown_claims)
+        print(scorecard.compared(found))
 
 
 def begin(

@@ -10,6 +10,7 @@ from iclutils import claims
 
 LEDGER = """
 - id: "90.first"
+  headline: true
   cell: start
   kind: finding
   origin: paper

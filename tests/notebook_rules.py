@@ -14,7 +14,7 @@ from typing import Any
 
 from book._tools.address import set_up_cell
 from iclutils import claims
-from iclutils.claims import VERDICTS, Claim
+from iclutils.claims import Claim
 from iclutils.plots.explorer import MIME
 
 IGNORED = {"nbval-ignore-output", "nbval-skip"}
@@ -25,7 +25,6 @@ PATH = re.compile(
 )
 FLOAT = re.compile(r"(?<![\w.])[-+−]?(\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?(?!\d|\.\d)", re.I)
 LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=\s*$", re.MULTILINE)
-VERDICT = re.compile(rf"^({'|'.join(VERDICTS)}) +(\d\d\.\w+)$", re.MULTILINE)
 Notebook = dict[str, Any]
 REPETITIONS = 5  # behind a finding, at least
 HARMLESS = (claims.HOLDS, claims.UNDEFINED)  # with random weights, for an identity
@@ -67,12 +66,6 @@ def claim_ids(cell: dict[str, Any]) -> set[str]:
     return claims.named_in([cell])
 
 
-def verdicts(notebook: Notebook) -> dict[str, str]:
-    """The committed verdict of every claim, as the notebook shows it."""
-    lines = (line for cell in code(notebook) for line in VERDICT.findall(printed(cell)))
-    return {claim: verdict for verdict, claim in lines}
-
-
 def digits(number: str) -> int:
     """Significant digits of a decimal number, ``0.00120`` has three."""
     mantissa = re.split("e", number, flags=re.I)[0]
@@ -104,6 +97,8 @@ def _frame(notebook: Notebook) -> Iterator[str]:
         yield "the set-up cell is not the shared one: run python -m book._tools address"
     before = notebook["cells"][0]
     for cell in notebook["cells"]:
+        if "remove-cell" in tags(cell):
+            continue
         silent = tags(cell) & {"parameters", "set-up", "exercise"}
         story = cell["cell_type"] == "code" and not silent
         if story and before["cell_type"] != "markdown":
@@ -119,7 +114,7 @@ def _execution(notebook: Notebook) -> Iterator[str]:
         # What is asked of a real model alone stands under a condition.
         always = (part for part in tree(cell).body if not isinstance(part, ast.If | ast.For))
         calls = [n.func for part in always for n in ast.walk(part) if isinstance(n, ast.Call)]
-        shows = any(ast.unparse(call) in ("print", "book.check") for call in calls)
+        shows = any(ast.unparse(call) == "print" for call in calls)
         defines = any(isinstance(n, ast.FunctionDef) for n in ast.walk(tree(cell)))
         last = tree(cell).body[-1]  # what only another tier is asked says nothing at this one
         asked = not isinstance(last, ast.If) or last.orelse
@@ -173,7 +168,6 @@ def _claims(notebook: Notebook, chapter: str, ledger: dict[str, Claim]) -> Itera
                 named.setdefault(claim, set()).add(where)
     for claim in sorted(set(named) - set(ledger)):
         yield f"{claim} is not in the ledger"
-    shown = verdicts(notebook)
     for name, claim in ledger.items():
         label = f"{chapter}-{claim.cell}"
         if label not in labels:
@@ -182,8 +176,6 @@ def _claims(notebook: Notebook, chapter: str, ledger: dict[str, Claim]) -> Itera
             yield f"{name} is checked after {sorted(named[name])}, not after ({label})="
         if name not in named:
             yield f"{name} is never checked"
-        if "mini" in claim.tiers and name not in shown:
-            yield f"{name} has no verdict in the outputs"
 
 
 def _labels(cell: dict[str, Any]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -74,9 +73,7 @@ def test_the_null_is_the_run_with_random_weights_or_the_cells_own(
     assert (row["mini-null"].verdict, row["mini-null"].value) == ("does not hold", "0")
 
 
-def test_claims_are_compared_in_text_and_in_html(
-    make_ledger: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_claims_are_compared_in_text(make_ledger: Callable[..., Path], tmp_path: Path) -> None:
     make_ledger("90_demo", LEDGER)
     measured("90.first", [2.0, 3.0, 4.0])
     measured("90.first", 0.5, tier="real", null=[-1.0])
@@ -87,27 +84,6 @@ def test_claims_are_compared_in_text_and_in_html(
     said += ["Real model 0.500 (holds partly)", "Its null −1.00 (does not hold)", "Paper not run"]
     assert [" ".join(line.split()) for line in first.splitlines()] == ["90.first It is big.", *said]
     assert "Real model" not in second, "the claim is not put there"
-    html = scorecard.compared_html(table, "card.html")
-    assert html.count("<tr>") == 3
-    assert html.count('data-label="Its null"') == 2
-    assert '<a class="reference internal" href="card.html#claim-90-first">' in html
-    assert '<span>−1.00</span> <span class="verdict verdict-of-null">does not hold' in html
-    assert "nothing to measure" not in html
-    assert "href" not in scorecard.compared_html(table)
-
-
-@pytest.mark.parametrize("kind", ["finding", "identity"])
-def test_a_table_leaves_out_what_says_nothing(
-    make_ledger: Callable[..., Path], tmp_path: Path, kind: str
-) -> None:
-    """A source without numbers, and the null of what holds in any network."""
-    made = LEDGER.replace("published: -13.898", "").replace("kind: finding", f"kind: {kind}")
-    make_ledger("90_demo", made)
-    measured("90.first", [2.0, 3.0, 4.0])
-    measured("90.first", math.nan, tier="mini-null")
-    html = scorecard.compared_html(scorecard.rows(claims.read_results(tmp_path / "results")))
-    assert "Source" not in html
-    assert ("nothing to measure" in html) == (kind == "finding")
 
 
 def test_text_counts_findings_and_names_what_failed(

@@ -16,9 +16,9 @@ from sphinx.util.typing import ExtensionMetadata
 
 from . import (
     api,
-    chapters,
     equations,
     every_page,
+    evidence,
     explorer,
     figures,
     live,
@@ -32,6 +32,7 @@ DIRECTIVES = {
     "api": api.Api,
     "chapterfigure": figures.ChapterFigure,
     "citation": pages.Citation,
+    "evidence": evidence.Evidence,
     "gallery": figures.Gallery,
     "modelcards": pages.ModelCards,
     "modules": api.Modules,
@@ -55,7 +56,6 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.connect("env-get-updated", every_page.count_by_page, priority=600)
     app.connect("config-inited", _configure, priority=100)
     app.connect("builder-inited", lambda _: markdown.read_results.cache_clear())
-    app.connect("doctree-read", chapters.link_claims)
     for act in (scorecard.load_script, explorer.load, every_page.describe):
         app.connect("html-page-context", act)
     app.connect("build-finished", _copy_scripts)

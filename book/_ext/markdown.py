@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def heading(env: BuildEnvironment, chapter: str) -> str:
     return f"{chapter} {found[1]}" if found else chapter
 
 
-def table(head: Sequence[str], body: Sequence[Sequence[str]], name: str) -> list[str]:
+def table(head: Sequence[str], body: Iterable[Sequence[str]], name: str) -> list[str]:
     """A table of that class, its cells Markdown; the first column names its row."""
     lines = ["````{list-table}", f":class: {name}", ":header-rows: 1", ":stub-columns: 1"]
     lines += [":widths: auto", ""]

@@ -206,12 +206,6 @@ WORDS = {HOLDS: "hold", PARTLY: "hold partly", FAILS: "do not hold"}
 SAID_BY = {"paper": "a paper's", "note": "a note's", "own": "our own"}
 
 
-def sentence(table: list[Row]) -> str:
-    """How many findings hold on small models: ``12 hold, 3 do not hold``."""
-    counted = tally(of(table, kind="finding")).most_common()
-    return ", ".join(f"{n} {WORDS.get(v, v) if n > 1 else v}" for v, n in counted)
-
-
 def _totals(found: list[Row], page: str) -> list[str]:
     """Findings on small models and in a real one, with their nulls, by who says it; identities,
     errata and the papers' own models in a sentence each. Every count leads to its rows."""

@@ -348,11 +348,7 @@ def _slides(part: Part) -> list[str]:
     if first is not None:
         shown = _figure(first, False)
     else:
-        formulas = part.place.find_all("div", class_="math")
-        table = part.place.find("table", class_="compared")
-        for row in table.find_all("tr")[5:] if table and not formulas else ():
-            row.decompose()
-        shown = "".join(map(str, formulas[:2] or filter(None, [table])))
+        shown = "".join(map(str, part.place.find_all("div", class_="math")[:2]))
     wrong = [re.sub("<[^>]*>", "", f"Some say: {each}") for each in part.wrong]
     notes = "\n\n".join([_minutes(part), *wrong])
     more = [_slide(part.title, _figure(figure, True)) for figure in others]

@@ -60,6 +60,7 @@ class Claim:
     over: str | dict[str, str] = ""  # what was repeated; likewise
     null: str = ""  # the fair null, where it is not random weights; the cell measures it
     undefined: str = ""  # why random weights leave nothing to measure, where that is so
+    headline: bool = False  # one of the three that the evidence of a chapter opens with
     added_after: str = ""  # the claim that had failed when this easier one was added
     published: float | str | None = None  # the source's value of the same quantity
     range: tuple[float, float] = (-math.inf, math.inf)  # values that the measure can take
@@ -154,9 +155,9 @@ def ledger(chapter: str | None = None) -> dict[str, Claim]:
 
 
 def matching(name: str) -> list[Claim]:
-    """The claim of an id, or those of the section with that label, such as ``"06-circuit"``."""
-    section = [c for c in ledger().values() if f"{c.chapter}-{c.cell}" == name]
-    return section or [find(name)]
+    """The claim of an id, or those of a chapter or section, such as ``"06"``, ``"06-circuit"``."""
+    several = [c for c in ledger().values() if name in (c.chapter, f"{c.chapter}-{c.cell}")]
+    return several or [find(name)]
 
 
 def find(name: str) -> Claim:
@@ -178,7 +179,8 @@ def read_ledger(path: Path) -> dict[str, Claim]:
     for entry in entries:
         # YAML takes the key null, and the number 2, for something else.
         given: dict[str, Any] = {
-            k or "null": float(v) if isinstance(v, int) else v for k, v in entry.items()
+            k or "null": float(v) if isinstance(v, int) and k != "headline" else v
+            for k, v in entry.items()
         }
         try:
             criteria = given.get("tiers")
@@ -204,13 +206,12 @@ def read_ledger(path: Path) -> dict[str, Claim]:
 
 
 def keep(claim: Claim, measured: Summary, null: Summary | None = None, **where: Any) -> Result:
-    """Judge a mean, write the result with its provenance as JSON, print the verdict. ``where`` has
-    the other fields of a ``Result``: tier, model, seed, device, detail."""
+    """Judge a mean and write the result with its provenance as JSON. ``where`` has the other fields
+    of a ``Result``: tier, model, seed, device, detail."""
     made = _judged(claim, where["tier"], *measured) | provenance() | where
     made["null"] = None if null is None else _judged(claim, where["tier"], *null)
     result = Result(claim.id, **made)
     write_json(results_folder() / result.tier / f"{claim.id}.json", asdict(result))
-    print(f"{result.verdict:<15} {claim.id}")
     return result
 
 

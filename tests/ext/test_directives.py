@@ -29,8 +29,6 @@ BIB = "@misc{xiang2024, author={Xiang, Shuyang}, title={A Note}, year={2024}}"
 PIXEL = (  # a PNG of one dot
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 )
-PRINTED = "holds partly    90.first\nunknown         90.second\ndone\n"
-TABLE = '<table class="scorecard compared" data-claims="90.first 90.gone"><td>old</td></table>'
 
 
 def text(source: str) -> NotebookNode:
@@ -59,8 +57,9 @@ FIGURE = output("image/png", PIXEL)
 CHAPTER = chapter(
     TITLE,
     text("(90-start)=\n## The start"),
-    code(nbformat.v4.new_output("stream", text=PRINTED), FIGURE, image={"alt": "A dot."}),
-    code(output("text/html", TABLE)),
+    code(FIGURE, image={"alt": "A dot."}),
+    nbformat.v4.new_code_cell('book.check("90.first", 1); book.check("90.second", 1)'),
+    text("```{evidence}\n```"),
 )
 RUN = {
     "chapter": "90_demo",
@@ -203,10 +202,8 @@ def test_every_page_shows_what_there_is(
     assert said == ["2.25", "3.00", "not run", "6.9", "7", "225 %"]
     assert shown(book.html("numbers"), "verdict verdict-holds") == ["holds"]
     assert shown(book.html("numbers"), "real") == ["4.00"]
-    (table,) = re.findall(r"<table[^>]*data-claims.*?</table>", book.html("notebooks/90_demo"))
-    said = "It is big. the size; holds if above 1 90.first −13.898 2.25 holds 4.00 holds −1.00"
-    assert plain(table).endswith(f"{said} does not hold 3.00 reproduced")  # no null was run
-    assert 'href="../book/scorecard.html#claim-90-first"' in table
+    said = "It is big. (row) 4.00 holds 2.25 holds −13.898 random weights: SmolLM2 −1.00"
+    assert said in [plain(row) for row in rows(book.html("notebooks/90_demo"))]
     assert "all 1 1 0 0 0" in [plain(row) for row in rows(book.html("book/front"))]
     status = [plain(row) for row in rows(book.html("status"))]
     assert "90 Demo Small models no record 1 holds" in status
@@ -280,24 +277,17 @@ def _filter(book: Book) -> None:
 
 
 def _chapter(book: Book) -> None:
-    """Each printed verdict leads to its row; what the run did not judge is named."""
+    """What the notebook judges, once, each with its row; only the headline is unfolded."""
     html = book.html("notebooks/90_demo")
-    output = re.search(r"<pre class=\"[^\"]*stream.*?</pre>", html, re.DOTALL)[0]  # type: ignore[index]
-    assert re.sub("<.*?>", "", output) == PRINTED
-    assert re.findall('href="(.*?)"', output) == ["../book/scorecard.html#claim-90-first"]
-    how_many, rest = re.findall(r'<p class="claims-here">(.*?)</p>', html)
-    said = (
-        "Findings of this chapter on small models: 1 holds partly (the scorecard). What a verdict"
-    )
-    assert plain(how_many).startswith(said)
-    assert 'href="../book/scorecard.html?chapter=90"' in how_many
-    assert 'href="../book/verdicts.html"' in how_many
-    assert (
-        plain(rest)
-        == "Put to another model than this run's, with results on the scorecard: 90.second."
-    )
-    assert 'href="../book/scorecard.html#claim-90-second"' in rest
-    assert html.index("claims-here") > html.index("The start") > html.index("<h1>")
+    assert re.findall('href="../book/scorecard.html#claim-(.*?)"', html) == [
+        "90-first",
+        "90-second",
+    ]
+    first, second = re.findall(r'<table class="[^"]*evidence.*?</table>', html, re.DOTALL)
+    assert plain(rows(first)[1]) == "It is big. (row) not run 0.50 ± 0.01 holds partly −13.898 –"
+    assert re.search("<details><summary>1 more row", html.split(first)[1])
+    assert plain(rows(second)[1]) == "It is round. (row) – not run – –"
+    assert html.index("evidence") > html.index("The start") > html.index("<h1>")
 
 
 def _front_status_and_figure(book: Book) -> None:
@@ -427,7 +417,7 @@ def test_a_broken_result_and_a_cell_without_its_label_are_warnings(book: Book) -
 def test_the_address_makes_the_buttons(book: Book) -> None:
     """A link is made from the name of the page, so what holds for two of them holds for all."""
     book.write("page.md", "# P")
-    book.write("notebooks/90_demo.ipynb", CHAPTER)
+    book.write("notebooks/90_demo.ipynb", chapter(TITLE))
     text = (Path(__file__).parents[2] / "_config.yml").read_text(encoding="utf-8")
     options = yaml.safe_load("\n".join(re.findall(r"^ *#: (.*)$", text, re.MULTILINE)))
     book.settings |= {"html_theme": "sphinx_book_theme", "html_theme_options": options}

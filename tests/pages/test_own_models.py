@@ -17,7 +17,7 @@ from typing import Any
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
-from notebook_rules import VERDICT, source, tags
+from notebook_rules import source, tags
 from tiny import real_tokenizer, save_gpt2, save_grouped
 
 from book._tools.run import NETWORKS, NOTEBOOKS, resolve
@@ -269,8 +269,6 @@ def test_a_readers_own_model_gets_numbers_and_no_verdicts(
         save_gpt2(folder, **SMALL)
     printed = run(chapter, model=str(folder))
     assert said in printed
-    judged = {verdict for verdict, _ in VERDICT.findall(printed)}  # not in the closing table
-    assert judged <= {claims.UNDEFINED}
     assert not (tmp_path / "results").exists()
 
 

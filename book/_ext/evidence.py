@@ -1,0 +1,64 @@
+"""The evidence of a chapter, or of its appendix: one table of what the notebook judges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from iclutils import claims, scorecard
+from iclutils.claims import NULL
+from iclutils.files import read_json
+from iclutils.scorecard import NOT_ASKED, Entry, Row
+
+from .markdown import Generated, plain, rows, table
+
+SAID = """Every *row* leads to the scorecard, where sources, bounds and runs stand. *n*: how often
+it was measured, and over what. *Null*: the same without what the finding is about.
+{doc}`What the words mean </book/verdicts>`. After a run of yours, `book.table("%s")` prints it."""
+COLUMNS = {"real": "SmolLM2", "mini": "Small models"}
+
+
+class Evidence(Generated):
+    """``{evidence}``: the findings that this notebook judges. Those of the headlines are to be
+    seen, the others unfold; each leads to its row of the scorecard."""
+
+    def markdown(self) -> list[str]:
+        path = Path(self.env.srcdir, f"{self.env.docname}.ipynb")
+        named = claims.named_in(read_json(path)["cells"])
+        found = [row for row in rows(self.env) if row["mini"].claim.id in named]
+        first = [row for row in found if row["mini"].claim.headline]
+        rest = [row for row in found if row not in first]
+        what = "more rows: findings, identities and errata" if first else "rows"
+        fold = [f"<details><summary>{len(rest)} {what}</summary>", "", *_table(rest), "</details>"]
+        said = [*(SAID % path.stem[:2]).splitlines(), ""]
+        return [*said, *(_table(first) if first else []), *(fold if rest else []), ""]
+
+
+def _table(found: list[Row]) -> list[str]:
+    return table(["Finding", *COLUMNS.values(), "Source", "Null"], map(_cells, found), "evidence")
+
+
+def _cells(row: Row) -> list[str]:
+    """Finding, measured values with verdicts, what the source gives, and the null by name."""
+    claim = row["mini"].claim
+    name = " ".join(claim.statement.split())
+    link = f"{{ref}}`row <{scorecard.anchor(claim)}>`"
+    values = [
+        f"{label} {plain(row[column + NULL].value)}"
+        for column, label in COLUMNS.items()
+        if row[column].result and row[column + NULL].result
+    ]
+    null = "\n\n".join([f"{claim.null or 'random weights'}:", *values]) if values else NOT_ASKED
+    source = plain(scorecard.published(claim)) if claim.published is not None else NOT_ASKED
+    return [f"{name} ({link})", *(_entry(row[column]) for column in COLUMNS), source, null]
+
+
+def _entry(entry: Entry) -> str:
+    """The value, over what it was repeated, and the verdict."""
+    verdict = f"[{entry.verdict}]{{.{' .'.join(scorecard.badge(entry.verdict))}}}"
+    if entry.result is None:
+        return verdict
+    over, count = entry.claim.said("over", entry.column), entry.result.count
+    unit = f"n = {count}" + f": {over}" * bool(over) if count > 1 else ""
+    return "\n\n".join(
+        filter(None, [plain(entry.value), f"{{.muted}}\n{unit}" * bool(unit), verdict])
+    )
