@@ -1,9 +1,8 @@
 """Textbook algorithms, each at every prefix of a context, in float64.
 
-An algorithm predicts, from the pairs (xs, ys), each y_n from x_n and the pairs 0 .. n-1; the first
-prediction is 0. ``ols`` predicts w·x, ``ols_weights`` is that w, and so for each name. Errors are
-summed over the pairs and gradients carry the factor 2, so that learning rates are absolute. Where
-{cite}`akyurek2023` and its code differ, the code has the name ``released_...``.
+From the pairs (xs, ys) each y_n is predicted from x_n and the pairs 0 .. n-1; the first prediction
+is 0. ``ols`` predicts w·x, ``ols_weights`` is that w, and so for each name. Gradients are of summed
+squares, so that rates are absolute. ``released_...``: as in the code of {cite}`akyurek2023`.
 
 Example:
     >>> import torch
@@ -15,12 +14,10 @@ Example:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -58,8 +55,7 @@ def predictions(weights: Weights, xs: Xs) -> Float[Tensor, "*batch n"]:
 
 def ols_weights(xs: Xs, ys: Labels) -> Weights:
     """Min-norm ordinary least squares, X⁺y. Singular values below max(n, d) times the machine
-    epsilon of the data as given, relative to the largest, count as 0: repeated pairs and inputs of
-    a subspace have a defined answer."""
+    epsilon of the data, relative to the largest, count as 0."""
     x, y = _checked(xs, ys)
     cut = torch.finfo(xs.dtype).eps * max(xs.shape[-2:], default=1)
     flat = x.reshape(-1, *x.shape[-2:]), y.reshape(-1, y.shape[-1])
@@ -72,8 +68,7 @@ def ols_weights(xs: Xs, ys: Labels) -> Weights:
 def ridge_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
     """Ridge regression, (XᵀX + penalty I)⁻¹ Xᵀy; without a penalty, min-norm least squares. With
     noise and w ~ N(0, prior² I), the penalty (noise/prior)² gives the posterior mean."""
-    x, y = _checked(xs, ys, at_least_0=penalty)
-    return _ridge(x, y, penalty) if penalty else ols_weights(xs, ys)
+    return _ridge(*_checked(xs, ys), penalty) if penalty else ols_weights(xs, ys)
 
 
 def gd_weights(xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: int = 1) -> Weights:
@@ -83,22 +78,20 @@ def gd_weights(xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: i
         raise IclError(f"Gradient descent takes at least one step; got {steps}.")
     x, y = _checked(xs, ys)
     rates = torch.as_tensor(rate, dtype=y.dtype, device=y.device)
-    for value in (rates.min(), rates.max()):
-        _check(float(value), above_0=True)
     pace = 2 * rates.expand(y.shape[-1:])[:, None]
     moments = _before(x * y[..., None])
     weights = pace * moments
-    if steps > 1:
-        grams = _grams(x)
+    if steps > 1:  # XᵀX of the pairs 0 .. n-1, for every n
+        outer = x[..., :, None] * x[..., None, :]
+        grams = _before(outer.flatten(-2)).reshape(outer.shape)
     for _ in range(steps - 1):
         weights = weights - pace * ((grams @ weights[..., None])[..., 0] - moments)
     return weights
 
 
 def tuned_rate(pairs: int, dim: int, ratio: float = 0.0) -> Float[Tensor, "n"]:
-    """The rates at which one step of GD has the least risk, 1 / (2 (n + d + 1 + ``ratio``)). For x
-    ~ N(0, I) and w ~ N(0, prior² I), ``ratio`` being noise²/prior²: E|aXᵀy - w|² is a parabola in
-    a = 2 rate, and E tr((XᵀX)²) = n d (n + d + 1)."""
+    """The rates 1 / (2 (n + d + 1 + ``ratio``)), at which one step of GD has the least risk: for x
+    ~ N(0, I), w ~ N(0, prior² I) and ``ratio`` noise²/prior², as E tr((XᵀX)²) = n d (n + d + 1)."""
     return 0.5 / (torch.arange(pairs, dtype=torch.float64) + dim + 1 + ratio)
 
 
@@ -106,7 +99,7 @@ def sgd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weight
     """One pass of stochastic gradient descent, a pair a step: w -= 2 rate (x(x·w) - xy + λw). No
     loop: with q = 1 - 2 rate λ the errors e_n = y_n - w_n·x_n solve the triangular system e_n + 2
     rate Σ_{i<n} q^(n-1-i) (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i."""
-    x, y = _checked(xs, ys, above_0=rate, at_least_0=penalty)
+    x, y = _checked(xs, ys)
     place = torch.arange(y.shape[-1], device=x.device)
     age = (place[:, None] - place - 1).clamp(min=0)
     decay = torch.pow(torch.full_like(age, 1 - 2 * rate * penalty, dtype=x.dtype), age)
@@ -119,7 +112,7 @@ def sgd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weight
 def released_sgd_weights(xs: Xs, ys: Labels, rate: float, *, growing: bool = False) -> Weights:
     """As ``sgd_weights``, with every entry of a gradient kept within ±20. With ``growing``, step i
     is taken on the first i + 1 pairs and not on the last of them alone."""
-    x, y = _checked(xs, ys, above_0=rate)
+    x, y = _checked(xs, ys)
     weights = torch.zeros_like(x)
     for n in range(x.shape[-2] - 1):
         rows = slice(0 if growing else n, n + 1)
@@ -148,10 +141,10 @@ released_gd, released_sgd = Linear(released_gd_weights), Linear(released_sgd_wei
 
 
 def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*batch n"]:
-    """Mean label of the k nearest pairs before, weighted by distance to the power of -``power``.
-    With fewer than k pairs all of them count; with a power above 0, pairs at the query itself count
-    alone. The paper takes k = 3 and powers 0 and 2, the released code k = 5 and 0 and 1."""
-    x, y = _checked(xs, ys, at_least_0=power)
+    """Mean label of the k nearest pairs before, weighted by distance to the power of -``power``;
+    with a power, pairs at the query itself count alone. The paper takes k = 3 and powers 0 and
+    2."""
+    x, y = _checked(xs, ys)
     apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     later = torch.ones_like(apart).triu().bool()
     near, index = apart.masked_fill(later, torch.inf).topk(min(k, y.shape[-1]), largest=False)
@@ -163,13 +156,11 @@ def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*b
 
 def baselines(which: str = "wide", ratio: float = 0.0) -> dict[str, Predictor]:
     """Algorithms to compare a regressor with, by name; those with weights are ``Linear``.
-    ``which``: ``paper``, those of {cite}`akyurek2023`; ``released``, those of its code; ``wide``,
-    the paper's with more ridge penalties and rates, averaging, GD of several steps, and the best
-    rates for ``ratio``, the task's noise²/prior² (SGD: 1 / (2 (d + 2)), at which |w - w_n|² shrinks
-    fastest)."""
+    ``which``: ``paper`` or ``released``, those of {cite}`akyurek2023` or its code; ``wide``, more
+    ridge penalties and rates, averaging, GD of several steps, and the best rates for ``ratio``, the
+    task's noise²/prior² (SGD: 1 / (2 (d + 2)), at which |w - w_n|² shrinks fastest)."""
     if which not in ("wide", "paper", "released"):
         raise unknown("set of baselines", which, ["wide", "paper", "released"])
-    _check(ratio)
     wide = which == "wide"
     neighbours: dict[str, Predictor]
     linear: dict[str, Callable[..., Tensor]] = {"OLS": ols_weights}
@@ -199,12 +190,10 @@ def _best_gd(xs: Tensor, ys: Tensor, ratio: float, steps: int) -> Tensor:
 
 
 # Least squares at every prefix at once.
-#
 # Ridge: let X Xᵀ + λI = L Lᵀ (Cholesky) for the n rows of a context. The leading rows of L⁻¹X and
 # L⁻¹y depend on the leading pairs alone, and w_n = Σ_{i<n} (L⁻¹X)ᵢ (L⁻¹y)ᵢ: one factor serves all
 # prefixes. A thin QR of [X, sqrt(λ) I]ᵀ gives L⁻¹X and L⁻¹ sqrt(λ) as the two parts of its
 # orthonormal factor, at the square root of the condition.
-#
 # OLS: up to d pairs in the same way, from the thin QR of X_dᵀ. Later prefixes are a ridge problem
 # with λ = 1 for v = X_d w, where the first d pairs say v ≈ y_d and the others are the rows of
 # X_rest X_d⁻¹. This loses digits where the first d pairs are nearly dependent: such contexts are
@@ -270,30 +259,10 @@ def _before(terms: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(terms[..., :1, :]), terms[..., :-1, :].cumsum(-2)], -2)
 
 
-def _grams(xs: Tensor) -> Tensor:
-    """XᵀX of the pairs 0 .. n-1, for every n: (*batch, n, d, d)."""
-    outer = xs[..., :, None] * xs[..., None, :]
-    return _before(outer.flatten(-2)).reshape(outer.shape)
-
-
-def _checked(
-    xs: Any, ys: Any, above_0: float = 1.0, at_least_0: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    if not (isinstance(xs, Tensor) and isinstance(ys, Tensor)):
-        raise IclError("Give xs and ys as tensors: torch.tensor(xs), torch.tensor(ys).")
-    _check(above_0, above_0=True)
-    _check(at_least_0)
+def _checked(xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
     if xs.ndim < 2 or xs.shape[:-1] != ys.shape or not xs.numel():
-        raise IclError(
-            "Need xs of (*batch, n, d) and ys of (*batch, n), of at least one pair and one "
-            f"dimension; got {tuple(xs.shape)} and {tuple(ys.shape)}."
-        )
+        given = f"{tuple(xs.shape)} and {tuple(ys.shape)}"
+        raise IclError(f"Need xs of (*batch, n, d) and ys of (*batch, n), not empty; got {given}.")
     if not (bool(torch.isfinite(xs).all()) and bool(torch.isfinite(ys).all())):
         raise IclError("Pairs must be finite; these hold NaN or infinity. Leave such contexts out.")
     return xs.double(), ys.double()
-
-
-def _check(setting: float, above_0: bool = False) -> None:
-    if not (math.isfinite(setting) and (setting > 0 or (setting == 0 and not above_0))):
-        bound = "above 0" if above_0 else "at least 0"
-        raise IclError(f"This rate, penalty or power must be finite and {bound}; got {setting}.")

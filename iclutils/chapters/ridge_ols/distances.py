@@ -1,8 +1,7 @@
 """How far two predictors are apart, and which algorithm an in-context regressor is nearest to.
 
-{cite}`akyurek2023` defines SPD, MSPD and ILWD, and plots them divided by d (figures 1 and 2). Means
-need care where labels are noisy: the error of OLS has no finite mean at n = d - 1, d and d + 1
-pairs, so the mean SPD to OLS there is whatever the worst contexts of the sample are."""
+{cite}`akyurek2023` defines SPD, MSPD and ILWD, and plots them divided by d (figures 1 and 2). With
+noise the error of OLS has no finite mean at n = d - 1, d and d + 1 pairs, nor has SPD to it."""
 
 from __future__ import annotations
 
@@ -41,14 +40,13 @@ def spread(values: Float[Tensor, "*ensemble batch"]) -> Spread:
 
 def predict(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
     """The predictions (*ensemble, batch, n) for contexts (batch, n, d), in float64."""
-    parts = []
-    for x, y in zip(xs.split(AT_ONCE, -3), ys.split(AT_ONCE, -2), strict=True):
-        with torch.no_grad():
-            parts.append(predictor(x, y).double())
-        if parts[-1].shape[-2:] != y.shape[-2:]:
-            shapes = f"{tuple(y.shape)}; got {tuple(parts[-1].shape)}"
-            raise IclError(f"A predictor must give one prediction for each of the labels {shapes}.")
-    return _finite(torch.cat(parts, -2))
+    with torch.no_grad():
+        batches = zip(xs.split(AT_ONCE, -3), ys.split(AT_ONCE, -2), strict=True)
+        predicted = torch.cat([predictor(x, y).double() for x, y in batches], -2)
+    if predicted.shape[-2:] != ys.shape[-2:]:
+        shapes = f"{tuple(ys.shape)}; got {tuple(predicted.shape)}"
+        raise IclError(f"A predictor must give one prediction for each of the labels {shapes}.")
+    return _finite(predicted)
 
 
 def concatenate(predictors: Sequence[Predictor]) -> Predictor:
@@ -62,31 +60,21 @@ def concatenate(predictors: Sequence[Predictor]) -> Predictor:
 
 
 def spd(first: Predicted, second: Other, dim: int = 1) -> Spread:
-    """Squared prediction difference for n = 0, 1, ... pairs seen: mean over contexts of (f - g)².
-    Divided by ``dim``: 1 is the definition, d what the paper plots. Leading axes are broadcast.
-
-    Example:
-        >>> import torch
-        >>> from iclutils.chapters.ridge_ols import distances
-        >>> distances.spd(torch.full((8, 3), 2.0), torch.zeros(8, 3), dim=2).mean
-        tensor([2., 2., 2.], dtype=torch.float64)
-    """
+    """Squared prediction difference for n = 0, 1, ... pairs seen: mean over contexts of (f - g)²,
+    divided by ``dim`` (1 is the definition, d what the paper plots). Leading axes are broadcast."""
     return spread(_squares(first, second, dim).mT)
 
 
 def under_determined(dim: int) -> slice:
     """Numbers of pairs that leave w open: n = 1 .. d - 1 (the paper leaves the ends unsaid)."""
-    if dim < 2:
-        raise IclError("With one dimension a single pair decides; there is no such region.")
     return slice(1, dim)
 
 
 def apart(
     first: Predicted, second: Other, dim: int, region: slice | None = None
 ) -> Float[Tensor, "*ensemble batch"]:
-    """SPD / d of each context, averaged over a region of n, ``under_determined`` if None.
-    Differences of two such distances, context by context, tell which of two algorithms is
-    nearer."""
+    """SPD / d of each context, averaged over a region of n, ``under_determined`` if None. The
+    difference of two, context by context, tells which of two algorithms is nearer."""
     region, squares = region or under_determined(dim), _squares(first, second, dim)
     count = squares.shape[-1]
     if not 0 <= (region.start or 0) < (region.stop or count) <= count:
@@ -100,9 +88,9 @@ def mspd(first: Predicted, second: Other, dim: int) -> Spread:
 
 
 class Fit(NamedTuple):
-    """The linear function nearest to what a predictor answers after each context. ``unexplained``
-    is what each context adds to 1 - R²: squares left over the mean of all squares. A fit of d
-    weights to q queries explains d / q of anything at all."""
+    """The linear function nearest to what a predictor answers after each context. ``unexplained``:
+    squares left over the mean of all, so what each context adds to 1 - R². A fit of d weights to q
+    queries explains d / q of anything at all."""
 
     weights: Float[Tensor, "*ensemble batch d"]
     unexplained: Float[Tensor, "*ensemble batch"]
@@ -119,9 +107,9 @@ def implicit_weights(
     queries: Float[Tensor, "batch query d"],
     intercept: bool = False,
 ) -> Fit:
-    """The implicit linear weights of a predictor after each context ({cite}`akyurek2023`). Every
-    query in turn is the x that follows the n pairs of its context. The released code fits an
-    intercept as well, and drops it."""
+    """The implicit linear weights of a predictor after each context ({cite}`akyurek2023`): every
+    query in turn is the x that follows its pairs. The released code fits an intercept as well, and
+    drops it."""
     batch, count, dim = queries.shape
     if count <= dim + intercept:
         raise IclError(f"A fit of {dim + intercept} numbers needs more queries; got {count}.")

@@ -1,9 +1,8 @@
 """What each channel of the residual stream holds, and how a layer reads, writes and multiplies it.
 
-The address of column t is ±(cos θ, sin θ, 1) with θ = 2π t / columns, so much larger than all
-fields that it alone sets the scale of a LayerNorm. Column 0, the start token, has empty fields and
-*rest* for its address: columns with nothing to fetch attend to it. *zero* is subtracted in every
-reading, which takes out the mean that the LayerNorm subtracts."""
+Column t has the address ±(cos θ, sin θ, 1), θ = 2π t / columns, so large that it alone sets the
+scale of a LayerNorm. Column 0, the start token, has *rest*: columns with nothing to fetch attend to
+it. *zero* is subtracted in every reading, as the LayerNorm subtracts the mean."""
 
 from __future__ import annotations
 
@@ -17,8 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...errors import IclError
-
 Gelu = Literal["gelu", "gelu_new"]  # exact, or by tanh; the names are those of GPT-2's config
 LN_EPSILON = 1e-5  # as in GPT-2
 ADDRESS, REST, ZERO = slice(0, 6), slice(6, 8), slice(8, 9)
@@ -28,10 +25,10 @@ FIRST = 9  # of the fields
 def stencil(
     order: int, eps: float
 ) -> tuple[Float[Tensor, "neurons"], Float[Tensor, "neurons"], Float[Tensor, "neurons"]]:
-    """(left, right, out) of the GELUs G that multiply: ``xy ≈ Σ out_k G(left_k x + right_k y)``.
-    Second differences of G around 0 give squares. Order 0 is the paper's ({cite}`akyurek2023`,
-    lemma 1), ``sqrt(π/2) (G(x + y) - G(x) - G(y))`` at the scale ε; order J ≥ 1 takes 4 J GELUs, on
-    the central difference of J steps up to ε, with an error of order ε^2J."""
+    """(left, right, out) of the GELUs G that multiply: ``xy ≈ Σ out_k G(left_k x + right_k y)``,
+    from second differences of G around 0. Order 0 is the paper's ({cite}`akyurek2023`, lemma 1),
+    ``sqrt(π/2) (G(x + y) - G(x) - G(y))`` at the scale ε; order J ≥ 1 takes 4 J GELUs, on the
+    central difference of J steps up to ε, with an error of order ε^2J."""
     bend = math.sqrt(math.pi / 2)
     rows = []
     if order == 0:
@@ -51,8 +48,8 @@ def stencil(
 def leading_error(
     order: int, eps: float, x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"]
 ) -> Float[Tensor, "*shape"]:
-    """First term of (what the stencil gives - xy) in powers of ε, for the exact GELU. The paper's
-    is of fourth order in the numbers, not of third, as its O(x³ + y³) might be read."""
+    """First term of (what the stencil gives - xy) in powers of ε, for the exact GELU; the paper's
+    is of fourth order in the numbers, not of third."""
     if order == 0:
         return -(eps**2) * ((x + y) ** 4 - x**4 - y**4) / 12
     power = 2 * order
@@ -61,10 +58,8 @@ def leading_error(
 
 
 def best_eps(order: int, dtype: torch.dtype) -> float:
-    """The ε at which truncation and rounding are about equal, for factors as large as four.
-    Truncation, ``leading_error``, grows as ε^2J (ε² for the paper's); rounding, of the linear
-    halves z/2 of the GELUs, which must cancel, falls as 1/ε. In double precision the paper's best ε
-    is near 10⁻⁶, where half of the digits are lost; that of the longer ones is near 0.05."""
+    """The ε at which truncation (``leading_error``, as ε^2J, or ε² for order 0) and rounding of the
+    GELUs' linear halves (as 1/ε) are about equal, for factors as large as four."""
     large = torch.tensor(4.0, dtype=torch.float64)
     left, right, out = stencil(order, 1.0)
     rounding = float((out * (left + right) * large / 2).norm()) * torch.finfo(dtype).eps / 2
@@ -136,8 +131,6 @@ class Layout:
 
     def angle(self, column: int) -> Float[Tensor, "3"]:
         """(cos θ, sin θ, 1) of a column."""
-        if not 1 <= column < self.columns:
-            raise IclError(f"Column {column} is not among the columns 1..{self.columns - 1}.")
         theta = 2 * math.pi * column / self.columns
         return torch.tensor([math.cos(theta), math.sin(theta), 1.0], dtype=torch.float64)
 

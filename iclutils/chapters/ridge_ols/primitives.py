@@ -15,7 +15,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from ...errors import IclError
 from .layout import LN_EPSILON, Gelu, Layout, stencil
 
 MARGIN = 60.0  # by which the column to fetch from wins the softmax: e^-60 is nothing in float64
@@ -81,8 +80,6 @@ def mov(
 ) -> Head:
     """Add what column ``source`` reads to column ``target``, or to all from ``source`` on. The
     score is positive for the source alone and 0 for the start token, which holds nothing."""
-    if target is not None and source > target:
-        raise IclError(f"Column {target} cannot read column {source}, which comes after it.")
     gap = 1 - math.cos(2 * math.pi / layout.columns)  # of the cosine, to the next column
     query = torch.zeros(layout.width, 3, dtype=torch.float64)
     bias = layout.angle(source) - torch.tensor([0, 0, 2 - gap / 2]).double()
@@ -141,9 +138,9 @@ def aff(
 
 
 def div(layout: Layout, by: Float[Tensor, "1 width"], column: int) -> Head:
-    """Divide by |by| all that is read in one column from here on. The head multiplies the column's
-    address by the divisor, and every LayerNorm divides by it; other columns still find this one if
-    ``by`` is positive."""
+    """Divide by |by| all that is read in one column from here on: the head multiplies the column's
+    address, and every LayerNorm divides by it. Other columns find this one if ``by`` is
+    positive."""
     return mov(layout, by - layout.where[2:], layout.address(column), column, column)
 
 

@@ -1,9 +1,9 @@
 """Probes: is XᵀY, or the least-squares weight, written in the hidden states, and where?
 
 A probe mixes the positions of a layer with weights α = softmax(s), the same for every context, and
-maps αᵀH to the target, linearly or by one hidden GELU layer (the paper's matrix W on H is part of
-that map). Errors are 1 − R² on contexts that no probe was fitted to. What training put there is the
-margin over a network with random weights. Source: {cite}`akyurek2023`, section 5 and appendix E."""
+maps αᵀH to the target, linearly or by one hidden GELU layer. Errors are 1 − R² on held-out
+contexts; what training put there is the margin over random weights. Source: {cite}`akyurek2023`,
+section 5 and appendix E."""
 
 from __future__ import annotations
 
@@ -41,10 +41,9 @@ def hidden_states(
     ys: Float[Tensor, "batch pairs"],
     batch_size: int = AT_ONCE,
 ) -> States:
-    """The residual streams of all networks, one ensemble after another, on the same contexts. Layer
-    0 is the embedding. For the states after n pairs give n + 1 pairs: the last is the query."""
-    if len({(net.shape.layers, net.shape.width, net.shape.format) for net in networks}) != 1:
-        raise IclError("Probe networks of one depth, width and format at a time.")
+    """The residual streams of all networks (of one shape), one ensemble after another, on the same
+    contexts; layer 0 is the embedding. For the states after n pairs give n + 1 pairs: the last is
+    the query."""
     shape, nets = networks[0].shape, sum(len(net.seeds) for net in networks)
     pos = as_tokens(xs[:1], ys[:1], shape.format).shape[1]
     states = networks[0].positions.new_empty(nets, shape.layers + 1, len(xs), pos, shape.width)
@@ -56,8 +55,8 @@ def hidden_states(
 
 
 def prepare(networks: Sequence[InContextRegressors], contexts: Contexts) -> tuple[States, Targets]:
-    """Inputs of a probe: states up to the last x; XᵀY (a sum) and OLS of the pairs before it. With
-    noise and n near d the tails of OLS are heavy, and 1 − R² hangs on a few contexts."""
+    """Inputs of a probe: states up to the last x; XᵀY (a sum) and OLS of the pairs before it, whose
+    tails are heavy with noise and n near d."""
     x, y = contexts.xs[:, :-1], contexts.ys[:, :-1, None]
     least_squares = torch.linalg.pinv(x.double(), rtol=1e-10) @ y.double()
     targets = torch.stack([(x * y).sum(-2), least_squares[..., 0].to(x.dtype)])
@@ -68,9 +67,7 @@ def shuffled(targets: Targets, generator: torch.Generator) -> Targets:
     """Every target moved to another context: a probe of these should have an error of 1."""
     order = torch.randperm(targets.shape[1], generator=generator, device=generator.device)
     order = order.to(targets.device)
-    moved = torch.empty_like(targets)
-    moved[:, order] = targets[:, order.roll(1)]
-    return moved
+    return targets[:, order.roll(1)[order.argsort()]]
 
 
 class Probed(NamedTuple):
@@ -99,11 +96,10 @@ def fit(
     score_rate: float = 0.2,
 ) -> Probed:
     """Train one probe for every network, layer and target at once; the last contexts are held out.
-    Adam on states whitened layer by layer, from the same first weights and even attention; ``rate``
-    (of the map) and ``score_rate`` (of s) fall to 0 along a cosine. The paper has a rate of 1e-3,
-    512 hidden units and more steps."""
+    Adam on states whitened layer by layer; ``rate`` (of the map) and ``score_rate`` (of s) fall to
+    0 along a cosine. The paper has a rate of 1e-3, 512 hidden units and more steps."""
     net, layer, batch, pos, width = states.shape
-    _check(states, targets, batch, held_out, width + pos)
+    _check(batch, held_out, width + pos)
     fitted = (batch - held_out) // max(batch_size, 1) * batch_size
     parts, rest = _whitened(states, fitted, batch_size, held_out)
     centred = targets.to(states) - targets.to(states)[:, :fitted].mean(1, keepdim=True)
@@ -135,11 +131,10 @@ def fit(
 def linear_exact(
     features: Float[Tensor, "*probe batch feature"], targets: Targets, held_out: int
 ) -> Float[Tensor, "*probe target"]:
-    """Held-out error, 1 − R², of the best linear probe of some features, in closed form. With
-    ``states.transpose(-2, -3)`` every position has a probe of its own; with ``states.flatten(-2)``
-    one probe reads all positions at once."""
+    """Held-out error, 1 − R², of the best linear probe of some features, in closed form: one for
+    each position with ``states.transpose(-2, -3)``, one for all with ``states.flatten(-2)``."""
     batch, size = features.shape[-2:]
-    _check(features, targets, batch, held_out, size)
+    _check(batch, held_out, size)
     fitted = batch - held_out
     wanted = targets.double() - targets[:, :fitted].double().mean(1, keepdim=True)
     flat = wanted.transpose(0, 1).flatten(1)
@@ -214,24 +209,18 @@ def _normalised(
     return (predicted - targets).square().sum(-1) / spread
 
 
-def _check(states: Tensor, targets: Targets, batch: int, held_out: int, least: int) -> None:
-    if targets.shape[1] != batch:
-        raise IclError(f"Got targets of {targets.shape[1]} contexts for states of {batch}.")
+def _check(batch: int, held_out: int, least: int) -> None:
     if held_out < 2 or batch - held_out <= least:
-        raise IclError(
-            f"Too few contexts: hold out at least 2 and fit to more than {least}; got {held_out} "
-            f"and {batch - held_out}."
-        )
-    if not bool(torch.isfinite(states.sum()) & torch.isfinite(targets.sum())):
-        raise IclError("Hidden states and targets must be finite: leave out what diverges.")
+        given = f"{held_out} and {batch - held_out}"
+        raise IclError(f"Hold out at least 2 contexts and fit to more than {least}; got {given}.")
 
 
 def ridge_errors(
     states: Float[Tensor, "layer batch width"], targets: Float[Tensor, "target batch"]
 ) -> Float[Tensor, "layer target batch"]:
-    """Squared errors of a linear probe over the target's variance, each context held out once. For
-    few contexts of a large network: ridge regression on standardised states, its penalty chosen for
-    every target among the contexts that it is fitted to."""
+    """Squared errors of a linear probe over the target's variance, each context held out once:
+    ridge on standardised states, for few contexts of a large network; each target has its own
+    penalty."""
     wanted, errors = targets.mT.double().numpy(), []
     probe = make_pipeline(StandardScaler(), RidgeCV(PENALTIES, alpha_per_target=True))
     for layer in bar(states.double().numpy(), "layers"):

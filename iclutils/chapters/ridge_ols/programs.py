@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...errors import IclError
 from .layout import Layout, Numerics
 from .primitives import Block, aff, assemble, div, mov, mul, products
 
@@ -20,9 +19,8 @@ Form = Literal["inverse", "gain"]
 
 @dataclass(frozen=True)
 class Program:
-    """Embedding, blocks and a linear read-out. The tokens are the paper's, (0, x_i) in column
-    2i - 1 and (y_i, 0) in column 2i, behind a start token. Called with xs and ys, it predicts each
-    y, as an in-context regressor does."""
+    """Embedding, blocks and a linear read-out: an in-context regressor. The tokens are the paper's,
+    (0, x_i) in column 2i - 1 and (y_i, 0) in column 2i, behind a start token."""
 
     layout: Layout
     blocks: tuple[Block, ...]
@@ -59,14 +57,6 @@ class Program:
     ) -> list[Float[Tensor, "*batch pos width"]]:
         """The residual stream: embedding, then after each block. The last y is not read."""
         *batch, count, dim = xs.shape
-        expected, most = self.layout.fields["input"], self.layout.columns // 2
-        if dim != expected or list(ys.shape) != [*batch, count] or not 1 <= count <= most:
-            raise IclError(
-                f"The program reads 1 to {most} pairs, the query's included, xs (*batch, n, "
-                f"{expected}) and ys (*batch, n); got {tuple(xs.shape)} and {tuple(ys.shape)}."
-            )
-        if not bool(torch.isfinite(xs).all() and torch.isfinite(ys).all()):
-            raise IclError("A context has a value that is not finite.")
         tokens = torch.zeros(*batch, 2 * count, dim + 1, dtype=self.dtype, device=xs.device)
         tokens[..., 1::2, 1:] = xs.to(self.dtype)
         tokens[..., 2::2, 0] = ys[..., :-1].to(self.dtype)
@@ -80,11 +70,10 @@ class Program:
 def gradient_program(
     dim: int, examples: int, rate: float, penalty: float = 0.0, numerics: Numerics | None = None
 ) -> Program:
-    """One step of gradient descent for each example: w' = w - 2α (x (xᵀw) - x y + λ w), from 0. Two
-    blocks for a step and one for the prediction, in O(d) channels and neurons (theorem 1). Step i,
-    in every column after y_i: fetch x = x_i, and calculate xᵀw; then fetch the residual xᵀw - y and
-    a flag from the column of y_i (columns before it fetch nothing), and change w."""
-    _check(dim, examples, rate > 0 and 0 <= penalty < math.inf, f"rate={rate}, penalty={penalty}")
+    """One step of gradient descent for each example, w' = w - 2α (x (xᵀw) - x y + λ w), from 0, in
+    O(d) channels and neurons: two blocks a step, one for the prediction (theorem 1). Step i, in
+    every column after y_i: fetch x = x_i, and calculate xᵀw; then fetch the residual xᵀw - y and a
+    flag from the column of y_i, and change w. Columns before it fetch nothing."""
     numerics = numerics or Numerics.improved(torch.float64)
     fields = {"label": 1, "input": dim, "weights": dim, "prediction": 1}
     fields |= {"x": dim, "dot": 1, "residual": 1, "flag": 1}
@@ -113,18 +102,15 @@ def gradient_program(
 def ridge_program(
     dim: int, examples: int, penalty: float, form: Form = "gain", numerics: Numerics | None = None
 ) -> Program:
-    """A ridge solution, updated with one example at a time by the formula of Sherman and Morrison.
-    With A = λI + Σ xxᵀ, ``(A + xxᵀ)⁻¹ = A⁻¹ - A⁻¹x (A⁻¹x)ᵀ / (1 + xᵀA⁻¹x)`` (theorem 2). Four
-    blocks for an example, then one (two for ``inverse``), in O(d²) channels and neurons. In
-    ``inverse``, the paper's form, the state is A⁻¹, which starts at I/λ, and b = Σ xy; at the end
-    w = A⁻¹b. In ``gain`` it is M = λA⁻¹, from I, stored as a symmetric matrix, and w itself
-    (recursive least squares): w + Mx e / (λ + xᵀMx) with e = y - xᵀw. Nothing is as large as 1/λ.
+    """A ridge solution, updated with one example at a time by the formula of Sherman and Morrison:
+    with A = λI + Σ xxᵀ, ``(A + xxᵀ)⁻¹ = A⁻¹ - A⁻¹x (A⁻¹x)ᵀ / (1 + xᵀA⁻¹x)`` (theorem 2). Four
+    blocks for an example, then one (two for ``inverse``), in O(d²) channels and neurons.
 
-    Example i, with u = Mx (or A⁻¹x): columns after y_i fetch x_i and calculate u (and xᵀw), then
-    xᵀu; the column of y_i divides by q = 1 + xᵀA⁻¹x; the columns fetch u/q (and e/q) from there and
-    update. Columns before y_i cannot see it and stay as they are.
-    """
-    _check(dim, examples, 0 < penalty < math.inf, f"penalty={penalty}")
+    In ``inverse``, the paper's form, the state is A⁻¹, which starts at I/λ, and b = Σ xy; at the
+    end w = A⁻¹b. In ``gain`` it is M = λA⁻¹, from I, and w itself (recursive least squares): w + Mx
+    e / (λ + xᵀMx) with e = y - xᵀw. Nothing is as large as 1/λ. Example i, with u = Mx (or A⁻¹x):
+    columns after y_i fetch x_i and calculate u (and xᵀw), then xᵀu; the column of y_i divides by
+    q = 1 + xᵀA⁻¹x; the columns fetch u/q (and e/q) from there and update."""
     gain, numerics = form == "gain", numerics or Numerics.improved(torch.float64)
     pairs = dim * (dim + 1) // 2 if gain else dim**2
     fields = {"label": 1, "input": dim, "weights": dim, "prediction": 1}
@@ -188,8 +174,3 @@ def _predict(layout: Layout) -> Block:
     """The block that predicts w·x."""
     query, weights = layout.pick("input")[None], layout.pick("weights")[:, None]
     return assemble(layout, None, [mul(layout, query, weights, layout.pick("prediction")[None])])
-
-
-def _check(dim: int, examples: int, fits: bool, given: str) -> None:
-    if not fits:
-        raise IclError(f"Rate and penalty must be positive and finite; got {given}.")

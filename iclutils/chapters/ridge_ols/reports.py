@@ -29,9 +29,9 @@ RATE, CONTEXTS = 0.03, 8
 
 @dataclass(frozen=True)
 class Report:
-    """A program, what it costs and how far it is off. ``largest`` is the largest absolute weight,
-    ``direct_error`` the error of the plain formula in the same precision. Errors are infinite where
-    the result is not a number."""
+    """A program, what it costs and how far it is off. ``largest``: absolute weight;
+    ``direct_error``: of the plain formula in the same precision. Errors are infinite where the
+    result is not a number."""
 
     kind: str
     variant: str
@@ -55,7 +55,7 @@ def report(
     precision: Precision = "float64",
     seed: int = 0,
 ) -> Report:
-    """Build a program (``penalty``: 1 for ``ridge``, 0 for ``gradient`` if omitted) and measure it.
+    """Build a program and measure it; ``penalty``: 1 for ``ridge``, 0 for ``gradient`` if omitted.
     ``variant``: ``paper``, three GELUs for a product and the inverse for ridge; ``stencil``, the
     same algebra with long stencils and balanced weights; ``improved``, for ridge also the gain.
 

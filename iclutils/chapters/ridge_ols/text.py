@@ -1,8 +1,8 @@
 """A language model as an in-context regressor: numbers written in tokens, and read off it.
 
 Its prediction is the mean number of what it expects next, exactly, over all numbers that can be
-written. Besides the textbook algorithms it is compared with what ignores x, with lines that have an
-intercept (it is not told where zero is), and with the label of the nearest x."""
+written. It is also compared with what ignores x, with lines that have an intercept, and with the
+label of the nearest x."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def continued(
     branches: Int[Tensor, "branch step"],
     wanted: Int[Tensor, "wanted"],
 ) -> Float[Tensor, "batch cut branch entry wanted"]:
-    """log p (nats) of the tokens ``wanted`` after each prefix, and after each step of a branch. A
-    prefix ends with the token at a cut; all branches share its keys and values."""
+    """log p (nats) of the tokens ``wanted`` after each prefix, which ends with the token at a cut,
+    and after each step of each branch; all branches share the prefix's keys and values."""
     device, count = model.cfg.device, len(branches)
     tokens, wanted = tokens.to(device), wanted.to(device)
     states = keys_values(model, tokens)

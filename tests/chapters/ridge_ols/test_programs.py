@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2Model
 
-from iclutils import IclError
 from iclutils.chapters.ridge_ols.layout import Gelu, Numerics
 from iclutils.chapters.ridge_ols.primitives import Block
 from iclutils.chapters.ridge_ols.programs import Program, gradient_program, ridge_program
@@ -158,24 +157,3 @@ def test_each_improvement_improves() -> None:
     settings = {"penalty": 0.001, "dim": 3, "precision": "float32"}
     paper, improved = reports("ridge", variant=["paper", "improved"], **settings)
     assert paper.error > 1 > 1e-2 > improved.error
-
-
-PROGRAM, PAIRS = PROGRAMS["gradient"](2, 2, SHORT), contexts(2, 3)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: ridge_program(2, 2, 0.0), "penalty=0.0"),
-        (lambda: gradient_program(2, 2, 0.1, -0.1), "penalty=-0.1"),
-        (lambda: gradient_program(2, 2, float("nan")), "rate=nan"),
-        (lambda: PROGRAM(PAIRS[0][..., [0, 1, 1]], PAIRS[1]), r"xs \(\*batch, n, 2\)"),
-        (lambda: PROGRAM(PAIRS[0], PAIRS[1][:, :2]), r"ys \(\*batch, n\)"),
-        (lambda: PROGRAM(*contexts(2, 4)), "1 to 3 pairs"),
-        (lambda: PROGRAM(PAIRS[0] / 0, PAIRS[1]), "not finite"),
-        (lambda: PROGRAM(PAIRS[0], PAIRS[1] / 0), "not finite"),
-    ],
-)
-def test_wrong_input_is_refused(call, message: str) -> None:
-    with pytest.raises(IclError, match=message):
-        call()
