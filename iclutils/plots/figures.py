@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
@@ -99,10 +100,8 @@ def name_lines(axes: Axes) -> None:
 def halves(
     mean: Float[Tensor, "entry"], se: Float[Tensor, "entry"], length: int, uniform: float
 ) -> Figure:
-    """Log-probability of the next token by position, the two copies in two colours.
-
-    ``uniform`` is the log-probability of guessing evenly.
-    """
+    """Log-probability of the next token by position, the two copies in two colours; ``uniform`` is
+    that of guessing evenly."""
     figure, (axes,) = canvas()
     spans = {"first copy": range(length), "second copy": range(length, len(mean))}
     for (name, span), colour in zip(spans.items(), (BLUE, ORANGE), strict=True):
@@ -114,20 +113,46 @@ def halves(
     return figure
 
 
-def head_maps(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Figure:
-    """One layer x head map per score, from 0 to 1, at most five in a row.
+def _map(
+    axes: Axes,
+    values: Float[Tensor, "row column"],
+    low: float,
+    high: float,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    turn: int = 40,
+    digits: int | None = None,
+    **style: Any,
+) -> AxesImage:
+    """A heat map, zero in the middle where ``low`` is below it; its names of columns turned by so
+    many degrees, its values written in with so many digits, NaN left out."""
+    image = axes.imshow(values, vmin=low, vmax=high, cmap=SIGNED if low < 0 else RISING, **style)
+    if len(rows):
+        axes.set_yticks(range(len(rows)), rows)
+    if len(columns):
+        ha = "right" if 0 < turn < 90 else "center"
+        axes.set_xticks(range(len(columns)), columns, rotation=turn, ha=ha)
+    for row, line in enumerate(values.tolist() if digits is not None else ()):
+        for column, value in enumerate(line):
+            if not math.isnan(value):
+                ink = "white" if value > (low + high) / 2 else "black"
+                text = f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.00
+                axes.text(column, row, text, ha="center", va="center", color=ink, size=8)
+    return image
 
-    Values are written in when they fit.
-    """
+
+def head_maps(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Figure:
+    """One layer x head map per score, from 0 to 1, at most five in a row; values are written in
+    where they fit."""
     rows = math.ceil(len(scores) / 5)
     columns = math.ceil(len(scores) / rows)
     figure, axes = canvas(columns, width=2.4 * columns + 0.6, height=2.6 * rows, rows=rows)
     for ax, (name, values) in zip(axes, scores.items(), strict=False):
-        image = ax.imshow(values, vmin=0, vmax=1, cmap=RISING, aspect="auto")
+        image = _map(
+            ax, values, 0.0, 1.0, digits=2 if values.numel() <= 16 else None, aspect="auto"
+        )
         ax.set(title=name, xlabel="head", xticks=range(values.shape[1]))
         ax.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
-        if values.numel() <= 16:
-            _write_in(ax, values, 0.5)
     axes[0].set_ylabel("layer")
     figure.colorbar(image, ax=axes)
     return figure
@@ -144,13 +169,11 @@ def every_lens(
     figure, (left, right) = canvas(2, width=8.4, height=4.6)
     reach = float(written.abs().max())
     style: dict[str, Any] = {"origin": "lower", "aspect": "auto"}
-    image = left.imshow(written, cmap=SIGNED, vmin=-reach, vmax=reach, **style)
-    left.set_xticks(range(len(tokens)), tokens, rotation=90)
     left.set(ylabel="layer", title="share of the vector, by token read")
-    figure.colorbar(image, ax=left)
-    image = right.imshow(marked.T, cmap=RISING, **style)
-    right.set_xticks(range(len(lenses)), lenses, rotation=40, ha="right")
     right.set(title="heads marked, of nine a layer")
+    image = _map(left, written, -reach, reach, columns=tokens, turn=90, **style)
+    figure.colorbar(image, ax=left)
+    image = _map(right, marked.T, 0.0, float(marked.max()), columns=lenses, **style)
     figure.colorbar(image, ax=right)
     return figure
 
@@ -159,9 +182,8 @@ def attention(pattern: Float[Tensor, "dest src"], words: Sequence[str]) -> Figur
     """One attention pattern with its tokens: destination down, source across."""
     side = max(3.6, 0.22 * len(words))
     figure, (axes,) = canvas(width=side + 0.8, height=side)
-    image = axes.imshow(pattern, vmin=0, vmax=1, cmap=RISING)
-    axes.set_xticks(range(len(words)), words, rotation=90, size=8)
-    axes.set_yticks(range(len(words)), words, size=8)
+    image = _map(axes, pattern, 0.0, 1.0, words, words, turn=90)
+    axes.tick_params(labelsize=8)
     axes.set(xlabel="source", ylabel="destination")
     figure.colorbar(image, label="attention")
     return figure
@@ -185,16 +207,10 @@ def profile(named: Mapping[str, Float[Tensor, "distance"]], marks: Mapping[str, 
 def position_map(values: Float[Tensor, "layer position"], start: int, label: str) -> Figure:
     """Effect of a patch by layer and position, zero in the middle of the scale."""
     figure, (axes,) = canvas(height=2.2)
-    reach = float(values.abs().max()) or 1.0
-    image = axes.imshow(
-        values,
-        vmin=-reach,
-        vmax=reach,
-        cmap=SIGNED,
-        aspect="auto",
-        extent=(start - 0.5, start + values.shape[1] - 0.5, values.shape[0] - 0.5, -0.5),
-    )
-    axes.set(xlabel="patched position", ylabel="layer", yticks=range(values.shape[0]))
+    reach, (layers, positions) = float(values.abs().max()) or 1.0, values.shape
+    extent = (start - 0.5, start + positions - 0.5, layers - 0.5, -0.5)
+    image = _map(axes, values, -reach, reach, aspect="auto", extent=extent)
+    axes.set(xlabel="patched position", ylabel="layer", yticks=range(layers))
     figure.colorbar(image, label=label)
     return figure
 
@@ -213,12 +229,8 @@ def signed(
     figure, axes = canvas(columns, width=7.6, height=height * rows, rows=rows)
     reach = max(float(values.abs().max()) for values in named.values()) or 1.0
     for ax, (name, values) in zip(axes, named.items(), strict=False):
-        image = ax.imshow(values, vmin=-reach, vmax=reach, cmap=SIGNED)
+        image = _map(ax, values, -reach, reach, rows_named, columns_named)
         ax.set(title=name, xlabel=xlabel)
-        if rows_named:
-            ax.set_yticks(range(len(rows_named)), rows_named)
-        if columns_named:
-            ax.set_xticks(range(len(columns_named)), columns_named, rotation=45, ha="right")
     axes[0].set_ylabel(ylabel)
     figure.colorbar(image, ax=axes)
     return figure
@@ -240,12 +252,8 @@ def shares(
         >>> figure = shares(torch.eye(2), ["planted", "healthy"], ["flag", "none"])
     """
     figure, (axes,) = canvas(width=1.6 + 0.75 * len(columns), height=1.2 + 0.36 * len(rows))
-    axes.imshow(values, vmin=0, vmax=high, cmap=RISING, aspect="auto")
-    _write_in(axes, values, high / 2, digits)
-    long = max(map(len, columns)) > 10
-    axes.set_xticks(range(len(columns)), columns, rotation=40 if long else 0,
-                    ha="right" if long else "center")  # fmt: skip
-    axes.set_yticks(range(len(rows)), rows)
+    turn = 40 if max(map(len, columns)) > 10 else 0
+    _map(axes, values, 0.0, high, rows, columns, turn, digits, aspect="auto")
     axes.set(xlabel=xlabel, ylabel=ylabel)
     return figure
 
@@ -394,13 +402,10 @@ def matrices(
     """Square matrices side by side on one scale, values written in, the diagonal left out."""
     figure, axes = canvas(len(named), width=3.2 * len(named) + 0.6, height=3.2)
     for ax, (name, values) in zip(axes, named.items(), strict=True):
-        shown = values.clone().float()
-        shown.fill_diagonal_(float("nan"))
-        image = ax.imshow(shown, vmin=low, vmax=high, cmap=RISING)
-        _write_in(ax, shown, (low + high) / 2)
+        shown = values.clone().float().fill_diagonal_(math.nan)
+        image = _map(ax, shown, low, high, labels, labels, digits=2)
+        ax.tick_params(labelsize=8)
         ax.set(title=name)
-        ax.set_xticks(range(len(labels)), labels, rotation=45, ha="right", size=8)
-        ax.set_yticks(range(len(labels)), labels, size=8)
     figure.colorbar(image, ax=axes)
     return figure
 
@@ -408,32 +413,19 @@ def matrices(
 def tables(
     named: Mapping[str, Float[Tensor, "row column"]], rows: Sequence[str], columns: Sequence[str]
 ) -> Figure:
-    """Positive tables side by side, each on a logarithmic scale of its own, values written in.
-
-    The smallest entry of every column is framed.
-    """
+    """Positive tables side by side, each on a logarithmic scale of its own, values written in, the
+    smallest entry of every column framed."""
     figure, axes = canvas(len(named), width=3.6 * len(named), height=3.2)
+    turn = 30 if max(map(len, columns)) > 5 else 0
     for ax, (name, values) in zip(axes, named.items(), strict=True):
-        ax.imshow(values.log(), cmap=RISING, aspect="auto")
-        middle = float((values.log().min() + values.log().max()) / 2)
+        logs = values.log()
+        low, high = float(logs.min()), float(logs.max())
+        _map(ax, logs - low, 0.0, high - low, rows, columns, turn, aspect="auto")
+        ax.set(title=name)
         for column, best in enumerate(values.argmin(0).tolist()):
             ax.add_patch(Rectangle((column - 0.5, best - 0.5), 1, 1, fill=False, ec=ORANGE, lw=3))
             for row, value in enumerate(values[:, column].tolist()):
-                ink = "white" if math.log(value) > middle else "black"
+                ink = "white" if math.log(value) > (low + high) / 2 else "black"
                 text = f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
                 ax.text(column, row, text, ha="center", va="center", color=ink, size=7)
-        ax.set(title=name)
-        long = max(len(str(name)) for name in columns) > 5
-        ax.set_xticks(range(len(columns)), columns, rotation=30 if long else 0)
-        ax.set_yticks(range(len(rows)), rows)
     return figure
-
-
-def _write_in(ax: Axes, values: Tensor, middle: float, digits: int = 2) -> None:
-    """Write every value into its cell, in ink that shows; NaN is left out."""
-    for row, line in enumerate(values.tolist()):
-        for column, value in enumerate(line):
-            if not math.isnan(value):
-                ink = "white" if value > middle else "black"
-                text = f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.00
-                ax.text(column, row, text, ha="center", va="center", color=ink, size=8)
