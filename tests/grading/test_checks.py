@@ -1,10 +1,4 @@
-"""Coursework: the solved masters score everything, stubs nothing, and each typical mistake gets
-the message that names it.
-
-What otter makes of the masters is tested in ``test_grading``.
-"""
-
-from __future__ import annotations
+"""Coursework: masters score everything, stubs nothing, typical mistakes get their message."""
 
 import ast
 import json
@@ -44,7 +38,6 @@ from iclutils.checks import (
     Function,
     Mistake,
     Value,
-    check,
     compare,
     generator,
     grade,
@@ -57,7 +50,6 @@ from iclutils.checks import (
     unpacked,
 )
 from iclutils.errors import IclError
-from iclutils.interp import head_scores
 from iclutils.interp.statistics import mean_se
 from iclutils.tasks.prompts import Prompts
 
@@ -95,7 +87,7 @@ def answers(homework: str, question: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("homework", homeworks())
-def test_a_master_is_made_of_what_otter_and_students_need(homework: str) -> None:
+def test_a_master_is_made_of_what_otter_and_students_need(homework):
     assert list(MASTERS) == homeworks() == [f"hw0{i}" for i in range(1, 8)]
     cells = master(homework)
     texts = [source(cell) for cell in cells]
@@ -122,9 +114,7 @@ def test_a_master_is_made_of_what_otter_and_students_need(homework: str) -> None
 
 
 @pytest.mark.parametrize(("homework", "question"), ALL)
-def test_the_master_is_right_a_stub_is_nothing_and_mistakes_are_named(
-    homework: str, question: str
-) -> None:
+def test_the_master_is_right_a_stub_is_nothing_and_mistakes_are_named(homework, question):
     """A mistake is named by the first message that a student gets, in the notebook or graded."""
     right, name = answers(homework, question), f"{homework}.{question}"
     for hidden in (False, True):
@@ -176,7 +166,7 @@ def entries(value: Tensor) -> Any:
 @pytest.mark.nightly
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("homework", "question"), ALL)
-def test_a_right_answer_is_right_in_other_forms(homework: str, question: str, form: str) -> None:
+def test_a_right_answer_is_right_in_other_forms(homework, question, form):
     """Of functions what they return, and in single precision what they are given."""
     parts, given = questions(homework)[question], answers(homework, question)
 
@@ -193,19 +183,7 @@ def test_a_right_answer_is_right_in_other_forms(homework: str, question: str, fo
         grade(f"{homework}.{question}", *given, hidden=hidden)
 
 
-@pytest.mark.parametrize(
-    "question", ["hw01.q2", "hw03.q1", "hw03.q2", "hw06.q2", "hw06.q5", "hw07.q1"]
-)
-def test_single_precision_is_enough(question: str) -> None:
-    """Where a student takes the inputs to single precision first."""
-    homework, name = question.split(".")
-    (right,) = answers(homework, name)
-    single = FORMS["single"]
-    for hidden in (False, True):
-        grade(question, lambda *args: right(*map(single, args)), hidden=hidden)
-
-
-def test_lists_of_numbers_and_axes_of_one_are_no_mistakes() -> None:
+def test_lists_of_numbers_and_axes_of_one_are_no_mistakes():
     truth = torch.arange(6.0).double().reshape(2, 3)
     mixed = [[torch.tensor(0.0), 1, 2.0], [np.float32(3), torch.tensor([4.0])[0], 5]]
     for given in (entries(truth), mixed, list(truth), [list(row) for row in truth], truth[:, None]):
@@ -239,16 +217,14 @@ def gain(logits: Tensor, tokens: Tensor, axis: int = -1, base: float = math.e) -
         ("hw02.q2", lambda a, g: (a * g).sum(0).abs(), "The sum runs over the wrong axis"),
     ],
 )
-def test_slips_that_any_homework_may_have_are_named(
-    question: str, answer: Callable[..., Any], message: str
-) -> None:
+def test_slips_that_any_homework_may_have_are_named(question, answer, message):
     grade("hw01.q2", gain)
     with pytest.raises(Mistake, match=message):
         grade(question, answer)
 
 
 @pytest.mark.parametrize("number", [np.float16, *NUMPY, torch.tensor, lambda v: torch.tensor([v])])
-def test_a_number_is_a_number_whoever_made_it(number: Callable) -> None:
+def test_a_number_is_a_number_whoever_made_it(number):
     compare(number(0.25), 0.25)
     part = Value("kept", 0.25, {}).part
     part.judge(part.given(number(0.25), 1), (0.25, {}))
@@ -258,7 +234,7 @@ def test_a_number_is_a_number_whoever_made_it(number: Callable) -> None:
 
 
 @pytest.mark.parametrize("homework", homeworks())
-def test_students_carry_public_checks_alone(homework: str) -> None:
+def test_students_carry_public_checks_alone(homework):
     """They say the same as the table does, and hold no solution, no hidden value."""
     asked = questions(homework)
     name, public = unpacked(handout.packed(table(homework), asked))
@@ -274,22 +250,9 @@ def test_students_carry_public_checks_alone(homework: str) -> None:
             assert f"def {entry.name}(" not in source
             right = own(solutions(homework)[entry.name])
             part.judge(part.given(right, 0), expected)
-            for message, wrong in entry.wrong().items():
-                if message in expected[1] and message == first_mistake_of(entry, wrong):
-                    with pytest.raises(Mistake) as raised:
-                        part.judge(part.given(own(wrong), 0), expected)
-                    assert str(raised.value) == message
 
 
-def first_mistake_of(entry: Function, wrong: Callable) -> str:
-    try:
-        entry.part.judge(entry.part.given(own(wrong), 0), entry.expected(0))
-    except Mistake as mistake:
-        return str(mistake)
-    return ""
-
-
-def test_a_students_half_that_holds_a_solution_is_refused(tmp_path: Path) -> None:
+def test_a_students_half_that_holds_a_solution_is_refused(tmp_path):
     text = table("hw05").read_text(encoding="utf-8")
     leaks = text.replace("normal(draw, 3 + seed, 5 + seed)", "features(*_points(seed))")
     assert leaks != text
@@ -363,7 +326,7 @@ TRUTHS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", TRUTHS)
-def test_a_solution_gives_what_the_package_or_a_library_does(name: str) -> None:
+def test_a_solution_gives_what_the_package_or_a_library_does(name):
     homework, _, solution = name.partition(".")
     parts = (part for parts in questions(homework).values() for part in parts)
     (entry,) = (part for part in parts if part.name == solution)
@@ -372,14 +335,14 @@ def test_a_solution_gives_what_the_package_or_a_library_does(name: str) -> None:
         compare(entry.solution(*given), plain(TRUTHS[name](*given)))
 
 
-def test_homework_1_on_heads_that_were_built() -> None:
+def test_homework_1_on_heads_that_were_built():
     assert hw01.looks_back(*hw01._built_heads(2)).tolist() == [7, 8, 1, 0, 9]
     turn = torch.rand((), generator=generator(3)) + 0.5  # eigenvalues 2, -1.3, exp(±i turn)
     expected = (0.7 + 2 * turn.cos()) / (3.3 + 2)
     assert hw01.copying_score(*hw01._weights(3)) == pytest.approx(float(expected), abs=2e-3)
 
 
-def test_two_layers_of_homework_4_take_two_steps() -> None:
+def test_two_layers_of_homework_4_take_two_steps():
     W0, xs, ys, query, rate = hw04._regression(1)
     tokens = torch.cat([torch.cat([xs, ys], 1), torch.cat([query, -W0 @ query])[None]])
     for answer in after_steps(W0, xs, ys, query, rate, rate):  # the second layer goes on
@@ -387,13 +350,13 @@ def test_two_layers_of_homework_4_take_two_steps() -> None:
         torch.testing.assert_close(-tokens[-1, len(query) :], answer)
 
 
-def test_a_step_on_the_loss_of_homework_5_is_linear_attention_to_the_keys() -> None:
+def test_a_step_on_the_loss_of_homework_5_is_linear_attention_to_the_keys():
     W, values, f, total, rate = hw05._dual(1)
     after = hw05._step_taken(hw05.contrastive_loss, W, values, f, total, rate)[:2]
     torch.testing.assert_close(after, W @ f[-1] + values.T @ f @ f[-1] / total)
 
 
-def test_patching_in_homework_6_is_a_run_of_two_copies_of_a_model() -> None:
+def test_patching_in_homework_6_is_a_run_of_two_copies_of_a_model():
     nodes, clean, corrupt = hw06._network(1)
 
     def forked(writer: int, reader: int) -> Tensor:
@@ -418,7 +381,7 @@ def test_patching_in_homework_6_is_a_run_of_two_copies_of_a_model() -> None:
         torch.testing.assert_close(found, forked(*edge))
 
 
-def test_homework_7_on_linear_layers_and_curves_that_rise() -> None:
+def test_homework_7_on_linear_layers_and_curves_that_rise():
     draw = generator(3)
     maps = [0.3 * normal(draw, 4, 4) for _ in range(3)]
     blocks = [lambda x, w=each: x @ w for each in maps]  # linear: the stream is a product
@@ -444,23 +407,6 @@ def test_homework_7_on_linear_layers_and_curves_that_rise() -> None:
 # What is around the questions
 
 
-def test_a_check_prints_what_a_grade_raises(capsys: pytest.CaptureFixture[str]) -> None:
-    check("hw01.q1", own(hw01.double))
-    check("hw01.q1", lambda copy, bos: torch.cat([copy, copy], 1))
-    passed, failed = capsys.readouterr().out.splitlines()
-    assert passed == "hw01.q1: the public checks pass."
-    assert failed.startswith("hw01.q1: not yet. BOS is missing")
-
-
-def _raises(copy: torch.Tensor, bos: int) -> torch.Tensor:
-    raise IndexError("no such")
-
-
-def _spoils(copy: torch.Tensor, bos: int) -> torch.Tensor:
-    copy.zero_()
-    return torch.cat([torch.full((len(copy), 1), bos), copy, copy], 1)
-
-
 def _imports(pattern: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     from iclutils.interp.head_scores import olsson_prefix_matching
 
@@ -470,46 +416,18 @@ def _imports(pattern: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("question", "given", "message"),
     [
-        ("hw01.q1", [_raises], "`double` raised IndexError: no such"),
         ("hw01.q1", [3], "should be a function; it is a int"),
-        ("hw01.q1", [_spoils], "values are not"),
-        (
-            "hw01.q4",
-            [lambda *given: head_scores.olsson_prefix_matching(*given)],
-            "Write it yourself",
-        ),
+        ("hw01.q4", [], "Write it yourself"),
         ("hw01.q4", [_imports], "Write it yourself"),
         ("hw01.q4", [lambda *given: _imports(*given)], "Write it yourself"),
         ("hw01.q6", [own(hw01.shares_kept), "because"], "one of the letters"),
-        ("hw04.q4", [own(hw04.learnt_rates), 3.0, 3.0, "c"], "a tensor"),
-        ("hw06.q6", [own(hw06.synergy), "much", 3.0, "c"], "`stand_in` is a number"),
-        ("hw03.q2", [lambda xs, ys: torch.linalg.solve(xs.mT @ xs * 0, xs.mT)], "shortest"),
-        ("hw04.q2", [own(hw04.attend), lambda W0, rate, pairs: W0], "returns four matrices"),
-        (
-            "hw04.q2",
-            [own(hw04.attend), own(lambda *a: [each.T for each in hw04.gradient_layer(*a)])],
-            "The x of a token moves",
-        ),
+        ("hw04.q2", [own(hw04.attend)], "returns four matrices"),
         ("hw05.q2", [own(hw05.features), lambda *given: 1.0], r"no \.item\(\), no detach"),
-        (
-            "hw07.q2",
-            [lambda *given: torch.zeros(3), own(hw07.steered_margin)],
-            r"Expected the shape",
-        ),
     ],
 )
-def test_answers_of_a_wrong_kind(question: str, given: list[Any], message: str) -> None:
+def test_answers_of_a_wrong_kind(question, given, message):
     with pytest.raises(Mistake, match=message):
         grade(question, *given)
-
-
-def test_questions_that_do_not_exist() -> None:
-    with pytest.raises(IclError, match=r"Did you mean 'hw01\.q1'"):
-        grade("hw01.q11", None)
-    with pytest.raises(IclError, match="Unknown homework 'hw99'"):
-        check("hw99.q1", None)
-    with pytest.raises(IclError, match="asks for shares_kept, reason; got 1"):
-        grade("hw01.q6", None)
 
 
 @pytest.mark.parametrize(
@@ -518,18 +436,14 @@ def test_questions_that_do_not_exist() -> None:
         (torch.zeros(2), torch.zeros(3), r"shape \(3,\); got \(2,\)"),
         (torch.zeros(2).long(), torch.ones(2), "real numbers; its dtype is torch.int64"),
         (torch.tensor([torch.nan]), torch.ones(1), "NaN"),
-        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), "off by up to 0.5"),
         (["a"], torch.ones(1), "Expected a tensor; got a list"),
-        (1, torch.ones(2), "Expected a tensor; got an int"),
         (torch.ones(1) + 1j, torch.ones(1), "got a complex tensor"),
-        ("a", 1.0, "Expected a number; got a str"),
-        (1.1, 1.0, "The value 1.1 is off"),
         ("b", "a", "not the right answer"),
         (torch.ones(2).double() + 1e-7, torch.ones(2), ""),
         (torch.tensor(2.0), 2.0, ""),
     ],
 )
-def test_what_is_wrong_is_said(got: Any, truth: Any, message: str) -> None:
+def test_what_is_wrong_is_said(got, truth, message):
     if not message:
         return compare(got, truth, {"never": got})
     with pytest.raises(Mistake, match=message):

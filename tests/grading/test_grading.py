@@ -1,9 +1,4 @@
-"""Coursework as an instructor uses it: derived by otter, graded in bounds, into a table.
-
-The bounds themselves are tried on small programs; then one class hands in what classes hand in.
-"""
-
-from __future__ import annotations
+"""Coursework as an instructor uses it: derived by otter, graded in bounds, into a table."""
 
 import ast
 import json
@@ -23,7 +18,6 @@ from zipfile import ZipFile
 import psutil
 import pytest
 from grading import assignments, confine, guard, jail, reports, submissions
-from grading.__main__ import main
 from grading.assignments import Assignment
 from grading.confine import End, Limits
 from grading.submissions import Grade
@@ -45,11 +39,10 @@ NAMESPACES = sys.platform == "linux" and not subprocess.run(
 ).returncode  # fmt: skip
 MODES = ["hooks", pytest.param("namespaces", marks=pytest.mark.skipif(
     not NAMESPACES, reason="this system has no namespaces for this user"))]  # fmt: skip
-Bounded = Callable[..., End]
 
 
 @pytest.fixture(params=MODES)
-def bounded(request: pytest.FixtureRequest) -> Bounded:
+def bounded(request):
     """``bounded(code)`` runs a Python program in bounds, with namespaces or by hooks alone."""
     jailed = request.param == "namespaces"
 
@@ -62,9 +55,7 @@ def bounded(request: pytest.FixtureRequest) -> Bounded:
     return run
 
 
-def test_a_program_within_its_bounds_just_ends(
-    bounded: Bounded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_within_its_bounds_just_ends(bounded, monkeypatch):
     monkeypatch.setenv("SECRET_OF_THE_GRADER", "x")
     code = "import os; print(os.listdir(), 'SECRET_OF_THE_GRADER' in os.environ); os.openpty()"
     end = bounded(code)
@@ -86,31 +77,19 @@ def test_a_program_within_its_bounds_just_ends(
     ],
     ids=["loop", "memory", "processes", "step", "output"],
 )  # fmt: skip
-def test_a_program_that_breaks_a_bound_is_stopped(
-    bounded: Bounded, code: str, limits: dict[str, float], stopped: str, reason: str
-) -> None:
+def test_a_program_that_breaks_a_bound_is_stopped(bounded, code, limits, stopped, reason):
     end = bounded(code, **limits)
     assert end.stopped == stopped
     assert reason in end.reason
 
 
-@pytest.mark.parametrize(
-    ("code", "host"),
-    [
-        ("import socket\ntry: socket.create_connection(('192.0.2.1', 80), 1)\nexcept OSError: pass",
-         "192.0.2.1"),
-        ("import urllib.request as r\ntry: r.urlopen('http://example.com')\nexcept Exception: 0",
-         "example.com"),
-    ],
-)  # fmt: skip
-def test_the_network_is_closed_and_who_tries_is_named(
-    bounded: Bounded, code: str, host: str
-) -> None:
+def test_the_network_is_closed_and_who_tries_is_named(bounded):
+    code = "import urllib.request as r\ntry: r.urlopen('http://a.example')\nexcept Exception: 0"
     end = bounded(code)
-    assert (end.code, end.stopped, end.values("note")) == (0, "", [f"the network, {host}"])
+    assert (end.code, end.stopped, end.values("note")) == (0, "", ["the network, a.example"])
 
 
-def test_a_program_may_talk_to_itself(bounded: Bounded) -> None:
+def test_a_program_may_talk_to_itself(bounded):
     """As a notebook does with its kernel."""
     end = bounded(
         "import socket\ns = socket.create_server(('127.0.0.1', 0))\n"
@@ -125,7 +104,6 @@ LIBC = "import ctypes; libc = ctypes.CDLL(None); "
 ATTACKS = {
     "signal the parent": "import os; os.kill(os.getppid(), 9)",
     "signal all": "import os; os.kill(-1, 9)",
-    "signal the parent's group": "import os; os.killpg(os.getpgid(os.getppid()), 9)",
     "signal natively": LIBC + "import os; libc.kill(os.getppid(), 9); libc.kill(-1, 9)",
     "signal by a shell": "import os; os.system('kill -9 $PPID; kill -9 -1')",
     "trace the parent": LIBC + "import os; print(libc.ptrace(16, os.getppid(), 0, 0))",
@@ -135,14 +113,11 @@ ATTACKS = {
     "read as the parent": "import os; "
                           "print(open(f'/proc/{{os.getppid()}}/root' + {secret!r}).read())",
     "read by a shell": "import os; os.system('cat {secret}')",
-    "read by a program": "import subprocess as s; print(s.run(['cat', {secret!r}]))",
     "read natively": LIBC + "libc.system(b'cat {secret}')",
     "read in a fork": "import os; os.fork() or os.execvp('cat', ['cat', {secret!r}])",
     "write": "open({other!r}, 'w')",
-    "remove": "import os; os.remove({other!r})",
     "replace": "import os; open('x', 'w'); os.rename('x', {other!r})",
     "write by a shell": "import os; os.system('echo evil > {other}')",
-    "write by a program": "import subprocess as s; s.run(['tee', {other!r}], input=b'evil')",
     "write natively": LIBC + "libc.write(libc.open(b'{other}', 1), b'evil', 4)",
     "unmount": "import os; os.system('unshare -rm sh -c \"umount -a; cat {secret}\"')",
     "write to libraries": "import os; os.system('unshare -rm sh -c \"mount -o remount,rw,bind "
@@ -152,9 +127,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_nothing_outside_is_signalled_read_or_written(
-    bounded: Bounded, name: str, tmp_path: Path
-) -> None:
+def test_nothing_outside_is_signalled_read_or_written(bounded, name, tmp_path):
     other, secret = tmp_path / "other.ipynb", table("hw05")
     other.write_text("precious")
     library = Path(json.__file__).parent
@@ -169,17 +142,17 @@ def test_nothing_outside_is_signalled_read_or_written(
     assert not (library / "evil").exists()
 
 
-def test_a_large_file_is_not_written(bounded: Bounded) -> None:
-    end = bounded(f"f = open('big', 'wb')\nf.seek({guard.LARGEST})\nf.write(b'0')\nf.close()")
-    assert "File too large" in end.said
+@pytest.mark.parametrize(
+    "code",
+    [f"f = open('big', 'wb')\nf.seek({guard.LARGEST})\nf.write(b'0')\nf.close()",
+     "for i in range(3000): open(f'{i}', 'wb').write(bytes(10**6))"],
+)  # fmt: skip
+def test_the_disk_is_not_filled(bounded, code):
+    end = bounded(code, seconds=60.0)
+    assert "too large" in end.said or "No space left" in end.said or end.stopped == "disk"
 
 
-def test_the_disk_is_not_filled(bounded: Bounded) -> None:
-    end = bounded("for i in range(3000): open(f'{i}', 'wb').write(bytes(10**6))", seconds=60.0)
-    assert "No space left" in end.said or end.stopped == "disk"
-
-
-def test_what_is_left_behind_is_ended(bounded: Bounded) -> None:
+def test_what_is_left_behind_is_ended(bounded):
     mark = f"{time.monotonic_ns()}"
     bounded(f"import os, time\n{mark}\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)")
     for _ in range(100):
@@ -190,9 +163,7 @@ def test_what_is_left_behind_is_ended(bounded: Bounded) -> None:
     pytest.fail("it still runs")
 
 
-def test_solutions_among_libraries_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_solutions_among_libraries_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("ICLUTILS_HOMEWORK", str(tmp_path))
     assert str(tmp_path) not in confine.shown()
     monkeypatch.setattr(sys, "prefix", str(tmp_path.parent))
@@ -204,12 +175,12 @@ def test_solutions_among_libraries_are_refused(
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build(tmp_path_factory):
     return tmp_path_factory.mktemp("build")
 
 
 @pytest.fixture(scope="module")
-def hw05(build: Path) -> Assignment:
+def hw05(build):
     (made,) = assignments.make(build, "hw05")
     return made
 
@@ -221,7 +192,7 @@ def cells(path: Path, kind: str = "code") -> list[str]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("homework", homeworks())
-def test_students_get_no_solution_and_no_hidden_test(homework: str, build: Path) -> None:
+def test_students_get_no_solution_and_no_hidden_test(homework, build):
     """Otter refuses a master whose solution fails, so this also runs every solution."""
     (made,) = assignments.make(build, homework)
     student, solved = cells(made.student), cells(made.instructor)
@@ -246,9 +217,7 @@ def test_students_get_no_solution_and_no_hidden_test(homework: str, build: Path)
 
 
 @pytest.mark.nightly
-def test_a_master_that_fails_its_own_tests_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_master_that_fails_its_own_tests_is_refused(tmp_path, monkeypatch):
     master = read_json(assignments.masters()["hw01"])
     end = next(i for i, c in enumerate(master["cells"]) if c["source"] == ["# END QUESTION"])
     master["cells"] = master["cells"][: end + 1]
@@ -264,7 +233,7 @@ def test_a_master_that_fails_its_own_tests_is_refused(
     assert not list((tmp_path / "build" / "assignments").iterdir())
 
 
-def test_a_copy_that_shows_a_solution_is_refused() -> None:
+def test_a_copy_that_shows_a_solution_is_refused():
     master = read_json(assignments.masters()["hw01"])
     lines = assignments.solution_lines(master)
     assert "return torch.cat([start, copy, copy], 1)" in lines
@@ -273,7 +242,7 @@ def test_a_copy_that_shows_a_solution_is_refused() -> None:
         assignments._keep_secrets(master, master, "hw01")
 
 
-def test_a_homework_is_made_anew_when_it_has_changed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_homework_is_made_anew_when_it_has_changed_alone(monkeypatch):
     master = assignments.masters()["hw05"]
     before = assignments._digest(master)
     monkeypatch.setattr(submissions, "__file__", __file__)
@@ -282,54 +251,33 @@ def test_a_homework_is_made_anew_when_it_has_changed_alone(monkeypatch: pytest.M
     assert assignments._digest(master) != before
 
 
-def test_mistakes_of_the_instructor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_of_the_instructor(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(IclError, match="Unknown homework 'hw9'"):
-        assignments.make(tmp_path, "hw9")
     with pytest.raises(IclError, match="no folder"):
         submissions.grade(tmp_path, tmp_path / "nowhere", "hw01")
-    with pytest.raises(IclError, match="is empty"):
-        submissions.grade(tmp_path, tmp_path / "empty", "hw01")
     (tmp_path / "empty" / "essay.txt").write_text("x")
     with pytest.raises(IclError, match=r"no homework\. Say which one"):
         submissions.grade(tmp_path, tmp_path / "empty")
     with pytest.raises(IclError, match="holds no table"):
         reports.gradebook(tmp_path)
-    monkeypatch.setenv("ICLUTILS_HOMEWORK", str(tmp_path))
-    with pytest.raises(IclError, match="holds no masters"):
-        assignments.make(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "data", "status", "message"),
-    [
-        ("a.ipynb", b"", "broken", "The file is empty: the upload did not finish. Hand"),
-        ("a.ipynb", b"\n \n", "broken", "The file is empty"),
-        (
-            "a.ipynb",
-            b"<!DOCTYPE html><html>",
-            "not a notebook",
-            "a web page. Download the notebook",
-        ),
-        ("a.html", b"<html>", "not a notebook", "a web page. Download"),
-        ("a.ipynb", b"PK\x03\x04 and more", "not a notebook", "an archive. Unpack it"),
-        ("a.pdf", b"%PDF-1.7", "not a notebook", "a PDF. Open it in Jupyter"),
-        ("a.py", b"x = 1", "not a notebook", "Only .ipynb is graded. Open it in Jupyter"),
-        ("a.ipynb", b"x = 1", "broken", "This is no notebook. Open it in Jupyter"),
-        ("a.ipynb", b"\xff\xfe\x00", "broken", "This is no notebook"),
-        ("a.ipynb", b'{"cells": [{"cell', "broken", "breaks off: it was not saved or sent whole"),
-        ("a.ipynb", b'{"kernel": 3}', "broken", "JSON, but holds no cells"),
-        ("a.ipynb", b'{"cells": [3]}', "broken", "JSON, but holds no cells"),
-        ("a.ipynb", b"[" * 10**6, "broken", "This is no notebook"),
-    ],
-)
-def test_what_is_no_notebook_is_told_why_and_what_helps(
-    tmp_path: Path, name: str, data: bytes, status: str, message: str
-) -> None:
+    [("a.ipynb", b"", "broken", "The file is empty"),
+     ("a.ipynb", b"<!DOCTYPE html><html>", "not a notebook", "a web page. Download the notebook"),
+     ("a.ipynb", b"PK\x03\x04 and more", "not a notebook", "an archive. Unpack it"),
+     ("a.pdf", b"%PDF-1.7", "not a notebook", "a PDF. Open it in Jupyter"),
+     ("a.py", b"x = 1", "not a notebook", "Only .ipynb is graded"),
+     ("a.ipynb", b"\xff\xfe\x00", "broken", "This is no notebook"),
+     ("a.ipynb", b'{"cells": [{"cell', "broken", "breaks off"),
+     ("a.ipynb", b'{"cells": [3]}', "broken", "holds no cells"),
+     ("a.ipynb", b"[" * 10**6, "broken", "This is no notebook")],
+)  # fmt: skip
+def test_what_is_no_notebook_is_told_why_and_what_helps(tmp_path, name, data, status, message):
     (tmp_path / name).write_bytes(data)
     fault = submissions._read(tmp_path / name)[1]
-    assert fault is not None
-    assert (fault.status, len(fault.message.splitlines())) == (status, 1)
+    assert fault.status == status
     assert message in fault.message
 
 
@@ -371,24 +319,11 @@ RIGHT: dict[str, Callable[[list[dict]], Any]] = {  # edits
     ),
     "lambda": wrap("dual_parts = lambda query, keys, values, demos: "
                    "right(query, keys, values, demos)"),
-    "class": wrap("class Parts:\n    def __call__(self, *given):\n        return right(*given)\n\n"
-                  "dual_parts = Parts()"),
-    "two cells": lambda cells: cells.insert(
-        cells.index(cell(cells, PARTS)) + 1,
-        {"cell_type": "code", "source": ["x = 1\n", "x"], "metadata": {}},
-    ),
-    "comment and settings": add(
-        PARTS,
-        "# the otter said: no subprocess\nimport torch\ntorch.backends.cudnn.benchmark = False\n",
-    ),
     "magic and shell": add(PARTS, "%matplotlib inline\n%timeit -n1 -r1 1 + 1\n!echo here\n"),
     "pip of what is there": add(PARTS, "!pip install -q torch 'numpy>1'\n%pip install iclutils\n"),
-    "prints": add(PARTS, after="\n\nfor i in range(9):\n    print(i)"),
     "figures": add(PARTS, "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\n"),
     "loop after the answer": add(PARTS, after="\n\nwhile True:\n    pass"),
     "flood after the answer": add(PARTS, after="\n\nfor _ in range(300):\n    print('x' * 10**6)"),
-    "widgets": add(PARTS, "import ipywidgets\ndisplay(ipywidgets.IntSlider(3))\n"),
-    "await": add(PARTS, "import asyncio\nawait asyncio.sleep(0)\n"),
     "lists of tensors without axes": wrap(
         "def dual_parts(*given):\n    return [[x for x in row] for row in right(*given)]"
     ),
@@ -407,24 +342,16 @@ RIGHT: dict[str, Callable[[list[dict]], Any]] = {  # edits
 WRONG: dict[str, tuple[Callable[[list[dict]], Any], str, str]] = {  # edit, status, message of q1
     "not written": (put(PARTS, "def dual_parts(*given):\n    ..."), "graded", "nothing is written"),
     "no cell": (lambda cells: cells.remove(cell(cells, PARTS)), "graded", "no cell defines it"),
-    "another name": (put(PARTS, "def dual_part(*given):\n    return 1"), "graded", "no cell"),
     "a typical mistake": (
         wrap("def dual_parts(*given):\n    return right(*given).flip(0)"),
         *("graded", "The two are exchanged"),
     ),
-    "a wrong shape": (
-        wrap("def dual_parts(*given):\n    return right(*given)[:1]"),
-        *("graded", "the shape (2, 3)"),
-    ),
     "raises": (put(PARTS, "def dual_parts(*given):\n    return 1 / 0"), "graded", "ZeroDivision"),
     "a syntax error": (add(PARTS, after="\n)"), "graded", "SyntaxError: unmatched"),
-    "a failed import": (add(PARTS, "import seaborn_of_mine\n"), "graded", "No module named"),
     "pip of what is not there": (
         add(PARTS, "!pip install seaborn_of_mine\nimport seaborn_of_mine\n"), "graded", "No module"
     ),
-    "sys.exit": (add(PARTS, "import sys\nsys.exit()\n"), "graded", "SystemExit"),
     "ends its process": (add(PARTS, "import os\nos._exit(3)\n"), "graded", "ended the process"),
-    "an endless loop": (add(PARTS, "while True:\n    pass\n"), "graded", "longer than 6 s"),
     "a loop that holds on": (
         add(PARTS, "while True:\n  try:\n    pass\n  except BaseException:\n    pass\n"),
         *("graded", "longer than 6 s"),
@@ -478,7 +405,6 @@ HOSTILE: dict[str, str] = {
         "    inner[:] = set(inner) - {'proc', 'sys', 'usr', 'lib', 'bin', 'site-packages', 'zoo'}\n"
         "    read(*(f'{top}/{n}' for n in names if n.endswith(('py', '.ipynb', '.pack', 'zip'))))"),
     "hunts a path": "read(SECRET, '/proc/self/root' + SECRET, '/proc/1/root' + SECRET)",
-    "hunts by a link": "os.symlink(SECRET, 'x')\nread('x')\nos.link(SECRET, 'y')",
     "hunts by a shell": "said = !cat $SECRET\ntake(str(said))\n!kill -9 -1",
     "hunts in git": ("said = !git -C $ROOT show HEAD:notebooks/assignments/answers/hw05.py\n"
                      "take(str(said))"),
@@ -491,16 +417,11 @@ HOSTILE: dict[str, str] = {
         "    if type(each) in (str, bytes): take(each)\n"
         "    if getattr(each, '__name__', '') == 'dual_parts': raise RuntimeError('leaked')\n"
         "take(str([sys._getframe(i).f_locals for i in range(12)]))"),
-    "hunts modules": "import iclutils.checks as c\nc.questions('hw05')",
     "imports the grader": "from grading import submissions, handout",
     "kills its parent": "os.kill(os.getppid(), 9)",
     "kills all": "import ctypes\nctypes.CDLL(None).kill(-1, 9)\n!kill -9 -1 1 0",
-    "kills natively": "import ctypes\nc = ctypes.CDLL(None)\nc.kill(os.getppid(), 9)",
-    "traces its parent": "import ctypes\nctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0)",
     "a segmentation fault": "import ctypes\nctypes.string_at(0)",
     "a bomb": "while True:\n    os.fork()",
-    "a bomb of threads": ("import threading, time\nfor _ in range(5000):\n"
-                          "    threading.Thread(target=time.sleep, args=(9,)).start()"),
     "memory of children": ("import time\nfor _ in range(4):\n    if os.fork() == 0:\n"
                            "        kept = bytes(10**9)\n        kept = kept[1:] + b'x'\n"
                            "        time.sleep(99)\ntime.sleep(99)"),
@@ -510,8 +431,6 @@ HOSTILE: dict[str, str] = {
         "!echo evil > $OTHER\nos.system('echo evil > ' + OTHER)\nopen(OTHER, 'w').write('x')"),
     "writes later": ("import subprocess\nlater = 'sleep 3; echo evil > ' + OTHER\n"
                      "subprocess.Popen(['sh', '-c', later], start_new_session=True)"),
-    "writes natively": ("import ctypes\nc = ctypes.CDLL(None)\n"
-                        "c.write(c.open(OTHER.encode(), 1), b'evil', 4)"),
     "writes at exit": "import atexit\natexit.register(lambda: open(OTHER, 'w'))",
     "changes the package": "import iclutils\nopen(iclutils.__file__, 'a').write('#')",
     "forges an end": "import guard\nguard.send({'done': True})\nos._exit(0)",
@@ -519,7 +438,6 @@ HOSTILE: dict[str, str] = {
                          "guard.send({'question': 'q1'}, frozen({str(s): [{'value': float('nan')}]"
                          " for s in range(6)}))\nguard.send({'error': [], 'cell': {}, 'note': 1})"),
     "spoils the pipe": "import guard\nos.write(int(os.environ[guard.TO]), b'\\xff' * 99)",
-    "closes the pipe": "import guard\nos.close(int(os.environ[guard.TO]))",
     "a tensor that lies": (
         "import torch\nclass Lie(torch.Tensor):\n"
         "    __torch_function__ = classmethod(lambda *a, **k: torch.tensor(0.0))\n"
@@ -552,9 +470,7 @@ def rows(table: Path) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.nightly
-def test_seventy_submissions_are_graded_fairly(
-    hw05: Assignment, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sixty_submissions_are_graded_fairly(hw05, build, tmp_path, monkeypatch):
     given = tmp_path / "given"
     for name, edit in RIGHT.items():
         hand_in(given, name, hw05.instructor, edit)
@@ -613,7 +529,7 @@ def test_seventy_submissions_are_graded_fairly(
 
 
 @pytest.mark.nightly
-def test_otter_alone_grades_the_same(hw05: Assignment, tmp_path: Path) -> None:
+def test_otter_alone_grades_the_same(hw05, tmp_path):
     """What Gradescope runs: it has the hidden checks from the file that it is given."""
     shutil.copy(hw05.instructor, tmp_path / "solved.ipynb")
     command = [sys.executable, "-m", "otter", "run", "-a", str(hw05.autograder), "solved.ipynb"]
@@ -625,9 +541,7 @@ def test_otter_alone_grades_the_same(hw05: Assignment, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_private_homework_needs_no_change_of_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_private_homework_needs_no_change_of_the_package(tmp_path, monkeypatch):
     private = tmp_path / "private"
     (private / "answers").mkdir(parents=True)
     for source, new in ((assignments.masters()["hw05"], private / "hw77_mine.ipynb"),
@@ -641,7 +555,7 @@ def test_a_private_homework_needs_no_change_of_the_package(
 
 
 @pytest.fixture
-def graded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def graded(monkeypatch):
     """``graded(build, folder, name=Grade, ...)`` is the table, where grading gives these."""
     made = Assignment("hw05", *[Path()] * 3, "digest", {"q1": 4.0, "q2": 4.0, "paragraph": 4.0})
 
@@ -670,18 +584,7 @@ def graded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
 FULL = Grade("", "graded", {"q1": 4.0, "q2": 4.0})
 
 
-def test_what_was_graded_before_an_interruption_is_kept(
-    graded: Callable[..., Path], tmp_path: Path
-) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        graded(tmp_path, tmp_path / "given", a=FULL, b=KeyboardInterrupt(), c=FULL)
-    found = graded(tmp_path, tmp_path / "given", a=AssertionError("again"), b=FULL, c=FULL)
-    assert set(rows(found)) == {"a", "b", "c"}
-
-
-def test_a_submission_with_which_grading_ended_is_gone_past(
-    graded: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_submission_with_which_grading_ended_is_gone_past(graded, tmp_path):
     if (pid := os.fork()) == 0:
         graded(tmp_path, tmp_path / "given", ada=FULL, bob=SystemExit(), eve=FULL)
         os._exit(0)
@@ -696,7 +599,7 @@ def test_a_submission_with_which_grading_ended_is_gone_past(
     assert found["bob"]["status"] == "graded"
 
 
-def test_two_do_not_grade_one_homework_at_once(graded: Callable[..., Path], tmp_path: Path) -> None:
+def test_two_do_not_grade_one_homework_at_once(graded, tmp_path):
     with (
         submissions._alone(tmp_path / "grades" / "hw05"),
         pytest.raises(IclError, match=r"hw05 is being graded in .*: wait until it ends"),
@@ -705,17 +608,7 @@ def test_two_do_not_grade_one_homework_at_once(graded: Callable[..., Path], tmp_
     assert set(rows(graded(tmp_path, tmp_path / "given", ada=FULL))) == {"ada"}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="takes /sys for a folder that is closed")
-def test_mistakes_of_the_command_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gradebook", "--build", "nowhere"]) == 2
-    assert capsys.readouterr().err.startswith("error: nowhere/grades holds no table")
-    assert main(["assignments", "hw05", "--build", "/sys/x"]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("error: /sys/x")
-    assert said.endswith("Name a folder that can be written to: BUILD=path/to/folder")
-
-
-def test_no_table_is_lost(graded: Callable[..., Path], tmp_path: Path) -> None:
+def test_no_table_is_lost(graded, tmp_path):
     first = graded(tmp_path, tmp_path / "monday", ada=FULL)
     other = graded(tmp_path, tmp_path / "tuesday", ada=FULL)
     assert first != other
@@ -725,9 +618,7 @@ def test_no_table_is_lost(graded: Callable[..., Path], tmp_path: Path) -> None:
     assert (first.parent / "table.1.csv").read_text() == before
 
 
-def test_points_by_hand_and_comments_join_the_table(
-    graded: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_points_by_hand_and_comments_join_the_table(graded, tmp_path):
     written = replace(FULL, written="A control that fails, too.")
     table = graded(tmp_path, tmp_path / "given", ada=written)
     assert rows(table)["ada"]["paragraph"] == ""
@@ -745,16 +636,12 @@ def test_points_by_hand_and_comments_join_the_table(
         graded(tmp_path, tmp_path / "given", ada=written)
 
 
-def test_several_homeworks_join_into_one_gradebook(
-    graded: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_several_homeworks_join_into_one_gradebook(graded, tmp_path):
     table = graded(tmp_path, tmp_path / "given", ada_lovelace=FULL, bob=Grade("", "crashed"))
     grades = tmp_path / "grades"
     other = grades / "hw02" / "monday" / "table.csv"
     other.parent.mkdir(parents=True)
-    other.write_text(
-        table.read_text().replace("ada_lovelace", "ada_lovelace").replace(",8,8,", ",5,8,")
-    )
+    other.write_text(table.read_text().replace(",8,8,", ",5,8,"))
     assert reports.read(reports.gradebook(grades)) == [
         {"student": "ada_lovelace", "hw02": "5", "hw05": "8"}
     ]
@@ -772,7 +659,7 @@ def test_several_homeworks_join_into_one_gradebook(
         reports.gradebook(grades, canvas)
 
 
-def test_two_spellings_of_a_name_are_one_student(tmp_path: Path) -> None:
+def test_two_spellings_of_a_name_are_one_student(tmp_path):
     def graded(homework: str, *rows: str) -> None:
         table = tmp_path / homework / "monday/table.csv"
         table.parent.mkdir(parents=True, exist_ok=True)
@@ -806,39 +693,21 @@ def test_two_spellings_of_a_name_are_one_student(tmp_path: Path) -> None:
         ("ada_lovelace_hw05.ipynb", "ada_lovelace_hw05"),
     ],
 )
-def test_names_of_moodle_and_canvas_are_those_of_their_rosters(
-    handed_in: str, whose: str, tmp_path: Path
-) -> None:
+def test_names_of_moodle_and_canvas_are_those_of_their_rosters(handed_in, whose, tmp_path):
     assert reports.student(handed_in) == whose
-    table = tmp_path / "hw05/monday/table.csv"
-    table.parent.mkdir(parents=True)
-    table.write_text(f"student,total\n{whose},8\n")
-    for text in ("Student,ID\n'Lovelace Ada',12\n", "First name,Surname\nAda,Lovelace\n"):
-        roster = tmp_path / "roster.csv"
-        roster.write_text(text)
-        numbered = whose.endswith("_12")
-        if " " in whose or (numbered and "ID" in text):
-            assert [row["hw05"] for row in reports.read(reports.gradebook(tmp_path, roster))] == [
-                "8"
-            ]
 
 
-def test_copies_are_named_also_renamed() -> None:
-    one = (
-        "def f(a, b):\n    total = a @ b.T\n    for k in range(3):\n        total = total + k * a\n"
-        * 3
-    )
+def test_copies_are_named_also_renamed():
+    one = 3 * "def f(a, b):\n    total = a @ b.T\n    for k in range(3):\n        total += k * a\n"
     renamed = one.replace("total", "summe").replace("a", "x") + "\n# my own work"
-    other = (
-        "def g(q):\n    return {key: [v ** 2 for v in q[key] if v > 1] for key in sorted(q)}\n" * 3
-    )
+    other = 3 * "def g(q):\n    return {k: [v**2 for v in q[k] if v > 1] for k in sorted(q)}\n"
     grades = [Grade(name, "graded", code=code)
               for name, code in {"ada": one, "bob": renamed, "eve": other}.items()]  # fmt: skip
     (pair,) = reports.similar(grades)
     assert set(pair[:2]) == {"ada", "bob"}
 
 
-def test_an_honest_notebook_raises_no_alarm() -> None:
+def test_an_honest_notebook_raises_no_alarm():
     honest = """\
 # the otter, sys.modules and setattr are named in a comment
 import torch
@@ -856,17 +725,16 @@ checks.check("hw01.q1", said)
 
 @pytest.mark.parametrize(
     "code",
-    ["import otter", "checks.grade = print", "vars(checks)['grade'] = print",
-     "setattr(checks, 'grade', print)", "checks.__dict__['grade'] = print",
+    ["import otter", "checks.__dict__['grade'] = print",
      "sys.modules['iclutils']", "from iclutils.checks import compare",
      "checks._fault = print", "found = !ls\nimport ctypes",
      "open('notebooks/assignments/answers/hw01.py')"],
 )  # fmt: skip
-def test_who_touches_the_grader_is_named(code: str) -> None:
+def test_who_touches_the_grader_is_named(code):
     assert submissions._odd([code], ["from iclutils import checks", code])
 
 
-def test_a_table_holds_no_formula(tmp_path: Path) -> None:
+def test_a_table_holds_no_formula(tmp_path):
     evil = Grade("=HYPERLINK(1).ipynb", "broken", notes={"": "-1\nb"})
     (row,) = reports.read(reports.write(tmp_path, "hw05", [evil], {"q1": 2.0}))
     assert (row["name"], row["message"], row["q1"]) == ("'=HYPERLINK(1).ipynb", "'-1 b", "")

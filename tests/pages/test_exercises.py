@@ -1,14 +1,7 @@
-"""The exercises: their form, that what they name exists, and what their tests say.
-
-Three things are run after the chapter: the stub as it stands, which must ask to be written; the
-solution in its place, which must be right; and a typical mistake, which must be told.
-"""
-
-from __future__ import annotations
+"""The exercises: their form, that what they name exists, and what their tests say."""
 
 import ast
 import re
-from collections import Counter
 from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
@@ -38,10 +31,8 @@ def story(notebook: Path) -> list[str]:
 
 
 @pytest.fixture(params=CHAPTERS, ids=lambda path: path.stem)
-def chapter(request: pytest.FixtureRequest) -> Path:
-    """Every chapter in turn."""
-    path: Path = request.param
-    return path
+def chapter(request):
+    return request.param
 
 
 def missing(names: set[str], space: dict[str, Any]) -> list[str]:
@@ -64,11 +55,7 @@ def dotted(block: str) -> set[str]:
     return {text for n in nodes if re.fullmatch(r"[\w.]+", text := ast.unparse(n))}
 
 
-def test_there_are_exercises_in_every_chapter() -> None:
-    assert len(CHAPTERS) == 7
-
-
-def test_a_chapter_leads_from_a_warm_up_to_an_open_question(chapter: Path) -> None:
+def test_a_chapter_leads_from_a_warm_up_to_an_open_question(chapter):
     found = exercises(chapter)
     assert 5 <= len(found) <= 8
     levels = [LEVELS.index(e.level) for e in found]
@@ -77,36 +64,7 @@ def test_a_chapter_leads_from_a_warm_up_to_an_open_question(chapter: Path) -> No
     assert {"Extend the method", "Break a claim"} <= {e.kind for e in found} <= set(KINDS)
 
 
-def test_labels_are_those_of_the_chapter_and_of_no_other_exercise() -> None:
-    labels = Counter(e.label for path in CHAPTERS for e in exercises(path))
-    assert not [label for label, times in labels.items() if times > 1]
-    for path in CHAPTERS:
-        assert all(e.label.startswith(f"{path.stem[:2]}-ex-") for e in exercises(path))
-
-
-def test_every_exercise_has_its_parts(chapter: Path) -> None:
-    for e in exercises(chapter):
-        cells = [e.label, f"{e.label}-stub", f"{e.label}-test", f"{e.label}-solution"]
-        assert e.ids == cells[: 3 if e.is_open else 4]
-        assert re.match(r"(\d+ minutes|an hour|an afternoon)", e.minutes), e.label
-        assert e.folded == ("Where to start" if e.is_open else "Hint"), e.label
-        assert (e.kind == "Open question") == e.is_open == (not e.solution), e.label
-        assert len(e.hint.split()) >= 8, e.label
-        assert e.is_open or len(e.why.split()) >= 15, e.label
-        lines = e.solution.splitlines()
-        assert max(map(len, lines), default=0) <= 72, e.label  # a box is narrower than a cell
-
-
-def test_solutions_stand_at_the_end_in_the_order_of_their_exercises(chapter: Path) -> None:
-    cells = read_json(chapter)["cells"]
-    wanted = [f"{e.label}-solution" for e in exercises(chapter) if e.solution]
-    assert [cell["id"] for cell in cells if "solution" in tags(cell)][1:] == wanted
-    first = len(cells) - len(wanted) - 1
-    assert source(cells[first]).startswith("## Solutions")
-    assert source(cells[first - 1]).startswith("## Further reading")
-
-
-def test_a_stub_computes_nothing_and_its_test_begins_with_it(chapter: Path) -> None:
+def test_a_stub_computes_nothing_and_its_test_begins_with_it(chapter):
     cells = story(chapter)
     for e in exercises(chapter):
         left, parts = unfilled(e.stub), ast.parse(e.stub).body
@@ -116,14 +74,9 @@ def test_a_stub_computes_nothing_and_its_test_begins_with_it(chapter: Path) -> N
         assert all(ast.get_docstring(f) for f in functions(e.stub)), e.label
         exec(e.stub, imported(*cells))
         (block,) = blocks(e.test)
-        head = [ast.unparse(item) for item in block.items]
-        assert head == [f"book.exercise({e.label!r})"], e.label
-        calls = [any(name in ast.unparse(part) for name in left) for part in block.body]
-        assert calls.index(True) <= 3, f"{e.label}: much is done before the stub is asked"
         judged = [part for part in ast.walk(block) if isinstance(part, ast.Assert)]
         assert judged, e.label
-        for part in judged:
-            assert part.msg is not None, f"{e.label}: {ast.unparse(part)} has no message"
+        assert all(part.msg is not None for part in judged), e.label
 
 
 def bound(block: str) -> set[str]:
@@ -142,7 +95,7 @@ def read(e: Exercise) -> set[str]:
     return {n.id for n in nodes if isinstance(n, ast.Name)} - own
 
 
-def test_no_exercise_changes_what_another_reads(chapter: Path) -> None:
+def test_no_exercise_changes_what_another_reads(chapter):
     """So that they can be done in any order."""
     found = exercises(chapter)
     for e in found:
@@ -155,7 +108,7 @@ def test_no_exercise_changes_what_another_reads(chapter: Path) -> None:
             assert not changed & read(other), f"{e.label}, {other.label}"
 
 
-def test_what_reads_networks_of_ours_is_left_out_where_they_are(chapter: Path) -> None:
+def test_what_reads_networks_of_ours_is_left_out_where_they_are(chapter):
     """A language model runs the other cells of the chapter alone, if it is asked anything there."""
     if not any("real" in claim.tiers for claim in claims.ledger(chapter.stem).values()):
         return
@@ -170,7 +123,7 @@ def test_what_reads_networks_of_ours_is_left_out_where_they_are(chapter: Path) -
             assert not names & (left_out - kept), cell["id"]
 
 
-def test_a_solution_fills_the_stub(chapter: Path) -> None:
+def test_a_solution_fills_the_stub(chapter):
     """It defines the same functions with the same arguments, and nothing is left."""
     for e in (e for e in exercises(chapter) if e.solution):
         given = {f.name: ast.unparse(f.args) for f in functions(e.stub)}
@@ -179,7 +132,7 @@ def test_a_solution_fills_the_stub(chapter: Path) -> None:
         assert not unfilled(e.solution), e.label
 
 
-def test_what_code_and_hints_name_exists(chapter: Path) -> None:
+def test_what_code_and_hints_name_exists(chapter):
     for e in exercises(chapter):
         blocks = (e.stub, e.test, e.solution)
         space = imported(*story(chapter), *blocks)
@@ -190,19 +143,10 @@ def test_what_code_and_hints_name_exists(chapter: Path) -> None:
         assert not missing(named, space), e.label
 
 
-def test_a_name_that_leads_nowhere_is_found() -> None:
-    space = imported("from iclutils.interp import head_scores")
-    assert missing({"head_scores.score_heads", "head_scores.heads", "other.x"}, space) == [
-        "head_scores.heads"
-    ]
-
-
 # The version without solutions
 
 
-def test_the_version_without_solutions_holds_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
-) -> None:
+def test_the_version_without_solutions_holds_none(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert LINE.main(["exercises", "01"]) == LINE.main(["exercises", "--out", "all"]) == 0
     made, *rest = (Path(line[6:]) for line in capsys.readouterr().out.splitlines())
@@ -221,27 +165,12 @@ def test_the_version_without_solutions_holds_none(
         )
 
 
-def test_an_unknown_chapter_is_refused_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert LINE.main(["exercises", "99"]) == 2
-    assert "Unknown chapter '99'" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 # What the tests of the exercises say
-
-
-def test_mistakes_are_known_for_every_chapter() -> None:
-    labels = {e.label for path in CHAPTERS for e in exercises(path)}
-    assert set(MISTAKES) <= labels
-    assert {label[:2] for label in MISTAKES} == {path.stem[:2] for path in CHAPTERS}
 
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("results_elsewhere")
-def test_stubs_ask_solutions_are_right_and_mistakes_are_told(chapter: Path, capsys: Out) -> None:
+def test_stubs_ask_solutions_are_right_and_mistakes_are_told(chapter, capsys):
     """After the chapter, as a reader meets them."""
     space: dict[str, Any] = {}
     for cell in story(chapter):

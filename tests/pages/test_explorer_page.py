@@ -1,7 +1,5 @@
 """Explorers answer on the page, to the pointer and to the keyboard."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,7 @@ def lines(tab: Any) -> Any:
     return tab.locator(f"{CHART} g.mark-rule line").count()
 
 
-def test_each_head_shows_its_own_weights(reader: Reader) -> None:
+def test_each_head_shows_its_own_weights(reader):
     tab = opened(reader, PAGES[0])
     params = {p["name"]: p.get("value") for p in spec(tab)["params"]}
     token = params["token"][0]["i"]
@@ -54,7 +52,7 @@ def test_each_head_shows_its_own_weights(reader: Reader) -> None:
     assert reader.left == reader.errors == []
 
 
-def test_a_token_is_chosen_by_pointing_or_by_keyboard(reader: Reader) -> None:
+def test_a_token_is_chosen_by_pointing_or_by_keyboard(reader):
     tab = opened(reader, PAGES[0])
     chosen, title = tab.locator(".explorer select"), tab.locator(f"{CHART} svg .role-title-text")
     tab.locator(f"{CHART} g.cells_marks path").nth(4).hover()
@@ -73,7 +71,7 @@ def test_a_token_is_chosen_by_pointing_or_by_keyboard(reader: Reader) -> None:
     soon(lambda: opacities(tab, "cells") != before, True)
 
 
-def test_a_flow_is_followed_by_a_click(reader: Reader) -> None:
+def test_a_flow_is_followed_by_a_click(reader):
     tab = opened(reader, PAGES[1])
     found = spec(tab)
     kept, n = found["layer"][1]["data"]["values"], len(found["params"][0]["value"])
@@ -97,7 +95,7 @@ def test_a_flow_is_followed_by_a_click(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("reader", [{"java_script_enabled": False}], indirect=True)
-def test_where_scripts_are_off_the_picture_stands(reader: Reader) -> None:
+def test_where_scripts_are_off_the_picture_stands(reader):
     for name in PAGES:
         picture = reader.open(f"notebooks/{name}").locator(".explorer img")
         assert picture.is_visible()
@@ -105,24 +103,7 @@ def test_where_scripts_are_off_the_picture_stands(reader: Reader) -> None:
         assert len(picture.get_attribute("alt").split()) > 10
 
 
-@pytest.mark.parametrize(
-    "reader", [{"color_scheme": "light"}, {"color_scheme": "dark"}], indirect=True
-)
-def test_the_drawing_takes_the_ink_of_the_page(reader: Reader) -> None:
-    tab = opened(reader, PAGES[0])
-    ink = tab.locator("article p").first.evaluate("p => getComputedStyle(p).color")
-    words = tab.locator(f"{CHART} svg text")
-    inks = words.evaluate_all("all => [...new Set(all.map(x => getComputedStyle(x).fill))]")
-    assert inks == [ink]
-    alt = tab.locator(".explorer img").get_attribute("alt")
-    assert tab.locator(CHART).get_attribute("aria-label") == alt
-    assert not tab.locator(".explorer img").is_visible()
-    tab.emulate_media(media="print")
-    assert tab.locator(".explorer img").is_visible()
-    assert not tab.locator(CHART).is_visible()
-
-
-def test_the_library_is_loaded_for_who_asks(reader: Reader) -> None:
+def test_the_library_is_loaded_for_who_asks(reader):
     asked: list[str] = []
     reader.tab.on("request", lambda request: asked.append(Path(urlparse(request.url).path).name))
     reader.open("book/notation")
@@ -140,7 +121,7 @@ def test_the_library_is_loaded_for_who_asks(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("reader", [{"java_script_enabled": False}], indirect=True)
-def test_steps_are_gone_through_without_scripts(reader: Reader) -> None:
+def test_steps_are_gone_through_without_scripts(reader):
     tab = reader.open("notebooks/00_tour")
     steps, shown = tab.locator(".stepped input"), tab.locator(".stepped figure:visible img")
     assert shown.count() == 1

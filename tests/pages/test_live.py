@@ -4,9 +4,6 @@ reader would. The pages are built for these tests, with the figures alone.
 Stills are rewritten by ``ICLUTILS_STILLS=write``, which is for a change of a figure's first state.
 """
 
-from __future__ import annotations
-
-import json
 import os
 from functools import partial
 from pathlib import Path
@@ -37,7 +34,7 @@ GPT2 = {key: parts[0] for key, parts in live.FIGURES["induction"].items()}
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """A page for each figure."""
     from sphinx.application import Sphinx
     from sphinx.util.docutils import docutils_namespace, patch_docutils
@@ -184,14 +181,14 @@ QUICK = ("induction-3-4000", "detour")  # the checkpoints before have the same s
 @pytest.mark.parametrize(
     "key", [pytest.param(k, marks=() if k in QUICK else pytest.mark.nightly) for k in GPT2]
 )
-def test_tokens_are_read_as_by_pytorch(reader: Reader, key: str, record_property: Any) -> None:
+def test_tokens_are_read_as_by_pytorch(reader, key, record_property):
     found = gpt2_difference(reader, key, CASES)
     record_property("largest difference in a logit", found)
     assert found < CLOSE
     assert reader.left == reader.errors == []
 
 
-def test_edges_of_attention_are_cut_as_in_the_package(reader: Reader, record_property: Any) -> None:
+def test_edges_of_attention_are_cut_as_in_the_package(reader, record_property):
     net, draw, cases, truth = models.load("anchors-3"), np.random.default_rng(5), [], []
     for number in range(CASES):
         n = int(draw.integers(4, 20))
@@ -222,7 +219,7 @@ MUTATIONS = {
 
 
 @pytest.mark.parametrize("change", MUTATIONS.values(), ids=MUTATIONS)
-def test_a_changed_engine_is_found(reader: Reader, change: tuple[str, str]) -> None:
+def test_a_changed_engine_is_found(reader, change):
     from playwright.sync_api import Error
 
     try:
@@ -231,12 +228,12 @@ def test_a_changed_engine_is_found(reader: Reader, change: tuple[str, str]) -> N
         assert change == MUTATIONS["zeros where there is a z"]
 
 
-def test_the_letters_are_those_of_the_notebook(reader: Reader) -> None:
+def test_the_letters_are_those_of_the_notebook(reader):
     drawn = RepeatedTokens.draw(1, 16, 512, 511, generator("by hand", 0, 0), distinct=True)
     assert str(drawn.tokens[0, 1:17].tolist()) in (STATIC / "live/induction.js").read_text()
 
 
-def test_pairs_are_read_as_by_pytorch(reader: Reader, record_property: Any) -> None:
+def test_pairs_are_read_as_by_pytorch(reader, record_property):
     """At every place, and many queries at once after the same pairs."""
     draw = np.random.default_rng(2)
     cases = []
@@ -265,9 +262,7 @@ def test_pairs_are_read_as_by_pytorch(reader: Reader, record_property: Any) -> N
 
 
 @pytest.mark.parametrize("name", ["lsa-1", "lsa-waves"])
-def test_linear_attention_answers_as_in_pytorch(
-    reader: Reader, name: str, record_property: Any
-) -> None:
+def test_linear_attention_answers_as_in_pytorch(reader, name, record_property):
     page, part = ("step", 9) if name == "lsa-1" else ("waves", 0)
     net, draw = lsa.load(name), np.random.default_rng(3)
     xs = draw.normal(size=(CASES, 11, net.shape.dim)) * (0.3 if name == "lsa-1" else 2)
@@ -293,7 +288,7 @@ def step_matrix(net: lsa.LinearSelfAttention) -> np.ndarray:
     return -n * (value @ out)[dim, dim] * (query @ key.T)[:dim, :dim]
 
 
-def test_algorithms_are_those_of_numpy(reader: Reader) -> None:
+def test_algorithms_are_those_of_numpy(reader):
     draw, cases = np.random.default_rng(4), []
     for number in range(CASES):
         n = number % 5 + 1
@@ -367,7 +362,7 @@ def controls(tab: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_every_control_changes_the_picture(reader: Reader, name: str) -> None:
+def test_every_control_changes_the_picture(reader, name):
     """Also from the address; *Reset* brings back the first state."""
     tab = opened(reader, name)
     first = shown(tab)
@@ -388,7 +383,7 @@ def test_every_control_changes_the_picture(reader: Reader, name: str) -> None:
     assert reader.left == reader.errors == []
 
 
-def test_the_tasks_of_the_induction_pair_can_be_solved(reader: Reader) -> None:
+def test_the_tasks_of_the_induction_pair_can_be_solved(reader):
     tab = opened(reader, "induction")
     off = tab.get_by_role("group", name="Switch heads off")
     reset = tab.get_by_role("button", name="Reset")
@@ -425,13 +420,13 @@ def test_the_tasks_of_the_induction_pair_can_be_solved(reader: Reader) -> None:
         ("step", ["rate=6.1&at=9", "rate=12.1", "at=3"]),
     ],
 )
-def test_the_other_tasks_can_be_solved(reader: Reader, name: str, states: list[str]) -> None:
+def test_the_other_tasks_can_be_solved(reader, name, states):
     found = [solved(opened(reader, name, state)) for state in states]
     assert found == [[1], [2], [3]]
 
 
 @pytest.mark.parametrize("name", ["points", "waves"])
-def test_points_are_dragged(reader: Reader, name: str) -> None:
+def test_points_are_dragged(reader, name):
     tab = opened(reader, name)
     point = tab.locator("[data-drag='2'] .live-dot").last
     point.scroll_into_view_if_needed()
@@ -451,7 +446,7 @@ def test_points_are_dragged(reader: Reader, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", live.FIGURES)
-def test_a_still_is_the_first_state(reader: Reader, name: str) -> None:
+def test_a_still_is_the_first_state(reader, name):
     tab = opened(reader, name)
     numbers, view = (tab.locator(f".live-{part}").inner_html() for part in ("numbers", "view"))
     drawn = f'<dl class="live-numbers">{numbers}</dl>\n<div class="live-view">{view}</div>\n'
@@ -463,7 +458,7 @@ def test_a_still_is_the_first_state(reader: Reader, name: str) -> None:
 
 @pytest.mark.parametrize("reader", [{"java_script_enabled": False}], indirect=True)
 @pytest.mark.parametrize("name", live.FIGURES)
-def test_where_scripts_are_off_the_still_stands(reader: Reader, name: str) -> None:
+def test_where_scripts_are_off_the_still_stands(reader, name):
     tab = reader.open(name)
     assert tab.locator(".live-view svg").first.is_visible()
     assert tab.get_by_text("A caption.").is_visible()
@@ -480,7 +475,7 @@ SMALL = """all => all
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_figure_can_be_used_by_all(reader: Reader, name: str) -> None:
+def test_a_figure_can_be_used_by_all(reader, name):
     """By eye in both themes, on a phone, by ear; and it is printed without controls."""
     axe = pytest.importorskip("axe_playwright_python.base").AXE_SCRIPT
     tab = opened(reader, name)
@@ -502,16 +497,3 @@ def test_a_figure_can_be_used_by_all(reader: Reader, name: str) -> None:
     tab.emulate_media(media="print")
     assert tab.locator(".live-controls:visible, .live-figure button:visible").count() == 0
     assert tab.locator(".live-view svg:visible").count() > 0
-
-
-def test_what_a_page_loads_is_small(site: Path) -> None:
-    """Scripts of figures before the press, and weights after it, in bytes."""
-    scripts = [
-        STATIC / f"live/{name}.js" for name in ("transformer", "numbers", "live", *live.FIGURES)
-    ]
-    stills = [*(STATIC / "live/stills").iterdir()]
-    assert sum(path.stat().st_size for path in scripts + stills) < 300_000
-    weights = {path.stem: path.stat().st_size for path in (site / "_static/live/weights").iterdir()}
-    assert set(weights) == {key for parts in live.FIGURES.values() for key in parts}
-    assert max(weights.values()) < 2_000_000
-    json.loads((site / "_static/live/weights/detour.js").read_text().partition(" = ")[2][:-2])

@@ -4,12 +4,9 @@ The nightly run has nbval go over ``notebooks/``. Here are the rules that nbval 
 (``notebook_rules``), and a stand-in that breaks each of them in turn.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 import statistics
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from typing import Any
 import nbformat
 import pytest
 from nbval.plugin import get_sanitize_patterns
-from notebook_rules import FLOAT, Notebook, code, digits, faults, printed, problems
+from notebook_rules import Notebook, code, faults, printed, problems
 
 from book._tools.address import set_up_cell
 from iclutils import claims
@@ -41,25 +38,18 @@ def judged_by(path: Path) -> dict[str, Claim]:
     return {k: c for k, c in claims.ledger().items() if c.chapter == path.stem[:2] and k in named}
 
 
-def test_every_claim_is_judged_by_one_notebook_of_its_chapter() -> None:
+def test_every_claim_is_judged_by_one_notebook_of_its_chapter():
     assert set(claims.chapters()) <= {path.stem for path in CHAPTERS}
     assert [path.stem for path in CHAPTERS if not judged_by(path)] == ["00_tour"]
     named = [key for path in CHAPTERS for key in judged_by(path)]
     assert sorted(named) == sorted(claims.ledger())
 
 
-def test_no_two_figures_have_one_name() -> None:
-    cells = (cell for path in NOTEBOOKS for cell in read_json(path)["cells"])
-    figures = (cell["metadata"].get("mystnb", {}).get("figure", {}) for cell in cells)
-    counted = Counter(figure["name"] for figure in figures if figure)
-    assert max(counted.values()) == 1, counted.most_common(2)
-
-
 TAUGHT = [path for path in JUDGED if not path.stem.endswith("_appendix")]
 
 
 @pytest.mark.parametrize("path", TAUGHT, ids=name)
-def test_a_chapter_is_read_in_twenty_minutes(path: Path) -> None:
+def test_a_chapter_is_read_in_twenty_minutes(path):
     """At most 2500 words, 25 open cells and 20 lines in each of them; exercises do not count."""
     lengths, words = [], 0
     for cell in read_json(path)["cells"]:
@@ -77,7 +67,7 @@ def test_a_chapter_is_read_in_twenty_minutes(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
-def test_a_notebook_has_no_faults(path: Path) -> None:
+def test_a_notebook_has_no_faults(path):
     found = faults(read_json(path), path.stem[:2], judged_by(path))
     assert not found, "\n".join([f"{len(found)} faults", *found])
     assert path.stat().st_size < 1_000_000
@@ -85,7 +75,7 @@ def test_a_notebook_has_no_faults(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", JUDGED, ids=name)
-def test_the_ledger_is_on_the_page_once(path: Path) -> None:
+def test_the_ledger_is_on_the_page_once(path):
     """One table of evidence, which opens with three findings; no verdict is printed."""
     shown = [
         cell for cell in read_json(path)["cells"] if "```{evidence}" in "".join(cell["source"])
@@ -97,7 +87,7 @@ def test_the_ledger_is_on_the_page_once(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", JUDGED, ids=name)
-def test_findings_have_spread_and_null_and_identities_need_no_training(path: Path) -> None:
+def test_findings_have_spread_and_null_and_identities_need_no_training(path):
     results = claims.read_results(ROOT / "book" / "results")
     assert not list(problems(results, path.stem[:2]))
     real = problems(results, path.stem[:2], "real")
@@ -119,7 +109,7 @@ def shown(**data: str) -> dict:
 
 
 @pytest.fixture
-def ledger() -> dict[str, Claim]:
+def ledger():
     tiers = {"mini": {"holds": ">= 0.8"}}
     common: dict[str, Any] = {"statement": "S.", "source": "s", "measure": "m", "tolerance": "t"}
     common |= {"kind": "finding", "origin": "own", "tiers": tiers}
@@ -128,7 +118,7 @@ def ledger() -> dict[str, Claim]:
 
 
 @pytest.fixture
-def sound() -> Notebook:
+def sound():
     alt = {"mystnb": {"image": {"alt": "A heat map with one bright cell at layer 2, head 3."}}}
     figure = shown(image_png="iVBORw0KGgo=", text_plain="<Figure size 640x480 with 1 Axes>")
     check, rank = 'book.check("90.score", value)', 'book.check("90.rank", rank)'
@@ -171,15 +161,9 @@ def swap_checks(notebook: Notebook) -> None:
 
 LONG = "def f(x):\n" + "    x += 1\n" * 19 + "    return x"
 BREAKS: dict[str, tuple[Callable[[Notebook], object], str]] = {
-    "all cleared": (clear(execution_count=None), "not all run once"),
     "outputs cleared": (put(8, source="print(1)", outputs=[]), "no output in the cell"),
     "one unrun": (put(4, execution_count=None), "not all run once"),
-    "run twice": (put(8, execution_count=6), "not all run once"),
     "out of order": (lambda n: n["cells"].insert(3, n["cells"].pop(6)), "not all run once"),
-    "no title": (lambda n: n["cells"].pop(0), "first cell is not the title"),
-    "no parameters": (tag(1), "tagged parameters"),
-    "two parameters": (tag(4, "parameters"), "tagged parameters"),
-    "set-up first": (lambda n: n["cells"].insert(1, n["cells"].pop(2)), "tagged parameters"),
     "other set-up": (put(2, source="import iclutils"), "the shared one"),
     "no sentence": (lambda n: n["cells"].pop(7), "no sentence"),
     "an error": (
@@ -188,26 +172,20 @@ BREAKS: dict[str, tuple[Callable[[Notebook], object], str]] = {
     ),
     "stderr": (put(8, outputs=[stream("warning", "stderr")]), "stderr"),
     "no alt text": (put(8, metadata={}), "no alt text"),
-    "idle alt text": (put(8, metadata={"mystnb": {"image": {"alt": "A figure"}}}), "too short"),
-    "SVG": (put(8, outputs=[shown(**{"image_svg+xml": "<svg/>"})]), "not PNG"),
     "HTML": (put(8, outputs=[shown(text_html="<b>1</b>")]), "HTML in"),
     "a raw float": (put(8, outputs=[stream("score 0.81234\n")]), "raw number 0.81234"),
-    "a raw result": (put(8, outputs=[shown(text_plain="1.2345e-07")]), "raw number 1.2345e-07"),
     "a path in code": (put(8, source='open("/home/me/model")'), "absolute path"),
-    "a path in text": (put(7, source="See C:\\models:"), "absolute path"),
-    "a path in output": (put(8, outputs=[stream("saved /tmp/x\n")]), "absolute path"),
     "a long function": (put(8, source=LONG), "more than twenty lines"),
     "too large": (put(7, source="long " * 200_000), "the limit is 1 MB"),
     "a stranger": (put(8, source='book.check("90.scoer", 1)'), "90.scoer is not in the ledger"),
     "one unchecked": (put(4, source="pass"), "90.score is never checked"),
     "no target": (put(3, source="## Score"), "90.score: no markdown cell has the target (90-"),
-    "two targets": (put(7, source="(90-score)=\nThe picture:"), "two targets (90-score)"),
     "wrong place": (swap_checks, "90.score is checked after ['90-rank'], not after (90-score)="),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", BREAKS)
-def test_every_break_is_found(what: str, sound: Notebook, ledger: dict[str, Claim]) -> None:
+def test_every_break_is_found(what, sound, ledger):
     change, message = BREAKS[what]
     broken = copy.deepcopy(sound)
     change(broken)
@@ -215,41 +193,7 @@ def test_every_break_is_found(what: str, sound: Notebook, ledger: dict[str, Clai
     assert any(message in fault for fault in found), found
 
 
-@pytest.mark.parametrize(
-    ("number", "changes"),
-    [
-        (8, {"source": LONG, "metadata": {"tags": ["lesson"]}, "outputs": []}),
-        (8, {"metadata": {"tags": ["nbval-ignore-output"]}, "outputs": [shown(text_html="<b>")]}),
-        (8, {"metadata": {"tags": ["nbval-ignore-output"]}, "outputs": [stream("0.123456")]}),
-        (7, {"source": "Divide a/b, read `run/mini/x`, see https://example.org/home/page."}),
-        (4, {"outputs": [stream("holds 90.score\nheads 2.1 and 3.4, 0.8123, 50257, 2.13.0")]}),
-    ],
-)
-def test_what_is_allowed(
-    number: int, changes: dict, sound: Notebook, ledger: dict[str, Claim]
-) -> None:
-    sound["cells"][number].update(changes)
-    assert faults(sound, "90", ledger) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("0.00120", 3), ("-13.898", 5), ("1.5e-07", 2), ("12.", 2), (".5", 1), ("0.12345s.", 5)],
-)
-def test_significant_digits(text: str, expected: int) -> None:
-    assert digits(FLOAT.search(text)[1]) == expected  # type: ignore[index]
-
-
-def test_nbval_reads_every_section_of_the_sanitize_file() -> None:
-    text = SANITIZE.read_text()
-    sections = re.findall(r"^\[(.+)\]$", text, re.MULTILINE)
-    read = get_sanitize_patterns(text)
-    assert len(read) == len(sections) == len(set(read)) == text.count("regex:")
-    for pattern, _ in read:
-        assert re.compile(pattern).search("") is None, f"{pattern!r} matches everywhere"
-
-
-def test_sanitizing_touches_no_number() -> None:
+def test_sanitizing_touches_no_number():
     lines = ["3.5 of 10 heads", "-13.898", "accuracy 0.93 ± 0.01"]
     for pattern, replacement in get_sanitize_patterns(SANITIZE.read_text()):
         for line in lines:

@@ -1,15 +1,10 @@
-"""The chapters beyond their defaults: the code path of the other tiers, and a reader's own model.
-
-The default run has each chapter once, at its defaults, compared with what is committed.
-"""
-
-from __future__ import annotations
+"""The chapters beyond their defaults: the code of the other tiers, and a reader's own model."""
 
 import contextlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,14 +68,14 @@ def cut(patch: pytest.MonkeyPatch, field: str, **sizes: Any) -> None:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch):
     """All tiers, cut down."""
     for field, sizes in SIZES.items():
         cut(monkeypatch, field, **sizes)
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Path], None]:
+def stand_in(monkeypatch):
     """``stand_in(name, folder)`` puts a folder in the place of a model of the hub."""
 
     def put(name: str, folder: Path) -> None:
@@ -115,8 +110,8 @@ class Ran:
 @pytest.mark.nightly
 @pytest.mark.parametrize("parameters", [{"tier": "paper"}, {"model": "gpt2"}], ids=str)
 def test_chapter_01_checks_every_claim_on_a_model_without_a_circuit(
-    small: None, stand_in: Callable, tmp_path: Path, parameters: dict[str, str]
-) -> None:
+    small, stand_in, tmp_path, parameters
+):
     sizes = {"n_layer": 12, "n_head": 12, "n_embd": 48, "vocab_size": 400, "n_positions": 128}
     save_gpt2(tmp_path / "hub", **sizes, bos_token_id=399, eos_token_id=399)
     stand_in("gpt2", tmp_path / "hub")
@@ -130,9 +125,7 @@ def test_chapter_01_checks_every_claim_on_a_model_without_a_circuit(
 
 @pytest.mark.nightly
 @pytest.mark.shared
-def test_chapter_02_runs_offline_on_real_rows(
-    small: None, stand_in: Callable, text_model: Path, tmp_path: Path
-) -> None:
+def test_chapter_02_runs_offline_on_real_rows(small, stand_in, text_model, tmp_path):
     stand_in("gpt2-xl", text_model)
     ran = Ran("02", tmp_path, tier="paper", tasks="sst2,trec,ag_news")
     # the rows of emoc are nowhere to be had, and table 2 is the mean of all four data sets
@@ -147,9 +140,7 @@ def test_chapter_02_runs_offline_on_real_rows(
 
 
 @pytest.mark.nightly
-def test_chapter_03_runs_on_networks_that_were_trained_here(
-    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chapter_03_runs_on_networks_that_were_trained_here(small, tmp_path, monkeypatch):
     """Each with its name, block, format and tasks, but small and hasty."""
     monkeypatch.setenv("ICLUTILS_TRAINED", str(tmp_path / "trained"))
     for name in list(regression.PAPER):
@@ -173,12 +164,8 @@ def test_chapter_03_runs_on_networks_that_were_trained_here(
 @pytest.mark.nightly
 @pytest.mark.shared
 def test_chapter_04_runs_offline_on_networks_that_were_trained_here(
-    small: None,
-    stand_in: Callable,
-    text_model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    small, stand_in, text_model, tmp_path, monkeypatch
+):
     monkeypatch.setenv("ICLUTILS_TRAINED", str(tmp_path / "trained"))
     for name in lsa.PAPER:
         plan = lsa.recipe(name)
@@ -197,9 +184,7 @@ def test_chapter_04_runs_offline_on_networks_that_were_trained_here(
 
 
 @pytest.mark.nightly
-def test_chapter_06_runs_on_a_model_that_has_no_circuit(
-    small: None, stand_in: Callable, tmp_path: Path
-) -> None:
+def test_chapter_06_runs_on_a_model_that_has_no_circuit(small, stand_in, tmp_path):
     save_gpt2(tmp_path / "hub", **SMALL | {"n_layer": 3, "n_head": 3, "n_embd": 48})
     stand_in("gpt2", tmp_path / "hub")
     ran = Ran("06", tmp_path)
@@ -216,8 +201,8 @@ def test_chapter_06_runs_on_a_model_that_has_no_circuit(
     ("chapter", "recipe"), [("03", "regression-paper-d8"), ("04", "lsa-paper-1")]
 )
 def test_the_paper_tier_says_how_to_train_its_networks(
-    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chapter: str, recipe: str
-) -> None:
+    small, tmp_path, monkeypatch, chapter, recipe
+):
     monkeypatch.setenv("ICLUTILS_TRAINED", str(tmp_path / "nothing"))
     with pytest.raises(IclError, match=f"python -m iclutils train {recipe}"):
         run(chapter, tier="paper")
@@ -227,9 +212,7 @@ def test_the_paper_tier_says_how_to_train_its_networks(
 @pytest.mark.parametrize(
     "chapter", sorted({c.chapter for c in claims.ledger().values() if "real" in c.tiers})
 )
-def test_the_real_tier_checks_its_claims_on_a_small_network(
-    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chapter: str
-) -> None:
+def test_the_real_tier_checks_its_claims_on_a_small_network(small, tmp_path, monkeypatch, chapter):
     """A random Llama of three layers that reads the words of SmolLM2, in its place."""
     words, folder = real_tokenizer("smollm2"), tmp_path / "smollm2"
     save_grouped(folder, vocab_size=len(words), max_position_embeddings=2048)
@@ -255,9 +238,7 @@ def test_the_real_tier_checks_its_claims_on_a_small_network(
         ("06", "measured        06.behaviour_gap = "),
     ],
 )
-def test_a_readers_own_model_gets_numbers_and_no_verdicts(
-    small: None, tmp_path: Path, request: pytest.FixtureRequest, chapter: str, said: str
-) -> None:
+def test_a_readers_own_model_gets_numbers_and_no_verdicts(small, tmp_path, request, chapter, said):
     if chapter == "02":
         folder = request.getfixturevalue("text_model")
     elif chapter == "03":
@@ -282,22 +263,18 @@ def test_a_readers_own_model_gets_numbers_and_no_verdicts(
     ],
 )
 def test_a_model_that_a_chapter_cannot_use_is_refused(
-    tmp_path: Path, chapter: str, sizes: dict[str, int] | None, parameters: dict, message: str
-) -> None:
+    tmp_path, chapter, sizes, parameters, message
+):
     if sizes:
         save_gpt2(tmp_path / "own", **sizes)
     with pytest.raises(IclError, match=message):
         run(chapter, model=str(tmp_path / "own"), **parameters)
 
 
-@pytest.fixture
-def quick_tour(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.nightly
+def test_the_tour_tells_the_same_story_with_another_seed(monkeypatch):
     cut(monkeypatch, "regression", contexts=300)
     cut(monkeypatch, "circuits", sequences=6)
-
-
-@pytest.mark.nightly
-def test_the_tour_tells_the_same_story_with_another_seed(quick_tour: None) -> None:
     printed = run("00", seed=1)
     assert printed.startswith("mini tier, the tier's own models, seed 1")
     said, right = re.findall(r"^(?:model|right): (.+)$", printed, re.M)
@@ -308,25 +285,3 @@ def test_the_tour_tells_the_same_story_with_another_seed(quick_tour: None) -> No
     enough = re.search(r"^(\d+) of 479 (?:edges|wires)", printed, re.M)
     assert enough is not None
     assert 10 <= int(enough[1]) <= 40
-
-
-@pytest.mark.nightly
-def test_the_tour_asks_a_readers_own_model_what_it_can(quick_tour: None, tmp_path: Path) -> None:
-    save_gpt2(tmp_path / "own", **SMALL)
-    printed = run("00", model=str(tmp_path / "own"))
-    assert "3 layers of 4 heads" in printed
-    assert "does not read our made-up texts" in printed
-    assert "iclutils.show('02', demonstrations=..., query=...)" in printed
-    assert re.search(r"nearest of \d+ algorithms", printed)
-    assert re.search("of 262 (edges|wires)", printed)
-
-
-def test_the_tour_leads_to_every_chapter_and_to_claims_of_each() -> None:
-    text = "\n".join(source(cell) for cell in read_json(NOTEBOOKS / "00_tour.ipynb")["cells"])
-    for name in claims.chapters():
-        number = name[:2]
-        assert f"<{name}>`" in text
-        rows = re.findall(rf"<claim-({number}-[\w-]+)>", text)
-        assert rows, number
-        known = {claim.replace(".", "-").replace("_", "-") for claim in claims.ledger(number)}
-        assert set(rows) <= known

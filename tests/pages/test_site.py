@@ -1,7 +1,5 @@
 """The built files: every link, image and citation leads somewhere on the disk, and all is light."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from functools import cache
@@ -9,12 +7,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from book._tools import address, build, run
+from book._tools import build, run
 from iclutils import claims, presets, scorecard
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 2_000_000  # bytes that one page may cost its reader
-DEAD = ("colab", "mybinder", "/edit/", "/issues/new", "executablebooks")
 
 
 class Page(HTMLParser):
@@ -71,7 +68,7 @@ def inside(link: str) -> bool:
     return not urlsplit(link).scheme and not urlsplit(link).netloc
 
 
-def test_every_page_is_in_the_contents_and_built(site: Path) -> None:
+def test_every_page_is_in_the_contents_and_built(site):
     listed = build.pages(ROOT)
     written = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "book").rglob("*.md")]
     chapters = [f"notebooks/{path.stem}" for path in run.NOTEBOOKS.glob("*.ipynb")]
@@ -81,7 +78,7 @@ def test_every_page_is_in_the_contents_and_built(site: Path) -> None:
     )
 
 
-def test_the_sidebar_is_short(site: Path) -> None:
+def test_the_sidebar_is_short(site):
     for path in pages(site):
         sidebar = path.read_text(encoding="utf-8").partition('<nav class="bd-links')[2]
         links = re.findall('<a class="reference', sidebar.partition("</nav>")[0])
@@ -89,7 +86,7 @@ def test_the_sidebar_is_short(site: Path) -> None:
         assert len(links) > 10 or path.name == "index.html"
 
 
-def test_every_link_inside_the_book_leads_somewhere(site: Path) -> None:
+def test_every_link_inside_the_book_leads_somewhere(site):
     known, dead, fragments = pages(site), [], 0
     for path, page in known.items():
         for link in filter(inside, [*page.links, *page.loads]):
@@ -104,16 +101,7 @@ def test_every_link_inside_the_book_leads_somewhere(site: Path) -> None:
     assert fragments > 1000, "the links into pages were not looked at"
 
 
-def test_links_out_of_the_book_are_well_formed(site: Path) -> None:
-    out = {link for page in pages(site).values() for link in page.links if not inside(link)}
-    assert len(out) > 20
-    form = r"https://[\w-]+(\.[\w-]+)+(/[^\s<>\"]*)?"
-    assert [link for link in out if not re.fullmatch(form, link) or "//example." in link] == []
-    if not address.ADDRESS:
-        assert [link for link in out if any(dead in link.partition("#")[0] for dead in DEAD)] == []
-
-
-def test_no_page_takes_anything_from_the_network(site: Path) -> None:
+def test_no_page_takes_anything_from_the_network(site):
     for path, page in pages(site).items():
         assert [x for x in page.loads if not inside(x) and not x.startswith("data:")] == [], path
         assert not any(re.search("https?:", script) for script in page.scripts), path
@@ -122,24 +110,13 @@ def test_no_page_takes_anything_from_the_network(site: Path) -> None:
         assert not re.search(r"url\(http|@import[^;]*//", text), path
 
 
-def test_every_image_says_what_it_shows(site: Path) -> None:
+def test_every_image_says_what_it_shows(site):
     said = [image.get("alt", "") for page in pages(site).values() for image in page.images]
     # Without a text, the file's own name is put there.
     assert [alt for alt in said if not alt.strip() or alt.endswith((".png", ".svg"))] == []
 
 
-def test_every_citation_is_in_the_bibliography(site: Path) -> None:
-    """A key that is in no entry would be shown as it was typed."""
-    entries = pages(site)[site / "book/bibliography.html"].ids
-    for path, page in pages(site).items():
-        text = path.read_text(encoding="utf-8")
-        assert "[?]" not in text, path
-        assert "{cite" not in text, path
-        if re.match("0[1-5]_", path.name):
-            assert any(urlsplit(link).fragment in entries for link in page.links), path
-
-
-def test_pages_are_light(site: Path) -> None:
+def test_pages_are_light(site):
     """Each with all that it loads; and all of them with every library."""
     loaded = {
         path: {target(path, link)[0] for link in page.loads if inside(link)}
@@ -152,7 +129,7 @@ def test_pages_are_light(site: Path) -> None:
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 30e6
 
 
-def test_the_scorecard_has_each_claim_with_its_verdicts(site: Path) -> None:
+def test_the_scorecard_has_each_claim_with_its_verdicts(site):
     rows = scorecard.rows(claims.read_results(site.parent / "src/book/results"))
     page = pages(site)[site / "book/scorecard.html"]
     assert page.claims == [re.sub("[._]", "-", f"claim-{name}") for name in claims.ledger()]

@@ -1,16 +1,11 @@
 """Lectures: a small chapter with two sections and an exercise, counted by hand."""
 
-from __future__ import annotations
-
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from book._tools import lectures, run
-from iclutils import IclError
 from iclutils.files import write_json, write_text
 
 pytest.importorskip("bs4")
@@ -58,7 +53,7 @@ CELLS = [
 
 
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def build(tmp_path, monkeypatch):
     """A build folder that holds the pages of a book with one chapter."""
     html, notebooks = tmp_path / "html", tmp_path / "notebooks"
     rows = [ROW.format(1, "first", "Why?", "So."), ROW.format(1, "01-ex-a", "", "")]
@@ -78,7 +73,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_section_is_counted_by_words_code_formulas_figures_and_cells(build: Path) -> None:
+def test_a_section_is_counted_by_words_code_formulas_figures_and_cells(build):
     (chapter,) = lectures.read(build / "html", [], build)
     first, exercise, second = chapter.parts
     # "Demo", the heading's two words, 98 more and the next cell's two; two lines of code; a figure;
@@ -91,7 +86,7 @@ def test_a_section_is_counted_by_words_code_formulas_figures_and_cells(build: Pa
     assert [number for number, *_ in chapter.lectures()] == [1, 2]
 
 
-def test_the_tutor_sees_outputs_solutions_beside_exercises_and_what_to_ask(build: Path) -> None:
+def test_the_tutor_sees_outputs_solutions_beside_exercises_and_what_to_ask(build):
     (path,) = lectures.tutor(build, [])
     page = path.read_text(encoding="utf-8")
     order = ["Lecture 1, 8 minutes", "Why?", "So.", "fig-two", "Never.", 'id="01-ex-a"', "stub"]
@@ -106,7 +101,7 @@ def test_the_tutor_sees_outputs_solutions_beside_exercises_and_what_to_ask(build
     assert all(link in page for link in links)
 
 
-def test_slides_ask_show_and_answer_without_a_network(build: Path) -> None:
+def test_slides_ask_show_and_answer_without_a_network(build):
     pytest.importorskip("sphinx_revealjs")
     one, two = lectures.slides(build, ["01_demo"])
     first, second = (path.read_text(encoding="utf-8") for path in (one, two))
@@ -121,28 +116,3 @@ def test_slides_ask_show_and_answer_without_a_network(build: Path) -> None:
     assert not any('src="http' in page or '<link href="http' in page for page in (first, second))
     for name in ("_images/one.png", "_static/revealjs/dist/reveal.js", "_static/slides.css"):
         assert (one.parent / name).is_file()
-
-
-@pytest.mark.parametrize(
-    ("missing", "act", "message"),
-    [
-        ("bs4", lectures.tutor, 'Lectures need beautifulsoup4: pip install -e ".[teach]"'),
-        (
-            "sphinx_revealjs",
-            lectures.slides,
-            'Slides need sphinx-revealjs: pip install -e ".[teach]"',
-        ),
-    ],
-)
-def test_a_library_that_is_missing_is_named(
-    missing: str, act: Any, message: str, build: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(IclError) as caught:
-        act(build, [])
-    assert str(caught.value) == message
-
-
-def test_without_a_book_there_is_nothing_to_teach_from(tmp_path: Path) -> None:
-    with pytest.raises(IclError, match=r"There is no page .*lectures\.html\. Run: make book"):
-        lectures.tutor(tmp_path, [])

@@ -1,10 +1,7 @@
 """Results beside the committed ones: what differs in one table, what is stored, what is stale."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,7 +25,7 @@ Said = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def root(tmp_path: Path, make_ledger: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path, make_ledger, monkeypatch):
     """A checkout with one chapter, its ledger and no results; the build folder is ``_build``."""
     make_ledger("90_demo", LEDGER)
     cell = {"cell_type": "code", "execution_count": None, "outputs": []}
@@ -65,7 +62,7 @@ def stored(root: Path, *runs: run.Run) -> list[str]:
     return [path.relative_to(root).as_posix() for path in results.store(runs)]
 
 
-def test_what_is_stored_are_outputs_results_and_the_record(root: Path) -> None:
+def test_what_is_stored_are_outputs_results_and_the_record(root):
     done = ran(root, 2.0)
     name, kept = "book/results/mini/90.first.json", "book/runs/mini/90_demo.json"
     assert stored(root, done) == [
@@ -93,7 +90,7 @@ def test_what_is_stored_are_outputs_results_and_the_record(root: Path) -> None:
     assert stored(root, ran(root, 2.0, science={"measure": "2"})) == gone
 
 
-def test_a_notebook_that_was_edited_since_is_not_stored(root: Path) -> None:
+def test_a_notebook_that_was_edited_since_is_not_stored(root):
     done = ran(root, 2.0)
     done.source.write_text(done.source.read_text().replace("1 + 1", "1 + 2"))
     with pytest.raises(IclError, match=r"was edited since its last run. Run: make book"):
@@ -103,9 +100,7 @@ def test_a_notebook_that_was_edited_since_is_not_stored(root: Path) -> None:
         results.store([done])
 
 
-def test_a_run_ends_with_one_table_and_another_verdict_is_status_1(
-    root: Path, capsys: Said
-) -> None:
+def test_a_run_ends_with_one_table_and_another_verdict_is_status_1(root, capsys):
     compare = ["compare", "90"]
     ran(root, 2.0)
     assert tools.LINE.main([*compare, "--accept"]) == 0, "nothing was committed"
@@ -129,19 +124,7 @@ def test_a_run_ends_with_one_table_and_another_verdict_is_status_1(
     assert tools.LINE.main(compare) == 1
 
 
-def test_a_seed_of_ones_own_is_not_compared(root: Path, capsys: Said) -> None:
-    done = ran(root, 2.0)
-    other = replace(done, parameters=done.parameters | {"seed": 3})
-    capsys.readouterr()
-    assert results.conclude([other], accept=True) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(
-        "90_demo: not compared: its model, seed or parameters are not the book's"
-    )
-    assert not done.committed.exists()
-
-
-def test_a_part_that_gives_the_same_renews_the_whole(root: Path, capsys: Said) -> None:
+def test_a_part_that_gives_the_same_renews_the_whole(root, capsys):
     whole, values = ran(root, 2.0, "real"), {"90.first": 2.0}
     part = ran(root, 2.0, presets.PART.column, values=values)
     assert part.kind == "real-part"
@@ -166,9 +149,7 @@ def test_a_part_that_gives_the_same_renews_the_whole(root: Path, capsys: Said) -
         results.conclude([part])
 
 
-def test_what_is_stale_is_named_with_what_changed(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_stale_is_named_with_what_changed(root, monkeypatch):
     done = ran(root, 2.0, "real")
     assert results.stale(done) == "", "nothing is committed"
     results.store([done])
@@ -181,9 +162,7 @@ def test_what_is_stale_is_named_with_what_changed(
     )
 
 
-def test_a_number_deep_in_the_science_is_named_for_the_chapters_that_it_reaches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_number_deep_in_the_science_is_named_for_the_chapters_that_it_reaches(monkeypatch):
     path = Path(head_scores.__file__)
     changed = science.sources()[path].replace(b"length, length - 1)", b"length, length - 2)", 1)
     assert changed != science.sources()[path]
@@ -217,5 +196,5 @@ def committed_runs() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("each", committed_runs())
-def test_the_committed_results_are_those_of_the_code_of_today(each: run.Run) -> None:
+def test_the_committed_results_are_those_of_the_code_of_today(each):
     assert not results.stale(each)
