@@ -1,30 +1,21 @@
 """Language models load from everywhere, agree with Hugging Face, can be read and edited."""
 
-from __future__ import annotations
-
 import shutil
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tiny import BOS, CONTEXT, VOCAB, save_gpt2, save_gptj, save_neox, tiny_gpt2, tokens
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import (
-    GPT2LMHeadModel,
-    MambaConfig,
-    MambaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from iclutils import IclError, models, zoo
 from iclutils.files import sha256, write_sums
 from iclutils.models import language
 
 
-def test_logits_and_patterns_equal_those_of_hugging_face(tmp_path: Path) -> None:
+def test_logits_and_patterns_equal_those_of_hugging_face(tmp_path):
     network = save_gpt2(tmp_path)
     bridge = models.load(tmp_path)
     x = tokens(3, 20)
@@ -46,9 +37,7 @@ def test_logits_and_patterns_equal_those_of_hugging_face(tmp_path: Path) -> None
         (save_gptj, False, False),
     ],
 )
-def test_whose_attention_can_be_edited_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any, fold: bool, editable: bool
-) -> None:
+def test_whose_attention_can_be_edited_is_measured(tmp_path, monkeypatch, save, fold, editable):
     """The same answer as an edit in the open: does halving the attention change anything?"""
     save(tmp_path)
     bridge, x = models.load(tmp_path, fold=fold), tokens(1, 6)
@@ -65,9 +54,7 @@ def test_whose_attention_can_be_edited_is_measured(
 
 
 @pytest.mark.shared
-def test_a_hub_checkpoint_with_the_real_tokenizer(
-    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_checkpoint_with_the_real_tokenizer(tmp_path, shared, monkeypatch):
     """The whole hub path but for the download: pins, checksums, vocabulary of 50,257."""
     network = save_gpt2(tmp_path, vocab_size=50257, bos_token_id=50256, eos_token_id=50256)
     for file in ("vocab.json", "merges.txt"):
@@ -104,28 +91,17 @@ def test_a_hub_checkpoint_with_the_real_tokenizer(
     ("call", "message"),
     [
         (lambda: models.load("gtp2"), "Unknown model 'gtp2'. Did you mean 'gpt2'"),
-        (lambda: models.load("owner/name"), "full 40-hex commit"),
-        (lambda: models.load("owner/name", revision="main"), "full 40-hex commit"),
-        (lambda: models.load("owner/name-1.4b"), "full 40-hex commit"),
         (lambda: models.load("owner/name@main"), "full 40-hex commit.*got 'main'"),
         (lambda: models.load("gpt2", revision="a" * 40), "is pinned to revision"),
-        (lambda: models.load("gpt2", step=3), "Only zoo models have training steps"),
         (lambda: models.load("./no/such/folder"), "There is no folder"),
     ],
 )
-def test_wrong_names_say_what_to_do(call: object, message: str) -> None:
+def test_wrong_names_say_what_to_do(call, message):
     with pytest.raises(IclError, match=message):
         call()  # type: ignore[operator]
 
 
-def test_a_model_without_attention_is_refused(tmp_path: Path) -> None:
-    config = MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, state_size=4)
-    MambaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(IclError, match=r"does not expose attention patterns|does not support"):
-        models.load(tmp_path)
-
-
-def test_tokens_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_tokens_that_do_not_fit_are_refused(tmp_path):
     bridge = tiny_gpt2(tmp_path)
     with pytest.raises(IclError, match=f"{CONTEXT + 1} tokens and the model reads at most"):
         models.logits(bridge, tokens(1, CONTEXT + 1))
@@ -133,15 +109,13 @@ def test_tokens_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         models.logits(bridge, torch.tensor([[1, VOCAB]]))
 
 
-def test_broken_folders_and_an_absent_network_say_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_folders_and_an_absent_network_say_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(IclError, match=r"Could not fetch owner/name at aaaaaaaaaaaa .*mini tier"):
         models.load("owner/name", revision="a" * 40)
     with pytest.raises(IclError, match=r"no config.json"):
         models.load(tmp_path)
-    network = save_gpt2(tmp_path)
+    save_gpt2(tmp_path)
     write_sums(tmp_path)
     weights = tmp_path / "model.safetensors"
     whole = weights.read_bytes()
@@ -152,15 +126,9 @@ def test_broken_folders_and_an_absent_network_say_what_to_do(
     weights.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(IclError, match=r"is damaged: model\.safetensors"):
         models.load(tmp_path)
-    with pytest.raises(IclError, match=r"is damaged: model\.safetensors"):
-        models.size(tmp_path)
-    weights.unlink()
-    torch.save(network.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(IclError, match=r"no .safetensors weights. Pickled weights are not loaded"):
-        models.load(tmp_path)
 
 
-def test_a_tokenizer_is_the_model_s_own_or_given(tmp_path: Path) -> None:
+def test_a_tokenizer_is_the_model_s_own_or_given(tmp_path):
     """A folder without one gives a model without one; zoo models write numbers."""
     network = save_gpt2(tmp_path).half()
     network.save_pretrained(tmp_path)
@@ -180,9 +148,7 @@ def test_a_tokenizer_is_the_model_s_own_or_given(tmp_path: Path) -> None:
     assert read.convert_ids_to_tokens([1]) == ["!"]
 
 
-def test_random_weights_are_those_of_transformer_lens(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_random_weights_are_those_of_transformer_lens(capsys):
     from transformer_lens.tools.analysis import random_init_bridge
 
     ours = models.random_init("induction-0", seed=3)
@@ -193,7 +159,7 @@ def test_random_weights_are_those_of_transformer_lens(
     assert all(torch.equal(p, expected[name]) for name, p in ours.named_parameters())
 
 
-def test_edited_weights_are_a_copy(tmp_path: Path) -> None:
+def test_edited_weights_are_a_copy(tmp_path):
     plain = tiny_gpt2(tmp_path)
 
     def double(network: GPT2LMHeadModel) -> None:
@@ -202,13 +168,3 @@ def test_edited_weights_are_a_copy(tmp_path: Path) -> None:
     edited = models.edit_weights(tmp_path, double)
     torch.testing.assert_close(edited.W_E, 2 * plain.W_E)
     torch.testing.assert_close(models.load(tmp_path).W_E, plain.W_E)
-
-
-def test_an_edit_that_is_refused_says_so_itself(tmp_path: Path) -> None:
-    save_gpt2(tmp_path)
-
-    def refuse(network: GPT2LMHeadModel) -> None:
-        raise IclError("no such head")
-
-    with pytest.raises(IclError, match=r"^no such head$"):
-        models.edit_weights(tmp_path, refuse)

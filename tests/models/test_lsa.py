@@ -1,11 +1,8 @@
 """Linear self-attention: loops in numpy, torch's own attention, symmetries, ensembles, files."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from math import inf, nan
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +14,6 @@ from random_layers import TIGHT, some
 from scipy.special import erf, softmax
 
 from iclutils import IclError
-from iclutils.files import read_json, write_json
 from iclutils.models.lsa import Layer, Shape, attend, load
 from iclutils.models.lsa import LinearSelfAttention as LSA
 
@@ -108,7 +104,7 @@ def answer_by_hand(network: LSA, member: int, xs: np.ndarray, ys: np.ndarray) ->
 
 
 @every_shape
-def test_answers_are_those_of_loops(name: str) -> None:
+def test_answers_are_those_of_loops(name):
     xs, ys = some(1, (2, 3, 6, 3), (2, 3, 6))
     network = random(SHAPES[name])
     close = 1e-5 if network.shape.separate else 1e-9  # positions are in single precision
@@ -122,7 +118,7 @@ def test_answers_are_those_of_loops(name: str) -> None:
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), name=st.sampled_from(sorted(SHAPES)))
-def test_order_and_the_querys_label(seed: int, name: str) -> None:
+def test_order_and_the_querys_label(seed, name):
     """The pairs are a set where x and y share a token, and not where positions are read."""
     xs, ys = some(seed, (1, 4, 6, 3), (1, 4, 6))
     network = random(SHAPES[name])
@@ -138,14 +134,14 @@ def test_order_and_the_querys_label(seed: int, name: str) -> None:
         assert torch.equal(network(xs, ys), found)
 
 
-def test_contexts_without_an_ensemble_axis_go_to_every_network() -> None:
+def test_contexts_without_an_ensemble_axis_go_to_every_network():
     xs, ys = some(4, (1, 4, 6, 3), (1, 4, 6))
     whole = random(SHAPES["deep"], (0, 5, 1))
     assert torch.equal(whole(xs[0], ys[0]), whole(xs, ys))
     torch.testing.assert_close(whole(xs, ys)[1:2], random(SHAPES["deep"], (5,))(xs, ys), **TIGHT)
 
 
-def test_weights_start_as_said() -> None:
+def test_weights_start_as_said():
     """Normal, of standard deviation scale / sqrt(channels · layers); LayerNorm starts plain."""
     network = LSA(Shape(30, 5, layers=4, heads=2, norm=True), (0, 1), scale=0.5)
     for part in network.attention.values():
@@ -158,7 +154,7 @@ def test_weights_start_as_said() -> None:
 
 
 @pytest.mark.parametrize("damping", [1.0, 0.75])
-def test_a_layer_applied_again_and_again(damping: float) -> None:
+def test_a_layer_applied_again_and_again(damping):
     """Undamped, it is a deep network that shares its weights."""
     shape = replace(SHAPES["recurrent"], clip=3.0)
     network = random(shape)
@@ -176,7 +172,7 @@ def test_a_layer_applied_again_and_again(damping: float) -> None:
 
 
 @every_shape
-def test_networks_of_given_weights_and_of_files(name: str, tmp_path: Path) -> None:
+def test_networks_of_given_weights_and_of_files(name, tmp_path):
     network = LSA(SHAPES[name], (3, 4), scale=1.0)
     network.tasks = [{"kind": "Waves", "tied": True}, {"kind": "Waves", "tied": False}]
     network.save(tmp_path)
@@ -197,7 +193,7 @@ def test_networks_of_given_weights_and_of_files(name: str, tmp_path: Path) -> No
     torch.testing.assert_close(alone(xs, ys), network(xs, ys)[:1])
 
 
-def test_contexts_of_other_lengths() -> None:
+def test_contexts_of_other_lengths():
     network = random(Shape(3, 5))
     for pairs in (1, 9):
         xs, ys = some(0, (4, pairs + 1, 3), (4, pairs + 1))
@@ -218,31 +214,15 @@ def made(**change: Any) -> LSA:
     ("call", "message"),
     [
         (lambda: Shape(3, 5, layers=0), "sizes are at least 1"),
-        (lambda: Shape(3, 5, clip=-1.0), "a bound above 0"),
         (lambda: Shape(3, 5, layers=3, attention=("linear", "softmax")), "one for each layer"),
-        (lambda: Shape(3, 5, variant="values"), "single softmax layer"),
-        (lambda: replace(SOFTMAX, layers=2, variant="both"), "single softmax layer"),
         (lambda: replace(SOFTMAX, sees_query=False, variant="regularised"), "sees_query=True"),
-        (lambda: replace(SOFTMAX, pairs=1, variant="negatives"), "at least two pairs"),
         (lambda: made(dim=4), "do not fit"),
-        (lambda: made(hidden=2), "others.up"),
         (lambda: asked((4, 6, 2), (4, 6)), "x of 3 dimensions; got 2"),
-        (lambda: asked((4, 1, 3), (4, 1)), "at least one pair"),
         (lambda: asked((4, 6, 3), (4, 5)), "ensemble axis"),
-        (lambda: asked((6, 3), (6,)), "ensemble axis"),
         (lambda: asked((2, 4, 6, 3), (2, 4, 6)), "for 1 or all 3 networks"),
         (lambda: asked((2, 6, 3), (2, 6), nan), "NaN or infinite"),
     ],
 )
-def test_mistakes_are_refused(call: Any, message: str) -> None:
+def test_mistakes_are_refused(call, message):
     with pytest.raises(IclError, match=message):
         call()
-
-
-@pytest.mark.parametrize("change", [{"dim": 4}, {"colour": 4}, {"dim": 0}])
-def test_files_that_do_not_fit_are_refused(change: dict, tmp_path: Path) -> None:
-    LSA(Shape(3, 5), (0,)).save(tmp_path)
-    known = read_json(tmp_path / "config.json")
-    write_json(tmp_path / "config.json", known | {"shape": known["shape"] | change})
-    with pytest.raises(IclError, match=r"does not hold|at least 1"):
-        load(tmp_path)

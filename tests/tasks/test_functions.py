@@ -1,7 +1,5 @@
 """Functions to learn in context: links, scales, moments, tied waves, bad input."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -31,7 +29,7 @@ BENT = {"linear": lambda z: z, "sine": np.sin, "exponential": lambda z: np.exp(z
     link=st.sampled_from(sorted(BENT)),
     stretched=st.booleans(),
 )
-def test_labels_are_the_link_of_w_x(seed: int, dim: int, link: str, stretched: bool) -> None:
+def test_labels_are_the_link_of_w_x(seed, dim, link, stretched):
     """Recomputed from the inputs as given: scales come before the link, sqrt(d) only with one."""
     scales = tuple(1.5**k for k in range(dim)) if stretched else ()
     found = Problem(Task(dim), link, scales).sample(5, 7, seeded(seed))
@@ -46,7 +44,7 @@ def test_labels_are_the_link_of_w_x(seed: int, dim: int, link: str, stretched: b
 
 
 @pytest.mark.parametrize("link", sorted(BENT))
-def test_noise_is_added_after_the_link(link: str) -> None:
+def test_noise_is_added_after_the_link(link):
     found = Problem(Task(4, noise=0.3), link, (0.5, 1.0, 1.5, 2.0)).sample(3000, 6, seeded())
     z = straight(found)
     noise = found.ys.numpy() - (z if link == "linear" else BENT[link](z / 2))
@@ -54,7 +52,7 @@ def test_noise_is_added_after_the_link(link: str) -> None:
     assert abs(np.corrcoef(noise.ravel(), z.ravel())[0, 1]) < 0.03
 
 
-def test_waves() -> None:
+def test_waves():
     found = Waves().sample(4000, 12, seeded())
     x, y = found.xs[..., 0].double(), found.ys.double()
     amplitude = found.weights[:, 0].double().numpy()
@@ -73,5 +71,4 @@ def test_waves() -> None:
 test_problems_that_cannot_be = refused(
     (lambda: Problem(Task(2), link="sin"), "Did you mean 'sine'"),
     (lambda: Problem(Task(2), scales=(1.0,)), "2 positive scales"),
-    (lambda: Problem(Task(2), scales=(1.0, -1.0)), "2 positive scales"),
 )

@@ -1,14 +1,9 @@
 """Our own labelled sentences, and those of a reader's file."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
-from tiny import real_tokenizer
 
 from iclutils import IclError
 from iclutils.tasks import text
@@ -17,7 +12,7 @@ from iclutils.tasks.prompts import Role
 NAMES = ("sentiment", "questions", "subjects")
 
 
-def test_passages_begin_with_bos_and_are_cut_where_asked(tokenizer: Any) -> None:
+def test_passages_begin_with_bos_and_are_cut_where_asked(tokenizer):
     kinds, tokens = text.passages(tokenizer, 190, bos=5)
     assert len(set(kinds)) == len(kinds) == len(tokens) == 12
     assert tokens.shape[1] == 191
@@ -30,7 +25,7 @@ def test_passages_begin_with_bos_and_are_cut_where_asked(tokenizer: Any) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sets_are_balanced_and_repeat_nothing(name: str) -> None:
+def test_sets_are_balanced_and_repeat_nothing(name):
     task, parts = text.TASKS[name], {split: text.load(name, split) for split in ("train", "test")}
     counted = {split: Counter(label for _, label in rows) for split, rows in parts.items()}
     assert counted["train"] == counted["test"]
@@ -48,7 +43,7 @@ def test_sets_are_balanced_and_repeat_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("labels", ["own", "swapped", "meaningless"])
-def test_prompts_come_back_from_their_tokens(name: str, labels: Any, tokenizer: Any) -> None:
+def test_prompts_come_back_from_their_tokens(name, labels, tokenizer):
     own = text.TASKS[name]
     task = text.with_labels(own, labels)
     train, test = text.load(name, "train"), text.load(name, "test")
@@ -64,18 +59,7 @@ def test_prompts_come_back_from_their_tokens(name: str, labels: Any, tokenizer: 
     assert ((prompts.roles == Role.LABEL).sum(1) == len(shown)).all(), "labels are single tokens"
 
 
-def test_other_labels() -> None:
-    task = text.TASKS["questions"]
-    swapped = text.with_labels(task, "swapped").label_words
-    assert sorted(swapped) == sorted(task.label_words)
-    assert all(a != b for a, b in zip(swapped, task.label_words, strict=True))
-    assert not set(text.with_labels(task, "meaningless").label_words) & set(task.label_words)
-    assert text.with_labels(task, "own") is task
-    with pytest.raises(IclError, match="Did you mean 'swapped'"):
-        text.with_labels(task, "swaped")
-
-
-def test_a_set_of_your_own(tmp_path: Path) -> None:
+def test_a_set_of_your_own(tmp_path):
     path = tmp_path / "mood.tsv"
     lines = [f"{'up' if i % 2 else 'down'}\ttext number {i}" for i in range(10)]
     path.write_text("label\ttext\n" + "\n".join(lines) + "\n")
@@ -95,34 +79,12 @@ def test_a_set_of_your_own(tmp_path: Path) -> None:
     [
         ("good\ta\ngood\tb\nbad\tc\n", "1 texts of the class 'bad': every class needs two"),
         ("good\ta\n\tb\n", "line 3 has no label: mend it"),
-        ("good\ta\n\nbad\tb\n", "line 3 has no label"),
-        ("good\ta\nbad\n", "line 3 has no text"),
         ("good\ta\nbad\ta\n", "line 3 has a text that stood there before"),
-        ("good\ta\ngood\tb\n", "has 1 classes"),
         ("", "has 0 classes"),
     ],
 )
-def test_bad_sets_say_what_to_do(tmp_path: Path, lines: str, message: str) -> None:
+def test_bad_sets_say_what_to_do(tmp_path, lines, message):
     path = tmp_path / "mine.tsv"
     path.write_text(f"label\ttext\n{lines}")
     with pytest.raises(IclError, match=message):
         text.read(path)
-    path.write_text(f"text\tlabel\n{lines}")
-    with pytest.raises(IclError, match="must begin with the line label, tab, text"):
-        text.read(path)
-    path.unlink()
-    with pytest.raises(IclError, match="cannot be read as text"):
-        text.read(path)
-
-
-def test_a_label_of_several_tokens_is_refused(tmp_path: Path, tokenizer: Any) -> None:
-    path = tmp_path / "mine.tsv"
-    path.write_text("label\ttext\nindescribable joy\ta\nsad\tb\nindescribable joy\tc\nsad\td\n")
-    task, rows = text.read(path)
-    with pytest.raises(IclError, match=r"' indescribable joy' of mine is \d tokens .* short"):
-        text.build(task, tokenizer, [rows], rows[:1], context=99)
-
-
-def test_labels_that_begin_with_a_bare_space_are_refused() -> None:
-    with pytest.raises(IclError, match="makes a space and the rest"):
-        text.first_tokens([" 5"], real_tokenizer("smollm2"))

@@ -1,7 +1,5 @@
 """Regressions: the draws that trainings rely on, moments of the laws, what each shift promises."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import nan
 
@@ -36,7 +34,7 @@ def truth(contexts: Contexts) -> torch.Tensor:
     return torch.einsum("bnd,bd->bn", contexts.xs, contexts.weights)
 
 
-def test_normal_draws_are_inputs_weights_noise_in_this_order() -> None:
+def test_normal_draws_are_inputs_weights_noise_in_this_order():
     """Trained networks saw this stream: it may not change."""
     task, twin = Task(3, noise=0.5, prior=1.5), seeded(7)
     found = sample(task, 4, 5, seeded(7))
@@ -61,7 +59,7 @@ LAWS = {
 
 
 @pytest.mark.parametrize("law", list(LAWS))
-def test_laws_are_scipys(law: str) -> None:
+def test_laws_are_scipys(law):
     drawn = draw(law, (100, 200), seeded()).flatten().double().numpy()
     assert stats.kstest(drawn, LAWS[law].cdf).pvalue > 1e-3
     assert drawn.var() == pytest.approx(LAWS[law].var(), rel=0.04)
@@ -69,7 +67,7 @@ def test_laws_are_scipys(law: str) -> None:
         assert LAWS[law].var() == pytest.approx(1)
 
 
-def test_mixed_and_sparse_laws() -> None:
+def test_mixed_and_sparse_laws():
     drawn = draw("normal*0+5, normal*0+7,normal*0+9", (50, 40, 30), seeded())
     values, counts = drawn.unique(return_counts=True)
     assert values.tolist() == [5, 7, 9]
@@ -83,7 +81,7 @@ def test_mixed_and_sparse_laws() -> None:
 
 
 @pytest.mark.parametrize(("factor", "noise"), [(0.3, 0.0), (4.0, 0.5)])
-def test_scales(factor: float, noise: float) -> None:
+def test_scales(factor, noise):
     plain = some(noise=noise)
     noises = plain.ys - truth(plain)
     wide = scaled_inputs(plain, factor)
@@ -94,7 +92,7 @@ def test_scales(factor: float, noise: float) -> None:
     torch.testing.assert_close(truth(tall) + factor * noises, tall.ys, atol=1e-4, rtol=1e-4)
 
 
-def test_skewed_inputs_have_the_spectrum_and_the_length() -> None:
+def test_skewed_inputs_have_the_spectrum_and_the_length():
     found = skewed(sample(Task(4), 1, 50_000, seeded()), seeded(1))
     covariance = torch.cov(found.xs[0].double().mT)
     expected = 1 / (torch.arange(4).double() + 1) ** 2
@@ -106,7 +104,7 @@ def test_skewed_inputs_have_the_spectrum_and_the_length() -> None:
 
 
 @pytest.mark.parametrize("dim", [2, 5, 8])
-def test_half_subspace_has_half_the_rank_and_the_length(dim: int) -> None:
+def test_half_subspace_has_half_the_rank_and_the_length(dim):
     found = half_subspace(some(dim, 20, count=300), seeded(2))
     ranks = torch.linalg.matrix_rank(found.xs.double(), rtol=1e-5)
     assert ranks.unique().tolist() == [dim // 2]
@@ -115,7 +113,7 @@ def test_half_subspace_has_half_the_rank_and_the_length(dim: int) -> None:
     assert (spans[0] - spans[1]).abs().max() > 0.05  # each context has its own
 
 
-def test_opposite_quadrants() -> None:
+def test_opposite_quadrants():
     plain = some(noise=0.2)
     found = opposite_quadrants(plain, seeded(3))
     signs = found.contexts.xs.sign()
@@ -127,7 +125,7 @@ def test_opposite_quadrants() -> None:
     torch.testing.assert_close(noise, plain.ys - truth(plain), atol=1e-5, rtol=0)
 
 
-def test_orthogonal_queries() -> None:
+def test_orthogonal_queries():
     plain = some(dim=5, pairs=9)
     found = orthogonal(plain)
     assert found.queries.shape == (40, 5, 5)
@@ -138,7 +136,7 @@ def test_orthogonal_queries() -> None:
     assert bool(((found.queries * found.contexts.xs).sum(-1) > 0).all())  # the part that is left
 
 
-def test_seen_queries_are_earlier_inputs() -> None:
+def test_seen_queries_are_earlier_inputs():
     plain = some(pairs=6, count=500)
     found = seen(plain, seeded(4))
     same = (found.queries[:, :, None] == plain.xs[:, None]).all(-1)  # (context, query, pair)
@@ -150,7 +148,7 @@ def test_seen_queries_are_earlier_inputs() -> None:
         assert stats.chisquare(which.bincount().numpy()).pvalue > 1e-3
 
 
-def test_a_query_takes_the_place_of_its_pair() -> None:
+def test_a_query_takes_the_place_of_its_pair():
     plain = some(noise=0.5)
     found = Queried(plain, torch.randn(plain.xs.shape, generator=seeded(5)))
     for n in (0, 3, 8):
@@ -167,16 +165,9 @@ DOUBLE = relabelled(some(), some().xs[:, [0, 0, 1, 2, 3, 4, 5, 6, 7]])
 
 test_wrong_input_is_refused = refused(
     (lambda: Task(0), "dimension"),
-    (lambda: Task(3, noise=-0.1), "noise"),
     (lambda: Task(3, noise=nan), "noise"),
-    (lambda: Task(3, prior=0.0), "prior"),
     (lambda: Task(3, inputs="cauchy"), "Known: normal"),
-    (lambda: Task(3, weights="normal*a+1"), "Known: normal"),
-    (lambda: Task(3, weights="normal*nan+1"), "Known: normal"),
-    (lambda: Task(3, weights="normal,"), "Known: normal"),
     (lambda: Task(3, weights="sparse:4"), "between 1 and 3"),
-    (lambda: sample(Task(3), 0, 5, seeded()), "at least 1"),
-    (lambda: half_subspace(some(dim=1), seeded()), "half"),
     (lambda: Queried(some(), some().xs).at(9), "asked for 9"),
     (lambda: orthogonal(DOUBLE), "span"),
 )

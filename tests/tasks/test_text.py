@@ -1,7 +1,5 @@
 """Few-shot prompts: the published templates, selections and positions."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -30,7 +28,6 @@ from iclutils.tasks.text import (
     File,
     TextTask,
     build,
-    demonstrations,
     demonstrations_per_query,
     evaluation_rows,
     label_tokens,
@@ -62,7 +59,7 @@ SHOWN = [("w1 w2", 1), ("w3", 0)]
 
 
 @pytest.fixture
-def gpt2(shared: Path) -> PreTrainedTokenizerFast:
+def gpt2(shared):
     return AutoTokenizer.from_pretrained(shared / "gpt2-tokenizer", local_files_only=True)
 
 
@@ -97,7 +94,7 @@ def written(task: TextTask, shown: list[tuple[str, int]], query: str) -> str:
 
 
 @pytest.mark.shared
-def test_the_golden_prompt(gpt2: PreTrainedTokenizerFast) -> None:
+def test_the_golden_prompt(gpt2):
     """Positions that the released code finds in this prompt."""
     shown = [("a great movie", 1), ("awful film", 0)]
     whole = (
@@ -119,7 +116,7 @@ def test_the_golden_prompt(gpt2: PreTrainedTokenizerFast) -> None:
 
 
 @pytest.mark.shared
-def test_label_tokens_and_templates_are_the_published_ones(gpt2: PreTrainedTokenizerFast) -> None:
+def test_label_tokens_and_templates_are_the_published_ones(gpt2):
     for name, first in FIRST.items():
         task = TASKS[name]
         assert label_tokens(task, gpt2).tolist() == first
@@ -129,23 +126,14 @@ def test_label_tokens_and_templates_are_the_published_ones(gpt2: PreTrainedToken
     assert gpt2(TASKS["trec"].answer_cue)["input_ids"] == [33706, 5994, 25]
 
 
-HARD = [
-    "ends in a space ",
-    " begins with one",
-    "two  spaces , ends in three   ",
-    "crème brûlée — 日本 🙂",
-    ": punctuation first",
-    "Sentiment: Positive",
-    "a line\nbreak\n\n",
-    "'s",
-]
+HARD = ["ends in a space ", " begins with one", "two  spaces , ends in three   ", "'s",
+        "crème brûlée — 日本 🙂", ": punctuation first", "Sentiment: Positive",
+        "a line\nbreak\n\n"]  # fmt: skip
 
 
 @pytest.mark.shared
 @pytest.mark.parametrize("text", HARD)
-def test_hard_texts_are_tokenised_as_the_whole_string(
-    gpt2: PreTrainedTokenizerFast, text: str
-) -> None:
+def test_hard_texts_are_tokenised_as_the_whole_string(gpt2, text):
     shown = [(text, 1), ("plain", 0), (text, 0)]
     prompts = build(TASKS["sst2"], gpt2, [shown], [(text, 0)], context=1024)
     assert prompts.tokens[0].tolist() == gpt2(written(TASKS["sst2"], shown, text))["input_ids"]
@@ -162,7 +150,7 @@ lengths = st.lists(st.integers(1, 5), min_size=1, max_size=3)
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 1)), min_size=0, max_size=6), lengths)
-def test_positions_for_any_lengths(shots: list[tuple[int, int]], queries: list[int]) -> None:
+def test_positions_for_any_lengths(shots, queries):
     """Counted by hand: a demonstration of k words has k + 7 tokens, the query k + 5."""
     shots = [*shots, (1, 0), (2, 1)]
     shown = [(" ".join(f"w{i}" for i in range(k)), c) for k, c in shots]
@@ -180,7 +168,7 @@ def test_positions_for_any_lengths(shots: list[tuple[int, int]], queries: list[i
 # What is refused
 
 
-def test_over_long_prompts_are_refused_or_dropped_never_cut() -> None:
+def test_over_long_prompts_are_refused_or_dropped_never_cut():
     queries = [("w4", 0), ("w5 " * 20, 1), ("w6", 1)]
     shown = [SHOWN] * 3
     with pytest.raises(IclError, match=r"1 of 3 .*longer than the 30 .*2 demonstr.* has 42.*drop"):
@@ -201,16 +189,12 @@ test_bad_prompts_say_what_is_wrong = refused(
     (lambda: built(TWINS), "begin with the same sub-token"),
     (lambda: built(STRANGE), "' Great' is not in the vocabulary"),
     (lambda: built(query=("w1", 2)), r"of class 2: .*the classes of words are 0..1"),
-    (lambda: built(shown=[*SHOWN, ("w1", -1)]), "of class -1"),
-    (lambda: built(shown=[("", 0), ("w1", 1)]), "must not be blank"),
     (lambda: built(shown=SHOWN[:1]), "Some class has no demonstration"),
-    (lambda: build(TASK, READER, [SHOWN], [], context=99), "one list of demonstrations per query"),
-    (lambda: build(TASK, READER, [], [], context=99), "and at least one query"),
     (lambda: build(TASK, READER, [SHOWN, SHOWN * 2], [("w1", 0)] * 2, context=99), "equally long"),
 )
 
 
-def test_a_tokenizer_that_merges_labels_is_refused() -> None:
+def test_a_tokenizer_that_merges_labels_is_refused():
     """One that takes a cue and its label word for one word, and one that takes whole lines."""
     vocabulary = {"Review: w1\nSentiment: Negative\n": 0, "?": 1, " Negative": 2, " Positive": 3}
     whole = Tokenizer(WordLevel(vocabulary, unk_token="?"))
@@ -222,7 +206,7 @@ def test_a_tokenizer_that_merges_labels_is_refused() -> None:
 # Selection
 
 
-def test_demonstrations_per_query_are_drawn_class_by_class() -> None:
+def test_demonstrations_per_query_are_drawn_class_by_class():
     labels = [2, 0, 1, 0, 2, 1, 1, 0]
     rows = [(str(i), label) for i, label in enumerate(labels)]
     sets = demonstrations_per_query(rows, 3, 2, seed=43, queries=5)
@@ -240,7 +224,7 @@ def test_demonstrations_per_query_are_drawn_class_by_class() -> None:
     assert len({tuple(drawn) for drawn in sets}) > 1
 
 
-def test_test_rows_are_those_of_the_datasets_library() -> None:
+def test_test_rows_are_those_of_the_datasets_library():
     library = pytest.importorskip("datasets", reason="needs the library whose shuffle is compared")
     for count, seed in ((7, 42), (60, 46)):
         plain = library.Dataset.from_dict({"row": list(range(count))}).shuffle(seed=seed)
@@ -250,22 +234,13 @@ def test_test_rows_are_those_of_the_datasets_library() -> None:
     assert len(evaluation_rows(rows * 50, 42)) == 1000
 
 
-ROWS = [("text", 0)] * 6 + [("text", 1)] * 2
-
-test_impossible_selections_say_what_is_missing = refused(
-    (lambda: demonstrations(ROWS, 3, 1, 42), "Class 2 has 0 rows and 1 are needed"),
-    (lambda: demonstrations(ROWS, 2, 1, 42, 4), "Class 1 has 2 rows and 5 are needed"),
-    (lambda: demonstrations_per_query(ROWS, 3, 1, 42, 2), "Class 2 has 0 rows"),
-)
-
-
 # Rows
 
 MESSAGES = ["hello there", "so happy", "so sad", "grr"]
 
 
 @pytest.fixture(autouse=True)
-def _no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_folder(monkeypatch):
     monkeypatch.delenv("ICLUTILS_DATA", raising=False)
 
 
@@ -276,7 +251,7 @@ def write_lines(folder: Path, name: str, *lines: object) -> Path:
     return path
 
 
-def test_every_repository_is_pinned() -> None:
+def test_every_repository_is_pinned():
     for task in TASKS.values():
         assert len(task.label_words) == len(task.classes)
         assert bool(re.fullmatch("[0-9a-f]{40}", task.revision)) == bool(task.repo)
@@ -285,7 +260,7 @@ def test_every_repository_is_pinned() -> None:
 
 
 @pytest.mark.shared
-def test_the_real_rows(shared: Path) -> None:
+def test_the_real_rows(shared):
     folder = shared / "datasets"
     assert load("sst2", "test", folder)[0] == ("no movement , no yuks , not much of anything .", 0)
     trec = load("trec", "train", folder)
@@ -297,9 +272,7 @@ def test_the_real_rows(shared: Path) -> None:
     assert {label for _, label in load("ag_news", "train", folder)} == {0, 1, 2, 3}
 
 
-def test_rows_from_a_folder_keep_their_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_from_a_folder_keep_their_order(tmp_path, monkeypatch):
     lines = [{"text": words, "label": label, "id": 7} for label, words in enumerate(MESSAGES)]
     write_lines(tmp_path, "emoc.test", *lines[:2], "", *lines[2:])
     expected = list(zip(MESSAGES, range(4), strict=True))
@@ -318,26 +291,19 @@ def test_rows_from_a_folder_keep_their_order(
     ("name", "line", "message"),
     [
         ("trec", {"text": "a", "label-coarse": 0}, "'coarse_label'; it has 'text', 'label-coarse'"),
-        ("sst2", {"text": "a", "label": 0}, "needs the columns 'sentence'"),
         ("sst2", {"sentence": "a", "label": 2}, r"class id in 0..1, not 2"),
-        ("sst2", {"sentence": "a", "label": -1}, r"class id in 0..1, not -1"),
-        ("sst2", {"sentence": "a", "label": True}, "class id"),
-        ("sst2", {"sentence": "a", "label": "1"}, "class id"),
         ("sst2", {"sentence": None, "label": 1}, "must be text, not None"),
         ("sst2", "{'sentence'", "cannot be read"),
-        ("sst2", "", "needs the columns"),
     ],
 )
-def test_bad_lines_say_where_and_what(
-    tmp_path: Path, name: str, line: object, message: str
-) -> None:
+def test_bad_lines_say_where_and_what(tmp_path, name, line, message):
     write_lines(tmp_path, f"{name}.train", line)
     with pytest.raises(IclError, match=message):
         load(name, "train", tmp_path)
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+def hub(tmp_path, monkeypatch):
     """A hub with one parquet file, ``file``, for every question; ``asked`` keeps the last one."""
     state: dict[str, object] = {"file": tmp_path / "file.parquet"}
 
@@ -354,7 +320,7 @@ def pin(monkeypatch: pytest.MonkeyPatch, name: str, file: File) -> None:
     monkeypatch.setitem(text.TASKS, name, replace(TASKS[name], train=file, test=file))
 
 
-def test_rows_from_the_hub(hub: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_from_the_hub(hub, monkeypatch):
     columns = {"idx": [0, 1, 2], "sentence": ["bad ", "good", "fine"], "label": [0, 1, 1]}
     pq.write_table(pa.table(columns), hub["file"])
     with pytest.raises(IclError, match=r"file.parquet does not match its pinned SHA-256. Delete"):
@@ -367,43 +333,3 @@ def test_rows_from_the_hub(hub: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     pin(monkeypatch, "sst2", File("data.parquet", sha256(hub["file"])))
     assert load("sst2", "train") == [("bad ", 0), ("good", 1), ("fine", 1)]
-
-
-def test_trec_from_the_hub_is_checked_by_content(
-    hub: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pin(monkeypatch, "trec", File("data.parquet", counts=(1, 2, 3, 1, 1, 1)))
-    labels, old = [0, 1, 1, 2, 2, 2, 3, 4, 5], [2, 1, 1, 0, 0, 0, 3, 5, 4]  # DESC ENTY ABBR ...
-    for found, right in ((labels, True), (old, False), (labels[:-1], False)):
-        columns = {"text": [f"question {i}" for i in found], "coarse_label": found}
-        pq.write_table(pa.table(columns), hub["file"])
-        if right:
-            assert [label for _, label in load("trec", "train")] == labels
-        else:
-            with pytest.raises(IclError, match="in another order, or rows are missing"):
-                load("trec", "train")
-
-
-def test_a_damaged_file_and_a_missing_network_are_one_clear_error(
-    hub: dict, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub["file"].write_bytes(b"PAR1 nothing more")
-    with pytest.raises(IclError, match="cannot be read"):
-        load("trec", "test")
-
-    def unreachable(*_: object, **__: object) -> str:
-        raise OSError("Name or service not known")
-
-    monkeypatch.setattr(text, "hf_hub_download", unreachable)
-    with pytest.raises(
-        IclError, match=r"Could not fetch .* of the data set CogComp/trec .*ICLUTILS_DATA.*mini"
-    ):
-        load("trec", "test")
-
-
-def test_what_is_not_pinned_is_not_fetched(hub: dict) -> None:
-    with pytest.raises(IclError, match=r"'emoc' is not fetched.*emoc.test.jsonl.*3 angry"):
-        load("emoc", "test")
-    assert "asked" not in hub
-    with pytest.raises(IclError, match=r"Unknown data set 'agnews'. Did you mean 'ag_news'"):
-        load("agnews", "test")

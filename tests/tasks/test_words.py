@@ -1,9 +1,6 @@
 """Functions between words: the lists, and prompts whose tokens say what they hold."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +20,7 @@ from iclutils.tasks.prompts import Role
 
 
 @pytest.mark.parametrize("name", words.FUNCTIONS)
-def test_lists_are_long_and_repeat_nothing(name: str) -> None:
+def test_lists_are_long_and_repeat_nothing(name):
     train, test = words.load(name, "train"), words.load(name, "test")
     everything = words.load(name)
     assert sorted(train + test) == sorted(everything)
@@ -39,18 +36,7 @@ def test_lists_are_long_and_repeat_nothing(name: str) -> None:
     assert max(map(shares.count, shares)) <= len(shares) / 3, "no answer is a good guess"
 
 
-def test_several_functions_ask_about_the_same_words() -> None:
-    def queries(name: str) -> set[str]:
-        return {word for word, _ in words.load(name)}
-
-    for a, b in (("past", "gerund"), ("plural", "kind"), ("first-letter", "last-letter")):
-        assert queries(a) == queries(b)
-    assert len(queries("capital") & queries("language")) >= 60
-    both = [word for pair in words.load("opposite") for word in pair]
-    assert len(set(both)) == len(both), "no opposite is asked from both sides"
-
-
-def test_rules_of_the_lists() -> None:
+def test_rules_of_the_lists():
     """What spelling alone says of the answers; exceptions are few and typed in."""
     for word, answer in words.load("gerund"):
         assert (answer[0], answer[-3:]) == (word[0], "ing")
@@ -58,9 +44,6 @@ def test_rules_of_the_lists() -> None:
         assert answer in (f"{word}s", f"{word}es", f"{word[:-1]}ies")
     odd = {word for word, past in words.load("past") if not past.endswith("ed")}
     assert 40 <= len(odd) <= 56, "about half of the verbs are irregular"
-    grades = zip(words.load("comparative"), words.load("superlative"), strict=True)
-    for (word, more), (_, most) in grades:
-        assert more[:-1] == most[:-2] or word in ("good", "bad")
     odd = {
         word
         for word, plural in words.load("plural")
@@ -72,9 +55,6 @@ def test_rules_of_the_lists() -> None:
     while word in following:
         word, counted = following[word], counted + 1
     assert (word, counted) == ("one hundred", 100)
-    assert words.kept(words.load("upper-case")) == 1
-    assert words.kept(words.load("opposite")) < 0.05
-    assert words.kinds(words.load("kind")) == 8
 
 
 # Prompts
@@ -123,9 +103,7 @@ def check(asked: words.Asked, tokenizer: Any, functions: list[words.Pair], true:
     shared=st.booleans(),
     new=st.booleans(),
 )
-def test_prompts_come_back_from_their_tokens(
-    tokenizer: Any, name: str, examples: int, seed: int, split: Any, shared: bool, new: bool
-) -> None:
+def test_prompts_come_back_from_their_tokens(tokenizer, name, examples, seed, split, shared, new):
     asked = words.ask(
         name, tokenizer, 4, examples, seeded(seed), split=split, shared=shared, new=new
     )
@@ -148,7 +126,7 @@ def test_prompts_come_back_from_their_tokens(
     assert torch.equal(again.prompts.tokens, prompts.tokens)
 
 
-def test_all_words_are_asked_before_one_is_asked_again() -> None:
+def test_all_words_are_asked_before_one_is_asked_again():
     tokenizer = real_tokenizer("gpt2")
     size = len(words.load("past", "test"))
     asked = words.ask("past", tokenizer, size + 3, 2, seeded(0))
@@ -156,7 +134,7 @@ def test_all_words_are_asked_before_one_is_asked_again() -> None:
     assert len(set(answers[:size])) == size
 
 
-def test_shuffled_answers_are_the_same_words(tokenizer: Any) -> None:
+def test_shuffled_answers_are_the_same_words(tokenizer):
     true = words.ask("past", tokenizer, 6, 4, seeded(1)).prompts
     false = words.ask("past", tokenizer, 6, 4, seeded(1), shuffled=True)
     assert torch.equal(true.tokens.sort(1).values, false.prompts.tokens.sort(1).values)
@@ -167,7 +145,7 @@ def test_shuffled_answers_are_the_same_words(tokenizer: Any) -> None:
     check(false, tokenizer, words.load("past"), true=False)
 
 
-def test_recall_asks_for_one_of_the_pairs(tokenizer: Any) -> None:
+def test_recall_asks_for_one_of_the_pairs(tokenizer):
     asked = words.recall(tokenizer, 20, 6, seeded(0))
     prompts = asked.prompts
     prompts.check()
@@ -181,7 +159,7 @@ def test_recall_asks_for_one_of_the_pairs(tokenizer: Any) -> None:
     assert len(set(prompts.gold.tolist())) > 2
 
 
-def test_whole_answers_are_what_greedy_decoding_writes(gpt2: Any) -> None:
+def test_whole_answers_are_what_greedy_decoding_writes(gpt2):
     """Against one token at a time, on a small random network."""
     from random_prompts import VOCAB, random_prompts
 
@@ -213,34 +191,15 @@ def test_whole_answers_are_what_greedy_decoding_writes(gpt2: Any) -> None:
 # Lists of others
 
 
-@pytest.mark.shared
-def test_published_lists(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = shared / "functions"
-    assert words.load("antonym", folder=folder)[1] == ("orthodox", "unorthodox")
-    monkeypatch.setenv("ICLUTILS_FUNCTIONS", str(folder))
-    pairs = words.load("next_item")
-    assert len(pairs) == len({word for word, _ in pairs}) == 217
-    train, test = words.load("next_item", "train"), words.load("next_item", "test")
-    assert sorted(train + test) == sorted(pairs)
-    gpt2 = real_tokenizer("gpt2")
-    for name, classes in (("present-past", 6), ("sentiment", 2), ("person-sport", 5)):
-        asked = words.ask(name, gpt2, 5, 5, seeded(0))
-        check(asked, gpt2, words.load(name), true=True)
-        assert asked.prompts.classes == classes
-        assert (asked.prompts.of_class().any(1).sum(1) == min(classes, 5)).all()
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ('[{"input": "a", "out": "b"}]', "with 'input' and 'output'"),
-        ('{"a": "b"}', "must be a list"),
         ("[", "must be a list"),
-        ("[]", r"mine\.json is empty"),
         ('[{"input": "a", "output": " "}]', "entry 0: .* blank"),
     ],
 )
-def test_bad_lists_say_what_is_wrong(tmp_path: Path, content: str, message: str) -> None:
+def test_bad_lists_say_what_is_wrong(tmp_path, content, message):
     (tmp_path / "mine.json").write_text(content)
     with pytest.raises(IclError, match=message):
         words.load("mine", folder=tmp_path)
@@ -253,15 +212,12 @@ def asked(name: str, count: int, examples: int, **options: Any) -> words.Asked:
 test_what_cannot_be_asked_is_refused = refused(
     (lambda: words.load("oposite"), r"Did you mean 'opposite'.*ICLUTILS_FUNCTIONS"),
     (lambda: asked("past", 0, 1), "two, to shuffle"),
-    (lambda: asked("past", 1, -1), "two, to shuffle"),
-    (lambda: asked("past", 1, 1, shuffled=True), "two, to shuffle"),
     (lambda: asked("kind", 1, 99), r"'kind' has too few pairs for 99 examples: \d\d fit"),
     (lambda: asked("past", 2, 4, context=9), "longer than the 9 tokens"),
-    (lambda: words.recall(real_tokenizer("gpt2"), 1, 99, seeded(0)), r"Need 1 to \d+ pairs"),
 )
 
 
-def test_answers_repeat_where_there_are_too_few(tmp_path: Path) -> None:
+def test_answers_repeat_where_there_are_too_few(tmp_path):
     """As many different ones as there are, all about as often, in no fixed order."""
     pairs = [{"input": f"w{i}", "output": ("on", "off", "up")[i // 5 % 3]} for i in range(40)]
     (tmp_path / "three.json").write_text(json.dumps(pairs))

@@ -1,9 +1,6 @@
 """Planted faults by hand, features against numpy, faults found again, fixes on held-out cases."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
-from refusals import must_refuse
-from tiny import a_task, save_gpt2
+from tiny import a_task
 
 from iclutils.chapters.attention_circuits import failures
 from iclutils.chapters.attention_circuits.failures import (
@@ -36,7 +32,7 @@ from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying, scor
 from iclutils.interp.graph import Node, all_heads, component_outputs, head
 from iclutils.interp.hooks import Hook, ablate_heads
 from iclutils.interp.patching import path_patching
-from iclutils.models import TransformerBridge, cached, edit_weights, get_act_name, load
+from iclutils.models import TransformerBridge, cached, edit_weights, get_act_name
 
 FIRST, SECOND = head(0, 0), head(1, 0)
 EDGE = (FIRST, Node("k", 1, 0))
@@ -54,14 +50,9 @@ def a_fault(kind: str, strength: float = 1.0) -> Fault:
     return Fault(kind, (head(0, 1), head(0, 3)), readers, strength)
 
 
-def test_parts_are_where_the_model_works_wrongly() -> None:
-    assert a_fault("even").parts == {head(0, 1), head(0, 3)}
-    assert a_fault("cut").parts == {head(1, 2), Node("mlp", 1)}
-
-
 @pytest.mark.parametrize("strength", [0.0, 0.25, 1.0])
 @pytest.mark.parametrize("kind", ["even", "sink", "misrouted"])
-def test_rows_of_attention_by_hand(model: TransformerBridge, kind: str, strength: float) -> None:
+def test_rows_of_attention_by_hand(model, kind, strength):
     task, name = a_task(model, 4), get_act_name("pattern", 0)
     before, after = (
         observe(model, task, hooks, [name])[1][name].numpy()
@@ -80,7 +71,7 @@ def test_rows_of_attention_by_hand(model: TransformerBridge, kind: str, strength
         np.testing.assert_allclose(after[:, h], wanted, atol=1e-6)
 
 
-def test_an_overactive_head_puts_out_more(model: TransformerBridge) -> None:
+def test_an_overactive_head_puts_out_more(model):
     task, name = a_task(model, 4), get_act_name("z", 0)
     _, clean = observe(model, task, (), [name])
     _, broken = observe(model, task, plant(model, task, [a_fault("overactive", 0.5)]), [name])
@@ -88,7 +79,7 @@ def test_an_overactive_head_puts_out_more(model: TransformerBridge) -> None:
     torch.testing.assert_close(broken[name], clean[name] * ratio[:, None])
 
 
-def test_a_cut_edge_carries_the_mean(model: TransformerBridge) -> None:
+def test_a_cut_edge_carries_the_mean(model):
     """Against a shift made beforehand: catches a wrong reader, a wrong sign, a lost strength."""
     task, writer, reader = a_task(model, 4), head(0, 1), Node("v", 1, 0)
     own = component_outputs(model, task.clean, [writer])[writer]
@@ -99,7 +90,7 @@ def test_a_cut_edge_carries_the_mean(model: TransformerBridge) -> None:
     torch.testing.assert_close(score(model, task, hooks), wanted, atol=1e-5, rtol=0)
 
 
-def test_all_edges_cut_is_the_head_ablated(model: TransformerBridge) -> None:
+def test_all_edges_cut_is_the_head_ablated(model):
     """Cuts see what is written in the run, so that later readers, earlier cuts and an overactive
     writer agree."""
     task, writer = a_task(model, 4), head(0, 2)
@@ -115,16 +106,7 @@ def test_all_edges_cut_is_the_head_ablated(model: TransformerBridge) -> None:
         )
 
 
-def test_damage_is_in_one_layer_alone(tmp_path: Path) -> None:
-    save_gpt2(tmp_path)
-    damaged = edit_weights(tmp_path, damage_mlp(1, 0.5, seeded(3)))
-    clean, after = (dict(m.named_parameters()) for m in (load(tmp_path), damaged))
-    for name, weight in clean.items():
-        changed = not torch.equal(after[name], weight)
-        assert changed == (".h.1." in name and ".mlp." in name), name
-
-
-def test_features_by_hand(model: TransformerBridge) -> None:
+def test_features_by_hand(model):
     task = a_task(model, 3)
     assert task.source is not None
     heads = all_heads(model)
@@ -158,7 +140,7 @@ def test_features_by_hand(model: TransformerBridge) -> None:
     torch.testing.assert_close(seen.values["direct"].T, direct)
 
 
-def test_effects_are_those_of_patched_edges(gpt2: TransformerBridge) -> None:
+def test_effects_are_those_of_patched_edges(gpt2):
     task, edge = a_task(gpt2, 3), (head(0, 1), Node("v", 2, 0))
     edges = [edge, (head(1, 3), Node("mlp_in", 1))]
     seen = features(gpt2, task, [head(0, 1)], edges)
@@ -189,14 +171,14 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(wired: TransformerBridge) -> Bench:
+def bench(wired):
     generator = seeded(1)
     healthy, cases, held_out = (copying(wired, n, 11, generator) for n in (300, 24, 20))
     seen = features(wired, healthy, [FIRST, SECOND], [EDGE])
     return Bench(wired, Reference(seen), cases, held_out)
 
 
-def test_only_the_right_source_arrives(bench: Bench) -> None:
+def test_only_the_right_source_arrives(bench):
     """The induction head moves the token it finds; the previous-token head names no answer."""
     assert float(bench.reference.median("arrives")[1]) == 1
     assert float(bench.reference.of.values["routed"][:, 1].min()) > 0.5
@@ -211,19 +193,13 @@ def test_only_the_right_source_arrives(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_planted_is_flagged(bench: Bench, kind: str) -> None:
+def test_what_was_planted_is_flagged(bench, kind):
     found = bench.flag(PLANTED[kind])
     assert found.kinds[:, KINDS.index(kind)].all()
     assert not found.unknown.any()
 
 
-def test_two_at_once_are_both_flagged(bench: Bench) -> None:
-    for a, b in [("even", "overactive"), ("misrouted", "overactive"), ("sink", "cut")]:
-        found = bench.flag(PLANTED[a], PLANTED[b])
-        assert found.kinds[:, [KINDS.index(a), KINDS.index(b)]].all(), (a, b)
-
-
-def test_healthy_cases_raise_few_alarms(bench: Bench) -> None:
+def test_healthy_cases_raise_few_alarms(bench):
     """Compared with itself, one case in a hundred leaves each quantile, on either side."""
     for node in (FIRST, SECOND):
         found = flags(bench.reference.of, bench.reference, [[node]])
@@ -233,7 +209,7 @@ def test_healthy_cases_raise_few_alarms(bench: Bench) -> None:
         assert found.wrong.float().mean() <= 1.5 * 0.01
 
 
-def test_a_damaged_mlp_is_none_of_them(bench: Bench) -> None:
+def test_a_damaged_mlp_is_none_of_them(bench):
     """It sits behind all heads that matter, so that attention looks as ever."""
     broken = edit_weights(bench.model.cfg.model_name, damage_mlp(1, 3.0, seeded(0)))
     reference = Reference(features(bench.model, copying(bench.model, 60, 11, seeded(2)), [SECOND]))
@@ -242,15 +218,8 @@ def test_a_damaged_mlp_is_none_of_them(bench: Bench) -> None:
     assert found.unknown.float().mean() >= 0.8
 
 
-def test_a_majority_of_a_role_is_needed(bench: Bench) -> None:
-    seen, kind = bench.see(plant(bench.model, bench.cases, [PLANTED["even"]])), KINDS.index("even")
-    both = [[FIRST, SECOND]]
-    assert flags(seen, bench.reference, both, 0.5).kinds[:, kind].all()
-    assert flags(seen, bench.reference, both, 0.9).kinds[:, kind].float().mean() < 0.2
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fix_repairs_other_cases_and_harms_no_healthy_one(bench: Bench, kind: str) -> None:
+def test_a_fix_repairs_other_cases_and_harms_no_healthy_one(bench, kind):
     strength = {"even": 0.95, "sink": 0.97}.get(kind, 1.0)
     heads = (SECOND,) if kind == "misrouted" else (FIRST,)
     fault = replace(PLANTED[kind], heads=heads, strength=strength)
@@ -267,7 +236,7 @@ def test_a_fix_repairs_other_cases_and_harms_no_healthy_one(bench: Bench, kind: 
 
 @settings(deadline=None, max_examples=25)
 @given(size=st.integers(2, 8), seed=st.integers(0, 99), temperature=st.floats(0.5, 8))
-def test_fixes_of_rows_by_hand(size: int, seed: int, temperature: float) -> None:
+def test_fixes_of_rows_by_hand(size, seed, temperature):
     scores = torch.randn(2, size, size, generator=seeded(seed))
     causal = scores.masked_fill(~torch.ones(size, size).tril().bool(), -torch.inf)
     rows = causal.softmax(-1)
@@ -277,20 +246,3 @@ def test_fixes_of_rows_by_hand(size: int, seed: int, temperature: float) -> None
     masked = causal.clone()
     masked[:, 1:, 0] = -torch.inf  # the first row sees nothing else
     torch.testing.assert_close(failures.without_first(rows), masked.softmax(-1))
-
-
-def test_what_cannot_be_is_refused(bench: Bench, gptj: TransformerBridge) -> None:
-    net, task = bench.model, bench.cases
-    blind = replace(task, source=None)
-    rerouted = repair(net, "misrouted", blind, [], [FIRST])
-    must_refuse(
-        (lambda: Fault("cut", (FIRST,)), "Name readers"),
-        (lambda: Fault("even", (FIRST,), (), 1.5), "0..1"),
-        (lambda: plant(net, task, [Fault("even", (head(9, 0),))]), r"head.*9\.0"),
-        (lambda: plant(net, task, [Fault("cut", (SECOND,), (EDGE[1],))]), "must come later"),
-        (lambda: plant(gptj, a_task(gptj, 4), [PLANTED["sink"]]), "only after using it"),
-        (lambda: features(net, task, [head(5, 0)]), r"head.*5\.0"),
-        (lambda: Reference(bench.see([])), "30 correctly solved"),
-        (lambda: flags(features(net, task, [FIRST]), bench.reference, [[FIRST]]), "same places"),
-        (lambda: score(net, blind, rerouted(blind)), "no source"),
-    )

@@ -1,17 +1,12 @@
 """The induction pair: found wherever it is wired, paths against hooks, the rule by brute force."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from random_layers import seeded
-from tiny import tiny_gpt2
 from wired import save_wired
 
-from iclutils import IclError
 from iclutils.chapters.attention_circuits import pair
 from iclutils.interp import clean_corrupt, patching
 from iclutils.interp.graph import Node, all_heads, head
@@ -36,13 +31,7 @@ def batches(
 
 
 @pytest.mark.parametrize(("previous", "induction", "layers", "corruption"), PLACES)
-def test_wired_pair_is_found(
-    tmp_path: Path,
-    previous: tuple[int, int],
-    induction: tuple[int, int],
-    layers: int,
-    corruption: str,
-) -> None:
+def test_wired_pair_is_found(tmp_path, previous, induction, layers, corruption):
     """Catches heads in another order, a path into queries or values, and a wrong distance."""
     save_wired(tmp_path, (previous,), (induction,), layers)
     model = load(tmp_path)
@@ -60,7 +49,7 @@ def test_wired_pair_is_found(
     assert drops[idle].abs().max() < 1e-3
 
 
-def test_back_ups_share_the_edges(tmp_path: Path) -> None:
+def test_back_ups_share_the_edges(tmp_path):
     """Two heads per role: single paths are weak, and all of them are found."""
     save_wired(tmp_path, ((0, 0), (0, 1)), ((1, 0), (1, 2)), heads=3)
     model = load(tmp_path)
@@ -72,7 +61,7 @@ def test_back_ups_share_the_edges(tmp_path: Path) -> None:
     assert math.isnan(found.copying)
 
 
-def test_paths_against_hooks(model: TransformerBridge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_against_hooks(model, monkeypatch):
     """One hooked pass per pair; catches stale LayerNorm, a wrong mask, scale or key bias."""
     monkeypatch.setattr(patching, "ROWS", 100)  # a few changes at a time
     _, batch, other = batches(model, 3, 7)
@@ -92,10 +81,3 @@ def test_paths_against_hooks(model: TransformerBridge, monkeypatch: pytest.Monke
             )
             lost = (before - prefix_matching(changed, 7)) / before.mean()
             torch.testing.assert_close(got[u, v], lost, atol=1e-5, rtol=1e-4)
-
-
-def test_a_model_without_a_circuit_is_refused(tmp_path: Path) -> None:
-    model = tiny_gpt2(tmp_path / "one", n_layer=1)
-    _, batch, other = batches(model, 3, 7)
-    with pytest.raises(IclError, match="two attention layers"):
-        pair.find_induction_circuit(model, batch, other, seeded())

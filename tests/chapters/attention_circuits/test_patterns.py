@@ -1,10 +1,6 @@
 """Pattern scores and labels: closed forms, brute force, hand-wired heads, chance kept in bounds."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +10,9 @@ from hypothesis import strategies as st
 from random_layers import seeded
 from tiny import save_gpt2, save_gptj, save_neox, tiny_gpt2, tokens
 
-from iclutils import IclError
 from iclutils.chapters.attention_circuits import patterns
 from iclutils.interp.head_scores import uniform_pattern
-from iclutils.models import TransformerBridge, cached, get_act_name, load, random_init
+from iclutils.models import cached, get_act_name, load, random_init
 from iclutils.tasks.repeated import repeated_tokens
 
 SIZE = 16
@@ -51,7 +46,7 @@ def shifted(steps: int, size: int = SIZE) -> torch.Tensor:
         (uniform_pattern(SIZE), {"even": 1, "first": sum(1 / (t + 1) for t in range(SIZE)) / SIZE}),
     ],
 )
-def test_closed_forms(pattern: torch.Tensor, expected: dict[str, float]) -> None:
+def test_closed_forms(pattern, expected):
     assert {name: one(pattern)[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
@@ -66,7 +61,7 @@ def bands(row: int) -> list[list[int]]:
 
 @settings(deadline=None, max_examples=15)
 @given(st.integers(0, 10**6), st.integers(3, 20), st.integers(2, 8))
-def test_brute_force(seed: int, size: int, vocab: int) -> None:
+def test_brute_force(seed, size, vocab):
     """Row by row; catches a mask shifted, BOS taken for a match, a mean over wrong rows."""
     ids = torch.randint(0, vocab, (1, size), generator=seeded(seed))
     pattern = random_pattern(seed, size)
@@ -89,7 +84,7 @@ def test_brute_force(seed: int, size: int, vocab: int) -> None:
     assert all(math.isnan(v) or -1e-6 <= v <= 1 + 1e-6 for v in got.values())
 
 
-def test_sequences_do_not_mix() -> None:
+def test_sequences_do_not_mix():
     """Catches a mean over the batch, or masks of another row."""
     pattern = torch.stack([random_pattern(seed, 21) for seed in range(8)]).reshape(4, 2, 21, 21)
     ids = torch.cat([torch.full((4, 1), 59), tokens(4, 10).repeat(1, 2)], 1)
@@ -101,7 +96,7 @@ def test_sequences_do_not_mix() -> None:
 
 
 @pytest.mark.parametrize("save", [save_gpt2, save_neox, save_gptj])
-def test_all_heads_at_once(save: Callable[[Path], object], tmp_path: Path) -> None:
+def test_all_heads_at_once(save, tmp_path):
     """Against each layer's cached patterns; catches layers or heads in another order."""
     ids = tokens(3, 12) % 7
     save(tmp_path)
@@ -115,7 +110,7 @@ def test_all_heads_at_once(save: Callable[[Path], object], tmp_path: Path) -> No
             torch.testing.assert_close(got[name][:, layer], expected[name], equal_nan=True)
 
 
-def test_wired_heads_get_their_labels(wired: TransformerBridge) -> None:
+def test_wired_heads_get_their_labels(wired):
     """The known answer; idle heads attend evenly and get nothing."""
     ids = repeated_tokens(wired, 40, 11, seeded(), distinct=True).tokens
     blank = [random_init(wired.cfg.model_name, seed) for seed in range(2)]
@@ -134,7 +129,7 @@ def test_wired_heads_get_their_labels(wired: TransformerBridge) -> None:
     assert shuffled["induction"].quantile(0.99) < 0.5 < scores["induction"][:, 1, 0].mean()
 
 
-def test_false_alarms_are_kept(tmp_path: Path) -> None:
+def test_false_alarms_are_kept(tmp_path):
     """On other untrained models; catches a quantile of means, or the wrong tail."""
     tiny_gpt2(tmp_path)
     ids = torch.cat([torch.full((30, 1), 59), tokens(30, 10).repeat(1, 2)], 1)
@@ -151,18 +146,7 @@ def test_false_alarms_are_kept(tmp_path: Path) -> None:
     assert alarms(0.01) <= 0.02 < alarms(0.5)
 
 
-def test_thresholds_are_the_largest_quantile() -> None:
-    nulls = [{n: torch.linspace(0, top, 101) for n in patterns.SCORES} for top in (0.2, 0.5)]
-    even = {n: torch.full((3,), 0.3) for n in patterns.SCORES} | {"duplicate": torch.ones(3)}
-    limits = patterns.thresholds([*nulls, {"induction": torch.full((9,), 0.7)}], even, alpha=0.1)
-    assert limits["previous"] == pytest.approx(0.45)
-    assert limits["induction"] == pytest.approx(0.7)
-    assert math.isnan(limits["duplicate"])  # 1 cannot be passed
-    undefined = {n: torch.full((3,), torch.nan) for n in patterns.SCORES}
-    assert all(math.isnan(v) for v in patterns.thresholds([], undefined).values())
-
-
-def test_labels_need_certainty_and_enough_sequences() -> None:
+def test_labels_need_certainty_and_enough_sequences():
     """Catches a label by the mean alone, and undefined sequences counted as zeros."""
     wide = torch.tensor([0.0, 1.0]).repeat(20)  # mean .5, SE .08
     rare = torch.where(torch.arange(40) < 29, 1.0, torch.nan)
@@ -174,8 +158,3 @@ def test_labels_need_certainty_and_enough_sequences() -> None:
     assert patterns.labels(scores, limits | {"previous": 0.3})[0, 0, 0]
     assert not given["duplicate"]
     assert given["induction"]
-
-
-def test_too_little_is_refused(gpt2: TransformerBridge) -> None:
-    with pytest.raises(IclError, match="at least 30"):
-        patterns.labels(patterns.scores(gpt2, tokens(4, 9)), dict.fromkeys(patterns.SCORES, 0.0))

@@ -1,9 +1,6 @@
 """Stability of circuits: overlap by enumeration, permuted heads matched, planted phases."""
 
-from __future__ import annotations
-
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,18 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
-from refusals import must_refuse
 from scipy.stats import ortho_group
 from tiny import save_gpt2, tokens
 from transformers import PreTrainedModel
 
 from iclutils.chapters.attention_circuits import stability
 from iclutils.interp.head_scores import draw_heads
-from iclutils.models import TransformerBridge, cached, edit_weights, load
+from iclutils.models import cached, edit_weights, load
 from iclutils.tasks.repeated import repeated_tokens
 
 
-def test_overlap_by_enumeration() -> None:
+def test_overlap_by_enumeration():
     """Catches a chance that ignores layers: mean over all sets with as many items in each layer."""
     layer = torch.tensor([0, 0, 0, 1, 1])
     fixed = frozenset({0, 1, 3})
@@ -39,12 +35,6 @@ def test_overlap_by_enumeration() -> None:
         assert stability.jaccard(fixed, shown) == len(fixed & shown) / len(fixed | shown)
 
 
-def test_the_best_items() -> None:
-    values = torch.tensor([0.5, -3.0, float("nan"), 2.0, 0.5])
-    assert stability.top(values, 2) == {3, 0}, "of equal ones the first"
-    assert stability.top(values, 4) == {3, 0, 4, 1}
-
-
 def permuted(network: PreTrainedModel, order: list[list[int]]) -> None:
     """Head ``order[layer][i]`` becomes head i; the network computes the same."""
     width, heads = network.config.n_embd, network.config.n_head
@@ -58,7 +48,7 @@ def permuted(network: PreTrainedModel, order: list[list[int]]) -> None:
         attn.c_proj.weight.copy_(attn.c_proj.weight[place].clone())
 
 
-def test_permuted_heads_are_matched_back(tmp_path: Path) -> None:
+def test_permuted_heads_are_matched_back(tmp_path):
     """Catches rows exchanged with columns, and features that belong to another head."""
     save_gpt2(tmp_path)
     order = [[2, 0, 3, 1], [1, 2, 3, 0], [3, 2, 1, 0]]
@@ -85,7 +75,7 @@ def test_permuted_heads_are_matched_back(tmp_path: Path) -> None:
     assert above > 3 * spread > 0
 
 
-def test_profiles_say_what_the_wired_heads_look_at(wired: TransformerBridge) -> None:
+def test_profiles_say_what_the_wired_heads_look_at(wired):
     """Catches a relation or distance that is one token off, and the first position counted."""
     rows = repeated_tokens(wired, 8, 11, seeded(0), distinct=True).tokens
     size, profile = rows.shape[1], stability.attention_profiles(wired, rows)
@@ -103,7 +93,7 @@ def test_profiles_say_what_the_wired_heads_look_at(wired: TransformerBridge) -> 
     assert not stability.profile_similarity(profile[1:2].round(decimals=5), profile).any()
 
 
-def test_head_outputs_add_up(gpt2: TransformerBridge) -> None:
+def test_head_outputs_add_up(gpt2):
     """All heads of a layer and its bias are the layer's output; catches heads or rows mixed."""
     ids = tokens(3, 9)
     got = stability.head_outputs(gpt2, ids)
@@ -117,7 +107,7 @@ def test_head_outputs_add_up(gpt2: TransformerBridge) -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(st.integers(0, 10**6), st.integers(4, 12), st.integers(1, 5), st.integers(2, 5))
-def test_cka(seed: int, count: int, left: int, right: int) -> None:
+def test_cka(seed, count, left, right):
     """Gram matrices in numpy; catches a missing centring, and a basis or scale that matters."""
     noise = np.random.default_rng(seed)
     x, y = noise.normal(1, 1, (2, count, left)), noise.normal(1, 1, (3, count, right))
@@ -133,7 +123,7 @@ def test_cka(seed: int, count: int, left: int, right: int) -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 999), rows=st.integers(1, 4), columns=st.integers(1, 4))
-def test_the_best_matching_by_trying_all(seed: int, rows: int, columns: int) -> None:
+def test_the_best_matching_by_trying_all(seed, rows, columns):
     """Catches a cost that is minimised, and heads that are matched twice."""
     alike = torch.rand(rows, columns, generator=seeded(seed))
     pairs = stability.match(alike)
@@ -144,7 +134,7 @@ def test_the_best_matching_by_trying_all(seed: int, rows: int, columns: int) -> 
     assert sum(alike[a, b].item() for a, b in pairs) == pytest.approx(best, abs=1e-6)
 
 
-def test_random_matchings_are_those_within_the_groups() -> None:
+def test_random_matchings_are_those_within_the_groups():
     """Catches random pairs across groups: mean and spread of all permutations are known."""
     alike = torch.rand(5, 5, generator=seeded(0))
     groups = (torch.tensor([0, 0, 0, 1, 1]),) * 2
@@ -171,7 +161,7 @@ def series(noise: float, swap: int, checkpoints: int = 8) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("absent", [0, 2])
-def test_a_swap_of_items_is_found_where_it_was_planted(absent: int) -> None:
+def test_a_swap_of_items_is_found_where_it_was_planted(absent):
     """Catches intervals shifted by one, signed means, and phases before there is a circuit."""
     values, generator = series(0.5, swap=5), seeded(1)
     alike = [stability.top_overlap(a, b, 5) for a, b in itertools.pairwise(values)]
@@ -182,7 +172,7 @@ def test_a_swap_of_items_is_found_where_it_was_planted(absent: int) -> None:
     assert found == ["absent"] * absent + expected[absent:]
 
 
-def test_the_floor_falls_with_noise() -> None:
+def test_the_floor_falls_with_noise():
     """Catches halves that overlap, of which the floor would stay high."""
     floors = [stability.reextraction_floor(series(n, 8)[0], 5, seeded(0)) for n in (0.1, 1, 30)]
     assert floors[0] == 1
@@ -192,15 +182,7 @@ def test_the_floor_falls_with_noise() -> None:
     assert middle == pytest.approx(80 / (2 * 400 - 80), abs=0.03), "two random sets of 80"
 
 
-def test_short_runs_are_no_stable_phase() -> None:
-    similar = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0])
-    present, floors = torch.tensor([True] * 6 + [False, True]), torch.full((7,), 0.5)
-    kinds = stability.phases(similar, floors, present)
-    assert kinds == ["unstable"] * 2 + ["stable"] * 2 + ["unstable", "absent", "absent"]
-    assert stability.phases(similar, floors, present, 1)[0] == "stable"
-
-
-def test_a_rise_is_where_the_value_crosses_both_bars() -> None:
+def test_a_rise_is_where_the_value_crosses_both_bars():
     """Catches the interval that ends at a crossing counted as after it."""
     during, after = stability.rise([0.0, 0.01, 0.05, 0.5, 0.85, 0.9, 1.0])
     assert during.tolist() == [False, False, True, True, False, False]
@@ -210,15 +192,7 @@ def test_a_rise_is_where_the_value_crosses_both_bars() -> None:
     assert after.tolist() == [False, False, True]
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
-    alike, groups = torch.rand(2, 3), (torch.tensor([0, 1]), torch.tensor([0, 1]))
-    must_refuse(
-        (lambda: stability.match(alike, groups), "a group for each of 2 and 3"),
-        (lambda: stability.rise([0.5, 0.0]), "final value"),
-    )
-
-
-def test_heads_are_drawn_in_the_same_layers() -> None:
+def test_heads_are_drawn_in_the_same_layers():
     """Catches a barred head, another layer, or the same draw each time; layer 3 has two left."""
     layer, barred = torch.arange(4).repeat_interleave(5), {2, 15, 16, 17}
     generator = seeded(0)

@@ -1,7 +1,5 @@
 """Features of the softmax kernel: NumPy in loops, the exponential series, laws of the draws."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -10,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
-from refusals import refused
 from scipy import special, stats
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -40,7 +37,7 @@ def data(
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_is_pytorchs(masked: bool) -> None:
+def test_attention_is_pytorchs(masked):
     q, k, v = data(0, 5, 5, 4, (2, 3))
     mask = torch.ones(5, 5).tril().bool() if masked else None
     expected = scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -51,9 +48,7 @@ def test_attention_is_pytorchs(masked: bool) -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(seed=seeds, dim=st.integers(1, 5), degree=st.integers(0, 7))
-def test_taylor_features_have_the_truncated_series_as_inner_product(
-    seed: int, dim: int, degree: int
-) -> None:
+def test_taylor_features_have_the_truncated_series_as_inner_product(seed, dim, degree):
     """Fails if a monomial is missing, counted twice, or divided by a! instead of its root."""
     a, b, _ = data(seed, 3, 4, dim)
     found = taylor(a, degree) @ taylor(b, degree).mT
@@ -66,7 +61,7 @@ def test_taylor_features_have_the_truncated_series_as_inner_product(
 
 @pytest.mark.parametrize("largest", [0.0, 0.3, 1.0, 4.0, 9.0])
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-8, 1e-12])
-def test_needed_degree_is_enough_and_not_much_more(largest: float, tolerance: float) -> None:
+def test_needed_degree_is_enough_and_not_much_more(largest, tolerance):
     def error(degree: int, x: float) -> float:
         return abs(math.fsum(x**r / math.factorial(r) for r in range(degree + 1)) / math.exp(x) - 1)
 
@@ -76,7 +71,7 @@ def test_needed_degree_is_enough_and_not_much_more(largest: float, tolerance: fl
     assert degree <= 2 or error(degree - 2, -largest) > tolerance
 
 
-def test_positive_random_features_are_right_on_average() -> None:
+def test_positive_random_features_are_right_on_average():
     """Within 4 standard errors. Orthogonal ones without the signs are off by dozens of them."""
     a, b, _ = data(3, 2, 3, 3)
     a, b = a / 2, b / 2
@@ -88,7 +83,7 @@ def test_positive_random_features_are_right_on_average() -> None:
         assert least < float(misses.max()) < most
 
 
-def test_directions() -> None:
+def test_directions():
     """Right angles in blocks, lengths as of normal vectors, and no preferred direction."""
     plain = directions(50, 4, seeded(2), draws=100).flatten().numpy()
     assert stats.kstest(plain, stats.norm.cdf).pvalue > 0.01
@@ -107,7 +102,7 @@ def test_directions() -> None:
 
 @pytest.mark.parametrize("length", [1.0, 30.0, 100.0, 1000.0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_nothing_overflows(length: float, dtype: torch.dtype) -> None:
+def test_nothing_overflows(length, dtype):
     """|z| = 100 before scaling: the features themselves are beyond all numbers, or below."""
     q, k, v = (part.to(dtype) for part in data(4, 3, 8, 16))
     q, k = (length * part / part.norm(dim=-1, keepdim=True) for part in (q, k))
@@ -127,9 +122,7 @@ def test_nothing_overflows(length: float, dtype: torch.dtype) -> None:
 @given(
     seed=seeds, dim=st.integers(1, 6), keys=st.integers(1, 9), size=st.sampled_from([0.1, 1.0, 4.0])
 )
-def test_gram_features_have_the_kernels_products(
-    seed: int, dim: int, keys: int, size: float
-) -> None:
+def test_gram_features_have_the_kernels_products(seed, dim, keys, size):
     """exp(a·b / sqrt(d)) by numpy. With the query the relative error is small at any size."""
     q, k, _ = data(seed, 1, keys, dim)
     q, k = size * q[0], size * k
@@ -144,7 +137,7 @@ def test_gram_features_have_the_kernels_products(
     assert gap.max() < 1e-12 * keys + 1e-13
 
 
-def test_kernel_error_falls_with_features_and_grows_with_norms() -> None:
+def test_kernel_error_falls_with_features_and_grows_with_norms():
     """As the root of their number; without the signs of the QR it stops falling.
 
     Both are plain for short tokens. For long ones the draws have heavy tails, which hide them.
@@ -162,26 +155,10 @@ def test_kernel_error_falls_with_features_and_grows_with_norms() -> None:
     assert float(unsigned[0, 2]) > 5 * float(orthogonal[0, 2])
 
 
-def test_kernel_error_of_taylor_features() -> None:
+def test_kernel_error_of_taylor_features():
     q, k, v = data(5, 3, 6, 3)
     found = kernel_error(q, k, v, [0, 1, 30], [0.5, 1.0], method="taylor")
     assert float(found[:, 2].max()) < 1e-12
     uniform = v.mean(0) - attention(q, k, v)  # degree 0 weighs all keys alike
     expected = uniform.norm(dim=-1) / attention(q, k, v).norm(dim=-1)
     assert float(found[1, 0]) == pytest.approx(float(expected.median()))
-
-
-def test_draws_in_parts_are_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = data(3, 4, 6, 3)
-    given = {"sizes": [8], "draws": 30}
-    whole = kernel_error(q, k, v, **given, generator=seeded(0))
-    monkeypatch.setattr("iclutils.chapters.contrastive_kernel.features.AT_ONCE", 500)
-    torch.testing.assert_close(kernel_error(q, k, v, **given, generator=seeded(0)), whole)
-
-
-test_bad_input = refused(
-    (lambda: taylor(torch.ones(60), 9), "lower degree"),
-    (lambda: needed_degree(1e4), "No degree"),
-    (lambda: kernel_error(*data(0, 3, 4, 2), [4], method="iids"), "Did you mean 'iid'"),
-    (lambda: kernel_error(*data(0, 3, 4, 2), [4]), "generator"),
-)

@@ -1,7 +1,5 @@
 """The lenses of chapter 07: against plain passes, libraries and sums that must come out."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -22,17 +20,17 @@ from iclutils.tasks import topics
 
 
 @pytest.fixture(scope="module")
-def net() -> TransformerBridge:
+def net():
     return models.load("anchors-0")
 
 
 @pytest.fixture(scope="module")
-def here() -> Question:
+def here():
     return of_prompts(topics.sample(6, torch.Generator().manual_seed(0)))
 
 
 @pytest.fixture(scope="module")
-def found(net: TransformerBridge, here: Question) -> marks.Marks:
+def found(net, here):
     return marks.measure(net, here, layer=2, steps=1)
 
 
@@ -41,9 +39,7 @@ def at_target(net: TransformerBridge, here: Question, side: str, name: str) -> t
     return cache[name][torch.arange(len(here)), here.at]
 
 
-def test_readers_look_where_the_model_looks(
-    net: TransformerBridge, here: Question, found: marks.Marks
-) -> None:
+def test_readers_look_where_the_model_looks(net, here, found):
     for layer in range(4):
         name = get_act_name("pattern", layer)
         _, cache = net.run_with_cache(here.task.clean, names_filter=name)
@@ -52,9 +48,7 @@ def test_readers_look_where_the_model_looks(
             assert torch.allclose(found.anchors[row, layer], looks, atol=1e-4)
 
 
-def test_heads_and_mlps_write_the_whole_vector(
-    net: TransformerBridge, here: Question, found: marks.Marks
-) -> None:
+def test_heads_and_mlps_write_the_whole_vector(net, here, found):
     common = found.states[:, 2].mean(0)
     mlps = sum(
         at_target(net, here, "clean", get_act_name("mlp_out", layer))
@@ -66,9 +60,7 @@ def test_heads_and_mlps_write_the_whole_vector(
     assert not found.vector[:, 3].any()
 
 
-def test_a_step_towards_a_vector_is_what_the_dual_model_writes_along_it(
-    net: TransformerBridge, here: Question
-) -> None:
+def test_a_step_towards_a_vector_is_what_the_dual_model_writes_along_it(net, here):
     query, vector = read(net, here.task.clean, here.at), torch.randn(net.cfg.d_model)
     update = dual_heads(query, here.shown).demonstration_update
     written = torch.einsum("blhe,lhed->blhd", update, net.W_O.double()) @ vector.double()
@@ -76,9 +68,7 @@ def test_a_step_towards_a_vector_is_what_the_dual_model_writes_along_it(
     assert torch.allclose(step.sum(-1), written / vector.double().square().sum(), atol=1e-9)
 
 
-def test_the_margin_without_reading_is_that_of_a_whole_pass(
-    net: TransformerBridge, here: Question
-) -> None:
+def test_the_margin_without_reading_is_that_of_a_whole_pass(net, here):
     cut = torch.zeros(len(here), *here.shown.shape[1:] * 2, dtype=torch.bool)
     cut[torch.arange(len(here)), here.at] = here.shown
     cuts = cut_attention(net, dict.fromkeys((1, 2), cut))
@@ -88,16 +78,14 @@ def test_the_margin_without_reading_is_that_of_a_whole_pass(
     assert torch.allclose(ours[1], marks.answered(net, here)[0], atol=1e-3)
 
 
-def test_the_common_share_by_pairs() -> None:
+def test_the_common_share_by_pairs():
     states = torch.randn(9, 8, generator=torch.Generator().manual_seed(0)) + 1
     pairs = [float(x @ y) for x, y in itertools.permutations(states, 2)]
     expected = np.mean(pairs) / np.mean([float(x @ x) for x in states])
     assert marks.common_share(states) == pytest.approx(expected)
 
 
-def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_other(
-    net: TransformerBridge, here: Question
-) -> None:
+def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_other(net, here):
     one = here[:1]
     states, _ = vectors.task_vectors(net, one)
     margins, right = vectors.steered(net, one, [(3, states[3]), (3, 0 * states[3])])
@@ -111,7 +99,7 @@ def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_oth
     assert torch.isclose(random.norm(), states[3].norm())
 
 
-def test_smoothers_are_those_of_the_textbooks() -> None:
+def test_smoothers_are_those_of_the_textbooks():
     draw = torch.Generator().manual_seed(0)
     states = torch.randn(3, 6, 4, generator=draw, dtype=torch.double)
     labels = torch.randn(3, 5, generator=draw, dtype=torch.double)
@@ -133,7 +121,7 @@ def test_smoothers_are_those_of_the_textbooks() -> None:
             assert value == pytest.approx(expected[name]), name
 
 
-def test_agreement_is_a_correlation_and_what_a_count_explains_can_be_taken_out() -> None:
+def test_agreement_is_a_correlation_and_what_a_count_explains_can_be_taken_out():
     draw = torch.Generator().manual_seed(0)
     shows = torch.randint(0, 2, (50, 5), generator=draw)
     weights = torch.rand(50, 1, 1, 5, generator=draw).double()
@@ -155,7 +143,7 @@ def test_agreement_is_a_correlation_and_what_a_count_explains_can_be_taken_out()
     assert found.item() == pytest.approx(expected)
 
 
-def test_sets_to_remove_part_the_marked_heads_and_their_controls_are_unmarked() -> None:
+def test_sets_to_remove_part_the_marked_heads_and_their_controls_are_unmarked():
     layer = torch.arange(6).repeat_interleave(10)
     top = {"circuit": {0, 1, 2}, "anchors": {1, 2, 3, 12}, "induction": {2, 12, 13}}
     sets = compare.sets_to_remove(top, layer, torch.Generator().manual_seed(0))
@@ -167,15 +155,3 @@ def test_sets_to_remove_part_the_marked_heads_and_their_controls_are_unmarked() 
         assert sorted(layer[sorted(heads)].tolist()) == sorted(layer[sorted(own)].tolist())
         if "others" in name:
             assert not heads & {0, 1, 2, 3, 12, 13}
-
-
-def test_every_lens_scores_every_head_and_half_of_the_prompts_will_do(
-    net: TransformerBridge, here: Question, found: marks.Marks
-) -> None:
-    contexts = smoothers.read_examples(net, here, 0)
-    prefix = torch.rand(4, 4, 4)
-    scores = compare.head_scores(found, prefix, contexts, here.shows)
-    assert tuple(scores) == marks.LENSES
-    assert all(x.shape == (4, 4) for x in scores.values())
-    half = compare.head_scores(found, prefix, contexts, here.shows, slice(0, None, 2))
-    assert torch.allclose(half["anchors"], found.anchors[::2].mean(0))

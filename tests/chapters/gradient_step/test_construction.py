@@ -1,7 +1,5 @@
 """Weights of linear attention that take steps of gradient descent, and the note's that stray."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -9,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import TIGHT, random, some
-from refusals import refused
 
 from iclutils.chapters.gradient_step.construction import (
     constructed,
@@ -32,9 +29,7 @@ from iclutils.models.lsa import Shape, attend
     started=st.booleans(),
     plus=st.booleans(),
 )
-def test_layers_are_steps(
-    seed: int, dim: int, pairs: int, outputs: int, steps: int, started: bool, plus: bool
-) -> None:
+def test_layers_are_steps(seed, dim, pairs, outputs, steps, started, plus):
     """To 1e-10 for K = 1 .. 10; a sign of P, W_V or the query's slot would show at once."""
     xs, ys, first = some(seed, (2, 2, pairs + 1, dim), (2, 2, pairs + 1, outputs), (outputs, dim))
     xs = xs / dim**0.5  # so that ten steps neither explode nor vanish
@@ -45,7 +40,7 @@ def test_layers_are_steps(
     torch.testing.assert_close(stacked(xs, ys, rates, gammas, start), expected, **TIGHT)
 
 
-def test_weights_are_those_of_the_proposition() -> None:
+def test_weights_are_those_of_the_proposition():
     """By hand, d = 2, o = 1, N = 4, η = 0.8, W_0 = (5, 7); rows are channels in, columns out."""
     start = torch.tensor([[5.0, 7.0]])
     layer = gradient_layer(2, 0.8, 4, start)
@@ -62,7 +57,7 @@ def test_weights_are_those_of_the_proposition() -> None:
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_the_notes_convention_does_not_stack(started: bool) -> None:
+def test_the_notes_convention_does_not_stack(started):
     """One layer is right; the second takes a step from the labels y_i + ΔW x_i, written out."""
     xs, weights, first = some(0, (400, 13, 5), (400, 1, 5), (1, 5))
     ys = xs @ weights.mT
@@ -80,7 +75,7 @@ def test_the_notes_convention_does_not_stack(started: bool) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("plus", [False, True])
 @pytest.mark.parametrize("heads", [1, 3])
-def test_constructed_networks(shared: bool, plus: bool, heads: int) -> None:
+def test_constructed_networks(shared, plus, heads):
     xs, ys = some(3, (30, 8, 4), (30, 8))
     rates = [0.2, 0.2, 0.2] if shared else [0.1, 0.2, 0.3]
     gammas = None if not plus else [0.01] * 3 if shared else [0.02, 0.01, 0.03]
@@ -94,33 +89,12 @@ def test_constructed_networks(shared: bool, plus: bool, heads: int) -> None:
     assert {(p.dtype, p.requires_grad) for p in single.parameters()} == {(torch.float32, False)}
 
 
-SHAPE, PAIRS = Shape(4, 7, layers=2), some(0, (3, 6, 4), (3, 6))
-OTHERS = (
-    *({"attention": ("linear", "softmax")}, {"sees_query": True}, {"separate": True}),
-    *({"norm": True}, {"hidden": 8}, {"width": 5}),
-)
-UNLIKE = ((False, [0.1], None), (True, [0.1, 0.2], None), (True, [0.1, 0.1], [0.1, 0.2]))
-
-test_refusals = refused(
-    *(
-        (lambda one=one: constructed(replace(SHAPE, **one), [0.1, 0.1]), "over joint tokens")
-        for one in OTHERS
-    ),
-    *(
-        (lambda s=s, given=given: constructed(replace(SHAPE, shared=s), *given), "the same for all")
-        for s, *given in UNLIKE
-    ),
-    (lambda: copying(random(Shape(4, 5)), *PAIRS), "tokens of their own, with a first layer"),
-    (lambda: copying(random(Shape(4, 5, separate=True, norm=True)), *PAIRS), "tokens of their own"),
-)
-
-
 # Copying -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sees_query", [False, True])
 @pytest.mark.parametrize("kind", ["linear", "softmax"])
-def test_dependence_is_the_jacobian_of_the_mean(kind: str, sees_query: bool) -> None:
+def test_dependence_is_the_jacobian_of_the_mean(kind, sees_query):
     """By autograd of the first layer, with all contexts shifted alike."""
     xs, ys = some(0, (3, 4, 2), (3, 4))
     shape = Shape(2, 3, layers=2, heads=2, attention=(kind, "linear"), separate=True)

@@ -1,7 +1,5 @@
 """Tests of re-weighting, against hooks on the attention pattern of the whole forward pass."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from random_prompts import random_prompts
@@ -16,10 +14,9 @@ from iclutils.chapters.label_anchors.reweighting import (
     random_text,
 )
 from iclutils.chapters.label_anchors.saliency import attention_and_gradient
-from iclutils.errors import IclError
 from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge
-from iclutils.tasks.prompts import Prompts, Role
+from iclutils.tasks.prompts import Prompts
 
 
 def by_hooks(
@@ -48,7 +45,7 @@ def random_beta(model: TransformerBridge, prompts: Prompts) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shots", [1, 2])
-def test_one_step_equals_hooks_on_the_whole(model: TransformerBridge, shots: int) -> None:
+def test_one_step_equals_hooks_on_the_whole(model, shots):
     prompts = random_prompts(5, count=4, shots=shots)
     beta, step = random_beta(model, prompts), prepare(model, prompts)
     got = step.answers(beta).class_logits
@@ -63,7 +60,7 @@ def test_one_step_equals_hooks_on_the_whole(model: TransformerBridge, shots: int
     torch.testing.assert_close(same, clean, atol=1e-5, rtol=1e-5)
 
 
-def test_gradient_at_zero_is_attention_times_its_gradient(model: TransformerBridge) -> None:
+def test_gradient_at_zero_is_attention_times_its_gradient(model):
     prompts, rows = random_prompts(2, count=3), torch.arange(3)
     attention, slope = attention_and_gradient(model, prompts)
     zero = torch.zeros(model.cfg.n_layers, model.cfg.n_heads, prompts.classes)
@@ -82,9 +79,7 @@ def fitted(step: LastStep, seed: int | None = 0, **options: object) -> torch.Ten
 
 
 @pytest.mark.parametrize(("batch", "seed"), [(None, 3), (1, 3), (1, None)])
-def test_a_fit_is_steps_of_adam(
-    gpt2: TransformerBridge, batch: int | None, seed: int | None
-) -> None:
+def test_a_fit_is_steps_of_adam(gpt2, batch, seed):
     prompts, draw = random_prompts(7, count=4, shared=True), torch.Generator().manual_seed(3)
     found = fitted(prepare(gpt2, prompts), seed=seed, epochs=2, batch=batch)
     assert all(p.grad is None and not p.requires_grad for p in gpt2.parameters())
@@ -99,7 +94,7 @@ def test_a_fit_is_steps_of_adam(
     torch.testing.assert_close(found, beta.detach(), atol=1e-5, rtol=1e-4)
 
 
-def test_sets_are_fitted_as_if_alone(gpt2: TransformerBridge) -> None:
+def test_sets_are_fitted_as_if_alone(gpt2):
     whole = random_prompts(3, count=9)
     sets = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
     together = fit(prepare(gpt2, whole), sets, None, epochs=4, batch=None)
@@ -112,9 +107,7 @@ def test_sets_are_fitted_as_if_alone(gpt2: TransformerBridge) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [None, 7])
-def test_comparing_is_fitting_and_scoring_twice(
-    gpt2: TransformerBridge, batch_size: int | None
-) -> None:
+def test_comparing_is_fitting_and_scoring_twice(gpt2, batch_size):
     """Scored through hooks, with fits of its own and the words that were drawn."""
     sets = [random_prompts(seed, count=60, shared=True) for seed in (2, 4)]
     pairs = [(both[:24], both[24:]) for both in sets]
@@ -135,17 +128,3 @@ def test_comparing_is_fitting_and_scoring_twice(
             assert found == pytest.approx(share(changed) - before)
         differ |= {0.0, gain.anchors, gain.control}
     assert len(differ) > 2, "nothing to tell apart"
-
-
-def test_random_text_is_text() -> None:
-    prompts = random_prompts(3, count=6, shared=True)
-    (drawn,) = random_text(prompts, torch.Generator().manual_seed(0))
-    assert drawn.shape == prompts.label_pos[0].shape
-    assert bool((prompts.roles[:, drawn] == Role.TEXT).all())
-    assert len(set(drawn.tolist())) == len(drawn)
-
-
-def test_other_demonstrations_are_refused(gpt2: TransformerBridge) -> None:
-    first, second = (random_prompts(seed, count=3, shared=True) for seed in (1, 2))
-    with pytest.raises(IclError, match="same demonstrations"):
-        compare(gpt2, [(first, second)], torch.Generator())

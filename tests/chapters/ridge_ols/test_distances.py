@@ -1,15 +1,11 @@
 """Distances: closed forms, scikit-learn's fits, learners by hand, and what must be refused."""
 
-from __future__ import annotations
-
 from functools import partial
-from math import nan
 from statistics import fmean, stdev
 
 import pytest
 import torch
 from random_layers import seeded
-from refusals import refused
 from sklearn.linear_model import LinearRegression
 
 from iclutils.chapters.ridge_ols.algorithms import gd, knn, ols, ridge
@@ -35,11 +31,7 @@ def some(dim: int = 4, pairs: int = 7, count: int = 30, noise: float = 0.0) -> C
     return sample(Task(dim, noise), count, pairs, seeded())
 
 
-def ensemble(dim: int = 4, pairs: int = 7) -> InContextRegressors:
-    return InContextRegressors(Shape(dim, pairs, "one", layers=1, width=16, heads=2), [0, 1])
-
-
-def test_spd_by_hand_and_with_ensemble() -> None:
+def test_spd_by_hand_and_with_ensemble():
     first, second = normal(3, 20, 5, seed=1), normal(20, 5, seed=2)
     found = spd(first, second, 4)
     for m in range(3):
@@ -54,7 +46,7 @@ def test_spd_by_hand_and_with_ensemble() -> None:
     assert not bool(spd(first, first, 4).mean.any())
 
 
-def test_mspd_is_the_mean_of_spd_below_d() -> None:
+def test_mspd_is_the_mean_of_spd_below_d():
     first, second = normal(2, 25, 9, seed=1), normal(25, 9, seed=2)
     curve, found = spd(first, second, 5).mean, mspd(first, second, 5)
     torch.testing.assert_close(found.mean, curve[:, 1:5].mean(-1))
@@ -65,7 +57,7 @@ def test_mspd_is_the_mean_of_spd_below_d() -> None:
 
 
 @pytest.mark.parametrize("pairs", [0, 2, 4, 7])
-def test_implicit_weights_of_a_linear_algorithm_are_its_own(pairs: int) -> None:
+def test_implicit_weights_of_a_linear_algorithm_are_its_own(pairs):
     task, queries = some(pairs=8), normal(30, 12, 4, seed=3).float()
     cut = Contexts(task.xs[:, :pairs], task.ys[:, :pairs], task.weights)
     known = [(ols, {}), (ridge, {"penalty": 0.3}), (gd, {"rate": 0.02})]
@@ -78,7 +70,7 @@ def test_implicit_weights_of_a_linear_algorithm_are_its_own(pairs: int) -> None:
 
 
 @pytest.mark.parametrize("intercept", [False, True])
-def test_implicit_weights_are_scikit_learns_fit(intercept: bool) -> None:
+def test_implicit_weights_are_scikit_learns_fit(intercept):
     task, queries = some(count=6), normal(6, 20, 4, seed=3).float()
     neighbours = partial(knn, k=2)
     fit = implicit_weights(neighbours, task, queries, intercept)
@@ -97,13 +89,13 @@ def test_implicit_weights_are_scikit_learns_fit(intercept: bool) -> None:
     assert fit.r2 < 0.9  # k-NN is not linear in the query
 
 
-def test_ilwd_by_hand() -> None:
+def test_ilwd_by_hand():
     first, second = normal(3, 20, 4, seed=1), normal(20, 4, seed=2)
     each = (first - second).square().sum(-1) / 4
     torch.testing.assert_close(ilwd(first, second, 4).mean, each.mean(-1))
 
 
-def test_the_nearest_baseline() -> None:
+def test_the_nearest_baseline():
     task = some(dim=5, pairs=8, count=100)
     known = {str(p): ridge(task.xs, task.ys, p) for p in (0.0, 0.25, 1.0, 4.0)}
     networks = torch.stack([known["0.25"] + 0.01, ridge(task.xs, task.ys, 1.1)])
@@ -124,7 +116,7 @@ def test_the_nearest_baseline() -> None:
     torch.testing.assert_close(alone.distances[3], expected)
 
 
-def test_an_ensemble_of_all() -> None:
+def test_an_ensemble_of_all():
     shape = Shape(2, 4, "one", 1, 8, 2)
     nets = [InContextRegressors(shape, seeds) for seeds in ([0, 1], [2])]
     drawn = sample(Task(2), 5, 4, seeded())
@@ -132,26 +124,3 @@ def test_an_ensemble_of_all() -> None:
     assert found.shape == (4, 5, 4)
     torch.testing.assert_close(found[2], predict(nets[1], drawn.xs, drawn.ys)[0])
     torch.testing.assert_close(found[3], ols(drawn.xs, drawn.ys))
-
-
-TABLE = normal(10, 6)
-TASK, QUERIES = some(), normal(30, 9, 4).float()
-
-
-test_wrong_input_is_refused = refused(
-    (lambda: spd(TABLE, normal(9, 6), 4), "same contexts"),
-    (lambda: spd(TABLE, normal(10, 5), 4), "same contexts"),
-    (lambda: spd(TABLE * nan, TABLE, 4), "NaN"),
-    (lambda: ilwd(TABLE, TABLE * nan, 4), "NaN"),
-    (lambda: apart(TABLE, TABLE, 4, slice(1, 7)), "not covered"),
-    (lambda: apart(TABLE, TABLE, 4, slice(3, 3)), "not covered"),
-    (lambda: apart(TABLE, TABLE, 4, slice(-2, 4)), "not covered"),
-    (lambda: mspd(TABLE, TABLE, 8), "not covered"),
-    (lambda: mspd(TABLE, TABLE, 1), "not covered"),
-    # seven pairs and the query are eight
-    (lambda: implicit_weights(ensemble(pairs=7), TASK, QUERIES), "7 pairs"),
-    (lambda: implicit_weights(ols, TASK, QUERIES[:, :4]), "needs more queries"),
-    (lambda: implicit_weights(ols, TASK, QUERIES[:, :5], intercept=True), "needs more queries"),
-    (lambda: predict(lambda xs, ys: ys[..., :-1], TASK.xs, TASK.ys), "one prediction for each"),
-    (lambda: predict(lambda xs, ys: ys * nan, TASK.xs, TASK.ys), "NaN"),
-)

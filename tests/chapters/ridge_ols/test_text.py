@@ -1,7 +1,5 @@
 """Regression in numbers written in tokens: what is written, and what is read off the model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +14,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
-import iclutils
-from iclutils import IclError, models
+from iclutils import models
 from iclutils.chapters.ridge_ols.text import (
     ask_every_number,
     hidden_states,
@@ -30,7 +27,7 @@ SAVE: dict[str, Callable[[Path], Any]] = {"gpt2": save_gpt2, "llama": save_group
 
 
 @pytest.mark.shared
-def test_numbers_are_written_in_words(text_model: Path) -> None:
+def test_numbers_are_written_in_words(text_model):
     model = models.load(text_model)
     form = numbers.of_text(models.words(model))
     drawn = numbers.contexts(form, 2, 3, seeded(0))
@@ -42,7 +39,7 @@ def test_numbers_are_written_in_words(text_model: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "shown"), [("0", "3"), ("00", "03"), ("0.0", "0.3")])
-def test_numbers_in_digits(number: str, shown: str) -> None:
+def test_numbers_in_digits(number, shown):
     """A tokenizer that splits digits, and parts a space from them, as SmolLM2's does."""
     form = numbers.of_text(spelling("[\\s\\S]"), number, "in:{x} out:{y}\n")
     assert form.values.shape == (10 ** number.count("0"), len(number))
@@ -64,12 +61,7 @@ def spelling(pattern: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=spelled)
 
 
-def test_numbers_of_several_lengths_are_refused() -> None:
-    with pytest.raises(IclError, match="all numbers like 00 in as many tokens"):
-        numbers.of_text(spelling("42|[\\s\\S]"), "00")
-
-
-def test_shares_begin_at_zero() -> None:
+def test_shares_begin_at_zero():
     form = replace(numbers.of_ids(60, None), low=0.0, high=1.0)
     drawn = numbers.contexts(form, 50, 4, seeded(3), numbers.SHARES)
     assert drawn.weights.min() >= 0
@@ -79,7 +71,7 @@ def test_shares_begin_at_zero() -> None:
     assert (drawn.ys - exact).abs().max() <= 0.5 / 59 + 1e-6
 
 
-def test_what_is_written_can_be_read() -> None:
+def test_what_is_written_can_be_read():
     form = numbers.of_ids(60, 59)
     drawn = numbers.contexts(form, 5, 4, seeded(1))
     tokens, at = form.write(drawn.xs, drawn.ys)
@@ -87,11 +79,9 @@ def test_what_is_written_can_be_read() -> None:
     assert set(tokens[:, 0].tolist()) == {59}
     torch.testing.assert_close(form.numbers[tokens[:, at + 1]].float(), drawn.ys)
     torch.testing.assert_close(form.numbers[tokens[:, at]].float(), drawn.xs[..., 0])
-    with pytest.raises(IclError, match="too small"):
-        numbers.of_ids(5, 4)
 
 
-def test_a_prediction_is_the_mean_over_value_tokens(gpt2: Any) -> None:
+def test_a_prediction_is_the_mean_over_value_tokens(gpt2):
     form = numbers.of_ids(VOCAB, BOS)
     drawn = numbers.contexts(form, 3, 4, seeded(2))
     found, sure = predict_numbers(gpt2, form, drawn.xs, drawn.ys, batch_size=2)
@@ -100,12 +90,10 @@ def test_a_prediction_is_the_mean_over_value_tokens(gpt2: Any) -> None:
     p = p[form.values[:, 0]]
     assert sure[1, 2].item() == pytest.approx(p.sum().item(), abs=1e-5)
     assert found[1, 2].item() == pytest.approx((p @ form.numbers / p.sum()).item(), abs=1e-4)
-    with pytest.raises(IclError, match="one dimension; got 2"):
-        predict_numbers(gpt2, form, torch.zeros(1, 2, 2), torch.zeros(1, 2))
 
 
 @pytest.mark.parametrize("kind", SAVE)
-def test_numbers_of_several_tokens(kind: str, tmp_path: Path) -> None:
+def test_numbers_of_several_tokens(kind, tmp_path):
     """Against one pass for each number that can be written; 3 parts, the middle one fixed."""
     SAVE[kind](tmp_path)
     model = models.load(tmp_path)
@@ -127,7 +115,7 @@ def test_numbers_of_several_tokens(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", SAVE)
-def test_every_number_is_asked(kind: str, tmp_path: Path) -> None:
+def test_every_number_is_asked(kind, tmp_path):
     """Against contexts in which that x was written, one by one."""
     SAVE[kind](tmp_path)
     model = models.load(tmp_path)
@@ -142,11 +130,9 @@ def test_every_number_is_asked(kind: str, tmp_path: Path) -> None:
             asked[:, n] = form.numbers[query]
             byhand = predict_numbers(model, form, asked, drawn.ys)[0][:, n]
             torch.testing.assert_close(answers[:, entry, query], byhand, atol=1e-4, rtol=0)
-    with pytest.raises(IclError, match="after one pair"):
-        ask_every_number(model, form, drawn, [0])
 
 
-def test_states_are_those_of_transformers(tmp_path: Path) -> None:
+def test_states_are_those_of_transformers(tmp_path):
     network = save_grouped(tmp_path)
     model = models.load(tmp_path)
     form = numbers.of_ids(VOCAB, BOS)
@@ -160,7 +146,7 @@ def test_states_are_those_of_transformers(tmp_path: Path) -> None:
         torch.testing.assert_close(mine, whole[:, -1], atol=1e-4, rtol=1e-4)
 
 
-def test_lines_have_an_intercept() -> None:
+def test_lines_have_an_intercept():
     xs = torch.linspace(-1, 1, 6)[None, :, None]
     ys = 0.5 + 2 * xs[..., 0]
     known = {name: rule(xs, ys)[0, -1].item() for name, rule in text_baselines().items()}
@@ -168,13 +154,3 @@ def test_lines_have_an_intercept() -> None:
     assert known["1-NN"] == pytest.approx(0.5 + 2 * 0.6)
     assert known["last label"] == pytest.approx(0.5 + 2 * 0.6)
     assert known["OLS"] != pytest.approx(2.5, abs=0.1)
-
-
-def test_the_figure_of_a_model_with_grouped_heads(tmp_path: Path) -> None:
-    """Random weights are nearest to what learns nothing."""
-    save_grouped(tmp_path)
-    made = iclutils.show("03", tmp_path)
-    far = dict(zip(made.numbers["best"].names, made.numbers["best"].distances, strict=True))
-    assert set(far) == set(text_baselines())
-    assert min(far["the middle"], far["mean label"]) < min(far["OLS"], far["1-NN"], far["line"])
-    assert 0 < made.numbers["sure"].mean() <= 1
