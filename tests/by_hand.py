@@ -3,8 +3,6 @@
 Heads stay grouped: each query head takes the rows of its group's key and value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

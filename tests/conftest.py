@@ -1,13 +1,9 @@
 """Fixtures that several test modules share."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -33,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def shared() -> Path:
+def shared():
     """Offline stand-ins for the hub, optional: a folder beside the checkout."""
     folder = ROOT.parent / "shared" / "hub"
     if not folder.is_dir():
@@ -42,7 +38,7 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def gpt2(tmp_path_factory):
     """A small random GPT-2."""
     from tiny import tiny_gpt2  # it imports the hub's client
 
@@ -50,7 +46,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def neox(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def neox(tmp_path_factory):
     """A small random GPT-NeoX, with rotary positions."""
     from tiny import load, save_neox
 
@@ -60,7 +56,7 @@ def neox(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module", params=["gpt2", "smollm2"])
-def tokenizer(request: pytest.FixtureRequest) -> Any:
+def tokenizer(request):
     """Of GPT-2, then of SmolLM2."""
     from tiny import real_tokenizer  # it imports the hub's client
 
@@ -68,7 +64,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def text_model(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def text_model(shared, tmp_path, monkeypatch):
     """A random checkpoint with the real tokenizer, in the hub's format, and the real rows."""
     from tiny import save_gpt2  # it imports the hub's client
 
@@ -82,7 +78,7 @@ def text_model(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def closed() -> Iterator[None]:
+def closed():
     """Figures that a test leaves open are closed."""
     from matplotlib import pyplot
 
@@ -91,13 +87,13 @@ def closed() -> Iterator[None]:
 
 
 @pytest.fixture
-def results_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def results_elsewhere(tmp_path, monkeypatch):
     """What claims are judged to be goes to a folder of the test, not to the checkout."""
     monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "results"))
 
 
 @pytest.fixture
-def make_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+def make_ledger(tmp_path, monkeypatch):
     """``make_ledger("90_demo", text)`` writes a ledger; only such ledgers exist in the test."""
     from iclutils import claims
 
@@ -118,7 +114,7 @@ def make_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
 
 @pytest.fixture(scope="session")
-def site() -> Path:
+def site():
     """The built HTML, the one of ``make book``: of runs that are up to date, and of the committed
     outputs for other chapters; built only where something changed."""
     from filelock import FileLock
@@ -134,7 +130,7 @@ def site() -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     """An installed browser, without a network."""
     from reader import FLAGS, PATIENCE
 
@@ -153,7 +149,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def reader(browser: Any, site: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+def reader(browser, site, request):
     """A tab with the options that the test gives as its parameter."""
     from reader import Reader
 

@@ -4,8 +4,6 @@ An exercise is three cells: the box with its hint, the stub, and the test of wha
 The boxes of the solutions stand at the end of the chapter; an open question has none.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A small ledger for tests, and sound claims to be changed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import yaml

@@ -4,8 +4,6 @@ nbval compares outputs; it says nothing about a cell that was never run. These r
 that there is something to compare, and that it is fit to be compared and to be read.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

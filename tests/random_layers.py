@@ -1,7 +1,5 @@
 """Generators, random tensors, and layers of linear self-attention in double precision."""
 
-from __future__ import annotations
-
 import torch
 
 from iclutils.models.lsa import LinearSelfAttention, Shape

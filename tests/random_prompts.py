@@ -1,7 +1,5 @@
 """Random prompts of every shape, for tests: content means nothing, positions are right."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import strategies as st
 

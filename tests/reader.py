@@ -1,7 +1,5 @@
 """A browser tab on the built pages, and how the browser is started: with no network."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

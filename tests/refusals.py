@@ -1,7 +1,5 @@
 """A table of calls that must be refused, and of what each says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -20,7 +18,7 @@ def refused(*rows: tuple[Callable[..., object], str]) -> Callable[..., None]:
     """A test with a case for each row: a call without arguments, and a part of its message."""
 
     @pytest.mark.parametrize(("call", "message"), rows)
-    def test(call: Callable[[], object], message: str) -> None:
+    def test(call, message):
         must_refuse((call, message))
 
     return test

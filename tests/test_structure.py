@@ -1,7 +1,5 @@
 """The arrows between the packages: the science never imports the book."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -64,7 +62,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
-def test_arrows_point_one_way(part: str) -> None:
+def test_arrows_point_one_way(part):
     folder = PACKAGE / part
     for path in folder.rglob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]:
         if part == "zoo" and "recipes" in path.parts:
@@ -73,7 +71,7 @@ def test_arrows_point_one_way(part: str) -> None:
         assert not wrong, f"{path.relative_to(PACKAGE)} imports {sorted(wrong)}"
 
 
-def test_every_part_has_its_place() -> None:
+def test_every_part_has_its_place():
     parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
     assert parts - {"__pycache__", "py"} == set(MAY_IMPORT) - {"zoo/recipes"}
 
@@ -87,7 +85,7 @@ def top_level(path: Path) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
-def test_the_package_knows_no_builder_grader_or_browser() -> None:
+def test_the_package_knows_no_builder_grader_or_browser():
     machinery = {
         *("book", "grading", "otter", "sphinx", "myst_nb", "jupyter_book", "nbclient", "nbformat"),
         *("playwright", "bs4", "psutil"),
@@ -97,7 +95,7 @@ def test_the_package_knows_no_builder_grader_or_browser() -> None:
         assert not wrong, f"{path.relative_to(PACKAGE)} imports {sorted(wrong)}"
 
 
-def test_an_import_of_the_package_imports_no_library() -> None:
+def test_an_import_of_the_package_imports_no_library():
     """So that it takes milliseconds; its names are imported when they are first used."""
     code = "import sys; old = {*sys.modules}; import iclutils; print(*({*sys.modules} - old))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -106,7 +104,7 @@ def test_an_import_of_the_package_imports_no_library() -> None:
     assert "importlib.metadata" not in loaded
 
 
-def test_only_models_imports_transformer_lens() -> None:
+def test_only_models_imports_transformer_lens():
     importers = {
         path.relative_to(PACKAGE).parts[0]
         for path in PACKAGE.rglob("*.py")
@@ -122,7 +120,7 @@ def named(code: str) -> set[str]:
     return names | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
-def test_what_is_public_has_a_caller_outside_the_tests() -> None:
+def test_what_is_public_has_a_caller_outside_the_tests():
     folders = (PACKAGE, *(PACKAGE.parent / name for name in ("book", "benchmarks", "notebooks")))
     used = {"Specification"}  # an entry point of MyST-NB
     used |= {"collect", "change_step"}  # of the phase change, whose trainings are still to finish

@@ -1,7 +1,5 @@
 """mypy over the package. It takes a minute of one core, so it runs beside the other tests."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +8,7 @@ import pytest
 
 
 @pytest.mark.slow
-def test_types() -> None:
+def test_types():
     command = [sys.executable, "-m", "mypy"]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

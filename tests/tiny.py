@@ -1,7 +1,5 @@
 """Small models with random weights, in the format of the hub."""
 
-from __future__ import annotations
-
 from functools import cache, partial
 from pathlib import Path
 

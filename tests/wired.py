@@ -1,7 +1,5 @@
 """Hand-set weights with a known circuit: previous-token heads, induction heads, idle heads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

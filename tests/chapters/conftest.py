@@ -1,7 +1,5 @@
 """Small models that the tests of several chapters share; none of them changes one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,14 +9,12 @@ import pytest
 from tiny import load, save_gptj, save_grouped
 from wired import save_wired
 
-from iclutils.models import TransformerBridge
-
 
 def made(save: Callable[[Path], object]) -> Any:
     """A fixture: the model that ``save`` writes."""
 
     @pytest.fixture(scope="session")
-    def model(tmp_path_factory: pytest.TempPathFactory) -> TransformerBridge:
+    def model(tmp_path_factory):
         folder = tmp_path_factory.mktemp("model")
         save(folder)
         return load(folder)

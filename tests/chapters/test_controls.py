@@ -4,8 +4,6 @@ Numbers are those of Olsson et al. 2022 (01), Wang et al. 2023 (02), Akyurek et 
 von Oswald et al. 2023 (04).
 """
 
-from __future__ import annotations
-
 import math
 from statistics import fmean, stdev
 
@@ -71,17 +69,17 @@ def verdicts(name: str, value: float) -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_what_the_source_publishes_holds(name: str) -> None:
+def test_what_the_source_publishes_holds(name):
     assert verdicts(name, PUBLISHED[name]) == {claims.HOLDS}
 
 
 @pytest.mark.parametrize("name", sorted(NOTHING))
-def test_no_effect_does_not_hold(name: str) -> None:
+def test_no_effect_does_not_hold(name):
     assert verdicts(name, NOTHING[name]) == {claims.FAILS}
 
 
 @pytest.mark.parametrize("name", [n for n, c in LEDGER.items() if n[:3] == "02." and c.published])
-def test_numbers_of_the_label_words_paper_are_cells_of_its_tables(name: str) -> None:
+def test_numbers_of_the_label_words_paper_are_cells_of_its_tables(name):
     """The rest belong to GPT2-XL, and pass by construction: their bounds are around them."""
     claim = LEDGER[name]
     if name in LABEL_WORDS:
@@ -121,13 +119,11 @@ LEVEL, FIRST = fmean(OWN), FIGURE_2[0][1:]  # least squares for every noise
         ("probe_order", 5 / 16, -5 / 16, 0.0, 1, claims.FAILS),
     ],
 )
-def test_numbers_of_the_regression_paper(
-    name: str, published: float, value: float, spread: float, count: int, expected: str
-) -> None:
+def test_numbers_of_the_regression_paper(name, published, value, spread, count, expected):
     claim = LEDGER[f"03.{name}"]
     assert claim.published == pytest.approx(published, rel=0.01)
     assert claim.verdict("mini", value, spread, count) == expected
 
 
-def test_the_rate_of_random_models_is_one_over_the_square_root() -> None:
+def test_the_rate_of_random_models_is_one_over_the_square_root():
     assert LEDGER["05.random_rate"].verdict("mini", -0.5, 0.01, 100) == claims.HOLDS

@@ -417,11 +417,10 @@ def _imports(pattern: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     ("question", "given", "message"),
     [
         ("hw01.q1", [3], "should be a function; it is a int"),
-        ("hw01.q4", [], "Write it yourself"),
         ("hw01.q4", [_imports], "Write it yourself"),
         ("hw01.q4", [lambda *given: _imports(*given)], "Write it yourself"),
         ("hw01.q6", [own(hw01.shares_kept), "because"], "one of the letters"),
-        ("hw04.q2", [own(hw04.attend)], "returns four matrices"),
+        ("hw04.q2", [own(hw04.attend), lambda W0, rate, pairs: W0], "returns four matrices"),
         ("hw05.q2", [own(hw05.features), lambda *given: 1.0], r"no \.item\(\), no detach"),
     ],
 )

@@ -1,16 +1,12 @@
 """Circuits of edges: against TransformerLens, and a circuit known by design."""
 
-from __future__ import annotations
-
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
-from refusals import must_refuse
 from tiny import a_task
 from transformer_lens.tools.analysis import attribution_patching as theirs
 from wired import save_wired
@@ -42,7 +38,7 @@ def expanded(model: TransformerBridge, kept: torch.Tensor, size: int) -> list:
     return [(their(u, place), their(v, place)) for u, v in edges for place in range(size)]
 
 
-def test_faithfulness_is_that_of_transformer_lens(gpt2: TransformerBridge) -> None:
+def test_faithfulness_is_that_of_transformer_lens(gpt2):
     """Catches edges inside a circuit that carry the clean output instead of the run's own."""
     task = a_task(gpt2, 1, 3)
     clean, corrupt = baselines(gpt2, task)
@@ -60,7 +56,7 @@ def test_faithfulness_is_that_of_transformer_lens(gpt2: TransformerBridge) -> No
         assert 1e-3 < abs(ours) < 0.999
 
 
-def test_the_textbook_pair_is_the_circuit_and_exact_effects_rank_it_first(tmp_path: Path) -> None:
+def test_the_textbook_pair_is_the_circuit_and_exact_effects_rank_it_first(tmp_path):
     """Catches an edge that the textbook's list forgets, and rankings from the wrong end."""
     save_wired(tmp_path)
     model = load(tmp_path)
@@ -102,17 +98,13 @@ def test_the_textbook_pair_is_the_circuit_and_exact_effects_rank_it_first(tmp_pa
         ([0.0, 0.0, float("nan"), 1.0, 1.0], 3),
     ],
 )
-def test_the_smallest_size_is_where_a_curve_comes_to_stay(
-    shares: list[float], expected: int | None
-) -> None:
+def test_the_smallest_size_is_where_a_curve_comes_to_stay(shares, expected):
     assert circuit.smallest_size(range(5), torch.tensor(shares), 0.5) == expected
 
 
 @settings(max_examples=25)
 @given(layers=st.integers(1, 3), heads=st.integers(1, 3), seed=st.integers(0, 99))
-def test_rankings_and_random_circuits_hold_each_edge_once(
-    layers: int, heads: int, seed: int
-) -> None:
+def test_rankings_and_random_circuits_hold_each_edge_once(layers, heads, seed):
     """Catches edges that do not exist, or twice the same, in a ranking or a draw."""
     nodes, generator = Graph(layers, heads), seeded(seed)
     values = torch.randn(nodes.exists.shape, generator=generator).round()  # with ties
@@ -129,14 +121,3 @@ def test_rankings_and_random_circuits_hold_each_edge_once(
     for control in circuit.random_circuits(nodes, kept, 3, generator):
         assert between(control) == between(kept)
         assert not (control & ~nodes.exists).any()
-
-
-def test_mistakes_are_refused(gpt2: TransformerBridge) -> None:
-    task, nodes = a_task(gpt2), graph.of(gpt2)
-    nothing = torch.zeros_like(nodes.exists)
-    must_refuse(
-        (lambda: circuit.scores(gpt2, task, ~nothing[None]), "edges that exist"),
-        (lambda: circuit.scores(gpt2, task, nothing[None, 1:]), "another model"),
-        (lambda: circuit.induction_edges(nodes, [head(1, 0)], [head(1, 1)]), "before an induction"),
-        (lambda: circuit.induction_edges(nodes, [head(0, 7)], [head(1, 1)]), "Unknown reader"),
-    )

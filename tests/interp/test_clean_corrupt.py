@@ -1,25 +1,19 @@
 """Clean/corrupt tasks and graphs by counting and by numpy."""
 
-from __future__ import annotations
-
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
-from refusals import must_refuse
 from tiny import real_tokenizer
 
-from iclutils import IclError, models
+from iclutils import models
 from iclutils.interp import clean_corrupt, graph
-from iclutils.models import TransformerBridge
 from iclutils.tasks import topics, words
 
 
-def test_copying_differs_in_the_first_copy_alone(gpt2: TransformerBridge) -> None:
+def test_copying_differs_in_the_first_copy_alone(gpt2):
     for corruption in ("fresh", "shuffled"):
         task = clean_corrupt.copying(gpt2, 4, 11, seeded(), corruption)
         differs = (task.clean != task.corrupt).any(0)
@@ -31,7 +25,7 @@ def test_copying_differs_in_the_first_copy_alone(gpt2: TransformerBridge) -> Non
     assert torch.equal(task.corrupt[:, 1:12].flip(1), task.clean[:, 1:12])
 
 
-def test_classification_swaps_labels_alone() -> None:
+def test_classification_swaps_labels_alone():
     prompts = topics.sample(6, seeded())
     task = clean_corrupt.classification(prompts)
     differs = task.clean != task.corrupt
@@ -39,12 +33,8 @@ def test_classification_swaps_labels_alone() -> None:
     assert torch.equal(task.clean[torch.arange(6)[:, None], task.source], task.answer)
 
 
-def test_two_functions_of_the_same_words_by_reading_the_prompts(
-    gpt2: TransformerBridge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_functions_of_the_same_words_by_reading_the_prompts(gpt2, monkeypatch):
     """Catches answers of the wrong function, training words as queries, prompts out of step."""
-    with pytest.raises(IclError, match="reads no text"):
-        clean_corrupt.two_functions(gpt2, "plural", "kind", 1, 5, seeded())
     tokenizer = real_tokenizer("smollm2")
     monkeypatch.setattr(gpt2, "tokenizer", tokenizer)
     task = clean_corrupt.two_functions(gpt2, "plural", "kind", 12, 4, seeded())
@@ -63,12 +53,10 @@ def test_two_functions_of_the_same_words_by_reading_the_prompts(
         assert right == [f" {known[query]}" for known in answers]
         assert task.answer[row] == task.choices[row, 0]
     assert (task.at == 17).all()
-    with pytest.raises(IclError, match="Too few words"):
-        clean_corrupt.two_functions(gpt2, "plural", "kind", 1, 99, seeded())
 
 
 @pytest.mark.parametrize("narrow", [False, True])
-def test_scores_are_log_probabilities(gpt2: TransformerBridge, narrow: bool) -> None:
+def test_scores_are_log_probabilities(gpt2, narrow):
     """By numpy, over the vocabulary and over choices; fails if choices are ignored."""
     task = clean_corrupt.copying(gpt2, 3, 11, seeded(), narrow=narrow)
     logits = clean_corrupt.scored_logits(gpt2, task)
@@ -84,7 +72,7 @@ def test_scores_are_log_probabilities(gpt2: TransformerBridge, narrow: bool) -> 
 
 @settings(max_examples=15)
 @given(layers=st.integers(1, 4), heads=st.integers(1, 4), parallel=st.booleans())
-def test_the_graph_has_every_later_reader(layers: int, heads: int, parallel: bool) -> None:
+def test_the_graph_has_every_later_reader(layers, heads, parallel):
     shape = graph.Graph(layers, heads, parallel)
     assert len(shape.writers) == 1 + layers * (heads + 1)
     assert len(shape.readers) == layers * (3 * heads + 1) + 1
@@ -96,15 +84,3 @@ def test_the_graph_has_every_later_reader(layers: int, heads: int, parallel: boo
     assert int(shape.exists.sum()) == count + len(shape.writers) == len(shape.edges())
     assert torch.equal(shape.mask(shape.edges()), shape.exists)
     assert [shape.index(e) for e in shape.edges()] == [*map(tuple, shape.exists.nonzero().tolist())]
-
-
-def test_mistakes_are_refused(gpt2: TransformerBridge) -> None:
-    task = clean_corrupt.copying(gpt2, 3, 6, seeded())
-    same, short = replace(task, corrupt=task.clean), task.clean[:, :-1]
-    must_refuse(
-        (lambda: clean_corrupt.copying(gpt2, 4, 11, seeded(), "reversed"), "Unknown corruption"),
-        (lambda: task[slice(0, 0)], "nothing to score"),
-        (lambda: clean_corrupt.baselines(gpt2, same), "score the same"),
-        (lambda: replace(task, corrupt=short), "same shape"),
-        (lambda: replace(task, at=task.at + 9), "outside the sequence"),
-    )

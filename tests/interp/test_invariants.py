@@ -1,8 +1,6 @@
 """What holds of every task, however it scores, in all that removes, patches or estimates, on every
 architecture that can be edited; a new kind of task is among them without a change here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -46,7 +44,7 @@ EACH_TIME = "gpt2", "parallel", "llama", "qwen3"  # the others are for the night
     scope="module",
     params=[pytest.param(k, marks=() if k in EACH_TIME else pytest.mark.nightly) for k in SAVED],
 )
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     SAVED[request.param](folder)
     found = models.load(folder, fold=request.param == "folded")
@@ -138,9 +136,7 @@ def found(
 
 # Would catch a score that is compared with a baseline of another quantity.
 @each(2)
-def test_the_clean_run_scores_the_baseline(
-    model: TransformerBridge, task: CleanCorrupt, generator: torch.Generator
-) -> None:
+def test_the_clean_run_scores_the_baseline(model, task, generator):
     logits = models.logits(model, task.clean)[torch.arange(len(task))[:, None], task.at]
     clean = baselines(model, task)[0]
     close(clean, task.score(logits))
@@ -149,9 +145,7 @@ def test_the_clean_run_scores_the_baseline(
 
 
 @each(2)
-def test_removing_nothing_costs_nothing(
-    model: TransformerBridge, task: CleanCorrupt, generator: torch.Generator
-) -> None:
+def test_removing_nothing_costs_nothing(model, task, generator):
     clean, nothing = baselines(model, task)[0], torch.zeros(len(task))
     close(patching.ablate(model, task, [[]]), clean)
     assert not patching.path_patching(model, task, []).any()
@@ -165,9 +159,7 @@ def test_removing_nothing_costs_nothing(
 
 # The tokens at the scored places are the same on both sides: what remains there is corrupt.
 @each(2)
-def test_removing_everything_leaves_the_corrupt_run(
-    model: TransformerBridge, task: CleanCorrupt, generator: torch.Generator
-) -> None:
+def test_removing_everything_leaves_the_corrupt_run(model, task, generator):
     corrupt, graph = baselines(model, task)[1], of(model)
     close(patching.ablate(model, task, [graph.writers[1:]])[0], corrupt)
     kept = torch.stack([torch.zeros_like(graph.exists), graph.exists])
@@ -178,9 +170,7 @@ def test_removing_everything_leaves_the_corrupt_run(
 # A circuit is cut with hooks of its own. Would catch a reader that is redone from the wrong stream,
 # a writer left out or counted twice, an effect of one lens in another one's unit.
 @each(2)
-def test_removed_nodes_and_patched_edges_are_circuits_without_them(
-    model: TransformerBridge, task: CleanCorrupt, generator: torch.Generator
-) -> None:
+def test_removed_nodes_and_patched_edges_are_circuits_without_them(model, task, generator):
     graph, clean, layer = of(model), baselines(model, task)[0], model.cfg.n_layers - 1
     sets, edges = parts(graph, generator)
     cut = [[(u, v) for u, v in graph.edges() if u in some] for some in sets]
@@ -200,9 +190,7 @@ def test_removed_nodes_and_patched_edges_are_circuits_without_them(
 
 
 @each(1)
-def test_sequences_do_not_mix_and_their_order_does_not_matter(
-    model: TransformerBridge, task: CleanCorrupt, generator: torch.Generator
-) -> None:
+def test_sequences_do_not_mix_and_their_order_does_not_matter(model, task, generator):
     some = torch.randperm(len(task), generator=generator)
     some = some[: int(torch.randint(1, 4, (), generator=generator))]
     part = found(model, task[some])
@@ -213,9 +201,7 @@ def test_sequences_do_not_mix_and_their_order_does_not_matter(
 
 # Would catch what depends on how much fits into memory, or on the way that a model is known.
 @each(1)
-def test_the_fast_way_is_the_plain_one_in_chunks_or_whole(
-    model: TransformerBridge, task: CleanCorrupt, generator: torch.Generator
-) -> None:
+def test_the_fast_way_is_the_plain_one_in_chunks_or_whole(model, task, generator):
     seed = int(torch.randint(99, (), generator=generator))
     expected = found(model, task, seed)
     for changes in (
@@ -232,8 +218,6 @@ def test_the_fast_way_is_the_plain_one_in_chunks_or_whole(
 
 
 @each(2)
-def test_the_slope_of_a_node_is_that_of_its_edges(
-    model: TransformerBridge, task: CleanCorrupt, generator: torch.Generator
-) -> None:
+def test_the_slope_of_a_node_is_that_of_its_edges(model, task, generator):
     edges = attribution.edge_attribution(model, task, 2).sum(1)[1:]
     close(attribution.node_attribution(model, task, 2), edges)

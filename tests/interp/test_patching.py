@@ -1,19 +1,15 @@
 """Patches against hooked passes; see also ``test_invariants``, and float64 in ``test_grouped``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from refusals import must_refuse
-from tiny import a_task, tokens
+from tiny import tokens
 from torch import Tensor
 
 from iclutils.interp import patching
-from iclutils.interp.graph import Graph, Node, head
 from iclutils.interp.hooks import run_with_hooks
 from iclutils.interp.readout import log_prob
 from iclutils.models import TransformerBridge, cached, get_act_name
@@ -24,9 +20,7 @@ def close(got: Tensor, expected: Tensor, atol: float = 1e-5, rtol: float = 1e-5)
 
 
 @pytest.mark.parametrize(("sources", "target"), [([(0, 1)], (2, 3)), ([(0, 0), (1, 2)], (2, 0))])
-def test_patched_keys_are_recomputed_by_hand(
-    gpt2: TransformerBridge, sources: list, target: tuple[int, int]
-) -> None:
+def test_patched_keys_are_recomputed_by_hand(gpt2, sources, target):
     x, other, (layer, h) = tokens(2, 10), tokens(2, 10, seed=1), target
     (_, clean), (_, corrupt) = (gpt2.run_with_cache(each) for each in (x, other))
     change = sum(
@@ -64,13 +58,7 @@ def loop(model: TransformerBridge, x: Tensor, scored: Tensor, edits: list) -> Te
 # and entries before a patch that change.
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), length=st.integers(4, 30), together=st.integers(1, 5))
-def test_the_position_sweep_equals_the_loop(
-    gpt2: TransformerBridge,
-    neox: TransformerBridge,
-    data: st.DataObject,
-    length: int,
-    together: int,
-) -> None:
+def test_the_position_sweep_equals_the_loop(gpt2, neox, data, length, together):
     model = data.draw(st.sampled_from([gpt2, gpt2, neox]))
     place = st.integers(0, length - 1)
     positions, sources = (
@@ -91,7 +79,7 @@ def test_the_position_sweep_equals_the_loop(
         assert not got[-1][scored != positions[:, None]].any(), "after the last layer, one entry"
 
 
-def test_the_head_sweep_equals_the_loop(gpt2: TransformerBridge, neox: TransformerBridge) -> None:
+def test_the_head_sweep_equals_the_loop(gpt2, neox):
     x, scored, zero = tokens(1, 24), torch.tensor([14, 15, 20]), torch.zeros(())
     for model in (gpt2, neox):
         got = patching.head_ablation_sweep(model, x, scored)
@@ -102,17 +90,3 @@ def test_the_head_sweep_equals_the_loop(gpt2: TransformerBridge, neox: Transform
         ]
         close(got, loop(model, x, scored, edits).view_as(got), 2e-5, 1e-4)
         assert got.abs().max() > 1e-2
-
-
-def test_mistakes_are_refused(gpt2: TransformerBridge) -> None:
-    task, x, note = a_task(gpt2, 2, 7), tokens(1, 19), torch.arange(9, 18)
-    sweep, far = patching.mlp_position_sweep, torch.tensor([19])
-    must_refuse(
-        (lambda: patching.path_patching(gpt2, task, [(head(1, 0), Node("q", 1, 1))]), "come later"),
-        (lambda: Graph(2, 2).index((head(2, 0), Node("logits"))), "Unknown writer"),
-        (lambda: patching.patch_key_input(gpt2, x, [(1, 0)], (1, 1), x), "come later"),
-        (lambda: patching.ablate(gpt2, task, [[Node("embed")]]), "Only heads and MLP"),
-        (lambda: sweep(gpt2, x, far, note[:1], note[:1]), "both inside the sequence"),
-        (lambda: sweep(gpt2, x.repeat(2, 1), note, note - 9, note), "Need one sequence"),
-        (lambda: patching.head_ablation_sweep(gpt2, x, torch.tensor([18])), "predict one of its"),
-    )

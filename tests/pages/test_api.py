@@ -1,7 +1,5 @@
 """The reference: every module of the science is on a page, and the examples run."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import inspect
@@ -29,7 +27,7 @@ PARTS = r"iclutils\.((models|tasks|interp|zoo|plots|errors)\b.*|chapters\..*)"
 SCIENCE = [name for name in SHOWN if re.fullmatch(PARTS, name)]
 
 
-def test_every_module_of_the_science_is_on_one_page_and_in_the_table() -> None:
+def test_every_module_of_the_science_is_on_one_page_and_in_the_table():
     assert len(SHOWN) == len(set(SHOWN))
     paths = [path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")]
     names = {".".join(("iclutils", *path.parts)).removesuffix(".__init__") for path in paths}
@@ -52,7 +50,7 @@ def run(text: str, names: dict[str, Any], what: str) -> None:
 
 @pytest.mark.usefixtures("results_elsewhere")
 @pytest.mark.parametrize("name", SHOWN)
-def test_examples_run(name: str) -> None:
+def test_examples_run(name):
     """The lines of a module first, then of each function those and its own."""
     module = importlib.import_module(name)
     start: dict[str, Any] = {}

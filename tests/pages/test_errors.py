@@ -1,7 +1,5 @@
 """The page about errors: what it shows is what happens."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -23,13 +21,13 @@ WITHOUT = {
 }
 
 
-def test_which_kinds_have_examples() -> None:
+def test_which_kinds_have_examples():
     assert {kind for kind, blocks in KINDS.items() if len(blocks) == 1} == WITHOUT
 
 
 @pytest.mark.usefixtures("results_elsewhere")
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - WITHOUT))
-def test_an_example_raises_what_is_shown(kind: str) -> None:
+def test_an_example_raises_what_is_shown(kind):
     shown, example = KINDS[kind]
     with pytest.raises(IclError) as caught:
         exec(example, {})

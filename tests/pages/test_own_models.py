@@ -269,19 +269,3 @@ def test_a_model_that_a_chapter_cannot_use_is_refused(
         save_gpt2(tmp_path / "own", **sizes)
     with pytest.raises(IclError, match=message):
         run(chapter, model=str(tmp_path / "own"), **parameters)
-
-
-@pytest.mark.nightly
-def test_the_tour_tells_the_same_story_with_another_seed(monkeypatch):
-    cut(monkeypatch, "regression", contexts=300)
-    cut(monkeypatch, "circuits", sequences=6)
-    printed = run("00", seed=1)
-    assert printed.startswith("mini tier, the tier's own models, seed 1")
-    said, right = re.findall(r"^(?:model|right): (.+)$", printed, re.M)
-    assert said == right
-    assert "into labels: layer 0; from labels: layer 3" in printed
-    assert "most prefix matching: head 1." in printed
-    assert "right with the steps: 1.0; without: 0.0" in printed
-    enough = re.search(r"^(\d+) of 479 (?:edges|wires)", printed, re.M)
-    assert enough is not None
-    assert 10 <= int(enough[1]) <= 40

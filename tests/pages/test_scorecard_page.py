@@ -122,13 +122,3 @@ def test_every_claim_leads_to_its_cell_and_back(reader, rows):
     row.locator("a").click()
     tab.wait_for_url(f"**/notebooks/{chapter}.html#*")
     assert tab.locator(":target").count() == 1
-
-
-def test_the_front_page_shows_figures_and_leads_into_the_scorecard(reader, rows):
-    tab = reader.open("book/intro")
-    kept = [row for row in rows if row["mini"].verdict == "does not hold"]
-    wanted = [row for row in kept if row["mini"].claim.kind == "finding"]
-    counts = tab.locator("table.scorecard-counts tr", has_text="all")
-    counts.get_by_role("link", name=str(len(wanted)), exact=True).first.click()
-    tab.wait_for_url("**/book/scorecard.html?kind=finding&verdict=does+not+hold")
-    assert shown(tab) == names(wanted)

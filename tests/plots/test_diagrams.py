@@ -1,20 +1,15 @@
 """Diagrams draw what they are given; their texts keep apart, and their colours show on both
 grounds."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
-from itertools import combinations
 
 import matplotlib as mpl
-import matplotlib.pyplot as plt
 import pytest
 import torch
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from iclutils.errors import IclError
 from iclutils.plots import diagrams, figures
 
 mpl.use("Agg")
@@ -42,73 +37,11 @@ def saliency(layers: int = 8) -> torch.Tensor:
     return found
 
 
-def lines() -> dict[str, figures.Line]:
-    return {name: ([1, 2, 3], [1.0, 2.0, 2.0 + i / 99]) for i, name in enumerate("abcd")}
-
-
-GRID = torch.arange(-2.0, 3.0)
-X = torch.tensor([-1.0, 0.4, 0.9, -0.3, 1.4])
-GROUPS = {"start": [4], "example 1": [0, 1], "example 2": [2, 3]}
-EVERY = {
-    "pair": lambda: diagrams.induction_pair(WORDS, *pair()),
-    "without its sentences": lambda: diagrams.induction_pair(WORDS, *pair(), told=False),
-    "first step": lambda: diagrams.induction_pair(WORDS, *pair(), step=1),
-    "composition": lambda: diagrams.composition({"Q": 0.04, "K": 0.31, "V": 0.06}),
-    "gathering": lambda: diagrams.gathering(TEXT, saliency(), [4, 8]),
-    "descent": lambda: diagrams.descent_step(X, 1.5 * X, 1.1, 0.15),
-    "falling": lambda: diagrams.descent_step(X, -1.5 * X, 1.1, 0.15),
-    "dual": lambda: diagrams.dual_head(list("abcde"), X.softmax(0), 2 - X**2, GROUPS),
-    "patched": lambda: diagrams.patched_edge(3.2, -0.1, 1.4, ("head 0.2", "head 1.2")),
-    "circuit": lambda: diagrams.circuit(EDGES),
-    "prompt": lambda: diagrams.one_prompt(X, 2 * X, 1.1, GRID, {"a": GRID, "b": 2 * GRID}),
-    "named lines": lambda: figures.curves({"left": lines(), "right": lines()}, "x"),
-}
-
-
-def drawn(figure: Figure) -> list[mpl.text.Text]:
-    """Every text that shows, without the labels of ticks beyond the ends of an axis."""
-    found = [text for ax in figure.axes for text in (*ax.texts, ax.title)]
-    for axis in (axis for ax in figure.axes if ax.axison for axis in (ax.xaxis, ax.yaxis)):
-        found += [axis.label, *(tick.label1 for tick in axis._update_ticks())]
-    return [text for text in found if text.get_text().strip()]
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_texts_stand_on_the_figure_and_apart(name: str) -> None:
-    figure = EVERY[name]()
-    figure.draw_without_rendering()
-    boxes = {f"{t.get_text()} {i}": t.get_window_extent() for i, t in enumerate(drawn(figure))}
-    assert len(boxes) > 3
-    for text, box in boxes.items():
-        assert figure.bbox.padded(1).contains(box.x0, box.y0), text
-        assert figure.bbox.padded(1).contains(box.x1, box.y1), text
-    met = [
-        pair for pair in combinations(boxes, 2)
-        if (shared := mpl.transforms.Bbox.intersection(boxes[pair[0]], boxes[pair[1]]))
-        and min(shared.width, shared.height) > 2
-    ]  # fmt: skip
-    assert met == []
-
-
 def said(figure: Figure) -> str:
     return " ".join(text.get_text().replace("\n", " ") for text in figure.findobj(mpl.text.Text))
 
 
-def test_the_induction_pair_follows_the_arrays() -> None:
-    text = " ".join(said(diagrams.induction_pair(WORDS, *pair())).split())
-    assert "“ink” looks one back and notes that “fox” came before it (attention 1.00)" in text
-    assert "finds “ink” (attention 0.75)" in text
-    assert "“ink” is predicted next" in text
-    first = said(diagrams.induction_pair(WORDS, *pair(), step=1))
-    assert "predicted next" not in first
-    assert "K-composition" not in first
-    previous, induction = pair()
-    induction[4, 3] = 1.0
-    other = " ".join(said(diagrams.induction_pair(WORDS, previous, induction, at=4)).split())
-    assert "The last “bob” asks who comes after “bob”, and finds “oak”" in other
-
-
-def test_gathering_shares_a_layer_out() -> None:
+def test_gathering_shares_a_layer_out():
     axes = diagrams.gathering(TEXT, saliency(2), [4, 8]).axes[0]
     scale = sum(bar.get_width() for bar in axes.patches[:3])
     first, last = ([bar.get_width() / scale for bar in axes.patches[i : i + 3]] for i in (0, 3))
@@ -122,7 +55,7 @@ def test_gathering_shares_a_layer_out() -> None:
     assert "25 to 29" in said(many)
 
 
-def test_a_step_and_its_sum_agree() -> None:
+def test_a_step_and_its_sum_agree():
     x, y = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([2.0, -1.0, 4.0])
     data, shares = diagrams.descent_step(x, y, 1.5, 0.1).axes
     widths = [bar.get_width() for bar in shares.patches]
@@ -132,16 +65,7 @@ def test_a_step_and_its_sum_agree() -> None:
     assert f"w = {weight:.2f}" in said(data.figure)
 
 
-def test_answers_are_compared_at_the_query() -> None:
-    learner, algorithm = GRID.square(), 2 * GRID
-    figure = diagrams.one_prompt(X, 2 * X, 1.1, GRID, {"learner": learner, "OLS": algorithm})
-    at = [list(map(float, line.get_xydata()[0])) for line in figure.axes[1].get_lines()
-          if len(line.get_xydata()) == 1]  # fmt: skip
-    assert at == [[1.0, 1.0], [1.0, 2.0]]
-    assert {"-1 -> -2", "1.1 -> ?", "learner", "OLS"} <= {t.get_text() for t in drawn(figure)}
-
-
-def test_the_dual_model_ends_at_the_weighted_mean() -> None:
+def test_the_dual_model_ends_at_the_weighted_mean():
     weights, values = torch.tensor([0.5, 0.2, 0.3]), torch.tensor([1.0, 3.0, -1.0])
     groups = {"start": [2], "example 1": [0], "example 2": [1]}
     figure = diagrams.dual_head(["a", "b", ":"], weights, values, groups)
@@ -154,7 +78,7 @@ def test_the_dual_model_ends_at_the_weighted_mean() -> None:
     assert spans == [pytest.approx([-0.4, 0.4]), pytest.approx([0.6, 1.4])]
 
 
-def test_a_circuit_has_each_component_once_and_an_arrow_for_each_edge() -> None:
+def test_a_circuit_has_each_component_once_and_an_arrow_for_each_edge():
     axes = diagrams.circuit(EDGES).axes[0]
     named = [t.get_text() for t in axes.texts if t.get_text() not in ("", "q", "k", "v")]
     assert sorted(named) == sorted(["embed", "0.2", "mlp 0", "1.2", "1.10", "logits"])
@@ -166,15 +90,7 @@ def test_a_circuit_has_each_component_once_and_an_arrow_for_each_edge() -> None:
     assert heights["logits"] == max(heights.values())
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    previous, induction = pair()
-    with pytest.raises(IclError, match="5 tokens need patterns of 5 x 5"):
-        diagrams.induction_pair(WORDS[:5], previous, induction)
-    with pytest.raises(IclError, match="1 pictures and 2 texts"):
-        diagrams.Stepped([plt.figure()], ["one", "two"], "steps")
-
-
-def test_steps_need_no_script_and_show_one_picture_at_a_time() -> None:
+def test_steps_need_no_script_and_show_one_picture_at_a_time():
     steps = diagrams.stepped_pair(WORDS, *pair())
     bundle = steps._repr_mimebundle_()
     html = bundle["text/html"]
@@ -206,7 +122,7 @@ def luminance(rgb: tuple[float, ...]) -> float:
 
 
 @pytest.mark.parametrize("colour", [figures.BLUE, figures.ORANGE, figures.GREEN, figures.GREY])
-def test_colours_show_on_a_light_and_on_a_dark_page(colour: str) -> None:
+def test_colours_show_on_a_light_and_on_a_dark_page(colour):
     assert 1.05 / (luminance(to_rgb(colour)) + 0.05) > 3
     dark = luminance(to_rgb("#14181e"))  # the theme's ground
     assert (luminance(turned(colour)) + 0.05) / (dark + 0.05) > 3

@@ -12,18 +12,6 @@ from iclutils.tasks.prompts import Role
 NAMES = ("sentiment", "questions", "subjects")
 
 
-def test_passages_begin_with_bos_and_are_cut_where_asked(tokenizer):
-    kinds, tokens = text.passages(tokenizer, 190, bos=5)
-    assert len(set(kinds)) == len(kinds) == len(tokens) == 12
-    assert tokens.shape[1] == 191
-    assert set(tokens[:, 0].tolist()) == {5}
-    first = text.PASSAGES.read_text(encoding="utf-8").split("\n")[0].split("\t")
-    assert first[0] == kinds[0]
-    assert first[1].startswith(tokenizer.decode(tokens[0, 1:]))
-    with pytest.raises(IclError, match="tokens and more; got length=2000"):
-        text.passages(tokenizer, 2000, bos=5)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_sets_are_balanced_and_repeat_nothing(name):
     task, parts = text.TASKS[name], {split: text.load(name, split) for split in ("train", "test")}

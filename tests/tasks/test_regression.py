@@ -1,12 +1,10 @@
 """Regressions: the draws that trainings rely on, moments of the laws, what each shift promises."""
 
 from dataclasses import replace
-from math import nan
 
 import pytest
 import torch
 from random_layers import seeded
-from refusals import refused
 from scipy import stats
 
 from iclutils.tasks.regression import (
@@ -17,7 +15,6 @@ from iclutils.tasks.regression import (
     half_subspace,
     opposite_quadrants,
     orthogonal,
-    relabelled,
     sample,
     scaled_inputs,
     scaled_outputs,
@@ -158,16 +155,3 @@ def test_a_query_takes_the_place_of_its_pair():
         assert torch.equal(at.ys[:, :n], plain.ys[:, :n])
         noise = plain.ys[:, n] - truth(plain)[:, n]
         torch.testing.assert_close(at.ys[:, n], truth(at)[:, n] + noise, atol=1e-5, rtol=0)
-
-
-DOUBLE = relabelled(some(), some().xs[:, [0, 0, 1, 2, 3, 4, 5, 6, 7]])
-
-
-test_wrong_input_is_refused = refused(
-    (lambda: Task(0), "dimension"),
-    (lambda: Task(3, noise=nan), "noise"),
-    (lambda: Task(3, inputs="cauchy"), "Known: normal"),
-    (lambda: Task(3, weights="sparse:4"), "between 1 and 3"),
-    (lambda: Queried(some(), some().xs).at(9), "asked for 9"),
-    (lambda: orthogonal(DOUBLE), "span"),
-)

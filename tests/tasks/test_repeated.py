@@ -1,9 +1,5 @@
 """Repeated random tokens, for any sizes."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +9,7 @@ from scipy.stats import chisquare
 from tiny import BOS, VOCAB, tiny_gpt2
 
 from iclutils import IclError
-from iclutils.tasks.repeated import RepeatedTokens, markov_chain, repeated_tokens
+from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 
 
 @given(
@@ -24,9 +20,7 @@ from iclutils.tasks.repeated import RepeatedTokens, markov_chain, repeated_token
     distinct=st.booleans(),
     data=st.data(),
 )
-def test_copies_and_the_slices_of_their_predictions(
-    count: int, length: int, times: int, vocab: int, distinct: bool, data: st.DataObject
-) -> None:
+def test_copies_and_the_slices_of_their_predictions(count, length, times, vocab, distinct, data):
     bos, seed = data.draw(st.integers(0, vocab - 1)), data.draw(st.integers(0, 9))
     batch = RepeatedTokens.draw(count, length, vocab, bos, seeded(seed), times, distinct)
     again = RepeatedTokens.draw(count, length, vocab, bos, seeded(seed), times, distinct)
@@ -45,20 +39,14 @@ def test_copies_and_the_slices_of_their_predictions(
             assert row[i : i + 2] == row[i - length : i + 2 - length]
 
 
-def test_tokens_are_uniform_without_bos() -> None:
+def test_tokens_are_uniform_without_bos():
     tokens = RepeatedTokens.draw(2000, 10, 9, 4, seeded()).tokens[:, 1:11]
     counts = torch.bincount(tokens.flatten(), minlength=9).double()
     assert counts[4] == 0
     assert chisquare(counts[counts > 0].numpy()).pvalue > 1e-3
 
 
-def test_a_markov_chain_has_cumulative_rows() -> None:
-    chain = markov_chain(40, 2.0, seed=3)
-    torch.testing.assert_close(chain[:, -1], torch.ones(40))
-    assert (chain.diff(dim=1) >= 0).all()
-
-
-def test_a_models_vocabulary_bos_and_context_are_used(tmp_path: Path) -> None:
+def test_a_models_vocabulary_bos_and_context_are_used(tmp_path):
     model = tiny_gpt2(tmp_path)
     drawn = repeated_tokens(model, 2, 5, seeded(), times=3)
     same = RepeatedTokens.draw(2, 5, VOCAB, BOS, seeded(), times=3)

@@ -11,7 +11,7 @@ from tiny import real_tokenizer, save_gpt2, whole_words
 import iclutils
 from iclutils import models
 from iclutils.models import TransformerBridge
-from iclutils.tasks import text, topics, words
+from iclutils.tasks import text, words
 from iclutils.tasks.prompts import Prompts
 from iclutils.tasks.sources import open_source, suited
 
@@ -61,15 +61,6 @@ def model(tmp_path_factory):
     )
     words = whole_words([*WORDS, "?"], unk_token="?", eos_token="?")
     words.save_pretrained(folder)
-    return models.load(folder)
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    """A model with the vocabulary of the made-up topics."""
-    folder: Path = tmp_path_factory.mktemp("topics")
-    end = topics.VOCAB - 1
-    save_gpt2(folder, vocab_size=topics.VOCAB, n_layer=1, bos_token_id=end, eos_token_id=end)
     return models.load(folder)
 
 
@@ -148,38 +139,6 @@ def test_training_rows_share_the_demonstrations_and_repeat_none(model, draw):
     again, nothing = open_source("ag_news", model, generator).fixed(draw, 9)
     assert nothing is None
     assert torch.equal(again.tokens, asked.tokens)
-
-
-# Made-up topics
-
-
-@pytest.fixture
-def made_up(plain):
-    return open_source("topics", plain, generator)
-
-
-def heads(prompts: Prompts) -> list[tuple[int, ...]]:
-    """Tokens of the demonstrations of every prompt."""
-    ends = (prompts.label_pos[:, -1] + 1).tolist()
-    return [tuple(row[:end]) for row, end in zip(prompts.tokens.tolist(), ends, strict=True)]
-
-
-def test_topics_to_train_on_share_the_demonstrations(made_up):
-    sets = set()
-    for draw in range(3):
-        asked, trained = made_up.fixed(draw, 10, train_per_class=5)
-        assert trained is not None
-        assert (len(asked), len(trained)) == (10, 20)
-        (common,) = {*heads(asked), *heads(trained)}
-        queries = {
-            tuple(row[len(common) : q + 1])
-            for prompts in (asked, trained)
-            for row, q in zip(prompts.tokens.tolist(), prompts.target.tolist(), strict=True)
-        }
-        assert len(queries) == 30
-        sets.add(common)
-    assert len(sets) == 3
-    assert made_up.fixed(0, 10)[1] is None
 
 
 # Words, and texts of your own

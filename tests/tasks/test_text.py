@@ -15,8 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 from tiny import whole_words
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from iclutils import IclError
@@ -192,15 +190,6 @@ test_bad_prompts_say_what_is_wrong = refused(
     (lambda: built(shown=SHOWN[:1]), "Some class has no demonstration"),
     (lambda: build(TASK, READER, [SHOWN, SHOWN * 2], [("w1", 0)] * 2, context=99), "equally long"),
 )
-
-
-def test_a_tokenizer_that_merges_labels_is_refused():
-    """One that takes a cue and its label word for one word, and one that takes whole lines."""
-    vocabulary = {"Review: w1\nSentiment: Negative\n": 0, "?": 1, " Negative": 2, " Positive": 3}
-    whole = Tokenizer(WordLevel(vocabulary, unk_token="?"))
-    reader = PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="?")
-    with pytest.raises(IclError, match="merges the label word ' Negative'"):
-        build(TASK, reader, [[("w1", 0), ("w1", 1)]], [("w1", 0)], context=99)
 
 
 # Selection

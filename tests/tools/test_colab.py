@@ -25,7 +25,6 @@ PREINSTALLED = (
     *("transformers", "typeguard", "wandb"),
 )
 ABSENT = ("iclutils", "transformer-lens", "jaxtyping", "gguf")
-CONFLICT = "v0.0.1"  # a release that asks for another numpy
 pytestmark = pytest.mark.nightly
 
 
@@ -94,10 +93,6 @@ def address(tmp_path_factory):
     git("add", ".")
     git("commit", "--message=release")
     git("tag", TAG)
-    text = (clone / "pyproject.toml").read_text()
-    (clone / "pyproject.toml").write_text(re.sub('"numpy>=.*"', '"numpy<1.26"', text))
-    git("commit", "--all", "--message=conflict")
-    git("tag", CONFLICT)
     return f"file://{clone}"
 
 
@@ -146,28 +141,12 @@ def chapter(address: str) -> Iterator[dict[str, Any]]:
                 return
 
 
-@pytest.mark.parametrize(
-    ("where", "tag", "message"),
-    [
-        ("", "v9.9.9", r"pathspec 'v9\.9\.9' did not match"),
-        ("", CONFLICT, r"iclutils .* depends on numpy<1\.26"),
-    ],
-)
-def test_a_failure_is_one_message_and_changes_nothing(
-    python, address, tmp_path, where, tag, message
-):
-    before = untouched(python)
-    done = run_cell(python, set_up_cell(address + where, tag), tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.startswith("iclutils was not installed")
-    assert re.search(message, done.stderr)
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.splitlines()) < 10, done.stderr
-    assert untouched(python) == before
-
-
 def test_a_notebook_installs_the_release_and_runs(python, address, tmp_path):
     before = untouched(python)
+    done = run_cell(python, set_up_cell(address, "v9.9.9"), tmp_path)
+    assert done.returncode == 1
+    assert re.match(r"iclutils was not installed(.|\n)*'v9\.9\.9' did not match", done.stderr)
+    assert untouched(python) == before
     cells = list(chapter(address))
     asked = "import numpy, torch; print([(m.__version__, m.__file__) for m in (numpy, torch)])"
     probes = [

@@ -190,22 +190,6 @@ def test_a_claim_that_was_not_checked_is_named(book):
     assert book.run().fresh, "a chapter without claims runs too"
 
 
-def test_what_a_run_costs_is_said_before_it(book, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run, "ROOT", tmp_path)
-    planned = run.plan("90", {}, book.build)
-    record = {"seconds": 185.0, "peak_gib": {"memory": 2.4, "gpu": 0.0}}
-    record["machine"] = {"cores": 2, "gpu": ""}
-    write_json(tmp_path / "book/runs/mini/90_demo.json", record)
-    said = "90_demo (mini): about 3 min, 2.4 GiB of memory, if as last time, on 2 cores"
-    assert run.cost(planned) == said
-    monkeypatch.setattr(machine, "pace", lambda: 0.6)  # three times as slow as the other one
-    write_json(tmp_path / "book/runs/mini/90_demo.json", record | {"pace": 0.2})
-    assert "about 9 min" in run.cost(planned)
-    larger = {"peak_gib": {"memory": 9.0, "gpu": 40.0}, "machine": {"cores": 8, "gpu": "A GPU"}}
-    write_json(planned.record, record | larger)
-    assert run.cost(planned).endswith("40 GiB of GPU memory, if as last time, on A GPU")
-
-
 def test_the_whole_is_said_and_what_does_not_fit_in_memory_is_refused(book, monkeypatch, capsys):
     monkeypatch.delenv("ICLUTILS_QUIET")
     book.add("91_other")

@@ -1,7 +1,5 @@
 """Chapter 01: heads that look where a token stood before, and what is lost without them."""
 
-from __future__ import annotations
-
 import torch
 from alone import BLOCKS, MODEL, UNEMBED, copies, instead, mean_z, run, write_of
 from stored import write

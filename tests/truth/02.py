@@ -1,7 +1,5 @@
 """Chapter 02: label words gather, the target reads them, and what is left without."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Chapter 03: numbers written in tokens, what is expected next, and the algorithms beside it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Chapter 04, which has no language model: linear self-attention and descent, by loops."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from stored import write

@@ -1,7 +1,5 @@
 """Chapter 05: heads as models that learn from the first copy in one step, and without that step."""
 
-from __future__ import annotations
-
 import torch
 from alone import BLOCKS, LAYERS, MODEL, SIZE, UNEMBED, Edit, Place, copies, run
 from stored import write
@@ -63,11 +61,7 @@ out = BLOCKS[LAYER].self_attn.o_proj.weight[:, HEAD * SIZE : (HEAD + 1) * SIZE]
 
 write(
     __file__,
-    {
-        "tokens": tokens,
-        "answer": answer,
-        "shown": shown.expand_as(tokens).long(),
-    },
+    {"tokens": tokens, "answer": answer, "shown": shown.expand_as(tokens).long()},
     {
         "log p": log_p({}),
         "query term of 18.6": first[:, :3],

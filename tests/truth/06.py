@@ -1,7 +1,5 @@
 """Chapter 06: the circuit of copying; nodes and edges patched, slopes, and where heads look."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

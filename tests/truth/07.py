@@ -1,7 +1,5 @@
 """Chapter 07: six lenses on a function between words, and the heads they mark removed."""
 
-from __future__ import annotations
-
 import torch
 from alone import BLOCKS, MODEL, SIZE, UNEMBED, ids, instead, run, write_of
 from stored import write

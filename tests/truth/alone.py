@@ -4,8 +4,6 @@ Nothing of the package is imported, nor TransformerLens. ``python tests/truth/01
 numbers of a chapter anew and writes them beside the prompts, as token ids, that they belong to.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path

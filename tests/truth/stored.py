@@ -1,7 +1,5 @@
 """Numbers of a chapter, in the JSON beside the script that computed them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Both sides read the same token ids. ``MEASURES[NN]`` computes the values of a chapter from them.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Callable
@@ -100,14 +98,14 @@ def measured(number: str) -> Values:
     ("number", "name"),
     [(path.stem, name) for path in sorted(HERE.glob("*.json")) for name in stored(path.stem)[1]],
 )
-def test_a_measure_is_what_transformers_alone_gives(number: str, name: str) -> None:
+def test_a_measure_is_what_transformers_alone_gives(number, name):
     got, expected = (
         torch.as_tensor(values[name]).double() for values in (measured(number), stored(number)[1])
     )
     torch.testing.assert_close(got, expected, atol=5e-5, rtol=5e-4)
 
 
-def test_every_chapter_has_values_that_owe_the_package_nothing() -> None:
+def test_every_chapter_has_values_that_owe_the_package_nothing():
     roots = {"__future__", "alone", "collections", "json", "math", "os", "pathlib", "stored"}
     for number in MEASURES:
         assert len(stored(number)[1]) >= 10
@@ -119,7 +117,7 @@ def test_every_chapter_has_values_that_owe_the_package_nothing() -> None:
             assert {name.split(".")[0] for name in names} <= known, script
 
 
-def test_every_measure_is_still_where_it_is_looked_for() -> None:
+def test_every_measure_is_still_where_it_is_looked_for():
     """By day, so that a move is not found at night."""
     for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):

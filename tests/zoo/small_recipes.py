@@ -1,7 +1,5 @@
 """Recipes of seconds: the real loop on very small models."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,13 +1,11 @@
 """Muon on stacks of matrices, against singular values and against torch's own."""
 
-from __future__ import annotations
-
 import torch
 
 from iclutils.zoo.recipes.muon import QUINTIC, ROUNDS, Muon, orthogonal
 
 
-def test_singular_vectors_stay_and_values_follow_the_quintic() -> None:
+def test_singular_vectors_stay_and_values_follow_the_quintic():
     source = torch.Generator().manual_seed(0)
     stack = torch.randn(3, 5, 8, generator=source, dtype=torch.float64)
     for matrices in (stack, stack.mT):
@@ -21,7 +19,7 @@ def test_singular_vectors_stay_and_values_follow_the_quintic() -> None:
         assert ((values > 0.6) & (values < 1.3)).all()
 
 
-def test_each_matrix_of_a_stack_moves_as_under_the_muon_of_torch() -> None:
+def test_each_matrix_of_a_stack_moves_as_under_the_muon_of_torch():
     """Torch holds weights (out, in) and turns them in bfloat16: directions agree to its grain."""
     source = torch.Generator().manual_seed(1)
     start = torch.randn(2, 6, 12, generator=source)

@@ -1,10 +1,6 @@
 """Smeared keys and cut paths, against a GPT-2 in loops; the curves that ship."""
 
-from __future__ import annotations
-
 import math
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +9,7 @@ from scipy.special import softmax
 from transformers import GPT2LMHeadModel
 
 from iclutils import zoo
-from iclutils.zoo import recipes
-from iclutils.zoo.recipes import induction, loop, phase_change
+from iclutils.zoo.recipes import induction, phase_change
 
 
 def norm(x: np.ndarray, module: torch.nn.LayerNorm) -> np.ndarray:
@@ -64,7 +59,7 @@ def by_hand(network: torch.nn.Module, tokens: list[int], cut: str = "") -> np.nd
 
 
 @pytest.mark.parametrize("variant", phase_change.VARIANTS)
-def test_a_changed_network_answers_as_loops_do(variant: str) -> None:
+def test_a_changed_network_answers_as_loops_do(variant):
     network = phase_change.recipe(f"phase-{variant}-3").network().double().eval()
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
@@ -78,7 +73,7 @@ def test_a_changed_network_answers_as_loops_do(variant: str) -> None:
         assert not np.allclose(found.detach(), by_hand(network, tokens), atol=1e-3)
 
 
-def test_a_variant_differs_from_the_shipped_recipe_in_its_change_alone() -> None:
+def test_a_variant_differs_from_the_shipped_recipe_in_its_change_alone():
     plain, recipe = induction.recipe(3), phase_change.recipe("phase-two-layers-3")
     assert recipe.loss(recipe.network(), 5) == plain.loss(plain.network(), 5)
     network = recipe.network()
@@ -89,7 +84,7 @@ def test_a_variant_differs_from_the_shipped_recipe_in_its_change_alone() -> None
         assert smeared.get_parameter(name).equal(weight)
 
 
-def test_the_measures_see_the_heads_of_the_shipped_model() -> None:
+def test_the_measures_see_the_heads_of_the_shipped_model():
     network = GPT2LMHeadModel.from_pretrained(zoo.folder("induction-3"))
     found, shipped = phase_change.measure(network), zoo.curves("induction-3")
     assert found == {k: pytest.approx(shipped[k][-1], abs=0.03) for k in ("prefix", "previous")} | {
@@ -97,20 +92,7 @@ def test_the_measures_see_the_heads_of_the_shipped_model() -> None:
     }
 
 
-def test_curves_are_collected_from_finished_trainings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = replace(recipes.recipe("phase-no-keys-3"), steps=3, log_every=2)
-    loop.train(plan, tmp_path / plan.name, progress=False)
-    monkeypatch.setattr(phase_change, "STORED", tmp_path / "stored.jsonl")
-    phase_change.collect(tmp_path)
-    curves = phase_change.curves()
-    assert list(curves) == [("no-keys", 3)]
-    assert curves["no-keys", 3]["step"] == [2, 3]
-    assert -7 < curves["no-keys", 3]["log_p"][0] < -6
-
-
-def test_the_step_of_the_change() -> None:
+def test_the_step_of_the_change():
     curve = {"step": [50, 100, 150, 200], "accuracy": [0.0, 0.1, 0.9, 0.4]}
     assert phase_change.change_step(curve) == pytest.approx(125)
     assert phase_change.change_step(curve, 0.05) == pytest.approx(75)

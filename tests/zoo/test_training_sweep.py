@@ -1,27 +1,22 @@
 """Sweeps of trainings: the same on any backend, and nothing finished is lost."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import joblib
 import pytest
 from small_recipes import digests, regressor
 
-from iclutils import IclError, __main__
-from iclutils.zoo import recipes
+from iclutils import IclError
 from iclutils.zoo.recipes import sweep
 
 NAMES = ["deep", "plain", "noisy", "wide"]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(tmp_path_factory):
     """The folder of the same sweep, one training after the other in this process."""
     out = tmp_path_factory.mktemp("alone")
     sweep.sweep([regressor(name, 60) for name in NAMES], out, jobs=1)
@@ -29,7 +24,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def cluster() -> Iterator[object]:
+def cluster():
     """Two workers. Dask tells this process, too, to use one thread; later tests should not."""
     from distributed import LocalCluster
 
@@ -43,7 +38,7 @@ def cluster() -> Iterator[object]:
 
 
 @pytest.mark.nightly
-def test_processes_give_the_bits_of_one_after_the_other(alone: Path, tmp_path: Path) -> None:
+def test_processes_give_the_bits_of_one_after_the_other(alone, tmp_path):
     folders = sweep.sweep([regressor(name, 60) for name in NAMES], tmp_path, jobs=2)
     assert [folder.name for folder in folders] == NAMES
     assert digests(tmp_path) == digests(alone)
@@ -51,9 +46,7 @@ def test_processes_give_the_bits_of_one_after_the_other(alone: Path, tmp_path: P
 
 
 @pytest.mark.nightly
-def test_a_dask_cluster_gives_the_same_and_survives_a_killed_worker(
-    alone: Path, tmp_path: Path, cluster: object
-) -> None:
+def test_a_dask_cluster_gives_the_same_and_survives_a_killed_worker(alone, tmp_path, cluster):
     """A worker dies under its training: the others finish, and the sweep ends with all bits."""
     import threading
 
@@ -82,7 +75,7 @@ def test_a_dask_cluster_gives_the_same_and_survives_a_killed_worker(
     assert digests(tmp_path) == digests(alone) | digests(alone.parent / "long")
 
 
-def test_one_that_fails_costs_only_itself_and_what_is_missing_is_trained(tmp_path: Path) -> None:
+def test_one_that_fails_costs_only_itself_and_what_is_missing_is_trained(tmp_path):
     bad = replace(regressor("plain", 4), peak_rate=1e38)
     with pytest.raises(IclError, match=r"1 of 2 trainings failed: plain: the loss is"):
         sweep.sweep([bad, regressor("deep", 4)], tmp_path, jobs=1)
@@ -91,20 +84,3 @@ def test_one_that_fails_costs_only_itself_and_what_is_missing_is_trained(tmp_pat
     sweep.sweep([regressor("plain", 4), regressor("deep", 4)], tmp_path, jobs=1)
     assert (tmp_path / "plain" / "SHA256SUMS").is_file()
     assert {p: p.stat().st_mtime_ns for p in before} == before
-
-
-def test_mistakes(tmp_path: Path) -> None:
-    with pytest.raises(IclError, match="same name"):
-        sweep.sweep([regressor(), regressor()], tmp_path)
-    with pytest.raises(IclError, match="No Dask scheduler answers at nonsense://x"):
-        sweep.on_cluster("nonsense://x")
-
-
-def test_the_command_takes_a_pattern(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(recipes, "recipe", lambda name, device: regressor(name, 4))
-    command = ["train", "regression-paper-L*", "--out", str(tmp_path), "--jobs", "1"]
-    assert __main__.main(command) == 0
-    assert {p.name for p in tmp_path.iterdir()} == set(recipes.matching("regression-paper-L*"))
-    assert "regression-paper-L12" in capsys.readouterr().out

@@ -8,11 +8,10 @@ import torch
 from random_layers import seeded
 from tiny import save_gpt2, save_grouped, tokens
 from transformer_lens.tools.analysis import direct_logit_attribution
-from transformers import GPT2LMHeadModel
 from wired import save_wired
 
 from iclutils.chapters.attention_circuits import interactions, stability
-from iclutils.interp.clean_corrupt import baselines, copying, scored_logits, share
+from iclutils.interp.clean_corrupt import baselines, copying, share
 from iclutils.interp.graph import Node, all_heads, head, of
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
 from iclutils.interp.patching import ablate
@@ -58,19 +57,6 @@ def test_interactions_against_ablation(gpt2):
     assert bool(each.diagonal().isnan().all())
 
 
-def test_pairs_within_layers(gpt2):
-    """Catches: heads of another layer, or the interaction of another pair."""
-    task, ids = copying(gpt2, 3, 8, seeded()), tokens(2, 9)
-    heads = [head(1, 2), head(0, 1), head(1, 0)]
-    lost = baselines(gpt2, task)[0] - ablate(gpt2, task, [[node] for node in heads])
-    alone = dict(zip(heads, lost, strict=True))
-    ((a, b, noted, size),) = interactions.within_layers(gpt2, task, ids, alone)
-    assert (a, b) == (head(1, 2), head(1, 0))
-    _, each = interactions.interactions(gpt2, task, [[a], [b]])
-    assert size == pytest.approx(each[0, 1].mean().abs().item(), abs=1e-6)
-    assert noted == pytest.approx(interactions.note_correlation(gpt2, ids)[1, 2, 0].abs().item())
-
-
 def test_heads_of_a_layer_do_not_feed_each_other(model):
     ids = tokens(2, 9)
     assert interactions.same_layer_effect(model, ids) < 1e-6
@@ -97,26 +83,6 @@ def test_direct_logits_against_transformer_lens(folder):
         )
         each.append(theirs.attribution[: len(rows)])
     torch.testing.assert_close(got[rows], torch.stack(each).mean(0), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("narrow", [False, True])
-def test_direct_logits_sum_to_the_logit(folder, narrow):
-    """Without biases of attention and final LayerNorm nothing is missing."""
-
-    def edit(network: GPT2LMHeadModel) -> None:
-        network.transformer.ln_f.bias.zero_()
-        for block in network.transformer.h:
-            block.attn.c_proj.bias.zero_()
-
-    model = edit_weights(folder, edit)
-    task = copying(model, 3, 8, seeded(), narrow=narrow)
-    read = scored_logits(model, task)
-    right = read.gather(-1, task.answer[..., None])[..., 0]
-    if task.choices is not None:
-        read = read.gather(-1, task.choices[:, None].expand(-1, read.shape[1], -1))
-    expected = (right - read.mean(-1)).mean(-1)
-    got = interactions.direct_logits(model, task).sum(0)
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
-from tiny import save_gpt2, save_gptj, save_neox, tiny_gpt2, tokens
+from tiny import tiny_gpt2, tokens
 
 from iclutils.chapters.attention_circuits import patterns
 from iclutils.interp.head_scores import uniform_pattern
-from iclutils.models import cached, get_act_name, load, random_init
+from iclutils.models import random_init
 from iclutils.tasks.repeated import repeated_tokens
 
 SIZE = 16
@@ -93,21 +93,6 @@ def test_sequences_do_not_mix():
     mixed = patterns.pattern_scores(pattern[order], ids[order])
     for name in patterns.SCORES:
         torch.testing.assert_close(straight[name][order], mixed[name])
-
-
-@pytest.mark.parametrize("save", [save_gpt2, save_neox, save_gptj])
-def test_all_heads_at_once(save, tmp_path):
-    """Against each layer's cached patterns; catches layers or heads in another order."""
-    ids = tokens(3, 12) % 7
-    save(tmp_path)
-    model = load(tmp_path)
-    got = patterns.scores(model, ids)
-    for layer in range(model.cfg.n_layers):
-        _, cache = cached(model, ids, [get_act_name("pattern", layer)])
-        pattern = cache[get_act_name("pattern", layer)]
-        expected = patterns.pattern_scores(pattern, ids)
-        for name in patterns.SCORES:
-            torch.testing.assert_close(got[name][:, layer], expected[name], equal_nan=True)
 
 
 def test_wired_heads_get_their_labels(wired):

@@ -13,7 +13,6 @@ from tiny import save_gpt2, tokens
 from transformers import PreTrainedModel
 
 from iclutils.chapters.attention_circuits import stability
-from iclutils.interp.head_scores import draw_heads
 from iclutils.models import cached, edit_weights, load
 from iclutils.tasks.repeated import repeated_tokens
 
@@ -180,25 +179,3 @@ def test_the_floor_falls_with_noise():
     noise = torch.randn(400, 24, generator=seeded(0))
     middle = stability.reextraction_floor(noise, 80, seeded(0), alpha=0.5)
     assert middle == pytest.approx(80 / (2 * 400 - 80), abs=0.03), "two random sets of 80"
-
-
-def test_a_rise_is_where_the_value_crosses_both_bars():
-    """Catches the interval that ends at a crossing counted as after it."""
-    during, after = stability.rise([0.0, 0.01, 0.05, 0.5, 0.85, 0.9, 1.0])
-    assert during.tolist() == [False, False, True, True, False, False]
-    assert after.tolist() == [False, False, False, False, True, True]
-    during, after = stability.rise([0.0, 0.0, 1.0, 1.0])
-    assert during.tolist() == [False, True, False]
-    assert after.tolist() == [False, False, True]
-
-
-def test_heads_are_drawn_in_the_same_layers():
-    """Catches a barred head, another layer, or the same draw each time; layer 3 has two left."""
-    layer, barred = torch.arange(4).repeat_interleave(5), {2, 15, 16, 17}
-    generator = seeded(0)
-    chosen = {0, 1, 7, 15, 16, 17}
-    draws = {draw_heads(chosen, layer, generator, barred) for _ in range(20)}
-    assert len(draws) > 5
-    for drawn in draws:
-        assert not drawn & barred
-        assert sorted(layer[list(drawn)].tolist()) == [0, 0, 1, 3, 3]

@@ -12,7 +12,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from iclutils.chapters.contrastive_kernel.dual import (
     Block,
-    contrasted,
     dual_form,
     explicit_steps,
     initial_model,
@@ -21,8 +20,7 @@ from iclutils.chapters.contrastive_kernel.dual import (
     regularised,
     trajectory,
 )
-from iclutils.chapters.contrastive_kernel.features import gram, needed_degree, scaled, taylor
-from iclutils.interp.at_query import scores
+from iclutils.chapters.contrastive_kernel.features import gram
 from iclutils.models.lsa import Layer
 
 seeds = st.integers(0, 9999)
@@ -105,27 +103,6 @@ def test_query_term_and_update_add_up_to_attention(seed, batch, keys, dim, causa
     np.testing.assert_allclose(step, part, atol=1e-10)
 
 
-def mapped(query: torch.Tensor, keys: torch.Tensor, kind: str) -> list[torch.Tensor]:
-    """Features of the package."""
-    if kind == "gram":
-        return list(gram(query, keys))
-    largest = max(float(scores(q, keys).abs().max()) for q in (query[..., None, :], keys))
-    return [taylor(scaled(z), needed_degree(largest, 1e-13)) for z in (query, keys)]
-
-
-@pytest.mark.parametrize("kind", ["gram", "taylor"])
-@pytest.mark.parametrize("masked", [False, True])
-def test_explicit_steps_are_attention(kind, masked):
-    """For a batch, and for keys that the query may not look at."""
-    q, k, v, chosen = data(0, batch=(2, 3))
-    q, k, allowed = q / 2, k / 2, torch.arange(6) < 5 if masked else None
-    mask = None if allowed is None else allowed[None]
-    first, step = (part[..., 0, :] for part in dual_form(q[..., None, :], k, v, chosen, mask))
-    before, after = explicit_steps(*mapped(q, k, kind), v, chosen, allowed)
-    torch.testing.assert_close(before, first, **EXACT)
-    torch.testing.assert_close(after, first + step, **EXACT)
-
-
 @settings(deadline=None, max_examples=25)
 @given(seed=seeds, keys=st.integers(2, 7))
 def test_the_dual_model_and_its_losses(seed, keys):
@@ -176,18 +153,6 @@ def test_variants_are_steps_on_the_changed_losses(seed, alpha, beta):
     ):
         _, expected = explicit_steps(*gram(q, k), v, chosen, **change)
         torch.testing.assert_close(found[0], expected, **CLOSE)
-
-
-def test_contrasted_values_by_hand():
-    _, _, v, _ = data(0, keys=4)
-    expected = v.clone()
-    expected[0] -= 0.5 * (v[1] + v[3]) / 2
-    expected[1] -= 0.5 * (v[0] + v[3]) / 2
-    expected[3] -= 0.5 * (v[0] + v[1]) / 2
-    found = contrasted(v, torch.tensor([True, True, False, True]), 0.5)
-    torch.testing.assert_close(found, expected, **EXACT)
-    alone = torch.tensor([True, False, False, False])
-    assert torch.equal(contrasted(v, alone, 0.5), v)  # nothing to push away from
 
 
 @pytest.mark.parametrize("activation", [torch.relu, functional.gelu])

@@ -3,12 +3,11 @@
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from random_prompts import prompts_strategy, random_prompts
-from tiny import BOS, VOCAB, save_gpt2, save_grouped, save_neox, tiny_gpt2, tokens
+from tiny import VOCAB, save_gpt2, save_grouped, save_neox, tiny_gpt2, tokens
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -19,10 +18,8 @@ from iclutils.chapters.contrastive_kernel.ablation import (
     ablations,
     change_heads,
     frozen_mlps,
-    predict,
 )
 from iclutils.chapters.contrastive_kernel.dual import negative_samples, regularised
-from iclutils.chapters.contrastive_kernel.features import attention, balance
 from iclutils.chapters.contrastive_kernel.heads import (
     demonstration_tokens,
     direct_logit_attribution,
@@ -30,12 +27,10 @@ from iclutils.chapters.contrastive_kernel.heads import (
     examples,
     explicit_head_step,
     feature_errors,
-    first_copy,
     head_trajectory,
 )
 from iclutils.interp.at_query import read, read_heads
-from iclutils.tasks.prompts import Role, leave_out
-from iclutils.tasks.repeated import RepeatedTokens
+from iclutils.tasks.prompts import leave_out
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 KINDS = ("gpt2", "neox", "llama", "qwen2", "induction-0")
@@ -182,15 +177,6 @@ def test_random_features_at_a_heads_own_norms(wide):
     close(found, torch.stack(expected), 1e-3)
 
 
-def test_balanced_queries_and_keys_attend_alike():
-    """Lengths, and the mean key, as the words say. Fails if one vector is taken off the queries."""
-    q, k, v = torch.randn(3, 2, 7, 4, generator=torch.Generator().manual_seed(0)).double()
-    long, far = balance(q, 5 * k + 3)
-    close(attention(long, far, v), attention(q, 5 * k + 3, v), 1e-12)
-    close(far.mean(-2), torch.zeros(2, 4), 1e-12)
-    close(long.square().sum((-2, -1)), far.square().sum((-2, -1)), 1e-12)
-
-
 # --- direct -------------------------------------------------------------------------------------
 
 
@@ -260,41 +246,6 @@ def test_a_variant_is_z_replaced_by_hand(both, variant):
     assert (both.run(x)[0][:, -1] - expected).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("part", list(PARTS))
-def test_means_keep_one_prompt_and_mix_several(both, part):
-    """Of prompts that are alike, the mean of a part is the part, to rounding."""
-    x, mask, answer = tokens(1, 12).expand(3, -1), some_mask(1, 12).expand(3, -1), torch.arange(3)
-    found = ablations(read(both.model, x), mask, answer, ways=["whole", f"mean {part}"])
-    close(found[f"mean {part}"].log_prob, found["whole"].log_prob, 1e-3)
-    x, mask = tokens(3, 12), some_mask(3, 12)
-    found = ablations(read(both.model, x), mask, answer, ways=["whole", f"mean {part}"])
-    assert (found[f"mean {part}"].log_prob - found["whole"].log_prob).abs().max() > 1e-2
-
-
-def test_ablations(gpt2):
-    x, mask = tokens(3, 12), some_mask(3, 12)
-    answer, choices = torch.tensor([4, 5, 6]), torch.tensor([[4, 1], [2, 5], [6, 7]])
-    logits, query = gpt2.run(x)[0][:, -1], read(gpt2.model, x)
-    found = ablations(query, mask, answer)
-    parts = [f"{how} {part}" for part in ("update", "query term") for how in ("no", "mean")]
-    assert set(found) == {"whole", *parts, *(f"{p}, MLPs held" for p in parts if p[:2] == "no")}
-    close(found["whole"].log_prob, logits.log_softmax(-1).gather(1, answer[:, None])[:, 0], 1e-4)
-    assert torch.equal(found["whole"].is_correct, logits.argmax(-1) == answer)
-    among = predict(query, answer, choices)
-    chosen = logits.gather(1, choices).log_softmax(-1)[torch.arange(3), torch.tensor([0, 1, 0])]
-    close(among.log_prob, chosen, 1e-4)
-    assert torch.equal(among.is_correct, chosen > np.log(0.5))
-    centred = logits.gather(1, choices) - logits.gather(1, choices).mean(0)
-    centred = centred.log_softmax(-1)[torch.arange(3), torch.tensor([0, 1, 0])]
-    close(predict(query, answer, choices, centred=True).log_prob, centred, 1e-4)
-    hooks = change_heads(query, mask, PARTS["query term"], [(1, 0)])
-    one = predict(query, answer, hooks=hooks).log_prob
-    again = ablations(query, mask, answer, heads=[(1, 0)])["no query term"].log_prob
-    assert torch.equal(one, again)
-    none = ablations(query, mask & False, answer)
-    assert torch.equal(none["no update"].log_prob, none["whole"].log_prob)
-
-
 def test_ablations_ask_at_the_target(wide):
     prompts = random_prompts(seed=3, count=3)
     mask = demonstration_tokens(wide, prompts)
@@ -312,17 +263,6 @@ def test_ablations_ask_at_the_target(wide):
 
 
 # --- masks and bad input ------------------------------------------------------------------------
-
-
-def test_masks(wide):
-    batch = RepeatedTokens.draw(2, 4, VOCAB, BOS, torch.Generator().manual_seed(0))
-    assert first_copy(batch).tolist() == [[False] + 4 * [True] + 4 * [False]] * 2
-    prompts = random_prompts()
-    before = prompts.roles <= Role.LABEL
-    assert torch.equal(demonstration_tokens(wide, prompts), before)
-    prompts.tokens[:, 0] = BOS
-    before[:, 0] = False
-    assert torch.equal(demonstration_tokens(wide, prompts), before)
 
 
 def test_tokens_know_their_example_which_can_be_left_out():

@@ -1,7 +1,5 @@
 """The lenses of chapter 07: against plain passes, libraries and sums that must come out."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -13,8 +11,7 @@ from iclutils.chapters.contrastive_kernel.heads import dual_heads
 from iclutils.chapters.every_lens import compare, marks, smoothers, vectors
 from iclutils.chapters.every_lens.question import Question, of_prompts
 from iclutils.interp.at_query import read
-from iclutils.interp.clean_corrupt import scored_logits
-from iclutils.interp.hooks import cut_attention, logits_at
+from iclutils.interp.hooks import logits_at
 from iclutils.models import TransformerBridge, get_act_name
 from iclutils.tasks import topics
 
@@ -39,15 +36,6 @@ def at_target(net: TransformerBridge, here: Question, side: str, name: str) -> t
     return cache[name][torch.arange(len(here)), here.at]
 
 
-def test_readers_look_where_the_model_looks(net, here, found):
-    for layer in range(4):
-        name = get_act_name("pattern", layer)
-        _, cache = net.run_with_cache(here.task.clean, names_filter=name)
-        for row in range(len(here)):
-            looks = cache[name][row, :, here.at[row], here.answers[row]].sum(-1)
-            assert torch.allclose(found.anchors[row, layer], looks, atol=1e-4)
-
-
 def test_heads_and_mlps_write_the_whole_vector(net, here, found):
     common = found.states[:, 2].mean(0)
     mlps = sum(
@@ -66,23 +54,6 @@ def test_a_step_towards_a_vector_is_what_the_dual_model_writes_along_it(net, her
     written = torch.einsum("blhe,lhed->blhd", update, net.W_O.double()) @ vector.double()
     step = marks.step_towards(query, here, vector)
     assert torch.allclose(step.sum(-1), written / vector.double().square().sum(), atol=1e-9)
-
-
-def test_the_margin_without_reading_is_that_of_a_whole_pass(net, here):
-    cut = torch.zeros(len(here), *here.shown.shape[1:] * 2, dtype=torch.bool)
-    cut[torch.arange(len(here)), here.at] = here.shown
-    cuts = cut_attention(net, dict.fromkeys((1, 2), cut))
-    plain = scored_logits(net, here.task, cuts)[:, 0]
-    ours = marks.margin_without_reading(net, here, [range(1, 3), range(0)])
-    assert torch.allclose(ours[0], here.margin(plain), atol=1e-3)
-    assert torch.allclose(ours[1], marks.answered(net, here)[0], atol=1e-3)
-
-
-def test_the_common_share_by_pairs():
-    states = torch.randn(9, 8, generator=torch.Generator().manual_seed(0)) + 1
-    pairs = [float(x @ y) for x, y in itertools.permutations(states, 2)]
-    expected = np.mean(pairs) / np.mean([float(x @ x) for x in states])
-    assert marks.common_share(states) == pytest.approx(expected)
 
 
 def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_other(net, here):

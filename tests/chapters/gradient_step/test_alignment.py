@@ -19,7 +19,6 @@ from iclutils.chapters.gradient_step.alignment import (
     responses,
     step_matrix,
     under_shift,
-    with_noise,
 )
 from iclutils.chapters.gradient_step.construction import constructed
 from iclutils.chapters.gradient_step.descent import best_step, descend, predictor
@@ -94,18 +93,6 @@ def test_losses_under_shift():
         torch.testing.assert_close(found["network"], found["gd"], atol=1e-4, rtol=1e-4)
         assert found["zero"][0].tolist() == pytest.approx([flat] * 3)
         assert found["gd"][0].tolist() == pytest.approx(wanted, rel=close)
-
-
-def test_noise_is_normal_and_anywhere():
-    drawn = sample(Task(2), 20_000, 6, seeded(0))
-    far = drawn._replace(ys=drawn.ys + 100)
-    found = with_noise(far, 2, seeded(0)).ys
-    hit = found != far.ys
-    assert bool((hit.sum(1) == 2).all())
-    expected = torch.tensor([0.4] * 5 + [0.0])
-    torch.testing.assert_close(hit.float().mean(0), expected, atol=0.02, rtol=0)
-    assert float(found[hit].mean()) == pytest.approx(0, abs=0.02)
-    assert float(found[hit].var()) == pytest.approx(1, abs=0.03)
 
 
 # Weights -----------------------------------------------------------------------------------------

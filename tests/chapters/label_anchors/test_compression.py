@@ -8,7 +8,6 @@ from random_prompts import prompts_strategy, random_prompts
 from tiny import VOCAB
 
 from iclutils.chapters.label_anchors import compression
-from iclutils.chapters.label_anchors.answers import answers
 from iclutils.interp import kv_cache
 from iclutils.interp.readout import target_logits
 from iclutils.models import TransformerBridge
@@ -19,30 +18,6 @@ from iclutils.tasks.prompts import Prompts, Role, join
 def any_model(request):
     """Also one whose attention cannot be edited."""
     return request.getfixturevalue(request.param)
-
-
-def golden() -> Prompts:
-    """Demonstrations "a great movie" (Positive) and "awful film" (Negative), 30 GPT-2 tokens."""
-    cue = [198, 31837, 3681, 25]  # newline, "Sent", "iment", ":"
-    first = [14832, 25, 257, 1049, 3807, *cue, 33733, 198]
-    second = [14832, 25, 12659, 2646, *cue, 36183, 198]
-    query = [14832, 25, 3734, 670, 994, *cue]
-    fmt, text, label = int(Role.FORMAT), int(Role.TEXT), int(Role.LABEL)
-    roles = [fmt] * 2 + [text] * 3 + [fmt] * 4 + [label] + [fmt]
-    roles += [fmt] * 2 + [text] * 2 + [fmt] * 4 + [label] + [fmt]
-    roles += [int(Role.QUERY)] * len(query)
-    prompts = Prompts(
-        tokens=torch.tensor([first + second + query]),
-        roles=torch.tensor([roles]),
-        target=torch.tensor([29]),
-        label_pos=torch.tensor([[9, 19]]),
-        cue_pos=torch.tensor([[8, 18]]),
-        demo_class=torch.tensor([[1, 0]]),
-        gold=torch.tensor([1]),
-        label_words=torch.tensor([[36183, 33733]]),
-    )
-    prompts.check()
-    return prompts
 
 
 def cut(model: TransformerBridge, prompts: Prompts, keep: torch.Tensor) -> torch.Tensor:
@@ -105,18 +80,6 @@ def test_offset_is_the_query_moved(gpt2):
     torch.testing.assert_close(alone.class_logits, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_golden_prompt():
-    prompts = golden()
-    kept = compression.hidden_anchor(prompts)[0].nonzero()[:, 0].tolist()
-    assert kept == [0, 1, *range(5, 13), *range(15, 21)]
-    assert compression.label_only(prompts)[0].nonzero()[:, 0].tolist() == [9, 19]
-    text = compression.text_anchor(prompts)
-    text.check()
-    assert (text.label_pos.tolist(), text.target.tolist()) == ([[6, 14]], [24])
-    left = [n for n in range(30) if n not in (2, 3, 4, 13, 14)]  # all but the texts
-    assert torch.equal(text.tokens, prompts.tokens[:, left])
-
-
 @given(prompts=prompts_strategy(), seed=st.integers(0, 99))
 @settings(max_examples=50, deadline=None)
 def test_hidden_random_replaces_labels_by_their_own_text(prompts, seed):
@@ -128,21 +91,6 @@ def test_hidden_random_replaces_labels_by_their_own_text(prompts, seed):
         assert [int(row[a:b].sum()) for a, b in zip(starts, ends, strict=True)] == [1] * len(ends)
 
 
-def test_hidden_random_top(gpt2):
-    prompts = random_prompts(2, count=8, shared=True, longest=6)
-    clean = answers(gpt2, prompts)
-    first, generator = (torch.Generator().manual_seed(0) for _ in range(2))
-    best, loyalty = compression.hidden_random_top(gpt2, prompts, clean, first, draws=5)
-    found = [
-        compression.compress(gpt2, prompts, lambda p: compression.hidden_random(p, generator))
-        for _ in range(5)
-    ]
-    expected = [(x.predicted == clean.predicted).float().mean().item() for x in found]
-    assert loyalty.tolist() == pytest.approx(expected)
-    chosen = found[int(torch.tensor(expected).argmax())]
-    torch.testing.assert_close(best.class_logits, chosen.class_logits, atol=1e-5, rtol=1e-5)
-
-
 def test_work_counts_every_product(gpt2):
     d, mlp, vocab, layers = 32, 48, VOCAB, 3
     by_hand = layers * (4 * d * d + 2 * d * mlp) + layers * 2 * d * (5 + 1) + d * vocab
@@ -150,17 +98,6 @@ def test_work_counts_every_product(gpt2):
     # Feeding tokens one at a time is the same work, but for the unembedding of each.
     steps = sum(compression.multiply_adds(gpt2, 1, before) for before in range(7))
     assert steps - 6 * d * vocab == compression.multiply_adds(gpt2, 7)
-
-
-def test_costs_count_tokens(gpt2):
-    cost = compression.costs(gpt2, golden(), compression.hidden_anchor(golden()))
-    assert {name: (each.fed, each.memory) for name, each in cost.items()} == {
-        "re-encoded": (30, 0),
-        "prefix": (9, 21),
-        "compressed": (9, 16),
-    }
-    adds = [each.multiply_adds for each in cost.values()]
-    assert adds == sorted(adds, reverse=True)
 
 
 def test_sets_of_demonstrations_are_read_once_each(model):

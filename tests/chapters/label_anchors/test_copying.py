@@ -1,7 +1,5 @@
 """Growth: a model's state by plain Hugging Face passes, and on a circuit wired by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from random_prompts import random_prompts
@@ -33,7 +31,7 @@ def prefix_scores(network: GPT2LMHeadModel, tokens: torch.Tensor) -> torch.Tenso
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_the_state_is_what_plain_passes_say(gpt2: TransformerBridge, layers: int) -> None:
+def test_the_state_is_what_plain_passes_say(gpt2, layers):
     tokens = copied(gpt2).tokens
     found = copying.checkpoint_metrics(gpt2, PROMPTS, copied(gpt2), layers)
     network = GPT2LMHeadModel.from_pretrained(gpt2.cfg.model_name, attn_implementation="eager")
@@ -54,13 +52,13 @@ def test_the_state_is_what_plain_passes_say(gpt2: TransformerBridge, layers: int
     assert len(clean.unique()) == 3
 
 
-def test_the_wired_head_matches_prefixes(wired: TransformerBridge) -> None:
+def test_the_wired_head_matches_prefixes(wired):
     scores = copying.prefix_scores(wired, copied(wired))
     assert top_heads(scores, 1) == [(1, 0)]
     assert scores[1, 0] > 0.99
 
 
-def test_heads_are_removed_from_demonstrations_and_queries(model: TransformerBridge) -> None:
+def test_heads_are_removed_from_demonstrations_and_queries(model):
     """Against whole prompts, in which the heads write the same mean of other prompts."""
     prompts, others = random_prompts(3, count=4, shared=True), random_prompts(4, count=2)
     heads, name = [(0, 1), (1, 2)], get_act_name("z", 1)

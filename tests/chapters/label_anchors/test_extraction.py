@@ -1,7 +1,5 @@
 """Extraction: attention by hand, AUC against counted pairs and scikit-learn, undefined cases."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from math import isnan
 
@@ -19,14 +17,12 @@ from iclutils.chapters.label_anchors.extraction import (
     label_reading,
 )
 from iclutils.interp.readout import target_logits
-from iclutils.models import TransformerBridge, cached, get_act_name
+from iclutils.models import cached, get_act_name
 from iclutils.tasks.prompts import class_logits
 
 
 @pytest.mark.parametrize("shots", [1, 2])
-def test_attention_is_summed_over_demonstrations_and_heads_or_prompts(
-    model: TransformerBridge, shots: int
-) -> None:
+def test_attention_is_summed_over_demonstrations_and_heads_or_prompts(model, shots):
     prompts = random_prompts(count=5, classes=3, shots=shots, longest=3)
     found, predicted = label_attention(model, prompts, batch_size=2)
     layers, heads = range(model.cfg.n_layers), model.cfg.n_heads
@@ -74,7 +70,7 @@ def by_hand(scores: torch.Tensor, predicted: torch.Tensor) -> float:
     seed=st.integers(0, 1000),
     coarse=st.booleans(),
 )
-def test_auc_counts_pairs(classes: int, rows: int, seed: int, coarse: bool) -> None:
+def test_auc_counts_pairs(classes, rows, seed, coarse):
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(rows, classes, generator=generator, dtype=torch.float64) + 0.1
     if coarse:  # ties; integers, so that shares tie exactly too
@@ -86,7 +82,7 @@ def test_auc_counts_pairs(classes: int, rows: int, seed: int, coarse: bool) -> N
         assert auc(scores, predicted) == pytest.approx(by_hand(scores, predicted), abs=1e-12)
 
 
-def test_no_attention_counts_as_even_and_undefined_areas_are_nan() -> None:
+def test_no_attention_counts_as_even_and_undefined_areas_are_nan():
     assert auc(torch.zeros(3, 3), torch.arange(3)) == 0.5
     scores = torch.rand(5, 3)
     layers = auc_by_layer(scores[:, None].expand(5, 4, 3), torch.zeros(5, dtype=torch.long))
@@ -94,5 +90,5 @@ def test_no_attention_counts_as_even_and_undefined_areas_are_nan() -> None:
         assert bool(values.isnan().all())
 
 
-def test_r_gathers_what_is_above_chance() -> None:
+def test_r_gathers_what_is_above_chance():
     assert cumulative(torch.tensor([0.5, 0.75, 0.25, 1.0])).tolist() == [0, 0.5, 0, 1]

@@ -1,7 +1,5 @@
 """Isolation: rows of attention by hand, what cannot change, the random control; loyalty by hand."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -9,13 +7,7 @@ from hypothesis import strategies as st
 from random_layers import seeded
 from random_prompts import prompts_strategy, random_prompts
 
-from iclutils.chapters.label_anchors.answers import (
-    Answers,
-    answers,
-    answers_by_set,
-    centred,
-    label_loyalty,
-)
+from iclutils.chapters.label_anchors.answers import Answers, answers_by_set, centred
 from iclutils.chapters.label_anchors.isolation import (
     HOWS,
     isolated,
@@ -82,24 +74,6 @@ def test_the_control_draws_no_label_and_no_target(prompts, seed):
         assert max(places) <= int(prompts.target[row]) - 2
 
 
-def test_answers_are_what_the_logits_say(model):
-    prompts = random_prompts(longest=6)
-    logits = model(prompts.tokens)[torch.arange(len(prompts)), prompts.target]
-    for found in (answers(model, prompts), answers(model, prompts, batch_size=2)):
-        expected = logits.gather(1, prompts.label_words)
-        torch.testing.assert_close(found.class_logits, expected, atol=1e-5, rtol=1e-5)
-        assert torch.equal(found.words, logits.argsort(-1, descending=True)[:, :10])
-        assert torch.equal(found.correct, expected.argmax(-1) == prompts.gold)
-
-
-def test_loyalty_by_hand():
-    gold = torch.tensor([0, 0])
-    clean = Answers(torch.tensor([[5.0, 4.0]] * 2), torch.tensor([[0, 1, 2]] * 2), gold)
-    words = torch.tensor([[0, 1, 2], [1, 0, 5]])
-    changed = Answers(torch.tensor([[5.0, 4.0], [4.0, 5.0]]), words, gold)
-    assert label_loyalty(changed, clean).tolist() == [True, False]
-
-
 def two_sets() -> Prompts:
     """Seven prompts on two sets of demonstrations, mixed."""
     parts = [random_prompts(seed, count=n, shared=True) for seed, n in ((5, 3), (6, 4))]
@@ -119,18 +93,6 @@ def test_demonstrations_read_once_answer_as_whole_prompts(model):
         whole = Answers.of(prompts, target_logits(model, prompts, hooked))
         torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
         assert torch.equal(got.gold, prompts.gold)
-
-
-def test_random_positions_of_a_set_are_cut_for_all_its_queries(gpt2):
-    prompts = random_prompts(seed=5, count=3, shared=True)
-    width = int((prompts.roles[0] <= 2).sum())
-    alone = replace(prompts[:1], tokens=prompts.tokens[:1, :width], roles=prompts.roles[:1, :width])
-    draw = seeded(1)
-    at = [random_positions(alone, draw).expand(3, -1) for _ in range(2)]
-    assert all(int(places.max()) < width for places in at)
-    whole = isolated(gpt2, prompts, range(2), at)
-    got = isolated_by_set(gpt2, prompts, range(2), seeded(1))
-    torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
 
 
 def test_a_preference_is_taken_out_within_each_set():

@@ -12,14 +12,11 @@ from iclutils.chapters.ridge_ols.algorithms import gd, knn, ols, ridge
 from iclutils.chapters.ridge_ols.distances import (
     apart,
     concatenate,
-    ilwd,
     implicit_weights,
     mspd,
     nearest,
-    predict,
     spd,
 )
-from iclutils.models.regressors import InContextRegressors, Shape
 from iclutils.tasks.regression import Contexts, Task, sample
 
 
@@ -89,12 +86,6 @@ def test_implicit_weights_are_scikit_learns_fit(intercept):
     assert fit.r2 < 0.9  # k-NN is not linear in the query
 
 
-def test_ilwd_by_hand():
-    first, second = normal(3, 20, 4, seed=1), normal(20, 4, seed=2)
-    each = (first - second).square().sum(-1) / 4
-    torch.testing.assert_close(ilwd(first, second, 4).mean, each.mean(-1))
-
-
 def test_the_nearest_baseline():
     task = some(dim=5, pairs=8, count=100)
     known = {str(p): ridge(task.xs, task.ys, p) for p in (0.0, 0.25, 1.0, 4.0)}
@@ -114,13 +105,3 @@ def test_the_nearest_baseline():
     assert alone.winners == ["1.0"]
     expected = apart(networks[1], known["4.0"], 5, slice(3, 8)).mean(-1)
     torch.testing.assert_close(alone.distances[3], expected)
-
-
-def test_an_ensemble_of_all():
-    shape = Shape(2, 4, "one", 1, 8, 2)
-    nets = [InContextRegressors(shape, seeds) for seeds in ([0, 1], [2])]
-    drawn = sample(Task(2), 5, 4, seeded())
-    found = predict(concatenate([*nets, ols]), drawn.xs, drawn.ys)
-    assert found.shape == (4, 5, 4)
-    torch.testing.assert_close(found[2], predict(nets[1], drawn.xs, drawn.ys)[0])
-    torch.testing.assert_close(found[3], ols(drawn.xs, drawn.ys))

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from random_layers import seeded
 from scipy.special import erf
 
-from iclutils.chapters.ridge_ols import layout as layouts
 from iclutils.chapters.ridge_ols.layout import Layout, Numerics, leading_error, stencil
 from iclutils.chapters.ridge_ols.primitives import aff, assemble, div, mov, mul
-from iclutils.chapters.ridge_ols.reports import product_errors
 
 FINE = Numerics.improved(torch.float64)
 PLAIN = Numerics(0, 1e-5, 1e8, balanced=False)
@@ -138,12 +136,6 @@ def by_stencil(order: int, eps: float, x: np.ndarray, y: np.ndarray) -> np.ndarr
     return (out * gelu(left * x[..., None] + right * y[..., None])).sum(-1)
 
 
-def test_the_papers_product_has_three_gelus():
-    x, y = np.array([0.3, -0.2, 0.1]), np.array([0.1, 0.25, 0.3])
-    three = math.sqrt(math.pi / 2) * (gelu(x + y) - gelu(x) - gelu(y))
-    np.testing.assert_allclose(by_stencil(0, 1.0, x, y), three, rtol=1e-12)
-
-
 @pytest.mark.parametrize("order", range(5))
 def test_the_leading_error(order):
     """The error is its first term up to two more powers, in the numbers and in ε alike."""
@@ -154,14 +146,3 @@ def test_the_leading_error(order):
     if order < 3:  # beyond that, rounding
         small = by_stencil(order, 0.02, x, y) - x * y
         np.testing.assert_allclose(small * 100 ** max(order, 1), wanted, atol=0.004 * scale)
-
-
-@pytest.mark.parametrize("precision", ["float32", "float64"])
-def test_the_best_scale_is_best(precision):
-    """On a wide grid no scale has a quarter of its error, run in a block."""
-    for order in (0, 1, 2, 4):
-        best = layouts.best_eps(order, getattr(torch, precision))
-        errors = product_errors([order], [best * 2.0**k for k in range(-6, 7)], precision, 2000)[0]
-        assert float(errors[6]) < 4 * float(errors.min())
-        assert float(errors[0]) > 8 * float(errors[6])
-        assert float(errors[12]) > 100 * float(errors[6])

@@ -105,25 +105,6 @@ def test_programs_predict_as_the_formula(name, dim, examples, double, single):
         torch.testing.assert_close(one, all_[0], atol=2 * bound, rtol=0)  # no batch
 
 
-@pytest.mark.parametrize("numerics", [Numerics.paper(DOUBLE), Numerics.improved(DOUBLE)])
-@pytest.mark.parametrize(
-    ("name", "power", "per_example", "extra"),
-    [("gradient", 1, 2, 1), ("inverse", 2, 4, 2), ("gain", 2, 4, 1)],
-)
-def test_sizes(name, power, per_example, extra, numerics):
-    """Width and neurons are polynomials in d; the layers grow with n, by the same for each."""
-
-    def sizes(dim: int, count: int) -> tuple[int, int, int]:
-        program = PROGRAMS[name](dim, count, numerics)
-        return len(program.blocks), program.layout.width, max(map(neurons, program.blocks))
-
-    table = np.array([sizes(dim, 2)[1:] for dim in range(5, 10)])
-    assert not np.diff(table, power + 1, axis=0).any()
-    assert (np.diff(table, power, axis=0) > 0).all()
-    for count in (1, 2, 5):
-        assert sizes(5, count) == (per_example * count + extra, *table[0])
-
-
 def test_each_improvement_improves():
     rows = reports("ridge", variant=["paper", "stencil", "improved"], penalty=[0.01, 1.0], dim=3)
     errors = {(row.variant, row.penalty): row.error for row in rows}

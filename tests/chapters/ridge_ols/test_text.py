@@ -1,7 +1,6 @@
 """Regression in numbers written in tokens: what is written, and what is read off the model."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,7 @@ from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
 from iclutils import models
-from iclutils.chapters.ridge_ols.text import (
-    ask_every_number,
-    hidden_states,
-    predict_numbers,
-    text_baselines,
-)
+from iclutils.chapters.ridge_ols.text import ask_every_number, hidden_states, predict_numbers
 from iclutils.tasks import numbers
 
 SAVE: dict[str, Callable[[Path], Any]] = {"gpt2": save_gpt2, "llama": save_grouped}
@@ -59,16 +53,6 @@ def spelling(pattern: str) -> PreTrainedTokenizerFast:
     spelled = Tokenizer(WordLevel(words, unk_token=chr(0)))
     spelled.pre_tokenizer = Split(Regex(pattern), "isolated")
     return PreTrainedTokenizerFast(tokenizer_object=spelled)
-
-
-def test_shares_begin_at_zero():
-    form = replace(numbers.of_ids(60, None), low=0.0, high=1.0)
-    drawn = numbers.contexts(form, 50, 4, seeded(3), numbers.SHARES)
-    assert drawn.weights.min() >= 0
-    assert drawn.weights.max() <= 1
-    assert (drawn.ys <= drawn.xs[..., 0]).all()
-    exact = (drawn.xs * drawn.weights[:, None]).sum(-1)
-    assert (drawn.ys - exact).abs().max() <= 0.5 / 59 + 1e-6
 
 
 def test_what_is_written_can_be_read():
@@ -144,13 +128,3 @@ def test_states_are_those_of_transformers(tmp_path):
     assert len(states) == len(theirs)
     for mine, whole in zip(states[:-1], theirs[:-1], strict=True):  # their last one is normed
         torch.testing.assert_close(mine, whole[:, -1], atol=1e-4, rtol=1e-4)
-
-
-def test_lines_have_an_intercept():
-    xs = torch.linspace(-1, 1, 6)[None, :, None]
-    ys = 0.5 + 2 * xs[..., 0]
-    known = {name: rule(xs, ys)[0, -1].item() for name, rule in text_baselines().items()}
-    assert known["line"] == pytest.approx(2.5)
-    assert known["1-NN"] == pytest.approx(0.5 + 2 * 0.6)
-    assert known["last label"] == pytest.approx(0.5 + 2 * 0.6)
-    assert known["OLS"] != pytest.approx(2.5, abs=0.1)
