@@ -121,7 +121,8 @@ class Citation(Generated):
             or author["name"]
             for author in cited["authors"]
         ]
-        year = str(cited["date-released"].year) if "date-released" in cited else ""
+        released = cited.get("date-released")  # until then the year of the copyright
+        year = str(released.year) if released else self.env.config.copyright
         where = cited.get("repository-code", "")
         parts = [
             ", ".join(names) + (f" ({year})" if year else ""),
