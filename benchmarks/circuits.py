@@ -31,7 +31,6 @@ from transformer_lens.patching import get_act_patch_direct_path
 from iclutils.interp import patching
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying
 from iclutils.interp.graph import of
-from iclutils.interp.patching import FEW
 from iclutils.models import TransformerBridge, cached, load
 
 TOLERANCE = 1e-5
@@ -81,8 +80,7 @@ def bound(model: TransformerBridge, behaviour: CleanCorrupt) -> float:
         rows = reach if later else entries
         one = 2 * reach * cfg.d_model * cfg.d_head + rows * mlp
         if later:
-            keys = 0 if entries <= FEW else 2 * square * reach
-            last = keys + (4 if entries <= FEW else 2) * square * entries + mlp * entries
+            last = 2 * square * (reach + entries) + mlp * entries
             one += (later - 1) * reach * (4 * square + mlp) + last
         needed += pairs * (one + entries * readout)
         naive += pairs * size * (cfg.n_layers * (4 * square + mlp) + readout)

@@ -1,18 +1,17 @@
 """Patching: what a model loses when a part of it carries what it does on other sequences.
 
-A patch leaves everything before it as it was: ``CleanRun`` keeps one clean pass, redoes of the
-patched layer what changes, and takes many patches through the later layers together, from the first
-position that differs, the last layer at scored positions alone. This knows the attention of GPT-2,
-Llama and Qwen; ``CleanRun.plain`` measures whether it is the model's, and all other models go by
-one hooked forward pass for each patch.
+A patch leaves what comes before it as it was: ``CleanRun`` keeps one clean pass and takes many
+patches through the later layers together, at the positions that matter. Models whose layers it
+does not reproduce (``plain``) run one hooked forward pass for each patch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
+from typing import TypeVar
 
 import torch
 from einops import einsum
@@ -42,13 +41,14 @@ from .rotary import angle_names, angles, placed
 PARTS = ("resid_pre", "resid_mid", "resid_post", "mlp_out", "q", "k", "v", "z")
 ROWS = 4096  # rows of d_model (patch x batch x pos) held at once; more leave the cache
 TOGETHER = 16  # patches of neighbouring positions that share their first position
-FEW = 8  # scored entries up to which the last layer's keys and values are not formed
+FEW = 8  # sets of nodes up to which hooked passes cost less than a ``CleanRun``
 LOGITS = 2**25  # logits held at once: 128 MB
 CLOSE = 1e-4  # how well the model must be reproduced
 
 Stream = Float[Tensor, "patch batch _ d_model"]  # the residual stream, or what is added to it
 Reached = Bool[Tensor, "patch batch entry"] | None  # what can differ from the clean run
 Scores = Float[Tensor, "patch batch entry"]  # the task's, in nats
+Patch = TypeVar("Patch")
 
 
 def ablate(
@@ -74,7 +74,7 @@ def _without(
     how: How,
     run: CleanRun | None,
 ) -> Scores:
-    """Score of every entry without each set of nodes; with a ``run``, the fast way."""
+    """Score of every entry without each set of nodes, by the ``run`` where one layer holds all."""
     nodes = {node for group in groups for node in group}
     if not nodes <= {node for node in of(model).writers if node.kind != "embed"}:
         raise IclError("Only heads and MLP layers of the model can be removed.")
@@ -84,55 +84,44 @@ def _without(
         name = output_hook(node)
         return set_activation(name, values[name], [node.head] if node.kind == "head" else [])
 
-    found = []
+    scores = []
     with bar(what="sets", total=len(groups)) as shown, torch.no_grad():
         for layers, some in groupby(groups, lambda group: {node.layer for node in group}):
             alike = list(some)
             if run is not None and run.plain and len(layers) == 1:
-                found.append(_ablated(run, alike, values, shown.update))
+                for part in run.batches(alike):
+                    scores.append(_ablated(run, part, values))
+                    shown.update(len(part))
                 continue
             for group in alike:
                 logits = scored_logits(model, task, [*map(fill, group)])
-                found.append(task.by_entry(logits)[None])
+                scores.append(task.by_entry(logits)[None])
                 shown.update()
-    return torch.cat(found)
+    return torch.cat(scores)
 
 
 def _ablated(
-    run: CleanRun,
-    groups: Sequence[Sequence[Node]],
-    values: Mapping[str, Tensor],
-    done: Callable[[int], object],
+    run: CleanRun, groups: Sequence[Sequence[Node]], values: Mapping[str, Tensor]
 ) -> Scores:
     """As ``_without``, of sets of nodes of one layer: what lies before it is not run again."""
-    layer, held = groups[0][0].layer, max(1, ROWS // run.task.clean.numel())
+    layer, streams = groups[0][0].layer, []
 
     def new(part: str) -> Tensor:
         value = values[get_act_name(part, layer)]
         return value[:, : run.reach] if value.ndim else value
 
-    found = []
-    for start in range(0, len(groups), held):
-        part, streams = groups[start : start + held], []
-        for nodes in part:
-            heads = sorted({node.head for node in nodes} - {-1})
-            middle = run.asked(layer, run.clean("resid_mid", layer))
-            if heads:
-                change = (new("z") - run.clean("z", layer))[:, :, heads]
-                write = einsum(
-                    change, run.model.blocks[layer].attn.W_O[heads], "b p h k, h k d -> b p d"
-                )
-                middle = middle + run.asked(layer, write)
-            gone = any(node.kind == "mlp" for node in nodes)
-            mlp = (
-                run.asked(layer, new("mlp_out").expand_as(run.clean("mlp_out", layer)))
-                if gone
-                else _mlp(run, layer, middle[None])[0]
-            )
-            streams.append(middle + mlp)
-        found.append(_resume(run, layer + 1, torch.stack(streams)))
-        done(len(part))
-    return torch.cat(found)
+    for nodes in groups:
+        middle = run.asked(layer, run.clean("resid_mid", layer))
+        if heads := sorted({node.head for node in nodes} - {-1}):
+            change, out = new("z") - run.clean("z", layer), run.model.blocks[layer].attn.W_O
+            write = einsum(change[:, :, heads], out[heads], "b p h k, h k d -> b p d")
+            middle = middle + run.asked(layer, write)
+        if any(node.kind == "mlp" for node in nodes):
+            mlp = run.asked(layer, new("mlp_out").expand_as(run.clean("mlp_out", layer)))
+        else:
+            mlp = _mlp(run, layer, middle[None])[0]
+        streams.append(middle + mlp)
+    return _resume(run, layer + 1, torch.stack(streams))
 
 
 def patch_key_input(
@@ -146,9 +135,11 @@ def patch_key_input(
 
     Every other reader keeps the clean stream: a change is K-composition and nothing else.
     """
-    edges = [(Node("head", *source), Node("k", *target)) for source in sources]
-    of(model).mask(edges)  # all of them exist
-    hooks, name = _edge_hooks(model, tokens, other, edges), get_act_name("pattern", target[0])
+    writers, keys = [Node("head", *source) for source in sources], Node("k", *target)
+    of(model).mask((writer, keys) for writer in writers)  # all of these edges exist
+    before, after = (component_outputs(model, each, writers) for each in (tokens, other))
+    change = sum((after[writer] - before[writer] for writer in writers), torch.tensor(0.0))
+    hooks, name = add_to_inputs(model, {keys: change}), get_act_name("pattern", target[0])
     with split_qkv_input(model):
         return run_with_hooks(model, tokens, hooks, [name], target[0] + 1)[1][name][:, target[1]]
 
@@ -159,26 +150,25 @@ def key_patterns(
     """As ``patch_key_input``, for each group of earlier heads: the target's layer alone is run."""
     _, layer, head = target
     if not run.plain:
-        sides = run.task.clean, run.task.corrupt
-        each = ([node[1:] for node in group] for group in groups)
-        found = [patch_key_input(run.model, sides[0], e, target[1:], sides[1]) for e in each]
-        return torch.stack(found)
-    attn, start = run.model.blocks[layer].attn, run.clean("resid_pre", layer)
-    turns, held = angles(run.cache, layer), max(1, ROWS // run.task.clean.numel())
+        clean, corrupt = run.task.clean, run.task.corrupt
+        heads = ([node[1:] for node in group] for group in groups)
+        each = (patch_key_input(run.model, clean, some, target[1:], corrupt) for some in heads)
+        return torch.stack([*each])
+    block, start = run.model.blocks[layer], run.clean("resid_pre", layer)
 
     def compared(channel: str, states: Tensor) -> Tensor:
+        turns = angles(run.cache, layer)
         return placed(run.model, layer, channel, states[..., None, :], turns)[..., 0, :]
 
-    bias = 0 if attn.b_K is None else attn.b_K[head]
-    q, found = compared("q", run.clean("q", layer)[:, :, head]), []
+    bias = 0 if block.attn.b_K is None else block.attn.b_K[head]
+    q, patterns = compared("q", run.clean("q", layer)[:, :, head]), []
     with torch.no_grad():
-        for first in range(0, len(groups), held):
-            part = groups[first : first + held]
+        for part in run.batches(groups):
             shifted = torch.stack([sum(map(run.change, group), start) for group in part])
-            k = _through(run.model.blocks[layer].ln1, shifted) @ attn.W_K[head] + bias
+            k = _through(block.ln1, shifted) @ block.attn.W_K[head] + bias
             scores = q @ compared("k", k).mT / k.shape[-1] ** 0.5
-            found.append(scores.masked_fill(~run.causal, -torch.inf).softmax(-1))
-    return torch.cat(found)
+            patterns.append(scores.masked_fill(~run.causal, -torch.inf).softmax(-1))
+    return torch.cat(patterns)
 
 
 def path_patching(
@@ -269,9 +259,7 @@ def mlp_position_sweep(
     out = run.by_entry[0].expand(len(names), len(positions), -1).clone()
     order = positions.argsort()
     order = order[positions[order] < run.reach]  # no later one is read
-    if not len(order):
-        return torch.zeros_like(out)
-    for layer, name in enumerate(bar(names, "layers")):
+    for layer, name in enumerate(bar(names, "layers") if len(order) else ()):
         moved = cache[name][0, sources] - cache[name][0, positions]
         if not run.plain:
             swapped = cache[name][0, : run.reach].repeat(len(positions), 1, 1)
@@ -332,6 +320,11 @@ class CleanRun:
         """An activation of the clean run, (batch, pos, ...)."""
         return self.cache[get_act_name(part, layer)]
 
+    def batches(self, groups: Sequence[Patch], first: int = 0) -> Iterator[Sequence[Patch]]:
+        """As many patches at a time as ``ROWS`` allows, of positions from ``first`` on."""
+        size = max(1, ROWS // self.task.clean[:, first:].numel())
+        return (groups[start : start + size] for start in range(0, len(groups), size))
+
     def placed(
         self,
         channel: str,
@@ -387,27 +380,13 @@ class CleanRun:
         return torch.allclose(_readout(self, end)[0], self.by_entry, CLOSE, CLOSE)
 
 
-def _edge_hooks(
-    model: TransformerBridge, tokens: Tensor, other: Tensor, edges: Sequence[Edge]
-) -> list[Hook]:
-    """Hooks that give the edges what their writers write on ``other``; for ``split_qkv_input``."""
-    writers = {u for u, _ in edges}
-    before, after = (component_outputs(model, each, writers) for each in (tokens, other))
-    changes: dict[Node, Tensor] = {}
-    for writer, reader in edges:
-        changes[reader] = changes.get(reader, 0) + (after[writer] - before[writer])
-    return add_to_inputs(model, changes)
-
-
 def _lost(
     run: CleanRun, readers: Sequence[Node], groups: Sequence[Sequence[Node]]
 ) -> Float[Tensor, "patch batch"]:
     """Nats lost when all ``readers`` read each group of writers from the corrupt run."""
-    held = max(1, ROWS // run.task.clean[:, run.first :].numel())
     scores = []
     with torch.no_grad():
-        for start in range(0, len(groups), held):
-            part = groups[start : start + held]
+        for part in run.batches(groups, run.first):
             shift = torch.stack([torch.stack([*map(run.change, g)]).sum(0) for g in part])
             if run.plain:
                 scores.append(_patched(run, readers, shift).mean(-1))
@@ -480,7 +459,6 @@ def _attention(run: CleanRun, layer: int, resid: Stream, first: int = 0) -> Stre
     """What all heads of a layer write, biases included, where it is asked for."""
     attn, attend = run.model.blocks[layer].attn, functional.scaled_dot_product_attention
     normal = _through(run.model.blocks[layer].ln1, resid)
-    simple = not hasattr(attn, "k_norm") and angles(run.cache, layer) is None
 
     def project(name: str, value: Tensor) -> Tensor:
         return _through(getattr(attn, name), value).unflatten(-1, (run.graph.heads, -1))
@@ -497,20 +475,11 @@ def _attention(run: CleanRun, layer: int, resid: Stream, first: int = 0) -> Stre
         return by_head(run.placed(name, layer, states) if name == "k" else states)
 
     q = by_head(run.placed("q", layer, project("q", run.asked(layer, normal, first)), first))
-    if layer < run.last:
-        mask = run.causal[first:] if first else None
-        z = attend(q, everywhere("k"), everywhere("v"), mask, is_causal=not first)
-    else:
-        seen = run.seen[:, run.entries(first)].repeat(len(resid), 1, 1)[:, None]
-        if first or not simple or q.shape[2] > FEW:
-            z = attend(q, everywhere("k"), everywhere("v"), seen)
-        else:  # a key's bias moves all scores alike
-            flat = normal.flatten(0, 1)
-            wanted = q @ attn.W_K.transpose(-1, -2) / q.shape[-1] ** 0.5  # rows, head, entry, d
-            scores = (wanted.flatten(1, 2) @ flat.mT).unflatten(1, wanted.shape[1:3])
-            pattern = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-            gathered = (pattern.flatten(1, 2) @ flat).view_as(wanted)
-            z = gathered @ attn.W_V + attn.b_V[:, None]
+    whole = layer < run.last and not first
+    mask = None if whole else run.causal[first:]
+    if layer == run.last:
+        mask = run.seen[:, run.entries(first)].repeat(len(resid), 1, 1)[:, None]
+    z = attend(q, everywhere("k"), everywhere("v"), mask, is_causal=whole)
     return attn.o(z.transpose(1, 2).flatten(2)).unflatten(0, resid.shape[:2])
 
 
@@ -533,13 +502,12 @@ def _readout(run: CleanRun, resid: Stream, first: int = 0, reached: Reached = No
         rest = normal @ columns[task.choices].mT + bias[task.choices][:, None]
         out[changed] = task.compare(right, rest)[pick]
         return out
-    found = []
-    held = max(1, LOGITS // model.cfg.d_vocab)
-    parts = zip(normal[pick].split(held), answer.expand(pick.shape)[pick].split(held), strict=True)
-    for rows, target in parts:
+    scores, held = [], max(1, LOGITS // model.cfg.d_vocab)
+    parts = normal[pick].split(held), answer.expand(pick.shape)[pick].split(held)
+    for rows, target in zip(*parts, strict=True):
         logits = model.unembed(rows[None])[0]
-        found.append(task.compare(logits.gather(-1, target[:, None])[:, 0], logits))
-    out[changed] = torch.cat(found)
+        scores.append(task.compare(logits.gather(-1, target[:, None])[:, 0], logits))
+    out[changed] = torch.cat(scores)
     return out
 
 

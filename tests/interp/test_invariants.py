@@ -207,7 +207,7 @@ def test_the_fast_way_is_the_plain_one_in_chunks_or_whole(model, task, generator
     for changes in (
         {"patching.ROWS": 3 * task.clean.numel(), "patching.LOGITS": 1}
         | {"circuit.ROWS": 1, "attribution.ROWS": 1},
-        {"patching.FEW": 99},  # sets one at a time; the last layer without keys
+        {"patching.FEW": 99},  # sets one at a time
         {"patching.CleanRun._is_plain": lambda run, names: False},
     ):
         with pytest.MonkeyPatch.context() as patch:
