@@ -1,10 +1,13 @@
 """A small ledger for tests, and sound claims to be changed."""
 
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from book._tools import run
 from iclutils import claims
+from iclutils.files import read_json, write_json
 
 LEDGER = """
 - id: "90.first"
@@ -29,6 +32,9 @@ LEDGER = """
   tiers: {mini: {holds: "> 1"}}
   tolerance: a bar for the test
 """
+RECORD = {"chapter": "90_demo", "machine": {"cores": 2}, "seconds": 1.5, "date": "2026-01-01",
+          "commit": "1" * 40, "science": {"measure": "1", "sizes": "1"}}  # fmt: skip
+CELLS = ['tier = "mini"\nmodel = ""\nweights = "trained"\nseed = 0\n', "1 + 1"]
 
 
 def measured(
@@ -60,3 +66,18 @@ def entry(**changes: object) -> dict[str, object]:
 def dump(*entries: dict[str, object]) -> str:
     """YAML in the order given: the order of criteria matters."""
     return yaml.safe_dump([*entries], sort_keys=False)
+
+
+def ran(root: Path, value: float, tier: str = "mini", **record: Any) -> run.Run:
+    """Leave behind what a run of the chapter would."""
+    done = run.plan("90", {"tier": tier}, root / "_build")
+    for claim in done.asks():
+        measured(claim, value, tier=done.kind)
+    notebook = read_json(done.source)
+    for number, cell in enumerate(notebook["cells"], 1):
+        cell["execution_count"], cell["metadata"]["papermill"] = number, {"duration": 0.1}
+        cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["2"]}]
+    write_json(done.notebook, notebook)
+    write_json(done.record, RECORD | {"tier": done.kind} | record)
+    write_json(done.stamp, {"parameters": done.parameters})
+    return done

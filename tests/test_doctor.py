@@ -10,7 +10,9 @@ from unittest import mock
 
 import pytest
 import torch
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
 
+from book._tools import doctor as tools
 from iclutils import doctor, files, machine, zoo
 from iclutils.doctor import Finding
 from iclutils.zoo import smollm2
@@ -128,3 +130,19 @@ def test_the_language_model(tmp_path, monkeypatch):
     (folder / "config.json").write_text("changed")
     assert doctor.language_model().state == "note"
     assert "Delete" in doctor.language_model().cure
+
+
+@pytest.mark.parametrize(
+    ("program", "state"),
+    [("python", "ok"), (sys.executable, "ok"), ("/nowhere/bin/python", "missing"), ("", "missing")],
+)
+def test_the_kernel(monkeypatch, program, state):
+    def get(_: object, name: str) -> KernelSpec:
+        if not program:
+            raise NoSuchKernel(name)
+        return KernelSpec(argv=[program, "-m", "ipykernel_launcher"])
+
+    monkeypatch.setattr(KernelSpecManager, "get_kernel_spec", get)
+    found = next(tools.kernel())
+    assert found.state == state
+    assert (f"{sys.executable} -m ipykernel install" in found.cure) == (state == "missing")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from iclutils.errors import IclError, unknown
+from iclutils.errors import IclError
 from iclutils.files import check_sums, read_json, replacing, write_json, write_sums
 
 CURE = "Copy it again."
@@ -95,9 +95,3 @@ def test_damage_is_named_with_its_cure(folder, damage, message):
     damage(folder)
     with pytest.raises(IclError, match=f"{message}.*{CURE}"):
         check_sums(folder, ["weights"], CURE)
-
-
-def test_unknown_names_the_nearest():
-    message = str(unknown("tier", "papr", ["mini", "paper"]))
-    assert message == "Unknown tier 'papr'. Did you mean 'paper'? Known: mini, paper."
-    assert str(unknown("tier", "x", [])) == "Unknown tier 'x'. Known: none."

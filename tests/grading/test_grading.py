@@ -251,17 +251,6 @@ def test_a_homework_is_made_anew_when_it_has_changed_alone(monkeypatch):
     assert assignments._digest(master) != before
 
 
-def test_mistakes_of_the_instructor(tmp_path, monkeypatch):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(IclError, match="no folder"):
-        submissions.grade(tmp_path, tmp_path / "nowhere", "hw01")
-    (tmp_path / "empty" / "essay.txt").write_text("x")
-    with pytest.raises(IclError, match=r"no homework\. Say which one"):
-        submissions.grade(tmp_path, tmp_path / "empty")
-    with pytest.raises(IclError, match="holds no table"):
-        reports.gradebook(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "data", "status", "message"),
     [("a.ipynb", b"", "broken", "The file is empty"),

@@ -157,15 +157,6 @@ def test_search_and_theme_need_no_mouse(reader):
     assert reader.errors == []
 
 
-def test_search_shows_chapters_before_the_reference(reader):
-    tab = reader.open("search?q=saliency")
-    tab.wait_for_function("document.querySelector('.search-summary')?.innerText.includes('found')")
-    found = tab.locator("#search-results li > a").evaluate_all("all => all.map(x => x.href)")
-    kinds = [next((k for k in ("notebooks/", "book/api/") if k in link), "page") for link in found]
-    assert kinds[0] == "notebooks/"
-    assert "book/api/" not in kinds[: kinds.count("notebooks/")]
-
-
 def test_solutions_unfold_without_a_mouse(reader):
     tab = reader.open("notebooks/01_gpt2_induction")
     folded = tab.locator(".solution.toggle-hidden").first

@@ -15,7 +15,7 @@ from mistakes import MISTAKES
 from notebook_rules import code, source, tags
 
 from book._tools.__main__ import LINE
-from book._tools.run import NETWORKS, NOTEBOOKS
+from book._tools.run import NOTEBOOKS
 from iclutils import claims
 from iclutils.files import read_json
 from iclutils.session import UNFILLED
@@ -97,21 +97,6 @@ def test_no_exercise_changes_what_another_reads(chapter):
             )
         for other in found:
             assert not changed & read(other), f"{e.label}, {other.label}"
-
-
-def test_what_reads_networks_of_ours_is_left_out_where_they_are(chapter):
-    """A language model runs the other cells of the chapter alone, if it is asked anything there."""
-    if not any("real" in claim.tiers for claim in claims.ledger(chapter.stem).values()):
-        return
-    cells = code(read_json(chapter))
-    left_out, kept = (
-        set().union(*(bound(source(c)) for c in cells if (NETWORKS in tags(c)) == out))
-        for out in (True, False)
-    )
-    for cell in cells:
-        if "exercise" in tags(cell) and NETWORKS not in tags(cell):
-            names = {n.id for n in ast.walk(ast.parse(source(cell))) if isinstance(n, ast.Name)}
-            assert not names & (left_out - kept), cell["id"]
 
 
 def test_a_solution_fills_the_stub(chapter):

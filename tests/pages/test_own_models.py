@@ -197,17 +197,6 @@ def test_chapter_06_runs_on_a_model_that_has_no_circuit(small, stand_in, tmp_pat
     assert ran.written["06.correlation_basis"]["value"] > 0
 
 
-@pytest.mark.parametrize(
-    ("chapter", "recipe"), [("03", "regression-paper-d8"), ("04", "lsa-paper-1")]
-)
-def test_the_paper_tier_says_how_to_train_its_networks(
-    small, tmp_path, monkeypatch, chapter, recipe
-):
-    monkeypatch.setenv("ICLUTILS_TRAINED", str(tmp_path / "nothing"))
-    with pytest.raises(IclError, match=f"python -m iclutils train {recipe}"):
-        run(chapter, tier="paper")
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "chapter", sorted({c.chapter for c in claims.ledger().values() if "real" in c.tiers})

@@ -67,21 +67,6 @@ def test_each_choice_hides_the_other_rows(reader, rows):
     assert reader.errors == []
 
 
-def test_words_are_looked_for_in_the_whole_row_and_by_keyboard(reader, rows):
-    tab = reader.open(PAGE)
-    tab.locator("form.scorecard-filter select").last.focus()
-    tab.keyboard.press("Tab")
-    tab.keyboard.type("REPETITION gain")
-    assert set(names([r for r in rows if r["mini"].claim.id == "01.repetition_gain"])) <= set(
-        shown(tab)
-    )
-    assert len(shown(tab)) < 10
-    tab.keyboard.press("Tab")
-    tab.keyboard.press("Enter")
-    tab.wait_for_function("!location.search")
-    assert len(shown(tab)) == len(rows)
-
-
 def test_a_link_to_a_row_shows_it_whatever_was_chosen(reader, rows):
     name = names([row for row in rows if row["mini"].claim.chapter == "02"])[0]
     tab = reader.open(f"{PAGE}?chapter=05#{name}")

@@ -16,9 +16,6 @@ mpl.use("Agg")
 pytestmark = pytest.mark.usefixtures("closed")
 WORDS = ["start", "fox", "ink", "oak", "bob", "fox"]
 TEXT = ["thunder", "drizzle", "frost", ":", "Dover", "fig", "pear", ":", "Bravo", "cliff", ":"]
-EDGES = [("embed", "v 0.2", 0.5), ("embed", "k 1.2", -0.1), ("0.2", "k 1.2", 0.9),
-         ("0.2", "v 1.10", 0.2), ("embed", "mlp_in 0", 0.2), ("mlp 0", "q 1.2", 0.3),
-         ("1.2", "logits", 0.8), ("1.10", "logits", 0.4)]  # fmt: skip
 
 
 def pair() -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,31 +60,6 @@ def test_a_step_and_its_sum_agree():
     weight = 0.1 * (1 * 2 + 2 * 1 + 0.5 * 4)
     assert widths[-1] == pytest.approx(weight * 1.5)
     assert f"w = {weight:.2f}" in said(data.figure)
-
-
-def test_the_dual_model_ends_at_the_weighted_mean():
-    weights, values = torch.tensor([0.5, 0.2, 0.3]), torch.tensor([1.0, 3.0, -1.0])
-    groups = {"start": [2], "example 1": [0], "example 2": [1]}
-    figure = diagrams.dual_head(["a", "b", ":"], weights, values, groups)
-    start, first, second, output = figure.axes[1].patches
-    assert [p.get_width() for p in (start, first, second)] == pytest.approx([-0.3, 0.5, 0.6])
-    assert output.get_width() == pytest.approx(0.8) == second.get_x() + second.get_width()
-    assert [p.get_height() for p in figure.axes[0].patches] == pytest.approx([0.3, 0.5, 0.2])
-    assert [t.get_text() for t in figure.axes[0].texts] == ["example 1", "example 2"]
-    spans = [line.get_xdata()[[0, -1]].tolist() for line in figure.axes[0].get_lines()]
-    assert spans == [pytest.approx([-0.4, 0.4]), pytest.approx([0.6, 1.4])]
-
-
-def test_a_circuit_has_each_component_once_and_an_arrow_for_each_edge():
-    axes = diagrams.circuit(EDGES).axes[0]
-    named = [t.get_text() for t in axes.texts if t.get_text() not in ("", "q", "k", "v")]
-    assert sorted(named) == sorted(["embed", "0.2", "mlp 0", "1.2", "1.10", "logits"])
-    arrows = [t.arrow_patch for t in axes.texts if getattr(t, "arrow_patch", None)]
-    assert len(arrows) == len(EDGES)
-    assert sum(arrow.get_linestyle() == "--" for arrow in arrows) == 1, "one effect is negative"
-    heights = {t.get_text(): t.get_position()[1] for t in axes.texts if t.get_text() in named}
-    assert heights["embed"] < heights["0.2"] < heights["mlp 0"] < heights["1.2"] == heights["1.10"]
-    assert heights["logits"] == max(heights.values())
 
 
 def test_steps_need_no_script_and_show_one_picture_at_a_time():

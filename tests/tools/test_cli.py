@@ -1,7 +1,6 @@
 """The command line: each mistake is one line on stderr and status 2."""
 
 import errno
-import json
 import os
 import re
 import shlex
@@ -14,8 +13,7 @@ import pytest
 
 from book._tools import __main__ as tools
 from book._tools import results, run
-from iclutils import __main__, claims, scorecard, zoo
-from iclutils.zoo import recipes
+from iclutils import __main__, claims, scorecard
 
 ROOT = Path(__file__).parents[2]
 LINES = (__main__.LINE, tools.LINE)
@@ -113,22 +111,6 @@ def test_quiet_silences_the_bars_of_libraries_too():
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, env=asked)
         assert bool(done.stderr) == shown
-
-
-def test_train_lists_recipes_and_says_what_one_costs_before_it_starts(
-    monkeypatch, capsys, tmp_path
-):
-    assert main(["train"]) == 0
-    assert capsys.readouterr().out.split() == recipes.all_names()
-    monkeypatch.delenv("ICLUTILS_QUIET")
-    monkeypatch.setattr(recipes, "train", lambda *_, **__: print("trains"))
-    assert main(["train", "lsa-1", "--out", str(tmp_path)]) == 0
-    said, then, *_ = capsys.readouterr().out.splitlines()
-    steps = json.loads(zoo.log("lsa-1").read_text().splitlines()[-1])["step"]
-    assert said.startswith(f"lsa-1: {steps} steps, about ")
-    assert then == "trains"
-    assert main(["train", "lsa-1", "--out", str(tmp_path), "--quiet"]) == 0
-    assert capsys.readouterr().out.startswith("trains")
 
 
 def test_claims_lists_each_claim_at_each_tier(capsys):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ledger import LEDGER, measured
+from ledger import RECORD, ran
 
 from book._ext import pages
 from book._tools import __main__ as tools
@@ -18,44 +18,6 @@ from iclutils.files import read_json, write_json
 from iclutils.interp import head_scores
 
 ROOT = Path(__file__).parents[2]
-RECORD = {"chapter": "90_demo", "machine": {"cores": 2}, "seconds": 1.5, "date": "2026-01-01",
-          "commit": "1" * 40, "science": {"measure": "1", "sizes": "1"}}  # fmt: skip
-CELLS = ['tier = "mini"\nmodel = ""\nweights = "trained"\nseed = 0\n', "1 + 1"]
-Said = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def root(tmp_path, make_ledger, monkeypatch):
-    """A checkout with one chapter, its ledger and no results; the build folder is ``_build``."""
-    make_ledger("90_demo", LEDGER)
-    cell = {"cell_type": "code", "execution_count": None, "outputs": []}
-    cells = [{**cell, "id": str(n), "metadata": {}, "source": it} for n, it in enumerate(CELLS)]
-    cells[0]["metadata"] = {"tags": ["parameters"]}
-    notebook = {"cells": cells, "metadata": {"own": 1}, "nbformat": 4, "nbformat_minor": 5}
-    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook["metadata"] = {"kernelspec": kernel}
-    write_json(tmp_path / "notebooks/90_demo.ipynb", notebook)
-    monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(run, "NOTEBOOKS", tmp_path / "notebooks")
-    monkeypatch.setattr(run.Run, "code", lambda _: RECORD["science"])
-    monkeypatch.setattr(tools, "BUILD", tmp_path / "_build")
-    monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "_build/results"))
-    return tmp_path
-
-
-def ran(root: Path, value: float, tier: str = "mini", **record: Any) -> run.Run:
-    """Leave behind what a run of the chapter would."""
-    done = run.plan("90", {"tier": tier}, root / "_build")
-    for claim in done.asks():
-        measured(claim, value, tier=done.kind)
-    notebook = read_json(done.source)
-    for number, cell in enumerate(notebook["cells"], 1):
-        cell["execution_count"], cell["metadata"]["papermill"] = number, {"duration": 0.1}
-        cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["2"]}]
-    write_json(done.notebook, notebook)
-    write_json(done.record, RECORD | {"tier": done.kind} | record)
-    write_json(done.stamp, {"parameters": done.parameters})
-    return done
 
 
 def stored(root: Path, *runs: run.Run) -> list[str]:

@@ -14,7 +14,7 @@ from iclutils.models import lsa as lsa_models
 from iclutils.models import regressors
 from iclutils.tasks.regression import Task, sample
 from iclutils.zoo import recipes
-from iclutils.zoo.recipes import curves, induction, label_words, language, loop, lsa, regression
+from iclutils.zoo.recipes import curves, induction, language, loop, lsa, regression
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -75,20 +75,6 @@ def test_the_induction_data_repeat_and_depend_on_step_and_seed():
     assert torch.equal(positions, starts[:, None] + torch.arange(induction.LENGTH - 1))
     assert int(starts.max()) + induction.LENGTH - 1 <= 96
     assert len(set(starts.tolist())) > 5
-
-
-def test_label_words_follow_copying():
-    plan, control = label_words.recipe(0), label_words.recipe(0, copying=False)
-    for step in (1, 600):
-        tokens, positions, weights = plan.batch(step)
-        assert tokens.shape == (32, 64)
-        assert not positions[:, 0].any(), "nothing is shifted before copying stands"
-        assert weights is not None
-        assert weights.sum() > 0
-        other, places, counted = control.batch(step)
-        assert places.equal(positions)
-        assert counted.equal(weights), "only what stands where a repeat stood differs"
-        assert all(len(set(row.tolist())) > 35 for row in other)
 
 
 @pytest.mark.parametrize("make", [regressor, linear])
