@@ -2,108 +2,82 @@
 
 MISTAKES: dict[str, tuple[str, str]] = {
     "01-ex-even": (
-        """
-def even_score():
-    return (1 + 1 / 2 + 1 / 3) / 3
-""",
+        """def even_score():
+    return (1 + 1 / 2 + 1 / 3) / 3""",
         "Leave out row 0",
     ),
     "01-ex-entries": (
-        """
-def known_entries(tokens):
-    return [3, 4, 5]
-""",
+        """def known_entries(tokens):
+    return [3, 4, 5]""",
         "Entry 3 asks what follows r_3",
     ),
     "02-ex-rows": (
-        """
-def cut_rows():
-    return [0.0, 0.0, 0.0, 0.4], [0.0, 0.0, 0.0, 0.4]
-""",
+        """def cut_rows():
+    return [0.0, 0.0, 0.0, 0.4], [0.0, 0.0, 0.0, 0.4]""",
         "is divided by its sum",
     ),
     "02-ex-edges": (
-        """
-def edge_counts(label_positions, target):
+        """def edge_counts(label_positions, target):
     into = sum(label_positions)
-    return [into, len(label_positions), target**2 - into]
-""",
+    return [into, len(label_positions), target**2 - into]""",
         "is not the number of the others",
     ),
     "03-ex-penalty": (
-        """
-def posterior_mean(x, y, noise, prior):
-    return x * y / (x**2 + noise**2)
-""",
+        """def posterior_mean(x, y, noise, prior):
+    return x * y / (x**2 + noise**2)""",
         "with the penalty sigma² / tau²",
     ),
     "03-ex-own": (
-        """
-def mine(xs, ys):
+        """def mine(xs, ys):
     return ys.mean(1, keepdim=True).expand_as(ys)
 
 def leaks(learner):
     changed = learner(xs[:4], ys[:4] + 1) - learner(xs[:4], ys[:4])
-    return changed.abs().max().item()
-""",
+    return changed.abs().max().item()""",
         "Your learner sees the label it predicts.",
     ),
     "04-ex-stack": (
-        """
-def with_layer_norm(plain):
+        """def with_layer_norm(plain):
     return lsa.LinearSelfAttention.from_layers(
         lsa.Shape(10, 10, layers=5), [plain.layer(number) for number in range(5)]
-    )
-""",
+    )""",
         "Your network has no LayerNorm.",
     ),
     "05-ex-two": (
-        """
-def start_step_alone():
-    return 1.0, 15 / 4, 1.0
-""",
+        """def start_step_alone():
+    return 1.0, 15 / 4, 1.0""",
         "should add up to what the head says, 4.00, and not to 4.75.",
     ),
     "05-ex-gauss": (
-        """
-def gaussian(queries, keys, values):
-    return (-torch.cdist(queries, keys).square() / 2).softmax(-1) @ values
-""",
+        """def gaussian(queries, keys, values):
+    return (-torch.cdist(queries, keys).square() / 2).softmax(-1) @ values""",
         "look at the scale of the exponent",
     ),
     "06-ex-sign": (
-        """
-def guessed_sign():
+        """def guessed_sign():
     return 1
 
 def measured_interaction():
     groups = [found.previous], [graph.Node("mlp", 0)]
-    return mean_se(interactions.interactions(guide, task, groups)[1][0, 1].cpu())
-""",
+    return mean_se(interactions.interactions(guide, task, groups)[1][0, 1].cpu())""",
         "and you guessed 1.",
     ),
     "06-ex-turn": (
-        """
-def turn(layer, some):
-    return torch.eye(guide.cfg.d_head) * 2
-""",
+        """def turn(layer, some):
+    return torch.eye(guide.cfg.d_head) * 2""",
         "It is no rotation",
     ),
     "07-ex-chance": (
-        """
-def shared_by_chance():
-    return 8 * 7 / 18, 8 * 7 / 270
-""",
+        """def shared_by_chance():
+    return 8 * 7 / 18, 8 * 7 / 270""",
         "add up what each layer shares by chance",
     ),
     "07-ex-common": (
-        """
-def expected_share():
+        """def expected_share():
     return 8 / (8 + 1)
 
 def changes_of(prompts, draw):
-    return torch.ones(64) + torch.randn(prompts, 64, generator=draw)
-""",
+    return torch.ones(64) + torch.randn(prompts, 64, generator=draw)""",
         "you expect 0.89",
     ),
 }

@@ -26,7 +26,7 @@ SANITIZE.read(Path(__file__).with_name("sanitize.cfg"))
 
 
 @cache
-def ran(appendices: bool) -> dict[str, run.Run]:
+def ran(appendices):
     """Runs of the chapters, or of their appendices, by name."""
     names = [name for name in run.chapters() if name.endswith("_appendix") == appendices]
     BUILD.mkdir(exist_ok=True)
@@ -45,7 +45,7 @@ def done(request):
     return ran("_appendix" in request.param)[request.param]
 
 
-def printed(notebook: Path) -> list[str]:
+def printed(notebook):
     """The text that each code cell prints or returns, without what depends on the machine."""
     texts = []
     for cell in read_json(notebook)["cells"]:

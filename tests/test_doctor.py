@@ -44,7 +44,7 @@ def test_versions(monkeypatch, faked, states, what, cure):
     ((name, fake),) = faked.items()
     real = metadata.version
 
-    def version(asked: str) -> str:
+    def version(asked):
         if asked == name and fake is None:
             raise metadata.PackageNotFoundError(name)
         return str(fake) if asked == name else real(asked)
@@ -137,7 +137,7 @@ def test_the_language_model(tmp_path, monkeypatch):
     [("python", "ok"), (sys.executable, "ok"), ("/nowhere/bin/python", "missing"), ("", "missing")],
 )
 def test_the_kernel(monkeypatch, program, state):
-    def get(_: object, name: str) -> KernelSpec:
+    def get(_, name):
         if not program:
             raise NoSuchKernel(name)
         return KernelSpec(argv=[program, "-m", "ipykernel_launcher"])

@@ -4,7 +4,6 @@ import errno
 import gzip
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,15 +27,15 @@ def kept(tmp_path, monkeypatch):
     return remember.remember
 
 
-def entries() -> list[Path]:
+def entries():
     return sorted(remember.folder().glob("*.gz"))
 
 
-def draw(seed: int = 0) -> tuple[Any, ...]:
+def draw(seed=0):
     return 3, 5, 100, 0, generator("test", 0, seed)
 
 
-def refuse(*_: object, **__: object) -> None:
+def refuse(*_, **__):
     raise AssertionError("measured again")
 
 
@@ -71,7 +70,7 @@ def test_another_argument_model_or_code_is_another_measurement(kept, monkeypatch
 
 
 def test_a_function_of_a_notebook_is_its_source_and_the_values_that_it_takes(kept, tmp_path):
-    def run(source: str, **around: Any) -> tuple[Any, int]:
+    def run(source, **around):
         path = tmp_path / f"cell_{len(list(tmp_path.iterdir()))}.py"  # as IPython keeps its cells
         path.write_text(source)
         space = {"__name__": "__main__", "head_scores": head_scores, **around}
@@ -111,7 +110,7 @@ def test_a_damaged_entry_is_measured_again_and_said(kept, capsys, harm):
 
 
 def test_a_full_disk_keeps_nothing_and_goes_on(kept, monkeypatch, capsys):
-    def full(*_: object, **__: object) -> None:
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(remember.gzip, "open", full)

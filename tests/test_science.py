@@ -74,7 +74,7 @@ def told(tmp_path, monkeypatch):
     monkeypatch.setattr(science, "PACKAGE", package)
     caches = science.of_notebook, science._module, science._definition, science._session
 
-    def made(files: dict[str, str] | None = None, **cells: str) -> science.Science:
+    def made(files=None, **cells):
         code = {package / name: text.encode() for name, text in (FILES | (files or {})).items()}
         monkeypatch.setattr(science, "sources", lambda: code)
         for cache in caches:
@@ -88,11 +88,11 @@ def told(tmp_path, monkeypatch):
         cache.cache_clear()
 
 
-def differing(one: science.Science, other: science.Science) -> set[str]:
+def differing(one, other):
     return {name for name in one | other if one.get(name) != other.get(name)}
 
 
-def edited(name: str, *pairs: tuple[str, str]) -> dict[str, str]:
+def edited(name, *pairs):
     text = FILES[name]
     for old, new in pairs:
         assert old in text

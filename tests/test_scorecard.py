@@ -1,10 +1,6 @@
 """The scorecard as data and text."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -30,21 +26,19 @@ from iclutils import claims, scorecard
         (50257.0, 0.0, "50257"),
     ],
 )
-def test_numbers_are_coarse(value: float, spread: float, shown: str) -> None:
+def test_numbers_are_coarse(value, spread, shown):
     assert scorecard.number(value, spread) == shown
 
 
 @given(st.floats(-1e12, 1e12).filter(lambda x: abs(x) > 1e-12))
-def test_a_number_keeps_three_digits(value: float) -> None:
+def test_a_number_keeps_three_digits(value):
     text = scorecard.number(value).replace("−", "-")
     mantissa, _, power = text.partition(" × 10")
     plain = power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))
     assert float(mantissa) * 10 ** int(plain or 0) == pytest.approx(value, rel=6e-3)
 
 
-def test_a_row_has_every_column_and_no_result_is_not_run(
-    make_ledger: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_row_has_every_column_and_no_result_is_not_run(make_ledger, tmp_path):
     make_ledger("90_demo", LEDGER)
     measured("90.first", 0.5)
     table = scorecard.rows(claims.read_results(tmp_path / "results"))
@@ -56,9 +50,7 @@ def test_a_row_has_every_column_and_no_result_is_not_run(
     assert scorecard.published(table[1]["mini"].claim) == "no number"
 
 
-def test_the_null_is_the_run_with_random_weights_or_the_cells_own(
-    make_ledger: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_the_null_is_the_run_with_random_weights_or_the_cells_own(make_ledger, tmp_path):
     make_ledger("90_demo", LEDGER)
     measured("90.first", [2.0, 3.0, 4.0])
     measured("90.first", float("nan"), tier="mini-null")
@@ -73,7 +65,7 @@ def test_the_null_is_the_run_with_random_weights_or_the_cells_own(
     assert (row["mini-null"].verdict, row["mini-null"].value) == ("does not hold", "0")
 
 
-def test_claims_are_compared_in_text(make_ledger: Callable[..., Path], tmp_path: Path) -> None:
+def test_claims_are_compared_in_text(make_ledger, tmp_path):
     make_ledger("90_demo", LEDGER)
     measured("90.first", [2.0, 3.0, 4.0])
     measured("90.first", 0.5, tier="real", null=[-1.0])
@@ -86,9 +78,7 @@ def test_claims_are_compared_in_text(make_ledger: Callable[..., Path], tmp_path:
     assert "Real model" not in second, "the claim is not put there"
 
 
-def test_text_counts_findings_and_names_what_failed(
-    make_ledger: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_text_counts_findings_and_names_what_failed(make_ledger, tmp_path):
     assert scorecard.text([]) == "No claims yet."
     make_ledger("90_demo", LEDGER)
     assert "Does not hold" not in scorecard.text(scorecard.rows({}))

@@ -4,7 +4,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,7 +44,7 @@ MAY_IMPORT = {
 }
 
 
-def imported(path: Path) -> Iterator[str]:
+def imported(path):
     """The parts of ``iclutils`` that a module imports, wherever in it."""
     package = ("iclutils", *path.relative_to(PACKAGE).parent.parts)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -76,7 +75,7 @@ def test_every_part_has_its_place():
     assert parts - {"__pycache__", "py"} == set(MAY_IMPORT) - {"zoo/recipes"}
 
 
-def top_level(path: Path) -> Iterator[str]:
+def top_level(path):
     """The packages of others that a module imports, wherever in it."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -113,7 +112,7 @@ def test_only_models_imports_transformer_lens():
     assert importers == {"models"}
 
 
-def named(code: str) -> set[str]:
+def named(code):
     """Names and attributes that a program uses, other than to import them."""
     nodes = list(ast.walk(ast.parse(re.sub(r"^(\s*)[%!].*$", r"\1pass", code, flags=re.MULTILINE))))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}

@@ -2,7 +2,6 @@
 said before."""
 
 import re
-from pathlib import Path
 
 import matplotlib as mpl
 import pytest
@@ -109,7 +108,7 @@ def test_06_finds_the_edges_that_were_built(session, tmp_path):
     assert made.numbers["faithful"][-1] == pytest.approx(1, abs=1e-4)
 
 
-def edited(folder: Path, old: str, new: str) -> Path:
+def edited(folder, old, new):
     """A copy of the notebook, changed as its reader may."""
     path = folder / "edited.ipynb"
     path.write_text(your_model._notebook().read_text().replace(old, new))

@@ -63,7 +63,7 @@ NOTHING = {
 }
 
 
-def verdicts(name: str, value: float) -> set[str]:
+def verdicts(name, value):
     """At every tier, of five cases without a spread."""
     return {LEDGER[name].verdict(tier, value, 0.0, 5) for tier in LEDGER[name].tiers}
 

@@ -89,7 +89,7 @@ def test_shapley_values_of_three_tokens_are_those_of_all_orders(tmp_path):
     model = tiny_gpt2(tmp_path)
     row, fill = torch.tensor([1, 7, 8, 9, 7]), torch.tensor([2, 3, 4])
 
-    def value(kept: set[int]) -> float:
+    def value(kept):
         inner = [int(row[i + 1] if i in kept else fill[i]) for i in range(3)]
         logits = models.logits(model, torch.tensor([[1, *inner]]))
         return logits[0, -1].log_softmax(-1)[7].item()

@@ -50,7 +50,6 @@ from iclutils.checks import (
 )
 from iclutils.errors import IclError
 from iclutils.interp.statistics import mean_se
-from iclutils.tasks.prompts import Prompts
 
 ROOT = Path(__file__).parents[2]
 MASTERS = {path.stem[:4]: path for path in sorted((ROOT / "notebooks/assignments").glob("*.ipynb"))}
@@ -60,16 +59,16 @@ hw01, _, hw03, hw04, hw05, hw06, hw07 = (
 ALL = [(homework, name) for homework in homeworks() for name in questions(homework)]
 
 
-def master(homework: str) -> list[dict]:
+def master(homework):
     return json.loads(MASTERS[homework].read_text(encoding="utf-8"))["cells"]
 
 
-def source(cell: dict) -> str:
+def source(cell):
     return "".join(cell["source"])
 
 
 @cache
-def solutions(homework: str) -> dict[str, Any]:
+def solutions(homework):
     """What the solved master defines: its set-up, imports and solutions, without its tests."""
     names: dict[str, Any] = {}
     testing = False
@@ -81,7 +80,7 @@ def solutions(homework: str) -> dict[str, Any]:
     return names
 
 
-def answers(homework: str, question: str) -> list[Any]:
+def answers(homework, question):
     return [solutions(homework)[name] for name in names(questions(homework)[question])]
 
 
@@ -132,12 +131,12 @@ def test_the_master_is_right_a_stub_is_nothing_and_mistakes_are_named(homework, 
             assert first_mistake(name, [*right[:i], answer, *right[i + 1 :]]) == message
 
 
-def own(function: Callable) -> Callable:
+def own(function):
     """As if a student had written it: the real ones stand where answers may not take from."""
     return lambda *given: function(*given)
 
 
-def first_mistake(question: str, given: list[Any]) -> str:
+def first_mistake(question, given):
     for hidden in (False, True):
         try:
             grade(question, *given, hidden=hidden)
@@ -156,7 +155,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def entries(value: Tensor) -> Any:
+def entries(value):
     """Lists of lists of tensors without axes."""
     return [entries(each) for each in value] if value.ndim else value
 
@@ -168,7 +167,7 @@ def test_a_right_answer_is_right_in_other_forms(homework, question, form):
     """Of functions what they return, and in single precision what they are given."""
     parts, given = questions(homework)[question], answers(homework, question)
 
-    def in_form(function: Callable, name: str) -> Callable:
+    def in_form(function, name):
         theirs = {"contrastive_loss", "gradient_layer"} & {name}  # autograd, four matrices
         return own(function) if theirs else lambda *args: FORMS[form](function(*args))
 
@@ -193,12 +192,12 @@ def test_lists_of_numbers_and_axes_of_one_are_no_mistakes():
     grade("hw05.q2", own(hw05.features), loss)
 
 
-def parts_in_base_two(query: Tensor, keys: Tensor, values: Tensor, demos: Tensor) -> Tensor:
+def parts_in_base_two(query, keys, values, demos):
     weights = 2 ** (keys @ query / len(query) ** 0.5)
     return torch.stack([weights[at] @ values[at] / weights.sum() for at in (~demos, demos)])
 
 
-def gain(logits: Tensor, tokens: Tensor, axis: int = -1, base: float = math.e) -> Tensor:
+def gain(logits, tokens, axis=-1, base=math.e):
     """Differences of log-probabilities, which are normalised over an axis."""
     logits = logits - (base**logits).sum(axis, keepdim=True).log() / math.log(base)
     right = (logits * math.log(base))[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
@@ -252,30 +251,30 @@ def test_a_students_half_that_holds_a_solution_is_refused(tmp_path):
 # Solutions, against what the package or a library gives for the same inputs
 
 
-def prompts(places: Tensor, target: Tensor) -> Prompts:
+def prompts(places, target):
     """Of 14 tokens; they and the classes mean nothing."""
     tokens = torch.zeros(len(places), 14).long()
     at = {"target": target, "label_pos": places, "cue_pos": places, "demo_class": places}
     return replace(random_prompts(count=len(places)), tokens=tokens, roles=tokens, **at)
 
 
-def after_steps(W0: Tensor, xs: Tensor, ys: Tensor, query: Tensor, *rates: float) -> Tensor:
+def after_steps(W0, xs, ys, query, *rates):
     """What gradient descent answers after each step."""
     pairs = torch.cat([xs, query[None]]), torch.cat([ys, ys[:1]])  # whatever the query's label
     return descent.descend(*pairs, rates, start=W0).predictions[1:]
 
 
-def bayes(noise: float, prior: float) -> GaussianProcessRegressor:
+def bayes(noise, prior):
     kernel = ConstantKernel(prior**2, "fixed") * DotProduct(0.0, "fixed")
     return GaussianProcessRegressor(kernel, alpha=noise**2)
 
 
-def isolated(scores: Tensor, places: Tensor) -> Tensor:
+def isolated(scores, places):
     cut = cut_edges(prompts(places, places[:, 0]), places) | torch.ones(14, 14).triu(1).bool()
     return scores.masked_fill(cut[:, None], -torch.inf).softmax(-1)
 
 
-def shared_heads(a: Tensor, b: Tensor, top: int) -> float:
+def shared_heads(a, b, top):
     layer = torch.arange(len(a)).repeat_interleave(a.shape[1])
     return stability.overlap_excess(*(stability.top(x.flatten(), top) for x in (a, b)), layer)
 
@@ -347,11 +346,11 @@ def test_a_step_on_the_loss_of_homework_5_is_linear_attention_to_the_keys():
 def test_patching_in_homework_6_is_a_run_of_two_copies_of_a_model():
     nodes, clean, corrupt = hw06._network(1)
 
-    def forked(writer: int, reader: int) -> Tensor:
+    def forked(writer, reader):
         """One node reads a second copy of another, by recursion."""
 
         @cache
-        def reads(node: int, patched: bool) -> Tensor:
+        def reads(node, patched):
             stream = clean if patched else corrupt
             for before in range(node):
                 foreign = patched and (before, node) == (writer, reader)
@@ -359,7 +358,7 @@ def test_patching_in_homework_6_is_a_run_of_two_copies_of_a_model():
             return stream
 
         @cache
-        def writes(node: int, patched: bool) -> Tensor:
+        def writes(node, patched):
             return nodes[node](reads(node, patched))
 
         return reads(len(nodes), True)
@@ -395,7 +394,7 @@ def test_homework_7_on_linear_layers_and_curves_that_rise():
 # What is around the questions
 
 
-def _imports(pattern: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def _imports(pattern, tokens):
     from iclutils.interp.head_scores import olsson_prefix_matching
 
     return olsson_prefix_matching(pattern, tokens)

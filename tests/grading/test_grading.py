@@ -19,7 +19,7 @@ import psutil
 import pytest
 from grading import assignments, confine, guard, jail, reports, submissions
 from grading.assignments import Assignment
-from grading.confine import End, Limits
+from grading.confine import Limits
 from grading.submissions import Grade
 
 from iclutils.checks import homeworks, table
@@ -46,7 +46,7 @@ def bounded(request):
     """``bounded(code)`` runs a Python program in bounds, with namespaces or by hooks alone."""
     jailed = request.param == "namespaces"
 
-    def run(code: str, **limits: float) -> End:
+    def run(code, **limits):
         command = [sys.executable, "-c", code]
         end = confine.run(command, Limits(**limits), Event(), jailed=jailed)
         assert end.code != jail.REFUSED, end.said
@@ -185,7 +185,7 @@ def hw05(build):
     return made
 
 
-def cells(path: Path, kind: str = "code") -> list[str]:
+def cells(path, kind="code"):
     found = read_json(path)["cells"]
     return ["".join(cell["source"]) for cell in found if cell["cell_type"] == kind]
 
@@ -275,23 +275,23 @@ def test_what_is_no_notebook_is_told_why_and_what_helps(tmp_path, name, data, st
 PARTS = "def dual_parts"
 
 
-def cell(cells: list[dict], begins: str) -> dict:
+def cell(cells, begins):
     return next(each for each in cells if "".join(each["source"]).startswith(begins))
 
 
-def add(begins: str, before: str = "", after: str = "") -> Callable[[list[dict]], None]:
-    def edit(cells: list[dict]) -> None:
+def add(begins, before="", after=""):
+    def edit(cells):
         found = cell(cells, begins)
         found["source"] = before + "".join(found["source"]) + after
 
     return edit
 
 
-def put(begins: str, text: str) -> Callable[[list[dict]], None]:
+def put(begins, text):
     return lambda cells: cell(cells, begins).update(source=text)
 
 
-def wrap(code: str) -> Callable[[list[dict]], None]:
+def wrap(code):
     """``dual_parts`` as it is, and then ``code`` makes another of it, from ``right``."""
     return add(PARTS, after=f"\n\nright = dual_parts\n\n{code}")
 
@@ -438,7 +438,7 @@ HOSTILE: dict[str, str] = {
 }  # fmt: skip
 
 
-def hand_in(folder: Path, name: str, source: Path, edit: Callable, **about: object) -> Path:
+def hand_in(folder, name, source, edit, **about):
     notebook = read_json(source)
     edit(notebook["cells"])
     notebook["metadata"] |= about
@@ -448,13 +448,13 @@ def hand_in(folder: Path, name: str, source: Path, edit: Callable, **about: obje
     return path
 
 
-def files_of(folder: Path) -> dict[Path, tuple[int, int]]:
+def files_of(folder):
     """Size and time of each file."""
     found = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
 
 
-def rows(table: Path) -> dict[str, dict[str, str]]:
+def rows(table):
     return {row["name"].removesuffix(".ipynb"): row for row in reports.read(table)}
 
 
@@ -507,7 +507,7 @@ def test_sixty_submissions_are_graded_fairly(hw05, build, tmp_path, monkeypatch)
     feedback = (graded.parent / "feedback" / "a typical mistake.ipynb.md").read_text()
     assert "| q1 | 0 | 4 | The two are exchanged" in feedback
 
-    def never(*given: object) -> None:
+    def never(*given):
         raise AssertionError("graded again")
 
     before = graded.read_text()
@@ -548,14 +548,12 @@ def graded(monkeypatch):
     """``graded(build, folder, name=Grade, ...)`` is the table, where grading gives these."""
     made = Assignment("hw05", *[Path()] * 3, "digest", {"q1": 4.0, "q2": 4.0, "paragraph": 4.0})
 
-    def table(
-        build: Path, folder: Path, retry: bool = False, **grades: Grade | BaseException
-    ) -> Path:
+    def table(build, folder, retry=False, **grades):
         folder.mkdir(parents=True, exist_ok=True)
         for name in grades:
             (folder / f"{name}.ipynb").write_text(json.dumps({"name": str(folder / name)}))
 
-        def given(path: Path, name: str, *more: object) -> Grade:
+        def given(path, name, *more):
             each = grades[path.stem]
             if isinstance(each, SystemExit):  # as a signal does
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -649,7 +647,7 @@ def test_several_homeworks_join_into_one_gradebook(graded, tmp_path):
 
 
 def test_two_spellings_of_a_name_are_one_student(tmp_path):
-    def graded(homework: str, *rows: str) -> None:
+    def graded(homework, *rows):
         table = tmp_path / homework / "monday/table.csv"
         table.parent.mkdir(parents=True, exist_ok=True)
         table.write_text("\n".join(["name,student,total", *rows]))

@@ -9,11 +9,11 @@ from transformer_lens.tools.analysis import attribution_patching as theirs
 
 from iclutils.interp import graph
 from iclutils.interp.attribution import edge_attribution
-from iclutils.interp.clean_corrupt import CleanCorrupt, baselines
+from iclutils.interp.clean_corrupt import baselines
 from iclutils.interp.graph import Node
 
 
-def turned(task: CleanCorrupt) -> CleanCorrupt:
+def turned(task):
     """Clean for corrupt and the other way round."""
     return replace(task, clean=task.corrupt, corrupt=task.clean)
 
@@ -28,7 +28,7 @@ def test_estimates_are_those_of_transformer_lens(kind, request):
 
     names = {"attn_head_out": "head", "mlp_out": "mlp", **{f"{c}_input": c for c in "qkv"}}
 
-    def our(node: theirs.Node) -> Node:
+    def our(node):
         kind = names.get(node.kind, node.kind)
         layer = -1 if node.layer is None or kind == "logits" else node.layer
         return Node(kind, layer, -1 if node.head is None else node.head)

@@ -14,22 +14,22 @@ from wired import save_wired
 from iclutils.interp import circuit, graph, patching, statistics
 from iclutils.interp.clean_corrupt import baselines
 from iclutils.interp.graph import Graph, Node, head
-from iclutils.models import TransformerBridge, load
+from iclutils.models import load
 
 
-def drawn(nodes: Graph, size: int, count: int, generator: torch.Generator) -> torch.Tensor:
+def drawn(nodes, size, count, generator):
     """Circuits of ``size`` edges at random."""
     edges = nodes.edges()
     picks = [torch.randperm(len(edges), generator=generator)[:size] for _ in range(count)]
     return torch.stack([nodes.mask([edges[i] for i in pick.tolist()]) for pick in picks])
 
 
-def expanded(model: TransformerBridge, kept: torch.Tensor, size: int) -> list:
+def expanded(model, kept, size):
     """Edges in the words of TransformerLens, which takes each position for an edge of its own."""
     nodes, last = graph.of(model), model.cfg.n_layers - 1
     names = {"head": "attn_head_out", "mlp": "mlp_out", **{c: f"{c}_input" for c in "qkv"}}
 
-    def their(node: Node, position: int) -> theirs.Node:
+    def their(node, position):
         layer = {"logits": last, "embed": None}.get(node.kind, node.layer)
         head = None if node.head < 0 else node.head
         return theirs.Node(names.get(node.kind, node.kind), position, layer, head)
@@ -114,7 +114,7 @@ def test_rankings_and_random_circuits_hold_each_edge_once(layers, heads, seed):
     assert order == sorted(order)
     kept = nodes.mask(ranking[: seed % (len(ranking) + 1)])
 
-    def between(mask: torch.Tensor) -> Counter:
+    def between(mask):
         pairs = (nodes.edges()[i] for i in mask[nodes.exists].nonzero()[:, 0].tolist())
         return Counter((u.layer, v.layer) for u, v in pairs)
 

@@ -13,7 +13,7 @@ from iclutils.models import cached, get_act_name
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 
 
-def random_pattern(size: int, seed: int) -> torch.Tensor:
+def random_pattern(size, seed):
     scores = torch.randn(2, 3, size, size, generator=seeded(seed))
     hidden = torch.ones(size, size).triu(1).bool()
     return scores.masked_fill(hidden, -torch.inf).softmax(-1)

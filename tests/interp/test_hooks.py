@@ -4,14 +4,13 @@ import pytest
 import torch
 from random_layers import seeded
 from tiny import save_gpt2, tokens
-from torch import Tensor
 
 from iclutils import models
-from iclutils.interp.hooks import Hook, ablate_heads, ablate_mlps, cut_attention, run_with_hooks
-from iclutils.models import TransformerBridge, cached, get_act_name
+from iclutils.interp.hooks import ablate_heads, ablate_mlps, cut_attention, run_with_hooks
+from iclutils.models import cached, get_act_name
 
 
-def under(model: TransformerBridge, x: Tensor, hooks: list[Hook]) -> Tensor:
+def under(model, x, hooks):
     return run_with_hooks(model, x, hooks)[0]
 
 

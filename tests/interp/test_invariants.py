@@ -1,17 +1,15 @@
 """What holds of every task, however it scores, in all that removes, patches or estimates, on every
 architecture that can be edited; a new kind of task is among them without a change here."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tiny import GROUPED, a_task, save_gpt2, save_grouped, save_neox
-from torch import Tensor
 
 from iclutils import models
 from iclutils.chapters.attention_circuits.depth import lens_by_depth
@@ -19,8 +17,7 @@ from iclutils.chapters.attention_circuits.redundancy import importance
 from iclutils.chapters.every_lens import question
 from iclutils.interp import attribution, circuit, patching
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines
-from iclutils.interp.graph import Graph, Node, of
-from iclutils.models import TransformerBridge
+from iclutils.interp.graph import Node, of
 
 assert question  # it has a task of its own
 TASKS = [CleanCorrupt, *CleanCorrupt.__subclasses__()]
@@ -53,17 +50,17 @@ def model(request, tmp_path_factory):
     return found
 
 
-def close(got: Tensor, expected: Tensor) -> None:
+def close(got, expected):
     torch.testing.assert_close(got, expected.expand_as(got), atol=1e-4, rtol=1e-4)
 
 
 @st.composite
-def tasks(draw: st.DrawFn) -> Callable[[TransformerBridge], Iterator[CleanCorrupt]]:
+def tasks(draw):
     """Of every kind: over all tokens or choices, at many places or few of each sequence's own."""
     length, seed, narrow = draw(st.integers(4, 12)), draw(st.integers(0, 9)), draw(st.booleans())
     few, first = not draw(st.booleans()), draw(st.integers(1, length))
 
-    def made(model: TransformerBridge) -> Iterator[CleanCorrupt]:
+    def made(model):
         task = a_task(model, 3, length, seed, narrow)
         corrupt = torch.cat([task.clean[:, :first], task.corrupt[:, first:]], 1)
         task = replace(task, corrupt=corrupt, source=None)
@@ -76,11 +73,11 @@ def tasks(draw: st.DrawFn) -> Callable[[TransformerBridge], Iterator[CleanCorrup
     return made
 
 
-def each(examples: int) -> Callable[[Callable], Any]:
+def each(examples):
     """A property of so many tasks of every kind, on every model."""
 
-    def decorated(check: Callable) -> Any:
-        def run(model: TransformerBridge, made: Callable, seed: int) -> None:
+    def decorated(check):
+        def run(model, made, seed):
             for task in made(model):
                 check(model, task, torch.Generator().manual_seed(seed))
 
@@ -91,11 +88,11 @@ def each(examples: int) -> Callable[[Callable], Any]:
     return decorated
 
 
-def picked(items: list, count: int, generator: torch.Generator) -> list:
+def picked(items, count, generator):
     return [items[i] for i in torch.randperm(len(items), generator=generator)[:count].tolist()]
 
 
-def parts(graph: Graph, generator: torch.Generator) -> tuple[list[list[Node]], list]:
+def parts(graph, generator):
     """Sets of nodes, more than run one at a time, and edges, one of them into the logits."""
     nodes = picked(list(graph.writers[1:]), 9, generator)
     sets = [[node] for node in nodes] + [[], nodes[:3]]
@@ -103,13 +100,11 @@ def parts(graph: Graph, generator: torch.Generator) -> tuple[list[list[Node]], l
     return sets, [last, *picked(graph.edges(), 4, generator)]
 
 
-def without(graph: Graph, edges: list) -> Tensor:
+def without(graph, edges):
     return graph.exists & ~graph.mask(edges)
 
 
-def found(
-    model: TransformerBridge, task: CleanCorrupt, seed: int = 0, every: bool = True
-) -> dict[str, Tensor]:
+def found(model, task, seed=0, every=True):
     """Nats, (item, batch), of all that patches and, for ``every``, of all that estimates."""
     graph = of(model)
     sets, edges = parts(graph, torch.Generator().manual_seed(seed))

@@ -1,21 +1,18 @@
 """Patches against hooked passes; see also ``test_invariants``, and float64 in ``test_grouped``."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import tokens
-from torch import Tensor
 
 from iclutils.interp import patching
 from iclutils.interp.hooks import run_with_hooks
 from iclutils.interp.readout import log_prob
-from iclutils.models import TransformerBridge, cached, get_act_name
+from iclutils.models import cached, get_act_name
 
 
-def close(got: Tensor, expected: Tensor, atol: float = 1e-5, rtol: float = 1e-5) -> None:
+def close(got, expected, atol=1e-5, rtol=1e-5):
     torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
 
 
@@ -37,14 +34,14 @@ def test_patched_keys_are_recomputed_by_hand(gpt2, sources, target):
     assert not gpt2.cfg.use_split_qkv_input
 
 
-def loop(model: TransformerBridge, x: Tensor, scored: Tensor, edits: list) -> Tensor:
+def loop(model, x, scored, edits):
     """Change of log p by one hooked full pass for each (name, where, value)."""
 
-    def log_p(*hooks: tuple[str, Callable]) -> Tensor:
+    def log_p(*hooks):
         return log_prob(run_with_hooks(model, x, hooks)[0], x)[0, scored]
 
-    def edit(name: str, where: tuple, value: Tensor) -> tuple[str, Callable]:
-        def change(out: Tensor, hook: object) -> Tensor:
+    def edit(name, where, value):
+        def change(out, hook):
             out = out.clone()
             out[where] = value
             return out

@@ -5,13 +5,12 @@ import math
 import pytest
 import torch
 from tiny import save_gpt2, save_grouped
-from transformers import GPT2LMHeadModel
 
 from iclutils import models
 from iclutils.interp import weights
 
 
-def dense(network: GPT2LMHeadModel, layer: int, head: int) -> dict[str, torch.Tensor]:
+def dense(network, layer, head):
     """One head's matrices, straight from the Hugging Face weights, in float64."""
     block = network.transformer.h[layer].attn
     width, size = network.config.n_embd, network.config.n_embd // network.config.n_head

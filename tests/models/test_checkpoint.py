@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import ARCHITECTURES, save_bert, save_gpt2
-from torch import Tensor
 
 from iclutils import IclError, models
 from iclutils.models import checkpoint
@@ -18,10 +17,10 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 Break = Callable[[Path], object]
 
 
-def weights(change: Callable[[dict[str, Tensor]], object]) -> Break:
+def weights(change):
     """Changes the tensors of a folder."""
 
-    def act(folder: Path) -> None:
+    def act(folder):
         held = load_file(folder / "model.safetensors")
         change(held)
         save_file(held, folder / "model.safetensors", {"format": "pt"})
@@ -29,12 +28,12 @@ def weights(change: Callable[[dict[str, Tensor]], object]) -> Break:
     return act
 
 
-def config(**changes: object) -> Break:
+def config(**changes):
     path = "config.json"
     return lambda f: (f / path).write_text(json.dumps(json.loads((f / path).read_text()) | changes))
 
 
-def write(name: str, text: str) -> Break:
+def write(name, text):
     return lambda folder: (folder / name).write_text(text)
 
 

@@ -4,8 +4,6 @@ import pytest
 import torch
 from by_hand import ByHand
 from tiny import BOS, GROUPED, VOCAB, a_task, save_grouped, tokens
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from iclutils import models
 from iclutils.interp import patching, weights
@@ -26,7 +24,7 @@ def both(request, tmp_path_factory):
     return models.load(folder), ByHand(network)
 
 
-def close(got: Tensor, expected: Tensor, atol: float = 2e-5) -> None:
+def close(got, expected, atol=2e-5):
     torch.testing.assert_close(got.double(), expected.double(), atol=atol, rtol=1e-4)
 
 
@@ -51,7 +49,7 @@ def test_edits_twins_and_size(tmp_path):
     save_grouped(tmp_path)
     seen: list[torch.Size] = []
 
-    def edit(network: PreTrainedModel) -> None:
+    def edit(network):
         seen.append(network.model.layers[0].self_attn.k_proj.weight.shape)
         network.model.layers[0].self_attn.k_proj.weight[8:] = 0
 

@@ -8,7 +8,7 @@ import torch
 from tiny import BOS, CONTEXT, VOCAB, save_gpt2, save_gptj, save_neox, tiny_gpt2, tokens
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from iclutils import IclError, models, zoo
 from iclutils.files import sha256, write_sums
@@ -64,7 +64,7 @@ def test_a_hub_checkpoint_with_the_real_tokenizer(tmp_path, shared, monkeypatch)
         assert sha256(tmp_path / file) == pinned[file]
     asked: dict[str, object] = {}
 
-    def snapshot(repo: str, **options: object) -> str:
+    def snapshot(repo, **options):
         asked.update(options, repo=repo)
         return str(tmp_path)
 
@@ -162,7 +162,7 @@ def test_random_weights_are_those_of_transformer_lens(capsys):
 def test_edited_weights_are_a_copy(tmp_path):
     plain = tiny_gpt2(tmp_path)
 
-    def double(network: GPT2LMHeadModel) -> None:
+    def double(network):
         network.transformer.wte.weight.data.mul_(2)
 
     edited = models.edit_weights(tmp_path, double)

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from math import inf, nan
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +35,7 @@ SHAPES = {
 every_shape = pytest.mark.parametrize("name", SHAPES)
 
 
-def random(shape: Shape, seeds: tuple[int, ...] = (0, 1), scale: float = 1.0) -> LSA:
+def random(shape, seeds=(0, 1), scale=1.0):
     """Large weights everywhere, LayerNorm's too, so that nothing hides."""
     network = LSA(shape, seeds, scale).double().requires_grad_(False)
     for name in ("gain", "shift"):
@@ -47,11 +46,11 @@ def random(shape: Shape, seeds: tuple[int, ...] = (0, 1), scale: float = 1.0) ->
     return network
 
 
-def gelu(x: np.ndarray) -> np.ndarray:
+def gelu(x):
     return x * (1 + erf(x / math.sqrt(2))) / 2
 
 
-def tokens_by_hand(xs: np.ndarray, ys: np.ndarray, separate: bool) -> np.ndarray:
+def tokens_by_hand(xs, ys, separate):
     """Of one context, one by one."""
     pairs = list(zip(xs, [*ys[:-1], 0.0], strict=True))
     if not separate:
@@ -64,7 +63,7 @@ def tokens_by_hand(xs: np.ndarray, ys: np.ndarray, separate: bool) -> np.ndarray
     return np.array(rows)
 
 
-def answer_by_hand(network: LSA, member: int, xs: np.ndarray, ys: np.ndarray) -> float:
+def answer_by_hand(network, member, xs, ys):
     """The answer of one member for one context, head by head."""
     shape = network.shape
     part = {name: p[member].numpy() for name, p in network.attention.items()}
@@ -201,11 +200,11 @@ def test_contexts_of_other_lengths():
         assert float(network(xs, ys)[1, 2]) == pytest.approx(expected)
 
 
-def asked(xs: tuple[int, ...], ys: tuple[int, ...], fill: float = 1.0) -> torch.Tensor:
+def asked(xs, ys, fill=1.0):
     return random(Shape(3, 5), (0, 1, 2))(torch.full(xs, fill).double(), torch.ones(ys).double())
 
 
-def made(**change: Any) -> LSA:
+def made(**change):
     """Weights of the plain shape, for another one."""
     return LSA.from_layers(replace(Shape(3, 5), **change), [LSA(Shape(3, 5), (0,)).layer()])
 

@@ -1,11 +1,5 @@
 """What a lens does not know of a model it refuses, and names itself and the reason."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from random_layers import seeded
@@ -13,22 +7,13 @@ from tiny import a_task, save_gptj, save_grouped
 from transformers import BloomConfig, BloomForCausalLM
 
 from iclutils import IclError, models
-from iclutils.interp import (
-    at_query,
-    attribution,
-    circuit,
-    hooks,
-    kv_cache,
-    patching,
-    weights,
-)
+from iclutils.interp import at_query, attribution, circuit, hooks, kv_cache, patching, weights
 from iclutils.interp.graph import of
-from iclutils.models import TransformerBridge
 
 TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
 
 
-def save_bloom(folder: Path) -> None:
+def save_bloom(folder):
     """Positions as slopes of attention, and another scale."""
     sizes = {"vocab_size": 60, "hidden_size": 32, "n_layer": 2, "n_head": 4}
     torch.manual_seed(0)
@@ -59,12 +44,7 @@ def save_bloom(folder: Path) -> None:
         ),
     ],
 )
-def test_a_lens_names_itself_and_the_reason(
-    tmp_path: Path,
-    save: Callable[[Path], Any],
-    lens: Callable[[TransformerBridge], Any],
-    message: str,
-) -> None:
+def test_a_lens_names_itself_and_the_reason(tmp_path, save, lens, message):
     save(tmp_path)
     model = models.load(tmp_path, tokenizer="numbers")
     with pytest.raises(IclError, match=message):

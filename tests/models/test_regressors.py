@@ -19,13 +19,13 @@ SMALL = Shape(3, 5, "two", 2, 16, 2)
 BLOCKS = ("standard", "post-norm", "released")
 
 
-def data(shape: Shape = SMALL, networks: int = 1, contexts: int = 4) -> list[torch.Tensor]:
+def data(shape=SMALL, networks=1, contexts=4):
     source = torch.Generator().manual_seed(0)
     size = (networks, contexts, shape.pairs)
     return [torch.randn(*size, shape.dim, generator=source), torch.randn(size, generator=source)]
 
 
-def double(shape: Shape, seed: int = 3) -> InContextRegressors:
+def double(shape, seed=3):
     """In float64, and with LayerNorms that are not 1 and 0."""
     network = InContextRegressors(shape, [seed]).double()
     torch.manual_seed(0)
@@ -87,11 +87,11 @@ def test_the_post_norm_block_is_pytorchs():
 def test_the_released_block_passes_the_stream_through_its_norms():
     """Written out head by head in numpy; no norm stands before the read-out."""
 
-    def norm(x: np.ndarray, name: str) -> np.ndarray:
+    def norm(x, name):
         flat = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
         return flat * at[name]["weight"] + at[name]["bias"]
 
-    def linear(x: np.ndarray, name: str) -> np.ndarray:
+    def linear(x, name):
         return x @ at[name]["weight"] + at[name]["bias"]
 
     shape = replace(SMALL, layers=1, block="released")

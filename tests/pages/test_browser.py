@@ -5,7 +5,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from reader import Reader
@@ -26,7 +25,7 @@ LOOKS = {QUICK: KINDS, "desktop, light and dark; phone, light and dark": EVERY}
 BARS = "nav:not([aria-label='Page']):visible, button:visible, dialog:visible"
 
 
-def found(result: dict[str, Any]) -> list[str]:
+def found(result):
     return [
         f"{violation['impact']}: {violation['id']}: {node['target']} {node['html'][:120]} "
         f"{node['failureSummary']}"
@@ -35,7 +34,7 @@ def found(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def settled(reader: Reader, name: str) -> Any:
+def settled(reader, name):
     base = pytest.importorskip("axe_playwright_python.base")
     tab = reader.open(name)
     tab.add_script_tag(path=SCRIPT)
@@ -44,7 +43,7 @@ def settled(reader: Reader, name: str) -> Any:
     return tab
 
 
-def resize(tab: Any, device: str) -> None:
+def resize(tab, device):
     tab.set_viewport_size({"width": WIDTHS[device], "height": 900})
     tab.wait_for_function(
         "[...document.querySelectorAll('pre, .pst-scrollable-table-container')].every(box =>"
@@ -52,7 +51,7 @@ def resize(tab: Any, device: str) -> None:
     )
 
 
-def complaints(tab: Any, looks: str) -> dict[str, list[str]]:
+def complaints(tab, looks):
     """What axe finds on a page, by the width of the window and by the theme."""
     lines = {}
     for device in WIDTHS:
@@ -112,11 +111,11 @@ def test_what_is_wrong_would_be_found(reader):
         assert ["Pale" in line for line in lines[f"phone, {theme}"]] == [True]
 
 
-def focused(tab: Any) -> Any:
+def focused(tab):
     return tab.evaluate_handle("document.activeElement").as_element()
 
 
-def tab_to(tab: Any, selector: str, limit: int = 80) -> Any:
+def tab_to(tab, selector, limit=80):
     """Press Tab until an element of that kind has the focus; return it."""
     for _ in range(limit):
         tab.keyboard.press("Tab")

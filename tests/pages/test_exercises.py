@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import nbformat
 import pytest
-from exercises import Exercise, blocks, exercises, functions, imported, unfilled
+from exercises import blocks, exercises, functions, imported, unfilled
 from mistakes import MISTAKES
 from notebook_rules import code, source, tags
 
@@ -25,7 +25,7 @@ NAMED = re.compile(r"`([a-z_]\w*(?:\.\w+)+)(?:\(.*?\))?`", re.DOTALL)
 Out = pytest.CaptureFixture[str]
 
 
-def story(notebook: Path) -> list[str]:
+def story(notebook):
     """The code of the chapter before its exercises."""
     return [source(cell) for cell in code(read_json(notebook)) if "exercise" not in tags(cell)]
 
@@ -35,7 +35,7 @@ def chapter(request):
     return request.param
 
 
-def missing(names: set[str], space: dict[str, Any]) -> list[str]:
+def missing(names, space):
     """Dotted names that begin with a module of ours and lead nowhere."""
     lost = []
     for name in sorted(names):
@@ -49,7 +49,7 @@ def missing(names: set[str], space: dict[str, Any]) -> list[str]:
     return lost
 
 
-def dotted(block: str) -> set[str]:
+def dotted(block):
     """Every ``a.b.c`` that code reads."""
     nodes = [n for n in ast.walk(ast.parse(block)) if isinstance(n, ast.Attribute)]
     return {text for n in nodes if re.fullmatch(r"[\w.]+", text := ast.unparse(n))}
@@ -70,7 +70,7 @@ def test_a_stub_computes_nothing_and_its_test_begins_with_it(chapter):
         assert all(part.msg is not None for part in judged), e.label
 
 
-def bound(block: str) -> set[str]:
+def bound(block):
     """Names that a block of code binds, within its functions too."""
     nodes = list(ast.walk(ast.parse(block)))
     names = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -78,7 +78,7 @@ def bound(block: str) -> set[str]:
     return names | {(n.asname or n.name) for n in nodes if isinstance(n, ast.alias)}
 
 
-def read(e: Exercise) -> set[str]:
+def read(e):
     """Names that an exercise takes from its chapter."""
     blocks = (e.stub, e.test, e.solution)
     nodes = [n for b in blocks for n in ast.walk(ast.parse(b))]
@@ -165,7 +165,7 @@ def test_stubs_ask_solutions_are_right_and_mistakes_are_told(chapter, capsys):
     plt.close("all")
 
 
-def said(e: Exercise, block: str, space: dict[str, Any], capsys: Out) -> str:
+def said(e, block, space, capsys):
     """What the test of an exercise prints last of a block in place of the stub."""
     exec(compile(f"{block}\n{e.test}", e.label, "exec"), dict(space))
     return capsys.readouterr().out.splitlines()[-1]

@@ -2,11 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlparse
 
 import pytest
-from reader import Reader, soon
+from reader import soon
 
 from book._ext.explorer import OURS
 
@@ -16,23 +15,23 @@ PAGES = ("01_gpt2_induction", "02_label_anchors", "06_attention_circuits")
 CHART = ".explorer .explorer-chart"
 
 
-def opened(reader: Reader, name: str) -> Any:
+def opened(reader, name):
     tab = reader.open(f"notebooks/{name}")
     tab.locator(".explorer button").click()
     tab.wait_for_selector(f"{CHART} svg")
     return tab
 
 
-def spec(tab: Any) -> Any:
+def spec(tab):
     return json.loads(tab.locator(".explorer script").first.text_content())
 
 
-def opacities(tab: Any, marks: str) -> Any:
+def opacities(tab, marks):
     script = "all => all.map(x => Number(x.getAttribute('fill-opacity')))"
     return tab.locator(f"{CHART} g.{marks}_marks path").evaluate_all(script)
 
 
-def lines(tab: Any) -> Any:
+def lines(tab):
     return tab.locator(f"{CHART} g.mark-rule line").count()
 
 

@@ -7,12 +7,11 @@ Stills are rewritten by ``ICLUTILS_STILLS=write``, which is for a change of a fi
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from reader import Reader, soon
+from reader import soon
 from transformers import GPT2LMHeadModel
 
 from book._ext import live
@@ -60,7 +59,7 @@ def site(tmp_path_factory):
     return out
 
 
-def engine(tab: Any, key: str, work: str, given: Any, change: tuple[str, str] = ("", "")) -> Any:
+def engine(tab, key, work, given, change=("", "")):
     """What JavaScript makes of ``given`` with the engines, read anew from their files, and the
     first network of a script of weights: ``work`` is the body of a function of both."""
     source = "".join((STATIC / f"live/{n}.js").read_text() for n in ("transformer", "numbers"))
@@ -75,57 +74,35 @@ def engine(tab: Any, key: str, work: str, given: Any, change: tuple[str, str] = 
     )
 
 
-def gpt2_logits(net: GPT2LMHeadModel, case: dict[str, Any]) -> np.ndarray:
-    """PyTorch's logits, heads ablated and key paths cut by hooks on Hugging Face's network."""
-    blocks, handles, streams, written = net.transformer.h, [], {}, {}
-    d = net.config.n_embd // net.config.n_head
+def gpt2_logits(net, case):
+    """Logits by the modules of PyTorch's network, heads ablated and key paths cut between them."""
+    body, heads, width, written = net.transformer, net.config.n_head, net.config.n_embd, []
+    size = width // heads
+    x = body.wte.weight[case["tokens"]] + body.wpe.weight[: len(case["tokens"])]
+    later = torch.ones(len(x), len(x)).triu(1).bool()
+    for layer, block in enumerate(body.h):
 
-    def at(head: int) -> slice:
-        return slice(head * d, (head + 1) * d)
+        def split(stream, block=block):
+            parts = block.attn.c_attn(block.ln_1(stream)).split(width, -1)
+            return [part.unflatten(-1, (heads, size)).transpose(0, 1) for part in parts]
 
-    def ablate(layer: int) -> Any:
-        def hook(module: Any, given: Any) -> Any:
-            z = given[0].clone()
-            for part in case["ablate"]:
-                if part["layer"] == layer:
-                    z[0, :, at(part["head"])] = torch.tensor(part["z"] or 0.0)
-            written[layer] = z
-            return (z,)
-
-        return hook
-
-    def cut(layer: int) -> Any:
-        def hook(module: Any, given: Any, out: torch.Tensor) -> torch.Tensor:
-            out = out.clone()
-            edges = [edge for edge in case["keys"] if edge["to"][0] == layer]
-            for head in {edge["to"][1] for edge in edges}:
-                stream = streams[layer].clone()
-                for edge in edges:
-                    if edge["to"][1] == head:
-                        below, source = edge["from"]
-                        change = torch.tensor(edge["z"]) - written[below][0, :, at(source)]
-                        stream += change @ blocks[below].attn.c_proj.weight[at(source)]
-                every = blocks[layer].ln_1(stream) @ module.weight + module.bias
-                keys = slice(net.config.n_embd, 2 * net.config.n_embd)
-                out[..., keys][..., at(head)] = every[..., keys][..., at(head)]
-            return out
-
-        return hook
-
-    for layer, block in enumerate(blocks):
-        handles += [
-            block.register_forward_pre_hook(lambda m, x, n=layer: streams.update({n: x[0]})),
-            block.attn.c_proj.register_forward_pre_hook(ablate(layer)),
-            block.attn.c_attn.register_forward_hook(cut(layer)),
-        ]
-    with torch.no_grad():
-        logits = net(torch.tensor([case["tokens"]])).logits[0].numpy()
-    for handle in handles:
-        handle.remove()
-    return logits
+        (q, k, v), edges = split(x), [e for e in case["keys"] if e["to"][0] == layer]
+        for head in {edge["to"][1] for edge in edges}:
+            stream = x.clone()
+            for below, source, z in ((*e["from"], e["z"]) for e in edges if e["to"][1] == head):
+                rows = body.h[below].attn.c_proj.weight[source * size : (source + 1) * size]
+                stream += (torch.tensor(z) - written[below][source]) @ rows
+            k[head] = split(stream)[1][head]
+        z = (q @ k.mT / size**0.5).masked_fill(later, -torch.inf).softmax(-1) @ v
+        for part in (part for part in case["ablate"] if part["layer"] == layer):
+            z[part["head"]] = torch.tensor(part["z"] or 0.0)
+        written.append(z)
+        x = x + block.attn.c_proj(z.transpose(0, 1).flatten(1))
+        x = x + block.mlp(block.ln_2(x))
+    return net.lm_head(body.ln_f(x)).numpy()
 
 
-def token_cases(count: int, seed: int) -> list[dict[str, Any]]:
+def token_cases(count, seed):
     """Sequences, every other one with heads ablated, key paths cut, or both."""
     draw = np.random.default_rng(seed)
     found = []
@@ -156,19 +133,18 @@ return given.map(({ tokens, ablate, keys }) => [...Gpt2.forward(net, tokens, {
 """
 
 
-def largest(found: list[Any], truth: list[Any]) -> float:
+def largest(found, truth):
     pairs = zip(found, truth, strict=True)
     return max(float(np.abs(np.asarray(a).ravel() - np.asarray(b).ravel()).max()) for a, b in pairs)
 
 
-def gpt2_difference(
-    reader: Reader, key: str, count: int, change: tuple[str, str] = ("", "")
-) -> float:
+def gpt2_difference(reader, key, count, change=("", "")):
     tab, (name, step) = reader.open("induction"), GPT2[key]
     net = (
         GPT2LMHeadModel.from_pretrained(zoo.folder(name, step), attn_implementation="eager")
         .float()
         .eval()
+        .requires_grad_(False)
     )
     cases = token_cases(count, 1)
     found = engine(tab, key, TOKENS, cases, change)
@@ -279,7 +255,7 @@ def test_linear_attention_answers_as_in_pytorch(reader, name, record_property):
         assert largest([told], [step_matrix(net)]) < CLOSE
 
 
-def step_matrix(net: lsa.LinearSelfAttention) -> np.ndarray:
+def step_matrix(net):
     """A of an answer x_q A (1/n) sum_i x_i y_i, from the weights."""
     dim, n = net.shape.dim, net.shape.pairs
     query, key, value, out = (
@@ -310,7 +286,7 @@ def test_algorithms_are_those_of_numpy(reader):
 # The figures, as a reader uses them --------------------------------------------------------------
 
 
-def opened(reader: Reader, name: str, state: str = "") -> Any:
+def opened(reader, name, state=""):
     """A page whose figure runs, in its first state or in one that the address holds."""
     tab = reader.tab
     tab.goto("about:blank")
@@ -321,11 +297,11 @@ def opened(reader: Reader, name: str, state: str = "") -> Any:
     return tab
 
 
-def shown(tab: Any) -> str:
+def shown(tab):
     return tab.locator(".live-numbers").inner_html() + tab.locator(".live-view").inner_html()
 
 
-def after(tab: Any, act: Any) -> str:
+def after(tab, act):
     """What the figure shows once it has answered to an act."""
     drawn = tab.locator(".live-figure").get_attribute("data-drawn")
     act()
@@ -333,14 +309,14 @@ def after(tab: Any, act: Any) -> str:
     return shown(tab)
 
 
-def solved(tab: Any) -> list[int]:
+def solved(tab):
     found = tab.locator(".live-tasks li").evaluate_all(
         "all => all.map(x => x.classList.contains('live-solved'))"
     )
     return [i + 1 for i, done in enumerate(found) if done]
 
 
-def controls(tab: Any) -> list[Any]:
+def controls(tab):
     """One act for every control: another option, the other end, other letters."""
     acts = []
     for box in tab.locator(".live-controls .live-field").all():
@@ -369,7 +345,7 @@ def test_every_control_changes_the_picture(reader, name):
     acting = {"induction": "off=0.2&from=0.2", "labels": "cut=labels&from=2&q=cod"}
     state = acting.get(name, "point=2&at=4&rate=1")  # in which all controls act
 
-    def follow(link: str) -> str:
+    def follow(link):
         return after(tab, lambda: tab.evaluate("link => { location.hash = link; }", link))
 
     for number in range(len(controls(tab))):
@@ -437,7 +413,7 @@ def test_points_are_dragged(reader, name):
     tab.mouse.move(x + 17, y + 27, steps=3)
     tab.mouse.up()
 
-    def is_there() -> bool:
+    def is_there():
         now = point.bounding_box()
         return abs(now["x"] - box["x"] - 17) < 4 and abs(now["y"] - box["y"] - 27) < 4
 

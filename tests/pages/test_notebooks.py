@@ -28,11 +28,11 @@ JUDGED = [path for path in CHAPTERS if path.stem[:2] != "00"]  # not the tour
 SANITIZE = ROOT / "tests" / "sanitize.cfg"
 
 
-def name(path: Path) -> str:
+def name(path):
     return path.stem
 
 
-def judged_by(path: Path) -> dict[str, Claim]:
+def judged_by(path):
     """Claims of the ledger that a notebook names; several of one number share their ledger."""
     named = claims.named_in(read_json(path)["cells"])
     return {k: c for k, c in claims.ledger().items() if c.chapter == path.stem[:2] and k in named}
@@ -94,16 +94,16 @@ def test_findings_have_spread_and_null_and_identities_need_no_training(path):
     assert not [fault for fault in real if not fault.endswith("was not measured.")]
 
 
-def cell(kind: str, source: str, count: int | None = None, **more: object) -> dict:
+def cell(kind, source, count=None, **more):
     made = {"cell_type": kind, "metadata": {}, "source": source} | more
     return made | {"execution_count": count, "outputs": more.get("outputs", [])}
 
 
-def stream(text: str, stream: str = "stdout") -> dict:
+def stream(text, stream="stdout"):
     return {"output_type": "stream", "name": stream, "text": text}
 
 
-def shown(**data: str) -> dict:
+def shown(**data):
     kinds = {kind.replace("_", "/"): value for kind, value in data.items()}
     return {"output_type": "display_data", "metadata": {}, "data": kinds}
 
@@ -140,21 +140,21 @@ def sound():
     }
 
 
-def put(number: int, **changes: object) -> Callable[[Notebook], object]:
+def put(number, **changes):
     """Changes the cell of that number."""
     return lambda notebook: notebook["cells"][number].update(changes)
 
 
-def clear(**changes: object) -> Callable[[Notebook], object]:
+def clear(**changes):
     """Changes every code cell."""
     return lambda notebook: [each.update(outputs=[], **changes) for each in code(notebook)]
 
 
-def tag(number: int, *tags: str) -> Callable[[Notebook], object]:
+def tag(number, *tags):
     return put(number, metadata={"tags": [*tags]})
 
 
-def swap_checks(notebook: Notebook) -> None:
+def swap_checks(notebook):
     one, other = notebook["cells"][4], notebook["cells"][6]
     one["source"], other["source"] = other["source"], one["source"]
 

@@ -4,9 +4,7 @@ import contextlib
 import io
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -43,7 +41,7 @@ SIZES: dict[str, dict[str, Any]] = {
 SMALL = {"n_positions": 80, "vocab_size": 90, "bos_token_id": 89, "eos_token_id": 89}
 
 
-def run(chapter: str, **parameters: Any) -> str:
+def run(chapter, **parameters):
     """Execute a chapter's code here, its appendix too, on the CPU, and return what it prints."""
     mpl.use("Agg")
     out = io.StringIO()
@@ -60,7 +58,7 @@ def run(chapter: str, **parameters: Any) -> str:
     return out.getvalue()
 
 
-def cut(patch: pytest.MonkeyPatch, field: str, **sizes: Any) -> None:
+def cut(patch, field, **sizes):
     """All tiers with other sizes."""
     for name, tier in list(presets.TIERS.items()):
         changed = replace(getattr(tier, field), **sizes)
@@ -78,7 +76,7 @@ def small(monkeypatch):
 def stand_in(monkeypatch):
     """``stand_in(name, folder)`` puts a folder in the place of a model of the hub."""
 
-    def put(name: str, folder: Path) -> None:
+    def put(name, folder):
         found = {p.name: sha256(p) for p in folder.iterdir() if p.name != "generation_config.json"}
         made = language.HubModel("openai-community/stand-in", "0" * 40, found)
         monkeypatch.setitem(language.HUB, name, made)
@@ -90,7 +88,7 @@ def stand_in(monkeypatch):
 class Ran:
     """What a chapter at the paper tier, or another, printed and wrote."""
 
-    def __init__(self, chapter: str, folder: Path, **parameters: str) -> None:
+    def __init__(self, chapter, folder, **parameters):
         tier = parameters.get("tier", "paper")
         self.printed = run(chapter, **(parameters or {"tier": tier}))
         assert self.printed.startswith(f"{tier} tier, ")
@@ -101,7 +99,7 @@ class Ran:
         self.missing = {name for name in known if tier in known[name].tiers}
         self.missing -= set(self.written) | self.undefined
 
-    def check(self, fails: Iterable[str] = (), holds: Iterable[str] = ()) -> None:
+    def check(self, fails=(), holds=()):
         """Assert the verdicts on these claims."""
         wanted = dict.fromkeys(fails, "does not hold") | dict.fromkeys(holds, "holds")
         assert {name: self.written[name]["verdict"] for name in wanted} == wanted

@@ -1,13 +1,11 @@
 """The scorecard's filter, its links to the chapters and back, and the front page, in a browser."""
 
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
 
 from iclutils import claims, scorecard
-from iclutils.scorecard import Row
 
 pytestmark = pytest.mark.browser
 
@@ -22,12 +20,12 @@ def rows(site):
     return scorecard.rows(claims.read_results(site.parent / "src/book/results"))
 
 
-def shown(tab: Any) -> list[str]:
+def shown(tab):
     """Targets of the rows that are shown, in order."""
     return tab.locator(f"{SHOWN} .claim-id").evaluate_all("found => found.map(p => p.id)")
 
 
-def names(rows: list[Row]) -> list[str]:
+def names(rows):
     """Targets of these rows."""
     targets = [f"claim-{row['mini'].claim.id}" for row in rows]
     return [target.replace(".", "-").replace("_", "-") for target in targets]

@@ -17,7 +17,7 @@ LIMIT = 2_000_000  # bytes that one page may cost its reader
 class Page(HTMLParser):
     """Ids of a page, the addresses that it links to and loads, its images and inline scripts."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         super().__init__()
         self.ids: Counter[str] = Counter()
         self.links: list[str] = []
@@ -28,7 +28,7 @@ class Page(HTMLParser):
         self._inside = ""
         self.feed(path.read_text(encoding="utf-8"))
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         given = {name: value or "" for name, value in attrs}
         if tag != "meta":
             self.ids.update({given[name] for name in ("id", "name") if name in given})
@@ -43,28 +43,28 @@ class Page(HTMLParser):
             self.claims.append(given["id"])
         self._inside = tag
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         self._inside = ""
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self._inside == "script":
             self.scripts.append(data)
 
 
 @cache
-def pages(site: Path) -> dict[Path, Page]:
+def pages(site):
     """Every page of the built book."""
     found = [path for path in sorted(site.rglob("*.html")) if "_static" not in path.parts]
     return {path: Page(path) for path in found}
 
 
-def target(page: Path, link: str) -> tuple[Path, str]:
+def target(page, link):
     """File and fragment that a link of a page leads to."""
     parts = urlsplit(link)
     return (page.parent / unquote(parts.path)).resolve() if parts.path else page, parts.fragment
 
 
-def inside(link: str) -> bool:
+def inside(link):
     return not urlsplit(link).scheme and not urlsplit(link).netloc
 
 

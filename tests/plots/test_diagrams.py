@@ -8,7 +8,6 @@ import matplotlib as mpl
 import pytest
 import torch
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 
 from iclutils.plots import diagrams, figures
 
@@ -18,7 +17,7 @@ WORDS = ["start", "fox", "ink", "oak", "bob", "fox"]
 TEXT = ["thunder", "drizzle", "frost", ":", "Dover", "fig", "pear", ":", "Bravo", "cliff", ":"]
 
 
-def pair() -> tuple[torch.Tensor, torch.Tensor]:
+def pair():
     """A perfect previous-token head, and an induction head that finds the token at 2."""
     previous = torch.eye(6).roll(1, 0).tril()
     induction = torch.zeros(6, 6)
@@ -27,14 +26,14 @@ def pair() -> tuple[torch.Tensor, torch.Tensor]:
     return previous, induction
 
 
-def saliency(layers: int = 8) -> torch.Tensor:
+def saliency(layers=8):
     found = torch.full((layers, len(TEXT), len(TEXT)), 0.01).tril(-1)
     found[0, 4, 0] = 1.0
     found[-1, -1, 4] = 1.0
     return found
 
 
-def said(figure: Figure) -> str:
+def said(figure):
     return " ".join(text.get_text().replace("\n", " ") for text in figure.findobj(mpl.text.Text))
 
 
@@ -81,14 +80,14 @@ def test_steps_need_no_script_and_show_one_picture_at_a_time():
     assert html == diagrams.stepped_pair(WORDS, *pair()).html(), "the same every time"
 
 
-def turned(colour: str) -> tuple[float, ...]:
+def turned(colour):
     """A colour as a dark page shows it: ``invert(1) hue-rotate(180deg)`` of CSS filters."""
     inverse = torch.tensor([1 - part for part in to_rgb(colour)])
     light = torch.tensor([0.213, 0.715, 0.072]).expand(3, 3)
     return tuple((2 * light @ inverse - inverse).clamp(0, 1).tolist())
 
 
-def luminance(rgb: tuple[float, ...]) -> float:
+def luminance(rgb):
     parts = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in rgb]
     return sum(w * x for w, x in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
 

@@ -4,10 +4,8 @@ import base64
 import io
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -22,20 +20,20 @@ ROOT = Path(__file__).parents[2]
 WORDS = ["<bos>", "one", "</script>", '"two"', "one", "three"]
 
 
-def heads(layers: int = 2, count: int = 3, n: int = 6) -> torch.Tensor:
+def heads(layers=2, count=3, n=6):
     raw = torch.rand(layers, count, n, n, generator=seeded(0)).tril()
     return raw / raw.sum(-1, keepdim=True)
 
 
-def edges(layers: int = 3, n: int = 6) -> torch.Tensor:
+def edges(layers=3, n=6):
     return torch.rand(layers, n, n, generator=seeded(1)).pow(3).tril()
 
 
-def reached(kept: list[dict[str, Any]], layers: int, token: int, into: bool) -> set[int]:
+def reached(kept, layers, token, into):
     """Edges that some path joins to the token: every path there is, walked by hand."""
     steps = {(e["layer"], e["src"], e["dest"]): number for number, e in enumerate(kept)}
 
-    def paths(layer: int, place: int, used: frozenset[int]) -> Iterator[tuple[int, frozenset[int]]]:
+    def paths(layer, place, used):
         if layer == layers:
             yield place, used
             return

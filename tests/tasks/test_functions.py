@@ -12,10 +12,10 @@ from refusals import refused
 from scipy import stats
 
 from iclutils.tasks.functions import Problem, Waves
-from iclutils.tasks.regression import Contexts, Task, sample
+from iclutils.tasks.regression import Task, sample
 
 
-def straight(contexts: Contexts) -> np.ndarray:
+def straight(contexts):
     return np.einsum("bnd,bd->bn", contexts.xs.double().numpy(), contexts.weights.double().numpy())
 
 

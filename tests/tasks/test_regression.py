@@ -8,7 +8,6 @@ from random_layers import seeded
 from scipy import stats
 
 from iclutils.tasks.regression import (
-    Contexts,
     Queried,
     Task,
     draw,
@@ -23,11 +22,11 @@ from iclutils.tasks.regression import (
 )
 
 
-def some(dim: int = 6, pairs: int = 9, noise: float = 0.0, count: int = 40) -> Contexts:
+def some(dim=6, pairs=9, noise=0.0, count=40):
     return sample(Task(dim, noise), count, pairs, seeded())
 
 
-def truth(contexts: Contexts) -> torch.Tensor:
+def truth(contexts):
     return torch.einsum("bnd,bd->bn", contexts.xs, contexts.weights)
 
 

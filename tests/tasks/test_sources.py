@@ -10,9 +10,7 @@ from tiny import real_tokenizer, save_gpt2, whole_words
 
 import iclutils
 from iclutils import models
-from iclutils.models import TransformerBridge
 from iclutils.tasks import text, words
-from iclutils.tasks.prompts import Prompts
 from iclutils.tasks.sources import open_source, suited
 
 TRAIN, TEST, LONG = 60, 30, 7  # rows; test row LONG is longer than the context
@@ -24,11 +22,11 @@ WORDS = ["Review", "Sentiment", "Article", "Answer", ":", "\n", *LABELS["sst2"],
 WORDS += [f"train{i}" for i in range(TRAIN)] + [f"test{i}" for i in range(TEST)]
 
 
-def generator(purpose: str, draw: int) -> torch.Generator:
+def generator(purpose, draw):
     return iclutils.begin(seed=3).generator(purpose, draw)
 
 
-def rows(name: str, split: str) -> list[tuple[str, int]]:
+def rows(name, split):
     """Row 4 of the training split has the text ``train4``, so a prompt says which rows it shows."""
     classes = len(LABELS[name])
     if split == "train":
@@ -36,7 +34,7 @@ def rows(name: str, split: str) -> list[tuple[str, int]]:
     return [(f"test{i} " * (200 if i == LONG else 1), i % classes) for i in range(TEST)]
 
 
-def demonstrations(name: str, seed: int, shots: int, more: int = 0) -> tuple[list[int], list[int]]:
+def demonstrations(name, seed, shots, more=0):
     """As the released code chooses them: shuffle all rows, walk once, take the first of each."""
     order = list(range(TRAIN))
     np.random.RandomState(seed).shuffle(order)
@@ -46,7 +44,7 @@ def demonstrations(name: str, seed: int, shots: int, more: int = 0) -> tuple[lis
     return first, [i for i in order if shots <= place[i] < shots + more]
 
 
-def queries(seed: int, count: int) -> list[int]:
+def queries(seed, count):
     """As Hugging Face's ``shuffle(seed)``; the row that is too long is left out."""
     return [i for i in np.random.default_rng(seed).permutation(TEST)[:count] if i != LONG]
 
@@ -69,7 +67,7 @@ def hand_made(monkeypatch):
     monkeypatch.setattr(text, "load", lambda name, split, folder: rows(name, split))
 
 
-def read(prompts: Prompts) -> list[tuple[list[str], list[str], str]]:
+def read(prompts):
     """(texts shown, label words shown, text asked) of every prompt, from its tokens."""
     prompts.check()
     found = []
@@ -82,7 +80,7 @@ def read(prompts: Prompts) -> list[tuple[list[str], list[str], str]]:
     return found
 
 
-def names(split: str, ids: list[int]) -> list[str]:
+def names(split, ids):
     return [f"{split}{i}" for i in ids]
 
 
@@ -152,7 +150,7 @@ def reader(tmp_path_factory):
     return models.load(folder, tokenizer=real_tokenizer("gpt2"))
 
 
-def lines(prompts: Prompts, reader: TransformerBridge) -> list[list[str]]:
+def lines(prompts, reader):
     whole = zip(prompts.tokens, prompts.kept, strict=True)
     return [reader.tokenizer.decode(row[kept].tolist()).split("\n") for row, kept in whole]
 

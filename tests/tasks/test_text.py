@@ -4,7 +4,6 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 from tiny import whole_words
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from iclutils import IclError
 from iclutils.files import sha256
 from iclutils.tasks import text
-from iclutils.tasks.prompts import Prompts, Role
+from iclutils.tasks.prompts import Role
 from iclutils.tasks.text import (
     TASKS,
     File,
@@ -61,9 +60,7 @@ def gpt2(shared):
     return AutoTokenizer.from_pretrained(shared / "gpt2-tokenizer", local_files_only=True)
 
 
-def check_against_words(
-    prompts: Prompts, tokenizer: PreTrainedTokenizerFast, task: TextTask
-) -> None:
+def check_against_words(prompts, tokenizer, task):
     """Every position, found again from the decoded tokens alone."""
     for n in range(len(prompts)):
         q = int(prompts.target[n])
@@ -85,7 +82,7 @@ def check_against_words(
 # Tokens and positions
 
 
-def written(task: TextTask, shown: list[tuple[str, int]], query: str) -> str:
+def written(task, shown, query):
     """The published template."""
     demos = [f"{task.cue} {t}\n{task.answer_cue}{task.label_words[c]}\n" for t, c in shown]
     return f"{''.join(demos)}{task.cue} {query}\n{task.answer_cue}"
@@ -179,7 +176,7 @@ def test_over_long_prompts_are_refused_or_dropped_never_cut():
         build(TASK, READER, shown, queries, context=10, over_long="drop")
 
 
-def built(task: TextTask = TASK, shown: list = SHOWN, query: tuple = ("w1", 0)) -> Prompts:
+def built(task=TASK, shown=SHOWN, query=("w1", 0)):
     return build(task, READER, [shown], [query], context=99)
 
 
@@ -233,7 +230,7 @@ def _no_folder(monkeypatch):
     monkeypatch.delenv("ICLUTILS_DATA", raising=False)
 
 
-def write_lines(folder: Path, name: str, *lines: object) -> Path:
+def write_lines(folder, name, *lines):
     path = folder / f"{name}.jsonl"
     text = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     path.write_text("\n".join(text) + "\n", encoding="utf-8")
@@ -296,7 +293,7 @@ def hub(tmp_path, monkeypatch):
     """A hub with one parquet file, ``file``, for every question; ``asked`` keeps the last one."""
     state: dict[str, object] = {"file": tmp_path / "file.parquet"}
 
-    def download(repo: str, path: str, **options: object) -> str:
+    def download(repo, path, **options):
         state["asked"] = {"repo": repo, "path": path, **options}
         return str(state["file"])
 
@@ -304,7 +301,7 @@ def hub(tmp_path, monkeypatch):
     return state
 
 
-def pin(monkeypatch: pytest.MonkeyPatch, name: str, file: File) -> None:
+def pin(monkeypatch, name, file):
     """Pin another file for a data set's splits."""
     monkeypatch.setitem(text.TASKS, name, replace(TASKS[name], train=file, test=file))
 

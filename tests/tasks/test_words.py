@@ -1,7 +1,6 @@
 """Functions between words: the lists, and prompts whose tokens say what they hold."""
 
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -39,7 +38,7 @@ def test_lists_are_long_and_repeat_nothing(name):
 # Prompts
 
 
-def check(asked: words.Asked, tokenizer: Any, functions: list[words.Pair], true: bool) -> None:
+def check(asked, tokenizer, functions, true):
     """Every prompt, read again from its decoded tokens alone."""
     prompts, whole = asked
     known = dict(functions)
@@ -145,7 +144,7 @@ def test_whole_answers_are_what_greedy_decoding_writes(gpt2):
         written[rows, prompts.target + k + 1] = answer[:, k]
     assert torch.equal(answer[:, 0], target_logits(gpt2, prompts).argmax(-1))
 
-    def right(whole: torch.Tensor) -> list[bool]:
+    def right(whole):
         tokens, at = with_answers(prompts, whole)
         return writes(models.logits(gpt2, tokens)[rows[:, None], at], whole).tolist()
 
@@ -162,7 +161,7 @@ def test_whole_answers_are_what_greedy_decoding_writes(gpt2):
 # Lists of others
 
 
-def asked(name: str, count: int, examples: int, **options: Any) -> words.Asked:
+def asked(name, count, examples, **options):
     return words.ask(name, real_tokenizer("gpt2"), count, examples, seeded(0), **options)
 
 

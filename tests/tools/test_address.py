@@ -29,7 +29,7 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def cells(checkout: Path) -> list[dict]:
+def cells(checkout):
     return json.loads((checkout / "notebooks" / "90_demo.ipynb").read_text())["cells"]
 
 

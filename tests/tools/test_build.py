@@ -50,7 +50,7 @@ def test_stage_takes_fresh_outputs_and_touches_only_what_differs(checkout):
     staged = build.stage(checkout, folder, [])
     assert read_json(staged / "notebooks/90_demo.ipynb")["cells"][0]["outputs"] == []
 
-    def files() -> set[tuple[str, int]]:
+    def files():
         found = [path for path in staged.rglob("*.*") if path.is_file()]
         return {(path.relative_to(staged).as_posix(), path.stat().st_mtime_ns) for path in found}
 

@@ -28,7 +28,7 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "results"))
 
 
-def main(words: list[str]) -> int:
+def main(words):
     """The command line that has this command."""
     return (__main__.main if words[0] in __main__.LINE.commands else tools.LINE.main)(words)
 

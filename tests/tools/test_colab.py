@@ -6,10 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -28,7 +26,7 @@ ABSENT = ("iclutils", "transformer-lens", "jaxtyping", "gguf")
 pytestmark = pytest.mark.nightly
 
 
-def closure(names: tuple[str, ...]) -> set[str]:
+def closure(names):
     found: dict[str, set[str]] = {}
     waiting = [Requirement(name) for name in names]
     while waiting:
@@ -43,7 +41,7 @@ def closure(names: tuple[str, ...]) -> set[str]:
     return set(found)
 
 
-def link(names: set[str], folder: Path) -> None:
+def link(names, folder):
     folder.mkdir()
     for name in names:
         installed = metadata.distribution(name)
@@ -79,12 +77,12 @@ def address(tmp_path_factory):
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, clone)
 
-    def ignored(folder: str, names: list[str]) -> list[str]:
+    def ignored(folder, names):
         others = [n for n in names if "-" in n and "induction" not in n and "step" not in n]
         steps = sorted(n for n in names if n.startswith("step-"))
         return ["__pycache__", *(others if Path(folder).name == "zoo" else []), *steps[:-1]]
 
-    def git(*arguments: str) -> None:
+    def git(*arguments):
         who = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
         subprocess.run(["git", *who, *arguments], cwd=clone, check=True, capture_output=True)
 
@@ -96,13 +94,13 @@ def address(tmp_path_factory):
     return f"file://{clone}"
 
 
-def clean() -> dict[str, str]:
+def clean():
     """The environment of a process, without what points at this installation."""
     ours = ("PYTHON", "VIRTUAL_ENV", "ICLUTILS", "PYTEST")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
-def untouched(python: Path) -> str:
+def untouched(python):
     code = """
 from importlib import metadata, util
 print([(metadata.version(n), util.find_spec(n).origin) for n in ("numpy", "torch")])
@@ -111,13 +109,13 @@ print([(metadata.version(n), util.find_spec(n).origin) for n in ("numpy", "torch
     return subprocess.run(command, capture_output=True, text=True, check=True, env=clean()).stdout
 
 
-def run_cell(python: Path, source: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_cell(python, source, folder):
     parameters = 'tier, model, seed, device = "mini", "", 0, "cpu"\n'
     command = [python, "-c", parameters + source]
     return subprocess.run(command, cwd=folder, env=clean(), capture_output=True, text=True)
 
 
-def execute(python: Path, cells: list[dict[str, Any]], folder: Path) -> list[str]:
+def execute(python, cells, folder):
     fresh = [cell | {"outputs": [], "execution_count": None} for cell in cells]
     text = json.dumps({"cells": fresh, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
     (folder / "chapter.ipynb").write_text(text)
@@ -130,7 +128,7 @@ def execute(python: Path, cells: list[dict[str, Any]], folder: Path) -> list[str
     return ["".join("".join(out.get("text", "")) for out in cell["outputs"]) for cell in ran]
 
 
-def chapter(address: str) -> Iterator[dict[str, Any]]:
+def chapter(address):
     """The first code cells of chapter 01, up to the first that uses a model."""
     notebook = json.loads((ROOT / "notebooks" / "01_gpt2_induction.ipynb").read_text())
     for cell in notebook["cells"]:

@@ -1,7 +1,6 @@
 """Lectures: a small chapter with two sections and an exercise, counted by hand."""
 
 import json
-from typing import Any
 
 import pytest
 
@@ -37,7 +36,7 @@ PAGE = """<html data-content_root="../"><head><title>Demo</title>
 </section></article></body></html>"""
 
 
-def cell(kind: str, name: str, source: str, **metadata: Any) -> dict[str, Any]:
+def cell(kind, name, source, **metadata):
     return {"cell_type": kind, "id": name, "source": source, "metadata": metadata}
 
 

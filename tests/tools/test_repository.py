@@ -27,11 +27,11 @@ DEPENDENCIES = [
 TARGETS = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-def name_of(requirement: str) -> str:
+def name_of(requirement):
     return re.split(r"[\s\[<>=!~;@]", requirement, maxsplit=1)[0].lower().replace("_", "-")
 
 
-def tracked() -> list[Path]:
+def tracked():
     """Files that git tracks, or, outside a checkout, a skip."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
@@ -42,7 +42,7 @@ def tracked() -> list[Path]:
 
 
 @cache
-def text_files() -> dict[str, str]:
+def text_files():
     found = {}
     for path in tracked():
         try:
@@ -133,7 +133,7 @@ def bare(tmp_path):
     return tmp_path
 
 
-def make(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def make(folder, *arguments, **environment):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")} | environment
     return subprocess.run(
         ["make", *arguments], cwd=folder, env=clean, capture_output=True, text=True
@@ -151,7 +151,7 @@ def test_installation_is_done_once_and_redone_after_an_interruption(bare):
     )
     program.chmod(0o755)
 
-    def set_up(**environment: str) -> tuple[bool, int]:
+    def set_up(**environment):
         """Whether it succeeds, and the number of installations so far."""
         done = make(bare, "setup", f"PYTHON={program}", **environment)
         assert stamp.exists() == (done.returncode == 0), "what failed is not taken for done"

@@ -1,10 +1,8 @@
 """Results beside the committed ones: what differs in one table, what is stored, what is stale."""
 
 import re
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ledger import RECORD, ran
@@ -20,7 +18,7 @@ from iclutils.interp import head_scores
 ROOT = Path(__file__).parents[2]
 
 
-def stored(root: Path, *runs: run.Run) -> list[str]:
+def stored(root, *runs):
     return [path.relative_to(root).as_posix() for path in results.store(runs)]
 
 
@@ -145,7 +143,7 @@ def test_a_number_deep_in_the_science_is_named_for_the_chapters_that_it_reaches(
         assert differ == (set() if name == "04_gradient_step" else {"prefix_matching"})
 
 
-def committed_runs() -> Iterator[Any]:
+def committed_runs():
     """All runs with committed results; those that ``book/runs/owed.txt`` names are known to be of
     other code, until they are measured again."""
     late = pages.owed(ROOT / "book/runs")

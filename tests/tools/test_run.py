@@ -5,9 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -42,12 +40,12 @@ OUTPUTS = (("run", "ipynb"), ("runs", "json"))
 class Book:
     """A folder of stand-in chapters, each with a ledger of one claim, and where they are built."""
 
-    def __init__(self, place: Path, make_ledger: Callable[..., Path]) -> None:
+    def __init__(self, place, make_ledger):
         self.notebooks, self.build = place / "notebooks", place / "_build"
         self.log, self._ledger = place / "log", make_ledger
         self.notebooks.mkdir()
 
-    def add(self, name: str, *cells: str, check: bool = True, parameters: str = "") -> Path:
+    def add(self, name, *cells, check=True, parameters=""):
         claim = f"{name[:2]}.score"
         self._ledger(name, dump(entry(id=claim)))
         last = CHECK.format(log=str(self.log), name=name, id=claim)
@@ -59,21 +57,21 @@ class Book:
         nbformat.write(notebook, path)
         return path
 
-    def run(self, chapter: str = "90", **given: object) -> run.Run:
+    def run(self, chapter="90", **given):
         return run.run_chapters([chapter], given, self.build)[0]
 
-    def ran(self) -> list[str]:
+    def ran(self):
         return self.log.read_text().split() if self.log.exists() else []
 
     @property
-    def result(self) -> Path:
+    def result(self):
         return self.build / "results/mini/90.score.json"
 
 
 class HereClient(NotebookClient):
     """In the place of a kernel, for what does not depend on one: the cells run in this process."""
 
-    def execute(self, env: dict[str, str]) -> None:
+    def execute(self, env):
         space: dict[str, Any] = {}
         cells = (cell for cell in self.nb.cells if cell.cell_type == "code")
         with mock.patch.dict(os.environ, env):

@@ -12,22 +12,22 @@ from iclutils import zoo
 from iclutils.zoo.recipes import induction, phase_change
 
 
-def norm(x: np.ndarray, module: torch.nn.LayerNorm) -> np.ndarray:
+def norm(x, module):
     gain, shift = (p.detach().numpy() for p in (module.weight, module.bias))
     return (x - x.mean()) / np.sqrt(x.var() + module.eps) * gain + shift
 
 
-def linear(x: np.ndarray, module: torch.nn.Module) -> np.ndarray:
+def linear(x, module):
     return x @ module.weight.detach().numpy() + module.bias.detach().numpy()
 
 
-def mlp(x: np.ndarray, block: torch.nn.Module) -> np.ndarray:
+def mlp(x, block):
     up = linear(norm(x, block.ln_2), block.mlp.c_fc)
     up = 0.5 * up * (1 + np.tanh(np.sqrt(2 / np.pi) * (up + 0.044715 * up**3)))
     return linear(up, block.mlp.c_proj)
 
 
-def by_hand(network: torch.nn.Module, tokens: list[int], cut: str = "") -> np.ndarray:
+def by_hand(network, tokens, cut=""):
     """Logits (pos, vocab), position by position and head by head; ``cut`` names the part."""
     model, width = network.transformer, network.config.n_embd // network.config.n_head
     wte, wpe = (m.weight.detach().numpy() for m in (model.wte, model.wpe))

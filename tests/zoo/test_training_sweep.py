@@ -58,7 +58,7 @@ def test_a_dask_cluster_gives_the_same_and_survives_a_killed_worker(alone, tmp_p
     with Client(cluster) as client:
         workers = client.run(os.getpid)
 
-        def kill() -> None:
+        def kill():
             while not (tmp_path / "long" / "resume.safetensors").is_file():
                 time.sleep(0.02)
             busy = [a for a, tasks in client.processing().items() if tasks]

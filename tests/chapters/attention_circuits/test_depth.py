@@ -23,10 +23,9 @@ from iclutils.chapters.attention_circuits.depth import (
 )
 from iclutils.interp.clean_corrupt import CleanCorrupt
 from iclutils.interp.graph import Node, head
-from iclutils.models import TransformerBridge
 
 
-def some_task(choices: bool = False) -> CleanCorrupt:
+def some_task(choices=False):
     rows = tokens(3, 9)
     at = torch.tensor([[2, 5], [3, 8], [0, 5]])
     answer = torch.tensor([[4, 9], [9, 2], [7, 2]])
@@ -110,7 +109,7 @@ def test_least_squares_solves_the_normal_equations():
         torch.testing.assert_close(bias[depth], centre, atol=1e-5, rtol=1e-4)
 
 
-def kl_of(model: TransformerBridge, rows: torch.Tensor, at: torch.Tensor, found: object) -> object:
+def kl_of(model, rows, at, found):
     """Mean KL of a lens on the positions that it was fitted to."""
     task = CleanCorrupt(rows, rows, at, torch.zeros_like(at))
     return lens_by_depth(model, task, found and found.translate)[0].mean(1)  # type: ignore[attr-defined]

@@ -48,7 +48,7 @@ def bench(wired):
     return make_bench(wired, 40, 20)
 
 
-def make_bench(model: TransformerBridge, healthy: int, cases: int) -> Bench:
+def make_bench(model, healthy, cases):
     generator = seeded(1)
     fitted, other, broken = (copying(model, n, 11, generator) for n in (healthy, healthy, cases))
     covariances = fit_covariances(model, fitted)
@@ -72,7 +72,7 @@ def test_statistics_by_another_way(model):
     assert (Node("mlp", 0), "entropy") not in names
     for node in (heads[2], Node("mlp", 1)):
 
-        def mean_write(some: CleanCorrupt, node: Node = node) -> np.ndarray:
+        def mean_write(some, node=node):
             write = component_outputs(model, some.clean, [node])[node]
             return write[torch.arange(10)[:, None], some.at].mean(1).double().numpy()
 

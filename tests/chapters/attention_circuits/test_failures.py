@@ -15,8 +15,6 @@ from iclutils.chapters.attention_circuits import failures
 from iclutils.chapters.attention_circuits.failures import (
     KINDS,
     Fault,
-    Features,
-    Flags,
     Reference,
     damage_mlp,
     features,
@@ -30,7 +28,7 @@ from iclutils.chapters.attention_circuits.interactions import direct_logits
 from iclutils.interp import graph
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying, scored_logits
 from iclutils.interp.graph import Node, all_heads, component_outputs, head
-from iclutils.interp.hooks import Hook, ablate_heads
+from iclutils.interp.hooks import ablate_heads
 from iclutils.models import TransformerBridge, cached, edit_weights, get_act_name
 
 FIRST, SECOND = head(0, 0), head(1, 0)
@@ -44,7 +42,7 @@ PLANTED = {
 }
 
 
-def a_fault(kind: str, strength: float = 1.0) -> Fault:
+def a_fault(kind, strength=1.0):
     readers = (Node("k", 1, 2), Node("mlp_in", 1)) if kind == "cut" else ()
     return Fault(kind, (head(0, 1), head(0, 3)), readers, strength)
 
@@ -140,10 +138,10 @@ class Bench:
     cases: CleanCorrupt
     held_out: CleanCorrupt
 
-    def see(self, hooks: list[Hook]) -> Features:
+    def see(self, hooks):
         return features(self.model, self.cases, [FIRST, SECOND], [EDGE], hooks)
 
-    def flag(self, *faults: Fault) -> Flags:
+    def flag(self, *faults):
         seen = self.see(plant(self.model, self.cases, faults))
         return flags(seen, self.reference, [[FIRST], [SECOND]])
 

@@ -22,20 +22,18 @@ from iclutils.chapters.attention_circuits.influence import (
     sources,
 )
 from iclutils.interp.hooks import run_with_hooks
-from iclutils.models import TransformerBridge, cached, get_act_name
+from iclutils.models import cached, get_act_name
 
 AT = torch.tensor([[2, 5], [3, 7]])
 ANSWER = torch.tensor([[4, 9], [11, 0]])
 
 
-def one_by_one(
-    model: TransformerBridge, rows: torch.Tensor, drawn: torch.Tensor
-) -> tuple[np.ndarray, np.ndarray]:
+def one_by_one(model, rows, drawn):
     """KL and change of log p of every draw: one whole sequence and one forward pass at a time."""
     size = *drawn.shape[:2], 2, rows.shape[1]
     kl, signed = np.zeros(size), np.zeros(size)
 
-    def log_p(row: torch.Tensor) -> np.ndarray:
+    def log_p(row):
         with torch.no_grad():
             return log_softmax(model(row[None])[0].double().numpy(), axis=-1)
 
@@ -65,7 +63,7 @@ def test_influence_is_what_one_row_at_a_time_gives(model, monkeypatch):
             np.testing.assert_allclose(ours.numpy(), theirs, atol=2e-5, rtol=1e-4)
     assert got.kl.max() > 0.05
 
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise IclError("no cache")
 
     monkeypatch.setattr(module, "keys_values", refuse)
@@ -79,7 +77,7 @@ def test_a_model_that_looks_ahead_is_caught(gpt2):
     rows, whole = tokens(2, 9), gpt2.forward
     assert (future_influence(gpt2, rows, seeded()) < 1e-5).all()
 
-    def ahead(some: torch.Tensor, **more: object) -> torch.Tensor:
+    def ahead(some, **more):
         return whole(some, **more).roll(-1, 1)  # every position answers for the next one
 
     with pytest.MonkeyPatch.context() as patch:
@@ -120,9 +118,7 @@ def test_the_notes_score_by_its_own_loop(model):
         assert got[d, b, e, t:].isnan().all()
 
 
-def planted(
-    rng: np.random.Generator, effects: dict[int, float], count: int = 14
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def planted(rng, effects, count=14):
     """Noise at every position, and a loss of so many nats at offsets from the source."""
     source = torch.tensor([[9, 11]]).expand(count, -1)
     at = source + 5
@@ -169,7 +165,7 @@ def test_norms_of_what_edges_carry(kind, request, monkeypatch):
     pattern, bias = get_act_name("pattern", 1), getattr(model.blocks[1].attn.o, "bias", None)
     for dest, src in ((4, 2), (6, 6), (3, 0)):
 
-        def alone(value: torch.Tensor, hook: object, at: tuple[int, int] = (dest, src)) -> object:
+        def alone(value, hook, at=(dest, src)):
             edge = torch.zeros_like(value)
             edge[:, :, at[0], at[1]] = value[:, :, at[0], at[1]]
             return edge

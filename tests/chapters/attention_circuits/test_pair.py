@@ -12,7 +12,7 @@ from iclutils.interp import clean_corrupt, patching
 from iclutils.interp.graph import Node, all_heads, head
 from iclutils.interp.head_scores import prefix_matching, score_heads
 from iclutils.interp.patching import patch_key_input
-from iclutils.models import TransformerBridge, load
+from iclutils.models import load
 from iclutils.tasks.repeated import RepeatedTokens
 
 PLACES = [
@@ -23,9 +23,7 @@ PLACES = [
 LENGTH = 11
 
 
-def batches(
-    model: TransformerBridge, count: int = 8, length: int = LENGTH, corruption: str = "fresh"
-) -> tuple[clean_corrupt.CleanCorrupt, RepeatedTokens, RepeatedTokens]:
+def batches(model, count=8, length=LENGTH, corruption="fresh"):
     made = clean_corrupt.copying(model, count, length, seeded(), corruption)
     return made, RepeatedTokens(made.clean, length), RepeatedTokens(made.corrupt, length)
 

@@ -19,18 +19,18 @@ SIZE = 16
 PLAIN = torch.arange(SIZE)[None]  # no token occurs twice
 
 
-def one(pattern: torch.Tensor, ids: torch.Tensor = PLAIN) -> dict[str, float]:
+def one(pattern, ids=PLAIN):
     """Scores of one pattern."""
     scores = patterns.pattern_scores(pattern[None, None].float(), ids)
     return {name: float(value) for name, value in scores.items()}
 
 
-def random_pattern(seed: int, size: int = SIZE) -> torch.Tensor:
+def random_pattern(seed, size=SIZE):
     scores = 3 * torch.randn(size, size, generator=seeded(seed))
     return scores.masked_fill(~torch.ones(size, size).tril().bool(), -torch.inf).softmax(-1)
 
 
-def shifted(steps: int, size: int = SIZE) -> torch.Tensor:
+def shifted(steps, size=SIZE):
     """Every row looks so many steps back, the first rows at the first token."""
     return torch.eye(size)[(torch.arange(size) - steps).clamp_min(0)]
 
@@ -50,7 +50,7 @@ def test_closed_forms(pattern, expected):
     assert {name: one(pattern)[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
-def bands(row: int) -> list[list[int]]:
+def bands(row):
     """Distances by dyadic band: {0}, {1}, {2, 3}, {4 .. 7}, .. as far as the row reaches."""
     found, start, stop = [[0]], 1, 2
     while start <= row:
@@ -122,7 +122,7 @@ def test_false_alarms_are_kept(tmp_path):
     nulls = [patterns.null_scores(made[:5], ids)]
     fresh = [patterns.scores(model, ids) for model in made[5:]]
 
-    def alarms(alpha: float) -> float:
+    def alarms(alpha):
         limits = patterns.thresholds(nulls, patterns.uniform_scores(ids), alpha)
         held = [patterns.labels(scores, limits) for scores in fresh]
         possible = [not math.isnan(limits[name]) for name in patterns.SCORES]

@@ -22,8 +22,8 @@ def test_importance_is_the_slope_of_a_mask(gpt2, gptj):
     assert got.shape == (3, 4, 3)
     for layer, h in ((0, 1), (1, 3), (2, 0)):
 
-        def scaled(by: float, layer: int = layer, h: int = h) -> torch.Tensor:
-            def scale(z: torch.Tensor, hook: object) -> torch.Tensor:
+        def scaled(by, layer=layer, h=h):
+            def scale(z, hook):
                 z = z.clone()
                 z[:, :, h] *= by
                 return z

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from random_layers import seeded
 from scipy.stats import ortho_group
 from tiny import save_gpt2, tokens
-from transformers import PreTrainedModel
 
 from iclutils.chapters.attention_circuits import stability
 from iclutils.models import cached, edit_weights, load
@@ -34,7 +33,7 @@ def test_overlap_by_enumeration():
         assert stability.jaccard(fixed, shown) == len(fixed & shown) / len(fixed | shown)
 
 
-def permuted(network: PreTrainedModel, order: list[list[int]]) -> None:
+def permuted(network, order):
     """Head ``order[layer][i]`` becomes head i; the network computes the same."""
     width, heads = network.config.n_embd, network.config.n_head
     size = width // heads
@@ -150,7 +149,7 @@ def test_random_matchings_are_those_within_the_groups():
     assert spread == pytest.approx(chance.std(correction=0).item(), abs=0.015)
 
 
-def series(noise: float, swap: int, checkpoints: int = 8) -> torch.Tensor:
+def series(noise, swap, checkpoints=8):
     """(checkpoint, item, batch): 5 of 30 items matter; from ``swap`` on it is 5 others."""
     generator = seeded(0)
     values = noise * torch.randn(checkpoints, 30, 24, generator=generator)

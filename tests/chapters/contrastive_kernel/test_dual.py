@@ -28,9 +28,7 @@ EXACT = {"atol": 1e-10, "rtol": 0.0}
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}
 
 
-def data(
-    seed: int, keys: int = 6, dim: int = 3, batch: tuple[int, ...] = (), width: int = 2
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def data(seed, keys=6, dim=3, batch=(), width=2):
     """One query for each context, keys, values and which keys are demonstrations."""
     place = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
     shapes = (*batch, dim), (*batch, keys, dim), (*batch, keys, width)
@@ -43,7 +41,7 @@ def data(
 class Explicit:
     """Rows of a root of the kernel, and the loss -(1/(η D_q)) Σ_D v_i · W φ(k_i), for one query."""
 
-    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: torch.Tensor):
+    def __init__(self, q, k, v, chosen):
         tokens = np.concatenate([k.numpy(), q.numpy()[None]])
         kernel = np.exp(tokens @ tokens.T / math.sqrt(tokens.shape[-1]))
         values, vectors = np.linalg.eigh(kernel)
@@ -55,11 +53,11 @@ class Explicit:
             torch.outer(v[j], self.keys[j]) / self.total for j in range(len(k)) if not chosen[j]
         )
 
-    def loss(self, matrix: torch.Tensor, rate: float = 1.0) -> torch.Tensor:
+    def loss(self, matrix, rate=1.0):
         pairs = [self.v[i] @ matrix @ self.keys[i] for i in range(len(self.v)) if self.chosen[i]]
         return -sum(pairs) / (rate * self.total)
 
-    def stepped(self, rate: float = 1.0, size: float = 1.0) -> torch.Tensor:
+    def stepped(self, rate=1.0, size=1.0):
         at = self.start.clone().requires_grad_()
         (slope,) = torch.autograd.grad(self.loss(at, rate), at)
         return self.start - size * rate * slope

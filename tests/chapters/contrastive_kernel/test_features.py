@@ -26,9 +26,7 @@ from iclutils.chapters.contrastive_kernel.features import (
 seeds = st.integers(0, 9999)
 
 
-def data(
-    seed: int, queries: int, keys: int, dim: int, batch: tuple[int, ...] = (), width: int = 3
-) -> list[torch.Tensor]:
+def data(seed, queries, keys, dim, batch=(), width=3):
     place = {"generator": seeded(seed), "dtype": torch.float64}
     shapes = (*batch, queries, dim), (*batch, keys, dim), (*batch, keys, width)
     return [torch.randn(shape, **place) for shape in shapes]
@@ -50,7 +48,7 @@ def test_taylor_features_have_the_truncated_series_as_inner_product(seed, dim, d
 @pytest.mark.parametrize("largest", [0.0, 0.3, 1.0, 4.0, 9.0])
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-8, 1e-12])
 def test_needed_degree_is_enough_and_not_much_more(largest, tolerance):
-    def error(degree: int, x: float) -> float:
+    def error(degree, x):
         return abs(math.fsum(x**r / math.factorial(r) for r in range(degree + 1)) / math.exp(x) - 1)
 
     degree = needed_degree(largest, tolerance)

@@ -1,14 +1,13 @@
 """Dual models of real heads: against Hugging Face's modules in float64, and edits by hand there."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from random_prompts import prompts_strategy, random_prompts
 from tiny import VOCAB, save_gpt2, save_grouped, save_neox, tiny_gpt2, tokens
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from iclutils import models, zoo
@@ -41,7 +40,7 @@ PARAMETER = {"regularised": "alpha", "negative_samples": "beta"}
 class Both:
     """A model as the package loads it, and the same by Hugging Face alone, in float64."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, kind, folder):
         grouped = {name: partial(save_grouped, kind=name) for name in ("llama", "qwen2")}
         makers = {"gpt2": save_gpt2, "neox": save_neox, **grouped}
         if kind in makers:
@@ -56,7 +55,7 @@ class Both:
         modules = network.named_modules()
         self.out = [m for n, m in modules if n.split(".")[-1] == name and "mlp" not in n]
 
-    def run(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def run(self, x):
         """Logits, z (batch, layer, pos, head, d_head) and attention (batch, layer, head, ...)."""
         seen: list[Tensor] = []
         handles = [m.register_forward_pre_hook(lambda _, a: seen.append(a[0])) for m in self.out]
@@ -68,10 +67,10 @@ class Both:
         z = torch.stack([part.unflatten(-1, (heads, -1)) for part in seen], 1)
         return out.logits, z, torch.stack(out.attentions, 1)
 
-    def run_with_z(self, x: Tensor, layer: int, head: int, z: Tensor) -> Tensor:
+    def run_with_z(self, x, layer, head, z):
         """Logits when one head's z at the last position is replaced."""
 
-        def replace(module: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+        def replace(module, given):
             flat = given[0].clone()
             flat.unflatten(-1, (self.model.cfg.n_heads, -1))[:, -1, head] = z
             return (flat,)
@@ -98,7 +97,7 @@ def wide(tmp_path_factory):
     return tiny_gpt2(tmp_path_factory.mktemp("wide"), n_positions=128)
 
 
-def some_mask(count: int, size: int) -> Tensor:
+def some_mask(count, size):
     """Random demonstrations among the tokens before the last two."""
     mask = torch.rand(count, size, generator=torch.Generator().manual_seed(0)) < 0.6
     mask[:, -2:] = False
@@ -109,7 +108,7 @@ def some_mask(count: int, size: int) -> Tensor:
 # --- the identity -------------------------------------------------------------------------------
 
 
-def close(found: Tensor, expected: Tensor, gap: float = SINGLE) -> None:
+def close(found, expected, gap=SINGLE):
     torch.testing.assert_close(found.double(), expected.double(), atol=gap, rtol=gap)
 
 

@@ -9,10 +9,10 @@ from sklearn.kernel_ridge import KernelRidge
 from iclutils import models
 from iclutils.chapters.contrastive_kernel.heads import dual_heads
 from iclutils.chapters.every_lens import compare, marks, smoothers, vectors
-from iclutils.chapters.every_lens.question import Question, of_prompts
+from iclutils.chapters.every_lens.question import of_prompts
 from iclutils.interp.at_query import read
 from iclutils.interp.hooks import logits_at
-from iclutils.models import TransformerBridge, get_act_name
+from iclutils.models import get_act_name
 from iclutils.tasks import topics
 
 
@@ -31,7 +31,7 @@ def found(net, here):
     return marks.measure(net, here, layer=2, steps=1)
 
 
-def at_target(net: TransformerBridge, here: Question, side: str, name: str) -> torch.Tensor:
+def at_target(net, here, side, name):
     _, cache = net.run_with_cache(getattr(here.task, side), names_filter=name)
     return cache[name][torch.arange(len(here)), here.at]
 
@@ -101,7 +101,7 @@ def test_agreement_is_a_correlation_and_what_a_count_explains_can_be_taken_out()
     target = (told[:, 0] - told[:, 1]).numpy()
     signs = np.concatenate([target, -target])  # over both choices, so that the mean is 0
 
-    def correlate(x: np.ndarray, y: np.ndarray) -> float:
+    def correlate(x, y):
         return pearsonr(np.concatenate([x, -x]), y).statistic
 
     vote = (weights[:, 0, 0] * sign).sum(1).numpy()

@@ -7,8 +7,6 @@ from tiny import real_tokenizer, save_grouped
 
 from iclutils import models
 from iclutils.chapters.every_lens import question
-from iclutils.chapters.every_lens.question import Question
-from iclutils.models import TransformerBridge
 from iclutils.tasks import topics
 
 
@@ -21,11 +19,11 @@ def reader(tmp_path_factory):
     return models.load(folder)
 
 
-def spoken(model: TransformerBridge, tokens: torch.Tensor) -> str:
+def spoken(model, tokens):
     return model.tokenizer.decode(tokens)
 
 
-def asked(model: TransformerBridge, count: int = 4, seed: int = 0) -> Question:
+def asked(model, count=4, seed=0):
     draw = seeded(seed)
     return question.of_words(model, "past", "gerund", count, 3, draw)
 

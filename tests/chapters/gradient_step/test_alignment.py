@@ -1,7 +1,5 @@
 """Alignment with algorithms: finite differences, networks with known answers, weights by hand."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -26,7 +24,7 @@ from iclutils.models.lsa import Shape
 from iclutils.tasks.regression import Contexts, Task, sample
 
 
-def gd(*rates: float) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def gd(*rates):
     return predictor(list(rates))
 
 

@@ -101,7 +101,7 @@ def test_dependence_is_the_jacobian_of_the_mean(kind, sees_query):
     network = random(replace(shape, sees_query=sees_query))
     found, before = copying(network, xs, ys), network.resid(xs, ys)[0]
 
-    def mean_after(shift: torch.Tensor) -> torch.Tensor:
+    def mean_after(shift):
         moved = before + shift
         return (moved + attend(moved, network.layer(), 6 + sees_query, kind)).mean(1)
 

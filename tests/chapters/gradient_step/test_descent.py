@@ -25,13 +25,13 @@ shapes = given(
 )
 
 
-def contexts(count: int) -> Contexts:
+def contexts(count):
     task = Task(10, inputs="uniform*1+-0.5")
     drawn = sample(task, count, 11, seeded(0))
     return Contexts(*(part.double() for part in drawn))
 
 
-def loss(found: torch.Tensor, ys: torch.Tensor) -> float:
+def loss(found, ys):
     return float(0.5 * (found - ys[..., -1]).square().mean())
 
 
@@ -53,9 +53,7 @@ def test_gradient_descent_is_autograds(seed, dim, pairs, outputs, steps, started
             weights = (weights - rates[k] * gradient).detach().requires_grad_()
 
 
-def by_tokens(
-    xs: np.ndarray, ys: np.ndarray, rates: list[float], gammas: list[float], start: np.ndarray
-) -> np.ndarray:
+def by_tokens(xs, ys, rates, gammas, start):
     """GD++ of one context, token by token: all of a step reads the tokens before it."""
     x, y = list(xs), list(ys)
     count = len(x) - 1
@@ -100,9 +98,7 @@ def test_one_step_as_published():
     torch.testing.assert_close(best_step(3, 8, s, 3 * s.square()).matrix, theorem)
 
 
-def expected_loss(
-    matrix: torch.Tensor, fourths: list[float], scales: torch.Tensor, pairs: int = 2
-) -> torch.Tensor:
+def expected_loss(matrix, fourths, scales, pairs=2):
     """Of one step, summed over all inputs: laws of variance 1 on (-a, 0, a), times the scales."""
     laws = [[(-sqrt(m), 0.5 / m), (0.0, 1 - 1 / m), (sqrt(m), 0.5 / m)] for m in fourths]
     points = np.array(list(product(*laws)))
@@ -142,7 +138,7 @@ def test_a_search_without_gradients_finds_nothing_better(plus, shared):
     found = tune(2, drawn.xs, drawn.ys, plus, shared)[-1]
     free = 1 if shared else 2
 
-    def value(point: np.ndarray) -> float:
+    def value(point):
         rates = [*point[:free].tolist()] * (2 // free)
         gammas = [*point[free:].tolist(), 0.0] if plus else None
         return loss(predictor(rates, gammas)(drawn.xs, drawn.ys), drawn.ys)

@@ -10,8 +10,7 @@ from tiny import VOCAB
 from iclutils.chapters.label_anchors import compression
 from iclutils.interp import kv_cache
 from iclutils.interp.readout import target_logits
-from iclutils.models import TransformerBridge
-from iclutils.tasks.prompts import Prompts, Role, join
+from iclutils.tasks.prompts import Role, join
 
 
 @pytest.fixture(params=["gpt2", "neox", "qwen2", "gptj"])
@@ -20,13 +19,13 @@ def any_model(request):
     return request.getfixturevalue(request.param)
 
 
-def cut(model: TransformerBridge, prompts: Prompts, keep: torch.Tensor) -> torch.Tensor:
+def cut(model, prompts, keep):
     """Independent truth: the whole prompt, the query's edges to what is not kept cut."""
     query = prompts.roles == Role.QUERY
     dropped = kv_cache.demonstrations(prompts) & ~keep
     edges = (query[:, :, None] & dropped[:, None, :])[:, None]
 
-    def forbid(scores: torch.Tensor, hook: object) -> torch.Tensor:
+    def forbid(scores, hook):
         return scores.masked_fill(edges, torch.finfo(scores.dtype).min)
 
     names = [f"blocks.{layer}.attn.hook_attn_scores" for layer in range(model.cfg.n_layers)]

@@ -15,7 +15,7 @@ from iclutils.chapters.label_anchors.answers import answers
 from iclutils.models import cached
 
 
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+def noise(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 

@@ -10,19 +10,19 @@ from iclutils.chapters.label_anchors.answers import answers, answers_by_set
 from iclutils.chapters.label_anchors.isolation import isolated
 from iclutils.interp.head_scores import top_heads
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
-from iclutils.models import TransformerBridge, cached, get_act_name
-from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
+from iclutils.models import cached, get_act_name
+from iclutils.tasks.repeated import repeated_tokens
 
 LENGTH = 12
 PROMPTS = random_prompts(seed=3, count=40, shots=2)
 
 
-def copied(model: TransformerBridge) -> RepeatedTokens:
+def copied(model):
     generator = torch.Generator().manual_seed(0)
     return repeated_tokens(model, 8, LENGTH, generator, distinct=True)
 
 
-def prefix_scores(network: GPT2LMHeadModel, tokens: torch.Tensor) -> torch.Tensor:
+def prefix_scores(network, tokens):
     """Mean attention of the second copy's tokens to what followed the first: (layer, head)."""
     with torch.no_grad():
         patterns = torch.stack(network(tokens, output_attentions=True).attentions, 1)

@@ -41,7 +41,7 @@ def test_attention_is_summed_over_demonstrations_and_heads_or_prompts(model, sho
     torch.testing.assert_close(label_reading(model, prompts, True), whole, atol=1e-5, rtol=1e-4)
 
 
-def by_pairs(scores: list[float], positive: list[bool]) -> float:
+def by_pairs(scores, positive):
     """AUC as it is defined: how often a positive row outscores a negative one; ties count half."""
     yes = [s for s, p in zip(scores, positive, strict=True) if p]
     no = [s for s, p in zip(scores, positive, strict=True) if not p]
@@ -49,7 +49,7 @@ def by_pairs(scores: list[float], positive: list[bool]) -> float:
     return wins / (len(yes) * len(no))
 
 
-def by_hand(scores: torch.Tensor, predicted: torch.Tensor) -> float:
+def by_hand(scores, predicted):
     """The rule of the paper's code, by counting pairs."""
     classes = sorted(set(predicted.tolist()))
     if len(classes) == 2:

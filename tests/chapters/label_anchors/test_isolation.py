@@ -18,7 +18,7 @@ from iclutils.chapters.label_anchors.isolation import (
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
 from iclutils.interp.readout import target_logits
 from iclutils.models import get_act_name
-from iclutils.tasks.prompts import Prompts, join
+from iclutils.tasks.prompts import join
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
@@ -74,7 +74,7 @@ def test_the_control_draws_no_label_and_no_target(prompts, seed):
         assert max(places) <= int(prompts.target[row]) - 2
 
 
-def two_sets() -> Prompts:
+def two_sets():
     """Seven prompts on two sets of demonstrations, mixed."""
     parts = [random_prompts(seed, count=n, shared=True) for seed, n in ((5, 3), (6, 4))]
     return join(parts)[torch.tensor([0, 3, 1, 4, 5, 2, 6])]

@@ -5,27 +5,16 @@ import torch
 from random_prompts import random_prompts
 
 from iclutils.chapters.label_anchors.answers import answers
-from iclutils.chapters.label_anchors.reweighting import (
-    LastStep,
-    compare,
-    fit,
-    gradient,
-    prepare,
-    random_text,
-)
+from iclutils.chapters.label_anchors.reweighting import compare, fit, gradient, prepare, random_text
 from iclutils.chapters.label_anchors.saliency import attention_and_gradient
 from iclutils.interp.readout import target_logits
-from iclutils.models import TransformerBridge
-from iclutils.tasks.prompts import Prompts
 
 
-def by_hooks(
-    model: TransformerBridge, prompts: Prompts, beta: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
+def by_hooks(model, prompts, beta, positions):
     """Independent truth: the attention patterns edited entry by entry in a full forward pass."""
 
-    def edit(layer: int):
-        def multiply(pattern: torch.Tensor, hook: object) -> torch.Tensor:
+    def edit(layer):
+        def multiply(pattern, hook):
             pattern = pattern.clone()
             for row, q in enumerate(prompts.target.tolist()):
                 for demo, p in enumerate(positions[row].tolist()):
@@ -39,7 +28,7 @@ def by_hooks(
     return target_logits(model, prompts, hooks).gather(1, prompts.label_words)
 
 
-def random_beta(model: TransformerBridge, prompts: Prompts) -> torch.Tensor:
+def random_beta(model, prompts):
     torch.manual_seed(1)
     return torch.randn(model.cfg.n_layers, model.cfg.n_heads, prompts.classes)
 
@@ -71,7 +60,7 @@ def test_gradient_at_zero_is_attention_times_its_gradient(model):
         torch.testing.assert_close(found[..., c], expected, atol=1e-6, rtol=1e-4)
 
 
-def fitted(step: LastStep, seed: int | None = 0, **options: object) -> torch.Tensor:
+def fitted(step, seed=0, **options):
     """The beta of a single set of demonstrations."""
     sets = torch.zeros(len(step.prompts), dtype=torch.long)
     draw = None if seed is None else torch.Generator().manual_seed(seed)
@@ -117,7 +106,7 @@ def test_comparing_is_fitting_and_scoring_twice(gpt2, batch_size):
     for (train, test), gain in zip(pairs, gains, strict=True):
         words = random_text(train, draw)
 
-        def share(logits: torch.Tensor, test: Prompts = test) -> float:
+        def share(logits, test=test):
             return (logits.argmax(-1) == test.gold).float().mean().item()
 
         before = share(answers(gpt2, test).class_logits)

@@ -17,21 +17,18 @@ from iclutils.chapters.label_anchors.saliency import (
     measure,
     saliency,
 )
-from iclutils.models import TransformerBridge
-from iclutils.tasks.prompts import Prompts, class_logits
+from iclutils.tasks.prompts import class_logits
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-def loss(prompts: Prompts, at_target: torch.Tensor) -> torch.Tensor:
+def loss(prompts, at_target):
     return functional.cross_entropy(
         class_logits(prompts, at_target), prompts.gold, reduction="none"
     )
 
 
-def by_retained_gradients(
-    model: TransformerBridge, prompts: Prompts
-) -> tuple[torch.Tensor, torch.Tensor]:
+def by_retained_gradients(model, prompts):
     """A and dL/dA from the Hugging Face model alone: (batch, layer, head, dest, src), float64."""
     network = AutoModelForCausalLM.from_pretrained(
         model.cfg.model_name, attn_implementation="eager", dtype=torch.float64

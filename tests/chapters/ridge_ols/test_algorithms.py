@@ -37,9 +37,7 @@ WEIGHTS: dict[str, Callable] = {
 }
 
 
-def data(
-    seed: int, pairs: int, dim: int, count: int = 3, noise: float = 0.3
-) -> tuple[torch.Tensor, torch.Tensor]:
+def data(seed, pairs, dim, count=3, noise=0.3):
     generator = torch.Generator().manual_seed(seed)
     place = {"generator": generator, "dtype": torch.float64}
     xs = torch.randn(count, pairs, dim, **place)
@@ -47,7 +45,7 @@ def data(
     return xs, ys + noise * torch.randn(count, pairs, **place)
 
 
-def by_fits(make: Callable, xs: torch.Tensor, ys: torch.Tensor) -> torch.Tensor:
+def by_fits(make, xs, ys):
     """One estimator of scikit-learn for each context and prefix."""
     found = torch.zeros_like(ys)
     for b in range(len(xs)):
@@ -149,9 +147,7 @@ def test_gradient_descent_by_autograd():
     torch.testing.assert_close(averaging_weights(xs, ys)[:, 7], gd_weights(xs, ys, 1 / 14)[:, 7])
 
 
-def sgd_by_hand(
-    xs: torch.Tensor, ys: torch.Tensor, rate: float, penalty: float, clip: float, growing: bool
-) -> torch.Tensor:
+def sgd_by_hand(xs, ys, rate, penalty, clip, growing):
     """One context, number by number."""
     w = [0.0] * xs.shape[1]
     rows = [list(w)]
@@ -194,7 +190,7 @@ def test_a_tuned_rate_has_the_least_risk():
 @pytest.mark.parametrize("k", [1, 3, 5, 50])
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
 def test_neighbours_are_scikit_learns(k, power):
-    def weigh(distance: np.ndarray) -> np.ndarray:
+    def weigh(distance):
         return distance**-power
 
     xs, ys = data(1, 12, 3)

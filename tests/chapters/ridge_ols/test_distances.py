@@ -20,11 +20,11 @@ from iclutils.chapters.ridge_ols.distances import (
 from iclutils.tasks.regression import Contexts, Task, sample
 
 
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+def normal(*shape, seed=0):
     return torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
 
 
-def some(dim: int = 4, pairs: int = 7, count: int = 30, noise: float = 0.0) -> Contexts:
+def some(dim=4, pairs=7, count=30, noise=0.0):
     return sample(Task(dim, noise), count, pairs, seeded())
 
 

@@ -20,16 +20,16 @@ FIELDS = {"a": 3, "b": 2, "c": 4}
 seeds = st.integers(0, 999)
 
 
-def normal(seed: int, *shape: int) -> torch.Tensor:
+def normal(seed, *shape):
     generator = seeded(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def layout(numerics: Numerics = FINE, columns: int = 6) -> Layout:
+def layout(numerics=FINE, columns=6):
     return Layout(FIELDS, columns, numerics)
 
 
-def filled(plan: Layout, seed: int, batch: int = 4) -> torch.Tensor:
+def filled(plan, seed, batch=4):
     """A stream whose fields are random, but 0 in the start token."""
     values = normal(seed, batch, plan.columns, 9)
     values[:, 0] = 0
@@ -37,7 +37,7 @@ def filled(plan: Layout, seed: int, batch: int = 4) -> torch.Tensor:
     return plan.places + plan.field_unit * values @ rows
 
 
-def fields(plan: Layout, stream: torch.Tensor) -> dict[str, torch.Tensor]:
+def fields(plan, stream):
     return {name: plan.value(stream, name) for name in FIELDS}
 
 
@@ -127,11 +127,11 @@ def test_div_divides_by_the_absolute_value(by, sign, column, seed, plain):
         torch.testing.assert_close(after["c"], wanted, atol=bound, rtol=0)
 
 
-def gelu(z: np.ndarray) -> np.ndarray:
+def gelu(z):
     return z * (1 + erf(z / math.sqrt(2))) / 2
 
 
-def by_stencil(order: int, eps: float, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def by_stencil(order, eps, x, y):
     left, right, out = (part.numpy() for part in stencil(order, eps))
     return (out * gelu(left * x[..., None] + right * y[..., None])).sum(-1)
 

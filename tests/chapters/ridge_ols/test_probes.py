@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from random_layers import seeded
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score
-from torch import Tensor
 
 from iclutils.chapters.ridge_ols.probes import (
     fit,
@@ -26,11 +25,11 @@ HELD = 512
 LAYER, PLACE = 1, 3  # where signals are planted
 
 
-def noise(*size: int, seed: int = 0) -> Tensor:
+def noise(*size, seed=0):
     return torch.randn(size, generator=seeded(seed))
 
 
-def planted() -> tuple[Tensor, Tensor]:
+def planted():
     """States of a network with 3 layers and 5 positions of pure noise, and what one place holds."""
     states = noise(1, 3, 2048 + HELD, 5, 6)
     return states, states[0, LAYER, :, PLACE] @ noise(6, 2, seed=1)

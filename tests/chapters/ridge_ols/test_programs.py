@@ -8,8 +8,7 @@ import torch
 from transformers import GPT2Config, GPT2Model
 
 from iclutils.chapters.ridge_ols.layout import Numerics
-from iclutils.chapters.ridge_ols.primitives import Block
-from iclutils.chapters.ridge_ols.programs import Program, gradient_program, ridge_program
+from iclutils.chapters.ridge_ols.programs import gradient_program, ridge_program
 from iclutils.chapters.ridge_ols.reports import reports
 
 DOUBLE, SINGLE = torch.float64, torch.float32
@@ -22,13 +21,13 @@ PROGRAMS = {
 every_program = pytest.mark.parametrize("name", PROGRAMS)
 
 
-def contexts(dim: int, pairs: int, count: int = 8, seed: int = 0) -> tuple:
+def contexts(dim, pairs, count=8, seed=0):
     source = torch.Generator().manual_seed(seed)
     xs = torch.randn(count, pairs, dim, generator=source, dtype=DOUBLE)
     return xs, torch.randn(count, pairs, generator=source, dtype=DOUBLE)
 
 
-def truth(name: str, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
+def truth(name, xs, ys):
     """Row n: w after n steps w - 2α (x (xᵀw) - x y + λ w), or (λI + XᵀX)⁻¹ Xᵀy of n pairs."""
     out = np.zeros(xs.shape)
     for b, n in np.ndindex(len(xs), xs.shape[1] - 1):
@@ -40,16 +39,16 @@ def truth(name: str, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
     return out
 
 
-def worst(program: Program, name: str, xs: torch.Tensor, ys: torch.Tensor) -> float:
+def worst(program, name, xs, ys):
     expected = (truth(name, xs.numpy(), ys.numpy()) * xs.numpy()).sum(-1)
     return float(np.abs(program(xs, ys).double().numpy() - expected).max())
 
 
-def neurons(block: Block) -> int:
+def neurons(block):
     return block.weights["mlp.c_fc.weight"].shape[1]
 
 
-def gpt2(blocks: list[Block], pos: int) -> GPT2Model:
+def gpt2(blocks, pos):
     """Hugging Face's GPT-2 with these blocks; neurons that are missing get weights of 0."""
     width, inner = len(blocks[0].weights["ln_1.bias"]), max(map(neurons, blocks))
     sizes = {"vocab_size": 2, "n_positions": pos, "n_embd": width, "n_inner": inner, "n_head": 1}

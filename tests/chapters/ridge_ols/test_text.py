@@ -47,7 +47,7 @@ def test_numbers_in_digits(number, shown):
     assert "".join(map(chr, bare.write(ones, ones[..., 0])[0][0].tolist())).startswith(largest)
 
 
-def spelling(pattern: str) -> PreTrainedTokenizerFast:
+def spelling(pattern):
     """A tokenizer of ASCII, one token for each match of the pattern; 42 has a token."""
     words = {chr(i): i for i in range(128)} | {"42": 128}
     spelled = Tokenizer(WordLevel(words, unk_token=chr(0)))
