@@ -26,6 +26,7 @@ from torch.distributions import Categorical, kl_divergence
 from torch.nn.functional import scaled_dot_product_attention
 
 from book._tools.address import set_up_cell
+from iclutils import checks
 from iclutils.chapters.attention_circuits import stability
 from iclutils.chapters.contrastive_kernel import dual, features
 from iclutils.chapters.every_lens import marks, smoothers
@@ -33,30 +34,16 @@ from iclutils.chapters.gradient_step import descent
 from iclutils.chapters.label_anchors import saliency
 from iclutils.chapters.label_anchors.isolation import cut_edges
 from iclutils.chapters.ridge_ols import algorithms
-from iclutils.checks import (
-    Function,
-    Mistake,
-    Value,
-    compare,
-    generator,
-    grade,
-    homeworks,
-    names,
-    normal,
-    plain,
-    questions,
-    table,
-    unpacked,
-)
+from iclutils.checks import names
 from iclutils.errors import IclError
 from iclutils.interp.statistics import mean_se
 
 ROOT = Path(__file__).parents[2]
 MASTERS = {path.stem[:4]: path for path in sorted((ROOT / "notebooks/assignments").glob("*.ipynb"))}
 hw01, _, hw03, hw04, hw05, hw06, hw07 = (
-    sys.modules[f"iclutils_{name}"] for name in homeworks() if questions(name)
+    sys.modules[f"iclutils_{name}"] for name in checks.homeworks() if checks.questions(name)
 )
-ALL = [(homework, name) for homework in homeworks() for name in questions(homework)]
+ALL = [(homework, name) for homework in checks.homeworks() for name in checks.questions(homework)]
 
 
 def master(homework):
@@ -81,20 +68,20 @@ def solutions(homework):
 
 
 def answers(homework, question):
-    return [solutions(homework)[name] for name in names(questions(homework)[question])]
+    return [solutions(homework)[name] for name in names(checks.questions(homework)[question])]
 
 
-@pytest.mark.parametrize("homework", homeworks())
+@pytest.mark.parametrize("homework", checks.homeworks())
 def test_a_master_is_made_of_what_otter_and_students_need(homework):
-    assert list(MASTERS) == homeworks() == [f"hw0{i}" for i in range(1, 8)]
+    assert list(MASTERS) == checks.homeworks() == [f"hw0{i}" for i in range(1, 8)]
     cells = master(homework)
     texts = [source(cell) for cell in cells]
     assert texts[0].startswith("# ASSIGNMENT CONFIG\nname: " + homework)
     set_up = [source(c) for c in cells if "set-up" in c["metadata"].get("tags", [])]
     assert set_up == [set_up_cell()]
     assert not any(cell.get("outputs") for cell in cells), "outputs would show the solution"
-    assert len(questions(homework)) >= 2
-    for name, question in questions(homework).items():
+    assert len(checks.questions(homework)) >= 2
+    for name, question in checks.questions(homework).items():
         given = ", ".join(names(question))
         begin = texts.index(next(t for t in texts if re.search(rf"^name: {name}\n", t, re.M)))
         part = texts[begin : texts.index("# END QUESTION", begin) + 2]
@@ -116,13 +103,13 @@ def test_the_master_is_right_a_stub_is_nothing_and_mistakes_are_named(homework, 
     """A mistake is named by the first message that a student gets, in the notebook or graded."""
     right, name = answers(homework, question), f"{homework}.{question}"
     for hidden in (False, True):
-        grade(name, *right, hidden=hidden)
+        checks.grade(name, *right, hidden=hidden)
         stubs = [(lambda *given: None) if callable(each) else ... for each in right]
-        with pytest.raises(Mistake, match="nothing is written yet"):
-            grade(name, *stubs, hidden=hidden)
-    assert sum(len(part.mistakes) for part in questions(homework)[question]) >= 4
-    for i, part in enumerate(questions(homework)[question]):
-        wrong = part.wrong() if isinstance(part, Function) else part.mistakes
+        with pytest.raises(checks.Mistake, match="nothing is written yet"):
+            checks.grade(name, *stubs, hidden=hidden)
+    assert sum(len(part.mistakes) for part in checks.questions(homework)[question]) >= 4
+    for i, part in enumerate(checks.questions(homework)[question]):
+        wrong = part.wrong() if isinstance(part, checks.Function) else part.mistakes
         for message, made in wrong.items():
             answer = own(made) if callable(made) else made
             if part.name == "rates":  # ten, of which the first and the last are compared
@@ -139,8 +126,8 @@ def own(function):
 def first_mistake(question, given):
     for hidden in (False, True):
         try:
-            grade(question, *given, hidden=hidden)
-        except Mistake as mistake:
+            checks.grade(question, *given, hidden=hidden)
+        except checks.Mistake as mistake:
             return str(mistake)
     return "no mistake was found"
 
@@ -165,31 +152,31 @@ def entries(value):
 @pytest.mark.parametrize(("homework", "question"), ALL)
 def test_a_right_answer_is_right_in_other_forms(homework, question, form):
     """Of functions what they return, and in single precision what they are given."""
-    parts, given = questions(homework)[question], answers(homework, question)
+    parts, given = checks.questions(homework)[question], answers(homework, question)
 
     def in_form(function, name):
         theirs = {"contrastive_loss", "gradient_layer"} & {name}  # autograd, four matrices
         return own(function) if theirs else lambda *args: FORMS[form](function(*args))
 
     for i, part in enumerate(parts):
-        if isinstance(part, Function):
+        if isinstance(part, checks.Function):
             given[i] = in_form(given[i], part.name)
         elif not isinstance(part.truth, str):
             given[i] = FORMS[form](given[i])
     for hidden in (False, True):
-        grade(f"{homework}.{question}", *given, hidden=hidden)
+        checks.grade(f"{homework}.{question}", *given, hidden=hidden)
 
 
 def test_lists_of_numbers_and_axes_of_one_are_no_mistakes():
     truth = torch.arange(6.0).double().reshape(2, 3)
     mixed = [[torch.tensor(0.0), 1, 2.0], [np.float32(3), torch.tensor([4.0])[0], 5]]
     for given in (entries(truth), mixed, list(truth), [list(row) for row in truth], truth[:, None]):
-        compare(plain(given), truth)
-    compare(torch.tensor([0.25]), torch.tensor(0.25))
-    with pytest.raises(Mistake, match="shape"):
-        compare(truth.T, truth)
+        checks.compare(checks.plain(given), truth)
+    checks.compare(torch.tensor([0.25]), torch.tensor(0.25))
+    with pytest.raises(checks.Mistake, match="shape"):
+        checks.compare(truth.T, truth)
     loss = own(lambda *given: hw05.contrastive_loss(*given)[None])
-    grade("hw05.q2", own(hw05.features), loss)
+    checks.grade("hw05.q2", own(hw05.features), loss)
 
 
 def parts_in_base_two(query, keys, values, demos):
@@ -215,22 +202,22 @@ def gain(logits, tokens, axis=-1, base=math.e):
     ],
 )
 def test_slips_that_any_homework_may_have_are_named(question, answer, message):
-    grade("hw01.q2", gain)
-    with pytest.raises(Mistake, match=message):
-        grade(question, answer)
+    checks.grade("hw01.q2", gain)
+    with pytest.raises(checks.Mistake, match=message):
+        checks.grade(question, answer)
 
 
-@pytest.mark.parametrize("homework", homeworks())
+@pytest.mark.parametrize("homework", checks.homeworks())
 def test_students_carry_public_checks_alone(homework):
     """They say the same as the table does, and hold no solution, no hidden value."""
-    asked = questions(homework)
-    name, public = unpacked(handout.packed(table(homework), asked))
+    asked = checks.questions(homework)
+    name, public = checks.unpacked(handout.packed(checks.table(homework), asked))
     assert (name, list(public)) == (homework, list(asked))
-    source = handout.source(table(homework), asked)
+    source = handout.source(checks.table(homework), asked)
     for question, parts in asked.items():
         assert [part.name for part, _ in public[question]] == names(parts)
         for (part, expected), entry in zip(public[question], parts, strict=True):
-            if isinstance(entry, Value):
+            if isinstance(entry, checks.Value):
                 assert expected is None
                 assert "truth" not in vars(part)
                 continue
@@ -240,12 +227,12 @@ def test_students_carry_public_checks_alone(homework):
 
 
 def test_a_students_half_that_holds_a_solution_is_refused(tmp_path):
-    text = table("hw05").read_text(encoding="utf-8")
+    text = checks.table("hw05").read_text(encoding="utf-8")
     leaks = text.replace("normal(draw, 3 + seed, 5 + seed)", "features(*_points(seed))")
     assert leaks != text
     (tmp_path / "hw05.py").write_text(leaks, encoding="utf-8")
     with pytest.raises(IclError, match="use the solution"):
-        handout.source(tmp_path / "hw05.py", questions("hw05"))
+        handout.source(tmp_path / "hw05.py", checks.questions("hw05"))
 
 
 # Solutions, against what the package or a library gives for the same inputs
@@ -315,16 +302,16 @@ TRUTHS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", TRUTHS)
 def test_a_solution_gives_what_the_package_or_a_library_does(name):
     homework, _, solution = name.partition(".")
-    parts = (part for parts in questions(homework).values() for part in parts)
+    parts = (part for parts in checks.questions(homework).values() for part in parts)
     (entry,) = (part for part in parts if part.name == solution)
     for seed in (0, 1, 2):
         given = entry.inputs(seed)
-        compare(entry.solution(*given), plain(TRUTHS[name](*given)))
+        checks.compare(entry.solution(*given), checks.plain(TRUTHS[name](*given)))
 
 
 def test_homework_1_on_heads_that_were_built():
     assert hw01.looks_back(*hw01._built_heads(2)).tolist() == [7, 8, 1, 0, 9]
-    turn = torch.rand((), generator=generator(3)) + 0.5  # eigenvalues 2, -1.3, exp(±i turn)
+    turn = torch.rand((), generator=checks.generator(3)) + 0.5  # eigenvalues 2, -1.3, exp(±i turn)
     expected = (0.7 + 2 * turn.cos()) / (3.3 + 2)
     assert hw01.copying_score(*hw01._weights(3)) == pytest.approx(float(expected), abs=2e-3)
 
@@ -369,12 +356,12 @@ def test_patching_in_homework_6_is_a_run_of_two_copies_of_a_model():
 
 
 def test_homework_7_on_linear_layers_and_curves_that_rise():
-    draw = generator(3)
-    maps = [0.3 * normal(draw, 4, 4) for _ in range(3)]
+    draw = checks.generator(3)
+    maps = [0.3 * checks.normal(draw, 4, 4) for _ in range(3)]
     blocks = [lambda x, w=each: x @ w for each in maps]  # linear: the stream is a product
     one, two, three = (torch.eye(4).double() + each for each in maps)
     shown, bare, vector, readout = (
-        normal(draw, *shape) for shape in ((5, 4), (3, 4), (4,), (4, 3))
+        checks.normal(draw, *shape) for shape in ((5, 4), (3, 4), (4,), (4, 3))
     )
     expected = (shown.mean(0) - bare.mean(0)) @ one @ two
     torch.testing.assert_close(hw07.task_vector(blocks, shown, bare, 1), expected)
@@ -412,8 +399,8 @@ def _imports(pattern, tokens):
     ],
 )
 def test_answers_of_a_wrong_kind(question, given, message):
-    with pytest.raises(Mistake, match=message):
-        grade(question, *given)
+    with pytest.raises(checks.Mistake, match=message):
+        checks.grade(question, *given)
 
 
 @pytest.mark.parametrize(
@@ -431,6 +418,6 @@ def test_answers_of_a_wrong_kind(question, given, message):
 )
 def test_what_is_wrong_is_said(got, truth, message):
     if not message:
-        return compare(got, truth, {"never": got})
-    with pytest.raises(Mistake, match=message):
-        compare(got, truth, {"gives the truth by chance": truth})
+        return checks.compare(got, truth, {"never": got})
+    with pytest.raises(checks.Mistake, match=message):
+        checks.compare(got, truth, {"gives the truth by chance": truth})

@@ -68,7 +68,7 @@ def test_without_room_it_says_what_to_do(wheel, monkeypatch):
     monkeypatch.setattr(room, "disk", lambda folder: 0.1)
     with pytest.raises(IclError, match=r"Disk for smollm2 in .*: 0.7 GiB are needed and 0.1 are"):
         smollm2.folder()
-    assert list(wheel.parent.iterdir()) == []
+    assert list(wheel.parent.iterdir()) == [wheel]
 
 
 def test_of_two_processes_that_convert_the_slower_takes_what_the_other_made(wheel, monkeypatch):

@@ -7,23 +7,11 @@ import torch
 from random_layers import seeded
 from scipy import stats
 
-from iclutils.tasks.regression import (
-    Queried,
-    Task,
-    draw,
-    half_subspace,
-    opposite_quadrants,
-    orthogonal,
-    sample,
-    scaled_inputs,
-    scaled_outputs,
-    seen,
-    skewed,
-)
+from iclutils.tasks import regression
 
 
 def some(dim=6, pairs=9, noise=0.0, count=40):
-    return sample(Task(dim, noise), count, pairs, seeded())
+    return regression.sample(regression.Task(dim, noise), count, pairs, seeded())
 
 
 def truth(contexts):
@@ -32,15 +20,17 @@ def truth(contexts):
 
 def test_normal_draws_are_inputs_weights_noise_in_this_order():
     """Trained networks saw this stream: it may not change."""
-    task, twin = Task(3, noise=0.5, prior=1.5), seeded(7)
-    found = sample(task, 4, 5, seeded(7))
+    task, twin = regression.Task(3, noise=0.5, prior=1.5), seeded(7)
+    found = regression.sample(task, 4, 5, seeded(7))
     xs, weights = torch.randn(4, 5, 3, generator=twin), torch.randn(4, 3, generator=twin) * 1.5
     ys = (xs * weights[:, None]).sum(-1) + torch.randn(4, 5, generator=twin) * 0.5
     for ours, theirs in zip(found, (xs, ys, weights), strict=True):
         assert torch.equal(ours, theirs)
     assert found.xs.dtype == torch.float32
     assert task.ridge == pytest.approx(1 / 9)
-    clean = sample(replace(task, noise=0.0), 4, 5, seeded(7))  # the noise is drawn all the same
+    clean = regression.sample(
+        replace(task, noise=0.0), 4, 5, seeded(7)
+    )  # the noise is drawn all the same
     assert torch.equal(clean.weights, weights)
     torch.testing.assert_close(clean.ys, truth(clean))
 
@@ -56,7 +46,7 @@ LAWS = {
 
 @pytest.mark.parametrize("law", list(LAWS))
 def test_laws_are_scipys(law):
-    drawn = draw(law, (100, 200), seeded()).flatten().double().numpy()
+    drawn = regression.draw(law, (100, 200), seeded()).flatten().double().numpy()
     assert stats.kstest(drawn, LAWS[law].cdf).pvalue > 1e-3
     assert drawn.var() == pytest.approx(LAWS[law].var(), rel=0.04)
     if "*" not in law:
@@ -64,12 +54,12 @@ def test_laws_are_scipys(law):
 
 
 def test_mixed_and_sparse_laws():
-    drawn = draw("normal*0+5, normal*0+7,normal*0+9", (50, 40, 30), seeded())
+    drawn = regression.draw("normal*0+5, normal*0+7,normal*0+9", (50, 40, 30), seeded())
     values, counts = drawn.unique(return_counts=True)
     assert values.tolist() == [5, 7, 9]
     assert stats.chisquare(counts.numpy()).pvalue > 1e-3
     assert len(drawn[0, 0].unique()) == 3  # not one law for a whole vector
-    drawn = draw("sparse:3", (20000, 8), seeded())
+    drawn = regression.draw("sparse:3", (20000, 8), seeded())
     assert bool(((drawn != 0).sum(-1) == 3).all())
     share = (drawn != 0).double().mean(0)
     torch.testing.assert_close(share, torch.full((8,), 3 / 8).double(), atol=0.02, rtol=0)
@@ -80,16 +70,16 @@ def test_mixed_and_sparse_laws():
 def test_scales(factor, noise):
     plain = some(noise=noise)
     noises = plain.ys - truth(plain)
-    wide = scaled_inputs(plain, factor)
+    wide = regression.scaled_inputs(plain, factor)
     torch.testing.assert_close(wide.xs, plain.xs * factor)
     torch.testing.assert_close(wide.ys, factor * truth(plain) + noises, atol=1e-4, rtol=1e-4)
-    tall = scaled_outputs(plain, factor)
+    tall = regression.scaled_outputs(plain, factor)
     torch.testing.assert_close(tall.ys, factor * plain.ys)
     torch.testing.assert_close(truth(tall) + factor * noises, tall.ys, atol=1e-4, rtol=1e-4)
 
 
 def test_skewed_inputs_have_the_spectrum_and_the_length():
-    found = skewed(sample(Task(4), 1, 50_000, seeded()), seeded(1))
+    found = regression.skewed(regression.sample(regression.Task(4), 1, 50_000, seeded()), seeded(1))
     covariance = torch.cov(found.xs[0].double().mT)
     expected = 1 / (torch.arange(4).double() + 1) ** 2
     expected *= 4 / expected.sum()
@@ -101,7 +91,7 @@ def test_skewed_inputs_have_the_spectrum_and_the_length():
 
 @pytest.mark.parametrize("dim", [2, 5, 8])
 def test_half_subspace_has_half_the_rank_and_the_length(dim):
-    found = half_subspace(some(dim, 20, count=300), seeded(2))
+    found = regression.half_subspace(some(dim, 20, count=300), seeded(2))
     ranks = torch.linalg.matrix_rank(found.xs.double(), rtol=1e-5)
     assert ranks.unique().tolist() == [dim // 2]
     assert found.xs.square().sum(-1).mean() == pytest.approx(dim, rel=0.08)
@@ -111,7 +101,7 @@ def test_half_subspace_has_half_the_rank_and_the_length(dim):
 
 def test_opposite_quadrants():
     plain = some(noise=0.2)
-    found = opposite_quadrants(plain, seeded(3))
+    found = regression.opposite_quadrants(plain, seeded(3))
     signs = found.contexts.xs.sign()
     assert bool((signs == signs[:, :1]).all())
     assert torch.equal(found.contexts.xs.abs(), plain.xs.abs())
@@ -123,7 +113,7 @@ def test_opposite_quadrants():
 
 def test_orthogonal_queries():
     plain = some(dim=5, pairs=9)
-    found = orthogonal(plain)
+    found = regression.orthogonal(plain)
     assert found.queries.shape == (40, 5, 5)
     inner = found.queries.double() @ found.contexts.xs.double().mT
     assert inner.tril(-1).abs().max() < 1e-5
@@ -134,7 +124,7 @@ def test_orthogonal_queries():
 
 def test_seen_queries_are_earlier_inputs():
     plain = some(pairs=6, count=500)
-    found = seen(plain, seeded(4))
+    found = regression.seen(plain, seeded(4))
     same = (found.queries[:, :, None] == plain.xs[:, None]).all(-1)  # (context, query, pair)
     assert bool(same.any(-1).all())
     assert torch.equal(found.queries[:, 0], plain.xs[:, 0])
@@ -146,7 +136,7 @@ def test_seen_queries_are_earlier_inputs():
 
 def test_a_query_takes_the_place_of_its_pair():
     plain = some(noise=0.5)
-    found = Queried(plain, torch.randn(plain.xs.shape, generator=seeded(5)))
+    found = regression.Queried(plain, torch.randn(plain.xs.shape, generator=seeded(5)))
     for n in (0, 3, 8):
         at = found.at(n)
         assert torch.equal(at.xs[:, :n], plain.xs[:, :n])

@@ -10,16 +10,7 @@ from random_layers import seeded
 from sklearn.covariance import LedoitWolf
 from wired import save_wired
 
-from iclutils.chapters.attention_circuits.diagnosis import (
-    anomalies,
-    component_statistics,
-    components,
-    explain,
-    fit_covariances,
-    healthy_inputs,
-    restored,
-    statistic_names,
-)
+from iclutils.chapters.attention_circuits import diagnosis
 from iclutils.chapters.attention_circuits.failures import KINDS, Fault, features, plant, score
 from iclutils.interp.clean_corrupt import CleanCorrupt, copying
 from iclutils.interp.graph import Node, component_outputs, head
@@ -51,8 +42,10 @@ def bench(wired):
 def make_bench(model, healthy, cases):
     generator = seeded(1)
     fitted, other, broken = (copying(model, n, 11, generator) for n in (healthy, healthy, cases))
-    covariances = fit_covariances(model, fitted)
-    return Bench(model, covariances, component_statistics(model, other, covariances), broken)
+    covariances = diagnosis.fit_covariances(model, fitted)
+    return Bench(
+        model, covariances, diagnosis.component_statistics(model, other, covariances), broken
+    )
 
 
 def test_statistics_by_another_way(model):
@@ -60,9 +53,9 @@ def test_statistics_by_another_way(model):
     agree."""
     generator = seeded()
     fitted, task = (copying(model, 10, 6, generator) for _ in range(2))
-    covariances, names = fit_covariances(model, fitted), statistic_names(model)
-    columns = component_statistics(model, task, covariances)
-    heads = [n for n in components(model) if n.kind == "head"]
+    covariances, names = diagnosis.fit_covariances(model, fitted), diagnosis.statistic_names(model)
+    columns = diagnosis.component_statistics(model, task, covariances)
+    heads = [n for n in diagnosis.components(model) if n.kind == "head"]
     seen = features(model, task, heads).values
     for k, node in enumerate(heads):
         for measure, name in (("length", "norm"), ("direct", "direct"), ("entropy", "entropy")):
@@ -90,7 +83,7 @@ def test_findings_are_those_of_scipy_one_by_one():
     cases, healthy = (torch.randn(n, 6, generator=generator).double() for n in (15, 20))
     cases[:, 2] += 3
     cases[:, 5] = healthy[:, 5] = 1  # never varies
-    p, found = anomalies(cases, healthy)
+    p, found = diagnosis.anomalies(cases, healthy)
     one = [scipy.stats.mannwhitneyu(cases[:, k], healthy[:, k]).pvalue for k in range(5)] + [1.0]
     np.testing.assert_allclose(p.numpy(), one, rtol=1e-10)
     assert found.tolist() == (scipy.stats.false_discovery_control(one) <= 0.05).tolist()
@@ -101,12 +94,12 @@ def test_findings_are_those_of_scipy_one_by_one():
 def test_on_healthy_inputs_a_fault_shows_where_it_sits(model, kind):
     """Otherwise consequences would be called causes."""
     task = copying(model, 10, 6, seeded())
-    covariances, names = fit_covariances(model, task), statistic_names(model)
+    covariances, names = diagnosis.fit_covariances(model, task), diagnosis.statistic_names(model)
     fault = Fault(kind, (head(0, 1),), (Node("k", 1, 2),) if kind == "cut" else ())
     hooks = plant(model, task, [fault])
-    own = [*hooks, *healthy_inputs(model, task)]
+    own = [*hooks, *diagnosis.healthy_inputs(model, task)]
     healthy, local, spread = (
-        component_statistics(model, task, covariances, h) for h in ([], own, hooks)
+        diagnosis.component_statistics(model, task, covariances, h) for h in ([], own, hooks)
     )
     moved = ((local - healthy).abs().amax(0) > 1e-3).nonzero()[:, 0].tolist()
     assert {names[k][0] for k in moved} == fault.parts
@@ -116,7 +109,9 @@ def test_on_healthy_inputs_a_fault_shows_where_it_sits(model, kind):
 def test_restoring_everything_restores_the_score(gpt2):
     task = copying(gpt2, 4, 6, seeded())
     hooks = plant(gpt2, task, [Fault("sink", (head(0, 1), head(1, 2)))])
-    back = restored(gpt2, task, hooks, [components(gpt2), [], [head(0, 1), head(1, 2)]])
+    back = diagnosis.restored(
+        gpt2, task, hooks, [diagnosis.components(gpt2), [], [head(0, 1), head(1, 2)]]
+    )
     lost = score(gpt2, task) - score(gpt2, task, hooks)
     torch.testing.assert_close(back[0], lost, atol=1e-5, rtol=0)
     torch.testing.assert_close(back[2], lost, atol=1e-5, rtol=0)
@@ -128,7 +123,7 @@ def test_the_cause_is_told_from_its_consequences(bench, kind):
     """Planted in 0.0, the induction head is anomalous too; a cut is the reader's problem."""
     fault = FAULTS[kind]
     hooks = plant(bench.model, bench.cases, [fault])
-    found = explain(bench.model, bench.cases, hooks, bench.covariances, bench.healthy)
+    found = diagnosis.explain(bench.model, bench.cases, hooks, bench.covariances, bench.healthy)
     causes = {p.component: p for p in found if p.confirmed}
     assert set(causes) == fault.parts
     assert all(p.restored > 0.8 and p.local for p in causes.values())
@@ -136,7 +131,7 @@ def test_the_cause_is_told_from_its_consequences(bench, kind):
         (rest,) = (p for p in found if p.component == SECOND)
         assert not rest.local
         assert np.isnan(rest.restored)
-    depth = [components(bench.model).index(p.component) for p in found]
+    depth = [diagnosis.components(bench.model).index(p.component) for p in found]
     assert depth == sorted(depth)
 
 
@@ -145,5 +140,5 @@ def test_partners_are_both_named(tmp_path):
     save_wired(tmp_path, induction=((1, 0), (1, 2)), heads=3)
     bench = make_bench(load(tmp_path), 24, 12)
     hooks = plant(bench.model, bench.cases, [Fault("sink", (head(1, 0), head(1, 2)))])
-    found = explain(bench.model, bench.cases, hooks, bench.covariances, bench.healthy)
+    found = diagnosis.explain(bench.model, bench.cases, hooks, bench.covariances, bench.healthy)
     assert {p.component for p in found if p.confirmed} == {head(1, 0), head(1, 2)}

@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
-from iclutils.chapters.contrastive_kernel.dual import (
-    Block,
-    dual_form,
-    explicit_steps,
-    initial_model,
-    layer_model,
-    negative_samples,
-    regularised,
-    trajectory,
-)
+from iclutils.chapters.contrastive_kernel import dual
 from iclutils.chapters.contrastive_kernel.features import gram
 from iclutils.models.lsa import Layer
 
@@ -71,7 +62,7 @@ def test_one_gradient_step_is_softmax_attention(seed, keys, dim, rate):
     """Autograd on exact features. Fails with the other sign, another D, or a 1/n in the loss."""
     q, k, v, chosen = data(seed, keys, dim)
     by_hand = Explicit(q, k, v, chosen)
-    first, step = dual_form(q[None], k, v, chosen)
+    first, step = dual.dual_form(q[None], k, v, chosen)
     torch.testing.assert_close(first[0], by_hand.start @ by_hand.query, **EXACT)
     after = by_hand.stepped(rate) @ by_hand.query
     torch.testing.assert_close((first + step)[0], after, **EXACT)
@@ -93,7 +84,7 @@ def test_query_term_and_update_add_up_to_attention(seed, batch, keys, dim, causa
     _, q, _, _ = data(seed + 1, keys, dim, batch)
     chosen = torch.rand(keys, generator=torch.Generator().manual_seed(seed)) < 0.5
     mask = torch.ones(keys, keys).tril().bool() if causal else None
-    first, step = dual_form(q, k, v, chosen, mask)
+    first, step = dual.dual_form(q, k, v, chosen, mask)
     expected = scaled_dot_product_attention(q, k, v, attn_mask=mask)
     torch.testing.assert_close(first + step, expected, **EXACT)
     kernel = np.exp((q @ k.mT).numpy() / math.sqrt(dim)) * (1 if mask is None else mask.numpy())
@@ -107,7 +98,7 @@ def test_the_dual_model_and_its_losses(seed, keys):
     """Answers to keys and queries, and losses, before and after steps of three sizes."""
     q, k, v, chosen = data(seed, keys)
     by_hand, index = Explicit(q, k, v, chosen), chosen.nonzero()[:, 0]
-    model = initial_model(q, k, v, chosen)
+    model = dual.initial_model(q, k, v, chosen)
     for size in (0.0, 1.0, 10.0):
         matrix = by_hand.stepped(size=size)
         now, said = model.updated(chosen, size), by_hand.keys @ matrix.mT
@@ -125,14 +116,14 @@ def test_the_dual_model_and_its_losses(seed, keys):
 def test_the_trajectory_is_a_gradient_at_a_time(seed, keys, batch):
     """Entry n is the step on the demonstrations among the first n keys."""
     q, k, v, chosen = data(seed, keys, batch=batch)
-    found, model = trajectory(q, k, v, chosen), initial_model(q, k, v, chosen)
+    found, model = dual.trajectory(q, k, v, chosen), dual.initial_model(q, k, v, chosen)
     assert found.shape == (*batch, keys + 1, 2)
     for n in range(keys + 1):
         now = model.updated(chosen & (torch.arange(keys) < n))
         torch.testing.assert_close(found[..., n, :], now(q[..., None, :])[..., 0, :], **EXACT)
     seen = torch.arange(keys) < keys - 1
-    cut = trajectory(q, k, v, chosen, seen)[..., :-1, :]
-    part = trajectory(q, k[..., :-1, :], v[..., :-1, :], chosen[..., :-1])
+    cut = dual.trajectory(q, k, v, chosen, seen)[..., :-1, :]
+    part = dual.trajectory(q, k[..., :-1, :], v[..., :-1, :], chosen[..., :-1])
     torch.testing.assert_close(cut, part, **EXACT)
 
 
@@ -146,10 +137,10 @@ def test_the_trajectory_is_a_gradient_at_a_time(seed, keys, batch):
 def test_variants_are_steps_on_the_changed_losses(seed, alpha, beta):
     q, k, v, chosen = data(seed)
     for found, change in (
-        (regularised(q[None], k, v, chosen, alpha), {"alpha": alpha}),
-        (negative_samples(q[None], k, v, chosen, beta), {"beta": beta}),
+        (dual.regularised(q[None], k, v, chosen, alpha), {"alpha": alpha}),
+        (dual.negative_samples(q[None], k, v, chosen, beta), {"beta": beta}),
     ):
-        _, expected = explicit_steps(*gram(q, k), v, chosen, **change)
+        _, expected = dual.explicit_steps(*gram(q, k), v, chosen, **change)
         torch.testing.assert_close(found[0], expected, **CLOSE)
 
 
@@ -161,13 +152,13 @@ def test_a_whole_layer_is_one_gradient_step(activation):  # type: ignore[no-unty
     layer = Layer(*parts, torch.randn(2, 3, 5, **place) / 1.7)
     up, up_bias = torch.randn(5, 12, **place) / 2.2, torch.randn(12, **place)
     down, down_bias = torch.randn(12, 5, **place) / 3.5, torch.randn(5, **place)
-    block = Block(layer, up, up_bias, down, down_bias, activation)
+    block = dual.Block(layer, up, up_bias, down, down_bias, activation)
     tokens, chosen = torch.randn(7, 5, **place) / 2, torch.arange(7) < 4
     q, k, v = (torch.stack([tokens @ part[h] for h in range(2)]) for part in parts)
     attended = tokens + (scaled_dot_product_attention(q, k, v) @ layer.out).sum(0)
     expected = (attended + activation(attended @ up + up_bias) @ down + down_bias)[-1]
-    model, constant = layer_model(tokens, block, chosen)
+    model, constant = dual.layer_model(tokens, block, chosen)
     said = model.updated(chosen)(q[:, -1:])[:, 0].sum(0) + constant
     torch.testing.assert_close(said, expected, **EXACT)
-    _, after = explicit_steps(*gram(q[:, -1], k), model.values, chosen)
+    _, after = dual.explicit_steps(*gram(q[:, -1], k), model.values, chosen)
     torch.testing.assert_close(after.sum(0) + constant, expected, **EXACT)

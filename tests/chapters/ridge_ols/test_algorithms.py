@@ -10,30 +10,18 @@ import torch
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.neighbors import KNeighborsRegressor
 
-from iclutils.chapters.ridge_ols.algorithms import (
-    averaging_weights,
-    gd_weights,
-    knn,
-    ols,
-    ols_weights,
-    released_gd_weights,
-    released_sgd_weights,
-    ridge,
-    ridge_weights,
-    sgd_weights,
-    tuned_rate,
-)
+from iclutils.chapters.ridge_ols import algorithms
 from iclutils.tasks.regression import Task, half_subspace, sample
 
 WEIGHTS: dict[str, Callable] = {
-    "ols": ols_weights,
-    "ridge": partial(ridge_weights, penalty=0.3),
-    "gd": partial(gd_weights, rate=0.02),
-    "gd, steps": partial(gd_weights, rate=0.01, steps=7),
-    "sgd": partial(sgd_weights, rate=0.03, penalty=0.2),
-    "released gd": partial(released_gd_weights, rate=0.01),
-    "released sgd": partial(released_sgd_weights, rate=0.03),
-    "averaging": averaging_weights,
+    "ols": algorithms.ols_weights,
+    "ridge": partial(algorithms.ridge_weights, penalty=0.3),
+    "gd": partial(algorithms.gd_weights, rate=0.02),
+    "gd, steps": partial(algorithms.gd_weights, rate=0.01, steps=7),
+    "sgd": partial(algorithms.sgd_weights, rate=0.03, penalty=0.2),
+    "released gd": partial(algorithms.released_gd_weights, rate=0.01),
+    "released sgd": partial(algorithms.released_sgd_weights, rate=0.03),
+    "averaging": algorithms.averaging_weights,
 }
 
 
@@ -60,11 +48,13 @@ def by_fits(make, xs, ys):
 def test_least_squares_are_scikit_learns(pairs, dim, noise):
     xs, ys = data(pairs, pairs, dim, noise=noise)
     expected = by_fits(lambda n: LinearRegression(fit_intercept=False), xs, ys)
-    torch.testing.assert_close(ols(xs, ys), expected, atol=1e-8, rtol=1e-8)
+    torch.testing.assert_close(algorithms.ols(xs, ys), expected, atol=1e-8, rtol=1e-8)
     for penalty in (1e-6, 1 / 64, 0.5, 16.0):
         model = partial(Ridge, penalty, fit_intercept=False, solver="svd")
         expected = by_fits(lambda n, model=model: model(), xs, ys)
-        torch.testing.assert_close(ridge(xs, ys, penalty), expected, atol=1e-8, rtol=1e-8)
+        torch.testing.assert_close(
+            algorithms.ridge(xs, ys, penalty), expected, atol=1e-8, rtol=1e-8
+        )
 
 
 def test_nearly_singular_contexts_keep_their_digits():
@@ -74,7 +64,7 @@ def test_nearly_singular_contexts_keep_their_digits():
         xs[row, 3] = xs[row, 2] + 10.0 ** (-2 * row - 2) * xs[row, 3]
     weights = data(1, 1, 6, count=6)[0]
     ys = (xs * weights).sum(-1)
-    found = ols_weights(xs, ys)
+    found = algorithms.ols_weights(xs, ys)
     miss = (found[:, 6:] - weights).abs().amax((1, 2))
     assert bool((miss < 1e-11 + 1e-14 * 10.0 ** (2 * torch.arange(6) + 2)).all())  # ~ condition
     residual = ((xs[:, None] @ found[..., None])[..., 0] - ys[:, None]).tril(-1)
@@ -95,22 +85,22 @@ def test_nearly_singular_contexts_keep_their_digits():
 def test_singular_systems_have_the_min_norm_solution(spoil, pairs):
     xs, ys = data(3, max(pairs, 6), 6)
     xs, ys = spoil(xs)[:, :pairs], ys[:, :pairs]
-    found = ols_weights(xs, ys)
+    found = algorithms.ols_weights(xs, ys)
     for n in range(1, pairs):
         for b in range(3):
             expected = torch.from_numpy(
                 np.linalg.lstsq(xs[b, :n].numpy(), ys[b, :n].numpy(), rcond=1e-12)[0]
             )
             torch.testing.assert_close(found[b, n], expected, atol=1e-8, rtol=1e-8)
-    assert torch.equal(ridge(xs, ys, 0.0), ols(xs, ys))
-    assert bool(torch.isfinite(ridge(xs, ys, 1e-3)).all())
+    assert torch.equal(algorithms.ridge(xs, ys, 0.0), algorithms.ols(xs, ys))
+    assert bool(torch.isfinite(algorithms.ridge(xs, ys, 1e-3)).all())
 
 
 def test_rank_is_decided_at_the_precision_of_the_data():
     """Inputs of a subspace in float32 stick out of it by rounding, which must not be fitted."""
     plain = sample(Task(8, noise=0.5), 20, 16, torch.Generator().manual_seed(0))
     half = half_subspace(plain, torch.Generator().manual_seed(1))
-    found = ols_weights(half.xs, half.ys)
+    found = algorithms.ols_weights(half.xs, half.ys)
     expected = (
         torch.linalg.pinv(half.xs[:, :15].double(), rtol=1e-4) @ half.ys[:, :15, None].double()
     )
@@ -136,7 +126,7 @@ def test_gradient_descent_by_autograd():
     xs, ys = data(0, 8, 3)
     rate = torch.linspace(0.01, 0.03, 8).double()
     for steps in (1, 2, 5):
-        found = gd_weights(xs, ys, rate, steps)
+        found = algorithms.gd_weights(xs, ys, rate, steps)
         for n in range(8):
             w = torch.zeros(3, 3, dtype=torch.float64, requires_grad=True)
             for _ in range(steps):
@@ -144,7 +134,9 @@ def test_gradient_descent_by_autograd():
                 (slope,) = torch.autograd.grad(error.square().sum(), w)
                 w = (w - rate[n] * slope).detach().requires_grad_()
             torch.testing.assert_close(found[:, n], w.detach())
-    torch.testing.assert_close(averaging_weights(xs, ys)[:, 7], gd_weights(xs, ys, 1 / 14)[:, 7])
+    torch.testing.assert_close(
+        algorithms.averaging_weights(xs, ys)[:, 7], algorithms.gd_weights(xs, ys, 1 / 14)[:, 7]
+    )
 
 
 def sgd_by_hand(xs, ys, rate, penalty, clip, growing):
@@ -169,9 +161,9 @@ def test_stochastic_descent_by_hand(rate, penalty):
     for b in range(3):
         case = xs[b], ys[b]
         for found, settings in (
-            (sgd_weights(*case, rate, penalty), (penalty, inf, False)),
-            (released_sgd_weights(*case, rate), (0.0, 20, False)),
-            (released_gd_weights(*case, rate), (0.0, 20, True)),
+            (algorithms.sgd_weights(*case, rate, penalty), (penalty, inf, False)),
+            (algorithms.released_sgd_weights(*case, rate), (0.0, 20, False)),
+            (algorithms.released_gd_weights(*case, rate), (0.0, 20, True)),
         ):
             torch.testing.assert_close(found, sgd_by_hand(*case, rate, *settings))
 
@@ -180,10 +172,10 @@ def test_a_tuned_rate_has_the_least_risk():
     """|w - w*|² over many tasks against rates around it, with and without noise."""
     for noise in (0.0, 1.5):
         task = sample(Task(4, noise), 100_000, 9, torch.Generator().manual_seed(0))
-        unit = gd_weights(task.xs, task.ys, 0.5)  # XᵀY
+        unit = algorithms.gd_weights(task.xs, task.ys, 0.5)  # XᵀY
         truth = task.weights.double()[:, None]
         best = (unit * truth).sum(-1).mean(0) / unit.square().sum(-1).mean(0).clamp(min=1e-9)
-        expected = 2 * tuned_rate(9, 4, noise**2)
+        expected = 2 * algorithms.tuned_rate(9, 4, noise**2)
         torch.testing.assert_close(best[1:], expected[1:], rtol=0.02, atol=0)
 
 
@@ -195,12 +187,12 @@ def test_neighbours_are_scikit_learns(k, power):
 
     xs, ys = data(1, 12, 3)
     expected = by_fits(lambda n: KNeighborsRegressor(min(k, n), weights=weigh), xs, ys)
-    torch.testing.assert_close(knn(xs, ys, k, power), expected)
+    torch.testing.assert_close(algorithms.knn(xs, ys, k, power), expected)
 
 
 def test_a_neighbour_at_the_query_decides():
     xs = torch.tensor([[0.0], [1.0], [0.0], [0.0], [5.0]]).double()
     ys = torch.tensor([1.0, 10.0, 3.0, 0.0, 0.0]).double()
-    assert knn(xs, ys, 3, 2.0)[2] == 1  # the pair at 0 alone
-    assert knn(xs, ys, 3, 1.0)[3] == 2  # the two pairs at 0, evenly
-    assert knn(xs, ys, 3, 0.0)[3] == pytest.approx(14 / 3)
+    assert algorithms.knn(xs, ys, 3, 2.0)[2] == 1  # the pair at 0 alone
+    assert algorithms.knn(xs, ys, 3, 1.0)[3] == 2  # the two pairs at 0, evenly
+    assert algorithms.knn(xs, ys, 3, 0.0)[3] == pytest.approx(14 / 3)

@@ -11,13 +11,7 @@ from random_layers import seeded
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score
 
-from iclutils.chapters.ridge_ols.probes import (
-    fit,
-    hidden_states,
-    linear_exact,
-    prepare,
-    ridge_errors,
-)
+from iclutils.chapters.ridge_ols import probes
 from iclutils.models.regressors import InContextRegressors, Shape
 from iclutils.tasks.regression import Contexts, Task, sample
 
@@ -39,7 +33,7 @@ def test_a_linear_signal_is_found_where_it_was_planted():
     states, held = planted()
     mixing = states[0, LAYER, :, PLACE] * torch.tensor([9.0, 1, 0.3, 1, 1, 1]) + 4  # ill-scaled
     states[0, LAYER, :, PLACE] = mixing
-    found = fit(states, held[None], "linear", HELD, seeded(), steps=250)
+    found = probes.fit(states, held[None], "linear", HELD, seeded(), steps=250)
     assert found.error[0, LAYER, 0] < 0.02
     assert found.attention[0, LAYER, 0, PLACE] > 0.9
     elsewhere = found.error[0, [0, 2], 0]
@@ -50,8 +44,8 @@ def test_a_linear_signal_is_found_where_it_was_planted():
 def test_what_is_written_without_a_linear_trace_takes_an_mlp():
     states, _ = planted()
     held = states[0, LAYER, :, PLACE, :2].abs()  # even in the states: no linear correlation
-    linear = fit(states, held[None], "linear", HELD, seeded(), steps=250)
-    mlp = fit(states, held[None], "mlp", HELD, seeded(), steps=400)
+    linear = probes.fit(states, held[None], "linear", HELD, seeded(), steps=250)
+    mlp = probes.fit(states, held[None], "mlp", HELD, seeded(), steps=400)
     assert linear.error.min() > 0.95
     assert mlp.error[0, LAYER, 0] < 0.25
     assert mlp.attention[0, LAYER, 0, PLACE] > 0.7
@@ -64,11 +58,11 @@ def test_all_at_once_is_one_after_another(kind):
     states[1] *= 3
     targets = noise(2, 400, 3, seed=4).double() + states[0, :, :, 1, :3]
     settings = {"hidden": 8, "steps": 40, "batch_size": 50}
-    whole = fit(states, targets, kind, 100, seeded(5), **settings)
+    whole = probes.fit(states, targets, kind, 100, seeded(5), **settings)
     assert whole.error.min() < 0.9
     for n, layer, k in product(range(2), range(2), range(2)):
         part = states[n : n + 1, layer : layer + 1]
-        one = fit(part, targets[k : k + 1], kind, 100, seeded(5), **settings)
+        one = probes.fit(part, targets[k : k + 1], kind, 100, seeded(5), **settings)
         for ours, theirs in zip(whole, one, strict=True):
             torch.testing.assert_close(ours[n, layer, k], theirs[0, 0, 0], atol=1e-9, rtol=1e-7)
 
@@ -77,8 +71,8 @@ def test_held_out_contexts_are_never_fitted_to():
     states, held = planted()
     spoiled = states.clone()
     spoiled[..., -HELD:, :, :] = noise(1, 3, HELD, 5, 6, seed=9)
-    first = fit(states, held[None], "linear", HELD, seeded(), steps=100)
-    second = fit(spoiled, held[None], "linear", HELD, seeded(), steps=100)
+    first = probes.fit(states, held[None], "linear", HELD, seeded(), steps=100)
+    second = probes.fit(spoiled, held[None], "linear", HELD, seeded(), steps=100)
     torch.testing.assert_close(first.attention, second.attention)
     assert second.error[0, LAYER, 0] > 1 > first.error[0, LAYER, 0]
 
@@ -88,13 +82,13 @@ def test_training_comes_near_the_closed_form():
     states, held = planted()
     states = states + 0.5 * noise(*states.shape, seed=10)
     alone = states[..., PLACE : PLACE + 1, :]
-    exact = linear_exact(alone.flatten(-2), held[None], HELD)
-    found = fit(alone, held[None], "linear", HELD, seeded(), steps=200)
+    exact = probes.linear_exact(alone.flatten(-2), held[None], HELD)
+    found = probes.fit(alone, held[None], "linear", HELD, seeded(), steps=200)
     torch.testing.assert_close(found.error.double(), exact, atol=0.01, rtol=0)
-    found = fit(states, held[None], "linear", HELD, seeded(), steps=200)
+    found = probes.fit(states, held[None], "linear", HELD, seeded(), steps=200)
     mixed = torch.einsum("nlkp,nlbpw->nlbw", found.attention, states)
     torch.testing.assert_close(
-        found.error.double(), linear_exact(mixed, held[None], HELD), atol=0.01, rtol=0
+        found.error.double(), probes.linear_exact(mixed, held[None], HELD), atol=0.01, rtol=0
     )
 
 
@@ -104,7 +98,10 @@ def test_exact_probes_are_scikit_learns(width, d, seed):
     features = noise(2, 60, width, seed=seed).double() * 2 + 1
     targets = noise(2, 60, d, seed=seed + 1).double() + features[0, :, :1]
     twice = torch.cat([features, features], -1)  # without full rank
-    for found in (linear_exact(features, targets, 20), linear_exact(twice, targets, 20)):
+    for found in (
+        probes.linear_exact(features, targets, 20),
+        probes.linear_exact(twice, targets, 20),
+    ):
         for i, k in product(range(2), range(2)):
             x, y = features[i].numpy(), targets[k].numpy()
             guess = LinearRegression().fit(x[:40], y[:40]).predict(x[40:]).reshape(20, d)
@@ -116,15 +113,15 @@ def test_ridge_probes_of_few_wide_states():
     """What is planted in one layer is found there alone; every context is held out once."""
     states = noise(2, 60, 90, seed=3)
     targets = torch.stack([states[1, :, :2].sum(1), noise(60, seed=4)])
-    found = ridge_errors(states, targets)
+    found = probes.ridge_errors(states, targets)
     assert found.shape == (2, 2, 60)
     means = found.mean(-1)
     assert means[1, 0] < 0.7 < 0.9 < min(means[0, 0], means[0, 1], means[1, 1])
     plain = torch.cat([states, targets[:1, :, None].expand(2, -1, 60)], -1)
-    assert ridge_errors(plain, targets)[:, 0].mean() < 0.1
+    assert probes.ridge_errors(plain, targets)[:, 0].mean() < 0.1
     changed = targets.clone()
     changed[1, 0] += 100
-    moved = ridge_errors(states, changed)
+    moved = probes.ridge_errors(states, changed)
     torch.testing.assert_close(moved[:, 0], found[:, 0])
 
 
@@ -136,7 +133,7 @@ def test_states_and_targets():
     drawn.xs[:, 1] = drawn.xs[:, 0]  # the first two pairs leave w open, and contradict each other
     for n in range(1, 6):
         cut = Contexts(drawn.xs[:, : n + 1], drawn.ys[:, : n + 1], drawn.weights)
-        states, targets = prepare(nets, cut)
+        states, targets = probes.prepare(nets, cut)
         expected = torch.cat([torch.stack(net.resid(cut.xs, cut.ys), 1) for net in nets])
         torch.testing.assert_close(states, expected)
         for i in range(6):
@@ -144,6 +141,6 @@ def test_states_and_targets():
             np.testing.assert_allclose(targets[0, i], x.T @ y, 1e-4, 1e-5)
             least = np.linalg.lstsq(x, y, rcond=1e-10)[0]
             np.testing.assert_allclose(targets[1, i], least, 1e-4, 1e-5)
-    in_parts = hidden_states(nets, drawn.xs, drawn.ys, batch_size=4)
-    torch.testing.assert_close(in_parts, prepare(nets, drawn)[0])
+    in_parts = probes.hidden_states(nets, drawn.xs, drawn.ys, batch_size=4)
+    torch.testing.assert_close(in_parts, probes.prepare(nets, drawn)[0])
     assert not in_parts.requires_grad
