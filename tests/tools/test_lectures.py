@@ -1,6 +1,7 @@
 """Lectures: a small chapter with two sections and an exercise, counted by hand."""
 
 import json
+from pathlib import Path
 
 import pytest
 
