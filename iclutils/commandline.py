@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 
 from .errors import IclError, unknown
 
-CURES = {
-    errno.ENOSPC: "Make room on the disk and run again; what was finished is kept.",
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Run where you may write files."),
-}
+FULL = "Make room on the disk and run again; what was finished is kept."
+CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 Action = Callable[[Namespace], int | None]
 Option = tuple[tuple[str, ...], dict[str, Any]]
 
@@ -50,6 +48,7 @@ class CommandLine:
     program: str
     description: str
     examples: tuple[str, ...]
+    closed: str = "Run where you may write files."  # the cure where that is refused
     commands: dict[str, Command] = field(default_factory=dict)
 
     def command(
@@ -85,7 +84,8 @@ class CommandLine:
             return 141
         except OSError as error:
             what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-            print(f"error: {what}. {CURES.get(error.errno or 0, '')}".rstrip(), file=sys.stderr)
+            cures = dict.fromkeys(CLOSED, self.closed) | {errno.ENOSPC: FULL}
+            print(f"error: {what}. {cures.get(error.errno or 0, '')}".rstrip(), file=sys.stderr)
             return 2
         except KeyboardInterrupt:
             print("interrupted; what was finished is kept: run again to continue", file=sys.stderr)

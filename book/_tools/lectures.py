@@ -27,6 +27,15 @@ LECTURE = 90  # minutes
 WORDS = 100  # words that are told in a minute
 LINE, FORMULA, FIGURE, QUESTION = 1 / 6, 2, 2, 3  # minutes for each
 SHOW = {"width": 1280, "height": 720, "margin": 0.03, "slideNumber": "c/t", "transition": "none"}
+SLIDES: dict[str, Any] = {  # settings of Sphinx
+    "extensions": ["myst_parser", "sphinx_revealjs"],
+    "source_suffix": {".md": "markdown"},
+    "html_copy_source": False,
+    "revealjs_style_theme": "white",
+    "revealjs_css_files": ["slides.css"],
+    "revealjs_script_conf": SHOW,
+    "revealjs_script_plugins": [{"name": "RevealNotes", "src": "revealjs/plugin/notes/notes.js"}],
+}
 KINDS = {1: "the mechanism, and the method by hand", 2: "at scale, controls, what to believe"}
 FOLDED = ("hide-", "remove-", "exercise", "solution")  # tags of cells that are not shown in class
 
@@ -47,6 +56,11 @@ class Part:
     @property
     def is_exercise(self) -> bool:
         return self.place.name != "section"
+
+    @property
+    def time(self) -> str:
+        ran = f", of which {self.seconds:.0f} s are for cells to run" if self.seconds >= 1 else ""
+        return f"{self.minutes:.0f} minutes{ran}"
 
     @property
     def title(self) -> str:
@@ -116,10 +130,6 @@ def _page(path: Path) -> BeautifulSoup:
 
 def _section(place: Tag) -> Tag:
     return place if place.name == "section" else place.find_parent("section")
-
-
-def _has(tag: Tag | None, *names: str) -> bool:
-    return tag is not None and any(name in tag.get("class", ()) for name in names)
 
 
 def _title(section: Tag) -> str:
@@ -231,8 +241,8 @@ def _unfold(chapter: Chapter) -> None:
     labels = re.findall(r"^`+\{solution\} *(\S+)", whole, re.MULTILINE)
     for label, box in zip(labels, page.find_all(class_="solution"), strict=True):
         last = page.find(id=label)
-        while _has(following := last.find_next_sibling(), "cell"):
-            last = following
+        while (after := last.find_next_sibling()) and "cell" in after.get("class", ()):
+            last = after
         box["class"].remove("dropdown")
         last.insert_after(box.extract())
     for rest in page.select('section#solutions, a[href="#solutions"]'):
@@ -241,17 +251,12 @@ def _unfold(chapter: Chapter) -> None:
 
 def _note(part: Part) -> str:
     """What the tutor reads at a section or an exercise."""
-    lines = [f'<p class="admonition-title">Lecture {part.lecture}, {_minutes(part)}</p>']
+    lines = [f'<p class="admonition-title">Lecture {part.lecture}, {part.time}</p>']
     if not part.is_exercise:
         lines.append(f"<p><strong>Ask:</strong> {_text(part.ask)}</p>")
         lines.append(f"<p><strong>Answer:</strong> {_text(part.answer)}</p>")
     lines += [f"<p><strong>Some say:</strong> {wrong}</p>" for wrong in part.wrong]
     return "".join(lines)
-
-
-def _minutes(part: Part) -> str:
-    ran = f", of which {part.seconds:.0f} s are for cells to run" if part.seconds >= 1 else ""
-    return f"{part.minutes:.0f} minutes{ran}"
 
 
 def _timetable(chapter: Chapter) -> str:
@@ -285,30 +290,11 @@ def slides(build: Path, wanted: list[str]) -> list[Path]:
             write_text(source / f"{name}.md", text)
         Path(place, "static").mkdir()
         shutil.copy(html / "_static/slides.css", Path(place, "static"))
-        settings = {
-            "extensions": ["myst_parser", "sphinx_revealjs"],
-            "root_doc": next(iter(decks)),
-            "source_suffix": {".md": "markdown"},
-            "revealjs_static_path": [str(Path(place, "static"))],
-            "revealjs_style_theme": "white",
-            "revealjs_css_files": ["slides.css"],
-            "html_copy_source": False,
-            "revealjs_script_conf": SHOW,
-            "revealjs_script_plugins": [
-                {"name": "RevealNotes", "src": "revealjs/plugin/notes/notes.js"}
-            ],
-        }
+        own = {"root_doc": next(iter(decks)), "revealjs_static_path": [str(Path(place, "static"))]}
+        folders = (str(source), None, str(folder), str(Path(place, "doctrees")))
         with docutils_namespace():  # leaves nothing behind for who builds next
-            Sphinx(
-                str(source),
-                None,
-                str(folder),
-                str(Path(place, "doctrees")),
-                "revealjs",
-                settings,
-                status=None,
-                warningiserror=True,
-            ).build()
+            deck = Sphinx(*folders, "revealjs", SLIDES | own, status=None, warningiserror=True)
+            deck.build()
     shown = "\n".join(decks.values())
     for image in sorted(set(re.findall(r'"_images/([^"]+)"', shown))):
         (folder / "_images").mkdir(exist_ok=True)
@@ -344,19 +330,15 @@ def _slides(part: Part) -> list[str]:
         return [_slide(f"Exercise: {part.title}", _paragraphs(part.place.find("section")))]
     ask = f'<p class="ask">{_text(part.ask)}</p>'
     answer = f'<p class="answer fragment">{_text(part.answer)}</p>'
-    first, *others = _figures(part.place) or [None]
-    if first is not None:
-        shown = _figure(first, False)
+    figures = [it for it in part.place.find_all("figure") if it.find(class_="caption-text")]
+    if figures:
+        shown = _figure(figures[0], False)
     else:
         shown = "".join(map(str, part.place.find_all("div", class_="math")[:2]))
     wrong = [re.sub("<[^>]*>", "", f"Some say: {each}") for each in part.wrong]
-    notes = "\n\n".join([_minutes(part), *wrong])
-    more = [_slide(part.title, _figure(figure, True)) for figure in others]
+    notes = "\n\n".join([part.time, *wrong])
+    more = [_slide(part.title, _figure(figure, True)) for figure in figures[1:]]
     return [_slide(part.title, ask + shown + answer, notes), *more]
-
-
-def _figures(place: Tag) -> list[Tag]:
-    return [each for each in place.find_all("figure") if each.find(class_="caption-text")]
 
 
 def _figure(figure: Tag, told: bool) -> str:

@@ -10,7 +10,6 @@ runs, so that one with which the grader ended is gone past.
 from __future__ import annotations
 
 import ast
-import fcntl
 import hashlib
 import json
 import re
@@ -24,16 +23,9 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
-from iclutils.checks import (
-    HIDDEN,
-    PUBLIC,
-    Expected,
-    Mistake,
-    Question,
-    questions,
-    table,
-    thawed,
-)
+from filelock import FileLock, Timeout
+from iclutils import checks
+from iclutils.checks import HIDDEN, PUBLIC, Expected, Mistake, Question
 from iclutils.errors import IclError
 from iclutils.files import read_json, write_json
 from iclutils.progress import bar
@@ -101,13 +93,13 @@ class Truth:
 
     @staticmethod
     def of(made: assignments.Assignment) -> Truth:
-        asked = questions(made.name)
+        asked = checks.questions(made.name)
         seeds = (*PUBLIC, *HIDDEN)
         expected = {
             name: {seed: [part.expected(seed) for part in parts] for seed in seeds}
             for name, parts in asked.items()
         }
-        return Truth(made, asked, expected, handout.packed(table(made.name), asked))
+        return Truth(made, asked, expected, handout.packed(checks.table(made.name), asked))
 
 
 def grade(
@@ -144,14 +136,11 @@ def grade(
 def _alone(place: Path) -> Iterator[None]:
     """Of two that grade one homework at once, the second is sent away."""
     place.mkdir(parents=True, exist_ok=True)
-    with (place / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise IclError(
-                f"{place.name} is being graded in {place}: wait until it ends."
-            ) from None
-        yield
+    try:
+        with FileLock(place / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise IclError(f"{place.name} is being graded in {place}: wait until it ends.") from None
 
 
 def _all(
@@ -238,39 +227,32 @@ def _homework(notebook: dict[str, Any]) -> str:
 def _read(path: Path) -> tuple[dict[str, Any], Grade | None]:
     """The notebook in a file, or the grade that says why there is none."""
     if path.stat().st_size > LONGEST:
-        return {}, _broken(
-            "The file is larger than 20 MB. Clear the outputs of all cells, and save."
-        )
+        return _none("The file is larger than 20 MB. Clear the outputs of all cells, and save.")
     data = path.read_bytes()
     begins = data[:200].decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n").lower()
     if not begins:
-        return {}, _broken(
-            "The file is empty: the upload did not finish. Hand the notebook in again."
-        )
+        return _none("The file is empty: the upload did not finish. Hand the notebook in again.")
     for name, (start, cure) in NO_NOTEBOOKS.items():
         if begins.startswith(start):
-            return {}, Grade("", "not a notebook", notes={"": f"The file is {name}. {cure}"})
+            return _none(f"The file is {name}. {cure}", "not a notebook")
     if path.suffix != ".ipynb":
-        return {}, Grade("", "not a notebook", notes={"": f"Only .ipynb is graded. {SAVE}"})
+        return _none(f"Only .ipynb is graded. {SAVE}", "not a notebook")
     try:
         notebook = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError):
-        cut = begins.startswith("{")
-        what = (
-            "The file breaks off: it was not saved or sent whole" if cut else "This is no notebook"
-        )
-        return {}, _broken(f"{what}. {SAVE}")
+        cut = "The file breaks off: it was not saved or sent whole"
+        return _none(f"{cut if begins.startswith('{') else 'This is no notebook'}. {SAVE}")
     try:
         for cell in notebook["cells"]:
             "".join(cell["source"])
             cell["cell_type"] + ""
     except (TypeError, KeyError):
-        return {}, _broken(f"The file is JSON, but holds no cells of a notebook. {SAVE}")
+        return _none(f"The file is JSON, but holds no cells of a notebook. {SAVE}")
     return notebook, None
 
 
-def _broken(why: str) -> Grade:
-    return Grade("", "broken", notes={"": why})
+def _none(why: str, status: str = "broken") -> tuple[dict[str, Any], Grade]:
+    return {}, Grade("", status, notes={"": why})
 
 
 def _graded(path: Path, name: str, truth: Truth, limits: Limits, interrupted: Event) -> Grade:
@@ -324,9 +306,9 @@ def _run(plan: dict[str, Any], limits: Limits, interrupted: Event) -> tuple[dict
 
 
 def _load(data: bytes) -> Any:
-    """The numbers of one question; what is anything else is a mistake."""
+    """The numbers of one question, or what is wrong with them."""
     try:
-        return thawed(data)
+        return checks.thawed(data)
     except Exception:  # whatever a submission may tell
         return "its answers were not written down"
 
@@ -357,20 +339,18 @@ def _own_error(
 ) -> str:
     """What the cell raised that should have written the answer which is missing."""
     for part in truth.asked[question]:
-        defines = re.compile(
-            rf"^[ \t]*(?:async )?(?:def {part.name}\b|{part.name}\s*(?:=|:))", re.M
-        )
         if f"`{part.name}` is missing" in note:
-            for i, text in enumerate(code):
-                if defines.search(text) and f"cell {i}" in errors:
-                    return f"code cell {i + 1}: {errors[f'cell {i}']}"
-            if not any(defines.search(text) for text in code):
+            defines = rf"(?m)^[ \t]*(?:async )?(?:def {part.name}\b|{part.name}\s*(?:=|:))"
+            cells = [i for i, text in enumerate(code) if re.search(defines, text)]
+            if not cells:
                 return f"`{part.name}` is missing: no cell defines it."
+            if failed := [i for i in cells if f"cell {i}" in errors]:
+                return f"code cell {failed[0] + 1}: {errors[f'cell {failed[0]}']}"
     return ""
 
 
 def _without_pip(cells: list[str]) -> tuple[list[str], list[tuple[int, str]]]:
-    """Cells without their installations, and those which ask for what is not here."""
+    """Cells without their installations, and what is not here of these, each with its cell."""
     missing: list[tuple[int, str]] = []
     for i, cell in enumerate(cells):
         for line in PIP.finditer(cell):
