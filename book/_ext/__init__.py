@@ -34,6 +34,7 @@ DIRECTIVES = {
     "citation": pages.Citation,
     "evidence": evidence.Evidence,
     "gallery": figures.Gallery,
+    "live": live.Live,
     "modelcards": pages.ModelCards,
     "modules": api.Modules,
     "scorecard": scorecard.Scorecard,
@@ -52,13 +53,12 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_transform(every_page.Numbered)
     api.connect(app)
     equations.connect(app)
-    live.setup(app)
     app.connect("env-get-updated", every_page.count_by_page, priority=600)
     app.connect("config-inited", _configure, priority=100)
     app.connect("builder-inited", lambda _: markdown.read_results.cache_clear())
-    for act in (scorecard.load_script, explorer.load, every_page.describe):
-        app.connect("html-page-context", act)
-    app.connect("build-finished", _copy_scripts)
+    app.connect("html-page-context", every_page.describe)
+    app.connect("html-page-context", every_page.load_scripts)
+    app.connect("build-finished", _write_scripts)
     if silent := app.extensions.get("sphinx_multitoc_numbering"):
         silent.parallel_read_safe = True  # it numbers pages after all are read, and does not say so
     return {"version": metadata.version("iclutils"), "parallel_read_safe": True}
@@ -69,9 +69,11 @@ def _configure(app: Sphinx, config: Config) -> None:
     config.myst_enable_extensions = {*config.myst_enable_extensions, "attrs_block", "attrs_inline"}
 
 
-def _copy_scripts(app: Sphinx, exception: Exception | None) -> None:
+def _write_scripts(app: Sphinx, exception: Exception | None) -> None:
     if exception is None and app.builder.format == "html":
         static = Path(app.outdir, "_static")
         if (icons := static / "scripts/fontawesome.js").is_file():
             icons.write_text("")  # the theme's style sheet draws the same icons
         explorer.write(static)
+        if (static / "live").is_dir():  # the book has such figures
+            live.write(static)

@@ -20,6 +20,8 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.transforms import SphinxTransform
 
+from . import explorer, live, scorecard
+
 CHAPTER = re.compile(r"notebooks/(\d\d)_(appendix)?")
 
 
@@ -49,6 +51,25 @@ def count_by_page(app: Sphinx, env: BuildEnvironment) -> list[str]:
         for found in kinds.values():
             found.update({name: (*before, i) for i, name in enumerate(found, 1)})
     return []
+
+
+def load_scripts(
+    app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Load on a page the scripts of what stands on it, and no others."""
+    found = list(doctree.findall(nodes.Element)) if doctree else []
+    classes = {name for node in found for name in node.get("classes", ())}
+    scripts: dict[str, dict[str, str]] = {}
+    if "scorecard" in classes:
+        scripts[scorecard.SCRIPT] = {}
+    if "explorer" in classes:
+        scripts[explorer.OURS[0]] = {"data-library": explorer.LIBRARY}
+        app.add_css_file(explorer.OURS[1])
+    if figures := [node["figure"] for node in found if "live-figure" in node.get("classes", ())]:
+        scripts |= {f"live/{script}.js": {} for script in (*live.SCRIPTS, *figures)}
+        app.add_css_file("live/live.css")
+    for script, attributes in scripts.items():
+        app.add_js_file(script, loading_method="defer", **attributes)  # type: ignore[arg-type]
 
 
 def describe(

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
 from iclutils.plots.explorer import MIME
@@ -35,14 +34,6 @@ class PictureAndSpecification(SphinxPostTransform):
                 if {MIME, "image/png"} <= set(kinds):
                     found = [*kinds["image/png"].children, *kinds[MIME].children]
                     bundle.replace_self(nodes.container("", *found, classes=["explorer"]))
-
-
-def load(app: Sphinx, page: str, template: str, context: Any, tree: nodes.document | None) -> None:
-    """Load the scripts on a page with an explorer, and on no other."""
-    if tree and any("explorer" in found["classes"] for found in tree.findall(nodes.container)):
-        library: dict[str, Any] = {"data-library": LIBRARY}
-        app.add_js_file(OURS[0], loading_method="defer", **library)
-        app.add_css_file(OURS[1])
 
 
 def write(static: Path) -> None:

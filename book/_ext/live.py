@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from docutils import nodes
 from safetensors.torch import load_file
-from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from iclutils import zoo
@@ -23,7 +22,7 @@ from iclutils.errors import unknown
 from iclutils.files import read_json
 from iclutils.tasks import topics
 
-SCRIPTS = ("transformer.js", "numbers.js", "live.js")  # then the figure's own
+SCRIPTS = ("transformer", "numbers", "live")  # then the figure's own
 # What each figure may load: scripts of weights, and in each the models, with their training steps.
 FIGURES: dict[str, dict[str, list[tuple[str, int]]]] = {
     "induction": {
@@ -63,7 +62,7 @@ class Live(SphinxDirective):
         self.env.note_dependency(str(path))
         still = path.read_text(encoding="utf-8")
         figure = nodes.container("", nodes.raw("", still, format="html"), classes=["live-figure"])
-        figure["ids"] = [f"live-{name}"]
+        figure["ids"], figure["figure"] = [f"live-{name}"], name
         self.state.nested_parse(self.content, self.content_offset, figure)
         return [figure]
 
@@ -110,20 +109,6 @@ def _renamed(name: str) -> str:
     return name
 
 
-def load(app: Sphinx, page: str, template: str, context: Any, tree: nodes.document | None) -> None:
-    """Load the engines and the scripts of its figures on a page that has some."""
-    shown = [
-        name.removeprefix("live-")
-        for figure in (tree.findall(nodes.container) if tree else ())
-        if "live-figure" in figure["classes"]
-        for name in figure["ids"]
-    ]
-    if shown:
-        app.add_css_file("live/live.css")
-        for name in [*SCRIPTS, *(f"{name}.js" for name in shown)]:
-            app.add_js_file(f"live/{name}", loading_method="defer")
-
-
 def write(static: Path) -> None:
     """Write the weights of all figures into the folder of static files."""
     folder = static / "live/weights"
@@ -131,16 +116,3 @@ def write(static: Path) -> None:
     for parts in FIGURES.values():
         for key, models in parts.items():
             (folder / f"{key}.js").write_text(script(key, models), encoding="utf-8")
-
-
-def setup(app: Sphinx) -> None:
-    """Register the directive, and what loads and writes its scripts."""
-    app.add_directive("live", Live)
-    app.connect("html-page-context", load)
-    app.connect("build-finished", _finish)
-
-
-def _finish(app: Sphinx, exception: Exception | None) -> None:
-    static = Path(app.outdir, "_static")
-    if exception is None and (static / "live").is_dir():  # the book has such figures
-        write(static)

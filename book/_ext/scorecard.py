@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 from docutils import nodes
-from sphinx.application import Sphinx
 
 from iclutils import scorecard
 from iclutils.claims import FAILS, HOLDS, KINDS, NULL, PARTLY, VERDICTS, Claim, Result
@@ -177,14 +176,6 @@ class Verdicts(Generated):
     def markdown(self) -> list[str]:
         here = Path(self.env.docname).parent
         return _totals(rows(self.env), f"{os.path.relpath(PAGE, here)}.html")
-
-
-def load_script(
-    app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: nodes.document | None
-) -> None:
-    """Load the filter's script on the page that has the table, and on no other."""
-    if doctree and any("scorecard" in found["classes"] for found in doctree.findall(nodes.table)):
-        app.add_js_file(SCRIPT, loading_method="defer")
 
 
 def keys(claim: Claim) -> list[str]:

@@ -47,7 +47,7 @@ def site(tmp_path_factory):
         Sphinx(
             source, None, out, out / ".doctrees", "html", status=None, warningiserror=True,
             confoverrides={
-                "extensions": ["myst_parser", "sphinx_book_theme", live.__name__],
+                "extensions": ["myst_parser", "sphinx_book_theme", "book._ext"],
                 # Given, because what is registered here would stay in Sphinx's own default.
                 "source_suffix": {".rst": "restructuredtext", ".md": "markdown"},
                 "html_theme": "sphinx_book_theme",
