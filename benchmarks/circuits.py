@@ -16,8 +16,6 @@ bound below 3; on the guide one pass is mostly overhead, so the ratio may exceed
     python benchmarks/circuits.py --threads 1 --every 50
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """What the benchmarks share: the shape of GPT-2 small, options, and ways that take turns."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace

@@ -11,8 +11,6 @@ fed, tokens remembered, and multiply-adds.
     python benchmarks/compression.py            # a few minutes on 2 cores
 """
 
-from __future__ import annotations
-
 import torch
 from common import gpt2_small, options
 

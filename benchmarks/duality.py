@@ -2,11 +2,9 @@
 
 One attention layer of the shape of GPT-2 small: 12 heads of 64, 256 tokens, of which the first
 three quarters are demonstrations; every position is a query and sees what is before it. Query
-terms and demonstration updates of all heads and queries (``dual.dual_form``) are compared with two
-loops over heads and queries:
-
-- **stable**: the same log-domain kernels, one query at a time, in torch;
-- **note**: the formula as it is written, exp and sums in numpy, with no care for overflow.
+terms and demonstration updates of all heads and queries (``dual.dual_form``) are compared with a
+loop over heads and queries: the formula as it is written, exp and sums in numpy, with no care for
+overflow.
 
 In float64, the precision of the identities, and in float32, that of the model; all in one
 process, in turns, medians over the repeats. Both parts of all ways must agree to 1e-5 of the
@@ -15,8 +13,6 @@ it computes the whole square of scores where the loops compute the half that is 
 
     python benchmarks/duality.py --threads 1
 """
-
-from __future__ import annotations
 
 import math
 import statistics
@@ -50,20 +46,6 @@ def batched(query: Tensor, key: Tensor, value: Tensor, demos: Tensor) -> tuple[T
     return dual_form(query, key, value, demos, lower)
 
 
-def stable(query: Tensor, key: Tensor, value: Tensor, demos: Tensor) -> tuple[Tensor, Tensor]:
-    """One head and query at a time, kernels in the log domain."""
-    query_term, update = torch.zeros_like(value), torch.zeros_like(value)
-    for head in range(len(query)):
-        for place in range(query.shape[1]):
-            seen = slice(0, place + 1)
-            score = key[head, seen] @ query[head, place] / math.sqrt(query.shape[-1])
-            weight = (score - score.logsumexp(0)).exp()
-            shown = weight * demos[seen]
-            query_term[head, place] = (weight - shown) @ value[head, seen]
-            update[head, place] = shown @ value[head, seen]
-    return query_term, update
-
-
 def note(query: Tensor, key: Tensor, value: Tensor, demos: Tensor) -> tuple[Tensor, Tensor]:
     """One head and query at a time, D and both sums as the formula has them."""
     q, k, v, shown = (part.numpy() for part in (query, key, value, demos))
@@ -80,7 +62,6 @@ def note(query: Tensor, key: Tensor, value: Tensor, demos: Tensor) -> tuple[Tens
 
 WAYS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "batched": batched,
-    "stable loop": stable,
     "note's loop": note,
 }
 

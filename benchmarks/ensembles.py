@@ -7,8 +7,6 @@ benchmark stops. The ways take turns, and the median of the turns counts.
     python benchmarks/ensembles.py --threads 1
 """
 
-from __future__ import annotations
-
 import statistics
 
 from common import in_turns, options

@@ -2,7 +2,7 @@
 
 SmolLM2-135M-Instruct (``load("smollm2")``) on functions between words, ``big -> small``, five
 examples and a query, the answer scored at the last position; corrupt prompts carry the answers of
-other examples. All times are CPU seconds of all threads, so that a busy machine matters little.
+another function. All times are CPU seconds of all threads, so that a busy machine matters little.
 
 - **rate**: tokens per second of forward passes, logits at the target alone, and the share of the
   machine's matrix peak, a product of square matrices timed in turns with it;
@@ -16,11 +16,8 @@ other examples. All times are CPU seconds of all threads, so that a busy machine
     python benchmarks/real.py --threads 1
 """
 
-from __future__ import annotations
-
 import random
 import statistics
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -29,68 +26,15 @@ from torch import Tensor
 
 from iclutils.chapters.label_anchors.compression import everything, multiply_adds
 from iclutils.interp import patching
-from iclutils.interp.clean_corrupt import CleanCorrupt, scored_logits
+from iclutils.interp.clean_corrupt import CleanCorrupt, scored_logits, two_functions
 from iclutils.interp.graph import Edge, Node, add_to_inputs, component_outputs, of, split_qkv_input
 from iclutils.interp.kv_cache import answer_from_cache, cache_demonstrations
 from iclutils.interp.readout import target_logits
-from iclutils.models import TransformerBridge, bos, load, words
-from iclutils.tasks.prompts import Prompts, Role, join
+from iclutils.models import TransformerBridge, load
+from iclutils.tasks import words
 
-PAIRS = (
-    *("big small", "hot cold", "up down", "day night", "fast slow", "good bad", "rich poor"),
-    *("open closed", "light dark", "young old", "wet dry", "long short", "hard soft", "near far"),
-    *("full empty", "high low", "happy sad", "loud quiet", "clean dirty", "early late"),
-)
 INDUCTION = 18, 6  # the strongest induction head on random repeated tokens
 NATS, LOGITS = 1e-3, 1e-2  # how far the ways may differ, in single precision
-
-
-def prompt(model: TransformerBridge, shown: Sequence[tuple[str, str]], asked: str) -> Prompts:
-    """Lines of ``word -> answer`` and a query."""
-    tokens, roles, labels = [bos(model)], [int(Role.FORMAT)], []
-    ids = words(model)
-    for word, answer in shown:
-        for part, role in (
-            (f"{word} ->", Role.TEXT),
-            (f" {answer}", Role.LABEL),
-            ("\n", Role.FORMAT),
-        ):
-            some = ids(part, add_special_tokens=False)["input_ids"]
-            if role == Role.LABEL:
-                labels.append(len(tokens))
-                roles += [int(Role.LABEL)] + [int(Role.FORMAT)] * (len(some) - 1)
-            else:
-                roles += [int(role)] * len(some)
-            tokens += some
-    query = ids(f"{asked} ->", add_special_tokens=False)["input_ids"]
-    tokens, roles = [*tokens, *query], [*roles, *[int(Role.QUERY)] * len(query)]
-    place = torch.tensor([labels])
-    one = torch.tensor([tokens])
-    return Prompts(
-        tokens=one,
-        roles=torch.tensor([roles]),
-        target=torch.tensor([len(tokens) - 1]),
-        label_pos=place,
-        cue_pos=place - 1,
-        demo_class=torch.arange(len(labels))[None],
-        gold=torch.zeros(1, dtype=torch.long),
-        label_words=one.gather(1, place),
-    )
-
-
-def word_function(model: TransformerBridge, count: int, examples: int) -> CleanCorrupt:
-    """Prompts of one length; corrupt: every example carries the next one's answer."""
-    pairs, draw = [tuple(pair.split()) for pair in PAIRS], random.Random(0)
-    parts, answers, ids = [], [], words(model)
-    while len(parts) < count:
-        *shown, (asked, answer) = draw.sample(pairs, examples + 1)
-        made, right = prompt(model, shown, asked), ids(f" {answer}", add_special_tokens=False)
-        if not parts or made.tokens.shape == parts[0].tokens.shape:
-            parts.append(made)
-            answers.append(right["input_ids"][0])
-    made = join(parts)
-    corrupt = made.tokens.scatter(1, made.label_pos, made.label_words.roll(1, 1))
-    return CleanCorrupt(made.tokens, corrupt, made.target[:, None], torch.tensor(answers)[:, None])
 
 
 def rate(model: TransformerBridge) -> None:
@@ -144,9 +88,8 @@ def patches(
 
 def demonstrations(model: TransformerBridge, examples: int, count: int) -> None:
     """Queries on shared examples, whole and from a cache."""
-    pairs = [tuple(pair.split()) for pair in PAIRS]
-    shown, asked = pairs[:examples], [pairs[i % len(pairs)][1] for i in range(count)]
-    prompts = join([prompt(model, shown, word) for word in asked])
+    draw = torch.Generator().manual_seed(0)
+    prompts = words.ask("opposite", model.tokenizer, count, examples, draw, shared=True).prompts
 
     def from_cache() -> Tensor:
         held = cache_demonstrations(model, prompts[:1], everything(prompts[:1]))
@@ -183,7 +126,8 @@ def main() -> None:
     rate(model)
     demonstrations(model, 5, given.queries)
     demonstrations(model, 16, given.queries)
-    task, graph = word_function(model, given.prompts, 5), of(model)
+    draw, graph = torch.Generator().manual_seed(0), of(model)
+    task = two_functions(model, "past", "gerund", given.prompts, 5, draw)
     heads = [node for node in graph.writers if node.kind == "head"]
     earlier = [node for node in heads if node.layer < INDUCTION[0]]
     drawn = random.Random(1).sample(graph.readers[1:], given.readers)

@@ -4,13 +4,9 @@ There are two loops: of scikit-learn's fits, and of bare numpy (``lstsq`` and ``
 the fair baseline for speed. All ways run in one process on the same float64 contexts; for every
 size the loops take a share of the contexts (``--loop`` of them), the batched way takes all. The
 predictions for the contexts that all have seen must agree to 1e-8 or the benchmark stops.
-Last, a shipped network that answers as many contexts a few at a time, as ``predict`` asks it, and
-all at once.
 
     python benchmarks/regression.py --threads 1          # about a minute
 """
-
-from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
@@ -21,10 +17,7 @@ import torch
 from common import in_turns, options
 from sklearn.linear_model import LinearRegression, Ridge
 
-from iclutils import zoo
 from iclutils.chapters.ridge_ols.algorithms import ols, ridge
-from iclutils.chapters.ridge_ols.distances import predict
-from iclutils.models.regressors import InContextRegressors
 
 TOLERANCE = 1e-8
 SIZES = ((2, 6), (4, 10), (8, 17), (8, 40), (20, 40))  # d and pairs; the last two, the paper's
@@ -78,25 +71,8 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
     return statistics.median(in_turns({"": call}, 1 + repeats)[""][1:])
 
 
-def few_at_a_time(count: int, repeats: int) -> str:
-    """What ``predict`` saves by asking a network for few contexts at a time."""
-    network = InContextRegressors.load(zoo.folder("regression-d8"))
-    xs, ys = contexts(count, network.shape.pairs, network.shape.dim)
-    all_at_once = torch.no_grad()(partial(network, xs, ys))
-    naive, quick = (
-        seconds(call, repeats) for call in (all_at_once, partial(predict, network, xs, ys))
-    )
-    gap = float((all_at_once() - predict(network, xs, ys)).abs().max())
-    if not gap <= TOLERANCE:
-        raise SystemExit(f"few contexts at a time: differs by {gap:.1e}")
-    return (
-        f"{count} contexts: {naive:.2f} s at once, {quick:.2f} s few at a time, "
-        f"{naive / quick:.2f} times ({gap:.0e} apart)"
-    )
-
-
 def main() -> None:
-    """Print one line for each size and algorithm, and one for a network."""
+    """Print one line for each size and algorithm."""
     given = options(
         __doc__,
         contexts=(1024, "of the batched way"),
@@ -118,7 +94,6 @@ def main() -> None:
                     raise SystemExit(f"{line}: differs from {other} by {gap:.1e}")
                 line += f"; {other} {naive:.0f}, {naive / quick:.0f} times ({gap:.0e} apart)"
             print(line, flush=True)
-    print(few_at_a_time(given.contexts, given.repeats))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ of both methods must agree or the benchmark stops.
     python benchmarks/saliency.py               # a few minutes on 2 cores
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from functools import partial

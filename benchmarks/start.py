@@ -4,8 +4,6 @@ Each in a process of its own, which imports what it needs; a chapter runs in a c
 and nothing is written into the checkout.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

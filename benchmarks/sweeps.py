@@ -11,8 +11,6 @@ CPU seconds of all threads, so that a busy machine does not matter.
     python benchmarks/sweeps.py --every 10      # quicker, still checks the sampled patches
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from functools import partial

@@ -5,32 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
-from transformers import (
-    AutoTokenizer,
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTJConfig,
-    GPTJForCausalLM,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from iclutils.interp.clean_corrupt import CleanCorrupt, copying
 from iclutils.models import TransformerBridge, load
@@ -54,30 +31,30 @@ def language_model() -> Path:
 
 
 @cache
-def real_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def real_tokenizer(name: str) -> hf.PreTrainedTokenizerBase:
     """The tokenizer of ``gpt2`` or ``smollm2``; the test is skipped where it is not at hand."""
     stand_in = Path(__file__).parents[2] / "shared" / "hub" / "gpt2-tokenizer"
     folder = stand_in if name == "gpt2" else language_model()
     if not folder.is_dir():
         pytest.skip(f"the tokenizer of {name} is not in {folder}")
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return hf.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-def whole_words(known: list[str], **special: object) -> PreTrainedTokenizerFast:
+def whole_words(known: list[str], **special: object) -> hf.PreTrainedTokenizerFast:
     """A tokenizer of whole words; a space belongs to the word after it, a newline is one word."""
     core = Tokenizer(WordLevel({word: i for i, word in enumerate(known)}, unk_token="?"))
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(r"\n|:"), "isolated"), pre_tokenizers.Split(" ", "removed")]
     )
-    return PreTrainedTokenizerFast(tokenizer_object=core, **special)
+    return hf.PreTrainedTokenizerFast(tokenizer_object=core, **special)
 
 
-def save_gpt2(folder: Path, seed: int = 0, **changes: int) -> GPT2LMHeadModel:
+def save_gpt2(folder: Path, seed: int = 0, **changes: int) -> hf.GPT2LMHeadModel:
     """Write a small random GPT-2 to ``folder`` and return it."""
     sizes = {"n_positions": CONTEXT, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 48}
     torch.manual_seed(seed)
-    config = GPT2Config(**(ALL | sizes | changes), attn_implementation="eager")
-    return _save(GPT2LMHeadModel(config), "ln_", folder)
+    config = hf.GPT2Config(**(ALL | sizes | changes), attn_implementation="eager")
+    return _save(hf.GPT2LMHeadModel(config), "ln_", folder)
 
 
 def save_neox(folder: Path, **changes: bool) -> None:
@@ -85,18 +62,18 @@ def save_neox(folder: Path, **changes: bool) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
     settings = ALL | HEADS | sizes | {"use_parallel_residual": False}
-    GPTNeoXForCausalLM(GPTNeoXConfig(**(settings | changes))).save_pretrained(folder)
+    hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**(settings | changes))).save_pretrained(folder)
 
 
 GROUPED = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),  # biases
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),  # queries and keys are normed
+    "llama": (hf.LlamaConfig, hf.LlamaForCausalLM),
+    "mistral": (hf.MistralConfig, hf.MistralForCausalLM),
+    "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM),  # biases
+    "qwen3": (hf.Qwen3Config, hf.Qwen3ForCausalLM),  # queries and keys are normed
 }
 
 
-def save_grouped(folder: Path, kind: str = "llama", **changes: int) -> PreTrainedModel:
+def save_grouped(folder: Path, kind: str = "llama", **changes: int) -> hf.PreTrainedModel:
     """Write a small random model with two query heads for each key, and return it."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 24, "head_dim": 8, "intermediate_size": 40, "num_hidden_layers": 3}
@@ -106,7 +83,7 @@ def save_grouped(folder: Path, kind: str = "llama", **changes: int) -> PreTraine
     return _save(network_class(config(**(settings | changes))), "norm", folder)
 
 
-def _save(network: PreTrainedModel, norm: str, folder: Path) -> PreTrainedModel:
+def _save(network: hf.PreTrainedModel, norm: str, folder: Path) -> hf.PreTrainedModel:
     """Write it, its norms and biases random as well."""
     network.eval()
     with torch.no_grad():
@@ -121,20 +98,21 @@ def save_gptj(folder: Path) -> None:
     """Write a small random GPT-J: its attention can be read, but not edited."""
     torch.manual_seed(0)
     sizes = {"n_positions": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
-    GPTJForCausalLM(GPTJConfig(**(ALL | sizes))).save_pretrained(folder)
+    hf.GPTJForCausalLM(hf.GPTJConfig(**(ALL | sizes))).save_pretrained(folder)
 
 
 def save_opt(folder: Path) -> None:
     """Write a small random OPT: positions are learned, and its attention cannot be edited."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 48, "word_embed_proj_dim": 32}
-    OPTForCausalLM(OPTConfig(**(ALL | HEADS | sizes))).save_pretrained(folder)
+    hf.OPTForCausalLM(hf.OPTConfig(**(ALL | HEADS | sizes))).save_pretrained(folder)
 
 
 def save_bert(folder: Path) -> None:
     """Write a small random BERT, which reads in both directions."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
-    BertForMaskedLM(BertConfig(**(HEADS | sizes | {"vocab_size": VOCAB}))).save_pretrained(folder)
+    config = hf.BertConfig(**(HEADS | sizes | {"vocab_size": VOCAB}))
+    hf.BertForMaskedLM(config).save_pretrained(folder)
 
 
 ARCHITECTURES = {

@@ -8,11 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import Any
 from zipfile import ZipFile
 
 import psutil
@@ -291,86 +289,60 @@ def put(begins, text):
     return lambda cells: cell(cells, begins).update(source=text)
 
 
-def wrap(code):
-    """``dual_parts`` as it is, and then ``code`` makes another of it, from ``right``."""
-    return add(PARTS, after=f"\n\nright = dual_parts\n\n{code}")
+def wrap(answer):
+    """``dual_parts`` becomes what ``answer`` makes of the right one and of what it is given."""
+    return add(PARTS, after=f"\n\nright = dual_parts\ndual_parts = lambda *given: {answer}")
 
 
-RIGHT: dict[str, Callable[[list[dict]], Any]] = {  # edits
+RIGHT = {  # edits
     "as it is": lambda cells: None,
-    "single precision": wrap(
-        "def dual_parts(query, keys, values, demos):\n"
-        "    return right(query.float(), keys.float(), values.float(), demos)"
-    ),
-    "requires grad": wrap("def dual_parts(*given):\n    return right(*given).requires_grad_()"),
-    "changes its inputs": wrap(
-        "def dual_parts(*given):\n    found = right(*given)\n    given[2].zero_()\n    return found"
-    ),
-    "lambda": wrap("dual_parts = lambda query, keys, values, demos: "
-                   "right(query, keys, values, demos)"),
+    "single precision": wrap("right(*(x.float() for x in given[:3]), given[3])"),
+    "requires grad": wrap("right(*given).requires_grad_()"),
+    "changes its inputs": wrap("(right(*given), given[2].zero_())[0]"),
+    "lists of tensors without axes": wrap("[[x for x in row] for row in right(*given)]"),
+    "lists of floats and an axis more": wrap("[[[float(x) for x in r]] for r in right(*given)]"),
+    "a loss in a list": add("def features", after="\n\nmine = contrastive_loss\n"
+                            "contrastive_loss = lambda *given: mine(*given)[None]"),
     "magic and shell": add(PARTS, "%matplotlib inline\n%timeit -n1 -r1 1 + 1\n!echo here\n"),
     "pip of what is there": add(PARTS, "!pip install -q torch 'numpy>1'\n%pip install iclutils\n"),
     "figures": add(PARTS, "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\n"),
     "loop after the answer": add(PARTS, after="\n\nwhile True:\n    pass"),
     "flood after the answer": add(PARTS, after="\n\nfor _ in range(300):\n    print('x' * 10**6)"),
-    "lists of tensors without axes": wrap(
-        "def dual_parts(*given):\n    return [[x for x in row] for row in right(*given)]"
-    ),
-    "lists of floats and an axis more": wrap(
-        "def dual_parts(*given):\n    return [[[float(x) for x in row]] for row in right(*given)]"
-    ),
-    "a loss in a list": add(
-        "def features",
-        after="\n\nmine = contrastive_loss\ncontrastive_loss = lambda *given: mine(*given)[None]",
-    ),
     "files of its own": add(PARTS, "import tempfile, pathlib\nopen('notes.txt', 'w').write('x')\n"
         "tempfile.NamedTemporaryFile('w').write('x')\npathlib.Path.home().joinpath('y').touch()\n"),
     "processes of its own": add(PARTS, "from joblib import Parallel, delayed\n"
         "Parallel(2, backend='threading')(delayed(abs)(i) for i in range(3))\n"),
 }  # fmt: skip
-WRONG: dict[str, tuple[Callable[[list[dict]], Any], str, str]] = {  # edit, status, message of q1
-    "not written": (put(PARTS, "def dual_parts(*given):\n    ..."), "graded", "nothing is written"),
-    "no cell": (lambda cells: cells.remove(cell(cells, PARTS)), "graded", "no cell defines it"),
-    "a typical mistake": (
-        wrap("def dual_parts(*given):\n    return right(*given).flip(0)"),
-        *("graded", "The two are exchanged"),
-    ),
-    "raises": (put(PARTS, "def dual_parts(*given):\n    return 1 / 0"), "graded", "ZeroDivision"),
-    "a syntax error": (add(PARTS, after="\n)"), "graded", "SyntaxError: unmatched"),
+DEF = "def dual_parts(*given):\n    "
+WRONG = {  # edit, message of q1
+    "not written": (put(PARTS, f"{DEF}..."), "nothing is written"),
+    "no cell": (lambda cells: cells.remove(cell(cells, PARTS)), "no cell defines it"),
+    "a typical mistake": (wrap("right(*given).flip(0)"), "The two are exchanged"),
+    "raises": (put(PARTS, f"{DEF}return 1 / 0"), "ZeroDivision"),
+    "a syntax error": (add(PARTS, after="\n)"), "SyntaxError: unmatched"),
     "pip of what is not there": (
-        add(PARTS, "!pip install seaborn_of_mine\nimport seaborn_of_mine\n"), "graded", "No module"
-    ),
-    "ends its process": (add(PARTS, "import os\nos._exit(3)\n"), "graded", "ended the process"),
+        add(PARTS, "!pip install seaborn_of_mine\nimport seaborn_of_mine\n"), "No module"),
+    "ends its process": (add(PARTS, "import os\nos._exit(3)\n"), "ended the process"),
     "a loop that holds on": (
         add(PARTS, "while True:\n  try:\n    pass\n  except BaseException:\n    pass\n"),
-        *("graded", "longer than 6 s"),
-    ),
-    "an answer that loops": (
-        put(PARTS, "def dual_parts(*given):\n    while True:\n        pass"),
-        *("graded", "longer than 6 s"),
-    ),
+        "longer than 6 s"),
+    "an answer that loops": (put(PARTS, f"{DEF}while True:\n        pass"), "longer than 6 s"),
     "300 MB of output": (
-        add(PARTS, "for _ in range(300):\n    print('x' * 10**6)\n"), "graded", "more than 1 MB"
-    ),
-    "memory": (add(PARTS, "kept = [bytearray(10**8) for _ in range(99)]\n"), "graded", "Memory"),
-    "network": (
-        add(PARTS, "import urllib.request as r\nr.urlopen('http://a.example')\n"),
-        *("graded: look at it", "network is closed"),
-    ),
+        add(PARTS, "for _ in range(300):\n    print('x' * 10**6)\n"), "more than 1 MB"),
+    "memory": (add(PARTS, "kept = [bytearray(10**8) for _ in range(99)]\n"), "Memory"),
+}  # fmt: skip
+SUSPECT = {  # the same, of what the instructor is asked to look at
+    "network": (add(PARTS, "import urllib.request as r\nr.urlopen('http://a.example')\n"),
+                "network is closed"),
     "the silent patch": (
         put(PARTS, "from iclutils import checks\n"
             "vars(checks)['grade'] = vars(checks)['check'] = lambda *a, **k: None"),
-        *("graded: look at it", "no cell defines it"),
-    ),
+        "no cell defines it"),
     "patches the comparison": (
         put(PARTS, "import iclutils.checks as a\na.compare = lambda *a: None\n"
-            "a._fault = lambda *a: ''\ndef dual_parts(*given):\n    return given[0]"),
-        *("graded: look at it", "shape"),
-    ),
+            f"a._fault = lambda *a: ''\n{DEF}return given[0]"), "shape"),
     "reads the solutions": (
-        put(PARTS, f"exec(open({str(table('hw05'))!r}).read())"),
-        *("graded: look at it", "no cell defines it"),
-    ),
+        put(PARTS, f"exec(open({str(table('hw05'))!r}).read())"), "no cell defines it"),
 }  # fmt: skip
 
 
@@ -460,25 +432,21 @@ def rows(table):
 
 @pytest.mark.nightly
 def test_sixty_submissions_are_graded_fairly(hw05, build, tmp_path, monkeypatch):
-    given = tmp_path / "given"
-    for name, edit in RIGHT.items():
+    given, other = tmp_path / "given", tmp_path / "other"
+    other.write_text("precious")
+    names = f"SECRET, ROOT, OTHER = {str(table('hw05'))!r}, {str(ROOT)!r}, {str(other)!r}\n"
+    edits = RIGHT | {name: edit for name, (edit, _) in (WRONG | SUSPECT).items()}
+    edits |= {name: put(PARTS, HUNT + names + code) for name, code in HOSTILE.items()}
+    for name, edit in edits.items():
         hand_in(given, name, hw05.instructor, edit)
-    for name, (edit, *_) in WRONG.items():
-        hand_in(given, name, hw05.instructor, edit)
-    bare = hand_in(given, "without metadata", hw05.instructor, lambda cells: None)
+    bare = hand_in(given, "without metadata", hw05.instructor, edits["as it is"])
     text = json.dumps({"cells": [{key: each[key] for key in ("cell_type", "source")}
                                  for each in read_json(bare)["cells"]]})  # fmt: skip
     bare.write_text(text, encoding="utf-8-sig")
-    hand_in(
-        given, "another", hw05.instructor, lambda cells: None, otter={"assignment_name": "hw02"}
-    )
+    named = {"otter": {"assignment_name": "hw02"}}
+    hand_in(given, "another", hw05.instructor, edits["as it is"], **named)
     (given / "broken.ipynb").write_text("{")
     (given / "essay.pdf").write_text("an essay")
-    other = tmp_path / "other"
-    other.write_text("precious")
-    names = f"SECRET, ROOT, OTHER = {str(table('hw05'))!r}, {str(ROOT)!r}, {str(other)!r}\n"
-    for name, code in HOSTILE.items():
-        hand_in(given, name, hw05.instructor, put(PARTS, HUNT + names + code))
     science = files_of(ROOT / "iclutils")
     start = time.monotonic()
     graded = submissions.grade(build, given, "hw05", Limits(step=6.0, seconds=120.0, memory=3.0))
@@ -494,8 +462,8 @@ def test_sixty_submissions_are_graded_fairly(hw05, build, tmp_path, monkeypatch)
     for name in (*RIGHT, "without metadata"):
         row = found[name]
         assert (row["status"], row["percent"], row["message"]) == ("graded", "100", ""), name
-    for name, (_, status, message) in WRONG.items():
-        row = found[name]
+    for name, (_, message) in (WRONG | SUSPECT).items():
+        row, status = found[name], "graded" + ": look at it" * (name in SUSPECT)
         assert (row["status"], row["q1"], row["q2"]) == (status, "0", "4"), (name, row)
         assert message in row["message"], (name, row["message"])
     assert "cell 5 installs seaborn_of_mine" in found["pip of what is not there"]["message"]
@@ -506,12 +474,8 @@ def test_sixty_submissions_are_graded_fairly(hw05, build, tmp_path, monkeypatch)
         assert found[name]["message"]
     feedback = (graded.parent / "feedback" / "a typical mistake.ipynb.md").read_text()
     assert "| q1 | 0 | 4 | The two are exchanged" in feedback
-
-    def never(*given):
-        raise AssertionError("graded again")
-
     before = graded.read_text()
-    monkeypatch.setattr(confine, "run", never)
+    monkeypatch.setattr(confine, "run", None)  # none is graded again
     again = submissions.grade(build, given, "hw05", Limits(step=6.0, seconds=120.0, memory=3.0))
     assert again.read_text() == before
     assert not (graded.parent / "table.1.csv").exists()

@@ -1,16 +1,19 @@
-"""The exercises: their form, that what they name exists, and what their tests say."""
+"""The exercises: their form, that what they name exists, and what their tests say.
+
+An exercise is three cells: the box with its hint, the stub, and the test of what is written there.
+The boxes of the solutions stand at the end of the chapter; an open question has none.
+"""
 
 import ast
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
-from typing import Any
 
 import matplotlib.pyplot as plt
 import nbformat
 import pytest
-from exercises import blocks, exercises, functions, imported, unfilled
 from mistakes import MISTAKES
 from notebook_rules import code, source, tags
 
@@ -22,7 +25,66 @@ from iclutils.session import UNFILLED
 
 CHAPTERS = [NOTEBOOKS / f"{name}.ipynb" for name in claims.chapters()]
 NAMED = re.compile(r"`([a-z_]\w*(?:\.\w+)+)(?:\(.*?\))?`", re.DOTALL)
-Out = pytest.CaptureFixture[str]
+FORM = r"````\{exercise\} .+?:label: (\S+).+?\*\w+, [^.]+\. [^.]+\.\* \S.*```\{admonition\} .+\n"
+BOX = re.compile(FORM + r":class: dropdown tip\n.*?```.*````", re.DOTALL)
+SOLVED = re.compile(r"````\{solution\} (\S+)\n:class: dropdown\n(.+?)````", re.DOTALL)
+CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+@dataclass
+class Exercise:
+    """What stands in the notebook; an open question has no solution."""
+
+    label: str
+    text: str
+    stub: str = ""
+    test: str = ""
+    solution: str = ""
+    why: str = ""  # the words of the solution
+
+
+def exercises(notebook):
+    """All exercises of a chapter, in order."""
+    found = {}
+    for cell in read_json(notebook)["cells"]:
+        text = source(cell)
+        if "exercise" in tags(cell) and cell["cell_type"] == "markdown":
+            box = BOX.fullmatch(text)
+            assert box, f"not of the form: label, *level, minutes. kind.*, hint: {text}"
+            last = found[box[1]] = Exercise(box[1], text)
+        elif "exercise" in tags(cell):
+            assert not last.test, f"more than two cells of code under {last.label}"
+            setattr(last, "test" if last.stub else "stub", text)
+        elif "solution" in tags(cell) and not text.startswith("## Solutions"):
+            label, words = SOLVED.fullmatch(text).groups()
+            found[label].solution = "\n".join(CODE.findall(words))
+            found[label].why = CODE.sub("", words)
+    return list(found.values())
+
+
+def functions(block):
+    """The functions that a block defines at its top level."""
+    return [part for part in ast.parse(block).body if isinstance(part, ast.FunctionDef)]
+
+
+def unfilled(stub):
+    """Names of the functions that a stub leaves to the reader."""
+    wanted = f"raise NotImplementedError({UNFILLED!r})"
+    return [f.name for f in functions(stub) if ast.unparse(f.body[-1]) == wanted]
+
+
+def judged(test):
+    """The block of a test in which the answer is judged."""
+    (block,) = (part for part in ast.parse(test).body if isinstance(part, ast.With))
+    return block
+
+
+def imported(*sources):
+    """What the imports at the top of blocks of code bind."""
+    kinds, space = ast.Import | ast.ImportFrom, {}
+    parts = (part for text in sources for part in ast.parse(text).body if isinstance(part, kinds))
+    exec("\n".join(map(ast.unparse, parts)), space)
+    return space
 
 
 def story(notebook):
@@ -64,10 +126,9 @@ def test_a_stub_computes_nothing_and_its_test_begins_with_it(chapter):
         assert all(isinstance(part, kinds) for part in parts), e.label
         assert all(ast.get_docstring(f) for f in functions(e.stub)), e.label
         exec(e.stub, imported(*cells))
-        (block,) = blocks(e.test)
-        judged = [part for part in ast.walk(block) if isinstance(part, ast.Assert)]
-        assert judged, e.label
-        assert all(part.msg is not None for part in judged), e.label
+        asserted = [part for part in ast.walk(judged(e.test)) if isinstance(part, ast.Assert)]
+        assert asserted, e.label
+        assert all(part.msg is not None for part in asserted), e.label
 
 
 def bound(block):
@@ -91,7 +152,7 @@ def test_no_exercise_changes_what_another_reads(chapter):
     found = exercises(chapter)
     for e in found:
         changed = set(imported(e.stub, e.test)) - {"__builtins__"}
-        for part in [*ast.parse(e.stub).body, *blocks(e.test)[0].body]:
+        for part in [*ast.parse(e.stub).body, *judged(e.test).body]:
             changed |= (
                 {part.name} if isinstance(part, ast.FunctionDef) else bound(ast.unparse(part))
             )
@@ -119,9 +180,6 @@ def test_what_code_and_hints_name_exists(chapter):
         assert not missing(named, space), e.label
 
 
-# The version without solutions
-
-
 def test_the_version_without_solutions_holds_none(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert LINE.main(["exercises", "01"]) == LINE.main(["exercises", "--out", "all"]) == 0
@@ -141,14 +199,11 @@ def test_the_version_without_solutions_holds_none(tmp_path, monkeypatch, capsys)
         )
 
 
-# What the tests of the exercises say
-
-
 @pytest.mark.nightly
 @pytest.mark.usefixtures("results_elsewhere")
 def test_stubs_ask_solutions_are_right_and_mistakes_are_told(chapter, capsys):
     """After the chapter, as a reader meets them."""
-    space: dict[str, Any] = {}
+    space = {}
     for cell in story(chapter):
         exec(cell, space)
         plt.close("all")

@@ -7,7 +7,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from book._tools import build, run
+import pytest
+
+from book._tools import build, lectures, run
 from iclutils import claims, presets, scorecard
 
 ROOT = Path(__file__).parents[2]
@@ -135,3 +137,17 @@ def test_the_scorecard_has_each_claim_with_its_verdicts(site):
     for verdict, count in found.items():
         badge = f'verdict-{verdict.replace(" ", "-").replace("–", "none")}">{verdict}<'
         assert html.count(badge) == count
+
+
+def test_each_chapter_is_two_lectures_of_at_most_ninety_minutes(site):
+    pytest.importorskip("bs4")
+    chapters = lectures.read(site, [], ROOT / "_build")
+    assert [chapter.name for chapter in chapters] == sorted(claims.chapters())
+    for chapter in chapters:
+        told = {number: minutes for number, _, minutes in chapter.lectures()}
+        assert sorted(told) == [1, 2]
+        assert all(45 < minutes <= lectures.LECTURE for minutes in told.values()), chapter.name
+        for part in chapter.parts:  # without a label in the notebook: the question alone
+            assert part.is_exercise or part.minutes > lectures.QUESTION, part.anchor
+            assert part.is_exercise or all(cell.get_text() for cell in (part.ask, part.answer))
+        assert any(part.wrong for part in chapter.parts), chapter.name
