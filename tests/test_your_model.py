@@ -14,13 +14,12 @@ from wired import save_wired
 import iclutils
 from iclutils import IclError, models, presets, your_model
 from iclutils.__main__ import main
-from iclutils.chapters.contrastive_kernel import heads
 from iclutils.chapters.label_anchors import saliency
 from iclutils.files import read_json
-from iclutils.interp import at_query, clean_corrupt, head_scores, patching, weights
+from iclutils.interp import clean_corrupt, head_scores, patching, weights
 from iclutils.session import Session
 from iclutils.tasks import text
-from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
+from iclutils.tasks.repeated import repeated_tokens
 from iclutils.tasks.sources import open_source
 
 LABELLED: list[tuple[str, str]] = [("a great movie", "Positive"), ("a bad film", "Negative")]
@@ -65,26 +64,6 @@ def test_02_measures_the_flow_of_the_chapter(session):
     model = models.load("anchors-0")
     prompts = open_source("topics", model, session.generator).varied(64)
     torch.testing.assert_close(made.numbers["share"], saliency.measure(model, prompts).relative)
-
-
-@pytest.mark.parametrize("grouped", [False, True])
-def test_05_takes_the_heads_apart_as_the_chapter_does(grouped, tmp_path, session):
-    """Also those of a small random Llama, which answers nothing."""
-    if grouped:
-        save_grouped(tmp_path)
-    made = iclutils.show("05", name := tmp_path if grouped else "induction-0")
-    model, long = models.load(name), 23 if grouped else 30
-    tokens = repeated_tokens(model, 16, long, session.generator("copying"), distinct=True).tokens
-    end = long + long // 2 + 1
-    query = at_query.read(model, tokens[:, :end])
-    duals = heads.dual_heads(query, heads.first_copy(RepeatedTokens(tokens, long))[:, :end])
-    others = torch.arange(model.cfg.d_vocab)[None]
-    split = heads.direct_logit_attribution(query, duals, tokens[:, end], others)
-    torch.testing.assert_close(made.numbers["updates"], split.demonstration_update.mean(0))
-    assert ("It does not copy" in made.text) == grouped
-    if not grouped:
-        assert f"carry {split.update_share:.0%}" in made.text
-        assert made.numbers["whole"] > 0.9 > 0.1 > made.numbers["without"]
 
 
 def test_04_compares_linear_attention_with_a_step():

@@ -5,16 +5,14 @@ from itertools import permutations
 import pytest
 import torch
 from random_layers import seeded
-from random_prompts import random_prompts
-from tiny import save_grouped, tiny_gpt2
+from tiny import tiny_gpt2
 from wired import save_wired
 
 from iclutils import models
 from iclutils.chapters import gpt2_induction
 from iclutils.interp import head_scores, readout
-from iclutils.interp.hooks import ablate_heads, ablate_sets, run_with_hooks
+from iclutils.interp.hooks import ablate_sets
 from iclutils.tasks.repeated import repeated_tokens
-from iclutils.tasks.words import Asked
 
 LENGTH = 12
 
@@ -66,25 +64,6 @@ def test_the_loss_rises_without_the_head_and_not_without_an_idle_one(built):
     assert idle.mean().item() == pytest.approx(0, abs=1e-6)
 
 
-def test_direct_effects_and_the_rest_add_up_to_the_logit(tmp_path):
-    tiny_gpt2(tmp_path)
-    model = models.load(tmp_path, fold=True, tokenizer="numbers")
-    batch = repeated_tokens(model, 3, 6, seeded(0))
-    heads = gpt2_induction.direct_effects(model, batch).sum((1, 2))
-    logits, cache = models.cached(
-        model, batch.tokens, lambda name: name.endswith(("hook_z", "resid_post"))
-    )
-    resid = cache["resid_post", model.cfg.n_layers - 1]
-    written = sum(
-        (cache["z", la][..., None] * model.W_O[la]).sum((2, 3)) for la in range(model.cfg.n_layers)
-    )
-    rest = (resid - written) / (resid.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
-    logits = logits - rest @ model.W_U - model.b_U
-    above = logits.gather(-1, batch.tokens[:, 1:, None].expand(-1, -1, 1))[..., 0]
-    above = (above - logits[:, :-1].mean(-1))[:, batch.clean_half].mean(1)
-    torch.testing.assert_close(heads, above, atol=1e-5, rtol=1e-4)
-
-
 def test_shapley_values_of_three_tokens_are_those_of_all_orders(tmp_path):
     model = tiny_gpt2(tmp_path)
     row, fill = torch.tensor([1, 7, 8, 9, 7]), torch.tensor([2, 3, 4])
@@ -102,20 +81,3 @@ def test_shapley_values_of_three_tokens_are_those_of_all_orders(tmp_path):
     torch.testing.assert_close(found.sum(1), torch.full((4000,), value({0, 1, 2}) - value(set())))
     error = found.std(0) / 4000**0.5
     assert bool(((found.mean(0) - exact).abs() < 5 * error + 1e-6).all())
-
-
-def test_words_answered_without_heads(tmp_path):
-    """Against whole passes, the answer's two tokens predicted after one another."""
-    save_grouped(tmp_path)
-    model = models.load(tmp_path, tokenizer="numbers")
-    prompts = random_prompts(count=6, classes=2)
-    whole = torch.tensor([[7, 8, -1]] * 5 + [[0, 0, 0]])
-    free = models.logits(model, prompts.tokens)
-    whole[:, 0] = free[torch.arange(6), prompts.target].argmax(-1)
-    heads = [(1, 0), (2, 1)]
-    right = gpt2_induction.answers_without(model, Asked(prompts, whole), [[], heads])
-    tokens, at = readout.with_answers(prompts, whole)
-    ways = [[], ablate_heads(model, tokens, heads, "mean", tokens)]
-    for got, hooks in zip(right, ways, strict=True):
-        logits = run_with_hooks(model, tokens, hooks)[0][torch.arange(6)[:, None], at]
-        assert torch.equal(got, ((logits.argmax(-1) == whole) | (whole < 0)).all(1))

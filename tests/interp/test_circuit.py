@@ -1,4 +1,4 @@
-"""Circuits of edges: against TransformerLens, and a circuit known by design."""
+"""Circuits of edges: one that is known by design; see also ``test_invariants``."""
 
 from collections import Counter
 
@@ -8,52 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
 from tiny import a_task
-from transformer_lens.tools.analysis import attribution_patching as theirs
 from wired import save_wired
 
 from iclutils.interp import circuit, graph, patching, statistics
 from iclutils.interp.clean_corrupt import baselines
 from iclutils.interp.graph import Graph, Node, head
 from iclutils.models import load
-
-
-def drawn(nodes, size, count, generator):
-    """Circuits of ``size`` edges at random."""
-    edges = nodes.edges()
-    picks = [torch.randperm(len(edges), generator=generator)[:size] for _ in range(count)]
-    return torch.stack([nodes.mask([edges[i] for i in pick.tolist()]) for pick in picks])
-
-
-def expanded(model, kept, size):
-    """Edges in the words of TransformerLens, which takes each position for an edge of its own."""
-    nodes, last = graph.of(model), model.cfg.n_layers - 1
-    names = {"head": "attn_head_out", "mlp": "mlp_out", **{c: f"{c}_input" for c in "qkv"}}
-
-    def their(node, position):
-        layer = {"logits": last, "embed": None}.get(node.kind, node.layer)
-        head = None if node.head < 0 else node.head
-        return theirs.Node(names.get(node.kind, node.kind), position, layer, head)
-
-    edges = [(nodes.writers[u], nodes.readers[v]) for u, v in kept.nonzero().tolist()]
-    return [(their(u, place), their(v, place)) for u, v in edges for place in range(size)]
-
-
-def test_faithfulness_is_that_of_transformer_lens(gpt2):
-    """Catches edges inside a circuit that carry the clean output instead of the run's own."""
-    task = a_task(gpt2, 1, 3)
-    clean, corrupt = baselines(gpt2, task)
-    for kept in drawn(graph.of(gpt2), 90, 2, seeded(2)):
-        result = theirs.faithfulness(
-            gpt2,
-            task.clean,
-            task.corrupt,
-            lambda logits: task.score(logits[:, task.at[0]]).sum(),
-            expanded(gpt2, kept, task.clean.shape[1]),
-        )
-        score = circuit.scores(gpt2, task, kept[None])
-        ours = circuit.faithfulness(score, clean, corrupt).item()
-        assert ours == pytest.approx(result.recovered, abs=1e-4)
-        assert 1e-3 < abs(ours) < 0.999
 
 
 def test_the_textbook_pair_is_the_circuit_and_exact_effects_rank_it_first(tmp_path):

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from random_layers import seeded
 
 from iclutils.interp import head_scores
-from iclutils.models import cached, get_act_name
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 
 
@@ -57,17 +56,6 @@ def test_olssons_evaluator_sums_over_all_earlier_followers():
             total += pattern[0, :, q, followers].sum(-1)
     got = head_scores.olsson_prefix_matching(pattern, tokens)[0]
     torch.testing.assert_close(got, total / queries)
-
-
-def test_every_head_of_a_model_is_scored(gpt2):
-    batch = repeated_tokens(gpt2, 3, 10, seeded(0))
-    scores = head_scores.score_heads(gpt2, batch.tokens, 10)
-    name = get_act_name("pattern", 2)
-    _, cache = cached(gpt2, batch.tokens, [name])
-    expected = sum(cache[name][1, 3, q, q - 9] for q in range(11, 21)) / 10
-    torch.testing.assert_close(scores["prefix"][1, 2, 3], expected)
-    profile = head_scores.distance_profile(cache[name][1, 3], 10)
-    torch.testing.assert_close(profile[9], scores["prefix"][1, 2, 3])
 
 
 def test_the_detector_is_the_scaled_score_on_distinct_tokens(gpt2):

@@ -1,8 +1,6 @@
 """Few-shot prompts: the published templates, selections and positions."""
 
 import json
-import re
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -235,27 +233,6 @@ def write_lines(folder, name, *lines):
     text = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     path.write_text("\n".join(text) + "\n", encoding="utf-8")
     return path
-
-
-def test_every_repository_is_pinned():
-    for task in TASKS.values():
-        assert len(task.label_words) == len(task.classes)
-        assert bool(re.fullmatch("[0-9a-f]{40}", task.revision)) == bool(task.repo)
-        for file in (task.train, task.test) if task.repo else ():
-            assert file.digest or len(file.counts) == len(task.classes)
-
-
-@pytest.mark.shared
-def test_the_real_rows(shared):
-    folder = shared / "datasets"
-    assert load("sst2", "test", folder)[0] == ("no movement , no yuks , not much of anything .", 0)
-    trec = load("trec", "train", folder)
-    counted = Counter(label for _, label in trec)
-    assert tuple(counted[c] for c in range(6)) == TASKS["trec"].train.counts
-    assert trec[0] == ("How did serfdom develop in and then leave Russia ?", 2)
-    assert len(load("trec", "test", folder)) == 500
-    assert load("ag_news", "test", folder)[1][1] == 3
-    assert {label for _, label in load("ag_news", "train", folder)} == {0, 1, 2, 3}
 
 
 def test_rows_from_a_folder_keep_their_order(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Heads together: wired pipelines and back-ups, rotated bases, TransformerLens' direct logits."""
+"""Heads together: wired pipelines and back-ups, ablations, rotated bases."""
 
 from itertools import combinations
 
@@ -7,22 +7,14 @@ import pytest
 import torch
 from random_layers import seeded
 from tiny import save_gpt2, save_grouped, tokens
-from transformer_lens.tools.analysis import direct_logit_attribution
 from wired import save_wired
 
 from iclutils.chapters.attention_circuits import interactions, stability
 from iclutils.interp.clean_corrupt import baselines, copying, share
-from iclutils.interp.graph import Node, all_heads, head, of
+from iclutils.interp.graph import Node, all_heads, head
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
 from iclutils.interp.patching import ablate
 from iclutils.models import cached, edit_weights, get_act_name, load, logits
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gpt2")
-    save_gpt2(folder)
-    return folder
 
 
 def test_wired_pipeline_and_back_ups(wired, tmp_path):
@@ -64,25 +56,6 @@ def test_heads_of_a_layer_do_not_feed_each_other(model):
     z = get_act_name("z", 1)
     before, after = (run_with_hooks(model, ids, h, [z])[1][z] for h in ([], hooks))
     assert (after - before).abs().max() > 1e-2
-
-
-def test_direct_logits_against_transformer_lens(folder):
-    """Their stack of heads on the folded model; catches a missing centring, scale or mean."""
-    model = load(folder, fold=True)
-    task = copying(model, 3, 8, seeded())
-    got = interactions.direct_logits(model, task)
-    rows = [u for u, n in enumerate(of(model).writers) if n.kind == "head"]
-    each = []
-    for entry in range(task.at.shape[1]):
-        theirs = direct_logit_attribution(
-            model,
-            task.clean,
-            answer_tokens=task.answer[:, entry],
-            unit="head",
-            pos=int(task.at[0, entry]),
-        )
-        each.append(theirs.attribution[: len(rows)])
-    torch.testing.assert_close(got[rows], torch.stack(each).mean(0), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])

@@ -12,12 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from iclutils import models, zoo
 from iclutils.chapters.contrastive_kernel import ablation
-from iclutils.chapters.contrastive_kernel.ablation import (
-    PARTS,
-    ablations,
-    change_heads,
-    frozen_mlps,
-)
+from iclutils.chapters.contrastive_kernel.ablation import PARTS, change_heads
 from iclutils.chapters.contrastive_kernel.dual import negative_samples, regularised
 from iclutils.chapters.contrastive_kernel.heads import (
     demonstration_tokens,
@@ -198,22 +193,6 @@ def test_direct_contributions_sum_to_the_logit(both, against):
     assert float(found.update_share) == pytest.approx(float(updates.mean() / expected.mean()), 1e-3)
 
 
-def test_a_direct_contribution_is_what_its_ablation_costs(both):
-    """In the last block nothing else reads a head but its MLP, which is held: with the norm's
-    scale held too, ablating an update lowers the logit by its direct contribution."""
-    x, mask = tokens(2, 11), some_mask(2, 11)
-    layer, head, answer = both.model.cfg.n_layers - 1, 2, torch.tensor([4, 5])
-    query = read(both.model, x)
-    duals = dual_heads(query, mask)
-    found = direct_logit_attribution(query, duals, answer)
-    scale = "ln_final.hook_scale"
-    hooks = change_heads(query, mask, PARTS["update"], [(layer, head)]) + frozen_mlps(query)
-    logits = query.again([*hooks, (scale, lambda value, hook: query.found[scale])])
-    change = found.logit - logits.gather(1, answer[:, None])[:, 0]
-    close(change, found.demonstration_update[:, layer, head], 5e-4)
-    assert duals.demonstration_update[:, layer, head].norm() > 0.1
-
-
 # --- causal -------------------------------------------------------------------------------------
 
 
@@ -243,22 +222,6 @@ def test_a_variant_is_z_replaced_by_hand(both, variant):
     expected = both.run_with_z(x, layer, head, z)[:, -1]
     close(query.again(change_heads(query, mask, change, [(layer, head)])), expected, 1e-3)
     assert (both.run(x)[0][:, -1] - expected).abs().max() > 1e-3
-
-
-def test_ablations_ask_at_the_target(wide):
-    prompts = random_prompts(seed=3, count=3)
-    mask = demonstration_tokens(wide, prompts)
-    answer = prompts.label_words.gather(1, prompts.gold[:, None])[:, 0]
-    given = (answer, prompts.label_words)
-    query = read(wide, prompts.tokens, prompts.target)
-    ways = [way for way in ablation.WAYS if not way.startswith("mean")]
-    together = ablations(query, mask, *given, ways=ways)
-    for row, q in enumerate(prompts.target.tolist()):
-        cut = read(wide, prompts.tokens[row, None, : q + 1])
-        one = (part[row : row + 1] for part in given)
-        alone = ablations(cut, mask[row, None, : q + 1], *one, ways=ways)
-        for name in together:
-            close(together[name].log_prob[row], alone[name].log_prob[0], 1e-4)
 
 
 # --- masks and bad input ------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import pearsonr
 from sklearn.kernel_ridge import KernelRidge
 
 from iclutils import models
@@ -90,28 +89,6 @@ def test_smoothers_are_those_of_the_textbooks():
                 "one gradient step": (x.T @ y) @ query[0],
             }  # fmt: skip
             assert value == pytest.approx(expected[name]), name
-
-
-def test_agreement_is_a_correlation_and_what_a_count_explains_can_be_taken_out():
-    draw = torch.Generator().manual_seed(0)
-    shows = torch.randint(0, 2, (50, 5), generator=draw)
-    weights = torch.rand(50, 1, 1, 5, generator=draw).double()
-    told = torch.randn(50, 2, generator=draw).double()
-    sign = 1 - 2 * shows.double()
-    target = (told[:, 0] - told[:, 1]).numpy()
-    signs = np.concatenate([target, -target])  # over both choices, so that the mean is 0
-
-    def correlate(x, y):
-        return pearsonr(np.concatenate([x, -x]), y).statistic
-
-    vote = (weights[:, 0, 0] * sign).sum(1).numpy()
-    assert smoothers.fit(weights[:, 0, 0], shows, told) == pytest.approx(correlate(vote, signs))
-    even = (weights / weights.sum(-1, keepdim=True))[:, 0, 0]
-    count, vote = sign.sum(1).numpy(), (even * sign).sum(1).numpy()
-    left = [y - count * (y @ count) / (count @ count) for y in (vote, target)]
-    expected = correlate(left[0], np.concatenate([left[1], -left[1]]))
-    found = smoothers.beyond_counting(weights, shows, told)
-    assert found.item() == pytest.approx(expected)
 
 
 def test_sets_to_remove_part_the_marked_heads_and_their_controls_are_unmarked():

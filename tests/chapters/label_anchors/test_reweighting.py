@@ -5,7 +5,7 @@ import torch
 from random_prompts import random_prompts
 
 from iclutils.chapters.label_anchors.answers import answers
-from iclutils.chapters.label_anchors.reweighting import compare, fit, gradient, prepare, random_text
+from iclutils.chapters.label_anchors.reweighting import fit, gradient, prepare
 from iclutils.chapters.label_anchors.saliency import attention_and_gradient
 from iclutils.interp.readout import target_logits
 
@@ -93,27 +93,3 @@ def test_sets_are_fitted_as_if_alone(gpt2):
         part = whole[(sets == number).nonzero()[:, 0]]
         alone = fitted(prepare(gpt2, part), epochs=4, batch=None)
         torch.testing.assert_close(together[number], alone, atol=1e-4, rtol=1e-3)
-
-
-@pytest.mark.parametrize("batch_size", [None, 7])
-def test_comparing_is_fitting_and_scoring_twice(gpt2, batch_size):
-    """Scored through hooks, with fits of its own and the words that were drawn."""
-    sets = [random_prompts(seed, count=60, shared=True) for seed in (2, 4)]
-    pairs = [(both[:24], both[24:]) for both in sets]
-    options = {"epochs": 15, "batch": None, "lr": 0.2}
-    gains = compare(gpt2, pairs, torch.Generator().manual_seed(5), **options, batch_size=batch_size)
-    draw, differ = torch.Generator().manual_seed(5), set()
-    for (train, test), gain in zip(pairs, gains, strict=True):
-        words = random_text(train, draw)
-
-        def share(logits, test=test):
-            return (logits.argmax(-1) == test.gold).float().mean().item()
-
-        before = share(answers(gpt2, test).class_logits)
-        assert gain.before == pytest.approx(before)
-        for at, found in ((train.label_pos[:1], gain.anchors), (words, gain.control)):
-            beta = fitted(prepare(gpt2, train).at(at), **options)
-            changed = by_hooks(gpt2, test, beta, at.expand(len(test), -1))
-            assert found == pytest.approx(share(changed) - before)
-        differ |= {0.0, gain.anchors, gain.control}
-    assert len(differ) > 2, "nothing to tell apart"
