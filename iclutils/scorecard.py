@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from . import claims
-from .claims import FAILS, HOLDS, NULL, PARTLY, UNDEFINED, Claim, Result
+from .claims import FAILS, HOLDS, JUDGED, NULL, UNDEFINED, WEAKER, Claim, Result
 
 MINUS = "\N{MINUS SIGN}"
 NOT_RUN, NOT_ASKED = "not run", "–"  # the second: the claim is not put to such models
@@ -22,7 +22,7 @@ COLUMNS = {
 }
 ORIGINS = {"paper": "papers", "note": "study notes", "own": "our own"}
 # Who runs the source's own model or task reproduces it.
-REPRODUCED = {HOLDS: "reproduced", PARTLY: "reproduced in part", FAILS: "not reproduced"}
+REPRODUCED = {HOLDS: "reproduced", WEAKER: "reproduced in part", FAILS: "not reproduced"}
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,14 @@ class Entry:
     claim: Claim
     column: str
     result: Result | None
+    null: Result | None = None
 
     @property
     def verdict(self) -> str:
         """The result's verdict in the words of the column, ``not run``, or a dash."""
         if self.result is None:
             return NOT_RUN if self.column.removesuffix(NULL) in self.claim.tiers else NOT_ASKED
-        verdict = self.result.verdict
+        verdict = claims.judge(self.result, self.null)
         return REPRODUCED.get(verdict, verdict) if self.column == "paper" else verdict
 
     @property
@@ -49,6 +50,18 @@ class Entry:
         value = self.result.value
         return UNDEFINED if value is None else number(value, self.result.spread)
 
+    @property
+    def n(self) -> str:
+        """How often it was measured, and over what; nothing of a single measurement."""
+        count = self.result.count if self.result else 0
+        return f"n = {count} {self.claim.said('over', self.column)}".rstrip() if count > 1 else ""
+
+    @property
+    def lead(self) -> str:
+        """By how much it differs from its null, with the 95 % interval, if both have a spread."""
+        found = self.result and claims.difference(self.result, self.null)
+        return "{} ({} to {})".format(*map(number, found)) if found else ""
+
 
 Row = dict[str, Entry]  # by column
 
@@ -56,10 +69,10 @@ Row = dict[str, Entry]  # by column
 def row(claim: Claim, results: Mapping[tuple[str, str], Result]) -> Row:
     """A claim in every column."""
     found = {column: results.get((column, claim.id)) for column in COLUMNS}
-    for tier in ("mini", "real"):
-        if result := found[tier]:
-            found[tier + NULL] = claims.null_of(result, results)
-    return {column: Entry(claim, column, result) for column, result in found.items()}
+    asked = {c: result for c, result in found.items() if result and not c.endswith(NULL)}
+    nulls = {c: claims.null_of(result, results) for c, result in asked.items()}
+    found |= {c + NULL: null for c, null in nulls.items() if null and c + NULL in COLUMNS}
+    return {c: Entry(claim, c, result, nulls.get(c)) for c, result in found.items()}
 
 
 def rows(results: Mapping[tuple[str, str], Result], chapter: str | None = None) -> list[Row]:
@@ -111,7 +124,8 @@ def published(claim: Claim) -> str:
     if claim.published is None:
         return "no number"
     shown = str(claim.published)
-    return shown if isinstance(claim.published, str) else shown.replace("-", MINUS)
+    shown = shown if isinstance(claim.published, str) else shown.replace("-", MINUS)
+    return f"{shown} ({claim.published_of})" if claim.published_of else shown
 
 
 def in_words(criterion: str) -> str:
@@ -124,10 +138,15 @@ def in_words(criterion: str) -> str:
     return low
 
 
-def badge(verdict: str) -> list[str]:
-    """Classes of a verdict on a page."""
+def badge(verdict: str, null: bool = False) -> list[str]:
+    """Classes of a verdict on a page; a null that fails is as it should be."""
     name = "none" if verdict == NOT_ASKED else verdict.replace(" ", "-")
-    return ["verdict", f"verdict-{name}"]
+    return ["verdict", "verdict-of-null" if null and verdict == FAILS else f"verdict-{name}"]
+
+
+def null_name(claim: Claim) -> str:
+    """What the null of a claim is."""
+    return claim.null or "random weights"
 
 
 def anchor(claim: Claim) -> str:
@@ -155,15 +174,14 @@ def text(table: list[Row]) -> str:
     if not table:
         return "No claims yet."
     findings = of(table, kind="finding")
-    shown = [v for v in (*REPRODUCED, UNDEFINED, NOT_RUN) if v in {*REPRODUCED, *tally(findings)}]
+    shown = [v for v in (*JUDGED, UNDEFINED, NOT_RUN) if v in {*JUDGED, *tally(findings)}]
     chapters = sorted({entry.claim.chapter for entry in findings})
     groups = {f"chapter {name}": {"chapter": name} for name in chapters}
     groups |= {words: {"origin": name} for name, words in ORIGINS.items()} | {"all": {}}
-    lines = [["findings on small models", *shown, "null holds"]]
+    lines = [["findings on small models", *shown]]
     for name, fields in groups.items():
         found = tally(of(table, kind="finding", **fields))
-        null = passing(of(table, f"mini{NULL}", kind="finding", **fields))
-        lines.append([name, *(str(found[verdict]) for verdict in shown), str(null)])
+        lines.append([name, *(str(found[verdict]) for verdict in shown)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     said = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     apart = {"identities": of(table, kind="identity"), "errata": of(table, kind="erratum")}

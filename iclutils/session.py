@@ -144,7 +144,8 @@ class Session:
         **detail: Any,
     ) -> None:
         """Judge a measurement against its claim: a mean with its standard error over ``count``,
-        or a sequence of repetitions; ``null``, of the cell's own, is a sequence or such a triple.
+        or a sequence of repetitions; ``null``, of the cell's own, is such a triple or a sequence,
+        in the order of the repetitions if it has as many.
         The verdict is kept, not printed (``table``, and the page of the chapter, show it). Only
         report what is undefined (NaN), or measured on a model of the reader's that is not the
         tier's for this chapter. ``detail`` is anything else worth keeping."""
@@ -155,11 +156,12 @@ class Session:
             what = claim.said("measure", self.tier.name) or "a claim of other tiers"
             print(f"{'measured':<15} {claim_id} = {measured[0]:.4g} ({what})")
         elif self.tier.name in claim.tiers:
+            paired = claims.paired(value, null)
             if null is not None:
                 null = claims.summary(*null) if isinstance(null, tuple) else claims.summary(null)
             where: dict[str, Any] = {"tier": self.column, "seed": self.seed, "device": self.device}
             where |= {"model": ", ".join(self.models(claim.chapter)), "detail": detail}
-            claims.keep(claim, measured, null, **where)
+            claims.keep(claim, measured, null, paired, **where)
 
     @staticmethod
     @contextmanager

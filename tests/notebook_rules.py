@@ -206,15 +206,16 @@ def problems(
                 yield f"{name} was not measured."
             continue
         null, over = claims.null_of(result, results), claim.said("over", tier)
-        if claim.kind == "finding" and (result.count < REPETITIONS or not over):
-            yield f"{name} is a finding of {result.count} repetitions (over {over!r})."
+        says = claim.kind == "finding" and claims.judge(result, null) != claims.SAME
+        if says and result.count < REPETITIONS:
+            yield f"{name} is a finding of {result.count} repetitions."
+        if max(result.count, null.count if null else 0) > 1 and not over:
+            yield f"{name} does not say over what its {result.count} repetitions are."
         if claim.kind == "finding" and null is None:
             yield f"{name} is a finding without a null."
         silent = null and null.verdict == claims.UNDEFINED and not claim.undefined
         if claim.kind == "finding" and silent:
             yield f"{name} does not say why its null is undefined."
-        if claim.kind == "finding" and null and result.verdict == null.verdict == claims.HOLDS:
-            yield f"{name} is no finding: its null passes too."
         if claim.kind == "identity" and null and null.verdict not in HARMLESS:
             yield f"{name} is no identity: with random weights it {null.verdict}."
         if claim.null and not result.null:

@@ -43,7 +43,7 @@ def test_a_row_has_every_column_and_no_result_is_not_run(make_ledger, tmp_path):
     measured("90.first", 0.5)
     table = scorecard.rows(claims.read_results(tmp_path / "results"))
     assert [[(entry.verdict, entry.value) for entry in row.values()] for row in table] == [
-        [("holds partly", "0.500"), *[("not run",) * 2] * 4],
+        [("holds in a weaker form", "0.500"), *[("not run",) * 2] * 4],
         [*[("not run",) * 2] * 2, *[("–",) * 2] * 3],
     ]
     assert scorecard.published(table[0]["mini"].claim) == "−13.898"
@@ -57,9 +57,10 @@ def test_the_null_is_the_run_with_random_weights_or_the_cells_own(make_ledger, t
     measured("90.first", 3.0, tier="paper")
     row, _ = scorecard.rows(claims.read_results(tmp_path / "results"))
     said = [(entry.verdict, entry.value) for entry in row.values()]
-    undefined = ("undefined", "undefined")
+    undefined = ("not measurable",) * 2
     none = ("not run", "not run")
-    assert said == [("holds partly", "3.0 ± 0.6"), undefined, none, none, ("reproduced", "3.00")]
+    wanted = [("holds in a weaker form", "3.0 ± 0.6"), undefined, none, none]
+    assert said == [*wanted, ("reproduced", "3.00")]
     measured("90.first", 2.0, null=[0.0, 0.0])
     row, _ = scorecard.rows(claims.read_results(tmp_path / "results"))
     assert (row["mini-null"].verdict, row["mini-null"].value) == ("does not hold", "0")
@@ -72,8 +73,12 @@ def test_claims_are_compared_in_text(make_ledger, tmp_path):
     table = scorecard.rows(claims.read_results(tmp_path / "results"))
     text = scorecard.compared(table)
     first, second = re.split(r"\n(?=90)", text)
-    said = ["Source −13.898", "Small models 3.0 ± 0.6 (holds partly)", "Null not run"]
-    said += ["Real model 0.500 (holds partly)", "Its null −1.00 (does not hold)", "Paper not run"]
+    said = ["Source −13.898", "Small models 3.0 ± 0.6 (holds in a weaker form)", "Null not run"]
+    said += [
+        "Real model 0.500 (holds in a weaker form)",
+        "Its null −1.00 (does not hold)",
+        "Paper not run",
+    ]
     assert [" ".join(line.split()) for line in first.splitlines()] == ["90.first It is big.", *said]
     assert "Real model" not in second, "the claim is not put there"
 
@@ -87,9 +92,8 @@ def test_text_counts_findings_and_names_what_failed(make_ledger, tmp_path):
     measured("90.first", 2.0, tier="mini-null")
     text = scorecard.text(scorecard.rows(claims.read_results(tmp_path / "results")))
     lines = [re.split(r" {2,}", line) for line in text.splitlines()]
-    head = ["findings on small models", "holds", "holds partly", "does not hold", "null holds"]
-    assert lines[0] == head
-    zeros, one = ["0", "0", "0", "0"], ["0", "0", "1", "1"]
+    assert lines[0] == ["findings on small models", *claims.JUDGED]
+    zeros, one = ["0"] * 5, ["0", "0", "0", "1", "0"]
     counted = {"chapter 90": one, "papers": one, "study notes": zeros, "our own": zeros, "all": one}
     assert lines[1:6] == [[name, *counts] for name, counts in counted.items()]
     assert text.splitlines()[6:] == [

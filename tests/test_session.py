@@ -125,7 +125,7 @@ def test_the_null_is_the_same_network_without_training(capsys: Out, tmp_path: Pa
     null.check("01.score", math.nan)
     null.check("01.score", [0.1, 0.2])
     stored = read_json(tmp_path / "results/mini-null/01.score.json")
-    assert (stored["verdict"], stored["count"]) == ("does not hold", 2)
+    assert (stored["value"], stored["count"]) == (pytest.approx(0.15), 2)
 
 
 @pytest.mark.usefixtures("score")
@@ -134,7 +134,7 @@ def test_the_null_is_the_same_network_without_training(capsys: Out, tmp_path: Pa
     [
         ({"model": "./own"}, 0.123456, "measured        01.score = 0.1235 (score, a fraction)"),
         ({"tier": "paper"}, 0.9, ""),
-        ({}, float("nan"), "undefined       01.score"),
+        ({}, float("nan"), "not measurable  01.score"),
     ],
 )
 def test_what_is_not_judged_is_said_and_not_kept(

@@ -7,9 +7,10 @@ from pathlib import Path
 from iclutils import claims, scorecard
 from iclutils.claims import NULL
 from iclutils.files import read_json
-from iclutils.scorecard import NOT_ASKED, Entry, Row
+from iclutils.scorecard import NOT_ASKED, Row
 
 from .markdown import Generated, plain, rows, table
+from .scorecard import measured
 
 SAID = """Every *row* leads to the scorecard, where sources, bounds and runs stand. *n*: how often
 it was measured, and over what. *Null*: the same without what the finding is about.
@@ -38,27 +39,16 @@ def _table(found: list[Row]) -> list[str]:
 
 
 def _cells(row: Row) -> list[str]:
-    """Finding, measured values with verdicts, what the source gives, and the null by name."""
+    """Finding, measured values with verdicts, what the source gives, and the null by name with the
+    difference from it."""
     claim = row["mini"].claim
     name = " ".join(claim.statement.split())
     link = f"{{ref}}`row <{scorecard.anchor(claim)}>`"
-    values = [
-        f"{label} {plain(row[column + NULL].value)}"
-        for column, label in COLUMNS.items()
-        if row[column].result and row[column + NULL].result
-    ]
-    null = "\n\n".join([f"{claim.null or 'random weights'}:", *values]) if values else NOT_ASKED
+    nulls = []
+    for column, label in COLUMNS.items():
+        if row[column].result and row[column + NULL].result:
+            less = f"; difference {row[column].lead}" if row[column].lead else ""
+            nulls.append(f"{label} {plain(row[column + NULL].value)}{less}")
+    null = "\n\n".join([f"{scorecard.null_name(claim)}:", *nulls]) if nulls else NOT_ASKED
     source = plain(scorecard.published(claim)) if claim.published is not None else NOT_ASKED
-    return [f"{name} ({link})", *(_entry(row[column]) for column in COLUMNS), source, null]
-
-
-def _entry(entry: Entry) -> str:
-    """The value, over what it was repeated, and the verdict."""
-    verdict = f"[{entry.verdict}]{{.{' .'.join(scorecard.badge(entry.verdict))}}}"
-    if entry.result is None:
-        return verdict
-    over, count = entry.claim.said("over", entry.column), entry.result.count
-    unit = f"n = {count}" + f": {over}" * bool(over) if count > 1 else ""
-    return "\n\n".join(
-        filter(None, [plain(entry.value), f"{{.muted}}\n{unit}" * bool(unit), verdict])
-    )
+    return [f"{name} ({link})", *(measured(row[column]) for column in COLUMNS), source, null]

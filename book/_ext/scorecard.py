@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 from docutils import nodes
 
 from iclutils import scorecard
-from iclutils.claims import FAILS, HOLDS, KINDS, NULL, PARTLY, VERDICTS, Claim, Result
+from iclutils.claims import JUDGED, KINDS, NULL, VERDICTS, Claim, Result
 from iclutils.presets import TIERS
 from iclutils.scorecard import COLUMNS, ORIGINS, Entry, Row, of, passing, tally
 
@@ -27,7 +27,7 @@ PAGE = "book/scorecard"
 SCRIPT = "scorecard.js"
 OURS = "ours"
 # Fields of the filter that choose by the verdict in a column.
-JUDGED = {
+BY_VERDICT = {
     **{"verdict": "mini", "null": f"mini{NULL}"},
     **{"real": "real", "realnull": f"real{NULL}", "paper": "paper"},
 }
@@ -47,6 +47,9 @@ class Scorecard(Generated):
             (found,) = parts[-1].findall(nodes.tbody)
             for node, row in zip(found.children, own, strict=True):
                 node["classes"] += [f"on-{k}-{v.replace(' ', '-')}" for k, v in fields(row)]
+            fold = f"<details><summary>{len(own)} claims</summary>"
+            parts[-1].insert(1, nodes.raw("", fold, format="html"))
+            parts[-1] += nodes.raw("", "</details>", format="html")
         if self.runs:
             head = ["Run", "Models", "Seed", "Device", "Date", "Commit", "Versions"]
             body = [[f"{{#run-{n}}}\n{n}", *run] for n, run in enumerate(self.runs, 1)]
@@ -78,12 +81,10 @@ class Scorecard(Generated):
             found = of(own, kind="finding")
             chosen = {"chapter": name, "kind": "finding"}
             counted = [_count(tally(found)[v], "", **chosen, verdict=v) for v in WORDS]
-            null = passing(of(own, f"mini{NULL}", kind="finding"))
-            counted.append(_count(null, "", **chosen, null=HOLDS))
             for kind in KINDS[1:]:
                 counted.append(_count(len(of(own, kind=kind)), "", chapter=name, kind=kind))
             body.append([_link(f"Chapter {name}", "", chapter=name), *counted])
-        head = ["On small models", *WORDS.values(), "null holds", "identities", "errata"]
+        head = ["On small models", *WORDS.values(), "identities", "errata"]
         return table(head, body, "scorecard-counts")
 
     def cells(self, row: Row) -> list[str]:
@@ -106,18 +107,17 @@ class Scorecard(Generated):
         """What was measured at a tier, and below it its null."""
         said, null = self.entry(row[tier]), row.get(tier + NULL)
         if row[tier].result and null:
-            said += f"\n\n{{.null}}\nNull:\n\n{self.entry(null)}"
+            said += f"\n\n{{.null}}\nNull, {scorecard.null_name(null.claim)}:\n\n{self.entry(null)}"
+        if lead := row[tier].lead:
+            said += f"\n\n{{.muted}}\nDifference {lead}"
         return said
 
     def entry(self, entry: Entry) -> str:
-        """The value, the verdict, how often it was measured, and in which run."""
-        verdict = f"[{entry.verdict}]{{.{' .'.join(scorecard.badge(entry.verdict))}}}"
+        """What was measured, and in which run."""
         if entry.result is None:
-            return verdict
+            return measured(entry)
         number = self.runs.index(_run(entry.result)) + 1
-        repeated = f"n = {entry.result.count}, " if entry.result.count > 1 else ""
-        run = f"{{.muted}}\n{repeated}[run {number}](#run-{number})"
-        return f"{plain(entry.value)}\n\n{verdict}\n\n{run}"
+        return measured(entry, f"[run {number}](#run-{number})")
 
     def form(self) -> str:
         """The form by which the script hides rows; hidden itself until the script runs."""
@@ -132,7 +132,7 @@ class Scorecard(Generated):
             "Source": ("source", {}),
             "Asked of": ("tier", {tier: COLUMNS[tier].lower() for tier in TIERS}),
         }
-        for field, column in JUDGED.items():
+        for field, column in BY_VERDICT.items():
             said = [scorecard.REPRODUCED.get(v, v) if column == "paper" else v for v in VERDICTS]
             offered[COLUMNS[column]] = (field, {word: word for word in said})
         controls = {}
@@ -170,6 +170,16 @@ class Scorecard(Generated):
         }
 
 
+def measured(entry: Entry, *more: str) -> str:
+    """The value, the verdict, and how often it was measured and over what."""
+    classes = scorecard.badge(entry.verdict, entry.column.endswith(NULL))
+    verdict = f"[{entry.verdict}]{{.{' .'.join(classes)}}}"
+    if entry.result is None:
+        return verdict
+    below = ", ".join(filter(None, [entry.n, *more]))
+    return "\n\n".join([plain(entry.value), verdict, *[f"{{.muted}}\n{below}"] * bool(below)])
+
+
 class Verdicts(Generated):
     """``{verdicts}``: how many findings hold, by source, as links into the scorecard."""
 
@@ -189,11 +199,11 @@ def fields(row: Row) -> list[tuple[str, str]]:
     claim = row["mini"].claim
     named = [("chapter", claim.chapter), ("kind", claim.kind), ("origin", claim.origin)]
     named += [("source", key) for key in keys(claim)] + [("tier", tier) for tier in claim.tiers]
-    return named + [(field, row[column].verdict) for field, column in JUDGED.items()]
+    return named + [(field, row[column].verdict) for field, column in BY_VERDICT.items()]
 
 
-# Verdicts on small models, of several claims.
-WORDS = {HOLDS: "hold", PARTLY: "hold partly", FAILS: "do not hold"}
+# Verdicts of several claims.
+WORDS = {v: re.sub("^holds", "hold", v).replace("does not", "do not") for v in JUDGED}
 SAID_BY = {"paper": "a paper's", "note": "a note's", "own": "our own"}
 
 
@@ -208,11 +218,11 @@ def _totals(found: list[Row], page: str) -> list[str]:
         f"{_count(len(errata), page, kind='erratum')} errata, mistakes in a text or in released "
         f"code, of which {passing(errata)} are shown."
     )
-    if entries := of(found, "paper", kind="finding"):
-        counted = tally(entries).most_common()
-        each = [f"{_count(n, page, kind='finding', paper=v)} {v}" for v, n in counted]
-        said += f" On the papers' own models, of {len(entries)} findings: {', '.join(each)}."
-    return [*lines, said, ""]
+    ran = [entry for entry in of(found, "paper", kind="finding") if entry.result]
+    counted = [f"{_count(n, page, kind='finding', paper=v)} {v}" for v, n in tally(ran).items()]
+    names = {name for entry in ran for name in entry.result.model.split(", ")}  # type: ignore[union-attr]
+    save = f", save {', '.join(sorted(names))}: {', '.join(counted)}" if ran else ""
+    return [*lines, f"{said} We have not run the papers' own models{save}.", ""]
 
 
 def _counts(found: list[Row], page: str, tier: str) -> list[str]:
@@ -220,15 +230,12 @@ def _counts(found: list[Row], page: str, tier: str) -> list[str]:
     if tier != "mini" and not any(row[tier].result for row in found):
         return []
     body, (where, field) = [], COUNTED[tier]
-    null = next(name for name, column in JUDGED.items() if column == tier + NULL)
     for origin, said in {**ORIGINS, "": "all"}.items():
         chosen = {"kind": "finding"} | ({"origin": origin} if origin else {})
         counted = tally(of(found, tier, **chosen))
-        passed = passing(of(found, tier + NULL, **chosen))
         cells = [_count(counted[v], page, **chosen, **{field: v}) for v in WORDS]
-        cells.append(_count(passed, page, **chosen, **{null: HOLDS}))
         body.append([said, str(counted.total()), *cells])
-    head = ["Findings of", where, *WORDS.values(), "null holds"]
+    head = ["Findings of", where, *WORDS.values()]
     return table(head, body, "scorecard-counts")
 
 
@@ -241,16 +248,17 @@ def _rules(claim: Claim) -> list[str]:
         over = f", over {found}" if (found := claim.said("over", tier)) else ""
         what.setdefault(f"{claim.said('measure', tier)}{over}", []).append(name)
         rule = f"holds if the whole 95 % interval is {scorecard.in_words(criteria['holds'])}"
-        if "partly" in criteria:
-            rule += f"; partly if the mean is {scorecard.in_words(criteria['partly'])}"
+        if "weaker" in criteria:
+            rule += f"; in a weaker form if it is {scorecard.in_words(criteria['weaker'])}"
         said.setdefault(rule, []).append(name)
     lines = [f"Measured on {' and '.join(where)}: {text}" for text, where in what.items()]
     if len(what) == 1:
         lines = [f"Measured: {text}" for text in what]
     lines += [f"{' and '.join(where).capitalize()}: {rule}" for rule, where in said.items()]
-    why = f", undefined because {claim.undefined}" if claim.undefined else ""
-    lines.append(f"Null: {claim.null or 'the same networks with random weights'}{why}")
-    return [*lines, f"Bounds: {claim.tolerance}"]
+    why = f", not measurable because {claim.undefined}" if claim.undefined else ""
+    lines.append(f"Null: {scorecard.null_name(claim)}{why}")
+    proof = [f"True of any network: {claim.algebra}"] if claim.algebra else []
+    return [*lines, *proof, f"Bounds: {claim.tolerance}"]
 
 
 def _count(number: int, page: str, **chosen: str) -> str:

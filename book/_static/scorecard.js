@@ -25,6 +25,7 @@
     }
     for (const table of tables) {
       table.closest("section").hidden = [...table.tBodies[0].rows].every(row => row.hidden);
+      if (fields.size) table.closest("details").open = true;
     }
     shown.textContent = `${rows.filter(row => !row.hidden).length} of ${rows.length} claims`;
     const query = fields.size ? `?${fields}` : location.pathname;
@@ -34,9 +35,12 @@
   // A link to a row shows that row, whatever was chosen before.
   function follow() {
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-    if (!target?.closest("[hidden]")) return;
-    form.reset();
-    show();
+    const fold = target?.closest("details:not([open])");
+    if (fold) fold.open = true;
+    if (target?.closest("[hidden]")) {
+      form.reset();
+      show();
+    } else if (!fold) return;
     target.scrollIntoView();
   }
 

@@ -116,9 +116,13 @@ def values(of: Run, fresh: bool) -> Iterator[tuple[str, Value]]:
     known = {path.stem for path in (folder / of.kind).glob(f"{of.chapter[:2]}.*.json")}
     for name in (known - claims.ledger().keys()) | (known & set(of.asks())):
         result = read_json(folder / of.kind / f"{name}.json")
-        yield name, (result["value"], result["spread"], result["verdict"])
-        if null := result["null"]:
-            yield f"{name} (null)", (null["value"], null["spread"], null["verdict"])
+        if name not in claims.ledger():
+            yield name, (result["value"], result["spread"], "not in the ledger")
+            continue
+        judged = claims.of_json(result)  # both sides in the words of today
+        yield name, (judged.value, judged.spread, judged.verdict)
+        if null := judged.null and claims.null_of(judged, {}):
+            yield f"{name} (null)", (null.value, null.spread, null.verdict)
 
 
 def _same(committed: Value, now: Value) -> bool:

@@ -2,9 +2,12 @@
 
 Each notebook has a ledger, ``NN_chapter.yml``, written before the measurement; a claim that cannot
 fail is refused. A criterion is ``"> a"``, ``">= a"``, ``"< a"``, ``"<= a"`` or ``"a .. b"`` (both
-ends included). A claim *holds* if the whole 95 % interval of the mean meets the criterion; *partly*
-if a part of it does, or if the mean meets a second, weaker criterion. The *null* is the same
-measurement on networks with random weights, or what the ledger names.
+ends included). A claim *holds* if the whole 95 % interval of the mean meets the criterion, *in a
+weaker form* if the whole interval meets that or a second, weaker one that the ledger names; it
+*does not hold* if no part of the interval meets the weaker one (or the criterion, if it is alone),
+and is *inconclusive* else. The *null* is the same measurement on networks with random weights, or
+what the ledger names. A finding whose null does as well is *uninformative*. Verdicts are never
+stored: they follow from what was measured.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,9 +36,11 @@ from ..files import CHECKOUT, output_folder, read_json, write_json
 ROOT = Path(__file__).parent
 KINDS = ("finding", "identity", "erratum")
 ORIGINS = ("paper", "note", "own")
-HOLDS, PARTLY, FAILS, UNDEFINED = "holds", "holds partly", "does not hold", "undefined"
-VERDICTS = (HOLDS, PARTLY, FAILS, UNDEFINED, "not run")
-CRITERIA = ("holds", "partly")
+HOLDS, WEAKER, UNCLEAR, FAILS = "holds", "holds in a weaker form", "inconclusive", "does not hold"
+SAME, UNDEFINED = "uninformative", "not measurable"
+JUDGED = (HOLDS, WEAKER, UNCLEAR, FAILS, SAME)
+VERDICTS = (*JUDGED, UNDEFINED, "not run")
+CRITERIA = ("holds", "weaker")
 NULL = "-null"  # after the name of a tier: its networks with random weights
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is ten times faster
 NUMBER = r"-?\d+(?:\.\d*)?(?:e-?\d+)?"
@@ -55,14 +60,17 @@ class Claim:
     source: str  # where the source says it, with keys of the bibliography
     measure: str | dict[str, str]  # what we measure, with its unit; one text, or one for each tier
     cell: str  # the name of the notebook cell that checks it
-    tiers: dict[str, dict[str, str]]  # for each that it applies to: holds, and perhaps partly
+    tiers: dict[str, dict[str, str]]  # for each that it applies to: holds, and perhaps weaker
     tolerance: str  # where the bounds come from
-    over: str | dict[str, str] = ""  # what was repeated; likewise
+    over: str | dict[str, str] = ""  # what was repeated, the unit of n; likewise
+    algebra: str = ""  # of an identity: why it is true of any network, or what proves it
     null: str = ""  # the fair null, where it is not random weights; the cell measures it
     undefined: str = ""  # why random weights leave nothing to measure, where that is so
     headline: bool = False  # one of the three that the evidence of a chapter opens with
     added_after: str = ""  # the claim that had failed when this easier one was added
     published: float | str | None = None  # the source's value of the same quantity
+    published_of: str = ""  # of what, where its models or texts are unlike ours
+    measurable: tuple[float, float] = (-math.inf, math.inf)  # outside: nothing to measure there
     range: tuple[float, float] = (-math.inf, math.inf)  # values that the measure can take
 
     @property
@@ -92,13 +100,14 @@ class Claim:
             raise IclError(f"{self.id}: measured {value}, outside its range {self.range}.")
         reach = spread * _reach(count)
         first, last = max(low, value - reach), min(high, value + reach)
-        bounds = [float(x) for x in re.findall(NUMBER, criteria["holds"])]
+        bounds = [float(x) for text in criteria.values() for x in re.findall(NUMBER, text)]
         points = [first, value, last, *(x for x in bounds if first < x < last)]
-        met = [criterion(criteria["holds"])(x) for x in points]
-        if all(met):
-            return HOLDS
-        weaker = "partly" in criteria and criterion(criteria["partly"])(value)
-        return PARTLY if any(met) or weaker else FAILS
+        tests, met = [criterion(criteria[name]) for name in CRITERIA if name in criteria], [False]
+        for number, word in enumerate((HOLDS, WEAKER)[: len(tests)], 1):
+            met = [any(test(x) for test in tests[:number]) for x in points]
+            if all(met):
+                return word
+        return UNCLEAR if any(met) else FAILS
 
 
 @cache
@@ -112,8 +121,7 @@ class Result:
     """One measurement and its provenance; ``spread`` is the standard error over ``count``."""
 
     id: str
-    verdict: str
-    value: float | None  # None where it is undefined
+    value: float | None  # None where there was nothing to measure
     spread: float
     count: int
     tier: str
@@ -124,8 +132,15 @@ class Result:
     python: str
     commit: str
     date: str
-    null: dict[str, Any] | None = None  # value, spread, count and verdict of the cell's own null
+    null: dict[str, Any] | None = None  # the cell's own: value, spread, count, perhaps ``paired``
     detail: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on what was measured, whatever its null."""
+        if self.value is None:
+            return UNDEFINED
+        return find(self.id).verdict(self.tier, self.value, self.spread, self.count)
 
 
 def of(column: str) -> str:
@@ -187,8 +202,8 @@ def read_ledger(path: Path) -> dict[str, Claim]:
             if isinstance(criteria, dict):  # "real: mini" takes the criteria of another tier
                 same = {k: v for k, v in criteria.items() if isinstance(v, str)}
                 given["tiers"] = criteria | {k: criteria.get(v, v) for k, v in same.items()}
-            if "range" in given:
-                given["range"] = tuple(map(float, given["range"]))
+            for ends in given.keys() & {"range", "measurable"}:
+                given[ends] = tuple(map(float, given[ends]))
             claim = Claim(**given)
             refuse_if_it_cannot_fail(claim)
         except (TypeError, ValueError, AttributeError) as error:  # an IclError is a ValueError
@@ -205,12 +220,19 @@ def read_ledger(path: Path) -> dict[str, Claim]:
     return claims
 
 
-def keep(claim: Claim, measured: Summary, null: Summary | None = None, **where: Any) -> Result:
-    """Judge a mean and write the result with its provenance as JSON. ``where`` has the other fields
-    of a ``Result``: tier, model, seed, device, detail."""
-    made = _judged(claim, where["tier"], *measured) | provenance() | where
-    made["null"] = None if null is None else _judged(claim, where["tier"], *null)
-    result = Result(claim.id, **made)
+def keep(
+    claim: Claim,
+    measured: Summary,
+    null: Summary | None = None,
+    paired: Summary | None = None,
+    **where: Any,
+) -> Result:
+    """Write a mean with its provenance as JSON, if it can be judged. ``paired`` is its difference
+    from the null where they were measured in pairs; ``where`` has the other fields of a ``Result``:
+    tier, model, seed, device, detail."""
+    made = [_measured(claim, where["tier"], *each) for each in (measured, null) if each]
+    own = made[1] | ({"paired": paired} if paired else {}) if null else None
+    result = _judgeable(Result(claim.id, **made[0], null=own, **provenance(), **where))
     write_json(results_folder() / result.tier / f"{claim.id}.json", asdict(result))
     return result
 
@@ -225,20 +247,59 @@ def summary(value: Any, spread: float = 0.0, count: int = 1) -> Summary:
     return float(repeated.mean()), float(error), number
 
 
-def _judged(
-    claim: Claim, tier: str, value: float | None, spread: float, count: int
+def paired(value: Any, null: Any) -> Summary | None:
+    """The difference of repetitions from as many of the null; None where they are no pairs."""
+    if isinstance(null, tuple) or not 1 < np.size(value) == np.size(null):
+        return None
+    return summary([float(one) - float(other) for one, other in zip(value, null, strict=True)])
+
+
+def _measured(
+    claim: Claim, tier: str, value: float | None, spread: float, count: int, *_: Any
 ) -> dict[str, Any]:
-    """A measurement as it is stored, with its verdict; None is undefined."""
-    if value is None or (math.isnan(value) and tier.endswith(NULL)):  # nothing to measure there
-        return {"verdict": UNDEFINED, "value": None, "spread": 0.0, "count": count}
-    verdict = claim.verdict(tier, value, spread, count)
-    return {"verdict": verdict, "value": value, "spread": spread, "count": count}
+    """A measurement as it is stored; None where there was nothing to measure."""
+    (low, high), nothing = claim.measurable, value is None or (value != value and NULL in tier)
+    if nothing or value < low or value > high:
+        return {"value": None, "spread": 0.0, "count": count}
+    return {"value": value, "spread": spread, "count": count}
+
+
+def _judgeable(result: Result) -> Result:
+    """The result, if it and its own null are values that the measure can take."""
+    for each in (result, null_of(result, {})):
+        _ = each and each.verdict
+    return result
+
+
+def judge(result: Result, null: Result | None) -> str:
+    """The verdict on a result beside its null: a finding that does no better is uninformative."""
+    word, good = result.verdict, (HOLDS, WEAKER)
+    if find(result.id).kind != "finding" or not null or {word, null.verdict} - {*good}:
+        return word
+    return SAME if good.index(null.verdict) <= good.index(word) else word
+
+
+def difference(result: Result, null: Result | None) -> tuple[float, float, float] | None:
+    """A result less its null, with the 95 % interval: of the pairs where the cell gave them, else
+    Welch's; None where one of the two has no spread to judge by."""
+    if paired := (result.null or {}).get("paired"):
+        value, error, freedom = paired[0], paired[1], paired[2] - 1
+    elif null and None not in (result.value, null.value) and min(result.count, null.count) > 1:
+        value = result.value - null.value  # type: ignore[operator]
+        parts = [(each.spread**2, each.count - 1) for each in (result, null)]
+        error = math.hypot(result.spread, null.spread)
+        freedom = error**4 / sum(part**2 / n for part, n in parts) if error else 1
+    else:
+        return None
+    reach = error * float(student.ppf(0.975, freedom))
+    return value, value - reach, value + reach
 
 
 def null_of(result: Result, results: Mapping[tuple[str, str], Result]) -> Result | None:
     """Result of the null: the cell's own, or that of the run with random weights."""
     if result.null:
-        return Result(**asdict(result) | result.null | {"null": None})
+        own = {key: result.null[key] for key in ("value", "spread", "count")}
+        return replace(result, **own, null=None)
     return results.get((result.tier + NULL, result.id))
 
 
@@ -269,21 +330,22 @@ def read_results(*folders: Path, name: str = "*") -> dict[tuple[str, str], Resul
     for path in (path for folder in folders for path in sorted(folder.glob(f"*/{name}.json"))):
         known = read_json(path)
         try:
-            result = Result(**known)
-            if result.id not in ledger():
-                raise IclError(f"claim {result.id!r} is no longer in the ledger")
-            found[result.tier, result.id] = _judged_anew(result)
+            result = of_json(known)
+            found[result.tier, result.id] = result
         except (TypeError, ValueError, KeyError) as error:  # an IclError is a ValueError
             raise IclError(f"{path} is not a result ({error}). Delete it.") from error
     return found
 
 
-def _judged_anew(result: Result) -> Result:
-    """A stored measurement under the criteria of today, which may not be those it was stored under;
-    what the measure cannot give is refused."""
-    again = partial(_judged, ledger()[result.id], result.tier)
-    null = result.null and again(*(result.null[key] for key in ("value", "spread", "count")))
-    return replace(result, **again(result.value, result.spread, result.count), null=null)
+def of_json(known: dict[str, Any]) -> Result:
+    """A stored result; what the ledger does not know, or the measure cannot give, is refused."""
+    if known["id"] not in ledger():
+        raise IclError(f"claim {known['id']!r} is no longer in the ledger")
+    for each in filter(None, (known, known.get("null"))):
+        each.pop("verdict", None)  # older runs stored it
+        numbers = (each[key] for key in ("value", "spread", "count"))
+        each |= _measured(find(known["id"]), known["tier"], *numbers)
+    return _judgeable(Result(**known))
 
 
 @cache
@@ -319,6 +381,8 @@ def refuse_if_it_cannot_fail(claim: Claim) -> None:
             raise unknown(f"{what} in {claim.id}", value, known)
     if not claim.tiers or not claim.tolerance:
         raise IclError(f"{claim.id}: a claim needs criteria for some tier, and a tolerance.")
+    if (claim.kind == "identity") != bool(claim.algebra):
+        raise IclError(f"{claim.id}: an identity, and nothing else, names the algebra it rests on.")
     for text in (claim.measure, claim.over):
         for tier in text if isinstance(text, dict) else ():
             if tier not in claim.tiers:
@@ -342,7 +406,7 @@ def refuse_if_it_cannot_fail(claim: Claim) -> None:
             raise IclError(f"{claim.id}, {tier}: a claim needs the criterion 'holds'.")
         possible = [p for p in probes if low <= p <= high and math.isfinite(p)]
         reached = {claim.verdict(tier, p) for p in possible}
-        for name, verdict in zip(CRITERIA, (HOLDS, PARTLY), strict=True):
+        for name, verdict in zip(CRITERIA, (HOLDS, WEAKER), strict=True):
             if name in criteria and verdict not in reached:
                 raise IclError(f"{claim.id}, {tier}: {name} {criteria[name]!r} can never decide.")
         if FAILS not in reached:

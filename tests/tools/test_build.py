@@ -40,7 +40,7 @@ def test_a_verdict_that_changed_stops_the_book(checkout, monkeypatch, capsys):
     value = 0.5
     assert build.make(checkout, folder) == 1
     text = capsys.readouterr().out
-    assert re.search(r"90\.first +mini +2\.00 +0\.500 +holds -> holds partly\n", text)
+    assert re.search(r"90\.first +mini +2\.00 +0\.500 +holds -> holds in a weaker form\n", text)
     assert "The book:" not in text
 
 

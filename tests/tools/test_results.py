@@ -74,14 +74,14 @@ def test_a_run_ends_with_one_table_and_another_verdict_is_status_1(root, capsys)
     ran(root, 0.5)
     assert tools.LINE.main(compare) == 1
     said = capsys.readouterr().out
-    assert re.search(r"90\.first +mini +2\.00 +0\.500 +holds -> holds partly\n", said)
+    assert re.search(r"90\.first +mini +2\.00 +0\.500 +holds -> holds in a weaker form\n", said)
     assert re.search(r"90\.second +mini +2\.00 +0\.500 +holds -> does not hold\n", said)
     assert tools.LINE.main([*compare, "--accept"]) == 0
     assert tools.LINE.main(compare) == 0
-    # A committed result that someone tampered with is no better.
+    # Words of older runs count for nothing: both sides are judged by the criteria of today.
     path = root / "book/results/mini/90.first.json"
-    write_json(path, read_json(path) | {"verdict": "holds"})
-    assert tools.LINE.main(compare) == 1
+    write_json(path, read_json(path) | {"verdict": "holds partly"})
+    assert tools.LINE.main(compare) == 0
 
 
 def test_a_part_that_gives_the_same_renews_the_whole(root, capsys):
