@@ -13,9 +13,8 @@ import torch
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
 
 from book._tools import doctor as tools
-from iclutils import doctor, files, machine, zoo
+from iclutils import doctor, machine, zoo
 from iclutils.doctor import Finding
-from iclutils.zoo import smollm2
 
 Patch = pytest.MonkeyPatch
 
@@ -114,22 +113,6 @@ def test_the_machine_agrees_with_the_system(monkeypatch):
         assert said["memory_gib"] == pytest.approx(kib / 2**20, abs=0.5)
     monkeypatch.setattr(os, "sysconf", lambda _: (_ for _ in ()).throw(ValueError))
     assert machine.memory_gib() == 0
-
-
-def test_the_language_model(tmp_path, monkeypatch):
-    monkeypatch.setenv("ICLUTILS_CACHE", str(tmp_path))
-    absent = doctor.language_model()
-    assert (absent.state, absent.what) == ("note", "language model smollm2 is not on this machine")
-    assert "fetched with pip at its first use (93 MB)" in absent.cure
-    folder = tmp_path / "smollm2"
-    folder.mkdir()
-    for name in smollm2.FILES:
-        (folder / name).write_text("whole")
-    files.write_sums(folder)
-    assert "smollm2" in doctor.language_model().what
-    (folder / "config.json").write_text("changed")
-    assert doctor.language_model().state == "note"
-    assert "Delete" in doctor.language_model().cure
 
 
 @pytest.mark.parametrize(

@@ -118,14 +118,6 @@ def test_the_released_block_passes_the_stream_through_its_norms():
     np.testing.assert_allclose(network(xs, ys)[0, 0].numpy(), out[::2], atol=1e-12)
 
 
-@pytest.mark.parametrize(("block", "fan"), [("released", 64 // 8), ("standard", 3 * 64)])
-def test_biases_have_the_size_of_the_released_code(block, fan):
-    """Uniform within 1/sqrt(H/m), the width of q; the shipped block counts q, k and v together."""
-    network = InContextRegressors(Shape(2, 3, "two", 40, 64, 8, block), [0])
-    largest = max(layer["qkv"]["bias"].abs().max().item() for layer in network.blocks)
-    assert largest == pytest.approx(fan**-0.5, rel=0.02)
-
-
 def test_tokens_are_those_of_the_paper_and_of_one_for_each_pair():
     xs, ys = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([5.0, 6.0])
     assert as_tokens(xs, ys, "two").tolist() == [[0, 1, 2], [5, 0, 0], [0, 3, 4]]

@@ -265,34 +265,24 @@ def test_bad_lines_say_where_and_what(tmp_path, name, line, message):
         load(name, "train", tmp_path)
 
 
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """A hub with one parquet file, ``file``, for every question; ``asked`` keeps the last one."""
-    state: dict[str, object] = {"file": tmp_path / "file.parquet"}
+def test_rows_from_the_hub(tmp_path, monkeypatch):
+    asked, file = {}, tmp_path / "file.parquet"
 
     def download(repo, path, **options):
-        state["asked"] = {"repo": repo, "path": path, **options}
-        return str(state["file"])
+        asked.update(options, repo=repo, path=path)
+        return str(file)
 
     monkeypatch.setattr(text, "hf_hub_download", download)
-    return state
-
-
-def pin(monkeypatch, name, file):
-    """Pin another file for a data set's splits."""
-    monkeypatch.setitem(text.TASKS, name, replace(TASKS[name], train=file, test=file))
-
-
-def test_rows_from_the_hub(hub, monkeypatch):
     columns = {"idx": [0, 1, 2], "sentence": ["bad ", "good", "fine"], "label": [0, 1, 1]}
-    pq.write_table(pa.table(columns), hub["file"])
+    pq.write_table(pa.table(columns), file)
     with pytest.raises(IclError, match=r"file.parquet does not match its pinned SHA-256. Delete"):
         load("sst2", "test")
-    assert hub["asked"] == {
+    assert asked == {
         "repo": "stanfordnlp/sst2",
         "path": "data/validation-00000-of-00001.parquet",
         "repo_type": "dataset",
         "revision": "8d51e7e4887a4caaa95b3fbebbf53c0490b58bbb",
     }
-    pin(monkeypatch, "sst2", File("data.parquet", sha256(hub["file"])))
+    pinned = File("data.parquet", sha256(file))
+    monkeypatch.setitem(text.TASKS, "sst2", replace(TASKS["sst2"], train=pinned, test=pinned))
     assert load("sst2", "train") == [("bad ", 0), ("good", 1), ("fine", 1)]

@@ -13,7 +13,7 @@ import pytest
 
 from book._tools import __main__ as tools
 from book._tools import results, run
-from iclutils import __main__, claims, scorecard
+from iclutils import __main__
 
 ROOT = Path(__file__).parents[2]
 LINES = (__main__.LINE, tools.LINE)
@@ -111,15 +111,3 @@ def test_quiet_silences_the_bars_of_libraries_too():
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, env=asked)
         assert bool(done.stderr) == shown
-
-
-def test_claims_lists_each_claim_at_each_tier(capsys):
-    assert main(["claims"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    words = (*claims.VERDICTS, *scorecard.REPRODUCED.values())
-    assert all(line.startswith(words) for line in lines)
-    listed = [line[19:].split()[:2] for line in lines]
-    tiers = [(tier, it.id) for it in claims.ledger().values() for tier in it.tiers]
-    nulls = [(f"{tier}-null", name) for tier, name in tiers if tier != "paper"]
-    expected = [[column, name] for column, name in [*tiers, *nulls]]
-    assert sorted(listed) == sorted(expected)

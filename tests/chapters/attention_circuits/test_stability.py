@@ -168,13 +168,3 @@ def test_a_swap_of_items_is_found_where_it_was_planted(absent):
     found = stability.phases(torch.tensor(alike), torch.tensor(floors), present)
     expected = ["stable"] * 4 + ["unstable"] + ["stable"] * 2
     assert found == ["absent"] * absent + expected[absent:]
-
-
-def test_the_floor_falls_with_noise():
-    """Catches halves that overlap, of which the floor would stay high."""
-    floors = [stability.reextraction_floor(series(n, 8)[0], 5, seeded(0)) for n in (0.1, 1, 30)]
-    assert floors[0] == 1
-    assert floors[0] > floors[1] > floors[2]
-    noise = torch.randn(400, 24, generator=seeded(0))
-    middle = stability.reextraction_floor(noise, 80, seeded(0), alpha=0.5)
-    assert middle == pytest.approx(80 / (2 * 400 - 80), abs=0.03), "two random sets of 80"

@@ -12,10 +12,8 @@ from iclutils.chapters.gradient_step.alignment import (
     answers,
     half_mse,
     interpolate,
-    off_pattern,
     products,
     responses,
-    step_matrix,
     under_shift,
 )
 from iclutils.chapters.gradient_step.construction import constructed
@@ -106,35 +104,6 @@ def test_products_are_what_a_layer_does():
         seen = e[:, :, :5]
         expected = e + np.einsum("mbjc,mhcd,mbid,mbie,mhef->mbjf", e, kq, seen, seen, pv)
         np.testing.assert_allclose(stream[number + 1], expected, rtol=1e-9, atol=1e-9)
-
-
-def test_off_pattern_of_constructions_and_of_known_dirt():
-    network = constructed(Shape(3, 5), [0.7], [0.2], torch.float64)
-    yy, xx = (0.7 / 5) ** 2, 3 * 0.2**2  # GD++ writes x, too
-    assert [float(part) for part in off_pattern(network)] == pytest.approx([0, xx / (xx + yy)])
-    network.attention["query"][0, 0, 0] = torch.tensor(
-        [[1.0, 0, 0, 2], [0, 2, 0, 0], [0, 0, 3, 0], [0, 0, 0, 0]]
-    )  # squares 1 + 4 + 9 + 4, of which the mean of the diagonal explains 3 · 2²
-    network.attention["key"][0, 0, 0] = torch.eye(4)
-    assert float(off_pattern(network)[0]) == pytest.approx(1 - 12 / 18)
-    wild = off_pattern(random(Shape(10, 5, layers=2, heads=2), (0, 1, 2)))
-    assert wild[0].shape == wild[1].shape == (3, 2)
-    assert bool((wild[0] > 0.9).all())
-
-
-@pytest.mark.parametrize("heads", [1, 2])
-def test_the_matrix_of_a_step(heads):
-    """η I for the construction; for any x-block and y-channel, what the layer answers."""
-    built = constructed(Shape(3, 5, heads=heads), [0.7], dtype=torch.float64)
-    torch.testing.assert_close(step_matrix(built)[0], 0.7 * torch.eye(3).double(), **TIGHT)
-    xs, ys = some(1, (20, 6, 3), (20, 6))
-    network = random(Shape(3, 5, heads=heads))
-    for name in ("query", "key"):
-        network.attention[name][..., 3, :] = 0  # y is not compared
-    network.attention["value"][..., :3, :] = 0  # x is not written
-    mean = (xs[:, :-1] * ys[:, :-1, None]).mean(1)
-    expected = torch.einsum("bc,mcd,bd->mb", xs[:, -1], step_matrix(network), mean)
-    torch.testing.assert_close(answers(network, xs, ys), expected, **TIGHT)
 
 
 @pytest.mark.parametrize(("layers", "shared"), [(1, False), (3, True)])
