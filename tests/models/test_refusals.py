@@ -3,8 +3,8 @@
 import pytest
 import torch
 from random_layers import seeded
-from tiny import a_task, save_gptj, save_grouped
-from transformers import BloomConfig, BloomForCausalLM
+from tiny import a_task, save_gptj, save_grouped, save_opt
+from transformers import BloomConfig, BloomForCausalLM, GPTNeoConfig, GPTNeoForCausalLM
 
 from iclutils import IclError, models
 from iclutils.interp import at_query, attribution, circuit, hooks, kv_cache, patching, weights
@@ -21,6 +21,14 @@ def save_bloom(folder):
     BloomForCausalLM(config).save_pretrained(folder)
 
 
+def save_local(folder):
+    """Attention to a window."""
+    local = {"attention_types": [[["global", "local"], 1]], "window_size": 8, "num_layers": 2}
+    sizes = {"vocab_size": 60, "hidden_size": 32, "num_heads": 4}
+    config = GPTNeoConfig(**sizes, **local, bos_token_id=59, eos_token_id=59)
+    GPTNeoForCausalLM(config).save_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     ("save", "lens", "message"),
     [
@@ -32,6 +40,8 @@ def save_bloom(folder):
         (save_gptj, lambda m: hooks.cut_attention(m, {}), "only after using it"),
         (save_gptj, lambda m: attribution.edge_attribution(m, a_task(m)), "only after using it"),
         (save_gptj, lambda m: circuit.scores(m, a_task(m), of(m).exists[None]), "cannot fork"),
+        (save_opt, lambda m: circuit.scores(m, a_task(m), of(m).exists[None]), "cannot fork"),
+        (save_local, lambda m: kv_cache.keys_values(m, TOKENS), "sliding window"),
         (
             save_gptj,
             lambda m: patching.patch_key_input(m, TOKENS, [(0, 0)], (1, 0), TOKENS),

@@ -97,3 +97,13 @@ def test_colours_show_on_a_light_and_on_a_dark_page(colour):
     assert 1.05 / (luminance(to_rgb(colour)) + 0.05) > 3
     dark = luminance(to_rgb("#14181e"))  # the theme's ground
     assert (luminance(turned(colour)) + 0.05) / (dark + 0.05) > 3
+
+
+def test_tables_frame_the_smallest_entry_of_every_column():
+    values = torch.tensor([[1e-5, 2.0, 3e-3], [4e-4, 1e-1, 5e-3]])
+    (axes,) = figures.tables({"ours": values}, ["a", "b"], ["x", "y", "z"]).axes
+    assert [patch.get_xy() for patch in axes.patches] == [(-0.5, -0.5), (0.5, 0.5), (1.5, -0.5)]
+    assert [text.get_text() for text in axes.texts] == [
+        *("1.0e-5", "4.0e-4", "2.0e0", "1.0e-1", "3.0e-3", "5.0e-3")
+    ]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
-from refusals import refused
 from scipy import stats
 
 from iclutils.tasks.functions import Problem, Waves
@@ -66,9 +65,3 @@ def test_waves():
     assert stats.kstest(turns, stats.uniform(0, math.pi).cdf).pvalue > 1e-3
     linked = (amplitude - 0.1) / 0.4 * math.pi
     assert abs(np.corrcoef(turns, linked)[0, 1]) < 0.06  # the released code ties them
-
-
-test_problems_that_cannot_be = refused(
-    (lambda: Problem(Task(2), link="sin"), "Did you mean 'sine'"),
-    (lambda: Problem(Task(2), scales=(1.0,)), "2 positive scales"),
-)

@@ -10,14 +10,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
-from tiny import whole_words
+from random_layers import seeded
+from tiny import real_tokenizer, whole_words
 from transformers import AutoTokenizer
 
 from iclutils import IclError
 from iclutils.files import sha256
-from iclutils.tasks import text
+from iclutils.tasks import text, topics, words
+from iclutils.tasks.functions import Problem
 from iclutils.tasks.prompts import Role
+from iclutils.tasks.regression import Task
 from iclutils.tasks.text import (
     TASKS,
     File,
@@ -47,9 +49,6 @@ POSITIVE, NEGATIVE, NEWLINE, COLON = 4, 3, 6, 2
 
 READER = whole_words([*WORDS, "?"], unk_token="?", eos_token="END")
 TASK = TextTask("words", "Review:", "Sentiment:", (" Negative", " Positive"))
-TWINS, STRANGE = (
-    replace(TASK, label_words=(" Negative", word)) for word in (" Negative w1", " Great")
-)
 SHOWN = [("w1 w2", 1), ("w3", 0)]
 
 
@@ -174,19 +173,6 @@ def test_over_long_prompts_are_refused_or_dropped_never_cut():
         build(TASK, READER, shown, queries, context=10, over_long="drop")
 
 
-def built(task=TASK, shown=SHOWN, query=("w1", 0)):
-    return build(task, READER, [shown], [query], context=99)
-
-
-test_bad_prompts_say_what_is_wrong = refused(
-    (lambda: built(TWINS), "begin with the same sub-token"),
-    (lambda: built(STRANGE), "' Great' is not in the vocabulary"),
-    (lambda: built(query=("w1", 2)), r"of class 2: .*the classes of words are 0..1"),
-    (lambda: built(shown=SHOWN[:1]), "Some class has no demonstration"),
-    (lambda: build(TASK, READER, [SHOWN, SHOWN * 2], [("w1", 0)] * 2, context=99), "equally long"),
-)
-
-
 # Selection
 
 
@@ -286,3 +272,32 @@ def test_rows_from_the_hub(tmp_path, monkeypatch):
     pinned = File("data.parquet", sha256(file))
     monkeypatch.setitem(text.TASKS, "sst2", replace(TASKS["sst2"], train=pinned, test=pinned))
     assert load("sst2", "train") == [("bad ", 0), ("good", 1), ("fine", 1)]
+
+
+def built(shown=SHOWN, query=("w1", 0), words=(" Negative", " Positive")):
+    return build(replace(TASK, label_words=words), READER, [shown], [query], context=99)
+
+
+def asked(name, count, examples, **options):
+    return words.ask(name, real_tokenizer("gpt2"), count, examples, seeded(), **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: built(words=(" Negative", " Negative w1")), "begin with the same sub-token"),
+        (lambda: built(words=(" Negative", " Great")), "' Great' is not in the vocabulary"),
+        (lambda: built(query=("w1", 2)), r"of class 2: .*the classes of words are 0..1"),
+        (lambda: built(shown=SHOWN[:1]), "Some class has no demonstration"),
+        (lambda: words.load("oposite"), r"Did you mean 'opposite'.*ICLUTILS_FUNCTIONS"),
+        (lambda: asked("past", 0, 1), "two, to shuffle"),
+        (lambda: asked("kind", 1, 99), r"'kind' has too few pairs for 99 examples: \d\d fit"),
+        (lambda: asked("past", 2, 4, context=9), "longer than the 9 tokens"),
+        (lambda: topics.sample(2, seeded(), classes=9), "2 to 8 classes"),
+        (lambda: topics.stream(1, 4, seeded()), "more examples than classes"),
+        (lambda: Problem(Task(2), scales=(1.0,)), "2 positive scales"),
+    ],
+)
+def test_prompts_that_cannot_be_say_what_is_wrong(call, message):
+    with pytest.raises(IclError, match=message):
+        call()

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from random_layers import seeded
-from refusals import refused
 from scipy.stats import chisquare
 
 from iclutils.tasks import topics
@@ -93,10 +92,3 @@ def test_training_streams_show_every_class_before_any_comes_again():
     labels = tokens.gather(1, cue + 1)
     assert (tokens.gather(1, cue) == topics.CUE).all()
     assert all(len(set(row[:4])) == 4 and set(row) == set(row[:4]) for row in labels.tolist())
-
-
-test_bad_requests_are_refused = refused(
-    (lambda: topics.sample(2, seeded(), classes=9), "2 to 8 classes"),
-    (lambda: topics.stream(1, 4, seeded()), "more examples than classes"),
-    (lambda: topics.Texts(own=0.9, sibling=0.2), "probabilities"),
-)

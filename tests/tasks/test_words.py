@@ -7,7 +7,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
-from refusals import refused
 from tiny import real_tokenizer
 
 from iclutils import models
@@ -163,14 +162,6 @@ def test_whole_answers_are_what_greedy_decoding_writes(gpt2):
 
 def asked(name, count, examples, **options):
     return words.ask(name, real_tokenizer("gpt2"), count, examples, seeded(0), **options)
-
-
-test_what_cannot_be_asked_is_refused = refused(
-    (lambda: words.load("oposite"), r"Did you mean 'opposite'.*ICLUTILS_FUNCTIONS"),
-    (lambda: asked("past", 0, 1), "two, to shuffle"),
-    (lambda: asked("kind", 1, 99), r"'kind' has too few pairs for 99 examples: \d\d fit"),
-    (lambda: asked("past", 2, 4, context=9), "longer than the 9 tokens"),
-)
 
 
 def test_answers_repeat_where_there_are_too_few(tmp_path):
