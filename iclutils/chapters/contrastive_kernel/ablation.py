@@ -1,9 +1,8 @@
 """Change what heads take from demonstrations and from the rest, and see what is still known.
 
-At the query attention's output is linear in its weights: those on the demonstrations make the
-update, the others the query term. So every change of the dual model is a change of weights, made in
-all heads or some while the query is read again. With the MLPs held at their values of the unchanged
-run, the effect that is left does not pass through them."""
+Attention's output at the query is linear in its weights: those on the demonstrations make the
+update, the others the query term. So every change is one of weights, made while the query is read
+again; with the MLPs held, the effect that is left does not pass through them."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...errors import IclError, unknown
+from ...errors import IclError
 from ...interp.at_query import AtQuery, Mask
 from ...interp.hooks import Head, Hook, check_head
 from ...models import get_act_name
@@ -119,8 +118,6 @@ def predict(
     ``centred``: after the mean logit of every choice, over the prompts, is taken off, so that no
     label wins because the model likes its word."""
     check_answers(query, answer, choices)
-    if centred and choices is None:
-        raise IclError("Only choices can be centred: give them.")
     if choices is None:
         choices = torch.arange(query.model.cfg.d_vocab, device=answer.device)[None]
     is_answer = choices == answer[:, None]
@@ -142,15 +139,13 @@ def ablations(
     *,
     centred: bool = False,
 ) -> dict[str, Predictions]:
-    """Answers without the updates, or query terms, of heads, by way; beside those of the ``whole``.
-    "no update, MLPs held" and the like: with the MLPs at their values of the whole run; "mean
-    update": with its mean over the prompts, in all heads. Other arguments as for ``predict``."""
+    """Answers without the updates, or query terms, of heads, by way, beside those of the ``whole``:
+    "no update, MLPs held" with the MLPs at their values of the whole run; "mean update" with its
+    mean over the prompts, in all heads. Other arguments as for ``predict``."""
     by_way = {}
     for way in bar(ways, "ablations"):
         how, _, rest = way.partition(" ")
         part, _, held = rest.partition(", ")
-        if way != "whole" and part not in PARTS:
-            raise unknown("part of a head", part, PARTS)
         hooks = [] if way == "whole" else change_heads(query, demonstrations, PARTS[part], heads)
         if how == "mean":
             duals = dual_heads(query, demonstrations)

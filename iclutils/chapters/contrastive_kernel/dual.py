@@ -1,25 +1,10 @@
 """The dual model of softmax attention: a linear model of features, after one gradient step.
 
-Keys fall into demonstrations D and the rest T, which has the query's own token. With features such
-that φ(k)·φ(q) = exp(k·q/√d), and D_q = Σ φ(k_j)·φ(q) over all keys, attention's output is
-
-    h'_q = W_0 φ(q) + ΔW φ(q),   W_0 = (1/D_q) Σ_T v_j φ(k_j)ᵀ,   ΔW = (1/D_q) Σ_D v_i φ(k_i)ᵀ,
-
-the *query term* and the *demonstration update*. ΔW is one step of gradient descent, at the rate 1
-(another cancels if it divides the loss too), with D_q held fixed, on
-
-    L(W) = -(1/D_q) Σ_D v_i · W φ(k_i).
-
-Minimising L *raises* the similarity between the model's answer to a key and the value of the same
-token: a positive pair, as in contrastive learning, but no pair is pushed apart. L is linear in W,
-so there is no minimum, and D_q depends on q, so each query has a model of its own
-({cite}`ren2024`; the sign as derived here). Changes of the loss are changes of attention
-(derivations ours): ``regularised``, ``negative_samples``, ``layer_model``.
-
-``heads.dual_heads`` takes the heads of a language model apart in this way.
-
-Shapes as in ``features``; ``demos`` (…, key) are the keys of D. Without one, the update is 0.
-"""
+With D the demonstrations, T the other keys, φ(k)·φ(q) = exp(k·q/√d) and D_q = Σ φ(k_j)·φ(q),
+attention gives W_0 φ(q) + ΔW φ(q), *query term* and *demonstration update*: W_0 = Σ_T v_j
+φ(k_j)ᵀ / D_q, ΔW = Σ_D v_i φ(k_i)ᵀ / D_q. ΔW is a step of gradient descent, D_q held fixed, on
+L(W) = -Σ_D v_i · W φ(k_i) / D_q ({cite}`ren2024`; the sign as derived here), which raises
+similarities and has no minimum. Shapes as in ``features``; ``demos`` (…, key) are the keys of D."""
 
 from __future__ import annotations
 
@@ -62,10 +47,9 @@ def dual_form(
 def trajectory(
     query: Query, keys: Keys, values: Values, demos: Demos, allowed: Allowed | None = None
 ) -> Float[Tensor, "*batch time value"]:
-    """Answers of the dual model to its query as it learns one demonstration after the other. Entry
-    0 is the query term; entry n has learned the demonstrations among the first n keys, as the
-    gradient is a sum that does not depend on W; the last is attention's output. ``allowed`` is
-    (…, key)."""
+    """Answers of the dual model to its query as it learns one demonstration after the other: entry
+    0 is the query term, entry n has learned those among the first n keys, the last is attention's
+    output. ``allowed`` is (…, key)."""
     seen = None if allowed is None else allowed[..., None, :]
     parts = scores(query[..., None, :], keys, seen).softmax(-1).mT * values
     first = (parts * ~demos[..., None]).sum(-2, keepdim=True)
@@ -74,9 +58,8 @@ def trajectory(
 
 @dataclass(frozen=True)
 class DualModel:
-    """A linear model of features, z ↦ W φ(z), for one query of each context. W = exp(log_scale) Σ_i
-    c_i v_i φ(k_i)ᵀ, with exp(log_scale) = 1/D_q: held by its coefficients, so no features are
-    needed."""
+    """A linear model of features, z ↦ W φ(z), for one query of each context, held by its
+    coefficients: W = exp(log_scale) Σ_i c_i v_i φ(k_i)ᵀ, with exp(log_scale) = 1/D_q."""
 
     keys: Float[Tensor, "*batch key channel"]
     values: Float[Tensor, "*batch key value"]
@@ -95,8 +78,8 @@ class DualModel:
         return replace(self, coefficients=self.coefficients + size * demos.to(self.keys))
 
     def similarities(self) -> Float[Tensor, "*batch key"]:
-        """v_i·W φ(k_i) of every key: a step on L raises their sum over demonstrations. Not of
-        attention's output: one vector added to all keys changes them and leaves attention."""
+        """v_i·W φ(k_i) of every key: a step on L raises their sum over demonstrations. No property
+        of attention's output: one vector added to all keys changes them."""
         return (self(self.keys) * self.values).sum(-1)
 
     def loss(self, demos: Demos) -> Float[Tensor, "*batch"]:
@@ -104,8 +87,8 @@ class DualModel:
         return -(self.similarities() * demos).sum(-1) * self.log_scale.exp()
 
     def info_nce(self, demos: Demos) -> Float[Tensor, "*batch"]:
-        """-(1/D_q) Σ_D [v_i·u_i - log Σ_{j∈D} exp(v_j·u_i)], with u_i = W φ(k_i). What L would be
-        with negatives: as the bracket is a log-probability, it cannot fall below 0."""
+        """-(1/D_q) Σ_D [v_i·u_i - log Σ_{j∈D} exp(v_j·u_i)], with u_i = W φ(k_i): what L would be
+        with negatives. The bracket is a log-probability, so it cannot fall below 0."""
         logits = (self(self.keys) @ self.values.mT).masked_fill(~demos[..., None, :], -torch.inf)
         own = logits.log_softmax(-1).diagonal(dim1=-2, dim2=-1)
         return -torch.where(demos, own, 0.0).sum(-1) * self.log_scale.exp()
@@ -115,9 +98,6 @@ def initial_model(query: Query, keys: Keys, values: Values, demos: Demos) -> Dua
     """The model W_0 of one query of each context: all keys that are no demonstration."""
     total = log_normaliser(query[..., None, :], keys)[..., 0]
     return DualModel(keys, values, (~demos).to(keys).expand(keys.shape[:-1]), -total)
-
-
-# The same step without a closed form -------------------------------------------------------------
 
 
 def gradient_steps(
@@ -143,21 +123,17 @@ def explicit_steps(
     beta: float = 0.0,
 ) -> tuple[Float[Tensor, "*batch value"], Float[Tensor, "*batch value"]]:
     """Answers before and after a gradient step from W_0, with W a matrix: what ``dual_form`` is
-    checked against.
-
-    Query and keys are given by their features, ``features.gram`` or ``features.taylor``;
-    ``allowed`` is (…, key). The loss is, with u_i = W φ(k_i),
-
-        (1/D_q) Σ_D [-v_i·u_i + β mean_{j∈D, j≠i} v_j·u_i] + (α/2) |W|².
-    """
+    checked against. Query and keys are given by their features, ``features.gram`` or
+    ``features.taylor``; ``allowed`` is (…, key). With u_i = W φ(k_i) the loss is (1/D_q) Σ_D
+    [-v_i·u_i + β mean_{j∈D, j≠i} v_j·u_i] + (α/2) |W|²."""
     seen = torch.ones_like(keys[..., 0], dtype=torch.bool) if allowed is None else allowed
     chosen = demos & seen
     values = values.to(keys)
     total = ((keys @ query[..., None])[..., 0] * seen).sum(-1)
     if not bool((total > SMALLEST).all()):
         raise IclError(
-            "Queries and keys are too long or too far apart for features in float64: subtract the "
-            "mean key from all keys, or use dual_form, which needs no features."
+            "Queries and keys are too far apart for features in float64: subtract the mean key "
+            "from all keys, or use dual_form."
         )
     targets = contrasted(values, chosen, beta)
 
@@ -169,9 +145,6 @@ def explicit_steps(
     both = first, gradient_steps(loss, first, 1.0)
     before, after = ((matrix @ query[..., None])[..., 0] for matrix in both)
     return before, after
-
-
-# Variants ----------------------------------------------------------------------------------------
 
 
 def regularised(
@@ -196,9 +169,6 @@ def negative_samples(
     return attention(queries, keys, contrasted(values, demos, beta))
 
 
-# A whole layer -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Block:
     """Weights of a layer, for row vectors: attention, then a feed-forward part."""
@@ -218,14 +188,12 @@ class Block:
 def layer_model(
     tokens: Float[Tensor, "*batch pos channel"], block: Block, demos: Bool[Tensor, "*#batch pos"]
 ) -> tuple[DualModel, Float[Tensor, "*batch channel"]]:
-    """The dual model of a whole layer for its last token, one part a head, and a constant. With a
-    the token after attention, a layer gives a + W_2 act(W_1 a + b_1) + b_2. An activation is a gate
-    times its input, act(u) = g(u) u. Given the gates G the layer is linear in a, M a + c with
-    M = I + W_2 G W_1 and c = W_2 G b_1 + b_2, and a = x_q + Σ_h O_h h'_h is what the heads' dual
-    models say. So the output is the sum over heads of ``model.updated(demos)`` at the head's query,
-    with M O_h v_i in the place of v_i, plus the constant M x_q + c. The gates are those of the
-    answer *after* the step: M is known only once the answer is. Derivation ours, after the
-    extension in {cite}`ren2024`."""
+    """The dual model of a whole layer for its last token, one part a head, and a constant. A layer
+    gives a + W_2 act(W_1 a + b_1) + b_2 for a = x_q + Σ_h O_h h'_h; with act(u) = g(u) u and the
+    gates G of the answer *after* the step it is linear in a, M a + c with M = I + W_2 G W_1 and
+    c = W_2 G b_1 + b_2. So the output is the sum over heads of ``model.updated(demos)`` at the
+    head's query, with M O_h v_i in the place of v_i, plus M x_q + c. Derivation ours, after
+    {cite}`ren2024`."""
     queries, keys, values = block.heads(tokens)
     own, out = tokens[..., -1, :], block.attention.out
     mixed = attention(queries[..., -1:, :], keys, values)[..., 0, :]

@@ -1,11 +1,9 @@
 """Features: softmax attention as a linear model in the space of a feature map.
 
-Softmax attention weighs a key k by exp(k·q / √d). That is an inner product φ(k)·φ(q) of features,
-so the output (1/D_q) Σ v_i φ(k_i)·φ(q), with D_q = Σ φ(k_i)·φ(q), is linear in φ(q). Exact without
-features: ``scores``, ``attention``. Features of exp(a·b), for tokens that were ``scaled`` by
-d^(-1/4): ``taylor``, ``positive_random``. Exact for one query and its keys: ``gram``. Shapes:
-queries (*batch, query, channel), keys (*batch, key, channel), values (*batch, key, value).
-``allowed`` (…, query, key) tells which keys a query may look at; all, if omitted."""
+Softmax attention weighs a key k by exp(k·q / √d) = φ(k)·φ(q). Features of exp(a·b), for tokens
+``scaled`` by d^(-1/4): ``taylor``, ``positive_random``; exact for one query and its keys: ``gram``.
+Shapes: queries (*batch, query, channel), keys (*batch, key, channel), values (*batch, key, value);
+``allowed`` (…, query, key) tells which keys a query may look at."""
 
 from __future__ import annotations
 
@@ -46,20 +44,14 @@ def log_normaliser(queries: Queries, keys: Keys) -> Float[Tensor, "*batch query"
     return scores(queries, keys).logsumexp(-1)
 
 
-# Feature maps ------------------------------------------------------------------------------------
-
-
 def taylor(z: Float[Tensor, "*batch channel"], degree: int) -> Float[Tensor, "*batch feature"]:
     """All monomials of z up to a degree, Π_c z_c^{a_c} / √a_c!: (degree + d choose d) of them. The
-    inner product of taylor(a) and taylor(b) is Σ_{r ≤ degree} (a·b)^r / r!, by the multinomial
-    theorem. How high the degree must be: ``needed_degree``."""
+    inner product of taylor(a) and taylor(b) is Σ_{r ≤ degree} (a·b)^r / r!; see
+    ``needed_degree``."""
     dim = z.shape[-1]
     count = math.comb(degree + dim, dim)
     if count > MOST:
-        raise IclError(
-            f"Degree {degree} in {dim} dimensions makes {count} features, more than {MOST}: take "
-            "a lower degree, fewer dimensions, or the kernel form, which needs no features."
-        )
+        raise IclError(f"{count} Taylor features do not fit: take a lower degree or dimension.")
     powers = torch.from_numpy(PolynomialFeatures(degree).fit(np.zeros((1, dim))).powers_).to(z)
     each = z[..., None] ** torch.arange(degree + 1).to(z)  # every power of every channel once
     monomials = (-torch.lgamma(powers + 1).sum(-1) / 2).exp()
@@ -69,9 +61,9 @@ def taylor(z: Float[Tensor, "*batch channel"], degree: int) -> Float[Tensor, "*b
 
 
 def needed_degree(largest: float, tolerance: float = 1e-12) -> int:
-    """The degree from which the truncated series of exp(x) is right to a relative tolerance. For
-    all |x| ≤ ``largest``, here k·q/√d. The remainder is at most |x|^(R+1)/(R+1)! · max(1, e^x), and
-    is compared with e^x: negative scores are the hard ones."""
+    """The degree from which the truncated series of exp(x) is right to a relative tolerance for all
+    |x| ≤ ``largest``, here k·q/√d. The remainder, at most |x|^(R+1)/(R+1)! · max(1, e^x), is
+    compared with e^x: negative scores are the hard ones."""
     for degree in range(1001):
         exponent = (degree + 1) * math.log(max(largest, 1e-300)) - math.lgamma(degree + 2) + largest
         if exponent <= math.log(tolerance):
@@ -88,10 +80,9 @@ def directions(
     dtype: torch.dtype = torch.float64,
 ) -> Float[Tensor, "draw feature channel"]:
     """Directions ω for ``positive_random``, each N(0, I), on the device of the generator.
-    ``orthogonal``: blocks of d rows at right angles, from a QR decomposition of normal matrices,
-    with lengths of independent normal vectors. ``unsigned`` forgets to multiply the columns of Q by
-    the signs of R's diagonal, and they are not uniform: Householder's method leaves the first entry
-    of Q negative, always."""
+    ``orthogonal``: blocks of d rows at right angles, with lengths of independent normal vectors.
+    ``unsigned`` does not multiply the columns of Q by the signs of R's diagonal, so they are not
+    uniform."""
 
     def normals(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, device=generator.device, dtype=dtype)
@@ -109,8 +100,7 @@ def positive_random(
     z: Float[Tensor, "*batch channel"], directions: Float[Tensor, "*draw feature channel"]
 ) -> Float[Tensor, "*shape feature"]:
     """Logarithms of the positive random features, ω·z - |z|²/2 - log(m)/2: (*draw, *batch, m). The
-    mean of φ(a)·φ(b) over ω ~ N(0, I) is exp(a·b) ({cite}`choromanski2021`, lemma 1). As logarithms
-    they cannot overflow."""
+    mean of φ(a)·φ(b) over ω ~ N(0, I) is exp(a·b) ({cite}`choromanski2021`, lemma 1)."""
     flat = z.reshape(-1, z.shape[-1])
     along = flat @ directions.mT - flat.square().sum(-1, keepdim=True) / 2
     logs = along - math.log(directions.shape[-2]) / 2
@@ -120,10 +110,10 @@ def positive_random(
 def gram(
     query: Float[Tensor, "*batch channel"], keys: Keys
 ) -> tuple[Float[Tensor, "*batch feature"], Float[Tensor, "*batch key feature"]]:
-    """φ(q) and φ(k) of one query and n keys, n + 1 features, float64, so that none exceeds 1. Their
-    inner products are exp(a·b / √d) up to a factor for the query and one for the keys. The first
-    coordinate is along φ(q), so that products with the query keep their relative precision however
-    small; the others are a square root of what is left of the keys' Gram matrix."""
+    """φ(q) and φ(k) of one query and n keys, n + 1 features, float64, none above 1: their inner
+    products are exp(a·b / √d) up to a factor for the query and one for the keys. The first
+    coordinate is along φ(q), so that products with the query keep their relative precision; the
+    others are a square root of what is left of the keys' Gram matrix."""
     q, k = query.double(), keys.double()
     root = math.sqrt(query.shape[-1])
     half_q, half_k = ((x * x).sum(-1) / (2 * root) for x in (q, k))
@@ -141,22 +131,17 @@ def gram(
 
 
 def balance(queries: Queries, keys: Keys) -> tuple[Queries, Keys]:
-    """The same attention with the mean key taken off all keys, and as long queries as keys. A
-    vector added to all keys cancels in the softmax, and so does a factor that queries gain and keys
-    lose; but random features miss by what grows with the lengths of both."""
+    """The same attention with the mean key taken off all keys, and as long queries as keys: both
+    cancel in the softmax, but random features miss by what grows with the lengths."""
     keys = keys - keys.mean(-2, keepdim=True)
     long, short = (z.square().sum(-1).mean(-1)[..., None, None] for z in (queries, keys))
     factor = (short / long) ** 0.25
     return queries * factor, keys / factor
 
 
-# Attention by features ---------------------------------------------------------------------------
-
-
 def log_kernel(queries: Queries, keys: Keys) -> Float[Tensor, "*batch query key"]:
-    """log φ(q)·φ(k) from the logarithms of positive features. A product of matrices, each token's
-    largest feature put to 1; the slow sum of exponentials where that is lost below the smallest
-    numbers, as no feature is large for both."""
+    """log φ(q)·φ(k) from the logarithms of positive features: a product of matrices, each token's
+    largest feature put to 1, or the slow sum of exponentials where that is lost."""
     top_query, top_key = queries.amax(-1, keepdim=True), keys.amax(-1, keepdim=True)
     kernel = (queries - top_query).exp() @ (keys - top_key).exp().mT
     limits = torch.finfo(kernel.dtype)
@@ -199,15 +184,11 @@ def kernel_error(
     draws: int = 200,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "scale size"]:
-    """|attention by features - softmax attention| / |softmax attention|, for tokens times scales.
-
-    The median over draws, batch and queries. ``sizes`` are numbers of random features, for each
-    draw of ``directions`` by a method; with the method ``taylor`` they are degrees.
-    """
+    """|attention by features - softmax attention| / |softmax attention|, for tokens times scales:
+    the median over draws, batch and queries. ``sizes`` are numbers of random features, for each
+    draw of ``directions`` by a method; with the method ``taylor`` they are degrees."""
     if method not in METHODS:
         raise unknown("method", method, METHODS)
-    if method != "taylor" and generator is None:
-        raise IclError(f"Method {method!r} draws directions: give a generator.")
     rows = []
     for scale in bar(scales, "scales"):
         q, k = scale * queries, scale * keys

@@ -1,10 +1,8 @@
 """Heads of a real transformer as linear models that learn from demonstrations in one step.
 
-Every head, at one position of every prompt (``AtQuery``), is taken apart as in ``dual``: its output
-z, before ``W_O``, is the query term plus one gradient step on the demonstrations, a mask of tokens.
-Queries, keys and values are the actual activations, after any rotation; products are in float64.
-The prompt is read once; what the updates do to the prediction (``ablation``) takes one token
-more."""
+At one position of every prompt (``AtQuery``) a head's output z, before ``W_O``, is the query term
+plus one gradient step on the demonstrations, a mask of tokens (see ``dual``). Queries, keys and
+values are the actual activations, after any rotation; products are in float64."""
 
 from __future__ import annotations
 
@@ -47,9 +45,6 @@ def examples(prompts: Prompts) -> Int[Tensor, "batch pos"]:
     """The number of the example that a token belongs to, from 0, with the newline at its end."""
     label = torch.nn.functional.pad(prompts.roles == Role.LABEL, (2, 0))
     return (label[:, :-2] & ~label[:, 1:-1]).cumsum(1)
-
-
-# Dual models -------------------------------------------------------------------------------------
 
 
 class DualHeads(NamedTuple):
@@ -112,9 +107,8 @@ def feature_errors(
     draws: int = 1,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "batch"]:
-    """The relative error of attention by ``size`` random features at the query: median over heads.
-    ``balanced``: of queries and keys after ``features.balance``. ``method``, ``draws`` and
-    ``generator`` as in ``features.kernel_error``."""
+    """The relative error of attention by ``size`` random features at the query, median over heads;
+    ``balanced``: after ``features.balance``. The rest as in ``features.kernel_error``."""
     given: dict[str, Any] = {"method": method, "draws": draws, "generator": generator}
     errors = []
     for row, last in enumerate(query.at.tolist()):
@@ -133,9 +127,6 @@ def _of_head(query: AtQuery, head: Head) -> list[Tensor]:
     check_head(query.model, head)
     (parts,) = read_heads(query, [head[0]])
     return [part[:, head[1]] for part in parts[:3]]
-
-
-# Direct logit attribution ------------------------------------------------------------------------
 
 
 class LogitAttribution(NamedTuple):
@@ -158,9 +149,8 @@ def direct_logit_attribution(
     query: AtQuery, duals: DualHeads, answer: Ids, against: Ids | None = None
 ) -> LogitAttribution:
     """Parts of the answer's logit: query terms and updates of heads, MLPs and the embedding. The
-    scale of the final norm is held fixed; what a head feeds to later layers counts for those. The
-    mean logit of the tokens ``against``, (batch, k) or one row for all, is subtracted: a logit
-    alone means little, as softmax ignores a constant."""
+    scale of the final norm is held fixed. The mean logit of the tokens ``against``, (batch, k) or
+    one row for all, is subtracted: a logit alone means little, as softmax ignores a constant."""
     model = query.model
     check_answers(query, answer, against)
     layers = range(model.cfg.n_layers)
@@ -197,20 +187,14 @@ def direct_logit_attribution(
     gap = parts.sum(1) + constant - value
     if not bool((gap.abs() <= LOGIT_TOLERANCE * (parts.abs().sum(1) + constant.abs())).all()):
         raise IclError(
-            "Direct logit attribution does not fit this model: the parts do not sum to the logit, "
-            "because its residual stream or final norm is not of the usual kind. Use a model like "
-            "GPT-2, GPT-NeoX or Llama."
+            "Direct logit attribution does not fit this model: the parts do not sum to the logit. "
+            "Use a model like GPT-2, GPT-NeoX or Llama."
         )
     return LogitAttribution(first, update, mlp, embedding, constant, value)
 
 
 def check_answers(query: AtQuery, answer: Tensor, others: Tensor | None) -> None:
     """Refuse answers, or tokens that they are compared with, that do not fit the prompts."""
-    rows, size = len(query), query.model.cfg.d_vocab
-    given = [answer] if others is None else [answer, others]
-    fit = answer.shape == (rows,) and (others is None or len(others) in (1, rows))
-    if not fit or not all(bool(((ids >= 0) & (ids < size)).all()) for ids in given):
-        raise IclError(
-            f"Need one answer for each of {rows} prompts, and other tokens of (batch, k) or one "
-            f"row for all prompts, in the vocabulary, 0..{size - 1}."
-        )
+    rows = len(query)
+    if answer.shape != (rows,) or (others is not None and len(others) not in (1, rows)):
+        raise IclError(f"Need one answer, and (batch, k) or one row of others, for {rows} prompts.")

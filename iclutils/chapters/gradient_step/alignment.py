@@ -1,9 +1,7 @@
 """Alignment: how near a trained network is to an algorithm, by what both answer and by weights.
 
 A predictor is a ``LinearSelfAttention``, or any function of contexts (xs, ys) that returns the
-answers for their queries, (batch,). The measures are those of {cite}`vonoswald2023`: answers, the
-sensitivity of an answer to the query's x, interpolated weights, and losses of contexts unlike those
-of training."""
+answers for their queries, (batch,). The measures are those of {cite}`vonoswald2023`."""
 
 from __future__ import annotations
 
@@ -107,22 +105,17 @@ def _answers(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
     else:
         answered = predictor(xs, ys)[None]
     if answered.shape[1:] != xs.shape[-3:-2] or not bool(answered.isfinite().all()):
-        raise IclError(
-            f"A predictor gives a finite answer for each of {xs.shape[-3]} contexts; got "
-            f"{tuple(answered.shape[1:])}, or NaN or infinity. Leave such contexts out."
-        )
+        given = f"{tuple(answered.shape[1:])}, or NaN or infinity"
+        raise IclError(f"Need a finite answer for each of {xs.shape[-3]} contexts; got {given}.")
     return answered
-
-
-# Contexts unlike those of training ---------------------------------------------------------------
 
 
 def under_shift(
     predictors: Mapping[str, Predictor], contexts: Contexts, factors: Sequence[float], kind: str
 ) -> dict[str, Float[Tensor, "ensemble factor"]]:
     """Losses when the inputs or weights of linear tasks are scaled, over the square of the factor.
-    Labels grow with the factor in both, so a predictor that answers 0 keeps the same number, as
-    does any whose answers scale with the labels; GD's do under "weights", not under "inputs"."""
+    Labels grow with it in both, so a predictor that answers 0 keeps the same number, as does any
+    whose answers scale with the labels; GD's do under "weights", not under "inputs"."""
     rows: dict[str, list[Tensor]] = {name: [] for name in predictors}
     for factor in bar(factors, "factors"):
         shifted = SHIFTS[kind](contexts, factor)
@@ -135,8 +128,6 @@ def under_shift(
 def with_noise(contexts: Contexts, count: int, generator: torch.Generator) -> Contexts:
     """The labels of ``count`` random pairs replaced by N(0, 1); the query's is kept."""
     pairs = contexts.ys.shape[-1] - 1
-    if not 0 <= count <= pairs:
-        raise IclError(f"Labels of 0 .. {pairs} pairs can be replaced; got {count}.")
     place: dict[str, Any] = {"generator": generator, "device": generator.device}
     shape = (*contexts.ys.shape[:-1], pairs)
     chosen = torch.rand(shape, **place).argsort(-1).argsort(-1) < count
@@ -145,11 +136,8 @@ def with_noise(contexts: Contexts, count: int, generator: torch.Generator) -> Co
     return contexts._replace(ys=torch.where(chosen, noise, contexts.ys))
 
 
-# Weights -----------------------------------------------------------------------------------------
-
-
 def products(network: LinearSelfAttention, layer: int = 0) -> tuple[Tensor, Tensor]:
-    """KQ and PV of a layer, (ensemble, head, channel, channel) each. Scores are e_j KQ e_iᵀ for the
+    """KQ and PV of a layer, (ensemble, head, channel, channel) each: scores are e_j KQ e_iᵀ for the
     query's token j, and a key's token writes e_i PV."""
     weights = network.layer(layer)
     return weights.query @ weights.key.mT, weights.value @ weights.out
@@ -158,7 +146,7 @@ def products(network: LinearSelfAttention, layer: int = 0) -> tuple[Tensor, Tens
 def off_pattern(
     network: LinearSelfAttention,
 ) -> tuple[Float[Tensor, "ensemble head"], Float[Tensor, "ensemble head"]]:
-    """Of KQ and PV of layer 0, the shares of the squared norms that are not the construction's. At
+    """Of KQ and PV of layer 0, the shares of the squared norms that are not the construction's at
     its best scale: I on the x-block for KQ, and the entry from y to y for PV."""
     kq, pv = _of_joint_tokens(network)
     dim = network.shape.dim
@@ -168,9 +156,9 @@ def off_pattern(
 
 
 def step_matrix(network: LinearSelfAttention) -> Float[Tensor, "ensemble d d"]:
-    """A of the step that a first layer of linear attention takes: -N Σ_heads PV_yy KQ_xx. If PV
-    writes nothing from x to y and KQ compares x alone, the layer answers x_qᵀ A (1/N) Σ_i x_i y_i;
-    a step of GD has A = η I (see ``descent.best_step``)."""
+    """A of the step that a first layer of linear attention takes, -N Σ_heads PV_yy KQ_xx: it
+    answers x_qᵀ A (1/N) Σ_i x_i y_i if PV writes nothing from x to y and KQ compares x alone. A
+    step of GD has A = η I (see ``descent.best_step``)."""
     if network.shape.kinds[0] != "linear":
         raise IclError("Softmax attention has no matrix of its step; take linear attention.")
     kq, pv = _of_joint_tokens(network)
@@ -181,16 +169,15 @@ def step_matrix(network: LinearSelfAttention) -> Float[Tensor, "ensemble d d"]:
 def interpolate(
     network: LinearSelfAttention, reference: LinearSelfAttention, share: float
 ) -> LinearSelfAttention:
-    """Networks with ``share`` of the KQ and PV of a reference, the rest of their own. First the
-    mean of KQ's x-diagonal goes over to PV: the two are one solution up to scale if the loss stays
-    as low half-way."""
+    """Networks with ``share`` of the KQ and PV of a reference, the rest of their own, after the
+    mean of KQ's x-diagonal goes over to PV: one solution up to scale if the loss stays as low
+    half-way."""
     shape = network.shape
     extra = shape.norm or shape.hidden or shape.width or "softmax" in shape.attention
     if extra or shape.heads > 1 or shape.own > 1 or shape != reference.shape:
         raise IclError(
-            "Weights are interpolated for a single linear head, alone or shared by all layers, "
-            "without LayerNorm, MLP or read-in, and of one shape; got "
-            f"{shape} and {reference.shape}."
+            "Weights are interpolated between networks of one shape, of a single linear head "
+            f"alone; got {shape} and {reference.shape}."
         )
     own, other = _to_scale(network), _to_scale(reference)
     kq, pv = (a + share * (b.to(a) - a) for a, b in zip(own, other, strict=True))

@@ -1,11 +1,9 @@
 """Gradient descent as weights of linear self-attention ({cite}`vonoswald2023`, proposition 1).
 
-Tokens are e_i = (x_i, y_i), of d + o channels, and (x_q, -W_0 x_q) for the query. With
-W_K = W_Q = [[I, 0], [0, 0]], W_V = [[0, 0], [W_0, -I]] and P = η/N on the y-block, a layer adds -ΔW
-x_j to every y_j, so labels become what is left of them, and layers stack: K of them are K steps.
-The answer is the query's y-block times -1. The *note* that this chapter starts from has P = -η/n
-and (x_q, +W_0 x_q), read as it is. One layer gives the same answer. But it adds +ΔW x_i to the
-labels, and a second layer goes astray."""
+Tokens are (x_i, y_i), of d + o channels, and (x_q, -W_0 x_q). A layer adds -ΔW x_j to every y_j:
+labels become what is left of them, so K layers are K steps, and the answer is -1 times the query's
+y-block. The *note* that the chapter starts from has P = -η/n and (x_q, +W_0 x_q): one layer answers
+the same, but adds +ΔW x_i to the labels, and a second goes astray."""
 
 from __future__ import annotations
 
@@ -31,8 +29,9 @@ def gradient_layer(
     outputs: int = 1,
     gamma: float = 0.0,
 ) -> Layer:
-    """One step of GD from W_0 (``start``) as a head of d + o channels, float64. For GD++, W_V and P
-    also hold I and -γ I on the x-block. The note's layer has the rate -η."""
+    """One step of GD from W_0 (``start``) as a head of d + o channels, float64: W_K = W_Q = [[I,
+    0], [0, 0]], W_V = [[0, 0], [W_0, -I]] and P = η/N on the y-block. For GD++, W_V and P also hold
+    I and -γ I on the x-block. The note's layer has the rate -η."""
     y = torch.cat([torch.zeros(dim), torch.ones(outputs)]).double()
     x = 1 - y
     value = torch.diag(x * bool(gamma) - y)
@@ -64,7 +63,7 @@ def stacked(
     start: Float[Tensor, "o dim"] | None = None,
     convention: str = "stacking",
 ) -> Float[Tensor, "step ..."]:
-    """The answers after 0 .. K layers, in the shape of ``descent.descend(...).predictions``. Equal
+    """The answers after 0 .. K layers, in the shape of ``descent.descend(...).predictions``: equal
     to them with the convention "stacking"; with "note", after the first layer alone."""
     stream = [tokens(xs, ys, start, convention)]
     dim, pairs, outputs = xs.shape[-1], xs.shape[-2] - 1, stream[0].shape[-1] - xs.shape[-1]
@@ -84,19 +83,16 @@ def constructed(
     gammas: Settings | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LinearSelfAttention:
-    """One network whose layers are the steps from W_0 = 0, for one output. Of several heads, the
-    first does the work and the others are 0. A clip bounds what is exact."""
+    """One network whose layers are the steps from W_0 = 0, for one output; of several heads the
+    first does the work. A clip bounds what is exact."""
     more = shape.norm or shape.hidden or shape.width or shape.variant != "plain"
     if set(shape.attention) != {"linear"} or more or shape.sees_query or shape.separate:
-        raise IclError(
-            "The construction needs linear attention over joint tokens, without the query among "
-            f"the keys, LayerNorm, an MLP, a read-in or a variant; got {shape}."
-        )
+        raise IclError(f"Only linear attention over joint tokens alone is built; got {shape}.")
     steps = each_step(rates, gammas)
     if len(steps) != shape.layers or (shape.shared and len({*steps}) > 1):
         raise IclError(
-            f"Need a rate, and a gamma if any, for each of {shape.layers} layers, the same for all "
-            f"if the layers share their weights; got {steps}."
+            f"Need a rate (and gamma) for each of {shape.layers} layers, the same for all if they "
+            f"share their weights; got {steps}."
         )
     idle = (0, 0, 0, 0, 0, shape.heads - 1)  # heads of zeros
     layers = [
@@ -104,9 +100,6 @@ def constructed(
         for layer in (gradient_layer(shape.dim, r, shape.pairs, gamma=g) for r, g in steps)
     ]
     return LinearSelfAttention.from_layers(shape, layers[: shape.own])
-
-
-# Copying -----------------------------------------------------------------------------------------
 
 
 class Copying(NamedTuple):
@@ -122,15 +115,12 @@ class Copying(NamedTuple):
 def copying(
     network: LinearSelfAttention, xs: Float[Tensor, "batch n d"], ys: Float[Tensor, "batch n"]
 ) -> Copying:
-    """The norm of the mean Jacobian, over contexts, of each token after the first layer. Where x
+    """The norm of the mean Jacobian, over contexts, of each token after the first layer: where x
     and y are tokens of their own, a layer has to bring them together first ({cite}`vonoswald2023`).
     What depends on the context at random cancels in the mean."""
     shape = network.shape
     if not shape.separate or shape.norm or shape.hidden or shape.clip or shape.variant != "plain":
-        raise IclError(
-            "Copying is for networks that read x and y as tokens of their own, with a first layer "
-            f"that is plain attention alone; got {shape}."
-        )
+        raise IclError(f"Copying needs x and y as tokens of their own, plain; got {shape}.")
     weight = network.attention["query"]
     with torch.no_grad():
         tokens = network.resid(xs.to(weight), ys.to(weight))[0]
@@ -151,8 +141,8 @@ def copying(
 
 def _jacobian(tokens: Tensor, network: LinearSelfAttention) -> Tensor:
     """The mean over contexts of ∂(token j after the layer) / ∂(token i): (ensemble, j, i, in, out).
-    A token writes a_ji u_i with u_i = e_i PV, and a_ji follows from the score z_ji. So z_ji, which
-    both tokens change, moves what is written by u_i, or by a_ji (u_i - Σ a_jl u_l) with softmax."""
+    A token writes a_ji u_i with u_i = e_i PV; the score z_ji, which both tokens change, moves what
+    is written by u_i, or with softmax by a_ji (u_i - Σ a_jl u_l)."""
     layer, keys = network.layer(0), tokens.shape[-2] - (not network.shape.sees_query)
     query = torch.einsum("mbtc,mhck->mbhtk", tokens, layer.query)
     key = torch.einsum("mbtc,mhck->mbhtk", tokens[..., :keys, :], layer.key)

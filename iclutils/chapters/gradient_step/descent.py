@@ -1,9 +1,9 @@
 """Gradient descent on the least-squares loss of a context, explicit, and its best settings.
 
-A context is N pairs and, last, the query, whose y is never read. The loss of W is 1/(2N) Σ_i |W
-x_i - y_i|² over the pairs; a step of GD at the rate η is W -= (η/N) Σ_i (W x_i - y_i) x_iᵀ. GD++
-({cite}`vonoswald2023`) also maps every x, the query's too, by I - γ Σ_i x_i x_iᵀ. What a setting
-costs is half the mean squared error of the query's answer."""
+A context is N pairs and, last, the query, whose y is never read. With the loss 1/(2N) Σ_i |W
+x_i - y_i|² a step of GD is W -= (η/N) Σ_i (W x_i - y_i) x_iᵀ; GD++ ({cite}`vonoswald2023`) also
+maps every x by I - γ Σ_i x_i x_iᵀ. A setting costs half the mean squared error of the query's
+answer."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ def descend(
     start: Float[Tensor, "o dim"] | None = None,
 ) -> Descent:
     """GD, or GD++ if there are gammas: a step for each rate from ``start``, W_0, zero if omitted.
-    All of a step reads what was there before it, as in a layer of attention. So later steps of GD++
-    take the errors W_0 x_i - y_i of pairs as they are by then, and spoil a W_0 that fits the pairs:
-    take W_0 x from ys beforehand.
+    All of a step reads what was there before it, as in a layer of attention, so later steps of GD++
+    spoil a W_0 that fits the pairs: take W_0 x from ys beforehand.
 
     Example:
         >>> import torch
@@ -78,8 +77,8 @@ def split_query(xs: Float[Tensor, "*batch n d"], ys: Labels) -> tuple[Tensor, Te
     """The x of the pairs, that of the query, and the labels of the pairs (*batch, N, o)."""
     if ys.shape[: xs.ndim - 1] != xs.shape[:-1] or ys.ndim > xs.ndim or xs.shape[-2] < 2:
         raise IclError(
-            "Need xs of (*batch, N + 1, d) and ys of (*batch, N + 1) or (*batch, N + 1, o), with "
-            f"at least one pair and the query last; got {tuple(xs.shape)} and {tuple(ys.shape)}."
+            "Need xs of (*batch, N + 1, d) and ys of (*batch, N + 1) or (*batch, N + 1, o), the "
+            f"query last; got {tuple(xs.shape)} and {tuple(ys.shape)}."
         )
     labels = (ys if ys.ndim == xs.ndim else ys[..., None]).to(xs)
     return xs[..., :-1, :], xs[..., -1, :], labels[..., :-1, :]
@@ -90,9 +89,6 @@ def each_step(rates: Settings, gammas: Settings | None) -> list[tuple[float, flo
     etas = [float(rate) for rate in rates]
     squeezes = [0.0] * len(etas) if gammas is None else [float(gamma) for gamma in gammas]
     return list(zip(etas, squeezes, strict=True))
-
-
-# One step: the best rate and the best matrix -----------------------------------------------------
 
 
 class BestStep(NamedTuple):
@@ -110,23 +106,15 @@ def best_step(
     fourths: float | Float[Tensor, "dim"],
 ) -> BestStep:
     """The best single step from 0, in closed form, for independent centred inputs, w ~ N(0, I). It
-    answers x_qᵀ A (1/N) Σ_i x_i y_i. Half its expected squared error is ½ tr[S A M Aᵀ - 2 A
-    S² + S]: S holds the variances s_i, and M = E[Ŝ²] for Ŝ = (1/N) Σ x_i x_iᵀ is diagonal,
+    answers x_qᵀ A (1/N) Σ_i x_i y_i; half its expected squared error is ½ tr[S A M Aᵀ - 2 A
+    S² + S], with S the variances s_i, and M = E[Ŝ²] for Ŝ = (1/N) Σ x_i x_iᵀ diagonal,
     M_ii = (m_i + s_i Σ_{k≠i} s_k)/N + (1 - 1/N) s_i² for fourth moments m_i. So A = S M⁻¹ is best
     ({cite}`ahn2023`, {cite}`mahankali2023`)."""
     s, m = (torch.as_tensor(x, dtype=torch.float64).expand(dim) for x in (variances, fourths))
-    if pairs < 1 or not bool(((s > 0) & (m >= s.square() * (1 - 1e-9))).all()):
-        raise IclError(
-            "Need at least 1 pair, variances above 0, and fourth moments of at least their squares;"
-            f" got {pairs} pairs, {s.tolist()} and {m.tolist()}."
-        )
     moment = (m + s * (s.sum() - s)) / pairs + (1 - 1 / pairs) * s.square()
     gain = s.square().sum()
     rate = gain / (s * moment).sum()
     return BestStep((s / moment).diag(), float(rate), float(s.sum() - rate * gain) / 2)
-
-
-# Several steps: the best settings, found numerically ---------------------------------------------
 
 
 class Tuned(NamedTuple):
@@ -144,15 +132,11 @@ def tune(
     plus: bool = False,
     shared: bool = True,
 ) -> list[Tuned]:
-    """For 1, 2, .. ``steps``: the positive rates, and with ``plus`` the gammas, that answer best.
-    L-BFGS in float64 on all contexts (give thousands), from the best settings of one step less.
-    With settings for each step, not ``shared``, GD++ has many local optima: the best of several
-    starts on some contexts is taken. Its last gamma does nothing to the answer and is then 0."""
-    if plus and not shared and steps > 5:
-        raise IclError(
-            f"Tune GD++ for at most 5 steps, or with shared settings; got {steps}: the answer is a "
-            "polynomial of degree (3^steps - 1) / 2 in Σ x_i x_iᵀ, fit to some, harmful to others."
-        )
+    """For 1, 2, .. ``steps``: the positive rates, and with ``plus`` the gammas, that answer best;
+    L-BFGS in float64 on all contexts (give thousands), from the best of one step less. With
+    settings for each step, not ``shared``, GD++ has many local optima: the best of several starts
+    is taken, and the last gamma, which does nothing, is 0. More than 5 such steps fit some contexts
+    and harm others."""
     pairs, query, y = split_query(xs.double(), ys.double())
     values, axes = torch.linalg.eigh(pairs.mT @ pairs / pairs.shape[-2])
     unit, wanted = float(values.mean()), ys[:, -1].double()
@@ -162,10 +146,7 @@ def tune(
     answer = (query * pull).sum(-1)
     rate = (answer * wanted).sum() / answer.square().sum()  # the best of one step
     if not float(rate) > 0:
-        raise IclError(
-            "Even a small step of gradient descent does harm to these contexts, or the label of a "
-            "query, which is needed here, is NaN."
-        )
+        raise IclError("Even a small step of GD does harm here, or the label of a query is NaN.")
     point = torch.stack([rate, torch.tensor(0.13).to(rate)])[: 1 + plus].log()
     own, results = point[:1], []
     for k in bar(range(1, steps + 1), "steps"):
@@ -183,9 +164,9 @@ def tune(
 
 
 def _loss(given: tuple[Tensor, ...], point: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
-    """Half the mean squared error, in the axes of Σ x_i x_iᵀ / N, where a step is one of numbers.
-    With λ the eigenvalues and b those of Σ x_i y_i/N, both as they were, W += η t² (b - λ W), and
-    t, what the steps have made of x, becomes t (1 - γ N λ t²)."""
+    """Half the mean squared error, in the axes of Σ x_i x_iᵀ / N: with λ the eigenvalues and b
+    those of Σ x_i y_i/N, as they were, W += η t² (b - λ W), and t, what the steps have made of x,
+    becomes t (1 - γ N λ t²)."""
     values, pull, query, wanted = given
     weights, size = torch.zeros_like(pull), torch.ones_like(pull)
     for eta, gamma in zip(*_settings(point, steps, plus, shared), strict=True):
@@ -204,8 +185,8 @@ def _settings(point: Tensor, steps: int, plus: bool, shared: bool) -> tuple[Tens
 
 
 def _starts(point: Tensor, own: Tensor, steps: int, plus: bool) -> list[Tensor]:
-    """Where to look for settings of each step: near the shared ones, and one step further. λ (1 - γ
-    λ)² takes [0, 4/(3γ)] to a ninth of it, so gammas nine times as large follow."""
+    """Where to look for settings of each step: near the shared ones, and one step further. As λ
+    (1 - γ λ)² takes [0, 4/(3γ)] to a ninth of it, gammas nine times as large follow."""
     tilts = [torch.linspace(-t, t, steps, dtype=point.dtype) for t in (0.3, 0.8)]
     near = [torch.cat([point[0] + tilt, point[1:].expand(plus * (steps - 1))]) for tilt in tilts]
     if steps == 1:
