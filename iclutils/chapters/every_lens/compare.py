@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from ...interp.head_scores import draw_heads
-from .marks import Marks
+from .marks import LENSES, Marks
 from .smoothers import beyond_counting
 
 Heads = frozenset[int]  # numbers of heads in order of depth
@@ -25,14 +25,11 @@ def head_scores(
     """Score of every head by each lens, from all prompts, sequences and contexts or a part of each;
     ``contexts`` as of ``smoothers.read_examples``."""
     logits, _, looks = contexts
-    return {
-        "circuit": found.circuit[part].mean(0),
-        "anchors": found.anchors[part].mean(0),
+    other = {
         "induction": prefix[part].mean(0).cpu(),
         "algorithm": beyond_counting(looks[part], shows[part], logits[part]).float(),
-        "vector": found.vector[part].mean(0),
-        "dual": found.dual[part].mean(0),
     }
+    return {k: other[k] if k in other else getattr(found, k)[part].mean(0) for k in LENSES}
 
 
 def sets_to_remove(

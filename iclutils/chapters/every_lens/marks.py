@@ -1,17 +1,10 @@
 """What each lens marks: a number for every head, read from the same prompts.
 
-| lens | a head's score |
-|---|---|
-| circuit | margin lost when the head is resampled, in nats, estimated (attribution patching) |
-| anchors | attention from the target to the answers of the examples |
-| induction | prefix matching on repeated random tokens (``interp.head_scores``) |
-| algorithm | how well its attention, as a kernel, predicts which examples count (``smoothers``) |
-| vector | share of what all prompts have in common at the target that it has written |
-| dual | margin that its step on the demonstrations adds directly, in nats |
-
-Sources: Syed et al. 2023 (circuit); Wang et al. 2023 (anchors); Olsson et al. 2022 (induction); Han
-et al. 2023 (algorithm); Hendel et al. 2023, Todd et al. 2024 (vector); Ren and Liu 2024 (dual).
-"""
+circuit: nats lost when it is resampled, estimated (Syed et al. 2023). anchors: attention from the
+target to the answers (Wang et al. 2023). induction: prefix matching (Olsson et al. 2022).
+algorithm: how well it predicts which examples count (Han et al. 2023). vector: share of the common
+vector (Hendel et al. 2023; Todd et al. 2024). dual: nats of its step on the examples (Ren and Liu
+2024)."""
 
 from __future__ import annotations
 
@@ -53,8 +46,8 @@ class Marks:
 
 def measure(model: TransformerBridge, question: Question, layer: int, steps: int = 2) -> Marks:
     """The lenses on a question, from one reading of either side and ``steps`` backward passes. The
-    vector is the mean difference of the clean and the corrupt side at the target, after ``layer``.
-    Heads above it have written nothing of it.
+    vector is the mean difference of the sides at the target, after ``layer``: heads above add
+    nothing.
 
     Example:
         >>> import torch
@@ -76,7 +69,7 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
     vector[:, layer + 1 :] = 0.0
     towards = step_towards(clean, question, common)
     towards[:, layer + 1 :] = 0.0
-    direct = [_direct(clean, question, question.example == i) for i in range(question.examples)]
+    examples = [question.example == i for i in range(question.examples)]
     marked = {
         "clean": question.margin(clean.logits),
         "corrupt": question.margin(corrupt.logits),
@@ -84,8 +77,12 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
         "anchors": attention(clean, question).sum(-1),
         "vector": vector,
         "dual": _direct(clean, question, question.shown),
-        "logit_by_example": torch.stack([update.sum((1, 2)) for update in direct], 1),
-        "vector_by_example": question.by_example(towards.sum((1, 2))),
+        "logit_by_example": torch.stack(
+            [_direct(clean, question, example).sum((1, 2)) for example in examples], 1
+        ),
+        "vector_by_example": torch.stack(
+            [(towards.sum((1, 2)) * example).sum(1) for example in examples], 1
+        ),
         "from_token": towards.sum(2),
         "states": states - before,
     }
@@ -113,9 +110,10 @@ def written(
 
 def rows(query: AtQuery) -> Float[Tensor, "batch layer head pos"]:
     """Attention of every head from the query, float64."""
-    seen = query.seen[:, None, None]
-    each = [scores(q[:, :, None], k, seen).softmax(-1)[:, :, 0] for q, k, _, _ in read_heads(query)]
-    return torch.stack(each, 1)
+    seen, layers = query.seen[:, None, None], read_heads(query)
+    return torch.stack(
+        [scores(q[:, :, None], k, seen).softmax(-1)[:, :, 0] for q, k, *_ in layers], 1
+    )
 
 
 def attention(query: AtQuery, question: Question) -> Float[Tensor, "batch layer head demo"]:
@@ -148,8 +146,8 @@ def common_share(states: Float[Tensor, "batch d_model"]) -> float:
 def margin_without_reading(
     model: TransformerBridge, question: Question, cuts: Sequence[range]
 ) -> Float[Tensor, "cut batch"]:
-    """Margin when the target may not attend to the examples in some layers, in nats. The rest of
-    the prompt is read as before: only the target's own rows are cut."""
+    """Margin when the target may not attend to the examples in some layers, in nats; the rest of
+    the prompt is read as before."""
     query = read(model, question.task.clean, question.at)
     gone = query.as_read_again(query.mask(question.shown))[:, None, None]
 

@@ -1,7 +1,4 @@
-"""One prompt that only its examples can answer, and the parts of it that can be taken away.
-
-A *question* is a clean/corrupt task with the place of every example. Its *margin* is the logit of
-the right answer less the mean logit of the other choices, in nats."""
+"""One prompt that only its examples can answer, and the parts of it that can be taken away."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ ANSWER, LINE = 2, 4  # of ``word -> answer \\n``: where the answer stands, and t
 
 
 class Margin(CleanCorrupt):
-    """The same task, scored by the logit of the right answer less the mean of the other choices.
-    Unlike a log-probability it does not saturate where the answer is nearly certain."""
+    """The same task, scored by the logit of the right answer less the mean of the other choices, in
+    nats: it does not saturate where the answer is nearly certain, as a log-probability does."""
 
     def compare(
         self, right: Float[Tensor, "*lead"], choices: Float[Tensor, "*lead choice"]
@@ -44,7 +41,6 @@ class Question:
         return len(self.task)
 
     def __getitem__(self, rows: slice | Tensor) -> Question:
-        """Some of the prompts."""
         return Question(*(part[rows] for part in vars(self).values()))
 
     @property
@@ -56,11 +52,6 @@ class Question:
     def examples(self) -> int:
         """How many examples each prompt has."""
         return self.cues.shape[1]
-
-    def by_example(self, values: Float[Tensor, "batch pos"]) -> Float[Tensor, "batch demo"]:
-        """Sum over the tokens of each example."""
-        each = [(values * (self.example == i)).sum(1) for i in range(self.examples)]
-        return torch.stack(each, 1)
 
     @property
     def answers(self) -> Int[Tensor, "batch demo"]:
@@ -77,7 +68,6 @@ class Question:
         return self.task.score(logits[:, None])
 
     def choice_logits(self, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch choice"]:
-        """Logits of the choices."""
         assert self.task.choices is not None
         return logits.gather(1, self.task.choices)
 
@@ -92,8 +82,7 @@ class Question:
         return replace(self, task=replace(self.task, clean=tokens), shows=self.shows ^ coin)
 
     def without(self, examples: Sequence[int]) -> tuple[Int[Tensor, "batch pos"], Tensor]:
-        """The clean prompts without some of their examples: tokens, padded on the right, and
-        target."""
+        """The clean prompts without some examples: tokens, padded on the right, and target."""
         gone = torch.isin(self.example, torch.tensor([*examples], device=self.example.device))
         return leave_out(self.task.clean, self.at, gone)
 

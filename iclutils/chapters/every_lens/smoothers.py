@@ -1,8 +1,8 @@
 """Which algorithm weighs the examples as the model does?
 
-Every example of a prompt votes for one choice. A *smoother* gives each example a weight by how near
-it is to the query, and its votes are compared with the model's logits of the choices, both less
-their mean. States are those of one layer at the arrows, less their mean over all prompts."""
+Every example votes for one choice. A *smoother* weighs it by how near it is to the query; the votes
+are compared with the model's logits of the choices, both less their mean. States are those of one
+layer at the arrows, less their mean over all prompts."""
 
 from __future__ import annotations
 
@@ -30,26 +30,20 @@ def _kernel(states: States) -> tuple[Tensor, Tensor]:
     return shown @ shown.mT, (shown @ asked.mT)[..., 0]
 
 
-def _nearest(states: States) -> Weights:
-    shown, asked = normalize(states, dim=-1).split([states.shape[1] - 1, 1], 1)
-    return one_hot((shown @ asked.mT)[..., 0].argmax(1), shown.shape[1]).to(states)
-
-
 def _ridge(states: States) -> Weights:
     among, near = _kernel(states)
     penalty = RIDGE * among.diagonal(0, 1, 2).mean(1)[:, None, None]
     return torch.linalg.solve(among + penalty * torch.eye(near.shape[1]).to(near), near)
 
 
-def _last(states: States) -> Weights:
-    count = states.shape[1] - 1
-    return one_hot(torch.full((len(states),), count - 1), count).to(states)
+def _one(chosen: Int[Tensor, "batch"], states: States) -> Weights:
+    return one_hot(chosen, states.shape[1] - 1).to(states)
 
 
 SMOOTHERS: dict[str, Callable[[States], Weights]] = {
     "count": lambda states: torch.ones_like(states[:, :-1, 0]),
-    "last example": _last,
-    "nearest example": _nearest,
+    "last example": lambda s: _one(torch.full((len(s),), s.shape[1] - 2), s),
+    "nearest example": lambda s: _one(_kernel(normalize(s, dim=-1))[1].argmax(1), s),
     "ridge on states": _ridge,
     "one gradient step": lambda states: _kernel(states)[1],
 }
@@ -58,8 +52,7 @@ SMOOTHERS: dict[str, Callable[[States], Weights]] = {
 def read_examples(
     model: TransformerBridge, question: Question, layer: int
 ) -> tuple[Float[Tensor, "batch choice"], States, Float[Tensor, "batch layer head demo"]]:
-    """Logits of the choices, states after a layer at the arrows, and every head's attention to the
-    answers."""
+    """Logits of the choices, states at the arrows, and every head's attention to the answers."""
     name = get_act_name("resid_post", layer)
     tokens = question.task.clean
     _, seen = run_with_hooks(model, tokens, [], [name], layer + 1)
@@ -82,8 +75,8 @@ def votes(
 def agreement(
     votes: Float[Tensor, "batch *head choice"], logits: Float[Tensor, "batch choice"]
 ) -> Float[Tensor, "*head"]:
-    """Correlation of votes with the model's logits, over prompts and choices; 0 where all votes are
-    the same."""
+    """Correlation of votes with the model's logits, over prompts and choices; 0 if no votes
+    differ."""
     target = logits - logits.mean(-1, keepdim=True)
     product = torch.einsum("b...c,bc->...", votes, target)
     size = (votes.square().sum((0, -1)) * target.square().sum()).sqrt()
@@ -110,9 +103,7 @@ def beyond_counting(
 
 
 def fit(
-    weights: Float[Tensor, "batch demo"],
-    shows: Int[Tensor, "batch demo"],
-    logits: Float[Tensor, "batch choice"],
+    weights: Weights, shows: Int[Tensor, "batch demo"], logits: Float[Tensor, "batch choice"]
 ) -> float:
     """``agreement`` of the votes under these weights with the logits."""
     return agreement(votes(weights, shows, logits.shape[1]), logits).item()

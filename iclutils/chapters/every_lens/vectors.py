@@ -1,18 +1,18 @@
 """One vector for a task: added at the target of a prompt without examples.
 
-Sources: Hendel et al. 2023 (the state of a layer at the last arrow); Todd et al. 2024 (the sum of
-what a few heads write there)."""
+Sources: Hendel et al. 2023 (the state of a layer there); Todd et al. 2024 (what heads write)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ...interp.at_query import read
-from ...interp.hooks import Hook, logits_under
+from ...interp.hooks import logits_under
 from ...models import TransformerBridge, get_act_name
 from .marks import written
 from .question import Question
@@ -21,8 +21,8 @@ from .question import Question
 def task_vectors(
     model: TransformerBridge, question: Question
 ) -> tuple[Float[Tensor, "layer d_model"], Float[Tensor, "layer head d_model"]]:
-    """Mean at the target with examples less without: the state after every layer, and what every
-    head writes."""
+    """Mean at the target with examples less without: states after every layer, writes of every
+    head."""
     bare = question.without(range(question.examples))
     sides = ((question.task.clean, question.at), bare)
     (heads, states), (less, before) = (written(read(model, *side)) for side in sides)
@@ -39,15 +39,13 @@ def steered(
     tokens, target = question.without(range(question.examples))
     rows = torch.arange(len(tokens), device=tokens.device)
 
-    def add(layer: int, vector: Tensor) -> list[Hook]:
-        def change(value: Tensor, hook: object) -> Tensor:
-            value = value.clone()
-            value[rows, target] += vector.to(value)
-            return value
+    def added(value: Tensor, hook: object, vector: Tensor) -> Tensor:
+        return value.index_put((rows, target), vector.to(value), accumulate=True)
 
-        return [(get_act_name("resid_post", layer), change)]
-
-    ways = [add(layer, vector) for layer, vector in vectors]
+    ways = [
+        [(get_act_name("resid_post", layer), partial(added, vector=vector))]
+        for layer, vector in vectors
+    ]
     logits = [x[:, 0] for x in logits_under(model, tokens, ways, target[:, None])]
     right = [(x.argmax(1) == question.task.answer[:, 0]).to(x.dtype) for x in logits]
     return torch.stack([question.margin(x) for x in logits]), torch.stack(right)

@@ -1,8 +1,7 @@
 """What a model answers at the target, and how loyal a changed model's answers are.
 
-Of the logits over the whole vocabulary only those of the label words and the likeliest words are
-kept, so that thousands of prompts under dozens of changes fit into memory. Source: Wang et al.
-2023, section 2.2 (label and word loyalty)."""
+Of the logits only those of the label words and the likeliest words are kept, so that thousands of
+prompts under dozens of changes fit into memory. Source: Wang et al. 2023, section 2.2."""
 
 from __future__ import annotations
 
@@ -79,9 +78,9 @@ def answers_by_set(
     shown: Callable[[Prompts], Sequence[Hook]] = lambda _: (),
     asked: Sequence[Hook] = (),
 ) -> Answers:
-    """The same where many prompts share their demonstrations, which are read once. ``shown`` makes
-    the hooks under which a set of demonstrations (prompts of one row, without a query) is read;
-    under those in ``asked`` the queries are."""
+    """The same where many prompts share their demonstrations, which are read once: each set
+    (prompts of one row, without a query) under the hooks that ``shown`` makes, the queries under
+    ``asked``."""
     by_set, groups = [], sets(prompts)
     for rows in groups:
         part = prompts[rows]
@@ -94,8 +93,8 @@ def answers_by_set(
 
 
 def centred(found: Answers, prompts: Prompts) -> Answers:
-    """Answers less the mean logit of each class over the prompts with the same demonstrations. It
-    takes out a preference for one label word, which would decide in place of the query."""
+    """Answers less the mean logit of each class over the prompts with the same demonstrations: a
+    preference for one label word would decide in place of the query."""
     logits = found.class_logits.clone()
     for rows in sets(prompts):
         logits[rows] -= logits[rows].mean(0)

@@ -1,9 +1,8 @@
 """Compression: answer a query from a few of the demonstrations' tokens, and what that saves.
 
-The demonstrations are read once. Of all that they leave behind, one key and one value per layer and
-token, only what stands at the anchors is kept (label words and formatting), at its original
-position, and the query is answered from that. Source: Wang et al. 2023, section 3.2, Tables 2, 3
-and 6 and footnote 6, and their released code."""
+Of the keys and values that demonstrations leave behind, only those at the anchors (label words and
+formatting) are kept, at their positions, and the query is answered from them. Source: Wang et al.
+2023, section 3.2, Tables 2, 3 and 6 and footnote 6, and their released code."""
 
 from __future__ import annotations
 
@@ -17,15 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.kv_cache import (
-    Keep,
-    answer_from_cache,
-    cache_demonstrations,
-    demonstrations,
-    packed,
-    sets,
-    shares_demonstrations,
-)
+from ...interp import kv_cache
+from ...interp.kv_cache import Keep, answer_from_cache, cache_demonstrations, demonstrations
 from ...interp.readout import in_batches, target_logits
 from ...models import TransformerBridge
 from ...progress import bar
@@ -52,9 +44,8 @@ def label_only(prompts: Prompts) -> Keep:
 
 
 def hidden_random(prompts: Prompts, generator: torch.Generator) -> Keep:
-    """Hidden_random: formatting, and in place of each label word random text before it. A label
-    word of k sub-tokens gives way to k tokens of its own demonstration's text, drawn without
-    replacement, or to all where there are fewer (ours: the paper has no such case)."""
+    """Hidden_random: formatting, and in place of a label word of k sub-tokens k random tokens of
+    its demonstration's text (or all where there are fewer: ours)."""
     roles, device = prompts.roles, prompts.roles.device
     place = torch.arange(roles.shape[1], device=device)
     begun = (prompts.label_pos[:, :, None] <= place).sum(1)  # label words begun so far
@@ -73,7 +64,7 @@ def text_anchor(prompts: Prompts) -> Prompts:
     """Text_anchor: the prompts without their demonstrations' texts, to be read from scratch.
     Formatting, label words and query are the same tokens; positions start again at 0."""
     keep = prompts.kept & (prompts.roles != Role.TEXT)
-    index, held = packed(keep)
+    index, held = kv_cache.packed(keep)
     moved = keep.cumsum(1) - 1
     padding = int(prompts.tokens[~prompts.kept][0]) if bool((~prompts.kept).any()) else 0
     return replace(
@@ -94,8 +85,8 @@ def compress(
     batch_size: int | None = None,
 ) -> Answers:
     """Answers from what a rule, as ``hidden_anchor``, or a mask (batch, pos) keeps. With ``offset``
-    the query stays at its position (but where nothing is kept); without, it begins at position 0,
-    as in the released script for GPT-2 XL.
+    the query stays at its position; without, or where nothing is kept, it begins at 0, as in the
+    released script for GPT-2 XL.
 
     Example:
         >>> import torch
@@ -129,7 +120,7 @@ def hidden_random_top(
 
 def _shown(prompts: Prompts) -> Prompts:
     """Prompts with all demonstrations that there are: one, where all share theirs."""
-    return prompts[:1] if shares_demonstrations(prompts) else prompts
+    return prompts[:1] if kv_cache.shares_demonstrations(prompts) else prompts
 
 
 def _answers(
@@ -140,7 +131,7 @@ def _answers(
     batch_size: int | None,
 ) -> list[Answers]:
     """Answers from what each mask keeps; demonstrations that prompts share are read once."""
-    groups = sets(prompts)
+    groups = kv_cache.sets(prompts)
     if 1 < len(groups) < len(prompts):
         parts = [
             _answers(model, prompts[rows], [m[rows] for m in masks], offset, batch_size)
@@ -152,9 +143,7 @@ def _answers(
     shared = cache_demonstrations(model, one, everything(one)) if len(groups) == 1 else None
 
     def measure(part: Prompts, rows: Tensor) -> Iterator[Tensor]:
-        cache = shared
-        if cache is None:
-            cache = cache_demonstrations(model, part, everything(part))
+        cache = shared or cache_demonstrations(model, part, everything(part))
         for mask in masks:
             kept = cache.keep((mask if len(mask) == 1 else mask[rows])[:, : cache.held.shape[1]])
             stays = offset and bool(kept.held.any())
@@ -165,12 +154,9 @@ def _answers(
     return [Answers(*fields) for fields in zip(columns, columns, columns, strict=True)]
 
 
-# What it saves
-
-
 @dataclass(frozen=True)
 class Cost:
-    """Mean cost of a query. Tokens that go through the model, keys and values per layer and head
+    """Mean cost of a query: tokens that go through the model, keys and values per layer and head
     that it holds besides, and multiply-adds of all matrix products."""
 
     fed: float
@@ -179,8 +165,8 @@ class Cost:
 
 
 def multiply_adds(model: TransformerBridge, fed: int, memory: int = 0) -> int:
-    """Multiply-adds of one forward pass over ``fed`` tokens with ``memory`` tokens cached. Weights,
-    attention scores and weighted values (causal entries only), and one row of the unembedding."""
+    """Multiply-adds of one forward pass over ``fed`` tokens with ``memory`` tokens cached: weights,
+    causal attention, and one row of the unembedding."""
     cfg = model.cfg
     inner = cfg.n_heads * cfg.d_head
     mlp = (3 if cfg.gated_mlp else 2) * cfg.d_model * (cfg.d_mlp or 0)
@@ -190,9 +176,9 @@ def multiply_adds(model: TransformerBridge, fed: int, memory: int = 0) -> int:
 
 
 def costs(model: TransformerBridge, prompts: Prompts, keep: Keep) -> dict[str, Cost]:
-    """Mean cost of a query in three ways, the same on every machine. ``re-encoded``: the whole
-    prompt (the paper's baseline); ``prefix``: keys and values of all demonstration tokens re-used
-    (the fair baseline); ``compressed``: of those in ``keep`` alone."""
+    """Mean cost of a query in three ways. ``re-encoded``: the whole prompt (the paper's baseline);
+    ``prefix``: keys and values of all demonstration tokens re-used (the fair baseline);
+    ``compressed``: of those in ``keep`` alone."""
     shown, kept = demonstrations(prompts).sum(1), keep.sum(1)
     total, none = prompts.target + 1, torch.zeros_like(kept)
 
@@ -211,10 +197,9 @@ def costs(model: TransformerBridge, prompts: Prompts, keep: Keep) -> dict[str, C
 def seconds(
     model: TransformerBridge, prompts: Prompts, batch: int = 1, repeats: int = 5
 ) -> dict[str, float]:
-    """Median wall-clock seconds per query, for the three ways of ``costs``. The demonstrations must
-    be shared; reading them once is not counted, as in the paper. All three ways compute logits at
-    the target only, and the repeats take turns."""
-    if not shares_demonstrations(prompts):
+    """Median wall-clock seconds per query, for the three ways of ``costs`` in turns; shared
+    demonstrations are read once, which is not counted, as in the paper."""
+    if not kv_cache.shares_demonstrations(prompts):
         raise IclError("A speed-up needs prompts that share their demonstrations.")
     device = prompts.tokens.device
     chunks = [prompts[start : start + batch] for start in range(0, len(prompts), batch)]

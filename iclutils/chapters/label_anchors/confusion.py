@@ -1,14 +1,14 @@
 """Error diagnosis: which classes will be confused, read off the keys of their label words.
 
-If the target's attention tells classes apart by the keys of their label words, two classes with
-near keys are hard to tell apart, near along the directions in which the targets' queries vary.
-Queries and keys are the vectors before any rotation by position. Source: Wang et al. 2023, section
-3.3, appendices J and K. The rank correlation is ours: the paper compares by eye."""
+The target's attention tells classes apart by these keys, along the directions in which the targets'
+queries vary; both are taken before any rotation by position. Source: Wang et al. 2023, section 3.3,
+appendices J and K; the rank correlation is ours."""
 
 from __future__ import annotations
 
 import math
 import statistics
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +17,6 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.hooks import Hook
 from ...interp.readout import in_batches
 from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts
@@ -28,25 +27,21 @@ def queries_and_keys(
     model: TransformerBridge, prompts: Prompts, batch_size: int | None = None
 ) -> tuple[Float[Tensor, "layer batch width"], Float[Tensor, "layer batch cls width"], Answers]:
     """Queries at the target, keys at the label words, and the answers; one forward pass. All heads
-    are concatenated (width = heads x d_head). Where a class is shown several times, its keys are
-    averaged (ours: the paper shows each class once). The paper takes the keys of its first set of
-    demonstrations: ``keys[:, 0]``."""
+    are concatenated (width = heads x d_head). Keys of a class that is shown several times are
+    averaged (ours). The paper takes those of its first set of demonstrations: ``keys[:, 0]``."""
     layers = range(model.cfg.n_layers)
     names = [(get_act_name("q", la), get_act_name("k", la)) for la in layers]
 
     def measure(part: Prompts, _: Tensor) -> list[Tensor]:
         seen: dict[str, Tensor] = {}
+        prompt = torch.arange(len(part), device=part.tokens.device)[:, None]
 
-        def keep(name: str, at: Tensor) -> Hook:
-            def store(value: Tensor, hook: object) -> Tensor:
-                every = torch.arange(len(at), device=at.device)[:, None]
-                seen[name] = value[every, at]  # (batch, position, head, d_head)
-                return value
+        def store(value: Tensor, hook: object, name: str, at: Tensor) -> Tensor:
+            seen[name] = value[prompt, at]  # (batch, position, head, d_head)
+            return value
 
-            return name, store
-
-        hooks = [keep(q, part.target[:, None]) for q, _ in names]
-        hooks += [keep(k, part.label_pos) for _, k in names]
+        at = {q: part.target[:, None] for q, _ in names} | {k: part.label_pos for _, k in names}
+        hooks = [(name, partial(store, name=name, at=place)) for name, place in at.items()]
         told = answers(model, part, hooks)
         query = torch.stack([seen[q][:, 0] for q, _ in names], 1)
         key = torch.stack([seen[k] for _, k in names]).flatten(-2)
@@ -64,16 +59,13 @@ def key_distances(
     keys: Float[Tensor, "*lead cls width"],
     directions: int,
 ) -> Float[Tensor, "*lead cls cls"]:
-    """Distances of the keys, each projected to ``sigma_m * (v_m . k)``; keys are not centred. v_m
-    are the first ``directions`` principal directions of the queries and sigma_m the standard
-    deviations along them."""
+    """Distances of the keys, each projected to ``sigma_m * (v_m . k)``, not centred: v_m are the
+    first ``directions`` principal directions of the queries, sigma_m the standard deviations along
+    them."""
     count, width = queries.shape[-2:]
     most = min(count - 1, width)
     if not 1 <= directions <= most:
-        raise IclError(
-            f"{count} queries of width {width} vary along at most {max(most, 0)} directions; got "
-            f"directions={directions}. Use more prompts or fewer directions."
-        )
+        raise IclError(f"These queries vary along at most {most} directions; got {directions=}.")
     centred = queries.double() - queries.double().mean(-2, keepdim=True)
     _, sigma, basis = torch.linalg.svd(centred, full_matrices=False)
     sigma = (sigma / math.sqrt(count))[..., :directions].to(queries.dtype)
@@ -86,8 +78,8 @@ def predicted_confusion(
     keys: Float[Tensor, "*lead cls width"],
     directions: int = 10,
 ) -> Float[Tensor, "*lead cls cls"]:
-    """Distance over the largest distance; small is easily confused. The diagonal is set to 1. NaN
-    off the diagonal where all keys coincide."""
+    """Distance over the largest distance: small is easily confused, NaN where all keys coincide.
+    The diagonal is set to 1."""
     distances = key_distances(queries, keys, directions)
     relative = distances / distances.amax((-2, -1), keepdim=True)
     same = torch.eye(keys.shape[-2], dtype=torch.bool, device=keys.device)
@@ -97,9 +89,9 @@ def predicted_confusion(
 def actual_confusion(
     scores: Float[Tensor, "batch cls"], gold: Int[Tensor, "batch"]
 ) -> Float[Tensor, "cls cls"]:
-    """ROC-AUC of telling i from j, over the prompts whose gold class is one of them. The score is
-    p_i / p_j, from log-probabilities or logits. 1 is never confused, .5 is chance; the diagonal is
-    set to 1; NaN where one of the two classes is nobody's gold class."""
+    """ROC-AUC of telling i from j by p_i / p_j (from log-probabilities or logits), over the prompts
+    whose gold class is one of them. 1 is never confused, .5 is chance; the diagonal is set to 1;
+    NaN where one of the two classes is nobody's gold class."""
     classes = scores.shape[1]
     auc = torch.full((classes, classes), torch.nan, dtype=scores.dtype).fill_diagonal_(1.0)
     scores, gold = scores.detach().cpu(), gold.cpu()
@@ -115,9 +107,8 @@ def actual_confusion(
 def rank_correlation(
     predicted: Float[Tensor, "*set cls cls"], actual: Float[Tensor, "*set cls cls"]
 ) -> float:
-    """Spearman correlation over pairs of classes, mean over sets of demonstrations. Pairs that are
-    NaN are left out, and so are sets with nothing to rank; NaN if there is none. Positive: near
-    keys, low AUC."""
+    """Spearman correlation over pairs of classes, mean over sets of demonstrations; positive: near
+    keys, low AUC. NaN pairs and sets with nothing to rank are left out."""
     classes = predicted.shape[-1]
     i, j = torch.tril_indices(classes, classes, -1)
     flat = (x.detach().cpu().double().view(-1, classes, classes) for x in (predicted, actual))

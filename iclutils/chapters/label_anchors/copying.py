@@ -1,6 +1,4 @@
-"""Copying heads in a model that classifies: what they carry, and when in training they come.
-
-Copying is measured as in chapter 01, on repeated tokens; classification on prompts."""
+"""Copying heads in a model that classifies: what they carry, and when in training they come."""
 
 from __future__ import annotations
 
@@ -19,10 +17,9 @@ from .isolation import isolated
 def checkpoint_metrics(
     model: TransformerBridge, prompts: Prompts, copied: RepeatedTokens, layers: int
 ) -> dict[str, float]:
-    """Scores of a model at one step of its training, 0 to 1, as logged curves hold them. Accuracy
-    in copying, best prefix-matching score, accuracy in classification, and as ``aggregation`` the
-    share of predictions that change when the label words are isolated in the first ``layers``
-    layers."""
+    """Scores of a model at one step of its training, 0 to 1, as logged curves hold them;
+    ``aggregation`` is the share of predictions that change when the label words are isolated in the
+    first ``layers`` layers."""
     _, right = predictions(model, copied.tokens)
     clean = answers(model, prompts)
     cut = isolated(model, prompts, range(layers))

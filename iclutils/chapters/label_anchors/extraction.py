@@ -1,9 +1,8 @@
 """Extraction: does the target read its answer from the label words, and in which layers?
 
-In every layer the target's attention to the label words is turned into a classifier of the class
-that the *model* predicts, right or not, and R_l is the share of all AUC above chance that layers up
-to l have gathered. A layer that repeats what an earlier one decided scores just as high. Source:
-Wang et al. 2023, section 2.3, equations 5 and 6, and appendix E."""
+A layer's attention from the target to the label words is a classifier of the class that the *model*
+predicts; R_l is the share of all AUC above chance that layers up to l have gathered, earned again
+by a layer that repeats another. Source: Wang et al. 2023, section 2.3, appendix E."""
 
 from __future__ import annotations
 
@@ -12,7 +11,6 @@ from jaxtyping import Float, Int
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from ...interp.hooks import Hook
 from ...interp.readout import in_batches
 from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts
@@ -22,19 +20,8 @@ from .answers import answers
 def label_attention(
     model: TransformerBridge, prompts: Prompts, batch_size: int | None = None
 ) -> tuple[Float[Tensor, "batch layer cls"], Int[Tensor, "batch"]]:
-    """The target's attention to the label words of each class, and the class predicted. ``a_l[c]``
-    is summed over the heads and over all label words of class c.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.chapters.label_anchors import extraction
-        >>> from iclutils.tasks import topics
-        >>> asked = topics.sample(40, torch.Generator().manual_seed(0), classes=2)
-        >>> attention, predicted = extraction.label_attention(models.load("anchors-0"), asked)
-        >>> attention.shape[1:], len(extraction.auc_by_layer(attention, predicted))
-        (torch.Size([4, 2]), 4)
-    """
+    """The target's attention to the label words of each class, ``a_l[c]``, summed over the heads
+    and the label words of class c, and the class predicted."""
     by_head, predicted = _by_head(model, prompts, batch_size)
     return by_head.sum(2), predicted
 
@@ -53,22 +40,18 @@ def _by_head(
     model: TransformerBridge, prompts: Prompts, batch_size: int | None
 ) -> tuple[Float[Tensor, "batch layer head cls"], Int[Tensor, "batch"]]:
     def measure(part: Prompts, _: Tensor) -> list[Tensor]:
-        layers = [Tensor()] * model.cfg.n_layers
+        by_layer: list[Tensor] = []
+        prompt = torch.arange(len(part), device=part.tokens.device)
+        places = part.label_pos[:, None].expand(-1, model.cfg.n_heads, -1)
 
-        def read(layer: int) -> Hook:
-            each = torch.arange(len(part), device=part.tokens.device)
-            places = part.label_pos[:, None].expand(-1, model.cfg.n_heads, -1)
+        def store(pattern: Tensor, hook: object) -> Tensor:
+            from_target = pattern[prompt, :, part.target]  # (batch, head, src)
+            by_layer.append(part.by_class(from_target.gather(2, places)))
+            return pattern
 
-            def store(pattern: Tensor, hook: object) -> Tensor:
-                row = pattern[each, :, part.target]  # (batch, head, src)
-                layers[layer] = part.by_class(row.gather(2, places))
-                return pattern
-
-            return get_act_name("pattern", layer), store
-
-        hooks = [read(layer) for layer in range(model.cfg.n_layers)]
+        hooks = [(get_act_name("pattern", layer), store) for layer in range(model.cfg.n_layers)]
         predicted = answers(model, part, hooks).predicted
-        return [torch.stack(layers, 1), predicted]
+        return [torch.stack(by_layer, 1), predicted]
 
     attention, predicted = in_batches(prompts, batch_size, "attention", measure)
     return attention, predicted
@@ -76,9 +59,9 @@ def _by_head(
 
 def auc(scores: Float[Tensor, "batch cls"], predicted: Int[Tensor, "batch"]) -> float:
     """Area under the ROC curve of ``scores`` for the class ``predicted``, as in the paper's code.
-    Of the classes that are ever predicted, two are told apart by the raw score of the second. With
-    more, rows are divided by their sums (without any attention they count as even) and the areas of
-    all pairs averaged (one-vs-one; Hand and Till 2001). With one alone it is NaN."""
+    Two classes are told apart by the raw score of the second; with more, rows are divided by their
+    sums (without any attention they count as even) and the areas of all pairs averaged (one-vs-one;
+    Hand and Till 2001). With one alone it is NaN."""
     present = predicted.unique()
     if len(present) < 2:
         return float("nan")
@@ -99,8 +82,8 @@ def auc_by_layer(
 
 
 def cumulative(aucs: Float[Tensor, "layer"]) -> Float[Tensor, "layer"]:
-    """R_l: share of all AUC above chance that the layers up to l hold; R of the last is 1. Terms
-    may be negative, so it need not rise. NaN where AUCs are, or if they sum to chance."""
+    """R_l: share of all AUC above chance that the layers up to l hold. Terms may be negative, so it
+    need not rise. NaN where AUCs are, or if they sum to chance."""
     above = aucs - 0.5
     total = above.sum()
     return above.cumsum(0) / torch.where(total == 0, torch.nan, total)

@@ -1,10 +1,9 @@
 """Isolation: label words that may not look back, and what the model loses by it.
 
-In chosen layers a position is cut off from everything before it, in every head; isolating as many
-random other positions is the control. The paper's code sets the scores to -10,000 before the
-softmax, so that the row becomes one-hot on the position itself; its text sets A[p, i] to 0 for
-i < p, and the row keeps only the mass A[p, p]. Source: Wang et al. 2023, section 2.2, figure 4
-(released code: independent draws)."""
+In chosen layers a position is cut off from everything before it, in every head. The paper's code
+sets the scores to -10,000 before the softmax, so the row becomes one-hot on the position itself;
+its text sets A[p, i] to 0 for i < p, so it keeps the mass A[p, p]. Source: Wang et al. 2023,
+section 2.2, figure 4 (released code: independent draws)."""
 
 from __future__ import annotations
 
@@ -60,8 +59,8 @@ def isolated(
     how: str = "pre-softmax",
     batch_size: int | None = None,
 ) -> Answers:
-    """Answers under ``isolation``; arguments as there. For the control,
-    ``positions=[random_positions(prompts, generator) for _ in layers]``.
+    """Answers under ``isolation``. For the control, ``positions=[random_positions(prompts,
+    generator) for _ in layers]``.
 
     Example:
         >>> import torch
@@ -87,9 +86,9 @@ def isolated_by_set(
     layers: Iterable[int],
     generator: torch.Generator | None = None,
 ) -> Answers:
-    """Answers with the label words isolated, where many prompts share their demonstrations. These
-    are read once. With a ``generator``, as many random positions of them that hold no label word
-    are isolated instead, drawn for every layer: the control."""
+    """``isolated`` where many prompts share their demonstrations, which are read once. With a
+    ``generator`` as many random positions that hold no label word instead, drawn for every layer:
+    the control."""
     layers = list(layers)
 
     def hooks(shown: Prompts) -> list[Hook]:
@@ -100,17 +99,15 @@ def isolated_by_set(
 
 
 def random_positions(prompts: Prompts, generator: torch.Generator) -> Positions:
-    """The control: as many random positions as there are label words, none of them one. Drawn
-    without replacement, for each prompt alone, from 0 .. q-2 without the label positions, as in the
-    paper's code. Draw again for every layer."""
+    """The control: for each prompt as many random positions as it has label words, none of them
+    one, from 0 .. q-2 without replacement, as in the paper's code. Draw again for every layer."""
     tokens, labels = prompts.tokens.cpu(), prompts.label_pos.cpu()
     free = torch.arange(tokens.shape[1]) <= prompts.target.cpu()[:, None] - 2
     free = free.scatter(1, labels, False)
     fewest = int(free.sum(-1).min())
     if fewest < labels.shape[1]:
         raise IclError(
-            f"Cannot draw {labels.shape[1]} random positions: some prompt has only {fewest} to "
-            "draw from, up to two before its target. Use longer prompts."
+            f"Cannot draw {labels.shape[1]} random positions from {fewest}: use longer prompts."
         )
     drawn = torch.multinomial(free.double(), labels.shape[1], generator=generator)
     return drawn.to(prompts.tokens.device)

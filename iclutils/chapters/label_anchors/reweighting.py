@@ -1,10 +1,9 @@
 """Re-weighting: learn how much the target listens to each label word.
 
 The target's attention to the label word of class i, in layer l and head h, is multiplied by
-``exp(beta[l, h, i])`` after the softmax and not renormalised. That is scaling the value,
-``(exp(beta) A) v = A (exp(beta) v)``, and nothing before the target sees it: keys and values of all
-earlier positions are computed once, and a step of training runs one token through the model.
-Source: Wang et al. 2023, section 3.1, appendices G and H."""
+``exp(beta[l, h, i])`` after the softmax, which is scaling the value. Nothing before the target sees
+it, so a step of training runs one token. Source: Wang et al. 2023, section 3.1, appendices G and
+H."""
 
 from __future__ import annotations
 
@@ -111,11 +110,10 @@ def fit(
     batch_size: int | None = None,
 ) -> Float[Tensor, "set layer head cls"]:
     """Learn a beta for each set of demonstrations; ``sets`` numbers that of each prompt, from 0.
-    The defaults are the paper's: from beta = 0, Adam on the cross-entropy over the label words, one
-    row a step, shuffled anew in each of ten epochs (without a generator they keep their order;
-    ``batch=None``: all in a step). Several sets are fitted as if alone (ours), because Adam works
-    entry by entry, with all rows in every step. ``batch_size``: rows in a pass, whose gradients are
-    added up to that of the step."""
+    The defaults are the paper's: from 0, Adam on the cross-entropy over the label words, one row a
+    step (``batch=None``: all), shuffled in each of ten epochs (without a generator: in order).
+    Several sets are fitted as if alone (ours), as Adam works entry by entry. ``batch_size``: rows
+    in a pass, whose gradients are added up."""
     cfg, sets = step.model.cfg, sets.to(step.prompts.target)
     shape = int(sets.max()) + 1, cfg.n_layers, cfg.n_heads, step.prompts.classes
     beta = torch.zeros(shape, device=sets.device, requires_grad=True)
@@ -135,13 +133,6 @@ def fit(
     return beta.detach()
 
 
-def gradient(step: LastStep, beta: Beta) -> Beta:
-    """Gradient of the mean loss, in nats, at ``beta``; at 0 it is the label words' saliency."""
-    at = beta.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        return torch.autograd.grad(step.losses(at).mean(), at)[0]
-
-
 def compare(
     model: TransformerBridge,
     pairs: Sequence[tuple[Prompts, Prompts]],
@@ -152,14 +143,13 @@ def compare(
     batch_size: int | None = None,
 ) -> list[Gain]:
     """Fit and score on sets of demonstrations, once for anchors and once for random words.
-    ``pairs`` are training prompts and other queries on the same demonstrations. With ``batch=None``
+    ``pairs`` are training prompts and other queries on the same demonstrations; with ``batch=None``
     all sets are fitted in one go; ``batch_size``: prompts in a pass."""
     if batch is not None and len(pairs) > 1:
-        each = [compare(model, [pair], generator, epochs, batch, lr, batch_size) for pair in pairs]
-        return [gain for gains in each for gain in gains]
+        return [compare(model, [p], generator, epochs, batch, lr, batch_size)[0] for p in pairs]
     if not all(shares_demonstrations(join(pair)) for pair in pairs):
         raise IclError("train and test must all have the same demonstrations, only other queries.")
-    (train, mine), (test, theirs) = map(_numbered, zip(*pairs, strict=True))
+    (train, mine), (test, theirs) = map(_numbered, zip(*pairs, strict=True))  # and of which pair
     words = torch.cat([random_text(first, generator) for first, _ in pairs])
     labels = torch.cat([first.label_pos[:1] for first, _ in pairs])
     step = prepare(model, train)
@@ -183,7 +173,6 @@ def compare(
 
 
 def _numbered(parts: Sequence[Prompts]) -> tuple[Prompts, Sets]:
-    """Several batches as one, and which each prompt is from."""
     sizes = torch.tensor([len(part) for part in parts])
     member = torch.arange(len(parts)).repeat_interleave(sizes)
     return join(parts), member.to(parts[0].tokens.device)

@@ -1,10 +1,9 @@
 """Saliency: which token feeds which, and how much the answer's loss hangs on it.
 
-The saliency of an edge is its attention times the gradient of the loss with respect to it, ``I_l[i,
-j] = |sum over heads of A[i, j] * dL/dA[i, j]|`` for destination i and source j, where L is the
-cross-entropy of the softmax over the label words at the target, in nats. Source: Wang et al. 2023,
-section 2.1, equations 1 to 4. The text averages over heads where formula and code sum, a constant
-factor; its footnote takes absolute values inside the sum."""
+The saliency of an edge from i to j is ``I_l[i, j] = |sum over heads of A[i, j] * dL/dA[i, j]|``,
+with L the cross-entropy (nats) of the softmax over the label words at the target. Source: Wang et
+al. 2023, section 2.1; its text averages over heads where formula and code sum, and its footnote
+takes absolute values inside the sum."""
 
 from __future__ import annotations
 
@@ -62,8 +61,8 @@ class Flow:
 def saliency(
     model: TransformerBridge, prompts: Prompts, heads: str = "sum"
 ) -> Float[Tensor, "batch layer dest src"]:
-    """Saliency of every edge, in nats, from one forward and one backward pass. No gradient of a
-    parameter is taken. The diagonal is left in; padding has none.
+    """Saliency of every edge, in nats, from one forward and one backward pass. The diagonal is left
+    in; padding has none.
 
     Example:
         >>> import torch
@@ -105,9 +104,9 @@ def attention_and_gradient(
 
 
 def edge_kinds(prompts: Prompts) -> Bool[Tensor, "batch kind dest src"]:
-    """Which edges are of which kind: into label words (wp), from them to the target (pq), others.
-    Together they are all edges from an earlier to a later position up to the target. Sources of a
-    label word are all earlier positions, other labels and formatting included, as in the code."""
+    """Which edges are of which kind: into label words (wp), from them to the target (pq), others;
+    together all from an earlier to a later position up to the target. Sources of a label word are
+    all earlier positions, other labels and formatting included, as in the code."""
     place = torch.arange(prompts.tokens.shape[1], device=prompts.tokens.device)
     label = torch.zeros_like(prompts.tokens, dtype=torch.bool).scatter(1, prompts.label_pos, True)
     asked = place == prompts.target[:, None]
@@ -145,11 +144,7 @@ def _backward(
                 pattern = pattern.detach().requires_grad_()
                 start.append(pattern)
             held = pattern.detach()
-
-            def take(gradient: Tensor) -> None:
-                done[layer] = join(held, gradient.detach())
-
-            pattern.register_hook(take)
+            pattern.register_hook(lambda slope: done.update({layer: join(held, slope.detach())}))
             return pattern
 
         return get_act_name("pattern", layer), watch
