@@ -1,6 +1,6 @@
 """Depth: what a prediction looks like halfway up, and at which height its work is done.
 
-A lens says where an answer can be read in the residual stream (logit lens, nostalgebraist 2020;
+Lenses say where an answer can be read in the residual stream (logit lens, nostalgebraist 2020;
 tuned lens, Belrose et al. 2023), the centre of gravity of ablation effects where it is made."""
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def lens_by_depth(
     task: CleanCorrupt,
     translate: Callable[[Tensor, int], Tensor] | None = None,
 ) -> tuple[Float[Tensor, "depth batch"], Float[Tensor, "depth batch"]]:
-    """Prediction read at every depth: KL(final || read here) and score of the right answers, nats.
-    Means over the scored entries of the clean sequences; depth 0 is after the embedding, depth l
-    after layer l - 1. ``translate`` (of a ``TunedLens``) acts on the residual stream of a depth."""
+    """Prediction read at every depth (0 after the embedding, l after layer l - 1): KL(final || read
+    here) and score of the right answers, nats, means over the scored entries of the clean
+    sequences. ``translate`` (of a ``TunedLens``) acts on the residual stream."""
     final = scored_logits(model, task).log_softmax(-1)
     cache, _ = residual_stream(model, task.clean)
     asked, where = task.at.unique(return_inverse=True)
@@ -104,17 +104,15 @@ def fit_tuned_lens(
     batch_size: int = 512,
 ) -> TunedLens:
     """Tuned lens of the positions ``at`` of ``tokens`` (Belrose et al. 2023, section 3). Each depth
-    starts at the identity, as there, or at the ridge regression on the final residual stream,
-    whichever reads better, and ends there if ``steps`` steps of Adam on KL(final || lens) do not
-    read better still; so on these positions no depth reads worse than the logit lens."""
+    starts at the identity or at the ridge regression on the final residual stream, whichever reads
+    better, and takes ``steps`` steps of Adam on KL(final || lens) if they read better still; so on
+    these positions no depth reads worse than the logit lens."""
     rows = torch.arange(len(tokens), device=tokens.device)[:, None]
     _, depths = residual_stream(model, tokens)
     *below, final = (x[rows, at].flatten(0, 1) for x in depths)
     lower, (count, width) = torch.stack(below), final.shape
     if count < width:
-        raise IclError(
-            f"A tuned lens needs at least {width} positions, one for each dimension; got {count}."
-        )
+        raise IclError(f"A tuned lens needs at least {width} positions; got {count}.")
     most = max(1, LOGITS // (len(lower) * model.cfg.d_vocab))
     batch_size = min(batch_size, count, most)
 
@@ -152,8 +150,8 @@ def fit_tuned_lens(
 def least_squares(
     inputs: Float[Tensor, "depth row d_model"], target: Float[Tensor, "row d_model"]
 ) -> Maps:
-    """Affine maps x W + b nearest to ``target``, each as near to the identity as ridge makes it (of
-    target - x on x, with a penalty of ``RIDGE`` times the mean variance)."""
+    """Affine maps x W + b nearest to ``target``, kept near the identity by ridge (of target - x on
+    x, with a penalty of ``RIDGE`` times the mean variance)."""
     weights, biases = [], []
     for x in inputs:
         known, change = x.double().cpu().numpy(), (target - x).double().cpu().numpy()
@@ -167,7 +165,7 @@ def least_squares(
 def residual_stream(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> tuple[ActivationCache, list[Float[Tensor, "batch pos d_model"]]]:
-    """The residual stream before each layer and after the last, and the cache it stands in."""
+    """The cache of, and the residual stream before each layer and after the last."""
     last = model.cfg.n_layers - 1
     names = [get_act_name("resid_pre", layer) for layer in range(last + 1)]
     names.append(get_act_name("resid_post", last))

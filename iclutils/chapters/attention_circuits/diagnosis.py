@@ -1,8 +1,7 @@
 """Diagnosis: which components are anomalous, and which of them are the cause.
 
-Whatever reads from a broken component is anomalous too. So a component is the cause if it is
-anomalous *on healthy inputs* and if giving it back its healthy output brings the score back. The
-healthy model on the same sequences is needed for both."""
+What reads from a broken component is anomalous too. So a cause is anomalous *on healthy inputs*,
+and its healthy output brings the score back; the healthy model is needed for both."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ def component_statistics(
     covariances: dict[Node, LedoitWolf],
     hooks: Sequence[Hook] = (),
 ) -> Statistics:
-    """Statistics of every component in every case under ``hooks``, means over scored positions.
+    """Statistics of every component in every case under ``hooks``, means over scored positions:
     ``length`` of what it writes; size of its ``direct`` effect on the answer's logit; ``distance``
     of its mean write from the usual one (Mahalanobis); ``entropy`` of attention."""
     writes, seen = _scored_writes(model, task, hooks)
@@ -110,10 +109,10 @@ def explain(
     covariances: dict[Node, LedoitWolf],
     healthy: Float[Tensor, "healthy item"],
 ) -> list[Finding]:
-    """Every component that is anomalous in failing cases, against ``healthy`` ones not used before.
-    ``hooks`` are what is wrong with the healthy model (``failures.plant``). Components of one role
-    stand in for each other, so that one alone may bring back everything (its partner was enough) or
-    nothing (both are needed): the larger share counts, alone and on top of all other local ones."""
+    """Every component that is anomalous in failing cases, against ``healthy`` ones not used before;
+    ``hooks`` are what is wrong (``failures.plant``). Components of one role stand in for each
+    other, so one alone may bring back everything or nothing: the larger share counts, of alone and
+    on top of all other local ones."""
     lost = (score(model, task) - score(model, task, hooks)).mean()
     if abs(float(lost)) < CONSTANT:
         raise IclError("These cases lose nothing: there is no failure to explain.")
@@ -127,14 +126,12 @@ def explain(
     own = component_statistics(model, task, covariances)
     on_healthy_inputs = anomalous([*hooks, *healthy_inputs(model, task)], own)
     local = [node for node in suspects if node in on_healthy_inputs]
-    others = [[n for n in local if n != node] for node in local if len(local) > 1]
-    sets = [local, *([node] for node in local), *others]
-    everything, *each = restored(model, task, hooks, sets) / lost
-    alone, without = each[: len(local)], each[len(local) :]
-    on_top = [everything - back for back in without] or alone  # a single one has no others
+    sets = [[node] for node in local] + [[n for n in local if n != node] for node in local]
+    everything, *parts = restored(model, task, hooks, [local, *sets]) / lost
+    alone, others = parts[: len(local)], parts[len(local) :]
     shares = {
-        node: max(mean_se(by_itself), mean_se(as_last))
-        for node, by_itself, as_last in zip(local, alone, on_top, strict=True)
+        node: max(mean_se(by_itself), mean_se(everything - rest))
+        for node, by_itself, rest in zip(local, alone, others, strict=True)
     }
     undefined = torch.nan, torch.nan
     return [Finding(node, node in local, *shares.get(node, undefined)) for node in suspects]
@@ -157,7 +154,7 @@ def restored(
 
 def healthy_inputs(model: TransformerBridge, task: CleanCorrupt) -> list[Hook]:
     """Hooks that let every component, and the last LayerNorm, read what it reads when healthy: a
-    fault then shows where it sits and nowhere else, and the score means nothing."""
+    fault then shows where it sits alone, and the score means nothing."""
     layers = range(model.cfg.n_layers)
     parts = ("resid_pre",) if graph.of(model).parallel else ("resid_pre", "resid_mid")
     names = [get_act_name(part, la) for part in parts for la in layers]

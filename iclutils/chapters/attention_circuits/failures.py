@@ -2,8 +2,7 @@
 
 Rows of attention are mixed with even attention (``even``: rank collapse; Dong et al. 2021), with
 the first token (``sink``; Xiao et al. 2024) or with themselves one source earlier (``misrouted``);
-edges carry the mean of what is written on them (``cut``); heads put out too much
-(``overactive``)."""
+edges carry their writer's mean (``cut``); heads put out too much (``overactive``)."""
 
 from __future__ import annotations
 
@@ -59,8 +58,6 @@ class Fault:
     def __post_init__(self) -> None:
         if bool(self.readers) != (self.kind == "cut"):
             raise IclError("Name readers for a cut, and only for a cut: edges run to them.")
-        if not 0 <= self.strength <= 1:
-            raise IclError(f"The strength of a fault lies in 0..1; got {self.strength}.")
 
     @property
     def edges(self) -> list[Edge]:
@@ -77,17 +74,13 @@ class Fault:
 
 @dataclass
 class EdgeEdit:
-    """One edge carries ``write + share (mean - write)``, whatever its writer writes in the run."""
+    """One edge carries ``write + share (mean - write)``, whatever its writer writes in the run:
+    ``keep`` hooks what is written, the edit itself what is read."""
 
-    model: TransformerBridge
     edge: Edge
     mean: Float[Tensor, "d_model"]
     share: float
-
-    def hooks(self) -> list[Hook]:
-        """One keeps what is written, the other changes what is read."""
-        writer, reader = self.edge
-        return [(output_hook(writer), self.keep), (graph.input_hook(self.model, reader), self)]
+    model: TransformerBridge
 
     def keep(self, value: Tensor, hook: object) -> Tensor:
         self.write = component_output(self.model, {output_hook(self.edge[0]): value}, self.edge[0])
@@ -127,8 +120,11 @@ def mix_in_mean(
     """Hooks by which edges carry ``share`` of their writer's mean and 1 - share of its write."""
     graph.of(model).mask(edges)  # refuses edges that there are not
     own = graph.component_outputs(model, task.clean, {u for u, _ in edges})
-    edits = [EdgeEdit(model, edge, own[edge[0]].mean((0, 1)), share) for edge in edges]
-    return [hook for edit in edits for hook in edit.hooks()]
+    hooks: list[Hook] = []
+    for writer, reader in edges:
+        edit = EdgeEdit((writer, reader), own[writer].mean((0, 1)), share, model)
+        hooks += [(output_hook(writer), edit.keep), (graph.input_hook(model, reader), edit)]
+    return hooks
 
 
 def _edit(part: str, head: Node, change: Callable[[Tensor], Tensor]) -> Hook:
@@ -193,14 +189,13 @@ def score(
 @dataclass(frozen=True)
 class Features:
     """Measures of every case (sequence): ``score`` in nats, whether at least half of the answers
-    are ``correct``, and ``values`` at every head or, for ``effect``, edge. ``entropy`` of
-    attention, over that of even attention; ``first``, attention on the first token; ``sink``, share
-    of rows that give it most; ``uniformity``, ||X - mean|| / ||X|| of what the head writes (Dong et
-    al. 2021); ``routed``, attention on the source minus that on the best other position;
-    ``arrives``, share of entries in which what the head would move from the source speaks for the
-    answer most; ``norm`` of what it writes; ``direct``, what that adds to the answer's logit over
-    the mean logit; ``effect``, nats lost when the edge carries what the model under test writes on
-    the corrupt sequence. NaN where undefined."""
+    are ``correct``, and ``values`` at every head or, for ``effect``, edge; NaN where undefined.
+    ``entropy`` of attention, over that of even attention; ``first``, attention on the first token;
+    ``sink``, share of rows that give it most; ``uniformity``, ||X - mean|| / ||X|| of what the head
+    writes; ``routed``, attention on the source minus that on the best other position; ``arrives``,
+    share of entries in which what it would move from the source speaks for the answer most;
+    ``norm`` of what it writes; ``direct``, what that adds to the answer's logit; ``effect``, nats
+    lost when the edge carries what is written on the corrupt sequence."""
 
     heads: tuple[Node, ...]
     edges: tuple[Edge, ...]
@@ -235,10 +230,8 @@ def features(
         if task.source is not None:
             at = task.source[..., None]
             routed = rows.gather(-1, at)[..., 0] - rows.scatter(-1, at, 0).amax(-1)
-            key_head = node.head * values.shape[2] // model.cfg.n_heads
-            moved = (
-                values[batch, task.source, key_head] @ model.blocks[node.layer].attn.W_O[node.head]
-            )
+            read = values[batch, task.source, node.head * values.shape[2] // model.cfg.n_heads]
+            moved = read @ model.blocks[node.layer].attn.W_O[node.head]
             right = (moved * tokens[task.answer]).sum(-1)
             arrives = (right >= (moved @ rivals.mT).amax(-1) - 1e-4).to(rows)
         each = {
@@ -253,11 +246,11 @@ def features(
         }
         return {name: value.mean(-1) for name, value in each.items()}
 
-    columns = [of_head(node) for node in heads]
-    found = {name: torch.stack([c[name] for c in columns], 1) for name in columns[0]}
-    found["effect"] = score[:, None] - _without(model, task, hooks, edges)
+    by_head = [of_head(node) for node in heads]
+    values = {name: torch.stack([one[name] for one in by_head], 1) for name in by_head[0]}
+    values["effect"] = score[:, None] - _without(model, task, hooks, edges)
     right = task.is_correct(logits).float().mean(-1) >= 0.5
-    return Features(tuple(heads), tuple(edges), found, score, right)
+    return Features(tuple(heads), tuple(edges), values, score, right)
 
 
 def relative_entropy(
@@ -285,18 +278,15 @@ def _without(
 
 @dataclass(frozen=True)
 class Reference:
-    """The usual values of each name in ``Features``, among at least 30 healthy cases that the model
-    solves: what ``flags`` compares cases with."""
+    """The usual values of each name in ``Features``, among healthy cases that the model solves:
+    what ``flags`` compares cases with."""
 
     of: Features
 
     def __post_init__(self) -> None:
         count = int(self.of.correct.sum())
         if count < LEAST:
-            raise IclError(
-                f"A reference needs {LEAST} correctly solved cases, and the model solves {count} "
-                f"of {len(self.of.correct)}: give more, or easier ones."
-            )
+            raise IclError(f"A reference needs {LEAST} correctly solved cases; got {count}.")
 
     def solved(self, name: str) -> Float[Tensor, "case place"]:
         values = self.of.score[:, None] if name == "score" else self.of.values[name]
@@ -377,11 +367,10 @@ def repair(
     reference: Reference | None = None,
 ) -> Callable[[CleanCorrupt], list[Hook]]:
     """The fix for a failure at ``heads`` (or ``edges``) under ``hooks``: makes hooks for any cases.
-    ``even``: scores times a temperature (Zhai et al. 2023). ``sink``: the first token is masked.
-    ``cut``: a share of what the writer writes is added back. ``misrouted``: rows are put on the
-    source (PASTA; Zhang et al. 2024). ``overactive``: writes are scaled down to the usual length of
-    ``reference``. Temperature and share are those that score best on ``fitting``. What is not there
-    cannot come back: a row that is exactly even holds no scores."""
+    ``even``: scores times a temperature (Zhai et al. 2023); ``sink``: the first token is masked;
+    ``cut``: a share of what the writer writes is added back; ``misrouted``: rows are put on the
+    source (PASTA; Zhang et al. 2024); ``overactive``: writes are scaled down to the usual length of
+    ``reference``. Temperature and share are those that score best on ``fitting``."""
 
     def fix(task: CleanCorrupt, amount: float) -> list[Hook]:
         if kind == "cut":
@@ -416,8 +405,7 @@ def _shorten(model: TransformerBridge, task: CleanCorrupt, head: Node, usual: fl
 
 
 def _put_on_source(pattern: Pattern, task: CleanCorrupt) -> Pattern:
-    if task.source is None:
-        raise IclError("This task names no source to route to.")
+    assert task.source is not None
     batch = torch.arange(len(pattern), device=pattern.device)[:, None]
     rows = torch.zeros_like(pattern[batch, task.at]).scatter(-1, task.source[..., None], 1)
     return pattern.index_put((batch, task.at), rows)

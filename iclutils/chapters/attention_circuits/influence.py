@@ -1,9 +1,8 @@
 """Influence of earlier tokens on a prediction, and attention as a stand-in for it.
 
-Influence is what a prediction loses when an earlier token, or its own, is drawn anew (occlusion;
-Zeiler and Fergus 2014; Li et al. 2016). Attention answers the same question by multiplying patterns
-(``rollout``), by the size of what it carries (``norm_weighted``) or by cutting it (``knockout``),
-which alone intervenes."""
+Influence is what a prediction loses when a token is drawn anew (occlusion; Zeiler and Fergus 2014;
+Li et al. 2016). Attention answers the same question by multiplying patterns (``rollout``) or by the
+size of what it carries (``norm_weighted``), and intervenes on nothing."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def influence(
     hooks: Sequence[Hook] = (),
 ) -> Influence:
     """Influence of every token on the predictions at ``at``, whose right tokens are ``answer``.
-    Each token is replaced ``draws`` times, all others but BOS being as likely. ``hooks`` act on the
-    logits of the clean and the altered passes."""
+    Each token is replaced ``draws`` times, all others but BOS being as likely, under ``hooks``."""
     drawn = replacements(model, tokens, generator, draws)
     clean = _logits(model, tokens[:, : int(at.max()) + 1], at, hooks).log_softmax(-1)
     right = answer[..., None]
@@ -108,9 +106,8 @@ def redirected(
     model: TransformerBridge, tokens: Tokens, length: int, generator: Generator
 ) -> Float[Tensor, "batch"]:
     """Share of a model's own outputs that go on from an output that was replaced by another.
-    ``tokens``: BOS and distinct tokens, twice. The model is given the first copy and five tokens of
-    the second, one of its outputs is replaced by a token from further on, and it generates three
-    more, the likeliest each."""
+    ``tokens``: BOS and distinct tokens, twice. It is given the first copy and five tokens of the
+    second, then one output from further on, and generates three more, the likeliest each."""
     known, steps = 5, 3
     rows, reach = torch.arange(len(tokens), device=tokens.device), length - steps
     place = torch.randint(known + 3, reach + 1, (len(tokens),), generator=generator).to(tokens)
@@ -139,9 +136,9 @@ def replacements(
 def _altered(
     model: TransformerBridge, tokens: Tensor, at: Tensor, drawn: Tensor, hooks: Sequence[Hook]
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-    """Position, rows, draws and logits (rows, entry, vocab) of altered sequences, in chunks. What
-    stands before an altered position is read once, where keys and values can be cut. At entries
-    before the altered position the logits mean nothing."""
+    """Position, rows, draws and logits (rows, entry, vocab; meaningless before the position) of
+    altered sequences, in chunks. What stands before is read once, where keys and values can be
+    cut."""
     last, draws = int(at.max()) + 1, len(drawn)
     past: tuple[States, ...] = ()
     with suppress(IclError, AttributeError):  # keys and values cannot be cut: whole rows, then
@@ -194,9 +191,8 @@ def sources(
     rate: float = 0.05,
 ) -> Sources:
     """Offsets from the source at which tokens help, at this false-discovery rate (sign flips over
-    sequences; Benjamini and Hochberg 1995). ``signed``: of ``influence``. Entries are averaged
-    within a sequence; offsets that fewer than six sequences show are left out. With n sequences no
-    p-value is below 2^(1-n)."""
+    sequences; Benjamini and Hochberg 1995). ``signed``: of ``influence``; entries are averaged
+    within a sequence, offsets that fewer than six sequences show left out."""
     lost = -signed.double()
     place = torch.arange(signed.shape[-1], device=signed.device)
     known = (place <= at[..., None]) & ~lost.isnan()
@@ -233,10 +229,8 @@ def norm_weighted(model: TransformerBridge, tokens: Tokens) -> Patterns:
     chunk = max(1, ROWS // tokens.shape[1] ** 2)
     norms = []
     for layer, pattern in enumerate(bar(attention_patterns(model, tokens), "layers")):
-        v = cache[names[layer]].transpose(1, 2)
-        parts = zip(
-            pattern.split(chunk), (v @ model.blocks[layer].attn.W_O).split(chunk), strict=True
-        )
-        each = [torch.einsum("bhts,bhsd->btsd", a, moved).norm(dim=-1) for a, moved in parts]
-        norms.append(torch.cat(each))
+        moved = cache[names[layer]].transpose(1, 2) @ model.blocks[layer].attn.W_O
+        parts = zip(pattern.split(chunk), moved.split(chunk), strict=True)
+        of_parts = [torch.einsum("bhts,bhsd->btsd", *pair).norm(dim=-1) for pair in parts]
+        norms.append(torch.cat(of_parts))
     return torch.stack(norms, 1)

@@ -1,7 +1,7 @@
 """How heads work together: what removing two costs beyond each, and what each pushes directly.
 
-The correlation of two heads' activations (seed note 004, section 4.1) means nothing: each head's
-``z`` has a basis of its own, which can be rotated without changing the model."""
+The correlation of two heads' activations (seed note 004, section 4.1) means nothing: the basis of
+each head's ``z`` can be rotated without changing the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def interactions(
     alone: Float[Tensor, "group batch"] | None = None,
 ) -> tuple[Float[Tensor, "group batch"], Float[Tensor, "group group batch"]]:
     """Nats lost without each group of heads and MLP layers (``alone``, if they were removed
-    before), and the interaction of every two. D(a, b) - D(a) - D(b), with D the nats lost by
+    before), and the interaction of every two, D(a, b) - D(a) - D(b), with D the nats lost by
     resample ablation: below 0 for a pipeline, about 0 for independent groups, above 0 for back-ups
     (Wang et al. 2022); NaN on the diagonal."""
     pairs = list(combinations(range(len(groups)), 2))
@@ -84,8 +84,8 @@ def same_layer_effect(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 
 def direct_logits(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor, "writer batch"]:
     """Direct effect of each writer on the right answer's logit over the mean of all (or
-    ``choices``), mean over scored entries (Elhage et al. 2021, Wang et al. 2022). Biases of
-    attention layers, the final LayerNorm and the unembedding belong to nobody."""
+    ``choices``), mean over scored entries (Elhage et al. 2021, Wang et al. 2022). Biases belong to
+    nobody."""
     writers, scale = of(model).writers, "ln_final.hook_scale"
     _, cache = cached(model, task.clean, {*map(output_hook, writers), scale})
     rows = torch.arange(len(task), device=task.clean.device)[:, None]
@@ -137,8 +137,8 @@ def rotate_head_basis(
 
 
 def head_weights(network: PreTrainedModel, layer: int, head: int) -> list[Tensor]:
-    """Views of a head's W_O (d_head, d_model), W_V (d_model, d_head) and, if there is one, b_V. Of
-    a GPT-2, or a model built like Llama, whose shared values are first written out."""
+    """Views of a head's W_O (d_head, d_model), W_V (d_model, d_head) and, if there is one, b_V, of
+    a GPT-2 or a model built like Llama, whose shared values are first written out."""
     config = network.config
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     if not (0 <= layer < layers and 0 <= head < heads):

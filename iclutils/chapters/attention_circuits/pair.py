@@ -30,12 +30,11 @@ Measured = tuple[float, float]  # mean and standard error over sequences
 
 
 class Pair(NamedTuple):
-    """Two heads and what makes them a pair. ``prefix`` is the matching of the induction head,
-    ``drop`` the share of it that the path from the other head carries, ``previous_score`` and
-    ``duplicate_score`` that head's attention to the token before and to the earlier copy.
-    ``edges``: all paths into the keys of induction heads (matching above 0.4, or the best) that
-    carry more than a tenth of it. From folded weights: ``copying`` (-1 to 1), and ``k_composition``
-    in standard deviations above random heads."""
+    """Two heads and what makes them a pair: the matching (``prefix``) of the induction head, the
+    share of it that the path from the other head carries (``drop``), and that head's attention to
+    the token before and to the earlier copy. ``edges``: all paths into the keys of induction heads
+    that carry more than a tenth of it. From folded weights: ``copying`` (-1 to 1), and
+    ``k_composition`` in standard deviations above random heads."""
 
     previous: Node
     induction: Node

@@ -1,8 +1,8 @@
 """What a head looks at, as scores of its attention pattern, and which scores are above chance.
 
-A label is a score above a threshold: the largest of what even attention, heads of untrained models
-and (for scores that depend on content) the model's own heads on shuffled tokens score. A head may
-have several labels or none; they belong to a head and a kind of sequence."""
+A label is a score above the largest of what even attention, heads of untrained models and (for
+scores that depend on content) the model's own heads on shuffled tokens score. A head may have
+several labels or none; they belong to a head and a kind of sequence."""
 
 from __future__ import annotations
 
@@ -13,16 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
-from ...errors import IclError
-from ...interp.head_scores import (
-    attention_patterns,
-    attention_to,
-    first_token,
-    followers,
-    previous_token,
-    repeats,
-    uniform_pattern,
-)
+from ...interp import head_scores
+from ...interp.head_scores import attention_patterns, uniform_pattern
 from ...models import TransformerBridge
 from ...progress import bar
 
@@ -41,27 +33,27 @@ Labels = Bool[Tensor, "layer head label"]
 def pattern_scores(
     pattern: Float[Tensor, "batch head dest src"], tokens: Int[Tensor, "batch dest"]
 ) -> dict[str, Float[Tensor, "batch head"]]:
-    """All scores of some heads, each sequence by itself: means over rows, from 0 to 1. Row 0, which
-    can only look at itself, is left out of all but ``first``. ``previous``, ``current``: attention
-    to the token before, to the token itself. ``local``: to the last four positions. ``first``: to
-    the first token (attention sink; Xiao et al. 2024). ``even``: entropy over ln(t + 1).
-    ``hierarchical`` (ours): entropy of the mass in the distance bands {0}, {1}, {2, 3}, {4 .. 7},
-    .. over the log of their number, for rows with at least three. ``duplicate``: to earlier
-    occurrences of the current token; ``induction``: to what followed them (Olsson et al. 2022);
-    both NaN where nothing repeats."""
+    """All scores of some heads, each sequence by itself: means over rows, from 0 to 1. Row 0 is
+    left out of all but ``first``. ``previous``, ``current``: attention to the token before, to the
+    token itself. ``local``: to the last four positions. ``first``: to the first token (attention
+    sink; Xiao et al. 2024). ``even``: entropy over ln(t + 1). ``hierarchical`` (ours): entropy of
+    the mass in the distance bands {0}, {1}, {2, 3}, {4 .. 7}, .. over the log of their number, for
+    rows with at least three. ``duplicate``: to earlier occurrences of the current token;
+    ``induction``: to what followed them (Olsson et al. 2022); both NaN where nothing repeats."""
     size = tokens.shape[1]
     entropy = torch.special.entr(pattern).sum(-1)[..., 1:]
     highest = torch.arange(2, size + 1, device=pattern.device).log()
-    near = pattern * (_back(pattern) <= NEAR)
+    place = torch.arange(size, device=pattern.device)
+    back = place[:, None] - place
     return {
-        "previous": previous_token(pattern),
+        "previous": head_scores.previous_token(pattern),
         "current": pattern.diagonal(0, -2, -1)[..., 1:].mean(-1),
-        "local": near.sum(-1)[..., 1:].mean(-1),
-        "first": first_token(pattern),
+        "local": (pattern * (back <= NEAR)).sum(-1)[..., 1:].mean(-1),
+        "first": head_scores.first_token(pattern),
         "even": (entropy / highest).mean(-1),
-        "hierarchical": _band_entropy(pattern),
-        "duplicate": attention_to(pattern, repeats(tokens)),
-        "induction": attention_to(pattern, followers(tokens)),
+        "hierarchical": _band_entropy(pattern, back),
+        "duplicate": head_scores.attention_to(pattern, head_scores.repeats(tokens)),
+        "induction": head_scores.attention_to(pattern, head_scores.followers(tokens)),
     }
 
 
@@ -69,17 +61,7 @@ def scores(
     model: TransformerBridge, tokens: Tokens, repeats_of: Tokens | None = None
 ) -> dict[str, PerHead]:
     """All scores of all heads, from one forward pass. ``repeats_of``: tokens that decide what
-    repeats, where it is not those that the model reads.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.chapters.attention_circuits import patterns
-        >>> net = models.load("induction-0")
-        >>> tokens = torch.tensor([[models.bos(net), 5, 6, 7, 5, 6]])
-        >>> patterns.scores(net, tokens)["previous"].shape
-        torch.Size([1, 2, 4])
-    """
+    repeats, where it is not those that the model reads."""
     ids = tokens if repeats_of is None else repeats_of
     layers = [pattern_scores(pattern, ids) for pattern in attention_patterns(model, tokens)]
     return {name: torch.stack([layer[name] for layer in layers], 1) for name in SCORES}
@@ -93,8 +75,8 @@ def uniform_scores(tokens: Tokens) -> dict[str, Float[Tensor, "batch"]]:
 
 def null_scores(models: Sequence[TransformerBridge], tokens: Tokens) -> Pooled:
     """Scores of every head of untrained models on every sequence."""
-    each = [scores(model, tokens) for model in bar(models, "untrained models")]
-    return {name: torch.cat([s[name].flatten() for s in each]) for name in SCORES}
+    of_models = [scores(model, tokens) for model in bar(models, "untrained models")]
+    return {name: torch.cat([one[name].flatten() for one in of_models]) for name in SCORES}
 
 
 def shuffled_scores(model: TransformerBridge, tokens: Tokens, generator: Generator) -> Pooled:
@@ -123,9 +105,6 @@ def thresholds(
 def labels(scores: Scores, limits: Mapping[str, float]) -> Labels:
     """Which labels a head has, in the order of ``SCORES``: mean - 2 SE above the threshold, over at
     least 30 sequences that define the score."""
-    count = len(scores[SCORES[0]])
-    if count < FEWEST:
-        raise IclError(f"Labels need at least {FEWEST} sequences; got {count}.")
     out = []
     for name in SCORES:
         values = scores[name].double()
@@ -138,8 +117,8 @@ def labels(scores: Scores, limits: Mapping[str, float]) -> Labels:
 
 def excess(scores: Scores, limits: Mapping[str, float]) -> Float[Tensor, "layer head label"]:
     """Calibrated scores: 0 at the threshold, 1 at the highest possible; NaN where undefined."""
-    each = [(scores[n].double().nanmean(0) - limits[n]) / (1 - limits[n]) for n in SCORES]
-    return torch.stack(each, -1)
+    above = [(scores[n].double().nanmean(0) - limits[n]) / (1 - limits[n]) for n in SCORES]
+    return torch.stack(above, -1)
 
 
 def table(
@@ -158,16 +137,10 @@ def table(
     return rows
 
 
-def _back(pattern: Float[Tensor, "*lead dest src"]) -> Int[Tensor, "dest src"]:
-    """Distance from each row back to each source."""
-    place = torch.arange(pattern.shape[-1], device=pattern.device)
-    return place[:, None] - place
-
-
-def _band_entropy(pattern: Float[Tensor, "*lead dest src"]) -> Float[Tensor, "*lead"]:
-    """Entropy over dyadic distance bands, relative to equal mass in each."""
+def _band_entropy(pattern: Tensor, back: Int[Tensor, "dest src"]) -> Float[Tensor, "*lead"]:
+    """Entropy over dyadic bands of the distance back, relative to equal mass in each."""
     # The exponent of a distance is its band: 0 -> 0, 1 -> 1, 2 and 3 -> 2, 4 to 7 -> 3, ..
-    band = torch.frexp(_back(pattern).clamp_min(0).float()).exponent.long()
+    band = torch.frexp(back.clamp_min(0).float()).exponent.long()
     in_band = torch.nn.functional.one_hot(band).to(pattern)
     mass = torch.einsum("...ts,tsk->...tk", pattern, in_band)
     highest = (band[:, 0] + 1).log()  # a row's own bands: those up to its distance from the start

@@ -1,7 +1,4 @@
-"""Redundancy: which heads a task can spare, and what pruning saves.
-
-Ablating heads one at a time misleads where heads stand in for each other, and gradients tell what a
-small change would do."""
+"""Redundancy: which heads a task can spare, and what pruning saves."""
 
 from __future__ import annotations
 

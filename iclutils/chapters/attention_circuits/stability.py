@@ -1,9 +1,8 @@
 """Stability of circuits: across models by name and by role, along training by re-extraction.
 
-A head of one seed has no counterpart of the same name in another. Roles are matched by what heads
-attend to and tested on another measure, what they write (CKA), because the best matching of any
-matrix, noise included, beats random ones on that matrix. Along training, two checkpoints can be no
-more alike than two extractions from one of them on different sequences: the re-extraction floor."""
+Roles are matched by what heads attend to and tested on what they write (CKA), because the best
+matching of any matrix, noise included, beats random ones on that matrix. Two checkpoints can be no
+more alike than two extractions from one of them: the re-extraction floor."""
 
 from __future__ import annotations
 
@@ -47,9 +46,9 @@ def overlap_excess(a: Set[int], b: Set[int], layer: Int[Tensor, "item"]) -> floa
 
 
 def attention_profiles(model: TransformerBridge, tokens: Tokens) -> Float[Tensor, "head feature"]:
-    """Features of every head's attention: its mean by distance back and by relation, less even's.
-    Features: mass 0, 1, ... tokens back, then on an earlier copy of the token, on what followed
-    one, on the first token and on itself; the first position left out. Heads in order of depth."""
+    """Features of every head's attention, in order of depth, less those of even attention: mass 0,
+    1, ... tokens back, then on an earlier copy of the token, on what followed one, on the first
+    token and on itself; the first position is left out."""
     same = repeats(tokens)
     first, itself = torch.zeros_like(same), torch.zeros_like(same)
     first[:, :, 0] = True
@@ -87,11 +86,9 @@ def head_outputs(
 
 
 def cka(a: Float[Tensor, "a sample d_a"], b: Float[Tensor, "b sample d_b"]) -> Float[Tensor, "a b"]:
-    """Linear CKA of what heads write at the same tokens: 0 to 1 (Kornblith et al. 2019, section 3).
-
-    ||Y^T X||^2 / (||X^T X|| ||Y^T Y||) of centred rows. Rotating or scaling either side changes
-    nothing. NaN for a head that always writes the same.
-    """
+    """Linear CKA of what heads write at the same tokens: 0 to 1 (Kornblith et al. 2019, section 3),
+    ||Y^T X||^2 / (||X^T X|| ||Y^T Y||) of centred rows, which rotating or scaling either side does
+    not change. NaN for a head that always writes the same."""
     a, b = (x.double() - x.double().mean(1, keepdim=True) for x in (a, b))
     own = [(x.mT @ x).flatten(1).norm(dim=1) for x in (a, b)]
     cross = torch.stack([(one.mT @ b).square().sum((1, 2)) for one in a])
@@ -99,9 +96,8 @@ def cka(a: Float[Tensor, "a sample d_a"], b: Float[Tensor, "b sample d_b"]) -> F
 
 
 def match(similarity: Float[Tensor, "a b"], within: Groups | None = None) -> list[tuple[int, int]]:
-    """The pairs of heads whose similarities have the largest sum; each head in one pair at most.
-    ``within``: the group (layer) of each head of either model; pairs stay in a group. (Kuhn
-    1955.)"""
+    """The pairs of heads whose similarities have the largest sum (Kuhn 1955); each head in one pair
+    at most. ``within``: the group (layer) of each head of either model; pairs stay in a group."""
     pairs: list[tuple[int, int]] = []
     for rows, columns in _blocks(similarity, within):
         block = similarity[rows][:, columns].detach().cpu().double().numpy()
@@ -137,10 +133,8 @@ def _blocks(similarity: Tensor, within: Groups | None) -> list[tuple[Tensor, Ten
     everyone = (torch.zeros(n, dtype=torch.long) for n in similarity.shape)
     ours, theirs = (group.cpu() for group in within or everyone)
     if (len(ours), len(theirs)) != tuple(similarity.shape):
-        raise IclError(
-            f"Give a group for each of {similarity.shape[0]} and {similarity.shape[1]} heads; "
-            f"got {len(ours)} and {len(theirs)}."
-        )
+        wanted, given = similarity.shape, f"{len(ours)} and {len(theirs)}"
+        raise IclError(f"Give a group for each of {wanted[0]} and {wanted[1]} heads; got {given}.")
     common = sorted(set(ours.tolist()) & set(theirs.tolist()))
     return [((ours == g).nonzero()[:, 0], (theirs == g).nonzero()[:, 0]) for g in common]
 
@@ -176,10 +170,9 @@ def phases(
     present: Bool[Tensor, "checkpoint"],
     shortest: int = 2,
 ) -> list[str]:
-    """Kind of each interval between checkpoints: ``stable``, ``unstable`` or ``absent``. Absent
-    where the task is not solved (``present``) at both ends; stable where ``shortest`` intervals in
-    a row are as similar as their floors. (Seed note 004, section 7.2, with a floor and absence
-    added; Tigges et al. 2024.)"""
+    """Kind of each interval between checkpoints: ``absent`` where the task is not solved
+    (``present``) at both ends, ``stable`` where ``shortest`` intervals in a row are as similar as
+    their floors, or ``unstable``. (Seed note 004, section 7.2; Tigges et al. 2024.)"""
     there = present[:-1] & present[1:]
     pairs = zip(there.tolist(), (similarity >= floors).tolist(), strict=True)
     kinds = ["absent" if not here else "stable" if alike else "unstable" for here, alike in pairs]
@@ -197,8 +190,7 @@ def rise(
     a bar is crossed in the interval that ends with the first checkpoint at or above it."""
     if not values[-1] > 0:
         raise IclError("A rise needs a final value above 0.")
-    begins, ends = (
-        next(i for i, v in enumerate(values) if v >= s * values[-1]) for s in (low, high)
-    )
+    known = torch.tensor(list(values), dtype=torch.float64)
+    begins, ends = (int((known >= s * known[-1]).nonzero()[0]) for s in (low, high))
     interval = torch.arange(len(values) - 1)
     return (interval >= begins - 1) & (interval < ends), interval >= ends

@@ -156,17 +156,7 @@ def feature_attention(
     values: Float[Tensor, "*#batch key value"],
     logarithms: bool = False,
 ) -> Float[Tensor, "*batch query value"]:
-    """Σ_i v_i φ(k_i)·φ(q) / D_q, from features or (``positive_random``) their logarithms.
-
-    Example:
-        >>> import torch
-        >>> from iclutils.chapters.contrastive_kernel import features
-        >>> q, k, v = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
-        >>> phi_q, phi_k = (features.taylor(features.scaled(z), degree=24) for z in (q, k))
-        >>> exact = features.attention(q, k, v)
-        >>> torch.allclose(features.feature_attention(phi_q, phi_k, v), exact, atol=1e-4)
-        True
-    """
+    """Σ_i v_i φ(k_i)·φ(q) / D_q, from features or (``positive_random``) their logarithms."""
     if logarithms:
         return log_kernel(queries, keys).softmax(-1) @ values
     weights = queries @ keys.mT

@@ -86,17 +86,7 @@ def compress(
 ) -> Answers:
     """Answers from what a rule, as ``hidden_anchor``, or a mask (batch, pos) keeps. With ``offset``
     the query stays at its position; without, or where nothing is kept, it begins at 0, as in the
-    released script for GPT-2 XL.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.chapters.label_anchors.compression import compress, hidden_anchor
-        >>> from iclutils.tasks import topics
-        >>> asked = topics.sample(8, torch.Generator().manual_seed(0), classes=2)
-        >>> compress(models.load("anchors-0"), asked, hidden_anchor).predicted.shape
-        torch.Size([8])
-    """
+    released script for GPT-2 XL."""
     mask = keep(_shown(prompts)) if callable(keep) else keep
     return _answers(model, prompts, [mask], offset, batch_size)[0]
 

@@ -60,17 +60,7 @@ def isolated(
     batch_size: int | None = None,
 ) -> Answers:
     """Answers under ``isolation``. For the control, ``positions=[random_positions(prompts,
-    generator) for _ in layers]``.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.chapters.label_anchors.isolation import isolated
-        >>> from iclutils.tasks import topics
-        >>> asked = topics.sample(8, torch.Generator().manual_seed(0), classes=2)
-        >>> isolated(models.load("anchors-0"), asked, layers=[0]).predicted.shape
-        torch.Size([8])
-    """
+    generator) for _ in layers]``."""
     layers = list(layers)
 
     def of(part: Prompts, rows: Tensor) -> Iterable[Tensor]:
