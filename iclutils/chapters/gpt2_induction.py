@@ -92,7 +92,7 @@ def roles(scores: Mapping[str, Float[Tensor, "layer head"]], least: int = 1) -> 
     induction = strongest(prefix)
     below = scores["previous"][: induction[0]]
     previous = strongest(below)
-    return Circuit(previous, induction, *(_labelled(each, least) for each in (prefix, below)))
+    return Circuit(previous, induction, _labelled(prefix, least), _labelled(below, least))
 
 
 def _labelled(scores: Float[Tensor, "layer head"], least: int) -> tuple[Head, ...]:
@@ -146,8 +146,8 @@ def second_copy(
 ) -> list[dict[str, Float[Tensor, "batch"]]]:
     """Loss (nats), logit of the right token and accuracy on the clean second copy of each sequence,
     under each list of hooks."""
-    part = torch.arange(*batch.clean_half.indices(batch.tokens.shape[1]))
-    at = part.to(batch.tokens.device).expand(len(batch.tokens), -1)
+    entries = torch.arange(*batch.clean_half.indices(batch.tokens.shape[1]))
+    at = entries.to(batch.tokens.device).expand(len(batch.tokens), -1)
     truth = batch.tokens.gather(1, at + 1)[..., None]
 
     def measured(scores: Tensor) -> dict[str, Tensor]:
@@ -165,13 +165,13 @@ def direct_effects(
     """Direct effect of each head on the logit of the right token, above its mean over the
     vocabulary, on the clean second copy; for a model loaded with ``fold=True``. The final norm
     keeps the scale of the whole run, so that the parts add up to the logit."""
-    part, last = batch.clean_half, get_act_name("resid_post", model.cfg.n_layers - 1)
+    half, last = batch.clean_half, get_act_name("resid_post", model.cfg.n_layers - 1)
     with torch.no_grad():
         _, seen = run_with_hooks(model, batch.tokens, [], [last])
         writes = component_outputs(model, batch.tokens, all_heads(model))
-        scale = (seen[last].pow(2).mean(-1) + model.cfg.eps).sqrt()[:, part]
-        columns = (model.W_U - model.W_U.mean(1, keepdim=True)).T[batch.tokens[:, 1:][:, part]]
-        added = [((w[:, part] * columns).sum(-1) / scale).mean(1) for w in writes.values()]
+        scale = (seen[last].pow(2).mean(-1) + model.cfg.eps).sqrt()[:, half]
+        columns = (model.W_U - model.W_U.mean(1, keepdim=True)).T[batch.tokens[:, 1:][:, half]]
+        added = [((w[:, half] * columns).sum(-1) / scale).mean(1) for w in writes.values()]
     return torch.stack(added, 1).unflatten(1, (model.cfg.n_layers, -1))
 
 
@@ -259,5 +259,5 @@ def reached(steps: Sequence[int], values: Sequence[float], share: float) -> floa
     i = next((i for i, value in enumerate(values) if value >= goal), 0)
     if i == 0:
         return math.nan
-    part = (goal - values[i - 1]) / (values[i] - values[i - 1])
-    return steps[i - 1] + part * (steps[i] - steps[i - 1])
+    within = (goal - values[i - 1]) / (values[i] - values[i - 1])
+    return steps[i - 1] + within * (steps[i] - steps[i - 1])

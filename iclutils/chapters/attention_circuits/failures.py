@@ -234,7 +234,7 @@ def features(
             moved = read @ model.blocks[node.layer].attn.W_O[node.head]
             right = (moved * tokens[task.answer]).sum(-1)
             arrives = (right >= (moved @ rivals.mT).amax(-1) - 1e-4).to(rows)
-        each = {
+        by_entry = {
             "entropy": relative_entropy(rows, task.at),
             "first": rows[..., 0],
             "sink": (rows[..., 0] > rows[..., 1:].amax(-1)).to(rows),
@@ -244,7 +244,7 @@ def features(
             "norm": write[batch, task.at].norm(dim=-1),
             "direct": (write[batch, task.at] * toward).sum(-1),
         }
-        return {name: value.mean(-1) for name, value in each.items()}
+        return {name: value.mean(-1) for name, value in by_entry.items()}
 
     by_head = [of_head(node) for node in heads]
     values = {name: torch.stack([one[name] for one in by_head], 1) for name in by_head[0]}

@@ -95,11 +95,11 @@ def note_influence(
     token, the original among them; NaN from the entry's own position on."""
     drawn = torch.randint(model.cfg.d_vocab, (draws, *tokens.shape), generator=generator)
     clean = _logits(model, tokens[:, : int(at.max()) + 1], at, hooks)
-    out = clean.new_full((len(tokens), draws, at.shape[1], tokens.shape[1]), torch.nan)
+    norms = clean.new_full((len(tokens), draws, at.shape[1], tokens.shape[1]), torch.nan)
     for position, row, draw, altered in _altered(model, tokens, at, drawn.to(at), hooks):
-        out[row, draw, :, position] = (altered - clean[row]).norm(dim=-1)
+        norms[row, draw, :, position] = (altered - clean[row]).norm(dim=-1)
     left_out = torch.arange(tokens.shape[1], device=tokens.device) >= at[..., None]
-    return out.masked_fill(left_out[:, None], torch.nan).transpose(0, 1)
+    return norms.masked_fill(left_out[:, None], torch.nan).transpose(0, 1)
 
 
 def redirected(
@@ -216,10 +216,10 @@ def mean_patterns(model: TransformerBridge, tokens: Tokens) -> Patterns:
 
 def rollout(patterns: Patterns) -> Float[Tensor, "batch dest src"]:
     """Product over layers of half attention, half residual stream (Abnar and Zuidema 2020, 3)."""
-    out = torch.eye(patterns.shape[-1]).to(patterns).expand(len(patterns), -1, -1)
+    rolled = torch.eye(patterns.shape[-1]).to(patterns).expand(len(patterns), -1, -1)
     for pattern in patterns.unbind(1):
-        out = 0.5 * (pattern @ out + out)
-    return out
+        rolled = 0.5 * (pattern @ rolled + rolled)
+    return rolled
 
 
 def norm_weighted(model: TransformerBridge, tokens: Tokens) -> Patterns:

@@ -40,10 +40,10 @@ def interactions(
     lost = task.score(scored_logits(model, task)) - ablate(model, task, sets)
     if alone is None:
         alone, lost = lost[: len(groups)], lost[len(groups) :]
-    out = alone.new_full((len(groups), len(groups), len(task)), torch.nan)
+    beyond = alone.new_full((len(groups), len(groups), len(task)), torch.nan)
     for (a, b), both in zip(pairs, lost, strict=True):
-        out[a, b] = out[b, a] = both - alone[a] - alone[b]
-    return alone, out
+        beyond[a, b] = beyond[b, a] = both - alone[a] - alone[b]
+    return alone, beyond
 
 
 def within_layers(

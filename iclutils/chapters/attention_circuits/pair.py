@@ -113,11 +113,11 @@ def path_drops(
     heads = graph.all_heads(model)
     at = torch.full_like(batch.tokens[:, :1], batch.tokens.shape[1] - 1)
     run = CleanRun(model, CleanCorrupt(batch.tokens, other.tokens, at, batch.tokens[:, :1]))
-    out = torch.zeros(len(heads), len(induction), len(batch.tokens), device=batch.tokens.device)
+    drops = torch.zeros(len(heads), len(induction), len(batch.tokens), device=batch.tokens.device)
     for i, target in enumerate(bar(induction, "induction heads")):
         below = target.layer * model.cfg.n_heads
         seen = key_patterns(run, [[], *([node] for node in heads[:below])], target)
         before, *after = prefix_matching(seen.flatten(0, 1), batch.length).view(len(seen), -1)
         if below:
-            out[:below, i] = (before - torch.stack(after)) / before.mean()
-    return out
+            drops[:below, i] = (before - torch.stack(after)) / before.mean()
+    return drops

@@ -105,14 +105,14 @@ def thresholds(
 def labels(scores: Scores, limits: Mapping[str, float]) -> Labels:
     """Which labels a head has, in the order of ``SCORES``: mean - 2 SE above the threshold, over at
     least 30 sequences that define the score."""
-    out = []
+    labelled = []
     for name in SCORES:
         values = scores[name].double()
         known = (~values.isnan()).sum(0)
         mean = values.nanmean(0)
         error = ((values - mean).square().nansum(0) / (known - 1) / known).sqrt()
-        out.append((known >= FEWEST) & (mean - 2 * error > limits[name]))
-    return torch.stack(out, -1)
+        labelled.append((known >= FEWEST) & (mean - 2 * error > limits[name]))
+    return torch.stack(labelled, -1)
 
 
 def excess(scores: Scores, limits: Mapping[str, float]) -> Float[Tensor, "layer head label"]:

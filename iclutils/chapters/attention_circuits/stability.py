@@ -130,8 +130,8 @@ def matching_excess(
 
 def _blocks(similarity: Tensor, within: Groups | None) -> list[tuple[Tensor, Tensor]]:
     """Rows and columns of each group that both models have."""
-    everyone = (torch.zeros(n, dtype=torch.long) for n in similarity.shape)
-    ours, theirs = (group.cpu() for group in within or everyone)
+    one_group = (torch.zeros(n, dtype=torch.long) for n in similarity.shape)
+    ours, theirs = (group.cpu() for group in within or one_group)
     if (len(ours), len(theirs)) != tuple(similarity.shape):
         wanted, given = similarity.shape, f"{len(ours)} and {len(theirs)}"
         raise IclError(f"Give a group for each of {wanted[0]} and {wanted[1]} heads; got {given}.")

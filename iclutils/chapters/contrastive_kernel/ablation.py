@@ -149,8 +149,8 @@ def ablations(
         hooks = [] if way == "whole" else change_heads(query, demonstrations, PARTS[part], heads)
         if how == "mean":
             duals = dual_heads(query, demonstrations)
-            each = duals.demonstration_update if part == "update" else duals.query_term
-            hooks = replaced(query, demonstrations, part, each.mean(0))
+            vectors = duals.demonstration_update if part == "update" else duals.query_term
+            hooks = replaced(query, demonstrations, part, vectors.mean(0))
         hooks += frozen_mlps(query) if held else []
         by_way[way] = predict(query, answer, choices, hooks, centred=centred)
     return by_way

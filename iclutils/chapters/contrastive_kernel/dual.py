@@ -51,9 +51,9 @@ def trajectory(
     0 is the query term, entry n has learned those among the first n keys, the last is attention's
     output. ``allowed`` is (…, key)."""
     seen = None if allowed is None else allowed[..., None, :]
-    parts = scores(query[..., None, :], keys, seen).softmax(-1).mT * values
-    first = (parts * ~demos[..., None]).sum(-2, keepdim=True)
-    return torch.cat([first, first + (parts * demos[..., None]).cumsum(-2)], -2)
+    by_key = scores(query[..., None, :], keys, seen).softmax(-1).mT * values
+    first = (by_key * ~demos[..., None]).sum(-2, keepdim=True)
+    return torch.cat([first, first + (by_key * demos[..., None]).cumsum(-2)], -2)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Block:
 
     def heads(self, tokens: Float[Tensor, "*batch pos channel"]) -> list[Tensor]:
         """Queries, keys and values of all heads, (*batch, head, pos, inner)."""
-        return [torch.einsum("...pc,hci->...hpi", tokens, part) for part in self.attention[:3]]
+        return [torch.einsum("...pc,hci->...hpi", tokens, weight) for weight in self.attention[:3]]
 
 
 def layer_model(

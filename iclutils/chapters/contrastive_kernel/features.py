@@ -53,10 +53,10 @@ def taylor(z: Float[Tensor, "*batch channel"], degree: int) -> Float[Tensor, "*b
     if count > MOST:
         raise IclError(f"{count} Taylor features do not fit: take a lower degree or dimension.")
     powers = torch.from_numpy(PolynomialFeatures(degree).fit(np.zeros((1, dim))).powers_).to(z)
-    each = z[..., None] ** torch.arange(degree + 1).to(z)  # every power of every channel once
+    power = z[..., None] ** torch.arange(degree + 1).to(z)  # every power of every channel once
     monomials = (-torch.lgamma(powers + 1).sum(-1) / 2).exp()
     for channel in range(dim):
-        monomials = monomials * each[..., channel, powers[:, channel].long()]
+        monomials = monomials * power[..., channel, powers[:, channel].long()]
     return monomials
 
 

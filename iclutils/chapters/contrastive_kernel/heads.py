@@ -74,12 +74,12 @@ def dual_heads(query: AtQuery, demonstrations: Mask) -> DualHeads:
         True
     """
     masks = query.mask(demonstrations)[:, None], query.seen[:, None, None]
-    parts = []
+    layers = []
     for q, key, value, z in bar(read_heads(query), "layers", query.model.cfg.n_layers):
         values = torch.cat([value, torch.ones_like(value[..., :1])], -1)  # 1 sums the attention
         first, update = (p[:, :, 0] for p in dual_form(q[:, :, None], key, values, *masks))
-        parts.append((first[..., :-1], update[..., :-1], z, update[..., -1]))
-    return DualHeads(*(torch.stack(part, 1) for part in zip(*parts, strict=True)))
+        layers.append((first[..., :-1], update[..., :-1], z, update[..., -1]))
+    return DualHeads(*(torch.stack(field, 1) for field in zip(*layers, strict=True)))
 
 
 def head_trajectory(
@@ -112,13 +112,13 @@ def feature_errors(
     given: dict[str, Any] = {"method": method, "draws": draws, "generator": generator}
     errors = []
     for row, last in enumerate(query.at.tolist()):
-        each = []
+        of_heads = []
         for parts in read_heads(query[row : row + 1]):
             for q, key, value in zip(*(part[0] for part in parts[:3]), strict=True):
                 q, key = q[None], key[: last + 1]
                 q, key = balance(q, key) if balanced else (q, key)
-                each.append(kernel_error(q, key, value[: last + 1], [size], **given))
-        errors.append(torch.cat(each).median())
+                of_heads.append(kernel_error(q, key, value[: last + 1], [size], **given))
+        errors.append(torch.cat(of_heads).median())
     return torch.stack(errors)
 
 
@@ -164,7 +164,7 @@ def direct_logit_attribution(
     value = logit.gather(1, answer[:, None])[:, 0]
     if against is not None:
         value = value - logit.gather(1, against.expand(len(query), -1)).mean(1)
-        direction = direction - torch.stack([unembed[:, each].double().mean(1) for each in against])
+        direction = direction - torch.stack([unembed[:, ids].double().mean(1) for ids in against])
         offset = offset - bias[against].mean(1)
     weight = model.ln_final.weight.double() + getattr(model.ln_final, "uses_weight_offset", False)
     shift = getattr(model.ln_final, "bias", None)
@@ -175,8 +175,8 @@ def direct_logit_attribution(
     centred = (resid - at_query("ln_final.hook_normalized") * scale).norm() > 1e-3 * resid.norm()
     if bool(centred):  # LayerNorm; RMSNorm does not subtract the mean
         toward = toward - toward.mean(1, keepdim=True)
-    each = torch.einsum("lhde,be->blhd", model.W_O.double(), toward)
-    first, update, z = ((part * each).sum(-1) for part in duals[:3])
+    by_head = torch.einsum("lhde,be->blhd", model.W_O.double(), toward)
+    first, update, z = ((part * by_head).sum(-1) for part in duals[:3])
     attention, mlp = (
         torch.stack([(at_query(name, la) * toward).sum(1) for la in layers], 1)
         for name in ("attn_out", "mlp_out")

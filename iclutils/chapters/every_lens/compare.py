@@ -16,7 +16,7 @@ AGAIN = ("matchers only", "readers only")  # whose control is drawn twice, the s
 
 
 def head_scores(
-    found: Marks,
+    marked: Marks,
     prefix: Float[Tensor, "sequence layer head"],
     contexts: tuple[Float[Tensor, "context choice"], Tensor, Float[Tensor, "context _ _ demo"]],
     shows: Int[Tensor, "context demo"],
@@ -29,7 +29,7 @@ def head_scores(
         "induction": prefix[part].mean(0).cpu(),
         "algorithm": beyond_counting(looks[part], shows[part], logits[part]).float(),
     }
-    return {k: other[k] if k in other else getattr(found, k)[part].mean(0) for k in LENSES}
+    return {k: other[k] if k in other else getattr(marked, k)[part].mean(0) for k in LENSES}
 
 
 def sets_to_remove(

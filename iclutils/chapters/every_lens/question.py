@@ -41,7 +41,7 @@ class Question:
         return len(self.task)
 
     def __getitem__(self, rows: slice | Tensor) -> Question:
-        return Question(*(part[rows] for part in vars(self).values()))
+        return Question(*(field[rows] for field in vars(self).values()))
 
     @property
     def at(self) -> Int[Tensor, "batch"]:

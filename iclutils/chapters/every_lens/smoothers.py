@@ -96,10 +96,10 @@ def beyond_counting(
     target = logits - logits.mean(-1, keepdim=True)
     target = target - (target * count).sum() / norm * count
     # Weights that sum to 1, so that only their distribution over the examples counts.
-    each = votes(weights / weights.sum(-1, keepdim=True).clamp(min=1e-30), shows, choices)
-    slope = torch.einsum("blhc,bc->lh", each, count) / norm
-    each = each - torch.einsum("lh,bc->blhc", slope, count)
-    return agreement(each, target)
+    voted = votes(weights / weights.sum(-1, keepdim=True).clamp(min=1e-30), shows, choices)
+    slope = torch.einsum("blhc,bc->lh", voted, count) / norm
+    voted = voted - torch.einsum("lh,bc->blhc", slope, count)
+    return agreement(voted, target)
 
 
 def fit(

@@ -76,11 +76,11 @@ def alignment(
         >>> bool((found.cosine > 0.99).all())
         True
     """
-    both = [
+    pair = [
         one if isinstance(one, Responses) else responses(one, xs, ys)
         for one in (predictor, reference)
     ]
-    (answered, slope), (other, reference_slope) = ([part.double() for part in one] for one in both)
+    (answered, slope), (other, reference_slope) = ([part.double() for part in one] for one in pair)
     gap = answered - other
     return Alignment(
         cosine_similarity(slope, reference_slope, dim=-1, eps=1e-8).mean(-1),

@@ -38,7 +38,7 @@ def gradient_layer(
     if start is not None:
         value[:dim, dim:] = start.mT
     out = torch.diag(y * rate / pairs - x * gamma)
-    return Layer(*(part[None] for part in (x.diag(), x.diag(), value, out)))
+    return Layer(*(matrix[None] for matrix in (x.diag(), x.diag(), value, out)))
 
 
 def tokens(
@@ -96,7 +96,7 @@ def constructed(
         )
     idle = (0, 0, 0, 0, 0, shape.heads - 1)  # heads of zeros
     layers = [
-        Layer(*(functional.pad(part.to(dtype), idle) for part in layer))
+        Layer(*(functional.pad(matrix.to(dtype), idle) for matrix in layer))
         for layer in (gradient_layer(shape.dim, r, shape.pairs, gamma=g) for r, g in steps)
     ]
     return LinearSelfAttention.from_layers(shape, layers[: shape.own])

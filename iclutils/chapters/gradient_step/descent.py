@@ -152,9 +152,9 @@ def tune(
     for k in bar(range(1, steps + 1), "steps"):
         point = _minimised(given, point, k, plus, True)
         if not shared:
-            part = tuple(each[:1000] for each in given)
-            tried = [_minimised(part, s, k, plus, False) for s in _starts(point, own, k, plus)]
-            losses = torch.stack([_loss(part, one, k, plus, False) for one in tried])
+            few = tuple(each[:1000] for each in given)
+            tried = [_minimised(few, s, k, plus, False) for s in _starts(point, own, k, plus)]
+            losses = torch.stack([_loss(few, start, k, plus, False) for start in tried])
             own = _minimised(given, tried[int(losses.argmin())], k, plus, False)
         best = point if shared else own
         etas, gammas = _settings(best, k, plus, shared)

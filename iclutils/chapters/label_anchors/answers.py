@@ -66,8 +66,8 @@ def answers(
     if hooks:
         return Answers.of(prompts, target_logits(model, prompts, hooks, batch_size))
 
-    def of(part: Prompts, _: Tensor) -> Iterable[Tensor]:
-        return vars(Answers.of(part, target_logits(model, part))).values()
+    def of(batch: Prompts, _: Tensor) -> Iterable[Tensor]:
+        return vars(Answers.of(batch, target_logits(model, batch))).values()
 
     return Answers(*in_batches(prompts, batch_size, "answers", of))
 
@@ -83,22 +83,22 @@ def answers_by_set(
     ``asked``."""
     by_set, groups = [], sets(prompts)
     for rows in groups:
-        part = prompts[rows]
-        keep = demonstrations(part[:1])
+        some = prompts[rows]
+        keep = demonstrations(some[:1])
         width = int(keep.sum())
-        alone = replace(part[:1], tokens=part.tokens[:1, :width], roles=part.roles[:1, :width])
-        held = cache_demonstrations(model, part[:1], keep, shown(alone))
-        by_set.append(Answers.of(part, answer_from_cache(model, held, part, hooks=asked)))
+        alone = replace(some[:1], tokens=some.tokens[:1, :width], roles=some.roles[:1, :width])
+        held = cache_demonstrations(model, some[:1], keep, shown(alone))
+        by_set.append(Answers.of(some, answer_from_cache(model, held, some, hooks=asked)))
     return Answers.join(by_set)[torch.cat(groups).argsort()]
 
 
-def centred(found: Answers, prompts: Prompts) -> Answers:
+def centred(told: Answers, prompts: Prompts) -> Answers:
     """Answers less the mean logit of each class over the prompts with the same demonstrations: a
     preference for one label word would decide in place of the query."""
-    logits = found.class_logits.clone()
+    logits = told.class_logits.clone()
     for rows in sets(prompts):
         logits[rows] -= logits[rows].mean(0)
-    return replace(found, class_logits=logits)
+    return replace(told, class_logits=logits)
 
 
 def label_loyalty(changed: Answers, clean: Answers) -> Bool[Tensor, "batch"]:

@@ -123,21 +123,21 @@ def _answers(
     """Answers from what each mask keeps; demonstrations that prompts share are read once."""
     groups = kv_cache.sets(prompts)
     if 1 < len(groups) < len(prompts):
-        parts = [
+        by_set = [
             _answers(model, prompts[rows], [m[rows] for m in masks], offset, batch_size)
             for rows in groups
         ]
         order = torch.cat(groups).argsort()
-        return [Answers.join(of_mask)[order] for of_mask in zip(*parts, strict=True)]
-    one = prompts[:1]
-    shared = cache_demonstrations(model, one, everything(one)) if len(groups) == 1 else None
+        return [Answers.join(of_mask)[order] for of_mask in zip(*by_set, strict=True)]
+    shown = prompts[:1]
+    shared = cache_demonstrations(model, shown, everything(shown)) if len(groups) == 1 else None
 
-    def measure(part: Prompts, rows: Tensor) -> Iterator[Tensor]:
-        cache = shared or cache_demonstrations(model, part, everything(part))
+    def measure(batch: Prompts, rows: Tensor) -> Iterator[Tensor]:
+        cache = shared or cache_demonstrations(model, batch, everything(batch))
         for mask in masks:
             kept = cache.keep((mask if len(mask) == 1 else mask[rows])[:, : cache.held.shape[1]])
             stays = offset and bool(kept.held.any())
-            told = Answers.of(part, answer_from_cache(model, kept, part, stays))
+            told = Answers.of(batch, answer_from_cache(model, kept, batch, stays))
             yield from vars(told).values()
 
     columns = iter(in_batches(prompts, batch_size, "compression", measure))

@@ -32,20 +32,20 @@ def queries_and_keys(
     layers = range(model.cfg.n_layers)
     names = [(get_act_name("q", la), get_act_name("k", la)) for la in layers]
 
-    def measure(part: Prompts, _: Tensor) -> list[Tensor]:
+    def measure(batch: Prompts, _: Tensor) -> list[Tensor]:
         seen: dict[str, Tensor] = {}
-        prompt = torch.arange(len(part), device=part.tokens.device)[:, None]
+        prompt = torch.arange(len(batch), device=batch.tokens.device)[:, None]
 
         def store(value: Tensor, hook: object, name: str, at: Tensor) -> Tensor:
             seen[name] = value[prompt, at]  # (batch, position, head, d_head)
             return value
 
-        at = {q: part.target[:, None] for q, _ in names} | {k: part.label_pos for _, k in names}
+        at = {q: batch.target[:, None] for q, _ in names} | {k: batch.label_pos for _, k in names}
         hooks = [(name, partial(store, name=name, at=place)) for name, place in at.items()]
-        told = answers(model, part, hooks)
+        told = answers(model, batch, hooks)
         query = torch.stack([seen[q][:, 0] for q, _ in names], 1)
         key = torch.stack([seen[k] for _, k in names]).flatten(-2)
-        share = part.of_class().to(key.dtype)
+        share = batch.of_class().to(key.dtype)
         share = share / share.sum(1, keepdim=True)
         by_class = torch.einsum("bdc,lbdw->lbcw", share, key).transpose(0, 1)
         return [query.flatten(-2), by_class, *vars(told).values()]

@@ -39,18 +39,18 @@ def label_reading(
 def _by_head(
     model: TransformerBridge, prompts: Prompts, batch_size: int | None
 ) -> tuple[Float[Tensor, "batch layer head cls"], Int[Tensor, "batch"]]:
-    def measure(part: Prompts, _: Tensor) -> list[Tensor]:
+    def measure(batch: Prompts, _: Tensor) -> list[Tensor]:
         by_layer: list[Tensor] = []
-        prompt = torch.arange(len(part), device=part.tokens.device)
-        places = part.label_pos[:, None].expand(-1, model.cfg.n_heads, -1)
+        prompt = torch.arange(len(batch), device=batch.tokens.device)
+        places = batch.label_pos[:, None].expand(-1, model.cfg.n_heads, -1)
 
         def store(pattern: Tensor, hook: object) -> Tensor:
-            from_target = pattern[prompt, :, part.target]  # (batch, head, src)
-            by_layer.append(part.by_class(from_target.gather(2, places)))
+            from_target = pattern[prompt, :, batch.target]  # (batch, head, src)
+            by_layer.append(batch.by_class(from_target.gather(2, places)))
             return pattern
 
         hooks = [(get_act_name("pattern", layer), store) for layer in range(model.cfg.n_layers)]
-        predicted = answers(model, part, hooks).predicted
+        predicted = answers(model, batch, hooks).predicted
         return [torch.stack(by_layer, 1), predicted]
 
     attention, predicted = in_batches(prompts, batch_size, "attention", measure)

@@ -35,8 +35,8 @@ def isolation(
     if how not in HOWS:
         raise unknown("way to isolate", how, HOWS)
     layers = list(layers)
-    each = [prompts.label_pos] * len(layers) if positions is None else positions
-    cut = {la: cut_edges(prompts, at) for la, at in zip(layers, each, strict=True)}
+    places = [prompts.label_pos] * len(layers) if positions is None else positions
+    cut = {la: cut_edges(prompts, at) for la, at in zip(layers, places, strict=True)}
     return cut_attention(model, cut, renormalise=how == "pre-softmax")
 
 
@@ -63,9 +63,9 @@ def isolated(
     generator) for _ in layers]``."""
     layers = list(layers)
 
-    def of(part: Prompts, rows: Tensor) -> Iterable[Tensor]:
+    def of(batch: Prompts, rows: Tensor) -> Iterable[Tensor]:
         some = positions and [at[rows] for at in positions]
-        return vars(answers(model, part, isolation(model, part, layers, some, how))).values()
+        return vars(answers(model, batch, isolation(model, batch, layers, some, how))).values()
 
     return Answers(*in_batches(prompts, batch_size, "isolation", of))
 

@@ -159,8 +159,8 @@ def compare(
     )
     fitted = [(torch.zeros_like(own), labels), (own, labels), (other, words)]
 
-    def right(part: Prompts, rows: Tensor) -> list[Tensor]:
-        ready, which = prepare(model, part), theirs[rows]
+    def right(some: Prompts, rows: Tensor) -> list[Tensor]:
+        ready, which = prepare(model, some), theirs[rows]
         told = [ready.at(at[which]).answers(beta[which]) for beta, at in fitted]
         return [one.correct.float() for one in told]
 

@@ -89,8 +89,8 @@ def measure(
 ) -> Flow:
     """``flow`` of the ``saliency`` of prompts, batch by batch."""
 
-    def of(part: Prompts, _: Tensor) -> Iterable[Tensor]:
-        return vars(flow(saliency(model, part, heads), part)).values()
+    def of(batch: Prompts, _: Tensor) -> Iterable[Tensor]:
+        return vars(flow(saliency(model, batch, heads), batch)).values()
 
     return Flow(*in_batches(prompts, batch_size, "saliency", of))
 
@@ -152,8 +152,8 @@ def _backward(
     layers = range(model.cfg.n_layers)
     hooks = [hook_for(layer) for layer in layers]
     with torch.enable_grad():
-        out = model.run_with_hooks(prompts.tokens, fwd_hooks=[*hooks, at_target(prompts)])
-        scores = class_logits(prompts, out[:, 0])
+        logits = model.run_with_hooks(prompts.tokens, fwd_hooks=[*hooks, at_target(prompts)])
+        scores = class_logits(prompts, logits[:, 0])
         # Summed over the prompts, so the gradient of each is its own.
         torch.autograd.grad(functional.cross_entropy(scores, prompts.gold, reduction="sum"), start)
     # Emptied, because the model holds on to its last patterns, and they to this dictionary.

@@ -53,7 +53,7 @@ def concatenate(predictors: Sequence[Predictor]) -> Predictor:
     """One predictor with the networks of all ensembles, in order."""
 
     def predictor(xs: Tensor, ys: Tensor) -> Tensor:
-        predicted = [predict(each, xs, ys) for each in predictors]
+        predicted = [predict(one, xs, ys) for one in predictors]
         return torch.cat([f if f.ndim > ys.ndim else f[None] for f in predicted])
 
     return predictor

@@ -48,8 +48,8 @@ def hidden_states(
     pos = as_tokens(xs[:1], ys[:1], shape.format).shape[1]
     states = networks[0].positions.new_empty(nets, shape.layers + 1, len(xs), pos, shape.width)
     for rows in torch.arange(len(xs)).split(batch_size):
-        each = [net.resid(xs[rows], ys[rows]) for net in networks]
-        for layer, parts_of_layer in enumerate(zip(*each, strict=True)):
+        streams = [net.resid(xs[rows], ys[rows]) for net in networks]
+        for layer, parts_of_layer in enumerate(zip(*streams, strict=True)):
             states[:, layer, rows] = torch.cat(parts_of_layer)
     return states
 
@@ -139,8 +139,8 @@ def linear_exact(
     wanted = targets.double() - targets[:, :fitted].double().mean(1, keepdim=True)
     flat = wanted.transpose(0, 1).flatten(1)
     errors = []
-    for each in features.reshape(-1, batch, size):
-        centred = each.double() - each[:fitted].double().mean(0)
+    for inputs in features.reshape(-1, batch, size):
+        centred = inputs.double() - inputs[:fitted].double().mean(0)
         seen = centred[:fitted]
         inverse = torch.linalg.pinv(seen.mT @ seen, rtol=1e-10, hermitian=True)
         predicted = centred[fitted:] @ (inverse @ (seen.mT @ flat[:fitted]))

@@ -113,16 +113,16 @@ def product_errors(
     source = torch.Generator().manual_seed(0)
     factors = torch.randn(pairs, 2, generator=source, dtype=torch.float64).to(dtype)
     ratio = Numerics.improved(dtype).ratio
-    out = torch.zeros(len(orders), len(scales), dtype=torch.float64)
+    errors = torch.zeros(len(orders), len(scales), dtype=torch.float64)
     for (row, order), (column, eps) in itertools.product(enumerate(orders), enumerate(scales)):
         layout = Layout({"factors": 2, "product": 1}, 2, Numerics(order, eps, ratio, order > 0))
         ends = layout.pick("factors")
         times = products(layout, ends[:1], ends[1:], layout.pick("product"))
         stream = layout.places[1:] + layout.field_unit * factors.double() @ ends
         after = assemble(layout, None, [times]).to(dtype)(stream.to(dtype)[:, None])
-        found = layout.value(after, "product")[:, 0, 0].double()
-        out[row, column] = _largest(found - factors.double().prod(-1))
-    return out
+        product = layout.value(after, "product")[:, 0, 0].double()
+        errors[row, column] = _largest(product - factors.double().prod(-1))
+    return errors
 
 
 def primitive_errors(contexts: int = 1000) -> dict[str, float]:
@@ -155,11 +155,11 @@ def gradient_steps(
 ) -> Float[Tensor, "*batch n"]:
     """Prediction of each y after w -= 2α (x (xᵀw - y) + λ w) on every pair before, in xs.dtype."""
     weights = torch.zeros_like(xs[..., 0, :])
-    out = []
+    predicted = []
     for x, y in zip(xs.unbind(-2), ys.unbind(-1), strict=True):
-        out.append((x * weights).sum(-1))
-        weights = weights - 2 * rate * (x * (out[-1] - y)[..., None] + penalty * weights)
-    return torch.stack(out, -1)
+        predicted.append((x * weights).sum(-1))
+        weights = weights - 2 * rate * (x * (predicted[-1] - y)[..., None] + penalty * weights)
+    return torch.stack(predicted, -1)
 
 
 def sherman_morrison(
@@ -168,14 +168,14 @@ def sherman_morrison(
     """Prediction of each y by A⁻¹b, A⁻¹ updated from I/λ by each pair before it, in xs.dtype."""
     inverse = torch.eye(xs.shape[-1], dtype=xs.dtype, device=xs.device) / penalty
     moment = torch.zeros_like(xs[..., 0, :])
-    out = []
+    predicted = []
     for x, y in zip(xs.unbind(-2), ys.unbind(-1), strict=True):
-        out.append((x * (inverse @ moment[..., None])[..., 0]).sum(-1))
+        predicted.append((x * (inverse @ moment[..., None])[..., 0]).sum(-1))
         u = (inverse @ x[..., None])[..., 0]
         q = 1 + (x * u).sum(-1)
         inverse = inverse - u[..., :, None] * u[..., None, :] / q[..., None, None]
         moment = moment + x * y[..., None]
-    return torch.stack(out, -1)
+    return torch.stack(predicted, -1)
 
 
 def _largest(errors: Tensor) -> float:

@@ -56,19 +56,21 @@ def predict_numbers(
     cuts = at if seen is None else at[list(seen)]
     answers = []
     if form.values.shape[1] == 1:
-        for part in bar(tokens.split(batch_size), "contexts"):
-            hook = at_positions(cuts.expand(len(part), -1))
-            logits = run_with_hooks(model, part.to(model.cfg.device), [hook])[0].double()
+        for batch in bar(tokens.split(batch_size), "contexts"):
+            hook = at_positions(cuts.expand(len(batch), -1))
+            logits = run_with_hooks(model, batch.to(model.cfg.device), [hook])[0].double()
             log_p = logits.log_softmax(-1)[..., form.values[:, 0].to(logits.device)]
             answers.append(_mean(form, log_p.cpu()))
     else:
         heads = form.values[:, :-1]
         branches, own = heads.unique(dim=0, return_inverse=True)
         wanted, place = form.values.unique(return_inverse=True)
-        for part in bar(tokens.split(_rows(branches)), "contexts"):
-            log_p = continued(model, part, cuts.tolist(), branches, wanted)
-            each = log_p[:, :, own].gather(-1, place.expand(*log_p.shape[:2], -1, -1)[..., None])
-            answers.append(_mean(form, each[..., 0].sum(-1)))
+        for batch in bar(tokens.split(_rows(branches)), "contexts"):
+            log_p = continued(model, batch, cuts.tolist(), branches, wanted)
+            by_token = log_p[:, :, own].gather(
+                -1, place.expand(*log_p.shape[:2], -1, -1)[..., None]
+            )
+            answers.append(_mean(form, by_token[..., 0].sum(-1)))
     means, sure = zip(*answers, strict=True)
     return torch.cat(means), torch.cat(sure)
 
@@ -83,11 +85,11 @@ def ask_every_number(
     starts = at - len(form.between) - 1  # the last token before an x
     gaps = torch.tensor(form.between, dtype=torch.long).expand(len(form.values), -1)
     asked, wanted = torch.cat([form.values, gaps], 1), form.values[:, 0]
-    parts = []
-    for part in bar(tokens.split(_rows(asked)), "contexts"):
-        log_p = continued(model, part, starts[list(seen)].tolist(), asked, wanted)
-        parts.append(_mean(form, log_p[..., -1, :])[0])
-    return torch.cat(parts)
+    means = []
+    for batch in bar(tokens.split(_rows(asked)), "contexts"):
+        log_p = continued(model, batch, starts[list(seen)].tolist(), asked, wanted)
+        means.append(_mean(form, log_p[..., -1, :])[0])
+    return torch.cat(means)
 
 
 def continued(
@@ -125,12 +127,12 @@ def hidden_states(
     tokens, at = _written(form, contexts.xs, contexts.ys)
     layers = range(model.cfg.n_layers)
     names = [get_act_name("resid_pre", 0), *(get_act_name("resid_post", la) for la in layers)]
-    cut, parts = int(at[-1]), []
-    for part in bar(tokens[:, : cut + 1].split(batch_size), "contexts"):
-        last = at_positions(torch.full((len(part), 1), cut))
-        _, kept = run_with_hooks(model, part.to(model.cfg.device), [last], names)
-        parts.append(torch.stack([kept[name][:, -1] for name in names]).cpu())
-    return torch.cat(parts, 1)
+    cut, states = int(at[-1]), []
+    for batch in bar(tokens[:, : cut + 1].split(batch_size), "contexts"):
+        last = at_positions(torch.full((len(batch), 1), cut))
+        _, kept = run_with_hooks(model, batch.to(model.cfg.device), [last], names)
+        states.append(torch.stack([kept[name][:, -1] for name in names]).cpu())
+    return torch.cat(states, 1)
 
 
 def _written(form: NumberFormat, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
