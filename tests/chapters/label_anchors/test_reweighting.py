@@ -5,7 +5,7 @@ import torch
 from random_prompts import random_prompts
 
 from iclutils.chapters.label_anchors.answers import answers
-from iclutils.chapters.label_anchors.reweighting import fit, gradient, prepare
+from iclutils.chapters.label_anchors.reweighting import fit, prepare
 from iclutils.chapters.label_anchors.saliency import attention_and_gradient
 from iclutils.interp.readout import target_logits
 
@@ -52,8 +52,9 @@ def test_one_step_equals_hooks_on_the_whole(model, shots):
 def test_gradient_at_zero_is_attention_times_its_gradient(model):
     prompts, rows = random_prompts(2, count=3), torch.arange(3)
     attention, slope = attention_and_gradient(model, prompts)
-    zero = torch.zeros(model.cfg.n_layers, model.cfg.n_heads, prompts.classes)
-    found = gradient(prepare(model, prompts), zero)
+    zero = torch.zeros(model.cfg.n_layers, model.cfg.n_heads, prompts.classes, requires_grad=True)
+    with torch.enable_grad():
+        (found,) = torch.autograd.grad(prepare(model, prompts).losses(zero).mean(), zero)
     for c in range(prompts.classes):
         p = prompts.label_pos[prompts.demo_class == c]
         expected = (attention * slope)[rows, :, :, prompts.target, p].mean(0)
