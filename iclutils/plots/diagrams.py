@@ -1,9 +1,7 @@
 """Diagrams of mechanisms: what a circuit does, drawn on the tokens of a prompt.
 
-Like figures they draw arrays and never see a model, and they return a matplotlib figure. Lengths
-are in inches. Blue is what is looked up or gathered, orange what is copied or answered, grey the
-rest. Where a diagram has numbered steps, ``step`` draws only the first of them, and ``stepped``
-makes one picture of several that a reader goes through by hand.
+Like figures they draw arrays and never see a model. Lengths are in inches. Blue is what is looked
+up or gathered, orange what is copied or answered, grey the rest.
 
 Example:
     >>> import torch
@@ -29,7 +27,7 @@ from matplotlib.patches import FancyBboxPatch
 from torch import Tensor
 
 from ..errors import IclError
-from .figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE, few_colours, name_lines
+from .figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE, canvas, few_colours, name_lines
 
 PALE = "#d9d9d9"
 PORTS = {"q": BLUE, "k": ORANGE, "v": GREEN}  # what a head reads: queries, keys, values
@@ -50,8 +48,8 @@ def induction_pair(
     """A previous-token head and an induction head at work on a sequence (Olsson et al. 2022).
 
     Tokens below, the first head's output in the middle, the second's on top. ``at`` is the token
-    that is continued (the last unless named); attention under 0.05 is left out. ``told`` puts the
-    steps as sentences below.
+    that is continued (the last unless named); attention under 0.05 is left out. Only the first
+    steps are drawn, up to ``step``; ``told`` puts them as sentences below.
 
     Example:
         >>> before, after = torch.eye(4).roll(1, 0).tril(), torch.zeros(4, 4)
@@ -212,17 +210,12 @@ def one_prompt(
         >>> x, grid = torch.tensor([1.0, 3.0]), torch.arange(5.0)
         >>> figure = diagrams.one_prompt(x, 2 * x, 2.0, grid, {"model": grid, "OLS": 2 * grid})
     """
-    plt.rcParams.update(STYLE)
-    figure, (left, axes) = plt.subplots(
-        1, 2, figsize=(6.6, 3.1), layout="constrained", width_ratios=(1, 4)
-    )
+    figure, (left, axes) = canvas(2, 6.6, 3.1, width_ratios=(1, 4))
     left.axis("off")
     shown = [f"{a:g} -> {b:g}" for a, b in zip(x.tolist(), y.tolist(), strict=True)]
     for i, text in enumerate([*shown, f"{query:g} -> ?"]):
-        colour = "black" if i < len(shown) else ORANGE
-        left.text(
-            0.1, 0.9 - 0.7 / max(6, len(shown)) * i, text, color=colour, size=11, family="monospace"
-        )
+        colour, height = "black" if i < len(shown) else ORANGE, 0.9 - 0.7 / max(6, len(shown)) * i
+        left.text(0.1, height, text, color=colour, size=11, family="monospace")
     left.set_title("the prompt")
     axes.axvline(query, color=GREY, lw=1, ls="--")
     at = int((grid - query).abs().argmin())
@@ -248,8 +241,7 @@ def descent_step(
     Example:
         >>> figure = diagrams.descent_step(torch.tensor([1., 2.]), torch.tensor([1., 2.]), 1.5, .1)
     """
-    plt.rcParams.update(STYLE)
-    figure, (data, shares) = plt.subplots(1, 2, figsize=(6.8, 3.0), layout="constrained")
+    figure, (data, shares) = canvas(2, 6.8, 3.0)
     after, parts = rate * float(x @ y), rate * query * x * y
     reach = 1.15 * max(float(x.abs().max()), abs(query))
     data.axline((0, 0), slope=0, color=GREY, lw=1, ls="--")
@@ -284,9 +276,8 @@ def dual_head(
     """A head as a kernel smoother, and as its dual model: one number, added up in two ways.
 
     Above, the weights of a mean: the ``attention`` that the query gives to each token, with a
-    bracket over each group but the first. Below, the
-    same mean of ``values``, group by group: the first is the start of the dual model, each other
-    a step on one example (Ren & Liu 2024).
+    bracket over each group but the first. Below, the same mean of ``values``, group by group: the
+    first is the start of the dual model, each other a step on one example (Ren & Liu 2024).
 
     Example:
         >>> weights, worth = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([1.0, -0.5, 0.2])
@@ -295,11 +286,8 @@ def dual_head(
     """
     parts = [float((attention * values)[list(at)].sum()) for at in groups.values()]
     colours = [GREY] + [BLUE] * (len(parts) - 1)
-    plt.rcParams.update(STYLE)
-    room = {"height_ratios": [1.2, 0.25 + 0.16 * len(parts)]}
-    figure, (above, below) = plt.subplots(
-        2, 1, figsize=(7.0, 3.0 + 0.2 * len(parts)), layout="constrained", gridspec_kw=room
-    )
+    heights, tall = [1.2, 0.25 + 0.16 * len(parts)], 3.0 + 0.2 * len(parts)
+    figure, (above, below) = canvas(1, 7.0, tall, rows=2, height_ratios=heights)
     for at, colour in zip(groups.values(), colours, strict=True):
         above.bar(list(at), attention[list(at)].tolist(), color=colour)
     high = 1.08 * float(attention.max())
@@ -328,10 +316,8 @@ def patched_edge(
     clean: float, corrupt: float, patched: float, edge: tuple[str, str] = ("head 1", "head 2"),
     unit: str = "logit difference",
 ) -> Figure:  # fmt: skip
-    """One edge patched: the clean run, the corrupt run, and the clean run in which what one
-    component passes to another is taken from the corrupt run (Wang et al. 2022).
-
-    The three numbers are what the runs give.
+    """One edge patched (Wang et al. 2022): the clean run, the corrupt run, the clean run in which
+    what one component passes to another is the corrupt run's; and what each of the three gives.
 
     Example:
         >>> figure = diagrams.patched_edge(3.2, -0.1, 1.4, ("head 0.2", "head 1.2"))
@@ -346,18 +332,16 @@ def patched_edge(
         left = 0.35 + 2.2 * i
         ways = {"prompt": (0.75, 0.75), edge[0]: (0.3, 1.3), edge[1]: (1.2, 1.75)}
         nodes = {k: (left + x, y) for k, (x, y) in {**ways, "answer": (0.75, 2.25)}.items()}
-        ends = [("prompt", edge[0]), ("prompt", edge[1]), edge, (edge[0], "answer"),
-                (edge[1], "answer")]  # fmt: skip
+        first, second = edge
+        ends = [("prompt", first), ("prompt", second), (first, "answer"), (second, "answer"), edge]
         for writer, reader in ends:
             (x, y), (to, up) = nodes[writer], nodes[reader]
             swapped = name == "patched" and (writer, reader) == edge
-            after = name == "patched" and writer == edge[1]
-            style = "--" if after else "-"
+            after = name == "patched" and writer == second
+            aside = 0.1 if (writer, reader) == edge else 0.0
+            start, end = (x + aside, y + 0.14), (to - aside, up - 0.14)
             paint = ORANGE if swapped else GREY if after else colour
-            ends_at = (x, y + 0.14), (to, up - 0.14)
-            if (writer, reader) == edge:
-                ends_at = (x + 0.1, y + 0.14), (to - 0.1, up - 0.14)
-            _arrow(axes, *ends_at, paint, 3.0 if swapped else 1.5, style)
+            _arrow(axes, start, end, paint, 3.0 if swapped else 1.5, "--" if after else "-")
         for said, at in nodes.items():
             mixed = name == "patched" and said in (edge[1], "answer")
             _box(axes, at, said, 0.74, GREY if mixed else colour)
@@ -406,9 +390,8 @@ def circuit(edges: Sequence[Edge], width: float = 6.6) -> Figure:
 
 
 class Stepped:
-    """Pictures that a reader goes through by hand, each with a sentence. The last expression of a
-    cell shows it: as a row of buttons where HTML is shown (no script is needed), elsewhere as the
-    last picture."""
+    """Pictures that a reader goes through by hand, each with a sentence: a row of buttons where a
+    cell can show HTML (no script is needed), elsewhere the last picture."""
 
     def __init__(self, pictures: Sequence[Figure], texts: Sequence[str], title: str) -> None:
         """Take a sentence for each picture."""
@@ -429,24 +412,18 @@ class Stepped:
     def html(self) -> str:
         """Radio buttons, and by CSS alone the picture of the chosen one; on paper the last."""
         name = "s" + hashlib.sha256(b"".join(self.pictures)).hexdigest()[:8]
-        rules, buttons, shown = [], [], []
+        rules, buttons, shown = [], "", ""
         for i, (picture, text) in enumerate(zip(self.pictures, self.texts, strict=True), 1):
             rules.append(f"#{name}:has(input:nth-of-type({i}):checked) figure:nth-of-type({i})")
             chosen = " checked" if i == len(self.texts) else ""
-            buttons.append(
-                f'<input type="radio" name="{name}" id="{name}-{i}"{chosen}>'
-                f'<label for="{name}-{i}">Step {i}</label> '
-            )
+            buttons += f'<input type="radio" name="{name}" id="{name}-{i}"{chosen}>'
+            buttons += f'<label for="{name}-{i}">Step {i}</label> '
             data = base64.b64encode(picture).decode()
-            shown.append(
-                f'<figure><img alt="{escape(text)}" src="data:image/png;base64,{data}">'
-                f"<figcaption>{escape(text)}</figcaption></figure>"
-            )
+            shown += f'<figure><img alt="{escape(text)}" src="data:image/png;base64,{data}">'
+            shown += f"<figcaption>{escape(text)}</figcaption></figure>"
         style = f"#{name} figure{{display:none}}{','.join(rules)}{{display:block}}"
-        return (
-            f'<fieldset class="stepped" id="{name}"><style>{style}</style>'
-            f"<legend>{escape(self.title)}</legend>{''.join(buttons)}{''.join(shown)}</fieldset>"
-        )
+        head = f"<style>{style}</style><legend>{escape(self.title)}</legend>"
+        return f'<fieldset class="stepped" id="{name}">{head}{buttons}{shown}</fieldset>'
 
 
 def stepped_pair(
@@ -487,10 +464,8 @@ def _png(figure: Figure) -> bytes:
 
 def _square(tokens: Sequence[str], *patterns: Float[Tensor, "dest src"]) -> int:
     n = len(tokens)
-    if not n or any(pattern.shape != (n, n) for pattern in patterns):
-        raise IclError(
-            f"{n} tokens need patterns of {n} x {n}, got {[[*p.shape] for p in patterns]}."
-        )
+    if shapes := [[*p.shape] for p in patterns if p.shape != (n, n)]:
+        raise IclError(f"{n} tokens need patterns of {n} x {n}, got {shapes}.")
     return n
 
 

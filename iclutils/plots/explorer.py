@@ -1,10 +1,9 @@
 """Explorers: pictures of attention and of information flow that answer to the reader's hand.
 
 Like figures they draw arrays and never see a model. What they draw is a Vega-Lite specification
-(Satyanarayan et al. 2017): data and rules, no program of ours. JupyterLab, VS Code and Colab draw
-it, and so do the pages of this book, from disk; where nothing draws, the still picture beside it
-shows its first state. Only weights that can be told apart on a screen are kept: three decimals,
-and of a flow the strongest edges of every layer.
+(Satyanarayan et al. 2017): data and rules, no program of ours. Notebooks draw it, and so do the
+pages of this book, from disk; where nothing draws, the still picture beside it shows its first
+state. Only what a screen can show is kept: three decimals, and the strongest edges of a flow.
 
 Example:
     >>> import torch
@@ -77,8 +76,8 @@ def attention(
     token: int | None = None,
 ) -> Explorer:
     """Explorer of attention, head by head: arcs between a chosen token and those that it looks at
-    or that look at it, and the whole pattern below them. ``layer``, ``head`` and
-    ``token`` (the last unless named) are what is chosen at first.
+    or that look at it, above the whole pattern. ``layer``, ``head`` and ``token`` (the last unless
+    named) are what is chosen at first.
 
     Example:
         >>> even = torch.ones(3, 3).tril() / torch.arange(1, 4)[:, None]
@@ -122,10 +121,8 @@ def flow(
 
     A weight (for example a saliency; the diagonal is left out) is shown as a share of the largest
     of its layer; so many of the ``strongest`` edges of each layer are kept. A chosen token
-    (``token`` at first; all if omitted) keeps what flows into it, or out of it, through however
-    many layers: an edge stays if a path of edges over the threshold joins it to the token, where
-    every token also keeps what it has. ``groups`` are positions by name; edges into them have a
-    colour of their own.
+    (``token`` at first; all if omitted) keeps the edges that a path of edges over the threshold
+    joins to it. ``groups`` are positions by name; edges into them have a colour of their own.
 
     Example:
         >>> edges = torch.rand(2, 3, 3).tril()
@@ -191,13 +188,12 @@ def _strongest(
     for depth, layer in enumerate(edges.detach().cpu().float().tril(-1)):
         best = (layer / (layer.max().item() or 1.0)).flatten().topk(min(count, layer.numel()))
         shares = zip(_rounded(best.values), best.indices.tolist(), strict=True)
-        found = [(share, *divmod(place, len(layer))) for share, place in shares if share]
-        kept.append(
-            [
-                {"layer": depth, "dest": i, "src": j, "w": w, "group": group.get(i, OTHER)}
-                for w, i, j in found
-            ]
-        )
+        edges_here = []
+        for share, place in shares:
+            to, source = divmod(place, len(layer))
+            edge = {"layer": depth, "dest": to, "src": source, "w": share}
+            edges_here += [edge | {"group": group.get(to, OTHER)}] if share else []
+        kept.append(edges_here)
     _follow(kept[::-1], "into", "dest", "src")
     _follow(kept, "out", "src", "dest")
     return [edge for layer in kept for edge in layer]

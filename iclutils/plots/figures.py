@@ -49,13 +49,12 @@ STYLE: dict[Any, Any] = {
 
 
 def canvas(
-    columns: int = 1, width: float = 7.0, height: float = 3.2, rows: int = 1
+    columns: int = 1, width: float = 7.0, height: float = 3.2, rows: int = 1, **ratios: Any
 ) -> tuple[Figure, list[Axes]]:
     """A figure in the book's style with ``rows`` of ``columns`` axes, row by row."""
     plt.rcParams.update(STYLE)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(width, height), layout="constrained", squeeze=False
-    )
+    style: dict[str, Any] = {"layout": "constrained", "squeeze": False, **ratios}
+    figure, axes = plt.subplots(rows, columns, figsize=(width, height), **style)
     return figure, list(axes.flat)
 
 
@@ -77,10 +76,8 @@ def few_colours(png: bytes, colours: int, mode: str = "RGB") -> bytes:
 
 
 def name_lines(axes: Axes) -> None:
-    """Write the name of every line at its right end, in its colour, in the place of a legend.
-
-    Names that would meet are moved apart, in the order of the lines' ends. Call it last.
-    """
+    """Write the name of every line at its right end, in its colour, in the place of a legend; names
+    that would meet are moved apart. Call it last."""
     axes.figure.draw_without_rendering()  # type: ignore[union-attr]
     low, high = axes.transAxes.transform([(0, 0), (0, 1)])[:, 1]
     step = 12 * axes.figure.dpi / 72 / (high - low)  # of a line of text, share of the height
@@ -302,10 +299,8 @@ def bars(
     line: float | None = None,
     log_y: bool = False,
 ) -> Figure:
-    """Grouped bars with error bars: ``groups`` maps a series to (value, error) per label.
-
-    On a logarithmic scale the bars start at its lower end, which says nothing: read their tops.
-    """
+    """Grouped bars with error bars: ``groups`` maps a series to (value, error) per label. On a
+    logarithmic scale the bars start at its lower end, which says nothing: read their tops."""
     figure, (axes,) = canvas()
     width = 0.8 / len(groups)
     where = torch.arange(len(labels), dtype=torch.float)
@@ -337,13 +332,11 @@ def curves(
     in_a_row: int = 2,
     alike: bool = False,
 ) -> Figure:
-    """One panel per quantity, one line per series: (x, y).
-
-    ``xlabel`` is one for all, or one for each. Series that are ``alike``, such as training seeds,
-    are all grey and have no names.
+    """One panel per quantity, one line per series: (x, y); ``xlabel`` is one for all, or for each.
 
     Few lines carry their names; with more, panels whose series have the same names share one
-    legend. A logarithmic x axis that starts at 0 (training steps) is linear up to 100.
+    legend. Series that are ``alike``, such as training seeds, are grey and have no names. A
+    logarithmic x axis that starts at 0 (training steps) is linear up to 100.
     """
     columns = min(in_a_row, len(panels))
     rows = math.ceil(len(panels) / columns)

@@ -5,9 +5,10 @@ Without scripts the table is there all the same, and the field to search in is n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from html import escape
+
+import pandas as pd
 
 from ..errors import IclError
 
@@ -24,29 +25,18 @@ class Table:
         """Take the rows."""
         if not rows or any(list(row) != list(rows[0]) for row in rows):
             raise IclError("A table needs at least one row, and the same columns in all.")
-        self.rows, self.caption = rows, caption
+        self.rows, self.caption = pd.DataFrame(rows, dtype=object), caption
 
     def __repr__(self) -> str:
-        return f"{self.caption}: {len(self.rows)} rows of {', '.join(self.rows[0])}"
+        return f"{self.caption}: {len(self.rows)} rows of {', '.join(self.rows)}"
 
     def _repr_html_(self) -> str:
-        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.rows[0])
-        body = "".join(
-            "<tr>" + "".join(f"<td>{escape(_told(v))}</td>" for v in row.values()) + "</tr>"
-            for row in self.rows
-        )
-        field = (
-            f'<input type="search" placeholder="search" aria-label="Search: '
-            f'{escape(self.caption)}" oninput="{escape(_SEARCH)}">'
-        )
-        return (
-            f'<div class="searchable" style="overflow-x: auto">{field}<table>'
-            f"<caption>{escape(self.caption)}</caption><thead><tr>{head}</tr></thead>"
-            f"<tbody>{body}</tbody></table></div>"
-        )
-
-
-def _told(value: object) -> str:
-    if isinstance(value, float):
-        return "–" if math.isnan(value) else f"{value:.2f}"
-    return str(value)
+        look = {"index": False, "border": 0, "justify": "left", "na_rep": "–"}
+        with pd.option_context("display.max_colwidth", None):
+            table: str = self.rows.to_html(float_format="{:.2f}".format, **look)
+        caption = escape(self.caption)
+        table = table.replace("<thead>", f"<caption>{caption}</caption><thead>")
+        table = table.replace("<th>", '<th scope="col">')
+        field = f'<input type="search" placeholder="search" aria-label="Search: {caption}"'
+        search = f'{field} oninput="{escape(_SEARCH)}">'
+        return f'<div class="searchable" style="overflow-x: auto">{search}{table}</div>'

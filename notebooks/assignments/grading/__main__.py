@@ -25,6 +25,7 @@ LINE = CommandLine(
 main, command = LINE.main, LINE.command
 MASTERS = option("--masters", type=Path, help="folder of homework of your own")
 BUILD = option("--build", type=Path, default=Path("_build"), help="where all is written")
+USUAL = " (%(default)g)"
 BOUNDS = {
     "step": "seconds for each cell and question",
     "seconds": "for each submission",
@@ -52,7 +53,7 @@ def assignments(given: Namespace) -> None:
     option("submissions", type=Path, help="folder with one notebook per student"),
     option("--homework", default="", help="hw01; what they say they are if omitted"),
     *(
-        option(f"--{name}", type=float, default=getattr(confine.Limits, name), help=what)
+        option(f"--{name}", type=float, default=getattr(confine.Limits, name), help=what + USUAL)
         for name, what in BOUNDS.items()
     ),
     option("--jobs", type=int, default=2, help="how many at a time (2)"),
