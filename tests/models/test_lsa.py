@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from random_layers import TIGHT, some
 from scipy.special import erf, softmax
 
-from iclutils import IclError
 from iclutils.models.lsa import Layer, Shape, attend, load
 from iclutils.models.lsa import LinearSelfAttention as LSA
 
@@ -198,30 +197,3 @@ def test_contexts_of_other_lengths():
         xs, ys = some(0, (4, pairs + 1, 3), (4, pairs + 1))
         expected = answer_by_hand(network, 1, xs[2].numpy(), ys[2].numpy())
         assert float(network(xs, ys)[1, 2]) == pytest.approx(expected)
-
-
-def asked(xs, ys, fill=1.0):
-    return random(Shape(3, 5), (0, 1, 2))(torch.full(xs, fill).double(), torch.ones(ys).double())
-
-
-def made(**change):
-    """Weights of the plain shape, for another one."""
-    return LSA.from_layers(replace(Shape(3, 5), **change), [LSA(Shape(3, 5), (0,)).layer()])
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Shape(3, 5, layers=0), "sizes are at least 1"),
-        (lambda: Shape(3, 5, layers=3, attention=("linear", "softmax")), "one for each layer"),
-        (lambda: replace(SOFTMAX, sees_query=False, variant="regularised"), "sees_query=True"),
-        (lambda: made(dim=4), "do not fit"),
-        (lambda: asked((4, 6, 2), (4, 6)), "x of 3 dimensions; got 2"),
-        (lambda: asked((4, 6, 3), (4, 5)), "ensemble axis"),
-        (lambda: asked((2, 4, 6, 3), (2, 4, 6)), "for 1 or all 3 networks"),
-        (lambda: asked((2, 6, 3), (2, 6), nan), "NaN or infinite"),
-    ],
-)
-def test_mistakes_are_refused(call, message):
-    with pytest.raises(IclError, match=message):
-        call()

@@ -39,17 +39,6 @@ def test_only_the_rows_of_label_words_change(model, how):
         assert torch.equal(cut[row][:, others], clean[row][:, others])
 
 
-@pytest.mark.parametrize("how", HOWS)
-def test_isolating_the_last_layer_changes_nothing(model, how):
-    """No later layer reads what the label words write in the last one."""
-    prompts = random_prompts(seed=4)
-    hooks = isolation(model, prompts, [model.cfg.n_layers - 1], how=how)
-    clean = target_logits(model, prompts)
-    assert torch.equal(target_logits(model, prompts, hooks), clean)
-    first = target_logits(model, prompts, isolation(model, prompts, [0], how=how))
-    assert (first - clean).abs().max() > 0.01
-
-
 @settings(max_examples=6, **QUIET)
 @given(prompts=prompts_strategy(), how=st.sampled_from(HOWS))
 def test_padding_order_and_batch_size_do_not_matter(gpt2, prompts, how):
