@@ -6,11 +6,12 @@ Sources: Benjamini and Hochberg 1995; Westfall and Young 1993 (the largest of ma
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 
 import torch
 from jaxtyping import Bool, Float
-from scipy.stats import false_discovery_control
+from scipy.stats import false_discovery_control, quantile_test
+from scipy.stats import t as student
 from torch import Generator, Tensor
 
 from ..errors import IclError
@@ -22,6 +23,15 @@ def mean_se(values: Float[Tensor, "sample"]) -> tuple[float, float]:
     """Mean and standard error over independent samples (0 of a single one)."""
     error = (values.std() / len(values) ** 0.5).item() if len(values) > 1 else 0.0
     return values.mean().item(), error
+
+
+def median_se(values: Sequence[float]) -> tuple[float, float]:
+    """Median of at least six, and the error for which Student's 95 % interval reaches as far as
+    that of the order statistics; for values of which some are only known to be larger."""
+    low, high = quantile_test(values, p=0.5).confidence_interval(0.95)
+    middle = median(values)
+    reach = max(high - middle, middle - low)
+    return middle, float(reach / student.ppf(0.975, len(values) - 1))
 
 
 def repetitions(

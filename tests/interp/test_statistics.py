@@ -91,6 +91,13 @@ def test_of_several_cases_the_means_are_repeated_and_of_one_its_samples():
     assert math.isnan(statistics.repetitions({"a": torch.empty(0)})), "undefined, as of no head"
 
 
+def test_the_error_of_a_median_is_that_of_order_statistics_and_bears_a_sentinel():
+    middle, error = statistics.median_se(list(range(1, 11)))
+    assert middle == 5.5
+    assert error == pytest.approx(3.5 / 2.2622, rel=1e-4), "from the second to the ninth"
+    assert statistics.median_se([32.0] * 9 + [4096.0]) == (32.0, 0.0)
+
+
 def test_the_jackknife_counts_items_and_not_pairs():
     """An additive effect of each item: its pseudo-value is twice the effect."""
     effect = dict(zip("abcde", (3.0, -1.0, 4.0, 1.0, -5.0), strict=True))

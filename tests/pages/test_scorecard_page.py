@@ -80,6 +80,8 @@ def test_a_link_to_a_row_shows_it_whatever_was_chosen(reader, rows):
 def test_without_scripts_the_whole_table_is_there(reader, rows):
     tab = reader.open(f"{PAGE}?chapter=05")
     assert tab.locator("table.scorecard tbody tr").count() == len(rows)
+    assert not tab.locator("table.scorecard").first.is_visible(), "each chapter's rows are folded"
+    tab.locator("details:has(table.scorecard) > summary").first.click()
     assert tab.locator("table.scorecard tbody tr").first.is_visible()
     assert not tab.locator(".scorecard-filter").is_visible()
 
@@ -96,12 +98,12 @@ def test_every_claim_leads_to_its_cell_and_back(reader, rows):
             )
         own = {*names([row for row in rows if row["mini"].claim.chapter == chapter[:2]])}
         assert own <= back, own - back
-    link = tab.locator(".output.stream a[href*='scorecard.html#claim-']").first
-    name = link.inner_text()
+    link = tab.locator("table.evidence a[href*='scorecard.html#claim-']").first
+    name = link.get_attribute("href").partition("#")[2]
     link.click()
     tab.wait_for_url("**/book/scorecard.html#claim-*")
     row = tab.locator(":target")
-    assert row.inner_text() == name
+    assert row.get_attribute("id") == name
     row.locator("a").click()
     tab.wait_for_url(f"**/notebooks/{chapter}.html#*")
     assert tab.locator(":target").count() == 1
