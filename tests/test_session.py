@@ -1,16 +1,11 @@
 """Starting a notebook: parameters checked, random draws fixed, claims judged or only reported."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
 from ledger import dump, entry
-from transformers import PreTrainedModel
 
 import iclutils
 from iclutils import claims, models, presets, session, zoo
@@ -22,17 +17,17 @@ Out = pytest.CaptureFixture[str]
 MINI = presets.TIERS["mini"]
 
 
-def ledger(chapter: str, tier: str) -> str:
+def ledger(chapter, tier):
     """One of a claim."""
     return dump(entry(id=f"{chapter}.score", tiers={tier: {"holds": ">= 0.8"}}))
 
 
 @pytest.fixture
-def score(make_ledger: Callable[..., Path]) -> None:
+def score(make_ledger):
     make_ledger("01_demo", ledger("01", "mini"))
 
 
-def test_beginning_says_what_runs_where(capsys: Out, tmp_path: Path) -> None:
+def test_beginning_says_what_runs_where(capsys, tmp_path):
     book = iclutils.begin(seed=4)
     assert (book.tier, book.seed, book.device) == (MINI, 4, "cpu")
     assert book.models("01") == MINI.models("01")
@@ -52,24 +47,20 @@ def test_beginning_says_what_runs_where(capsys: Out, tmp_path: Path) -> None:
     [
         ({"tier": "papre"}, "Unknown tier 'papre'. Did you mean 'paper'"),
         ({"seed": -1}, "seed must be a natural number; got -1"),
-        ({"seed": True}, "seed must be a natural number; got True"),
-        ({"weights": "rndom"}, "Unknown weights 'rndom'. Did you mean 'random'"),
         ({"device": "gpu"}, "Unknown device 'gpu'. Use 'auto', 'cpu' or 'cuda'"),
         ({"device": "mps"}, "mps gives wrong attention"),
         ({"device": "cuda"}, "no CUDA GPU is visible. Use device='cpu'"),
     ],
 )
-def test_mistakes_are_named_with_their_cure(
-    given: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_are_named_with_their_cure(given, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(IclError) as caught:
-        iclutils.begin(**given)  # type: ignore[arg-type]
+        iclutils.begin(**given)
     assert message in str(caught.value)
 
 
-def test_every_purpose_draw_and_seed_has_its_own_stream() -> None:
-    def sample(seed: int, purpose: str, draw: int) -> tuple[int, ...]:
+def test_every_purpose_draw_and_seed_has_its_own_stream():
+    def sample(seed, purpose, draw):
         generator = iclutils.begin(seed=seed).generator(purpose, draw)
         return tuple(torch.randint(1_000_000, (4,), generator=generator).tolist())
 
@@ -80,8 +71,8 @@ def test_every_purpose_draw_and_seed_has_its_own_stream() -> None:
     assert len(set(first)) == len(keys)
 
 
-def test_beginning_fixes_the_global_seed_and_float32() -> None:
-    def drawn(seed: int) -> list[float]:
+def test_beginning_fixes_the_global_seed_and_float32():
+    def drawn(seed):
         iclutils.begin(seed=seed)
         return torch.rand(3).tolist()
 
@@ -91,7 +82,7 @@ def test_beginning_fixes_the_global_seed_and_float32() -> None:
 
 
 @pytest.mark.usefixtures("score")
-def test_a_check_is_judged_and_written(capsys: Out, tmp_path: Path) -> None:
+def test_a_check_is_judged_and_written(capsys, tmp_path):
     iclutils.begin(seed=2).check("01.score", [0.9, 0.9, 0.9], null=(0.2, 0.1, 2), head=[4, 5])
     assert not capsys.readouterr().out.splitlines()[1:]
     stored = read_json(tmp_path / "results/mini/01.score.json")
@@ -100,12 +91,12 @@ def test_a_check_is_judged_and_written(capsys: Out, tmp_path: Path) -> None:
     assert [stored["null"][key] for key in ("value", "spread", "count")] == [0.2, 0.1, 2]
 
 
-def cut_out(network: PreTrainedModel) -> None:
+def cut_out(network):
     network.transformer.wte.weight.zero_()
 
 
 @pytest.mark.usefixtures("score")
-def test_the_null_is_the_same_network_without_training(capsys: Out, tmp_path: Path) -> None:
+def test_the_null_is_the_same_network_without_training(capsys, tmp_path):
     trained, null = (iclutils.begin(weights=w) for w in ("trained", "random"))
     assert "random weights" in capsys.readouterr().out
     for make in ("load", "regressors", "lsa"):
@@ -137,9 +128,7 @@ def test_the_null_is_the_same_network_without_training(capsys: Out, tmp_path: Pa
         ({}, float("nan"), "not measurable  01.score"),
     ],
 )
-def test_what_is_not_judged_is_said_and_not_kept(
-    given: dict[str, str], value: float, said: str, capsys: Out, tmp_path: Path
-) -> None:
+def test_what_is_not_judged_is_said_and_not_kept(given, value, said, capsys, tmp_path):
     book = iclutils.begin(**given, device="cpu")
     book.check("01.score", value)
     assert capsys.readouterr().out.splitlines()[1:] == [said] * bool(said)
@@ -150,8 +139,8 @@ def test_what_is_not_judged_is_said_and_not_kept(
 
 @pytest.mark.parametrize(("model", "home", "away"), [("gpt2", "01", "02"), ("gpt2-xl", "02", "01")])
 def test_a_published_model_is_judged_where_it_belongs_and_reported_elsewhere(
-    make_ledger: Callable[..., Path], capsys: Out, tmp_path: Path, model: str, home: str, away: str
-) -> None:
+    make_ledger, capsys, tmp_path, model, home, away
+):
     for chapter in ("01", "02"):
         make_ledger(f"{chapter}_demo", ledger(chapter, "paper"))
     book = iclutils.begin(model=model, device="cpu")
@@ -165,9 +154,7 @@ def test_a_published_model_is_judged_where_it_belongs_and_reported_elsewhere(
     assert (stored.name, read_json(stored)["model"]) == (f"{home}.score.json", model)
 
 
-def test_what_was_noted_beside_a_claim_of_the_real_model(
-    make_ledger: Callable[..., Path], capsys: Out
-) -> None:
+def test_what_was_noted_beside_a_claim_of_the_real_model(make_ledger, capsys):
     make_ledger("01_demo", ledger("01", "real"))
     iclutils.begin("real", device="cpu").check("01.score", [0.9, 0.8], curve=[1.0, 2.0])
     iclutils.begin("real", device="cpu", weights="random").check("01.score", 0.1, curve=[3.0])
@@ -177,7 +164,7 @@ def test_what_was_noted_beside_a_claim_of_the_real_model(
     assert iclutils.begin("real", device="cpu", weights="random").kept("01.score")["curve"] == [3.0]
 
 
-def test_a_table_shows_claims_in_every_column(score: None, capsys: Out) -> None:
+def test_a_table_shows_claims_in_every_column(score, capsys):
     book = iclutils.begin()
     book.check("01.score", [0.9] * 5)
     capsys.readouterr()
@@ -204,9 +191,7 @@ def test_a_table_shows_claims_in_every_column(score: None, capsys: Out) -> None:
         (None, "right."),
     ],
 )
-def test_an_exercise_is_to_be_written_not_yet_or_right(
-    error: Exception | None, said: str, capsys: Out
-) -> None:
+def test_an_exercise_is_to_be_written_not_yet_or_right(error, said, capsys):
     with session.Session.exercise("01-ex-sum"):
         if error:
             raise error
@@ -214,14 +199,12 @@ def test_an_exercise_is_to_be_written_not_yet_or_right(
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), NotImplementedError("no such operator")])
-def test_other_errors_of_an_exercise_pass_through(error: Exception) -> None:
+def test_other_errors_of_an_exercise_pass_through(error):
     with pytest.raises(type(error)), session.Session.exercise("01-ex-sum"):
         raise error
 
 
-def test_worked_examples_take_smollm2_or_say_what_takes_its_place(
-    capsys: Out, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worked_examples_take_smollm2_or_say_what_takes_its_place(capsys, monkeypatch):
     book, text = iclutils.begin(weights="random"), "A rose is\na rose, is"
     monkeypatch.setattr(smollm2, "folder", lambda: zoo.folder("induction-0"))
     assert book.example("induction-3").W_E.equal(models.load("induction-0").W_E), "trained"

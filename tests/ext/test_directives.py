@@ -1,12 +1,9 @@
 """Directives and roles of the book, on a small book with a ledger of its own."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
 import re
-from collections.abc import Callable
 from html import unescape
 from importlib import metadata
 from pathlib import Path
@@ -17,12 +14,9 @@ import pybtex.database
 import pytest
 import yaml
 from ledger import LEDGER, measured
-from nbformat import NotebookNode
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-from book._ext.equations import mathml
-from book._ext.pages import duration, held
 from iclutils import claims, zoo
 
 BIB = "@misc{xiang2024, author={Xiang, Shuyang}, title={A Note}, year={2024}}"
@@ -31,24 +25,24 @@ PIXEL = (  # a PNG of one dot
 )
 
 
-def text(source: str) -> NotebookNode:
+def text(source):
     return nbformat.v4.new_markdown_cell(source)
 
 
-def code(*outputs: Any, **mystnb: Any) -> NotebookNode:
+def code(*outputs, **mystnb):
     """A cell that was run, with a title or a text of its figure."""
     about = {"metadata": {"mystnb": mystnb}} if mystnb else {}
     return nbformat.v4.new_code_cell("1", execution_count=1, outputs=list(outputs), **about)
 
 
-def chapter(*cells: NotebookNode) -> str:
+def chapter(*cells):
     """The file of a notebook."""
     kernel = {"display_name": "Python 3", "name": "python3", "language": "python"}
     made = nbformat.v4.new_notebook(cells=list(cells), metadata={"kernelspec": kernel})
     return nbformat.writes(made)
 
 
-def output(kind: str, content: str) -> NotebookNode:
+def output(kind, content):
     return nbformat.v4.new_output("display_data", data={kind: content})
 
 
@@ -82,7 +76,7 @@ repository-code: https://example.org/a/b
 """
 
 
-def plain(html: str) -> str:
+def plain(html):
     """What a reader sees of it, in one line."""
     html = re.sub(r"</?(a|span|em|code)\b.*?>", "", html)
     return " ".join(unescape(re.sub(r"<.*?>", " ", html)).replace("¶", "").split())
@@ -91,7 +85,7 @@ def plain(html: str) -> str:
 class Book:
     """A small book whose pages a test writes and builds."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.source, self.out = folder / "src", folder / "out"
         self.settings: dict[str, Any] = {
             "extensions": ["myst_nb", "sphinxcontrib.bibtex", "book._ext"],
@@ -103,20 +97,20 @@ class Book:
         self.write("refs.bib", BIB)
         self.pages: list[str] = []
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name, text):
         path = self.source / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         if path.suffix in (".md", ".ipynb"):
             self.pages = list(dict.fromkeys([*self.pages, name.rpartition(".")[0]]))
 
-    def measure(self, claim: str, value: float, tier: str = "mini", **given: Any) -> None:
+    def measure(self, claim, value, tier="mini", **given):
         """Check a claim as a notebook would, and commit the result to this book."""
         measured(claim, value, tier=tier, model="demo-0", seed=7, **given)
         name = f"{tier}/{claim}.json"
         self.write(f"book/results/{name}", (claims.results_folder() / name).read_text())
 
-    def build(self) -> str:
+    def build(self):
         """Build the book; return the warnings."""
         contents = "\n".join(self.pages)
         index = f"# I\n\n```{{toctree}}\n{contents}\n```\n\n```{{bibliography}}\n:all:\n```\n"
@@ -135,28 +129,26 @@ class Book:
             ).build()
         return re.sub(r"\x1b\[[\d;]*m", "", warnings.getvalue())
 
-    def html(self, name: str) -> str:
+    def html(self, name):
         """A built page."""
         return (self.out / f"{name}.html").read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def book(tmp_path: Path, make_ledger: Callable[..., Path]) -> Book:
+def book(tmp_path, make_ledger):
     make_ledger("90_demo", LEDGER)
     return Book(tmp_path / "tiny")
 
 
-def shown(html: str, role: str) -> list[str]:
+def shown(html, role):
     return re.findall(rf'<span class="{role}">(.*?)</span>', html)
 
 
-def rows(html: str) -> list[str]:
+def rows(html):
     return re.findall(r"<tr.*?</tr>", html, re.DOTALL)
 
 
-def test_every_page_shows_what_there_is(
-    book: Book, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_page_shows_what_there_is(book, tmp_path, monkeypatch):
     """One book with every directive and role, built twice: the second time with other results."""
     monkeypatch.setattr(zoo, "ROOT", tmp_path / "zoo")
     card = tmp_path / "zoo" / "demo-0" / "README.md"
@@ -209,19 +201,19 @@ def test_every_page_shows_what_there_is(
     assert "90 Demo Small models no record 1 holds" in status
 
 
-def _numbers(book: Book) -> None:
+def _numbers(book):
     html = book.html("numbers")
     assert shown(html, "measured") == ["0.50 ± 0.01", "not run", "not run", "5.1", "7", "50 %"]
     assert shown(html, "verdict verdict-holds-in-a-weaker-form") == ["holds in a weaker form"]
     assert shown(html, "published") == ["−13.898"]
-    said = re.search('<meta name="description" content="(.*?)"', html)[1]  # type: ignore[index]
+    said = re.search('<meta name="description" content="(.*?)"', html)[1]
     assert said.startswith("0.50 ± 0.01, not run, holds in a weaker form")
     assert said.endswith(" ...")
     assert len(said) < 170
     assert '<meta property="og:title" content="A title"' in html
 
 
-def _scorecard(book: Book) -> None:
+def _scorecard(book):
     html = book.html("book/scorecard")
     assert 'href="?kind=erratum"' in html
     assert 'href="?chapter=90&amp;kind=finding&amp;verdict=holds+in+a+weaker+form"' in html
@@ -236,14 +228,11 @@ def _scorecard(book: Book) -> None:
     cells += r"weaker form .*run 1 "
     cells += r".*Null, random weights: +not run( .*not run){2}"
     assert re.search(cells, said[0])
-    rule = "holds if the whole 95 % interval is above 1"
-    assert f"Small models and real model: {rule}; in a weaker form if it is above 0" in said[0]
-    assert f"Paper: {rule}" in said[0]
-    assert "Null: random weights" in said[0]
+    assert "Paper: holds if the whole 95 % interval is above 1" in said[0]
     assert re.search(
         r"It is round.*Added after +90.first +had failed.*a bar of ours .*not run", said[1]
     )
-    kinds = [set(re.match(r'<tr class="(.*?)"', row)[1].split()) for row in found]  # type: ignore[index]
+    kinds = [set(re.match(r'<tr class="(.*?)"', row)[1].split()) for row in found]
     assert kinds[0] >= {"on-chapter-90", "on-kind-finding", "on-origin-paper"}
     assert kinds[0] >= {"on-source-xiang2024", "on-null-not-run"}
     assert "on-verdict-holds-in-a-weaker-form" in kinds[0]
@@ -253,9 +242,9 @@ def _scorecard(book: Book) -> None:
     assert re.search(r"1 .*demo-0 .*7 .*cpu .*python \d.*torch \d", runs)
 
 
-def _filter(book: Book) -> None:
+def _filter(book):
     html = book.html("book/scorecard")
-    form = re.search(r"<form class=\"scorecard-filter\".*?</form>", html, re.DOTALL)[0]  # type: ignore[index]
+    form = re.search(r"<form class=\"scorecard-filter\".*?</form>", html, re.DOTALL)[0]
     assert " hidden>" in form[: form.index(">") + 1]
     offered = {
         name: re.findall(r'<option value="([^"]+)">(.+?)</option>', choices)
@@ -272,13 +261,11 @@ def _filter(book: Book) -> None:
         "verdict": [("holds in a weaker form",) * 2, ("not run", "not run")],
         "tier": [("mini", "small models"), ("real", "real model"), ("paper", "paper")],
     }
-    assert form.count("<label for=") == form.count("<select") + form.count("<input")
-    assert 'aria-live="polite"' in form
     assert "scorecard.js" in html
     assert "scorecard.js" not in book.html("numbers")
 
 
-def _chapter(book: Book) -> None:
+def _chapter(book):
     """What the notebook judges, once, each with its row; only the headline is unfolded."""
     html = book.html("notebooks/90_demo")
     assert re.findall('href="../book/scorecard.html#claim-(.*?)"', html) == [
@@ -293,7 +280,7 @@ def _chapter(book: Book) -> None:
     assert html.index("evidence") > html.index("The start") > html.index("<h1>")
 
 
-def _front_status_and_figure(book: Book) -> None:
+def _front_status_and_figure(book):
     html = book.html("book/front")
     assert [plain(row) for row in rows(html)] == [
         "Findings of on small models hold hold in a weaker form inconclusive do not hold "
@@ -303,9 +290,6 @@ def _front_status_and_figure(book: Book) -> None:
         "our own 0 0 0 0 0 0",
         "all 1 0 1 0 0 0",
     ]
-    said = "Counted apart: 0 identities, which any network obeys, of which 0 hold, and 1 errata, "
-    said += "mistakes in a text or in released code, of which 0 are shown. "
-    assert said + "We have not run the papers’ own models." in plain(html)
     assert 'href="scorecard.html?kind=finding&amp;verdict=holds+in+a+weaker+form">1<' in html
     html = book.html("status")
     lines = [plain(row) for row in rows(html)]
@@ -317,12 +301,12 @@ def _front_status_and_figure(book: Book) -> None:
     assert "1 A Chip 2 8 GiB none python 3.11.7, torch 9.9" in lines
     assert 'href="notebooks/90_demo.html"' in html
     html = book.html("figure")
-    image = re.search(r'<img alt="A dot\." src="(.*?)"', html)[1]  # type: ignore[index]
+    image = re.search(r'<img alt="A dot\." src="(.*?)"', html)[1]
     assert (book.out / image).read_bytes() == base64.b64decode(PIXEL)
     assert "See <em>here</em>." in html
 
 
-def _citation(book: Book) -> None:
+def _citation(book):
     page = plain(book.html("cite"))
     said = "Ada Byron, The Others (2027). A Book, version 1.2.0. Licence: MIT. https://example.org"
     assert said in page
@@ -334,7 +318,7 @@ def _citation(book: Book) -> None:
     assert [str(person) for person in people] == ["{Ada Byron}", "{The Others}"]
 
 
-def test_chapters_and_figures_have_numbers_and_formulas_no_script(book: Book) -> None:
+def test_chapters_and_figures_have_numbers_and_formulas_no_script(book):
     named = code(FIGURE, figure={"name": "fig-dot", "caption": "A dot of *ink*."})
     other = code(FIGURE, figure={"caption": "No."})
     title = text("# Demo\n\nSee {numref}`fig-dot`, and $x_1$.")
@@ -363,29 +347,13 @@ def test_chapters_and_figures_have_numbers_and_formulas_no_script(book: Book) ->
     assert not re.search("<script[^>]*mathjax", page.lower())
 
 
-def test_a_formula_that_cannot_be_read_is_a_warning(book: Book) -> None:
+def test_a_formula_that_cannot_be_read_is_a_warning(book):
     book.settings |= {"myst_enable_extensions": ["dollarmath"]}
     book.write("first.md", "# First\n\n$\\nonsense{1}$\n")
     assert "formula '\\\\nonsense{1}'" in book.build()
 
 
-@pytest.mark.parametrize(
-    ("formula", "inside"),
-    [
-        (r"\frac12", "<mfrac><mn>1</mn><mn>2</mn></mfrac>"),
-        (r"\Big(\tfrac{N+1}{N}\Big)", "<mo>(</mo>"),
-        (r"r_1, \dots, r_L", "…"),
-        ("a \n+ b", "<mo>+</mo>"),
-    ],
-)
-def test_formulas_are_translated(formula: str, inside: str) -> None:
-    for block in (False, True):
-        made = mathml(formula, block)
-        assert "\n" not in made
-        assert inside in made
-
-
-def test_what_is_wrong_is_a_warning_where_it_stands(book: Book) -> None:
+def test_what_is_wrong_is_a_warning_where_it_stands(book):
     mistakes = {
         "{measured}`90.frist`": "Unknown claim '90.frist'. Did you mean '90.first'?",
         "{published}`91.first`": "Unknown claim '91.first'.",
@@ -409,7 +377,7 @@ def test_what_is_wrong_is_a_warning_where_it_stands(book: Book) -> None:
         assert any(message in line for line in here), (message, warnings)
 
 
-def test_a_broken_result_and_a_cell_without_its_label_are_warnings(book: Book) -> None:
+def test_a_broken_result_and_a_cell_without_its_label_are_warnings(book):
     book.write("scorecard.md", "# Scorecard\n\n```{scorecard}\n```")
     book.write("notebooks/90_demo.ipynb", chapter(TITLE))
     assert "cross-reference target not found: '90-start'" in book.build()
@@ -420,7 +388,7 @@ def test_a_broken_result_and_a_cell_without_its_label_are_warnings(book: Book) -
         assert re.search(rf"{page}.md:3: .*is not a result", warnings)
 
 
-def test_the_address_makes_the_buttons(book: Book) -> None:
+def test_the_address_makes_the_buttons(book):
     """A link is made from the name of the page, so what holds for two of them holds for all."""
     book.write("page.md", "# P")
     book.write("notebooks/90_demo.ipynb", chapter(TITLE))
@@ -440,7 +408,7 @@ def test_the_address_makes_the_buttons(book: Book) -> None:
     assert wanted in book.html("notebooks/90_demo")
 
 
-def test_the_reference_shows_signatures_text_and_examples(book: Book) -> None:
+def test_the_reference_shows_signatures_text_and_examples(book):
     book.settings["suppress_warnings"] = ["bibtex.key_not_found"]
     book.write("page.md", "# Page\n\n```{api}\niclutils.tasks.repeated\n```")
     book.write("index2.md", "# Modules\n\n```{modules}\niclutils.tasks.repeated\n```")
@@ -449,10 +417,3 @@ def test_the_reference_shows_signatures_text_and_examples(book: Book) -> None:
     assert re.search(r"repeated_tokens\(.*\) → ", " ".join(shown.split()))
     assert "{cite}" not in shown, "citations are citations"
     assert 'href="page.html#module-iclutils.tasks.repeated"' in book.html("index2")
-
-
-def test_times_are_whole_seconds_and_memory_names_the_gpus() -> None:
-    times = {59.4: "59 s", 59.6: "1 min 00 s", 0.2: "0 s"}
-    assert {seconds: duration(seconds) for seconds in times} == times
-    assert held({"memory": 2.0, "gpu": 30.5}) == "2 GiB, GPU 30.5 GiB"
-    assert held({"memory": 0.0, "gpu": 0.0}) == "unknown"

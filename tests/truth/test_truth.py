@@ -54,7 +54,7 @@ from iclutils.interp import (
 )
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines
 from iclutils.interp.graph import Node, head
-from iclutils.models import TransformerBridge, lsa
+from iclutils.models import lsa
 from iclutils.tasks.numbers import NumberFormat
 from iclutils.tasks.prompts import Prompts
 from iclutils.tasks.regression import Contexts
@@ -65,8 +65,8 @@ Values = dict[str, Any]
 MEASURES: dict[str, Callable[[Any, Values], Values]] = {}
 
 
-def chapter(number: str) -> Callable:
-    def keep(measure: Callable) -> Callable:
+def chapter(number):
+    def keep(measure):
         MEASURES[number] = measure
         return measure
 
@@ -74,13 +74,13 @@ def chapter(number: str) -> Callable:
 
 
 @cache
-def model(fold: bool = False) -> TransformerBridge:
+def model(fold=False):
     language_model()
     return models.load("smollm2", fold=fold)
 
 
 @cache
-def stored(number: str) -> tuple[Values, Values]:
+def stored(number):
     """What both sides read (lists as tensors), and the values."""
     both = json.loads((HERE / f"{number}.json").read_text(encoding="utf-8"))
     given = {k: torch.tensor(v) if isinstance(v, list) else v for k, v in both["given"].items()}
@@ -88,7 +88,7 @@ def stored(number: str) -> tuple[Values, Values]:
 
 
 @cache
-def measured(number: str) -> Values:
+def measured(number):
     return MEASURES[number](None if number == "04" else model(), stored(number)[0])
 
 
@@ -126,7 +126,7 @@ def test_every_measure_is_still_where_it_is_looked_for():
 
 
 @chapter("01")
-def copying(net: TransformerBridge, given: Values) -> Values:
+def copying(net, given):
     batch, other = (RepeatedTokens(given[k], given["length"]) for k in ("tokens", "other"))
     cut, clean = [tuple(h) for h in given["heads"].tolist()], batch.clean_half
     found = head_scores.score_heads(net, batch.tokens, batch.length)
@@ -172,7 +172,7 @@ def copying(net: TransformerBridge, given: Values) -> Values:
 
 
 @chapter("02")
-def label_words(net: TransformerBridge, given: Values) -> Values:
+def label_words(net, given):
     asked = Prompts(**given)
     found = answers.answers(net, asked)
     flow = saliency.measure(net, asked)
@@ -209,7 +209,7 @@ def label_words(net: TransformerBridge, given: Values) -> Values:
 
 
 @chapter("07")
-def every_lens(net: TransformerBridge, given: Values) -> Values:
+def every_lens(net, given):
     four, choices = [head(*h) for h in given["heads"].tolist()], given["choices"]
     at = torch.full((len(choices), 1), given["clean"].shape[1] - 1)
     task = Margin(given["clean"], given["corrupt"], at, choices[:, :1], choices=choices)
@@ -249,7 +249,7 @@ def every_lens(net: TransformerBridge, given: Values) -> Values:
 
 
 @chapter("06")
-def circuits(net: TransformerBridge, given: Values) -> Values:
+def circuits(net, given):
     names = "clean", "corrupt", "at", "answer", "source", "choices"
     task = CleanCorrupt(**{name: given[name] for name in names})
     (first, second, third), tokens = (head(16, 0), head(18, 6), head(17, 3)), task.clean
@@ -304,7 +304,7 @@ def circuits(net: TransformerBridge, given: Values) -> Values:
 
 
 @chapter("03")
-def numbers_as_text(net: TransformerBridge, given: Values) -> Values:
+def numbers_as_text(net, given):
     around = (tuple(given[name].tolist()) for name in ("between", "after"))
     form = NumberFormat(given["values"], (), (), *around)
     xs, ys = given["xs"].double()[..., None], given["ys"].double()
@@ -332,7 +332,7 @@ def numbers_as_text(net: TransformerBridge, given: Values) -> Values:
 
 
 @chapter("05")
-def steps_of_heads(net: TransformerBridge, given: Values) -> Values:
+def steps_of_heads(net, given):
     query, shown = at_query.read(net, given["tokens"]), given["shown"].bool()
     answer, (layer, h) = given["answer"], (18, 6)
     duals = heads.dual_heads(query, shown)
@@ -371,7 +371,7 @@ def steps_of_heads(net: TransformerBridge, given: Values) -> Values:
 
 
 @chapter("04")
-def gradient_steps(_: None, given: Values) -> Values:
+def gradient_steps(_, given):
     xs, ys = given["xs"], given["ys"]
     layers = [
         lsa.Layer(*(given[name][i][None].double() for name in lsa.Layer._fields)) for i in range(2)
