@@ -1,8 +1,7 @@
 """Edge attribution patching: the effects of all edges at once, estimated from one backward pass.
 
-To first order the score follows its gradient at a reader's input. The estimate is poor where the
-score is saturated: a prediction that is nearly certain has next to no gradient. Gradients of the
-corrupt run, or averaged over runs between the two, see more.
+A prediction that is nearly certain has next to no gradient, and the estimate is poor; gradients
+of the corrupt run, or averaged over runs between the two, see more. ``patching`` measures.
 Sources: Nanda 2023; Syed et al. 2023; Hanna et al. 2024 (averaged).
 """
 
@@ -83,9 +82,8 @@ def _products(
 ) -> Float[Tensor, "writer reader batch"]:
     """Each writer's change times the gradient at each reader's input."""
     groups = graph.reader_groups
-    gradients = _gradients(
-        model, part, embedding, [input_hook(model, group[0]) for group in groups]
-    )
+    names = [input_hook(model, group[0]) for group in groups]
+    gradients = _gradients(model, part, embedding, names)
     each, start = lost.transpose(0, 1).flatten(2), 0
     out = lost.new_zeros(len(part), *graph.exists.shape)
     for group, gradient in zip(groups, gradients, strict=True):

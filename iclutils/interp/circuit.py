@@ -1,14 +1,14 @@
 """A circuit: a few edges that are kept, and what the model still does with them alone.
 
-Every edge outside a circuit carries what its writer writes on the corrupt sequence, every edge
-inside what the run itself brings. Where it lies between the corrupt run (no edge) and the clean
-one (all) is how *faithful* it is; it is *complete* if without it nothing is left, *minimal* if each
-edge is needed (Wang et al. 2022, sections 3 and 4; on edges Goldowsky-Dill 2023, Conmy 2023).
+*Faithful*: it scores as the clean run does, though all other edges carry corrupt output.
+*Complete*: without it nothing is left; *minimal*: each edge is needed (Wang et al. 2022, sections
+3 and 4; on edges Goldowsky-Dill 2023, Conmy 2023).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 
 import torch
 from einops import einsum
@@ -57,12 +57,6 @@ def scores(
         True
     """
     graph = of(model)
-    if kept.shape[1:] != graph.exists.shape or bool((kept.cpu() & ~graph.exists).any()):
-        raise IclError(
-            "A circuit is a mask of the edges that exist, writers by readers, here "
-            f"{tuple(graph.exists.shape)}; got {tuple(kept.shape[1:])}. Was it made for another "
-            "model?"
-        )
     cut = (graph.exists & ~kept.cpu()).to(task.clean.device)
     together = max(1, ROWS // (len(graph.writers) * task.clean.shape[1]))
     sequences = torch.arange(len(task)).split(together)
@@ -77,8 +71,8 @@ def scores(
             for some in circuits:
                 hooks = list(_hooks(model, graph, cut[some], corrupt))
                 copies = part[torch.arange(len(part)).repeat(len(some))]
-                found_score = copies.score(scored_logits(model, copies, hooks))
-                out[some[:, None], rows] = found_score.view(len(some), len(part))
+                score = copies.score(scored_logits(model, copies, hooks))
+                out[some[:, None], rows] = score.view(len(some), len(part))
                 shown.update()
     return out
 
@@ -96,12 +90,10 @@ def _hooks(
 
     def watch(first: Node, start: int) -> Hook:
         def subtract(value: Tensor, hook: object) -> Tensor:
+            live = value[:, None]
             if first.kind == "head":
-                live = einsum(
-                    value, model.blocks[first.layer].attn.W_O, "r p h k, h k d -> r h p d"
-                )
-            else:
-                live = value[:, None]
+                out = model.blocks[first.layer].attn.W_O
+                live = einsum(value, out, "r p h k, h k d -> r h p d")
             moved[:, start : start + live.shape[1]] -= live
             return value
 
@@ -166,19 +158,15 @@ def smallest_size(
 ) -> int | None:
     """The first size, of increasing ones, from which on a curve stays at or above ``bar``; None if
     it never does."""
-    smallest = None
-    for size, value in reversed(list(zip(sizes, share.tolist(), strict=True))):
-        if not value >= bar:
-            break
-        smallest = size
-    return smallest
+    curve = zip(reversed(sizes), reversed(share.tolist()), strict=True)
+    above = [size for size, _ in takewhile(lambda point: point[1] >= bar, curve)]
+    return above[-1] if above else None
 
 
 def random_circuits(
     graph: Graph, kept: EdgeMask, count: int, generator: Generator
 ) -> Bool[Tensor, "circuit writer reader"]:
-    """``count`` circuits with as many edges as ``kept`` between the same layers, each edge drawn
-    without replacement: the control."""
+    """``count`` circuits with as many edges as ``kept`` between the same layers: the control."""
     layer = [torch.tensor([node.layer for node in side]) for side in (graph.writers, graph.readers)]
     layer[1][-1] = graph.layers  # the logits
     block = (layer[0][:, None] + 1) * (graph.layers + 1) + layer[1]
@@ -201,9 +189,8 @@ def induction_edges(
     the embedding; the second, and the embedding, write to the logits.
     """
     embed, logits = Node("embed"), Node("logits")
-    between = [
-        (u, Node("k", v.layer, v.head)) for u in previous for v in induction if u.layer < v.layer
-    ]
+    pairs = [(u, v) for u in previous for v in induction if u.layer < v.layer]
+    between = [(u, Node("k", v.layer, v.head)) for u, v in pairs]
     if not between:
         raise IclError("A pair needs a previous-token head in a layer before an induction head.")
     into = [(embed, Node(c, u.layer, u.head)) for u in previous for c in CHANNELS]

@@ -1,9 +1,7 @@
-"""Clean/corrupt tasks: what a model is asked, what it must answer, and what it loses without cause.
+"""Clean/corrupt tasks: every sequence comes twice, and the answer can be told of one alone.
 
-Every sequence comes twice. On the *clean* one the answer can be told, on the *corrupt* one it
-cannot; length, scored positions and right answers are the same. The score is what the task makes
-of the logits, one number per sequence: the mean log-probability of the right answers, in nats,
-where nothing else is said.
+Length, scored positions and right answers of the *clean* and the *corrupt* sequence are the same.
+The score is one number per sequence: the mean log-probability of the right answers, in nats.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from torch import Generator, Tensor
 
 from ..errors import IclError, unknown
 from ..models import TransformerBridge
+from ..models import words as model_words
 from ..tasks import words
 from ..tasks.prompts import Prompts
 from ..tasks.repeated import repeated_tokens
-from ..tasks.text import Split
 from .hooks import Hook, logits_at
 
 Logits = Float[Tensor, "*lead batch entry vocab"]
@@ -188,39 +186,12 @@ def two_functions(
     examples: int,
     generator: Generator,
 ) -> CleanCorrupt:
-    """Task: say what a function makes of a held-out word, rather than what another function does.
+    """Say what a function makes of a held-out word, rather than what another function does.
 
-    Lines ``word -> answer`` of ``tasks.words``, all of single tokens: word, arrow, answer, newline.
     Corrupt: the examples carry the other function's answers. The softmax is over both answers.
     """
-    tokenizer: Any = getattr(model, "tokenizer", None)
-    if tokenizer is None:
-        raise IclError("This model reads no text: word functions need a tokenizer.")
-
-    def ids(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def known(split: Split) -> list[list[str]]:
-        mine, theirs = (dict(words.load(each, split)) for each in (name, other))
-        rows = [[word, f" {mine[word]}", f" {theirs[word]}"] for word in mine if word in theirs]
-        return [row for row in rows if all(len(ids(x)) == 1 for x in row) and row[1] != row[2]]
-
-    pool, asked = known("train"), known("test")
-    if len(pool) < examples or not asked:
-        raise IclError(f"Too few words of {name!r} and {other!r} are single tokens: {len(pool)}.")
-    sides: tuple[list[list[int]], list[list[int]]] = [], []
-    answers = []
-    for n in range(count):
-        if n % len(asked) == 0:
-            order = torch.randperm(len(asked), generator=generator).tolist()
-        query = asked[order[n % len(asked)]]
-        shown = [pool[i] for i in torch.randperm(len(pool), generator=generator)[:examples]]
-        for side, column in zip(sides, (1, 2), strict=True):
-            text = "".join(f"{row[0]} ->{row[column]}\n" for row in shown) + f"{query[0]} ->"
-            side.append(ids(text))
-        answers.append([ids(text)[0] for text in query[1:]])
-    clean, corrupt = (torch.tensor(side, device=model.cfg.device) for side in sides)
-    choices = torch.tensor(answers, device=clean.device)
+    drawn = words.rivals(name, other, model_words(model), count, examples, generator)
+    clean, corrupt, choices = (part.to(model.cfg.device) for part in drawn)
     at = torch.full_like(choices[:, :1], clean.shape[1] - 1)
     return CleanCorrupt(clean, corrupt, at, choices[:, :1], choices=choices)
 

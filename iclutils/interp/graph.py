@@ -1,10 +1,8 @@
-"""The computational graph of a model: components that write to the residual stream, inputs that
-read it, every edge between, and the hooks where both are found.
+"""The computational graph of a model: an edge from each writer to every later reader.
 
-An edge runs from a writer to every later reader, at all positions at once. The order is fixed, so
-that a tensor (writer, reader) means the same everywhere. Writers: the embedding (token and
-position), then for each layer its heads and its MLP. Readers: for each layer the queries of its
-heads, their keys, their values and the MLP's input, then the logits.
+The order of a tensor (writer, reader) is fixed. Writers: the embedding (token and position), then
+for each layer its heads and its MLP. Readers: for each layer the queries of its heads, their keys,
+their values and the MLP's input, then the logits. An edge is of all positions at once.
 """
 
 from __future__ import annotations

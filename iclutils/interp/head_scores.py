@@ -1,13 +1,13 @@
-"""Head scores read off attention patterns: what a head looks at, as one number per head.
+"""Head scores read off attention patterns: where a head looks, not that the look matters.
 
 Patterns are ``A[..., dest, src]`` (rows sum to 1, ``src <= dest``) of repeated tokens
-``[BOS, r_1 .. r_L, r_1 .. r_L]``; scores are means over positions. A score says where a head
-looks, not that the look matters (see ``interp.hooks``). Sources: Elhage et al. 2021; Olsson et
-al. 2022 (prefix matching); seed note 003 (stripe).
+``[BOS, r_1 .. r_L, r_1 .. r_L]``; scores are means over positions. Sources: Elhage et al. 2021;
+Olsson et al. 2022 (prefix matching); seed note 003 (stripe).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Set
 
 import torch
@@ -91,15 +91,12 @@ def attention_to(
 def olsson_prefix_matching(
     pattern: Float[Tensor, "batch head dest src"], tokens: Int[Tensor, "batch src"]
 ) -> Float[Tensor, "batch head"]:
-    """Olsson's evaluator: attention to all positions that follow an earlier occurrence, summed
-    over those, averaged over the queries that have one; BOS never counts as an occurrence.
+    """Attention to all positions that follow an earlier occurrence, summed over those, averaged
+    over the queries that have one (NaN if none has); the first position is no occurrence.
 
     Olsson et al. 2022, appendix on head activation evaluators: 25 random tokens, four times.
     """
-    where = followers(tokens)
-    if not bool(where.flatten(1).any(1).all()):
-        raise IclError("No token is repeated in at least one sequence: nothing to match.")
-    return attention_to(pattern, where)
+    return attention_to(pattern, followers(tokens))
 
 
 SCORES: dict[str, Callable[[Tensor, int], Tensor]] = {
@@ -160,10 +157,8 @@ def detector_scores(
     scores = {}
     for name, build in wanted.items():
         expected = build(tokens.cpu())
-        similarities = [
-            similarity(pattern, expected, **options) for pattern in patterns.flatten(0, 1)
-        ]
-        scores[name] = torch.tensor(similarities).view(patterns.shape[:2])
+        each = [similarity(pattern, expected, **options) for pattern in patterns.flatten(0, 1)]
+        scores[name] = torch.tensor(each).view(patterns.shape[:2])
     return scores
 
 
@@ -183,15 +178,15 @@ def same_layers(
 ) -> list[list[tuple[int, int]]]:
     """Random sets of other heads, as many in each layer as ``heads`` has there (all that are left,
     where they are fewer): the control for a set of heads that stands at a certain depth."""
-    chosen: dict[int, list[int]] = {}
-    for layer, head in sorted(set(heads)):
-        chosen.setdefault(layer, []).append(head)
+    chosen = defaultdict[int, set[int]](set)
+    for layer, head in sorted(heads):
+        chosen[layer].add(head)
 
     def draw() -> Iterator[tuple[int, int]]:
         for layer, named in chosen.items():
             order = torch.randperm(per_layer, generator=generator).tolist()
-            left = [head for head in order if head not in named]
-            yield from ((layer, head) for head in left[: len(named)])
+            others = [head for head in order if head not in named]
+            yield from ((layer, head) for head in others[: len(named)])
 
     return [list(draw()) for _ in range(draws)]
 
@@ -202,8 +197,8 @@ def draw_heads(
     generator: Generator,
     barred: Set[int] = frozenset(),
 ) -> frozenset[int]:
-    """As many random heads in each layer as ``chosen`` has there, none of them ``barred`` (all that
-    are left, where they are fewer): the null and the control that keep layers."""
+    """As ``same_layers``, one set of heads by their numbers: none is ``barred``, and those of
+    ``chosen`` may come again."""
     drawn: list[int] = []
     for la in layer[sorted(chosen)].unique():
         inside = set((layer == la).nonzero()[:, 0].tolist())

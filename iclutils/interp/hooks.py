@@ -1,14 +1,14 @@
 """Interventions as hooks: ablate heads and MLP layers, cut attention, read chosen activations.
 
-A component (a head by its ``z``, before ``W_O``, or a whole MLP layer) is replaced at every
-position by zero, by its mean over batch and positions, or by what it computes on *other* sequences
-(resample). Zero is off the model's usual path and can hurt for that reason alone; resample keeps
-the statistics and removes the content. Hook names: ``models.get_act_name("z", layer)``.
+A head (its ``z``, before ``W_O``) or MLP layer becomes zero at every position, its mean over batch
+and positions, or what it computes on *other* sequences (resample). Zero is off the model's usual
+path and can hurt for that alone; resample keeps the statistics and removes the content.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -140,11 +140,11 @@ def ablate_sets(
     other: Other,
 ) -> list[list[Hook]]:
     """Hooks as of ``ablate_heads`` for each set of heads; what replaces them is found once."""
-    chosen: list[dict[str, list[int]]] = [{} for _ in sets]
+    chosen = [defaultdict[str, list[int]](list) for _ in sets]
     for some, heads in zip(chosen, sets, strict=True):
         for head in heads:
             check_head(model, head)
-            some.setdefault(get_act_name("z", head[0]), []).append(head[1])
+            some[get_act_name("z", head[0])].append(head[1])
     values = replacements(model, tokens, {name for some in chosen for name in some}, how, other)
     return [[set_activation(n, values[n], heads) for n, heads in some.items()] for some in chosen]
 

@@ -1,8 +1,7 @@
 """The key/value cache of demonstrations, to be cut and read again.
 
-Reading a prompt leaves one key and one value per token, layer and head; later tokens see earlier
-ones through nothing else. ``cache_demonstrations`` reads demonstrations and keeps some of these,
-``answer_from_cache`` reads a query with them. What is kept stands at its original position.
+Later tokens see earlier ones through their keys and values alone. ``cache_demonstrations`` keeps
+some of these, each at its position; ``answer_from_cache`` reads a query with them.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ def demonstrations(prompts: Prompts) -> Keep:
 
 def shares_demonstrations(prompts: Prompts) -> bool:
     """Whether all prompts begin with the same demonstrations, so that one cache serves all."""
-    mine = demonstrations(prompts)
-    width = int(mine[0].sum())
-    starts = mine, prompts.tokens[:, :width], prompts.roles[:, :width]
-    return all(bool((part == part[:1]).all()) for part in starts)
+    return len(sets(prompts)) == 1
 
 
 def sets(prompts: Prompts) -> list[Int[Tensor, "rows"]]:
@@ -78,10 +74,9 @@ def cache_demonstrations(
     """Read the demonstrations once (``prompts[:1]`` where all share theirs) under ``hooks``, and
     hold only ``keep``."""
     check_prompts(model, prompts)
-    same_shape(prompts, keep)
     mine = demonstrations(prompts)
-    if bool((keep & ~mine).any()):
-        raise IclError("Only demonstration tokens can be remembered: cut the query out of keep.")
+    if keep.shape != mine.shape or bool((keep & ~mine).any()):
+        raise IclError("keep must be a mask of the tokens, and of demonstrations alone.")
     size = mine.sum(1)
     width = int(size.max())
     tokens, mine = prompts.tokens[:, :width], mine[:, :width]
@@ -97,8 +92,7 @@ def answer_from_cache(
     offset: bool = True,
     hooks: Sequence[Hook] = (),
 ) -> Float[Tensor, "batch vocab"]:
-    """Logits at the target when the query is read, under ``hooks``, with ``cache`` in place of its
-    demonstrations.
+    """Logits at the target when the query is read, with ``cache`` in place of its demonstrations.
 
     One row of ``cache`` serves all prompts that share their demonstrations. Without ``offset`` the
     query begins at position 0 (the released script's way with GPT-2 XL), not where it stands.
@@ -144,10 +138,9 @@ def keys_values(
             "A cut memory does not fit this model: it attends to a sliding window, which counts "
             "remembered tokens and not positions. Use one with full attention in every layer."
         )
+    options: dict[str, Any] = {"use_cache": True, "return_type": "logits_and_cache"}
     with torch.no_grad():
-        options: dict[str, Any] = {"use_cache": True, "logits_to_keep": 1}
-        options |= {"return_type": "logits_and_cache", "fwd_hooks": [*hooks]}
-        _, cache = model.run_with_hooks(tokens, **options)
+        _, cache = model.run_with_hooks(tokens, fwd_hooks=[*hooks], logits_to_keep=1, **options)
     return tuple(la.keys for la in cache.layers), tuple(la.values for la in cache.layers)
 
 
@@ -185,12 +178,3 @@ def packed(mask: Bool[Tensor, "batch pos"]) -> tuple[Tensor, Tensor]:
     size = mask.sum(1)
     index = (~mask).long().argsort(dim=1, stable=True)[:, : int(size.max())]
     return index, torch.arange(index.shape[1], device=mask.device) < size[:, None]
-
-
-def same_shape(prompts: Prompts, keep: Keep) -> None:
-    """Refuse a mask that is not one of these prompts' tokens."""
-    if keep.shape != prompts.tokens.shape:
-        raise IclError(
-            f"keep must have the shape of the tokens, {tuple(prompts.tokens.shape)}; got "
-            f"{tuple(keep.shape)}."
-        )

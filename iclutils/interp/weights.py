@@ -1,8 +1,7 @@
 """What the weights alone say: copying, composition, and the two-head circuit's QK matching.
 
-Pass a model loaded with ``fold=True``: LayerNorm scales are folded into the weights that read the
-residual stream, and what writes to it is centred, as in the original TransformerLens scores.
-Sources: Elhage et al. 2021 (copying, composition); ARENA 2023 (baseline, top-1); seed note 003.
+Pass a model loaded with ``fold=True``, as for the original TransformerLens scores. Sources: Elhage
+et al. 2021 (copying, composition); ARENA 2023 (baseline, top-1); seed note 003.
 """
 
 from __future__ import annotations

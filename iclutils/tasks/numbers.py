@@ -111,12 +111,8 @@ def of_text(
             for name, text in around.items()
         }
         return NumberFormat(values[:, gap:], **parts)
-    raise IclError(
-        "This tokenizer writes neither 0 .. 99 nor the digits as single tokens, so that no token "
-        "stands for a number. Use another model."
-        if not number
-        else f"This tokenizer does not write all numbers like {number} in as many tokens."
-    )
+    wanted = f"all numbers like {number} in as many tokens" if number else "digits as single tokens"
+    raise IclError(f"This tokenizer does not write {wanted}. Use another model.")
 
 
 def _written(number: int, places: str) -> str:

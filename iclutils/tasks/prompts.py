@@ -1,8 +1,7 @@
 """Prompts of in-context classification: tokens, and where in them everything stands.
 
-A prompt is ``demonstration .. demonstration query``; a demonstration ends in a cue and a label
-word, the query in the cue alone. Positions are data that a prompt's builder returns, never found
-again by searching the text. Prompts of different lengths are padded on the right.
+A demonstration ends in a cue and a label word, the query, which comes last, in the cue alone.
+Positions are data, never found again in the text. Shorter prompts are padded on the right.
 """
 
 from __future__ import annotations

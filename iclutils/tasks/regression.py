@@ -1,10 +1,8 @@
 """Linear regression in context: y = w·x + noise, a new w for every context.
 
-A *law* says how one coordinate is drawn. ``normal``, ``uniform``, ``laplace`` and ``sparse:k`` (k
-coordinates at random are normal, the others 0) have mean 0 and variance 1. ``normal*a+b`` and
-``uniform*a+b`` are a z + b for z ~ N(0, 1) or U(0, 1), as in the code released with
-{cite}`akyurek2023`. Of laws parted by commas every single number picks one. The shifts follow
-{cite}`garg2022`.
+Coordinates follow a law: ``normal``, ``uniform``, ``laplace``, ``sparse:k`` (k are normal, others
+0), of mean 0 and variance 1; ``normal*a+b``, ``uniform*a+b``: a z + b, z ~ N(0, 1) or U(0, 1) (code
+of {cite}`akyurek2023`); of laws parted by commas each number picks one. Shifts: {cite}`garg2022`.
 """
 
 from __future__ import annotations
@@ -97,12 +95,11 @@ def _check_law(law: str, dim: int) -> None:
     if parsed and parsed[2] and not 1 <= int(parsed[2]) <= dim:
         raise IclError(f"The law {law!r} needs between 1 and {dim} coordinates.")
     try:
-        finite = parsed is not None and all(
-            math.isfinite(float(g)) for g in parsed.groups()[3:] if g
-        )
+        numbers = map(float, filter(None, parsed.groups()[3:] if parsed else ["nan"]))
+        known = all(map(math.isfinite, numbers))
     except ValueError:
-        finite = False
-    if not finite:
+        known = False
+    if not known:
         raise IclError(
             f"Unknown law {law!r}. Known: normal, uniform, laplace, sparse:k, normal*a+b, "
             "uniform*a+b (a and b numbers), and several of them parted by commas."

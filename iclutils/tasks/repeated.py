@@ -1,7 +1,6 @@
 """Repeated random tokens, the task on which induction heads show themselves (Olsson et al. 2022).
 
-A sequence is ``[BOS, r_1 .. r_L, r_1 .. r_L]`` with every ``r`` uniform over the vocabulary; only
-the second copy can be predicted.
+Only the second copy of ``[BOS, r_1 .. r_L, r_1 .. r_L]`` can be predicted; every r is uniform.
 """
 
 from __future__ import annotations

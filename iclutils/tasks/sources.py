@@ -54,10 +54,8 @@ class Topics:
 
 @dataclass(frozen=True)
 class Text:
-    """A text data set, with demonstrations and test rows chosen as in the paper.
-
-    The methods are those of topics. Prompts longer than the context are left out.
-    """
+    """A text data set, with demonstrations and test rows chosen as in the paper; methods as of
+    topics. Prompts longer than the context are left out."""
 
     task: text.TextTask
     words: PreTrainedTokenizerBase
@@ -75,10 +73,8 @@ class Text:
         return min(rows, self.task.most_shots * max(1, self.context // text.CONTEXT))
 
     def _build(self, shown: list[list[text.Row]], asked: list[text.Row]) -> Prompts:
-        prompts = text.build(
-            self.task, self.words, shown, asked, context=self.context, over_long="drop"
-        )
-        return prompts.to(self.device)
+        fits: dict[str, Any] = {"context": self.context, "over_long": "drop"}
+        return text.build(self.task, self.words, shown, asked, **fits).to(self.device)
 
     def _shared(self, seed: int, shots: int, more: int = 0) -> tuple[list[text.Row], ...]:
         return text.demonstrations(self.train, len(self.task.label_words), shots, seed, more)
@@ -113,11 +109,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Words:
-    """A function between words, or recall of arbitrary pairs: training words are shown, held-out
-    ones asked. A shot is five examples, and the classes of a prompt are its own answers.
-
-    The methods are those of topics.
-    """
+    """A function between words, or recall of arbitrary pairs; methods as of topics. A shot is five
+    examples, and the classes of a prompt are its own answers."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
@@ -128,16 +121,16 @@ class Words:
 
     def asked(self, count: int, examples: int, generator: Generator, **options: Any) -> words.Asked:
         """Prompts and their whole answers; ``options`` are those of ``words.ask``."""
-        place = {"context": self.context, **options}
+        given = self.tokenizer, count, examples, generator
+        options = {"context": self.context, **options}
         if self.name == "recall":
-            drawn = words.recall(self.tokenizer, count, examples, generator, **place)
+            drawn = words.recall(*given, **options)
         else:
-            place["folder"] = self.folder
-            drawn = words.ask(self.name, self.tokenizer, count, examples, generator, **place)
+            drawn = words.ask(self.name, *given, **options, folder=self.folder)
         return words.Asked(drawn.prompts.to(self.device), drawn.whole.to(self.device))
 
     def evaluation(self, count: int, shots: int = 1) -> Prompts:
-        """``count`` prompts on which accuracy and loyalty are measured."""
+        """``count`` prompts."""
         return self.asked(count, EXAMPLES * shots, self.generator("evaluation", shots)).prompts
 
     def varied(self, count: int) -> Prompts:

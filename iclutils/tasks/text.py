@@ -1,16 +1,17 @@
 """Few-shot text classification as in Wang et al. 2023 (arXiv 2305.14160, section 2.1, app. A).
 
-``load`` gives the rows of a data set (the paper's, or one of ours, which come with the package),
-``read`` those of your own, ``demonstrations`` and its kin choose among them as the released code
-does, and ``build`` writes the prompts: ``cue text, newline, answer cue, label word`` for each
-demonstration, the same without a label word for the query, and nothing before.
+``load`` gives the rows of a data set, ``read`` those of your own, ``demonstrations`` chooses among
+them as the released code does, and ``build`` writes prompts: ``cue text, newline, answer cue, label
+word`` for each demonstration, the same without a label word for the query.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,13 +134,8 @@ def passages(
 
 def part(rows: Sequence[Row], split: Split) -> list[Row]:
     """Of every class every other row: ``train`` to show, ``test`` to ask about."""
-    seen: dict[int, int] = {}
-    kept = []
-    for row in rows:
-        seen[row[1]] = seen.get(row[1], -1) + 1
-        if seen[row[1]] % 2 == (split == "test"):
-            kept.append(row)
-    return kept
+    of_class = defaultdict[int, Iterator[bool]](lambda: cycle([split == "train", split == "test"]))
+    return [row for row in rows if next(of_class[row[1]])]
 
 
 def _labelled(path: Path, classes: tuple[str, ...] = ()) -> tuple[tuple[str, ...], list[Row]]:
@@ -178,14 +174,11 @@ def with_labels(task: TextTask, labels: str) -> TextTask:
     or with ``meaningless`` words."""
     if labels not in LABELS:
         raise unknown("kind of labels", labels, LABELS)
-    if labels == "own":
-        return task
-    count = len(task.label_words)
-    if labels == "swapped":
-        return replace(task, label_words=(*task.label_words[1:], task.label_words[0]))
-    if count > len(MEANINGLESS):
+    own, count = task.label_words, len(task.label_words)
+    if labels == "meaningless" and count > len(MEANINGLESS):
         raise IclError(f"There are {len(MEANINGLESS)} words without a meaning for {count} classes.")
-    return replace(task, label_words=MEANINGLESS[:count])
+    kinds = {"own": own, "swapped": (*own[1:], own[0]), "meaningless": MEANINGLESS[:count]}
+    return replace(task, label_words=kinds[labels])
 
 
 def _how_local(name: str, split: str) -> str:
@@ -223,10 +216,7 @@ def _fetch(name: str, split: Split) -> Path:
 
 
 def _rows(name: str, split: Split, path: Path) -> list[Row]:
-    """Rows of a JSON-lines or parquet file, with columns, classes and counts checked.
-
-    In another order of the classes every label word would be wrong: the counts tell.
-    """
+    """Rows of a JSON-lines or parquet file; counts tell whether its classes have our order."""
     data, parquets = TASKS[name], path.suffix == ".parquet"
     if not path.is_file():
         raise IclError(f"There is no {path}. To read rows from a folder, {_how_local(name, split)}")
@@ -272,31 +262,26 @@ def demonstrations(
 ) -> tuple[list[Row], list[Row]]:
     """One set of demonstrations for all queries, and rows to train the re-weighting on.
 
-    All rows are shuffled by NumPy's legacy generator and walked once: the first ``shots`` of each
-    class become demonstrations, the ``more`` next ones training rows, both in the order in which
-    they are met (released code, section 2.1 and app. G).
+    Of the shuffled rows the first ``shots`` of each class are demonstrations, the ``more`` next
+    ones training rows (released code, section 2.1 and app. G).
     """
     _check_supply(rows, classes, shots + more)
     order = list(range(len(rows)))
     np.random.RandomState(seed).shuffle(order)
     taken = [0] * classes
-    first: list[Row] = []
-    second: list[Row] = []
+    shown, others = list[Row](), list[Row]()
     for row in (rows[i] for i in order):
         if taken[row[1]] < shots + more:
-            (first if taken[row[1]] < shots else second).append(row)
+            (shown if taken[row[1]] < shots else others).append(row)
             taken[row[1]] += 1
-    return first, second
+    return shown, others
 
 
 def demonstrations_per_query(
     rows: Sequence[Row], classes: int, shots: int, seed: int, queries: int
 ) -> list[list[Row]]:
-    """Demonstrations of the saliency experiment: another set for every query (released code).
-
-    Each class gives ``shots`` rows, drawn with replacement; the order of the labels is one and
-    the same for all queries.
-    """
+    """Another set of demonstrations for every query, as for saliency in the released code: each
+    class gives ``shots`` rows, drawn with replacement, in one order of the labels for all."""
     _check_supply(rows, classes, 1)
     labels = np.array([label for _, label in rows])
     of_class = [np.flatnonzero(labels == c) for c in range(classes)]
@@ -453,15 +438,9 @@ def encode(
 
 def _pieces(task: TextTask, shown: Sequence[Row], query: str) -> list[Piece]:
     """The prompt cut where roles change: joined, the pieces are the prompt."""
-    pieces: list[Piece] = []
-    for text, label in shown:
-        pieces += [
-            (task.cue, Role.FORMAT),
-            (f" {text}", Role.TEXT),
-            (f"\n{task.answer_cue}", Role.FORMAT),
-            (task.label_words[label], Role.LABEL),
-            ("\n", Role.FORMAT),
-        ]
+    roles, words = (Role.FORMAT, Role.TEXT, Role.FORMAT, Role.LABEL, Role.FORMAT), task.label_words
+    lines = ((task.cue, f" {text}", f"\n{task.answer_cue}", words[c], "\n") for text, c in shown)
+    pieces = [piece for line in lines for piece in zip(line, roles, strict=True)]
     return [*pieces, (f"{task.cue} {query}\n{task.answer_cue}", Role.QUERY)]
 
 

@@ -1,9 +1,7 @@
 """In-context classification of made-up topics: only the context can tell which label is meant.
 
 The vocabulary has 12 topics of 8 words, in 4 families of 3 (siblings), 16 fillers and 8 label
-words. In every prompt a few topics are drawn, and as many label words are dealt out to them at
-random, so that chance is one over the number of classes. A prompt is
-``BOS text : label text : label .. query :``; texts are noisy (see ``Texts``).
+words, which every prompt deals out anew: ``BOS text : label text : label .. query :``.
 """
 
 from __future__ import annotations
@@ -97,10 +95,8 @@ def sample(
     topics = topics.expand(sets, -1)
     words = FIRST_LABEL + _choose(sets, classes, classes, generator)
     order = _choose(sets, classes * shots, classes * shots, generator) % classes
-    demos, sizes = _draw(topics, order, texts, generator)
-    demos, sizes, topics, words, order = (
-        part.expand(count, *part.shape[1:]) for part in (demos, sizes, topics, words, order)
-    )
+    parts = *_draw(topics, order, texts, generator), topics, words, order
+    demos, sizes, topics, words, order = (part.expand(count, *part.shape[1:]) for part in parts)
     gold = torch.randint(0, classes, (count, 1), generator=generator)
     query, size = _draw(topics, gold, texts, generator)
     shown = torch.cat([order, gold], 1)
@@ -120,12 +116,7 @@ def sample(
 
 
 def stream(
-    count: int,
-    examples: int,
-    generator: Generator,
-    *,
-    texts: Texts = FULL,
-    cues: bool = True,
+    count: int, examples: int, generator: Generator, *, texts: Texts = FULL, cues: bool = True
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch example"]]:
     """Training sequences of examples of four classes, and the positions before their labels.
 
@@ -181,10 +172,9 @@ def ideal(prompts: Prompts) -> Float[Tensor, "batch cls"]:
     Sums over every assignment of distinct topics to the classes.
     """
     demo, query = _counts(prompts)
-    log_p = word_probabilities(FULL).log()  # (topic, word)
-    width = log_p.shape[1]
-    shown = demo[..., :width] @ log_p.T  # (batch, class, topic)
-    asked = query[:, :width] @ log_p.T  # (batch, topic)
+    log_p = word_probabilities(FULL).log()
+    shown = demo[..., :FIRST_LABEL] @ log_p.T  # (batch, class, topic)
+    asked = query[:, :FIRST_LABEL] @ log_p.T  # (batch, topic)
     assign = torch.tensor(list(permutations(range(len(TOPICS)), prompts.classes)))
     prior = sum(shown[:, c][:, assign[:, c]] for c in range(prompts.classes))
     joint = [torch.logsumexp(prior + asked[:, assign[:, c]], 1) for c in range(prompts.classes)]
@@ -201,10 +191,8 @@ def word_probabilities(texts: Texts) -> Float[Tensor, "topic word"]:
     head = (torch.arange(FIRST_FILLER) % PER_TOPIC == 0).float() * texts.same
     own = (head + (1 - texts.same) / PER_TOPIC) * texts.own
     p = same_topic * own + sibling * texts.sibling / (SIBLINGS - 1) / PER_TOPIC + anything
-    fillers = FIRST_LABEL - FIRST_FILLER
-    return torch.cat(
-        [p * (1 - texts.filler), torch.full((len(TOPICS), fillers), texts.filler / fillers)], 1
-    )
+    shape = len(TOPICS), FIRST_LABEL - FIRST_FILLER
+    return torch.cat([p * (1 - texts.filler), torch.full(shape, texts.filler / shape[1])], 1)
 
 
 def best(scores: Float[Tensor, "batch cls"], generator: Generator) -> Int[Tensor, "batch"]:
@@ -222,18 +210,16 @@ def _draw(
     topics: Tensor, classes: Tensor, texts: Texts, generator: Generator
 ) -> tuple[Tensor, Tensor]:
     """Texts (batch, example, longest) of the given classes, and their lengths."""
-    sizes = torch.randint(
-        texts.shortest, texts.longest + 1, tuple(classes.shape), generator=generator
-    )
+    lengths = texts.shortest, texts.longest + 1
+    sizes = torch.randint(*lengths, tuple(classes.shape), generator=generator)
     shape = (*classes.shape, texts.longest)
     own = topics.gather(1, classes)[..., None].expand(shape)
     step = torch.randint(1, SIBLINGS, shape, generator=generator)
     sibling = own // SIBLINGS * SIBLINGS + (own % SIBLINGS + step) % SIBLINGS
     anything = torch.randint(0, len(TOPICS), shape, generator=generator)
     kind = torch.rand(shape, generator=generator)
-    topic = torch.where(
-        kind < texts.own, own, torch.where(kind < texts.own + texts.sibling, sibling, anything)
-    )
+    others = torch.where(kind < texts.own + texts.sibling, sibling, anything)
+    topic = torch.where(kind < texts.own, own, others)
     which = torch.randint(0, PER_TOPIC, shape, generator=generator)
     head = (torch.rand(shape, generator=generator) < texts.same) & (kind < texts.own)
     word = topic * PER_TOPIC + torch.where(head, 0, which)

@@ -1,10 +1,8 @@
 """Functions between words, which only examples can tell: lines ``big -> small`` and a query.
 
-Our lists are tables of ``data/words``, one kind of word each: a function goes from the first
-column to another, or by a rule of spelling, so that several functions ask about the same words
-and the query alone does not say which is meant. Every third row of a table is held out (``test``).
-The tasks are those of {cite}`hendel2023` and {cite}`todd2024`; lists in the latter's format are
-read from a folder.
+Our lists are tables of ``data/words``: a function goes from the first column to another, or by a
+rule of spelling, so that the query alone does not say which is meant. Every third row is held out
+(``test``). The tasks are those of {cite}`hendel2023` and {cite}`todd2024`.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -61,9 +59,8 @@ HELD_OUT = 3  # every third row
 class Asked(NamedTuple):
     """Prompts of a function, and their whole answers, of which they know the first token.
 
-    The classes of a prompt are the answers of its examples, in their order, and one more, if the
-    function has one: the query's, or where an example shows that, another answer. ``whole`` ends
-    in the newline and in -1 after that; see ``interp.readout.with_answers``.
+    A prompt's classes are the answers of its examples, in their order, and one more, if there is
+    one: the query's, or another. ``whole`` ends in the newline, and -1 (``readout.with_answers``).
     """
 
     prompts: Prompts
@@ -125,7 +122,7 @@ def _outside(name: str, folder: str | Path | None) -> list[Pair]:
 
 
 def kinds(pairs: Sequence[Pair]) -> int:
-    """How many different answers there are: with few, the query's may stand in an example."""
+    """How many different answers there are."""
     return len({answer for _, answer in pairs})
 
 
@@ -155,11 +152,10 @@ def ask(
 ) -> Asked:
     """``count`` prompts of a function: ``examples`` of its training pairs, and a word of ``split``.
 
-    The answers of a prompt's examples begin with different tokens; where a function has too few,
-    as sentiment has two, they repeat, all about as often. No example asks for the query's answer or
-    has the query for an answer. ``shared`` gives all prompts the same examples. ``new`` leaves out
-    examples that show the query's answer. ``shuffled`` deals the examples' answers out to other
-    examples: the same words, and (but for answers that repeat) no function.
+    Examples' answers begin with different tokens, or repeat about equally often where there are
+    too few. No example asks for the query's answer or has the query for an answer. ``shared``: all
+    prompts have the same examples. ``new``: no example shows the query's answer. ``shuffled``: the
+    examples' answers are dealt out anew, the same words and no function.
     """
     if count < 1 or examples < 0 or (shuffled and examples < 2):
         raise IclError(
@@ -168,8 +164,7 @@ def ask(
         )
     pool, asked = load(name, "train", folder), load(name, split, folder)
     answers = list(dict.fromkeys(answer for _, answer in (*pool, *asked)))
-    spaced = [f" {answer}" for answer in answers]
-    first = dict(zip(answers, first_tokens(spaced, tokenizer), strict=True))
+    first = dict(zip(answers, first_tokens(_spaced(answers), tokenizer), strict=True))
 
     def fits(query: Pair, example: Pair) -> bool:
         same = example[1] == query[1]
@@ -178,17 +173,18 @@ def ask(
 
     def chosen(fitting: Callable[[Pair], bool]) -> list[Pair]:
         """Examples in random order: one of each answer, then another of each, until enough."""
-        by_token = defaultdict[int, list[tuple[int, Pair]]](list)  # place and pair, by answer
-        for place, i in enumerate(torch.randperm(len(pool), generator=generator).tolist()):
-            if fitting(pool[i]):
-                by_token[first[pool[i][1]]].append((place, pool[i]))
-        # Of answers that begin with one token the one that was drawn first.
-        groups = [[it for it in same if it[1][1] == same[0][1][1]] for same in by_token.values()]
-        in_turns = [one for turn in zip_longest(*groups) for one in turn if one]
-        if len(in_turns) < examples:
-            few = f"{name!r} has too few pairs for {examples} examples: {len(in_turns)} fit."
+        order = torch.randperm(len(pool), generator=generator).tolist()
+        by_token = defaultdict[int, list[Pair]](list)
+        for pair in filter(fitting, (pool[i] for i in order)):
+            same = by_token[first[pair[1]]]
+            if not same or same[0][1] == pair[1]:  # one answer alone begins with a token
+                same.append(pair)
+        rounds = [pair for turn in zip_longest(*by_token.values()) for pair in turn if pair]
+        if len(rounds) < examples:
+            few = f"{name!r} has too few pairs for {examples} examples: {len(rounds)} fit."
             raise IclError(f"{few} Show fewer.")
-        return [pair for _, pair in sorted(in_turns[:examples])]
+        taken = {*rounds[:examples]}
+        return [pool[i] for i in order if pool[i] in taken]
 
     shown, queries = [], []
     common = chosen(lambda pair: True) if shared else []
@@ -223,7 +219,7 @@ def recall(
 ) -> Asked:
     """Prompts of arbitrary pairs of nouns, one of which is asked again: classes are the pairs."""
     pool = [word for word, _ in load("plural", split)]
-    first = dict(zip(pool, first_tokens([f" {word}" for word in pool], tokenizer), strict=True))
+    first = dict(zip(pool, first_tokens(_spaced(pool), tokenizer), strict=True))
     pool = list({first[word]: word for word in pool}.values())
     if not 1 <= examples <= len(pool) // 2:
         raise IclError(f"Need 1 to {len(pool) // 2} pairs to recall; got {examples}.")
@@ -234,6 +230,50 @@ def recall(
     queries = [demos[g] for demos, g in zip(shown, gold, strict=True)]
     labels = [[answer for _, answer in demos] for demos in shown]
     return _write(tokenizer, shown, queries, labels, gold, first, context)
+
+
+def rivals(
+    name: str,
+    other: str,
+    tokenizer: PreTrainedTokenizerBase,
+    count: int,
+    examples: int,
+    generator: Generator,
+) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"], Int[Tensor, "batch 2"]]:
+    """Prompts of a function, the same with another function's answers, and both answers.
+
+    Words and answers are single tokens, and what is asked is held out; see ``ask`` for all others.
+    """
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def known(split: Split) -> list[tuple[str, str, str]]:
+        mine, theirs = (dict(load(each, split)) for each in (name, other))
+        rows = [(word, mine[word], theirs[word]) for word in mine if word in theirs]
+        single = [row for row in rows if {len(ids(x)) for x in (row[0], *_spaced(row[1:]))} == {1}]
+        return [row for row in single if row[1] != row[2]]
+
+    pool, asked = known("train"), known("test")
+    if len(pool) < examples or not asked:
+        raise IclError(f"Too few words of {name!r} and {other!r} are single tokens: {len(pool)}.")
+    prompts: tuple[list[list[int]], list[list[int]]] = [], []
+    answers = []
+    for n in range(count):
+        if n % len(asked) == 0:
+            order = torch.randperm(len(asked), generator=generator).tolist()
+        query = asked[order[n % len(asked)]]
+        shown = [pool[i] for i in torch.randperm(len(pool), generator=generator)[:examples]]
+        for column, side in enumerate(prompts, 1):
+            pieces = _pieces([(row[0], row[column]) for row in shown], query[0])
+            side.append(ids("".join(piece for piece, _ in pieces)))
+        answers.append([ids(answer)[0] for answer in _spaced(query[1:])])
+    return torch.tensor(prompts[0]), torch.tensor(prompts[1]), torch.tensor(answers)
+
+
+def _spaced(answers: Iterable[str]) -> list[str]:
+    """Answers with the space that stands before them in a prompt."""
+    return [f" {answer}" for answer in answers]
 
 
 def _derangement(count: int, generator: Generator) -> list[int]:
@@ -278,12 +318,7 @@ def _write(
 
 
 def _pieces(shown: Sequence[Pair], query: str) -> list[Piece]:
-    pieces: list[Piece] = []
-    for word, answer in shown:
-        pieces += [
-            (word, Role.TEXT),
-            (" ->", Role.FORMAT),
-            (f" {answer}", Role.LABEL),
-            ("\n", Role.FORMAT),
-        ]
+    roles = (Role.TEXT, Role.FORMAT, Role.LABEL, Role.FORMAT)
+    lines = ((word, " ->", f" {answer}", "\n") for word, answer in shown)
+    pieces = [piece for line in lines for piece in zip(line, roles, strict=True)]
     return [*pieces, (f"{query} ->", Role.QUERY)]
