@@ -179,12 +179,7 @@ def classification(prompts: Prompts) -> CleanCorrupt:
 
 
 def two_functions(
-    model: TransformerBridge,
-    name: str,
-    other: str,
-    count: int,
-    examples: int,
-    generator: Generator,
+    model: TransformerBridge, name: str, other: str, count: int, examples: int, generator: Generator
 ) -> CleanCorrupt:
     """Say what a function makes of a held-out word, rather than what another function does.
 

@@ -133,11 +133,7 @@ def ablate_heads(
 
 
 def ablate_sets(
-    model: TransformerBridge,
-    tokens: Tokens,
-    sets: Sequence[Sequence[Head]],
-    how: How,
-    other: Other,
+    model: TransformerBridge, tokens: Tokens, sets: Sequence[Sequence[Head]], how: How, other: Other
 ) -> list[list[Hook]]:
     """Hooks as of ``ablate_heads`` for each set of heads; what replaces them is found once."""
     chosen = [defaultdict[str, list[int]](list) for _ in sets]

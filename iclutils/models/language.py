@@ -1,9 +1,8 @@
 """Language models: one way in, whatever their source.
 
-``load`` gives a TransformerLens ``TransformerBridge`` in float32 with eager attention, frozen and
-in evaluation mode, whose attention patterns, attention scores and residual stream can be read and,
-where ``editable`` says so, edited, under the hook names of TransformerLens. Every head has a query,
-key and value of its own: grouped ones are written out (``grouped``).
+``load`` gives a TransformerLens ``TransformerBridge`` in float32, eager attention, frozen, whose
+activations can be read and, where ``editable`` says so, edited, under TransformerLens' hook names.
+Every head has a query, key and value of its own: grouped ones are written out (``grouped``).
 """
 
 from __future__ import annotations
@@ -261,7 +260,7 @@ def editable(model: TransformerBridge) -> bool:
             return value
 
         tokens = torch.zeros(1, 2, dtype=torch.long, device=model.cfg.device)
-        scores, pattern = "blocks.0.attn.hook_attn_scores", "blocks.0.attn.hook_pattern"
+        scores, pattern = (f"blocks.0.attn.hook_{part}" for part in ("attn_scores", "pattern"))
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the edits that are lost
             model.run_with_hooks(tokens, fwd_hooks=[(scores, spoil), (pattern, keep)])

@@ -1,9 +1,8 @@
 """Linear self-attention: small networks that answer one query about a regression.
 
-A context is N pairs and a query. Its tokens are e_i = (x_i, y_i), and (x_q, 0) for the query; the
-answer is read from the query's last channel, times -1 ({cite}`vonoswald2023`). There is
-no causal mask, and the query is no key unless asked for. Softmax attention, LayerNorm, an MLP and
-the variants of {cite}`ren2024` are options of the ``Shape``.
+Tokens are e_i = (x_i, y_i), and (x_q, 0) for the query; the answer is the query's last channel,
+times -1 ({cite}`vonoswald2023`). No mask; the query is no key unless asked for. Softmax attention,
+LayerNorm, an MLP and the variants of {cite}`ren2024` are options of the ``Shape``.
 """
 
 from __future__ import annotations
@@ -50,26 +49,18 @@ class Shape:
     def __post_init__(self) -> None:
         if self.variant not in get_args(Variant):
             raise unknown("variant", self.variant, get_args(Variant))
-        varied, single = self.variant != "plain", self.layers == 1
-        problems = {
-            "Attention is linear or softmax.": not {*self.attention} <= {*get_args(Kind)},
-            "All sizes are at least 1.": min(self.dim, self.pairs, self.layers, self.heads) < 1,
-            "clip is a bound above 0, or 0 for none.": not 0 <= self.clip < math.inf,
-            "Name one kind of attention, or one for each layer.": (
-                len(self.attention) not in (1, self.layers)
-            ),
-            "The variants are made for a single softmax layer.": (
-                varied and not (single and self.attention[0] == "softmax")
-            ),
-            "Regularisation weakens the query's own key: set sees_query=True.": (
-                self.variant == "regularised" and not self.sees_query
-            ),
-            "Negative samples need at least two pairs.": (
-                self.variant == "negatives" and self.pairs < 2
-            ),
+        plain = self.variant == "plain"
+        needed = {
+            "Attention is linear or softmax.": {*self.attention} <= {*get_args(Kind)},
+            "Name one kind, or one for each layer.": len(self.attention) in (1, self.layers),
+            "All sizes are at least 1.": min(self.dim, self.pairs, self.layers, self.heads) >= 1,
+            "clip is a bound above 0, or 0 for none.": 0 <= self.clip < math.inf,
+            "Variants have one softmax layer.": plain or self.kinds == ("softmax",),
+            "Regularised: set sees_query=True.": self.sees_query or self.variant != "regularised",
+            "Negatives need two pairs.": self.pairs > 1 or self.variant != "negatives",
         }
-        for message, wrong in problems.items():
-            if wrong:
+        for message, holds in needed.items():
+            if not holds:
                 raise IclError(f"{message} Got {self}.")
 
     @property
@@ -164,19 +155,14 @@ class LinearSelfAttention(Ensemble):
     def from_layers(
         cls, shape: Shape, layers: Sequence[Layer], others: Mapping[str, Tensor] | None = None
     ) -> LinearSelfAttention:
-        """Networks with given weights, frozen: of each layer that has its own, and ``others``.
-
-        Layers without an ensemble axis make one network. ``others`` are the weights of a read-in,
-        an MLP or a variant, by their names; a LayerNorm that is left out has gain 1 and shift 0.
-        """
-        parts = {
-            n: torch.stack(p, -4)
-            for n, p in zip(Layer._fields, zip(*layers, strict=True), strict=True)
-        }
-        parts = {name: part if part.ndim == 5 else part[None] for name, part in parts.items()}
-        gain = torch.ones_like(parts["key"][:, :, 0, :, 0])
+        """Networks with given weights, frozen: of each layer that has its own, and ``others`` by
+        name. Layers without an ensemble axis make one network; a LayerNorm that is left out has
+        gain 1 and shift 0."""
+        parts = [torch.stack(part, -4) for part in zip(*layers, strict=True)]
+        of_all = Layer(*(part if part.ndim == 5 else part[None] for part in parts))
+        gain = torch.ones_like(of_all.key[:, :, 0, :, 0])
         known = {"gain": gain, "shift": 0 * gain} if shape.norm else {}
-        weights = {f"attention.{name}": part for name, part in parts.items()}
+        weights = {f"attention.{name}": part for name, part in of_all._asdict().items()}
         weights |= {f"others.{n}": w.to(gain) for n, w in (known | dict(others or {})).items()}
         return cls.from_weights(shape, weights)
 
@@ -274,8 +260,8 @@ def as_tokens(
 ) -> Float[Tensor, "*batch pos channel"]:
     """The tokens of a context whose last pair is the query, with 0 in the place of its y.
 
-    Joint: (x_i, y_i). Separate: (x_i, 0) and (0, y_i) take turns, the query's x last, and ten
-    channels more hold sines and cosines of the position, at five frequencies.
+    Separate: (x_i, 0) and (0, y_i) take turns, the query's x last, and ten channels more hold
+    sines and cosines of the position, at five frequencies.
     """
     labels = torch.cat([ys[..., :-1], torch.zeros_like(ys[..., -1:])], -1)[..., None]
     if not separate:

@@ -50,8 +50,8 @@ class Ensemble(nn.Module):
         """Write ``config.json`` and the weights."""
         weights = {n: p.detach().to(dtype).contiguous() for n, p in self.named_parameters()}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        known = {"model_type": self.kind, "shape": asdict(self.shape), "seeds": self.seeds}
-        write_json(folder / "config.json", known | {"tasks": self.tasks})
+        known = {"shape": asdict(self.shape), "seeds": self.seeds, "tasks": self.tasks}
+        write_json(folder / "config.json", {"model_type": self.kind} | known)
 
     @classmethod
     def load(

@@ -1,10 +1,8 @@
 """The zoo: small models that our own recipes trained and this package ships.
 
-Each model is a folder with the log of its training, a model card and checksums; its weights (a
-Hugging Face GPT-2, or networks that read numbers) are in folders inside it named ``step-04000``,
-the last of which is the finished model. ``curves.jsonl`` holds what chapters measured along its
-training. Weights are stored in half precision, those of linear self-attention in single, and
-computed in single.
+A model's folder holds the log of its training, a model card, checksums, ``curves.jsonl`` with what
+chapters measured along it, and weights in folders such as ``step-04000``, of which the last is the
+finished model. They are stored in half precision, those of linear self-attention in single.
 """
 
 from __future__ import annotations
@@ -105,7 +103,4 @@ def log(name: str) -> Path:
 
 def read_card(name: str) -> str:
     """The model card (Markdown)."""
-    card = home(name) / "README.md"
-    if not card.is_file():
-        raise IclError(f"{name} has no model card. Reinstall the package.")
-    return card.read_text(encoding="utf-8")
+    return (home(name) / "README.md").read_text(encoding="utf-8")

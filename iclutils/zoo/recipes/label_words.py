@@ -1,12 +1,8 @@
 """Recipes ``anchors-...``: a GPT-2 that copies first and then classifies by labelled examples.
 
-For 600 steps the model only copies: BOS and a random segment that repeats. For the next 300 it
-sees pairs of a word and a label word. From then on texts have cues and grow, over 1200 steps, from
-one fixed word per topic to the full task of ``iclutils.tasks.topics``; three batches in ten revisit
-an easier stage, and one in ten goes on copying. Positions start at 0 until copying stands and then
-shift in a growing range. ``anchors-uncopied-N`` is the twin of ``anchors-N`` from the same seed,
-schedule and batches, in which nothing ever repeats; ``anchors-narrow-N`` the one of eight heads of
-16. What was tried, the model card tells (``cards.yml``).
+It copies repeated segments for 600 steps, sees pairs of a word and a label word for 300, then texts
+that grow to those of ``tasks.topics`` over 1200; three batches in ten revisit an easier stage, one
+in ten copies. Positions shift once copying stands. What was tried, the card tells (``cards.yml``).
 """
 
 from __future__ import annotations
@@ -32,11 +28,11 @@ KEPT = (0, 3000)  # of anchors-3
 
 
 def recipe(seed: int, layers: int = 4, copying: bool = True, heads: int = 4) -> LanguageRecipe:
-    """``anchors-N``; of six layers ``anchors-deep``, without copying ``anchors-uncopied-N``, of
-    eight heads ``anchors-narrow-N``."""
-    name = f"anchors-{seed}" if layers == 4 else "anchors-deep"
-    name = name if copying else f"anchors-uncopied-{seed}"
-    name = name if heads == 4 else f"anchors-narrow-{seed}"
+    """``anchors-N``; of six layers ``anchors-deep``, of eight heads ``anchors-narrow-N``; without
+    copying ``anchors-uncopied-N``, the twin of the same seed and batches, in which nothing repeats.
+    """
+    kind = "anchors" + "-uncopied" * (not copying) + "-narrow" * (heads == 8)
+    name = f"{kind}-{seed}" if layers == 4 else "anchors-deep"
 
     def batch(step: int) -> Batch:
         generator = Generator().manual_seed(seed * 1_000_003 + step)
@@ -52,22 +48,11 @@ def recipe(seed: int, layers: int = 4, copying: bool = True, heads: int = 4) -> 
         shift = torch.randint(0, reach + 1, (len(tokens), 1), generator=generator)
         return Batch(tokens, torch.arange(tokens.shape[1] - 1) + shift, weights)
 
-    stages = (
-        f"{COPYING} steps of copying alone, then classification with a tenth of copying"
-        if copying
-        else "those of the twin with copying, in which every repeat is replaced by random tokens"
-    )
-    card = model_card(
-        "label_words",
-        name,
-        seed=seed,
-        layers=layers,
-        heads=heads,
-        width=128 // heads,
-        steps=STEPS,
-        stages=stages,
-        curves=curves.NOTE,
-    )
+    stages = "those of the twin with copying, in which every repeat is replaced by random tokens"
+    if copying:
+        stages = f"{COPYING} steps of copying alone, then classification with a tenth of copying"
+    sizes = {"layers": layers, "heads": heads, "width": 128 // heads, "steps": STEPS}
+    card = model_card("label_words", name, seed=seed, stages=stages, curves=curves.NOTE, **sizes)
     return LanguageRecipe(
         name=name,
         seed=seed,

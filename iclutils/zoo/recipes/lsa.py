@@ -1,8 +1,8 @@
 """Recipes ``lsa-...`` and ``contrastive-...``: linear self-attention (chapter 04).
 
 As {cite}`vonoswald2023` trains it: fresh contexts at every step, half the squared error of the
-query's answer, Adam with the gradient's norm held low, d = N = 10 and x in U(-1/2, 1/2). At the
-mini tier steps and batch are fewer, and our rate falls along a cosine.
+query's answer, Adam, small gradients, d = N = 10, x in U(-1/2, 1/2). Those that ship have fewer
+steps, smaller batches, and a rate that falls along a cosine.
 """
 
 from __future__ import annotations
