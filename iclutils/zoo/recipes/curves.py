@@ -1,9 +1,5 @@
-"""Curves of a training: what the chapters draw along it, measured from its checkpoints.
-
-The measures are those of the chapters, on data drawn with seed 0 and on the weights as they are
-stored. They stand in ``curves.jsonl`` of a model's folder (``zoo.curves``), a line for each
-checkpoint, so that the checkpoints themselves need not be kept.
-"""
+"""Curves of a training: what chapters draw along it, measured from its checkpoints as stored, on
+data of seed 0. They stay in ``curves.jsonl`` (``zoo.curves``) when the checkpoints go."""
 
 from __future__ import annotations
 
@@ -48,12 +44,9 @@ def classifying(work: Path, steps: Sequence[int]) -> Rows:
 def _along(
     work: Path, steps: Sequence[int], measure: Callable[[TransformerBridge], dict[str, float]]
 ) -> Rows:
-    """The measures at every step, and three of chapter 06.
-
-    ``gap`` is what the corruption of repeated tokens costs (nats); ``similarity`` the Jaccard
-    index of the best 20 edges and those of the step before, on other sequences; ``floor`` what two
-    halves of the sequences of one and the same step have in common.
-    """
+    """The measures at every step, and three of chapter 06: ``gap``, what the corruption of repeated
+    tokens costs (nats); ``similarity``, the Jaccard index of the best 20 edges and those before, on
+    other sequences; ``floor``, that of two halves of one step's sequences."""
     rows, before, half = [], None, SEQUENCES // 2
     for step in steps:
         net = load(work / f"step-{step:05d}", tokenizer="numbers")

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ from tqdm.auto import tqdm
 from ... import zoo
 from ...errors import IclError
 from ...files import replacing, write_sums, write_text
+from ...models.cost import amount, duration
 from ...progress import bar, quiet
 
 SAVE_EVERY = 500
@@ -127,11 +129,8 @@ def train(recipe: Recipe, work: Path, progress: bool = True) -> Path:
 
 
 def tune(network: nn.Module, recipe: Recipe, steps: int, rate: float) -> list[float]:
-    """Train on, in place, at a constant rate, with a fresh optimiser; the loss of every step.
-
-    The data are those after the recipe's last step. A pruned head stays pruned, because no gradient
-    reaches it. Works inside ``models.edit_weights``.
-    """
+    """Loss of every step when a network trains on, in place, at a constant rate, on the data after
+    the recipe's last step. A pruned head stays pruned, because no gradient reaches it."""
     constant = replace(recipe, peak_rate=rate, warmup=1, floor=1.0)
     training = network.training
     network.train()
@@ -141,18 +140,14 @@ def tune(network: nn.Module, recipe: Recipe, steps: int, rate: float) -> list[fl
             taken = bar(range(recipe.steps + 1, recipe.steps + 1 + steps), "tuning")
             return [take_step(network, optimizers, constant, step) for step in taken]
     finally:
-        network.train(training)
-        network.zero_grad()
+        network.train(training).zero_grad()
 
 
 def cost(recipe: Recipe) -> str:
-    """Steps, time and memory of one training, in words.
-
-    The time is that of the shipped model's log; where there is none, it is judged by a few steps
-    taken here, on a network of their own.
-    """
+    """Steps, time and memory of one training, in words; the time by the shipped model's log, or
+    where there is none by a few steps that are taken here."""
     network = recipe.network()
-    held = COPIES * sum(p.numel() * p.element_size() for p in network.parameters()) / 2**20
+    held = COPIES * sum(p.nbytes for p in network.parameters())
     if recipe.name in zoo.names():
         last = _read_log(zoo.log(recipe.name))[-1]
         seconds, how = last["cpu_seconds"], "as it took for the shipped model on one core"
@@ -165,13 +160,8 @@ def cost(recipe: Recipe) -> str:
                 take_step(network, optimizers, recipe, step)  # it returns a number, and so is done
         seconds = (time.perf_counter() - start) * recipe.steps
         how = f"judged by {TIMED} steps on {recipe.device}"
-    words = (
-        f"{max(1, round(seconds / 60))} min" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
-    )
-    return (
-        f"{recipe.name}: {recipe.steps} steps, about {words}, {how}; {max(1, held):.0f} MiB for "
-        "the weights and their training, and a batch on top"
-    )
+    said = f"{recipe.name}: {recipe.steps} steps, {duration(seconds)}, {how}"
+    return f"{said}; {amount(held)} for the weights and their training, and a batch on top"
 
 
 def take_step(network: nn.Module, optimizers: list[Optimizer], recipe: Recipe, step: int) -> float:
@@ -204,9 +194,9 @@ def _one_thread() -> Iterator[None]:
 def _run(recipe: Recipe, work: Path, progress: bool) -> None:
     network = recipe.network().to(recipe.device).train()
     optimizers = recipe.optimizers(network)
-    log = work / "training.jsonl"
-    start = _resume(work / "resume.safetensors", recipe, network, optimizers)
-    rows = [r for r in _read_log(log) if r["step"] <= start]
+    log, resumed = work / "training.jsonl", work / "resume.safetensors"
+    start = _resume(resumed, recipe, network, optimizers)
+    rows = [row for row in _read_log(log) if row["step"] <= start]
     if start == 0:
         _checkpoint(recipe, network, work, 0)
     began, seconds = time.process_time(), rows[-1]["cpu_seconds"] if rows else 0.0
@@ -232,7 +222,7 @@ def _run(recipe: Recipe, work: Path, progress: bool) -> None:
             shown.set_postfix(row)
         _checkpoint(recipe, network, work, step)
         if step % SAVE_EVERY == 0:
-            _save(work / "resume.safetensors", recipe, network, optimizers, step)
+            _save(resumed, recipe, network, optimizers, step)
         shown.update()
     shown.close()
 
@@ -263,10 +253,9 @@ def _save(
 ) -> None:
     """Write weights and optimiser state together."""
     state = {f"weight.{n}": p.detach() for n, p in network.named_parameters()}
-    for name, parameter in network.named_parameters():
-        for optimizer in optimizers:
-            for key, value in optimizer.state.get(parameter, {}).items():
-                state[f"state.{key}.{name}"] = value
+    for (name, weight), optimizer in product(network.named_parameters(), optimizers):
+        for key, value in optimizer.state.get(weight, {}).items():
+            state[f"state.{key}.{name}"] = value
     with replacing(path) as temporary:
         save_file(state, temporary, metadata={"recipe": recipe.name, "step": str(step)})
 

@@ -1,9 +1,7 @@
 """Recipes ``regression-...``: transformers that learn linear regression in context (chapter 03).
 
-Data are drawn anew at every step: x and w standard normal (w times its prior), y with noise where
-the network has some; the loss is the squared error of every y of the context, the first included,
-as in the code released with {cite}`akyurek2023`. What was tried, the model card tells
-(``cards.yml``).
+Data are drawn anew at every step; the loss is the squared error of every y of the context, the
+first included, as in the code of {cite}`akyurek2023`. What was tried: see ``cards.yml``.
 """
 
 from __future__ import annotations
