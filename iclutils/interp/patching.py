@@ -48,6 +48,7 @@ CLOSE = 1e-4  # how well the model must be reproduced
 Stream = Float[Tensor, "patch batch _ d_model"]  # the residual stream, or what is added to it
 Reached = Bool[Tensor, "patch batch entry"] | None  # what can differ from the clean run
 Scores = Float[Tensor, "patch batch entry"]  # the task's, in nats
+States = Float[Tensor, "patch batch _ head d_head"]  # of heads: queries, keys or values
 Patch = TypeVar("Patch")
 
 
@@ -325,22 +326,6 @@ class CleanRun:
         size = max(1, ROWS // self.task.clean[:, first:].numel())
         return (groups[start : start + size] for start in range(0, len(groups), size))
 
-    def placed(
-        self,
-        channel: str,
-        layer: int,
-        states: Float[Tensor, "patch batch _ head d_head"],
-        first: int = 0,
-    ) -> Float[Tensor, "patch batch _ head d_head"]:
-        """Queries that are asked for, from ``first`` on, or keys of all positions, as compared."""
-        turns = angles(self.cache, layer)
-        if turns is not None:
-            cos, sin = (part.expand(len(self.task), -1, -1) for part in turns)
-            if channel == "q":
-                cos, sin = (self.asked(layer, part[:, first:], first) for part in (cos, sin))
-            turns = cos, sin
-        return placed(self.model, layer, channel, states, turns)
-
     @cached_property
     def _corrupt(self) -> ActivationCache:
         names = {output_hook(w) for w in self.graph.writers}
@@ -427,22 +412,17 @@ def _head_change(run: CleanRun, readers: Sequence[Node], shift: Stream) -> Strea
     normal = _through(block.ln1, run.clean("resid_pre", layer)[:, first:] + shift)
 
     def read(channel: str) -> Tensor:
-        value = run.clean(channel, layer)[:, :, head].expand(len(shift), -1, -1, -1)
+        states = run.clean(channel, layer)[:, :, head].expand(len(shift), -1, -1, -1)
         if channel in shifted:
             weight, bias = (getattr(block.attn, f"{p}_{channel.upper()}") for p in "Wb")
             new = normal @ weight[head] + (0 if bias is None else bias[head])
-            value = torch.cat([value[:, :, :first], new], 2)
-        if channel == "v":
-            return value
-        if channel == "q":
-            value = run.asked(layer, value[:, :, first:], first)
-        return run.placed(channel, layer, value[..., None, :], first)[..., 0, :]
+            states = torch.cat([states[:, :, :first], new], 2)
+        return states
 
-    mask = run.seen[:, run.entries(first)] if layer == run.last else run.causal[first:]
-    q, k, v = map(read, CHANNELS)
-    z = functional.scaled_dot_product_attention(q, k, v, mask)
+    q = run.asked(layer, read("q")[:, :, first:], first)
+    q, k, v = (states[..., None, :] for states in (q, read("k"), read("v")))
     before = run.asked(layer, run.clean("z", layer)[:, first:, head], first)
-    return (z - before) @ block.attn.W_O[head]
+    return (_attended(run, layer, q, k, v, first)[..., 0, :] - before) @ block.attn.W_O[head]
 
 
 def _resume(
@@ -457,30 +437,40 @@ def _resume(
 
 def _attention(run: CleanRun, layer: int, resid: Stream, first: int = 0) -> Stream:
     """What all heads of a layer write, biases included, where it is asked for."""
-    attn, attend = run.model.blocks[layer].attn, functional.scaled_dot_product_attention
-    normal = _through(run.model.blocks[layer].ln1, resid)
+    attn, normal = run.model.blocks[layer].attn, _through(run.model.blocks[layer].ln1, resid)
 
     def project(name: str, value: Tensor) -> Tensor:
         return _through(getattr(attn, name), value).unflatten(-1, (run.graph.heads, -1))
 
-    def by_head(states: Tensor) -> Tensor:
-        return states.flatten(0, 1).transpose(1, 2)  # rows, head, pos, d_head
-
     def everywhere(name: str) -> Tensor:
         """Keys or values; positions before ``first`` lend those of the clean run."""
-        states = project(name, normal)
-        if first:
-            lent = run.clean(name, layer)[:, :first].expand(len(resid), -1, -1, -1, -1)
-            states = torch.cat([lent, states], 2)
-        return by_head(run.placed(name, layer, states) if name == "k" else states)
+        lent = run.clean(name, layer)[:, :first].expand(len(resid), -1, -1, -1, -1)
+        return torch.cat([lent, project(name, normal)], 2)
 
-    q = by_head(run.placed("q", layer, project("q", run.asked(layer, normal, first)), first))
+    q = project("q", run.asked(layer, normal, first))
+    z = _attended(run, layer, q, everywhere("k"), everywhere("v"), first)
+    return _through(attn.o, z.flatten(3))
+
+
+def _attended(
+    run: CleanRun, layer: int, q: States, k: States, v: States, first: int
+) -> Float[Tensor, "patch batch asked head d_head"]:
+    """The z of heads, from queries that are asked for, from ``first`` on, and all keys and values,
+    before norm and rotation."""
+    of_q = of_k = angles(run.cache, layer)
+    if of_k is not None:
+        cos, sin = (part.expand(len(run.task), -1, -1) for part in of_k)
+        of_k = cos, sin
+        cos, sin = (run.asked(layer, part[:, first:], first) for part in of_k)
+        of_q = cos, sin
+    q, k = placed(run.model, layer, "q", q, of_q), placed(run.model, layer, "k", k, of_k)
     whole = layer < run.last and not first
     mask = None if whole else run.causal[first:]
     if layer == run.last:
-        mask = run.seen[:, run.entries(first)].repeat(len(resid), 1, 1)[:, None]
-    z = attend(q, everywhere("k"), everywhere("v"), mask, is_causal=whole)
-    return attn.o(z.transpose(1, 2).flatten(2)).unflatten(0, resid.shape[:2])
+        mask = run.seen[:, run.entries(first)].repeat(len(q), 1, 1)[:, None]
+    rows = (states.flatten(0, 1).transpose(1, 2) for states in (q, k, v))
+    z = functional.scaled_dot_product_attention(*rows, mask, is_causal=whole)
+    return z.transpose(1, 2).unflatten(0, q.shape[:2])
 
 
 def _mlp(run: CleanRun, layer: int, middle: Stream) -> Stream:
