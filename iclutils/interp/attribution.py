@@ -135,8 +135,5 @@ def node_attribution(
         gradients = _gradients(model, task, embedding, names)
         for name, slope in zip(names, gradients, strict=True):
             slopes[name] += slope / steps
-    each = []
-    for name in names:
-        lost = slopes[name] * (clean[name] - corrupt[name])
-        each.append(lost.sum((1, 3)).T if lost.ndim == 4 else lost.sum((1, 2))[None])
-    return torch.cat(each)
+    lost = (slopes[name] * (clean[name] - corrupt[name]) for name in names)
+    return torch.cat([x.sum((1, 3)).T if x.ndim == 4 else x.sum((1, 2))[None] for x in lost])

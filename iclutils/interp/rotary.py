@@ -17,6 +17,7 @@ from ..errors import IclError
 from ..models import ActivationCache, TransformerBridge, get_act_name
 
 Angles = tuple[Float[Tensor, "*#lead pos width"], Float[Tensor, "*#lead pos width"]] | None
+Vectors = Float[Tensor, "*lead d_head"]
 FEW = 8  # tokens on which scores are compared, at least
 CLOSE = 1e-4  # of the largest score: what the model's own may differ from ours
 
@@ -65,19 +66,26 @@ _APART: WeakKeyDictionary[TransformerBridge, dict[tuple[int, int], tuple[Angles,
 )
 
 
-def angles_apart(model: TransformerBridge, layer: int, distance: int) -> tuple[Angles, Angles]:
-    """Angles of a query and of a key ``distance`` tokens before it; None without rotary positions.
+def placed_apart(
+    model: TransformerBridge, layer: int, distance: int, queries: Vectors, keys: Vectors
+) -> tuple[Vectors, Vectors]:
+    """Queries and keys as compared where the keys stand ``distance`` tokens before.
 
-    Refuses a model whose attention scores are not those of ``placed`` queries and keys. Measured
-    once for each model, layer and distance.
+    Refuses a model whose attention scores are not those of ``placed`` queries and keys.
     """
     known = _APART.setdefault(model, {})
     if (layer, distance) not in known:
         known[layer, distance] = _angles_apart(model, layer, distance)
-    return known[layer, distance]
+    parts = zip("qk", (queries, keys), known[layer, distance], strict=True)
+    queries, keys = (
+        placed(model, layer, channel, states[..., None, None, :], turns)[..., 0, 0, :]
+        for channel, states, turns in parts
+    )
+    return queries, keys
 
 
 def _angles_apart(model: TransformerBridge, layer: int, distance: int) -> tuple[Angles, Angles]:
+    """Angles of a query and of a key so many tokens before it; None without rotary positions."""
     names = {get_act_name(part, layer) for part in ("q", "k", "attn_scores")}
     tokens = torch.arange(max(distance + 1, FEW), device=model.cfg.device)[None]
     with torch.no_grad():

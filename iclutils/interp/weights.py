@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from ..errors import IclError
 from ..models import TransformerBridge
 from .hooks import Head
-from .rotary import angles_apart, placed
+from .rotary import placed_apart
 
 Embedding = Literal["tokens", "effective"]
 CHUNK = 512  # queries compared with all keys at once: 512 x 50,257 floats are 100 MB
@@ -37,10 +37,9 @@ def composition_scores(
 ) -> Float[Tensor, "layer head layer head"]:
     """Elhage's composition of an earlier head with a later one, ``|W_OV W| / (|W_OV| |W|)``.
 
-    Frobenius norms; 0 unless the second head is in a later layer. Rotary positions stand between
-    W_Q and W_K: with a ``distance``, queries and keys are turned as those of a key that many tokens
-    before the query are; otherwise they are left out. Subtract ``composition_baseline`` before
-    calling a value large.
+    Frobenius norms; 0 unless the second head is in a later layer. Rotary positions, between W_Q and
+    W_K, are those of a key ``distance`` tokens before the query, or left out. Subtract
+    ``composition_baseline`` before calling a value large.
     """
     if kind != "V" and hasattr(model.blocks[0].attn, "q_norm"):
         raise IclError(
@@ -49,7 +48,9 @@ def composition_scores(
         )
     values, out, queries, keys = model.W_V, model.W_O, model.W_Q, model.W_K
     if distance is not None:
-        queries, keys = _turned(model, distance)
+        layers = enumerate(zip(queries, keys, strict=True))
+        turned = [placed_apart(model, layer, distance, *heads) for layer, heads in layers]
+        queries, keys = map(torch.stack, zip(*turned, strict=True))
     reads = {"Q": (queries, keys.mT), "K": (keys, queries.mT), "V": (values, out)}
     left, right = reads[kind]
     written, scored = values.mT @ values, right @ right.mT  # |A B C| needs A'A and CC' alone
@@ -62,18 +63,6 @@ def composition_scores(
         norm = product.sum((-2, -1)).clamp_min(0).sqrt()
         scores[:later, :, later] = norm / (size[:later, :, None] * read_size[later])
     return scores
-
-
-def _turned(model: TransformerBridge, distance: int) -> tuple[Tensor, Tensor]:
-    """W_Q and W_K, each (layer, head, d_model, d_head), turned as at a distance."""
-    parts: dict[str, list[Tensor]] = {"q": [], "k": []}
-    for layer in range(model.cfg.n_layers):
-        turns = angles_apart(model, layer, distance)
-        weights = model.W_Q[layer], model.W_K[layer]
-        for channel, weight, turn in zip("qk", weights, turns, strict=True):
-            states = placed(model, layer, channel, weight.transpose(0, 1)[:, None], turn)[:, 0]
-            parts[channel].append(states.transpose(0, 1))
-    return torch.stack(parts["q"]), torch.stack(parts["k"])
 
 
 def composition_baseline(
@@ -108,11 +97,10 @@ def qk_matching(
     """Fractions of tokens whose best key, and whose best query, is their own (seed note 003).
 
     In the K-composition circuit token i asks ``E W_Q``, and the token after an i answers
-    ``E W_V W_O W_K``: QK matching alone, without positions and context. ``"tokens"``: E = W_E;
-    ``"effective"``: above layer 0, E has the first MLP's output as well. Rotary positions make
-    the match depend on how far before the query the key stands: ``distance``, in tokens (an
-    induction head's is L-1); learned ones do not. ``among``: the tokens that are compared, the
-    vocabulary if None; chance is one over their number.
+    ``E W_V W_O W_K``: QK matching alone, without context. ``"tokens"``: E = W_E; ``"effective"``:
+    above layer 0, E has the first MLP's output as well. Rotary positions are those of a key
+    ``distance`` tokens before the query (an induction head's is L-1). ``among``: the tokens that
+    are compared, the vocabulary if None; chance is one over their number.
     """
     (l1, h1), (l2, h2) = previous, induction
     if l2 <= l1:
@@ -120,11 +108,7 @@ def qk_matching(
     queries = _embedding(model, l2, embedding, among) @ model.W_Q[l2, h2]
     values = _embedding(model, l1, embedding, among) @ model.W_V[l1, h1]
     keys = values @ model.W_O[l1, h1] @ model.W_K[l2, h2]
-    angles = angles_apart(model, l2, distance)
-    queries, keys = (
-        placed(model, l2, channel, states[:, None, None], turns)[:, 0, 0]
-        for channel, states, turns in zip("qk", (queries, keys), angles, strict=True)
-    )
+    queries, keys = placed_apart(model, l2, distance, queries, keys)
     return top1(queries, keys), top1(keys, queries)
 
 
