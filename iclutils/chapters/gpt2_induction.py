@@ -111,10 +111,10 @@ def cause(
     other: RepeatedTokens,
     controls: Sequence[Sequence[Head]] | None = None,
 ) -> Cause:
-    """Prefix matching of the induction head that remains when the circuit is cut. Mean-ablate the
+    """Prefix matching of the induction head that remains when the circuit is cut: mean-ablate the
     previous-token head, or patch only its write into the induction head's keys with that on
-    ``other``; both for all previous-token heads at once; mean-ablate each set of ``controls`` (each
-    other head below, if None)."""
+    ``other``; both for all previous-token heads at once; mean-ablate each set of ``controls``
+    (None: each other head)."""
     layer, head = circuit.induction
     if controls is None:
         controls = [[h] for h in _heads(model, layer) if h not in circuit.all_previous]
@@ -144,8 +144,8 @@ def cause(
 def second_copy(
     model: TransformerBridge, batch: RepeatedTokens, ways: Sequence[Sequence[Hook]]
 ) -> list[dict[str, Float[Tensor, "batch"]]]:
-    """Loss (nats), logit of the right token and accuracy on the clean second copy of each sequence,
-    under each list of hooks."""
+    """Loss (nats), logit of the right token and accuracy on each clean second copy, for each
+    ``way``."""
     entries = torch.arange(*batch.clean_half.indices(batch.tokens.shape[1]))
     at = entries.to(batch.tokens.device).expand(len(batch.tokens), -1)
     truth = batch.tokens.gather(1, at + 1)[..., None]
@@ -223,8 +223,8 @@ def alike(
 def answers_without(
     model: TransformerBridge, asked: Asked, sets: Sequence[Sequence[Head]]
 ) -> Bool[Tensor, "set batch"]:
-    """Which words are answered right, whole, without each set of heads (mean ablation over all
-    positions of the batch)."""
+    """Which words are answered right, whole, without each set of heads (ablated to their batch
+    mean)."""
     check_prompts(model, asked.prompts)
     tokens, at = with_answers(asked.prompts, asked.whole)
     ways = ablate_sets(model, tokens, sets, "mean", tokens)
@@ -235,10 +235,9 @@ def answers_without(
 def checkpoint_metrics(
     model: TransformerBridge, batch: RepeatedTokens, generator: Generator
 ) -> dict[str, float]:
-    """Scores of a model at one step of its training, as logged curves hold them. Best head scores,
-    loss (nats) and accuracy on the clean second copy, and the in-context- learning score of entries
-    10 and 50 of segments of 15 tokens repeated four times (Olsson et al. 2022 compare tokens 50 and
-    500 of texts)."""
+    """Scores of a model at one step of its training: best head scores, loss (nats) and accuracy on
+    the clean second copy, and the in-context-learning score of entries 10 and 50 of segments of 15
+    tokens repeated four times (Olsson et al. 2022: tokens 50 and 500 of texts)."""
     scores = {k: v.mean(0) for k, v in score_heads(model, batch.tokens, batch.length).items()}
     log_probs, right = predictions(model, batch.tokens)
     long = repeated_tokens(model, len(batch.tokens), 15, generator, times=4)

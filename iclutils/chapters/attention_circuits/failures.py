@@ -263,8 +263,8 @@ def relative_entropy(
 def _without(
     model: TransformerBridge, task: CleanCorrupt, hooks: Sequence[Hook], edges: Sequence[Edge]
 ) -> Float[Tensor, "case edge"]:
-    """Score when each edge carries what is written on the corrupt sequence, as far as it is not
-    cut."""
+    """Score when each edge, as far as it is not cut, carries what is written on the corrupt
+    side."""
     names = {output_hook(u) for u, _ in edges}
     sides = [observe(model, task, hooks, names, corrupt)[1] for corrupt in (False, True) if edges]
     scores = torch.zeros(len(task), len(edges), device=task.at.device)

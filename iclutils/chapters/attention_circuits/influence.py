@@ -137,8 +137,7 @@ def _altered(
     model: TransformerBridge, tokens: Tensor, at: Tensor, drawn: Tensor, hooks: Sequence[Hook]
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
     """Position, rows, draws and logits (rows, entry, vocab; meaningless before the position) of
-    altered sequences, in chunks. What stands before is read once, where keys and values can be
-    cut."""
+    altered sequences, in chunks. What stands before is read once, where it can be kept."""
     last, draws = int(at.max()) + 1, len(drawn)
     past: tuple[States, ...] = ()
     with suppress(IclError, AttributeError):  # keys and values cannot be cut: whole rows, then

@@ -84,8 +84,8 @@ def same_layer_effect(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 
 def direct_logits(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor, "writer batch"]:
     """Direct effect of each writer on the right answer's logit over the mean of all (or
-    ``choices``), mean over scored entries (Elhage et al. 2021, Wang et al. 2022). Biases belong to
-    nobody."""
+    ``choices``), mean over scored entries (Elhage et al. 2021, Wang et al. 2022); biases are left
+    out."""
     writers, scale = of(model).writers, "ln_final.hook_scale"
     _, cache = cached(model, task.clean, {*map(output_hook, writers), scale})
     rows = torch.arange(len(task), device=task.clean.device)[:, None]

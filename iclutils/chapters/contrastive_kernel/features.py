@@ -46,8 +46,7 @@ def log_normaliser(queries: Queries, keys: Keys) -> Float[Tensor, "*batch query"
 
 def taylor(z: Float[Tensor, "*batch channel"], degree: int) -> Float[Tensor, "*batch feature"]:
     """All monomials of z up to a degree, Π_c z_c^{a_c} / √a_c!: (degree + d choose d) of them. The
-    inner product of taylor(a) and taylor(b) is Σ_{r ≤ degree} (a·b)^r / r!; see
-    ``needed_degree``."""
+    inner product of taylor(a) and taylor(b) is Σ_{r ≤ degree} (a·b)^r / r!."""
     dim = z.shape[-1]
     count = math.comb(degree + dim, dim)
     if count > MOST:
@@ -79,10 +78,9 @@ def directions(
     draws: int = 1,
     dtype: torch.dtype = torch.float64,
 ) -> Float[Tensor, "draw feature channel"]:
-    """Directions ω for ``positive_random``, each N(0, I), on the device of the generator.
-    ``orthogonal``: blocks of d rows at right angles, with lengths of independent normal vectors.
-    ``unsigned`` does not multiply the columns of Q by the signs of R's diagonal, so they are not
-    uniform."""
+    """Directions ω for ``positive_random``, each N(0, I), on the generator's device.
+    ``orthogonal``: blocks of d rows at right angles, with lengths of independent normal vectors;
+    ``unsigned``: without the signs of R's diagonal, so not uniform."""
 
     def normals(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, device=generator.device, dtype=dtype)

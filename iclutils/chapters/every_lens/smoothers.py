@@ -75,8 +75,8 @@ def votes(
 def agreement(
     votes: Float[Tensor, "batch *head choice"], logits: Float[Tensor, "batch choice"]
 ) -> Float[Tensor, "*head"]:
-    """Correlation of votes with the model's logits, over prompts and choices; 0 if no votes
-    differ."""
+    """Correlation of votes with the model's logits, over prompts and choices; 0 if all are
+    alike."""
     target = logits - logits.mean(-1, keepdim=True)
     product = torch.einsum("b...c,bc->...", votes, target)
     size = (votes.square().sum((0, -1)) * target.square().sum()).sqrt()

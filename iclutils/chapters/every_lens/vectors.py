@@ -21,8 +21,7 @@ from .question import Question
 def task_vectors(
     model: TransformerBridge, question: Question
 ) -> tuple[Float[Tensor, "layer d_model"], Float[Tensor, "layer head d_model"]]:
-    """Mean at the target with examples less without: states after every layer, writes of every
-    head."""
+    """Mean with examples less without, at the target: states after layers, writes of heads."""
     bare = question.without(range(question.examples))
     sides = ((question.task.clean, question.at), bare)
     (heads, states), (less, before) = (written(read(model, *side)) for side in sides)

@@ -169,9 +169,8 @@ def step_matrix(network: LinearSelfAttention) -> Float[Tensor, "ensemble d d"]:
 def interpolate(
     network: LinearSelfAttention, reference: LinearSelfAttention, share: float
 ) -> LinearSelfAttention:
-    """Networks with ``share`` of the KQ and PV of a reference, the rest of their own, after the
-    mean of KQ's x-diagonal goes over to PV: one solution up to scale if the loss stays as low
-    half-way."""
+    """Networks with ``share`` of the KQ and PV of a reference, after the mean of KQ's x-diagonal
+    goes over to PV: one solution up to scale if the loss stays as low half-way."""
     shape = network.shape
     extra = shape.norm or shape.hidden or shape.width or "softmax" in shape.attention
     if extra or shape.heads > 1 or shape.own > 1 or shape != reference.shape:

@@ -135,8 +135,7 @@ def tune(
     """For 1, 2, .. ``steps``: the positive rates, and with ``plus`` the gammas, that answer best;
     L-BFGS in float64 on all contexts (give thousands), from the best of one step less. With
     settings for each step, not ``shared``, GD++ has many local optima: the best of several starts
-    is taken, and the last gamma, which does nothing, is 0. More than 5 such steps fit some contexts
-    and harm others."""
+    is taken, and the last gamma is 0. Above 5 such steps it fits some contexts and harms others."""
     pairs, query, y = split_query(xs.double(), ys.double())
     values, axes = torch.linalg.eigh(pairs.mT @ pairs / pairs.shape[-2])
     unit, wanted = float(values.mean()), ys[:, -1].double()
@@ -164,9 +163,9 @@ def tune(
 
 
 def _loss(given: tuple[Tensor, ...], point: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
-    """Half the mean squared error, in the axes of Σ x_i x_iᵀ / N: with λ the eigenvalues and b
-    those of Σ x_i y_i/N, as they were, W += η t² (b - λ W), and t, what the steps have made of x,
-    becomes t (1 - γ N λ t²)."""
+    """Half the mean squared error, in the axes of Σ x_i x_iᵀ / N: with its eigenvalues λ and b
+    those of Σ x_i y_i/N, W += η t² (b - λ W), and t, what steps made of x, becomes t (1 - γ N λ
+    t²)."""
     values, pull, query, wanted = given
     weights, size = torch.zeros_like(pull), torch.ones_like(pull)
     for eta, gamma in zip(*_settings(point, steps, plus, shared), strict=True):

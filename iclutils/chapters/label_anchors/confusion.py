@@ -59,9 +59,9 @@ def key_distances(
     keys: Float[Tensor, "*lead cls width"],
     directions: int,
 ) -> Float[Tensor, "*lead cls cls"]:
-    """Distances of the keys, each projected to ``sigma_m * (v_m . k)``, not centred: v_m are the
-    first ``directions`` principal directions of the queries, sigma_m the standard deviations along
-    them."""
+    """Distances of the keys, each projected to ``sigma_m * (v_m . k)``, not centred, with v_m the
+    first ``directions`` principal directions of the queries and sigma_m their standard
+    deviations."""
     count, width = queries.shape[-2:]
     most = min(count - 1, width)
     if not 1 <= directions <= most:
@@ -78,8 +78,8 @@ def predicted_confusion(
     keys: Float[Tensor, "*lead cls width"],
     directions: int = 10,
 ) -> Float[Tensor, "*lead cls cls"]:
-    """Distance over the largest distance: small is easily confused, NaN where all keys coincide.
-    The diagonal is set to 1."""
+    """Distance over the largest; small: easily confused. NaN where all keys coincide, 1 on the
+    diagonal."""
     distances = key_distances(queries, keys, directions)
     relative = distances / distances.amax((-2, -1), keepdim=True)
     same = torch.eye(keys.shape[-2], dtype=torch.bool, device=keys.device)

@@ -17,9 +17,8 @@ from .isolation import isolated
 def checkpoint_metrics(
     model: TransformerBridge, prompts: Prompts, copied: RepeatedTokens, layers: int
 ) -> dict[str, float]:
-    """Scores of a model at one step of its training, 0 to 1, as logged curves hold them;
-    ``aggregation`` is the share of predictions that change when the label words are isolated in the
-    first ``layers`` layers."""
+    """Scores of a model at one step of its training, 0 to 1; ``aggregation``: share of predictions
+    that change when the label words are isolated in the first ``layers`` layers."""
     _, right = predictions(model, copied.tokens)
     clean = answers(model, prompts)
     cut = isolated(model, prompts, range(layers))

@@ -29,8 +29,8 @@ def label_attention(
 def label_reading(
     model: TransformerBridge, prompts: Prompts, every: bool = False
 ) -> Float[Tensor, "layer head"]:
-    """Mean attention of every head from the target to the label words of the predicted class, or to
-    all of them (``every``)."""
+    """Mean attention of every head from the target to the predicted class's label words, or to
+    all."""
     by_head, predicted = _by_head(model, prompts, None)
     chosen = torch.arange(len(prompts), device=predicted.device), slice(None), slice(None)
     return by_head.sum(-1).mean(0) if every else by_head[*chosen, predicted].mean(0)

@@ -142,8 +142,7 @@ released_gd, released_sgd = Linear(released_gd_weights), Linear(released_sgd_wei
 
 def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*batch n"]:
     """Mean label of the k nearest pairs before, weighted by distance to the power of -``power``;
-    with a power, pairs at the query itself count alone. The paper takes k = 3 and powers 0 and
-    2."""
+    with a power, pairs at the query itself count alone. The paper: k = 3, powers 0 and 2."""
     x, y = _checked(xs, ys)
     apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     later = torch.ones_like(apart).triu().bool()

@@ -108,8 +108,8 @@ def implicit_weights(
     intercept: bool = False,
 ) -> Fit:
     """The implicit linear weights of a predictor after each context ({cite}`akyurek2023`): every
-    query in turn is the x that follows its pairs. The released code fits an intercept as well, and
-    drops it."""
+    query in turn is the x that follows its pairs. The released code drops an ``intercept`` that it
+    fits."""
     batch, count, dim = queries.shape
     if count <= dim + intercept:
         raise IclError(f"A fit of {dim + intercept} numbers needs more queries; got {count}.")

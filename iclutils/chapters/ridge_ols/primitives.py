@@ -138,9 +138,8 @@ def aff(
 
 
 def div(layout: Layout, by: Float[Tensor, "1 width"], column: int) -> Head:
-    """Divide by |by| all that is read in one column from here on: the head multiplies the column's
-    address, and every LayerNorm divides by it. Other columns find this one if ``by`` is
-    positive."""
+    """Divide by |by| all that is read in one column from here on: the head multiplies its address,
+    and every LayerNorm divides by that. Other columns find this one if ``by`` is positive."""
     return mov(layout, by - layout.where[2:], layout.address(column), column, column)
 
 

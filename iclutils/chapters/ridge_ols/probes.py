@@ -41,9 +41,8 @@ def hidden_states(
     ys: Float[Tensor, "batch pairs"],
     batch_size: int = AT_ONCE,
 ) -> States:
-    """The residual streams of all networks (of one shape), one ensemble after another, on the same
-    contexts; layer 0 is the embedding. For the states after n pairs give n + 1 pairs: the last is
-    the query."""
+    """The residual streams of all networks (of one shape), one ensemble after another; layer 0 is
+    the embedding. For the states after n pairs give n + 1 pairs: the last is the query."""
     shape, nets = networks[0].shape, sum(len(net.seeds) for net in networks)
     pos = as_tokens(xs[:1], ys[:1], shape.format).shape[1]
     states = networks[0].positions.new_empty(nets, shape.layers + 1, len(xs), pos, shape.width)
@@ -219,8 +218,7 @@ def ridge_errors(
     states: Float[Tensor, "layer batch width"], targets: Float[Tensor, "target batch"]
 ) -> Float[Tensor, "layer target batch"]:
     """Squared errors of a linear probe over the target's variance, each context held out once:
-    ridge on standardised states, for few contexts of a large network; each target has its own
-    penalty."""
+    ridge on standardised states, for few contexts of a large network."""
     wanted, errors = targets.mT.double().numpy(), []
     probe = make_pipeline(StandardScaler(), RidgeCV(PENALTIES, alpha_per_target=True))
     for layer in bar(states.double().numpy(), "layers"):

@@ -30,8 +30,8 @@ RATE, CONTEXTS = 0.03, 8
 @dataclass(frozen=True)
 class Report:
     """A program, what it costs and how far it is off. ``largest``: absolute weight;
-    ``direct_error``: of the plain formula in the same precision. Errors are infinite where the
-    result is not a number."""
+    ``direct_error``: of the plain formula in the same precision. Errors are infinite for what is no
+    number."""
 
     kind: str
     variant: str
