@@ -1,7 +1,7 @@
 """What every page gets: numbers that a reader can cite, and a description in its head.
 
 Chapters have their numbers in titles and contents; figures and exercises are counted page by page
-(``Figure 1.3``, in an appendix ``Figure 1A.3``).
+(``Figure 1.3``, in an appendix ``Figure 1A.3``, in another page beside it ``Figure 1F.3``).
 
 A cell of a notebook gives its figure a caption in its metadata, as ``mystnb``: ``figure``:
 ``caption`` (and ``name``, to refer to it by ``{numref}``). Where it names no alternative text,
@@ -22,7 +22,7 @@ from sphinx.transforms import SphinxTransform
 
 from . import explorer, live, scorecard
 
-CHAPTER = re.compile(r"notebooks/(\d\d)_(appendix)?")
+CHAPTER = re.compile(r"notebooks/(\d\d)_(appendix|faults)?")
 
 
 class Numbered(SphinxTransform):
@@ -47,7 +47,7 @@ def count_by_page(app: Sphinx, env: BuildEnvironment) -> list[str]:
     """Count figures and exercises anew on each page, after the number of its chapter."""
     for page, kinds in env.toc_fignumbers.items():
         chapter = CHAPTER.match(page)
-        before = (f"{int(chapter[1])}{'A' if chapter[2] else ''}",) if chapter else ()
+        before = (f"{int(chapter[1])}{(chapter[2] or '')[:1].upper()}",) if chapter else ()
         for found in kinds.values():
             found.update({name: (*before, i) for i, name in enumerate(found, 1)})
     return []

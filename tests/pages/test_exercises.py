@@ -18,12 +18,12 @@ from mistakes import MISTAKES
 from notebook_rules import code, source, tags
 
 from book._tools.__main__ import LINE
+from book._tools.exercises import with_exercises
 from book._tools.run import NOTEBOOKS
-from iclutils import claims
 from iclutils.files import read_json
 from iclutils.session import UNFILLED
 
-CHAPTERS = [NOTEBOOKS / f"{name}.ipynb" for name in claims.chapters()]
+CHAPTERS = [NOTEBOOKS / f"{name}.ipynb" for name in with_exercises()]
 NAMED = re.compile(r"`([a-z_]\w*(?:\.\w+)+)(?:\(.*?\))?`", re.DOTALL)
 FORM = r"````\{exercise\} .+?:label: (\S+).+?\*\w+, [^.]+\. [^.]+\.\* \S.*```\{admonition\} .+\n"
 BOX = re.compile(FORM + r":class: dropdown tip\n.*?```.*````", re.DOTALL)
