@@ -36,30 +36,16 @@ PUBLISHED = {
     "04.one_cosine": 1.0,  # where the curves of the paper end
     "04.two_shared_plus": 1.0,
 }  # fmt: skip
+EFFECTS = "01.repetition_gain 01.second_half_accuracy 01.cause_other_heads 01.cause_loss"
+EFFECTS += " 04.published_loss 04.one_cosine 04.two_shared_plus 05.random_rate"
+RATIOS = "previous", "k_path", "all_previous", "all_k_paths", "loss_random"
 NOTHING = {
-    "01.repetition_gain": 0.0,
-    "01.second_half_accuracy": 0.0,
-    "01.second_half_logp": -math.log(50257),
-    "01.prefix_best": EVEN["prefix"],
-    "01.previous_best": EVEN["previous"],
-    "01.circuit_top1": 1 / 50257,
-    "01.circuit_above_null": 0.5,
-    "01.mlp_patch_first": 1 / 50,
-    "01.cause_previous": 1.0,
-    "01.cause_k_path": 1.0,
-    "01.cause_all_previous": 1.0,
-    "01.cause_all_k_paths": 1.0,
-    "01.cause_other_heads": 0.0,
-    "01.cause_loss": 0.0,
-    "01.cause_loss_random": 1.0,
-    "01.phase_change": 0.7,
-    **dict.fromkeys(LABEL_WORDS, 0.0),
-    "02.auc_deep": 0.5,
-    "02.faster": 1.0,
-    "04.published_loss": 0.0,
-    "04.one_cosine": 0.0,
-    "04.two_shared_plus": 0.0,
-    "05.random_rate": 0.0,
+    **dict.fromkeys([*EFFECTS.split(), *LABEL_WORDS], 0.0),
+    **dict.fromkeys([f"01.cause_{name}" for name in RATIOS] + ["02.faster"], 1.0),
+    **dict.fromkeys(["01.circuit_above_null", "02.auc_deep"], 0.5),
+    **{f"01.{name}_best": EVEN[name] for name in ("prefix", "previous")},
+    **{"01.second_half_logp": -math.log(50257), "01.circuit_top1": 1 / 50257},
+    **{"01.mlp_patch_first": 1 / 50, "01.phase_change": 0.7},
 }
 
 
