@@ -12,7 +12,7 @@ from tiny import real_tokenizer, save_gpt2, save_grouped, save_neox
 from wired import save_wired
 
 import iclutils
-from iclutils import IclError, models, presets, your_model
+from iclutils import IclError, files, models, presets, your_model
 from iclutils.__main__ import main
 from iclutils.chapters.label_anchors import saliency
 from iclutils.files import read_json
@@ -123,15 +123,17 @@ def test_a_random_model_with_rotary_positions_and_what_it_costs(
         assert ("gains nothing" in made.text) == ("%" not in made.text) == nothing
 
 
-def test_the_command_on_a_short_context_writes_what_the_figure_shows(tmp_path, capsys):
+def test_the_command_on_a_short_context_builds_what_the_figure_shows(tmp_path, capsys, monkeypatch):
     save_gpt2(tmp_path, n_positions=15)
-    out = tmp_path / "deep" / "figure.png"
-    assert main(["show", "01", "--model", str(tmp_path), "--out", str(out)]) == 0
+    (tmp_path / "_toc.yml").touch()  # a checkout, in which nothing is left untracked
+    monkeypatch.setattr(files, "CHECKOUT", tmp_path)
+    out = tmp_path / "_build/show/01.png"
+    assert main(["show", "01", "--model", str(tmp_path)]) == 0
     even = head_scores.uniform_baselines(7)["prefix"]
     assert f"even attention would give {even:.2f}" in capsys.readouterr().out
     assert out.read_bytes().startswith(b"\x89PNG")
     assert b"heat maps by layer and head" in out.read_bytes()
-    assert [path.name for path in out.parent.iterdir()] == ["figure.png"]
+    assert [path.name for path in out.parent.iterdir()] == ["01.png"]
     assert main(["show", "01", "--model", str(tmp_path), "--out", str(tmp_path / "a.bmp")]) == 2
 
 
