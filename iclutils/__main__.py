@@ -7,18 +7,13 @@ from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 
-from .commandline import CommandLine, named, option
+from .commandline import DEVICE, SEED, CommandLine, named, option
 from .errors import IclError
 from .files import CHECKOUT, output_folder
 
-LINE = CommandLine(
-    "iclutils",
-    __doc__,
-    ("doctor", "run 01 --model path/to/folder", "show 01 --model gpt2", "train induction-0"),
-)
+SHOWN = ("doctor", "run 01 --model path/to/folder", "show 01 --model gpt2", "train induction-0")
+LINE = CommandLine("iclutils", __doc__, SHOWN)
 command = LINE.command
-SEED = option("--seed", type=int, help="of every random draw")
-DEVICE = option("--device", help="auto, cpu or cuda")
 
 
 @command(

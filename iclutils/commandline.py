@@ -36,6 +36,10 @@ def option(*names: str, **settings: Any) -> Option:
     return names, settings
 
 
+SEED = option("--seed", type=int, help="of every random draw")
+DEVICE = option("--device", help="auto, cpu or cuda")
+
+
 def named(given: Namespace, *names: str) -> dict[str, Any]:
     """The options of these names that were given."""
     return {name: value for name in names if (value := getattr(given, name)) is not None}

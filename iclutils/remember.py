@@ -2,8 +2,7 @@
 
 The key of a measurement is what it depends on: the code that the function can reach (``science``),
 the versions of the libraries, and the arguments: tensors by their content, models by their weights,
-generators by their state. Entries are whole or not there; one that is damaged is computed again,
-and where the disk is full nothing is kept.
+generators by their state. What is damaged is computed again; on a full disk nothing is kept.
 """
 
 from __future__ import annotations

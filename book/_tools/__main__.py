@@ -7,14 +7,12 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from iclutils.commandline import CommandLine, named, option
+from iclutils.commandline import DEVICE, SEED, CommandLine, named, option
 from iclutils.errors import IclError
 
 BUILD = Path("_build")
 LINE = CommandLine("book._tools", __doc__, ("book", "run 01", "run all --tier real", "claims 03"))
 command = LINE.command
-SEED = option("--seed", type=int, help="of every random draw")
-DEVICE = option("--device", help="auto, cpu or cuda")
 ACCEPT = option("--accept", action="store_true", help="make what differs the committed ones")
 CHAPTER = option("chapter", nargs="?", help="01 or its full name; all if omitted")
 

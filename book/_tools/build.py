@@ -40,9 +40,8 @@ sys.exit(main())
 
 
 def make(root: Path, build: Path, *, accept: bool = False) -> int:
-    """Run the chapters that changed, say which values are not the committed ones, build the HTML,
-    and print the scorecard and where to open the book. Another verdict that is not accepted stops
-    it; the status to exit with is returned."""
+    """Run the chapters that changed, build the HTML, say where it is; return the status to exit
+    with. Another verdict than the committed one, if not accepted, stops it."""
     _refuse_elsewhere(root)
     done = run.run_chapters(run.chapters(), {}, build)
     if status := results.conclude(done, accept):
@@ -54,10 +53,8 @@ def make(root: Path, build: Path, *, accept: bool = False) -> int:
 
 
 def stage(root: Path, build: Path, done: list[run.Run]) -> Path:
-    """Bring the sources of the book together in ``build/src``, touching only what differs.
-
-    Notebooks, results and records of the runs ``done`` take the place of the committed ones.
-    """
+    """Bring the sources of the book together in ``build/src``, touching only what differs; those of
+    the runs ``done`` take the place of the committed notebooks, results and records."""
     fresh = {f"notebooks/{item.chapter}": item.notebook for item in done}
     paths = [root / name for name in (*SETTINGS, *SHOWN)] + sorted((root / "book").rglob("*"))
     sources = [path for path in paths if path.is_file() and not CODE & set(path.parts)]
@@ -83,11 +80,9 @@ def pages(root: Path) -> list[str]:
 
 
 def render(source: Path, build: Path) -> Path:
-    """Build the HTML of a staged tree into ``build/html``, unless it is up to date.
-
-    Sphinx forgets the warnings of pages that it does not read again; so after a build that
-    failed or was interrupted, or when more than the text of pages changed, all is built anew.
-    """
+    """Build the HTML of a staged tree into ``build/html``, unless it is up to date. Sphinx forgets
+    the warnings of pages that it does not read again; so after a build that failed, or when more
+    than the text of pages changed, all is built anew."""
     html, work, record = build / "html", build / "_build", build / "book.json"
     stamp = _stamp(source)
     last = read_json(record) if record.is_file() else {}

@@ -9,16 +9,13 @@ from iclutils.files import replacing
 
 from . import doctor
 
-FLAGS = ("--no-sandbox", "--disable-gpu")
+FLAGS = ["--no-sandbox", "--disable-gpu"]
 PATIENCE = 180_000  # ms that a step may take on a slow machine
 
 
 def make(html: Path, folder: Path, names: list[str]) -> list[Path]:
-    """Print pages of the book in ``html``, for example ``notebooks/01_gpt2_induction``.
-
-    One PDF each into ``folder``: A4, light, with an outline and tags for screen readers. What is
-    folded on the page is left out.
-    """
+    """Print pages of the book in ``html``, one PDF each into ``folder``: A4, light, with an outline
+    and tags for screen readers, without what is folded on the page."""
     program = doctor.browser()
     if program is None:
         raise IclError(
@@ -34,9 +31,8 @@ def make(html: Path, folder: Path, names: list[str]) -> list[Path]:
         raise IclError(f"{html} has no page {missing[0]}. Run: make book")
     printed = []
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(
-            executable_path=program, args=list(FLAGS), timeout=PATIENCE
-        )
+        launch = playwright.chromium.launch
+        started = launch(executable_path=program, args=FLAGS, timeout=PATIENCE)
         tab = started.new_page()
         tab.set_default_timeout(PATIENCE)
         for name in names:

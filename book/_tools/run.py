@@ -148,9 +148,8 @@ class Run:
         return [k for k in asked if not (self.results / self.kind / f"{k}.json").is_file()]
 
     def is_asked(self, whole: bool = False) -> bool:
-        """Whether the tier puts a claim that the notebook names: networks that read numbers have
-        none at the tier ``real``. One that names none, as the tour, is left out where the ``whole``
-        book is run on models that are neither small nor a reader's own."""
+        """Whether the tier puts a claim that the notebook names. One that names none, as the tour,
+        is left out where the ``whole`` book is run on models neither small nor a reader's own."""
         named = claims.named_in(read_json(self.source)["cells"])
         known = [claims.ledger()[name] for name in named & set(claims.ledger())]
         if not known:
@@ -179,8 +178,7 @@ class Run:
 
 
 def chapters() -> list[str]:
-    """Notebooks that can be run, in order. Those of one number share a ledger; the one that has its
-    name is the first of them, the others (an appendix) follow."""
+    """Notebooks that can be run, in order; an appendix follows the one with the ledger's name."""
     names = [path.stem for path in NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")]
     return sorted(names, key=lambda name: (name[:2], name not in claims.chapters(), name))
 
@@ -237,11 +235,8 @@ def run_chapters(
     names: list[str], given: dict[str, Any], build: Path, *, force: bool = False
 ) -> list[Run]:
     """Run those chapters that are not up to date, the longest first; return all in their order,
-    without those of which the tier asks nothing.
-
-    Notebooks go to ``run/TIER/`` in ``build``, JSON to ``results/TIER/``, time and machine to
-    ``runs/TIER/``. Where a chapter fails, those that have begun are finished before its error.
-    """
+    without those of which the tier asks nothing. Where a chapter fails, those that have begun are
+    finished before its error."""
     runs, whole = [], names == chapters()
     for run in (plan(name, given, build) for chapter in names for name in resolve(chapter)):
         if run.is_asked(whole):

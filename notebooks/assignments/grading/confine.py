@@ -48,10 +48,7 @@ SYSTEM = (*(f"/{name}" for name in USR[:5]), *(f"/usr/{name}" for name in USR),
 @dataclass(frozen=True)
 class Limits:
     """What one submission may use: seconds on the clock for each step (a cell, or the answers to
-    one question) and in all, gigabytes, processes.
-
-    A solution needs about ten seconds in all, one gigabyte and one process.
-    """
+    one question) and in all, gigabytes, processes; a solution needs about ten seconds, one, one."""
 
     step: float = 60.0
     seconds: float = 300.0

@@ -111,12 +111,10 @@ def grade(
     force: bool = False,
     retry: bool = False,
 ) -> Path:
-    """Grade every file under ``submissions``, a notebook for each student, ``jobs`` at a time.
-
-    Returns the table, in ``build/grades/HOMEWORK/FOLDER``; one that is there and differs is kept
-    under another name. The homework is the one that the submissions say they are, unless it is
-    named. ``force`` grades again what has not changed, ``retry`` that with which the grader ended.
-    """
+    """Grade every file under ``submissions``, a notebook for each student, ``jobs`` at a time, as
+    the homework that they say they are unless it is named; return the table, in
+    ``build/grades/HOMEWORK/FOLDER``. ``force`` grades again what has not changed, ``retry`` that
+    with which the grader ended."""
     if not submissions.is_dir():
         raise IclError(f"There is no folder {submissions}. Name the one with the submissions.")
     files = sorted(_files(submissions))
@@ -370,10 +368,7 @@ def _installed(word: str) -> bool:
 
 
 def _odd(cells: list[str], whole: list[str]) -> set[str]:
-    """What in some cells an honest answer has no need of: the insides of this package, above all.
-
-    Comments, texts and other libraries' settings are nobody's business.
-    """
+    """What an honest answer has no need of, in some cells: above all this package's insides."""
     bound = [pair for text in whole for pair in _imported(_tree(text))]
     ours = {name for name, module in bound if module.startswith("iclutils")}
     judge = {name for name, module in bound if module.startswith(JUDGE)}
