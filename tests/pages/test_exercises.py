@@ -55,7 +55,7 @@ def exercises(notebook):
         elif "exercise" in tags(cell):
             assert not last.test, f"more than two cells of code under {last.label}"
             setattr(last, "test" if last.stub else "stub", text)
-        elif "solution" in tags(cell) and not text.startswith("## Solutions"):
+        elif "solution" in tags(cell) and not text.startswith("## Solution"):
             label, words = SOLVED.fullmatch(text).groups()
             found[label].solution = "\n".join(CODE.findall(words))
             found[label].why = CODE.sub("", words)
