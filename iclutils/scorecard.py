@@ -59,7 +59,8 @@ class Entry:
     @property
     def lead(self) -> str:
         """By how much it differs from its null, with the 95 % interval, if both have a spread."""
-        found = self.result and claims.difference(self.result, self.null)
+        asked = self.result and self.claim.kind != "identity"
+        found = asked and claims.difference(self.result, self.null)
         return "{} ({} to {})".format(*map(number, found)) if found else ""
 
 

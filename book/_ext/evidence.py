@@ -50,5 +50,7 @@ def _cells(row: Row) -> list[str]:
             less = f"; difference {row[column].lead}" if row[column].lead else ""
             nulls.append(f"{label} {plain(row[column + NULL].value)}{less}")
     null = "\n\n".join([f"{scorecard.null_name(claim)}:", *nulls]) if nulls else NOT_ASKED
+    if claim.algebra:
+        null = f"true of any network: {claim.algebra}"
     source = plain(scorecard.published(claim)) if claim.published is not None else NOT_ASKED
     return [f"{name} ({link})", *(measured(row[column]) for column in COLUMNS), source, null]
