@@ -249,7 +249,8 @@ def summary(value: Any, spread: float = 0.0, count: int = 1) -> Summary:
 
 def paired(value: Any, null: Any) -> Summary | None:
     """The difference of repetitions from as many of the null; None where they are no pairs."""
-    if isinstance(null, tuple) or not 1 < np.size(value) == np.size(null):
+    repeated = not isinstance(null, tuple) and np.ndim(value) and np.ndim(null)  # tensors, too
+    if not (repeated and 1 < len(value) == len(null)):
         return None
     return summary([float(one) - float(other) for one, other in zip(value, null, strict=True)])
 
