@@ -102,11 +102,13 @@ class Session:
         return remember.remember(function, *given, **named)
 
     def kept(self, claim_id: str) -> dict[str, Any]:
-        """Value of a claim and what was noted beside it when the tier ``real`` was last run, for
-        figures; nothing if it never was."""
+        """Value and spread of a claim, and what was noted beside it, at the last run of the tier
+        ``real``, for figures; nothing if it never was run."""
         column = self.column if self.tier.name == "real" else "real"
         found = self._results(claim_id).get((column, claim_id))
-        return {"value": found.value} | found.detail if found else {}
+        if found is None:
+            return {}
+        return {"value": found.value, "spread": found.spread} | found.detail
 
     def _results(self, name: str) -> dict[tuple[str, str], claims.Result]:
         """Of one claim: the committed results, and at this tier those of the latest run."""

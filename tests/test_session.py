@@ -159,7 +159,11 @@ def test_what_was_noted_beside_a_claim_of_the_real_model(make_ledger, capsys):
     iclutils.begin("real", device="cpu").check("01.score", [0.9, 0.8], curve=[1.0, 2.0])
     iclutils.begin("real", device="cpu", weights="random").check("01.score", 0.1, curve=[3.0])
     kept = iclutils.begin("real", device="cpu").kept("01.score")
-    assert kept == {"value": pytest.approx(0.85), "curve": [1.0, 2.0]}
+    assert kept == {
+        "value": pytest.approx(0.85),
+        "spread": pytest.approx(0.05),
+        "curve": [1.0, 2.0],
+    }
     assert iclutils.begin(device="cpu").kept("01.score") == {}  # it is not committed
     assert iclutils.begin("real", device="cpu", weights="random").kept("01.score")["curve"] == [3.0]
 
