@@ -33,6 +33,8 @@ FIGURES: dict[str, dict[str, list[tuple[str, int]]]] = {
     "points": {"regression-d2": [("regression-d2", 4000)]},
     "step": {"lsa-1": [("lsa-1", step) for step in zoo.steps("lsa-1")]},
     "waves": {"lsa-waves": [("lsa-waves", 6000)]},
+    "smoother": {},  # needs no network
+    "edges": {"anchors-3": [("anchors-3", 3000)]},
 }
 NAMES = {  # of GPT-2's parts, in Hugging Face's files and in the scripts
     "transformer.": "",

@@ -16,6 +16,9 @@ from transformers import GPT2LMHeadModel
 
 from book._ext import live
 from iclutils import models, zoo
+from iclutils.chapters.contrastive_kernel import dual
+from iclutils.interp import circuit, clean_corrupt, graph
+from iclutils.interp.at_query import scores
 from iclutils.interp.hooks import cut_attention, run_with_hooks
 from iclutils.models import lsa, regressors
 from iclutils.session import generator
@@ -151,6 +154,7 @@ def gpt2_difference(reader, key, count, change=("", "")):
     return largest(found, [gpt2_logits(net, case) for case in cases])
 
 
+BALANCED = "&".join(f"c{i}={v}&d{i}=0&a{i}=2&b{i}=0" for i, v in enumerate((1, -1, 1, -1), 1))
 QUICK = ("induction-3-4000", "detour")  # the checkpoints before have the same shapes
 
 
@@ -181,6 +185,31 @@ def test_edges_of_attention_are_cut_as_in_the_package(reader, record_property):
         return given.map(([tokens, cut]) => [...Gpt2.forward(net, tokens, { cut }).logits]);"""
     found = largest(engine(reader.open("labels"), "anchors-3", work, cases), truth)
     record_property("largest difference in a logit", found)
+    assert found < CLOSE
+
+
+def test_circuits_are_those_of_the_package(reader, record_property):
+    net, draw = models.load("anchors-3"), torch.Generator().manual_seed(7)
+    task, structure = clean_corrupt.copying(net, 4, 6, draw), graph.of(net)
+    kept = structure.exists & (
+        torch.rand(CASES // 4, *structure.exists.shape, generator=draw) < 0.8
+    )
+    edges = structure.edges()
+    names = [[f"{u}>{v}" for (u, v) in edges if not mask[structure.index((u, v))]] for mask in kept]
+    work = """const net = Transformer.network(parts[0]), { edges } = Circuit.graph(net), found = [];
+        for (const cut of given.cut) given.clean.forEach((clean, i) => {
+          const { writes } = Circuit.forward(net, given.corrupt[i]);
+          const { logits, vocab } = Circuit.forward(net, clean, new Set(cut), writes);
+          const row = (at) => [...logits.subarray(at * vocab, (at + 1) * vocab)];
+          found.push(given.at[i].map(row));
+        });
+        return { edges, found };"""
+    sides = {k: getattr(task, k).tolist() for k in ("clean", "corrupt", "at")}
+    told = engine(reader.open("edges"), "anchors-3", work, sides | {"cut": names})
+    assert told["edges"] == [f"{u}>{v}" for u, v in edges]
+    logits = torch.tensor(told["found"]).unflatten(0, (len(kept), -1))
+    found = float((task.score(logits) - circuit.scores(net, task, kept)).abs().max())
+    record_property("largest difference in a score", found)
     assert found < CLOSE
 
 
@@ -264,6 +293,27 @@ def step_matrix(net):
     return -n * (value @ out)[dim, dim] * (query @ key.T)[:dim, :dim]
 
 
+def test_the_dual_model_is_the_packages(reader):
+    draw, cases, truth = np.random.default_rng(6), [], []
+    work = """return given.map(([q, k, v, sharp]) => {
+        const flat = (x) => Float64Array.from(x.flat());
+        const m = Dual.steps(flat(q), flat(k), flat(v), sharp);
+        return [...m.weights, ...m.answers, ...m.before, ...m.after]; });"""
+    for _ in range(CASES):
+        sharp, q = draw.uniform(0.1, 3), draw.normal(size=2)
+        k, v = draw.normal(size=(2, 5, 2)) / 2  # φ(k)·φ(k) stays small
+        cases.append([q.tolist(), k.tolist(), v.tolist(), sharp])
+        query, keys = (torch.tensor(x * np.sqrt(sharp * np.sqrt(2))) for x in (q, k))  # over √2
+        values, demos = torch.tensor(v), torch.tensor([True] * 4 + [False])
+        before = dual.initial_model(query, keys, values, demos)
+        steps = dual.trajectory(query, keys, values, demos)[:-1]  # the own token adds nothing
+        told = [model(keys[:4]) for model in (before, before.updated(demos))]
+        weights = scores(query[None], keys).softmax(-1)
+        truth.append(np.concatenate([x.numpy().ravel() for x in (weights, steps, *told)]))
+    found = engine(reader.open("points"), "regression-d2", work, cases)
+    assert largest(found, truth) < 1e-9
+
+
 def test_algorithms_are_those_of_numpy(reader):
     draw, cases = np.random.default_rng(4), []
     for number in range(CASES):
@@ -343,6 +393,7 @@ def test_every_control_changes_the_picture(reader, name):
     tab = opened(reader, name)
     first = shown(tab)
     acting = {"induction": "off=0.2&from=0.2", "labels": "cut=labels&from=2&q=cod"}
+    acting |= {"smoother": "point=2&sharp=1", "edges": "size=20&sequence=2"}
     state = acting.get(name, "point=2&at=4&rate=1")  # in which all controls act
 
     def follow(link):
@@ -394,6 +445,8 @@ def test_the_tasks_of_the_induction_pair_can_be_solved(reader):
         ("points", ["scale=10", "count=2&a1=1&b1=0&y1=0.5&a2=1&b2=0.1&y2=1.5", "rate=0.7"]),
         ("labels", ["l1=Dover&l2=Cedar", "cut=labels", "drop=1"]),
         ("step", ["rate=6.1&at=9", "rate=12.1", "at=3"]),
+        ("edges", ["sequence=2", "keep=all&off=1", "keep=random&size=60&draw=LUCKY"]),
+        ("smoother", ["sharp=4&a1=2&b1=2&c1=0&d1=0", "a1=2&b1=2&a2=2&b2=1.8&sharp=2", BALANCED]),
     ],
 )
 def test_the_other_tasks_can_be_solved(reader, name, states):

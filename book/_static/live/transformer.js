@@ -153,7 +153,7 @@ const Transformer = (() => {
     return net;
   }
 
-  return { linear, norm, run, ofHead, meanOfHead, network };
+  return { linear, norm, gelu, run, ofHead, meanOfHead, network };
 })();
 
 const Gpt2 = {
@@ -232,5 +232,93 @@ const Regressor = {
     }
     const x = Regressor.embed(net, asked, () => n);
     return Regressor.answers(net, Transformer.run(net, x, { past, apart: true }));
+  },
+};
+
+// The graph of edges (iclutils/interp/graph.py, circuit.py): a writer is the embedding, a head or an
+// MLP; a reader the queries, keys or values of a head, the input of an MLP, or the logits.
+const Circuit = {
+  // Names of all writers and readers in the package's order, and which edges there are
+  graph({ blocks: { length: layers }, heads }) {
+    const writers = [["embed", -1]], readers = [];
+    for (let layer = 0; layer < layers; layer++) {
+      const each = Array.from({ length: heads }, (_, h) => `${layer}.${h}`);
+      for (const channel of "qkv") readers.push(...each.map((head) => [`${channel} ${head}`, layer]));
+      readers.push([`mlp_in ${layer}`, layer + 0.5]);
+      writers.push(...each.map((head) => [head, layer]), [`mlp ${layer}`, layer + 0.5]);
+    }
+    readers.push(["logits", layers]);
+    const edges = writers.flatMap(([u, from]) =>
+      readers.filter(([, to]) => from < to).map(([v]) => `${u}>${v}`));
+    return { writers: writers.map(([u]) => u), edges };
+  },
+
+  // One channel of a head: the columns of qkv, and the rows of what writes back
+  channel(net, layer, head, which) {
+    const { width, heads } = net, d = width / heads, { weight, bias } = net.blocks[layer].qkv;
+    const made = ((net.channels ??= {})[`${which} ${layer}.${head}`] ??= (() => {
+      const start = which * width + head * d, data = new Float64Array(width * d);
+      for (let i = 0; i < width; i++)
+        data.set(weight.data.subarray(i * 3 * width + start, i * 3 * width + start + d), i * d);
+      return { weight: { shape: [width, d], data }, bias: { data: bias.data.subarray(start, start + d) } };
+    })());
+    return made;
+  },
+
+  // The pass in which every edge of `cut` (a set of names) carries what its writer wrote in another
+  // run, `other`: name -> (pos, width). -> {logits, vocab, writes}
+  forward(net, tokens, cut = new Set(), other = {}) {
+    const { width, heads, wte, wpe } = net, d = width / heads, pos = tokens.length;
+    const x = new Float64Array(pos * width), writes = { embed: x.slice() };
+    tokens.forEach((token, i) => {
+      for (let j = 0; j < width; j++)
+        writes.embed[i * width + j] = wte.weight.data[token * width + j] + wpe.weight.data[i * width + j];
+    });
+    const barred = {};
+    for (const edge of cut) (barred[edge.split(">")[1]] ??= []).push(edge.split(">")[0]);
+    const add = (y) => y.forEach((value, i) => (x[i] += value));
+    const read = (reader, norm) => { // the stream, with the other run's writing where it is cut
+      const seen = x.slice();
+      for (const writer of barred[reader] ?? [])
+        for (let i = 0; i < seen.length; i++) seen[i] += other[writer][i] - writes[writer][i];
+      return Transformer.norm(seen, norm);
+    };
+    add(writes.embed);
+    net.blocks.forEach((block, layer) => {
+      const plain = Transformer.norm(x, block.norm_1);
+      const written = Array.from({ length: heads }, (_, head) => {
+        const [q, k, v] = [..."qkv"].map((name, which) => {
+          const reader = `${name} ${layer}.${head}`;
+          return Transformer.linear(barred[reader] ? read(reader, block.norm_1) : plain, Circuit.channel(net, layer, head, which));
+        });
+        const z = new Float64Array(pos * width); // of this head alone
+        for (let i = 0; i < pos; i++) {
+          const scores = Array.from({ length: i + 1 }, (_, j) => {
+            let score = 0;
+            for (let c = 0; c < d; c++) score += q[i * d + c] * k[j * d + c];
+            return score / Math.sqrt(d);
+          });
+          const top = Math.max(...scores), grown = scores.map((s) => Math.exp(s - top)), sum = grown.reduce((a, b) => a + b);
+          grown.forEach((weight, j) => {
+            for (let c = 0; c < d; c++) z[i * width + head * d + c] += (weight / sum) * v[j * d + c];
+          });
+        }
+        const out = block.out.weight.data, y = new Float64Array(pos * width);
+        for (let i = 0; i < pos; i++)
+          for (let c = head * d; c < (head + 1) * d; c++)
+            for (let j = 0; j < width; j++) y[i * width + j] += z[i * width + c] * out[c * width + j];
+        return (writes[`${layer}.${head}`] = y);
+      });
+      for (const y of written) add(y);
+      for (let i = 0; i < x.length; i++) x[i] += block.out.bias.data[i % width]; // of no head
+      const hidden = Transformer.linear(read(`mlp_in ${layer}`, block.norm_2), block.up).map(Transformer.gelu);
+      add((writes[`mlp ${layer}`] = Transformer.linear(hidden, block.down)));
+    });
+    const last = read("logits", net.norm), e = wte.weight.data, vocab = wte.weight.shape[0];
+    const logits = new Float64Array(pos * vocab);
+    for (let i = 0; i < pos; i++)
+      for (let v = 0; v < vocab; v++)
+        for (let j = 0; j < width; j++) logits[i * vocab + v] += last[i * width + j] * e[v * width + j];
+    return { logits, vocab, writes };
   },
 };

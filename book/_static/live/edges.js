@@ -1,0 +1,130 @@
+// Figure 6: cut the graph (notebook 06). Every edge between the parts of the guide model carries what
+// its writer wrote, or what it wrote in a run whose first copy was another draw; how much of the
+// copying is left?
+{
+  const BOS = 121, MOST = 80, LISTED = 12, DRAWS = 3, WHOLE = "all";
+  // The strongest edges, by path patching on sixteen sequences that are not shown here
+  const RANKED = (
+    "embed>v 0.2, embed>v 0.0, 1.2>logits, 0.2>k 1.2, 1.0>logits, 1.3>logits, embed>v 1.2, 0.2>k 1.0, " +
+    "1.1>logits, 0.2>k 1.3, embed>mlp_in 0, embed>v 1.0, 0.2>k 1.1, embed>v 1.3, embed>v 1.1, 0.0>k 1.2, " +
+    "mlp 1>logits, embed>k 0.0, 0.0>k 1.3, 0.2>mlp_in 0, 0.0>k 1.1, 0.0>k 1.0, embed>q 0.2, embed>q 0.3, " +
+    "mlp 3>logits, embed>v 0.3, mlp 0>v 1.2, 3.1>mlp_in 3, mlp 0>v 1.0, 1.2>mlp_in 1, embed>k 0.2, " +
+    "mlp 0>v 1.3, mlp 0>v 1.1, 1.3>mlp_in 1, 1.1>mlp_in 1, 0.2>q 1.2, 2.0>v 3.0, 1.0>mlp_in 1, mlp 2>logits, " +
+    "2.2>v 3.0, embed>q 0.0, 0.3>k 1.2, embed>q 0.1, 2.2>v 3.3, 0.0>mlp_in 0, 2.0>v 3.3, embed>k 0.3, " +
+    "mlp 0>k 1.0, 0.0>q 1.2, 3.2>mlp_in 3, 2.3>mlp_in 3, 0.1>k 1.2, 2.3>logits, 2.0>logits, 2.1>v 3.0, " +
+    "mlp 0>k 1.2, 0.1>k 1.3, 0.0>q 1.3, 3.3>logits, 1.1>mlp_in 3, 0.2>v 1.2, 0.1>mlp_in 0, 1.1>v 3.0, " +
+    "0.3>k 1.0, 3.1>logits, embed>k 1.0, 0.0>v 1.1, 0.0>q 1.1, 0.3>v 1.2, 1.0>v 3.0, 1.2>v 3.0, " +
+    "1.0>mlp_in 3, 1.2>mlp_in 2, embed>k 0.1, embed>k 1.2, 0.1>v 1.3, 2.2>logits, 1.3>v 3.0, 0.2>q 1.0, " +
+    "embed>k 1.1"
+  ).split(", ");
+  const FIRST = [[114, 3, 59, 64, 49, 100, 11, 6, 67, 41, 98, 103], [107, 47, 120, 34, 27, 94, 40, 111, 54, 118, 69, 12], [45, 24, 93, 91, 34, 63, 0, 78, 39, 31, 109, 79], [6, 45, 49, 99, 47, 29, 89, 12, 54, 107, 21, 51]];
+  const OTHER = [[86, 64, 62, 13, 76, 30, 57, 87, 75, 50, 100, 3], [19, 61, 95, 14, 4, 100, 87, 107, 103, 49, 29, 37], [107, 28, 74, 63, 2, 91, 8, 66, 76, 109, 36, 30], [6, 2, 120, 29, 58, 106, 82, 68, 15, 88, 87, 17]];
+  const layerOf = (name) => (name === "embed" ? -1 : name === "logits" ? 9 : Number(name.match(/(\d)(\.\d)?$/)[1]) + (name.startsWith("mlp") ? 0.5 : 0));
+  const block = (edge) => edge.split(">").map(layerOf).join(" ");
+  const words = (edge) => edge.replace(">", " → ").replace("mlp_in", "mlp").replace("embed", "tokens");
+
+  // Mean log-probability of the second copy's tokens but the first, in nats
+  function score({ logits, vocab }, tokens) {
+    const n = (tokens.length - 1) / 2;
+    let sum = 0;
+    for (let at = n + 1; at < 2 * n; at++) {
+      const row = logits.subarray(at * vocab, (at + 1) * vocab), top = Math.max(...row);
+      sum += row[tokens[at + 1]] - top - Math.log(row.reduce((s, v) => s + Math.exp(v - top), 0));
+    }
+    return sum / (n - 1);
+  }
+
+  // As many edges between the same layers, drawn without replacement
+  function alike(kept, edges, uniform) {
+    const counts = {};
+    for (const edge of kept) counts[block(edge)] = (counts[block(edge)] ?? 0) + 1;
+    return Live.shuffled(edges, uniform).filter((edge) => counts[block(edge)]-- > 0);
+  }
+
+  const seen = {}; // by the sequence: both runs, and the graph
+  function runs(net, which) {
+    return (seen[which] ??= (() => {
+      const clean = [BOS, ...FIRST[which], ...FIRST[which]], corrupt = [BOS, ...OTHER[which], ...FIRST[which]];
+      const [good, bad] = [clean, corrupt].map((tokens) => Circuit.forward(net, tokens));
+      return { clean, other: bad.writes, ends: [score(good, clean), score(bad, clean)], ...Circuit.graph(net) };
+    })());
+  }
+
+  function measured(state, [part]) {
+    const net = (part.net ??= Transformer.network(part)), run = runs(net, Number(state.sequence) - 1);
+    const faith = (kept) => {
+      const cut = new Set(run.edges.filter((edge) => !kept.has(edge)));
+      return (score(Circuit.forward(net, run.clean, cut, run.other), run.clean) - run.ends[1]) / (run.ends[0] - run.ends[1]);
+    };
+    const strongest = state.keep === WHOLE ? run.edges : RANKED.slice(0, state.size);
+    const of = (draw) => alike(strongest, run.edges, Live.random(100 * state.size + draw));
+    const off = new Set(String(state.off).split(" ").filter(Boolean).map((i) => RANKED[i - 1]));
+    const kept = (state.keep === "random" ? of(state.draw) : strongest).filter((edge) => !off.has(edge));
+    const control = state.keep === WHOLE ? null
+      : Array.from({ length: DRAWS }, (_, i) => faith(new Set(of(i + 1)))).reduce((a, b) => a + b) / DRAWS;
+    return { net, kept, off, all: run.edges.length, share: faith(new Set(kept)), control };
+  }
+
+  const percent = (value) => `${Math.round(100 * value)} %`.replace("-", "−");
+  const LEFT = 36, STEP = 62, RISE = 74, TOP = 22;
+  function picture(m, said) {
+    const layers = m.net.blocks.length, height = TOP + RISE * (layers + 1) + 24;
+    const row = (layer) => height - 24 - RISE * (layer + 1);
+    const place = (name) => {
+      if (name === "embed") return [LEFT + 2 * STEP, row(-1)];
+      if (name === "logits") return [LEFT + 2 * STEP, row(layers)];
+      const [layer, head] = name.match(/[\d.]+$/)[0].split(".");
+      return head === undefined ? [LEFT + m.net.heads * STEP, row(Number(layer)) - 16] : [LEFT + head * STEP, row(Number(layer))];
+    };
+    const tint = { q: "a", k: "b", v: "c" };
+    const lines = m.kept.slice(0, 160).map((edge) => {
+      const [u, v] = edge.split(">"), [x0, y0] = place(u), [x1, y1] = place(v);
+      const channel = tint[v[0]] && v !== "logits" ? tint[v[0]] : "grey";
+      return `<path class="live-edge live-${channel}" d="M${x0} ${y0 - 9}C${x0} ${y0 - 34} ${x1} ${y1 + 34} ${x1} ${y1 + 9}"/>`;
+    }).join("");
+    const names = ["embed", "logits", ...m.net.blocks.flatMap((_, layer) => [...Array.from({ length: m.net.heads }, (_, h) => `${layer}.${h}`), `mlp ${layer}`])];
+    const nodes = names.map((name) => {
+      const [x, y] = place(name);
+      return `<text class="live-node" x="${x}" y="${y + 4}" text-anchor="middle">${name === "embed" ? "tokens" : name}</text>`;
+    }).join("");
+    return `<svg viewBox="0 0 ${2 * LEFT + m.net.heads * STEP} ${height}" role="img" aria-label="${said}">${lines}${nodes}</svg>` +
+      `<p class="live-note">Layers from below upwards. Lines are the edges that are kept${m.kept.length > 160 ? " (160 of them)" : ""}: blue into queries, dashed brown into keys, dotted green into values, grey into MLPs and logits.</p>`;
+  }
+
+  Live.figure("edges", {
+    title: "Cut the graph: which edges carry the copy?",
+    first: { keep: "strongest", size: 30, off: "", sequence: 1, draw: 1 },
+    needs: () => ["anchors-3"],
+
+    fields(state) {
+      const size = { kind: "range", name: "size", label: "How many", min: 0, max: MOST, said: String };
+      const draw = { kind: "range", name: "draw", label: "Draw", min: 1, max: 20, said: String };
+      return [
+        { kind: "select", name: "keep", label: "Keep", options: [["strongest", "the strongest edges"], ["random", "random edges between the same layers"], [WHOLE, "all edges"]] },
+        ...(state.keep === WHOLE ? [] : [size]), ...(state.keep === "random" ? [draw] : []),
+        { kind: "range", name: "sequence", label: "Sequence", min: 1, max: FIRST.length, said: String },
+        { kind: "checks", name: "off", label: "Cut as well, of the twelve strongest", options: RANKED.slice(0, LISTED).map((edge, i) => [String(i + 1), words(edge)]) },
+      ];
+    },
+
+    draw(state, parts) {
+      const m = measured(state, parts);
+      const said = `${m.kept.length} of ${m.all} edges are kept, and ${percent(m.share)} of the copying with them.`;
+      const numbers = [
+        ["edges kept", m.kept.length, `of ${m.all}`],
+        ["faithfulness", percent(m.share), "of the gap in log p"],
+        ["random edges, as many", m.control === null ? "–" : percent(m.control), m.control === null ? "all are kept" : `mean of ${DRAWS} draws`],
+      ];
+      return { numbers, view: picture(m, said), said, ...m };
+    },
+
+    tasks: [
+      { text: "How few? Keep at least 90 % with at most 35 edges.",
+        done: (s, m) => s.keep === "strongest" && m.share >= 0.9 && m.kept.length <= 35 },
+      { text: "One edge: keep all, cut a single one, and lose more than half.",
+        done: (s, m) => s.keep === WHOLE && m.kept.length === m.all - 1 && m.share < 0.5 },
+      { text: "A lucky draw: 60 random edges or fewer that keep more than 30 %. Which edge do they hold?",
+        done: (s, m) => s.keep === "random" && m.kept.length <= 60 && m.share > 0.3 },
+    ],
+  });
+}

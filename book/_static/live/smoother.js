@@ -1,0 +1,90 @@
+// Figure 5: a head as a smoother (notebook 05). A query looks at four examples and at its own token;
+// the same output is the answer of a linear model of features after one step on the examples.
+{
+  const EDGE = 2, SIZE = 240, DEMOS = 4, OWN = DEMOS + 1; // the planes reach from -2 to 2
+  const round = (value) => Math.max(-EDGE, Math.min(EDGE, Math.round(value * 20) / 20));
+  const signed = (value) => Number(value).toFixed(2).replace("-", "−");
+  const pair = (point) => `(${signed(point[0])}, ${signed(point[1])})`;
+  // Keys (a, b) and values (c, d) of the examples; the query's own token is the last, and its key
+  // is where the query is.
+  const KEYS = [[1.3, 0.9], [-0.4, 1.3], [-1.3, -0.5], [0.8, -1.2], [0.7, 0.5]];
+  const VALUES = [[1.2, 0.3], [-0.2, 1.4], [-1.1, 0.2], [0.4, -1.2], [0.1, 0.2]];
+  const first = { point: 1, sharp: 0.7 };
+  KEYS.forEach(([a, b], i) => Object.assign(first, { [`a${i + 1}`]: a, [`b${i + 1}`]: b, [`c${i + 1}`]: VALUES[i][0], [`d${i + 1}`]: VALUES[i][1] }));
+
+  function measured(state) {
+    const read = (x, y) => Float64Array.from({ length: 2 * OWN }, (_, i) => state[`${i % 2 ? y : x}${(i >> 1) + 1}`]);
+    const keys = read("a", "b"), values = read("c", "d");
+    const found = Dual.steps(keys.subarray(2 * DEMOS), keys, values, state.sharp);
+    const similar = (told) => told.reduce((sum, v, i) => sum + v * values[i], 0);
+    const apart = (told) => Math.sqrt(told.reduce((sum, v, i) => sum + (v - values[i]) ** 2, 0) / DEMOS);
+    const [start, end] = [found.answers.subarray(0, 2), found.answers.subarray(2 * DEMOS)];
+    return { ...found, keys, values, start, end, length: Math.hypot(end[0] - start[0], end[1] - start[1]),
+      similarity: [similar(found.before), similar(found.after)], distance: [apart(found.before), apart(found.after)] };
+  }
+
+  const px = (x) => ((x + EDGE) / (2 * EDGE)) * SIZE, py = (y) => SIZE - px(y);
+  // A plane of keys or values: a point each, in a disc as large as its share of the attention
+  function plane(kind, title, said, points, m, state, over = "") {
+    const marks = Array.from({ length: OWN }, (_, i) => {
+      const x = px(points[2 * i]).toFixed(1), y = py(points[2 * i + 1]).toFixed(1), own = i === DEMOS;
+      const left = x > SIZE - 60;
+      return `<g data-drag="${kind}${i + 1}"><circle class="live-${own ? "c" : "a"}" opacity="0.25" cx="${x}" cy="${y}" r="${(40 * Math.sqrt(m.weights[i])).toFixed(1)}"/>` +
+        `<circle class="live-grip" cx="${x}" cy="${y}" r="22"/><circle class="live-dot${state.point === i + 1 ? " live-chosen" : ""}" cx="${x}" cy="${y}" r="6"/>` +
+        `<text x="${Number(x) + (left ? -10 : 9)}" y="${Math.max(12, Number(y) - 7)}" text-anchor="${left ? "end" : "start"}">${own ? "own" : i + 1} ${Math.round(100 * m.weights[i])} %</text></g>`;
+    }).join("");
+    return `<div><p class="live-head">${title}</p><svg data-plane="" viewBox="0 0 ${SIZE} ${SIZE}" role="img" aria-label="${said}"><rect class="live-ground" width="${SIZE}" height="${SIZE}"/>` +
+      `<path class="live-axis" d="M${SIZE / 2} 0v${SIZE}M0 ${SIZE / 2}h${SIZE}"/>${marks}${over}</svg></div>`;
+  }
+
+  Live.figure("smoother", {
+    title: "A head as a smoother: drag keys and values",
+    first,
+    needs: () => [],
+
+    fields(state) {
+      const i = state.point, coordinate = (name, label) => ({ kind: "range", name: `${name}${i}`, label, min: -EDGE, max: EDGE, step: 0.05, said: signed });
+      const key = i === OWN ? "the query, and its own key" : "its key";
+      return [
+        { kind: "range", name: "sharp", label: "Scores times", min: 0.1, max: 4, step: 0.1, said: (v) => Number(v).toFixed(1) },
+        { kind: "radios", name: "point", label: "Token to move (or drag it)", options: Array.from({ length: OWN }, (_, k) => [String(k + 1), k === DEMOS ? "own" : `${k + 1}`]) },
+        coordinate("a", `${key}, across`), coordinate("b", `${key}, up`), coordinate("c", "its value, across"), coordinate("d", "its value, up"),
+      ];
+    },
+
+    change: (state) => ({ ...state, point: Number(state.point) }),
+
+    drag(state, id, x, y) {
+      const names = id[0] === "k" ? "ab" : "cd", i = id.slice(1);
+      return { ...state, point: Number(i), [names[0] + i]: round((x / SIZE) * 2 * EDGE - EDGE), [names[1] + i]: round(EDGE - (y / SIZE) * 2 * EDGE) };
+    },
+
+    draw(state) {
+      const m = measured(state), stops = Array.from({ length: OWN }, (_, i) => [px(m.answers[2 * i]).toFixed(1), py(m.answers[2 * i + 1]).toFixed(1)]);
+      const [[x0, y0], [x1, y1]] = [stops[0], stops[DEMOS]];
+      const path = `<path class="live-line live-b" style="stroke-dasharray: none" d="M${stops.map((stop) => stop.join(" ")).join("L")}"/>` +
+        `<rect class="live-c" x="${x0 - 5}" y="${y0 - 5}" width="10" height="10"/><path class="live-b" d="M${x1} ${y1 - 8}l8 8l-8 8l-8 -8z"/>`;
+      const shares = m.weights.map((w, i) => `${i === DEMOS ? "its own token" : `example ${i + 1}`} ${Math.round(100 * w)} percent`).join(", ");
+      const said = `The query looks at ${shares}. The step moves the answer from ${pair(m.start)} to ${pair(m.end)}.`;
+      const view = `<div class="live-row-of">${plane("k", "Keys: where the query looks", `The keys. ${said}`, m.keys, m, state)}${plane("v", "Values: what is added up", `The values. ${said}`, m.values, m, state, path)}</div>` +
+        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the query's own token; its key is where the query is. On the right, the square is the answer from the own token alone, the diamond the head's output; the line between them adds one example after the other. It is one step of gradient descent of the dual model.</p>`;
+      const to = ([before, after]) => `${signed(before)} → ${signed(after)}`;
+      const numbers = [
+        ["output", pair(m.end), `from ${pair(m.start)}`],
+        ["length of the step", m.length.toFixed(2), "of the answer to the query"],
+        ["similarity", to(m.similarity), "sum of v·Wφ(k)"],
+        ["distance", to(m.distance), "of Wφ(k) from v, root mean square"],
+      ];
+      return { numbers, view, said, ...m };
+    },
+
+    tasks: [
+      { text: "A smoother or a look-up? Make one example take at least 90 % of the attention.",
+        done: (s, m) => Math.max(...m.weights.slice(0, DEMOS)) >= 0.9 },
+      { text: "The step raises the similarity wherever you drag. Find a place where it takes the model's answers farther from the values, by 0.1 at least.",
+        done: (s, m) => m.distance[1] > m.distance[0] + 0.1 },
+      { text: "Let the step vanish: the examples keep at least half of the attention, and the answer moves by less than 0.05.",
+        done: (s, m) => m.weights[DEMOS] <= 0.5 && m.length < 0.05 },
+    ],
+  });
+}
