@@ -445,13 +445,14 @@ def test_the_tasks_of_the_induction_pair_can_be_solved(reader):
         ("points", ["scale=10", "count=2&a1=1&b1=0&y1=0.5&a2=1&b2=0.1&y2=1.5", "rate=0.7"]),
         ("labels", ["l1=Dover&l2=Cedar", "cut=labels", "drop=1"]),
         ("step", ["rate=6.1&at=9", "rate=12.1", "at=3"]),
-        ("edges", ["sequence=2", "keep=all&off=1", "keep=random&size=60&draw=LUCKY"]),
+        ("edges", ["size=30", "keep=all&off=1", "keep=random&size=60&draw=7"]),
         ("smoother", ["sharp=4&a1=2&b1=2&c1=0&d1=0", "a1=2&b1=2&a2=2&b2=1.8&sharp=2", BALANCED]),
     ],
 )
 def test_the_other_tasks_can_be_solved(reader, name, states):
-    found = [solved(opened(reader, name, state)) for state in states]
-    assert found == [[1], [2], [3]]
+    assert solved(opened(reader, name)) == []
+    for number, state in enumerate(states, 1):
+        assert number in solved(opened(reader, name, state))
 
 
 @pytest.mark.parametrize("name", ["points", "waves"])

@@ -93,7 +93,7 @@
 
   Live.figure("edges", {
     title: "Cut the graph: which edges carry the copy?",
-    first: { keep: "strongest", size: 30, off: "", sequence: 1, draw: 1 },
+    first: { keep: "strongest", size: 10, off: "", sequence: 1, draw: 1 },
     needs: () => ["anchors-3"],
 
     fields(state) {
@@ -123,8 +123,8 @@
         done: (s, m) => s.keep === "strongest" && m.share >= 0.9 && m.kept.length <= 35 },
       { text: "One edge: keep all, cut a single one, and lose more than half.",
         done: (s, m) => s.keep === WHOLE && m.kept.length === m.all - 1 && m.share < 0.5 },
-      { text: "A lucky draw: 60 random edges or fewer that keep more than 30 %. Which edge do they hold?",
-        done: (s, m) => s.keep === "random" && m.kept.length <= 60 && m.share > 0.3 },
+      { text: "A lucky draw: 60 random edges or fewer that keep more than half. Cut edges of the list: which was the luck?",
+        done: (s, m) => s.keep === "random" && m.kept.length <= 60 && m.share > 0.5 },
     ],
   });
 }
