@@ -92,7 +92,7 @@ def test_of_several_cases_the_means_are_repeated_and_of_one_its_samples():
 
 
 def test_the_error_of_a_median_is_that_of_order_statistics_and_bears_a_sentinel():
-    middle, error = statistics.median_se(list(range(1, 11)))
+    middle, error = statistics.median_se([float(x) for x in range(1, 11)])
     assert middle == 5.5
     assert error == pytest.approx(3.5 / 2.2622, rel=1e-4), "from the second to the ninth"
     assert statistics.median_se([32.0] * 9 + [4096.0]) == (32.0, 0.0)
