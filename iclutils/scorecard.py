@@ -59,8 +59,9 @@ class Entry:
     @property
     def lead(self) -> str:
         """By how much it differs from its null, with the 95 % interval, if both have a spread."""
-        asked = self.result and self.claim.kind != "identity"
-        found = asked and claims.difference(self.result, self.null)
+        if self.result is None or self.claim.kind == "identity":
+            return ""
+        found = claims.difference(self.result, self.null)
         return "{} ({} to {})".format(*map(number, found)) if found else ""
 
 

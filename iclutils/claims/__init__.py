@@ -259,8 +259,8 @@ def _measured(
     claim: Claim, tier: str, value: float | None, spread: float, count: int, *_: Any
 ) -> dict[str, Any]:
     """A measurement as it is stored; None where there was nothing to measure."""
-    (low, high), nothing = claim.measurable, value is None or (value != value and NULL in tier)
-    if nothing or value < low or value > high:
+    low, high = claim.measurable
+    if value is None or (math.isnan(value) and NULL in tier) or value < low or value > high:
         return {"value": None, "spread": 0.0, "count": count}
     return {"value": value, "spread": spread, "count": count}
 

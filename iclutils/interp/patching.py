@@ -468,8 +468,8 @@ def _attended(
     mask = None if whole else run.causal[first:]
     if layer == run.last:
         mask = run.seen[:, run.entries(first)].repeat(len(q), 1, 1)[:, None]
-    rows = (states.flatten(0, 1).transpose(1, 2) for states in (q, k, v))
-    z = functional.scaled_dot_product_attention(*rows, mask, is_causal=whole)
+    queries, keys, values = (states.flatten(0, 1).transpose(1, 2) for states in (q, k, v))
+    z = functional.scaled_dot_product_attention(queries, keys, values, mask, is_causal=whole)
     return z.transpose(1, 2).unflatten(0, q.shape[:2])
 
 
