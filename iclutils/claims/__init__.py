@@ -248,11 +248,13 @@ def summary(value: Any, spread: float = 0.0, count: int = 1) -> Summary:
 
 
 def paired(value: Any, null: Any) -> Summary | None:
-    """The difference of repetitions from as many of the null; None where they are no pairs."""
+    """The difference of repetitions from as many of the null; None where they are no pairs, or one
+    of a pair was not measurable."""
     repeated = not isinstance(null, tuple) and np.ndim(value) and np.ndim(null)  # tensors, too
     if not (repeated and 1 < len(value) == len(null)):
         return None
-    return summary([float(one) - float(other) for one, other in zip(value, null, strict=True)])
+    found = summary([float(one) - float(other) for one, other in zip(value, null, strict=True)])
+    return found if math.isfinite(found[0]) else None
 
 
 def _measured(
