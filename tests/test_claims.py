@@ -9,6 +9,7 @@ from statistics import fmean
 
 import pytest
 import scipy.stats
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger import dump, entry, measured
@@ -300,3 +301,9 @@ def test_units_are_what_they_say():
             asked = getattr(presets.TIERS["real"], WORDS.get(chapter, "lenses")).functions
             tables = {words.FUNCTIONS[x if isinstance(x, str) else x[0]][0] for x in asked}
             assert lists[1] == NAMES[len(tables)], name
+
+
+def test_a_difference_is_of_pairs_whose_halves_can_be_measured():
+    assert claims.paired(torch.tensor([1.0, 3.0]), [0.0, 1.0]) == (1.5, 0.5, 2)
+    assert claims.paired([1.0, 2.0], [math.nan, 1.0]) is None
+    assert claims.paired([1.0, 2.0], (1.0, 0.0, 2)) is None, "a mean has no pairs"
