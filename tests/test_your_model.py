@@ -2,13 +2,14 @@
 said before."""
 
 import re
+from functools import partial
 
 import matplotlib as mpl
 import pytest
 import torch
 from notebook_rules import code
 from notebook_rules import tags as tags_of
-from tiny import real_tokenizer, save_gpt2, save_grouped, save_neox
+from tiny import real_tokenizer, save_gpt2, save_grouped, save_neox, save_opt
 from wired import save_wired
 
 import iclutils
@@ -180,3 +181,17 @@ def test_a_model_with_grouped_heads_is_asked_about_our_sentences(tmp_path):
 def test_what_cannot_be_is_refused(chapter, more, message):
     with pytest.raises(IclError, match=message):
         iclutils.show(chapter, **more)
+
+
+@pytest.mark.parametrize(
+    ("chapter", "save", "message"),
+    [
+        ("01", partial(save_grouped, kind="mistral", sliding_window=16), "Use shorter copies"),
+        ("03", partial(save_gpt2, n_positions=5), "Only 2 pairs"),
+        ("06", save_opt, "^Path patching does not fit this model"),
+    ],
+)
+def test_models_that_cannot_be_asked_are_refused(chapter, save, message, tmp_path):
+    save(tmp_path)
+    with pytest.raises(IclError, match=message):
+        iclutils.show(chapter, tmp_path)
