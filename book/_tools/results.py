@@ -80,9 +80,10 @@ def conclude(runs: list[Run], accept: bool = False) -> int:
 
 def last(build: Path) -> list[Run]:
     """The runs whose outputs are in the build folder."""
-    stamps = sorted(build.glob("run/*/*.json"), key=lambda path: (path.parent.name, path.stem))
-    found = (Run(path.stem, read_json(path)["parameters"], build) for path in stamps)
-    return [each for each in found if each.chapter in run.chapters() and each.record.is_file()]
+    found = (path for path in build.glob("run/*/*.json") if "." not in path.stem)  # no leftovers
+    stamps = sorted(found, key=lambda path: (path.parent.name, path.stem))
+    runs = (Run(path.stem, read_json(path)["parameters"], build) for path in stamps)
+    return [each for each in runs if each.chapter in run.chapters() and each.record.is_file()]
 
 
 def compare(run: Run) -> tuple[int, list[Difference]]:
