@@ -258,7 +258,7 @@ def paired(value: Any, null: Any) -> Summary | None:
 
 
 def _measured(
-    claim: Claim, tier: str, value: float | None, spread: float, count: int, *_: Any
+    claim: Claim, tier: str, value: float | None, spread: float, count: int
 ) -> dict[str, Any]:
     """A measurement as it is stored; None where there was nothing to measure."""
     low, high = claim.measurable
