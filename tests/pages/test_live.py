@@ -5,6 +5,7 @@ Stills are rewritten by ``ICLUTILS_STILLS=write``, which is for a change of a fi
 """
 
 import os
+import re
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from transformers import GPT2LMHeadModel
 from book._ext import live
 from iclutils import models, zoo
 from iclutils.chapters.contrastive_kernel import dual
-from iclutils.interp import circuit, clean_corrupt, graph
+from iclutils.interp import circuit, clean_corrupt, graph, patching
 from iclutils.interp.at_query import scores
 from iclutils.interp.hooks import cut_attention, run_with_hooks
 from iclutils.models import lsa, regressors
@@ -211,6 +212,21 @@ def test_circuits_are_those_of_the_package(reader, record_property):
     found = float((task.score(logits) - circuit.scores(net, task, kept)).abs().max())
     record_property("largest difference in a score", found)
     assert found < CLOSE
+
+
+@pytest.mark.nightly
+def test_the_edges_and_sequences_shown_are_those_of_the_package():
+    net, source = models.load("anchors-3"), (STATIC / "live/edges.js").read_text()
+    ranked, asked = (
+        clean_corrupt.copying(net, count, 12, generator(purpose, 0, 0))
+        for purpose, count in (("ranked", 16), ("asked", 8))
+    )
+    for side in (asked.clean, asked.corrupt):
+        assert str(side[:4, 1:13].tolist()) in source
+    effects = patching.path_patching(net, ranked).mean(-1)
+    order = circuit.rank_edges(effects, graph.of(net))[:80]
+    found = re.findall(r"[\w. ]+>[\w. ]+", source.partition("RANKED")[2].partition("FIRST")[0])
+    assert [edge.strip() for edge in found] == [f"{u}>{v}" for u, v in order]
 
 
 MUTATIONS = {
