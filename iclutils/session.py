@@ -11,20 +11,18 @@ import atexit
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsFloat
 
 import torch
-from tokenizers import Regex, Tokenizer, pre_tokenizers
-from tokenizers.models import WordLevel
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
-from . import claims, machine, models, presets, remember, science, scorecard, zoo
+from . import claims, machine, models, presets, remember, science, scorecard
 from .errors import IclError, unknown
-from .files import read_json, write_json
+from .files import write_json
 from .models import lsa, regressors
 from .models.lsa import LinearSelfAttention
 from .models.regressors import InContextRegressors
@@ -76,12 +74,10 @@ class Session:
             >>> net.to_str_tokens("A rose")  # doctest: +SKIP
             ['<|im_start|>', 'A', ' rose']
         """
-        try:
+        if not (why := smollm2.missing()):
             return models.load(smollm2.NAME, device=self.device)
-        except IclError as error:
-            print(f"{error}\nThe small model {guide} takes its place; the text speaks of SmolLM2.")
-        config = read_json(zoo.folder(guide) / "config.json")
-        reader = _word_tokenizer(texts, config["vocab_size"], config["bos_token_id"])
+        print(f"{why}\nThe small model {guide} takes its place; the text speaks of SmolLM2.")
+        reader = models.word_tokenizer(guide, texts)
         return models.load(guide, device=self.device, tokenizer=reader)
 
     def edit_weights(
@@ -233,19 +229,6 @@ def begin(
     untrained = ", random weights" if weights == "random" else ""
     print(f"{chosen.column} tier, {what}{untrained}, seed {seed}, {where}")
     return Session(chosen, model, seed, where, weights)
-
-
-def _word_tokenizer(texts: Iterable[str], size: int, bos: int) -> PreTrainedTokenizerFast:
-    """For a network without words: each word of the texts, with the space before it, is one of its
-    ``size`` tokens, and any other word is BOS."""
-    split = pre_tokenizers.Split(Regex(r"\n| ?\w+| ?[^\w\s]+"), "isolated")
-    met = dict.fromkeys(word for text in texts for word, _ in split.pre_tokenize_str(text))
-    free = (token for token in range(size) if token != bos)
-    words = Tokenizer(
-        WordLevel(dict(zip(met, free, strict=False)) | {"<bos>": bos}, unk_token="<bos>")
-    )
-    words.pre_tokenizer = split
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<bos>")
 
 
 def refuse(model: str, seed: int, weights: str = "trained") -> None:

@@ -90,14 +90,17 @@ class Claim:
         text = getattr(self, field)
         return text if isinstance(text, str) else text.get(of(tier), "")
 
-    def verdict(self, tier: str, value: float, spread: float = 0.0, count: int = 1) -> str:
-        """Verdict on a mean with its standard error over ``count`` repetitions."""
-        criteria = self.criteria(tier)
+    def refuse(self, value: float, spread: float) -> None:
+        """Refuse what the measure cannot give: no number, or one outside its range."""
         if not math.isfinite(value) or not math.isfinite(spread):
             raise IclError(f"{self.id}: measured {value} ± {spread}, which is not a number.")
-        low, high = self.range  # no repetition can lie outside
-        if not low <= value <= high:
+        if not self.range[0] <= value <= self.range[1]:
             raise IclError(f"{self.id}: measured {value}, outside its range {self.range}.")
+
+    def verdict(self, tier: str, value: float, spread: float = 0.0, count: int = 1) -> str:
+        """Verdict on a mean with its standard error over ``count`` repetitions."""
+        self.refuse(value, spread)
+        criteria, (low, high) = self.criteria(tier), self.range  # no repetition can lie outside
         reach = spread * _reach(count)
         first, last = max(low, value - reach), min(high, value + reach)
         bounds = [float(x) for text in criteria.values() for x in re.findall(NUMBER, text)]
@@ -232,7 +235,8 @@ def keep(
     tier, model, seed, device, detail."""
     made = [_measured(claim, where["tier"], *each) for each in (measured, null) if each]
     own = made[1] | ({"paired": paired} if paired else {}) if null else None
-    result = _judgeable(Result(claim.id, **made[0], null=own, **provenance(), **where))
+    result = Result(claim.id, **made[0], null=own, **provenance(), **where)
+    _refuse(result)
     write_json(results_folder() / result.tier / f"{claim.id}.json", asdict(result))
     return result
 
@@ -267,11 +271,13 @@ def _measured(
     return {"value": value, "spread": spread, "count": count}
 
 
-def _judgeable(result: Result) -> Result:
-    """The result, if it and its own null are values that the measure can take."""
+def _refuse(result: Result) -> None:
+    """Refuse a result, or a null of its own, that its measure cannot give, or of no tier of it."""
+    claim = find(result.id)
+    claim.criteria(result.tier)
     for each in (result, null_of(result, {})):
-        _ = each and each.verdict
-    return result
+        if each and each.value is not None:
+            claim.refuse(each.value, each.spread)
 
 
 def judge(result: Result, null: Result | None) -> str:
@@ -348,7 +354,9 @@ def of_json(known: dict[str, Any]) -> Result:
         each.pop("verdict", None)  # older runs stored it
         numbers = (each[key] for key in ("value", "spread", "count"))
         each |= _measured(find(known["id"]), known["tier"], *numbers)
-    return _judgeable(Result(**known))
+    result = Result(**known)
+    _refuse(result)
+    return result
 
 
 @cache

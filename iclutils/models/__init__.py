@@ -20,5 +20,6 @@ from .language import (
     random_init,
     size,
     tokenizer,
+    word_tokenizer,
     words,
 )

@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 import torch
 from huggingface_hub import snapshot_download
 from jaxtyping import Float, Int
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.pre_tokenizers import Split, Whitespace
 from torch import Tensor
 from transformer_lens import ActivationCache
 from transformer_lens.model_bridge import TransformerBridge
@@ -363,3 +363,16 @@ def _numbers(size: int, bos: int | None) -> PreTrainedTokenizerFast:
     words.pre_tokenizer = Whitespace()
     # TransformerLens takes BOS from EOS; a BOS given here it would look for on disk.
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=str(bos or 0))
+
+
+def word_tokenizer(name: str, texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """A tokenizer that gives words to a zoo model, which reads numbers: each word of the texts,
+    with the space before it, is one of them, and any other word is BOS."""
+    config = read_json(zoo.folder(name) / "config.json")
+    split = Split(Regex(r"\n| ?\w+| ?[^\w\s]+"), "isolated")
+    met = dict.fromkeys(word for text in texts for word, _ in split.pre_tokenize_str(text))
+    free = (token for token in range(config["vocab_size"]) if token != config["bos_token_id"])
+    vocabulary = dict(zip(met, free, strict=False)) | {"<bos>": config["bos_token_id"]}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="<bos>"))
+    words.pre_tokenizer = split
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<bos>")

@@ -24,13 +24,10 @@
   const words = (edge) => edge.replace(">", " → ").replace("mlp_in", "mlp").replace("embed", "tokens");
 
   // Mean log-probability of the second copy's tokens but the first, in nats
-  function score({ logits, vocab }, tokens) {
+  function score(run, tokens) {
     const n = (tokens.length - 1) / 2;
     let sum = 0;
-    for (let at = n + 1; at < 2 * n; at++) {
-      const row = logits.subarray(at * vocab, (at + 1) * vocab), top = Math.max(...row);
-      sum += row[tokens[at + 1]] - top - Math.log(row.reduce((s, v) => s + Math.exp(v - top), 0));
-    }
+    for (let at = n + 1; at < 2 * n; at++) sum += Gpt2.nextToken(run, at)[tokens[at + 1]];
     return sum / (n - 1);
   }
 

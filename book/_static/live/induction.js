@@ -49,12 +49,6 @@
     return found;
   }
 
-  function probabilities(logits, vocab, at) {
-    const row = logits.subarray(at * vocab, (at + 1) * vocab), top = Math.max(...row);
-    const grown = row.map((value) => Math.exp(value - top)), sum = grown.reduce((a, b) => a + b);
-    return grown.map((value) => value / sum);
-  }
-
   // Another sequence of the same length, which repeats where this one's half would: what a head
   // writes there says something plausible and wrong
   function another(tokens) {
@@ -94,7 +88,7 @@
     }
     const changed = hooks.ablate.length || hooks.keys.length;
     const run = changed ? Gpt2.forward(net, tokens, hooks) : plain;
-    const asked = announced(tokens), places = tokens.map((_, i) => probabilities(run.logits, run.vocab, i));
+    const asked = announced(tokens), places = tokens.map((_, i) => Gpt2.nextToken(run, i).map(Math.exp));
     const guesses = places.map((p) => p.indexOf(Math.max(...p)));
     const right = asked.filter((i) => guesses[i] === tokens[i + 1]).length;
     const loss = asked.reduce((sum, i) => sum - Math.log(places[i][tokens[i + 1]]) / asked.length, 0);

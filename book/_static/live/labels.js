@@ -45,11 +45,9 @@
     });
   }
 
-  function chances(run, tokens, ids) {
-    const at = (tokens.length - 1) * run.vocab, top = Math.max(...ids.map((id) => run.logits[at + id]));
-    const grown = ids.map((id) => Math.exp(run.logits[at + id] - top)), sum = grown.reduce((a, b) => a + b);
-    return grown.map((value) => value / sum);
-  }
+  // Of the label words alone, at the end
+  const chances = ({ logits, vocab }, { length }, ids) =>
+    Transformer.logSoftmax(ids.map((id) => logits[(length - 1) * vocab + id])).map(Math.exp);
 
   function measured(state, [part]) {
     const net = (part.net ??= Transformer.network(part)), asked = prompt(state, net.words), { tokens, at } = asked, n = tokens.length;

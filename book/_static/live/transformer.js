@@ -44,6 +44,55 @@ const Transformer = (() => {
     return x;
   }
 
+  // Columns of x (rows, width): `count` of them from `start` on, (rows, count)
+  function columns(x, width, start, count) {
+    const out = new Float64Array((x.length / width) * count);
+    for (let i = 0; i * width < x.length; i++)
+      out.set(x.subarray(i * width + start, i * width + start + count), i * count);
+    return out;
+  }
+
+  function joined(x, y) {
+    const out = new Float64Array(x.length + y.length);
+    out.set(x);
+    out.set(y, x.length);
+    return out;
+  }
+
+  // Log-probabilities of scores: values (n) -> (n)
+  function logSoftmax(values) {
+    const top = Math.max(...values);
+    const total = Math.log(values.reduce((sum, value) => sum + Math.exp(value - top), 0));
+    return values.map((value) => value - top - total);
+  }
+
+  // Attention of one head: q (rows, d), k and v (sources, d), where the rows are the last sources.
+  // barred: dest * sources + src of each edge that is cut; apart: as in `run`
+  // -> {z: (rows, d), pattern: (rows, sources)}
+  function attend(q, k, v, d, { barred = new Set(), apart = false } = {}) {
+    const rows = q.length / d, total = k.length / d, before = total - rows;
+    const z = new Float64Array(rows * d), pattern = new Float64Array(rows * total);
+    for (let i = 0; i < rows; i++) {
+      const dest = before + i, at = i * total, sources = [];
+      let largest = -Infinity, sum = 0;
+      for (let src = 0; src <= dest; src++) {
+        if (apart && src >= before && src < dest) continue;
+        let score = 0;
+        for (let c = 0; c < d; c++) score += q[i * d + c] * k[src * d + c];
+        score = barred.has(dest * total + src) ? CUT : score / Math.sqrt(d);
+        pattern[at + src] = score;
+        largest = Math.max(largest, score);
+        sources.push(src);
+      }
+      for (const src of sources) sum += pattern[at + src] = Math.exp(pattern[at + src] - largest);
+      for (const src of sources) {
+        const weight = (pattern[at + src] /= sum);
+        for (let c = 0; c < d; c++) z[i * d + c] += weight * v[src * d + c];
+      }
+    }
+    return { z, pattern };
+  }
+
   // The stream as the keys of one head read it when earlier heads had written `z` in the place of
   // what they wrote: x + (z - z_own) W_O of each, (pos, width).
   function otherStream(net, x, edges, seenZ) {
@@ -88,31 +137,15 @@ const Transformer = (() => {
       for (const { edges } of cut.filter((one) => one.layer === layer))
         for (const [dest, src] of edges) barred.add(dest * total + src);
       const z = new Float64Array(rows * width), pattern = new Float64Array(heads * rows * total);
-      const scores = new Float64Array(total), sources = new Int32Array(total);
-      for (let head = 0; head < heads; head++)
-        for (let i = 0; i < rows; i++) {
-          const dest = before + i, query = i * 3 * width + head * d;
-          let count = 0, largest = -Infinity, sum = 0;
-          for (let src = 0; src <= dest; src++) {
-            if (apart && src >= before && src < dest) continue;
-            const of = src < before ? past.qkv[layer] : qkv;
-            const key = (src < before ? src : src - before) * 3 * width + width + head * d;
-            let score = 0;
-            for (let k = 0; k < d; k++) score += qkv[query + k] * of[key + k];
-            score = barred.has(dest * total + src) ? CUT : score / Math.sqrt(d);
-            sources[count] = src;
-            scores[count++] = score;
-            if (score > largest) largest = score;
-          }
-          for (let n = 0; n < count; n++) sum += scores[n] = Math.exp(scores[n] - largest);
-          for (let n = 0; n < count; n++) {
-            const src = sources[n], weight = scores[n] / sum;
-            const of = src < before ? past.qkv[layer] : qkv;
-            const value = (src < before ? src : src - before) * 3 * width + 2 * width + head * d;
-            pattern[(head * rows + i) * total + src] = weight;
-            for (let k = 0; k < d; k++) z[i * width + head * d + k] += weight * of[value + k];
-          }
-        }
+      for (let head = 0; head < heads; head++) {
+        const [q, k, v] = [0, 1, 2].map((which) => {
+          const start = which * width + head * d, own = columns(qkv, 3 * width, start, d);
+          return which && past ? joined(columns(past.qkv[layer], 3 * width, start, d), own) : own;
+        });
+        const found = attend(q, k, v, d, { barred, apart });
+        pattern.set(found.pattern, head * rows * total);
+        for (let i = 0; i < rows; i++) z.set(found.z.subarray(i * d, (i + 1) * d), i * width + head * d);
+      }
       for (const { head, z: new_ } of ablate.filter((one) => one.layer === layer))
         for (let i = 0; i < rows; i++)
           for (let k = 0; k < d; k++)
@@ -129,12 +162,7 @@ const Transformer = (() => {
   }
 
   // What one head put out, (pos, d_head), from a run's z of its layer; and its mean over places.
-  function ofHead(net, z, head) {
-    const d = net.width / net.heads, rows = z.length / net.width, out = new Float64Array(rows * d);
-    for (let i = 0; i < rows; i++)
-      out.set(z.subarray(i * net.width + head * d, i * net.width + (head + 1) * d), i * d);
-    return out;
-  }
+  const ofHead = ({ width, heads }, z, head) => columns(z, width, (head * width) / heads, width / heads);
   function meanOfHead(net, z, head) {
     const d = net.width / net.heads, out = ofHead(net, z, head), mean = new Float64Array(d);
     out.forEach((value, i) => (mean[i % d] += (value * d) / out.length));
@@ -153,28 +181,41 @@ const Transformer = (() => {
     return net;
   }
 
-  return { linear, norm, gelu, run, ofHead, meanOfHead, network };
+  return { linear, norm, gelu, columns, logSoftmax, attend, run, ofHead, meanOfHead, network };
 })();
 
 const Gpt2 = {
-  // tokens: ids; hooks: see above -> {logits: (pos, vocab), patterns, z}
-  forward(net, tokens, hooks) {
-    const { width } = net, { wte, wpe } = net, x = new Float64Array(tokens.length * width);
+  // Tokens and places: ids -> (pos, width)
+  embed({ width, wte, wpe }, tokens) {
+    const x = new Float64Array(tokens.length * width);
     tokens.forEach((token, i) => {
       for (let j = 0; j < width; j++)
         x[i * width + j] = wte.weight.data[token * width + j] + wpe.weight.data[i * width + j];
     });
-    const result = Transformer.run(net, x, hooks), vocab = wte.weight.shape[0];
-    const last = Transformer.norm(result.x, net.norm), e = wte.weight.data;
-    const logits = new Float64Array(tokens.length * vocab); // the embedding unembeds, too
-    for (let i = 0; i < tokens.length; i++)
+    return x;
+  },
+
+  // Logits of the last stream after its norm: last (pos, width) -> {logits: (pos, vocab), vocab}
+  unembed({ width, wte }, last) {
+    const e = wte.weight.data, vocab = wte.weight.shape[0], pos = last.length / width;
+    const logits = new Float64Array(pos * vocab); // the embedding unembeds, too
+    for (let i = 0; i < pos; i++)
       for (let v = 0; v < vocab; v++) {
         let sum = 0;
         for (let j = 0; j < width; j++) sum += last[i * width + j] * e[v * width + j];
         logits[i * vocab + v] = sum;
       }
-    return Object.assign(result, { logits, vocab });
+    return { logits, vocab };
   },
+
+  // tokens: ids; hooks: see above -> {logits: (pos, vocab), vocab, patterns, z}
+  forward(net, tokens, hooks) {
+    const result = Transformer.run(net, Gpt2.embed(net, tokens), hooks);
+    return { ...result, ...Gpt2.unembed(net, Transformer.norm(result.x, net.norm)) };
+  },
+
+  // Log-probabilities of the token after the place `at`, (vocab)
+  nextToken: ({ logits, vocab }, at) => Transformer.logSoftmax(logits.subarray(at * vocab, (at + 1) * vocab)),
 
   // Weights of the same shapes as GPT-2 draws them before training: normal(), a standard normal draw
   random(net, normal) {
@@ -253,27 +294,20 @@ const Circuit = {
     return { writers: writers.map(([u]) => u), edges };
   },
 
-  // One channel of a head: the columns of qkv, and the rows of what writes back
+  // One channel of a head: its columns of qkv
   channel(net, layer, head, which) {
     const { width, heads } = net, d = width / heads, { weight, bias } = net.blocks[layer].qkv;
-    const made = ((net.channels ??= {})[`${which} ${layer}.${head}`] ??= (() => {
-      const start = which * width + head * d, data = new Float64Array(width * d);
-      for (let i = 0; i < width; i++)
-        data.set(weight.data.subarray(i * 3 * width + start, i * 3 * width + start + d), i * d);
+    return ((net.channels ??= {})[`${which} ${layer}.${head}`] ??= (() => {
+      const start = which * width + head * d, data = Transformer.columns(weight.data, 3 * width, start, d);
       return { weight: { shape: [width, d], data }, bias: { data: bias.data.subarray(start, start + d) } };
     })());
-    return made;
   },
 
   // The pass in which every edge of `cut` (a set of names) carries what its writer wrote in another
   // run, `other`: name -> (pos, width). -> {logits, vocab, writes}
   forward(net, tokens, cut = new Set(), other = {}) {
-    const { width, heads, wte, wpe } = net, d = width / heads, pos = tokens.length;
-    const x = new Float64Array(pos * width), writes = { embed: x.slice() };
-    tokens.forEach((token, i) => {
-      for (let j = 0; j < width; j++)
-        writes.embed[i * width + j] = wte.weight.data[token * width + j] + wpe.weight.data[i * width + j];
-    });
+    const { width, heads } = net, d = width / heads, x = Gpt2.embed(net, tokens);
+    const writes = { embed: x.slice() }, none = { data: new Float64Array(width) };
     const barred = {};
     for (const edge of cut) (barred[edge.split(">")[1]] ??= []).push(edge.split(">")[0]);
     const add = (y) => y.forEach((value, i) => (x[i] += value));
@@ -283,7 +317,6 @@ const Circuit = {
         for (let i = 0; i < seen.length; i++) seen[i] += other[writer][i] - writes[writer][i];
       return Transformer.norm(seen, norm);
     };
-    add(writes.embed);
     net.blocks.forEach((block, layer) => {
       const plain = Transformer.norm(x, block.norm_1);
       const written = Array.from({ length: heads }, (_, head) => {
@@ -291,34 +324,14 @@ const Circuit = {
           const reader = `${name} ${layer}.${head}`;
           return Transformer.linear(barred[reader] ? read(reader, block.norm_1) : plain, Circuit.channel(net, layer, head, which));
         });
-        const z = new Float64Array(pos * width); // of this head alone
-        for (let i = 0; i < pos; i++) {
-          const scores = Array.from({ length: i + 1 }, (_, j) => {
-            let score = 0;
-            for (let c = 0; c < d; c++) score += q[i * d + c] * k[j * d + c];
-            return score / Math.sqrt(d);
-          });
-          const top = Math.max(...scores), grown = scores.map((s) => Math.exp(s - top)), sum = grown.reduce((a, b) => a + b);
-          grown.forEach((weight, j) => {
-            for (let c = 0; c < d; c++) z[i * width + head * d + c] += (weight / sum) * v[j * d + c];
-          });
-        }
-        const out = block.out.weight.data, y = new Float64Array(pos * width);
-        for (let i = 0; i < pos; i++)
-          for (let c = head * d; c < (head + 1) * d; c++)
-            for (let j = 0; j < width; j++) y[i * width + j] += z[i * width + c] * out[c * width + j];
-        return (writes[`${layer}.${head}`] = y);
+        const { z } = Transformer.attend(q, k, v, d), rows = block.out.weight.data.subarray(head * d * width, (head + 1) * d * width);
+        return (writes[`${layer}.${head}`] = Transformer.linear(z, { weight: { shape: [d, width], data: rows }, bias: none }));
       });
       for (const y of written) add(y);
       for (let i = 0; i < x.length; i++) x[i] += block.out.bias.data[i % width]; // of no head
       const hidden = Transformer.linear(read(`mlp_in ${layer}`, block.norm_2), block.up).map(Transformer.gelu);
       add((writes[`mlp ${layer}`] = Transformer.linear(hidden, block.down)));
     });
-    const last = read("logits", net.norm), e = wte.weight.data, vocab = wte.weight.shape[0];
-    const logits = new Float64Array(pos * vocab);
-    for (let i = 0; i < pos; i++)
-      for (let v = 0; v < vocab; v++)
-        for (let j = 0; j < width; j++) logits[i * vocab + v] += last[i * width + j] * e[v * width + j];
-    return { logits, vocab, writes };
+    return { ...Gpt2.unembed(net, read("logits", net.norm)), writes };
   },
 };
