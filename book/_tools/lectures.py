@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from iclutils.errors import IclError
 from iclutils.files import read_json, write_text
 
+from .._ext.live import SCRIPTS
 from . import run
 
 # Of bs4, whose types say that all it finds may be missing.
@@ -37,6 +38,10 @@ SLIDES: dict[str, Any] = {  # settings of Sphinx
     "revealjs_script_plugins": [{"name": "RevealNotes", "src": "revealjs/plugin/notes/notes.js"}],
 }
 KINDS = {1: "the mechanism, and the method by hand", 2: "at scale, controls, what to believe"}
+LIVE = """
+<link rel="stylesheet" href="_static/live/live.css">{scripts}
+<script>for (const figure of document.querySelectorAll(".live-figure")) // their keys turn no slide
+  figure.addEventListener("keydown", (event) => event.stopPropagation());</script>"""
 FOLDED = ("hide-", "remove-", "exercise", "solution")  # tags of cells that are not shown in class
 
 
@@ -296,6 +301,8 @@ def slides(build: Path, wanted: list[str]) -> list[Path]:
             deck = Sphinx(*folders, "revealjs", SLIDES | own, status=None, warningiserror=True)
             deck.build()
     shown = "\n".join(decks.values())
+    if 'class="live-figure' in shown:
+        shutil.copytree(html / "_static/live", folder / "_static/live", dirs_exist_ok=True)
     for image in sorted(set(re.findall(r'"_images/([^"]+)"', shown))):
         (folder / "_images").mkdir(exist_ok=True)
         shutil.copy(html / "_images" / image, folder / "_images" / image)
@@ -321,11 +328,15 @@ def _deck(chapter: Chapter, number: int, parts: list[Part]) -> str:
     for anchor in ("takeaways", "what-to-believe-and-what-is-open") if last else ():
         section = page.find("section", id=anchor)
         shown.append(_slide(_title(section), _paragraphs(section)))
+    if figures := re.findall(r'<div class="live-figure[^>]* id="live-(\w+)"', "".join(shown)):
+        load = "".join(f'<script src="_static/live/{n}.js"></script>' for n in (*SCRIPTS, *figures))
+        shown.append(_raw(LIVE.format(scripts=load)))
     return "\n\n".join(shown) + "\n"
 
 
 def _slides(part: Part) -> list[str]:
-    """A section: its question, a figure, and the answer at a click; then its other figures."""
+    """A section: its question, a figure, and the answer at a click; then its other figures, and
+    those whose model runs in the page."""
     if part.is_exercise:
         return [_slide(f"Exercise: {part.title}", _paragraphs(part.place.find("section")))]
     ask = f'<p class="ask">{_text(part.ask)}</p>'
@@ -338,6 +349,9 @@ def _slides(part: Part) -> list[str]:
     wrong = [re.sub("<[^>]*>", "", f"Some say: {each}") for each in part.wrong]
     notes = "\n\n".join([part.time, *wrong])
     more = [_slide(part.title, _figure(figure, True)) for figure in figures[1:]]
+    for figure in part.place.select("div.live-figure"):
+        _text(figure)  # links lead out of the slides
+        more.append(_slide(f"Try it: {part.title}", str(figure)))
     return [_slide(part.title, ask + shown + answer, notes), *more]
 
 

@@ -20,7 +20,9 @@ PAGE = """<html data-content_root="../"><head><title>Demo</title>
 <section id="first-heading"><span id="first"></span><h2>Which one?#</h2><p>Told.</p>
 <details class="hide"><div class="cell_output">said</div></details>
 <figure id="fig-two"><img src="../_images/two.png">
-<figcaption><span class="caption-text">Two heads.</span></figcaption></figure></section>
+<figcaption><span class="caption-text">Two heads.</span></figcaption></figure>
+<div class="live-figure docutils container" id="live-points"><a href="#second">See two.</a></div>
+</section>
 <section id="second-heading"><span id="second"></span><h2>And then?#</h2></section>
 <section id="exercises"><h2>Exercises#</h2>
 <div class="exercise admonition" id="01-ex-a"><p class="admonition-title">Exercise (Even)</p>
@@ -64,6 +66,8 @@ def build(tmp_path, monkeypatch):
     write_text(html / "book/instructor.html", f"<section id='misconceptions'>{table}</section>")
     write_text(html / "notebooks/01_demo.html", PAGE)
     write_text(html / "_static/slides.css", "")
+    for name in ("points.js", "live.css"):
+        write_text(html / f"_static/live/{name}", name)
     for name in ("one", "two"):
         write_text(html / f"_images/{name}.png", name)
     write_text(notebooks / "01_demo.ipynb", json.dumps({"cells": CELLS}))
@@ -104,7 +108,8 @@ def test_slides_ask_show_and_answer_without_a_network(build):
     pytest.importorskip("sphinx_revealjs")
     one, two = lectures.slides(build, ["01_demo"])
     first, second = (path.read_text(encoding="utf-8") for path in (one, two))
-    order = ["Lecture 1:", "One head.", "Which one?", "Why?", "two.png", "So.", "Exercise: Even"]
+    order = ["Lecture 1:", "One head.", "Which one?", "Why?", "two.png", "So.", "Try it: Which"]
+    order += ['id="live-points">See two.', "Exercise: Even", "/live/live.js", "/live/points.js"]
     places = [first.index(what) for what in order]
     assert places == sorted(places)
     assert "Then more." not in first
@@ -113,5 +118,7 @@ def test_slides_ask_show_and_answer_without_a_network(build):
         for what in ("So far", "Why?", "Thus.", "Takeaways", "Some say: Never. Really?")
     )
     assert not any('src="http' in page or '<link href="http' in page for page in (first, second))
-    for name in ("_images/one.png", "_static/revealjs/dist/reveal.js", "_static/slides.css"):
-        assert (one.parent / name).is_file()
+    assert "live" not in second
+    assert (one.parent / "_images/one.png").is_file()
+    for name in ("live/points.js", "revealjs/dist/reveal.js", "slides.css"):
+        assert (one.parent / "_static" / name).is_file()
