@@ -13,7 +13,8 @@ from .markdown import Generated, plain, rows, table
 from .scorecard import measured
 
 SAID = """Every *row* leads to the scorecard, where sources, bounds and runs stand. *n*: how often
-it was measured, and over what. *Null*: the same without what the finding is about.
+it was measured, and over what; ±: the standard error over these, so over sequences of one model
+it says nothing about another training. *Null*: the same without what the finding is about.
 {doc}`What the words mean </book/verdicts>`. After a run of yours, `book.table("%s")` prints it."""
 COLUMNS = {"real": "SmolLM2", "mini": "Small models"}
 
