@@ -1,7 +1,7 @@
 """The scorecard: every claim with what the source says, what was measured on small models, with
-random weights (the null), on a real model and on the source's own, and totals of the findings.
+random weights (the null), on a real model and on the source's own.
 
-Data and text only. The book's extension makes a page of it, ``make book`` prints it.
+Data and text only. The book's extension makes a page of it, ``make book`` prints totals.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from . import claims
-from .claims import FAILS, HOLDS, JUDGED, NULL, UNDEFINED, WEAKER, Claim, Result
+from .claims import FAILS, HOLDS, NULL, UNDEFINED, WEAKER, Claim, Result
 
 MINUS = "\N{MINUS SIGN}"
 NOT_RUN, NOT_ASKED = "not run", "–"  # the second: the claim is not put to such models
@@ -98,11 +98,6 @@ def tally(entries: Iterable[Entry]) -> Counter[str]:
     return Counter(entry.verdict for entry in entries)
 
 
-def passing(entries: Iterable[Entry], verdict: str = HOLDS) -> int:
-    """Number of entries with that verdict."""
-    return tally(entries)[verdict]
-
-
 def number(value: float, spread: float = 0.0) -> str:
     """A number for a reader: three digits, or as many as the spread lets stand."""
     largest = max(abs(value), spread)
@@ -130,30 +125,9 @@ def published(claim: Claim) -> str:
     return f"{shown} ({claim.published_of})" if claim.published_of else shown
 
 
-def in_words(criterion: str) -> str:
-    """A criterion of the ledger in words."""
-    low, between, high = criterion.replace("-", MINUS).partition(" .. ")
-    if between:
-        return f"between {low} and {high}"
-    for sign, word in (("<=", "at most"), (">=", "at least"), ("<", "below"), (">", "above")):
-        low = low.replace(sign, word)
-    return low
-
-
-def badge(verdict: str, null: bool = False) -> list[str]:
-    """Classes of a verdict on a page; a null that fails is as it should be."""
-    name = "none" if verdict == NOT_ASKED else verdict.replace(" ", "-")
-    return ["verdict", "verdict-of-null" if null and verdict == FAILS else f"verdict-{name}"]
-
-
 def null_name(claim: Claim) -> str:
     """What the null of a claim is."""
     return claim.null or "random weights"
-
-
-def anchor(claim: Claim) -> str:
-    """Name of a claim's row on the scorecard's page, as a target."""
-    return f"claim-{claim.id.replace('.', '-').replace('_', '-')}"
 
 
 def compared(table: Iterable[Row]) -> str:
@@ -167,32 +141,4 @@ def compared(table: Iterable[Row]) -> str:
             if verdict != NOT_ASKED:
                 also = "" if value == verdict else f" ({verdict})"
                 said.append(f"  {label:<13} {value}{also}")
-    return "\n".join(said)
-
-
-def text(table: list[Row]) -> str:
-    """Totals of the findings on small models by chapter and by source, what stands apart from
-    them, and the findings that do not hold by name."""
-    if not table:
-        return "No claims yet."
-    findings = of(table, kind="finding")
-    shown = [v for v in (*JUDGED, UNDEFINED, NOT_RUN) if v in {*JUDGED, *tally(findings)}]
-    chapters = sorted({entry.claim.chapter for entry in findings})
-    groups = {f"chapter {name}": {"chapter": name} for name in chapters}
-    groups |= {words: {"origin": name} for name, words in ORIGINS.items()} | {"all": {}}
-    lines = [["findings on small models", *shown]]
-    for name, fields in groups.items():
-        found = tally(of(table, kind="finding", **fields))
-        lines.append([name, *(str(found[verdict]) for verdict in shown)])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    said = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    apart = {"identities": of(table, kind="identity"), "errata": of(table, kind="erratum")}
-    said += [f"{len(found)} {name}, {passing(found)} hold" for name, found in apart.items()]
-    for column in ("real", "paper"):
-        counted = tally(of(table, column, kind="finding"))
-        each = ", ".join(f"{count} {verdict}" for verdict, count in counted.items())
-        said.append(f"findings, {COLUMNS[column].lower()}: {each or 'none yet'}")
-    failed = [entry.claim.id for entry in findings if entry.verdict == FAILS]
-    if failed:
-        said.append(f"Does not hold on small models: {', '.join(failed)}")
     return "\n".join(said)

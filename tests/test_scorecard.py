@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger import LEDGER, measured
 
+from book._tools import results
 from iclutils import claims, scorecard
 
 
@@ -79,13 +80,13 @@ def test_claims_are_compared_in_text(make_ledger, tmp_path):
 
 
 def test_text_counts_findings_and_names_what_failed(make_ledger, tmp_path):
-    assert scorecard.text([]) == "No claims yet."
+    assert results.totals([]) == "No claims yet."
     make_ledger("90_demo", LEDGER)
-    assert "Does not hold" not in scorecard.text(scorecard.rows({}))
+    assert "Does not hold" not in results.totals(scorecard.rows({}))
     for name, value in (("90.first", -1.0), ("90.second", 2.0)):
         measured(name, value)
     measured("90.first", 2.0, tier="mini-null")
-    text = scorecard.text(scorecard.rows(claims.read_results(tmp_path / "results")))
+    text = results.totals(scorecard.rows(claims.read_results(tmp_path / "results")))
     lines = [re.split(r" {2,}", line) for line in text.splitlines()]
     assert lines[0] == ["findings on small models", *claims.JUDGED]
     zeros, one = ["0"] * 5, ["0", "0", "0", "1", "0"]

@@ -10,7 +10,7 @@ from iclutils.files import read_json
 from iclutils.scorecard import NOT_ASKED, Row
 
 from .markdown import Generated, plain, rows, table
-from .scorecard import measured
+from .scorecard import anchor, measured
 
 SAID = """Every *row* leads to the scorecard, where sources, bounds and runs stand. *n*: how often
 it was measured, and over what; ±: the standard error over these, so over sequences of one model
@@ -44,7 +44,7 @@ def _cells(row: Row) -> list[str]:
     difference from it."""
     claim = row["mini"].claim
     name = " ".join(claim.statement.split())
-    link = f"{{ref}}`row <{scorecard.anchor(claim)}>`"
+    link = f"{{ref}}`row <{anchor(claim)}>`"
     nulls = []
     for column, label in COLUMNS.items():
         if row[column].result and row[column + NULL].result:

@@ -13,6 +13,7 @@ from iclutils.claims import UNDEFINED
 from iclutils.errors import IclError, unknown
 
 from .markdown import results
+from .scorecard import badge
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Number(SphinxRole):
         except IclError as error:
             logger.warning("%s: %s", self.name, error, location=self.get_location())
             return [nodes.problematic(self.rawtext, self.rawtext)], []
-        classes = scorecard.badge(text) if self.name == "verdict" else [self.name]
+        classes = badge(text) if self.name == "verdict" else [self.name]
         return [nodes.inline(self.rawtext, text, classes=classes)], []
 
     def shown(self) -> str:

@@ -17,9 +17,9 @@ from urllib.parse import urlencode
 from docutils import nodes
 
 from iclutils import scorecard
-from iclutils.claims import JUDGED, KINDS, NULL, VERDICTS, Claim, Result
+from iclutils.claims import FAILS, HOLDS, JUDGED, KINDS, NULL, VERDICTS, Claim, Result
 from iclutils.presets import TIERS
-from iclutils.scorecard import COLUMNS, ORIGINS, Entry, Row, of, passing, tally
+from iclutils.scorecard import COLUMNS, ORIGINS, Entry, Row, of, tally
 
 from .markdown import Generated, commit, heading, notebook, plain, rows, table, versions
 
@@ -94,7 +94,7 @@ class Scorecard(Generated):
         if f"notebooks/{notebook(claim.chapter)}" in self.env.found_docs:
             name = f"[{name}](#{claim.chapter}-{claim.cell})"
         rules = "\n".join(f"- {_line(text)}" for text in _rules(claim))
-        said = [f"{{#{scorecard.anchor(claim)} .claim-id}}\n{name}", _line(claim.statement)]
+        said = [f"{{#{anchor(claim)} .claim-id}}\n{name}", _line(claim.statement)]
         if claim.added_after:
             said.append(f"{{.added}}\nAdded after `{claim.added_after}` had failed.")
         said += ["<details><summary>How it is judged</summary>", f"{rules}\n\n</details>"]
@@ -172,7 +172,7 @@ class Scorecard(Generated):
 
 def measured(entry: Entry, *more: str) -> str:
     """The value, the verdict, and how often it was measured and over what."""
-    classes = scorecard.badge(entry.verdict, entry.column.endswith(NULL))
+    classes = badge(entry.verdict, entry.column.endswith(NULL))
     verdict = f"[{entry.verdict}]{{.{' .'.join(classes)}}}"
     if entry.result is None:
         return verdict
@@ -214,9 +214,9 @@ def _totals(found: list[Row], page: str) -> list[str]:
     identities, errata = of(found, kind="identity"), of(found, kind="erratum")
     said = (
         f"Counted apart: {_count(len(identities), page, kind='identity')} identities, which any "
-        f"network obeys, of which {passing(identities)} hold, and "
+        f"network obeys, of which {tally(identities)[HOLDS]} hold, and "
         f"{_count(len(errata), page, kind='erratum')} errata, mistakes in a text or in released "
-        f"code, of which {passing(errata)} are shown."
+        f"code, of which {tally(errata)[HOLDS]} are shown."
     )
     ran = [entry for entry in of(found, "paper", kind="finding") if entry.result]
     counted = [f"{_count(n, page, kind='finding', paper=v)} {v}" for v, n in tally(ran).items()]
@@ -239,6 +239,27 @@ def _counts(found: list[Row], page: str, tier: str) -> list[str]:
     return table(head, body, "scorecard-counts")
 
 
+def badge(verdict: str, null: bool = False) -> list[str]:
+    """Classes of a verdict on a page; a null that fails is as it should be."""
+    name = "none" if verdict == scorecard.NOT_ASKED else verdict.replace(" ", "-")
+    return ["verdict", "verdict-of-null" if null and verdict == FAILS else f"verdict-{name}"]
+
+
+def anchor(claim: Claim) -> str:
+    """Name of a claim's row on the scorecard's page, as a target."""
+    return f"claim-{claim.id.replace('.', '-').replace('_', '-')}"
+
+
+def in_words(criterion: str) -> str:
+    """A criterion of the ledger in words."""
+    low, between, high = criterion.replace("-", scorecard.MINUS).partition(" .. ")
+    if between:
+        return f"between {low} and {high}"
+    for sign, word in (("<=", "at most"), (">=", "at least"), ("<", "below"), (">", "above")):
+        low = low.replace(sign, word)
+    return low
+
+
 def _rules(claim: Claim) -> list[str]:
     """How a claim is judged, a line each."""
     what: dict[str, list[str]] = {}  # texts by the tiers of which they are true
@@ -247,9 +268,9 @@ def _rules(claim: Claim) -> list[str]:
         name = COLUMNS[tier].lower()
         over = f", over {found}" if (found := claim.said("over", tier)) else ""
         what.setdefault(f"{claim.said('measure', tier)}{over}", []).append(name)
-        rule = f"holds if the whole 95 % interval is {scorecard.in_words(criteria['holds'])}"
+        rule = f"holds if the whole 95 % interval is {in_words(criteria['holds'])}"
         if "weaker" in criteria:
-            rule += f"; in a weaker form if it is {scorecard.in_words(criteria['weaker'])}"
+            rule += f"; in a weaker form if it is {in_words(criteria['weaker'])}"
         said.setdefault(rule, []).append(name)
     lines = [f"Measured on {' and '.join(where)}: {text}" for text, where in what.items()]
     if len(what) == 1:

@@ -106,8 +106,10 @@ def scorecard(given: Namespace) -> None:
     """Print how many findings hold, and which do not."""
     from iclutils import claims, scorecard
 
+    from .results import totals
+
     results = claims.read_results(*claims.result_folders())
-    print(scorecard.text(scorecard.rows(results, given.chapter)))
+    print(totals(scorecard.rows(results, given.chapter)))
 
 
 @command(ACCEPT, examples=("", "--accept"))

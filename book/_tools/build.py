@@ -47,7 +47,7 @@ def make(root: Path, build: Path, *, accept: bool = False) -> int:
     if status := results.conclude(done, accept):
         return status
     index = render(stage(root, build, done), build)
-    print(scorecard.text(scorecard.rows(claims.read_results(build / "src/book/results"))))
+    print(results.totals(scorecard.rows(claims.read_results(build / "src/book/results"))))
     print(f"The book: {index.resolve().as_uri()}")
     return 0
 

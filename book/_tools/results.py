@@ -99,10 +99,42 @@ def told(count: int, found: list[Difference]) -> str:
     if not found:
         return f"nothing differs ({count} values compared)"
     lines = [["claim", "models", "committed", "now", "verdicts"], *(each.cells() for each in found)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    said = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     cure = f"{len(found)} of {count} values differ. Look at them; to make them the committed ones, "
-    return "\n".join([*said, f"{cure}run the same again with --accept, or: make accept"])
+    return "\n".join([*_aligned(lines), f"{cure}run the same again with --accept, or: make accept"])
+
+
+def totals(table: list[scorecard.Row]) -> str:
+    """Totals of the findings on small models by chapter and by source, what stands apart from
+    them, and the findings that do not hold by name."""
+    if not table:
+        return "No claims yet."
+    findings = scorecard.of(table, kind="finding")
+    shown = [v for v in claims.VERDICTS if v in {*claims.JUDGED, *scorecard.tally(findings)}]
+    chapters = sorted({entry.claim.chapter for entry in findings})
+    groups = {f"chapter {name}": {"chapter": name} for name in chapters}
+    groups |= {words: {"origin": name} for name, words in scorecard.ORIGINS.items()} | {"all": {}}
+    lines = [["findings on small models", *shown]]
+    for name, fields in groups.items():
+        found = scorecard.tally(scorecard.of(table, kind="finding", **fields))
+        lines.append([name, *(str(found[verdict]) for verdict in shown)])
+    said = _aligned(lines)
+    for kind, name in (("identity", "identities"), ("erratum", "errata")):
+        counted = scorecard.tally(scorecard.of(table, kind=kind))
+        said.append(f"{counted.total()} {name}, {counted[claims.HOLDS]} hold")
+    for column in ("real", "paper"):
+        counted = scorecard.tally(scorecard.of(table, column, kind="finding"))
+        each = ", ".join(f"{count} {verdict}" for verdict, count in counted.items())
+        said.append(f"findings, {scorecard.COLUMNS[column].lower()}: {each or 'none yet'}")
+    failed = [entry.claim.id for entry in findings if entry.verdict == claims.FAILS]
+    if failed:
+        said.append(f"Does not hold on small models: {', '.join(failed)}")
+    return "\n".join(said)
+
+
+def _aligned(lines: list[list[str]]) -> list[str]:
+    """Rows of cells as lines of text, in columns."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def values(of: Run, fresh: bool) -> Iterator[tuple[str, Value]]:

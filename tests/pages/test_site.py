@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from book._ext.scorecard import badge
 from book._tools import build, lectures, run
 from iclutils import claims, presets, scorecard
 
@@ -135,8 +136,8 @@ def test_the_scorecard_has_each_claim_with_its_verdicts(site):
     nulls = [row[f"{tier}{claims.NULL}"] for row, tier in measured if tier != "paper"]
     shown = [(row[tier].verdict, False) for row in rows for tier in presets.TIERS]
     shown += [(null.verdict, True) for null in nulls]
-    found = Counter(f'{scorecard.badge(*each)[1]}">{each[0]}<' for each in shown)
-    assert {badge: html.count(badge) for badge in found} == found
+    found = Counter(f'{badge(*each)[1]}">{each[0]}<' for each in shown)
+    assert {shown: html.count(shown) for shown in found} == found
 
 
 def test_each_chapter_is_two_lectures_of_at_most_ninety_minutes(site):
