@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import unknown
-from .zoo import HELD_OUT
+from .zoo import HELD_OUT, has
 
 Names = tuple[str, ...]
 INDUCTION = tuple(f"induction-{seed}" for seed in HELD_OUT)
@@ -48,7 +48,7 @@ class Tier:
             "01": self.induction.models,
             "02": self.label_words.models,
             "03": (reader,) if reader else self.regression.models,
-            "04": self.gradient_descent.depth,
+            "04": tuple(filter(has, self.gradient_descent.depth + self.gradient_descent.shared)),
             "05": self.gradient_descent.transformers,
             "06": self.circuits.models,
             "07": self.lenses.models,

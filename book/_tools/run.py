@@ -415,7 +415,10 @@ def _execute(
     write_text(run.notebook, nbformat.writes(lighter(client.nb)))
     partial.unlink(missing_ok=True)
     if missing := run.unchecked():
-        raise IclError(f"Chapter {run.chapter} did not check these claims: {', '.join(missing)}.")
+        said = f"Chapter {run.chapter} did not check these claims: {', '.join(missing)}."
+        if run.tier != "paper":  # whose networks are not all at hand
+            raise IclError(said)
+        progress.say(f"{said} They stand as not run.")
     record: dict[str, Any] = {
         **{"chapter": run.chapter, "tier": run.kind, "seconds": round(seconds, 1)},
         "peak_gib": read_json(peak) if peak.is_file() else UNKNOWN,

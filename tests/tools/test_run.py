@@ -183,6 +183,9 @@ def test_a_claim_that_was_not_checked_is_named(book):
         with pytest.raises(IclError, match=r"90_demo did not check these claims: 90\.score"):
             book.run()
     assert book.run(tier="paper").fresh, "claims of another tier are not asked for"
+    (claims.ROOT / "90_demo.yml").write_text(dump(entry(tiers={"paper": {"holds": ">= 0.8"}})))
+    claims.ledger.cache_clear()
+    assert book.run(tier="paper").unchecked() == ["90.score"], "no such network was trained"
     (claims.ROOT / "90_demo.yml").unlink()
     claims.ledger.cache_clear()
     assert book.run().fresh, "a chapter without claims runs too"

@@ -182,8 +182,9 @@ def _paper(layers: int = 1, shared: bool = False) -> dict[str, Any]:
         **{"clip": 10.0 if deep else 1e-3, "log_every": steps // 100},
         "extra": tuple(at for at in sorted((*_ALONG["extra"], *_LATER)) if at < steps),
     }
-    if layers > 1:  # their distances are small, their checkpoints are not
-        settings |= {"kept": (steps,), "curve": distances}
+    settings |= {"curve": distances}
+    if layers > 1:  # the distances are small, the checkpoints are not
+        settings |= {"kept": (steps,)}
     clip = 10.0 if deep else 0.0  # of channels; the other one is of gradients
     return _mini(steps, settings=settings, layers=layers, shared=shared, clip=clip)
 
@@ -216,12 +217,12 @@ SHIPPED = {
     "contrastive-values": _contrastive(variant="values", **_OURS),
     "contrastive-both": _contrastive(variant="both", **_OURS),
     "contrastive-negatives": _contrastive(variant="negatives", strength=0.5, **_OURS),
-}
-PAPER = {
     "lsa-paper-1": _paper(),
+    "lsa-paper-2-shared": _paper(2, shared=True),
+}
+PAPER = {  # of the same size; nobody has trained them to the end
     "lsa-paper-2": _paper(2),
     "lsa-paper-5": _paper(5),
-    "lsa-paper-2-shared": _paper(2, shared=True),
     "lsa-paper-5-shared": _paper(5, shared=True),
 }
 
