@@ -35,6 +35,7 @@ DIRECTIVES = {
     "evidence": evidence.Evidence,
     "gallery": figures.Gallery,
     "live": live.Live,
+    "livetimes": pages.LiveTimes,
     "modelcards": pages.ModelCards,
     "modules": api.Modules,
     "scorecard": scorecard.Scorecard,

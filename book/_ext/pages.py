@@ -56,6 +56,18 @@ class Status(Generated):
         return lines
 
 
+class LiveTimes(Generated):
+    """``{livetimes}``: how fast the live figures answer, as a nightly test has measured it."""
+
+    def markdown(self) -> list[str]:
+        known = read_json(Path(self.env.srcdir, "book/runs/live.json"))
+        head = ["Figure", "First answer, ms", "A change, median ms", "The slowest change, ms"]
+        body = [[name, *map(str, times)] for name, times in known["figures"].items()]
+        where = f"{plain(known['machine']['cpu'])}, {known['machine']['cores']} cores"
+        said = f"Measured {known['date']}, {commit(known['commit'])}: {known['browser']}, {where}"
+        return [*table(head, body, "status-live"), "", f"{said}, load {known['load']}."]
+
+
 def read_runs(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """Records of runs by (tier, notebook)."""
     found = {}

@@ -297,10 +297,8 @@ def bars(
     labels: Sequence[str],
     ylabel: str,
     line: float | None = None,
-    log_y: bool = False,
 ) -> Figure:
-    """Grouped bars with error bars: ``groups`` maps a series to (value, error) per label. On a
-    logarithmic scale the bars start at its lower end, which says nothing: read their tops."""
+    """Grouped bars with error bars: ``groups`` maps a series to (value, error) per label."""
     figure, (axes,) = canvas()
     width = 0.8 / len(groups)
     where = torch.arange(len(labels), dtype=torch.float)
@@ -312,11 +310,7 @@ def bars(
     if line is not None:
         axes.axhline(line, color=GREY, ls="--", lw=1)
     axes.set(ylabel=ylabel, xticks=where, xticklabels=labels)
-    if log_y:
-        least = min(value for pairs in groups.values() for value, _ in pairs)
-        axes.set(yscale="log", ylim=(least / 2, None))
-    else:
-        axes.axhline(0, color="black", lw=0.5)
+    axes.axhline(0, color="black", lw=0.5)
     if max(map(len, labels)) * len(labels) > 90:
         axes.set_xticks(where, labels, rotation=40, ha="right")
     if len(groups) > 1:

@@ -67,6 +67,8 @@ RUN = {
     "commit": "0123456789abcdef+",
     "date": "2026-01-02",
 }
+LIVE = {"figures": {"demo": [90, 12, 40]}, "browser": "Chromium 1", "load": 0.5}
+LIVE |= {key: RUN[key] for key in ("machine", "commit", "date")}
 CITATION = """
 authors: [{given-names: Ada, family-names: Byron}, {name: The Others}]
 title: A Book
@@ -167,7 +169,8 @@ def test_every_page_shows_what_there_is(book, tmp_path, monkeypatch):
     book.write("book/verdicts.md", "# Verdicts")
     book.write("book/front.md", "# Front\n\n```{verdicts}\n```")
     book.write("figure.md", "# F\n\n```{chapterfigure} 90-start\nSee *here*.\n```")
-    book.write("status.md", "# Status\n\n```{status}\n```")
+    book.write("status.md", "# Status\n\n```{status}\n```\n\n```{livetimes}\n```")
+    book.write("book/runs/live.json", json.dumps(LIVE))
     book.write("cite.md", "# Cite\n\n```{citation}\n```")
     book.write("cards.md", "# Cards\n\n```{modelcards}\n```")
     book.write("CITATION.cff", CITATION)
@@ -301,6 +304,8 @@ def _front_status_and_figure(book):
     assert "90 Demo Paper not run 1 not run" in lines
     assert "1 A Chip 2 8 GiB none python 3.11.7, torch 9.9" in lines
     assert 'href="notebooks/90_demo.html"' in html
+    assert "demo 90 12 40" in lines
+    assert "Measured 2026-01-02, 0123456789+: Chromium 1, A Chip, 2 cores, load 0.5." in plain(html)
     html = book.html("figure")
     image = re.search(r'<img alt="A dot\." src="(.*?)"', html)[1]
     assert (book.out / image).read_bytes() == base64.b64decode(PIXEL)

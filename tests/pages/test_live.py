@@ -8,6 +8,7 @@ import os
 import re
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from reader import soon
 from transformers import GPT2LMHeadModel
 
 from book._ext import live
-from iclutils import models, zoo
+from iclutils import claims, machine, models, zoo
 from iclutils.chapters.contrastive_kernel import dual
+from iclutils.files import read_json, write_json
 from iclutils.interp import circuit, clean_corrupt, graph, patching
 from iclutils.interp.at_query import scores
 from iclutils.interp.hooks import cut_attention, run_with_hooks
@@ -28,7 +30,8 @@ from iclutils.tasks.repeated import RepeatedTokens
 
 pytestmark = pytest.mark.browser
 
-STATIC = Path(__file__).parents[2] / "book/_static"
+ROOT = Path(__file__).parents[2]
+STATIC = ROOT / "book/_static"
 CASES, CLOSE = 40, 1e-3  # random cases of each model; largest difference in a logit
 SHOWN = [
     pytest.param(n, marks=() if n == "induction" else pytest.mark.nightly) for n in live.FIGURES
@@ -186,6 +189,31 @@ def test_edges_of_attention_are_cut_as_in_the_package(reader, record_property):
         return given.map(([tokens, cut]) => [...Gpt2.forward(net, tokens, { cut }).logits]);"""
     found = largest(engine(reader.open("labels"), "anchors-3", work, cases), truth)
     record_property("largest difference in a logit", found)
+    assert found < CLOSE
+
+
+def test_saliency_is_that_of_pytorch(reader, record_property):
+    """In double precision, for a certain answer has next to no gradient."""
+    path = zoo.folder("anchors-3")
+    net = GPT2LMHeadModel.from_pretrained(path, attn_implementation="eager").double().eval()
+    asked, cases, truth = topics.sample(CASES, torch.Generator().manual_seed(8), classes=2), [], []
+    for i, end in enumerate((asked.target + 1).tolist()):
+        tokens, words, gold = asked.tokens[i, :end], asked.label_words[i], asked.gold[i]
+        out = net(tokens[None], output_attentions=True)
+        loss = torch.nn.functional.cross_entropy(out.logits[0, -1, words], gold)
+        slopes = torch.autograd.grad(loss, out.attentions)
+        edges = torch.cat(
+            [(a * s).sum(1).abs() for a, s in zip(out.attentions, slopes, strict=True)]
+        )
+        truth.append((edges / edges.max()).detach().numpy())
+        cases.append([tokens.tolist(), words.tolist(), int(words[gold])])
+    work = """const net = Transformer.network(parts[0]);
+        return given.map(([tokens, ids, answer]) => {
+          const found = Gpt2.saliency(net, Gpt2.forward(net, tokens), ids, answer);
+          const edges = found.flatMap((layer) => [...layer]), top = Math.max(...edges);
+          return edges.map((edge) => edge / top); });"""
+    found = largest(engine(reader.open("labels"), "anchors-3", work, cases), truth)
+    record_property("largest difference, of the largest saliency", found)
     assert found < CLOSE
 
 
@@ -500,6 +528,39 @@ def test_a_still_is_the_first_state(reader, name):
     if os.environ.get("ICLUTILS_STILLS") == "write":
         path.write_text(drawn, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == drawn, "set ICLUTILS_STILLS=write and look at it"
+
+
+FIRST = """async () => { const began = performance.now();
+    document.querySelector(".live-run").click();
+    while (!document.querySelector(".live-on")) await new Promise(requestAnimationFrame);
+    return performance.now() - began; }"""
+
+
+@pytest.mark.nightly
+def test_how_fast_figures_answer_is_measured(reader):
+    """``ICLUTILS_TIMES=write`` commits it, for the status page; no time is asserted."""
+    figures = {}
+    for name in live.FIGURES:
+        tab, changes = reader.open(name), []
+        first = tab.evaluate(FIRST)
+        for number in range(len(controls(tab))):  # each from the first state
+            after(tab, tab.get_by_role("button", name="Reset").click)
+            act, *given = controls(tab)[number]
+            after(tab, partial(act, *given))
+            changes.append(int(tab.locator(".live-figure").get_attribute("data-ms")))
+        figures[name] = [round(first), round(median(changes)), max(changes)]
+    told = {
+        "date": claims.provenance()["date"],
+        "commit": claims.commit().rstrip("+"),
+        "machine": machine.describe(),
+        "browser": f"Chromium {reader.tab.context.browser.version}",
+        "load": round(os.getloadavg()[0], 1),
+        "figures": figures,
+    }
+    path = ROOT / "book/runs/live.json"
+    if os.environ.get("ICLUTILS_TIMES") == "write":
+        write_json(path, told)
+    assert read_json(path)["figures"].keys() == figures.keys()
 
 
 @pytest.mark.parametrize("reader", [{"java_script_enabled": False}], indirect=True)

@@ -5,7 +5,7 @@
   const first = {
     t1: "for on as salmon eel trout it", l1: "Cedar", t2: "and tuna gnat locust", l2: "Dover",
     t3: "the with solder envelope loom", l3: "Alpha", t4: "drizzle storm and drizzle thunder breeze", l4: "Bravo",
-    q: "perch cod to as", drop: 0, cut: "none", layers: 1, layer: 1, from: "end",
+    q: "perch cod to as", drop: 0, cut: "none", layers: 1, show: "attention", layer: 1, from: "end",
   };
   const demos = (state) => [1, 2, 3, 4].filter((i) => i !== Number(state.drop));
 
@@ -36,13 +36,17 @@
     });
   }
 
-  // Mean over heads of the attention from one place, (src)
-  function attention(run, layer, dest, n, heads) {
-    return Float64Array.from({ length: n }, (_, src) => {
-      let sum = 0;
-      for (let h = 0; h < heads; h++) sum += run.patterns[layer][(h * n + dest) * n + src] / heads;
-      return sum;
-    });
+  // Mean over heads of a layer's attention, (dest, src)
+  function attention(pattern, n) {
+    const heads = pattern.length / (n * n), out = new Float64Array(n * n);
+    pattern.forEach((weight, i) => (out[i % (n * n)] += weight / heads));
+    return out;
+  }
+
+  // Shares of the whole, the diagonal left out
+  function shares(edges, n) {
+    const flow = edges.map((value, i) => (i % (n + 1) ? value : 0)), all = flow.reduce((a, b) => a + b);
+    return flow.map((value) => value / (all || 1)); // one label word alone has no loss
   }
 
   // Of the label words alone, at the end
@@ -56,15 +60,16 @@
     const ids = [...new Set(at.map((p) => tokens[p]))], names = ids.map((id) => net.words[id]);
     const now = chances(run, tokens, ids), before = chances(plain, tokens, ids);
     const best = (list) => names[list.indexOf(Math.max(...list))];
-    const into = [], out = [];
-    for (let layer = 0; layer < LAYERS; layer++) {
-      const gathered = at.map((p, i) => attention(run, layer, p, n, net.heads).subarray(asked.starts[i], p - 1).reduce((a, b) => a + b, 0));
-      const end = attention(run, layer, n - 1, n, net.heads);
-      into.push(gathered.reduce((a, b) => a + b, 0) / at.length);
-      out.push(at.reduce((sum, p) => sum + end[p], 0));
-    }
+    const answer = best(now), salient = state.show === "saliency";
+    const edges = salient
+      ? Gpt2.saliency(net, run, ids, net.words.indexOf(answer)).map((one) => shares(one, n))
+      : run.patterns.map((one) => attention(one, n));
+    const from = (layer, dest) => edges[layer].subarray(dest * n, (dest + 1) * n), total = (list) => list.reduce((a, b) => a + b, 0);
+    const into = edges.map((_, layer) => total(at.map((p, i) => total(from(layer, p).subarray(asked.starts[i], p - 1)))) / (salient ? 1 : at.length));
+    const out = edges.map((_, layer) => total(at.map((p) => from(layer, n - 1)[p])));
     const place = at[demos(state).indexOf(Number(state.from))] ?? n - 1;
-    return { ...asked, words: net.words, names, now, before, answer: best(now), was: best(before), into, out, place, look: attention(run, state.layer, place, n, net.heads) };
+    const row = from(state.layer, place), look = salient ? row.map((value) => value / (Math.max(...row) || 1)) : row;
+    return { ...asked, words: net.words, names, now, before, answer, was: best(before), into, out, place, look, salient };
   }
 
   // Two bars for each row: [name, [value, class], [value, class]], values in 0..1
@@ -93,6 +98,7 @@
       { kind: "radios", name: "drop", label: "Leave out", options: [["0", "none"], ...[1, 2, 3, 4].map((i) => [String(i), `${i}`])] },
       { kind: "select", name: "cut", label: "Cut off from all before them", options: [["none", "no words"], ["labels", "the label words"], ["random", "as many random words"]] },
       { kind: "range", name: "layers", label: "in the first layers", min: 1, max: LAYERS, said: String },
+      { kind: "select", name: "show", label: "Show", options: [["attention", "attention"], ["saliency", "saliency of the answer"]] },
       { kind: "select", name: "from", label: "Look from", options: [["end", "the end"], ...demos(state).map((i) => [String(i), `label word ${i}`])] },
       { kind: "range", name: "layer", label: "in layer", min: 0, max: LAYERS - 1, said: String },
     ],
@@ -102,13 +108,16 @@
       const text = m.tokens.map((token, i) => `<span class="${m.at.includes(i) ? "live-label" : ""}${i === m.place ? " live-from" : ""}" style="--look:${m.look[i].toFixed(2)}">${Live.escaped(m.words[token])}</span>`).join(" ");
       const rows = m.names.map((name, i) => [name, [m.before[i], "grey"], [m.now[i], name === m.answer ? "c" : "b"]]);
       const flow = m.into.map((value, layer) => [`layer ${layer}`, [value, "a"], [m.out[layer], "b"]]);
+      const blue = m.salient
+        ? `Blue: attention times the gradient of the answer’s loss in layer ${state.layer}, summed over heads, from the framed word; the largest is darkest.`
+        : `Blue: what the framed word looks at in layer ${state.layer}, on average over heads.`;
       const unknown = m.unknown.length ? ` The network does not know: ${Live.escaped(m.unknown.join(", "))}.` : "";
-      const view = `<p class="live-prompt" aria-hidden="true">${text}</p><p class="live-note">Blue: what the framed word looks at in layer ${state.layer}, on average over heads. Underlined: label words.${unknown}</p>` +
-        `<div class="live-row-of">${pairs("Answers: untouched (grey) and now", rows)}${pairs("Attention: text to label word (blue), label words to the end (brown)", flow)}</div>`;
+      const view = `<p class="live-prompt" aria-hidden="true">${text}</p><p class="live-note">${blue} Underlined: label words.${unknown}</p>` +
+        `<div class="live-row-of">${pairs("Answers: untouched (grey) and now", rows)}${pairs(`${m.salient ? "Share of a layer’s saliency" : "Attention"}: text to label word (blue), label words to the end (brown)`, flow)}</div>`;
       const numbers = [
         ["the answer", m.answer, m.answer === m.was ? "as without a cut" : `without the cut ${m.was}`],
         ["its probability", chance.toFixed(2), `among ${m.names.length} label words`],
-        ["layer 0 gathers", m.into[0].toFixed(2), "of a label word's attention"],
+        ["layer 0 gathers", m.into[0].toFixed(2), m.salient ? "of its saliency" : "of a label word's attention"],
       ];
       const said = `The network answers ${m.answer}, ${chance.toFixed(2)}; without a cut ${m.was}. From ${m.words[m.tokens[m.place]]} it looks most at ${m.words[m.tokens[m.look.indexOf(Math.max(...m.look))]]}.${unknown}`;
       return { numbers, view, said, ...m };

@@ -173,10 +173,12 @@ const Live = (() => {
     let shown = [], waiting = 0, telling = 0, turn = 0;
     const get = () => state;
 
+    const reset = control({ kind: "actions", options: [["Reset", () => ({ ...figure.first })]] }, get, change);
+    form.append(reset.element);
+
     // Controls whose description has changed are made anew; the others keep the focus.
     function controls() {
-      const fields = [...figure.fields(state), { kind: "actions", options: [["Reset", () => ({ ...figure.first })]] }];
-      const made = fields.map((field, i) => {
+      const made = figure.fields(state).map((field, i) => {
         const key = JSON.stringify(field), old = shown[i];
         return old?.key === key ? old : { key, ...control(field, get, change) };
       });
@@ -184,7 +186,7 @@ const Live = (() => {
         const focus = document.activeElement?.id;
         made.forEach((one, i) => {
           if (one !== shown[i] && shown[i]) shown[i].element.replaceWith(one.element);
-          else if (!shown[i]) form.append(one.element);
+          else if (!shown[i]) reset.element.before(one.element);
         });
         for (const gone of shown.slice(made.length)) gone.element.remove();
         if (focus) document.getElementById(focus)?.focus();

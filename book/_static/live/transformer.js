@@ -22,22 +22,56 @@ const Transformer = (() => {
     return y;
   }
 
+  // x W + b back to front: slopes at its result (rows, m) -> at x (rows, n)
+  function linearBack(slope, { weight }) {
+    const [n, m] = weight.shape, w = weight.data, out = new Float64Array((slope.length / m) * n);
+    for (let i = 0; i * m < slope.length; i++)
+      for (let k = 0; k < n; k++)
+        for (let j = 0; j < m; j++) out[i * n + k] += slope[i * m + j] * w[k * m + j];
+    return out;
+  }
+
+  // Mean, and one over the spread, of the row of x that begins at a place
+  function moments(x, at, width) {
+    let mean = 0, square = 0;
+    for (let j = 0; j < width; j++) mean += x[at + j] / width;
+    for (let j = 0; j < width; j++) square += (x[at + j] - mean) ** 2 / width;
+    return [mean, 1 / Math.sqrt(square + EPSILON)];
+  }
+
   // LayerNorm of every row: x (rows, width)
   function norm(x, { weight, bias }) {
     const width = weight.data.length, y = new Float64Array(x.length);
     for (let at = 0; at < x.length; at += width) {
-      let mean = 0, square = 0;
-      for (let j = 0; j < width; j++) mean += x[at + j] / width;
-      for (let j = 0; j < width; j++) square += (x[at + j] - mean) ** 2 / width;
-      const scale = 1 / Math.sqrt(square + EPSILON);
+      const [mean, scale] = moments(x, at, width);
       for (let j = 0; j < width; j++)
         y[at + j] = (x[at + j] - mean) * scale * weight.data[j] + bias.data[j];
     }
     return y;
   }
 
+  // Likewise back to front: slopes at its result -> at x
+  function normBack(slope, x, { weight }) {
+    const width = weight.data.length, out = new Float64Array(x.length);
+    for (let at = 0; at < x.length; at += width) {
+      const [mean, scale] = moments(x, at, width);
+      let even = 0, along = 0;
+      for (let j = 0; j < width; j++) {
+        const own = (slope[at + j] * weight.data[j]) / width;
+        even += own;
+        along += own * (x[at + j] - mean) * scale;
+      }
+      for (let j = 0; j < width; j++)
+        out[at + j] = scale * (slope[at + j] * weight.data[j] - even - (x[at + j] - mean) * scale * along);
+    }
+    return out;
+  }
+
   // GPT-2's GELU ("gelu_new"), with a hyperbolic tangent
   const gelu = (u) => 0.5 * u * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (u + 0.044715 * u ** 3)));
+
+  const geluSlope = (u, t = Math.tanh(Math.sqrt(2 / Math.PI) * (u + 0.044715 * u ** 3))) =>
+    0.5 * (1 + t + u * (1 - t * t) * Math.sqrt(2 / Math.PI) * (1 + 3 * 0.044715 * u * u));
 
   function add(x, y) {
     for (let i = 0; i < x.length; i++) x[i] += y[i];
@@ -116,12 +150,12 @@ const Transformer = (() => {
   //   cut: [{layer, edges}]       [dest, src] pairs that no head of the layer attends along
   //   past, apart                 an earlier result, whose places come first; with `apart` each
   //                               row sees these and itself alone, so that rows are many queries
-  // -> {x, qkv: per layer (pos, 3 width), z: per layer (pos, width), patterns: per layer
-  //    (head, dest, src)}
+  // -> {x, and per layer its input `before`, the stream `middle` before its MLP, z (pos, width),
+  //    qkv (pos, 3 width), patterns (head, dest, src)}
   function run(net, x, { ablate = [], keys = [], cut = [], past = null, apart = false } = {}) {
     const { width, heads } = net, d = width / heads, rows = x.length / width;
     const before = past ? past.x.length / width : 0, total = before + rows;
-    const result = { qkv: [], z: [], patterns: [] };
+    const result = { before: [], middle: [], qkv: [], z: [], patterns: [] };
     net.blocks.forEach((block, layer) => {
       const qkv = linear(norm(x, block.norm_1), block.qkv);
       for (let head = 0; head < heads; head++) {
@@ -150,7 +184,9 @@ const Transformer = (() => {
         for (let i = 0; i < rows; i++)
           for (let k = 0; k < d; k++)
             z[i * width + head * d + k] = new_ ? new_[new_.length > d ? i * d + k : k] : 0;
+      result.before.push(x);
       x = add(linear(z, block.out), x);
+      result.middle.push(x);
       const hidden = linear(norm(x, block.norm_2), block.up);
       for (let i = 0; i < hidden.length; i++) hidden[i] = gelu(hidden[i]);
       x = add(linear(hidden, block.down), x);
@@ -159,6 +195,42 @@ const Transformer = (() => {
       result.patterns.push(pattern);
     });
     return Object.assign(result, { x });
+  }
+
+  // Saliency of every edge, |sum over heads of A dL/dA|, by layer (dest, src), from a run's slopes
+  // of L at the last stream (pos, width): label_anchors/saliency.py
+  function saliency(net, run, slope) {
+    const { width, heads } = net, d = width / heads, pos = slope.length / width, found = [];
+    for (let layer = net.blocks.length - 1; layer >= 0; layer--) {
+      const block = net.blocks[layer], middle = run.middle[layer], qkv = run.qkv[layer];
+      const hidden = linear(norm(middle, block.norm_2), block.up);
+      const inner = linearBack(slope, block.down).map((value, i) => value * geluSlope(hidden[i]));
+      slope = add(normBack(linearBack(inner, block.up), middle, block.norm_2), slope);
+      const dz = linearBack(slope, block.out), back = new Float64Array(3 * pos * width);
+      const edges = new Float64Array(pos * pos);
+      for (let head = 0; head < heads; head++) {
+        const at = (i, which) => (3 * i + which) * width + head * d; // a row of q, k or v
+        for (let dest = 0; dest < pos; dest++) {
+          const A = run.patterns[layer].subarray((head * pos + dest) * pos, (head * pos + dest + 1) * pos);
+          const dA = new Float64Array(dest + 1), from = dest * width + head * d;
+          for (let src = 0; src <= dest; src++)
+            for (let c = 0; c < d; c++) dA[src] += dz[from + c] * qkv[at(src, 2) + c];
+          const mean = dA.reduce((sum, value, src) => sum + value * A[src], 0);
+          for (let src = 0; src <= dest; src++) {
+            const score = (A[src] * (dA[src] - mean)) / Math.sqrt(d);
+            edges[dest * pos + src] += A[src] * dA[src];
+            for (let c = 0; c < d; c++) {
+              back[at(dest, 0) + c] += score * qkv[at(src, 1) + c];
+              back[at(src, 1) + c] += score * qkv[at(dest, 0) + c];
+              back[at(src, 2) + c] += A[src] * dz[from + c];
+            }
+          }
+        }
+      }
+      slope = add(normBack(linearBack(back, block.qkv), run.before[layer], block.norm_1), slope);
+      found.unshift(edges.map(Math.abs));
+    }
+    return found;
   }
 
   // What one head put out, (pos, d_head), from a run's z of its layer; and its mean over places.
@@ -181,7 +253,7 @@ const Transformer = (() => {
     return net;
   }
 
-  return { linear, norm, gelu, columns, logSoftmax, attend, run, ofHead, meanOfHead, network };
+  return { linear, norm, normBack, gelu, columns, logSoftmax, attend, run, saliency, ofHead, meanOfHead, network };
 })();
 
 const Gpt2 = {
@@ -216,6 +288,17 @@ const Gpt2 = {
 
   // Log-probabilities of the token after the place `at`, (vocab)
   nextToken: ({ logits, vocab }, at) => Transformer.logSoftmax(logits.subarray(at * vocab, (at + 1) * vocab)),
+
+  // Saliency of every edge by layer, (dest, src), of the loss of one of the tokens `ids` at the end
+  saliency(net, run, ids, answer) {
+    const { width, wte } = net, end = run.x.length - width, slope = new Float64Array(run.x.length);
+    const scores = Transformer.logSoftmax(ids.map((id) => run.logits[(end / width) * run.vocab + id]));
+    ids.forEach((id, n) => {
+      const more = Math.exp(scores[n]) - Number(id === answer);
+      for (let j = 0; j < width; j++) slope[end + j] += more * wte.weight.data[id * width + j];
+    });
+    return Transformer.saliency(net, run, Transformer.normBack(slope, run.x, net.norm));
+  },
 
   // Weights of the same shapes as GPT-2 draws them before training: normal(), a standard normal draw
   random(net, normal) {
