@@ -288,7 +288,7 @@ def test_without_a_spread_there_is_no_interval_and_nonsense_is_not_measurable(ma
 
 
 NAMES = {2: "two", 3: "three", 4: "four", 8: "eight"}
-WORDS = {"01": "induction", "02": "label_words", "05": "gradient_descent", "06": "circuits"}
+WORDS = {"01": "induction", "02": "label_words", "05": "gradient_descent"}
 
 
 def test_units_are_what_they_say():

@@ -139,7 +139,9 @@ def copying(net, given):
     draws = given["fill"][None]
     parts = induction.shapley_values(net, batch.tokens[0], draws, torch.Generator())
     deep = head_scores.attention_patterns(net, batch.tokens)[18]
-    drops = path_drops(net, batch, other, [head(18, 6)])
+    start = torch.zeros_like(batch.tokens[:, :1])
+    two = CleanCorrupt(batch.tokens, other.tokens, start, start)
+    drops = path_drops(net, two, [head(18, 6)])
     sweep = patching.mlp_position_sweep(
         net, batch.tokens[:1], torch.tensor([20]), torch.tensor([5]), torch.tensor([20, 25])
     )

@@ -16,10 +16,10 @@ from torch import Generator, Tensor
 
 from ...errors import IclError
 from ...interp.head_scores import attention_patterns
-from ...interp.hooks import Hook, logits_at
+from ...interp.hooks import logits_at
 from ...interp.kv_cache import States, keys_values, read_with_cache
 from ...interp.statistics import benjamini_hochberg, sign_flip_p
-from ...models import TransformerBridge, cached, get_act_name, logits
+from ...models import TransformerBridge, cached, get_act_name
 from ...progress import bar
 
 BATCH = 512  # altered sequences in a forward pass, at most
@@ -47,75 +47,21 @@ def influence(
     answer: Entries,
     generator: Generator,
     draws: int = 16,
-    hooks: Sequence[Hook] = (),
 ) -> Influence:
     """Influence of every token on the predictions at ``at``, whose right tokens are ``answer``.
-    Each token is replaced ``draws`` times, all others but BOS being as likely, under ``hooks``."""
+    Each token is replaced ``draws`` times, all others but BOS being as likely."""
     drawn = replacements(model, tokens, generator, draws)
-    clean = _logits(model, tokens[:, : int(at.max()) + 1], at, hooks).log_softmax(-1)
+    clean = _logits(model, tokens[:, : int(at.max()) + 1], at).log_softmax(-1)
     right = answer[..., None]
     before = clean.gather(-1, right)[..., 0]
     size = len(tokens), draws, at.shape[1], tokens.shape[1]
     kl, signed = torch.zeros(2, *size, device=tokens.device)
-    for position, row, draw, altered in _altered(model, tokens, at, drawn, hooks):
+    for position, row, draw, altered in _altered(model, tokens, at, drawn):
         after, p = altered.log_softmax(-1), clean[row]
         kl[row, draw, :, position] = (p.exp() * (p - after)).sum(-1).clamp_min(0)
         signed[row, draw, :, position] = after.gather(-1, right[row])[..., 0] - before[row]
     later = torch.arange(tokens.shape[1], device=tokens.device) > at[..., None]
     return Influence(*(values.mean(1).masked_fill(later, 0) for values in (kl, signed)))
-
-
-def future_influence(
-    model: TransformerBridge, tokens: Tokens, generator: Generator
-) -> Float[Tensor, "batch"]:
-    """Largest |KL| of any position on an earlier prediction, in nats, by brute force: each is drawn
-    anew once and the whole sequence read again."""
-    drawn = replacements(model, tokens, generator, 1)[0]
-    clean = logits(model, tokens).log_softmax(-1)
-    largest = clean.new_zeros(len(tokens))
-    for position in bar(range(1, tokens.shape[1]), "later positions"):
-        altered = tokens.clone()
-        altered[:, position] = drawn[:, position]
-        before = clean[:, :position]
-        after = logits(model, altered)[:, :position].log_softmax(-1)
-        kl = (before.exp() * (before - after)).sum(-1).abs()
-        largest = largest.maximum(kl.amax(1))
-    return largest
-
-
-def note_influence(
-    model: TransformerBridge,
-    tokens: Tokens,
-    at: Entries,
-    generator: Generator,
-    draws: int,
-    hooks: Sequence[Hook] = (),
-) -> Float[Tensor, "draw batch entry pos"]:
-    """The seed note's score: norm of the difference of the logits, one replacement a draw, by any
-    token, the original among them; NaN from the entry's own position on."""
-    drawn = torch.randint(model.cfg.d_vocab, (draws, *tokens.shape), generator=generator)
-    clean = _logits(model, tokens[:, : int(at.max()) + 1], at, hooks)
-    norms = clean.new_full((len(tokens), draws, at.shape[1], tokens.shape[1]), torch.nan)
-    for position, row, draw, altered in _altered(model, tokens, at, drawn.to(at), hooks):
-        norms[row, draw, :, position] = (altered - clean[row]).norm(dim=-1)
-    left_out = torch.arange(tokens.shape[1], device=tokens.device) >= at[..., None]
-    return norms.masked_fill(left_out[:, None], torch.nan).transpose(0, 1)
-
-
-def redirected(
-    model: TransformerBridge, tokens: Tokens, length: int, generator: Generator
-) -> Float[Tensor, "batch"]:
-    """Share of a model's own outputs that go on from an output that was replaced by another.
-    ``tokens``: BOS and distinct tokens, twice. It is given the first copy and five tokens of the
-    second, then one output from further on, and generates three more, the likeliest each."""
-    known, steps = 5, 3
-    rows, reach = torch.arange(len(tokens), device=tokens.device), length - steps
-    place = torch.randint(known + 3, reach + 1, (len(tokens),), generator=generator).to(tokens)
-    text = torch.cat([tokens[:, : length + 1 + known], tokens[rows, place, None]], 1)
-    for _ in range(steps):
-        text = torch.cat([text, logits(model, text)[:, -1:].argmax(-1)], 1)
-    after = place[:, None] + torch.arange(1, steps + 1).to(place)
-    return (text[:, -steps:] == tokens.gather(1, after)).float().mean(1)
 
 
 def replacements(
@@ -134,7 +80,7 @@ def replacements(
 
 
 def _altered(
-    model: TransformerBridge, tokens: Tensor, at: Tensor, drawn: Tensor, hooks: Sequence[Hook]
+    model: TransformerBridge, tokens: Tensor, at: Tensor, drawn: Tensor
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
     """Position, rows, draws and logits (rows, entry, vocab; meaningless before the position) of
     altered sequences, in chunks. What stands before is read once, where it can be kept."""
@@ -152,26 +98,25 @@ def _altered(
             fed = tokens[r, start:last]
             fed[:, position - start] = drawn[d, r, position]
             before = [tuple(s[r, :, :start] for s in part) for part in past]
-            yield position, r, d, _logits(model, fed, at[r], hooks, start, before)
+            yield position, r, d, _logits(model, fed, at[r], start, before)
 
 
 def _logits(
     model: TransformerBridge,
     fed: Tensor,
     at: Tensor,
-    hooks: Sequence[Hook],
     start: int = 0,
     past: Sequence[States] = (),
 ) -> Float[Tensor, "rows entry vocab"]:
     """Logits at ``at`` when ``fed`` is read from position ``start`` on, after ``past``."""
     at = (at - start).clamp_min(0)
     if not start:
-        return logits_at(model, fed, at, hooks)
+        return logits_at(model, fed, at)
     held, own = (fed.new_ones(len(fed), n, dtype=torch.bool) for n in (start, fed.shape[1]))
     places = (start + torch.arange(fed.shape[1], device=fed.device)).expand_as(fed)
     keys, values = past
     with torch.no_grad():
-        return read_with_cache(model, keys, values, held, fed, own, places, at, hooks)
+        return read_with_cache(model, keys, values, held, fed, own, places, at)
 
 
 class Sources(NamedTuple):

@@ -5,8 +5,8 @@ each head's ``z`` can be rotated without changing the model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import combinations, product
+from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -17,11 +17,9 @@ from transformers import GPT2LMHeadModel, PreTrainedModel
 from ...errors import IclError
 from ...interp.clean_corrupt import CleanCorrupt, scored_logits
 from ...interp.graph import Node, component_output, of, output_hook
-from ...interp.hooks import run_with_hooks, set_activation
 from ...interp.patching import ablate
 from ...models import TransformerBridge, cached, get_act_name
 from ...models.grouped import write_out
-from ...progress import bar
 
 
 def interactions(
@@ -44,42 +42,6 @@ def interactions(
     for (a, b), both in zip(pairs, lost, strict=True):
         beyond[a, b] = beyond[b, a] = both - alone[a] - alone[b]
     return alone, beyond
-
-
-def within_layers(
-    model: TransformerBridge,
-    task: CleanCorrupt,
-    tokens: Int[Tensor, "batch pos"],
-    alone: Mapping[Node, Float[Tensor, "sequence"]],
-) -> list[tuple[Node, Node, float, float]]:
-    """Every two of these heads that share a layer: |correlation| of their activations on ``tokens``
-    (the note's measure) and |interaction|, in nats. ``alone``: the nats lost without each head."""
-    noted, pairs = note_correlation(model, tokens).abs(), []
-    for layer in sorted({node.layer for node in alone}):
-        group = [node for node in alone if node.layer == layer]
-        if len(group) == 1:
-            continue
-        known = torch.stack([alone[node] for node in group])
-        size = interactions(model, task, [[n] for n in group], known)[1].mean(-1).abs()
-        for (i, a), (j, b) in combinations(enumerate(group), 2):
-            pairs.append((a, b, noted[layer, a.head, b.head].item(), size[i, j].item()))
-    return pairs
-
-
-def same_layer_effect(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> float:
-    """Largest change of any head's output (``z``) when queries and output of another head of its
-    layer are zero. 0 but for rounding: heads of a layer read the same."""
-    layers, heads = range(model.cfg.n_layers), range(model.cfg.n_heads)
-    _, clean = cached(model, tokens, [get_act_name("z", layer) for layer in layers])
-    largest, nothing = 0.0, torch.zeros((), device=tokens.device)
-    for layer, head in bar(list(product(layers, heads)), "heads"):
-        names = [get_act_name(part, layer) for part in ("q", "z")]
-        hooks = [set_activation(name, nothing, [head]) for name in names]
-        _, seen = run_with_hooks(model, tokens, hooks, names[1:])
-        change = (seen[names[1]] - clean[names[1]]).abs().amax((0, 1, 3))
-        change[head] = 0
-        largest = max(largest, change.max().item())
-    return largest
 
 
 def direct_logits(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor, "writer batch"]:

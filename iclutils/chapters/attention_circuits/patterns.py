@@ -121,22 +121,6 @@ def excess(scores: Scores, limits: Mapping[str, float]) -> Float[Tensor, "layer 
     return torch.stack(above, -1)
 
 
-def table(
-    scores: Scores, limits: Mapping[str, float], given: Labels, **more: Float[Tensor, "layer head"]
-) -> list[dict[str, object]]:
-    """One row for each head: every score beside its threshold, labels, and ``more`` columns."""
-    means = {name: scores[name].double().nanmean(0) for name in SCORES}
-    rows = []
-    for layer, head in torch.cartesian_prod(*map(torch.arange, given.shape[:2])).tolist():
-        row: dict[str, object] = {"layer": layer, "head": head}
-        for name in SCORES:
-            row[name] = means[name][layer, head].item()
-            row[f"{name} by chance"] = limits[name]
-        row["labels"] = ", ".join(SCORES[i] for i in given[layer, head].nonzero()[:, 0].tolist())
-        rows.append(row | {name: values[layer, head].item() for name, values in more.items()})
-    return rows
-
-
 def _band_entropy(pattern: Tensor, back: Int[Tensor, "dest src"]) -> Float[Tensor, "*lead"]:
     """Entropy over dyadic bands of the distance back, relative to equal mass in each."""
     # The exponent of a distance is its band: 0 -> 0, 1 -> 1, 2 and 3 -> 2, 4 to 7 -> 3, ..

@@ -16,14 +16,13 @@ from scipy.optimize import linear_sum_assignment
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from ...errors import IclError
 from ...interp.head_scores import attention_patterns, followers, repeats, uniform_pattern
 from ...models import TransformerBridge, cached, get_act_name
 
 MOST = 2048  # positions of head outputs kept
+FAR = 1e6  # below any similarity
 
 Tokens = Int[Tensor, "batch pos"]
-Groups = tuple[Int[Tensor, "group_a"], Int[Tensor, "group_b"]]
 
 
 def top(values: Float[Tensor, "item"], size: int) -> frozenset[int]:
@@ -95,48 +94,35 @@ def cka(a: Float[Tensor, "a sample d_a"], b: Float[Tensor, "b sample d_b"]) -> F
     return cross / (own[0][:, None] * own[1])
 
 
-def match(similarity: Float[Tensor, "a b"], within: Groups | None = None) -> list[tuple[int, int]]:
+def match(
+    similarity: Float[Tensor, "a b"], allowed: Bool[Tensor, "a b"] | None = None
+) -> list[tuple[int, int]]:
     """The pairs of heads whose similarities have the largest sum (Kuhn 1955); each head in one pair
-    at most. ``within``: the group (layer) of each head of either model; pairs stay in a group."""
-    pairs: list[tuple[int, int]] = []
-    for rows, columns in _blocks(similarity, within):
-        block = similarity[rows][:, columns].detach().cpu().double().numpy()
-        matched = linear_sum_assignment(block, maximize=True)
-        pairs += [(int(rows[i]), int(columns[j])) for i, j in zip(*matched, strict=True)]
-    return sorted(pairs)
+    at most. ``allowed``: which pairs there may be, say those of one layer."""
+    values = similarity.detach().cpu().double()
+    if allowed is not None:
+        values = values.masked_fill(~allowed.cpu(), -FAR)
+    first, second = linear_sum_assignment(values.numpy(), maximize=True)
+    return list(zip(first.tolist(), second.tolist(), strict=True))
 
 
 def matching_excess(
     similarity: Float[Tensor, "a b"],
     pairs: Sequence[tuple[int, int]],
     generator: Generator,
-    within: Groups | None = None,
+    allowed: Bool[Tensor, "a b"] | None = None,
     draws: int = 500,
 ) -> tuple[float, float]:
     """Mean similarity of matched heads less that of random matchings, and the SD of these: fair
     only if ``pairs`` were matched without looking at *this* matrix."""
     values = similarity.detach().cpu().double()
-    blocks = _blocks(values, within)
 
-    def at_random(rows: Tensor, columns: Tensor) -> Float[Tensor, "pair"]:
-        size = min(len(rows), len(columns))
-        mixed = (one[torch.randperm(len(one), generator=generator)] for one in (rows, columns))
-        return values[tuple(one[:size] for one in mixed)]
+    def mean(matched: Sequence[tuple[int, int]]) -> Tensor:
+        return values[tuple(torch.tensor(matched).T)].mean()
 
-    null = torch.stack([torch.cat([at_random(*b) for b in blocks]).mean() for _ in range(draws)])
-    first, second = torch.tensor(list(pairs)).T
-    return float(values[first, second].mean() - null.mean()), float(null.std())
-
-
-def _blocks(similarity: Tensor, within: Groups | None) -> list[tuple[Tensor, Tensor]]:
-    """Rows and columns of each group that both models have."""
-    one_group = (torch.zeros(n, dtype=torch.long) for n in similarity.shape)
-    ours, theirs = (group.cpu() for group in within or one_group)
-    if (len(ours), len(theirs)) != tuple(similarity.shape):
-        wanted, given = similarity.shape, f"{len(ours)} and {len(theirs)}"
-        raise IclError(f"Give a group for each of {wanted[0]} and {wanted[1]} heads; got {given}.")
-    common = sorted(set(ours.tolist()) & set(theirs.tolist()))
-    return [((ours == g).nonzero()[:, 0], (theirs == g).nonzero()[:, 0]) for g in common]
+    noise = torch.rand(draws, *values.shape, generator=generator)
+    null = torch.stack([mean(match(one, allowed)) for one in noise])
+    return float(mean(pairs) - null.mean()), float(null.std())
 
 
 def top_overlap(
@@ -181,16 +167,3 @@ def phases(
         count = len(list(run))
         out += ["unstable" if kind == "stable" and count < shortest else kind] * count
     return out
-
-
-def rise(
-    values: Sequence[float], low: float = 0.1, high: float = 0.8
-) -> tuple[Bool[Tensor, "interval"], Bool[Tensor, "interval"]]:
-    """The intervals in which a value rises from ``low`` to ``high`` times its final one, and after;
-    a bar is crossed in the interval that ends with the first checkpoint at or above it."""
-    if not values[-1] > 0:
-        raise IclError("A rise needs a final value above 0.")
-    known = torch.tensor(list(values), dtype=torch.float64)
-    begins, ends = (int((known >= s * known[-1]).nonzero()[0]) for s in (low, high))
-    interval = torch.arange(len(values) - 1)
-    return (interval >= begins - 1) & (interval < ends), interval >= ends

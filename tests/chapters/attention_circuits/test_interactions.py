@@ -12,7 +12,6 @@ from wired import save_wired
 from iclutils.chapters.attention_circuits import interactions, stability
 from iclutils.interp.clean_corrupt import baselines, copying, share
 from iclutils.interp.graph import Node, all_heads, head
-from iclutils.interp.hooks import ablate_heads, run_with_hooks
 from iclutils.interp.patching import ablate
 from iclutils.models import cached, edit_weights, get_act_name, load, logits
 
@@ -47,15 +46,6 @@ def test_interactions_against_ablation(gpt2):
         torch.testing.assert_close(each[b, a], expected, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(each[a, b], expected, atol=1e-5, rtol=1e-5)
     assert bool(each.diagonal().isnan().all())
-
-
-def test_heads_of_a_layer_do_not_feed_each_other(model):
-    ids = tokens(2, 9)
-    assert interactions.same_layer_effect(model, ids) < 1e-6
-    hooks = ablate_heads(model, ids, [(0, 0)], "zero", ids)  # but those of the next they do
-    z = get_act_name("z", 1)
-    before, after = (run_with_hooks(model, ids, h, [z])[1][z] for h in ([], hooks))
-    assert (after - before).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])

@@ -1,7 +1,5 @@
 """The induction pair: found wherever it is wired, paths against hooks, the rule by brute force."""
 
-import math
-
 import pytest
 import torch
 from random_layers import seeded
@@ -13,7 +11,6 @@ from iclutils.interp.graph import Node, all_heads, head
 from iclutils.interp.head_scores import prefix_matching, score_heads
 from iclutils.interp.patching import patch_key_input
 from iclutils.models import load
-from iclutils.tasks.repeated import RepeatedTokens
 
 PLACES = [
     ((0, 0), (1, 1), 2, "fresh"),
@@ -23,9 +20,8 @@ PLACES = [
 LENGTH = 11
 
 
-def batches(model, count=8, length=LENGTH, corruption="fresh"):
-    made = clean_corrupt.copying(model, count, length, seeded(), corruption)
-    return made, RepeatedTokens(made.clean, length), RepeatedTokens(made.corrupt, length)
+def copying(model, count=8, length=LENGTH, corruption="fresh"):
+    return clean_corrupt.copying(model, count, length, seeded(), corruption)
 
 
 @pytest.mark.parametrize(("previous", "induction", "layers", "corruption"), PLACES)
@@ -33,16 +29,14 @@ def test_wired_pair_is_found(tmp_path, previous, induction, layers, corruption):
     """Catches heads in another order, a path into queries or values, and a wrong distance."""
     save_wired(tmp_path, (previous,), (induction,), layers)
     model = load(tmp_path)
-    _, batch, other = batches(model, corruption=corruption)
-    found = pair.find_induction_circuit(model, batch, other, seeded(), load(tmp_path, fold=True))
+    task = copying(model, corruption=corruption)
+    found = pair.find_induction_circuit(model, task)
     assert (found.previous, found.induction) == (head(*previous), head(*induction))
     assert found.edges == ((head(*previous), Node("k", *induction)),)
-    assert found.previous_score[0] > 0.9 > 0.1 > found.duplicate_score[0]
-    assert found.prefix[0] > 0.8
-    assert found.drop[0] > 0.9
-    assert found.copying > 0.9
-    assert found.k_composition > 2
-    drops = pair.path_drops(model, batch, other, [found.induction]).mean(-1)[:, 0]
+    assert found.matchers == [found.induction]
+    assert found.previous_score.min() > 0.9 > 0.1 > found.duplicate_score.max()
+    assert found.drop.mean() > 0.9
+    drops = pair.path_drops(model, task, [found.induction]).mean(-1)[:, 0]
     idle = [i for i, node in enumerate(all_heads(model)) if node != found.previous]
     assert drops[idle].abs().max() < 1e-3
 
@@ -51,21 +45,20 @@ def test_back_ups_share_the_edges(tmp_path):
     """Two heads per role: single paths are weak, and all of them are found."""
     save_wired(tmp_path, ((0, 0), (0, 1)), ((1, 0), (1, 2)), heads=3)
     model = load(tmp_path)
-    _, batch, other = batches(model)
-    found = pair.find_induction_circuit(model, batch, other, seeded())
+    found = pair.find_induction_circuit(model, copying(model))
     keys = {(u, v) for u in (head(0, 0), head(0, 1)) for v in (Node("k", 1, 0), Node("k", 1, 2))}
     assert set(found.edges) == keys
-    assert found.drop[0] < 0.5
-    assert math.isnan(found.copying)
+    assert found.matchers == [head(1, 0), head(1, 2)]
+    assert found.drop.mean() < 0.5
 
 
 def test_paths_against_hooks(model, monkeypatch):
     """One hooked pass per pair; catches stale LayerNorm, a wrong mask, scale or key bias."""
     monkeypatch.setattr(patching, "ROWS", 100)  # a few changes at a time
-    _, batch, other = batches(model, 3, 7)
+    task = copying(model, 3, 7)
     targets = [head(model.cfg.n_layers - 1, 2), head(0, 1)]
-    got = pair.path_drops(model, batch, other, targets)
-    prefix = score_heads(model, batch.tokens, 7)["prefix"]
+    got = pair.path_drops(model, task, targets)
+    prefix = score_heads(model, task.clean, 7)["prefix"]
     assert got.shape == (len(all_heads(model)), 2, 3)
     for u, node in enumerate(all_heads(model)):
         for v, target in enumerate(targets):
@@ -75,7 +68,7 @@ def test_paths_against_hooks(model, monkeypatch):
             place = (target.layer, target.head)
             before = prefix[:, target.layer, target.head]
             changed = patch_key_input(
-                model, batch.tokens, [(node.layer, node.head)], place, other.tokens
+                model, task.clean, [(node.layer, node.head)], place, task.corrupt
             )
             lost = (before - prefix_matching(changed, 7)) / before.mean()
             torch.testing.assert_close(got[u, v], lost, atol=1e-5, rtol=1e-4)

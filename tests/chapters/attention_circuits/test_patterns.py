@@ -105,10 +105,11 @@ def test_wired_heads_get_their_labels(wired):
     assert math.isnan(limits["even"])  # even attention is as even as can be
     scores = patterns.scores(wired, ids)
     given = patterns.labels(scores, limits)
-    table = patterns.table(scores, limits, given, removal=torch.arange(4.0).reshape(2, 2))
-    assert [row["labels"] for row in table] == ["previous, local", "", "induction", ""]
-    assert [row["removal"] for row in table] == [0, 1, 2, 3]
-    assert (table[2]["layer"], table[2]["head"]) == (1, 0)
+    named = [
+        [k for k, has in zip(patterns.SCORES, row, strict=True) if has]
+        for row in given.flatten(0, 1).tolist()
+    ]
+    assert named == [["previous", "local"], [], ["induction"], []]
     assert patterns.excess(scores, limits)[1, 0, patterns.SCORES.index("induction")] > 0.5
     # Shuffled tokens scored by what repeats in *them* would hide a true induction head.
     assert shuffled["induction"].quantile(0.99) < 0.5 < scores["induction"][:, 1, 0].mean()
