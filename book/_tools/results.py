@@ -215,18 +215,21 @@ def renew(runs: Iterable[Run]) -> list[Path]:
 
 
 def stale(each: Run) -> str:
-    """What of the code of a committed result has changed since, and what to do; or nothing."""
+    """What of the code of a committed result has changed since, or that no run of this notebook is
+    on record, and what to do; or nothing."""
+    again = f"python -m iclutils run {each.chapter} --tier {each.tier}"
+    random = " --weights random" * each.kind.endswith(claims.NULL)
+    cure = f"{again}{random} --accept"
     if not each.committed.is_file():
-        return ""
+        measured = any(values(each, fresh=False))
+        missing = f"{each.chapter} ({each.kind}): results without a record. Run: {cure}"
+        return missing if measured else ""
     before, now = read_json(each.committed).get("science", {}), each.code()
     names = sorted(name for name in before | now if before.get(name) != now.get(name))
     if not names:
         return ""
     more = f" and {len(names) - SHOWN} more" * (len(names) > SHOWN)
     what = f"{', '.join(names[:SHOWN])}{more}" if before else "all, for it was not noted then"
-    again = f"python -m iclutils run {each.chapter} --tier {each.tier}"
-    random = " --weights random" * each.kind.endswith(claims.NULL)
-    cure = f"{again}{random} --accept"
     if presets.PART.name == each.tier and each.with_tier(presets.PART.column).committed.is_file():
         cure = f"{again}-part{random}; if that differs: {cure}"
     return f"{each.chapter} ({each.kind}): changed since it was measured: {what}. Run: {cure}"

@@ -120,6 +120,8 @@ def test_what_is_stale_is_named_with_what_changed(root, monkeypatch):
         "90_demo --tier real-part; if that differs: python -m iclutils run 90_demo --tier real "
         "--accept"
     )
+    done.committed.unlink()
+    assert "results without a record" in results.stale(done)
 
 
 def test_a_number_deep_in_the_science_is_named_for_the_chapters_that_it_reaches(monkeypatch):

@@ -103,48 +103,27 @@ def fit_tuned_lens(
     rate: float = 1e-3,
     batch_size: int = 512,
 ) -> TunedLens:
-    """Tuned lens of the positions ``at`` of ``tokens`` (Belrose et al. 2023, section 3). Each depth
-    starts at the identity or at the ridge regression on the final residual stream, whichever reads
-    better, and takes ``steps`` steps of Adam on KL(final || lens) if they read better still; so on
-    these positions no depth reads worse than the logit lens."""
+    """Tuned lens of the positions ``at`` of ``tokens`` (Belrose et al. 2023, section 3): each depth
+    starts at the ridge regression on the final residual stream and takes ``steps`` steps of Adam on
+    KL(final || lens)."""
     rows = torch.arange(len(tokens), device=tokens.device)[:, None]
     _, depths = residual_stream(model, tokens)
     *below, final = (x[rows, at].flatten(0, 1) for x in depths)
     lower, (count, width) = torch.stack(below), final.shape
     if count < width:
         raise IclError(f"A tuned lens needs at least {width} positions; got {count}.")
-    most = max(1, LOGITS // (len(lower) * model.cfg.d_vocab))
-    batch_size = min(batch_size, count, most)
-
-    def log_p(resid: Tensor) -> Tensor:
-        return model.unembed(model.ln_final(resid)).log_softmax(-1)
-
-    def kl(maps: Maps, pick: slice | Tensor) -> Float[Tensor, "depth row"]:
-        target = log_p(final[None, pick])
-        seen = log_p(lower[:, pick] @ maps[0] + maps[1][:, None])
-        return (target.exp() * (target - seen)).sum(-1)
-
-    def mean_kl(maps: Maps) -> Float[Tensor, "depth"]:
-        parts = [kl(maps, slice(i, i + most)) for i in range(0, count, most)]
-        return torch.cat(parts, 1).mean(1)
-
-    def better(old: Maps, new: Maps) -> Maps:
-        gain = (mean_kl(new) < mean_kl(old))[:, None]
-        return torch.where(gain[..., None], new[0], old[0]), torch.where(gain, new[1], old[1])
-
-    with torch.no_grad():
-        unchanged = torch.eye(width).to(lower).repeat(len(lower), 1, 1)
-        start = better((unchanged, torch.zeros_like(lower[:, 0])), least_squares(lower, final))
-    weight, bias = (part.clone().requires_grad_() for part in start)
+    batch_size = min(batch_size, count, max(1, LOGITS // (len(lower) * model.cfg.d_vocab)))
+    weight, bias = (part.requires_grad_() for part in least_squares(lower, final))
     adam = torch.optim.Adam([weight, bias], lr=rate)
     with torch.enable_grad():
         for _ in bar(range(steps), "steps"):
             pick = torch.randint(0, count, (batch_size,), generator=generator).to(tokens.device)
+            resid = final[None, pick], lower[:, pick] @ weight + bias[:, None]
+            target, seen = (model.unembed(model.ln_final(x)).log_softmax(-1) for x in resid)
             adam.zero_grad()
-            kl((weight, bias), pick).mean(1).sum().backward()
+            (target.exp() * (target - seen)).sum(-1).mean(1).sum().backward()
             adam.step()
-    with torch.no_grad():
-        return TunedLens(*better(start, (weight.detach(), bias.detach())))
+    return TunedLens(weight.detach(), bias.detach())
 
 
 def least_squares(
