@@ -274,9 +274,9 @@ def _measured(
 def _refuse(result: Result) -> None:
     """Refuse a result, or a null of its own, that its measure cannot give, or of no tier of it."""
     claim = find(result.id)
-    claim.criteria(result.tier)
     for each in (result, null_of(result, {})):
         if each and each.value is not None:
+            claim.criteria(each.tier)
             claim.refuse(each.value, each.spread)
 
 

@@ -180,7 +180,6 @@ def test_every_page_shows_what_there_is(book, tmp_path, monkeypatch):
     assert book.build() == ""
     _numbers(book)
     _scorecard(book)
-    _filter(book)
     _chapter(book)
     _front_status_and_figure(book)
     _citation(book)
@@ -215,6 +214,7 @@ def _numbers(book):
     assert said.endswith(" ...")
     assert len(said) < 170
     assert '<meta property="og:title" content="A title"' in html
+    assert "scorecard.js" not in html
 
 
 def _scorecard(book):
@@ -244,29 +244,6 @@ def _scorecard(book):
     assert all('href="../notebooks/90_demo.html#start"' in row for row in found)
     runs = re.sub(r"<.*?>|\s+", " ", html.split('id="run-1"')[1])
     assert re.search(r"1 .*demo-0 .*7 .*cpu .*python \d.*torch \d", runs)
-
-
-def _filter(book):
-    html = book.html("book/scorecard")
-    form = re.search(r"<form class=\"scorecard-filter\".*?</form>", html, re.DOTALL)[0]
-    assert " hidden>" in form[: form.index(">") + 1]
-    offered = {
-        name: re.findall(r'<option value="([^"]+)">(.+?)</option>', choices)
-        for name, choices in re.findall(r'<select name="(\w+)"[^>]*>(.*?)</select>', form)
-    }
-    assert [offered.pop(column) for column in ("null", "real", "realnull", "paper")] == [
-        [("not run", "not run")]
-    ] * 4
-    assert offered == {
-        "chapter": [("90", "90 Demo")],
-        "kind": [("finding", "finding"), ("erratum", "erratum")],
-        "origin": [("paper", "papers"), ("own", "our own")],
-        "source": [("xiang2024", "Xiang 2024"), ("ours", "our own questions and controls")],
-        "verdict": [("holds in a weaker form",) * 2, ("not run", "not run")],
-        "tier": [("mini", "small models"), ("real", "real model"), ("paper", "paper")],
-    }
-    assert "scorecard.js" in html
-    assert "scorecard.js" not in book.html("numbers")
 
 
 def _chapter(book):

@@ -14,7 +14,6 @@ from iclutils.plots import diagrams, figures
 mpl.use("Agg")
 pytestmark = pytest.mark.usefixtures("closed")
 WORDS = ["start", "fox", "ink", "oak", "bob", "fox"]
-TEXT = ["thunder", "drizzle", "frost", ":", "Dover", "fig", "pear", ":", "Bravo", "cliff", ":"]
 
 
 def pair():
@@ -26,29 +25,8 @@ def pair():
     return previous, induction
 
 
-def saliency(layers=8):
-    found = torch.full((layers, len(TEXT), len(TEXT)), 0.01).tril(-1)
-    found[0, 4, 0] = 1.0
-    found[-1, -1, 4] = 1.0
-    return found
-
-
 def said(figure):
     return " ".join(text.get_text().replace("\n", " ") for text in figure.findobj(mpl.text.Text))
-
-
-def test_gathering_shares_a_layer_out():
-    axes = diagrams.gathering(TEXT, saliency(2), [4, 8]).axes[0]
-    scale = sum(bar.get_width() for bar in axes.patches[:3])
-    first, last = ([bar.get_width() / scale for bar in axes.patches[i : i + 3]] for i in (0, 3))
-    whole = saliency(2)
-    labels = whole[:, [4, 8]].sum((1, 2)) / whole.sum((1, 2))
-    target = whole[:, -1, [4, 8]].sum(1) / whole.sum((1, 2))
-    for shares, at in ((first, 0), (last, 1)):
-        assert shares[:2] == pytest.approx([labels[at].item(), target[at].item()])
-    many = diagrams.gathering(TEXT, saliency(30), [4, 8])
-    assert "0 to 4" in said(many)
-    assert "25 to 29" in said(many)
 
 
 def test_a_step_and_its_sum_agree():
@@ -97,13 +75,3 @@ def test_colours_show_on_a_light_and_on_a_dark_page(colour):
     assert 1.05 / (luminance(to_rgb(colour)) + 0.05) > 3
     dark = luminance(to_rgb("#14181e"))  # the theme's ground
     assert (luminance(turned(colour)) + 0.05) / (dark + 0.05) > 3
-
-
-def test_tables_frame_the_smallest_entry_of_every_column():
-    values = torch.tensor([[1e-5, 2.0, 3e-3], [4e-4, 1e-1, 5e-3]])
-    (axes,) = figures.tables({"ours": values}, ["a", "b"], ["x", "y", "z"]).axes
-    assert [patch.get_xy() for patch in axes.patches] == [(-0.5, -0.5), (0.5, 0.5), (1.5, -0.5)]
-    assert [text.get_text() for text in axes.texts] == [
-        *("1.0e-5", "4.0e-4", "2.0e0", "1.0e-1", "3.0e-3", "5.0e-3")
-    ]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
