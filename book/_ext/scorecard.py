@@ -221,8 +221,9 @@ def _totals(found: list[Row], page: str) -> list[str]:
     ran = [entry for entry in of(found, "paper", kind="finding") if entry.result]
     counted = [f"{_count(n, page, kind='finding', paper=v)} {v}" for v, n in tally(ran).items()]
     names = {name for entry in ran for name in entry.result.model.split(", ")}  # type: ignore[union-attr]
-    own = f", save {', '.join(sorted(names))}, trained here at the paper's own size: "
-    save = f"{own}{', '.join(counted)}" if ran else ""
+    where = ", ".join(sorted({f"chapter {entry.claim.chapter}" for entry in ran}))
+    own = f", save those of {where} ({', '.join(sorted(names))}), trained here at the paper's size"
+    save = f"{own}: {', '.join(counted)}" if ran else ""
     return [*lines, f"{said} We have not run the papers' own models{save}.", ""]
 
 
