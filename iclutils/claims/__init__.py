@@ -157,10 +157,15 @@ def chapters() -> list[str]:
 
 
 def named_in(cells: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Ids that the code of a notebook's cells names, other than to show what was found."""
+    """Ids that the code of a notebook's cells names, other than to show what was found; of an
+    f-string, such as ``f"02.vanilla_{task}"``, all of the ledger that it can mean."""
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     code = re.sub(r"\bbook\.(table|kept)\(.*?\)", "", code, flags=re.DOTALL)
-    return set(re.findall(r"""["'](\d\d\.[a-z]\w*)["']""", code))
+    named = set(re.findall(r"""["'](\d\d\.[a-z][\w{}]*)["']""", code))
+    made = {name: re.sub(r"\{\w+\}", r"\\w+", name) for name in named if "{" in name}
+    return (named - made.keys()) | {
+        claim for form in made.values() for claim in ledger() if re.fullmatch(form, claim)
+    }
 
 
 @cache

@@ -8,7 +8,8 @@ Olsson et al. 2022 (prefix matching); seed note 003 (stripe).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from itertools import combinations, product
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -189,6 +190,18 @@ def same_layers(
             yield from ((layer, head) for head in others[: len(named)])
 
     return [list(draw()) for _ in range(draws)]
+
+
+def controls(
+    model: TransformerBridge, heads: Collection[tuple[int, int]], draws: int, generator: Generator
+) -> list[list[tuple[int, int]]]:
+    """Sets of heads to compare the removal of ``heads`` with: where these are whole layers, all
+    other sets of as many whole layers, else so many draws of ``same_layers``."""
+    layers, every = {layer for layer, _ in heads}, range(model.cfg.n_heads)
+    if len(heads) < len(layers) * len(every):
+        return same_layers(heads, len(every), draws, generator)
+    spare = sorted({*range(model.cfg.n_layers)} - layers)
+    return [[*product(some, every)] for some in combinations(spare, len(layers))]
 
 
 def draw_heads(

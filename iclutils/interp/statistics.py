@@ -5,11 +5,13 @@ Sources: Benjamini and Hochberg 1995; Westfall and Young 1993 (the largest of ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
 from statistics import fmean, median
+from typing import SupportsFloat
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from scipy.stats import false_discovery_control, quantile_test
 from scipy.stats import t as student
 from torch import Generator, Tensor
@@ -42,6 +44,20 @@ def repetitions(
     if len(samples) > 1:
         return torch.stack([values.mean() for values in samples])
     return samples[0] if len(samples[0]) > 1 else samples[0].mean().item()  # of none, NaN
+
+
+def by_model(
+    of: Callable[[tuple[str, str], Int[Tensor, "rows"]], SupportsFloat],
+    among: Mapping[tuple[str, str], Sized],
+) -> Float[Tensor, "_"]:
+    """``of(case, rows)`` for every model, or for each fifth of the rows of a single one: the mean
+    over its tasks. A case is a model and a task."""
+    found = defaultdict[str, list[Tensor]](list)
+    parts = 1 if len({model for model, _ in among}) > 1 else 5
+    for case, prompts in among.items():
+        rows = torch.arange(len(prompts)).tensor_split(min(parts, len(prompts)))
+        found[case[0]].append(torch.tensor([float(of(case, some)) for some in rows]))
+    return torch.cat([torch.stack(tasks).nanmean(0) for tasks in found.values()])
 
 
 def jackknife(pairs: Mapping[tuple[Hashable, Hashable], float]) -> list[float]:

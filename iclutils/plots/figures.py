@@ -368,6 +368,11 @@ def curves(
     return figure
 
 
+def by_layer(values: Mapping[str, Values]) -> dict[str, Line]:
+    """Lines for ``curves`` whose x is the layer, from 0."""
+    return {name: (range(len(line)), [*map(float, line)]) for name, line in values.items()}
+
+
 def null_histogram(
     groups: Mapping[str, Sequence[float]], found: Mapping[str, float], xlabel: str
 ) -> Figure:

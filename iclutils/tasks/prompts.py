@@ -84,6 +84,14 @@ class Prompts:
         classes = torch.arange(self.classes, device=self.demo_class.device)
         return self.demo_class[..., None] == classes
 
+    def in_demonstrations(self, role: Role) -> Bool[Tensor, "batch demo pos"]:
+        """Which tokens of each demonstration have a role; formatting after a label word counts to
+        the next."""
+        place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        begun = (self.label_pos[:, :, None] <= place).sum(1, keepdim=True)  # label words so far
+        number = torch.arange(self.label_pos.shape[1], device=place.device)[:, None]
+        return (self.roles == role)[:, None] & (begun == number + (role == Role.LABEL))
+
     def by_class(
         self, values: Shaped[Tensor, "batch *between demo"]
     ) -> Shaped[Tensor, "batch *between cls"]:

@@ -46,18 +46,12 @@ def label_only(prompts: Prompts) -> Keep:
 def hidden_random(prompts: Prompts, generator: torch.Generator) -> Keep:
     """Hidden_random: formatting, and in place of a label word of k sub-tokens k random tokens of
     its demonstration's text (or all where there are fewer: ours)."""
-    roles, device = prompts.roles, prompts.roles.device
-    place = torch.arange(roles.shape[1], device=device)
-    begun = (prompts.label_pos[:, :, None] <= place).sum(1)  # label words begun so far
+    roles, (text, label) = prompts.roles, map(prompts.in_demonstrations, (Role.TEXT, Role.LABEL))
     # On the generator's device, so that the draw does not depend on where the model is.
-    priority = torch.rand(roles.shape, generator=generator, device=generator.device).to(device)
-    keep = roles == Role.FORMAT
-    for demo in range(prompts.label_pos.shape[1]):
-        wanted = ((roles == Role.LABEL) & (begun == demo + 1)).sum(1, keepdim=True)
-        text = (roles == Role.TEXT) & (begun == demo)
-        rank = priority.masked_fill(~text, torch.inf).argsort(1).argsort(1)
-        keep |= text & (rank < wanted)
-    return keep
+    priority = torch.rand(roles.shape, generator=generator, device=generator.device)
+    order = priority.to(roles.device)[:, None].masked_fill(~text, torch.inf).argsort(-1)
+    words = text & (order.argsort(-1) < label.sum(-1, keepdim=True))
+    return (roles == Role.FORMAT) | words.any(1)
 
 
 def text_anchor(prompts: Prompts) -> Prompts:

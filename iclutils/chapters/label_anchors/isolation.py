@@ -3,11 +3,11 @@
 In chosen layers a position is cut off from everything before it, in every head. The paper's code
 sets the scores to -10,000 before the softmax, so the row becomes one-hot on the position itself;
 its text sets A[p, i] to 0 for i < p, so it keeps the mass A[p, p]. Source: Wang et al. 2023,
-section 2.2, figure 4 (released code: independent draws)."""
+section 2.2, figure 4."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Bool, Int
@@ -17,7 +17,7 @@ from ...errors import IclError, unknown
 from ...interp.hooks import Hook, cut_attention
 from ...interp.readout import in_batches
 from ...models import TransformerBridge
-from ...tasks.prompts import Prompts
+from ...tasks.prompts import Prompts, Role
 from .answers import Answers, answers, answers_by_set
 
 HOWS = ("pre-softmax", "zeroed")  # code and text of the paper
@@ -28,16 +28,14 @@ def isolation(
     model: TransformerBridge,
     prompts: Prompts,
     layers: Iterable[int],
-    positions: Sequence[Positions] | None = None,
+    positions: Positions | None = None,
     how: str = "pre-softmax",
 ) -> list[Hook]:
-    """Hooks that isolate ``positions`` of each layer, or all label words, in ``prompts``."""
+    """Hooks that isolate ``positions``, or all label words, in each of the ``layers``."""
     if how not in HOWS:
         raise unknown("way to isolate", how, HOWS)
-    layers = list(layers)
-    places = [prompts.label_pos] * len(layers) if positions is None else positions
-    cut = {la: cut_edges(prompts, at) for la, at in zip(layers, places, strict=True)}
-    return cut_attention(model, cut, renormalise=how == "pre-softmax")
+    cut = cut_edges(prompts, prompts.label_pos if positions is None else positions)
+    return cut_attention(model, dict.fromkeys(layers, cut), renormalise=how == "pre-softmax")
 
 
 def cut_edges(prompts: Prompts, positions: Positions) -> Bool[Tensor, "batch dest src"]:
@@ -55,16 +53,15 @@ def isolated(
     model: TransformerBridge,
     prompts: Prompts,
     layers: Iterable[int],
-    positions: Sequence[Positions] | None = None,
+    positions: Positions | None = None,
     how: str = "pre-softmax",
     batch_size: int | None = None,
 ) -> Answers:
-    """Answers under ``isolation``. For the control, ``positions=[random_positions(prompts,
-    generator) for _ in layers]``."""
+    """Answers under ``isolation``; controls are ``random_positions`` and ``wrong_positions``."""
     layers = list(layers)
 
     def of(batch: Prompts, rows: Tensor) -> Iterable[Tensor]:
-        some = positions and [at[rows] for at in positions]
+        some = None if positions is None else positions[rows]
         return vars(answers(model, batch, isolation(model, batch, layers, some, how))).values()
 
     return Answers(*in_batches(prompts, batch_size, "isolation", of))
@@ -77,12 +74,11 @@ def isolated_by_set(
     generator: torch.Generator | None = None,
 ) -> Answers:
     """``isolated`` where many prompts share their demonstrations, which are read once. With a
-    ``generator`` as many random positions that hold no label word instead, drawn for every layer:
-    the control."""
+    ``generator`` the ``random_positions`` that it draws instead."""
     layers = list(layers)
 
     def hooks(shown: Prompts) -> list[Hook]:
-        at = [random_positions(shown, generator) for _ in layers] if generator else None
+        at = random_positions(shown, generator) if generator else None
         return isolation(model, shown, layers, at)
 
     return answers_by_set(model, prompts, hooks)
@@ -90,7 +86,8 @@ def isolated_by_set(
 
 def random_positions(prompts: Prompts, generator: torch.Generator) -> Positions:
     """The control: for each prompt as many random positions as it has label words, none of them
-    one, from 0 .. q-2 without replacement, as in the paper's code. Draw again for every layer."""
+    one, from 0 .. q-2 without replacement. The paper's code draws anew for every layer, so that it
+    cuts each word in few of them."""
     tokens, labels = prompts.tokens.cpu(), prompts.label_pos.cpu()
     free = torch.arange(tokens.shape[1]) <= prompts.target.cpu()[:, None] - 2
     free = free.scatter(1, labels, False)
@@ -101,3 +98,16 @@ def random_positions(prompts: Prompts, generator: torch.Generator) -> Positions:
         )
     drawn = torch.multinomial(free.double(), labels.shape[1], generator=generator)
     return drawn.to(prompts.tokens.device)
+
+
+def wrong_positions(prompts: Prompts, generator: torch.Generator) -> dict[str, Positions]:
+    """The null of the data, where flow or cut are said to be about label words: other tokens of
+    each demonstration that could be taken for its label word."""
+    text, label = map(prompts.in_demonstrations, (Role.TEXT, Role.LABEL))
+    drawn = torch.multinomial(text.flatten(0, 1).double().cpu(), 1, generator=generator)
+    return {
+        "first word": text.int().argmax(-1),
+        "random word": drawn.view(text.shape[:2]).to(text.device),
+        "cue": prompts.cue_pos,
+        "token after": prompts.label_pos + label.sum(-1),
+    }

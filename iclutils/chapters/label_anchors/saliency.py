@@ -7,8 +7,8 @@ takes absolute values inside the sum."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -88,11 +88,26 @@ def measure(
     model: TransformerBridge, prompts: Prompts, heads: str = "sum", batch_size: int | None = None
 ) -> Flow:
     """``flow`` of the ``saliency`` of prompts, batch by batch."""
+    return flows(model, prompts, {"": prompts.label_pos}, heads, batch_size)[""]
 
-    def of(batch: Prompts, _: Tensor) -> Iterable[Tensor]:
-        return vars(flow(saliency(model, batch, heads), batch)).values()
 
-    return Flow(*in_batches(prompts, batch_size, "saliency", of))
+def flows(
+    model: TransformerBridge,
+    prompts: Prompts,
+    places: Mapping[str, Int[Tensor, "batch demo"]],
+    heads: str = "sum",
+    batch_size: int | None = None,
+) -> dict[str, Flow]:
+    """``measure`` with the tokens at each of these places taken for the label words: beside those
+    themselves ``isolation.wrong_positions``, as a null."""
+
+    def of(batch: Prompts, rows: Tensor) -> Iterable[Tensor]:
+        importance = saliency(model, batch, heads)
+        for at in places.values():
+            yield from vars(flow(importance, replace(batch, label_pos=at[rows]))).values()
+
+    columns = iter(in_batches(prompts, batch_size, "saliency", of))
+    return {name: Flow(next(columns), next(columns), next(columns)) for name in places}
 
 
 def attention_and_gradient(

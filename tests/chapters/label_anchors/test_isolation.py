@@ -14,11 +14,12 @@ from iclutils.chapters.label_anchors.isolation import (
     isolated_by_set,
     isolation,
     random_positions,
+    wrong_positions,
 )
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
 from iclutils.interp.readout import target_logits
 from iclutils.models import get_act_name
-from iclutils.tasks.prompts import join
+from iclutils.tasks.prompts import Role, join
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
@@ -42,13 +43,12 @@ def test_only_the_rows_of_label_words_change(model, how):
 @settings(max_examples=6, **QUIET)
 @given(prompts=prompts_strategy(), how=st.sampled_from(HOWS))
 def test_padding_order_and_batch_size_do_not_matter(gpt2, prompts, how):
-    drawn = [prompts.label_pos, prompts.label_pos - 1]
+    drawn = prompts.label_pos - 1
     whole = isolated(gpt2, prompts, [0, 1], drawn, how).class_logits
     apart = isolated(gpt2, prompts, [0, 1], drawn, how, batch_size=1).class_logits
     torch.testing.assert_close(whole, apart, atol=1e-4, rtol=1e-4)
     order = torch.arange(len(prompts)).flip(0)
-    flipped = [places[order] for places in drawn]
-    again = isolated(gpt2, prompts[order], [0, 1], flipped, how)[order].class_logits
+    again = isolated(gpt2, prompts[order], [0, 1], drawn[order], how)[order].class_logits
     torch.testing.assert_close(whole, again, atol=1e-4, rtol=1e-4)
 
 
@@ -61,6 +61,24 @@ def test_the_control_draws_no_label_and_no_target(prompts, seed):
         assert len(set(places)) == prompts.label_pos.shape[1]
         assert not set(places) & set(prompts.label_pos[row].tolist())
         assert max(places) <= int(prompts.target[row]) - 2
+
+
+@settings(max_examples=20, **QUIET)
+@given(prompts=prompts_strategy(), seed=st.integers(0, 100))
+def test_wrong_positions_are_of_the_same_demonstration(prompts, seed):
+    found = wrong_positions(prompts, seeded(seed))
+    starts = [[0, *row[:-1]] for row in prompts.label_pos.tolist()]
+    for row, start in enumerate(starts):
+        for demo, (begin, label) in enumerate(
+            zip(start, prompts.label_pos[row].tolist(), strict=True)
+        ):
+            text = [p for p in range(begin, label) if int(prompts.roles[row, p]) == Role.TEXT]
+            assert int(found["first word"][row, demo]) == text[0]
+            assert int(found["random word"][row, demo]) in text
+            assert int(found["cue"][row, demo]) == label - 1
+            after = int(found["token after"][row, demo])
+            assert int(prompts.roles[row, after]) != Role.LABEL
+            assert {int(r) for r in prompts.roles[row, label:after]} == {Role.LABEL}
 
 
 def two_sets():

@@ -14,6 +14,7 @@ from iclutils.chapters.label_anchors.saliency import (
     attention_and_gradient,
     edge_kinds,
     flow,
+    flows,
     measure,
     saliency,
 )
@@ -96,6 +97,15 @@ def test_padding_and_order_do_not_matter(gpt2, prompts):
         torch.testing.assert_close(whole[row, :, :width, :width], alone, atol=1e-5, rtol=1e-4)
         assert not whole[row, :, width:].any()
         assert not whole[row, :, :, width:].any()
+
+
+def test_other_tokens_taken_for_label_words_are_measured_alone(gpt2):
+    prompts = random_prompts(count=5, shots=2)
+    moved = replace(prompts, label_pos=prompts.cue_pos)
+    found = flows(gpt2, prompts, {"": prompts.label_pos, "cue": prompts.cue_pos}, batch_size=2)
+    expected = flow(saliency(gpt2, moved), moved)
+    torch.testing.assert_close(found["cue"].total, expected.total, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found["cue"].others, expected.others, atol=1e-5, rtol=1e-4)
 
 
 def test_measuring_equals_the_flow_of_the_saliency(gpt2):
