@@ -196,10 +196,11 @@ def controls(
     model: TransformerBridge, heads: Collection[tuple[int, int]], draws: int, generator: Generator
 ) -> list[list[tuple[int, int]]]:
     """Sets of heads to compare the removal of ``heads`` with: where these are whole layers, all
-    other sets of as many whole layers, else so many draws of ``same_layers``."""
+    other sets of as many whole layers, else those of so many draws of ``same_layers``."""
     layers, every = {layer for layer, _ in heads}, range(model.cfg.n_heads)
     if len(heads) < len(layers) * len(every):
-        return same_layers(heads, len(every), draws, generator)
+        drawn = same_layers(heads, len(every), draws, generator)
+        return [*map(list, dict.fromkeys(tuple(sorted(some)) for some in drawn))]
     spare = sorted({*range(model.cfg.n_layers)} - layers)
     return [[*product(some, every)] for some in combinations(spare, len(layers))]
 

@@ -9,7 +9,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from torch import Generator
+from jaxtyping import Int
+from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import IclError, unknown
@@ -228,6 +229,13 @@ def open_source(
         return Words(task, *reads, _needed(generator), folder)
     own = text.with_labels(own, labels)
     return Text(own, *reads, PAPER_SEED + PAPER_SEEDS * seed, *parts)
+
+
+def spelled(model: TransformerBridge, tokens: Int[Tensor, "token"]) -> list[str]:
+    """Words of a model's tokens; of the made-up topics their names."""
+    if model.cfg.d_vocab == topics.VOCAB:
+        return [topics.NAMES[token] for token in tokens.tolist()]
+    return [model_words(model).decode([token]) for token in tokens.tolist()]
 
 
 def labelled(

@@ -67,6 +67,14 @@ def test_the_detector_is_the_scaled_score_on_distinct_tokens(gpt2):
         torch.testing.assert_close(theirs[name], ours[name][0] * rows / (2 * length + 1))
 
 
+def test_a_whole_layer_is_compared_with_all_other_whole_layers(gpt2):
+    width, layers = gpt2.cfg.n_heads, gpt2.cfg.n_layers
+    whole = [[(layer, head) for head in range(width)] for layer in range(layers)]
+    assert head_scores.controls(gpt2, whole[0], 9, seeded(0)) == whole[1:]
+    (alone,) = head_scores.controls(gpt2, whole[1][1:], 9, seeded(0))
+    assert alone == whole[1][:1], "the one head of the layer that is left, once"
+
+
 def test_controls_stand_in_the_same_layers():
     heads = [(1, 0), (1, 2), (3, 1), (4, 0), (4, 1), (4, 2)]
     sets = head_scores.same_layers(heads, 4, 6, seeded(0))
