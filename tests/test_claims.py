@@ -307,3 +307,9 @@ def test_a_difference_is_of_pairs_whose_halves_can_be_measured():
     assert claims.paired(torch.tensor([1.0, 3.0]), [0.0, 1.0]) == (1.5, 0.5, 2)
     assert claims.paired([1.0, 2.0], [math.nan, 1.0]) is None
     assert claims.paired([1.0, 2.0], (1.0, 0.0, 2)) is None, "a mean has no pairs"
+
+
+def test_a_notebook_names_all_claims_that_a_pattern_can_mean():
+    code = 'book.check(f"02.vanilla_{task}", 1)\nbook.check("02.exact", 2)\nbook.kept("02.union")'
+    four = {f"02.vanilla_{task}" for task in ("sst2", "trec", "ag_news", "emoc")}
+    assert claims.named_in([{"cell_type": "code", "source": code}]) == four | {"02.exact"}

@@ -91,6 +91,16 @@ def test_of_several_cases_the_means_are_repeated_and_of_one_its_samples():
     assert math.isnan(statistics.repetitions({"a": torch.empty(0)})), "undefined, as of no head"
 
 
+def test_models_are_repeated_and_of_a_single_one_fifths_of_its_rows():
+    def mean(case, rows):
+        return rows.float().mean() + (case[1] == "b") / 2
+
+    one = {("m", "a"): range(10), ("m", "b"): range(10)}
+    assert statistics.by_model(mean, one).tolist() == [0.75, 2.75, 4.75, 6.75, 8.75]
+    two = {("m", "a"): range(10), ("n", "a"): range(4)}
+    assert statistics.by_model(mean, two).tolist() == [4.5, 1.5]
+
+
 def test_the_error_of_a_median_is_that_of_order_statistics_and_bears_a_sentinel():
     middle, error = statistics.median_se([float(x) for x in range(1, 11)])
     assert middle == 5.5
