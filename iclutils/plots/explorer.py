@@ -74,10 +74,11 @@ def attention(
     layer: int = 0,
     head: int = 0,
     token: int | None = None,
+    first: int = 0,
 ) -> Explorer:
     """Explorer of attention, head by head: arcs between a chosen token and those that it looks at
     or that look at it, above the whole pattern. ``layer``, ``head`` and ``token`` (the last unless
-    named) are what is chosen at first.
+    named) are what is chosen at first; ``first`` is the model's number of the first layer given.
 
     Example:
         >>> even = torch.ones(3, 3).tril() / torch.arange(1, 4)[:, None]
@@ -101,7 +102,8 @@ def attention(
     ]
     params: list[Spec] = [
         {"name": "weights", "value": weights},
-        {"name": "layer", "value": layer, "bind": _choice("layer", range(layers))},
+        {"name": "first", "value": first},
+        {"name": "layer", "value": layer, "bind": _choice("layer", range(layers), first)},
         {"name": "head", "value": head, "bind": _choice("head", range(heads))},
         _picked("pointerover", ["cells", "map"], tokens, token),
         {"name": "t", "expr": f"isValid(token.i) ? token.i[0] : {token}"},
@@ -230,10 +232,12 @@ def _check(tokens: Sequence[str], weights: Float[Tensor, "*rest dest src"], most
     return n
 
 
-def _choice(name: str, options: Sequence[object]) -> Spec:
-    """A native input: buttons for a few options, a list for many."""
+def _choice(name: str, options: Sequence[Any], first: int = 0) -> Spec:
+    """A native input: buttons for a few options, a list for many; numbers are shown from
+    ``first`` on."""
     kind = "radio" if len(options) <= 6 else "select"
-    return {"input": kind, "options": list(options), "name": name}
+    shown = {"labels": [str(option + first) for option in options]} if first else {}
+    return {"input": kind, "options": list(options), "name": name} | shown
 
 
 def _picked(

@@ -61,7 +61,9 @@ def test_a_specification_fits_the_schema(made):
 
 def test_attention_says_what_the_pattern_says():
     pattern = heads()
-    params = {p["name"]: p for p in explorer.attention(WORDS, pattern, 1, 2, 3).spec["params"]}
+    made = explorer.attention(WORDS, pattern, 1, 2, 3, first=17)
+    params = {p["name"]: p for p in made.spec["params"]}
+    assert params["layer"]["bind"]["labels"] == ["17", "18"]
     for layer, of_layer in enumerate(params["weights"]["value"]):
         for head, rows in enumerate(of_layer):
             assert [len(row) for row in rows] == [1, 2, 3, 4, 5, 6]
