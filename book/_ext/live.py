@@ -17,14 +17,15 @@ from docutils import nodes
 from safetensors.torch import load_file
 from sphinx.util.docutils import SphinxDirective
 
-from iclutils import zoo
+from iclutils import claims, zoo
 from iclutils.errors import unknown
 from iclutils.files import read_json
 from iclutils.tasks import topics
 
 SCRIPTS = ("transformer", "numbers", "live")  # then the figure's own
 # What each figure may load: scripts of weights, and in each the models, with their training steps.
-FIGURES: dict[str, dict[str, list[tuple[str, int]]]] = {
+Parts = list[tuple[str, int]] | str  # or the claim of the tier `real` that has kept a record
+FIGURES: dict[str, dict[str, Parts]] = {
     "induction": {
         **{f"induction-3-{s}": [("induction-3", s)] for s in zoo.steps("induction-3")},
         "detour": [("detour", 6000)],
@@ -35,6 +36,7 @@ FIGURES: dict[str, dict[str, list[tuple[str, int]]]] = {
     "waves": {"lsa-waves": [("lsa-waves", 6000)]},
     "smoother": {},  # needs no network
     "edges": {"anchors-3": [("anchors-3", 3000)]},
+    "lenses": {"lenses": "07.way_decides"},
 }
 NAMES = {  # of GPT-2's parts, in Hugging Face's files and in the scripts
     "transformer.": "",
@@ -69,13 +71,19 @@ class Live(SphinxDirective):
         return [figure]
 
 
-def script(key: str, parts: list[tuple[str, int]]) -> str:
-    """A script that hands over the weights of the first network of each of some models.
+def script(key: str, parts: Parts) -> str:
+    """A script that hands over the weights of the first network of each of some models, or a record
+    of one that is too large for a page.
 
     Per model its sizes, the names and shapes of its tensors, and their numbers, one after another,
     in base64: half precision (``f2``) or single (``f4``), as the zoo has them.
     """
-    return f"Live.weights[{json.dumps(key)}] = {json.dumps([_packed(*part) for part in parts])};\n"
+    if isinstance(parts, str):
+        kept = claims.read_results(claims.result_folders()[0], name=parts)["real", parts]
+        given = [kept.detail["record"]]
+    else:
+        given = [_packed(*part) for part in parts]
+    return f"Live.weights[{json.dumps(key)}] = {json.dumps(given)};\n"
 
 
 def _packed(name: str, step: int) -> dict[str, Any]:

@@ -391,13 +391,22 @@ def circuit(edges: Sequence[Edge], width: float = 6.6) -> Figure:
 
 class Stepped:
     """Pictures that a reader goes through by hand, each with a sentence: a row of buttons where a
-    cell can show HTML (no script is needed), elsewhere the last picture."""
+    cell can show HTML (no script is needed), elsewhere the last picture. Steps build on each other
+    and open at the last; pictures with ``names`` stand side by side, and open at the first."""
 
-    def __init__(self, pictures: Sequence[Figure], texts: Sequence[str], title: str) -> None:
-        """Take a sentence for each picture."""
+    def __init__(
+        self,
+        pictures: Sequence[Figure],
+        texts: Sequence[str],
+        title: str,
+        names: Sequence[str] = (),
+    ) -> None:
+        """Take a sentence for each picture, and perhaps a name for its button."""
         if not pictures or len(pictures) != len(texts):
             raise IclError(f"{len(pictures)} pictures and {len(texts)} texts: one for each.")
         self.texts, self.title, self.pictures = texts, title, [_png(f) for f in pictures]
+        self.names = names or [f"Step {i}" for i in range(1, len(texts) + 1)]
+        self.opens = 0 if names else len(texts) - 1
         for figure in pictures:
             plt.close(figure)
 
@@ -406,18 +415,18 @@ class Stepped:
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
         """Picture and text for a notebook and a page."""
-        last = base64.b64encode(self.pictures[-1]).decode()
-        return {"text/html": self.html(), "image/png": last, "text/plain": repr(self)}
+        still = base64.b64encode(self.pictures[self.opens]).decode()
+        return {"text/html": self.html(), "image/png": still, "text/plain": repr(self)}
 
     def html(self) -> str:
-        """Radio buttons, and by CSS alone the picture of the chosen one; on paper the last."""
+        """Radio buttons, and by CSS alone the picture of the chosen one."""
         name = "s" + hashlib.sha256(b"".join(self.pictures)).hexdigest()[:8]
         rules, buttons, shown = [], "", ""
         for i, (picture, text) in enumerate(zip(self.pictures, self.texts, strict=True), 1):
             rules.append(f"#{name}:has(input:nth-of-type({i}):checked) figure:nth-of-type({i})")
-            chosen = " checked" if i == len(self.texts) else ""
+            chosen = " checked" if i == self.opens + 1 else ""
             buttons += f'<input type="radio" name="{name}" id="{name}-{i}"{chosen}>'
-            buttons += f'<label for="{name}-{i}">Step {i}</label> '
+            buttons += f'<label for="{name}-{i}">{escape(self.names[i - 1])}</label> '
             data = base64.b64encode(picture).decode()
             shown += f'<figure><img alt="{escape(text)}" src="data:image/png;base64,{data}">'
             shown += f"<figcaption>{escape(text)}</figcaption></figure>"

@@ -27,7 +27,9 @@ const Live = (() => {
     return halves[bits];
   }
 
-  function decode({ name, step, config, dtype, tensors, data }) {
+  function decode(part) {
+    const { name, step, config, dtype, tensors, data } = part;
+    if (!tensors) return part; // a record of a run: no weights
     const text = atob(data), bytes = new Uint8Array(text.length);
     for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
     const numbers = dtype === "f2" ? Float32Array.from(new Uint16Array(bytes.buffer), half)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 
+import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from ...interp.head_scores import draw_heads
+from ...interp.hooks import How, ablate_sets, logits_at, logits_under
+from ...models import TransformerBridge
 from .marks import LENSES, Marks
+from .question import Answered, Question
 from .smoothers import beyond_counting
 
 Heads = frozenset[int]  # numbers of heads in order of depth
-AGAIN = ("matchers only", "readers only")  # whose control is drawn twice, the second as its null
+WAYS: dict[str, How] = {"resampled": "resample", "averaged": "mean", "zeroed": "zero"}
 
 
 def head_scores(
@@ -32,21 +36,48 @@ def head_scores(
     return {k: other[k] if k in other else getattr(marked, k)[part].mean(0) for k in LENSES}
 
 
-def sets_to_remove(
-    top: Mapping[str, Set[int]], layer: Int[Tensor, "head"], generator: Generator
-) -> dict[str, Heads]:
-    """The heads that each lens marks, what circuit, anchors and induction share or mark alone, and
-    for each set a control: as many heads of the same layers that none of these three marks."""
-    needed, reads, match = (frozenset(top[k]) for k in ("circuit", "anchors", "induction"))
-    sets = {k: frozenset(v) for k, v in top.items()} | {
-        "both": reads & match,
-        "matchers only": match - reads,
-        "readers only": reads - match,
-        "circuit only": needed - reads,
-        "no circuit": reads - needed,
+def sets_to_remove(top: Mapping[str, Set[int]]) -> dict[str, Heads]:
+    """The heads that each lens marks, and what matching prefixes, reading answers and writing the
+    vector share or have alone. The last two leave out what the other marks ({cite}`yin2025`)."""
+    match, read, write = (frozenset(top[k]) for k in ("induction", "anchors", "vector"))
+    return {k: frozenset(v) for k, v in top.items()} | {
+        "match and read": match & read,
+        "match only": match - read,
+        "read only": read - match,
+        "match, not vector": match - write,
+        "vector, not match": write - match,
     }
-    barred, drawn = needed | reads | match, {}
-    for end, names in ((", others", tuple(sets)), (", others again", AGAIN)):
-        for k in names:
-            drawn[k + end] = draw_heads(sets[k], layer, generator, barred)
-    return sets | drawn
+
+
+def controls(
+    sets: Mapping[str, Heads], layer: Int[Tensor, "head"], generator: Generator, draws: int
+) -> dict[str, list[Heads]]:
+    """As many of all other heads of the same layers as each set has, drawn ``draws`` times; fewer
+    where a set holds more than half of a layer."""
+    return {k: [draw_heads(s, layer, generator, s) for _ in range(draws)] for k, s in sets.items()}
+
+
+def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict[str, Answered]:
+    """What is said after the examples, with their answers permuted (``wrong``), after the rival's
+    examples likewise, and without any."""
+    bare, end = question.without(range(question.examples))
+    read = {
+        "examples": (question.task.clean, question.task.at),
+        "wrong pairs": (wrong.task.clean, question.task.at),
+        "rival": (question.task.corrupt, question.task.at),
+        "rival, wrong pairs": (wrong.task.corrupt, question.task.at),
+        "none": (bare, end[:, None]),
+    }
+    return {k: question.said(logits_at(model, *side)[:, 0]) for k, side in read.items()}
+
+
+def without(
+    model: TransformerBridge, question: Question, sets: Sequence[Heads], how: How
+) -> Answered:
+    """What is said without each set of heads, at all positions: resampled (as on the corrupt side),
+    by their mean over prompts and positions, or zero. Margin, success, p: (set, batch)."""
+    task, width = question.task, model.cfg.n_heads
+    heads = [[divmod(i, width) for i in sorted(some)] for some in sets]
+    hooks = ablate_sets(model, task.clean, heads, how, task.corrupt)
+    logits = logits_under(model, task.clean, hooks, task.at)
+    return question.said(torch.stack([x[:, 0] for x in logits]))

@@ -2,13 +2,12 @@
 
 circuit: nats lost when it is resampled, estimated (Syed et al. 2023). anchors: attention from the
 target to the answers (Wang et al. 2023). induction: prefix matching (Olsson et al. 2022).
-algorithm: how well it predicts which examples count (Han et al. 2023). vector: share of the common
-vector (Hendel et al. 2023; Todd et al. 2024). dual: nats of its step on the examples (Ren and Liu
-2024)."""
+algorithm: how well it predicts which examples count (Han et al. 2023). vector: share of u, what the
+examples add to the state there (Hendel et al. 2023; Todd et al. 2024). dual: nats of its step on
+the examples (Ren and Liu 2024)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +16,7 @@ from torch import Tensor
 
 from ...interp.at_query import AtQuery, read, read_heads, scores
 from ...interp.attribution import node_attribution
-from ...interp.clean_corrupt import scored_logits
 from ...interp.graph import of
-from ...interp.hooks import CUT, Hook
 from ...models import TransformerBridge, get_act_name
 from ..contrastive_kernel.heads import direct_logit_attribution, dual_heads
 from .question import Question
@@ -39,15 +36,20 @@ class Marks:
     vector: Heads
     dual: Heads
     logit_by_example: Float[Tensor, "batch demo"]  # the dual lens, summed over heads
-    vector_by_example: Float[Tensor, "batch demo"]  # the same step, towards the common vector
+    vector_by_example: Float[Tensor, "batch demo"]  # the same step, towards u
     from_token: Float[Tensor, "batch layer pos"]  # the same by the token that is read
-    states: Float[Tensor, "batch layer d_model"]  # clean less corrupt, after every layer
+    states: Float[Tensor, "batch layer d_model"]  # with examples less without, after every layer
+    writes: Float[Tensor, "layer head d_model"]  # the same of what heads write, the mean of prompts
+
+    @property
+    def u(self) -> Float[Tensor, "layer d_model"]:
+        """Mean of the states: the one vector, after every layer."""
+        return self.states.mean(0)
 
 
 def measure(model: TransformerBridge, question: Question, layer: int, steps: int = 2) -> Marks:
-    """The lenses on a question, from one reading of either side and ``steps`` backward passes. The
-    vector is the mean difference of the sides at the target, after ``layer``: heads above add
-    nothing.
+    """The lenses on a question, from one reading of either side and of the prompts without their
+    examples, and ``steps`` backward passes. u is taken after ``layer``: heads above add nothing.
 
     Example:
         >>> import torch
@@ -63,9 +65,9 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
     heads = [i for i, node in enumerate(nodes) if node.kind == "head"]
     shape = len(task), model.cfg.n_layers, model.cfg.n_heads
     clean, corrupt = (read(model, tokens, question.at) for tokens in (task.clean, task.corrupt))
-    (writes, states), (others, before) = written(clean), written(corrupt)
+    (writes, states), (bare, before) = written(clean), written(_without_examples(model, question))
     common = (states - before)[:, layer].mean(0)
-    vector = (writes - others) @ (common / common.square().sum())
+    vector = (writes - bare) @ (common / common.square().sum())
     vector[:, layer + 1 :] = 0.0
     towards = step_towards(clean, question, common)
     towards[:, layer + 1 :] = 0.0
@@ -85,8 +87,13 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
         ),
         "from_token": towards.sum(2),
         "states": states - before,
+        "writes": (writes - bare).mean(0),
     }
     return Marks(**{name: values.detach().float().cpu() for name, values in marked.items()})
+
+
+def _without_examples(model: TransformerBridge, question: Question) -> AtQuery:
+    return read(model, *question.without(range(question.examples)))
 
 
 def _direct(query: AtQuery, question: Question, demonstrations: Tensor) -> Heads:
@@ -135,34 +142,16 @@ def step_towards(
     return rows(query) * torch.stack(by_layer, 1) * question.shown[:, None, None]
 
 
-def common_share(states: Float[Tensor, "batch d_model"]) -> float:
+def common_share(
+    states: Float[Tensor, "batch d_model"], other: Float[Tensor, "other d_model"] | None = None
+) -> float:
     """Share of a difference that is the same for all prompts: the mean of v_a·v_b over pairs of
-    prompts, over that of v_a·v_a. One vector gives 1, unrelated ones 0."""
-    inner = states.double() @ states.double().T
-    own = inner.diagonal().sum()
-    return float((inner.sum() - own) / (len(states) - 1) / own)
-
-
-def margin_without_reading(
-    model: TransformerBridge, question: Question, cuts: Sequence[range]
-) -> Float[Tensor, "cut batch"]:
-    """Margin when the target may not attend to the examples in some layers, in nats; the rest of
-    the prompt is read as before."""
-    query = read(model, question.task.clean, question.at)
-    gone = query.as_read_again(query.mask(question.shown))[:, None, None]
-
-    def cut(layer: int) -> Hook:
-        name = get_act_name("attn_scores", layer)
-        return name, lambda value, hook: value.masked_fill(gone, CUT)
-
-    ways = [[cut(layer) for layer in layers] for layers in cuts]
-    return torch.stack([question.margin(query.again(hooks)) for hooks in ways])
-
-
-def answered(
-    model: TransformerBridge, question: Question
-) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:
-    """Margin with examples (nats), and whether the answer is the likeliest of all tokens."""
-    logits = scored_logits(model, question.task)[:, 0]
-    right = logits.argmax(1) == question.task.answer[:, 0]
-    return question.margin(logits), right.to(logits.dtype)
+    prompts, over that of v_a·v_a. One vector gives 1, unrelated ones 0. With ``other`` prompts:
+    over pairs of one of either, by the root of both mean squares."""
+    states = states.double()
+    own = states.square().sum()
+    if other is None:
+        return float(((states @ states.T).sum() - own) / (len(states) - 1) / own)
+    other = other.double()
+    sizes = own / len(states) * other.square().sum() / len(other)
+    return float((states @ other.T).mean() / sizes.sqrt())

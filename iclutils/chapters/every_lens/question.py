@@ -1,20 +1,43 @@
-"""One prompt that only its examples can answer, and the parts of it that can be taken away."""
+"""One prompt that only its examples can answer, and the parts of it that can be taken away.
+
+Functions between words stand on lists of ``tasks/data/words`` that share no word: each goes from
+the first column to another, and has a rival on the same words. Every third row is held out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.clean_corrupt import CleanCorrupt, classification, two_functions
+from ...interp.clean_corrupt import CleanCorrupt, classification
 from ...models import TransformerBridge
+from ...models import words as model_words
 from ...tasks.prompts import Prompts, leave_out
+from ...tasks.words import HELD_OUT, TABLES
 
-ANSWER, LINE = 2, 4  # of ``word -> answer \\n``: where the answer stands, and the tokens of a line
+FUNCTIONS = {  # list, column, rival (the word itself, where the list has no other column)
+    "past": ("verbs", "past", "gerund"),
+    "comparative": ("adjectives", "comparative", "superlative"),
+    "plural": ("nouns", "plural", "kind"),
+    "agent": ("agents", "agent", "gerund"),
+    "adjective": ("qualities", "adjective", "plural"),
+    "adverb": ("manners", "adverb", "word"),
+    "upper case": ("titles", "capitalised", "plural"),
+    "first of three": ("triples", "first", "last"),
+    "next": ("steps", "next", "previous"),
+    "capital": ("countries", "capital", "language"),
+    "opposite": ("contraries", "opposite", "gerund"),
+    "colour": ("things", "colour", "word"),
+    "French": ("foreign", "french", "word"),
+    "first name": ("surnames", "first", "word"),
+}
 
 
 class Margin(CleanCorrupt):
@@ -26,6 +49,14 @@ class Margin(CleanCorrupt):
     ) -> Float[Tensor, "*lead"]:
         """Margin of single predictions, in nats."""
         return right - (choices.sum(-1) - right) / (choices.shape[-1] - 1)
+
+
+class Answered(NamedTuple):
+    """What the model says at the targets of prompts, or under each of some interventions."""
+
+    margin: Float[Tensor, "*way batch"]  # nats
+    right: Float[Tensor, "*way batch"]  # 1 where the answer is the likeliest of all tokens
+    p: Float[Tensor, "*way batch"]  # probability of the answer, of all tokens
 
 
 @dataclass(frozen=True)
@@ -67,6 +98,13 @@ class Question:
         """Logit of the right answer less the mean of the other choices, in nats."""
         return self.task.score(logits[:, None])
 
+    def said(self, logits: Float[Tensor, "*way batch vocab"]) -> Answered:
+        """Margin, success and probability of the right answer."""
+        right = self.task.answer.expand(*logits.shape[:-1], 1)
+        p = logits.softmax(-1).gather(-1, right)[..., 0]
+        hit = (logits.argmax(-1) == right[..., 0]).to(p)
+        return Answered(self.task.score(logits[..., None, :]), hit, p)
+
     def choice_logits(self, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch choice"]:
         assert self.task.choices is not None
         return logits.gather(1, self.task.choices)
@@ -81,6 +119,17 @@ class Question:
         tokens = self.task.clean.scatter(1, self.answers, torch.where(coin == 1, other, own))
         return replace(self, task=replace(self.task, clean=tokens), shows=self.shows ^ coin)
 
+    def shuffled(self, generator: torch.Generator) -> Question:
+        """The same words and answers on either side, no example with its own: the form is still
+        shown, the mapping is not."""
+        place = torch.rand(self.cues.shape, generator=generator).argsort(1).to(self.cues)
+        order = torch.zeros_like(place).scatter(1, place, place.roll(1, 1))
+        sides = {
+            side: tokens.scatter(1, self.answers, tokens.gather(1, self.answers).gather(1, order))
+            for side, tokens in (("clean", self.task.clean), ("corrupt", self.task.corrupt))
+        }
+        return replace(self, task=replace(self.task, **sides), shows=self.shows.gather(1, order))
+
     def without(self, examples: Sequence[int]) -> tuple[Int[Tensor, "batch pos"], Tensor]:
         """The clean prompts without some examples: tokens, padded on the right, and target."""
         gone = torch.isin(self.example, torch.tensor([*examples], device=self.example.device))
@@ -88,21 +137,64 @@ class Question:
 
 
 def of_words(
-    model: TransformerBridge,
-    function: str,
-    rival: str,
-    count: int,
-    examples: int,
-    generator: torch.Generator,
+    model: TransformerBridge, function: str, count: int, examples: int, generator: torch.Generator
 ) -> Question:
-    """``word -> answer`` lines of a function, asked of held-out words; corrupt: of its rival. The
-    newline before a line belongs to it, so that a prompt without examples begins with one."""
-    task = Margin(**vars(two_functions(model, function, rival, count, examples, generator)))
-    place = torch.arange(task.clean.shape[1], device=task.clean.device)
-    cues = ANSWER - 1 + LINE * torch.arange(examples, device=place.device)
+    """Lines `` word -> answer`` of one of ``FUNCTIONS``, asked of held-out words; corrupt: of its
+    rival. No word comes twice in a prompt. The newline before a line belongs to it, so that a
+    prompt without examples begins with one."""
+
+    tokenizer = model_words(model)
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    pools = [[row for row in half if _is_single(row, ids)] for half in _halves(function)]
+    (shown, asked), sides = pools, ([], [])
+    while asked and len(sides[0]) < count:
+        for query in (asked[i] for i in torch.randperm(len(asked), generator=generator).tolist()):
+            rows = [query]
+            for other in (
+                shown[i] for i in torch.randperm(len(shown), generator=generator).tolist()
+            ):
+                if not _words(other) & _words(*rows):
+                    rows.append(other)
+            for column, side in enumerate(sides, 1):
+                lines = "".join(f" {row[0]} -> {row[column]}\n" for row in rows[1 : examples + 1])
+                side.append([*ids(lines), *ids(f" {query[0]} ->"), *ids(f" {query[column]}")])
+    if not asked or min(map(len, sides[0])) < max(map(len, sides[0])):
+        raise IclError(f"Too few words of {function!r} are single tokens of this model.")
+    clean, corrupt = (torch.tensor(side[:count], device=model.cfg.device) for side in sides)
+    choices = torch.stack([clean[:, -1], corrupt[:, -1]], 1)
+    place = torch.arange(clean.shape[1] - 1, device=clean.device)
+    line = (len(place) + 2) // (examples + 1)  # tokens of a line, the last of which has two fewer
+    cues = line - 3 + line * place[:examples]
+    at = torch.full_like(choices[:, :1], len(place) - 1)
+    task = Margin(clean[:, :-1], corrupt[:, :-1], at, choices[:, :1], choices=choices)
     example = (place[:, None] > cues + 1).sum(1)
-    shows = torch.zeros(count, examples, dtype=torch.long, device=place.device)
+    shows = torch.zeros(count, examples, dtype=torch.long, device=clean.device)
     return Question(task, example.expand_as(task.clean), cues.expand(count, -1), shows)
+
+
+Row = tuple[str, ...]  # a word, what the function makes of it, and what its rival does
+
+
+def _halves(function: str) -> tuple[list[Row], list[Row]]:
+    """Rows of a function's list: those of examples, and every third, held out."""
+    table, *columns = FUNCTIONS[function]
+    with open(TABLES / f"{table}.tsv", encoding="utf-8") as file:
+        rows = [(r["word"], *map(r.get, columns)) for r in csv.DictReader(file, delimiter="\t")]
+    rows = [row for row in rows if row[1] != row[2] and "-" not in row]
+    held = [row for n, row in enumerate(rows) if n % HELD_OUT == HELD_OUT - 1]
+    return [row for row in rows if row not in held], held
+
+
+def _words(*rows: Row) -> set[str]:
+    return {word for row in rows for part in row for word in part.split(", ")}
+
+
+def _is_single(row: Row, ids: Callable[[str], list[int]]) -> bool:
+    """Whether word and answers are single tokens; of three words, each."""
+    return [len(ids(f" {part}")) for part in row] == [2 * len(row[0].split(", ")) - 1, 1, 1]
 
 
 def of_prompts(prompts: Prompts) -> Question:

@@ -11,30 +11,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...interp.at_query import read
 from ...interp.hooks import logits_under
 from ...models import TransformerBridge, get_act_name
-from .marks import written
-from .question import Question
-
-
-def task_vectors(
-    model: TransformerBridge, question: Question
-) -> tuple[Float[Tensor, "layer d_model"], Float[Tensor, "layer head d_model"]]:
-    """Mean with examples less without, at the target: states after layers, writes of heads."""
-    bare = question.without(range(question.examples))
-    sides = ((question.task.clean, question.at), bare)
-    (heads, states), (less, before) = (written(read(model, *side)) for side in sides)
-    return states.mean(0) - before.mean(0), heads.mean(0) - less.mean(0)
+from .question import Answered, Question
 
 
 def steered(
     model: TransformerBridge,
     question: Question,
     vectors: Iterable[tuple[int, Float[Tensor, "d_model"]]],
-) -> tuple[Float[Tensor, "vector batch"], Float[Tensor, "vector batch"]]:
-    """Prompts without examples, with a vector added at the target after a layer: margin (nats), and
-    whether the right answer is the likeliest of all tokens; for each pair of layer and vector."""
+) -> Answered:
+    """What is said without examples when a vector is added at the target after a layer; for each
+    pair of layer and vector."""
     tokens, target = question.without(range(question.examples))
     rows = torch.arange(len(tokens), device=tokens.device)
 
@@ -46,8 +34,7 @@ def steered(
         for layer, vector in vectors
     ]
     logits = [x[:, 0] for x in logits_under(model, tokens, ways, target[:, None])]
-    right = [(x.argmax(1) == question.task.answer[:, 0]).to(x.dtype) for x in logits]
-    return torch.stack([question.margin(x) for x in logits]), torch.stack(right)
+    return question.said(torch.stack(logits))
 
 
 def random_like(vector: Float[Tensor, "*lead d_model"], generator: torch.Generator) -> Tensor:

@@ -1,0 +1,105 @@
+// Figure 7: which heads carry the answer? (notebook 07). SmolLM2 does not run in the page: this is
+// the record of a run at the tier `real`, prompt by prompt, of every removal that the chapter makes.
+{
+  const LAYERS = 30, HEADS = 9, NONE = "none", ONE = "one head";
+  const LENSES = ["circuit", "anchors", "induction", "algorithm", "vector", "dual"];
+  const DERIVED = ["match and read", "match only", "read only", "match, not vector", "vector, not match"];
+  const WAYS = ["resampled", "averaged", "zeroed"];
+  const key = (set) => set.replace(/,? /g, "-"); // as the state has it, without blanks
+  const numbers = (text) => text.split(" ").map(Number);
+  // Probability and margin (nats) of the n-th of the pairs that a text holds
+  const pair = (text, n) => [numbers(text)[2 * n] / 1000, numbers(text)[2 * n + 1] / 10];
+
+  function measured(state, record) {
+    const prompt = record.prompts[Math.min(state.prompt, record.prompts.length - 1)];
+    const sets = record.sets[prompt.case], names = Object.keys(sets);
+    const set = names.find((name) => key(name) === state.set), ours = state.prompt === 0;
+    const whole = pair(prompt.whole, 0), one = state.set === key(ONE) && ours;
+    const heads = one ? [state.head] : set ? numbers(sets[set] || "").filter((x) => sets[set]) : [];
+    const { way } = state, stride = way === "zeroed" ? 1 : 2, whose = way === "zeroed" ? "marked" : state.whose;
+    const found = one ? pair(record.single, state.head)
+      : set ? pair(prompt[way], stride * names.indexOf(set) + (whose === "others" ? 1 : 0)) : whole;
+    const marked = set ? pair(prompt[way], stride * names.indexOf(set)) : whole;
+    return { prompt, whole, found, marked, heads, set, one, ours, whose, count: heads.length };
+  }
+
+  const signed = (value) => value.toFixed(1).replace("-", "−");
+  const named = (i) => `${Math.floor(i / HEADS)}.${i % HEADS}`;
+  const STEP = 19, LEFT = 26;
+  function map(state, m, record) {
+    const margins = numbers(record.single).filter((_, i) => i % 2).map((x) => x / 10);
+    const cells = Array.from({ length: LAYERS * HEADS }, (_, i) => {
+      const x = LEFT + STEP * Math.floor(i / HEADS), y = 4 + STEP * (i % HEADS);
+      const removed = m.heads.includes(i) && (m.one || m.whose === "marked");
+      const lost = m.ours ? Math.min(1, Math.abs(margins[i] - m.whole[1]) / 1.5) : 0;
+      const pick = m.ours ? ` data-pick='${JSON.stringify({ set: key(ONE), head: i })}'` : "";
+      return `<g${pick}><rect class="live-a" opacity="${(0.06 + 0.9 * lost).toFixed(2)}" x="${x}" y="${y}" width="${STEP - 2}" height="${STEP - 2}"/>` +
+        (removed ? `<path class="live-edge live-b" style="stroke-width: 3; stroke-dasharray: none" d="M${x + 3} ${y + 3}l${STEP - 8} ${STEP - 8}m0 ${8 - STEP}l${8 - STEP} ${STEP - 8}"/>` : "") +
+        `<rect class="live-hit" x="${x}" y="${y}" width="${STEP}" height="${STEP}"/></g>`;
+    }).join("");
+    const layers = [0, 5, 10, 15, 20, 25, 29].map((la) => `<text x="${LEFT + STEP * la + 8}" y="${STEP * HEADS + 20}" text-anchor="middle">${la}</text>`).join("");
+    const heads = [0, 4, 8].map((h) => `<text x="${LEFT - 6}" y="${STEP * h + 17}" text-anchor="end">${h}</text>`).join("");
+    const said = m.count ? `Map of 270 heads; removed are ${m.whose === "others" && !m.one ? `${m.count} others of the same layers` : m.heads.map(named).join(", ")}.` : "Map of 270 heads; none is removed.";
+    return `<svg class="live-wide" viewBox="0 0 ${LEFT + STEP * LAYERS + 4} ${STEP * HEADS + 26}" role="img" aria-label="${said}">${cells}${layers}${heads}</svg>`;
+  }
+
+  function bars(m) {
+    const [right, rival] = m.prompt.answers.map(Live.escaped), zero = 170, scale = 9;
+    const row = (y, name, [p, margin], kind) => {
+      const reach = Math.max(-16, Math.min(16, margin)) * scale;
+      return `<text x="0" y="${y}">${name}: ${right} with ${p.toFixed(2)}</text>` +
+        `<rect class="live-${kind}" x="${Math.min(zero, zero + reach)}" y="${y + 6}" width="${Math.max(1, Math.abs(reach))}" height="14"/>` +
+        `<text x="${reach < 0 ? zero + 5 : zero - 5}" y="${y + 18}" text-anchor="${reach < 0 ? "start" : "end"}">${signed(margin)}</text>`;
+    };
+    return `<svg viewBox="0 0 340 112" role="img" aria-label="With all heads ${right} has the probability ${m.whole[0].toFixed(2)}; now ${m.found[0].toFixed(2)}.">` +
+      `<path class="live-axis" d="M${zero} 18v76"/>${row(14, "all heads", m.whole, "grey")}${row(58, "now", m.found, "a")}` +
+      `<text x="0" y="108">${rival} leads</text><text x="340" y="108" text-anchor="end">${right} leads</text></svg>`;
+  }
+
+  Live.figure("lenses", {
+    title: "Which heads carry the answer?",
+    first: { prompt: 0, set: NONE, way: "averaged", whose: "marked", head: 0 },
+    needs: () => ["lenses"],
+    change: (state) => ({ ...state, prompt: Number(state.prompt), head: Number(state.head),
+      set: state.set === key(ONE) && Number(state.prompt) ? NONE : state.set }),
+
+    fields(state) {
+      const option = (name) => [key(name), name];
+      const ours = state.prompt === 0, one = state.set === key(ONE);
+      return [
+        { kind: "range", name: "prompt", label: "Prompt", min: 0, max: 30, said: (v) => (Number(v) ? `number ${v} of thirty more` : "the chapter's") },
+        { kind: "radios", name: "set", label: "Take away the heads marked by", options: [[NONE, "no lens"], ...LENSES.map(option)] },
+        { kind: "radios", name: "set", label: "or those that", options: [...DERIVED.map(option), ...(ours ? [[key(ONE), "a single head"]] : [])] },
+        ...(one ? [{ kind: "range", name: "head", label: "Head", min: 0, max: LAYERS * HEADS - 1, said: named }] : [
+          { kind: "radios", name: "way", label: "They are", options: WAYS.map((way) => [way, way]) },
+          ...(state.way === "zeroed" ? [] : [{ kind: "radios", name: "whose", label: "or as a control", options: [["marked", "these heads"], ["others", "as many others of the same layers"]] }]),
+        ]),
+      ];
+    },
+
+    draw(state, [record]) {
+      const m = measured(state, record), lines = m.prompt.text.split("\n").map((line) => Live.escaped(line.trim()));
+      const way = m.one ? "averaged" : state.way, [p, margin] = m.found, [right, rival] = m.prompt.answers;
+      const said = `${m.count ? `${m.count} heads ${way}` : "All heads are there"}: ${right} has the probability ${p.toFixed(2)} and leads ${rival} by ${signed(margin)} nats.`;
+      const numbersNow = [
+        ["heads removed", m.count, m.count ? way : "of 270"],
+        [`probability of ${Live.escaped(right)}`, p.toFixed(2), `all heads: ${m.whole[0].toFixed(2)}`],
+        ["margin, nats", signed(margin), `all heads: ${signed(m.whole[1])}`],
+      ];
+      const note = m.ours ? "Dark: how far each head alone, averaged, moves the margin of this prompt (1.5 nats and more are darkest); touch one. " : "";
+      const view = `<div class="live-row-of"><div><p class="live-head">The prompt</p><pre>${lines.join("\n")}</pre></div><div><p class="live-head">The answer</p>${bars(m)}</div></div>` +
+        `<p class="live-head">Heads, by layer from left to right</p>${map(state, m, record)}` +
+        `<p class="live-note">${note}Crosses: heads that are removed. This is the record of a run, not a model in the page: one number for each prompt, set, way and control.</p>`;
+      return { numbers: numbersNow, view, said, ...m };
+    },
+
+    tasks: [
+      { text: "Which heads carry the answer? On the chapter's prompt, let the rival lead without more than nine heads.",
+        done: (s, m) => m.ours && m.count <= 9 && m.found[1] < 0 },
+      { text: "Keep that set and change the way: the answer leads again.",
+        done: (s, m) => m.ours && m.set === "match and read" && s.way !== "resampled" && m.whose === "marked" && m.found[1] > 0 },
+      { text: "Is it these heads, or any? Find a set without which the answer is lost (below .1), and whose control keeps it.",
+        done: (s, m) => m.whose === "others" && m.count > 0 && m.marked[0] < 0.1 && m.found[0] > 0.5 },
+    ],
+  });
+}
