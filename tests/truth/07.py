@@ -52,9 +52,10 @@ for part in (0.5, 1.0):
 felt = (slopes * (seen["z", layer] - before["z", layer])).sum((2, 3))[:, head]
 
 anchors = seen["weights", layer][:, head, -1, cues + 1].sum(-1)
-change = (seen["resid", DEEP] - before["resid", DEEP])[:, -1]
+bare, plain = run(taken_out(shown))  # without examples
+change = seen["resid", DEEP][:, -1] - plain["resid", DEEP][:, -1]
 common = change.mean(0)
-wrote = (write_of(seen, *READER) - write_of(before, *READER))[:, -1]
+wrote = write_of(seen, *READER)[:, -1] - write_of(plain, *READER)[:, -1]
 inner = change.double() @ change.double().T
 
 scale = (seen["resid", 29][:, -1].square().mean(-1) + MODEL.config.rms_norm_eps).sqrt()
@@ -65,15 +66,7 @@ moved = seen["weights", layer][:, head, -1, :, None] * seen["v", layer][:, head]
 steps = (moved * towards[:, None]).sum(-1)
 
 
-def no_reading(scores: Tensor) -> Tensor:
-    scores = scores.clone()
-    scores[:, :, -1, shown] = -10_000.0
-    return scores
-
-
-unread = run(clean, {("scores", la): no_reading for la in range(10, 21)})[0]
 left_out = torch.stack([margin(run(taken_out(example == i))[0]) for i in range(COUNT)], 1)
-bare, plain = run(taken_out(shown))
 vector = (seen["resid", EARLY][:, -1] - plain["resid", EARLY][:, -1]).mean(0)
 
 
@@ -146,7 +139,6 @@ write(
         "vector 18.6": wrote @ (common / common.square().sum()),
         "dual 18.6": (steps * shown).sum(1),
         "common share after layer 20": ((inner.sum() - inner.trace()) / 2 / inner.trace()).item(),
-        "margin without reading in layers 10 to 20": margin(unread),
         "lost without each example": margin(logits)[:, None] - left_out,
         "task vector after layer 14": vector[:4],
         "margin with the vector": margin(steered),

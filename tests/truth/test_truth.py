@@ -219,8 +219,8 @@ def every_lens(net, given):
     task = Margin(given["clean"], given["corrupt"], at, choices[:, :1], choices=choices)
     asked = Question(task, given["example"], given["cues"], torch.zeros_like(given["shows"]))
     found, (layer, h) = marks.measure(net, asked, layer=20), (18, 6)
-    vector = vectors.task_vectors(net, asked)[0][14]
-    steered, _ = vectors.steered(net, asked, [(14, vector), (14, torch.zeros_like(vector))])
+    vector = found.u[14]
+    steered = vectors.steered(net, asked, [(14, vector), (14, torch.zeros_like(vector))]).margin
     sets = [four, [Node("mlp", 20)]]
     resampled = patching.ablate(net, task, sets)
     shorter = [asked.without([i]) for i in range(3)]
@@ -237,9 +237,6 @@ def every_lens(net, given):
         "vector 18.6": found.vector[:, layer, h],
         "dual 18.6": found.dual[:, layer, h],
         "common share after layer 20": marks.common_share(found.states[:, 20]),
-        "margin without reading in layers 10 to 20": (
-            marks.margin_without_reading(net, asked, [range(10, 21)])[0]
-        ),
         "lost without each example": found.clean[:, None] - torch.stack(left_out, 1),
         "task vector after layer 14": vector[:4],
         "margin with the vector": steered[0],

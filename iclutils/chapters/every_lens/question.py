@@ -34,7 +34,6 @@ FUNCTIONS = {  # list, column, rival (the word itself, where the list has no oth
     "next": ("steps", "next", "previous"),
     "capital": ("countries", "capital", "language"),
     "opposite": ("contraries", "opposite", "gerund"),
-    "colour": ("things", "colour", "word"),
     "French": ("foreign", "french", "word"),
     "first name": ("surnames", "first", "word"),
 }
@@ -57,6 +56,9 @@ class Answered(NamedTuple):
     margin: Float[Tensor, "*way batch"]  # nats
     right: Float[Tensor, "*way batch"]  # 1 where the answer is the likeliest of all tokens
     p: Float[Tensor, "*way batch"]  # probability of the answer, of all tokens
+
+
+TWICE = {"clean"}  # a verb and an adjective
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ def _halves(function: str) -> tuple[list[Row], list[Row]]:
     table, *columns = FUNCTIONS[function]
     with open(TABLES / f"{table}.tsv", encoding="utf-8") as file:
         rows = [(r["word"], *map(r.get, columns)) for r in csv.DictReader(file, delimiter="\t")]
-    rows = [row for row in rows if row[1] != row[2] and "-" not in row]
+    rows = [row for row in rows if row[1] != row[2] and "-" not in row and row[0] not in TWICE]
     held = [row for n, row in enumerate(rows) if n % HELD_OUT == HELD_OUT - 1]
     return [row for row in rows if row not in held], held
 

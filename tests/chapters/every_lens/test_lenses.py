@@ -9,8 +9,8 @@ from iclutils import models
 from iclutils.chapters.contrastive_kernel.heads import dual_heads
 from iclutils.chapters.every_lens import compare, marks, smoothers, vectors
 from iclutils.chapters.every_lens.question import of_prompts
+from iclutils.interp import graph, patching
 from iclutils.interp.at_query import read
-from iclutils.interp.hooks import logits_at
 from iclutils.models import get_act_name
 from iclutils.tasks import topics
 
@@ -30,21 +30,28 @@ def found(net, here):
     return marks.measure(net, here, layer=2, steps=1)
 
 
-def at_target(net, here, side, name):
-    _, cache = net.run_with_cache(getattr(here.task, side), names_filter=name)
-    return cache[name][torch.arange(len(here)), here.at]
+def at_target(net, here, name):
+    """What the target holds with the examples, less without."""
+    bare, end = here.without(range(here.examples))
+    sides = (here.task.clean, here.at), (bare, end)
+    first, second = (
+        net.run_with_cache(tokens, names_filter=name)[1][name][torch.arange(len(here)), at]
+        for tokens, at in sides
+    )
+    return first - second
 
 
 def test_heads_and_mlps_write_the_whole_vector(net, here, found):
-    common = found.states[:, 2].mean(0)
-    mlps = sum(
-        at_target(net, here, "clean", get_act_name("mlp_out", layer))
-        - at_target(net, here, "corrupt", get_act_name("mlp_out", layer))
-        for layer in range(3)
-    )
-    share = mlps @ common / common.square().sum()
+    """All but what the embedding of another position adds."""
+    common = found.u[2]
+    others = sum(at_target(net, here, get_act_name("mlp_out", layer)) for layer in range(3))
+    others = others + at_target(net, here, get_act_name("resid_pre", 0))
+    share = others @ common / common.square().sum()
     assert torch.allclose(found.vector.sum((1, 2)).mean() + share.mean(), torch.ones(()), atol=1e-3)
     assert not found.vector[:, 3].any()
+    assert torch.allclose(
+        found.writes[2].sum(0), at_target(net, here, get_act_name("attn_out", 2)).mean(0), atol=1e-4
+    )
 
 
 def test_a_step_towards_a_vector_is_what_the_dual_model_writes_along_it(net, here):
@@ -57,16 +64,14 @@ def test_a_step_towards_a_vector_is_what_the_dual_model_writes_along_it(net, her
 
 def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_other(net, here):
     one = here[:1]
-    states, _ = vectors.task_vectors(net, one)
-    margins, right = vectors.steered(net, one, [(3, states[3]), (3, 0 * states[3])])
-    whole, sure = marks.answered(net, one)
-    tokens, target = one.without(range(4))
-    bare = logits_at(net, tokens, target[:, None])[:, 0]
-    assert torch.allclose(margins[0], whole, atol=1e-2)
-    assert torch.equal(right[0], sure)
-    assert torch.allclose(margins[1], one.margin(bare), atol=1e-3)
-    random = vectors.random_like(states[3], torch.Generator().manual_seed(0))
-    assert torch.isclose(random.norm(), states[3].norm())
+    u = marks.measure(net, one, layer=2, steps=1).u
+    said = vectors.steered(net, one, [(3, u[3]), (3, 0 * u[3])])
+    sides = compare.sides(net, one, one.shuffled(torch.Generator().manual_seed(0)))
+    assert torch.allclose(said.margin[0], sides["examples"].margin, atol=1e-2)
+    assert torch.equal(said.right[0], sides["examples"].right)
+    assert torch.allclose(said.p[1], sides["none"].p, atol=1e-5)
+    random = vectors.random_like(u[3], torch.Generator().manual_seed(0))
+    assert torch.isclose(random.norm(), u[3].norm())
 
 
 def test_smoothers_are_those_of_the_textbooks():
@@ -91,15 +96,33 @@ def test_smoothers_are_those_of_the_textbooks():
             assert value == pytest.approx(expected[name]), name
 
 
-def test_sets_to_remove_part_the_marked_heads_and_their_controls_are_unmarked():
+def test_sets_to_remove_part_the_marked_heads_and_controls_are_others_of_their_layers():
     layer = torch.arange(6).repeat_interleave(10)
-    top = {"circuit": {0, 1, 2}, "anchors": {1, 2, 3, 12}, "induction": {2, 12, 13}}
-    sets = compare.sets_to_remove(top, layer, torch.Generator().manual_seed(0))
-    assert sets["both"] == {2, 12}
-    assert (sets["matchers only"], sets["readers only"]) == ({13}, {1, 3})
-    assert (sets["circuit only"], sets["no circuit"]) == ({0}, {3, 12})
+    top = {"circuit": {0, 1, 2}, "anchors": {1, 2, 3, 12}, "induction": {2, 12, 13}, "vector": {12}}
+    sets = compare.sets_to_remove(top)
+    assert sets["match and read"] == {2, 12}
+    assert (sets["match only"], sets["read only"]) == ({13}, {1, 3})
+    assert (sets["match, not vector"], sets["vector, not match"]) == ({2, 13}, set())
+    drawn = compare.controls(sets, layer, torch.Generator().manual_seed(0), 3)
     for name, heads in sets.items():
-        own = sets[name.split(",")[0]]
-        assert sorted(layer[sorted(heads)].tolist()) == sorted(layer[sorted(own)].tolist())
-        if "others" in name:
-            assert not heads & {0, 1, 2, 3, 12, 13}
+        for others in drawn[name]:
+            assert sorted(layer[sorted(others)].tolist()) == sorted(layer[sorted(heads)].tolist())
+            assert not others & heads
+
+
+@pytest.mark.parametrize("way", compare.WAYS.values())
+def test_what_is_said_without_heads_is_what_the_package_patches(net, here, way):
+    sets = [frozenset({0, 5}), frozenset({6})]
+    nodes = [[graph.all_heads(net)[i] for i in heads] for heads in sets]
+    said = compare.without(net, here, sets, way)
+    assert torch.allclose(said.margin, patching.ablate(net, here.task, nodes, way), atol=1e-4)
+
+
+def test_common_shares_are_those_of_pairs():
+    one, two = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0))
+    pairs = [one[a] @ one[b] for a in range(4) for b in range(4) if a != b]
+    mean_square = one.square().sum(1).mean()
+    assert marks.common_share(one) == pytest.approx(float(sum(pairs) / 12 / mean_square), abs=1e-6)
+    cross = sum(a @ b for a in one for b in two) / 16
+    size = (mean_square * two.square().sum(1).mean()).sqrt()
+    assert marks.common_share(one, two) == pytest.approx(float(cross / size), abs=1e-6)

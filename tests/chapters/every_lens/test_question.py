@@ -23,9 +23,37 @@ def spoken(model, tokens):
     return model.tokenizer.decode(tokens)
 
 
-def asked(model, count=4, seed=0):
-    draw = seeded(seed)
-    return question.of_words(model, "past", "gerund", count, 3, draw)
+def asked(model, count=4, seed=0, function="past"):
+    return question.of_words(model, function, count, 3, seeded(seed))
+
+
+def test_no_word_stands_in_two_lists():
+    lists = [
+        {w for half in question._halves(f) for row in half for w in row[0].split(", ")}
+        for f in question.FUNCTIONS
+    ]
+    assert sum(map(len, lists)) == len(set().union(*lists))
+
+
+@pytest.mark.parametrize("function", question.FUNCTIONS)
+def test_lines_are_pairs_of_the_list_and_no_word_comes_twice(reader, function):
+    here, (shown, held) = asked(reader, 30, function=function), question._halves(function)
+    for n in range(30):
+        for side, column in ((here.task.clean, 1), (here.task.corrupt, 2)):
+            *lines, last = spoken(reader, side[n]).split("\n")
+            pairs = [tuple(line.strip().split(" -> ")) for line in lines]
+            assert set(pairs) <= {(row[0], row[column]) for row in shown}
+            query = last.strip().removesuffix(" ->")
+            answer = spoken(reader, here.task.choices[n, column - 1]).strip()
+            assert (query, answer) in {(row[0], row[column]) for row in held}
+            said = [w for pair in pairs for w in ", ".join(dict.fromkeys(pair)).split(", ")]
+            if function != "first of three":
+                assert len({*said, query, answer}) == len(said) + len({query, answer})
+    wrong = here.shuffled(seeded(1))
+    for side in ("clean", "corrupt"):
+        one, other = (getattr(x.task, side).gather(1, here.answers) for x in (here, wrong))
+        assert torch.equal(one.sort(1).values, other.sort(1).values)
+        assert not (one == other).any()
 
 
 def test_a_function_and_its_rival_differ_in_the_answers_alone(reader):
