@@ -438,6 +438,7 @@ def test_every_control_changes_the_picture(reader, name):
     first = shown(tab)
     acting = {"induction": "off=0.2&from=0.2", "labels": "cut=labels&from=2&q=cod"}
     acting |= {"smoother": "point=2&sharp=1", "edges": "size=20&sequence=2"}
+    acting |= {"lenses": "set=match-and-read&way=resampled"}
     state = acting.get(name, "point=2&at=4&rate=1")  # in which all controls act
 
     def follow(link):
