@@ -67,7 +67,7 @@
       const option = (name) => [key(name), name];
       const ours = state.prompt === 0, one = state.set === key(ONE);
       return [
-        { kind: "range", name: "prompt", label: "Prompt", min: 0, max: 30, said: (v) => (Number(v) ? `number ${v} of thirty more` : "the chapter's") },
+        { kind: "range", name: "prompt", label: "Prompt", min: 0, max: 21, said: (v) => (Number(v) ? `number ${v} of 21 more` : "the chapter's") },
         { kind: "radios", name: "set", label: "Take away the heads marked by", options: [[NONE, "no lens"], ...LENSES.map(option)] },
         { kind: "radios", name: "set", label: "or those that", options: [...DERIVED.map(option), ...(ours ? [[key(ONE), "a single head"]] : [])] },
         ...(one ? [{ kind: "range", name: "head", label: "Head", min: 0, max: LAYERS * HEADS - 1, said: named }] : [
