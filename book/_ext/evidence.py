@@ -16,7 +16,7 @@ SAID = """Every *row* leads to the scorecard, where sources, bounds and runs sta
 it was measured, and over what; ±: the standard error over these, so over sequences of one model
 it says nothing about another training. *Null*: the same without what the finding is about.
 {doc}`What the words mean </book/verdicts>`. After a run of yours, `book.table("%s")` prints it."""
-COLUMNS = {"real": "SmolLM2", "mini": "Small models"}
+COLUMNS = {"real": "SmolLM2", "mini": "Small models", "paper": "The paper's size"}
 
 
 class Evidence(Generated):
@@ -30,28 +30,32 @@ class Evidence(Generated):
         first = [row for row in found if row["mini"].claim.headline]
         rest = [row for row in found if row not in first]
         what = "more rows: findings, identities and errata" if first else "rows"
-        fold = [f"<details><summary>{len(rest)} {what}</summary>", "", *_table(rest), "</details>"]
+        ran = any(row["paper"].result for row in found)
+        shown = {k: label for k, label in COLUMNS.items() if k != "paper" or ran}
+        folded = _table(rest, shown)
+        fold = [f"<details><summary>{len(rest)} {what}</summary>", "", *folded, "</details>"]
         said = [*(SAID % path.stem[:2]).splitlines(), ""]
-        return [*said, *(_table(first) if first else []), *(fold if rest else []), ""]
+        return [*said, *(_table(first, shown) if first else []), *(fold if rest else []), ""]
 
 
-def _table(found: list[Row]) -> list[str]:
-    return table(["Finding", *COLUMNS.values(), "Source", "Null"], map(_cells, found), "evidence")
+def _table(found: list[Row], shown: dict[str, str]) -> list[str]:
+    body = (_cells(row, shown) for row in found)
+    return table(["Finding", *shown.values(), "Source", "Null"], body, "evidence")
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, shown: dict[str, str]) -> list[str]:
     """Finding, measured values with verdicts, what the source gives, and the null by name with the
     difference from it."""
     claim = row["mini"].claim
     name = " ".join(claim.statement.split())
     link = f"{{ref}}`row <{anchor(claim)}>`"
     nulls = []
-    for column, label in COLUMNS.items():
-        if row[column].result and row[column + NULL].result:
+    for column, label in shown.items():
+        if row[column].result and column != "paper" and row[column + NULL].result:
             less = f"; difference {row[column].lead}" if row[column].lead else ""
             nulls.append(f"{label} {plain(row[column + NULL].value)}{less}")
     null = "\n\n".join([f"{scorecard.null_name(claim)}:", *nulls]) if nulls else NOT_ASKED
     if claim.algebra:
         null = f"true of any network: {claim.algebra}"
     source = plain(scorecard.published(claim)) if claim.published is not None else NOT_ASKED
-    return [f"{name} ({link})", *(measured(row[column]) for column in COLUMNS), source, null]
+    return [f"{name} ({link})", *(measured(row[column]) for column in shown), source, null]
