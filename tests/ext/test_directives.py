@@ -197,7 +197,8 @@ def test_every_page_shows_what_there_is(book, tmp_path, monkeypatch):
     assert said == ["2.25", "3.00", "not run", "6.9", "7", "225 %"]
     assert shown(book.html("numbers"), "verdict verdict-holds") == ["holds"]
     assert shown(book.html("numbers"), "real") == ["4.00"]
-    said = "It is big. (row) 4.00 holds 2.25 holds −13.898 random weights: SmolLM2 −1.00"
+    said = "It is big. (row) 4.00 holds 2.25 holds 3.00 reproduced −13.898 random weights: "
+    said += "SmolLM2 −1.00"
     assert said in [plain(row) for row in rows(book.html("notebooks/90_demo"))]
     assert "all 1 1 0 0 0 0" in [plain(row) for row in rows(book.html("book/front"))]
     status = [plain(row) for row in rows(book.html("status"))]
