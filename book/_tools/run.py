@@ -140,7 +140,8 @@ class Run:
         mine = of.pop(self.chapter, set()) & set(claims.ledger())
         if self.chapter in claims.chapters():
             mine = set(claims.ledger(self.chapter)) - set().union(*of.values())
-        return [k for k, c in claims.ledger().items() if k in mine and self.tier in c.tiers]
+        ledger = claims.ledger().items()
+        return [k for k, c in ledger if k in mine and self.tier in c.tiers and not c.waits]
 
     def unchecked(self) -> list[str]:
         """Claims of this notebook and tier that have no result."""

@@ -33,7 +33,7 @@ logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b"
 RISING, SIGNED = "YlGnBu", "RdBu_r"
 Values = Sequence[float] | Sequence[int] | Float[Tensor, "point"]
-Line = Sequence[Values]  # x and y
+Line = Sequence[Values]  # x and y, perhaps a band: low and high
 COLOURS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", "#56B4E9")
 FEW, SHORT = 5, 20  # lines of a panel that carry their names, and letters of a name
 STYLE: dict[Any, Any] = {
@@ -326,7 +326,8 @@ def curves(
     in_a_row: int = 2,
     alike: bool = False,
 ) -> Figure:
-    """One panel per quantity, one line per series: (x, y); ``xlabel`` is one for all, or for each.
+    """One panel per quantity, one line per series: (x, y), or (x, y, low, high) with a band;
+    ``xlabel`` is one for all, or for each.
 
     Few lines carry their names; with more, panels whose series have the same names share one
     legend. Series that are ``alike``, such as training seeds, are grey and have no names. A
@@ -340,11 +341,13 @@ def curves(
     below = [xlabel] * len(panels) if isinstance(xlabel, str) else xlabel
     for ax, (title, lines), under in zip(axes, panels.items(), below, strict=False):
         colours = cycle([GREY] if alike else COLOURS)
-        for (name, (x, y)), colour in zip(lines.items(), colours, strict=False):
-            ax.plot(x, y, "o-", ms=3, lw=1, color=colour, label=name)
+        for (name, (x, y, *band)), colour in zip(lines.items(), colours, strict=False):
+            ax.plot(x, y, "-" if band else "o-", ms=3, lw=1, color=colour, label=name)
+            if band:
+                ax.fill_between(x, *band, color=colour, alpha=0.2, lw=0)
         if log_y:
             ax.set_yscale("log")
-        if log_x and min(min(x) for x, _ in lines.values()) > 0:
+        if log_x and min(min(x) for x, *_ in lines.values()) > 0:
             ax.set_xscale("log")
         elif log_x:
             ax.set_xscale("symlog", linthresh=100)

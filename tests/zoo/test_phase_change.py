@@ -1,5 +1,6 @@
 """Smeared keys and cut paths, against a GPT-2 in loops; the curves that ship."""
 
+import json
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ from scipy.special import softmax
 from transformers import GPT2LMHeadModel
 
 from iclutils import zoo
+from iclutils.files import write_text
 from iclutils.zoo.recipes import induction, phase_change
 
 
@@ -97,3 +99,16 @@ def test_the_step_of_the_change():
     assert phase_change.change_step(curve) == pytest.approx(125)
     assert phase_change.change_step(curve, 0.05) == pytest.approx(75)
     assert phase_change.change_step(curve, 0.95) == math.inf
+
+
+def test_only_seeds_with_every_variant_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(phase_change, "STORED", tmp_path / "curves.jsonl")
+    assert phase_change.curves()["no-keys"] == {}, "nothing is trained"
+    done = [*phase_change.names([5]), "phase-no-keys-6"]
+    for name in done:
+        rows = [dict.fromkeys(phase_change.MEASURES, 0.12345) | {"step": s} for s in (50, 100)]
+        write_text(tmp_path / name / "training.jsonl", "\n".join(map(json.dumps, rows)))
+        write_text(tmp_path / name / "SHA256SUMS", "")
+    phase_change.collect(tmp_path)
+    curve = {"step": [50, 100]} | {k: [0.123] * 2 for k in phase_change.MEASURES[1:]}
+    assert phase_change.curves() == {v: {5: curve} for v in phase_change.VARIANTS}

@@ -142,11 +142,13 @@ def collect(trained: Path) -> None:
     write_text(STORED, "".join(lines))
 
 
-def curves() -> dict[tuple[str, int], dict[str, list[Any]]]:
-    """The stored curves of each variant and seed, as columns: ``step`` and the measures."""
-    stored = map(json.loads, STORED.read_text(encoding="utf-8").splitlines())
-    named = {row.pop("name").removeprefix("phase-").rpartition("-"): row for row in stored}
-    return {(variant, int(seed)): row for (variant, _, seed), row in named.items()}
+def curves() -> dict[str, dict[int, dict[str, list[Any]]]]:
+    """The stored curves by variant and seed, as columns: ``step`` and the measures. Only of seeds
+    of which every variant is there."""
+    lines = STORED.read_text(encoding="utf-8").splitlines() if STORED.is_file() else []
+    stored = {row.pop("name"): row for row in map(json.loads, lines)}
+    whole = [seed for seed in zoo.HELD_OUT if {*names([seed])} <= stored.keys()]
+    return {v: {seed: stored[f"phase-{v}-{seed}"] for seed in whole} for v in VARIANTS}
 
 
 def change_step(curve: Mapping[str, Sequence[Any]], level: float = 0.5) -> float:
