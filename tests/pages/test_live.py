@@ -158,6 +158,7 @@ def gpt2_difference(reader, key, count, change=("", "")):
     return largest(found, [gpt2_logits(net, case) for case in cases])
 
 
+BOTH = "set=match-and-read"
 BALANCED = "&".join(f"c{i}={v}&d{i}=0&a{i}=2&b{i}=0" for i, v in enumerate((1, -1, 1, -1), 1))
 QUICK = ("induction-3-4000", "detour")  # the checkpoints before have the same shapes
 
@@ -491,6 +492,7 @@ def test_the_tasks_of_the_induction_pair_can_be_solved(reader):
         ("labels", ["l1=Dover&l2=Cedar", "cut=labels", "drop=1"]),
         ("step", ["rate=6.1&at=9", "rate=12.1", "at=3"]),
         ("edges", ["size=30", "keep=all&off=1", "keep=random&size=60&draw=7"]),
+        ("lenses", [f"way=resampled&{BOTH}", BOTH, "way=resampled&set=circuit&whose=others"]),
         ("smoother", ["sharp=4&a1=2&b1=2&c1=0&d1=0", "a1=2&b1=2&a2=2&b2=1.8&sharp=2", BALANCED]),
     ],
 )
