@@ -40,7 +40,7 @@
     const layers = [0, 5, 10, 15, 20, 25, 29].map((la) => `<text x="${LEFT + STEP * la + 8}" y="${STEP * HEADS + 20}" text-anchor="middle">${la}</text>`).join("");
     const heads = [0, 4, 8].map((h) => `<text x="${LEFT - 6}" y="${STEP * h + 17}" text-anchor="end">${h}</text>`).join("");
     const said = m.count ? `Map of 270 heads; removed are ${m.whose === "others" && !m.one ? `${m.count} others of the same layers` : m.heads.map(named).join(", ")}.` : "Map of 270 heads; none is removed.";
-    return `<svg class="live-wide" viewBox="0 0 ${LEFT + STEP * LAYERS + 4} ${STEP * HEADS + 26}" role="img" aria-label="${said}">${cells}${layers}${heads}</svg>`;
+    return `<svg class="live-wide live-map" viewBox="0 0 ${LEFT + STEP * LAYERS + 4} ${STEP * HEADS + 26}" role="img" aria-label="${said}">${cells}${layers}${heads}</svg>`;
   }
 
   function bars(m) {
@@ -86,7 +86,7 @@
         [`probability of ${Live.escaped(right)}`, p.toFixed(2), `all heads: ${m.whole[0].toFixed(2)}`],
         ["margin, nats", signed(margin), `all heads: ${signed(m.whole[1])}`],
       ];
-      const note = m.ours ? "Dark: how far each head alone, averaged, moves the margin of this prompt (1.5 nats and more are darkest); touch one. " : "";
+      const note = m.ours ? "The stronger the colour, the farther a head alone, averaged, moves the margin of this prompt (full at 1.5 nats); touch one. " : "";
       const view = `<div class="live-row-of"><div><p class="live-head">The prompt</p><pre>${lines.join("\n")}</pre></div><div><p class="live-head">The answer</p>${bars(m)}</div></div>` +
         `<p class="live-head">Heads, by layer from left to right</p>${map(state, m, record)}` +
         `<p class="live-note">${note}Crosses: heads that are removed. This is the record of a run, not a model in the page: one number for each prompt, set, way and control.</p>`;
@@ -94,7 +94,7 @@
     },
 
     tasks: [
-      { text: "Which heads carry the answer? On the chapter's prompt, let the rival lead without more than nine heads.",
+      { text: "Which heads carry the answer? On the chapter's prompt, take away at most nine so that the rival leads.",
         done: (s, m) => m.ours && m.count <= 9 && m.found[1] < 0 },
       { text: "Keep that set and change the way: the answer leads again.",
         done: (s, m) => m.ours && m.set === "match and read" && s.way !== "resampled" && m.whose === "marked" && m.found[1] > 0 },
