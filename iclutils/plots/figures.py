@@ -344,7 +344,7 @@ def curves(
         for (name, (x, y, *band)), colour in zip(lines.items(), colours, strict=False):
             ax.plot(x, y, "-" if band else "o-", ms=3, lw=1, color=colour, label=name)
             if band:
-                ax.fill_between(x, *band, color=colour, alpha=0.2, lw=0)
+                ax.fill_between(x, band[0], band[1], color=colour, alpha=0.2, lw=0)
         if log_y:
             ax.set_yscale("log")
         if log_x and min(min(x) for x, *_ in lines.values()) > 0:

@@ -235,7 +235,7 @@ def spelled(model: TransformerBridge, tokens: Int[Tensor, "token"]) -> list[str]
     """Words of a model's tokens; of the made-up topics their names."""
     if model.cfg.d_vocab == topics.VOCAB:
         return [topics.NAMES[token] for token in tokens.tolist()]
-    return [model_words(model).decode([token]) for token in tokens.tolist()]
+    return [model_words(model).decode([token]) for token in tokens.tolist()]  # type: ignore[misc]
 
 
 def labelled(

@@ -151,7 +151,7 @@ def of_words(
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     pools = [[row for row in half if _is_single(row, ids)] for half in _halves(function)]
-    (shown, asked), sides = pools, ([], [])
+    (shown, asked), sides = pools, ([], [])  # type: ignore[var-annotated]
     while asked and len(sides[0]) < count:
         for query in (asked[i] for i in torch.randperm(len(asked), generator=generator).tolist()):
             rows = [query]
@@ -187,7 +187,7 @@ def _halves(function: str) -> tuple[list[Row], list[Row]]:
         rows = [(r["word"], *map(r.get, columns)) for r in csv.DictReader(file, delimiter="\t")]
     rows = [row for row in rows if row[1] != row[2] and "-" not in row and row[0] not in TWICE]
     held = [row for n, row in enumerate(rows) if n % HELD_OUT == HELD_OUT - 1]
-    return [row for row in rows if row not in held], held
+    return [row for row in rows if row not in held], held  # type: ignore[return-value, misc]
 
 
 def _words(*rows: Row) -> set[str]:
