@@ -2,7 +2,8 @@
 
 A patch leaves what comes before it as it was: ``CleanRun`` keeps one clean pass and takes many
 patches through the later layers together, at the positions that matter. Models whose layers it
-does not reproduce (``plain``) run one hooked forward pass for each patch.
+does not reproduce (``plain``) run one hooked forward pass for each patch. ``path_patching`` patches
+one edge of the graph.
 """
 
 from __future__ import annotations

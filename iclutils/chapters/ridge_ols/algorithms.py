@@ -1,8 +1,9 @@
 """Textbook algorithms, each at every prefix of a context, in float64.
 
 From the pairs (xs, ys) each y_n is predicted from x_n and the pairs 0 .. n-1; the first prediction
-is 0. ``ols`` predicts w·x, ``ols_weights`` is that w, and so for each name. Gradients are of summed
-squares, so that rates are absolute. ``released_...``: as in the code of {cite}`akyurek2023`.
+is 0. ``ols`` and ``ridge`` predict w·x, ``ols_weights`` is that w, and so for each name.
+Gradients are of summed squares, so that rates are absolute. ``released_...``: as in the code of
+{cite}`akyurek2023`.
 
 Example:
     >>> import torch
