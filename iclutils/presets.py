@@ -13,10 +13,6 @@ from .zoo import HELD_OUT, has
 Names = tuple[str, ...]
 INDUCTION = tuple(f"induction-{seed}" for seed in HELD_OUT)
 ANCHORS = tuple(f"anchors-{seed}" for seed in HELD_OUT)
-RIVALS = (  # functions between words, each with another one on the same words
-    *(("past", "gerund"), ("gerund", "third-person"), ("third-person", "past")),
-    *(("comparative", "superlative"), ("superlative", "comparative")),
-)
 SIZES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 KINDS = {
     name: make_dataclass(

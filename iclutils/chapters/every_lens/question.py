@@ -22,6 +22,7 @@ from ...models import words as model_words
 from ...tasks.prompts import Prompts, leave_out
 from ...tasks.words import HELD_OUT, TABLES
 
+Row = tuple[str, ...]  # a word, what the function makes of it, and what its rival does
 FUNCTIONS = {  # list, column, rival (the word itself, where the list has no other column)
     "past": ("verbs", "past", "gerund"),
     "comparative": ("adjectives", "comparative", "superlative"),
@@ -37,6 +38,7 @@ FUNCTIONS = {  # list, column, rival (the word itself, where the list has no oth
     "French": ("foreign", "french", "word"),
     "first name": ("surnames", "first", "word"),
 }
+TWICE = {"clean"}  # in two of the lists, as a verb and as an adjective
 
 
 class Margin(CleanCorrupt):
@@ -56,9 +58,6 @@ class Answered(NamedTuple):
     margin: Float[Tensor, "*way batch"]  # nats
     right: Float[Tensor, "*way batch"]  # 1 where the answer is the likeliest of all tokens
     p: Float[Tensor, "*way batch"]  # probability of the answer, of all tokens
-
-
-TWICE = {"clean"}  # a verb and an adjective
 
 
 @dataclass(frozen=True)
@@ -175,9 +174,6 @@ def of_words(
     example = (place[:, None] > cues + 1).sum(1)
     shows = torch.zeros(count, examples, dtype=torch.long, device=clean.device)
     return Question(task, example.expand_as(task.clean), cues.expand(count, -1), shows)
-
-
-Row = tuple[str, ...]  # a word, what the function makes of it, and what its rival does
 
 
 def _halves(function: str) -> tuple[list[Row], list[Row]]:
