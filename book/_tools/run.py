@@ -41,7 +41,7 @@ BESIDE = ("your_model",)  # a notebook of no chapter, which is run by its name
 UNMEASURED: dict[str, Any] = {"seconds": math.inf, "peak_gib": UNKNOWN}
 USUAL = ("tier", "weights", "device")  # what the book itself runs otherwise
 GIB_EACH = 3  # memory of a chapter at the mini tier and at the real one
-GIB_REAL = 6  # that all chapters together may take at the real tier
+GIB_REAL = 12  # that all chapters together may take at the real tier
 
 
 @dataclass(frozen=True)
