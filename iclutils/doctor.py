@@ -16,10 +16,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from . import machine
 from .errors import IclError
 from .files import check_sums
-from .room import disk, nearest
+from .room import disk, memory_gib, nearest
 
 MEMORY_GIB = {"mini": 4, "real": 6, "paper": 32}
 DISK_GIB = {"mini": 1, "real": 2, "paper": 20}
@@ -123,7 +122,9 @@ def device() -> Iterator[Finding]:
         first = str(error).strip().split("\n")[0]
         yield missing(f"torch does not start: {first}", "install torch again")
         return
-    gpu = f"GPU {machine.gpu()}" if machine.gpu() else "CPU alone; the paper tier wants a GPU"
+    gpu = "CPU alone; the paper tier wants a GPU"
+    if torch.cuda.is_available():
+        gpu = f"GPU {torch.cuda.get_device_name()}"
     yield ok(f"torch {torch.__version__}, {gpu}")
     if torch.backends.mps.is_available():
         yield note("Apple's mps is not used: it gives wrong attention silently")
@@ -132,7 +133,7 @@ def device() -> Iterator[Finding]:
 def room(build: Path) -> Iterator[Finding]:
     """Memory, and disk space for the folder of outputs, which must be one that can be written."""
     free = round(disk(build), 1)
-    yield _enough("memory", machine.memory_gib(), MEMORY_GIB, "close other programs")
+    yield _enough("memory", memory_gib(), MEMORY_GIB, "close other programs")
     yield _enough(f"disk space for {build}", free, DISK_GIB, "make room, or run elsewhere")
     try:
         tempfile.TemporaryFile(dir=nearest(build)).close()

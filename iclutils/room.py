@@ -1,14 +1,24 @@
-"""Room: how much memory and disk is free, and the refusal of what would not fit."""
+"""Room: how much memory and disk there is, and the refusal of what would not fit."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from pathlib import Path
 
 from .errors import IclError
 
 GIB = 2**30
 MEMORY = "Close other programs, or take a machine with more memory."
+
+
+def memory_gib() -> int:
+    """Memory of the machine in GiB, rounded; 0 where the system does not say."""
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB)
+    except (AttributeError, OSError, ValueError):
+        return 0
 
 
 def memory() -> float | None:
@@ -37,6 +47,20 @@ def refuse_without(needed: float, free: float | None, what: str, cure: str) -> N
     """Refuse what needs more GiB than are free, before it begins."""
     if free is not None and free < needed:
         raise IclError(f"{what}: {needed:.1f} GiB are needed and {free:.1f} are free. {cure}")
+
+
+def peak() -> dict[str, float]:
+    """The most memory that this process has held so far, in GiB; 0 where that is not known."""
+    import torch
+
+    try:
+        from resource import RUSAGE_SELF, getrusage
+    except ImportError:  # not a Unix
+        most = 0
+    else:
+        most = getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    there = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return {"memory": round(most / GIB, 1), "gpu": round(there / GIB, 1)}
 
 
 def _text(path: str) -> str:

@@ -28,7 +28,7 @@ Science = dict[str, str]  # for the name of each definition a hash of its code
 # What says, shows, stores or judges, and never changes a number.
 APART = {
     *("commandline", "doctor", "errors", "files", "plots", "progress", "room", "your_model"),
-    *("checks", "claims", "machine", "remember", "science", "scorecard", "session"),
+    *("checks", "claims", "remember", "science", "scorecard", "session"),
 }
 SHOWS = {"display", "print"}
 SESSION, CHECK = "book", "check"  # what notebooks call it, and its method that judges

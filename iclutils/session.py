@@ -20,7 +20,7 @@ from typing import Any, SupportsFloat
 import torch
 from transformers import PreTrainedModel
 
-from . import claims, machine, models, presets, remember, science, scorecard
+from . import claims, models, presets, remember, room, science, scorecard
 from .errors import IclError, unknown
 from .files import write_json
 from .models import lsa, regressors
@@ -224,7 +224,7 @@ def begin(
     if chosen.name != "mini":
         science.sources()  # as they are now, whatever is edited while this runs
     if noted := os.environ.get("ICLUTILS_PEAK"):  # the runner asks how much memory it took
-        atexit.register(lambda: write_json(Path(noted), machine.peak()))
+        atexit.register(lambda: write_json(Path(noted), room.peak()))
     what = model or "the tier's own models"
     untrained = ", random weights" if weights == "random" else ""
     print(f"{chosen.column} tier, {what}{untrained}, seed {seed}, {where}")

@@ -13,7 +13,8 @@ import torch
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
 
 from book._tools import doctor as tools
-from iclutils import doctor, machine, zoo
+from book._tools import machine
+from iclutils import doctor, room, zoo
 from iclutils.doctor import Finding
 
 Patch = pytest.MonkeyPatch
@@ -58,7 +59,7 @@ def test_versions(monkeypatch, faked, states, what, cure):
 
 def test_memory_and_the_folder_of_outputs(monkeypatch, tmp_path):
     for gib, state in ((0, "note"), (1, "missing"), (4, "ok"), (512, "ok")):
-        monkeypatch.setattr(machine, "memory_gib", lambda gib=gib: gib)
+        monkeypatch.setattr(doctor, "memory_gib", lambda gib=gib: gib)
         found = next(doctor.room(tmp_path))
         assert (found.state, bool(found.cure)) == (state, state == "missing")
     full = mock.Mock(free=2**28)
@@ -112,7 +113,7 @@ def test_the_machine_agrees_with_the_system(monkeypatch):
         kib = int(meminfo.read_text().split()[1])  # the first line is MemTotal
         assert said["memory_gib"] == pytest.approx(kib / 2**20, abs=0.5)
     monkeypatch.setattr(os, "sysconf", lambda _: (_ for _ in ()).throw(ValueError))
-    assert machine.memory_gib() == 0
+    assert room.memory_gib() == 0
 
 
 @pytest.mark.parametrize(

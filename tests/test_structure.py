@@ -12,7 +12,7 @@ from iclutils.files import read_json
 
 PACKAGE = Path(__file__).parents[1] / "iclutils"
 COMMON = {"errors", "files", "progress", "room", "zoo"}
-BOOK = {"claims", "machine", "presets", "remember", "science", "scorecard", "session"}
+BOOK = {"claims", "presets", "remember", "science", "scorecard", "session"}
 MAY_IMPORT = {
     "__init__": {*COMMON, "your_model", "session"},  # when a name is first used
     "__main__": {
@@ -32,14 +32,13 @@ MAY_IMPORT = {
     "chapters": {*COMMON, "models", "tasks", "interp"},
     "zoo/recipes": {*COMMON, "models", "tasks", "interp", "chapters"},
     "plots": COMMON,
-    "machine": set(),
     "presets": COMMON,
     "claims": {*COMMON, "presets"},
     "science": {"files"},
     "remember": {*COMMON, "claims", "science"},
     "scorecard": {"claims"},
     "session": {*COMMON, *BOOK, "models", "tasks"},
-    "doctor": {*COMMON, "machine", "remember"},
+    "doctor": {*COMMON, "remember"},
     "your_model": {*COMMON, "models", "session"},
 }
 

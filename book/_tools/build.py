@@ -14,11 +14,11 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-from iclutils import claims, machine, scorecard
+from iclutils import claims, scorecard
 from iclutils.errors import IclError
 from iclutils.files import CHECKOUT, PACKAGE, read_json, replacing, write_json
 
-from . import results, run
+from . import machine, results, run
 
 SETTINGS = ("_config.yml", "_toc.yml")
 CODE = {"_ext", "_tools"}  # of folders in book/ that are no pages

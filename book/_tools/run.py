@@ -27,10 +27,12 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
-from iclutils import claims, machine, presets, progress, room, science, zoo
+from iclutils import claims, presets, progress, room, science, zoo
 from iclutils.errors import IclError, unknown
 from iclutils.files import CHECKOUT, PACKAGE, read_json, write_json, write_text
 from iclutils.zoo import smollm2
+
+from . import machine
 
 ROOT = CHECKOUT
 NOTEBOOKS = ROOT / "notebooks"
@@ -315,7 +317,7 @@ def _side_by_side(runs: list[Run]) -> int:
     if runs[0].tier == "paper":
         return 1
     each = max(GIB_EACH, *(run.gib for run in runs))
-    memory = min(machine.memory_gib() or each, math.inf if runs[0].tier == "mini" else GIB_REAL)
+    memory = min(room.memory_gib() or each, math.inf if runs[0].tier == "mini" else GIB_REAL)
     return min(len(runs), max(1, machine.cores()), max(1, int(memory / each)))
 
 

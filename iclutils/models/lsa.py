@@ -8,7 +8,7 @@ LayerNorm, an MLP and the variants of {cite}`ren2024` are options of the ``Shape
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -152,19 +152,15 @@ class LinearSelfAttention(Ensemble):
         self.others = nn.ParameterDict(others)
 
     @classmethod
-    def from_layers(
-        cls, shape: Shape, layers: Sequence[Layer], others: Mapping[str, Tensor] | None = None
-    ) -> LinearSelfAttention:
-        """Networks with given weights, frozen: of each layer that has its own, and ``others`` by
-        name. Layers without an ensemble axis make one network; a LayerNorm that is left out has
-        gain 1 and shift 0."""
+    def from_layers(cls, shape: Shape, layers: Sequence[Layer]) -> LinearSelfAttention:
+        """Networks with given weights, frozen, of each layer that has its own. Layers without an
+        ensemble axis make one network; a LayerNorm has gain 1 and shift 0."""
         parts = [torch.stack(part, -4) for part in zip(*layers, strict=True)]
         of_all = Layer(*(part if part.ndim == 5 else part[None] for part in parts))
         gain = torch.ones_like(of_all.key[:, :, 0, :, 0])
-        known = {"gain": gain, "shift": 0 * gain} if shape.norm else {}
         weights = {f"attention.{name}": part for name, part in of_all._asdict().items()}
-        weights |= {f"others.{n}": w.to(gain) for n, w in (known | dict(others or {})).items()}
-        return cls.from_weights(shape, weights)
+        norm = {"others.gain": gain, "others.shift": 0 * gain} if shape.norm else {}
+        return cls.from_weights(shape, weights | norm)
 
     def forward(self, xs: Inputs, ys: Labels) -> Float[Tensor, "networks batch"]:
         """The predicted y of the last x; the last y is not read.

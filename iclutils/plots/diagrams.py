@@ -364,7 +364,8 @@ def circuit(edges: Sequence[Edge], width: float = 6.6) -> Figure:
     drawn = [(u, *_reader(v), w) for u, v, w in edges]
     names = {name for u, v, *_ in drawn for name in (u, v)}
     levels = sorted(set(map(_level, names)))
-    rows = [sorted((x for x in names if _level(x) == level), key=_across) for level in levels]
+    across = sorted(names, key=lambda name: int(name.partition(".")[2] or 0))
+    rows = [[name for name in across if _level(name) == level] for level in levels]
     rise, wide = 0.85, 0.78
     width = max(width, 0.3 + wide * max(map(len, rows)))
     axes = _sheet(width, rise * (len(levels) - 1) + 0.6)
@@ -543,7 +544,3 @@ def _level(name: str) -> float:
     if name in ("embed", "logits"):
         return -1.0 if name == "embed" else float("inf")
     return int(name[4:]) + 0.5 if name.startswith("mlp") else float(name.split(".")[0])
-
-
-def _across(name: str) -> int:
-    return int(name.split(".")[1]) if "." in name else 0

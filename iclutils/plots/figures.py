@@ -239,18 +239,15 @@ def shares(
     columns: Sequence[str],
     xlabel: str = "",
     ylabel: str = "",
-    high: float = 1.0,
-    digits: int = 2,
 ) -> Figure:
-    """A map from 0 to 1, or ``high``, its rows and columns named, values written in; NaN is left
-    out.
+    """A map from 0 to 1, its rows and columns named, values written in; NaN is left out.
 
     Example:
         >>> figure = shares(torch.eye(2), ["planted", "healthy"], ["flag", "none"])
     """
     figure, (axes,) = canvas(width=1.6 + 0.75 * len(columns), height=1.2 + 0.36 * len(rows))
     turn = 40 if max(map(len, columns)) > 10 else 0
-    _map(axes, values, 0.0, high, rows, columns, turn, digits, aspect="auto")
+    _map(axes, values, 0.0, 1.0, rows, columns, turn, 2, aspect="auto")
     axes.set(xlabel=xlabel, ylabel=ylabel)
     return figure
 

@@ -17,7 +17,8 @@ from reader import soon
 from transformers import GPT2LMHeadModel
 
 from book._ext import live
-from iclutils import claims, machine, models, zoo
+from book._tools import machine
+from iclutils import claims, models, zoo
 from iclutils.chapters.contrastive_kernel import dual
 from iclutils.files import read_json, write_json
 from iclutils.interp import circuit, clean_corrupt, graph, patching

@@ -16,8 +16,8 @@ from ledger import dump, entry
 from nbclient import NotebookClient
 
 from book._ext import pages as status
-from book._tools import run
-from iclutils import claims, machine, room
+from book._tools import machine, run
+from iclutils import claims, room
 from iclutils.errors import IclError
 from iclutils.files import read_json, write_json
 from iclutils.zoo import smollm2
@@ -86,7 +86,7 @@ def kernels(tmp_path, make_ledger, monkeypatch):
     made = Book(tmp_path, make_ledger)
     monkeypatch.setattr(run, "NOTEBOOKS", made.notebooks)
     monkeypatch.setattr(machine, "cores", lambda: 2)
-    monkeypatch.setattr(machine, "memory_gib", lambda: 8)
+    monkeypatch.setattr(room, "memory_gib", lambda: 8)
     return made
 
 
@@ -210,7 +210,7 @@ def test_the_whole_is_said_and_what_does_not_fit_in_memory_is_refused(book, monk
 def test_the_real_tier_takes_what_it_may_and_fetches_once_before(book, monkeypatch):
     book.add("91_other")
     runs = [run.plan(name, {"tier": "real"}, book.build) for name in ("90", "91")]
-    monkeypatch.setattr(machine, "memory_gib", lambda: 64)
+    monkeypatch.setattr(room, "memory_gib", lambda: 64)
     monkeypatch.setattr(machine, "cores", lambda: 8)
     assert run._side_by_side(runs * 4) == 2, "of three GiB each, in six"
     fetched = []

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...interp.at_query import AtQuery, Mask
-from ...interp.hooks import Head, Hook, check_head
+from ...interp.hooks import Head, Hook, check_head, set_activation
 from ...models import get_act_name
 from ...progress import bar
 from .heads import Ids, check_answers, dual_heads
@@ -100,12 +100,6 @@ def moved(vectors: Float[Tensor, "#batch layer head d_head"]) -> list[Hook]:
     return [(get_act_name("z", la), partial(added, layer=la)) for la in range(vectors.shape[1])]
 
 
-def frozen_mlps(query: AtQuery) -> list[Hook]:
-    """Hooks that hold every MLP at its output in the unchanged run."""
-    names = [get_act_name("mlp_out", layer) for layer in range(query.model.cfg.n_layers)]
-    return [(name, lambda value, hook, name=name: query.found[name]) for name in names]
-
-
 def predict(
     query: AtQuery,
     answer: Ids,
@@ -151,6 +145,8 @@ def ablations(
             duals = dual_heads(query, demonstrations)
             vectors = duals.demonstration_update if part == "update" else duals.query_term
             hooks = replaced(query, demonstrations, part, vectors.mean(0))
-        hooks += frozen_mlps(query) if held else []
+        if held:
+            names = (get_act_name("mlp_out", layer) for layer in range(query.model.cfg.n_layers))
+            hooks += [set_activation(name, query.found[name]) for name in names]
         by_way[way] = predict(query, answer, choices, hooks, centred=centred)
     return by_way

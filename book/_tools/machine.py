@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import platform
 import re
-import sys
 import time
 from functools import cache
 from pathlib import Path
 
-GIB = 2**30
+from iclutils import room
 
 
 def describe() -> dict[str, str | int]:
     """Processor, cores, memory in GiB and GPU; what the system does not tell is ``""`` or 0."""
-    return {"cpu": cpu(), "cores": cores(), "memory_gib": memory_gib(), "gpu": gpu()}
+    return {"cpu": cpu(), "cores": cores(), "memory_gib": room.memory_gib(), "gpu": gpu()}
 
 
 def cpu() -> str:
@@ -31,14 +30,6 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 0
-
-
-def memory_gib() -> int:
-    """Memory of the machine in GiB, rounded; 0 where the system does not say."""
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB)
-    except (AttributeError, OSError, ValueError):
-        return 0
 
 
 def gpu() -> str:
@@ -61,17 +52,3 @@ def pace() -> float:
         return time.perf_counter() - start
 
     return round(min(once() for _ in range(3)), 4)
-
-
-def peak() -> dict[str, float]:
-    """The most memory that this process has held so far, in GiB; 0 where that is not known."""
-    import torch
-
-    try:
-        from resource import RUSAGE_SELF, getrusage
-    except ImportError:  # not a Unix
-        most = 0
-    else:
-        most = getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    there = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    return {"memory": round(most / GIB, 1), "gpu": round(there / GIB, 1)}
