@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -30,9 +29,7 @@ APART = {
     *("commandline", "doctor", "errors", "files", "plots", "progress", "room", "your_model"),
     *("checks", "claims", "remember", "science", "scorecard", "session"),
 }
-SHOWS = {"display", "print"}
-SESSION, CHECK = "book", "check"  # what notebooks call it, and its method that judges
-JUDGES = f"{SESSION}.{CHECK}"
+SESSION = "book"  # what notebooks call it
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 UNSAID = ("ctx", "kind", "type_comment")  # of a node
 NESTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -52,7 +49,7 @@ def is_current() -> bool:
 
 def of_definition(module: str, name: str) -> Science:
     """What a definition of the package can reach, itself too."""
-    return _hashed({}, {(module, name)})
+    return hashed({}, {(module, name)})
 
 
 def of_source(source: str, around: Mapping[str, Any]) -> tuple[Science, set[str]]:
@@ -62,11 +59,11 @@ def of_source(source: str, around: Mapping[str, Any]) -> tuple[Science, set[str]
     here = f"{around.get('__name__')}."
     imported = {k: it for k, it in full.items() if it and not it.startswith(here)}
     home = Module("", Path(), {}, imported)
-    plain = _Plain(home)
+    plain = Plain(home)
     code = plain.code(ast.parse(dedent(source)).body[0])
     taken = plain.free | ({SESSION} if plain.asked else set())
-    uses = plain.uses | _of_session(plain.asked)
-    return _hashed({"": [code]}, uses), taken & (around.keys() - home.imported.keys())
+    uses = plain.uses | of_session(plain.asked)
+    return hashed({"": [code]}, uses), taken & (around.keys() - home.imported.keys())
 
 
 def _full(value: Any) -> str:
@@ -77,28 +74,12 @@ def _full(value: Any) -> str:
     return f"{module}.{name}" if module and name else ""
 
 
-@cache
-def of_notebook(cells: tuple[str, ...]) -> tuple[Science, set[str]]:
-    """What the checks of a notebook's cells of code can reach, and the names of the sizes that they
-    ask for."""
-    code = "\n".join(cells).splitlines()
-    tree = ast.parse("\n".join(line for line in code if not line.startswith(("%", "!"))))
-    home = Module("notebook", Path(), {}, dict(_imports(tree, "notebook")))
-    own, uses, asked = dict[str, list[str]](), set[Key](), set[str]()
-    for needed in _needed([_Statement(node, home) for node in tree.body]):
-        own.setdefault(needed.name, []).append(needed.code)
-        uses |= needed.plain.uses
-        asked |= needed.plain.asked
-    sizes = {name.split(".")[1] for name in asked if name.startswith("tier.")}
-    return _hashed(own, uses | _of_session(asked)), sizes - {"name", "models"}
-
-
 def digest(of: Any) -> str:
     """A short hash of a plain value."""
     return hashlib.sha256(repr(of).encode()).hexdigest()[:10]
 
 
-def _hashed(own: Mapping[str, list[str]], uses: set[Key]) -> Science:
+def hashed(own: Mapping[str, list[str]], uses: set[Key]) -> Science:
     """Hashes of all that can be reached; definitions of one name are told together."""
     found, waiting = dict[Key, str](), set(uses)
     while waiting:
@@ -130,27 +111,27 @@ def _module(name: str) -> Module | None:
     if path not in sources():
         return None
     tree, defined = ast.parse(sources()[path]), dict[str, list[ast.stmt]]()
-    for own, node in chain.from_iterable(map(_parts, tree.body)):
+    for own, node in chain.from_iterable(map(definitions, tree.body)):
         defined.setdefault(own, []).append(node)
-    imported = dict(_imports(tree, name if package else name.rpartition(".")[0]))
+    imported = dict(imports(tree, name if package else name.rpartition(".")[0]))
     return Module(name, path.parent, defined, imported)
 
 
-def _parts(node: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
+def definitions(node: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
     """The names that a statement of a module defines, each with its own part of it."""
     match node:
         case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(
             names
         ) == len(values):
             for name, value in zip(names, values, strict=True):
-                yield from _parts(ast.Assign([name], value))
+                yield from definitions(ast.Assign([name], value))
         case _:
             stored = (n for n in ast.walk(node) if isinstance(getattr(n, "ctx", None), ast.Store))
-            own = [*_binds(node)] or [*filter(None, map(_base, stored))]  # or a part of them
+            own = [*binds(node)] or [*filter(None, map(root, stored))]  # or a part of them
             yield from ((name, deepcopy(node) if n else node) for n, name in enumerate(own))
 
 
-def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
+def imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
     """What each name stands for that is imported anywhere in a file."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -165,14 +146,14 @@ def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
                 yield alias.asname or first, alias.name if alias.asname else first
 
 
-def _is_apart(parts: list[str]) -> bool:
+def is_apart(parts: list[str]) -> bool:
     return parts[0] == PACKAGE.name and not APART.isdisjoint(parts[1:2])
 
 
 def _resolve(dotted: str) -> tuple[str, str, str] | None:
     """The module, the definition in it and what is left of a dotted name; None outside science."""
     parts = dotted.split(".")
-    if parts[0] != PACKAGE.name or _is_apart(parts):
+    if parts[0] != PACKAGE.name or is_apart(parts):
         return None
     for cut in range(len(parts), 0, -1):
         if module := _module(".".join(parts[:cut])):
@@ -190,7 +171,7 @@ def _definition(module: str, name: str) -> tuple[str, frozenset[Key]]:
     """The plain code of a definition, with the data files that it names, and what it uses."""
     home = _module(module)
     assert home is not None
-    nodes, plain = home.defined.get(name, []), _Plain(home)
+    nodes, plain = home.defined.get(name, []), Plain(home)
     said = [plain.code(node) for node in nodes]
     if "__file__" in plain.free:
         values = [n.value for node in nodes for n in ast.walk(node) if isinstance(n, ast.Constant)]
@@ -201,7 +182,7 @@ def _definition(module: str, name: str) -> tuple[str, frozenset[Key]]:
     return "\n".join(said), frozenset(plain.uses)
 
 
-def _of_session(asked: set[str]) -> set[Key]:
+def of_session(asked: set[str]) -> set[Key]:
     """What the session's methods of these names use; the session itself only hands on."""
     methods, uses, seen, waiting = _session(), set[Key](), set[str](), set(asked)
     while waiting:
@@ -223,7 +204,7 @@ def _session() -> dict[str, tuple[set[Key], set[str]]]:
     found = {}
     for node in ast.walk(home.defined["Session"][0]):
         if isinstance(node, ast.FunctionDef):
-            plain = _Plain(home, "self")
+            plain = Plain(home, "self")
             plain.code(node)
             found[node.name] = {key for key in plain.uses if key[0] != home.name}, plain.asked
     return found
@@ -262,7 +243,7 @@ class _Bare(ast.NodeTransformer):
         return ast.Expr(node.test) if sets else None
 
 
-class _Plain(ast.NodeTransformer):
+class Plain(ast.NodeTransformer):
     """Bare code that calls a definition by its own name, wherever it stands and however it was
     imported, and local variables by numbers. What it names is noted on the way: ``uses``
     definitions, ``free`` names that are neither defined nor local, and what is ``asked`` of the
@@ -322,7 +303,7 @@ class _Plain(ast.NodeTransformer):
         node.args = self.generic_visit(node.args)  # type: ignore[assignment]  # its defaults
         outer = {name for n in ast.walk(node) if isinstance(n, ast.Global | ast.Nonlocal)
                  for name in n.names}  # fmt: skip
-        own = [name for step in node.body for name in _binds(step) if name not in outer]
+        own = [name for step in node.body for name in binds(step) if name not in outer]
         self._enter(own, {a.arg: a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)})
         node.body = [found for step in node.body if (found := self.visit(step))]
         self.scopes.pop()
@@ -340,7 +321,7 @@ class _Plain(ast.NodeTransformer):
     def visit_ListComp(self, node: Any) -> ast.AST:
         first = node.generators[0]
         first.iter = self.visit(first.iter)  # outside of the comprehension
-        self._enter([name for each in node.generators for name in _binds(each.target)], {})
+        self._enter([name for each in node.generators for name in binds(each.target)], {})
         kept, first.iter = first.iter, ast.Constant(None)
         self.generic_visit(node)
         first.iter = kept
@@ -355,78 +336,14 @@ class _Plain(ast.NodeTransformer):
         self.scopes.append(short | given)
 
 
-class _Statement:
-    """A statement of a notebook: its plain code, the names that it binds, and those of objects that
-    it may change."""
-
-    def __init__(self, node: ast.stmt, home: Module) -> None:
-        self.binds, self.changes = set(_binds(node)), set(_changes(node, home))
-        self.generators = set(_generators(node))
-        self.defines = isinstance(node, NESTED)
-        self.replaces = self.defines or isinstance(node, ast.Assign | ast.AnnAssign)
-        claim = re.search(r"""(["'])(\d\d\.[a-z]\w*)\1""", ast.unparse(node))
-        self.plain = _Plain(home)
-        self.code = self.plain.code(node)
-        judges = CHECK in self.plain.asked
-        self.free = self.plain.free | ({JUDGES} if judges else set())
-        said = [claim[2]] if claim else []
-        made = [*([] if self.defines else sorted(self.changes)), *sorted(self.binds)]
-        self.name = [*(said + made if judges else made + said), *sorted(self.free), ""][0]
-
-
-def _needed(statements: list[_Statement]) -> list[_Statement]:
-    """Those that a check depends on, in order: names are followed from the last one back. A
-    function is called where it is named, and who names a generator draws from it."""
-    functions = [each for each in statements if each.defines]
-    generators = set().union(*(each.generators for each in statements))
-    needed, live = list[_Statement](), set[str]()
-    for each in reversed(statements):
-        names, called = set(each.free), list[_Statement]()
-        while more := [it for it in functions if it.binds & names and it not in called]:
-            called += more
-            names = names.union(*(it.free for it in more))
-        changes = each.changes.union(names & generators, *(it.changes for it in called))
-        changes = set() if each.defines else changes
-        if (JUDGES in names and not each.defines) or (each.binds | changes) & live:
-            needed.append(each)
-            live = (live - each.binds if each.replaces else live) | names
-    return needed[::-1]
-
-
-def _changes(node: ast.AST, home: Module) -> Iterator[str]:
-    """Names of objects that a statement may change: it calls a method of theirs or hands them to a
-    function, for nothing but its effect, or it sets a part of them."""
-    for part in ast.walk(node):
-        match part:
-            case ast.Expr(value=ast.Call(func=ast.Attribute() as func)) if (
-                name := _base(func)
-            ) not in home.imported:
-                yield from {name} - {SESSION, ""}
-            case ast.Expr(value=ast.Call(func=func, args=args)):
-                full = home.imported.get(_base(func), _base(func)).split(".")
-                if full[0] not in SHOWS and not _is_apart(full):
-                    yield from (n.id for a in args for n in ast.walk(a) if isinstance(n, ast.Name))
-            case ast.Subscript(ctx=ast.Store()) | ast.Attribute(ctx=ast.Store()):
-                yield from {_base(part)} - {""}
-
-
-def _generators(node: ast.AST) -> Iterator[str]:
-    """Names that a statement gives to random generators."""
-    for part in (part for part in ast.walk(node) if isinstance(part, ast.Assign)):
-        for name, own in _parts(part):
-            made = own.value if isinstance(own, ast.Assign) else own
-            if ast.unparse(made).startswith(f"{SESSION}.generator("):
-                yield name
-
-
-def _base(node: ast.AST) -> str:
+def root(node: ast.AST) -> str:
     """The name that an expression begins with, or nothing."""
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _binds(node: ast.AST) -> Iterator[str]:
+def binds(node: ast.AST) -> Iterator[str]:
     """Names that a statement binds in its own scope, in order."""
     if isinstance(node, NESTED):
         yield node.name
@@ -438,7 +355,7 @@ def _binds(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
         yield node.name
     for child in ast.iter_child_nodes(node):
-        yield from _binds(child)
+        yield from binds(child)
 
 
 def _said(node: Any) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from book._tools import dependencies
 from iclutils import science
 
 FILES = {
@@ -72,14 +73,14 @@ def told(tmp_path, monkeypatch):
     """``told(files, **cells)``: the science of a notebook in a package, with changes."""
     package = tmp_path / "iclutils"
     monkeypatch.setattr(science, "PACKAGE", package)
-    caches = science.of_notebook, science._module, science._definition, science._session
+    caches = dependencies.of_notebook, science._module, science._definition, science._session
 
     def made(files=None, **cells):
         code = {package / name: text.encode() for name, text in (FILES | (files or {})).items()}
         monkeypatch.setattr(science, "sources", lambda: code)
         for cache in caches:
             cache.cache_clear()
-        found, sizes = science.of_notebook(tuple((CELLS | cells).values()))
+        found, sizes = dependencies.of_notebook(tuple((CELLS | cells).values()))
         assert sizes == {"one"}
         return found
 

@@ -32,7 +32,7 @@ from iclutils.errors import IclError, unknown
 from iclutils.files import CHECKOUT, PACKAGE, read_json, write_json, write_text
 from iclutils.zoo import smollm2
 
-from . import machine
+from . import dependencies, machine
 
 ROOT = CHECKOUT
 NOTEBOOKS = ROOT / "notebooks"
@@ -121,7 +121,7 @@ class Run:
         cells = (cell for cell in read_json(self.source)["cells"] if cell["cell_type"] == "code")
         left_out = {NETWORKS} if self.tier == "real" else set()
         kept = (c for c in cells if left_out.isdisjoint(c["metadata"].get("tags", [])))
-        found, asked = science.of_notebook(tuple("".join(cell["source"]) for cell in kept))
+        found, asked = dependencies.of_notebook(tuple("".join(cell["source"]) for cell in kept))
         tier = presets.get(self.parameters["tier"])
         sizes = repr([getattr(tier, name) for name in sorted(asked)])
         networks = (zoo.ROOT / name / "SHA256SUMS" for name in re.findall(r"'([\w-]+)'", sizes))

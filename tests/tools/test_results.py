@@ -9,7 +9,7 @@ from ledger import RECORD, ran
 
 from book._ext import pages
 from book._tools import __main__ as tools
-from book._tools import results, run
+from book._tools import dependencies, results, run
 from iclutils import presets, science
 from iclutils.errors import IclError
 from iclutils.files import read_json, write_json
@@ -132,7 +132,7 @@ def test_a_number_deep_in_the_science_is_named_for_the_chapters_that_it_reaches(
     runs = [run.Run(name, {"tier": "mini"}, ROOT / "_build") for name in named]
     before = {each.chapter: each.code() for each in runs}
     code = science.sources() | {path: changed}
-    caches = science.of_notebook, science._module, science._definition, science._session
+    caches = dependencies.of_notebook, science._module, science._definition, science._session
     with monkeypatch.context() as patch:
         patch.setattr(science, "sources", lambda: code)
         for cache in caches:
