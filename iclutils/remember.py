@@ -12,7 +12,6 @@ import inspect
 import pickle
 import zlib
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
@@ -39,8 +38,9 @@ def remember(function: Callable[Given, Found], *given: Given.args, **named: Give
     A generator among the arguments is left as the function left it.
     """
     draws = [x for x in (*given, *named.values()) if isinstance(x, torch.Generator)]
-    code = _code(function)
-    key = _Hasher().hash((code, getattr(function, "__self__", None), given, named, _versions()))
+    code, versions = _code(function), claims.provenance()["versions"].items()
+    used = tuple((k, v) for k, v in versions if k != "iclutils")
+    key = _Hasher().hash((code, getattr(function, "__self__", None), given, named, used))
     path = folder() / f"{code[0]}-{key}.pkl.gz"
     if path.is_file():
         try:
@@ -65,11 +65,6 @@ def remember(function: Callable[Given, Found], *given: Given.args, **named: Give
 def folder() -> Path:
     """Where measurements are kept, in the user's cache; it may be deleted at any time."""
     return smollm2.cache() / "measured"
-
-
-@cache
-def _versions() -> tuple[tuple[str, str], ...]:
-    return tuple((k, v) for k, v in claims.provenance()["versions"].items() if k != "iclutils")
 
 
 def _weights(model: nn.Module) -> str:

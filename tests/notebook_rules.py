@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from book._tools import dependencies
 from book._tools.address import set_up_cell
 from iclutils import claims
 from iclutils.claims import Claim
@@ -61,7 +62,7 @@ def tree(cell: dict[str, Any]) -> ast.Module:
 
 def claim_ids(cell: dict[str, Any]) -> set[str]:
     """Every claim that the code names, other than to show it in a table."""
-    return claims.named_in([cell])
+    return dependencies.claims_in([cell])
 
 
 def digits(number: str) -> int:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ledger import dump, entry, measured
 from notebook_rules import problems
 
+from book._tools import dependencies
 from iclutils import claims, presets
 from iclutils.chapters.every_lens import question
 from iclutils.claims import Claim
@@ -315,4 +316,4 @@ def test_a_difference_is_of_pairs_whose_halves_can_be_measured():
 def test_a_notebook_names_all_claims_that_a_pattern_can_mean():
     code = 'book.check(f"02.vanilla_{task}", 1)\nbook.check("02.exact", 2)\nbook.kept("02.union")'
     four = {f"02.vanilla_{task}" for task in ("sst2", "trec", "ag_news", "emoc")}
-    assert claims.named_in([{"cell_type": "code", "source": code}]) == four | {"02.exact"}
+    assert dependencies.claims_in([{"cell_type": "code", "source": code}]) == four | {"02.exact"}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from iclutils import claims, scorecard
+from iclutils import scorecard
 from iclutils.claims import NULL
 from iclutils.files import read_json
 from iclutils.scorecard import NOT_ASKED, Row
 
+from .._tools import dependencies
 from .markdown import Generated, plain, rows, table
 from .scorecard import anchor, measured
 
@@ -25,7 +26,7 @@ class Evidence(Generated):
 
     def markdown(self) -> list[str]:
         path = Path(self.env.srcdir, f"{self.env.docname}.ipynb")
-        named = claims.named_in(read_json(path)["cells"])
+        named = dependencies.claims_in(read_json(path)["cells"])
         found = [row for row in rows(self.env) if row["mini"].claim.id in named]
         first = [row for row in found if row["mini"].claim.headline]
         rest = [row for row in found if row not in first]

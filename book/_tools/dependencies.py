@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from iclutils import claims
 from iclutils.science import (
     NESTED,
     SESSION,
@@ -44,6 +46,18 @@ def of_notebook(cells: tuple[str, ...]) -> tuple[Science, set[str]]:
         asked |= needed.plain.asked
     sizes = {name.split(".")[1] for name in asked if name.startswith("tier.")}
     return hashed(own, uses | of_session(asked)), sizes - {"name", "models"}
+
+
+def claims_in(cells: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Ids that the code of a notebook's cells names, other than to show what was found; of an
+    f-string, such as ``f"02.vanilla_{task}"``, all of the ledger that it can mean."""
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    code = re.sub(r"\bbook\.(table|kept)\(.*?\)", "", code, flags=re.DOTALL)
+    named = set(re.findall(r"""["'](\d\d\.[a-z][\w{}]*)["']""", code))
+    made = {name: re.sub(r"\{\w+\}", r"\\w+", name) for name in named if "{" in name}
+    return (named - made.keys()) | {
+        claim for form in made.values() for claim in claims.ledger() if re.fullmatch(form, claim)
+    }
 
 
 class _Statement:

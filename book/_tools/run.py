@@ -138,7 +138,9 @@ class Run:
         """Claims of this notebook and tier: those that it names, and for the one with the ledger's
         name all that no other notebook of the chapter names."""
         names = [name for name in chapters() if name[:2] == self.chapter[:2]]
-        of = {n: claims.named_in(read_json(NOTEBOOKS / f"{n}.ipynb")["cells"]) for n in names}
+        of = {
+            n: dependencies.claims_in(read_json(NOTEBOOKS / f"{n}.ipynb")["cells"]) for n in names
+        }
         mine = of.pop(self.chapter, set()) & set(claims.ledger())
         if self.chapter in claims.chapters():
             mine = set(claims.ledger(self.chapter)) - set().union(*of.values())
@@ -153,7 +155,7 @@ class Run:
     def is_asked(self, whole: bool = False) -> bool:
         """Whether the tier puts a claim that the notebook names. One that names none, as the tour,
         is left out where the ``whole`` book is run on models neither small nor a reader's own."""
-        named = claims.named_in(read_json(self.source)["cells"])
+        named = dependencies.claims_in(read_json(self.source)["cells"])
         known = [claims.ledger()[name] for name in named & set(claims.ledger())]
         if not known:
             return not whole or self.tier == "mini" or self.kind == "own"

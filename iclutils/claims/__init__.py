@@ -17,7 +17,7 @@ import operator
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -155,18 +155,6 @@ def of(column: str) -> str:
 def chapters() -> list[str]:
     """Names of the chapters that have a ledger, such as ``01_gpt2_induction``."""
     return sorted(path.stem for path in ROOT.glob("*.yml"))
-
-
-def named_in(cells: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Ids that the code of a notebook's cells names, other than to show what was found; of an
-    f-string, such as ``f"02.vanilla_{task}"``, all of the ledger that it can mean."""
-    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    code = re.sub(r"\bbook\.(table|kept)\(.*?\)", "", code, flags=re.DOTALL)
-    named = set(re.findall(r"""["'](\d\d\.[a-z][\w{}]*)["']""", code))
-    made = {name: re.sub(r"\{\w+\}", r"\\w+", name) for name in named if "{" in name}
-    return (named - made.keys()) | {
-        claim for form in made.values() for claim in ledger() if re.fullmatch(form, claim)
-    }
 
 
 @cache

@@ -16,6 +16,7 @@ import pytest
 from nbval.plugin import get_sanitize_patterns
 from notebook_rules import Notebook, code, faults, printed, problems
 
+from book._tools import dependencies
 from book._tools.address import set_up_cell
 from iclutils import claims
 from iclutils.claims import Claim
@@ -34,7 +35,7 @@ def name(path):
 
 def judged_by(path):
     """Claims of the ledger that a notebook names; several of one number share their ledger."""
-    named = claims.named_in(read_json(path)["cells"])
+    named = dependencies.claims_in(read_json(path)["cells"])
     return {k: c for k, c in claims.ledger().items() if c.chapter == path.stem[:2] and k in named}
 
 

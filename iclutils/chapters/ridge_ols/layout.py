@@ -112,12 +112,6 @@ class Layout:
         """Weight of every LayerNorm."""
         return math.sqrt(self.numerics.ratio) if self.numerics.balanced else 1.0
 
-    @cached_property
-    def seen_unit(self) -> float:
-        """Size of a field of value 1 behind a LayerNorm."""
-        norm = 4 * (self.numerics.ratio * self.field_unit) ** 2  # of an address, squared
-        return self.gain * self.field_unit / math.sqrt(norm / self.width + LN_EPSILON)
-
     def pick(self, name: str) -> Float[Tensor, "size width"]:
         """Rows that read or write a field; ``pick("x") - pick("y")`` reads a difference."""
         names = list(self.fields)
@@ -152,7 +146,9 @@ class Layout:
     def reading(self, rows: Float[Tensor, "count width"]) -> Float[Tensor, "width count"]:
         """The matrix that reads rows behind a LayerNorm."""
         rows = rows - rows.sum(1, keepdim=True) * self._rows(ZERO)
-        return rows.T / self.seen_unit
+        norm = 4 * (self.numerics.ratio * self.field_unit) ** 2  # of an address, squared
+        unit = self.gain * self.field_unit / math.sqrt(norm / self.width + LN_EPSILON)
+        return rows.T / unit  # the size of a field of value 1 behind a LayerNorm
 
     def value(
         self, stream: Float[Tensor, "*batch pos width"], name: str
