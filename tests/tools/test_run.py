@@ -212,7 +212,7 @@ def test_the_real_tier_takes_what_it_may_and_fetches_once_before(book, monkeypat
     runs = [run.plan(name, {"tier": "real"}, book.build) for name in ("90", "91")]
     monkeypatch.setattr(room, "memory_gib", lambda: 64)
     monkeypatch.setattr(machine, "cores", lambda: 8)
-    assert run._side_by_side(runs * 4) == 2, "of three GiB each, in six"
+    assert run._side_by_side(runs * 4) == 4, "of three GiB each, in twelve"
     fetched = []
     monkeypatch.setattr(smollm2, "folder", lambda: fetched.append(book.ran()))
     run.run_chapters(["90", "91"], {"tier": "real"}, book.build)
