@@ -18,7 +18,16 @@ from torch import Generator, Tensor
 from ..errors import IclError
 from ..interp.graph import all_heads, component_outputs
 from ..interp.head_scores import LABEL, prefix_matching, score_heads, strongest, top_heads
-from ..interp.hooks import Head, Hook, ablate_sets, at_positions, logits_under, run_with_hooks
+from ..interp.hooks import (
+    Head,
+    Hook,
+    How,
+    ablate_rows,
+    ablate_sets,
+    at_positions,
+    logits_under,
+    run_with_hooks,
+)
 from ..interp.patching import patch_key_input
 from ..interp.readout import check_prompts, icl_score, log_prob, predictions, with_answers, writes
 from ..models import TransformerBridge, get_act_name, logits
@@ -196,10 +205,14 @@ def shapley_values(
 
 
 def losses_without(
-    model: TransformerBridge, tokens: Int[Tensor, "batch pos"], sets: Sequence[Sequence[Head]]
+    model: TransformerBridge,
+    tokens: Int[Tensor, "batch pos"],
+    sets: Sequence[Sequence[Sequence[Head]]],
+    how: How = "mean",
 ) -> Float[Tensor, "set batch entry"]:
-    """Loss (nats) of every next token without each set of heads (mean ablation)."""
-    ways = ablate_sets(model, tokens, sets, "mean", tokens)
+    """Loss (nats) of every next token without each set of heads, one for all rows or for each
+    (``ablate_rows``); resampled from the row before."""
+    ways = ablate_rows(model, tokens, sets, how, tokens.roll(1, 0))
     return torch.stack([-log_prob(s, tokens) for s in logits_under(model, tokens, ways)])
 
 
@@ -221,13 +234,15 @@ def alike(
 
 
 def answers_without(
-    model: TransformerBridge, asked: Asked, sets: Sequence[Sequence[Head]]
+    model: TransformerBridge,
+    asked: Asked,
+    sets: Sequence[Sequence[Sequence[Head]]],
+    how: How = "mean",
 ) -> Bool[Tensor, "set batch"]:
-    """Which words are answered right, whole, without each set of heads (ablated to their batch
-    mean)."""
+    """Which words are answered right, whole, without each set of heads (``losses_without``)."""
     check_prompts(model, asked.prompts)
     tokens, at = with_answers(asked.prompts, asked.whole)
-    ways = ablate_sets(model, tokens, sets, "mean", tokens)
+    ways = ablate_rows(model, tokens, sets, how, tokens.roll(1, 0))
     logits_of_sets = logits_under(model, tokens, ways, at)
     return torch.stack([writes(scores, asked.whole) for scores in logits_of_sets])
 

@@ -8,7 +8,6 @@ path and can hurt for that alone; resample keeps the statistics and removes the 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -136,13 +135,30 @@ def ablate_sets(
     model: TransformerBridge, tokens: Tokens, sets: Sequence[Sequence[Head]], how: How, other: Other
 ) -> list[list[Hook]]:
     """Hooks as of ``ablate_heads`` for each set of heads; what replaces them is found once."""
-    chosen = [defaultdict[str, list[int]](list) for _ in sets]
-    for some, heads in zip(chosen, sets, strict=True):
-        for head in heads:
+    return ablate_rows(model, tokens, [[heads] for heads in sets], how, other)
+
+
+def ablate_rows(
+    model: TransformerBridge,
+    tokens: Tokens,
+    sets: Sequence[Sequence[Sequence[Head]]],
+    how: How,
+    other: Other,
+) -> list[list[Hook]]:
+    """As ``ablate_sets``, where a set has other heads for each row of ``tokens``, or one list for
+    all: controls can be drawn for each prompt at the cost of one draw."""
+    chosen = [dict[str, Tensor]() for _ in sets]
+    for masks, rows in zip(chosen, sets, strict=True):
+        for row, head in ((row, head) for row, heads in enumerate(rows) for head in heads):
             check_head(model, head)
-            some[get_act_name("z", head[0])].append(head[1])
-    values = replacements(model, tokens, {name for some in chosen for name in some}, how, other)
-    return [[set_activation(n, values[n], heads) for n, heads in some.items()] for some in chosen]
+            none = torch.zeros(len(rows), 1, model.cfg.n_heads, 1, dtype=torch.bool)
+            masks.setdefault(get_act_name("z", head[0]), none)[row, 0, head[1]] = True
+    values = replacements(model, tokens, {n for masks in chosen for n in masks}, how, other)
+
+    def replace(name: str, mask: Tensor) -> Hook:
+        return name, lambda z, hook: torch.where(mask.to(z.device), values[name], z)
+
+    return [[replace(*item) for item in masks.items()] for masks in chosen]
 
 
 def ablate_mlps(

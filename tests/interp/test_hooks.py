@@ -6,7 +6,13 @@ from random_layers import seeded
 from tiny import save_gpt2, tokens
 
 from iclutils import models
-from iclutils.interp.hooks import ablate_heads, ablate_mlps, cut_attention, run_with_hooks
+from iclutils.interp.hooks import (
+    ablate_heads,
+    ablate_mlps,
+    ablate_rows,
+    cut_attention,
+    run_with_hooks,
+)
 from iclutils.models import cached, get_act_name
 
 
@@ -65,3 +71,14 @@ def test_cut_edges_are_left_out_of_the_softmax_or_zeroed(gpt2, renormalise):
         else:
             expected = plain[names[1]].masked_fill(mask, 0)
         torch.testing.assert_close(seen[names[1]], expected)
+
+
+@pytest.mark.parametrize("how", ["zero", "mean", "resample"])
+def test_each_row_loses_its_own_heads(gpt2, how):
+    x, other = tokens(3, 10), tokens(3, 10, seed=1)
+    own = [[(0, 1), (2, 2)], [], [(2, 0)]]
+    (hooks,) = ablate_rows(gpt2, x, [own], how, other)
+    alone = [under(gpt2, x, ablate_heads(gpt2, x, heads, how, other)) for heads in own]
+    torch.testing.assert_close(
+        under(gpt2, x, hooks), torch.stack([logits[row] for row, logits in enumerate(alone)])
+    )

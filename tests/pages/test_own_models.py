@@ -34,7 +34,7 @@ SIZES: dict[str, dict[str, Any]] = {
                    "probe_steps": 8, "read": 6, "spelled": 4, "asked": 4, "states": 20},
     "gradient_descent": {"contexts": 400, "tuned": 400, "draws": 4, "prompts": 6},
     "circuits": {"length": 12, "sequences": 6, "patterned": 30, "influenced": 6, "draws": 2,
-                 "untrained": 1, "cases": 12},
+                 "ranked": 2, "untrained": 1, "cases": 12},
     "lenses": {"prompts": 6, "fresh": 6, "contexts": 8, "steps": 1, "length": 12, "layer": 1,
                "hidden": 0, "strong": 4},
 }  # fmt: skip

@@ -157,7 +157,7 @@ def copying(net, given):
         "loss of the first copy": -log_p[:, : batch.length].mean(1),
         "loss without four heads": without["loss"],
         "loss of all entries without four heads": (
-            induction.losses_without(net, batch.tokens, [cut])[0].mean(1)
+            induction.losses_without(net, batch.tokens, [[cut]])[0].mean(1)
         ),
         "matching without 16.0": cause.without_previous,
         "matching without the path from 16.0": cause.without_path,
