@@ -208,7 +208,7 @@ def problems(
             continue
         null, over = claims.null_of(result, results), claim.said("over", tier)
         says = claim.kind == "finding" and claims.judge(result, null) != claims.SAME
-        if says and result.count < REPETITIONS:
+        if says and result.count < REPETITIONS and not claim.waits:
             yield f"{name} is a finding of {result.count} repetitions."
         if max(result.count, null.count if null else 0) > 1 and not over:
             yield f"{name} does not say over what its {result.count} repetitions are."

@@ -176,7 +176,7 @@ def store(runs: Iterable[Run]) -> list[Path]:
         if each.chapter not in run.BESIDE:
             wanted[each.committed] = read_json(each.record)
         for name in [] if each.part else sorted(set(each.asks()) - set(each.unchecked())):
-            result = each.results / each.kind / f"{name}.json"
+            result = each.result(name)
             wanted[run.ROOT / "book/results" / each.kind / result.name] = read_json(result)
     changed = [path for path, value in wanted.items() if not _stands(path, value)]
     for path in changed:

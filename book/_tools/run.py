@@ -136,7 +136,7 @@ class Run:
 
     def asks(self) -> list[str]:
         """Claims of this notebook and tier: those that it names, and for the one with the ledger's
-        name all that no other notebook of the chapter names."""
+        name all that no other notebook of the chapter names; of those that wait, what is there."""
         names = [name for name in chapters() if name[:2] == self.chapter[:2]]
         of = {
             n: dependencies.claims_in(read_json(NOTEBOOKS / f"{n}.ipynb")["cells"]) for n in names
@@ -144,13 +144,17 @@ class Run:
         mine = of.pop(self.chapter, set()) & set(claims.ledger())
         if self.chapter in claims.chapters():
             mine = set(claims.ledger(self.chapter)) - set().union(*of.values())
-        ledger = claims.ledger().items()
-        return [k for k, c in ledger if k in mine and self.tier in c.tiers and not c.waits]
+        mine = {k for k in mine if not claims.find(k).waits or self.result(k).is_file()}
+        return [k for k, c in claims.ledger().items() if k in mine and self.tier in c.tiers]
 
     def unchecked(self) -> list[str]:
         """Claims of this notebook and tier that have no result."""
         asked = self.asks() if self.kind != "own" else []
-        return [k for k in asked if not (self.results / self.kind / f"{k}.json").is_file()]
+        return [k for k in asked if not self.result(k).is_file()]
+
+    def result(self, claim: str) -> Path:
+        """Where the run keeps what it measured of a claim."""
+        return self.results / self.kind / f"{claim}.json"
 
     def is_asked(self, whole: bool = False) -> bool:
         """Whether the tier puts a claim that the notebook names. One that names none, as the tour,
@@ -443,7 +447,7 @@ def _execute(
 def _few_digits(run: Run) -> Iterator[tuple[str, float | None]]:
     """What was measured, and what the null of the cell gave where it has one."""
     for name in run.asks():
-        result = read_json(run.results / run.kind / f"{name}.json")
+        result = read_json(run.result(name))
         for what, found in ((name, result), (f"{name} (null)", result["null"])):
             if found:
                 yield what, found["value"] and float(f"{found['value']:.6g}")
