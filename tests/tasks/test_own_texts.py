@@ -9,7 +9,7 @@ from iclutils import IclError
 from iclutils.tasks import text
 from iclutils.tasks.prompts import Role
 
-NAMES = ("sentiment", "questions", "subjects")
+NAMES = ("sentiment", "questions", "subjects", "feelings", "tenses", "places")
 
 
 @pytest.mark.parametrize("name", NAMES)
