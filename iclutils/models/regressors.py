@@ -103,14 +103,11 @@ class InContextRegressors(Ensemble):
 
         The same contexts go to every network without an ``ensemble`` axis, or with one of 1.
         """
-        return self.outputs(xs, ys)[..., :: 2 if self.shape.format == "two" else 1]
-
-    def outputs(self, xs: Xs, ys: Labels) -> Float[Tensor, "ensemble_out batch pos"]:
-        """The read-out at every token; in the format ``two`` also at those of y."""
         resid = self.resid(xs, ys)[-1]
         if self.shape.block == "standard":
             resid = _norm(resid, self.norm)
-        return _linear(resid, self.read_out)[..., 0]
+        answers = _linear(resid, self.read_out)[..., 0]  # at the tokens of y, too
+        return answers[..., :: 2 if self.shape.format == "two" else 1]
 
     def resid(self, xs: Xs, ys: Labels) -> list[Float[Tensor, "ensemble_out batch pos width"]]:
         """The residual stream: embedding, then after each block."""
@@ -127,19 +124,6 @@ class InContextRegressors(Ensemble):
             stream.append(self._block(stream[-1], block))
         return stream
 
-    def patterns(self, xs: Xs, ys: Labels) -> list[Float[Tensor, "ensemble_out batch head q k"]]:
-        """The attention patterns of each layer."""
-        by_layer = []
-        for x, layer in zip(self.resid(xs, ys), self.blocks, strict=False):
-            block: Any = layer
-            seen = x if self.shape.block == "post-norm" else _norm(x, block["norm_1"])
-            query, key, _ = self._heads(seen, block)
-            scores = query @ key.mT / math.sqrt(self.shape.head)
-            future = torch.ones_like(scores[0, 0]).triu(1).bool()
-            pattern = scores.masked_fill(future, -torch.inf).softmax(-1)
-            by_layer.append(pattern.unflatten(0, x.shape[:2]))
-        return by_layer
-
     def save(self, folder: Path, dtype: torch.dtype = torch.float16) -> None:
         """Write ``config.json`` and the weights, in half precision unless told otherwise."""
         super().save(folder, dtype)
@@ -154,13 +138,9 @@ class InContextRegressors(Ensemble):
         seen = _norm(x, block["norm_2"])
         return (seen if released else x) + _mlp(seen, block)
 
-    def _heads(self, x: Tensor, block: Any) -> Tensor:
-        """Queries, keys and values: (3, ensemble * batch, head, pos, inner)."""
-        qkv = _linear(x, block["qkv"]).flatten(0, 1)
-        return qkv.unflatten(-1, (3, self.shape.heads, -1)).permute(2, 0, 3, 1, 4)
-
     def _attention(self, x: Tensor, block: Any) -> Tensor:
-        query, key, value = self._heads(x, block)
+        qkv = _linear(x, block["qkv"]).flatten(0, 1).unflatten(-1, (3, self.shape.heads, -1))
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # (ensemble * batch, head, pos, inner) each
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return _linear(mixed.transpose(1, 2).reshape(*x.shape[:3], -1), block["out"])
 

@@ -121,11 +121,6 @@ def _outside(name: str, folder: str | Path | None) -> list[Pair]:
     return list({word: (word, answer) for word, answer in reversed(pairs)}.values())[::-1]
 
 
-def kinds(pairs: Sequence[Pair]) -> int:
-    """How many different answers there are."""
-    return len({answer for _, answer in pairs})
-
-
 def kept(pairs: Sequence[Pair]) -> float:
     """Share of answers that the query holds: they begin with its first three letters, or stand
     in it."""

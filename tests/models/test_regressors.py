@@ -35,7 +35,7 @@ def double(shape, seed=3):
 
 
 def test_the_standard_block_is_that_of_gpt2():
-    """The same weights in Hugging Face's GPT-2: predictions, outputs at y and patterns."""
+    """The same weights in Hugging Face's GPT-2: the predictions."""
     network = double(SMALL)
     config = GPT2Config(
         n_embd=16, n_layer=2, n_head=2, n_positions=9, vocab_size=1, attn_implementation="eager"
@@ -53,12 +53,9 @@ def test_the_standard_block_is_that_of_gpt2():
     xs, ys = data()
     tokens = as_tokens(xs.double(), ys.double(), "two")[0]
     embedded = tokens @ network.read_in["weight"][0] + network.read_in["bias"][0]
-    out = twin(inputs_embeds=embedded, use_cache=False, output_attentions=True)
+    out = twin(inputs_embeds=embedded, use_cache=False)
     read = out.last_hidden_state @ network.read_out["weight"][0] + network.read_out["bias"][0]
-    torch.testing.assert_close(network.outputs(xs, ys)[0], read[..., 0], atol=1e-12, rtol=1e-10)
     torch.testing.assert_close(network(xs, ys)[0], read[:, ::2, 0], atol=1e-12, rtol=1e-10)
-    for ours, theirs in zip(network.patterns(xs, ys), out.attentions, strict=True):
-        torch.testing.assert_close(ours[0], theirs)
 
 
 def test_the_post_norm_block_is_pytorchs():
