@@ -186,6 +186,8 @@ def label_words(net, given):
         (slope,) = torch.autograd.grad(step.losses(zero).mean(), zero)
     queries, keys, _ = confusion.queries_and_keys(net, asked)
     near = confusion.key_distances(queries, keys[:, 0], 1)
+    cut = dict.fromkeys(range(5), isolation.cut_edges(asked, asked.label_pos))
+    zeroed = hooks.cut_attention(net, cut, renormalise=False)
     some = [0, 14, 21]
     return {
         "logits of the labels": found.class_logits,
@@ -198,7 +200,7 @@ def label_words(net, given):
             isolation.isolated_by_set(net, asked, range(5)).class_logits
         ),
         "attention to earlier tokens zeroed in 5 layers": (
-            isolation.isolated(net, asked, range(5), how="zeroed").class_logits
+            answers.answers(net, asked, zeroed).class_logits
         ),
         "attention to the labels in layer 18": read[:, 18],
         "from formatting and labels": (

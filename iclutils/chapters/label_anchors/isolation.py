@@ -1,9 +1,9 @@
 """Isolation: label words that may not look back, and what the model loses by it.
 
-In chosen layers a position is cut off from everything before it, in every head. The paper's code
-sets the scores to -10,000 before the softmax, so the row becomes one-hot on the position itself;
-its text sets A[p, i] to 0 for i < p, so it keeps the mass A[p, p]. Source: Wang et al. 2023,
-section 2.2, figure 4."""
+In chosen layers a position is cut off from everything before it, in every head. As in the paper's
+code, scores are set to -10,000 before the softmax, so the row becomes one-hot on the position
+itself; the text sets A[p, i] to 0 for i < p (``hooks.cut_attention`` with ``renormalise=False``).
+Source: Wang et al. 2023, section 2.2, figure 4."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ...errors import IclError, unknown
+from ...errors import IclError
 from ...interp.hooks import Hook, cut_attention
 from ...interp.readout import in_batches
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts, Role
 from .answers import Answers, answers, answers_by_set
 
-HOWS = ("pre-softmax", "zeroed")  # code and text of the paper
 Positions = Int[Tensor, "batch isolated"]
 
 
@@ -29,13 +28,10 @@ def isolation(
     prompts: Prompts,
     layers: Iterable[int],
     positions: Positions | None = None,
-    how: str = "pre-softmax",
 ) -> list[Hook]:
     """Hooks that isolate ``positions``, or all label words, in each of the ``layers``."""
-    if how not in HOWS:
-        raise unknown("way to isolate", how, HOWS)
     cut = cut_edges(prompts, prompts.label_pos if positions is None else positions)
-    return cut_attention(model, dict.fromkeys(layers, cut), renormalise=how == "pre-softmax")
+    return cut_attention(model, dict.fromkeys(layers, cut))
 
 
 def cut_edges(prompts: Prompts, positions: Positions) -> Bool[Tensor, "batch dest src"]:
@@ -54,7 +50,6 @@ def isolated(
     prompts: Prompts,
     layers: Iterable[int],
     positions: Positions | None = None,
-    how: str = "pre-softmax",
     batch_size: int | None = None,
 ) -> Answers:
     """Answers under ``isolation``; controls are ``random_positions`` and ``wrong_positions``."""
@@ -62,7 +57,7 @@ def isolated(
 
     def of(batch: Prompts, rows: Tensor) -> Iterable[Tensor]:
         some = None if positions is None else positions[rows]
-        return vars(answers(model, batch, isolation(model, batch, layers, some, how))).values()
+        return vars(answers(model, batch, isolation(model, batch, layers, some))).values()
 
     return Answers(*in_batches(prompts, batch_size, "isolation", of))
 

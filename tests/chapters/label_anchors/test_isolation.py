@@ -1,6 +1,5 @@
 """Isolation: rows of attention by hand, what cannot change, the random control; loyalty by hand."""
 
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -9,7 +8,6 @@ from random_prompts import prompts_strategy, random_prompts
 
 from iclutils.chapters.label_anchors.answers import Answers, answers_by_set, centred
 from iclutils.chapters.label_anchors.isolation import (
-    HOWS,
     isolated,
     isolated_by_set,
     isolation,
@@ -24,31 +22,29 @@ from iclutils.tasks.prompts import Role, join
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-@pytest.mark.parametrize("how", HOWS)
-def test_only_the_rows_of_label_words_change(model, how):
+def test_only_the_rows_of_label_words_change(model):
     prompts = random_prompts(seed=2, count=4, longest=3)
-    name, hooks = get_act_name("pattern", 0), isolation(model, prompts, [0], how=how)
+    name, hooks = get_act_name("pattern", 0), isolation(model, prompts, [0])
     clean, cut = (
         run_with_hooks(model, prompts.tokens, edits, [name])[1][name] for edits in ([], hooks)
     )
     for row, places in enumerate(prompts.label_pos.tolist()):
         for p in places:
             assert not cut[row, :, p, :p].any()
-            kept = clean[row, :, p, p] if how == "zeroed" else torch.ones(model.cfg.n_heads)
-            torch.testing.assert_close(cut[row, :, p, p], kept)
+            torch.testing.assert_close(cut[row, :, p, p], torch.ones(model.cfg.n_heads))
         others = sorted(set(range(cut.shape[-1])) - {*places})
         assert torch.equal(cut[row][:, others], clean[row][:, others])
 
 
 @settings(max_examples=6, **QUIET)
-@given(prompts=prompts_strategy(), how=st.sampled_from(HOWS))
-def test_padding_order_and_batch_size_do_not_matter(gpt2, prompts, how):
+@given(prompts=prompts_strategy())
+def test_padding_order_and_batch_size_do_not_matter(gpt2, prompts):
     drawn = prompts.label_pos - 1
-    whole = isolated(gpt2, prompts, [0, 1], drawn, how).class_logits
-    apart = isolated(gpt2, prompts, [0, 1], drawn, how, batch_size=1).class_logits
+    whole = isolated(gpt2, prompts, [0, 1], drawn).class_logits
+    apart = isolated(gpt2, prompts, [0, 1], drawn, batch_size=1).class_logits
     torch.testing.assert_close(whole, apart, atol=1e-4, rtol=1e-4)
     order = torch.arange(len(prompts)).flip(0)
-    again = isolated(gpt2, prompts[order], [0, 1], drawn[order], how)[order].class_logits
+    again = isolated(gpt2, prompts[order], [0, 1], drawn[order])[order].class_logits
     torch.testing.assert_close(whole, again, atol=1e-4, rtol=1e-4)
 
 
