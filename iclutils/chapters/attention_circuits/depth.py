@@ -100,7 +100,6 @@ def fit_tuned_lens(
     at: Int[Tensor, "batch entry"],
     generator: Generator,
     steps: int = 60,
-    rate: float = 1e-3,
     batch_size: int = 512,
 ) -> TunedLens:
     """Tuned lens of the positions ``at`` of ``tokens`` (Belrose et al. 2023, section 3): each depth
@@ -114,7 +113,7 @@ def fit_tuned_lens(
         raise IclError(f"A tuned lens needs at least {width} positions; got {count}.")
     batch_size = min(batch_size, count, max(1, LOGITS // (len(lower) * model.cfg.d_vocab)))
     weight, bias = (part.requires_grad_() for part in least_squares(lower, final))
-    adam = torch.optim.Adam([weight, bias], lr=rate)
+    adam = torch.optim.Adam([weight, bias], lr=1e-3)
     with torch.enable_grad():
         for _ in bar(range(steps), "steps"):
             pick = torch.randint(0, count, (batch_size,), generator=generator).to(tokens.device)

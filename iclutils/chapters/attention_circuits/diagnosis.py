@@ -77,13 +77,13 @@ def component_statistics(
 
 
 def anomalies(
-    cases: Statistics, healthy: Float[Tensor, "healthy item"], rate: float = 0.05
+    cases: Statistics, healthy: Float[Tensor, "healthy item"]
 ) -> tuple[Float[Tensor, "item"], Bool[Tensor, "item"]]:
     """p of every statistic (Mann-Whitney, two-sided; 1 where nothing varies), and which are found
-    at this false-discovery rate over all of them (Benjamini and Hochberg 1995)."""
+    at a false-discovery rate of 5 % over all of them (Benjamini and Hochberg 1995)."""
     test = mannwhitneyu(cases.cpu().numpy(), healthy.cpu().numpy(), axis=0)
     p = torch.as_tensor(np.nan_to_num(test.pvalue, nan=1.0))
-    return p, benjamini_hochberg(p, rate)
+    return p, benjamini_hochberg(p, 0.05)
 
 
 @dataclass(frozen=True)

@@ -316,14 +316,12 @@ class Flags:
         return self.wrong & ~self.kinds.any(1)
 
 
-def flags(
-    seen: Features, reference: Reference, roles: Sequence[Sequence[Node]], majority: float = 0.5
-) -> Flags:
+def flags(seen: Features, reference: Reference, roles: Sequence[Sequence[Node]]) -> Flags:
     """A flag for every kind that cases show against healthy ones, none instead of the others.
-    ``roles``: groups of heads that do the same, in one of which a share of ``majority`` must be
-    conspicuous; of a cut, the effect of some edge must be below the healthy 1 %. A head is
-    misrouted only if it looks at the source when healthy, if its values there would serve as well
-    as ever, and if it is not mostly collapsed."""
+    ``roles``: groups of heads that do the same, in one of which half must be conspicuous; of a cut,
+    the effect of some edge must be below the healthy 1 %. A head is misrouted only if it looks at
+    the source when healthy, if its values there would serve as well as ever, and if it is not
+    mostly collapsed."""
     if (seen.heads, seen.edges) != (reference.of.heads, reference.of.edges):
         raise IclError("Take the features of cases and of the reference at the same places.")
 
@@ -341,7 +339,7 @@ def flags(
     def in_a_role(heads: Bool[Tensor, "case head"]) -> Bool[Tensor, "case"]:
         places = [[seen.heads.index(node) for node in role] for role in roles]
         shares = torch.stack([heads[:, place].float().mean(1) for place in places])
-        return (shares >= majority).any(0)
+        return (shares >= 0.5).any(0)
 
     on_first = seen.values["sink"] > 0.5
     collapsed = on_first | (seen.values["entropy"] > (1 + reference.median("entropy")) / 2)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from ...errors import IclError
@@ -25,6 +25,7 @@ from ...progress import bar
 BATCH = 512  # altered sequences in a forward pass, at most
 ROWS = 16384  # rows of d_model held at once
 LOGITS = 2**25  # logits held at once: 134 MB
+RATE = 0.05  # of false discoveries
 FEWEST = 6  # sequences behind a source; signs of fewer cannot reach 5 %
 
 Tokens = Int[Tensor, "batch pos"]
@@ -119,23 +120,14 @@ def _logits(
         return read_with_cache(model, keys, values, held, fed, own, places, at)
 
 
-class Sources(NamedTuple):
-    """Nats lost when the token at an offset from the source is drawn anew; which offsets help."""
-
-    offset: Int[Tensor, "offset"]
-    mean: Float[Tensor, "offset"]
-    found: Bool[Tensor, "offset"]
-
-
 def sources(
     signed: Float[Tensor, "batch entry pos"],
     at: Entries,
     source: Entries,
     generator: Generator,
-    rate: float = 0.05,
-) -> Sources:
-    """Offsets from the source at which tokens help, at this false-discovery rate (sign flips over
-    sequences; Benjamini and Hochberg 1995). ``signed``: of ``influence``; entries are averaged
+) -> Int[Tensor, "offset"]:
+    """Offsets from the source at which tokens help, at a false-discovery rate of 5 % (sign flips
+    over sequences; Benjamini and Hochberg 1995). ``signed``: of ``influence``; entries are averaged
     within a sequence, offsets that fewer than six sequences show left out."""
     lost = -signed.double()
     place = torch.arange(signed.shape[-1], device=signed.device)
@@ -150,7 +142,7 @@ def sources(
             worth[offset] = value
     p = torch.stack([sign_flip_p(value, generator) for value in worth.values()])
     mean = torch.stack([value.mean() for value in worth.values()])
-    return Sources(torch.tensor([*worth]).to(at), mean, benjamini_hochberg(p, rate) & (mean > 0))
+    return torch.tensor([*worth]).to(at)[benjamini_hochberg(p, RATE) & (mean > 0)]
 
 
 def mean_patterns(model: TransformerBridge, tokens: Tokens) -> Patterns:

@@ -32,9 +32,9 @@ def importance(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor, "l
     return slope[:, :, 0, :, 0].abs().transpose(1, 2)
 
 
-def redundant(losses: Float[Tensor, "*item batch"], bar: float = 0.01) -> Bool[Tensor, "*item"]:
-    """Which parts can be spared: mean loss plus two standard errors below ``bar`` (nats)."""
-    return losses.mean(-1) + 2 * losses.std(-1) / losses.shape[-1] ** 0.5 < bar
+def redundant(losses: Float[Tensor, "*item batch"]) -> Bool[Tensor, "*item"]:
+    """Which parts can be spared: mean loss plus two standard errors below 0.01 nats."""
+    return losses.mean(-1) + 2 * losses.std(-1) / losses.shape[-1] ** 0.5 < 0.01
 
 
 def prune(network: PreTrainedModel, heads: Iterable[Node]) -> None:
@@ -44,13 +44,3 @@ def prune(network: PreTrainedModel, heads: Iterable[Node]) -> None:
         with torch.no_grad():
             for part in head_weights(network, node.layer, node.head):
                 part.zero_()
-
-
-def cost(model: TransformerBridge, length: int, removed: int = 0) -> int:
-    """Multiply-adds of the matrix products of a GPT-2 over ``length`` tokens, without some heads:
-    each has four projections, and two products with the whole square of scores."""
-    cfg = model.cfg
-    one_head = 4 * length * cfg.d_model * cfg.d_head + 2 * length**2 * cfg.d_head
-    one_mlp = 2 * length * cfg.d_model * (cfg.d_mlp or 0)
-    heads = cfg.n_layers * cfg.n_heads - removed
-    return heads * one_head + cfg.n_layers * one_mlp + length * cfg.d_model * cfg.d_vocab

@@ -138,26 +138,24 @@ def reextraction_floor(
     size: int,
     generator: Generator,
     draws: int = 200,
-    alpha: float = 0.05,
 ) -> float:
-    """The ``top_overlap`` that two halves of one checkpoint's sequences undercut with ``alpha``;
+    """The ``top_overlap`` that two halves of one checkpoint's sequences undercut in 5 % of draws;
     for two checkpoints, compare ``first[:, :half]`` with ``second[:, half:]``."""
     count, overlaps = effects.shape[1], []
     for _ in range(draws):
         order = torch.randperm(count, generator=generator)
         one, two = (effects[:, half] for half in order.split((count + 1) // 2))
         overlaps.append(top_overlap(one, two, size))
-    return float(torch.tensor(overlaps, dtype=torch.float64).quantile(alpha))
+    return float(torch.tensor(overlaps, dtype=torch.float64).quantile(0.05))
 
 
 def phases(
     similarity: Float[Tensor, "interval"],
     floors: Float[Tensor, "interval"],
     present: Bool[Tensor, "checkpoint"],
-    shortest: int = 2,
 ) -> list[str]:
     """Kind of each interval between checkpoints: ``absent`` where the task is not solved
-    (``present``) at both ends, ``stable`` where ``shortest`` intervals in a row are as similar as
+    (``present``) at both ends, ``stable`` where two intervals in a row are as similar as
     their floors, or ``unstable``. (Seed note 004, section 7.2; Tigges et al. 2024.)"""
     there = present[:-1] & present[1:]
     pairs = zip(there.tolist(), (similarity >= floors).tolist(), strict=True)
@@ -165,5 +163,5 @@ def phases(
     out: list[str] = []
     for kind, run in groupby(kinds):
         count = len(list(run))
-        out += ["unstable" if kind == "stable" and count < shortest else kind] * count
+        out += ["unstable" if kind == "stable" and count < 2 else kind] * count
     return out

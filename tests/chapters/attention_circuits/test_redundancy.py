@@ -1,13 +1,12 @@
-"""Redundancy, pruning, cost: known spreads, zero ablation, a counter of operations."""
+"""Redundancy and pruning: known spreads, zero ablation."""
 
 import pytest
 import torch
 from tiny import save_gpt2, save_grouped, tokens
-from torch.utils.flop_counter import FlopCounterMode
 
 from iclutils import models
 from iclutils.chapters.attention_circuits import redundancy
-from iclutils.interp.graph import all_heads, head
+from iclutils.interp.graph import head
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
 
 HEADS = [head(0, 1), head(0, 3), head(2, 0)]
@@ -21,7 +20,7 @@ def test_redundant_means_known_to_be_small():
     assert redundancy.redundant(losses).tolist() == [True, False, False, True]
     by_numpy = losses.double().numpy()
     upper = by_numpy.mean(1) + 2 * by_numpy.std(1, ddof=1) / 4
-    assert redundancy.redundant(losses, 0.06).tolist() == (upper < 0.06).tolist()
+    assert redundancy.redundant(losses / 6).tolist() == (upper < 0.06).tolist()
 
 
 # Would catch rows taken for columns, another head's slice, a value bias that stays, and an edit of
@@ -46,18 +45,3 @@ def test_pruning_is_zero_ablation(kind, tmp_path):
         for la in (0, 2)
         for part in ("c_attn.weight", "c_attn.bias", "c_proj.weight")
     }
-
-
-# PyTorch's own counter is the truth, for the whole and for all heads gone. Would catch a product
-# that is forgotten or counted for half of the square.
-@pytest.mark.parametrize("length", [5, 17])
-def test_cost_is_what_the_counter_counts(tmp_path, length):
-    network = save_gpt2(tmp_path)
-    model = models.load(tmp_path)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        network(tokens(1, length), use_cache=False)
-    assert 2 * redundancy.cost(model, length) == counter.get_total_flops()
-    by_module = counter.get_flop_counts()
-    heads = sum(sum(c.values()) for name, c in by_module.items() if name.endswith(".attn"))
-    every = len(all_heads(model))
-    assert 2 * redundancy.cost(model, length, every) == counter.get_total_flops() - heads
