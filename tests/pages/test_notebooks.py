@@ -4,22 +4,19 @@ The nightly run has nbval go over ``notebooks/``. Here are the rules that nbval 
 (``notebook_rules``), and a stand-in that breaks each of them in turn.
 """
 
-import copy
+import json
 import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
 from nbval.plugin import get_sanitize_patterns
-from notebook_rules import Notebook, code, faults, printed, problems
+from notebook_rules import Notebook, code, faults, printed, problems, source
 
 from book._tools import dependencies
-from book._tools.address import set_up_cell
 from iclutils import claims
-from iclutils.claims import Claim
 from iclutils.files import read_json
 
 ROOT = Path(__file__).parents[2]
@@ -95,11 +92,6 @@ def test_findings_have_spread_and_null_and_identities_need_no_training(path):
     assert not [fault for fault in real if not fault.endswith("was not measured.")]
 
 
-def cell(kind, source, count=None, **more):
-    made = {"cell_type": kind, "metadata": {}, "source": source} | more
-    return made | {"execution_count": count, "outputs": more.get("outputs", [])}
-
-
 def stream(text, stream="stdout"):
     return {"output_type": "stream", "name": stream, "text": text}
 
@@ -109,88 +101,57 @@ def shown(**data):
     return {"output_type": "display_data", "metadata": {}, "data": kinds}
 
 
-@pytest.fixture
-def ledger():
-    tiers = {"mini": {"holds": ">= 0.8"}}
-    common: dict[str, Any] = {"statement": "S.", "source": "s", "measure": "m", "tolerance": "t"}
-    common |= {"kind": "finding", "origin": "own", "tiers": tiers}
-    ids = {"90.score": "score", "90.rank": "rank"}
-    return {key: Claim(id=key, cell=where, **common) for key, where in ids.items()}
+SOUND = ROOT / "notebooks/04_appendix.ipynb"
 
 
-@pytest.fixture
-def sound():
-    alt = {"mystnb": {"image": {"alt": "A heat map with one bright cell at layer 2, head 3."}}}
-    figure = shown(image_png="iVBORw0KGgo=", text_plain="<Figure size 640x480 with 1 Axes>")
-    check, rank = 'book.check("90.score", value)', 'book.check("90.rank", rank)'
-    return {
-        "cells": [
-            cell("markdown", "# A chapter"),
-            cell("code", 'tier = "mini"', 1, metadata={"tags": ["parameters"]}),
-            cell("code", set_up_cell(), 2, metadata={"tags": ["set-up"]}, outputs=[stream("on\n")]),
-            cell("markdown", "(90-score)=\n## Score\nHow high is it?"),
-            cell("code", check, 3),
-            cell("markdown", "(90-rank)=\n## Rank\nAnd which rank?"),
-            cell("code", rank, 4),
-            cell("markdown", "The picture:"),
-            cell("code", "figures.heads(scores)", 5, metadata=alt, outputs=[figure]),
-        ],
-        "metadata": {},
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
+def at(what):
+    """Number of the first cell of code that draws or judges, or is of a tag."""
+    kinds = {"draws": '"image/png"', "judges": "book.check("}
+    return next(
+        i
+        for i, cell in enumerate(read_json(SOUND)["cells"])
+        if cell["cell_type"] == "code" and kinds.get(what, f'"{what}"') in json.dumps(cell)
+    )
 
 
-def put(number, **changes):
-    """Changes the cell of that number."""
-    return lambda notebook: notebook["cells"][number].update(changes)
+def put(what, before=0, **changes):
+    """Changes that cell, or one before it."""
+    return lambda notebook: notebook["cells"][at(what) - before].update(changes)
 
 
-def clear(**changes):
-    """Changes every code cell."""
-    return lambda notebook: [each.update(outputs=[], **changes) for each in code(notebook)]
-
-
-def tag(number, *tags):
-    return put(number, metadata={"tags": [*tags]})
-
-
-def swap_checks(notebook):
-    one, other = notebook["cells"][4], notebook["cells"][6]
+def exchange(notebook):
+    judging = [c for c in code(notebook) if "book.check(" in source(c)]
+    one, other = judging[0], judging[-1]
     one["source"], other["source"] = other["source"], one["source"]
 
 
 LONG = "def f(x):\n" + "    x += 1\n" * 19 + "    return x"
+ERROR = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
 BREAKS: dict[str, tuple[Callable[[Notebook], object], str]] = {
-    "outputs cleared": (put(8, source="print(1)", outputs=[]), "no output in the cell"),
-    "one unrun": (put(4, execution_count=None), "not all run once"),
-    "out of order": (lambda n: n["cells"].insert(3, n["cells"].pop(6)), "not all run once"),
-    "other set-up": (put(2, source="import iclutils"), "the shared one"),
-    "no sentence": (lambda n: n["cells"].pop(7), "no sentence"),
-    "an error": (
-        put(8, outputs=[{"output_type": "error", "ename": "E", "evalue": "", "traceback": []}]),
-        "an error in",
-    ),
-    "stderr": (put(8, outputs=[stream("warning", "stderr")]), "stderr"),
-    "no alt text": (put(8, metadata={}), "no alt text"),
-    "HTML": (put(8, outputs=[shown(text_html="<b>1</b>")]), "HTML in"),
-    "a raw float": (put(8, outputs=[stream("score 0.81234\n")]), "raw number 0.81234"),
-    "a path in code": (put(8, source='open("/home/me/model")'), "absolute path"),
-    "a long function": (put(8, source=LONG), "more than twenty lines"),
-    "too large": (put(7, source="long " * 200_000), "the limit is 1 MB"),
-    "a stranger": (put(8, source='book.check("90.scoer", 1)'), "90.scoer is not in the ledger"),
-    "one unchecked": (put(4, source="pass"), "90.score is never checked"),
-    "no target": (put(3, source="## Score"), "90.score: no markdown cell has the target (90-"),
-    "wrong place": (swap_checks, "90.score is checked after ['90-rank'], not after (90-score)="),
-}  # fmt: skip
+    "outputs cleared": (put("draws", source="print(1)", outputs=[]), "no output in the cell"),
+    "one unrun": (put("draws", execution_count=None), "not all run once"),
+    "other set-up": (put("set-up", source="import iclutils"), "the shared one"),
+    "no sentence": (lambda n: n["cells"].pop(at("draws") - 1), "no sentence"),
+    "an error": (put("draws", outputs=[ERROR]), "an error in"),
+    "stderr": (put("draws", outputs=[stream("warning", "stderr")]), "stderr"),
+    "no alt text": (put("draws", metadata={}), "no alt text"),
+    "HTML": (put("draws", outputs=[shown(text_html="<b>1</b>")]), "HTML in"),
+    "a raw float": (put("draws", outputs=[stream("score 0.81234\n")]), "raw number 0.81234"),
+    "a path in code": (put("draws", source='open("/home/me/model")'), "absolute path"),
+    "a long function": (put("draws", source=LONG), "more than twenty lines"),
+    "too large": (put("draws", 1, source="long " * 200_000), "the limit is 1 MB"),
+    "a stranger": (put("draws", source='book.check("04.scoer", 1)'), "04.scoer is not in the"),
+    "one unchecked": (put("judges", source="pass"), "is never checked"),
+    "wrong place": (exchange, "is checked after ['04-"),
+}
 
 
 @pytest.mark.parametrize("what", BREAKS)
-def test_every_break_is_found(what, sound, ledger):
+def test_every_break_is_found(what):
     change, message = BREAKS[what]
-    broken = copy.deepcopy(sound)
+    broken = read_json(SOUND)
     change(broken)
-    found = faults(broken, "90", ledger)
+    found = faults(broken, "04", judged_by(SOUND))
     assert any(message in fault for fault in found), found
 
 
