@@ -185,8 +185,19 @@ def two_functions(
 
     Corrupt: the examples carry the other function's answers. The softmax is over both answers.
     """
-    drawn = words.rivals(name, other, model_words(model), count, examples, generator)
-    clean, corrupt, choices = (part.to(model.cfg.device) for part in drawn)
+    shown, asked = words.of_both(name, other, "train"), words.of_both(name, other, "test")
+    drawn = words.rivals(shown, asked, model_words(model), count, examples, generator)
+    return of_rivals(model, *drawn)
+
+
+def of_rivals(
+    model: TransformerBridge,
+    clean: Int[Tensor, "batch pos"],
+    corrupt: Int[Tensor, "batch pos"],
+    choices: Int[Tensor, "batch 2"],
+) -> CleanCorrupt:
+    """What ``words.rivals`` draws, on the model's device: say the first answer, not the second."""
+    clean, corrupt, choices = (x.to(model.cfg.device) for x in (clean, corrupt, choices))
     at = torch.full_like(choices[:, :1], clean.shape[1] - 1)
     return CleanCorrupt(clean, corrupt, at, choices[:, :1], choices=choices)
 

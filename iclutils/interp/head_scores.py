@@ -8,7 +8,7 @@ Olsson et al. 2022 (prefix matching); seed note 003 (stripe).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import combinations, product
 
 import torch
@@ -175,10 +175,15 @@ def top_heads(scores: Float[Tensor, "layer head"], count: int) -> list[tuple[int
 
 
 def same_layers(
-    heads: Iterable[tuple[int, int]], per_layer: int, draws: int, generator: Generator
+    heads: Iterable[tuple[int, int]],
+    per_layer: int,
+    draws: int,
+    generator: Generator,
+    again: bool = False,
 ) -> list[list[tuple[int, int]]]:
     """Random sets of other heads, as many in each layer as ``heads`` has there (all that are left,
-    where they are fewer): the control for a set of heads that stands at a certain depth."""
+    where they are fewer): the control for a set of heads that stands at a certain depth. With
+    ``again``, of all heads of these layers: what two sets share by chance."""
     chosen = defaultdict[int, set[int]](set)
     for layer, head in sorted(heads):
         chosen[layer].add(head)
@@ -186,7 +191,7 @@ def same_layers(
     def draw() -> Iterator[tuple[int, int]]:
         for layer, named in chosen.items():
             order = torch.randperm(per_layer, generator=generator).tolist()
-            others = [head for head in order if head not in named]
+            others = [head for head in order if again or head not in named]
             yield from ((layer, head) for head in others[: len(named)])
 
     return [list(draw()) for _ in range(draws)]
@@ -203,23 +208,6 @@ def controls(
         return [*map(list, dict.fromkeys(tuple(sorted(some)) for some in drawn))]
     spare = sorted({*range(model.cfg.n_layers)} - layers)
     return [[*product(some, every)] for some in combinations(spare, len(layers))]
-
-
-def draw_heads(
-    chosen: Set[int],
-    layer: Int[Tensor, "item"],
-    generator: Generator,
-    barred: Set[int] = frozenset(),
-) -> frozenset[int]:
-    """As ``same_layers``, one set of heads by their numbers: none is ``barred``, and those of
-    ``chosen`` may come again."""
-    drawn: list[int] = []
-    for la in layer[sorted(chosen)].unique():
-        inside = set((layer == la).nonzero()[:, 0].tolist())
-        free = sorted(inside - barred)
-        order = torch.randperm(len(free), generator=generator).tolist()
-        drawn += [free[i] for i in order[: len(inside & chosen)]]
-    return frozenset(drawn)
 
 
 def attention_patterns(

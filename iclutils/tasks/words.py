@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -26,6 +26,8 @@ from .prompts import Prompts, Role
 from .text import Piece, Split, encode, first_tokens
 
 Pair = tuple[str, str]  # a word and what the function makes of it
+Row = tuple[str, ...]  # a word and what stands in some columns
+Kind = TypeVar("Kind", bound=Row)
 
 TABLES = Path(__file__).parent / "data" / "words"
 RULES: dict[str, Callable[[str], str]] = {
@@ -74,23 +76,29 @@ def load(name: str, split: Split | None = None, folder: str | Path | None = None
     ``ICLUTILS_FUNCTIONS`` says: a list of objects with ``input`` and ``output``, the format of
     {cite}`todd2024`. Of a word that stands there twice the first line counts.
     """
-    if name in FUNCTIONS:
-        table, column = FUNCTIONS[name]
-        header, *rows = _rows(TABLES / f"{table}.tsv")
-        pairs = [
-            (row[0], RULES[column](row[0]) if column in RULES else row[header.index(column)])
-            for row in rows
-        ]
-        pairs = [pair for pair in pairs if pair[1] != "-"]
-    else:
-        pairs = _outside(name, folder)
+    if name not in FUNCTIONS:
+        return half(_outside(name, folder), split)
+    return half([(word, answer) for word, answer in columns(*FUNCTIONS[name])], split)
+
+
+def columns(table: str, *names: str) -> list[Row]:
+    """Rows of a list: the word, then what these columns have, or rules of spelling make of it;
+    without those where one has none."""
+    lines = (TABLES / f"{table}.tsv").read_text(encoding="utf-8").splitlines()
+    header, *rows = (line.split("\t") for line in lines)
+
+    def part(row: list[str], name: str) -> str:
+        return RULES[name](row[0]) if name in RULES else row[header.index(name)]
+
+    found = [(row[0], *(part(row, name) for name in names)) for row in rows]
+    return [row for row in found if "-" not in row]
+
+
+def half(rows: Sequence[Kind], split: Split | None) -> list[Kind]:
+    """The rows to train on, or those held out, every third; of no ``split``, all."""
     if split is None:
-        return pairs
-    return [p for i, p in enumerate(pairs) if (i % HELD_OUT == HELD_OUT - 1) == (split == "test")]
-
-
-def _rows(path: Path) -> list[list[str]]:
-    return [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
+        return list(rows)
+    return [x for i, x in enumerate(rows) if (i % HELD_OUT == HELD_OUT - 1) == (split == "test")]
 
 
 def listed(name: str, folder: str | Path | None = None) -> Path | None:
@@ -227,43 +235,59 @@ def recall(
     return _write(tokenizer, shown, queries, labels, gold, first, context)
 
 
+def of_both(name: str, other: str, split: Split) -> list[Row]:
+    """Words that two functions have in one half, and what each makes of them."""
+    mine, theirs = (dict(load(each, split)) for each in (name, other))
+    return [(word, mine[word], theirs[word]) for word in mine if word in theirs]
+
+
 def rivals(
-    name: str,
-    other: str,
+    shown: Sequence[Row],
+    asked: Sequence[Row],
     tokenizer: PreTrainedTokenizerBase,
     count: int,
     examples: int,
     generator: Generator,
+    blank: str = "",
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"], Int[Tensor, "batch 2"]]:
-    """Prompts of a function, the same with another function's answers, and both answers.
+    """Prompts of a function, the same with its rival's answers, and both answers.
 
-    Words and answers are single tokens, and what is asked is held out; see ``ask`` for all others.
+    Rows are a word and both answers, each a single token (of three words, three). ``blank`` stands
+    before each word. No word comes twice in a prompt; see ``ask`` for all other functions.
     """
 
     def ids(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def known(split: Split) -> list[tuple[str, str, str]]:
-        mine, theirs = (dict(load(each, split)) for each in (name, other))
-        rows = [(word, mine[word], theirs[word]) for word in mine if word in theirs]
-        single = [row for row in rows if {len(ids(x)) for x in (row[0], *_spaced(row[1:]))} == {1}]
-        return [row for row in single if row[1] != row[2]]
+    def single(row: Row) -> bool:
+        lengths = [len(ids(x)) for x in (blank + row[0], *_spaced(row[1:]))]
+        return row[1] != row[2] and lengths == [2 * row[0].count(", ") + 1, 1, 1]
 
-    pool, asked = known("train"), known("test")
-    if len(pool) < examples or not asked:
-        raise IclError(f"Too few words of {name!r} and {other!r} are single tokens: {len(pool)}.")
-    prompts: tuple[list[list[int]], list[list[int]]] = [], []
+    pool, asked = ([*filter(single, rows)] for rows in (shown, asked))
+    sides: tuple[list[list[int]], list[list[int]]] = [], []
     answers = []
-    for n in range(count):
-        if n % len(asked) == 0:
-            order = torch.randperm(len(asked), generator=generator).tolist()
-        query = asked[order[n % len(asked)]]
-        shown = [pool[i] for i in torch.randperm(len(pool), generator=generator)[:examples]]
-        for column, side in enumerate(prompts, 1):
-            pieces = _pieces([(row[0], row[column]) for row in shown], query[0])
-            side.append(ids("".join(piece for piece, _ in pieces)))
+    for query in islice(_forever(asked, generator), count if asked else 0):
+        rows = [query]
+        for i in torch.randperm(len(pool), generator=generator).tolist():
+            if len(rows) <= examples and not _said(pool[i]) & _said(*rows):
+                rows.append(pool[i])
+        if len(rows) <= examples:
+            break
+        for column, side in enumerate(sides, 1):
+            lines = [(blank + row[0], row[column]) for row in rows[1:]]
+            side.append(ids("".join(text for text, _ in _pieces(lines, blank + query[0]))))
         answers.append([ids(answer)[0] for answer in _spaced(query[1:])])
-    return torch.tensor(prompts[0]), torch.tensor(prompts[1]), torch.tensor(answers)
+    if len(answers) < count:
+        raise IclError(
+            f"Too few words are single tokens of this model: {len(pool)} to show, {len(asked)} to "
+            "ask. Show fewer examples, or ask about another function."
+        )
+    return torch.tensor(sides[0]), torch.tensor(sides[1]), torch.tensor(answers)
+
+
+def _said(*rows: Row) -> set[str]:
+    """The words of rows; a row may begin with three."""
+    return {word for row in rows for part in row for word in part.split(", ")}
 
 
 def _spaced(answers: Iterable[str]) -> list[str]:
@@ -279,7 +303,7 @@ def _derangement(count: int, generator: Generator) -> list[int]:
             return order
 
 
-def _forever(pairs: Sequence[Pair], generator: Generator) -> Iterator[Pair]:
+def _forever(pairs: Sequence[Kind], generator: Generator) -> Iterator[Kind]:
     """All pairs in random order, again and again."""
     while True:
         yield from (pairs[i] for i in torch.randperm(len(pairs), generator=generator).tolist())

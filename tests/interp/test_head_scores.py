@@ -85,3 +85,5 @@ def test_controls_stand_in_the_same_layers():
         assert (layers.count(1), layers.count(3), layers.count(4)) == (2, 1, 1)  # one left in 4
         assert len(set(drawn)) == len(drawn)
     assert len({tuple(sorted(drawn)) for drawn in sets}) > 1
+    (whole,) = head_scores.same_layers(heads[3:], 3, 1, seeded(0), again=True)
+    assert {*whole} == {*heads[3:]}, "three of three heads of layer 4, the same again"

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from ...interp.head_scores import draw_heads
+from ...interp.head_scores import same_layers
 from ...interp.hooks import How, ablate_sets, logits_at, logits_under
 from ...models import TransformerBridge
 from .marks import LENSES, Marks
@@ -49,18 +49,18 @@ def sets_to_remove(top: Mapping[str, Set[int]]) -> dict[str, Heads]:
     }
 
 
-def controls(
-    sets: Mapping[str, Heads], layer: Int[Tensor, "head"], generator: Generator, draws: int
-) -> dict[str, list[Heads]]:
-    """As many of all other heads of the same layers as each set has, drawn ``draws`` times; fewer
-    where a set holds more than half of a layer."""
-    return {k: [draw_heads(s, layer, generator, s) for _ in range(draws)] for k, s in sets.items()}
+def redrawn(
+    heads: Heads, width: int, draws: int, generator: Generator, again: bool = False
+) -> list[Heads]:
+    """``head_scores.same_layers`` of heads by their numbers, ``width`` of them in a layer."""
+    drawn = same_layers((divmod(i, width) for i in heads), width, draws, generator, again)
+    return [frozenset(layer * width + head for layer, head in some) for some in drawn]
 
 
 def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict[str, Answered]:
     """What is said after the examples, with their answers permuted (``wrong``), after the rival's
     examples likewise, and without any."""
-    bare, end = question.without(range(question.examples))
+    bare, end = question.bare
     read = {
         "examples": (question.task.clean, question.task.at),
         "wrong pairs": (wrong.task.clean, question.task.at),

@@ -64,8 +64,9 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
     felt, nodes = node_attribution(model, task, steps), of(model).writers[1:]
     heads = [i for i, node in enumerate(nodes) if node.kind == "head"]
     shape = len(task), model.cfg.n_layers, model.cfg.n_heads
-    clean, corrupt = (read(model, tokens, question.at) for tokens in (task.clean, task.corrupt))
-    (writes, states), (bare, before) = written(clean), written(_without_examples(model, question))
+    sides = (task.clean, question.at), (task.corrupt, question.at), question.bare
+    clean, corrupt, alone = (read(model, *side) for side in sides)
+    (writes, states), (bare, before) = written(clean), written(alone)
     common = (states - before)[:, layer].mean(0)
     vector = (writes - bare) @ (common / common.square().sum())
     vector[:, layer + 1 :] = 0.0
@@ -90,10 +91,6 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
         "writes": (writes - bare).mean(0),
     }
     return Marks(**{name: values.detach().float().cpu() for name, values in marked.items()})
-
-
-def _without_examples(model: TransformerBridge, question: Question) -> AtQuery:
-    return read(model, *question.without(range(question.examples)))
 
 
 def _direct(query: AtQuery, question: Question, demonstrations: Tensor) -> Heads:

@@ -6,8 +6,7 @@ the first column to another, and has a rival on the same words. Every third row 
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,13 +15,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.clean_corrupt import CleanCorrupt, classification
+from ...interp.clean_corrupt import CleanCorrupt, classification, of_rivals
 from ...models import TransformerBridge
 from ...models import words as model_words
+from ...tasks import words
 from ...tasks.prompts import Prompts, leave_out
-from ...tasks.words import HELD_OUT, TABLES
 
-Row = tuple[str, ...]  # a word, what the function makes of it, and what its rival does
 FUNCTIONS = {  # list, column, rival (the word itself, where the list has no other column)
     "past": ("verbs", "past", "gerund"),
     "comparative": ("adjectives", "comparative", "superlative"),
@@ -37,8 +35,10 @@ FUNCTIONS = {  # list, column, rival (the word itself, where the list has no oth
     "opposite": ("contraries", "opposite", "gerund"),
     "French": ("foreign", "french", "word"),
     "first name": ("surnames", "first", "word"),
+    "colour": ("things", "colour", "word"),
+    "third person": ("actions", "third-person", "gerund"),
 }
-TWICE = {"clean"}  # in two of the lists, as a verb and as an adjective
+TWICE = {"clean", "banana", "lemon", "cherry", "strawberry", "raspberry"}  # in two of the lists
 
 
 class Margin(CleanCorrupt):
@@ -131,6 +131,11 @@ class Question:
         }
         return replace(self, task=replace(self.task, **sides), shows=self.shows.gather(1, order))
 
+    @property
+    def bare(self) -> tuple[Int[Tensor, "batch pos"], Tensor]:
+        """The prompts ``without`` any examples."""
+        return self.without(range(self.examples))
+
     def without(self, examples: Sequence[int]) -> tuple[Int[Tensor, "batch pos"], Tensor]:
         """The clean prompts without some examples: tokens, padded on the right, and target."""
         gone = torch.isin(self.example, torch.tensor([*examples], device=self.example.device))
@@ -143,56 +148,21 @@ def of_words(
     """Lines `` word -> answer`` of one of ``FUNCTIONS``, asked of held-out words; corrupt: of its
     rival. No word comes twice in a prompt. The newline before a line belongs to it, so that a
     prompt without examples begins with one."""
-
-    tokenizer = model_words(model)
-
-    def ids(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    pools = [[row for row in half if _is_single(row, ids)] for half in _halves(function)]
-    (shown, asked), sides = pools, ([], [])  # type: ignore[var-annotated]
-    while asked and len(sides[0]) < count:
-        for query in (asked[i] for i in torch.randperm(len(asked), generator=generator).tolist()):
-            rows = [query]
-            for other in (
-                shown[i] for i in torch.randperm(len(shown), generator=generator).tolist()
-            ):
-                if not _words(other) & _words(*rows):
-                    rows.append(other)
-            for column, side in enumerate(sides, 1):
-                lines = "".join(f" {row[0]} -> {row[column]}\n" for row in rows[1 : examples + 1])
-                side.append([*ids(lines), *ids(f" {query[0]} ->"), *ids(f" {query[column]}")])
-    if not asked or min(map(len, sides[0])) < max(map(len, sides[0])):
-        raise IclError(f"Too few words of {function!r} are single tokens of this model.")
-    clean, corrupt = (torch.tensor(side[:count], device=model.cfg.device) for side in sides)
-    choices = torch.stack([clean[:, -1], corrupt[:, -1]], 1)
-    place = torch.arange(clean.shape[1] - 1, device=clean.device)
+    shown, asked = words.half(rows(function), "train"), words.half(rows(function), "test")
+    drawn = words.rivals(shown, asked, model_words(model), count, examples, generator, " ")
+    task = Margin(**vars(of_rivals(model, *drawn)))
+    place = torch.arange(task.clean.shape[1], device=task.clean.device)
     line = (len(place) + 2) // (examples + 1)  # tokens of a line, the last of which has two fewer
-    cues = line - 3 + line * place[:examples]
-    at = torch.full_like(choices[:, :1], len(place) - 1)
-    task = Margin(clean[:, :-1], corrupt[:, :-1], at, choices[:, :1], choices=choices)
-    example = (place[:, None] > cues + 1).sum(1)
-    shows = torch.zeros(count, examples, dtype=torch.long, device=clean.device)
-    return Question(task, example.expand_as(task.clean), cues.expand(count, -1), shows)
+    cues = (line - 3 + line * place[:examples]).expand(count, -1)
+    example = (place[:, None] > cues[0] + 1).sum(1)
+    return Question(task, example.expand_as(task.clean), cues, torch.zeros_like(cues))
 
 
-def _halves(function: str) -> tuple[list[Row], list[Row]]:
-    """Rows of a function's list: those of examples, and every third, held out."""
-    table, *columns = FUNCTIONS[function]
-    with open(TABLES / f"{table}.tsv", encoding="utf-8") as file:
-        rows = [(r["word"], *map(r.get, columns)) for r in csv.DictReader(file, delimiter="\t")]
-    rows = [row for row in rows if row[1] != row[2] and "-" not in row and row[0] not in TWICE]
-    held = [row for n, row in enumerate(rows) if n % HELD_OUT == HELD_OUT - 1]
-    return [row for row in rows if row not in held], held  # type: ignore[return-value, misc]
-
-
-def _words(*rows: Row) -> set[str]:
-    return {word for row in rows for part in row for word in part.split(", ")}
-
-
-def _is_single(row: Row, ids: Callable[[str], list[int]]) -> bool:
-    """Whether word and answers are single tokens; of three words, each."""
-    return [len(ids(f" {part}")) for part in row] == [2 * len(row[0].split(", ")) - 1, 1, 1]
+def rows(function: str) -> list[words.Row]:
+    """Words, and what one of ``FUNCTIONS`` and its rival make of them, where these differ."""
+    table, *names = FUNCTIONS[function]
+    found = words.columns(table, *names)
+    return [row for row in found if row[1] != row[2] and row[0] not in TWICE]
 
 
 def of_prompts(prompts: Prompts) -> Question:

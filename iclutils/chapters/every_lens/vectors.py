@@ -23,7 +23,7 @@ def steered(
 ) -> Answered:
     """What is said without examples when a vector is added at the target after a layer; for each
     pair of layer and vector."""
-    tokens, target = question.without(range(question.examples))
+    tokens, target = question.bare
     rows = torch.arange(len(tokens), device=tokens.device)
 
     def added(value: Tensor, hook: object, vector: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def found(net, here):
 
 def at_target(net, here, name):
     """What the target holds with the examples, less without."""
-    bare, end = here.without(range(here.examples))
+    bare, end = here.bare
     sides = (here.task.clean, here.at), (bare, end)
     first, second = (
         net.run_with_cache(tokens, names_filter=name)[1][name][torch.arange(len(here)), at]
@@ -103,9 +103,8 @@ def test_sets_to_remove_part_the_marked_heads_and_controls_are_others_of_their_l
     assert sets["match and read"] == {2, 12}
     assert (sets["match only"], sets["read only"]) == ({13}, {1, 3})
     assert (sets["match, not vector"], sets["vector, not match"]) == ({2, 13}, set())
-    drawn = compare.controls(sets, layer, torch.Generator().manual_seed(0), 3)
-    for name, heads in sets.items():
-        for others in drawn[name]:
+    for heads in sets.values():
+        for others in compare.redrawn(heads, 10, 3, torch.Generator().manual_seed(0)):
             assert sorted(layer[sorted(others)].tolist()) == sorted(layer[sorted(heads)].tolist())
             assert not others & heads
 
