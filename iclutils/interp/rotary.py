@@ -101,9 +101,9 @@ def _angles_apart(model: TransformerBridge, layer: int, distance: int) -> tuple[
     theirs = cache[get_act_name("attn_scores", layer)][0].tril()
     if not (ours - theirs).abs().max() <= CLOSE * (1 + theirs.abs().max()):
         raise IclError(
-            "QK matching cannot be read from this model's weights: its attention scores are not "
-            "q·k / sqrt(d_head) of queries and keys with learned or rotary positions. Use a model "
-            "like GPT-2, GPT-NeoX, Llama or Qwen."
+            "QK matching and composition at a distance cannot be read from this model's weights: "
+            "its attention scores are not q·k / sqrt(d_head) of queries and keys with learned or "
+            "rotary positions. Use a model like GPT-2, GPT-NeoX, Llama or Qwen."
         )
     if turns is None:
         return None, None

@@ -33,12 +33,13 @@ def copying_scores(model: TransformerBridge) -> Float[Tensor, "layer head"]:
 
 
 def composition_scores(
-    model: TransformerBridge, kind: Literal["Q", "K", "V"]
+    model: TransformerBridge, kind: Literal["Q", "K", "V"], distance: int | None = None
 ) -> Float[Tensor, "layer head layer head"]:
     """Elhage's composition of an earlier head with a later one, ``|W_OV W| / (|W_OV| |W|)``.
 
     Frobenius norms; 0 unless the second head is in a later layer. Rotary positions, between W_Q and
-    W_K, are left out. Subtract ``composition_baseline`` before calling a value large.
+    W_K, are those of a key ``distance`` tokens before the query, or left out. Subtract
+    ``composition_baseline`` before calling a value large.
     """
     if kind != "V" and hasattr(model.blocks[0].attn, "q_norm"):
         raise IclError(
@@ -46,6 +47,10 @@ def composition_scores(
             "queries and keys, so that no one matrix makes the scores. V-composition can."
         )
     values, out, queries, keys = model.W_V, model.W_O, model.W_Q, model.W_K
+    if distance is not None:
+        layers = enumerate(zip(queries, keys, strict=True))
+        turned = [placed_apart(model, layer, distance, *heads) for layer, heads in layers]
+        queries, keys = map(torch.stack, zip(*turned, strict=True))
     reads = {"Q": (queries, keys.mT), "K": (keys, queries.mT), "V": (values, out)}
     left, right = reads[kind]
     written, scored = values.mT @ values, right @ right.mT  # |A B C| needs A'A and CC' alone

@@ -34,6 +34,7 @@ def save_local(folder):
     [
         (save_bloom, lambda m: at_query.read(m, TOKENS), "dual models. .* no explicit positi"),
         (save_bloom, lambda m: weights.qk_matching(m, (0, 0), (1, 0)), "^QK matching .* rotary"),
+        (save_bloom, lambda m: weights.composition_scores(m, "K", 1), "composition at a distance"),
         (save_bloom, lambda m: kv_cache.keys_values(m, TOKENS), "A cut memory .* no explicit posi"),
         (save_gptj, lambda m: at_query.read(m, TOKENS), "editing the attention"),
         (save_gptj, lambda m: hooks.cut_attention(m, {}), "only after using it"),
