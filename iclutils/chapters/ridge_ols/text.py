@@ -48,13 +48,16 @@ def predict_numbers(
     xs: Float[Tensor, "batch n d"],
     ys: Float[Tensor, "batch n"],
     batch_size: int = 16,
+    seen: Sequence[int] | None = None,
 ) -> tuple[Float[Tensor, "batch entry"], Float[Tensor, "batch entry"]]:
-    """Each y as the model expects it after the pairs before, and the probability of any number."""
+    """Each y as the model expects it after the pairs before, and the probability of any number.
+    ``seen``: after how many pairs it is asked; after all numbers of them if None."""
     tokens, at = _written(form, xs, ys)
+    cuts = at if seen is None else at[list(seen)]
     answers = []
     if form.values.shape[1] == 1:
         for batch in bar(tokens.split(batch_size), "contexts"):
-            hook = at_positions(at.expand(len(batch), -1))
+            hook = at_positions(cuts.expand(len(batch), -1))
             logits = run_with_hooks(model, batch.to(model.cfg.device), [hook])[0].double()
             log_p = logits.log_softmax(-1)[..., form.values[:, 0].to(logits.device)]
             answers.append(_mean(form, log_p.cpu()))
@@ -63,7 +66,7 @@ def predict_numbers(
         branches, own = heads.unique(dim=0, return_inverse=True)
         wanted, place = form.values.unique(return_inverse=True)
         for batch in bar(tokens.split(_rows(branches)), "contexts"):
-            log_p = continued(model, batch, at.tolist(), branches, wanted)
+            log_p = continued(model, batch, cuts.tolist(), branches, wanted)
             by_token = log_p[:, :, own].gather(
                 -1, place.expand(*log_p.shape[:2], -1, -1)[..., None]
             )
