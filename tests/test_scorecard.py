@@ -62,23 +62,6 @@ def test_the_null_is_the_run_with_random_weights_or_the_cells_own(make_ledger, t
     assert (row["mini-null"].verdict, row["mini-null"].value) == ("does not hold", "0")
 
 
-def test_claims_are_compared_in_text(make_ledger, tmp_path):
-    make_ledger("90_demo", LEDGER)
-    measured("90.first", [2.0, 3.0, 4.0])
-    measured("90.first", 0.5, tier="real", null=[-1.0])
-    table = scorecard.rows(claims.read_results(tmp_path / "results"))
-    text = scorecard.compared(table)
-    first, second = re.split(r"\n(?=90)", text)
-    said = ["Source −13.898", "Small models 3.0 ± 0.6 (holds in a weaker form)", "Null not run"]
-    said += [
-        "Real model 0.500 (holds in a weaker form)",
-        "Its null −1.00 (does not hold)",
-        "Paper not run",
-    ]
-    assert [" ".join(line.split()) for line in first.splitlines()] == ["90.first It is big.", *said]
-    assert "Real model" not in second, "the claim is not put there"
-
-
 def test_text_counts_findings_and_names_what_failed(make_ledger, tmp_path):
     assert results.totals([]) == "No claims yet."
     make_ledger("90_demo", LEDGER)

@@ -5,14 +5,11 @@ import io
 import json
 import re
 from html import unescape
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import nbformat
 import pybtex.database
 import pytest
-import yaml
 from ledger import LEDGER, measured
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
@@ -370,26 +367,6 @@ def test_a_broken_result_and_a_cell_without_its_label_are_warnings(book):
     warnings = book.build()
     for page in ("page", "scorecard"):
         assert re.search(rf"{page}.md:3: .*is not a result", warnings)
-
-
-def test_the_address_makes_the_buttons(book):
-    """A link is made from the name of the page, so what holds for two of them holds for all."""
-    book.write("page.md", "# P")
-    book.write("notebooks/90_demo.ipynb", chapter(TITLE))
-    text = (Path(__file__).parents[2] / "_config.yml").read_text(encoding="utf-8")
-    options = yaml.safe_load("\n".join(re.findall(r"^ *#: (.*)$", text, re.MULTILINE)))
-    book.settings |= {"html_theme": "sphinx_book_theme", "html_theme_options": options}
-    given, tag = options["repository_url"], options["repository_branch"]
-    assert tag == f"v{metadata.version('iclutils')}"
-    assert book.build() == ""
-    html = book.html("page")
-    assert f'href="{given}"' in html
-    assert f'href="{given}/issues/new?title=' in html
-    assert f"{given}/edit/" not in html  # a tag cannot be edited
-    assert "colab" not in html  # a page of prose is nothing to launch
-    colab = "https://colab.research.google.com/github/OWNER/REPOSITORY/blob"
-    wanted = f'href="{colab}/{tag}/notebooks/90_demo.ipynb"'
-    assert wanted in book.html("notebooks/90_demo")
 
 
 def test_the_reference_shows_signatures_text_and_examples(book):
