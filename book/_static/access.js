@@ -1,14 +1,14 @@
 /* Keyboard and paper, where the theme leaves something out. Without scripts nothing is lost. */
 
-/* Formulas that are wider than the page can be reached, and so scrolled, with the keyboard. */
-function reachFormulas() {
-  for (const formula of document.querySelectorAll("div.math")) {
-    if (formula.scrollWidth > formula.clientWidth) formula.tabIndex = 0;
-    else formula.removeAttribute("tabindex");
+/* Formulas and figures wider than the page can be reached, and so scrolled, with the keyboard. */
+function reachWide() {
+  for (const wide of document.querySelectorAll("div.math, .panels, .stepped figure")) {
+    if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;
+    else wide.removeAttribute("tabindex");
   }
 }
-window.addEventListener("resize", reachFormulas);
-window.addEventListener("load", reachFormulas);
+window.addEventListener("resize", reachWide);
+window.addEventListener("load", reachWide);
 
 /* Paper is light, whatever the screen is. */
 let shown;

@@ -305,7 +305,7 @@ def test_chapters_and_figures_have_numbers_and_formulas_no_script(book):
     title = text("# Demo\n\nSee {numref}`fig-dot`, and $x_1$.")
     book.settings |= {"numfig": True, "myst_enable_extensions": ["dollarmath"]}
     book.write("first.md", "# First\n\n```{figure} dot.png\nOf a page.\n```\n")
-    book.write("dot.png", "")
+    (book.source / "dot.png").write_bytes(base64.b64decode(PIXEL))
     book.write("taken.md", "# Taken\n\n```{chapterfigure} 07-dots\n:name: fig-dot\nIt.\n```\n")
     book.write("notebooks/07_demo.ipynb", chapter(title, text("(07-dots)=\n## Dots"), named, other))
     book.write("notebooks/07_appendix.ipynb", chapter(text("# More"), other))

@@ -1,0 +1,60 @@
+"""Pictures in parts for a narrow page, from figures whose panels are known."""
+
+import io
+from itertools import pairwise
+
+import matplotlib.pyplot as plt
+import pytest
+from PIL import Image
+
+from book._ext import panels
+from iclutils.plots import figures
+
+SERIES = {f"row number {i}": {"one": [0.1], "two": [0.2]} for i in range(4)}
+CURVES = {"one": ([0, 1, 2], [1, 5, 3]), "two": ([0, 1, 2], [2, 4, 4])}
+
+
+def parts(figure):
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    plt.close(figure)
+    with Image.open(drawn) as picture:
+        return picture.size, panels.parts(picture)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_each_panel_stands_alone_below_the_words_of_the_title(count):
+    shown = {f"panel {i}": CURVES for i in range(count)}
+    figure = figures.headed(figures.curves(shown, "step", in_a_row=3), "What was found in 3 cases")
+    (width, height), (title, *rest) = parts(figure)
+    assert len(title) == 6
+    assert [len(row) for row in rest] == [1] * count
+    boxes = [box for row in [title, *rest] for box in row]
+    assert all(0 <= x < r <= width and 0 <= y < b <= height for x, y, r, b in boxes)
+    for (left,), (right,) in pairwise(rest):
+        assert left.right < right.left
+
+
+def test_names_of_rows_stand_before_every_panel_and_the_legend_is_in_entries():
+    figure = figures.dots({"loss": SERIES, "accuracy": SERIES})
+    figure.axes[1].set_yticklabels([])
+    _, rows = parts(figure)
+    assert [len(row) for row in rows] == [1, 2, 2]
+    (first,), (names, second), legend = rows
+    assert names.left == first.left < names.right < first.right < second.left
+    assert max(box.bottom - box.top for box in legend) < panels.LINE
+
+
+def test_a_scale_of_colours_stays_with_its_map():
+    figure, (left, right) = figures.canvas(2)
+    figure.colorbar(left.imshow([[0, 1], [1, 0]]), ax=left)
+    right.plot([0, 1])
+    right.set(ylabel="rate")
+    _, rows = parts(figure)
+    (one,), (other,) = rows
+    assert one.right < other.left
+    assert one.right - one.left > other.right - other.left - 60
+
+
+def test_an_empty_picture_is_one_part():
+    assert panels.parts(Image.new("RGB", (40, 30), "white")) == [[(0, 0, 40, 30)]]
