@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import linecache
 import re
 from dataclasses import replace
 from typing import Any
@@ -46,12 +47,14 @@ def run(chapter, **parameters):
     mpl.use("Agg")
     out = io.StringIO()
     for name in resolve(chapter):
-        space: dict[str, Any] = {}
+        space: dict[str, Any] = {"__name__": "__main__"}
         with contextlib.redirect_stdout(out):
-            for cell in read_json(NOTEBOOKS / f"{name}.ipynb")["cells"]:
+            for n, cell in enumerate(read_json(NOTEBOOKS / f"{name}.ipynb")["cells"]):
                 left_out = parameters.get("tier") == "real" and NETWORKS in tags(cell)
                 if cell["cell_type"] == "code" and not left_out:
-                    exec(source(cell), space)
+                    file, code = f"<{name} {n}>", source(cell)  # what remember() reads
+                    linecache.cache[file] = len(code), None, code.splitlines(True), file
+                    exec(compile(code, file, "exec"), space)
                     plt.close("all")
                     if "parameters" in tags(cell):
                         space.update(parameters, device="cpu")
