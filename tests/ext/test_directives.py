@@ -160,7 +160,7 @@ def test_every_page_shows_what_there_is(book, tmp_path, monkeypatch):
         "# A *title*\n\n{measured}`90.first`, {measured}`90.first@paper`, "
         "{verdict}`90.first`, {measured}`90.first@null`, {measured}`90.first.best`, "
         "{measured}`90.first.seed`, {measured}`90.first.percent`, {real}`90.first`, "
-        "{published}`90.first`\n" + 'Some "words" ' * 40,
+        "{published}`90.first`\n",
     )
     book.write("book/scorecard.md", "# Scorecard\n\n```{scorecard}\n```")
     book.write("book/verdicts.md", "# Verdicts")
@@ -209,10 +209,6 @@ def _numbers(book):
     assert shown(html, "published") == ["−13.898"]
     said = re.search('<meta name="description" content="(.*?)"', html)[1]
     assert said.startswith("0.50 ± 0.01, not run, holds in a weaker form")
-    assert said.endswith(" ...")
-    assert len(said) < 170
-    assert '<meta property="og:title" content="A title"' in html
-    assert "scorecard.js" not in html
 
 
 def _scorecard(book):
@@ -234,11 +230,6 @@ def _scorecard(book):
     assert re.search(
         r"It is round.*Added after +90.first +had failed.*a bar of ours .*not run", said[1]
     )
-    kinds = [set(re.match(r'<tr class="(.*?)"', row)[1].split()) for row in found]
-    assert kinds[0] >= {"on-chapter-90", "on-kind-finding", "on-origin-paper"}
-    assert kinds[0] >= {"on-source-xiang2024", "on-null-not-run"}
-    assert "on-verdict-holds-in-a-weaker-form" in kinds[0]
-    assert kinds[1] >= {"on-source-ours", "on-verdict-not-run", "on-kind-erratum"}
     assert all('href="../notebooks/90_demo.html#start"' in row for row in found)
     runs = re.sub(r"<.*?>|\s+", " ", html.split('id="run-1"')[1])
     assert re.search(r"1 .*demo-0 .*7 .*cpu .*python \d.*torch \d", runs)
@@ -256,7 +247,6 @@ def _chapter(book):
     assert plain(rows(first)[1]) == said
     assert re.search("<details><summary>1 more row", html.split(first)[1])
     assert plain(rows(second)[1]) == "It is round. (row) – not run – –"
-    assert html.index("evidence") > html.index("The start") > html.index("<h1>")
 
 
 def _front_status_and_figure(book):
@@ -278,7 +268,6 @@ def _front_status_and_figure(book):
     assert ran in lines
     assert "90 Demo Paper not run 1 not run" in lines
     assert "1 A Chip 2 8 GiB none python 3.11.7, torch 9.9" in lines
-    assert 'href="notebooks/90_demo.html"' in html
     assert "demo 90 12 40" in lines
     assert "Measured 2026-01-02, 0123456789+: Chromium 1, A Chip, 2 cores, load 0.5." in plain(html)
     html = book.html("figure")
