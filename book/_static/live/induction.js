@@ -101,19 +101,19 @@
 
   // The attention of the chosen head, as a map: rows look, columns are looked at
   function map({ tokens, n, pattern, at, head }) {
-    const size = 10, edge = 14, whole = edge + size * n, shades = Array.from({ length: 11 }, () => "");
+    const every = Math.ceil(n / 36), size = 10, edge = 14 * every, whole = edge + size * n, shades = Array.from({ length: 11 }, () => "");
     for (let q = 0; q < n; q++)
       for (let k = 0; k <= q; k++)
         shades[Math.round(10 * pattern[q * n + k])] += `M${edge + k * size} ${edge + q * size}h${size}v${size}h-${size}z`;
     const cells = shades.map((d, i) => (i && d ? `<path d="${d}" opacity="${i / 10}"/>` : "")).join("");
     const letter = (t) => (t === BOS ? "·" : nameOf(t));
-    const names = tokens.map((t, i) => `<text x="${edge + (i + 0.5) * size}" y="10">${letter(t)}</text>` +
-      `<text x="7" y="${edge + (i + 0.8) * size}">${letter(t)}</text>`).join("");
+    const names = tokens.map((t, i) => (i % every ? "" : `<text x="${edge + (i + 0.5) * size}" y="${edge - 4}">${letter(t)}</text>` +
+      `<text x="${7 * every}" y="${edge + (i + 0.8) * size}">${letter(t)}</text>`)).join("");
     const row = `<rect class="live-row" x="${edge}" y="${edge + at * size}" width="${size * n}" height="${size}"/>`;
     const hits = tokens.map((_, i) => `<rect class="live-hit" x="0" y="${edge + i * size}" width="${whole}" height="${size}" data-pick='{"place":${i}}'/>`).join("");
     return `<svg viewBox="0 0 ${whole} ${whole}" role="img" aria-label="Attention of head ${head.join(".")}: each row is a place, each column a place that it looks at.">` +
       `<path class="live-ground" d="M${edge} ${edge}v${size * n}h${size * n}z"/>` +
-      `<g class="live-a">${cells}</g><g class="live-letters">${names}</g>${row}${hits}</svg>`;
+      `<g class="live-a">${cells}</g><g class="live-letters" style="--every: ${every}">${names}</g>${row}${hits}</svg>`;
   }
 
   // Bars with names and numbers: [name, value in 0..1, class]
@@ -123,7 +123,7 @@
       `<text x="46" y="${i * line + 16}" text-anchor="end">${Live.escaped(name)}</text>` +
       `<rect class="live-${mark}" x="52" y="${i * line + 4}" width="${(180 * value).toFixed(1)}" height="${line - 7}"/>` +
       `<text x="${(57 + 180 * value).toFixed(1)}" y="${i * line + 16}">${value.toFixed(2)}</text>`).join("");
-    const said = rows.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", ");
+    const said = rows.map(([name, value]) => `${name}: ${value.toFixed(2)}`).join("; ");
     return `<p class="live-head">${title}</p><svg viewBox="0 0 280 ${height}" role="img" aria-label="${Live.escaped(said)}">${drawn}</svg>`;
   }
 
@@ -186,8 +186,8 @@
         `<div>${bars(`From ${here} at place ${m.at} it looks at`, looked.map((k) => [`${nameOf(m.tokens[k])}, ${k}`, m.pattern[m.at * m.n + k], "a"]))}` +
         `${bars("The network says what comes next", top.map((v) => [nameOf(v), p[v], v === next ? "c" : "b"]))}</div></div>`;
       const said = count
-        ? `Prefix matching of head ${m.head.join(".")} ${number(m.prefix, 2)}, best of all heads ${number(m.best, 2)}; loss ${m.loss.toFixed(2)} nats; ${m.right} of ${count} tokens right. ` +
-          `From ${here} at place ${m.at} the head looks most at ${nameOf(m.tokens[looked[0]])} at place ${looked[0]}; the network says ${nameOf(top[0])}, ${p[top[0]].toFixed(2)}.`
+        ? `Prefix matching: ${number(m.prefix, 2)} of head ${m.head.join(".")}, ${number(m.best, 2)} of the best head; loss ${m.loss.toFixed(2)} nats; ${m.right} of ${count} tokens right. ` +
+          `From ${here} at place ${m.at} the head looks most at ${nameOf(m.tokens[looked[0]])} at place ${looked[0]}; the network says ${nameOf(top[0])}, ${p[top[0]].toFixed(2)}${next === undefined ? "" : `; ${nameOf(next)} follows`}.`
         : "Nothing repeats in these letters: press “Repeat it”.";
       return { numbers, view, said, ...m };
     },

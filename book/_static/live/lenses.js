@@ -58,6 +58,7 @@
 
   Live.figure("lenses", {
     title: "Which heads carry the answer?",
+    button: "Open the record",
     first: { prompt: 0, set: NONE, way: "averaged", whose: "marked", head: 0 },
     needs: () => ["lenses"],
     change: (state) => ({ ...state, prompt: Number(state.prompt), head: Number(state.head),
@@ -71,8 +72,8 @@
         { kind: "radios", name: "set", label: "Take away the heads marked by", options: [[NONE, "no lens"], ...LENSES.map(option)] },
         { kind: "radios", name: "set", label: "or those that", options: [...DERIVED.map(option), ...(ours ? [[key(ONE), "a single head"]] : [])] },
         ...(one ? [{ kind: "range", name: "head", label: "Head", min: 0, max: LAYERS * HEADS - 1, said: named }] : [
-          { kind: "radios", name: "way", label: "They are", options: WAYS.map((way) => [way, way]) },
-          ...(state.way === "zeroed" ? [] : [{ kind: "radios", name: "whose", label: "or as a control", options: [["marked", "these heads"], ["others", "as many others of the same layers"]] }]),
+          { kind: "radios", name: "way", label: "How they are removed", options: WAYS.map((way) => [way, way]) },
+          ...(state.way === "zeroed" ? [] : [{ kind: "radios", name: "whose", label: "Which are removed", options: [["marked", "these heads"], ["others", "a control: as many others of the same layers"]] }]),
         ]),
       ];
     },
@@ -80,7 +81,7 @@
     draw(state, [record]) {
       const m = measured(state, record), lines = m.prompt.text.split("\n").map((line) => Live.escaped(line.trim()));
       const way = m.one ? "averaged" : state.way, [p, margin] = m.found, [right, rival] = m.prompt.answers;
-      const said = `${m.count ? `${m.count} heads ${way}` : "All heads are there"}: ${right} has the probability ${p.toFixed(2)} and leads ${rival} by ${signed(margin)} nats.`;
+      const said = `${m.count ? `${m.count} heads ${way}` : "All heads are there"}: after “${m.prompt.text.trim().split("\n").pop().trim()}” ${right} has the probability ${p.toFixed(2)} and leads ${rival} by ${signed(margin)} nats.`;
       const numbersNow = [
         ["heads removed", m.count, m.count ? way : "of 270"],
         [`probability of ${Live.escaped(right)}`, p.toFixed(2), `all heads: ${m.whole[0].toFixed(2)}`],

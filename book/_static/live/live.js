@@ -8,6 +8,7 @@
 //                   picture as HTML, and a sentence for those who listen; nets holds the networks
 //                   of the scripts, in their order
 //   tasks           optional: [{text, done(state, drawn)}]
+//   button          optional: what the button says that starts it
 //   change(state)   optional -> state, once something has changed it
 //   drag(state, id, x, y)  optional -> state: what it means to drag [data-drag=id] to there
 // On the page the figure is the element #live-NAME, with .live-numbers and a .live-view that hold
@@ -126,7 +127,7 @@ const Live = (() => {
         },
       };
     }
-    const said = make("span", { class: "live-said" });
+    const said = make("span", { class: "live-said", "aria-hidden": "true" }); // the slider tells it
     const input = kind === "select"
       ? make("select", { id, change: () => put(input.value) },
         ...options.map(([value, text]) => make("option", { value }, text)))
@@ -168,10 +169,11 @@ const Live = (() => {
   function start(name, figure, root, view, state) {
     const form = make("form", { class: "live-controls", submit: (event) => event.preventDefault(),
       "aria-label": "What the figure shows" });
-    const status = make("p", { class: "live-status", role: "status" }, "The weights are being read …");
+    const status = make("p", { class: "live-status", role: "status" }, "Reading …");
     const tasks = make("ol", { class: "live-tasks", "aria-label": "Things to find" });
     for (const { text } of figure.tasks ?? [])
       tasks.append(make("li", {}, text, " ", make("strong", { class: "live-found" })));
+    const news = []; // tasks that are found and not yet told
     let shown = [], waiting = 0, telling = 0, turn = 0;
     const get = () => state;
 
@@ -208,13 +210,14 @@ const Live = (() => {
         view.innerHTML = drawn.view;
         root.classList.add("live-on");
         [...tasks.children].forEach((item, i) => {
-          if (!figure.tasks[i].done(state, drawn)) return;
+          if (item.matches(".live-solved") || !figure.tasks[i].done(state, drawn)) return;
           item.classList.add("live-solved");
           item.lastChild.textContent = "Found.";
+          news.push(`Task ${i + 1} is found.`);
         });
         history.replaceState(null, "", written(name, figure.first, state));
         clearTimeout(telling);
-        telling = setTimeout(() => (status.textContent = drawn.said), 300);
+        telling = setTimeout(() => (status.textContent = [drawn.said, ...news.splice(0)].join(" ")), 300);
         root.dataset.ms = Math.round(performance.now() - began);
         root.dataset.drawn = asked;
       } catch (error) {
@@ -277,10 +280,11 @@ const Live = (() => {
       button.remove();
       change = start(name, made, root, view, state);
     };
-    const button = make("button", { type: "button", class: "live-run", click: () => {
+    const says = made.button ?? "Run it here";
+    const button = make("button", { type: "button", class: "live-run", "aria-label": `${says}: ${made.title}`, click: () => {
       begin({ ...made.first });
       root.querySelector("input, select, button")?.focus();
-    } }, "Run it here");
+    } }, says);
     view.after(button);
     const follow = () => { // a link to a state, from elsewhere or in the page
       const linked = readFrom(location.hash, name, made.first);

@@ -66,7 +66,7 @@
     needs: () => ["regression-d2"],
 
     fields(state) {
-      const i = state.point, coordinate = (name, label, most) => ({ kind: "range", name: `${name}${i}`, label, min: -most, max: most, step: 0.05, said: signed });
+      const i = state.point, coordinate = (name, label, most) => ({ kind: "range", name: `${name}${i}`, label: `Point ${i}: ${label}`, min: -most, max: most, step: 0.05, said: signed });
       return [
         { kind: "range", name: "count", label: "Pairs", min: 1, max: MOST, said: String },
         { kind: "range", name: "scale", label: "Labels times", min: 1, max: 20, said: String },
@@ -74,7 +74,7 @@
         { kind: "range", name: "penalty", label: "Ridge: penalty λ", min: 0.05, max: 5, step: 0.05, said: (v) => Number(v).toFixed(2) },
         { kind: "range", name: "rate", label: "One step: rate η", min: 0.05, max: 2, step: 0.05, said: (v) => Number(v).toFixed(2) },
         { kind: "radios", name: "point", label: "Point to move (or drag it)", options: Array.from({ length: state.count }, (_, k) => [String(k + 1), `${k + 1}`]) },
-        coordinate("a", "its x, across", EDGE), coordinate("b", "its x, up", EDGE), coordinate("y", "its label y", 4),
+        coordinate("a", "x, across", EDGE), coordinate("b", "x, up", EDGE), coordinate("y", "label y", 4),
       ];
     },
 

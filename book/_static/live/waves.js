@@ -35,8 +35,8 @@
         { kind: "range", name: "rate", label: "Descent on x: rate η", min: 0, max: 0.3, step: 0.01, said: (v) => Number(v).toFixed(2) },
         { kind: "range", name: "scale", label: "Labels times", min: 0.5, max: 5, step: 0.5, said: String },
         { kind: "radios", name: "point", label: "Point to move (or drag it)", options: X.map((_, k) => [String(k + 1), `${k + 1}`]) },
-        { kind: "range", name: `x${i}`, label: "its x", min: -EDGE, max: EDGE, step: 0.1, said: signed },
-        { kind: "range", name: `y${i}`, label: "its label y", min: -HIGH, max: HIGH, step: 0.02, said: signed },
+        { kind: "range", name: `x${i}`, label: `Point ${i}: x`, min: -EDGE, max: EDGE, step: 0.1, said: signed },
+        { kind: "range", name: `y${i}`, label: `Point ${i}: label y`, min: -HIGH, max: HIGH, step: 0.02, said: signed },
       ];
     },
     drag: (state, id, x, y) => ({ ...state, point: Number(id),
