@@ -19,7 +19,7 @@ from sphinx.util import logging
 from sphinx.util.math import get_node_equation_number
 
 logger = logging.getLogger(__name__)
-BRACE = "⏟"
+BRACE, ACCENTS = "⏟", "ˆˉ~"
 OTHERWISE = (
     (r"\\dots\b", r"\\ldots"),
     (r"\\[bB]ig[lr]?(?=[(\[]|\\{)", r"\\left"),  # they grow with what they hold
@@ -51,6 +51,12 @@ def mathml(text: str, block: bool) -> str:
     for node in root.iter("msub"):  # the name of a brace is below it, not beside it
         if node[0].tag == "munder" and node[0][1].text == BRACE:
             node.tag = "munder"
+    for node in root.iter("munderover"):  # the index of an accented letter is beside it
+        base, index, sign = node
+        if sign.text and sign.text in ACCENTS:
+            accented = ElementTree.Element("mover", accent="true")
+            accented.extend([base, sign])
+            node.tag, node[:] = "msub", [accented, index]
     root.set("xmlns", "http://www.w3.org/1998/Math/MathML")
     return ElementTree.tostring(root, encoding="unicode")
 

@@ -11,12 +11,13 @@ from iclutils.scorecard import NOT_ASKED, Row
 
 from .._tools import dependencies
 from .markdown import Generated, plain, rows, table
-from .scorecard import anchor, measured
+from .scorecard import anchor, badge, measured
 
 SAID = """Every *row* leads to the scorecard, where sources, bounds and runs stand. *n*: how often
 it was measured, and over what; ±: the standard error over these, so over sequences of one model
 it says nothing about another training. *Null*: the same without what the finding is about.
 {doc}`What the words mean </book/verdicts>`. After a run of yours, `book.table("%s")` prints it."""
+NOTHING = f"[{NOT_ASKED}]{{.{' .'.join(badge(NOT_ASKED))}}}"  # left out on a narrow page
 COLUMNS = {"real": "SmolLM2", "mini": "Small models", "paper": "The paper's size"}
 
 
@@ -55,8 +56,8 @@ def _cells(row: Row, shown: dict[str, str]) -> list[str]:
         if row[column].result and column != "paper" and row[column + NULL].result:
             less = f"; difference {row[column].lead}" if row[column].lead else ""
             nulls.append(f"{label} {plain(row[column + NULL].value)}{less}")
-    null = "\n\n".join([f"{scorecard.null_name(claim)}:", *nulls]) if nulls else NOT_ASKED
+    null = "\n\n".join([f"{scorecard.null_name(claim)}:", *nulls]) if nulls else NOTHING
     if claim.algebra:
         null = f"true of any network: {claim.algebra}"
-    source = plain(scorecard.published(claim)) if claim.published is not None else NOT_ASKED
+    source = plain(scorecard.published(claim)) if claim.published is not None else NOTHING
     return [f"{name} ({link})", *(measured(row[column]) for column in shown), source, null]

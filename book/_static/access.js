@@ -10,6 +10,12 @@ function reachWide() {
 window.addEventListener("resize", reachWide);
 window.addEventListener("load", reachWide);
 
+/* What a cell prints is wrapped, unless blanks make columns of it. */
+window.addEventListener("DOMContentLoaded", () => {
+  for (const printed of document.querySelectorAll(".cell_output pre"))
+    printed.classList.toggle("wraps", !/\S {2,}\S/.test(printed.textContent));
+});
+
 /* Paper is light, whatever the screen is. */
 let shown;
 window.addEventListener("beforeprint", () => {

@@ -291,7 +291,7 @@ def _citation(book):
 def test_chapters_and_figures_have_numbers_and_formulas_no_script(book):
     named = code(FIGURE, figure={"name": "fig-dot", "caption": "A dot of *ink*."})
     other = code(FIGURE, figure={"caption": "No."})
-    title = text("# Demo\n\nSee {numref}`fig-dot`, and $x_1$.")
+    title = text("# Demo\n\nSee {numref}`fig-dot`, and $x_1$, $\\hat y_1$.")
     book.settings |= {"numfig": True, "myst_enable_extensions": ["dollarmath"]}
     book.write("first.md", "# First\n\n```{figure} dot.png\nOf a page.\n```\n")
     (book.source / "dot.png").write_bytes(base64.b64decode(PIXEL))
@@ -313,7 +313,8 @@ def test_chapters_and_figures_have_numbers_and_formulas_no_script(book):
     assert "Fig. 1 Of a page." in plain(book.html("first"))
     assert (book.out / ".doctrees/figures/07-dots-fig-dot.png").is_file()
     assert "<math" in page
-    assert "<msub>" in page
+    assert page.count("<msub>") == 2
+    assert "munder" not in page, "an index stands beside its letter, also below an accent"
     assert not re.search("<script[^>]*mathjax", page.lower())
 
 
