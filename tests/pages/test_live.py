@@ -159,8 +159,9 @@ def gpt2_difference(reader, key, count, change=("", "")):
     return largest(found, [gpt2_logits(net, case) for case in cases])
 
 
-BOTH = "set=match-and-read"
-BALANCED = "&".join(f"c{i}={v}&d{i}=0&a{i}=2&b{i}=0" for i, v in enumerate((1, -1, 1, -1), 1))
+BALANCED = "a1=2&b1=0&c1=0&d1=0&" + "&".join(
+    f"c{i}={v}&d{i}=0&a{i}=2&b{i}=0" for i, v in ((2, -1), (3, 1), (4, -1))
+)
 QUICK = ("induction-3-4000", "detour")  # the checkpoints before have the same shapes
 
 
@@ -468,8 +469,9 @@ def test_the_tasks_of_the_induction_pair_can_be_solved(reader):
     source, into = tab.get_by_label("Cut the path"), tab.get_by_label("and read by")
     trap = after(tab, lambda: source.select_option("previous"))
     assert "15 of 15" in trap
-    assert solved(tab) == [1, 2]
+    assert solved(tab) == [1], "it asks for another cut as well"
     assert "0 of 15" in after(tab, lambda: into.select_option("all"))
+    assert solved(tab) == [1, 2]
     after(tab, reset.click)
     steps = tab.get_by_label("Training step")
     right = [after(tab, lambda: steps.press("ArrowLeft")) for _ in range(4)]
@@ -477,6 +479,8 @@ def test_the_tasks_of_the_induction_pair_can_be_solved(reader):
     assert solved(tab) == [1, 2, 3]
     copying = after(tab, lambda: tab.get_by_label("Network").select_option("detour"))
     assert "15 of 15" in copying
+    assert solved(tab) == [1, 2, 3]
+    after(tab, tab.get_by_role("group", name="Head to look at").get_by_label("1.0").check)
     assert solved(tab) == [1, 2, 3, 4]
     assert tab.locator(".live-found:not(:empty)").count() == 4
     after(tab, lambda: tab.get_by_label("Network").select_option("random"))
@@ -486,21 +490,82 @@ def test_the_tasks_of_the_induction_pair_can_be_solved(reader):
     soon(lambda: "Nothing repeats" in told.text_content(), True)
 
 
-@pytest.mark.parametrize(
-    ("name", "states"),
-    [
-        ("points", ["scale=10", "count=2&a1=1&b1=0&y1=0.5&a2=1&b2=0.1&y2=1.5", "rate=0.7"]),
-        ("labels", ["l1=Dover&l2=Cedar", "cut=labels", "drop=1"]),
-        ("step", ["rate=6.1&at=9", "rate=12.1", "at=3"]),
-        ("edges", ["size=30", "keep=all&off=1", "keep=random&size=60&draw=7"]),
-        ("lenses", [f"way=resampled&{BOTH}", BOTH, "way=resampled&set=circuit&whose=others"]),
-        ("smoother", ["sharp=4&a1=2&b1=2&c1=0&d1=0", "a1=2&b1=2&a2=2&b2=1.8&sharp=2", BALANCED]),
+def test_the_buttons_of_the_letters_use_what_is_typed(reader):
+    tab = opened(reader, "induction", "off=1.3&model=nonesuch")
+    assert "cannot be “nonesuch”" in tab.locator(".live-news").text_content()
+    assert "best head that is on" in shown(tab), "what is off has no score"
+    letters = tab.get_by_label("Letters")
+    after(tab, lambda: letters.fill("wxyz"))
+    after(tab, tab.get_by_role("button", name="Repeat it").click)
+    assert letters.input_value() == "wxyzwxyz"
+    after(tab, tab.get_by_role("button", name="Shuffle").click)
+    assert sorted(letters.input_value()) == sorted("wxyzwxyz")
+
+
+def do(tab, label, value):
+    """Set the control of this label as a reader would."""
+    form = tab.locator(".live-controls")
+    group, one = form.get_by_role("group", name=label), form.get_by_label(label)
+    if group.count():
+        group.first.locator(f"input[value='{value}']").check()
+    elif one.evaluate("x => x.tagName") == "SELECT":
+        one.select_option(value)
+    else:
+        one.fill(value)
+
+
+SCALE, CUT, LAYER, WAY = "Labels times", "Cut off from", "The layer", "How they are"
+SETS = "set=match-and-read"
+TASKS = {  # of each figure, for each task: a state in the address, then what the reader does
+    "points": [
+        ("scale=7", (SCALE, "8")),
+        ("count=2&point=2&a1=1&b1=0&y1=0.5&a2=1&b2=0.1&y2=0.5", ("its label", "1.5")),
+        ("b1=1.3&a3=-1.5&y2=-1&y3=1&b2=-0.9&b3=-1.5&b4=0.7&count=2", ("Pairs", "4"), "Reset",
+         ("One step: rate", "0.7")),
     ],
-)
-def test_the_other_tasks_can_be_solved(reader, name, states):
-    assert solved(opened(reader, name)) == []
-    for number, state in enumerate(states, 1):
-        assert number in solved(opened(reader, name, state))
+    "labels": [
+        ("", ("Label word 1", "Alpha"), ("Label word 1", "Ember")),
+        ("", (CUT, "labels"), (CUT, "random")),
+        ("", ("Leave out", "1")),
+    ],
+    "step": [
+        ("", ("Your step", "6.1"), (LAYER, "9")),
+        ("", ("Your step", "12.2")),
+        ("", (LAYER, "3"), (LAYER, "2")),
+    ],
+    "waves": [("", (SCALE, "5")), ("point=6", ("its label", "-1")), ("", (SCALE, "0.5"))],
+    "edges": [
+        ("size=20", ("How many", "30")),
+        ("keep=all", ("Cut as well", "1")),
+        ("keep=random&size=60", ("Draw", "7"), ("Cut as well", "1")),
+    ],
+    "lenses": [
+        (SETS, (WAY, "resampled")),
+        (f"{SETS}&way=resampled", (WAY, "averaged")),
+        ("set=circuit&way=resampled", ("Which are removed", "others")),
+    ],
+    "smoother": [
+        ("a1=2&b1=2", ("Scores times", "4")),
+        ("", ("its key, across", "2")),
+        (BALANCED, ("its value, across", "1")),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_other_tasks_can_be_solved(reader, name):
+    """By what the reader does, not by a state that was sent; what was found stays in sight."""
+    for number, (state, *deeds) in enumerate(TASKS[name], 1):
+        tab = opened(reader, name, state)
+        for deed in deeds:
+            assert solved(tab) == []
+            reset = tab.get_by_role("button", name="Reset")
+            after(tab, reset.click if deed == "Reset" else partial(do, tab, *deed))
+        assert solved(tab) == [number]
+        assert tab.locator(".live-news").text_content().startswith("Found: ")
+        assert tab.locator(".live-news").evaluate(SEEN)
+        link = tab.url.partition("?")[2]
+        assert solved(opened(reader, name, link)) == []
 
 
 @pytest.mark.parametrize("name", ["points", "waves"])
@@ -521,6 +586,34 @@ def test_points_are_dragged(reader, name):
 
     soon(is_there, True)
     assert tab.locator("input[type=radio]:checked").input_value() == "2"
+
+
+@pytest.mark.parametrize(
+    "reader", [{"has_touch": True, "viewport": {"width": 390, "height": 844}}], indirect=True
+)
+@pytest.mark.parametrize("name", ["points", "waves", "smoother"])
+def test_points_are_dragged_by_touch(reader, name):
+    """The point follows the finger, and the page stays."""
+    tab = opened(reader, name)
+    point = tab.locator("svg[data-plane]").first.locator("[data-drag$='2'] .live-dot")
+    point.scroll_into_view_if_needed()
+    touch = tab.context.new_cdp_session(tab)
+
+    def at():
+        box = point.bounding_box()
+        return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+    def send(kind, *place):
+        points = [dict(zip("xy", place, strict=True))] if place else []
+        touch.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+
+    (x, y), scrolled = at(), tab.evaluate("scrollY")
+    send("Start", x, y)
+    for step in range(1, 11):
+        send("Move", x + 2 * step, y - 5 * step)
+    send("End")
+    soon(lambda: max(abs(a - b) for a, b in zip(at(), (x + 20, y - 50), strict=True)) < 4, True)
+    assert tab.evaluate("scrollY") == scrolled
 
 
 @pytest.mark.parametrize("name", live.FIGURES)

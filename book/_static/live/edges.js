@@ -77,7 +77,8 @@
     const lines = m.kept.slice(0, 160).map((edge) => {
       const [u, v] = edge.split(">"), [x0, y0] = place(u), [x1, y1] = place(v);
       const channel = tint[v[0]] && v !== "logits" ? tint[v[0]] : "grey";
-      return `<path class="live-edge live-${channel}" d="M${x0} ${y0 - 9}C${x0} ${y0 - 34} ${x1} ${y1 + 34} ${x1} ${y1 + 9}"/>`;
+      const aside = x0 === x1 && y0 - y1 > RISE + 20 ? STEP / 2 : 0; // around what stands between
+      return `<path class="live-edge live-${channel}" d="M${x0} ${y0 - 9}C${x0 + aside} ${y0 - 34} ${x1 + aside} ${y1 + 34} ${x1} ${y1 + 9}"/>`;
     }).join("");
     const names = ["embed", "logits", ...m.net.blocks.flatMap((_, layer) => [...Array.from({ length: m.net.heads }, (_, h) => `${layer}.${h}`), `mlp ${layer}`])];
     const nodes = names.map((name) => {
@@ -97,7 +98,7 @@
       const size = { kind: "range", name: "size", label: "How many", min: 0, max: MOST, said: String };
       const draw = { kind: "range", name: "draw", label: "Draw", min: 1, max: 20, said: String };
       return [
-        { kind: "select", name: "keep", label: "Keep", options: [["strongest", "the strongest edges"], ["random", "random edges between the same layers"], [WHOLE, "all edges"]] },
+        { kind: "select", name: "keep", label: "Keep", options: [["strongest", "the strongest edges"], ["random", "random edges, same layers"], [WHOLE, "all edges"]] },
         ...(state.keep === WHOLE ? [] : [size]), ...(state.keep === "random" ? [draw] : []),
         { kind: "range", name: "sequence", label: "Sequence", min: 1, max: FIRST.length, said: String },
         { kind: "checks", name: "off", label: "Cut as well, of the twelve strongest", options: RANKED.slice(0, LISTED).map((edge, i) => [String(i + 1), words(edge)]) },
@@ -117,11 +118,15 @@
 
     tasks: [
       { text: "How few? Keep at least 90 % with at most 35 edges.",
-        done: (s, m) => s.keep === "strongest" && m.share >= 0.9 && m.kept.length <= 35 },
+        seen: [(s, m) => s.keep === "strongest" && m.share >= 0.9 && m.kept.length <= 35],
+        found: (s, m) => `${m.kept.length} of ${m.all} edges keep ${percent(m.share)}; as many random ones ${percent(m.control)}.` },
       { text: "One edge: keep all, cut a single one, and lose more than half.",
-        done: (s, m) => s.keep === WHOLE && m.kept.length === m.all - 1 && m.share < 0.5 },
-      { text: "A lucky draw: 60 random edges or fewer that keep more than half. Cut edges of the list: which was the luck?",
-        done: (s, m) => s.keep === "random" && m.kept.length <= 60 && m.share > 0.5 },
+        seen: [(s, m) => s.keep === WHOLE && m.kept.length === m.all - 1 && m.share < 0.5],
+        found: (s, m) => `without ${[...m.off].map(words)} alone ${percent(m.share)} is left.` },
+      { text: "A lucky draw: 60 random edges or fewer that keep more than half. Then cut an edge of the list that takes the luck away.",
+        seen: [(s, m) => s.keep === "random" && m.kept.length <= 60 && m.share > 0.5,
+          (s, m, last) => s.keep === "random" && last?.drawn.share > 0.5 && s.draw === last.state.draw && s.size === last.state.size && m.share < 0.3],
+        found: (s, m) => `the luck was that the draw held ${words([...m.off].at(-1))}: without it ${percent(m.share)} is left.` },
     ],
   });
 }

@@ -72,10 +72,10 @@
     const plain = Gpt2.forward(net, tokens);
     const square = (run, [layer, head]) => run.patterns[layer].subarray(head * n * n, (head + 1) * n * n);
     const previous = all(0).map((head) => previousScore(square(plain, head), n));
-    const best = Math.max(...previous);
-    const roles = all(0).filter((_, h) => previous[h] > ROLE || previous[h] === best);
-    const hooks = { ablate: [], keys: [] };
-    for (const name of state.off.split(" ").filter(Boolean)) {
+    const most = Math.max(...previous);
+    const roles = all(0).filter((_, h) => previous[h] > ROLE || previous[h] === most);
+    const hooks = { ablate: [], keys: [] }, off = state.off.split(" ").filter(Boolean);
+    for (const name of off) {
       const [layer, head] = headOf(name), z = plain.z[layer];
       hooks.ablate.push({ layer, head, z: state.how === "zero" ? null : Transformer.meanOfHead(net, z, head) });
     }
@@ -94,9 +94,10 @@
     const loss = asked.reduce((sum, i) => sum - Math.log(places[i][tokens[i + 1]]) / asked.length, 0);
     const scores = [0, 1].map((layer) => all(layer).map((head) => prefixScore(square(run, head), tokens)));
     const head = headOf(state.head), prefix = scores[head[0]][head[1]];
+    const best = Math.max(...[...all(0), ...all(1)].filter((one) => !off.includes(one.join("."))).map(([layer, h]) => scores[layer][h]), -1);
     const at = Math.min(state.place, n - 1);
-    return { tokens, n, run, asked, places, guesses, right, loss, prefix, roles, head, at, scores,
-      pattern: square(run, head), best: Math.max(...scores.flat()) };
+    return { tokens, n, run, asked, places, guesses, right, loss, prefix, roles, head, at, off, best, keys: hooks.keys,
+      count: asked.length, silent: off.includes(state.head), pattern: square(run, head) };
   }
 
   // The attention of the chosen head, as a map: rows look, columns are looked at
@@ -140,6 +141,12 @@
   }
 
   const number = (value, digits) => (Number.isNaN(value) ? "–" : value.toFixed(digits));
+  // Whether the head looks most at what stood two places after an earlier copy of the token
+  function late({ tokens, n, pattern, at }) {
+    const row = pattern.subarray(at * n, at * n + at + 1), k = row.indexOf(Math.max(...row));
+    return k > 2 && tokens[k - 2] === tokens[at];
+  }
+  const trained = (s) => s.model === "induction-3" && Number(s.step) === 4;
 
   Live.figure("induction", {
     title: "The induction pair, live",
@@ -150,19 +157,18 @@
 
     fields(state) {
       const heads = [...all(0), ...all(1)].map((head) => head.join("."));
-      const n = tokensOf(state.text).length, tokens = tokensOf(state.text);
-      const own = readable(state.text).join("");
+      const n = tokensOf(state.text).length;
       return [
         { kind: "text", name: "text", label: `Letters, up to ${2 * MOST} (a to z, A to Z)` },
         { kind: "actions", options: [
-          ["Repeat it", (s) => ({ ...s, text: copied(own.slice(0, MOST)) })],
-          ["Shuffle, then repeat", (s) => ({ ...s, text: copied(Live.shuffled([...new Set(own)], Math.random).join("").slice(0, MOST)) })],
+          ["Repeat it", (s) => ({ ...s, text: copied(readable(s.text).slice(0, MOST).join("")) })],
+          ["Shuffle, then repeat", (s) => ({ ...s, text: copied(Live.shuffled([...new Set(readable(s.text))], Math.random).slice(0, MOST).join("")) })],
         ] },
         { kind: "select", name: "model", label: "Network", options: [["induction-3", "induction-3"], ["detour", "detour"], ["random", "random weights"]] },
         ...(state.model === "induction-3" ? [{ kind: "range", name: "step", label: "Training step", min: 0, max: 4, said: (i) => `${CHECKPOINTS[i]}` }] : []),
         ...(state.model === "random" ? [{ kind: "range", name: "seed", label: "Draw of the weights", min: 1, max: 9, said: (i) => `${i}` }] : []),
         { kind: "radios", name: "head", label: "Head to look at (layer.head)", class: "live-heads", options: heads.map((h) => [h, h]) },
-        { kind: "range", name: "place", label: "Place to look from", min: 0, max: n - 1, said: (i) => `${i}, ${nameOf(tokens[Math.min(i, n - 1)])}` },
+        { kind: "range", name: "place", label: "Place to look from", min: 0, max: n - 1, said: (i, { text }) => `${i}, ${nameOf(tokensOf(text)[i])}` },
         { kind: "checks", name: "off", label: "Switch heads off", class: "live-heads", options: heads.map((h) => [h, h]) },
         { kind: "radios", name: "how", label: "A head that is off writes", options: [["zero", "nothing"], ["mean", "its mean"]] },
         { kind: "select", name: "from", label: "Cut the path: what is written by", options: [["none", "no head (no cut)"], ["previous", "all previous-token heads"], ...heads.slice(0, 4).map((h) => [h, `head ${h}`])] },
@@ -171,17 +177,20 @@
     },
 
     draw(state, parts) {
-      const m = measured(state, parts), count = m.asked.length;
+      const m = measured(state, parts), { count } = m;
       const p = m.places[m.at], top = [...p.keys()].sort((a, b) => p[b] - p[a]).slice(0, 5);
       const next = m.tokens[m.at + 1], here = nameOf(m.tokens[m.at]);
       const looked = Array.from({ length: m.at + 1 }, (_, k) => k).sort((a, b) => m.pattern[m.at * m.n + b] - m.pattern[m.at * m.n + a]).slice(0, 3);
       const numbers = [
-        [`prefix matching, head ${m.head.join(".")}`, number(m.prefix, 2), `best head ${number(m.best, 2)}`],
+        [`prefix matching, head ${m.head.join(".")}`, m.silent ? "off" : number(m.prefix, 2), `best head${m.off.length ? " that is on" : ""} ${m.best < 0 ? "–" : number(m.best, 2)}`],
         ["loss, second copy", count ? `${m.loss.toFixed(2)} nats` : "–", "an even guess 6.24"],
-        ["tokens right", count ? `${m.right} of ${count}` : "–", "where a pair repeats"],
+        ["tokens right", count ? `${m.right} of ${count}` : "–", count ? "where a pair repeats" : "nothing repeats"],
       ];
-      const view = `${strip(m)}<p class="live-note">Blue: what head ${m.head.join(".")} looks at from ${here} at place ${m.at}. Below each letter: ` +
-        `what the network says comes next (? is one of 459 tokens without a letter).</p><div class="live-row-of">` +
+      const list = (heads) => [...new Set(heads.map((one) => one.join(".")))].join(", ");
+      const cut = m.keys.length ? ` Cut: the keys of ${list(m.keys.map(({ to }) => to))} read, in place of what ${list(m.keys.map(({ from }) => from))} writes here, what it writes on a sequence of other letters.` : "";
+      const unread = [...new Set(state.text)].filter((c) => !LETTERS.includes(c)).join(" ");
+      const view = `${strip(m)}<p class="live-note">Touch a letter to look from there. Blue: what head ${m.head.join(".")} looks at from ${here} at place ${m.at}. Below each letter: ` +
+        `what the network says comes next (? is one of 459 tokens without a letter).${unread && ` Left out, since no letters: ${Live.escaped(unread)}.`}${cut}</p><div class="live-row-of">` +
         `<div><p class="live-head">Where head ${m.head.join(".")} looks, from every place</p>${map(m)}</div>` +
         `<div>${bars(`From ${here} at place ${m.at} it looks at`, looked.map((k) => [`${nameOf(m.tokens[k])}, ${k}`, m.pattern[m.at * m.n + k], "a"]))}` +
         `${bars("The network says what comes next", top.map((v) => [nameOf(v), p[v], v === next ? "c" : "b"]))}</div></div>`;
@@ -194,13 +203,20 @@
 
     tasks: [
       { text: "Kill copying with one click: from the first state, switch off one head, so that no token is right.",
-        done: (s, m) => s.model === "induction-3" && s.step === 4 && s.from === "none" && s.off.split(" ").filter(Boolean).length === 1 && m.asked.length > 9 && m.right === 0 },
-      { text: "Find the trap: cut one path, so that the head you look at matches prefixes no more (below 0.1), while 14 or more tokens stay right. Which other heads copy? Then cut the path into all.",
-        done: (s, m) => s.model === "induction-3" && s.step === 4 && !s.off && s.from !== "none" && s.into === s.head && m.prefix < 0.1 && m.asked.length > 14 && m.right >= 14 },
-      { text: "When does it appear? Find the earliest checkpoint at which more than half of the tokens are right.",
-        done: (s, m) => s.model === "induction-3" && s.step === 2 && s.from === "none" && !s.off && m.right > m.asked.length / 2 },
-      { text: "Take the network “detour”. It copies as well: which of the three numbers misses that? Look at what its heads look at.",
-        done: (s, m) => s.model === "detour" && !s.off && m.right > 10 && m.best < 0.1 },
+        seen: [(s, m) => trained(s) && s.from === "none" && m.off.length === 1 && m.count > 9 && m.right === 0],
+        found: (s, m) => `without head ${s.off} none of ${m.count} tokens is right. The induction heads of layer 1 are all on, and none of them matches prefixes above ${m.best.toFixed(2)}.` },
+      { text: "Find the trap: cut one path, so that the head you look at matches prefixes no more (below 0.1), while 14 or more tokens stay right. Then cut the path into all.",
+        seen: [
+          (s, m) => trained(s) && !s.off && s.into === s.head && s.from !== "none" && m.prefix < 0.1 && m.count > 14 && m.right >= 14,
+          (s, m) => trained(s) && !s.off && s.into === "all" && m.keys.length && m.count > 14 && m.right === 0,
+        ],
+        found: (s, m) => `one head without the path hardly costs a token, since the others of layer 1 copy as well; with all four cut off, none of the ${m.count} tokens is right.` },
+      { text: "When does it appear? Find the earliest checkpoint at which more than half of the tokens are right, and look at the one before.",
+        seen: [2, 1].map((step) => (s, m) => s.model === "induction-3" && Number(s.step) === step && s.from === "none" && !s.off && m.count > 9 && m.right > m.count / 2 === (step === 2)),
+        found: () => "between step 600 and step 850 copying appears; at 600 fewer than half of the tokens are right." },
+      { text: "Take the network “detour”. It copies as well: which of the three numbers misses that? Look at what heads of layer 1 look at, from letters of the second copy.",
+        seen: [(s, m, last) => s.model === "detour" && last?.state.model === "detour" && (s.head !== last.state.head || s.place !== last.state.place) && !s.off && m.right > 10 && m.best < 0.1 && m.head[0] === 1 && late(m)],
+        found: (s, m) => `prefix matching is ${m.best.toFixed(2)} at best, and ${m.right} of ${m.count} tokens are right. Head ${s.head} looks one place beyond the token that comes next.` },
     ],
   });
 }

@@ -9,6 +9,8 @@
   };
   const demos = (state) => [1, 2, 3, 4].filter((i) => i !== Number(state.drop));
 
+  const others = (state) => [2, 3, 4].map((i) => state[`l${i}`]);
+
   // BOS text : label text : label .. query :   -> ids, places of label words, unknown words
   function prompt(state, words) {
     const id = (word) => words.indexOf(word), tokens = [id("<bos>")], at = [], starts = [], unknown = [];
@@ -124,9 +126,18 @@
     },
 
     tasks: [
-      { text: "Give the words of the first text another label: does the answer follow the word, whatever it is?", done: (s, m) => s.l1 !== "Cedar" && s.cut === "none" && m.answer === s.l1 && demos(s).includes(1) },
-      { text: "Cut the label words off in as few layers as you can, so that the answer changes. Then cut as many random words: does it change back?", done: (s, m) => s.cut === "labels" && Number(s.layers) === 1 && m.answer !== m.was },
-      { text: "Leave out the text about fish. Where does the answer come from now?", done: (s, m) => s.cut === "none" && Number(s.drop) === 1 && m.answer !== "Cedar" },
+      { text: "Give the words of the first text another label: one that another text has, then one that none has. Does the answer follow?",
+        seen: [
+          (s, m) => s.l1 !== first.l1 && s.cut === "none" && m.answer === s.l1 && demos(s).length === DEMOS && others(s).includes(s.l1),
+          (s, m) => s.l1 !== first.l1 && s.cut === "none" && m.answer !== s.l1 && demos(s).length === DEMOS && !others(s).includes(s.l1),
+        ],
+        found: (s, m) => `it followed to a label that another text has, not to one that none has: with ${s.l1} the answer is ${m.answer} (${Math.max(...m.now).toFixed(2)}).` },
+      { text: "Cut the label words off in one layer, so that the answer changes. Then cut as many random words: does it change back?",
+        seen: [(s, m) => s.cut === "labels" && Number(s.layers) === 1 && m.answer !== m.was, (s, m) => s.cut === "random" && Number(s.layers) === 1 && m.answer === m.was],
+        found: (s, m) => `cut off in one layer, the label words give another answer than ${m.was}; as many random words do not change it.` },
+      { text: "Leave out the text about fish. Where does the answer come from now?",
+        seen: [(s, m) => s.cut === "none" && Number(s.drop) === 1 && m.answer !== "Cedar"],
+        found: (s, m) => `the answer is ${m.answer} (${Math.max(...m.now).toFixed(2)}), the label of text ${[2, 3, 4].find((i) => s[`l${i}`] === m.answer)}: “${s[`t${[2, 3, 4].find((i) => s[`l${i}`] === m.answer)}`]}”.` },
     ],
   });
 }

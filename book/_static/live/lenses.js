@@ -16,11 +16,13 @@
     const set = names.find((name) => key(name) === state.set), ours = state.prompt === 0;
     const whole = pair(prompt.whole, 0), one = state.set === key(ONE) && ours;
     const heads = one ? [state.head] : set ? numbers(sets[set] || "").filter((x) => sets[set]) : [];
-    const { way } = state, stride = way === "zeroed" ? 1 : 2, whose = way === "zeroed" ? "marked" : state.whose;
-    const found = one ? pair(record.single, state.head)
+    const { way, whose } = state, stride = way === "zeroed" ? 1 : 2;
+    const alone = ours && state.head >= 0 ? pair(record.single, state.head) : null;
+    const found = one ? alone
       : set ? pair(prompt[way], stride * names.indexOf(set) + (whose === "others" ? 1 : 0)) : whole;
     const marked = set ? pair(prompt[way], stride * names.indexOf(set)) : whole;
-    return { prompt, whole, found, marked, heads, set, one, ours, whose, count: heads.length };
+    const control = whose === "others" && heads.length > 0, many = `${heads.length} ${control ? "other " : ""}head${heads.length === 1 ? "" : "s"}`;
+    return { prompt, whole, found, marked, alone, heads, set, one, ours, control, many, way: one ? "averaged" : way, count: heads.length };
   }
 
   const signed = (value) => value.toFixed(1).replace("-", "−");
@@ -30,20 +32,20 @@
     const margins = numbers(record.single).filter((_, i) => i % 2).map((x) => x / 10);
     const cells = Array.from({ length: LAYERS * HEADS }, (_, i) => {
       const x = LEFT + STEP * Math.floor(i / HEADS), y = 4 + STEP * (i % HEADS);
-      const removed = m.heads.includes(i) && (m.one || m.whose === "marked");
+      const removed = m.heads.includes(i) && !m.control;
       const lost = m.ours ? Math.min(1, Math.abs(margins[i] - m.whole[1]) / 1.5) : 0;
-      const pick = m.ours ? ` data-pick='${JSON.stringify({ set: key(ONE), head: i })}'` : "";
+      const pick = m.ours ? ` data-pick='${JSON.stringify(m.set ? { head: i } : { set: key(ONE), head: i })}'` : "";
       return `<g${pick}><rect class="live-a" opacity="${(0.06 + 0.9 * lost).toFixed(2)}" x="${x}" y="${y}" width="${STEP - 2}" height="${STEP - 2}"/>` +
         (removed ? `<path class="live-edge live-b" style="stroke-width: 3; stroke-dasharray: none" d="M${x + 3} ${y + 3}l${STEP - 8} ${STEP - 8}m0 ${8 - STEP}l${8 - STEP} ${STEP - 8}"/>` : "") +
         `<rect class="live-hit" x="${x}" y="${y}" width="${STEP}" height="${STEP}"/></g>`;
     }).join("");
     const layers = [0, 5, 10, 15, 20, 25, 29].map((la) => `<text x="${LEFT + STEP * la + 8}" y="${STEP * HEADS + 20}" text-anchor="middle">${la}</text>`).join("");
     const heads = [0, 4, 8].map((h) => `<text x="${LEFT - 6}" y="${STEP * h + 17}" text-anchor="end">${h}</text>`).join("");
-    const said = m.count ? `Map of 270 heads; removed are ${m.whose === "others" && !m.one ? `${m.count} others of the same layers` : m.heads.map(named).join(", ")}.` : "Map of 270 heads; none is removed.";
+    const said = m.count ? `Map of 270 heads; removed are ${m.control ? `${m.many} of the same layers` : m.heads.map(named).join(", ")}.` : "Map of 270 heads; none is removed.";
     return `<svg class="live-wide live-map" viewBox="0 0 ${LEFT + STEP * LAYERS + 4} ${STEP * HEADS + 26}" role="img" aria-label="${said}">${cells}${layers}${heads}</svg>`;
   }
 
-  function bars(m) {
+  function bars(m, state) {
     const [right, rival] = m.prompt.answers.map(Live.escaped), zero = 170, scale = 9;
     const row = (y, name, [p, margin], kind) => {
       const reach = Math.max(-16, Math.min(16, margin)) * scale;
@@ -51,18 +53,22 @@
         `<rect class="live-${kind}" x="${Math.min(zero, zero + reach)}" y="${y + 6}" width="${Math.max(1, Math.abs(reach))}" height="14"/>` +
         `<text x="${reach < 0 ? zero + 5 : zero - 5}" y="${y + 18}" text-anchor="${reach < 0 ? "start" : "end"}">${signed(margin)}</text>`;
     };
-    return `<svg viewBox="0 0 340 112" role="img" aria-label="With all heads ${right} has the probability ${m.whole[0].toFixed(2)}; now ${m.found[0].toFixed(2)}.">` +
-      `<path class="live-axis" d="M${zero} 18v76"/>${row(14, "all heads", m.whole, "grey")}${row(58, "now", m.found, "a")}` +
-      `<text x="0" y="108">${rival} leads</text><text x="340" y="108" text-anchor="end">${right} leads</text></svg>`;
+    const third = m.set && m.alone, height = third ? 156 : 112;
+    return `<svg viewBox="0 0 340 ${height}" role="img" aria-label="With all heads ${right} has the probability ${m.whole[0].toFixed(2)}; now ${m.found[0].toFixed(2)}.">` +
+      `<path class="live-axis" d="M${zero} 18v${height - 36}"/>${row(14, "all heads", m.whole, "grey")}${row(58, m.control ? "control" : "now", m.found, "a")}` +
+      `${third ? row(102, `${named(state.head)} alone`, m.alone, "c") : ""}<text x="0" y="${height - 4}">${rival} leads</text><text x="340" y="${height - 4}" text-anchor="end">${right} leads</text></svg>`;
   }
 
   Live.figure("lenses", {
     title: "Which heads carry the answer?",
     button: "Open the record",
-    first: { prompt: 0, set: NONE, way: "averaged", whose: "marked", head: 0 },
+    first: { prompt: 0, set: NONE, way: "averaged", whose: "marked", head: -1 },
     needs: () => ["lenses"],
-    change: (state) => ({ ...state, prompt: Number(state.prompt), head: Number(state.head),
-      set: state.set === key(ONE) && Number(state.prompt) ? NONE : state.set }),
+    change(state) { // a control is chosen anew where there was none
+      const prompt = Number(state.prompt), one = state.set === key(ONE) && !prompt, set = state.set === key(ONE) && prompt ? NONE : state.set;
+      const bare = one || set === NONE || state.way === "zeroed";
+      return { ...state, prompt, set, whose: bare ? "marked" : state.whose, head: prompt ? -1 : Math.max(Number(state.head), one ? 0 : -1) };
+    },
 
     fields(state) {
       const option = (name) => [key(name), name];
@@ -70,37 +76,42 @@
       return [
         { kind: "range", name: "prompt", label: "Prompt", min: 0, max: 21, said: (v) => (Number(v) ? `number ${v} of 21 more` : "the chapter's") },
         { kind: "radios", name: "set", label: "Take away the heads marked by", options: [[NONE, "no lens"], ...LENSES.map(option)] },
-        { kind: "radios", name: "set", label: "or those that", options: [...DERIVED.map(option), ...(ours ? [[key(ONE), "a single head"]] : [])] },
+        { kind: "radios", name: "set", label: "or those that match (induction), read (anchors), write (vector)", options: [...DERIVED.map(option), ...(ours ? [[key(ONE), "a single head"]] : [])] },
         ...(one ? [{ kind: "range", name: "head", label: "Head", min: 0, max: LAYERS * HEADS - 1, said: named }] : [
           { kind: "radios", name: "way", label: "How they are removed", options: WAYS.map((way) => [way, way]) },
-          ...(state.way === "zeroed" ? [] : [{ kind: "radios", name: "whose", label: "Which are removed", options: [["marked", "these heads"], ["others", "a control: as many others of the same layers"]] }]),
+          ...(state.way === "zeroed" || state.set === NONE ? [] : [{ kind: "radios", name: "whose", label: "Which are removed", options: [["marked", "these heads"], ["others", "a control: as many others of the same layers"]] }]),
         ]),
       ];
     },
 
     draw(state, [record]) {
       const m = measured(state, record), lines = m.prompt.text.split("\n").map((line) => Live.escaped(line.trim()));
-      const way = m.one ? "averaged" : state.way, [p, margin] = m.found, [right, rival] = m.prompt.answers;
-      const said = `${m.count ? `${m.count} heads ${way}` : "All heads are there"}: after “${m.prompt.text.trim().split("\n").pop().trim()}” ${right} has the probability ${p.toFixed(2)} and leads ${rival} by ${signed(margin)} nats.`;
+      const { way } = m, [p, margin] = m.found, [right, rival] = m.prompt.answers;
+      const said = `${m.count ? `${m.control ? "Control: " : ""}${m.many} ${way}` : "All heads are there"}: after “${m.prompt.text.trim().split("\n").pop().trim()}” ${right} has the probability ${p.toFixed(2)} and leads ${rival} by ${signed(margin)} nats.`;
       const numbersNow = [
-        ["heads removed", m.count, m.count ? way : "of 270"],
+        [m.control ? "control: heads removed" : "heads removed", m.count, m.control ? `others, ${way}` : m.count ? way : "of 270"],
         [`probability of ${Live.escaped(right)}`, p.toFixed(2), `all heads: ${m.whole[0].toFixed(2)}`],
-        ["margin, nats", signed(margin), `all heads: ${signed(m.whole[1])}`],
+        [`margin over ${Live.escaped(rival)}`, signed(margin), `nats; all heads: ${signed(m.whole[1])}`],
       ];
-      const note = m.ours ? "The stronger the colour, the farther a head alone, averaged, moves the margin of this prompt (full at 1.5 nats); touch one. " : "";
-      const view = `<div class="live-row-of"><div><p class="live-head">The prompt</p><pre>${lines.join("\n")}</pre></div><div><p class="live-head">The answer</p>${bars(m)}</div></div>` +
+      const removed = !m.count ? "" : m.control ? `Removed as a control: ${m.many}, of the same layers; the record does not name them. ` : `Removed: ${m.heads.map(named).join(", ")}. `;
+      const else_ = margin > 0 && p * (1 + Math.exp(-margin)) < 0.5 ? "Most of the probability is with other words, which the record does not hold. " : "";
+      const note = m.ours ? "The stronger the colour, the farther a head alone, averaged, moves the margin of this prompt (full at 1.5 nats); touch one to see its effect. " : "";
+      const view = `<div class="live-row-of"><div><p class="live-head">The prompt</p><pre>${lines.join("\n")}</pre></div><div><p class="live-head">The answer</p>${bars(m, state)}</div></div>` +
         `<p class="live-head">Heads, by layer from left to right</p>${map(state, m, record)}` +
-        `<p class="live-note">${note}Crosses: heads that are removed. This is the record of a run, not a model in the page: one number for each prompt, set, way and control.</p>`;
+        `<p class="live-note">${removed}${else_}${note}Crosses: heads that are removed. This is the record of a run, not a model in the page: one number for each prompt, set, way and control.</p>`;
       return { numbers: numbersNow, view, said, ...m };
     },
 
     tasks: [
       { text: "Which heads carry the answer? On the chapter's prompt, take away at most nine so that the rival leads.",
-        done: (s, m) => m.ours && m.count <= 9 && m.found[1] < 0 },
+        seen: [(s, m) => m.ours && !m.control && m.count > 0 && m.count <= 9 && m.found[1] < 0],
+        found: (s, m) => `without ${m.many} (${m.set ?? named(s.head)}), ${m.way}, ${m.prompt.answers[1]} leads ${m.prompt.answers[0]} by ${signed(-m.found[1])} nats.` },
       { text: "Keep that set and change the way: the answer leads again.",
-        done: (s, m) => m.ours && m.set === "match and read" && s.way !== "resampled" && m.whose === "marked" && m.found[1] > 0 },
+        seen: [(s, m, last) => m.ours && !m.control && m.count > 0 && m.count <= 9 && m.found[1] > 0 && last?.state.set === s.set && last.state.way !== s.way && !last.drawn.control && last.drawn.found[1] < 0],
+        found: (s, m) => `the same heads, ${m.way}: ${m.prompt.answers[0]} leads by ${signed(m.found[1])} nats. Whether they carry the answer depends on what they write instead.` },
       { text: "Is it these heads, or any? Find a set without which the answer is lost (below .1), and whose control keeps it.",
-        done: (s, m) => m.whose === "others" && m.count > 0 && m.marked[0] < 0.1 && m.found[0] > 0.5 },
+        seen: [(s, m) => m.control && m.marked[0] < 0.1 && m.found[0] > 0.5],
+        found: (s, m) => `without ${m.set} the answer has ${m.marked[0].toFixed(2)}, without as many others of the same layers ${m.found[0].toFixed(2)}.` },
     ],
   });
 }

@@ -7,7 +7,9 @@
 //   draw(state, nets)  -> {numbers: [[name, value, note]], view, said, ..}: what stays in sight, the
 //                   picture as HTML, and a sentence for those who listen; nets holds the networks
 //                   of the scripts, in their order
-//   tasks           optional: [{text, done(state, drawn)}]
+//   tasks           optional: [{text, seen: [(state, drawn, last) -> whether], found(state, drawn)}]: what
+//                   is to be seen, in any order, and what that says, in words; last is {state, drawn}
+//                   as they were before
 //   button          optional: what the button says that starts it
 //   change(state)   optional -> state, once something has changed it
 //   drag(state, id, x, y)  optional -> state: what it means to drag [data-drag=id] to there
@@ -95,7 +97,7 @@ const Live = (() => {
 
   // A control for each field; change(state) takes the new state. Kinds, with `name` and `label`:
   //   text     a line of text
-  //   range    min, max, step, said(value): a slider, and its value in words
+  //   range    min, max, step, said(value, state): a slider, and its value in words
   //   select   options: [[value, label]]
   //   radios   options, as buttons of which one is pressed
   //   checks   options, of which some: the state holds their values with blanks between
@@ -141,26 +143,45 @@ const Live = (() => {
         if (kind === "select" || input !== document.activeElement || String(input.value) !== String(state[name]))
           input.value = state[name];
         if (!field.said) return;
-        said.textContent = field.said(state[name]);
+        said.textContent = field.said(state[name], state);
         input.setAttribute("aria-valuetext", said.textContent);
       },
     };
   }
 
-  // What differs from the first state, as the end of the address: #live-points?penalty=2
+  // What differs from the first state, as a part of the address: #live-step?rate=2;live-waves?scale=3
+  const parts = () => location.hash.slice(1).split(";").filter((part) => part.startsWith("live-"));
+  const placeOf = (part) => part.split("?")[0];
   function written(name, first, state) {
-    const parts = new URLSearchParams();
+    const query = new URLSearchParams();
     for (const [key, value] of Object.entries(state))
-      if (String(value) !== String(first[key])) parts.set(key, value);
-    return `#live-${name}${parts.size ? `?${parts}` : ""}`;
+      if (String(value) !== String(first[key])) query.set(key, value);
+    return `live-${name}${query.size ? `?${query}` : ""}`;
   }
-  function readFrom(hash, name, first) {
-    const [place, query] = hash.slice(1).split("?");
-    if (place !== `live-${name}` || query === undefined) return null;
+  function readFrom(name, first) {
+    const query = parts().find((part) => placeOf(part) === `live-${name}`)?.split("?")[1];
+    if (query === undefined) return null;
     const state = { ...first };
     for (const [key, value] of new URLSearchParams(query))
       if (key in first) state[key] = typeof first[key] === "number" ? Number(value) || 0 : value;
     return state;
+  }
+
+  // -> the state with values that its controls offer, and a sentence for each that they do not
+  function offered({ fields, first }, state) {
+    const found = { ...state }, options = {}, labels = {};
+    for (const { kind, name, label, min, max, options: given = [] } of fields(state)) {
+      labels[name] ??= label;
+      if (kind === "range") found[name] = Math.max(min, Math.min(max, state[name]));
+      else if (kind !== "text" && name) (options[name] ??= []).push(...given.map(([value]) => String(value)));
+    }
+    for (const [name, values] of Object.entries(options)) {
+      const asked = String(state[name]).split(" ").filter(Boolean), kept = asked.filter((value) => values.includes(value));
+      if (kept.length < asked.length) found[name] = kept.join(" ") || first[name];
+    }
+    const told = Object.keys(found).filter((name) => String(found[name]) !== String(state[name])).map((name) =>
+      `“${labels[name]}” cannot be “${state[name]}” here; it is “${found[name] || "none"}”.`);
+    return [found, told.join(" ")];
   }
 
   const told = (numbers) => numbers.map(([name, value, note]) =>
@@ -170,11 +191,14 @@ const Live = (() => {
     const form = make("form", { class: "live-controls", submit: (event) => event.preventDefault(),
       "aria-label": "What the figure shows" });
     const status = make("p", { class: "live-status", role: "status" }, "Reading …");
-    const tasks = make("ol", { class: "live-tasks", "aria-label": "Things to find" });
-    for (const { text } of figure.tasks ?? [])
-      tasks.append(make("li", {}, text, " ", make("strong", { class: "live-found" })));
-    const news = []; // tasks that are found and not yet told
+    const tasks = (figure.tasks ?? []).map((task) => {
+      const told = make("strong", { class: "live-found" });
+      return { ...task, told, item: make("li", {}, task.text, " ", told), met: new Set(), holds: [] };
+    });
+    const list = make("ol", { class: "live-tasks", "aria-label": "Things to find" }, ...tasks.map(({ item }) => item));
+    const news = make("p", { class: "live-news", role: "status" }); // in sight wherever the reader is
     let shown = [], waiting = 0, telling = 0, turn = 0;
+    let own = false, refused = "", last = null, fresh = null;
     const get = () => state;
 
     const reset = control({ kind: "actions", options: [["Reset", () => ({ ...figure.first })]] }, get, change);
@@ -199,6 +223,24 @@ const Live = (() => {
       for (const one of shown) one.set(state);
     }
 
+    // A thing is seen once a change of the reader's own, not the address, has brought it about.
+    function judge(drawn) {
+      if (!own) news.textContent = refused;
+      else if (!fresh) news.textContent = "";
+      for (const task of tasks) {
+        const { size } = task.met, holds = task.seen.map((is) => is(state, drawn, last));
+        if (own) holds.forEach((is, i) => is && !task.holds[i] && task.met.add(i));
+        task.holds = holds;
+        if (task === fresh && !holds.some(Boolean)) [fresh, news.textContent] = [null, ""];
+        if (task.met.size === size) continue;
+        const whole = task.met.size === holds.length;
+        if (whole) task.item.classList.add("live-solved");
+        task.told.textContent = whole ? `Found: ${task.found(state, drawn)}` : `Seen: ${task.met.size} of ${holds.length}.`;
+        [fresh, news.textContent] = [task, task.told.textContent];
+      }
+      last = { state, drawn };
+    }
+
     async function redraw() {
       waiting = 0;
       const asked = ++turn, began = performance.now();
@@ -209,15 +251,13 @@ const Live = (() => {
         root.querySelector(".live-numbers").innerHTML = told(drawn.numbers);
         view.innerHTML = drawn.view;
         root.classList.add("live-on");
-        [...tasks.children].forEach((item, i) => {
-          if (item.matches(".live-solved") || !figure.tasks[i].done(state, drawn)) return;
-          item.classList.add("live-solved");
-          item.lastChild.textContent = "Found.";
-          news.push(`Task ${i + 1} is found.`);
-        });
-        history.replaceState(null, "", written(name, figure.first, state));
+        judge(drawn);
+        const all = parts(), here = all.findIndex((part) => placeOf(part) === `live-${name}`);
+        if (here >= 0) all.splice(here, 1);
+        all.splice(own ? 0 : Math.max(0, here), 0, written(name, figure.first, state)); // the last touched first
+        history.replaceState(null, "", `#${all.join(";")}`);
         clearTimeout(telling);
-        telling = setTimeout(() => (status.textContent = [drawn.said, ...news.splice(0)].join(" ")), 300);
+        telling = setTimeout(() => (status.textContent = drawn.said), 300);
         root.dataset.ms = Math.round(performance.now() - began);
         root.dataset.drawn = asked;
       } catch (error) {
@@ -226,8 +266,9 @@ const Live = (() => {
         console.error(error);
       }
     }
-    function change(next) {
-      state = figure.change?.(next) ?? next;
+    function change(next, linked = false) {
+      [state, refused] = offered(figure, figure.change?.(next) ?? next);
+      own = !linked;
       controls();
       waiting ||= requestAnimationFrame(redraw);
     }
@@ -256,6 +297,8 @@ const Live = (() => {
         move(event);
       });
       view.addEventListener("pointermove", move);
+      // a finger on a point does not scroll; touch-action has no effect on parts of a drawing
+      view.addEventListener("touchstart", (event) => event.target.closest("[data-drag]") && event.preventDefault(), { passive: false });
       for (const end of ["pointerup", "pointercancel"]) view.addEventListener(end, () => (held = null));
     }
     view.addEventListener("click", (event) => {
@@ -264,9 +307,10 @@ const Live = (() => {
     });
     root.setAttribute("role", "group");
     root.setAttribute("aria-label", figure.title);
-    view.before(...(figure.tasks ? [make("p", { class: "live-head" }, "Can you find it?"), tasks] : []), form);
+    view.before(...(figure.tasks ? [make("p", { class: "live-head" }, "Can you find it?"), list] : []), form);
     view.after(status);
-    change(state);
+    root.append(news);
+    change(state, true);
     return change;
   }
 
@@ -287,10 +331,10 @@ const Live = (() => {
     } }, says);
     view.after(button);
     const follow = () => { // a link to a state, from elsewhere or in the page
-      const linked = readFrom(location.hash, name, made.first);
+      const linked = readFrom(name, made.first);
       if (!linked) return;
-      change ? change(linked) : begin(linked);
-      root.scrollIntoView();
+      change ? change(linked, true) : begin(linked);
+      if (placeOf(parts()[0]) === root.id) root.scrollIntoView();
     };
     addEventListener("hashchange", follow);
     follow();

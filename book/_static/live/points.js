@@ -5,6 +5,7 @@
   const START = { x: [1.2, -0.9, -1.6, 0.7], z: [0.8, 1.5, -0.7, -1.4] }, W = [0.8, -0.6];
   const round = (value) => Math.round(value * 20) / 20;
   const bounded = (value, most) => Math.max(-most, Math.min(most, round(value)));
+  const RATES = Array.from({ length: 100 }, (_, i) => (i + 1) / 20); // of a step, and penalties
   const signed = (value) => value.toFixed(2).replace("-", "−");
 
   // Where the network is asked: the middle of each cell, and draws as it was trained on
@@ -33,11 +34,14 @@
     }
     const weights = { ols: Algorithms.ols(xs, ys), ridge: Algorithms.ridge(xs, ys, state.penalty), step: Algorithms.step(xs, ys, state.rate) };
     // Per unit of the labels, so that a change of their scale alone moves nothing that is linear
+    const nearest = (algorithm, rates) => Math.min(...rates.map((rate) => spread(asked, linear(algorithm(xs, ys, rate), drawn).map((v) => v / state.scale))));
     const asked = Regressor.field(net, xs, ys, drawn).map((v) => v / state.scale);
     const away = Object.fromEntries(Object.entries(weights).map(([name, w]) => [name, spread(asked, linear(w, drawn).map((v) => v / state.scale))]));
     const field = Regressor.field(net, xs, ys, grid).map((v) => v / state.scale);
     const other = linear(weights[state.other], grid).map((v) => v / state.scale);
-    return { field, other, away, weights };
+    const best = { ridge: nearest(Algorithms.ridge, RATES), step: nearest(Algorithms.step, RATES) };
+    const ols = linear(weights.ols, drawn), size = (asked.reduce((sum, v, i) => sum + v * ols[i], 0) * state.scale) / ols.reduce((sum, v) => sum + v * v, 0);
+    return { field, other, away, best, size };
   }
 
   // A field over the plane: blue above 0, brown below, in ten shades each
@@ -87,24 +91,26 @@
       const m = measured(state, parts), gap = m.field.map((value, i) => value - m.other[i]);
       const most = Math.max(2, ...m.other.map(Math.abs));
       const rows = Object.entries(m.away).sort((a, b) => a[1] - b[1]);
-      const per = state.scale === 1 ? "" : ", per unit of the scale";
+      const per = state.scale === 1 ? "" : `, divided by ${state.scale}`;
       const view = `<div class="live-row-of live-three">${plane("The network", m.field, state, most)}${plane(NAMES[state.other][0].toUpperCase() + NAMES[state.other].slice(1), m.other, state, most)}` +
         `${plane("The network minus it", gap, state, most)}</div>` +
-        `<p class="live-note">Blue: above 0; brown: below. White circles: the pairs, with their labels${state.scale === 1 ? "" : ` before they are multiplied by ${state.scale}`}. The numbers above are root mean squares over queries drawn as in training${per}.</p>`;
-      const settings = { ols: "no penalty", ridge: `λ = ${Number(state.penalty).toFixed(2)}`, step: `η = ${Number(state.rate).toFixed(2)}` };
-      const numbers = Object.entries(NAMES).map(([key, name]) =>
-        [`network from ${name}`, m.away[key].toFixed(2), settings[key] + (key === rows[0][0] ? ", the nearest" : "")]);
+        `<p class="live-note">Blue: above 0; brown: below; darkest: ${most.toFixed(1)} or more${per}. White circles: the pairs, with their labels${state.scale === 1 ? "" : ` before they are multiplied by ${state.scale}`}. The numbers above are root mean squares over queries drawn as in training${per}.</p>`;
+      const settings = { ols: "no penalty", ridge: `λ = ${Number(state.penalty).toFixed(2)}; at best ${m.best.ridge.toFixed(2)}`, step: `η = ${Number(state.rate).toFixed(2)}; at best ${m.best.step.toFixed(2)}` };
+      const numbers = Object.entries(NAMES).map(([key, name]) => [`network from ${name}`, m.away[key].toFixed(2), settings[key] + per.replace("divided by", "÷")]);
       const said = `The network is ${rows.map(([key, value]) => `${value.toFixed(2)} from ${NAMES[key]}`).join(", ")}${per}.`;
       return { numbers, view, said, ...m };
     },
 
     tasks: [
-      { text: "Where does the network leave the algorithm? Multiply the labels until it is more than 0.3 from least squares.",
-        done: (s, m) => s.count > 2 && s.scale > 1 && m.away.ols > 0.3 },
+      { text: "Where does the network leave the algorithm? Multiply the labels until it is more than 0.3 from least squares, and more than 0.2 from ridge with whatever penalty.",
+        seen: [(s, m) => s.count > 2 && s.scale > 1 && m.away.ols > 0.3 && m.best.ridge > 0.2],
+        found: (s, m) => `at ${s.scale} times the labels it is ${m.away.ols.toFixed(2)} from least squares, and ${m.best.ridge.toFixed(2)} from ridge at its best penalty. Its answers are ${Math.round(100 * m.size)} % as large as those of least squares.` },
       { text: "Make the network prefer ridge: with two pairs, close to each other and with different labels, least squares must be steep. Bring the network at least 0.3 nearer to ridge.",
-        done: (s, m) => s.scale === 1 && m.away.ridge < m.away.ols - 0.3 },
+        seen: [(s, m) => s.scale === 1 && m.away.ridge < m.away.ols - 0.3],
+        found: (s, m) => `the network is ${m.away.ridge.toFixed(2)} from ridge and ${m.away.ols.toFixed(2)} from least squares.` },
       { text: "Find a rate at which one step of descent comes within 0.1. Then drag all points near one line: does any rate do it now?",
-        done: (s, m) => s.count > 2 && m.away.step < 0.1 },
+        seen: [(s, m) => s.count > 2 && m.away.step < 0.1, (s, m) => s.count > 2 && s.scale === 1 && m.best.step > 0.3],
+        found: () => "with some points one step comes within 0.1; with others no rate up to 5 comes within 0.3." },
     ],
   });
 }

@@ -4,6 +4,8 @@
   const EDGE = 2, SIZE = 240, DEMOS = 4, OWN = DEMOS + 1; // the planes reach from -2 to 2
   const round = (value) => Math.max(-EDGE, Math.min(EDGE, Math.round(value * 20) / 20));
   const signed = (value) => Number(value).toFixed(2).replace("-", "−");
+  const short = (value) => (Math.abs(value) < 100 ? signed(value) : value.toExponential(1).replace("+", "").replace("-", "−"));
+  const to = ([before, after]) => `${short(before)} → ${short(after)}`;
   const pair = (point) => `(${signed(point[0])}, ${signed(point[1])})`;
   // Keys (a, b) and values (c, d) of the examples; the query's own token is the last, and its key
   // is where the query is.
@@ -31,7 +33,7 @@
       const left = x > SIZE - 60;
       return `<g data-drag="${kind}${i + 1}"><circle class="live-${own ? "c" : "a"}" opacity="0.25" cx="${x}" cy="${y}" r="${(40 * Math.sqrt(m.weights[i])).toFixed(1)}"/>` +
         `<circle class="live-grip" cx="${x}" cy="${y}" r="22"/><circle class="live-dot${state.point === i + 1 ? " live-chosen" : ""}" cx="${x}" cy="${y}" r="6"/>` +
-        `<text x="${Number(x) + (left ? -10 : 9)}" y="${own ? Number(y) + 18 : Math.max(12, Number(y) - 7)}" text-anchor="${left ? "end" : "start"}">${own ? "own" : i + 1} ${Math.round(100 * m.weights[i])} %</text></g>`;
+        `<text x="${Number(x) + (left ? -10 : 9)}" y="${own ? Math.min(SIZE - 4, Number(y) + 19) : Math.max(12, Number(y) - 7)}" text-anchor="${left ? "end" : "start"}">${own ? "own" : i + 1} ${Math.round(100 * m.weights[i])} %</text></g>`;
     }).join("");
     return `<div><p class="live-head">${title}</p><svg data-plane="" viewBox="0 0 ${SIZE} ${SIZE}" role="img" aria-label="${said}"><rect class="live-ground" width="${SIZE}" height="${SIZE}"/>` +
       `<path class="live-axis" d="M${SIZE / 2} 0v${SIZE}M0 ${SIZE / 2}h${SIZE}"/>${marks}${over}</svg></div>`;
@@ -67,12 +69,10 @@
       const shares = m.weights.map((w, i) => `${i === DEMOS ? "its own token" : `example ${i + 1}`} ${Math.round(100 * w)} percent`).join(", ");
       const said = `The query looks at ${shares}. The step moves the answer from ${pair(m.start)} to ${pair(m.end)}.`;
       const view = `<div class="live-row-of">${plane("k", "Keys: where the query looks", `The keys. ${said}`, m.keys, m, state)}${plane("v", "Values: what is added up", `The values. ${said}`, m.values, m, state, path)}</div>` +
-        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the query's own token; its key is where the query is. On the right, the square is the answer from the own token alone, the diamond the head's output; the line between them adds one example after the other. It is one step of gradient descent of the dual model.</p>`;
-      const to = ([before, after]) => `${signed(before)} → ${signed(after)}`;
+        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the query's own token; its key is where the query is. On the right, the square is the answer from the own token alone, the diamond the head's output; the line between them adds one example after the other. The dual model is a linear map W of features φ of a key: one step of gradient descent on the four examples (k, v) takes its answer to the query, Wφ(q), along this line.</p>`;
       const numbers = [
-        ["output", pair(m.end), `from ${pair(m.start)}`],
-        ["length of the step", m.length.toFixed(2), "of the answer to the query"],
-        ["similarity", to(m.similarity), "sum of v·Wφ(k)"],
+        ["output", pair(m.end), `a step of ${m.length.toFixed(2)} from ${pair(m.start)}`],
+        ["similarity", to(m.similarity), "of answers Wφ(k) to values v, by the step"],
         ["distance", to(m.distance), "of Wφ(k) from v, root mean square"],
       ];
       return { numbers, view, said, ...m };
@@ -80,11 +80,14 @@
 
     tasks: [
       { text: "A smoother or a look-up? Make one example take at least 90 % of the attention.",
-        done: (s, m) => Math.max(...m.weights.slice(0, DEMOS)) >= 0.9 },
-      { text: "The step raises the similarity wherever you drag. Find a place where it takes the model's answers farther from the values, by 0.1 at least.",
-        done: (s, m) => m.distance[1] > m.distance[0] + 0.1 },
-      { text: "Let the step vanish: the examples keep at least half of the attention, and the answer moves by less than 0.05.",
-        done: (s, m) => m.weights[DEMOS] <= 0.5 && m.length < 0.05 },
+        seen: [(s, m) => Math.max(...m.weights.slice(0, DEMOS)) >= 0.9],
+        found: (s, m) => `example ${m.weights.indexOf(Math.max(...m.weights)) + 1} has ${Math.round(100 * Math.max(...m.weights))} %, and the output ${pair(m.end)} is nearly its value: a head that is sharp enough looks up.` },
+      { text: "The step raises the similarity wherever you drag. Leave the scores at 0.7 times, and find a place where the step takes the model's answers farther from the values, by 0.1 at least.",
+        seen: [(s, m) => Number(s.sharp) === first.sharp && m.distance[1] > m.distance[0] + 0.1],
+        found: (s, m) => `the similarity rises (${to(m.similarity)}), and yet the distance grows (${to(m.distance)}): the step does not minimise an error.` },
+      { text: "Let the step vanish: the examples keep at least half of the attention, each value is at least 0.5 from 0, and the answer moves by less than 0.05.",
+        seen: [(s, m) => m.weights[DEMOS] <= 0.5 && m.length < 0.05 && VALUES.slice(1).every((_, i) => Math.hypot(...m.values.slice(2 * i, 2 * i + 2)) >= 0.5)],
+        found: (s, m) => `the examples have ${Math.round(100 * (1 - m.weights[DEMOS]))} % of the attention, but what they add to the answer cancels: ${m.length.toFixed(2)}.` },
     ],
   });
 }

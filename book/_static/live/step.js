@@ -64,9 +64,15 @@
     },
 
     tasks: [
-      { text: "Find the best rate: bring your step to within 0.001 of the lowest loss. Where does the layer end?", done: (s, m) => m.mine - m.best < 0.001 && Number(s.at) === 9 },
-      { text: "Find another rate than 0 at which a step is no better than answering 0 (loss 0.417).", done: (s, m) => s.rate > 1 && Math.abs(m.mine - lossOf(0)) < 0.006 },
-      { text: "When has the layer learnt the step? Find the earliest checkpoint whose loss is within a tenth of the best step's.", done: (s, m) => Number(s.at) === 3 && m.layer.loss < 1.1 * m.best },
+      { text: "Bring your step to within 0.001 of the lowest loss, and the layer to the end of its training. Do they meet?",
+        seen: [(s, m) => m.mine - m.best < 0.001, (s) => Number(s.at) === 9],
+        found: (s, m) => `the layer ends at loss ${m.last.loss.toFixed(3)}, acting like rate ${rounded(m.last.rate)}; the best step, at ${BEST.toFixed(1)}, has ${m.best.toFixed(3)}.` },
+      { text: "Find another rate than 0 at which a step is no better than answering 0 (loss 0.417), but no worse by 0.01.",
+        seen: [(s, m) => s.rate > 1 && m.mine >= lossOf(0) && m.mine < lossOf(0) + 0.01],
+        found: (s, m) => `at rate ${Number(s.rate).toFixed(1)}, twice the best one, the loss is ${m.mine.toFixed(3)}: the step goes as far beyond the minimum as the start is before it.` },
+      { text: "When has the layer learnt the step? Find the earliest checkpoint whose loss is within a tenth of the best step's, and look at the one before.",
+        seen: [3, 2].map((at) => (s, m) => Number(s.at) === at && m.layer.loss < 1.1 * m.best === (at === 3)),
+        found: () => "after 100 steps of training, not yet after 30." },
     ],
   });
 }

@@ -52,7 +52,7 @@
       const said = `The layer's curve is ${m.nearer.toFixed(2)} from the wave that fits the points best, descent on x ${m.farther.toFixed(2)}. Twice the answer to half the labels differs from the answer by ${(100 * m.bent).toFixed(0)} percent.`;
       const view = `<svg class="live-wide" data-plane="" viewBox="0 0 390 ${top + height + 26}" role="img" aria-label="${said}"><path class="live-axis" d="M${left} ${top}v${height}h${width}M${left} ${top + height / 2}h${width}"/>${ticks}` +
         `<path class="live-line live-c" d="${path(m.wave)}"/><path class="live-line live-b" d="${path(m.line)}"/><path class="live-line live-a" d="${path(m.told)}"/>${points}</svg>` +
-        `<p class="live-note">Whole line: the layer. Dotted: the wave a sin x + b cos x that fits the points best. Dashed: one step of descent on x.</p>`;
+        `<p class="live-note">Whole line: the layer. Dotted: the wave a sin x + b cos x that fits the points best. Dashed: one step of descent on x. Not linear in the labels: how far twice the answer to half the labels is from the answer, as a share of the answer.</p>`;
       const numbers = [
         ["the layer from the wave", m.nearer.toFixed(2), "root mean square over x"],
         ["descent from the wave", m.farther.toFixed(2), `η = ${Number(state.rate).toFixed(2)}`],
@@ -60,5 +60,17 @@
       ];
       return { numbers, view, said, ...m };
     },
+
+    tasks: [
+      { text: "Multiply the labels until the layer is farther from the wave than descent is.",
+        seen: [(s, m) => s.scale > 1 && m.nearer > m.farther],
+        found: (s, m) => `at ${s.scale} times the labels the layer is ${m.nearer.toFixed(2)} from the wave, descent ${m.farther.toFixed(2)}: it fits waves of the size that it was trained on.` },
+      { text: "Move one point, so that the layer leaves the wave that fits the points best by more than 0.2.",
+        seen: [(s, m) => s.scale === 1 && m.nearer > 0.2 && X.filter((_, i) => ["x", "y"].some((name) => s[name + (i + 1)] !== first[name + (i + 1)])).length === 1],
+        found: (s, m) => `one point takes it ${m.nearer.toFixed(2)} from the wave.` },
+      { text: "A step of descent from 0 is linear in the labels. Multiply the labels by less than 1, so that the layer is not, by more than 50 %.",
+        seen: [(s, m) => s.scale < 1 && m.bent > 0.5],
+        found: (s, m) => `twice its answer to half of these labels differs by ${(100 * m.bent).toFixed(0)} % from its answer to them.` },
+    ],
   });
 }
