@@ -33,7 +33,7 @@
       const left = x > SIZE - 60;
       return `<g data-drag="${kind}${i + 1}"><circle class="live-${own ? "c" : "a"}" opacity="0.25" cx="${x}" cy="${y}" r="${(40 * Math.sqrt(m.weights[i])).toFixed(1)}"/>` +
         `<circle class="live-grip" cx="${x}" cy="${y}" r="22"/><circle class="live-dot${state.point === i + 1 ? " live-chosen" : ""}" cx="${x}" cy="${y}" r="6"/>` +
-        `<text x="${Number(x) + (left ? -10 : 9)}" y="${own ? Math.min(SIZE - 4, Number(y) + 19) : Math.max(12, Number(y) - 7)}" text-anchor="${left ? "end" : "start"}">${own ? "own" : i + 1} ${Math.round(100 * m.weights[i])} %</text></g>`;
+        `<text x="${Number(x) + (left ? -10 : 9)}" y="${own ? Math.min(SIZE - 4, Number(y) + 19) : Math.max(12, Number(y) - 7)}" text-anchor="${left ? "end" : "start"}">${own ? "own" : i + 1}: ${Math.round(100 * m.weights[i])} %</text></g>`;
     }).join("");
     return `<div><p class="live-head">${title}</p><svg data-plane="" viewBox="0 0 ${SIZE} ${SIZE}" role="img" aria-label="${said}"><rect class="live-ground" width="${SIZE}" height="${SIZE}"/>` +
       `<path class="live-axis" d="M${SIZE / 2} 0v${SIZE}M0 ${SIZE / 2}h${SIZE}"/>${marks}${over}</svg></div>`;
