@@ -519,7 +519,7 @@ SETS = "set=match-and-read"
 TASKS = {  # of each figure, for each task: a state in the address, then what the reader does
     "points": [
         ("scale=7", (SCALE, "8")),
-        ("count=2&point=2&a1=1&b1=0&y1=0.5&a2=1&b2=0.1&y2=0.5", ("its label", "1.5")),
+        ("count=2&point=2&a1=1&b1=0&y1=0.5&a2=1&b2=0.1&y2=0.5", ("label y", "1.5")),
         ("b1=1.3&a3=-1.5&y2=-1&y3=1&b2=-0.9&b3=-1.5&b4=0.7&count=2", ("Pairs", "4"), "Reset",
          ("One step: rate", "0.7")),
     ],
@@ -533,7 +533,7 @@ TASKS = {  # of each figure, for each task: a state in the address, then what th
         ("", ("Your step", "12.2")),
         ("", (LAYER, "3"), (LAYER, "2")),
     ],
-    "waves": [("", (SCALE, "5")), ("point=6", ("its label", "-1")), ("", (SCALE, "0.5"))],
+    "waves": [("", (SCALE, "5")), ("point=6", ("label y", "-1")), ("", (SCALE, "0.5"))],
     "edges": [
         ("size=20", ("How many", "30")),
         ("keep=all", ("Cut as well", "1")),
