@@ -48,7 +48,8 @@ def site(tmp_path_factory):
 
     source, out = (tmp_path_factory.mktemp(name) for name in ("source", "html"))
     toc = "\n".join(live.FIGURES)
-    (source / "index.md").write_text(f"# Figures\n\n```{{toctree}}\n{toc}\n```\n")
+    two = "".join(f"```{{live}} {name}\nA caption.\n```\n\n" for name in ("step", "waves"))
+    (source / "index.md").write_text(f"# Figures\n\n{two}```{{toctree}}\n{toc}\n```\n")
     for name in live.FIGURES:
         (source / f"{name}.md").write_text(f"# Figure\n\n```{{live}} {name}\nA caption.\n```\n")
     with patch_docutils(), docutils_namespace():
@@ -566,6 +567,18 @@ def test_the_other_tasks_can_be_solved(reader, name):
         assert tab.locator(".live-news").evaluate(SEEN)
         link = tab.url.partition("?")[2]
         assert solved(opened(reader, name, link)) == []
+
+
+def test_the_address_holds_every_figure_of_a_page(reader):
+    """The one that was touched last comes first, and is scrolled to."""
+    states = "live-waves?scale=2", "live-step?rate=3"
+    tab = reader.tab
+    tab.goto((reader.site / "index.html").as_uri() + "#" + ";".join(states))
+    soon(tab.locator(".live-on").count, 2)
+    assert tab.url.endswith(";".join(states))
+    soon(lambda: tab.locator("#live-waves").bounding_box()["y"] < 200, True)
+    do(tab, "Your step", "4")
+    soon(lambda: tab.url.endswith("#live-step?rate=4;live-waves?scale=2"), True)
 
 
 @pytest.mark.parametrize("name", ["points", "waves"])

@@ -96,7 +96,7 @@
       const removed = !m.count ? "" : m.control ? `Removed as a control: ${m.many}, of the same layers; the record does not name them. ` : `Removed: ${m.heads.map(named).join(", ")}. `;
       const else_ = margin > 0 && p * (1 + Math.exp(-margin)) < 0.5 ? "Most of the probability is with other words, which the record does not hold. " : "";
       const note = m.ours ? "The stronger the colour, the farther a head alone, averaged, moves the margin of this prompt (full at 1.5 nats); touch one to see its effect. " : "";
-      const view = `<div class="live-row-of"><div><p class="live-head">The prompt</p><pre>${lines.join("\n")}</pre></div><div><p class="live-head">The answer</p>${bars(m, state)}</div></div>` +
+      const view = `<div class="live-row-of"><div><p class="live-head">The prompt</p><pre tabindex="-1">${lines.join("\n")}</pre></div><div><p class="live-head">The answer</p>${bars(m, state)}</div></div>` +
         `<p class="live-head">Heads, by layer from left to right</p>${map(state, m, record)}` +
         `<p class="live-note">${removed}${else_}${note}Crosses: heads that are removed. This is the record of a run, not a model in the page: one number for each prompt, set, way and control.</p>`;
       return { numbers: numbersNow, view, said, ...m };
