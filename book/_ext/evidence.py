@@ -14,8 +14,9 @@ from .markdown import Generated, plain, rows, table
 from .scorecard import anchor, badge, measured
 
 SAID = """Every *row* leads to the scorecard, where sources, bounds and runs stand. *n*: how often
-it was measured, and over what; ±: the standard error over these, so over sequences of one model
-it says nothing about another training. *Null*: the same without what the finding is about.
+it was measured, and over what; ±: the standard error over these; over sequences or functions of one
+model it says nothing about another training. *Null*: the same without what the finding is about; in
+brackets the 95 %% interval of the difference: with 0 in it, it is not shown that the two differ.
 {doc}`What the words mean </book/verdicts>`. After a run of yours, `book.table("%s")` prints it."""
 NOTHING = f"[{NOT_ASKED}]{{.{' .'.join(badge(NOT_ASKED))}}}"  # left out on a narrow page
 COLUMNS = {"real": "SmolLM2", "mini": "Small models", "paper": "The paper's size"}
