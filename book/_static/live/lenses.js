@@ -87,7 +87,7 @@
     draw(state, [record]) {
       const m = measured(state, record), lines = m.prompt.text.split("\n").map((line) => Live.escaped(line.trim()));
       const { way } = m, [p, margin] = m.found, [right, rival] = m.prompt.answers;
-      const said = `${m.count ? `${m.control ? "Control: " : ""}${m.many} ${way}` : "All heads are there"}: after “${m.prompt.text.trim().split("\n").pop().trim()}” ${right} has the probability ${p.toFixed(2)} and leads ${rival} by ${signed(margin)} nats.`;
+      const said = `${m.count ? `${m.control ? "Control: " : ""}${m.many} ${way}` : "All heads are there"}: after “${m.prompt.text.trim().split("\n").pop().trim()}” ${right} has the probability ${p.toFixed(2)} and ${margin < 0 ? `${rival} leads it` : `leads ${rival}`} by ${Math.abs(margin).toFixed(1)} nats.`;
       const numbersNow = [
         [m.control ? "control: heads removed" : "heads removed", m.count, m.control ? `others, ${way}` : m.count ? way : "of 270"],
         [`probability of ${Live.escaped(right)}`, p.toFixed(2), `all heads: ${m.whole[0].toFixed(2)}`],
