@@ -578,7 +578,7 @@ def test_the_address_holds_every_figure_of_a_page(reader):
     assert tab.url.endswith(";".join(states))
     soon(lambda: tab.locator("#live-waves").bounding_box()["y"] < 200, True)
     do(tab, "Your step", "4")
-    soon(lambda: tab.url.endswith("#live-step?rate=4;live-waves?scale=2"), True)
+    soon(lambda: tab.evaluate("location.hash"), "#live-step?rate=4;live-waves?scale=2")
 
 
 @pytest.mark.parametrize("name", ["points", "waves"])
