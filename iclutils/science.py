@@ -2,8 +2,8 @@
 
 Code is followed by the names that it uses, from definition to definition (a function, a class or a
 constant of the package, a statement of a notebook), and hashed without what changes no number: its
-file, layout, comments, docstrings, annotations, imports, refusals and the names of its local
-variables. A class counts whole, and a name that may be meant counts.
+file, layout, comments, docstrings, annotations, imports, refusals, the words on its figures and the
+names of its local variables. A class counts whole, and a name that may be meant counts.
 """
 
 from __future__ import annotations
@@ -275,6 +275,12 @@ class Plain(ast.NodeTransformer):
                 return ast.Name(".".join([base.id, *names]))
             if not any(base.id in scope for scope in self.scopes):
                 return self._refer(".".join([base.id, *names]))
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if self.home.imported.get(root(node.func), "").startswith(f"{PACKAGE.name}.plots."):
+            node.args = [each for each in node.args if not isinstance(each, ast.Constant)]
+            node.keywords = [k for k in node.keywords if not isinstance(k.value, ast.Constant)]
         return self.generic_visit(node)
 
     def _refer(self, dotted: str) -> ast.AST:

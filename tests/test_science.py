@@ -174,3 +174,5 @@ def test_of_a_notebook_what_computes_counts_and_what_shows_does_not(told):
     inside = "def judge():\n    book.check('01.first', found)\njudge()"
     assert "found" in told(check=inside), "a check in a function that is called"
     assert differing(before, told(begin="found = 1\n" + CELLS["begin"])) == set(), "made anew"
+    drawn = "if found:\n    found, figure = found, draw(found, 'A title')"
+    assert before != told(show=drawn) == told(show=drawn.replace("A", "Another")), "its words"
