@@ -1,5 +1,6 @@
 """The pages as a reader meets them; in `make test` one of each kind, nightly all in every look."""
 
+import os
 import re
 import subprocess
 import sys
@@ -218,8 +219,9 @@ def test_a_page_is_printed_light_and_without_bars(reader):
 def test_a_chapter_becomes_a_pdf(browser, site, tmp_path):
     (tmp_path / "_build").mkdir()
     (tmp_path / "_build/html").symlink_to(site)
-    command = [sys.executable, "-m", "iclutils", "pdf", "01"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-m", "book._tools", "pdf", "01"]
+    here = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=here, capture_output=True, text=True)
     appendix, chapter = sorted(done.stdout.split())
     assert appendix == "_build/pdf/01_appendix.pdf", done.stderr
     assert chapter == "_build/pdf/01_gpt2_induction.pdf"
