@@ -579,6 +579,11 @@ def test_the_address_holds_every_figure_of_a_page(reader):
     soon(lambda: tab.locator("#live-waves").bounding_box()["y"] < 200, True)
     do(tab, "Your step", "4")
     soon(lambda: tab.evaluate("location.hash"), "#live-step?rate=4;live-waves?scale=2")
+    figure = tab.locator("#live-step")
+    figure.get_by_role("button", name="Copy link").click()
+    told = figure.locator(".live-news")
+    soon(lambda: "copied" in told.inner_text() or "#live-step?rate=4" in told.inner_text(), True)
+    assert tab.url.endswith("#live-step?rate=4;live-waves?scale=2"), "it changes nothing"
 
 
 @pytest.mark.parametrize("name", ["points", "waves"])

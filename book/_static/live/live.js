@@ -202,7 +202,14 @@ const Live = (() => {
     const get = () => state;
 
     const reset = control({ kind: "actions", options: [["Reset", () => ({ ...figure.first })]] }, get, change);
+    reset.element.append(make("button", { type: "button", click: copy }, "Copy link"));
     form.append(reset.element);
+
+    async function copy() {
+      const link = new URL(`#${written(name, figure.first, state)}`, location.href).href;
+      const done = await navigator.clipboard?.writeText(link).then(() => true, () => false);
+      news.textContent = done ? "The link to what this figure shows is copied." : `The link to what this figure shows: ${link}`;
+    }
 
     // Controls whose description has changed are made anew; the others keep the focus.
     function controls() {
