@@ -203,12 +203,12 @@ def problems(
     for name, claim in claims.ledger(chapter).items():
         result = results.get((tier, name))
         if result is None:
-            if tier in claim.tiers and not claim.waits:
+            if tier in claim.tiers:
                 yield f"{name} was not measured."
             continue
         null, over = claims.null_of(result, results), claim.said("over", tier)
         says = claim.kind == "finding" and claims.judge(result, null) != claims.SAME
-        if says and result.count < REPETITIONS and not claim.waits:
+        if says and result.count < REPETITIONS:
             yield f"{name} is a finding of {result.count} repetitions."
         if max(result.count, null.count if null else 0) > 1 and not over:
             yield f"{name} does not say over what its {result.count} repetitions are."

@@ -97,9 +97,6 @@ class Scorecard(Generated):
         said = [f"{{#{anchor(claim)} .claim-id}}\n{name}", _line(claim.statement)]
         if claim.added_after:
             said.append(f"{{.added}}\nAdded after `{claim.added_after}` had failed.")
-        if claim.waits:
-            so_far = "Measured so far" if row["mini"].result else "Not measured yet"
-            said.append(f"{{.added}}\n{so_far}: it waits for {claim.waits}.")
         said += ["<details><summary>How it is judged</summary>", f"{rules}\n\n</details>"]
         source = [f"{{.muted}}\n{claim.kind}, {SAID_BY[claim.origin]}"]
         source += [plain(scorecard.published(claim))] if claim.published is not None else []

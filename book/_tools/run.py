@@ -144,7 +144,6 @@ class Run:
         mine = of.pop(self.chapter, set()) & set(claims.ledger())
         if self.chapter in claims.chapters():
             mine = set(claims.ledger(self.chapter)) - set().union(*of.values())
-        mine = {k for k in mine if not claims.find(k).waits or self.result(k).is_file()}
         return [k for k, c in claims.ledger().items() if k in mine and self.tier in c.tiers]
 
     def unchecked(self) -> list[str]:

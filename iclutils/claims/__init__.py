@@ -66,7 +66,6 @@ class Claim:
     algebra: str = ""  # of an identity: why it is true of any network, or what proves it
     null: str = ""  # the fair null, where it is not random weights; the cell measures it
     undefined: str = ""  # why random weights leave nothing to measure, where that is so
-    waits: str = ""  # for what, if the criterion is written and little or nothing is measured
     headline: bool = False  # one of the three that the evidence of a chapter opens with
     added_after: str = ""  # the claim that had failed when this easier one was added
     published: float | str | None = None  # the source's value of the same quantity
