@@ -37,7 +37,7 @@ def median_se(values: Sequence[float]) -> tuple[float, float]:
 
 
 def repetitions(
-    cases: Mapping[Hashable, Float[Tensor, "*sample"] | Sequence[float] | float],
+    cases: Mapping[Hashable, Float[Tensor, "*sample"] | Sequence[float] | SupportsFloat],
 ) -> Float[Tensor, "_"] | float:
     """Repetitions behind a claim: one mean for each case, or of a single case its samples."""
     samples = [torch.as_tensor(values).double().cpu().flatten() for values in cases.values()]
