@@ -15,7 +15,6 @@ import pytest
 from nbval.plugin import get_sanitize_patterns
 from notebook_rules import Notebook, code, faults, printed, problems, source
 
-from book._ext import pages
 from book._tools import dependencies
 from iclutils import claims
 from iclutils.files import read_json
@@ -89,10 +88,8 @@ def test_the_ledger_is_on_the_page_once(path):
 def test_findings_have_spread_and_null_and_identities_need_no_training(path):
     results = claims.read_results(ROOT / "book" / "results")
     assert not list(problems(results, path.stem[:2]))
-    real, excused = problems(results, path.stem[:2], "real"), ["was not measured."]
-    if any(run.startswith(f"real-null {path.stem[:2]}") for run in pages.owed(ROOT / "book/runs")):
-        excused.append("without a null.")  # it is known to be owed
-    assert not [fault for fault in real if not fault.endswith(tuple(excused))]
+    real = problems(results, path.stem[:2], "real")
+    assert not [fault for fault in real if not fault.endswith("was not measured.")]
 
 
 def stream(text, stream="stdout"):
