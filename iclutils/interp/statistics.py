@@ -27,7 +27,7 @@ def mean_se(values: Float[Tensor, "sample"]) -> tuple[float, float]:
     return values.mean().item(), error
 
 
-def median_se(values: Sequence[float]) -> tuple[float, float]:
+def median_se(values: Sequence[float] | Sequence[int]) -> tuple[float, float]:
     """Median of at least six, and the error for which Student's 95 % interval reaches as far as
     that of the order statistics; for values of which some are only known to be larger."""
     low, high = quantile_test(values, p=0.5).confidence_interval(0.95)
@@ -37,7 +37,7 @@ def median_se(values: Sequence[float]) -> tuple[float, float]:
 
 
 def repetitions(
-    cases: Mapping[Hashable, Float[Tensor, "*sample"] | Sequence[float] | SupportsFloat],
+    cases: Mapping[Hashable, Float[Tensor, "*sample"] | Sequence[SupportsFloat] | SupportsFloat],
 ) -> Float[Tensor, "_"] | float:
     """Repetitions behind a claim: one mean for each case, or of a single case its samples."""
     samples = [torch.as_tensor(values).double().cpu().flatten() for values in cases.values()]

@@ -13,11 +13,11 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import Any
+from typing import Any, SupportsFloat
 
 import matplotlib.pyplot as plt
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -32,7 +32,7 @@ logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b"
 RISING, SIGNED = "YlGnBu", "RdBu_r"
-Values = Sequence[float] | Sequence[int] | Float[Tensor, "point"]
+Values = Sequence[float] | Sequence[int] | Num[Tensor, "point"]
 Line = Sequence[Values]  # x and y, perhaps a band: low and high
 COLOURS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", "#56B4E9")
 FEW, SHORT = 5, 20  # lines of a panel that carry their names, and letters of a name
@@ -368,7 +368,9 @@ def curves(
     return figure
 
 
-def by_layer(values: Mapping[str, Values]) -> dict[str, Line]:
+def by_layer(
+    values: Mapping[str, Sequence[SupportsFloat] | Num[Tensor, "layer"]],
+) -> dict[str, Line]:
     """Lines for ``curves`` whose x is the layer, from 0."""
     return {name: (range(len(line)), [*map(float, line)]) for name, line in values.items()}
 

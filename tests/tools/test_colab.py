@@ -87,6 +87,8 @@ def address(tmp_path_factory):
         subprocess.run(["git", *who, *arguments], cwd=clone, check=True, capture_output=True)
 
     shutil.copytree(ROOT / "iclutils", clone / "iclutils", ignore=ignored)
+    (clone / "notebooks").mkdir()
+    shutil.copy(ROOT / "notebooks" / "your_model.ipynb", clone / "notebooks")
     git("init")
     git("add", ".")
     git("commit", "--message=release")

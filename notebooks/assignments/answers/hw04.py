@@ -204,9 +204,9 @@ def _made_up(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _ends(rates: Any) -> Tensor:
-    if not isinstance(rates, Tensor) or rates.shape != (10,):
+    if not isinstance(rates, Tensor) or rates.squeeze().shape != (10,):
         raise Mistake("`rates` are the ten rates of `lsa-stretched`, a tensor.")
-    return rates.double()[[0, 9]]
+    return rates.double().squeeze()[[0, 9]]
 
 
 def _pair(first: float, last: float) -> Tensor:

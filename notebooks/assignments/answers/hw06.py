@@ -195,9 +195,10 @@ def _all_edges(
     found = []
     for writer in range(len(nodes)):
         for reader in range(writer + 1, len(nodes) + 1):
-            found.append(function(list(nodes), clean, corrupt, writer, reader))
-            if not isinstance(found[-1], Tensor) or found[-1].shape != clean.shape:
-                return found[-1]
+            out = function(list(nodes), clean, corrupt, writer, reader)
+            if not isinstance(out, Tensor) or out.squeeze().shape != clean.shape:
+                return out
+            found.append(out.squeeze())
     return torch.stack(found)
 
 
