@@ -606,32 +606,65 @@ def test_points_are_dragged(reader, name):
     assert tab.locator("input[type=radio]:checked").input_value() == "2"
 
 
-@pytest.mark.parametrize(
+def swiped(tab, x, y, across, down):
+    """Swipe with a finger from a place."""
+    touch = tab.context.new_cdp_session(tab)
+
+    def send(kind, *place):
+        points = [dict(zip("xy", place, strict=True))] if place else []
+        touch.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
+
+    send("Start", x, y)
+    for step in range(1, 11):
+        send("Move", x + across * step / 10, y + down * step / 10)
+    send("End")
+
+
+PHONE = pytest.mark.parametrize(
     "reader", [{"has_touch": True, "viewport": {"width": 390, "height": 844}}], indirect=True
 )
+
+
+@PHONE
 @pytest.mark.parametrize("name", ["points", "waves", "smoother"])
 def test_points_are_dragged_by_touch(reader, name):
     """The point follows the finger, and the page stays."""
     tab = opened(reader, name)
     point = tab.locator("svg[data-plane]").first.locator("[data-drag$='2'] .live-dot")
     point.scroll_into_view_if_needed()
-    touch = tab.context.new_cdp_session(tab)
 
     def at():
         box = point.bounding_box()
         return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
-    def send(kind, *place):
-        points = [dict(zip("xy", place, strict=True))] if place else []
-        touch.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
-
     (x, y), scrolled = at(), tab.evaluate("scrollY")
-    send("Start", x, y)
-    for step in range(1, 11):
-        send("Move", x + 2 * step, y - 5 * step)
-    send("End")
+    swiped(tab, x, y, 20, -50)
     soon(lambda: max(abs(a - b) for a, b in zip(at(), (x + 20, y - 50), strict=True)) < 4, True)
     assert tab.evaluate("scrollY") == scrolled
+
+
+@PHONE
+def test_a_slider_is_moved_across_and_lets_the_page_scroll(reader):
+    tab = opened(reader, "points")
+    slider = tab.get_by_label("One step: rate")
+    for across, down in ((0, -150), (-60, -10)):
+        slider.evaluate("x => x.scrollIntoView({ block: 'center' })")
+        box, value, scrolled = slider.bounding_box(), slider.input_value(), tab.evaluate("scrollY")
+        swiped(tab, box["x"] + box["width"] * 0.8, box["y"] + 22, across, down)
+        if down < across:
+            soon(lambda start=scrolled: tab.evaluate("scrollY") > start + 100, True)
+        assert (slider.input_value() == value) == (down < across)
+    assert tab.evaluate("scrollY") == scrolled
+
+
+@PHONE
+def test_a_head_of_the_record_is_large_enough_for_a_thumb(reader):
+    tab = opened(reader, "lenses")
+    sizes = """all => all.map((x) => { const r = x.getBoundingClientRect();
+        return Math.min(r.width, r.height); })"""
+    found = tab.locator(".live-maps .live-hit").evaluate_all(sizes)
+    assert (len(found), min(found) >= 24) == (270, True)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 @pytest.mark.parametrize("name", live.FIGURES)

@@ -27,22 +27,27 @@
 
   const signed = (value) => value.toFixed(1).replace("-", "−");
   const named = (i) => `${Math.floor(i / HEADS)}.${i % HEADS}`;
-  const STEP = 19, LEFT = 26;
-  function map(state, m, record) {
+  const STEP = 20, LEFT = 16, PART = 10; // of the map: a head, the names of heads, layers in a part
+  function map(m, record) {
     const margins = numbers(record.single).filter((_, i) => i % 2).map((x) => x / 10);
-    const cells = Array.from({ length: LAYERS * HEADS }, (_, i) => {
-      const x = LEFT + STEP * Math.floor(i / HEADS), y = 4 + STEP * (i % HEADS);
+    const head = (i) => {
+      const x = LEFT + STEP * (Math.floor(i / HEADS) % PART), y = 2 + STEP * (i % HEADS);
       const removed = m.heads.includes(i) && !m.control;
       const lost = m.ours ? Math.min(1, Math.abs(margins[i] - m.whole[1]) / 1.5) : 0;
       const pick = m.ours ? ` data-pick='${JSON.stringify(m.set ? { head: i } : { set: key(ONE), head: i })}'` : "";
       return `<g${pick}><rect class="live-a" opacity="${(0.06 + 0.9 * lost).toFixed(2)}" x="${x}" y="${y}" width="${STEP - 2}" height="${STEP - 2}"/>` +
         (removed ? `<path class="live-edge live-b" style="stroke-width: 3; stroke-dasharray: none" d="M${x + 3} ${y + 3}l${STEP - 8} ${STEP - 8}m0 ${8 - STEP}l${8 - STEP} ${STEP - 8}"/>` : "") +
         `<rect class="live-hit" x="${x}" y="${y}" width="${STEP}" height="${STEP}"/></g>`;
-    }).join("");
-    const layers = [0, 5, 10, 15, 20, 25, 29].map((la) => `<text x="${LEFT + STEP * la + 8}" y="${STEP * HEADS + 20}" text-anchor="middle">${la}</text>`).join("");
-    const heads = [0, 4, 8].map((h) => `<text x="${LEFT - 6}" y="${STEP * h + 17}" text-anchor="end">${h}</text>`).join("");
-    const said = m.count ? `Map of 270 heads; removed are ${m.control ? `${m.many} of the same layers` : m.heads.map(named).join(", ")}.` : "Map of 270 heads; none is removed.";
-    return `<svg class="live-wide live-map" viewBox="0 0 ${LEFT + STEP * LAYERS + 4} ${STEP * HEADS + 26}" role="img" aria-label="${said}">${cells}${layers}${heads}</svg>`;
+    };
+    const parts = Array.from({ length: LAYERS / PART }, (_, part) => {
+      const from = part * PART, inside = m.control ? [] : m.heads.filter((i) => Math.floor(i / HEADS / PART) === part);
+      const cells = Array.from({ length: PART * HEADS }, (_, k) => head(from * HEADS + k)).join("");
+      const layers = Array.from({ length: PART }, (_, k) => `<text x="${LEFT + STEP * k + 9}" y="${STEP * HEADS + 16}" text-anchor="middle">${from + k}</text>`).join("");
+      const heads = Array.from({ length: HEADS }, (_, h) => `<text x="${LEFT - 4}" y="${STEP * h + 16}" text-anchor="end">${h}</text>`).join("");
+      const said = `Heads of layers ${from} to ${from + PART - 1}; removed are ${inside.map(named).join(", ") || (m.control ? "others of the same layers, not named" : "none")}.`;
+      return `<svg viewBox="0 0 ${LEFT + STEP * PART} ${STEP * HEADS + 20}" role="img" aria-label="${said}">${cells}${layers}${heads}</svg>`;
+    });
+    return `<div class="live-maps">${parts.join("")}</div>`;
   }
 
   function bars(m, state) {
@@ -97,7 +102,7 @@
       const else_ = margin > 0 && p * (1 + Math.exp(-margin)) < 0.5 ? "Most of the probability is with other words, which the record does not hold. " : "";
       const note = m.ours ? "The stronger the colour, the farther a head alone, averaged, moves the margin of this prompt (full at 1.5 nats); touch one to see its effect. " : "";
       const view = `<div class="live-row-of"><div><p class="live-head">The prompt</p><pre tabindex="-1">${lines.join("\n")}</pre></div><div><p class="live-head">The answer</p>${bars(m, state)}</div></div>` +
-        `<p class="live-head">Heads, by layer from left to right</p>${map(state, m, record)}` +
+        `<p class="live-head">Heads 0 to 8 (rows) of layers 0 to 29 (columns)</p>${map(m, record)}` +
         `<p class="live-note">${removed}${else_}${note}Crosses: heads that are removed. This is the record of a run, not a model in the page: one number for each prompt, set, way and control.</p>`;
       return { numbers: numbersNow, view, said, ...m };
     },

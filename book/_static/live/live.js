@@ -130,12 +130,15 @@ const Live = (() => {
       };
     }
     const said = make("span", { class: "live-said", "aria-hidden": "true" }); // the slider tells it
+    let before; // of a slider: its value when a finger came down
     const input = kind === "select"
       ? make("select", { id, change: () => put(input.value) },
         ...options.map(([value, text]) => make("option", { value }, text)))
       : kind === "range"
         ? make("input", { id, type: "range", min: field.min, max: field.max, step: field.step ?? 1,
-          input: () => put(Number(input.value)) })
+          input: () => put(Number(input.value)),
+          pointerdown: () => (before = get()[name]),
+          pointercancel: () => put(before) }) // a finger that scrolls the page moves nothing
         : make("input", { id, type: "text", spellcheck: "false", autocomplete: "off", input: () => put(input.value) });
     return {
       element: make("div", { class: `live-field live-${kind}` }, make("label", { for: id }, label, " ", said), input),
