@@ -647,14 +647,24 @@ def test_points_are_dragged_by_touch(reader, name):
 def test_a_slider_is_moved_across_and_lets_the_page_scroll(reader):
     tab = opened(reader, "points")
     slider = tab.get_by_label("One step: rate")
-    for across, down in ((0, -150), (-60, -10)):
-        slider.evaluate("x => x.scrollIntoView({ block: 'center' })")
-        box, value, scrolled = slider.bounding_box(), slider.input_value(), tab.evaluate("scrollY")
-        swiped(tab, box["x"] + box["width"] * 0.8, box["y"] + 22, across, down)
-        if down < across:
-            soon(lambda start=scrolled: tab.evaluate("scrollY") > start + 100, True)
-        assert (slider.input_value() == value) == (down < across)
+    slider.evaluate("x => x.scrollIntoView({ block: 'center' })")
+    box, scrolled = slider.bounding_box(), tab.evaluate("scrollY")
+    x, y = box["x"] + box["width"] * 0.8, box["y"] + box["height"] / 2
+    swiped(tab, x, y, -60, -10)
+    moved = slider.input_value()
+    assert 1 < float(moved) < 1.6, "it follows the finger from 1.65"
     assert tab.evaluate("scrollY") == scrolled
+    swiped(tab, x, y, 0, -150)
+    soon(lambda: tab.evaluate("scrollY") > scrolled + 100, True)
+    assert slider.input_value() == moved
+
+
+def test_every_prompt_of_the_record_can_be_chosen(reader):
+    """The last one is of the last function."""
+    tab = opened(reader, "lenses", "prompt=99")
+    record = claims.read_results(claims.result_folders()[0], name="07.way_decides")
+    *_, last = record["real", "07.way_decides"].detail["record"]["prompts"]
+    assert last["text"].split("\n")[-1].strip() in tab.locator(".live-view pre").inner_text()
 
 
 @PHONE

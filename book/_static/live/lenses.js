@@ -1,7 +1,7 @@
 // Figure 7: which heads carry the answer? (notebook 07). SmolLM2 does not run in the page: this is
 // the record of a run at the tier `real`, prompt by prompt, of every removal that the chapter makes.
 {
-  const LAYERS = 30, HEADS = 9, NONE = "none", ONE = "one head";
+  const LAYERS = 30, HEADS = 9, MORE = 27, NONE = "none", ONE = "one head";
   const LENSES = ["circuit", "anchors", "induction", "algorithm", "vector", "dual"];
   const DERIVED = ["match and read", "match only", "read only", "match, not vector", "vector, not match"];
   const WAYS = ["resampled", "averaged", "zeroed"];
@@ -79,7 +79,7 @@
       const option = (name) => [key(name), name];
       const ours = state.prompt === 0, one = state.set === key(ONE);
       return [
-        { kind: "range", name: "prompt", label: "Prompt", min: 0, max: 21, said: (v) => (Number(v) ? `number ${v} of 21 more` : "the chapter's") },
+        { kind: "range", name: "prompt", label: "Prompt", min: 0, max: MORE, said: (v) => (Number(v) ? `number ${v} of ${MORE} more` : "the chapter's") },
         { kind: "radios", name: "set", label: "Take away the heads marked by", options: [[NONE, "no lens"], ...LENSES.map(option)] },
         { kind: "radios", name: "set", label: "or those that match (induction), read (anchors), write (vector)", options: [...DERIVED.map(option), ...(ours ? [[key(ONE), "a single head"]] : [])] },
         ...(one ? [{ kind: "range", name: "head", label: "Head", min: 0, max: LAYERS * HEADS - 1, said: named }] : [
