@@ -140,7 +140,7 @@ def _map(
 
 def head_maps(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Figure:
     """One layer x head map per score, from 0 to 1, at most five in a row; values are written in
-    where they fit."""
+    where they fit. In a place that is left over stands the colour bar."""
     rows = math.ceil(len(scores) / 5)
     columns = math.ceil(len(scores) / rows)
     figure, axes = canvas(columns, width=2.4 * columns + 0.6, height=2.6 * rows, rows=rows)
@@ -151,7 +151,11 @@ def head_maps(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Figure:
         ax.set(title=name, xlabel="head", xticks=range(values.shape[1]))
         ax.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     axes[0].set_ylabel("layer")
-    figure.colorbar(image, ax=axes)
+    for ax in axes[len(scores) :]:
+        ax.set(box_aspect=10, anchor="W")
+        figure.colorbar(image, cax=ax)
+    if len(axes) == len(scores):
+        figure.colorbar(image, ax=axes)
     return figure
 
 

@@ -114,9 +114,9 @@ def recipe(name: str) -> ChangedRecipe:
     )
 
 
-def names(seeds: Sequence[int] = zoo.HELD_OUT) -> list[str]:
+def names() -> list[str]:
     """All variants of a seed, then those of the next."""
-    return [f"phase-{variant}-{seed}" for seed in seeds for variant in VARIANTS]
+    return [f"phase-{variant}-{seed}" for seed in zoo.HELD_OUT for variant in VARIANTS]
 
 
 def measure(network: GPT2LMHeadModel) -> dict[str, float]:
@@ -143,12 +143,10 @@ def collect(trained: Path) -> None:
 
 
 def curves() -> dict[str, dict[int, dict[str, list[Any]]]]:
-    """The stored curves by variant and seed, as columns: ``step`` and the measures. Only of seeds
-    of which every variant is there."""
-    lines = STORED.read_text(encoding="utf-8").splitlines() if STORED.is_file() else []
-    stored = {row.pop("name"): row for row in map(json.loads, lines)}
-    whole = [seed for seed in zoo.HELD_OUT if {*names([seed])} <= stored.keys()]
-    return {v: {seed: stored[f"phase-{v}-{seed}"] for seed in whole} for v in VARIANTS}
+    """The stored curves by variant and seed, as columns: ``step`` and the measures."""
+    rows = map(json.loads, STORED.read_text(encoding="utf-8").splitlines())
+    stored = {row.pop("name"): row for row in rows}
+    return {v: {n: stored[f"phase-{v}-{n}"] for n in zoo.HELD_OUT} for v in VARIANTS}
 
 
 def change_step(curve: Mapping[str, Sequence[Any]], level: float = 0.5) -> float:
