@@ -58,8 +58,8 @@ def redrawn(
 
 
 def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict[str, Answered]:
-    """What is said after the examples, with their answers permuted (``wrong``), after the rival's
-    examples likewise, and without any."""
+    """The answers after the examples, with these permuted (``wrong``), after the rival's examples
+    likewise, and without any."""
     bare, end = question.bare
     read = {
         "examples": (question.task.clean, question.task.at),
@@ -74,8 +74,8 @@ def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict
 def without(
     model: TransformerBridge, question: Question, sets: Sequence[Heads], how: How
 ) -> Answered:
-    """What is said without each set of heads, at all positions: resampled (as on the corrupt side),
-    by their mean over prompts and positions, or zero. Margin, success, p: (set, batch)."""
+    """The answers without each set of heads at all positions, (set, batch): resampled (as on the
+    corrupt side), by their mean over prompts and positions, or zero."""
     task, width = question.task, model.cfg.n_heads
     heads = [[divmod(i, width) for i in sorted(some)] for some in sets]
     hooks = ablate_sets(model, task.clean, heads, how, task.corrupt)

@@ -1,4 +1,4 @@
-"""What each lens marks: a number for every head, read from the same prompts.
+"""The score that each lens gives every head, read from the same prompts.
 
 circuit: nats lost when it is resampled, estimated (Syed et al. 2023). anchors: attention from the
 target to the answers (Wang et al. 2023). induction: prefix matching (Olsson et al. 2022).

@@ -53,7 +53,7 @@ class Margin(CleanCorrupt):
 
 
 class Answered(NamedTuple):
-    """What the model says at the targets of prompts, or under each of some interventions."""
+    """Answers of a model at the targets of prompts, or under each of some interventions."""
 
     margin: Float[Tensor, "*way batch"]  # nats
     right: Float[Tensor, "*way batch"]  # 1 where the answer is the likeliest of all tokens

@@ -21,8 +21,8 @@ def steered(
     question: Question,
     vectors: Iterable[tuple[int, Float[Tensor, "d_model"]]],
 ) -> Answered:
-    """What is said without examples when a vector is added at the target after a layer; for each
-    pair of layer and vector."""
+    """The answers without examples when a vector is added at the target after a layer, (pair,
+    batch): for each pair of layer and vector."""
     tokens, target = question.bare
     rows = torch.arange(len(tokens), device=tokens.device)
 
