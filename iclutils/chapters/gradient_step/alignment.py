@@ -1,7 +1,8 @@
 """Alignment: how near a trained network is to an algorithm, by what both answer and by weights.
 
 A predictor is a ``LinearSelfAttention``, or any function of contexts (xs, ys) that returns the
-answers for their queries, (batch,). The measures are those of {cite}`vonoswald2023`."""
+answers for their queries, (batch,). Contexts may have an axis of networks in front: then each
+network is measured on its own. The measures are those of {cite}`vonoswald2023`."""
 
 from __future__ import annotations
 
@@ -16,12 +17,22 @@ from torch.nn.functional import cosine_similarity, pad
 from ...errors import IclError
 from ...models.lsa import Layer, LinearSelfAttention
 from ...progress import bar
+from ...tasks.functions import Problem, Waves
 from ...tasks.regression import Contexts, scaled_inputs, scaled_outputs
 
 Predictor = Callable[[Tensor, Tensor], Tensor]
-Inputs = Float[Tensor, "batch n d"]
-Labels = Float[Tensor, "batch n"]
+Inputs = Float[Tensor, "*network batch n d"]
+Labels = Float[Tensor, "*network batch n"]
 SHIFTS = {"inputs": scaled_inputs, "weights": scaled_outputs}
+
+
+def own_contexts(
+    problem: Problem | Waves, networks: int, contexts: int, pairs: int, generator: torch.Generator
+) -> Contexts:
+    """Contexts of its own for each network, (networks, contexts, ...). Networks that are measured
+    on the same contexts share the error of the draw, which their spread then leaves out."""
+    drawn = problem.sample(networks * contexts, pairs, generator)
+    return Contexts(*(part.unflatten(0, (networks, contexts)) for part in drawn))
 
 
 def answers(predictor: Predictor, xs: Inputs, ys: Labels) -> Float[Tensor, "ensemble batch"]:
@@ -39,8 +50,8 @@ class Responses(NamedTuple):
 
 def responses(predictor: Predictor, xs: Inputs, ys: Labels) -> Responses:
     """Answers, each of its own context alone, and sensitivities: W, of a linear predictor."""
-    query = xs[:, -1:].detach().clone()
-    if isinstance(predictor, LinearSelfAttention):  # a query for each network
+    query = xs[..., -1:, :].detach().clone()
+    if isinstance(predictor, LinearSelfAttention) and xs.ndim == 3:  # a query for each network
         query = query.repeat(len(predictor.seeds), 1, 1, 1)
         xs, ys = (part.expand(len(predictor.seeds), *part.shape) for part in (xs, ys))
     with torch.enable_grad():
@@ -103,7 +114,8 @@ def _answers(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
         weight = predictor.attention["query"]
         answered = predictor(xs.to(weight), ys.to(weight))
     else:
-        answered = predictor(xs, ys)[None]
+        answered = predictor(xs, ys)
+        answered = answered if xs.ndim == 4 else answered[None]
     if answered.shape[1:] != xs.shape[-3:-2] or not bool(answered.isfinite().all()):
         given = f"{tuple(answered.shape[1:])}, or NaN or infinity"
         raise IclError(f"Need a finite answer for each of {xs.shape[-3]} contexts; got {given}.")

@@ -12,6 +12,7 @@ from iclutils.chapters.gradient_step.alignment import (
     answers,
     half_mse,
     interpolate,
+    own_contexts,
     products,
     responses,
     under_shift,
@@ -19,6 +20,7 @@ from iclutils.chapters.gradient_step.alignment import (
 from iclutils.chapters.gradient_step.construction import constructed
 from iclutils.chapters.gradient_step.descent import best_step, descend, predictor
 from iclutils.models.lsa import Shape
+from iclutils.tasks.functions import Problem
 from iclutils.tasks.regression import Contexts, Task, sample
 
 
@@ -49,6 +51,20 @@ def test_sensitivity_is_the_change_per_change_of_the_query(seed, dim, kind, step
         step[:, -1, channel] = 1e-5
         change = (answers(network, xs + step, ys) - answers(network, xs - step, ys)) / 2e-5
         torch.testing.assert_close(found[..., channel], change, atol=1e-6, rtol=1e-6)
+
+
+def test_networks_on_contexts_of_their_own_are_measured_as_each_alone():
+    """Against a step of GD, whose answers then have an axis of networks as well."""
+    drawn = own_contexts(Problem(Task(3)), 2, 20, 6, seeded(4))
+    xs, ys = drawn.xs.double(), drawn.ys.double()
+    assert xs.shape == (2, 20, 6, 3)
+    assert not torch.equal(xs[0], xs[1])
+    network = random(Shape(3, 5))
+    together = alignment(network, gd(0.2), xs, ys)
+    for i in range(2):
+        alone = alignment(network, gd(0.2), xs[i], ys[i])
+        for found, wanted in zip(together, alone, strict=True):
+            torch.testing.assert_close(found[i], wanted[i], **TIGHT)
 
 
 def test_alignment_of_known_pairs():
