@@ -58,7 +58,7 @@ def leaks(learner):
     return 1
 
 def measured_interaction():
-    groups = [found.previous], [graph.Node("mlp", 0)]
+    groups = [guide_pair.previous], [graph.Node("mlp", 0)]
     return mean_se(interactions.interactions(guide, task, groups)[1][0, 1].cpu())""",
         "and you guessed 1.",
     ),
