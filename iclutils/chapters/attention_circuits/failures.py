@@ -7,8 +7,8 @@ edges carry their writer's mean (``cut``); heads put out too much (``overactive`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -170,13 +170,16 @@ def observe(
     task: CleanCorrupt,
     hooks: Sequence[Hook] = (),
     watch: Iterable[str] = (),
-    corrupt: bool = False,
 ) -> tuple[Float[Tensor, "batch entry vocab"], dict[str, Tensor]]:
     """Logits at the scored positions under ``hooks``, and activations as they are after them."""
+    with _forked(model, hooks):
+        return run_with_hooks(model, task.clean, [*hooks, at_positions(task.at)], watch)
+
+
+def _forked(model: TransformerBridge, hooks: Sequence[Hook]) -> AbstractContextManager[None]:
+    """Queries, keys and values read inputs of their own, if one of the hooks needs it."""
     split = any(name.endswith(SPLIT) for name, _ in hooks)
-    tokens = task.corrupt if corrupt else task.clean
-    with graph.split_qkv_input(model) if split else nullcontext():
-        return run_with_hooks(model, tokens, [*hooks, at_positions(task.at)], watch)
+    return graph.split_qkv_input(model) if split else nullcontext()
 
 
 def score(
@@ -203,6 +206,19 @@ class Features:
     score: Float[Tensor, "case"]
     correct: Bool[Tensor, "case"]
 
+    def of_cases(self, rows: Int[Tensor, "row"]) -> Features:
+        """The same of some cases alone."""
+        values = {name: value[rows] for name, value in self.values.items()}
+        return replace(self, values=values, score=self.score[rows], correct=self.correct[rows])
+
+    def __add__(self, other: Features) -> Features:
+        """The cases of both."""
+        values = {name: torch.cat([x, other.values[name]]) for name, x in self.values.items()}
+        score, correct = (
+            torch.cat(pair) for pair in ((self.score, other.score), (self.correct, other.correct))
+        )
+        return replace(self, values=values, score=score, correct=correct)
+
 
 def features(
     model: TransformerBridge,
@@ -215,7 +231,8 @@ def features(
     for node in heads:
         check_head(model, (node.layer, node.head))
     watch = [get_act_name(part, node.layer) for node in heads for part in ("pattern", "z", "v")]
-    logits, seen = observe(model, task, hooks, {*watch, SCALE})
+    writes = {output_hook(u) for u, _ in edges}
+    logits, seen = observe(model, task, hooks, {*watch, *writes, SCALE})
     score, tokens = task.score(logits), token_directions(model)
     batch = torch.arange(len(task), device=task.at.device)[:, None]
     toward = answer_direction(model, task) / seen[SCALE][batch, task.at]
@@ -248,7 +265,7 @@ def features(
 
     by_head = [of_head(node) for node in heads]
     values = {name: torch.stack([one[name] for one in by_head], 1) for name in by_head[0]}
-    values["effect"] = score[:, None] - _without(model, task, hooks, edges)
+    values["effect"] = score[:, None] - _without(model, task, hooks, edges, seen)
     right = task.is_correct(logits).float().mean(-1) >= 0.5
     return Features(tuple(heads), tuple(edges), values, score, right)
 
@@ -261,12 +278,19 @@ def relative_entropy(
 
 
 def _without(
-    model: TransformerBridge, task: CleanCorrupt, hooks: Sequence[Hook], edges: Sequence[Edge]
+    model: TransformerBridge,
+    task: CleanCorrupt,
+    hooks: Sequence[Hook],
+    edges: Sequence[Edge],
+    own: dict[str, Tensor],
 ) -> Float[Tensor, "case edge"]:
-    """Score when each edge, as far as it is not cut, carries what is written on the corrupt
-    side."""
-    names = {output_hook(u) for u, _ in edges}
-    sides = [observe(model, task, hooks, names, corrupt)[1] for corrupt in (False, True) if edges]
+    """Score when each edge, as far as it is not cut, carries what is written on the corrupt side;
+    ``own``: activations of the clean one."""
+    sides = [own]
+    if edges:  # on the corrupt side nothing is read above the last writer
+        names, above = {output_hook(u) for u, _ in edges}, max(u.layer for u, _ in edges) + 1
+        with _forked(model, hooks):
+            sides.append(run_with_hooks(model, task.corrupt, hooks, names, max(above, 1))[1])
     scores = torch.zeros(len(task), len(edges), device=task.at.device)
     for i, (u, v) in enumerate(bar(edges, "edges")):
         cut = sum(h.share for _, h in hooks if isinstance(h, EdgeEdit) and h.edge == (u, v))
@@ -353,6 +377,21 @@ def flags(seen: Features, reference: Reference, roles: Sequence[Sequence[Node]])
     }
     wrong = seen.score < reference.quantile("score", 0.01)
     return Flags(torch.stack([kinds[kind] for kind in KINDS], 1), wrong)
+
+
+def false_alarms(
+    healthy: Features, roles: Sequence[Sequence[Node]], generator: Generator, draws: int = 50
+) -> Float[Tensor, "case"]:
+    """Share of draws in which each healthy case raises a flag: a draw splits the cases in two, and
+    either half is compared with the other."""
+    alarms, count = torch.zeros_like(healthy.score), len(healthy.score)
+    for _ in range(draws):
+        order = torch.randperm(count, generator=generator).to(alarms.device)
+        one, other = order.split((count + 1) // 2)
+        for held_out, rest in ((one, other), (other, one)):
+            reference = Reference(healthy.of_cases(rest))
+            alarms[held_out] += flags(healthy.of_cases(held_out), reference, roles).kinds.any(1)
+    return alarms / draws
 
 
 def repair(

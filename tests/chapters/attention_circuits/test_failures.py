@@ -143,6 +143,21 @@ def bench(wired):
     return Bench(wired, Reference(seen), cases, held_out)
 
 
+def test_false_alarms_of_healthy_halves(bench):
+    """A case is judged once in each draw, by the others alone: the loudest one always."""
+    healthy, other = (
+        bench.reference.of,
+        features(bench.model, bench.held_out, [FIRST, SECOND], [EDGE]),
+    )
+    both = healthy + other
+    both.values["norm"][7] *= 50
+    alarms = failures.false_alarms(both, [[FIRST], [SECOND]], seeded(2), draws=10)
+    assert len(alarms) == len(healthy.score) + len(other.score)
+    assert alarms[7] == 1
+    assert 0 < alarms.mean() < 0.5
+    torch.testing.assert_close(both.of_cases(torch.tensor([300])).score, other.score[:1])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_planted_is_flagged(bench, kind):
     found = bench.flag(PLANTED[kind])
