@@ -65,19 +65,20 @@ def probe(
     model: TransformerBridge,
     tokens: Int[Tensor, "batch pos"],
     at: Int[Tensor, "batch"],
-    target: Shaped[Tensor, "batch"],
-) -> Float[Tensor, "depth"]:
-    """Held-out accuracy of a linear classifier of ``target`` on the residual stream at ``at``, for
+    targets: Sequence[Shaped[Tensor, "batch"]],
+) -> Float[Tensor, "target depth"]:
+    """Held-out accuracy of a linear classifier of each target on the residual stream at ``at``, for
     every depth (Tenney et al. 2019); ridge, fitted on the first half of the sequences."""
     _, depths = residual_stream(model, tokens)
     rows, half = torch.arange(len(tokens), device=tokens.device), len(tokens) // 2
-    truth, accuracies = target.cpu().numpy(), []
+    truths, accuracies = [target.cpu().numpy() for target in targets], []
     for depth in depths:
         x = depth[rows, at].double().cpu().numpy()
         scaled = (x - x[:half].mean(0)) / (x[:half].std(0) + 1e-9)
-        fit = RidgeClassifier(alpha=len(x) / 10).fit(scaled[:half], truth[:half])
-        accuracies.append(fit.score(scaled[half:], truth[half:]))
-    return torch.tensor(accuracies)
+        for truth in truths:
+            fit = RidgeClassifier(alpha=len(x) / 10).fit(scaled[:half], truth[:half])
+            accuracies.append(fit.score(scaled[half:], truth[half:]))
+    return torch.tensor(accuracies).view(len(depths), len(truths)).T
 
 
 @dataclass(frozen=True)

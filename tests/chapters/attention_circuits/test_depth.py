@@ -88,8 +88,8 @@ def test_probes_find_what_was_put_there(gpt2):
     rows, at = tokens(300, 6), torch.arange(300) % 6
     start = residual_stream(gpt2, rows)[1][0][torch.arange(300), at]
     side = (start - start.mean(0)) @ torch.randn(start.shape[1], generator=seeded()) > 0
-    here = probe(gpt2, rows, at, side)
-    chance = probe(gpt2, rows, at, torch.randint(0, 2, (300,), generator=seeded()))
+    by_chance = torch.randint(0, 2, (300,), generator=seeded())
+    here, chance = probe(gpt2, rows, at, [side, by_chance])
     assert here.shape == (gpt2.cfg.n_layers + 1,)
     assert here[0] > 0.85
     assert 0.3 < chance[0] < 0.7
