@@ -7,7 +7,7 @@ edges carry their writer's mean (``cut``); heads put out too much (``overactive`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -170,16 +170,15 @@ def observe(
     task: CleanCorrupt,
     hooks: Sequence[Hook] = (),
     watch: Iterable[str] = (),
-) -> tuple[Float[Tensor, "batch entry vocab"], dict[str, Tensor]]:
-    """Logits at the scored positions under ``hooks``, and activations as they are after them."""
-    with _forked(model, hooks):
-        return run_with_hooks(model, task.clean, [*hooks, at_positions(task.at)], watch)
-
-
-def _forked(model: TransformerBridge, hooks: Sequence[Hook]) -> AbstractContextManager[None]:
-    """Queries, keys and values read inputs of their own, if one of the hooks needs it."""
+    corrupt: bool = False,
+    stop_at_layer: int | None = None,
+) -> tuple[Float[Tensor, "batch entry out"], dict[str, Tensor]]:
+    """Logits at the scored positions under ``hooks`` (or the residual stream before a layer), and
+    activations as they are after them."""
     split = any(name.endswith(SPLIT) for name, _ in hooks)
-    return graph.split_qkv_input(model) if split else nullcontext()
+    tokens, every = task.corrupt if corrupt else task.clean, [*hooks, at_positions(task.at)]
+    with graph.split_qkv_input(model) if split else nullcontext():
+        return run_with_hooks(model, tokens, every, watch, stop_at_layer)
 
 
 def score(
@@ -286,15 +285,12 @@ def _without(
 ) -> Float[Tensor, "case edge"]:
     """Score when each edge, as far as it is not cut, carries what is written on the corrupt side;
     ``own``: activations of the clean one."""
-    sides = [own]
-    if edges:  # on the corrupt side nothing is read above the last writer
-        names, above = {output_hook(u) for u, _ in edges}, max(u.layer for u, _ in edges) + 1
-        with _forked(model, hooks):
-            sides.append(run_with_hooks(model, task.corrupt, hooks, names, max(above, 1))[1])
+    names, last = {output_hook(u) for u, _ in edges}, max((u.layer for u, _ in edges), default=0)
+    other = observe(model, task, hooks, names, True, max(last, 0) + 1)[1] if edges else {}
     scores = torch.zeros(len(task), len(edges), device=task.at.device)
     for i, (u, v) in enumerate(bar(edges, "edges")):
         cut = sum(h.share for _, h in hooks if isinstance(h, EdgeEdit) and h.edge == (u, v))
-        clean, corrupt = (component_output(model, seen, u) for seen in sides)
+        clean, corrupt = (component_output(model, side, u) for side in (own, other))
         change = graph.add_to_inputs(model, {v: (1 - cut) * (corrupt - clean)})
         scores[:, i] = score(model, task, [*hooks, *change])
     return scores
