@@ -202,19 +202,19 @@
     },
 
     tasks: [
-      { text: "Kill copying with one click: from the first state, switch off one head, so that no token is right.",
+      { text: "Stop the copying: switch off a single head, so that no token is right. Is it 1.3, which looks at what followed?",
         seen: [(s, m) => trained(s) && s.from === "none" && m.off.length === 1 && m.count > 9 && m.right === 0],
         found: (s, m) => `without head ${s.off} none of ${m.count} tokens is right. The induction heads of layer 1 are all on, and none of them matches prefixes above ${m.best.toFixed(2)}.` },
-      { text: "Find the trap: cut one path, so that the head you look at matches prefixes no more (below 0.1), while 14 or more tokens stay right. Then cut the path into all.",
+      { text: "Does the copying hang on one induction head? Cut the path into the keys of head 1.3, so that its prefix matching falls below 0.1. How many tokens stay right? Then cut the same path into all heads of layer 1.",
         seen: [
           (s, m) => trained(s) && !s.off && s.into === s.head && s.from !== "none" && m.prefix < 0.1 && m.count > 14 && m.right >= 14,
           (s, m) => trained(s) && !s.off && s.into === "all" && m.keys.length && m.count > 14 && m.right === 0,
         ],
         found: (s, m) => `one head without the path hardly costs a token, since the others of layer 1 copy as well; with all four cut off, none of the ${m.count} tokens is right.` },
-      { text: "When does it appear? Find the earliest checkpoint at which more than half of the tokens are right, and look at the one before.",
+      { text: "When does it appear? Move “Training step” to the earliest checkpoint at which more than half of the tokens are right, and to the one before.",
         seen: [2, 1].map((step) => (s, m) => s.model === "induction-3" && Number(s.step) === step && s.from === "none" && !s.off && m.count > 9 && m.right > m.count / 2 === (step === 2)),
         found: () => "between step 600 and step 850 copying appears; at 600 fewer than half of the tokens are right." },
-      { text: "Take the network “detour”. It copies as well: which of the three numbers misses that? Look at what heads of layer 1 look at, from letters of the second copy.",
+      { text: "Choose the network “detour”. It copies as well: which of the three numbers misses that? See what its heads of layer 1 look at, from letters of the second copy.",
         seen: [(s, m, last) => s.model === "detour" && last?.state.model === "detour" && (s.head !== last.state.head || s.place !== last.state.place) && !s.off && m.right > 10 && m.best < 0.1 && m.head[0] === 1 && late(m)],
         found: (s, m) => `prefix matching is ${m.best.toFixed(2)} at best, and ${m.right} of ${m.count} tokens are right. Head ${s.head} looks one place beyond the token that comes next.` },
     ],

@@ -108,13 +108,13 @@
     },
 
     tasks: [
-      { text: "Which heads carry the answer? On the chapter's prompt, take away at most nine so that the rival leads.",
+      { text: "Which heads carry the answer? On the chapter's prompt, find a group of at most nine without which the rival leads (margin below 0). Try every way of removal.",
         seen: [(s, m) => m.ours && !m.control && m.count > 0 && m.count <= 9 && m.found[1] < 0],
         found: (s, m) => `without ${m.many} (${m.set ?? named(s.head)}), ${m.way}, ${m.prompt.answers[1]} leads ${m.prompt.answers[0]} by ${signed(-m.found[1])} nats.` },
-      { text: "Keep that set and change the way: the answer leads again.",
+      { text: "Keep that group and change the way: the answer leads again.",
         seen: [(s, m, last) => m.ours && !m.control && m.count > 0 && m.count <= 9 && m.found[1] > 0 && last?.state.set === s.set && last.state.way !== s.way && !last.drawn.control && last.drawn.found[1] < 0],
         found: (s, m) => `the same heads, ${m.way}: ${m.prompt.answers[0]} leads by ${signed(m.found[1])} nats. Whether they carry the answer depends on what they write instead.` },
-      { text: "Is it these heads, or any? Find a set without which the answer is lost (below .1), and whose control keeps it.",
+      { text: "Is it these heads, or any? Find a group without which the answer is lost (probability below 0.1), and whose control keeps it (above 0.5).",
         seen: [(s, m) => m.control && m.marked[0] < 0.1 && m.found[0] > 0.5],
         found: (s, m) => `without ${m.set} the answer has ${m.marked[0].toFixed(2)}, without as many others of the same layers ${m.found[0].toFixed(2)}.` },
     ],

@@ -102,13 +102,13 @@
     },
 
     tasks: [
-      { text: "Where does the network leave the algorithm? Multiply the labels until it is more than 0.3 from least squares, and more than 0.2 from ridge with whatever penalty.",
+      { text: "Where does the network leave the algorithm? Raise “Labels times” until it is more than 0.3 from least squares, and more than 0.2 from ridge with the penalty that is nearest (“at best”).",
         seen: [(s, m) => s.count > 2 && s.scale > 1 && m.away.ols > 0.3 && m.best.ridge > 0.2],
         found: (s, m) => `at ${s.scale} times the labels it is ${m.away.ols.toFixed(2)} from least squares, and ${m.best.ridge.toFixed(2)} from ridge at its best penalty. Its answers are ${Math.round(100 * m.size)} % as large as those of least squares.` },
-      { text: "Make the network prefer ridge: with two pairs, close to each other and with different labels, least squares must be steep. Bring the network at least 0.3 nearer to ridge.",
+      { text: "Make the network prefer ridge: take two pairs, drag them close to each other, and give them different labels, so that least squares is steep. Bring the network at least 0.3 nearer to ridge than to least squares.",
         seen: [(s, m) => s.scale === 1 && m.away.ridge < m.away.ols - 0.3],
         found: (s, m) => `the network is ${m.away.ridge.toFixed(2)} from ridge and ${m.away.ols.toFixed(2)} from least squares.` },
-      { text: "Find a rate at which one step of descent comes within 0.1. Then drag all points near one line: does any rate do it now?",
+      { text: "Find a rate at which one step of descent comes within 0.1. Then drag all points near one line through the middle: does any rate do it now (“at best”)?",
         seen: [(s, m) => s.count > 2 && m.away.step < 0.1, (s, m) => s.count > 2 && s.scale === 1 && m.best.step > 0.3],
         found: () => "with some points one step comes within 0.1; with others no rate up to 5 comes within 0.3." },
     ],
