@@ -47,7 +47,7 @@ class Circuit:
 
     def others(self, model: TransformerBridge) -> list[Head]:
         """Every head without a role here."""
-        named = {self.previous, self.induction, *self.all_induction, *self.all_previous}
+        named = self.all_induction + self.all_previous
         return [head for head in _heads(model, model.cfg.n_layers) if head not in named]
 
     def pairs(self) -> list[tuple[Head, Head]]:

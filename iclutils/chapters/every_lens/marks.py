@@ -122,8 +122,7 @@ def rows(query: AtQuery) -> Float[Tensor, "batch layer head pos"]:
 
 def attention(query: AtQuery, question: Question) -> Float[Tensor, "batch layer head demo"]:
     """Attention of every head from the target to the answer of each example."""
-    pattern = rows(query)
-    return pattern.gather(3, question.answers[:, None, None].expand(*pattern.shape[:3], -1))
+    return rows(query).take_along_dim(question.answers[:, None, None], 3)
 
 
 def step_towards(

@@ -125,11 +125,10 @@ class Question:
         shown, the mapping is not."""
         place = torch.rand(self.cues.shape, generator=generator).argsort(1).to(self.cues)
         order = torch.zeros_like(place).scatter(1, place, place.roll(1, 1))
-        sides = {
-            side: tokens.scatter(1, self.answers, tokens.gather(1, self.answers).gather(1, order))
-            for side, tokens in (("clean", self.task.clean), ("corrupt", self.task.corrupt))
-        }
-        return replace(self, task=replace(self.task, **sides), shows=self.shows.gather(1, order))
+        source, sides = self.answers.gather(1, order), (self.task.clean, self.task.corrupt)
+        clean, corrupt = (x.scatter(1, self.answers, x.gather(1, source)) for x in sides)
+        task = replace(self.task, clean=clean, corrupt=corrupt)
+        return replace(self, task=task, shows=self.shows.gather(1, order))
 
     @property
     def bare(self) -> tuple[Int[Tensor, "batch pos"], Tensor]:
@@ -161,8 +160,8 @@ def of_words(
 def rows(function: str) -> list[words.Row]:
     """Words, and what one of ``FUNCTIONS`` and its rival make of them, where these differ."""
     table, *names = FUNCTIONS[function]
-    found = words.columns(table, *names)
-    return [row for row in found if row[1] != row[2] and row[0] not in TWICE]
+    columns = words.columns(table, *names)
+    return [row for row in columns if row[1] != row[2] and row[0] not in TWICE]
 
 
 def of_prompts(prompts: Prompts) -> Question:

@@ -57,7 +57,7 @@ def read_examples(
     tokens = question.task.clean
     _, seen = run_with_hooks(model, tokens, [], [name], layer + 1)
     arrows = torch.cat([question.cues, question.at[:, None]], 1)
-    states = seen[name][torch.arange(len(tokens))[:, None], arrows].double()
+    states = seen[name].take_along_dim(arrows[..., None], 1).double()
     query = read(model, tokens, question.at)
     logits = question.choice_logits(query.logits).double()
     return logits.cpu(), (states - states.mean((0, 1))).cpu(), attention(query, question).cpu()
