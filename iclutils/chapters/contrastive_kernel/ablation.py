@@ -117,7 +117,8 @@ def predict(
     is_answer = choices == answer[:, None]
     if not bool(is_answer.any(1).all()):
         raise IclError("Every answer must be among its choices.")
-    logits = query.again(hooks).gather(1, choices.expand(len(answer), -1))
+    logits = query.again(hooks) if hooks else query.logits
+    logits = logits.gather(1, choices.expand(len(answer), -1))
     logits = logits - logits.mean(0) if centred else logits
     chosen = (logits * is_answer).sum(1)
     return Predictions(chosen - logits.logsumexp(1), chosen == logits.amax(1))
@@ -137,12 +138,12 @@ def ablations(
     "no update, MLPs held" with the MLPs at their values of the whole run; "mean update" with its
     mean over the prompts, in all heads. Other arguments as for ``predict``."""
     by_way = {}
+    duals = dual_heads(query, demonstrations) if any(w.startswith("mean") for w in ways) else None
     for way in bar(ways, "ablations"):
         how, _, rest = way.partition(" ")
         part, _, held = rest.partition(", ")
         hooks = [] if way == "whole" else change_heads(query, demonstrations, PARTS[part], heads)
-        if how == "mean":
-            duals = dual_heads(query, demonstrations)
+        if how == "mean" and duals:
             vectors = duals.demonstration_update if part == "update" else duals.query_term
             hooks = replaced(query, demonstrations, part, vectors.mean(0))
         if held:

@@ -6,7 +6,8 @@ values are the actual activations, after any rotation; products are in float64."
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,7 +22,15 @@ from ...progress import bar
 from ...tasks.prompts import Prompts, Role
 from ...tasks.repeated import RepeatedTokens
 from .dual import dual_form, explicit_steps, trajectory
-from .features import balance, gram, kernel_error
+from .features import (
+    attention,
+    balance,
+    directions,
+    gram,
+    positive_random,
+    relative_errors,
+    scaled,
+)
 
 Ids = Int[Tensor, "..."]  # tokens: answers (batch), or those they are compared with (batch or 1, k)
 LOGIT_TOLERANCE = 1e-3  # of the parts' absolute sum
@@ -99,27 +108,34 @@ def explicit_head_step(
 
 
 def feature_errors(
-    query: AtQuery,
+    queries: Sequence[AtQuery],
     size: int,
+    generator: torch.Generator,
     *,
     balanced: bool = False,
     method: str = "iid",
     draws: int = 1,
-    generator: torch.Generator | None = None,
-) -> Float[Tensor, "batch"]:
-    """The relative error of attention by ``size`` random features at the query, median over heads;
-    ``balanced``: after ``features.balance``. The rest as in ``features.kernel_error``."""
-    given: dict[str, Any] = {"method": method, "draws": draws, "generator": generator}
-    errors = []
-    for row, last in enumerate(query.at.tolist()):
-        of_heads = []
-        for parts in read_heads(query[row : row + 1]):
-            for q, key, value in zip(*(part[0] for part in parts[:3]), strict=True):
-                q, key = q[None], key[: last + 1]
-                q, key = balance(q, key) if balanced else (q, key)
-                of_heads.append(kernel_error(q, key, value[: last + 1], [size], **given))
-        errors.append(torch.cat(of_heads).median())
-    return torch.stack(errors)
+) -> list[Float[Tensor, "batch"]]:
+    """The relative error of attention by ``size`` random features at the query, median over heads.
+    Queries of models of one shape, as many prompts each, get the same directions, which take
+    longest to draw; ``balanced``: after ``features.balance``."""
+    errors: list[list[Tensor]] = [[] for _ in queries]
+    for row in range(len(queries[0])):
+        of_heads: list[list[Tensor]] = [[] for _ in queries]
+        for layers in zip(*(read_heads(q[row : row + 1]) for q in queries), strict=True):
+            for head in range(layers[0][0].shape[1]):
+                width = layers[0][0].shape[-1]
+                omega = directions(size, width, generator, method, draws)
+                for found, query, parts in zip(of_heads, queries, layers, strict=True):
+                    q, key, value = (part[0, head] for part in parts[:3])
+                    q, key, value = (x[: int(query.at[row]) + 1] for x in (q[None], key, value))
+                    q, key = balance(q, key) if balanced else (q, key)
+                    exact = attention(q, key, value)
+                    phi = positive_random(scaled(q), omega), positive_random(scaled(key), omega)
+                    found.append(relative_errors(phi, value, exact).quantile(0.5))
+        for rows, found in zip(errors, of_heads, strict=True):
+            rows.append(torch.stack(found).median())
+    return [torch.stack(rows) for rows in errors]
 
 
 def _of_head(query: AtQuery, head: Head) -> list[Tensor]:

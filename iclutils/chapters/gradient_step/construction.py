@@ -113,7 +113,9 @@ class Copying(NamedTuple):
 
 
 def copying(
-    network: LinearSelfAttention, xs: Float[Tensor, "batch n d"], ys: Float[Tensor, "batch n"]
+    network: LinearSelfAttention,
+    xs: Float[Tensor, "*network batch n d"],
+    ys: Float[Tensor, "*network batch n"],
 ) -> Copying:
     """The norm of the mean Jacobian, over contexts, of each token after the first layer: where x
     and y are tokens of their own, a layer has to bring them together first ({cite}`vonoswald2023`).

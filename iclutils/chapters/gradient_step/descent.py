@@ -167,10 +167,11 @@ def _loss(given: tuple[Tensor, ...], point: Tensor, steps: int, plus: bool, shar
     those of Σ x_i y_i/N, W += η t² (b - λ W), and t, what steps made of x, becomes t (1 - γ N λ
     t²)."""
     values, pull, query, wanted = given
-    weights, size = torch.zeros_like(pull), torch.ones_like(pull)
-    for eta, gamma in zip(*_settings(point, steps, plus, shared), strict=True):
-        weights = weights + eta * size.square() * (pull - values * weights)
+    etas, gammas = _settings(point, steps, plus, shared)
+    weights, size = etas[0] * pull, torch.ones_like(pull)
+    for eta, gamma in zip(etas[1:], gammas[:-1], strict=True):
         size = size * (1 - gamma * values * size.square())
+        weights = weights + eta * size.square() * (pull - values * weights)
     return 0.5 * ((query * weights).sum(-1) - wanted).square().mean()
 
 

@@ -156,7 +156,8 @@ def test_random_features_at_a_heads_own_norms(wide):
     """The mean over directions of exp(ω·(q + k) - (|q|² + |k|²)/2), summed by hand."""
     x, at = tokens(2, 9), torch.tensor([8, 5])
     query = read(wide, x, at)
-    found = feature_errors(query, 64, generator=torch.Generator().manual_seed(1))
+    found, again = feature_errors([query, query], 64, torch.Generator().manual_seed(1))
+    assert torch.equal(found, again)  # the same directions for both
     source, expected = torch.Generator().manual_seed(1), []
     for row, last in zip(x, at, strict=True):
         errors = []
