@@ -106,22 +106,58 @@ def answer_from_cache(
             "This cache is of other demonstrations: cache those of the prompts themselves, or "
             "of one of them where all share theirs."
         )
-    begins = cache.next_position
-    length = prompts.target + 1 - begins
-    step = torch.arange(int(length.max()), device=length.device)
-    fed = step < length[:, None]
-    place = torch.where(fed, begins[:, None] + step, prompts.target[:, None])
+    place, fed, step = _query(prompts, cache.next_position)
     at = place if offset else torch.where(fed, step, 0)
     states, tokens = (cache.keys, cache.values, cache.held), prompts.tokens.gather(1, place)
     with torch.no_grad():
-        read = read_with_cache(model, *states, tokens, fed, at, (length - 1)[:, None], hooks)
+        read = read_with_cache(model, *states, tokens, fed, at, fed.sum(1)[:, None] - 1, hooks)
     return read[:, 0]
 
 
+def _query(prompts: Prompts, begins: Int[Tensor, "rows"]) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions of the query's tokens, which of them are no padding, and their number in it."""
+    length = prompts.target + 1 - begins
+    step = torch.arange(int(length.max()), device=length.device)
+    fed = step < length[:, None]
+    return torch.where(fed, begins[:, None] + step, prompts.target[:, None]), fed, step
+
+
+def whole_states(model: TransformerBridge, prompts: Prompts) -> tuple[States, States]:
+    """``keys_values`` of whole prompts, where demonstrations that several share are read once."""
+    groups = sets(prompts)
+    first = prompts[torch.stack([rows[0] for rows in groups])]
+    shown = cache_demonstrations(model, first, demonstrations(first))
+    of_set = torch.empty_like(prompts.target)
+    for number, rows in enumerate(groups):
+        of_set[rows] = number
+    held, begins = shown.held[of_set], shown.next_position[of_set]
+    place, fed, _ = _query(prompts, begins)
+    past = [(k[of_set], v[of_set]) for k, v in zip(shown.keys, shown.values, strict=True)]
+    states = keys_values(
+        model,
+        prompts.tokens.gather(1, place),
+        past_key_values=DynamicCache(past),
+        attention_mask=torch.cat([held, fed], 1).long(),
+        position_ids=place,
+    )
+    position = torch.arange(prompts.tokens.shape[1], device=place.device)
+    moved = (position - begins[:, None]).clamp(max=fed.shape[1] - 1) + held.shape[1]
+    column = torch.where(position < begins[:, None], position, moved)[:, None, :, None]
+    keys, values = (
+        tuple(x.gather(2, column.expand(-1, x.shape[1], -1, x.shape[3])) for x in part)
+        for part in states
+    )
+    return keys, values
+
+
 def keys_values(
-    model: TransformerBridge, tokens: Int[Tensor, "batch pos"], hooks: Sequence[Hook] = ()
+    model: TransformerBridge,
+    tokens: Int[Tensor, "batch pos"],
+    hooks: Sequence[Hook] = (),
+    **past: Any,
 ) -> tuple[States, States]:
-    """Keys and values of every layer and token, from one forward pass without gradients."""
+    """Keys and values of every layer and token, from one forward pass without gradients; after
+    those of a ``past`` with its mask and the positions, if there is one."""
     network = model.original_model
     if "position_ids" not in inspect.signature(network.forward).parameters:
         raise IclError(
@@ -138,7 +174,7 @@ def keys_values(
             "A cut memory does not fit this model: it attends to a sliding window, which counts "
             "remembered tokens and not positions. Use one with full attention in every layer."
         )
-    options: dict[str, Any] = {"use_cache": True, "return_type": "logits_and_cache"}
+    options: dict[str, Any] = {"use_cache": True, "return_type": "logits_and_cache", **past}
     with torch.no_grad():
         _, cache = model.run_with_hooks(tokens, fwd_hooks=[*hooks], logits_to_keep=1, **options)
     return tuple(la.keys for la in cache.layers), tuple(la.values for la in cache.layers)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ...errors import IclError
-from ...interp.kv_cache import States, keys_values, read_with_cache, shares_demonstrations
+from ...interp.kv_cache import States, read_with_cache, shares_demonstrations, whole_states
 from ...interp.readout import check_prompts, in_batches
 from ...models import TransformerBridge
 from ...progress import bar
@@ -96,7 +96,7 @@ class LastStep:
 def prepare(model: TransformerBridge, prompts: Prompts) -> LastStep:
     """Run everything before the target, once; the label words are to be re-weighted."""
     check_prompts(model, prompts)
-    keys, values = keys_values(model, prompts.tokens)
+    keys, values = whole_states(model, prompts)
     return LastStep(model, prompts, prompts.label_pos, keys, values)
 
 
@@ -117,6 +117,7 @@ def fit(
     cfg, sets = step.model.cfg, sets.to(step.prompts.target)
     shape = int(sets.max()) + 1, cfg.n_layers, cfg.n_heads, step.prompts.classes
     beta = torch.zeros(shape, device=sets.device, requires_grad=True)
+    everyone = torch.arange(len(sets), device=sets.device)
     adam = torch.optim.Adam([beta], lr=lr)
     for _ in bar(range(epochs), "epochs"):
         order = torch.arange(len(sets))
@@ -126,8 +127,9 @@ def fit(
             share = 1 / sets[rows].bincount(minlength=len(beta))[sets]  # in the loss of its set
             beta.grad = torch.zeros_like(beta)
             for few in rows.split(batch_size or len(rows)):
+                part = step if torch.equal(few, everyone) else step[few]
                 with torch.enable_grad():
-                    loss = (step[few].losses(beta[sets[few]]) * share[few]).sum()
+                    loss = (part.losses(beta[sets[few]]) * share[few]).sum()
                 beta.grad += torch.autograd.grad(loss, beta)[0]
             adam.step()
     return beta.detach()
@@ -149,33 +151,29 @@ def compare(
         return [compare(model, [p], generator, epochs, batch, lr, batch_size)[0] for p in pairs]
     if not all(shares_demonstrations(join(pair)) for pair in pairs):
         raise IclError("train and test must all have the same demonstrations, only other queries.")
-    (train, mine), (test, theirs) = map(_numbered, zip(*pairs, strict=True))  # and of which pair
+    sizes = torch.tensor([len(first) for first, _ in pairs], device=pairs[0][0].target.device)
+    mine = torch.arange(len(pairs), device=sizes.device).repeat_interleave(sizes)
     words = torch.cat([random_text(first, generator) for first, _ in pairs])
     labels = torch.cat([first.label_pos[:1] for first, _ in pairs])
-    step = prepare(model, train)
+    step = prepare(model, join([first for first, _ in pairs]))
     own, other = (
         fit(step.at(at[mine]), mine, generator, epochs, batch, lr, batch_size)
         for at in (labels, words)
     )
     fitted = [(torch.zeros_like(own), labels), (own, labels), (other, words)]
 
-    def right(some: Prompts, rows: Tensor) -> list[Tensor]:
-        ready, which = prepare(model, some), theirs[rows]
-        told = [ready.at(at[which]).answers(beta[which]) for beta, at in fitted]
-        return [one.correct.float() for one in told]
-
-    by_weights = in_batches(test, batch_size, "re-weighting", right)  # none, anchors, control
     gains = []
-    for n in range(len(pairs)):
-        start, *ends = (x[theirs == n].mean().item() for x in by_weights)
+    for n, (_, test) in enumerate(pairs):
+
+        def right(some: Prompts, _: Tensor, n: int = n) -> list[Tensor]:
+            ready = prepare(model, some)
+            told = [ready.at(at[n]).answers(beta[n]) for beta, at in fitted]
+            return [one.correct.float() for one in told]
+
+        by_weights = in_batches(test, batch_size, "re-weighting", right)  # none, anchors, control
+        start, *ends = (x.mean().item() for x in by_weights)
         gains.append(Gain(start, *(end - start for end in ends)))
     return gains
-
-
-def _numbered(parts: Sequence[Prompts]) -> tuple[Prompts, Sets]:
-    sizes = torch.tensor([len(part) for part in parts])
-    member = torch.arange(len(parts)).repeat_interleave(sizes)
-    return join(parts), member.to(parts[0].tokens.device)
 
 
 def random_text(prompts: Prompts, generator: torch.Generator) -> Int[Tensor, "1 demo"]:
