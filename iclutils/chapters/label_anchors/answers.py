@@ -76,19 +76,21 @@ def answers_by_set(
     model: TransformerBridge,
     prompts: Prompts,
     shown: Callable[[Prompts], Sequence[Hook]] = lambda _: (),
-    asked: Sequence[Hook] = (),
+    asked: Callable[[Prompts], Sequence[Hook]] = lambda _: (),
+    batch_size: int | None = None,
 ) -> Answers:
     """The same where many prompts share their demonstrations, which are read once: each set
-    (prompts of one row, without a query) under the hooks that ``shown`` makes, the queries under
-    ``asked``."""
+    (prompts of one row, without a query) under the hooks that ``shown`` makes of it, its queries
+    under those that ``asked`` makes of its prompts, ``batch_size`` in a pass."""
     by_set, groups = [], sets(prompts)
     for rows in groups:
-        some = prompts[rows]
-        keep = demonstrations(some[:1])
+        one = prompts[rows[:1]]
+        keep = demonstrations(one)
         width = int(keep.sum())
-        alone = replace(some[:1], tokens=some.tokens[:1, :width], roles=some.roles[:1, :width])
-        held = cache_demonstrations(model, some[:1], keep, shown(alone))
-        by_set.append(Answers.of(some, answer_from_cache(model, held, some, hooks=asked)))
+        alone = replace(one, tokens=one.tokens[:, :width], roles=one.roles[:, :width])
+        held = cache_demonstrations(model, one, keep, shown(alone))
+        for few in map(prompts.__getitem__, rows.split(batch_size or len(rows))):
+            by_set.append(Answers.of(few, answer_from_cache(model, held, few, hooks=asked(few))))
     return Answers.join(by_set)[torch.cat(groups).argsort()]
 
 

@@ -13,45 +13,53 @@ from functools import partial
 import torch
 from jaxtyping import Float, Int
 from scipy.stats import spearmanr
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.readout import in_batches
+from ...interp.hooks import Hook
+from ...interp.kv_cache import demonstrations, sets
 from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts
-from .answers import Answers, answers
+from .answers import Answers, answers_by_set
+from .extraction import area
 
 
 def queries_and_keys(
     model: TransformerBridge, prompts: Prompts, batch_size: int | None = None
 ) -> tuple[Float[Tensor, "layer batch width"], Float[Tensor, "layer batch cls width"], Answers]:
-    """Queries at the target, keys at the label words, and the answers; one forward pass. All heads
-    are concatenated (width = heads x d_head). Keys of a class that is shown several times are
-    averaged (ours). The paper takes those of its first set of demonstrations: ``keys[:, 0]``."""
+    """Queries at the target, keys at the label words, and the answers; demonstrations that prompts
+    share are read once. All heads are concatenated (width = heads x d_head). Keys of a class that
+    is shown several times are averaged (ours). The paper takes those of its first set of
+    demonstrations: ``keys[:, 0]``."""
     layers = range(model.cfg.n_layers)
-    names = [(get_act_name("q", la), get_act_name("k", la)) for la in layers]
+    queries, keys = ([get_act_name(kind, la) for la in layers] for kind in "qk")
+    seen: dict[str, list[Tensor]] = {name: [] for name in (*queries, *keys)}
 
-    def measure(batch: Prompts, _: Tensor) -> list[Tensor]:
-        seen: dict[str, Tensor] = {}
-        prompt = torch.arange(len(batch), device=batch.tokens.device)[:, None]
+    def watch(names: list[str], at: Int[Tensor, "batch place"]) -> list[Hook]:
+        """Hooks that keep (prompt, place, width) at some positions, one more set at each call."""
+        prompt = torch.arange(len(at), device=at.device)[:, None]
 
-        def store(value: Tensor, hook: object, name: str, at: Tensor) -> Tensor:
-            seen[name] = value[prompt, at]  # (batch, position, head, d_head)
+        def keep(value: Tensor, hook: object, name: str) -> Tensor:
+            seen[name].append(value[prompt, at].flatten(-2))
             return value
 
-        at = {q: batch.target[:, None] for q, _ in names} | {k: batch.label_pos for _, k in names}
-        hooks = [(name, partial(store, name=name, at=place)) for name, place in at.items()]
-        told = answers(model, batch, hooks)
-        query = torch.stack([seen[q][:, 0] for q, _ in names], 1)
-        key = torch.stack([seen[k] for _, k in names]).flatten(-2)
-        share = batch.of_class().to(key.dtype)
-        share = share / share.sum(1, keepdim=True)
-        by_class = torch.einsum("bdc,lbdw->lbcw", share, key).transpose(0, 1)
-        return [query.flatten(-2), by_class, *vars(told).values()]
+        return [(name, partial(keep, name=name)) for name in names]
 
-    query, key, *told = in_batches(prompts, batch_size, "queries and keys", measure)
-    return query.transpose(0, 1), key.transpose(0, 1), Answers(*told)
+    def asked(some: Prompts) -> list[Hook]:
+        return watch(queries, (some.target - demonstrations(some).sum(1))[:, None])
+
+    def shown(some: Prompts) -> list[Hook]:
+        return watch(keys, some.label_pos)
+
+    told = answers_by_set(model, prompts, shown, asked, batch_size)
+    groups = sets(prompts)
+    order = torch.cat(groups).argsort()
+    of_set = torch.cat([torch.full_like(rows, n) for n, rows in enumerate(groups)])[order]
+    query = torch.stack([torch.cat(seen[name])[order, 0] for name in queries])
+    key = torch.stack([torch.cat(seen[name])[of_set] for name in keys])
+    share = prompts.of_class().to(key.dtype)
+    share = share / share.sum(1, keepdim=True)
+    return query, torch.einsum("bdc,lbdw->lbcw", share, key), told
 
 
 def key_distances(
@@ -93,14 +101,12 @@ def actual_confusion(
     whose gold class is one of them. 1 is never confused, .5 is chance; the diagonal is set to 1;
     NaN where one of the two classes is nobody's gold class."""
     classes = scores.shape[1]
-    auc = torch.full((classes, classes), torch.nan, dtype=scores.dtype).fill_diagonal_(1.0)
+    auc = torch.eye(classes, dtype=scores.dtype)
     scores, gold = scores.detach().cpu(), gold.cpu()
     for i in range(classes):
         for j in range(i):
-            rows = (gold == i) | (gold == j)
-            if len(gold[rows].unique()) == 2:
-                ratio = scores[rows, i] - scores[rows, j]
-                auc[i, j] = auc[j, i] = float(roc_auc_score(gold[rows] == i, ratio))
+            ratio = scores[:, i] - scores[:, j]
+            auc[i, j] = auc[j, i] = area(ratio[gold == i], ratio[gold == j])
     return auc
 
 

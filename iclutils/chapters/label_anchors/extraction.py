@@ -6,9 +6,11 @@ by a layer that repeats another. Source: Wang et al. 2023, section 2.3, appendix
 
 from __future__ import annotations
 
+import statistics
+from itertools import permutations
+
 import torch
 from jaxtyping import Float, Int
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ...interp.readout import in_batches
@@ -65,12 +67,19 @@ def auc(scores: Float[Tensor, "batch cls"], predicted: Int[Tensor, "batch"]) -> 
     present = predicted.unique()
     if len(present) < 2:
         return float("nan")
-    kept, truth = scores[:, present].double().cpu(), predicted.cpu().numpy()
-    if len(present) == 2:
-        return float(roc_auc_score(truth, kept[:, 1].numpy()))
-    total = kept.sum(-1, keepdim=True)
-    shares = torch.where(total > 0, kept / total, 1 / len(present))
-    return float(roc_auc_score(truth, shares.numpy(), multi_class="ovo", average="macro"))
+    kept = scores[:, present].double()
+    if len(present) > 2:
+        total = kept.sum(-1, keepdim=True)
+        kept = torch.where(total > 0, kept / total, 1 / len(present))
+    of = [kept[predicted == one] for one in present]
+    pairs = list(permutations(range(len(present)), 2)) if len(present) > 2 else [(1, 0)]
+    return statistics.fmean(area(of[i][:, i], of[j][:, i]) for i, j in pairs)
+
+
+def area(higher: Float[Tensor, "one"], lower: Float[Tensor, "other"]) -> float:
+    """Area under the ROC curve: the share of pairs whose first is larger, of a tie one half."""
+    gap = higher[:, None] - lower
+    return float(((gap > 0).double() + (gap == 0).double() / 2).mean())
 
 
 def auc_by_layer(

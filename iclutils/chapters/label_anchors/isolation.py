@@ -8,6 +8,7 @@ Source: Wang et al. 2023, section 2.2, figure 4."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Int
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...interp.hooks import Hook, cut_attention
+from ...interp.kv_cache import demonstrations, sets
 from ...interp.readout import in_batches
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts, Role
@@ -52,14 +54,23 @@ def isolated(
     positions: Positions | None = None,
     batch_size: int | None = None,
 ) -> Answers:
-    """Answers under ``isolation``; controls are ``random_positions`` and ``wrong_positions``."""
+    """Answers under ``isolation``; controls are ``random_positions`` and ``wrong_positions``.
+    Demonstrations that prompts share, cut at the same positions, are read once."""
     layers = list(layers)
+    cut = prompts if positions is None else replace(prompts, label_pos=positions)
 
-    def of(batch: Prompts, rows: Tensor) -> Iterable[Tensor]:
-        some = None if positions is None else positions[rows]
-        return vars(answers(model, batch, isolation(model, batch, layers, some))).values()
+    def hooks(some: Prompts) -> list[Hook]:
+        return isolation(model, some, layers)
 
-    return Answers(*in_batches(prompts, batch_size, "isolation", of))
+    groups, size = sets(prompts), demonstrations(prompts).sum(1, keepdim=True)
+    alike = all(bool((cut.label_pos[rows] == cut.label_pos[rows[0]]).all()) for rows in groups)
+    if len(groups) < len(prompts) and alike and bool((cut.label_pos < size).all()):
+        return answers_by_set(model, cut, hooks, batch_size=batch_size)
+
+    def of(batch: Prompts, _: Tensor) -> Iterable[Tensor]:
+        return vars(answers(model, batch, hooks(batch))).values()
+
+    return Answers(*in_batches(cut, batch_size, "isolation", of))
 
 
 def isolated_by_set(

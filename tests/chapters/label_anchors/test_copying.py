@@ -66,6 +66,6 @@ def test_heads_are_removed_from_demonstrations_and_queries(model):
     hooks = ablate_heads(model, others.tokens, heads, "mean", others.tokens)
     written = run_with_hooks(model, prompts.tokens, hooks, [name])[1][name][:, :, 2]
     torch.testing.assert_close(written, mean.expand_as(written))
-    got = answers_by_set(model, prompts, lambda _: hooks, hooks)
+    got = answers_by_set(model, prompts, lambda _: hooks, lambda _: hooks)
     whole = answers(model, prompts, hooks)
     torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)

@@ -86,12 +86,14 @@ def two_sets():
 def test_demonstrations_read_once_answer_as_whole_prompts(model):
     """Isolated, clean and with heads removed, against one pass over every whole prompt."""
     prompts = two_sets()
-    layers = range(model.cfg.n_layers - 1)
+    layers, cues = range(model.cfg.n_layers - 1), prompts.cue_pos
     hooks = ablate_heads(model, prompts.tokens, [(0, 1), (1, 0)], "zero", prompts.tokens)
     for got, hooked in (
         (answers_by_set(model, prompts), []),
         (isolated_by_set(model, prompts, layers), isolation(model, prompts, layers)),
-        (answers_by_set(model, prompts, lambda _: hooks, hooks), hooks),
+        (isolated(model, prompts, layers, batch_size=2), isolation(model, prompts, layers)),
+        (isolated(model, prompts, layers, cues), isolation(model, prompts, layers, cues)),
+        (answers_by_set(model, prompts, lambda _: hooks, lambda _: hooks), hooks),
     ):
         whole = Answers.of(prompts, target_logits(model, prompts, hooked))
         torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
