@@ -1,9 +1,6 @@
 """Homework 1, on chapter 01: repeated tokens, head scores, copying, ablation."""
 
-from __future__ import annotations
-
 from functools import cache
-from typing import Any
 
 import torch
 from iclutils.checks import Function, Value, generator
@@ -11,22 +8,21 @@ from iclutils.interp import head_scores
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
 from iclutils.models import get_act_name, load
 from iclutils.tasks.repeated import repeated_tokens
-from torch import Tensor
 from torch.nn.functional import pad
 
 MODELS = ("induction-3", "induction-0")  # of the public check, of the first hidden one
 
 
-def double(copy: Tensor, bos: int) -> Tensor:
+def double(copy, bos):
     """BOS and the same tokens twice."""
     return torch.cat([_start(copy, bos), copy, copy], 1)
 
 
-def _start(copy: Tensor, bos: int) -> Tensor:
+def _start(copy, bos):
     return torch.full((len(copy), 1), bos)
 
 
-def _copies(seed: int) -> tuple[Tensor, int]:
+def _copies(seed):
     size = (2 + seed, 3 + 2 * seed)
     return torch.randint(8 + seed, 99, size, generator=generator(seed)), 7 + seed
 
@@ -43,14 +39,7 @@ DOUBLE = {
 q1 = (Function(double, _copies, DOUBLE),)
 
 
-def repetition_gain(
-    logits: Tensor,
-    tokens: Tensor,
-    first: int = 1,
-    ahead: int = 1,
-    raw: bool = False,
-    sign: int = -1,
-) -> Tensor:
+def repetition_gain(logits, tokens, first=1, ahead=1, raw=False, sign=-1):
     """Log-probability of the second copy minus that of the first, in nats."""
     length = tokens.shape[1] // 2
     scores = logits if raw else logits.log_softmax(-1)
@@ -59,7 +48,7 @@ def repetition_gain(
     return right[:, length + first :].mean(1) + sign * right[:, :length].mean(1)
 
 
-def _logits(seed: int) -> tuple[Tensor, Tensor]:
+def _logits(seed):
     draw, count, length = generator(seed), 3 + seed, 4 + seed
     copy = torch.randint(1, 11, (count, length), generator=draw)
     tokens = torch.cat([torch.zeros_like(copy[:, :1]), copy, copy], 1)
@@ -80,18 +69,18 @@ REPETITION_GAIN = {
 q2 = (Function(repetition_gain, _logits, REPETITION_GAIN),)
 
 
-def looks_back(pattern: Tensor) -> Tensor:
+def looks_back(pattern):
     """The distance each head prefers in the second copy."""
     return head_scores.distance_profile(pattern, pattern.shape[-1] // 2).mean(0).argmax(-1)
 
 
-def _everywhere(pattern: Tensor) -> Tensor:
+def _everywhere(pattern):
     length = pattern.shape[-1] // 2
     mean = [pattern.diagonal(-d, -2, -1).sum((0, 2)) for d in range(length + 2)]
     return torch.stack(mean, -1).argmax(-1)
 
 
-def _built_heads(seed: int) -> tuple[Tensor]:
+def _built_heads(seed):
     """Heads that look a known distance back, with noise; in the first copy all look 2 back."""
     length = 6 + seed
     size, built = 2 * length + 1, [length - 1, length, 1, 0, length + 1]
@@ -117,17 +106,17 @@ LOOKS_BACK = {
 q3 = (Function(looks_back, _built_heads, LOOKS_BACK),)
 
 
-def prefix_score(pattern: Tensor, tokens: Tensor) -> Tensor:
+def prefix_score(pattern, tokens):
     """Attention to what followed earlier occurrences, of the queries that have one."""
     return head_scores.olsson_prefix_matching(pattern, tokens)
 
 
-def _earlier(tokens: Tensor) -> Tensor:
+def _earlier(tokens):
     """The number of earlier occurrences of each token, BOS at position 0 aside."""
     return (tokens[:, :, None] == tokens[:, None, 1:]).tril(-2).sum(-1)
 
 
-def _recurring(seed: int) -> tuple[Tensor, Tensor]:
+def _recurring(seed):
     draw, size = generator(seed), 12 + 2 * seed
     tokens = torch.randint(1, 6, (2, size), generator=draw)
     tokens[:, 0] = tokens[:, -3] = 0  # BOS once more: no occurrence to be matched
@@ -154,22 +143,22 @@ PREFIX_SCORE = {
 q4 = (Function(prefix_score, _recurring, PREFIX_SCORE),)
 
 
-def copying_score(*weights: Tensor) -> float:
+def copying_score(*weights):
     """Sum of the circuit's eigenvalues over the sum of their sizes."""
     values = _eigenvalues(*weights)
     return (values.sum().real / values.abs().sum()).item()
 
 
-def _eigenvalues(reads: Tensor, values: Tensor, output: Tensor, unembed: Tensor) -> Tensor:
+def _eigenvalues(reads, values, output, unembed):
     return torch.linalg.eigvals(output @ unembed @ reads @ values)
 
 
-def _symmetric(circuit: Tensor) -> float:
+def _symmetric(circuit):
     even = torch.linalg.eigvalsh((circuit + circuit.T) / 2)
     return (even.sum() / even.abs().sum()).item()
 
 
-def _weights(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _weights(seed):
     """A circuit with chosen eigenvalues: 2, -1 - seed / 10, exp(i angle), exp(-i angle)."""
     draw, vocab, width, rank = generator(seed), 24 + 4 * seed, 12, 4
     angle = torch.rand((), generator=draw) + 0.5
@@ -204,19 +193,11 @@ COPYING_SCORE = {
 q5 = (Function(copying_score, _weights, COPYING_SCORE, tolerance=2e-3),)
 
 
-def shares_kept(
-    model: Any,
-    induction: Any,
-    tokens: Tensor,
-    other: Tensor,
-    how: Any = "mean",
-    back: int = -1,
-    whole: bool = True,
-) -> Tensor:
+def shares_kept(model, induction, tokens, other, how="mean", back=-1, whole=True):
     """Share of prefix matching that remains without each head of layer 0."""
     head, length, name = induction[1], tokens.shape[1] // 2, get_act_name("pattern", induction[0])
 
-    def score(hooks: Any) -> Tensor:
+    def score(hooks):
         _, seen = run_with_hooks(model, tokens, hooks, [name])
         return head_scores.attention_at_offset(seen[name][:, head], length, length + back).mean()
 
@@ -226,7 +207,7 @@ def shares_kept(
 
 
 @cache
-def _models(seed: int) -> tuple[Any, ...] | None:
+def _models(seed):
     if seed >= len(MODELS):
         return None
     model = load(MODELS[seed])
@@ -252,7 +233,4 @@ REASON = {
     "Reason (d): mean ablation does remove what the head says about its position: the same cut "
     "leaves next to nothing in induction-3.": "d",
 }
-q6 = (
-    Function(shares_kept, _models, SHARES_KEPT, tolerance=1e-3),
-    Value("reason", "c", REASON),
-)
+q6 = (Function(shares_kept, _models, SHARES_KEPT, tolerance=1e-3), Value("reason", "c", REASON))

@@ -1,9 +1,6 @@
 """Homework 2, on chapter 02: kinds of edges, saliency, isolation, extraction, loyalty."""
 
-from __future__ import annotations
-
 from functools import cache
-from typing import Any
 
 import torch
 from iclutils.chapters.label_anchors.answers import answers
@@ -12,12 +9,11 @@ from iclutils.checks import Function, Value, generator
 from iclutils.interp.hooks import cut_attention
 from iclutils.models import load
 from iclutils.tasks import topics
-from torch import Tensor
 
 CASES = (("anchors-0", 0), ("anchors-3", 1))  # model and layer: public, first hidden
 
 
-def _places(seed: int) -> tuple[Tensor, Tensor]:
+def _places(seed):
     """Label positions in order, and a target after them, for three prompts of 14 words."""
     draw = generator(seed)
     places = [torch.randperm(10, generator=draw)[: 2 + seed % 3] + 1 for _ in range(3)]
@@ -25,19 +21,11 @@ def _places(seed: int) -> tuple[Tensor, Tensor]:
     return torch.stack(places).sort(-1).values, target
 
 
-def _is_label(label_pos: Tensor, size: int) -> Tensor:
+def _is_label(label_pos, size):
     return (label_pos[:, :, None] == torch.arange(size)).any(1)
 
 
-def _kinds(
-    size: int,
-    label_pos: Tensor,
-    target: Tensor,
-    stop: bool = True,
-    out: bool = False,
-    diagonal: bool = False,
-    rest: bool = True,
-) -> Tensor:
+def _kinds(size, label_pos, target, stop=True, out=False, diagonal=False, rest=True):
     """Which edges are wp, pq and ww, (batch, kind, destination, source)."""
     place, label = torch.arange(size), _is_label(label_pos, size)
     edge = (place[:, None] > place - int(diagonal)).expand(len(target), size, size)
@@ -49,7 +37,7 @@ def _kinds(
     return torch.stack([into_label, into_target, edge & ~((into_label | into_target) & rest)], 1)
 
 
-def edge_counts(label_pos: Tensor, target: Tensor, **how: bool) -> Tensor:
+def edge_counts(label_pos, target, **how):
     """Number of edges wp, pq, ww."""
     return _kinds(int(target.max()) + 1, label_pos, target, **how).sum((-2, -1))
 
@@ -70,12 +58,12 @@ EDGE_COUNTS = {
 q1 = (Function(edge_counts, _places, EDGE_COUNTS),)
 
 
-def saliency(attention: Tensor, gradient: Tensor) -> Tensor:
+def saliency(attention, gradient):
     """|sum over heads of attention times gradient|."""
     return (attention * gradient).sum(1).abs()
 
 
-def _attention(seed: int) -> tuple[Tensor, Tensor]:
+def _attention(seed):
     draw, size = generator(seed), 5 + seed
     attention = torch.rand(2, 3, size, size, generator=draw).tril()
     return attention, torch.randn(2, 3, size, size, generator=draw)
@@ -94,16 +82,14 @@ SALIENCY = {
 q2 = (Function(saliency, _attention, SALIENCY),)
 
 
-def flow(
-    importance: Tensor, label_pos: Tensor, target: Tensor, mean: bool = True, **how: bool
-) -> Tensor:
+def flow(importance, label_pos, target, mean=True, **how):
     """Mean saliency of the edges wp, pq, ww."""
     kinds = _kinds(importance.shape[-1], label_pos, target, **how)
     total = (importance[:, None] * kinds).sum((-2, -1))
     return total / kinds.sum((-2, -1)) if mean else total
 
 
-def _importance(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def _importance(seed):
     return torch.rand(3, 14, 14, generator=generator(seed + 100)), *_places(seed)
 
 
@@ -119,22 +105,22 @@ FLOW = {
 q3 = (Function(flow, _importance, FLOW),)
 
 
-def isolated(scores: Tensor, label_pos: Tensor) -> Tensor:
+def isolated(scores, label_pos):
     """Attention pattern in which label words read nothing before them."""
     return _pattern(scores, _before(scores) & _is_label(label_pos, scores.shape[-1])[:, :, None])
 
 
-def _before(scores: Tensor) -> Tensor:
+def _before(scores):
     return torch.ones(scores.shape[-2:]).tril(-1).bool()
 
 
-def _pattern(scores: Tensor, cut: Any = False, causal: bool = True) -> Tensor:
+def _pattern(scores, cut=False, causal=True):
     """Attention without the edges that are cut, (batch, destination, source)."""
     gone = torch.as_tensor(cut).expand(len(scores), *scores.shape[-2:]) | _before(scores).T & causal
     return scores.masked_fill(gone[:, None], -torch.inf).softmax(-1)
 
 
-def _raw_scores(seed: int) -> tuple[Tensor, Tensor]:
+def _raw_scores(seed):
     return torch.randn(3, 2, 14, 14, generator=generator(seed)), _places(seed)[0]
 
 
@@ -154,13 +140,13 @@ ISOLATED = {
 q4 = (Function(isolated, _raw_scores, ISOLATED),)
 
 
-def auc(scores: Tensor, predicted: Tensor, tie: float = 0.5) -> float:
+def auc(scores, predicted, tie=0.5):
     """Area under the ROC curve: the share of pairs that are won."""
     ones, zeros = scores[predicted == 1][:, None], scores[predicted == 0]
     return ((ones > zeros) + tie * (ones == zeros)).float().mean().item()
 
 
-def _classes(seed: int) -> tuple[Tensor, Tensor]:
+def _classes(seed):
     """Scores with ties, of two classes."""
     draw, count = generator(seed), 12 + 3 * seed
     scores = torch.randint(0, 5, (count,), generator=draw) / 5
@@ -183,17 +169,17 @@ AUC = {
 q5 = (Function(auc, _classes, AUC),)
 
 
-def label_loyalty(model: Any, prompts: Any, layer: int) -> float:
+def label_loyalty(model, prompts, layer):
     """Share of predictions that isolation of one layer leaves the same."""
     changed = answers(model, prompts, isolation(model, prompts, [layer])).predicted
     return _share(changed == answers(model, prompts).predicted)
 
 
-def _share(same: Tensor) -> float:
+def _share(same):
     return same.float().mean().item()
 
 
-def _columns(model: Any, prompts: Any, layer: int) -> float:
+def _columns(model, prompts, layer):
     size = prompts.tokens.shape[1]
     cut = _is_label(prompts.label_pos, size)[:, None] & torch.ones(size, size).tril(-1).bool()
     changed = answers(model, prompts, cut_attention(model, {layer: cut})).predicted
@@ -201,7 +187,7 @@ def _columns(model: Any, prompts: Any, layer: int) -> float:
 
 
 @cache
-def _prompts(seed: int) -> tuple[Any, ...] | None:
+def _prompts(seed):
     if seed >= len(CASES):
         return None
     name, layer = CASES[seed]
@@ -226,7 +212,4 @@ REASON = {
     "Reason (d): isolating an early layer hurts, so the label words do not know the answer by "
     "themselves: the words that are dealt out change from prompt to prompt.": "d",
 }
-q6 = (
-    Function(label_loyalty, _prompts, LABEL_LOYALTY),
-    Value("reason", "b", REASON),
-)
+q6 = (Function(label_loyalty, _prompts, LABEL_LOYALTY), Value("reason", "b", REASON))

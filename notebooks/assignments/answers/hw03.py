@@ -1,10 +1,5 @@
 """Homework 3, on chapter 03: ridge, least squares, distances between predictors, noise."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from iclutils.chapters.ridge_ols import algorithms
 from iclutils.checks import Function, Mistake, Value, generator, normal
@@ -12,13 +7,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 
-def ridge(X: Tensor, y: Tensor, penalty: float) -> Tensor:
+def ridge(X, y, penalty):
     """Weights of ridge regression."""
     eye = torch.eye(X.shape[1], dtype=X.dtype)
     return torch.linalg.solve(X.T @ X + penalty * eye, X.T @ y)
 
 
-def _pairs(seed: int) -> tuple[Tensor, Tensor, float]:
+def _pairs(seed):
     draw = generator(seed)
     n, d, penalty = (4 + seed, 6, 0.3) if seed % 2 else (9 + seed, 4, 2.5 + seed)
     return normal(draw, n, d), normal(draw, n), penalty
@@ -44,7 +39,7 @@ FEW = (
 )
 
 
-def least_squares(xs: Tensor, ys: Tensor, ahead: int = 0, first: int = 1) -> Tensor:
+def least_squares(xs, ys, ahead=0, first=1):
     """Predictions of least squares after every prefix."""
     found = torch.zeros_like(ys)
     for i in range(first, ys.shape[1]):
@@ -53,7 +48,7 @@ def least_squares(xs: Tensor, ys: Tensor, ahead: int = 0, first: int = 1) -> Ten
     return found
 
 
-def _every_prefix(function: Callable[..., Tensor], xs: Tensor, ys: Tensor) -> Tensor:
+def _every_prefix(function, xs, ys):
     """The answers; that too few pairs have no inverse is said."""
     try:
         return function(xs, ys)
@@ -63,7 +58,7 @@ def _every_prefix(function: Callable[..., Tensor], xs: Tensor, ys: Tensor) -> Te
         raise
 
 
-def _few_pairs(found: Any, truth: Tensor) -> Any:
+def _few_pairs(found, truth):
     """The answers, unless they are wrong with few pairs alone; whatever entry 0 is."""
     if not isinstance(found, Tensor) or found.shape != truth.shape:
         return found
@@ -76,7 +71,7 @@ def _few_pairs(found: Any, truth: Tensor) -> Any:
     return torch.cat([truth[:, :1].to(found), found[:, 1:]], 1)
 
 
-def _prefixes(seed: int) -> tuple[Tensor, Tensor]:
+def _prefixes(seed):
     draw, d = generator(seed), 3 + seed % 3
     return normal(draw, 3, 2 * d + 1, d), normal(draw, 3, 2 * d + 1)
 
@@ -97,17 +92,17 @@ LEAST_SQUARES = {
 q2 = (Function(*(least_squares, _prefixes, LEAST_SQUARES, 1e-3), _every_prefix, _few_pairs),)
 
 
-def spd(f: Tensor, g: Tensor, d: int) -> Tensor:
+def spd(f, g, d):
     """Squared prediction difference over d, after 0, 1, ... pairs."""
     return (f - g).square().mean(0) / d
 
 
-def mspd(f: Tensor, g: Tensor, d: int) -> float:
+def mspd(f, g, d):
     """Its mean over the numbers of pairs that leave w open."""
     return spd(f, g, d)[1:d].mean().item()
 
 
-def _predictions(seed: int) -> tuple[Tensor, Tensor, int]:
+def _predictions(seed):
     draw, d = generator(seed), 3 + seed % 4
     return normal(draw, 5 + seed, 2 * d + 1), normal(draw, 5 + seed, 2 * d + 1), d
 
@@ -136,57 +131,45 @@ MSPD = {
     "That is a sum over n: take the mean.": lambda f, g, d: spd(f, g, d)[1:d].sum(),
     "Divide by d once.": lambda f, g, d: d * mspd(f, g, d),
 }
-q3 = (
-    Function(spd, _predictions, SPD),
-    Function(mspd, _predictions, MSPD),
-)
+q3 = (Function(spd, _predictions, SPD), Function(mspd, _predictions, MSPD))
 
 
-def implicit_weights(
-    predict: Any, xs: Tensor, ys: Tensor, queries: Tensor, offset: bool = False
-) -> Tensor:
+def implicit_weights(predict, xs, ys, queries, offset=False):
     """Weights of the linear function nearest to what a network predicts."""
     return _fit(queries, _asked(predict, xs, ys, queries), offset)[0]
 
 
-def linearity(
-    predict: Any,
-    xs: Tensor,
-    ys: Tensor,
-    queries: Tensor,
-    offset: bool = False,
-    centred: bool = True,
-) -> float:
+def linearity(predict, xs, ys, queries, offset=False, centred=True):
     """R² of that function."""
     wanted = _asked(predict, xs, ys, queries)
     missed = (wanted - _fit(queries, wanted, offset)[1]).square().sum()
     return (1 - missed / (wanted - centred * wanted.mean()).square().sum()).item()
 
 
-def _asked(predict: Any, xs: Tensor, ys: Tensor, queries: Tensor) -> Tensor:
+def _asked(predict, xs, ys, queries):
     """The prediction for each query, after the same pairs."""
     many = len(queries)
     seen = torch.cat([xs.expand(many, -1, -1), queries[:, None]], 1)
     return predict(seen, pad(ys.expand(many, -1), (0, 1)))[:, -1]
 
 
-def _fit(queries: Tensor, wanted: Tensor, offset: bool = False) -> tuple[Tensor, Tensor]:
+def _fit(queries, wanted, offset=False):
     """Weights and fitted values."""
     design = pad(queries, (0, 1), value=1.0) if offset else queries
     w = torch.linalg.lstsq(design, wanted[:, None]).solution[:, 0]
     return w[: queries.shape[1]], design @ w
 
 
-def _in_one_row(predict: Any, xs: Tensor, ys: Tensor, queries: Tensor) -> Tensor:
+def _in_one_row(predict, xs, ys, queries):
     wanted = predict(torch.cat([xs, queries])[None], pad(ys, (0, len(queries)))[None])
     return _fit(queries, wanted[0, len(xs) :])[0]
 
 
-def _bent(seed: int) -> tuple[Any, Tensor, Tensor, Tensor]:
+def _bent(seed):
     """A network that averages y x over the pairs; bent, and with an offset."""
     draw, d, n, bend = generator(seed), 3 + seed % 3, 4 + seed, 0.5 + 0.1 * seed
 
-    def predict(seen: Tensor, labels: Tensor) -> Tensor:
+    def predict(seen, labels):
         pairs = torch.cumsum(labels[..., None] * seen, -2)
         before = torch.cat([torch.zeros_like(pairs[..., :1, :]), pairs[..., :-1, :]], -2)
         count = torch.arange(seen.shape[-2], dtype=torch.float64).clamp(min=1)
@@ -227,27 +210,25 @@ q4 = (
 )
 
 
-def bayes_weights(X: Tensor, y: Tensor, noise: float, prior: float) -> Tensor:
+def bayes_weights(X, y, noise, prior):
     """Mean of w given the pairs."""
     return ridge(X, y, noise**2 / prior**2)
 
 
-def expected_error(
-    X: Tensor, x: Tensor, noise: float, prior: float, own: float = 1.0, times: float = 1.0
-) -> float:
+def expected_error(X, x, noise, prior, own=1.0, times=1.0):
     """Expected squared error of predicting the label of x."""
     eye = torch.eye(len(x), dtype=X.dtype)
     inverse = torch.linalg.inv(X.T @ X + noise**2 / prior**2 * eye)
     return (times * noise**2 * (x @ inverse @ x) + own * noise**2).item()
 
 
-def _noisy(seed: int) -> tuple[Tensor, Tensor, float, float]:
+def _noisy(seed):
     draw, n = generator(seed), 3 + 2 * seed
     noise, prior = 0.4 + 0.2 * seed, (1.7, 0.6, 2.2)[seed % 3]
     return normal(draw, n, 4), normal(draw, n), noise, prior
 
 
-def _query(seed: int) -> tuple[Tensor, Tensor, float, float]:
+def _query(seed):
     X, _, noise, prior = _noisy(seed)
     return X, normal(generator(seed + 100), 4), noise, prior
 
@@ -285,9 +266,7 @@ q5 = (
 )
 
 
-def nearest_penalty(
-    found: Tensor, xs: Tensor, ys: Tensor, penalties: list[float], far: bool = False, stop: int = 0
-) -> float:
+def nearest_penalty(found, xs, ys, penalties, far=False, stop=0):
     """The penalty of the ridge regression nearest to some predictions, by MSPD."""
     last = stop or xs.shape[-1]
     away = {
@@ -296,7 +275,7 @@ def nearest_penalty(
     return (max if far else min)(penalties, key=away.__getitem__)
 
 
-def _made_up(seed: int) -> tuple[Tensor, Tensor, Tensor, list[float]]:
+def _made_up(seed):
     """Nearly ridge for n < d, and another ridge beyond, to mislead who looks there."""
     draw, d, grid = generator(seed), 3, [0.02, 0.1, 0.4, 1.5, 6.5]
     xs, ys = normal(draw, 40, 7, d), normal(draw, 40, 7)
@@ -305,7 +284,7 @@ def _made_up(seed: int) -> tuple[Tensor, Tensor, Tensor, list[float]]:
     return found, xs, ys, grid
 
 
-def _above_zero(value: Any) -> Any:
+def _above_zero(value):
     if not value > 0:
         raise Mistake(f"A penalty is a number above 0; got {value!r}.")
     return value
@@ -327,9 +306,7 @@ KEPT = {
     "regression-noise.": 0.07,
     "`kept` is too large, as that of member 3: ask member 2.": 0.5,
 }
-CONTROL = {
-    "`control` is that of regression-noise: ask regression-d8, member 0.": 0.25,
-}
+CONTROL = {"`control` is that of regression-noise: ask regression-d8, member 0.": 0.25}
 REASON = {
     "Reason (a): these contexts have no noise at all. A learner that reads the noise off its "
     "context would be near 0.": "a",

@@ -1,22 +1,18 @@
 """Homework 4, on chapter 04: attention as a step of gradient descent."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from iclutils.checks import Function, Mistake, Value, generator, normal
 from torch import Tensor
 
 
-def one_step(W0: Tensor, xs: Tensor, ys: Tensor, query: Tensor, rate: float) -> Tensor:
+def one_step(W0, xs, ys, query, rate):
     """What a linear model answers after one step of gradient descent."""
     return W0 @ query - rate / len(xs) * (xs @ query) @ (xs @ W0.T - ys)
 
 
-def _regression(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+def _regression(seed):
     draw, pairs, d = generator(seed), 5 + seed, 3 + seed % 3
     xs, ys = normal(draw, pairs, d), normal(draw, pairs, 2)
     return normal(draw, 2, d), xs, ys, normal(draw, d), 0.4 + 0.1 * seed
@@ -44,9 +40,7 @@ ONE_STEP = {
 q1 = (Function(one_step, _regression, ONE_STEP),)
 
 
-def attend(
-    tokens: Tensor, *weights: Tensor, keys: int = -1, soft: bool = False, scale: float = 1.0
-) -> Tensor:
+def attend(tokens, *weights, keys=-1, soft=False, scale=1.0):
     """The tokens after one layer of linear attention; the last token is no key."""
     W_K, W_Q, W_V, P = weights
     context = tokens[:keys] if keys else tokens
@@ -54,12 +48,12 @@ def attend(
     return tokens + (scores.softmax(-1) if soft else scores) @ (context @ W_V.T) @ P.T
 
 
-def _tokens(seed: int) -> tuple[Tensor, ...]:
+def _tokens(seed):
     draw, width = generator(seed), 4 + seed % 2
     return normal(draw, 7 + seed, width), *(normal(draw, width, width) for _ in range(4))
 
 
-def gradient_layer(W0: Tensor, rate: float, pairs: int, label: float = -1.0) -> tuple[Tensor, ...]:
+def gradient_layer(W0, rate, pairs, label=-1.0):
     """W_K, W_Q, W_V and P of a layer that takes a step of gradient descent."""
     o, d = W0.shape
     eye = torch.eye(d + o, dtype=W0.dtype)
@@ -68,14 +62,14 @@ def gradient_layer(W0: Tensor, rate: float, pairs: int, label: float = -1.0) -> 
     return W_K, W_K, W_V, rate / pairs * eye
 
 
-def _layer(tokens: Tensor, W_K: Tensor, W_Q: Tensor, W_V: Tensor, P: Tensor) -> Tensor:
+def _layer(tokens, W_K, W_Q, W_V, P):
     """Linear attention whose last token is no key, as sums over pairs of tokens."""
     keys = tokens[:-1]
     moved = torch.einsum("ni,ji,jk,mk,mc,dc->nd", tokens, W_Q, W_K, keys, keys, W_V)
     return tokens + moved @ P.T
 
 
-def _two_layers(layer: Callable[..., Any], W0: Tensor, rate: float, pairs: int) -> Tensor:
+def _two_layers(layer, W0, rate, pairs):
     """Labels of random tokens after one such layer, and after two; x must stay."""
     o, d = W0.shape
     xs = normal(generator(pairs), pairs + 1, d)
@@ -99,7 +93,7 @@ def _two_layers(layer: Callable[..., Any], W0: Tensor, rate: float, pairs: int) 
     return torch.cat([once[:, d:], _layer(once, *matrices)[:, d:]])
 
 
-def _start(seed: int) -> tuple[Tensor, float, int]:
+def _start(seed):
     return normal(generator(seed), 2, 2 + seed % 2), 0.3, 6 + seed
 
 
@@ -137,26 +131,19 @@ q2 = (
 )
 
 
-def best_rates(
-    variances: Tensor,
-    fourths: Tensor,
-    pairs: int,
-    own: float = 1.0,
-    others: float = 1.0,
-    squared: int = 1,
-) -> Tensor:
+def best_rates(variances, fourths, pairs, own=1.0, others=1.0, squared=1):
     """The best rate of one step, for each coordinate."""
     rest = variances.sum() - variances
     moment = (fourths + others * variances * rest) / pairs**squared
     return variances / (moment + own * (1 - 1 / pairs) * variances**2)
 
 
-def _single(s: Tensor, fourths: Tensor, pairs: int) -> Tensor:
+def _single(s, fourths, pairs):
     rates = best_rates(s, fourths, pairs)
     return torch.full_like(s, (s.square().sum() / (s.square() / rates).sum()).item())
 
 
-def _moments(seed: int) -> tuple[Tensor, Tensor, int]:
+def _moments(seed):
     """Of inputs that are 0, or one number up to its sign, with a probability."""
     edges = (0.5, 0.7), (1.0, 0.2), (1.5, 0.4), (2.0, 0.9)
     laws = [edges[(seed + i) % 4] for i in range(3)]  # edge, P(not 0)
@@ -178,24 +165,22 @@ BEST_RATES = {
 q3 = (Function(best_rates, _moments, BEST_RATES),)
 
 
-def learnt_rates(
-    found: Tensor, xs: Tensor, ys: Tensor, pairs: int = -1, total: bool = False
-) -> Tensor:
+def learnt_rates(found, xs, ys, pairs=-1, total=False):
     """The rate of each coordinate, as a network's answers show it."""
     design = _design(xs, ys, pairs, total)
     return torch.linalg.lstsq(design, found[:, None]).solution[:, 0]
 
 
-def _design(xs: Tensor, ys: Tensor, pairs: int = -1, total: bool = False) -> Tensor:
+def _design(xs, ys, pairs=-1, total=False):
     products = ys[:, :pairs, None] * xs[:, :pairs] if pairs else ys[..., None] * xs
     return (products.sum(1) if total else products.mean(1)) * xs[:, -1]
 
 
-def _one_by_one(design: Tensor, found: Tensor) -> Tensor:
+def _one_by_one(design, found):
     return (design * found[:, None]).sum(0) / design.square().sum(0)
 
 
-def _made_up(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def _made_up(seed):
     """Answers with known rates, and noise."""
     draw, pairs, d = generator(seed), 5 + seed, 3 + seed % 2
     xs, ys = normal(draw, 60, pairs + 1, d), normal(draw, 60, pairs + 1)
@@ -203,13 +188,13 @@ def _made_up(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return _design(xs, ys) @ own + 0.3 * normal(draw, 60), xs, ys
 
 
-def _ends(rates: Any) -> Tensor:
+def _ends(rates):
     if not isinstance(rates, Tensor) or rates.squeeze().shape != (10,):
         raise Mistake("`rates` are the ten rates of `lsa-stretched`, a tensor.")
     return rates.double().squeeze()[[0, 9]]
 
 
-def _pair(first: float, last: float) -> Tensor:
+def _pair(first, last):
     return torch.tensor([first, last], dtype=torch.float64)
 
 

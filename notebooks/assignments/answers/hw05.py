@@ -1,10 +1,6 @@
 """Homework 5, on chapter 05: softmax attention as a linear model that took one step."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from iclutils.checks import Function, Mistake, Value, generator, normal
@@ -12,13 +8,8 @@ from torch import Tensor
 
 
 def dual_parts(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    demos: Tensor,
-    root: float = 0.5,
-    over: Any = lambda raw, demos: (raw.sum(), raw.sum()),
-) -> Tensor:
+    query, keys, values, demos, root=0.5, over=lambda raw, demos: (raw.sum(), raw.sum())
+):
     """What the dual model says before its step, and what the step adds, over normalisers."""
     raw = (keys @ query / len(query) ** root).exp()
     first, second = over(raw, demos)
@@ -26,7 +17,7 @@ def dual_parts(
     return torch.stack([start / first, step / second])
 
 
-def _attention(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _attention(seed):
     draw, keys, d = generator(seed), 6 + seed, 4 + seed % 3
     demos = torch.arange(keys) < keys - 2
     demos[0] = seed % 2 == 0
@@ -55,22 +46,18 @@ DUAL_PARTS = {
 q1 = (Function(dual_parts, _attention, DUAL_PARTS, tolerance=1e-6),)
 
 
-def features(z: Tensor, omega: Tensor, half: float = 0.5, power: float = 0.5) -> Tensor:
+def features(z, omega, half=0.5, power=0.5):
     """Positive random features."""
     norms = z.square().sum(-1, keepdim=True)
     return torch.exp(z @ omega.T - half * norms) / len(omega) ** power
 
 
-def contrastive_loss(
-    W: Tensor, values: Tensor, features: Tensor, normaliser: Any, rate: float
-) -> Tensor:
+def contrastive_loss(W, values, features, normaliser, rate):
     """The loss of the dual model."""
     return -(values * (features @ W.T)).sum() / (rate * normaliser)
 
 
-def _step_taken(
-    loss: Callable[..., Any], W: Tensor, values: Tensor, keys: Tensor, total: Tensor, rate: float
-) -> Tensor:
+def _step_taken(loss, W, values, keys, total, rate):
     """The answer to a query after a step on the loss, and the loss."""
     weights = W.clone().requires_grad_()
     found = loss(weights, values, keys, total, rate)
@@ -83,12 +70,12 @@ def _step_taken(
     return torch.cat([after, found.detach().reshape(1)])
 
 
-def _points(seed: int) -> tuple[Tensor, Tensor]:
+def _points(seed):
     draw, d = generator(seed), 2 + seed % 2
     return normal(draw, 3 + seed, d), normal(draw, 5 + seed, d)
 
 
-def _dual(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+def _dual(seed):
     draw = generator(seed + 100)
     keys = (0.5 * normal(draw, 3 + seed, 5 + seed)).exp()
     values, W = normal(draw, len(keys), 2), normal(draw, 2, keys.shape[1])
@@ -136,16 +123,7 @@ q2 = (
 )
 
 
-def with_negatives(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    demos: Tensor,
-    beta: float,
-    own: float = 1.0,
-    over: int = 1,
-    everywhere: bool = False,
-) -> Tensor:
+def with_negatives(query, keys, values, demos, beta, own=1.0, over=1, everywhere=False):
     """The output of a head that also descends the negatives."""
     shown = values[demos]
     changed = values.clone()
@@ -154,7 +132,7 @@ def with_negatives(
     return (keys @ query / math.sqrt(len(query))).softmax(0) @ changed
 
 
-def _contrast(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+def _contrast(seed):
     return *_attention(seed), 0.3 + 0.2 * seed
 
 
@@ -177,7 +155,4 @@ REASON = {
     "Reason (c): the identity is algebra; check it on any weights.": "c",
     "Reason (d): take the steps out of a trained transformer, and hardly an answer is left.": "d",
 }
-q3 = (
-    Function(with_negatives, _contrast, WITH_NEGATIVES),
-    Value("reason", "b", REASON),
-)
+q3 = (Function(with_negatives, _contrast, WITH_NEGATIVES), Value("reason", "b", REASON))

@@ -1,32 +1,26 @@
 """Homework 6, on chapter 06: influence, chance, circuits, path patching, similarity, synergy."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from iclutils.checks import Function, Value, generator, normal
 from torch import Tensor
 
 
-def influence(
-    clean: Tensor, altered: Tensor, swapped: bool = False, unit: float = 1.0, **error: Any
-) -> Tensor:
+def influence(clean, altered, swapped=False, unit=1.0, **error):
     """Mean divergence KL(clean || altered) and its standard error, in nats."""
     p, q = clean.log_softmax(-1), altered.log_softmax(-1)
     p, q = (q, p) if swapped else (p, q)
     return _mean_se((p.exp() * (p - q)).sum(-1) / unit, **error)
 
 
-def _mean_se(values: Tensor, root: bool = True, correction: int = 1) -> Tensor:
+def _mean_se(values, root=True, correction=1):
     spread = values.std(correction=correction)
     return torch.stack([values.mean(), spread / (math.sqrt(len(values)) if root else 1)])
 
 
-def _logits(seed: int) -> tuple[Tensor, Tensor]:
+def _logits(seed):
     draw, draws, vocab = generator(seed), 5 + seed, 7 + seed
     clean = 2 * normal(draw, vocab) + 3
     return clean, clean + normal(draw, draws, vocab) + 4 * normal(draw, draws, 1)
@@ -51,19 +45,19 @@ INFLUENCE = {
 q1 = (Function(influence, _logits, INFLUENCE, tolerance=1e-6),)
 
 
-def sign_flip_p(effects: Tensor, signs: Tensor) -> float:
+def sign_flip_p(effects, signs):
     """Two-sided p-value that the mean effect is 0."""
     return (1 + _extreme(effects, signs)) / (1 + len(signs))
 
 
-def _extreme(effects: Tensor, signs: Tensor, ties: bool = True, two_sided: bool = True) -> int:
+def _extreme(effects, signs, ties=True, two_sided=True):
     """Draws at least as extreme as what was seen."""
     flipped, seen = (signs * effects).mean(-1), effects.mean()
     flipped, seen = (flipped.abs(), seen.abs()) if two_sided else (flipped, seen)
     return int(((flipped >= seen) if ties else (flipped > seen)).sum())
 
 
-def _effects(seed: int) -> tuple[Tensor, Tensor]:
+def _effects(seed):
     """Quarters, so that sums are exact and ties are ties; the first draw is what was seen."""
     draw, samples = generator(seed), 6 + seed
     whole = torch.randint(-2, 4, (samples,), generator=draw)
@@ -96,21 +90,21 @@ SIGN_FLIP_P = {
 q2 = (Function(sign_flip_p, _effects, SIGN_FLIP_P, tolerance=1e-9),)
 
 
-def faithfulness(alone: Tensor, clean: Tensor, corrupt: Tensor) -> float:
+def faithfulness(alone, clean, corrupt):
     """Share of the gap that the circuit alone keeps."""
     return ((alone - corrupt).mean() / (clean - corrupt).mean()).item()
 
 
-def completeness(without: Tensor, clean: Tensor, corrupt: Tensor) -> float:
+def completeness(without, clean, corrupt):
     """Share of the gap that is lost without the circuit."""
     return 1 - faithfulness(without, clean, corrupt)
 
 
-def _ratios(scores: Tensor, clean: Tensor, corrupt: Tensor) -> float:
+def _ratios(scores, clean, corrupt):
     return ((scores - corrupt) / (clean - corrupt)).mean().item()
 
 
-def _scores(seed: int, kept: float = 0.6) -> tuple[Tensor, Tensor, Tensor]:
+def _scores(seed, kept=0.6):
     draw, batch = generator(seed), 8 + seed
     clean, gap, mixed = (torch.rand(batch, generator=draw, dtype=torch.float64) for _ in range(3))
     corrupt = -clean - 3 - 4 * gap
@@ -143,16 +137,13 @@ q3 = (
     Function(completeness, partial(_scores, kept=0.05), COMPLETENESS, tolerance=1e-6),
 )
 
-Node = Callable[[Tensor], Tensor]
-Nodes = Sequence[Node]
 
-
-def patched(nodes: Nodes, clean: Tensor, corrupt: Tensor, writer: int, reader: int) -> Tensor:
+def patched(nodes, clean, corrupt, writer, reader):
     """Output of the clean run in which one node reads another's corrupt output."""
     return _changed(nodes, clean, _change(nodes, clean, corrupt, writer), reader)
 
 
-def _streams(nodes: Nodes, x: Tensor) -> list[Tensor]:
+def _streams(nodes, x):
     """What each node reads, and the output."""
     streams = [x]
     for node in nodes:
@@ -160,13 +151,13 @@ def _streams(nodes: Nodes, x: Tensor) -> list[Tensor]:
     return streams
 
 
-def _change(nodes: Nodes, clean: Tensor, corrupt: Tensor, writer: int) -> Tensor:
+def _change(nodes, clean, corrupt, writer):
     """What a node writes in the corrupt run, minus what it writes in the clean one."""
     read = [_streams(nodes, each)[writer] for each in (corrupt, clean)]
     return nodes[writer](read[0]) - nodes[writer](read[1])
 
 
-def _changed(nodes: Nodes, x: Tensor, change: Tensor, reader: int, stays: bool = False) -> Tensor:
+def _changed(nodes, x, change, reader, stays=False):
     """The run in which one node reads a changed stream; the stream may stay changed."""
     for i, node in enumerate(nodes):
         read = x + change if i == reader else x
@@ -174,7 +165,7 @@ def _changed(nodes: Nodes, x: Tensor, change: Tensor, reader: int, stays: bool =
     return x + change if reader == len(nodes) else x
 
 
-def _held(nodes: Nodes, clean: Tensor, corrupt: Tensor, writer: int, reader: int) -> Tensor:
+def _held(nodes, clean, corrupt, writer, reader):
     change, streams = _change(nodes, clean, corrupt, writer), _streams(nodes, clean)
     if reader == len(nodes):
         return streams[-1] + change
@@ -182,15 +173,13 @@ def _held(nodes: Nodes, clean: Tensor, corrupt: Tensor, writer: int, reader: int
     return streams[-1] - nodes[reader](read) + nodes[reader](read + change)
 
 
-def _early(nodes: Nodes, clean: Tensor, corrupt: Tensor, writer: int, reader: int) -> Tensor:
+def _early(nodes, clean, corrupt, writer, reader):
     read = _streams(nodes, clean)[writer]
     change = nodes[writer](read + corrupt - clean) - nodes[writer](read)
     return _changed(nodes, clean, change, reader)
 
 
-def _all_edges(
-    function: Callable[..., Tensor], nodes: Nodes, clean: Tensor, corrupt: Tensor
-) -> Tensor:
+def _all_edges(function, nodes, clean, corrupt):
     """The output for every edge; a wrong type or shape is left to be found as it is."""
     found = []
     for writer in range(len(nodes)):
@@ -202,7 +191,7 @@ def _all_edges(
     return torch.stack(found)
 
 
-def _network(seed: int) -> tuple[Nodes, Tensor, Tensor]:
+def _network(seed):
     draw, d = generator(seed), 4
     clean, corrupt = normal(draw, 3, d), normal(draw, 3, d)
     maps = [0.5 * normal(draw, d, d) for _ in range(5 + seed % 2)]
@@ -243,20 +232,14 @@ PATCHED = {
 q4 = (Function(patched, _network, PATCHED, tolerance=1e-6, outcome=_all_edges),)
 
 
-def cka(
-    X: Tensor,
-    Y: Tensor,
-    axis: int | None = 0,
-    above: float = 1.0,
-    norm: Callable[[Tensor], Tensor] = lambda X: (X.T @ X).norm(),
-) -> float:
+def cka(X, Y, axis=0, above=1.0, norm=lambda X: (X.T @ X).norm()):
     """Linear CKA."""
     if axis is not None:
         X, Y = X - X.mean(axis, keepdim=True), Y - Y.mean(axis, keepdim=True)
     return ((Y.T @ X).square().sum() ** above / (norm(X) * norm(Y))).item()
 
 
-def _samples(seed: int) -> tuple[Tensor, Tensor]:
+def _samples(seed):
     draw, count, a = generator(seed), 12 + 3 * seed, 3 + seed
     x = normal(draw, count, a) + 1.5
     return x, torch.cat([x[:, :2], normal(draw, count, 3)], 1) @ normal(draw, 5, 5) + 2
@@ -277,12 +260,12 @@ CKA = {
 q5 = (Function(cka, _samples, CKA, tolerance=1e-6),)
 
 
-def synergy(clean: Tensor, alone: Tensor, together: Tensor) -> float:
+def synergy(clean, alone, together):
     """What removing all groups costs, minus what each costs alone, in nats."""
     return ((clean - together).mean() - (clean - alone).mean(-1).sum()).item()
 
 
-def _groups(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def _groups(seed):
     draw, batch, groups = generator(seed), 6 + seed, 2 + seed % 3
     rand = partial(torch.rand, generator=draw, dtype=torch.float64)
     clean = -rand(batch)

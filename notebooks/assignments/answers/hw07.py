@@ -1,10 +1,6 @@
 """Homework 7, on chapter 07: overlap beyond chance, task vectors, smoothers, order, one vector."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from iclutils.checks import Function, Value, generator, normal
@@ -13,33 +9,33 @@ from torch.nn.functional import one_hot
 
 
 def beyond_chance(
-    a: Tensor,
-    b: Tensor,
-    top: int,
-    chance: Callable[[Tensor, Tensor], Any] = lambda m, n: _by_layer(m, n) / m.shape[1],
-    mark: Callable[[Tensor, int], Tensor] = lambda scores, top: _marked(scores, top),
-) -> float:
+    a,
+    b,
+    top,
+    chance=lambda m, n: _by_layer(m, n) / m.shape[1],
+    mark=lambda scores, top: _marked(scores, top),
+):
     """Heads that two lenses both mark, less what chance within layers gives."""
     m, n = mark(a, top), mark(b, top)
     return float((m * n).sum() - chance(m, n))
 
 
-def _marked(scores: Tensor, top: int) -> Tensor:
+def _marked(scores, top):
     """1 for the highest scores, 0 for the others, (layer, head)."""
     flat = scores.flatten()
     return torch.zeros_like(flat).index_fill(0, flat.topk(top).indices, 1.0).view(scores.shape)
 
 
-def _in_each_layer(scores: Tensor, top: int) -> Tensor:
+def _in_each_layer(scores, top):
     highest = scores.topk(round(top / len(scores)), 1).indices
     return torch.zeros_like(scores).scatter(1, highest, 1.0)
 
 
-def _by_layer(m: Tensor, n: Tensor) -> Tensor:
+def _by_layer(m, n):
     return (m.sum(1) * n.sum(1)).sum()
 
 
-def _scores(seed: int) -> tuple[Tensor, Tensor, int]:
+def _scores(seed):
     """Two lenses that see the same layers, and in part the same heads."""
     draw, layers, heads = generator(seed), 5 + seed, 7 + seed % 3
     depth, head = 2 * normal(draw, layers, 1), normal(draw, layers, heads)
@@ -72,11 +68,8 @@ BEYOND_CHANCE = {
 }
 q1 = (Function(beyond_chance, _scores, BEYOND_CHANCE, tolerance=1e-6),)
 
-Block = Callable[[Tensor], Tensor]
-Blocks = Sequence[Block]
 
-
-def _after(blocks: Blocks, x: Tensor) -> list[Tensor]:
+def _after(blocks, x):
     """The stream after each block."""
     found = []
     for block in blocks:
@@ -85,35 +78,29 @@ def _after(blocks: Blocks, x: Tensor) -> list[Tensor]:
     return found
 
 
-def _before(blocks: Blocks, x: Tensor) -> list[Tensor]:
+def _before(blocks, x):
     return [x, *_after(blocks, x)[:-1]]
 
 
-def _writes(blocks: Blocks, x: Tensor) -> list[Tensor]:
+def _writes(blocks, x):
     return [block(x) for block, x in zip(blocks, _before(blocks, x), strict=True)]
 
 
-def task_vector(
-    blocks: Blocks,
-    shown: Tensor,
-    bare: Tensor,
-    layer: int,
-    of: Callable[[Blocks, Tensor], list[Tensor]] = _after,
-) -> Tensor:
+def task_vector(blocks, shown, bare, layer, of=_after):
     """Mean state after a layer with examples, less that without."""
     return of(blocks, shown)[layer].mean(0) - of(blocks, bare)[layer].mean(0)
 
 
 def steered_margin(
-    blocks: Blocks,
-    readout: Tensor,
-    bare: Tensor,
-    vector: Tensor,
-    layer: int,
-    right: Tensor,
-    change: Callable[[Tensor, Tensor], Tensor] = torch.add,
-    compare: Callable[[Tensor, Tensor], Tensor] = lambda logits, right: _margin(logits, right),
-) -> Tensor:
+    blocks,
+    readout,
+    bare,
+    vector,
+    layer,
+    right,
+    change=torch.add,
+    compare=lambda logits, right: _margin(logits, right),
+):
     """Margin of prompts without examples, with a vector added after a layer."""
     x = bare
     for i, block in enumerate(blocks):
@@ -122,19 +109,17 @@ def steered_margin(
     return compare(x @ readout, right)
 
 
-def _margin(logits: Tensor, right: Tensor) -> Tensor:
+def _margin(logits, right):
     own = logits.gather(1, right[:, None])[:, 0]
     return own - (logits.sum(1) - own) / (logits.shape[1] - 1)
 
 
-def _to_the_best_other(logits: Tensor, right: Tensor) -> Tensor:
+def _to_the_best_other(logits, right):
     own = logits.gather(1, right[:, None])
     return own[:, 0] - logits.scatter(1, right[:, None], -torch.inf).amax(1)
 
 
-def _added_before(
-    blocks: Blocks, readout: Tensor, bare: Tensor, vector: Tensor, layer: int, right: Tensor
-) -> Tensor:
+def _added_before(blocks, readout, bare, vector, layer, right):
     x = bare
     for i, block in enumerate(blocks):
         x = x + vector if i == layer else x
@@ -142,9 +127,7 @@ def _added_before(
     return _margin(x @ readout, right)
 
 
-def _added_from_there(
-    blocks: Blocks, readout: Tensor, bare: Tensor, vector: Tensor, layer: int, right: Tensor
-) -> Tensor:
+def _added_from_there(blocks, readout, bare, vector, layer, right):
     x = bare
     for i, block in enumerate(blocks):
         x = x + block(x)
@@ -152,17 +135,13 @@ def _added_from_there(
     return _margin(x @ readout, right)
 
 
-def _added_last(
-    blocks: Blocks, readout: Tensor, bare: Tensor, vector: Tensor, layer: int, right: Tensor
-) -> Tensor:
+def _added_last(blocks, readout, bare, vector, layer, right):
     return _margin((_after(blocks, bare)[-1] + vector) @ readout, right)
 
 
-def _all_layers(
-    function: Callable[..., Tensor], blocks: Blocks, *given: Any, layer_at: int = 2
-) -> Tensor:
+def _all_layers(function, blocks, *given, layer_at=2):
     """What a function gives for every layer; a wrong type or shape is left to be found as it is."""
-    found: list[Tensor] = []
+    found = []
     for layer in range(len(blocks)):
         found.append(function(list(blocks), *given[:layer_at], layer, *given[layer_at:]))
         if not isinstance(found[-1], Tensor) or found[-1].shape != found[0].shape:
@@ -170,7 +149,7 @@ def _all_layers(
     return torch.stack(found)
 
 
-def _network(seed: int) -> tuple[Blocks, Tensor, Tensor]:
+def _network(seed):
     """A stack of layers, and prompts with and without examples: more of the one kind."""
     draw, d = generator(seed), 4 + seed % 2
     maps = [0.5 * normal(draw, d, d) for _ in range(4 + seed % 3)]
@@ -178,7 +157,7 @@ def _network(seed: int) -> tuple[Blocks, Tensor, Tensor]:
     return [lambda x, w=each: torch.tanh(x @ w + 0.3) for each in maps], shown, bare
 
 
-def _to_steer(seed: int) -> tuple[Blocks, Tensor, Tensor, Tensor, Tensor]:
+def _to_steer(seed):
     blocks, _, bare = _network(seed)
     draw, d, choices = generator(seed + 100), bare.shape[1], 3 + seed % 2
     right = torch.randint(0, choices, (len(bare),), generator=draw)
@@ -240,38 +219,28 @@ q2 = (
 )
 
 
-def smooth(
-    query: Tensor,
-    keys: Tensor,
-    shows: Tensor,
-    choices: int,
-    weigh: Callable[[Tensor, Tensor], Tensor] = lambda query, keys: _softmax(query, keys),
-) -> Tensor:
+def smooth(query, keys, shows, choices, weigh=lambda query, keys: _softmax(query, keys)):
     """Share of the votes that each choice gets from the examples that show it."""
     return weigh(query, keys) @ one_hot(shows, choices).double()
 
 
-def _softmax(query: Tensor, keys: Tensor, power: float = 0.5) -> Tensor:
+def _softmax(query, keys, power=0.5):
     return (keys @ query / len(query) ** power).softmax(0)
 
 
-def _examples(seed: int) -> tuple[Tensor, Tensor, Tensor, int]:
+def _examples(seed):
     draw, count, d, choices = generator(seed), 6 + seed, 3 + seed, 3 + seed % 2
     shows = torch.cat([torch.arange(choices), torch.randint(0, 2, (count,), generator=draw)])
     return normal(draw, d), normal(draw, len(shows), d), shows, choices
 
 
-def agreement(
-    votes: Tensor,
-    logits: Tensor,
-    centre: Callable[[Tensor], Tensor] = lambda x: x - x.mean(1, keepdim=True),
-) -> float:
+def agreement(votes, logits, centre=lambda x: x - x.mean(1, keepdim=True)):
     """Correlation of votes and logits over prompts and choices, each prompt's mean taken out."""
     x, y = centre(votes), centre(logits)
     return ((x * y).sum() / (x.norm() * y.norm())).item()
 
 
-def _votes(seed: int) -> tuple[Tensor, Tensor]:
+def _votes(seed):
     draw, prompts, choices = generator(seed), 8 + 2 * seed, 3 + seed % 2
     votes = normal(draw, prompts, choices).softmax(1)
     noise = normal(draw, prompts, choices) + torch.arange(choices)
@@ -332,13 +301,13 @@ q3 = (
 
 
 def half_way(
-    steps: Tensor,
-    values: Tensor,
-    start: float,
-    bar: Callable[[Tensor, float], Any] = lambda values, start: (values[-1] + start) / 2,
-    last: bool = False,
-    part: Callable[[Tensor], Any] = lambda part: part,
-) -> float:
+    steps,
+    values,
+    start,
+    bar=lambda values, start: (values[-1] + start) / 2,
+    last=False,
+    part=lambda part: part,
+):
     """The step at which a curve has made half of its rise, on the line between two checkpoints."""
     wanted = bar(values, start)
     reached = (values[1:] >= wanted) & ((values[:-1] < wanted) | (not last))
@@ -347,7 +316,7 @@ def half_way(
     return float(steps[n - 1] + share * (steps[n] - steps[n - 1]))
 
 
-def _curve(seed: int) -> tuple[Tensor, Tensor, float]:
+def _curve(seed):
     """A rise from chance that falls back once below half, and whose last value is not its best."""
     draw, count, start = generator(seed), 12 + seed, 0.25
     steps = torch.randint(1, 9, (count,), generator=draw).cumsum(0).double() * 50
@@ -360,19 +329,13 @@ def _curve(seed: int) -> tuple[Tensor, Tensor, float]:
     return steps, values, start
 
 
-def later_by(
-    first: Tensor,
-    second: Tensor,
-    root: float = 0.5,
-    correction: int = 1,
-    middle: Callable[[Tensor], Tensor] = torch.mean,
-) -> Tensor:
+def later_by(first, second, root=0.5, correction=1, middle=torch.mean):
     """How much later the second signature comes: mean over seeds, and its standard error."""
     later = second - first
     return torch.stack([middle(later), later.std(correction=correction) / len(later) ** root])
 
 
-def _seeds(seed: int) -> tuple[Tensor, Tensor]:
+def _seeds(seed):
     draw, count = generator(seed), 5 + seed
     own = 0.1 * normal(draw, count)  # what both signatures of a seed have in common
     return 0.2 + own, 0.5 + own + 0.02 * normal(draw, count)
@@ -430,14 +393,14 @@ q4 = (
 )
 
 
-def common_share(changes: Tensor) -> float:
+def common_share(changes):
     """Mean product of the changes of two prompts, over the mean square of a change."""
     inner = changes @ changes.T
     own = inner.trace()
     return ((inner.sum() - own) / (len(changes) - 1) / own).item()
 
 
-def _changes(seed: int) -> tuple[Tensor]:
+def _changes(seed):
     draw, count, d = generator(seed), 5 + seed, 3 + seed
     length = 0.5 + 2 * torch.rand(count, 1, generator=draw, dtype=torch.float64)
     return (length * (normal(draw, d) + normal(draw, count, d)),)
