@@ -110,18 +110,14 @@ ATTEND = {
     "No mean here: the factor 1/N is part of P.": lambda tokens, *given: attend(
         tokens, *given, scale=len(tokens) - 1.0
     ),
-    "Keys and queries are exchanged.": lambda tokens, W_K, W_Q, *given: attend(
-        tokens, W_Q, W_K, *given
-    ),
+    "Keys and queries are exchanged.": lambda x, W_K, W_Q, *given: attend(x, W_Q, W_K, *given),
 }
 GRADIENT_LAYER = {
     "The labels move the wrong way: to y_i + ΔW x_i, so that a second layer cannot go on. Is the "
     "sign of P, or of the label channel of W_V, "
     "turned around?": lambda W0, rate, pairs: gradient_layer(W0, -rate, pairs),
     "The factor 1/N is missing from P.": lambda W0, rate, pairs: gradient_layer(W0, rate, 1),
-    "W_V does not know W_0: the error is W_0 x_i - y_i.": lambda W0, *given: gradient_layer(
-        0 * W0, *given
-    ),
+    "W_V does not know W_0: the error is W_0 x_i - y_i.": lambda W, *a: gradient_layer(0 * W, *a),
     "The label channel of W_V is missing: the error is W_0 x_i - y_i.": {"label": 0.0},
     "In W_V the label has the sign of W_0 x_i: the error is their difference.": {"label": 1.0},
 }

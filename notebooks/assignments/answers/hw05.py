@@ -7,9 +7,7 @@ from iclutils.checks import Function, Mistake, Value, generator, normal
 from torch import Tensor
 
 
-def dual_parts(
-    query, keys, values, demos, root=0.5, over=lambda raw, demos: (raw.sum(), raw.sum())
-):
+def dual_parts(query, keys, values, demos, root=0.5, over=lambda raw, _: (raw.sum(), raw.sum())):
     """What the dual model says before its step, and what the step adds, over normalisers."""
     raw = (keys @ query / len(query) ** root).exp()
     first, second = over(raw, demos)

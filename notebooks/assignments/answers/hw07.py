@@ -8,31 +8,25 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 
-def beyond_chance(
-    a,
-    b,
-    top,
-    chance=lambda m, n: _by_layer(m, n) / m.shape[1],
-    mark=lambda scores, top: _marked(scores, top),
-):
-    """Heads that two lenses both mark, less what chance within layers gives."""
-    m, n = mark(a, top), mark(b, top)
-    return float((m * n).sum() - chance(m, n))
-
-
 def _marked(scores, top):
     """1 for the highest scores, 0 for the others, (layer, head)."""
     flat = scores.flatten()
     return torch.zeros_like(flat).index_fill(0, flat.topk(top).indices, 1.0).view(scores.shape)
 
 
+def _by_layer(m, n):
+    return (m.sum(1) * n.sum(1)).sum()
+
+
+def beyond_chance(a, b, top, chance=lambda m, n: _by_layer(m, n) / m.shape[1], mark=_marked):
+    """Heads that two lenses both mark, less what chance within layers gives."""
+    m, n = mark(a, top), mark(b, top)
+    return float((m * n).sum() - chance(m, n))
+
+
 def _in_each_layer(scores, top):
     highest = scores.topk(round(top / len(scores)), 1).indices
     return torch.zeros_like(scores).scatter(1, highest, 1.0)
-
-
-def _by_layer(m, n):
-    return (m.sum(1) * n.sum(1)).sum()
 
 
 def _scores(seed):
@@ -61,9 +55,7 @@ BEYOND_CHANCE = {
     "Both lenses mark their highest heads of the *whole* model, not as many in each layer.": {
         "mark": _in_each_layer
     },
-    "The highest scores are marked, not the lowest.": {
-        "mark": lambda scores, top: _marked(-scores, top)
-    },
+    "The highest scores are marked, not the lowest.": {"mark": lambda s, top: _marked(-s, top)},
     "That is a share: give the number of heads.": lambda a, b, top: beyond_chance(a, b, top) / top,
 }
 q1 = (Function(beyond_chance, _scores, BEYOND_CHANCE, tolerance=1e-6),)
@@ -91,52 +83,27 @@ def task_vector(blocks, shown, bare, layer, of=_after):
     return of(blocks, shown)[layer].mean(0) - of(blocks, bare)[layer].mean(0)
 
 
-def steered_margin(
-    blocks,
-    readout,
-    bare,
-    vector,
-    layer,
-    right,
-    change=torch.add,
-    compare=lambda logits, right: _margin(logits, right),
-):
-    """Margin of prompts without examples, with a vector added after a layer."""
-    x = bare
-    for i, block in enumerate(blocks):
-        x = x + block(x)
-        x = change(x, vector) if i == layer else x
-    return compare(x @ readout, right)
-
-
 def _margin(logits, right):
     own = logits.gather(1, right[:, None])[:, 0]
     return own - (logits.sum(1) - own) / (logits.shape[1] - 1)
 
 
+def steered_margin(
+    *given, change=torch.add, compare=_margin, at=lambda layer, last: [layer], before=False
+):
+    """Margin of prompts without examples, with a vector added after a layer."""
+    blocks, readout, x, vector, layer, right = given
+    places = at(layer, len(blocks) - 1)
+    for i, block in enumerate(blocks):
+        x = change(x, vector) if before and i in places else x
+        x = x + block(x)
+        x = change(x, vector) if not before and i in places else x
+    return compare(x @ readout, right)
+
+
 def _to_the_best_other(logits, right):
     own = logits.gather(1, right[:, None])
     return own[:, 0] - logits.scatter(1, right[:, None], -torch.inf).amax(1)
-
-
-def _added_before(blocks, readout, bare, vector, layer, right):
-    x = bare
-    for i, block in enumerate(blocks):
-        x = x + vector if i == layer else x
-        x = x + block(x)
-    return _margin(x @ readout, right)
-
-
-def _added_from_there(blocks, readout, bare, vector, layer, right):
-    x = bare
-    for i, block in enumerate(blocks):
-        x = x + block(x)
-        x = x + vector if i >= layer else x
-    return _margin(x @ readout, right)
-
-
-def _added_last(blocks, readout, bare, vector, layer, right):
-    return _margin((_after(blocks, bare)[-1] + vector) @ readout, right)
 
 
 def _all_layers(function, blocks, *given, layer_at=2):
@@ -186,11 +153,13 @@ TASK_VECTOR = {
     ),
 }
 STEERED_MARGIN = {
-    "The vector is added *after* the layer: this layer must not read it.": _added_before,
-    "The later layers have to run on the changed stream: you added the vector at the end.": (
-        _added_last
-    ),
-    "The vector is added once, after one layer: the stream carries it on.": _added_from_there,
+    "The vector is added *after* the layer: this layer must not read it.": {"before": True},
+    "The later layers have to run on the changed stream: you added the vector at the end.": {
+        "at": lambda layer, last: [last]
+    },
+    "The vector is added once, after one layer: the stream carries it on.": {
+        "at": lambda layer, last: range(layer, last + 1)
+    },
     "Add the vector to the stream: you put it in its place.": {
         "change": lambda x, vector: vector.expand_as(x)
     },
@@ -219,13 +188,13 @@ q2 = (
 )
 
 
-def smooth(query, keys, shows, choices, weigh=lambda query, keys: _softmax(query, keys)):
-    """Share of the votes that each choice gets from the examples that show it."""
-    return weigh(query, keys) @ one_hot(shows, choices).double()
-
-
 def _softmax(query, keys, power=0.5):
     return (keys @ query / len(query) ** power).softmax(0)
+
+
+def smooth(query, keys, shows, choices, weigh=_softmax):
+    """Share of the votes that each choice gets from the examples that show it."""
+    return weigh(query, keys) @ one_hot(shows, choices).double()
 
 
 def _examples(seed):
@@ -366,9 +335,7 @@ HALF_WAY = {
     "The first time counts: the curve may fall back below half later.": {"last": True},
 }
 LATER_BY = {
-    "The sign is turned around: the second less the first.": lambda first, second: later_by(
-        second, first
-    ),
+    "The sign is turned around: the second less the first.": lambda a, b: later_by(b, a),
     "Both signatures were measured on the same seeds: take the differences seed by seed, then "
     "their standard error.": lambda first, second: torch.stack(
         [(second - first).mean(), ((first.var() + second.var()) / len(first)).sqrt()]

@@ -1,7 +1,5 @@
 """``make assignments``, ``make grade`` and ``make gradebook``."""
 
-from __future__ import annotations
-
 import os
 import sys
 from argparse import Namespace

@@ -6,8 +6,6 @@ hidden checks go to the autograder alone. A homework is derived anew only when i
 table, the judge or the set-up cell have changed, and it is there whole or not at all.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -6,8 +6,6 @@ clean environment and a watcher, which adds up the memory of all it starts and s
 step began. What it tells comes through a pipe. Whatever it leaves behind is ended, too.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

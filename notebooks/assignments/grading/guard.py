@@ -7,8 +7,6 @@ folder be written, and no program be started; native code can go round that. Wha
 ``sent`` to the grader. This uses the standard library alone, because it runs before anything else.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

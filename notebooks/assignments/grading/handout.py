@@ -5,8 +5,6 @@ It is cut out of the homework's table: of the code what ``inputs``, ``outcome``,
 table whose half would hold a solution is refused.
 """
 
-from __future__ import annotations
-
 import ast
 import base64
 import zlib

@@ -6,8 +6,6 @@ one question), and no truth. It tells the grader what is being done (``step``), 
 (``cell``, ``error``), and of each ``question`` the numbers, which are compared elsewhere.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

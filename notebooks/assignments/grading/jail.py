@@ -8,8 +8,6 @@ can neither see nor signal another process, nor reach a file that is not among t
 this runs before anything else.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

@@ -4,8 +4,6 @@ All of them are plain CSV and Markdown. Points of the question that a person gra
 ``by_hand.csv``, which also shows what was written; the next grading, or the gradebook, adds them.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools
@@ -30,7 +28,7 @@ MOODLE, CANVAS = r"(.+)_\d+_assignsubmission_", r"([^\W_]+?)(?:_LATE)?(_\d+)_\d+
 Rows = list[dict[str, Any]]
 
 
-def write(folder: Path, homework: str, grades: list[Grade], points: dict[str, float]) -> Path:
+def write(folder: Path, homework: str, grades: list["Grade"], points: dict[str, float]) -> Path:
     """Write all that one folder of submissions gives into ``folder``; return the table.
 
     A table that is there and differs is kept as ``table.1.csv``, ``table.2.csv``, ...
@@ -58,7 +56,7 @@ def write(folder: Path, homework: str, grades: list[Grade], points: dict[str, fl
     return table
 
 
-def _row(each: Grade, by_hand: dict[str, Any], points: dict[str, float]) -> dict[str, Any]:
+def _row(each: "Grade", by_hand: dict[str, Any], points: dict[str, float]) -> dict[str, Any]:
     """One line of the table. What was not graded is blank: also the total, then."""
     scores: dict[str, float] = {**each.scores}
     if each.scores and (given := str(by_hand.get(BY_HAND, "")).strip()):
@@ -87,7 +85,7 @@ def student(name: str) -> str:
 
 
 def _feedback(
-    homework: str, each: Grade, row: dict[str, Any], points: dict[str, float], comment: str
+    homework: str, each: "Grade", row: dict[str, Any], points: dict[str, float], comment: str
 ) -> str:
     """What a student reads."""
     whole = f"{row['total']} of {row['possible']} points" if each.scores else "not graded"
@@ -101,7 +99,7 @@ def _feedback(
     return "\n".join(lines).rstrip() + "\n"
 
 
-def similar(grades: list[Grade]) -> list[tuple[str, str, float]]:
+def similar(grades: list["Grade"]) -> list[tuple[str, str, float]]:
     """Pairs of submissions whose code is alike, the most alike first.
 
     Cosine of tf-idf weights of four tokens in a row, names of variables aside: what all have

@@ -7,8 +7,6 @@ is kept until the submission, the homework or the bounds change; a submission is
 runs, so that one with which the grader ended is gone past.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json
@@ -92,7 +90,7 @@ class Truth:
     public: str  # what a submission gets
 
     @staticmethod
-    def of(made: assignments.Assignment) -> Truth:
+    def of(made: assignments.Assignment) -> "Truth":
         asked = checks.questions(made.name)
         seeds = (*PUBLIC, *HIDDEN)
         expected = {
