@@ -18,38 +18,34 @@ bound below 3; on the guide one pass is mostly overhead, so the ratio may exceed
 
 import statistics
 import time
-from argparse import Namespace
 from dataclasses import replace
 
 import torch
 from common import gpt2_small, options, timed
-from torch import Tensor
 from transformer_lens.patching import get_act_patch_direct_path
 
 from iclutils.interp import patching
-from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying
+from iclutils.interp.clean_corrupt import baselines, copying
 from iclutils.interp.graph import of
-from iclutils.models import TransformerBridge, cached, load
+from iclutils.models import cached, load
 
 TOLERANCE = 1e-5
 
 
-def last_entry(behaviour: CleanCorrupt) -> CleanCorrupt:
+def last_entry(behaviour):
     """Only the last entry scored."""
     return replace(behaviour, at=behaviour.at[:, -1:], answer=behaviour.answer[:, -1:], source=None)
 
 
-def loop(
-    model: TransformerBridge, behaviour: CleanCorrupt, channel: str, source: tuple[int, int]
-) -> tuple[Tensor, float]:
+def loop(model, behaviour, channel, source):
     """Score of every sequence for every later head, (pair, batch), and CPU seconds for a pass."""
     names = {f"blocks.{layer}.attn.hook_z" for layer in range(model.cfg.n_layers)}
     _, clean = cached(model, behaviour.clean, names)
     _, corrupt = cached(model, behaviour.corrupt, names)
     rows = torch.arange(len(behaviour))[:, None]
-    kept: list[Tensor] = []
+    kept = []
 
-    def score(logits: Tensor) -> Tensor:
+    def score(logits):
         kept.append(behaviour.score(logits[rows, behaviour.at]))
         return kept[-1].mean()
 
@@ -61,7 +57,7 @@ def loop(
     return torch.stack(kept), (time.process_time() - began) / len(kept)
 
 
-def bound(model: TransformerBridge, behaviour: CleanCorrupt) -> float:
+def bound(model, behaviour):
     """Multiply-adds of the loop over those that must be redone (matrix products with weights).
 
     Per position a block costs 4 d^2 + 2 d d_mlp and the unembedding d V. A patched key input
@@ -85,7 +81,7 @@ def bound(model: TransformerBridge, behaviour: CleanCorrupt) -> float:
     return naive / needed
 
 
-def compare(name: str, model: TransformerBridge, behaviour: CleanCorrupt, given: Namespace) -> None:
+def compare(name, model, behaviour, given):
     """Run both ways in turns, check that they agree, print the ratio and the bound."""
     layers, heads = model.cfg.n_layers, model.cfg.n_heads
     clean, _ = baselines(model, behaviour)
@@ -97,7 +93,7 @@ def compare(name: str, model: TransformerBridge, behaviour: CleanCorrupt, given:
     rows = [u for u, writer in enumerate(graph.writers) if writer.kind == "head"]
     columns = [v for v, reader in enumerate(graph.readers) if reader.kind == "k"]
 
-    def all_at_once() -> Tensor:
+    def all_at_once():
         found = patching.path_patching(model, behaviour, keys)[rows][:, columns]
         return found.view(layers, heads, layers, heads, -1)
 
@@ -123,7 +119,7 @@ def compare(name: str, model: TransformerBridge, behaviour: CleanCorrupt, given:
     )
 
 
-def main() -> None:
+def main():
     """Run all four comparisons."""
     given = options(
         __doc__,

@@ -2,19 +2,18 @@
 
 import tempfile
 import time
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
+from argparse import ArgumentParser
 from typing import TypeVar
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from iclutils.models import TransformerBridge, load
+from iclutils.models import load
 
 T = TypeVar("T")
 
 
-def gpt2_small(layers: int = 12) -> TransformerBridge:
+def gpt2_small(layers=12):
     """GPT-2 small with random weights, through a folder, as a reader's model would come."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -22,7 +21,7 @@ def gpt2_small(layers: int = 12) -> TransformerBridge:
         return load(folder)
 
 
-def options(about: str | None, **defaults: tuple[object, str]) -> Namespace:
+def options(about, **defaults):
     """The command line: ``name=(default, help)``, and the number of threads of torch."""
     parser = ArgumentParser(description=about)
     for name, (default, what) in defaults.items():
@@ -33,9 +32,9 @@ def options(about: str | None, **defaults: tuple[object, str]) -> Namespace:
     return given
 
 
-def in_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+def in_turns(ways, repeats):
     """Seconds of each way in every turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    seconds = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():
             began = time.perf_counter()
@@ -44,7 +43,7 @@ def in_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str
     return seconds
 
 
-def timed(call: Callable[[], T]) -> tuple[T, float]:
+def timed(call):
     """What a call gives, and its CPU seconds of all threads."""
     began = time.process_time()
     return call(), time.process_time() - began

@@ -27,7 +27,7 @@ SHAPES = {  # name: (classes, text tokens of a demonstration, tokens of a query)
 }
 
 
-def random_prompts(count: int, classes: int, text: int, query: int, seed: int = 0) -> Prompts:
+def random_prompts(count, classes, text, query, seed=0):
     """Prompts of random tokens that share one demonstration per class.
 
     A demonstration is two tokens of formatting, a text, three of formatting, a label word and a
@@ -54,7 +54,7 @@ def random_prompts(count: int, classes: int, text: int, query: int, seed: int = 
     return prompts
 
 
-def main() -> None:
+def main():
     """Time every shape, one query at a time and in batches."""
     given = options(__doc__, queries=(8, "on the same demonstrations"), repeats=(3, "turns"))
     model = gpt2_small()

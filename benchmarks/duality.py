@@ -16,13 +16,11 @@ it computes the whole square of scores where the loops compute the half that is 
 
 import math
 import statistics
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 from common import in_turns, options
-from torch import Tensor
 
 from iclutils.chapters.contrastive_kernel.dual import dual_form
 
@@ -30,7 +28,7 @@ TOLERANCE = 1e-5
 SCORE = 2.0  # standard deviation of q·k / sqrt(d)
 
 
-def layer(heads: int, width: int, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def layer(heads, width, size):
     """Queries, keys and values (head, pos, width), and which tokens are demonstrations."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
@@ -39,14 +37,14 @@ def layer(heads: int, width: int, size: int) -> tuple[Tensor, Tensor, Tensor, Te
     return SCORE * query, key, value, torch.arange(size) < 3 * size // 4
 
 
-def batched(query: Tensor, key: Tensor, value: Tensor, demos: Tensor) -> tuple[Tensor, Tensor]:
+def batched(query, key, value, demos):
     """All heads and queries at once."""
     size = query.shape[1]
     lower = torch.ones(size, size, dtype=torch.bool).tril()
     return dual_form(query, key, value, demos, lower)
 
 
-def note(query: Tensor, key: Tensor, value: Tensor, demos: Tensor) -> tuple[Tensor, Tensor]:
+def note(query, key, value, demos):
     """One head and query at a time, D and both sums as the formula has them."""
     q, k, v, shown = (part.numpy() for part in (query, key, value, demos))
     query_term, update = np.zeros_like(v), np.zeros_like(v)
@@ -60,13 +58,10 @@ def note(query: Tensor, key: Tensor, value: Tensor, demos: Tensor) -> tuple[Tens
     return torch.from_numpy(query_term), torch.from_numpy(update)
 
 
-WAYS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
-    "batched": batched,
-    "note's loop": note,
-}
+WAYS = {"batched": batched, "note's loop": note}
 
 
-def compare(parts: list[Tensor], repeats: int) -> None:
+def compare(parts, repeats):
     """Print one line for each way."""
     first = {name: way(*parts) for name, way in WAYS.items()}  # burn-in
     gaps = {}
@@ -85,7 +80,7 @@ def compare(parts: list[Tensor], repeats: int) -> None:
         )
 
 
-def main() -> None:
+def main():
     """Time the ways in both precisions."""
     given = options(
         __doc__, heads=(12, ""), width=(64, "of a head"), tokens=(256, ""), repeats=(7, "turns")

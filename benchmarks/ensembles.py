@@ -22,7 +22,7 @@ SIZES = [(2, 1, 16, 16), (2, 2, 32, 16), (4, 2, 32, 64), (4, 4, 64, 64), (8, 8, 
 TOLERANCE = 1e-4
 
 
-def recipe(size: tuple[int, int, int, int], seeds: list[int]) -> RegressionRecipe:
+def recipe(size, seeds):
     """A recipe of that size with a member for each seed."""
     dim, layers, width, batch = size
     shape = Shape(dim, 2 * dim + 1, "one", layers, width, 2)
@@ -34,12 +34,12 @@ def recipe(size: tuple[int, int, int, int], seeds: list[int]) -> RegressionRecip
 class Run:
     """One training that can be taken further; ``losses`` are summed over its members."""
 
-    def __init__(self, plan: RegressionRecipe) -> None:
+    def __init__(self, plan):
         self.plan, self.network = plan, plan.network().train()
         self.optimizers = plan.optimizers(self.network)
         self.done = 0
 
-    def go(self, steps: int) -> float:
+    def go(self, steps):
         """Take that many steps; the loss of the last."""
         for _ in range(steps):
             self.done += 1
@@ -47,7 +47,7 @@ class Run:
         return loss
 
 
-def compare(size: tuple[int, int, int, int], turns: int, steps: int) -> None:
+def compare(size, turns, steps):
     """Print one line: seconds per step of all members, both ways, and the ratio."""
     together = Run(recipe(size, list(range(MEMBERS))))
     alone = [Run(recipe(size, [seed])) for seed in range(MEMBERS)]
@@ -68,7 +68,7 @@ def compare(size: tuple[int, int, int, int], turns: int, steps: int) -> None:
     )
 
 
-def main() -> None:
+def main():
     """Run all sizes."""
     given = options(__doc__, turns=(5, ""), steps=(5, "in a turn"))
     for size in SIZES:

@@ -20,14 +20,14 @@ from iclutils.tasks.sources import open_source
 SETS = "sentiment,subjects,questions,sst2,trec,ag_news"
 
 
-def measured(flow: saliency.Flow) -> list[float]:
+def measured(flow):
     """Lead of S_wp in layer 0, and the mean share at the target in the deeper half."""
     into, *others = flow.relative[0].tolist()
     deep = flow.at_target[len(flow.at_target) // 2 :]
     return [into - max(others), deep.mean().item()]
 
 
-def main() -> None:
+def main():
     """Measure, set by set."""
     given = options(__doc__, sets=(SETS, "text sets"), prompts=(20, "of each set"))
     model, found = models.load("smollm2"), dict[str, list[list[float]]]()

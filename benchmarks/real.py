@@ -22,22 +22,21 @@ from functools import partial
 
 import torch
 from common import options, timed
-from torch import Tensor
 
 from iclutils.chapters.label_anchors.compression import everything, multiply_adds
 from iclutils.interp import patching
 from iclutils.interp.clean_corrupt import CleanCorrupt, scored_logits, two_functions
-from iclutils.interp.graph import Edge, Node, add_to_inputs, component_outputs, of, split_qkv_input
+from iclutils.interp.graph import Node, add_to_inputs, component_outputs, of, split_qkv_input
 from iclutils.interp.kv_cache import answer_from_cache, cache_demonstrations
 from iclutils.interp.readout import target_logits
-from iclutils.models import TransformerBridge, load
+from iclutils.models import load
 from iclutils.tasks import words
 
 INDUCTION = 18, 6  # the strongest induction head on random repeated tokens
 NATS, LOGITS = 1e-3, 1e-2  # how far the ways may differ, in single precision
 
 
-def rate(model: TransformerBridge) -> None:
+def rate(model):
     """Tokens per second, and the share of the matrix peak."""
     size, made = 1536, torch.randn(1536, 1536)
     tokens = torch.randint(1000, 40_000, (8, 64))
@@ -58,9 +57,7 @@ def rate(model: TransformerBridge) -> None:
     )
 
 
-def patches(
-    model: TransformerBridge, task: CleanCorrupt, name: str, edges: list[Edge], every: int
-) -> None:
+def patches(model, task, name, edges, every):
     """All edges at once against one hooked pass each."""
     graph = of(model)
     found, quick = timed(lambda: patching.path_patching(model, task, edges))
@@ -86,12 +83,12 @@ def patches(
     )
 
 
-def demonstrations(model: TransformerBridge, examples: int, count: int) -> None:
+def demonstrations(model, examples, count):
     """Queries on shared examples, whole and from a cache."""
     draw = torch.Generator().manual_seed(0)
     prompts = words.ask("opposite", model.tokenizer, count, examples, draw, shared=True).prompts
 
-    def from_cache() -> Tensor:
+    def from_cache():
         held = cache_demonstrations(model, prompts[:1], everything(prompts[:1]))
         return answer_from_cache(model, held, prompts)
 
@@ -113,7 +110,7 @@ def demonstrations(model: TransformerBridge, examples: int, count: int) -> None:
     )
 
 
-def main() -> None:
+def main():
     """Run all parts."""
     given = options(
         __doc__,

@@ -9,7 +9,6 @@ predictions for the contexts that all have seen must agree to 1e-8 or the benchm
 """
 
 import statistics
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -24,22 +23,22 @@ SIZES = ((2, 6), (4, 10), (8, 17), (8, 40), (20, 40))  # d and pairs; the last t
 PENALTY = 0.1
 
 
-def fitted(make: Callable, x: np.ndarray, y: np.ndarray, query: np.ndarray) -> float:
+def fitted(make, x, y, query):
     """One prediction of a model of scikit-learn."""
     return make(fit_intercept=False).fit(x, y).predict(query[None])[0]
 
 
-def numpy_ols(x: np.ndarray, y: np.ndarray, query: np.ndarray) -> float:
+def numpy_ols(x, y, query):
     """One prediction of min-norm least squares."""
     return query @ np.linalg.lstsq(x, y, rcond=None)[0]
 
 
-def numpy_ridge(x: np.ndarray, y: np.ndarray, query: np.ndarray) -> float:
+def numpy_ridge(x, y, query):
     """One prediction of ridge regression, by its normal equations."""
     return query @ np.linalg.solve(x.T @ x + PENALTY * np.eye(x.shape[1]), x.T @ y)
 
 
-WAYS: dict[str, tuple[Callable, dict[str, Callable]]] = {
+WAYS = {
     "OLS": (ols, {"scikit-learn": partial(fitted, LinearRegression), "numpy": numpy_ols}),
     "ridge": (
         partial(ridge, penalty=PENALTY),
@@ -48,7 +47,7 @@ WAYS: dict[str, tuple[Callable, dict[str, Callable]]] = {
 }
 
 
-def contexts(count: int, pairs: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+def contexts(count, pairs, dim):
     """Contexts with noise, so that no fit is exact."""
     generator = torch.Generator().manual_seed(0)
     place = {"generator": generator, "dtype": torch.float64}
@@ -57,7 +56,7 @@ def contexts(count: int, pairs: int, dim: int) -> tuple[torch.Tensor, torch.Tens
     return xs, ys + 0.5 * torch.randn(count, pairs, **place)
 
 
-def loop(predict: Callable, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
+def loop(predict, xs, ys):
     """A fit for each context and prefix, and one prediction from each."""
     found = np.zeros_like(ys)
     for x, y, row in zip(xs, ys, found, strict=True):
@@ -66,12 +65,12 @@ def loop(predict: Callable, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
     return found
 
 
-def seconds(call: Callable[[], object], repeats: int) -> float:
+def seconds(call, repeats):
     """Median time of a call, after one that is not counted."""
     return statistics.median(in_turns({"": call}, 1 + repeats)[""][1:])
 
 
-def main() -> None:
+def main():
     """Print one line for each size and algorithm."""
     given = options(
         __doc__,

@@ -16,7 +16,6 @@ of both methods must agree or the benchmark stops.
 """
 
 import statistics
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -24,16 +23,15 @@ from common import gpt2_small, in_turns, options
 from torch.nn import functional
 
 from iclutils.chapters.label_anchors.saliency import saliency
-from iclutils.interp.hooks import Hook
 from iclutils.interp.readout import target_logits
-from iclutils.models import TransformerBridge, get_act_name
+from iclutils.models import get_act_name
 from iclutils.tasks.prompts import Prompts, Role, class_logits
 
 CLASSES = 4
 TOLERANCE = 1e-4  # of the largest saliency of a layer: float32, different order of sums
 
 
-def random_batch(count: int, shortest: int, longest: int, vocab: int) -> Prompts:
+def random_batch(count, shortest, longest, vocab):
     """Prompts of random tokens with one demonstration per class; only the positions matter."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.linspace(shortest, longest, count).round().long()
@@ -57,22 +55,20 @@ def random_batch(count: int, shortest: int, longest: int, vocab: int) -> Prompts
     return prompts
 
 
-def placeholder(model: TransformerBridge, prompts: Prompts) -> torch.Tensor:
+def placeholder(model, prompts):
     """The paper's method: ones that require a gradient, parameter gradients on, batch size 1."""
     size = prompts.tokens.shape[1]
     out = torch.zeros(len(prompts), model.cfg.n_layers, size, size)
     model.requires_grad_(True)
     for row in range(len(prompts)):
         one = prompts[row : row + 1]
-        ones: list[torch.Tensor] = []
+        ones = []
 
-        def multiply(pattern: torch.Tensor, hook: object, ones: list = ones) -> torch.Tensor:
+        def multiply(pattern, hook, ones=ones):
             ones.append(torch.ones_like(pattern, requires_grad=True))
             return pattern * ones[-1]
 
-        hooks: list[Hook] = [
-            (get_act_name("pattern", la), multiply) for la in range(model.cfg.n_layers)
-        ]
+        hooks = [(get_act_name("pattern", la), multiply) for la in range(model.cfg.n_layers)]
         scores = model.run_with_hooks(one.tokens, fwd_hooks=hooks)[:, int(one.target[0])]
         functional.cross_entropy(class_logits(one, scores), one.gold).backward()
         width = one.tokens.shape[1]
@@ -83,13 +79,13 @@ def placeholder(model: TransformerBridge, prompts: Prompts) -> torch.Tensor:
     return out
 
 
-def plain(model: TransformerBridge, prompts: Prompts) -> torch.Tensor:
+def plain(model, prompts):
     """One forward pass, nothing else."""
     with torch.no_grad():
         return model(prompts.tokens)
 
 
-def main() -> None:
+def main():
     """Time the three ways and print their ratios."""
     given = options(
         __doc__,
@@ -100,7 +96,7 @@ def main() -> None:
     )
     model = gpt2_small()
     prompts = random_batch(given.count, given.shortest, given.longest, model.cfg.d_vocab)
-    ways: dict[str, Callable[[TransformerBridge, Prompts], torch.Tensor]] = {
+    ways = {
         "forward": plain,
         "forward, targets only": target_logits,
         "saliency": saliency,

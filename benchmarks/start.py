@@ -25,7 +25,7 @@ WAYS = {  # and how often each
 }
 
 
-def spent() -> float:
+def spent():
     """CPU seconds of the programs that have ended."""
     return sum(getrusage(RUSAGE_CHILDREN)[:2])
 

@@ -12,7 +12,6 @@ CPU seconds of all threads, so that a busy machine does not matter.
 """
 
 import statistics
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -20,21 +19,19 @@ from common import gpt2_small, options, timed
 from tqdm.auto import tqdm
 
 from iclutils.interp import patching
-from iclutils.interp.hooks import Hook, run_with_hooks
+from iclutils.interp.hooks import run_with_hooks
 from iclutils.interp.readout import log_prob
-from iclutils.models import TransformerBridge, cached, get_act_name
+from iclutils.models import cached, get_act_name
 from iclutils.tasks.repeated import repeated_tokens
 
 LENGTH = 50
 TOLERANCE = 1e-5
 
 
-def loop(
-    model: TransformerBridge, tokens: torch.Tensor, hooks: list[Hook], entries: torch.Tensor
-) -> tuple[list[torch.Tensor], list[float]]:
+def loop(model, tokens, hooks, entries):
     """Log p at ``entries`` and seconds for one hooked full forward pass per hook."""
 
-    def patched(hook: Hook) -> torch.Tensor:
+    def patched(hook):
         scores, _ = run_with_hooks(model, tokens, [hook])
         return log_prob(scores, tokens)[0, entries]
 
@@ -42,13 +39,13 @@ def loop(
     return [value for value, _ in found], [taken for _, taken in found]
 
 
-def position_hooks(model: TransformerBridge, tokens: torch.Tensor) -> list[Hook]:
+def position_hooks(model, tokens):
     """The seed note's patch at every layer and position, in the sweep's order."""
     names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
 
-    def patch(name: str, p: int) -> Hook:
-        def replace(value: torch.Tensor, hook: object) -> torch.Tensor:
+    def patch(name, p):
+        def replace(value, hook):
             value = value.clone()
             value[:, p] = cache[name][:, p - LENGTH]
             return value
@@ -58,11 +55,11 @@ def position_hooks(model: TransformerBridge, tokens: torch.Tensor) -> list[Hook]
     return [patch(name, p) for name in names for p in range(LENGTH, 2 * LENGTH)]
 
 
-def head_hooks(model: TransformerBridge) -> list[Hook]:
+def head_hooks(model):
     """Zero ablation of every head."""
 
-    def drop(layer: int, head: int) -> Hook:
-        def replace(z: torch.Tensor, hook: object) -> torch.Tensor:
+    def drop(layer, head):
+        def replace(z, hook):
             z = z.clone()
             z[:, :, head] = 0
             return z
@@ -73,7 +70,7 @@ def head_hooks(model: TransformerBridge) -> list[Hook]:
     return [drop(layer, head) for layer in range(model.cfg.n_layers) for head in heads]
 
 
-def bound(model: TransformerBridge, sweep: str) -> float:
+def bound(model, sweep):
     """Multiply-adds of the loop over those that must be redone (matrix products with weights).
 
     Per position a block costs 4 d^2 + 2 d d_mlp and the unembedding d V. A patch at (layer,
@@ -104,16 +101,7 @@ def bound(model: TransformerBridge, sweep: str) -> float:
     return naive / needed
 
 
-def compare(
-    name: str,
-    fast: Callable[[], torch.Tensor],
-    model: TransformerBridge,
-    tokens: torch.Tensor,
-    hooks: list[Hook],
-    entries: torch.Tensor,
-    every: int,
-    repeats: int,
-) -> None:
+def compare(name, fast, model, tokens, hooks, entries, every, repeats):
     """Run both ways, check that they agree, print the ratio and the bound."""
     changes = fast().flatten(0, 1)  # burn-in
     seconds = [timed(fast)[1] for _ in range(repeats)]
@@ -133,7 +121,7 @@ def compare(
     )
 
 
-def main() -> None:
+def main():
     """Run both comparisons."""
     given = options(
         __doc__,
