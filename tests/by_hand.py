@@ -3,16 +3,13 @@
 Heads stay grouped: each query head takes the rows of its group's key and value.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
-from transformers import PreTrainedModel
 
-from iclutils.interp.clean_corrupt import CleanCorrupt
-from iclutils.interp.graph import Edge, Node
+from iclutils.interp.graph import Node
 
 
 @dataclass
@@ -27,12 +24,12 @@ class Pass:
 class ByHand:
     """``run(tokens, shift)``: a forward pass; ``shift`` is added to what a reader reads."""
 
-    def __init__(self, network: PreTrainedModel) -> None:
+    def __init__(self, network):
         self.network, self.config = network, network.config
         self.heads = network.config.num_attention_heads
         self.group = self.heads // network.config.num_key_value_heads
 
-    def matrix(self, layer: int, head: int, name: str) -> tuple[Tensor, Tensor]:
+    def matrix(self, layer, head, name):
         """Matrix and bias of a head's query, key or value (its group's), for row vectors."""
         projection = getattr(self.network.model.layers[layer].self_attn, f"{name}_proj")
         width = self.config.head_dim
@@ -41,16 +38,16 @@ class ByHand:
         bias = torch.zeros(width) if projection.bias is None else projection.bias[rows]
         return projection.weight[rows].double().T, bias.double()
 
-    def out(self, layer: int, head: int) -> Tensor:
+    def out(self, layer, head):
         width = self.config.head_dim
         weight = self.network.model.layers[layer].self_attn.o_proj.weight.double()
         return weight[:, head * width : (head + 1) * width].T
 
-    def norm(self, module: nn.Module, value: Tensor) -> Tensor:
+    def norm(self, module, value):
         scale = (value.square().mean(-1, keepdim=True) + self.config.rms_norm_eps).rsqrt()
         return value * scale * module.weight.double()
 
-    def turn(self, states: Tensor, places: Tensor) -> Tensor:
+    def turn(self, states, places):
         """Pairs of channels, as complex numbers, turned by the position."""
         half = states.shape[-1] // 2
         theta = self.config.rope_parameters["rope_theta"]
@@ -58,7 +55,7 @@ class ByHand:
         turned = torch.complex(states[..., :half], states[..., half:]) * torch.exp(1j * angle)
         return torch.cat([turned.real, turned.imag], -1)
 
-    def state(self, layer: int, head: int, name: str, normal: Tensor) -> Tensor:
+    def state(self, layer, head, name, normal):
         """A head's queries, keys or values of normed inputs (..., pos, d_model), positions 0.."""
         weight, bias = self.matrix(layer, head, name)
         value = normal @ weight + bias
@@ -68,7 +65,7 @@ class ByHand:
         value = value if own is None else self.norm(own, value)
         return self.turn(value, torch.arange(value.shape[-2]).double())
 
-    def run(self, tokens: Tensor, shift: Mapping[Node, Tensor] | None = None) -> Pass:
+    def run(self, tokens, shift=None):
         added, model = shift or {}, self.network.model
         later = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
         stream = model.embed_tokens.weight.double()[tokens]
@@ -95,11 +92,11 @@ class ByHand:
         found.logits = end @ self.network.lm_head.weight.double().T
         return found
 
-    def score(self, task: CleanCorrupt, shift: Mapping[Node, Tensor] | None = None) -> Tensor:
+    def score(self, task, shift=None):
         rows = torch.arange(len(task))[:, None]
         return task.score(self.run(task.clean, shift).logits[rows, task.at])
 
-    def lost(self, task: CleanCorrupt, edge: Edge) -> Tensor:
+    def lost(self, task, edge):
         """Nats lost when one edge alone carries what its writer writes on the corrupt side."""
         writer, reader = edge
         clean, corrupt = (self.run(tokens).writes[writer] for tokens in (task.clean, task.corrupt))

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before anything imports torch
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub's client
@@ -18,11 +18,12 @@ for _library in ("transformer_lens", "sklearn.linear_model", "matplotlib.pyplot"
 
 ROOT = Path(__file__).parents[1]
 # Drawn tests do not time themselves, and draw the same every time: a failure is there to stay.
-settings.register_profile("book", deadline=None, derandomize=True)
+quiet = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("book", **quiet, derandomize=True)
 settings.load_profile("book")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """The chapters and the pages, which take longest, begin at once, side by side."""
     first = "test_chapters.py", "pages"
     items.sort(key=lambda item: [name not in item.path.parts for name in first])
@@ -37,22 +38,18 @@ def shared():
     return folder
 
 
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory):
-    """A small random GPT-2."""
-    from tiny import tiny_gpt2  # it imports the hub's client
+def _small(kind):
+    @pytest.fixture(scope="module")
+    def model(tmp_path_factory):
+        from tiny import ARCHITECTURES, load  # it imports the hub's client
 
-    return tiny_gpt2(tmp_path_factory.mktemp("gpt2"))
+        ARCHITECTURES[kind](folder := tmp_path_factory.mktemp(kind))
+        return load(folder)
+
+    return model
 
 
-@pytest.fixture(scope="module")
-def neox(tmp_path_factory):
-    """A small random GPT-NeoX, with rotary positions."""
-    from tiny import load, save_neox
-
-    folder = tmp_path_factory.mktemp("neox")
-    save_neox(folder)
-    return load(folder)
+gpt2, neox = _small("gpt2"), _small("neox")  # small and random; the second of rotary positions
 
 
 @pytest.fixture(scope="module", params=["gpt2", "smollm2"])
@@ -103,7 +100,7 @@ def make_ledger(tmp_path, monkeypatch):
     monkeypatch.setenv("ICLUTILS_RESULTS", str(tmp_path / "results"))
     claims.ledger.cache_clear()
 
-    def make(name: str, text: str) -> Path:
+    def make(name, text):
         path = folder / f"{name}.yml"
         path.write_text(text, encoding="utf-8")
         claims.ledger.cache_clear()

@@ -1,8 +1,5 @@
 """A small ledger for tests, and sound claims to be changed."""
 
-from pathlib import Path
-from typing import Any
-
 import yaml
 
 from book._tools import run
@@ -37,9 +34,7 @@ RECORD = {"chapter": "90_demo", "machine": {"cores": 2}, "seconds": 1.5, "date":
 CELLS = ['tier = "mini"\nmodel = ""\nweights = "trained"\nseed = 0\n', "1 + 1"]
 
 
-def measured(
-    name: str, value: Any, spread: float = 0.0, count: int = 1, null: Any = None, **where: Any
-) -> claims.Result:
+def measured(name, value, spread=0.0, count=1, null=None, **where):
     """Judge and keep a value as the mini tier does, or a sequence of them."""
     where = {"tier": "mini", "model": "m", "seed": 0, "device": "cpu"} | where
     own = None if null is None else claims.summary(null)
@@ -47,9 +42,9 @@ def measured(
     return claims.keep(claims.find(name), found, own, claims.paired(value, null), **where)
 
 
-def entry(**changes: object) -> dict[str, object]:
+def entry(**changes):
     """A sound ledger entry, with changes; ``None`` removes a field."""
-    sound: dict[str, object] = {
+    sound = {
         "id": "90.score",
         "statement": "The score is high.",
         "source": "nobody2026",
@@ -64,12 +59,12 @@ def entry(**changes: object) -> dict[str, object]:
     return {k: v for k, v in (sound | changes).items() if v is not None}
 
 
-def dump(*entries: dict[str, object]) -> str:
+def dump(*entries):
     """YAML in the order given: the order of criteria matters."""
     return yaml.safe_dump([*entries], sort_keys=False)
 
 
-def ran(root: Path, value: float, tier: str = "mini", **record: Any) -> run.Run:
+def ran(root, value, tier="mini", **record):
     """Leave behind what a run of the chapter would."""
     done = run.plan("90", {"tier": tier}, root / "_build")
     for claim in done.asks():

@@ -1,21 +1,9 @@
 """Typical mistakes in exercises: code in place of the stub, and a part of what the test says."""
 
-MISTAKES: dict[str, tuple[str, str]] = {
-    "01-ex-even": (
-        """def even_score():
-    return (1 + 1 / 2 + 1 / 3) / 3""",
-        "Leave out row 0",
-    ),
-    "01-ex-entries": (
-        """def known_entries(tokens):
-    return [3, 4, 5]""",
-        "Entry 3 asks what follows r_3",
-    ),
-    "02-ex-rows": (
-        """def cut_rows():
-    return [0.0, 0.0, 0.0, 0.4], [0.0, 0.0, 0.0, 0.4]""",
-        "is divided by its sum",
-    ),
+MISTAKES = {
+    "01-ex-even": ("even_score = lambda: (1 + 1 / 2 + 1 / 3) / 3", "Leave out row 0"),
+    "01-ex-entries": ("known_entries = lambda tokens: [3, 4, 5]", "Entry 3 asks what follows r_3"),
+    "02-ex-rows": ("cut_rows = lambda: [[0.0, 0.0, 0.0, 0.4]] * 2", "is divided by its sum"),
     "02-ex-edges": (
         """def edge_counts(label_positions, target):
     into = sum(label_positions)
@@ -23,13 +11,11 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "is not the number of the others",
     ),
     "03-ex-penalty": (
-        """def posterior_mean(x, y, noise, prior):
-    return x * y / (x**2 + noise**2)""",
+        "posterior_mean = lambda x, y, noise, prior: x * y / (x**2 + noise**2)",
         "with the penalty sigma² / tau²",
     ),
     "03-ex-own": (
-        """def mine(xs, ys):
-    return ys.mean(1, keepdim=True).expand_as(ys)
+        """mine = lambda xs, ys: ys.mean(1, keepdim=True).expand_as(ys)
 
 def leaks(learner):
     changed = learner(xs[:4], ys[:4] + 1) - learner(xs[:4], ys[:4])
@@ -44,8 +30,7 @@ def leaks(learner):
         "Your network has no LayerNorm.",
     ),
     "05-ex-two": (
-        """def start_step_alone():
-    return 1.0, 15 / 4, 1.0""",
+        "start_step_alone = lambda: (1.0, 15 / 4, 1.0)",
         "should add up to what the head says, 4.00, and not to 4.75.",
     ),
     "05-ex-gauss": (
@@ -54,8 +39,7 @@ def leaks(learner):
         "look at the scale of the exponent",
     ),
     "06-ex-sign": (
-        """def guessed_sign():
-    return 1
+        """guessed_sign = lambda: 1
 
 def measured_interaction():
     groups = [guide_pair.previous], [graph.Node("mlp", 0)]
@@ -63,18 +47,15 @@ def measured_interaction():
         "and you guessed 1.",
     ),
     "06-ex-turn": (
-        """def turn(layer, some):
-    return torch.eye(guide.cfg.d_head) * 2""",
+        "turn = lambda layer, some: torch.eye(guide.cfg.d_head) * 2",
         "It is no rotation",
     ),
     "07-ex-chance": (
-        """def shared_by_chance():
-    return 8 * 7 / 18, 8 * 7 / 270""",
+        "shared_by_chance = lambda: (8 * 7 / 18, 8 * 7 / 270)",
         "add up what each layer shares by chance",
     ),
     "07-ex-common": (
-        """def expected_share():
-    return 8 / (8 + 1)
+        """expected_share = lambda: 8 / (8 + 1)
 
 def changes_of(prompts, draw):
     return torch.ones(64) + torch.randn(prompts, 64, generator=draw)""",

@@ -7,13 +7,11 @@ that there is something to compare, and that it is fit to be compared and to be 
 import ast
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from book._tools import dependencies
 from book._tools.address import set_up_cell
 from iclutils import claims
-from iclutils.claims import Claim
 from iclutils.plots.explorer import MIME
 
 IGNORED = {"nbval-ignore-output", "nbval-skip"}
@@ -29,25 +27,24 @@ REPETITIONS = 5  # behind a finding, at least
 HARMLESS = (claims.HOLDS, claims.UNDEFINED)  # with random weights, for an identity
 
 
-def source(cell: dict[str, Any]) -> str:
+def source(cell):
     return "".join(cell["source"])
 
 
-def tags(cell: dict[str, Any]) -> set[str]:
+def tags(cell):
     return set(cell["metadata"].get("tags", []))
 
 
-def code(notebook: Notebook) -> list[dict[str, Any]]:
+def code(notebook):
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def is_checked(cell: dict[str, Any]) -> bool:
+def is_checked(cell):
     """Whether nbval compares the outputs of this cell."""
     return not tags(cell) & IGNORED and not any(marker in source(cell) for marker in MARKERS)
 
 
-def printed(cell: dict[str, Any]) -> str:
-    """All text a cell shows."""
+def printed(cell):
     parts = []
     for output in cell["outputs"]:
         parts.append("".join(output.get("text", "")))
@@ -55,23 +52,12 @@ def printed(cell: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def tree(cell: dict[str, Any]) -> ast.Module:
+def tree(cell):
     """Syntax tree of a cell, IPython's magics left out."""
     return ast.parse(re.sub(r"^(\s*)[%!].*$", r"\1pass", source(cell), flags=re.MULTILINE))
 
 
-def claim_ids(cell: dict[str, Any]) -> set[str]:
-    """Every claim that the code names, other than to show it in a table."""
-    return dependencies.claims_in([cell])
-
-
-def digits(number: str) -> int:
-    """Significant digits of a decimal number, ``0.00120`` has three."""
-    mantissa = re.split("e", number, flags=re.I)[0]
-    return len(re.sub(r"\D", "", mantissa).lstrip("0"))
-
-
-def faults(notebook: Notebook, chapter: str, ledger: dict[str, Claim]) -> list[str]:
+def faults(notebook, chapter, ledger):
     """Everything that is wrong with a notebook; ``chapter`` is its number."""
     return [
         *_frame(notebook),
@@ -83,7 +69,7 @@ def faults(notebook: Notebook, chapter: str, ledger: dict[str, Claim]) -> list[s
     ]
 
 
-def _frame(notebook: Notebook) -> Iterator[str]:
+def _frame(notebook):
     first = notebook["cells"][0]
     if first["cell_type"] != "markdown" or not source(first).lstrip().startswith("# "):
         yield "the first cell is not the title"
@@ -105,7 +91,7 @@ def _frame(notebook: Notebook) -> Iterator[str]:
         before = cell
 
 
-def _execution(notebook: Notebook) -> Iterator[str]:
+def _execution(notebook):
     counts = [cell["execution_count"] for cell in code(notebook)]
     if counts != list(range(1, len(counts) + 1)):
         yield f"the cells were not all run once, in order: {counts}"
@@ -121,7 +107,7 @@ def _execution(notebook: Notebook) -> Iterator[str]:
             yield f"no output in the cell {_name(cell)}"
 
 
-def _outputs(cell: dict[str, Any]) -> Iterator[str]:
+def _outputs(cell):
     given = cell["metadata"].get("mystnb", {})
     alt = given.get("image", {}).get("alt") or given.get("figure", {}).get("caption", "")
     for output in cell["outputs"]:
@@ -140,11 +126,11 @@ def _outputs(cell: dict[str, Any]) -> Iterator[str]:
             yield f"an explorer that is checked, or has no still picture: the cell {_name(cell)}"
     if is_checked(cell):
         for match in FLOAT.finditer(printed(cell)):
-            if digits(match.group(1)) > 4:
+            if len(re.sub(r"\D", "", match[1]).lstrip("0")) > 4:  # significant digits
                 yield f"the raw number {match.group()} in the checked cell {_name(cell)}"
 
 
-def _functions(cell: dict[str, Any]) -> Iterator[str]:
+def _functions(cell):
     if "lesson" in tags(cell):
         return
     for node in ast.walk(tree(cell)):
@@ -153,7 +139,7 @@ def _functions(cell: dict[str, Any]) -> Iterator[str]:
             yield f"{node.name} has more than twenty lines: move it to iclutils, or tag it lesson"
 
 
-def _claims(notebook: Notebook, chapter: str, ledger: dict[str, Claim]) -> Iterator[str]:
+def _claims(notebook, chapter, ledger):
     labels = [label for cell in notebook["cells"] for label in _labels(cell)]
     for label in sorted({label for label in labels if labels.count(label) > 1}):
         yield f"two targets ({label})="
@@ -163,7 +149,7 @@ def _claims(notebook: Notebook, chapter: str, ledger: dict[str, Claim]) -> Itera
         if cell["cell_type"] == "markdown":
             where = next((label for label in reversed(_labels(cell)) if label in wanted), where)
         else:
-            for claim in claim_ids(cell):
+            for claim in dependencies.claims_in([cell]):
                 named.setdefault(claim, set()).add(where)
     for claim in sorted(set(named) - set(ledger)):
         yield f"{claim} is not in the ledger"
@@ -177,11 +163,11 @@ def _claims(notebook: Notebook, chapter: str, ledger: dict[str, Claim]) -> Itera
             yield f"{name} is never checked"
 
 
-def _labels(cell: dict[str, Any]) -> list[str]:
+def _labels(cell):
     return LABEL.findall(source(cell)) if cell["cell_type"] == "markdown" else []
 
 
-def _text(notebook: Notebook) -> Iterator[str]:
+def _text(notebook):
     for cell in notebook["cells"]:
         text = source(cell) + (printed(cell) if cell["cell_type"] == "code" else "")
         for match in PATH.finditer(text):
@@ -191,14 +177,12 @@ def _text(notebook: Notebook) -> Iterator[str]:
         yield f"{size / 1e6:.2f} MB, the limit is 1 MB"
 
 
-def _name(cell: dict[str, Any]) -> str:
+def _name(cell):
     first = source(cell).strip().split("\n")[0]
     return f"[{cell.get('execution_count') or ' '}] {first[:60]!r}"
 
 
-def problems(
-    results: dict[tuple[str, str], claims.Result], chapter: str | None = None, tier: str = "mini"
-) -> Iterator[str]:
+def problems(results, chapter=None, tier="mini"):
     """What stands in the way of these results' being what their kinds say."""
     for name, claim in claims.ledger(chapter).items():
         result = results.get((tier, name))

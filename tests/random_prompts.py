@@ -10,28 +10,20 @@ LABELS = 30  # ids 30 .. 35 are label words, 36 is the cue, 37 starts a prompt, 
 CUE, BOS, PAD = 36, 37, 38
 
 
-def random_prompts(
-    seed: int = 0,
-    count: int = 3,
-    classes: int = 3,
-    shots: int = 1,
-    shortest: int = 1,
-    longest: int = 4,
-    shared: bool = False,
-) -> Prompts:
+def random_prompts(seed=0, count=3, classes=3, shots=1, shortest=1, longest=4, shared=False):
     """``count`` prompts of ``classes * shots`` demonstrations with texts of random length.
 
     ``shared`` gives all of them the same demonstrations, so that only the queries differ.
     """
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(low: int, high: int) -> int:
+    def draw(low, high):
         return int(torch.randint(low, high + 1, (), generator=generator))
 
-    def text() -> list[int]:
+    def text():
         return [draw(0, LABELS - 1) for _ in range(draw(shortest, longest))]
 
-    def demonstrations() -> tuple[list[int], list[int], list[int], list[int], list[int]]:
+    def demonstrations():
         words = (LABELS + torch.randperm(6, generator=generator)[:classes]).tolist()
         order = torch.randperm(classes * shots, generator=generator) % classes
         tokens, roles, places = [BOS], [Role.FORMAT], []
@@ -63,8 +55,7 @@ def random_prompts(
     )
 
 
-def prompts_strategy() -> st.SearchStrategy[Prompts]:
-    """Hypothesis strategy over seeds, classes, shots, lengths and shared demonstrations."""
+def prompts_strategy():
     return st.builds(
         random_prompts,
         seed=st.integers(0, 10_000),

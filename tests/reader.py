@@ -1,9 +1,6 @@
 """A browser tab on the built pages, and how the browser is started: with no network."""
 
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 PATIENCE = 180  # seconds that a page may take on a slow and busy machine
 FLAGS = (
@@ -21,7 +18,7 @@ FLAGS = (
 class Reader:
     """A browser tab that notes every request that leaves the disk and every error."""
 
-    def __init__(self, tab: Any, site: Path) -> None:
+    def __init__(self, tab, site):
         self.tab, self.site = tab, site
         tab.set_default_timeout(1000 * PATIENCE)  # navigation too
         self.left: list[str] = []
@@ -30,19 +27,18 @@ class Reader:
         tab.on("pageerror", lambda error: self.errors.append(str(error)))
         tab.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
 
-    def _note(self, url: str) -> None:
+    def _note(self, url):
         if not url.startswith(("file:", "data:", "blob:")):
             self.left.append(url)
 
-    def open(self, name: str) -> Any:
-        """Open a page of the book; return the tab."""
+    def open(self, name):
         path, _, query = name.partition("?")
         address = (self.site / f"{path}.html").as_uri() + (f"?{query}" if query else "")
         self.tab.goto(address, wait_until="load")
         return self.tab
 
 
-def soon(read: Callable[[], Any], wanted: Any) -> None:
+def soon(read, wanted):
     """Assert that ``read()`` comes to equal ``wanted``, however slow the machine is."""
     end = time.monotonic() + PATIENCE
     while (found := read()) != wanted and time.monotonic() < end:

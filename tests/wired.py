@@ -1,8 +1,5 @@
 """Hand-set weights with a known circuit: previous-token heads, induction heads, idle heads."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -12,13 +9,7 @@ TOKEN, PLACE = slice(VOCAB), slice(VOCAB, VOCAB + CONTEXT)  # slots of the resid
 BEFORE, WIDTH = slice(PLACE.stop, PLACE.stop + VOCAB), 2 * SIZE  # all one-hot
 
 
-def save_wired(
-    folder: Path,
-    previous: Sequence[tuple[int, int]] = ((0, 0),),
-    induction: Sequence[tuple[int, int]] = ((1, 0),),
-    layers: int = 2,
-    heads: int = 2,
-) -> None:
+def save_wired(folder, previous=((0, 0),), induction=((1, 0),), layers=2, heads=2):
     """Write a GPT-2 in which the named heads, and nothing else, write to the residual stream.
 
     A previous-token head asks by position for t - 1 and copies that token into the slot BEFORE;
@@ -27,17 +18,9 @@ def save_wired(
     """
     size = max(SIZE, WIDTH // heads)  # width of a head
     width, sharp = size * heads, SHARP * (size / SIZE) ** 0.5
-    config = GPT2Config(
-        vocab_size=VOCAB,
-        n_positions=CONTEXT,
-        n_embd=width,
-        n_layer=layers,
-        n_head=heads,
-        n_inner=4,
-        bos_token_id=VOCAB - 1,
-        eos_token_id=VOCAB - 1,
-    )
-    network = GPT2LMHeadModel(config)
+    sizes = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_inner": 4}
+    sizes |= {"vocab_size": VOCAB, "n_positions": CONTEXT}
+    network = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=VOCAB - 1, eos_token_id=VOCAB - 1))
     eye, here = torch.eye(VOCAB), torch.eye(CONTEXT)
     back = here.roll(-1, 1)  # position t asks for t - 1
     back[0] = 0

@@ -1,18 +1,13 @@
 """Small models that the tests of several chapters share; none of them changes one."""
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tiny import load, save_gptj, save_grouped
 from wired import save_wired
 
 
-def made(save: Callable[[Path], object]) -> Any:
-    """A fixture: the model that ``save`` writes."""
-
+def made(save):
     @pytest.fixture(scope="session")
     def model(tmp_path_factory):
         folder = tmp_path_factory.mktemp("model")

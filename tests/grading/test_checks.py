@@ -5,11 +5,9 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +55,7 @@ def source(cell):
 @cache
 def solutions(homework):
     """What the solved master defines: its set-up, imports and solutions, without its tests."""
-    names: dict[str, Any] = {}
+    names = {}
     testing = False
     for cell in master(homework):
         text = source(cell)
@@ -132,7 +130,7 @@ def first_mistake(question, given):
     return "no mistake was found"
 
 
-FORMS: dict[str, Callable[[Any], Any]] = {
+FORMS = {
     "single": lambda v: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v,
     "numpy": lambda v: v.detach().numpy() if isinstance(v, Tensor) else np.float32(v),
     "tuple": lambda v: tuple(v.tolist()) if isinstance(v, Tensor) and v.ndim else (float(v),),
@@ -266,7 +264,7 @@ def shared_heads(a, b, top):
     return stability.overlap_excess(*(stability.top(x.flatten(), top) for x in (a, b)), layer)
 
 
-TRUTHS: dict[str, Callable[..., Any]] = {
+TRUTHS = {
     "hw02.edge_counts": lambda *at: saliency.edge_kinds(prompts(*at)).sum((-2, -1)),
     "hw02.flow": lambda s, *at: saliency.flow(s[:, None], prompts(*at)).mean[:, 0],
     "hw02.isolated": isolated,
@@ -376,9 +374,6 @@ def test_homework_7_on_linear_layers_and_curves_that_rise():
     first, second = hw07._seeds(1)
     mean, error = hw07.later_by(first, second)
     assert (mean / error).item() == pytest.approx(ttest_rel(second, first).statistic)
-
-
-# What is around the questions
 
 
 def _imports(pattern, tokens):

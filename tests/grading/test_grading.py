@@ -29,8 +29,6 @@ pytest.importorskip("otter", reason="needs otter-grader (extra: coursework)")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="bounds need a POSIX system")
 
 
-# The bounds, on small programs
-
 NAMESPACES = sys.platform == "linux" and not subprocess.run(
     ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "true"],
     capture_output=True, check=False,
@@ -167,9 +165,6 @@ def test_solutions_among_libraries_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path.parent))
     with pytest.raises(IclError, match="the solutions are in it"):
         confine.shown()
-
-
-# Deriving
 
 
 @pytest.fixture(scope="module")
@@ -360,7 +355,7 @@ def read(*paths):
         except OSError:
             pass
 """
-HOSTILE: dict[str, str] = {
+HOSTILE = {
     "hunts the disk": (
         "for top, inner, names in os.walk('/'):\n"
         "    inner[:] = set(inner) - {'proc', 'sys', 'usr', 'lib', 'bin', 'site-packages', 'zoo'}\n"
@@ -618,9 +613,8 @@ def test_two_spellings_of_a_name_are_one_student(tmp_path):
 
     graded("hw01", "r01 plain.ipynb,r01 plain,8")
     graded("hw02", "r01_plain.ipynb,r01_plain,5", "R01 Plain/a.ipynb,R01 Plain,5")
-    assert reports.read(reports.gradebook(tmp_path)) == [
-        {"student": "r01 plain", "hw01": "8", "hw02": "5"}
-    ]
+    (row,) = reports.read(reports.gradebook(tmp_path))
+    assert row == {"student": "r01 plain", "hw01": "8", "hw02": "5"}
     roster = tmp_path / "roster.csv"
     roster.write_text("Student\nR01 plain\n")
     assert reports.read(reports.gradebook(tmp_path, roster))[0]["hw02"] == "5"

@@ -1,7 +1,6 @@
 """What holds of every task, however it scores, in all that removes, patches or estimates, on every
 architecture that can be edited; a new kind of task is among them without a change here."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +21,7 @@ from iclutils.interp.graph import Node, of
 assert question  # it has a task of its own
 TASKS = [CleanCorrupt, *CleanCorrupt.__subclasses__()]
 pytestmark = pytest.mark.slow
-SAVED: dict[str, Callable[..., object]] = {
+SAVED = {
     "gpt2": save_gpt2,
     "folded": save_gpt2,
     "one layer": partial(save_gpt2, n_layer=1, n_head=1),
@@ -170,9 +169,7 @@ def test_removed_nodes_and_patched_edges_are_circuits_without_them(model, task, 
     sets, edges = parts(graph, generator)
     cut = [[(u, v) for u, v in graph.edges() if u in some] for some in sets]
     block = [(u, v) for u, v in graph.edges() if (u.layer, v.layer) == (layer - 1, layer)]
-    kept = torch.stack(
-        [without(graph, some) for some in [*cut, *([edge] for edge in edges), block]]
-    )
+    kept = torch.stack([without(graph, x) for x in [*cut, *([edge] for edge in edges), block]])
     expected = circuit.scores(model, task, kept)
     close(patching.ablate(model, task, sets), expected[: len(sets)])
     index = tuple(zip(*map(graph.index, edges), strict=True))

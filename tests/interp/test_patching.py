@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tokens
 
@@ -20,9 +20,7 @@ def close(got, expected, atol=1e-5, rtol=1e-5):
 def test_patched_keys_are_recomputed_by_hand(gpt2, sources, target):
     x, other, (layer, h) = tokens(2, 10), tokens(2, 10, seed=1), target
     (_, clean), (_, corrupt) = (gpt2.run_with_cache(each) for each in (x, other))
-    change = sum(
-        (corrupt["z", la] - clean["z", la])[:, :, i] @ gpt2.W_O[la, i] for la, i in sources
-    )
+    change = sum((corrupt["z", m] - clean["z", m])[:, :, i] @ gpt2.W_O[m, i] for m, i in sources)
     block = gpt2.blocks[layer]
     stream = block.ln1(clean["resid_pre", layer] + change)
     k = stream @ block.attn.W_K[h] + block.attn.b_K[h]
@@ -53,7 +51,7 @@ def loop(model, x, scored, edits):
 
 # Would catch positions that lend patched instead of clean keys, patches of one chunk that mix,
 # and entries before a patch that change.
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10)
 @given(data=st.data(), length=st.integers(4, 30), together=st.integers(1, 5))
 def test_the_position_sweep_equals_the_loop(gpt2, neox, data, length, together):
     model = data.draw(st.sampled_from([gpt2, gpt2, neox]))

@@ -37,7 +37,7 @@ def write(name, text):
     return lambda folder: (folder / name).write_text(text)
 
 
-BREAKS: dict[str, tuple[Break, str]] = {
+BREAKS = {
     "a tensor less": (weights(lambda w: w.pop(MLP)), f"lacking: {MLP}. Mend config"),
     "a tensor more": (weights(lambda w: w.update(x=w[MLP] + 0)), "left over: x. Mend"),
     "too many layers": (config(n_layer=5), r"lacking: .*h\.3\.\S+ and 21 more"),
@@ -71,7 +71,5 @@ def test_what_is_whole_is_read_as_hugging_face_reads_it(kind, tmp_path):
     old = {name: torch.ones(1) for name in ("h.0.attn.bias", "h.0.rotary_emb.inv_freq")}
     weights(lambda w: w.update(old))(tmp_path)
     read = checkpoint.read(tmp_path, kind).state_dict()
-    assert all(
-        torch.equal(read[name], held[name]) for name in held if name in read
-    )  # or is renamed
+    assert all(torch.equal(read[n], held[n]) for n in held if n in read)  # or renamed
     assert models.load(tmp_path).cfg.n_heads == 4

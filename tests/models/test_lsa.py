@@ -103,15 +103,15 @@ def answer_by_hand(network, member, xs, ys):
 
 @every_shape
 def test_answers_are_those_of_loops(name):
-    xs, ys = some(1, (2, 3, 6, 3), (2, 3, 6))
     network = random(SHAPES[name])
     close = 1e-5 if network.shape.separate else 1e-9  # positions are in single precision
-    found = network(xs, ys)
-    assert found.shape == (2, 3)
-    for member in range(2):
-        for b in range(3):
-            expected = answer_by_hand(network, member, xs[member, b].numpy(), ys[member, b].numpy())
-            assert float(found[member, b]) == pytest.approx(expected, rel=close, abs=close)
+    for size in (2, 6, 10) if name == "linear" else (6,):  # also of other lengths
+        xs, ys = some(1, (2, 3, size, 3), (2, 3, size))
+        found = network(xs, ys)
+        assert found.shape == (2, 3)
+        for at in np.ndindex(2, 3):
+            expected = answer_by_hand(network, at[0], xs[at].numpy(), ys[at].numpy())
+            assert float(found[at]) == pytest.approx(expected, rel=close, abs=close)
 
 
 @settings(max_examples=25)
@@ -187,11 +187,3 @@ def test_networks_of_given_weights_and_of_files(name, tmp_path):
     for made in same:
         assert torch.equal(made(xs, ys), network(xs, ys))
         assert not any(p.requires_grad for p in made.parameters())
-
-
-def test_contexts_of_other_lengths():
-    network = random(Shape(3, 5))
-    for pairs in (1, 9):
-        xs, ys = some(0, (4, pairs + 1, 3), (4, pairs + 1))
-        expected = answer_by_hand(network, 1, xs[2].numpy(), ys[2].numpy())
-        assert float(network(xs, ys)[1, 2]) == pytest.approx(expected)

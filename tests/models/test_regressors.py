@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
 from torch import nn
+from torch.testing import assert_close
 from transformers import GPT2Config, GPT2Model
 
 from iclutils import IclError
@@ -55,7 +56,7 @@ def test_the_standard_block_is_that_of_gpt2():
     embedded = tokens @ network.read_in["weight"][0] + network.read_in["bias"][0]
     out = twin(inputs_embeds=embedded, use_cache=False)
     read = out.last_hidden_state @ network.read_out["weight"][0] + network.read_out["bias"][0]
-    torch.testing.assert_close(network(xs, ys)[0], read[:, ::2, 0], atol=1e-12, rtol=1e-10)
+    assert_close(network(xs, ys)[0], read[:, ::2, 0], atol=1e-12, rtol=1e-10)
 
 
 def test_the_post_norm_block_is_pytorchs():
@@ -78,7 +79,7 @@ def test_the_post_norm_block_is_pytorchs():
     twin.self_attn.in_proj_bias.copy_(block["qkv"]["bias"][0])
     before, after = network.resid(*data())
     mask = nn.Transformer.generate_square_subsequent_mask(9).double()
-    torch.testing.assert_close(twin(before[0], src_mask=mask), after[0])
+    assert_close(twin(before[0], src_mask=mask), after[0])
 
 
 def test_the_released_block_passes_the_stream_through_its_norms():
@@ -127,9 +128,7 @@ def test_no_prediction_sees_its_own_y_or_what_comes_later(at, form, block):
     network = InContextRegressors(replace(SMALL, format=form, block=block), [1])
     xs, ys = data()
     before = network(xs, ys)
-    torch.testing.assert_close(
-        network(xs[:, :, : at + 1], ys[:, :, : at + 1]), before[..., : at + 1]
-    )
+    assert_close(network(xs[:, :, : at + 1], ys[:, :, : at + 1]), before[..., : at + 1])
     ys[..., at] += 1.0
     if at < 4:
         xs[..., at + 1 :, :] += 1.0
@@ -151,7 +150,7 @@ def test_an_ensemble_is_its_networks_one_by_one(block):
         given = InContextRegressors.from_weights(shape, alone.state_dict())
         for one in (alone, given, ensemble.select(i)):
             found = one(xs[i], ys[i])
-            torch.testing.assert_close(together[i : i + 1], found, atol=1e-6, rtol=1e-5)
+            assert_close(together[i : i + 1], found, atol=1e-6, rtol=1e-5)
     last = ensemble.select(-1)
     assert (last.seeds, last.tasks) == ((6,), [{"dim": 5}])
     assert (together[0] - together[1]).abs().max() > 1e-3

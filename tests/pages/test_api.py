@@ -5,7 +5,6 @@ import importlib
 import inspect
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tiny import language_model
@@ -43,7 +42,7 @@ def run(text, names, what):
         language_model()
     test = doctest.DocTestParser().get_doctest(text, names, what, None, 0)
     test.globs = names  # the parser made a copy
-    report: list[str] = []
+    report = []
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, report.append, clear_globs=False)
     assert not report, "".join(report)
 
@@ -53,7 +52,7 @@ def run(text, names, what):
 def test_examples_run(name):
     """The lines of a module first, then of each function those and its own."""
     module = importlib.import_module(name)
-    start: dict[str, Any] = {}
+    start = {}
     run(inspect.getdoc(module) or "", start, name)
     for function, value in vars(module).items():
         if inspect.isfunction(value) and value.__module__ == name and function[0] != "_":

@@ -44,7 +44,6 @@ class Exercise:
 
 
 def exercises(notebook):
-    """All exercises of a chapter, in order."""
     found = {}
     for cell in read_json(notebook)["cells"]:
         text = source(cell)
@@ -63,7 +62,6 @@ def exercises(notebook):
 
 
 def functions(block):
-    """The functions that a block defines at its top level."""
     return [part for part in ast.parse(block).body if isinstance(part, ast.FunctionDef)]
 
 
@@ -88,7 +86,6 @@ def imported(*sources):
 
 
 def story(notebook):
-    """The code of the chapter before its exercises."""
     return [source(cell) for cell in code(read_json(notebook)) if "exercise" not in tags(cell)]
 
 
@@ -153,9 +150,8 @@ def test_no_exercise_changes_what_another_reads(chapter):
     for e in found:
         changed = set(imported(e.stub, e.test)) - {"__builtins__"}
         for part in [*ast.parse(e.stub).body, *judged(e.test).body]:
-            changed |= (
-                {part.name} if isinstance(part, ast.FunctionDef) else bound(ast.unparse(part))
-            )
+            is_function = isinstance(part, ast.FunctionDef)
+            changed |= {part.name} if is_function else bound(ast.unparse(part))
         for other in found:
             assert not changed & read(other), f"{e.label}, {other.label}"
 
@@ -194,9 +190,7 @@ def test_the_version_without_solutions_holds_none(tmp_path, monkeypatch, capsys)
         kept = [cell["id"] for cell in whole if "solution" not in tags(cell)]
         assert [cell["id"] for cell in cells] == kept
         assert not any("{solution}" in source(cell) for cell in cells)
-        assert not any(
-            cell["outputs"] or cell["execution_count"] for cell in code({"cells": cells})
-        )
+        assert not any(c["outputs"] or c["execution_count"] for c in code({"cells": cells}))
 
 
 @pytest.mark.nightly

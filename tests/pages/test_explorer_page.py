@@ -103,7 +103,7 @@ def test_where_scripts_are_off_the_picture_stands(reader):
 
 
 def test_the_library_is_loaded_for_who_asks(reader):
-    asked: list[str] = []
+    asked = []
     reader.tab.on("request", lambda request: asked.append(Path(urlparse(request.url).path).name))
     reader.open("book/notation")
     assert not any(name in OURS or name.startswith("vega") for name in asked)

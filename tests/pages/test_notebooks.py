@@ -7,13 +7,12 @@ The nightly run has nbval go over ``notebooks/``. Here are the rules that nbval 
 import json
 import re
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbval.plugin import get_sanitize_patterns
-from notebook_rules import Notebook, code, faults, printed, problems, source
+from notebook_rules import code, faults, printed, problems, source
 
 from book._tools import dependencies
 from iclutils import claims
@@ -75,9 +74,7 @@ def test_a_notebook_has_no_faults(path):
 @pytest.mark.parametrize("path", JUDGED, ids=name)
 def test_the_ledger_is_on_the_page_once(path):
     """One table of evidence, which opens with three findings; no verdict is printed."""
-    shown = [
-        cell for cell in read_json(path)["cells"] if "```{evidence}" in "".join(cell["source"])
-    ]
+    shown = [c for c in read_json(path)["cells"] if "```{evidence}" in source(c)]
     assert len(shown) == 1
     assert sum(c.headline for c in judged_by(path).values()) == (path in TAUGHT) * 3
     text = "".join(printed(cell) for cell in code(read_json(path)))
@@ -127,7 +124,7 @@ def exchange(notebook):
 
 LONG = "def f(x):\n" + "    x += 1\n" * 19 + "    return x"
 ERROR = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
-BREAKS: dict[str, tuple[Callable[[Notebook], object], str]] = {
+BREAKS = {
     "outputs cleared": (put("draws", source="print(1)", outputs=[]), "no output in the cell"),
     "one unrun": (put("draws", execution_count=None), "not all run once"),
     "other set-up": (put("set-up", source="import iclutils"), "the shared one"),

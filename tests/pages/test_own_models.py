@@ -6,7 +6,6 @@ import json
 import linecache
 import re
 from dataclasses import replace
-from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -26,7 +25,7 @@ from iclutils.zoo.recipes import loop, lsa, regression
 pytestmark = pytest.mark.usefixtures("results_elsewhere")
 
 # Sizes of all tiers, cut down, by the field of the tier.
-SIZES: dict[str, dict[str, Any]] = {
+SIZES = {
     "induction": {"sequences": 4, "sweeps": 1, "pairs": 3, "quantised": ()},
     "label_words": {"prompts": 20, "saliency_prompts": 6, "many_shots": 2, "sets": 2,
                     "queries": 24, "train_per_class": 2, "epochs": 1, "asked": 2, "strong": 3,
@@ -47,7 +46,7 @@ def run(chapter, **parameters):
     mpl.use("Agg")
     out = io.StringIO()
     for name in resolve(chapter):
-        space: dict[str, Any] = {"__name__": "__main__"}
+        space = {"__name__": "__main__"}
         with contextlib.redirect_stdout(out):
             for n, cell in enumerate(read_json(NOTEBOOKS / f"{name}.ipynb")["cells"]):
                 left_out = parameters.get("tier") == "real" and NETWORKS in tags(cell)
@@ -61,18 +60,11 @@ def run(chapter, **parameters):
     return out.getvalue()
 
 
-def cut(patch, field, **sizes):
-    """All tiers with other sizes."""
-    for name, tier in list(presets.TIERS.items()):
-        changed = replace(getattr(tier, field), **sizes)
-        patch.setitem(presets.TIERS, name, replace(tier, **{field: changed}))
-
-
 @pytest.fixture
 def small(monkeypatch):
-    """All tiers, cut down."""
-    for field, sizes in SIZES.items():
-        cut(monkeypatch, field, **sizes)
+    for name, tier in list(presets.TIERS.items()):
+        changed = {field: replace(getattr(tier, field), **sizes) for field, sizes in SIZES.items()}
+        monkeypatch.setitem(presets.TIERS, name, replace(tier, **changed))
 
 
 @pytest.fixture
@@ -103,7 +95,6 @@ class Ran:
         self.missing -= set(self.written) | self.undefined
 
     def check(self, fails=(), holds=()):
-        """Assert the verdicts on these claims."""
         wanted = dict.fromkeys(fails, "does not hold") | dict.fromkeys(holds, "holds")
         assert {name: self.written[name].verdict for name in wanted} == wanted
 

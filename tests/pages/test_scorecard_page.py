@@ -26,7 +26,6 @@ def shown(tab):
 
 
 def names(rows):
-    """Targets of these rows."""
     targets = [f"claim-{row['mini'].claim.id}" for row in rows]
     return [target.replace(".", "-").replace("_", "-") for target in targets]
 

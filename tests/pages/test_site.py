@@ -56,7 +56,6 @@ class Page(HTMLParser):
 
 @cache
 def pages(site):
-    """Every page of the built book."""
     found = [path for path in sorted(site.rglob("*.html")) if "_static" not in path.parts]
     return {path: Page(path) for path in found}
 
@@ -76,9 +75,8 @@ def test_every_page_is_in_the_contents_and_built(site):
     written = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "book").rglob("*.md")]
     chapters = [f"notebooks/{path.stem}" for path in run.NOTEBOOKS.glob("*.ipynb")]
     assert sorted(listed) == sorted([*(path.as_posix() for path in written), *chapters])
-    assert {site / f"{name}.html" for name in [*listed, "index", "search", "genindex"]} == set(
-        pages(site)
-    )
+    built = {site / f"{name}.html" for name in [*listed, "index", "search", "genindex"]}
+    assert built == set(pages(site))
 
 
 def test_the_sidebar_is_short(site):

@@ -22,12 +22,7 @@ BENT = {"linear": lambda z: z, "sine": np.sin, "exponential": lambda z: np.exp(z
 
 
 @settings(max_examples=25)
-@given(
-    seed=st.integers(0, 10_000),
-    dim=st.integers(1, 6),
-    link=st.sampled_from(sorted(BENT)),
-    stretched=st.booleans(),
-)
+@given(st.integers(0, 10_000), st.integers(1, 6), st.sampled_from(sorted(BENT)), st.booleans())
 def test_labels_are_the_link_of_w_x(seed, dim, link, stretched):
     """Recomputed from the inputs as given: scales come before the link, sqrt(d) only with one."""
     scales = tuple(1.5**k for k in range(dim)) if stretched else ()

@@ -50,9 +50,8 @@ def test_class_order_and_prompt_order(prompts):
             assert torch.equal(dealt[row, :, demo], of_classes[row, :, c])
     torch.testing.assert_close(summed, expected)
     if demos == classes:  # one demonstration of each class: the two are inverse
-        assert torch.equal(
-            prompts.by_demonstration(prompts.by_class(prompts.label_pos)), prompts.label_pos
-        )
+        places = prompts.label_pos
+        assert torch.equal(prompts.by_demonstration(prompts.by_class(places)), places)
 
 
 def test_probabilities_are_over_the_classes_alone():
@@ -62,10 +61,7 @@ def test_probabilities_are_over_the_classes_alone():
     logits[0, prompts.label_words[0, 1]] = 3.0
     logits[1, prompts.label_words[1, 2]] = 3.0
     assert class_logits(prompts, logits).argmax(-1).tolist() == [1, 2]
-    assert correct(prompts, logits).tolist() == [
-        int(prompts.gold[0]) == 1,
-        int(prompts.gold[1]) == 2,
-    ]
+    assert torch.equal(correct(prompts, logits), prompts.gold == torch.tensor([1, 2]))
 
 
 def test_joined_prompts_are_the_same_prompts():

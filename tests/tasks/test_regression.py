@@ -28,9 +28,7 @@ def test_normal_draws_are_inputs_weights_noise_in_this_order():
         assert torch.equal(ours, theirs)
     assert found.xs.dtype == torch.float32
     assert task.ridge == pytest.approx(1 / 9)
-    clean = regression.sample(
-        replace(task, noise=0.0), 4, 5, seeded(7)
-    )  # the noise is drawn all the same
+    clean = regression.sample(replace(task, noise=0.0), 4, 5, seeded(7))  # noise is drawn, too
     assert torch.equal(clean.weights, weights)
     torch.testing.assert_close(clean.ys, truth(clean))
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.strategies import booleans, integers
 from random_layers import seeded
 from scipy.stats import chisquare
 from tiny import BOS, VOCAB, tiny_gpt2
@@ -12,16 +13,9 @@ from iclutils import IclError
 from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
 
 
-@given(
-    count=st.integers(1, 5),
-    length=st.integers(2, 20),
-    times=st.integers(1, 4),
-    vocab=st.integers(25, 90),
-    distinct=st.booleans(),
-    data=st.data(),
-)
+@given(integers(1, 5), integers(2, 20), integers(1, 4), integers(25, 90), booleans(), st.data())
 def test_copies_and_the_slices_of_their_predictions(count, length, times, vocab, distinct, data):
-    bos, seed = data.draw(st.integers(0, vocab - 1)), data.draw(st.integers(0, 9))
+    bos, seed = data.draw(integers(0, vocab - 1)), data.draw(integers(0, 9))
     batch = RepeatedTokens.draw(count, length, vocab, bos, seeded(seed), times, distinct)
     again = RepeatedTokens.draw(count, length, vocab, bos, seeded(seed), times, distinct)
     assert torch.equal(batch.tokens, again.tokens)

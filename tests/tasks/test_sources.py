@@ -1,7 +1,6 @@
 """Sources of prompts: which rows, which demonstrations, read off the tokens alone."""
 
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,8 +50,7 @@ def queries(seed, count):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A small model that reads whole words."""
-    folder: Path = tmp_path_factory.mktemp("words")
+    folder = tmp_path_factory.mktemp("words")
     size, end = len(WORDS) + 1, len(WORDS)
     save_gpt2(
         folder, vocab_size=size, n_positions=128, n_layer=1, bos_token_id=end, eos_token_id=end
@@ -82,9 +80,6 @@ def read(prompts):
 
 def names(split, ids):
     return [f"{split}{i}" for i in ids]
-
-
-# Text
 
 
 @pytest.mark.usefixtures("hand_made")
@@ -139,13 +134,10 @@ def test_training_rows_share_the_demonstrations_and_repeat_none(model, draw):
     assert torch.equal(again.tokens, asked.tokens)
 
 
-# Words, and texts of your own
-
-
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory):
     """A small random model with GPT-2's tokenizer."""
-    folder: Path = tmp_path_factory.mktemp("reader")
+    folder = tmp_path_factory.mktemp("reader")
     save_gpt2(folder, vocab_size=50257, n_positions=1024, n_layer=1, n_embd=8)
     return models.load(folder, tokenizer=real_tokenizer("gpt2"))
 

@@ -20,16 +20,6 @@ from iclutils.tasks import text, topics, words
 from iclutils.tasks.functions import Problem
 from iclutils.tasks.prompts import Role
 from iclutils.tasks.regression import Task
-from iclutils.tasks.text import (
-    TASKS,
-    File,
-    TextTask,
-    build,
-    demonstrations_per_query,
-    evaluation_rows,
-    label_tokens,
-    load,
-)
 
 # Sub-tokens, as published with GPT-2; typed in, not computed.
 FIRST = {
@@ -41,14 +31,13 @@ FIRST = {
 CUE_IDS = {"sst2": 14832, "ag_news": 14906, "trec": 24361, "emoc": 41099}
 ANSWER_IDS = {"sst2": [31837, 3681], "ag_news": [33706], "emoc": [10161, 9650]}
 
-WORDS = ["Review", "Sentiment", ":", "Negative", "Positive", "Neutral", "\n"] + [
-    f"w{i}" for i in range(9)
-]
+WORDS = ["Review", "Sentiment", ":", "Negative", "Positive", "Neutral", "\n"]
+WORDS += [f"w{i}" for i in range(9)]
 POSITIVE, NEGATIVE, NEWLINE, COLON = 4, 3, 6, 2
 
 
 READER = whole_words([*WORDS, "?"], unk_token="?", eos_token="END")
-TASK = TextTask("words", "Review:", "Sentiment:", (" Negative", " Positive"))
+TASK = text.TextTask("words", "Review:", "Sentiment:", (" Negative", " Positive"))
 SHOWN = [("w1 w2", 1), ("w3", 0)]
 
 
@@ -76,11 +65,7 @@ def check_against_words(prompts, tokenizer, task):
         assert (prompts.roles[n, q + 1 :] == Role.PAD).all()
 
 
-# Tokens and positions
-
-
 def written(task, shown, query):
-    """The published template."""
     demos = [f"{task.cue} {t}\n{task.answer_cue}{task.label_words[c]}\n" for t, c in shown]
     return f"{''.join(demos)}{task.cue} {query}\n{task.answer_cue}"
 
@@ -93,8 +78,8 @@ def test_the_golden_prompt(gpt2):
         "Review: a great movie\nSentiment: Positive\nReview: awful film\nSentiment: Negative\n"
         "Review: fine work here\nSentiment:"
     )
-    assert written(TASKS["sst2"], shown, "fine work here") == whole
-    prompts = build(TASKS["sst2"], gpt2, [shown], [("fine work here", 1)], context=1024)
+    assert written(text.TASKS["sst2"], shown, "fine work here") == whole
+    prompts = text.build(text.TASKS["sst2"], gpt2, [shown], [("fine work here", 1)], context=1024)
     assert prompts.tokens.tolist() == [gpt2(whole)["input_ids"]]
     assert prompts.label_pos.tolist() == [[9, 19]]
     assert prompts.cue_pos.tolist() == [[8, 18]]
@@ -110,12 +95,12 @@ def test_the_golden_prompt(gpt2):
 @pytest.mark.shared
 def test_label_tokens_and_templates_are_the_published_ones(gpt2):
     for name, first in FIRST.items():
-        task = TASKS[name]
-        assert label_tokens(task, gpt2).tolist() == first
+        task = text.TASKS[name]
+        assert text.label_tokens(task, gpt2).tolist() == first
         assert gpt2(task.cue)["input_ids"] == [CUE_IDS[name], 25]
         if name in ANSWER_IDS:
             assert gpt2(task.answer_cue)["input_ids"] == [*ANSWER_IDS[name], 25]
-    assert gpt2(TASKS["trec"].answer_cue)["input_ids"] == [33706, 5994, 25]
+    assert gpt2(text.TASKS["trec"].answer_cue)["input_ids"] == [33706, 5994, 25]
 
 
 HARD = ["ends in a space ", " begins with one", "two  spaces , ends in three   ", "'s",
@@ -124,18 +109,18 @@ HARD = ["ends in a space ", " begins with one", "two  spaces , ends in three   "
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize("text", HARD)
-def test_hard_texts_are_tokenised_as_the_whole_string(gpt2, text):
-    shown = [(text, 1), ("plain", 0), (text, 0)]
-    prompts = build(TASKS["sst2"], gpt2, [shown], [(text, 0)], context=1024)
-    assert prompts.tokens[0].tolist() == gpt2(written(TASKS["sst2"], shown, text))["input_ids"]
-    check_against_words(prompts, gpt2, TASKS["sst2"])
+@pytest.mark.parametrize("hard", HARD)
+def test_hard_texts_are_tokenised_as_the_whole_string(gpt2, hard):
+    shown = [(hard, 1), ("plain", 0), (hard, 0)]
+    prompts = text.build(text.TASKS["sst2"], gpt2, [shown], [(hard, 0)], context=1024)
+    assert prompts.tokens[0].tolist() == gpt2(written(text.TASKS["sst2"], shown, hard))["input_ids"]
+    check_against_words(prompts, gpt2, text.TASKS["sst2"])
     bodies = prompts.tokens[0][prompts.roles[0] == Role.TEXT]
-    assert gpt2.decode(bodies.tolist()) == f" {text} plain {text}"
-    shown = [(text, c) for c in (3, 0, 5, 1, 4, 2)]
-    prompts = build(TASKS["trec"], gpt2, [shown], [(text, 3)], context=1024)
+    assert gpt2.decode(bodies.tolist()) == f" {hard} plain {hard}"
+    shown = [(hard, c) for c in (3, 0, 5, 1, 4, 2)]
+    prompts = text.build(text.TASKS["trec"], gpt2, [shown], [(hard, 3)], context=1024)
     assert int((prompts.roles == Role.LABEL).sum()) == 8  # one label word has three sub-tokens
-    check_against_words(prompts, gpt2, TASKS["trec"])
+    check_against_words(prompts, gpt2, text.TASKS["trec"])
 
 
 lengths = st.lists(st.integers(1, 5), min_size=1, max_size=3)
@@ -147,7 +132,7 @@ def test_positions_for_any_lengths(shots, queries):
     shots = [*shots, (1, 0), (2, 1)]
     shown = [(" ".join(f"w{i}" for i in range(k)), c) for k, c in shots]
     rows = [("w0 " * k, 1) for k in queries]
-    prompts = build(TASK, READER, [shown] * len(rows), rows, context=200)
+    prompts = text.build(TASK, READER, [shown] * len(rows), rows, context=200)
     ends = np.cumsum([k + 7 for k, _ in shots])
     assert prompts.label_pos.tolist() == [(ends - 2).tolist()] * len(rows)
     assert prompts.demo_class.tolist() == [[c for _, c in shots]] * len(rows)
@@ -157,29 +142,23 @@ def test_positions_for_any_lengths(shots, queries):
     check_against_words(prompts, READER, TASK)
 
 
-# What is refused
-
-
 def test_over_long_prompts_are_refused_or_dropped_never_cut():
     queries = [("w4", 0), ("w5 " * 20, 1), ("w6", 1)]
     shown = [SHOWN] * 3
     with pytest.raises(IclError, match=r"1 of 3 .*longer than the 30 .*2 demonstr.* has 42.*drop"):
-        build(TASK, READER, shown, queries, context=30)
-    prompts = build(TASK, READER, shown, queries, context=30, over_long="drop")
+        text.build(TASK, READER, shown, queries, context=30)
+    prompts = text.build(TASK, READER, shown, queries, context=30, over_long="drop")
     assert prompts.gold.tolist() == [0, 1]
     assert prompts.tokens.shape == (2, 23)
-    assert len(build(TASK, READER, shown, queries, context=42)) == 3
+    assert len(text.build(TASK, READER, shown, queries, context=42)) == 3
     with pytest.raises(IclError, match="3 of 3 prompts are longer than the 10 tokens"):
-        build(TASK, READER, shown, queries, context=10, over_long="drop")
-
-
-# Selection
+        text.build(TASK, READER, shown, queries, context=10, over_long="drop")
 
 
 def test_demonstrations_per_query_are_drawn_class_by_class():
     labels = [2, 0, 1, 0, 2, 1, 1, 0]
     rows = [(str(i), label) for i, label in enumerate(labels)]
-    sets = demonstrations_per_query(rows, 3, 2, seed=43, queries=5)
+    sets = text.demonstrations_per_query(rows, 3, 2, seed=43, queries=5)
     generator = np.random.RandomState(43)
     order = np.random.default_rng(43).permutation(6)
     for drawn in sets:
@@ -199,12 +178,10 @@ def test_test_rows_are_those_of_the_datasets_library():
     for count, seed in ((7, 42), (60, 46)):
         plain = library.Dataset.from_dict({"row": list(range(count))}).shuffle(seed=seed)
         rows = [(str(i), 0) for i in range(count)]
-        assert evaluation_rows(rows, seed) == [rows[i] for i in plain["row"]]
-    assert evaluation_rows(rows, 46, 10) == evaluation_rows(rows, 46)[:10]
-    assert len(evaluation_rows(rows * 50, 42)) == 1000
+        assert text.evaluation_rows(rows, seed) == [rows[i] for i in plain["row"]]
+    assert text.evaluation_rows(rows, 46, 10) == text.evaluation_rows(rows, 46)[:10]
+    assert len(text.evaluation_rows(rows * 50, 42)) == 1000
 
-
-# Rows
 
 MESSAGES = ["hello there", "so happy", "so sad", "grr"]
 
@@ -225,15 +202,15 @@ def test_rows_from_a_folder_keep_their_order(tmp_path, monkeypatch):
     lines = [{"text": words, "label": label, "id": 7} for label, words in enumerate(MESSAGES)]
     write_lines(tmp_path, "emoc.test", *lines[:2], "", *lines[2:])
     expected = list(zip(MESSAGES, range(4), strict=True))
-    assert load("emoc", "test", tmp_path) == expected
+    assert text.load("emoc", "test", tmp_path) == expected
     for variable in ("ICLUTILS_DATA", "ICLUTILS_DATA_EMOC"):
         with monkeypatch.context() as context:
             context.setenv(variable, str(tmp_path))
-            assert load("emoc", "test") == expected
+            assert text.load("emoc", "test") == expected
             with pytest.raises(IclError, match="'emoc' is not fetched"):
-                load("emoc", "train")  # not in that folder, so asked of the hub
+                text.load("emoc", "train")  # not in that folder, so asked of the hub
     with pytest.raises(IclError, match=r"There is no .*emoc.train.jsonl"):
-        load("emoc", "train", tmp_path)
+        text.load("emoc", "train", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +225,7 @@ def test_rows_from_a_folder_keep_their_order(tmp_path, monkeypatch):
 def test_bad_lines_say_where_and_what(tmp_path, name, line, message):
     write_lines(tmp_path, f"{name}.train", line)
     with pytest.raises(IclError, match=message):
-        load(name, "train", tmp_path)
+        text.load(name, "train", tmp_path)
 
 
 def test_rows_from_the_hub(tmp_path, monkeypatch):
@@ -262,20 +239,20 @@ def test_rows_from_the_hub(tmp_path, monkeypatch):
     columns = {"idx": [0, 1, 2], "sentence": ["bad ", "good", "fine"], "label": [0, 1, 1]}
     pq.write_table(pa.table(columns), file)
     with pytest.raises(IclError, match=r"file.parquet does not match its pinned SHA-256. Delete"):
-        load("sst2", "test")
+        text.load("sst2", "test")
     assert asked == {
         "repo": "stanfordnlp/sst2",
         "path": "data/validation-00000-of-00001.parquet",
         "repo_type": "dataset",
         "revision": "8d51e7e4887a4caaa95b3fbebbf53c0490b58bbb",
     }
-    pinned = File("data.parquet", sha256(file))
-    monkeypatch.setitem(text.TASKS, "sst2", replace(TASKS["sst2"], train=pinned, test=pinned))
-    assert load("sst2", "train") == [("bad ", 0), ("good", 1), ("fine", 1)]
+    pinned = text.File("data.parquet", sha256(file))
+    monkeypatch.setitem(text.TASKS, "sst2", replace(text.TASKS["sst2"], train=pinned, test=pinned))
+    assert text.load("sst2", "train") == [("bad ", 0), ("good", 1), ("fine", 1)]
 
 
 def built(shown=SHOWN, query=("w1", 0), words=(" Negative", " Positive")):
-    return build(replace(TASK, label_words=words), READER, [shown], [query], context=99)
+    return text.build(replace(TASK, label_words=words), READER, [shown], [query], context=99)
 
 
 def asked(name, count, examples, **options):

@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis.strategies import booleans, integers
 from random_layers import seeded
 from scipy.stats import chisquare
 
@@ -13,13 +13,7 @@ from iclutils.tasks import topics
 from iclutils.tasks.prompts import Role
 
 
-@given(
-    seed=st.integers(0, 10_000),
-    count=st.integers(1, 4),
-    shots=st.integers(1, 4),
-    classes=st.integers(2, 5),
-    shared=st.booleans(),
-)
+@given(integers(0, 10_000), integers(1, 4), integers(1, 4), integers(2, 5), booleans())
 def test_prompts_are_what_they_say(seed, count, shots, classes, shared):
     asked = topics.sample(count, seeded(seed), shots=shots, classes=classes, shared=shared)
     asked.check()
@@ -80,7 +74,7 @@ def test_word_overlap_counts_common_topic_words_and_no_fillers():
         starts = [0, *asked.label_pos[row].tolist()]
         query = asked.tokens[row, starts[-1] + 1 : asked.target[row]].tolist()
         for cls in range(4):
-            shown: list[int] = []
+            shown = []
             for demo in (asked.demo_class[row] == cls).nonzero()[:, 0].tolist():
                 shown += asked.tokens[row, starts[demo] + 1 : asked.cue_pos[row, demo]].tolist()
             common = sum(min(query.count(w), shown.count(w)) for w in set(query) if w < 96)

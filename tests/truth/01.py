@@ -14,17 +14,17 @@ place = torch.arange(LENGTH + 1, 2 * LENGTH + 1)  # the second copy
 logits, seen = run(tokens)
 
 
-def matching(weights: torch.Tensor) -> torch.Tensor:
+def matching(weights):
     """Attention from the second copy to what followed the first."""
     return weights[..., place, place - LENGTH + 1].mean(-1)
 
 
-def losses(scores: torch.Tensor) -> torch.Tensor:
+def losses(scores):
     log_p = scores[:, :-1].log_softmax(-1)
     return -log_p.gather(-1, tokens[:, 1:, None])[..., 0]
 
 
-def after(edits: dict) -> tuple[torch.Tensor, dict]:
+def after(edits):
     return run(tokens, edits)
 
 
@@ -81,41 +81,34 @@ ends = [run(x[None])[0][0, -1].log_softmax(-1)[row[-1]] for x in (row[:-1], blan
 swapped = {("mlp", 10): lambda x: x.index_copy(1, torch.tensor([20]), x[:, [5]])}
 moved = after(swapped)[0]
 
-write(
-    __file__,
-    {
-        "tokens": tokens,
-        "other": other,
-        "length": LENGTH,
-        "heads": [list(h) for h in SET],
-        "fill": fill,
-    },
-    {
-        "previous_token 16.0": weights["previous"].diagonal(-1, -2, -1).mean(-1),
-        "prefix_matching 18.6": matching(weights["prefix"]),
-        "duplicate 8.0": weights["duplicate"][:, place, place - LENGTH].mean(-1),
-        "first 5.0": weights["first"][..., 0].mean(-1),
-        "stripe 18.6": weights["prefix"].diagonal(1 - LENGTH, -2, -1).mean(-1),
-        "olsson 18.6": weights["prefix"][:, place, place - LENGTH + 1].mean(-1),
-        "accuracy": right[:, clean].double().mean(1),
-        "loss": losses(logits)[:, clean].mean(1),
-        "loss of the first copy": losses(logits)[:, :LENGTH].mean(1),
-        "loss without four heads": losses(without)[:, clean].mean(1),
-        "loss of all entries without four heads": losses(without).mean(1),
-        "matching without 16.0": matching(cut["weights", layer][:, head]),
-        "matching without the path from 16.0": matching(patched),
-        "direct effect of 18.6": direct,
-        "copying score of 18.6": (eigen.sum().real / eigen.abs().sum()).item(),
-        "share of the matching lost with the path": (
-            (matching(weights["prefix"]) - matching(patched)) / matching(weights["prefix"]).mean()
-        ),
-        "K-composition of 16.0 and 18.6": composed.item(),
-        "tokens whose best key and query are their own": [
-            (matches.argmax(axis) == own).float().mean().item() for axis in (1, 0)
-        ],
-        "sum of Shapley values": (ends[0] - ends[1]).item(),
-        "log p when MLP 10 at 20 becomes that at 5": (
-            losses(logits)[0, [20, 25]] - losses(moved)[0, [20, 25]]
-        ),
-    },
-)
+given = {"tokens": tokens, "other": other, "length": LENGTH, "heads": [list(h) for h in SET]}
+given |= {"fill": fill}
+values = {
+    "previous_token 16.0": weights["previous"].diagonal(-1, -2, -1).mean(-1),
+    "prefix_matching 18.6": matching(weights["prefix"]),
+    "duplicate 8.0": weights["duplicate"][:, place, place - LENGTH].mean(-1),
+    "first 5.0": weights["first"][..., 0].mean(-1),
+    "stripe 18.6": weights["prefix"].diagonal(1 - LENGTH, -2, -1).mean(-1),
+    "olsson 18.6": weights["prefix"][:, place, place - LENGTH + 1].mean(-1),
+    "accuracy": right[:, clean].double().mean(1),
+    "loss": losses(logits)[:, clean].mean(1),
+    "loss of the first copy": losses(logits)[:, :LENGTH].mean(1),
+    "loss without four heads": losses(without)[:, clean].mean(1),
+    "loss of all entries without four heads": losses(without).mean(1),
+    "matching without 16.0": matching(cut["weights", layer][:, head]),
+    "matching without the path from 16.0": matching(patched),
+    "direct effect of 18.6": direct,
+    "copying score of 18.6": (eigen.sum().real / eigen.abs().sum()).item(),
+    "share of the matching lost with the path": (
+        (matching(weights["prefix"]) - matching(patched)) / matching(weights["prefix"]).mean()
+    ),
+    "K-composition of 16.0 and 18.6": composed.item(),
+    "tokens whose best key and query are their own": [
+        (matches.argmax(axis) == own).float().mean().item() for axis in (1, 0)
+    ],
+    "sum of Shapley values": (ends[0] - ends[1]).item(),
+    "log p when MLP 10 at 20 becomes that at 5": (
+        losses(logits)[0, [20, 25]] - losses(moved)[0, [20, 25]]
+    ),
+}
+write(__file__, given, values)

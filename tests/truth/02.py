@@ -1,11 +1,8 @@
 """Chapter 02: label words gather, the target reads them, and what is left without."""
 
-from collections.abc import Callable
-
 import torch
-from alone import LAYERS, Edit, Place, ids, run
+from alone import LAYERS, ids, run
 from stored import write
-from torch import Tensor
 
 TEXT, FORMAT, LABEL, QUERY, PAD = range(5)
 SHOWN = [("The waiter was rude and the soup was cold.", 0), ("A lovely film from start to end.", 1)]
@@ -13,8 +10,7 @@ ASKED = [("We would come back any day, every dish was a joy.", 1), ("I wanted my
 WORDS = [ids(f" {word}")[0] for word in ("Negative", "Positive")]
 
 
-def prompt(query: str) -> tuple[list[int], list[int]]:
-    """Tokens and what each is there for."""
+def prompt(query):
     pieces = []
     for text, label in SHOWN:
         pieces += [(ids("Review:"), FORMAT), (ids(f" {text}"), TEXT)]
@@ -28,7 +24,7 @@ longest = max(len(tokens) for tokens, _ in rows)
 labels = [i for i, role in enumerate(rows[0][1]) if role == LABEL]
 
 
-def each(edits: Callable[[Tensor], dict[Place, Edit]]) -> Tensor:
+def each(edits):
     """Logits of the label words at the target of every prompt; edits are made for its roles."""
     found = []
     for tokens, roles in rows:
@@ -37,32 +33,32 @@ def each(edits: Callable[[Tensor], dict[Place, Edit]]) -> Tensor:
     return torch.stack(found)
 
 
-def everywhere(change: Edit, name: str, layers: range = range(LAYERS)) -> dict[Place, Edit]:
+def everywhere(change, name, layers=range(LAYERS)):
     return {(name, layer): change for layer in layers}
 
 
-def cut(edges: Tensor) -> Edit:
+def cut(edges):
     return lambda scores: scores.masked_fill(edges, -torch.inf)
 
 
-def into_labels(roles: Tensor) -> Tensor:
+def into_labels(roles):
     """Edges from all earlier tokens into a label word."""
     place = torch.arange(len(roles))
     return (roles == LABEL)[:, None] & (place < place[:, None])
 
 
-def dropped(*kept: int) -> Callable[[Tensor], dict[Place, Edit]]:
+def dropped(*kept):
     """The query may not look at demonstrations but at these."""
 
-    def edits(roles: Tensor) -> dict[Place, Edit]:
+    def edits(roles):
         gone = (roles != QUERY) & ~torch.isin(roles, torch.tensor(kept))
         return everywhere(cut((roles == QUERY)[:, None] & gone), "scores")
 
     return edits
 
 
-def scaled(beta: tuple[float, float]) -> Callable[[Tensor], dict[Place, Edit]]:
-    def edits(roles: Tensor) -> dict[Place, Edit]:
+def scaled(beta):
+    def edits(roles):
         by = torch.ones(len(roles), len(roles))
         by[-1, labels] = torch.tensor(beta).exp()
         return everywhere(lambda weights: weights * by, "weights")
@@ -70,12 +66,12 @@ def scaled(beta: tuple[float, float]) -> Callable[[Tensor], dict[Place, Edit]]:
     return edits
 
 
-def saliency(tokens: list[int], roles: list[int], gold: int) -> tuple[Tensor, Tensor]:
+def saliency(tokens, roles, gold):
     """Per edge of each kind: (layer, 3); and A dL/dA into the target: (layer, pos)."""
-    held: dict[int, Tensor] = {}
+    held = {}
 
-    def keep(layer: int) -> Edit:
-        def watch(weights: Tensor) -> Tensor:
+    def keep(layer):
+        def watch(weights):
             held[layer] = weights.requires_grad_() if layer == 0 else weights
             held[layer].retain_grad()
             return held[layer]
@@ -119,37 +115,29 @@ padded = [
     for column, fill in zip(zip(*rows, strict=True), (0, PAD), strict=True)
 ]
 isolated = each(lambda roles: everywhere(cut(into_labels(roles)), "scores", range(5)))
-write(
-    __file__,
-    {
-        "tokens": padded[0],
-        "roles": padded[1],
-        "target": [len(tokens) - 1 for tokens, _ in rows],
-        "label_pos": [labels, labels],
-        "cue_pos": [[i - 1 for i in labels]] * 2,
-        "demo_class": [[label for _, label in SHOWN]] * 2,
-        "gold": [gold for _, gold in ASKED],
-        "label_words": [WORDS, WORDS],
-    },
-    {
-        "logits of the labels": clean,
-        "logits less the mean of the set": clean - clean.mean(0),
-        "saliency per edge in layers 0, 14, 21": shares[0][[0, 14, 21]] * 1000,
-        "shares in layers 0, 14, 21": (mean / mean.sum(1, keepdim=True))[[0, 14, 21]],
-        "label words isolated in 5 layers": isolated,
-        "attention to earlier tokens zeroed in 5 layers": each(
-            lambda roles: everywhere(
-                lambda w: w.masked_fill(into_labels(roles), 0), "weights", range(5)
-            )
-        ),
-        "attention to the labels in layer 18": torch.stack(reading),
-        "from formatting and labels": each(dropped(FORMAT, LABEL)),
-        "from labels alone": each(dropped(LABEL)),
-        "without the texts": torch.stack(small),
-        "re-weighted": each(scaled((0.5, -0.3))),
-        "slope of re-weighting in layers 14 and 21": (
-            torch.stack([slope[[14, 21]][:, labels] for slope in slopes]).mean(0) * 1000
-        ),
-        "distance of the keys in layer 18": near.abs().item(),
-    },
-)
+given = {"tokens": padded[0], "roles": padded[1], "target": [len(tokens) - 1 for tokens, _ in rows]}
+given |= {"label_pos": [labels, labels], "cue_pos": [[i - 1 for i in labels]] * 2}
+given |= {"demo_class": [[label for _, label in SHOWN]] * 2, "gold": [gold for _, gold in ASKED]}
+given |= {"label_words": [WORDS, WORDS]}
+values = {
+    "logits of the labels": clean,
+    "logits less the mean of the set": clean - clean.mean(0),
+    "saliency per edge in layers 0, 14, 21": shares[0][[0, 14, 21]] * 1000,
+    "shares in layers 0, 14, 21": (mean / mean.sum(1, keepdim=True))[[0, 14, 21]],
+    "label words isolated in 5 layers": isolated,
+    "attention to earlier tokens zeroed in 5 layers": each(
+        lambda roles: everywhere(
+            lambda w: w.masked_fill(into_labels(roles), 0), "weights", range(5)
+        )
+    ),
+    "attention to the labels in layer 18": torch.stack(reading),
+    "from formatting and labels": each(dropped(FORMAT, LABEL)),
+    "from labels alone": each(dropped(LABEL)),
+    "without the texts": torch.stack(small),
+    "re-weighted": each(scaled((0.5, -0.3))),
+    "slope of re-weighting in layers 14 and 21": (
+        torch.stack([slope[[14, 21]][:, labels] for slope in slopes]).mean(0) * 1000
+    ),
+    "distance of the keys in layer 18": near.abs().item(),
+}
+write(__file__, given, values)

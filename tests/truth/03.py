@@ -19,7 +19,7 @@ ys = [
 ]
 tokens, at = [], []
 for row, labels in zip(XS, ys, strict=True):
-    line: list[int] = []
+    line = []
     for x, y in zip(row, labels, strict=True):
         line += [DIGITS[x], *ARROW, SPACE]
         at.append(len(line) - 1)
@@ -29,7 +29,7 @@ at = torch.tensor(at[: len(XS[0])])
 logits, seen = run(torch.tensor(tokens))
 
 
-def expected(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def expected(scores):
     """The mean number, and the probability of any."""
     p = scores.double().softmax(-1)[..., DIGITS]
     return (p / p.sum(-1, keepdim=True)) @ torch.tensor(NUMBERS), p.sum(-1)
@@ -46,7 +46,7 @@ x, y = NUMBERS[np.array(XS)], NUMBERS[np.array(ys)]
 known, asked = slice(0, 5), 5
 
 
-def ridge(columns: np.ndarray, target: np.ndarray, penalty: float) -> np.ndarray:
+def ridge(columns, target, penalty):
     size = columns.shape[1]
     return np.linalg.solve(columns.T @ columns + penalty * np.eye(size), columns.T @ target)
 
@@ -73,23 +73,15 @@ for a, b in zip(x, y, strict=True):
     )
 answer, cut = np.stack([means[:, asked].numpy(), y[:, asked]]), int(at[-1])
 
-write(
-    __file__,
-    {
-        "values": [[digit] for digit in DIGITS],
-        "between": [*ARROW, SPACE],
-        "after": NEWLINE,
-        "xs": x.tolist(),
-        "ys": y.tolist(),
-        "tokens": tokens,
-    },
-    {
-        "expected number": means,
-        "probability of a number": sure,
-        "every x after four pairs": torch.stack(every).view(2, 10),
-        "state after layer 10": seen["resid", 9][:, cut, :3],
-        "state after layer 29": seen["resid", 28][:, cut, :3],
-        **{f"{name}, sixth": [float(line[name]) for line in lines] for name in lines[0]},
-        "squared distance to y": float(np.square(answer[0] - answer[1]).mean()),
-    },
-)
+given = {"values": [[digit] for digit in DIGITS], "between": [*ARROW, SPACE], "after": NEWLINE}
+given |= {"xs": x.tolist(), "ys": y.tolist(), "tokens": tokens}
+values = {
+    "expected number": means,
+    "probability of a number": sure,
+    "every x after four pairs": torch.stack(every).view(2, 10),
+    "state after layer 10": seen["resid", 9][:, cut, :3],
+    "state after layer 29": seen["resid", 28][:, cut, :3],
+    **{f"{name}, sixth": [float(line[name]) for line in lines] for name in lines[0]},
+    "squared distance to y": float(np.square(answer[0] - answer[1]).mean()),
+}
+write(__file__, given, values)

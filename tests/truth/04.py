@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 from stored import write
-from torch import Tensor
 
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(4)
@@ -13,7 +12,7 @@ names = "query", "key", "value", "out"
 layers = [{name: 0.5 * torch.randn(DIM + 1, DIM + 1) for name in names} for _ in range(2)]
 
 
-def answer(x: Tensor, y: Tensor, softmax: bool = False, depth: int = 2) -> Tensor:
+def answer(x, y, softmax=False, depth=2):
     """One context, token by token; the last x is the query."""
     stream = [torch.cat([a, b[None]]) for a, b in zip(x, [*y[:-1], y.new_zeros(())], strict=True)]
     for layer in layers[:depth]:
@@ -23,19 +22,17 @@ def answer(x: Tensor, y: Tensor, softmax: bool = False, depth: int = 2) -> Tenso
             weights = torch.stack(scores)
             weights = (weights / (DIM + 1) ** 0.5).softmax(0) if softmax else weights
             parts = zip(weights, stream[:PAIRS], strict=True)
-            new.append(
-                token + sum(w * (other @ layer["value"]) for w, other in parts) @ layer["out"]
-            )
+            heard = sum(w * (other @ layer["value"]) for w, other in parts)
+            new.append(token + heard @ layer["out"])
         stream = new
     return -stream[-1][DIM]
 
 
-def loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Half the mean squared error over the pairs."""
+def loss(w, x, y):
     return 0.5 * (x[:PAIRS] @ w - y[:PAIRS]).square().mean()
 
 
-def descended(x: Tensor, y: Tensor) -> list[Tensor]:
+def descended(x, y):
     w, found = torch.zeros(DIM), []
     for rate in RATES:
         at = w.clone().requires_grad_()
@@ -44,7 +41,7 @@ def descended(x: Tensor, y: Tensor) -> list[Tensor]:
     return found
 
 
-def plus(x: Tensor, y: Tensor) -> Tensor:
+def plus(x, y):
     """GD++: a step changes the labels left and squeezes the x of pairs and query."""
     x, y, found = x.clone(), y.clone(), torch.zeros(())
     for rate, gamma in zip(RATES, GAMMAS, strict=True):
@@ -55,11 +52,11 @@ def plus(x: Tensor, y: Tensor) -> Tensor:
     return found
 
 
-def each(way, *more) -> Tensor:  # type: ignore[no-untyped-def]
+def each(way, *more):
     return torch.stack([way(x, y, *more) for x, y in zip(xs, ys, strict=True)])
 
 
-def slope(x: Tensor, y: Tensor) -> Tensor:
+def slope(x, y):
     query = x[-1].clone().requires_grad_()
     found = answer(torch.cat([x[:-1], query[None]]), y)
     return torch.autograd.grad(found, query)[0]
@@ -80,28 +77,21 @@ for x, y in zip(xs, ys, strict=True):
     weights.append(-RATES[0] * torch.autograd.grad(loss(at, x, y), at)[0])
 cosine = torch.nn.functional.cosine_similarity(slopes, torch.stack(weights), dim=-1)
 
-write(
-    __file__,
-    {
-        "xs": xs,
-        "ys": ys,
-        "rates": list(RATES),
-        "gammas": list(GAMMAS),
-        **{name: torch.stack([layer[name] for layer in layers]) for name in names},
-    },
-    {
-        "answers of two layers": each(answer),
-        "answers of softmax attention": each(answer, True),
-        "slope in the query": slopes,
-        "one step of descent": steps[0],
-        "two steps of descent": steps[1],
-        "two steps of descent, GD++": each(plus),
-        "cosine with one step": cosine.mean().item(),
-        "distance of the slopes": (slopes - torch.stack(weights)).norm(dim=-1).mean().item(),
-        "half the squared error": (0.5 * (each(answer) - ys[:, -1]).square().mean()).item(),
-        "off the pattern, KQ": (1 - inside / kq.square().sum()).item(),
-        "off the pattern, PV": (1 - pv[DIM, DIM] ** 2 / pv.square().sum()).item(),
-        "matrix of the step": -PAIRS * pv[DIM, DIM] * kq[:DIM, :DIM],
-        "best rate": ((1 / 12) ** 2 * DIM / (moment / 12).sum()).item(),
-    },
-)
+given = {"xs": xs, "ys": ys, "rates": list(RATES), "gammas": list(GAMMAS)}
+given |= {**{name: torch.stack([layer[name] for layer in layers]) for name in names}}
+values = {
+    "answers of two layers": each(answer),
+    "answers of softmax attention": each(answer, True),
+    "slope in the query": slopes,
+    "one step of descent": steps[0],
+    "two steps of descent": steps[1],
+    "two steps of descent, GD++": each(plus),
+    "cosine with one step": cosine.mean().item(),
+    "distance of the slopes": (slopes - torch.stack(weights)).norm(dim=-1).mean().item(),
+    "half the squared error": (0.5 * (each(answer) - ys[:, -1]).square().mean()).item(),
+    "off the pattern, KQ": (1 - inside / kq.square().sum()).item(),
+    "off the pattern, PV": (1 - pv[DIM, DIM] ** 2 / pv.square().sum()).item(),
+    "matrix of the step": -PAIRS * pv[DIM, DIM] * kq[:DIM, :DIM],
+    "best rate": ((1 / 12) ** 2 * DIM / (moment / 12).sum()).item(),
+}
+write(__file__, given, values)

@@ -1,9 +1,8 @@
 """Chapter 05: heads as models that learn from the first copy in one step, and without that step."""
 
 import torch
-from alone import BLOCKS, LAYERS, MODEL, SIZE, UNEMBED, Edit, Place, copies, run
+from alone import BLOCKS, LAYERS, MODEL, SIZE, UNEMBED, copies, run
 from stored import write
-from torch import Tensor
 
 LENGTH, (LAYER, HEAD) = 12, (18, 6)
 END = LENGTH + LENGTH // 2 + 1
@@ -14,14 +13,12 @@ shown[0] = False
 logits, seen = run(tokens)
 
 
-def log_p(edits: dict[Place, Edit]) -> Tensor:
+def log_p(edits):
     return run(tokens, edits)[0][:, -1].log_softmax(-1).gather(1, answer[:, None])[:, 0]
 
 
-def rows(change: Edit, heads: range | list[int] = range(9), layers: range = range(LAYERS)) -> dict:
-    """Change the attention of the last token."""
-
-    def edit(weights: Tensor) -> Tensor:
+def rows(change, heads=range(9), layers=range(LAYERS)):
+    def edit(weights):
         weights = weights.clone()
         weights[:, list(heads), -1] = change(weights[:, list(heads), -1])
         return weights
@@ -29,17 +26,17 @@ def rows(change: Edit, heads: range | list[int] = range(9), layers: range = rang
     return {("weights", la): edit for la in layers}
 
 
-def held(layer: int) -> Edit:
+def held(layer):
     return lambda x: torch.cat([x[:, :-1], seen["mlp", layer][:, -1:]], 1)
 
 
-def contrast(weights: Tensor) -> Tensor:
+def contrast(weights):
     chosen = weights * shown
     others = (chosen.sum(-1, keepdim=True) - chosen) / (shown.sum() - 1)
     return weights - 0.5 * shown * others
 
 
-def moved(layer: int) -> Edit:
+def moved(layer):
     """The mean update of every head in place of each prompt's own, which is taken out."""
     row = seen["weights", layer][:, :, -1] * shown
     mean = torch.einsum("bhp,bhpe->he", row, seen["v", layer]) / len(tokens)
@@ -59,29 +56,27 @@ scale = (final.square().mean(-1) + MODEL.config.rms_norm_eps).sqrt()
 towards = UNEMBED[answer] * MODEL.model.norm.weight / scale[:, None]
 out = BLOCKS[LAYER].self_attn.o_proj.weight[:, HEAD * SIZE : (HEAD + 1) * SIZE]
 
-write(
-    __file__,
-    {"tokens": tokens, "answer": answer, "shown": shown.expand_as(tokens).long()},
-    {
-        "log p": log_p({}),
-        "query term of 18.6": first[:, :3],
-        "update of 18.6": update[:, :3],
-        "attention of 18.6 to the first copy": (weights * shown).sum(-1),
-        "18.6 after five tokens": half[:, :3],
-        "what 18.6 learns, to the logit": (update @ out.T * towards).sum(1),
-        "MLP 20 to the logit": (seen["mlp", 20][:, -1] * towards).sum(1),
-        "embedding to the logit": (seen["resid", -1][:, -1] * towards).sum(1),
-        "logit": logits[:, -1].gather(1, answer[:, None])[:, 0],
-        "log p without updates": log_p(no_update),
-        "log p without query terms": log_p(no_query),
-        "log p without updates, MLPs held": log_p({**no_update, **frozen}),
-        "log p with the mean update": log_p(
-            {**no_update, **{("z", la): moved(la) for la in range(LAYERS)}}
-        ),
-        "log p without the update of 18.6": log_p(
-            rows(lambda w: w * ~shown, [HEAD], range(LAYER, LAYER + 1))
-        ),
-        "log p, regularised": log_p(rows(lambda w: torch.where(shown, w, 0.7 * w))),
-        "log p, contrasted": log_p(rows(contrast)),
-    },
-)
+given = {"tokens": tokens, "answer": answer, "shown": shown.expand_as(tokens).long()}
+expected = {
+    "log p": log_p({}),
+    "query term of 18.6": first[:, :3],
+    "update of 18.6": update[:, :3],
+    "attention of 18.6 to the first copy": (weights * shown).sum(-1),
+    "18.6 after five tokens": half[:, :3],
+    "what 18.6 learns, to the logit": (update @ out.T * towards).sum(1),
+    "MLP 20 to the logit": (seen["mlp", 20][:, -1] * towards).sum(1),
+    "embedding to the logit": (seen["resid", -1][:, -1] * towards).sum(1),
+    "logit": logits[:, -1].gather(1, answer[:, None])[:, 0],
+    "log p without updates": log_p(no_update),
+    "log p without query terms": log_p(no_query),
+    "log p without updates, MLPs held": log_p({**no_update, **frozen}),
+    "log p with the mean update": log_p(
+        {**no_update, **{("z", la): moved(la) for la in range(LAYERS)}}
+    ),
+    "log p without the update of 18.6": log_p(
+        rows(lambda w: w * ~shown, [HEAD], range(LAYER, LAYER + 1))
+    ),
+    "log p, regularised": log_p(rows(lambda w: torch.where(shown, w, 0.7 * w))),
+    "log p, contrasted": log_p(rows(contrast)),
+}
+write(__file__, given, expected)

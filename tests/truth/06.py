@@ -19,7 +19,6 @@ from alone import (
     write_of,
 )
 from stored import write
-from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 LENGTH, FIRST, SECOND, THIRD = 8, (16, 0), (18, 6), (17, 3)
@@ -32,13 +31,13 @@ later = torch.ones(size, size, dtype=torch.bool).triu(1)
 layer, head = SECOND
 
 
-def score(logits: Tensor) -> Tensor:
+def score(logits):
     """Mean log p of the right token among those of the second copy."""
     found = logits[rows[..., None], at[None, :, None], choices[:, None]].log_softmax(-1)
     return found[:, torch.arange(LENGTH - 1), torch.arange(1, LENGTH)].mean(1)
 
 
-def read_out(final: Tensor) -> Tensor:
+def read_out(final):
     return score(MODEL.lm_head(MODEL.model.norm(final)))
 
 
@@ -47,11 +46,11 @@ before, off = run(corrupt)
 whole = score(logits)
 
 
-def change(place: tuple[int, int]) -> Tensor:
+def change(place):
     return write_of(off, *place) - write_of(seen, *place)
 
 
-def keys(stream: Tensor) -> Tensor:
+def keys(stream):
     """The induction head's keys, turned."""
     group = slice(head // 3 * SIZE, head // 3 * SIZE + SIZE)
     weight = BLOCKS[layer].self_attn.k_proj.weight[group]
@@ -60,10 +59,10 @@ def keys(stream: Tensor) -> Tensor:
     return apply_rotary_pos_emb(states, states, *turns)[1][:, 0]
 
 
-def k_path(part: Tensor) -> dict:
+def k_path(part):
     """The induction head's keys read some of the corrupt write of the earlier head."""
 
-    def edit(k: Tensor) -> Tensor:
+    def edit(k):
         k = k.clone()
         k[:, head] = keys(seen["resid", layer - 1] + part * change(FIRST))
         return k
@@ -71,7 +70,7 @@ def k_path(part: Tensor) -> dict:
     return {("k", layer): edit}
 
 
-def mlp_path(part: Tensor) -> dict:
+def mlp_path(part):
     middle = seen["resid", 4] + seen["attn", 5] + part * (off["mlp", 2] - seen["mlp", 2])
     block = BLOCKS[5]
     return {("mlp", 5): lambda x: block.mlp.forward(block.post_attention_layernorm(middle))}
@@ -89,19 +88,19 @@ paths = {
 both = read_out(live["resid", LAYERS - 1] + write_of(off, *SECOND) - write_of(live, *SECOND))
 
 
-def slope(way) -> Tensor:  # type: ignore[no-untyped-def]
+def slope(way):
     part = torch.zeros(2, 1, 1, requires_grad=True)
     return -torch.autograd.grad(score(run(clean, way(part))[0]).sum(), part)[0][:, 0, 0]
 
 
-def alone(*heads: tuple[int, int]) -> Tensor:
+def alone(*heads):
     return whole - score(run(clean, instead(heads, lambda la, h: off["z", la][:, h]))[0])
 
 
 mask = torch.ones(2, 1, 1, requires_grad=True)
 
 
-def masked(z: Tensor) -> Tensor:
+def masked(z):
     return torch.cat([z[:, :head], z[:, head : head + 1] * mask[..., None], z[:, head + 1 :]], 1)
 
 
@@ -158,41 +157,33 @@ for position in (1, 5, 9):
     now = logits[:, -2].log_softmax(-1)
     signed.append((after - now).gather(1, clean[:, -1:])[:, 0])
 
-write(
-    __file__,
-    {
-        "clean": clean,
-        "corrupt": corrupt,
-        "at": at.expand(2, -1),
-        "answer": clean[:, LENGTH + 2 :],
-        "source": source.expand(2, -1),
-        "choices": choices,
-        "drawn": drawn,
-    },
-    {
-        "score": whole,
-        "score of the corrupt side": score(before),
-        "lost without 18.6": alone(SECOND),
-        "interaction of 18.6 and 17.3": alone(SECOND, THIRD) - alone(SECOND) - alone(THIRD),
-        "score without 18.6 and 17.3, mean": score(
-            run(clean, instead((SECOND, THIRD), mean_z(seen)))[0]
-        ),
-        **{f"lost, {name}": whole - value for name, value in paths.items()},
-        "slope, 16.0 to the keys of 18.6": slope(k_path),
-        "slope, MLP 2 to MLP 5": slope(mlp_path),
-        "circuit without two edges": both,
-        "faithfulness": ((both - score(before)).mean() / (whole - score(before)).mean()).item(),
-        "importance of 18.6": felt[:, 0, 0].abs(),
-        "direct logit of 18.6": direct,
-        "KL to the lens after layer 19": kl,
-        "score of the lens after layer 19": score(early),
-        "score with the sources knocked out": knocked,
-        "even 18.6": (entropy / torch.arange(2, size + 1).log()).mean(1),
-        "local 18.6": (pattern * ((far >= 0) & (far <= 3))).sum(-1)[:, 1:].mean(1),
-        "hierarchical 18.6": hierarchical,
-        "rollout to the last": joined[:, -1, [0, 8, 16]],
-        "moved to the last in layer 18": moved.norm(dim=-1)[:, [0, 8, 9]],
-        "correlation of heads 3 and 4 of layer 17": float(np.corrcoef(flat)[3, 4]),
-        "influence of positions 1, 5, 9": torch.stack(signed, 1),
-    },
-)
+given = {"clean": clean, "corrupt": corrupt, "at": at.expand(2, -1)}
+given |= {"answer": clean[:, LENGTH + 2 :], "source": source.expand(2, -1), "choices": choices}
+given |= {"drawn": drawn}
+values = {
+    "score": whole,
+    "score of the corrupt side": score(before),
+    "lost without 18.6": alone(SECOND),
+    "interaction of 18.6 and 17.3": alone(SECOND, THIRD) - alone(SECOND) - alone(THIRD),
+    "score without 18.6 and 17.3, mean": score(
+        run(clean, instead((SECOND, THIRD), mean_z(seen)))[0]
+    ),
+    **{f"lost, {name}": whole - value for name, value in paths.items()},
+    "slope, 16.0 to the keys of 18.6": slope(k_path),
+    "slope, MLP 2 to MLP 5": slope(mlp_path),
+    "circuit without two edges": both,
+    "faithfulness": ((both - score(before)).mean() / (whole - score(before)).mean()).item(),
+    "importance of 18.6": felt[:, 0, 0].abs(),
+    "direct logit of 18.6": direct,
+    "KL to the lens after layer 19": kl,
+    "score of the lens after layer 19": score(early),
+    "score with the sources knocked out": knocked,
+    "even 18.6": (entropy / torch.arange(2, size + 1).log()).mean(1),
+    "local 18.6": (pattern * ((far >= 0) & (far <= 3))).sum(-1)[:, 1:].mean(1),
+    "hierarchical 18.6": hierarchical,
+    "rollout to the last": joined[:, -1, [0, 8, 16]],
+    "moved to the last in layer 18": moved.norm(dim=-1)[:, [0, 8, 9]],
+    "correlation of heads 3 and 4 of layer 17": float(np.corrcoef(flat)[3, 4]),
+    "influence of positions 1, 5, 9": torch.stack(signed, 1),
+}
+write(__file__, given, values)

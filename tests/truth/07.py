@@ -3,7 +3,6 @@
 import torch
 from alone import BLOCKS, MODEL, SIZE, UNEMBED, ids, instead, run, write_of
 from stored import write
-from torch import Tensor
 
 LINES = "walk walked walking,play played playing,call called calling,help helped helping,"
 LINES += "open opened opening,jump jumped jumping,start started starting,look looked looking"
@@ -13,7 +12,7 @@ READER, SET, DEEP, EARLY = (18, 6), [(17, 3), (17, 4), (17, 5), (18, 6)], 20, 14
 COUNT, LINE = 3, 4  # examples; tokens of ``word -> answer \n``
 
 
-def sequence(shown: tuple[int, ...], asked: int, column: int) -> list[int]:
+def sequence(shown, asked, column):
     lines = [f"{VERBS[i][0]} -> {VERBS[i][column]}\n" for i in shown]
     tokens = ids("".join(lines) + f"{VERBS[asked][0]} ->")
     assert len(tokens) == COUNT * LINE + 2
@@ -30,12 +29,12 @@ example = (torch.arange(clean.shape[1])[:, None] > cues + 1).sum(1)
 shown = example < COUNT
 
 
-def margin(logits: Tensor) -> Tensor:
+def margin(logits):
     found = logits[:, -1].gather(1, choices)
     return found[:, 0] - found[:, 1]
 
 
-def taken_out(gone: Tensor) -> Tensor:
+def taken_out(gone):
     return clean[:, ~gone]
 
 
@@ -70,14 +69,14 @@ left_out = torch.stack([margin(run(taken_out(example == i))[0]) for i in range(C
 vector = (seen["resid", EARLY][:, -1] - plain["resid", EARLY][:, -1]).mean(0)
 
 
-def added(state: Tensor) -> Tensor:
+def added(state):
     state = state.clone()
     state[:, -1] += vector
     return state
 
 
 steered = run(taken_out(shown), {("resid", EARLY): added})[0]
-ways: dict[str, dict] = {
+ways = {
     "resample": instead(SET, lambda la, h: before["z", la][:, h]),
     "zero": instead(SET, lambda la, h: torch.zeros(SIZE)),
     "mlp": {("mlp", DEEP): lambda x: before["mlp", DEEP]},
@@ -85,7 +84,7 @@ ways: dict[str, dict] = {
 removed = {name: margin(run(clean, edits)[0]) for name, edits in ways.items()}
 
 
-def votes(weights: Tensor, shows: Tensor) -> Tensor:
+def votes(weights, shows):
     found = torch.stack([(weights * (shows == c)).sum(1) for c in range(2)], 1)
     return found - found.mean(1, keepdim=True)
 
@@ -111,42 +110,33 @@ share = votes(by_attention / by_attention.sum(1, keepdim=True), shows)
 count = votes(torch.ones_like(near), shows)
 
 
-def rest(values: Tensor) -> Tensor:
+def rest(values):
     return values - (values * count).sum() / count.square().sum() * count
 
 
-def agreement(one: Tensor, other: Tensor) -> float:
+def agreement(one, other):
     return ((one * other).sum() / (one.norm() * other.norm())).item()
 
 
-write(
-    __file__,
-    {
-        "clean": clean,
-        "corrupt": corrupt,
-        "choices": choices,
-        "example": example.expand_as(clean),
-        "cues": cues.expand(len(clean), -1),
-        "mixed": mixed,
-        "shows": shows,
-        "heads": [list(each) for each in SET],
-    },
-    {
-        "margin": margin(logits),
-        "margin of the corrupt side": margin(others),
-        "circuit 18.6": felt,
-        "anchors 18.6": anchors,
-        "vector 18.6": wrote @ (common / common.square().sum()),
-        "dual 18.6": (steps * shown).sum(1),
-        "common share after layer 20": ((inner.sum() - inner.trace()) / 2 / inner.trace()).item(),
-        "lost without each example": margin(logits)[:, None] - left_out,
-        "task vector after layer 14": vector[:4],
-        "margin with the vector": margin(steered),
-        "margin of the bare prompt": margin(bare),
-        "margin without four heads, resampled": removed["resample"],
-        "margin without four heads, zero": removed["zero"],
-        "margin without MLP 20": removed["mlp"],
-        "fit of ridge on the states": agreement(voted, target),
-        "algorithm 18.6": agreement(rest(share), rest(target)),
-    },
-)
+given = {"clean": clean, "corrupt": corrupt, "choices": choices}
+given |= {"example": example.expand_as(clean), "cues": cues.expand(len(clean), -1), "mixed": mixed}
+given |= {"shows": shows, "heads": [list(each) for each in SET]}
+expected = {
+    "margin": margin(logits),
+    "margin of the corrupt side": margin(others),
+    "circuit 18.6": felt,
+    "anchors 18.6": anchors,
+    "vector 18.6": wrote @ (common / common.square().sum()),
+    "dual 18.6": (steps * shown).sum(1),
+    "common share after layer 20": ((inner.sum() - inner.trace()) / 2 / inner.trace()).item(),
+    "lost without each example": margin(logits)[:, None] - left_out,
+    "task vector after layer 14": vector[:4],
+    "margin with the vector": margin(steered),
+    "margin of the bare prompt": margin(bare),
+    "margin without four heads, resampled": removed["resample"],
+    "margin without four heads, zero": removed["zero"],
+    "margin without MLP 20": removed["mlp"],
+    "fit of ridge on the states": agreement(voted, target),
+    "algorithm 18.6": agreement(rest(share), rest(target)),
+}
+write(__file__, given, expected)

@@ -5,9 +5,8 @@ numbers of a chapter anew and writes them beside the prompts, as token ids, that
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +18,11 @@ FOLDER = Path(os.environ.get("ICLUTILS_CACHE") or CACHE) / "smollm2"
 LAYERS, HEADS, SIZE, BOS, VOCAB = 30, 9, 64, 1, 49152
 Place = tuple[str, int]  # q, k, v (turned; one for each query head), weights, z, attn, mlp, resid
 Edit = Callable[[Tensor], Tensor]
-EDITS: dict[Place, Edit] = {}
-SEEN: dict[Place, Tensor] = {}
+EDITS = {}
+SEEN = {}
 
 
-def passing(name: str, layer: int, value: Tensor) -> Tensor:
+def passing(name, layer, value):
     """A value on its way through the network: changed as asked, and kept."""
     if (name, layer) in EDITS:
         value = EDITS[name, layer](value)
@@ -31,7 +30,7 @@ def passing(name: str, layer: int, value: Tensor) -> Tensor:
     return value
 
 
-def attention(module, query, key, value, mask, scaling, **_):  # type: ignore[no-untyped-def]
+def attention(module, query, key, value, mask, scaling, **_):
     """Grouped attention with every head by itself."""
     layer, groups = module.layer_idx, module.num_key_value_groups
     q, k, v = (
@@ -58,8 +57,8 @@ BLOCKS = MODEL.model.layers
 UNEMBED = MODEL.lm_head.weight
 
 
-def _after(name: str, layer: int) -> Callable:
-    def hook(module: Any, inputs: Any, output: Any) -> Any:
+def _after(name, layer):
+    def hook(module, inputs, output):
         first = output[0] if isinstance(output, tuple) else output
         changed = passing(name, layer, first)
         return (changed, *output[1:]) if isinstance(output, tuple) else changed
@@ -76,7 +75,7 @@ for number, block in enumerate(BLOCKS):
     block.register_forward_hook(_after("resid", number))
 
 
-def run(tokens: Tensor, edits: dict[Place, Edit] | None = None) -> tuple[Tensor, dict]:
+def run(tokens, edits=None):
     """Logits of all positions under edits, and all that was seen."""
     EDITS.clear()
     EDITS.update(edits or {})
@@ -86,12 +85,11 @@ def run(tokens: Tensor, edits: dict[Place, Edit] | None = None) -> tuple[Tensor,
     return logits, dict(SEEN)
 
 
-def ids(text: str) -> list[int]:
-    """Tokens of a text, without any special ones."""
+def ids(text):
     return WORDS(text, add_special_tokens=False)["input_ids"]
 
 
-def copies(count: int, length: int, seed: int) -> Tensor:
+def copies(count, length, seed):
     """BOS and distinct random tokens, twice."""
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.randperm(VOCAB - 2, generator=generator)[:length] + 2 for _ in range(count)]
@@ -99,17 +97,17 @@ def copies(count: int, length: int, seed: int) -> Tensor:
     return torch.cat([torch.full((count, 1), BOS), first, first], 1)
 
 
-def write_of(seen: dict, layer: int, head: int) -> Tensor:
+def write_of(seen, layer, head):
     """What a head writes to the residual stream: (batch, pos, d_model)."""
     out = BLOCKS[layer].self_attn.o_proj.weight[:, head * SIZE : (head + 1) * SIZE]
     return seen["z", layer][:, head] @ out.T
 
 
-def instead(heads: Sequence[tuple[int, int]], new: Callable[[int, int], Tensor]) -> dict:
+def instead(heads, new):
     """Edits that put a new z in the place of each head's."""
 
-    def edit(layer: int) -> Edit:
-        def change(z: Tensor) -> Tensor:
+    def edit(layer):
+        def change(z):
             z = z.clone()
             for la, head in heads:
                 if la == layer:
@@ -121,6 +119,6 @@ def instead(heads: Sequence[tuple[int, int]], new: Callable[[int, int], Tensor])
     return {("z", layer): edit(layer) for layer, _ in heads}
 
 
-def mean_z(seen: dict) -> Callable[[int, int], Tensor]:
+def mean_z(seen):
     """A head's z: its mean over sequences and positions."""
     return lambda layer, head: seen["z", layer][:, head].mean((0, 1))

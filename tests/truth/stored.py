@@ -2,15 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 
-def write(script: str, given: dict[str, Any], values: dict[str, Any]) -> None:
-    """Prompts and numbers into the JSON beside the script."""
-
-    def plain(value: Any) -> Any:
+def write(script, given, values):
+    def plain(value):
         if isinstance(value, Tensor):
             value = value.tolist()
         if isinstance(value, list):
@@ -26,8 +23,7 @@ def write(script: str, given: dict[str, Any], values: dict[str, Any]) -> None:
         print(name, value)
 
 
-def lines(found: dict[str, dict[str, Any]]) -> str:
-    """JSON with one line for each entry."""
+def lines(found):
     parts = []
     for part, each in found.items():
         rows = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in each.items())

@@ -44,7 +44,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, monkeypatch,
     whole = loop.train(make(), tmp_path / "whole", progress=False)
     plain, seen = loop.take_step, []
 
-    def cut(network, optimizers, recipe, step):  # type: ignore[no-untyped-def]
+    def cut(network, optimizers, recipe, step):
         seen.append(step)
         if step == 10 and seen.count(10) == 1:
             raise KeyboardInterrupt
@@ -110,9 +110,6 @@ def test_the_learning_rate_warms_up_and_falls():
 def test_a_loss_that_is_no_number_stops_with_one_clear_error(tmp_path):
     with pytest.raises(IclError, match=r"small: the loss is nan at step .*lower the rate"):
         loop.train(replace(gpt2(), peak_rate=1e38), tmp_path, progress=False)
-
-
-# Muon
 
 
 def test_singular_vectors_stay_and_values_follow_the_quintic():

@@ -54,7 +54,7 @@ def test_a_dask_cluster_gives_the_same_and_survives_a_killed_worker(alone, tmp_p
 
     long = [*(regressor(name, 60) for name in NAMES), regressor("long", 1500)]
     sweep.sweep(long[-1:], alone.parent / "long", jobs=1)
-    killed: list[int] = []
+    killed = []
     with Client(cluster) as client:
         workers = client.run(os.getpid)
 

@@ -1,12 +1,8 @@
 """The models that most lenses of this chapter are tested on."""
 
-from __future__ import annotations
-
 import pytest
-
-from iclutils.models import TransformerBridge
 
 
 @pytest.fixture(params=["gpt2", "neox"])
-def model(request: pytest.FixtureRequest) -> TransformerBridge:
+def model(request):
     return request.getfixturevalue(request.param)

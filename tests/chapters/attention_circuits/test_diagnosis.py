@@ -1,6 +1,6 @@
 """Component statistics against scikit-learn and SciPy; causes told from consequences."""
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +12,9 @@ from wired import save_wired
 
 from iclutils.chapters.attention_circuits import diagnosis
 from iclutils.chapters.attention_circuits.failures import KINDS, Fault, features, plant
-from iclutils.interp.clean_corrupt import CleanCorrupt, copying
+from iclutils.interp.clean_corrupt import copying
 from iclutils.interp.graph import Node, component_outputs, head
-from iclutils.models import TransformerBridge, load
+from iclutils.models import load
 
 FIRST, SECOND = head(0, 0), head(1, 0)
 FAULTS = {
@@ -26,14 +26,6 @@ FAULTS = {
 }
 
 
-@dataclass
-class Bench:
-    model: TransformerBridge
-    covariances: dict[Node, LedoitWolf]
-    healthy: torch.Tensor
-    cases: CleanCorrupt
-
-
 @pytest.fixture(scope="module")
 def bench(wired):
     return make_bench(wired, 40, 20)
@@ -42,10 +34,9 @@ def bench(wired):
 def make_bench(model, healthy, cases):
     generator = seeded(1)
     fitted, other, broken = (copying(model, n, 11, generator) for n in (healthy, healthy, cases))
-    covariances = diagnosis.fit_covariances(model, fitted)
-    return Bench(
-        model, covariances, diagnosis.component_statistics(model, other, covariances), broken
-    )
+    spread = diagnosis.fit_covariances(model, fitted)
+    healthy = diagnosis.component_statistics(model, other, spread)
+    return SimpleNamespace(model=model, covariances=spread, healthy=healthy, cases=broken)
 
 
 def test_statistics_by_another_way(model):
@@ -71,11 +62,9 @@ def test_statistics_by_another_way(model):
 
         spread = LedoitWolf().fit(mean_write(fitted))
         moved = mean_write(task) - mean_write(fitted).mean(0)
-        expected = np.sqrt(
-            np.einsum("ci,ij,cj->c", moved, np.linalg.inv(spread.covariance_), moved)
-        )
+        wanted = np.sqrt(np.einsum("ci,ij,cj->c", moved, np.linalg.inv(spread.covariance_), moved))
         got = columns[:, names.index((node, "distance"))]
-        np.testing.assert_allclose(got, expected, rtol=1e-4)
+        np.testing.assert_allclose(got, wanted, rtol=1e-4)
 
 
 def test_findings_are_those_of_scipy_one_by_one():

@@ -1,6 +1,7 @@
 """Planted faults by hand, features against numpy, faults found again, fixes on held-out cases."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,41 +11,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
 from tiny import a_task
+from torch.testing import assert_close
 
 from iclutils.chapters.attention_circuits import failures
-from iclutils.chapters.attention_circuits.failures import (
-    KINDS,
-    Fault,
-    Reference,
-    damage_mlp,
-    features,
-    flags,
-    observe,
-    plant,
-    repair,
-    score,
-)
 from iclutils.chapters.attention_circuits.interactions import direct_logits
 from iclutils.interp import graph
-from iclutils.interp.clean_corrupt import CleanCorrupt, baselines, copying, scored_logits
+from iclutils.interp.clean_corrupt import baselines, copying, scored_logits
 from iclutils.interp.graph import Node, all_heads, head
 from iclutils.interp.hooks import ablate_heads
-from iclutils.models import TransformerBridge, cached, edit_weights, get_act_name
+from iclutils.models import cached, edit_weights, get_act_name
 
 FIRST, SECOND = head(0, 0), head(1, 0)
 EDGE = (FIRST, Node("k", 1, 0))
 PLANTED = {
-    "even": Fault("even", (SECOND,)),
-    "sink": Fault("sink", (SECOND,)),
-    "cut": Fault("cut", (FIRST,), (EDGE[1],)),
-    "misrouted": Fault("misrouted", (SECOND,)),
-    "overactive": Fault("overactive", (FIRST,)),
+    "even": failures.Fault("even", (SECOND,)),
+    "sink": failures.Fault("sink", (SECOND,)),
+    "cut": failures.Fault("cut", (FIRST,), (EDGE[1],)),
+    "misrouted": failures.Fault("misrouted", (SECOND,)),
+    "overactive": failures.Fault("overactive", (FIRST,)),
 }
 
 
 def a_fault(kind, strength=1.0):
     readers = (Node("k", 1, 2), Node("mlp_in", 1)) if kind == "cut" else ()
-    return Fault(kind, (head(0, 1), head(0, 3)), readers, strength)
+    return failures.Fault(kind, (head(0, 1), head(0, 3)), readers, strength)
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.25, 1.0])
@@ -52,8 +42,8 @@ def a_fault(kind, strength=1.0):
 def test_rows_of_attention_by_hand(model, kind, strength):
     task, name = a_task(model, 4), get_act_name("pattern", 0)
     before, after = (
-        observe(model, task, hooks, [name])[1][name].numpy()
-        for hooks in ([], plant(model, task, [a_fault(kind, strength)]))
+        failures.observe(model, task, hooks, [name])[1][name].numpy()
+        for hooks in ([], failures.plant(model, task, [a_fault(kind, strength)]))
     )
     for h in range(model.cfg.n_heads):
         wanted = before[:, h].copy()
@@ -73,22 +63,20 @@ def test_all_edges_cut_is_the_head_ablated(model):
     writer agree."""
     task, writer = a_task(model, 4), head(0, 2)
     readers = tuple(v for u, v in graph.of(model).edges() if u == writer)
-    cut = Fault("cut", (writer,), readers)
+    cut = failures.Fault("cut", (writer,), readers)
     ablated = scored_logits(
         model, task, ablate_heads(model, task.clean, [(0, 2)], "mean", task.clean)
     )
-    for faults in ([cut], [cut, Fault("overactive", (writer,))]):
-        hooks = plant(model, task, faults)
-        torch.testing.assert_close(
-            score(model, task, hooks), task.score(ablated), atol=1e-5, rtol=0
-        )
+    for faults in ([cut], [cut, failures.Fault("overactive", (writer,))]):
+        hooks = failures.plant(model, task, faults)
+        assert_close(failures.score(model, task, hooks), task.score(ablated), atol=1e-5, rtol=0)
 
 
 def test_features_by_hand(model):
     task = a_task(model, 3)
     assert task.source is not None
     heads = all_heads(model)
-    seen = features(model, task, heads)
+    seen = failures.features(model, task, heads)
     names = [get_act_name(part, n.layer) for n in heads for part in ("pattern", "z")]
     _, cache = cached(model, task.clean, names)
     for k, node in enumerate(heads):
@@ -113,102 +101,86 @@ def test_features_by_hand(model):
             }
             for name, value in wanted.items():
                 assert float(seen.values[name][case, k]) == pytest.approx(value, abs=1e-5)
-    torch.testing.assert_close(seen.score, task.score(scored_logits(model, task)))
+    assert_close(seen.score, task.score(scored_logits(model, task)))
     direct = direct_logits(model, task)[[graph.of(model).writers.index(n) for n in heads]]
-    torch.testing.assert_close(seen.values["direct"].T, direct)
-
-
-@dataclass
-class Bench:
-    """The wired model, healthy cases to compare with and cases to break."""
-
-    model: TransformerBridge
-    reference: Reference
-    cases: CleanCorrupt
-    held_out: CleanCorrupt
-
-    def see(self, hooks):
-        return features(self.model, self.cases, [FIRST, SECOND], [EDGE], hooks)
-
-    def flag(self, *faults):
-        seen = self.see(plant(self.model, self.cases, faults))
-        return flags(seen, self.reference, [[FIRST], [SECOND]])
+    assert_close(seen.values["direct"].T, direct)
 
 
 @pytest.fixture(scope="module")
 def bench(wired):
     generator = seeded(1)
     healthy, cases, held_out = (copying(wired, n, 11, generator) for n in (300, 24, 20))
-    seen = features(wired, healthy, [FIRST, SECOND], [EDGE])
-    return Bench(wired, Reference(seen), cases, held_out)
+    seen = failures.features(wired, healthy, [FIRST, SECOND], [EDGE])
+    reference = failures.Reference(seen)
+    return SimpleNamespace(model=wired, reference=reference, cases=cases, held_out=held_out)
 
 
 def test_false_alarms_of_healthy_halves(bench):
     """A case is judged once in each draw, by the others alone: the loudest one always."""
-    healthy, other = (
-        bench.reference.of,
-        features(bench.model, bench.held_out, [FIRST, SECOND], [EDGE]),
-    )
+    healthy = bench.reference.of
+    other = failures.features(bench.model, bench.held_out, [FIRST, SECOND], [EDGE])
     both = healthy + other
     both.values["norm"][7] *= 50
     alarms = failures.false_alarms(both, [[FIRST], [SECOND]], seeded(2), draws=10)
     assert len(alarms) == len(healthy.score) + len(other.score)
     assert alarms[7] == 1
     assert 0 < alarms.mean() < 0.5
-    torch.testing.assert_close(both.of_cases(torch.tensor([300])).score, other.score[:1])
+    assert_close(both.of_cases(torch.tensor([300])).score, other.score[:1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", failures.KINDS)
 def test_what_was_planted_is_flagged(bench, kind):
-    found = bench.flag(PLANTED[kind])
-    assert found.kinds[:, KINDS.index(kind)].all()
+    hooks = failures.plant(bench.model, bench.cases, [PLANTED[kind]])
+    seen = failures.features(bench.model, bench.cases, [FIRST, SECOND], [EDGE], hooks)
+    found = failures.flags(seen, bench.reference, [[FIRST], [SECOND]])
+    assert found.kinds[:, failures.KINDS.index(kind)].all()
     assert not found.unknown.any()
 
 
 def test_healthy_cases_raise_few_alarms(bench):
     """Compared with itself, one case in a hundred leaves each quantile, on either side."""
     for node in (FIRST, SECOND):
-        found = flags(bench.reference.of, bench.reference, [[node]])
+        found = failures.flags(bench.reference.of, bench.reference, [[node]])
         for kind, tails in {"even": 2, "sink": 2, "misrouted": 1, "cut": 1}.items():
-            alarms = found.kinds[:, KINDS.index(kind)].float().mean()
+            alarms = found.kinds[:, failures.KINDS.index(kind)].float().mean()
             assert alarms <= 1.5 * 0.01 * tails, kind
         assert found.wrong.float().mean() <= 1.5 * 0.01
 
 
 def test_a_damaged_mlp_is_none_of_them(bench):
     """It sits behind all heads that matter, so that attention looks as ever."""
-    broken = edit_weights(bench.model.cfg.model_name, damage_mlp(1, 3.0, seeded(0)))
-    reference = Reference(features(bench.model, copying(bench.model, 60, 11, seeded(2)), [SECOND]))
-    found = flags(features(broken, bench.cases, [SECOND]), reference, [[SECOND]])
+    broken = edit_weights(bench.model.cfg.model_name, failures.damage_mlp(1, 3.0, seeded(0)))
+    reference = failures.Reference(
+        failures.features(bench.model, copying(bench.model, 60, 11, seeded(2)), [SECOND])
+    )
+    found = failures.flags(failures.features(broken, bench.cases, [SECOND]), reference, [[SECOND]])
     assert found.wrong.all()
     assert found.unknown.float().mean() >= 0.8
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", failures.KINDS)
 def test_a_fix_repairs_other_cases_and_harms_no_healthy_one(bench, kind):
     strength = {"even": 0.95, "sink": 0.97}.get(kind, 1.0)
     heads = (SECOND,) if kind == "misrouted" else (FIRST,)
     fault = replace(PLANTED[kind], heads=heads, strength=strength)
     net, held = bench.model, bench.held_out
-    hooks = plant(net, bench.cases, [fault])
-    fix = repair(net, kind, bench.cases, hooks, heads, fault.edges, bench.reference)(held)
-    broken = plant(net, held, [fault])
-    scores = (score(net, held, h) for h in ([], fix, broken, [*broken, *fix]))
+    hooks = failures.plant(net, bench.cases, [fault])
+    fix = failures.repair(net, kind, bench.cases, hooks, heads, fault.edges, bench.reference)(held)
+    broken = failures.plant(net, held, [fault])
+    scores = (failures.score(net, held, h) for h in ([], fix, broken, [*broken, *fix]))
     whole, harmed, before, after = (values.mean() for values in scores)
     clean, corrupt = baselines(net, held)
     assert (after - before) / (whole - before) >= 0.9
     assert abs(float(whole - harmed) / float((clean - corrupt).mean())) < 0.01
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(size=st.integers(2, 8), seed=st.integers(0, 99), temperature=st.floats(0.5, 8))
 def test_fixes_of_rows_by_hand(size, seed, temperature):
     scores = torch.randn(2, size, size, generator=seeded(seed))
     causal = scores.masked_fill(~torch.ones(size, size).tril().bool(), -torch.inf)
     rows = causal.softmax(-1)
-    torch.testing.assert_close(
-        failures.sharpened(rows, temperature), (temperature * causal).softmax(-1)
-    )
+    assert_close(failures.sharpened(rows, temperature), (temperature * causal).softmax(-1))
     masked = causal.clone()
     masked[:, 1:, 0] = -torch.inf  # the first row sees nothing else
-    torch.testing.assert_close(failures.without_first(rows), masked.softmax(-1))
+    assert_close(failures.without_first(rows), masked.softmax(-1))

@@ -104,7 +104,7 @@ def test_head_outputs_add_up(gpt2):
     assert stability.head_outputs(gpt2, tokens(60, 40)).shape[2] == stability.MOST
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(0, 10**6), st.integers(4, 12), st.integers(1, 5), st.integers(2, 5))
 def test_cka(seed, count, left, right):
     """Gram matrices in numpy; catches a missing centring, and a basis or scale that matters."""
@@ -120,7 +120,7 @@ def test_cka(seed, count, left, right):
     np.testing.assert_allclose(stability.cka(torch.tensor(x), turned), expected, atol=1e-8)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 999), rows=st.integers(1, 4), columns=st.integers(1, 4))
 def test_the_best_matching_by_trying_all(seed, rows, columns):
     """Catches a cost that is minimised, and heads that are matched twice."""

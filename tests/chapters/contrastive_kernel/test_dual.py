@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis.strategies import booleans, integers, sampled_from
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -14,7 +14,7 @@ from iclutils.chapters.contrastive_kernel import dual
 from iclutils.chapters.contrastive_kernel.features import gram
 from iclutils.models.lsa import Layer
 
-seeds = st.integers(0, 9999)
+seeds = integers(0, 9999)
 EXACT = {"atol": 1e-10, "rtol": 0.0}
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}
 
@@ -54,10 +54,8 @@ class Explicit:
         return self.start - size * rate * slope
 
 
-@settings(deadline=None, max_examples=25)
-@given(
-    seed=seeds, keys=st.integers(2, 7), dim=st.integers(1, 4), rate=st.sampled_from([0.1, 1.0, 7.0])
-)
+@settings(max_examples=25)
+@given(seed=seeds, keys=integers(2, 7), dim=integers(1, 4), rate=sampled_from([0.1, 1.0, 7.0]))
 def test_one_gradient_step_is_softmax_attention(seed, keys, dim, rate):
     """Autograd on exact features. Fails with the other sign, another D, or a 1/n in the loss."""
     q, k, v, chosen = data(seed, keys, dim)
@@ -70,14 +68,8 @@ def test_one_gradient_step_is_softmax_attention(seed, keys, dim, rate):
     torch.testing.assert_close(after, expected, **EXACT)
 
 
-@settings(deadline=None, max_examples=25)
-@given(
-    seed=seeds,
-    batch=st.sampled_from([(), (2,), (2, 3)]),
-    keys=st.integers(1, 8),
-    dim=st.integers(1, 5),
-    causal=st.booleans(),
-)
+@settings(max_examples=25)
+@given(seeds, sampled_from([(), (2,), (2, 3)]), integers(1, 8), integers(1, 5), booleans())
 def test_query_term_and_update_add_up_to_attention(seed, batch, keys, dim, causal):
     """All queries and heads at once, and each part is attention to its own keys."""
     _, k, v, _ = data(seed, keys, dim, batch)
@@ -92,8 +84,8 @@ def test_query_term_and_update_add_up_to_attention(seed, batch, keys, dim, causa
     np.testing.assert_allclose(step, part, atol=1e-10)
 
 
-@settings(deadline=None, max_examples=25)
-@given(seed=seeds, keys=st.integers(2, 7))
+@settings(max_examples=25)
+@given(seed=seeds, keys=integers(2, 7))
 def test_the_dual_model_and_its_losses(seed, keys):
     """Answers to keys and queries, and losses, before and after steps of three sizes."""
     q, k, v, chosen = data(seed, keys)
@@ -111,8 +103,8 @@ def test_the_dual_model_and_its_losses(seed, keys):
         torch.testing.assert_close(now.info_nce(chosen), expected, **CLOSE)
 
 
-@settings(deadline=None, max_examples=25)
-@given(seed=seeds, keys=st.integers(2, 6), batch=st.sampled_from([(), (2,)]))
+@settings(max_examples=25)
+@given(seed=seeds, keys=integers(2, 6), batch=sampled_from([(), (2,)]))
 def test_the_trajectory_is_a_gradient_at_a_time(seed, keys, batch):
     """Entry n is the step on the demonstrations among the first n keys."""
     q, k, v, chosen = data(seed, keys, batch=batch)
@@ -127,13 +119,8 @@ def test_the_trajectory_is_a_gradient_at_a_time(seed, keys, batch):
     torch.testing.assert_close(cut, part, **EXACT)
 
 
-# Variants ----------------------------------------------------------------------------------------
-
-
-@settings(deadline=None, max_examples=10)
-@given(
-    seed=seeds, alpha=st.sampled_from([-0.2, 0.0, 0.3, 1.0]), beta=st.sampled_from([-0.3, 0.2, 1.0])
-)
+@settings(max_examples=10)
+@given(seed=seeds, alpha=sampled_from([-0.2, 0.0, 0.3, 1.0]), beta=sampled_from([-0.3, 0.2, 1.0]))
 def test_variants_are_steps_on_the_changed_losses(seed, alpha, beta):
     q, k, v, chosen = data(seed)
     for found, change in (
@@ -145,7 +132,7 @@ def test_variants_are_steps_on_the_changed_losses(seed, alpha, beta):
 
 
 @pytest.mark.parametrize("activation", [torch.relu, functional.gelu])
-def test_a_whole_layer_is_one_gradient_step(activation):  # type: ignore[no-untyped-def]
+def test_a_whole_layer_is_one_gradient_step(activation):
     """Autograd on -Σ_h (1/D_h) Σ_D (M O_h v_i)·W φ_h(k_i), and the layer as one would write it."""
     place = {"generator": torch.Generator().manual_seed(1), "dtype": torch.float64}
     parts = [torch.randn(2, 5, 3, **place) / 2.5 for _ in range(3)]

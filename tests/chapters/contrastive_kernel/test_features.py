@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_layers import seeded
+from random_layers import seeded, some
 from scipy import special, stats
 
 from iclutils.chapters.contrastive_kernel.features import (
@@ -26,12 +26,10 @@ seeds = st.integers(0, 9999)
 
 
 def data(seed, queries, keys, dim, batch=(), width=3):
-    place = {"generator": seeded(seed), "dtype": torch.float64}
-    shapes = (*batch, queries, dim), (*batch, keys, dim), (*batch, keys, width)
-    return [torch.randn(shape, **place) for shape in shapes]
+    return some(seed, (*batch, queries, dim), (*batch, keys, dim), (*batch, keys, width))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seed=seeds, dim=st.integers(1, 5), degree=st.integers(0, 7))
 def test_taylor_features_have_the_truncated_series_as_inner_product(seed, dim, degree):
     """Fails if a monomial is missing, counted twice, or divided by a! instead of its root."""
@@ -103,7 +101,7 @@ def test_nothing_overflows(length, dtype):
     assert length < 100 or not bool(features[0].exp().all())  # as numbers they are lost
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     seed=seeds, dim=st.integers(1, 6), keys=st.integers(1, 9), size=st.sampled_from([0.1, 1.0, 4.0])
 )

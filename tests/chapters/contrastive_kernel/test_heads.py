@@ -4,10 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from random_prompts import prompts_strategy, random_prompts
 from tiny import VOCAB, save_gpt2, save_grouped, save_neox, tiny_gpt2, tokens
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from iclutils import models, zoo
@@ -26,7 +25,6 @@ from iclutils.chapters.contrastive_kernel.heads import (
 from iclutils.interp.at_query import read, read_heads
 from iclutils.tasks.prompts import leave_out
 
-QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 KINDS = ("gpt2", "neox", "llama", "qwen2", "induction-0")
 SINGLE = 2e-5  # the model computes in float32
 PARAMETER = {"regularised": "alpha", "negative_samples": "beta"}
@@ -52,7 +50,7 @@ class Both:
 
     def run(self, x):
         """Logits, z (batch, layer, pos, head, d_head) and attention (batch, layer, head, ...)."""
-        seen: list[Tensor] = []
+        seen = []
         handles = [m.register_forward_pre_hook(lambda _, a: seen.append(a[0])) for m in self.out]
         with torch.no_grad():
             out = self.network(x, output_attentions=True)
@@ -100,9 +98,6 @@ def some_mask(count, size):
     return mask
 
 
-# --- the identity -------------------------------------------------------------------------------
-
-
 def close(found, expected, gap=SINGLE):
     torch.testing.assert_close(found.double(), expected.double(), atol=gap, rtol=gap)
 
@@ -121,7 +116,7 @@ def test_query_term_and_update_are_the_heads_output(both):
     close(every.demonstration_update, found.z)
 
 
-@settings(max_examples=5, **QUIET)
+@settings(max_examples=5)
 @given(prompts=prompts_strategy())
 def test_padding_does_not_matter(wide, prompts):
     """Nor demonstrations after the query."""
@@ -172,9 +167,6 @@ def test_random_features_at_a_heads_own_norms(wide):
     close(found, torch.stack(expected), 1e-3)
 
 
-# --- direct -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("against", [None, "one", "each"])
 def test_direct_contributions_sum_to_the_logit(both, against):
     x, mask = tokens(3, 12), some_mask(3, 12)
@@ -192,9 +184,6 @@ def test_direct_contributions_sum_to_the_logit(both, against):
     close(updates + rest, expected, 1e-4)
     close(found.logit, expected, 1e-4)
     assert float(found.update_share) == pytest.approx(float(updates.mean() / expected.mean()), 1e-3)
-
-
-# --- causal -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("part", ["update", "query term"])
@@ -223,9 +212,6 @@ def test_a_variant_is_z_replaced_by_hand(both, variant):
     expected = both.run_with_z(x, layer, head, z)[:, -1]
     close(query.again(change_heads(query, mask, change, [(layer, head)])), expected, 1e-3)
     assert (both.run(x)[0][:, -1] - expected).abs().max() > 1e-3
-
-
-# --- masks and bad input ------------------------------------------------------------------------
 
 
 def test_tokens_know_their_example_which_can_be_left_out():

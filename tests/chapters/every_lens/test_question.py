@@ -28,9 +28,7 @@ def asked(model, count=4, seed=0, function="past"):
 
 
 def test_no_word_stands_in_two_lists():
-    lists = [
-        {w for row in question.rows(f) for w in row[0].split(", ")} for f in question.FUNCTIONS
-    ]
+    lists = [{w for r in question.rows(f) for w in r[0].split(", ")} for f in question.FUNCTIONS]
     assert sum(map(len, lists)) == len(set().union(*lists))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis.strategies import integers, sampled_from
 from random_layers import TIGHT, random, seeded, some
 
 from iclutils.chapters.gradient_step.alignment import (
@@ -28,16 +28,8 @@ def gd(*rates):
     return predictor(list(rates))
 
 
-# Answers -----------------------------------------------------------------------------------------
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    dim=st.integers(1, 4),
-    kind=st.sampled_from(["linear", "softmax"]),
-    steps=st.integers(1, 2),
-)
+@settings(max_examples=15)
+@given(integers(0, 10_000), integers(1, 4), sampled_from(["linear", "softmax"]), integers(1, 2))
 def test_sensitivity_is_the_change_per_change_of_the_query(seed, dim, kind, steps):
     """By central differences, for networks of an ensemble and any function."""
     xs, ys = some(seed, (3, 6, dim), (3, 6))
@@ -84,14 +76,11 @@ def test_alignment_of_known_pairs():
         assert [float(v) for v in found] == pytest.approx([*map(float, expected)], abs=1e-10)
 
 
-# Shifts ------------------------------------------------------------------------------------------
-
-
 def test_losses_under_shift():
     """Of one step of GD: flat when weights grow, the closed form when inputs do."""
     drawn = sample(Task(4), 40_000, 7, seeded(0))
     drawn = Contexts(*(part.double() for part in drawn))
-    table: dict = {"gd": gd(0.4), "zero": gd(0.0), "network": constructed(Shape(4, 6), [0.4])}
+    table = {"gd": gd(0.4), "zero": gd(0.0), "network": constructed(Shape(4, 6), [0.4])}
     plain = float(half_mse(answers(gd(0.4), drawn.xs, drawn.ys), drawn.ys))
     flat = float(0.5 * drawn.ys[:, -1].square().mean())
     factors = [0.5, 1.0, 2.0]
@@ -105,9 +94,6 @@ def test_losses_under_shift():
         torch.testing.assert_close(found["network"], found["gd"], atol=1e-4, rtol=1e-4)
         assert found["zero"][0].tolist() == pytest.approx([flat] * 3)
         assert found["gd"][0].tolist() == pytest.approx(wanted, rel=close)
-
-
-# Weights -----------------------------------------------------------------------------------------
 
 
 def test_products_are_what_a_layer_does():

@@ -7,19 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import TIGHT, random, some
+from torch.testing import assert_close
 
-from iclutils.chapters.gradient_step.construction import (
-    constructed,
-    copying,
-    gradient_layer,
-    stacked,
-    tokens,
-)
+from iclutils.chapters.gradient_step import construction
 from iclutils.chapters.gradient_step.descent import descend
 from iclutils.models.lsa import Shape, attend
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10_000),
     dim=st.integers(1, 6),
@@ -37,22 +32,22 @@ def test_layers_are_steps(seed, dim, pairs, outputs, steps, started, plus):
     rates = torch.linspace(0.05, 0.4, steps).double()
     gammas = torch.linspace(0.002, 0.02, steps).double() if plus else None
     expected = descend(xs, ys, rates, gammas, start).predictions
-    torch.testing.assert_close(stacked(xs, ys, rates, gammas, start), expected, **TIGHT)
+    assert_close(construction.stacked(xs, ys, rates, gammas, start), expected, **TIGHT)
 
 
 def test_weights_are_those_of_the_proposition():
     """By hand, d = 2, o = 1, N = 4, η = 0.8, W_0 = (5, 7); rows are channels in, columns out."""
     start = torch.tensor([[5.0, 7.0]])
-    layer = gradient_layer(2, 0.8, 4, start)
+    layer = construction.gradient_layer(2, 0.8, 4, start)
     keep = [[1.0, 0, 0], [0, 1, 0], [0, 0, 0]]
     assert layer.query[0].tolist() == layer.key[0].tolist() == keep
     assert layer.value[0].tolist() == [[0, 0, 5], [0, 0, 7], [0, 0, -1]]
-    torch.testing.assert_close(layer.out[0].float(), torch.tensor([0.0, 0, 0.2]).diag())
-    plus = gradient_layer(2, 0.8, 4, gamma=0.3)
+    assert_close(layer.out[0].float(), torch.tensor([0.0, 0, 0.2]).diag())
+    plus = construction.gradient_layer(2, 0.8, 4, gamma=0.3)
     assert plus.value[0].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, -1]]
-    torch.testing.assert_close(plus.out[0].float(), torch.tensor([-0.3, -0.3, 0.2]).diag())
+    assert_close(plus.out[0].float(), torch.tensor([-0.3, -0.3, 0.2]).diag())
     for convention, guess in (("stacking", -12), ("note", 12)):
-        found = tokens(torch.ones(3, 2), torch.full((3,), 9.0), start, convention)
+        found = construction.tokens(torch.ones(3, 2), torch.full((3,), 9.0), start, convention)
         assert found.tolist() == [[1, 1, 9], [1, 1, 9], [1, 1, guess]]
 
 
@@ -62,13 +57,13 @@ def test_the_notes_convention_does_not_stack(started):
     xs, weights, first = some(0, (400, 13, 5), (400, 1, 5), (1, 5))
     ys = xs @ weights.mT
     start = first * started
-    found = stacked(xs, ys, [0.3, 0.3], start=start, convention="note")
+    found = construction.stacked(xs, ys, [0.3, 0.3], start=start, convention="note")
     expected = descend(xs, ys, [0.3, 0.3], start=start)
-    torch.testing.assert_close(found[:2], expected.predictions[:2], **TIGHT)
+    assert_close(found[:2], expected.predictions[:2], **TIGHT)
     spoilt = ys + xs @ (expected.weights[1] - start).mT
     errors = (xs @ start.T - spoilt)[:, :-1]
     second = expected.weights[1] - 0.3 / 12 * errors.mT @ xs[:, :-1]
-    torch.testing.assert_close(found[2], (second @ xs[:, -1, :, None])[..., 0], **TIGHT)
+    assert_close(found[2], (second @ xs[:, -1, :, None])[..., 0], **TIGHT)
     assert (found[2] - expected.predictions[2]).abs().max() > 1
 
 
@@ -80,16 +75,13 @@ def test_constructed_networks(shared, plus, heads):
     rates = [0.2, 0.2, 0.2] if shared else [0.1, 0.2, 0.3]
     gammas = None if not plus else [0.01] * 3 if shared else [0.02, 0.01, 0.03]
     shape = Shape(4, 7, layers=3, heads=heads, shared=shared, clip=1e6)
-    network = constructed(shape, rates, gammas, torch.float64)
+    network = construction.constructed(shape, rates, gammas, torch.float64)
     expected = descend(xs, ys, rates, gammas).predictions
-    torch.testing.assert_close(network(xs, ys)[0], expected[-1], **TIGHT)
+    assert_close(network(xs, ys)[0], expected[-1], **TIGHT)
     rows = torch.stack([-tokens[0, :, -1, 4] for tokens in network.resid(xs, ys)])
-    torch.testing.assert_close(rows, expected, **TIGHT)
-    single = constructed(shape, rates, gammas)
+    assert_close(rows, expected, **TIGHT)
+    single = construction.constructed(shape, rates, gammas)
     assert {(p.dtype, p.requires_grad) for p in single.parameters()} == {(torch.float32, False)}
-
-
-# Copying -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sees_query", [False, True])
@@ -99,7 +91,7 @@ def test_dependence_is_the_jacobian_of_the_mean(kind, sees_query):
     xs, ys = some(0, (3, 4, 2), (3, 4))
     shape = Shape(2, 3, layers=2, heads=2, attention=(kind, "linear"), separate=True)
     network = random(replace(shape, sees_query=sees_query))
-    found, before = copying(network, xs, ys), network.resid(xs, ys)[0]
+    found, before = construction.copying(network, xs, ys), network.resid(xs, ys)[0]
 
     def mean_after(shift):
         moved = before + shift
@@ -107,9 +99,9 @@ def test_dependence_is_the_jacobian_of_the_mean(kind, sees_query):
 
     jacobian = torch.autograd.functional.jacobian(mean_after, torch.zeros_like(before[0, 0]))
     squares = jacobian.square().sum((2, 4))
-    torch.testing.assert_close(found.dependence, squares.sqrt(), **TIGHT)
+    assert_close(found.dependence, squares.sqrt(), **TIGHT)
     share = squares / squares.sum(-1, keepdim=True)
     for found_share, rows in ((found.x_on_y, (0, 2, 4)), (found.y_on_x, (1, 3, 5))):
         own = torch.stack([share[:, k, k] for k in rows]).mean(0)
         partner = torch.stack([share[:, k, k + 1 if k % 2 == 0 else k - 1] for k in rows]).mean(0)
-        torch.testing.assert_close(found_share, partner / (1 - own), **TIGHT)
+        assert_close(found_share, partner / (1 - own), **TIGHT)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded, some
 from scipy.optimize import minimize
+from torch.testing import assert_close
 
 from iclutils.chapters.gradient_step.descent import best_step, descend, predictor, tune
 from iclutils.tasks.regression import Contexts, Task, sample
@@ -35,7 +36,7 @@ def loss(found, ys):
     return float(0.5 * (found - ys[..., -1]).square().mean())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @shapes
 def test_gradient_descent_is_autograds(seed, dim, pairs, outputs, steps, started):
     """The loss as it is defined, and its gradient; a wrong sign, N or W_0 would show."""
@@ -45,8 +46,8 @@ def test_gradient_descent_is_autograds(seed, dim, pairs, outputs, steps, started
     weights = (start * started).expand(4, outputs, dim).clone().requires_grad_()
     for k in range(steps + 1):
         answer = torch.einsum("bod,bd->bo", weights, xs[:, -1])
-        torch.testing.assert_close(found.weights[k], weights.detach(), atol=1e-10, rtol=1e-10)
-        torch.testing.assert_close(found.predictions[k], answer, atol=1e-10, rtol=1e-10)
+        assert_close(found.weights[k], weights.detach(), atol=1e-10, rtol=1e-10)
+        assert_close(found.predictions[k], answer, atol=1e-10, rtol=1e-10)
         if k < steps:
             errors = torch.einsum("bod,bnd->bno", weights, xs[:, :-1]) - ys[:, :-1]
             gradient = torch.autograd.grad(errors.square().sum() / (2 * pairs), weights)[0]
@@ -68,7 +69,7 @@ def by_tokens(xs, ys, rates, gammas, start):
     return np.array(answers)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @shapes
 def test_plus_is_a_loop_over_tokens(seed, dim, pairs, outputs, steps, started):
     xs, ys, start = some(seed, (2, pairs + 1, dim), (2, pairs + 1, outputs), (outputs, dim))
@@ -80,12 +81,9 @@ def test_plus_is_a_loop_over_tokens(seed, dim, pairs, outputs, steps, started):
         expected = by_tokens(xs[b].numpy(), ys[b].numpy(), rates, gammas, start.numpy())
         np.testing.assert_allclose(found.predictions[:, b], expected, rtol=1e-10, atol=1e-10)
     answer = torch.einsum("kbod,bd->kbo", found.weights, xs[:, -1])
-    torch.testing.assert_close(found.predictions, answer)
+    assert_close(found.predictions, answer)
     from_zero = descend(xs, ys[..., 0], rates, gammas).predictions[-1]
-    torch.testing.assert_close(predictor(rates, gammas)(xs, ys[..., 0]), from_zero)
-
-
-# One step ----------------------------------------------------------------------------------------
+    assert_close(predictor(rates, gammas)(xs, ys[..., 0]), from_zero)
 
 
 def test_one_step_as_published():
@@ -95,7 +93,7 @@ def test_one_step_as_published():
     assert best_step(1, 1, 1.0, 1.0)[1:] == (1.0, 0.0)  # x = ±1: one pair tells all
     s = torch.tensor([0.3, 1.0, 2.5]).double()
     theorem = torch.linalg.inv(9 / 8 * s.diag() + s.sum() / 8 * torch.eye(3))
-    torch.testing.assert_close(best_step(3, 8, s, 3 * s.square()).matrix, theorem)
+    assert_close(best_step(3, 8, s, 3 * s.square()).matrix, theorem)
 
 
 def expected_loss(matrix, fourths, scales, pairs=2):
@@ -107,9 +105,7 @@ def expected_loss(matrix, fourths, scales, pairs=2):
     for chosen in product(range(len(points)), repeat=pairs):
         rows = x[list(chosen)]
         miss = matrix @ rows.T @ rows / pairs - torch.eye(len(scales)).double()
-        total = (
-            total + chance[list(chosen)].prod() * (scales.square().diag() @ miss @ miss.T).trace()
-        )
+        total += chance[list(chosen)].prod() * (scales.square().diag() @ miss @ miss.T).trace()
     return total / 2
 
 
@@ -125,9 +121,6 @@ def test_the_best_matrix_has_the_least_loss():
     assert value.item() == pytest.approx(found.rate_loss, rel=1e-6)
     assert abs(float(torch.autograd.grad(value, rate)[0])) < 1e-6
     assert least < found.rate_loss - 1e-3
-
-
-# Tuning ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plus", [False, True])
@@ -158,6 +151,4 @@ def test_rates_of_their_own_are_one_over_the_eigenvalues():
     xs = torch.cat([pairs, query], 1)  # eigenvalues of the mean of xxᵀ: 1 and 2
     found = tune(2, xs, (xs @ weights)[..., 0], shared=False)[-1]
     assert found.loss < 1e-12
-    torch.testing.assert_close(
-        found.rates.sort().values, torch.tensor([0.5, 1.0]).double(), atol=1e-6, rtol=0
-    )
+    assert_close(found.rates.sort().values, torch.tensor([0.5, 1.0]).double(), atol=1e-6, rtol=0)

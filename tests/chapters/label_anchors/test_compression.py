@@ -43,7 +43,7 @@ def test_everything_with_offset_is_the_whole_prompt(any_model, shared):
 
 
 @given(prompts=prompts_strategy(), seed=st.integers(0, 99))
-@settings(max_examples=7, deadline=None)
+@settings(max_examples=7)
 def test_answers_equal_cut_edges_whatever_the_padding(gpt2, prompts, seed):
     generator = torch.Generator().manual_seed(seed)
     keep = kv_cache.demonstrations(prompts) & (torch.rand(prompts.tokens.shape) < 0.5)
@@ -80,7 +80,7 @@ def test_offset_is_the_query_moved(gpt2):
 
 
 @given(prompts=prompts_strategy(), seed=st.integers(0, 99))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_hidden_random_replaces_labels_by_their_own_text(prompts, seed):
     keep = compression.hidden_random(prompts, torch.Generator().manual_seed(seed))
     drawn = keep & (prompts.roles == Role.TEXT)

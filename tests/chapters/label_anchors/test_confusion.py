@@ -20,7 +20,7 @@ def noise(*shape, seed=0):
 
 
 @given(seed=st.integers(0, 999), directions=st.integers(1, 6))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_distances_are_those_along_scikit_learns_directions(seed, directions):
     queries, keys = noise(3, 30, 8, seed=seed), noise(3, 5, 8, seed=seed + 1)
     found = confusion.key_distances(queries, keys, directions)
@@ -39,7 +39,7 @@ def test_distances_are_those_along_scikit_learns_directions(seed, directions):
 
 
 @given(seed=st.integers(0, 999), classes=st.integers(2, 5))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_auc_is_scikit_learns(seed, classes):
     scores = (3 * noise(40, classes, seed=seed)).round().double()  # with exact ties
     gold = torch.arange(40) % classes

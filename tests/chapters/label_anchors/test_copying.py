@@ -8,7 +8,6 @@ from transformers import GPT2LMHeadModel
 from iclutils.chapters.label_anchors import copying
 from iclutils.chapters.label_anchors.answers import answers, answers_by_set
 from iclutils.chapters.label_anchors.isolation import isolated
-from iclutils.interp.head_scores import top_heads
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
 from iclutils.models import cached, get_act_name
 from iclutils.tasks.repeated import repeated_tokens
@@ -50,12 +49,6 @@ def test_the_state_is_what_plain_passes_say(gpt2, layers):
     cut = isolated(gpt2, PROMPTS, range(layers)).predicted
     assert found["aggregation"] == pytest.approx((clean != cut).float().mean().item())
     assert len(clean.unique()) == 3
-
-
-def test_the_wired_head_matches_prefixes(wired):
-    scores = copying.prefix_scores(wired, copied(wired))
-    assert top_heads(scores, 1) == [(1, 0)]
-    assert scores[1, 0] > 0.99
 
 
 def test_heads_are_removed_from_demonstrations_and_queries(model):

@@ -63,13 +63,8 @@ def by_hand(scores, predicted):
     return sum(areas) / len(areas)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    classes=st.integers(2, 5),
-    rows=st.integers(4, 30),
-    seed=st.integers(0, 1000),
-    coarse=st.booleans(),
-)
+@settings(max_examples=60)
+@given(st.integers(2, 5), st.integers(4, 30), st.integers(0, 1000), st.booleans())
 def test_auc_counts_pairs(classes, rows, seed, coarse):
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(rows, classes, generator=generator, dtype=torch.float64) + 0.1

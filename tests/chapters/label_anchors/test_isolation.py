@@ -1,7 +1,7 @@
 """Isolation: rows of attention by hand, what cannot change, the random control; loyalty by hand."""
 
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
 from random_prompts import prompts_strategy, random_prompts
@@ -19,15 +19,11 @@ from iclutils.interp.readout import target_logits
 from iclutils.models import get_act_name
 from iclutils.tasks.prompts import Role, join
 
-QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-
 
 def test_only_the_rows_of_label_words_change(model):
     prompts = random_prompts(seed=2, count=4, longest=3)
     name, hooks = get_act_name("pattern", 0), isolation(model, prompts, [0])
-    clean, cut = (
-        run_with_hooks(model, prompts.tokens, edits, [name])[1][name] for edits in ([], hooks)
-    )
+    clean, cut = (run_with_hooks(model, prompts.tokens, h, [name])[1][name] for h in ([], hooks))
     for row, places in enumerate(prompts.label_pos.tolist()):
         for p in places:
             assert not cut[row, :, p, :p].any()
@@ -36,7 +32,7 @@ def test_only_the_rows_of_label_words_change(model):
         assert torch.equal(cut[row][:, others], clean[row][:, others])
 
 
-@settings(max_examples=6, **QUIET)
+@settings(max_examples=6)
 @given(prompts=prompts_strategy())
 def test_padding_order_and_batch_size_do_not_matter(gpt2, prompts):
     drawn = prompts.label_pos - 1
@@ -48,7 +44,7 @@ def test_padding_order_and_batch_size_do_not_matter(gpt2, prompts):
     torch.testing.assert_close(whole, again, atol=1e-4, rtol=1e-4)
 
 
-@settings(max_examples=40, **QUIET)
+@settings(max_examples=40)
 @given(prompts=prompts_strategy(), seed=st.integers(0, 100))
 def test_the_control_draws_no_label_and_no_target(prompts, seed):
     drawn, again = (random_positions(prompts, seeded(seed)) for _ in range(2))
@@ -59,7 +55,7 @@ def test_the_control_draws_no_label_and_no_target(prompts, seed):
         assert max(places) <= int(prompts.target[row]) - 2
 
 
-@settings(max_examples=20, **QUIET)
+@settings(max_examples=20)
 @given(prompts=prompts_strategy(), seed=st.integers(0, 100))
 def test_wrong_positions_are_of_the_same_demonstration(prompts, seed):
     found = wrong_positions(prompts, seeded(seed))

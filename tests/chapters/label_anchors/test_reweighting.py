@@ -65,7 +65,7 @@ def fitted(step, seed=0, **options):
     """The beta of a single set of demonstrations."""
     sets = torch.zeros(len(step.prompts), dtype=torch.long)
     draw = None if seed is None else torch.Generator().manual_seed(seed)
-    return fit(step, sets, draw, **options)[0]  # type: ignore[arg-type]
+    return fit(step, sets, draw, **options)[0]
 
 
 @pytest.mark.parametrize(("batch", "seed"), [(None, 3), (1, 3), (1, None)])

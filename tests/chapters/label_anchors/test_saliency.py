@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from random_prompts import prompts_strategy, random_prompts
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
@@ -19,8 +19,6 @@ from iclutils.chapters.label_anchors.saliency import (
     saliency,
 )
 from iclutils.tasks.prompts import class_logits
-
-QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 def loss(prompts, at_target):
@@ -58,7 +56,7 @@ def test_it_equals_retained_gradients(model, heads):
     torch.testing.assert_close((ours[0] * ours[1]).double(), product, atol=2e-6, rtol=2e-5)
 
 
-@settings(max_examples=30, **QUIET)
+@settings(max_examples=30)
 @given(prompts=prompts_strategy())
 def test_the_flows_are_the_papers_sums(prompts):
     size = prompts.tokens.shape[1]
@@ -83,7 +81,7 @@ def test_the_flows_are_the_papers_sums(prompts):
     assert even.at_target.tolist() == pytest.approx([0.5, 0.5])
 
 
-@settings(max_examples=6, **QUIET)
+@settings(max_examples=6)
 @given(prompts=prompts_strategy())
 def test_padding_and_order_do_not_matter(gpt2, prompts):
     whole = saliency(gpt2, prompts)

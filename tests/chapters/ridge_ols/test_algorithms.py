@@ -1,6 +1,5 @@
 """Algorithms at every prefix: scikit-learn, closed forms, loops by hand, symmetries, edge cases."""
 
-from collections.abc import Callable
 from functools import partial
 from math import inf
 
@@ -9,11 +8,12 @@ import pytest
 import torch
 from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.neighbors import KNeighborsRegressor
+from torch.testing import assert_close
 
 from iclutils.chapters.ridge_ols import algorithms
 from iclutils.tasks.regression import Task, half_subspace, sample
 
-WEIGHTS: dict[str, Callable] = {
+WEIGHTS = {
     "ols": algorithms.ols_weights,
     "ridge": partial(algorithms.ridge_weights, penalty=0.3),
     "gd": partial(algorithms.gd_weights, rate=0.02),
@@ -48,13 +48,11 @@ def by_fits(make, xs, ys):
 def test_least_squares_are_scikit_learns(pairs, dim, noise):
     xs, ys = data(pairs, pairs, dim, noise=noise)
     expected = by_fits(lambda n: LinearRegression(fit_intercept=False), xs, ys)
-    torch.testing.assert_close(algorithms.ols(xs, ys), expected, atol=1e-8, rtol=1e-8)
+    assert_close(algorithms.ols(xs, ys), expected, atol=1e-8, rtol=1e-8)
     for penalty in (1e-6, 1 / 64, 0.5, 16.0):
         model = partial(Ridge, penalty, fit_intercept=False, solver="svd")
         expected = by_fits(lambda n, model=model: model(), xs, ys)
-        torch.testing.assert_close(
-            algorithms.ridge(xs, ys, penalty), expected, atol=1e-8, rtol=1e-8
-        )
+        assert_close(algorithms.ridge(xs, ys, penalty), expected, atol=1e-8, rtol=1e-8)
 
 
 def test_nearly_singular_contexts_keep_their_digits():
@@ -91,7 +89,7 @@ def test_singular_systems_have_the_min_norm_solution(spoil, pairs):
             expected = torch.from_numpy(
                 np.linalg.lstsq(xs[b, :n].numpy(), ys[b, :n].numpy(), rcond=1e-12)[0]
             )
-            torch.testing.assert_close(found[b, n], expected, atol=1e-8, rtol=1e-8)
+            assert_close(found[b, n], expected, atol=1e-8, rtol=1e-8)
     assert torch.equal(algorithms.ridge(xs, ys, 0.0), algorithms.ols(xs, ys))
     assert bool(torch.isfinite(algorithms.ridge(xs, ys, 1e-3)).all())
 
@@ -104,7 +102,7 @@ def test_rank_is_decided_at_the_precision_of_the_data():
     expected = (
         torch.linalg.pinv(half.xs[:, :15].double(), rtol=1e-4) @ half.ys[:, :15, None].double()
     )
-    torch.testing.assert_close(found[:, 15], expected[..., 0], atol=1e-4, rtol=1e-4)
+    assert_close(found[:, 15], expected[..., 0], atol=1e-4, rtol=1e-4)
     assert found.dtype == torch.float64
 
 
@@ -115,11 +113,11 @@ def test_a_prefix_knows_nothing_of_later_pairs_or_other_contexts(name):
     assert not bool(whole[:, 0].any())
     for n in (1, 3, 6):
         part = WEIGHTS[name](xs[:, : n + 1], ys[:, : n + 1])
-        torch.testing.assert_close(part[:, n], whole[:, n], atol=1e-8, rtol=1e-8)
+        assert_close(part[:, n], whole[:, n], atol=1e-8, rtol=1e-8)
     alone = torch.stack([WEIGHTS[name](x, y) for x, y in zip(xs, ys, strict=True)])
-    torch.testing.assert_close(alone, whole, atol=1e-8, rtol=1e-8)
+    assert_close(alone, whole, atol=1e-8, rtol=1e-8)
     folded = WEIGHTS[name](xs.unflatten(0, (2, 3)), ys.unflatten(0, (2, 3)))
-    torch.testing.assert_close(folded.flatten(0, 1), whole, atol=1e-8, rtol=1e-8)
+    assert_close(folded.flatten(0, 1), whole, atol=1e-8, rtol=1e-8)
 
 
 def test_gradient_descent_by_autograd():
@@ -133,8 +131,8 @@ def test_gradient_descent_by_autograd():
                 error = (xs[:, :n] @ w[..., None])[..., 0] - ys[:, :n]
                 (slope,) = torch.autograd.grad(error.square().sum(), w)
                 w = (w - rate[n] * slope).detach().requires_grad_()
-            torch.testing.assert_close(found[:, n], w.detach())
-    torch.testing.assert_close(
+            assert_close(found[:, n], w.detach())
+    assert_close(
         algorithms.averaging_weights(xs, ys)[:, 7], algorithms.gd_weights(xs, ys, 1 / 14)[:, 7]
     )
 
@@ -165,7 +163,7 @@ def test_stochastic_descent_by_hand(rate, penalty):
             (algorithms.released_sgd_weights(*case, rate), (0.0, 20, False)),
             (algorithms.released_gd_weights(*case, rate), (0.0, 20, True)),
         ):
-            torch.testing.assert_close(found, sgd_by_hand(*case, rate, *settings))
+            assert_close(found, sgd_by_hand(*case, rate, *settings))
 
 
 def test_a_tuned_rate_has_the_least_risk():
@@ -176,7 +174,7 @@ def test_a_tuned_rate_has_the_least_risk():
         truth = task.weights.double()[:, None]
         best = (unit * truth).sum(-1).mean(0) / unit.square().sum(-1).mean(0).clamp(min=1e-9)
         expected = 2 * algorithms.tuned_rate(9, 4, noise**2)
-        torch.testing.assert_close(best[1:], expected[1:], rtol=0.02, atol=0)
+        assert_close(best[1:], expected[1:], rtol=0.02, atol=0)
 
 
 @pytest.mark.parametrize("k", [1, 3, 5, 50])
@@ -187,7 +185,7 @@ def test_neighbours_are_scikit_learns(k, power):
 
     xs, ys = data(1, 12, 3)
     expected = by_fits(lambda n: KNeighborsRegressor(min(k, n), weights=weigh), xs, ys)
-    torch.testing.assert_close(algorithms.knn(xs, ys, k, power), expected)
+    assert_close(algorithms.knn(xs, ys, k, power), expected)
 
 
 def test_a_neighbour_at_the_query_decides():

@@ -5,23 +5,13 @@ from statistics import fmean, stdev
 
 import pytest
 import torch
-from random_layers import seeded
+from random_layers import normal, seeded
 from sklearn.linear_model import LinearRegression
+from torch.testing import assert_close
 
+from iclutils.chapters.ridge_ols import distances
 from iclutils.chapters.ridge_ols.algorithms import gd, knn, ols, ridge
-from iclutils.chapters.ridge_ols.distances import (
-    apart,
-    concatenate,
-    implicit_weights,
-    mspd,
-    nearest,
-    spd,
-)
 from iclutils.tasks.regression import Contexts, Task, sample
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
 
 
 def some(dim=4, pairs=7, count=30, noise=0.0):
@@ -30,27 +20,27 @@ def some(dim=4, pairs=7, count=30, noise=0.0):
 
 def test_spd_by_hand_and_with_ensemble():
     first, second = normal(3, 20, 5, seed=1), normal(20, 5, seed=2)
-    found = spd(first, second, 4)
+    found = distances.spd(first, second, 4)
     for m in range(3):
         for n in range(5):
             values = [float(first[m, b, n] - second[b, n]) ** 2 / 4 for b in range(20)]
             assert float(found.mean[m, n]) == pytest.approx(fmean(values))
             assert float(found.error[m, n]) == pytest.approx(stdev(values) / 20**0.5)
-    assert spd(first[:, :1], second[:1]).error.isnan().all()
-    torch.testing.assert_close(spd(second, first, 4).mean, found.mean)  # a distance: symmetric
-    torch.testing.assert_close(spd(first[1], second, 4).error, found.error[1])
-    torch.testing.assert_close(spd(first, second).mean, 4 * found.mean)  # the definition
-    assert not bool(spd(first, first, 4).mean.any())
+    assert distances.spd(first[:, :1], second[:1]).error.isnan().all()
+    assert_close(distances.spd(second, first, 4).mean, found.mean)  # a distance: symmetric
+    assert_close(distances.spd(first[1], second, 4).error, found.error[1])
+    assert_close(distances.spd(first, second).mean, 4 * found.mean)  # the definition
+    assert not bool(distances.spd(first, first, 4).mean.any())
 
 
 def test_mspd_is_the_mean_of_spd_below_d():
     first, second = normal(2, 25, 9, seed=1), normal(25, 9, seed=2)
-    curve, found = spd(first, second, 5).mean, mspd(first, second, 5)
-    torch.testing.assert_close(found.mean, curve[:, 1:5].mean(-1))
+    curve, found = distances.spd(first, second, 5).mean, distances.mspd(first, second, 5)
+    assert_close(found.mean, curve[:, 1:5].mean(-1))
     each = ((first - second)[1, :, 1:5] ** 2 / 5).mean(-1)
     assert float(found.error[1]) == pytest.approx(float(each.std()) / 5)
-    torch.testing.assert_close(apart(first, second, 5, slice(0, 9)).mean(-1), curve.mean(-1))
-    torch.testing.assert_close(apart(first, second, 5)[1], each)
+    assert_close(distances.apart(first, second, 5, slice(0, 9)).mean(-1), curve.mean(-1))
+    assert_close(distances.apart(first, second, 5)[1], each)
 
 
 @pytest.mark.parametrize("pairs", [0, 2, 4, 7])
@@ -58,11 +48,11 @@ def test_implicit_weights_of_a_linear_algorithm_are_its_own(pairs):
     task, queries = some(pairs=8), normal(30, 12, 4, seed=3).float()
     cut = Contexts(task.xs[:, :pairs], task.ys[:, :pairs], task.weights)
     known = [(ols, {}), (ridge, {"penalty": 0.3}), (gd, {"rate": 0.02})]
-    together = concatenate([partial(algorithm, **settings) for algorithm, settings in known])
-    fit = implicit_weights(together, cut, queries)
+    together = distances.concatenate([partial(way, **how) for way, how in known])
+    fit = distances.implicit_weights(together, cut, queries)
     for m, (algorithm, settings) in enumerate(known):
         expected = algorithm.weights(task.xs, task.ys, **settings)[:, pairs]
-        torch.testing.assert_close(fit.weights[m], expected, atol=1e-6, rtol=1e-6)
+        assert_close(fit.weights[m], expected, atol=1e-6, rtol=1e-6)
         assert float(fit.r2[m]) == pytest.approx(1) if pairs else bool(fit.r2[m].isnan())
 
 
@@ -70,7 +60,7 @@ def test_implicit_weights_of_a_linear_algorithm_are_its_own(pairs):
 def test_implicit_weights_are_scikit_learns_fit(intercept):
     task, queries = some(count=6), normal(6, 20, 4, seed=3).float()
     neighbours = partial(knn, k=2)
-    fit = implicit_weights(neighbours, task, queries, intercept)
+    fit = distances.implicit_weights(neighbours, task, queries, intercept)
     missed = 0.0
     wanted = torch.zeros(6, 20).double()
     for b in range(6):
@@ -79,7 +69,7 @@ def test_implicit_weights_are_scikit_learns_fit(intercept):
             wanted[b, q] = neighbours(xs, torch.cat([task.ys[b], torch.zeros(1)]))[-1]
         x, y = queries[b].double().numpy(), wanted[b].numpy()
         line = LinearRegression(fit_intercept=intercept).fit(x, y)
-        torch.testing.assert_close(fit.weights[b], torch.from_numpy(line.coef_))
+        assert_close(fit.weights[b], torch.from_numpy(line.coef_))
         missed += float(((y - line.predict(x)) ** 2).sum())
     total = float((wanted - wanted.mean(1, keepdim=True)).square().sum())
     assert float(fit.r2) == pytest.approx(1 - missed / total)
@@ -90,18 +80,18 @@ def test_the_nearest_baseline():
     task = some(dim=5, pairs=8, count=100)
     known = {str(p): ridge(task.xs, task.ys, p) for p in (0.0, 0.25, 1.0, 4.0)}
     networks = torch.stack([known["0.25"] + 0.01, ridge(task.xs, task.ys, 1.1)])
-    found = nearest(networks, known, 5)
+    found = distances.nearest(networks, known, 5)
     assert found.winners == ["0.25", "1.0"]
     for i, row in enumerate(known.values()):
-        torch.testing.assert_close(found.distances[:, i], mspd(networks, row, 5).mean)
+        assert_close(found.distances[:, i], distances.mspd(networks, row, 5).mean)
     chosen = torch.randint(100, (50, 100), generator=seeded())  # resamples, written out
     best = torch.stack([found.by_context[..., row].mean(-1).argmin(-1) for row in chosen], -1)
     share = torch.stack([(best == i).double().mean(-1) for i in range(4)], -1)
-    torch.testing.assert_close(found.share(seeded(), 50), share)
+    assert_close(found.share(seeded(), 50), share)
     in_groups = found.in_groups(4)  # of 25 contexts
     assert in_groups.shape == (2, 4)
     assert int(in_groups[1, 3]) == int(found.by_context[1, :, 75:].mean(-1).argmin())
-    alone = nearest(networks[1], known, 5, slice(3, 8))
+    alone = distances.nearest(networks[1], known, 5, slice(3, 8))
     assert alone.winners == ["1.0"]
-    expected = apart(networks[1], known["4.0"], 5, slice(3, 8)).mean(-1)
-    torch.testing.assert_close(alone.distances[3], expected)
+    expected = distances.apart(networks[1], known["4.0"], 5, slice(3, 8)).mean(-1)
+    assert_close(alone.distances[3], expected)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_layers import seeded
+from hypothesis.strategies import booleans, floats, integers, sampled_from
+from random_layers import normal
 from scipy.special import erf
+from torch.testing import assert_close
 
 from iclutils.chapters.ridge_ols.layout import Layout, Numerics, leading_error, stencil
 from iclutils.chapters.ridge_ols.primitives import aff, assemble, div, mov, mul
@@ -17,12 +19,7 @@ from iclutils.chapters.ridge_ols.primitives import aff, assemble, div, mov, mul
 FINE = Numerics.improved(torch.float64)
 PLAIN = Numerics(0, 1e-5, 1e8, balanced=False)
 FIELDS = {"a": 3, "b": 2, "c": 4}
-seeds = st.integers(0, 999)
-
-
-def normal(seed, *shape):
-    generator = seeded(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+seeds = integers(0, 999)
 
 
 def layout(numerics=FINE, columns=6):
@@ -31,7 +28,7 @@ def layout(numerics=FINE, columns=6):
 
 def filled(plan, seed, batch=4):
     """A stream whose fields are random, but 0 in the start token."""
-    values = normal(seed, batch, plan.columns, 9)
+    values = normal(batch, plan.columns, 9, seed=seed)
     values[:, 0] = 0
     rows = torch.cat([plan.pick(name) for name in FIELDS])
     return plan.places + plan.field_unit * values @ rows
@@ -41,14 +38,8 @@ def fields(plan, stream):
     return {name: plan.value(stream, name) for name in FIELDS}
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    columns=st.integers(3, 60),
-    place=st.tuples(st.floats(0, 1), st.floats(0, 1)),
-    seed=seeds,
-    single=st.booleans(),
-    plain=st.booleans(),
-)
+@settings(max_examples=25)
+@given(integers(3, 60), st.tuples(floats(0, 1), floats(0, 1)), seeds, booleans(), booleans())
 def test_mov_copies_one_column(columns, place, seed, single, plain):
     """From s to t, or to every column from s on: whatever else there is stays as it was."""
     source, target = sorted(1 + int(part * (columns - 2)) for part in place)
@@ -60,17 +51,15 @@ def test_mov_copies_one_column(columns, place, seed, single, plain):
     reached = slice(target, target + 1) if single else slice(source, None)
     expected[:, reached, :3] += before["a"][:, source : source + 1]
     for name, wanted in (before | {"c": expected}).items():
-        torch.testing.assert_close(after[name], wanted, atol=1e-6 if plain else 1e-9, rtol=0)
+        assert_close(after[name], wanted, atol=1e-6 if plain else 1e-9, rtol=0)
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    a=st.integers(1, 3), b=st.integers(1, 3), c=st.integers(1, 3), seed=seeds, plain=st.booleans()
-)
+@settings(max_examples=25)
+@given(a=integers(1, 3), b=integers(1, 3), c=integers(1, 3), seed=seeds, plain=booleans())
 def test_mul_multiplies_matrices(a, b, c, seed, plain):
     sizes = {"left": a * b, "right": b * c, "out": a * c}
     plan = Layout(sizes, 4, PLAIN if plain else FINE)
-    left, right = normal(seed, 3, a, b), normal(seed + 1, 3, b, c)
+    left, right = normal(3, a, b, seed=seed), normal(3, b, c, seed=seed + 1)
     rows = torch.cat([plan.pick("left"), plan.pick("right")])
     values = torch.cat([left.flatten(1), right.flatten(1)], 1)
     stream = plan.places[1:] + plan.field_unit * values @ rows
@@ -81,31 +70,23 @@ def test_mul_multiplies_matrices(a, b, c, seed, plain):
     np.testing.assert_allclose(found.numpy(), expected, atol=2e-8 if plain else 1e-11)
 
 
-@settings(max_examples=25, deadline=None)
-@given(seed=seeds, gelu=st.sampled_from(["gelu", "gelu_new"]), plain=st.booleans())
+@settings(max_examples=25)
+@given(seed=seeds, gelu=sampled_from(["gelu", "gelu_new"]), plain=booleans())
 def test_aff_is_a_linear_map(seed, gelu, plain):
     plan = layout(replace(PLAIN if plain else FINE, gelu=gelu))
-    w1, w2 = normal(seed, 4, 3), normal(seed + 1, 4, 2)
+    w1, w2 = normal(4, 3, seed=seed), normal(4, 2, seed=seed + 1)
     stream = filled(plan, seed)
     before = fields(plan, stream)
     neurons = aff(plan, w1 @ plan.pick("a") + w2 @ plan.pick("b"), plan.pick("c"))
     after = fields(plan, assemble(plan, None, [neurons])(stream))
     wanted = before["a"] @ w1.T + before["b"] @ w2.T
-    torch.testing.assert_close(
-        after["c"] - before["c"], wanted, atol=1e-6 if plain else 1e-10, rtol=0
-    )
+    assert_close(after["c"] - before["c"], wanted, atol=1e-6 if plain else 1e-10, rtol=0)
     for name in ("a", "b"):
-        torch.testing.assert_close(after[name], before[name])
+        assert_close(after[name], before[name])
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    by=st.floats(0.3, 50),
-    sign=st.sampled_from([1, -1]),
-    column=st.integers(1, 5),
-    seed=seeds,
-    plain=st.booleans(),
-)
+@settings(max_examples=25)
+@given(floats(0.3, 50), sampled_from([1, -1]), integers(1, 5), seeds, booleans())
 def test_div_divides_by_the_absolute_value(by, sign, column, seed, plain):
     plan = layout(PLAIN if plain else FINE)
     stream, row = filled(plan, seed), plan.pick("b")[:1]
@@ -120,11 +101,11 @@ def test_div_divides_by_the_absolute_value(by, sign, column, seed, plain):
     wanted[:, column, :3] += before["a"][:, column] * (1 / by - 1)
     # A LayerNorm's own epsilon shifts a quotient by 1e-5 width / (8 ratio), relatively.
     bound = 1e-6 if plain else 1e-9
-    torch.testing.assert_close(after["c"], wanted, atol=bound, rtol=0)
+    assert_close(after["c"], wanted, atol=bound, rtol=0)
     if sign > 0:  # the column is still found, and what is fetched from it is divided
         after = fields(plan, assemble(plan, mov(plan, read, write, column))(divided))
         wanted[:, column:, :3] += before["a"][:, column : column + 1] / by
-        torch.testing.assert_close(after["c"], wanted, atol=bound, rtol=0)
+        assert_close(after["c"], wanted, atol=bound, rtol=0)
 
 
 def gelu(z):

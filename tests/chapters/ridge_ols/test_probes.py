@@ -92,7 +92,7 @@ def test_training_comes_near_the_closed_form():
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(width=st.integers(1, 6), d=st.integers(1, 3), seed=st.integers(0, 100))
 def test_exact_probes_are_scikit_learns(width, d, seed):
     features = noise(2, 60, width, seed=seed).double() * 2 + 1

@@ -1,9 +1,5 @@
 """Regression in numbers written in tokens: what is written, and what is read off the model."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from random_layers import seeded
@@ -17,7 +13,7 @@ from iclutils import models
 from iclutils.chapters.ridge_ols.text import ask_every_number, predict_numbers
 from iclutils.tasks import numbers
 
-SAVE: dict[str, Callable[[Path], Any]] = {"gpt2": save_gpt2, "llama": save_grouped}
+SAVE = {"gpt2": save_gpt2, "llama": save_grouped}
 
 
 @pytest.mark.shared
@@ -82,9 +78,8 @@ def test_numbers_of_several_tokens(kind, tmp_path):
         log_p = models.logits(model, whole).double().log_softmax(-1)[:, at[n] : -1]
         p = log_p.gather(-1, digits[..., None]).sum((1, 2)).exp()
         assert sure[row, entry].item() == pytest.approx(p.sum().item(), rel=1e-4)
-        assert found[row, entry].item() == pytest.approx(
-            (p @ form.numbers / p.sum()).item(), abs=1e-4
-        )
+        mean = (p @ form.numbers / p.sum()).item()
+        assert found[row, entry].item() == pytest.approx(mean, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", SAVE)
