@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 from .errors import IclError
 
@@ -49,8 +51,9 @@ def refuse_without(needed: float, free: float | None, what: str, cure: str) -> N
         raise IclError(f"{what}: {needed:.1f} GiB are needed and {free:.1f} are free. {cure}")
 
 
-def peak() -> dict[str, float]:
-    """The most memory that this process has held so far, in GiB; 0 where that is not known."""
+def taken() -> dict[str, Any]:
+    """What this process has taken so far: the most memory in GiB, 0 where that is not known, and
+    processor seconds of all its threads."""
     import torch
 
     try:
@@ -60,7 +63,8 @@ def peak() -> dict[str, float]:
     else:
         most = getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     there = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    return {"memory": round(most / GIB, 1), "gpu": round(there / GIB, 1)}
+    peak = {"memory": round(most / GIB, 1), "gpu": round(there / GIB, 1)}
+    return {"peak_gib": peak, "cpu_seconds": round(time.process_time(), 1)}
 
 
 def _text(path: str) -> str:

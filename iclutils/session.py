@@ -223,8 +223,8 @@ def begin(
     torch.backends.cudnn.allow_tf32 = False
     if chosen.name != "mini":
         science.sources()  # as they are now, whatever is edited while this runs
-    if noted := os.environ.get("ICLUTILS_PEAK"):  # the runner asks how much memory it took
-        atexit.register(lambda: write_json(Path(noted), room.peak()))
+    if noted := os.environ.get("ICLUTILS_PEAK"):  # the runner asks what it took
+        atexit.register(lambda: write_json(Path(noted), room.taken()))
     what = model or "the tier's own models"
     untrained = ", random weights" if weights == "random" else ""
     print(f"{chosen.column} tier, {what}{untrained}, seed {seed}, {where}")

@@ -20,7 +20,7 @@ FIELDS = {
 }
 # Not in every record: older runs had none, ``values`` are those of a part of a tier, and ``equal``
 # says when later code was found to give the same.
-NEWER = {"pace", "cells", "science", "values", "equal"}
+NEWER = {"pace", "cpu_seconds", "cells", "science", "values", "equal"}
 LATE = "its code has changed; not measured again yet"
 
 

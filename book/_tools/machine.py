@@ -41,14 +41,14 @@ def gpu() -> str:
 
 @cache
 def pace() -> float:
-    """Seconds that a fixed piece of work takes here, the best of three: how long a run takes on one
-    machine is to its pace as on another."""
+    """Processor seconds of a fixed piece of work here, the best of three: those of a run on one
+    machine are to its pace as on another, whatever runs beside it."""
     import torch
 
     def once() -> float:
-        start, x = time.perf_counter(), torch.full((384, 384), 1 / 384)
+        start, x = time.process_time(), torch.full((384, 384), 1 / 384)
         for _ in range(100):
             x = (x @ x).softmax(-1)
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     return round(min(once() for _ in range(3)), 4)

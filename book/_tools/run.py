@@ -12,10 +12,11 @@ import hashlib
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,13 @@ from iclutils.errors import IclError, unknown
 from iclutils.files import CHECKOUT, PACKAGE, read_json, write_json, write_text
 from iclutils.zoo import smollm2
 
-from . import dependencies, machine
+from . import dependencies, kernels, machine
 
 ROOT = CHECKOUT
 NOTEBOOKS = ROOT / "notebooks"
 MEMORIES = (("memory", "memory"), ("gpu", "GPU memory"))  # as a record has them, and a reader
 UNKNOWN = {"memory": 0.0, "gpu": 0.0}
+QUIET = {"ICLUTILS_QUIET": "1"}
 NETWORKS = "networks"  # tag of cells about networks of our own, which a language model is not asked
 BESIDE = ("your_model",)  # a notebook of no chapter, which is run by its name
 UNMEASURED: dict[str, Any] = {"seconds": math.inf, "peak_gib": UNKNOWN}
@@ -175,9 +177,12 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """What the last run took, as long as this machine takes for it, or infinity."""
+        """What the last run took without what ran beside it, as long as this machine takes for it,
+        or infinity."""
         last = self.last() or UNMEASURED
-        return last["seconds"] * (machine.pace() / last["pace"] if "pace" in last else 1.0)
+        if "cpu_seconds" not in last:
+            return last["seconds"]
+        return min(last["seconds"], last["cpu_seconds"]) * machine.pace() / last["pace"]
 
     @property
     def gib(self) -> float:
@@ -302,7 +307,7 @@ def cost(run: Run) -> str:
         return f"{what}: no run is recorded, so its time and memory are not known"
     parts = [f"about {max(1, round(run.seconds / 60))} min"]
     parts += [f"{last['peak_gib'][k]:g} GiB of {m}" for k, m in MEMORIES if last["peak_gib"][k]]
-    if "pace" in last:
+    if "cpu_seconds" in last:
         return f"{what}: {', '.join(parts)}, by its last run and a calibration of this machine"
     where = last["machine"]["gpu"] or f"{last['machine']['cores']} cores"
     return f"{what}: {', '.join(parts)}, if as last time, on {where}"
@@ -332,7 +337,14 @@ def _execute_all(runs: list[Run], jobs: int) -> None:
     clients = {run.chapter: _client(run) for run in runs}
     codes = {run.chapter: run.code() for run in runs}  # parsed once, so not in several threads
     failed: BaseException | None = None
-    with ThreadPoolExecutor(jobs) as pool:
+    forks = len(runs) > 1 and sys.platform == "linux" and not machine.gpu()
+    with (
+        kernels.Template(environment | QUIET) if forks else nullcontext() as template,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
+        if template:
+            for client in clients.values():
+                client.km = template.manager(kernel_name=client.kernel_name)
         waiting = [
             pool.submit(_execute, r, clients[r.chapter], codes[r.chapter], environment)
             for r in runs
@@ -408,7 +420,7 @@ def _execute(
     client.on_cell_execute, client.on_cell_executed = begins, ends
     told = {"ICLUTILS_RESULTS": str(run.results.resolve()), "ICLUTILS_PEAK": str(peak)}
     try:
-        client.execute(env=environment | told | {"ICLUTILS_QUIET": "1"})
+        client.execute(env=environment | told | QUIET)
     except (CellExecutionError, DeadKernelError) as error:
         write_text(partial, nbformat.writes(client.nb))
         what = "stopped: its kernel died, most likely because memory ran out. "
@@ -429,7 +441,8 @@ def _execute(
         progress.say(f"{said} They stand as not run.")
     record: dict[str, Any] = {
         **{"chapter": run.chapter, "tier": run.kind, "seconds": round(seconds, 1)},
-        "peak_gib": read_json(peak) if peak.is_file() else UNKNOWN,
+        **{"peak_gib": UNKNOWN, "cpu_seconds": round(seconds, 1)},
+        **(read_json(peak) if peak.is_file() else {}),  # what the notebook says of itself
         "cells": {name: round(it, 1) for name, it in spent.items() if it >= 0.05},
         **{"machine": machine.describe(), "pace": machine.pace(), **claims.provenance()},
     }

@@ -16,6 +16,7 @@ from ledger import dump, entry
 from nbclient import NotebookClient
 
 from book._ext import pages as status
+from book._tools import kernels as kernels_of
 from book._tools import machine, run
 from iclutils import claims, room
 from iclutils.errors import IclError
@@ -225,7 +226,7 @@ def test_a_run_records_its_time_memory_and_machine(kernels):
     begin = "import iclutils; iclutils.begin(tier, model, seed, 'cpu')"
     kernels.add("91_large", begin, "held = bytearray(2**30); held[::4096] = b'x' * 2**18")
     done, large = (read_json(it.record) for it in run.run_chapters(["90", "91"], {}, kernels.build))
-    assert set(done) == status.FIELDS | {"pace", "cells", "science"}
+    assert set(done) == status.FIELDS | {"pace", "cpu_seconds", "cells", "science"}
     assert 0.0 < done["pace"] < 60.0
     known = {"chapter": "90_demo", "tier": "mini", "machine": machine.describe()}
     known |= claims.provenance() | {"peak_gib": run.UNKNOWN}  # it does not begin, nor say
@@ -234,6 +235,7 @@ def test_a_run_records_its_time_memory_and_machine(kernels):
     cells = [cell["id"] for cell in read_json(kernels.notebooks / "90_demo.ipynb")["cells"]]
     assert 0.5 <= done["cells"][cells[1]] <= done["seconds"]
     assert 1.0 < large["peak_gib"]["memory"] < 8.0
+    assert 0.0 < large["cpu_seconds"] < 60.0
     assert large["peak_gib"]["gpu"] == 0.0
     assert not list(kernels.build.rglob("*.peak.json"))
 
@@ -278,6 +280,45 @@ def test_chapters_run_side_by_side_the_longest_first(kernels, tmp_path, monkeypa
     assert all(item.fresh for item in done)
     assert kernels.ran()[-1] == "90_short"
     assert not (tmp_path / "elsewhere").exists(), "results go where asked"
+
+
+def test_a_time_is_told_without_what_ran_beside_it(book, monkeypatch):
+    """A run that took 60 s beside others, 20 of them its own, on a machine half as fast."""
+    ran = book.run()
+    write_json(
+        ran.record, read_json(ran.record) | {"seconds": 60.0, "cpu_seconds": 20.0, "pace": 2}
+    )
+    monkeypatch.setattr(machine, "pace", lambda: 1.0)
+    assert ran.seconds == 10.0
+
+
+LOOK = """
+import os, sys
+assert "torch" in sys.modules and os.getpgid(0) == os.getpid()
+assert os.environ["OMP_NUM_THREADS"] == "1"
+import torch
+assert torch.get_num_threads() == 1
+held = torch.rand(600, 600) @ torch.rand(600, 600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux alone")
+def test_kernels_of_several_chapters_are_forked(kernels, monkeypatch):
+    """They start as fresh ones; one that dies is named, and nothing of any stays behind."""
+    monkeypatch.setattr(machine, "gpu", lambda: "")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    kernels.add("90_one", LOOK)
+    kernels.add("91_two", LOOK)
+    forked = mock.Mock(side_effect=kernels_of.Forked)
+    monkeypatch.setattr(kernels_of, "Forked", forked)
+    assert all(it.fresh for it in run.run_chapters(["90", "91"], {}, kernels.build))
+    kernels.add("90_one", "import os; os._exit(1)")
+    with pytest.raises(IclError, match="90_one stopped: its kernel died"):
+        run.run_chapters(["90", "91"], {}, kernels.build, force=True)
+    assert len(forked.mock_calls) == 4
+    for call in forked.mock_calls:
+        with pytest.raises(ProcessLookupError):
+            os.kill(call.args[0], 0)
 
 
 def test_of_two_chapters_one_fails_and_the_other_is_kept(kernels):
