@@ -58,8 +58,9 @@ def run(given: Namespace) -> int:
 @command(
     CHAPTER,
     option("--tier", help="mini, real, real-part or paper; all if omitted"),
+    option("--seed", type=int, help="of runs with this seed: which verdicts differ"),
     ACCEPT,
-    examples=("", "03", "--tier real", "--accept"),
+    examples=("", "03", "--tier real", "--seed 1", "--accept"),
 )
 def compare(given: Namespace) -> int:
     """Say which values of the last runs are not the committed ones, without running anything."""
@@ -68,8 +69,12 @@ def compare(given: Namespace) -> int:
     from . import results, run
 
     wanted = run.resolve(given.chapter) if given.chapter else run.chapters()
-    runs = [done for done in results.last(BUILD) if done.chapter in wanted]
+    build = run.apart(BUILD, named(given, "seed"), {"seed": 0})
+    runs = [done for done in results.last(build) if done.chapter in wanted]
     runs = [done for done in runs if given.tier in (None, done.kind.removesuffix(NULL))]
+    if build != BUILD:
+        print(results.moved(runs))
+        return 0
     return results.conclude(runs, given.accept)
 
 

@@ -25,6 +25,7 @@ SHOWN = 8  # names of definitions in a message
 ROUNDING = 1e-4  # relative or absolute: what may lie between two processors
 # What differs between two runs of the same.
 VOLATILE = ("date", "commit", "seconds", "peak_gib", "cells")
+HEADER = ["claim", "models", "committed", "now", "verdicts"]
 Value = tuple[float | None, float, str]  # with its standard error and verdict
 GONE = (None, 0.0, "no longer measured")
 NEW = (None, 0.0, "not committed")
@@ -86,6 +87,16 @@ def last(build: Path) -> list[Run]:
     return [each for each in runs if each.chapter in run.chapters() and each.record.is_file()]
 
 
+def moved(runs: list[Run]) -> str:
+    """The table of the verdicts that differ from the committed ones, of runs with another seed."""
+    compared = [compare(each) for each in runs]
+    found = [each for _, differ in compared for each in differ]
+    verdicts = [each for each in found if each.committed[2] != each.now[2]]
+    lines = [HEADER, *(each.cells() for each in verdicts)]
+    total = f"{len(verdicts)} of {sum(count for count, _ in compared)} verdicts differ"
+    return "\n".join([*(_aligned(lines) if verdicts else []), total])
+
+
 def compare(run: Run) -> tuple[int, list[Difference]]:
     """How many values of a run were compared, and which differ beyond rounding or in verdict."""
     committed, now = (dict(values(run, fresh)) for fresh in (False, True))
@@ -98,7 +109,7 @@ def told(count: int, found: list[Difference]) -> str:
     """The table of what differs, or that nothing does."""
     if not found:
         return f"nothing differs ({count} values compared)"
-    lines = [["claim", "models", "committed", "now", "verdicts"], *(each.cells() for each in found)]
+    lines = [HEADER, *(each.cells() for each in found)]
     cure = f"{len(found)} of {count} values differ. Look at them; to make them the committed ones, "
     return "\n".join([*_aligned(lines), f"{cure}run the same again with --accept, or: make accept"])
 

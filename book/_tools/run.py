@@ -220,6 +220,12 @@ def parameters_of(notebook: Path) -> dict[str, Any]:
     return found
 
 
+def apart(build: Path, given: dict[str, Any], usual: dict[str, Any]) -> Path:
+    """The build folder, or one in it for a run whose seed or sizes are not the book's."""
+    changed = [f"{k}-{v}" for k, v in given.items() if k not in USUAL and v != usual[k]]
+    return build / re.sub(r"[^\w.-]+", "_", "+".join(sorted(changed)))
+
+
 def plan(chapter: str, given: dict[str, Any], build: Path) -> Run:
     """A run of a chapter (name or number) with these parameters, each of its default's type."""
     name = resolve(chapter)[0]
@@ -232,7 +238,7 @@ def plan(chapter: str, given: dict[str, Any], build: Path) -> Run:
                 f"Parameter {key} of {name} must be of type {type(known[key]).__name__} "
                 f"(default {known[key]!r}); got {value!r}, of type {type(value).__name__}."
             )
-    planned = Run(name, known | given, build)
+    planned = Run(name, known | given, build if given.get("model") else apart(build, given, known))
     presets.get(planned.tier)
     if given:
         from iclutils import session  # takes seconds to import

@@ -60,6 +60,21 @@ def test_a_notebook_that_was_edited_since_is_not_stored(root):
         results.store([done])
 
 
+def test_which_verdicts_another_seed_moves(root, capsys):
+    results.store([ran(root, 2.0)])
+    compare = ["compare", "--seed", "1"]
+    assert tools.LINE.main(compare) == 0
+    assert capsys.readouterr().out == "0 of 0 verdicts differ\n", "no run has that seed"
+    ran(root, 0.5)
+    (root / "_build").rename(root / "seed-1")
+    (root / "_build").mkdir()
+    (root / "seed-1").rename(root / "_build/seed-1")
+    assert tools.LINE.main(compare) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"90\.first +mini +2\.00 +0\.500 +holds -> holds in a weaker form\n", said)
+    assert "2 of 2 verdicts differ" in said
+
+
 def test_a_run_ends_with_one_table_and_another_verdict_is_status_1(root, capsys):
     compare = ["compare", "90"]
     ran(root, 2.0)

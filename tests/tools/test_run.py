@@ -124,8 +124,12 @@ def test_a_run_leaves_notebook_and_result_and_is_not_repeated(book):
     other = book.run(seed=3)
     tags = [cell["metadata"].get("tags") for cell in read_json(other.notebook)["cells"]]
     assert tags.count(["injected-parameters"]) == 1
-    assert read_json(book.result) == {"value": 3}
-    assert book.ran() == ["90_demo"] * 2
+    assert other.result("90.score") == book.build / "seed-3/results/mini/90.score.json"
+    assert read_json(other.result("90.score")) == {"value": 3}
+    assert read_json(book.result) == {"value": 0}, "results of another seed lie beside"
+    assert not book.run().fresh
+    assert book.run(weight=0.25).build == book.build / "weight-0.25"
+    assert book.ran() == ["90_demo"] * 3
     assert run.run_chapters(["90"], {"seed": 3}, book.build, force=True)[0].fresh
 
 
