@@ -10,6 +10,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pkgutil import walk_packages
 from threading import Lock
@@ -49,7 +50,8 @@ class Forked:
     wait = poll
 
     def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)

@@ -83,10 +83,11 @@ class HereClient(NotebookClient):
 
 @pytest.fixture
 def kernels(tmp_path, make_ledger, monkeypatch):
-    """Chapters that are run in kernels, on two cores."""
+    """Chapters that are run in kernels of their own, on two cores."""
     made = Book(tmp_path, make_ledger)
     monkeypatch.setattr(run, "NOTEBOOKS", made.notebooks)
     monkeypatch.setattr(machine, "cores", lambda: 2)
+    monkeypatch.setattr(machine, "gpu", lambda: "one")  # where kernels are not forked
     monkeypatch.setattr(room, "memory_gib", lambda: 8)
     return made
 
