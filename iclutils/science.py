@@ -2,7 +2,7 @@
 
 Code is followed by the names that it uses, from definition to definition (a function, a class or a
 constant of the package, a statement of a notebook), and hashed without what changes no number: its
-file, layout, comments, docstrings, annotations, imports, refusals, the single words and numbers that
+file, layout, comments, docstrings, annotations, imports, refusals, single words and numbers that
 a call of ``plots`` is given as they are (those in a list count) and the names of local variables. A
 class counts whole, and so does a name that may be meant.
 """
