@@ -1,4 +1,4 @@
-"""What each channel of the residual stream holds, and how a layer reads, writes and multiplies it.
+"""The channels of the residual stream, and how a layer reads, writes and multiplies them.
 
 Column t has the address ±(cos θ, sin θ, 1), θ = 2π t / columns, so large that it alone sets the
 scale of a LayerNorm. Column 0, the start token, has *rest*: columns with nothing to fetch attend to

@@ -46,7 +46,8 @@ def hidden_states(
     shape, nets = networks[0].shape, sum(len(net.seeds) for net in networks)
     pos = as_tokens(xs[:1], ys[:1], shape.format).shape[1]
     states = networks[0].positions.new_empty(nets, shape.layers + 1, len(xs), pos, shape.width)
-    for rows in torch.arange(len(xs)).split(batch_size):
+    for first in range(0, len(xs), batch_size):
+        rows = slice(first, first + batch_size)
         streams = [net.resid(xs[rows], ys[rows]) for net in networks]
         for layer, parts_of_layer in enumerate(zip(*streams, strict=True)):
             states[:, layer, rows] = torch.cat(parts_of_layer)
@@ -81,38 +82,62 @@ class Probed(NamedTuple):
         return self.by_context.mean(-1)
 
 
+class Whitened(NamedTuple):
+    """States for ``fit``, whitened layer by layer by the contexts fitted to, which come in parts;
+    the rest is held out."""
+
+    parts: Float[Tensor, "part group pos size width"]  # a group is a layer of a network
+    rest: Float[Tensor, "group pos held_out width"]
+    nets: int
+
+
+def whitened(states: States, held_out: int, batch_size: int = 128) -> Whitened:
+    """The states, in parts of ``batch_size`` contexts; the last ``held_out`` are held out."""
+    net, layer, batch, pos, width = states.shape
+    _check(batch, held_out, width + pos)
+    fitted = (batch - held_out) // max(batch_size, 1) * batch_size
+    parts = states.new_empty(fitted // batch_size, net * layer, pos, batch_size, width)
+    rest = states.new_empty(net * layer, pos, held_out, width)
+    for i, group in enumerate(states.flatten(0, 1)):
+        centred = group - group[:fitted].mean(0)
+        flat = centred[:fitted].flatten(0, 1)
+        variances, axes = torch.linalg.eigh((flat.mT @ flat).double() / len(flat))
+        floor = variances[-1].clamp(min=1e-30) * FLOOR
+        white = centred @ (axes / (variances.clamp(min=0) + floor).sqrt() @ axes.mT).to(centred)
+        parts[:, i] = white[:fitted].unflatten(0, (-1, batch_size)).transpose(1, 2)
+        rest[i] = white[batch - held_out :].transpose(0, 1)
+    return Whitened(parts, rest, net)
+
+
 def fit(
-    states: States,
+    states: Whitened,
     targets: Targets,
     kind: Kind,
-    held_out: int,
     generator: torch.Generator,
     *,
     hidden: int = 64,
     steps: int = 400,
-    batch_size: int = 128,
     rate: float = 0.02,
     score_rate: float = 0.2,
 ) -> Probed:
-    """Train one probe for every network, layer and target at once; the last contexts are held out.
-    Adam on states whitened layer by layer; ``rate`` (of the map) and ``score_rate`` (of s) fall to
-    0 along a cosine. The paper has a rate of 1e-3, 512 hidden units and more steps."""
-    net, layer, batch, pos, width = states.shape
-    _check(batch, held_out, width + pos)
-    fitted = (batch - held_out) // max(batch_size, 1) * batch_size
-    parts, rest = _whitened(states, fitted, batch_size, held_out)
-    centred = targets.to(states) - targets.to(states)[:, :fitted].mean(1, keepdim=True)
+    """Train one probe for every network, layer and target at once, by Adam; ``rate`` (of the map)
+    and ``score_rate`` (of s) fall to 0 along a cosine. The paper has a rate of 1e-3, 512 hidden
+    units and more steps."""
+    parts, rest, nets = states
+    (count, groups, pos, size, width), held_out = parts.shape, rest.shape[2]
+    fitted, targets = count * size, targets.to(parts)
+    centred = targets - targets[:, :fitted].mean(1, keepdim=True)
     scaled = centred / centred[:, :fitted].square().mean((1, 2), keepdim=True).sqrt()
     sizes = [width, *([hidden] if kind == "mlp" else []), targets.shape[-1]]
-    probes = _Probes((net * layer, len(targets), pos), sizes, generator).to(states)
-    wanted = scaled[:, :fitted].unflatten(1, (len(parts), -1)).transpose(0, 1)
+    probes = _Probes((groups, len(targets), pos), sizes, generator).to(parts)
+    wanted = scaled[:, :fitted].unflatten(1, (count, size)).transpose(0, 1)
     maps = {"params": [*probes.weights, *probes.biases], "lr": rate}
     adam = torch.optim.Adam([maps, {"params": [probes.scores], "lr": score_rate}], fused=True)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
     order: list[int] = []
     for _ in bar(range(steps), "steps"):
         if not order:
-            drawn = torch.randperm(len(parts), generator=generator, device=generator.device)
+            drawn = torch.randperm(count, generator=generator, device=generator.device)
             order = drawn.tolist()
         at = order.pop()
         loss = (probes(parts[at]) - wanted[at]).square().mean((-2, -1)).sum()
@@ -120,9 +145,9 @@ def fit(
         loss.backward()
         adam.step()
         falling.step()
-    shape = (net, layer, len(targets))
+    shape = (nets, groups // nets, len(targets))
     with torch.no_grad():
-        error = _normalised(probes(rest), scaled[:, batch - held_out :])
+        error = _normalised(probes(rest), scaled[:, -held_out:])
         attention = probes.scores.softmax(-1)
     return Probed(error.view(*shape, held_out), attention.view(*shape, pos))
 
@@ -157,7 +182,7 @@ def released(
 
 
 class _Probes(nn.Module):
-    """Probes of (group, target); a group is one layer of one network."""
+    """Probes of (group, target)."""
 
     def __init__(
         self, shape: tuple[int, int, int], sizes: Sequence[int], generator: torch.Generator
@@ -180,24 +205,6 @@ class _Probes(nn.Module):
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             out = torch.baddbmm(bias, functional.gelu(out) if i else out, weight)
         return out.unflatten(0, self.scores.shape[:2])
-
-
-def _whitened(
-    states: States, fitted: int, batch_size: int, held_out: int
-) -> tuple[Float[Tensor, "part group pos size width"], Float[Tensor, "group pos rest width"]]:
-    """The states, whitened by the contexts fitted to: batches of those, and what is held out."""
-    net, layer, batch, pos, width = states.shape
-    parts = states.new_empty(fitted // batch_size, net * layer, pos, batch_size, width)
-    rest = states.new_empty(net * layer, pos, held_out, width)
-    for i, group in enumerate(states.flatten(0, 1)):
-        centred = group - group[:fitted].mean(0)
-        flat = centred[:fitted].flatten(0, 1)
-        variances, axes = torch.linalg.eigh((flat.mT @ flat).double() / len(flat))
-        floor = variances[-1].clamp(min=1e-30) * FLOOR
-        white = centred @ (axes / (variances.clamp(min=0) + floor).sqrt() @ axes.mT).to(centred)
-        parts[:, i] = white[:fitted].unflatten(0, (-1, batch_size)).transpose(1, 2)
-        rest[i] = white[batch - held_out :].transpose(0, 1)
-    return parts, rest
 
 
 def _normalised(

@@ -33,7 +33,7 @@ def test_a_linear_signal_is_found_where_it_was_planted():
     states, held = planted()
     mixing = states[0, LAYER, :, PLACE] * torch.tensor([9.0, 1, 0.3, 1, 1, 1]) + 4  # ill-scaled
     states[0, LAYER, :, PLACE] = mixing
-    found = probes.fit(states, held[None], "linear", HELD, seeded(), steps=250)
+    found = probes.fit(probes.whitened(states, HELD), held[None], "linear", seeded(), steps=250)
     assert found.error[0, LAYER, 0] < 0.02
     assert found.attention[0, LAYER, 0, PLACE] > 0.9
     elsewhere = found.error[0, [0, 2], 0]
@@ -44,8 +44,8 @@ def test_a_linear_signal_is_found_where_it_was_planted():
 def test_what_is_written_without_a_linear_trace_takes_an_mlp():
     states, _ = planted()
     held = states[0, LAYER, :, PLACE, :2].abs()  # even in the states: no linear correlation
-    linear = probes.fit(states, held[None], "linear", HELD, seeded(), steps=250)
-    mlp = probes.fit(states, held[None], "mlp", HELD, seeded(), steps=400)
+    linear = probes.fit(probes.whitened(states, HELD), held[None], "linear", seeded(), steps=250)
+    mlp = probes.fit(probes.whitened(states, HELD), held[None], "mlp", seeded(), steps=400)
     assert linear.error.min() > 0.95
     assert mlp.error[0, LAYER, 0] < 0.25
     assert mlp.attention[0, LAYER, 0, PLACE] > 0.7
@@ -57,12 +57,13 @@ def test_all_at_once_is_one_after_another(kind):
     states = noise(2, 2, 400, 4, 5).double()
     states[1] *= 3
     targets = noise(2, 400, 3, seed=4).double() + states[0, :, :, 1, :3]
-    settings = {"hidden": 8, "steps": 40, "batch_size": 50}
-    whole = probes.fit(states, targets, kind, 100, seeded(5), **settings)
+    settings = {"hidden": 8, "steps": 40}
+    whole = probes.fit(probes.whitened(states, 100, 50), targets, kind, seeded(5), **settings)
     assert whole.error.min() < 0.9
     for n, layer, k in product(range(2), range(2), range(2)):
         part = states[n : n + 1, layer : layer + 1]
-        one = probes.fit(part, targets[k : k + 1], kind, 100, seeded(5), **settings)
+        white = probes.whitened(part, 100, 50)
+        one = probes.fit(white, targets[k : k + 1], kind, seeded(5), **settings)
         for ours, theirs in zip(whole, one, strict=True):
             torch.testing.assert_close(ours[n, layer, k], theirs[0, 0, 0], atol=1e-9, rtol=1e-7)
 
@@ -71,8 +72,8 @@ def test_held_out_contexts_are_never_fitted_to():
     states, held = planted()
     spoiled = states.clone()
     spoiled[..., -HELD:, :, :] = noise(1, 3, HELD, 5, 6, seed=9)
-    first = probes.fit(states, held[None], "linear", HELD, seeded(), steps=100)
-    second = probes.fit(spoiled, held[None], "linear", HELD, seeded(), steps=100)
+    first = probes.fit(probes.whitened(states, HELD), held[None], "linear", seeded(), steps=100)
+    second = probes.fit(probes.whitened(spoiled, HELD), held[None], "linear", seeded(), steps=100)
     torch.testing.assert_close(first.attention, second.attention)
     assert second.error[0, LAYER, 0] > 1 > first.error[0, LAYER, 0]
 
@@ -83,9 +84,9 @@ def test_training_comes_near_the_closed_form():
     states = states + 0.5 * noise(*states.shape, seed=10)
     alone = states[..., PLACE : PLACE + 1, :]
     exact = probes.linear_exact(alone.flatten(-2), held[None], HELD)
-    found = probes.fit(alone, held[None], "linear", HELD, seeded(), steps=200)
+    found = probes.fit(probes.whitened(alone, HELD), held[None], "linear", seeded(), steps=200)
     torch.testing.assert_close(found.error.double(), exact, atol=0.01, rtol=0)
-    found = probes.fit(states, held[None], "linear", HELD, seeded(), steps=200)
+    found = probes.fit(probes.whitened(states, HELD), held[None], "linear", seeded(), steps=200)
     mixed = torch.einsum("nlkp,nlbpw->nlbw", found.attention, states)
     torch.testing.assert_close(
         found.error.double(), probes.linear_exact(mixed, held[None], HELD), atol=0.01, rtol=0
