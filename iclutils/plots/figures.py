@@ -16,9 +16,11 @@ from itertools import cycle
 from typing import Any, SupportsFloat
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from jaxtyping import Float, Num
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
@@ -35,6 +37,7 @@ RISING, SIGNED = "YlGnBu", "RdBu_r"
 Values = Sequence[float] | Sequence[int] | Num[Tensor, "point"]
 Line = Sequence[Values]  # x and y, perhaps a band: low and high
 COLOURS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", "#56B4E9")
+LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue light
 FEW, SHORT = 5, 20  # lines of a panel that carry their names, and letters of a name
 STYLE: dict[Any, Any] = {
     "figure.dpi": 100,
@@ -75,6 +78,22 @@ def few_colours(png: bytes, colours: int, mode: str = "RGB") -> bytes:
     return small.getvalue()
 
 
+def ink(colour: str) -> tuple[float, float, float]:
+    """A colour as text: darkened until its contrast on white is 4.5, as WCAG asks of small type.
+
+    Example:
+        >>> ink("#0072B2") == to_rgb("#0072B2")
+        True
+    """
+    rgb = np.array(to_rgb(colour))
+    while (
+        np.where(rgb > 0.03928, ((rgb + 0.055) / 1.055) ** 2.4, rgb / 12.92) @ LUMINANCE
+    ) > 0.183:
+        rgb = 0.97 * rgb
+    red, green, blue = rgb.tolist()
+    return red, green, blue
+
+
 def name_lines(axes: Axes) -> None:
     """Write the name of every line at its right end, in its colour, in the place of a legend; names
     that would meet are moved apart. Call it last."""
@@ -90,8 +109,9 @@ def name_lines(axes: Axes) -> None:
         ends[line] = floor = max(ends[line], floor + step)
     for line in reversed(order):
         ends[line] = ceiling = min(ends[line], ceiling - step)
-        axes.annotate(str(line.get_label()), (1.02, ends[line]), xycoords="axes fraction", size=9,
-                      color=line.get_color(), va="center", annotation_clip=False)  # fmt: skip
+        at, colour = (1.02, ends[line]), ink(str(line.get_color()))
+        axes.annotate(str(line.get_label()), at, xycoords="axes fraction", size=9,
+                      color=colour, va="center", annotation_clip=False)  # fmt: skip
 
 
 def halves(
@@ -103,7 +123,7 @@ def halves(
     spans = {"first copy": range(length), "second copy": range(length, len(mean))}
     for (name, span), colour in zip(spans.items(), (BLUE, ORANGE), strict=True):
         axes.errorbar(span, mean[span], se[span], fmt="o-", ms=3, lw=1, color=colour)
-        axes.text(span[len(span) // 2], uniform / 2, name, color=colour, ha="center")
+        axes.text(span[len(span) // 2], uniform / 2, name, color=ink(colour), ha="center")
     axes.axhline(uniform, color=GREY, ls="--", lw=1)
     axes.text(len(mean) - 1, uniform, "even guess", color=GREY, ha="right", va="bottom", size=9)
     axes.set(xlabel="entry (about the next token)", ylabel="log p, nats")
@@ -132,9 +152,9 @@ def _map(
     for row, line in enumerate(values.tolist() if digits is not None else ()):
         for column, value in enumerate(line):
             if not math.isnan(value):
-                ink = "white" if value > (low + high) / 2 else "black"
+                written = "white" if value > (low + high) / 2 else "black"
                 text = f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.00
-                axes.text(column, row, text, ha="center", va="center", color=ink, size=8)
+                axes.text(column, row, text, ha="center", va="center", color=written, size=8)
     return image
 
 
@@ -423,7 +443,7 @@ def tables(
         for column, best in enumerate(values.argmin(0).tolist()):
             ax.add_patch(Rectangle((column - 0.5, best - 0.5), 1, 1, fill=False, ec=ORANGE, lw=3))
             for row, value in enumerate(values[:, column].tolist()):
-                ink = "white" if math.log(value) > (low + high) / 2 else "black"
+                written = "white" if math.log(value) > (low + high) / 2 else "black"
                 text = f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
-                ax.text(column, row, text, ha="center", va="center", color=ink, size=7)
+                ax.text(column, row, text, ha="center", va="center", color=written, size=7)
     return figure
