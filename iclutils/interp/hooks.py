@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -65,13 +66,31 @@ def logits_under(
     """
     firsts = [_layers(name for name, _ in hooks)[0] if hooks else 0 for hooks in ways]
     names = {layer: get_act_name("resid_post", layer - 1) for layer in set(firsts) if layer}
+    made = list[object]()  # by the first block: a tensor or, of some architectures, a tuple
+    handle = model.blocks[0].register_forward_hook(lambda block, given, out: made.append(out))
     _, seen = run_with_hooks(model, tokens, [], names.values(), max(firsts, default=0) or None)
+    handle.remove()
     last = [] if at is None else [at_positions(at)]
     for layer, hooks in zip(firsts, ways, strict=True):
         start: dict[str, Any] = {"start_at_layer": layer} if layer else {}
         source = seen[names[layer]] if layer else tokens
-        with torch.no_grad():
-            yield model.run_with_hooks(source, fwd_hooks=[*hooks, *last], **start)
+        with torch.no_grad(), _idle(model, layer, isinstance(made[0], tuple)):
+            scores = model.run_with_hooks(source, fwd_hooks=[*hooks, *last], **start)
+        yield scores
+
+
+@contextmanager
+def _idle(model: TransformerBridge, layers: int, tuples: bool) -> Iterator[None]:
+    """The lowest blocks hand on what they get: a pass that starts above them runs them as well, and
+    drops what they give."""
+    lowest = [model.blocks[layer] for layer in range(layers)]
+    for block in lowest:
+        block.__dict__["forward"] = lambda resid, *_, **__: (resid,) if tuples else resid
+    try:
+        yield
+    finally:
+        for block in lowest:
+            del block.__dict__["forward"]
 
 
 def _layers(names: Iterable[str]) -> list[int]:

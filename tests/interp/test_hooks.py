@@ -3,14 +3,16 @@
 import pytest
 import torch
 from random_layers import seeded
-from tiny import save_gpt2, tokens
+from tiny import ARCHITECTURES, save_gpt2, tokens
 
 from iclutils import models
 from iclutils.interp.hooks import (
     ablate_heads,
     ablate_mlps,
     ablate_rows,
+    ablate_sets,
     cut_attention,
+    logits_under,
     run_with_hooks,
 )
 from iclutils.models import cached, get_act_name
@@ -36,6 +38,17 @@ def test_zero_ablation_equals_zeroed_weights(head, mlp, tmp_path):
             projection.bias.zero_()
         expected = network(x).logits
     torch.testing.assert_close(under(model, x, hooks), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_lists_of_hooks_that_share_lower_layers_give_what_each_gives_alone(kind, tmp_path):
+    ARCHITECTURES[kind](tmp_path)
+    model, x = models.load(tmp_path), tokens(3, 10)
+    at, sets = torch.tensor([[2, 9]] * 3), [[(1, 2)], [], [(0, 0), (1, 1)], [(1, 1)]]
+    hooks = ablate_sets(model, x, sets, "mean", x)
+    for each, logits in zip(hooks, logits_under(model, x, hooks, at), strict=True):
+        torch.testing.assert_close(logits, under(model, x, each)[:, [2, 9]], atol=0, rtol=0)
+    assert not any("forward" in vars(block) for block in model.blocks)
 
 
 def test_mean_ablation_writes_one_vector_everywhere(gpt2):
