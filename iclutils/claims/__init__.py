@@ -1,7 +1,7 @@
 """Claims: what the sources say, what we measured, and the verdict between them.
 
-To add a claim, write its entry in the ledger, and call ``book.check(id, values)`` in the cell that it
-names. ``judge`` has the last word on a verdict, beside the null.
+To add a claim, write its entry in the ledger, and call ``book.check(id, values)`` in the cell that
+it names. ``judge`` has the last word on a verdict, beside the null.
 
 Each notebook has a ledger, ``NN_chapter.yml``, written before the measurement; a claim that cannot
 fail is refused. A criterion is ``"> a"``, ``">= a"``, ``"< a"``, ``"<= a"`` or ``"a .. b"`` (both
