@@ -3,7 +3,7 @@
 import torch
 from hypothesis import strategies as st
 
-from iclutils.tasks.prompts import Prompts, Role
+from iclutils.tasks.prompts import Prompts, Role, join
 
 VOCAB = 40
 LABELS = 30  # ids 30 .. 35 are label words, 36 is the cue, 37 starts a prompt, 38 pads
@@ -53,6 +53,12 @@ def random_prompts(seed=0, count=3, classes=3, shots=1, shortest=1, longest=4, s
         gold=torch.tensor([row[5] for row in rows]),
         label_words=torch.tensor([row[4] for row in rows]),
     )
+
+
+def two_sets(**shape):
+    """Seven prompts on two sets of demonstrations, mixed."""
+    parts = [random_prompts(s, count=n, shared=True, **shape) for s, n in ((5, 3), (6, 4))]
+    return join(parts)[torch.tensor([0, 3, 1, 4, 5, 2, 6])]
 
 
 def prompts_strategy():

@@ -73,6 +73,8 @@ def compare(given: Namespace) -> int:
     runs = [done for done in results.last(build) if done.chapter in wanted]
     runs = [done for done in runs if given.tier in (None, done.kind.removesuffix(NULL))]
     if build != BUILD:
+        if given.accept:
+            raise IclError("Results of another seed are not the book's: leave --accept out.")
         print(results.moved(runs))
         return 0
     return results.conclude(runs, given.accept)

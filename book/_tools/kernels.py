@@ -10,7 +10,8 @@ import runpy
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+import warnings
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from pkgutil import walk_packages
 from threading import Lock
@@ -21,6 +22,8 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import LocalProvisioner
 
 import iclutils
+from iclutils import science
+from iclutils.errors import IclError
 from iclutils.files import CHECKOUT
 
 LAUNCHER = "ipykernel_launcher"
@@ -28,6 +31,7 @@ NEEDED = ("ipykernel.kernelapp", "matplotlib.pyplot", "transformers.models.llama
 PARTS = tuple(f"iclutils.{name}." for name in ("chapters", "interp", "models", "plots", "tasks"))
 
 
+LOST = "the process that has imported for all of them ended; what it said stands above."
 INLINE = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}  # as a kernel sets it
 
 
@@ -43,14 +47,14 @@ class Forked:
         """0 once it has ended: the template, whose child it is, collects its status."""
         try:
             os.kill(self.pid, 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):  # gone, or another's by now
             return 0
         return None
 
     wait = poll
 
     def send_signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
@@ -80,9 +84,12 @@ class Template:
         """A kernel of this command, environment and folder."""
         assert self.process.stdin
         assert self.process.stdout
-        with self.lock:
+        with self.lock, suppress(BrokenPipeError):
             print(json.dumps(asked), file=self.process.stdin, flush=True)
-            return Forked(int(self.process.stdout.readline()))
+            if (said := self.process.stdout.readline().strip()).isdigit():
+                return Forked(int(said))
+            raise IclError(f"No kernel could be started: {said or LOST}")
+        raise IclError(f"No kernel could be started: {LOST}")
 
     def manager(self, **options: Any) -> AsyncKernelManager:
         """What nbclient has its kernel from."""
@@ -107,16 +114,23 @@ def _serve() -> None:
     """Fork a kernel for each line that is read; return in the kernel, ready to start."""
     parent = {"JPY_PARENT_PID": str(os.getpid())}  # a kernel whose parent is gone ends
     os.environ.update(parent)
-    for name in NEEDED:
-        import_module(name)
-    for found in walk_packages(iclutils.__path__, "iclutils."):
-        if found.name.startswith(PARTS):
-            import_module(found.name)
+    science.sources()  # as they are now: what is imported here is what every kernel runs
+    with redirect_stdout(sys.stderr):
+        for name in NEEDED:
+            import_module(name)
+        for found in walk_packages(iclutils.__path__, "iclutils."):
+            if found.name.startswith(PARTS):
+                import_module(found.name)
     gc.freeze()
+    warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
     collect = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         command, environment, folder = json.loads(line)
-        if pid := os.fork():
+        try:
+            pid: int | str = os.fork()
+        except OSError as error:
+            pid = str(error)
+        if pid:
             print(pid, flush=True)
             continue
         signal.signal(signal.SIGCHLD, collect)

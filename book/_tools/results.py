@@ -24,7 +24,7 @@ from .run import Run
 SHOWN = 8  # names of definitions in a message
 ROUNDING = 1e-4  # relative or absolute: what may lie between two processors
 # What differs between two runs of the same.
-VOLATILE = ("date", "commit", "seconds", "peak_gib", "cells")
+VOLATILE = ("date", "commit", "seconds", "cpu_seconds", "pace", "peak_gib", "cells")
 HEADER = ["claim", "models", "committed", "now", "verdicts"]
 Value = tuple[float | None, float, str]  # with its standard error and verdict
 GONE = (None, 0.0, "no longer measured")

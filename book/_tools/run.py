@@ -342,6 +342,7 @@ def _execute_all(runs: list[Run], jobs: int) -> None:
     environment = {"OMP_NUM_THREADS": str(threads)} | dict(os.environ)
     clients = {run.chapter: _client(run) for run in runs}
     codes = {run.chapter: run.code() for run in runs}  # parsed once, so not in several threads
+    inputs = {run.chapter: run.inputs() for run in runs}  # before anything is imported
     failed: BaseException | None = None
     forks = len(runs) > 1 and sys.platform == "linux" and not machine.gpu()
     with (
@@ -352,7 +353,9 @@ def _execute_all(runs: list[Run], jobs: int) -> None:
             for client in clients.values():
                 client.km = template.manager(kernel_name=client.kernel_name)
         waiting = [
-            pool.submit(_execute, r, clients[r.chapter], codes[r.chapter], environment)
+            pool.submit(
+                _execute, r, clients[r.chapter], codes[r.chapter], inputs[r.chapter], environment
+            )
             for r in runs
         ]
         try:
@@ -362,6 +365,8 @@ def _execute_all(runs: list[Run], jobs: int) -> None:
                     break  # what was cancelled never completes; what runs is waited for below
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
+            if template:
+                template.process.kill()  # also who waits for it; its kernels end after it
             for client in clients.values():
                 if process := getattr(getattr(client.km, "provisioner", None), "process", None):
                     process.kill()
@@ -406,9 +411,13 @@ def lighter(notebook: NotebookNode) -> NotebookNode:
 
 
 def _execute(
-    run: Run, client: NotebookClient, code: science.Science, environment: dict[str, str]
+    run: Run,
+    client: NotebookClient,
+    code: science.Science,
+    inputs: dict[str, Any],
+    environment: dict[str, str],
 ) -> None:
-    inputs, start = run.inputs(), time.perf_counter()
+    start = time.perf_counter()
     run.stamp.unlink(missing_ok=True)
     partial = run.notebook.with_suffix(".partial.ipynb")
     peak = run.notebook.with_suffix(".peak.json").resolve()

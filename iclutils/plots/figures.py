@@ -26,6 +26,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
+from matplotlib.typing import ColorType
 from PIL import Image
 from torch import Tensor
 
@@ -78,7 +79,7 @@ def few_colours(png: bytes, colours: int, mode: str = "RGB") -> bytes:
     return small.getvalue()
 
 
-def ink(colour: str) -> tuple[float, float, float]:
+def ink(colour: ColorType) -> tuple[float, float, float]:
     """A colour as text: darkened until its contrast on white is 4.5, as WCAG asks of small type.
 
     Example:
@@ -109,7 +110,7 @@ def name_lines(axes: Axes) -> None:
         ends[line] = floor = max(ends[line], floor + step)
     for line in reversed(order):
         ends[line] = ceiling = min(ends[line], ceiling - step)
-        at, colour = (1.02, ends[line]), ink(str(line.get_color()))
+        at, colour = (1.02, ends[line]), ink(line.get_color())
         axes.annotate(str(line.get_label()), at, xycoords="axes fraction", size=9,
                       color=colour, va="center", annotation_clip=False)  # fmt: skip
 
@@ -171,10 +172,12 @@ def head_maps(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Figure:
         ax.set(title=name, xlabel="head", xticks=range(values.shape[1]))
         ax.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     axes[0].set_ylabel("layer")
-    for ax in axes[len(scores) :]:
-        ax.set(box_aspect=10, anchor="W")
-        figure.colorbar(image, cax=ax)
-    if len(axes) == len(scores):
+    if left := axes[len(scores) :]:
+        left[0].set(box_aspect=10, anchor="W")
+        figure.colorbar(image, cax=left[0])
+        for ax in left[1:]:
+            ax.set_axis_off()
+    else:
         figure.colorbar(image, ax=axes)
     return figure
 

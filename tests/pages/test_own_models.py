@@ -28,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("results_elsewhere")
 SIZES = {
     "induction": {"sequences": 4, "sweeps": 1, "pairs": 3, "quantised": ()},
     "label_words": {"prompts": 20, "saliency_prompts": 6, "many_shots": 2, "sets": 2,
-                    "queries": 24, "train_per_class": 2, "epochs": 1, "asked": 2, "strong": 3,
-                    "layers": 2},
+                    "diagnosed_sets": 2, "queries": 24, "train_per_class": 2, "epochs": 1,
+                    "asked": 2, "strong": 3, "layers": 2},
     "regression": {"contexts": 60, "fitted": 6, "queries": 24, "probe_contexts": 640,
                    "probe_steps": 8, "read": 6, "spelled": 4, "asked": 4, "states": 20},
     "gradient_descent": {"contexts": 400, "tuned": 400, "draws": 4, "prompts": 6},

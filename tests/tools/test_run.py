@@ -326,6 +326,18 @@ def test_kernels_of_several_chapters_are_forked(kernels, monkeypatch):
             os.kill(call.args[0], 0)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux alone")
+@pytest.mark.parametrize(("says", "why"), [("", "what it said"), ("no memory", "no memory")])
+def test_a_kernel_that_cannot_be_forked_is_one_clear_error(says, why, monkeypatch):
+    """Its process has ended before it was asked, or says that the system refuses."""
+    start, other = subprocess.Popen, ["sh", "-c", f"read asked; echo '{says}'" if says else "exit"]
+    monkeypatch.setattr(
+        kernels_of.subprocess, "Popen", lambda _, **options: start(other, **options)
+    )
+    with kernels_of.Template({}) as template, pytest.raises(IclError, match=f"started: .*{why}"):
+        template.fork(["command"], {}, ".")
+
+
 def test_of_two_chapters_one_fails_and_the_other_is_kept(kernels):
     path = kernels.add("90_broken")
     notebook = nbformat.read(path, as_version=4)

@@ -81,6 +81,8 @@ def directions(
     """Directions ω for ``positive_random``, each N(0, I), on the generator's device.
     ``orthogonal``: blocks of d rows at right angles, with lengths of independent normal vectors;
     ``unsigned``: without the signs of R's diagonal, so not uniform."""
+    if method not in METHODS[1:]:
+        raise unknown("method of random directions", method, METHODS[1:])
 
     def normals(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, device=generator.device, dtype=dtype)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_prompts import random_prompts
+from random_prompts import random_prompts, two_sets
 from sklearn.decomposition import PCA
 from sklearn.metrics import roc_auc_score
 
@@ -56,19 +56,20 @@ def test_auc_is_scikit_learns(seed, classes):
 
 
 def test_queries_and_keys_are_the_models(model):
-    """Of several demonstrations of a class the keys are averaged."""
-    prompts = random_prompts(1, count=4, classes=2, shots=2)
+    """Of several demonstrations of a class the keys are averaged; sets come back in their order."""
+    prompts = two_sets(classes=2, shots=2)
     queries, keys, found = confusion.queries_and_keys(model, prompts, batch_size=3)
     expected = answers(model, prompts).class_logits
     torch.testing.assert_close(found.class_logits, expected, atol=1e-5, rtol=1e-5)
     names = [f"blocks.1.attn.hook_{name}" for name in "qk"]
     _, cache = cached(model, prompts.tokens, names)
-    expected = cache[names[0]][2, prompts.target[2]].flatten()
-    torch.testing.assert_close(queries[1, 2], expected, atol=1e-5, rtol=1e-5)
-    for c in range(2):
-        places = prompts.label_pos[2][prompts.demo_class[2] == c]
-        expected = cache[names[1]][2, places].flatten(1).mean(0)
-        torch.testing.assert_close(keys[1, 2, c], expected, atol=1e-5, rtol=1e-5)
+    for row in range(len(prompts)):
+        expected = cache[names[0]][row, prompts.target[row]].flatten()
+        torch.testing.assert_close(queries[1, row], expected, atol=1e-5, rtol=1e-5)
+        for c in range(2):
+            places = prompts.label_pos[row][prompts.demo_class[row] == c]
+            expected = cache[names[1]][row, places].flatten(1).mean(0)
+            torch.testing.assert_close(keys[1, row, c], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_rotation_does_not_enter(gpt2, neox):

@@ -1,4 +1,4 @@
-"""Growth: a model's state by plain Hugging Face passes, and on a circuit wired by hand."""
+"""Growth: a model's state by plain Hugging Face passes."""
 
 import pytest
 import torch

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
-from random_prompts import prompts_strategy, random_prompts
+from random_prompts import prompts_strategy, random_prompts, two_sets
 
 from iclutils.chapters.label_anchors.answers import Answers, answers_by_set, centred
 from iclutils.chapters.label_anchors.isolation import (
@@ -17,7 +17,7 @@ from iclutils.chapters.label_anchors.isolation import (
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
 from iclutils.interp.readout import target_logits
 from iclutils.models import get_act_name
-from iclutils.tasks.prompts import Role, join
+from iclutils.tasks.prompts import Role
 
 
 def test_only_the_rows_of_label_words_change(model):
@@ -71,12 +71,6 @@ def test_wrong_positions_are_of_the_same_demonstration(prompts, seed):
             after = int(found["token after"][row, demo])
             assert int(prompts.roles[row, after]) != Role.LABEL
             assert {int(r) for r in prompts.roles[row, label:after]} == {Role.LABEL}
-
-
-def two_sets():
-    """Seven prompts on two sets of demonstrations, mixed."""
-    parts = [random_prompts(seed, count=n, shared=True) for seed, n in ((5, 3), (6, 4))]
-    return join(parts)[torch.tensor([0, 3, 1, 4, 5, 2, 6])]
 
 
 def test_demonstrations_read_once_answer_as_whole_prompts(model):
