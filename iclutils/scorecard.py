@@ -113,7 +113,7 @@ def number(value: float, spread: float = 0.0) -> str:
         fine = max(0, min(-math.floor(math.log10(spread)), 3 - size))
         if float(f"{spread:.{fine}f}"):
             decimals, margin = fine, f" ± {spread:.{fine}f}"
-    return f"{value:.{decimals}f}{margin}".replace("-", MINUS)
+    return f"{value:z.{decimals}f}{margin}".replace("-", MINUS)
 
 
 def published(claim: Claim) -> str:

@@ -19,7 +19,7 @@ from sphinx.util import logging
 from sphinx.util.math import get_node_equation_number
 
 logger = logging.getLogger(__name__)
-BRACE, ACCENTS = "⏟", "ˆˉ~"
+BRACE, ACCENTS, NORM = "⏟", "ˆˉ~", "‖"
 OTHERWISE = (
     (r"\\dots\b", r"\\ldots"),
     (r"\\[bB]ig[lr]?(?=[(\[]|\\{)", r"\\left"),  # they grow with what they hold
@@ -48,6 +48,8 @@ def mathml(text: str, block: bool) -> str:
         node.text = (node.text or "").strip() or None
         if node.text == BRACE:
             node.set("stretchy", "true")
+        if node.text == NORM:  # both bars as high as a letter, also beside a power
+            node.set("stretchy", "false")
     for node in root.iter("msub"):  # the name of a brace is below it, not beside it
         if node[0].tag == "munder" and node[0][1].text == BRACE:
             node.tag = "munder"

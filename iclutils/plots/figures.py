@@ -250,10 +250,12 @@ def signed(
     """Maps side by side, zero in the middle of a scale that they share."""
     rows = math.ceil(len(named) / columns)
     height = 2.5 if columns > 1 else 3.6
-    figure, axes = canvas(columns, width=7.6, height=height * rows, rows=rows)
+    width = 7.6 if columns > 1 else 5.0
+    figure, axes = canvas(columns, width=width, height=height * rows, rows=rows)
+    turn = 40 if len(columns_named) < 10 else 90
     reach = max(float(values.abs().max()) for values in named.values()) or 1.0
     for ax, (name, values) in zip(axes, named.items(), strict=False):
-        image = _map(ax, values, -reach, reach, rows_named, columns_named)
+        image = _map(ax, values, -reach, reach, rows_named, columns_named, turn)
         ax.set(title=name, xlabel=xlabel)
     axes[0].set_ylabel(ylabel)
     figure.colorbar(image, ax=axes)
