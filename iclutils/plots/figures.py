@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any, SupportsFloat
@@ -93,6 +94,11 @@ def ink(colour: ColorType) -> tuple[float, float, float]:
         rgb = 0.97 * rgb
     red, green, blue = rgb.tolist()
     return red, green, blue
+
+
+def _typeset(name: str) -> str:
+    """A name such as ``S_pq`` as it stands in the text, a letter with an index."""
+    return re.sub(r"^([A-Z])_([a-z]{2})$", r"$\1_{\2}$", name)
 
 
 def name_lines(axes: Axes) -> None:
@@ -337,7 +343,7 @@ def bars(
         axes.axhline(line, color=GREY, ls="--", lw=1)
     axes.set(ylabel=ylabel, xticks=where, xticklabels=labels)
     axes.axhline(0, color="black", lw=0.5)
-    if max(map(len, labels)) * len(labels) > 90:
+    if max(len(line) for name in labels for line in name.split("\n")) * len(labels) > 90:
         axes.set_xticks(where, labels, rotation=40, ha="right")
     if len(groups) > 1:
         figure.legend(loc="outside lower center", ncols=len(groups))
@@ -368,7 +374,7 @@ def curves(
     for ax, (title, lines), under in zip(axes, panels.items(), below, strict=False):
         colours = cycle([GREY] if alike else COLOURS)
         for (name, (x, y, *band)), colour in zip(lines.items(), colours, strict=False):
-            ax.plot(x, y, "-" if band else "o-", ms=3, lw=1, color=colour, label=name)
+            ax.plot(x, y, "-" if band else "o-", ms=3, lw=1, color=colour, label=_typeset(name))
             if band:
                 ax.fill_between(x, band[0], band[1], color=colour, alpha=0.2, lw=0)
         if log_y:
