@@ -166,7 +166,7 @@ def feature_attention(
 def relative_errors(
     phi: tuple[Tensor, Tensor], values: Values, exact: Tensor, logarithms: bool = True
 ) -> Float[Tensor, "_"]:
-    """|``feature_attention`` - exact| / |exact|, of every query."""
+    """``|feature_attention - exact| / |exact|``, of every query."""
     missed = feature_attention(*phi, values, logarithms) - exact
     return (missed.norm(dim=-1) / exact.norm(dim=-1)).flatten()
 

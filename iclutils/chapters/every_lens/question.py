@@ -144,7 +144,7 @@ class Question:
 def of_words(
     model: TransformerBridge, function: str, count: int, examples: int, generator: torch.Generator
 ) -> Question:
-    """Lines `` word -> answer`` of one of ``FUNCTIONS``, asked of held-out words; corrupt: of its
+    """Lines ``word -> answer`` of one of ``FUNCTIONS``, asked of held-out words; corrupt: of its
     rival. No word comes twice in a prompt. The newline before a line belongs to it, so that a
     prompt without examples begins with one."""
     shown, asked = words.half(rows(function), "train"), words.half(rows(function), "test")
