@@ -4,7 +4,7 @@ from their docstrings.
 ``{api}`` takes names of packages or modules, one a line, and shows each with all it contains:
 text, then every public function and class with signature, text and example. ``iclutils`` itself
 stands for the entry points in its ``__all__``. ``{modules}`` is a table of the same modules.
-Docstrings are plain prose with ``code``, citations and Google's sections; what else
+Docstrings are plain prose with ``code``, *emphasis*, citations and Google's sections; what else
 reStructuredText would take for markup is escaped here.
 """
 
@@ -22,7 +22,8 @@ import iclutils
 
 from .markdown import Generated, table
 
-CODE = re.compile(r"(``.+?``)", re.DOTALL)
+EMPHASIS = r"(?<![\w*`])\*[A-Za-z](?:[A-Za-z ,\n'-]*[A-Za-z])?\*(?![\w*])"
+MARKED = re.compile(rf"(``.+?``|{EMPHASIS})", re.DOTALL)  # is shown as what it says it is
 CITED = re.compile(r"\{(cite(?::\w)?)\}(?=`)")  # as in the pages; here it is reStructuredText
 FUNCTION = re.compile(r"<function (\w+) at \w+>")
 LONG = re.compile(r"~(?:\w+\.)*(\w+)")
@@ -93,8 +94,8 @@ class Api(Modules):
 def _escape(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Escape markup outside code, and leave examples as they are."""
-    pieces = CODE.split(CITED.sub(r":\1:", "\n".join(lines)))
+    """Escape markup but code and emphasis, and leave examples as they are."""
+    pieces = MARKED.split(CITED.sub(r":\1:", "\n".join(lines)))
     pieces[::2] = [
         "\n".join(
             line if re.match(r"\s*(>>>|\.\.\. )", line) else MARKUP.sub(r"\\\g<0>", line)

@@ -18,6 +18,7 @@ from .scorecard import badge
 logger = logging.getLogger(__name__)
 
 ROLES = ("measured", "published", "real", "verdict")
+NO_BREAK = "\N{NO-BREAK SPACE}"  # a number stays in one line
 NAME = re.compile(r"(?P<id>\d\d\.[a-z0-9_]+)(?:\.(?P<field>\w+))?(?:@(?P<column>[\w-]+))?")
 
 
@@ -35,6 +36,7 @@ class Number(SphinxRole):
         except IclError as error:
             logger.warning("%s: %s", self.name, error, location=self.get_location())
             return [nodes.problematic(self.rawtext, self.rawtext)], []
+        text = re.sub(r" (?=[±×%])|(?<=[±×]) ", NO_BREAK, text)
         classes = badge(text) if self.name == "verdict" else [self.name]
         return [nodes.inline(self.rawtext, text, classes=classes)], []
 
@@ -57,7 +59,9 @@ class Number(SphinxRole):
         if field is None or entry.result is None:
             return entry.value
         value = entry.result.value
-        share = f"{100 * value:.0f} %" if value is not None else UNDEFINED
+        share = UNDEFINED
+        if value is not None:
+            share = f"{100 * value:.0f} %".replace("-", scorecard.MINUS)
         fields = vars(entry.result) | {"verdict": entry.verdict, "percent": share}
         fields |= entry.result.detail
         if field not in fields:

@@ -191,7 +191,7 @@ def test_every_page_shows_what_there_is(book, tmp_path, monkeypatch):
     (book.source / "book/runs/mini/90_demo.json").unlink()
     assert book.build() == ""
     said = shown(book.html("numbers"), "measured")
-    assert said == ["2.25", "3.00", "not run", "6.9", "7", "225 %"]
+    assert said == ["2.25", "3.00", "not run", "6.9", "7", "225\N{NO-BREAK SPACE}%"]
     assert shown(book.html("numbers"), "verdict verdict-holds") == ["holds"]
     assert shown(book.html("numbers"), "real") == ["4.00"]
     said = "It is big. (row) 4.00 holds 2.25 holds 3.00 reproduced −13.898 random weights: "
@@ -204,7 +204,9 @@ def test_every_page_shows_what_there_is(book, tmp_path, monkeypatch):
 
 def _numbers(book):
     html = book.html("numbers")
-    assert shown(html, "measured") == ["0.50 ± 0.01", "not run", "not run", "5.1", "7", "50 %"]
+    value = "0.50 ± 0.01".replace(" ", "\N{NO-BREAK SPACE}")
+    share = "50\N{NO-BREAK SPACE}%"
+    assert shown(html, "measured") == [value, "not run", "not run", "5.1", "7", share]
     assert shown(html, "verdict verdict-holds-in-a-weaker-form") == ["holds in a weaker form"]
     assert shown(html, "published") == ["−13.898"]
     said = re.search('<meta name="description" content="(.*?)"', html)[1]
@@ -361,10 +363,12 @@ def test_a_broken_result_and_a_cell_without_its_label_are_warnings(book):
 
 def test_the_reference_shows_signatures_text_and_examples(book):
     book.settings["suppress_warnings"] = ["bibtex.key_not_found"]
-    book.write("page.md", "# Page\n\n```{api}\niclutils.tasks.repeated\n```")
+    modules = "iclutils.tasks.repeated\niclutils.interp.circuit"
+    book.write("page.md", f"# Page\n\n```{{api}}\n{modules}\n```")
     book.write("index2.md", "# Modules\n\n```{modules}\niclutils.tasks.repeated\n```")
     assert book.build() == ""
     shown = unescape(re.sub(r"<[^>]+>", "", book.html("page")))
     assert re.search(r"repeated_tokens\(.*\) → ", " ".join(shown.split()))
     assert "{cite}" not in shown, "citations are citations"
+    assert "<em>Faithful</em>" in book.html("page")
     assert 'href="page.html#module-iclutils.tasks.repeated"' in book.html("index2")

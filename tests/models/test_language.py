@@ -18,6 +18,18 @@ from iclutils.models import language
 small = partial(models.load, "induction-0")
 
 
+def test_logits_and_patterns_equal_those_of_hugging_face(tmp_path):
+    network, x = save_gpt2(tmp_path), tokens(3, 20)
+    with torch.no_grad():
+        expected = network(x, output_attentions=True)
+    logits, cache = models.cached(
+        models.load(tmp_path), x, lambda name: name.endswith("hook_pattern")
+    )
+    torch.testing.assert_close(logits, expected.logits, atol=1e-4, rtol=1e-4)
+    for layer, pattern in enumerate(expected.attentions):
+        torch.testing.assert_close(cache["pattern", layer], pattern, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("fold", [False, True])
 @pytest.mark.parametrize("save", [save_gpt2, save_neox, save_gptj])
 def test_whose_attention_can_be_edited_is_measured(tmp_path, monkeypatch, save, fold):

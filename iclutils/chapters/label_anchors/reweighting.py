@@ -24,7 +24,7 @@ from ...tasks.prompts import Prompts, Role, class_logits, join
 from .answers import Answers
 
 Beta = Float[Tensor, "*batch layer head cls"]
-Positions = Int[Tensor, "rows demo"]
+Positions = Int[Tensor, "*rows demo"]
 Sets = Int[Tensor, "batch"]
 
 

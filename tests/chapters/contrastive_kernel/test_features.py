@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from random_layers import seeded, some
 from scipy import special, stats
 
+from iclutils import IclError
 from iclutils.chapters.contrastive_kernel.features import (
     attention,
     directions,
     feature_attention,
     gram,
+    kernel_error,
     log_kernel,
     needed_degree,
     positive_random,
@@ -118,3 +120,17 @@ def test_gram_features_have_the_kernels_products(seed, dim, keys, size):
     length = np.exp(half_k - half_k.max())
     gap = np.abs((phi_k @ phi_k.T).numpy() - pairs) / (length[:, None] * length)
     assert gap.max() < 1e-12 * keys + 1e-13
+
+
+def test_the_error_of_a_method_is_that_of_its_features():
+    q, k, v = data(4, 2, 5, 2)
+    exact = attention(q, k, v)
+    found = kernel_error(q, k, v, [0, 2, 30], [0.5, 1.0], method="taylor")
+    missed = feature_attention(taylor(scaled(q), 2), taylor(scaled(k), 2), v) - exact
+    expected = (missed.norm(dim=-1) / exact.norm(dim=-1)).mean()  # of two queries the median
+    torch.testing.assert_close(found[1, 1], expected)
+    assert bool((found[:, 0] > 1e-3).all() and (found[:, 2] < 1e-10).all())
+    few, many = kernel_error(q, k, v, [4, 1024], generator=seeded(1))[0]
+    assert many < few / 4
+    with pytest.raises(IclError, match="Unknown method 'tailor'"):
+        kernel_error(q, k, v, [2], method="tailor")

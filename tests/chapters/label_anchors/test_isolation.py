@@ -90,6 +90,19 @@ def test_demonstrations_read_once_answer_as_whole_prompts(model):
         assert torch.equal(got.gold, prompts.gold)
 
 
+def test_shared_demonstrations_are_cut_where_each_prompt_says(model):
+    """At positions that differ within a set, or that lie in a query: whole prompts again."""
+    prompts, layers = two_sets(), range(model.cfg.n_layers)
+    drawn = random_positions(prompts, seeded(3))
+    assert (drawn[0] != drawn[2]).any(), "of one set"
+    for places in (drawn, prompts.target[:, None] - torch.arange(3)):
+        got = isolated(model, prompts, layers, places, batch_size=3)
+        hooked = isolation(model, prompts, layers, places)
+        whole = Answers.of(prompts, target_logits(model, prompts, hooked))
+        torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
+        assert torch.equal(got.gold, prompts.gold)
+
+
 def test_a_preference_is_taken_out_within_each_set():
     prompts = two_sets()
     given = Answers(torch.randn(7, 3), torch.zeros(7, 1).long(), prompts.gold)

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from random_prompts import random_prompts
+from random_layers import seeded
+from random_prompts import random_prompts, two_sets
 
+from iclutils import IclError
 from iclutils.chapters.label_anchors.answers import answers
-from iclutils.chapters.label_anchors.reweighting import fit, prepare
+from iclutils.chapters.label_anchors.reweighting import compare, fit, prepare, random_text
 from iclutils.chapters.label_anchors.saliency import attention_and_gradient
 from iclutils.interp.readout import target_logits
 
@@ -94,3 +96,44 @@ def test_sets_are_fitted_as_if_alone(gpt2):
         part = whole[(sets == number).nonzero()[:, 0]]
         alone = fitted(prepare(gpt2, part), epochs=4, batch=None)
         torch.testing.assert_close(together[number], alone, atol=1e-4, rtol=1e-3)
+
+
+def test_states_of_interleaved_sets_are_those_of_whole_prompts(model):
+    """Demonstrations that several prompts share are read once; padding is not compared."""
+    prompts = two_sets()
+    step, network = prepare(model, prompts), model.original_model
+    for row, end in enumerate(prompts.target.tolist()):
+        with torch.no_grad():
+            past = network(prompts.tokens[row : row + 1, :end], use_cache=True).past_key_values
+        for layer, whole in enumerate(past.layers):
+            for found, expected in ((step.keys, whole.keys), (step.values, whole.values)):
+                torch.testing.assert_close(
+                    found[layer][row, :, :end], expected[0], atol=2e-5, rtol=1e-4
+                )
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+def test_comparing_is_fitting_and_scoring_set_by_set(gpt2, batch):
+    asked = [random_prompts(s, n, shots=2, shared=True) for s, n in ((3, 24), (4, 26))]
+    pairs = [(some[:8], some[8:]) for some in asked]
+    options = {"epochs": 6, "batch": batch, "lr": 0.5}
+    found = compare(gpt2, pairs, seeded(2), **options, batch_size=5)
+    draw, moved = seeded(2), False
+    for (train, test), gain in zip(pairs, found, strict=True):
+        words, step = random_text(train, draw), prepare(gpt2, train)
+        sets = torch.zeros(len(train), dtype=torch.long)
+        fits = [fit(step.at(at), sets, draw, **options)[0] for at in (train.label_pos[:1], words)]
+        places = test.label_pos, words.expand(len(test), -1)
+        right = [answers(gpt2, test).class_logits]
+        right += [by_hooks(gpt2, test, *each) for each in zip(fits, places, strict=True)]
+        before, *after = ((x.argmax(1) == test.gold).double().mean().item() for x in right)
+        expected = [before, *(x - before for x in after)]
+        assert [gain.before, gain.anchors, gain.control] == pytest.approx(expected, abs=1e-6)
+        moved |= gain.anchors != 0 and gain.control != gain.anchors
+    assert moved, "or nothing was compared"
+
+
+def test_comparing_refuses_other_demonstrations(gpt2):
+    train, test = (random_prompts(s, count=2, shared=True) for s in (5, 6))
+    with pytest.raises(IclError, match="the same demonstrations, only other queries"):
+        compare(gpt2, [(train, test)], seeded(0))
