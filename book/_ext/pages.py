@@ -156,10 +156,27 @@ class Citation(Generated):
 
 
 class ModelCards(Generated):
-    """``{modelcards}``: the card of each shipped model, its title one level down."""
+    """``{modelcards}``: the card of each shipped model, its title one level down. What several of a
+    recipe say but for their names stands in the first one's card alone."""
 
     def markdown(self) -> list[str]:
-        cards = [_one_level_down(zoo.read_card(name)) for name in zoo.names()]
+        cards, said = list[str](), dict[tuple[str, str], str]()
+        for name in zoo.names():
+            card = zoo.read_card(name)
+            head, *entries = re.split(r"^(?=- \*\*)", card, flags=re.MULTILINE)
+            recipe = re.search(r"zoo\.recipes\.\w+|$", card)
+            same = dict[str, list[str]]()
+            for entry in entries:
+                plainly = " ".join(entry.replace(name, "NAME").split())
+                first = said.setdefault((recipe[0] if recipe else "", plainly), name)
+                if first == name:
+                    head += entry
+                else:
+                    title = plainly.split("**")[1]
+                    same.setdefault(first, []).append(title[0].lower() + title[1:])
+            for first, titles in same.items():
+                head += f"- **As of {first}, but for the name**: {', '.join(titles)}.\n"
+            cards.append(_one_level_down(head))
         return "\n\n".join(cards or ["No model is shipped yet."]).splitlines()
 
 

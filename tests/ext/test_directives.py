@@ -154,7 +154,12 @@ def test_every_page_shows_what_there_is(book, tmp_path, monkeypatch):
     card = tmp_path / "zoo" / "demo-0" / "README.md"
     card.parent.mkdir(parents=True)
     (card.parent / "SHA256SUMS").touch()
-    card.write_text("---\nlicense: mit\n---\n# demo-0\n\n## Use\n\n```bash\n# a comment\n```\n")
+    text = "# demo-0\n\n## Use\n\n```bash\n# a comment\n```\n\n- **Data**: of demo-0.\n"
+    card.write_text(f"---\nlicense: mit\n---\n{text}- **Seed**: 0.\n")
+    twin = tmp_path / "zoo" / "demo-1" / card.name
+    twin.parent.mkdir()
+    (twin.parent / "SHA256SUMS").touch()
+    twin.write_text(f"{text.replace('demo-0', 'demo-1')}- **Seed**: 1.\n")
     book.write(
         "numbers.md",
         "# A *title*\n\n{measured}`90.first`, {measured}`90.first@paper`, "
@@ -184,6 +189,8 @@ def test_every_page_shows_what_there_is(book, tmp_path, monkeypatch):
     assert re.search(r"<h2>demo-0<.*<h3>Use<", cards, re.DOTALL)
     assert "# a comment" in re.sub("<.*?>", "", cards)
     assert "license" not in cards
+    second = plain(cards[cards.index("<h2>demo-1") :])
+    assert "Seed : 1. As of demo-0, but for the name : data." in second
     # Other results, the pages untouched: the next build shows them.
     book.measure("90.first", 2.25, detail={"best": "6.9"})
     book.measure("90.first", 3.0, tier="paper")

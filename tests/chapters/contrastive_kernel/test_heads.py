@@ -9,7 +9,7 @@ from random_prompts import prompts_strategy, random_prompts
 from tiny import VOCAB, save_gpt2, save_grouped, save_neox, tiny_gpt2, tokens
 from transformers import AutoModelForCausalLM
 
-from iclutils import models, zoo
+from iclutils import IclError, models, zoo
 from iclutils.chapters.contrastive_kernel import ablation
 from iclutils.chapters.contrastive_kernel.ablation import PARTS, change_heads
 from iclutils.chapters.contrastive_kernel.dual import negative_samples, regularised
@@ -165,6 +165,12 @@ def test_random_features_at_a_heads_own_norms(wide):
                 errors.append((weights @ v / weights.sum() - z).norm() / z.norm())
         expected.append(torch.stack(errors).median())
     close(found, torch.stack(expected), 1e-3)
+
+
+def test_a_method_of_random_features_that_there_is_not(wide):
+    query = read(wide, tokens(1, 5))
+    with pytest.raises(IclError, match="Unknown method of random directions 'gaussian'"):
+        feature_errors([query], 4, torch.Generator(), method="gaussian")
 
 
 @pytest.mark.parametrize("against", [None, "one", "each"])

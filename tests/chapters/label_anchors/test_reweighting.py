@@ -116,7 +116,7 @@ def test_states_of_interleaved_sets_are_those_of_whole_prompts(model):
 def test_comparing_is_fitting_and_scoring_set_by_set(gpt2, batch):
     asked = [random_prompts(s, n, shots=2, shared=True) for s, n in ((3, 24), (4, 26))]
     pairs = [(some[:8], some[8:]) for some in asked]
-    options = {"epochs": 6, "batch": batch, "lr": 0.5}
+    options = {"epochs": 3, "batch": batch, "lr": 0.5}
     found = compare(gpt2, pairs, seeded(2), **options, batch_size=5)
     draw, moved = seeded(2), False
     for (train, test), gain in zip(pairs, found, strict=True):
