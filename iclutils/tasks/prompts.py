@@ -43,7 +43,8 @@ class Prompts:
     tokens: Int[Tensor, "batch pos"]
     roles: Int[Tensor, "batch pos"]
     target: Int[Tensor, "batch"]  # q, the last token, where the class is predicted
-    label_pos: Int[Tensor, "batch demo"]  # first sub-token of each demonstration's label word
+    label_pos: Int[Tensor, "batch label"]  # first sub-token of each demonstration's label word, or
+    # what is cut or measured in their place, which may be fewer
     cue_pos: Int[Tensor, "batch demo"]  # the token before it
     demo_class: Int[Tensor, "batch demo"]
     gold: Int[Tensor, "batch"]  # class of the query

@@ -83,6 +83,10 @@ def test_demonstrations_read_once_answer_as_whole_prompts(model):
         (isolated_by_set(model, prompts, layers), isolation(model, prompts, layers)),
         (isolated(model, prompts, layers, batch_size=2), isolation(model, prompts, layers)),
         (isolated(model, prompts, layers, cues), isolation(model, prompts, layers, cues)),
+        (
+            isolated(model, prompts, layers, cues[:, :1]),
+            isolation(model, prompts, layers, cues[:, :1]),
+        ),
         (answers_by_set(model, prompts, lambda _: hooks, lambda _: hooks), hooks),
     ):
         whole = Answers.of(prompts, target_logits(model, prompts, hooked))
