@@ -73,7 +73,7 @@ class DualModel:
         exponent = scores(points, self.keys) + self.log_scale[..., None, None]
         return (exponent.exp() * self.coefficients[..., None, :]) @ self.values
 
-    def updated(self, demos: Demos, size: float = 1.0) -> DualModel:
+    def updated(self, demos: Demos, size: float | int = 1.0) -> DualModel:
         """The model after a gradient step, ``size`` times as long as the one of attention."""
         return replace(self, coefficients=self.coefficients + size * demos.to(self.keys))
 
