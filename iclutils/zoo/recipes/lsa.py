@@ -101,16 +101,19 @@ class PaperRecipe(LsaRecipe):
 def answers_by_moments(
     network: LinearSelfAttention, xs: Inputs, ys: Labels
 ) -> Float[Tensor, "networks batch"]:
-    """``network(xs, ys)`` of layers that are linear with one head, in a tenth to 2/3 of the time.
+    """``network(xs, ys)`` of layers that are linear with one head, in a fifth to 3/5 of the time.
 
     A layer adds x A S B to every token x: A = QKᵀ, B = VO, and S = Σ eᵀe over the pairs of the
-    context. Of the last layer the query alone is needed. xs and ys have an ensemble axis.
+    context. Of the last layer the query alone is needed. Zeros fill the width up to a multiple of
+    four, which many small products are faster with. xs and ys have an ensemble axis.
     """
     shape, tokens = network.shape, as_tokens(xs, ys)
+    width, zeros = tokens.shape[-1], -tokens.shape[-1] % 4
+    tokens = functional.pad(tokens, (0, zeros))
     pairs, query = tokens[..., :-1, :], tokens[..., -1:, :]
 
     def times(x: Tensor, matrix: Tensor) -> Tensor:
-        return (x.flatten(1, 2) @ matrix[:, 0]).view(x.shape)
+        return (x.flatten(1, 2) @ functional.pad(matrix[:, 0], (0, zeros, 0, zeros))).view(x.shape)
 
     for number in range(shape.layers):
         layer = network.layer(number)
@@ -120,7 +123,7 @@ def answers_by_moments(
         if shape.clip:
             moved = [functional.hardtanh(x, -shape.clip, shape.clip) for x in moved]
         query, pairs = moved[0], moved[-1]
-    return -query[..., 0, -1]
+    return -query[..., 0, width - 1]
 
 
 def distances(folder: Path, steps: Sequence[int]) -> Rows:
