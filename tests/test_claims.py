@@ -244,6 +244,8 @@ def test_a_finding_whose_null_does_as_well_is_uninformative():
         (weaker, good, claims.SAME),
         (weaker, fails, claims.WEAKER),
         (fails, good, claims.FAILS),
+        (weaker, [0.65, 0.1, 0.2, 0.6, 0.65], claims.UNCLEAR),  # its pairs may do no worse
+        (weaker, [0.65, 0.1, 0.2, 0.6], claims.WEAKER),  # no pairs
     ):
         found = measured("90.score", value, null=null)
         assert claims.judge(found, claims.null_of(found, {})) == wanted

@@ -277,11 +277,15 @@ def _refuse(result: Result) -> None:
 
 
 def judge(result: Result, null: Result | None) -> str:
-    """The verdict on a result beside its null: a finding that does no better is uninformative."""
+    """The verdict on a result beside its null: a finding that does no better is uninformative. Where
+    they are pairs, and the interval of their difference has 0 in it, it is inconclusive."""
     word, good = result.verdict, (HOLDS, WEAKER)
-    if find(result.id).kind != "finding" or not null or {word, null.verdict} - {*good}:
+    if find(result.id).kind != "finding" or not null or word not in good:
         return word
-    return SAME if good.index(null.verdict) <= good.index(word) else word
+    if null.verdict in good[: good.index(word) + 1]:
+        return SAME
+    apart = difference(result, null) if (result.null or {}).get("paired") else None
+    return UNCLEAR if apart and apart[1] <= 0 <= apart[2] else word
 
 
 def difference(result: Result, null: Result | None) -> tuple[float, float, float] | None:
