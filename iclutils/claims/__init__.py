@@ -277,8 +277,8 @@ def _refuse(result: Result) -> None:
 
 
 def judge(result: Result, null: Result | None) -> str:
-    """The verdict on a result beside its null: a finding that does no better is uninformative; where
-    they are pairs and the interval of their difference has 0 in it, it is inconclusive."""
+    """The verdict on a result beside its null: a finding that does no better is uninformative, and
+    inconclusive where they are pairs and the interval of their difference has 0 in it."""
     word, good = result.verdict, (HOLDS, WEAKER)
     if find(result.id).kind != "finding" or not null or word not in good:
         return word
