@@ -210,20 +210,20 @@ def one_prompt(
         >>> x, grid = torch.tensor([1.0, 3.0]), torch.arange(5.0)
         >>> figure = diagrams.one_prompt(x, 2 * x, 2.0, grid, {"model": grid, "OLS": 2 * grid})
     """
-    figure, (left, axes) = canvas(2, 6.6, 3.1, width_ratios=(1, 4))
-    left.axis("off")
+    figure, (left, axes) = canvas(2, 6.2, 3.1, width_ratios=(1, 2))
+    left.spines.bottom.set_visible(False)
     shown = [f"{a:g} -> {b:g}" for a, b in zip(x.tolist(), y.tolist(), strict=True)]
     for i, text in enumerate([*shown, f"{query:g} -> ?"]):
         colour, height = "black" if i < len(shown) else ORANGE, 0.9 - 0.7 / max(6, len(shown)) * i
         left.text(0.1, height, text, color=colour, size=11, family="monospace")
-    left.set_title("the prompt")
+    left.set(title="the prompt", xticks=[], yticks=[])
     axes.axvline(query, color=GREY, lw=1, ls="--")
     at = int((grid - query).abs().argmin())
     for (name, line), colour in zip(answers.items(), (ORANGE, BLUE, GREEN, PINK), strict=False):
         axes.plot(grid, line, "o-" if colour == ORANGE else "-", ms=3, color=colour, label=name)
         axes.plot(float(grid[at]), float(line[at]), "o", ms=8, color=colour, zorder=3)
     axes.plot(x, y, "ks", ms=6, label="_pairs", zorder=4)
-    axes.set(xlabel="x (squares: pairs; dashed: the x that is asked)", ylabel="y, or the answer")
+    axes.set(xlabel="x (squares: pairs; dashed: asked)", ylabel="y, or the answer")
     axes.set_title("what each would answer")
     name_lines(axes)
     return figure

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from textwrap import fill
 from typing import Any, SupportsFloat
 
 import matplotlib.pyplot as plt
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Num
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
@@ -35,7 +36,8 @@ from torch import Tensor
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b"
-RISING, SIGNED = "YlGnBu", "RdBu_r"
+RISING = "YlGnBu"
+SIGNED = LinearSegmentedColormap.from_list("signed", [BLUE, "white", ORANGE])
 Values = Sequence[float] | Sequence[int] | Num[Tensor, "point"]
 Line = Sequence[Values]  # x and y, perhaps a band: low and high
 COLOURS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", "#56B4E9")
@@ -69,7 +71,8 @@ def headed(figure: Figure, finding: str) -> Figure:
     Example:
         >>> figure = headed(canvas()[0], "Only layer 1 matches prefixes (0.93 of its attention)")
     """
-    figure.suptitle(finding, x=0.02, ha="left", size=11, weight="bold", wrap=True)
+    lines = fill(finding, int(12 * figure.get_figwidth()))
+    figure.suptitle(lines, x=0.02, ha="left", size=11, weight="bold")
     return figure
 
 
@@ -255,8 +258,7 @@ def signed(
 ) -> Figure:
     """Maps side by side, zero in the middle of a scale that they share."""
     rows = math.ceil(len(named) / columns)
-    height = 2.5 if columns > 1 else 3.6
-    width = 7.6 if columns > 1 else 5.0
+    width, height = (7.6, 2.5) if columns > 1 else (5.0, 3.6)
     figure, axes = canvas(columns, width=width, height=height * rows, rows=rows)
     turn = 40 if len(columns_named) < 10 else 90
     reach = max(float(values.abs().max()) for values in named.values()) or 1.0
@@ -280,7 +282,7 @@ def shares(
     Example:
         >>> figure = shares(torch.eye(2), ["planted", "healthy"], ["flag", "none"])
     """
-    figure, (axes,) = canvas(width=1.6 + 0.75 * len(columns), height=1.2 + 0.36 * len(rows))
+    figure, (axes,) = canvas(width=1.2 + 0.6 * len(columns), height=1.2 + 0.36 * len(rows))
     turn = 40 if max(map(len, columns)) > 10 else 0
     _map(axes, values, 0.0, 1.0, rows, columns, turn, 2, aspect="auto")
     axes.set(xlabel=xlabel, ylabel=ylabel)
@@ -289,7 +291,7 @@ def shares(
 
 def rows(values: Mapping[str, float], xlabel: str) -> Figure:
     """A bar from zero for each name, the first on top."""
-    figure, (axes,) = canvas(height=0.6 + 0.24 * len(values))
+    figure, (axes,) = canvas(width=4.2, height=0.6 + 0.24 * len(values))
     axes.barh(list(values), list(values.values()), color=BLUE)
     axes.axvline(0, color=GREY, lw=1)
     axes.invert_yaxis()
@@ -367,7 +369,7 @@ def curves(
     """
     columns = min(in_a_row, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure, axes = canvas(columns, height=2.6 * rows, rows=rows)
+    figure, axes = canvas(columns, 7.0 if columns > 1 else 4.2, 2.6 * rows, rows)
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     below = [xlabel] * len(panels) if isinstance(xlabel, str) else xlabel
@@ -396,7 +398,7 @@ def curves(
                 name_lines(ax)
     elif all(set(names) <= set(series[0]) for names in series):
         names = axes[0].get_legend_handles_labels()
-        figure.legend(*names, loc="outside lower center", ncols=4)
+        figure.legend(*names, loc="outside lower center", ncols=min(4, 2 * columns))
     else:
         for ax in axes[: len(panels)]:
             ax.legend(fontsize=8)
