@@ -307,9 +307,9 @@ def dots(panels: Mapping[str, Mapping[str, Mapping[str, Values]]]) -> Figure:
         >>> cut = {"one head": {"small": [0.1, 0.2], "large": [0.2]}, "others": {"small": [1.0]}}
         >>> figure = dots({"share that remains": cut})
     """
-    most = max(map(len, panels.values()))
-    figure, axes = canvas(len(panels), height=1.2 + 0.32 * most)
     series = list(dict.fromkeys(n for lines in panels.values() for x in lines.values() for n in x))
+    width = 7.0 if len(panels) > 1 or len(series) > 2 else 4.2
+    figure, axes = canvas(len(panels), width, 1.2 + 0.32 * max(map(len, panels.values())))
     for ax, (quantity, lines) in zip(axes, panels.items(), strict=True):
         for height, values in enumerate(lines.values()):
             for name, found in values.items():
