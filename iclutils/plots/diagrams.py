@@ -210,13 +210,13 @@ def one_prompt(
         >>> x, grid = torch.tensor([1.0, 3.0]), torch.arange(5.0)
         >>> figure = diagrams.one_prompt(x, 2 * x, 2.0, grid, {"model": grid, "OLS": 2 * grid})
     """
-    figure, (left, axes) = canvas(2, 6.2, 3.1, width_ratios=(1, 2))
+    figure, (left, axes) = canvas(2, 6.0, 3.1, width_ratios=(2, 3))
     left.spines.bottom.set_visible(False)
     shown = [f"{a:g} -> {b:g}" for a, b in zip(x.tolist(), y.tolist(), strict=True)]
     for i, text in enumerate([*shown, f"{query:g} -> ?"]):
         colour, height = "black" if i < len(shown) else ORANGE, 0.9 - 0.7 / max(6, len(shown)) * i
         left.text(0.1, height, text, color=colour, size=11, family="monospace")
-    left.set(title="the prompt", xticks=[], yticks=[])
+    left.set(title=f"the prompt, {len(shown)} pairs", xticks=[], yticks=[])
     axes.axvline(query, color=GREY, lw=1, ls="--")
     at = int((grid - query).abs().argmin())
     for (name, line), colour in zip(answers.items(), (ORANGE, BLUE, GREEN, PINK), strict=False):
