@@ -26,7 +26,8 @@ class Number(SphinxRole):
     """``{measured}`01.name```: the value with its spread, or one field of the result, with
     ``.field`` and ``@null``, ``@real`` or ``@paper`` if wanted; ``{verdict}`01.name```: the verdict
     likewise; ``{real}`01.name```: the value in the real language model; ``{published}`01.name```:
-    the source's figure. The field ``percent`` gives the value as "87 %".
+    the source's figure. The field ``percent`` gives the value as "87 %", ``difference`` what it has
+    more than its null, with the interval.
     """
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
@@ -63,6 +64,7 @@ class Number(SphinxRole):
         if value is not None:
             share = f"{100 * value:.0f} %".replace("-", scorecard.MINUS)
         fields = vars(entry.result) | {"verdict": entry.verdict, "percent": share}
+        fields["difference"] = entry.lead
         fields |= entry.result.detail
         if field not in fields:
             raise unknown(f"field of {claim.id}", field, fields)
