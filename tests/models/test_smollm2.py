@@ -151,3 +151,38 @@ def test_a_checkpoint_in_four_bits_is_the_network_to_a_sixteenth(tmp_path):
     chosen, ranks = gpt2_induction.alike(read, same, copied.tokens, copied)
     assert 0.3 < chosen.mean() < 1
     assert 0.4 < ranks.mean() < 1
+
+
+def test_one_more_step_of_rounding_is_the_nearest_of_sixteen_levels(tmp_path):
+    """Block by block in plain loops; the blocks begin 16 later, and the last one goes round."""
+    network = save_grouped(tmp_path, hidden_size=64, head_dim=16, intermediate_size=96)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    with torch.no_grad():
+        smollm2.round_again(network)
+    for name, after in network.state_dict().items():
+        rows = before[name]
+        if "_proj" not in name:
+            assert after.equal(rows), name
+            continue
+        for start in range(16, rows.shape[1], 32):
+            at = torch.arange(start, start + 32) % rows.shape[1]
+            for row, found in zip(rows[:, at], after[:, at], strict=True):
+                levels = torch.linspace(row.min().item(), row.max().item(), 16)
+                nearest = levels[(row[:, None] - levels).abs().argmin(1)]
+                torch.testing.assert_close(found, nearest, atol=2e-3, rtol=0)
+    once = {name: value.clone() for name, value in network.state_dict().items()}
+    with torch.no_grad():
+        smollm2.round_again(network)
+    torch.testing.assert_close(dict(network.state_dict()), once, atol=2e-3, rtol=0)
+
+
+def test_a_step_in_eight_bits_is_a_sixteenth_as_large(tmp_path):
+    network = save_grouped(tmp_path, hidden_size=64, head_dim=16, intermediate_size=96)
+    weight = network.model.layers[0].mlp.down_proj.weight
+    before, steps = weight.detach().clone(), {}
+    for kind in ("Q8_0", "Q4_1"):
+        with torch.no_grad():
+            weight.copy_(before)
+            smollm2.round_again(network, kind)
+        steps[kind] = (weight - before).norm()
+    assert 10 < steps["Q4_1"] / steps["Q8_0"] < 25

@@ -196,7 +196,8 @@ def test_chapter_06_runs_on_a_model_that_has_no_circuit(small, stand_in, tmp_pat
 def test_the_real_tier_checks_its_claims_on_a_small_network(small, tmp_path, monkeypatch, chapter):
     """A random Llama of three layers that reads the words of SmolLM2, in its place."""
     words, folder = real_tokenizer("smollm2"), tmp_path / "smollm2"
-    save_grouped(folder, vocab_size=len(words), max_position_embeddings=2048)
+    blocks = {"hidden_size": 32, "intermediate_size": 64}  # of 32, to be rounded in four bits
+    save_grouped(folder, vocab_size=len(words), max_position_embeddings=2048, **blocks)
     words.save_pretrained(folder)
     real = presets.TIERS["real"]
     few = replace(real.induction, strongest=3, draws=2, prompts=6)
