@@ -76,16 +76,16 @@ class Number(SphinxRole):
 
 
 class OtherRow(Number):
-    """``{other_rows}`02.lead_sst2```: a value of the table of ``other_rows.ipynb`` with its
+    """``{other_rows}`02-lead_sst2```: a value of the table of ``other_rows.ipynb`` with its
     spread; ``.null`` and ``.difference`` after the name give these."""
 
     def shown(self) -> str:
         """What stands in the place of the role."""
-        chapter, name, *field = self.text.split(".")
+        name, *field = self.text.split(".")
         cells = read_json(Path(self.env.srcdir, OTHER_ROWS))["cells"]
         noted = (output.get("metadata", {}) for c in cells for output in c.get("outputs", []))
         table = next(each["other_rows"] for each in noted if "other_rows" in each)
-        row = table["rows"].get(f"{chapter}.{name}", {})
+        row = table["rows"].get(name, {})
         part = field[0] if field else "value"
         if part not in row:
             raise IclError(f"{OTHER_ROWS} has no {self.text}. It has: {', '.join(table['rows'])}.")
