@@ -221,12 +221,12 @@ SHIPPED = {
     "contrastive-both": _contrastive(variant="both", **_OURS),
     "contrastive-negatives": _contrastive(variant="negatives", strength=0.5, **_OURS),
     "lsa-paper-1": _paper(),
+    "lsa-paper-5": _paper(5),
     "lsa-paper-2-shared": _paper(2, shared=True),
     "lsa-paper-5-shared": _paper(5, shared=True),
 }
-PAPER = {  # of the same size; nobody has trained them to the end
+PAPER = {  # of the same size; nobody has trained it to the end
     "lsa-paper-2": _paper(2),
-    "lsa-paper-5": _paper(5),
 }
 
 
