@@ -35,6 +35,16 @@ def own_contexts(
     return Contexts(*(part.unflatten(0, (networks, contexts)) for part in drawn))
 
 
+def repetitions(
+    table: Float[Tensor, "networks sets"], worst: Callable[[Tensor, int], Tensor]
+) -> Float[Tensor, "_"]:
+    """What a finding is repeated over, of a measure of networks on ten sets of contexts: five
+    networks, each on two sets of its own; of fewer, the ``worst`` (amin or amax), by set."""
+    if len(table) < 5:
+        return worst(table, 0)
+    return table.unflatten(1, (5, 2)).mean(-1).diagonal()
+
+
 def answers(predictor: Predictor, xs: Inputs, ys: Labels) -> Float[Tensor, "ensemble batch"]:
     """Answers of a predictor; networks get the contexts in the precision of their weights."""
     with torch.no_grad():

@@ -113,11 +113,13 @@ def answers_by_moments(
     pairs, query = tokens[..., :-1, :], tokens[..., -1:, :]
 
     def times(x: Tensor, matrix: Tensor) -> Tensor:
-        return (x.flatten(1, 2) @ functional.pad(matrix[:, 0], (0, zeros, 0, zeros))).view(x.shape)
+        return (x.flatten(1, 2) @ matrix).view(x.shape)
 
     for number in range(shape.layers):
         layer = network.layer(number)
-        read, write, moments = layer.query @ layer.key.mT, layer.value @ layer.out, pairs.mT @ pairs
+        products = layer.query @ layer.key.mT, layer.value @ layer.out
+        read, write = (functional.pad(x[:, 0], (0, zeros, 0, zeros)) for x in products)
+        moments = pairs.mT @ pairs
         needed = (query, pairs) if number + 1 < shape.layers else (query,)
         moved = [x + times(times(x, read) @ moments, write) for x in needed]
         if shape.clip:

@@ -14,6 +14,7 @@ from iclutils.chapters.gradient_step.alignment import (
     interpolate,
     own_contexts,
     products,
+    repetitions,
     responses,
     under_shift,
 )
@@ -57,6 +58,14 @@ def test_networks_on_contexts_of_their_own_are_measured_as_each_alone():
         alone = alignment(network, gd(0.2), xs[i], ys[i])
         for found, wanted in zip(together, alone, strict=True):
             torch.testing.assert_close(found[i], wanted[i], **TIGHT)
+
+
+def test_five_networks_are_repetitions_and_of_three_the_worst_is():
+    table = torch.arange(50.0).view(5, 10)
+    own = [table[i, 2 * i : 2 * i + 2].mean() for i in range(5)]
+    torch.testing.assert_close(repetitions(table, torch.amax), torch.stack(own))
+    assert torch.equal(repetitions(table[:3], torch.amax), table[2])
+    assert torch.equal(repetitions(table[:3], torch.amin), table[0])
 
 
 def test_alignment_of_known_pairs():
