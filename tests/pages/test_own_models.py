@@ -20,7 +20,7 @@ from iclutils.models import language
 from iclutils.models.regressors import Shape
 from iclutils.tasks.regression import Task
 from iclutils.zoo import smollm2
-from iclutils.zoo.recipes import loop, lsa, regression
+from iclutils.zoo.recipes import loop, regression
 
 pytestmark = pytest.mark.usefixtures("results_elsewhere")
 
@@ -155,19 +155,11 @@ def test_chapter_03_runs_on_networks_that_were_trained_here(small, tmp_path, mon
 
 @pytest.mark.nightly
 @pytest.mark.shared
-def test_chapter_04_runs_offline_on_networks_that_were_trained_here(
-    small, stand_in, text_model, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("ICLUTILS_TRAINED", str(tmp_path / "trained"))
-    for name in lsa.PAPER:
-        plan = lsa.recipe(name)
-        hasty = replace(plan, steps=30, batch=32, log_every=10, checkpoints=(0, 10, 30), kept=())
-        loop.train(hasty, tmp_path / "trained" / name, progress=False)
+def test_chapters_04_and_05_run_offline(small, stand_in, text_model, tmp_path):
     stand_in("gpt2", text_model)
     ran = Ran("04", tmp_path)
     assert not ran.missing
-    shipped = ["04.one_cosine", "04.two_shared_plus"]  # they win over any trained here
-    ran.check(fails=("04.two_like_plus", "04.five_like_plus"), holds=["04.stacks", *shipped])
+    ran.check(holds=["04.stacks", "04.one_cosine", "04.two_shared_plus"])
     ran = Ran("05", tmp_path)
     assert not ran.missing
     assert len(ran.undefined) <= 6  # a random transformer answers nothing: no shares of it

@@ -155,9 +155,9 @@ def distances(folder: Path, steps: Sequence[int]) -> Rows:
 
 
 def recipe(name: str, device: str = "cpu") -> LsaRecipe:
-    """The recipe of a name in ``SHIPPED`` or ``PAPER``."""
+    """The recipe of a name in ``SHIPPED``."""
     kind = PaperRecipe if "-paper-" in name else LsaRecipe
-    return kind.of(name, device, **(SHIPPED | PAPER)[name])
+    return kind.of(name, device, **SHIPPED[name])
 
 
 def _mini(
@@ -223,12 +223,10 @@ SHIPPED = {
     "contrastive-both": _contrastive(variant="both", **_OURS),
     "contrastive-negatives": _contrastive(variant="negatives", strength=0.5, **_OURS),
     "lsa-paper-1": _paper(),
+    "lsa-paper-2": _paper(2),
     "lsa-paper-5": _paper(5),
     "lsa-paper-2-shared": _paper(2, shared=True),
     "lsa-paper-5-shared": _paper(5, shared=True),
-}
-PAPER = {  # of the same size; nobody has trained it to the end
-    "lsa-paper-2": _paper(2),
 }
 
 
