@@ -18,7 +18,8 @@ MINUS = "\N{MINUS SIGN}"
 NOT_RUN, NOT_ASKED = "not run", "–"  # the second: the claim is not put to such models
 COLUMNS = {
     **{"mini": "Small models", f"mini{NULL}": "Null"},
-    **{"real": "Real model", f"real{NULL}": "Its null", "paper": "Paper"},
+    **{"real": "Real model", f"real{NULL}": "Its null"},
+    **{"paper": "Paper", f"paper{NULL}": "Paper's null"},
 }
 ORIGINS = {"paper": "papers", "note": "study notes", "own": "our own"}
 # Who runs the source's own model or task reproduces it.
@@ -73,7 +74,7 @@ def row(claim: Claim, results: Mapping[tuple[str, str], Result]) -> Row:
     found = {column: results.get((column, claim.id)) for column in COLUMNS}
     asked = {c: result for c, result in found.items() if result and not c.endswith(NULL)}
     nulls = {c: claims.null_of(result, results) for c, result in asked.items()}
-    found |= {c + NULL: null for c, null in nulls.items() if null and c + NULL in COLUMNS}
+    found |= {c + NULL: null for c, null in nulls.items() if null}
     return {c: Entry(claim, c, result, nulls.get(c)) for c, result in found.items()}
 
 

@@ -54,7 +54,7 @@ def _cells(row: Row, shown: dict[str, str]) -> list[str]:
     link = f"{{ref}}`row <{anchor(claim)}>`"
     nulls = []
     for column, label in shown.items():
-        if row[column].result and column != "paper" and row[column + NULL].result:
+        if row[column].result and row[column + NULL].result:
             less = f"; difference {row[column].lead}" if row[column].lead else ""
             nulls.append(f"{label} {plain(row[column + NULL].value)}{less}")
     null = "\n\n".join([f"{scorecard.null_name(claim)}:", *nulls]) if nulls else NOTHING

@@ -21,6 +21,7 @@ from ..models import TransformerBridge, check_tokens, editable, get_act_name
 
 Head = tuple[int, int]
 How = Literal["zero", "mean", "resample"]
+WAYS: dict[str, How] = {"averaged": "mean", "zeroed": "zero", "resampled": "resample"}
 Hook = tuple[str, Callable[..., Tensor]]
 Tokens = Int[Tensor, "batch pos"]
 Other = Int[Tensor, "other_batch other_pos"]  # must match; a mismatch is refused with a cure

@@ -16,7 +16,6 @@ from .question import Answered, Question
 from .smoothers import beyond_counting
 
 Heads = frozenset[int]  # numbers of heads in order of depth
-WAYS: dict[str, How] = {"resampled": "resample", "averaged": "mean", "zeroed": "zero"}
 
 
 def head_scores(

@@ -11,6 +11,7 @@ from iclutils.chapters.every_lens import compare, marks, smoothers, vectors
 from iclutils.chapters.every_lens.question import of_prompts
 from iclutils.interp import graph, patching
 from iclutils.interp.at_query import read
+from iclutils.interp.hooks import WAYS
 from iclutils.models import get_act_name
 from iclutils.tasks import topics
 
@@ -109,7 +110,7 @@ def test_sets_to_remove_part_the_marked_heads_and_controls_are_others_of_their_l
             assert not others & heads
 
 
-@pytest.mark.parametrize("way", compare.WAYS.values())
+@pytest.mark.parametrize("way", WAYS.values())
 def test_what_is_said_without_heads_is_what_the_package_patches(net, here, way):
     sets = [frozenset({0, 5}), frozenset({6})]
     nodes = [[graph.all_heads(net)[i] for i in heads] for heads in sets]
