@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, SupportsFloat, TypeVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -134,6 +134,15 @@ def kept(pairs: Sequence[Pair]) -> float:
     in it."""
     lower = [(word.lower(), answer.lower()) for word, answer in pairs]
     return sum(a.startswith(w[:3]) or a in w for w, a in lower) / len(pairs)
+
+
+def by_list(values: Mapping[str, SupportsFloat]) -> Float[Tensor, "_"]:
+    """Means over the functions of each word list: those of one share words, and are one
+    repetition."""
+    found = defaultdict[str, list[float]](list)
+    for function, value in values.items():
+        found[FUNCTIONS.get(function, (function,))[0]].append(float(value))
+    return torch.tensor([sum(each) / len(each) for each in found.values()])
 
 
 # Prompts

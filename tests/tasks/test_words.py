@@ -104,6 +104,11 @@ def test_shuffled_answers_are_the_same_words(tokenizer):
     check(false, tokenizer, words.load("past"), true=False)
 
 
+def test_functions_of_a_list_are_one_repetition():
+    values = {"past": 0.0, "plural": 0.5, "gerund": 1.0, "own": 0.25}
+    assert words.by_list(values).tolist() == [0.5, 0.5, 0.25]
+
+
 def test_recall_asks_for_one_of_the_pairs(tokenizer):
     asked = words.recall(tokenizer, 20, 6, seeded(0))
     prompts = asked.prompts
