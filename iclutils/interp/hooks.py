@@ -69,8 +69,10 @@ def logits_under(
     names = {layer: get_act_name("resid_post", layer - 1) for layer in set(firsts) if layer}
     made = list[object]()  # by the first block: a tensor or, of some architectures, a tuple
     handle = model.blocks[0].register_forward_hook(lambda block, given, out: made.append(out))
-    _, seen = run_with_hooks(model, tokens, [], names.values(), max(firsts, default=0) or None)
-    handle.remove()
+    try:
+        _, seen = run_with_hooks(model, tokens, [], names.values(), max(firsts, default=0) or None)
+    finally:
+        handle.remove()
     last = [] if at is None else [at_positions(at)]
     for layer, hooks in zip(firsts, ways, strict=True):
         start: dict[str, Any] = {"start_at_layer": layer} if layer else {}
