@@ -23,6 +23,9 @@ LINE = 26  # pixels: no line of text is higher
 PANEL = 110  # pixels: no panel is narrower
 NAMES = 40  # pixels: names of rows are wider, and the numbers of half an axis narrower
 IMAGE = re.compile(r'<img alt="([^"]*)"[^>]* src="([./]*_images/([^"]+\.png))"[^>]*/>')
+CAPTION = re.compile(r"<figcaption>.*?</figcaption>", re.DOTALL)
+SIDES = {"Left": "Above", "Right": "Below", "(left)": "(above)", "(right)": "(below)"}
+SIDE = re.compile(r"\b(?:Left|Right)\b(?=[:,])|\((?:left|right)\)")
 Ink = Bool[np.ndarray, "height width"]
 
 
@@ -123,10 +126,20 @@ def markup(picture: Image.Image, source: str, alt: str) -> str:
     return f'<span class="panels" role="img" aria-label="{alt}">{"".join(rows)}</span>'
 
 
+def sided(caption: str) -> str:
+    """A caption that says where a panel is on a wide page, and where on a narrow one."""
+
+    def both(found: re.Match[str]) -> str:
+        side = found[0]
+        return f'<span class="beside">{side}</span><span class="below">{SIDES[side]}</span>'
+
+    return SIDE.sub(both, caption)
+
+
 def stack(
     app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: nodes.document | None
 ) -> None:
-    """Add to each picture of a page its parts."""
+    """Add to each picture of a page its parts, and to its caption where they stand."""
     if doctree is None or app.builder.format != "html":
         return
     files = {file: Path(app.srcdir, kept) for kept, file in app.builder.images.items()}
@@ -136,4 +149,5 @@ def stack(
         with Image.open(files[file]) as picture:
             return found[0] + markup(picture, escape(source), alt)
 
-    context["body"] = IMAGE.sub(beside, context["body"])
+    body = IMAGE.sub(beside, context["body"])
+    context["body"] = CAPTION.sub(lambda found: sided(found[0]), body)

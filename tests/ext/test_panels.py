@@ -58,3 +58,10 @@ def test_a_scale_of_colours_stays_with_its_map():
 
 def test_an_empty_picture_is_one_part():
     assert panels.parts(Image.new("RGB", (40, 30), "white")) == [[(0, 0, 40, 30)]]
+
+
+def test_a_caption_says_left_beside_and_above_where_panels_stack():
+    said = panels.sided("<figcaption>Left: a loss that is left. Weights (right).</figcaption>")
+    both = '<span class="beside">{}</span><span class="below">{}</span>'.format
+    left, right = both("Left", "Above"), both("(right)", "(below)")
+    assert said == f"<figcaption>{left}: a loss that is left. Weights {right}.</figcaption>"
