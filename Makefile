@@ -77,7 +77,7 @@ train: $(READY)  ## rebuild a zoo model: make train NAME=induction-0 (no NAME: l
 null: $(READY)  ## run all chapters with random weights: the null beside every finding
 	@$(BIN)/python -m book._tools run --weights random
 
-real: $(READY)  ## run all chapters on a pretrained language model: about 55 minutes on 2 cores
+real: $(READY)  ## run all chapters on a pretrained language model: about 65 minutes on 2 cores
 	@$(call TRAINED_AND_RANDOM,real)
 
 part: $(READY)  ## after a refactoring: does the language model still give the same? 15 minutes
