@@ -23,7 +23,7 @@ PATH = re.compile(
 FLOAT = re.compile(r"(?<![\w.])[-+−]?(\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?(?!\d|\.\d)", re.I)
 LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=\s*$", re.MULTILINE)
 Notebook = dict[str, Any]
-REPETITIONS = 5  # behind a finding, at least
+REPETITIONS = 3  # behind a finding, at least: word lists are few, as functions of one are averaged
 HARMLESS = (claims.HOLDS, claims.UNDEFINED)  # with random weights, for an identity
 
 
