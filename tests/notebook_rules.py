@@ -23,7 +23,8 @@ PATH = re.compile(
 FLOAT = re.compile(r"(?<![\w.])[-+−]?(\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?(?!\d|\.\d)", re.I)
 LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=\s*$", re.MULTILINE)
 Notebook = dict[str, Any]
-REPETITIONS = 3  # behind a finding, at least: word lists are few, as functions of one are averaged
+REPETITIONS = 5  # behind a finding, at least
+LISTS = 3  # and of word lists, which are few, as functions of one are averaged
 HARMLESS = (claims.HOLDS, claims.UNDEFINED)  # with random weights, for an identity
 
 
@@ -192,7 +193,8 @@ def problems(results, chapter=None, tier="mini"):
             continue
         null, over = claims.null_of(result, results), claim.said("over", tier)
         says = claim.kind == "finding" and claims.judge(result, null) != claims.SAME
-        if says and result.count < REPETITIONS:
+        least = LISTS if "functions of one averaged" in over else REPETITIONS
+        if says and result.count < least:
             yield f"{name} is a finding of {result.count} repetitions."
         if max(result.count, null.count if null else 0) > 1 and not over:
             yield f"{name} does not say over what its {result.count} repetitions are."
