@@ -41,6 +41,8 @@ MEMORIES = (("memory", "memory"), ("gpu", "GPU memory"))  # as a record has them
 UNKNOWN = {"memory": 0.0, "gpu": 0.0}
 QUIET = {"ICLUTILS_QUIET": "1"}
 NETWORKS = "networks"  # tag of cells about networks of our own, which a language model is not asked
+SMALL = "small-networks"  # and of those about networks of which none has the paper's size
+LEFT_OUT = {"real": NETWORKS, "paper": SMALL}
 BESIDE = ("your_model", "other_rows")  # notebooks of no chapter, run by their names
 UNMEASURED: dict[str, Any] = {"seconds": math.inf, "peak_gib": UNKNOWN}
 USUAL = ("tier", "weights", "device")  # what the book itself runs otherwise
@@ -121,7 +123,7 @@ class Run:
     def code(self) -> science.Science:
         """The code that its numbers depend on, and the sizes with the weights that they name."""
         cells = (cell for cell in read_json(self.source)["cells"] if cell["cell_type"] == "code")
-        left_out = {NETWORKS} if self.tier == "real" else set()
+        left_out = {LEFT_OUT.get(self.tier)}
         kept = (c for c in cells if left_out.isdisjoint(c["metadata"].get("tags", [])))
         found, asked = dependencies.of_notebook(tuple("".join(cell["source"]) for cell in kept))
         tier = presets.get(self.parameters["tier"])
@@ -392,7 +394,7 @@ def _client(run: Run) -> NotebookClient:
         timeout=None,
         kernel_name="python3",
         record_timing=False,
-        skip_cells_with_tag=NETWORKS if run.tier == "real" else "",
+        skip_cells_with_tag=LEFT_OUT.get(run.tier, ""),
         resources={"metadata": {"path": str(NOTEBOOKS)}},
         extra_arguments=["--IPKernelApp.log_level=40"],  # no warnings in the bar
     )

@@ -40,8 +40,8 @@ def test_training_leaves_a_zoo_folder_with_what_is_kept(tmp_path):
 @pytest.mark.parametrize("make", [gpt2, regressor, linear])
 def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, monkeypatch, make):
     """The regressors have two optimisers, of which each keeps its own state."""
-    monkeypatch.setattr(loop, "SAVE_EVERY", 4)
-    whole = loop.train(make(), tmp_path / "whole", progress=False)
+    saving = replace(make(), save_every=4)
+    whole = loop.train(saving, tmp_path / "whole", progress=False)
     plain, seen = loop.take_step, []
 
     def cut(network, optimizers, recipe, step):
@@ -52,17 +52,17 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, monkeypatch,
 
     monkeypatch.setattr(loop, "take_step", cut)
     with pytest.raises(KeyboardInterrupt):
-        loop.train(make(), tmp_path / "cut", progress=False)
+        loop.train(saving, tmp_path / "cut", progress=False)
     assert not (tmp_path / "cut" / "SHA256SUMS").exists()
     with pytest.raises(IclError, match="belongs to another recipe"):
-        loop.train(replace(make(), name="other"), tmp_path / "cut", progress=False)
+        loop.train(replace(saving, name="other"), tmp_path / "cut", progress=False)
     (saved,) = (tmp_path / "cut").glob("*.safetensors")
     state = saved.read_bytes()
     saved.write_bytes(state[:99])
     with pytest.raises(IclError, match=r"is damaged .*Delete it: the training then begins anew"):
-        loop.train(make(), tmp_path / "cut", progress=False)
+        loop.train(saving, tmp_path / "cut", progress=False)
     saved.write_bytes(state)
-    loop.train(make(), tmp_path / "cut", progress=False)
+    loop.train(saving, tmp_path / "cut", progress=False)
     assert seen == [*range(1, 11), *range(9, 13)], "it should go on from step 8"
     assert digests(tmp_path / "cut") == digests(whole)
 

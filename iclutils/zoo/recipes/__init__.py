@@ -33,7 +33,7 @@ def names() -> list[str]:
 
 def all_names() -> list[str]:
     """Names of all recipes: shipped models, those of which curves ship, and those of paper size."""
-    return [*names(), *phase_change.names(), *regression.PAPER]
+    return [*names(), *phase_change.names(), *regression.MAP, *regression.PAPER]
 
 
 def matching(pattern: str) -> list[str]:
@@ -48,7 +48,7 @@ def recipe(name: str, device: str = "cpu") -> Recipe:
     """The recipe of that name; ``device`` is for regressions, language models use the CPU."""
     if name in lsa.SHIPPED:
         return lsa.recipe(name, device)
-    if name in regression.SHIPPED | regression.PAPER:
+    if name in regression.SHIPPED | regression.MAP | regression.PAPER:
         return regression.recipe(name, device)
     if name in phase_change.names():
         return phase_change.recipe(name)

@@ -34,7 +34,6 @@ from ...files import replacing, write_sums, write_text
 from ...models.cost import amount, duration
 from ...progress import bar, quiet
 
-SAVE_EVERY = 500
 COPIES = 4  # of the weights in memory: themselves, their gradients, two means of the optimiser
 TIMED = 3  # steps tried where no log tells what a step costs; the last of them counts
 Rows = list[dict[str, Any]]
@@ -61,6 +60,7 @@ class Recipe(ABC):
     floor: float = 0.05
     clip: float = 1.0
     log_every: int = 250
+    save_every: int = 500
     device: str = "cpu"
 
     @abstractmethod
@@ -221,7 +221,7 @@ def _run(recipe: Recipe, work: Path, progress: bool) -> None:
             _write_log(log, rows)
             shown.set_postfix(row)
         _checkpoint(recipe, network, work, step)
-        if step % SAVE_EVERY == 0:
+        if step % recipe.save_every == 0:
             _save(resumed, recipe, network, optimizers, step)
         shown.update()
     shown.close()
