@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 from zipfile import ZipFile
@@ -77,6 +79,17 @@ def test_a_program_that_breaks_a_bound_is_stopped(bounded, code, limits, stopped
     end = bounded(code, **limits)
     assert end.stopped == stopped
     assert reason in end.reason
+
+
+def test_time_that_others_take_does_not_count(bounded):
+    assert bounded("import time; time.sleep(2)", seconds=1.0).stopped == ""
+
+
+def test_processes_of_others_do_not_count(bounded):
+    many = "import os, time\nfor _ in range(150):\n    os.fork() or (time.sleep(9), os._exit(0))\n"
+    hold = partial(bounded, many + "time.sleep(9)", processes=jail.PROCESSES)
+    with ThreadPoolExecutor() as pool:
+        assert [end.said for end in pool.map(lambda _: hold(), range(2))] == ["", ""]
 
 
 def test_the_network_is_closed_and_who_tries_is_named(bounded):
@@ -378,6 +391,8 @@ HOSTILE = {
     "kills all": "import ctypes\nctypes.CDLL(None).kill(-1, 9)\n!kill -9 -1 1 0",
     "a segmentation fault": "import ctypes\nctypes.string_at(0)",
     "a bomb": "while True:\n    os.fork()",
+    "children that stay": ("import time\nfor _ in range(40):\n    if os.fork() == 0:\n"
+                           "        time.sleep(99)"),
     "memory of children": ("import time\nfor _ in range(4):\n    if os.fork() == 0:\n"
                            "        kept = bytes(10**9)\n        kept = kept[1:] + b'x'\n"
                            "        time.sleep(99)\ntime.sleep(99)"),

@@ -25,7 +25,7 @@ MASTERS = option("--masters", type=Path, help="folder of homework of your own")
 BUILD = option("--build", type=Path, default=Path("_build"), help="where all is written")
 USUAL = " (%(default)g)"
 BOUNDS = {
-    "step": "seconds for each cell and question",
+    "step": "seconds of computing for each cell and question",
     "seconds": "for each submission",
     "memory": "GB for each submission",
 }

@@ -45,8 +45,9 @@ SYSTEM = (*(f"/{name}" for name in USR[:5]), *(f"/usr/{name}" for name in USR),
 
 @dataclass(frozen=True)
 class Limits:
-    """What one submission may use: seconds on the clock for each step (a cell, or the answers to
-    one question) and in all, gigabytes, processes; a solution needs about ten seconds, one, one."""
+    """What one submission may use: seconds of the processor for each step (a cell, or the answers
+    to one question) and in all, and on the clock ``PATIENCE`` times as many, so that a busy machine
+    costs no points; gigabytes, processes. A solution needs about ten seconds, one, one."""
 
     step: float = 60.0
     seconds: float = 300.0
@@ -56,10 +57,12 @@ class Limits:
 
 @dataclass
 class End:
-    """How it ended: the exit status, why it was stopped (or nothing), what it said (the end of its
-    output), and what it told the grader, in order: a line of facts, and bytes."""
+    """How it ended: the exit status, the seconds that count, why it was stopped (or nothing), what
+    it said (the end of its output), and what it told the grader, in order: a line of facts, and
+    bytes."""
 
     code: int = 0
+    used: float = 0.0
     stopped: str = ""
     reason: str = ""
     said: str = ""
@@ -223,20 +226,26 @@ def _watch(
 ) -> tuple[str, str]:
     """Look until the process ends by itself or breaks a bound; say which."""
     root, started, looked = psutil.Process(process.pid), time.monotonic(), 0.0
+    step, before = "", 0.0  # what was computed before it
     while process.poll() is None:
         hears.listen(PAUSE)
         now = time.monotonic()
         if interrupted.is_set():
             return "interrupted", "grading was interrupted"
-        if now - started > limits.seconds:
-            return "time", f"it ran longer than {limits.seconds:g} s"
-        if hears.step and now - hears.since > limits.step + GRACE:
-            return "step", f"it ran longer than {limits.step:g} s"
         if hears.size > TOLD:
             return "output", f"it told more than {TOLD // 2**20} MB"
         if now - looked < PAUSE:
             continue
         members, looked = list(_family(root)), now
+        spent = sum(map(_computed, members))
+        hears.end.used = max(hears.end.used, spent, (now - started) / guard.PATIENCE)
+        if hears.end.used > limits.seconds:
+            return "time", f"it ran longer than {limits.seconds:g} s"
+        if hears.step != step:
+            step, before = hears.step, spent
+        late = now - hears.since > guard.PATIENCE * limits.step + GRACE
+        if step and (late or spent - before > limits.step + GRACE):
+            return "step", f"it ran longer than {limits.step:g} s"
         if len(members) > limits.processes + (0 if folder else 2):  # of jail's own
             return "processes", f"it started more than {limits.processes} processes"
         bound = limits.memory * 2**30
@@ -262,6 +271,13 @@ def _family(root: psutil.Process) -> Iterator[psutil.Process]:
     with suppress(psutil.Error):
         yield root
         yield from root.children(recursive=True)
+
+
+def _computed(process: psutil.Process) -> float:
+    """Seconds of the processor, also those of children that have ended."""
+    with suppress(psutil.Error):
+        return sum(process.cpu_times()[:4])
+    return 0.0
 
 
 def _memory(process: psutil.Process, shared: bool = True) -> int:

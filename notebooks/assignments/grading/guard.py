@@ -15,6 +15,7 @@ from typing import Any
 
 FOLDER, TO, MAY_READ = "ICLUTILS_GRADED_IN", "ICLUTILS_GRADED_TO", "ICLUTILS_GRADED_MAY_READ"
 LARGEST = 256 * 2**20  # bytes of one file
+PATIENCE = 5  # seconds on the clock for each of the processor's that a submission may use
 NAMES = {"localhost", "", "::1", "0.0.0.0", "::", socket.gethostname()}
 CONNECT = {"socket.connect", "socket.sendto", "socket.sendmsg"}
 RESOLVE = {"socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"}

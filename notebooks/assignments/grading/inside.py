@@ -6,6 +6,7 @@ one question), and no truth. It tells the grader what is being done (``step``), 
 (``cell``, ``error``), and of each ``question`` the numbers, which are compared elsewhere.
 """
 
+import importlib
 import io
 import json
 import os
@@ -16,15 +17,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import psutil
 from iclutils.checks import HIDDEN, PUBLIC, Mistake, Part, frozen, unpacked
 from IPython.core.interactiveshell import InteractiveShell
 from torch import Tensor
 from traitlets.config import Config
 
-from guard import MAY_READ, send
+from guard import MAY_READ, PATIENCE, send
 
 PRINTED = 2**20  # characters that one step may print
 LARGEST = 10**6  # numbers of one answer
+FIRST = os.getpid()
 
 
 class Overtime(BaseException):
@@ -64,11 +67,13 @@ def main() -> None:
     shell = Shell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     screen = sys.stdout = sys.stderr = Screen()
     sys.path.insert(0, os.getcwd())
+    if plan["cells"]:
+        importlib.import_module("iclutils.session")  # what set-up cells load is no student's time
     for i, source in enumerate(plan["cells"]):
         if (step := f"cell {i}") not in plan["skip"]:
             error: BaseException | None
             try:
-                with _bounded(step, plan["seconds"], screen):
+                with _bounded(step, plan, screen):
                     result = shell.run_cell(source)
                 error = result.error_before_exec or result.error_in_exec
             except Overtime as late:
@@ -79,7 +84,7 @@ def main() -> None:
         if question not in plan["skip"]:
             slow = {"mistake": f"its answers took longer than {plan['seconds']:g} s"}
             found: Any = {seed: [slow] * len(asked) for seed in (*PUBLIC, *HIDDEN)}
-            with suppress(Overtime), _bounded(question, plan["seconds"], screen):
+            with suppress(Overtime), _bounded(question, plan, screen):
                 for seed in found:
                     found[seed] = [_given(p, shell.user_ns.get(p.name), seed) for p, _ in asked]
             send({"question": question}, frozen(found))
@@ -88,20 +93,40 @@ def main() -> None:
 
 
 @contextmanager
-def _bounded(step: str, seconds: float, screen: Screen) -> Iterator[None]:
-    """Say what is being done, and end it when its time is up: then, and every second from then."""
+def _bounded(step: str, plan: dict[str, Any], screen: Screen) -> Iterator[None]:
+    """Say what is being done, and end it when its time is up: then, and every second from then.
+
+    Time is the processor's, so that what else the machine does costs nobody points; what only waits
+    has more of it. A process that was forked ends with its step, and a step that leaves too many
+    ends all: no later one is blamed for them.
+    """
 
     def late(*_: Any) -> None:
         raise Overtime
 
     send({"step": step})
     screen.left = PRINTED
+    timers = {signal.ITIMER_PROF: plan["seconds"], signal.ITIMER_REAL: PATIENCE * plan["seconds"]}
+    signal.signal(signal.SIGPROF, late)
     signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    for timer, seconds in timers.items():
+        signal.setitimer(timer, seconds, 1.0)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for timer in timers:
+            signal.setitimer(timer, 0.0)
+        if os.getpid() != FIRST or _processes() > plan["processes"]:
+            os._exit(1)
+
+
+def _processes() -> int:
+    """How many were started here: those of this session."""
+    found = 0
+    for pid in psutil.pids():
+        with suppress(OSError):
+            found += os.getsid(pid) == os.getsid(0)
+    return found
 
 
 def _given(part: Part, answer: Any, seed: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ REFUSED = 97  # exit status
 HOME, CODE = "/graded", "/code"
 DEVICES = ("null", "zero", "full", "random", "urandom")
 NOBODY, STUDENT = 65534, 1000
+ACCOUNTS = range(61184, 65520)  # of a moment, as systemd gives them: the system counts by account
 USER, SPACES = 0x10000000, 0x20000 | 0x20000000 | 0x40000000 | 0x8000000 | 0x4000000
 BIND, RECURSIVE, PRIVATE, DETACH = 0x1000, 0x4000, 0x40000, 2
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -36,16 +37,17 @@ def main(folder: str, megabytes: str, *words: str) -> int:
     paths, command = words[:end], words[end + 1 :]
     libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end when the grader does
     root = os.getuid() == 0 and libc.unshare(SPACES) == 0
+    student = ACCOUNTS[os.getpid() % len(ACCOUNTS)] if root else STUDENT
     if not root:
         _as_user()
     first = os.fork()
     if first:
         return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
     libc.prctl(1, signal.SIGKILL)
-    _build(folder, megabytes, paths, root)
+    _build(folder, megabytes, paths, student)
     child = os.fork()
     if not child:
-        _run(command, root)
+        _run(command, student, root)
     while True:  # whoever loses its parent is this process's to bury; when it ends, all end
         pid, status = os.wait()
         if pid == child:
@@ -73,7 +75,7 @@ def _as_user() -> None:
             stream.write(text)
 
 
-def _build(folder: str, megabytes: str, paths: tuple[str, ...], root: bool) -> None:
+def _build(folder: str, megabytes: str, paths: tuple[str, ...], owner: int) -> None:
     """A root directory that holds the paths, and nothing else of this machine."""
 
     def mount(source: str, target: str, flags: int = 0, kind: str = "", data: str = "") -> None:
@@ -96,7 +98,6 @@ def _build(folder: str, megabytes: str, paths: tuple[str, ...], root: bool) -> N
     _call("syscall", MOUNT_SETATTR, HERE, folder.encode(), EVERYWHERE, read_only, len(read_only))
     mount("proc", folder + "/proc", 0, "proc")
     mount("devpts", folder + "/dev/pts", 0, "devpts", "newinstance,ptmxmode=0666")
-    owner = NOBODY if root else STUDENT
     mount("tmpfs", folder + HOME, 0, "tmpfs", f"size={megabytes}m,nr_inodes=50k,uid={owner}")
     for name in ("/tmp", "/dev/shm"):
         mount(folder + HOME, folder + name, BIND)
@@ -107,14 +108,14 @@ def _build(folder: str, megabytes: str, paths: tuple[str, ...], root: bool) -> N
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh", b"lo", 0x41))  # it may talk to itself
 
 
-def _run(command: tuple[str, ...], root: bool) -> None:
+def _run(command: tuple[str, ...], student: int, root: bool) -> None:
     os.setsid()
     os.chdir(HOME)
     resource.setrlimit(resource.RLIMIT_NPROC, (PROCESSES, PROCESSES))
     if root:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(student, student, student)
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS; capabilities end with the program
     os.execv(command[0], command)
 

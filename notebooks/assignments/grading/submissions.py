@@ -11,7 +11,6 @@ import ast
 import hashlib
 import json
 import re
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -261,7 +260,8 @@ def _graded(path: Path, name: str, truth: Truth, limits: Limits, interrupted: Ev
     texts = [("".join(c["source"]), c["cell_type"]) for c in notebook["cells"]]
     code = [text for text, kind in texts if kind == "code"]
     cells, asked_for = _without_pip(code)
-    plan = {"cells": cells, "public": truth.public, "seconds": limits.step, "memory": limits.memory}
+    bounds = {"seconds": limits.step, "memory": limits.memory, "processes": limits.processes}
+    plan = {"cells": cells, "public": truth.public} | bounds
     skip, end = _run(plan, limits, interrupted)
     if not end.values("done"):
         last = (end.said.strip().splitlines() or ["it ended without a result"])[-1]
@@ -289,11 +289,11 @@ def _graded(path: Path, name: str, truth: Truth, limits: Limits, interrupted: Ev
 
 def _run(plan: dict[str, Any], limits: Limits, interrupted: Event) -> tuple[dict[str, str], End]:
     """Run a submission until it comes through, each time without the step that ended it."""
-    started, skip = time.monotonic(), dict[str, str]()
+    left, skip = limits.seconds, dict[str, str]()
     for _ in range(RUNS):
-        seconds = max(1.0, limits.seconds - (time.monotonic() - started))
         text = json.dumps(plan | {"skip": list(skip)}).encode()
-        end = confine.run(confine.command(), replace(limits, seconds=seconds), interrupted, text)
+        end = confine.run(confine.command(), replace(limits, seconds=left), interrupted, text)
+        left = max(1.0, left - end.used)
         step = str(end.values("step")[-1])[:99] if end.values("step") else ""
         if end.values("done") or end.stopped in ("time", "interrupted") or not step or step in skip:
             break
