@@ -16,16 +16,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from docutils import nodes
 from jaxtyping import Bool
+from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 from sphinx.application import Sphinx
 
 LINE = 26  # pixels: no line of text is higher
 PANEL = 110  # pixels: no panel is narrower
+WIDE = 440  # pixels: a wider panel does not fit
 NAMES = 40  # pixels: names of rows are wider, and the numbers of half an axis narrower
 IMAGE = re.compile(r'<img alt="([^"]*)"[^>]* src="([./]*_images/([^"]+\.png))"[^>]*/>')
 CAPTION = re.compile(r"<figcaption>.*?</figcaption>", re.DOTALL)
-SIDES = {"Left": "Above", "Right": "Below", "(left)": "(above)", "(right)": "(below)"}
-SIDE = re.compile(r"\b(?:Left|Right)\b(?=[:,])|\((?:left|right)\)")
+SIDES = {"Left": "Above", "Right": "Below", "right": "below"}
+SIDES |= {"(left)": "(above)", "(right)": "(below)"}
+SIDE = re.compile(r"\b(?:Left|Right)\b(?=[:,])|(?<=; )right(?=,)|\((?:left|right)\)")
 Ink = Bool[np.ndarray, "height width"]
 
 
@@ -64,16 +67,36 @@ def columns(ink: Ink) -> list[tuple[int, int]]:
         i = next(i for i, one in enumerate(found) if not alone(one))
         gaps = [right[0] - left[1] for left, right in pairwise(found)] + [ink.shape[1]]
         bar = axis(ink, *found[i]) is not None  # of colours: it stands after its map
-        j = i if i == 0 or (gaps[i] <= gaps[i - 1] and not bar) else i - 1
+        nearer = gaps[i] <= gaps[i - 1] + 2  # its label is nearly midway
+        j = i if i == 0 or (nearer and not bar) else i - 1
         found[j : j + 2] = [(found[j][0], found[j + 1][1])]
     widths = [right - left for left, right in found]
     return found if max(widths) < 3 * min(widths) else [(found[0][0], found[-1][1])]
 
 
+def folds(ink: Ink) -> list[int]:
+    """Where the scale of a panel of bars ends and where the panel is cut, if it is too wide, so
+    that each part fits with the scale before it and no more than level lines are cut."""
+    width = ink.shape[1]
+    lines = [one for one in stretches(ink.any(0), 4) if axis(ink, *one) is not None]
+    solid = sliding_window_view(sliding_window_view(ink, 12, 0).all(2), 12, 1).all(2).any()
+    clear = 3 + np.flatnonzero(sliding_window_view(ink, 7, 1).any(2).sum(0) <= 7)
+    if width <= WIDE or not (solid and len(clear) and lines) or np.ptp(lines[-1]) < width / 2:
+        return []  # a last line that stands alone is a scale of colours
+    start = lines[-1][0] + (axis(ink, *lines[-1]) or 0) + 2
+    for count in range(2, 5):
+        ideal = np.linspace(start, width, count + 1)[1:-1]
+        cuts = [start, *(int(min(clear, key=lambda x: abs(x - at))) for at in ideal)]
+        if all(a < b <= a + WIDE - start for a, b in pairwise([*cuts, width])):
+            return cuts
+    return []
+
+
 def parts(picture: Image.Image) -> list[list[Box]]:
     """The parts of a picture row by row: lines of the title in words, panels, entries of a legend.
 
-    A panel whose rows have no names, for they stand at the first, has these before it.
+    A panel whose rows have no names, for they stand at the first, has these before it; so has the
+    rest of one that is folded its scale.
     """
     pixels = np.asarray(picture.convert("RGB")).astype(int)
     ink = pixels.min(2) < 245
@@ -105,7 +128,11 @@ def parts(picture: Image.Image) -> list[list[Box]]:
         lacks = names > NAMES and axis(body, left, right) in range(NAMES // 2)
         low = top + stretches(body[:, left:right].any(1), height)[0][1]
         before = [Box(first, top, first + names, low)] if lacks else []
-        shown.append([*before, Box(left, top, right, low)])
+        start, *cuts = folds(body[:, left:right]) or [0]
+        places = [left, *(left + cut for cut in cuts), right]
+        for i, (a, b) in enumerate(pairwise(places)):
+            scale = [Box(left, top, left + start, low)] if i else before
+            shown.append([*scale, Box(a, top, b, low)])
     return [*title, *shown, *legend]
 
 

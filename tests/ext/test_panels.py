@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import matplotlib.pyplot as plt
 import pytest
+import torch
 from PIL import Image
 
 from book._ext import panels
@@ -61,7 +62,27 @@ def test_an_empty_picture_is_one_part():
 
 
 def test_a_caption_says_left_beside_and_above_where_panels_stack():
-    said = panels.sided("<figcaption>Left: a loss that is left. Weights (right).</figcaption>")
+    said = panels.sided(
+        "<figcaption>Left: a loss that is left; right, a rate. Weights (right).</figcaption>"
+    )
     both = '<span class="beside">{}</span><span class="below">{}</span>'.format
-    left, right = both("Left", "Above"), both("(right)", "(below)")
-    assert said == f"<figcaption>{left}: a loss that is left. Weights {right}.</figcaption>"
+    left, right, aside = (
+        both(*each) for each in (("Left", "Above"), ("right", "below"), ("(right)", "(below)"))
+    )
+    assert said == (
+        f"<figcaption>{left}: a loss that is left; {right}, a rate. Weights {aside}.</figcaption>"
+    )
+
+
+def test_wide_bars_are_folded_between_groups_and_the_scale_stands_before_each_part():
+    pairs = [(i + 1.0, 0.1) for i in range(6)]
+    figure = figures.bars({"a": pairs, "b": pairs}, [f"group {i}" for i in range(6)], "loss")
+    _, (first, (scale, second), legend) = parts(figure)
+    assert scale.left == first[0].left < scale.right < first[0].right == second.left
+    assert max(first[0].right - scale.left, second.right - second.left) < panels.WIDE
+    assert len(legend) == 2
+
+
+def test_curves_are_not_folded():
+    _, rows = parts(figures.profile({"one": torch.zeros(30)}, {}))
+    assert [len(row) for row in rows] == [1]
