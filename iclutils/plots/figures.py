@@ -283,7 +283,7 @@ def shares(
         >>> figure = shares(torch.eye(2), ["planted", "healthy"], ["flag", "none"])
     """
     figure, (axes,) = canvas(width=1.2 + 0.6 * len(columns), height=1.2 + 0.36 * len(rows))
-    turn = 40 if max(map(len, columns)) > 10 else 0
+    turn = 40 if max(map(len, columns)) > 9 else 0
     _map(axes, values, 0.0, 1.0, rows, columns, turn, 2, aspect="auto")
     axes.set(xlabel=xlabel, ylabel=ylabel)
     return figure
