@@ -78,10 +78,12 @@ def folds(ink: Ink) -> list[int]:
     """Where the scale of a panel of bars ends and where the panel is cut, if it is too wide, so
     that each part fits with the scale before it and no more than level lines are cut."""
     width = ink.shape[1]
+    if width <= WIDE:
+        return []
     lines = [one for one in stretches(np.any(ink, axis=0), 4) if axis(ink, *one) is not None]
     solid = sliding_window_view(sliding_window_view(ink, 12, 0).all(2), 12, 1).all(2).any()
     clear = 3 + np.flatnonzero(sliding_window_view(ink, 7, 1).any(2).sum(0) <= 7)
-    if width <= WIDE or not (solid and len(clear) and lines) or np.ptp(lines[-1]) < width / 2:
+    if not (solid and len(clear) and lines) or np.ptp(lines[-1]) < width / 2:
         return []  # a last line that stands alone is a scale of colours
     start = lines[-1][0] + (axis(ink, *lines[-1]) or 0) + 2
     for count in range(2, 5):
