@@ -20,7 +20,7 @@ from torch.nn import functional
 from iclutils.files import write_sums, write_text
 from iclutils.models.regressors import as_tokens
 from iclutils.zoo.recipes import regression
-from iclutils.zoo.recipes.muon import QUINTIC, ROUNDS
+from iclutils.zoo.recipes.muon import orthogonal
 
 
 class Captured:
@@ -30,19 +30,18 @@ class Captured:
         self.plan, cuda = plan, plan.device == "cuda"
         self.kind = torch.bfloat16 if cuda else torch.float32  # of products
         self.network = plan.network().to(plan.device).train()
-        named = dict(self.network.named_parameters())
-        self.weights = list(named.values())
-        blocks = [p for n, p in named.items() if n.startswith("blocks.") and p.shape[1] > 1]
-        self.alike = [list(g) for _, g in groupby(sorted(blocks, key=_shape), key=_shape)]
+        self.weights = list(self.network.parameters())
+        muon, usual = plan.optimizers(self.network)
+        blocks = sorted(muon.param_groups[0]["params"], key=_shape)
+        self.alike = [list(group) for _, group in groupby(blocks, key=_shape)]
+        self.momentum = muon.defaults["momentum"]
         self.past = [[torch.zeros_like(p) for p in group] for group in self.alike]
-        inside = {id(p) for p in blocks}
-        rest = [p for p in self.weights if id(p) not in inside]
         self.rate = torch.zeros((), device=plan.device)
         self.adam = torch.optim.AdamW(
-            rest,
+            usual.param_groups[0]["params"],
             lr=self.rate if cuda else 0.0,
-            betas=(0.9, 0.98),
-            weight_decay=0.0,
+            betas=usual.defaults["betas"],
+            weight_decay=usual.defaults["weight_decay"],
             fused=True,
             capturable=cuda,
         )
@@ -85,23 +84,13 @@ class Captured:
         with torch.no_grad():
             for weights, past in zip(self.alike, self.past, strict=True):
                 gradients: Any = [w.grad for w in weights]
-                torch._foreach_lerp_(past, gradients, 0.05)
-                update = self._orthogonal(torch.stack(torch._foreach_lerp(gradients, past, 0.95)))
+                torch._foreach_lerp_(past, gradients, 1 - self.momentum)
+                stack = torch.stack(torch._foreach_lerp(gradients, past, self.momentum))
+                update = orthogonal(stack.to(self.kind)).float()
                 n_in, n_out = weights[0].shape[-2:]
                 update *= self.rate * self.plan.scale * max(1.0, n_out / n_in) ** 0.5
                 torch._foreach_sub_(list[Tensor](weights), list[Tensor](update.unbind(0)))
         self.loss.copy_(loss.detach())
-
-    def _orthogonal(self, matrix: Tensor) -> Tensor:
-        """As ``muon.orthogonal``, in the precision of the products."""
-        a, b, c = QUINTIC
-        wide = matrix.shape[-2] <= matrix.shape[-1]
-        x = matrix if wide else matrix.mT
-        x = (x / (torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) + 1e-7)).to(self.kind)
-        for _ in range(ROUNDS):
-            gram = x @ x.mT
-            x = a * x + (b * gram + c * gram @ gram) @ x
-        return (x if wide else x.mT).float()
 
 
 def _shape(weight: Tensor) -> tuple[int, ...]:

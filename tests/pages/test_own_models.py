@@ -151,6 +151,7 @@ def test_chapter_03_runs_on_networks_that_were_trained_here(small, tmp_path, mon
     # networks that were hardly trained follow no algorithm: the claims can fail, and do
     no = ("03.bar", "03.linear", "03.shift_seen")
     ran.check(fails=no, holds=["03.can_step"])
+    assert ran.written["03.sees_own_label"].value == 0
 
 
 @pytest.mark.nightly
