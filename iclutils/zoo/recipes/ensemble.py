@@ -87,9 +87,6 @@ class EnsembleRecipe(Recipe):
 
     def clip_gradients(self, network: nn.Module) -> None:
         """Each network by itself."""
-        if len(self.seeds) == 1:
-            super().clip_gradients(network)
-            return
         gradients = [p.grad for p in network.parameters() if p.grad is not None]
         norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)
         share = self.clip / norms.clamp(min=self.clip)
