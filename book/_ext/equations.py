@@ -28,6 +28,10 @@ OTHERWISE = (
     (r"\\top\b", r"\\mathsf{T}"),
     (r"(\\t?frac)\s*(\d)\s*(\d)", r"\1{\2}{\3}"),
 )
+SIGN = re.compile(r"\\(?:[a-zA-Z]+|.)|.", re.DOTALL)
+OPENS = {"{", "(", "[", r"\{", r"\left", r"\begin"}
+CLOSES = {"}", ")", "]", r"\}", r"\right", r"\end"}
+BLANKS = {r"\quad": "\u2003", r"\qquad": "\u2003\u2003"}
 
 
 def connect(app: Sphinx) -> None:
@@ -35,6 +39,26 @@ def connect(app: Sphinx) -> None:
     inline, block = partial(_add, tag="span", block=False), partial(_add, tag="div", block=True)
     app.add_html_math_renderer("mathml", (inline, None), (block, None))
     app.config.html_math_renderer = "mathml"
+
+
+def breakable(text: str) -> list[tuple[str, str]]:
+    """A formula in parts, each with the blank after it: a narrow page may go on in the next line
+    after a blank, and before a second sign of equality. One with rows of its own stays whole."""
+    cuts, depth, equal = [(0, 0, "")], 0, False
+    for found in SIGN.finditer(text):
+        sign = found[0]
+        depth += (sign in OPENS) - (sign in CLOSES)
+        if depth == 0 and sign in {"&", r"\\"}:
+            return [(text, "")]
+        if depth == 0 and sign in BLANKS:
+            cuts.append((*found.span(), BLANKS[sign]))
+            equal = False
+        elif depth == 0 and sign == "=":
+            if equal:
+                cuts.append((found.start(), found.start(), ""))
+            equal = True
+    ends = [*cuts[1:], (len(text), 0, "")]
+    return [(text[a:b], blank) for (_, a, _), (b, _, blank) in zip(cuts, ends, strict=True)]
 
 
 def mathml(text: str, block: bool) -> str:
@@ -68,7 +92,8 @@ def _add(self: Any, node: nodes.Element, tag: str, block: bool) -> None:
     if node.get("number"):
         self.body.append(f'<span class="eqno">({get_node_equation_number(self, node)})</span>')
     try:
-        self.body.append(mathml(node.astext(), block))
+        for part, blank in breakable(node.astext()) if block else [(node.astext(), "")]:
+            self.body.append(mathml(part, block) + blank)
     except (MathError, ElementTree.ParseError) as error:
         logger.warning("formula %r: %s", node.astext(), error, location=node)
     self.body.append(f"</{tag}>")
