@@ -36,7 +36,9 @@ class Evidence(Generated):
         ran = any(row["paper"].result for row in found)
         shown = {k: label for k, label in COLUMNS.items() if k != "paper" or ran}
         folded = _table(rest, shown)
-        fold = [f"<details><summary>{len(rest)} {what}</summary>", "", *folded, "</details>"]
+        kind = "rows" if first else "printed"  # on paper: print.css
+        opens = f'<details class="{kind}"><summary>{len(rest)} {what}</summary>'
+        fold = [opens, "", *folded, "</details>"]
         said = [*(SAID % path.stem[:2]).splitlines(), ""]
         return [*said, *(_table(first, shown) if first else []), *(fold if rest else []), ""]
 

@@ -47,7 +47,7 @@ class Scorecard(Generated):
             (found,) = parts[-1].findall(nodes.tbody)
             for node, row in zip(found.children, own, strict=True):
                 node["classes"] += [f"on-{k}-{v.replace(' ', '-')}" for k, v in fields(row)]
-            fold = f"<details><summary>{len(own)} claims</summary>"
+            fold = f'<details class="printed"><summary>{len(own)} claims</summary>'
             parts[-1].insert(1, nodes.raw("", fold, format="html"))
             parts[-1] += nodes.raw("", "</details>", format="html")
         if self.runs:

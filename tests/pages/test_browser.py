@@ -215,6 +215,25 @@ def test_a_page_is_printed_light_and_without_bars(reader):
     assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
+@pytest.mark.parametrize(
+    ("name", "what", "shown"),
+    [
+        ("notebooks/01_gpt2_induction", "details.rows table.evidence", False),
+        ("notebooks/01_gpt2_induction", "details.rows > summary", True),
+        ("notebooks/01_appendix", "table.evidence", True),
+        ("notebooks/00_tour", ".stepped figure", True),
+        ("book/scorecard", "table.scorecard", True),
+    ],
+)
+def test_on_paper_evidence_and_steps_are_unfolded(reader, name, what, shown):
+    tab = reader.open(name)
+    tab.emulate_media(media="print")
+    found = tab.evaluate(
+        "what => [...document.querySelectorAll(what)].map(e => e.checkVisibility())", what
+    )
+    assert set(found) == {shown}
+
+
 @pytest.mark.nightly
 def test_a_chapter_becomes_a_pdf(browser, site, tmp_path):
     (tmp_path / "_build").mkdir()
