@@ -86,7 +86,7 @@
       return `<text class="live-node" x="${x}" y="${y + 4}" text-anchor="middle">${name === "embed" ? "tokens" : name}</text>`;
     }).join("");
     return `<svg viewBox="0 0 ${2 * LEFT + m.net.heads * STEP} ${height}" role="img" aria-label="${said}">${lines}${nodes}</svg>` +
-      `<p class="live-note">Layers from below upwards. Lines are the edges that are kept${m.kept.length > 160 ? " (160 of them)" : ""}: blue into queries, dashed brown into keys, dotted green into values, grey into MLPs and logits.</p>`;
+      `<p class="live-note">Layers from below upwards. Lines are the edges that are kept${m.kept.length > 160 ? " (160 of them)" : ""}: blue into queries, dashed into keys, dotted green into values, grey into MLPs and logits.</p>`;
   }
 
   Live.figure("edges", {

@@ -111,11 +111,11 @@
       const rows = m.names.map((name, i) => [name, [m.before[i], "grey"], [m.now[i], name === m.answer ? "c" : "b"]]);
       const flow = m.into.map((value, layer) => [`layer ${layer}`, [value, "a"], [m.out[layer], "b"]]);
       const blue = m.salient
-        ? `Blue: attention times the gradient of the answer’s loss in layer ${state.layer}, summed over heads, from the framed word; the largest is darkest.`
+        ? `Blue: attention times the gradient of the answer’s loss in layer ${state.layer}, summed over heads, from the framed word; the largest is the strongest.`
         : `Blue: what the framed word looks at in layer ${state.layer}, on average over heads.`;
       const unknown = m.unknown.length ? ` The network does not know: ${Live.escaped(m.unknown.join(", "))}.` : "";
       const view = `<p class="live-prompt" aria-hidden="true">${text}</p><p class="live-note">${blue} Underlined: label words.${unknown}</p>` +
-        `<div class="live-row-of">${pairs("Answers: untouched (grey) and now", rows)}${pairs(`${m.salient ? "Share of a layer’s saliency" : "Attention"}: text to label word (blue), label words to the end (brown)`, flow)}</div>`;
+        `<div class="live-row-of">${pairs("Answers: untouched (grey) and now", rows)}${pairs(`${m.salient ? "Share of a layer’s saliency" : "Attention"}: text to label word (above), label words to the end (below)`, flow)}</div>`;
       const numbers = [
         ["the answer", m.answer, m.answer === m.was ? "as without a cut" : `without the cut ${m.was}`],
         ["its probability", chance.toFixed(2), `among ${m.names.length} label words`],

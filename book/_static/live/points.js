@@ -94,7 +94,7 @@
       const per = state.scale === 1 ? "" : `, divided by ${state.scale}`;
       const view = `<div class="live-row-of live-three">${plane("The network", m.field, state, most)}${plane(NAMES[state.other][0].toUpperCase() + NAMES[state.other].slice(1), m.other, state, most)}` +
         `${plane("The network minus it", gap, state, most)}</div>` +
-        `<p class="live-note">Blue: above 0; brown: below; darkest: ${most.toFixed(1)} or more${per}. White circles: the pairs, with their labels${state.scale === 1 ? "" : ` before they are multiplied by ${state.scale}`}. The numbers above are root mean squares over queries drawn as in training${per}.</p>`;
+        `<p class="live-note">Blue: above 0; brown or amber: below; strongest: ${most.toFixed(1)} or more${per}. White circles: the pairs, with their labels${state.scale === 1 ? "" : ` before they are multiplied by ${state.scale}`}. The numbers above are root mean squares over queries drawn as in training${per}.</p>`;
       const settings = { ols: "no penalty", ridge: `λ = ${Number(state.penalty).toFixed(2)}; at best ${m.best.ridge.toFixed(2)}`, step: `η = ${Number(state.rate).toFixed(2)}; at best ${m.best.step.toFixed(2)}` };
       const numbers = Object.entries(NAMES).map(([key, name]) => [`network from ${name}`, m.away[key].toFixed(2), settings[key] + per.replace("divided by", "÷")]);
       const said = `The network is ${rows.map(([key, value]) => `${value.toFixed(2)} from ${NAMES[key]}`).join(", ")}${per}.`;
