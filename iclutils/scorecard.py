@@ -59,11 +59,13 @@ class Entry:
 
     @property
     def lead(self) -> str:
-        """By how much it differs from its null, with the 95 % interval, if both have a spread."""
+        """By how much it differs from its null, with the 95 % interval, if both have a spread and
+        their difference has one."""
         if self.result is None or self.claim.kind == "identity":
             return ""
         found = claims.difference(self.result, self.null)
-        return "{} ({} to {})".format(*map(number, found)) if found else ""
+        less, *ends = map(number, found) if found else ["", ""]
+        return f"{less} ({' to '.join(ends)})" if len(set(ends)) > 1 else less
 
 
 Row = dict[str, Entry]  # by column
