@@ -254,7 +254,7 @@ def _chapter(book):
     first, second = re.findall(r'<table class="[^"]*evidence.*?</table>', html, re.DOTALL)
     said = "It is big. (row) not run 0.50 ± 0.01 holds in a weaker form −13.898 –"
     assert plain(rows(first)[1]) == said
-    assert re.search("<details class="rows"><summary>1 more row", html.split(first)[1])
+    assert re.search('<details class="rows"><summary>1 more row', html.split(first)[1])
     assert plain(rows(second)[1]) == "It is round. (row) – not run – –"
 
 
