@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from book._ext import panels
-from iclutils.plots import figures
+from iclutils.plots import diagrams, figures
 
 SERIES = {f"row number {i}": {"one": [0.1], "two": [0.2]} for i in range(4)}
 CURVES = {"one": ([0, 1, 2], [1, 5, 3]), "two": ([0, 1, 2], [2, 4, 4])}
@@ -31,7 +31,7 @@ def test_each_panel_stands_alone_below_the_words_of_the_title(count):
     assert len(title) == 6
     assert [len(row) for row in rest] == [1] * count
     boxes = [box for row in [title, *rest] for box in row]
-    assert all(0 <= x < r <= width and 0 <= y < b <= height for x, y, r, b in boxes)
+    assert all(0 <= x < r <= width and 0 <= y < b <= height for x, y, r, b, *_ in boxes)
     for (left,), (right,) in pairwise(rest):
         assert left.right < right.left
 
@@ -58,7 +58,7 @@ def test_a_scale_of_colours_stays_with_its_map():
 
 
 def test_an_empty_picture_is_one_part():
-    assert panels.parts(Image.new("RGB", (40, 30), "white")) == [[(0, 0, 40, 30)]]
+    assert panels.parts(Image.new("RGB", (40, 30), "white")) == [[panels.Box(0, 0, 40, 30)]]
 
 
 def test_a_caption_says_left_beside_and_above_where_panels_stack():
@@ -83,6 +83,49 @@ def test_wide_bars_are_folded_between_groups_and_the_scale_stands_before_each_pa
     assert len(legend) == 2
 
 
-def test_curves_are_not_folded():
-    _, rows = parts(figures.profile({"one": torch.zeros(30)}, {}))
-    assert [len(row) for row in rows] == [1]
+def test_curves_are_not_folded_but_their_scale_stays_and_their_axis_is_named_in_words():
+    _, ((scale, rest), words) = parts(figures.profile({"one": torch.zeros(30)}, {}))
+    assert scale.right == rest.left
+    assert rest.right - rest.left > panels.WIDE
+    assert len(words) == 3
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_panels_of_a_grid_come_row_by_row(count):
+    shown = {f"panel {i}": CURVES for i in range(count)}
+    _, rows = parts(figures.curves(shown, "step"))
+    first, second, *below = [box for (box,) in rows]
+    assert len(rows) == count
+    assert first.top == second.top
+    assert first.right < second.left
+    assert all(first.bottom <= box.top for box in below)
+    assert below[0].left < second.left
+
+
+def test_bars_with_names_that_lean_are_cut_between_the_names():
+    names = [f"a name, number {i}" for i in range(8)]
+    figure = figures.bars({"a": [(1.0, 0.1)] * 8, "b": [(2.0, 0.1)] * 8}, names, "loss")
+    _, ((first,), (scale, second), _) = parts(figure)
+    assert first.right == second.left
+    assert scale.bottom < second.bottom
+    assert 0 < first.bend == second.bend < second.bottom
+    assert first.over == 0 < second.over
+
+
+def test_names_of_rows_stay_where_a_map_scrolls():
+    names = [f"task {i}" for i in range(12)]
+    figure = figures.shares(torch.eye(12), names, names, "vector of", "asked")
+    _, ((scale, rest), words) = parts(figure)
+    assert scale.left < scale.right == rest.left
+    assert rest.right - rest.left > panels.WIDE
+    assert len(words) == 2
+
+
+def test_sentences_below_a_diagram_are_in_words():
+    before, after = torch.eye(4).roll(1, 0).tril(), torch.zeros(4, 4)
+    after[3, 1] = 1.0
+    tokens = ["fox", "ink", "oak", "fox"]
+    _, ((_,), *lines) = parts(diagrams.induction_pair(tokens, before, after))
+    assert min(map(len, lines)) >= 1
+    assert max(box.bottom - box.top for line in lines for box in line) < panels.LINE
+    assert sum(map(len, lines)) > 30
