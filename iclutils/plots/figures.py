@@ -2,8 +2,9 @@
 
 Colours come from the Okabe-Ito palette (safe for colour-blind readers) and from two colour maps
 in which zero is the ground. The ground is white; a dark page of the book turns lightness over and
-keeps the hues. Caption and alternative text stand beside the cell that draws (its metadata), where
-the book and the tests look for them.
+keeps the hues. There Okabe and Ito's amber is near their orange, so Tol's indigo takes its place.
+Caption and alternative text stand beside the cell that draws (its metadata), where the book and
+the tests look for them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from jaxtyping import Float, Num
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
@@ -40,7 +42,8 @@ RISING = "YlGnBu"
 SIGNED = LinearSegmentedColormap.from_list("signed", [BLUE, "white", ORANGE])
 Values = Sequence[float] | Sequence[int] | Num[Tensor, "point"]
 Line = Sequence[Values]  # x and y, perhaps a band: low and high
-COLOURS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", "#56B4E9")
+COLOURS = (BLUE, ORANGE, GREEN, PINK, "#332288", "#56B4E9")
+STROKES = ("o-",) * 4 + ("s--", "^:")  # of the lines in these colours, marks first
 LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue light
 FEW, SHORT = 5, 20  # lines of a panel that carry their names, and letters of a name
 STYLE: dict[Any, Any] = {
@@ -162,7 +165,8 @@ def _map(
     for row, line in enumerate(values.tolist() if digits is not None else ()):
         for column, value in enumerate(line):
             if not math.isnan(value):
-                written = "white" if value > (low + high) / 2 else "black"
+                dark = value < 0.75 * low if low < 0 else value > (low + high) / 2  # no orange is
+                written = "white" if dark else "black"
                 text = f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.00
                 axes.text(column, row, text, ha="center", va="center", color=written, size=8)
     return image
@@ -226,8 +230,8 @@ def profile(named: Mapping[str, Float[Tensor, "distance"]], marks: Mapping[str, 
     """Mean attention by distance back, one line per head; a dotted line for each marked distance,
     with its name above."""
     figure, (axes,) = canvas()
-    for (name, values), colour in zip(named.items(), COLOURS, strict=False):
-        axes.plot(values, "o-", ms=3, lw=1, color=colour, label=name)
+    for (name, values), *style in zip(named.items(), COLOURS, STROKES, strict=False):
+        axes.plot(values, style[1], ms=3, lw=1, color=style[0], label=name)
     for name, where in marks.items():
         axes.axvline(where, color=GREY, ls=":", lw=1)
         axes.annotate(name, (where, 1), xycoords=("data", "axes fraction"), size=9, ha="right",
@@ -256,14 +260,16 @@ def signed(
     rows_named: Sequence[str] = (),
     columns_named: Sequence[str] = (),
 ) -> Figure:
-    """Maps side by side, zero in the middle of a scale that they share."""
+    """Maps side by side, zero in the middle of a scale that they share. Values are written in where
+    they fit: a map of zeros is no empty one."""
     rows = math.ceil(len(named) / columns)
     width, height = (7.6, 2.5) if columns > 1 else (5.0, 3.6)
     figure, axes = canvas(columns, width=width, height=height * rows, rows=rows)
     turn = 40 if len(columns_named) < 10 else 90
     reach = max(float(values.abs().max()) for values in named.values()) or 1.0
     for ax, (name, values) in zip(axes, named.items(), strict=False):
-        image = _map(ax, values, -reach, reach, rows_named, columns_named, turn)
+        digits = 1 if values.numel() <= 16 else None
+        image = _map(ax, values, -reach, reach, rows_named, columns_named, turn, digits)
         ax.set(title=name, xlabel=xlabel)
     axes[0].set_ylabel(ylabel)
     figure.colorbar(image, ax=axes)
@@ -289,10 +295,11 @@ def shares(
     return figure
 
 
-def rows(values: Mapping[str, float], xlabel: str) -> Figure:
-    """A bar from zero for each name, the first on top."""
+def rows(values: Mapping[str, float], xlabel: str, errors: Sequence[float] = ()) -> Figure:
+    """A bar from zero for each name, the first on top, perhaps with error bars."""
     figure, (axes,) = canvas(width=4.2, height=0.6 + 0.24 * len(values))
-    axes.barh(list(values), list(values.values()), color=BLUE)
+    spread = errors if any(errors) else None
+    axes.barh(list(values), list(values.values()), xerr=spread, color=BLUE, capsize=2)
     axes.axvline(0, color=GREY, lw=1)
     axes.invert_yaxis()
     axes.set(xlabel=xlabel)
@@ -352,6 +359,18 @@ def bars(
     return figure
 
 
+def share_errors(figure: Figure, counts: Sequence[int]) -> None:
+    """Standard errors on grouped bars that are shares, the bars of each label of so many answers;
+    a share of 0 or 1 has none and is marked."""
+    axes = figure.axes[0]
+    for series in [*axes.containers]:
+        assert isinstance(series, BarContainer)
+        shares = np.array([bar.get_height() for bar in series])
+        middles = [bar.get_x() + bar.get_width() / 2 for bar in series]
+        errors = (shares * (1 - shares) / (np.array(counts) - 1)) ** 0.5
+        axes.errorbar(middles, shares, errors, fmt="none", ecolor="black", capsize=2)
+
+
 def curves(
     panels: Mapping[str, Mapping[str, Line]],
     xlabel: str | Sequence[str],
@@ -374,9 +393,10 @@ def curves(
         ax.set_visible(False)
     below = [xlabel] * len(panels) if isinstance(xlabel, str) else xlabel
     for ax, (title, lines), under in zip(axes, panels.items(), below, strict=False):
-        colours = cycle([GREY] if alike else COLOURS)
-        for (name, (x, y, *band)), colour in zip(lines.items(), colours, strict=False):
-            ax.plot(x, y, "-" if band else "o-", ms=3, lw=1, color=colour, label=_typeset(name))
+        styles = cycle([(GREY, "o-")] if alike else zip(COLOURS, STROKES, strict=True))
+        for (name, (x, y, *band)), (colour, stroke) in zip(lines.items(), styles, strict=False):
+            stroke = stroke[1:] if band else stroke
+            ax.plot(x, y, stroke, ms=3, lw=1, color=colour, label=_typeset(name))
             if band:
                 ax.fill_between(x, band[0], band[1], color=colour, alpha=0.2, lw=0)
         if log_y:

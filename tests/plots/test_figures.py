@@ -42,3 +42,30 @@ def test_names_of_flows_are_typeset_and_a_name_in_two_lines_stays_level():
     names = ["word\noverlap", *(f"anchors-{i}" for i in range(5)), "ideal"]
     (axes,) = figures.bars({"": [(1.0, 0.0)] * 7}, names, "accuracy").axes
     assert {label.get_rotation() for label in axes.get_xticklabels()} == {0}
+
+
+def test_the_fifth_and_sixth_line_of_a_panel_are_told_by_stroke_too():
+    lines = {f"series {i}": ([0, 1], [i, i]) for i in range(6)}
+    drawn = figures.curves({"": lines}, "x").axes[0].get_lines()
+    bands = figures.curves({"": {k: (*v, *v[1:] * 2) for k, v in lines.items()}}, "x")
+    strokes = [(x.get_linestyle(), x.get_marker()) for x in drawn]
+    assert len(set(strokes)) == 3
+    assert strokes[:4] == [("-", "o")] * 4
+    assert [x.get_linestyle() for x in bands.axes[0].get_lines()] == [s for s, _ in strokes]
+
+
+def test_a_share_has_the_standard_error_of_its_answers():
+    groups = {"right": [(0.5, 0.0), (1.0, 0.0)], "wrong": [(0.2, 0.0), (float("nan"), 0.0)]}
+    figure = figures.bars(groups, ["one", "other"], "share")
+    figures.share_errors(figure, [101, 6])
+    ends = [c.get_segments() for c in figure.axes[0].collections]
+    assert [len(segments) for segments in ends] == [2, 2]
+    np.testing.assert_allclose(ends[0][0][:, 1], [0.45, 0.55])
+    np.testing.assert_allclose(ends[0][1][:, 1], [1.0, 1.0])
+    np.testing.assert_allclose(ends[1][0][:, 1], [0.16, 0.24])
+
+
+def test_a_small_map_of_zeros_says_zero():
+    left, right, *_ = figures.signed({"a": torch.ones(2, 2), "b": torch.zeros(2, 2)}, "", "").axes
+    assert [x.get_text() for x in left.texts] == ["1.0"] * 4
+    assert [x.get_text() for x in right.texts] == ["0.0"] * 4
