@@ -208,14 +208,12 @@ def parts(picture: Image.Image) -> list[list[Box]]:
         title.append(row(ink, body.pop(0), 4))
     below: list[list[Box]] = []
     while len(body) > 1 and body[-1].bottom - body[-1].top < LINE:
-        entries = row(ink, body[-1], 25)
-        words = len(entries) == 1 and entries[0].left < 40
         if np.ptp(pixels[body[-1].top : body[-1].bottom], axis=2).max() <= 60:  # in grey
             break
-        below.insert(0, row(ink, body.pop(), 4) if words else entries)
-        if not words:
-            body.pop()
-            break
+        line = body.pop()
+        entries = row(ink, line, 25)
+        words = len(entries) == 1 and entries[0].left < 40
+        below.insert(0, row(ink, line, 4) if words else entries)
     start, shown = body[0].top, []
     for high, low in rows(ink[start : body[-1].bottom]):
         top, inside = start + high, ink[start + high : start + low]

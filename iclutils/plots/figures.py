@@ -132,7 +132,7 @@ def halves(
 ) -> Figure:
     """Log-probability of the next token by position, the two copies in two colours; ``uniform`` is
     that of guessing evenly."""
-    figure, (axes,) = canvas()
+    figure, (axes,) = canvas(width=4.2)
     spans = {"first copy": range(length), "second copy": range(length, len(mean))}
     for (name, span), colour in zip(spans.items(), (BLUE, ORANGE), strict=True):
         axes.errorbar(span, mean[span], se[span], fmt="o-", ms=3, lw=1, color=colour)
@@ -243,7 +243,7 @@ def profile(named: Mapping[str, Float[Tensor, "distance"]], marks: Mapping[str, 
 
 def position_map(values: Float[Tensor, "layer position"], start: int, label: str) -> Figure:
     """Effect of a patch by layer and position, zero in the middle of the scale."""
-    figure, (axes,) = canvas(height=2.2)
+    figure, (axes,) = canvas(width=4.2, height=2.2)
     reach, (layers, positions) = float(values.abs().max()) or 1.0, values.shape
     extent = (start - 0.5, start + positions - 0.5, layers - 0.5, -0.5)
     image = _map(axes, values, -reach, reach, aspect="auto", extent=extent)
@@ -315,8 +315,10 @@ def dots(panels: Mapping[str, Mapping[str, Mapping[str, Values]]]) -> Figure:
         >>> figure = dots({"share that remains": cut})
     """
     series = list(dict.fromkeys(n for lines in panels.values() for x in lines.values() for n in x))
-    width = 7.0 if len(panels) > 1 or len(series) > 2 else 4.2
-    figure, axes = canvas(len(panels), width, 1.2 + 0.32 * max(map(len, panels.values())))
+    width = 7.0 if len(panels) > 1 else 4.2
+    in_a_row = len(series) if sum(map(len, series)) + 6 * len(series) < 12 * width else 1
+    tall = 1.0 + 0.32 * max(map(len, panels.values())) + 0.2 * math.ceil(len(series) / in_a_row)
+    figure, axes = canvas(len(panels), width, tall)
     for ax, (quantity, lines) in zip(axes, panels.items(), strict=True):
         for height, values in enumerate(lines.values()):
             for name, found in values.items():
@@ -329,7 +331,7 @@ def dots(panels: Mapping[str, Mapping[str, Mapping[str, Values]]]) -> Figure:
         ax.grid(axis="y", color=GREY, alpha=0.25)
     marks = [Line2D([], [], ls="", marker="o", color=COLOURS[i]) for i in range(len(series))]
     if len(series) > 1:
-        figure.legend(marks, series, loc="outside lower center", ncols=len(series))
+        figure.legend(marks, series, loc="outside lower center", ncols=in_a_row)
     return figure
 
 
@@ -436,7 +438,7 @@ def null_histogram(
     groups: Mapping[str, Sequence[float]], found: Mapping[str, float], xlabel: str
 ) -> Figure:
     """Histograms of a null distribution and others on common bins, lines for single values."""
-    figure, (axes,) = canvas(height=2.6)
+    figure, (axes,) = canvas(width=4.2, height=2.6)
     top = max(max(values) for values in groups.values()) or 1.0
     for (name, values), colour in zip(groups.items(), (GREY, BLUE, GREEN), strict=False):
         axes.hist(values, bins=24, range=(0, top), color=colour, alpha=0.7, label=name)

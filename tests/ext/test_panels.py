@@ -129,3 +129,10 @@ def test_sentences_below_a_diagram_are_in_words():
     assert min(map(len, lines)) >= 1
     assert max(box.bottom - box.top for line in lines for box in line) < panels.LINE
     assert sum(map(len, lines)) > 30
+
+
+def test_a_legend_of_long_names_is_a_column_and_the_panel_stays_narrow():
+    names = ["repaired, at nine tenths", "repaired, at full strength", "cost to the healthy model"]
+    size, (_, *legend) = parts(figures.dots({"loss": {"sink": {name: [0.1] for name in names}}}))
+    assert size[0] < panels.WIDE
+    assert [len(line) for line in legend] == [1, 1, 1]
