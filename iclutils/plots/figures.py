@@ -229,7 +229,7 @@ def attention(pattern: Float[Tensor, "dest src"], words: Sequence[str]) -> Figur
 def profile(named: Mapping[str, Float[Tensor, "distance"]], marks: Mapping[str, int]) -> Figure:
     """Mean attention by distance back, one line per head; a dotted line for each marked distance,
     with its name above."""
-    figure, (axes,) = canvas()
+    figure, (axes,) = canvas(width=4.2)
     for (name, values), *style in zip(named.items(), COLOURS, STROKES, strict=False):
         axes.plot(values, style[1], ms=3, lw=1, color=style[0], label=name)
     for name, where in marks.items():
