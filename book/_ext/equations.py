@@ -28,6 +28,8 @@ OTHERWISE = (
     (r"\\top\b", r"\\mathsf{T}"),
     (r"(\\t?frac)\s*(\d)\s*(\d)", r"\1{\2}{\3}"),
 )
+FORMULA = r'<span class="math[^>]*>.*?</span>'
+TOUCHED = re.compile(rf"\({FORMULA}[,.;:?!)]*|{FORMULA}[,.;:?!)]+")
 SIGN = re.compile(r"\\(?:[a-zA-Z]+|.)|.", re.DOTALL)
 OPENS = {"{", "(", "[", r"\{", r"\left", r"\begin"}
 CLOSES = {"}", ")", "]", r"\}", r"\right", r"\end"}
@@ -39,6 +41,7 @@ def connect(app: Sphinx) -> None:
     inline, block = partial(_add, tag="span", block=False), partial(_add, tag="div", block=True)
     app.add_html_math_renderer("mathml", (inline, None), (block, None))
     app.config.html_math_renderer = "mathml"
+    app.connect("html-page-context", _hold)
 
 
 def breakable(text: str) -> list[tuple[str, str]]:
@@ -69,7 +72,7 @@ def mathml(text: str, block: bool) -> str:
     root = ElementTree.fromstring(made)
     for node in root.iter():
         node.tag, node.tail = node.tag.rpartition("}")[2], None
-        node.text = (node.text or "").strip() or None
+        node.text = (node.text or "").strip() or None if node.tag != "mtext" else _kept(node.text)
         if node.text == BRACE:
             node.set("stretchy", "true")
         if node.text == NORM:  # both bars as high as a letter, also beside a power
@@ -85,6 +88,17 @@ def mathml(text: str, block: bool) -> str:
             node.tag, node[:] = "msub", [accented, index]
     root.set("xmlns", "http://www.w3.org/1998/Math/MathML")
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def _kept(words: str | None) -> str:
+    """Words of a formula with the blanks around them."""
+    return (words or "").replace(" ", "\u00a0")
+
+
+def _hold(app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """No line of a page ends between a formula and a bracket or stop that touches it."""
+    if "body" in context:
+        context["body"] = TOUCHED.sub(r'<span class="held">\g<0></span>', context["body"])
 
 
 def _add(self: Any, node: nodes.Element, tag: str, block: bool) -> None:

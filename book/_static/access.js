@@ -16,6 +16,16 @@ window.addEventListener("DOMContentLoaded", () => {
     printed.classList.toggle("wraps", !/\S {2,}\S/.test(printed.textContent));
 });
 
+/* Paper shows no code but lessons: what introduces a cell that shows nothing else is left out. */
+window.addEventListener("DOMContentLoaded", () => {
+  for (const words of document.querySelectorAll("article p")) {
+    if (!words.textContent.trim().endsWith(":")) continue;
+    const next = words.nextElementSibling;
+    const shown = next?.matches(".cell.tag_lesson, .cell:has(.cell_output), :not(.cell, p, section)");
+    words.classList.toggle("over-nothing", !shown && words.parentElement.matches("section"));
+  }
+});
+
 /* Paper is light, whatever the screen is. */
 let shown;
 window.addEventListener("beforeprint", () => {

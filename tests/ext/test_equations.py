@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from book._ext.equations import breakable, mathml
+from book._ext.equations import _hold, breakable, mathml
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,16 @@ def test_blanks_keep_their_width():
         "",
         "",
     ]
+
+
+def test_words_of_a_formula_keep_their_blanks():
+    assert "<mtext>all\u00a0</mtext>" in mathml(r"\sum_{\text{all } j} x", block=True)
+
+
+@pytest.mark.parametrize("around", ["({}", "{},", "({}).", "a {}?"])
+def test_no_line_ends_between_a_formula_and_what_touches_it(around):
+    formula = '<span class="math notranslate nohighlight"><math></math></span>'
+    context = {"body": around.format(formula)}
+    _hold(None, "", "", context, None)
+    said = around.removeprefix("a ").format(formula)
+    assert f'<span class="held">{said}</span>' in context["body"]

@@ -69,7 +69,7 @@
       const shares = m.weights.map((w, i) => `${i === DEMOS ? "its own token" : `example ${i + 1}`} ${Math.round(100 * w)} percent`).join(", ");
       const said = `The query looks at ${shares}. The step moves the answer from ${pair(m.start)} to ${pair(m.end)}.`;
       const view = `<div class="live-row-of">${plane("k", "Keys: where the query looks", `The keys. ${said}`, m.keys, m, state)}${plane("v", "Values: what is added up", `The values. ${said}`, m.values, m, state, path)}</div>` +
-        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the query's own token; its key is where the query is. On the right, the square is the answer from the own token alone, the diamond the head's output; the line between them adds one example after the other. The dual model is a linear map W of features φ of a key: one step of gradient descent on the four examples (k, v) takes its answer to the query, Wφ(q), along this line.</p>`;
+        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the query's own token; its key is where the query is. Among the values, the square is the answer from the own token alone, the diamond the head's output; the line between them adds one example after the other. The dual model is a linear map W of features φ of a key: one step of gradient descent on the four examples (k, v) takes its answer to the query, Wφ(q), along this line.</p>`;
       const numbers = [
         ["output", pair(m.end), `a step of ${m.length.toFixed(2)} from ${pair(m.start)}`],
         ["similarity", to(m.similarity), "of answers Wφ(k) to values v, by the step"],
