@@ -84,7 +84,10 @@ def test_wide_bars_are_folded_between_groups_and_the_scale_stands_before_each_pa
 
 
 def test_curves_are_not_folded_but_their_scale_stays_and_their_axis_is_named_in_words():
-    _, ((scale, rest), words) = parts(figures.profile({"one": torch.zeros(30)}, {}))
+    wide, (axes,) = figures.canvas()
+    axes.plot(torch.zeros(30))
+    axes.set(xlabel="distance back, tokens", ylabel="mean attention")
+    _, ((scale, rest), words) = parts(wide)
     assert scale.right == rest.left
     assert rest.right - rest.left > panels.WIDE
     assert len(words) == 3
