@@ -28,7 +28,7 @@ OTHERWISE = (
     (r"\\top\b", r"\\mathsf{T}"),
     (r"(\\t?frac)\s*(\d)\s*(\d)", r"\1{\2}{\3}"),
 )
-FORMULA = r'<span class="math[^>]*>.*?</span>'
+FORMULA = r'<span class="math[^>]*>(?:(?!</span>).)*</span>'
 TOUCHED = re.compile(rf"\({FORMULA}[,.;:?!)]*|{FORMULA}[,.;:?!)]+")
 SIGN = re.compile(r"\\(?:[a-zA-Z]+|.)|.", re.DOTALL)
 OPENS = {"{", "(", "[", r"\{", r"\left", r"\begin"}

@@ -39,10 +39,10 @@ def test_words_of_a_formula_keep_their_blanks():
     assert "<mtext>all\u00a0</mtext>" in mathml(r"\sum_{\text{all } j} x", block=True)
 
 
-@pytest.mark.parametrize("around", ["({}", "{},", "({}).", "a {}?"])
+@pytest.mark.parametrize("around", ["({}", "{},", "({}).", "a {}?", "{{}} of {},"])
 def test_no_line_ends_between_a_formula_and_what_touches_it(around):
     formula = '<span class="math notranslate nohighlight"><math></math></span>'
-    context = {"body": around.format(formula)}
+    context = {"body": around.replace("{{}}", formula).format(formula)}
     _hold(None, "", "", context, None)
-    said = around.removeprefix("a ").format(formula)
+    said = around.removeprefix("a ").removeprefix("{{}} of ").format(formula)
     assert f'<span class="held">{said}</span>' in context["body"]
