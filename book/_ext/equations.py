@@ -72,7 +72,8 @@ def mathml(text: str, block: bool) -> str:
     root = ElementTree.fromstring(made)
     for node in root.iter():
         node.tag, node.tail = node.tag.rpartition("}")[2], None
-        node.text = (node.text or "").strip() or None if node.tag != "mtext" else _kept(node.text)
+        said = node.text or ""  # words keep the blanks around them
+        node.text = said.replace(" ", "\u00a0") if node.tag == "mtext" else said.strip() or None
         if node.text == BRACE:
             node.set("stretchy", "true")
         if node.text == NORM:  # both bars as high as a letter, also beside a power
@@ -88,11 +89,6 @@ def mathml(text: str, block: bool) -> str:
             node.tag, node[:] = "msub", [accented, index]
     root.set("xmlns", "http://www.w3.org/1998/Math/MathML")
     return ElementTree.tostring(root, encoding="unicode")
-
-
-def _kept(words: str | None) -> str:
-    """Words of a formula with the blanks around them."""
-    return (words or "").replace(" ", "\u00a0")
 
 
 def _hold(app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: Any) -> None:
