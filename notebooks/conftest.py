@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Generator
 
 import pytest
 from iclutils.zoo import smollm2
 
-RESULTS = tempfile.TemporaryDirectory(prefix="iclutils-")
-
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Generator[None, None, None]:
-    """A kernel starts with its first cell: no hub, bars or kept results."""
+    """A kernel starts with its first cell: no hub, no bars."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("ICLUTILS_QUIET", "1")
-        patch.setenv("ICLUTILS_RESULTS", RESULTS.name)
         return (yield)
 
 

@@ -17,6 +17,8 @@ for _library in ("transformer_lens", "sklearn.linear_model", "matplotlib.pyplot"
     importlib.import_module(_library)
 
 ROOT = Path(__file__).parents[1]
+LONGEST = ("02_label_anchors.ipynb", "06_attention_circuits.ipynb", "03_ridge_ols.ipynb",
+           "07_every_lens.ipynb", "06_appendix.ipynb", "01_gpt2_induction.ipynb")  # fmt: skip
 # Drawn tests do not time themselves, and draw the same every time: a failure is there to stay.
 quiet = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("book", **quiet, derandomize=True)
@@ -24,9 +26,10 @@ settings.load_profile("book")
 
 
 def pytest_collection_modifyitems(items):
-    """The chapters and the pages, which take longest, begin at once, side by side."""
-    first = "test_chapters.py", "pages"
-    items.sort(key=lambda item: [name not in item.path.parts for name in first])
+    """What takes longest begins first: the largest notebooks, then the pages."""
+    order = [*LONGEST, "pages"]
+    places = {name: place for place, name in enumerate(order)}
+    items.sort(key=lambda item: min(places.get(part, 99) for part in item.path.parts))
 
 
 @pytest.fixture
@@ -112,30 +115,26 @@ def make_ledger(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def site():
-    """The built HTML, the one of ``make book``: of runs that are up to date, and of the committed
-    outputs for other chapters; built only where something changed."""
+    """The pages, built from the committed outputs, which nbval compares; only what changed."""
     from filelock import FileLock
 
-    from book._tools import build, run
+    from tools import build
 
-    folder = ROOT / "_build"
-    folder.mkdir(exist_ok=True)
-    with FileLock(folder / ".site.lock"):  # one build, even where several processes test
-        planned = [run.plan(name, {}, folder) for name in run.chapters()]
-        done = [each for each in planned if each.is_current()]
-        return build.render(build.stage(ROOT, folder, done), folder).parent
+    folder = ROOT / "_build" / "committed"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):  # one build, even where several processes test
+        assert not build.render(folder / "src", folder / "html", {})
+    return folder / "html"
 
 
 @pytest.fixture(scope="module")
 def browser():
     """An installed browser, without a network."""
-    from reader import FLAGS, PATIENCE
+    from reader import BROWSERS, FLAGS, PATIENCE
 
-    from book._tools import doctor
-
-    program = doctor.browser()
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
-        pytest.skip(f"no browser is installed: looked for {', '.join(doctor.BROWSERS)}")
+        pytest.skip(f"no browser is installed: looked for {', '.join(BROWSERS)}")
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
         started = playwright.chromium.launch(

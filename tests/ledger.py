@@ -2,9 +2,7 @@
 
 import yaml
 
-from book._tools import run
 from iclutils import claims
-from iclutils.files import read_json, write_json
 
 LEDGER = """
 - id: "90.first"
@@ -29,9 +27,6 @@ LEDGER = """
   tiers: {mini: {holds: "> 1"}}
   tolerance: a bar for the test
 """
-RECORD = {"chapter": "90_demo", "machine": {"cores": 2}, "seconds": 1.5, "date": "2026-01-01",
-          "commit": "1" * 40, "science": {"measure": "1", "sizes": "1"}}  # fmt: skip
-CELLS = ['tier = "mini"\nmodel = ""\nweights = "trained"\nseed = 0\n', "1 + 1"]
 
 
 def measured(name, value, spread=0.0, count=1, null=None, **where):
@@ -39,7 +34,9 @@ def measured(name, value, spread=0.0, count=1, null=None, **where):
     where = {"tier": "mini", "model": "m", "seed": 0, "device": "cpu"} | where
     own = None if null is None else claims.summary(null)
     found = claims.summary(value, spread, count)
-    return claims.keep(claims.find(name), found, own, claims.paired(value, null), **where)
+    return claims.write(
+        claims.results_folder(), claims.find(name), found, own, claims.paired(value, null), **where
+    )
 
 
 def entry(**changes):
@@ -62,18 +59,3 @@ def entry(**changes):
 def dump(*entries):
     """YAML in the order given: the order of criteria matters."""
     return yaml.safe_dump([*entries], sort_keys=False)
-
-
-def ran(root, value, tier="mini", **record):
-    """Leave behind what a run of the chapter would."""
-    done = run.plan("90", {"tier": tier}, root / "_build")
-    for claim in done.asks():
-        measured(claim, value, tier=done.kind)
-    notebook = read_json(done.source)
-    for number, cell in enumerate(notebook["cells"], 1):
-        cell["execution_count"], cell["metadata"]["papermill"] = number, {"duration": 0.1}
-        cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["2"]}]
-    write_json(done.notebook, notebook)
-    write_json(done.record, RECORD | {"tier": done.kind} | record)
-    write_json(done.stamp, {"parameters": done.parameters})
-    return done

@@ -7,11 +7,11 @@ that there is something to compare, and that it is fit to be compared and to be 
 import ast
 import json
 import re
+from pathlib import Path
 from typing import Any
 
-from book._tools import dependencies
-from book._tools.address import set_up_cell
 from iclutils import claims
+from iclutils.files import read_json
 from iclutils.plots.explorer import MIME
 
 IGNORED = {"nbval-ignore-output", "nbval-skip"}
@@ -38,6 +38,21 @@ def tags(cell):
 
 def code(notebook):
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+TOUR = read_json(Path(__file__).parents[1] / "notebooks/00_tour.ipynb")
+SET_UP = next(source(cell) for cell in TOUR["cells"] if "set-up" in tags(cell))
+
+
+def claims_in(cells):
+    """Ids of the ledger that code names, other than to show a stored result; of an f-string, such
+    as ``f"02.vanilla_{task}"``, all that it can mean."""
+    text = "\n".join(source(cell) for cell in cells if cell["cell_type"] == "code")
+    text = re.sub(r"\bbook\.(table|stored_result)\(.*?\)", "", text, flags=re.DOTALL)
+    named = set(re.findall(r"""["'](\d\d\.[a-z][\w{}]*)["']""", text))
+    patterns = [re.sub(r"\{\w+\}", r"\\w+", name) for name in named if "{" in name]
+    meant = {c for c in claims.ledger() for pattern in patterns if re.fullmatch(pattern, c)}
+    return meant | {name for name in named if "{" not in name}
 
 
 def is_checked(cell):
@@ -79,8 +94,8 @@ def _frame(notebook):
         if [tag in tags(cell) for cell in cells].count(True) != 1 or tag not in tags(cells[place]):
             yield f"code cell {place + 1} must be the only one tagged {tag}"
             return
-    if source(cells[1]) != set_up_cell():
-        yield "the set-up cell is not the shared one: run python -m book._tools address"
+    if source(cells[1]) != SET_UP:
+        yield "the set-up cell is not that of the tour, which all notebooks share"
     before = notebook["cells"][0]
     for cell in notebook["cells"]:
         if "remove-cell" in tags(cell):
@@ -150,7 +165,7 @@ def _claims(notebook, chapter, ledger):
         if cell["cell_type"] == "markdown":
             where = next((label for label in reversed(_labels(cell)) if label in wanted), where)
         else:
-            for claim in dependencies.claims_in([cell]):
+            for claim in claims_in([cell]):
                 named.setdefault(claim, set()).add(where)
     for claim in sorted(set(named) - set(ledger)):
         yield f"{claim} is not in the ledger"

@@ -2,6 +2,7 @@
 
 import time
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE = 180  # seconds that a page may take on a slow and busy machine
 FLAGS = (
     "--no-sandbox",

@@ -11,7 +11,6 @@ from ledger import dump, entry
 import iclutils
 from iclutils import claims, models, presets, session, zoo
 from iclutils.errors import IclError
-from iclutils.files import read_json
 from iclutils.zoo import smollm2
 
 Out = pytest.CaptureFixture[str]
@@ -83,12 +82,36 @@ def test_beginning_fixes_the_global_seed_and_float32():
 
 @pytest.mark.usefixtures("score")
 def test_a_check_is_judged_and_written(capsys, tmp_path):
-    iclutils.begin(seed=2).check("01.score", [0.9, 0.9, 0.9], null=(0.2, 0.1, 2), head=[4, 5])
+    iclutils.begin().check("01.score", [0.9, 0.9, 0.9], null=(0.2, 0.1, 2), head=[4, 5])
     assert not capsys.readouterr().out.splitlines()[1:]
-    stored = read_json(tmp_path / "results/mini/01.score.json")
-    assert (stored["seed"], stored["count"], stored["detail"]) == (2, 3, {"head": [4, 5]})
-    assert stored["model"] == ", ".join(MINI.models("01"))
-    assert [stored["null"][key] for key in ("value", "spread", "count")] == [0.2, 0.1, 2]
+    result = claims.read_results(tmp_path / "results")["mini", "01.score"]
+    assert (result.seed, result.count, result.detail) == (0, 3, {"head": [4, 5]})
+    assert result.model == ", ".join(MINI.models("01"))
+    assert [result.null[key] for key in ("value", "spread", "count")] == [0.2, 0.1, 2]
+
+
+@pytest.mark.usefixtures("score")
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        ({}, "results"),
+        ({"seed": 2}, "results/seed-2"),
+        ({"model": "induction-3"}, "results/model-induction-3"),
+        ({"model": "owner/name@1", "seed": 1}, "results/seed-1/model-owner_name_1"),
+        ({"model": "smollm2"}, "results"),  # the tier's own, by its name
+    ],
+)
+def test_another_seed_or_model_is_not_taken_for_the_books(given, folder, tmp_path):
+    assert iclutils.begin(**given, device="cpu").results == tmp_path / folder
+
+
+def test_a_relative_folder_is_the_one_that_the_user_sees(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    book = iclutils.begin(model="mine", device="cpu")
+    monkeypatch.chdir("/")
+    assert book.models("01") == (str(tmp_path / "mine"),)
 
 
 def cut_out(network):
@@ -115,8 +138,8 @@ def test_the_null_is_the_same_network_without_training(capsys, tmp_path):
         assert torch.equal(cut.W_pos, whole.W_pos)
     null.check("01.score", math.nan)
     null.check("01.score", [0.1, 0.2])
-    stored = read_json(tmp_path / "results/mini-null/01.score.json")
-    assert (stored["value"], stored["count"]) == (pytest.approx(0.15), 2)
+    result = claims.read_results(tmp_path / "results")["mini-null", "01.score"]
+    assert (result.value, result.count) == (pytest.approx(0.15), 2)
 
 
 @pytest.mark.usefixtures("score")
@@ -150,22 +173,24 @@ def test_a_published_model_is_judged_where_it_belongs_and_reported_elsewhere(
     assert capsys.readouterr().out.splitlines()[1:] == [
         f"measured        {away}.score = 0.25 (score, a fraction)"
     ]
-    (stored,) = (tmp_path / "results/paper").iterdir()
-    assert (stored.name, read_json(stored)["model"]) == (f"{home}.score.json", model)
+    ((key, result),) = claims.read_results(tmp_path / "results").items()
+    assert (key, result.model) == (("paper", f"{home}.score"), model)
 
 
 def test_what_was_noted_beside_a_claim_of_the_real_model(make_ledger, capsys):
     make_ledger("01_demo", ledger("01", "real"))
     iclutils.begin("real", device="cpu").check("01.score", [0.9, 0.8], curve=[1.0, 2.0])
     iclutils.begin("real", device="cpu", weights="random").check("01.score", 0.1, curve=[3.0])
-    kept = iclutils.begin("real", device="cpu").kept("01.score")
-    assert kept == {
+    stored = iclutils.begin("real", device="cpu").stored_result("01.score")
+    assert stored == {
         "value": pytest.approx(0.85),
         "spread": pytest.approx(0.05),
         "curve": [1.0, 2.0],
     }
-    assert iclutils.begin(device="cpu").kept("01.score") == {}  # it is not committed
-    assert iclutils.begin("real", device="cpu", weights="random").kept("01.score")["curve"] == [3.0]
+    assert iclutils.begin(device="cpu").stored_result("01.score") == {}  # it is not committed
+    assert iclutils.begin("real", device="cpu", weights="random").stored_result("01.score")[
+        "curve"
+    ] == [3.0]
 
 
 def test_a_table_shows_claims_in_every_column(score, capsys):

@@ -12,7 +12,7 @@ from iclutils.files import read_json
 
 PACKAGE = Path(__file__).parents[1] / "iclutils"
 COMMON = {"errors", "files", "progress", "room", "zoo"}
-BOOK = {"claims", "presets", "remember", "science", "scorecard", "session"}
+BOOK = {"claims", "presets", "cache", "scorecard", "session"}
 MAY_IMPORT = {
     "__init__": {*COMMON, "your_model", "session"},  # when a name is first used
     "__main__": {*COMMON, "commandline", "doctor", "models", "your_model", "session"}
@@ -32,11 +32,10 @@ MAY_IMPORT = {
     "plots": COMMON,
     "presets": COMMON,
     "claims": {*COMMON, "presets"},
-    "science": {"files"},
-    "remember": {*COMMON, "claims", "science"},
+    "cache": {*COMMON, "claims"},
     "scorecard": {"claims"},
     "session": {*COMMON, *BOOK, "models", "tasks"},
-    "doctor": {*COMMON, "remember"},
+    "doctor": COMMON,
     "your_model": {*COMMON, "models", "session"},
 }
 

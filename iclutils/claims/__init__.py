@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from filelock import FileLock
 from scipy.stats import t as student
 
 from .. import presets
@@ -219,22 +220,71 @@ def read_ledger(path: Path) -> dict[str, Claim]:
     return claims
 
 
-def keep(
+def write(
+    folder: Path,
     claim: Claim,
     measured: Summary,
     null: Summary | None = None,
     paired: Summary | None = None,
     **where: Any,
 ) -> Result:
-    """Write a mean with its provenance as JSON, if it can be judged. ``paired`` is its difference
-    from the null where they were measured in pairs; ``where`` has the other fields of a ``Result``:
-    tier, model, seed, device, detail."""
-    made = [_measured(claim, where["tier"], *each) for each in (measured, null) if each]
-    own = made[1] | ({"paired": paired} if paired else {}) if null else None
-    result = Result(claim.id, **made[0], null=own, **provenance(), **where)
+    """Write a mean with its provenance into ``folder/TIER/NN.json``, one file for each chapter and
+    tier, in the place of an earlier one of the claim.
+
+    Args:
+        folder: that of all tiers.
+        claim: the claim that is measured.
+        measured: mean, standard error and number of repetitions; refused if it cannot be judged.
+        null: the same of the null, where the cell measures one.
+        paired: the difference from that null, where they were measured in pairs.
+        where: the other fields of a ``Result``: tier, model, seed, device, detail.
+    """
+    stored = [_measured(claim, where["tier"], *each) for each in (measured, null) if each]
+    own = stored[1] | ({"paired": paired} if paired else {}) if null else None
+    result = Result(claim.id, **stored[0], null=own, **provenance(), **where)
     _refuse(result)
-    write_json(results_folder() / result.tier / f"{claim.id}.json", asdict(result))
+    path = folder / result.tier / f"{claim.chapter}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.stem}.lock")):  # of a chapter and its appendix
+        before = read_file(path) if path.is_file() else {}
+        write_file(path, before | {claim.id: result})
     return result
+
+
+def write_file(path: Path, results: Mapping[str, Result]) -> None:
+    """Write the results of a chapter at a tier, by claim. Those with the same provenance stand
+    together, so that it is written once."""
+    runs: list[dict[str, Any]] = []
+    for name in sorted(results):
+        fields = asdict(results[name])
+        del fields["id"]
+        values = {key: fields.pop(key) for key in ("value", "spread", "count", "null", "detail")}
+        run = next((r for r in runs if {k: r[k] for k in fields} == fields), None)
+        if run is None:
+            runs.append(run := fields | {"claims": {}})
+        run["claims"][name] = {
+            key: value for key, value in values.items() if value not in (None, {})
+        }
+    write_json(path, {"runs": runs})
+
+
+def read_file(path: Path) -> dict[str, Result]:
+    """Read the results of a chapter at a tier, by claim; claims that the ledger no longer has are
+    left out, and a value that its measure cannot give is refused."""
+    results = {}
+    try:
+        for run in read_json(path)["runs"]:
+            measured = run.pop("claims")
+            for name in measured.keys() & ledger().keys():
+                fields = {"value": None} | measured[name]
+                for each in filter(None, (fields, fields.get("null"))):
+                    numbers = (each.get("value"), each["spread"], each["count"])
+                    each |= _measured(find(name), run["tier"], *numbers)
+                _refuse(result := Result(name, **fields, **run))
+                results[name] = result
+    except (TypeError, ValueError, KeyError, AttributeError) as error:  # an IclError, too
+        raise IclError(f"{path} holds no results of a chapter ({error}). Delete it.") from error
+    return results
 
 
 def summary(value: Any, spread: float = 0.0, count: int = 1) -> Summary:
@@ -323,9 +373,10 @@ def provenance() -> dict[str, Any]:
 
 
 def results_folder() -> Path:
-    """Where results are written: ``$ICLUTILS_RESULTS``, or ``_build/results`` of the checkout,
-    or ``iclutils-results`` in the current folder (an installed package, as on Colab)."""
-    return output_folder("ICLUTILS_RESULTS", "_build/results", "iclutils-results")
+    """Return the folder that results are written to: ``$ICLUTILS_RESULTS``, as the runner of the
+    chapters sets it; for a notebook that is run by hand ``_build/by_hand`` of the checkout, or
+    ``iclutils-results`` in the current folder (an installed package, as on Colab)."""
+    return output_folder("ICLUTILS_RESULTS", "_build/by_hand", "iclutils-results")
 
 
 def result_folders() -> list[Path]:
@@ -333,30 +384,16 @@ def result_folders() -> list[Path]:
     return [CHECKOUT / "book" / "results", results_folder()]
 
 
-def read_results(*folders: Path, name: str = "*") -> dict[tuple[str, str], Result]:
+def read_results(*folders: Path, name: str = "") -> dict[tuple[str, str], Result]:
     """Results by (tier, claim id), of all claims or one; of folders the later one wins."""
-    found: dict[tuple[str, str], Result] = {}
-    for path in (path for folder in folders for path in sorted(folder.glob(f"*/{name}.json"))):
-        known = read_json(path)
-        try:
-            result = of_json(known)
-            found[result.tier, result.id] = result
-        except (TypeError, ValueError, KeyError) as error:  # an IclError is a ValueError
-            raise IclError(f"{path} is not a result ({error}). Delete it.") from error
-    return found
-
-
-def of_json(known: dict[str, Any]) -> Result:
-    """A stored result; what the ledger does not know, or the measure cannot give, is refused."""
-    if known["id"] not in ledger():
-        raise IclError(f"claim {known['id']!r} is no longer in the ledger")
-    for each in filter(None, (known, known.get("null"))):
-        each.pop("verdict", None)  # older runs stored it
-        numbers = (each[key] for key in ("value", "spread", "count"))
-        each |= _measured(find(known["id"]), known["tier"], *numbers)
-    result = Result(**known)
-    _refuse(result)
-    return result
+    files = f"*/{name[:2] or '*'}.json"
+    return {
+        (result.tier, key): result
+        for folder in folders
+        for path in sorted(folder.glob(files))
+        for key, result in read_file(path).items()
+        if name in ("", key)
+    }
 
 
 @cache

@@ -7,10 +7,12 @@ Every head has a query, key and value of its own: grouped ones are written out (
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -57,6 +59,8 @@ class HubModel:
 
 PINNED = read_json(Path(__file__).with_name("hub.json"))
 HUB = {name: HubModel(**known) for name, known in PINNED.items()}
+CACHE_ROUNDING = 1e-2  # of the largest logit: float32 gives 1e-6 to 1e-4, an empty cache .1 to 1
+
 # GPT-J is no entry, because the SHA-256 of its safetensors weights could not be confirmed; they
 # are at load("EleutherAI/gpt-j-6b@f3f428825b6fc4c087af475ea729ac652edeee33").
 
@@ -136,10 +140,35 @@ def load(
             "way that this package cannot write out for each head. Use a model with separate "
             "projections, such as Llama, Mistral or Qwen, or one without grouped heads."
         )
+    _check_cache(bridge, name)
     if fold:
         bridge.enable_compatibility_mode(disable_warnings=True)
         bridge.requires_grad_(False)
     return bridge
+
+
+def _check_cache(bridge: TransformerBridge, name: str) -> None:
+    """Refuse a network that forgets what it has read into a cache of keys and values.
+
+    Of two libraries that do not fit, one can hand the cache on by a name that the other does not
+    know: then it stays empty, without an error, and logits are wrong by nats.
+    """
+    if "past_key_values" not in inspect.signature(bridge.original_model.forward).parameters:
+        return
+    tokens = torch.tensor([[1, 2, 3]], device=bridge.cfg.device) % bridge.cfg.d_vocab
+    with torch.no_grad():
+        whole = bridge(tokens)[0, -1]
+        _, past = bridge(tokens[:, :2], use_cache=True, return_type="logits_and_cache")
+        again = bridge(tokens[:, 2:], past_key_values=past)[0, -1]
+    gap, scale = float((whole - again).abs().max()), float(whole.abs().max())
+    if gap > CACHE_ROUNDING * max(scale, 1.0):
+        names = ("transformers", "transformer-lens")
+        versions = (f"{each} {metadata.version(each)}" for each in names)
+        raise IclError(
+            f"{name!r} gives other logits with a cache of keys and values than without ({gap:.2g}, "
+            f"of logits up to {scale:.2g}): {' and '.join(versions)} do not fit. Install versions "
+            "that pyproject.toml admits: pip install 'transformers<5.24'."
+        )
 
 
 def edit_weights(

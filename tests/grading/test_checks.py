@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from book._tools.address import set_up_cell
 from grading import handout
 from random_prompts import random_prompts
 from scipy.stats import ttest_rel
@@ -23,7 +24,6 @@ from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 from torch.nn.functional import scaled_dot_product_attention
 
-from book._tools.address import set_up_cell
 from iclutils import checks
 from iclutils.chapters.attention_circuits import stability
 from iclutils.chapters.contrastive_kernel import dual, features

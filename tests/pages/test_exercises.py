@@ -14,12 +14,12 @@ from types import ModuleType
 import matplotlib.pyplot as plt
 import nbformat
 import pytest
+from book._tools.__main__ import LINE
+from book._tools.run import NOTEBOOKS
 from mistakes import MISTAKES
 from notebook_rules import code, source, tags
 
-from book._tools.__main__ import LINE
 from book._tools.exercises import with_exercises
-from book._tools.run import NOTEBOOKS
 from iclutils.files import read_json
 from iclutils.session import UNFILLED
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbval.plugin import get_sanitize_patterns
-from notebook_rules import code, faults, printed, problems, source
+from notebook_rules import claims_in, code, faults, printed, problems, source
 
-from book._tools import dependencies
 from iclutils import claims
 from iclutils.files import read_json
 
@@ -31,7 +30,7 @@ def name(path):
 
 def judged_by(path):
     """Claims of the ledger that a notebook names; several of one number share their ledger."""
-    named = dependencies.claims_in(read_json(path)["cells"])
+    named = claims_in(read_json(path)["cells"])
     return {k: c for k, c in claims.ledger().items() if c.chapter == path.stem[:2] and k in named}
 
 

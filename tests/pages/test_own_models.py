@@ -10,10 +10,10 @@ from dataclasses import replace
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
+from book._tools.run import LEFT_OUT, NOTEBOOKS, resolve
 from notebook_rules import source, tags
 from tiny import real_tokenizer, save_gpt2, save_grouped
 
-from book._tools.run import LEFT_OUT, NOTEBOOKS, resolve
 from iclutils import IclError, claims, presets
 from iclutils.files import read_json, sha256
 from iclutils.models import language

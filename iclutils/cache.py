@@ -1,0 +1,122 @@
+"""Measurements stored on disk, so that an interrupted run of a chapter goes on where it was.
+
+``joblib.Memory`` stores them. The key is what a measurement depends on: the code of this package,
+the versions of the libraries, the function, and its arguments: tensors by their content, models by
+their weights, generators by their state. A change of any file of the package measures all again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+from joblib import Memory
+from joblib.hashing import NumpyHasher
+from torch import Tensor, nn
+
+from . import claims
+from .errors import IclError
+from .files import PACKAGE
+from .zoo import smollm2
+
+Arguments = ParamSpec("Arguments")
+Value = TypeVar("Value")
+
+
+def cached(
+    function: Callable[Arguments, Value], *args: Arguments.args, **named: Arguments.kwargs
+) -> Value:
+    """Return ``function(*args, **named)``, from disk if it was computed before by the same code.
+
+    A generator among the arguments is left in the state in which the function left it. Use
+    ``Session.cached`` in a notebook: at the tier ``mini`` it computes and stores nothing.
+
+    Raises:
+        IclError: for a model with hooks, a function whose code cannot be read, or one that draws
+            from a generator that is not among its arguments.
+    """
+    draws = [x for x in (*args, *named.values()) if isinstance(x, torch.Generator)]
+    stored = Memory(folder(), verbose=0, compress=1).cache(
+        _call, ignore=["function", "args", "named"]
+    )
+    value, states = stored(
+        _Hasher().hash((_versions(), function, args, named)), function, args, named
+    )
+    for generator, state in zip(draws, states, strict=True):
+        generator.set_state(state)
+    return cast(Value, value)
+
+
+def folder() -> Path:
+    """Return the folder of the measurements, in the user's cache; it may be deleted at any time."""
+    return smollm2.cache() / "measured"
+
+
+def _call(key: str, function: Callable[..., Value], args: Any, named: Any) -> tuple[Value, Any]:
+    value = function(*args, **named)
+    draws = [x for x in (*args, *named.values()) if isinstance(x, torch.Generator)]
+    return value, [draw.get_state() for draw in draws]
+
+
+@cache
+def _versions() -> str:
+    """Hash the package's code and data, and name the libraries."""
+    digest = hashlib.sha256(repr(claims.provenance()["versions"]).encode())
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix in (".py", ".toml", ".tsv", ".yml"):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+class _Hasher(NumpyHasher):
+    """joblib's hash, which also knows tensors, models, generators, devices and functions."""
+
+    def save(self, value: Any) -> None:
+        if isinstance(value, Tensor):
+            value = (str(value.dtype), value.detach().cpu().contiguous().numpy())
+        elif isinstance(value, nn.Module):
+            value = _weights(value)
+        elif isinstance(value, torch.Generator):
+            value = ("generator", value.get_state().numpy())
+        elif isinstance(value, torch.device):
+            value = str(value)
+        elif isinstance(value, FunctionType):
+            value = _code(value)
+        super().save(value)
+
+
+def _weights(model: nn.Module) -> tuple[Any, ...]:
+    """Return what tells a model from another: its sizes and weights."""
+    points = getattr(model, "hook_dict", {}).values()
+    if any(point.fwd_hooks or point.bwd_hooks for point in points):
+        raise IclError("A model with hooks is not cached: set them inside the function.")
+    settings = vars(getattr(model, "cfg", model)) or {}
+    plain = {k: v for k, v in settings.items() if isinstance(v, int | float | str | bool)}
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    return "model", type(model).__name__, plain, tensors
+
+
+def _code(function: FunctionType) -> tuple[Any, ...]:
+    """Return the name of a function of the package, or the source of a notebook's function and the
+    values of what it takes from there, functions included."""
+    name = f"{function.__module__}.{function.__qualname__}"
+    if function.__module__.startswith("iclutils.") and "<" not in name:
+        return (name,)
+    try:
+        source, names = inspect.getsource(function), inspect.getclosurevars(function)
+    except (OSError, TypeError) as error:
+        raise IclError(
+            f"The code of {name} cannot be read, so what it depends on is not known: write it as a "
+            "function (def) of the notebook, or call it without cached()."
+        ) from error
+    around = {**names.globals, **names.nonlocals}
+    around = {k: v for k, v in around.items() if not inspect.ismodule(v) and v is not function}
+    if draws := [k for k, v in around.items() if isinstance(v, torch.Generator)]:
+        raise IclError(f"{name} draws from {draws[0]}, so that would be left as it is: hand it in.")
+    return name, source, around

@@ -1,0 +1,76 @@
+"""The numbers of the chapters that ran here are the committed ones: to 1e-4, with the same verdict.
+
+The folder is the one that the notebooks wrote to, ``$ICLUTILS_RESULTS``, or the runner's. Two
+processors differ by rounding, which no verdict may feel.
+"""
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from iclutils import claims
+
+ROOT = Path(__file__).parents[1]
+FRESH = Path(os.environ.get("ICLUTILS_RESULTS") or ROOT / "_build/run/book/results")
+ROUNDING = 1e-4
+COLUMNS = sorted(path.name for path in FRESH.glob("*") if path.is_dir())
+
+
+def differences(column, fresh, committed):
+    """What is not the committed value, or was not measured, in a line each."""
+    now, before = claims.read_results(fresh), claims.read_results(committed)
+    for name, claim in claims.ledger().items():
+        ran = (fresh / column / f"{claim.chapter}.json").is_file()
+        if not ran or claims.of(column) not in claim.tiers or (column, name) not in before:
+            continue
+        if (column, name) not in now:
+            yield f"{name} was not measured"
+            continue
+        pairs = [(now[column, name], before[column, name])]
+        if all(each.null for each in pairs[0]):
+            pairs.append(tuple(claims.null_of(each, {}) for each in pairs[0]))
+        for one, other in pairs:
+            a, b = (math.nan if x.value is None else x.value for x in (one, other))
+            close = one.value is other.value or math.isclose(
+                a, b, rel_tol=ROUNDING, abs_tol=ROUNDING
+            )
+            if not close or one.verdict != other.verdict:
+                yield f"{name}: {b:.6g} ({other.verdict}) is committed, {a:.6g} ({one.verdict}) now"
+
+
+@pytest.mark.parametrize("column", COLUMNS or [pytest.param("", marks=pytest.mark.skip(
+    reason="no chapter was run here: python tools/run.py, or make test"))])  # fmt: skip
+def test_numbers_are_the_committed_ones(column):
+    assert not list(differences(column, FRESH, ROOT / "book/results"))
+
+
+def test_every_claim_has_a_committed_result():
+    results = claims.read_results(ROOT / "book/results")
+    assert not [
+        k for k, c in claims.ledger().items() if "mini" in c.tiers and ("mini", k) not in results
+    ]
+
+
+@pytest.mark.parametrize("change", ["a number", "a verdict", "one missing"])
+def test_a_change_is_seen(tmp_path, change):
+    column, path = "mini", ROOT / "book/results/mini/01.json"
+    results = claims.read_file(path)
+    name = next(k for k, r in results.items() if (r.value or 0) > 0.2 and can_change(k, r))
+    if change == "one missing":
+        del results[name]
+    else:
+        factor = 1.001 if change == "a number" else 0.0
+        results[name] = claims.replace(results[name], value=results[name].value * factor)
+    (tmp_path / "now" / column).mkdir(parents=True)
+    claims.write_file(tmp_path / "now" / column / "01.json", results)
+    found = list(differences(column, tmp_path / "now", ROOT / "book/results"))
+    assert len(found) == 1
+    assert found[0].startswith(name)
+
+
+def can_change(name, result):
+    """Whether a value a thousandth larger, and 0, are values that the measure can give."""
+    low, high = claims.find(name).range
+    return low <= 0 and low <= result.value * 1.001 <= high and claims.find(name).kind == "finding"
