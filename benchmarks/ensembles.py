@@ -13,8 +13,8 @@ from common import in_turns, options
 
 from iclutils.models.regressors import Shape
 from iclutils.tasks.regression import Task
-from iclutils.zoo.recipes.loop import take_step
-from iclutils.zoo.recipes.regression import RegressionRecipe
+from training.loop import take_step
+from training.regression import RegressionRecipe
 
 MEMBERS = 8
 # (d, layers, width, contexts in a batch)

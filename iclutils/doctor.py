@@ -163,7 +163,7 @@ def models() -> Iterator[Finding]:
         try:
             check_sums(zoo.ROOT / name, [line.partition("  ")[2] for line in lines], "")
         except IclError as error:
-            cure = f"{again}, or: python -m iclutils train {name}"
+            cure = f"{again}, or: python -m training {name}"
             broken.append(missing(str(error).strip(), cure))
     if not names:
         broken = [missing(f"no shipped model in {zoo.ROOT}", again)]

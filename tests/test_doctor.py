@@ -77,7 +77,7 @@ def test_shipped_models(monkeypatch, tmp_path):
     found = next(doctor.models())
     assert found.state == "missing"
     assert "does not match its recorded SHA-256" in found.what
-    assert "python -m iclutils train lsa-2" in found.cure
+    assert "python -m training lsa-2" in found.cure
     for folder in list(tmp_path.iterdir()):
         shutil.rmtree(folder)
     assert "no shipped model" in next(doctor.models()).what

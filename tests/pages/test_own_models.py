@@ -20,7 +20,7 @@ from iclutils.models import language
 from iclutils.models.regressors import Shape
 from iclutils.tasks.regression import Task
 from iclutils.zoo import smollm2
-from iclutils.zoo.recipes import loop, regression
+from training import loop, regression
 
 pytestmark = pytest.mark.usefixtures("results_elsewhere")
 

@@ -13,8 +13,8 @@ from iclutils import models, zoo
 from iclutils.models import lsa as lsa_models
 from iclutils.models import regressors
 from iclutils.tasks.regression import Task, sample
-from iclutils.zoo import recipes
-from iclutils.zoo.recipes import curves, induction, language, loop, lsa, regression
+import training as recipes
+from training import curves, induction, language, loop, lsa, regression
 
 
 @pytest.mark.parametrize("name", recipes.names())
