@@ -24,7 +24,6 @@ from . import (
     live,
     markdown,
     pages,
-    panels,
     roles,
     scorecard,
 )
@@ -61,7 +60,6 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.connect("builder-inited", lambda _: markdown.read_results.cache_clear())
     app.connect("html-page-context", every_page.describe)
     app.connect("html-page-context", every_page.load_scripts)
-    app.connect("html-page-context", panels.stack)
     app.connect("build-finished", _write_scripts)
     if silent := app.extensions.get("sphinx_multitoc_numbering"):
         silent.parallel_read_safe = True  # it numbers pages after all are read, and does not say so

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from book._ext.scorecard import badge
-from book._tools import build, lectures, run
+from book._tools import build, run
 from iclutils import claims, presets, scorecard
 
 ROOT = Path(__file__).parents[2]
@@ -136,17 +136,3 @@ def test_the_scorecard_has_each_claim_with_its_verdicts(site):
     shown += [(null.verdict, True) for null in nulls]
     found = Counter(f'{badge(*each)[1]}">{each[0]}<' for each in shown)
     assert {shown: html.count(shown) for shown in found} == found
-
-
-def test_each_chapter_is_two_lectures_of_at_most_ninety_minutes(site):
-    pytest.importorskip("bs4")
-    chapters = lectures.read(site, [], ROOT / "_build")
-    assert [chapter.name for chapter in chapters] == sorted(claims.chapters())
-    for chapter in chapters:
-        told = {number: minutes for number, _, minutes in chapter.lectures()}
-        assert sorted(told) == [1, 2]
-        assert all(45 < minutes <= lectures.LECTURE for minutes in told.values()), chapter.name
-        for part in chapter.parts:  # without a label in the notebook: the question alone
-            assert part.is_exercise or part.minutes > lectures.QUESTION, part.anchor
-            assert part.is_exercise or all(cell.get_text() for cell in (part.ask, part.answer))
-        assert any(part.wrong for part in chapter.parts), chapter.name
