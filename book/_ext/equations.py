@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,7 @@ OTHERWISE = (  # what the converter does not know
     (r"\\[bB]ig[lr]?(?![a-zA-Z])", ""),
 )
 LETTER = re.compile(r"\\math(bb|cal)\s*(?:\{([A-Z])\}|([A-Z]))")
-KINDS = {"bb": "DOUBLE-STRUCK", "cal": "SCRIPT"}
+LETTERS = {"bb": "𝔸𝔹ℂ𝔻𝔼𝔽𝔾ℍ𝕀𝕁𝕂𝕃𝕄ℕ𝕆ℙℚℝ𝕊𝕋𝕌𝕍𝕎𝕏𝕐ℤ", "cal": "𝒜ℬ𝒞𝒟ℰℱ𝒢ℋℐ𝒥𝒦ℒℳ𝒩𝒪𝒫𝒬ℛ𝒮𝒯𝒰𝒱𝒲𝒳𝒴𝒵"}
 
 
 def connect(app: Sphinx) -> None:
@@ -44,11 +43,7 @@ def mathml(text: str, display: str) -> str:
 
 def _letter(found: re.Match[str]) -> str:
     """Return a letter of its own code: browsers leave out the attribute for such letters."""
-    name = f"{KINDS[found[1]]} CAPITAL {found[2] or found[3]}"
-    try:
-        return unicodedata.lookup(f"MATHEMATICAL {name}")
-    except KeyError:
-        return unicodedata.lookup(name)
+    return LETTERS[found[1]][ord(found[2] or found[3]) - ord("A")]
 
 
 def _add(self: Any, node: nodes.Element, tag: str) -> None:

@@ -22,5 +22,5 @@ def test_a_formula_is_mathml(text, part):
 
 
 def test_an_unknown_command_is_an_error():
-    with pytest.raises(ValueError, match="unknown command .nonsense"):
+    with pytest.raises(ValueError, match="unknown command"):
         mathml(r"\nonsense{1}", "inline")

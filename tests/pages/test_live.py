@@ -163,7 +163,7 @@ def gpt2_difference(reader, key, count, change=("", "")):
 BALANCED = "a1=2&b1=0&c1=0&d1=0&" + "&".join(
     f"c{i}={v}&d{i}=0&a{i}=2&b{i}=0" for i, v in ((2, -1), (3, 1), (4, -1))
 )
-QUICK = ("induction-3-4000", "detour")  # the checkpoints before have the same shapes
+QUICK = ("induction-3-4000",)  # the checkpoints before have the same shapes
 
 
 @pytest.mark.parametrize(
@@ -271,6 +271,7 @@ MUTATIONS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("change", MUTATIONS.values(), ids=MUTATIONS)
 def test_a_changed_engine_is_found(reader, change):
     from playwright.sync_api import Error
@@ -491,6 +492,7 @@ def test_the_tasks_of_the_induction_pair_can_be_solved(reader):
     soon(lambda: "Nothing repeats" in told.text_content(), True)
 
 
+@pytest.mark.nightly
 def test_the_buttons_of_the_letters_use_what_is_typed(reader):
     tab = opened(reader, "induction", "off=1.3&model=nonesuch")
     assert "cannot be “nonesuch”" in tab.locator(".live-news").text_content()
@@ -553,6 +555,7 @@ TASKS = {  # of each figure, for each task: a state in the address, then what th
 }  # fmt: skip
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", TASKS)
 def test_the_other_tasks_can_be_solved(reader, name):
     """By what the reader does, not by a state that was sent; what was found stays in sight."""
@@ -586,6 +589,7 @@ def test_the_address_holds_every_figure_of_a_page(reader):
     assert tab.url.endswith("#live-step?rate=4;live-waves?scale=2"), "it changes nothing"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["points", "waves"])
 def test_points_are_dragged(reader, name):
     tab = opened(reader, name)
@@ -625,6 +629,7 @@ PHONE = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.nightly
 @PHONE
 @pytest.mark.parametrize("name", ["points", "waves", "smoother"])
 def test_points_are_dragged_by_touch(reader, name):
@@ -643,6 +648,7 @@ def test_points_are_dragged_by_touch(reader, name):
     assert tab.evaluate("scrollY") == scrolled
 
 
+@pytest.mark.nightly
 @PHONE
 def test_a_slider_is_moved_across_and_lets_the_page_scroll(reader):
     tab = opened(reader, "points")
@@ -659,6 +665,7 @@ def test_a_slider_is_moved_across_and_lets_the_page_scroll(reader):
     assert slider.input_value() == moved
 
 
+@pytest.mark.nightly
 def test_every_prompt_of_the_record_can_be_chosen(reader):
     """The last one is of the last function."""
     tab = opened(reader, "lenses", "prompt=99")
@@ -667,6 +674,7 @@ def test_every_prompt_of_the_record_can_be_chosen(reader):
     assert last["text"].split("\n")[-1].strip() in tab.locator(".live-view pre").inner_text()
 
 
+@pytest.mark.nightly
 @PHONE
 def test_a_head_of_the_record_is_large_enough_for_a_thumb(reader):
     tab = opened(reader, "lenses")
@@ -677,7 +685,7 @@ def test_a_head_of_the_record_is_large_enough_for_a_thumb(reader):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-@pytest.mark.parametrize("name", live.FIGURES)
+@pytest.mark.parametrize("name", SHOWN)
 def test_a_still_is_the_first_state(reader, name):
     tab = opened(reader, name)
     numbers, view = (tab.locator(f".live-{part}").inner_html() for part in ("numbers", "view"))
@@ -696,7 +704,7 @@ FIRST = """async () => { const began = performance.now();
 
 @pytest.mark.nightly
 def test_how_fast_figures_answer_is_measured(reader):
-    """``ICLUTILS_TIMES=write`` commits it, for the status page; no time is asserted."""
+    """``ICLUTILS_TIMES=write`` commits it, for the record; no time is asserted."""
     figures = {}
     for name in live.FIGURES:
         tab, changes = reader.open(name), []
@@ -722,7 +730,7 @@ def test_how_fast_figures_answer_is_measured(reader):
 
 
 @pytest.mark.parametrize("reader", [{"java_script_enabled": False}], indirect=True)
-@pytest.mark.parametrize("name", live.FIGURES)
+@pytest.mark.parametrize("name", SHOWN)
 def test_where_scripts_are_off_the_still_stands(reader, name):
     tab = reader.open(name)
     assert tab.locator(".live-view svg").first.is_visible()

@@ -233,7 +233,9 @@ def test_a_readers_own_model_gets_numbers_and_no_verdicts(small, tmp_path, reque
     [
         ("00", None, {}, "There is no folder"),
         ("01", {"n_positions": 40}, {}, r"L = 30 needs 61 positions and the model has 40"),
-        ("02", SMALL, {"tasks": "topics"}, "choose a text task"),
+        pytest.param(
+            "02", SMALL, {"tasks": "topics"}, "choose a text task", marks=pytest.mark.nightly
+        ),
         ("02", SMALL, {"tasks": "sst3"}, r"Unknown task 'sst3'\. Did you mean 'sst2'"),
     ],
 )
