@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from reader import Reader
 
-from book._tools import build
+from tools import build
 
 pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = {"desktop": 1280, "phone": 390}
-EVERY = [*build.pages(ROOT), "search?q=head", "genindex"]
+LISTED = re.findall(r"^[\s-]*(?:root|file): *(\S+)", (ROOT / "_toc.yml").read_text(), re.M)
+EVERY = [*LISTED, "search?q=head", "genindex"]
 KINDS = ["book/intro", "notebooks/01_gpt2_induction", "book/scorecard"]
 QUICK = "desktop, light; phone, dark"
 SCRIPT = Path(__file__).with_name("page.js")
@@ -254,7 +255,7 @@ def test_a_chapter_becomes_a_pdf(site, tmp_path):
 @pytest.mark.nightly
 def test_the_packed_book_works_wherever_it_is_unpacked(browser, site, tmp_path):
     (tmp_path / "html").symlink_to(site)
-    packed = build.pack(tmp_path)
+    packed = build.pack(tmp_path / "html")
     folder = tmp_path / "Bücher & mehr, 100 %"
     with zipfile.ZipFile(packed) as archive:
         archive.extractall(folder)

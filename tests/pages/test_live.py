@@ -8,7 +8,6 @@ import os
 import re
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import pytest
@@ -17,10 +16,8 @@ from reader import soon
 from transformers import GPT2LMHeadModel
 
 from book._ext import live
-from book._tools import machine
 from iclutils import claims, models, zoo
 from iclutils.chapters.contrastive_kernel import dual
-from iclutils.files import read_json, write_json
 from iclutils.interp import circuit, clean_corrupt, graph, patching
 from iclutils.interp.at_query import scores
 from iclutils.interp.hooks import cut_attention, run_with_hooks
@@ -694,39 +691,6 @@ def test_a_still_is_the_first_state(reader, name):
     if os.environ.get("ICLUTILS_STILLS") == "write":
         path.write_text(drawn, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == drawn, "set ICLUTILS_STILLS=write and look at it"
-
-
-FIRST = """async () => { const began = performance.now();
-    document.querySelector(".live-run").click();
-    while (!document.querySelector(".live-on")) await new Promise(requestAnimationFrame);
-    return performance.now() - began; }"""
-
-
-@pytest.mark.nightly
-def test_how_fast_figures_answer_is_measured(reader):
-    """``ICLUTILS_TIMES=write`` commits it, for the record; no time is asserted."""
-    figures = {}
-    for name in live.FIGURES:
-        tab, changes = reader.open(name), []
-        first = tab.evaluate(FIRST)
-        for number in range(len(controls(tab))):  # each from the first state
-            after(tab, tab.get_by_role("button", name="Reset").click)
-            act, *given = controls(tab)[number]
-            after(tab, partial(act, *given))
-            changes.append(int(tab.locator(".live-figure").get_attribute("data-ms")))
-        figures[name] = [round(first), round(median(changes)), max(changes)]
-    told = {
-        "date": claims.provenance()["date"],
-        "commit": claims.commit().rstrip("+"),
-        "machine": machine.describe(),
-        "browser": f"Chromium {reader.tab.context.browser.version}",
-        "load": round(os.getloadavg()[0], 1),
-        "figures": figures,
-    }
-    path = ROOT / "book/runs/live.json"
-    if os.environ.get("ICLUTILS_TIMES") == "write":
-        write_json(path, told)
-    assert read_json(path)["figures"].keys() == figures.keys()
 
 
 @pytest.mark.parametrize("reader", [{"java_script_enabled": False}], indirect=True)

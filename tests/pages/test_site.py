@@ -8,11 +8,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from book._ext.scorecard import anchor
-from book._tools import build, run
 from iclutils import claims, presets, scorecard
 
 ROOT = Path(__file__).parents[2]
-FRAGMENTS = {"errata", "not_run"}  # folders of texts that pages include
+INCLUDED = re.compile(r"```\{include\} (\S+)")
 LIMIT = 2_000_000  # bytes that one page may cost its reader
 
 
@@ -70,10 +69,11 @@ def inside(link):
 
 
 def test_every_page_is_in_the_contents_and_built(site):
-    listed = build.pages(ROOT)
-    written = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "book").rglob("*.md")]
-    written = [path for path in written if path.parent.name not in FRAGMENTS]
-    chapters = [f"notebooks/{path.stem}" for path in run.NOTEBOOKS.glob("*.ipynb")]
+    listed = re.findall(r"^[\s-]*(?:root|file): *(\S+)", (ROOT / "_toc.yml").read_text(), re.M)
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "book").rglob("*.md")}
+    parts = {path.parent / name for path, text in texts.items() for name in INCLUDED.findall(text)}
+    written = [path.relative_to(ROOT).with_suffix("") for path in texts.keys() - parts]
+    chapters = [f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.ipynb")]
     assert sorted(listed) == sorted([*(path.as_posix() for path in written), *chapters])
     built = {site / f"{name}.html" for name in [*listed, "index", "search", "genindex"]}
     assert built == set(pages(site))
