@@ -11,22 +11,9 @@ from .commandline import DEVICE, SEED, CommandLine, named, option
 from .errors import IclError
 from .files import CHECKOUT, output_folder
 
-SHOWN = ("doctor", "run 01 --model path/to/folder", "show 01 --model gpt2", "train induction-0")
+SHOWN = ("run 01 --model path/to/folder", "show 01 --model gpt2", "train induction-0")
 LINE = CommandLine("iclutils", __doc__, SHOWN)
 command = LINE.command
-
-
-@command(
-    option("--network", action="store_true", help="also ask whether the hub answers"),
-    examples=("", "--network"),
-)
-def doctor(given: Namespace) -> int:
-    """Say whether chapters can run on this machine, and how to mend what is missing."""
-    from . import doctor
-
-    findings = doctor.examine(Path("_build"), network=given.network)
-    print(doctor.report(findings))
-    return 0 if doctor.healthy(findings) else 1
 
 
 @command(

@@ -1,8 +1,5 @@
 """The scorecard: every claim with what the source says, what was measured on small models, with
-random weights (the null), on a real model and on the source's own.
-
-Data and text only. The book's extension makes a page of it, ``make book`` prints totals.
-"""
+random weights (the null), on a real model and on the source's own. Data and text only."""
 
 from __future__ import annotations
 

@@ -1,13 +1,10 @@
 """The scorecard as data and text."""
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger import LEDGER, measured
 
-from book._tools import results
 from iclutils import claims, scorecard
 
 
@@ -62,23 +59,10 @@ def test_the_null_is_the_run_with_random_weights_or_the_cells_own(make_ledger, t
     assert (row["mini-null"].verdict, row["mini-null"].value) == ("does not hold", "0")
 
 
-def test_text_counts_findings_and_names_what_failed(make_ledger, tmp_path):
-    assert results.totals([]) == "No claims yet."
+def test_verdicts_are_counted_by_fields_of_their_claims(make_ledger, tmp_path):
     make_ledger("90_demo", LEDGER)
-    assert "Does not hold" not in results.totals(scorecard.rows({}))
-    for name, value in (("90.first", -1.0), ("90.second", 2.0)):
-        measured(name, value)
-    measured("90.first", 2.0, tier="mini-null")
-    text = results.totals(scorecard.rows(claims.read_results(tmp_path / "results")))
-    lines = [re.split(r" {2,}", line) for line in text.splitlines()]
-    assert lines[0] == ["findings on small models", *claims.JUDGED]
-    zeros, one = ["0"] * 5, ["0", "0", "0", "1", "0"]
-    counted = {"chapter 90": one, "papers": one, "study notes": zeros, "our own": zeros, "all": one}
-    assert lines[1:6] == [[name, *counts] for name, counts in counted.items()]
-    assert text.splitlines()[6:] == [
-        "0 identities, 0 hold",
-        "1 errata, 1 hold",
-        "findings, real model: 1 not run",
-        "findings, paper: 1 not run",
-        "Does not hold on small models: 90.first",
-    ]
+    measured("90.first", -1.0)
+    table = scorecard.rows(claims.read_results(tmp_path / "results"))
+    assert scorecard.tally(scorecard.of(table, kind="finding")) == {"does not hold": 1}
+    assert scorecard.tally(scorecard.of(table, kind="erratum")) == {"not run": 1}
+    assert scorecard.of(table, origin="note") == []

@@ -15,8 +15,6 @@ COMMON = {"errors", "files", "progress", "room", "zoo"}
 BOOK = {"claims", "presets", "cache", "scorecard", "session"}
 MAY_IMPORT = {
     "__init__": {*COMMON, "your_model", "session"},  # when a name is first used
-    "__main__": {*COMMON, "commandline", "doctor", "models", "your_model", "session"},
-    "commandline": COMMON,
     "errors": set(),
     "files": {"errors"},
     "progress": set(),
@@ -33,7 +31,6 @@ MAY_IMPORT = {
     "cache": {*COMMON, "claims"},
     "scorecard": {"claims"},
     "session": {*COMMON, *BOOK, "models", "tasks"},
-    "doctor": COMMON,
     "your_model": {*COMMON, "models", "session"},
 }
 

@@ -1,116 +1,84 @@
-"""Figures that a page takes from elsewhere: from a chapter, or from the examples of a module."""
+"""Numbers of chapters, figures and exercises, and figures that a page takes from a chapter.
+
+Chapters have their numbers in titles and contents; figures and exercises are counted page by page
+(``Figure 1.3``, in an appendix ``Figure 1A.3``). A cell of a notebook gives its figure a caption
+and a ``name`` in its metadata, as ``mystnb``: ``figure``.
+"""
 
 from __future__ import annotations
 
 import base64
-import doctest
-import importlib
-import inspect
 import os
 import re
-from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 from docutils import nodes
-from docutils.parsers.rst import directives
+from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
-from iclutils.errors import IclError, unknown
+from iclutils.errors import unknown
+from iclutils.files import read_json
 
-from .markdown import cells
+CHAPTER = re.compile(r"notebooks/(\d\d)_(appendix)?")
 
-LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=$", re.MULTILINE)
-EXAMPLES = doctest.DocTestParser()
+
+class Numbered(SphinxTransform):
+    """Put the number before the title of a chapter, and give every figure a name and a text."""
+
+    default_priority = 700  # names and targets are made
+
+    def apply(self) -> None:
+        title = next(self.document.findall(nodes.title), None)
+        chapter = CHAPTER.match(self.env.docname)
+        if chapter and title is not None and not chapter[2]:
+            title.insert(0, nodes.Text(f"{chapter[1]} "))
+        for figure in self.document.findall(nodes.figure):
+            if not figure["ids"]:
+                self.document.set_id(figure)
+            for caption in figure.findall(nodes.caption):
+                for image in figure.findall(nodes.image):
+                    image["alt"] = image.get("alt") or caption.astext()
+
+
+def count_by_page(app: Sphinx, env: BuildEnvironment) -> list[str]:
+    """Count figures and exercises anew on each page, after the number of its chapter."""
+    for page, kinds in env.toc_fignumbers.items():
+        chapter = CHAPTER.match(page)
+        before = (f"{int(chapter[1])}{'A' if chapter[2] else ''}",) if chapter else ()
+        for numbers in kinds.values():
+            numbers.update({name: (*before, i) for i, name in enumerate(numbers, 1)})
+    return []
 
 
 class ChapterFigure(SphinxDirective):
-    """``{chapterfigure} NN-section``: a figure of that section, its caption the content.
-
-    The option ``name`` takes the figure of that name, which its cell's metadata give it; ``number``
-    counts the figures of the section, from 1.
-    """
+    """``{chapterfigure} NAME``: the figure of this name; the content is its caption here."""
 
     required_arguments = 1
     has_content = True
-    option_spec = {"name": directives.unchanged, "number": directives.positive_int}  # noqa: RUF012 - docutils' own form
 
     def run(self) -> list[nodes.Node]:
-        label, number = self.arguments[0], self.options.get("number", 1)
-        name = self.options.get("name", "")
-        try:
-            picture, alt = figure(self.env, label, number, name)
-        except IclError as error:
-            raise self.error(str(error)) from error
-        said: list[nodes.Node] = []
-        if self.content:
-            said, _ = self.state.inline_text(" ".join(self.content), self.lineno)
-        return [_shown(self.env, f"{label}-{name or number}", picture, alt, *said)]
+        name, known = self.arguments[0], []
+        for notebook in sorted(Path(self.env.srcdir, "notebooks").glob("*.ipynb")):
+            for cell in read_json(notebook)["cells"]:
+                about = cell["metadata"].get("mystnb", {})
+                known.append(about.get("figure", {}).get("name", ""))
+                if known[-1] == name:
+                    self.env.note_dependency(str(notebook))
+                    datas = [output.get("data", {}) for output in cell["outputs"]]
+                    picture = next(data["image/png"] for data in datas if "image/png" in data)
+                    alt = about.get("image", {}).get("alt") or about["figure"]["caption"]
+                    return [self.figure(picture, alt)]
+        raise self.error(str(unknown("figure", name, filter(None, known))))
 
-
-class Gallery(SphinxDirective):
-    """``{gallery} module``: the ``figure`` that each example in that module's docstrings draws."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        module = importlib.import_module(self.arguments[0])
-        setting, found = _run(module, {}), []
-        for name, function in vars(module).items():
-            if not inspect.isfunction(function) or name.startswith("_"):
-                continue
-            drawn, picture = _run(function, setting).get("figure"), BytesIO()
-            if drawn is not None:
-                drawn.savefig(picture, format="png")
-                first = (inspect.getdoc(function) or "").partition("\n\n")[0]
-                said = re.sub("[`*]", "", " ".join(first.split()))
-                caption = nodes.literal("", name), nodes.Text(f": {said}")
-                found.append(_shown(self.env, name, picture.getvalue(), said, *caption))
-        return found
-
-
-def figure(env: BuildEnvironment, label: str, number: int, name: str = "") -> tuple[bytes, str]:
-    """PNG and alternative text of the ``number``-th figure of a chapter after ``(label)=``, or of
-    the one of that name."""
-    inside, found, labels = False, [], []
-    paths, every = cells(env, label.split("-")[0])
-    for path in paths:
-        env.note_dependency(str(path))
-    for cell in every:
-        if cell["cell_type"] == "markdown" and (named := LABEL.findall("".join(cell["source"]))):
-            labels += named
-            inside = named[-1] == label
-        given = cell["metadata"].get("mystnb", {})
-        alt = given.get("image", {}).get("alt") or given.get("figure", {}).get("caption", "")
-        wanted = inside and name in ("", given.get("figure", {}).get("name"))
-        pictures = [o.get("data", {}).get("image/png") for o in cell.get("outputs", [])]
-        found += [(picture, alt) for picture in pictures if wanted and picture]
-    if label not in labels:
-        raise unknown("label", label, labels)
-    if not 1 <= number <= len(found):
-        raise IclError(f"Section {label} has {len(found)} figures, and no figure {number}.")
-    picture, alt = found[number - 1]
-    return base64.b64decode(picture), alt
-
-
-def _shown(
-    env: BuildEnvironment, name: str, picture: bytes, alt: str, *caption: nodes.Node
-) -> nodes.Node:
-    """A figure whose file is beside the stored pages: the sources must stay as they are."""
-    path = Path(env.doctreedir, "figures", f"{name}.png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(picture)
-    uri = f"/{os.path.relpath(path, env.srcdir)}".replace(os.sep, "/")
-    made = nodes.figure("", nodes.image(uri=uri, alt=alt), classes=["chapterfigure"])
-    if caption:
-        made += nodes.caption("", "", *caption)
-    return made
-
-
-def _run(documented: object, setting: dict[str, Any]) -> dict[str, Any]:
-    """The names that the examples of a docstring leave behind."""
-    names = dict(setting)
-    for example in EXAMPLES.get_examples(inspect.getdoc(documented) or ""):
-        exec(example.source, names)  # the package's own text
-    return names
+    def figure(self, picture: str, alt: str) -> nodes.Node:
+        """Show it; its file is beside the stored pages, as the sources must stay as they are."""
+        path = Path(self.env.doctreedir, "figures", f"{self.arguments[0]}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(picture))
+        uri = f"/{os.path.relpath(path, self.env.srcdir)}".replace(os.sep, "/")
+        made = nodes.figure("", nodes.image(uri=uri, alt=alt), classes=["chapterfigure"])
+        text, _ = self.state.inline_text(" ".join(self.content), self.lineno)
+        made += nodes.caption("", "", *text)
+        return made

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from docutils import nodes
 from safetensors.torch import load_file
+from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from iclutils import claims, zoo
@@ -71,27 +72,38 @@ class Live(SphinxDirective):
         return [figure]
 
 
-def script(key: str, parts: Parts) -> str:
-    """A script that hands over the weights of the first network of each of some models, or a record
-    of one that is too large for a page.
+def load_scripts(app: Sphinx, page: str, template: str, context: Any, doctree: Any) -> None:
+    """Load on a page the scripts of the live figures that stand on it."""
+    every = doctree.findall(nodes.container) if doctree else ()
+    if figures := [node["figure"] for node in every if "figure" in node]:
+        app.add_css_file("live/live.css")
+        for script in dict.fromkeys((*SCRIPTS, *figures)):
+            app.add_js_file(f"live/{script}.js", loading_method="defer")
 
-    Per model its sizes, the names and shapes of its tensors, and their numbers, one after another,
-    in base64: half precision (``f2``) or single (``f4``), as the zoo has them.
-    """
-    if isinstance(parts, str):
-        kept = claims.read_results(claims.result_folders()[0], name=parts)["real", parts]
-        given = [kept.detail["record"]]
-    else:
-        given = [_packed(*part) for part in parts]
-    return f"Live.weights[{json.dumps(key)}] = {json.dumps(given)};\n"
+
+def write(static: Path) -> None:
+    """Write scripts that hand over the weights of all figures into the folder of static files."""
+    folder = static / "live/weights"
+    folder.mkdir(parents=True, exist_ok=True)
+    for key, parts in (pair for figure in FIGURES.values() for pair in figure.items()):
+        if isinstance(parts, str):
+            results = claims.read_results(claims.result_folders()[0])
+            models = [results["real", parts].detail["record"]]
+        else:
+            models = [_packed(*part) for part in parts]
+        script = f"Live.weights[{json.dumps(key)}] = {json.dumps(models)};\n"
+        (folder / f"{key}.js").write_text(script, encoding="utf-8")
 
 
 def _packed(name: str, step: int) -> dict[str, Any]:
+    """Return the first network of a model: its sizes, the names and shapes of its tensors, and
+    their numbers in base64, in half precision (``f2``) or single (``f4``), as the zoo has them."""
     folder = zoo.folder(name, step)
     config, tensors = read_json(folder / "config.json"), load_file(folder / "model.safetensors")
     if config["model_type"] == "gpt2":
         sizes = {"width": config["n_embd"], "heads": config["n_head"], "pos": config["n_positions"]}
-        tensors = {_renamed(full): weight for full, weight in tensors.items()}
+        for old, new in NAMES.items():
+            tensors = {full.replace(old, new): weight for full, weight in tensors.items()}
         if config["vocab_size"] == topics.VOCAB:
             sizes["words"] = topics.NAMES
     else:  # networks side by side: the first
@@ -111,18 +123,3 @@ def _packed(name: str, step: int) -> dict[str, Any]:
         "tensors": [[full, *weight.shape] for full, weight in tensors.items()],
         "data": base64.b64encode(raw).decode(),
     }
-
-
-def _renamed(name: str) -> str:
-    for old, new in NAMES.items():
-        name = name.replace(old, new)
-    return name
-
-
-def write(static: Path) -> None:
-    """Write the weights of all figures into the folder of static files."""
-    folder = static / "live/weights"
-    folder.mkdir(parents=True, exist_ok=True)
-    for parts in FIGURES.values():
-        for key, models in parts.items():
-            (folder / f"{key}.js").write_text(script(key, models), encoding="utf-8")

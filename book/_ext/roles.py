@@ -18,10 +18,7 @@ from .markdown import results
 from .scorecard import badge
 
 logger = logging.getLogger(__name__)
-
 ROLES = ("measured", "published", "real", "verdict")
-OTHER_ROWS = "notebooks/other_rows.ipynb"
-NO_BREAK = "\N{NO-BREAK SPACE}"  # a number stays in one line
 NAME = re.compile(r"(?P<id>\d\d\.[a-z0-9_]+)(?:\.(?P<field>\w+))?(?:@(?P<column>[\w-]+))?")
 
 
@@ -40,17 +37,15 @@ class Number(SphinxRole):
         except IclError as error:
             logger.warning("%s: %s", self.name, error, location=self.get_location())
             return [nodes.problematic(self.rawtext, self.rawtext)], []
-        text = re.sub(r" (?=[±×%])|(?<=[±×]) ", NO_BREAK, text)
+        text = re.sub(r" (?=[±×%])|(?<=[±×]) ", "\N{NO-BREAK SPACE}", text)
         classes = badge(text) if self.name == "verdict" else [self.name]
         return [nodes.inline(self.rawtext, text, classes=classes)], []
 
     def shown(self) -> str:
-        """What stands in the place of the role."""
+        """Return what stands in the place of the role."""
         match = NAME.fullmatch(self.text + "@real" * (self.name == "real"))
         if not match:
-            raise IclError(
-                f"{self.text!r} is not of the form 01.claim, 01.claim.field or 01.claim@real."
-            )
+            raise IclError(f"{self.text!r} is not of the form 01.claim.field or 01.claim@real.")
         claim, field = claims.find(match["id"]), match["field"]
         if self.name == "published":
             return scorecard.published(claim)
@@ -63,12 +58,9 @@ class Number(SphinxRole):
         if field is None or entry.result is None:
             return entry.value
         value = entry.result.value
-        share = UNDEFINED
-        if value is not None:
-            share = f"{100 * value:.0f} %".replace("-", scorecard.MINUS)
-        fields = vars(entry.result) | {"verdict": entry.verdict, "percent": share}
-        fields["difference"] = entry.lead
-        fields |= entry.result.detail
+        share = UNDEFINED if value is None else f"{100 * value:.0f} %"
+        fields = vars(entry.result) | {"difference": entry.lead} | entry.result.detail
+        fields["percent"] = share.replace("-", scorecard.MINUS)
         if field not in fields:
             raise unknown(f"field of {claim.id}", field, fields)
         chosen = fields[field]
@@ -76,17 +68,13 @@ class Number(SphinxRole):
 
 
 class OtherRow(Number):
-    """``{other_rows}`02-lead_sst2```: a value of the table of ``other_rows.ipynb`` with its
-    spread; ``.null`` and ``.difference`` after the name give these."""
+    """``{other_rows}`NAME```: a value of the table of ``other_rows.ipynb`` with its spread;
+    ``.null`` and ``.difference`` after the name give these."""
 
     def shown(self) -> str:
-        """What stands in the place of the role."""
-        name, *field = self.text.split(".")
-        cells = read_json(Path(self.env.srcdir, OTHER_ROWS))["cells"]
-        noted = (output.get("metadata", {}) for c in cells for output in c.get("outputs", []))
-        table = next(each["other_rows"] for each in noted if "other_rows" in each)
-        row = table["rows"].get(name, {})
-        part = field[0] if field else "value"
-        if part not in row:
-            raise IclError(f"{OTHER_ROWS} has no {self.text}. It has: {', '.join(table['rows'])}.")
-        return scorecard.number(row[part], row[f"{part}_spread"])
+        """Return what stands in the place of the role."""
+        name, _, part = self.text.partition(".")
+        cells = read_json(Path(self.env.srcdir, "notebooks/other_rows.ipynb"))["cells"]
+        about = (output.get("metadata", {}) for c in cells for output in c.get("outputs", []))
+        row = next(each["other_rows"] for each in about if "other_rows" in each)["rows"][name]
+        return scorecard.number(row[part or "value"], row[f"{part or 'value'}_spread"])

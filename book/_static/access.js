@@ -2,7 +2,7 @@
 
 /* Formulas and figures wider than the page can be reached, and so scrolled, with the keyboard. */
 function reachWide() {
-  for (const wide of document.querySelectorAll("div.math, .panels, .stepped figure")) {
+  for (const wide of document.querySelectorAll("div.math, figure, .cell_output")) {
     if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;
     else wide.removeAttribute("tabindex");
   }

@@ -6,7 +6,7 @@ var Scorer = {
   score: ([page, title, anchor, text, score]) =>
     page === "book/how_to_run" && /\b(install|set.?up|run)/i.test(Scorer.asked)
       ? score + 100
-      : score + (page.startsWith("notebooks/") ? 20 : /^book\/(api|changelog|errors)/.test(page) ? -30 : 0),
+      : score + (page.startsWith("notebooks/") ? 20 : /^book\/(api|changelog)/.test(page) ? -30 : 0),
   objNameMatch: 11,
   objPartialMatch: 6,
   objPrio: { 0: 15, 1: 5, 2: -5 },

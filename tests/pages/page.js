@@ -67,12 +67,6 @@ function broken() {
   return [...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src);
 }
 
-// Parts of pictures that are shown so small that type of 8 points has less than 9 pixels.
-function shrunk() {
-  return [...document.querySelectorAll(".panels svg")].filter(part => part.getClientRects().length &&
-    part.getBoundingClientRect().width < 0.81 * part.viewBox.baseVal.width).map(part => part.innerHTML);
-}
-
 // What sticks out of the screen and out of no part that can be scrolled, so that nobody sees it.
 function cutOff() {
   const scrolled = new Map([[null, false]]);

@@ -8,7 +8,6 @@ import os
 import re
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import pytest
@@ -17,10 +16,8 @@ from reader import soon
 from transformers import GPT2LMHeadModel
 
 from book._ext import live
-from book._tools import machine
 from iclutils import claims, models, zoo
 from iclutils.chapters.contrastive_kernel import dual
-from iclutils.files import read_json, write_json
 from iclutils.interp import circuit, clean_corrupt, graph, patching
 from iclutils.interp.at_query import scores
 from iclutils.interp.hooks import cut_attention, run_with_hooks
@@ -163,7 +160,7 @@ def gpt2_difference(reader, key, count, change=("", "")):
 BALANCED = "a1=2&b1=0&c1=0&d1=0&" + "&".join(
     f"c{i}={v}&d{i}=0&a{i}=2&b{i}=0" for i, v in ((2, -1), (3, 1), (4, -1))
 )
-QUICK = ("induction-3-4000", "detour")  # the checkpoints before have the same shapes
+QUICK = ("induction-3-4000",)  # the checkpoints before have the same shapes
 
 
 @pytest.mark.parametrize(
@@ -271,6 +268,7 @@ MUTATIONS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("change", MUTATIONS.values(), ids=MUTATIONS)
 def test_a_changed_engine_is_found(reader, change):
     from playwright.sync_api import Error
@@ -491,6 +489,7 @@ def test_the_tasks_of_the_induction_pair_can_be_solved(reader):
     soon(lambda: "Nothing repeats" in told.text_content(), True)
 
 
+@pytest.mark.nightly
 def test_the_buttons_of_the_letters_use_what_is_typed(reader):
     tab = opened(reader, "induction", "off=1.3&model=nonesuch")
     assert "cannot be “nonesuch”" in tab.locator(".live-news").text_content()
@@ -553,6 +552,7 @@ TASKS = {  # of each figure, for each task: a state in the address, then what th
 }  # fmt: skip
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", TASKS)
 def test_the_other_tasks_can_be_solved(reader, name):
     """By what the reader does, not by a state that was sent; what was found stays in sight."""
@@ -586,6 +586,7 @@ def test_the_address_holds_every_figure_of_a_page(reader):
     assert tab.url.endswith("#live-step?rate=4;live-waves?scale=2"), "it changes nothing"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["points", "waves"])
 def test_points_are_dragged(reader, name):
     tab = opened(reader, name)
@@ -625,6 +626,7 @@ PHONE = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.nightly
 @PHONE
 @pytest.mark.parametrize("name", ["points", "waves", "smoother"])
 def test_points_are_dragged_by_touch(reader, name):
@@ -643,6 +645,7 @@ def test_points_are_dragged_by_touch(reader, name):
     assert tab.evaluate("scrollY") == scrolled
 
 
+@pytest.mark.nightly
 @PHONE
 def test_a_slider_is_moved_across_and_lets_the_page_scroll(reader):
     tab = opened(reader, "points")
@@ -659,6 +662,7 @@ def test_a_slider_is_moved_across_and_lets_the_page_scroll(reader):
     assert slider.input_value() == moved
 
 
+@pytest.mark.nightly
 def test_every_prompt_of_the_record_can_be_chosen(reader):
     """The last one is of the last function."""
     tab = opened(reader, "lenses", "prompt=99")
@@ -667,6 +671,7 @@ def test_every_prompt_of_the_record_can_be_chosen(reader):
     assert last["text"].split("\n")[-1].strip() in tab.locator(".live-view pre").inner_text()
 
 
+@pytest.mark.nightly
 @PHONE
 def test_a_head_of_the_record_is_large_enough_for_a_thumb(reader):
     tab = opened(reader, "lenses")
@@ -677,7 +682,7 @@ def test_a_head_of_the_record_is_large_enough_for_a_thumb(reader):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-@pytest.mark.parametrize("name", live.FIGURES)
+@pytest.mark.parametrize("name", SHOWN)
 def test_a_still_is_the_first_state(reader, name):
     tab = opened(reader, name)
     numbers, view = (tab.locator(f".live-{part}").inner_html() for part in ("numbers", "view"))
@@ -688,41 +693,8 @@ def test_a_still_is_the_first_state(reader, name):
     assert path.read_text(encoding="utf-8") == drawn, "set ICLUTILS_STILLS=write and look at it"
 
 
-FIRST = """async () => { const began = performance.now();
-    document.querySelector(".live-run").click();
-    while (!document.querySelector(".live-on")) await new Promise(requestAnimationFrame);
-    return performance.now() - began; }"""
-
-
-@pytest.mark.nightly
-def test_how_fast_figures_answer_is_measured(reader):
-    """``ICLUTILS_TIMES=write`` commits it, for the status page; no time is asserted."""
-    figures = {}
-    for name in live.FIGURES:
-        tab, changes = reader.open(name), []
-        first = tab.evaluate(FIRST)
-        for number in range(len(controls(tab))):  # each from the first state
-            after(tab, tab.get_by_role("button", name="Reset").click)
-            act, *given = controls(tab)[number]
-            after(tab, partial(act, *given))
-            changes.append(int(tab.locator(".live-figure").get_attribute("data-ms")))
-        figures[name] = [round(first), round(median(changes)), max(changes)]
-    told = {
-        "date": claims.provenance()["date"],
-        "commit": claims.commit().rstrip("+"),
-        "machine": machine.describe(),
-        "browser": f"Chromium {reader.tab.context.browser.version}",
-        "load": round(os.getloadavg()[0], 1),
-        "figures": figures,
-    }
-    path = ROOT / "book/runs/live.json"
-    if os.environ.get("ICLUTILS_TIMES") == "write":
-        write_json(path, told)
-    assert read_json(path)["figures"].keys() == figures.keys()
-
-
 @pytest.mark.parametrize("reader", [{"java_script_enabled": False}], indirect=True)
-@pytest.mark.parametrize("name", live.FIGURES)
+@pytest.mark.parametrize("name", SHOWN)
 def test_where_scripts_are_off_the_still_stands(reader, name):
     tab = reader.open(name)
     assert tab.locator(".live-view svg").first.is_visible()
