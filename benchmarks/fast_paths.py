@@ -1,6 +1,6 @@
 """How much each fast path saves beside the plain way to the same numbers.
 
-Both ways run in one process on the same inputs, in turns. Their results must agree, or the benchmark
+Both ways run in one process on the same inputs, in turns. If their results differ, the benchmark
 stops. A ratio is that of processor seconds, so that a busy machine does not matter.
 
     python benchmarks/fast_paths.py            # some minutes on one core
@@ -67,7 +67,7 @@ def prefixes():
 
 
 def heads():
-    """Each head of a GPT-2 set to zero: a pass that begins at its layer, and a whole hooked pass."""
+    """Each head of a GPT-2 set to zero: a pass that begins at its layer, and a whole pass."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         GPT2LMHeadModel(GPT2Config(n_layer=6)).save_pretrained(folder)
