@@ -102,8 +102,9 @@ def _logits(
         return logits_at(model, fed, at)
     held, own = (fed.new_ones(len(fed), n, dtype=torch.bool) for n in (start, fed.shape[1]))
     places = (start + torch.arange(fed.shape[1], device=fed.device)).expand_as(fed)
+    keys, values = past
     with torch.no_grad():
-        return read_with_cache(model, *past, held, fed, own, places, at)
+        return read_with_cache(model, keys, values, held, fed, own, places, at)
 
 
 def sources(
