@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from tiny import GROUPED, a_task, save_gpt2, save_grouped, save_neox
 
 from iclutils import models
-from iclutils.chapters.attention_circuits.depth import lens_by_depth
-from iclutils.chapters.attention_circuits.redundancy import importance
 from iclutils.chapters.every_lens import question
 from iclutils.interp import attribution, circuit, patching
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines
@@ -123,8 +121,6 @@ def found(model, task, seed=0, every=True):
         "edge slopes": attribution.edge_attribution(model, task).flatten(0, 1),
         "at corrupt": attribution.edge_attribution(model, task, 2, "corrupt").flatten(0, 1),
         "node slopes": attribution.node_attribution(model, task, 2),
-        "mask slopes": importance(model, task).flatten(0, 1),
-        "depth": lens_by_depth(model, task)[1],
     }
 
 
@@ -135,7 +131,6 @@ def test_the_clean_run_scores_the_baseline(model, task, generator):
     clean = baselines(model, task)[0]
     close(clean, task.score(logits))
     close(patching.CleanRun(model, task).score, clean)
-    close(lens_by_depth(model, task)[1][-1], clean)
 
 
 @each(2)

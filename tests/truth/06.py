@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from alone import (
     BLOCKS,
-    HEADS,
     LAYERS,
     MODEL,
     SIZE,
@@ -97,23 +96,10 @@ def alone(*heads):
     return whole - score(run(clean, instead(heads, lambda la, h: off["z", la][:, h]))[0])
 
 
-mask = torch.ones(2, 1, 1, requires_grad=True)
-
-
-def masked(z):
-    return torch.cat([z[:, :head], z[:, head : head + 1] * mask[..., None], z[:, head + 1 :]], 1)
-
-
-(felt,) = torch.autograd.grad(score(run(clean, {("z", layer): masked})[0]).sum(), mask)
-
 normed = UNEMBED * MODEL.model.norm.weight
 answer = normed[clean[:, LENGTH + 2 :]] - normed[choices].mean(1, keepdim=True)
 scale = (final.square().mean(-1, keepdim=True) + MODEL.config.rms_norm_eps).sqrt()[:, at]
 direct = ((write_of(seen, *SECOND)[:, at] / scale * answer).sum(-1)).mean(1)
-
-early = MODEL.lm_head(MODEL.model.norm(seen["resid", 19]))
-p = logits[:, at].log_softmax(-1)
-kl = (p.exp() * (p - early[:, at].log_softmax(-1))).sum(-1).mean(1)
 
 source = at - LENGTH + 1
 forbidden = torch.zeros(size, size, dtype=torch.bool)
@@ -137,14 +123,6 @@ hierarchical = (torch.special.entr(bands).sum(-1) / number.log())[:, 2:].mean(1)
 joined = torch.eye(size).expand(2, -1, -1)
 for la in range(LAYERS):
     joined = (seen["weights", la].mean(1) @ joined + joined) / 2
-moved = sum(
-    seen["weights", layer][:, h, -1, :, None]
-    * (
-        seen["v", layer][:, h]
-        @ BLOCKS[layer].self_attn.o_proj.weight[:, h * SIZE : (h + 1) * SIZE].T
-    )
-    for h in range(HEADS)
-)
 flat = seen["z", 17].transpose(0, 1).flatten(1).double().numpy()
 
 generator = torch.Generator().manual_seed(6)
@@ -173,16 +151,12 @@ values = {
     "slope, MLP 2 to MLP 5": slope(mlp_path),
     "circuit without two edges": both,
     "faithfulness": ((both - score(before)).mean() / (whole - score(before)).mean()).item(),
-    "importance of 18.6": felt[:, 0, 0].abs(),
     "direct logit of 18.6": direct,
-    "KL to the lens after layer 19": kl,
-    "score of the lens after layer 19": score(early),
     "score with the sources knocked out": knocked,
     "even 18.6": (entropy / torch.arange(2, size + 1).log()).mean(1),
     "local 18.6": (pattern * ((far >= 0) & (far <= 3))).sum(-1)[:, 1:].mean(1),
     "hierarchical 18.6": hierarchical,
     "rollout to the last": joined[:, -1, [0, 8, 16]],
-    "moved to the last in layer 18": moved.norm(dim=-1)[:, [0, 8, 9]],
     "correlation of heads 3 and 4 of layer 17": float(np.corrcoef(flat)[3, 4]),
     "influence of positions 1, 5, 9": torch.stack(signed, 1),
 }

@@ -17,12 +17,10 @@ from tiny import language_model
 from iclutils import models
 from iclutils.chapters import gpt2_induction as induction
 from iclutils.chapters.attention_circuits import (
-    depth,
     failures,
     influence,
     interactions,
     patterns,
-    redundancy,
 )
 from iclutils.chapters.attention_circuits.pair import path_drops
 from iclutils.chapters.contrastive_kernel import ablation, heads
@@ -255,12 +253,12 @@ def chapter_06(net, given):
     left = circuit.scores(net, task, kept[None])
     each, both = interactions.interactions(net, task, [[second], [third]])
     mean = patching.ablate(net, task, [[second, third]], "mean")
-    kl, by_depth = depth.lens_by_depth(net, task)
     forbidden = torch.zeros(2, tokens.shape[1], tokens.shape[1], dtype=torch.bool)
     forbidden[:, task.at[0], given["source"][0]] = True
     cut = hooks.cut_attention(net, dict.fromkeys(range(30), forbidden))
     looks = patterns.scores(net, tokens)
-    attention, place = influence.mean_patterns(net, tokens), tokens.shape[1] - 2
+    by_layer, place = head_scores.attention_patterns(net, tokens), tokens.shape[1] - 2
+    attention = torch.stack([pattern.mean(1) for pattern in by_layer], 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(influence, "replacements", lambda *_: given["drawn"][None])
         last = torch.full((2, 1), place)
@@ -276,14 +274,10 @@ def chapter_06(net, given):
         "slope, MLP 2 to MLP 5": slope[nodes.index(edges["MLP 2 to MLP 5"])],
         "circuit without two edges": left[0],
         "faithfulness": circuit.faithfulness(left, whole, corrupt)[0],
-        "importance of 18.6": redundancy.importance(net, task)[18, 6],
         "direct logit of 18.6": interactions.direct_logits(net, task)[nodes.writers.index(second)],
-        "KL to the lens after layer 19": kl[20],
-        "score of the lens after layer 19": by_depth[20],
         "score with the sources knocked out": failures.score(net, task, cut),
         **{f"{name} 18.6": looks[name][:, 18, 6] for name in ("even", "local", "hierarchical")},
         "rollout to the last": influence.rollout(attention)[:, -1, [0, 8, 16]],
-        "moved to the last in layer 18": influence.norm_weighted(net, tokens)[:, 18, -1, [0, 8, 9]],
         "correlation of heads 3 and 4 of layer 17": (
             interactions.note_correlation(net, tokens)[17, 3, 4]
         ),

@@ -5,12 +5,12 @@ and its healthy output brings the score back; the healthy model is needed for bo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from scipy.stats import mannwhitneyu
 from sklearn.covariance import LedoitWolf
 from torch import Tensor
@@ -22,30 +22,17 @@ from ...interp.graph import Node, component_output, output_hook
 from ...interp.hooks import Hook, set_activation
 from ...interp.statistics import benjamini_hochberg, mean_se
 from ...models import TransformerBridge, get_act_name
-from ...progress import bar
-from .failures import SCALE, observe, relative_entropy, score
-from .interactions import answer_direction
+from .failures import observe, relative_entropy, score
+from .interactions import SCALE, answer_direction
 
-MEASURES = ("length", "direct", "distance", "entropy")  # the last of heads only
 ENOUGH = 0.2  # share of the lost score that a cause must bring back
 
-Statistics = Float[Tensor, "case item"]
-
-
-def components(model: TransformerBridge) -> list[Node]:
-    """Every head and MLP layer, in order of depth."""
-    return [n for n in graph.of(model).writers if n.kind != "embed"]
-
-
-def statistic_names(model: TransformerBridge) -> list[tuple[Node, str]]:
-    """Component and measure of each column of ``component_statistics``."""
-    pairs = [(node, measure) for node in components(model) for measure in MEASURES]
-    return [(node, m) for node, m in pairs if node.kind == "head" or m != "entropy"]
+Statistics = Mapping[Node, Float[Tensor, "_ _"]]  # (case, measure)
 
 
 def fit_covariances(model: TransformerBridge, healthy: CleanCorrupt) -> dict[Node, LedoitWolf]:
-    """Mean and shrunken covariance of what every component writes (Ledoit and Wolf 2004), on cases
-    that are not used again: distances of the very cases of a fit are too small."""
+    """Fit mean and shrunken covariance of every head's and MLP layer's write (Ledoit, Wolf 2004),
+    on cases that are not used again: distances of the very cases of a fit are too small."""
     writes, _ = _scored_writes(model, healthy)
     return {node: LedoitWolf().fit(_mean(write)) for node, write in writes.items()}
 
@@ -53,41 +40,37 @@ def fit_covariances(model: TransformerBridge, healthy: CleanCorrupt) -> dict[Nod
 def component_statistics(
     model: TransformerBridge,
     task: CleanCorrupt,
-    covariances: dict[Node, LedoitWolf],
+    covariances: Mapping[Node, LedoitWolf],
     hooks: Sequence[Hook] = (),
 ) -> Statistics:
-    """Statistics of every component in every case under ``hooks``, means over scored positions:
-    ``length`` of what it writes; size of its ``direct`` effect on the answer's logit; ``distance``
-    of its mean write from the usual one (Mahalanobis); ``entropy`` of attention."""
+    """Return, for every component and case under ``hooks``, means over scored positions: length of
+    its write; size of its direct effect on the answer's logit; Mahalanobis distance of its mean
+    write from the usual one; of heads, entropy of attention."""
     writes, seen = _scored_writes(model, task, hooks)
-    toward = answer_direction(model, task) / seen[SCALE]
+    toward = answer_direction(model, task) / seen[SCALE]  # (case, entry, d_model)
 
-    def column(node: Node, measure: str) -> Float[Tensor, "case"]:
-        if measure == "length":
-            return writes[node].norm(dim=-1).mean(-1)
-        if measure == "direct":
-            return (writes[node] * toward).sum(-1).mean(-1).abs()
-        if measure == "distance":
-            squared = covariances[node].mahalanobis(_mean(writes[node]))
-            return torch.as_tensor(squared).clamp(min=0).sqrt()
-        rows = seen[get_act_name("pattern", node.layer)][:, :, node.head]
-        return relative_entropy(rows, task.at).mean(-1)
+    def measure(node: Node, write: Float[Tensor, "case entry d_model"]) -> Tensor:
+        distance = torch.as_tensor(covariances[node].mahalanobis(_mean(write))).clamp(min=0).sqrt()
+        columns = [write.norm(dim=-1).mean(-1), (write * toward).sum(-1).mean(-1).abs(), distance]
+        if node.kind == "head":
+            rows = seen[get_act_name("pattern", node.layer)][:, :, node.head]
+            columns.append(relative_entropy(rows, task.at).mean(-1))
+        return torch.stack([column.double().cpu() for column in columns], 1)
 
-    return torch.stack([column(*name).double().cpu() for name in statistic_names(model)], 1)
+    return {node: measure(node, write) for node, write in writes.items()}
 
 
-def anomalies(
-    cases: Statistics, healthy: Float[Tensor, "healthy item"]
-) -> tuple[Float[Tensor, "item"], Bool[Tensor, "item"]]:
-    """p of every statistic (Mann-Whitney, two-sided; 1 where nothing varies), and which are found
-    at a false-discovery rate of 5 % over all of them (Benjamini and Hochberg 1995)."""
-    test = mannwhitneyu(cases.cpu().numpy(), healthy.cpu().numpy(), axis=0)
-    p = torch.as_tensor(np.nan_to_num(test.pvalue, nan=1.0))
-    return p, benjamini_hochberg(p, 0.05)
+def anomalous(cases: Statistics, healthy: Statistics) -> list[Node]:
+    """Return the components of which a statistic differs from healthy cases (Mann-Whitney, false
+    discoveries over all statistics held at 5 %; Benjamini and Hochberg 1995)."""
+    pair = (torch.cat([*side.values()], 1).numpy() for side in (cases, healthy))
+    p = torch.as_tensor(np.nan_to_num(mannwhitneyu(*pair, axis=0).pvalue, nan=1.0))
+    owners = [node for node, values in cases.items() for _ in range(values.shape[1])]
+    flagged = zip(owners, benjamini_hochberg(p, 0.05).tolist(), strict=True)
+    return list(dict.fromkeys(node for node, odd in flagged if odd))
 
 
-@dataclass(frozen=True)
-class Finding:
+class Suspect(NamedTuple):
     """An anomalous component: whether it is so on healthy inputs too (``local``), and the share of
     the lost score that its healthy output restores, with standard error; NaN if not local."""
 
@@ -106,67 +89,63 @@ def explain(
     model: TransformerBridge,
     task: CleanCorrupt,
     hooks: Sequence[Hook],
-    covariances: dict[Node, LedoitWolf],
-    healthy: Float[Tensor, "healthy item"],
-) -> list[Finding]:
-    """Every component that is anomalous in failing cases, against ``healthy`` ones not used before;
-    ``hooks`` are what is wrong (``failures.plant``). Components of one role stand in for each
-    other, so one alone may bring back everything or nothing: the larger share counts, of alone and
-    on top of all other local ones."""
+    covariances: Mapping[Node, LedoitWolf],
+    healthy: Statistics,
+) -> list[Suspect]:
+    """Return every component that is anomalous in cases under ``hooks`` (``failures.plant``),
+    against ``healthy`` ones not used before; refuses cases that lose nothing. Components of one
+    role stand in for each other: the larger share counts, of alone and on top of the others."""
     lost = (score(model, task) - score(model, task, hooks)).mean()
     if abs(float(lost)) < CONSTANT:
         raise IclError("These cases lose nothing: there is no failure to explain.")
-    names = statistic_names(model)
-
-    def anomalous(hooks: Sequence[Hook], usual: Statistics) -> list[Node]:
-        _, flagged = anomalies(component_statistics(model, task, covariances, hooks), usual)
-        return list(dict.fromkeys(names[i][0] for i in flagged.nonzero()[:, 0].tolist()))
-
-    suspects = anomalous(hooks, healthy)
-    own = component_statistics(model, task, covariances)
-    on_healthy_inputs = anomalous([*hooks, *healthy_inputs(model, task)], own)
-    local = [node for node in suspects if node in on_healthy_inputs]
-    sets = [[node] for node in local] + [[n for n in local if n != node] for node in local]
-    everything, *parts = restored(model, task, hooks, [local, *sets]) / lost
-    alone, others = parts[: len(local)], parts[len(local) :]
+    with_healthy_inputs = [*hooks, *healthy_inputs(model, task)]
+    broken, own, alone_broken = (
+        component_statistics(model, task, covariances, some)
+        for some in (hooks, (), with_healthy_inputs)
+    )
+    suspects, odd_alone = anomalous(broken, healthy), anomalous(alone_broken, own)
+    local = [node for node in suspects if node in odd_alone]
+    sets = [local, *([node] for node in local)]
+    sets += [[other for other in local if other != node] for node in local]
+    everything, *parts = restored(model, task, hooks, sets) / lost  # shares, (set, case)
     shares = {
         node: max(mean_se(by_itself), mean_se(everything - rest))
-        for node, by_itself, rest in zip(local, alone, others, strict=True)
+        for node, by_itself, rest in zip(
+            local, parts[: len(local)], parts[len(local) :], strict=True
+        )
     }
     undefined = torch.nan, torch.nan
-    return [Finding(node, node in local, *shares.get(node, undefined)) for node in suspects]
+    return [Suspect(node, node in local, *shares.get(node, undefined)) for node in suspects]
 
 
 def restored(
     model: TransformerBridge, task: CleanCorrupt, hooks: Sequence[Hook], sets: Sequence[list[Node]]
 ) -> Float[Tensor, "set batch"]:
-    """Nats that come back when the output of each set of components is that of the healthy run."""
+    """Return the nats that come back when each set of components writes as in the healthy run."""
     _, own = observe(model, task, (), {output_hook(node) for nodes in sets for node in nodes})
 
     def restore(node: Node) -> Hook:
         name = output_hook(node)
         return set_activation(name, own[name], [node.head] if node.kind == "head" else [])
 
-    broken = score(model, task, hooks)
-    scores = [score(model, task, [*hooks, *map(restore, s)]) for s in bar(sets, "components")]
-    return torch.stack(scores) - broken
+    scores = [score(model, task, [*hooks, *map(restore, nodes)]) for nodes in sets]
+    return torch.stack(scores) - score(model, task, hooks)
 
 
 def healthy_inputs(model: TransformerBridge, task: CleanCorrupt) -> list[Hook]:
-    """Hooks that let every component, and the last LayerNorm, read what it reads when healthy: a
-    fault then shows where it sits alone, and the score means nothing."""
+    """Return hooks that let every component, and the last LayerNorm, read what it reads when
+    healthy: a fault then shows where it sits alone, and the score means nothing."""
     layers = range(model.cfg.n_layers)
     parts = ("resid_pre",) if graph.of(model).parallel else ("resid_pre", "resid_mid")
     names = [get_act_name(part, la) for part in parts for la in layers]
-    names.append(get_act_name("resid_post", layers[-1]))
-    _, seen = observe(model, task, (), names)
+    _, seen = observe(model, task, (), [*names, get_act_name("resid_post", layers[-1])])
     return [set_activation(name, own) for name, own in seen.items()]
 
 
 def _scored_writes(
     model: TransformerBridge, task: CleanCorrupt, hooks: Sequence[Hook] = ()
 ) -> tuple[dict[Node, Float[Tensor, "case entry d_model"]], dict[str, Tensor]]:
-    """Writes of every component at the scored positions, and activations there by name."""
+    """Return writes of every component at the scored positions, and activations there by name."""
     layers = range(model.cfg.n_layers)
     watch = [get_act_name(part, la) for la in layers for part in ("pattern", "z", "mlp_out")]
     _, whole = observe(model, task, hooks, [*watch, SCALE])
@@ -175,7 +154,8 @@ def _scored_writes(
         name: (value.transpose(1, 2) if "pattern" in name else value)[batch, task.at]
         for name, value in whole.items()
     }
-    return {node: component_output(model, seen, node) for node in components(model)}, seen
+    components = [node for node in graph.of(model).writers if node.kind != "embed"]
+    return {node: component_output(model, seen, node) for node in components}, seen
 
 
 def _mean(write: Float[Tensor, "case entry d_model"]) -> np.ndarray:

@@ -1,16 +1,16 @@
-"""How heads work together: what removing two costs beyond each, and what each pushes directly.
+"""How heads work together, and which of them can go.
 
 The correlation of two heads' activations (seed note 004, section 4.1) means nothing: the basis of
-each head's ``z`` can be rotated without changing the model."""
+each head's ``z`` can be rotated without changing the model. Interventions mean something."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import GPT2LMHeadModel, PreTrainedModel
 
@@ -21,6 +21,8 @@ from ...interp.patching import ablate
 from ...models import TransformerBridge, cached, get_act_name
 from ...models.grouped import write_out
 
+SCALE = "ln_final.hook_scale"
+
 
 def interactions(
     model: TransformerBridge,
@@ -28,9 +30,9 @@ def interactions(
     groups: Sequence[Sequence[Node]],
     alone: Float[Tensor, "group batch"] | None = None,
 ) -> tuple[Float[Tensor, "group batch"], Float[Tensor, "group group batch"]]:
-    """Nats lost without each group of heads and MLP layers (``alone``, if they were removed
-    before), and the interaction of every two, D(a, b) - D(a) - D(b), with D the nats lost by
-    resample ablation: below 0 for a pipeline, about 0 for independent groups, above 0 for back-ups
+    """Return the nats lost without each group of heads and MLP layers (``alone``, if known), and
+    the interaction of every two, D(a, b) - D(a) - D(b), with D the nats lost by resample ablation:
+    below 0 for a pipeline (serial), about 0 for independent groups (parallel), above 0 for back-ups
     (Wang et al. 2022); NaN on the diagonal."""
     pairs = list(combinations(range(len(groups)), 2))
     unions = [list(dict.fromkeys([*groups[a], *groups[b]])) for a, b in pairs]
@@ -45,13 +47,13 @@ def interactions(
 
 
 def direct_logits(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor, "writer batch"]:
-    """Direct effect of each writer on the right answer's logit over the mean of all (or
-    ``choices``), mean over scored entries (Elhage et al. 2021, Wang et al. 2022); biases are left
-    out."""
-    writers, scale = of(model).writers, "ln_final.hook_scale"
-    _, cache = cached(model, task.clean, {*map(output_hook, writers), scale})
+    """Return the direct effect of each writer on the right answer's logit over the mean of all (or
+    ``choices``), mean over scored entries: heads that push the same answer are aggregative (Elhage
+    et al. 2021, Wang et al. 2022). Biases are left out."""
+    writers = of(model).writers
+    _, cache = cached(model, task.clean, {*map(output_hook, writers), SCALE})
     rows = torch.arange(len(task), device=task.clean.device)[:, None]
-    reads = answer_direction(model, task) / cache[scale][rows, task.at]
+    reads = answer_direction(model, task) / cache[SCALE][rows, task.at]  # (batch, entry, d_model)
     writes = torch.stack([component_output(model, cache, u)[rows, task.at] for u in writers])
     return (writes * reads).sum(-1).mean(-1)
 
@@ -59,55 +61,59 @@ def direct_logits(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor,
 def answer_direction(
     model: TransformerBridge, task: CleanCorrupt
 ) -> Float[Tensor, "batch entry d_model"]:
-    """Direction in the residual stream of the answer's logit over the mean of all (or choices), to
-    be divided by the scale of the final LayerNorm."""
-    tokens = token_directions(model)
+    """Return the direction in the residual stream of the answer's logit over the mean of all (or
+    choices), the final LayerNorm folded in but for its scale, by which one divides."""
+    tokens = model.W_U.T * getattr(model.ln_final, "weight", 1)  # (vocab, d_model)
+    if "RMS" not in str(model.cfg.normalization_type):  # LayerNorm takes the mean away
+        tokens = tokens - tokens.mean(-1, keepdim=True)
     if task.choices is None:
         return tokens[task.answer] - tokens.mean(0)
     return tokens[task.answer] - tokens[task.choices].mean(1, keepdim=True)
 
 
-def token_directions(model: TransformerBridge) -> Float[Tensor, "vocab d_model"]:
-    """Unembedding with the final LayerNorm's weight, and its centring, folded in."""
-    tokens = model.W_U.T * getattr(model.ln_final, "weight", 1)
-    rms = "RMS" in str(model.cfg.normalization_type)  # takes no mean away
-    return tokens if rms else tokens - tokens.mean(-1, keepdim=True)
-
-
 def note_correlation(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "layer head head"]:
-    """The note's measure: Pearson correlation of two heads' flattened ``z``; NaN if constant."""
+    """Return the note's measure: Pearson correlation of two heads' flattened ``z``."""
     names = [get_act_name("z", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
     flat = [cache[name].permute(2, 0, 1, 3).flatten(1).double() for name in names]
     return torch.stack([torch.corrcoef(z).reshape(len(z), len(z)) for z in flat])
 
 
+def redundant(losses: Float[Tensor, "*item batch"]) -> Bool[Tensor, "*item"]:
+    """Tell which parts can be spared: mean loss plus two standard errors below 0.01 nats."""
+    return losses.mean(-1) + 2 * losses.std(-1) / losses.shape[-1] ** 0.5 < 0.01
+
+
+def prune(network: PreTrainedModel, heads: Iterable[Node]) -> None:
+    """Zero values and output rows of heads, in place (``models.edit_weights``): no gradient reaches
+    them, so training leaves them pruned. ``patching.ablate`` asks the same without an edit."""
+    with torch.no_grad():
+        for node in heads:
+            for part in _head_weights(network, node.layer, node.head):
+                part.zero_()
+
+
 def rotate_head_basis(
     network: PreTrainedModel, layer: int, head: int, rotation: Float[Tensor, "size size"]
 ) -> None:
-    """Rotate the basis of one head, in place: W_V R, b_V R, R^T W_O (``edit_weights``). What the
-    head writes stays the same, whatever it attends to."""
+    """Rotate the basis of one head, in place: W_V R, b_V R, R^T W_O (``models.edit_weights``). What
+    the head writes stays the same, whatever it attends to."""
     if not torch.allclose(rotation.T @ rotation, torch.eye(len(rotation)), atol=1e-4):
         raise IclError("The matrix is no rotation: its columns must be orthonormal.")
-    into, *values = head_weights(network, layer, head)
+    into, *values = _head_weights(network, layer, head)
     with torch.no_grad():
         for part in values:
             part.copy_(part @ rotation)
         into.copy_(rotation.T @ into)
 
 
-def head_weights(network: PreTrainedModel, layer: int, head: int) -> list[Tensor]:
-    """Views of a head's W_O (d_head, d_model), W_V (d_model, d_head) and, if there is one, b_V, of
-    a GPT-2 or a model built like Llama, whose shared values are first written out."""
+def _head_weights(network: PreTrainedModel, layer: int, head: int) -> list[Tensor]:
+    """Return views of a head's W_O (d_head, d_model), W_V (d_model, d_head) and, if there is one,
+    b_V, of a GPT-2 or a model built like Llama, whose shared values are first written out."""
     config = network.config
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
-    if not (0 <= layer < layers and 0 <= head < heads):
-        raise IclError(
-            f"There is no head {layer}.{head}: the model has {layers} layers of {heads} heads."
-        )
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rows = slice(head * width, (head + 1) * width)
     attn: Any
     if isinstance(network, GPT2LMHeadModel):

@@ -20,23 +20,24 @@ from ...interp.graph import Edge, Node, head
 from ...interp.head_scores import LABEL, prefix_matching, score_heads, strongest
 from ...interp.patching import CleanRun, key_patterns
 from ...models import TransformerBridge
-from ...progress import bar
 
 DROP = 0.1  # share of prefix matching that a path must carry to belong to the circuit
 
 
 class Pair(NamedTuple):
-    """Two heads, ``edges``, all paths into the keys of induction heads that carry more than a tenth
-    of their matching, and by sequence the share of the second head's matching that the path from
-    the first carries (``drop``), and the first one's attention to the token before and to the
-    earlier copy."""
+    """Two heads; ``edges``, all paths into the keys of induction heads that carry more than a tenth
+    of their matching; and ``drop``, by sequence the share of the second head's matching that the
+    path from the first carries."""
 
     previous: Node
     induction: Node
     edges: tuple[Edge, ...]
     drop: Float[Tensor, "batch"]
-    previous_score: Float[Tensor, "batch"]
-    duplicate_score: Float[Tensor, "batch"]
+
+    @property
+    def layer_distance(self) -> int:
+        """Layers from the first head up to the second, at least one."""
+        return self.induction.layer - self.previous.layer
 
     @property
     def matchers(self) -> list[Node]:
@@ -45,8 +46,9 @@ class Pair(NamedTuple):
 
 
 def find_induction_circuit(model: TransformerBridge, task: CleanCorrupt) -> Pair:
-    """The best induction head on the clean sequences (random tokens that stand twice; ``copying``),
-    and the earlier head whose path to its keys matters most.
+    """Return the best induction head on the clean sequences (random tokens that stand twice;
+    ``clean_corrupt.copying``), and the earlier head whose path to its keys matters most. For the
+    usual guess by score alone, see ``head_scores``. Refuses a model of one layer.
 
     Example:
         >>> import torch
@@ -54,38 +56,37 @@ def find_induction_circuit(model: TransformerBridge, task: CleanCorrupt) -> Pair
         >>> from iclutils.chapters.attention_circuits import pair
         >>> from iclutils.interp import clean_corrupt
         >>> net, generator = models.load("induction-0"), torch.Generator().manual_seed(0)
-        >>> found = pair.find_induction_circuit(net, clean_corrupt.copying(net, 6, 8, generator))
-        >>> found.previous.layer, found.induction.layer
-        (0, 1)
+        >>> pair.find_induction_circuit(
+        ...     net, clean_corrupt.copying(net, 6, 8, generator)
+        ... ).layer_distance
+        1
     """
     if model.cfg.n_layers < 2:
         raise IclError("An induction pair needs two attention layers; this model has one.")
-    scores = score_heads(model, task.clean, task.clean.shape[1] // 2)
-    prefix = scores["prefix"].mean(0)
+    prefix = score_heads(model, task.clean, task.clean.shape[1] // 2)["prefix"].mean(0)
     prefix[0] = 0  # nothing below layer 0 could feed a head there
     second = head(*strongest(prefix))
     labelled = (head(*place) for place in (prefix > LABEL).nonzero().tolist())
     seconds = list(dict.fromkeys([second, *labelled]))  # the best comes first, and once
     drops, heads = path_drops(model, task, seconds), graph.all_heads(model)
     best = int(drops[: second.layer * model.cfg.n_heads, 0].mean(-1).argmax())
-    first, strong = heads[best], (drops.mean(-1) > DROP).nonzero().tolist()
-    paths = [(first, second), *((heads[u], seconds[v]) for u, v in strong)]
+    strong = (drops.mean(-1) > DROP).nonzero().tolist()
+    paths = [(heads[best], second), *((heads[u], seconds[v]) for u, v in strong)]
     edges = tuple(dict.fromkeys((u, v._replace(kind="k")) for u, v in paths))
-    looks = (scores[name][:, first.layer, first.head] for name in ("previous", "duplicate"))
-    return Pair(first, second, edges, drops[best, 0], *looks)
+    return Pair(heads[best], second, edges, drops[best, 0])
 
 
 def path_drops(
     model: TransformerBridge, task: CleanCorrupt, induction: Sequence[Node]
 ) -> Float[Tensor, "head induction batch"]:
-    """Share of an induction head's prefix matching that is lost when its keys, and nothing else,
-    read what an earlier head writes on the corrupt sequences; 0 for heads that are not earlier.
-    Mean over sequences is mean lost over mean matching."""
+    """Return the share of an induction head's prefix matching that is lost when its keys, and
+    nothing else, read what an earlier head writes on the corrupt sequences; 0 for heads that are
+    not earlier. Mean over sequences is mean lost over mean matching."""
     heads, length = graph.all_heads(model), task.clean.shape[1] // 2
     at = torch.full_like(task.clean[:, :1], task.clean.shape[1] - 1)
     run = CleanRun(model, CleanCorrupt(task.clean, task.corrupt, at, task.clean[:, :1]))
     drops = torch.zeros(len(heads), len(induction), len(task), device=task.clean.device)
-    for i, target in enumerate(bar(induction, "induction heads")):
+    for i, target in enumerate(induction):
         below = target.layer * model.cfg.n_heads
         seen = key_patterns(run, [[], *([node] for node in heads[:below])], target)
         before, *after = prefix_matching(seen.flatten(0, 1), length).view(len(seen), -1)

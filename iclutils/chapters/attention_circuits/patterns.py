@@ -7,7 +7,7 @@ several labels or none; they belong to a head and a kind of sequence."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isnan
+from math import isnan, nan
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,35 +16,32 @@ from torch import Generator, Tensor
 from ...interp import head_scores
 from ...interp.head_scores import attention_patterns, uniform_pattern
 from ...models import TransformerBridge
-from ...progress import bar
 
 CONTENT = ("duplicate", "induction")  # scores that depend on which tokens are the same
 SCORES = ("previous", "current", "local", "first", "even", "hierarchical", *CONTENT)
 NEAR = 3  # positions back that still are local
-FEWEST = 30  # sequences behind a label
+MIN_SEQUENCES = 30  # behind a label
 
 Tokens = Int[Tensor, "batch pos"]
-PerHead = Float[Tensor, "batch layer head"]
-Scores = Mapping[str, PerHead]
+Scores = Mapping[str, Float[Tensor, "batch layer head"]]
 Pooled = Mapping[str, Float[Tensor, "_"]]  # scores of many heads and sequences together
-Labels = Bool[Tensor, "layer head label"]
 
 
 def pattern_scores(
     pattern: Float[Tensor, "batch head dest src"], tokens: Int[Tensor, "batch dest"]
 ) -> dict[str, Float[Tensor, "batch head"]]:
-    """All scores of some heads, each sequence by itself: means over rows, from 0 to 1. Row 0 is
-    left out of all but ``first``. ``previous``, ``current``: attention to the token before, to the
-    token itself. ``local``: to the last four positions. ``first``: to the first token (attention
-    sink; Xiao et al. 2024). ``even``: entropy over ln(t + 1). ``hierarchical`` (ours): entropy of
-    the mass in the distance bands {0}, {1}, {2, 3}, {4 .. 7}, .. over the log of their number, for
-    rows with at least three. ``duplicate``: to earlier occurrences of the current token;
-    ``induction``: to what followed them (Olsson et al. 2022); both NaN where nothing repeats."""
+    """Return all scores of some heads, by sequence: means over rows, 0 to 1; row 0 is left out of
+    all but ``first``. ``previous``, ``current``: attention to the token before, to the token
+    itself. ``local``: to the last four positions. ``first``: to the first token (sink; Xiao et al.
+    2024). ``even``: entropy over ln(t + 1). ``hierarchical`` (ours): entropy of the mass in the
+    distance bands {0}, {1}, {2, 3}, {4 .. 7}, .. over the log of their number, for rows with at
+    least three. ``duplicate``: to earlier occurrences of the token; ``induction``: to what followed
+    them (Olsson et al. 2022); both NaN where nothing repeats."""
     size = tokens.shape[1]
     entropy = torch.special.entr(pattern).sum(-1)[..., 1:]
     highest = torch.arange(2, size + 1, device=pattern.device).log()
     place = torch.arange(size, device=pattern.device)
-    back = place[:, None] - place
+    back = place[:, None] - place  # (dest, src)
     return {
         "previous": head_scores.previous_token(pattern),
         "current": pattern.diagonal(0, -2, -1)[..., 1:].mean(-1),
@@ -57,31 +54,41 @@ def pattern_scores(
     }
 
 
+def _band_entropy(pattern: Tensor, back: Int[Tensor, "dest src"]) -> Float[Tensor, "*lead"]:
+    """Return the entropy over dyadic bands of the distance back, over that of equal mass."""
+    # The exponent of a distance is its band: 0 -> 0, 1 -> 1, 2 and 3 -> 2, 4 to 7 -> 3, ..
+    band = torch.frexp(back.clamp_min(0).float()).exponent.long()
+    in_band = torch.nn.functional.one_hot(band).to(pattern)
+    mass = torch.einsum("...ts,tsk->...tk", pattern, in_band)
+    highest = (band[:, 0] + 1).log()  # a row's own bands: those up to its distance from the start
+    return (torch.special.entr(mass).sum(-1) / highest)[..., 2:].mean(-1)
+
+
 def scores(
     model: TransformerBridge, tokens: Tokens, repeats_of: Tokens | None = None
-) -> dict[str, PerHead]:
-    """All scores of all heads, from one forward pass. ``repeats_of``: tokens that decide what
-    repeats, where it is not those that the model reads."""
+) -> dict[str, Float[Tensor, "batch layer head"]]:
+    """Return all scores of all heads, from one forward pass. ``repeats_of``: tokens that decide
+    what repeats, where it is not those that the model reads."""
     ids = tokens if repeats_of is None else repeats_of
     layers = [pattern_scores(pattern, ids) for pattern in attention_patterns(model, tokens)]
     return {name: torch.stack([layer[name] for layer in layers], 1) for name in SCORES}
 
 
 def uniform_scores(tokens: Tokens) -> dict[str, Float[Tensor, "batch"]]:
-    """The same scores for a head that spreads its attention evenly."""
+    """Return the same scores for a head that spreads its attention evenly."""
     even = uniform_pattern(tokens.shape[1]).to(tokens.device).expand(len(tokens), 1, -1, -1)
     return {name: values[:, 0] for name, values in pattern_scores(even, tokens).items()}
 
 
 def null_scores(models: Sequence[TransformerBridge], tokens: Tokens) -> Pooled:
-    """Scores of every head of untrained models on every sequence."""
-    of_models = [scores(model, tokens) for model in bar(models, "untrained models")]
+    """Return the scores of every head of untrained models on every sequence."""
+    of_models = [scores(model, tokens) for model in models]
     return {name: torch.cat([one[name].flatten() for one in of_models]) for name in SCORES}
 
 
 def shuffled_scores(model: TransformerBridge, tokens: Tokens, generator: Generator) -> Pooled:
-    """Scores that position alone gives, the null of those in ``CONTENT``: shuffled tokens (all but
-    the first) are read, the original ones say what repeats."""
+    """Return the scores that position alone gives, the null of those in ``CONTENT``: shuffled
+    tokens (all but the first) are read, the original ones say what repeats."""
     order = torch.rand(tokens[:, 1:].shape, generator=generator).argsort(-1).to(tokens.device)
     shuffled = torch.cat([tokens[:, :1], tokens[:, 1:].gather(1, order)], 1)
     by_position = scores(model, shuffled, repeats_of=tokens)
@@ -91,41 +98,31 @@ def shuffled_scores(model: TransformerBridge, tokens: Tokens, generator: Generat
 def thresholds(
     nulls: Sequence[Pooled], uniform: Mapping[str, Float[Tensor, "batch"]], alpha: float = 0.01
 ) -> dict[str, float]:
-    """Largest (1 - alpha)-quantile of the nulls and of even attention, for each score; NaN, and no
-    label, where no score can be above it (``even``) or nothing defines it."""
+    """Return the largest (1 - alpha)-quantile of the nulls and of even attention for each score;
+    NaN, and no label, where no score can be above it (``even``) or nothing defines it."""
     limits = {}
     for name in SCORES:
-        known = [null[name].double() for null in [*nulls, uniform] if name in null]
-        highest = [values.nanquantile(1 - alpha).item() for values in known]
-        limit = max((q for q in highest if not isnan(q)), default=float("nan"))
-        limits[name] = limit if limit < 1 - 1e-6 else float("nan")
+        defined = [null[name].double() for null in [*nulls, uniform] if name in null]
+        highest = [values.nanquantile(1 - alpha).item() for values in defined]
+        limit = max((q for q in highest if not isnan(q)), default=nan)
+        limits[name] = limit if limit < 1 - 1e-6 else nan
     return limits
 
 
-def labels(scores: Scores, limits: Mapping[str, float]) -> Labels:
-    """Which labels a head has, in the order of ``SCORES``: mean - 2 SE above the threshold, over at
-    least 30 sequences that define the score."""
+def labels(scores: Scores, limits: Mapping[str, float]) -> Bool[Tensor, "layer head label"]:
+    """Tell which labels a head has, in the order of ``SCORES``: mean - 2 SE above the threshold,
+    over at least 30 sequences that define the score."""
     labelled = []
     for name in SCORES:
         values = scores[name].double()
-        known = (~values.isnan()).sum(0)
+        count = (~values.isnan()).sum(0)
         mean = values.nanmean(0)
-        error = ((values - mean).square().nansum(0) / (known - 1) / known).sqrt()
-        labelled.append((known >= FEWEST) & (mean - 2 * error > limits[name]))
+        error = ((values - mean).square().nansum(0) / (count - 1) / count).sqrt()
+        labelled.append((count >= MIN_SEQUENCES) & (mean - 2 * error > limits[name]))
     return torch.stack(labelled, -1)
 
 
 def excess(scores: Scores, limits: Mapping[str, float]) -> Float[Tensor, "layer head label"]:
-    """Calibrated scores: 0 at the threshold, 1 at the highest possible; NaN where undefined."""
+    """Return calibrated scores: 0 at the threshold, 1 at the highest possible, NaN if undefined."""
     above = [(scores[n].double().nanmean(0) - limits[n]) / (1 - limits[n]) for n in SCORES]
     return torch.stack(above, -1)
-
-
-def _band_entropy(pattern: Tensor, back: Int[Tensor, "dest src"]) -> Float[Tensor, "*lead"]:
-    """Entropy over dyadic bands of the distance back, relative to equal mass in each."""
-    # The exponent of a distance is its band: 0 -> 0, 1 -> 1, 2 and 3 -> 2, 4 to 7 -> 3, ..
-    band = torch.frexp(back.clamp_min(0).float()).exponent.long()
-    in_band = torch.nn.functional.one_hot(band).to(pattern)
-    mass = torch.einsum("...ts,tsk->...tk", pattern, in_band)
-    highest = (band[:, 0] + 1).log()  # a row's own bands: those up to its distance from the start
-    return (torch.special.entr(mass).sum(-1) / highest)[..., 2:].mean(-1)

@@ -11,9 +11,10 @@ from sklearn.covariance import LedoitWolf
 from wired import save_wired
 
 from iclutils.chapters.attention_circuits import diagnosis
-from iclutils.chapters.attention_circuits.failures import KINDS, Fault, features, plant
+from iclutils.chapters.attention_circuits.failures import KINDS, Fault, measure_cases, plant
+from iclutils.chapters.attention_circuits.interactions import direct_logits
 from iclutils.interp.clean_corrupt import copying
-from iclutils.interp.graph import Node, component_outputs, head
+from iclutils.interp.graph import Node, component_outputs, head, of
 from iclutils.models import load
 
 FIRST, SECOND = head(0, 0), head(1, 0)
@@ -40,20 +41,20 @@ def make_bench(model, healthy, cases):
 
 
 def test_statistics_by_another_way(model):
-    """Length, effect and entropy as features see them, distance by hand; only columns in order
+    """Length, effect and entropy as others see them, distance by hand; only columns in order
     agree."""
     generator = seeded()
     fitted, task = (copying(model, 10, 6, generator) for _ in range(2))
-    covariances, names = diagnosis.fit_covariances(model, fitted), diagnosis.statistic_names(model)
+    covariances = diagnosis.fit_covariances(model, fitted)
     columns = diagnosis.component_statistics(model, task, covariances)
-    heads = [n for n in diagnosis.components(model) if n.kind == "head"]
-    seen = features(model, task, heads).values
+    heads = [node for node in columns if node.kind == "head"]
+    assert [values.shape[1] for values in columns.values()] == [3 + (n in heads) for n in columns]
+    seen, writers = measure_cases(model, task, heads), of(model).writers
+    direct = direct_logits(model, task)
     for k, node in enumerate(heads):
-        for measure, name in (("length", "norm"), ("direct", "direct"), ("entropy", "entropy")):
-            value = seen[name].abs()
-            own = columns[:, names.index((node, measure))].float()
-            torch.testing.assert_close(own, value[:, k], atol=1e-5, rtol=1e-4)
-    assert (Node("mlp", 0), "entropy") not in names
+        others = seen["norm"][:, k], direct[writers.index(node)].abs(), seen["entropy"][:, k]
+        own = columns[node][:, [0, 1, 3]].float()
+        torch.testing.assert_close(own, torch.stack(others, 1), atol=1e-5, rtol=1e-4)
     for node in (heads[2], Node("mlp", 1)):
 
         def mean_write(some, node=node):
@@ -63,36 +64,41 @@ def test_statistics_by_another_way(model):
         spread = LedoitWolf().fit(mean_write(fitted))
         moved = mean_write(task) - mean_write(fitted).mean(0)
         wanted = np.sqrt(np.einsum("ci,ij,cj->c", moved, np.linalg.inv(spread.covariance_), moved))
-        got = columns[:, names.index((node, "distance"))]
-        np.testing.assert_allclose(got, wanted, rtol=1e-4)
+        np.testing.assert_allclose(columns[node][:, 2], wanted, rtol=1e-4)
 
 
-def test_findings_are_those_of_scipy_one_by_one():
+def test_anomalies_are_those_of_scipy_one_by_one():
     generator = seeded()
     cases, healthy = (torch.randn(n, 6, generator=generator).double() for n in (15, 20))
     cases[:, 2] += 3
     cases[:, 5] = healthy[:, 5] = 1  # never varies
-    p, found = diagnosis.anomalies(cases, healthy)
-    one = [scipy.stats.mannwhitneyu(cases[:, k], healthy[:, k]).pvalue for k in range(5)] + [1.0]
-    np.testing.assert_allclose(p.numpy(), one, rtol=1e-10)
-    assert found.tolist() == (scipy.stats.false_discovery_control(one) <= 0.05).tolist()
-    assert found[2]
+    nodes = head(0, 0), head(0, 1), Node("mlp", 0)
+    odd = diagnosis.anomalous(
+        *(dict(zip(nodes, x.split(2, 1), strict=True)) for x in (cases, healthy))
+    )
+    p = [scipy.stats.mannwhitneyu(cases[:, k], healthy[:, k]).pvalue for k in range(5)] + [1.0]
+    flagged = (scipy.stats.false_discovery_control(p) <= 0.05).reshape(3, 2).any(1)
+    assert odd == [node for node, one in zip(nodes, flagged, strict=True) if one]
+    assert nodes[1] in odd
 
 
 @pytest.mark.parametrize("kind", ["even", "overactive", "cut"])
 def test_on_healthy_inputs_a_fault_shows_where_it_sits(model, kind):
     """Otherwise consequences would be called causes."""
     task = copying(model, 10, 6, seeded())
-    covariances, names = diagnosis.fit_covariances(model, task), diagnosis.statistic_names(model)
+    covariances = diagnosis.fit_covariances(model, task)
     fault = Fault(kind, (head(0, 1),), (Node("k", 1, 2),) if kind == "cut" else ())
     hooks = plant(model, task, [fault])
     own = [*hooks, *diagnosis.healthy_inputs(model, task)]
     healthy, local, spread = (
         diagnosis.component_statistics(model, task, covariances, h) for h in ([], own, hooks)
     )
-    moved = ((local - healthy).abs().amax(0) > 1e-3).nonzero()[:, 0].tolist()
-    assert {names[k][0] for k in moved} == fault.parts
-    assert sum((spread - healthy).abs().amax(0) > 1e-3) > 4
+    moved, afar = (
+        {node for node in healthy if (side[node] - healthy[node]).abs().max() > 1e-3}
+        for side in (local, spread)
+    )
+    assert moved == fault.parts
+    assert len(afar) > len(moved)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -108,7 +114,7 @@ def test_the_cause_is_told_from_its_consequences(bench, kind):
         (rest,) = (p for p in found if p.component == SECOND)
         assert not rest.local
         assert np.isnan(rest.restored)
-    depth = [diagnosis.components(bench.model).index(p.component) for p in found]
+    depth = [of(bench.model).writers.index(p.component) for p in found]
     assert depth == sorted(depth)
 
 

@@ -1,7 +1,6 @@
 """Influence, sources and attention: brute force, planted effects, sums, edges that are cut."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +10,6 @@ from tiny import tokens
 
 from iclutils import IclError
 from iclutils.chapters.attention_circuits import influence as module
-from iclutils.interp.hooks import run_with_hooks
-from iclutils.models import cached, get_act_name
 
 AT = torch.tensor([[2, 5], [3, 7]])
 ANSWER = torch.tensor([[4, 9], [11, 0]])
@@ -95,26 +92,3 @@ def test_rollout_walks_down_the_layers(seed, layers, size):
     for layer in reversed(range(layers)):
         walker = 0.5 * walker + 0.5 * torch.einsum("bi,ij->bj", walker, patterns[0, layer])
     torch.testing.assert_close(module.rollout(patterns)[0], walker)
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "neox", "llama", "qwen2"])
-def test_norms_of_what_edges_carry(kind, request, monkeypatch):
-    """By attention cut to one edge; catches values of other heads, dest and src exchanged."""
-    model = request.getfixturevalue(kind)
-    rows, name = tokens(3, 7), "blocks.1.hook_attn_out"
-    got = module.norm_weighted(model, rows)
-    monkeypatch.setattr(module, "ROWS", 1)  # one sequence at a time
-    torch.testing.assert_close(module.norm_weighted(model, rows), got)
-    pattern, bias = get_act_name("pattern", 1), getattr(model.blocks[1].attn.o, "bias", None)
-    for dest, src in ((4, 2), (6, 6), (3, 0)):
-
-        def alone(value, hook, at=(dest, src)):
-            edge = torch.zeros_like(value)
-            edge[:, :, at[0], at[1]] = value[:, :, at[0], at[1]]
-            return edge
-
-        _, seen = run_with_hooks(model, rows, [(pattern, alone)], [name])
-        carried = seen[name][:, dest] - (0 if bias is None else bias)
-        torch.testing.assert_close(got[:, 1, dest, src], carried.norm(dim=-1), atol=1e-5, rtol=1e-4)
-    _, cache = cached(model, rows, [pattern])
-    torch.testing.assert_close(module.mean_patterns(model, rows)[:, 1], cache[pattern].mean(1))

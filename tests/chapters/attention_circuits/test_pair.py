@@ -34,7 +34,7 @@ def test_wired_pair_is_found(tmp_path, previous, induction, layers, corruption):
     assert (found.previous, found.induction) == (head(*previous), head(*induction))
     assert found.edges == ((head(*previous), Node("k", *induction)),)
     assert found.matchers == [found.induction]
-    assert found.previous_score.min() > 0.9 > 0.1 > found.duplicate_score.max()
+    assert found.layer_distance == induction[0] - previous[0]
     assert found.drop.mean() > 0.9
     drops = pair.path_drops(model, task, [found.induction]).mean(-1)[:, 0]
     idle = [i for i, node in enumerate(all_heads(model)) if node != found.previous]

@@ -30,7 +30,6 @@ def test_overlap_by_enumeration():
         chance = sum(len(fixed & s) for s in sets) / len(sets)
         got = stability.overlap_excess(fixed, frozenset(shown), layer)
         assert got == pytest.approx(len(fixed & shown) - chance)
-        assert stability.jaccard(fixed, shown) == len(fixed & shown) / len(fixed | shown)
 
 
 def permuted(network, order):
@@ -47,7 +46,7 @@ def permuted(network, order):
 
 
 def test_permuted_heads_are_matched_back(tmp_path):
-    """Catches rows exchanged with columns, and features that belong to another head."""
+    """Catches rows exchanged with columns, and what belongs to another head."""
     save_gpt2(tmp_path)
     order = [[2, 0, 3, 1], [1, 2, 3, 0], [3, 2, 1, 0]]
     plain, other = load(tmp_path), edit_weights(tmp_path, lambda network: permuted(network, order))
@@ -58,38 +57,12 @@ def test_permuted_heads_are_matched_back(tmp_path):
         for new, old in enumerate(heads)
     )
     layer = torch.arange(3).repeat_interleave(4)
-    allowed = layer[:, None] == layer
-    seen = stability.profile_similarity(
-        *(stability.attention_profiles(m, rows) for m in (plain, other))
-    )
     wrote = stability.cka(*(stability.head_outputs(m, rows).flatten(0, 1) for m in (plain, other)))
-    for alike in (seen, wrote):
-        assert stability.match(alike) == stability.match(alike, allowed) == expected
-        for a, b in expected:
-            assert alike[a, b].item() == pytest.approx(1, abs=1e-5)
-        assert alike.abs().max() < 1 + 1e-6
-    by_attention = stability.match(seen, allowed)
-    generator = seeded(0)
-    above, spread = stability.matching_excess(wrote, by_attention, generator, allowed)
-    assert above > 3 * spread > 0
-
-
-def test_profiles_say_what_the_wired_heads_look_at(wired):
-    """Catches a relation or distance that is one token off, and the first position counted."""
-    rows = repeated_tokens(wired, 8, 11, seeded(0), distinct=True).tokens
-    size, profile = rows.shape[1], stability.attention_profiles(wired, rows)
-    assert profile.shape == (4, size + 4)
-    even = [(1 / torch.arange(d + 1, size + 1)).sum().item() for d in range(size)]
-    even[0] -= 1  # the first row
-    back_one, back_ten = profile[0, 1].item(), profile[2, 10].item()
-    assert back_one == pytest.approx(1 - even[1] / (size - 1), abs=0.02)
-    assert back_ten == pytest.approx(11 / (size - 1) - even[10] / (size - 1), abs=0.05)
-    same, after, first, itself = profile[2, size:].tolist()
-    assert after > 0.3 > abs(same)
-    assert itself == pytest.approx(profile[2, 0].item(), abs=1e-12)
-    assert profile[1].abs().max() < 1e-6, "an idle head attends evenly"
-    assert first < 0
-    assert not stability.profile_similarity(profile[1:2].round(decimals=5), profile).any()
+    for allowed in (None, layer[:, None] == layer):
+        assert stability.match(wrote, allowed) == expected
+    for a, b in expected:
+        assert wrote[a, b].item() == pytest.approx(1, abs=1e-5)
+    assert wrote.abs().max() < 1 + 1e-6
 
 
 def test_head_outputs_add_up(gpt2):
@@ -101,7 +74,6 @@ def test_head_outputs_add_up(gpt2):
         _, cache = cached(gpt2, ids, [name])
         whole = got[layer].sum(0) + gpt2.b_O[layer]
         torch.testing.assert_close(whole, cache[name][:, 1:].flatten(0, 1), atol=1e-5, rtol=1e-4)
-    assert stability.head_outputs(gpt2, tokens(60, 40)).shape[2] == stability.MOST
 
 
 @settings(max_examples=15)
@@ -131,24 +103,6 @@ def test_the_best_matching_by_trying_all(seed, rows, columns):
     every = itertools.permutations(range(flat.shape[1]), flat.shape[0])
     best = max(sum(flat[i, j].item() for i, j in enumerate(p)) for p in every)
     assert sum(alike[a, b].item() for a, b in pairs) == pytest.approx(best, abs=1e-6)
-
-
-def test_random_matchings_are_those_within_the_groups():
-    """Catches random pairs across groups: mean and spread of all permutations are known."""
-    alike = torch.rand(5, 5, generator=seeded(0))
-    group = torch.tensor([0, 0, 0, 1, 1])
-    allowed = group[:, None] == group
-    values = [
-        (sum(alike[i, p[i]] for i in range(3)) + sum(alike[3 + i, 3 + q[i]] for i in range(2))) / 5
-        for p in itertools.permutations(range(3))
-        for q in itertools.permutations(range(2))
-    ]
-    chance, pairs = torch.stack(values), stability.match(alike, allowed)
-    assert all((a < 3) == (b < 3) for a, b in pairs)
-    generator = seeded(0)
-    above, spread = stability.matching_excess(alike, pairs, generator, allowed, 2000)
-    assert above == pytest.approx((chance.max() - chance.mean()).item(), abs=0.015)
-    assert spread == pytest.approx(chance.std(correction=0).item(), abs=0.015)
 
 
 def series(noise, swap, checkpoints=8):
