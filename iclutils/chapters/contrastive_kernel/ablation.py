@@ -22,8 +22,8 @@ from ...models import get_act_name
 from ...progress import bar
 from .heads import Ids, check_answers
 
-Weights = Float[Tensor, "batch head 1 mem"]
-Shown = Bool[Tensor, "batch 1 1 mem"]
+Weights = Float[Tensor, "*shape mem"]  # of attention: (batch, head, 1, mem) in heads at the query
+Shown = Bool[Tensor, "*#shape mem"]  # which tokens are demonstrations
 Change = Callable[[Weights, Shown], Weights]
 
 
@@ -38,15 +38,15 @@ def no_query_term(weights: Weights, shown: Shown) -> Weights:
 
 
 def regularised(weights: Weights, shown: Shown, alpha: float) -> Weights:
-    """Make it (1-α) W_0 φ(q) + ΔW φ(q), as ``dual.regularised``."""
+    """Make it (1-α) W_0 φ(q) + ΔW φ(q): the step on L + (α/2) |W|² weakens the query term alone."""
     return torch.where(shown, weights, (1 - alpha) * weights)
 
 
 def negative_samples(weights: Weights, shown: Shown, beta: float) -> Weights:
-    """Take β times the mean of the other values off each value, as ``dual.contrasted``."""
+    """Take β times the mean of the other values off each, as ``contrasted``."""
     chosen = weights * shown
     others = (chosen.sum(-1, keepdim=True) - chosen) / (shown.sum(-1, keepdim=True) - 1).clamp(1)
-    return weights - beta * shown * others
+    return weights - beta * others * shown
 
 
 PARTS: Mapping[str, Change] = {"update": no_update, "query term": no_query_term}

@@ -12,13 +12,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...errors import IclError
 from ...interp.at_query import Allowed, Keys, Queries, scores
-from .features import Values, attention
+from .features import Values
 
 Query = Float[Tensor, "*batch channel"]
 Demos = Bool[Tensor, "*#batch key"]
-SMALLEST = 1e-290  # D in scaled features; below, float64 begins to lose digits
 
 
 def dual_form(
@@ -70,11 +68,6 @@ def explicit_steps(
     chosen = demos & seen
     values = values.to(keys)
     total = ((keys @ query[..., None])[..., 0] * seen).sum(-1)
-    if not bool((total > SMALLEST).all()):
-        raise IclError(
-            "Queries and keys are too far apart for features in float64: subtract the mean key "
-            "from all keys, or use dual_form."
-        )
     targets = contrasted(values, chosen, beta)
 
     first = (values * (seen & ~chosen)[..., None]).mT @ keys / total[..., None, None]
@@ -87,23 +80,8 @@ def explicit_steps(
     return before, after
 
 
-def regularised(
-    queries: Queries, keys: Keys, values: Values, demos: Demos, alpha: float
-) -> Float[Tensor, "*batch query value"]:
-    """Return (1-α) W_0 φ(q) + ΔW φ(q): the step on L + (α/2) |W|² weakens the query term alone."""
-    first, update = dual_form(queries, keys, values, demos)
-    return (1 - alpha) * first + update
-
-
 def contrasted(values: Values, demos: Demos, beta: float) -> Float[Tensor, "*batch key value"]:
     """Return v_i - β mean_{j∈D, j≠i} v_j for demonstrations i; the values of other keys stay."""
     chosen = demos[..., None].to(values)
     others = (values * chosen).sum(-2, keepdim=True) - values
     return values - beta * chosen * others / (chosen.sum(-2, keepdim=True) - 1).clamp(min=1)
-
-
-def negative_samples(
-    queries: Queries, keys: Keys, values: Values, demos: Demos, beta: float
-) -> Float[Tensor, "*batch query value"]:
-    """Take the step on L less β times the mean similarity to other demonstrations: other values."""
-    return attention(queries, keys, contrasted(values, demos, beta))

@@ -84,19 +84,7 @@ class DualHeads(NamedTuple):
 
 
 def dual_heads(query: AtQuery, demonstrations: Mask) -> DualHeads:
-    """Split every head at the query into its query term and its update.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.chapters.contrastive_kernel import heads
-        >>> draw = torch.Generator().manual_seed(0)
-        >>> case = heads.copying_case(models.load("induction-0"), 2, 10, draw)
-        >>> split = heads.dual_heads(case.query, case.demonstrations)
-        >>> gap = split.query_term + split.demonstration_update - split.z
-        >>> bool(gap.abs().max() < 1e-3)
-        True
-    """
+    """Split every head at the query into its query term and its update."""
     masks = query.mask(demonstrations)[:, None], query.seen[:, None, None]
     layers = []
     for q, key, value, z in bar(read_heads(query), "layers", query.model.cfg.n_layers):

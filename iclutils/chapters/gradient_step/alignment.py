@@ -1,8 +1,7 @@
-"""Alignment: how near a trained network is to an algorithm, by what both answer and by weights.
+"""How near a trained network is to an algorithm, by answers and weights ({cite}`vonoswald2023`).
 
 A predictor is a ``LinearSelfAttention``, or any function of contexts (xs, ys) that returns the
-answers for their queries, (batch,). Contexts may have an axis of networks in front: then each
-network is measured on its own. The measures are those of {cite}`vonoswald2023`."""
+answers for their queries, (batch,). With an axis of networks in front each has its own."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 from iclutils import models, zoo
 from iclutils.chapters.contrastive_kernel import ablation
 from iclutils.chapters.contrastive_kernel.ablation import PARTS, change_heads
-from iclutils.chapters.contrastive_kernel.dual import negative_samples, regularised
+from iclutils.chapters.contrastive_kernel.dual import contrasted, dual_form
+from iclutils.chapters.contrastive_kernel.features import attention
 from iclutils.chapters.contrastive_kernel.heads import (
     demonstration_tokens,
     direct_logit_attribution,
@@ -201,13 +202,16 @@ def test_ablation_is_z_replaced_by_hand(both, part):
 
 @pytest.mark.parametrize("variant", ["regularised", "negative_samples"])
 def test_a_variant_is_z_replaced_by_hand(both, variant):
-    """Hugging Face with one head's z made by the variant of ``dual``, from its keys and values."""
+    """Hugging Face with one head's z from its keys and values: a shorter query term, or values less
+    the mean of the others."""
     x, mask, layer, head = tokens(3, 12), some_mask(3, 12), 1, 2
     query = read(both.model, x)
     (parts,) = read_heads(query, [layer])
     q, key, value = (part[:, head] for part in parts[:3])
-    by_hand = {"regularised": regularised, "negative_samples": negative_samples}[variant]
-    z = by_hand(q[:, None], key, value, mask, 0.7)[:, 0]
+    first, update = dual_form(q[:, None], key, value, mask)
+    z = (0.3 * first + update)[:, 0]
+    if variant == "negative_samples":
+        z = attention(q[:, None], key, contrasted(value, mask, 0.7))[:, 0]
     change = partial(getattr(ablation, variant), **{PARAMETER[variant]: 0.7})
     expected = both.run_with_z(x, layer, head, z)[:, -1]
     close(query.again(change_heads(query, mask, change, [(layer, head)])), expected, 1e-3)
