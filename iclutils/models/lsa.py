@@ -176,20 +176,6 @@ class LinearSelfAttention(Ensemble):
             stream.append(self._advanced(stream[-1], number, clip=self.shape.clip))
         return stream
 
-    def iterated(
-        self, xs: Inputs, ys: Labels, times: int, damping: float = 1.0, clip: float = 0.0
-    ) -> Float[Tensor, "times networks batch"]:
-        """Answers after the first layer was applied once, twice, ...
-
-        Of what the layer adds the share ``damping`` is kept; channels are kept within ``clip``,
-        where it is not 0.
-        """
-        tokens, answers = self._embedded(xs, ys), []
-        for _ in range(times):
-            tokens = self._advanced(tokens, 0, damping, clip)
-            answers.append(self._answer(tokens))
-        return torch.stack(answers)
-
     def layer(self, number: int = 0) -> Layer:
         """The attention weights of a layer."""
         return Layer(*self._of_layer(number, self.attention, *Layer._fields))
@@ -214,7 +200,7 @@ class LinearSelfAttention(Ensemble):
             return torch.einsum("mbc,mco->mb", last, self.others["read_out"])
         return -last[..., self.shape.dim]
 
-    def _advanced(self, x: Tensor, number: int, damping: float = 1.0, clip: float = 0.0) -> Tensor:
+    def _advanced(self, x: Tensor, number: int, clip: float = 0.0) -> Tensor:
         """After the MLP and the attention of a layer."""
         if self.shape.hidden:
             up, bias, down = self._of_layer(number, self.others, "up", "bias", "down")
@@ -228,7 +214,7 @@ class LinearSelfAttention(Ensemble):
         keys = x.shape[-2] - (not self.shape.sees_query)
         change = None if self.shape.variant == "plain" else self._varied
         added = attend(seen, self.layer(number), keys, self.shape.kinds[number], change)
-        x = x + (added if damping == 1 else damping * added)
+        x = x + added
         return x.clamp(-clip, clip) if clip else x
 
     def _varied(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,11 +34,9 @@ PUBLISHED = {
     **LABEL_WORDS,
     "04.published_loss": 0.20468888,  # the constant of the released notebook
     "04.one_cosine": 1.0,  # where the curves of the paper end
-    "04.two_shared_plus": 1.0,
-    "05.random_rate": -0.5,  # one over the square root
 }  # fmt: skip
 EFFECTS = "01.repetition_gain 01.second_half_accuracy 01.cause_other_heads 01.cause_loss"
-EFFECTS += " 04.published_loss 04.one_cosine 04.two_shared_plus 05.random_rate"
+EFFECTS += " 04.published_loss 04.one_cosine"
 RATIOS = "previous", "k_path", "all_previous", "all_k_paths", "loss_random"
 NOTHING = {
     **dict.fromkeys([*EFFECTS.split(), *LABEL_WORDS], 0.0),

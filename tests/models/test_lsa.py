@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from random_layers import TIGHT, some
 from scipy.special import erf, softmax
 
-from iclutils.models.lsa import Layer, Shape, attend, load
+from iclutils.models.lsa import Layer, Shape, load
 from iclutils.models.lsa import LinearSelfAttention as LSA
 
 SOFTMAX = Shape(3, 5, heads=2, attention=("softmax",), sees_query=True)
@@ -149,24 +149,6 @@ def test_weights_start_as_said():
     assert not network.others["shift"].any()
     again = LSA(network.shape, (1,), scale=0.5)
     assert torch.equal(again.attention["key"][0], network.attention["key"][1])
-
-
-@pytest.mark.parametrize("damping", [1.0, 0.75])
-def test_a_layer_applied_again_and_again(damping):
-    """Undamped, it is a deep network that shares its weights."""
-    shape = replace(SHAPES["recurrent"], clip=3.0)
-    network = random(shape)
-    xs, ys = some(7, (4, 6, 3), (4, 6))
-    found = random(replace(shape, layers=1, clip=0.0))
-    for name, part in network.attention.items():
-        found.attention[name].copy_(part)
-    answers = found.iterated(xs, ys, 3, damping, clip=3.0)
-    tokens = network.resid(xs, ys)[0]
-    for k in range(3):
-        tokens = (tokens + damping * attend(tokens, network.layer(k), 5)).clamp(-3, 3)
-        torch.testing.assert_close(answers[k], -tokens[..., -1, 3], **TIGHT)
-    if damping == 1:
-        torch.testing.assert_close(answers[-1], network(xs, ys), **TIGHT)
 
 
 @every_shape

@@ -351,9 +351,9 @@ def test_the_dual_model_is_the_packages(reader):
         cases.append([q.tolist(), k.tolist(), v.tolist(), sharp])
         query, keys = (torch.tensor(x * np.sqrt(sharp * np.sqrt(2))) for x in (q, k))  # over √2
         values, demos = torch.tensor(v), torch.tensor([True] * 4 + [False])
-        before = dual.initial_model(query, keys, values, demos)
         steps = dual.trajectory(query, keys, values, demos)[:-1]  # the own token adds nothing
-        told = [model(keys[:4]) for model in (before, before.updated(demos))]
+        among_keys = scores(keys[:4], keys).exp() / scores(query[None], keys).exp().sum()
+        told = [(among_keys * mask) @ values for mask in (~demos, demos | ~demos)]
         weights = scores(query[None], keys).softmax(-1)
         truth.append(np.concatenate([x.numpy().ravel() for x in (weights, steps, *told)]))
     found = engine(reader.open("points"), "regression-d2", work, cases)

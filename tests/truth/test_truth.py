@@ -317,8 +317,11 @@ def chapter_05(net, given):
     answer, (layer, h) = given["answer"], (18, 6)
     duals = heads.dual_heads(query, shown)
     parts = heads.direct_logit_attribution(query, duals, answer)
-    ways = ("whole", "no update", "no query term", "no update, MLPs held", "mean update")
+    ways = ("whole", "no update", "no query term", "no update, MLPs held")
     found = ablation.ablations(query, shown, answer, ways=ways)
+    mean = duals.demonstration_update.mean(0, keepdim=True)
+    hooks = ablation.replaced(query, shown, "update", mean)
+    found["mean update"] = ablation.predict(query, answer, hooks=hooks)
     one = ablation.ablations(query, shown, answer, heads=[(layer, h)], ways=["no update"])
     changes = {
         "regularised": partial(ablation.regularised, alpha=0.3),
@@ -344,7 +347,7 @@ def chapter_05(net, given):
         "MLP 20 to the logit": parts.mlp[:, 20],
         "embedding to the logit": parts.embedding,
         "logit": parts.logit,
-        **{name: found[way].log_prob for name, way in zip(said, ways[1:], strict=True)},
+        **{name: found[way].log_prob for name, way in zip(said, list(found)[1:], strict=True)},
         "log p without the update of 18.6": one["no update"].log_prob,
         **{f"log p, {name}": values.log_prob for name, values in changed.items()},
     }

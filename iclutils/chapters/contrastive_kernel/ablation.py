@@ -15,45 +15,42 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.at_query import AtQuery, Mask
+from ...interp.at_query import AtQuery, Mask, read_heads, scores
 from ...interp.hooks import Head, Hook, check_head, set_activation
+from ...interp.statistics import mean_se
 from ...models import get_act_name
 from ...progress import bar
-from .heads import Ids, check_answers, dual_heads
+from .heads import Ids, check_answers
 
-Weights = Float[Tensor, "batch head 1 mem"]
-Shown = Bool[Tensor, "batch 1 1 mem"]
+Weights = Float[Tensor, "*shape mem"]  # of attention: (batch, head, 1, mem) in heads at the query
+Shown = Bool[Tensor, "*#shape mem"]  # which tokens are demonstrations
 Change = Callable[[Weights, Shown], Weights]
 
 
 def no_update(weights: Weights, shown: Shown) -> Weights:
-    """W_0 φ(q) alone: no step is taken."""
+    """Leave W_0 φ(q) alone: no step is taken."""
     return weights * ~shown
 
 
 def no_query_term(weights: Weights, shown: Shown) -> Weights:
-    """ΔW φ(q) alone: the step from 0."""
+    """Leave ΔW φ(q) alone: the step from 0."""
     return weights * shown
 
 
 def regularised(weights: Weights, shown: Shown, alpha: float) -> Weights:
-    """(1-α) W_0 φ(q) + ΔW φ(q), as ``dual.regularised``."""
+    """Make it (1-α) W_0 φ(q) + ΔW φ(q): the step on L + (α/2) |W|² weakens the query term alone."""
     return torch.where(shown, weights, (1 - alpha) * weights)
 
 
 def negative_samples(weights: Weights, shown: Shown, beta: float) -> Weights:
-    """The step with each value less β times the mean of the others, as ``dual.contrasted``."""
+    """Take β times the mean of the other values off each, as ``contrasted``."""
     chosen = weights * shown
     others = (chosen.sum(-1, keepdim=True) - chosen) / (shown.sum(-1, keepdim=True) - 1).clamp(1)
-    return weights - beta * shown * others
+    return weights - beta * others * shown
 
 
 PARTS: Mapping[str, Change] = {"update": no_update, "query term": no_query_term}
-WAYS = (
-    "whole",
-    *(f"no {part}{how}" for part in PARTS for how in ("", ", MLPs held")),
-    *(f"mean {part}" for part in PARTS),
-)
+WAYS = ("whole", *(f"no {part}{how}" for part in PARTS for how in ("", ", MLPs held")))
 
 
 class Predictions(NamedTuple):
@@ -66,7 +63,7 @@ class Predictions(NamedTuple):
 def change_heads(
     query: AtQuery, demonstrations: Mask, change: Change, heads: Iterable[Head] | None = None
 ) -> list[Hook]:
-    """Hooks for ``query.again`` that change the weights of attention in heads, all or some."""
+    """Return hooks for ``query.again`` that change weights of attention in heads, all or some."""
     shown = query.as_read_again(query.mask(demonstrations))[:, None, None]
     cfg = query.model.cfg
     chosen = torch.zeros(cfg.n_layers, cfg.n_heads, 1, 1, dtype=torch.bool, device=shown.device)
@@ -85,14 +82,34 @@ def change_heads(
 
 
 def replaced(
-    query: AtQuery, demonstrations: Mask, part: str, vectors: Float[Tensor, "layer head d_head"]
+    query: AtQuery,
+    demonstrations: Mask,
+    part: str,
+    vectors: Float[Tensor, "#batch layer head d_head"],
 ) -> list[Hook]:
-    """Hooks that put vectors in the place of every head's part."""
-    return [*change_heads(query, demonstrations, PARTS[part]), *moved(vectors[None])]
+    """Return hooks that put vectors in the place of every head's part."""
+    return [*change_heads(query, demonstrations, PARTS[part]), *moved(vectors)]
+
+
+def mean_of_others(parts: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch *shape"]:
+    """Return for each prompt the mean of a part over the other prompts."""
+    return (parts.sum(0) - parts) / (len(parts) - 1)
+
+
+def removed_by(
+    query: AtQuery, demonstrations: Mask, change: Change
+) -> Float[Tensor, "batch layer head d_head"]:
+    """Return what a change of the weights takes off every head's output, in float64."""
+    shown, seen = query.mask(demonstrations)[:, None, None], query.seen[:, None, None]
+    layers = []
+    for q, key, value, _ in read_heads(query):
+        weights = scores(q[:, :, None], key, seen).softmax(-1)  # (batch, head, 1, pos)
+        layers.append(((weights - change(weights, shown)) @ value)[:, :, 0])
+    return torch.stack(layers, 1)
 
 
 def moved(vectors: Float[Tensor, "#batch layer head d_head"]) -> list[Hook]:
-    """Hooks that move every head's output by a vector."""
+    """Return hooks that move every head's output by a vector."""
 
     def added(z: Tensor, hook: object, layer: int) -> Tensor:
         return z + vectors[:, layer, None].to(z)
@@ -108,7 +125,7 @@ def predict(
     *,
     centred: bool = False,
 ) -> Predictions:
-    """How the model answers at the query, under hooks; with ``choices`` (batch, k), among these.
+    """Answer at the query, under hooks; with ``choices`` (batch, k), among these.
     ``centred``: after the mean logit of every choice, over the prompts, is taken off, so that no
     label wins because the model likes its word."""
     check_answers(query, answer, choices)
@@ -134,20 +151,34 @@ def ablations(
     *,
     centred: bool = False,
 ) -> dict[str, Predictions]:
-    """Answers without the updates, or query terms, of heads, by way, beside those of the ``whole``:
-    "no update, MLPs held" with the MLPs at their values of the whole run; "mean update" with its
-    mean over the prompts, in all heads. Other arguments as for ``predict``."""
+    """Answer without the updates, or query terms, of heads, by way, beside the ``whole``: "no
+    update, MLPs held" with the MLPs at their values of the whole run. Other arguments as for
+    ``predict``."""
     by_way = {}
-    duals = dual_heads(query, demonstrations) if any(w.startswith("mean") for w in ways) else None
     for way in bar(ways, "ablations"):
-        how, _, rest = way.partition(" ")
-        part, _, held = rest.partition(", ")
+        part, _, held = way.removeprefix("no ").partition(", ")
         hooks = [] if way == "whole" else change_heads(query, demonstrations, PARTS[part], heads)
-        if how == "mean" and duals:
-            vectors = duals.demonstration_update if part == "update" else duals.query_term
-            hooks = replaced(query, demonstrations, part, vectors.mean(0))
         if held:
             names = (get_act_name("mlp_out", layer) for layer in range(query.model.cfg.n_layers))
             hooks += [set_activation(name, query.found[name]) for name in names]
         by_way[way] = predict(query, answer, choices, hooks, centred=centred)
     return by_way
+
+
+def guess(choices: Ids | None) -> float:
+    """Return the accuracy of a guess among the choices, 0 among all tokens."""
+    return 0.0 if choices is None else 1 / choices.shape[1]
+
+
+def is_able(whole: Predictions, choices: Ids | None) -> bool:
+    """Tell whether a model answers two standard errors better than a guess."""
+    mean, error = mean_se(whole.is_correct.double())
+    return mean - 2 * error > guess(choices)
+
+
+def still_right(
+    changed: Predictions, whole: Predictions, choices: Ids | None
+) -> Float[Tensor, "answers"]:
+    """Tell of the right answers which stay right; the mean is a share, with a guess put to 0."""
+    still = changed.is_correct[whole.is_correct].double()
+    return (still - guess(choices)) / (1 - guess(choices))

@@ -14,36 +14,28 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.at_query import AtQuery, Mask, read_heads
+from ...interp.at_query import AtQuery, Mask, read, read_heads, scores
 from ...interp.hooks import Head, check_head
 from ...interp.kv_cache import demonstrations as before_query
 from ...models import TransformerBridge, bos, get_act_name
 from ...progress import bar
 from ...tasks.prompts import Prompts, Role
-from ...tasks.repeated import RepeatedTokens
+from ...tasks.repeated import RepeatedTokens, repeated_tokens
 from .dual import dual_form, explicit_steps, trajectory
-from .features import (
-    attention,
-    balance,
-    directions,
-    gram,
-    positive_random,
-    relative_errors,
-    scaled,
-)
+from .features import attention, directions, gram, positive_random, relative_errors, scaled
 
 Ids = Int[Tensor, "..."]  # tokens: answers (batch), or those they are compared with (batch or 1, k)
 LOGIT_TOLERANCE = 1e-3  # of the parts' absolute sum
 
 
 def first_copy(batch: RepeatedTokens) -> Bool[Tensor, "batch pos"]:
-    """The demonstrations of repeated tokens: the first copy, without BOS."""
+    """Return the demonstrations of repeated tokens: the first copy, without BOS."""
     place = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
     return ((place >= 1) & (place <= batch.length)).expand(batch.tokens.shape)
 
 
 def demonstration_tokens(model: TransformerBridge, prompts: Prompts) -> Bool[Tensor, "batch pos"]:
-    """The demonstrations of few-shot prompts: all before the query but BOS, which shows nothing."""
+    """Return the demonstrations of few-shot prompts: all before the query but BOS."""
     shown = before_query(prompts).clone()
     if getattr(model.cfg, "bos_token_id", None) is not None:
         shown[:, 0] &= prompts.tokens[:, 0] != bos(model)
@@ -51,9 +43,35 @@ def demonstration_tokens(model: TransformerBridge, prompts: Prompts) -> Bool[Ten
 
 
 def examples(prompts: Prompts) -> Int[Tensor, "batch pos"]:
-    """The number of the example that a token belongs to, from 0, with the newline at its end."""
+    """Number the examples that tokens belong to, from 0, each with the newline at its end."""
     label = torch.nn.functional.pad(prompts.roles == Role.LABEL, (2, 0))
     return (label[:, :-2] & ~label[:, 1:-1]).cumsum(1)
+
+
+class Case(NamedTuple):
+    """Prompts read at their query, the tokens of their examples, and what a right answer is."""
+
+    query: AtQuery
+    demonstrations: Mask
+    answer: Ids
+    choices: Ids | None = None  # tokens among which the answer is chosen; None: all
+
+
+def copying_case(
+    model: TransformerBridge, count: int, length: int, generator: torch.Generator
+) -> Case:
+    """Read repeated tokens up to the middle of the second copy; the first copy is the examples."""
+    batch = repeated_tokens(model, count, length, generator, distinct=True)
+    end = length + length // 2 + 1
+    query = read(model, batch.tokens[:, :end])
+    return Case(query, first_copy(batch)[:, :end], batch.tokens[:, end])
+
+
+def few_shot_case(model: TransformerBridge, prompts: Prompts, choices: Ids | None = None) -> Case:
+    """Read few-shot prompts; the answer is one of the choices, or any word."""
+    answer = prompts.label_words.gather(1, prompts.gold[:, None])[:, 0]
+    query = read(model, prompts.tokens, prompts.target)
+    return Case(query, demonstration_tokens(model, prompts), answer, choices)
 
 
 class DualHeads(NamedTuple):
@@ -66,22 +84,7 @@ class DualHeads(NamedTuple):
 
 
 def dual_heads(query: AtQuery, demonstrations: Mask) -> DualHeads:
-    """The dual models of all heads.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.chapters.contrastive_kernel import heads
-        >>> from iclutils.interp import at_query
-        >>> from iclutils.tasks.repeated import repeated_tokens
-        >>> net = models.load("induction-0")
-        >>> batch = repeated_tokens(net, 2, 10, torch.Generator().manual_seed(0))
-        >>> query = at_query.read(net, batch.tokens)
-        >>> found = heads.dual_heads(query, heads.first_copy(batch))
-        >>> gap = found.query_term + found.demonstration_update - found.z
-        >>> bool(gap.abs().max() < 1e-3)
-        True
-    """
+    """Split every head at the query into its query term and its update."""
     masks = query.mask(demonstrations)[:, None], query.seen[:, None, None]
     layers = []
     for q, key, value, z in bar(read_heads(query), "layers", query.model.cfg.n_layers):
@@ -94,7 +97,7 @@ def dual_heads(query: AtQuery, demonstrations: Mask) -> DualHeads:
 def head_trajectory(
     query: AtQuery, demonstrations: Mask, head: Head
 ) -> Float[Tensor, "batch shown d_head"]:
-    """Answers of one head's dual model to the query while it learns token by token, up to z."""
+    """Return what one head's dual model answers while it learns token by token, up to z."""
     states, keys, values = _of_head(query, head)
     return trajectory(states, keys, values, query.mask(demonstrations), query.seen)
 
@@ -102,34 +105,36 @@ def head_trajectory(
 def explicit_head_step(
     query: AtQuery, demonstrations: Mask, head: Head
 ) -> tuple[Float[Tensor, "batch d_head"], Float[Tensor, "batch d_head"]]:
-    """One head's dual model before and after a gradient step by autograd, in exact features."""
+    """Return a head's answers before and after a gradient step by autograd, in exact features."""
     q, key, value = _of_head(query, head)
     return explicit_steps(*gram(q, key), value, query.mask(demonstrations), query.seen)
 
 
+def share_rising(query: AtQuery, demonstrations: Mask) -> Float[Tensor, "batch"]:
+    """Return the share of demonstrations i whose v_i·W φ(k_i) rises with the step, over heads."""
+    shown, shares = query.mask(demonstrations)[:, None], []  # (batch, 1, key)
+    for _, key, value, _ in read_heads(query):
+        near = scores(key, key, shown[:, :, None]).softmax(-1)  # (batch, head, key, key)
+        rises = (near * (value @ value.mT)).sum(-1) > 0
+        shares.append((rises & shown).sum(-1) / shown.sum(-1))
+    return torch.stack(shares, 1).mean((1, 2))
+
+
 def feature_errors(
-    queries: Sequence[AtQuery],
-    size: int,
-    generator: torch.Generator,
-    *,
-    balanced: bool = False,
-    method: str = "iid",
-    draws: int = 1,
+    queries: Sequence[AtQuery], size: int, generator: torch.Generator
 ) -> list[Float[Tensor, "batch"]]:
-    """The relative error of attention by ``size`` random features at the query, median over heads.
-    Queries of models of one shape, as many prompts each, get the same directions, which take
-    longest to draw; ``balanced``: after ``features.balance``."""
+    """Measure the relative error of attention by ``size`` random features at the query, the median
+    over heads. Queries of models of one shape, as many prompts each, get the same directions, which
+    take longest to draw."""
     errors: list[list[Tensor]] = [[] for _ in queries]
     for row in range(len(queries[0])):
         of_heads: list[list[Tensor]] = [[] for _ in queries]
         for layers in zip(*(read_heads(q[row : row + 1]) for q in queries), strict=True):
             for head in range(layers[0][0].shape[1]):
-                width = layers[0][0].shape[-1]
-                omega = directions(size, width, generator, method, draws)
+                omega = directions(size, layers[0][0].shape[-1], generator)
                 for found, query, parts in zip(of_heads, queries, layers, strict=True):
                     q, key, value = (part[0, head] for part in parts[:3])
                     q, key, value = (x[: int(query.at[row]) + 1] for x in (q[None], key, value))
-                    q, key = balance(q, key) if balanced else (q, key)
                     exact = attention(q, key, value)
                     phi = positive_random(scaled(q), omega), positive_random(scaled(key), omega)
                     found.append(relative_errors(phi, value, exact).quantile(0.5))
@@ -164,7 +169,7 @@ class LogitAttribution(NamedTuple):
 def direct_logit_attribution(
     query: AtQuery, duals: DualHeads, answer: Ids, against: Ids | None = None
 ) -> LogitAttribution:
-    """Parts of the answer's logit: query terms and updates of heads, MLPs and the embedding. The
+    """Split the answer's logit into query terms and updates of heads, MLPs and the embedding. The
     scale of the final norm is held fixed. The mean logit of the tokens ``against``, (batch, k) or
     one row for all, is subtracted: a logit alone means little, as softmax ignores a constant."""
     model = query.model

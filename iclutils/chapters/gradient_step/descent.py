@@ -35,17 +35,9 @@ def descend(
     gammas: Settings | None = None,
     start: Float[Tensor, "o dim"] | None = None,
 ) -> Descent:
-    """GD, or GD++ if there are gammas: a step for each rate from ``start``, W_0, zero if omitted.
-    All of a step reads what was there before it, as in a layer of attention, so later steps of GD++
-    spoil a W_0 that fits the pairs: take W_0 x from ys beforehand.
-
-    Example:
-        >>> import torch
-        >>> from iclutils.chapters.gradient_step import descent
-        >>> xs, ys = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2.0, 4.0, 0.0])
-        >>> descent.descend(xs, ys, rates=[0.4]).predictions
-        tensor([0., 6.])
-    """
+    """Take steps of GD, or GD++ if there are gammas: a step for each rate from ``start``, W_0, zero
+    if omitted. All of a step reads what was there before it, as in a layer of attention, so later
+    steps of GD++ spoil a W_0 that fits the pairs: take W_0 x from ys beforehand."""
     pairs, query, y = split_query(xs, ys)
     first = pairs.new_zeros(y.shape[-1], xs.shape[-1]) if start is None else start.to(pairs)
     weights = first.expand(*xs.shape[:-2], *first.shape)
@@ -69,12 +61,12 @@ def descend(
 def predictor(
     rates: Settings, gammas: Settings | None = None
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """The answers of the last step from 0, as a function of (xs, ys)."""
+    """Return the answers of the last step from 0, as a function of (xs, ys)."""
     return lambda xs, ys: descend(xs, ys, rates, gammas).predictions[-1]
 
 
 def split_query(xs: Float[Tensor, "*batch n d"], ys: Labels) -> tuple[Tensor, Tensor, Tensor]:
-    """The x of the pairs, that of the query, and the labels of the pairs (*batch, N, o)."""
+    """Return the x of the pairs, that of the query, and the labels of the pairs (*batch, N, o)."""
     if ys.shape[: xs.ndim - 1] != xs.shape[:-1] or ys.ndim > xs.ndim or xs.shape[-2] < 2:
         raise IclError(
             "Need xs of (*batch, N + 1, d) and ys of (*batch, N + 1) or (*batch, N + 1, o), the "
@@ -85,7 +77,7 @@ def split_query(xs: Float[Tensor, "*batch n d"], ys: Labels) -> tuple[Tensor, Te
 
 
 def each_step(rates: Settings, gammas: Settings | None) -> list[tuple[float, float]]:
-    """A rate and a gamma for each step; gammas are 0 if there are none."""
+    """Return a rate and a gamma for each step; gammas are 0 if there are none."""
     etas = [float(rate) for rate in rates]
     squeezes = [0.0] * len(etas) if gammas is None else [float(gamma) for gamma in gammas]
     return list(zip(etas, squeezes, strict=True))
@@ -105,8 +97,8 @@ def best_step(
     variances: float | Float[Tensor, "dim"],
     fourths: float | Float[Tensor, "dim"],
 ) -> BestStep:
-    """The best single step from 0, in closed form, for independent centred inputs, w ~ N(0, I). It
-    answers x_qᵀ A (1/N) Σ_i x_i y_i; half its expected squared error is ½ tr[S A M Aᵀ - 2 A
+    """Return the best single step from 0, in closed form, for independent centred inputs, w ~ N(0,
+    I). It answers x_qᵀ A (1/N) Σ_i x_i y_i; half its expected squared error is ½ tr[S A M Aᵀ - 2 A
     S² + S], with S the variances s_i, and M = E[Ŝ²] for Ŝ = (1/N) Σ x_i x_iᵀ diagonal,
     M_ii = (m_i + s_i Σ_{k≠i} s_k)/N + (1 - 1/N) s_i² for fourth moments m_i. So A = S M⁻¹ is best
     ({cite}`ahn2023`, {cite}`mahankali2023`)."""
@@ -118,11 +110,13 @@ def best_step(
 
 
 class Tuned(NamedTuple):
-    """The best settings found, and half the mean squared error of the query's answer."""
+    """The best settings, half the mean squared error of the query's answer, and the logarithms of
+    the free settings where the search ended."""
 
     rates: Float[Tensor, "step"]
     gammas: Float[Tensor, "step"] | None
     loss: float
+    point: Float[Tensor, "_"]
 
 
 def tune(
@@ -131,11 +125,13 @@ def tune(
     ys: Float[Tensor, "batch n"],
     plus: bool = False,
     shared: bool = True,
+    near: Sequence[Tuned] | None = None,
 ) -> list[Tuned]:
-    """For 1, 2, .. ``steps``: the positive rates, and with ``plus`` the gammas, that answer best;
-    L-BFGS in float64 on all contexts (give thousands), from the best of one step less. With
+    """Find, for 1, 2, .. ``steps``, the positive rates, and with ``plus`` the gammas, that answer
+    best: L-BFGS in float64 on all contexts (give thousands), from the best of one step less. With
     settings for each step, not ``shared``, GD++ has many local optima: the best of several starts
-    is taken, and the last gamma is 0. Above 5 such steps it fits some contexts and harms others."""
+    is taken, some ``near`` the shared settings (of an earlier call, which saves half the time), and
+    the last gamma is 0. Above 5 such steps it fits some contexts and harms others."""
     pairs, query, y = split_query(xs.double(), ys.double())
     values, axes = torch.linalg.eigh(pairs.mT @ pairs / pairs.shape[-2])
     unit, wanted = float(values.mean()), ys[:, -1].double()
@@ -144,12 +140,10 @@ def tune(
     given = values / unit, pull, query, wanted
     answer = (query * pull).sum(-1)
     rate = (answer * wanted).sum() / answer.square().sum()  # the best of one step
-    if not float(rate) > 0:
-        raise IclError("Even a small step of GD does harm here, or the label of a query is NaN.")
     point = torch.stack([rate, torch.tensor(0.13).to(rate)])[: 1 + plus].log()
     own, results = point[:1], []
     for k in bar(range(1, steps + 1), "steps"):
-        point = _minimised(given, point, k, plus, True)
+        point = near[k - 1].point if near else _minimised(given, point, k, plus, True)
         if not shared:
             few = tuple(each[:1000] for each in given)
             tried = [_minimised(few, s, k, plus, False) for s in _starts(point, own, k, plus)]
@@ -158,7 +152,8 @@ def tune(
         best = point if shared else own
         etas, gammas = _settings(best, k, plus, shared)
         squeezes = gammas / unit / pairs.shape[-2] if plus else None
-        results.append(Tuned(etas / unit, squeezes, float(_loss(given, best, k, plus, shared))))
+        loss = float(_loss(given, best, k, plus, shared))
+        results.append(Tuned(etas / unit, squeezes, loss, best))
     return results
 
 

@@ -9,10 +9,11 @@ from random_prompts import prompts_strategy, random_prompts
 from tiny import VOCAB, save_gpt2, save_grouped, save_neox, tiny_gpt2, tokens
 from transformers import AutoModelForCausalLM
 
-from iclutils import IclError, models, zoo
+from iclutils import models, zoo
 from iclutils.chapters.contrastive_kernel import ablation
 from iclutils.chapters.contrastive_kernel.ablation import PARTS, change_heads
-from iclutils.chapters.contrastive_kernel.dual import negative_samples, regularised
+from iclutils.chapters.contrastive_kernel.dual import contrasted, dual_form
+from iclutils.chapters.contrastive_kernel.features import attention
 from iclutils.chapters.contrastive_kernel.heads import (
     demonstration_tokens,
     direct_logit_attribution,
@@ -21,9 +22,9 @@ from iclutils.chapters.contrastive_kernel.heads import (
     explicit_head_step,
     feature_errors,
     head_trajectory,
+    share_rising,
 )
 from iclutils.interp.at_query import read, read_heads
-from iclutils.tasks.prompts import leave_out
 
 KINDS = ("gpt2", "neox", "llama", "qwen2", "induction-0")
 SINGLE = 2e-5  # the model computes in float32
@@ -167,12 +168,6 @@ def test_random_features_at_a_heads_own_norms(wide):
     close(found, torch.stack(expected), 1e-3)
 
 
-def test_a_method_of_random_features_that_there_is_not(wide):
-    query = read(wide, tokens(1, 5))
-    with pytest.raises(IclError, match="Unknown method of random directions 'gaussian'"):
-        feature_errors([query], 4, torch.Generator(), method="gaussian")
-
-
 @pytest.mark.parametrize("against", [None, "one", "each"])
 def test_direct_contributions_sum_to_the_logit(both, against):
     x, mask = tokens(3, 12), some_mask(3, 12)
@@ -207,20 +202,68 @@ def test_ablation_is_z_replaced_by_hand(both, part):
 
 @pytest.mark.parametrize("variant", ["regularised", "negative_samples"])
 def test_a_variant_is_z_replaced_by_hand(both, variant):
-    """Hugging Face with one head's z made by the variant of ``dual``, from its keys and values."""
+    """Hugging Face with one head's z from its keys and values: a shorter query term, or values less
+    the mean of the others."""
     x, mask, layer, head = tokens(3, 12), some_mask(3, 12), 1, 2
     query = read(both.model, x)
     (parts,) = read_heads(query, [layer])
     q, key, value = (part[:, head] for part in parts[:3])
-    by_hand = {"regularised": regularised, "negative_samples": negative_samples}[variant]
-    z = by_hand(q[:, None], key, value, mask, 0.7)[:, 0]
+    first, update = dual_form(q[:, None], key, value, mask)
+    z = (0.3 * first + update)[:, 0]
+    if variant == "negative_samples":
+        z = attention(q[:, None], key, contrasted(value, mask, 0.7))[:, 0]
     change = partial(getattr(ablation, variant), **{PARAMETER[variant]: 0.7})
     expected = both.run_with_z(x, layer, head, z)[:, -1]
     close(query.again(change_heads(query, mask, change, [(layer, head)])), expected, 1e-3)
     assert (both.run(x)[0][:, -1] - expected).abs().max() > 1e-3
 
 
-def test_tokens_know_their_example_which_can_be_left_out():
+def test_a_mean_over_the_other_prompts_leaves_the_prompt_itself_out():
+    parts = torch.arange(12.0).view(3, 2, 2)
+    close(ablation.mean_of_others(parts)[1], (parts[0] + parts[2]) / 2)
+
+
+@pytest.mark.parametrize("name", ["update", "query term"])
+def test_what_a_change_removes(both, name):
+    """The part itself, or a share of it."""
+    query, mask = read(both.model, tokens(3, 12)), some_mask(3, 12)
+    duals = dual_heads(query, mask)
+    part = duals.demonstration_update if name == "update" else duals.query_term
+    close(ablation.removed_by(query, mask, PARTS[name]), part, 1e-10)
+    tenth = partial(ablation.regularised, alpha=0.1)
+    close(ablation.removed_by(query, mask, tenth), 0.1 * duals.query_term, 1e-10)
+
+
+def test_answers_that_stay_right():
+    """Two of three right answers stay; with three choices a guess, one third, is put to 0."""
+    whole, changed = (
+        ablation.Predictions(torch.zeros(4), torch.tensor(right).bool())
+        for right in ([1, 1, 1, 0], [1, 0, 1, 1])
+    )
+    assert float(ablation.still_right(changed, whole, None).mean()) == pytest.approx(2 / 3)
+    three = torch.zeros(4, 3, dtype=torch.long)
+    assert float(ablation.still_right(changed, whole, three).mean()) == pytest.approx(1 / 2)
+    assert ablation.is_able(whole, None)
+    assert not ablation.is_able(whole, three)
+
+
+def test_the_inner_products_that_rise_with_a_step(wide):
+    """v_i·ΔW φ(k_i) by loops over heads and demonstrations."""
+    query, mask = read(wide, tokens(2, 9)), some_mask(2, 9)
+    rises = torch.zeros(2)
+    for layer in read_heads(query):
+        for row in range(2):
+            shown = mask[row].nonzero()[:, 0].tolist()
+            for _, key, value, _ in zip(*(part[row] for part in layer), strict=True):
+                for i in shown:
+                    near = [(key[i] @ key[j] / len(key[i]) ** 0.5).exp() for j in shown]
+                    total = sum(w * value[i] @ value[j] for w, j in zip(near, shown, strict=True))
+                    rises[row] += float(total > 0) / len(shown)
+    heads_of_all = wide.cfg.n_layers * wide.cfg.n_heads
+    close(share_rising(query, mask), rises / heads_of_all)
+
+
+def test_tokens_know_their_example():
     """From the positions: an example ends with the token after its label word."""
     prompts = random_prompts(seed=1, count=4)
     found = examples(prompts)
@@ -228,10 +271,5 @@ def test_tokens_know_their_example_which_can_be_left_out():
         for n, place in enumerate(prompts.label_pos[row].tolist()):
             assert found[row, place] == n
         assert found[row, prompts.target[row]] == prompts.label_pos.shape[1]
-        for left_out in (0, 1, 2):
-            cut, target = leave_out(prompts.tokens, prompts.target, found < left_out)
-            begins = int(prompts.label_pos[row, left_out - 1]) + 2 if left_out else 0
-            kept = prompts.tokens[row, begins : prompts.target[row] + 1]
-            assert cut[row, : target[row] + 1].tolist() == kept.tolist()
     assert bool((found.diff(dim=1) >= 0).all())
     assert not found[:, 0].any()

@@ -11,7 +11,6 @@ from iclutils.chapters.gradient_step.alignment import (
     alignment,
     answers,
     half_mse,
-    interpolate,
     own_contexts,
     products,
     repetitions,
@@ -54,10 +53,15 @@ def test_networks_on_contexts_of_their_own_are_measured_as_each_alone():
     assert not torch.equal(xs[0], xs[1])
     network = random(Shape(3, 5))
     together = alignment(network, gd(0.2), xs, ys)
+    in_sets = alignment(network, gd(0.2), xs, ys, sets=4)
     for i in range(2):
         alone = alignment(network, gd(0.2), xs[i], ys[i])
-        for found, wanted in zip(together, alone, strict=True):
+        for found, wanted, by_set in zip(together, alone, in_sets, strict=True):
             torch.testing.assert_close(found[i], wanted[i], **TIGHT)
+            assert by_set.shape == (2, 4)
+            torch.testing.assert_close(by_set.mean(1)[i], wanted[i], **TIGHT)
+        one_set = alignment(network, gd(0.2), xs[i, 5:10], ys[i, 5:10])
+        torch.testing.assert_close(in_sets.cosine[i, 1], one_set.cosine[i], **TIGHT)
 
 
 def test_five_networks_are_repetitions_and_of_three_the_worst_is():
@@ -115,29 +119,3 @@ def test_products_are_what_a_layer_does():
         seen = e[:, :, :5]
         expected = e + np.einsum("mbjc,mhcd,mbid,mbie,mhef->mbjf", e, kq, seen, seen, pv)
         np.testing.assert_allclose(stream[number + 1], expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize(("layers", "shared"), [(1, False), (3, True)])
-def test_interpolation(layers, shared):
-    """Ends, averages and scale, against numpy; a rescaled twin stays where it is."""
-    xs, ys = some(2, (20, 6, 3), (20, 6))
-    shape = Shape(3, 5, layers=layers, shared=shared)
-    built, twin = (constructed(shape, [0.3] * layers, dtype=torch.float64) for _ in range(2))
-    network = random(shape, (0, 1, 2))
-    for end, expected in ((0.0, network), (1.0, built)):
-        found, wanted = answers(interpolate(network, built, end), xs, ys), answers(expected, xs, ys)
-        torch.testing.assert_close(found, wanted.expand_as(found), atol=1e-8, rtol=1e-8)
-    found_kq, found_pv = products(interpolate(network, built, 0.25))
-    kq, pv = (part[:, 0].numpy() for part in products(network))
-    target_kq, target_pv = (part[0, 0].numpy() for part in products(built))
-    for member in range(3):
-        scale = np.diag(kq[member])[:3].mean()
-        expected = 0.75 * kq[member] / scale + 0.25 * target_kq
-        np.testing.assert_allclose(found_kq[member, 0], expected, rtol=1e-9)
-        expected = 0.75 * pv[member] * scale + 0.25 * target_pv
-        np.testing.assert_allclose(found_pv[member, 0], expected, rtol=1e-9, atol=1e-12)
-    twin.attention["query"] *= -3
-    twin.attention["out"] /= -3
-    for share in (0.0, 0.5, 1.0):
-        found = answers(interpolate(twin, built, share), xs, ys)
-        torch.testing.assert_close(found, answers(built, xs, ys), **TIGHT)

@@ -130,6 +130,9 @@ def test_a_search_without_gradients_finds_nothing_better(plus, shared):
     drawn = contexts(300)
     found = tune(2, drawn.xs, drawn.ys, plus, shared)[-1]
     free = 1 if shared else 2
+    near = tune(2, drawn.xs, drawn.ys, plus)
+    again = tune(2, drawn.xs, drawn.ys, plus, shared, near)[-1]
+    assert torch.equal(again.rates, found.rates)
 
     def value(point):
         rates = [*point[:free].tolist()] * (2 // free)
