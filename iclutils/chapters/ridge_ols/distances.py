@@ -105,34 +105,29 @@ def implicit_weights(
     predictor: Predictor,
     contexts: Contexts,
     queries: Float[Tensor, "batch query d"],
-    intercept: bool = False,
 ) -> Fit:
-    """The implicit linear weights of a predictor after each context ({cite}`akyurek2023`): every
-    query in turn is the x that follows its pairs. The released code drops an ``intercept`` that it
-    fits."""
+    """Return the implicit linear weights of a predictor after each context ({cite}`akyurek2023`):
+    every query in turn is the x that follows its pairs."""
     batch, count, dim = queries.shape
-    if count <= dim + intercept:
-        raise IclError(f"A fit of {dim + intercept} numbers needs more queries; got {count}.")
+    if count <= dim:
+        raise IclError(f"A fit of {dim} numbers needs more queries; got {count}.")
     pairs = contexts.xs[:, None].expand(-1, count, -1, -1)
     xs = torch.cat([pairs, queries[:, :, None].to(pairs)], -2).flatten(0, 1)
     ys = functional.pad(contexts.ys, (0, 1))  # the last is never read
     wanted = predict(predictor, xs, ys.repeat_interleave(count, 0))[..., -1]
-    return linear_fit(wanted.unflatten(-1, (batch, count)), queries, intercept)
+    return linear_fit(wanted.unflatten(-1, (batch, count)), queries)
 
 
 def linear_fit(
-    wanted: Float[Tensor, "*ensemble batch query"],
-    queries: Float[Tensor, "batch query d"],
-    intercept: bool = False,
+    wanted: Float[Tensor, "*ensemble batch query"], queries: Float[Tensor, "batch query d"]
 ) -> Fit:
-    """The linear function of the queries that is nearest to the answers to them."""
-    dim, design = queries.shape[-1], queries.to(wanted)
-    if intercept:
-        design = torch.cat([design, torch.ones_like(design[..., :1])], -1)
+    """Fit the linear function of the queries, without an intercept, that is nearest to the
+    answers to them."""
+    design = queries.to(wanted)
     weights = (torch.linalg.pinv(design) @ wanted[..., None])[..., 0]
     residual = (wanted - (design @ weights[..., None])[..., 0]).square().sum(-1)
     total = (wanted - wanted.mean(-1, keepdim=True)).square().sum(-1)
-    return Fit(weights[..., :dim], residual / total.mean(-1, keepdim=True))
+    return Fit(weights, residual / total.mean(-1, keepdim=True))
 
 
 def ilwd(first: Float[Tensor, "*ensemble batch d"], second: Other, dim: int = 1) -> Spread:
@@ -184,6 +179,24 @@ def nearest(
     """Which algorithm's predictions are nearest to a regressor's, by MSPD."""
     rows = [apart(regressor, row, dim, region) for row in baselines.values()]
     return Nearest(tuple(baselines), torch.stack(rows, -2))
+
+
+def lead(
+    regressor: Predicted,
+    ours: Sequence[Other],
+    others: Sequence[Other],
+    dim: int,
+    region: slice | None = None,
+) -> Float[Tensor, "member batch"]:
+    """Return how much nearer the nearest of ``ours`` is to each member than the nearest of
+    ``others``, by MSPD, context by context; ``nearest`` ranks all baselines and needs no sides."""
+
+    def closest(group: Sequence[Tensor]) -> Tensor:
+        off = torch.stack([apart(regressor, row, dim, region) for row in group])
+        best = off.mean(-1).argmin(0)  # of each member: (algorithm, member, batch) to (member,)
+        return off[best, torch.arange(len(best))]
+
+    return closest(others) - closest(ours)
 
 
 def _squares(first: Tensor, second: Tensor, dim: int) -> Tensor:

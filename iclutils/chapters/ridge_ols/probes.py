@@ -152,35 +152,6 @@ def fit(
     return Probed(error.view(*shape, held_out), attention.view(*shape, pos))
 
 
-def linear_exact(
-    features: Float[Tensor, "*probe batch feature"], targets: Targets, held_out: int
-) -> Float[Tensor, "*probe target"]:
-    """Held-out error, 1 − R², of the best linear probe of some features, in closed form: one for
-    each position with ``states.transpose(-2, -3)``, one for all with ``states.flatten(-2)``."""
-    batch, size = features.shape[-2:]
-    _check(batch, held_out, size)
-    fitted = batch - held_out
-    wanted = targets.double() - targets[:, :fitted].double().mean(1, keepdim=True)
-    flat = wanted.transpose(0, 1).flatten(1)
-    errors = []
-    for inputs in features.reshape(-1, batch, size):
-        centred = inputs.double() - inputs[:fitted].double().mean(0)
-        seen = centred[:fitted]
-        inverse = torch.linalg.pinv(seen.mT @ seen, rtol=1e-10, hermitian=True)
-        predicted = centred[fitted:] @ (inverse @ (seen.mT @ flat[:fitted]))
-        shape = (held_out, len(targets), -1)
-        missed = _normalised(predicted.view(shape).transpose(0, 1), wanted[:, fitted:])
-        errors.append(missed.mean(-1))
-    return torch.stack(errors).view(*features.shape[:-2], len(targets))
-
-
-def released(
-    states: States, weights: Float[Tensor, "batch d"], held_out: int
-) -> Float[Tensor, "net layer"]:
-    """Error of the probe in the released code: linear, of the last position, for the true w."""
-    return linear_exact(states[..., -1, :], weights[None], held_out)[..., 0]
-
-
 class _Probes(nn.Module):
     """Probes of (group, target)."""
 
