@@ -154,7 +154,7 @@ def baselines(which: str = "wide", ratio: float = 0.0) -> dict[str, Predictor]:
         linear["SGD best"] = lambda xs, ys: sgd_weights(xs, ys, 0.5 / (xs.shape[-1] + 2))
         linear["averaging"] = averaging_weights
     neighbours = {"3-NN": partial(knn, k=3), "3-NN 1/r²": partial(knn, k=3, power=2.0)}
-    return {name: Linear(weights) for name, weights in linear.items()} | neighbours
+    return {**{name: Linear(weights) for name, weights in linear.items()}, **neighbours}
 
 
 def _best_gd(xs: Tensor, ys: Tensor, ratio: float, steps: int) -> Tensor:
