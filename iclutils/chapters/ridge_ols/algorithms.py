@@ -2,15 +2,7 @@
 
 From the pairs (xs, ys) each y_n is predicted from x_n and the pairs 0 .. n-1; the first prediction
 is 0. ``ols`` and ``ridge`` predict w·x, ``ols_weights`` is that w, and so for each name.
-Gradients are of summed squares, so that rates are absolute.
-
-Example:
-    >>> import torch
-    >>> from iclutils.chapters.ridge_ols import algorithms
-    >>> xs = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    >>> algorithms.ridge(xs, torch.tensor([2.0, 3.0, 5.0]), penalty=1.0)
-    tensor([0.0000, 0.0000, 2.5000], dtype=torch.float64)
-"""
+Gradients are of summed squares, so that rates are absolute."""
 
 from __future__ import annotations
 
@@ -48,13 +40,13 @@ class Linear:
 
 
 def predictions(weights: Weights, xs: Xs) -> Float[Tensor, "*batch n"]:
-    """w_n · x_n for the weights of every prefix."""
+    """Return w_n · x_n for the weights of every prefix."""
     return (weights * xs.double()).sum(-1)
 
 
 def ols_weights(xs: Xs, ys: Labels) -> Weights:
-    """Min-norm ordinary least squares, X⁺y. Singular values below max(n, d) times the machine
-    epsilon of the data, relative to the largest, count as 0."""
+    """Return min-norm ordinary least squares, X⁺y. Singular values below max(n, d) times the
+    machine epsilon of the data, relative to the largest, count as 0."""
     x, y = _checked(xs, ys)
     cut = torch.finfo(xs.dtype).eps * max(xs.shape[-2:], default=1)
     flat = x.reshape(-1, *x.shape[-2:]), y.reshape(-1, y.shape[-1])
@@ -65,14 +57,15 @@ def ols_weights(xs: Xs, ys: Labels) -> Weights:
 
 
 def ridge_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
-    """Ridge regression, (XᵀX + penalty I)⁻¹ Xᵀy; without a penalty, min-norm least squares. With
-    noise and w ~ N(0, prior² I), the penalty (noise/prior)² gives the posterior mean."""
+    """Return ridge regression, (XᵀX + penalty I)⁻¹ Xᵀy; without a penalty, min-norm least squares.
+    With noise and w ~ N(0, prior² I), the penalty (noise/prior)² gives the posterior mean."""
     return _ridge(*_checked(xs, ys), penalty) if penalty else ols_weights(xs, ys)
 
 
 def gd_weights(xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: int = 1) -> Weights:
-    """Full-batch gradient descent from 0 on each prefix: w -= 2 rate (XᵀXw - Xᵀy). ``rate`` is one
-    for all prefixes, or has entry n for the prefix of n pairs (``tuned_rate``)."""
+    """Take steps of full-batch gradient descent from 0 on each prefix: w -= 2 rate (XᵀXw - Xᵀy).
+    ``sgd_weights`` takes a step for each pair. ``rate`` is one for all prefixes, or has entry n for
+    the prefix of n pairs (``tuned_rate``)."""
     if steps < 1:
         raise IclError(f"Gradient descent takes at least one step; got {steps}.")
     x, y = _checked(xs, ys)
@@ -89,15 +82,16 @@ def gd_weights(xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: i
 
 
 def tuned_rate(pairs: int, dim: int, ratio: float = 0.0) -> Float[Tensor, "n"]:
-    """The rates 1 / (2 (n + d + 1 + ``ratio``)), at which one step of GD has the least risk: for x
-    ~ N(0, I), w ~ N(0, prior² I) and ``ratio`` noise²/prior², as E tr((XᵀX)²) = n d (n + d + 1)."""
+    """Return the rates 1 / (2 (n + d + 1 + ``ratio``)), at which one step of GD has the least risk:
+    for x ~ N(0, I), w ~ N(0, prior² I) and ``ratio`` noise²/prior², as E tr((XᵀX)²) = n d (n + d +
+    1)."""
     return 0.5 / (torch.arange(pairs, dtype=torch.float64) + dim + 1 + ratio)
 
 
 def sgd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weights:
-    """One pass of stochastic gradient descent, a pair a step: w -= 2 rate (x(x·w) - xy + λw). No
-    loop: with q = 1 - 2 rate λ the errors e_n = y_n - w_n·x_n solve the triangular system e_n + 2
-    rate Σ_{i<n} q^(n-1-i) (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i."""
+    """Take one pass of stochastic gradient descent, a pair a step: w -= 2 rate (x(x·w) - xy + λw).
+    No loop: with q = 1 - 2 rate λ the errors e_n = y_n - w_n·x_n solve the triangular system e_n +
+    2 rate Σ_{i<n} q^(n-1-i) (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i."""
     x, y = _checked(xs, ys)
     place = torch.arange(y.shape[-1], device=x.device)
     age = (place[:, None] - place - 1).clamp(min=0)
@@ -109,7 +103,7 @@ def sgd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weight
 
 
 def averaging_weights(xs: Xs, ys: Labels) -> Weights:
-    """The mean of x y ({cite}`garg2022`): one step of GD at the rate 1 / (2n)."""
+    """Return the mean of x y ({cite}`garg2022`): one step of GD at the rate 1 / (2n)."""
     x, y = _checked(xs, ys)
     count = torch.arange(y.shape[-1], dtype=x.dtype, device=x.device).clamp(min=1)
     return _before(x * y[..., None]) / count[:, None]
@@ -120,8 +114,9 @@ gd, sgd, averaging = Linear(gd_weights), Linear(sgd_weights), Linear(averaging_w
 
 
 def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*batch n"]:
-    """Mean label of the k nearest pairs before, weighted by distance to the power of -``power``;
-    with a power, pairs at the query itself count alone. The paper: k = 3, powers 0 and 2."""
+    """Return the mean label of the k nearest pairs before, weighted by distance to the power of
+    -``power``; with a power, pairs at the query itself count alone. The paper: k = 3, powers 0 and
+    2."""
     x, y = _checked(xs, ys)
     apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     later = torch.ones_like(apart).triu().bool()
@@ -181,7 +176,7 @@ def _ridge(xs: Tensor, ys: Tensor, penalty: float) -> Tensor:
 
 
 def _well_conditioned(xs: Tensor, ys: Tensor, cut: float) -> tuple[Tensor, Tensor]:
-    """Weights, and in which contexts they can be trusted."""
+    """Return weights, and in which contexts they can be trusted."""
     pairs, dim = xs.shape[-2:]
     first = min(pairs, dim)
     basis, upper = qr(xs[:, :first].mT)
@@ -203,7 +198,7 @@ def _well_conditioned(xs: Tensor, ys: Tensor, cut: float) -> tuple[Tensor, Tenso
 
 
 def _one_by_one(xs: Tensor, ys: Tensor, cut: float) -> Tensor:
-    """Weights by a singular value decomposition for each context and prefix."""
+    """Return weights by a singular value decomposition for each context and prefix."""
     seen = torch.ones(*[xs.shape[-2]] * 2, dtype=xs.dtype, device=xs.device).tril(-1)
     prefixes = xs[:, None] * seen[..., None]  # (context, prefix, pair, d), 0 from the prefix on
     left, sizes, axes = torch.linalg.svd(prefixes, full_matrices=False)

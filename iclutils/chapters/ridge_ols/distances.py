@@ -32,14 +32,14 @@ class Spread(NamedTuple):
 
 
 def spread(values: Float[Tensor, "*ensemble batch"]) -> Spread:
-    """Mean and standard error (NaN for a single context) over the last axis."""
+    """Return mean and standard error (NaN for a single context) over the last axis."""
     count = values.shape[-1]
     error = values.std(-1) / count**0.5 if count > 1 else torch.full_like(values[..., 0], torch.nan)
     return Spread(values.mean(-1), error)
 
 
 def predict(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
-    """The predictions (*ensemble, batch, n) for contexts (batch, n, d), in float64."""
+    """Return predictions (*ensemble, batch, n) for contexts (batch, n, d), in float64."""
     with torch.no_grad():
         batches = zip(xs.split(AT_ONCE, -3), ys.split(AT_ONCE, -2), strict=True)
         predicted = torch.cat([predictor(x, y).double() for x, y in batches], -2)
@@ -50,7 +50,7 @@ def predict(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
 
 
 def concatenate(predictors: Sequence[Predictor]) -> Predictor:
-    """One predictor with the networks of all ensembles, in order."""
+    """Return one predictor with the networks of all ensembles, in order."""
 
     def predictor(xs: Tensor, ys: Tensor) -> Tensor:
         predicted = [predict(one, xs, ys) for one in predictors]
@@ -60,21 +60,23 @@ def concatenate(predictors: Sequence[Predictor]) -> Predictor:
 
 
 def spd(first: Predicted, second: Other, dim: int = 1) -> Spread:
-    """Squared prediction difference for n = 0, 1, ... pairs seen: mean over contexts of (f - g)²,
-    divided by ``dim`` (1 is the definition, d what the paper plots). Leading axes are broadcast."""
+    """Return the squared prediction difference for n = 0, 1, ... pairs seen: mean over contexts of
+    (f - g)², divided by ``dim`` (1 is the definition, d what the paper plots). Leading axes are
+    broadcast."""
     return spread(_squares(first, second, dim).mT)
 
 
 def under_determined(dim: int) -> slice:
-    """Numbers of pairs that leave w open: n = 1 .. d - 1 (the paper leaves the ends unsaid)."""
+    """Return the numbers of pairs that leave w open: n = 1 .. d - 1 (the paper leaves the ends
+    unsaid)."""
     return slice(1, dim)
 
 
 def apart(
     first: Predicted, second: Other, dim: int, region: slice | None = None
 ) -> Float[Tensor, "*ensemble batch"]:
-    """SPD / d of each context, averaged over a region of n, ``under_determined`` if None. The
-    difference of two, context by context, tells which of two algorithms is nearer."""
+    """Return SPD / d of each context, averaged over a region of n, ``under_determined`` if None.
+    The difference of two, context by context, tells which of two algorithms is nearer."""
     region, squares = region or under_determined(dim), _squares(first, second, dim)
     count = squares.shape[-1]
     if not 0 <= (region.start or 0) < (region.stop or count) <= count:
@@ -83,7 +85,7 @@ def apart(
 
 
 def mspd(first: Predicted, second: Other, dim: int) -> Spread:
-    """SPD / d averaged over the ``under_determined`` n: mean over contexts of ``apart``."""
+    """Return SPD / d averaged over the ``under_determined`` n: mean over contexts of ``apart``."""
     return spread(apart(first, second, dim))
 
 
@@ -131,8 +133,8 @@ def linear_fit(
 
 
 def ilwd(first: Float[Tensor, "*ensemble batch d"], second: Other, dim: int = 1) -> Spread:
-    """Implicit linear weight difference, the mean over contexts of |w - v|², divided by ``dim``.
-    Weights are an algorithm's own, or a regressor's ``implicit_weights``."""
+    """Return the implicit linear weight difference, the mean over contexts of |w - v|², divided by
+    ``dim``. Weights are an algorithm's own, or a regressor's ``implicit_weights``."""
     return spread(_squares(first, second, dim).sum(-1))
 
 
@@ -154,14 +156,14 @@ class Nearest:
         return [self.names[i] for i in self.distances.argmin(-1).flatten().tolist()]
 
     def in_groups(self, count: int = 10) -> Int[Tensor, "*ensemble group"]:
-        """Index of the nearest baseline in each of so many groups of contexts."""
+        """Return the index of the nearest baseline in each of so many groups of contexts."""
         groups = self.by_context.tensor_split(count, -1)
         return torch.stack([group.mean(-1).argmin(-1) for group in groups], -1)
 
     def share(
         self, generator: torch.Generator, resamples: int = 1000
     ) -> Float[Tensor, "*ensemble algorithm"]:
-        """In what share of bootstrap resamples of the contexts each baseline is the nearest."""
+        """Return in what share of bootstrap resamples of the contexts each baseline is nearest."""
         size, device = (resamples, self.by_context.shape[-1]), generator.device
         chosen = torch.randint(size[1], size, generator=generator, device=device)
         chosen = chosen.to(self.by_context.device)
@@ -176,7 +178,7 @@ def nearest(
     dim: int,
     region: slice | None = None,
 ) -> Nearest:
-    """Which algorithm's predictions are nearest to a regressor's, by MSPD."""
+    """Rank algorithms by the MSPD of their predictions to a regressor's."""
     rows = [apart(regressor, row, dim, region) for row in baselines.values()]
     return Nearest(tuple(baselines), torch.stack(rows, -2))
 

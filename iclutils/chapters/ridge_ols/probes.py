@@ -41,8 +41,8 @@ def hidden_states(
     ys: Float[Tensor, "batch pairs"],
     batch_size: int = AT_ONCE,
 ) -> States:
-    """The residual streams of all networks (of one shape), one ensemble after another; layer 0 is
-    the embedding. For the states after n pairs give n + 1 pairs: the last is the query."""
+    """Return the residual streams of all networks (of one shape), one ensemble after another; layer
+    0 is the embedding. For the states after n pairs give n + 1 pairs: the last is the query."""
     shape, nets = networks[0].shape, sum(len(net.seeds) for net in networks)
     pos = as_tokens(xs[:1], ys[:1], shape.format).shape[1]
     states = networks[0].positions.new_empty(nets, shape.layers + 1, len(xs), pos, shape.width)
@@ -55,8 +55,8 @@ def hidden_states(
 
 
 def prepare(networks: Sequence[InContextRegressors], contexts: Contexts) -> tuple[States, Targets]:
-    """Inputs of a probe: states up to the last x; XᵀY (a sum) and OLS of the pairs before it, whose
-    tails are heavy with noise and n near d."""
+    """Return inputs of a probe: states up to the last x; XᵀY (a sum) and OLS of the pairs before
+    it, whose tails are heavy with noise and n near d."""
     x, y = contexts.xs[:, :-1], contexts.ys[:, :-1, None]
     least_squares = torch.linalg.pinv(x.double(), rtol=1e-10) @ y.double()
     targets = torch.stack([(x * y).sum(-2), least_squares[..., 0].to(x.dtype)])
@@ -64,7 +64,7 @@ def prepare(networks: Sequence[InContextRegressors], contexts: Contexts) -> tupl
 
 
 def shuffled(targets: Targets, generator: torch.Generator) -> Targets:
-    """Every target moved to another context: a probe of these should have an error of 1."""
+    """Move every target to another context: a probe of these should have an error of 1."""
     order = torch.randperm(targets.shape[1], generator=generator, device=generator.device)
     order = order.to(targets.device)
     return targets[:, order.roll(1)[order.argsort()]]
@@ -92,7 +92,7 @@ class Whitened(NamedTuple):
 
 
 def whitened(states: States, held_out: int, batch_size: int = 128) -> Whitened:
-    """The states, in parts of ``batch_size`` contexts; the last ``held_out`` are held out."""
+    """Whiten states, in parts of ``batch_size`` contexts; the last ``held_out`` are held out."""
     net, layer, batch, pos, width = states.shape
     _check(batch, held_out, width + pos)
     fitted = (batch - held_out) // max(batch_size, 1) * batch_size
@@ -181,7 +181,8 @@ class _Probes(nn.Module):
 def _normalised(
     predicted: Float[Tensor, "*probe target batch d"], targets: Targets
 ) -> Float[Tensor, "*probe target batch"]:
-    """Part of each context in 1 − R²; errors and variances are summed over the coordinates."""
+    """Return each context's part in 1 − R²; errors and variances are summed over the
+    coordinates."""
     spread = (targets - targets.mean(1, keepdim=True)).square().sum(-1).mean(1, keepdim=True)
     return (predicted - targets).square().sum(-1) / spread
 
@@ -195,8 +196,8 @@ def _check(batch: int, held_out: int, least: int) -> None:
 def ridge_errors(
     states: Float[Tensor, "layer batch width"], targets: Float[Tensor, "target batch"]
 ) -> Float[Tensor, "layer target batch"]:
-    """Squared errors of a linear probe over the target's variance, each context held out once:
-    ridge on standardised states, for few contexts of a large network."""
+    """Return squared errors of a linear probe over the target's variance, each context held out
+    once: ridge on standardised states. For few contexts of a large network; ``fit`` is for many."""
     wanted, errors = targets.mT.double().numpy(), []
     probe = make_pipeline(StandardScaler(), RidgeCV(PENALTIES, alpha_per_target=True))
     for layer in bar(states.double().numpy(), "layers"):
