@@ -82,55 +82,47 @@ class Probed(NamedTuple):
         return self.by_context.mean(-1)
 
 
-class Whitened(NamedTuple):
-    """States for ``fit``, whitened layer by layer by the contexts fitted to, which come in parts;
-    the rest is held out."""
-
-    parts: Float[Tensor, "part group pos size width"]  # a group is a layer of a network
-    rest: Float[Tensor, "group pos held_out width"]
-    nets: int
-
-
-def whitened(states: States, held_out: int, batch_size: int = 128) -> Whitened:
-    """Whiten states, in parts of ``batch_size`` contexts; the last ``held_out`` are held out."""
+def whiten(states: States, held_out: int, batch_size: int = 128) -> States:
+    """Whiten the states in place, layer by layer, by the contexts that a probe is fitted to: all
+    but the last ``held_out``, in whole batches. Return the same tensor."""
     net, layer, batch, pos, width = states.shape
     _check(batch, held_out, width + pos)
     fitted = (batch - held_out) // max(batch_size, 1) * batch_size
-    parts = states.new_empty(fitted // batch_size, net * layer, pos, batch_size, width)
-    rest = states.new_empty(net * layer, pos, held_out, width)
-    for i, group in enumerate(states.flatten(0, 1)):
+    for group in states.view(net * layer, batch, pos, width):
         centred = group - group[:fitted].mean(0)
         flat = centred[:fitted].flatten(0, 1)
         variances, axes = torch.linalg.eigh((flat.mT @ flat).double() / len(flat))
         floor = variances[-1].clamp(min=1e-30) * FLOOR
-        white = centred @ (axes / (variances.clamp(min=0) + floor).sqrt() @ axes.mT).to(centred)
-        parts[:, i] = white[:fitted].unflatten(0, (-1, batch_size)).transpose(1, 2)
-        rest[i] = white[batch - held_out :].transpose(0, 1)
-    return Whitened(parts, rest, net)
+        root = axes / (variances.clamp(min=0) + floor).sqrt() @ axes.mT  # (width, width)
+        group.copy_(centred @ root.to(centred))
+    return states
 
 
 def fit(
-    states: Whitened,
+    states: States,
     targets: Targets,
     kind: Kind,
     generator: torch.Generator,
+    held_out: int,
     *,
+    batch_size: int = 128,
     hidden: int = 64,
     steps: int = 400,
     rate: float = 0.02,
     score_rate: float = 0.2,
 ) -> Probed:
-    """Train one probe for every network, layer and target at once, by Adam; ``rate`` (of the map)
-    and ``score_rate`` (of s) fall to 0 along a cosine. The paper has a rate of 1e-3, 512 hidden
-    units and more steps."""
-    parts, rest, nets = states
-    (count, groups, pos, size, width), held_out = parts.shape, rest.shape[2]
-    fitted, targets = count * size, targets.to(parts)
+    """Train one probe for every network, layer and target at once, by Adam, on states from
+    ``whiten``; ``rate`` (of the map) and ``score_rate`` (of s) fall to 0 along a cosine. The paper
+    has a rate of 1e-3, 512 hidden units and more steps. ``ridge_errors`` is for few contexts."""
+    nets, layers, batch, pos, width = states.shape
+    groups = states.view(nets * layers, batch, pos, width)  # a layer of a network each
+    count = (batch - held_out) // batch_size
+    fitted, targets = count * batch_size, targets.to(states)
     centred = targets - targets[:, :fitted].mean(1, keepdim=True)
     scaled = centred / centred[:, :fitted].square().mean((1, 2), keepdim=True).sqrt()
     sizes = [width, *([hidden] if kind == "mlp" else []), targets.shape[-1]]
-    probes = _Probes((groups, len(targets), pos), sizes, generator).to(parts)
-    wanted = scaled[:, :fitted].unflatten(1, (count, size)).transpose(0, 1)
+    probes = _Probes((len(groups), len(targets), pos), sizes, generator).to(states)
+    wanted = scaled[:, :fitted].unflatten(1, (count, batch_size)).transpose(0, 1)
     maps = {"params": [*probes.weights, *probes.biases], "lr": rate}
     adam = torch.optim.Adam([maps, {"params": [probes.scores], "lr": score_rate}], fused=True)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
@@ -140,14 +132,17 @@ def fit(
             drawn = torch.randperm(count, generator=generator, device=generator.device)
             order = drawn.tolist()
         at = order.pop()
-        loss = (probes(parts[at]) - wanted[at]).square().mean((-2, -1)).sum()
+        part = groups[:, at * batch_size : (at + 1) * batch_size].transpose(1, 2)
+        loss = (probes(part) - wanted[at]).square().mean((-2, -1)).sum()
         adam.zero_grad()
         loss.backward()
         adam.step()
         falling.step()
-    shape = (nets, groups // nets, len(targets))
+    shape = (nets, layers, len(targets))
     with torch.no_grad():
-        error = _normalised(probes(rest), scaled[:, -held_out:])
+        error = _normalised(
+            probes(groups[:, batch - held_out :].transpose(1, 2)), scaled[:, -held_out:]
+        )
         attention = probes.scores.softmax(-1)
     return Probed(error.view(*shape, held_out), attention.view(*shape, pos))
 
