@@ -140,9 +140,9 @@ def fit(
         falling.step()
     shape = (nets, layers, len(targets))
     with torch.no_grad():
-        error = _normalised(
-            probes(groups[:, batch - held_out :].transpose(1, 2)), scaled[:, -held_out:]
-        )
+        held = groups[:, batch - held_out :].split(batch_size, 1)
+        predicted = torch.cat([probes(part.transpose(1, 2)) for part in held], 2)
+        error = _normalised(predicted, scaled[:, -held_out:])
         attention = probes.scores.softmax(-1)
     return Probed(error.view(*shape, held_out), attention.view(*shape, pos))
 
