@@ -2,16 +2,7 @@
 
 From the pairs (xs, ys) each y_n is predicted from x_n and the pairs 0 .. n-1; the first prediction
 is 0. ``ols`` and ``ridge`` predict w·x, ``ols_weights`` is that w, and so for each name.
-Gradients are of summed squares, so that rates are absolute. ``released_...``: as in the code of
-{cite}`akyurek2023`.
-
-Example:
-    >>> import torch
-    >>> from iclutils.chapters.ridge_ols import algorithms
-    >>> xs = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    >>> algorithms.ridge(xs, torch.tensor([2.0, 3.0, 5.0]), penalty=1.0)
-    tensor([0.0000, 0.0000, 2.5000], dtype=torch.float64)
-"""
+Gradients are of summed squares, so that rates are absolute."""
 
 from __future__ import annotations
 
@@ -31,7 +22,6 @@ Xs = Float[Tensor, "*batch n d"]
 Labels = Float[Tensor, "*label_batch label_n"]  # one for each x; a mismatch is refused with a cure
 Weights = Float[Tensor, "*batch n d"]
 Predictor = Callable[[Tensor, Tensor], Tensor]
-CLIP = 20.0  # the released code keeps every entry of a gradient within this
 WORST = 1e5  # condition of the first d pairs beyond which OLS takes another way
 PENALTIES = (  # of ridge, in the wide baselines
     *("1/64", "1/32", "1/16", "1/10", "1/9", "1/8", "1/4", "4/9", "1/2"),
@@ -50,31 +40,32 @@ class Linear:
 
 
 def predictions(weights: Weights, xs: Xs) -> Float[Tensor, "*batch n"]:
-    """w_n · x_n for the weights of every prefix."""
+    """Return w_n · x_n for the weights of every prefix."""
     return (weights * xs.double()).sum(-1)
 
 
 def ols_weights(xs: Xs, ys: Labels) -> Weights:
-    """Min-norm ordinary least squares, X⁺y. Singular values below max(n, d) times the machine
-    epsilon of the data, relative to the largest, count as 0."""
+    """Return min-norm ordinary least squares, X⁺y. Singular values below max(n, d) times the
+    machine epsilon of the data, relative to the largest, count as 0."""
     x, y = _checked(xs, ys)
     cut = torch.finfo(xs.dtype).eps * max(xs.shape[-2:], default=1)
     flat = x.reshape(-1, *x.shape[-2:]), y.reshape(-1, y.shape[-1])
     weights, well = _well_conditioned(*flat, cut)
     if not bool(well.all()):
-        weights[~well] = _ill_conditioned(flat[0][~well], flat[1][~well], cut)
+        weights[~well] = _one_by_one(flat[0][~well], flat[1][~well], cut)
     return weights.reshape(x.shape)
 
 
 def ridge_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
-    """Ridge regression, (XᵀX + penalty I)⁻¹ Xᵀy; without a penalty, min-norm least squares. With
-    noise and w ~ N(0, prior² I), the penalty (noise/prior)² gives the posterior mean."""
+    """Return ridge regression, (XᵀX + penalty I)⁻¹ Xᵀy; without a penalty, min-norm least squares.
+    With noise and w ~ N(0, prior² I), the penalty (noise/prior)² gives the posterior mean."""
     return _ridge(*_checked(xs, ys), penalty) if penalty else ols_weights(xs, ys)
 
 
 def gd_weights(xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: int = 1) -> Weights:
-    """Full-batch gradient descent from 0 on each prefix: w -= 2 rate (XᵀXw - Xᵀy). ``rate`` is one
-    for all prefixes, or has entry n for the prefix of n pairs (``tuned_rate``)."""
+    """Take steps of full-batch gradient descent from 0 on each prefix: w -= 2 rate (XᵀXw - Xᵀy).
+    ``sgd_weights`` takes a step for each pair. ``rate`` is one for all prefixes, or has entry n for
+    the prefix of n pairs (``tuned_rate``)."""
     if steps < 1:
         raise IclError(f"Gradient descent takes at least one step; got {steps}.")
     x, y = _checked(xs, ys)
@@ -91,15 +82,16 @@ def gd_weights(xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: i
 
 
 def tuned_rate(pairs: int, dim: int, ratio: float = 0.0) -> Float[Tensor, "n"]:
-    """The rates 1 / (2 (n + d + 1 + ``ratio``)), at which one step of GD has the least risk: for x
-    ~ N(0, I), w ~ N(0, prior² I) and ``ratio`` noise²/prior², as E tr((XᵀX)²) = n d (n + d + 1)."""
+    """Return the rates 1 / (2 (n + d + 1 + ``ratio``)), at which one step of GD has the least risk:
+    for x ~ N(0, I), w ~ N(0, prior² I) and ``ratio`` noise²/prior², as E tr((XᵀX)²) = n d (n + d +
+    1)."""
     return 0.5 / (torch.arange(pairs, dtype=torch.float64) + dim + 1 + ratio)
 
 
 def sgd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weights:
-    """One pass of stochastic gradient descent, a pair a step: w -= 2 rate (x(x·w) - xy + λw). No
-    loop: with q = 1 - 2 rate λ the errors e_n = y_n - w_n·x_n solve the triangular system e_n + 2
-    rate Σ_{i<n} q^(n-1-i) (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i."""
+    """Take one pass of stochastic gradient descent, a pair a step: w -= 2 rate (x(x·w) - xy + λw).
+    No loop: with q = 1 - 2 rate λ the errors e_n = y_n - w_n·x_n solve the triangular system e_n +
+    2 rate Σ_{i<n} q^(n-1-i) (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i."""
     x, y = _checked(xs, ys)
     place = torch.arange(y.shape[-1], device=x.device)
     age = (place[:, None] - place - 1).clamp(min=0)
@@ -110,27 +102,8 @@ def sgd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weight
     return decay @ (x * errors)
 
 
-def released_sgd_weights(xs: Xs, ys: Labels, rate: float, *, growing: bool = False) -> Weights:
-    """As ``sgd_weights``, with every entry of a gradient kept within ±20. With ``growing``, step i
-    is taken on the first i + 1 pairs and not on the last of them alone."""
-    x, y = _checked(xs, ys)
-    weights = torch.zeros_like(x)
-    for n in range(x.shape[-2] - 1):
-        rows = slice(0 if growing else n, n + 1)
-        w = weights[..., n, :, None]
-        error = x[..., rows, :] @ w - y[..., rows, None]
-        gradient = 2 * x[..., rows, :].mT @ error
-        weights[..., n + 1, :] = (w - rate * gradient.clamp(-CLIP, CLIP))[..., 0]
-    return weights
-
-
-def released_gd_weights(xs: Xs, ys: Labels, rate: float) -> Weights:
-    """Weights of the released code's GD: n steps on a growing prefix, within ±20."""
-    return released_sgd_weights(xs, ys, rate, growing=True)
-
-
 def averaging_weights(xs: Xs, ys: Labels) -> Weights:
-    """The mean of x y ({cite}`garg2022`): one step of GD at the rate 1 / (2n)."""
+    """Return the mean of x y ({cite}`garg2022`): one step of GD at the rate 1 / (2n)."""
     x, y = _checked(xs, ys)
     count = torch.arange(y.shape[-1], dtype=x.dtype, device=x.device).clamp(min=1)
     return _before(x * y[..., None]) / count[:, None]
@@ -138,12 +111,12 @@ def averaging_weights(xs: Xs, ys: Labels) -> Weights:
 
 ols, ridge = Linear(ols_weights), Linear(ridge_weights)
 gd, sgd, averaging = Linear(gd_weights), Linear(sgd_weights), Linear(averaging_weights)
-released_gd, released_sgd = Linear(released_gd_weights), Linear(released_sgd_weights)
 
 
 def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*batch n"]:
-    """Mean label of the k nearest pairs before, weighted by distance to the power of -``power``;
-    with a power, pairs at the query itself count alone. The paper: k = 3, powers 0 and 2."""
+    """Return the mean label of the k nearest pairs before, weighted by distance to the power of
+    -``power``; with a power, pairs at the query itself count alone. The paper: k = 3, powers 0 and
+    2."""
     x, y = _checked(xs, ys)
     apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     later = torch.ones_like(apart).triu().bool()
@@ -155,34 +128,28 @@ def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*b
 
 
 def baselines(which: str = "wide", ratio: float = 0.0) -> dict[str, Predictor]:
-    """Algorithms to compare a regressor with, by name; those with weights are ``Linear``.
-    ``which``: ``paper`` or ``released``, those of {cite}`akyurek2023` or its code; ``wide``, more
-    ridge penalties and rates, averaging, GD of several steps, and the best rates for ``ratio``, the
-    task's noise²/prior² (SGD: 1 / (2 (d + 2)), at which |w - w_n|² shrinks fastest)."""
-    if which not in ("wide", "paper", "released"):
-        raise unknown("set of baselines", which, ["wide", "paper", "released"])
+    """Return algorithms to compare a regressor with, by name; those with weights are ``Linear``.
+
+    ``which``: ``paper``, those of {cite}`akyurek2023`; ``wide``, more ridge penalties and rates,
+    averaging, GD of several steps, and the best rates for ``ratio``, the task's noise²/prior²
+    (SGD: 1 / (2 (d + 2)), at which |w - w_n|² shrinks fastest)."""
+    if which not in ("wide", "paper"):
+        raise unknown("set of baselines", which, ["wide", "paper"])
     wide = which == "wide"
-    neighbours: dict[str, Predictor]
+    more = (0.05, 0.1) if wide else ()
     linear: dict[str, Callable[..., Tensor]] = {"OLS": ols_weights}
     for penalty in PENALTIES if wide else ("1/10", "1/2"):
         linear[f"ridge {penalty}"] = partial(ridge_weights, penalty=float(Fraction(penalty)))
-    if which == "released":
-        for rate in (0.02, 0.03):
-            linear[f"GD {rate} (released)"] = partial(released_gd_weights, rate=rate)
-            linear[f"SGD {rate} (released)"] = partial(released_sgd_weights, rate=rate)
-        neighbours = {"5-NN": partial(knn, k=5), "5-NN 1/r": partial(knn, k=5, power=1.0)}
-    else:
-        more = (0.05, 0.1) if wide else ()
-        linear |= {f"GD {rate}": partial(gd_weights, rate=rate) for rate in (0.01, 0.02, *more)}
-        linear |= {f"SGD {rate}": partial(sgd_weights, rate=rate) for rate in (0.01, 0.03, *more)}
-        neighbours = {"3-NN": partial(knn, k=3), "3-NN 1/r²": partial(knn, k=3, power=2.0)}
+    linear |= {f"GD {rate}": partial(gd_weights, rate=rate) for rate in (0.01, 0.02, *more)}
+    linear |= {f"SGD {rate}": partial(sgd_weights, rate=rate) for rate in (0.01, 0.03, *more)}
     if wide:
         for steps in (1, 2, 4, 8):
             name = "GD best" if steps == 1 else f"GD best, {steps} steps"
             linear[name] = partial(_best_gd, ratio=ratio, steps=steps)
         linear["SGD best"] = lambda xs, ys: sgd_weights(xs, ys, 0.5 / (xs.shape[-1] + 2))
         linear["averaging"] = averaging_weights
-    return {name: Linear(weights) for name, weights in linear.items()} | neighbours
+    neighbours = {"3-NN": partial(knn, k=3), "3-NN 1/r²": partial(knn, k=3, power=2.0)}
+    return {**{name: Linear(weights) for name, weights in linear.items()}, **neighbours}
 
 
 def _best_gd(xs: Tensor, ys: Tensor, ratio: float, steps: int) -> Tensor:
@@ -197,7 +164,7 @@ def _best_gd(xs: Tensor, ys: Tensor, ratio: float, steps: int) -> Tensor:
 # OLS: up to d pairs in the same way, from the thin QR of X_dᵀ. Later prefixes are a ridge problem
 # with λ = 1 for v = X_d w, where the first d pairs say v ≈ y_d and the others are the rows of
 # X_rest X_d⁻¹. This loses digits where the first d pairs are nearly dependent: such contexts are
-# turned into the space they span first, or solved prefix by prefix.
+# solved prefix by prefix.
 
 
 def _ridge(xs: Tensor, ys: Tensor, penalty: float) -> Tensor:
@@ -209,7 +176,7 @@ def _ridge(xs: Tensor, ys: Tensor, penalty: float) -> Tensor:
 
 
 def _well_conditioned(xs: Tensor, ys: Tensor, cut: float) -> tuple[Tensor, Tensor]:
-    """Weights, and in which contexts they can be trusted."""
+    """Return weights, and in which contexts they can be trusted."""
     pairs, dim = xs.shape[-2:]
     first = min(pairs, dim)
     basis, upper = qr(xs[:, :first].mT)
@@ -230,28 +197,14 @@ def _well_conditioned(xs: Tensor, ys: Tensor, cut: float) -> tuple[Tensor, Tenso
     return torch.cat([weights, whole[:, None] + later], -2), well
 
 
-def _ill_conditioned(xs: Tensor, ys: Tensor, cut: float) -> Tensor:
-    """Contexts of low rank in the space that they span; what is still ill, prefix by prefix."""
-    _, sizes, axes = torch.linalg.svd(xs, full_matrices=False)
-    ranks = (sizes > cut * sizes[:, :1]).sum(-1)
-    weights = torch.zeros_like(xs)
-    for rank in set(ranks.tolist()) - {0}:
-        rows = (ranks == rank).nonzero()[:, 0]
-        axis = axes[rows, :rank].mT
-        inner, well = _well_conditioned(xs[rows] @ axis, ys[rows], cut)
-        weights[rows] = inner @ axis.mT
-        for row in rows[~well].tolist():
-            weights[row] = _one_by_one(xs[row], ys[row], cut)
-    return weights
-
-
 def _one_by_one(xs: Tensor, ys: Tensor, cut: float) -> Tensor:
-    """One context, a singular value decomposition for each prefix."""
-    seen = torch.ones(len(xs), len(xs), dtype=xs.dtype, device=xs.device).tril(-1)
-    left, sizes, axes = torch.linalg.svd(xs * seen[..., None], full_matrices=False)
-    along = (left.mT @ ys[:, None])[..., 0]
-    share = torch.where(sizes > cut * sizes[:, :1], along / sizes, 0)
-    return (share[:, None] @ axes)[:, 0]
+    """Return weights by a singular value decomposition for each context and prefix."""
+    seen = torch.ones(*[xs.shape[-2]] * 2, dtype=xs.dtype, device=xs.device).tril(-1)
+    prefixes = xs[:, None] * seen[..., None]  # (context, prefix, pair, d), 0 from the prefix on
+    left, sizes, axes = torch.linalg.svd(prefixes, full_matrices=False)
+    along = (left.mT @ ys[:, None, :, None])[..., 0]  # (context, prefix, rank)
+    share = torch.where(sizes > cut * sizes[..., :1], along / sizes, 0)
+    return (share[..., None, :] @ axes)[..., 0, :]
 
 
 def _before(terms: Tensor) -> Tensor:

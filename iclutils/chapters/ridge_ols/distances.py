@@ -32,14 +32,14 @@ class Spread(NamedTuple):
 
 
 def spread(values: Float[Tensor, "*ensemble batch"]) -> Spread:
-    """Mean and standard error (NaN for a single context) over the last axis."""
+    """Return mean and standard error (NaN for a single context) over the last axis."""
     count = values.shape[-1]
     error = values.std(-1) / count**0.5 if count > 1 else torch.full_like(values[..., 0], torch.nan)
     return Spread(values.mean(-1), error)
 
 
 def predict(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
-    """The predictions (*ensemble, batch, n) for contexts (batch, n, d), in float64."""
+    """Return predictions (*ensemble, batch, n) for contexts (batch, n, d), in float64."""
     with torch.no_grad():
         batches = zip(xs.split(AT_ONCE, -3), ys.split(AT_ONCE, -2), strict=True)
         predicted = torch.cat([predictor(x, y).double() for x, y in batches], -2)
@@ -50,7 +50,7 @@ def predict(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
 
 
 def concatenate(predictors: Sequence[Predictor]) -> Predictor:
-    """One predictor with the networks of all ensembles, in order."""
+    """Return one predictor with the networks of all ensembles, in order."""
 
     def predictor(xs: Tensor, ys: Tensor) -> Tensor:
         predicted = [predict(one, xs, ys) for one in predictors]
@@ -60,21 +60,23 @@ def concatenate(predictors: Sequence[Predictor]) -> Predictor:
 
 
 def spd(first: Predicted, second: Other, dim: int = 1) -> Spread:
-    """Squared prediction difference for n = 0, 1, ... pairs seen: mean over contexts of (f - g)²,
-    divided by ``dim`` (1 is the definition, d what the paper plots). Leading axes are broadcast."""
+    """Return the squared prediction difference for n = 0, 1, ... pairs seen: mean over contexts of
+    (f - g)², divided by ``dim`` (1 is the definition, d what the paper plots). Leading axes are
+    broadcast."""
     return spread(_squares(first, second, dim).mT)
 
 
 def under_determined(dim: int) -> slice:
-    """Numbers of pairs that leave w open: n = 1 .. d - 1 (the paper leaves the ends unsaid)."""
+    """Return the numbers of pairs that leave w open: n = 1 .. d - 1 (the paper leaves the ends
+    unsaid)."""
     return slice(1, dim)
 
 
 def apart(
     first: Predicted, second: Other, dim: int, region: slice | None = None
 ) -> Float[Tensor, "*ensemble batch"]:
-    """SPD / d of each context, averaged over a region of n, ``under_determined`` if None. The
-    difference of two, context by context, tells which of two algorithms is nearer."""
+    """Return SPD / d of each context, averaged over a region of n, ``under_determined`` if None.
+    The difference of two, context by context, tells which of two algorithms is nearer."""
     region, squares = region or under_determined(dim), _squares(first, second, dim)
     count = squares.shape[-1]
     if not 0 <= (region.start or 0) < (region.stop or count) <= count:
@@ -83,7 +85,7 @@ def apart(
 
 
 def mspd(first: Predicted, second: Other, dim: int) -> Spread:
-    """SPD / d averaged over the ``under_determined`` n: mean over contexts of ``apart``."""
+    """Return SPD / d averaged over the ``under_determined`` n: mean over contexts of ``apart``."""
     return spread(apart(first, second, dim))
 
 
@@ -105,39 +107,34 @@ def implicit_weights(
     predictor: Predictor,
     contexts: Contexts,
     queries: Float[Tensor, "batch query d"],
-    intercept: bool = False,
 ) -> Fit:
-    """The implicit linear weights of a predictor after each context ({cite}`akyurek2023`): every
-    query in turn is the x that follows its pairs. The released code drops an ``intercept`` that it
-    fits."""
+    """Return the implicit linear weights of a predictor after each context ({cite}`akyurek2023`):
+    every query in turn is the x that follows its pairs."""
     batch, count, dim = queries.shape
-    if count <= dim + intercept:
-        raise IclError(f"A fit of {dim + intercept} numbers needs more queries; got {count}.")
+    if count <= dim:
+        raise IclError(f"A fit of {dim} numbers needs more queries; got {count}.")
     pairs = contexts.xs[:, None].expand(-1, count, -1, -1)
     xs = torch.cat([pairs, queries[:, :, None].to(pairs)], -2).flatten(0, 1)
     ys = functional.pad(contexts.ys, (0, 1))  # the last is never read
     wanted = predict(predictor, xs, ys.repeat_interleave(count, 0))[..., -1]
-    return linear_fit(wanted.unflatten(-1, (batch, count)), queries, intercept)
+    return linear_fit(wanted.unflatten(-1, (batch, count)), queries)
 
 
 def linear_fit(
-    wanted: Float[Tensor, "*ensemble batch query"],
-    queries: Float[Tensor, "batch query d"],
-    intercept: bool = False,
+    wanted: Float[Tensor, "*ensemble batch query"], queries: Float[Tensor, "batch query d"]
 ) -> Fit:
-    """The linear function of the queries that is nearest to the answers to them."""
-    dim, design = queries.shape[-1], queries.to(wanted)
-    if intercept:
-        design = torch.cat([design, torch.ones_like(design[..., :1])], -1)
+    """Fit the linear function of the queries, without an intercept, that is nearest to the
+    answers to them."""
+    design = queries.to(wanted)
     weights = (torch.linalg.pinv(design) @ wanted[..., None])[..., 0]
     residual = (wanted - (design @ weights[..., None])[..., 0]).square().sum(-1)
     total = (wanted - wanted.mean(-1, keepdim=True)).square().sum(-1)
-    return Fit(weights[..., :dim], residual / total.mean(-1, keepdim=True))
+    return Fit(weights, residual / total.mean(-1, keepdim=True))
 
 
 def ilwd(first: Float[Tensor, "*ensemble batch d"], second: Other, dim: int = 1) -> Spread:
-    """Implicit linear weight difference, the mean over contexts of |w - v|², divided by ``dim``.
-    Weights are an algorithm's own, or a regressor's ``implicit_weights``."""
+    """Return the implicit linear weight difference, the mean over contexts of |w - v|², divided by
+    ``dim``. Weights are an algorithm's own, or a regressor's ``implicit_weights``."""
     return spread(_squares(first, second, dim).sum(-1))
 
 
@@ -159,14 +156,14 @@ class Nearest:
         return [self.names[i] for i in self.distances.argmin(-1).flatten().tolist()]
 
     def in_groups(self, count: int = 10) -> Int[Tensor, "*ensemble group"]:
-        """Index of the nearest baseline in each of so many groups of contexts."""
+        """Return the index of the nearest baseline in each of so many groups of contexts."""
         groups = self.by_context.tensor_split(count, -1)
         return torch.stack([group.mean(-1).argmin(-1) for group in groups], -1)
 
     def share(
         self, generator: torch.Generator, resamples: int = 1000
     ) -> Float[Tensor, "*ensemble algorithm"]:
-        """In what share of bootstrap resamples of the contexts each baseline is the nearest."""
+        """Return in what share of bootstrap resamples of the contexts each baseline is nearest."""
         size, device = (resamples, self.by_context.shape[-1]), generator.device
         chosen = torch.randint(size[1], size, generator=generator, device=device)
         chosen = chosen.to(self.by_context.device)
@@ -181,9 +178,27 @@ def nearest(
     dim: int,
     region: slice | None = None,
 ) -> Nearest:
-    """Which algorithm's predictions are nearest to a regressor's, by MSPD."""
+    """Rank algorithms by the MSPD of their predictions to a regressor's."""
     rows = [apart(regressor, row, dim, region) for row in baselines.values()]
     return Nearest(tuple(baselines), torch.stack(rows, -2))
+
+
+def lead(
+    regressor: Predicted,
+    ours: Sequence[Other],
+    others: Sequence[Other],
+    dim: int,
+    region: slice | None = None,
+) -> Float[Tensor, "member batch"]:
+    """Return how much nearer the nearest of ``ours`` is to each member than the nearest of
+    ``others``, by MSPD, context by context; ``nearest`` ranks all baselines and needs no sides."""
+
+    def closest(group: Sequence[Tensor]) -> Tensor:
+        off = torch.stack([apart(regressor, row, dim, region) for row in group])
+        best = off.mean(-1).argmin(0)  # of each member: (algorithm, member, batch) to (member,)
+        return off[best, torch.arange(len(best))]
+
+    return closest(others) - closest(ours)
 
 
 def _squares(first: Tensor, second: Tensor, dim: int) -> Tensor:

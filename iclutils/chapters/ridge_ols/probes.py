@@ -41,8 +41,8 @@ def hidden_states(
     ys: Float[Tensor, "batch pairs"],
     batch_size: int = AT_ONCE,
 ) -> States:
-    """The residual streams of all networks (of one shape), one ensemble after another; layer 0 is
-    the embedding. For the states after n pairs give n + 1 pairs: the last is the query."""
+    """Return the residual streams of all networks (of one shape), one ensemble after another; layer
+    0 is the embedding. For the states after n pairs give n + 1 pairs: the last is the query."""
     shape, nets = networks[0].shape, sum(len(net.seeds) for net in networks)
     pos = as_tokens(xs[:1], ys[:1], shape.format).shape[1]
     states = networks[0].positions.new_empty(nets, shape.layers + 1, len(xs), pos, shape.width)
@@ -55,8 +55,8 @@ def hidden_states(
 
 
 def prepare(networks: Sequence[InContextRegressors], contexts: Contexts) -> tuple[States, Targets]:
-    """Inputs of a probe: states up to the last x; XᵀY (a sum) and OLS of the pairs before it, whose
-    tails are heavy with noise and n near d."""
+    """Return inputs of a probe: states up to the last x; XᵀY (a sum) and OLS of the pairs before
+    it, whose tails are heavy with noise and n near d."""
     x, y = contexts.xs[:, :-1], contexts.ys[:, :-1, None]
     least_squares = torch.linalg.pinv(x.double(), rtol=1e-10) @ y.double()
     targets = torch.stack([(x * y).sum(-2), least_squares[..., 0].to(x.dtype)])
@@ -64,7 +64,7 @@ def prepare(networks: Sequence[InContextRegressors], contexts: Contexts) -> tupl
 
 
 def shuffled(targets: Targets, generator: torch.Generator) -> Targets:
-    """Every target moved to another context: a probe of these should have an error of 1."""
+    """Move every target to another context: a probe of these should have an error of 1."""
     order = torch.randperm(targets.shape[1], generator=generator, device=generator.device)
     order = order.to(targets.device)
     return targets[:, order.roll(1)[order.argsort()]]
@@ -82,55 +82,47 @@ class Probed(NamedTuple):
         return self.by_context.mean(-1)
 
 
-class Whitened(NamedTuple):
-    """States for ``fit``, whitened layer by layer by the contexts fitted to, which come in parts;
-    the rest is held out."""
-
-    parts: Float[Tensor, "part group pos size width"]  # a group is a layer of a network
-    rest: Float[Tensor, "group pos held_out width"]
-    nets: int
-
-
-def whitened(states: States, held_out: int, batch_size: int = 128) -> Whitened:
-    """The states, in parts of ``batch_size`` contexts; the last ``held_out`` are held out."""
+def whiten(states: States, held_out: int, batch_size: int = 128) -> States:
+    """Whiten the states in place, layer by layer, by the contexts that a probe is fitted to: all
+    but the last ``held_out``, in whole batches. Return the same tensor."""
     net, layer, batch, pos, width = states.shape
     _check(batch, held_out, width + pos)
     fitted = (batch - held_out) // max(batch_size, 1) * batch_size
-    parts = states.new_empty(fitted // batch_size, net * layer, pos, batch_size, width)
-    rest = states.new_empty(net * layer, pos, held_out, width)
-    for i, group in enumerate(states.flatten(0, 1)):
+    for group in states.view(net * layer, batch, pos, width):
         centred = group - group[:fitted].mean(0)
         flat = centred[:fitted].flatten(0, 1)
         variances, axes = torch.linalg.eigh((flat.mT @ flat).double() / len(flat))
         floor = variances[-1].clamp(min=1e-30) * FLOOR
-        white = centred @ (axes / (variances.clamp(min=0) + floor).sqrt() @ axes.mT).to(centred)
-        parts[:, i] = white[:fitted].unflatten(0, (-1, batch_size)).transpose(1, 2)
-        rest[i] = white[batch - held_out :].transpose(0, 1)
-    return Whitened(parts, rest, net)
+        root = axes / (variances.clamp(min=0) + floor).sqrt() @ axes.mT  # (width, width)
+        group.copy_(centred @ root.to(centred))
+    return states
 
 
 def fit(
-    states: Whitened,
+    states: States,
     targets: Targets,
     kind: Kind,
     generator: torch.Generator,
+    held_out: int,
     *,
+    batch_size: int = 128,
     hidden: int = 64,
     steps: int = 400,
     rate: float = 0.02,
     score_rate: float = 0.2,
 ) -> Probed:
-    """Train one probe for every network, layer and target at once, by Adam; ``rate`` (of the map)
-    and ``score_rate`` (of s) fall to 0 along a cosine. The paper has a rate of 1e-3, 512 hidden
-    units and more steps."""
-    parts, rest, nets = states
-    (count, groups, pos, size, width), held_out = parts.shape, rest.shape[2]
-    fitted, targets = count * size, targets.to(parts)
+    """Train one probe for every network, layer and target at once, by Adam, on states from
+    ``whiten``; ``rate`` (of the map) and ``score_rate`` (of s) fall to 0 along a cosine. The paper
+    has a rate of 1e-3, 512 hidden units and more steps. ``ridge_errors`` is for few contexts."""
+    nets, layers, batch, pos, width = states.shape
+    groups = states.view(nets * layers, batch, pos, width)  # a layer of a network each
+    count = (batch - held_out) // batch_size
+    fitted, targets = count * batch_size, targets.to(states)
     centred = targets - targets[:, :fitted].mean(1, keepdim=True)
     scaled = centred / centred[:, :fitted].square().mean((1, 2), keepdim=True).sqrt()
     sizes = [width, *([hidden] if kind == "mlp" else []), targets.shape[-1]]
-    probes = _Probes((groups, len(targets), pos), sizes, generator).to(parts)
-    wanted = scaled[:, :fitted].unflatten(1, (count, size)).transpose(0, 1)
+    probes = _Probes((len(groups), len(targets), pos), sizes, generator).to(states)
+    wanted = scaled[:, :fitted].unflatten(1, (count, batch_size)).transpose(0, 1)
     maps = {"params": [*probes.weights, *probes.biases], "lr": rate}
     adam = torch.optim.Adam([maps, {"params": [probes.scores], "lr": score_rate}], fused=True)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
@@ -140,45 +132,19 @@ def fit(
             drawn = torch.randperm(count, generator=generator, device=generator.device)
             order = drawn.tolist()
         at = order.pop()
-        loss = (probes(parts[at]) - wanted[at]).square().mean((-2, -1)).sum()
+        part = groups[:, at * batch_size : (at + 1) * batch_size].transpose(1, 2)
+        loss = (probes(part) - wanted[at]).square().mean((-2, -1)).sum()
         adam.zero_grad()
         loss.backward()
         adam.step()
         falling.step()
-    shape = (nets, groups // nets, len(targets))
+    shape = (nets, layers, len(targets))
     with torch.no_grad():
-        error = _normalised(probes(rest), scaled[:, -held_out:])
+        held = groups[:, batch - held_out :].split(batch_size, 1)
+        predicted = torch.cat([probes(part.transpose(1, 2)) for part in held], 2)
+        error = _normalised(predicted, scaled[:, -held_out:])
         attention = probes.scores.softmax(-1)
     return Probed(error.view(*shape, held_out), attention.view(*shape, pos))
-
-
-def linear_exact(
-    features: Float[Tensor, "*probe batch feature"], targets: Targets, held_out: int
-) -> Float[Tensor, "*probe target"]:
-    """Held-out error, 1 − R², of the best linear probe of some features, in closed form: one for
-    each position with ``states.transpose(-2, -3)``, one for all with ``states.flatten(-2)``."""
-    batch, size = features.shape[-2:]
-    _check(batch, held_out, size)
-    fitted = batch - held_out
-    wanted = targets.double() - targets[:, :fitted].double().mean(1, keepdim=True)
-    flat = wanted.transpose(0, 1).flatten(1)
-    errors = []
-    for inputs in features.reshape(-1, batch, size):
-        centred = inputs.double() - inputs[:fitted].double().mean(0)
-        seen = centred[:fitted]
-        inverse = torch.linalg.pinv(seen.mT @ seen, rtol=1e-10, hermitian=True)
-        predicted = centred[fitted:] @ (inverse @ (seen.mT @ flat[:fitted]))
-        shape = (held_out, len(targets), -1)
-        missed = _normalised(predicted.view(shape).transpose(0, 1), wanted[:, fitted:])
-        errors.append(missed.mean(-1))
-    return torch.stack(errors).view(*features.shape[:-2], len(targets))
-
-
-def released(
-    states: States, weights: Float[Tensor, "batch d"], held_out: int
-) -> Float[Tensor, "net layer"]:
-    """Error of the probe in the released code: linear, of the last position, for the true w."""
-    return linear_exact(states[..., -1, :], weights[None], held_out)[..., 0]
 
 
 class _Probes(nn.Module):
@@ -210,7 +176,8 @@ class _Probes(nn.Module):
 def _normalised(
     predicted: Float[Tensor, "*probe target batch d"], targets: Targets
 ) -> Float[Tensor, "*probe target batch"]:
-    """Part of each context in 1 − R²; errors and variances are summed over the coordinates."""
+    """Return each context's part in 1 − R²; errors and variances are summed over the
+    coordinates."""
     spread = (targets - targets.mean(1, keepdim=True)).square().sum(-1).mean(1, keepdim=True)
     return (predicted - targets).square().sum(-1) / spread
 
@@ -224,8 +191,8 @@ def _check(batch: int, held_out: int, least: int) -> None:
 def ridge_errors(
     states: Float[Tensor, "layer batch width"], targets: Float[Tensor, "target batch"]
 ) -> Float[Tensor, "layer target batch"]:
-    """Squared errors of a linear probe over the target's variance, each context held out once:
-    ridge on standardised states, for few contexts of a large network."""
+    """Return squared errors of a linear probe over the target's variance, each context held out
+    once: ridge on standardised states. For few contexts of a large network; ``fit`` is for many."""
     wanted, errors = targets.mT.double().numpy(), []
     probe = make_pipeline(StandardScaler(), RidgeCV(PENALTIES, alpha_per_target=True))
     for layer in bar(states.double().numpy(), "layers"):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ...errors import IclError
@@ -33,7 +33,7 @@ IDLE: dict[str, Predictor] = {  # they learn nothing of x
 
 
 def text_baselines() -> dict[str, Predictor]:
-    """Algorithms that a language model which reads numbers is compared with."""
+    """Return the algorithms that a language model which reads numbers is compared with."""
 
     def line(xs: Tensor, ys: Tensor, penalty: float) -> Tensor:
         return ridge(torch.cat([xs, torch.ones_like(xs)], -1), ys, penalty)
@@ -48,29 +48,16 @@ def predict_numbers(
     xs: Float[Tensor, "batch n d"],
     ys: Float[Tensor, "batch n"],
     batch_size: int = 16,
-    seen: Sequence[int] | None = None,
-) -> tuple[Float[Tensor, "batch entry"], Float[Tensor, "batch entry"]]:
-    """Each y as the model expects it after the pairs before, and the probability of any number.
-    ``seen``: after how many pairs it is asked; after all numbers of them if None."""
+) -> tuple[Float[Tensor, "batch n"], Float[Tensor, "batch n"]]:
+    """Return each y as the model expects it after the pairs before, and the probability of any
+    number. A number is one token."""
     tokens, at = _written(form, xs, ys)
-    cuts = at if seen is None else at[list(seen)]
     answers = []
-    if form.values.shape[1] == 1:
-        for batch in bar(tokens.split(batch_size), "contexts"):
-            hook = at_positions(cuts.expand(len(batch), -1))
-            logits = run_with_hooks(model, batch.to(model.cfg.device), [hook])[0].double()
-            log_p = logits.log_softmax(-1)[..., form.values[:, 0].to(logits.device)]
-            answers.append(_mean(form, log_p.cpu()))
-    else:
-        heads = form.values[:, :-1]
-        branches, own = heads.unique(dim=0, return_inverse=True)
-        wanted, place = form.values.unique(return_inverse=True)
-        for batch in bar(tokens.split(_rows(branches)), "contexts"):
-            log_p = continued(model, batch, cuts.tolist(), branches, wanted)
-            by_token = log_p[:, :, own].gather(
-                -1, place.expand(*log_p.shape[:2], -1, -1)[..., None]
-            )
-            answers.append(_mean(form, by_token[..., 0].sum(-1)))
+    for batch in bar(tokens.split(batch_size), "contexts"):
+        hook = at_positions(at.expand(len(batch), -1))
+        logits = run_with_hooks(model, batch.to(model.cfg.device), [hook])[0].double()
+        log_p = logits.log_softmax(-1)[..., form.values[:, 0].to(logits.device)]
+        answers.append(_mean(form, log_p.cpu()))
     means, sure = zip(*answers, strict=True)
     return torch.cat(means), torch.cat(sure)
 
@@ -78,52 +65,40 @@ def predict_numbers(
 def ask_every_number(
     model: TransformerBridge, form: NumberFormat, contexts: Contexts, seen: Sequence[int]
 ) -> Float[Tensor, "batch entry query"]:
-    """Answers of the model to every x that can be written, after so many pairs."""
-    if form.values.shape[1] > 1 or min(seen) < 1:
-        raise IclError("Every x is asked after one pair at least, where a number is one token.")
+    """Return the model's answers to every x that can be written, after so many pairs. All x share
+    the keys and values of the pairs, so that these are read once; ``predict_numbers`` is for the
+    contexts' own x."""
+    if min(seen) < 1:
+        raise IclError("Every x is asked after one pair at least.")
+    device, count = model.cfg.device, len(form.values)
     tokens, at = _written(form, contexts.xs, contexts.ys)
-    starts = at - len(form.between) - 1  # the last token before an x
-    gaps = torch.tensor(form.between, dtype=torch.long).expand(len(form.values), -1)
-    asked, wanted = torch.cat([form.values, gaps], 1), form.values[:, 0]
+    tokens, wanted = tokens.to(device), form.values[:, 0].to(device)
+    gaps = torch.tensor(form.between, dtype=torch.long).expand(count, -1)
+    asked = torch.cat([form.values, gaps], 1).to(device)  # (query, step)
     means = []
-    for batch in bar(tokens.split(_rows(asked)), "contexts"):
-        log_p = continued(model, batch, starts[list(seen)].tolist(), asked, wanted)
-        means.append(_mean(form, log_p[..., -1, :])[0])
+    for batch in bar(tokens.split(max(1, ROWS // count)), "contexts"):
+        states, answers = keys_values(model, batch), []
+        for pairs in seen:
+            cut = int(at[pairs]) - len(form.between) - 1  # the last token before an x
+            last = batch[:, cut].repeat_interleave(count)[:, None]
+            fed = torch.cat([last, asked.repeat(len(batch), 1)], 1)  # (batch query, step)
+            keys, values = (
+                tuple(s[:, :, :cut].repeat_interleave(count, 0) for s in part) for part in states
+            )
+            held, own = (fed.new_ones(len(fed), n, dtype=torch.bool) for n in (cut, fed.shape[1]))
+            step = torch.arange(fed.shape[1], device=device).expand_as(fed)
+            with torch.no_grad():
+                logits = read_with_cache(model, keys, values, held, fed, own, cut + step, step)
+            log_p = logits.double().log_softmax(-1)[:, -1, wanted].cpu()  # (batch query, value)
+            answers.append(_mean(form, log_p)[0].unflatten(0, (-1, count)))
+        means.append(torch.stack(answers, 1))
     return torch.cat(means)
-
-
-def continued(
-    model: TransformerBridge,
-    tokens: Int[Tensor, "batch pos"],
-    cuts: Sequence[int],
-    branches: Int[Tensor, "branch step"],
-    wanted: Int[Tensor, "wanted"],
-) -> Float[Tensor, "batch cut branch entry wanted"]:
-    """log p (nats) of the tokens ``wanted`` after each prefix, which ends with the token at a cut,
-    and after each step of each branch; all branches share the prefix's keys and values."""
-    device, count = model.cfg.device, len(branches)
-    tokens, wanted = tokens.to(device), wanted.to(device)
-    states = keys_values(model, tokens)
-    log_ps = []
-    for cut in cuts:
-        last = tokens[:, cut].repeat_interleave(count)[:, None]
-        fed = torch.cat([last, branches.to(device).repeat(len(tokens), 1)], 1)
-        keys, values = (
-            tuple(s[:, :, :cut].repeat_interleave(count, 0) for s in part) for part in states
-        )
-        held, own = (fed.new_ones(len(fed), n, dtype=torch.bool) for n in (cut, fed.shape[1]))
-        step = torch.arange(fed.shape[1], device=device).expand_as(fed)
-        with torch.no_grad():
-            logits = read_with_cache(model, keys, values, held, fed, own, cut + step, step).double()
-        log_p = logits[..., wanted] - logits.logsumexp(-1, keepdim=True)
-        log_ps.append(log_p.unflatten(0, (len(tokens), count)).cpu())
-    return torch.stack(log_ps, 1)
 
 
 def hidden_states(
     model: TransformerBridge, form: NumberFormat, contexts: Contexts, batch_size: int = 16
 ) -> Float[Tensor, "layer batch width"]:
-    """The residual stream of every layer (0: the embedding) at the token before the last y."""
+    """Return the residual streams (0: the embedding) at the token before the last y."""
     tokens, at = _written(form, contexts.xs, contexts.ys)
     layers = range(model.cfg.n_layers)
     names = [get_act_name("resid_pre", 0), *(get_act_name("resid_post", la) for la in layers)]
@@ -136,14 +111,9 @@ def hidden_states(
 
 
 def _written(form: NumberFormat, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
-    if xs.shape[-1] != 1:
-        raise IclError(f"Numbers are written for x of one dimension; got {xs.shape[-1]}.")
+    if xs.shape[-1] != 1 or form.values.shape[1] != 1:
+        raise IclError("x must have one dimension, and a number must be written in one token.")
     return form.write(xs, ys)
-
-
-def _rows(branches: Tensor) -> int:
-    """Contexts in one pass over their continuations."""
-    return max(1, ROWS // len(branches))
 
 
 def _mean(form: NumberFormat, log_p: Tensor) -> tuple[Tensor, Tensor]:

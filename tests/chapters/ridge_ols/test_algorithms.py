@@ -19,8 +19,6 @@ WEIGHTS = {
     "gd": partial(algorithms.gd_weights, rate=0.02),
     "gd, steps": partial(algorithms.gd_weights, rate=0.01, steps=7),
     "sgd": partial(algorithms.sgd_weights, rate=0.03, penalty=0.2),
-    "released gd": partial(algorithms.released_gd_weights, rate=0.01),
-    "released sgd": partial(algorithms.released_sgd_weights, rate=0.03),
     "averaging": algorithms.averaging_weights,
 }
 
@@ -138,7 +136,7 @@ def test_gradient_descent_by_autograd():
 
 
 def sgd_by_hand(xs, ys, rate, penalty, clip, growing):
-    """One context, number by number."""
+    """One context, number by number; ``clip`` and ``growing`` prefixes: the released code's."""
     w = [0.0] * xs.shape[1]
     rows = [list(w)]
     for n in range(len(xs) - 1):
@@ -155,15 +153,9 @@ def sgd_by_hand(xs, ys, rate, penalty, clip, growing):
 def test_stochastic_descent_by_hand(rate, penalty):
     """Rates and penalties where 1 - 2 rate penalty is 1, between 0 and 1, and below 0."""
     xs, ys = data(2, 9, 3)
-    ys = ys * 4  # far enough for the clip to act
     for b in range(3):
-        case = xs[b], ys[b]
-        for found, settings in (
-            (algorithms.sgd_weights(*case, rate, penalty), (penalty, inf, False)),
-            (algorithms.released_sgd_weights(*case, rate), (0.0, 20, False)),
-            (algorithms.released_gd_weights(*case, rate), (0.0, 20, True)),
-        ):
-            assert_close(found, sgd_by_hand(*case, rate, *settings))
+        by_hand = sgd_by_hand(xs[b], ys[b], rate, penalty, inf, False)
+        assert_close(algorithms.sgd_weights(xs[b], ys[b], rate, penalty), by_hand)
 
 
 def test_a_tuned_rate_has_the_least_risk():
@@ -194,3 +186,47 @@ def test_a_neighbour_at_the_query_decides():
     assert algorithms.knn(xs, ys, 3, 2.0)[2] == 1  # the pair at 0 alone
     assert algorithms.knn(xs, ys, 3, 1.0)[3] == 2  # the two pairs at 0, evenly
     assert algorithms.knn(xs, ys, 3, 0.0)[3] == pytest.approx(14 / 3)
+
+
+def test_without_noise_least_squares_misses_what_it_has_not_seen():
+    """1 - n/d of the variance on average, and nothing from n = d on."""
+    task = sample(Task(8), 2000, 17, torch.Generator().manual_seed(0))
+    error = (algorithms.ols(task.xs, task.ys) - task.ys).square().mean(0) / 8
+    closed = (1 - torch.arange(17) / 8).clamp(min=0)
+    assert_close(error, closed.double(), atol=0.1, rtol=0)  # standard errors of .037
+
+
+def noiseless(pairs):
+    task = sample(Task(8), 100, pairs, torch.Generator().manual_seed(0))
+    return task.xs, task.ys
+
+
+def gap(one, other):
+    """Mean squared difference of the last answers, over d."""
+    return float((one - other)[:, -1].square().mean()) / 8
+
+
+def released(xs, ys, rate, growing, clip=20.0):
+    """Answers of the released code's descents to every x."""
+    pairs = zip(xs.double(), ys.double(), strict=True)
+    rows = [sgd_by_hand(x, y, rate, 0.0, clip, growing) for x, y in pairs]
+    return algorithms.predictions(torch.stack(rows), xs)
+
+
+def test_one_step_on_the_batch_is_not_a_pass_of_single_steps():
+    xs, ys = noiseless(9)
+    assert gap(algorithms.gd(xs, ys, 0.02), algorithms.sgd(xs, ys, 0.02)) > 0.01
+
+
+def test_the_released_descents_are_not_those_of_the_paper():
+    xs, ys = noiseless(17)
+    growing = released(xs[:, :9], ys[:, :9], 0.02, True)
+    assert gap(growing, algorithms.gd(xs[:, :9], ys[:, :9], 0.02)) > 0.01
+    assert gap(released(xs, ys, 0.03, False), algorithms.sgd(xs, ys, 0.03)) > 0  # cut at 20
+    assert gap(released(xs, ys, 0.03, False, inf), algorithms.sgd(xs, ys, 0.03)) < 1e-20
+
+
+def test_the_released_neighbours_are_not_those_of_the_paper():
+    xs, ys = noiseless(9)
+    five, three = (algorithms.knn(xs, ys, k, power) for k, power in ((5, 1.0), (3, 2.0)))
+    assert gap(five, three) > 0.01

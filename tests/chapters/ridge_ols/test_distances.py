@@ -56,11 +56,10 @@ def test_implicit_weights_of_a_linear_algorithm_are_its_own(pairs):
         assert float(fit.r2[m]) == pytest.approx(1) if pairs else bool(fit.r2[m].isnan())
 
 
-@pytest.mark.parametrize("intercept", [False, True])
-def test_implicit_weights_are_scikit_learns_fit(intercept):
+def test_implicit_weights_are_scikit_learns_fit():
     task, queries = some(count=6), normal(6, 20, 4, seed=3).float()
     neighbours = partial(knn, k=2)
-    fit = distances.implicit_weights(neighbours, task, queries, intercept)
+    fit = distances.implicit_weights(neighbours, task, queries)
     missed = 0.0
     wanted = torch.zeros(6, 20).double()
     for b in range(6):
@@ -68,12 +67,23 @@ def test_implicit_weights_are_scikit_learns_fit(intercept):
             xs = torch.cat([task.xs[b], queries[b, q, None]])
             wanted[b, q] = neighbours(xs, torch.cat([task.ys[b], torch.zeros(1)]))[-1]
         x, y = queries[b].double().numpy(), wanted[b].numpy()
-        line = LinearRegression(fit_intercept=intercept).fit(x, y)
+        line = LinearRegression(fit_intercept=False).fit(x, y)
         assert_close(fit.weights[b], torch.from_numpy(line.coef_))
         missed += float(((y - line.predict(x)) ** 2).sum())
     total = float((wanted - wanted.mean(1, keepdim=True)).square().sum())
     assert float(fit.r2) == pytest.approx(1 - missed / total)
     assert fit.r2 < 0.9  # k-NN is not linear in the query
+
+
+def test_the_lead_of_one_group_over_another():
+    task = some(dim=5, pairs=8, count=100)
+    known = [ridge(task.xs, task.ys, p) for p in (0.0, 0.25, 4.0)]
+    networks = torch.stack([known[1] + 0.01, ridge(task.xs, task.ys, 1.1)])
+    lead = distances.lead(networks, known[:2], known[2:], 5, slice(1, 8))
+    assert lead.shape == (2, 100)
+    away = [distances.apart(networks, row, 5, slice(1, 8)) for row in known]
+    for member, best in ((0, 1), (1, 1)):
+        assert_close(lead[member], away[2][member] - away[best][member])
 
 
 def test_the_nearest_baseline():

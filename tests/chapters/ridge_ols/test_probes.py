@@ -5,8 +5,6 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from random_layers import seeded
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score
@@ -29,11 +27,16 @@ def planted():
     return states, states[0, LAYER, :, PLACE] @ noise(6, 2, seed=1)
 
 
+def fitted(states, target, kind, steps):
+    white = probes.whiten(states.clone(), HELD)
+    return probes.fit(white, target, kind, seeded(), HELD, steps=steps)
+
+
 def test_a_linear_signal_is_found_where_it_was_planted():
     states, held = planted()
     mixing = states[0, LAYER, :, PLACE] * torch.tensor([9.0, 1, 0.3, 1, 1, 1]) + 4  # ill-scaled
     states[0, LAYER, :, PLACE] = mixing
-    found = probes.fit(probes.whitened(states, HELD), held[None], "linear", seeded(), steps=250)
+    found = fitted(states, held[None], "linear", 250)
     assert found.error[0, LAYER, 0] < 0.02
     assert found.attention[0, LAYER, 0, PLACE] > 0.9
     elsewhere = found.error[0, [0, 2], 0]
@@ -44,8 +47,8 @@ def test_a_linear_signal_is_found_where_it_was_planted():
 def test_what_is_written_without_a_linear_trace_takes_an_mlp():
     states, _ = planted()
     held = states[0, LAYER, :, PLACE, :2].abs()  # even in the states: no linear correlation
-    linear = probes.fit(probes.whitened(states, HELD), held[None], "linear", seeded(), steps=250)
-    mlp = probes.fit(probes.whitened(states, HELD), held[None], "mlp", seeded(), steps=400)
+    linear = fitted(states, held[None], "linear", 250)
+    mlp = fitted(states, held[None], "mlp", 400)
     assert linear.error.min() > 0.95
     assert mlp.error[0, LAYER, 0] < 0.25
     assert mlp.attention[0, LAYER, 0, PLACE] > 0.7
@@ -57,13 +60,17 @@ def test_all_at_once_is_one_after_another(kind):
     states = noise(2, 2, 400, 4, 5).double()
     states[1] *= 3
     targets = noise(2, 400, 3, seed=4).double() + states[0, :, :, 1, :3]
-    settings = {"hidden": 8, "steps": 40}
-    whole = probes.fit(probes.whitened(states, 100, 50), targets, kind, seeded(5), **settings)
+    settings = {"batch_size": 50, "hidden": 8, "steps": 40}
+
+    def one_fit(states, targets):
+        white = probes.whiten(states.clone(), 100, 50)
+        return probes.fit(white, targets, kind, seeded(5), 100, **settings)
+
+    whole = one_fit(states, targets)
     assert whole.error.min() < 0.9
     for n, layer, k in product(range(2), range(2), range(2)):
         part = states[n : n + 1, layer : layer + 1]
-        white = probes.whitened(part, 100, 50)
-        one = probes.fit(white, targets[k : k + 1], kind, seeded(5), **settings)
+        one = one_fit(part, targets[k : k + 1])
         for ours, theirs in zip(whole, one, strict=True):
             torch.testing.assert_close(ours[n, layer, k], theirs[0, 0, 0], atol=1e-9, rtol=1e-7)
 
@@ -72,42 +79,29 @@ def test_held_out_contexts_are_never_fitted_to():
     states, held = planted()
     spoiled = states.clone()
     spoiled[..., -HELD:, :, :] = noise(1, 3, HELD, 5, 6, seed=9)
-    first = probes.fit(probes.whitened(states, HELD), held[None], "linear", seeded(), steps=100)
-    second = probes.fit(probes.whitened(spoiled, HELD), held[None], "linear", seeded(), steps=100)
+    first = fitted(states, held[None], "linear", 100)
+    second = fitted(spoiled, held[None], "linear", 100)
     torch.testing.assert_close(first.attention, second.attention)
     assert second.error[0, LAYER, 0] > 1 > first.error[0, LAYER, 0]
 
 
+def exact_error(features, target):
+    """Held-out error, 1 - R², of scikit-learn's linear probe."""
+    fit = LinearRegression().fit(features[:-HELD].numpy(), target[:-HELD].numpy())
+    guess = fit.predict(features[-HELD:].numpy())
+    return 1 - r2_score(target[-HELD:].numpy(), guess, multioutput="variance_weighted")
+
+
 def test_training_comes_near_the_closed_form():
-    """With one position there is nothing to attend to; with more, α is taken as it was found."""
+    """With one position there is nothing to attend to; with more, α is taken as it was learned."""
     states, held = planted()
     states = states + 0.5 * noise(*states.shape, seed=10)
-    alone = states[..., PLACE : PLACE + 1, :]
-    exact = probes.linear_exact(alone.flatten(-2), held[None], HELD)
-    found = probes.fit(probes.whitened(alone, HELD), held[None], "linear", seeded(), steps=200)
-    torch.testing.assert_close(found.error.double(), exact, atol=0.01, rtol=0)
-    found = probes.fit(probes.whitened(states, HELD), held[None], "linear", seeded(), steps=200)
-    mixed = torch.einsum("nlkp,nlbpw->nlbw", found.attention, states)
-    torch.testing.assert_close(
-        found.error.double(), probes.linear_exact(mixed, held[None], HELD), atol=0.01, rtol=0
-    )
-
-
-@settings(max_examples=20)
-@given(width=st.integers(1, 6), d=st.integers(1, 3), seed=st.integers(0, 100))
-def test_exact_probes_are_scikit_learns(width, d, seed):
-    features = noise(2, 60, width, seed=seed).double() * 2 + 1
-    targets = noise(2, 60, d, seed=seed + 1).double() + features[0, :, :1]
-    twice = torch.cat([features, features], -1)  # without full rank
-    for found in (
-        probes.linear_exact(features, targets, 20),
-        probes.linear_exact(twice, targets, 20),
-    ):
-        for i, k in product(range(2), range(2)):
-            x, y = features[i].numpy(), targets[k].numpy()
-            guess = LinearRegression().fit(x[:40], y[:40]).predict(x[40:]).reshape(20, d)
-            expected = 1 - r2_score(y[40:], guess, multioutput="variance_weighted")
-            assert found[i, k] == pytest.approx(expected, abs=1e-8)
+    for part in (states[..., PLACE : PLACE + 1, :], states):
+        learned = fitted(part, held[None], "linear", 200)
+        mixed = torch.einsum("nlkp,nlbpw->nlbw", learned.attention, part)
+        for layer in range(3):
+            expected = exact_error(mixed[0, layer], held)
+            assert float(learned.error[0, layer, 0]) == pytest.approx(expected, abs=0.01)
 
 
 def test_ridge_probes_of_few_wide_states():

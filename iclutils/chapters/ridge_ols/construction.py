@@ -1,0 +1,360 @@
+"""Transformers with weights set by hand that run an algorithm ({cite}`akyurek2023`, section 3).
+
+``mov``, ``mul``, ``div`` and ``aff`` are the paper's primitives (lemma 1), each as weights of one
+GPT-2 block; ``gradient_program`` and ``ridge_program`` put them together (theorems 1 and 2). All is
+in float64: products come from the small curvature of a GELU near 0.
+
+Column t of the stream has the address ±(cos θ, sin θ, 1), θ = 2π t / columns, so large that it
+alone sets the scale of a LayerNorm. Column 0, the start token, has *rest*: columns with nothing to
+fetch attend to it. *zero* is subtracted in every reading, as the LayerNorm subtracts the mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+LN_EPSILON = 1e-5  # as in GPT-2
+ADDRESS, REST, ZERO, FIRST = slice(0, 6), slice(6, 8), slice(8, 9), 9  # channels; fields follow
+MARGIN = 60.0  # by which the column to fetch from wins the softmax: e^-60 is nothing in float64
+DOUBLE = torch.float64
+
+Rows = Float[Tensor, "count width"]  # each reads a number from the stream, or writes one to it
+Stream = Float[Tensor, "*batch pos width"]
+Labels = Float[Tensor, "*label_batch label_n"]
+
+
+class Numerics(NamedTuple):
+    """How a construction calculates. A LayerNorm is off by |fields|² / (8 ratio²), relatively."""
+
+    order: int  # of the stencil of a product
+    eps: float  # its scale, where truncation and rounding are about equal
+    ratio: float  # of an address to a field of size 1
+
+
+PAPER = Numerics(0, 1.3e-6, 1e8)  # three GELUs for a product
+FINE = Numerics(6, 0.047, 1e7)  # more GELUs: the most exact
+LIGHT = Numerics(4, 0.1, 2e4)  # at a larger scale: the smallest weights
+
+
+def stencil(order: int, eps: float) -> Float[Tensor, "3 neurons"]:
+    """Return (left, right, out) of GELUs G that multiply: ``xy ≈ Σ out_k G(left_k x + right_k y)``.
+
+    They are second differences of G around 0. Order 0 is the paper's (lemma 1),
+    ``sqrt(π/2) (G(x + y) - G(x) - G(y))`` at the scale ε. Order J ≥ 1 takes 4 J GELUs, on the
+    central difference of J steps up to ε, and has an error of order ε^2J."""
+    bend = math.sqrt(math.pi / 2)
+    rows = []
+    if order == 0:
+        rows = [(eps, eps, bend / eps**2), (eps, 0, -bend / eps**2), (0, eps, -bend / eps**2)]
+    for step in range(1, order + 1):
+        scale = step * eps / order
+        # weight of the second difference over ``step`` steps in the central one of order 2J
+        ways = math.factorial(order - step) * math.factorial(order + step)
+        share = (-1) ** (step + 1) * 2 * math.factorial(order) ** 2 / ways
+        out = bend * share / (4 * scale**2)
+        rows += [(scale, scale, out), (-scale, -scale, out)]
+        rows += [(scale, -scale, -out), (-scale, scale, -out)]
+    return torch.tensor(rows, dtype=DOUBLE).T
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Channels of ``columns`` columns, the start token included; ``fields`` has their sizes."""
+
+    fields: Mapping[str, int]
+    columns: int
+    numerics: Numerics = FINE
+
+    @property
+    def width(self) -> int:
+        """Channels of the residual stream."""
+        return FIRST + sum(self.fields.values())
+
+    @property
+    def gain(self) -> float:
+        """Weight of every LayerNorm; a field of value 1 has the size 1 / gain in the stream."""
+        return math.sqrt(self.numerics.ratio)
+
+    def pick(self, name: str) -> Float[Tensor, "size width"]:
+        """Return rows that read or write a field; ``pick("x") - pick("y")`` reads a difference."""
+        names = list(self.fields)
+        start = FIRST + sum(self.fields[field] for field in names[: names.index(name)])
+        return self._rows(slice(start, start + self.fields[name]))
+
+    @property
+    def where(self) -> Float[Tensor, "3 width"]:
+        """Rows that read (cos θ, sin θ, 1), all 0 in the start token."""
+        return self._rows(ADDRESS)[:3] / self.numerics.ratio
+
+    @property
+    def angles(self) -> Float[Tensor, "columns 3"]:
+        """(cos θ, sin θ, 1) of every column."""
+        theta = 2 * math.pi * torch.arange(self.columns, dtype=DOUBLE) / self.columns
+        return torch.stack([theta.cos(), theta.sin(), torch.ones_like(theta)], 1)
+
+    @property
+    def addresses(self) -> Float[Tensor, "columns width"]:
+        """Rows that add a column's address, once for each unit written."""
+        both = torch.cat([self.angles, -self.angles], 1)
+        return both @ self._rows(ADDRESS) * self.numerics.ratio
+
+    @property
+    def places(self) -> Float[Tensor, "columns width"]:
+        """The positional embedding: rest in the start token, then the address of each column."""
+        rest = self._rows(REST)[:1] - self._rows(REST)[1:]
+        rest = rest * math.sqrt(2) * self.numerics.ratio
+        return torch.cat([rest, self.addresses[1:]]) / self.gain
+
+    def stream(self, **fields: Float[Tensor, "*batch pos _"]) -> Stream:
+        """Return a residual stream: places, and the values of fields, from column 0 on."""
+        values = torch.cat(list(fields.values()), -1) / self.gain
+        return self.places[: values.shape[-2]] + values @ torch.cat([*map(self.pick, fields)])
+
+    def value(self, stream: Stream, name: str) -> Float[Tensor, "*batch pos size"]:
+        """Return a field's value in a stream."""
+        return stream @ self.pick(name).T * self.gain
+
+    def reading(self, rows: Rows) -> Float[Tensor, "width count"]:
+        """Return the matrix that reads rows behind a LayerNorm."""
+        rows = rows - rows.sum(1, keepdim=True) * self._rows(ZERO)
+        norm = 4 * (self.numerics.ratio / self.gain) ** 2  # of an address, squared
+        return rows.T * math.sqrt(norm / self.width + LN_EPSILON)
+
+    def _rows(self, channels: slice) -> Rows:
+        return torch.eye(self.width, dtype=DOUBLE)[channels]
+
+
+class Head(NamedTuple):
+    """Weights of an attention head, without the factor for its size."""
+
+    query: Float[Tensor, "width 3"]
+    query_bias: Float[Tensor, "3"]
+    key: Float[Tensor, "width 3"]
+    value: Float[Tensor, "width count"]
+    out: Rows
+
+
+class Neurons(NamedTuple):
+    """Weights of a few neurons of an MLP."""
+
+    into: Float[Tensor, "width neurons"]
+    out: Float[Tensor, "neurons width"]
+
+
+def mov(layout: Layout, read: Rows, write: Rows, source: int, target: int | None = None) -> Head:
+    """Add what column ``source`` reads to column ``target``, or to all from ``source`` on. The
+    score is positive for the source alone and 0 for the start token, which holds nothing."""
+    gap = 1 - math.cos(2 * math.pi / layout.columns)  # of the cosine, to the next column
+    query = torch.zeros(layout.width, 3, dtype=DOUBLE)
+    bias = layout.angles[source] - torch.tensor([0, 0, 2 - gap / 2], dtype=DOUBLE)
+    if target is not None:
+        query[:, 2] = layout.reading(layout.angles[target, None, :2] @ layout.where[:2])[:, 0]
+        bias[2] -= 1
+    sharp = 2 * MARGIN / gap
+    query, key, bias = _share(query * sharp, layout.reading(layout.where), bias * sharp)
+    return Head(query, bias, key, *_share(layout.reading(read), write / layout.gain))
+
+
+def mul(
+    layout: Layout,
+    left: Float[Tensor, "a b width"],
+    right: Float[Tensor, "b c width"],
+    write: Float[Tensor, "a c width"],
+    sizes: tuple[float, float] = (1.0, 1.0),
+) -> Neurons:
+    """Add the product of two matrices, in every column. Before the GELU the factors are
+    divided by ``sizes``, their typical deviations."""
+    every = (*left.shape[:2], *right.shape[1:])  # (a, b, c, width): one product of numbers for each
+    parts = (left[:, :, None], right[None], write[:, None])
+    first, second, out = (part.expand(every).flatten(0, 2) for part in parts)
+    x, y, weight = stencil(layout.numerics.order, layout.numerics.eps)
+    into = torch.einsum("wi,k->wik", layout.reading(first) / sizes[0], x)
+    into += torch.einsum("wi,k->wik", layout.reading(second) / sizes[1], y)
+    out = torch.einsum("iw,k->ikw", out, weight) * (sizes[0] * sizes[1] / layout.gain)
+    return Neurons(into.flatten(1), out.flatten(0, 1))
+
+
+def aff(layout: Layout, read: Rows, write: Rows) -> Neurons:
+    """Add what is read, a linear map of fields; G(z) - G(-z) is z, exactly."""
+    into, out = _share(layout.reading(read), write / layout.gain)
+    return Neurons(torch.cat([into, -into], 1), torch.cat([out, -out]))
+
+
+def div(layout: Layout, by: Float[Tensor, "1 width"], column: int) -> Head:
+    """Divide by |by| all that is read in one column from here on: the head multiplies its address,
+    and every LayerNorm divides by that. Other columns find this one if ``by`` is positive."""
+    return mov(layout, by - layout.where[2:], layout.addresses[column, None], column, column)
+
+
+def _share(left: Tensor, right: Tensor, *bias: Tensor) -> tuple[Tensor, ...]:
+    """Scale two factors of a product against one another until neither is the larger."""
+    largest = max(float(part.abs().max()) for part in (left, *bias))
+    factor = math.sqrt(float(right.abs().max()) / largest) if largest > 0 else 0.0
+    factor = factor or 1.0  # nothing read, or nothing written
+    return left * factor, right / factor, *(part * factor for part in bias)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A GPT-2 block of one head, with the names and shapes of the weights in its checkpoints."""
+
+    weights: dict[str, Tensor]
+
+    def __call__(self, x: Stream) -> Stream:
+        """Return the residual stream after the block."""
+        query, key, value = self._linear(self._norm(x, "ln_1"), "attn.c_attn").chunk(3, -1)
+        future = torch.ones(*[x.shape[-2]] * 2, dtype=torch.bool, device=x.device).triu(1)
+        scores = (query @ key.mT / math.sqrt(x.shape[-1])).masked_fill(future, -math.inf)
+        x = x + self._linear(scores.softmax(-1) @ value, "attn.c_proj")
+        hidden = functional.gelu(self._linear(self._norm(x, "ln_2"), "mlp.c_fc"))
+        return x + self._linear(hidden, "mlp.c_proj")
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        gain, shift = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+        return functional.layer_norm(x, x.shape[-1:], gain, shift, LN_EPSILON)
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return x @ self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+
+
+def assemble(layout: Layout, head: Head | None = None, *neurons: Neurons) -> Block:
+    """Return one block out of a head and neurons; without a head its attention reads nothing."""
+    width = layout.width
+    inner, bias, project = (
+        torch.zeros(*s, width, dtype=DOUBLE) for s in ((3, width), (3,), (width,))
+    )
+    if head:
+        root = width**0.25  # the scores are divided by its square
+        inner[0, :, :3], bias[0, :3] = head.query * root, head.query_bias * root
+        inner[1, :, :3] = head.key * root
+        inner[2, :, : head.value.shape[1]] = head.value
+        project[: len(head.out)] = head.out
+    empty = torch.zeros(width, dtype=DOUBLE)
+    parts = neurons or [Neurons(empty[:, None], empty[None])]
+    into = torch.cat([part.into for part in parts], 1)
+    weights = {
+        "attn.c_attn.weight": inner.permute(1, 0, 2).flatten(1),
+        "attn.c_attn.bias": bias.flatten(),
+        "attn.c_proj.weight": project,
+        "attn.c_proj.bias": empty,
+        "mlp.c_fc.weight": into,
+        "mlp.c_fc.bias": into.new_zeros(into.shape[1]),
+        "mlp.c_proj.weight": torch.cat([part.out for part in parts]),
+        "mlp.c_proj.bias": empty,
+    }
+    for norm in ("ln_1", "ln_2"):
+        weights |= {f"{norm}.weight": empty + layout.gain, f"{norm}.bias": empty}
+    return Block(weights)
+
+
+@dataclass(frozen=True)
+class Program:
+    """An in-context regressor of blocks. Its tokens are the paper's, (0, x_i) in column 2i - 1 and
+    (y_i, 0) in column 2i, behind a start token."""
+
+    layout: Layout
+    blocks: tuple[Block, ...]
+
+    @property
+    def largest(self) -> float:
+        """Largest absolute value of a weight, bias or gain, embeddings included."""
+        weights = [weight for block in self.blocks for weight in block.weights.values()]
+        return max(float(weight.abs().max()) for weight in (self.layout.places, *weights))
+
+    def __call__(self, xs: Float[Tensor, "*batch n d"], ys: Labels) -> Float[Tensor, "*batch n"]:
+        """Predict each y from the pairs before it and its own x; the first prediction is 0."""
+        return self.layout.value(self.stream(xs, ys)[-1], "prediction")[..., 1::2, 0]
+
+    def stream(self, xs: Float[Tensor, "*batch n d"], ys: Labels) -> list[Stream]:
+        """Return the residual stream: embedding, then after each block. The last y is not read."""
+        inputs = xs.new_zeros(*ys.shape[:-1], 2 * ys.shape[-1], xs.shape[-1], dtype=DOUBLE)
+        labels = torch.zeros_like(inputs[..., :1])
+        inputs[..., 1::2, :], labels[..., 2::2, 0] = xs.double(), ys[..., :-1].double()
+        streams = [self.layout.stream(input=inputs, label=labels)]
+        for block in self.blocks:
+            streams.append(block(streams[-1]))
+        return streams
+
+
+def gradient_program(
+    dim: int, examples: int, rate: float, penalty: float = 0.0, numerics: Numerics = FINE
+) -> Program:
+    """Take a step of gradient descent for each example, w' = w - 2α (x (xᵀw) - x y + λ w), from 0,
+    in O(d) channels and neurons: two blocks a step, one for the prediction (theorem 1).
+
+    Step i, in every column after y_i: fetch x = x_i, and calculate xᵀw; then fetch the residual
+    xᵀw - y and a flag from the column of y_i, and change w. Columns before it fetch nothing."""
+    fields = {"label": 1, "input": dim, "weights": dim, "prediction": 1}
+    fields |= {"x": dim, "dot": 1, "residual": 1, "flag": 1}
+    layout = Layout(fields, 2 * examples + 2, numerics)
+    x, dot, residual, flag = map(layout.pick, ("x", "dot", "residual", "flag"))
+    label, query, weights = map(layout.pick, ("label", "input", "weights"))
+    change, decay = -2 * rate * weights[:, None], -2 * rate * penalty * weights[:, None]
+    used = torch.cat([x, dot, residual, flag])
+    dots = mul(layout, x[None], weights[:, None], dot[None])
+    changes = [
+        mul(layout, x[:, None], residual[None], change, (1.0, math.sqrt(dim))),
+        mul(layout, weights[:, None], flag[None], decay),
+        aff(layout, used, -used),
+    ]
+    read, write = torch.cat([dot - label, layout.where[2:]]), torch.cat([residual, flag])
+    blocks = []
+    for column in range(1, 2 * examples, 2):
+        blocks.append(assemble(layout, mov(layout, query, x, column), dots))
+        blocks.append(assemble(layout, mov(layout, read, write, column + 1), *changes))
+    return Program(layout, (*blocks, _predict(layout)))
+
+
+def ridge_program(dim: int, examples: int, penalty: float, numerics: Numerics = FINE) -> Program:
+    """Update a ridge solution with one example at a time by the formula of Sherman and Morrison,
+    ``(A + xxᵀ)⁻¹ = A⁻¹ - A⁻¹x (A⁻¹x)ᵀ / (1 + xᵀA⁻¹x)`` with A = λI + Σ xxᵀ (theorem 2): four
+    blocks for an example, then one, in O(d²) channels and neurons.
+
+    The state is M = λA⁻¹, from I, and w itself (recursive least squares), so that nothing is as
+    large as 1/λ: w' = w + u e / q and M' = M - u uᵀ / q, with u = Mx, q = λ + xᵀu and e = y - xᵀw.
+    Example i: columns after y_i fetch x_i and calculate u and xᵀw, then xᵀu; the column of y_i
+    divides by q/λ; the columns fetch u/q and e/q from there and update."""
+    fields = {"label": 1, "input": dim, "weights": dim, "prediction": 1, "matrix": dim**2}
+    fields |= {"x": dim, "u": dim, "dot": 1, "growth": 1, "divided": dim, "error": 1}
+    layout = Layout(fields, 2 * examples + 2, numerics)
+    x, u, dot, growth, divided, error = map(
+        layout.pick, ("x", "u", "dot", "growth", "divided", "error")
+    )
+    label, query, weights = map(layout.pick, ("label", "input", "weights"))
+    matrix = layout.pick("matrix").unflatten(0, (dim, dim))  # M - I, so that it need not be set
+    used = torch.cat([x, u, dot, growth, divided, error])
+    steep = 1 / (2 * math.sqrt(penalty))  # |u/q| and |e/q| are at most about this
+    multiply = [
+        mul(layout, matrix, x[:, None], u[:, None], (0.25, 1.0)),
+        aff(layout, x, u),
+        mul(layout, x[None], weights[:, None], dot[None]),
+    ]
+    dots = mul(layout, x[None], u[:, None], growth[None])
+    update = [
+        mul(layout, u[:, None], divided[None], -matrix, (1.0, steep / 4)),
+        mul(layout, u[:, None], error[None], weights[:, None], (1.0, steep)),
+        aff(layout, used, -used),
+    ]
+    read, write = torch.cat([u, label - dot]) / penalty, torch.cat([divided, error])
+    blocks = []
+    for column in range(1, 2 * examples, 2):
+        blocks += [
+            assemble(layout, mov(layout, query, x, column), *multiply),
+            assemble(layout, None, dots),
+            assemble(layout, div(layout, layout.where[2:] + growth / penalty, column + 1)),
+            assemble(layout, mov(layout, read, write, column + 1), *update),
+        ]
+    return Program(layout, (*blocks, _predict(layout)))
+
+
+def _predict(layout: Layout) -> Block:
+    """Return the block that predicts w·x."""
+    query, weights = layout.pick("input")[None], layout.pick("weights")[:, None]
+    return assemble(layout, None, mul(layout, query, weights, layout.pick("prediction")[None]))

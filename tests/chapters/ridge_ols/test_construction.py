@@ -1,0 +1,242 @@
+"""Primitives on random streams against NumPy, programs in Hugging Face's GPT-2, what they cost."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import booleans, floats, integers
+from random_layers import normal
+from scipy.special import erf
+from torch.testing import assert_close
+from transformers import GPT2Config, GPT2Model
+
+from iclutils.chapters.ridge_ols import construction as con
+
+FIELDS = {"a": 3, "b": 2, "c": 4}
+NUMERICS = {"paper": con.PAPER, "fine": con.FINE, "light": con.LIGHT}
+PROGRAMS = {
+    "gradient": lambda d, n, numerics=con.FINE: con.gradient_program(d, n, 0.05, 0.3, numerics),
+    "ridge": lambda d, n, numerics=con.FINE: con.ridge_program(d, n, 0.5, numerics),
+}
+every_program = pytest.mark.parametrize("name", PROGRAMS)
+seeds = integers(0, 999)
+
+
+def layout(plain=False, columns=6):
+    return con.Layout(FIELDS, columns, con.PAPER if plain else con.FINE)
+
+
+def filled(plan, seed, batch=4):
+    """A stream whose fields are random, but 0 in the start token."""
+    values = normal(batch, plan.columns, 9, seed=seed)
+    values[:, 0] = 0
+    return plan.stream(**dict(zip(FIELDS, values.split([3, 2, 4], -1), strict=True)))
+
+
+def fields(plan, stream):
+    return {name: plan.value(stream, name) for name in plan.fields}
+
+
+@settings(max_examples=25)
+@given(integers(3, 60), st.tuples(floats(0, 1), floats(0, 1)), seeds, booleans(), booleans())
+def test_mov_copies_one_column(columns, place, seed, single, plain):
+    """From s to t, or to every column from s on: whatever else there is stays as it was."""
+    source, target = sorted(1 + int(part * (columns - 2)) for part in place)
+    plan = layout(plain, columns)
+    stream = filled(plan, seed)
+    write = plan.pick("c")[:3]
+    head = con.mov(plan, plan.pick("a"), write, source, target if single else None)
+    before, after = fields(plan, stream), fields(plan, con.assemble(plan, head)(stream))
+    expected = before["c"].clone()
+    changed = slice(target, target + 1) if single else slice(source, None)
+    expected[:, changed, :3] += before["a"][:, source : source + 1]
+    for name, wanted in (before | {"c": expected}).items():
+        assert_close(after[name], wanted, atol=1e-6 if plain else 1e-9, rtol=0)
+
+
+@settings(max_examples=25)
+@given(a=integers(1, 3), b=integers(1, 3), c=integers(1, 3), seed=seeds, plain=booleans())
+def test_mul_multiplies_matrices(a, b, c, seed, plain):
+    sizes = {"left": a * b, "right": b * c, "out": a * c}
+    plan = con.Layout(sizes, 4, con.PAPER if plain else con.FINE)
+    left, right = normal(3, a, b, seed=seed), normal(3, b, c, seed=seed + 1)
+    stream = plan.stream(left=left.flatten(1), right=right.flatten(1))
+    factors = plan.pick("left").view(a, b, -1), plan.pick("right").view(b, c, -1)
+    neurons = con.mul(plan, *factors, plan.pick("out").view(a, c, -1))
+    out = plan.value(con.assemble(plan, None, neurons)(stream), "out").view(3, a, c)
+    expected = np.einsum("nab,nbc->nac", left.numpy(), right.numpy())
+    # three GELUs at ε = 1e-6: 1e-16 / ε, times the numbers; the long stencils: 1e-12. Ten times
+    np.testing.assert_allclose(out.numpy(), expected, atol=2e-8 if plain else 1e-11)
+
+
+@settings(max_examples=25)
+@given(seed=seeds, plain=booleans())
+def test_aff_is_a_linear_map(seed, plain):
+    plan = layout(plain)
+    w1, w2 = normal(4, 3, seed=seed), normal(4, 2, seed=seed + 1)
+    stream = filled(plan, seed)
+    before = fields(plan, stream)
+    neurons = con.aff(plan, w1 @ plan.pick("a") + w2 @ plan.pick("b"), plan.pick("c"))
+    after = fields(plan, con.assemble(plan, None, neurons)(stream))
+    wanted = before["a"] @ w1.T + before["b"] @ w2.T
+    assert_close(after["c"] - before["c"], wanted, atol=1e-6 if plain else 1e-10, rtol=0)
+    for name in ("a", "b"):
+        assert_close(after[name], before[name])
+
+
+@settings(max_examples=25)
+@given(floats(0.3, 50), st.sampled_from([1, -1]), integers(1, 5), seeds, booleans())
+def test_div_divides_by_the_absolute_value(by, sign, column, seed, plain):
+    plan = layout(plain)
+    stream, row = filled(plan, seed), plan.pick("b")[:1]
+    stream[:, 1:] += (by * sign / plan.gain - stream[:, 1:] @ row.T) * row
+    before = fields(plan, stream)
+    read, write = plan.pick("a"), plan.pick("c")[:3]
+    divided = con.assemble(plan, con.div(plan, row, column), con.aff(plan, read, write))(stream)
+    after = fields(plan, divided)
+    wanted = before["c"].clone()
+    wanted[..., :3] += before["a"]
+    wanted[:, column, :3] += before["a"][:, column] * (1 / by - 1)
+    # A LayerNorm's own epsilon shifts a quotient by 1e-5 width / (8 ratio), relatively.
+    bound = 1e-6 if plain else 1e-9
+    assert_close(after["c"], wanted, atol=bound, rtol=0)
+    if sign > 0:  # the column is still there to be read, and what is read from it is divided
+        head = con.mov(plan, read, write, column)
+        after = fields(plan, con.assemble(plan, head)(divided))
+        wanted[:, column:, :3] += before["a"][:, column : column + 1] / by
+        assert_close(after["c"], wanted, atol=bound, rtol=0)
+
+
+def by_stencil(order, eps, x, y):
+    def gelu(z):
+        return z * (1 + erf(z / math.sqrt(2))) / 2
+
+    left, right, out = con.stencil(order, eps).numpy()
+    return (out * gelu(left * x[..., None] + right * y[..., None])).sum(-1)
+
+
+def leading_error(order, eps, x, y):
+    """First term of (what the stencil gives - xy) in powers of ε."""
+    if order == 0:
+        return -(eps**2) * ((x + y) ** 4 - x**4 - y**4) / 12
+    power = 2 * order
+    factor = math.factorial(order) / (2**order * (power + 1)) * (eps / order) ** power
+    return -factor * ((x + y) ** (power + 2) - (x - y) ** (power + 2)) / 4
+
+
+@pytest.mark.parametrize("order", range(5))
+def test_the_error_of_a_product_is_its_first_term(order):
+    """Up to two more powers, in the numbers and in ε alike. The paper says that the error of its
+    three GELUs (order 0) is of third order in the numbers; it is of fourth."""
+    x, y = np.random.default_rng(0).normal(size=(2, 50))
+    wanted = leading_error(order, 0.2, x, y)
+    scale = np.abs(wanted).max()
+    np.testing.assert_allclose(by_stencil(order, 0.2, x, y) - x * y, wanted, atol=0.2 * scale)
+    if order < 3:  # beyond that, rounding
+        small = by_stencil(order, 0.02, x, y) - x * y
+        np.testing.assert_allclose(small * 100 ** max(order, 1), wanted, atol=0.004 * scale)
+
+
+@pytest.mark.parametrize("name", NUMERICS)
+def test_rounding_and_truncation_are_about_equal(name):
+    """At the scale of each product, for factors of four; LIGHT's are those of single precision."""
+    order, eps, _ = NUMERICS[name]
+    left, right, out = con.stencil(order, eps).numpy()
+    rounding = np.linalg.norm(out * (left + right) * 2) * 2.0 ** (-24 if name == "light" else -53)
+    assert 0.7 < rounding / abs(leading_error(order, eps, 4.0, 4.0)) < 1.4
+
+
+def contexts(dim, pairs, count=8, seed=0):
+    source = torch.Generator().manual_seed(seed)
+    xs = torch.randn(count, pairs, dim, generator=source, dtype=torch.float64)
+    return xs, torch.randn(count, pairs, generator=source, dtype=torch.float64)
+
+
+def truth(name, xs, ys):
+    """Row n: w after n steps w - 2α (x (xᵀw) - x y + λ w), or (λI + XᵀX)⁻¹ Xᵀy of n pairs."""
+    out = np.zeros(xs.shape)
+    for b, n in np.ndindex(len(xs), xs.shape[1] - 1):
+        x, y, w = xs[b, n], ys[b, n], out[b, n]
+        out[b, n + 1] = w - 2 * 0.05 * (np.outer(x, x) @ w - x * y + 0.3 * w)
+        if name == "ridge":
+            x, y = xs[b, : n + 1], ys[b, : n + 1]
+            out[b, n + 1] = np.linalg.solve(x.T @ x + 0.5 * np.eye(x.shape[1]), x.T @ y)
+    return (out * xs).sum(-1)
+
+
+def gpt2(blocks, pos):
+    """Hugging Face's GPT-2 with these blocks; neurons that are missing get weights of 0."""
+    inner = max(block.weights["mlp.c_fc.weight"].shape[1] for block in blocks)
+    width = len(blocks[0].weights["ln_1.bias"])
+    sizes = {"vocab_size": 2, "n_positions": pos, "n_embd": width, "n_inner": inner, "n_head": 1}
+    model = GPT2Model(GPT2Config(**sizes, n_layer=len(blocks), activation_function="gelu"))
+    state = {name: torch.zeros_like(w).double() for name, w in model.state_dict().items()}
+    for layer, block in enumerate(blocks):
+        for key, weight in block.weights.items():
+            state[f"h.{layer}.{key}"][tuple(map(slice, weight.shape))] = weight
+    model.double().eval().load_state_dict(state)
+    return model
+
+
+@every_program
+def test_gpt2_runs_the_program(name):
+    xs, ys = contexts(2, 4)
+    program = PROGRAMS[name](2, 3, con.Numerics(2, 0.1, 1e6))
+    streams = program.stream(xs, ys)
+    model = gpt2(list(program.blocks), streams[0].shape[1])
+    with torch.no_grad():
+        theirs = model(inputs_embeds=streams[0], output_hidden_states=True).hidden_states
+    assert len(theirs) == len(streams) == len(program.blocks) + 1
+    for one, other in zip(theirs[:-1], streams[:-1], strict=True):  # the last one has a norm more
+        assert_close(one * program.layout.gain, other * program.layout.gain, atol=1e-7, rtol=1e-9)
+
+
+# The long stencils are at their best scale, where rounding decides: the worst of twenty seeds has
+# errors of 2e-10; five times that.
+@every_program
+@pytest.mark.parametrize(("dim", "examples"), [(1, 1), (1, 3), (3, 4), (4, 8), (8, 16)])
+def test_programs_predict_as_the_formula(name, dim, examples):
+    xs, ys = contexts(dim, examples + 1)
+    program = PROGRAMS[name](dim, examples)
+    for pairs in {1, examples, examples + 1}:  # shorter contexts, too
+        expected = truth(name, xs[:, :pairs].numpy(), ys[:, :pairs].numpy())
+        assert np.abs(program(xs[:, :pairs], ys[:, :pairs]).numpy() - expected).max() < 1e-9
+    assert_close(program(xs[0], ys[0]), program(xs, ys)[0], atol=1e-9, rtol=0)  # no batch
+
+
+@pytest.mark.parametrize("penalty", [0.001, 0.01, 0.1, 1.0, 10.0])
+def test_ridge_runs_at_any_penalty(penalty):
+    """The worst error, at .001, is 9e-10; ten times that."""
+    xs, _ = contexts(3, 5)
+    ys = (xs * normal(8, 1, 3, seed=1)).sum(-1)
+    predicted = con.ridge_program(3, 4, penalty)(xs, ys)[:, 4]
+    for b in range(len(xs)):
+        x, y = xs[b, :4].numpy(), ys[b, :4].numpy()
+        weights = np.linalg.solve(x.T @ x + penalty * np.eye(3), x.T @ y)
+        wanted = float(xs[b, 4].numpy() @ weights)
+        assert float(predicted[b]) == pytest.approx(wanted, abs=1e-8)
+
+
+@pytest.mark.parametrize("penalty", [0.1, 1.0])
+def test_the_formula_of_sherman_and_morrison_gives_ridge_regression(penalty):
+    xs, ys = (part[0].numpy() for part in contexts(4, 9))
+    inverse, moment = np.eye(4) / penalty, np.zeros(4)
+    for x, y in zip(xs, ys, strict=True):
+        u = inverse @ x
+        inverse, moment = inverse - np.outer(u, u) / (1 + x @ u), moment + y * x
+    wanted = np.linalg.solve(xs.T @ xs + penalty * np.eye(4), xs.T @ ys)
+    np.testing.assert_allclose(inverse @ moment, wanted, atol=1e-10)
+
+
+def test_widths_and_depths():
+    """A step needs O(d) channels and two blocks, an update of ridge O(d²) channels and four."""
+    for name, order, blocks in (("gradient", 1, 2), ("ridge", 2, 4)):
+        widths = [PROGRAMS[name](d, 1).layout.width for d in range(2, 7)]
+        assert len(set(np.diff(widths, order))) == 1, "a polynomial of this order in d"
+        depths = [len(PROGRAMS[name](2, n).blocks) for n in (1, 2, 3)]
+        assert [b - a for a, b in pairwise(depths)] == [blocks] * 2
+    assert len(con.gradient_program(2, 1, 0.1).blocks) == 3  # one more predicts
