@@ -51,7 +51,6 @@ def setup(app: Sphinx) -> ExtensionMetadata:
         app.add_directive(name, directive)
     for name in roles.ROLES:
         app.add_role(name, roles.Number())
-    app.add_role("other_rows", roles.OtherRow())
     app.add_post_transform(explorer.PictureAndSpecification)
     app.add_transform(every_page.Numbered)
     api.connect(app)

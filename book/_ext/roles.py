@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from docutils import nodes
 from sphinx.util import logging
@@ -12,7 +11,6 @@ from sphinx.util.docutils import SphinxRole
 from iclutils import claims, scorecard
 from iclutils.claims import UNDEFINED
 from iclutils.errors import IclError, unknown
-from iclutils.files import read_json
 
 from .markdown import results
 from .scorecard import badge
@@ -20,7 +18,6 @@ from .scorecard import badge
 logger = logging.getLogger(__name__)
 
 ROLES = ("measured", "published", "real", "verdict")
-OTHER_ROWS = "notebooks/other_rows.ipynb"
 NO_BREAK = "\N{NO-BREAK SPACE}"  # a number stays in one line
 NAME = re.compile(r"(?P<id>\d\d\.[a-z0-9_]+)(?:\.(?P<field>\w+))?(?:@(?P<column>[\w-]+))?")
 
@@ -73,20 +70,3 @@ class Number(SphinxRole):
             raise unknown(f"field of {claim.id}", field, fields)
         chosen = fields[field]
         return scorecard.number(chosen) if isinstance(chosen, float) else str(chosen)
-
-
-class OtherRow(Number):
-    """``{other_rows}`02-lead_sst2```: a value of the table of ``other_rows.ipynb`` with its
-    spread; ``.null`` and ``.difference`` after the name give these."""
-
-    def shown(self) -> str:
-        """What stands in the place of the role."""
-        name, *field = self.text.split(".")
-        cells = read_json(Path(self.env.srcdir, OTHER_ROWS))["cells"]
-        noted = (output.get("metadata", {}) for c in cells for output in c.get("outputs", []))
-        table = next(each["other_rows"] for each in noted if "other_rows" in each)
-        row = table["rows"].get(name, {})
-        part = field[0] if field else "value"
-        if part not in row:
-            raise IclError(f"{OTHER_ROWS} has no {self.text}. It has: {', '.join(table['rows'])}.")
-        return scorecard.number(row[part], row[f"{part}_spread"])

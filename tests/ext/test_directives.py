@@ -297,20 +297,6 @@ def _citation(book):
     assert [str(person) for person in people] == ["{Ada Byron}", "{The Others}"]
 
 
-def test_numbers_of_the_page_of_other_rows(book):
-    row = {"value": 0.5, "value_spread": 0.1, "difference": -2.0, "difference_spread": 0.0}
-    shown = output("text/markdown", "| a |\n|---|\n| b |")
-    shown.metadata["other_rows"] = {"rows": {"02-lead": row}}
-    cell = code(shown, markdown_format="myst")
-    book.write("notebooks/other_rows.ipynb", chapter(TITLE, cell))
-    book.write("first.md", "# F\n\n{other_rows}`02-lead`, {other_rows}`02-lead.difference`.\n")
-    assert book.build() == ""
-    assert "0.5 ± 0.1, −2.00." in plain(book.html("first")).replace("\xa0", " ")
-    assert "<td><p>b</p></td>" in book.html("notebooks/other_rows")
-    book.write("first.md", "# F\n\n{other_rows}`02-led`\n")
-    assert "has no 02-led. It has: 02-lead" in book.build()
-
-
 def test_chapters_and_figures_have_numbers_and_formulas_no_script(book):
     named = code(FIGURE, figure={"name": "fig-dot", "caption": "A dot of *ink*."})
     other = code(FIGURE, figure={"caption": "No."})
