@@ -7,11 +7,11 @@ from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 
-from .commandline import DEVICE, SEED, CommandLine, named, option
+from .commandline import CommandLine, option
 from .errors import IclError
-from .files import CHECKOUT, output_folder
+from .files import CHECKOUT
 
-SHOWN = ("doctor", "run 01 --model path/to/folder", "show 01 --model gpt2", "train induction-0")
+SHOWN = ("doctor", "run 01 --model path/to/folder", "train induction-0")
 LINE = CommandLine("iclutils", __doc__, SHOWN)
 command = LINE.command
 
@@ -27,40 +27,6 @@ def doctor(given: Namespace) -> int:
     findings = doctor.examine(Path("_build"), network=given.network)
     print(doctor.report(findings))
     return 0 if doctor.healthy(findings) else 1
-
-
-@command(
-    option("chapter", help="01 to 06"),
-    option("--model", default="", help="a Hugging Face folder, or a name; else ours"),
-    option("--prompt", help="01: a text, which is shown twice"),
-    option(
-        "--demonstration",
-        **{"action": "append", "default": [], "metavar": "TEXT=LABEL"},
-        help="02: a labelled text, as often as needed",
-    ),
-    option("--query", help="02: the text to be labelled"),
-    option("--answer", help="02: its right label"),
-    *(SEED, DEVICE),
-    option("--out", type=Path, help=".png or .svg (default _build/show/01.png)"),
-    examples=(
-        *("01 --model path/to/folder", "01 --model gpt2 --prompt 'a text'", "05 --out edges.svg"),
-        "02 --model gpt2 --demonstration 'fun=Good' --demonstration 'dull=Bad' --query 'great'",
-    ),
-)
-def show(given: Namespace) -> None:
-    """Draw one chapter's main figure for one model."""
-    from .your_model import ending, show
-
-    out = given.out or output_folder("ICLUTILS_SHOWN", "_build/show", ".") / f"{given.chapter}.png"
-    ending(out)
-    out.parent.mkdir(parents=True, exist_ok=True)  # refused now, if it may not be written
-    pairs = [text.rpartition("=")[::2] for text in given.demonstration]
-    if not all(text and label for text, label in pairs):
-        raise IclError("--demonstration takes TEXT=LABEL.")
-    asked = named(given, "prompt", "query", "answer", "seed", "device")
-    made = show(given.chapter, given.model, demonstrations=pairs, **asked)
-    print(made)
-    print(f"wrote {made.save(out)}")
 
 
 @command()

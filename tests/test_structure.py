@@ -14,8 +14,8 @@ PACKAGE = Path(__file__).parents[1] / "iclutils"
 COMMON = {"errors", "files", "progress", "room", "zoo"}
 BOOK = {"claims", "presets", "cache", "scorecard", "session"}
 MAY_IMPORT = {
-    "__init__": {*COMMON, "your_model", "session"},  # when a name is first used
-    "__main__": {*COMMON, "commandline", "doctor", "models", "your_model", "session"},
+    "__init__": {*COMMON, "session"},  # when a name is first used
+    "__main__": {*COMMON, "commandline", "doctor", "models", "session"},
     "commandline": COMMON,
     "errors": set(),
     "files": {"errors"},
@@ -34,7 +34,6 @@ MAY_IMPORT = {
     "scorecard": {"claims"},
     "session": {*COMMON, *BOOK, "models", "tasks"},
     "doctor": COMMON,
-    "your_model": {*COMMON, "models", "session"},
 }
 
 
