@@ -1,4 +1,4 @@
-"""``your_model.ipynb`` by papermill, as its page says: a folder is named from where the user stands."""
+"""``your_model.ipynb`` by papermill, as its page says: a folder counts from where the user is."""
 
 import os
 import subprocess
