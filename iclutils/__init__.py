@@ -33,16 +33,13 @@ warnings.filterwarnings("ignore", "IProgress not found")
 if TYPE_CHECKING:
     from .errors import IclError
     from .session import Session, begin
-    from .your_model import Shown, show
 
-__all__ = ["IclError", "Session", "Shown", "begin", "show"]
+__all__ = ["IclError", "Session", "begin"]
 
 _MODULES = {
     "IclError": "errors",
     "Session": "session",
-    "Shown": "your_model",
     "begin": "session",
-    "show": "your_model",
 }
 
 

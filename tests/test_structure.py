@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "iclutils"
 COMMON = {"errors", "files", "progress", "room", "zoo"}
 BOOK = {"claims", "presets", "cache", "scorecard", "session"}
 MAY_IMPORT = {
-    "__init__": {*COMMON, "your_model", "session"},  # when a name is first used
+    "__init__": {*COMMON, "session"},  # when a name is first used
     "errors": set(),
     "files": {"errors"},
     "progress": set(),
@@ -31,7 +31,6 @@ MAY_IMPORT = {
     "cache": {*COMMON, "claims"},
     "scorecard": {"claims"},
     "session": {*COMMON, *BOOK, "models", "tasks"},
-    "your_model": {*COMMON, "models", "session"},
 }
 
 

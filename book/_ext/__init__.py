@@ -31,7 +31,6 @@ def setup(app: Sphinx) -> ExtensionMetadata:
         app.add_directive(name, directive)
     for name in roles.ROLES:
         app.add_role(name, roles.Number())
-    app.add_role("other_rows", roles.OtherRow())
     app.add_transform(figures.Numbered)
     api.connect(app)
     equations.connect(app)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from docutils import nodes
 from sphinx.util import logging
@@ -12,7 +11,6 @@ from sphinx.util.docutils import SphinxRole
 from iclutils import claims, scorecard
 from iclutils.claims import UNDEFINED
 from iclutils.errors import IclError, unknown
-from iclutils.files import read_json
 
 from .markdown import results
 from .scorecard import badge
@@ -65,16 +63,3 @@ class Number(SphinxRole):
             raise unknown(f"field of {claim.id}", field, fields)
         chosen = fields[field]
         return scorecard.number(chosen) if isinstance(chosen, float) else str(chosen)
-
-
-class OtherRow(Number):
-    """``{other_rows}`NAME```: a value of the table of ``other_rows.ipynb`` with its spread;
-    ``.null`` and ``.difference`` after the name give these."""
-
-    def shown(self) -> str:
-        """Return what stands in the place of the role."""
-        name, _, part = self.text.partition(".")
-        cells = read_json(Path(self.env.srcdir, "notebooks/other_rows.ipynb"))["cells"]
-        about = (output.get("metadata", {}) for c in cells for output in c.get("outputs", []))
-        row = next(each["other_rows"] for each in about if "other_rows" in each)["rows"][name]
-        return scorecard.number(row[part or "value"], row[f"{part or 'value'}_spread"])

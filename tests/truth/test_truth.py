@@ -24,7 +24,7 @@ from iclutils.chapters.attention_circuits import (
 )
 from iclutils.chapters.attention_circuits.pair import path_drops
 from iclutils.chapters.contrastive_kernel import ablation, heads
-from iclutils.chapters.every_lens import marks, smoothers, vectors
+from iclutils.chapters.every_lens import compare, marks, smoothers
 from iclutils.chapters.every_lens.question import Margin, Question
 from iclutils.chapters.gradient_step import alignment, construction, descent
 from iclutils.chapters.label_anchors import (
@@ -206,7 +206,7 @@ def chapter_07(net, given):
     asked = Question(task, given["example"], given["cues"], torch.zeros_like(given["shows"]))
     found, (layer, h) = marks.measure(net, asked, layer=20), (18, 6)
     vector = found.u[14]
-    steered = vectors.steered(net, asked, [(14, vector), (14, torch.zeros_like(vector))]).margin
+    steered = compare.steered(net, asked, [(14, vector), (14, torch.zeros_like(vector))]).margin
     sets = [four, [Node("mlp", 20)]]
     resampled = patching.ablate(net, task, sets)
     shorter = [asked.without([i]) for i in range(3)]

@@ -8,7 +8,10 @@ the examples (Ren and Liu 2024)."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from jaxtyping import Float
@@ -17,12 +20,14 @@ from torch import Tensor
 from ...interp.at_query import AtQuery, read, read_heads, scores
 from ...interp.attribution import node_attribution
 from ...interp.graph import of
+from ...interp.hooks import logits_at
 from ...models import TransformerBridge, get_act_name
 from ..contrastive_kernel.heads import direct_logit_attribution, dual_heads
 from .question import Question
 
 LENSES = ("circuit", "anchors", "induction", "algorithm", "vector", "dual")
 Heads = Float[Tensor, "batch layer head"]
+States = Float[Tensor, "batch d_model"]
 
 
 @dataclass(frozen=True)
@@ -48,43 +53,34 @@ class Marks:
 
 
 def measure(model: TransformerBridge, question: Question, layer: int, steps: int = 2) -> Marks:
-    """The lenses on a question, from one reading of either side and of the prompts without their
-    examples, and ``steps`` backward passes. u is taken after ``layer``: heads above add nothing.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.chapters.every_lens import marks, question
-        >>> from iclutils.tasks import topics
-        >>> asked = question.of_prompts(topics.sample(4, torch.Generator().manual_seed(0)))
-        >>> marks.measure(models.load("anchors-0"), asked, layer=1).dual.shape
-        torch.Size([4, 4, 4])
-    """
+    """Return the scores by four lenses, from one reading of the clean prompts and of those without
+    examples, and ``steps`` backward passes; without these the circuit's are NaN. u is taken after
+    ``layer``: heads above add nothing.
+    The induction and the algorithm lens look at other tokens (``compare.head_scores``)."""
     task = question.task
-    felt, nodes = node_attribution(model, task, steps), of(model).writers[1:]
-    heads = [i for i, node in enumerate(nodes) if node.kind == "head"]
     shape = len(task), model.cfg.n_layers, model.cfg.n_heads
-    sides = (task.clean, question.at), (task.corrupt, question.at), question.bare
-    clean, corrupt, alone = (read(model, *side) for side in sides)
+    circuit = torch.full(shape, torch.nan)
+    if steps:
+        heads = [i for i, node in enumerate(of(model).writers[1:]) if node.kind == "head"]
+        circuit = node_attribution(model, task, steps)[heads].T.reshape(shape)
+    clean, alone = (read(model, *side) for side in ((task.clean, question.at), question.bare))
     (writes, states), (bare, before) = written(clean), written(alone)
-    common = (states - before)[:, layer].mean(0)
-    vector = (writes - bare) @ (common / common.square().sum())
-    vector[:, layer + 1 :] = 0.0
-    towards = step_towards(clean, question, common)
-    towards[:, layer + 1 :] = 0.0
-    examples = [question.example == i for i in range(question.examples)]
+    common = (states - before)[:, layer].mean(0)  # u, (d_model)
+    vector = (writes - bare) @ (common / common.square().sum())  # (batch, layer, head)
+    towards = step_towards(clean, question, common)  # (batch, layer, head, pos)
+    vector[:, layer + 1 :] = towards[:, layer + 1 :] = 0.0
+    examples = [question.example == i for i in range(question.examples)]  # each (batch, pos)
+    steps_of = torch.stack([direct(clean, question, each) for each in examples], 1)
     marked = {
         "clean": question.margin(clean.logits),
-        "corrupt": question.margin(corrupt.logits),
-        "circuit": felt[heads].T.reshape(shape),
+        "corrupt": question.margin(logits_at(model, task.corrupt, task.at)[:, 0]),
+        "circuit": circuit,
         "anchors": attention(clean, question).sum(-1),
         "vector": vector,
-        "dual": _direct(clean, question, question.shown),
-        "logit_by_example": torch.stack(
-            [_direct(clean, question, example).sum((1, 2)) for example in examples], 1
-        ),
+        "dual": steps_of.sum(1),
+        "logit_by_example": steps_of.sum((2, 3)),
         "vector_by_example": torch.stack(
-            [(towards.sum((1, 2)) * example).sum(1) for example in examples], 1
+            [(towards.sum((1, 2)) * each).sum(1) for each in examples], 1
         ),
         "from_token": towards.sum(2),
         "states": states - before,
@@ -93,8 +89,8 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
     return Marks(**{name: values.detach().float().cpu() for name, values in marked.items()})
 
 
-def _direct(query: AtQuery, question: Question, demonstrations: Tensor) -> Heads:
-    """Margin that the step on these tokens adds directly, in nats."""
+def direct(query: AtQuery, question: Question, demonstrations: Tensor) -> Heads:
+    """Return the margin that every head's step on these tokens adds directly, in nats."""
     task = question.task
     assert task.choices is not None
     others = task.choices[task.choices != task.answer].view(len(question), -1)
@@ -105,7 +101,7 @@ def _direct(query: AtQuery, question: Question, demonstrations: Tensor) -> Heads
 def written(
     query: AtQuery,
 ) -> tuple[Float[Tensor, "batch layer head d_model"], Float[Tensor, "batch layer d_model"]]:
-    """Writes of every head at the query, and the residual stream there after every layer."""
+    """Return what every head writes at the query, and the residual stream after every layer."""
     layers = range(query.model.cfg.n_layers)
     z = torch.stack([query.found[get_act_name("z", la)][:, 0] for la in layers], 1)
     states = [query.found[get_act_name("resid_post", la)][:, 0] for la in layers]
@@ -113,7 +109,7 @@ def written(
 
 
 def rows(query: AtQuery) -> Float[Tensor, "batch layer head pos"]:
-    """Attention of every head from the query, float64."""
+    """Return the attention of every head from the query, float64."""
     seen, layers = query.seen[:, None, None], read_heads(query)
     return torch.stack(
         [scores(q[:, :, None], k, seen).softmax(-1)[:, :, 0] for q, k, *_ in layers], 1
@@ -121,15 +117,15 @@ def rows(query: AtQuery) -> Float[Tensor, "batch layer head pos"]:
 
 
 def attention(query: AtQuery, question: Question) -> Float[Tensor, "batch layer head demo"]:
-    """Attention of every head from the target to the answer of each example."""
+    """Return the attention of every head from the target to the answer of each example."""
     return rows(query).take_along_dim(question.answers[:, None, None], 3)
 
 
 def step_towards(
     query: AtQuery, question: Question, vector: Float[Tensor, "d_model"]
 ) -> Float[Tensor, "batch layer head pos"]:
-    """Share of a vector that every head writes, by the token of the examples that it reads:
-    attention times the value's part along the vector."""
+    """Return the share of a vector that every head writes, by the token of the examples that it
+    reads: attention times the value's part along the vector."""
     unit = (vector / vector.square().sum()).double()
     by_layer = []
     for layer, (_, _, values, _) in enumerate(read_heads(query)):
@@ -138,12 +134,10 @@ def step_towards(
     return rows(query) * torch.stack(by_layer, 1) * question.shown[:, None, None]
 
 
-def common_share(
-    states: Float[Tensor, "batch d_model"], other: Float[Tensor, "other d_model"] | None = None
-) -> float:
-    """Share of a difference that is the same for all prompts: the mean of v_a·v_b over pairs of
-    prompts, over that of v_a·v_a. One vector gives 1, unrelated ones 0. With ``other`` prompts:
-    over pairs of one of either, by the root of both mean squares."""
+def common_share(states: States, other: Float[Tensor, "other d_model"] | None = None) -> float:
+    """Return the share of a difference that is the same for all prompts: the mean of v_a·v_b over
+    pairs of prompts, over that of v_a·v_a. One vector gives 1, unrelated ones 0. With ``other``
+    prompts: over pairs of one of either, by the root of both mean squares."""
     states = states.double()
     own = states.square().sum()
     if other is None:
@@ -151,3 +145,11 @@ def common_share(
     other = other.double()
     sizes = own / len(states) * other.square().sum() / len(other)
     return float((states @ other.T).mean() / sizes.sqrt())
+
+
+def own_share(cases: Sequence[States]) -> list[float]:
+    """Return for each case its common share less the mean of that with the other cases."""
+    return [
+        common_share(x) - fmean([common_share(x, y) for y in cases if y is not x] or [math.nan])
+        for x in cases
+    ]

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...errors import IclError
 from ...interp.clean_corrupt import CleanCorrupt, classification, of_rivals
 from ...models import TransformerBridge
 from ...models import words as model_words
@@ -48,7 +47,7 @@ class Margin(CleanCorrupt):
     def compare(
         self, right: Float[Tensor, "*lead"], choices: Float[Tensor, "*lead choice"]
     ) -> Float[Tensor, "*lead"]:
-        """Margin of single predictions, in nats."""
+        """Return the margin of single predictions, in nats."""
         return right - (choices.sum(-1) - right) / (choices.shape[-1] - 1)
 
 
@@ -96,24 +95,18 @@ class Question:
         return (self.example >= 0) & (self.example < self.examples)
 
     def margin(self, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch"]:
-        """Logit of the right answer less the mean of the other choices, in nats."""
+        """Return the logit of the right answer less the mean of the other choices, in nats."""
         return self.task.score(logits[:, None])
 
     def said(self, logits: Float[Tensor, "*way batch vocab"]) -> Answered:
-        """Margin, success and probability of the right answer."""
+        """Return margin, success and probability of the right answer."""
         right = self.task.answer.expand(*logits.shape[:-1], 1)
         p = logits.softmax(-1).gather(-1, right)[..., 0]
         hit = (logits.argmax(-1) == right[..., 0]).to(p)
         return Answered(self.task.score(logits[..., None, :]), hit, p)
 
-    def choice_logits(self, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch choice"]:
-        assert self.task.choices is not None
-        return logits.gather(1, self.task.choices)
-
     def mixed(self, generator: torch.Generator) -> Question:
-        """The same prompts, each example clean or corrupt by a fair coin (of two choices only)."""
-        if self.task.choices is None or self.task.choices.shape[1] != 2:
-            raise IclError("Only questions of two choices can have mixed examples.")
+        """Return the same prompts, each example clean or corrupt by a coin; two choices only."""
         coin = torch.randint(0, 2, self.shows.shape, generator=generator).to(self.shows)
         other = self.task.corrupt.gather(1, self.answers)
         own = self.task.clean.gather(1, self.answers)
@@ -121,8 +114,8 @@ class Question:
         return replace(self, task=replace(self.task, clean=tokens), shows=self.shows ^ coin)
 
     def shuffled(self, generator: torch.Generator) -> Question:
-        """The same words and answers on either side, no example with its own: the form is still
-        shown, the mapping is not."""
+        """Return the same words and answers on either side, no example with its own: the form is
+        still shown, the mapping is not."""
         place = torch.rand(self.cues.shape, generator=generator).argsort(1).to(self.cues)
         order = torch.zeros_like(place).scatter(1, place, place.roll(1, 1))
         source, sides = self.answers.gather(1, order), (self.task.clean, self.task.corrupt)
@@ -132,11 +125,11 @@ class Question:
 
     @property
     def bare(self) -> tuple[Int[Tensor, "batch pos"], Tensor]:
-        """The prompts ``without`` any examples."""
+        """Prompts ``without`` any examples."""
         return self.without(range(self.examples))
 
     def without(self, examples: Sequence[int]) -> tuple[Int[Tensor, "batch pos"], Tensor]:
-        """The clean prompts without some examples: tokens, padded on the right, and target."""
+        """Return the clean prompts without some examples: tokens, padded at the end, and target."""
         gone = torch.isin(self.example, torch.tensor([*examples], device=self.example.device))
         return leave_out(self.task.clean, self.at, gone)
 
@@ -144,28 +137,33 @@ class Question:
 def of_words(
     model: TransformerBridge, function: str, count: int, examples: int, generator: torch.Generator
 ) -> Question:
-    """Lines ``word -> answer`` of one of ``FUNCTIONS``, asked of held-out words; corrupt: of its
-    rival. No word comes twice in a prompt. The newline before a line belongs to it, so that a
-    prompt without examples begins with one."""
+    """Return prompts about one of ``FUNCTIONS``, asked of held-out words; corrupt: about its rival.
+    No word comes twice in a prompt."""
     shown, asked = words.half(rows(function), "train"), words.half(rows(function), "test")
     drawn = words.rivals(shown, asked, model_words(model), count, examples, generator, " ")
-    task = Margin(**vars(of_rivals(model, *drawn)))
+    return of_lines(Margin(**vars(of_rivals(model, *drawn))), examples)
+
+
+def of_lines(task: Margin, examples: int) -> Question:
+    """Return the question of prompts of so many lines ``word -> answer``, all of one length in
+    tokens, and one without its answer. The newline before a line belongs to it, so that a prompt
+    without examples begins with one."""
     place = torch.arange(task.clean.shape[1], device=task.clean.device)
     line = (len(place) + 2) // (examples + 1)  # tokens of a line, the last of which has two fewer
-    cues = (line - 3 + line * place[:examples]).expand(count, -1)
+    cues = (line - 3 + line * place[:examples]).expand(len(task), -1)
     example = (place[:, None] > cues[0] + 1).sum(1)
     return Question(task, example.expand_as(task.clean), cues, torch.zeros_like(cues))
 
 
 def rows(function: str) -> list[words.Row]:
-    """Words, and what one of ``FUNCTIONS`` and its rival make of them, where these differ."""
+    """Return words and what one of ``FUNCTIONS`` and its rival make of them, where these differ."""
     table, *names = FUNCTIONS[function]
     columns = words.columns(table, *names)
     return [row for row in columns if row[1] != row[2] and row[0] not in TWICE]
 
 
 def of_prompts(prompts: Prompts) -> Question:
-    """Labelled texts; corrupt: every demonstration carries the label word of the next class."""
+    """Return labelled texts; corrupt: every example carries the label word of the next class."""
     task = Margin(**vars(classification(prompts)))
     place = torch.arange(prompts.tokens.shape[1], device=prompts.tokens.device)
     example = (place[:, None] > prompts.label_pos[:, None]).sum(-1)

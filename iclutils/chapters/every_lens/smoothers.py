@@ -25,7 +25,7 @@ RIDGE = 0.1  # of the mean squared length of the states
 
 
 def _kernel(states: States) -> tuple[Tensor, Tensor]:
-    """Inner products among the examples, and of each with the query."""
+    """Return inner products among the examples, and of each with the query."""
     shown, asked = states[:, :-1], states[:, -1:]
     return shown @ shown.mT, (shown @ asked.mT)[..., 0]
 
@@ -52,21 +52,22 @@ SMOOTHERS: dict[str, Callable[[States], Weights]] = {
 def read_examples(
     model: TransformerBridge, question: Question, layer: int
 ) -> tuple[Float[Tensor, "batch choice"], States, Float[Tensor, "batch layer head demo"]]:
-    """Logits of the choices, states at the arrows, and every head's attention to the answers."""
+    """Return logits of the choices, states at the arrows, every head's attention to the answers."""
     name = get_act_name("resid_post", layer)
     tokens = question.task.clean
     _, seen = run_with_hooks(model, tokens, [], [name], layer + 1)
     arrows = torch.cat([question.cues, question.at[:, None]], 1)
     states = seen[name].take_along_dim(arrows[..., None], 1).double()
     query = read(model, tokens, question.at)
-    logits = question.choice_logits(query.logits).double()
+    assert question.task.choices is not None
+    logits = query.logits.gather(1, question.task.choices).double()
     return logits.cpu(), (states - states.mean((0, 1))).cpu(), attention(query, question).cpu()
 
 
 def votes(
     weights: Float[Tensor, "batch *head demo"], shows: Int[Tensor, "batch demo"], choices: int
 ) -> Float[Tensor, "batch *head choice"]:
-    """Sum of the weights of the examples of each choice, less the mean over the choices."""
+    """Sum the weights of the examples of each choice; less the mean over the choices."""
     member = one_hot(shows.cpu(), choices).to(weights)
     summed = torch.einsum("b...n,bnc->b...c", weights, member)
     return summed - summed.mean(-1, keepdim=True)
@@ -75,8 +76,8 @@ def votes(
 def agreement(
     votes: Float[Tensor, "batch *head choice"], logits: Float[Tensor, "batch choice"]
 ) -> Float[Tensor, "*head"]:
-    """Correlation of votes with the model's logits, over prompts and choices; 0 if all are
-    alike."""
+    """Return the correlation of votes with the model's logits, over prompts and choices; 0 if all
+    are alike. Use ``fit`` for one kernel's weights, ``beyond_counting`` for every head's."""
     target = logits - logits.mean(-1, keepdim=True)
     product = torch.einsum("b...c,bc->...", votes, target)
     size = (votes.square().sum((0, -1)) * target.square().sum()).sqrt()
@@ -88,8 +89,8 @@ def beyond_counting(
     shows: Int[Tensor, "batch demo"],
     logits: Float[Tensor, "batch choice"],
 ) -> Float[Tensor, "layer head"]:
-    """The algorithm lens: agreement of every head's attention, as a kernel, with the logits, after
-    the share of either that the count of examples explains is taken out."""
+    """Return the algorithm lens: ``agreement`` of every head's attention, as a kernel, with the
+    logits, after the share of either that the count of examples explains is taken out."""
     choices = logits.shape[1]
     count = votes(torch.ones_like(weights[:, 0, 0]), shows, choices)
     norm = count.square().sum().clamp(min=1e-30)
@@ -105,5 +106,5 @@ def beyond_counting(
 def fit(
     weights: Weights, shows: Int[Tensor, "batch demo"], logits: Float[Tensor, "batch choice"]
 ) -> float:
-    """``agreement`` of the votes under these weights with the logits."""
+    """Return the ``agreement`` of the votes under these weights with the logits."""
     return agreement(votes(weights, shows, logits.shape[1]), logits).item()

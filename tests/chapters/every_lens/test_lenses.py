@@ -7,7 +7,7 @@ from sklearn.kernel_ridge import KernelRidge
 
 from iclutils import models
 from iclutils.chapters.contrastive_kernel.heads import dual_heads
-from iclutils.chapters.every_lens import compare, marks, smoothers, vectors
+from iclutils.chapters.every_lens import compare, marks, smoothers
 from iclutils.chapters.every_lens.question import of_prompts
 from iclutils.interp import graph, patching
 from iclutils.interp.at_query import read
@@ -67,12 +67,12 @@ def test_a_step_towards_a_vector_is_what_the_dual_model_writes_along_it(net, her
 def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_other(net, here):
     one = here[:1]
     u = marks.measure(net, one, layer=2, steps=1).u
-    said = vectors.steered(net, one, [(3, u[3]), (3, 0 * u[3])])
+    said = compare.steered(net, one, [(3, u[3]), (3, 0 * u[3])])
     sides = compare.sides(net, one, one.shuffled(torch.Generator().manual_seed(0)))
     assert torch.allclose(said.margin[0], sides["examples"].margin, atol=1e-2)
     assert torch.equal(said.right[0], sides["examples"].right)
     assert torch.allclose(said.p[1], sides["none"].p, atol=1e-5)
-    random = vectors.random_like(u[3], torch.Generator().manual_seed(0))
+    random = compare.random_like(u[3], torch.Generator().manual_seed(0))
     assert torch.isclose(random.norm(), u[3].norm())
 
 
