@@ -70,9 +70,11 @@ def stage(source: Path, runs: dict[str, dict]) -> bool:
         if "pycache" not in str(path)
     )
     files["code.txt"] = "\n".join(sums).encode()
-    changed = {
-        p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()
-    } - files.keys() - {"conf.py"}  # made below
+    changed = (
+        {p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()}
+        - files.keys()
+        - {"conf.py"}
+    )  # made below
     for name in changed:
         (source / name).unlink()
     for name, content in files.items():

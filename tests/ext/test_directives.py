@@ -275,13 +275,15 @@ def test_a_broken_result_and_a_cell_without_its_label_are_warnings(book):
 def test_the_reference_shows_signatures_text_and_examples(book, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     text = '"""Measure |x| of {cite:t}`xiang2024`."""\n\n'
-    text += 'def size(a: int, *rest: int) -> int:\n    """Give *one* size_ of ``*a``: (*rest, a).\n\n'
+    text += (
+        'def size(a: int, *rest: int) -> int:\n    """Give *one* size_ of ``*a``: (*rest, a).\n\n'
+    )
     text += '    >>> size(1) * 2\n    2\n    """\n'
     (tmp_path / "measures.py").write_text(text)
     book.write("page.md", "# Page\n\n```{api}\nmeasures\n```")
     assert book.build() == ""
     page = book.html("page")
-    assert "Measure |x| of Xiang [ Xia24 ]." in plain(page)
-    assert "size ( a : int , * rest : int ) → int" in plain(page)
     assert "<em>one</em> size_ of" in page
-    assert "(*rest, a)" in page
+    said = " ".join(unescape(re.sub("<[^>]+>", "", page)).split())
+    for part in ("Measure |x| of Xiang [Xia24].", "size(a: int, *rest: int) → int", "(*rest, a)"):
+        assert part in said
