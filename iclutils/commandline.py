@@ -81,7 +81,7 @@ class CommandLine:
             print(f"error: {error}", file=sys.stderr)
             return 2
         except ModuleNotFoundError as error:
-            print(f"error: {error}. Install it: pip install -e \".[book,dev]\"", file=sys.stderr)
+            print(f'error: {error}. Install it: pip install -e ".[book,dev]"', file=sys.stderr)
             return 2
         except BrokenPipeError:  # whoever read has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

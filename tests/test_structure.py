@@ -15,9 +15,6 @@ COMMON = {"errors", "files", "progress", "room", "zoo"}
 BOOK = {"claims", "presets", "cache", "scorecard", "session"}
 MAY_IMPORT = {
     "__init__": {*COMMON, "your_model", "session"},  # when a name is first used
-    "__main__": {*COMMON, "commandline", "models", "your_model", "session"}
-    | {"zoo/recipes"},
-    "commandline": COMMON,
     "errors": set(),
     "files": {"errors"},
     "progress": set(),
@@ -28,7 +25,6 @@ MAY_IMPORT = {
     "tasks": {*COMMON, "models"},
     "interp": {*COMMON, "models", "tasks"},
     "chapters": {*COMMON, "models", "tasks", "interp"},
-    "zoo/recipes": {*COMMON, "models", "tasks", "interp", "chapters"},
     "plots": COMMON,
     "presets": COMMON,
     "claims": {*COMMON, "presets"},
@@ -52,22 +48,20 @@ def imported(path):
             names = [(*start, alias.name) for alias in node.names]
         for first, *rest in names:
             if first == "iclutils" and rest:
-                yield "zoo/recipes" if rest[:2] == ["zoo", "recipes"] else rest[0]
+                yield rest[0]
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
 def test_arrows_point_one_way(part):
     folder = PACKAGE / part
     for path in folder.rglob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]:
-        if part == "zoo" and "recipes" in path.parts:
-            continue
         wrong = set(imported(path)) & set(MAY_IMPORT) - MAY_IMPORT[part] - {part}
         assert not wrong, f"{path.relative_to(PACKAGE)} imports {sorted(wrong)}"
 
 
 def test_every_part_has_its_place():
     parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert parts - {"__pycache__", "py"} == set(MAY_IMPORT) - {"zoo/recipes"}
+    assert parts - {"__pycache__", "py"} == set(MAY_IMPORT)
 
 
 def top_level(path):
@@ -108,7 +102,8 @@ def named(code):
 
 
 def test_what_is_public_has_a_caller_outside_the_tests():
-    folders = (PACKAGE, *(PACKAGE.parent / name for name in ("book", "benchmarks", "notebooks")))
+    names = ("book", "benchmarks", "notebooks", "training", "tools")
+    folders = (PACKAGE, *(PACKAGE.parent / name for name in names))
     used = {"Specification"}  # an entry point of MyST-NB
     used.add("collect")  # makes the shipped curves of the phase change: CONTRIBUTING.md
     for path in (path for folder in folders for path in folder.rglob("*.py")):

@@ -19,7 +19,7 @@ HELD_OUT = (3, 4, 5, 6, 7)  # seeds trained once the recipes were frozen: verdic
 
 
 def trained() -> Path:
-    """Where ``python -m iclutils train`` puts models: ``$ICLUTILS_TRAINED``, or ``_build/train``
+    """Where ``python -m training`` puts models: ``$ICLUTILS_TRAINED``, or ``_build/train``
     of the checkout, or ``iclutils-trained`` in the current folder (an installed package).
     """
     return output_folder("ICLUTILS_TRAINED", "_build/train", "iclutils-trained")
@@ -70,7 +70,7 @@ def folder(name: str, step: int | None = None) -> Path:
     check_sums(
         home(name),
         [f"{inside}/config.json", f"{inside}/model.safetensors"],
-        f"Reinstall the package, or rebuild the model with: python -m iclutils train {name}",
+        f"Reinstall the package, or rebuild the model with: python -m training {name}",
     )
     return home(name) / inside
 
@@ -84,7 +84,7 @@ def find(name_or_path: str | Path, step: int | None = None) -> Path:
         return Path(name)
     raise IclError(
         f"There is no model {name!r}: not shipped, not in {trained()}, and no folder. "
-        f"If a recipe has that name, train it: python -m iclutils train {name}"
+        f"If a recipe has that name, train it: python -m training {name}"
     )
 
 

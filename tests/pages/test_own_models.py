@@ -19,8 +19,8 @@ from iclutils.models import language
 from iclutils.models.regressors import Shape
 from iclutils.tasks.regression import Task
 from iclutils.zoo import smollm2
-from iclutils.zoo.recipes import loop, regression
 from tools.run import LEFT_OUT, notebooks
+from training import loop, regression
 
 pytestmark = pytest.mark.usefixtures("results_elsewhere")
 

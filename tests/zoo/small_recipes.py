@@ -10,7 +10,7 @@ from iclutils.models import lsa as lsa_models
 from iclutils.models import regressors
 from iclutils.tasks.functions import Problem
 from iclutils.tasks.regression import Task
-from iclutils.zoo.recipes import language, lsa, regression
+from training import language, lsa, regression
 
 
 def gpt2(steps=12):

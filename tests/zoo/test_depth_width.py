@@ -9,7 +9,7 @@ import torch
 from iclutils.models.regressors import load
 from iclutils.tasks import generator
 from iclutils.tasks.regression import Task, sample
-from iclutils.zoo.recipes import loop, regression
+from training import loop, regression
 
 
 def test_the_stored_distances_are_those_to_numpys_least_squares():

@@ -11,8 +11,8 @@ from small_recipes import digests, gpt2, linear, regressor
 from transformers import GPT2LMHeadModel
 
 from iclutils import IclError, models
-from iclutils.zoo.recipes import loop
-from iclutils.zoo.recipes.muon import QUINTIC, ROUNDS, Muon, orthogonal
+from training import loop
+from training.muon import QUINTIC, ROUNDS, Muon, orthogonal
 
 
 def test_training_leaves_a_zoo_folder_with_what_is_kept(tmp_path):

@@ -11,7 +11,7 @@ from transformers import GPT2LMHeadModel
 
 from iclutils import zoo
 from iclutils.files import write_text
-from iclutils.zoo.recipes import induction, phase_change
+from training import induction, phase_change
 
 
 def norm(x, module):

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 from small_recipes import linear, regressor
 
+import training as recipes
 from iclutils import models, zoo
 from iclutils.models import lsa as lsa_models
 from iclutils.models import regressors
 from iclutils.tasks.regression import Task, sample
-from iclutils.zoo import recipes
-from iclutils.zoo.recipes import curves, induction, language, loop, lsa, regression
+from training import curves, induction, language, loop, lsa, regression
 
 
 @pytest.mark.parametrize("name", recipes.names())

@@ -10,7 +10,7 @@ import pytest
 from small_recipes import digests, regressor
 
 from iclutils import IclError
-from iclutils.zoo.recipes import sweep
+from training import sweep
 
 NAMES = ["deep", "plain", "noisy", "wide"]
 

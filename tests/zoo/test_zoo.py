@@ -31,7 +31,7 @@ def test_missing_and_damaged_checkpoints_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(zoo, "ROOT", tmp_path)
     weights = zoo.folder("induction-0") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
-    cure = "python -m iclutils train induction-0"
+    cure = "python -m training induction-0"
     with pytest.raises(IclError, match=f"damaged.*{cure}"):
         models.load("induction-0")
     weights.unlink()

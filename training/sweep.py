@@ -8,7 +8,8 @@ from pathlib import Path
 
 from joblib import Parallel, delayed, parallel_config
 
-from ...errors import IclError
+from iclutils.errors import IclError
+
 from .loop import Recipe, train
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Generator, Tensor
 from transformers import GPT2LMHeadModel
 
-from ...tasks.repeated import RepeatedTokens, markov_chain, tiled
+from iclutils.tasks.repeated import RepeatedTokens, markov_chain, tiled
+
 from . import curves
 from .language import Batch, LanguageRecipe, small_gpt2
 from .loop import model_card

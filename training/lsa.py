@@ -19,12 +19,13 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from ...chapters.gradient_step import descent
-from ...chapters.gradient_step.alignment import alignment, half_mse, responses
-from ...models.lsa import Inputs, Labels, LinearSelfAttention, Shape, as_tokens, load
-from ...tasks import generator
-from ...tasks.functions import LINKS, Problem, Waves
-from ...tasks.regression import Contexts, Task
+from iclutils.chapters.gradient_step import descent
+from iclutils.chapters.gradient_step.alignment import alignment, half_mse, responses
+from iclutils.models.lsa import Inputs, Labels, LinearSelfAttention, Shape, as_tokens, load
+from iclutils.tasks import generator
+from iclutils.tasks.functions import LINKS, Problem, Waves
+from iclutils.tasks.regression import Contexts, Task
+
 from .ensemble import FRESH, EnsembleRecipe
 from .loop import Rows, model_card
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...chapters import gpt2_induction
-from ...chapters.attention_circuits import stability
-from ...chapters.label_anchors.copying import checkpoint_metrics
-from ...interp import attribution, clean_corrupt
-from ...models import TransformerBridge, load
-from ...tasks import generator, topics
-from ...tasks.repeated import repeated_tokens
+from iclutils.chapters import gpt2_induction
+from iclutils.chapters.attention_circuits import stability
+from iclutils.chapters.label_anchors.copying import checkpoint_metrics
+from iclutils.interp import attribution, clean_corrupt
+from iclutils.models import TransformerBridge, load
+from iclutils.tasks import generator, topics
+from iclutils.tasks.repeated import repeated_tokens
+
 from .loop import Rows
 
 NOTE = "`curves.jsonl` holds what the chapters measure along it; `step-*` are checkpoints."

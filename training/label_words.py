@@ -11,8 +11,9 @@ import torch
 from torch import Generator, Tensor
 from transformers import GPT2LMHeadModel
 
-from ...tasks import prompts, topics
-from ...tasks.repeated import tiled
+from iclutils.tasks import prompts, topics
+from iclutils.tasks.repeated import tiled
+
 from . import curves
 from .language import Batch, LanguageRecipe, small_gpt2
 from .loop import model_card

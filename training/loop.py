@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
-from ... import zoo
-from ...errors import IclError
-from ...files import replacing, write_sums, write_text
-from ...models.cost import amount, duration
-from ...progress import bar, quiet
+from iclutils import zoo
+from iclutils.errors import IclError
+from iclutils.files import replacing, write_sums, write_text
+from iclutils.models.cost import amount, duration
+from iclutils.progress import bar, quiet
 
 COPIES = 4  # of the weights in memory: themselves, their gradients, two means of the optimiser
 TIMED = 3  # steps tried where no log tells what a step costs; the last of them counts

@@ -1,4 +1,4 @@
-"""Training: one loop, and a recipe for each kind of model."""
+"""How the shipped networks were trained: one loop, and a recipe for each kind of network."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
-from ...errors import unknown
-from .. import HELD_OUT
+from iclutils.errors import unknown
+from iclutils.zoo import HELD_OUT
+
 from . import induction, label_words, loop, lsa, phase_change, regression
 from .loop import Recipe, cost, tune
 

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Generator, Tensor, nn
 
-from ...tasks.regression import Contexts
+from iclutils.tasks.regression import Contexts
+
 from .loop import Recipe
 
 FRESH = 10  # seeds of the shipped networks start here: the recipes were found with 0 to 4

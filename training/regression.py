@@ -17,13 +17,14 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from ... import zoo
-from ...chapters.ridge_ols.algorithms import baselines, ridge
-from ...chapters.ridge_ols.distances import nearest, predict
-from ...files import write_text
-from ...models.regressors import Format, InContextRegressors, Shape, load
-from ...tasks import generator
-from ...tasks.regression import Contexts, Task, sample
+from iclutils import zoo
+from iclutils.chapters.ridge_ols.algorithms import baselines, ridge
+from iclutils.chapters.ridge_ols.distances import nearest, predict
+from iclutils.files import write_text
+from iclutils.models.regressors import Format, InContextRegressors, Shape, load
+from iclutils.tasks import generator
+from iclutils.tasks.regression import Contexts, Task, sample
+
 from .ensemble import FRESH, EnsembleRecipe
 from .language import sinusoids
 from .loop import model_card

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
 
-from ... import zoo
-from ...files import write_text
-from ...interp.head_scores import prefix_matching, previous_token
+from iclutils import zoo
+from iclutils.files import write_text
+from iclutils.interp.head_scores import prefix_matching, previous_token
+
 from . import induction
 from .language import LanguageRecipe, small_gpt2
 
@@ -110,7 +111,7 @@ def recipe(name: str) -> ChangedRecipe:
         steps=plain.steps,
         checkpoints=(),
         log_every=LOG_EVERY,
-        card=f"# {name}\n\nA training that `iclutils.zoo.recipes.phase_change` describes.\n",
+        card=f"# {name}\n\nA training that `training.phase_change` describes.\n",
     )
 
 

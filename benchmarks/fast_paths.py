@@ -1,0 +1,152 @@
+"""How much each fast path saves beside the plain way to the same numbers.
+
+Both ways run in one process on the same inputs, in turns. Their results must agree, or the benchmark
+stops. A ratio is that of processor seconds, so that a busy machine does not matter.
+
+    python benchmarks/fast_paths.py            # some minutes on one core
+    python benchmarks/fast_paths.py prefixes dual
+"""
+
+import statistics
+import sys
+import tempfile
+import time
+
+import numpy as np
+import torch
+from sklearn.linear_model import Ridge
+from torch.nn import functional
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from iclutils.chapters.contrastive_kernel.dual import dual_form
+from iclutils.chapters.label_anchors.saliency import saliency
+from iclutils.chapters.ridge_ols.algorithms import ridge
+from iclutils.interp import patching
+from iclutils.interp.hooks import run_with_hooks
+from iclutils.interp.readout import log_prob
+from iclutils.models import get_act_name, load
+from iclutils.tasks import topics
+from iclutils.tasks.prompts import class_logits
+from iclutils.tasks.repeated import repeated_tokens
+
+TURNS = 3
+
+
+def compare(name, fast, plain, tolerance, share=1.0):
+    """Time both in turns and print the ratio; ``share`` is the part of the work that ``plain``
+    does. The gap is relative to the largest value of the plain way."""
+    quick, slow = [], []
+    ours, theirs = fast(), plain()  # not counted: caches fill
+    for _ in range(TURNS):
+        for way, seconds in ((fast, quick), (plain, slow)):
+            start = time.process_time()
+            way()
+            seconds.append(time.process_time() - start)
+    gap = float((ours[: len(theirs)] - theirs).abs().max() / theirs.abs().max())
+    if not gap <= tolerance:
+        raise SystemExit(f"{name}: the two ways differ by {gap:.1e} of the largest value")
+    ratio = statistics.median(slow) / share / statistics.median(quick)
+    print(f"{name:<40} {ratio:7.1f} times faster; {gap:.0e} apart", flush=True)
+
+
+def prefixes():
+    """Ridge at every prefix of 1024 contexts, and scikit-learn's fit for each prefix of 16."""
+    draw = torch.Generator().manual_seed(0)
+    xs = torch.randn(1024, 40, 8, generator=draw, dtype=torch.float64)
+    ys = torch.randn(1024, 40, generator=draw, dtype=torch.float64)
+
+    def fits():
+        answers = np.zeros((16, 40))
+        for row, (x, y) in enumerate(zip(xs[:16].numpy(), ys[:16].numpy(), strict=True)):
+            for n in range(1, 40):
+                fit = Ridge(alpha=0.1, fit_intercept=False).fit(x[:n], y[:n])
+                answers[row, n] = fit.predict(x[n][None])[0]
+        return torch.from_numpy(answers)
+
+    compare("ridge at every prefix", lambda: ridge(xs, ys, 0.1), fits, 1e-8, 16 / 1024)
+
+
+def heads():
+    """Each head of a GPT-2 set to zero: a pass that begins at its layer, and a whole hooked pass."""
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        GPT2LMHeadModel(GPT2Config(n_layer=6)).save_pretrained(folder)
+        model = load(folder)
+    tokens = repeated_tokens(model, 1, 30, torch.Generator().manual_seed(0)).tokens
+    entries = torch.arange(31, 60)
+
+    def scored(hooks):
+        scores, _ = run_with_hooks(model, tokens, hooks)
+        return log_prob(scores, tokens)[0, entries]
+
+    def hooked():
+        clean, lost = scored([]), []
+        for layer in range(model.cfg.n_layers):
+            for head in range(model.cfg.n_heads):
+
+                def drop(z, hook, head=head):
+                    return z.index_fill(2, torch.tensor([head]), 0.0)
+
+                lost.append(scored([(get_act_name("z", layer), drop)]) - clean)
+        return torch.stack(lost)
+
+    def swept():
+        return patching.head_ablation_sweep(model, tokens, entries).flatten(0, 1)
+
+    compare("each head removed", swept, hooked, 1e-3)
+
+
+def label_words():
+    """Saliency of a batch, and the paper's way: ones that require a gradient, with the gradients of
+    all parameters, one prompt at a time."""
+    model, prompts = load("anchors-3"), topics.sample(16, torch.Generator().manual_seed(0))
+
+    def placeholder():
+        rows = []
+        model.requires_grad_(True)
+        for row in range(len(prompts)):
+            one, ones = prompts[row : row + 1], []
+
+            def multiply(pattern, hook, ones=ones):
+                ones.append(torch.ones_like(pattern, requires_grad=True))
+                return pattern * ones[-1]
+
+            hooks = [(get_act_name("pattern", la), multiply) for la in range(model.cfg.n_layers)]
+            scores = model.run_with_hooks(one.tokens, fwd_hooks=hooks)[:, int(one.target[0])]
+            functional.cross_entropy(class_logits(one, scores), one.gold).backward()
+            rows.append([factor.grad[0].sum(0).abs() for factor in ones])
+            model.zero_grad(set_to_none=True)
+        model.requires_grad_(False)
+        width = prompts.tokens.shape[1]
+        out = torch.zeros(len(rows), model.cfg.n_layers, width, width)
+        for row, layers in enumerate(rows):
+            for layer, part in enumerate(layers):
+                out[row, layer, : len(part), : len(part)] = part
+        return out
+
+    compare("saliency of label words", lambda: saliency(model, prompts), placeholder, 1e-3)
+
+
+def dual():
+    """Dual models of all heads and queries, and the formula for one head and query at a time."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(12, 256, 64, generator=draw, dtype=torch.float64) for _ in range(3))
+    shown, lower = torch.arange(256) < 192, torch.ones(256, 256, dtype=torch.bool).tril()
+
+    def loop():
+        update = torch.zeros_like(v)
+        for head in range(12):
+            for place in range(256):
+                kernel = (k[head, : place + 1] @ q[head, place] / 8).exp()
+                mine = shown[: place + 1]
+                update[head, place] = kernel[mine] @ v[head, : place + 1][mine] / kernel.sum()
+        return update
+
+    compare("dual models of a layer", lambda: dual_form(q, k, v, shown, lower)[1], loop, 1e-8)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    known = {each.__name__: each for each in (prefixes, heads, label_words, dual)}
+    for name in sys.argv[1:] or known:
+        known[name]()
