@@ -1,6 +1,7 @@
 """Sphinx extension of the book: numbers from the results, and no request to any network.
 
-Results are read from ``book/results`` of the tree that is built. A claim that is not in the ledger
+Results are read from ``book/results`` of the tree that is built; where they or code changed, build
+all pages anew, as ``tools/build.py`` does. A claim that is not in the ledger
 is a warning, which ``-W`` makes an error.
 """
 

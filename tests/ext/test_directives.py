@@ -105,6 +105,7 @@ class Book:
                 confoverrides=self.settings,
                 status=None,
                 warning=warnings,
+                freshenv=True,
             ).build()
         return re.sub(r"\x1b\[[\d;]*m", "", warnings.getvalue())
 
