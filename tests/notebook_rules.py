@@ -12,7 +12,6 @@ from typing import Any
 
 from iclutils import claims
 from iclutils.files import read_json
-from iclutils.plots.explorer import MIME
 
 IGNORED = {"nbval-ignore-output", "nbval-skip"}
 MARKERS = ("NBVAL_IGNORE_OUTPUT", "NBVAL_SKIP", "PYTEST_VALIDATE_IGNORE_OUTPUT")
@@ -138,8 +137,6 @@ def _outputs(cell):
             yield f"no alt text, or too short, for the image of the cell {_name(cell)}"
         if is_checked(cell) and kinds & {"text/html", "application/javascript"}:
             yield f"HTML in the checked cell {_name(cell)}"
-        if MIME in kinds and (is_checked(cell) or "image/png" not in kinds):
-            yield f"an explorer that is checked, or has no still picture: the cell {_name(cell)}"
     if is_checked(cell):
         for match in FLOAT.finditer(printed(cell)):
             if len(re.sub(r"\D", "", match[1]).lstrip("0")) > 4:  # significant digits

@@ -103,8 +103,7 @@ def named(code):
 def test_what_is_public_has_a_caller_outside_the_tests():
     names = ("book", "benchmarks", "notebooks", "training", "tools")
     folders = (PACKAGE, *(PACKAGE.parent / name for name in names))
-    used = {"Specification"}  # an entry point of MyST-NB
-    used.add("collect")  # makes the shipped curves of the phase change: CONTRIBUTING.md
+    used = {"collect"}  # makes the shipped curves of the phase change: CONTRIBUTING.md
     for path in (path for folder in folders for path in folder.rglob("*.py")):
         used |= named(path.read_text(encoding="utf-8"))
     for path in (PACKAGE.parent / "notebooks").rglob("*.ipynb"):

@@ -70,9 +70,11 @@ def stage(source: Path, runs: dict[str, dict]) -> bool:
         if "pycache" not in str(path)
     )
     files["code.txt"] = "\n".join(sums).encode()
-    changed = {
-        p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()
-    } - files.keys()
+    changed = (
+        {p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()}
+        - files.keys()
+        - {"conf.py"}
+    )  # made below
     for name in changed:
         (source / name).unlink()
     for name, content in files.items():
@@ -104,11 +106,9 @@ def render(source: Path, html: Path, runs: dict[str, dict]) -> str:
     record = html.with_suffix(".ok")  # of pages that are not read again Sphinx forgets the warnings
     fresh = stage(source, runs) or not record.is_file()
     record.unlink(missing_ok=True)
-    subprocess.run(
-        [sys.executable, "-m", "jupyter_book", "config", "sphinx", source],
-        check=True,
-        capture_output=True,
-    )
+    if fresh:
+        program = Path(sys.executable).with_name("jupyter-book")
+        subprocess.run([program, "config", "sphinx", source], check=True, capture_output=True)
     options = [
         "-b",
         "html",

@@ -40,15 +40,8 @@ FIGURES: dict[str, dict[str, Parts]] = {
     "lenses": {"lenses": "07.way_decides"},
 }
 NAMES = {  # of GPT-2's parts, in Hugging Face's files and in the scripts
-    "transformer.": "",
-    "h.": "blocks.",
-    "ln_1": "norm_1",
-    "attn.c_attn": "qkv",
-    "attn.c_proj": "out",
-    "ln_2": "norm_2",
-    "mlp.c_fc": "up",
-    "mlp.c_proj": "down",
-    "ln_f": "norm",
+    **{"transformer.": "", "h.": "blocks.", "ln_1": "norm_1", "ln_2": "norm_2", "ln_f": "norm"},
+    **{"attn.c_attn": "qkv", "attn.c_proj": "out", "mlp.c_fc": "up", "mlp.c_proj": "down"},
 }
 
 
@@ -87,7 +80,7 @@ def write(static: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for key, parts in (pair for figure in FIGURES.values() for pair in figure.items()):
         if isinstance(parts, str):
-            results = claims.read_results(claims.result_folders()[0])
+            results = claims.read_results(claims.result_folders()[0], name=parts)
             models = [results["real", parts].detail["record"]]
         else:
             models = [_packed(*part) for part in parts]

@@ -19,14 +19,13 @@ read_results = cache(claims.read_results)  # once in each build
 
 
 class Generated(SphinxDirective):
-    """Markdown in place of the directive; its page is read again at every build."""
+    """Markdown in place of the directive."""
 
     def markdown(self) -> list[str]:
         """Return the lines."""
         raise NotImplementedError
 
     def run(self) -> list[nodes.Node]:
-        self.env.note_reread()
         try:
             text = "\n".join(self.markdown())
         except IclError as error:

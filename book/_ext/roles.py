@@ -29,7 +29,6 @@ class Number(SphinxRole):
     """
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        self.env.note_reread()
         try:
             text = self.shown()
         except IclError as error:

@@ -48,11 +48,10 @@ class Evidence(Generated):
     def markdown(self) -> list[str]:
         path = Path(self.env.srcdir, f"{self.env.docname}.ipynb")
         labels = set(re.findall(r"\((\d\d-[\w-]+)\)=", path.read_text(encoding="utf-8")))
-        pairs = [
-            (row["mini"].claim, row) for row in scorecard.rows(results(self.env), path.stem[:2])
-        ]
-        own = [(c.headline, row) for c, row in pairs if f"{c.chapter}-{c.cell}" in labels]
-        first, rest = ([row for head, row in own if head == is_first] for is_first in (True, False))
+        rows = scorecard.rows(results(self.env), path.stem[:2])
+        own = [r for r in rows if "{0.chapter}-{0.cell}".format(r["mini"].claim) in labels]
+        first = [row for row in own if row["mini"].claim.headline]
+        rest = [row for row in own if row not in first]
         lines = [*(SAID % path.stem[:2]).splitlines(), "", *(claims_table(first) if first else [])]
         if rest:
             kind, what = ("rows", "more rows") if first else ("printed", "rows")  # see print.css
@@ -101,10 +100,8 @@ def rules(claim: Claim) -> list[str]:
     for tier, criteria in claim.tiers.items():
         over = f", over {what}" if (what := claim.said("over", tier)) else ""
         weaker = f"; in a weaker form if it is {criteria['weaker']}" if "weaker" in criteria else ""
-        lines.append(
-            f"- {COLUMNS[tier]}: {_line(claim.said('measure', tier))}{over}. It holds if the whole "
-            f"95 % interval is {criteria['holds']}{weaker}."
-        )
+        rule = f"It holds if the whole 95 % interval is {criteria['holds']}{weaker}."
+        lines.append(f"- {COLUMNS[tier]}: {_line(claim.said('measure', tier))}{over}. {rule}")
     lines.append(f"- Bounds: {_line(claim.tolerance)}")
     if claim.undefined:
         lines.append(f"- Its null is not measurable: {claim.undefined}")
@@ -125,15 +122,8 @@ def totals(every: list[Row]) -> list[str]:
             body.append([name, *map(str, (len(found), *(counts[verdict] for verdict in JUDGED)))])
         if tier == "mini" or any(row[tier].result for row in every):
             lines += table(["Findings of", where, *JUDGED], body, "scorecard-counts")
-    apart = [f"{len(of(every, kind=k))} {name}" for k, name in APART.items()]
-    ran = tally(entry for entry in of(every, "paper", kind="finding") if entry.result)
-    own = (
-        f", save at the paper's size: {', '.join(f'{n} {v}' for v, n in ran.items())}"
-        if ran
-        else ""
-    )
-    said = f"Counted apart: {' and '.join(apart)}. We have not run the papers' own models{own}."
-    return [*lines, said, ""]
+    apart = (f"{len(of(every, kind=kind))} {name}" for kind, name in APART.items())
+    return [*lines, f"Counted apart: {' and '.join(apart)}.", ""]
 
 
 def badge(verdict: str, null: bool = False) -> list[str]:
