@@ -1,87 +1,98 @@
-"""``make assignments``, ``make grade`` and ``make gradebook``."""
+"""``make assignments``, ``make grade``, ``make gradebook`` and ``make class-trial``."""
 
+import argparse
 import os
 import sys
-from argparse import Namespace
 from pathlib import Path
 
-from iclutils.commandline import CommandLine, option
+from iclutils.errors import IclError
 
-from . import confine
-
-HOOKS_ALONE = (
-    "Without namespaces, which this system does not give to this user, submissions are held by "
-    "Python's own hooks alone, and native code can go round those. If you do not trust your class, "
-    "grade where namespaces are (see the page on coursework) or where nothing else is."
-)
-LINE = CommandLine(
-    "grading",
-    __doc__,
-    ("assignments hw01", "grade path/to/submissions", "gradebook --roster participants.csv"),
-    closed="Name a folder that can be written to: BUILD=path/to/folder",
-)
-main, command = LINE.main, LINE.command
-MASTERS = option("--masters", type=Path, help="folder of homework of your own")
-BUILD = option("--build", type=Path, default=Path("_build"), help="where all is written")
-USUAL = " (%(default)g)"
 BOUNDS = {
     "step": "seconds of computing for each cell and question",
-    "seconds": "for each submission",
+    "seconds": "seconds of computing for each submission",
     "memory": "GB for each submission",
 }
 
 
-def _take_masters(given: Namespace) -> None:
-    if given.masters:
-        os.environ["ICLUTILS_HOMEWORK"] = str(given.masters.resolve())
-
-
-@command(option("homework", nargs="?", default="", help="hw01; all if omitted"), MASTERS, BUILD)
-def assignments(given: Namespace) -> None:
+def assignments(options: argparse.Namespace) -> None:
     """Derive the students' homework from the solved masters."""
     from . import assignments
 
-    _take_masters(given)
-    for made in assignments.make(given.build, given.homework):
+    for made in assignments.make(options.build, options.homework):
         folder = made.student.parents[1].as_posix()
         print(f"{'made' if made.fresh else 'up to date'}: {folder}")
 
 
-@command(
-    option("submissions", type=Path, help="folder with one notebook per student"),
-    option("--homework", default="", help="hw01; what they say they are if omitted"),
-    *(
-        option(f"--{name}", type=float, default=getattr(confine.Limits, name), help=what + USUAL)
-        for name, what in BOUNDS.items()
-    ),
-    option("--jobs", type=int, default=2, help="how many at a time (2)"),
-    option("--force", action="store_true", help="grade again what has not changed"),
-    option("--retry", action="store_true", help="that with which grading ended, too"),
-    *(MASTERS, BUILD),
-    examples=("path/to/submissions --jobs 4",),
-)
-def grade(given: Namespace) -> None:
+def grade(options: argparse.Namespace) -> None:
     """Grade a folder of homework into a table, with a feedback file for each student."""
-    from . import submissions
+    from . import confine, reports, submissions
 
-    _take_masters(given)
-    limits = confine.Limits(given.step, given.seconds, given.memory)
-    asked = (given.submissions, given.homework, limits, given.jobs, given.force, given.retry)
-    table = submissions.grade(given.build, *asked)
-    print(table.read_text(encoding="utf-8"), end="")
-    print(f"written to {table}; feedback for students beside it")
-    if confine.namespaces.cache_info().currsize and not confine.namespaces():  # if any was run
-        print(HOOKS_ALONE, file=sys.stderr)
+    limits = confine.Limits(**{name: getattr(options, name) for name in BOUNDS})
+    table = submissions.grade(
+        options.build, options.submissions, options.homework, limits, options.jobs,
+        options.force, options.unconfined,
+    )  # fmt: skip
+    print(reports.table_of(table).to_csv(index=False), end="")
+    print(f"written to {table}; feedback for students beside it, by_hand.csv above it")
 
 
-@command(
-    option("--roster", type=Path, help="participants, as Moodle or Canvas exports them"), BUILD
-)
-def gradebook(given: Namespace) -> None:
-    """Join the graded homeworks into one table by student."""
+def gradebook(options: argparse.Namespace) -> None:
+    """Join the graded homeworks, and points entered by hand, into one table by student."""
     from . import reports
 
-    print(f"written to {reports.gradebook(given.build / 'grades', given.roster)}")
+    print(f"written to {reports.gradebook(options.build / 'grades', options.roster)}")
+
+
+def trial(options: argparse.Namespace) -> None:
+    """Make twelve submissions of all kinds, grade them, and print what a teacher sees."""
+    from . import trial
+
+    print(trial.run(options.build / "trial", options.jobs, options.unconfined))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; return its exit status, 2 for a mistake of the user's."""
+    parser = argparse.ArgumentParser("grading", description=__doc__)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    own = {each: commands.add_parser(each.__name__, help=each.__doc__, description=each.__doc__)
+           for each in (assignments, grade, gradebook, trial)}  # fmt: skip
+    for act, command in own.items():
+        command.set_defaults(act=act)
+        command.add_argument("--build", type=Path, default=Path("_build"), help="where all goes")
+    own[assignments].add_argument("homework", nargs="?", default="", help="hw01; all if omitted")
+    own[grade].add_argument("submissions", type=Path, help="folder with a notebook per student")
+    own[grade].add_argument("--homework", default="", help="hw01; what they say if omitted")
+    from .confine import Limits
+
+    for name, what in BOUNDS.items():
+        default = getattr(Limits, name)
+        own[grade].add_argument(
+            f"--{name}", type=float, default=default, help=f"{what} (%(default)g)"
+        )
+    own[grade].add_argument("--force", action="store_true", help="also what has not changed")
+    own[gradebook].add_argument("--roster", type=Path, help="as Moodle or Canvas exports it")
+    for act in (grade, trial):
+        own[act].add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
+        own[act].add_argument("--unconfined", action="store_true", help="without a sandbox")
+    for act in (assignments, grade):
+        own[act].add_argument("--masters", type=Path, help="folder of homework of your own")
+    try:
+        options = parser.parse_args(arguments)
+        if masters := getattr(options, "masters", None):
+            os.environ["ICLUTILS_HOMEWORK"] = str(masters.resolve())
+        options.act(options)
+    except IclError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}. Nothing that was graded is lost; BUILD=path "
+              "names another folder to write to.", file=sys.stderr)  # fmt: skip
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; what was graded is stored: run again to continue", file=sys.stderr)
+        return 130
+    return 0
 
 
 if __name__ == "__main__":
