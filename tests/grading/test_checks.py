@@ -65,7 +65,10 @@ def solutions(homework):
 
 
 def answers(homework, question):
-    return [solutions(homework)[name] for name in [part.name for part in checks.questions(homework)[question]]]
+    return [
+        solutions(homework)[name]
+        for name in [part.name for part in checks.questions(homework)[question]]
+    ]
 
 
 @pytest.mark.parametrize("homework", checks.homeworks())

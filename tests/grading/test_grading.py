@@ -180,7 +180,7 @@ def test_where_nothing_confines_grading_stops_and_says_what_helps(graded, tmp_pa
     monkeypatch.setattr(confine.shutil, "which", lambda name: None)
     monkeypatch.setattr(confine.importlib.util, "find_spec", lambda name: None)
     confine.sandbox.cache_clear()
-    with pytest.raises(IclError, match=r"apt install bubblewrap.*UNCONFINED=1"):
+    with pytest.raises(IclError, match=r"(?s)apt install bubblewrap.*UNCONFINED=1"):
         confine.sandbox()
     with pytest.raises(IclError, match="neither bwrap nor docker is installed"):
         graded(tmp_path, tmp_path / "class", unconfined=False, ada=FULL)
@@ -272,6 +272,7 @@ def test_a_homework_is_made_anew_when_it_has_changed_alone(monkeypatch):
     master = assignments.masters()["hw05"]
     before = assignments._digest(master)
     monkeypatch.setattr(submissions, "__file__", __file__)
+    monkeypatch.setenv("ICLUTILS_HOMEWORK", str(master.parent))
     assert assignments._digest(master) == before
     monkeypatch.setattr(checks, "__file__", __file__)
     assert assignments._digest(master) != before
@@ -814,7 +815,7 @@ def test_two_spellings_of_a_name_are_one_student(tmp_path):
     with pytest.raises(IclError, match=r"r01_plain.ipynb with 5 points and r01 plain.ipynb with 4"):
         reports.gradebook(tmp_path)
     table("hw02", "plain r01.ipynb,plain r01,4")
-    with pytest.raises(IclError, match="r01 plain and plain r01 have the same words"):
+    with pytest.raises(IclError, match="plain r01 and r01 plain have the same words"):
         reports.gradebook(tmp_path, roster)
 
 

@@ -192,10 +192,7 @@ def _mentioned(answer: Callable[..., Any]) -> Iterator[str]:
 
 
 def compare(
-    got: Any,
-    truth: Any,
-    mistakes: Mapping[str, Any] | None = None,
-    tolerance: float = SINGLE,
+    got: Any, truth: Any, mistakes: Mapping[str, Any] | None = None, tolerance: float = SINGLE
 ) -> None:
     """Return if ``got`` is the truth; otherwise name the mistake that gives the same.
 

@@ -74,10 +74,7 @@ q2 = (Part("repetition_gain", inputs=_logits),)
 q3 = (Part("looks_back", inputs=_built_heads),)
 q4 = (Part("prefix_score", inputs=_recurring),)
 q5 = (Part("copying_score", inputs=_weights, tolerance=0.002),)
-q6 = (
-    Part("shares_kept", inputs=_models, tolerance=0.001),
-    Part("reason", "letter"),
-)
+q6 = (Part("shares_kept", inputs=_models, tolerance=0.001), Part("reason", "letter"))
 
 # Students get what stands above this line, and nothing below it.
 

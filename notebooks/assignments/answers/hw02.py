@@ -55,10 +55,7 @@ q2 = (Part("saliency", inputs=_attention),)
 q3 = (Part("flow", inputs=_importance),)
 q4 = (Part("isolated", inputs=_raw_scores),)
 q5 = (Part("auc", inputs=_classes),)
-q6 = (
-    Part("label_loyalty", inputs=_prompts),
-    Part("reason", "letter"),
-)
+q6 = (Part("label_loyalty", inputs=_prompts), Part("reason", "letter"))
 
 # Students get what stands above this line, and nothing below it.
 

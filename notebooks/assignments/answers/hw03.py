@@ -95,17 +95,10 @@ def _above_zero(value):
 q1 = (Part("ridge", inputs=_pairs),)
 q2 = (
     Part(
-        "least_squares",
-        inputs=_prefixes,
-        tolerance=0.001,
-        outcome=_every_prefix,
-        look=_few_pairs,
+        "least_squares", inputs=_prefixes, tolerance=0.001, outcome=_every_prefix, look=_few_pairs
     ),
 )
-q3 = (
-    Part("spd", inputs=_predictions),
-    Part("mspd", inputs=_predictions),
-)
+q3 = (Part("spd", inputs=_predictions), Part("mspd", inputs=_predictions))
 q4 = (
     Part("implicit_weights", inputs=_bent, tolerance=1e-06),
     Part("linearity", inputs=_bent, tolerance=1e-06),

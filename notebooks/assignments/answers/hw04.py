@@ -82,10 +82,7 @@ def _ends(rates):
 
 
 q1 = (Part("one_step", inputs=_regression),)
-q2 = (
-    Part("attend", inputs=_tokens),
-    Part("gradient_layer", inputs=_start, outcome=_two_layers),
-)
+q2 = (Part("attend", inputs=_tokens), Part("gradient_layer", inputs=_start, outcome=_two_layers))
 q3 = (Part("best_rates", inputs=_moments),)
 q4 = (
     Part("learnt_rates", inputs=_made_up, tolerance=1e-06),

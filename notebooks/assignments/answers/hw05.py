@@ -45,14 +45,8 @@ def _contrast(seed):
 
 
 q1 = (Part("dual_parts", inputs=_attention, tolerance=1e-06),)
-q2 = (
-    Part("features", inputs=_points),
-    Part("contrastive_loss", inputs=_dual, outcome=_step_taken),
-)
-q3 = (
-    Part("with_negatives", inputs=_contrast),
-    Part("reason", "letter"),
-)
+q2 = (Part("features", inputs=_points), Part("contrastive_loss", inputs=_dual, outcome=_step_taken))
+q3 = (Part("with_negatives", inputs=_contrast), Part("reason", "letter"))
 
 # Students get what stands above this line, and nothing below it.
 

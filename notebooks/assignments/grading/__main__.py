@@ -86,8 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}. Nothing that was graded is lost; BUILD=path "
-              "names another folder to write to.", file=sys.stderr)  # fmt: skip
+        print(f"error: {where}{error.strerror or error}. What was graded is kept.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; what was graded is stored: run again to continue", file=sys.stderr)

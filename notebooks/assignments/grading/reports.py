@@ -41,7 +41,8 @@ def write(place: Path, submissions: Path, made: Assignment, grades: list["Grade"
     """Write all that one folder of submissions gives into a folder below ``place``, its own also
     where another has the same name; return the table."""
     save(place / "points.json", json.dumps(made.points))
-    folder, source = _own_folder(place, submissions), str(submissions.resolve())
+    source = _writable(str(submissions.resolve()))
+    folder = _own_folder(place, source)
     others = {
         words(row["student"])
         for path in place.glob("*/table.csv")
@@ -57,14 +58,13 @@ def write(place: Path, submissions: Path, made: Assignment, grades: list["Grade"
     return folder / "table.csv"
 
 
-def _own_folder(place: Path, submissions: Path) -> Path:
-    name = submissions.resolve().name or "submissions"
+def _own_folder(place: Path, source: str) -> Path:
+    """``NAME``, ``NAME-2``, ...: the first that is this source's, or nobody's."""
+    name = Path(source).name or "submissions"
     for i in itertools.count(1):
         folder = place / (name if i == 1 else f"{name}-{i}")
-        source = folder / "source.txt"
-        if not folder.exists() or not source.exists():
-            return folder
-        if source.read_text(encoding="utf-8") == _writable(str(submissions.resolve())):
+        owner = folder / "source.txt"
+        if not owner.exists() or owner.read_text(encoding="utf-8") == source:
             return folder
     raise AssertionError
 
@@ -88,7 +88,7 @@ def entered(place: Path, points: dict[str, float]) -> Entries:
         if text and other["points"] not in ("", row["points"]):
             raise IclError(f"{who}: another row gives {other['points']} for {key[1]}. Leave one.")
         if any(key):
-            entries[key] = row if text else other
+            entries[key] = row | {name: cell for name, cell in other.items() if cell}
     return entries
 
 
@@ -114,7 +114,8 @@ def _merged(place: Path, made: Assignment, grades: list["Grade"], others: set[st
             entries[key] = dict.fromkeys(COLUMNS, "") | new | entries.get(key, {}) | own
     for (_, question), row in entries.items():
         row["of"] = f"{made.points[question]:g}" if question in made.points else row["of"]
-    save(place / "by_hand.csv", _csv(entries.values(), COLUMNS))
+    own = [name for row in entries.values() for name in row if name]  # also a person's columns
+    save(place / "by_hand.csv", _csv(entries.values(), list(dict.fromkeys([*COLUMNS, *own]))))
     return entries
 
 
@@ -285,7 +286,7 @@ def _number(value: float | str) -> str:
 
 def _plain(text: str) -> str:
     """Text that no spreadsheet takes for a formula."""
-    text = " ".join(text.split())
+    text = " ".join(_writable(text).split())
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 

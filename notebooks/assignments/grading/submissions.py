@@ -137,15 +137,18 @@ def _all(
                     for name in asked for seed in (*PUBLIC, *HIDDEN)}  # fmt: skip
         student = read_json(made.student)
         job = Job(made, asked, expected, student, where, limits, Event())
+
+        def store(path: Path) -> Grade:
+            result = _grade(path, job)
+            if result.status not in ("crashed", "stopped: interrupted"):
+                reports.save(stores[path], json.dumps(asdict(result), ensure_ascii=False))
+            return result
+
         with ThreadPoolExecutor(jobs) as pool:
-            waiting = {pool.submit(_grade, path, job): path for path in left}
+            waiting = {pool.submit(store, path): path for path in left}
             try:
                 for ready in bar(as_completed(waiting), f"grading {made.name}", len(waiting)):
-                    path = waiting[ready]
-                    grades[path] = ready.result()
-                    if grades[path].status != "crashed":
-                        text = json.dumps(asdict(grades[path]), ensure_ascii=False)
-                        reports.save(stores[path], text)
+                    grades[waiting[ready]] = ready.result()
             except BaseException:
                 job.interrupted.set()
                 pool.shutdown(cancel_futures=True)
@@ -268,37 +271,30 @@ def _judge_notebook(notebook: dict[str, Any], job: Job) -> Grade:
 def _code(texts: list[tuple[str, str]], job: Job) -> tuple[list[str], dict[str, str]]:
     """The cells to be run: also one that was turned into text, where no other has its answer."""
     asked = {part.name: name for name, parts in job.asked.items() for part in parts}
-    there = {name for text, kind in texts if kind == "code" for name in _defines(text)}
+    there = {name for text, kind in texts if kind == "code" for name in _defines(text) or ()}
     cells, notes = [], {}
     for text, kind in texts:
         bare = re.sub(r"^```\w*\s*$", "", text, flags=re.MULTILINE)
         if kind == "code":
             cells.append(text)
-        elif lost := _defines(bare) & (asked.keys() - there):
+        elif lost := (_defines(bare) or set()) & (asked.keys() - there):
             cells.append(bare)
             notes |= {asked[name]: f"`{name}` stands in a {kind} cell" for name in lost}
     return cells, notes
 
 
-def _tree(text: str) -> ast.Module | None:
-    """The syntax of a cell, or None of one that is no Python."""
+def _defines(text: str) -> set[str] | None:
+    """The names that the statements of a cell define, or None of one that holds none."""
+    plain = re.sub(r"^([ \t]*)([\w, ]+=\s*)?[!%].*$", r"\1pass", text, flags=re.MULTILINE)
     try:
-        return ast.parse(re.sub(r"^([ \t]*)([\w, ]+=\s*)?[!%].*$", r"\1pass", text, flags=re.M))
+        body = ast.parse(plain).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-
-
-def _defines(text: str) -> set[str]:
-    tree = _tree(text)
-    return {name for node in tree.body for name in _bound(node)} if tree else set()
-
-
-def _bound(node: ast.stmt) -> Iterator[str]:
-    """The names that a statement defines."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        yield node.name
-    elif isinstance(node, ast.Assign):
-        yield from (x.id for t in node.targets for x in ast.walk(t) if isinstance(x, ast.Name))
+    assigned = (t for node in body if isinstance(node, ast.Assign) for t in node.targets)
+    names = {x.id for target in assigned for x in ast.walk(target) if isinstance(x, ast.Name)}
+    names |= {node.name for node in body if isinstance(node, ast.FunctionDef)}
+    texts = [x for x in body if isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant)]
+    return names if len(body) > len(texts) else None
 
 
 def _run(plan: dict[str, Any], job: Job) -> tuple[dict[str, str], End]:
@@ -372,9 +368,9 @@ def _written(texts: list[tuple[str, str]], job: Job) -> dict[str, str]:
         lines = text.splitlines()
         at = next((name for name, title in made.headings.items() if title in lines), at)
         own = "\n".join(s for s in lines if not s.strip() or s.strip() not in handout).strip()
-        tree = _tree(text) if kind == "code" else None
+        names = _defines(text)
         if own and at in below:
             below[at] += f"{own}\n\n"
-        elif own and not _defines(text) & asked and not (tree and tree.body):
+        elif own and (names is None or (kind != "code" and not names & asked)):
             elsewhere += f"{own}\n\n"
     return {name: (text or elsewhere).strip()[:10_000] for name, text in below.items()}
