@@ -209,7 +209,7 @@ def test_a_solution_above_the_line_is_refused(tmp_path, monkeypatch):
     moved = text.replace(checks.MARK, "").replace("TRUTHS =", f"{checks.MARK}\n\nTRUTHS =")
     (tmp_path / "answers" / "hw05.py").write_text(moved, encoding="utf-8")
     monkeypatch.setenv("ICLUTILS_HOMEWORK", str(tmp_path))
-    with pytest.raises(IclError, match="has the solution .*dual_parts.* above the line"):
+    with pytest.raises(IclError, match=r"has the solution .*dual_parts.* above the line"):
         assignments.carried("hw05")
 
 

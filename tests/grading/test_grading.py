@@ -73,7 +73,8 @@ SLEEP = "__import__('time').sleep(600)"
     [(LOOP, {"seconds": 1.0}, "time"),
      (SLEEP, {"seconds": 0.2}, "time"),
      (HOLD + SLEEP, {"memory": 0.7}, "memory"),
-     (f"import os\nfor _ in range(9): os.fork() or {SLEEP}\n{SLEEP}", {"processes": 5}, "processes"),
+     (f"import os\nfor _ in range(9): os.fork() or {SLEEP}\n{SLEEP}", {"processes": 5},
+      "processes"),
      ("import os\nwhile True: os.write(1, bytes(10**6))", {}, "output")],
     ids=["loop", "wait", "memory", "processes", "output"],
 )  # fmt: skip
@@ -102,11 +103,13 @@ ATTACKS = {
     "signal natively": LIBC + "import os; libc.kill(os.getppid(), 9); libc.kill(-1, 9)",
     "read by a link": "import os; os.symlink({secret!r}, 'x'); print(open('x').read())",
     "read by /proc": "print(open('/proc/self/root' + {secret!r}).read())",
-    "read as the parent": "import os; print(open(f'/proc/{{os.getppid()}}/root' + {secret!r}).read())",
+    "read as the parent": "import os; "
+                          "print(open(f'/proc/{{os.getppid()}}/root' + {secret!r}).read())",
     "read by a shell": "import os; os.system('cat {secret}')",
     "read natively": LIBC + "libc.system(b'cat {secret}')",
     "read by pyarrow": "import pyarrow.csv as c; print(c.read_csv({secret!r}))",
-    "read by torch": "import torch; print(bytes(torch.UntypedStorage.from_file({secret!r}, False, 999)))",
+    "read by torch": "import torch; "
+                     "print(bytes(torch.UntypedStorage.from_file({secret!r}, False, 999)))",
     "write": "import os; open('x', 'w'); os.rename('x', {other!r})",
     "write by a shell": "import os; os.system('echo evil > {other}')",
     "write natively": LIBC + "libc.write(libc.open(b'{other}', 1), b'evil', 4)",
@@ -361,9 +364,11 @@ WRONG = {  # edit, message of q1
     "memory": (add(PARTS, "kept = [bytearray(10**8) for _ in range(99)]\n"), "Memory"),
 }  # fmt: skip
 CHEATS = {  # they change what judges, in their own process
-    "network": (add(PARTS, "import urllib.request as r\nr.urlopen('http://a.example')\n"), "URLError"),
+    "network": (
+        add(PARTS, "import urllib.request as r\nr.urlopen('http://a.example')\n"), "URLError"),
     "the silent patch": (
-        put(PARTS, "import checks\nvars(checks)['grade'] = vars(checks)['check'] = lambda *a, **k: 0"),
+        put(PARTS, "import checks\n"
+            "vars(checks)['grade'] = vars(checks)['check'] = lambda *a, **k: None"),
         "no cell defines it"),
     "patches the comparison": (
         put(PARTS, "import checks as a\na.compare = lambda *a: None\n"
@@ -435,7 +440,8 @@ HOSTILE = {
     "forges an end": TELL + "tell(b'{\"done\": true}\\n')\nos._exit(0)",
     "forges an answer": TELL + (
         "tell(b'{\"question\": \"q1\", \"values\": {\"0\": [{\"value\": NaN}]}}\\n'"
-        "b'{\"error\": [], \"cell\": {}, \"used\": []}\\n{\"dtype\": 1, \"shape\": 2, \"values\": 3}\\n')"),
+        "b'{\"error\": [], \"cell\": {}, \"used\": []}\\n'"
+        "b'{\"dtype\": 1, \"shape\": 2, \"values\": 3}\\n')"),
     "spoils the output": TELL + "tell(b'\\xff' * 99 + b'[' * 10**5)",
     "a tensor that lies": (
         "import torch\nclass Lie(torch.Tensor):\n"
