@@ -296,14 +296,10 @@ def _writable(text: str) -> str:
 
 def _short(name: str) -> str:
     """A name that a file may have: of a longer one its beginning, and a digest."""
-    whole = _writable(name)
-    if len(whole.encode()) <= 255:
-        return whole
-    return whole.encode()[:200].decode("utf-8", "ignore") + f"~{_digest(whole)}.md"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    data = _writable(name).encode()
+    if len(data) <= 255:
+        return data.decode()
+    return data[:200].decode("utf-8", "ignore") + f"~{hashlib.sha256(data).hexdigest()[:8]}.md"
 
 
 def save(path: Path, text: str, copy: bool = True) -> None:

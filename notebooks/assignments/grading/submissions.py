@@ -88,12 +88,11 @@ def grade(
     homework: str = "",
     limits: Limits = Limits(),  # noqa: B008 - it cannot be changed
     jobs: int = 2,
-    force: bool = False,
     unconfined: bool = False,
 ) -> Path:
     """Grade every file under ``submissions``, a notebook for each student, ``jobs`` at a time, as
     the homework that they say they are unless it is named; return the table, in
-    ``build/grades/HOMEWORK/FOLDER``. ``force`` grades again what has not changed."""
+    ``build/grades/HOMEWORK/FOLDER``."""
     if not submissions.is_dir():
         raise IclError(f"There is no folder {submissions}. Name the one with the submissions.")
     files = sorted(_files(submissions))
@@ -107,8 +106,12 @@ def grade(
     try:
         with FileLock(place / ".lock", timeout=0):
             reports.entered(place, made.points)  # a mistake in it is said before all the work
-            grades = _all(files, made, limits, jobs, place, force, unconfined)
-            grades = [replace(each, name=_name(path, submissions)) for path, each in grades.items()]
+            stores = {
+                p: place / ".graded" / _key(p, made.digest, limits, unconfined) for p in files
+            }
+            _grade_new(stores, made, limits, jobs, unconfined)
+            stored = {path: Grade(**read_json(store)) for path, store in stores.items()}
+            grades = [replace(each, name=_name(path, submissions)) for path, each in stored.items()]
             return reports.write(place, submissions, made, grades)
     except Timeout:
         raise IclError(
@@ -117,43 +120,34 @@ def grade(
         ) from None
 
 
-def _all(
-    files: list[Path],
-    made: Assignment,
-    limits: Limits,
-    jobs: int,
-    place: Path,
-    force: bool,
-    unconfined: bool,
-) -> dict[Path, Grade]:
-    """A grade for each file; each is stored at once, and what is stored is not made again."""
-    stores = {p: place / ".graded" / _key(p, made.digest, limits, unconfined) for p in files}
-    left = [path for path in files if force or not stores[path].is_file()]
-    grades = {p: Grade(**read_json(stores[p])) if p not in left else Grade("", "") for p in files}
-    if left:
-        where = (UNCONFINED, "") if unconfined else confine.sandbox()
-        asked = checks.questions(made.name)
-        expected = {(name, seed): checks.expected(made.name, name, seed)
-                    for name in asked for seed in (*PUBLIC, *HIDDEN)}  # fmt: skip
-        student = read_json(made.student)
-        job = Job(made, asked, expected, student, where, limits, Event())
+def _grade_new(
+    stores: dict[Path, Path], made: Assignment, limits: Limits, jobs: int, unconfined: bool
+) -> None:
+    """Grade what has no result stored yet, or failed; each result is stored at once."""
+    done = {path for path, store in stores.items() if store.is_file()}
+    left = [p for p in stores if p not in done or read_json(stores[p])["status"] == "crashed"]
+    if not left:
+        return
+    where = (UNCONFINED, "") if unconfined else confine.sandbox()
+    asked = checks.questions(made.name)
+    expected = {(name, seed): checks.expected(made.name, name, seed)
+                for name in asked for seed in (*PUBLIC, *HIDDEN)}  # fmt: skip
+    job = Job(made, asked, expected, read_json(made.student), where, limits, Event())
 
-        def store(path: Path) -> Grade:
-            result = _grade(path, job)
-            if result.status not in ("crashed", "stopped: interrupted"):
-                reports.save(stores[path], json.dumps(asdict(result), ensure_ascii=False))
-            return result
+    def store(path: Path) -> None:
+        result = _grade(path, job)
+        if not job.interrupted.is_set():
+            reports.save(stores[path], json.dumps(asdict(result), ensure_ascii=False))
 
-        with ThreadPoolExecutor(jobs) as pool:
-            waiting = {pool.submit(store, path): path for path in left}
-            try:
-                for ready in bar(as_completed(waiting), f"grading {made.name}", len(waiting)):
-                    grades[waiting[ready]] = ready.result()
-            except BaseException:
-                job.interrupted.set()
-                pool.shutdown(cancel_futures=True)
-                raise
-    return grades
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = [pool.submit(store, path) for path in left]
+        try:
+            for ready in bar(as_completed(waiting), f"grading {made.name}", len(waiting)):
+                ready.result()
+        except BaseException:
+            job.interrupted.set()
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def _files(folder: Path) -> Iterator[Path]:

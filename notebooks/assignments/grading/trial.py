@@ -59,7 +59,7 @@ def run(build: Path, jobs: int, unconfined: bool) -> str:
     folder = build / "class"
     shutil.rmtree(build, ignore_errors=True)
     folder.mkdir(parents=True)
-    shutil.copytree(build.parent / "assignments" / HOMEWORK, build / "assignments" / HOMEWORK)
+    shutil.copytree(made.student.parents[1], build / "assignments" / HOMEWORK)
     for name, edit in EDITS.items():
         notebook = read_json(made.instructor)
         edit(notebook["cells"])
@@ -68,14 +68,16 @@ def run(build: Path, jobs: int, unconfined: bool) -> str:
     (folder / "Kit, half an upload.ipynb").write_text(whole[:4000], encoding="utf-8")
     (folder / "Lou, a PDF.pdf").write_bytes(b"%PDF-1.7")
     limits = Limits(step=10.0, seconds=60.0, memory=3.0)
-    path = submissions.grade(build, folder, HOMEWORK, limits, jobs, unconfined=unconfined)
-    table = reports.table_of(path)
-    short = table.drop(columns=["name", "possible"]).to_string(index=False, max_colwidth=60)
-    page = (path.parent / "feedback" / "Bo, a typical mistake.ipynb.md").read_text(encoding="utf-8")
-    book = reports.table_of(reports.gradebook(build / "grades")).to_string(index=False)
-    by_hand = reports.table_of(path.parents[1] / "by_hand.csv")
-    return (
-        f"{short}\n\nThe paragraphs, to be given points in {path.parents[1] / 'by_hand.csv'}:\n"
-        f"{by_hand[['student', 'points', 'of', 'written']].to_string(index=False, max_colwidth=60)}"
-        f"\n\nA page of feedback, for Bo:\n{page}\nThe gradebook:\n{book}"
-    )
+    path = submissions.grade(build, folder, HOMEWORK, limits, jobs, unconfined)
+    by_hand, page = path.parents[1] / "by_hand.csv", "Bo, a typical mistake.ipynb.md"
+    shown = {
+        f"The table, {path}:": _columns(path, "student status confined q1 q2 q3 total message"),
+        f"Enter points for the paragraphs in {by_hand}:": _columns(by_hand, "student of written"),
+        "Feedback for Bo:": (path.parent / "feedback" / page).read_text(encoding="utf-8"),
+        "The gradebook:": _columns(reports.gradebook(build / "grades"), f"student {HOMEWORK}"),
+    }
+    return "\n\n".join(f"{title}\n{text}" for title, text in shown.items())
+
+
+def _columns(path: Path, names: str) -> str:
+    return reports.table_of(path)[names.split()].to_string(index=False, max_colwidth=60)
