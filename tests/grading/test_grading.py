@@ -419,7 +419,7 @@ HOSTILE = {
         "    if type(each) in (str, bytes): take(each)\n"
         "    if getattr(each, '__name__', '') == 'dual_parts': raise RuntimeError('leaked')\n"
         "take(str([sys._getframe(i).f_locals for i in range(12)]))"),
-    "imports the grader": "from grading import submissions, handout",
+    "imports the grader": "from grading import submissions, assignments",
     "kills its parent": "os.kill(os.getppid(), 9)",
     "kills all": "import ctypes\nctypes.CDLL(None).kill(-1, 9)\n!kill -9 -1 1 0",
     "a segmentation fault": "import ctypes\nctypes.string_at(0)",
