@@ -25,8 +25,11 @@ from .isolation import isolated
 def checkpoint_metrics(
     model: TransformerBridge, prompts: Prompts, copied: RepeatedTokens, layers: int
 ) -> dict[str, float]:
-    """Return scores of a model at one step of its training, 0 to 1; ``aggregation``: share of predictions
-    that change when the label words are isolated in the first ``layers`` layers."""
+    """Return scores of a model at one step of its training, 0 to 1.
+
+    ``aggregation`` is the share of predictions that change when the label words are isolated in
+    the first ``layers`` layers.
+    """
     _, right = predictions(model, copied.tokens)
     clean = answers(model, prompts)
     cut = isolated(model, prompts, range(layers))

@@ -48,14 +48,12 @@ class LastStep:
     def logits(self, beta: Beta) -> Float[Tensor, "batch vocab"]:
         """Return logits at the target under one ``beta`` or one a prompt, differentiable in it."""
         prompts, target = self.prompts, self.prompts.target
-        by_demo = prompts.by_demonstration(beta.expand(len(prompts), -1, -1, -1))
-        # by_demo: (batch, layer, head, demo)
+        scale = prompts.by_demonstration(beta.expand(len(prompts), -1, -1, -1)).exp()
         place = torch.arange(prompts.tokens.shape[1], device=target.device)
-        edited = (prompts.label_pos[..., None] == place).to(beta.dtype)  # (batch, demo, pos)
-        scaled = (  # (batch, head, pos, d_head) of each layer
-            value * (by_demo[:, layer] @ edited).exp()[..., None]
-            for layer, value in enumerate(self.values)
-        )
+        scaled = []  # of each layer, (batch, head, pos, d_head)
+        for value, by in zip(self.values, scale.unbind(1), strict=True):  # by: (batch, head, demo)
+            at = prompts.label_pos[:, None, :, None].expand(-1, value.shape[1], -1, value.shape[3])
+            scaled.append(value.scatter(2, at, value.gather(2, at) * by[..., None]))
         return read_with_cache(
             self.model,
             self.keys,
