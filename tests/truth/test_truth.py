@@ -170,7 +170,7 @@ def chapter_02(net, given):
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(step.losses(zero).mean(), zero)
     queries, keys, _ = confusion.queries_and_keys(net, asked)
-    near = confusion.key_distances(queries, keys[:, 0], 1)
+    near = confusion.key_distances(queries, keys, 1)
     cut = dict.fromkeys(range(5), isolation.cut_edges(asked, asked.label_pos))
     zeroed = hooks.cut_attention(net, cut, renormalise=False)
     some = [0, 14, 21]

@@ -51,6 +51,13 @@ class Answers:
         return self.class_logits.argmax(-1)
 
     @property
+    def margin(self) -> Float[Tensor, "batch"]:
+        """By how much the right class's logit exceeds the next."""
+        gold = self.gold[:, None]
+        rest = self.class_logits.scatter(1, gold, -torch.inf).amax(1)
+        return self.class_logits.gather(1, gold)[:, 0] - rest
+
+    @property
     def correct(self) -> Bool[Tensor, "batch"]:
         """Whether that is the query's class."""
         return self.predicted == self.gold
@@ -103,6 +110,14 @@ def centred(told: Answers, prompts: Prompts) -> Answers:
     return replace(told, class_logits=logits)
 
 
+def word_loyalty(changed: Answers, clean: Answers, k: int = 5) -> Float[Tensor, "batch"]:
+    """Return how alike the ``k`` likeliest words of both models are: those in both over those in
+    either, 0 to 1."""
+    same = changed.words[:, :k, None] == clean.words[:, None, :k]  # (batch, k, k)
+    shared = same.sum((1, 2)).float()
+    return shared / (2 * k - shared)
+
+
 def label_loyalty(changed: Answers, clean: Answers) -> Bool[Tensor, "batch"]:
-    """Whether the changed model predicts the same class as the unmodified one."""
+    """Return whether the changed model predicts the same class as the unmodified one."""
     return changed.predicted == clean.predicted

@@ -7,7 +7,7 @@ appendices J and K; the rank correlation is ours."""
 from __future__ import annotations
 
 import math
-import statistics
+from collections import defaultdict
 from functools import partial
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...interp.hooks import Hook
-from ...interp.kv_cache import demonstrations, sets
+from ...interp.kv_cache import demonstrations, shares_demonstrations
 from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts
 from .answers import Answers, answers_by_set
@@ -26,40 +26,39 @@ from .extraction import area
 
 def queries_and_keys(
     model: TransformerBridge, prompts: Prompts, batch_size: int | None = None
-) -> tuple[Float[Tensor, "layer batch width"], Float[Tensor, "layer batch cls width"], Answers]:
-    """Queries at the target, keys at the label words, and the answers; demonstrations that prompts
-    share are read once. All heads are concatenated (width = heads x d_head). Keys of a class that
-    is shown several times are averaged (ours). The paper takes those of its first set of
-    demonstrations: ``keys[:, 0]``."""
-    layers = range(model.cfg.n_layers)
-    queries, keys = ([get_act_name(kind, la) for la in layers] for kind in "qk")
-    seen: dict[str, list[Tensor]] = {name: [] for name in (*queries, *keys)}
+) -> tuple[Float[Tensor, "layer batch width"], Float[Tensor, "layer cls width"], Answers]:
+    """Return queries at the target, keys at the label words, and the answers, of prompts that share
+    their demonstrations, which are read once.
 
-    def watch(names: list[str], at: Int[Tensor, "batch place"]) -> list[Hook]:
-        """Hooks that keep (prompt, place, width) at some positions, one more set at each call."""
+    All heads are side by side (width = heads x d_head). Keys of a class that is shown several
+    times are averaged (ours).
+    """
+    if not shares_demonstrations(prompts):
+        raise IclError("Keys are compared within a set: give prompts that share demonstrations.")
+    seen = defaultdict[str, list[Tensor]](list)  # by activation, a pass after the other
+
+    def watch(kind: str, at: Int[Tensor, "batch place"]) -> list[Hook]:
         prompt = torch.arange(len(at), device=at.device)[:, None]
 
-        def keep(value: Tensor, hook: object, name: str) -> Tensor:
-            seen[name].append(value[prompt, at].flatten(-2))
+        def keep(value: Tensor, hook: object, name: str) -> Tensor:  # (batch, pos, head, d_head)
+            seen[name].append(value[prompt, at].flatten(-2))  # (batch, place, width)
             return value
 
+        names = [get_act_name(kind, layer) for layer in range(model.cfg.n_layers)]
         return [(name, partial(keep, name=name)) for name in names]
 
     def asked(some: Prompts) -> list[Hook]:
-        return watch(queries, (some.target - demonstrations(some).sum(1))[:, None])
+        return watch("q", (some.target - demonstrations(some).sum(1))[:, None])
 
-    def shown(some: Prompts) -> list[Hook]:
-        return watch(keys, some.label_pos)
-
-    told = answers_by_set(model, prompts, shown, asked, batch_size)
-    groups = sets(prompts)
-    order = torch.cat(groups).argsort()
-    of_set = torch.cat([torch.full_like(rows, n) for n, rows in enumerate(groups)])[order]
-    query = torch.stack([torch.cat(seen[name])[order, 0] for name in queries])
-    key = torch.stack([torch.cat(seen[name])[of_set] for name in keys])
-    share = prompts.of_class().to(key.dtype)
-    share = share / share.sum(1, keepdim=True)
-    return query, torch.einsum("bdc,lbdw->lbcw", share, key), told
+    told = answers_by_set(
+        model, prompts, lambda some: watch("k", some.label_pos), asked, batch_size
+    )
+    keys, queries = (
+        torch.stack([torch.cat(seen[get_act_name(kind, la)]) for la in range(model.cfg.n_layers)])
+        for kind in "kq"
+    )  # (layer, 1, demo, width), (layer, batch, 1, width)
+    share = prompts.of_class()[0].to(keys.dtype)  # (demo, cls)
+    return queries[:, :, 0], torch.einsum("dc,ldw->lcw", share / share.sum(0), keys[:, 0]), told
 
 
 def key_distances(
@@ -67,8 +66,8 @@ def key_distances(
     keys: Float[Tensor, "*lead cls width"],
     directions: int,
 ) -> Float[Tensor, "*lead cls cls"]:
-    """Distances of the keys, each projected to ``sigma_m * (v_m . k)``, not centred, with v_m the
-    first ``directions`` principal directions of the queries and sigma_m their standard
+    """Return distances of keys, each projected to ``sigma_m * (v_m . k)``, not centred, with v_m
+    the first ``directions`` principal directions of the queries and sigma_m their standard
     deviations."""
     count, width = queries.shape[-2:]
     most = min(count - 1, width)
@@ -86,8 +85,8 @@ def predicted_confusion(
     keys: Float[Tensor, "*lead cls width"],
     directions: int = 10,
 ) -> Float[Tensor, "*lead cls cls"]:
-    """Distance over the largest; small: easily confused. NaN where all keys coincide, 1 on the
-    diagonal."""
+    """Return ``key_distances`` over the largest: small is easily confused. NaN where all keys
+    coincide, 1 on the diagonal."""
     distances = key_distances(queries, keys, directions)
     relative = distances / distances.amax((-2, -1), keepdim=True)
     same = torch.eye(keys.shape[-2], dtype=torch.bool, device=keys.device)
@@ -97,9 +96,9 @@ def predicted_confusion(
 def actual_confusion(
     scores: Float[Tensor, "batch cls"], gold: Int[Tensor, "batch"]
 ) -> Float[Tensor, "cls cls"]:
-    """ROC-AUC of telling i from j by p_i / p_j (from log-probabilities or logits), over the prompts
-    whose gold class is one of them. 1 is never confused, .5 is chance; the diagonal is set to 1;
-    NaN where one of the two classes is nobody's gold class."""
+    """Return the ROC-AUC of telling i from j by p_i / p_j (from log-probabilities or logits), over
+    the prompts whose gold class is one of them. 1 is never confused, .5 is chance; the diagonal is
+    1; NaN where one of the two classes is nobody's gold class."""
     classes = scores.shape[1]
     auc = torch.eye(classes, dtype=scores.dtype)
     scores, gold = scores.detach().cpu(), gold.cpu()
@@ -111,16 +110,13 @@ def actual_confusion(
 
 
 def rank_correlation(
-    predicted: Float[Tensor, "*set cls cls"], actual: Float[Tensor, "*set cls cls"]
+    predicted: Float[Tensor, "cls cls"], actual: Float[Tensor, "cls cls"]
 ) -> float:
-    """Spearman correlation over pairs of classes, mean over sets of demonstrations; positive: near
-    keys, low AUC. NaN pairs and sets with nothing to rank are left out."""
-    classes = predicted.shape[-1]
-    i, j = torch.tril_indices(classes, classes, -1)
-    flat = (x.detach().cpu().double().view(-1, classes, classes) for x in (predicted, actual))
-    rhos = []
-    for one, other in zip(*(x[:, i, j] for x in flat), strict=True):
-        known = ~(one.isnan() | other.isnan())
-        if len(one[known].unique()) > 1 and len(other[known].unique()) > 1:
-            rhos.append(float(spearmanr(one[known], other[known]).statistic))
-    return statistics.fmean(rhos) if rhos else math.nan
+    """Return the Spearman correlation over pairs of classes, near keys with low AUC being positive.
+    NaN pairs are left out; NaN if there is nothing to rank."""
+    i, j = torch.tril_indices(len(actual), len(actual), -1)
+    one, other = (x.detach().cpu().double()[i, j] for x in (predicted, actual))
+    known = ~(one.isnan() | other.isnan())
+    if min(len(x[known].unique()) for x in (one, other)) < 2:
+        return math.nan
+    return float(spearmanr(one[known], other[known]).statistic)

@@ -2,13 +2,13 @@
 
 The target's attention to the label word of class i, in layer l and head h, is multiplied by
 ``exp(beta[l, h, i])`` after the softmax, which is scaling the value. Nothing before the target sees
-it, so a step of training runs one token. Source: Wang et al. 2023, section 3.1, appendices G and
-H."""
+it, so a step of training runs one token. Other tokens are re-weighted where ``label_pos`` of the
+prompts names these. Source: Wang et al. 2023, section 3.1, appendices G and H."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -20,57 +20,40 @@ from ...interp.kv_cache import States, read_with_cache, shares_demonstrations, w
 from ...interp.readout import check_prompts, in_batches
 from ...models import TransformerBridge
 from ...progress import bar
-from ...tasks.prompts import Prompts, Role, class_logits, join
+from ...tasks.prompts import Prompts, class_logits, join
 from .answers import Answers
 
 Beta = Float[Tensor, "*batch layer head cls"]
-Positions = Int[Tensor, "*rows demo"]
-Sets = Int[Tensor, "batch"]
-
-
-@dataclass(frozen=True)
-class Gain:
-    """Accuracy before re-weighting, and what is gained by re-weighting anchors and random words."""
-
-    before: float
-    anchors: float
-    control: float
 
 
 @dataclass(frozen=True)
 class LastStep:
     """Prompts read up to their target, which is still to come: what ``fit`` repeats, and no more.
-    ``positions`` are re-weighted, one for every demonstration; keys and values are per layer."""
+    Keys and values are per layer: (batch, head, pos, d_head)."""
 
     model: TransformerBridge
     prompts: Prompts
-    positions: Int[Tensor, "batch demo"]
     keys: States
     values: States
 
     def __getitem__(self, rows: slice | Int[Tensor, "rows"]) -> LastStep:
-        """Some of the prompts."""
+        """Return the step of some of the prompts."""
         prompts = self.prompts[rows]
         width = prompts.tokens.shape[1]
         keys, values = (
             tuple(x[rows, :, :width] for x in part) for part in (self.keys, self.values)
         )
-        return LastStep(self.model, prompts, self.positions[rows], keys, values)
-
-    def at(self, positions: Positions) -> LastStep:
-        """The same with other positions (before the target) to re-weight; one row serves all."""
-        return replace(self, positions=positions.to(self.positions).expand_as(self.positions))
+        return LastStep(self.model, prompts, keys, values)
 
     def logits(self, beta: Beta) -> Float[Tensor, "batch vocab"]:
-        """Logits at the target under one ``beta`` or that of each prompt, differentiable in it."""
+        """Return logits at the target under one ``beta`` or one a prompt, differentiable in it."""
         prompts, target = self.prompts, self.prompts.target
-        by_demo = prompts.by_demonstration(beta.expand(len(prompts), -1, -1, -1))
+        scale = prompts.by_demonstration(beta.expand(len(prompts), -1, -1, -1)).exp()
         place = torch.arange(prompts.tokens.shape[1], device=target.device)
-        edited = (self.positions[..., None] == place).to(beta.dtype)  # (batch, demo, pos)
-        scaled = (
-            value * (by_demo[:, layer] @ edited).exp()[..., None]
-            for layer, value in enumerate(self.values)
-        )
+        scaled = []  # of each layer, (batch, head, pos, d_head)
+        for value, by in zip(self.values, scale.unbind(1), strict=True):  # by: (batch, head, demo)
+            at = prompts.label_pos[:, None, :, None].expand(-1, value.shape[1], -1, value.shape[3])
+            scaled.append(value.scatter(2, at, value.gather(2, at) * by[..., None]))
         return read_with_cache(
             self.model,
             self.keys,
@@ -83,12 +66,12 @@ class LastStep:
         )[:, 0]
 
     def losses(self, beta: Beta) -> Float[Tensor, "batch"]:
-        """Cross-entropy (nats) of the gold class under the softmax over the label words."""
+        """Return the cross-entropy (nats) of the gold class among the label words."""
         scores = class_logits(self.prompts, self.logits(beta))
         return cross_entropy(scores, self.prompts.gold, reduction="none")
 
     def answers(self, beta: Beta) -> Answers:
-        """Answers of the model under ``beta``."""
+        """Return the model's answers under ``beta``."""
         with torch.no_grad():
             return Answers.of(self.prompts, self.logits(beta))
 
@@ -97,12 +80,12 @@ def prepare(model: TransformerBridge, prompts: Prompts) -> LastStep:
     """Run everything before the target, once; the label words are to be re-weighted."""
     check_prompts(model, prompts)
     keys, values = whole_states(model, prompts)
-    return LastStep(model, prompts, prompts.label_pos, keys, values)
+    return LastStep(model, prompts, keys, values)
 
 
 def fit(
     step: LastStep,
-    sets: Sets,
+    sets: Int[Tensor, "batch"],
     generator: torch.Generator | None,
     epochs: int = 10,
     batch: int | None = 1,
@@ -110,10 +93,12 @@ def fit(
     batch_size: int | None = None,
 ) -> Float[Tensor, "set layer head cls"]:
     """Learn a beta for each set of demonstrations; ``sets`` numbers that of each prompt, from 0.
+
     The defaults are the paper's: from 0, Adam on the cross-entropy over the label words, one row a
     step (``batch=None``: all), shuffled in each of ten epochs (without a generator: in order).
     Several sets are fitted as if alone (ours), as Adam works entry by entry. ``batch_size``: rows
-    in a pass, whose gradients are added up."""
+    in a pass, whose gradients are added up.
+    """
     cfg, sets = step.model.cfg, sets.to(step.prompts.target)
     shape = int(sets.max()) + 1, cfg.n_layers, cfg.n_heads, step.prompts.classes
     beta = torch.zeros(shape, device=sets.device, requires_grad=True)
@@ -143,42 +128,30 @@ def compare(
     batch: int | None = 1,
     lr: float = 0.01,
     batch_size: int | None = None,
-) -> list[Gain]:
-    """Fit and score on sets of demonstrations, once for anchors and once for random words.
-    ``pairs`` are training prompts and other queries on the same demonstrations; with ``batch=None``
-    all sets are fitted in one go; ``batch_size``: prompts in a pass."""
+) -> list[tuple[Answers, Answers]]:
+    """Return the answers before and after re-weighting, of each set of demonstrations.
+
+    ``pairs`` are training prompts and other queries on the same demonstrations, which are
+    answered. With ``batch=None`` all sets are fitted in one go; ``batch_size``: prompts in a pass.
+    """
     if batch is not None and len(pairs) > 1:
         return [compare(model, [p], generator, epochs, batch, lr, batch_size)[0] for p in pairs]
     if not all(shares_demonstrations(join(pair)) for pair in pairs):
         raise IclError("train and test must all have the same demonstrations, only other queries.")
     sizes = torch.tensor([len(first) for first, _ in pairs], device=pairs[0][0].target.device)
-    mine = torch.arange(len(pairs), device=sizes.device).repeat_interleave(sizes)
-    words = torch.cat([random_text(first, generator) for first, _ in pairs])
-    labels = torch.cat([first.label_pos[:1] for first, _ in pairs])
+    sets = torch.arange(len(pairs), device=sizes.device).repeat_interleave(sizes)
     step = prepare(model, join([first for first, _ in pairs]))
-    own, other = (
-        fit(step.at(at[mine]), mine, generator, epochs, batch, lr, batch_size)
-        for at in (labels, words)
-    )
-    fitted = [(torch.zeros_like(own), labels), (own, labels), (other, words)]
+    betas = fit(step, sets, generator, epochs, batch, lr, batch_size)
 
-    gains = []
-    for n, (_, test) in enumerate(pairs):
+    def both(some: Prompts, beta: Tensor) -> Iterator[Tensor]:
+        ready = prepare(model, some)
+        for used in (torch.zeros_like(beta), beta):
+            yield from vars(ready.answers(used)).values()
 
-        def right(some: Prompts, _: Tensor, n: int = n) -> list[Tensor]:
-            ready = prepare(model, some)
-            told = [ready.at(at[n]).answers(beta[n]) for beta, at in fitted]
-            return [one.correct.float() for one in told]
-
-        by_weights = in_batches(test, batch_size, "re-weighting", right)  # none, anchors, control
-        start, *ends = (x.mean().item() for x in by_weights)
-        gains.append(Gain(start, *(end - start for end in ends)))
-    return gains
-
-
-def random_text(prompts: Prompts, generator: torch.Generator) -> Int[Tensor, "1 demo"]:
-    """The control: as many random text tokens of shared demonstrations as there are label words."""
-    text = prompts.roles[:1] == Role.TEXT
-    priority = torch.rand(text.shape, generator=generator, device=generator.device)
-    order = priority.to(text.device).masked_fill(~text, torch.inf).argsort(1)
-    return order[:, : prompts.label_pos.shape[1]]
+    found = []
+    for beta, (_, test) in zip(betas, pairs, strict=True):
+        columns = in_batches(
+            test, batch_size, "re-weighting", lambda some, _, b=beta: both(some, b)
+        )
+        found.append((Answers(*columns[:3]), Answers(*columns[3:])))
+    return found

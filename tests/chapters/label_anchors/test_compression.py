@@ -8,6 +8,7 @@ from random_prompts import prompts_strategy, random_prompts
 from tiny import VOCAB
 
 from iclutils.chapters.label_anchors import compression
+from iclutils.chapters.label_anchors.answers import label_loyalty
 from iclutils.interp import kv_cache
 from iclutils.interp.readout import target_logits
 from iclutils.tasks.prompts import Role, join
@@ -111,3 +112,36 @@ def test_sets_of_demonstrations_are_read_once_each(model):
         mask = keep[i : i + 1, : one.tokens.shape[1]]
         alone = compression.compress(model, one, mask).class_logits
         torch.testing.assert_close(got[i : i + 1], alone, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_several_rules_and_the_most_loyal_draw(gpt2, shared):
+    """Answers of each rule as alone; of random draws those most like the whole prompt's."""
+    prompts = random_prompts(5, count=9, shots=2, shared=shared)
+    rules = compression.everything, compression.hidden_anchor, compression.label_only
+    for rule, got in zip(rules, compression.compress_each(gpt2, prompts, rules), strict=True):
+        alone = compression.compress(gpt2, prompts, rule)
+        torch.testing.assert_close(got.class_logits, alone.class_logits, atol=1e-5, rtol=1e-5)
+    clean = compression.compress(gpt2, prompts, compression.everything)
+    draw, shown = (torch.Generator().manual_seed(1) for _ in range(2)), prompts
+    best = compression.hidden_random_top(gpt2, prompts, clean, next(draw), 6)
+    few, again = (prompts[:1] if shared else shown), next(draw)
+    masks = [compression.hidden_random(few, again) for _ in range(6)]
+    each = compression.compress_each(gpt2, prompts, masks)
+    loyal = [label_loyalty(one, clean).sum() for one in each]
+    assert label_loyalty(best, clean).sum() == max(loyal)
+    assert min(loyal) < max(loyal)
+
+
+def test_plain_reuse_saves_most_and_seconds_are_taken(gpt2):
+    prompts = random_prompts(2, count=3, shots=2, shared=True)
+    found = compression.costs(gpt2, prompts, compression.hidden_anchor(prompts))
+    whole, prefix, small = (found[k].multiply_adds for k in ("re-encoded", "prefix", "compressed"))
+    assert whole > prefix > small
+    assert (whole - prefix) / (whole - small) > 0.5
+    lengths = (prompts.target + 1).double().mean().item()
+    assert (found["re-encoded"].fed, found["re-encoded"].memory) == (pytest.approx(lengths), 0)
+    assert found["prefix"].fed + found["prefix"].memory == pytest.approx(lengths)
+    taken = compression.seconds(gpt2, prompts, batch=2, repeats=1)
+    assert taken.keys() == found.keys()
+    assert min(taken.values()) > 0

@@ -10,6 +10,7 @@ from random_prompts import random_prompts, two_sets
 from sklearn.decomposition import PCA
 from sklearn.metrics import roc_auc_score
 
+from iclutils import IclError
 from iclutils.chapters.label_anchors import confusion
 from iclutils.chapters.label_anchors.answers import answers
 from iclutils.models import cached
@@ -56,8 +57,8 @@ def test_auc_is_scikit_learns(seed, classes):
 
 
 def test_queries_and_keys_are_the_models(model):
-    """Of several demonstrations of a class the keys are averaged; sets come back in their order."""
-    prompts = two_sets(classes=2, shots=2)
+    """Of several demonstrations of a class the keys are averaged; others are refused."""
+    prompts = random_prompts(5, count=4, classes=2, shots=2, shared=True)
     queries, keys, found = confusion.queries_and_keys(model, prompts, batch_size=3)
     expected = answers(model, prompts).class_logits
     torch.testing.assert_close(found.class_logits, expected, atol=1e-5, rtol=1e-5)
@@ -66,36 +67,33 @@ def test_queries_and_keys_are_the_models(model):
     for row in range(len(prompts)):
         expected = cache[names[0]][row, prompts.target[row]].flatten()
         torch.testing.assert_close(queries[1, row], expected, atol=1e-5, rtol=1e-5)
-        for c in range(2):
-            places = prompts.label_pos[row][prompts.demo_class[row] == c]
-            expected = cache[names[1]][row, places].flatten(1).mean(0)
-            torch.testing.assert_close(keys[1, row, c], expected, atol=1e-5, rtol=1e-5)
+    for c in range(2):
+        places = prompts.label_pos[0][prompts.demo_class[0] == c]
+        expected = cache[names[1]][0, places].flatten(1).mean(0)
+        torch.testing.assert_close(keys[1, c], expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(IclError, match="share demonstrations"):
+        confusion.queries_and_keys(model, two_sets())
 
 
 def test_rotation_does_not_enter(gpt2, neox):
     """In the first layer of a rotary model a key is its token's, wherever the token stands."""
-    prompts = random_prompts(1, count=12)
-    gap = []
+    prompts, gap = random_prompts(1, count=12), []
     for model in (neox, gpt2):
-        _, keys, _ = confusion.queries_and_keys(model, prompts)
-        words, flat = prompts.label_words.flatten(), keys[0].flatten(0, 1)
+        found = [confusion.queries_and_keys(model, prompts[row])[1][0] for row in range(12)]
+        words, flat = prompts.label_words.flatten(), torch.cat(found)
         gap.append(((flat[:, None] - flat).norm(dim=-1) * (words[:, None] == words)).max())
     assert gap[0] < 1e-4
     assert gap[1] > 0.1
 
 
-def test_rho_is_the_mean_of_spearmans_over_sets():
-    """Catches: pairs counted twice, another set's matrix, undefined pairs or sets that count."""
-    one, other = noise(3, 4, 4), noise(3, 4, 4, seed=1)
+def test_rho_is_spearmans_over_pairs():
+    """Catches: pairs counted twice, undefined pairs that count."""
+    one, other = noise(4, 4), noise(4, 4, seed=1)
     one, other = one + one.mT, other + other.mT
-    other[1, 3, 0] = other[1, 0, 3] = torch.nan
-    other[2] = 1.0  # nothing to rank
+    other[3, 0] = other[0, 3] = torch.nan
     i, j = torch.tril_indices(4, 4, -1)
-    expected = []
-    for a, b in zip(one[:2, i, j], other[:2, i, j], strict=True):
-        known = ~b.isnan()
-        ranks = [x[known].argsort().argsort().double() for x in (a, b)]
-        expected.append(torch.corrcoef(torch.stack(ranks))[0, 1].item())
-    assert confusion.rank_correlation(one, other) == pytest.approx(sum(expected) / 2)
-    assert confusion.rank_correlation(one[0], other[0]) == pytest.approx(expected[0])
-    assert math.isnan(confusion.rank_correlation(one[2], other[2]))
+    known = ~other[i, j].isnan()
+    ranks = [x[i, j][known].argsort().argsort().double() for x in (one, other)]
+    expected = torch.corrcoef(torch.stack(ranks))[0, 1].item()
+    assert confusion.rank_correlation(one, other) == pytest.approx(expected)
+    assert math.isnan(confusion.rank_correlation(one, torch.ones(4, 4)))

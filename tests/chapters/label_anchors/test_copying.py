@@ -6,7 +6,7 @@ from random_prompts import random_prompts
 from transformers import GPT2LMHeadModel
 
 from iclutils.chapters.label_anchors import copying
-from iclutils.chapters.label_anchors.answers import answers, answers_by_set
+from iclutils.chapters.label_anchors.answers import answers
 from iclutils.chapters.label_anchors.isolation import isolated
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
 from iclutils.models import cached, get_act_name
@@ -59,6 +59,18 @@ def test_heads_are_removed_from_demonstrations_and_queries(model):
     hooks = ablate_heads(model, others.tokens, heads, "mean", others.tokens)
     written = run_with_hooks(model, prompts.tokens, hooks, [name])[1][name][:, :, 2]
     torch.testing.assert_close(written, mean.expand_as(written))
-    got = answers_by_set(model, prompts, lambda _: hooks, lambda _: hooks)
+    (got,) = copying.answers_by_set_without(model, prompts, [heads], others)
     whole = answers(model, prompts, hooks)
     torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
+    hooks = ablate_heads(model, prompts.tokens, heads, "mean", prompts.tokens)
+    (got,) = copying.answers_without(model, prompts, [heads])
+    whole = answers(model, prompts, hooks)
+    torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
+
+
+def test_depth_alone_is_no_correlation():
+    """Two scores that both rise from layer to layer, and are at odds within each."""
+    rise = 10.0 * torch.arange(3)[:, None]
+    within = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    found = copying.correlation_within_layers(rise + within, rise + within.flip(1))
+    assert found == pytest.approx(-1)

@@ -6,7 +6,12 @@ from hypothesis import strategies as st
 from random_layers import seeded
 from random_prompts import prompts_strategy, random_prompts, two_sets
 
-from iclutils.chapters.label_anchors.answers import Answers, answers_by_set, centred
+from iclutils.chapters.label_anchors.answers import (
+    Answers,
+    answers_by_set,
+    centred,
+    word_loyalty,
+)
 from iclutils.chapters.label_anchors.isolation import (
     isolated,
     isolated_by_set,
@@ -115,3 +120,12 @@ def test_a_preference_is_taken_out_within_each_set():
     found = centred(given, prompts).class_logits
     torch.testing.assert_close(found[first], given.class_logits[first] - mean)
     torch.testing.assert_close(found[[1, 3, 4, 6]].sum(0), torch.zeros(3), atol=1e-5, rtol=0)
+
+
+def test_word_loyalty_and_margin_by_hand():
+    one, other = (torch.tensor([row]) for row in ([1, 2, 3, 4, 5], [5, 1, 2, 8, 9]))
+    logits, gold = torch.tensor([[1.0, 4.0, 2.5]]), torch.tensor([2])
+    a, b = (Answers(logits, words, gold) for words in (one, other))
+    assert word_loyalty(a, b).item() == 3 / 7
+    assert word_loyalty(a, b, 2).item() == 1 / 3
+    assert a.margin.item() == -1.5

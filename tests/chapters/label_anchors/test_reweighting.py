@@ -1,5 +1,7 @@
 """Tests of re-weighting, against hooks on the attention pattern of the whole forward pass."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from random_layers import seeded
@@ -7,8 +9,8 @@ from random_prompts import random_prompts, two_sets
 
 from iclutils import IclError
 from iclutils.chapters.label_anchors.answers import answers
-from iclutils.chapters.label_anchors.reweighting import compare, fit, prepare, random_text
-from iclutils.chapters.label_anchors.saliency import attention_and_gradient
+from iclutils.chapters.label_anchors.reweighting import compare, fit, prepare
+from iclutils.chapters.label_anchors.saliency import saliency
 from iclutils.interp.readout import target_logits
 
 
@@ -44,23 +46,27 @@ def test_one_step_equals_hooks_on_the_whole(model, shots):
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
     clean = answers(model, prompts).class_logits
     assert (got - clean).abs().max() > 0.1
-    got = step.at(prompts.cue_pos).answers(beta).class_logits
+    cues = replace(prompts, label_pos=prompts.cue_pos)
+    got = prepare(model, cues).answers(beta).class_logits
     expected = by_hooks(model, prompts, beta, prompts.cue_pos)
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
     same = step.answers(torch.zeros_like(beta)).class_logits
     torch.testing.assert_close(same, clean, atol=1e-5, rtol=1e-5)
 
 
-def test_gradient_at_zero_is_attention_times_its_gradient(model):
+def test_gradient_at_zero_is_the_saliency_of_the_edge(model):
+    """Summed over heads and without sign: of the edge from the label word to the target."""
     prompts, rows = random_prompts(2, count=3), torch.arange(3)
-    attention, slope = attention_and_gradient(model, prompts)
+    edges = saliency(model, prompts)[rows, :, prompts.target]  # (batch, layer, src)
     zero = torch.zeros(model.cfg.n_layers, model.cfg.n_heads, prompts.classes, requires_grad=True)
-    with torch.enable_grad():
-        (found,) = torch.autograd.grad(prepare(model, prompts).losses(zero).mean(), zero)
-    for c in range(prompts.classes):
-        p = prompts.label_pos[prompts.demo_class == c]
-        expected = (attention * slope)[rows, :, :, prompts.target, p].mean(0)
-        torch.testing.assert_close(found[..., c], expected, atol=1e-6, rtol=1e-4)
+    for row in range(3):
+        with torch.enable_grad():
+            loss = prepare(model, prompts[row]).losses(zero).sum()
+        (slope,) = torch.autograd.grad(loss, zero)
+        for c in range(prompts.classes):
+            p = int(prompts.label_pos[row, prompts.demo_class[row] == c])
+            found = slope[..., c].sum(1).abs()
+            torch.testing.assert_close(found, edges[row, :, p], atol=1e-6, rtol=1e-4)
 
 
 def fitted(step, seed=0, **options):
@@ -113,24 +119,21 @@ def test_states_of_interleaved_sets_are_those_of_whole_prompts(model):
 
 
 @pytest.mark.parametrize("batch", [None, 1])
-def test_comparing_is_fitting_and_scoring_set_by_set(gpt2, batch):
+def test_comparing_is_fitting_and_answering_set_by_set(gpt2, batch):
     asked = [random_prompts(s, n, shots=2, shared=True) for s, n in ((3, 24), (4, 26))]
     pairs = [(some[:8], some[8:]) for some in asked]
     options = {"epochs": 3, "batch": batch, "lr": 0.5}
     found = compare(gpt2, pairs, seeded(2), **options, batch_size=5)
-    draw, moved = seeded(2), False
-    for (train, test), gain in zip(pairs, found, strict=True):
-        words, step = random_text(train, draw), prepare(gpt2, train)
-        sets = torch.zeros(len(train), dtype=torch.long)
-        fits = [fit(step.at(at), sets, draw, **options)[0] for at in (train.label_pos[:1], words)]
-        places = test.label_pos, words.expand(len(test), -1)
-        right = [answers(gpt2, test).class_logits]
-        right += [by_hooks(gpt2, test, *each) for each in zip(fits, places, strict=True)]
-        before, *after = ((x.argmax(1) == test.gold).double().mean().item() for x in right)
-        expected = [before, *(x - before for x in after)]
-        assert [gain.before, gain.anchors, gain.control] == pytest.approx(expected, abs=1e-6)
-        moved |= gain.anchors != 0 and gain.control != gain.anchors
-    assert moved, "or nothing was compared"
+    draw, moved = seeded(2), 0.0
+    for (train, test), (before, after) in zip(pairs, found, strict=True):
+        beta = fit(prepare(gpt2, train), torch.zeros(8, dtype=torch.long), draw, **options)[0]
+        clean = answers(gpt2, test).class_logits
+        expected = by_hooks(gpt2, test, beta, test.label_pos)
+        torch.testing.assert_close(before.class_logits, clean, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(after.class_logits, expected, atol=1e-3, rtol=1e-3)
+        assert torch.equal(after.gold, test.gold)
+        moved = max(moved, (expected - clean).abs().max().item())
+    assert moved > 0.1, "or nothing was compared"
 
 
 def test_comparing_refuses_other_demonstrations(gpt2):

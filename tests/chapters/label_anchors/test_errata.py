@@ -1,0 +1,150 @@
+"""What the study note and the paper's words say otherwise, on a small trained model."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from random_layers import seeded
+from random_prompts import random_prompts
+from torch.nn.functional import cross_entropy
+
+from iclutils import models
+from iclutils.chapters.label_anchors import compression, confusion, extraction, isolation, saliency
+from iclutils.chapters.label_anchors.answers import answers, word_loyalty
+from iclutils.chapters.label_anchors.reweighting import prepare
+from iclutils.interp.hooks import cut_attention
+from iclutils.interp.readout import target_logits
+from iclutils.models import get_act_name
+from iclutils.tasks import topics
+from iclutils.tasks.prompts import Role, class_logits
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return models.load("anchors-3")
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return topics.sample(60, seeded(0))
+
+
+def ranks(values):
+    return values.flatten().argsort().argsort().double()
+
+
+def test_a_sum_orders_edges_otherwise(trained, prompts):
+    few, seen = prompts[:4], []
+
+    def keep(pattern, hook):
+        seen.append(pattern.detach().requires_grad_())
+        return seen[-1]
+
+    with torch.enable_grad():
+        hooks = [(get_act_name("pattern", 0), keep)]
+        logits = trained.run_with_hooks(few.tokens, fwd_hooks=hooks)[torch.arange(4), few.target]
+        cross_entropy(class_logits(few, logits), few.gold, reduction="sum").backward()
+    weight, slope = seen[0].detach(), seen[0].grad
+    product, added = ((x.sum(1).abs()) for x in (weight * slope, weight + slope))
+    torch.testing.assert_close(product, saliency.saliency(trained, few)[:, 0])
+    below = saliency.edge_kinds(few).any(1)
+    assert torch.corrcoef(torch.stack([ranks(x[below]) for x in (product, added)]))[0, 1] < 0.9
+
+
+def test_all_edges_into_a_label_word_are_cut(prompts):
+    edges = isolation.cut_edges(prompts, prompts.label_pos)
+    assert edges.sum() == prompts.label_pos.sum()
+
+
+def test_half_is_what_shuffled_predictions_give(trained, prompts):
+    attention, predicted = extraction.label_attention(trained, prompts)
+    draw, found = seeded(1), []
+    for _ in range(40):
+        mixed = predicted[torch.randperm(len(predicted), generator=draw)]
+        found.append(extraction.auc_by_layer(attention, mixed).mean())
+    assert 0.47 < torch.stack(found).mean() < 0.53
+    assert extraction.cumulative(torch.tensor([0.4, 0.9])).tolist() == pytest.approx([-1 / 3, 1])
+
+
+def test_attention_is_compared_with_the_prediction(trained):
+    hard = topics.sample(200, seeded(3), texts=topics.HARD)
+    attention, predicted = extraction.label_attention(trained, hard)
+    assert not torch.equal(predicted, hard.gold)
+    by_class = [extraction.auc_by_layer(attention, x).max() for x in (predicted, hard.gold)]
+    assert by_class[0] > by_class[1]
+
+
+def test_the_papers_rule_keeps_the_formatting(prompts):
+    kept, labels = compression.hidden_anchor(prompts), compression.label_only(prompts)
+    assert kept.sum() > 1.5 * labels.sum()
+    assert {*prompts.roles[kept & ~labels].tolist()} == {Role.FORMAT}
+
+
+def test_a_factor_cancels_in_shares(trained, prompts):
+    edges = saliency.saliency(trained, prompts[:4])
+    whole, averaged = (saliency.flow(x, prompts[:4]).relative for x in (edges, edges / 4))
+    torch.testing.assert_close(whole, averaged)
+
+
+def test_other_label_words_count_as_sources(prompts):
+    into = saliency.edge_kinds(prompts)[:, 0].sum(1)  # (batch, src)
+    elsewhere = into[prompts.roles != Role.TEXT].sum() / into.sum()
+    assert 0.05 < elsewhere < 0.9
+
+
+def test_zeroed_weights_are_another_cut(trained, prompts):
+    cut = {0: isolation.cut_edges(prompts, prompts.label_pos)}
+    before, after = (
+        target_logits(trained, prompts, cut_attention(trained, cut, renormalise=first))
+        for first in (True, False)
+    )
+    assert (before - after).abs().max() > 0.1
+
+
+def test_python_refuses_a_draw_from_a_set():
+    with pytest.raises(TypeError, match="must be a sequence"):
+        random.sample({1, 2, 3}, 1)
+
+
+def test_five_words_and_ten_differ(trained, prompts):
+    clean, drawn = answers(trained, prompts), isolation.random_positions(prompts, seeded(0))
+    cut = isolation.isolated(trained, prompts, [0, 1], drawn)
+    five, ten = (word_loyalty(cut, clean, k).mean() for k in (5, 10))
+    assert abs(five - ten) > 0.05
+
+
+def test_scores_in_the_wrong_order_give_another_auc(trained, prompts):
+    attention, predicted = extraction.label_attention(trained, prompts)
+    misread = attention.transpose(1, 2).reshape(attention.shape)  # as (layer, class)
+    found = [extraction.auc_by_layer(x, predicted) for x in (attention, misread)]
+    assert (found[0] - found[1]).abs().max() > 0.05
+
+
+def test_a_loss_over_one_row_too_few_is_too_large(trained, prompts):
+    zero = torch.zeros(trained.cfg.n_layers, trained.cfg.n_heads, prompts.classes)
+    losses = prepare(trained, prompts[:8]).losses(zero)
+    assert losses.sum() / (len(losses) - 1) > losses.mean()
+
+
+def test_a_mask_that_is_never_cleared_grows():
+    """Texts of the book are long enough for other words to be drawn."""
+    asked, draw = random_prompts(1, count=8, shortest=4, longest=6), seeded(0)
+    masks = [compression.hidden_random(asked, draw) for _ in range(20)]
+    assert torch.stack(masks).any(0).sum() > 1.05 * masks[0].sum()
+
+
+def test_a_common_factor_cancels():
+    queries, keys = torch.randn(30, 8, generator=seeded(0)), torch.randn(4, 8, generator=seeded(1))
+    one, other = (confusion.predicted_confusion(x * queries, keys, 5) for x in (1.0, 30**0.5))
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_the_last_layer_is_blind(trained, prompts):
+    """Nothing reads the rows of label words that a cut in the last layer changes."""
+    cut = isolation.isolated(trained, prompts, [trained.cfg.n_layers - 1]).class_logits
+    clean = answers(trained, prompts).class_logits
+    torch.testing.assert_close(cut, clean, atol=1e-5, rtol=1e-5)
+    cues = replace(prompts, label_pos=prompts.cue_pos)
+    first = isolation.isolated(trained, cues, [0], prompts.label_pos).class_logits
+    assert (first - clean).abs().max() > 0.1
