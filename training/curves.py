@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from iclutils.chapters import gpt2_induction
 from iclutils.chapters.attention_circuits import stability
 from iclutils.chapters.label_anchors.copying import checkpoint_metrics
 from iclutils.interp import attribution, clean_corrupt
+from iclutils.interp.head_scores import score_heads
+from iclutils.interp.readout import icl_score, predictions
 from iclutils.models import TransformerBridge, load
 from iclutils.tasks import generator, topics
 from iclutils.tasks.repeated import repeated_tokens
@@ -22,11 +23,26 @@ SEQUENCES, LENGTH, BEST = 24, 20, 20  # behind the likeness of checkpoints, and 
 
 
 def copying(work: Path, steps: Sequence[int]) -> Rows:
-    """Of a model that copies: the scores of chapter 01, and how alike its circuits are."""
+    """Measure a model that copies: the scores of chapter 01, and how alike its circuits are.
+
+    Best head scores; loss (nats) and accuracy on the clean second copy; and the in-context-learning
+    score of entries 10 and 50 of segments of 15 tokens repeated four times (Olsson et al. 2022:
+    tokens 50 and 500 of texts).
+    """
 
     def measure(net: TransformerBridge) -> dict[str, float]:
         few = repeated_tokens(net, 32, 30, generator("history"))
-        return gpt2_induction.checkpoint_metrics(net, few, generator("icl"))
+        scores = {k: v.mean(0) for k, v in score_heads(net, few.tokens, few.length).items()}
+        log_probs, right = predictions(net, few.tokens)
+        long = repeated_tokens(net, 32, 15, generator("icl"), times=4)
+        icl = icl_score(predictions(net, long.tokens)[0], early=10, late=50)
+        return {
+            "prefix": scores["prefix"].max().item(),
+            "previous": scores["previous"].max().item(),
+            "loss": -log_probs[:, few.clean_half].mean().item(),
+            "accuracy": right[:, few.clean_half].float().mean().item(),
+            "icl": icl.mean().item(),
+        }
 
     return _along(work, steps, measure)
 

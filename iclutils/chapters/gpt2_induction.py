@@ -1,4 +1,4 @@
-"""The induction circuit: find it, cut it, watch it grow.
+"""Find the induction circuit, cut it, and watch it grow.
 
 An induction head attends from a token to what *followed* its earlier copy. It reads, through its
 keys, which token came before each position, from a previous-token head in an earlier layer
@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy.stats import spearmanr
+from sklearn.metrics import roc_auc_score
 from torch import Generator, Tensor
 
 from ..errors import IclError
@@ -29,10 +30,10 @@ from ..interp.hooks import (
     run_with_hooks,
 )
 from ..interp.patching import patch_key_input
-from ..interp.readout import check_prompts, icl_score, log_prob, predictions, with_answers, writes
-from ..models import TransformerBridge, get_act_name, logits
+from ..interp.readout import check_prompts, log_prob, with_answers, writes
+from ..models import TransformerBridge, get_act_name
 from ..progress import bar
-from ..tasks.repeated import RepeatedTokens, repeated_tokens
+from ..tasks.repeated import RepeatedTokens
 from ..tasks.words import Asked
 
 
@@ -46,29 +47,36 @@ class Circuit:
     all_previous: tuple[Head, ...]
 
     def others(self, model: TransformerBridge) -> list[Head]:
-        """Every head without a role here."""
+        """Return every head that has no role."""
         named = self.all_induction + self.all_previous
-        return [head for head in _heads(model, model.cfg.n_layers) if head not in named]
+        heads = product(range(model.cfg.n_layers), range(model.cfg.n_heads))
+        return [head for head in heads if head not in named]
 
     def pairs(self) -> list[tuple[Head, Head]]:
-        """Every previous-token head with every induction head above it."""
+        """Return every previous-token head with every induction head above it."""
         return [(a, b) for a in self.all_previous for b in self.all_induction if a[0] < b[0]]
+
+    def wires(self, every: bool = True) -> dict[Head, list[Head]]:
+        """Return, for each induction head, the previous-token heads below it: of every pair, or of
+        the strongest alone."""
+        pairs = self.pairs() if every else [(self.previous, self.induction)]
+        return {b: [a for a, reader in pairs if reader == b] for _, b in pairs}
 
 
 @dataclass(frozen=True)
-class Cause:
-    """Prefix matching of the induction head, per sequence, before and after each cut."""
+class Cuts:
+    """Prefix matching of the induction head, before and after each cut of ``effect_of_cuts``."""
 
     before: Float[Tensor, "batch"]
     without_previous: Float[Tensor, "batch"]
     without_path: Float[Tensor, "batch"]
-    without_all_previous: Float[Tensor, "batch"]
-    without_all_paths: Float[Tensor, "batch"]
-    without_others: list[Float[Tensor, "batch"]]
+    without_others: Float[Tensor, "control batch"]
 
 
 def find(model: TransformerBridge, batch: RepeatedTokens) -> Circuit:
-    """The strongest induction head, and the strongest previous-token head in a layer below it.
+    """Return the strongest induction head, and the strongest previous-token head in a layer below.
+
+    For scores that are there already, use ``roles``.
 
     Example:
         >>> import torch
@@ -77,8 +85,8 @@ def find(model: TransformerBridge, batch: RepeatedTokens) -> Circuit:
         >>> from iclutils.tasks.repeated import repeated_tokens
         >>> net = models.load("induction-0")
         >>> task = repeated_tokens(net, 8, 20, torch.Generator().manual_seed(0))
-        >>> found = gpt2_induction.find(net, task)
-        >>> found.previous[0] < found.induction[0]
+        >>> circuit = gpt2_induction.find(net, task)
+        >>> circuit.previous[0] < circuit.induction[0]
         True
     """
     scores = score_heads(model, batch.tokens, batch.length)
@@ -86,8 +94,8 @@ def find(model: TransformerBridge, batch: RepeatedTokens) -> Circuit:
 
 
 def roles(scores: Mapping[str, Float[Tensor, "layer head"]], least: int = 1) -> Circuit:
-    """Heads by role from their mean scores (``score_heads``), as in ``find``; ``least``: how many
-    stand for a role that no head has."""
+    """Return heads by role from their mean scores (``score_heads``): those above 0.4 or, where no
+    head is, the ``least`` highest. Models of one layer, and scores of 0, are refused."""
     if len(scores["prefix"]) < 2:
         raise IclError("An induction circuit needs two attention layers; this model has one.")
     prefix = scores["prefix"].clone()
@@ -100,67 +108,70 @@ def roles(scores: Mapping[str, Float[Tensor, "layer head"]], least: int = 1) -> 
         )
     induction = strongest(prefix)
     below = scores["previous"][: induction[0]]
-    previous = strongest(below)
-    return Circuit(previous, induction, _labelled(prefix, least), _labelled(below, least))
+    return Circuit(strongest(below), induction, _labelled(prefix, least), _labelled(below, least))
 
 
 def _labelled(scores: Float[Tensor, "layer head"], least: int) -> tuple[Head, ...]:
-    labelled = tuple((layer, head) for layer, head in torch.nonzero(scores > LABEL).tolist())
-    return labelled or tuple(top_heads(scores, least))
+    above = torch.nonzero(scores > LABEL).tolist()
+    return tuple((layer, head) for layer, head in above) or tuple(top_heads(scores, least))
 
 
-def _heads(model: TransformerBridge, layers: int) -> list[Head]:
-    return [(layer, head) for layer in range(layers) for head in range(model.cfg.n_heads)]
+def depth_order(
+    lower: Float[Tensor, "layer head"], upper: Float[Tensor, "layer head"], count: int
+) -> float:
+    """Return the share of pairs, of the ``count`` heads with the highest scores of either kind, in
+    which the former's layer is the earlier one; a tie counts half."""
+    below, above = torch.tensor([top_heads(scores, count) for scores in (lower, upper)])[..., 0]
+    return ((above - below[:, None]).sign().double().mean().item() + 1) / 2
 
 
-def cause(
+def ranked_above(some: Sequence[float] | Tensor, others: Sequence[float] | Tensor) -> float:
+    """Return how often one of ``some`` exceeds one of ``others``: the area under the ROC curve."""
+    return roc_auc_score([1] * len(some) + [0] * len(others), [*some, *others])
+
+
+def effect_of_cuts(
     model: TransformerBridge,
     batch: RepeatedTokens,
     circuit: Circuit,
     other: RepeatedTokens,
     controls: Sequence[Sequence[Head]] | None = None,
-) -> Cause:
-    """Prefix matching of the induction head that remains when the circuit is cut: mean-ablate the
-    previous-token head, or patch only its write into the induction head's keys with that on
-    ``other``; both for all previous-token heads at once; mean-ablate each set of ``controls``
-    (None: each other head)."""
+) -> Cuts:
+    """Measure the induction head's prefix matching when the circuit is cut, on each sequence: the
+    previous-token head is mean-ablated; or only its write into the induction head's keys is patched
+    with that on ``other``; or each set of ``controls`` is mean-ablated (None: every other head).
+    What cuts cost the predictions, ``second_copy`` measures."""
     layer, head = circuit.induction
     if controls is None:
-        controls = [[h] for h in _heads(model, layer) if h not in circuit.all_previous]
+        below = product(range(layer), range(model.cfg.n_heads))
+        controls = [[one] for one in below if one not in circuit.all_previous]
     name = get_act_name("pattern", layer)
 
     def matching(hooks: Sequence[Hook]) -> Tensor:
         _, seen = run_with_hooks(model, batch.tokens, hooks, [name], layer + 1)
         return prefix_matching(seen[name][:, head], batch.length)
 
-    def patched(cut: Sequence[Head]) -> Tensor:
-        pattern = patch_key_input(model, batch.tokens, cut, circuit.induction, other.tokens)
-        return prefix_matching(pattern, batch.length)
-
-    sets = [[circuit.previous], circuit.all_previous, *controls]
+    sets = [[circuit.previous], *controls]
     hooks = ablate_sets(model, batch.tokens, sets, "mean", other.tokens)
-    without, without_all, *without_others = map(matching, bar(hooks, "sets of heads"))
-    return Cause(
-        before=matching([]),
-        without_previous=without,
-        without_path=patched([circuit.previous]),
-        without_all_previous=without_all,
-        without_all_paths=patched(circuit.all_previous),
-        without_others=without_others,
-    )
+    without, *others = map(matching, bar(hooks, "sets of heads"))
+    edge = [circuit.previous], circuit.induction
+    patched = patch_key_input(model, batch.tokens, *edge, other.tokens)  # (batch, dest, src)
+    without_path = prefix_matching(patched, batch.length)
+    without_others = torch.cat([without[None][:0], *(x[None] for x in others)])
+    return Cuts(matching([]), without, without_path, without_others)
 
 
 def second_copy(
     model: TransformerBridge, batch: RepeatedTokens, ways: Sequence[Sequence[Hook]]
 ) -> list[dict[str, Float[Tensor, "batch"]]]:
-    """Loss (nats), logit of the right token and accuracy on each clean second copy, for each
-    ``way``."""
+    """Measure each clean second copy under each list of hooks: loss (nats), logit of the right
+    token, and accuracy. On text, use ``losses_without``."""
     entries = torch.arange(*batch.clean_half.indices(batch.tokens.shape[1]))
-    at = entries.to(batch.tokens.device).expand(len(batch.tokens), -1)
-    truth = batch.tokens.gather(1, at + 1)[..., None]
+    at = entries.to(batch.tokens.device).expand(len(batch.tokens), -1)  # (batch, entry)
+    truth = batch.tokens.gather(1, at + 1)[..., None]  # (batch, entry, 1)
 
     def measured(scores: Tensor) -> dict[str, Tensor]:
-        logit = scores.gather(-1, truth)[..., 0]
+        logit = scores.gather(-1, truth)[..., 0]  # (batch, entry)
         right = (scores.argmax(-1) == truth[..., 0]).float()
         measures = {"loss": scores.logsumexp(-1) - logit, "logit": logit, "accuracy": right}
         return {name: values.mean(1) for name, values in measures.items()}
@@ -171,16 +182,17 @@ def second_copy(
 def direct_effects(
     model: TransformerBridge, batch: RepeatedTokens
 ) -> Float[Tensor, "batch layer head"]:
-    """Direct effect of each head on the logit of the right token, above its mean over the
-    vocabulary, on the clean second copy; for a model loaded with ``fold=True``. The final norm
-    keeps the scale of the whole run, so that the parts add up to the logit."""
+    """Measure what each head adds to the right token's logit, above its mean over the vocabulary,
+    on the clean second copy; for a model loaded with ``fold=True``. The final norm keeps the scale
+    of the whole run, so that the parts add up to the logit."""
     half, last = batch.clean_half, get_act_name("resid_post", model.cfg.n_layers - 1)
     with torch.no_grad():
         _, seen = run_with_hooks(model, batch.tokens, [], [last])
-        writes = component_outputs(model, batch.tokens, all_heads(model))
-        scale = (seen[last].pow(2).mean(-1) + model.cfg.eps).sqrt()[:, half]
-        columns = (model.W_U - model.W_U.mean(1, keepdim=True)).T[batch.tokens[:, 1:][:, half]]
-        added = [((w[:, half] * columns).sum(-1) / scale).mean(1) for w in writes.values()]
+        outputs = component_outputs(model, batch.tokens, all_heads(model))  # (batch, pos, d_model)
+        scale = (seen[last].pow(2).mean(-1) + model.cfg.eps).sqrt()[:, half]  # (batch, entry)
+        columns = (model.W_U - model.W_U.mean(1, keepdim=True)).T  # (vocab, d_model)
+        columns = columns[batch.tokens[:, 1:][:, half]]  # (batch, entry, d_model)
+        added = [((w[:, half] * columns).sum(-1) / scale).mean(1) for w in outputs.values()]
     return torch.stack(added, 1).unflatten(1, (model.cfg.n_layers, -1))
 
 
@@ -190,16 +202,16 @@ def shapley_values(
     fill: Int[Tensor, "draw token"],
     generator: Generator,
 ) -> Float[Tensor, "draw token"]:
-    """Shapley value of each token between BOS and the last for log p of the last (nats). From a
-    sequence with all of these tokens replaced by ``fill`` they are restored in random order,
-    another in each draw; the mean over orders is the Shapley value (1953)."""
+    """Estimate Shapley values (1953) of the tokens between BOS and the last, for log p of the last
+    (nats): all of them are replaced by ``fill``, then restored in random order, another in each
+    draw. The mean over draws is the estimate. They tell which token counts, not which head."""
     draws, count = fill.shape
-    step = torch.rand(draws, count, generator=generator).argsort(1).to(row.device)  # of each token
-    there = step[:, None] < torch.arange(count + 1, device=row.device)[:, None]
-    inner = torch.where(there, row[1:-1], fill[:, None]).flatten(0, 1)
+    step = torch.rand(draws, count, generator=generator).argsort(1).to(row.device)  # (draw, token)
+    restored = step[:, None] < torch.arange(count + 1, device=row.device)[:, None]
+    inner = torch.where(restored, row[1:-1], fill[:, None]).flatten(0, 1)  # (draw * step, token)
     tokens = torch.cat([row[:1].expand(len(inner), 1), inner], 1)
     end = at_positions(torch.full((len(tokens), 1), count, device=row.device))
-    scores, _ = run_with_hooks(model, tokens, [end])
+    scores, _ = run_with_hooks(model, tokens, [end])  # (draw * step, 1, vocab)
     log_p = scores[:, 0].log_softmax(-1)[:, row[-1]].view(draws, count + 1)
     return log_p.diff(dim=1).gather(1, step)
 
@@ -210,27 +222,10 @@ def losses_without(
     sets: Sequence[Sequence[Sequence[Head]]],
     how: How = "mean",
 ) -> Float[Tensor, "set batch entry"]:
-    """Loss (nats) of every next token without each set of heads, one for all rows or for each
-    (``ablate_rows``); resampled from the row before."""
+    """Return the loss (nats) of every next token without each set of heads, one for all rows or one
+    for each (``ablate_rows``); what is resampled comes from the row before."""
     ways = ablate_rows(model, tokens, sets, how, tokens.roll(1, 0))
     return torch.stack([-log_prob(s, tokens) for s in logits_under(model, tokens, ways)])
-
-
-def alike(
-    one: TransformerBridge,
-    other: TransformerBridge,
-    prose: Int[Tensor, "passage pos"],
-    copied: RepeatedTokens,
-) -> tuple[Float[Tensor, "passage"], Float[Tensor, "sequence"]]:
-    """How alike two models are that read the same tokens: the share of predictions on prose whose
-    likeliest token is the same, and the rank correlation over heads of prefix matching."""
-    first, second = (logits(model, prose).argmax(-1) for model in (one, other))
-    scores = [score_heads(m, copied.tokens, copied.length)["prefix"] for m in (one, other)]
-    ranks = [
-        spearmanr(*(x.flatten().cpu() for x in pair)).statistic
-        for pair in zip(*scores, strict=True)
-    ]
-    return (first == second).double().mean(1), torch.tensor(ranks)
 
 
 def answers_without(
@@ -239,36 +234,17 @@ def answers_without(
     sets: Sequence[Sequence[Sequence[Head]]],
     how: How = "mean",
 ) -> Bool[Tensor, "set batch"]:
-    """Which words are answered right, whole, without each set of heads (``losses_without``)."""
+    """Return which words are answered right, whole, without each set of heads; sets are as of
+    ``losses_without``."""
     check_prompts(model, asked.prompts)
     tokens, at = with_answers(asked.prompts, asked.whole)
     ways = ablate_rows(model, tokens, sets, how, tokens.roll(1, 0))
-    logits_of_sets = logits_under(model, tokens, ways, at)
-    return torch.stack([writes(scores, asked.whole) for scores in logits_of_sets])
-
-
-def checkpoint_metrics(
-    model: TransformerBridge, batch: RepeatedTokens, generator: Generator
-) -> dict[str, float]:
-    """Scores of a model at one step of its training: best head scores, loss (nats) and accuracy on
-    the clean second copy, and the in-context-learning score of entries 10 and 50 of segments of 15
-    tokens repeated four times (Olsson et al. 2022: tokens 50 and 500 of texts)."""
-    scores = {k: v.mean(0) for k, v in score_heads(model, batch.tokens, batch.length).items()}
-    log_probs, right = predictions(model, batch.tokens)
-    long = repeated_tokens(model, len(batch.tokens), 15, generator, times=4)
-    icl = icl_score(predictions(model, long.tokens)[0], early=10, late=50)
-    return {
-        "prefix": scores["prefix"].max().item(),
-        "previous": scores["previous"].max().item(),
-        "loss": -log_probs[:, batch.clean_half].mean().item(),
-        "accuracy": right[:, batch.clean_half].float().mean().item(),
-        "icl": icl.mean().item(),
-    }
+    return torch.stack([writes(s, asked.whole) for s in logits_under(model, tokens, ways, at)])
 
 
 def reached(steps: Sequence[int], values: Sequence[float], share: float) -> float:
-    """Step at which a share of the final value is first reached, interpolated between checkpoints;
-    NaN where the first checkpoint has it already, or none has."""
+    """Return the step at which a share of the final value is first reached, interpolated between
+    checkpoints; NaN where the first checkpoint has it already, or none has."""
     goal = share * values[-1]
     i = next((i for i, value in enumerate(values) if value >= goal), 0)
     if i == 0:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from ..errors import IclError
-from ..models import TransformerBridge, cached, get_act_name, head_detector
+from ..models import TransformerBridge, cached, get_act_name
 
 Pattern = Float[Tensor, "*lead dest src"]
 Score = Float[Tensor, "*lead"]
@@ -139,30 +139,6 @@ def uniform_baselines(length: int) -> dict[str, float]:
     return {name: score(even, length).item() for name, score in SCORES.items()}
 
 
-def detector_scores(
-    model: TransformerBridge, tokens: Int[Tensor, "1 pos"]
-) -> dict[str, Float[Tensor, "layer head"]]:
-    """TransformerLens' own head detector ("mul" score) on one sequence.
-
-    It divides by the attention of *all* rows, so on repeated tokens without chance repeats it
-    equals ``previous * 2L/S``, ``prefix * L/S`` and ``duplicate * L/S``, S = 2L + 1.
-    """
-    patterns = torch.stack(attention_patterns(model, tokens), 1)[0].cpu()  # layer, head, dest, src
-    wanted = {
-        "previous": head_detector.get_previous_token_head_detection_pattern,
-        "duplicate": head_detector.get_duplicate_token_head_detection_pattern,
-        "prefix": head_detector.get_induction_head_detection_pattern,
-    }
-    options: dict = {"exclude_bos": False, "exclude_current_token": False, "error_measure": "mul"}
-    similarity = head_detector.compute_head_attention_similarity_score
-    scores = {}
-    for name, build in wanted.items():
-        expected = build(tokens.cpu())
-        each = [similarity(pattern, expected, **options) for pattern in patterns.flatten(0, 1)]
-        scores[name] = torch.tensor(each).view(patterns.shape[:2])
-    return scores
-
-
 def strongest(scores: Float[Tensor, "layer head"]) -> tuple[int, int]:
     """(layer, head) of the largest score."""
     return divmod(int(scores.argmax()), scores.shape[1])
@@ -217,3 +193,11 @@ def attention_patterns(
     names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
     return [cache[name] for name in names]
+
+
+def by_distance(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"], length: int
+) -> Float[Tensor, "batch layer head distance"]:
+    """Return the ``distance_profile`` of every head: its mean attention in the second copy."""
+    patterns = attention_patterns(model, tokens)
+    return torch.stack([distance_profile(x, length) for x in patterns], 1).cpu()

@@ -183,15 +183,6 @@ def ablate_rows(
     return [[replace(*item) for item in masks.items()] for masks in chosen]
 
 
-def ablate_mlps(
-    model: TransformerBridge, tokens: Tokens, layers: Iterable[int], how: How, other: Other
-) -> list[Hook]:
-    """Hooks that ablate whole MLP layers; arguments as in ``ablate_heads``."""
-    names = [get_act_name("mlp_out", check_layer(model, layer)) for layer in layers]
-    values = replacements(model, tokens, names, how, other)
-    return [set_activation(name, values[name]) for name in names]
-
-
 def cut_attention(
     model: TransformerBridge, cut: Mapping[int, Bool[Tensor, "..."]], renormalise: bool = True
 ) -> list[Hook]:

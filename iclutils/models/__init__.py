@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transformer_lens import ActivationCache, head_detector
+from transformer_lens import ActivationCache
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.tools.analysis.logit_lens import logit_lens
 from transformer_lens.utilities import get_act_name

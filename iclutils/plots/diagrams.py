@@ -10,11 +10,7 @@ Example:
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import io
 from collections.abc import Mapping, Sequence
-from html import escape
 from textwrap import fill
 from typing import Any
 
@@ -27,7 +23,7 @@ from matplotlib.patches import FancyBboxPatch
 from torch import Tensor
 
 from ..errors import IclError
-from .figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE, canvas, few_colours, name_lines
+from .figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE, canvas, name_lines
 
 PALE = "#d9d9d9"
 PORTS = {"q": BLUE, "k": ORANGE, "v": GREEN}  # what a head reads: queries, keys, values
@@ -390,64 +386,6 @@ def circuit(edges: Sequence[Edge], width: float = 6.6) -> Figure:
     return axes.figure  # type: ignore[return-value]
 
 
-class Stepped:
-    """Pictures that a reader goes through by hand, each with a sentence: a row of buttons where a
-    cell can show HTML (no script is needed), elsewhere the last picture. Steps build on each other
-    and open at the last; pictures with ``names`` stand side by side, and open at the first."""
-
-    def __init__(
-        self,
-        pictures: Sequence[Figure],
-        texts: Sequence[str],
-        title: str,
-        names: Sequence[str] = (),
-    ) -> None:
-        """Take a sentence for each picture, and perhaps a name for its button."""
-        if not pictures or len(pictures) != len(texts):
-            raise IclError(f"{len(pictures)} pictures and {len(texts)} texts: one for each.")
-        self.texts, self.title, self.pictures = texts, title, [_png(f) for f in pictures]
-        self.names = names or [f"Step {i}" for i in range(1, len(texts) + 1)]
-        self.opens = 0 if names else len(texts) - 1
-        for figure in pictures:
-            plt.close(figure)
-
-    def __repr__(self) -> str:
-        return f"{self.title}: {len(self.texts)} steps"
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        """Picture and text for a notebook and a page."""
-        still = base64.b64encode(self.pictures[self.opens]).decode()
-        return {"text/html": self.html(), "image/png": still, "text/plain": repr(self)}
-
-    def html(self) -> str:
-        """Radio buttons, and by CSS alone the picture of the chosen one."""
-        name = "s" + hashlib.sha256(b"".join(self.pictures)).hexdigest()[:8]
-        rules, buttons, shown = [], "", ""
-        for i, (picture, text) in enumerate(zip(self.pictures, self.texts, strict=True), 1):
-            rules.append(f"#{name}:has(input:nth-of-type({i}):checked) figure:nth-of-type({i})")
-            chosen = " checked" if i == self.opens + 1 else ""
-            buttons += f'<input type="radio" name="{name}" id="{name}-{i}"{chosen}>'
-            buttons += f'<label for="{name}-{i}">{escape(self.names[i - 1])}</label> '
-            data = base64.b64encode(picture).decode()
-            shown += f'<figure><img alt="{escape(text)}" src="data:image/png;base64,{data}">'
-            shown += f"<figcaption>{escape(text)}</figcaption></figure>"
-        style = f"#{name} figure{{display:none}}{','.join(rules)}{{display:block}}"
-        head = f"<style>{style}</style><legend>{escape(self.title)}</legend>"
-        return f'<fieldset class="stepped" id="{name}">{head}{buttons}{shown}</fieldset>'
-
-
-def stepped_pair(
-    tokens: Sequence[str],
-    previous: Float[Tensor, "dest src"],
-    induction: Float[Tensor, "dest src"],
-    at: int | None = None,
-) -> Stepped:
-    """The induction pair in three steps, to go through by hand."""
-    given = (tokens, previous, induction, len(tokens) - 1 if at is None else at)
-    figures = [induction_pair(*given, step=i, told=False) for i in (1, 2, 3)]
-    return Stepped(figures, _pair_steps(*given), "An induction pair, step by step")
-
-
 def _pair_steps(
     tokens: Sequence[str],
     previous: Float[Tensor, "dest src"],
@@ -464,12 +402,6 @@ def _pair_steps(
         f"“{tokens[at]}”, and finds “{tokens[found]}” (attention {induction[at, found]:.2f}).",
         f"3  {PAIR[1]}: it copies what it found, and “{tokens[found]}” is predicted next.",
     ]
-
-
-def _png(figure: Figure) -> bytes:
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=150)
-    return few_colours(drawn.getvalue(), 32)
 
 
 def _square(tokens: Sequence[str], *patterns: Float[Tensor, "dest src"]) -> int:

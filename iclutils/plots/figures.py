@@ -195,26 +195,6 @@ def head_maps(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Figure:
     return figure
 
 
-def every_lens(
-    tokens: Sequence[str],
-    written: Float[Tensor, "layer token"],
-    lenses: Sequence[str],
-    marked: Float[Tensor, "lens layer"],
-) -> Figure:
-    """Chapter 07 in one picture: the share of the task's vector that each layer writes by reading
-    each token, and how many heads of each layer a lens marks."""
-    figure, (left, right) = canvas(2, width=8.4, height=4.6)
-    reach = float(written.abs().max())
-    style: dict[str, Any] = {"origin": "lower", "aspect": "auto"}
-    left.set(ylabel="layer", title="share of the vector, by token read")
-    right.set(title="heads marked, of nine a layer")
-    image = _map(left, written, -reach, reach, columns=tokens, turn=90, **style)
-    figure.colorbar(image, ax=left)
-    image = _map(right, marked.T, 0.0, float(marked.max()), columns=lenses, **style)
-    figure.colorbar(image, ax=right)
-    return figure
-
-
 def attention(pattern: Float[Tensor, "dest src"], words: Sequence[str]) -> Figure:
     """One attention pattern with its tokens: destination down, source across."""
     side = max(3.6, 0.22 * len(words))
@@ -238,17 +218,6 @@ def profile(named: Mapping[str, Float[Tensor, "distance"]], marks: Mapping[str, 
                       xytext=(-3, 0), textcoords="offset points", va="top", color=GREY)  # fmt: skip
     axes.set(xlabel="distance back, tokens", ylabel="mean attention")
     name_lines(axes)
-    return figure
-
-
-def position_map(values: Float[Tensor, "layer position"], start: int, label: str) -> Figure:
-    """Effect of a patch by layer and position, zero in the middle of the scale."""
-    figure, (axes,) = canvas(width=4.2, height=2.2)
-    reach, (layers, positions) = float(values.abs().max()) or 1.0, values.shape
-    extent = (start - 0.5, start + positions - 0.5, layers - 0.5, -0.5)
-    image = _map(axes, values, -reach, reach, aspect="auto", extent=extent)
-    axes.set(xlabel="patched position", ylabel="layer", yticks=range(layers))
-    figure.colorbar(image, label=label)
     return figure
 
 
@@ -432,21 +401,6 @@ def by_layer(
 ) -> dict[str, Line]:
     """Lines for ``curves`` whose x is the layer, from 0."""
     return {name: (range(len(line)), [*map(float, line)]) for name, line in values.items()}
-
-
-def null_histogram(
-    groups: Mapping[str, Sequence[float]], found: Mapping[str, float], xlabel: str
-) -> Figure:
-    """Histograms of a null distribution and others on common bins, lines for single values."""
-    figure, (axes,) = canvas(width=4.2, height=2.6)
-    top = max(max(values) for values in groups.values()) or 1.0
-    for (name, values), colour in zip(groups.items(), (GREY, BLUE, GREEN), strict=False):
-        axes.hist(values, bins=24, range=(0, top), color=colour, alpha=0.7, label=name)
-    for (name, value), colour in zip(found.items(), (ORANGE, PINK), strict=False):
-        axes.axvline(value, color=colour, lw=2, label=name)
-    axes.set(xlabel=xlabel, ylabel="head pairs")
-    axes.legend()
-    return figure
 
 
 def matrices(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from random_layers import seeded
 
 from iclutils.interp import head_scores
-from iclutils.tasks.repeated import RepeatedTokens, repeated_tokens
+from iclutils.tasks.repeated import RepeatedTokens
 
 
 def random_pattern(size, seed):
@@ -56,15 +56,6 @@ def test_olssons_evaluator_sums_over_all_earlier_followers():
             total += pattern[0, :, q, followers].sum(-1)
     got = head_scores.olsson_prefix_matching(pattern, tokens)[0]
     torch.testing.assert_close(got, total / queries)
-
-
-def test_the_detector_is_the_scaled_score_on_distinct_tokens(gpt2):
-    length = 12
-    batch = repeated_tokens(gpt2, 1, length, seeded(0), distinct=True)
-    theirs = head_scores.detector_scores(gpt2, batch.tokens)
-    ours = head_scores.score_heads(gpt2, batch.tokens, length)
-    for name, rows in {"previous": 2 * length, "prefix": length, "duplicate": length}.items():
-        torch.testing.assert_close(theirs[name], ours[name][0] * rows / (2 * length + 1))
 
 
 def test_a_whole_layer_is_compared_with_all_other_whole_layers(gpt2):

@@ -8,12 +8,13 @@ from tiny import ARCHITECTURES, save_gpt2, tokens
 from iclutils import models
 from iclutils.interp.hooks import (
     ablate_heads,
-    ablate_mlps,
     ablate_rows,
     ablate_sets,
     cut_attention,
     logits_under,
+    replacements,
     run_with_hooks,
+    set_activation,
 )
 from iclutils.models import cached, get_act_name
 
@@ -32,7 +33,7 @@ def test_zero_ablation_equals_zeroed_weights(head, mlp, tmp_path):
             projection = network.transformer.h[head[0]].attn.c_proj
             projection.weight[head[1] * 8 : head[1] * 8 + 8] = 0
         else:
-            hooks = ablate_mlps(model, x, [mlp], "zero", x)
+            hooks = [set_activation(get_act_name("mlp_out", mlp), torch.tensor(0.0))]
             projection = network.transformer.h[mlp].mlp.c_proj
             projection.weight.zero_()
             projection.bias.zero_()
@@ -65,7 +66,9 @@ def test_resampling_from_the_same_sequences_changes_nothing(gpt2):
     plain = models.logits(gpt2, x)
     for source, same in ((x, True), (other, False)):
         hooks = ablate_heads(gpt2, x, [(0, 1), (2, 2)], "resample", source)
-        hooks += ablate_mlps(gpt2, x, [0, 2], "resample", source)
+        names = [get_act_name("mlp_out", layer) for layer in (0, 2)]
+        values = replacements(gpt2, x, names, "resample", source)
+        hooks += [set_activation(*item) for item in values.items()]
         assert ((under(gpt2, x, hooks) - plain).abs().max() < 1e-4) == same
 
 

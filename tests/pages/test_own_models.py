@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("results_elsewhere")
 
 # Sizes of all tiers, cut down, by the field of the tier.
 SIZES = {
-    "induction": {"sequences": 4, "sweeps": 1, "pairs": 3, "quantised": ()},
+    "induction": {"sequences": 4, "pairs": 3},
     "label_words": {"prompts": 20, "saliency_prompts": 6, "many_shots": 2, "sets": 2,
                     "diagnosed_sets": 2, "queries": 24, "train_per_class": 2, "epochs": 1,
                     "asked": 2, "strong": 3, "layers": 2},
@@ -108,11 +108,9 @@ def test_chapter_01_checks_every_claim_on_a_model_without_a_circuit(
     save_gpt2(tmp_path / "hub", **sizes, bos_token_id=399, eos_token_id=399)
     stand_in("gpt2", tmp_path / "hub")
     ran = Ran("01", tmp_path, **parameters)
-    assert ran.missing == {"01.four_bits", "01.four_bits_heads"}, "they need two networks more"
-    assert ran.undefined == set()
+    assert ran.missing == ran.undefined == set()
     assert {result.model for result in ran.written.values()} == {"gpt2"}
-    no = ("01.prefix_best", "01.stripe_5_5", "01.circuit_top1", "01.cause_loss")
-    ran.check(fails=no, holds=["01.detector_agrees"])
+    ran.check(fails=("01.prefix_best", "01.offset", "01.cause_loss"))
 
 
 @pytest.mark.nightly

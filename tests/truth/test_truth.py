@@ -120,7 +120,7 @@ def chapter_01(net, given):
     ways = [[], hooks.ablate_heads(net, batch.tokens, cut, "mean", other.tokens)]
     second, without = induction.second_copy(net, batch, ways)
     pair = induction.Circuit((16, 0), (18, 6), ((18, 6),), ((16, 0),))
-    cause = induction.cause(net, batch, pair, other, [])
+    cuts = induction.effect_of_cuts(net, batch, pair, other, [])
     folded = model(fold=True)
     draws = given["fill"][None]
     parts = induction.shapley_values(net, batch.tokens[0], draws, torch.Generator())
@@ -145,8 +145,8 @@ def chapter_01(net, given):
         "loss of all entries without four heads": (
             induction.losses_without(net, batch.tokens, [[cut]])[0].mean(1)
         ),
-        "matching without 16.0": cause.without_previous,
-        "matching without the path from 16.0": cause.without_path,
+        "matching without 16.0": cuts.without_previous,
+        "matching without the path from 16.0": cuts.without_path,
         "direct effect of 18.6": induction.direct_effects(folded, batch)[:, 18, 6],
         "copying score of 18.6": weights.copying_scores(folded)[18, 6],
         "share of the matching lost with the path": drops[16 * 9, 0],
