@@ -73,7 +73,8 @@ def claims_table(own: list[Row], on_scorecard: bool = False) -> list[str]:
         if on_scorecard:
             link = f"{{#{anchor(claim)} .claim-id}}\n[`{claim.id}`](#{claim.chapter}-{claim.cell})"
             name = "\n\n".join([link, _line(claim.statement), *rules(claim)])
-            source = f"{claim.kind}, {ORIGINS[claim.origin]}\n\n{source}\n\n{_line(claim.source)}"
+            parts = [f"{claim.kind}, {ORIGINS[claim.origin]}", source, _line(claim.source)]
+            source = "\n\n".join(part for part in parts if part != NOTHING)
         nulls = [f"{scorecard.null_name(claim)}:"]
         for column, label in columns.items():
             if row[column].result and row[column + NULL].result:
