@@ -222,7 +222,6 @@ def test_a_page_is_printed_light_and_without_bars(reader):
     [
         ("notebooks/01_gpt2_induction", "details.rows table.evidence", False),
         ("notebooks/01_gpt2_induction", "details.rows > summary", True),
-        ("notebooks/00_tour", ".stepped figure", True),
         ("book/scorecard", "table.evidence", True),
     ],
 )
