@@ -13,7 +13,7 @@ from iclutils.interp.head_scores import uniform_baselines
 
 EVEN = uniform_baselines(50)
 LEDGER = claims.ledger()
-# Tables 1 and 2 of the label-words paper, in percent: SST-2, TREC, AG News, EmoC.
+# Table 1 of the label-words paper, in percent: SST-2, TREC, AG News, EmoC.
 ONE_SHOT = fmean((61.28, 57.56, 73.32, 15.44))
 SEVERAL, REWEIGHTED = fmean((64.75, 60.40, 52.52, 9.80)), fmean((90.07, 60.92, 81.94, 41.64))
 LABEL_WORDS = {

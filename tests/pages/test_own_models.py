@@ -118,14 +118,11 @@ def test_chapter_01_checks_every_claim_on_a_model_without_a_circuit(
 def test_chapter_02_runs_offline_on_real_rows(small, stand_in, text_model, tmp_path):
     stand_in("gpt2-xl", text_model)
     ran = Ran("02", tmp_path, tier="paper", tasks="sst2,trec,ag_news")
-    # the rows of emoc are nowhere to be had, and table 2 is the mean of all four data sets
-    assert [n for n in ran.missing if not re.search("emoc$|^02.table2", n)] == []
+    assert not ran.missing
     assert not set(ran.written) & ran.undefined
-    no, yes = ("02.isolate_first", "02.swp_shallow"), ("02.exact", "02.last_layer_is_blind")
-    ran.check(fails=no, holds=yes)
+    ran.check(fails=("02.isolate_first", "02.swp_shallow"), holds=())
     # of five sets of demonstrations some gain by chance: the interval holds 0
-    some = ("02.beats_text", "02.reweighting")
-    assert {ran.written[name].verdict for name in some} <= {claims.FAILS, claims.UNCLEAR}
+    assert ran.written["02.reweighting"].verdict in (claims.FAILS, claims.UNCLEAR)
     assert ran.written["02.isolate_first"].count == 5
 
 

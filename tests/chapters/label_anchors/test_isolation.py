@@ -1,5 +1,6 @@
 """Isolation: rows of attention by hand, what cannot change, the random control; loyalty by hand."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -126,6 +127,6 @@ def test_word_loyalty_and_margin_by_hand():
     one, other = (torch.tensor([row]) for row in ([1, 2, 3, 4, 5], [5, 1, 2, 8, 9]))
     logits, gold = torch.tensor([[1.0, 4.0, 2.5]]), torch.tensor([2])
     a, b = (Answers(logits, words, gold) for words in (one, other))
-    assert word_loyalty(a, b).item() == 3 / 7
-    assert word_loyalty(a, b, 2).item() == 1 / 3
+    assert word_loyalty(a, b).item() == pytest.approx(3 / 7)
+    assert word_loyalty(a, b, 2).item() == pytest.approx(1 / 3)
     assert a.margin.item() == -1.5
