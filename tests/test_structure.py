@@ -20,7 +20,6 @@ MAY_IMPORT = {
     "progress": set(),
     "room": {"errors"},
     "zoo": {"errors", "files", "progress", "room"},
-    "checks": {"errors", "files"},
     "models": COMMON,
     "tasks": {*COMMON, "models"},
     "interp": {*COMMON, "models", "tasks"},

@@ -3,26 +3,27 @@
 import ast
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+import unicodedata
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from threading import Event
 from zipfile import ZipFile
 
+import checks
 import psutil
 import pytest
-from grading import assignments, confine, guard, jail, reports, submissions
+from filelock import FileLock
+from grading import assignments, confine, reports, submissions, trial
 from grading.assignments import Assignment
 from grading.confine import Limits
 from grading.submissions import Grade
 
-from iclutils.checks import homeworks, table
 from iclutils.errors import IclError
 from iclutils.files import read_json
 
@@ -31,101 +32,85 @@ pytest.importorskip("otter", reason="needs otter-grader (extra: coursework)")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="bounds need a POSIX system")
 
 
-NAMESPACES = sys.platform == "linux" and not subprocess.run(
-    ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "true"],
-    capture_output=True, check=False,
-).returncode  # fmt: skip
-MODES = ["hooks", pytest.param("namespaces", marks=pytest.mark.skipif(
-    not NAMESPACES, reason="this system has no namespaces for this user"))]  # fmt: skip
+UNCONFINED = (confine.UNCONFINED, "")
 
 
-@pytest.fixture(params=MODES)
-def bounded(request):
-    """``bounded(code)`` runs a Python program in bounds, with namespaces or by hooks alone."""
-    jailed = request.param == "namespaces"
+@pytest.fixture(scope="module")
+def where():
+    """What confines submissions here."""
+    try:
+        return confine.sandbox()
+    except IclError as error:
+        pytest.skip(f"no sandbox: {error}")
 
-    def run(code, **limits):
-        command = [sys.executable, "-c", code]
-        end = confine.run(command, Limits(**limits), Event(), jailed=jailed)
-        assert end.code != jail.REFUSED, end.said
-        return end
+
+@pytest.fixture
+def bounded(where):
+    """``bounded(code)`` runs code in a sandbox, as the worker that runs a submission."""
+
+    def run(code, within=where, **limits):
+        return confine.run(within, {"checks": code}, Limits(**limits), Event())
 
     return run
 
 
-def test_a_program_within_its_bounds_just_ends(bounded, monkeypatch):
+def test_a_program_sees_libraries_and_an_empty_folder(bounded, monkeypatch):
     monkeypatch.setenv("SECRET_OF_THE_GRADER", "x")
-    code = "import os; print(os.listdir(), 'SECRET_OF_THE_GRADER' in os.environ); os.openpty()"
-    end = bounded(code)
-    assert (end.code, end.stopped, end.told) == (0, "", [])
-    assert end.said.strip() == "[] False"
+    end = bounded(
+        "import os; print(os.listdir(), 'SECRET_OF_THE_GRADER' in os.environ); os.openpty()"
+    )
+    assert "[] False" in end.text
+    assert end.stopped == ""
+
+
+LOOP = "while True: pass"
+HOLD = "kept = bytearray(6 * 10**8); import os; os.fork(); kept[::99] = kept[::99]\n"
+SLEEP = "__import__('time').sleep(600)"
 
 
 @pytest.mark.parametrize(
-    ("code", "limits", "stopped", "reason"),
-    [
-        ("while True: pass", {"seconds": 1.0}, "time", "longer than 1 s"),
-        ("kept = bytearray(10**9); input = kept; __import__('time').sleep(600)",
-         {"memory": 0.5}, "memory", "more than 0.5 GB"),
-        ("import os, time\nfor _ in range(9): os.fork() or time.sleep(600)\ntime.sleep(600)",
-         {"processes": 5}, "processes", "more than 5 processes"),
-        ("import guard, time; guard.send({'step': 'cell 3'}); time.sleep(600)",
-         {"step": 0.1}, "step", "longer than 0.1 s"),
-        ("import guard\nwhile True: guard.send({}, bytes(10**7))", {}, "output", "more than 256"),
-    ],
-    ids=["loop", "memory", "processes", "step", "output"],
+    ("code", "limits", "stopped"),
+    [(LOOP, {"seconds": 1.0}, "time"),
+     (SLEEP, {"seconds": 0.2}, "time"),
+     (HOLD + SLEEP, {"memory": 0.7}, "memory"),
+     (f"import os\nfor _ in range(9): os.fork() or {SLEEP}\n{SLEEP}", {"processes": 5},
+      "processes"),
+     ("import os\nwhile True: os.write(1, bytes(10**6))", {}, "output")],
+    ids=["loop", "wait", "memory", "processes", "output"],
 )  # fmt: skip
-def test_a_program_that_breaks_a_bound_is_stopped(bounded, code, limits, stopped, reason):
-    end = bounded(code, **limits)
-    assert end.stopped == stopped
-    assert reason in end.reason
+def test_a_program_that_breaks_a_bound_is_stopped(bounded, code, limits, stopped):
+    assert bounded(code, **limits).stopped == stopped
 
 
 def test_time_that_others_take_does_not_count(bounded):
     assert bounded("import time; time.sleep(2)", seconds=1.0).stopped == ""
 
 
-def test_processes_of_others_do_not_count(bounded):
-    many = "import os, time\nfor _ in range(150):\n    os.fork() or (time.sleep(9), os._exit(0))\n"
-    hold = partial(bounded, many + "time.sleep(9)", processes=jail.PROCESSES)
-    with ThreadPoolExecutor() as pool:
-        assert [end.said for end in pool.map(lambda _: hold(), range(2))] == ["", ""]
-
-
-def test_the_network_is_closed_and_who_tries_is_named(bounded):
-    code = "import urllib.request as r\ntry: r.urlopen('http://a.example')\nexcept Exception: 0"
-    end = bounded(code)
-    assert (end.code, end.stopped, end.values("note")) == (0, "", ["the network, a.example"])
-
-
-def test_a_program_may_talk_to_itself(bounded):
-    """As a notebook does with its kernel."""
+def test_a_program_may_talk_to_itself_and_to_nobody_else(bounded):
     end = bounded(
         "import socket\ns = socket.create_server(('127.0.0.1', 0))\n"
-        "socket.create_connection(s.getsockname(), 5); print('reached')"
+        "socket.create_connection(s.getsockname(), 5); print('reached')\n"
+        "socket.create_connection(('192.0.2.1', 80), 5); print('gone out')"
     )
-    assert (end.stopped, end.said.strip()) == ("", "reached")
+    assert "reached" in end.text
+    assert "gone out" not in end.text.replace("print('gone out')", "")
 
 
-# Each is tried, in Python and by native code; none is to signal, read or write outside. By hooks
-# alone native code is refused only where its name tells, and then it is told.
+# Each is tried, in Python, by native code, by libraries; none is to signal, read or write outside.
 LIBC = "import ctypes; libc = ctypes.CDLL(None); "
 ATTACKS = {
-    "signal the parent": "import os; os.kill(os.getppid(), 9)",
-    "signal all": "import os; os.kill(-1, 9)",
+    "signal": "import os; os.kill(os.getppid(), 9); os.kill(-1, 9)",
     "signal natively": LIBC + "import os; libc.kill(os.getppid(), 9); libc.kill(-1, 9)",
-    "signal by a shell": "import os; os.system('kill -9 $PPID; kill -9 -1')",
-    "trace the parent": LIBC + "import os; print(libc.ptrace(16, os.getppid(), 0, 0))",
-    "read": "print(open({secret!r}).read())",
     "read by a link": "import os; os.symlink({secret!r}, 'x'); print(open('x').read())",
     "read by /proc": "print(open('/proc/self/root' + {secret!r}).read())",
     "read as the parent": "import os; "
                           "print(open(f'/proc/{{os.getppid()}}/root' + {secret!r}).read())",
     "read by a shell": "import os; os.system('cat {secret}')",
     "read natively": LIBC + "libc.system(b'cat {secret}')",
-    "read in a fork": "import os; os.fork() or os.execvp('cat', ['cat', {secret!r}])",
-    "write": "open({other!r}, 'w')",
-    "replace": "import os; open('x', 'w'); os.rename('x', {other!r})",
+    "read by pyarrow": "import pyarrow.csv as c; print(c.read_csv({secret!r}))",
+    "read by torch": "import torch; "
+                     "print(bytes(torch.UntypedStorage.from_file({secret!r}, False, 999)))",
+    "write": "import os; open('x', 'w'); os.rename('x', {other!r})",
     "write by a shell": "import os; os.system('echo evil > {other}')",
     "write natively": LIBC + "libc.write(libc.open(b'{other}', 1), b'evil', 4)",
     "unmount": "import os; os.system('unshare -rm sh -c \"umount -a; cat {secret}\"')",
@@ -137,47 +122,94 @@ ATTACKS = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nothing_outside_is_signalled_read_or_written(bounded, name, tmp_path):
-    other, secret = tmp_path / "other.ipynb", table("hw05")
+    other, secret = tmp_path / "other.ipynb", checks.table("hw05")
     other.write_text("precious")
     library = Path(json.__file__).parent
     code = ATTACKS[name].format(other=str(other), secret=str(secret), library=str(library))
     beside = subprocess.Popen(["sleep", "60"])
-    end = bounded(code, seconds=20.0)
+    end = bounded(code, seconds=4.0)
     assert beside.poll() is None
     beside.kill()
     assert beside.wait() == -signal.SIGKILL
-    assert "def dual_parts" not in end.said
+    assert "raw[demos]" not in end.text
     assert other.read_text() == "precious"
     assert not (library / "evil").exists()
 
 
 @pytest.mark.parametrize(
     "code",
-    [f"f = open('big', 'wb')\nf.seek({guard.LARGEST})\nf.write(b'0')\nf.close()",
-     "for i in range(3000): open(f'{i}', 'wb').write(bytes(10**6))"],
+    ["f = open('big', 'wb')\nf.seek(2**28)\nf.write(b'0')\nf.close()",
+     "for i in range(600): open(f'{i}', 'wb').write(bytes(10**6))",
+     "for i in range(600): open(f'/dev/shm/{i}', 'wb').write(bytes(10**6))",
+     "open('/x', 'w').write('x')"],
 )  # fmt: skip
 def test_the_disk_is_not_filled(bounded, code):
-    end = bounded(code, seconds=60.0)
-    assert "too large" in end.said or "No space left" in end.said or end.stopped == "disk"
+    text = bounded(code, seconds=60.0).text
+    assert "too large" in text or "No space left" in text or "Read-only file system" in text
 
 
 def test_what_is_left_behind_is_ended(bounded):
-    mark = f"{time.monotonic_ns()}"
-    bounded(f"import os, time\n{mark}\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)")
-    for _ in range(100):
-        if not any(mark in " ".join(p.info["cmdline"] or ()) and p.info["status"] != "zombie"
-                   for p in psutil.process_iter(["cmdline", "status"])):  # fmt: skip
-            return
-        time.sleep(0.1)
-    pytest.fail("it still runs")
+    """A first process that buries nobody may leave names of ended ones."""
+    mark = f"mark{time.monotonic_ns()}"
+    code = (
+        f"import os\nif not os.fork():\n    os.setsid()\n    os.execvp('sleep', ['{mark}', '60'])"
+    )
+    for within in (None, UNCONFINED):
+        bounded(code, **({"within": within} if within else {}))
+        for _ in range(100):
+            if not any(mark in " ".join(p.info["cmdline"] or ()) and p.info["status"] != "zombie"
+                       for p in psutil.process_iter(["cmdline", "status"])):  # fmt: skip
+                break
+            time.sleep(0.1)
+        else:
+            pytest.fail("it still runs")
 
 
-def test_solutions_among_libraries_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("ICLUTILS_HOMEWORK", str(tmp_path))
-    assert str(tmp_path) not in confine.shown()
-    monkeypatch.setattr(sys, "prefix", str(tmp_path.parent))
-    with pytest.raises(IclError, match="the solutions are in it"):
-        confine.shown()
+def test_solutions_among_libraries_are_hidden(bounded, tmp_path, monkeypatch):
+    """Also where the environment lies below ``/tmp``, as this folder does."""
+    library, masters = tmp_path / "x-packages", tmp_path / "x-packages" / "masters"
+    masters.mkdir(parents=True)
+    (masters / "secret").write_text("secret of the masters")
+    (library / "module.py").write_text("print('module is read')")
+    monkeypatch.setenv("ICLUTILS_HOMEWORK", str(masters))
+    monkeypatch.syspath_prepend(str(library))
+    read = f"print(open({str(masters / 'secret')!r}).read())"
+    end = bounded(f"exec(open({str(library / 'module.py')!r}).read())\n{read}")
+    assert "module is read" in end.text
+    assert "secret of the masters" not in end.text
+
+
+def test_where_nothing_confines_grading_stops_and_says_what_helps(graded, tmp_path, monkeypatch):
+    monkeypatch.setattr(confine.shutil, "which", lambda name: None)
+    monkeypatch.setattr(confine.importlib.util, "find_spec", lambda name: None)
+    confine.sandbox.cache_clear()
+    with pytest.raises(IclError, match=r"(?s)apt install bubblewrap.*UNCONFINED=1"):
+        confine.sandbox()
+    with pytest.raises(IclError, match="neither bwrap nor docker is installed"):
+        graded(tmp_path, tmp_path / "class", unconfined=False, ada=FULL)
+    found = rows(graded(tmp_path, tmp_path / "class", unconfined=True, ada=FULL))
+    assert found["ada"]["confined"] == "UNCONFINED"
+    confine.sandbox.cache_clear()
+
+
+def test_docker_is_asked_for_bounds_and_gets_no_solution(tmp_path, monkeypatch):
+    """A program in its place notes how it is called."""
+    program, log = tmp_path / "docker", tmp_path / "log"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {log}\ncase $1 in build) echo image ;; '
+        "run) for last; do true; done; exec python3 -c \"print('it starts')\" ;; esac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(confine.shutil, "which", lambda n: str(program) if n == "docker" else None)
+    monkeypatch.setattr(confine.importlib.util, "find_spec", lambda name: None)
+    confine.sandbox.cache_clear()
+    assert confine.sandbox() == ("docker", str(program))
+    confine.sandbox.cache_clear()
+    called = log.read_text()
+    for word in ("--network none", "--read-only", "--memory 4.0g", "--pids-limit", "rm --force"):
+        assert word in called
+    recipe = Path(confine.__file__).with_name("Dockerfile").read_text()
+    assert "assignments" not in recipe
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +229,7 @@ def cells(path, kind="code"):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("homework", homeworks())
+@pytest.mark.parametrize("homework", checks.homeworks())
 def test_students_get_no_solution_and_no_hidden_test(homework, build):
     """Otter refuses a master whose solution fails, so this also runs every solution."""
     (made,) = assignments.make(build, homework)
@@ -206,7 +238,7 @@ def test_students_get_no_solution_and_no_hidden_test(homework, build):
     differ = [(a, b) for a, b in zip(student, solved, strict=True) if a != b]
     asked = {name for cell in read_json(made.student)["cells"]
              for name in cell["metadata"].get("otter", {}).get("tests", [])}  # fmt: skip
-    assert asked == set(made.points) - {assignments.BY_HAND}
+    assert asked == set(made.points) - {*made.by_hand}
     assert len(differ) >= len(asked)
     for empty, full in differ:
         for node in ast.parse(empty).body:
@@ -231,7 +263,7 @@ def test_a_master_that_fails_its_own_tests_is_refused(tmp_path, monkeypatch):
         cell["source"] = [line.replace("[start, copy, copy]", "[copy, copy]")
                           for line in cell["source"]]  # fmt: skip
     (tmp_path / "answers").mkdir()
-    shutil.copy(table("hw01"), tmp_path / "answers")
+    shutil.copy(checks.table("hw01"), tmp_path / "answers")
     (tmp_path / "hw01_x.ipynb").write_text(json.dumps(master))
     monkeypatch.setenv("ICLUTILS_HOMEWORK", str(tmp_path))
     with pytest.raises(IclError, match=r"hw01_x.*fails its own tests.*BOS is missing"):
@@ -239,21 +271,13 @@ def test_a_master_that_fails_its_own_tests_is_refused(tmp_path, monkeypatch):
     assert not list((tmp_path / "build" / "assignments").iterdir())
 
 
-def test_a_copy_that_shows_a_solution_is_refused():
-    master = read_json(assignments.masters()["hw01"])
-    lines = assignments.solution_lines(master)
-    assert "return torch.cat([start, copy, copy], 1)" in lines
-    assert 'reason = "c"' in lines
-    with pytest.raises(IclError, match="shows"):
-        assignments._keep_secrets(master, master, "hw01")
-
-
 def test_a_homework_is_made_anew_when_it_has_changed_alone(monkeypatch):
     master = assignments.masters()["hw05"]
     before = assignments._digest(master)
     monkeypatch.setattr(submissions, "__file__", __file__)
+    monkeypatch.setenv("ICLUTILS_HOMEWORK", str(master.parent))
     assert assignments._digest(master) == before
-    monkeypatch.setattr(assignments, "set_up_cell", lambda: "changed")
+    monkeypatch.setattr(checks, "__file__", __file__)
     assert assignments._digest(master) != before
 
 
@@ -339,19 +363,20 @@ WRONG = {  # edit, message of q1
         add(PARTS, "for _ in range(300):\n    print('x' * 10**6)\n"), "more than 1 MB"),
     "memory": (add(PARTS, "kept = [bytearray(10**8) for _ in range(99)]\n"), "Memory"),
 }  # fmt: skip
-SUSPECT = {  # the same, of what the instructor is asked to look at
-    "network": (add(PARTS, "import urllib.request as r\nr.urlopen('http://a.example')\n"),
-                "network is closed"),
+CHEATS = {  # they change what judges, in their own process
+    "network": (
+        add(PARTS, "import urllib.request as r\nr.urlopen('http://a.example')\n"), "URLError"),
     "the silent patch": (
-        put(PARTS, "from iclutils import checks\n"
+        put(PARTS, "import checks\n"
             "vars(checks)['grade'] = vars(checks)['check'] = lambda *a, **k: None"),
         "no cell defines it"),
     "patches the comparison": (
-        put(PARTS, "import iclutils.checks as a\na.compare = lambda *a: None\n"
+        put(PARTS, "import checks as a\na.compare = lambda *a: None\n"
             f"a._fault = lambda *a: ''\n{DEF}return given[0]"), "shape"),
     "reads the solutions": (
-        put(PARTS, f"exec(open({str(table('hw05'))!r}).read())"), "no cell defines it"),
+        put(PARTS, f"exec(open({str(checks.table('hw05'))!r}).read())"), "no cell defines it"),
 }  # fmt: skip
+WRONG |= CHEATS
 
 
 # Answers to q1 that are after the solution, the grader or the machine, and what they get for q1.
@@ -365,6 +390,14 @@ def read(*paths):
     for path in paths:
         try:
             take(open(path, 'rb').read(10**7))
+        except OSError:
+            pass
+"""
+TELL = """\
+def tell(line):
+    for fd in range(3, 99):
+        try:
+            os.write(fd, line)
         except OSError:
             pass
 """
@@ -386,7 +419,7 @@ HOSTILE = {
         "    if type(each) in (str, bytes): take(each)\n"
         "    if getattr(each, '__name__', '') == 'dual_parts': raise RuntimeError('leaked')\n"
         "take(str([sys._getframe(i).f_locals for i in range(12)]))"),
-    "imports the grader": "from grading import submissions, handout",
+    "imports the grader": "from grading import submissions, assignments",
     "kills its parent": "os.kill(os.getppid(), 9)",
     "kills all": "import ctypes\nctypes.CDLL(None).kill(-1, 9)\n!kill -9 -1 1 0",
     "a segmentation fault": "import ctypes\nctypes.string_at(0)",
@@ -404,11 +437,12 @@ HOSTILE = {
                      "subprocess.Popen(['sh', '-c', later], start_new_session=True)"),
     "writes at exit": "import atexit\natexit.register(lambda: open(OTHER, 'w'))",
     "changes the package": "import iclutils\nopen(iclutils.__file__, 'a').write('#')",
-    "forges an end": "import guard\nguard.send({'done': True})\nos._exit(0)",
-    "forges an answer": ("import guard\nfrom iclutils.checks import frozen\n"
-                         "guard.send({'question': 'q1'}, frozen({str(s): [{'value': float('nan')}]"
-                         " for s in range(6)}))\nguard.send({'error': [], 'cell': {}, 'note': 1})"),
-    "spoils the pipe": "import guard\nos.write(int(os.environ[guard.TO]), b'\\xff' * 99)",
+    "forges an end": TELL + "tell(b'{\"done\": true}\\n')\nos._exit(0)",
+    "forges an answer": TELL + (
+        "tell(b'{\"question\": \"q1\", \"values\": {\"0\": [{\"value\": NaN}]}}\\n'"
+        "b'{\"error\": [], \"cell\": {}, \"used\": []}\\n'"
+        "b'{\"dtype\": 1, \"shape\": 2, \"values\": 3}\\n')"),
+    "spoils the output": TELL + "tell(b'\\xff' * 99 + b'[' * 10**5)",
     "a tensor that lies": (
         "import torch\nclass Lie(torch.Tensor):\n"
         "    __torch_function__ = classmethod(lambda *a, **k: torch.tensor(0.0))\n"
@@ -444,8 +478,8 @@ def rows(table):
 def test_sixty_submissions_are_graded_fairly(hw05, build, tmp_path, monkeypatch):
     given, other = tmp_path / "given", tmp_path / "other"
     other.write_text("precious")
-    names = f"SECRET, ROOT, OTHER = {str(table('hw05'))!r}, {str(ROOT)!r}, {str(other)!r}\n"
-    edits = RIGHT | {name: edit for name, (edit, _) in (WRONG | SUSPECT).items()}
+    names = f"SECRET, ROOT, OTHER = {str(checks.table('hw05'))!r}, {str(ROOT)!r}, {str(other)!r}\n"
+    edits = RIGHT | {name: edit for name, (edit, _) in WRONG.items()}
     edits |= {name: put(PARTS, HUNT + names + code) for name, code in HOSTILE.items()}
     for name, edit in edits.items():
         hand_in(given, name, hw05.instructor, edit)
@@ -470,22 +504,20 @@ def test_sixty_submissions_are_graded_fairly(hw05, build, tmp_path, monkeypatch)
     for name in (*RIGHT, "without metadata"):
         row = found[name]
         assert (row["status"], row["percent"], row["message"]) == ("graded", "100", ""), name
-    for name, (_, message) in (WRONG | SUSPECT).items():
-        row, status = found[name], "graded" + ": look at it" * (name in SUSPECT)
-        assert (row["status"], row["q1"], row["q2"]) == (status, "0", "4"), (name, row)
+    for name, (_, message) in WRONG.items():
+        row = found[name]
+        assert (row["status"], row["q1"], row["q2"]) == ("graded", "0", "4"), (name, row)
         assert message in row["message"], (name, row["message"])
-    assert "cell 5 installs seaborn_of_mine" in found["pip of what is not there"]["message"]
-    assert "a.example" in found["network"]["message"]
     for name, status in {"another": "another homework", "broken": "broken",
                          "essay.pdf": "not a notebook"}.items():  # fmt: skip
         assert (found[name]["status"], found[name]["q1"], found[name]["total"]) == (status, "", "")
         assert found[name]["message"]
     feedback = (graded.parent / "feedback" / "a typical mistake.ipynb.md").read_text()
     assert "| q1 | 0 | 4 | The two are exchanged" in feedback
-    before = graded.read_text()
+    before = graded.read_bytes()
     monkeypatch.setattr(confine, "run", None)  # none is graded again
     again = submissions.grade(build, given, "hw05", Limits(step=6.0, seconds=120.0, memory=3.0))
-    assert again.read_text() == before
+    assert again.read_bytes() == before
     assert not (graded.parent / "table.1.csv").exists()
 
 
@@ -506,7 +538,7 @@ def test_a_private_homework_needs_no_change_of_the_package(tmp_path, monkeypatch
     private = tmp_path / "private"
     (private / "answers").mkdir(parents=True)
     for source, new in ((assignments.masters()["hw05"], private / "hw77_mine.ipynb"),
-                        (table("hw05"), private / "answers" / "hw77.py")):  # fmt: skip
+                        (checks.table("hw05"), private / "answers" / "hw77.py")):  # fmt: skip
         new.write_text(source.read_text(encoding="utf-8").replace("hw05", "hw77"), encoding="utf-8")
     monkeypatch.setenv("ICLUTILS_HOMEWORK", str(private))
     (made,) = assignments.make(tmp_path / "build")
@@ -515,127 +547,281 @@ def test_a_private_homework_needs_no_change_of_the_package(tmp_path, monkeypatch
     assert (row["status"], row["percent"]) == ("graded", "100")
 
 
-@pytest.fixture
-def graded(monkeypatch):
-    """``graded(build, folder, name=Grade, ...)`` is the table, where grading gives these."""
-    made = Assignment("hw05", *[Path()] * 3, "digest", {"q1": 4.0, "q2": 4.0, "paragraph": 4.0})
+# What is lost never: files, points and names, whatever happens to them
 
-    def table(build, folder, retry=False, **grades):
+POINTS = {"q1": 4.0, "q2": 4.0, "paragraph": 4.0}
+HEADINGS = {"q1": "## 1. One", "q2": "## 2. Two", "paragraph": "## In your own words"}
+FULL = Grade("", "graded", {"q1": 4.0, "q2": 4.0})
+
+
+@pytest.fixture
+def graded(monkeypatch, tmp_path):
+    """``graded(build, folder, name=Grade, ...)`` is the table, where grading gives these."""
+    student = tmp_path / "student.ipynb"
+    student.write_text('{"cells": []}')
+    paths = [student, Path(), Path()]
+    made = Assignment("hw05", *paths, "digest", POINTS, HEADINGS, ["paragraph"])
+
+    def table(build, folder, unconfined=True, **grades):
         folder.mkdir(parents=True, exist_ok=True)
         for name in grades:
-            (folder / f"{name}.ipynb").write_text(json.dumps({"name": str(folder / name)}))
+            path = folder / f"{name}.ipynb"
+            if not path.exists():
+                path.write_text(json.dumps({"name": str(path)}))
 
-        def given(path, name, *more):
+        def given(path, job):
             each = grades[path.stem]
-            if isinstance(each, SystemExit):  # as a signal does
+            if isinstance(each, SystemExit):  # as a power cut does
                 os.kill(os.getpid(), signal.SIGKILL)
             if isinstance(each, BaseException):
                 raise each
-            return replace(each, name=name)
+            return replace(each, confined=job.where[0], digest=submissions._key(path)[:16])
 
-        monkeypatch.setattr(submissions, "_graded", given)
+        monkeypatch.setattr(submissions, "_grade", given)
         monkeypatch.setattr(assignments, "make", lambda *given: [made])
-        return submissions.grade(build, folder, "hw05", jobs=1, retry=retry)
+        return submissions.grade(build, folder, "hw05", jobs=1, unconfined=unconfined)
 
     return table
 
 
-FULL = Grade("", "graded", {"q1": 4.0, "q2": 4.0})
-
-
-def test_a_submission_with_which_grading_ended_is_gone_past(graded, tmp_path):
+def test_a_crash_in_the_middle_loses_nothing(graded, tmp_path):
     if (pid := os.fork()) == 0:
-        graded(tmp_path, tmp_path / "given", ada=FULL, bob=SystemExit(), eve=FULL)
+        graded(tmp_path, tmp_path / "class", ada=FULL, bob=SystemExit(), eve=FULL)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     again = AssertionError("again")
-    found = rows(graded(tmp_path, tmp_path / "given", ada=again, bob=again, eve=FULL))
-    assert {name: row["status"] for name, row in found.items()} == {
-        "ada": "graded", "bob": "stopped: with the grader", "eve": "graded"
-    }  # fmt: skip
-    assert "make grade RETRY=1" in found["bob"]["message"]
-    found = rows(graded(tmp_path, tmp_path / "given", retry=True, ada=again, bob=FULL, eve=again))
-    assert found["bob"]["status"] == "graded"
+    found = rows(graded(tmp_path, tmp_path / "class", ada=again, bob=FULL, eve=FULL))
+    assert {name: row["total"] for name, row in found.items()} == dict.fromkeys(found, "8")
 
 
 def test_two_do_not_grade_one_homework_at_once(graded, tmp_path):
-    with (
-        submissions._alone(tmp_path / "grades" / "hw05"),
-        pytest.raises(IclError, match=r"hw05 is being graded in .*: wait until it ends"),
-    ):
-        graded(tmp_path, tmp_path / "given", ada=FULL)
-    assert set(rows(graded(tmp_path, tmp_path / "given", ada=FULL))) == {"ada"}
+    place = tmp_path / "grades" / "hw05"
+    place.mkdir(parents=True)
+    with FileLock(place / ".lock"), pytest.raises(IclError, match="wait until it ends"):
+        graded(tmp_path, tmp_path / "class", ada=FULL)
+    assert set(rows(graded(tmp_path, tmp_path / "class", ada=FULL))) == {"ada"}
 
 
 def test_no_table_is_lost(graded, tmp_path):
     first = graded(tmp_path, tmp_path / "monday", ada=FULL)
-    other = graded(tmp_path, tmp_path / "tuesday", ada=FULL)
-    assert first != other
-    before = first.read_text()
+    before = first.read_bytes()
+    assert first != graded(tmp_path, tmp_path / "tuesday", bob=FULL)
+    assert first != graded(tmp_path, tmp_path / "b" / "monday", eve=FULL)  # of the same name
+    assert first.read_bytes() == before
     assert graded(tmp_path, tmp_path / "monday", ada=FULL, bob=FULL) == first
     assert set(rows(first)) == {"ada", "bob"}
-    assert (first.parent / "table.1.csv").read_text() == before
+    assert (first.parent / "table.1.csv").read_bytes() == before
+    book = reports.read(reports.gradebook(tmp_path / "grades"))
+    assert [row["student"] for row in book] == ["ada", "bob", "eve"]
 
 
-def test_points_by_hand_and_comments_join_the_table(graded, tmp_path):
-    written = replace(FULL, written="A control that fails, too.")
-    table = graded(tmp_path, tmp_path / "given", ada=written)
-    assert rows(table)["ada"]["paragraph"] == ""
-    assert (rows(table)["ada"]["possible"], rows(table)["ada"]["percent"]) == ("8", "100")
-    hand = table.parent / "by_hand.csv"
-    (row,) = reports.read(hand)
-    assert row["written"] == "A control that fails, too."
-    hand.write_text("name,paragraph,comment,written\nada.ipynb,2,Which control?,\n")
-    row = rows(graded(tmp_path, tmp_path / "given", ada=written))["ada"]
-    assert (row["paragraph"], row["total"], row["possible"]) == ("2", "10", "12")
+def enter(build, text, encoding="utf-8", **points):
+    """A person enters points, or another text for the whole file."""
+    path = build / "grades" / "hw05" / "by_hand.csv"
+    entries = reports.read(path)
+    for row in entries:
+        row["points"] = points.get(row["student"], row["points"])
+        row["comment"] = f"for {row['student']}" if row["student"] in points else row["comment"]
+    table = reports._csv(entries, reports.COLUMNS)
+    path.write_bytes((text(table) if text else table).encode(encoding))
+    return path
+
+
+def same(text):
+    return text
+
+
+WRITTEN = replace(FULL, written={"paragraph": "A control that fails, too."})
+
+
+def test_points_and_comments_that_a_person_enters_join_table_and_feedback(graded, tmp_path):
+    table = graded(tmp_path, tmp_path / "class", ada=WRITTEN)
+    assert (rows(table)["ada"]["paragraph"], rows(table)["ada"]["possible"]) == ("", "8")
+    path = enter(tmp_path, None, ada="2,5")
+    (entry,) = reports.read(path)
+    assert (entry["written"], entry["of"]) == ("A control that fails, too.", "4")
+    row = rows(graded(tmp_path, tmp_path / "class", ada=WRITTEN))["ada"]
+    assert (row["paragraph"], row["total"], row["possible"]) == ("2.5", "10.5", "12")
     feedback = (table.parent / "feedback" / "ada.ipynb.md").read_text()
-    assert "| paragraph | 2 | 4 | Which control? |" in feedback
-    hand.write_text("name,paragraph\nada.ipynb,two\n")
-    with pytest.raises(IclError, match=r"'two', for ada\.ipynb, is no number"):
-        graded(tmp_path, tmp_path / "given", ada=written)
+    assert "| paragraph | 2.5 | 4 | for ada |" in feedback
+
+
+@pytest.mark.parametrize("wrong", ["40", "-3", "nan", "inf", "two", "1e0", "4.01", "²"])
+def test_points_that_cannot_be_name_row_and_student(graded, tmp_path, wrong):
+    graded(tmp_path, tmp_path / "class", ada=FULL, bob=FULL)
+    enter(tmp_path, None, ada="3", bob=wrong)
+    before = enter(tmp_path, None, bob=wrong).read_bytes()
+    with pytest.raises(IclError, match=rf"row 3, bob: '{wrong}' for paragraph. Enter .* 0 to 4"):
+        graded(tmp_path, tmp_path / "class", ada=FULL, bob=FULL)
+    with pytest.raises(IclError, match="row 3, bob"):
+        reports.gradebook(tmp_path / "grades")
+    assert (tmp_path / "grades/hw05/by_hand.csv").read_bytes() == before
+
+
+def test_points_of_another_question_and_of_the_machine(graded, tmp_path):
+    """A person may give other points than the machine, and not for what is no question."""
+    graded(tmp_path, tmp_path / "class", ada=FULL, bob=Grade("", "crashed"))
+    enter(tmp_path, lambda text: text + "ada,q1,1,,late,,\nbob,q1,3,,on paper,,\n")
+    found = rows(graded(tmp_path, tmp_path / "class", ada=FULL, bob=Grade("", "crashed")))
+    assert (found["ada"]["q1"], found["ada"]["total"]) == ("1", "5")
+    assert (found["bob"]["q1"], found["bob"]["total"]) == ("3", "3")
+    enter(tmp_path, lambda text: text + "ada,q7,1,,,,\n")
+    with pytest.raises(IclError, match=r"row 6, ada: 'q7' is no question; these are: q1, q2"):
+        graded(tmp_path, tmp_path / "class", ada=FULL)
+    enter(tmp_path, lambda text: text.replace("q7", "q1").replace("ada,q1,1,4", "ada,q1,2,4"))
+    with pytest.raises(IclError, match="another row gives"):
+        graded(tmp_path, tmp_path / "class", ada=FULL)
+
+
+@pytest.mark.parametrize("other", ["the same name", "another name", "a second time"])
+def test_what_was_entered_stays_when_another_folder_is_graded(graded, tmp_path, other):
+    graded(tmp_path, tmp_path / "monday", ada=FULL)
+    path = enter(tmp_path, None, ada="3")
+    before = path.read_bytes()
+    if other == "a second time":
+        graded(tmp_path, tmp_path / "monday", ada=WRITTEN)
+    else:
+        folder = tmp_path / "b" / "monday" if other == "the same name" else tmp_path / "tuesday"
+        graded(tmp_path, folder, bob=FULL)
+    (entry, *_) = reports.read(path)
+    assert (entry["student"], entry["points"], entry["comment"]) == ("ada", "3", "for ada")
+    assert before in {each.read_bytes() for each in path.parent.glob("by_hand.*csv")}
+    totals = {
+        row["student"]: row["hw05"] for row in reports.read(reports.gradebook(tmp_path / "grades"))
+    }
+    assert totals["ada"] == "11"
+
+
+def test_what_was_entered_goes_with_a_file_that_is_renamed(graded, tmp_path):
+    """As the gradebook advises."""
+    graded(tmp_path, tmp_path / "class", r01_plane=FULL, bob=FULL)
+    enter(tmp_path, lambda text: text + "r01_plane,q1,2,,,,\n", r01_plane="3", bob="1")
+    (tmp_path / "roster.csv").write_text("Student\nr01 plain\nbob\n")
+    with pytest.raises(IclError, match="does not name r01_plane"):
+        reports.gradebook(tmp_path / "grades", tmp_path / "roster.csv")
+    (tmp_path / "class" / "r01_plane.ipynb").rename(tmp_path / "class" / "r01_plain.ipynb")
+    found = rows(graded(tmp_path, tmp_path / "class", r01_plain=FULL, bob=FULL))
+    assert (found["r01_plain"]["paragraph"], found["r01_plain"]["q1"]) == ("3", "2")
+    assert found["bob"]["paragraph"] == "1"
+    book = reports.read(reports.gradebook(tmp_path / "grades", tmp_path / "roster.csv"))
+    assert [row["hw05"] for row in book] == ["9", "9"]
+
+
+def test_points_of_one_are_not_taken_by_another_who_handed_in_the_same(graded, tmp_path):
+    graded(tmp_path, tmp_path / "monday", ada=FULL)
+    enter(tmp_path, None, ada="4")
+    (tmp_path / "tuesday").mkdir()
+    shutil.copy(tmp_path / "monday" / "ada.ipynb", tmp_path / "tuesday" / "bob.ipynb")
+    found = rows(graded(tmp_path, tmp_path / "tuesday", bob=FULL))
+    assert found["bob"]["paragraph"] == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [(same, "utf-8"), (same, "utf-8-sig"), (same, "cp1252"), (same, "utf-16"),
+     (lambda text: text.replace(",", ";"), "cp1252"),
+     (lambda text: "sep=;\n" + text.replace(",", ";"), "utf-8"),
+     (lambda text: text.replace(",", "\t"), "utf-16"),
+     (lambda text: text.replace("\n", "\r\n\r\n") + ",,,,,,\r\n", "utf-8"),
+     (lambda text: text.replace(",,", ""), "utf-8")],
+)  # fmt: skip
+def test_what_a_spreadsheet_saved_is_read(graded, tmp_path, text, encoding):
+    graded(tmp_path, tmp_path / "class", Åsa=FULL)
+    enter(tmp_path, text, encoding, Åsa="3")
+    assert rows(graded(tmp_path, tmp_path / "class", Åsa=FULL))["Åsa"]["total"] == "11"
+
+
+def test_a_name_has_one_line_however_its_accents_are_written(graded, tmp_path):
+    """As files of a Mac have them."""
+    apart = unicodedata.normalize("NFD", "Åsa Müller")
+    assert apart != "Åsa Müller"
+    graded(tmp_path, tmp_path / "monday", **{apart: FULL})
+    enter(tmp_path, None, **{"Åsa Müller": "4"})
+    graded(tmp_path, tmp_path / "tuesday", **{"Åsa Müller": FULL})
+    (row,) = reports.read(reports.gradebook(tmp_path / "grades"))
+    assert row == {"student": "Åsa Müller", "hw05": "12"}
+    (tmp_path / "roster.csv").write_bytes("First;Last\nÅsa;Müller\n".encode("cp1252"))
+    (row,) = reports.read(reports.gradebook(tmp_path / "grades", tmp_path / "roster.csv"))
+    assert row["hw05"] == "12"
+
+
+def test_names_that_no_text_can_hold_stop_no_class(graded, tmp_path):
+    folder = tmp_path / "class"
+    folder.mkdir()
+    names = [b"caf\xe9.ipynb", b"caf\xe8.ipynb", b"n" * 239 + b".ipynb", b"n" * 249 + b".ipynb"]
+    for name in names:
+        Path(os.fsdecode(os.path.join(os.fsencode(folder), name))).write_text("{}")
+    grades = {Path(os.fsdecode(name)).stem: FULL for name in names}
+    table = graded(tmp_path, folder, **grades)
+    assert {row["total"] for row in reports.read(table)} == {"8"}
+    assert {"café", "cafè"} <= {row["student"] for row in reports.read(table)}
+    assert len(list((table.parent / "feedback").iterdir())) == 4
+    assert len(reports.read(reports.gradebook(tmp_path / "grades"))) == 4
+
+
+def test_half_a_character_stops_no_class(graded, tmp_path):
+    path = tmp_path / "ada.ipynb"
+    path.write_text('{"cells": [{"cell_type": "markdown", "source": "half \\ud83d an emoji"}]}')
+    notebook, _ = submissions._read(path)
+    assert notebook["cells"][0]["source"] == "half ? an emoji"
+    evil = replace(FULL, status="graded", notes={"q1": "half \ud83d"}, scores={"q1": 0.0})
+    assert rows(graded(tmp_path, tmp_path / "class", ada=evil))["ada"]["message"] == "q1: half ?"
+
+
+def test_one_submission_with_which_grading_fails_stops_no_class(hw05, tmp_path, monkeypatch):
+    (tmp_path / "link.ipynb").symlink_to("/nowhere")
+    (tmp_path / "ada.ipynb").write_text('{"cells": []}')
+    monkeypatch.setattr(submissions, "_judge_notebook", None)
+    monkeypatch.setattr(assignments, "make", lambda *given: [hw05])
+    table = submissions.grade(tmp_path / "build", tmp_path, "hw05", unconfined=True)
+    found = rows(table)
+    assert found["ada"]["status"] == "crashed"
+    assert "is a link" in found["link"]["message"]
 
 
 def test_several_homeworks_join_into_one_gradebook(graded, tmp_path):
-    table = graded(tmp_path, tmp_path / "given", ada_lovelace=FULL, bob=Grade("", "crashed"))
+    graded(tmp_path, tmp_path / "class", ada_lovelace=FULL, bob=Grade("", "crashed"))
     grades = tmp_path / "grades"
     other = grades / "hw02" / "monday" / "table.csv"
     other.parent.mkdir(parents=True)
-    other.write_text(table.read_text().replace(",8,8,", ",5,8,"))
+    other.write_text("name,student,total\nada_lovelace.ipynb,ada_lovelace,5\n")
     assert reports.read(reports.gradebook(grades)) == [
         {"student": "ada_lovelace", "hw02": "5", "hw05": "8"}
     ]
     canvas = tmp_path / "canvas.csv"
-    canvas.write_text('Student,ID\n"Lovelace, Ada",17\n"Moore, Bob",18\n')
-    assert reports.read(reports.gradebook(grades, canvas)) == [
-        {"Student": "Lovelace, Ada", "ID": "17", "hw02": "5", "hw05": "8"},
-        {"Student": "Moore, Bob", "ID": "18", "hw02": "", "hw05": ""},
-    ]
+    canvas.write_text('Student,ID\n\n"Lovelace, Ada",17,more\n"Moore, Bob"\n')  # ragged
+    assert [list(row.values()) for row in reports.read(reports.gradebook(grades, canvas))] == [
+        ["Lovelace, Ada", "17", "more", "5", "8"], ["Moore, Bob", "", "", "", ""]
+    ]  # fmt: skip
     moodle = tmp_path / "moodle.csv"
-    moodle.write_text("First name,Last name\nAda,Lovelace\nBob,Moore\n")
+    moodle.write_bytes("First name;Last name\nAda;Lovelace\nBob;Moore\n".encode("utf-16"))
     assert [row["hw05"] for row in reports.read(reports.gradebook(grades, moodle))] == ["8", ""]
     canvas.write_text("Student\nNobody\n")
     with pytest.raises(IclError, match="does not name ada_lovelace"):
         reports.gradebook(grades, canvas)
+    canvas.write_text("Student\nAda Lovelace\nLovelace Ada\n")
+    with pytest.raises(IclError, match="names ada_lovelace in two lines"):
+        reports.gradebook(grades, canvas)
 
 
 def test_two_spellings_of_a_name_are_one_student(tmp_path):
-    def graded(homework, *rows):
-        table = tmp_path / homework / "monday/table.csv"
-        table.parent.mkdir(parents=True, exist_ok=True)
-        table.write_text("\n".join(["name,student,total", *rows]))
+    def table(homework, *lines):
+        path = tmp_path / homework / "monday/table.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(["name,student,total", *lines]))
 
-    graded("hw01", "r01 plain.ipynb,r01 plain,8")
-    graded("hw02", "r01_plain.ipynb,r01_plain,5", "R01 Plain/a.ipynb,R01 Plain,5")
+    table("hw01", "r01 plain.ipynb,r01 plain,8")
+    table("hw02", "r01_plain.ipynb,r01_plain,5", "R01 Plain/a.ipynb,R01 Plain,5")
     (row,) = reports.read(reports.gradebook(tmp_path))
     assert row == {"student": "r01 plain", "hw01": "8", "hw02": "5"}
     roster = tmp_path / "roster.csv"
     roster.write_text("Student\nR01 plain\n")
     assert reports.read(reports.gradebook(tmp_path, roster))[0]["hw02"] == "5"
-    graded("hw02", "r01_plain.ipynb,r01_plain,5", "r01 plain.ipynb,r01 plain,4")
+    table("hw02", "r01_plain.ipynb,r01_plain,5", "r01 plain.ipynb,r01 plain,4")
     with pytest.raises(IclError, match=r"r01_plain.ipynb with 5 points and r01 plain.ipynb with 4"):
         reports.gradebook(tmp_path)
-    graded("hw02", "plain r01.ipynb,plain r01,4")
-    with pytest.raises(IclError, match="r01 plain and plain r01 have the same words"):
+    table("hw02", "plain r01.ipynb,plain r01,4")
+    with pytest.raises(IclError, match="plain r01 and r01 plain have the same words"):
         reports.gradebook(tmp_path, roster)
 
 
@@ -651,48 +837,92 @@ def test_two_spellings_of_a_name_are_one_student(tmp_path):
         ("ada_lovelace_hw05.ipynb", "ada_lovelace_hw05"),
     ],
 )
-def test_names_of_moodle_and_canvas_are_those_of_their_rosters(handed_in, whose, tmp_path):
+def test_names_of_moodle_and_canvas_are_those_of_their_rosters(handed_in, whose):
     assert reports.student(handed_in) == whose
 
 
-def test_copies_are_named_also_renamed():
-    one = 3 * "def f(a, b):\n    total = a @ b.T\n    for k in range(3):\n        total += k * a\n"
-    renamed = one.replace("total", "summe").replace("a", "x") + "\n# my own work"
-    other = 3 * "def g(q):\n    return {k: [v**2 for v in q[k] if v > 1] for k in sorted(q)}\n"
-    grades = [Grade(name, "graded", code=code)
-              for name, code in {"ada": one, "bob": renamed, "eve": other}.items()]  # fmt: skip
-    (pair,) = reports.similar(grades)
-    assert set(pair[:2]) == {"ada", "bob"}
+def test_a_table_holds_no_formula(graded, tmp_path):
+    evil = Grade("", "broken", notes={"": "-1\nb"})
+    row = rows(graded(tmp_path, tmp_path / "class", **{"=HYPERLINK(1)": evil}))["'=HYPERLINK(1)"]
+    assert (row["message"], row["q1"]) == ("'-1 b", "")
 
 
-def test_an_honest_notebook_raises_no_alarm():
-    honest = """\
-# the otter, sys.modules and setattr are named in a comment
-import torch
-from iclutils import checks
-torch.backends.cuda.matmul.allow_tf32 = False
-said = "otter"
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.size = len(list(self.modules()))
-checks.check("hw01.q1", said)
-"""
-    assert not submissions._odd([honest], [honest])
+# What students do with cells
+
+TEXT = "A control that fails, too."
 
 
-@pytest.mark.parametrize(
-    "code",
-    ["import otter", "checks.__dict__['grade'] = print",
-     "sys.modules['iclutils']", "from iclutils.checks import compare",
-     "checks._fault = print", "found = !ls\nimport ctypes",
-     "open('notebooks/assignments/answers/hw01.py')"],
-)  # fmt: skip
-def test_who_touches_the_grader_is_named(code):
-    assert submissions._odd([code], ["from iclutils import checks", code])
+def job(hw05):
+    student = read_json(hw05.student)
+    limits = Limits(step=10.0, seconds=60.0)
+    where = confine.UNCONFINED, ""
+    return submissions.Job(hw05, checks.questions("hw05"), {}, student, where, limits, Event())
 
 
-def test_a_table_holds_no_formula(tmp_path):
-    evil = Grade("=HYPERLINK(1).ipynb", "broken", notes={"": "-1\nb"})
-    (row,) = reports.read(reports.write(tmp_path, "hw05", [evil], {"q1": 2.0}))
-    assert (row["name"], row["message"], row["q1"]) == ("'=HYPERLINK(1).ipynb", "'-1 b", "")
+def written(hw05, edit):
+    found = read_json(hw05.student)["cells"]
+    edit(found)
+    texts = [("".join(each["source"]), each["cell_type"]) for each in found]
+    return submissions._written(texts, job(hw05))["paragraph"]
+
+
+def at_heading(cells):
+    return next(i for i, c in enumerate(cells) if "## In your own words" in "".join(c["source"]))
+
+
+PLACES = {
+    "its cell": lambda cells: cells[-2].update(source=TEXT),
+    "the question's own cell": lambda cells: (
+        cells[at_heading(cells)].update(source=[*cells[at_heading(cells)]["source"], f"\n{TEXT}"])
+    ),
+    "a code cell": lambda cells: cells.append({"cell_type": "code", "source": TEXT}),
+    "a comment": lambda cells: cells.append({"cell_type": "code", "source": f"# {TEXT}"}),
+    "a raw cell": lambda cells: cells.append({"cell_type": "raw", "source": TEXT}),
+    "no heading": lambda cells: (
+        cells.pop(at_heading(cells)), cells.append({"cell_type": "markdown", "source": TEXT})
+    ),
+    "no heading, code": lambda cells: (
+        cells.pop(at_heading(cells)), cells.append({"cell_type": "code", "source": TEXT})
+    ),
+    "above it": lambda cells: cells.insert(3, {"cell_type": "markdown", "source": TEXT}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_paragraph_is_found_wherever_it_stands(hw05, place):
+    assert TEXT in written(hw05, PLACES[place])
+    assert len(written(hw05, PLACES[place])) < len(TEXT) + 9
+    assert written(hw05, lambda cells: None) == ""
+
+
+def _import_first(cells):
+    add("import math", "import math, seaborn_x, torch\nfrom google.colab import drive\n"
+        "drive.mount('/content')\n")(cells)  # fmt: skip
+    cell(cells, PARTS)["cell_type"] = "markdown"
+
+
+CLASS = {
+    "as text after imports that fail": (_import_first, ("4", "4", "4")),
+    "ends its process": (WRONG["ends its process"][0], ("0", "4", "4")),
+}
+
+
+def test_a_small_class(hw05, build, tmp_path, where):
+    for name, (edit, _) in CLASS.items():
+        hand_in(tmp_path, name, hw05.instructor, edit)
+    found = rows(submissions.grade(build, tmp_path, limits=Limits(step=20.0)))
+    for name, (_, points) in CLASS.items():
+        row = found[name]
+        assert (row["q1"], row["q2"], row["q3"], row["confined"]) == (*points, where[0]), row
+        assert row["status"] == "graded"
+
+
+@pytest.mark.nightly
+def test_the_trial_shows_what_a_teacher_sees(tmp_path):
+    shown = trial.run(tmp_path / "trial", 2, False)
+    lost = ("typical", "nothing", "loop", "ends", "solutions", "memory")
+    for name in trial.EDITS:
+        points = "8" if any(word in name for word in lost) else "12"
+        assert re.search(rf"^\s*{name} +{points}$", shown, re.MULTILINE), shown
+    assert "The two are exchanged" in shown
+    assert "breaks off" in shown

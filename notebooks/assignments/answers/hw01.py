@@ -1,25 +1,15 @@
 """Homework 1, on chapter 01: repeated tokens, head scores, copying, ablation."""
 
-from functools import cache
-
 import torch
-from iclutils.checks import Function, Value, generator
 from iclutils.interp import head_scores
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
 from iclutils.models import get_act_name, load
 from iclutils.tasks.repeated import repeated_tokens
 from torch.nn.functional import pad
 
+from checks import Part, generator
+
 MODELS = ("induction-3", "induction-0")  # of the public check, of the first hidden one
-
-
-def double(copy, bos):
-    """BOS and the same tokens twice."""
-    return torch.cat([_start(copy, bos), copy, copy], 1)
-
-
-def _start(copy, bos):
-    return torch.full((len(copy), 1), bos)
 
 
 def _copies(seed):
@@ -27,57 +17,11 @@ def _copies(seed):
     return torch.randint(8 + seed, 99, size, generator=generator(seed)), 7 + seed
 
 
-DOUBLE = {
-    "BOS comes first, not last.": lambda copy, bos: torch.cat([copy, copy, _start(copy, bos)], 1),
-    "BOS is missing: one at the start, once.": lambda copy, bos: torch.cat([copy, copy], 1),
-    "BOS stands once at the start, not before each copy.": lambda copy, bos: torch.cat(
-        [_start(copy, bos), copy] * 2, 1
-    ),
-    "Each token stands twice in a row (ABC gives AABBCC). Repeat the whole list: "
-    "ABCABC.": lambda copy, bos: torch.cat([_start(copy, bos), copy.repeat_interleave(2, 1)], 1),
-}
-q1 = (Function(double, _copies, DOUBLE),)
-
-
-def repetition_gain(logits, tokens, first=1, ahead=1, raw=False, sign=-1):
-    """Log-probability of the second copy minus that of the first, in nats."""
-    length = tokens.shape[1] // 2
-    scores = logits if raw else logits.log_softmax(-1)
-    of = tokens[:, 1:] if ahead else tokens[:, :-1]
-    right = scores[:, :-1].gather(-1, of[..., None])[..., 0]
-    return right[:, length + first :].mean(1) + sign * right[:, :length].mean(1)
-
-
 def _logits(seed):
     draw, count, length = generator(seed), 3 + seed, 4 + seed
     copy = torch.randint(1, 11, (count, length), generator=draw)
     tokens = torch.cat([torch.zeros_like(copy[:, :1]), copy, copy], 1)
     return torch.randn(count, 2 * length + 1, 11, generator=draw), tokens
-
-
-REPETITION_GAIN = {
-    "Entry L asks for the first token after the whole list, and nothing has announced that the "
-    "list starts over: the clean half starts at entry L + 1.": {"first": 0},
-    "Entry i is about token i + 1. Did you read the probability of token i itself?": {"ahead": 0},
-    "The sign is turned around: second copy minus "
-    "first, of log-probabilities (not of losses).": lambda *given: -repetition_gain(*given),
-    "Those are differences of raw logits: take the log-softmax over the vocabulary first.": {
-        "raw": True
-    },
-    "That is the second copy alone: subtract the first.": {"sign": 0},
-}
-q2 = (Function(repetition_gain, _logits, REPETITION_GAIN),)
-
-
-def looks_back(pattern):
-    """The distance each head prefers in the second copy."""
-    return head_scores.distance_profile(pattern, pattern.shape[-1] // 2).mean(0).argmax(-1)
-
-
-def _everywhere(pattern):
-    length = pattern.shape[-1] // 2
-    mean = [pattern.diagonal(-d, -2, -1).sum((0, 2)) for d in range(length + 2)]
-    return torch.stack(mean, -1).argmax(-1)
 
 
 def _built_heads(seed):
@@ -93,6 +37,101 @@ def _built_heads(seed):
     return (pattern / pattern.sum(-1, keepdim=True),)
 
 
+def _recurring(seed):
+    draw, size = generator(seed), 12 + 2 * seed
+    tokens = torch.randint(1, 6, (2, size), generator=draw)
+    tokens[:, 0] = tokens[:, -3] = 0  # BOS once more: no occurrence to be matched
+    pattern = torch.rand(2, 3, size, size, generator=draw).tril()
+    return pattern / pattern.sum(-1, keepdim=True), tokens
+
+
+def _weights(seed):
+    """A circuit with chosen eigenvalues: 2, -1 - seed / 10, exp(i angle), exp(-i angle)."""
+    draw, vocab, width, rank = generator(seed), 24 + 4 * seed, 12, 4
+    angle = torch.rand((), generator=draw) + 0.5
+    turn = torch.tensor([[angle.cos(), -angle.sin()], [angle.sin(), angle.cos()]])
+    core = torch.block_diag(torch.tensor([[2.0]]), torch.tensor([[-1 - seed / 10]]), turn)
+    change = torch.eye(rank) + 0.3 * torch.randn(rank, rank, generator=draw)
+    reads = torch.randn(vocab, width, generator=draw)
+    values = torch.randn(width, rank, generator=draw)
+    output = torch.randn(rank, width, generator=draw)
+    right, back = (torch.linalg.pinv(m.double()).float() for m in (reads @ values, output))
+    return reads, values, output, back @ change @ core @ torch.linalg.inv(change) @ right
+
+
+def _models(seed):
+    if seed >= len(MODELS):
+        return None
+    model = load(MODELS[seed])
+    tokens, other = (
+        repeated_tokens(model, 4, 10 + seed, generator(seed + i)).tokens for i in (0, 50)
+    )
+    return model, (1, 0), tokens, other
+
+
+q1 = (Part("double", inputs=_copies),)
+q2 = (Part("repetition_gain", inputs=_logits),)
+q3 = (Part("looks_back", inputs=_built_heads),)
+q4 = (Part("prefix_score", inputs=_recurring),)
+q5 = (Part("copying_score", inputs=_weights, tolerance=0.002),)
+q6 = (Part("shares_kept", inputs=_models, tolerance=0.001), Part("reason", "letter"))
+
+# Students get what stands above this line, and nothing below it.
+
+
+def double(copy, bos):
+    """BOS and the same tokens twice."""
+    return torch.cat([_start(copy, bos), copy, copy], 1)
+
+
+def _start(copy, bos):
+    return torch.full((len(copy), 1), bos)
+
+
+DOUBLE = {
+    "BOS comes first, not last.": lambda copy, bos: torch.cat([copy, copy, _start(copy, bos)], 1),
+    "BOS is missing: one at the start, once.": lambda copy, bos: torch.cat([copy, copy], 1),
+    "BOS stands once at the start, not before each copy.": lambda copy, bos: torch.cat(
+        [_start(copy, bos), copy] * 2, 1
+    ),
+    "Each token stands twice in a row (ABC gives AABBCC). Repeat the whole list: "
+    "ABCABC.": lambda copy, bos: torch.cat([_start(copy, bos), copy.repeat_interleave(2, 1)], 1),
+}
+
+
+def repetition_gain(logits, tokens, first=1, ahead=1, raw=False, sign=-1):
+    """Log-probability of the second copy minus that of the first, in nats."""
+    length = tokens.shape[1] // 2
+    scores = logits if raw else logits.log_softmax(-1)
+    of = tokens[:, 1:] if ahead else tokens[:, :-1]
+    right = scores[:, :-1].gather(-1, of[..., None])[..., 0]
+    return right[:, length + first :].mean(1) + sign * right[:, :length].mean(1)
+
+
+REPETITION_GAIN = {
+    "Entry L asks for the first token after the whole list, and nothing has announced that the "
+    "list starts over: the clean half starts at entry L + 1.": {"first": 0},
+    "Entry i is about token i + 1. Did you read the probability of token i itself?": {"ahead": 0},
+    "The sign is turned around: second copy minus "
+    "first, of log-probabilities (not of losses).": lambda *given: -repetition_gain(*given),
+    "Those are differences of raw logits: take the log-softmax over the vocabulary first.": {
+        "raw": True
+    },
+    "That is the second copy alone: subtract the first.": {"sign": 0},
+}
+
+
+def looks_back(pattern):
+    """The distance each head prefers in the second copy."""
+    return head_scores.distance_profile(pattern, pattern.shape[-1] // 2).mean(0).argmax(-1)
+
+
+def _everywhere(pattern):
+    length = pattern.shape[-1] // 2
+    mean = [pattern.diagonal(-d, -2, -1).sum((0, 2)) for d in range(length + 2)]
+    return torch.stack(mean, -1).argmax(-1)
+
+
 LOOKS_BACK = {
     "That is the distance which most of *all* rows prefer: keep the queries of the second copy, "
     "L + 1 to 2L.": _everywhere,
@@ -103,7 +142,6 @@ LOOKS_BACK = {
         [looks_back(each[None]) for each in a]
     ),
 }
-q3 = (Function(looks_back, _built_heads, LOOKS_BACK),)
 
 
 def prefix_score(pattern, tokens):
@@ -114,14 +152,6 @@ def prefix_score(pattern, tokens):
 def _earlier(tokens):
     """The number of earlier occurrences of each token, BOS at position 0 aside."""
     return (tokens[:, :, None] == tokens[:, None, 1:]).tril(-2).sum(-1)
-
-
-def _recurring(seed):
-    draw, size = generator(seed), 12 + 2 * seed
-    tokens = torch.randint(1, 6, (2, size), generator=draw)
-    tokens[:, 0] = tokens[:, -3] = 0  # BOS once more: no occurrence to be matched
-    pattern = torch.rand(2, 3, size, size, generator=draw).tril()
-    return pattern / pattern.sum(-1, keepdim=True), tokens
 
 
 PREFIX_SCORE = {
@@ -140,7 +170,6 @@ PREFIX_SCORE = {
         )
     ),
 }
-q4 = (Function(prefix_score, _recurring, PREFIX_SCORE),)
 
 
 def copying_score(*weights):
@@ -156,20 +185,6 @@ def _eigenvalues(reads, values, output, unembed):
 def _symmetric(circuit):
     even = torch.linalg.eigvalsh((circuit + circuit.T) / 2)
     return (even.sum() / even.abs().sum()).item()
-
-
-def _weights(seed):
-    """A circuit with chosen eigenvalues: 2, -1 - seed / 10, exp(i angle), exp(-i angle)."""
-    draw, vocab, width, rank = generator(seed), 24 + 4 * seed, 12, 4
-    angle = torch.rand((), generator=draw) + 0.5
-    turn = torch.tensor([[angle.cos(), -angle.sin()], [angle.sin(), angle.cos()]])
-    core = torch.block_diag(torch.tensor([[2.0]]), torch.tensor([[-1 - seed / 10]]), turn)
-    change = torch.eye(rank) + 0.3 * torch.randn(rank, rank, generator=draw)
-    reads = torch.randn(vocab, width, generator=draw)
-    values = torch.randn(width, rank, generator=draw)
-    output = torch.randn(rank, width, generator=draw)
-    right, back = (torch.linalg.pinv(m.double()).float() for m in (reads @ values, output))
-    return reads, values, output, back @ change @ core @ torch.linalg.inv(change) @ right
 
 
 COPYING_SCORE = {
@@ -190,7 +205,6 @@ COPYING_SCORE = {
     "That is upside down: the sum of the eigenvalues goes above, the sum of their absolute "
     "values below.": lambda *w: 1 / copying_score(*w),
 }
-q5 = (Function(copying_score, _weights, COPYING_SCORE, tolerance=2e-3),)
 
 
 def shares_kept(model, induction, tokens, other, how="mean", back=-1, whole=True):
@@ -206,17 +220,6 @@ def shares_kept(model, induction, tokens, other, how="mean", back=-1, whole=True
     return torch.stack(cut) / (score([]) if whole else 1)
 
 
-@cache
-def _models(seed):
-    if seed >= len(MODELS):
-        return None
-    model = load(MODELS[seed])
-    tokens, other = (
-        repeated_tokens(model, 4, 10 + seed, generator(seed + i)).tokens for i in (0, 50)
-    )
-    return model, (1, 0), tokens, other
-
-
 SHARES_KEPT = {
     "Those are the scores after the cut: divide by the score before it.": {"whole": False},
     "That is what is lost: the share kept is after / before.": lambda *a: 1 - shares_kept(*a),
@@ -225,6 +228,8 @@ SHARES_KEPT = {
     "1 back.": {"back": 0},
     "That is before / after: turn it around.": lambda *given: 1 / shares_kept(*given),
 }
+
+
 REASON = {
     "Reason (a): the share kept is a ratio of two scores of the *same* head; that the score is "
     "high before the cut says nothing of what remains.": "a",
@@ -233,4 +238,14 @@ REASON = {
     "Reason (d): mean ablation does remove what the head says about its position: the same cut "
     "leaves next to nothing in induction-3.": "d",
 }
-q6 = (Function(shares_kept, _models, SHARES_KEPT, tolerance=1e-3), Value("reason", "c", REASON))
+
+
+TRUTHS = {
+    "double": (double, DOUBLE),
+    "repetition_gain": (repetition_gain, REPETITION_GAIN),
+    "looks_back": (looks_back, LOOKS_BACK),
+    "prefix_score": (prefix_score, PREFIX_SCORE),
+    "copying_score": (copying_score, COPYING_SCORE),
+    "shares_kept": (shares_kept, SHARES_KEPT),
+    "reason": ("c", REASON),
+}

@@ -1,14 +1,13 @@
 """Homework 2, on chapter 02: kinds of edges, saliency, isolation, extraction, loyalty."""
 
-from functools import cache
-
 import torch
 from iclutils.chapters.label_anchors.answers import answers
 from iclutils.chapters.label_anchors.isolation import isolation
-from iclutils.checks import Function, Value, generator
 from iclutils.interp.hooks import cut_attention
 from iclutils.models import load
 from iclutils.tasks import topics
+
+from checks import Part, generator
 
 CASES = (("anchors-0", 0), ("anchors-3", 1))  # model and layer: public, first hidden
 
@@ -19,6 +18,46 @@ def _places(seed):
     places = [torch.randperm(10, generator=draw)[: 2 + seed % 3] + 1 for _ in range(3)]
     target = torch.randint(12, 14, (3,), generator=draw)
     return torch.stack(places).sort(-1).values, target
+
+
+def _attention(seed):
+    draw, size = generator(seed), 5 + seed
+    attention = torch.rand(2, 3, size, size, generator=draw).tril()
+    return attention, torch.randn(2, 3, size, size, generator=draw)
+
+
+def _importance(seed):
+    return torch.rand(3, 14, 14, generator=generator(seed + 100)), *_places(seed)
+
+
+def _raw_scores(seed):
+    return torch.randn(3, 2, 14, 14, generator=generator(seed)), _places(seed)[0]
+
+
+def _classes(seed):
+    """Scores with ties, of two classes."""
+    draw, count = generator(seed), 12 + 3 * seed
+    scores = torch.randint(0, 5, (count,), generator=draw) / 5
+    chosen = (scores + torch.rand(count, generator=draw) > 0.8 + 0.1 * (seed % 2)).long()
+    chosen[:2] = torch.tensor([0, 1])
+    return scores, chosen
+
+
+def _prompts(seed):
+    if seed >= len(CASES):
+        return None
+    name, layer = CASES[seed]
+    return load(name), topics.sample(24, generator(seed)), layer
+
+
+q1 = (Part("edge_counts", inputs=_places),)
+q2 = (Part("saliency", inputs=_attention),)
+q3 = (Part("flow", inputs=_importance),)
+q4 = (Part("isolated", inputs=_raw_scores),)
+q5 = (Part("auc", inputs=_classes),)
+q6 = (Part("label_loyalty", inputs=_prompts), Part("reason", "letter"))
+
+# Students get what stands above this line, and nothing below it.
 
 
 def _is_label(label_pos, size):
@@ -55,18 +94,11 @@ EDGE_COUNTS = {
         edge_counts(at, q) - q[:, None] * torch.tensor([0, 0, 1])
     ),
 }
-q1 = (Function(edge_counts, _places, EDGE_COUNTS),)
 
 
 def saliency(attention, gradient):
     """|sum over heads of attention times gradient|."""
     return (attention * gradient).sum(1).abs()
-
-
-def _attention(seed):
-    draw, size = generator(seed), 5 + seed
-    attention = torch.rand(2, 3, size, size, generator=draw).tril()
-    return attention, torch.randn(2, 3, size, size, generator=draw)
 
 
 SALIENCY = {
@@ -79,7 +111,6 @@ SALIENCY = {
     "That is a matrix product; "
     "attention and gradient are multiplied entry by entry.": lambda a, g: (a @ g).sum(1).abs(),
 }
-q2 = (Function(saliency, _attention, SALIENCY),)
 
 
 def flow(importance, label_pos, target, mean=True, **how):
@@ -87,10 +118,6 @@ def flow(importance, label_pos, target, mean=True, **how):
     kinds = _kinds(importance.shape[-1], label_pos, target, **how)
     total = (importance[:, None] * kinds).sum((-2, -1))
     return total / kinds.sum((-2, -1)) if mean else total
-
-
-def _importance(seed):
-    return torch.rand(3, 14, 14, generator=generator(seed + 100)), *_places(seed)
 
 
 FLOW = {
@@ -102,7 +129,6 @@ FLOW = {
     "Leave the diagonal out.": {"diagonal": True},
     "Nothing after the target belongs to the prompt: stop at q.": {"stop": False},
 }
-q3 = (Function(flow, _importance, FLOW),)
 
 
 def isolated(scores, label_pos):
@@ -120,10 +146,6 @@ def _pattern(scores, cut=False, causal=True):
     return scores.masked_fill(gone[:, None], -torch.inf).softmax(-1)
 
 
-def _raw_scores(seed):
-    return torch.randn(3, 2, 14, 14, generator=generator(seed)), _places(seed)[0]
-
-
 ISOLATED = {
     "The rows of the label words do not sum to 1: cut the scores *before* "
     "the softmax.": lambda s, at: _pattern(s) * ~(_before(s) & _is_label(at, 14)[:, None, :, None]),
@@ -137,22 +159,12 @@ ISOLATED = {
         s, _before(s) & _is_label(at, 14)[:, :, None], causal=False
     ),
 }
-q4 = (Function(isolated, _raw_scores, ISOLATED),)
 
 
 def auc(scores, predicted, tie=0.5):
     """Area under the ROC curve: the share of pairs that are won."""
     ones, zeros = scores[predicted == 1][:, None], scores[predicted == 0]
     return ((ones > zeros) + tie * (ones == zeros)).float().mean().item()
-
-
-def _classes(seed):
-    """Scores with ties, of two classes."""
-    draw, count = generator(seed), 12 + 3 * seed
-    scores = torch.randint(0, 5, (count,), generator=draw) / 5
-    chosen = (scores + torch.rand(count, generator=draw) > 0.8 + 0.1 * (seed % 2)).long()
-    chosen[:2] = torch.tensor([0, 1])
-    return scores, chosen
 
 
 AUC = {
@@ -166,7 +178,6 @@ AUC = {
         2 * auc(*given) - 1
     ),
 }
-q5 = (Function(auc, _classes, AUC),)
 
 
 def label_loyalty(model, prompts, layer):
@@ -186,14 +197,6 @@ def _columns(model, prompts, layer):
     return _share(changed == answers(model, prompts).predicted)
 
 
-@cache
-def _prompts(seed):
-    if seed >= len(CASES):
-        return None
-    name, layer = CASES[seed]
-    return load(name), topics.sample(24, generator(seed)), layer
-
-
 LABEL_LOYALTY = {
     "That is the accuracy under isolation. Loyalty asks whether the answer is the *same* as "
     "without isolation, right or wrong.": lambda model, prompts, layer: _share(
@@ -205,6 +208,8 @@ LABEL_LOYALTY = {
     "Isolation cuts the rows of the label words (what they read), not their columns (what is "
     "read from them).": _columns,
 }
+
+
 REASON = {
     "Reason (a): the target reads the label words in the second layer most, and isolating the "
     "label words there cuts nothing that the target reads.": "a",
@@ -212,4 +217,14 @@ REASON = {
     "Reason (d): isolating an early layer hurts, so the label words do not know the answer by "
     "themselves: the words that are dealt out change from prompt to prompt.": "d",
 }
-q6 = (Function(label_loyalty, _prompts, LABEL_LOYALTY), Value("reason", "b", REASON))
+
+
+TRUTHS = {
+    "edge_counts": (edge_counts, EDGE_COUNTS),
+    "saliency": (saliency, SALIENCY),
+    "flow": (flow, FLOW),
+    "isolated": (isolated, ISOLATED),
+    "auc": (auc, AUC),
+    "label_loyalty": (label_loyalty, LABEL_LOYALTY),
+    "reason": ("b", REASON),
+}

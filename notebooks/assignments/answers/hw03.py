@@ -2,15 +2,10 @@
 
 import torch
 from iclutils.chapters.ridge_ols import algorithms
-from iclutils.checks import Function, Mistake, Value, generator, normal
 from torch import Tensor
 from torch.nn.functional import pad
 
-
-def ridge(X, y, penalty):
-    """Weights of ridge regression."""
-    eye = torch.eye(X.shape[1], dtype=X.dtype)
-    return torch.linalg.solve(X.T @ X + penalty * eye, X.T @ y)
+from checks import Mistake, Part, generator, normal
 
 
 def _pairs(seed):
@@ -19,33 +14,10 @@ def _pairs(seed):
     return normal(draw, n, d), normal(draw, n), penalty
 
 
-RIDGE = {
-    "The penalty stands on the wrong side: it multiplies the identity, "
-    "not the Gram matrix X^T X.": lambda X, y, c: ridge(X * c**0.5, y, 1.0) / c**0.5,
-    "X^T X + penalty adds it to *every* entry: it belongs on the diagonal alone.": lambda X, y, c: (
-        torch.linalg.pinv(X.T @ X + c) @ X.T @ y
-    ),
-    "The penalty has the wrong sign: it is added to X^T X.": lambda X, y, c: ridge(X, y, -c),
-    "The loss sums over the examples. With a mean in its place, the penalty is n times too "
-    "strong.": lambda X, y, c: ridge(X, y, len(X) * c),
-    "The penalty is squared: it enters as it is.": lambda X, y, c: ridge(X, y, c**2),
-    "That is least squares: where is the penalty?": lambda X, y, c: torch.linalg.pinv(X) @ y,
-}
-q1 = (Function(ridge, _pairs, RIDGE),)
-
 FEW = (
     "With fewer pairs than dimensions many w fit and X^T X cannot be inverted. Take the "
     "shortest of them, w = pinv(X) y."
 )
-
-
-def least_squares(xs, ys, ahead=0, first=1):
-    """Predictions of least squares after every prefix."""
-    found = torch.zeros_like(ys)
-    for i in range(first, ys.shape[1]):
-        w = torch.linalg.pinv(xs[:, : i + ahead]) @ ys[:, : i + ahead, None]
-        found[:, i] = (xs[:, i : i + 1] @ w)[:, 0, 0]
-    return found
 
 
 def _every_prefix(function, xs, ys):
@@ -74,6 +46,106 @@ def _prefixes(seed):
     return normal(draw, 3, 2 * d + 1, d), normal(draw, 3, 2 * d + 1)
 
 
+def _predictions(seed):
+    draw, d = generator(seed), 3 + seed % 4
+    return normal(draw, 5 + seed, 2 * d + 1), normal(draw, 5 + seed, 2 * d + 1), d
+
+
+def _bent(seed):
+    """A network that averages y x over the pairs; bent, and with an offset."""
+    draw, d, n, bend = generator(seed), 3 + seed % 3, 4 + seed, 0.5 + 0.1 * seed
+
+    def predict(seen, labels):
+        pairs = torch.cumsum(labels[..., None] * seen, -2)
+        before = torch.cat([torch.zeros_like(pairs[..., :1, :]), pairs[..., :-1, :]], -2)
+        count = torch.arange(seen.shape[-2], dtype=torch.float64).clamp(min=1)
+        straight = (before * seen).sum(-1) / count
+        return straight + bend * straight.abs() + 0.4
+
+    queries = normal(draw, 24 + seed, d) + 0.3
+    return predict, normal(draw, n, d), 2 * normal(draw, n), queries
+
+
+def _noisy(seed):
+    draw, n = generator(seed), 3 + 2 * seed
+    noise, prior = 0.4 + 0.2 * seed, (1.7, 0.6, 2.2)[seed % 3]
+    return normal(draw, n, 4), normal(draw, n), noise, prior
+
+
+def _query(seed):
+    X, _, noise, prior = _noisy(seed)
+    return X, normal(generator(seed + 100), 4), noise, prior
+
+
+def _made_up(seed):
+    """Nearly ridge for n < d, and another ridge beyond, to mislead who looks there."""
+    draw, d, grid = generator(seed), 3, [0.02, 0.1, 0.4, 1.5, 6.5]
+    xs, ys = normal(draw, 40, 7, d), normal(draw, 40, 7)
+    found = algorithms.ridge(xs, ys, grid[1 + seed % 3]) + 0.02 * normal(draw, 40, 7)
+    found[:, d:] = algorithms.ridge(xs, ys, grid[-1])[:, d:]
+    return found, xs, ys, grid
+
+
+def _above_zero(value):
+    if not value > 0:
+        raise Mistake(f"A penalty is a number above 0; got {value!r}.")
+    return value
+
+
+q1 = (Part("ridge", inputs=_pairs),)
+q2 = (
+    Part(
+        "least_squares", inputs=_prefixes, tolerance=0.001, outcome=_every_prefix, look=_few_pairs
+    ),
+)
+q3 = (Part("spd", inputs=_predictions), Part("mspd", inputs=_predictions))
+q4 = (
+    Part("implicit_weights", inputs=_bent, tolerance=1e-06),
+    Part("linearity", inputs=_bent, tolerance=1e-06),
+)
+q5 = (
+    Part("bayes_weights", inputs=_noisy, tolerance=1e-06),
+    Part("expected_error", inputs=_query, tolerance=1e-06),
+)
+q6 = (
+    Part("nearest_penalty", inputs=_made_up, tolerance=1e-09),
+    Part("kept", "number", tolerance=0.11, outcome=_above_zero),
+    Part("control", "number", tolerance=0.014, outcome=_above_zero),
+    Part("reason", "letter"),
+)
+
+# Students get what stands above this line, and nothing below it.
+
+
+def ridge(X, y, penalty):
+    """Weights of ridge regression."""
+    eye = torch.eye(X.shape[1], dtype=X.dtype)
+    return torch.linalg.solve(X.T @ X + penalty * eye, X.T @ y)
+
+
+RIDGE = {
+    "The penalty stands on the wrong side: it multiplies the identity, "
+    "not the Gram matrix X^T X.": lambda X, y, c: ridge(X * c**0.5, y, 1.0) / c**0.5,
+    "X^T X + penalty adds it to *every* entry: it belongs on the diagonal alone.": lambda X, y, c: (
+        torch.linalg.pinv(X.T @ X + c) @ X.T @ y
+    ),
+    "The penalty has the wrong sign: it is added to X^T X.": lambda X, y, c: ridge(X, y, -c),
+    "The loss sums over the examples. With a mean in its place, the penalty is n times too "
+    "strong.": lambda X, y, c: ridge(X, y, len(X) * c),
+    "The penalty is squared: it enters as it is.": lambda X, y, c: ridge(X, y, c**2),
+    "That is least squares: where is the penalty?": lambda X, y, c: torch.linalg.pinv(X) @ y,
+}
+
+
+def least_squares(xs, ys, ahead=0, first=1):
+    """Predictions of least squares after every prefix."""
+    found = torch.zeros_like(ys)
+    for i in range(first, ys.shape[1]):
+        w = torch.linalg.pinv(xs[:, : i + ahead]) @ ys[:, : i + ahead, None]
+        found[:, i] = (xs[:, i : i + 1] @ w)[:, 0, 0]
+    return found
+
+
 LEAST_SQUARES = {
     "Entry i has seen its own label: fit the pairs *before* i, xs[:, :i] and ys[:, :i].": {
         "ahead": 1
@@ -87,7 +159,6 @@ LEAST_SQUARES = {
     )[..., 0],
     "Entry 0 is missing: with no pair the answer is 0.": lambda *a: least_squares(*a)[:, 1:],
 }
-q2 = (Function(*(least_squares, _prefixes, LEAST_SQUARES, 1e-3), _every_prefix, _few_pairs),)
 
 
 def spd(f, g, d):
@@ -98,11 +169,6 @@ def spd(f, g, d):
 def mspd(f, g, d):
     """Its mean over the numbers of pairs that leave w open."""
     return spd(f, g, d)[1:d].mean().item()
-
-
-def _predictions(seed):
-    draw, d = generator(seed), 3 + seed % 4
-    return normal(draw, 5 + seed, 2 * d + 1), normal(draw, 5 + seed, 2 * d + 1), d
 
 
 SPD = {
@@ -118,6 +184,8 @@ SPD = {
     "That is the square root of it: squared prediction *difference*.": lambda *a: spd(*a).sqrt(),
     "That is a sum over the contexts: take the mean.": lambda f, g, d: len(f) * spd(f, g, d),
 }
+
+
 MSPD = {
     "n = 0 has seen no pair: every algorithm answers 0 there. Start at n = 1.": lambda f, g, d: spd(
         f, g, d
@@ -127,7 +195,6 @@ MSPD = {
     "That is a sum over n: take the mean.": lambda f, g, d: spd(f, g, d)[1:d].sum(),
     "Divide by d once.": lambda f, g, d: d * mspd(f, g, d),
 }
-q3 = (Function(spd, _predictions, SPD), Function(mspd, _predictions, MSPD))
 
 
 def implicit_weights(predict, xs, ys, queries, offset=False):
@@ -161,21 +228,6 @@ def _in_one_row(predict, xs, ys, queries):
     return _fit(queries, wanted[0, len(xs) :])[0]
 
 
-def _bent(seed):
-    """A network that averages y x over the pairs; bent, and with an offset."""
-    draw, d, n, bend = generator(seed), 3 + seed % 3, 4 + seed, 0.5 + 0.1 * seed
-
-    def predict(seen, labels):
-        pairs = torch.cumsum(labels[..., None] * seen, -2)
-        before = torch.cat([torch.zeros_like(pairs[..., :1, :]), pairs[..., :-1, :]], -2)
-        count = torch.arange(seen.shape[-2], dtype=torch.float64).clamp(min=1)
-        straight = (before * seen).sum(-1) / count
-        return straight + bend * straight.abs() + 0.4
-
-    queries = normal(draw, 24 + seed, d) + 0.3
-    return predict, normal(draw, n, d), 2 * normal(draw, n), queries
-
-
 IMPLICIT_WEIGHTS = {
     "That is a fit with an intercept, as the released code does: the paper's linear function has "
     "none.": {"offset": True},
@@ -195,15 +247,13 @@ IMPLICIT_WEIGHTS = {
         xs.T @ ys / len(xs)
     ),
 }
+
+
 LINEARITY = {
     "That is the share that the fit misses: R² is 1 minus it.": lambda *a: 1 - linearity(*a),
     "The variation to be explained is that about the mean of the predictions.": {"centred": False},
     "That is a fit with an intercept: leave it out.": {"offset": True},
 }
-q4 = (
-    Function(implicit_weights, _bent, IMPLICIT_WEIGHTS, tolerance=1e-6),
-    Function(linearity, _bent, LINEARITY, tolerance=1e-6),
-)
 
 
 def bayes_weights(X, y, noise, prior):
@@ -216,17 +266,6 @@ def expected_error(X, x, noise, prior, own=1.0, times=1.0):
     eye = torch.eye(len(x), dtype=X.dtype)
     inverse = torch.linalg.inv(X.T @ X + noise**2 / prior**2 * eye)
     return (times * noise**2 * (x @ inverse @ x) + own * noise**2).item()
-
-
-def _noisy(seed):
-    draw, n = generator(seed), 3 + 2 * seed
-    noise, prior = 0.4 + 0.2 * seed, (1.7, 0.6, 2.2)[seed % 3]
-    return normal(draw, n, 4), normal(draw, n), noise, prior
-
-
-def _query(seed):
-    X, _, noise, prior = _noisy(seed)
-    return X, normal(generator(seed + 100), 4), noise, prior
 
 
 BAYES_WEIGHTS = {
@@ -243,6 +282,8 @@ BAYES_WEIGHTS = {
         torch.linalg.pinv(X) @ y
     ),
 }
+
+
 EXPECTED_ERROR = {
     "The label that is predicted is noisy too: add noise².": {"own": 0.0},
     "Add the variance of the label's noise, noise², not noise.": lambda X, x, noise, prior: (
@@ -256,10 +297,6 @@ EXPECTED_ERROR = {
         lambda X, x, noise, prior: expected_error(X, x, noise, prior, times=(prior / noise) ** 2)
     ),
 }
-q5 = (
-    Function(bayes_weights, _noisy, BAYES_WEIGHTS, tolerance=1e-6),
-    Function(expected_error, _query, EXPECTED_ERROR, tolerance=1e-6),
-)
 
 
 def nearest_penalty(found, xs, ys, penalties, far=False, stop=0):
@@ -269,21 +306,6 @@ def nearest_penalty(found, xs, ys, penalties, far=False, stop=0):
         c: float((found - algorithms.ridge(xs, ys, c))[:, 1:last].square().sum()) for c in penalties
     }
     return (max if far else min)(penalties, key=away.__getitem__)
-
-
-def _made_up(seed):
-    """Nearly ridge for n < d, and another ridge beyond, to mislead who looks there."""
-    draw, d, grid = generator(seed), 3, [0.02, 0.1, 0.4, 1.5, 6.5]
-    xs, ys = normal(draw, 40, 7, d), normal(draw, 40, 7)
-    found = algorithms.ridge(xs, ys, grid[1 + seed % 3]) + 0.02 * normal(draw, 40, 7)
-    found[:, d:] = algorithms.ridge(xs, ys, grid[-1])[:, d:]
-    return found, xs, ys, grid
-
-
-def _above_zero(value):
-    if not value > 0:
-        raise Mistake(f"A penalty is a number above 0; got {value!r}.")
-    return value
 
 
 # ``kept`` and ``control`` were measured for ten draws of 512 contexts, on a grid of factors
@@ -297,12 +319,18 @@ NEAREST_PENALTY = {
         nearest_penalty(*given)
     ),
 }
+
+
 KEPT = {
     "`kept` is too small, as that of member 0 or 1 or of the control: ask member 2 of "
     "regression-noise.": 0.07,
     "`kept` is too large, as that of member 3: ask member 2.": 0.5,
 }
+
+
 CONTROL = {"`control` is that of regression-noise: ask regression-d8, member 0.": 0.25}
+
+
 REASON = {
     "Reason (a): these contexts have no noise at all. A learner that reads the noise off its "
     "context would be near 0.": "a",
@@ -310,9 +338,19 @@ REASON = {
     "times smaller.": "c",
     "Reason (d): noise / prior is 1/2. Which number did you measure?": "d",
 }
-q6 = (
-    Function(nearest_penalty, _made_up, NEAREST_PENALTY, tolerance=1e-9),
-    Value("kept", 1 / 4, KEPT, tolerance=0.11, reading=_above_zero),
-    Value("control", 1 / 32, CONTROL, tolerance=0.014, reading=_above_zero),
-    Value("reason", "b", REASON),
-)
+
+
+TRUTHS = {
+    "ridge": (ridge, RIDGE),
+    "least_squares": (least_squares, LEAST_SQUARES),
+    "spd": (spd, SPD),
+    "mspd": (mspd, MSPD),
+    "implicit_weights": (implicit_weights, IMPLICIT_WEIGHTS),
+    "linearity": (linearity, LINEARITY),
+    "bayes_weights": (bayes_weights, BAYES_WEIGHTS),
+    "expected_error": (expected_error, EXPECTED_ERROR),
+    "nearest_penalty": (nearest_penalty, NEAREST_PENALTY),
+    "kept": (1 / 4, KEPT),
+    "control": (1 / 32, CONTROL),
+    "reason": ("b", REASON),
+}

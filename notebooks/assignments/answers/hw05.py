@@ -3,16 +3,9 @@
 import math
 
 import torch
-from iclutils.checks import Function, Mistake, Value, generator, normal
 from torch import Tensor
 
-
-def dual_parts(query, keys, values, demos, root=0.5, over=lambda raw, _: (raw.sum(), raw.sum())):
-    """What the dual model says before its step, and what the step adds, over normalisers."""
-    raw = (keys @ query / len(query) ** root).exp()
-    first, second = over(raw, demos)
-    start, step = raw[~demos] @ values[~demos], raw[demos] @ values[demos]
-    return torch.stack([start / first, step / second])
+from checks import Mistake, Part, generator, normal
 
 
 def _attention(seed):
@@ -20,39 +13,6 @@ def _attention(seed):
     demos = torch.arange(keys) < keys - 2
     demos[0] = seed % 2 == 0
     return normal(draw, d), normal(draw, keys, d), normal(draw, keys, 3) + 1, demos
-
-
-DUAL_PARTS = {
-    "The normaliser is that of *all* keys, for both parts: demonstrations and the rest share one "
-    "softmax.": {"over": lambda raw, demos: (raw[~demos].sum(), raw[demos].sum())},
-    "The normaliser runs over the demonstrations only: take all keys.": {
-        "over": lambda raw, demos: (raw[demos].sum(), raw[demos].sum())
-    },
-    "The step's normaliser runs over the demonstrations only: take all keys.": {
-        "over": lambda raw, demos: (raw.sum(), raw[demos].sum())
-    },
-    "The two are exchanged: the start is what the other tokens say, the step what the "
-    "demonstrations say.": lambda *given: dual_parts(*given).flip(0),
-    "The scores are divided by the square root of d.": {"root": 0.0},
-    "The scores are divided by the square root of d, not by d.": {"root": 1.0},
-    "Divide by the normaliser D_q.": {"over": lambda raw, demos: (1, 1)},
-    "D_q takes the place of a mean: do not divide by the number of keys.": {
-        "over": lambda raw, demos: (len(raw), len(raw))
-    },
-    "That is the whole of attention: split it.": lambda *given: dual_parts(*given).sum(0),
-}
-q1 = (Function(dual_parts, _attention, DUAL_PARTS, tolerance=1e-6),)
-
-
-def features(z, omega, half=0.5, power=0.5):
-    """Positive random features."""
-    norms = z.square().sum(-1, keepdim=True)
-    return torch.exp(z @ omega.T - half * norms) / len(omega) ** power
-
-
-def contrastive_loss(W, values, features, normaliser, rate):
-    """The loss of the dual model."""
-    return -(values * (features @ W.T)).sum() / (rate * normaliser)
 
 
 def _step_taken(loss, W, values, keys, total, rate):
@@ -80,6 +40,57 @@ def _dual(seed):
     return W, values, keys, (keys @ keys[-1]).sum(), 0.5 + 0.25 * seed
 
 
+def _contrast(seed):
+    return *_attention(seed), 0.3 + 0.2 * seed
+
+
+q1 = (Part("dual_parts", inputs=_attention, tolerance=1e-06),)
+q2 = (Part("features", inputs=_points), Part("contrastive_loss", inputs=_dual, outcome=_step_taken))
+q3 = (Part("with_negatives", inputs=_contrast), Part("reason", "letter"))
+
+# Students get what stands above this line, and nothing below it.
+
+
+def dual_parts(query, keys, values, demos, root=0.5, over=lambda raw, _: (raw.sum(), raw.sum())):
+    """What the dual model says before its step, and what the step adds, over normalisers."""
+    raw = (keys @ query / len(query) ** root).exp()
+    first, second = over(raw, demos)
+    start, step = raw[~demos] @ values[~demos], raw[demos] @ values[demos]
+    return torch.stack([start / first, step / second])
+
+
+DUAL_PARTS = {
+    "The normaliser is that of *all* keys, for both parts: demonstrations and the rest share one "
+    "softmax.": {"over": lambda raw, demos: (raw[~demos].sum(), raw[demos].sum())},
+    "The normaliser runs over the demonstrations only: take all keys.": {
+        "over": lambda raw, demos: (raw[demos].sum(), raw[demos].sum())
+    },
+    "The step's normaliser runs over the demonstrations only: take all keys.": {
+        "over": lambda raw, demos: (raw.sum(), raw[demos].sum())
+    },
+    "The two are exchanged: the start is what the other tokens say, the step what the "
+    "demonstrations say.": lambda *given: dual_parts(*given).flip(0),
+    "The scores are divided by the square root of d.": {"root": 0.0},
+    "The scores are divided by the square root of d, not by d.": {"root": 1.0},
+    "Divide by the normaliser D_q.": {"over": lambda raw, demos: (1, 1)},
+    "D_q takes the place of a mean: do not divide by the number of keys.": {
+        "over": lambda raw, demos: (len(raw), len(raw))
+    },
+    "That is the whole of attention: split it.": lambda *given: dual_parts(*given).sum(0),
+}
+
+
+def features(z, omega, half=0.5, power=0.5):
+    """Positive random features."""
+    norms = z.square().sum(-1, keepdim=True)
+    return torch.exp(z @ omega.T - half * norms) / len(omega) ** power
+
+
+def contrastive_loss(W, values, features, normaliser, rate):
+    """The loss of the dual model."""
+    return -(values * (features @ W.T)).sum() / (rate * normaliser)
+
+
 FEATURES = {
     "The factor exp(-|z|²/2) is missing: without it the mean of the product is exp(|k + q|²/2).": {
         "half": 0.0
@@ -97,6 +108,8 @@ FEATURES = {
         "power": 1.0
     },
 }
+
+
 CONTRASTIVE_LOSS = {
     "The gradient has the wrong sign: the loss is *minus* the similarity, since descent must "
     "raise it.": lambda *given: -contrastive_loss(*given),
@@ -115,10 +128,6 @@ CONTRASTIVE_LOSS = {
         W, v, f, total, 1 / rate
     ),
 }
-q2 = (
-    Function(features, _points, FEATURES),
-    Function(contrastive_loss, _dual, CONTRASTIVE_LOSS, outcome=_step_taken),
-)
 
 
 def with_negatives(query, keys, values, demos, beta, own=1.0, over=1, everywhere=False):
@@ -128,10 +137,6 @@ def with_negatives(query, keys, values, demos, beta, own=1.0, over=1, everywhere
     among = demos | everywhere
     changed[among] -= beta * (shown.sum(0) - own * values[among]) / (len(shown) - over)
     return (keys @ query / math.sqrt(len(query))).softmax(0) @ changed
-
-
-def _contrast(seed):
-    return *_attention(seed), 0.3 + 0.2 * seed
 
 
 WITH_NEGATIVES = {
@@ -148,9 +153,19 @@ WITH_NEGATIVES = {
         with_negatives(*given) - dual_parts(*given[:4])[0]
     ),
 }
+
+
 REASON = {
     "Reason (a): an untrained transformer takes steps, and answers nothing right.": "a",
     "Reason (c): the identity is algebra; check it on any weights.": "c",
     "Reason (d): take the steps out of a trained transformer, and hardly an answer is left.": "d",
 }
-q3 = (Function(with_negatives, _contrast, WITH_NEGATIVES), Value("reason", "b", REASON))
+
+
+TRUTHS = {
+    "dual_parts": (dual_parts, DUAL_PARTS),
+    "features": (features, FEATURES),
+    "contrastive_loss": (contrastive_loss, CONTRASTIVE_LOSS),
+    "with_negatives": (with_negatives, WITH_NEGATIVES),
+    "reason": ("b", REASON),
+}

@@ -4,8 +4,82 @@ import math
 from functools import partial
 
 import torch
-from iclutils.checks import Function, Value, generator, normal
 from torch import Tensor
+
+from checks import Part, generator, normal
+
+
+def _logits(seed):
+    draw, draws, vocab = generator(seed), 5 + seed, 7 + seed
+    clean = 2 * normal(draw, vocab) + 3
+    return clean, clean + normal(draw, draws, vocab) + 4 * normal(draw, draws, 1)
+
+
+def _effects(seed):
+    """Quarters, so that sums are exact and ties are ties; the first draw is what was seen."""
+    draw, samples = generator(seed), 6 + seed
+    whole = torch.randint(-2, 4, (samples,), generator=draw)
+    whole[0] = 4
+    signs = torch.randint(0, 2, (39 + 10 * seed, samples), generator=draw) * 2 - 1
+    signs[0] = 1
+    return (-whole if seed % 2 else whole).double() / 4, signs.double()
+
+
+def _scores(seed, kept=0.6):
+    draw, batch = generator(seed), 8 + seed
+    clean, gap, mixed = (torch.rand(batch, generator=draw, dtype=torch.float64) for _ in range(3))
+    corrupt = -clean - 3 - 4 * gap
+    return corrupt + (kept + 0.3 * mixed) * (3 + 4 * gap), -clean, corrupt
+
+
+def _all_edges(function, nodes, clean, corrupt):
+    """The output for every edge; a wrong type or shape is left to be found as it is."""
+    found = []
+    for writer in range(len(nodes)):
+        for reader in range(writer + 1, len(nodes) + 1):
+            out = function(list(nodes), clean, corrupt, writer, reader)
+            if not isinstance(out, Tensor) or out.squeeze().shape != clean.shape:
+                return out
+            found.append(out.squeeze())
+    return torch.stack(found)
+
+
+def _network(seed):
+    draw, d = generator(seed), 4
+    clean, corrupt = normal(draw, 3, d), normal(draw, 3, d)
+    maps = [0.5 * normal(draw, d, d) for _ in range(5 + seed % 2)]
+    return [lambda x, w=each: torch.tanh(x @ w + 0.3) for each in maps], clean, corrupt
+
+
+def _samples(seed):
+    draw, count, a = generator(seed), 12 + 3 * seed, 3 + seed
+    x = normal(draw, count, a) + 1.5
+    return x, torch.cat([x[:, :2], normal(draw, count, 3)], 1) @ normal(draw, 5, 5) + 2
+
+
+def _groups(seed):
+    draw, batch, groups = generator(seed), 6 + seed, 2 + seed % 3
+    rand = partial(torch.rand, generator=draw, dtype=torch.float64)
+    clean = -rand(batch)
+    return clean, clean - 2 * rand(groups, batch), clean - 5 * rand(batch)
+
+
+q1 = (Part("influence", inputs=_logits, tolerance=1e-06),)
+q2 = (Part("sign_flip_p", inputs=_effects, tolerance=1e-09),)
+q3 = (
+    Part("faithfulness", inputs=_scores, tolerance=1e-06),
+    Part("completeness", inputs=partial(_scores, kept=0.05), tolerance=1e-06),
+)
+q4 = (Part("patched", inputs=_network, tolerance=1e-06, outcome=_all_edges),)
+q5 = (Part("cka", inputs=_samples, tolerance=1e-06),)
+q6 = (
+    Part("synergy", inputs=_groups, tolerance=1e-06),
+    Part("stand_in", "number", tolerance=0.065),
+    Part("pipeline", "number", tolerance=0.1),
+    Part("reason", "letter"),
+)
+
+# Students get what stands above this line, and nothing below it.
 
 
 def influence(clean, altered, swapped=False, unit=1.0, **error):
@@ -18,12 +92,6 @@ def influence(clean, altered, swapped=False, unit=1.0, **error):
 def _mean_se(values, root=True, correction=1):
     spread = values.std(correction=correction)
     return torch.stack([values.mean(), spread / (math.sqrt(len(values)) if root else 1)])
-
-
-def _logits(seed):
-    draw, draws, vocab = generator(seed), 5 + seed, 7 + seed
-    clean = 2 * normal(draw, vocab) + 3
-    return clean, clean + normal(draw, draws, vocab) + 4 * normal(draw, draws, 1)
 
 
 INFLUENCE = {
@@ -42,7 +110,6 @@ INFLUENCE = {
         _mean_se(-(clean.softmax(-1) * altered.log_softmax(-1)).sum(-1))
     ),
 }
-q1 = (Function(influence, _logits, INFLUENCE, tolerance=1e-6),)
 
 
 def sign_flip_p(effects, signs):
@@ -55,16 +122,6 @@ def _extreme(effects, signs, ties=True, two_sided=True):
     flipped, seen = (signs * effects).mean(-1), effects.mean()
     flipped, seen = (flipped.abs(), seen.abs()) if two_sided else (flipped, seen)
     return int(((flipped >= seen) if ties else (flipped > seen)).sum())
-
-
-def _effects(seed):
-    """Quarters, so that sums are exact and ties are ties; the first draw is what was seen."""
-    draw, samples = generator(seed), 6 + seed
-    whole = torch.randint(-2, 4, (samples,), generator=draw)
-    whole[0] = 4
-    signs = torch.randint(0, 2, (39 + 10 * seed, samples), generator=draw) * 2 - 1
-    signs[0] = 1
-    return (-whole if seed % 2 else whole).double() / 4, signs.double()
 
 
 SIGN_FLIP_P = {
@@ -87,7 +144,6 @@ SIGN_FLIP_P = {
     ),
     "That is the share of draws that are *less* extreme.": lambda *given: 1 - sign_flip_p(*given),
 }
-q2 = (Function(sign_flip_p, _effects, SIGN_FLIP_P, tolerance=1e-9),)
 
 
 def faithfulness(alone, clean, corrupt):
@@ -104,13 +160,6 @@ def _ratios(scores, clean, corrupt):
     return ((scores - corrupt) / (clean - corrupt)).mean().item()
 
 
-def _scores(seed, kept=0.6):
-    draw, batch = generator(seed), 8 + seed
-    clean, gap, mixed = (torch.rand(batch, generator=draw, dtype=torch.float64) for _ in range(3))
-    corrupt = -clean - 3 - 4 * gap
-    return corrupt + (kept + 0.3 * mixed) * (3 + 4 * gap), -clean, corrupt
-
-
 FAITHFULNESS = {
     "Numerator and denominator are exchanged: the gap goes below.": lambda *a: 1 / faithfulness(*a),
     "That is the share that is lost: faithfulness is what the circuit keeps.": completeness,
@@ -123,6 +172,8 @@ FAITHFULNESS = {
         (alone - corrupt).mean().item()
     ),
 }
+
+
 COMPLETENESS = {
     "That is the faithfulness of everything *but* the circuit. A complete circuit leaves "
     "nothing: completeness is 1 minus it.": faithfulness,
@@ -132,10 +183,6 @@ COMPLETENESS = {
         (clean - without).mean().item()
     ),
 }
-q3 = (
-    Function(faithfulness, _scores, FAITHFULNESS, tolerance=1e-6),
-    Function(completeness, partial(_scores, kept=0.05), COMPLETENESS, tolerance=1e-6),
-)
 
 
 def patched(nodes, clean, corrupt, writer, reader):
@@ -179,25 +226,6 @@ def _early(nodes, clean, corrupt, writer, reader):
     return _changed(nodes, clean, change, reader)
 
 
-def _all_edges(function, nodes, clean, corrupt):
-    """The output for every edge; a wrong type or shape is left to be found as it is."""
-    found = []
-    for writer in range(len(nodes)):
-        for reader in range(writer + 1, len(nodes) + 1):
-            out = function(list(nodes), clean, corrupt, writer, reader)
-            if not isinstance(out, Tensor) or out.squeeze().shape != clean.shape:
-                return out
-            found.append(out.squeeze())
-    return torch.stack(found)
-
-
-def _network(seed):
-    draw, d = generator(seed), 4
-    clean, corrupt = normal(draw, 3, d), normal(draw, 3, d)
-    maps = [0.5 * normal(draw, d, d) for _ in range(5 + seed % 2)]
-    return [lambda x, w=each: torch.tanh(x @ w + 0.3) for each in maps], clean, corrupt
-
-
 PATCHED = {
     "Every later node reads the patched write: that lets indirect paths through. Patch what "
     "*one* reader reads.": lambda f, x, y, writer, reader: _changed(
@@ -229,7 +257,6 @@ PATCHED = {
         f, x, -_change(f, x, y, writer), reader
     ),
 }
-q4 = (Function(patched, _network, PATCHED, tolerance=1e-6, outcome=_all_edges),)
 
 
 def cka(X, Y, axis=0, above=1.0, norm=lambda X: (X.T @ X).norm()):
@@ -237,12 +264,6 @@ def cka(X, Y, axis=0, above=1.0, norm=lambda X: (X.T @ X).norm()):
     if axis is not None:
         X, Y = X - X.mean(axis, keepdim=True), Y - Y.mean(axis, keepdim=True)
     return ((Y.T @ X).square().sum() ** above / (norm(X) * norm(Y))).item()
-
-
-def _samples(seed):
-    draw, count, a = generator(seed), 12 + 3 * seed, 3 + seed
-    x = normal(draw, count, a) + 1.5
-    return x, torch.cat([x[:, :2], normal(draw, count, 3)], 1) @ normal(draw, 5, 5) + 2
 
 
 CKA = {
@@ -257,19 +278,11 @@ CKA = {
         "norm": lambda X: (X.T @ X).square().sum()
     },
 }
-q5 = (Function(cka, _samples, CKA, tolerance=1e-6),)
 
 
 def synergy(clean, alone, together):
     """What removing all groups costs, minus what each costs alone, in nats."""
     return ((clean - together).mean() - (clean - alone).mean(-1).sum()).item()
-
-
-def _groups(seed):
-    draw, batch, groups = generator(seed), 6 + seed, 2 + seed % 3
-    rand = partial(torch.rand, generator=draw, dtype=torch.float64)
-    clean = -rand(batch)
-    return clean, clean - 2 * rand(groups, batch), clean - 5 * rand(batch)
 
 
 # The shares were measured for ten batches of 16 sequences: .752 and -.629, with standard
@@ -288,14 +301,20 @@ SYNERGY = {
         (clean - together).mean() / (clean - alone).mean(-1).sum()
     ).item(),
 }
+
+
 STAND_IN = {
     "`stand_in` has the wrong sign: removing all costs *more* than the sum.": -0.75,
     "`stand_in` is in nats: divide by the gap.": 6.0,
 }
+
+
 PIPELINE = {
     "`pipeline` has the wrong sign: removing all costs *less* than the sum.": 0.63,
     "`pipeline` is in nats: divide by the gap.": -5.04,
 }
+
+
 REASON = {
     "Reason (a): what one removal at a time shows is what the *others* cannot replace. Look at "
     "what the four cost together.": "a",
@@ -303,9 +322,17 @@ REASON = {
     "does take away what they say.": "c",
     "Reason (d): then removing all four would cost little, too.": "d",
 }
-q6 = (
-    Function(synergy, _groups, SYNERGY, tolerance=1e-6),
-    Value("stand_in", 0.75, STAND_IN, tolerance=0.065),
-    Value("pipeline", -0.63, PIPELINE, tolerance=0.1),
-    Value("reason", "b", REASON),
-)
+
+
+TRUTHS = {
+    "influence": (influence, INFLUENCE),
+    "sign_flip_p": (sign_flip_p, SIGN_FLIP_P),
+    "faithfulness": (faithfulness, FAITHFULNESS),
+    "completeness": (completeness, COMPLETENESS),
+    "patched": (patched, PATCHED),
+    "cka": (cka, CKA),
+    "synergy": (synergy, SYNERGY),
+    "stand_in": (0.75, STAND_IN),
+    "pipeline": (-0.63, PIPELINE),
+    "reason": ("b", REASON),
+}

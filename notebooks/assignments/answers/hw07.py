@@ -3,9 +3,110 @@
 from functools import partial
 
 import torch
-from iclutils.checks import Function, Value, generator, normal
 from torch import Tensor
 from torch.nn.functional import one_hot
+
+from checks import Part, generator, normal
+
+
+def _scores(seed):
+    """Two lenses that see the same layers, and in part the same heads."""
+    draw, layers, heads = generator(seed), 5 + seed, 7 + seed % 3
+    depth, head = 2 * normal(draw, layers, 1), normal(draw, layers, heads)
+    a, b = (depth + head + 0.7 * normal(draw, layers, heads) for _ in range(2))
+    return a, b, 2 * layers + 1
+
+
+def _all_layers(function, blocks, *given, layer_at=2):
+    """What a function gives for every layer; a wrong type or shape is left to be found as it is."""
+    found = []
+    for layer in range(len(blocks)):
+        found.append(function(list(blocks), *given[:layer_at], layer, *given[layer_at:]))
+        if not isinstance(found[-1], Tensor) or found[-1].shape != found[0].shape:
+            return found[-1]
+    return torch.stack(found)
+
+
+def _network(seed):
+    """A stack of layers, and prompts with and without examples: more of the one kind."""
+    draw, d = generator(seed), 4 + seed % 2
+    maps = [0.5 * normal(draw, d, d) for _ in range(4 + seed % 3)]
+    shown, bare = normal(draw, 7 + seed, d) + 1, normal(draw, 5 + seed, d)
+    return [lambda x, w=each: torch.tanh(x @ w + 0.3) for each in maps], shown, bare
+
+
+def _to_steer(seed):
+    blocks, _, bare = _network(seed)
+    draw, d, choices = generator(seed + 100), bare.shape[1], 3 + seed % 2
+    right = torch.randint(0, choices, (len(bare),), generator=draw)
+    return blocks, normal(draw, d, choices), bare, 2 * normal(draw, d), right
+
+
+def _examples(seed):
+    draw, count, d, choices = generator(seed), 6 + seed, 3 + seed, 3 + seed % 2
+    shows = torch.cat([torch.arange(choices), torch.randint(0, 2, (count,), generator=draw)])
+    return normal(draw, d), normal(draw, len(shows), d), shows, choices
+
+
+def _votes(seed):
+    draw, prompts, choices = generator(seed), 8 + 2 * seed, 3 + seed % 2
+    votes = normal(draw, prompts, choices).softmax(1)
+    noise = normal(draw, prompts, choices) + torch.arange(choices)
+    return votes, 4 * votes + 0.7 * noise + 2 * normal(draw, prompts, 1) + 3
+
+
+def _curve(seed):
+    """A rise from chance that falls back once below half, and whose last value is not its best."""
+    draw, count, start = generator(seed), 12 + seed, 0.25
+    steps = torch.randint(1, 9, (count,), generator=draw).cumsum(0).double() * 50
+    values = start + 0.6 * torch.linspace(-4, 4, count).double().sigmoid()
+    values += 0.02 * torch.rand(count, generator=draw, dtype=torch.float64)
+    values[0] = start - 0.06 - 0.02 * torch.rand((), generator=draw, dtype=torch.float64)
+    values[count // 2] = start + 0.4
+    values[count // 2 + 1] = start + 0.2
+    values[-2] = start + 0.75
+    return steps, values, start
+
+
+def _seeds(seed):
+    draw, count = generator(seed), 5 + seed
+    own = 0.1 * normal(draw, count)  # what both signatures of a seed have in common
+    return 0.2 + own, 0.5 + own + 0.02 * normal(draw, count)
+
+
+def _changes(seed):
+    draw, count, d = generator(seed), 5 + seed, 3 + seed
+    length = 0.5 + 2 * torch.rand(count, 1, generator=draw, dtype=torch.float64)
+    return (length * (normal(draw, d) + normal(draw, count, d)),)
+
+
+q1 = (Part("beyond_chance", inputs=_scores, tolerance=1e-06),)
+q2 = (
+    Part("task_vector", inputs=_network, tolerance=1e-06, outcome=_all_layers),
+    Part(
+        "steered_margin",
+        inputs=_to_steer,
+        tolerance=1e-06,
+        outcome=partial(_all_layers, layer_at=3),
+    ),
+)
+q3 = (
+    Part("smooth", inputs=_examples, tolerance=1e-06),
+    Part("agreement", inputs=_votes, tolerance=1e-06),
+)
+q4 = (
+    Part("half_way", inputs=_curve, tolerance=1e-06),
+    Part("later_by", inputs=_seeds, tolerance=1e-06),
+    Part("order", "letter"),
+)
+q5 = (
+    Part("common_share", inputs=_changes, tolerance=1e-06),
+    Part("together", "number", tolerance=0.02),
+    Part("within", "number", tolerance=0.06),
+    Part("reason", "letter"),
+)
+
+# Students get what stands above this line, and nothing below it.
 
 
 def _marked(scores, top):
@@ -29,14 +130,6 @@ def _in_each_layer(scores, top):
     return torch.zeros_like(scores).scatter(1, highest, 1.0)
 
 
-def _scores(seed):
-    """Two lenses that see the same layers, and in part the same heads."""
-    draw, layers, heads = generator(seed), 5 + seed, 7 + seed % 3
-    depth, head = 2 * normal(draw, layers, 1), normal(draw, layers, heads)
-    a, b = (depth + head + 0.7 * normal(draw, layers, heads) for _ in range(2))
-    return a, b, 2 * layers + 1
-
-
 BEYOND_CHANCE = {
     "Chance keeps layers: count what each lens marks in each layer. All heads in one pool make "
     "any two lenses that mark deep layers agree.": {
@@ -58,7 +151,6 @@ BEYOND_CHANCE = {
     "The highest scores are marked, not the lowest.": {"mark": lambda s, top: _marked(-s, top)},
     "That is a share: give the number of heads.": lambda a, b, top: beyond_chance(a, b, top) / top,
 }
-q1 = (Function(beyond_chance, _scores, BEYOND_CHANCE, tolerance=1e-6),)
 
 
 def _after(blocks, x):
@@ -106,31 +198,6 @@ def _to_the_best_other(logits, right):
     return own[:, 0] - logits.scatter(1, right[:, None], -torch.inf).amax(1)
 
 
-def _all_layers(function, blocks, *given, layer_at=2):
-    """What a function gives for every layer; a wrong type or shape is left to be found as it is."""
-    found = []
-    for layer in range(len(blocks)):
-        found.append(function(list(blocks), *given[:layer_at], layer, *given[layer_at:]))
-        if not isinstance(found[-1], Tensor) or found[-1].shape != found[0].shape:
-            return found[-1]
-    return torch.stack(found)
-
-
-def _network(seed):
-    """A stack of layers, and prompts with and without examples: more of the one kind."""
-    draw, d = generator(seed), 4 + seed % 2
-    maps = [0.5 * normal(draw, d, d) for _ in range(4 + seed % 3)]
-    shown, bare = normal(draw, 7 + seed, d) + 1, normal(draw, 5 + seed, d)
-    return [lambda x, w=each: torch.tanh(x @ w + 0.3) for each in maps], shown, bare
-
-
-def _to_steer(seed):
-    blocks, _, bare = _network(seed)
-    draw, d, choices = generator(seed + 100), bare.shape[1], 3 + seed % 2
-    right = torch.randint(0, choices, (len(bare),), generator=draw)
-    return blocks, normal(draw, d, choices), bare, 2 * normal(draw, d), right
-
-
 TASK_VECTOR = {
     "After a layer means with what this layer has written: you took the stream that it reads.": {
         "of": _before
@@ -152,6 +219,8 @@ TASK_VECTOR = {
         lambda blocks, shown, bare, layer: task_vector(blocks, shown, bare, len(blocks) - 1)
     ),
 }
+
+
 STEERED_MARGIN = {
     "The vector is added *after* the layer: this layer must not read it.": {"before": True},
     "The later layers have to run on the changed stream: you added the vector at the end.": {
@@ -176,16 +245,6 @@ STEERED_MARGIN = {
         "compare": lambda logits, right: logits.gather(1, right[:, None])[:, 0]
     },
 }
-q2 = (
-    Function(task_vector, _network, TASK_VECTOR, tolerance=1e-6, outcome=_all_layers),
-    Function(
-        steered_margin,
-        _to_steer,
-        STEERED_MARGIN,
-        tolerance=1e-6,
-        outcome=partial(_all_layers, layer_at=3),
-    ),
-)
 
 
 def _softmax(query, keys, power=0.5):
@@ -197,23 +256,10 @@ def smooth(query, keys, shows, choices, weigh=_softmax):
     return weigh(query, keys) @ one_hot(shows, choices).double()
 
 
-def _examples(seed):
-    draw, count, d, choices = generator(seed), 6 + seed, 3 + seed, 3 + seed % 2
-    shows = torch.cat([torch.arange(choices), torch.randint(0, 2, (count,), generator=draw)])
-    return normal(draw, d), normal(draw, len(shows), d), shows, choices
-
-
 def agreement(votes, logits, centre=lambda x: x - x.mean(1, keepdim=True)):
     """Correlation of votes and logits over prompts and choices, each prompt's mean taken out."""
     x, y = centre(votes), centre(logits)
     return ((x * y).sum() / (x.norm() * y.norm())).item()
-
-
-def _votes(seed):
-    draw, prompts, choices = generator(seed), 8 + 2 * seed, 3 + seed % 2
-    votes = normal(draw, prompts, choices).softmax(1)
-    noise = normal(draw, prompts, choices) + torch.arange(choices)
-    return votes, 4 * votes + 0.7 * noise + 2 * normal(draw, prompts, 1) + 3
 
 
 SMOOTH = {
@@ -241,6 +287,8 @@ SMOOTH = {
         )
     ),
 }
+
+
 AGREEMENT = {
     "Take each prompt's mean over the choices out first: a number that is added to all logits of "
     "a prompt says nothing.": {"centre": lambda x: x - x.mean()},
@@ -263,10 +311,6 @@ AGREEMENT = {
         / (votes - votes.mean(1, keepdim=True)).norm()
     ).item(),
 }
-q3 = (
-    Function(smooth, _examples, SMOOTH, tolerance=1e-6),
-    Function(agreement, _votes, AGREEMENT, tolerance=1e-6),
-)
 
 
 def half_way(
@@ -285,29 +329,10 @@ def half_way(
     return float(steps[n - 1] + share * (steps[n] - steps[n - 1]))
 
 
-def _curve(seed):
-    """A rise from chance that falls back once below half, and whose last value is not its best."""
-    draw, count, start = generator(seed), 12 + seed, 0.25
-    steps = torch.randint(1, 9, (count,), generator=draw).cumsum(0).double() * 50
-    values = start + 0.6 * torch.linspace(-4, 4, count).double().sigmoid()
-    values += 0.02 * torch.rand(count, generator=draw, dtype=torch.float64)
-    values[0] = start - 0.06 - 0.02 * torch.rand((), generator=draw, dtype=torch.float64)
-    values[count // 2] = start + 0.4
-    values[count // 2 + 1] = start + 0.2
-    values[-2] = start + 0.75
-    return steps, values, start
-
-
 def later_by(first, second, root=0.5, correction=1, middle=torch.mean):
     """How much later the second signature comes: mean over seeds, and its standard error."""
     later = second - first
     return torch.stack([middle(later), later.std(correction=correction) / len(later) ** root])
-
-
-def _seeds(seed):
-    draw, count = generator(seed), 5 + seed
-    own = 0.1 * normal(draw, count)  # what both signatures of a seed have in common
-    return 0.2 + own, 0.5 + own + 0.02 * normal(draw, count)
 
 
 HALF_WAY = {
@@ -334,6 +359,8 @@ HALF_WAY = {
     },
     "The first time counts: the curve may fall back below half later.": {"last": True},
 }
+
+
 LATER_BY = {
     "The sign is turned around: the second less the first.": lambda a, b: later_by(b, a),
     "Both signatures were measured on the same seeds: take the differences seed by seed, then "
@@ -348,16 +375,13 @@ LATER_BY = {
     },
     "The mean of the differences is asked for, not the median.": {"middle": torch.median},
 }
+
+
 ORDER = {
     "Reason (a): an order is no cause. The chapter took no head away along training.": "a",
     "Reason (c): the mean lies more than thirty standard errors above 0.": "c",
     "Reason (d): curves read at checkpoints 0.03 apart cannot order what is 0.001 apart.": "d",
 }
-q4 = (
-    Function(half_way, _curve, HALF_WAY, tolerance=1e-6),
-    Function(later_by, _seeds, LATER_BY, tolerance=1e-6),
-    Value("order", "b", ORDER),
-)
 
 
 def common_share(changes):
@@ -365,12 +389,6 @@ def common_share(changes):
     inner = changes @ changes.T
     own = inner.trace()
     return ((inner.sum() - own) / (len(changes) - 1) / own).item()
-
-
-def _changes(seed):
-    draw, count, d = generator(seed), 5 + seed, 3 + seed
-    length = 0.5 + 2 * torch.rand(count, 1, generator=draw, dtype=torch.float64)
-    return (length * (normal(draw, d) + normal(draw, count, d)),)
 
 
 # The share within an answer was measured for six batches of 512 prompts: .541, with a standard
@@ -393,24 +411,40 @@ COMMON_SHARE = {
         common_share(changes - changes.mean(0))
     ),
 }
+
+
 TOGETHER = {
     "`together` is the share of all prompts, whatever their answer; that is the one within an "
     "answer.": 0.54
 }
+
+
 WITHIN = {
     "`within` is taken for each right answer alone, then the mean of the four; that is all "
     "prompts together.": 0.0,
     "`within` is the mean of four shares, not their sum.": 2.16,
 }
+
+
 REASON = {
     "Reason (a): added to a prompt with another right answer, this vector would be wrong.": "a",
     "Reason (c): noise would be as little common within an answer. Look at `within`.": "c",
     "Reason (d): without examples there would be no change at all, and half of it is common to "
     "prompts with the same answer.": "d",
 }
-q5 = (
-    Function(common_share, _changes, COMMON_SHARE, tolerance=1e-6),
-    Value("together", 0.0, TOGETHER, tolerance=0.02),
-    Value("within", 0.54, WITHIN, tolerance=0.06),
-    Value("reason", "b", REASON),
-)
+
+
+TRUTHS = {
+    "beyond_chance": (beyond_chance, BEYOND_CHANCE),
+    "task_vector": (task_vector, TASK_VECTOR),
+    "steered_margin": (steered_margin, STEERED_MARGIN),
+    "smooth": (smooth, SMOOTH),
+    "agreement": (agreement, AGREEMENT),
+    "half_way": (half_way, HALF_WAY),
+    "later_by": (later_by, LATER_BY),
+    "order": ("b", ORDER),
+    "common_share": (common_share, COMMON_SHARE),
+    "together": (0.0, TOGETHER),
+    "within": (0.54, WITHIN),
+    "reason": ("b", REASON),
+}

