@@ -317,8 +317,6 @@ def save(path: Path, text: str, copy: bool = True) -> None:
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     finally:

@@ -105,11 +105,12 @@ def main() -> None:
             ):
                 end(f"it left more than {plan['processes']} processes")
 
+    answers = {part.name for asked in parts.values() for part in asked}
     for i, cell in enumerate(plan["cells"]):
         if (step := f"cell {i}") not in plan["skip"]:
             try:
                 with bounded(step):
-                    error = _run(shell, cell)
+                    error = _run(shell, cell, answers)
             except Overtime as late:
                 error = late
             if error is not None:
@@ -161,16 +162,17 @@ def _shell() -> Any:
     return Shell.instance(config=Config({"HistoryManager": {"enabled": False}}))
 
 
-def _run(shell: Any, cell: str) -> BaseException | None:
+def _run(shell: Any, cell: str, answers: set[str]) -> BaseException | None:
     """Run a cell; return what it raised.
 
-    Where an import fails that this environment does not have, for example ``google.colab``, each
-    import and each statement of the cell runs for itself.
+    Where an import fails that this environment does not have, for example ``google.colab``, in a
+    cell without an answer, each import and each statement of the cell runs for itself.
     """
     result = shell.run_cell(cell)
     error = result.error_before_exec or result.error_in_exec
-    if isinstance(error, ImportError):
-        for statement in ast.parse(shell.transform_cell(cell)).body:
+    body = ast.parse(shell.transform_cell(cell)).body if isinstance(error, ImportError) else []
+    if answers.isdisjoint(getattr(each, "name", "") for each in body):
+        for statement in body:
             names = getattr(statement, "names", [])
             for name in names if isinstance(statement, ast.Import | ast.ImportFrom) else [None]:
                 if name is not None:
