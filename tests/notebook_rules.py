@@ -98,8 +98,8 @@ def _frame(notebook):
     before = notebook["cells"][0]
     for cell in notebook["cells"]:
         if "remove-cell" in tags(cell):
-            continue
-        silent = tags(cell) & {"parameters", "set-up", "exercise"}
+            yield f"removed from the page: the cell {_name(cell)}"
+        silent = tags(cell) & {"parameters", "set-up", "exercise", "hide-input"}
         story = cell["cell_type"] == "code" and not silent
         if story and before["cell_type"] != "markdown":
             yield f"no sentence before the cell {_name(cell)}"

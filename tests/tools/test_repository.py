@@ -201,7 +201,7 @@ def test_code_runs_no_code_of_others_and_weights_are_safetensors():
 
 
 def test_what_the_top_files_name_exists():
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "book/architecture.md"):
+    for name in ("README.md", "CONTRIBUTING.md", "book/architecture.md"):
         text = (ROOT / name).read_text()
         for target in re.findall(r"\]\(([^)#]+)\)", text):
             assert target.startswith("https://") or (ROOT / target).exists(), f"{name}: {target}"
