@@ -17,8 +17,14 @@ for _library in ("transformer_lens", "sklearn.linear_model", "matplotlib.pyplot"
     importlib.import_module(_library)
 
 ROOT = Path(__file__).parents[1]
-LONGEST = ("02_label_anchors.ipynb", "06_attention_circuits.ipynb", "07_every_lens.ipynb",
-           "01_gpt2_induction.ipynb", "05_contrastive_kernel.ipynb", "03_ridge_ols.ipynb")
+LONGEST = (
+    "02_label_anchors.ipynb",
+    "06_attention_circuits.ipynb",
+    "07_every_lens.ipynb",
+    "01_gpt2_induction.ipynb",
+    "05_contrastive_kernel.ipynb",
+    "03_ridge_ols.ipynb",
+)
 # Drawn tests do not time themselves, and draw the same every time: a failure is there to stay.
 quiet = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("book", **quiet, derandomize=True)
