@@ -78,4 +78,5 @@ def answers_by_set_without(
     """Return the same where prompts share demonstrations, which are read once; heads write their
     mean over ``others``."""
     every = ablate_sets(model, others.tokens, sets, "mean", others.tokens)
-    return [answers_by_set(model, prompts, lambda _, h=h: h, lambda _, h=h: h) for h in every]
+    always = [lambda _, hooks=hooks: hooks for hooks in every]
+    return [answers_by_set(model, prompts, hooks, hooks) for hooks in always]

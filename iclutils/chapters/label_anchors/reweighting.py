@@ -143,15 +143,14 @@ def compare(
     step = prepare(model, join([first for first, _ in pairs]))
     betas = fit(step, sets, generator, epochs, batch, lr, batch_size)
 
-    def both(some: Prompts, beta: Tensor) -> Iterator[Tensor]:
-        ready = prepare(model, some)
-        for used in (torch.zeros_like(beta), beta):
-            yield from vars(ready.answers(used)).values()
-
     found = []
     for beta, (_, test) in zip(betas, pairs, strict=True):
-        columns = in_batches(
-            test, batch_size, "re-weighting", lambda some, _, b=beta: both(some, b)
-        )
+
+        def both(some: Prompts, _: Tensor, beta: Tensor = beta) -> Iterator[Tensor]:
+            ready = prepare(model, some)
+            for used in (torch.zeros_like(beta), beta):
+                yield from vars(ready.answers(used)).values()
+
+        columns = in_batches(test, batch_size, "re-weighting", both)
         found.append((Answers(*columns[:3]), Answers(*columns[3:])))
     return found
