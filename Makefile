@@ -26,10 +26,11 @@ PYTEST = HF_HUB_OFFLINE=1 ICLUTILS_RESULTS=$(RESULTS) $(BIN)/python -m pytest
 NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 300 --nbval-kernel-startup-timeout 120 \
   --nbval-sanitize-with tests/sanitize.cfg --ignore notebooks/assignments
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
+GRADED = $(if $(MASTERS),--masters "$(MASTERS)") $(if $(BUILD),--build "$(BUILD)")
 NUMBERS = $(PYTEST) tests/test_numbers.py -q
-GRADING := PYTHONPATH=notebooks/assignments $(BIN)/python -m grading
+GRADING := PYTHONPATH=notebooks/assignments:notebooks/assignments/answers $(BIN)/python -m grading
 
-.PHONY: help setup book test nightly anywhere lint real accept assignments grade bench zip clean
+.PHONY: help setup book test nightly anywhere lint real accept assignments grade gradebook class-trial clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,17 +71,18 @@ accept: $(READY)  ## make the last runs the committed ones; then read git diff
 	@$(BIN)/python tools/accept.py
 
 assignments: $(READY)  ## derive homework from the solved masters: student, autograder, instructor
-	@$(GRADING) assignments $(HW)
+	@$(GRADING) assignments $(HW) $(GRADED)
 
 grade: $(READY)  ## grade a folder into a CSV: make grade SUBMISSIONS=folder HW=hw01
 	@$(GRADING) grade "$(or $(SUBMISSIONS),$(error which folder? \
-	  make grade SUBMISSIONS=folder))" $(if $(HW),--homework $(HW))
+	  make grade SUBMISSIONS=folder))" $(if $(HW),--homework $(HW)) $(GRADED) \
+	  $(if $(UNCONFINED),--unconfined)
 
-bench: $(READY)  ## speed: each fast path against the plain loop, equal outputs asserted
-	@HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/fast_paths.py
+gradebook: $(READY)  ## join the graded homeworks by student: make gradebook ROSTER=participants.csv
+	@$(GRADING) gradebook $(if $(BUILD),--build "$(BUILD)") $(if $(ROSTER),--roster "$(ROSTER)")
 
-zip: book  ## also pack the pages into _build, to be read offline
-	@$(BIN)/python tools/build.py --zip
+class-trial: $(READY)  ## a dry run of grading: twelve submissions of all kinds, and their table
+	@$(GRADING) trial $(if $(BUILD),--build "$(BUILD)") $(if $(UNCONFINED),--unconfined)
 
 clean:  ## remove everything built; .venv stays
 	rm -rf _build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
