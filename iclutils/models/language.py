@@ -167,7 +167,7 @@ def _check_cache(bridge: TransformerBridge, name: str) -> None:
         raise IclError(
             f"{name!r} gives other logits with a cache of keys and values than without ({gap:.2g}, "
             f"of logits up to {scale:.2g}): {' and '.join(versions)} do not fit. Install versions "
-            "that pyproject.toml admits: pip install 'transformers<5.24'."
+            "that pyproject.toml admits: pip install iclutils again."
         )
 
 

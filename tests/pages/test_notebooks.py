@@ -127,8 +127,8 @@ ERROR = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
 BREAKS = {
     "outputs cleared": (put("draws", source="print(1)", outputs=[]), "no output in the cell"),
     "one unrun": (put("draws", execution_count=None), "not all run once"),
-    "other set-up": (put("set-up", source="import iclutils"), "the shared one"),
-    "no sentence": (lambda n: n["cells"].pop(at("draws") - 1), "no sentence"),
+    "other set-up": (put("set-up", source="import iclutils"), "that of the tour"),
+    "no sentence": (lambda n: n["cells"].pop(at("lesson") - 1), "no sentence"),
     "an error": (put("draws", outputs=[ERROR]), "an error in"),
     "stderr": (put("draws", outputs=[stream("warning", "stderr")]), "stderr"),
     "no alt text": (put("draws", metadata={}), "no alt text"),

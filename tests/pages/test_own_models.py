@@ -217,7 +217,6 @@ def test_a_readers_own_model_gets_numbers_and_no_verdicts(small, tmp_path, reque
 @pytest.mark.parametrize(
     ("chapter", "sizes", "parameters", "message"),
     [
-        ("00", None, {}, "There is no folder"),
         ("01", {"n_positions": 40}, {}, r"L = 30 needs 61 positions and the model has 40"),
         pytest.param(
             "02", SMALL, {"tasks": "topics"}, "choose a text task", marks=pytest.mark.nightly

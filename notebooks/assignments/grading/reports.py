@@ -114,8 +114,8 @@ def _merged(place: Path, made: Assignment, grades: list["Grade"], others: set[st
             entries[key] = dict.fromkeys(COLUMNS, "") | new | entries.get(key, {}) | own
     for (_, question), row in entries.items():
         row["of"] = f"{made.points[question]:g}" if question in made.points else row["of"]
-    own = [name for row in entries.values() for name in row if name]  # also a person's columns
-    save(place / "by_hand.csv", _csv(entries.values(), list(dict.fromkeys([*COLUMNS, *own]))))
+    columns = [name for row in entries.values() for name in row if name]  # a person's, too
+    save(place / "by_hand.csv", _csv(entries.values(), list(dict.fromkeys([*COLUMNS, *columns]))))
     return entries
 
 

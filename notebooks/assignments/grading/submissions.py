@@ -266,7 +266,7 @@ def _code(texts: list[tuple[str, str]], job: Job) -> tuple[list[str], dict[str, 
     """The cells to be run: also one that was turned into text, where no other has its answer."""
     asked = {part.name: name for name, parts in job.asked.items() for part in parts}
     there = {name for text, kind in texts if kind == "code" for name in _defines(text) or ()}
-    cells, notes = [], {}
+    cells, notes = list[str](), dict[str, str]()
     for text, kind in texts:
         bare = re.sub(r"^```\w*\s*$", "", text, flags=re.MULTILINE)
         if kind == "code":
