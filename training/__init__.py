@@ -10,9 +10,9 @@ from iclutils.errors import unknown
 from iclutils.zoo import HELD_OUT
 
 from . import induction, label_words, loop, lsa, phase_change, regression
-from .loop import Recipe, cost, tune
+from .loop import Recipe
 
-__all__ = ["Recipe", "all_names", "cost", "matching", "names", "recipe", "train", "tune"]
+__all__ = ["Recipe", "all_names", "matching", "names", "recipe", "train"]
 
 _LANGUAGE = (
     {f"induction-{seed}": partial(induction.recipe, seed) for seed in (0, *HELD_OUT)}

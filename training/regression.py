@@ -58,13 +58,6 @@ class RegressionRecipe(EnsembleRecipe):
         """Contexts as long as the network can read."""
         return sample(task, contexts, self.shape.pairs, source)
 
-    def operations(self) -> float:
-        """Six for each weight in a product and each token; products of attention besides."""
-        shape, inner = self.shape, self.shape.head * self.shape.heads
-        weights = shape.layers * shape.width * (4 * inner + 8 * shape.width)
-        mixing = shape.layers * 2 * inner * shape.places
-        return 6.0 * (weights + mixing) * shape.places * self.batch * len(self.seeds)
-
     def loss(self, network: nn.Module, step: int) -> Tensor:
         """Mean squared error of every prediction, summed over the networks."""
         xs, ys = self.batch_of(step)

@@ -156,9 +156,7 @@ def ask(
                 same.append(pair)
         rounds = [pair for turn in zip_longest(*by_token.values()) for pair in turn if pair]
         if len(rounds) < examples:
-            raise IclError(
-                f"{name!r} has too few pairs for {examples} examples: {len(rounds)} fit"
-            )
+            raise IclError(f"{name!r} has too few pairs for {examples} examples: {len(rounds)} fit")
         taken = {*rounds[:examples]}
         return [pool[i] for i in order if pool[i] in taken]
 
