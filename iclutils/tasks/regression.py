@@ -31,10 +31,7 @@ class Task:
         if self.dim < 1:
             raise IclError(f"A task needs a dimension of at least 1; got {self.dim}.")
         if not (0 <= self.noise < math.inf and 0 < self.prior < math.inf):
-            raise IclError(
-                "A task needs a noise of at least 0 and a prior above 0, both finite; got "
-                f"noise={self.noise}, prior={self.prior}."
-            )
+            raise IclError(f"Need finite noise >= 0 and prior > 0; got {self.noise}, {self.prior}.")
         for law in (self.inputs, self.weights):
             _ends(law)
 

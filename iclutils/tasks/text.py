@@ -247,14 +247,11 @@ def first_tokens(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> li
     first = tokenizer(list(words), add_special_tokens=False)["input_ids"]
     for word, ids in zip(words, first, strict=True):
         if not ids or tokenizer.convert_ids_to_tokens(ids[0]) in missing:
-            raise IclError(
-                f"The label word {word!r} is not in the vocabulary of this model's tokenizer. "
-                "Use a model that was trained on text, or other label words."
-            )
+            raise IclError(f"The label word {word!r} is not in the vocabulary of this tokenizer.")
         if not str(tokenizer.decode(ids[:1])).strip():
             raise IclError(
-                f"Of the label word {word!r} this tokenizer makes a space and the rest, so its "
-                "first sub-token says nothing. Use label words that are no numbers."
+                f"Of the label word {word!r} this tokenizer makes a space and the rest: use one "
+                "that is no number."
             )
     return [ids[0] for ids in first]
 
@@ -266,8 +263,7 @@ def label_tokens(task: TextTask, tokenizer: PreTrainedTokenizerBase) -> Int[Tens
         if first.index(first[i]) < i:
             other = task.label_words[first.index(first[i])]
             raise IclError(
-                f"The label words {other!r} and {word!r} begin with the same sub-token, so the "
-                "model cannot tell their classes apart there. Use other label words."
+                f"The label words {other!r} and {word!r} begin with the same sub-token: use others."
             )
     return torch.tensor(first)
 
@@ -289,8 +285,8 @@ def build(
     """
     if len(shown) != len(queries) or not queries or len({len(rows) for rows in shown}) > 1:
         raise IclError(
-            "Give one list of demonstrations per query, equally long, and at least one query; "
-            f"got {len(shown)} lists for {len(queries)} queries."
+            "Give one list of demonstrations per query, equally long, and a query at least; got "
+            f"{len(shown)} lists for {len(queries)} queries."
         )
     words = label_tokens(task, tokenizer)
     for n, (demos, query) in enumerate(zip(shown, queries, strict=True)):
@@ -325,10 +321,7 @@ def encode(
     """Tokenise prompts of pieces that, joined, are their text; for texts and labels use ``build``.
     Those that are too long or contradict themselves (``Prompts.check``) raise."""
     if not getattr(tokenizer, "is_fast", False):
-        raise IclError(
-            "This tokenizer does not say which characters a token comes from. Save it with a "
-            "tokenizer.json (in transformers: a fast tokenizer)."
-        )
+        raise IclError("This tokenizer is no fast one of transformers: give a tokenizer.json.")
     texts = ["".join(piece for piece, _ in p) for p in parts]
     encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids = encoded["input_ids"]
@@ -338,7 +331,7 @@ def encode(
             f"{len(ids) - len(kept)} of {len(ids)} prompts are longer than the {context} tokens "
             f"that the model reads: with {len(demo_class[0])} demonstrations the longest has "
             f"{max(map(len, ids))}. Show fewer demonstrations, use a model with a longer context, "
-            'or leave those queries out with over_long="drop". Nothing is cut off.'
+            'or leave those queries out with over_long="drop".'
         )
     places = [_places(parts[n], encoded["offset_mapping"][n]) for n in kept]
     longest = max(len(ids[n]) for n in kept)
@@ -384,8 +377,8 @@ def _places(
         at = int(np.searchsorted(owner, p))
         if at == len(owner) or owner[at] != p or offsets[at][0] < edges[p] - len(word):
             raise IclError(
-                f"This tokenizer merges the label word {word!r} with what stands beside it, so "
-                "it has no position of its own. Use another tokenizer or other label words."
+                f"This tokenizer merges the label word {word!r} with what stands beside it: use "
+                "other label words."
             )
         labels.append(at)
     return roles, labels
