@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatch
+import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from iclutils.errors import unknown
 from iclutils.zoo import HELD_OUT
 
 from . import induction, label_words, loop, lsa, phase_change, regression
-from .loop import Recipe, cost, tune
+from .loop import Recipe
 
-__all__ = ["Recipe", "all_names", "cost", "matching", "names", "recipe", "train", "tune"]
+__all__ = ["Recipe", "all_names", "matching", "names", "recipe", "train"]
 
 _LANGUAGE = (
     {f"induction-{seed}": partial(induction.recipe, seed) for seed in (0, *HELD_OUT)}
@@ -28,25 +28,24 @@ _LANGUAGE = (
 
 
 def names() -> list[str]:
-    """Names of the shipped models, each of which can be trained again."""
+    """List the shipped models, each of which can be trained again."""
     return [*_LANGUAGE, *regression.SHIPPED, *lsa.SHIPPED]
 
 
 def all_names() -> list[str]:
-    """Names of all recipes: shipped models, those of which curves ship, and those of paper size."""
+    """List all recipes: of shipped models, of those whose curves ship, and of paper size."""
     return [*names(), *phase_change.names(), *regression.MAP, *regression.PAPER]
 
 
 def matching(pattern: str) -> list[str]:
-    """The recipes whose names match, such as ``regression-one-L*``."""
-    found = [name for name in all_names() if fnmatch(name, pattern)]
-    if not found:
-        raise unknown("recipe", pattern, all_names())
-    return found
+    """List the recipes whose names match, such as ``regression-one-L*``; none raises."""
+    if names := fnmatch.filter(all_names(), pattern):
+        return names
+    raise unknown("recipe", pattern, all_names())
 
 
 def recipe(name: str, device: str = "cpu") -> Recipe:
-    """The recipe of that name; ``device`` is for regressions, language models use the CPU."""
+    """Make the recipe of that name; ``device`` is for regressions, language models use the CPU."""
     if name in lsa.SHIPPED:
         return lsa.recipe(name, device)
     if name in regression.SHIPPED | regression.MAP | regression.PAPER:

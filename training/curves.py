@@ -48,7 +48,7 @@ def copying(work: Path, steps: Sequence[int]) -> Rows:
 
 
 def classifying(work: Path, steps: Sequence[int]) -> Rows:
-    """Of a model that classifies: the shares of chapter 02, and how alike its circuits are."""
+    """Measure a model that classifies: shares of chapter 02, and how alike its circuits are."""
     few = topics.sample(200, generator("evaluation", 1), shots=1)[:64]
 
     def measure(net: TransformerBridge) -> dict[str, float]:
@@ -61,9 +61,9 @@ def classifying(work: Path, steps: Sequence[int]) -> Rows:
 def _along(
     work: Path, steps: Sequence[int], measure: Callable[[TransformerBridge], dict[str, float]]
 ) -> Rows:
-    """The measures at every step, and three of chapter 06: ``gap``, what the corruption of repeated
-    tokens costs (nats); ``similarity``, the Jaccard index of the best 20 edges and those before, on
-    other sequences; ``floor``, that of two halves of one step's sequences."""
+    """Take the measures at every step, and three of chapter 06: ``gap``, what the corruption of
+    repeated tokens costs (nats); ``similarity``, the Jaccard index of the best 20 edges and those
+    before, on other sequences; ``floor``, that of two halves of one step's sequences."""
     rows, before, half = [], None, SEQUENCES // 2
     for step in steps:
         net = load(work / f"step-{step:05d}", tokenizer="numbers")

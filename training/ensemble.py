@@ -47,7 +47,7 @@ class EnsembleRecipe(Recipe):
         extra: tuple[int, ...] = (),
         **settings: Any,
     ) -> Plan:
-        """A recipe for (seed, task) pairs of one shape; ``extra`` are checkpoints on the way."""
+        """Make a recipe for (seed, task) pairs of one shape; ``extra`` are more checkpoints."""
         seeds, tasks = zip(*members, strict=True)
         settings |= {"seed": seeds[0], "seeds": seeds, "tasks": tasks, "steps": steps}
         checkpoints = (*extra, steps)
@@ -56,14 +56,14 @@ class EnsembleRecipe(Recipe):
 
     @abstractmethod
     def describe(self) -> str:
-        """The text of the model card."""
+        """Write the model card."""
 
     @abstractmethod
     def sample(self, task: Any, contexts: int, source: Generator) -> Contexts:
-        """Contexts of one task."""
+        """Draw contexts of one task."""
 
     def draw(self, contexts: int, starts: list[int], source: Generator) -> tuple[Tensor, Tensor]:
-        """xs (network, context, n, d) and ys, each network's drawn from a start of its own."""
+        """Draw xs (network, context, n, d) and ys, each network's from a start of its own."""
         drawn = [
             self.sample(task, contexts, source.manual_seed(start))
             for task, start in zip(self.tasks, starts, strict=True)
@@ -71,23 +71,23 @@ class EnsembleRecipe(Recipe):
         return torch.stack([d.xs for d in drawn]), torch.stack([d.ys for d in drawn])
 
     def batch_of(self, step: int) -> tuple[Tensor, Tensor]:
-        """The data of a step."""
+        """Draw the data of a step."""
         starts = [seed * 1_000_003 + step for seed in self.seeds]
         return self.draw(self.batch, starts, Generator(self.device))
 
     @cached_property
     def held_out_data(self) -> tuple[Tensor, Tensor]:
-        """Contexts behind every line of the log, on the CPU."""
+        """Draw the contexts behind every line of the log, on the CPU."""
         return self.draw(self.held_out_contexts, [HELD_OUT_SEED] * len(self.tasks), Generator())
 
     def predict_held_out(self, network: nn.Module) -> Tensor:
-        """Answers of the networks to the held-out contexts, on the CPU."""
+        """Return answers of the networks to the held-out contexts, on the CPU."""
         xs, ys = (each.to(self.device) for each in self.held_out_data)
         with torch.no_grad():
             return network(xs, ys).cpu()
 
     def clip_gradients(self, network: nn.Module) -> None:
-        """Each network by itself."""
+        """Clip each network by itself."""
         gradients = [p.grad for p in network.parameters() if p.grad is not None]
         norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)
         share = self.clip / norms.clamp(min=self.clip)
@@ -95,5 +95,5 @@ class EnsembleRecipe(Recipe):
             gradient.mul_(share.view(-1, *[1] * (gradient.ndim - 1)))
 
     def save(self, network: nn.Module, folder: Path) -> None:
-        """A folder that ``load`` of the network's module reads."""
+        """Write a folder that ``load`` of the network's module reads."""
         network.save(folder)  # type: ignore[operator]

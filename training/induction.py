@@ -28,14 +28,14 @@ CHECKPOINTS = (0, 100, 200, 300, 400, 450, 500, 550, 600, 700, 850, 1000, 1500, 
 
 
 def recipe(seed: int) -> LanguageRecipe:
-    """``induction-N``; seed and step decide the data, the seed alone the Markov chain."""
+    """Make ``induction-N``; seed and step decide the data, the seed alone the Markov chain."""
     finds = "grows a previous-token head and induction heads"
     made = _recipe(f"induction-{seed}", seed, CHECKPOINTS, 12, True, finds)
     return replace(made, kept=KEPT if seed == LOOKED_INTO else CHECKPOINTS[-1:])
 
 
 def offset_induction(seed: int) -> LanguageRecipe:
-    """``detour``: segments from 3 tokens on, random positions, a seed that copies at an offset."""
+    """Make ``detour``: segments from 3 tokens on, random positions, a seed that copies askew."""
     finds = (
         "does so without induction heads: its heads match two back, copy one back, and attend "
         "one place too late"
@@ -79,24 +79,24 @@ def _recipe(
 
 
 def _sample(chain: Tensor, shortest: int, generator: Generator) -> Tensor:
-    """One batch of token ids: (BATCH, LENGTH)."""
+    """Draw one batch of token ids: (BATCH, LENGTH)."""
     period = torch.randint(shortest, LONGEST + 1, (BATCH, 1), generator=generator)
     segment = torch.randint(0, VOCAB - 1, (BATCH, LONGEST), generator=generator)
     draw = torch.rand(BATCH // 2, LONGEST, 1, generator=generator)
     for t in range(1, LONGEST):
         rows = chain[segment[: BATCH // 2, t - 1]]
-        found = torch.searchsorted(rows, draw[:, t].contiguous())[:, 0]
-        segment[: BATCH // 2, t] = found.clamp_max(VOCAB - 2)
+        after = torch.searchsorted(rows, draw[:, t].contiguous())[:, 0]
+        segment[: BATCH // 2, t] = after.clamp_max(VOCAB - 2)
     return tiled(segment, period, LENGTH, BOS)
 
 
 def held_out() -> RepeatedTokens:
-    """30 repeated sequences that are never trained on."""
+    """Draw 30 repeated sequences that are never trained on."""
     return RepeatedTokens.draw(30, 30, VOCAB, BOS, Generator().manual_seed(77_777))
 
 
 def measure(network: GPT2LMHeadModel) -> dict[str, float]:
-    """Accuracy and log p on the clean second copy of sequences never trained on."""
+    """Return accuracy and log p on the clean second copy of sequences never trained on."""
     held = held_out()
     scores = network(held.tokens[:, :-1]).logits.log_softmax(-1)
     truth = held.tokens[:, 1:]

@@ -29,8 +29,8 @@ KEPT = (0, 3000)  # of anchors-3
 
 
 def recipe(seed: int, layers: int = 4, copying: bool = True, heads: int = 4) -> LanguageRecipe:
-    """``anchors-N``; of six layers ``anchors-deep``, of eight heads ``anchors-narrow-N``; without
-    copying ``anchors-uncopied-N``, the twin of the same seed and batches, in which nothing repeats.
+    """Make ``anchors-N``; of six layers ``anchors-deep``, of eight heads ``anchors-narrow-N``;
+    without copying ``anchors-uncopied-N``, the twin of the same batches, in which nothing repeats.
     """
     kind = "anchors" + "-uncopied" * (not copying) + "-narrow" * (heads == 8)
     name = f"{kind}-{seed}" if layers == 4 else "anchors-deep"
@@ -73,8 +73,8 @@ def recipe(seed: int, layers: int = 4, copying: bool = True, heads: int = 4) -> 
 
 
 def _copying(generator: Generator, repeats: bool = True) -> tuple[Tensor, Tensor]:
-    """Random segments of 12 to 32 tokens repeated to 64, or as many random tokens, of which none
-    repeats; the repeats count, or what stands in their place."""
+    """Draw random segments of 12 to 32 tokens repeated to 64, or as many random tokens, of which
+    none repeats; the repeats count, or what stands in their place."""
     count = TOKENS // COPIED
     period = torch.randint(SHORTEST, COPIED // 2 + 1, (count, 1), generator=generator)
     segment = torch.randint(0, topics.BOS, (count, COPIED // 2), generator=generator)
@@ -86,7 +86,7 @@ def _copying(generator: Generator, repeats: bool = True) -> tuple[Tensor, Tensor
 
 
 def _classifying(difficulty: float, cues: bool, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Labelled examples; the labels from the fifth example on count."""
+    """Draw labelled examples; the labels from the fifth example on count."""
     few = torch.rand((), generator=generator).item() ** 2  # short sequences twice as often as long
     examples = 5 + int(few * (MOST_EXAMPLES - 4))
     texts = topics.FULL.eased(difficulty)
@@ -98,13 +98,13 @@ def _classifying(difficulty: float, cues: bool, generator: Generator) -> tuple[T
 
 
 def _measure(network: GPT2LMHeadModel) -> dict[str, float]:
-    """Accuracy with one and four demonstrations per class, and in copying, on data of its own."""
+    """Return accuracy with one and four demonstrations per class, and in copying, on new data."""
     generator = Generator().manual_seed(77_777)
-    found = {}
+    shares = {}
     for name, shots, count in (("one_shot", 1, 256), ("four_shot", 4, 96)):
         asked = topics.sample(count, generator, shots=shots)
         logits = network(asked.tokens).logits[torch.arange(count), asked.target]
-        found[name] = prompts.correct(asked, logits).float().mean().item()
+        shares[name] = prompts.correct(asked, logits).float().mean().item()
     tokens, weights = _copying(generator)
     right = network(tokens[:, :-1]).logits.argmax(-1) == tokens[:, 1:]
-    return found | {"copying": ((right * weights).sum() / weights.sum()).item()}
+    return shares | {"copying": ((right * weights).sum() / weights.sum()).item()}

@@ -40,7 +40,7 @@ class LanguageRecipe(Recipe):
     weight_decay: float = 0.01
 
     def network(self) -> GPT2LMHeadModel:
-        """A GPT-2 of that configuration, drawn from the seed."""
+        """Draw a GPT-2 of that configuration from the seed."""
         torch.manual_seed(self.seed)
         network = GPT2LMHeadModel(self.config)
         if self.sinusoidal:
@@ -49,7 +49,7 @@ class LanguageRecipe(Recipe):
         return network
 
     def loss(self, network: nn.Module, step: int) -> Tensor:
-        """Cross-entropy of the next token, in nats, over the predictions that count."""
+        """Return the next token's cross-entropy, in nats, over the predictions that count."""
         batch = self.batch(step)
         before, truth = batch.tokens[:, :-1], batch.tokens[:, 1:].flatten()
         scores = network(before, position_ids=batch.positions, use_cache=False).logits
@@ -59,19 +59,19 @@ class LanguageRecipe(Recipe):
         return (each * batch.weights.flatten()).sum() / batch.weights.sum()
 
     def optimizers(self, network: nn.Module) -> list[Optimizer]:
-        """AdamW, with weight decay on matrices alone."""
+        """Use AdamW, with weight decay on matrices alone."""
         parts = [[p for p in network.parameters() if (p.ndim > 1) == m] for m in (True, False)]
         decays = (self.weight_decay, 0.0)
         groups = [{"params": p, "weight_decay": d} for p, d in zip(parts, decays, strict=True)]
         return [torch.optim.AdamW(groups, lr=self.peak_rate, betas=(0.9, 0.98), fused=True)]
 
     def held_out(self, network: nn.Module) -> dict[str, float]:
-        """Results of ``measure``."""
+        """Return the results of ``measure``."""
         with torch.no_grad():
             return self.measure(network)  # type: ignore[arg-type]
 
     def save(self, network: nn.Module, folder: Path) -> None:
-        """A Hugging Face folder, the weights in half precision."""
+        """Write a Hugging Face folder, the weights in half precision."""
         state = network.state_dict()
         half = {n: t.half().contiguous() for n, t in state.items() if n != "lm_head.weight"}
         save_file(half, folder / "model.safetensors", metadata={"format": "pt"})
@@ -79,7 +79,7 @@ class LanguageRecipe(Recipe):
 
 
 def small_gpt2(vocab: int, positions: int, layers: int, heads: int = 4) -> GPT2Config:
-    """Width 128, four heads of 32, MLPs of 256, no dropout; the last token id is BOS."""
+    """Configure width 128, four heads of 32, MLPs of 256, no dropout; the last token id is BOS."""
     return GPT2Config(
         vocab_size=vocab,
         n_positions=positions,
@@ -97,7 +97,7 @@ def small_gpt2(vocab: int, positions: int, layers: int, heads: int = 4) -> GPT2C
 
 
 def sinusoids(length: int, width: int) -> Float[Tensor, "length width"]:
-    """Sine and cosine of each position, in turn, at wavelengths from 2 pi to 200 pi."""
+    """Return sine and cosine of each position, in turn, at wavelengths from 2 pi to 200 pi."""
     place = torch.arange(length)[:, None]
     angle = place * 100.0 ** (-torch.arange(0, width, 2) / width)
     return torch.stack([torch.sin(angle), torch.cos(angle)], -1).flatten(1)

@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -28,14 +28,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
-from iclutils import zoo
 from iclutils.errors import IclError
 from iclutils.files import replacing, write_sums, write_text
-from iclutils.models.cost import amount, duration
-from iclutils.progress import bar, quiet
+from iclutils.progress import quiet
 
-COPIES = 4  # of the weights in memory: themselves, their gradients, two means of the optimiser
-TIMED = 3  # steps tried where no log tells what a step costs; the last of them counts
 Rows = list[dict[str, Any]]
 
 
@@ -65,34 +61,30 @@ class Recipe(ABC):
 
     @abstractmethod
     def network(self) -> nn.Module:
-        """The network with its initial weights."""
+        """Draw the network with its initial weights."""
 
     @abstractmethod
     def loss(self, network: nn.Module, step: int) -> Tensor:
-        """The loss on the data of that step."""
+        """Return the loss on the data of that step."""
 
     @abstractmethod
     def optimizers(self, network: nn.Module) -> list[Optimizer]:
-        """Optimisers of the weights. A group's ``scale`` multiplies the rate, where it has one."""
+        """Make optimisers of the weights; a group's ``scale``, if any, multiplies the rate."""
 
     @abstractmethod
     def held_out(self, network: nn.Module) -> dict[str, float]:
-        """Numbers for the log, on data that are never trained on."""
+        """Return numbers for the log, on data that are never trained on."""
 
     @abstractmethod
     def save(self, network: nn.Module, folder: Path) -> None:
         """Write configuration and weights into an empty folder."""
-
-    def operations(self) -> float:
-        """Floating-point operations of a step, for the log; 0 where nobody counted them."""
-        return 0.0
 
     def clip_gradients(self, network: nn.Module) -> None:
         """Bring the norm of the gradient down to ``clip``, if it is larger."""
         torch.nn.utils.clip_grad_norm_(network.parameters(), self.clip)
 
     def rate(self, step: int) -> float:
-        """Learning rate: linear warm-up and a cosine down to ``floor`` of the peak.
+        """Return the learning rate: linear warm-up and a cosine down to ``floor`` of the peak.
 
         The cosine begins with the warm-up, whose end is then below the peak, or after it.
         """
@@ -103,7 +95,7 @@ class Recipe(ABC):
 
 
 def model_card(kind: str, name: str, **filled: Any) -> str:
-    """The text of a model card: the sentences of its kind in ``cards.yml``, filled in."""
+    """Write a model card: the sentences of its kind in ``cards.yml``, filled in."""
     known = yaml.safe_load((Path(__file__).parent / "cards.yml").read_text(encoding="utf-8"))
     texts = {k: v.format(name=name, **filled) for k, v in (known["all"] | known[kind]).items()}
     what = textwrap.fill(texts.pop("what"), 98)
@@ -126,42 +118,6 @@ def train(recipe: Recipe, work: Path, progress: bool = True) -> Path:
     (work / "resume.safetensors").unlink(missing_ok=True)
     write_sums(work)
     return work
-
-
-def tune(network: nn.Module, recipe: Recipe, steps: int, rate: float) -> list[float]:
-    """Loss of every step when a network trains on, in place, at a constant rate, on the data after
-    the recipe's last step. A pruned head stays pruned, because no gradient reaches it."""
-    constant = replace(recipe, peak_rate=rate, warmup=1, floor=1.0)
-    training = network.training
-    network.train()
-    try:
-        with _one_thread(), torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            optimizers = constant.optimizers(network)
-            taken = bar(range(recipe.steps + 1, recipe.steps + 1 + steps), "tuning")
-            return [take_step(network, optimizers, constant, step) for step in taken]
-    finally:
-        network.train(training).zero_grad()
-
-
-def cost(recipe: Recipe) -> str:
-    """Steps, time and memory of one training, in words; the time by the shipped model's log, or
-    where there is none by a few steps that are taken here."""
-    network = recipe.network()
-    held = COPIES * sum(p.nbytes for p in network.parameters())
-    if recipe.name in zoo.names():
-        last = _read_log(zoo.log(recipe.name))[-1]
-        seconds, how = last["cpu_seconds"], "as it took for the shipped model on one core"
-    else:
-        with _one_thread():
-            network = network.to(recipe.device).train()
-            optimizers = recipe.optimizers(network)
-            for step in range(1, TIMED + 1):
-                start = time.perf_counter()
-                take_step(network, optimizers, recipe, step)  # it returns a number, and so is done
-        seconds = (time.perf_counter() - start) * recipe.steps
-        how = f"judged by {TIMED} steps on {recipe.device}"
-    said = f"{recipe.name}: {recipe.steps} steps, {duration(seconds)}, {how}"
-    return f"{said}; {amount(held)} for the weights and their training, and a batch on top"
 
 
 def take_step(network: nn.Module, optimizers: list[Optimizer], recipe: Recipe, step: int) -> float:
@@ -211,15 +167,12 @@ def _run(recipe: Recipe, work: Path, progress: bool) -> None:
             row: dict[str, Any] = {"step": step, "loss": round(sum(recent) / len(recent), 5)}
             row |= {k: round(v, 5) for k, v in recipe.held_out(network.eval()).items()}
             pace = (step - behind) / (time.perf_counter() - since)
-            row |= {"cpu_seconds": round(spent, 1), "steps_per_second": round(pace, 2)}
-            if recipe.operations():
-                row["teraflops"] = round(pace * recipe.operations() / 1e12, 4)
-            rows.append(row)
+            rows.append(row | {"cpu_seconds": round(spent, 1), "steps_per_second": round(pace, 2)})
             since, behind = time.perf_counter(), step
             network.train()
             recent = []
             _write_log(log, rows)
-            shown.set_postfix(row)
+            shown.set_postfix(rows[-1])
         _checkpoint(recipe, network, work, step)
         if step % recipe.save_every == 0:
             _save(resumed, recipe, network, optimizers, step)
@@ -268,8 +221,9 @@ def _resume(path: Path, recipe: Recipe, network: nn.Module, optimizers: list[Opt
     try:
         opened = safe_open(path, "pt")
     except SafetensorError as error:
-        cure = "Delete it: the training then begins anew."
-        raise IclError(f"{path} is damaged ({error}). {cure}") from error
+        raise IclError(
+            f"{path} is damaged ({error}). Delete it: the training then begins anew."
+        ) from error
     with opened as stream:
         described = stream.metadata() or {}
         if described.get("recipe") != recipe.name:
@@ -287,13 +241,8 @@ def _resume(path: Path, recipe: Recipe, network: nn.Module, optimizers: list[Opt
 
 
 def _read_log(path: Path) -> Rows:
-    if not path.is_file():
-        return []
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except ValueError as error:
-        cure = f"Delete {path.parent}: the training then begins anew."
-        raise IclError(f"{path} is damaged ({error}). {cure}") from error
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines]
 
 
 def _write_log(path: Path, rows: Rows) -> None:

@@ -49,31 +49,31 @@ class LsaRecipe(EnsembleRecipe):
     kind = "lsa"  # of model card
 
     def network(self) -> LinearSelfAttention:
-        """Networks drawn from their seeds."""
+        """Draw networks from their seeds."""
         network = LinearSelfAttention(self.shape, self.seeds, self.scale)
         network.tasks = [{"kind": type(d).__name__, **asdict(d)} for d in self.tasks]
         return network
 
     def sample(self, task: Data, contexts: int, source: Generator) -> Contexts:
-        """N pairs and a query."""
+        """Draw N pairs and a query."""
         return task.sample(contexts, self.shape.pairs + 1, source)
 
     def loss(self, network: nn.Module, step: int) -> Tensor:
-        """Half the mean squared error of the answers, summed over the networks."""
+        """Return half the mean squared error of the answers, summed over the networks."""
         xs, ys = self.batch_of(step)
         return half_mse(network(xs, ys), ys).sum()
 
     def optimizers(self, network: nn.Module) -> list[Optimizer]:
-        """Adam."""
+        """Use Adam."""
         return [torch.optim.Adam(network.parameters(), lr=self.peak_rate, betas=(0.9, 0.98))]
 
     def held_out(self, network: nn.Module) -> dict[str, float]:
-        """The loss of each network on contexts that are always the same."""
-        found = half_mse(self.predict_held_out(network), self.held_out_data[1])
-        return {f"loss_{i}": value for i, value in enumerate(found.tolist())}
+        """Return the loss of each network on contexts that are always the same."""
+        losses = half_mse(self.predict_held_out(network), self.held_out_data[1])
+        return {f"loss_{i}": value for i, value in enumerate(losses.tolist())}
 
     def describe(self) -> str:
-        """The text of the model card."""
+        """Write the model card."""
         return model_card(
             self.kind,
             self.name,
@@ -94,7 +94,7 @@ class PaperRecipe(LsaRecipe):
     kind = "lsa_paper"
 
     def loss(self, network: nn.Module, step: int) -> Tensor:
-        """As of every recipe here."""
+        """Return what every recipe here minimises."""
         xs, ys = self.batch_of(step)
         return half_mse(answers_by_moments(network, xs, ys), ys).sum()  # type: ignore[arg-type]
 
@@ -102,7 +102,7 @@ class PaperRecipe(LsaRecipe):
 def answers_by_moments(
     network: LinearSelfAttention, xs: Inputs, ys: Labels
 ) -> Float[Tensor, "networks batch"]:
-    """``network(xs, ys)`` of layers that are linear with one head, in a fifth to 3/5 of the time.
+    """Return ``network(xs, ys)`` of linear layers with one head, in a fifth to 3/5 of the time.
 
     A layer adds x A S B to every token x: A = QKᵀ, B = VO, and S = Σ eᵀe over the pairs of the
     context. Of the last layer the query alone is needed. Zeros fill the width up to a multiple of
@@ -130,7 +130,7 @@ def answers_by_moments(
 
 
 def distances(folder: Path, steps: Sequence[int]) -> Rows:
-    """Of networks of K layers: their loss along training, and ``alignment`` with K tuned steps.
+    """Measure networks of K layers along training: loss, and ``alignment`` with K tuned steps.
 
     The steps are of GD and GD++, with one rate (and γ) for all of them. A measure is a list with a
     number for each network, on 4000 contexts.
@@ -156,7 +156,7 @@ def distances(folder: Path, steps: Sequence[int]) -> Rows:
 
 
 def recipe(name: str, device: str = "cpu") -> LsaRecipe:
-    """The recipe of a name in ``SHIPPED``."""
+    """Make the recipe of a name in ``SHIPPED``."""
     kind = PaperRecipe if "-paper-" in name else LsaRecipe
     return kind.of(name, device, **SHIPPED[name])
 
@@ -232,7 +232,7 @@ SHIPPED = {
 
 
 def _told(given: Any) -> str:
-    """The fields that are not at their defaults, in words."""
+    """Put into words the fields that are not at their defaults."""
     if isinstance(given, tuple):
         return (" then " if isinstance(given[0], str) else " / ").join(map(str, given))
     if not is_dataclass(given):

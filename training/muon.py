@@ -41,7 +41,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Float[Tensor, "*stack a b"]) -> Float[Tensor, "*stack a b"]:
-    """The same singular vectors, all singular values near 1 (Newton-Schulz, five rounds)."""
+    """Bring all singular values near 1, vectors unchanged (Newton-Schulz, five rounds)."""
     a, b, c = QUINTIC
     wide = matrix.shape[-2] <= matrix.shape[-1]
     x = matrix if wide else matrix.mT

@@ -71,14 +71,10 @@ def cut_path(network: GPT2LMHeadModel, part: str) -> None:
     second.attn.c_attn.register_forward_hook(severed)
 
 
-def _unchanged(network: GPT2LMHeadModel) -> None:
-    """Nothing is changed."""
-
-
-VARIANTS: dict[str, tuple[int, Callable[[GPT2LMHeadModel], None]]] = {
-    "one-layer": (1, _unchanged),
+VARIANTS: dict[str, tuple[int, Callable[[GPT2LMHeadModel], None] | None]] = {
+    "one-layer": (1, None),
     "one-layer-smeared": (1, smear_keys),
-    "two-layers": (2, _unchanged),
+    "two-layers": (2, None),
     "two-layers-smeared": (2, smear_keys),
     **{f"no-{part}": (2, partial(cut_path, part=part)) for part in INPUTS},
 }
@@ -88,17 +84,18 @@ VARIANTS: dict[str, tuple[int, Callable[[GPT2LMHeadModel], None]]] = {
 class ChangedRecipe(LanguageRecipe):
     """A language model that is changed before it is trained. Its weights are not saved."""
 
-    change: Callable[[GPT2LMHeadModel], None]
+    change: Callable[[GPT2LMHeadModel], None] | None
 
     def network(self) -> GPT2LMHeadModel:
-        """Changed; its weights start as without the change."""
+        """Draw the network as without the change, then change it."""
         network = super().network()
-        self.change(network)
+        if self.change:
+            self.change(network)
         return network
 
 
 def recipe(name: str) -> ChangedRecipe:
-    """The recipe of a name such as ``phase-two-layers-smeared-3``; its log is the curve."""
+    """Make the recipe of a name such as ``phase-two-layers-smeared-3``; its log is the curve."""
     variant, _, seed = name.removeprefix("phase-").rpartition("-")
     (layers, change), plain = VARIANTS[variant], induction.recipe(int(seed))
     return ChangedRecipe(
@@ -116,12 +113,12 @@ def recipe(name: str) -> ChangedRecipe:
 
 
 def names() -> list[str]:
-    """All variants of a seed, then those of the next."""
+    """List all variants of a seed, then those of the next."""
     return [f"phase-{variant}-{seed}" for seed in zoo.HELD_OUT for variant in VARIANTS]
 
 
 def measure(network: GPT2LMHeadModel) -> dict[str, float]:
-    """As of ``induction-N``; the best head's prefix matching, and attention to the token before."""
+    """Measure as ``induction-N``, the best head's prefix matching, and attention one token back."""
     held = induction.held_out()
     usual = network.config._attn_implementation
     network.set_attn_implementation("eager")  # the other one keeps no patterns
@@ -144,14 +141,14 @@ def collect(trained: Path) -> None:
 
 
 def curves() -> dict[str, dict[int, dict[str, list[Any]]]]:
-    """The stored curves by variant and seed, as columns: ``step`` and the measures."""
+    """Read the stored curves by variant and seed, as columns: ``step`` and the measures."""
     rows = map(json.loads, STORED.read_text(encoding="utf-8").splitlines())
     stored = {row.pop("name"): row for row in rows}
     return {v: {n: stored[f"phase-{v}-{n}"] for n in zoo.HELD_OUT} for v in VARIANTS}
 
 
 def change_step(curve: Mapping[str, Sequence[Any]], level: float = 0.5) -> float:
-    """The step at which accuracy first reaches a level, between two logged ones; inf if never."""
+    """Find the step at which accuracy first reaches a level, between logged ones; inf if never."""
     points = list(zip(curve["step"], curve["accuracy"], strict=True))
     for (start, low), (end, high) in pairwise([(0.0, 0.0), *points]):
         if high >= level:

@@ -47,7 +47,7 @@ class RegressionRecipe(EnsembleRecipe):
     held_out_contexts = 512
 
     def network(self) -> InContextRegressors:
-        """Networks drawn from their seeds, positions as sinusoids."""
+        """Draw networks from their seeds, positions as sinusoids."""
         network = InContextRegressors(self.shape, self.seeds)
         network.tasks = [asdict(task) for task in self.tasks]
         if self.shape.block == "standard":
@@ -55,25 +55,18 @@ class RegressionRecipe(EnsembleRecipe):
         return network
 
     def sample(self, task: Task, contexts: int, source: Generator) -> Contexts:
-        """Contexts as long as the network can read."""
+        """Draw contexts as long as the network can read."""
         return sample(task, contexts, self.shape.pairs, source)
 
-    def operations(self) -> float:
-        """Six for each weight in a product and each token; products of attention besides."""
-        shape, inner = self.shape, self.shape.head * self.shape.heads
-        weights = shape.layers * shape.width * (4 * inner + 8 * shape.width)
-        mixing = shape.layers * 2 * inner * shape.places
-        return 6.0 * (weights + mixing) * shape.places * self.batch * len(self.seeds)
-
     def loss(self, network: nn.Module, step: int) -> Tensor:
-        """Mean squared error of every prediction, summed over the networks."""
+        """Return the mean squared error of every prediction, summed over the networks."""
         xs, ys = self.batch_of(step)
         with torch.autocast(self.device, torch.bfloat16, enabled=self.mixed):
             predicted = network(xs, ys)
         return (predicted.float() - ys).square().mean((1, 2)).sum()
 
     def optimizers(self, network: nn.Module) -> list[Optimizer]:
-        """Muon on the matrices of the blocks, AdamW without decay on the rest."""
+        """Use Muon on the matrices of the blocks, AdamW without decay on the rest."""
         named = dict(network.named_parameters())
         inside = {n for n, p in named.items() if n.startswith("blocks.") and p.shape[1] > 1}
         inside = inside if self.scale else set()
@@ -85,18 +78,18 @@ class RegressionRecipe(EnsembleRecipe):
         return [Muon([matrices], lr=self.peak_rate), adam] if inside else [adam]
 
     def held_out(self, network: nn.Module) -> dict[str, float]:
-        """Squared distance of each network to the best predictor over d, mean over prefixes."""
+        """Return squared distances to the best predictor over d, mean over prefixes."""
         apart = (self.predict_held_out(network) - self.best).square()[:, :, 1:].mean((1, 2))
         return {f"spd_best_{i}": v for i, v in enumerate((apart / self.shape.dim).tolist())}
 
     @cached_property
     def best(self) -> Tensor:
-        """Answers of ridge with the task's own penalty to the held-out contexts."""
+        """Return answers of ridge with the task's own penalty to the held-out contexts."""
         parts = zip(*self.held_out_data, self.tasks, strict=True)
         return torch.stack([ridge(x, y, task.ridge) for x, y, task in parts])
 
     def describe(self) -> str:
-        """The text of the model card."""
+        """Write the model card."""
         count, shape = len(self.tasks), self.shape
         tokens = {"one": "one token for each pair", "two": "x and y as tokens of their own"}
         noisy = (f"noise {t.noise:g}, prior {t.prior:g}" for t in self.tasks if t.noise)
@@ -116,7 +109,7 @@ class RegressionRecipe(EnsembleRecipe):
 
 
 def recipe(name: str, device: str = "cpu") -> RegressionRecipe:
-    """The recipe of a name in ``SHIPPED``, ``MAP`` or ``PAPER``."""
+    """Make the recipe of a name in ``SHIPPED``, ``MAP`` or ``PAPER``."""
     settings = (SHIPPED | MAP | PAPER)[name]
     mixed = name in PAPER and device == "cuda"
     return RegressionRecipe.of(name, device, mixed=mixed, **settings)
@@ -142,8 +135,8 @@ def collect(trained: Path) -> None:
 
 
 def depth_width(which: str = "trained") -> dict[tuple[int, int], dict[str, list[float]]]:
-    """By layers and width, then by algorithm, the distance over d (mean over n = 1 to 16, d = 8) in
-    ten groups of 200 contexts; ``which`` is trained or untrained."""
+    """Read by layers and width, then by algorithm, the distance over d (mean over n = 1 to 16,
+    d = 8) in ten groups of 200 contexts; ``which`` is trained or untrained."""
     rows = map(json.loads, STORED.read_text(encoding="utf-8").splitlines())
     return {(row["layers"], row["width"]): row[which] for row in rows}
 

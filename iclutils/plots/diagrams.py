@@ -22,7 +22,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from torch import Tensor
 
-from ..errors import IclError
 from .figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE, canvas, name_lines
 
 PALE = "#d9d9d9"
@@ -37,26 +36,20 @@ def induction_pair(
     tokens: Sequence[str],
     previous: Float[Tensor, "dest src"],
     induction: Float[Tensor, "dest src"],
-    at: int | None = None,
-    step: int = 3,
-    told: bool = True,
 ) -> Figure:
-    """A previous-token head and an induction head at work on a sequence (Olsson et al. 2022).
+    """Draw a previous-token head and an induction head at work (Olsson et al. 2022).
 
-    Tokens below, the first head's output in the middle, the second's on top. ``at`` is the token
-    that is continued (the last unless named); attention under 0.05 is left out. Only the first
-    steps are drawn, up to ``step``; ``told`` puts them as sentences below.
+    Tokens below, the first head's output in the middle, the second's on top, the steps as sentences
+    below. The last token is continued; attention under 0.05 is left out.
 
     Example:
         >>> before, after = torch.eye(4).roll(1, 0).tril(), torch.zeros(4, 4)
         >>> after[3, 1] = 1.0
         >>> figure = diagrams.induction_pair(["fox", "ink", "oak", "fox"], before, after)
     """
-    n = _square(tokens, previous, induction)
-    at = n - 1 if at is None else at
-    found = int(induction[at].argmax())
-    before = int(previous[found].argmax())
-    texts = _pair_steps(tokens, previous, induction, at)
+    n = len(tokens)
+    at, after = n - 1, int(induction[-1].argmax())
+    before = int(previous[after].argmax())
     across = max(0.7, 0.3 + 0.075 * max(map(len, tokens)))
     width = max(6.0, across * n + 1.0)
     axes = _sheet(width, 4.1)
@@ -67,30 +60,36 @@ def induction_pair(
         for y in (middle, top):
             axes.plot(xs[i], y, "o", ms=3, color=GREY)
     for to, source in torch.nonzero(previous.tril() > 0.05).tolist():
-        chosen = (to, source) == (found, before)
+        chosen = (to, source) == (after, before)
         weight = float(previous[to, source])
         _line(axes, (xs[source], low + 0.14), (xs[to], middle), weight, BLUE if chosen else PALE)
-    for to, source in torch.nonzero(induction.tril() > 0.05).tolist() if step > 1 else ():
-        chosen = (to, source) == (at, found)
+    for to, source in torch.nonzero(induction.tril() > 0.05).tolist():
+        chosen = (to, source) == (at, after)
         weight = float(induction[to, source])
         _line(axes, (xs[source], middle), (xs[to], top), weight, ORANGE if chosen else PALE)
     note = f"after “{tokens[before]}”"
-    _box(axes, (xs[found], middle), note, 0.16 + 0.065 * len(note), BLUE)
-    if step > 2:
-        _box(axes, (xs[at], top + 0.2), tokens[found], across - 0.1, ORANGE)
-        _say(axes, (xs[at] - across / 2 - 0.05, top + 0.2), "predicted next:", "right")
-    for y, name in ((low + 0.5, PAIR[0]), (middle + 0.62, PAIR[1] if step > 1 else "")):
+    _box(axes, (xs[after], middle), note, 0.16 + 0.065 * len(note), BLUE)
+    _box(axes, (xs[at], top + 0.2), tokens[after], across - 0.1, ORANGE)
+    _say(axes, (xs[at] - across / 2 - 0.05, top + 0.2), "predicted next:", "right")
+    for y, name in zip((low + 0.5, middle + 0.62), PAIR, strict=True):
         axes.text(0.1, y, fill(name, 12), va="center", size=8, color=GREY, linespacing=1.0)
-    if told:
-        _steps(axes, texts[:step], (BLUE, ORANGE, ORANGE), width)
-    else:
-        axes.figure.set_figheight(3.1)  # type: ignore[union-attr]
-        axes.set_ylim(1.0, 4.1)
+    steps = (
+        f"1  {PAIR[0]}: “{tokens[after]}” looks one back and notes that “{tokens[before]}” "
+        f"came before it (attention {previous[after, before]:.2f}).",
+        f"2  K-composition: the note becomes a key. The last “{tokens[at]}” asks who comes after "
+        f"“{tokens[at]}”, and finds “{tokens[after]}” (attention {induction[at, after]:.2f}).",
+        f"3  {PAIR[1]}: it copies what it found, and “{tokens[after]}” is predicted next.",
+    )
+    y = 1.05
+    for text, colour in zip(steps, (BLUE, ORANGE, ORANGE), strict=True):
+        lines = fill(text, int(width * 15.5), subsequent_indent="    ")
+        axes.text(0.1, y, lines, size=8.5, va="top", color=colour, linespacing=1.25)
+        y -= 0.17 * (lines.count("\n") + 1) + 0.03
     return axes.figure  # type: ignore[return-value]
 
 
-def composition(strengths: Mapping[str, float] | None = None) -> Figure:
-    """Q-, K- and V-composition of two heads (Elhage et al. 2021), with their scores if given.
+def composition(strengths: Mapping[str, float]) -> Figure:
+    """Draw Q-, K- and V-composition of two heads (Elhage et al. 2021) and their scores.
 
     Example:
         >>> figure = diagrams.composition({"Q": 0.04, "K": 0.31, "V": 0.06})
@@ -117,8 +116,8 @@ def composition(strengths: Mapping[str, float] | None = None) -> Figure:
                 chosen = name == kind.lower()
                 _box(axes, (at, port), name, 0.22, colour if chosen else GREY)
         _box(axes, (asks, top), "head 2", 0.66)
-        score = f": {strengths[kind]:.2f}" if strengths else ""
-        _say(axes, (left + 0.5, 2.87), f"{kind}-composition{score}", size=10, weight="bold")
+        title = f"{kind}-composition: {strengths[kind]:.2f}"
+        _say(axes, (left + 0.5, 2.87), title, size=10, weight="bold")
         _say(axes, (left + 0.5, 0.4), f"head 1 writes\n{where}\n{what}", size=8)
     return axes.figure  # type: ignore[return-value]
 
@@ -127,9 +126,9 @@ def gathering(
     tokens: Sequence[str],
     saliency: Float[Tensor, "layer dest src"],
     labels: Sequence[int],
-    target: int | None = None,
+    target: int,
 ) -> Figure:
-    """Information gathered in label words, then read by the target (Wang et al. 2023).
+    """Draw information gathered in label words, then read by the target (Wang et al. 2023).
 
     Left, the strongest edges, layer by layer upwards; right, the share of a layer's saliency that
     flows into the labels, from the labels to the target, and elsewhere. More than six layers
@@ -138,10 +137,9 @@ def gathering(
     Example:
         >>> flow = torch.rand(4, 6, 6, generator=torch.Generator().manual_seed(0)).tril(-1)
         >>> words = ["good", ":", "yes", "bad", ":", "no"]
-        >>> figure = diagrams.gathering(words, flow, [2])
+        >>> figure = diagrams.gathering(words, flow, [2], 5)
     """
-    n = _square(tokens, *saliency)
-    target = n - 1 if target is None else target
+    n = len(tokens)
     flow = saliency.detach().cpu().float().abs().tril(-1)
     count = min(BANDS, len(flow))
     parts = torch.tensor_split(flow, count)
@@ -197,7 +195,7 @@ def one_prompt(
     grid: Float[Tensor, "x"],
     answers: Mapping[str, Float[Tensor, "x"]],
 ) -> Figure:
-    """A prompt as a data set, and what a learner and textbook algorithms answer to every x.
+    """Draw a prompt as a data set, and what a learner and textbook algorithms answer to every x.
 
     Left, the prompt; right, its pairs, and a line of answers over the ``grid`` for each name, the
     learner first. They are compared at the query (Akyürek et al. 2023, section 4.1).
@@ -228,7 +226,7 @@ def one_prompt(
 def descent_step(
     x: Float[Tensor, "example"], y: Float[Tensor, "example"], query: float, rate: float
 ) -> Figure:
-    """A context as a data set, and linear attention as one step of descent on it.
+    """Draw a context as a data set, and linear attention as one step of descent on it.
 
     From the weight 0, a step of size ``rate`` on the squared error gives w = rate * sum(x y). Its
     answer at the query, w * query, is a sum over examples: value y times rate * x * query, which
@@ -269,7 +267,7 @@ def dual_head(
     groups: Mapping[str, Sequence[int]],
     unit: str = "what the head gives",
 ) -> Figure:
-    """A head as a kernel smoother, and as its dual model: one number, added up in two ways.
+    """Draw a head as a kernel smoother and as its dual model: one number, added up in two ways.
 
     Above, the weights of a mean: the ``attention`` that the query gives to each token, with a
     bracket over each group but the first. Below, the same mean of ``values``, group by group: the
@@ -312,8 +310,8 @@ def patched_edge(
     clean: float, corrupt: float, patched: float, edge: tuple[str, str] = ("head 1", "head 2"),
     unit: str = "logit difference",
 ) -> Figure:  # fmt: skip
-    """One edge patched (Wang et al. 2022): the clean run, the corrupt run, the clean run in which
-    what one component passes to another is the corrupt run's; and what each of the three gives.
+    """Draw one edge patched (Wang et al. 2022): the clean run, the corrupt run, the clean run in
+    which what one component passes to another is the corrupt run's; and what each gives.
 
     Example:
         >>> figure = diagrams.patched_edge(3.2, -0.1, 1.4, ("head 0.2", "head 1.2"))
@@ -348,7 +346,7 @@ def patched_edge(
 
 
 def circuit(edges: Sequence[Edge], width: float = 6.6) -> Figure:
-    """A circuit as a graph: layers upwards, heads across, an arrow for each edge.
+    """Draw a circuit as a graph: layers upwards, heads across, an arrow for each edge.
 
     An edge is (writer, reader, effect), named as ``interp.graph`` prints them: ``embed``, ``0.2``,
     ``mlp 0``; ``q 1.2``, ``k 1.2``, ``v 1.2``, ``mlp_in 0``, ``logits``. Width is the root of the
@@ -384,31 +382,6 @@ def circuit(edges: Sequence[Edge], width: float = 6.6) -> Figure:
             axes.text(x + shift[port], y - 0.22, port, ha="center", va="center", size=8,
                       color=PORTS[port], weight="bold")  # fmt: skip
     return axes.figure  # type: ignore[return-value]
-
-
-def _pair_steps(
-    tokens: Sequence[str],
-    previous: Float[Tensor, "dest src"],
-    induction: Float[Tensor, "dest src"],
-    at: int,
-) -> list[str]:
-    """Steps of the two heads, a sentence for each."""
-    found = int(induction[at].argmax())
-    before = int(previous[found].argmax())
-    return [
-        f"1  {PAIR[0]}: “{tokens[found]}” looks one back and notes that “{tokens[before]}” "
-        f"came before it (attention {previous[found, before]:.2f}).",
-        f"2  K-composition: the note becomes a key. The last “{tokens[at]}” asks who comes after "
-        f"“{tokens[at]}”, and finds “{tokens[found]}” (attention {induction[at, found]:.2f}).",
-        f"3  {PAIR[1]}: it copies what it found, and “{tokens[found]}” is predicted next.",
-    ]
-
-
-def _square(tokens: Sequence[str], *patterns: Float[Tensor, "dest src"]) -> int:
-    n = len(tokens)
-    if shapes := [[*p.shape] for p in patterns if p.shape != (n, n)]:
-        raise IclError(f"{n} tokens need patterns of {n} x {n}, got {shapes}.")
-    return n
 
 
 def _sheet(width: float, height: float) -> Axes:
@@ -453,16 +426,6 @@ def _arrow(
         **way, "color": colour, "lw": width, "ls": style, "shrinkA": 0, "shrinkB": 0, "alpha": 0.9,
         "connectionstyle": f"arc3,rad={bend}",
     })  # fmt: skip
-
-
-def _steps(axes: Axes, texts: Sequence[str], colours: Sequence[str], width: float) -> None:
-    """Numbered sentences at the foot of a diagram."""
-    letters = int(width * 15.5)
-    y = 1.05
-    for text, colour in zip(texts, colours, strict=False):
-        lines = fill(text, letters, subsequent_indent="    ")
-        axes.text(0.1, y, lines, size=8.5, va="top", color=colour, linespacing=1.25)
-        y -= 0.17 * (lines.count("\n") + 1) + 0.03
 
 
 def _reader(name: str) -> tuple[str, str]:

@@ -61,7 +61,7 @@ STYLE: dict[Any, Any] = {
 def canvas(
     columns: int = 1, width: float = 7.0, height: float = 3.2, rows: int = 1, **ratios: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure in the book's style with ``rows`` of ``columns`` axes, row by row."""
+    """Make a figure in the book's style with ``rows`` of ``columns`` axes, row by row."""
     plt.rcParams.update(STYLE)
     style: dict[str, Any] = {"layout": "constrained", "squeeze": False, **ratios}
     figure, axes = plt.subplots(rows, columns, figsize=(width, height), **style)
@@ -69,7 +69,7 @@ def canvas(
 
 
 def headed(figure: Figure, finding: str) -> Figure:
-    """The figure under a title that states the finding, with its number.
+    """Put a title over the figure that states the finding, with its number.
 
     Example:
         >>> figure = headed(canvas()[0], "Only layer 1 matches prefixes (0.93 of its attention)")
@@ -80,14 +80,14 @@ def headed(figure: Figure, finding: str) -> Figure:
 
 
 def few_colours(png: bytes, colours: int, mode: str = "RGB") -> bytes:
-    """A PNG in so many colours, a part of its size and not told apart; RGBA keeps transparency."""
+    """Reduce a PNG to so many colours, at a part of its size; RGBA keeps transparency."""
     small = io.BytesIO()
     Image.open(io.BytesIO(png)).convert(mode).quantize(colours).save(small, "PNG", optimize=True)
     return small.getvalue()
 
 
 def ink(colour: ColorType) -> tuple[float, float, float]:
-    """A colour as text: darkened until its contrast on white is 4.5, as WCAG asks of small type.
+    """Darken a colour for text until its contrast on white is 4.5, as WCAG asks of small type.
 
     Example:
         >>> ink("#0072B2") == to_rgb("#0072B2")
@@ -103,7 +103,7 @@ def ink(colour: ColorType) -> tuple[float, float, float]:
 
 
 def _typeset(name: str) -> str:
-    """A name such as ``S_pq`` as it stands in the text, a letter with an index."""
+    """Typeset a name such as ``S_pq`` as in the text, a letter with an index."""
     return re.sub(r"^([A-Z])_([a-z]{2})$", r"$\1_{\2}$", name)
 
 
@@ -130,8 +130,8 @@ def name_lines(axes: Axes) -> None:
 def halves(
     mean: Float[Tensor, "entry"], se: Float[Tensor, "entry"], length: int, uniform: float
 ) -> Figure:
-    """Log-probability of the next token by position, the two copies in two colours; ``uniform`` is
-    that of guessing evenly."""
+    """Draw log-probability of the next token by position, the two copies in two colours;
+    ``uniform`` is that of guessing evenly."""
     figure, (axes,) = canvas(width=4.2)
     spans = {"first copy": range(length), "second copy": range(length, len(mean))}
     for (name, span), colour in zip(spans.items(), (BLUE, ORANGE), strict=True):
@@ -154,8 +154,8 @@ def _map(
     digits: int | None = None,
     **style: Any,
 ) -> AxesImage:
-    """A heat map, zero in the middle where ``low`` is below it; its names of columns turned by so
-    many degrees, its values written in with so many digits, NaN left out."""
+    """Draw a heat map, zero in the middle where ``low`` is below it; names of columns turned by so
+    many degrees, values written in with so many digits, NaN left out."""
     image = axes.imshow(values, vmin=low, vmax=high, cmap=SIGNED if low < 0 else RISING, **style)
     if len(rows):
         axes.set_yticks(range(len(rows)), rows)
@@ -173,7 +173,7 @@ def _map(
 
 
 def head_maps(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Figure:
-    """One layer x head map per score, from 0 to 1, at most five in a row; values are written in
+    """Draw one layer x head map per score, from 0 to 1, at most five in a row, values written in
     where they fit. In a place that is left over stands the colour bar."""
     rows = math.ceil(len(scores) / 5)
     columns = math.ceil(len(scores) / rows)
@@ -196,7 +196,7 @@ def head_maps(scores: Mapping[str, Float[Tensor, "layer head"]]) -> Figure:
 
 
 def attention(pattern: Float[Tensor, "dest src"], words: Sequence[str]) -> Figure:
-    """One attention pattern with its tokens: destination down, source across."""
+    """Draw one attention pattern with its tokens: destination down, source across."""
     side = max(3.6, 0.22 * len(words))
     figure, (axes,) = canvas(width=side + 0.8, height=side)
     image = _map(axes, pattern, 0.0, 1.0, words, words, turn=90)
@@ -207,8 +207,8 @@ def attention(pattern: Float[Tensor, "dest src"], words: Sequence[str]) -> Figur
 
 
 def profile(named: Mapping[str, Float[Tensor, "distance"]], marks: Mapping[str, int]) -> Figure:
-    """Mean attention by distance back, one line per head; a dotted line for each marked distance,
-    with its name above."""
+    """Draw mean attention by distance back, one line per head; a dotted line with its name for each
+    marked distance."""
     figure, (axes,) = canvas(width=4.2)
     for (name, values), *style in zip(named.items(), COLOURS, STROKES, strict=False):
         axes.plot(values, style[1], ms=3, lw=1, color=style[0], label=name)
@@ -229,8 +229,8 @@ def signed(
     rows_named: Sequence[str] = (),
     columns_named: Sequence[str] = (),
 ) -> Figure:
-    """Maps side by side, zero in the middle of a scale that they share. Values are written in where
-    they fit: a map of zeros is no empty one."""
+    """Draw maps side by side, zero in the middle of their common scale; values are written in where
+    they fit. For shares use ``shares``."""
     rows = math.ceil(len(named) / columns)
     width, height = (7.6, 2.5) if columns > 1 else (5.0, 3.6)
     figure, axes = canvas(columns, width=width, height=height * rows, rows=rows)
@@ -252,7 +252,7 @@ def shares(
     xlabel: str = "",
     ylabel: str = "",
 ) -> Figure:
-    """A map from 0 to 1, its rows and columns named, values written in; NaN is left out.
+    """Draw a map from 0 to 1, rows and columns named, values written in; NaN is left out.
 
     Example:
         >>> figure = shares(torch.eye(2), ["planted", "healthy"], ["flag", "none"])
@@ -264,20 +264,9 @@ def shares(
     return figure
 
 
-def rows(values: Mapping[str, float], xlabel: str, errors: Sequence[float] = ()) -> Figure:
-    """A bar from zero for each name, the first on top, perhaps with error bars."""
-    figure, (axes,) = canvas(width=4.2, height=0.6 + 0.24 * len(values))
-    spread = errors if any(errors) else None
-    axes.barh(list(values), list(values.values()), xerr=spread, color=BLUE, capsize=2)
-    axes.axvline(0, color=GREY, lw=1)
-    axes.invert_yaxis()
-    axes.set(xlabel=xlabel)
-    return figure
-
-
 def dots(panels: Mapping[str, Mapping[str, Mapping[str, Values]]]) -> Figure:
-    """Rows of dots, the first on top: a panel for each quantity, in it a row for each name, in it
-    every value of each series, by colour.
+    """Draw rows of dots, the first on top: a panel for each quantity, in it a row for each name, in
+    it every value of each series, by colour.
 
     Example:
         >>> cut = {"one head": {"small": [0.1, 0.2], "large": [0.2]}, "others": {"small": [1.0]}}
@@ -310,7 +299,7 @@ def bars(
     ylabel: str,
     line: float | None = None,
 ) -> Figure:
-    """Grouped bars with error bars: ``groups`` maps a series to (value, error) per label."""
+    """Draw grouped bars with error bars: ``groups`` maps a series to (value, error) per label."""
     figure, (axes,) = canvas()
     width = 0.8 / len(groups)
     where = torch.arange(len(labels), dtype=torch.float)
@@ -331,8 +320,8 @@ def bars(
 
 
 def share_errors(figure: Figure, counts: Sequence[int]) -> None:
-    """Standard errors on grouped bars that are shares, the bars of each label of so many answers;
-    a share of 0 or 1 has none and is marked."""
+    """Put standard errors on grouped bars that are shares, each label's of so many answers; a share
+    of 0 or 1 has none and is marked."""
     axes = figure.axes[0]
     for series in [*axes.containers]:
         assert isinstance(series, BarContainer)
@@ -350,7 +339,7 @@ def curves(
     in_a_row: int = 2,
     alike: bool = False,
 ) -> Figure:
-    """One panel per quantity, one line per series: (x, y), or (x, y, low, high) with a band;
+    """Draw one panel per quantity, one line per series: (x, y), or (x, y, low, high) with a band;
     ``xlabel`` is one for all, or for each.
 
     Few lines carry their names; with more, panels whose series have the same names share one
@@ -399,14 +388,14 @@ def curves(
 def by_layer(
     values: Mapping[str, Sequence[SupportsFloat] | Num[Tensor, "layer"]],
 ) -> dict[str, Line]:
-    """Lines for ``curves`` whose x is the layer, from 0."""
+    """Make lines for ``curves`` whose x is the layer, from 0."""
     return {name: (range(len(line)), [*map(float, line)]) for name, line in values.items()}
 
 
 def matrices(
     named: Mapping[str, Float[Tensor, "row column"]], labels: Sequence[str], low: float, high: float
 ) -> Figure:
-    """Square matrices side by side on one scale, values written in, the diagonal left out."""
+    """Draw square matrices side by side on one scale, values written in, the diagonal left out."""
     figure, axes = canvas(len(named), width=3.2 * len(named) + 0.6, height=3.2)
     for ax, (name, values) in zip(axes, named.items(), strict=True):
         shown = values.clone().float().fill_diagonal_(math.nan)
@@ -420,8 +409,8 @@ def matrices(
 def tables(
     named: Mapping[str, Float[Tensor, "row column"]], rows: Sequence[str], columns: Sequence[str]
 ) -> Figure:
-    """Positive tables side by side, each on a logarithmic scale of its own, values written in, the
-    smallest entry of every column framed."""
+    """Draw positive tables side by side, each on a logarithmic scale of its own, values written in,
+    the smallest entry of every column framed."""
     figure, axes = canvas(len(named), width=3.6 * len(named), height=3.2)
     turn = 30 if max(map(len, columns)) > 5 else 0
     for ax, (name, values) in zip(axes, named.items(), strict=True):

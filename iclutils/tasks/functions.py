@@ -60,10 +60,7 @@ def linear_problem(tasks: Sequence[Mapping[str, Any]]) -> Problem:
     ``tasks``; others cannot be compared with gradient descent on a linear model."""
     known = tasks[-1] if tasks else {}
     if known.get("kind") != "Problem" or known.get("link") != "linear":
-        raise IclError(
-            "These networks were not trained on linear functions; a step of gradient descent on a "
-            "linear model is nothing to compare them with. Use networks such as 'lsa-1'."
-        )
+        raise IclError("Networks trained on linear functions are needed, such as 'lsa-1'.")
     return Problem(Task(**known["task"]), known["link"], tuple(known["scales"]))
 
 

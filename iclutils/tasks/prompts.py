@@ -18,10 +18,6 @@ from torch.nn.functional import pad
 from ..errors import IclError
 
 
-class NoPrompt(IclError, IndexError):
-    """A number beyond the last prompt: refused, and the end of a loop over prompts."""
-
-
 class Role(IntEnum):
     """Purpose of a token."""
 
@@ -64,11 +60,10 @@ class Prompts:
         return self.roles != Role.PAD
 
     def __getitem__(self, rows: int | slice | Int[Tensor, "rows"]) -> Prompts:
-        """Some of the prompts, also a single one, with the padding that they all have cut off."""
+        """Take some of the prompts, or a single one, without the padding that they all have."""
         if isinstance(rows, int):
-            if not -len(self) <= rows < len(self):
-                raise NoPrompt(f"There is no prompt {rows}: there are {len(self)}.")
-            rows = slice(rows % len(self), rows % len(self) + 1)
+            rows = range(len(self))[rows]  # IndexError: the end of a loop
+            rows = slice(rows, rows + 1)
         chosen = {name: value[rows] for name, value in vars(self).items()}
         if not len(chosen["target"]):
             raise IclError("There are no prompts: give at least one.")
@@ -77,17 +72,17 @@ class Prompts:
         return Prompts(**chosen | cut)
 
     def to(self, device: str | torch.device) -> Prompts:
-        """The same prompts on another device."""
+        """Move the prompts to another device."""
         return Prompts(**{name: value.to(device) for name, value in vars(self).items()})
 
     def of_class(self) -> Bool[Tensor, "batch demo cls"]:
-        """Which demonstration shows which class."""
+        """Tell which demonstration shows which class."""
         classes = torch.arange(self.classes, device=self.demo_class.device)
         return self.demo_class[..., None] == classes
 
     def in_demonstrations(self, role: Role) -> Bool[Tensor, "batch demo pos"]:
-        """Which tokens of each demonstration have a role; formatting after a label word counts to
-        the next."""
+        """Tell which tokens of each demonstration have a role; formatting after a label word counts
+        to the next."""
         place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         begun = (self.label_pos[:, :, None] <= place).sum(1, keepdim=True)  # label words so far
         number = torch.arange(self.label_pos.shape[1], device=place.device)[:, None]
@@ -103,7 +98,7 @@ class Prompts:
     def by_demonstration(
         self, values: Shaped[Tensor, "batch *between cls"]
     ) -> Shaped[Tensor, "batch *between demo"]:
-        """The value of each demonstration's class: from class order to prompt order."""
+        """Give each demonstration the value of its class: from class order to prompt order."""
         order = self.demo_class.view(len(self), *[1] * (values.ndim - 2), -1)
         return values.gather(-1, order.expand(*values.shape[:-1], -1))
 
@@ -127,7 +122,7 @@ class Prompts:
 def leave_out(
     tokens: Int[Tensor, "batch pos"], target: Int[Tensor, "batch"], gone: Bool[Tensor, "batch pos"]
 ) -> tuple[Int[Tensor, "batch shorter"], Int[Tensor, "batch"]]:
-    """Prompts without some of their tokens, padded on the right, and their target."""
+    """Take some tokens out of prompts; return them, padded on the right, and their target."""
     order = gone.long().sort(dim=1, stable=True).indices
     place = torch.arange(gone.shape[1], device=gone.device)
     target = target - (gone & (place <= target[:, None])).sum(1)
@@ -135,7 +130,7 @@ def leave_out(
 
 
 def join(parts: Sequence[Prompts]) -> Prompts:
-    """Several batches as one, padded to the longest."""
+    """Join several batches to one, padded to the longest."""
     longest = max(p.tokens.shape[1] for p in parts)
 
     def padded(part: Prompts) -> dict[str, Tensor]:
@@ -150,15 +145,15 @@ def join(parts: Sequence[Prompts]) -> Prompts:
 def class_logits(
     prompts: Prompts, logits: Float[Tensor, "batch vocab"]
 ) -> Float[Tensor, "batch cls"]:
-    """Logits of the label words; their softmax is the prediction (Wang et al. 2023)."""
+    """Return logits of the label words; their softmax is the prediction (Wang et al. 2023)."""
     return logits.gather(1, prompts.label_words)
 
 
 def predicted_class(prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Int[Tensor, "batch"]:
-    """Class of the likeliest label word at the target."""
+    """Return the class of the likeliest label word at the target."""
     return class_logits(prompts, logits).argmax(-1)
 
 
 def correct(prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Bool[Tensor, "batch"]:
-    """Whether the likeliest label word is the query's."""
+    """Tell whether the likeliest label word is the query's."""
     return predicted_class(prompts, logits) == prompts.gold

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 from jaxtyping import Int
@@ -21,29 +20,32 @@ from .prompts import Prompts, join
 
 PAPER_SEED, PAPER_SEEDS = 42, 5  # seeds 42 .. 46 (Wang et al. 2023, section 2.1)
 EXAMPLES = 5  # of a function between words: one "shot"
-NAMES = ("topics", *text.TASKS, *words.FUNCTIONS, "recall")
+NAMES = ("topics", *text.TASKS, *words.FUNCTIONS)
+
+
+Generators = Callable[[str, int], Generator]  # by purpose and draw, as ``Session.generator``
 
 
 @dataclass(frozen=True)
 class Topics:
     """Made-up topics: every prompt has demonstrations of its own unless they are to be shared."""
 
-    generator: Callable[[str, int], Generator]
+    generator: Generators
     device: str
 
     def evaluation(self, count: int, shots: int = 1) -> Prompts:
-        """About ``count`` prompts on which accuracy and loyalty are measured."""
+        """Draw about ``count`` prompts on which accuracy and loyalty are measured."""
         generator = self.generator("evaluation", shots)
         return topics.sample(count, generator, shots=shots).to(self.device)
 
     def varied(self, count: int) -> Prompts:
-        """About ``count`` prompts with demonstrations of their own, for saliency."""
+        """Draw about ``count`` prompts with demonstrations of their own, for saliency."""
         return topics.sample(count, self.generator("varied", 0)).to(self.device)
 
     def fixed(
         self, draw: int, count: int, train_per_class: int = 0
     ) -> tuple[Prompts, Prompts | None]:
-        """``count`` queries on demonstration set number ``draw``, and others to train on, if any.
+        """Draw ``count`` queries on demonstration set ``draw``, and others to train on, if any.
 
         The texts are the hard ones, so that there are errors to explain.
         """
@@ -68,7 +70,7 @@ class Text:
 
     @property
     def most_shots(self) -> int:
-        """Per class: what the paper says fits 1024 tokens, in proportion, and rows are there."""
+        """Per class: as many as the paper says fit 1024 tokens, in proportion, and rows are."""
         labels = [label for _, label in self.train]
         rows = min(map(labels.count, range(len(self.task.label_words))))
         return min(rows, self.task.most_shots * max(1, self.context // text.CONTEXT))
@@ -81,7 +83,7 @@ class Text:
         return text.demonstrations(self.train, len(self.task.label_words), shots, seed, more)
 
     def _over_seeds(self, count: int, shown: Callable[[int, int], list[list[text.Row]]]) -> Prompts:
-        """Prompts on the paper's five seeds, an equal share of the test rows each."""
+        """Build prompts on the paper's five seeds, an equal share of the test rows each."""
         parts = []
         for seed in range(self.seed, self.seed + PAPER_SEEDS):
             rows = text.evaluation_rows(self.test, seed, ceil(count / PAPER_SEEDS))
@@ -89,19 +91,19 @@ class Text:
         return join(parts)
 
     def evaluation(self, count: int, shots: int = 1) -> Prompts:
-        """On the paper's five demonstration sets, an equal share each."""
+        """Take the paper's five demonstration sets, an equal share each."""
         shots = min(shots, self.most_shots)
         return self._over_seeds(count, lambda seed, rows: [self._shared(seed, shots)[0]] * rows)
 
     def varied(self, count: int) -> Prompts:
-        """On the paper's five seeds, an equal share each."""
+        """Take the paper's five seeds, an equal share each."""
         draw = partial(text.demonstrations_per_query, self.train, len(self.task.label_words), 1)
         return self._over_seeds(count, draw)
 
     def fixed(
         self, draw: int, count: int, train_per_class: int = 0
     ) -> tuple[Prompts, Prompts | None]:
-        """Training rows are those after the demonstrations, as many of each class."""
+        """Take as training rows those after the demonstrations, as many of each class."""
         shown, others = self._shared(self.seed + draw, 1, train_per_class)
         rows = text.evaluation_rows(self.test, self.seed + draw, count)
         asked = self._build([shown] * len(rows), rows)
@@ -110,38 +112,33 @@ class Text:
 
 @dataclass(frozen=True)
 class Words:
-    """A function between words, or recall of arbitrary pairs; methods as of topics. A shot is five
-    examples, and the classes of a prompt are its own answers."""
+    """A function between words; methods as of topics. A shot is five examples, and the classes of a
+    prompt are its own answers."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
     context: int
     device: str
-    generator: Callable[[str, int], Generator]
-    folder: str | Path | None = None
+    generator: Generators
 
     def asked(self, count: int, examples: int, generator: Generator, **options: Any) -> words.Asked:
-        """Prompts and their whole answers; ``options`` are those of ``words.ask``."""
-        given = self.tokenizer, count, examples, generator
+        """Draw prompts and their whole answers; ``options`` are those of ``words.ask``."""
         options = {"context": self.context, **options}
-        if self.name == "recall":
-            drawn = words.recall(*given, **options)
-        else:
-            drawn = words.ask(self.name, *given, **options, folder=self.folder)
+        drawn = words.ask(self.name, self.tokenizer, count, examples, generator, **options)
         return words.Asked(drawn.prompts.to(self.device), drawn.whole.to(self.device))
 
     def evaluation(self, count: int, shots: int = 1) -> Prompts:
-        """``count`` prompts."""
+        """Draw ``count`` prompts."""
         return self.asked(count, EXAMPLES * shots, self.generator("evaluation", shots)).prompts
 
     def varied(self, count: int) -> Prompts:
-        """``count`` prompts with examples of their own, for saliency."""
+        """Draw ``count`` prompts with examples of their own, for saliency."""
         return self.asked(count, EXAMPLES, self.generator("varied", 0)).prompts
 
     def fixed(
         self, draw: int, count: int, train_per_class: int = 0
     ) -> tuple[Prompts, Prompts | None]:
-        """``count`` queries on one set of examples, and training words on the same, if any."""
+        """Draw ``count`` queries on one set of examples, and training words on the same, if any."""
         both = []
         more = train_per_class * (EXAMPLES + 1)
         for number, split in (count, "test"), (more, "train"):
@@ -152,7 +149,7 @@ class Words:
         return both[0], both[1] if more else None
 
     def shared(self, sets: int, queries: int) -> Prompts:
-        """Prompts on several sets of examples, each asked several queries."""
+        """Draw prompts on several sets of examples, each asked several queries."""
         draws = [self.generator("shared", draw) for draw in range(sets)]
         parts = [self.asked(queries, EXAMPLES, draw, shared=True).prompts for draw in draws]
         return join(parts)
@@ -161,13 +158,8 @@ class Words:
 Source = Topics | Text | Words
 
 
-def known(name: str) -> bool:
-    """Whether a task has this name: one of ours, your own file, or a listed function."""
-    return name in NAMES or name.endswith(".tsv") or words.listed(name) is not None
-
-
 def suited(model: TransformerBridge, asked: str, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the tasks to put to a model: those asked for (``"sst2,trec"``), or what suits it.
+    """Return the tasks to put to a model: those asked for (``"sst2,trec"``), or what suits it.
 
     A model with the vocabulary of the made-up topics gets those, any other that would have got
     them our own sentences about films.
@@ -175,7 +167,7 @@ def suited(model: TransformerBridge, asked: str, usual: tuple[str, ...]) -> tupl
     if asked:
         names = tuple(name.strip() for name in asked.split(","))
         for name in names:
-            if not known(name):
+            if name not in NAMES:
                 raise unknown("task", name, NAMES)
         return names
     if usual == ("topics",) and model.cfg.d_vocab != topics.VOCAB:
@@ -186,18 +178,15 @@ def suited(model: TransformerBridge, asked: str, usual: tuple[str, ...]) -> tupl
 def open_source(
     task: str,
     model: TransformerBridge,
-    generator: Callable[[str, int], Generator] | None = None,
+    generator: Generators | None = None,
     seed: int = 0,
-    folder: str | Path | None = None,
     labels: str = "own",
 ) -> Source:
-    """The source of one task's prompts for one model.
+    """Open the source of one task's prompts for one model.
 
-    ``task`` is one of ``NAMES``, or your own labelled texts, a path that ends in ``.tsv``
-    (``text.read``), or a list of words in ``folder`` (``words.load``). Topics and words need a
-    generator for each purpose and draw (``Session.generator``); texts are chosen by ``seed`` alone
-    (0 for the paper's sets), their rows loaded as by ``text.load``; ``labels``: see
-    ``text.with_labels``.
+    ``task`` is one of ``NAMES``. Topics and words need a generator for each purpose and draw
+    (``Session.generator``); texts are chosen by ``seed`` alone (0 for the paper's sets);
+    ``labels``: see ``text.with_labels``. For texts of your own see ``labelled``.
 
     Example:
         >>> import torch
@@ -207,32 +196,28 @@ def open_source(
         >>> len(source.evaluation(5, 1))
         5
     """
-    listed = words.listed(task, folder) is not None
-    if not (known(task) or listed):
+    if task not in NAMES:
         raise unknown("task", task, NAMES)
     device = str(model.cfg.device)
-    if task == "topics":
-        if model.cfg.d_vocab != topics.VOCAB:
-            raise IclError(
-                f"This model has {model.cfg.d_vocab} tokens, the made-up topics {topics.VOCAB}: "
-                f"choose a text task for it ({', '.join(text.TASKS)})."
-            )
-        return Topics(_needed(generator), device)
-    reads = model_words(model), model.cfg.n_ctx, device
-    if task.endswith(".tsv"):
-        own, rows = text.read(task)
-        parts = text.part(rows, "train"), text.part(rows, "test")
-    elif task in text.TASKS:
-        own = text.TASKS[task]
-        parts = text.load(task, "train", folder), text.load(task, "test", folder)
-    else:
-        return Words(task, *reads, _needed(generator), folder)
-    own = text.with_labels(own, labels)
-    return Text(own, *reads, PAPER_SEED + PAPER_SEEDS * seed, *parts)
+    if task in text.TASKS:
+        own = text.with_labels(text.TASKS[task], labels)
+        parts = text.load(task, "train"), text.load(task, "test")
+        first = PAPER_SEED + PAPER_SEEDS * seed
+        return Text(own, model_words(model), model.cfg.n_ctx, device, first, *parts)
+    if generator is None:
+        raise IclError("These prompts are drawn at random: give a generator, as book.generator.")
+    if task in words.FUNCTIONS:
+        return Words(task, model_words(model), model.cfg.n_ctx, device, generator)
+    if model.cfg.d_vocab != topics.VOCAB:
+        raise IclError(
+            f"This model has {model.cfg.d_vocab} tokens, the made-up topics {topics.VOCAB}: "
+            f"choose a text task for it ({', '.join(text.TASKS)})."
+        )
+    return Topics(generator, device)
 
 
 def spelled(model: TransformerBridge, tokens: Int[Tensor, "token"]) -> list[str]:
-    """Words of a model's tokens; of the made-up topics their names."""
+    """Spell a model's tokens in words; those of the made-up topics by their names."""
     if model.cfg.d_vocab == topics.VOCAB:
         return [topics.NAMES[token] for token in tokens.tolist()]
     return [model_words(model).decode([token]) for token in tokens.tolist()]  # type: ignore[misc]
@@ -244,7 +229,7 @@ def labelled(
     query: str,
     answer: str = "",
 ) -> tuple[Prompts, list[str]]:
-    """One prompt of the reader's own, and its labels in the order of their classes.
+    """Build one prompt of the reader's own; return it and its labels in the order of classes.
 
     Texts with their labels, and the text to be labelled; without a right ``answer`` its class is
     the first, as a place holder. Of a label that is several tokens only the first counts.
@@ -274,9 +259,3 @@ def labelled(
     reads, context = model_words(model), model.cfg.n_ctx
     prompts = text.build(task, reads, [shown], [(query, gold)], context=context)
     return prompts.to(model.W_E.device), labels
-
-
-def _needed(generator: Callable[[str, int], Generator] | None) -> Callable[[str, int], Generator]:
-    if generator is None:
-        raise IclError("These prompts are drawn at random: give a generator, as book.generator.")
-    return generator

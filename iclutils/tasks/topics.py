@@ -47,11 +47,6 @@ class Texts:
     sibling: float = 0.15
     same: float = 0.0
 
-    def __post_init__(self) -> None:
-        shares = (self.filler, self.own, self.sibling, self.same)
-        if min(shares) < 0 or max(shares) > 1 or self.own + self.sibling > 1 + 1e-9:
-            raise IclError(f"Shares must be probabilities and own + sibling at most 1; got {self}.")
-
     def eased(self, difficulty: float) -> Texts:
         """The same, easier: difficulty 0 is one fixed word per topic, 1 is the full task."""
         return replace(
@@ -77,12 +72,9 @@ def sample(
     classes: int = 4,
     texts: Texts = FULL,
     shared: bool = False,
-    topics: Int[Tensor, "drawn cls"] | None = None,
 ) -> Prompts:
-    """Prompts of ``shots`` demonstrations per class, in random order, and a query.
-
-    ``shared`` gives all prompts the same demonstrations; ``topics`` are drawn if omitted.
-    """
+    """Draw prompts of ``shots`` demonstrations per class, in random order, and a query; ``shared``
+    gives all prompts the same demonstrations. Sequences to train on: ``stream``."""
     labels = len(LABELS.split())
     if min(count, shots) < 1 or not 2 <= classes <= min(len(TOPICS), labels):
         raise IclError(
@@ -90,9 +82,7 @@ def sample(
             f"got count={count}, shots={shots}, classes={classes}."
         )
     sets = 1 if shared else count
-    if topics is None:
-        topics = _choose(sets, len(TOPICS), classes, generator)
-    topics = topics.expand(sets, -1)
+    topics = _choose(sets, len(TOPICS), classes, generator)
     words = FIRST_LABEL + _choose(sets, classes, classes, generator)
     order = _choose(sets, classes * shots, classes * shots, generator) % classes
     parts = *_draw(topics, order, texts, generator), topics, words, order
@@ -118,7 +108,7 @@ def sample(
 def stream(
     count: int, examples: int, generator: Generator, *, texts: Texts = FULL, cues: bool = True
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch example"]]:
-    """Training sequences of examples of four classes, and the positions before their labels.
+    """Draw training sequences of examples of four classes; return the positions before labels, too.
 
     The first examples show every class once, in random order; the others are of any class.
     Without ``cues`` a label follows its text at once.
@@ -141,7 +131,7 @@ def assemble(
     labels: Int[Tensor, "batch example"],
     cues: bool = True,
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch example"]]:
-    """``BOS text : label text : label ..``, padded with BOS, and the positions before the labels.
+    """Write ``BOS text : label text : label ..``, padded with BOS; say what is before the labels.
 
     Of each text the first ``sizes`` tokens count.
     """
@@ -160,14 +150,14 @@ def assemble(
 
 
 def word_overlap(prompts: Prompts) -> Float[Tensor, "batch cls"]:
-    """Topic words that the query has in common with each class's texts, counted with repeats."""
+    """Count topic words that the query shares with each class's texts, repeats and all."""
     demo, query = _counts(prompts)
     common = torch.minimum(demo[..., :FIRST_FILLER], query[:, None, :FIRST_FILLER])
     return common.sum(-1)
 
 
 def ideal(prompts: Prompts) -> Float[Tensor, "batch cls"]:
-    """Probability of each class by Bayes' rule: topics unknown, texts as in ``FULL``.
+    """Return the probability of each class by Bayes' rule: topics unknown, texts as in ``FULL``.
 
     Sums over every assignment of distinct topics to the classes.
     """
@@ -182,7 +172,7 @@ def ideal(prompts: Prompts) -> Float[Tensor, "batch cls"]:
 
 
 def word_probabilities(texts: Texts) -> Float[Tensor, "topic word"]:
-    """Probability of every word (topic words, then fillers) in a text of each topic."""
+    """Return the probability of every word (topic words, then fillers) in texts of each topic."""
     topic = torch.arange(len(TOPICS))
     word_topic = torch.arange(FIRST_FILLER) // PER_TOPIC
     same_topic = topic[:, None] == word_topic
@@ -196,20 +186,20 @@ def word_probabilities(texts: Texts) -> Float[Tensor, "topic word"]:
 
 
 def best(scores: Float[Tensor, "batch cls"], generator: Generator) -> Int[Tensor, "batch"]:
-    """Class of the highest score; ties are broken at random."""
+    """Return the class of the highest score; ties are broken at random."""
     top = scores == scores.max(-1, keepdim=True).values
     return (top * torch.rand(scores.shape, generator=generator)).argmax(-1)
 
 
 def _choose(rows: int, total: int, wanted: int, generator: Generator) -> Tensor:
-    """``wanted`` different numbers below ``total`` in each row."""
+    """Draw ``wanted`` different numbers below ``total`` in each row."""
     return torch.rand(rows, total, generator=generator).argsort(1)[:, :wanted]
 
 
 def _draw(
     topics: Tensor, classes: Tensor, texts: Texts, generator: Generator
 ) -> tuple[Tensor, Tensor]:
-    """Texts (batch, example, longest) of the given classes, and their lengths."""
+    """Draw texts (batch, example, longest) of these classes, and their lengths."""
     lengths = texts.shortest, texts.longest + 1
     sizes = torch.randint(*lengths, tuple(classes.shape), generator=generator)
     shape = (*classes.shape, texts.longest)
@@ -228,7 +218,7 @@ def _draw(
 
 
 def _counts(prompts: Prompts) -> tuple[Tensor, Tensor]:
-    """How often each word stands in each class's demonstrations, and in the query."""
+    """Count how often each word stands in each class's demonstrations, and in the query."""
     one_hot = torch.nn.functional.one_hot(prompts.tokens, VOCAB).float()
     place = torch.arange(prompts.tokens.shape[1])
     demo = (place[None, :, None] > prompts.label_pos[:, None]).sum(-1)  # (batch, pos)

@@ -7,8 +7,6 @@ rule of spelling, so that the query alone does not say which is meant. Every thi
 
 from __future__ import annotations
 
-import json
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -69,80 +67,47 @@ class Asked(NamedTuple):
     whole: Int[Tensor, "batch longest"]
 
 
-def load(name: str, split: Split | None = None, folder: str | Path | None = None) -> list[Pair]:
-    """The pairs of a function; of no ``split``, all.
-
-    A name that is none of ours is ``NAME.json`` in ``folder``, or where the environment variable
-    ``ICLUTILS_FUNCTIONS`` says: a list of objects with ``input`` and ``output``, the format of
-    {cite}`todd2024`. Of a word that stands there twice the first line counts.
-    """
+def load(name: str, split: Split | None = None) -> list[Pair]:
+    """Return the pairs of one of ``FUNCTIONS``; of no ``split``, all. An unknown name raises."""
     if name not in FUNCTIONS:
-        return half(_outside(name, folder), split)
+        raise unknown("function", name, FUNCTIONS)
     return half([(word, answer) for word, answer in columns(*FUNCTIONS[name])], split)
 
 
 def columns(table: str, *names: str) -> list[Row]:
-    """Rows of a list: the word, then what these columns have, or rules of spelling make of it;
-    without those where one has none."""
+    """Return the rows of a list that have something in all these columns: the word, then what
+    stands there, or what a rule of spelling makes of it."""
     lines = (TABLES / f"{table}.tsv").read_text(encoding="utf-8").splitlines()
     header, *rows = (line.split("\t") for line in lines)
 
     def part(row: list[str], name: str) -> str:
         return RULES[name](row[0]) if name in RULES else row[header.index(name)]
 
-    found = [(row[0], *(part(row, name) for name in names)) for row in rows]
-    return [row for row in found if "-" not in row]
+    parts = [(row[0], *(part(row, name) for name in names)) for row in rows]
+    return [row for row in parts if "-" not in row]
 
 
 def half(rows: Sequence[Kind], split: Split | None) -> list[Kind]:
-    """The rows to train on, or those held out, every third; of no ``split``, all."""
+    """Return the rows to train on, or those held out, every third; of no ``split``, all."""
     if split is None:
         return list(rows)
     return [x for i, x in enumerate(rows) if (i % HELD_OUT == HELD_OUT - 1) == (split == "test")]
 
 
-def listed(name: str, folder: str | Path | None = None) -> Path | None:
-    """The file of a function that is none of ours, if there is one."""
-    place = folder or os.environ.get("ICLUTILS_FUNCTIONS")
-    path = Path(place) / f"{name}.json" if place else None
-    return path if path and path.is_file() else None
-
-
-def _outside(name: str, folder: str | Path | None) -> list[Pair]:
-    path = listed(name, folder)
-    if path is None:
-        error = unknown("function", name, FUNCTIONS)
-        raise IclError(f"{error} Others are read from NAME.json in the folder ICLUTILS_FUNCTIONS.")
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-        pairs = [(str(row["input"]).strip(), str(row["output"]).strip()) for row in rows]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise IclError(
-            f"{path} must be a list of objects with 'input' and 'output' "
-            f"({type(error).__name__}: {error})."
-        ) from None
-    if not pairs:
-        raise IclError(f"{path} is empty: list objects with 'input' and 'output'.")
-    for n, pair in enumerate(pairs):
-        if not all(pair) or "\n" in "".join(pair):
-            raise IclError(f"{path}, entry {n}: a word or its answer is blank or has two lines.")
-    return list({word: (word, answer) for word, answer in reversed(pairs)}.values())[::-1]
-
-
 def kept(pairs: Sequence[Pair]) -> float:
-    """Share of answers that the query holds: they begin with its first three letters, or stand
-    in it."""
+    """Return the share of answers that the query holds: they begin with its first three letters,
+    or stand in it."""
     lower = [(word.lower(), answer.lower()) for word, answer in pairs]
     return sum(a.startswith(w[:3]) or a in w for w, a in lower) / len(pairs)
 
 
-def by_list(values: Mapping[str, SupportsFloat]) -> Float[Tensor, "_"]:
-    """Means over the functions of each word list: those of one share words, and are one
-    repetition."""
-    found = defaultdict[str, list[float]](list)
+def by_list(values: Mapping[str, SupportsFloat]) -> Float[Tensor, "table"]:
+    """Return means over the functions of each word list, which share words and are one repetition;
+    what is none of ``FUNCTIONS`` stands for itself."""
+    parts = defaultdict[str, list[float]](list)
     for function, value in values.items():
-        found[FUNCTIONS.get(function, (function,))[0]].append(float(value))
-    return torch.tensor([sum(each) / len(each) for each in found.values()])
+        parts[FUNCTIONS.get(function, (function,))[0]].append(float(value))
+    return torch.tensor([sum(each) / len(each) for each in parts.values()])
 
 
 # Prompts
@@ -158,30 +123,28 @@ def ask(
     split: Split = "test",
     context: int = 1024,
     shared: bool = False,
-    new: bool = False,
     shuffled: bool = False,
-    folder: str | Path | None = None,
 ) -> Asked:
-    """``count`` prompts of a function: ``examples`` of its training pairs, and a word of ``split``.
+    """Draw ``count`` prompts of a function: ``examples`` training pairs, and a word of ``split``.
 
     Examples' answers begin with different tokens, or repeat about equally often where there are
-    too few. No example asks for the query's answer or has the query for an answer. ``shared``: all
-    prompts have the same examples. ``new``: no example shows the query's answer. ``shuffled``: the
-    examples' answers are dealt out anew, the same words and no function.
+    too few. No example has the query in it. ``shared``: all prompts have the same examples.
+    ``shuffled``: the examples' answers are dealt out anew, the same words and no function. Too few
+    pairs or too long a prompt raise. For two functions side by side see ``rivals``.
     """
     if count < 1 or examples < 0 or (shuffled and examples < 2):
         raise IclError(
             f"Need a prompt and no example at least (two, to shuffle); got count={count}, "
             f"examples={examples}."
         )
-    pool, asked = load(name, "train", folder), load(name, split, folder)
+    pool, asked = load(name, "train"), load(name, split)
     answers = list(dict.fromkeys(answer for _, answer in (*pool, *asked)))
     first = dict(zip(answers, first_tokens(_spaced(answers), tokenizer), strict=True))
 
     def fits(query: Pair, example: Pair) -> bool:
         same = example[1] == query[1]
         unclear = first[example[1]] == first[query[1]] and not same
-        return not (unclear or example[0] in query or example[1] == query[0] or (new and same))
+        return not (unclear or example[0] in query or example[1] == query[0])
 
     def chosen(fitting: Callable[[Pair], bool]) -> list[Pair]:
         """Examples in random order: one of each answer, then another of each, until enough."""
@@ -193,8 +156,7 @@ def ask(
                 same.append(pair)
         rounds = [pair for turn in zip_longest(*by_token.values()) for pair in turn if pair]
         if len(rounds) < examples:
-            few = f"{name!r} has too few pairs for {examples} examples: {len(rounds)} fit."
-            raise IclError(f"{few} Show fewer.")
+            raise IclError(f"{name!r} has too few pairs for {examples} examples: {len(rounds)} fit")
         taken = {*rounds[:examples]}
         return [pool[i] for i in order if pool[i] in taken]
 
@@ -220,32 +182,8 @@ def ask(
     return _write(tokenizer, shown, queries, labels, gold, first, context)
 
 
-def recall(
-    tokenizer: PreTrainedTokenizerBase,
-    count: int,
-    examples: int,
-    generator: Generator,
-    *,
-    split: Split = "test",
-    context: int = 1024,
-) -> Asked:
-    """Prompts of arbitrary pairs of nouns, one of which is asked again: classes are the pairs."""
-    pool = [word for word, _ in load("plural", split)]
-    first = dict(zip(pool, first_tokens(_spaced(pool), tokenizer), strict=True))
-    pool = list({first[word]: word for word in pool}.values())
-    if not 1 <= examples <= len(pool) // 2:
-        raise IclError(f"Need 1 to {len(pool) // 2} pairs to recall; got {examples}.")
-    shown, gold = [], torch.randint(examples, (count,), generator=generator).tolist()
-    for _ in range(count):
-        drawn = [pool[i] for i in torch.randperm(len(pool), generator=generator)[: 2 * examples]]
-        shown.append(list(zip(drawn[:examples], drawn[examples:], strict=True)))
-    queries = [demos[g] for demos, g in zip(shown, gold, strict=True)]
-    labels = [[answer for _, answer in demos] for demos in shown]
-    return _write(tokenizer, shown, queries, labels, gold, first, context)
-
-
 def of_both(name: str, other: str, split: Split) -> list[Row]:
-    """Words that two functions have in one half, and what each makes of them."""
+    """Return the words that two functions have in one half, and what each makes of them."""
     mine, theirs = (dict(load(each, split)) for each in (name, other))
     return [(word, mine[word], theirs[word]) for word in mine if word in theirs]
 
@@ -259,10 +197,10 @@ def rivals(
     generator: Generator,
     blank: str = "",
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"], Int[Tensor, "batch 2"]]:
-    """Prompts of a function, the same with its rival's answers, and both answers.
+    """Draw prompts of a function, the same with its rival's answers, and both answers.
 
-    Rows are a word and both answers, each a single token (of three words, three). ``blank`` stands
-    before each word. No word comes twice in a prompt; see ``ask`` for all other functions.
+    Rows are a word and both answers, each a single token (of three words, three); others are left
+    out, and too few raise. ``blank`` stands before each word. No word comes twice in a prompt.
     """
 
     def ids(text: str) -> list[int]:
@@ -295,17 +233,17 @@ def rivals(
 
 
 def _said(*rows: Row) -> set[str]:
-    """The words of rows; a row may begin with three."""
+    """Return the words of rows; a row may begin with three."""
     return {word for row in rows for part in row for word in part.split(", ")}
 
 
 def _spaced(answers: Iterable[str]) -> list[str]:
-    """Answers with the space that stands before them in a prompt."""
+    """Put before answers the space that stands there in a prompt."""
     return [f" {answer}" for answer in answers]
 
 
 def _derangement(count: int, generator: Generator) -> list[int]:
-    """A random order of ``count`` things in which none keeps its place."""
+    """Draw an order of ``count`` things in which none keeps its place."""
     while True:
         order = torch.randperm(count, generator=generator).tolist()
         if all(i != place for place, i in enumerate(order)):
@@ -313,7 +251,7 @@ def _derangement(count: int, generator: Generator) -> list[int]:
 
 
 def _forever(pairs: Sequence[Kind], generator: Generator) -> Iterator[Kind]:
-    """All pairs in random order, again and again."""
+    """Yield all pairs in random order, again and again."""
     while True:
         yield from (pairs[i] for i in torch.randperm(len(pairs), generator=generator).tolist())
 
@@ -327,7 +265,7 @@ def _write(
     first: dict[str, int],
     context: int,
 ) -> Asked:
-    """The prompts, given that in ``labels`` the classes that no example shows come last."""
+    """Write the prompts; in ``labels`` the classes that no example shows come last."""
     rows = list(zip(shown, labels, strict=True))
     parts = [_pieces(demos, word) for demos, (word, _) in zip(shown, queries, strict=True)]
     prompts = encode(

@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 
-from iclutils import IclError
 from iclutils.tasks import text
 from iclutils.tasks.prompts import Role
 
@@ -44,31 +43,3 @@ def test_prompts_come_back_from_their_tokens(name, labels, tokenizer):
         tokens = prompts.tokens[n][prompts.kept[n]].tolist()
         assert tokenizer.decode(tokens) == f"{demos}{task.cue} {test[n][0]}\n{task.answer_cue}"
     assert ((prompts.roles == Role.LABEL).sum(1) == len(shown)).all(), "labels are single tokens"
-
-
-def test_a_set_of_your_own(tmp_path):
-    path = tmp_path / "mood.tsv"
-    lines = [f"{'up' if i % 2 else 'down'}\ttext number {i}" for i in range(10)]
-    path.write_text("label\ttext\n" + "\n".join(lines) + "\n")
-    task, rows = text.read(path)
-    assert (task.title, task.classes) == ("mood", ("down", "up"))
-    assert task.label_words == (" down", " up")
-    assert rows == [(f"text number {i}", i % 2) for i in range(10)]
-    assert text.part(rows, "train") == [rows[i] for i in (0, 1, 4, 5, 8, 9)]
-    assert text.part(rows, "test") == [rows[i] for i in (2, 3, 6, 7)]
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ("good\ta\ngood\tb\nbad\tc\n", "1 texts of the class 'bad': every class needs two"),
-        ("good\ta\n\tb\n", "line 3 has no label: mend it"),
-        ("good\ta\nbad\ta\n", "line 3 has a text that stood there before"),
-        ("", "has 0 classes"),
-    ],
-)
-def test_bad_sets_say_what_to_do(tmp_path, lines, message):
-    path = tmp_path / "mine.tsv"
-    path.write_text(f"label\ttext\n{lines}")
-    with pytest.raises(IclError, match=message):
-        text.read(path)

@@ -62,7 +62,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def hand_made(monkeypatch):
-    monkeypatch.setattr(text, "load", lambda name, split, folder: rows(name, split))
+    monkeypatch.setattr(text, "load", rows)
 
 
 def read(prompts):
@@ -169,16 +169,14 @@ def test_words_shown_are_training_words_and_those_asked_held_out(reader):
     assert len({(*demos,) for *demos, _ in several}) == 3
 
 
-def test_a_file_of_your_own_and_other_labels(reader, tmp_path):
-    path = tmp_path / "mood.tsv"
-    rows = [f"{('down', 'up')[i % 2]}\tline {'abcdefgh'[i]}" for i in range(8)]
-    path.write_text("\n".join(["label\ttext", *rows]))
-    assert suited(reader, f"{path}, gerund", ("topics",)) == (str(path), "gerund")
-    prompts = open_source(str(path), reader, labels="swapped").varied(20)
+def test_other_labels(reader):
+    assert suited(reader, "tenses, gerund", ("topics",)) == ("tenses", "gerund")
+    classes = dict(text.load("tenses", "train") + text.load("tenses", "test"))
+    prompts = open_source("tenses", reader, labels="swapped").varied(20)
     for row, gold in zip(lines(prompts, reader), prompts.gold.tolist(), strict=True):
         for text_line, label_line in zip(row[:-2:2], row[1:-2:2], strict=True):
-            up = text_line[-1] in "bdfh"
-            assert label_line == f"Label: {'down' if up else 'up'}"
-        assert row[-1] == "Label:"
-        assert gold == (row[-2][-1] in "bdfh")
+            past = classes[text_line.removeprefix("Sentence: ")] == 0
+            assert label_line == f"Tense: {'Future' if past else 'Past'}"
+        assert row[-1] == "Tense:"
+        assert gold == classes[row[-2].removeprefix("Sentence: ")]
     assert open_source("sentiment", reader).evaluation(10, shots=99).label_pos.shape[1] <= 40

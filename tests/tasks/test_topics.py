@@ -39,10 +39,9 @@ def test_prompts_are_what_they_say(seed, count, shots, classes, shared):
 def test_words_come_as_often_as_their_stated_probability(texts):
     p = topics.word_probabilities(texts)
     assert torch.allclose(p.sum(1), torch.ones(12))
-    chosen = torch.tensor([[3, 7]])
-    asked = topics.sample(3000, seeded(), classes=2, texts=texts, topics=chosen)
-    is_query = (asked.roles == Role.QUERY) & (asked.tokens < topics.FIRST_LABEL)
-    words = asked.tokens[asked.gold == 1][is_query[asked.gold == 1]]
+    chosen, first = torch.full((3000, 1), 7), torch.zeros(3000, 1, dtype=torch.long)
+    drawn, sizes = topics._draw(chosen, first, texts, seeded())
+    words = drawn[:, 0][torch.arange(texts.longest) < sizes]
     counted = torch.bincount(words, minlength=topics.FIRST_LABEL).double()
     expected = p[7].double() / p[7].double().sum() * counted.sum()
     assert (counted[expected == 0] == 0).all()

@@ -1,7 +1,5 @@
 """Functions between words: the lists, and prompts whose tokens say what they hold."""
 
-import json
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -70,11 +68,10 @@ def check(asked, tokenizer, functions, true):
     seed=st.integers(0, 1000),
     split=st.sampled_from(["train", "test"]),
     shared=st.booleans(),
-    new=st.booleans(),
 )
-def test_prompts_come_back_from_their_tokens(tokenizer, name, examples, seed, split, shared, new):
+def test_prompts_come_back_from_their_tokens(tokenizer, name, examples, seed, split, shared):
     asked, again = (
-        words.ask(name, tokenizer, 4, examples, seeded(seed), split=split, shared=shared, new=new)
+        words.ask(name, tokenizer, 4, examples, seeded(seed), split=split, shared=shared)
         for _ in range(2)
     )
     check(asked, tokenizer, words.load(name), true=True)
@@ -82,8 +79,6 @@ def test_prompts_come_back_from_their_tokens(tokenizer, name, examples, seed, sp
     assert prompts.label_pos.shape == (4, examples)
     assert prompts.classes == examples + 1
     assert (prompts.demo_class == torch.arange(examples)).all(), "each answer once"
-    if new:
-        assert (prompts.gold == examples).all()
     if shared and examples:
         ends = prompts.label_pos[0, -1] + 1
         assert (prompts.tokens[:, :ends] == prompts.tokens[:1, :ends]).all()
@@ -107,20 +102,6 @@ def test_shuffled_answers_are_the_same_words(tokenizer):
 def test_functions_of_a_list_are_one_repetition():
     values = {"past": 0.0, "plural": 0.5, "gerund": 1.0, "own": 0.25}
     assert words.by_list(values).tolist() == [0.5, 0.5, 0.25]
-
-
-def test_recall_asks_for_one_of_the_pairs(tokenizer):
-    asked = words.recall(tokenizer, 20, 6, seeded(0))
-    prompts = asked.prompts
-    prompts.check()
-    assert prompts.classes == 6
-    for n in range(20):
-        *lines, last = tokenizer.decode(prompts.tokens[n][prompts.kept[n]].tolist()).split("\n")
-        pairs = dict(line.split(" -> ") for line in lines)
-        assert len({*pairs, *pairs.values()}) == 12
-        right = list(pairs).index(last.removesuffix(" ->"))
-        assert int(prompts.gold[n]) == right
-    assert len(set(prompts.gold.tolist())) > 2
 
 
 def test_whole_answers_are_what_greedy_decoding_writes(gpt2):
@@ -152,23 +133,18 @@ def test_whole_answers_are_what_greedy_decoding_writes(gpt2):
     assert right(changed) == expected
 
 
-def asked(name, count, examples, **options):
-    return words.ask(name, real_tokenizer("gpt2"), count, examples, seeded(0), **options)
-
-
-def test_answers_repeat_where_there_are_too_few(tmp_path):
+def test_answers_repeat_where_there_are_too_few(monkeypatch):
     """As many different ones as there are, all about as often, in no fixed order."""
-    pairs = [{"input": f"w{i}", "output": ("on", "off", "up")[i // 5 % 3]} for i in range(40)]
-    (tmp_path / "three.json").write_text(json.dumps(pairs))
+    pairs = [(f"w{i}", ("on", "off", "up")[i // 5 % 3]) for i in range(40)]
+    monkeypatch.setattr(words, "load", lambda name, split=None: words.half(pairs, split))
+    tokenizer = real_tokenizer("gpt2")
     for examples, counts in ((2, [1, 1]), (3, [1, 1, 1]), (5, [1, 2, 2]), (6, [2, 2, 2])):
-        found = asked("three", 8, examples, folder=tmp_path)
-        check(found, real_tokenizer("gpt2"), words.load("three", folder=tmp_path), true=True)
-        prompts = found.prompts
+        drawn = words.ask("three", tokenizer, 8, examples, seeded(0))
+        check(drawn, tokenizer, pairs, true=True)
+        prompts = drawn.prompts
         assert prompts.classes == 3
         seen = prompts.of_class().sum(1).sort(1).values
         assert (seen[:, -len(counts) :] == torch.tensor(counts)).all()
     assert len({tuple(row) for row in prompts.demo_class.tolist()}) > 2
-    new = asked("three", 8, 6, folder=tmp_path, new=True).prompts
-    assert (new.demo_class != new.gold[:, None]).all()
-    mixed = asked("three", 8, 6, folder=tmp_path, shuffled=True).prompts
+    mixed = words.ask("three", tokenizer, 8, 6, seeded(0), shuffled=True).prompts
     assert (mixed.of_class().sum(1) == 2).all()

@@ -287,7 +287,7 @@ def chapter_06(net, given):
 
 def chapter_03(net, given):
     around = (tuple(given[name].tolist()) for name in ("between", "after"))
-    form = NumberFormat(given["values"], (), (), *around)
+    form = NumberFormat(given["values"], (), *around)
     xs, ys = given["xs"].double()[..., None], given["ys"].double()
     contexts = Contexts(xs, ys, torch.zeros(2, 1))
     assert torch.equal(form.write(xs, ys)[0], given["tokens"])
