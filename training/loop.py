@@ -31,7 +31,6 @@ from tqdm.auto import tqdm
 from iclutils import zoo
 from iclutils.errors import IclError
 from iclutils.files import replacing, write_sums, write_text
-from iclutils.models.cost import amount, duration
 from iclutils.progress import bar, quiet
 
 COPIES = 4  # of the weights in memory: themselves, their gradients, two means of the optimiser
@@ -160,8 +159,8 @@ def cost(recipe: Recipe) -> str:
                 take_step(network, optimizers, recipe, step)  # it returns a number, and so is done
         seconds = (time.perf_counter() - start) * recipe.steps
         how = f"judged by {TIMED} steps on {recipe.device}"
-    said = f"{recipe.name}: {recipe.steps} steps, {duration(seconds)}, {how}"
-    return f"{said}; {amount(held)} for the weights and their training, and a batch on top"
+    said = f"{recipe.name}: {recipe.steps} steps, about {seconds:.0f} seconds, {how}"
+    return f"{said}; {held / 1e6:.0f} MB for the weights and their training, and a batch on top"
 
 
 def take_step(network: nn.Module, optimizers: list[Optimizer], recipe: Recipe, step: int) -> float:

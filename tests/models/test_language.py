@@ -113,7 +113,7 @@ def test_broken_folders_and_an_absent_network_say_what_to_do(tmp_path, monkeypat
         models.load(tmp_path)
     (tmp_path / "SHA256SUMS").unlink()
     weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(IclError, match=r"is damaged: model\.safetensors"):
+    with pytest.raises(IclError, match="could not be loaded"):
         models.load(tmp_path)
 
 
@@ -124,7 +124,6 @@ def test_a_tokenizer_is_the_model_s_own_or_given(tmp_path):
     bare = models.load(tmp_path)
     assert not any(p.requires_grad for p in bare.parameters())
     assert {p.dtype for p in bare.parameters()} == {torch.float32}
-    assert models.size(tmp_path) == 4 * sum(p.numel() for p in network.parameters())
     with pytest.raises(IclError, match=r"no tokenizer: .* as tokenizer="):
         models.tokenizer(bare)
     numbers = models.load(tmp_path, tokenizer="numbers")
