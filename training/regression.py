@@ -50,8 +50,7 @@ class RegressionRecipe(EnsembleRecipe):
         """Networks drawn from their seeds, positions as sinusoids."""
         network = InContextRegressors(self.shape, self.seeds)
         network.tasks = [asdict(task) for task in self.tasks]
-        if self.shape.block == "standard":
-            network.positions.data[:] = 0.3 * sinusoids(*network.positions.shape[1:])
+        network.positions.data[:] = 0.3 * sinusoids(*network.positions.shape[1:])
         return network
 
     def sample(self, task: Task, contexts: int, source: Generator) -> Contexts:
@@ -60,9 +59,9 @@ class RegressionRecipe(EnsembleRecipe):
 
     def operations(self) -> float:
         """Six for each weight in a product and each token; products of attention besides."""
-        shape, inner = self.shape, self.shape.head * self.shape.heads
-        weights = shape.layers * shape.width * (4 * inner + 8 * shape.width)
-        mixing = shape.layers * 2 * inner * shape.places
+        shape = self.shape
+        weights = shape.layers * 12 * shape.width**2
+        mixing = shape.layers * 2 * shape.width * shape.places
         return 6.0 * (weights + mixing) * shape.places * self.batch * len(self.seeds)
 
     def loss(self, network: nn.Module, step: int) -> Tensor:

@@ -117,7 +117,7 @@ def test_qk_matching_at_a_distance(both, distance):
         states.append(truth.turn(value, torch.full((len(rows),), float(place)).double()))
     matches, own = states[0] @ states[1].T, torch.arange(VOCAB)
     expected = [(matches.argmax(axis) == own).double().mean().item() for axis in (1, 0)]
-    got = weights.qk_matching(model, (0, 1), (2, 3), "tokens", distance)
+    got = weights.qk_matching(model, (0, 1), (2, 3), distance)
     assert got == pytest.approx(tuple(expected), abs=1e-6)
 
 
