@@ -40,15 +40,6 @@ def edge_attribution(
     The gradient of the score at the reader's input in the clean run, times the writer's change,
     summed over positions. With more than one of ``steps``, averaged over runs whose embeddings are
     1/steps, 2/steps, ... 1 of the way to the clean one.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.interp import attribution, clean_corrupt
-        >>> net = models.load("induction-0")
-        >>> task = clean_corrupt.copying(net, 4, 5, torch.Generator().manual_seed(0))
-        >>> attribution.edge_attribution(net, task).shape
-        torch.Size([11, 27, 4])
     """
     if steps < 1:
         raise IclError(f"steps must be at least 1; got {steps}.")

@@ -42,12 +42,8 @@ def run_with_hooks(
     check_tokens(model, tokens)
     seen: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Hook:
-        def store(value: Tensor, hook: object) -> Tensor:
-            seen[name] = value  # under the name asked for: hook.name may be another alias
-            return value
-
-        return name, store
+    def keep(name: str) -> tuple[str, Callable[..., None]]:
+        return name, lambda value, hook: seen.update({name: value})  # hook.name may be an alias
 
     with torch.no_grad():
         every: list[Any] = [*hooks, *map(keep, watch)]
@@ -206,7 +202,7 @@ def cut_attention(model: TransformerBridge, cut: Mapping[int, Bool[Tensor, "..."
 
 
 def check_head(model: TransformerBridge, head: Head) -> None:
-    """Refuse a head that the model does not have."""
+    """Refuse a head, (layer, head), that the model does not have."""
     if not (0 <= head[0] < model.cfg.n_layers and 0 <= head[1] < model.cfg.n_heads):
         raise IclError(
             f"There is no head {head[0]}.{head[1]}: the model has {model.cfg.n_layers} layers of "
@@ -220,8 +216,7 @@ def check_editable(model: TransformerBridge) -> None:
         raise IclError(
             "This model shows its attention only after using it, so editing the attention, or a "
             "gradient through it, would silently come to nothing. Use a model like GPT-2, "
-            "GPT-NeoX or Llama; compression and re-weighting work on this one, because they edit "
-            "keys and values."
+            "GPT-NeoX or Llama."
         )
 
 

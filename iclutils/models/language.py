@@ -65,7 +65,6 @@ def load(
     name_or_path: str | Path,
     *,
     step: int | None = None,
-    revision: str | None = None,
     device: str | torch.device = "cpu",
     tokenizer: Tokens = None,
     fold: bool = False,
@@ -76,9 +75,8 @@ def load(
     Args:
         name_or_path: a zoo name (``"induction-0"``), ``"smollm2"`` (see ``zoo.smollm2``), a
             Hugging Face folder on disk, a name in ``HUB`` (``"gpt2"``), or any ``owner/name`` of
-            the hub with ``revision``, also written ``owner/name@revision``.
+            the hub with its full 40-hex commit, ``owner/name@commit``.
         step: for a zoo model, one of its training checkpoints; the final one if omitted.
-        revision: full 40-hex commit of a hub repository; only for models not in ``HUB``.
         device: where to put it.
         tokenizer: in place of the one beside the weights; ``"numbers"`` writes token 7 as
             ``"7"``, as zoo models do. A folder without a tokenizer gives a model without one.
@@ -93,7 +91,7 @@ def load(
         (2, 4)
     """
     name = str(name_or_path)
-    folder = _folder(name, step, revision)
+    folder = _folder(name, step)
     checkpoint.refuse(folder, name)
     stored = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**30
     if stored > (free := psutil.virtual_memory().available / 2**30):
@@ -186,7 +184,7 @@ def random_init(
     return load(name_or_path, change=change, **options)
 
 
-def _folder(name: str, step: int | None, revision: str | None) -> Path:
+def _folder(name: str, step: int | None) -> Path:
     """Return the folder that holds a model; a published one is fetched."""
     if zoo.has(name):
         folder = zoo.folder(name, step)
@@ -205,8 +203,7 @@ def _folder(name: str, step: int | None, revision: str | None) -> Path:
         return folder
     if name == smollm2.NAME:
         return smollm2.folder()
-    repo, _, pinned = name.partition("@")
-    return _fetch(repo, pinned or revision)
+    return _fetch(name)
 
 
 def bos(model: TransformerBridge) -> int:
@@ -309,12 +306,12 @@ def check_name(name: str) -> None:
     if Path(name).is_dir():
         checkpoint.refuse(Path(name), name)
     elif not zoo.has(name) and name != smollm2.NAME:
-        repo, _, pinned = name.partition("@")
-        _pinned(repo, pinned or None)
+        _pinned(name)
 
 
-def _pinned(name: str, revision: str | None) -> HubModel:
+def _pinned(name: str) -> HubModel:
     """Return the pins of a hub repository; refuse a name that is neither known nor pinned."""
+    name, _, revision = name.partition("@")
     known = HUB.get(name)
     if known is None and "/" not in name:
         raise unknown(
@@ -322,20 +319,20 @@ def _pinned(name: str, revision: str | None) -> HubModel:
         )
     if name.startswith((".", "/", "~")):
         raise IclError(f"There is no folder {name!r}.")
-    if known is None and not re.fullmatch(r"[0-9a-f]{40}", revision or ""):
+    if known is None and not re.fullmatch(r"[0-9a-f]{40}", revision):
         raise IclError(
             f"{name!r} is no folder on disk, and a hub model must be pinned: write "
             f"{name}@COMMIT with the full 40-hex commit, which its page shows under 'Files and "
             f"versions'; got {revision!r}."
         )
-    if known is not None and revision not in (None, known.revision):
-        raise IclError(f"{name!r} is pinned to revision {known.revision}; leave revision out.")
-    return known or HubModel(name, str(revision), {})
+    if known is not None and revision not in ("", known.revision):
+        raise IclError(f"{name!r} is pinned to revision {known.revision}; leave yours out.")
+    return known or HubModel(name, revision, {})
 
 
-def _fetch(name: str, revision: str | None) -> Path:
+def _fetch(name: str) -> Path:
     """Download (or find in the cache) one pinned hub repository and verify it."""
-    spec = _pinned(name, revision)
+    spec = _pinned(name)
     patterns = list(spec.sha256) or ["*.json", "*.safetensors", "*.txt", "*.model"]
     try:
         folder = Path(snapshot_download(spec.repo, revision=spec.revision, allow_patterns=patterns))
