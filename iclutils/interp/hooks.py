@@ -182,21 +182,24 @@ def ablate_rows(
     return [[replace(*item) for item in masks.items()] for masks in chosen]
 
 
-def cut_attention(model: TransformerBridge, cut: Mapping[int, Bool[Tensor, "..."]]) -> list[Hook]:
+def cut_attention(
+    model: TransformerBridge, cut: Mapping[int, Bool[Tensor, "..."]], renormalise: bool = True
+) -> list[Hook]:
     """Make hooks that cut edges of attention: ``cut[layer]`` is (batch, dest, src) or with heads
     (batch, head, dest, src).
 
-    The scores become -10,000 before the softmax and the rest of the row takes over (a row without
-    any rest becomes uniform).
+    Renormalised, the scores become -10,000 before the softmax and the rest of the row takes over
+    (a row without any rest becomes uniform); otherwise the weights become 0 and nothing does.
     """
     check_editable(model)
+    part, value = ("attn_scores", CUT) if renormalise else ("pattern", 0.0)
 
     def hook_for(layer: int, edges: Tensor) -> Hook:
         edges = edges[:, None] if edges.ndim == 3 else edges
         if not 0 <= layer < model.cfg.n_layers:
             raise IclError(f"There is no layer {layer}: the model has {model.cfg.n_layers}.")
-        name = get_act_name("attn_scores", layer)
-        return name, lambda scores, hook: scores.masked_fill(edges.to(scores.device), CUT)
+        name = get_act_name(part, layer)
+        return name, lambda values, hook: values.masked_fill(edges.to(values.device), value)
 
     return [hook_for(*pair) for pair in cut.items()]
 

@@ -106,10 +106,10 @@ def qk_matching(
     queries = tokens @ model.W_Q[l2, h2]
     keys = tokens @ model.W_V[l1, h1] @ model.W_O[l1, h1] @ model.W_K[l2, h2]
     queries, keys = rotate_apart(model, l2, distance, queries, keys)
-    return _top1(queries, keys), _top1(keys, queries)
+    return top1(queries, keys), top1(keys, queries)
 
 
-def _top1(rows: Float[Tensor, "vocab d_head"], columns: Float[Tensor, "vocab d_head"]) -> float:
+def top1(rows: Float[Tensor, "vocab d_head"], columns: Float[Tensor, "vocab d_head"]) -> float:
     """Return the fraction of i with ``argmax_j rows_i . columns_j == i``, never forming all
     products."""
     own = torch.arange(len(rows), device=rows.device)

@@ -72,16 +72,20 @@ def test_resampling_from_the_same_sequences_changes_nothing(gpt2):
         assert ((under(gpt2, x, hooks) - plain).abs().max() < 1e-4) == same
 
 
-def test_cut_edges_are_left_out_of_the_softmax(gpt2):
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_cut_edges_are_left_out_of_the_softmax_or_zeroed(gpt2, renormalise):
     x, names = tokens(2, 6), [get_act_name("attn_scores", 1), get_act_name("pattern", 1)]
     cut = torch.rand(2, 6, 6, generator=seeded(0)) < 0.4
     cut &= ~torch.eye(6, dtype=torch.bool)
     heads = torch.tensor([True, False, True, False])[:, None, None]
     _, plain = run_with_hooks(gpt2, x, [], names)
     for edges in (cut, cut[:, None] & heads):
-        _, seen = run_with_hooks(gpt2, x, cut_attention(gpt2, {1: edges}), names)
+        _, seen = run_with_hooks(gpt2, x, cut_attention(gpt2, {1: edges}, renormalise), names)
         mask = edges if edges.ndim == 4 else edges[:, None]
-        expected = plain[names[0]].masked_fill(mask, -torch.inf).softmax(-1)
+        if renormalise:
+            expected = plain[names[0]].masked_fill(mask, -torch.inf).softmax(-1)
+        else:
+            expected = plain[names[1]].masked_fill(mask, 0)
         torch.testing.assert_close(seen[names[1]], expected)
 
 

@@ -2,7 +2,7 @@
 
 In chosen layers a position is cut off from everything before it, in every head. As in the paper's
 code, scores are set to -10,000 before the softmax, so the row becomes one-hot on the position
-itself; the text sets A[p, i] to 0 for i < p.
+itself; the text sets A[p, i] to 0 for i < p (``hooks.cut_attention`` with ``renormalise=False``).
 Source: Wang et al. 2023, section 2.2, figure 4."""
 
 from __future__ import annotations
