@@ -108,6 +108,7 @@ class InContextRegressors(Ensemble):
         tokens = as_tokens(xs, ys, self.shape.format)
         tokens = tokens.expand(len(self.seeds), *tokens.shape[1:])
         stream = [_linear(tokens, self.read_in) + self.positions[:, None, : tokens.shape[2]]]
+        block: Any
         for block in self.blocks:
             x = stream[-1]  # (ensemble, batch, pos, width)
             x = x + self._attention(_norm(x, block["norm_1"]), block)
